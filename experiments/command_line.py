@@ -1,0 +1,140 @@
+"""Flags from dataclasses: every field of a run is one, documented where the field is.
+
+A choice among kinds is written as the Python that prints it, as in
+``--model.norm "LayerNorm(eps=1e-6)"``; a choice per layer takes several.
+"""
+
+import contextlib
+import dataclasses
+import os
+import sys
+import types
+import typing
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NoReturn, TypeVar
+
+import tyro
+
+from jaxformer.config import from_python
+
+Run = TypeVar("Run")
+
+registry = tyro.constructors.ConstructorRegistry()
+
+
+def parse(runs: Mapping[str, Run], description: str, arguments: list[str] | None = None) -> Run:
+    """Read a run from the command line: ``[RUN] [--field value ...]``.
+
+    Args:
+        runs: Named runs; the first is the default.
+        description: Printed by --help.
+        arguments: Instead of the process's own.
+
+    Returns:
+        The named run with its fields replaced. Wrong arguments end the process with a message.
+    """
+    arguments = sys.argv[1:] if arguments is None else arguments
+    name = next(iter(runs))
+    if arguments and not arguments[0].startswith("-"):
+        name, *arguments = arguments
+        if name not in runs:
+            fail(f"There is no run {name!r}. Runs: {', '.join(runs)}.")
+    default = runs[name]
+    help_text = f"{description}\n\nRuns, named before the flags: {', '.join(runs)}. This is {name}."
+    try:
+        with registry:
+            return tyro.cli(
+                type(default),
+                default=default,
+                args=arguments,
+                prog=f"python -m {_module()} {name}",
+                description=help_text,
+            )
+    except ValueError as error:
+        fail(str(error))
+
+
+def fail(message: str) -> NoReturn:
+    """End the process with a message on standard error, status 1."""
+    print(f"error: {message}", file=sys.stderr)
+    raise SystemExit(1)
+
+
+@contextlib.contextmanager
+def readable_errors() -> Iterator[None]:
+    """End the process with the message of an expected error instead of a traceback.
+
+    Set JAXFORMER_TRACEBACK=1 to see where it was raised.
+    """
+    try:
+        yield
+    except (ValueError, OSError, ImportError) as error:
+        if os.environ.get("JAXFORMER_TRACEBACK"):
+            raise
+        fail(str(error))
+
+
+@registry.primitive_rule
+def choice(info: tyro.constructors.PrimitiveTypeInfo):
+    """Read a union of kinds, or a tuple of them, from the Python that prints it."""
+    several = typing.get_origin(info.type) is tuple
+    hint = typing.get_args(info.type)[0] if several else info.type
+    kinds = typing.get_args(hint) if _is_union(hint) else ()
+    if not any(dataclasses.is_dataclass(kind) for kind in kinds):
+        return None
+
+    def read(texts: list[str]) -> Any:
+        values = tuple(_one(text, kinds) for text in texts)
+        return values if several else values[0]
+
+    def fits(value: Any) -> bool:
+        if several:
+            return isinstance(value, tuple) and all(isinstance(item, kinds) for item in value)
+        return isinstance(value, kinds)
+
+    names = "|".join(_signature(kind) for kind in kinds)
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs="*" if several else 1,
+        metavar=f"{names} ..." if several else names,
+        instance_from_str=read,
+        is_instance=fits,
+        str_from_instance=lambda value: [repr(v) for v in (value if several else [value])],
+    )
+
+
+def _one(text: str, kinds: tuple[type, ...]) -> Any:
+    value = from_python(text, reachable(kinds))
+    if not isinstance(value, kinds):
+        names = ", ".join(_signature(kind) for kind in kinds)
+        raise ValueError(f"{text} is none of {names}.")
+    return value
+
+
+def reachable(hints: Iterable[Any]) -> dict[str, type]:
+    """The dataclasses among some types and among the types of their fields, by name."""
+    found: dict[str, type] = {}
+    waiting = list(hints)
+    while waiting:
+        hint = waiting.pop()
+        if dataclasses.is_dataclass(hint) and hint.__name__ not in found:
+            found[hint.__name__] = hint
+            waiting += typing.get_type_hints(hint).values()
+        waiting += [arg for arg in typing.get_args(hint) if not isinstance(arg, str)]
+    return found
+
+
+def _is_union(hint: Any) -> bool:
+    return typing.get_origin(hint) in (typing.Union, types.UnionType)
+
+
+def _signature(kind: type) -> str:
+    if kind is type(None):
+        return "None"
+    if not dataclasses.is_dataclass(kind):
+        return kind.__name__
+    return f"{kind.__name__}({', '.join(f.name for f in dataclasses.fields(kind))})"
+
+
+def _module() -> str:
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return spec.name if spec is not None else "experiments"

@@ -1,0 +1,40 @@
+"""Every transformer as a choice of orthogonal options, from pure functions up.
+
+    from jaxformer import functional as F       # pure functions; needs jax alone
+    from jaxformer import Transformer           # the Flax linen module
+    from jaxformer.config import TransformerConfig
+
+Nothing heavy is imported before it is used.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jaxformer.config import TransformerConfig as TransformerConfig
+    from jaxformer.generation import generate as generate
+    from jaxformer.layers import RotaryEmbedding as RotaryEmbedding
+    from jaxformer.layers import Transformer as Transformer
+
+_HOMES = {
+    "RotaryEmbedding": "jaxformer.layers",
+    "Transformer": "jaxformer.layers",
+    "TransformerConfig": "jaxformer.config",
+    "generate": "jaxformer.generation",
+}
+
+_MODULES = ("config", "costs", "data", "functional", "generation", "layers", "training")
+
+__all__ = ["RotaryEmbedding", "Transformer", "TransformerConfig", "generate"]
+
+
+def __getattr__(name: str):
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in _MODULES:
+        return importlib.import_module(f"jaxformer.{name}")
+    raise AttributeError(f"module 'jaxformer' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES, *_MODULES])

@@ -1,0 +1,49 @@
+"""What can be chosen: frozen, keyword-only dataclasses, one per design axis. No arrays.
+
+A choice among kinds is a union of small types, each owning its settings. A choice per layer is a
+tuple cycled over the layers. `TransformerConfig` puts them together and refuses what cannot be.
+"""
+
+from jaxformer.config.axes import GLU as GLU
+from jaxformer.config.axes import MLP as MLP
+from jaxformer.config.axes import Activation as Activation
+from jaxformer.config.axes import Alibi as Alibi
+from jaxformer.config.axes import BlockSparse as BlockSparse
+from jaxformer.config.axes import ClampedGEGLU as ClampedGEGLU
+from jaxformer.config.axes import FanAverage as FanAverage
+from jaxformer.config.axes import FanIn as FanIn
+from jaxformer.config.axes import FeedForward as FeedForward
+from jaxformer.config.axes import Initialiser as Initialiser
+from jaxformer.config.axes import LayerNorm as LayerNorm
+from jaxformer.config.axes import Learned as Learned
+from jaxformer.config.axes import Norm as Norm
+from jaxformer.config.axes import Normal as Normal
+from jaxformer.config.axes import Positions as Positions
+from jaxformer.config.axes import QKNorm as QKNorm
+from jaxformer.config.axes import RMSNorm as RMSNorm
+from jaxformer.config.axes import Rope as Rope
+from jaxformer.config.axes import Sinusoid as Sinusoid
+from jaxformer.config.axes import T5Bias as T5Bias
+from jaxformer.config.axes import Window as Window
+from jaxformer.config.axes import Zeros as Zeros
+from jaxformer.config.model import Decoder as Decoder
+from jaxformer.config.model import Dropout as Dropout
+from jaxformer.config.model import Embedding as Embedding
+from jaxformer.config.model import Encoder as Encoder
+from jaxformer.config.model import EncoderDecoder as EncoderDecoder
+from jaxformer.config.model import Head as Head
+from jaxformer.config.model import Initialisation as Initialisation
+from jaxformer.config.model import LayerChoice as LayerChoice
+from jaxformer.config.model import MultiHead as MultiHead
+from jaxformer.config.model import Topology as Topology
+from jaxformer.config.model import TransformerConfig as TransformerConfig
+from jaxformer.config.rope_scaling import DynamicNTK as DynamicNTK
+from jaxformer.config.rope_scaling import LinearScaling as LinearScaling
+from jaxformer.config.rope_scaling import Llama3Scaling as Llama3Scaling
+from jaxformer.config.rope_scaling import LongRope as LongRope
+from jaxformer.config.rope_scaling import NTKScaling as NTKScaling
+from jaxformer.config.rope_scaling import RopeScaling as RopeScaling
+from jaxformer.config.rope_scaling import Yarn as Yarn
+from jaxformer.config.serialization import from_json as from_json
+from jaxformer.config.serialization import from_python as from_python
+from jaxformer.config.serialization import to_json as to_json

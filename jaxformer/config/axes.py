@@ -1,0 +1,311 @@
+"""The small types: one union for each axis on which transformers differ."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal, get_args, get_type_hints
+
+from jaxformer.config.rope_scaling import RopeScaling
+
+NormParameters = Literal["none", "scale", "scale_bias"]
+Activation = Literal[
+    "relu", "relu_squared", "gelu", "gelu_tanh", "quick_gelu", "silu", "sigmoid", "identity"
+]
+RopeTarget = Literal["q", "k", "v", "o"]
+
+
+def require(condition: bool, message: str) -> None:
+    """Refuse an impossible choice with a ValueError that says why."""
+    if not condition:
+        raise ValueError(message)
+
+
+def check_literals(config: Any, path: str) -> None:
+    """Refuse a word that is none of those a field may hold, in a dataclass or those inside it."""
+    for name, hint in get_type_hints(type(config)).items():
+        value = getattr(config, name)
+        for item in value if isinstance(value, tuple) else (value,):
+            words = get_args(get_args(hint)[0] if isinstance(value, tuple) else hint)
+            if isinstance(item, str):
+                require(item in words, f"{path}.{name} is one of {list(words)}; got {item!r}.")
+            if dataclasses.is_dataclass(item):
+                check_literals(item, f"{path}.{name}")
+
+
+# Norms
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerNorm:
+    """Subtract the mean and divide by the standard deviation of each vector.
+
+    Attributes:
+        eps: Added to the variance.
+        parameters: What is learned.
+        scale_offset: Added to the stored scale; 1 for checkpoints that store scale - 1 (Nemotron).
+    """
+
+    eps: float = 1e-5
+    parameters: NormParameters = "scale_bias"
+    scale_offset: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RMSNorm:
+    """Divide each vector by its root mean square.
+
+    Attributes:
+        eps: Added to the mean square, or to its root.
+        eps_position: Whether eps stands inside or outside the root.
+        parameters: What is learned.
+        scale_offset: Added to the stored scale; 1 for checkpoints that store scale - 1 (Gemma).
+    """
+
+    eps: float = 1e-6
+    eps_position: Literal["inside", "outside"] = "inside"
+    parameters: NormParameters = "scale"
+    scale_offset: float = 0.0
+
+
+Norm = LayerNorm | RMSNorm
+
+
+@dataclass(frozen=True, kw_only=True)
+class QKNorm:
+    """Normalise queries and keys before their positions are applied.
+
+    Attributes:
+        norm: The kind of norm.
+        over: What one norm sees: "width" all heads side by side (OLMo 2), "head" each head with
+            one scale shared by all heads (Gemma 3), "each_head" each head with a scale of its own
+            (Command R+).
+    """
+
+    norm: Norm = RMSNorm()
+    over: Literal["width", "head", "each_head"] = "head"
+
+
+# Positions added to the embedding
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learned:
+    """A table with one learned vector per position.
+
+    Attributes:
+        max_length: How many positions there are.
+        offset: Rows of the table before that of position 0; 2 in OPT.
+    """
+
+    max_length: int
+    offset: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sinusoid:
+    """Sines and cosines of the position.
+
+    Attributes:
+        base: Ratio of the slowest to the fastest wavelength, nearly.
+        layout: How sines and cosines are arranged (see `functional.sinusoidal_positions`).
+        sin_first: Whether sines stand before cosines.
+        offset: Number of the first position; padding id + 1 in fairseq.
+    """
+
+    base: float = 10_000.0
+    layout: Literal["interleaved", "halves", "tensor2tensor"] = "interleaved"
+    sin_first: bool = True
+    offset: int = 0
+
+
+# Positions inside attention
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rope:
+    """Rotate feature pairs by an angle proportional to the position.
+
+    Attributes:
+        base: Ratio of the slowest to the fastest wavelength, nearly.
+        fraction: Share of each head that is rotated, the first features; the rest passes through.
+        pairing: Which features form a pair (see `functional.rotate`).
+        scaling: How positions stretch beyond the length of training.
+        targets: Which of query, key, value and output are turned; the output by the conjugate.
+    """
+
+    base: float = 10_000.0
+    fraction: float = 1.0
+    pairing: Literal["halves", "neighbours"] = "halves"
+    scaling: RopeScaling | None = None
+    targets: tuple[RopeTarget, ...] = ("q", "k")
+
+    def __post_init__(self):
+        require(
+            0 < self.fraction <= 1,
+            f"Rope.fraction is a share of the head, in (0, 1]; got {self.fraction}.",
+        )
+        require(self.base > 1, f"Rope.base must be above 1; got {self.base}.")
+        unknown = [t for t in self.targets if t not in ("q", "k", "v", "o")]
+        require(not unknown, f"Rope.targets are among q, k, v, o; got {unknown}.")
+        require(
+            len(set(self.targets)) == len(self.targets),
+            f"Rope.targets names a target twice: {self.targets}.",
+        )
+
+    def width(self, head_dim: int) -> int:
+        """Number of features of a head that are rotated."""
+        return int(head_dim * self.fraction)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alibi:
+    """Subtract slope * distance from the scores, with one slope per head.
+
+    Attributes:
+        scale: Multiplies every slope.
+    """
+
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class T5Bias:
+    """Add a learned number per head and bucket of distance; one table serves all layers.
+
+    Attributes:
+        num_buckets: Rows of the table.
+        max_distance: Distances from here on share the last bucket.
+    """
+
+    num_buckets: int = 32
+    max_distance: int = 128
+
+    def __post_init__(self):
+        require(
+            self.num_buckets >= 4 and self.num_buckets % 4 == 0,
+            f"T5Bias.num_buckets splits by sign and again by near or far, so it must be a "
+            f"positive multiple of 4; got {self.num_buckets}.",
+        )
+        require(
+            self.max_distance > self.num_buckets // 2,
+            f"T5Bias.max_distance must exceed num_buckets / 2, the distances that have a bucket "
+            f"each; got max_distance={self.max_distance}, num_buckets={self.num_buckets}.",
+        )
+
+
+Positions = Rope | Alibi | T5Bias
+
+
+# What a query may see
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockSparse:
+    """Attention between blocks of tokens, another pattern for every head (Phi-3-small).
+
+    Attributes:
+        block: Tokens of a block.
+        local_blocks: How many blocks back a query sees whole, its own included.
+        stride: Beyond them it sees every stride-th block.
+    """
+
+    block: int = 64
+    local_blocks: int = 16
+    stride: int = 8
+
+
+Window = int | BlockSparse | None
+
+
+# Feed-forward
+
+
+@dataclass(frozen=True, kw_only=True)
+class MLP:
+    """Two products with an activation between.
+
+    Attributes:
+        hidden_dim: Width between the products.
+        activation: What stands between them.
+        bias: Whether the products add a bias.
+    """
+
+    hidden_dim: int
+    activation: Activation = "gelu_tanh"
+    bias: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class GLU:
+    """A gated hidden layer: the activated gate times a second projection.
+
+    Attributes:
+        hidden_dim: Width between the products.
+        activation: What stands between them, on the gate.
+        bias: Whether the products add a bias.
+    """
+
+    hidden_dim: int
+    activation: Activation = "silu"
+    bias: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClampedGEGLU:
+    """Quick-GELU gate times (value + 1), both clamped (Phi-3-small).
+
+    Attributes:
+        hidden_dim: Width between the products.
+        limit: Largest gate, and largest value in size.
+        bias: Whether the products add a bias.
+    """
+
+    hidden_dim: int
+    limit: float = 20.0
+    bias: bool = True
+
+
+FeedForward = MLP | GLU | ClampedGEGLU
+
+
+# Initial values
+
+
+@dataclass(frozen=True, kw_only=True)
+class Normal:
+    """Normal with a fixed standard deviation.
+
+    Attributes:
+        std: The standard deviation.
+    """
+
+    std: float = 0.02
+
+
+@dataclass(frozen=True, kw_only=True)
+class FanIn:
+    """Normal with standard deviation gain / sqrt(number of inputs).
+
+    Attributes:
+        gain: 1 keeps the size of the inputs.
+    """
+
+    gain: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class FanAverage:
+    """Uniform with variance gain ** 2 / mean(number of inputs, number of outputs) (Glorot).
+
+    Attributes:
+        gain: 1 is Glorot's choice.
+    """
+
+    gain: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Zeros:
+    """All zero."""
+
+
+Initialiser = Normal | FanIn | FanAverage | Zeros

@@ -1,0 +1,309 @@
+"""`TransformerConfig`: the axes put together; combinations that cannot be are refused."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from jaxformer.config.axes import (
+    BlockSparse,
+    FanIn,
+    FeedForward,
+    Initialiser,
+    Learned,
+    Norm,
+    Normal,
+    Positions,
+    QKNorm,
+    RMSNorm,
+    Rope,
+    Sinusoid,
+    Window,
+    check_literals,
+    require,
+)
+from jaxformer.config.rope_scaling import LongRope
+
+Projection = Literal["query", "key", "value", "out"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiHead:
+    """Dot-product attention: multi-head, grouped-query or multi-query by `num_kv_heads`.
+
+    Attributes:
+        num_heads: Query heads.
+        num_kv_heads: Key and value heads; each serves num_heads / num_kv_heads query heads.
+        head_dim: Width of a head.
+        positions: How positions enter the scores, cycled over the layers.
+        windows: How far a query sees, cycled over the layers: W keys, itself included, or a
+            pattern of blocks, or everything (None).
+        scale: Multiplies the scores; None is head_dim ** -0.5.
+        logit_softcap: Scores s become c * tanh(s / c).
+        clip_qkv: Queries, keys and values are clipped to this size.
+        qk_norm: Norm of queries and keys.
+        biases: Which projections add a bias.
+        normalizer: What turns scores into weights.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    positions: tuple[Positions | None, ...] = (Rope(),)
+    windows: tuple[Window, ...] = (None,)
+    scale: float | None = None
+    logit_softcap: float | None = None
+    clip_qkv: float | None = None
+    qk_norm: QKNorm | None = None
+    biases: tuple[Projection, ...] = ()
+    normalizer: Literal["softmax", "relu"] = "softmax"
+
+    def __post_init__(self):
+        for name in ("num_heads", "num_kv_heads", "head_dim"):
+            require(getattr(self, name) > 0, f"{name} must be positive; got {getattr(self, name)}.")
+        require(
+            self.num_heads % self.num_kv_heads == 0,
+            "num_heads must be a multiple of num_kv_heads; "
+            f"got num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}.",
+        )
+        require(len(self.positions) > 0, "positions needs at least one entry; use (None,).")
+        require(len(self.windows) > 0, "windows needs at least one entry; use (None,).")
+        for window in self.windows:
+            size = window.block if isinstance(window, BlockSparse) else window
+            require(size is None or size > 0, f"A window holds at least one key; got {size}.")
+        for rope in self.positions:
+            if isinstance(rope, Rope):
+                self._check_rope(rope)
+
+    def _check_rope(self, rope: Rope) -> None:
+        width = rope.width(self.head_dim)
+        require(
+            width > 0 and width % 2 == 0,
+            "Rotary positions pair up features, so the rotated width must be even and above 0; "
+            f"got {width} of head_dim={self.head_dim} (fraction {rope.fraction}).",
+        )
+        if isinstance(rope.scaling, LongRope):
+            counts = len(rope.scaling.short), len(rope.scaling.long)
+            require(
+                counts == (width // 2, width // 2),
+                f"LongRope needs one factor per feature pair, {width // 2} of them; "
+                f"got {counts[0]} short and {counts[1]} long.",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoder:
+    """One causal stack."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encoder:
+    """One stack in which every token sees every other."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderDecoder:
+    """An encoder of the source, and a causal decoder that attends to it.
+
+    Attributes:
+        num_encoder_layers: Layers of the encoder; the model's num_layers are the decoder's.
+        source_vocab_size: Size of the source's own token table; None shares the target's.
+    """
+
+    num_encoder_layers: int
+    source_vocab_size: int | None = None
+
+
+Topology = Decoder | Encoder | EncoderDecoder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Embedding:
+    """Token vectors, and what is done to them before the first layer.
+
+    Attributes:
+        scale: Multiplies the rows of the table; sqrt(model_dim) in the first transformer.
+        positions: What is added for the position.
+        norm: Norm of the sum.
+        dim: Width of the table's rows where a projection brings them to model_dim.
+    """
+
+    scale: float = 1.0
+    positions: Learned | Sinusoid | None = None
+    norm: Norm | None = None
+    dim: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head:
+    """From the last hidden vectors to logits.
+
+        logits = softcap(multiplier * (x @ kernel + bias))
+
+    Attributes:
+        tied: Whether the kernel is the token table.
+        bias: Whether a bias is added.
+        multiplier: Multiplies the logits.
+        softcap: Logits y become c * tanh(y / c).
+        masked_ids: Token ids that never receive probability.
+    """
+
+    tied: bool = False
+    bias: bool = False
+    multiplier: float = 1.0
+    softcap: float | None = None
+    masked_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dropout:
+    """Rates at which values are dropped in training, by place.
+
+    Attributes:
+        embedding: Of the first layer's input.
+        attention: Of the attention weights.
+        feed_forward: Of the feed-forward's hidden values.
+        residual: Of what each branch adds to the residual stream.
+    """
+
+    embedding: float = 0.0
+    attention: float = 0.0
+    feed_forward: float = 0.0
+    residual: float = 0.0
+
+    def __post_init__(self):
+        for name, rate in vars(self).items():
+            require(0 <= rate < 1, f"dropout.{name} must be in [0, 1); got {rate}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Initialisation:
+    """Where parameters start. None: as `projection`.
+
+    Attributes:
+        embedding: Tables of tokens and learned positions.
+        projection: Every kernel that has no choice of its own.
+        query: Kernels of the queries.
+        key: Kernels of the keys.
+        value: Kernels of the values.
+        out: Kernels from the heads to the residual stream.
+        feed_forward_in: Kernels into the hidden values.
+        feed_forward_out: Kernels out of the hidden values.
+        head: Kernel of the logits.
+        residual: "depth" divides what writes to the residual stream by sqrt(2 * num_layers), so
+            that the stream's variance does not grow with depth.
+    """
+
+    embedding: Initialiser = Normal()
+    projection: Initialiser = FanIn()
+    query: Initialiser | None = None
+    key: Initialiser | None = None
+    value: Initialiser | None = None
+    out: Initialiser | None = None
+    feed_forward_in: Initialiser | None = None
+    feed_forward_out: Initialiser | None = None
+    head: Initialiser | None = None
+    residual: Literal["plain", "depth"] = "depth"
+
+
+class LayerChoice(NamedTuple):
+    """What one layer of the pattern uses."""
+
+    positions: Positions | None
+    window: Window
+    feed_forward: FeedForward
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerConfig:
+    """A whole model.
+
+    Attributes:
+        vocab_size: Number of token ids.
+        model_dim: Width of the residual stream.
+        num_layers: Layers of the stack (of the decoder, where there is also an encoder).
+        attention: Heads, positions and windows.
+        feed_forward: The feed-forward branch, cycled over the layers.
+        topology: Decoder, encoder, or both.
+        block: Whether branches run one after the other or side by side, and then under a norm each
+            or a shared one.
+        norm: The kind of norm.
+        placement: Where norms stand: before a branch, after the sum, around a branch, or after a
+            branch.
+        final_norm: Whether a norm follows the last layer of each stack.
+        embedding: From token ids to vectors.
+        head: From vectors to logits.
+        dropout: Rates in training.
+        initialisation: Where parameters start.
+    """
+
+    vocab_size: int
+    model_dim: int
+    num_layers: int
+    attention: MultiHead
+    feed_forward: tuple[FeedForward, ...]
+    topology: Topology = Decoder()
+    block: Literal["serial", "parallel", "parallel_shared_norm"] = "serial"
+    norm: Norm = RMSNorm()
+    placement: Literal["pre", "post", "sandwich", "branch_out"] = "pre"
+    final_norm: bool = True
+    embedding: Embedding = Embedding()
+    head: Head = Head()
+    dropout: Dropout = Dropout()
+    initialisation: Initialisation = Initialisation()
+
+    def __post_init__(self):
+        check_literals(self, type(self).__name__)
+        for name in ("vocab_size", "model_dim", "num_layers"):
+            require(getattr(self, name) > 0, f"{name} must be positive; got {getattr(self, name)}.")
+        require(len(self.feed_forward) > 0, "feed_forward needs at least one entry.")
+        for choice in self.feed_forward:
+            require(choice.hidden_dim > 0, f"hidden_dim must be positive; got {choice.hidden_dim}.")
+        require(
+            not (self.block == "parallel" and self.placement == "post"),
+            "A parallel block adds both branches at once, so a norm after the sum sees one value: "
+            'placement "post" goes with block "parallel_shared_norm" (one norm), not "parallel".',
+        )
+        require(
+            not isinstance(self.embedding.positions, Sinusoid) or self.model_dim % 2 == 0,
+            f"Sinusoid pairs sines with cosines, so model_dim must be even; got {self.model_dim}.",
+        )
+        outside = [i for i in self.head.masked_ids if not 0 <= i < self.vocab_size]
+        require(
+            not outside,
+            f"head.masked_ids must be below vocab_size={self.vocab_size}; got {outside}.",
+        )
+
+    @property
+    def period(self) -> int:
+        """Number of layers after which the per-layer choices repeat."""
+        a = self.attention
+        return math.lcm(len(a.positions), len(a.windows), len(self.feed_forward))
+
+    def layer(self, index: int) -> LayerChoice:
+        """The choices of one layer, counted from 0."""
+        a = self.attention
+        return LayerChoice(
+            a.positions[index % len(a.positions)],
+            a.windows[index % len(a.windows)],
+            self.feed_forward[index % len(self.feed_forward)],
+        )
+
+    @property
+    def residual_divisor(self) -> float:
+        """What the initial values of projections into the residual stream are divided by."""
+        depth = self.initialisation.residual == "depth"
+        return math.sqrt(2 * self.num_layers) if depth else 1.0
+
+    @property
+    def max_length(self) -> int | None:
+        """Longest sequence the parameters allow, or None where any length works."""
+        positions = self.embedding.positions
+        return positions.max_length if isinstance(positions, Learned) else None
+
+    def tiny(self) -> TransformerConfig:
+        """The same design at a size for tests: widths and depth shrink, every axis stays."""
+        from jaxformer.config.tiny import tiny
+
+        return tiny(self)

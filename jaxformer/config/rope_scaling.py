@@ -1,0 +1,97 @@
+"""Ways to stretch rotary positions beyond the length a model was trained on."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearScaling:
+    """Divide every frequency by the same number (position interpolation).
+
+    Attributes:
+        factor: By how much the context grows.
+    """
+
+    factor: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class NTKScaling:
+    """Raise the base so that the slowest frequency is divided by `factor`, the fastest by 1.
+
+    Attributes:
+        factor: By how much the context grows.
+    """
+
+    factor: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class DynamicNTK:
+    """NTK with a factor that grows with the length of the sequence.
+
+    Attributes:
+        factor: How fast it grows.
+        original_max_length: Longest text in training; up to it nothing changes.
+    """
+
+    factor: float
+    original_max_length: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Llama3Scaling:
+    """Divide slow frequencies by `factor`, keep fast ones, interpolate between (Llama 3.1).
+
+    Attributes:
+        factor: By how much the context grows.
+        low_freq_factor: Pairs with fewer turns over the training length are divided.
+        high_freq_factor: Pairs with more turns are kept.
+        original_max_length: Longest text in training.
+    """
+
+    factor: float
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_length: int = 8192
+
+
+@dataclass(frozen=True, kw_only=True)
+class Yarn:
+    """Interpolate by the number of turns each pair makes over the training length.
+
+    Attributes:
+        factor: By how much the context grows.
+        original_max_length: Longest text in training.
+        beta_fast: Pairs with more turns are kept.
+        beta_slow: Pairs with fewer turns are divided by `factor`.
+        attention_factor: Multiplies rotated queries and keys; None takes 0.1 * ln(factor) + 1.
+    """
+
+    factor: float
+    original_max_length: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongRope:
+    """One divisor per feature pair, found by search.
+
+    Attributes:
+        short: Divisors for texts up to `original_max_length`.
+        long: Divisors for longer texts.
+        original_max_length: Longest text in training.
+        max_length: Longest text after the extension.
+        attention_factor: Multiplies rotated queries and keys; None takes
+            sqrt(1 + ln(max_length / original_max_length) / ln(original_max_length)).
+    """
+
+    short: tuple[float, ...]
+    long: tuple[float, ...]
+    original_max_length: int
+    max_length: int
+    attention_factor: float | None = None
+
+
+RopeScaling = LinearScaling | NTKScaling | DynamicNTK | Llama3Scaling | Yarn | LongRope

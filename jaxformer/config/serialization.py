@@ -1,0 +1,153 @@
+"""Any frozen dataclass of choices to text and back: JSON, and the Python that `repr` prints."""
+
+import ast
+import dataclasses
+import json
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def to_json(config: Any, *, indent: int | None = None) -> str:
+    """Write a configuration as JSON; a dataclass carries its type's name under "type"."""
+    return json.dumps(_encode(config), indent=indent)
+
+
+def from_json(kind: type[T], text: str) -> T:
+    """Rebuild what `to_json` wrote.
+
+    Args:
+        kind: The dataclass that was written.
+        text: Its JSON.
+
+    Raises:
+        ValueError: A field is unknown or missing, or a value does not fit its type; the path to it
+            is named.
+    """
+    return _decode(kind, json.loads(text), kind.__name__)
+
+
+def from_python(text: str, kinds: Mapping[str, type]) -> Any:
+    """Read a choice from the Python that prints it, such as ``"LayerNorm(eps=1e-6)"``.
+
+    Nothing is executed but the constructors in `kinds`.
+
+    Args:
+        text: A literal, or a call of one of `kinds` with keywords.
+        kinds: Constructors by name.
+
+    Raises:
+        ValueError: The text is not of that form, or names something else.
+    """
+
+    def build(node: ast.expr) -> Any:
+        match node:
+            case ast.Call(func=ast.Name(id=name), args=[], keywords=keywords) if name in kinds:
+                return _construct(kinds[name], {str(k.arg): build(k.value) for k in keywords})
+            case ast.Tuple(elts=items):
+                return tuple(build(item) for item in items)
+        try:
+            return ast.literal_eval(node)
+        except ValueError:
+            shown = ast.unparse(node)
+            raise ValueError(
+                f"Cannot read {shown!r}: expected a number, a string, None, or one of "
+                f"{', '.join(sorted(kinds))} with keywords, such as RMSNorm(eps=1e-6)."
+            ) from None
+
+    try:
+        return build(ast.parse(text.strip(), mode="eval").body)
+    except SyntaxError:
+        raise ValueError(f"Cannot read {text!r} as a choice.") from None
+
+
+def _construct(kind: type, values: dict[str, Any]) -> Any:
+    fields = [f.name for f in dataclasses.fields(kind)]
+    unknown = [name for name in values if name not in fields]
+    if unknown:
+        raise ValueError(
+            f"{kind.__name__} has no field {', '.join(unknown)}; it has {', '.join(fields)}."
+        )
+    missing = [name for name in _required(kind) if name not in values]
+    if missing:
+        raise ValueError(f"{kind.__name__} needs {', '.join(missing)}.")
+    value = kind(**values)
+    return from_json(kind, to_json(value))  # which checks each value against its type
+
+
+def _required(kind: Any) -> list[str]:
+    """Fields without a default."""
+    return [
+        f.name
+        for f in dataclasses.fields(kind)
+        if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+    ]
+
+
+def _encode(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        fields = {f.name: _encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {"type": type(value).__name__, **fields}
+    if isinstance(value, tuple):
+        return [_encode(item) for item in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return str(value)
+
+
+def _decode(hint: Any, data: Any, path: str) -> Any:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return _decode(_pick(args, data, path), data, path)
+    if dataclasses.is_dataclass(hint):
+        return _decode_dataclass(hint, data, path)
+    if origin is tuple:
+        if not isinstance(data, list):
+            raise ValueError(f"{path}: expected a list, got {data!r}.")
+        return tuple(_decode(args[0], item, f"{path}[{i}]") for i, item in enumerate(data))
+    if origin is typing.Literal:
+        if data not in args:
+            raise ValueError(f"{path}: expected one of {list(args)}, got {data!r}.")
+        return data
+    if hint is float and type(data) is int:
+        return float(data)
+    if hint in (int, float, bool, str, type(None)):
+        if type(data) is not hint:
+            raise ValueError(f"{path}: expected {hint.__name__}, got {data!r}.")
+        return data
+    return hint(data)
+
+
+def _pick(options: tuple, data: Any, path: str) -> Any:
+    """The member of a union that `data` was written from."""
+    if isinstance(data, dict):
+        names = [o.__name__ for o in options if dataclasses.is_dataclass(o)]
+        for option in options:
+            if dataclasses.is_dataclass(option) and option.__name__ == data.get("type"):
+                return option
+        raise ValueError(f"{path}: expected one of {names}, got type {data.get('type')!r}.")
+    if data is None and type(None) in options:
+        return type(None)
+    plain = [o for o in options if o is not type(None) and not dataclasses.is_dataclass(o)]
+    for option in plain:
+        if type(data) is option or (isinstance(data, list) and typing.get_origin(option) is tuple):
+            return option
+    if not plain:
+        raise ValueError(f"{path}: expected an object with a type, got {data!r}.")
+    return plain[0]
+
+
+def _decode_dataclass(kind: Any, data: Any, path: str) -> Any:
+    if not isinstance(data, dict) or data.get("type") != kind.__name__:
+        raise ValueError(f"{path}: expected an object of type {kind.__name__}, got {data!r}.")
+    hints = typing.get_type_hints(kind)
+    unknown = sorted(set(data) - set(hints) - {"type"})
+    if unknown:
+        raise ValueError(f"{path}: {kind.__name__} has no field {', '.join(unknown)}.")
+    missing = [name for name in _required(kind) if name not in data]
+    if missing:
+        raise ValueError(f"{path}: {kind.__name__} lacks {', '.join(missing)}.")
+    return kind(**{n: _decode(hints[n], v, f"{path}.{n}") for n, v in data.items() if n != "type"})

@@ -1,0 +1,138 @@
+"""Shrink a configuration for tests: every axis stays, every width and depth becomes small."""
+
+import math
+from dataclasses import replace
+from itertools import groupby
+from typing import TypeVar
+
+from jaxformer.config.axes import BlockSparse, Learned, Positions, Rope, T5Bias, Window
+from jaxformer.config.model import Embedding, EncoderDecoder, Head, MultiHead, TransformerConfig
+from jaxformer.config.rope_scaling import DynamicNTK, Llama3Scaling, LongRope, RopeScaling, Yarn
+
+VOCABULARY = 128
+HEAD_DIM = 16
+HIDDEN = 88
+WINDOW = 6
+LENGTH = 64
+LONGEST_PATTERN = 8
+
+T = TypeVar("T")
+
+
+def tiny(config: TransformerConfig) -> TransformerConfig:
+    """Keep the kind of every choice; shrink its size.
+
+    Head counts keep whether they are a power of two and how they are grouped, the model width
+    keeps whether it equals the heads side by side, depth keeps a whole pattern and whether layers
+    are left over after it, and scales that follow from a width follow from the new one.
+    """
+    attention = _tiny_attention(config.attention)
+    heads_width = attention.num_heads * attention.head_dim
+    was_square = config.attention.num_heads * config.attention.head_dim == config.model_dim
+    model_dim = heads_width if was_square else heads_width - HEAD_DIM
+    feed_forward = tuple(
+        replace(choice, hidden_dim=HIDDEN) for choice in _short_pattern(config.feed_forward)
+    )
+    period = math.lcm(len(attention.positions), len(attention.windows), len(feed_forward))
+    left_over = config.num_layers % config.period != 0
+    topology = config.topology
+    if isinstance(topology, EncoderDecoder):
+        source = None if topology.source_vocab_size is None else VOCABULARY + 3
+        topology = replace(topology, num_encoder_layers=2, source_vocab_size=source)
+    vocab_size = min(config.vocab_size, VOCABULARY)
+    return replace(
+        config,
+        vocab_size=vocab_size,
+        model_dim=model_dim,
+        num_layers=max(2, period) + (1 if left_over else 0),
+        attention=attention,
+        feed_forward=feed_forward,
+        topology=topology,
+        embedding=_tiny_embedding(config.embedding, config.model_dim, model_dim),
+        head=_tiny_head(config.head, config.model_dim, model_dim, vocab_size),
+    )
+
+
+def _tiny_attention(attention: MultiHead) -> MultiHead:
+    heads, kv_heads = attention.num_heads, attention.num_kv_heads
+    few = 4 if heads & (heads - 1) == 0 else 6
+    return replace(
+        attention,
+        num_heads=few,
+        num_kv_heads=few if kv_heads == heads else 1 if kv_heads == 1 else 2,
+        head_dim=HEAD_DIM,
+        positions=tuple(_tiny_positions(p) for p in _short_pattern(attention.positions)),
+        windows=tuple(_tiny_window(w) for w in _short_pattern(attention.windows)),
+    )
+
+
+def _tiny_positions(positions: Positions | None) -> Positions | None:
+    match positions:
+        case Rope(scaling=None):
+            return positions
+        case Rope(scaling=scaling):
+            return replace(
+                positions, scaling=_tiny_scaling(scaling, positions.width(HEAD_DIM) // 2)
+            )
+        case T5Bias():
+            return replace(positions, num_buckets=8, max_distance=14)
+    return positions
+
+
+def _tiny_scaling(scaling: RopeScaling, pairs: int) -> RopeScaling:
+    match scaling:
+        case DynamicNTK() | Llama3Scaling() | Yarn():
+            return replace(scaling, original_max_length=LENGTH // 4)
+        case LongRope(short=short, long=long):
+            step = len(short) / pairs
+            kept = [int(i * step) for i in range(pairs)]
+            return replace(
+                scaling,
+                short=tuple(short[i] for i in kept),
+                long=tuple(long[i] for i in kept),
+                original_max_length=LENGTH // 4,
+                max_length=LENGTH,
+            )
+    return scaling
+
+
+def _tiny_window(window: Window) -> Window:
+    if isinstance(window, BlockSparse):
+        return BlockSparse(block=4, local_blocks=2, stride=3)
+    return None if window is None else min(window, WINDOW)
+
+
+def _tiny_embedding(embedding: Embedding, before: int, after: int) -> Embedding:
+    positions = embedding.positions
+    if isinstance(positions, Learned):
+        positions = replace(positions, max_length=LENGTH)
+    factorised = embedding.dim is not None
+    return replace(
+        embedding,
+        scale=_follow_width(embedding.scale, before, after),
+        positions=positions,
+        dim=after // 2 if factorised else None,
+    )
+
+
+def _tiny_head(head: Head, before: int, after: int, vocab_size: int) -> Head:
+    return replace(
+        head,
+        multiplier=_follow_width(head.multiplier, before, after),
+        masked_ids=(vocab_size - 1,) if head.masked_ids else (),
+    )
+
+
+def _follow_width(scale: float, before: int, after: int) -> float:
+    """A scale that is a power of the model's width is that power of the new width."""
+    for power in (0.5, -0.5):
+        if math.isclose(scale, before**power, rel_tol=1e-2):
+            return after**power
+    return scale
+
+
+def _short_pattern(pattern: tuple[T, ...]) -> tuple[T, ...]:
+    """A pattern spelled out layer by layer, as long as the model, keeps one entry per run."""
+    if len(pattern) <= LONGEST_PATTERN:
+        return pattern
+    return tuple(key for key, _ in groupby(pattern))

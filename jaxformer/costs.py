@@ -1,0 +1,211 @@
+"""What a model costs, as arithmetic on its configuration: parameters, FLOPs, bytes.
+
+Nothing is built or compiled, so a model of any size can be planned on paper. A multiply and an add
+count as two FLOPs; norms, activations and softmax, a percent or so, are left out.
+"""
+
+from jaxformer import config as c
+
+TRAINING_FACTOR = 3  # the backward pass multiplies by each kernel twice: for inputs and for kernels
+
+
+def parameters(config: c.TransformerConfig) -> int:
+    """Number of learned numbers.
+
+    Args:
+        config: The model.
+
+    Returns:
+        The exact count; a tied head counts once.
+    """
+    d, topology, embedding, head = config.model_dim, config.topology, config.embedding, config.head
+    width = embedding.dim or d
+    total = config.vocab_size * width
+    if embedding.dim is not None:
+        total += 2 * width * d  # into the model and out of it
+    if isinstance(embedding.positions, c.Learned):
+        total += (embedding.positions.max_length + embedding.positions.offset) * d
+    if embedding.norm is not None:
+        total += _norm(embedding.norm, d)
+    if not head.tied:
+        total += width * config.vocab_size
+    if head.bias:
+        total += config.vocab_size
+    total += _stack(config, config.num_layers, cross=isinstance(topology, c.EncoderDecoder))
+    if isinstance(topology, c.EncoderDecoder):
+        total += _stack(config, topology.num_encoder_layers, cross=False)
+        if topology.source_vocab_size is not None:
+            total += _source_embedding(config, topology.source_vocab_size)
+    return total
+
+
+def forward_flops(config: c.TransformerConfig, length: int, source_length: int = 0) -> int:
+    """FLOPs of one forward pass over one sequence.
+
+        sum over products of 2 * rows * inputs * outputs
+
+    Attention counts every key a window holds, without the half that causality would save, as is
+    usual in reports of utilisation (Chowdhery et al., PaLM, 2022. arXiv:2204.02311, appendix B).
+
+    Args:
+        config: The model.
+        length: Tokens of the sequence (of the target, for an encoder-decoder).
+        source_length: Tokens of the source.
+
+    Returns:
+        FLOPs of the matrix products.
+    """
+    d, width = config.model_dim, config.embedding.dim
+    total = 2 * length * (width or d) * config.vocab_size
+    if width is not None:
+        total += 2 * length * 2 * width * d
+    cross = isinstance(config.topology, c.EncoderDecoder)
+    for i in range(config.num_layers):
+        total += _layer_flops(config, config.layer(i), length)
+        total += _attention_flops(config, length, source_length, None) if cross else 0
+    if isinstance(config.topology, c.EncoderDecoder):
+        total += 0 if width is None else 2 * source_length * width * d
+        for i in range(config.topology.num_encoder_layers):
+            total += _layer_flops(config, config.layer(i), source_length)
+    return total
+
+
+def training_flops_per_token(config: c.TransformerConfig, length: int) -> float:
+    """FLOPs of forward and backward pass per token of a sequence of `length`, for decoders."""
+    return TRAINING_FACTOR * forward_flops(config, length) / length
+
+
+def cache_bytes(
+    config: c.TransformerConfig, length: int, *, batch: int = 1, bytes_per_number: int = 2
+) -> int:
+    """Bytes of keys and values kept while generating.
+
+        batch * layers * min(length, window) * 2 * kv_heads * head_dim * bytes_per_number
+
+    Args:
+        config: The model.
+        length: Tokens so far, prompt included.
+        batch: Sequences side by side.
+        bytes_per_number: 2 for bfloat16.
+
+    Returns:
+        Bytes over all layers; layers with a window keep no more than it. Cross-attention, whose
+        keys and values depend on the source alone, is not counted.
+    """
+    a = config.attention
+    kept = sum(_keys(config.layer(i).window, length) for i in range(config.num_layers))
+    return batch * kept * 2 * a.num_kv_heads * a.head_dim * bytes_per_number
+
+
+def activation_bytes(
+    config: c.TransformerConfig,
+    batch: int,
+    length: int,
+    *,
+    remat: str = "none",
+    bytes_per_number: int = 4,
+) -> int:
+    """Bytes that the forward pass keeps for the backward pass: an estimate for planning.
+
+    Per token and layer, with D, F, N, K, H as in `shapes`: "full" keeps the block's input, D;
+    "dots" also the results of its products; "none" also what the norms, the activation and the
+    softmax need, and the T probabilities of each head.
+
+    Args:
+        config: The model.
+        batch: Sequences.
+        length: Tokens of each.
+        remat: As in `layers.Mode`.
+        bytes_per_number: 4 for float32 computation, 2 for bfloat16.
+
+    Returns:
+        Bytes of the layers, and of the float32 logits with their gradient. The compiler may keep
+        less than this (it fuses) or more (its working space); within a factor of 2 in our tests.
+    """
+    tokens = batch * length
+    per_token = 0
+    for i in range(config.num_layers):
+        choice = config.layer(i)
+        per_token += _kept_per_token(config, choice, length, remat)
+    logits = 2 * 4 * tokens * config.vocab_size
+    return tokens * per_token * bytes_per_number + logits
+
+
+def _kept_per_token(
+    config: c.TransformerConfig, choice: c.LayerChoice, length: int, remat: str
+) -> int:
+    a, d, hidden = config.attention, config.model_dim, choice.feed_forward.hidden_dim
+    heads, kv = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
+    into = 1 if isinstance(choice.feed_forward, c.MLP) else 2
+    products = heads + 2 * kv + d + into * hidden + d
+    if remat == "full":
+        return d
+    if remat == "dots":
+        return d + products
+    probabilities = 2 * a.num_heads * length
+    return d + products + 3 * d + heads + kv + into * hidden + probabilities
+
+
+def _keys(window: c.Window, length: int) -> int:
+    return min(length, window) if isinstance(window, int) else length
+
+
+def _attention_flops(
+    config: c.TransformerConfig, length: int, memory_length: int, window: c.Window
+) -> int:
+    a, d = config.attention, config.model_dim
+    heads, kv = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
+    projections = length * 2 * d * heads + memory_length * 2 * d * kv
+    scores_and_mixing = 2 * length * _keys(window, memory_length) * heads
+    return 2 * (projections + scores_and_mixing)
+
+
+def _layer_flops(config: c.TransformerConfig, choice: c.LayerChoice, length: int) -> int:
+    products = 2 if isinstance(choice.feed_forward, c.MLP) else 3
+    feed_forward = 2 * length * products * config.model_dim * choice.feed_forward.hidden_dim
+    return _attention_flops(config, length, length, choice.window) + feed_forward
+
+
+def _norm(norm: c.Norm, width: int) -> int:
+    return {"none": 0, "scale": 1, "scale_bias": 2}[norm.parameters] * width
+
+
+def _attention(config: c.TransformerConfig) -> int:
+    a, d = config.attention, config.model_dim
+    heads, kv = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
+    widths = {"query": heads, "key": kv, "value": kv, "out": d}
+    total = d * (heads + 2 * kv) + heads * d + sum(widths[name] for name in a.biases)
+    if a.qk_norm is not None:
+        one = 2 * a.head_dim if a.qk_norm.over == "head" else heads + kv
+        total += _norm(a.qk_norm.norm, one)
+    return total
+
+
+def _feed_forward(config: c.TransformerConfig, choice: c.FeedForward) -> int:
+    into = 1 if isinstance(choice, c.MLP) else 2
+    total = (into + 1) * config.model_dim * choice.hidden_dim
+    return total + (into * choice.hidden_dim + config.model_dim if choice.bias else 0)
+
+
+def _stack(config: c.TransformerConfig, num_layers: int, *, cross: bool) -> int:
+    d = config.model_dim
+    branches = 3 if cross else 2
+    norms = {"pre": 1, "post": 1, "branch_out": 1, "sandwich": 2}[config.placement]
+    norms *= 1 if config.block == "parallel_shared_norm" else branches
+    layer = norms * _norm(config.norm, d) + (branches - 1) * _attention(config)
+    total = num_layers * layer
+    total += sum(_feed_forward(config, config.layer(i).feed_forward) for i in range(num_layers))
+    if config.final_norm:
+        total += _norm(config.norm, d)
+    tables = {p for p in config.attention.positions if isinstance(p, c.T5Bias)}
+    return total + sum(t.num_buckets * config.attention.num_heads for t in tables)
+
+
+def _source_embedding(config: c.TransformerConfig, vocab_size: int) -> int:
+    d, embedding = config.model_dim, config.embedding
+    total = vocab_size * (embedding.dim or d)
+    if embedding.dim is not None:
+        total += embedding.dim * d
+    if isinstance(embedding.positions, c.Learned):
+        total += (embedding.positions.max_length + embedding.positions.offset) * d
+    return total + (0 if embedding.norm is None else _norm(embedding.norm, d))

@@ -1,0 +1,133 @@
+"""Batches as a pure function of (seed, step)."""
+
+from collections.abc import Iterator
+from operator import index
+from typing import NamedTuple, SupportsIndex
+
+import numpy as np
+from jaxtyping import Bool, Int32
+
+from jaxformer.data.extras import import_extra
+from jaxformer.data.rows import PackedRows
+
+
+class Batch(NamedTuple):
+    """Rows side by side; inputs, what they predict, and where that counts.
+
+    Attributes:
+        tokens: Inputs.
+        targets: The token after each input.
+        positions: Place of each input in its document, as far as its row reaches back.
+        segments: Document of each input within its row, from 1; 0 is padding.
+        mask: True where the target counts. It is then of the input's document, of which the end of
+            text that closes it is the last token.
+    """
+
+    tokens: Int32[np.ndarray, "B T"]
+    targets: Int32[np.ndarray, "B T"]
+    positions: Int32[np.ndarray, "B T"]
+    segments: Int32[np.ndarray, "B T"]
+    mask: Bool[np.ndarray, "B T"]
+
+
+class Batches:
+    """Endless batches of packed rows: ``batches[step]`` depends on the arguments and step alone.
+
+    Every epoch has each row once, in an order of its own; a batch may span the end of one and the
+    beginning of the next, and is longer than an epoch if ``batch_size`` exceeds the number of rows.
+    Any step costs the same, so a run resumes by continuing with the next step. Iterating begins at
+    step 0.
+    """
+
+    def __init__(
+        self,
+        rows: PackedRows,
+        *,
+        batch_size: int,
+        seed: int,
+        shuffle: bool = True,
+        local: slice | None = None,
+    ):
+        """Prepare to draw.
+
+        Args:
+            rows: What to draw from.
+            batch_size: Rows of a global batch.
+            seed: From 0 to ``2**32 - 1``.
+            shuffle: False takes the rows in their order, epoch after epoch.
+            local: The part of each global batch to give, for one of many hosts.
+
+        Raises:
+            ValueError: There are no rows, or a number is out of range.
+            ImportError: ``grain`` is not installed.
+        """
+        _check(rows, batch_size)
+        if not 0 <= seed < 1 << 32:
+            raise ValueError(f"seed must lie between 0 and {(1 << 32) - 1}; got {seed}.")
+        indices = import_extra("grain").MapDataset.source(range(len(rows))).seed(seed)
+        if shuffle:
+            indices = indices.shuffle()
+        self._indices = indices.repeat().batch(batch_size)
+        self._rows = rows
+        self._local = slice(None) if local is None else local
+
+    def __getitem__(self, step: SupportsIndex) -> Batch:
+        if index(step) < 0:
+            raise ValueError(f"step must be at least 0; got {step}.")
+        return _gather(self._rows, self._indices[index(step)][self._local])
+
+    def __iter__(self) -> Iterator[Batch]:
+        step = 0
+        while True:
+            yield self[step]
+            step += 1
+
+
+def evaluation_batches(rows: PackedRows, *, batch_size: int) -> Iterator[Batch]:
+    """Give every row once, in order, in batches of one shape.
+
+    The last batch is filled with rows whose targets do not count.
+
+    Args:
+        rows: What to go through.
+        batch_size: Rows of a batch.
+
+    Returns:
+        An iterator of ``ceil(len(rows) / batch_size)`` batches.
+
+    Raises:
+        ValueError: There are no rows, or the batch size is below 1.
+    """
+    _check(rows, batch_size)
+    return _in_order(rows, batch_size)
+
+
+def _in_order(rows: PackedRows, batch_size: int) -> Iterator[Batch]:
+    for first in range(0, len(rows), batch_size):
+        batch = _gather(rows, np.arange(first, min(first + batch_size, len(rows))))
+        fill = ((0, batch_size - len(batch.tokens)), (0, 0))
+        yield Batch(
+            tokens=np.pad(batch.tokens, fill, constant_values=rows.end_of_text),
+            targets=np.pad(batch.targets, fill, constant_values=rows.end_of_text),
+            positions=np.pad(batch.positions, fill),
+            segments=np.pad(batch.segments, fill),
+            mask=np.pad(batch.mask, fill),
+        )
+
+
+def _check(rows: PackedRows, batch_size: int) -> None:
+    if not len(rows):
+        raise ValueError("There are 0 rows to draw batches from.")
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1; got {batch_size}.")
+
+
+def _gather(rows: PackedRows, indices: np.ndarray) -> Batch:
+    tokens, segments, positions = (x.astype(np.int32) for x in rows[indices])
+    return Batch(
+        tokens=tokens[:, :-1],
+        targets=tokens[:, 1:],
+        positions=positions,
+        segments=segments,
+        mask=segments > 0,
+    )

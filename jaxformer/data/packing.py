@@ -1,0 +1,221 @@
+"""Documents to packed rows, tokenised once and kept in memory-mapped files."""
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Bool, UInt
+
+from jaxformer.data.corpus import Document
+from jaxformer.data.rows import PackedRows, pack_stream
+from jaxformer.data.tokenizers import Tokenizer
+
+# Raised whenever the layout of rows or files changes, so that older caches are not found.
+FORMAT = 1
+METADATA = "metadata.json"
+TOKENS_AT_ONCE = 1 << 20
+TEXTS_AT_ONCE = 64
+
+
+def pack(
+    documents: Sequence[Document],
+    tokenizer: Tokenizer,
+    *,
+    row_length: int,
+    folder: str | Path,
+) -> PackedRows:
+    """Tokenise documents into rows, or open the rows if that was done before.
+
+    The layout is that of `jaxformer.data.rows`. The files lie in a subfolder of ``folder`` whose
+    name is a digest of the texts, the tokenizer, the row length and `FORMAT`. It appears there
+    complete or not at all, also when several processes write it at once; one that was damaged
+    since is written anew, with a warning. While writing, the tokens of all documents are in memory.
+
+    Args:
+        documents: At least one.
+        tokenizer: Its vocabulary decides between 16 and 32 bits per token.
+        row_length: Inputs of a row.
+        folder: Where caches are kept; made if it is not there.
+
+    Returns:
+        The rows, memory-mapped.
+
+    Raises:
+        ValueError: The row length is below 1, or there is nothing to pack.
+        OSError: Writing failed. A full disk is reported with the folder and the bytes needed.
+            Nothing partial is left.
+    """
+    if row_length < 1:
+        raise ValueError(f"row_length must be at least 1; got {row_length}.")
+    if not documents:
+        raise ValueError("There are 0 documents to pack.")
+    final = Path(folder) / _digest(documents, tokenizer, row_length=row_length)
+    if final.exists():
+        try:
+            return open_packed(final)
+        except ValueError as error:
+            warnings.warn(f"Packing again: {error}", stacklevel=2)
+    stream, starts = _stream(documents, tokenizer)
+    metadata = {
+        "end_of_text": tokenizer.end_of_text,
+        "num_documents": len(documents),
+        "num_bytes": sum(len(document.text.encode()) for document in documents),
+        "num_targets": len(stream) - 1,
+    }
+    layout = _layout(len(stream), stream.dtype, row_length=row_length)
+    try:
+        with _appearing(final) as partial:
+            _write(partial, stream, starts, layout=layout, metadata=metadata)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        needed = sum(dtype.itemsize * rows * width for dtype, (rows, width) in layout.values())
+        message = f"No space left in {folder}: the packed rows need {needed} bytes"
+        raise OSError(error.errno, message) from error
+    return open_packed(final)
+
+
+def open_packed(folder: str | Path) -> PackedRows:
+    """Open the rows of one folder that `pack` wrote.
+
+    The sizes of the files are checked, and the metadata by a checksum; the tokens are not read.
+
+    Args:
+        folder: The subfolder itself.
+
+    Returns:
+        The rows, memory-mapped.
+
+    Raises:
+        ValueError: The folder holds no rows, or its files are not as they were written.
+    """
+    folder = Path(folder)
+    try:
+        saved = json.loads((folder / METADATA).read_bytes())
+        checksum, content = saved["checksum"], saved["content"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{folder} holds no packed rows: {METADATA} cannot be read.") from error
+    if _checksum(content) != checksum:
+        raise ValueError(f"{folder} is damaged: {METADATA} does not match its checksum {checksum}.")
+    if content["format"] != FORMAT:
+        raise ValueError(f"{folder} has format {content['format']}; this version reads {FORMAT}.")
+    arrays = {}
+    for name, size in content["files"].items():
+        path = folder / name
+        found = path.stat().st_size if path.is_file() else 0
+        if found != size:
+            raise ValueError(f"{folder} is damaged: {name} has {found} of {size} bytes.")
+        arrays[path.stem] = np.load(path, mmap_mode="r")
+    return PackedRows(**arrays, **content["metadata"])
+
+
+def _digest(documents: Sequence[Document], tokenizer: Tokenizer, *, row_length: int) -> str:
+    digest = hashlib.sha256(f"{FORMAT} {row_length} {tokenizer.to_json()}".encode())
+    for document in documents:
+        data = document.text.encode()
+        # The length keeps two documents apart from one that joins them.
+        digest.update(f" {len(data)} ".encode() + data)
+    return digest.hexdigest()[:32]
+
+
+def _stream(
+    documents: Sequence[Document], tokenizer: Tokenizer
+) -> tuple[UInt[np.ndarray, " N"], Bool[np.ndarray, " N"]]:
+    """All tokens, and where documents begin; the last end of text begins none."""
+    dtype = _unsigned(tokenizer.vocab_size)
+    end = np.array([tokenizer.end_of_text], dtype)
+    parts, starts, place = [end], [], 0
+    for first in range(0, len(documents), TEXTS_AT_ONCE):
+        batch = documents[first : first + TEXTS_AT_ONCE]
+        for tokens in tokenizer.encode_batch([document.text for document in batch]):
+            parts += [tokens.astype(dtype), end]
+            starts.append(place)
+            place += len(tokens) + 1
+    opens = np.zeros(place + 1, bool)
+    opens[starts] = True
+    return np.concatenate(parts), opens
+
+
+def _unsigned(count: int) -> np.dtype:
+    """16 or 32 bits, whichever hold the numbers below ``count``."""
+    return np.dtype(np.uint16 if count <= 1 << 16 else np.uint32)
+
+
+def _layout(length: int, dtype: np.dtype, *, row_length: int) -> dict:
+    """Type and shape of each array of a stream's rows."""
+    rows = -(-(length - 1) // row_length)
+    places = (_unsigned(row_length + 1), (rows, row_length))
+    return {"tokens": (dtype, (rows, row_length + 1)), "segments": places, "positions": places}
+
+
+@contextlib.contextmanager
+def _appearing(final: Path) -> Iterator[Path]:
+    """A folder to write into, which becomes ``final`` at the end, whole, or goes."""
+    partial = final.with_name(f".{final.name}.{secrets.token_hex(8)}")
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        _publish(partial, final)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _publish(partial: Path, final: Path) -> None:
+    if final.exists():
+        try:
+            open_packed(final)
+        except ValueError:
+            shutil.rmtree(final)
+        else:
+            return
+    try:
+        os.rename(partial, final)
+    except OSError:
+        # If it is there now, another process was faster, with the same content.
+        if not final.exists():
+            raise
+
+
+def _write(
+    folder: Path,
+    stream: UInt[np.ndarray, " N"],
+    starts: Bool[np.ndarray, " N"],
+    *,
+    layout: dict,
+    metadata: dict[str, int],
+) -> None:
+    num_rows, row_length = layout["segments"][1]
+    step = max(1, TOKENS_AT_ONCE // row_length)
+    end_of_text = metadata["end_of_text"]
+    with contextlib.ExitStack() as stack:
+        # Not memory maps: on a full disk, writing to one ends the process by a signal.
+        files = {name: stack.enter_context(open(folder / f"{name}.npy", "wb")) for name in layout}
+        for name, (dtype, shape) in layout.items():
+            header = {"descr": dtype.str, "fortran_order": False, "shape": shape}
+            np.lib.format.write_array_header_1_0(files[name], header)
+        for row in range(0, num_rows, step):
+            part = slice(row * row_length, (row + step) * row_length + 1)
+            packed = pack_stream(
+                stream[part], starts[part], row_length=row_length, end_of_text=end_of_text
+            )
+            for name, array in packed._asdict().items():
+                files[name].write(np.ascontiguousarray(array, layout[name][0]).data)
+        for file in files.values():
+            file.flush()
+            os.fsync(file.fileno())
+    sizes = {f"{name}.npy": (folder / f"{name}.npy").stat().st_size for name in layout}
+    content = {"format": FORMAT, "files": sizes, "metadata": metadata}
+    saved = {"checksum": _checksum(content), "content": content}
+    (folder / METADATA).write_text(json.dumps(saved, indent=1))
+
+
+def _checksum(content: object) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

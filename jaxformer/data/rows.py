@@ -1,0 +1,105 @@
+"""The layout of packed rows.
+
+The stream is one end of text, then every document followed by one end of text::
+
+    E a a a E b b E c c c c E
+
+so an end of text is the target that closes one document and the input that opens the next. Rows of
+``row_length + 1`` tokens are cut from it, each beginning with the last token of the one before.
+Inputs are ``row[:-1]``, targets ``row[1:]``; thus every token of every document, its first
+included, and every closing end of text is a target exactly once. What a token may be predicted from
+is cut at the start of its document and at the start of its row.
+
+Segments and positions belong to the inputs. Segments count the documents of a row from 1; positions
+count from 0 at the end of text that opens a document, and from 0 at the start of a row. Only
+the last row may be short: it is filled with end of text in segment 0, which has no targets.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Integer
+
+
+class Row(NamedTuple):
+    """One row, or several with leading axes.
+
+    Attributes:
+        tokens: Inputs and targets, one token more than inputs.
+        segments: Document of each input within its row, from 1; 0 is padding.
+        positions: Place of each input in its document, from 0, as far as its row reaches back.
+    """
+
+    tokens: Integer[np.ndarray, "*rows T+1"]
+    segments: Integer[np.ndarray, "*rows T"]
+    positions: Integer[np.ndarray, "*rows T"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PackedRows:
+    """Packed documents; ``rows[i]`` is a `Row`, ``rows[[i, j]]`` several.
+
+    Attributes:
+        segments: As in `Row`, of all rows.
+        positions: As in `Row`, of all rows.
+        tokens: As in `Row`, of all rows.
+        end_of_text: The token that fills the last row.
+        num_documents: Documents packed.
+        num_bytes: Bytes of their text in UTF-8, the denominator of bits per byte:
+            ``sum of -log2 p(target) / num_bytes``.
+        num_targets: Targets that count: the documents' tokens and one end of text for each.
+    """
+
+    segments: Integer[np.ndarray, "R T"]
+    positions: Integer[np.ndarray, "R T"]
+    tokens: Integer[np.ndarray, "R T+1"]
+    end_of_text: int
+    num_documents: int
+    num_bytes: int
+    num_targets: int
+
+    @property
+    def row_length(self) -> int:
+        """Inputs of a row."""
+        return self.segments.shape[1]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __getitem__(self, index: int | np.integer | list[int] | np.ndarray) -> Row:
+        return Row(self.tokens[index], self.segments[index], self.positions[index])
+
+
+def pack_stream(
+    stream: Integer[np.ndarray, " N"],
+    starts: Bool[np.ndarray, " N"],
+    *,
+    row_length: int,
+    end_of_text: int,
+) -> Row:
+    """Cut a stream of tokens into rows that overlap by one token.
+
+    ``tokens[i] = stream[i * row_length : (i + 1) * row_length + 1]``
+
+    Args:
+        stream: At least two tokens.
+        starts: Where a document begins.
+        row_length: Inputs of a row.
+        end_of_text: What fills the last row.
+
+    Returns:
+        ``ceil((N - 1) / row_length)`` rows.
+    """
+    num_inputs = len(stream) - 1
+    num_rows = -(-num_inputs // row_length)
+    fill = num_rows * row_length - num_inputs
+    filled = np.pad(stream, (0, fill), constant_values=end_of_text)
+    tokens = np.lib.stride_tricks.sliding_window_view(filled, row_length + 1)[::row_length]
+    opens = np.pad(starts[:num_inputs], (0, fill)).reshape(num_rows, row_length)
+    opens[:, 0] = True
+    places = np.broadcast_to(np.arange(row_length), opens.shape)
+    segments = np.cumsum(opens, axis=1)
+    positions = places - np.maximum.accumulate(np.where(opens, places, 0), axis=1)
+    is_input = (np.arange(opens.size) < num_inputs).reshape(opens.shape)
+    return Row(tokens, np.where(is_input, segments, 0), np.where(is_input, positions, 0))

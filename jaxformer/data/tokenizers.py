@@ -1,0 +1,234 @@
+"""Text to integers and back: bytes, or byte-level BPE through Hugging Face ``tokenizers``."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from operator import index
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, SupportsIndex, TypeAlias, runtime_checkable
+
+import numpy as np
+from jaxtyping import Int32
+
+from jaxformer.data.extras import import_extra
+
+if TYPE_CHECKING:
+    import tokenizers
+
+END_OF_TEXT = "<|endoftext|>"
+
+# How text is cut before pieces are merged; no piece crosses a cut. Punctuation, a word with the one
+# character before it, numbers of up to three digits, and a line end with the punctuation before it
+# and the indentation after it. On the standard library (mean of four held-out twentieths, bytes per
+# token with 2048 and 4096 pieces): this 3.22 and 3.70; without the punctuation before a line end
+# 3.13 and 3.56; GPT-2's pattern 3.10 and 3.49; GPT-4's 3.04 and 3.46.
+PIECES = (
+    r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]+[ \t]*"
+    r"|\s*[\r\n]+[ \t]*| ?[^\s\p{L}\p{N}]+|\s+"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByteLevel:
+    """One token per byte of UTF-8; nothing to train, nothing to install."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BPE:
+    """Byte-level byte pair encoding, trained on the corpus.
+
+    Attributes:
+        vocab_size: At most this many tokens, of which 256 are the bytes and one ends a text.
+    """
+
+    vocab_size: int = 2048
+
+    def __post_init__(self) -> None:
+        if self.vocab_size < 257:
+            raise ValueError(
+                "vocab_size must be at least 257, 256 bytes and the end of text; "
+                f"got {self.vocab_size}."
+            )
+
+
+TokenizerConfig: TypeAlias = ByteLevel | BPE
+
+
+@runtime_checkable
+class Tokenizer(Protocol):
+    """What turns text into integers below ``vocab_size`` and back.
+
+    ``end_of_text`` is an integer that no text encodes to, even one that spells it out. Decoding
+    leaves it out, and replaces what is not UTF-8 by U+FFFD.
+    """
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def end_of_text(self) -> int: ...
+
+    def encode(self, text: str) -> Int32[np.ndarray, " T"]: ...
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]: ...
+
+    def decode(self, ids: Iterable[SupportsIndex]) -> str: ...
+
+    def to_json(self) -> str: ...
+
+    def save(self, folder: str | Path) -> None: ...
+
+
+class ByteTokenizer:
+    """The 256 bytes of UTF-8, then the end of text."""
+
+    vocab_size = 257
+    end_of_text = 256
+
+    def encode(self, text: str) -> Int32[np.ndarray, " T"]:
+        """Write a text as its bytes."""
+        return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Encode many texts."""
+        return [self.encode(text) for text in texts]
+
+    def decode(self, ids: Iterable[SupportsIndex]) -> str:
+        """Read bytes as text."""
+        kept = [i for i in _checked(ids, self.vocab_size) if i != self.end_of_text]
+        return bytes(kept).decode(errors="replace")
+
+    def to_json(self) -> str:
+        """Write everything that `tokenizer_from_json` needs."""
+        return json.dumps({"type": "ByteTokenizer"})
+
+    def save(self, folder: str | Path) -> None:
+        """Write ``tokenizer.json`` into a folder, for `load_tokenizer`."""
+        _write(folder, "tokenizer.json", self.to_json())
+
+
+class BPETokenizer:
+    """A Hugging Face tokenizer with its end of text.
+
+    One that `train_bpe` made gives back every text it encodes. One from elsewhere may normalise.
+    """
+
+    def __init__(self, backend: "tokenizers.Tokenizer", *, end_of_text: str = END_OF_TEXT):
+        """Take over a tokenizer, and switch off its truncation, padding and added special tokens.
+
+        Args:
+            backend: The tokenizer.
+            end_of_text: Its special token that ends a text.
+
+        Raises:
+            ValueError: The vocabulary has no such token.
+        """
+        backend.no_truncation()
+        backend.no_padding()
+        # A text that spells out a special token must not become one.
+        backend.encode_special_tokens = True
+        ids = backend.get_vocab(with_added_tokens=True)
+        if end_of_text not in ids:
+            raise ValueError(f"None of the {len(ids)} tokens is the end of text {end_of_text!r}.")
+        self._backend = backend
+        self._end_name = end_of_text
+        self.end_of_text: int = ids[end_of_text]
+        # Not the number of tokens: a vocabulary may have gaps.
+        self.vocab_size: int = max(ids.values()) + 1
+
+    def encode(self, text: str) -> Int32[np.ndarray, " T"]:
+        """Cut a text into pieces."""
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Encode many texts, on all cores."""
+        found = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(encoding.ids, np.int32) for encoding in found]
+
+    def decode(self, ids: Iterable[SupportsIndex]) -> str:
+        """Join pieces to text, special tokens left out."""
+        return self._backend.decode(_checked(ids, self.vocab_size), skip_special_tokens=True)
+
+    def to_json(self) -> str:
+        """Write everything that `tokenizer_from_json` needs."""
+        backend = json.loads(self._backend.to_str())
+        return json.dumps(
+            {"type": "BPETokenizer", "end_of_text": self._end_name, "tokenizer": backend}
+        )
+
+    def save(self, folder: str | Path) -> None:
+        """Write the two files of a Hugging Face folder, for `load_tokenizer` and for others."""
+        _write(folder, "tokenizer.json", self._backend.to_str())
+        settings = {"eos_token": self._end_name, "tokenizer_class": "PreTrainedTokenizerFast"}
+        _write(folder, "tokenizer_config.json", json.dumps(settings))
+
+
+def build_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
+    """Make the tokenizer a configuration asks for.
+
+    Args:
+        config: Which.
+        texts: What to train it on, if it is trained; never held-out text.
+
+    Returns:
+        The tokenizer.
+    """
+    match config:
+        case ByteLevel():
+            return ByteTokenizer()
+        case BPE(vocab_size=vocab_size):
+            return train_bpe(texts, vocab_size=vocab_size)
+
+
+def train_bpe(texts: Iterable[str], *, vocab_size: int) -> BPETokenizer:
+    """Learn byte-level byte pair encoding: join the most frequent pair, again and again.
+
+    Every text can be encoded and comes back unchanged. Equal texts give equal tokenizers.
+
+    Args:
+        texts: What to count pairs in.
+        vocab_size: Tokens to end with, at least 257. A small corpus runs out of pairs before.
+
+    Returns:
+        The tokenizer; token 0 is the end of text, the bytes follow, then the pieces by age.
+
+    Raises:
+        ValueError: ``vocab_size`` is too small.
+        ImportError: ``tokenizers`` is not installed.
+
+    References:
+        Sennrich, Haddow and Birch, Neural Machine Translation of Rare Words with Subword Units,
+        2016, arXiv:1508.07909, section 3.2.
+        Radford et al., Language Models are Unsupervised Multitask Learners, 2019, section 2.2
+        (over bytes).
+    """
+    BPE(vocab_size=vocab_size)
+    hf = import_extra("tokenizers")
+    backend = hf.Tokenizer(hf.models.BPE())
+    backend.pre_tokenizer = hf.pre_tokenizers.Sequence(
+        [
+            hf.pre_tokenizers.Split(hf.Regex(PIECES), "isolated"),
+            hf.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    backend.decoder = hf.decoders.ByteLevel()
+    trainer = hf.trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=sorted(hf.pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    backend.train_from_iterator(texts, trainer)
+    return BPETokenizer(backend)
+
+
+def _checked(ids: Iterable[SupportsIndex], vocab_size: int) -> list[int]:
+    checked = [index(i) for i in ids]
+    if bad := [i for i in checked if not 0 <= i < vocab_size]:
+        raise ValueError(f"Tokens run from 0 to {vocab_size - 1}; got {bad[0]}.")
+    return checked
+
+
+def _write(folder: str | Path, name: str, text: str) -> None:
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    (Path(folder) / name).write_text(text, encoding="utf-8")

@@ -1,0 +1,184 @@
+"""Activation functions, elementwise, and the gated pairs of the feed-forward layer.
+
+A gated activation takes two projections of the same input. ``gate`` goes through the
+nonlinearity and ``value`` through nothing: ``gate`` is `gate_proj` of a Hugging Face checkpoint and
+``xW`` of the GLU paper, ``value`` is `up_proj` and ``xV``. The product is symmetric, so calling
+either path "the gate" is a matter of taste; which one is activated is not. `jax.nn.glu` and
+`torch.nn.functional.glu` take both in one array and activate its second half.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+
+def relu(x: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
+    """Rectified linear unit, max(x, 0), with slope 0 at 0."""
+    return jax.nn.relu(x)
+
+
+def relu_squared(x: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
+    """Squared rectified linear unit, max(x, 0) ** 2.
+
+    References:
+        So et al., Primer: Searching for Efficient Transformers for Language Modeling, 2021.
+        arXiv:2109.08668, section 3
+    """
+    return jnp.square(jax.nn.relu(x))
+
+
+def sigmoid(x: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
+    """Logistic function, 1 / (1 + exp(-x))."""
+    return jax.nn.sigmoid(x)
+
+
+def silu(x: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
+    """Sigmoid linear unit, x * sigmoid(x), also called swish.
+
+    Smooth everywhere, with slope 1/2 at 0.
+
+    References:
+        Ramachandran, Zoph and Le, Searching for Activation Functions, 2017. arXiv:1710.05941
+    """
+    return jax.nn.silu(x)
+
+
+def gelu(x: Float[Array, "*batch"], *, approximate: bool = False) -> Float[Array, "*batch"]:
+    """Gaussian error linear unit, x times the chance that a standard normal stays below x.
+
+        y = x * (1 + erf(x / sqrt(2))) / 2                                        (exact)
+        y = x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x ** 3))) / 2            (approximate)
+
+    Args:
+        x: Any float dtype.
+        approximate: False is the exact form, as in PyTorch. Beware that `jax.nn.gelu` defaults to
+            the tanh form, which GPT-2, BLOOM, T5 v1.1 and Gemma use and which is up to 5e-4 away.
+
+    Returns:
+        The activations, computed in float32 (the cube overflows float16 at 41, and its gradient
+        with it), in the dtype of `x`.
+
+    References:
+        Hendrycks and Gimpel, Gaussian Error Linear Units (GELUs), 2016. arXiv:1606.08415, section 2
+    """
+    return jax.nn.gelu(x.astype(jnp.float32), approximate=approximate).astype(x.dtype)
+
+
+def quick_gelu(x: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
+    """Sigmoid approximation of `gelu`, x * sigmoid(1.702 * x), up to 0.02 away from it.
+
+    References:
+        Hendrycks and Gimpel, Gaussian Error Linear Units (GELUs), 2016. arXiv:1606.08415, section 2
+    """
+    return x * jax.nn.sigmoid(1.702 * x)
+
+
+def glu(
+    gate: Float[Array, "*batch F"], value: Float[Array, "*batch F"]
+) -> Float[Array, "*batch F"]:
+    """Gated linear unit, sigmoid(gate) * value.
+
+    References:
+        Dauphin et al., Language Modeling with Gated Convolutional Networks, 2016.
+        arXiv:1612.08083, section 2
+    """
+    return jax.nn.sigmoid(gate) * value
+
+
+def bilinear(
+    gate: Float[Array, "*batch F"], value: Float[Array, "*batch F"]
+) -> Float[Array, "*batch F"]:
+    """Gated unit without a nonlinearity, gate * value.
+
+    References:
+        Shazeer, GLU Variants Improve Transformer, 2020. arXiv:2002.05202, section 2
+    """
+    return gate * value
+
+
+def reglu(
+    gate: Float[Array, "*batch F"], value: Float[Array, "*batch F"]
+) -> Float[Array, "*batch F"]:
+    """Gated linear unit with `relu`, max(gate, 0) * value.
+
+    References:
+        Shazeer, GLU Variants Improve Transformer, 2020. arXiv:2002.05202, section 2
+    """
+    return relu(gate) * value
+
+
+def geglu(
+    gate: Float[Array, "*batch F"], value: Float[Array, "*batch F"], *, approximate: bool = False
+) -> Float[Array, "*batch F"]:
+    """Gated linear unit with `gelu`, gelu(gate) * value.
+
+    T5 v1.1 and Gemma use ``approximate=True``.
+
+    References:
+        Shazeer, GLU Variants Improve Transformer, 2020. arXiv:2002.05202, section 2
+    """
+    return gelu(gate, approximate=approximate) * value
+
+
+def swiglu(
+    gate: Float[Array, "*batch F"], value: Float[Array, "*batch F"]
+) -> Float[Array, "*batch F"]:
+    """Gated linear unit with `silu`, silu(gate) * value.
+
+    The paper's feed-forward layer is ``swiglu(x @ W, x @ V) @ W2``. PaLM and Llama adopted it.
+
+    References:
+        Shazeer, GLU Variants Improve Transformer, 2020. arXiv:2002.05202, section 2
+    """
+    return silu(gate) * value
+
+
+def clamped_geglu(
+    gate: Float[Array, "*batch F"], value: Float[Array, "*batch F"], *, limit: float
+) -> Float[Array, "*batch F"]:
+    """Gated unit of Phi-3-small: `quick_gelu` with both paths bounded and the value shifted by one.
+
+        y = quick_gelu(min(gate, limit)) * (clip(value, -limit, limit) + 1)
+
+    Args:
+        gate: The even columns of the released up projection.
+        value: The odd columns.
+        limit: Largest value of either path; 20 in the released model.
+
+    Returns:
+        The activations, in the dtype of `gate`.
+
+    Raises:
+        ValueError: If `limit` is not positive.
+
+    References:
+        Abdin et al., Phi-3 Technical Report, 2024. arXiv:2404.14219; the released model's code
+    """
+    if not limit > 0:
+        raise ValueError(f"limit must be positive; got {limit}.")
+    return quick_gelu(jnp.minimum(gate, limit)) * (jnp.clip(value, -limit, limit) + 1)
+
+
+def soft_cap(x: Float[Array, "*batch"], cap: float) -> Float[Array, "*batch"]:
+    """Squeeze numbers smoothly into (-cap, cap): cap * tanh(x / cap).
+
+    Nearly the identity for numbers far below the cap. Gemma 2 caps attention scores at 50 and
+    logits at 30.
+
+    Args:
+        x: Scores or logits, in any float dtype.
+        cap: The bound, positive.
+
+    Returns:
+        The capped numbers, computed in float32, in the dtype of `x`.
+
+    Raises:
+        ValueError: If `cap` is not positive.
+
+    References:
+        Gemma Team, Gemma 2: Improving Open Language Models at a Practical Size, 2024.
+        arXiv:2408.00118, section 2
+    """
+    if not cap > 0:
+        raise ValueError(f"cap must be positive; got {cap}.")
+    return (cap * jnp.tanh(x.astype(jnp.float32) / cap)).astype(x.dtype)

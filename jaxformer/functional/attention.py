@@ -1,0 +1,287 @@
+"""Scaled dot-product attention, written for one head and lifted over heads and batch."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Literal, get_args
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Float32, PRNGKeyArray
+
+from jaxformer.functional.activations import soft_cap
+from jaxformer.functional.linear import dropout
+
+Normalizer = Literal["softmax", "relu"]
+Implementation = Literal["auto", "xla"]
+
+# The axes of one head's arrays, in the notation of jnp.vectorize.
+_HEAD_AXES = {
+    "query": "(t,h)",
+    "key": "(s,h)",
+    "value": "(s,v)",
+    "mask": "(t,s)",
+    "bias": "(t,s)",
+    "multipliers": "(t,s)",
+}
+
+
+def attend(
+    query: Float[Array, "T H"],
+    key: Float[Array, "S H"],
+    value: Float[Array, "S Hv"],
+    mask: Bool[Array, "T S"] | None = None,
+    bias: Float[Array, "T S"] | None = None,
+    multipliers: Float[Array, "T S"] | None = None,
+    *,
+    scale: float,
+    logit_softcap: float | None = None,
+    normalizer: Normalizer = "softmax",
+) -> Float[Array, "T Hv"]:
+    """One head of attention: each query's weighted mean of the values.
+
+        scores = scale * query @ key.T
+        scores = c * tanh(scores / c)                        c = logit_softcap, if any
+        weights = softmax(scores + bias over the keys that mask allows)
+        output = (weights * multipliers) @ value
+
+    Args:
+        query: What each of T positions looks for.
+        key: What each of S positions offers.
+        value: What each of S positions says.
+        mask: True where the query may attend to the key. None allows every pair.
+        bias: Added to the capped scores.
+        multipliers: Change the weights before they meet the values, as dropout does.
+        scale: Multiplies the dot products, usually ``H ** -0.5``.
+        logit_softcap: Bound on the absolute score.
+        normalizer: How scores become weights; see `dot_product_attention`.
+
+    Returns:
+        The mean values, in the dtype of ``query``. Zero for a query that may attend to nothing.
+
+    References:
+        Vaswani et al., Attention Is All You Need, 2017. arXiv:1706.03762, section 3.2.1
+    """
+    weights = _weigh(
+        query, key, mask, bias, scale=scale, logit_softcap=logit_softcap, normalizer=normalizer
+    )
+    if multipliers is not None:
+        weights = weights * multipliers.astype(jnp.float32)
+    mean = jnp.matmul(weights.astype(value.dtype), value, preferred_element_type=jnp.float32)
+    return mean.astype(query.dtype)
+
+
+def dot_product_attention(
+    query: Float[Array, "*batch T N H"],
+    key: Float[Array, "*batch S K H"],
+    value: Float[Array, "*batch S K Hv"],
+    mask: Bool[Array, "..."] | None = None,
+    bias: Float[Array, "..."] | None = None,
+    *,
+    scale: float | None = None,
+    logit_softcap: float | None = None,
+    normalizer: Normalizer = "softmax",
+    dropout_rate: float = 0.0,
+    dropout_key: PRNGKeyArray | None = None,
+    implementation: Implementation = "auto",
+) -> Float[Array, "*batch T N Hv"]:
+    """`attend` in every head of every sequence.
+
+        output[t, n] = sum over s of weights[n, t, s] * value[s, n // (N // K)]
+
+    Multi-head attention has K = N, multi-query attention K = 1, grouped-query attention any K
+    between that divides N. Keys and values are never repeated.
+
+    Scores are taken and normalised in float32; the weights meet the values in the values' dtype,
+    with sums in float32. A query that may attend to nothing gives zero and passes no gradient.
+    Masked keys and values may hold any finite number, but not infinity or NaN.
+
+    Args:
+        query: Queries of N heads.
+        key: Keys of K heads.
+        value: Values of K heads. Their width may differ from the keys'.
+        mask: True where the query may attend to the key. None allows every pair. With as many axes
+            as ``query`` it broadcasts to ``[*batch, N, T, S]``; with fewer it has no axis for heads
+            and broadcasts to ``[*batch, T, S]``. (So ``[N, T, S]`` for a batch is ``mask[None]``.)
+        bias: Added to the scores after scale and cap; broadcasts to ``[*batch, N, T, S]``. Must be
+            finite: to forbid a pair use ``mask``.
+        scale: Multiplies the dot products. None is ``H ** -0.5``; T5 uses 1.
+        logit_softcap: Keep scores inside ``(-c, c)`` by ``c * tanh(scores / c)``, as Gemma 2 does.
+        normalizer: "softmax", or "relu": positive scores divided by their sum, so that a query
+            with no positive score gives zero.
+        dropout_rate: Share of the weights set to zero; the others grow so that the mean stays.
+        dropout_key: Randomness for dropout.
+        implementation: "xla" multiplies whole matrices of scores; "auto" picks what is best.
+
+    Returns:
+        The mean values of each head, in the dtype of ``query``.
+
+    Raises:
+        ValueError: Shapes do not fit, or an option is out of its range.
+
+    References:
+        Vaswani et al., Attention Is All You Need, 2017. arXiv:1706.03762, section 3.2
+        Shazeer, Fast Transformer Decoding: One Write-Head is All You Need, 2019. arXiv:1911.02150
+        Ainslie et al., GQA: Training Generalized Multi-Query Transformer Models from Multi-Head
+        Checkpoints, 2023. arXiv:2305.13245, section 2.2
+        Gemma Team, Gemma 2: Improving Open Language Models at a Practical Size, 2024.
+        arXiv:2408.00118, section 2 (the soft cap)
+        Zhang, Titov and Sennrich, Sparse Attention with Linear Units, 2021. arXiv:2104.07012
+        (ReLU for softmax, there with a norm in place of the division)
+    """
+    if implementation not in get_args(Implementation):
+        raise ValueError(
+            f"implementation must be in {get_args(Implementation)}; got {implementation!r}."
+        )
+    _check_shapes(query, key, value)
+    one_head = partial(
+        attend,
+        scale=query.shape[-1] ** -0.5 if scale is None else scale,
+        logit_softcap=logit_softcap,
+        normalizer=normalizer,
+    )
+    arrays = {"value": value, "mask": mask, "bias": bias}
+    if dropout_rate != 0.0:
+        ones = jnp.ones(_weights_shape(query, key), jnp.float32)
+        arrays["multipliers"] = dropout(ones, dropout_rate, dropout_key)
+    output = _over_heads(one_head, "(t,v)", query, key, **arrays)
+    return jnp.moveaxis(output, -2, -4).reshape(*query.shape[:-1], value.shape[-1])
+
+
+def attention_weights(
+    query: Float[Array, "*batch T N H"],
+    key: Float[Array, "*batch S K H"],
+    mask: Bool[Array, "..."] | None = None,
+    bias: Float[Array, "..."] | None = None,
+    *,
+    scale: float | None = None,
+    logit_softcap: float | None = None,
+    normalizer: Normalizer = "softmax",
+) -> Float32[Array, "*batch N T S"]:
+    """Give the weights that `dot_product_attention` multiplies the values by, to look at them.
+
+        weights[n, t] = softmax(scale * query[t, n] @ key[:, n // (N // K)].T + bias[n, t])
+
+    Args:
+        query: Queries of N heads.
+        key: Keys of K heads.
+        mask: As in `dot_product_attention`.
+        bias: As in `dot_product_attention`.
+        scale: As in `dot_product_attention`.
+        logit_softcap: As in `dot_product_attention`.
+        normalizer: As in `dot_product_attention`.
+
+    Returns:
+        Weights in float32, whatever the inputs' dtype, so that rows sum to 1.
+
+    Raises:
+        ValueError: Shapes do not fit, or an option is out of its range.
+    """
+    _check_shapes(query, key, key)
+    one_head = partial(
+        _weigh,
+        scale=query.shape[-1] ** -0.5 if scale is None else scale,
+        logit_softcap=logit_softcap,
+        normalizer=normalizer,
+    )
+    weights = _over_heads(one_head, "(t,s)", query, key, mask=mask, bias=bias)
+    return weights.reshape(_weights_shape(query, key))
+
+
+def _weigh(
+    query: Float[Array, "T H"],
+    key: Float[Array, "S H"],
+    mask: Bool[Array, "T S"] | None = None,
+    bias: Float[Array, "T S"] | None = None,
+    *,
+    scale: float,
+    logit_softcap: float | None,
+    normalizer: Normalizer,
+) -> Float32[Array, "T S"]:
+    scores = scale * jnp.matmul(query, key.T, preferred_element_type=jnp.float32)
+    if logit_softcap is not None:
+        scores = soft_cap(scores, logit_softcap)
+    if bias is not None:
+        scores = scores + bias.astype(jnp.float32)
+    mask = jnp.ones(scores.shape, bool) if mask is None else mask
+    match normalizer:
+        case "softmax":
+            # A finite stand-in for minus infinity keeps NaN out of rows without any key, backwards
+            # too; the outer selection removes the equal weights that softmax gives such rows.
+            scores = jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
+            return jnp.where(mask, jax.nn.softmax(scores, axis=-1), 0.0)
+        case "relu":
+            positive = jnp.where(mask, jax.nn.relu(scores), 0.0)
+            total = jnp.sum(positive, axis=-1, keepdims=True)
+            return positive / jnp.where(total > 0, total, 1.0)
+        case _:
+            raise ValueError(f"normalizer must be in {get_args(Normalizer)}; got {normalizer!r}.")
+
+
+def _over_heads(
+    one_head: Callable[..., Array],
+    output_axes: str,
+    query: Array,
+    key: Array,
+    **others: Array | None,
+) -> Float[Array, "..."]:
+    """Lift a function of one head to all heads and sequences: ``[*batch, K, N // K, ...]``."""
+    shape = _weights_shape(query, key)
+    num_kv_heads = key.shape[-2]
+    given = {"query": query, "key": key}
+    given |= {name: array for name, array in others.items() if array is not None}
+    by_head = [
+        _split_heads(array, num_kv_heads)
+        if name in ("query", "key", "value")
+        else _align(name, array, shape, num_kv_heads)
+        for name, array in given.items()
+    ]
+    signature = ",".join(_HEAD_AXES[name] for name in given) + f"->{output_axes}"
+
+    def positional(*values: Array) -> Array:
+        return one_head(**dict(zip(given, values, strict=True)))
+
+    # vectorize shares axes of size 1 instead of repeating them. Heads stand in front of time for
+    # speed: on CPU an einsum over [T, N, H] takes twice as long forwards.
+    return jnp.vectorize(positional, signature=signature)(*by_head)
+
+
+def _split_heads(x: Float[Array, "*batch T N H"], num_kv_heads: int) -> Float[Array, "..."]:
+    """Bring ``[*batch, T, N, H]`` to ``[*batch, K, N // K, T, H]``."""
+    *batch, T, N, H = x.shape
+    return jnp.moveaxis(x.reshape(*batch, T, num_kv_heads, N // num_kv_heads, H), -4, -2)
+
+
+def _align(name: str, array: Array, shape: tuple[int, ...], num_kv_heads: int) -> Array:
+    """Bring a mask or bias to ``[*batch, K, N // K, T, S]``; axes before T may stay 1."""
+    shared = name == "mask" and array.ndim < len(shape)
+    fits = (*shape[:-3], *shape[-2:]) if shared else shape
+    padded = (1,) * (len(fits) - array.ndim) + array.shape
+    if len(padded) > len(fits) or any(n not in (1, m) for n, m in zip(padded, fits, strict=True)):
+        axes = "[*batch, queries, keys]" if shared else "[*batch, heads, queries, keys]"
+        raise ValueError(f"{name} of shape {array.shape} does not broadcast to {axes} = {fits}.")
+    *batch, N, T, S = (*padded[:-2], 1, *padded[-2:]) if shared else padded
+    groups = (1, 1) if N == 1 else (num_kv_heads, N // num_kv_heads)
+    by_head = array.reshape(*batch, *groups, T, S)
+    return jnp.broadcast_to(by_head, (*batch, *groups, *shape[-2:]))
+
+
+def _weights_shape(query: Array, key: Array) -> tuple[int, ...]:
+    """Give ``(*batch, N, T, S)``."""
+    *batch, T, N, _ = query.shape
+    return (*batch, N, T, key.shape[-3])
+
+
+def _check_shapes(query: Array, key: Array, value: Array) -> None:
+    if query.shape[:-3] != key.shape[:-3] or query.shape[-1] != key.shape[-1]:
+        raise ValueError(
+            "Queries and keys must have the same batch axes and the same width; "
+            f"got shapes {query.shape} and {key.shape}."
+        )
+    if key.shape[:-1] != value.shape[:-1]:
+        raise ValueError(
+            "Keys and values must have the same batch axes, length and heads; "
+            f"got shapes {key.shape} and {value.shape}."
+        )
+    N, K = query.shape[-2], key.shape[-2]
+    if N % K:
+        raise ValueError(f"Query heads must be a multiple of key/value heads; got {N} and {K}.")

@@ -1,0 +1,89 @@
+"""Matrix products on features, and dropout."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+
+def linear(
+    x: Float[Array, "..."],
+    kernel: Float[Array, "..."],
+    bias: Float[Array, "..."] | None = None,
+    *,
+    axes: int = 1,
+) -> Float[Array, "..."]:
+    """Affine map of the last `axes` axes of `x`.
+
+        y[*batch, *out] = sum over *in of x[*batch, *in] * kernel[*in, *out] + bias[*out]
+
+    Into heads the kernel is ``[D, N, H]``; out of heads it is ``[N, H, D]`` with ``axes=2``.
+    All batch axes are flattened into one for a single matrix product: the gradient of the same
+    product with two batch axes takes twice as long on a CPU.
+
+    Args:
+        x: ``[*batch, *in]``, in any float dtype.
+        kernel: ``[*in, *out]``, in the dtype of `x`.
+        bias: ``[*out]``, in any float dtype.
+        axes: How many axes ``*in`` stands for.
+
+    Returns:
+        ``[*batch, *out]``, summed in float32 by the hardware, in the dtype of `x`.
+
+    Raises:
+        ValueError: If the shapes do not fit, or the dtypes of `x` and `kernel` differ: a silent
+            promotion would run the product in the wider one.
+    """
+    out = kernel.shape[axes:]
+    if not 1 <= axes <= x.ndim or x.shape[-axes:] != kernel.shape[:axes]:
+        raise ValueError(
+            f"The last {axes} axes of x {x.shape} must be the first {axes} of kernel "
+            f"{kernel.shape}."
+        )
+    if bias is not None and bias.shape != out:
+        raise ValueError(f"bias {bias.shape} must have the output axes {out} of {kernel.shape}.")
+    if x.dtype != kernel.dtype:
+        raise ValueError(f"Cast kernel to the dtype of x; got {kernel.dtype} and {x.dtype}.")
+    batch, features = x.shape[:-axes], math.prod(x.shape[-axes:])
+    # No preferred_element_type=float32: its transpose multiplies float32 cotangents with narrow
+    # operands, so the whole backward pass would leave the narrow matrix units.
+    y = jnp.matmul(x.reshape(math.prod(batch), features), kernel.reshape(features, math.prod(out)))
+    if bias is not None:
+        y = y + jnp.broadcast_to(bias.reshape(-1).astype(x.dtype), y.shape)
+    return y.reshape(*batch, *out)
+
+
+def dropout(
+    x: Float[Array, "*batch"], rate: float, key: PRNGKeyArray | None
+) -> Float[Array, "*batch"]:
+    """Zero each number with probability `rate` and divide the others by ``1 - rate``.
+
+    The expectation stays `x`, so nothing is rescaled at evaluation, when `rate` is 0.
+
+    Args:
+        x: Any float dtype.
+        rate: Probability of dropping, in [0, 1).
+        key: Random key. Under data parallelism fold the device's index into it first. Not used,
+            and may be None, when `rate` is 0.
+
+    Returns:
+        The surviving numbers, in the dtype of `x`; `x` itself when `rate` is 0.
+
+    Raises:
+        ValueError: If `rate` is outside [0, 1), or `key` is missing.
+
+    References:
+        Srivastava et al., Dropout: A Simple Way to Prevent Neural Networks from Overfitting, 2014,
+        section 10 (the scaled form)
+    """
+    if not 0 <= rate < 1:
+        raise ValueError(f"Dropout rate must be in [0, 1); got {rate}.")
+    if rate == 0:
+        return x
+    if key is None:
+        raise ValueError(f"Dropout at rate {rate} needs a random key.")
+    kept = jax.random.bernoulli(key, 1 - rate, x.shape)
+    # float32: 1 - rate rounded to bfloat16 would shift the expectation by up to 0.4 %.
+    scaled = (x.astype(jnp.float32) / (1 - rate)).astype(x.dtype)
+    return jnp.where(kept, scaled, jnp.zeros_like(x))

@@ -1,0 +1,127 @@
+"""Losses over a vocabulary, in nats per token and always in float32."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Float32, Int
+
+
+def token_cross_entropy(
+    logits: Float[Array, "*batch V"],
+    targets: Int[Array, "*batch"],
+    *,
+    z_loss: float = 0.0,
+    label_smoothing: float = 0.0,
+) -> Float32[Array, "*batch"]:
+    """Cross-entropy of each token, in nats.
+
+        log_z = logsumexp(logits)
+        loss = (1 - label_smoothing) * (log_z - logits[target])
+             + label_smoothing * (log_z - mean(logits))
+             + z_loss * log_z ** 2
+
+    Equal to minus the sum of ``one_hot * log_softmax(logits)``, without building either.
+
+    Args:
+        logits: Scores over the vocabulary, in any float dtype.
+        targets: Ids in [0, V).
+        z_loss: Weight of the penalty that keeps ``log_z`` near 0; PaLM uses 1e-4.
+        label_smoothing: Share of the target spread evenly over the whole vocabulary, the target
+            included (PyTorch's convention). Not for logits with entries of minus infinity.
+
+    Returns:
+        The loss of each token; NaN where a target is out of range, PyTorch's -100 included. Leave
+        tokens out with the mask of `cross_entropy`.
+
+    Raises:
+        ValueError: If `label_smoothing` is outside [0, 1], or `z_loss` is negative.
+
+    References:
+        Szegedy et al., Rethinking the Inception Architecture for Computer Vision, 2015.
+        arXiv:1512.00567, section 7 (label smoothing).
+        Chowdhery et al., PaLM: Scaling Language Modeling with Pathways, 2022. arXiv:2204.02311,
+        section 5 (z-loss)
+    """
+    if not 0 <= label_smoothing <= 1:
+        raise ValueError(f"label_smoothing must be in [0, 1]; got {label_smoothing}.")
+    if not z_loss >= 0:
+        raise ValueError(f"z_loss must not be negative; got {z_loss}.")
+    wide = logits.astype(jnp.float32)
+    log_z = jax.nn.logsumexp(wide, axis=-1)
+    in_range = (targets >= 0) & (targets < logits.shape[-1])
+    safe = jnp.where(in_range, targets, 0)
+    target_logits = jnp.take_along_axis(wide, safe[..., None], axis=-1).squeeze(-1)
+    loss = jnp.where(in_range, log_z - target_logits, jnp.nan)
+    if label_smoothing:
+        even = log_z - jnp.mean(wide, axis=-1)
+        loss = (1 - label_smoothing) * loss + label_smoothing * even
+    if z_loss:
+        loss = loss + z_loss * jnp.square(log_z)
+    return loss
+
+
+def cross_entropy(
+    logits: Float[Array, "*batch V"],
+    targets: Int[Array, "*batch"],
+    *,
+    mask: Bool[Array, "*batch"] | None = None,
+    z_loss: float = 0.0,
+    label_smoothing: float = 0.0,
+) -> Float32[Array, ""]:
+    """Mean of `token_cross_entropy` over the tokens that count.
+
+        loss = sum(mask * token_loss) / sum(mask)
+
+    The mean is over tokens, not over sequences or devices: to join shards, add up the sums of
+    `token_cross_entropy` and divide once by the number of tokens. The mean of the shards' means
+    differs as soon as they hold different numbers of tokens.
+
+    Args:
+        logits: Scores over the vocabulary, in any float dtype.
+        targets: Ids in [0, V); anything where the mask is False.
+        mask: True where a token counts; None counts all.
+        z_loss: See `token_cross_entropy`.
+        label_smoothing: See `token_cross_entropy`.
+
+    Returns:
+        One number. 0, with gradient 0, if no token counts; NaN if a target that counts is out of
+        range.
+
+    Raises:
+        ValueError: If the mask is not boolean, and as in `token_cross_entropy`.
+
+    References:
+        Vaswani et al., Attention Is All You Need, 2017. arXiv:1706.03762, section 5.4
+    """
+    if mask is None:
+        mask = jnp.ones(targets.shape, bool)
+    if mask.dtype != jnp.bool_:
+        raise ValueError(f"mask must be boolean, True where a token counts; got {mask.dtype}.")
+    losses = token_cross_entropy(logits, targets, z_loss=z_loss, label_smoothing=label_smoothing)
+    total = jnp.sum(losses, where=mask)
+    return total / jnp.maximum(jnp.sum(mask, dtype=jnp.float32), 1.0)
+
+
+def bits_per_byte(nats_total: float | Float[Array, ""], num_bytes: int) -> float | Float[Array, ""]:
+    """Information per byte of text, comparable between tokenizers.
+
+        bits_per_byte = nats_total / (ln(2) * num_bytes)
+
+    Args:
+        nats_total: Cross-entropy summed (not averaged) over the tokens of a text.
+        num_bytes: Length of that text in UTF-8.
+
+    Returns:
+        Bits per byte; 8 for a model that knows nothing, about 2 for gzip.
+
+    Raises:
+        ValueError: If `num_bytes` is not positive.
+
+    References:
+        Gao et al., The Pile: An 800GB Dataset of Diverse Text for Language Modeling, 2020.
+        arXiv:2101.00027, section 3.1
+    """
+    if num_bytes < 1:
+        raise ValueError(f"num_bytes must be positive; got {num_bytes}.")
+    return nats_total / (math.log(2) * num_bytes)

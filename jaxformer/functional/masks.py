@@ -1,0 +1,189 @@
+"""Who may attend to whom: functions of positions, True where attention is allowed.
+
+Masks say nothing about storage. The same function serves training (positions 0 to T - 1), packed
+rows, a prompt continued from a cache (later query positions) and a ring buffer (key positions in
+any order). They join with ``&`` and ``|``.
+
+Fill the unused slots of a cache with a position larger than any query's: every mask here that is
+causal then leaves them out.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int
+
+
+def causal_mask(
+    query_positions: Int[Array, "*batch T"], key_positions: Int[Array, "*batch S"]
+) -> Bool[Array, "*batch T S"]:
+    """Allow each query the keys at or before its own position.
+
+        mask[t, s] = key_positions[s] <= query_positions[t]
+
+    Args:
+        query_positions: Position of each query, in tokens.
+        key_positions: Position of each key, in tokens.
+
+    Returns:
+        True where the query may attend to the key.
+
+    References:
+        Vaswani et al., Attention Is All You Need, 2017. arXiv:1706.03762, section 3.2.3
+    """
+    return key_positions[..., None, :] <= query_positions[..., :, None]
+
+
+def window_mask(
+    query_positions: Int[Array, "*batch T"],
+    key_positions: Int[Array, "*batch S"],
+    window: int,
+    *,
+    lookahead: int = 0,
+) -> Bool[Array, "*batch T S"]:
+    """Allow each query the latest ``window`` keys, its own position included.
+
+        mask[t, s] = query[t] - window < key[s] <= query[t] + lookahead
+
+    A window at least as long as the sequence is `causal_mask`.
+
+    Args:
+        query_positions: Position of each query, in tokens.
+        key_positions: Position of each key, in tokens.
+        window: Keys seen at or before the query, in tokens: 1 is the query's own key alone.
+        lookahead: Keys seen after the query, in tokens. ``window - 1`` is the symmetric window of
+            an encoder.
+
+    Returns:
+        True where the query may attend to the key.
+
+    Raises:
+        ValueError: ``window`` is below 1 or ``lookahead`` below 0.
+
+    References:
+        Beltagy, Peters and Cohan, Longformer: The Long-Document Transformer, 2020.
+        arXiv:2004.05150, section 3.1
+        Jiang et al., Mistral 7B, 2023. arXiv:2310.06825, section 2
+    """
+    if window < 1 or lookahead < 0:
+        raise ValueError(
+            "A window needs at least 1 key and a lookahead of at least 0; "
+            f"got window {window} and lookahead {lookahead}."
+        )
+    offset = key_positions[..., None, :] - query_positions[..., :, None]
+    return (-window < offset) & (offset <= lookahead)
+
+
+def segment_mask(
+    query_segments: Int[Array, "*batch T"], key_segments: Int[Array, "*batch S"]
+) -> Bool[Array, "*batch T S"]:
+    """Allow attention inside a segment only, so that packed documents do not see each other.
+
+        mask[t, s] = query_segments[t] == key_segments[s]
+
+    Padding is a segment like any other: it attends to itself and nothing attends to it.
+
+    Args:
+        query_segments: Number of the document each query belongs to.
+        key_segments: Number of the document each key belongs to.
+
+    Returns:
+        True where the query may attend to the key.
+
+    References:
+        Krell et al., Efficient Sequence Packing without Cross-contamination, 2021.
+        arXiv:2107.02027, section 3.2
+    """
+    return query_segments[..., :, None] == key_segments[..., None, :]
+
+
+def prefix_mask(
+    query_positions: Int[Array, "*batch T"],
+    key_positions: Int[Array, "*batch S"],
+    prefix_length: Int[Array, "*batch"] | int,
+) -> Bool[Array, "*batch T S"]:
+    """Allow every query the whole prefix, and causal attention after it.
+
+        mask[t, s] = key_positions[s] <= query_positions[t]  or  key_positions[s] < prefix_length
+
+    Args:
+        query_positions: Position of each query, in tokens.
+        key_positions: Position of each key, in tokens.
+        prefix_length: Tokens of the prefix, one number for all sequences or one for each.
+
+    Returns:
+        True where the query may attend to the key.
+
+    References:
+        Raffel et al., Exploring the Limits of Transfer Learning with a Unified Text-to-Text
+        Transformer, 2019. arXiv:1910.10683, section 3.2.1
+    """
+    lengths = jnp.asarray(prefix_length, key_positions.dtype)[..., None]
+    in_prefix = key_positions < jnp.broadcast_to(lengths, key_positions.shape)
+    return causal_mask(query_positions, key_positions) | in_prefix[..., None, :]
+
+
+def key_mask(valid: Bool[Array, "*batch S"]) -> Bool[Array, "*batch 1 S"]:
+    """Allow every query the valid keys: the mask of padding, before it joins another.
+
+        mask[0, s] = valid[s]
+
+    Args:
+        valid: True for real tokens, False for padding.
+
+    Returns:
+        The mask with one row that stands for all queries.
+    """
+    return valid[..., None, :]
+
+
+def block_sparse_mask(
+    query_positions: Int[Array, "*batch T"],
+    key_positions: Int[Array, "*batch S"],
+    *,
+    num_heads: int,
+    block: int,
+    local_blocks: int,
+    stride: int,
+) -> Bool[Array, "*batch {num_heads} T S"]:
+    """Allow the latest blocks and every ``stride``-th block before them, other ones in each head.
+
+        query_block[t], key_block[s] = query_positions[t] // block, key_positions[s] // block
+        local[t, s] = query_block[t] - key_block[s] < local_blocks
+        remote[n, s] = (key_block[s] + n * max(1, stride // num_heads) + 1) % stride == 0
+        mask[n, t, s] = (local[t, s] or remote[n, s]) and key_positions[s] <= query_positions[t]
+
+    Heads take turns at the remote blocks: no fewer heads than ``stride`` together see the whole
+    past.
+
+    Args:
+        query_positions: Position of each query, in tokens.
+        key_positions: Position of each key, in tokens.
+        num_heads: Query heads.
+        block: Tokens to a block.
+        local_blocks: Latest blocks that every head sees, the query's own included.
+        stride: Blocks from one remote block of a head to its next.
+
+    Returns:
+        True where the query of that head may attend to the key.
+
+    Raises:
+        ValueError: One of the four numbers is below 1.
+
+    References:
+        Abdin et al., Phi-3 Technical Report, 2024. arXiv:2404.14219, section 2 (the 7B model)
+        Child et al., Generating Long Sequences with Sparse Transformers, 2019. arXiv:1904.10509
+    """
+    if min(num_heads, block, local_blocks, stride) < 1:
+        raise ValueError(
+            "A block-sparse mask needs numbers of at least 1; got "
+            f"num_heads {num_heads}, block {block}, local_blocks {local_blocks}, stride {stride}."
+        )
+    key_block = key_positions[..., None, :] // block
+    local = query_positions[..., :, None] // block - key_block < local_blocks
+    causal = causal_mask(query_positions, key_positions)
+
+    def one_head(shift: Int[Array, ""]) -> Bool[Array, "..."]:
+        return causal & (local | ((key_block + shift + 1) % stride == 0))
+
+    shifts = max(1, stride // num_heads) * jnp.arange(num_heads, dtype=key_block.dtype)
+    return jax.vmap(one_head, out_axes=-3)(shifts)

@@ -1,0 +1,224 @@
+"""Normalisation of features. Statistics are always taken in float32."""
+
+import math
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+
+def _affine(
+    y: Float[Array, "..."],
+    scale: Float[Array, "..."] | None,
+    bias: Float[Array, "..."] | None,
+) -> Float[Array, "..."]:
+    """``scale * y + bias`` with both broadcast over the leading axes of ``y``."""
+    if scale is not None:
+        y = y * jnp.broadcast_to(scale.astype(y.dtype), y.shape)
+    if bias is not None:
+        y = y + jnp.broadcast_to(bias.astype(y.dtype), y.shape)
+    return y
+
+
+def layer_norm(
+    x: Float[Array, "*batch D"],
+    scale: Float[Array, "*heads D"] | None = None,
+    bias: Float[Array, "*heads D"] | None = None,
+    *,
+    eps: float = 1e-5,
+) -> Float[Array, "*batch D"]:
+    """Shift each vector to mean zero and scale it to variance one.
+
+        y = scale * (x - mean(x)) / sqrt(var(x) + eps) + bias
+
+    The statistics belong to one vector: they know neither the batch nor the length of the
+    sequence. The variance is taken in two passes, from the centred vector; the difference of
+    ``mean(x ** 2)`` and ``mean(x) ** 2`` is faster and useless once the mean dwarfs the spread.
+
+    For the Nemotron form, which stores ``scale - 1``, pass ``1 + scale``; without `scale` and
+    `bias` this is OLMo's norm.
+
+    Args:
+        x: Vectors along the last axis, in any float dtype.
+        scale: Gain per feature. Leading axes match the last leading axes of `x`: ``[N, H]`` gives
+            every head its own.
+        bias: Offset per feature, shaped like `scale`.
+        eps: Added to the (biased) variance, inside the root. PyTorch uses 1e-5, Flax 1e-6.
+
+    Returns:
+        The normalised vectors, in the dtype of `x`.
+
+    References:
+        Ba, Kiros and Hinton, Layer Normalization, 2016. arXiv:1607.06450, section 3
+    """
+    wide = x.astype(jnp.float32)
+    centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
+    variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
+    y = centred * jax.lax.rsqrt(variance + eps)
+    return _affine(y, scale, bias).astype(x.dtype)
+
+
+def rms_norm(
+    x: Float[Array, "*batch D"],
+    scale: Float[Array, "*heads D"] | None = None,
+    bias: Float[Array, "*heads D"] | None = None,
+    *,
+    eps: float = 1e-6,
+    eps_position: Literal["inside", "outside"] = "inside",
+) -> Float[Array, "*batch D"]:
+    """Divide each vector by its root mean square.
+
+        y = scale * x / sqrt(mean(x ** 2) + eps) + bias       (inside the root)
+        y = scale * x / (sqrt(mean(x ** 2)) + eps) + bias     (outside the root)
+
+    The root mean square is ``norm(x) / sqrt(D)``, so the length of `x` changes nothing but the
+    weight of `eps`. On vectors of mean zero this is `layer_norm`. For the Gemma form, which stores
+    ``scale - 1``, pass ``1 + scale``.
+
+    Args:
+        x: Vectors along the last axis, in any float dtype.
+        scale: Gain per feature. Leading axes match the last leading axes of `x`: ``[N, H]`` gives
+            every head its own.
+        bias: Offset per feature, shaped like `scale`. Hardly any released model has one.
+        eps: Keeps a zero vector at zero. The two places agree to ``eps`` at unit root mean square
+            and differ by tens of percent once the mean square is as small as `eps`.
+        eps_position: Released models put `eps` inside the root.
+
+    Returns:
+        The normalised vectors, in the dtype of `x`.
+
+    Raises:
+        ValueError: For any other `eps_position`.
+
+    References:
+        Zhang and Sennrich, Root Mean Square Layer Normalization, 2019. arXiv:1910.07467, section 4
+    """
+    wide = x.astype(jnp.float32)
+    mean_square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
+    if eps_position == "inside":
+        y = wide * jax.lax.rsqrt(mean_square + eps)
+    elif eps_position == "outside":
+        positive = mean_square > 0  # the root has no finite slope at zero, the norm has
+        root = jnp.where(positive, jnp.sqrt(jnp.where(positive, mean_square, 1.0)), 0.0)
+        y = wide / (root + eps)
+    else:
+        raise ValueError(f"eps_position is 'inside' or 'outside'; got {eps_position!r}.")
+    return _affine(y, scale, bias).astype(x.dtype)
+
+
+class BatchStatistics(NamedTuple):
+    """Mean and unbiased variance of each feature, or of each time step and feature; float32."""
+
+    mean: Float[Array, "*steps D"]
+    var: Float[Array, "*steps D"]
+
+
+def batch_norm(
+    x: Float[Array, "B T D"],
+    scale: Float[Array, " D"] | None = None,
+    bias: Float[Array, " D"] | None = None,
+    *,
+    running: BatchStatistics | None = None,
+    over: Literal["step", "pooled"] = "pooled",
+    eps: float = 1e-5,
+    momentum: float = 0.1,
+    mask: Bool[Array, "B T"] | None = None,
+) -> tuple[Float[Array, "B T D"], BatchStatistics]:
+    """Normalise each feature by its statistics in this batch, as in training.
+
+        y = scale * (x - mean) / sqrt(var + eps) + bias
+        running = (1 - momentum) * running + momentum * (mean, var * n / (n - 1))
+
+    `y` uses the biased variance (divided by n), the running statistics collect the unbiased one,
+    as in PyTorch. Use `batch_norm_inference` with the running statistics for evaluation.
+
+    Args:
+        x: A batch of sequences, in any float dtype.
+        scale: Gain per feature.
+        bias: Offset per feature.
+        running: Statistics so far; PyTorch starts from zeros and ones. None starts from this batch.
+        over: "pooled" takes n = B * T values per feature (torch.nn.BatchNorm1d); "step" gives every
+            time step its own statistics over the n = B sequences.
+        eps: Added to the variance, inside the root.
+        momentum: Weight of this batch, PyTorch's convention (Flax's is one minus this).
+        mask: True where a token counts. n is then the number of tokens that count; a feature with
+            n < 2 leaves the running statistics as they were, or unknown (NaN) without `running`.
+
+    Returns:
+        The normalised batch in the dtype of `x`, and the running statistics in float32.
+
+    Raises:
+        ValueError: If n < 2 whatever the mask: one value is its own mean, so the output would be
+            the bias and the variance is undefined. Also for any other `over`.
+
+    References:
+        Ioffe and Szegedy, Batch Normalization: Accelerating Deep Network Training by Reducing
+        Internal Covariate Shift, 2015. arXiv:1502.03167, algorithms 1 and 2
+    """
+    if over not in ("step", "pooled"):
+        raise ValueError(f"over is 'step' or 'pooled'; got {over!r}.")
+    axes = (0,) if over == "step" else (0, 1)
+    if math.prod(x.shape[axis] for axis in axes) < 2:
+        raise ValueError(
+            "Batch statistics need at least two values per feature; got a batch of "
+            f"{x.shape[0]} and {x.shape[1]} time steps with over={over!r}."
+        )
+    wide = x.astype(jnp.float32)
+    counts = jnp.ones(x.shape[:2], bool) if mask is None else mask
+    counts = jnp.broadcast_to(counts[..., None], x.shape)
+    n = jnp.sum(counts, axis=axes, keepdims=True, dtype=jnp.float32)
+
+    def mean_that_counts(values):
+        return jnp.sum(values, axis=axes, keepdims=True, where=counts) / jnp.maximum(n, 1.0)
+
+    mean = mean_that_counts(wide)
+    centred = wide - mean
+    variance = mean_that_counts(jnp.square(centred))
+    y = _affine(centred * jax.lax.rsqrt(variance + eps), scale, bias).astype(x.dtype)
+    batch = BatchStatistics(
+        mean.squeeze(axes), (variance * n / jnp.maximum(n - 1.0, 1.0)).squeeze(axes)
+    )
+    known = n.squeeze(axes) >= 2
+    if running is None:
+        return y, jax.tree.map(lambda new: jnp.where(known, new, jnp.nan), batch)
+    moved = jax.tree.map(
+        lambda old, new: jnp.where(known, (1.0 - momentum) * old + momentum * new, old),
+        running,
+        batch,
+    )
+    return y, moved
+
+
+def batch_norm_inference(
+    x: Float[Array, "*batch T D"],
+    running: BatchStatistics,
+    scale: Float[Array, " D"] | None = None,
+    bias: Float[Array, " D"] | None = None,
+    *,
+    eps: float = 1e-5,
+) -> Float[Array, "*batch T D"]:
+    """Normalise each feature by statistics collected earlier, as in evaluation.
+
+        y = scale * (x - running.mean) / sqrt(running.var + eps) + bias
+
+    Each token is then treated alone: neither the batch nor its size matters.
+
+    Args:
+        x: Sequences, in any float dtype.
+        running: From `batch_norm`; shaped ``[D]``, or ``[T, D]`` if it was taken per time step.
+        scale: Gain per feature.
+        bias: Offset per feature.
+        eps: Added to the variance, inside the root.
+
+    Returns:
+        The normalised sequences, in the dtype of `x`.
+
+    References:
+        Ioffe and Szegedy, Batch Normalization: Accelerating Deep Network Training by Reducing
+        Internal Covariate Shift, 2015. arXiv:1502.03167, algorithm 2
+    """
+    inverse = jax.lax.rsqrt(running.var + eps)
+    centred = x.astype(jnp.float32) - jnp.broadcast_to(running.mean, x.shape)
+    y = centred * jnp.broadcast_to(inverse, x.shape)
+    return _affine(y, scale, bias).astype(x.dtype)

@@ -1,0 +1,206 @@
+"""Positions that are added: sinusoids to the features, ALiBi and T5 biases to the scores."""
+
+import bisect
+import math
+from typing import Literal, get_args
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, Real
+
+from jaxformer.functional.embeddings import embed
+
+Layout = Literal["interleaved", "halves", "tensor2tensor"]
+
+
+def sinusoidal_positions(
+    positions: Real[Array, "*batch T"],
+    dim: int,
+    *,
+    base: float = 10_000.0,
+    layout: Layout = "interleaved",
+    sin_first: bool = True,
+) -> Float[Array, "*batch T {dim}"]:
+    """A sine and a cosine per feature pair, of wavelengths from 2 pi to nearly 2 pi * base.
+
+        phase[t, j] = positions[t] * base ** (-2 * j / dim),    j = 0 ... dim / 2 - 1
+        y[t, 2 * j], y[t, 2 * j + 1] = sin(phase[t, j]), cos(phase[t, j])
+
+    A formula, not a table: it has values at any position, and nothing is learned. Positions
+    ``delta`` apart differ by one rotation of each (sin, cos) pair, clockwise by
+    ``delta * frequency``, whatever the position.
+
+    Args:
+        positions: Absolute positions; they may be packed, offset or fractional.
+        dim: Features, an even number.
+        base: Ratio of the longest wavelength to the shortest, nearly.
+        layout: "interleaved" as above (the paper); "halves" has all sines before all cosines
+            (Marian); "tensor2tensor" too, with ``base ** (-j / (dim / 2 - 1))`` so that the ratio
+            is exact (tensor2tensor, fairseq, FSMT; theirs count positions from pad + 1).
+        sin_first: False puts cosines where the sines are, and sines where the cosines are.
+
+    Returns:
+        The encodings, float32, to be added to token embeddings.
+
+    Raises:
+        ValueError: If ``dim`` is odd, too small for the layout, or the layout is unknown.
+
+    References:
+        Vaswani et al., Attention Is All You Need, 2017. arXiv:1706.03762, section 3.5
+    """
+    if layout not in get_args(Layout):
+        raise ValueError(f"layout must be one of {get_args(Layout)}; got {layout!r}.")
+    smallest = 4 if layout == "tensor2tensor" else 2
+    if dim % 2 or dim < smallest:
+        raise ValueError(
+            f"Sinusoids come in pairs, so dim must be even and at least {smallest}; got {dim}."
+        )
+    steps = dim // 2 - 1 if layout == "tensor2tensor" else dim // 2
+    frequencies = jnp.asarray(base ** (-np.arange(dim // 2) / steps), jnp.float32)
+    phases = jnp.multiply.outer(positions.astype(jnp.float32), frequencies)
+    waves = jnp.sin(phases), jnp.cos(phases)
+    first, second = waves if sin_first else waves[::-1]
+    if layout == "interleaved":
+        return jnp.stack([first, second], axis=-1).reshape(*positions.shape, dim)
+    return jnp.concatenate([first, second], axis=-1)
+
+
+def alibi_slopes(num_heads: int) -> Float[Array, " {num_heads}"]:
+    """How fast each head's attention falls with distance: a geometric series over the heads.
+
+        slopes[h] = 2 ** (-8 * (h + 1) / n),    n the largest power of two up to num_heads
+
+    Heads beyond ``n`` take every other slope of the series for ``2 * n``, from its first.
+
+    Args:
+        num_heads: Any positive number.
+
+    Returns:
+        Score lost per position of distance, float32.
+
+    Raises:
+        ValueError: If ``num_heads`` is not positive.
+
+    References:
+        Press et al., Train Short, Test Long: Attention with Linear Biases Enables Input Length
+        Extrapolation, 2021. arXiv:2108.12409, section 3; other head counts are as in BLOOM
+    """
+    if num_heads < 1:
+        raise ValueError(f"num_heads must be positive; got {num_heads}.")
+    n = 2 ** math.floor(math.log2(num_heads))
+    series = np.arange(1, n + 1) / n
+    between = np.arange(1, 2 * n, 2) / (2 * n)
+    exponents = np.concatenate([series, between[: num_heads - n]])
+    return jnp.asarray(2.0 ** (-8 * exponents), jnp.float32)
+
+
+def alibi_bias(
+    slopes: Float[Array, " N"],
+    query_positions: Int[Array, "*batch T"],
+    key_positions: Int[Array, "*batch S"],
+) -> Float[Array, "*batch N T S"]:
+    """Attention falls linearly with distance.
+
+        bias[h, i, j] = -slopes[h] * abs(query_positions[i] - key_positions[j])
+
+    Under a causal mask this is the paper's ``-(i - j)``. Add it to the scores after their scale,
+    1 / sqrt(head_dim). It holds T * S numbers per head.
+
+    Args:
+        slopes: From `alibi_slopes`.
+        query_positions: Absolute positions of the queries.
+        key_positions: Absolute positions of the keys.
+
+    Returns:
+        Terms to add to the scores, float32.
+
+    References:
+        Press et al., Train Short, Test Long: Attention with Linear Biases Enables Input Length
+        Extrapolation, 2021. arXiv:2108.12409, section 3
+    """
+    distance = jnp.abs(query_positions[..., :, None] - key_positions[..., None, :])
+    distance = distance[..., None, :, :].astype(jnp.float32)
+    # Not einsum: some accelerators would round the distance to bfloat16.
+    slopes = slopes.astype(jnp.float32)[:, None, None]
+    return -jnp.broadcast_to(slopes, (*distance.shape[:-3], *slopes.shape)) * distance
+
+
+def relative_position_buckets(
+    relative_positions: Int[Array, "*batch"],
+    *,
+    bidirectional: bool,
+    num_buckets: int = 32,
+    max_distance: int = 128,
+) -> Int[Array, "*batch"]:
+    """Buckets of T5: one for each small distance, then ever wider ones, the last open.
+
+        n = num_buckets, or half of it for each sign if bidirectional;  exact = n // 2
+        bucket = distance                                               if distance < exact
+               = exact + floor((n - exact) * log_ratio), at most n - 1  otherwise
+        log_ratio = log(distance / exact) / log(max_distance / exact)
+
+    Computed in integers: the bucket edges are found once, exactly, so that all devices agree.
+
+    Args:
+        relative_positions: Key position minus query position.
+        bidirectional: True for encoders: keys to the right have buckets of their own, the upper
+            half. False for decoders: all keys to the right share bucket zero.
+        num_buckets: Rows of the bias table.
+        max_distance: From here on, all distances share the last bucket.
+
+    Returns:
+        Row numbers of the bias table, int32.
+
+    Raises:
+        ValueError: If there are too few buckets, or ``max_distance`` leaves no room for them.
+
+    References:
+        Raffel et al., Exploring the Limits of Transfer Learning with a Unified Text-to-Text
+        Transformer, 2019. arXiv:1910.10683, section 2.1
+    """
+    n = num_buckets // 2 if bidirectional else num_buckets
+    exact = n // 2
+    if exact < 1:
+        least = 4 if bidirectional else 2
+        raise ValueError(f"num_buckets must be at least {least}; got {num_buckets}.")
+    if max_distance <= exact:
+        raise ValueError(
+            f"max_distance must exceed the {exact} distances that have a bucket of their own; "
+            f"got {max_distance}."
+        )
+    wide = n - exact
+    edges = [  # the first distance d with (d / exact) ** wide >= (max_distance / exact) ** k
+        bisect.bisect_left(
+            range(max_distance), exact ** (wide - k) * max_distance**k, key=lambda d: d**wide
+        )
+        for k in range(1, wide)
+    ]
+    relative_positions = relative_positions.astype(jnp.int32)
+    distance = jnp.abs(relative_positions) if bidirectional else -jnp.minimum(relative_positions, 0)
+    bucket = jnp.minimum(distance, exact)
+    for edge in edges:
+        bucket += (distance >= edge).astype(jnp.int32)
+    return bucket + n * (relative_positions > 0).astype(jnp.int32) if bidirectional else bucket
+
+
+def relative_position_bias(
+    table: Float[Array, "buckets N"], buckets: Int[Array, "*batch T S"]
+) -> Float[Array, "*batch N T S"]:
+    """Look up one learned number per head and bucket, to add to the scores.
+
+        bias[h, i, j] = table[buckets[i, j], h]
+
+    T5 adds it to unscaled scores and shares one table among the layers of a stack.
+
+    Args:
+        table: Learned; one row per bucket.
+        buckets: From `relative_position_buckets`.
+
+    Returns:
+        Terms to add to the scores, in the dtype of the table; NaN where the table has no such row.
+
+    References:
+        Raffel et al., Exploring the Limits of Transfer Learning with a Unified Text-to-Text
+        Transformer, 2019. arXiv:1910.10683, section 2.1
+    """
+    return jnp.moveaxis(embed(table, buckets), -1, -3)

@@ -1,0 +1,135 @@
+"""Rotary positions. A position is a complex number of modulus one per pair of features."""
+
+from typing import Literal, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Complex, Complex64, Float, Real
+
+Pairing = Literal["halves", "neighbours"]
+
+
+def rope_frequencies(head_dim: int, *, base: float = 10_000.0) -> Float[Array, " {head_dim//2}"]:
+    """Angular frequency of each feature pair, from 1 down to nearly ``1 / base``.
+
+        frequencies[j] = base ** (-2 * j / head_dim),    j = 0 ... head_dim / 2 - 1
+
+    Pair ``j`` comes round every ``2 * pi / frequencies[j]`` positions. A larger base makes every
+    pair but the first turn more slowly. They are computed in float64 and rounded once.
+
+    Args:
+        head_dim: Features to rotate in each head. For partial rotary positions this is the rotated
+            part, not the whole head.
+        base: Also called theta.
+
+    Returns:
+        Radians per position, float32.
+
+    Raises:
+        ValueError: If ``head_dim`` is odd or less than two.
+
+    References:
+        Su et al., RoFormer: Enhanced Transformer with Rotary Position Embedding, 2021.
+        arXiv:2104.09864, section 3.2.2
+    """
+    if head_dim % 2 or head_dim < 2:
+        raise ValueError(
+            f"Rotary positions pair up features, so head_dim must be even; got {head_dim}."
+        )
+    return jnp.asarray(base ** (-np.arange(0, head_dim, 2) / head_dim), jnp.float32)
+
+
+def rope_rotations(
+    positions: Real[Array, "*batch T"], frequencies: Float[Array, " C"]
+) -> Complex64[Array, "*batch T C"]:
+    """One unit complex number per position and feature pair.
+
+        rotations[t, j] = exp(i * positions[t] * frequencies[j])
+
+    Phases are float32 whatever the dtype of the positions, so they are off by up to 1e-7 of
+    themselves: the cosine of the fastest pairs by 2e-4 near position 4,000, 1e-2 near 100,000, 1e-1
+    near a million, and wholly beyond ten million. The slow pairs that tell far positions apart stay
+    good a hundred times further. Integers are the dtype to use: bfloat16 counts to 256 only.
+
+    Nothing is looked up in a table, so no position is out of range. Where a scaling comes with an
+    attention factor (YaRN, LongRoPE), multiply the rotations of queries and keys by it.
+
+    Args:
+        positions: Absolute positions: packed, offset, negative or fractional ones work.
+        frequencies: Radians per position, from `rope_frequencies`, scaled or not.
+
+    Returns:
+        The rotations, to be shared by all heads and layers.
+
+    References:
+        Su et al., RoFormer: Enhanced Transformer with Rotary Position Embedding, 2021.
+        arXiv:2104.09864, section 3.2.1
+    """
+    phases = jnp.multiply.outer(positions.astype(jnp.float32), frequencies.astype(jnp.float32))
+    return jax.lax.complex(jnp.cos(phases), jnp.sin(phases))
+
+
+def as_complex(x: Float[Array, "*batch H"], *, pairing: Pairing) -> Complex64[Array, "*batch H//2"]:
+    """Read pairs of features as complex numbers, the first of each pair as the real part."""
+    if pairing == "halves":
+        real, imag = jnp.split(x, 2, axis=-1)
+    else:
+        real, imag = jnp.unstack(x.reshape(*x.shape[:-1], -1, 2), axis=-1)
+    return jax.lax.complex(real.astype(jnp.float32), imag.astype(jnp.float32))
+
+
+def as_real(z: Complex[Array, "*batch C"], *, pairing: Pairing) -> Float[Array, "*batch 2*C"]:
+    """Write complex numbers back as pairs of features; the inverse of `as_complex`."""
+    if pairing == "halves":
+        return jnp.concatenate([z.real, z.imag], axis=-1)
+    return jnp.stack([z.real, z.imag], axis=-1).reshape(*z.shape[:-1], -1)
+
+
+def rotate(
+    x: Float[Array, "*batch T N H"],
+    rotations: Complex64[Array, "*#batch T C"],
+    *,
+    pairing: Pairing = "halves",
+) -> Float[Array, "*batch T N H"]:
+    """Apply rotary positions: read feature pairs as complex numbers and multiply.
+
+        z[j] -> z[j] * exp(i * position * frequency[j])
+
+    A rotation keeps lengths, and <rotate(q, m), rotate(k, n)> depends on m - n only, which is what
+    makes attention relative. Position zero changes nothing. The inverse is the conjugate:
+    ``rotate(rotate(x, r), jnp.conj(r))`` is ``x``.
+
+    With fewer rotations than pairs the first ``2 * C`` features of each head turn, paired among
+    themselves, and the rest pass through (GPT-J, GPT-NeoX, Nemotron).
+
+    Args:
+        x: Queries, keys, or whatever else is to turn.
+        rotations: From `rope_rotations`, shared by all heads. Their leading axes may be absent or
+            one where all of the batch shares its positions.
+        pairing: "halves" pairs feature j with j + C (GPT-NeoX, Llama, Qwen, Gemma); "neighbours"
+            pairs 2j with 2j + 1 (RoFormer, GPT-J, Cohere). They differ by a fixed permutation of
+            features, so a checkpoint works with one of them only.
+
+    Returns:
+        The rotated features, computed in float32, in the dtype of ``x``.
+
+    Raises:
+        ValueError: If there are more rotations than feature pairs, or the pairing is unknown.
+
+    References:
+        Su et al., RoFormer: Enhanced Transformer with Rotary Position Embedding, 2021.
+        arXiv:2104.09864, section 3.2; partial: Black et al., GPT-NeoX-20B, 2022. arXiv:2204.06745,
+        section 2.1
+    """
+    width = 2 * rotations.shape[-1]
+    if width > x.shape[-1]:
+        raise ValueError(
+            f"{rotations.shape[-1]} rotations turn {width} features; each head has {x.shape[-1]}."
+        )
+    if pairing not in get_args(Pairing):
+        raise ValueError(f"pairing must be one of {get_args(Pairing)}; got {pairing!r}.")
+    turning, passing = jnp.split(x, [width], axis=-1)
+    z = as_complex(turning, pairing=pairing)
+    turned = z * jnp.broadcast_to(rotations[..., None, :], z.shape)
+    return jnp.concatenate([as_real(turned, pairing=pairing).astype(x.dtype), passing], axis=-1)

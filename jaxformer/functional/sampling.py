@@ -1,0 +1,139 @@
+"""Reshaping of next-token logits before sampling: logits in, logits out, -inf where unwanted.
+
+Each takes ``[*batch, V]`` and keeps the dtype; they compose in any order a caller likes. Sample
+from the result with `jax.random.categorical`.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+
+def _keep(
+    logits: Float[Array, "*batch V"], kept: Bool[Array, "*batch V"]
+) -> Float[Array, "*batch V"]:
+    return jnp.where(kept, logits, jnp.full_like(logits, -jnp.inf))
+
+
+def scale_by_temperature(
+    logits: Float[Array, "*batch V"], temperature: float
+) -> Float[Array, "*batch V"]:
+    """Divide by the temperature: below 1 sharpens the distribution, above 1 flattens it.
+
+    Raises:
+        ValueError: If `temperature` is not positive. Its limit at 0 is the argmax: take that.
+    """
+    if not 0 < temperature < math.inf:
+        raise ValueError(f"temperature must be positive and finite; got {temperature}.")
+    return (logits.astype(jnp.float32) / temperature).astype(logits.dtype)
+
+
+def keep_top_k(logits: Float[Array, "*batch V"], k: int) -> Float[Array, "*batch V"]:
+    """Keep the `k` largest logits, and all that tie with the last of them.
+
+    Raises:
+        ValueError: If `k` is not between 1 and V.
+
+    References:
+        Fan, Lewis and Dauphin, Hierarchical Neural Story Generation, 2018. arXiv:1805.04833,
+        section 5.4
+    """
+    if not 1 <= k <= logits.shape[-1]:
+        raise ValueError(f"k must be between 1 and the vocabulary {logits.shape[-1]}; got {k}.")
+    last = jax.lax.top_k(logits, k)[0][..., -1:]
+    return _keep(logits, logits >= last)
+
+
+def keep_top_p(logits: Float[Array, "*batch V"], p: float) -> Float[Array, "*batch V"]:
+    """Keep the fewest tokens whose probabilities add up to at least `p`: the nucleus.
+
+    A token stays if the tokens more likely than it hold less than `p` together. The likeliest
+    token therefore always stays, and tokens that tie with the last kept one stay too (Hugging
+    Face keeps some of them, in the order its sort left them).
+
+    Args:
+        logits: Next-token logits.
+        p: Probability to keep, in (0, 1]; 1 keeps everything.
+
+    Returns:
+        The logits, -inf outside the nucleus.
+
+    Raises:
+        ValueError: If `p` is outside (0, 1].
+
+    References:
+        Holtzman et al., The Curious Case of Neural Text Degeneration, 2019. arXiv:1904.09751,
+        section 3.1
+    """
+    if not 0 < p <= 1:
+        raise ValueError(f"p must be in (0, 1]; got {p}.")
+    if p == 1:
+        return logits
+    wide = logits.astype(jnp.float32)
+    descending = jnp.sort(wide, axis=-1, descending=True)
+    probabilities = jax.nn.softmax(descending, axis=-1)
+    before = jnp.cumsum(probabilities, axis=-1) - probabilities
+    last = jnp.min(descending, axis=-1, keepdims=True, where=before < p, initial=jnp.inf)
+    return _keep(logits, wide >= last)
+
+
+def keep_min_p(logits: Float[Array, "*batch V"], p: float) -> Float[Array, "*batch V"]:
+    """Keep tokens at least `p` times as likely as the likeliest one, which always stays.
+
+        keep if logit >= max(logits) + log(p)
+
+    Raises:
+        ValueError: If `p` is outside (0, 1].
+
+    References:
+        Nguyen et al., Turning Up the Heat: Min-p Sampling for Creative and Coherent LLM Outputs,
+        2024. arXiv:2407.01082, section 3
+    """
+    if not 0 < p <= 1:
+        raise ValueError(f"p must be in (0, 1]; got {p}.")
+    wide = logits.astype(jnp.float32)
+    return _keep(logits, wide >= jnp.max(wide, axis=-1, keepdims=True) + math.log(p))
+
+
+def seen_tokens(tokens: Int[Array, "*batch T"], vocab_size: int) -> Bool[Array, "*batch V"]:
+    """Mark which tokens of the vocabulary occur; ids outside it, such as -1 for padding, do not."""
+    *batch, T = tokens.shape
+    rows = tokens.reshape(math.prod(batch), T)
+    inside = jnp.where(rows < 0, vocab_size, rows)  # negative ids would count from the end
+    which = jnp.broadcast_to(jnp.arange(len(rows))[:, None], rows.shape)
+    seen = jnp.zeros((len(rows), vocab_size), bool).at[which, inside].set(True, mode="drop")
+    return seen.reshape(*batch, vocab_size)
+
+
+def penalise_repetition(
+    logits: Float[Array, "*batch V"], seen: Bool[Array, "*batch V"], penalty: float
+) -> Float[Array, "*batch V"]:
+    """Make tokens that occurred less likely: positive logits shrink, negative ones grow.
+
+        y = logit / penalty if logit > 0 else logit * penalty        (where seen)
+
+    The result depends on where the zero of the logits lies, which probabilities do not: apply it
+    to the model's raw logits, before anything that shifts them.
+
+    Args:
+        logits: Next-token logits.
+        seen: True for tokens that occurred; from `seen_tokens`.
+        penalty: 1 changes nothing; the paper uses 1.2. Below 1 rewards repetition.
+
+    Returns:
+        The logits, changed where `seen`.
+
+    Raises:
+        ValueError: If `penalty` is not positive.
+
+    References:
+        Keskar et al., CTRL: A Conditional Transformer Language Model for Controllable Generation,
+        2019. arXiv:1909.05858, section 4.1
+    """
+    if not 0 < penalty < math.inf:
+        raise ValueError(f"penalty must be positive and finite; got {penalty}.")
+    wide = logits.astype(jnp.float32)
+    penalised = jnp.where(wide > 0, wide / penalty, wide * penalty).astype(logits.dtype)
+    return jnp.where(seen, penalised, logits)

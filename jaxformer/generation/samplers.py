@@ -1,0 +1,89 @@
+"""How the next token is chosen from logits: frozen values, applied by `choose`."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from jaxformer import functional as F
+
+
+@dataclass(frozen=True, kw_only=True)
+class Greedy:
+    """The most likely token."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """A random token from the distribution, sharpened and cut as asked. None: not cut.
+
+    The order is repetition penalty, temperature, top-k, top-p, min-p.
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float = 1.0
+
+    def __post_init__(self):
+        if self.temperature <= 0:
+            raise ValueError(
+                f"temperature must be above 0; got {self.temperature}. For the most likely token "
+                "use Greedy()."
+            )
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"top_k keeps at least one token; got {self.top_k}.")
+        for name in ("top_p", "min_p"):
+            share = getattr(self, name)
+            if share is not None and not 0 < share <= 1:
+                raise ValueError(f"{name} is a probability in (0, 1]; got {share}.")
+        if self.repetition_penalty <= 0:
+            raise ValueError(
+                f"repetition_penalty divides logits, so it must be above 0; "
+                f"got {self.repetition_penalty}."
+            )
+
+
+Sampler = Greedy | Sample
+
+
+def choose(
+    sampler: Sampler,
+    logits: Float[Array, "*batch V"],
+    seen: Bool[Array, "*batch V"],
+    key: PRNGKeyArray,
+) -> Int[Array, "*batch"]:
+    """The next token of each row.
+
+    Args:
+        sampler: How to choose.
+        logits: Of the next token.
+        seen: Which tokens stand in the text so far.
+        key: Used by `Sample` alone.
+
+    Returns:
+        One token id a row.
+    """
+    match sampler:
+        case Greedy():
+            return jnp.argmax(logits, axis=-1)
+        case Sample():
+            return jax.random.categorical(key, filtered(sampler, logits, seen), axis=-1)
+
+
+def filtered(
+    sampler: Sample, logits: Float[Array, "*batch V"], seen: Bool[Array, "*batch V"]
+) -> Float[Array, "*batch V"]:
+    """The logits that `Sample` draws from."""
+    if sampler.repetition_penalty != 1:
+        logits = F.penalise_repetition(logits, seen, sampler.repetition_penalty)
+    logits = F.scale_by_temperature(logits, sampler.temperature)
+    if sampler.top_k is not None:
+        logits = F.keep_top_k(logits, min(sampler.top_k, logits.shape[-1]))
+    if sampler.top_p is not None:
+        logits = F.keep_top_p(logits, sampler.top_p)
+    if sampler.min_p is not None:
+        logits = F.keep_min_p(logits, sampler.min_p)
+    return logits

@@ -1,0 +1,12 @@
+"""Flax linen modules: parameters around calls into `functional`, and nothing else."""
+
+from jaxformer.layers.attention import Attention as Attention
+from jaxformer.layers.block import Block as Block
+from jaxformer.layers.feed_forward import FeedForward as FeedForward
+from jaxformer.layers.guide import Guide as Guide
+from jaxformer.layers.linear import Linear as Linear
+from jaxformer.layers.mode import Mode as Mode
+from jaxformer.layers.norms import Norm as Norm
+from jaxformer.layers.rotary import RotaryEmbedding as RotaryEmbedding
+from jaxformer.layers.stack import Stack as Stack
+from jaxformer.layers.transformer import Transformer as Transformer

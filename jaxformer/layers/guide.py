@@ -1,0 +1,138 @@
+"""What positions mean to one layer: computed once a step, then read by every layer alike."""
+
+from functools import reduce
+from operator import and_
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Complex64, Float, Int
+
+from jaxformer import config as c
+from jaxformer import functional as F
+
+
+class Guide(NamedTuple):
+    """The arrays that attention needs beside queries, keys and values. None: not used.
+
+    `mask` is [*batch, T, S], or [*batch, N, T, S] where it differs by head; `bias` is
+    [*batch, N, T, S]; `rotations` are unit complex numbers, [*batch, T, C].
+    """
+
+    mask: Bool[Array, "..."] | None = None
+    bias: Float[Array, "..."] | None = None
+    rotations: Complex64[Array, "*batch T C"] | None = None
+
+
+class Places(NamedTuple):
+    """Where each token stands: its position, and the document it belongs to (None: only one).
+
+    Both have the same shape; [T] serves a whole batch.
+    """
+
+    positions: Int[Array, "*batch T"]
+    segments: Int[Array, "*batch T"] | None = None
+
+
+def mask(
+    window: c.Window, places: Places, *, num_heads: int, causal: bool, batch_axes: int
+) -> Bool[Array, "..."] | None:
+    """Which keys each query may see. None where it may see all.
+
+    A mask that differs by head has all of the model's `batch_axes`, of size one where places have
+    none, since the number of axes tells it from one that heads share.
+    """
+    at = places.positions
+    parts = []
+    if causal:
+        parts.append(F.causal_mask(at, at))
+    if isinstance(window, int):
+        parts.append(F.window_mask(at, at, window, lookahead=0 if causal else window - 1))
+    if places.segments is not None:
+        parts.append(F.segment_mask(places.segments, places.segments))
+    joined = reduce(and_, parts) if parts else None
+    if not isinstance(window, c.BlockSparse):
+        return joined
+    blocks = F.block_sparse_mask(
+        at,
+        at,
+        num_heads=num_heads,
+        block=window.block,
+        local_blocks=window.local_blocks,
+        stride=window.stride,
+    )
+    by_head = blocks if joined is None else blocks & jnp.expand_dims(joined, -3)
+    return jnp.expand_dims(by_head, tuple(range(batch_axes - (at.ndim - 1))))
+
+
+def source_mask(
+    places: Places, source_segments: Int[Array, "*batch S"] | None
+) -> Bool[Array, "*batch T S"] | None:
+    """Which source tokens each target token may see: those of its own pair, never padding (0)."""
+    if source_segments is None:
+        return None
+    real = jnp.expand_dims(source_segments > 0, -2)
+    if places.segments is None:
+        return jnp.broadcast_to(
+            real, (*real.shape[:-2], places.positions.shape[-1], real.shape[-1])
+        )
+    return F.segment_mask(places.segments, source_segments) & real
+
+
+def rotations(rope: c.Rope, head_dim: int, places: Places) -> Complex64[Array, "*batch T C"]:
+    """The unit complex numbers that turn queries and keys at these places."""
+    length = jnp.max(places.positions) + 1
+    return F.rope_rotations(places.positions, frequencies(rope, head_dim, length))
+
+
+def frequencies(rope: c.Rope, head_dim: int, length: Int[Array, ""]) -> Float[Array, " C"]:
+    """Rotary frequencies of one head, stretched as the configuration says."""
+    width = rope.width(head_dim)
+    plain = F.rope_frequencies(width, base=rope.base)
+    match rope.scaling:
+        case None:
+            return plain
+        case c.LinearScaling() as s:
+            return F.rope_scale_linear(plain, factor=s.factor)
+        case c.NTKScaling() as s:
+            return F.rope_scale_ntk(plain, factor=s.factor)
+        case c.DynamicNTK() as s:
+            return F.rope_scale_dynamic_ntk(
+                plain, length=length, factor=s.factor, original_max_length=s.original_max_length
+            )
+        case c.Llama3Scaling() as s:
+            return F.rope_scale_llama3(
+                plain,
+                factor=s.factor,
+                low_freq_factor=s.low_freq_factor,
+                high_freq_factor=s.high_freq_factor,
+                original_max_length=s.original_max_length,
+            )
+        case c.Yarn() as s:
+            return F.rope_scale_yarn(
+                plain,
+                base=rope.base,
+                factor=s.factor,
+                original_max_length=s.original_max_length,
+                beta_fast=s.beta_fast,
+                beta_slow=s.beta_slow,
+            )
+        case c.LongRope() as s:
+            return F.rope_scale_longrope(
+                plain,
+                jnp.asarray(s.short, jnp.float32),
+                jnp.asarray(s.long, jnp.float32),
+                length=length,
+                original_max_length=s.original_max_length,
+            )
+
+
+def magnitude(rope: c.Rope) -> float:
+    """What multiplies rotated queries and keys (YaRN and LongRoPE; 1 otherwise)."""
+    match rope.scaling:
+        case c.Yarn(attention_factor=None, factor=factor):
+            return F.yarn_attention_factor(factor)
+        case c.LongRope(attention_factor=None) as s:
+            return F.longrope_attention_factor(s.max_length, s.original_max_length)
+        case c.Yarn(attention_factor=factor) | c.LongRope(attention_factor=factor):
+            return factor
+    return 1.0

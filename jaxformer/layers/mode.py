@@ -1,0 +1,38 @@
+"""How a model runs, as opposed to what it is."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import jax.numpy as jnp
+from flax import linen as nn
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from jaxformer import functional as F
+
+Remat = Literal["none", "dots", "full"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mode:
+    """Run-time choices that every module sees; none of them changes a parameter.
+
+    `dtype` is that of the computation (parameters stay float32 and are cast at use).
+    `deterministic` switches dropout off. `remat` names what the backward pass recomputes: nothing
+    ("none"), all but the results of matrix products ("dots"), or everything inside a block
+    ("full"). `scan` runs the layers as one compiled loop; without it they are unrolled.
+    """
+
+    dtype: DTypeLike = jnp.float32
+    deterministic: bool = True
+    remat: Remat = "none"
+    scan: bool = True
+
+
+def dropout(
+    module: nn.Module, x: Float[Array, "*shape"], rate: float, mode: Mode
+) -> Float[Array, "*shape"]:
+    """Drop values of `x` in training, with a key from the module's "dropout" stream."""
+    if mode.deterministic or rate == 0:
+        return x
+    return F.dropout(x, rate, module.make_rng("dropout"))

@@ -1,0 +1,194 @@
+"""Updates that read a kernel as a matrix: Muon and Adafactor.
+
+A kernel is stored with its own axes: `[D, N, H]`, stacked over layers `[L, D, N, H]`. Both rules
+are about one matrix from inputs to outputs, so each layer of a stack, and each expert, is updated
+as if it stood alone.
+"""
+
+import math
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.tree_util import KeyPath, keystr, tree_flatten_with_path, tree_map_with_path
+from jaxtyping import Array, Float, Int
+
+Role = Literal["kernel", "head", "embedding", "bias", "scale"]
+
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+
+
+class AdafactorState(NamedTuple):
+    """Updates made, and per parameter its mean squares: of (rows, columns), or of (elements,)."""
+
+    count: Int[Array, ""]
+    mean_squares: Any
+
+
+def role(path: KeyPath) -> Role:
+    """What a parameter is for, from its path in the tree.
+
+    Args:
+        path: As given by `jax.tree_util.tree_map_with_path`.
+
+    Returns:
+        "kernel" of a layer; "head", the kernel from features to the vocabulary; "embedding", a
+        table of vectors or biases; "bias"; or "scale" of a norm.
+
+    Raises:
+        ValueError: The last name on the path is none of those.
+    """
+    names = path_names(path)
+    match names[-1]:
+        case "kernel":
+            return "head" if "head" in names else "kernel"
+        case "embedding" | "bias" | "scale" as name:
+            return name
+    raise ValueError(
+        f"Parameter {'/'.join(names)} has no role: "
+        "its own name must be kernel, embedding, bias or scale."
+    )
+
+
+def path_names(path: KeyPath) -> list[str]:
+    """Names of the modules on the path, then the parameter's own."""
+    return keystr(path, simple=True, separator="/").split("/")
+
+
+def own_axes(path: KeyPath, ndim: int) -> tuple[int, ...]:
+    """Axes of a parameter without the one that stacks layers."""
+    return tuple(range(1 if "layers" in path_names(path) else 0, ndim))
+
+
+def matrix_axes(path: KeyPath, ndim: int) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Input axes and output axes of a kernel or table; None for what is no matrix.
+
+    Heads are outputs of query, key and value, and inputs of out. Axes before both, of stacked
+    layers and of experts, count matrices.
+    """
+    if role(path) in ("bias", "scale"):
+        return None
+    module = path_names(path)[-2]
+    if len(own_axes(path, ndim)) >= 3 and module in ("query", "key", "value"):
+        return (ndim - 3,), (ndim - 2, ndim - 1)
+    if len(own_axes(path, ndim)) >= 3 and module == "out":
+        return (ndim - 3, ndim - 2), (ndim - 1,)
+    return (ndim - 2,), (ndim - 1,)
+
+
+def orthogonalize(x: Float[Array, "*batch R C"], *, steps: int = 5) -> Float[Array, "*batch R C"]:
+    """Bring all singular values of a matrix near 1 and keep its singular vectors.
+
+        y <- x / ||x||_F;   y <- 3.4445 y - 4.7750 (y y^T) y + 2.0315 (y y^T)^2 y   `steps` times
+
+    The polynomial is steep at 0 rather than exact at 1: after five steps, singular values that were
+    above 0.003 of the norm lie between 0.68 and 1.21.
+
+    Args:
+        x: Matrices along the last two axes, in any float dtype.
+        steps: Iterations.
+
+    Returns:
+        The matrices, in the dtype of `x`. A zero matrix stays zero.
+
+    References:
+        Jordan et al., Muon: An optimizer for hidden layers in neural networks, 2024.
+        Bernstein and Newhouse, Old Optimizer, New Norm: An Anthology, 2024. arXiv:2409.20325
+    """
+    a, b, c = NEWTON_SCHULZ
+    wide = x.astype(jnp.float32)
+    tall = x.shape[-2] > x.shape[-1]
+    y = jnp.matrix_transpose(wide) if tall else wide  # the smaller Gram matrix is cheaper
+    y = y / (jnp.sqrt(jnp.sum(jnp.square(y), axis=(-2, -1), keepdims=True)) + 1e-7)
+    for _ in range(steps):
+        gram = y @ jnp.matrix_transpose(y)
+        y = a * y + (b * gram + c * gram @ gram) @ y
+    return (jnp.matrix_transpose(y) if tall else y).astype(x.dtype)
+
+
+def scale_by_muon(*, momentum: float, rms: float) -> optax.GradientTransformation:
+    """Replace each kernel's momentum by the nearest orthogonal matrix.
+
+        m <- momentum m + g
+        update = rms sqrt(max(inputs, outputs)) orthogonalize(g + momentum m)
+
+    An orthogonal matrix has root mean square `max(inputs, outputs) ** -0.5`, so `rms` is that of
+    the update, whatever the matrix's shape. AdamW's is about 0.2, and then both take the same
+    learning rate and weight decay.
+
+    References:
+        Jordan et al., Muon: An optimizer for hidden layers in neural networks, 2024.
+        Liu et al., Muon is Scalable for LLM Training, 2025, section 2.2. arXiv:2502.16982
+    """
+
+    def one(path, g):
+        inputs, outputs = matrix_axes(path, g.ndim)
+        rows, columns = (math.prod(g.shape[i] for i in axes) for axes in (inputs, outputs))
+        matrices = g.reshape(*g.shape[: inputs[0]], rows, columns)
+        return rms * max(rows, columns) ** 0.5 * orthogonalize(matrices).reshape(g.shape)
+
+    return optax.chain(
+        optax.trace(momentum, nesterov=True),
+        optax.stateless(lambda updates, params: tree_map_with_path(one, updates)),
+    )
+
+
+def scale_by_adafactor(
+    *, decay_exponent: float, clip: float, min_scale: float, eps: float = 1e-30
+) -> optax.GradientTransformation:
+    """Divide by the root of a mean square that is kept only per row and per column of a matrix.
+
+        r <- b r + (1 - b) mean over columns of (g^2 + eps)       b = 1 - t ** -decay_exponent
+        c <- b c + (1 - b) mean over rows of (g^2 + eps)          t = 1, 2, ...
+        u = g / sqrt(r c / mean(r))                               vectors keep every mean square
+        update = u / max(1, rms(u) / clip) * max(min_scale, rms(parameter))
+
+    References:
+        Shazeer and Stern, Adafactor: Adaptive Learning Rates with Sublinear Memory Cost, 2018,
+            algorithms 4 and 5. arXiv:1804.04235
+    """
+
+    def start(path, x):
+        axes = matrix_axes(path, x.ndim)
+        kept = ((),) if axes is None else reversed(axes)
+        shapes = [[1 if i in gone else n for i, n in enumerate(x.shape)] for gone in kept]
+        return tuple(jnp.zeros(shape, x.dtype) for shape in shapes)
+
+    def one(path, g, means, x, b):
+        axes, whole = matrix_axes(path, g.ndim), own_axes(path, g.ndim)
+        square = jnp.square(g) + eps
+        kept = ((),) if axes is None else reversed(axes)
+        means = tuple(
+            b * old + (1 - b) * jnp.mean(square, axis=a, keepdims=True)
+            for old, a in zip(means, kept, strict=True)
+        )
+        if axes is None:
+            u = g * jax.lax.rsqrt(means[0])
+        else:
+            row = means[0] / jnp.mean(means[0], axis=axes[0], keepdims=True)
+            u = g * jax.lax.rsqrt(row) * jax.lax.rsqrt(means[1])
+            whole = axes[0] + axes[1]
+        u = u / jnp.maximum(1, root_mean_square(u, whole) / clip)
+        return u * jnp.maximum(min_scale, root_mean_square(x, whole)), means
+
+    def init(params):
+        return AdafactorState(jnp.zeros([], jnp.int32), tree_map_with_path(start, params))
+
+    def update(grads, state, params):
+        b = 1 - (state.count + 1).astype(jnp.float32) ** -decay_exponent
+        leaves, tree = tree_flatten_with_path(grads)
+        rest = zip(tree.flatten_up_to(state.mean_squares), tree.flatten_up_to(params), strict=True)
+        pairs = [
+            one(path, g, means, x, b) for (path, g), (means, x) in zip(leaves, rest, strict=True)
+        ]
+        updates, means = ([pair[i] for pair in pairs] for i in (0, 1))
+        count = optax.safe_increment(state.count)
+        return tree.unflatten(updates), AdafactorState(count, tree.unflatten(means))
+
+    return optax.GradientTransformation(init, update)
+
+
+def root_mean_square(x: Float[Array, "..."], axes: tuple[int, ...]) -> Float[Array, "..."]:
+    """Over `axes`, which stay with length one."""
+    return jnp.sqrt(jnp.mean(jnp.square(x), axis=axes, keepdims=True))

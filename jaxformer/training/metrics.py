@@ -1,0 +1,278 @@
+"""Where a run's numbers go: a file of JSON lines, TensorBoard, Weights & Biases.
+
+Every writer has `write(step, metrics)` and `close()`, and `Metrics` sends to several at once.
+A writer that cannot store a number raises at once, from the call that brought it: a full disk
+ends a run with a message, never with a silent gap in its curves.
+"""
+
+import json
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Protocol, SupportsFloat, runtime_checkable
+
+RESERVED = ("step", "time")
+NON_FINITE = ("NaN", "Infinity", "-Infinity")
+
+
+@runtime_checkable
+class Writer(Protocol):
+    """Anything that stores numbers by step."""
+
+    def write(self, step: int, metrics: Mapping[str, SupportsFloat]) -> None:
+        """Store `metrics` as the numbers of `step`."""
+        ...
+
+    def close(self) -> None:
+        """Finish; nothing may be written afterwards."""
+        ...
+
+
+class Metrics:
+    """Send every number to all of `writers`; none at all is allowed (a host that keeps quiet).
+
+        with Metrics([JsonLines("runs/a/metrics.jsonl"), TensorBoard("runs/a")]) as metrics:
+            metrics.write(1, {"loss": 5.2})
+
+    Args:
+        writers: Where to. They are closed together, each of them even when another fails.
+    """
+
+    def __init__(self, writers: Sequence[Writer]) -> None:
+        self._writers = tuple(writers)
+        self._exits = ExitStack()
+        for writer in self._writers:
+            self._exits.callback(writer.close)
+
+    def write(self, step: int, metrics: Mapping[str, SupportsFloat]) -> None:
+        """Send the numbers of `step` to every writer."""
+        for writer in self._writers:
+            writer.write(step, metrics)
+
+    def close(self) -> None:
+        """Close every writer. Closing twice does nothing the second time."""
+        self._exits.close()
+
+    def __enter__(self) -> "Metrics":
+        """Give itself to `with`, which closes it."""
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Close every writer."""
+        self.close()
+
+
+class JsonLines:
+    """One JSON object a line: the step, the time, then each number under its name.
+
+        {"step": 20, "time": 1767225600.0, "loss": 5.25, "learning_rate": 0.0003}
+
+    `time` is in seconds since 1970. JSON has no NaN and no infinities, so these are written as the
+    strings "NaN", "Infinity" and "-Infinity", which `float` reads in most languages. Each line is
+    on its way to the disk before `write` returns, and one that does not fit is taken back whole.
+
+    Args:
+        path: The file. Its folder is made where it is missing.
+        resume_from: None for a new run. A resumed run gives the step of the checkpoint it starts
+            from: lines beyond it, which the run will now write again, are dropped, and so is a
+            last line that was cut short. The file is replaced in one move or not at all.
+
+    Raises:
+        ValueError: The file already holds lines and `resume_from` is None, or it holds a line
+            that is not such an object.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, resume_from: int | None = None) -> None:
+        self._path = Path(path)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        if self._path.exists():
+            self._keep(resume_from)
+        # Unbuffered, so that an error belongs to the line that caused it.
+        self._file = open(self._path, "ab", buffering=0)
+
+    def _keep(self, resume_from: int | None) -> None:
+        records = read_json_lines(self._path)
+        if resume_from is None:
+            if records:
+                raise ValueError(
+                    f"{self._path} already holds {len(records)} lines, the last of step "
+                    f"{records[-1]['step']}. Resume from a step, or write to another file."
+                )
+            return
+        kept = b"".join(_line(record) for record in records if record["step"] <= resume_from)
+        beside = self._path.with_name(self._path.name + ".tmp")
+        try:
+            with _explained(beside, resume_from), open(beside, "wb") as file:
+                file.write(kept)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(beside, self._path)
+        finally:
+            beside.unlink(missing_ok=True)
+
+    def write(self, step: int, metrics: Mapping[str, SupportsFloat]) -> None:
+        """Append one line.
+
+        Raises:
+            ValueError: A metric is called "step" or "time".
+            OSError: The line could not be stored; the file ends with the line before it.
+        """
+        taken = [name for name in RESERVED if name in metrics]
+        if taken:
+            raise ValueError(f"A metric cannot be called {taken[0]!r}: every line has that field.")
+        numbers = {name: float(value) for name, value in metrics.items()}
+        line = _line({"step": int(step), "time": time.time(), **numbers})
+        end = os.fstat(self._file.fileno()).st_size
+        with _explained(self._path, step):
+            try:
+                rest = line
+                while rest:  # a nearly full disk takes a part and fails on the next call
+                    rest = rest[self._file.write(rest) :]
+            except OSError:
+                self._file.truncate(end)
+                raise
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def read_json_lines(path: str | os.PathLike[str]) -> list[dict[str, float | int]]:
+    """Read what `JsonLines` wrote: one mapping a line, with `step` and `time` among its names.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The lines in order. One without its line end was cut short by a crash and is left out.
+
+    Raises:
+        ValueError: A line is not a JSON object that has a step.
+    """
+    *lines, _ = Path(path).read_bytes().split(b"\n")
+    records = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            fields = json.loads(line)
+            numbers = {k: float(v) if isinstance(v, str) else v for k, v in fields.items()}
+            records.append({"step": numbers.pop("step"), **numbers})
+        except (ValueError, AttributeError, KeyError) as error:
+            raise ValueError(f"{path}, line {number} is no line of metrics: {line!r}") from error
+    return records
+
+
+def _line(record: Mapping[str, float | int]) -> bytes:
+    writable = {name: _finite_or_text(value) for name, value in record.items()}
+    return json.dumps(writable, allow_nan=False, ensure_ascii=False).encode() + b"\n"
+
+
+def _finite_or_text(value: float | int) -> float | int | str:
+    if math.isfinite(value):
+        return value
+    not_a_number, infinity, minus_infinity = NON_FINITE
+    if math.isnan(value):
+        return not_a_number
+    return infinity if value > 0 else minus_infinity
+
+
+@contextmanager
+def _explained(path: str | os.PathLike[str], step: int) -> Iterator[None]:
+    """Say of an operating system's error which file and step it hit."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(
+            error.errno,
+            f"Metrics of step {step} could not be written to {os.fspath(path)}: {error.strerror}.",
+        ) from error
+
+
+class TensorBoard:
+    """An event file that `tensorboard --logdir` reads. Needs the `train` extra.
+
+    Args:
+        folder: Where the event file goes; a resumed run adds one more to the same folder.
+        resume_from: The step of the checkpoint that a resumed run starts from; TensorBoard hides
+            what earlier event files say about later steps. None for a new run.
+
+    Raises:
+        ImportError: tensorboardX is not installed.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], *, resume_from: int | None = None) -> None:
+        try:
+            from tensorboardX.event_file_writer import EventsWriter
+            from tensorboardX.proto import event_pb2, summary_pb2
+            from tensorboardX.record_writer import directory_check
+        except ImportError as error:
+            raise ImportError(
+                "TensorBoard files need tensorboardX: pip install 'jaxformer[train]'"
+            ) from error
+        self._event, self._summary = event_pb2.Event, summary_pb2.Summary
+        self._folder = os.fspath(folder)
+        directory_check(self._folder)
+        # Not SummaryWriter: its thread dies of a full disk, and then the run waits for ever on a
+        # queue that nobody empties. The suffix keeps two writers of one second apart.
+        self._events = EventsWriter(os.path.join(self._folder, "events"), f".{time.time_ns()}")
+        self._step = resume_from or 0
+        if resume_from is not None:
+            start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+            purge = self._event(wall_time=time.time(), step=resume_from + 1, session_log=start)
+            self._store(resume_from + 1, purge)
+
+    def write(self, step: int, metrics: Mapping[str, SupportsFloat]) -> None:
+        """Store one scalar a name; a slash in a name makes a group in TensorBoard.
+
+        Raises:
+            OSError: The event could not be stored.
+        """
+        values = [
+            self._summary.Value(tag=name, simple_value=float(value))
+            for name, value in metrics.items()
+        ]
+        summary = self._summary(value=values)
+        self._store(step, self._event(wall_time=time.time(), step=int(step), summary=summary))
+
+    def _store(self, step: int, event: Any) -> None:
+        self._step = step
+        with _explained(self._folder, step):
+            self._events.write_event(event)
+            self._events.flush()
+
+    def close(self) -> None:
+        """Close the event file."""
+        with _explained(self._folder, self._step):
+            self._events.close()
+
+
+class WeightsAndBiases:
+    """A run on Weights & Biases. Needs the `wandb` extra.
+
+    Args:
+        project: The project's name there.
+        name: The run's name. A resumed run is one more run of this name.
+        config: What the run's page shows as its configuration.
+
+    Raises:
+        ImportError: wandb is not installed.
+    """
+
+    def __init__(self, project: str, name: str, config: Mapping[str, Any]) -> None:
+        try:
+            import wandb
+        except ImportError as error:
+            raise ImportError(
+                "Weights & Biases needs wandb: pip install 'jaxformer[wandb]'"
+            ) from error
+        self._run = wandb.init(project=project, name=name, config=dict(config))
+
+    def write(self, step: int, metrics: Mapping[str, SupportsFloat]) -> None:
+        """Log the numbers of `step`. Steps must not decrease."""
+        self._run.log({name: float(value) for name, value in metrics.items()}, step=int(step))
+
+    def close(self) -> None:
+        """Finish the run and wait for its upload."""
+        self._run.finish()

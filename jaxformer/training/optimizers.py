@@ -1,0 +1,233 @@
+"""Optimizers, chosen as frozen dataclasses and built from `optax` transformations.
+
+    gradient -> clip by global norm -> optimizer -> + weight_decay * parameter -> * -learning_rate
+
+Weight decay is decoupled: it never enters the optimizer's statistics. Arithmetic and state are
+float32; updates come back in the dtype of the parameters.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.tree_util import tree_map_with_path
+
+from jaxformer.training.matrices import Role, role, scale_by_adafactor, scale_by_muon
+from jaxformer.training.schedules import Schedule, make_schedule
+
+
+def check(optimizer: Any, *, rates: tuple[str, ...] = (), positive: tuple[str, ...] = ()) -> None:
+    """Refuse settings no update can have: means that forget nothing, a division by zero."""
+    kind = type(optimizer).__name__
+    for name in rates:
+        if not 0 <= (value := getattr(optimizer, name)) < 1:
+            raise ValueError(f"{kind}.{name} must be at least 0 and below 1; got {value}.")
+    for name in positive:
+        if not (value := getattr(optimizer, name)) > 0:
+            raise ValueError(f"{kind}.{name} must be positive; got {value}.")
+    if optimizer.weight_decay < 0:
+        raise ValueError(f"{kind}.weight_decay must not be negative; got {optimizer.weight_decay}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamW:
+    """Gradient's moving mean over the root of its moving mean square.
+
+    References:
+        Loshchilov and Hutter, Decoupled Weight Decay Regularization, 2019. arXiv:1711.05101
+    """
+
+    b1: float = 0.9
+    b2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.1
+
+    def __post_init__(self):
+        check(self, rates=("b1", "b2"), positive=("eps",))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adafactor:
+    """Mean squares per row and column only; steps in proportion to each parameter's size.
+
+    The learning rate is therefore relative: 0.01 moves a matrix by one hundredth of its root mean
+    square. Parameters smaller than `min_scale` move as if they were that large.
+
+    References:
+        Shazeer and Stern, Adafactor: Adaptive Learning Rates with Sublinear Memory Cost, 2018.
+            arXiv:1804.04235
+    """
+
+    decay_exponent: float = 0.8
+    clip: float = 1.0
+    min_scale: float = 1e-3
+    weight_decay: float = 0.0
+
+    def __post_init__(self):
+        check(self, positive=("decay_exponent", "clip", "min_scale"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lion:
+    """The sign of a moving mean.
+
+    Every element moves by the whole learning rate, so that is a third to a tenth of AdamW's, and
+    the weight decay as many times larger.
+
+    References:
+        Chen et al., Symbolic Discovery of Optimization Algorithms, 2023, algorithm 2.
+            arXiv:2302.06675
+    """
+
+    b1: float = 0.9
+    b2: float = 0.99
+    weight_decay: float = 0.5
+
+    def __post_init__(self):
+        check(self, rates=("b1", "b2"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Muon:
+    """Orthogonalised momentum for the kernels of layers, AdamW for everything else.
+
+    The learning rate is that of the kernels; the rest takes `adamw_rate` times as much.
+    `adamw.weight_decay` is the rest's decay. See `scale_by_muon` for `rms`.
+
+    References:
+        Jordan et al., Muon: An optimizer for hidden layers in neural networks, 2024.
+        Liu et al., Muon is Scalable for LLM Training, 2025. arXiv:2502.16982
+    """
+
+    momentum: float = 0.95
+    rms: float = 0.2
+    weight_decay: float = 0.1
+    adamw: AdamW = AdamW()
+    adamw_rate: float = 1.0
+
+    def __post_init__(self):
+        check(self, rates=("momentum",), positive=("rms", "adamw_rate"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SGD:
+    """The gradient, or a decaying sum of gradients.
+
+    References:
+        Sutskever et al., On the importance of initialization and momentum in deep learning, 2013.
+    """
+
+    momentum: float = 0.9
+    nesterov: bool = False
+    weight_decay: float = 0.0
+
+    def __post_init__(self):
+        check(self, rates=("momentum",))
+
+
+Optimizer = AdamW | Adafactor | Lion | Muon | SGD
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """How gradients become updates. `clip_norm` is the largest global norm a gradient may keep."""
+
+    schedule: Schedule
+    optimizer: Optimizer = AdamW()
+    clip_norm: float | None = 1.0
+    decay_roles: tuple[Role, ...] = ("kernel", "head")
+
+    def __post_init__(self):
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise ValueError(f"clip_norm must be positive, or None for off; got {self.clip_norm}.")
+
+
+def learning_rate(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
+    """The rate that update number `step`, counted from 0, is multiplied by."""
+    return make_schedule(config.schedule, total_steps)
+
+
+def make_optimizer(config: OptimizerConfig, total_steps: int) -> optax.GradientTransformation:
+    """The whole road from gradients to updates.
+
+    Its state is a tree of arrays under the names of the stages, so that a checkpoint made with
+    clipping or decay can be read without.
+
+    Args:
+        config: Which optimizer, schedule and clipping.
+        total_steps: Number of updates in the run, for the schedule.
+
+    Returns:
+        A transformation whose `update` needs the parameters. Every leaf must be whole: norms and
+        matrix updates of a shard are not those of its parameter.
+
+    Raises:
+        ValueError: The run is too short for the schedule.
+    """
+    stages = {}
+    if config.clip_norm is not None:
+        stages["clip"] = optax.clip_by_global_norm(config.clip_norm)
+    stages["optimizer"] = rescale(config.optimizer, config.decay_roles)
+    stages["learning_rate"] = optax.scale_by_learning_rate(learning_rate(config, total_steps))
+    return in_float32(optax.named_chain(*stages.items()))
+
+
+def rescale(optimizer: Optimizer, decay_roles: tuple[Role, ...]) -> optax.GradientTransformation:
+    """The optimizer's own part, and its decay of the parameters with one of `decay_roles`."""
+    match optimizer:
+        case AdamW(b1=b1, b2=b2, eps=eps):
+            inner = optax.scale_by_adam(b1, b2, eps)
+        case Adafactor(decay_exponent=exponent, clip=clip, min_scale=least):
+            inner = scale_by_adafactor(decay_exponent=exponent, clip=clip, min_scale=least)
+        case Lion(b1=b1, b2=b2):
+            inner = optax.scale_by_lion(b1, b2)
+        case SGD(momentum=momentum, nesterov=nesterov):
+            inner = optax.trace(momentum, nesterov) if momentum else optax.identity()
+        case Muon(momentum=momentum, rms=rms, adamw=adamw, adamw_rate=rate):
+            kernels = decayed(
+                scale_by_muon(momentum=momentum, rms=rms), optimizer.weight_decay, decay_roles
+            )
+            rest = optax.chain(rescale(adamw, decay_roles), optax.scale(rate))
+            return optax.partition({"kernels": kernels, "rest": rest}, muon_labels)
+    return decayed(inner, optimizer.weight_decay, decay_roles)
+
+
+def muon_labels(params: Any) -> Any:
+    """Which of Muon's two parts updates each parameter."""
+    return tree_map_with_path(
+        lambda path, x: "kernels" if role(path) == "kernel" else "rest", params
+    )
+
+
+def decayed(
+    inner: optax.GradientTransformation, weight_decay: float, decay_roles: tuple[Role, ...]
+) -> optax.GradientTransformation:
+    """Add `weight_decay` times the parameter to the updates of those with one of `decay_roles`."""
+
+    def mask(params):
+        return tree_map_with_path(lambda path, x: role(path) in decay_roles, params)
+
+    return optax.chain(inner, optax.add_decayed_weights(weight_decay, mask))
+
+
+def in_float32(inner: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Run `inner` on float32 copies; give updates in the dtype of the parameters.
+
+    `optax` raises floats to integer powers, which callers with strict dtype promotion would not
+    get past.
+    """
+
+    def widen(tree):
+        return jax.tree.map(lambda x: x.astype(jnp.float32), tree)
+
+    def init(params):
+        return inner.init(widen(params))
+
+    def update(grads, state, params):
+        with jax.numpy_dtype_promotion("standard"):
+            updates, state = inner.update(widen(grads), state, widen(params))
+        return jax.tree.map(lambda u, x: u.astype(x.dtype), updates, params), state
+
+    return optax.GradientTransformation(init, update)

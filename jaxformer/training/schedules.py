@@ -1,0 +1,197 @@
+"""Learning rate as a function of the step.
+
+Steps count from 0, as in `optax`. Every schedule first rises in a straight line,
+
+    rate(step) = peak (step + 1) / warmup_steps    for step < warmup_steps
+
+so that the first update already moves the parameters, and the last one of the warm-up has the peak.
+Schedules that fall reach their final value at step `total_steps`, one after the last update, and
+stay there: no update has a rate of zero.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, Int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constant:
+    """The peak, for ever."""
+
+    peak: float
+    warmup_steps: int = 0
+
+    def __post_init__(self):
+        check(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear:
+    """A straight line from the peak down to `final_fraction * peak`."""
+
+    peak: float
+    warmup_steps: int = 0
+    final_fraction: float = 0.0
+
+    def __post_init__(self):
+        check(self)
+        check_fraction("final_fraction", self.final_fraction)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cosine:
+    """Half a cosine wave from the peak down to `final_fraction * peak`.
+
+    References:
+        Loshchilov and Hutter, SGDR: Stochastic Gradient Descent with Warm Restarts, 2017, section 3
+            (one period, no restart). arXiv:1608.03983
+    """
+
+    peak: float
+    warmup_steps: int = 0
+    final_fraction: float = 0.1
+
+    def __post_init__(self):
+        check(self)
+        check_fraction("final_fraction", self.final_fraction)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InverseSquareRoot:
+    """The rule of 2017: up in a straight line, down with the root of the number of updates n.
+
+        rate = peak min(n / warmup_steps, sqrt(warmup_steps / n))    n = step + 1
+
+    The paper writes `model_dim ** -0.5 * min(n ** -0.5, n * warmup_steps ** -1.5)`, which is this
+    rule with `peak = (model_dim * warmup_steps) ** -0.5`.
+
+    References:
+        Vaswani et al., Attention Is All You Need, 2017, section 5.3. arXiv:1706.03762
+    """
+
+    peak: float
+    warmup_steps: int = 4000
+
+    def __post_init__(self):
+        check(self)
+        if self.warmup_steps < 1:
+            raise ValueError(
+                "InverseSquareRoot falls from the end of its warm-up, so warmup_steps must be at "
+                f"least 1; got {self.warmup_steps}."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmupStableDecay:
+    """The peak for most of the run, then a fall over its last `decay_fraction`.
+
+        rate / peak = 1 - (1 - final_fraction) p          shape "linear"
+        rate / peak = 1 - (1 - final_fraction) sqrt(p)    shape "sqrt"
+
+    where p rises from 0 to 1 over the fall. A run can be extended from any checkpoint before the
+    fall, because nothing before it depends on the length of the run.
+
+    References:
+        Hu et al., MiniCPM: Unveiling the Potential of Small Language Models with Scalable Training
+            Strategies, 2024, section 4. arXiv:2404.06395
+        Hagele et al., Scaling Laws and Compute-Optimal Training Beyond Fixed Training Durations,
+            2024, section 3 (the shapes of the fall). arXiv:2405.18392
+    """
+
+    peak: float
+    warmup_steps: int = 0
+    decay_fraction: float = 0.2
+    final_fraction: float = 0.0
+    shape: Literal["linear", "sqrt"] = "sqrt"
+
+    def __post_init__(self):
+        check(self)
+        check_fraction("decay_fraction", self.decay_fraction)
+        check_fraction("final_fraction", self.final_fraction)
+
+    def decay_steps(self, total_steps: int) -> int:
+        """Length of the fall."""
+        return round(self.decay_fraction * total_steps)
+
+
+Schedule = Constant | Linear | Cosine | InverseSquareRoot | WarmupStableDecay
+
+
+def make_schedule(schedule: Schedule, total_steps: int) -> optax.Schedule:
+    """The learning rate of each step.
+
+    Args:
+        schedule: Which rule, and its settings.
+        total_steps: Number of updates in the run.
+
+    Returns:
+        A function of the step (int or int32 array, traced or not) that returns a float32 scalar.
+
+    Raises:
+        ValueError: The run is empty, or too short for its warm-up and decay.
+    """
+    check_length(schedule, total_steps)
+
+    def rate(step: int | Int[Array, ""]) -> Float[Array, ""]:
+        elapsed = jnp.asarray(step).astype(jnp.float32)
+        ramp = jnp.minimum((elapsed + 1) / max(schedule.warmup_steps, 1), 1)
+        return schedule.peak * ramp * fraction_of_peak(schedule, elapsed, total_steps)
+
+    return rate
+
+
+def fraction_of_peak(
+    schedule: Schedule, elapsed: Float[Array, ""], total_steps: int
+) -> Float[Array, ""]:
+    """What is left of the peak after `elapsed` steps; 1 during the warm-up."""
+    warmup = schedule.warmup_steps
+    match schedule:
+        case Constant():
+            return jnp.ones_like(elapsed)
+        case InverseSquareRoot():
+            return jnp.sqrt(warmup / jnp.maximum(elapsed + 1, warmup))
+        case Linear(final_fraction=final):
+            fallen = progress(elapsed, warmup, total_steps)
+        case Cosine(final_fraction=final):
+            fallen = (1 - jnp.cos(jnp.pi * progress(elapsed, warmup, total_steps))) / 2
+        case WarmupStableDecay(final_fraction=final):
+            start = total_steps - schedule.decay_steps(total_steps)
+            fallen = progress(elapsed, start, total_steps)
+            fallen = jnp.sqrt(fallen) if schedule.shape == "sqrt" else fallen
+    return 1 - (1 - final) * fallen
+
+
+def progress(elapsed: Float[Array, ""], start: int, stop: int) -> Float[Array, ""]:
+    """From 0 at step `start` to 1 at step `stop`, and constant outside."""
+    return jnp.clip((elapsed - start) / max(stop - start, 1), 0, 1)
+
+
+def check(schedule: Schedule) -> None:
+    """Refuse a peak or a warm-up that no run can have."""
+    if not schedule.peak > 0:
+        raise ValueError(f"The peak learning rate must be positive; got {schedule.peak}.")
+    if schedule.warmup_steps < 0:
+        raise ValueError(f"warmup_steps must not be negative; got {schedule.warmup_steps}.")
+
+
+def check_fraction(name: str, value: float) -> None:
+    """Refuse what is not between 0 and 1."""
+    if not 0 <= value <= 1:
+        raise ValueError(f"{name} must be between 0 and 1; got {value}.")
+
+
+def check_length(schedule: Schedule, total_steps: int) -> None:
+    """Refuse a run too short for its warm-up and decay."""
+    if total_steps < 1:
+        raise ValueError(f"A run has at least one step; got total_steps={total_steps}.")
+    warmup, decay = schedule.warmup_steps, 0
+    if isinstance(schedule, WarmupStableDecay):
+        decay = schedule.decay_steps(total_steps)
+    if warmup + decay > total_steps:
+        raise ValueError(
+            f"{warmup} steps of warm-up and {decay} of decay do not fit into "
+            f"total_steps={total_steps}."
+        )

@@ -1,0 +1,208 @@
+"""One update of the parameters, as a program for every device of a mesh."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from jaxformer import functional as F
+from jaxformer.data.batches import Batch
+from jaxformer.layers import Transformer
+
+AXIS = "data"
+
+
+class TrainState(NamedTuple):
+    """Everything an update reads and writes. `step` counts the updates made."""
+
+    step: Int[Array, ""]
+    params: Any
+    opt_state: optax.OptState
+
+
+class StepMetrics(NamedTuple):
+    """What one update reports: mean loss over the tokens that count, and the gradient's norm."""
+
+    loss: Float[Array, ""]
+    gradient_norm: Float[Array, ""]
+
+
+class Tally(NamedTuple):
+    """Sum of the negative log-likelihoods in nats, and over how many tokens."""
+
+    nats: Float[Array, ""]
+    tokens: Int[Array, ""]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objective:
+    """What training minimises beside the cross-entropy."""
+
+    z_loss: float = 0.0
+    label_smoothing: float = 0.0
+
+
+def data_mesh(num_devices: int | None = None) -> Mesh:
+    """A mesh of one axis, "data", over the first `num_devices` devices (None: all)."""
+    devices = jax.devices()
+    count = len(devices) if num_devices is None else num_devices
+    if not 1 <= count <= len(devices):
+        raise ValueError(f"Asked for {count} devices; this machine has {len(devices)}.")
+    return Mesh(np.asarray(devices[:count]), (AXIS,), axis_types=(AxisType.Auto,))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """A whole copy on every device."""
+    return NamedSharding(mesh, P())
+
+
+def put_batch(batch: Batch, mesh: Mesh) -> Batch:
+    """Each device its share of the rows."""
+    return jax.device_put(batch, NamedSharding(mesh, P(AXIS)))
+
+
+def check_batch_size(batch_size: int, mesh: Mesh, accumulation: int = 1) -> None:
+    """Refuse a batch that does not split evenly over devices and accumulated parts."""
+    parts = mesh.size * accumulation
+    if batch_size % parts:
+        raise ValueError(
+            f"batch_size {batch_size} must be a multiple of devices x accumulation = "
+            f"{mesh.size} x {accumulation} = {parts}."
+        )
+
+
+def init_state(
+    model: Transformer, optimizer: optax.GradientTransformation, key: PRNGKeyArray, mesh: Mesh
+) -> TrainState:
+    """Fresh parameters and optimizer state, drawn in one compiled program."""
+    start = partial(_start, model, optimizer)
+    return jax.jit(start, out_shardings=replicated(mesh))(key)
+
+
+def abstract_state(
+    model: Transformer, optimizer: optax.GradientTransformation, mesh: Mesh
+) -> TrainState:
+    """Shapes, dtypes and places of the state, without its numbers: what to restore into."""
+    shapes = jax.eval_shape(partial(_start, model, optimizer), jax.random.key(0))
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated(mesh)), shapes
+    )
+
+
+def _start(
+    model: Transformer, optimizer: optax.GradientTransformation, key: PRNGKeyArray
+) -> TrainState:
+    params = model.init(key, jnp.zeros((1, 2), jnp.int32))["params"]
+    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
+
+
+def total_loss(
+    model: Transformer,
+    objective: Objective,
+    params: Any,
+    batch: Batch,
+    key: PRNGKeyArray,
+) -> Float[Array, ""]:
+    """Sum of the losses of the tokens that count, dropout on."""
+    logits = model.apply(
+        {"params": params},
+        batch.tokens,
+        positions=batch.positions,
+        segments=batch.segments,
+        deterministic=False,
+        rngs={"dropout": key},
+    )
+    losses = F.token_cross_entropy(
+        logits,
+        batch.targets,
+        z_loss=objective.z_loss,
+        label_smoothing=objective.label_smoothing,
+    )
+    return jnp.sum(jnp.where(batch.mask, losses, 0.0))
+
+
+def make_update(
+    model: Transformer,
+    optimizer: optax.GradientTransformation,
+    mesh: Mesh,
+    *,
+    objective: Objective = Objective(),
+    accumulation: int = 1,
+    seed: int = 0,
+) -> Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]]:
+    """Build the jitted update: gradient of the mean loss over all devices, then the optimizer.
+
+    The mean is over the tokens that count in the whole batch, whatever device or accumulated part
+    they are in, so neither changes the result beyond rounding. It is taken inside the loss, before
+    the gradient: parameters are the same on every device, so JAX sums their gradient itself.
+
+    Args:
+        model: Applied with dropout on.
+        optimizer: An optax transformation.
+        mesh: With the axis "data", over which the rows of the batch are split.
+        objective: Terms beside the cross-entropy.
+        accumulation: In how many parts a device's rows are worked through, to save memory.
+        seed: Of dropout; the key also depends on the step, the device and the part.
+
+    Returns:
+        (state, batch) -> (state, metrics). The state passed in is consumed.
+    """
+
+    def gradient(state: TrainState, batch: Batch):
+        tokens = jax.lax.psum(jnp.sum(batch.mask), AXIS).astype(jnp.float32)
+        key = jax.random.fold_in(jax.random.key(seed), state.step)
+        key = jax.random.fold_in(key, jax.lax.axis_index(AXIS))
+
+        def part(carry, indexed):
+            index, rows = indexed
+
+            def loss(params):
+                part_key = jax.random.fold_in(key, index)
+                total = total_loss(model, objective, params, rows, part_key)
+                return jax.lax.psum(total, AXIS) / jnp.maximum(tokens, 1)
+
+            return jax.tree.map(jnp.add, carry, jax.value_and_grad(loss)(state.params)), None
+
+        def split(rows):
+            return rows.reshape(accumulation, -1, *rows.shape[1:])
+
+        start = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, state.params))
+        if accumulation == 1:
+            return part(start, (0, batch))[0]
+        parts = (jnp.arange(accumulation), jax.tree.map(split, batch))
+        return jax.lax.scan(part, start, parts)[0]
+
+    def per_device(state: TrainState, batch: Batch):
+        loss, gradients = gradient(state, batch)
+        updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        metrics = StepMetrics(loss, optax.global_norm(gradients))
+        return TrainState(state.step + 1, params, opt_state), metrics
+
+    sharded = jax.shard_map(per_device, mesh=mesh, in_specs=(P(), P(AXIS)), out_specs=P())
+    return jax.jit(sharded, donate_argnums=0)
+
+
+def make_tally(model: Transformer, mesh: Mesh) -> Callable[[Any, Batch], Tally]:
+    """Build the jitted evaluation: (params, batch) -> nats and tokens, summed over devices."""
+
+    def per_device(params: Any, batch: Batch) -> Tally:
+        logits = model.apply(
+            {"params": params},
+            batch.tokens,
+            positions=batch.positions,
+            segments=batch.segments,
+        )
+        losses = F.token_cross_entropy(logits, batch.targets)
+        tally = Tally(jnp.sum(jnp.where(batch.mask, losses, 0.0)), jnp.sum(batch.mask))
+        return jax.lax.psum(tally, AXIS)
+
+    return jax.jit(jax.shard_map(per_device, mesh=mesh, in_specs=(P(), P(AXIS)), out_specs=P()))

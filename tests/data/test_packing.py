@@ -1,0 +1,369 @@
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxformer import data
+from jaxformer.data import Document, packing
+from jaxformer.data.rows import pack_stream
+
+END = 256
+
+
+def folder_of(tmp_path):
+    (found,) = (tmp_path / "cache").iterdir()
+    return found
+
+
+def by_hand(tokens, starts, row_length):
+    """Segments and positions of every input by a loop over single tokens."""
+    segments, positions = [], []
+    for i in range(len(tokens) - 1):
+        if i % row_length == 0:
+            segment, position = 1, 0
+        elif starts[i]:
+            segment, position = segment + 1, 0
+        else:
+            position += 1
+        segments.append(segment)
+        positions.append(position)
+    fill = [0] * (-len(segments) % row_length)
+    shape = (-1, row_length)
+    return np.reshape(segments + fill, shape), np.reshape(positions + fill, shape)
+
+
+def test_the_picture_of_the_module(pack):
+    """E a a a E b b E c c c c E in rows of five inputs."""
+    rows = pack([Document("1", "aaa"), Document("2", "bb"), Document("3", "cccc")], row_length=5)
+    a, b, c = b"abc"
+    assert rows.tokens.tolist() == [
+        [END, a, a, a, END, b],
+        [b, b, END, c, c, c],
+        [c, c, END, END, END, END],
+    ]
+    assert rows.segments.tolist() == [[1, 1, 1, 1, 2], [1, 1, 2, 2, 2], [1, 1, 0, 0, 0]]
+    assert rows.positions.tolist() == [[0, 1, 2, 3, 0], [0, 1, 0, 1, 2], [0, 1, 0, 0, 0]]
+    assert (rows.num_targets, rows.num_bytes, rows.num_documents) == (12, 9, 3)
+    assert (len(rows), rows.row_length, rows.end_of_text) == (3, 5, END)
+
+
+@given(lengths=st.lists(st.integers(0, 9), min_size=1, max_size=9), row_length=st.integers(1, 17))
+@settings(max_examples=20, deadline=None)
+def test_rows_are_the_stream_segments_and_positions_those_of_a_loop(lengths, row_length):
+    stream, starts = [END], []
+    for length in lengths:
+        starts += [True] + [False] * length
+        stream += [*range(length), END]
+    starts = np.array([*starts, False])
+    stream = np.array(stream, np.uint16)
+    tokens, segments, positions = pack_stream(
+        stream, starts, row_length=row_length, end_of_text=END
+    )
+    expected = by_hand(stream, starts, row_length)
+    assert np.array_equal(segments, expected[0])
+    assert np.array_equal(positions, expected[1])
+    assert np.array_equal(tokens[:, 1:][segments > 0], stream[1:])
+    assert np.array_equal(tokens[:, :-1][segments > 0], stream[:-1])
+    assert (tokens[:, 1:][segments == 0] == END).all()
+    assert np.array_equal(tokens[1:, 0], tokens[:-1, -1])
+
+
+@pytest.mark.parametrize("row_length", [1, 13, 5000])
+def test_the_rows_give_back_every_text(pack, documents, tokenizer, row_length):
+    rows = pack(documents, row_length=row_length)
+    targets = rows.tokens[:, 1:][rows.segments > 0]
+    texts = np.split(targets, np.flatnonzero(targets == END) + 1)
+    assert [tokenizer.decode(ids) for ids in texts[:-1]] == [d.text for d in documents]
+    assert texts[-1].size == 0
+
+
+@pytest.mark.parametrize("row_length", [1, 7, 13, 64, 5000])
+def test_every_token_is_a_target_once(pack, documents, tokenizer, row_length):
+    """Bits per byte rest on this: nothing is lost between rows, nothing counts twice."""
+    rows = pack(documents, row_length=row_length)
+    tokens = sum(len(tokenizer.encode(document.text)) + 1 for document in documents)
+    assert rows.num_targets == tokens == (rows.segments > 0).sum()
+    assert rows.num_bytes == sum(len(document.text.encode()) for document in documents)
+    assert rows.num_bytes == tokens - len(documents)  # one token is one byte here
+    assert (rows.segments[:-1] > 0).all()
+
+
+def test_a_document_looks_the_same_wherever_it_lies(pack):
+    """Within one row: its inputs, targets and positions depend on no other document."""
+    seen = []
+    for before in ("", "x", "y" * 17):
+        documents = [Document("0", before), Document("1", "hello"), Document("2", "zz")]
+        row = pack(documents, row_length=61)[0]
+        part = row.segments == 2
+        seen.append((row.tokens[:-1][part], row.tokens[1:][part], row.positions[part]))
+    for inputs, targets, positions in seen:
+        assert inputs.tolist() == [END, *b"hello"]
+        assert targets.tolist() == [*b"hello", END]
+        assert positions.tolist() == list(range(6))
+
+
+def test_writing_in_parts_gives_the_same_files(tmp_path, documents, tokenizer, monkeypatch):
+    whole = data.pack(documents, tokenizer, row_length=13, folder=tmp_path / "a")
+    monkeypatch.setattr(packing, "TOKENS_AT_ONCE", 29)
+    monkeypatch.setattr(packing, "TEXTS_AT_ONCE", 3)
+    parts = data.pack(documents, tokenizer, row_length=13, folder=tmp_path / "b")
+    for name in ("tokens", "segments", "positions"):
+        assert np.array_equal(getattr(whole, name), getattr(parts, name))
+
+
+def test_rows_are_sequences(pack, documents):
+    rows = pack(documents)
+    assert sum(1 for _ in rows) == len(rows)
+    row = rows[3]
+    assert row.tokens.shape == (14,) and row.segments.shape == row.positions.shape == (13,)
+    several = rows[np.array([3, 1])]
+    assert np.array_equal(several.tokens[0], row.tokens)
+    assert np.array_equal(several.segments[1], rows[1].segments)
+    assert isinstance(rows.tokens, np.memmap)
+
+
+class Wide(data.ByteTokenizer):
+    """Bytes shifted up, and an end of text beyond 16 bits."""
+
+    def __init__(self, vocab_size):
+        self.vocab_size = vocab_size
+        self.end_of_text = vocab_size - 1
+
+    def to_json(self):
+        return json.dumps(self.vocab_size)
+
+
+@pytest.mark.parametrize(("vocab_size", "dtype"), [(65_536, "uint16"), (65_537, "uint32")])
+def test_tokens_have_the_bits_the_vocabulary_needs(pack, documents, vocab_size, dtype):
+    rows = pack(documents, tokenizer=Wide(vocab_size))
+    assert rows.tokens.dtype == dtype
+    assert rows.tokens.max() == vocab_size - 1
+
+
+def test_positions_have_the_bits_the_row_length_needs(pack):
+    rows = pack([Document("a", "x" * 65_540)], row_length=65_538)
+    assert rows.positions.dtype == np.uint32
+    assert rows.positions.max() == 65_537
+
+
+def test_packing_again_opens_what_is_there(pack, tmp_path, documents, monkeypatch):
+    first = pack(documents)
+    monkeypatch.setattr(packing, "_stream", None)
+    again = pack(documents)
+    assert np.array_equal(first.tokens, again.tokens) and again.num_bytes == first.num_bytes
+    opened = data.open_packed(folder_of(tmp_path))
+    assert np.array_equal(first.tokens, opened.tokens)
+
+
+def test_another_text_tokenizer_or_length_is_another_cache(pack, tmp_path):
+    pack([Document("a", "bc")])
+    pack([Document("other name", "bc")])
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+    pack([Document("a", "b"), Document("b", "c")])
+    pack([Document("a", "bd")])
+    pack([Document("a", "bc")], row_length=11)
+    pack([Document("a", "bc")], tokenizer=Wide(300))
+    assert len(list((tmp_path / "cache").iterdir())) == 5
+
+
+def test_the_cache_is_the_same_in_every_process(tmp_path):
+    script = (
+        "import sys; from jaxformer import data\n"
+        "d = [data.Document(str(i), 'text %d' % i) for i in range(9)]\n"
+        "t = data.train_bpe([x.text for x in d], vocab_size=270)\n"
+        "data.pack(d, t, row_length=7, folder=sys.argv[1])"
+    )
+    for seed in ("1", "2"):
+        subprocess.run(
+            [sys.executable, "-W", "error", "-c", script, str(tmp_path / seed)],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            cwd=Path(data.__file__).parents[2],
+            check=True,
+        )
+    files = [
+        {p.relative_to(tmp_path / seed): p.read_bytes() for p in (tmp_path / seed).rglob("*.*")}
+        for seed in ("1", "2")
+    ]
+    assert len(files[0]) == 4 and files[0] == files[1]
+
+
+def damage_truncate(folder):
+    path = folder / "segments.npy"
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def damage_metadata(folder):
+    path = folder / "metadata.json"
+    path.write_text(path.read_text().replace('"num_bytes": ', '"num_bytes": 1'))
+
+
+DAMAGES = {
+    "truncated": (damage_truncate, r"is damaged: segments\.npy has (\d+) of (\d+) bytes"),
+    "missing": (lambda f: (f / "tokens.npy").unlink(), r"tokens\.npy has 0 of (\d+) bytes"),
+    "changed": (damage_metadata, r"metadata\.json does not match its checksum [0-9a-f]{64}"),
+    "empty": (lambda f: (f / "metadata.json").write_text(""), r"metadata\.json cannot be read"),
+    "list": (lambda f: (f / "metadata.json").write_text("[1]"), r"metadata\.json cannot be read"),
+    "none": (lambda f: (f / "metadata.json").unlink(), r"holds no packed rows: metadata\.json"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_a_damaged_cache_is_told_and_packed_again(pack, tmp_path, documents, kind):
+    damage, message = DAMAGES[kind]
+    tokens = np.array(pack(documents).tokens)
+    folder = folder_of(tmp_path)
+    damage(folder)
+    with pytest.raises(ValueError, match=message):
+        data.open_packed(folder)
+    with pytest.warns(UserWarning, match=f"Packing again: .*{message}"):
+        again = pack(documents)
+    assert np.array_equal(again.tokens, tokens)
+    assert np.array_equal(data.open_packed(folder_of(tmp_path)).tokens, tokens)
+
+
+def test_a_truncated_file_is_told_with_its_numbers(pack, tmp_path, documents):
+    pack(documents)
+    folder = folder_of(tmp_path)
+    size = (folder / "segments.npy").stat().st_size
+    damage_truncate(folder)
+    with pytest.raises(ValueError, match=rf"segments\.npy has {size - 1} of {size} bytes"):
+        data.open_packed(folder)
+
+
+def test_another_format_is_told(pack, tmp_path, documents, monkeypatch):
+    pack(documents)
+    monkeypatch.setattr(packing, "FORMAT", 7)
+    with pytest.raises(ValueError, match="has format 1; this version reads 7"):
+        data.open_packed(folder_of(tmp_path))
+    pack(documents)
+    assert len(list((tmp_path / "cache").iterdir())) == 2
+
+
+@pytest.mark.parametrize("where", ["_write", "_publish"])
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_an_interrupted_writer_leaves_nothing(pack, tmp_path, documents, monkeypatch, where, error):
+    def interrupted(folder, *args, **kwargs):
+        if where == "_write":
+            (folder / "tokens.npy").write_bytes(b"half")
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(packing, where, interrupted)
+        with pytest.raises(error):
+            pack(documents)
+    assert list((tmp_path / "cache").iterdir()) == []
+    assert len(pack(documents)) > 1
+
+
+def test_a_killed_writer_leaves_nothing_that_is_used(tmp_path):
+    """Killed between writing and renaming: no clean-up runs, and the next writer does not care."""
+    script = (
+        "import os, signal, sys; from jaxformer import data\n"
+        "if sys.argv[2] == 'kill':\n"
+        "    os.rename = lambda *a: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "d = [data.Document('a', 'text')]\n"
+        "print(len(data.pack(d, data.ByteTokenizer(), row_length=2, folder=sys.argv[1])))"
+    )
+
+    def run(how):
+        return subprocess.run(
+            [sys.executable, "-W", "error", "-c", script, str(tmp_path), how],
+            cwd=Path(data.__file__).parents[2],
+            capture_output=True,
+        )
+
+    assert run("kill").returncode == -9
+    (left,) = tmp_path.iterdir()
+    assert left.name.startswith(".") and (left / "metadata.json").exists()
+    after = run("finish")
+    assert after.returncode == 0 and after.stdout == b"3\n"
+    assert sum(not path.name.startswith(".") for path in tmp_path.iterdir()) == 1
+
+
+def test_two_writers_at_once_agree(pack, tmp_path, documents, monkeypatch):
+    """Both find nothing, both write, the later one leaves the earlier one's files in place."""
+    barrier = threading.Barrier(2, timeout=30)
+    write = packing._write
+
+    def together(*args, **kwargs):
+        write(*args, **kwargs)
+        barrier.wait()
+
+    monkeypatch.setattr(packing, "_write", together)
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(pack(documents))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 2 and np.array_equal(found[0].tokens, found[1].tokens)
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+
+
+def test_losing_the_race_to_rename_is_no_failure(pack, tmp_path, documents, monkeypatch):
+    def slower(partial, final):
+        shutil.copytree(partial, final)
+        raise OSError(errno.ENOTEMPTY, "Directory not empty")
+
+    monkeypatch.setattr(os, "rename", slower)
+    assert len(pack(documents)) > 1
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+
+
+def test_a_rename_that_fails_is_a_failure(pack, tmp_path, documents, monkeypatch):
+    def refused(partial, final):
+        raise OSError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(os, "rename", refused)
+    with pytest.raises(OSError, match="Permission denied"):
+        pack(documents)
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_a_full_disk_leaves_nothing_and_says_what_is_needed(pack, tmp_path, documents, monkeypatch):
+    rows = pack(documents)
+    needed = rows.tokens.nbytes + rows.segments.nbytes + rows.positions.nbytes
+    shutil.rmtree(folder_of(tmp_path))
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(
+        OSError, match=rf"in .*cache: the packed rows need {needed} bytes"
+    ) as caught:
+        pack(documents)
+    assert caught.value.errno == errno.ENOSPC
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_another_failure_to_write_is_passed_on(pack, documents, monkeypatch):
+    def broken(descriptor):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", broken)
+    with pytest.raises(OSError, match="Input/output error"):
+        pack(documents)
+
+
+def test_the_cache_has_ordinary_permissions(pack, tmp_path, documents):
+    """Others may read it as they may read what `mkdir` makes."""
+    pack(documents)
+    (tmp_path / "plain").mkdir()
+    assert folder_of(tmp_path).stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_nothing_to_pack_is_refused(pack, documents):
+    with pytest.raises(ValueError, match="row_length must be at least 1; got 0"):
+        pack(documents, row_length=0)
+    with pytest.raises(ValueError, match="There are 0 documents to pack"):
+        pack([])

@@ -1,0 +1,184 @@
+import json
+import math
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxformer import functional as F
+
+GOLDEN = json.loads(Path(__file__).with_name("golden").joinpath("basics.json").read_text())
+GOLDEN = GOLDEN["sampling"]
+LOGITS = jnp.asarray(GOLDEN["logits"], jnp.float32)
+TOKENS = jnp.asarray(GOLDEN["tokens"])
+SEEN = jnp.zeros((3, 13), bool).at[jnp.arange(3)[:, None], TOKENS].set(True)
+PROCESSORS = {
+    "temperature_0.7": lambda x: F.scale_by_temperature(x, 0.7),
+    "top_k_4": lambda x: F.keep_top_k(x, 4),
+    "top_p_0.6": lambda x: F.keep_top_p(x, 0.6),
+    "top_p_0.9": lambda x: F.keep_top_p(x, 0.9),
+    "top_p_0.01": lambda x: F.keep_top_p(x, 0.01),
+    "min_p_0.1": lambda x: F.keep_min_p(x, 0.1),
+    "repetition_1.3": lambda x: F.penalise_repetition(
+        x, jnp.broadcast_to(SEEN, (*x.shape[:-2], 3, 13)), 1.3
+    ),
+}
+TRUNCATIONS = {name: f for name, f in PROCESSORS.items() if name[:4] in ("top_", "min_")}
+
+
+def kept(logits):
+    return np.isfinite(np.asarray(logits, np.float32))
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_sampling_matches_transformers(name):
+    np.testing.assert_allclose(PROCESSORS[name](LOGITS), GOLDEN[name], rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_sampling_of_a_batch_is_that_of_each_row(name):
+    batch = jnp.stack([LOGITS, LOGITS[:, ::-1]])
+    one_by_one = jnp.stack([PROCESSORS[name](x) for x in batch])
+    np.testing.assert_allclose(PROCESSORS[name](batch), one_by_one, rtol=1e-6)
+
+
+@settings(max_examples=20, deadline=None)
+@given(x=st.lists(st.integers(-40, 40), min_size=7, max_size=7), p=st.floats(0.01, 1.0))
+def test_top_p_keeps_the_fewest_tokens_that_hold_p(x, p):
+    x = np.array(x) / 8.0  # with ties
+    probabilities = np.exp(x) / np.exp(x).sum()
+    mass_above = np.array([probabilities[x > value].sum() for value in x])
+    if np.all(np.abs(mass_above - p) > 1e-5):  # not within rounding of the edge
+        result = F.keep_top_p(jnp.asarray(x, jnp.float32), p)
+        np.testing.assert_array_equal(kept(result), mass_above < p)
+        np.testing.assert_array_equal(np.asarray(result)[mass_above < p], x[mass_above < p])
+
+
+@settings(max_examples=20, deadline=None)
+@given(x=st.lists(st.integers(-40, 40), min_size=7, max_size=7), k=st.integers(1, 7))
+def test_top_k_keeps_what_fewer_than_k_exceed(x, k):
+    x = np.array(x) / 8.0
+    above = np.array([np.sum(x > value) for value in x])
+    np.testing.assert_array_equal(kept(F.keep_top_k(jnp.asarray(x, jnp.float32), k)), above < k)
+
+
+@settings(max_examples=20, deadline=None)
+@given(x=st.lists(st.integers(-40, 40), min_size=7, max_size=7), p=st.floats(0.01, 1.0))
+def test_min_p_compares_with_the_likeliest(x, p):
+    x = np.array(x) / 8.0
+    ratio = np.exp(x - x.max())
+    if np.all(np.abs(ratio - p) > 1e-5):
+        np.testing.assert_array_equal(
+            kept(F.keep_min_p(jnp.asarray(x, jnp.float32), p)), ratio >= p
+        )
+
+
+@settings(max_examples=10, deadline=None)
+@given(order=st.permutations(range(13)), shift=st.floats(-50, 50, width=32))
+@pytest.mark.parametrize("name", TRUNCATIONS)
+def test_truncations_ignore_the_order_of_tokens_and_a_shift(name, order, shift):
+    order = jnp.asarray(order)
+    expected = kept(TRUNCATIONS[name](LOGITS))
+    np.testing.assert_array_equal(kept(TRUNCATIONS[name](LOGITS[:, order])), expected[:, order])
+    np.testing.assert_array_equal(kept(TRUNCATIONS[name](LOGITS + shift)), expected)
+
+
+def test_the_widest_settings_change_nothing():
+    for result in (
+        F.scale_by_temperature(LOGITS, 1.0),
+        F.keep_top_k(LOGITS, 13),
+        F.keep_top_p(LOGITS, 1.0),
+        F.penalise_repetition(LOGITS, SEEN, 1.0),
+        F.penalise_repetition(LOGITS, jnp.zeros_like(SEEN), 2.0),
+    ):
+        np.testing.assert_array_equal(result, LOGITS)
+    tail = jnp.array([0.0, 0.0, -200.0])  # whose probability rounds to 0
+    np.testing.assert_array_equal(F.keep_top_p(tail, 1.0), tail)
+
+
+def test_the_narrowest_settings_leave_the_likeliest_token():
+    best = np.asarray(LOGITS) == np.asarray(LOGITS).max(-1, keepdims=True)
+    for result in (F.keep_top_k(LOGITS, 1), F.keep_top_p(LOGITS, 1e-9), F.keep_min_p(LOGITS, 1.0)):
+        np.testing.assert_array_equal(kept(result), best)
+
+
+def test_ties_with_the_last_kept_token_stay():
+    x = jnp.array([1.0, 3.0, 1.0, 1.0, -2.0])
+    expected = [True, True, True, True, False]
+    np.testing.assert_array_equal(kept(F.keep_top_k(x, 2)), expected)
+    np.testing.assert_array_equal(kept(F.keep_top_p(x, 0.75)), expected)  # 3.0 alone holds 0.71
+    np.testing.assert_array_equal(kept(F.keep_min_p(jnp.zeros(5), 1.0)), True)
+
+
+def test_truncations_leave_forbidden_tokens_forbidden():
+    x = jnp.array([0.5, -jnp.inf, 2.0, -jnp.inf])
+    for result in (F.keep_top_k(x, 3), F.keep_top_p(x, 0.99), F.keep_min_p(x, 0.01)):
+        np.testing.assert_array_equal(result, x)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_sampling_keeps_dtype_and_survives_extreme_logits(name, dtype):
+    x = jnp.full((3, 13), -3e4, dtype).at[:, 2].set(3e4)
+    result = PROCESSORS[name](x)
+    assert result.dtype == dtype
+    np.testing.assert_array_equal(jnp.argmax(result, -1), 2)
+    assert not jnp.any(jnp.isnan(result))
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_sampling_passes_the_gradient_of_what_it_keeps(name):
+    chosen = jnp.argmax(LOGITS, -1)
+    loss = lambda x: F.token_cross_entropy(PROCESSORS[name](x), chosen).sum()  # noqa: E731
+    gradient = jax.jit(jax.grad(loss))(LOGITS)
+    assert jnp.all(jnp.isfinite(gradient))
+    if name in TRUNCATIONS:
+        expected = jax.nn.softmax(TRUNCATIONS[name](LOGITS)) - jax.nn.one_hot(chosen, 13)
+        np.testing.assert_allclose(gradient, expected, atol=1e-6)
+
+
+def test_temperature_raises_probabilities_to_a_power():
+    p = jax.nn.softmax(LOGITS)
+    powers = p ** (1 / 0.7)
+    expected = powers / jnp.sum(powers, -1, keepdims=True)
+    cooled = F.scale_by_temperature(LOGITS, 0.7)
+    np.testing.assert_allclose(jax.nn.softmax(cooled), expected, rtol=1e-5)
+
+
+def test_repetition_penalty_by_hand():
+    """Positive logits are divided, negative ones multiplied, so both lose; zero stays."""
+    x, seen = jnp.array([2.0, -2.0, 0.0, 2.0, -2.0]), jnp.array([True, True, True, False, False])
+    np.testing.assert_allclose(F.penalise_repetition(x, seen, 1.25), [1.6, -2.5, 0.0, 2.0, -2.0])
+    np.testing.assert_allclose(F.penalise_repetition(x, seen, 0.5), [4.0, -1.0, 0.0, 2.0, -2.0])
+
+
+def test_seen_tokens_marks_what_occurs():
+    np.testing.assert_array_equal(F.seen_tokens(TOKENS, 13), SEEN)
+    np.testing.assert_array_equal(F.seen_tokens(TOKENS[1], 13), SEEN[1])
+    np.testing.assert_array_equal(F.seen_tokens(TOKENS[None], 13), SEEN[None])
+    padded = jnp.concatenate([jnp.full((3, 2), -1), TOKENS, jnp.full((3, 1), 13)], axis=1)
+    np.testing.assert_array_equal(F.seen_tokens(padded, 13), SEEN)
+    assert not jnp.any(F.seen_tokens(jnp.zeros((2, 0), int), 13))
+
+
+BAD = [
+    (lambda: F.scale_by_temperature(LOGITS, 0.0), "temperature must be positive and finite; got 0"),
+    (lambda: F.scale_by_temperature(LOGITS, math.inf), "finite; got inf"),
+    (lambda: F.keep_top_k(LOGITS, 0), "k must be between 1 and the vocabulary 13; got 0"),
+    (lambda: F.keep_top_k(LOGITS, 14), "k must be between 1 and the vocabulary 13; got 14"),
+    (lambda: F.keep_top_p(LOGITS, 0.0), r"p must be in \(0, 1\]; got 0.0"),
+    (lambda: F.keep_top_p(LOGITS, 1.1), r"p must be in \(0, 1\]; got 1.1"),
+    (lambda: F.keep_min_p(LOGITS, -0.5), r"p must be in \(0, 1\]; got -0.5"),
+    (lambda: F.keep_min_p(LOGITS, math.nan), r"p must be in \(0, 1\]; got nan"),
+    (lambda: F.penalise_repetition(LOGITS, SEEN, -1.0), "penalty must be positive .* got -1.0"),
+]
+
+
+@pytest.mark.parametrize("call, message", BAD, ids=[message for _, message in BAD])
+def test_sampling_names_the_bad_number(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -1,0 +1,99 @@
+"""Every function under jit, vmap, grad and pmap gives what it gives without."""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import parameterized
+
+from jaxformer import functional as F
+
+
+def draw(*shape, seed=0):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+TOKENS = jnp.array([[1, 4, 0], [6, 2, 2]])
+SEEN = jnp.arange(14).reshape(2, 7) % 3 == 0
+X, GATE, VALUE, LOGITS = draw(2, 3, 5), draw(2, 3, 7, seed=1), draw(2, 3, 7, seed=2), draw(2, 7)
+STATISTICS = F.BatchStatistics(draw(5), draw(5) ** 2)
+KEYS = jax.random.split(jax.random.key(0), 2)
+
+# name: function, arguments with a leading axis to map over: the gradient is taken of the first
+CASES = {
+    "layer_norm": (F.layer_norm, (X,)),
+    "rms_norm": (F.rms_norm, (X,)),
+    "rms_norm_outside": (lambda x: F.rms_norm(x, eps_position="outside"), (X,)),
+    "batch_norm": (lambda x: F.batch_norm(x)[0], (draw(2, 2, 3, 5),)),
+    "batch_norm_step": (lambda x: F.batch_norm(x, over="step")[0], (draw(2, 2, 3, 5),)),
+    "batch_norm_inference": (lambda x: F.batch_norm_inference(x, STATISTICS), (X,)),
+    "relu": (F.relu, (X,)),
+    "relu_squared": (F.relu_squared, (X,)),
+    "sigmoid": (F.sigmoid, (X,)),
+    "silu": (F.silu, (X,)),
+    "gelu": (F.gelu, (X,)),
+    "gelu_tanh": (lambda x: F.gelu(x, approximate=True), (X,)),
+    "quick_gelu": (F.quick_gelu, (X,)),
+    "soft_cap": (lambda x: F.soft_cap(x, 2.0), (X,)),
+    "glu": (F.glu, (GATE, VALUE)),
+    "bilinear": (F.bilinear, (GATE, VALUE)),
+    "reglu": (F.reglu, (GATE, VALUE)),
+    "geglu": (F.geglu, (GATE, VALUE)),
+    "swiglu": (F.swiglu, (GATE, VALUE)),
+    "clamped_geglu": (lambda g, v: F.clamped_geglu(g, v, limit=1.0), (GATE, VALUE)),
+    "linear": (F.linear, (X, draw(2, 5, 7))),
+    "linear_heads": (lambda x, k: F.linear(x, k, axes=2), (draw(2, 3, 5, 7), draw(2, 5, 7, 2))),
+    "dropout": (lambda x, key: F.dropout(x, 0.5, key), (X, KEYS)),
+    "embed": (F.embed, (draw(2, 7, 5), TOKENS)),
+    "learned_positions": (F.learned_positions, (draw(2, 7, 5), TOKENS)),
+    "token_cross_entropy": (F.token_cross_entropy, (GATE, TOKENS)),
+    "cross_entropy": (lambda x, y: F.cross_entropy(x, y, mask=y > 1), (GATE, TOKENS)),
+    "bits_per_byte": (lambda x: F.bits_per_byte(x, 7), (draw(2),)),
+    "scale_by_temperature": (lambda x: F.scale_by_temperature(x, 0.5), (LOGITS,)),
+    "keep_top_k": (lambda x: jax.nn.softmax(F.keep_top_k(x, 3)), (LOGITS,)),
+    "keep_top_p": (lambda x: jax.nn.softmax(F.keep_top_p(x, 0.6)), (LOGITS,)),
+    "keep_min_p": (lambda x: jax.nn.softmax(F.keep_min_p(x, 0.3)), (LOGITS,)),
+    "penalise_repetition": (lambda x, s: F.penalise_repetition(x, s, 1.5), (LOGITS, SEEN)),
+    "shift_right": (lambda x: F.shift_right(x, 1), (TOKENS,)),
+    "seen_tokens": (lambda x: F.seen_tokens(x, 7), (TOKENS,)),
+}
+
+
+def value_and_gradient(function, arguments):
+    """The value, and if the first argument can vary, the gradient of some weighted sum of it."""
+    y = function(*arguments)
+    if arguments[0].dtype != jnp.float32:
+        return y, ()
+    weights = jnp.cos(jnp.arange(y.size, dtype=jnp.float32)).reshape(y.shape)
+    return y, jax.grad(lambda *a: jnp.sum(weights * function(*a)))(*arguments)
+
+
+@functools.cache
+def row_by_row(name):
+    function, arguments = CASES[name]
+    rows = [jax.tree.map(lambda a, row=row: a[row], arguments) for row in range(2)]
+    return [value_and_gradient(function, row) for row in rows]
+
+
+class TransformsTest(chex.TestCase):
+    @chex.variants(with_jit=True, with_pmap=True)
+    @parameterized.parameters(*CASES)
+    def test_vmap_and_grad(self, name):
+        function, arguments = CASES[name]
+        results = self.variant(jax.vmap(lambda *a: value_and_gradient(function, a)))(*arguments)
+        for row, expected in enumerate(row_by_row(name)):
+            found = jax.tree.map(lambda a, row=row: a[row], results)
+            chex.assert_trees_all_close(found, expected, rtol=2e-5, atol=1e-6)
+
+
+def test_the_table_is_complete():
+    modules = {"norms", "activations", "linear", "embeddings", "losses", "sampling"}
+    public = {
+        name
+        for name, thing in vars(F).items()
+        if callable(thing) and thing.__module__.split(".")[-1] in modules
+    }
+    on_the_host = {"BatchStatistics", "check_token_ids", "check_positions"}
+    assert public - set(CASES) == on_the_host

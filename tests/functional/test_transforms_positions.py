@@ -1,0 +1,77 @@
+"""Every function of positions under jit, vmap, grad and pmap."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import parameterized
+
+from jaxformer import functional as F
+
+INTEGERS = jnp.array([3, 0, 7, 2, 11])
+WAVES = jnp.sin(jnp.arange(5.0 * 3 * 8)).reshape(5, 3, 8)
+FREQUENCIES = F.rope_frequencies(8)
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_length": 64}
+
+
+def buckets(relative):
+    return F.relative_position_buckets(relative, bidirectional=True, num_buckets=8, max_distance=14)
+
+
+# name, function, arguments; gradients are taken in the arguments that are floats
+CASES = [
+    ("sinusoid", lambda p: F.sinusoidal_positions(p, 6), (INTEGERS / 2,)),
+    ("alibi", F.alibi_bias, (F.alibi_slopes(3), INTEGERS, INTEGERS[:2])),
+    ("slopes", lambda x: x * F.alibi_slopes(3), (jnp.ones(3),)),
+    ("buckets", buckets, (INTEGERS - 5,)),
+    ("bias", F.relative_position_bias, (WAVES[0, 0][:, None], jnp.arange(6).reshape(2, 3))),
+    ("frequencies", lambda x: x * F.rope_frequencies(8), (jnp.ones(4),)),
+    ("rotations", lambda p, f: F.rope_rotations(p, f).imag, (INTEGERS, FREQUENCIES)),
+    ("rotate", lambda x, f: F.rotate(x, F.rope_rotations(INTEGERS, f)), (WAVES, FREQUENCIES)),
+    ("linear", lambda f: F.rope_scale_linear(f, factor=4.0), (FREQUENCIES,)),
+    ("ntk", lambda f, factor: F.rope_scale_ntk(f, factor=factor), (FREQUENCIES, jnp.float32(4))),
+    (
+        "dynamic",
+        lambda f, n: F.rope_scale_dynamic_ntk(f, length=n, factor=4.0, original_max_length=64),
+        (FREQUENCIES, jnp.int32(100)),
+    ),
+    ("llama3", lambda f: F.rope_scale_llama3(f, factor=8.0, **LLAMA3), (FREQUENCIES,)),
+    (
+        "yarn",
+        lambda f: F.rope_scale_yarn(f, base=1e4, factor=4.0, original_max_length=64),
+        (FREQUENCIES,),
+    ),
+    (
+        "longrope",
+        lambda f, s, n: F.rope_scale_longrope(f, s, 2 * s, length=n, original_max_length=64),
+        (FREQUENCIES, jnp.arange(1.0, 5.0), jnp.int32(65)),
+    ),
+    ("yarn factor", lambda x: x * F.yarn_attention_factor(4.0), (jnp.ones(2),)),
+    ("longrope factor", lambda x: x * F.longrope_attention_factor(256, 64), (jnp.ones(2),)),
+]
+
+
+class TransformsTest(chex.TestCase):
+    @chex.variants(with_jit=True, with_pmap=True)
+    @parameterized.named_parameters(*CASES)
+    def test_values_and_gradients(self, function, args):
+        """One compilation holds the value, a vmapped batch of two, and the gradient."""
+        floats = [i for i, a in enumerate(args) if jnp.issubdtype(a.dtype, jnp.floating)]
+
+        def loss(*args):
+            y = function(*args)
+            return jnp.vdot(jnp.cos(jnp.arange(y.size, dtype=y.dtype)), y.ravel())
+
+        def everything(*args):
+            pairs = [jnp.stack([a, a]) for a in args]
+            gradient = jax.grad(loss, floats)(*args) if floats else ()
+            return function(*args), jax.vmap(function)(*pairs), gradient
+
+        expected = function(*args)
+        value, batch, gradient = self.variant(everything)(*args)
+        np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(batch, jnp.stack([expected] * 2), rtol=1e-5, atol=1e-6)
+        for i, slope in zip(floats, gradient, strict=True):
+            step = 1e-2 * jnp.ones_like(args[i])
+            up, down = (loss(*args[:i], args[i] + s, *args[i + 1 :]) for s in (step, -step))
+            np.testing.assert_allclose(jnp.sum(slope * step), (up - down) / 2, rtol=2e-2, atol=1e-3)

@@ -1,0 +1,153 @@
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer import functional as F
+from jaxformer.config import LayerNorm, RMSNorm
+from jaxformer.layers import Attention, Block, FeedForward, Guide, Mode
+
+MODE = Mode()
+
+
+def guide(length):
+    at = jnp.arange(length)
+    return Guide(F.causal_mask(at, at), None, F.rope_rotations(at, F.rope_frequencies(6)))
+
+
+@pytest.fixture
+def parts(config, normal, randomise):
+    """A block with random parameters, and its attention, feed-forward and norms as functions."""
+
+    def make(**changes):
+        cfg = config(**changes)
+        x, g = normal(2, 5, 14), guide(5)
+        block = Block(cfg, cfg.layer(0), MODE)
+        params = randomise(block, x, g)
+        attention = Attention(cfg, cfg.layer(0).positions, MODE)
+        feed_forward = FeedForward(cfg, cfg.layer(0).feed_forward, MODE)
+
+        def norm(name, y):
+            return F.rms_norm(y, params[name]["scale"])
+
+        return (
+            x,
+            jax.jit(block.apply)({"params": params}, x, g),
+            lambda y: jax.jit(attention.apply)({"params": params["attention"]}, y, g),
+            lambda y: jax.jit(feed_forward.apply)({"params": params["feed_forward"]}, y),
+            norm,
+        )
+
+    return make
+
+
+def test_serial_block_keeps_the_attention_residual(parts):
+    """inventory row 23: y = h + MLP(LN h) with h = x + Attn(LN x); as printed, y = x + MLP(LN(x +
+    Attn(LN x))), the attention residual is lost."""
+    x, y, attention, feed_forward, norm = parts()
+    h = x + attention(norm("pre_attention_norm", x))
+    branch = feed_forward(norm("pre_feed_forward_norm", h))
+    np.testing.assert_allclose(y, h + branch, atol=1e-5)
+    assert jnp.abs(y - (x + branch)).max() > 1e-2
+
+
+def test_parallel_block_with_two_norms(parts):
+    """inventory row 24: y = x + MLP(LN2 x) + Attn(LN1 x) (GPT-NeoX)."""
+    x, y, attention, feed_forward, norm = parts(block="parallel")
+    expected = x + attention(norm("pre_attention_norm", x))
+    expected = expected + feed_forward(norm("pre_feed_forward_norm", x))
+    np.testing.assert_allclose(y, expected, atol=1e-5)
+
+
+def test_parallel_block_with_one_norm(parts):
+    """inventory row 24: one norm shared by both branches (GPT-J, PaLM, Cohere)."""
+    x, y, attention, feed_forward, norm = parts(block="parallel_shared_norm")
+    z = norm("pre_norm", x)
+    np.testing.assert_allclose(y, x + attention(z) + feed_forward(z), atol=1e-5)
+
+
+def test_parallel_branches_read_one_input_so_their_products_fuse(normal):
+    """inventory row 25: the parallel form only removes the dependency of the feed-forward on
+    attention, so that the products of the input become one; the mathematics is the same."""
+    x, query, gate = normal(5, 7), normal(7, 3), normal(7, 11)
+    fused = F.linear(x, jnp.concatenate([query, gate], axis=-1))
+    np.testing.assert_allclose(fused[:, :3], F.linear(x, query), atol=1e-6)
+    np.testing.assert_allclose(fused[:, 3:], F.linear(x, gate), atol=1e-6)
+
+
+def test_post_placement(parts):
+    x, y, attention, feed_forward, norm = parts(placement="post")
+    h = norm("post_attention_norm", x + attention(x))
+    np.testing.assert_allclose(y, norm("post_feed_forward_norm", h + feed_forward(h)), atol=1e-5)
+
+
+def test_sandwich_placement(parts):
+    x, y, attention, feed_forward, norm = parts(placement="sandwich")
+    h = x + norm("post_attention_norm", attention(norm("pre_attention_norm", x)))
+    branch = feed_forward(norm("pre_feed_forward_norm", h))
+    np.testing.assert_allclose(y, h + norm("post_feed_forward_norm", branch), atol=1e-5)
+
+
+def test_branch_out_placement(parts):
+    x, y, attention, feed_forward, norm = parts(placement="branch_out")
+    h = x + norm("post_attention_norm", attention(x))
+    np.testing.assert_allclose(y, h + norm("post_feed_forward_norm", feed_forward(h)), atol=1e-5)
+
+
+def test_parallel_shared_placements(parts):
+    x, y, attention, feed_forward, norm = parts(block="parallel_shared_norm", placement="post")
+    both = attention(x) + feed_forward(x)
+    np.testing.assert_allclose(y, norm("post_norm", x + both), atol=1e-5)
+    x, y, attention, feed_forward, norm = parts(block="parallel_shared_norm", placement="sandwich")
+    z = norm("pre_norm", x)
+    np.testing.assert_allclose(y, x + norm("post_norm", attention(z) + feed_forward(z)), atol=1e-5)
+
+
+def test_a_block_that_adds_nothing_is_the_identity(config, normal, randomise):
+    """inventory row 86: y = x + F(x)."""
+    cfg, x = config(), normal(2, 5, 14)
+    block = Block(cfg, cfg.layer(0), MODE)
+    params = randomise(block, x, guide(5))
+    for branch, kernel in (("attention", "out"), ("feed_forward", "down")):
+        params[branch][kernel]["kernel"] = jnp.zeros_like(params[branch][kernel]["kernel"])
+    np.testing.assert_array_equal(block.apply({"params": params}, x, guide(5)), x)
+
+
+def test_residual_jacobian_is_identity_plus_branch(normal):
+    """inventory row 90: dL/dx = (I + J)^T dL/dy. It does not guarantee a useful gradient: with
+    F(x) = -x it is zero, and under post-norm the identity path ends at the norm."""
+    x, kernel = normal(5), normal(5, 5)
+
+    def branch(x):
+        return jnp.tanh(F.linear(x, kernel))
+
+    jacobian = jax.jacobian(lambda x: x + branch(x))(x)
+    np.testing.assert_allclose(jacobian, jnp.eye(5) + jax.jacobian(branch)(x), atol=1e-6)
+    np.testing.assert_array_equal(jax.grad(lambda x: (x + -x).sum())(x), jnp.zeros(5))
+    # Along x itself the norm after the sum lets nothing through, whatever the branch is.
+    post = partial(F.rms_norm, eps=0.0)
+    np.testing.assert_allclose(jax.jacobian(post)(x) @ x, jnp.zeros(5), atol=1e-5)
+
+
+@pytest.mark.parametrize("norm", [LayerNorm(), RMSNorm()])
+@pytest.mark.parametrize("block", ["serial", "parallel", "parallel_shared_norm"])
+def test_no_bias_leaf_unless_asked(config, build, norm, block):
+    """inventory row 14: without biases there is no bias leaf, in norms neither."""
+    cfg = config(block=block, norm=replace(norm, parameters="scale"))
+    params, _ = build(cfg)
+    leaves = {path[-1].key for path, _ in jax.tree_util.tree_leaves_with_path(params)}
+    assert leaves == {"kernel", "scale", "embedding"}
+
+
+def test_pre_norm_keeps_an_identity_path_and_post_norm_does_not(parts):
+    """A scaled input leaves a pre-norm block scaled (up to its branches), a post-norm one unit."""
+    x, y, *_ = parts(placement="pre")
+    assert jnp.abs(y - x).max() < jnp.abs(y).max() * 10
+    x, y, _, _, norm = parts(placement="post")
+    scale = norm("post_feed_forward_norm", jnp.ones_like(x))  # of a vector of unit mean square
+    np.testing.assert_allclose(
+        jnp.mean(jnp.square(y / scale), axis=-1), jnp.ones(x.shape[:-1]), rtol=1e-3
+    )

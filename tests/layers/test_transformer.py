@@ -1,0 +1,445 @@
+from dataclasses import replace
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer import Transformer
+from jaxformer import functional as F
+from jaxformer.config import (
+    GLU,
+    MLP,
+    Alibi,
+    BlockSparse,
+    ClampedGEGLU,
+    Dropout,
+    DynamicNTK,
+    Embedding,
+    Encoder,
+    EncoderDecoder,
+    FanAverage,
+    FanIn,
+    Head,
+    Initialisation,
+    LayerNorm,
+    Learned,
+    LinearScaling,
+    Llama3Scaling,
+    LongRope,
+    Normal,
+    NTKScaling,
+    QKNorm,
+    RMSNorm,
+    Rope,
+    Sinusoid,
+    T5Bias,
+    Yarn,
+    Zeros,
+)
+
+EVERY_KIND = {
+    "learned": dict(embedding=Embedding(positions=Learned(max_length=12, offset=2))),
+    "sinusoid": dict(embedding=Embedding(positions=Sinusoid(), scale=3.7)),
+    "alibi": dict(attention=dict(positions=(Alibi(),))),
+    "t5": dict(attention=dict(positions=(T5Bias(num_buckets=8, max_distance=14),), scale=1.0)),
+    "hybrid": dict(attention=dict(positions=(Rope(), None), windows=(3, None))),
+    "block sparse": dict(
+        attention=dict(windows=(BlockSparse(block=2, local_blocks=1, stride=2), None))
+    ),
+    "qk-norm width": dict(attention=dict(qk_norm=QKNorm(over="width"))),
+    "qk-norm each head": dict(
+        attention=dict(qk_norm=QKNorm(norm=LayerNorm(parameters="scale"), over="each_head"))
+    ),
+    "caps": dict(
+        attention=dict(logit_softcap=2.0, clip_qkv=0.4),
+        head=Head(softcap=3.0, multiplier=0.5, bias=True),
+    ),
+    "factorised": dict(
+        embedding=Embedding(dim=5, norm=LayerNorm()), head=Head(tied=True, masked_ids=(3,))
+    ),
+    "biases": dict(attention=dict(biases=("query", "key", "value", "out"))),
+    "mixed feed-forward": dict(
+        feed_forward=(MLP(hidden_dim=9, bias=True), ClampedGEGLU(hidden_dim=5)), num_layers=5
+    ),
+    "relu weights": dict(attention=dict(normalizer="relu")),
+    "rotary on all": dict(attention=dict(positions=(Rope(targets=("q", "k", "v", "o")),))),
+    "post": dict(placement="post", final_norm=False, norm=LayerNorm()),
+    "parameter-free": dict(norm=LayerNorm(parameters="none")),
+    "offset": dict(norm=RMSNorm(scale_offset=1.0, eps_position="outside")),
+    "parallel": dict(block="parallel", placement="sandwich"),
+}
+
+
+@pytest.mark.parametrize("name", EVERY_KIND)
+def test_every_kind_is_causal_to_the_last_bit(config, influence, name):
+    """inventory rows 87, 123: logits up to t have exactly zero gradient by any later token."""
+    tokens = jnp.arange(7)[None] % 5
+    seen = influence(config(**EVERY_KIND[name]), tokens) > 0
+    assert not jnp.any(seen & ~jnp.tri(7, dtype=bool))
+    assert jnp.all(jnp.diagonal(seen))
+
+
+@pytest.mark.parametrize("name", EVERY_KIND)
+def test_scan_equals_unrolled_equals_remat(config, build, tokens, name):
+    cfg = config(**EVERY_KIND[name])
+    params, _ = build(cfg)
+
+    def loss(params, **mode):
+        logits = Transformer(cfg, **mode).apply({"params": params}, tokens)
+        return F.cross_entropy(jnp.maximum(logits, -1e3), tokens)
+
+    value, gradient = jax.jit(jax.value_and_grad(loss))(params)
+    for mode in (dict(scan=False), dict(remat="full"), dict(remat="dots", scan=False)):
+        other_value, other = jax.jit(jax.value_and_grad(lambda p, m=mode: loss(p, **m)))(params)
+        np.testing.assert_allclose(other_value, value, rtol=1e-6)
+        chex.assert_trees_all_close(other, gradient, atol=1e-6)
+
+
+def test_every_prefix_gives_the_same_logits(config, build, tokens):
+    """inventory row 85: in training all rows predict; row t is what the model says of tokens[:t+1].
+    Only generation reads the last row alone."""
+    _, run = build(config())
+    logits = run(tokens)
+    for t in range(tokens.shape[1]):
+        np.testing.assert_allclose(run(tokens[:, : t + 1])[:, -1], logits[:, t], atol=1e-5)
+
+
+def test_packed_documents_do_not_see_each_other(config, build):
+    """Two documents in one row give the logits each gives alone, and exactly no gradient across."""
+    _, run = build(config(embedding=Embedding(positions=Learned(max_length=9))))
+    first, second = jnp.asarray([3, 1, 4]), jnp.asarray([1, 5, 9, 2])
+    packed = run(
+        jnp.concatenate([first, second])[None],
+        positions=jnp.asarray([[0, 1, 2, 0, 1, 2, 3]]),
+        segments=jnp.asarray([[1, 1, 1, 2, 2, 2, 2]]),
+    )
+    np.testing.assert_allclose(packed[0, :3], run(first), atol=1e-5)
+    np.testing.assert_allclose(packed[0, 3:], run(second), atol=1e-5)
+
+
+def test_any_leading_axes(config, build, tokens):
+    _, run = build(config())
+    stacked = run(tokens.reshape(2, 1, 7))
+    np.testing.assert_allclose(stacked[:, 0], run(tokens), atol=1e-5)
+    np.testing.assert_allclose(run(tokens[0]), run(tokens)[0], atol=1e-5)
+
+
+def test_windows_limit_what_is_seen(config, influence):
+    tokens = jnp.arange(7)[None]
+    seen = influence(config(attention=dict(windows=(2,)), num_layers=1), tokens) > 0
+    at = jnp.arange(7)
+    np.testing.assert_array_equal(seen, F.window_mask(at, at, 2))
+
+
+def test_pattern_with_layers_left_over(config, build, tokens):
+    """Five layers of a pattern of two: two whole periods under the scan, one in the tail."""
+    cfg = config(num_layers=5, attention=dict(positions=(Rope(), None)))
+    params, _ = build(cfg)
+    query = params["decoder"]["layers"]["layer_1"]["attention"]["query"]["kernel"]
+    assert query.shape == (2, 14, 4, 6)
+    assert set(params["decoder"]["tail"]) == {"layer_0"}
+
+
+def test_layers_run_in_the_order_of_the_pattern(config, build, tokens):
+    """With a window on even layers only, swapping the pattern changes the result."""
+    one = config(num_layers=4, attention=dict(windows=(1, None)))
+    params, run = build(one)
+    other = Transformer(config(num_layers=4, attention=dict(windows=(None, 1))))
+    assert jnp.abs(run(tokens) - other.apply({"params": params}, tokens)).max() > 1e-3
+
+
+def test_encoder_sees_both_ways(config, influence):
+    assert jnp.all(influence(config(topology=Encoder()), jnp.arange(7)[None]) > 0)
+
+
+ENCODER_DECODER = dict(
+    topology=EncoderDecoder(num_encoder_layers=6),
+    num_layers=6,
+    placement="post",
+    final_norm=False,
+    norm=LayerNorm(),
+    attention=dict(num_kv_heads=4, positions=(None,)),
+    feed_forward=(MLP(hidden_dim=11, activation="relu", bias=True),),
+    embedding=Embedding(positions=Sinusoid()),
+    head=Head(tied=True),
+)
+
+
+def test_the_first_transformer_has_six_blocks_of_its_sublayers(config, build, tokens):
+    """inventory rows 83, 84: six encoder blocks of two sublayers, six decoder blocks of three."""
+    params, _ = build(config(**ENCODER_DECODER), source=tokens)
+    encoder, decoder = (params[name]["layers"]["layer_0"] for name in ("encoder", "decoder"))
+    branches = {"attention", "feed_forward"}
+    assert {name for name in encoder if not name.endswith("norm")} == branches
+    assert {name for name in decoder if not name.endswith("norm")} == branches | {"cross_attention"}
+    assert decoder["cross_attention"]["key"]["kernel"].shape == (6, 14, 4, 6)
+
+
+def test_padding_of_the_source_has_no_effect(config, build, tokens):
+    """inventory row 84: queries come from the decoder, keys and values from the encoder, which
+    gives one vector per source token; padded ones are seen by nobody, in the encoder neither."""
+    _, run = build(config(**ENCODER_DECODER), source=tokens)
+    source = jnp.asarray([[4, 8, 15, 16, 23]] * 2)
+    real = jnp.asarray([[1, 1, 1, 0, 0]] * 2)
+    other = source.at[:, 3:].set(7)
+    np.testing.assert_array_equal(
+        run(tokens, source=source, source_segments=real),
+        run(tokens, source=other, source_segments=real),
+    )
+    np.testing.assert_allclose(
+        run(tokens, source=source, source_segments=real),
+        run(tokens, source=source[:, :3]),
+        atol=1e-5,
+    )
+    changed = run(tokens, source=source.at[:, 0].set(9), source_segments=real)
+    assert jnp.abs(changed - run(tokens, source=source, source_segments=real)).max() > 1e-3
+
+
+def test_packed_pairs_see_their_own_source(config, build):
+    _, run = build(config(**ENCODER_DECODER), jnp.ones((1, 3), int), source=jnp.ones((1, 3), int))
+    targets, sources = jnp.asarray([[3, 1, 4, 1]]), jnp.asarray([[5, 9, 2, 6, 5]])
+    packed = run(
+        targets,
+        positions=jnp.asarray([[0, 1, 0, 1]]),
+        segments=jnp.asarray([[1, 1, 2, 2]]),
+        source=sources,
+        source_positions=jnp.asarray([[0, 1, 2, 0, 1]]),
+        source_segments=jnp.asarray([[1, 1, 1, 2, 2]]),
+    )
+    np.testing.assert_allclose(packed[:, 2:], run(targets[:, 2:], source=sources[:, 3:]), atol=1e-5)
+
+
+def test_separate_source_vocabulary(config, build, tokens):
+    cfg = config(
+        **{
+            **ENCODER_DECODER,
+            "topology": EncoderDecoder(num_encoder_layers=2, source_vocab_size=50),
+        }
+    )
+    params, _ = build(cfg, source=tokens)
+    assert params["source_embedding"]["tokens"]["embedding"].shape == (50, 14)
+    with pytest.raises(ValueError, match="Token id 50 .*vocabulary of 50"):
+        Transformer(cfg).apply({"params": params}, tokens, source=tokens.at[0, 0].set(50))
+
+
+def test_source_given_to_the_wrong_model(config, build, tokens):
+    _, run = build(config())
+    with pytest.raises(ValueError, match="topology Decoder has no encoder"):
+        run(tokens, source=tokens)
+    _, run = build(config(**ENCODER_DECODER), source=tokens)
+    with pytest.raises(ValueError, match="reads a source"):
+        run(tokens)
+
+
+def test_wrong_ids_and_positions_are_refused(config, build, tokens):
+    """linen's own lookup would give NaN."""
+    cfg = config(embedding=Embedding(positions=Learned(max_length=7)))
+    params, _ = build(cfg)
+    with pytest.raises(ValueError, match="Token id 31 .*vocabulary of 31"):
+        Transformer(cfg).apply({"params": params}, tokens.at[1, 2].set(31))
+    with pytest.raises(ValueError, match="Position 7 is outside the 7 positions"):
+        Transformer(cfg).apply({"params": params}, jnp.zeros((1, 8), int))
+
+
+def test_learned_positions_have_a_row_each(config, build):
+    """inventory row 48: a learned absolute embedding is a table [max_length, d], added once."""
+    params, _ = build(config(embedding=Embedding(positions=Learned(max_length=9))))
+    assert params["embedding"]["positions"]["embedding"].shape == (9, 14)
+
+
+def test_learned_and_rotary_positions_compared(config, build, tokens):
+    """inventory row 53: learned positions are parameters, added to the embedding, and end; rotary
+    ones are none, act inside attention, leave the embedding as it is, and depend on distance."""
+    cfg = config(
+        embedding=Embedding(positions=Learned(max_length=9)), attention=dict(positions=(None,))
+    )
+    learned, run_learned = build(cfg)
+    rotary, run_rotary = build(config())
+    assert "positions" in learned["embedding"] and "positions" not in rotary["embedding"]
+    later = jnp.arange(7) + 2
+    np.testing.assert_allclose(run_rotary(tokens, positions=later), run_rotary(tokens), atol=1e-4)
+    moved = run_learned(tokens, positions=later) - run_learned(tokens)
+    assert jnp.abs(moved).max() > 1e-2
+    with pytest.raises(ValueError, match="outside the 9 positions"):
+        Transformer(cfg).apply({"params": learned}, tokens, positions=later + 7)
+
+
+def test_rotary_turns_queries_and_keys_by_default(config, build, tokens):
+    """inventory row 54: not values, unless asked."""
+    assert Rope().targets == ("q", "k")
+    params, run = build(config())
+    explicit = Transformer(config(attention=dict(positions=(Rope(targets=("q", "k")),))))
+    np.testing.assert_array_equal(run(tokens), explicit.apply({"params": params}, tokens))
+
+
+@pytest.mark.parametrize(
+    "targets, relative",
+    [(("q", "k"), True), (("v", "o"), True), (("q", "k", "v", "o"), True), ((), True),
+     (("v",), False), (("o",), False), (("q",), False), (("q", "k", "v"), False)],
+)  # fmt: skip
+def test_rotary_targets_that_come_in_pairs_are_relative(config, build, tokens, targets, relative):
+    _, run = build(config(attention=dict(positions=(Rope(targets=targets, base=50.0),))))
+    shift = jnp.abs(run(tokens, positions=jnp.arange(7) + 3) - run(tokens)).max()
+    assert (shift < 1e-4) == relative
+
+
+def test_head_width_is_free(config, build):
+    """inventory row 55: d_k = d_model / num_heads is usual, not needed: 4 heads of 6, width 14."""
+    params, _ = build(config())
+    out = params["decoder"]["layers"]["layer_0"]["attention"]["out"]["kernel"]
+    assert out.shape == (3, 4, 6, 14)
+
+
+SCALINGS = [
+    LinearScaling(factor=4.0),
+    NTKScaling(factor=4.0),
+    DynamicNTK(factor=2.0, original_max_length=4),
+    Llama3Scaling(factor=8.0, original_max_length=16),
+    Yarn(factor=4.0, original_max_length=16, beta_fast=4.0),
+    Yarn(factor=4.0, original_max_length=16, attention_factor=1.5),
+    LongRope(short=(1.0, 1.1, 1.2), long=(1.0, 2.0, 4.0), original_max_length=4, max_length=16),
+]
+
+
+@pytest.mark.parametrize("scaling", SCALINGS, ids=lambda s: type(s).__name__)
+def test_every_rope_scaling_changes_the_model(config, build, tokens, scaling):
+    params, run = build(config())
+    scaled = Transformer(config(attention=dict(positions=(Rope(scaling=scaling),))))
+    logits = scaled.apply({"params": params}, tokens)
+    assert jnp.isfinite(logits).all() and jnp.abs(logits - run(tokens)).max() > 1e-3
+
+
+def test_length_decides_between_long_and_short_factors(config, build, tokens):
+    long_rope = SCALINGS[-1]
+    params, run = build(config(attention=dict(positions=(Rope(scaling=long_rope),))))
+    always = replace(long_rope, short=long_rope.long)
+    same = Transformer(config(attention=dict(positions=(Rope(scaling=always),))))
+    np.testing.assert_array_equal(same.apply({"params": params}, tokens), run(tokens))
+    short = same.apply({"params": params}, tokens[:, :4])
+    assert jnp.abs(short - run(tokens[:, :4])).max() > 1e-4
+
+
+def test_computes_in_bfloat16_on_float32_parameters(config, tokens):
+    model = Transformer(config(), dtype=jnp.bfloat16)
+    params = jax.jit(model.init)(jax.random.key(0), tokens)["params"]
+    assert {x.dtype for x in jax.tree.leaves(params)} == {jnp.dtype("float32")}
+    logits, state = model.apply({"params": params}, tokens, capture_intermediates=True)
+    exact = Transformer(config()).apply({"params": params}, tokens)
+    assert logits.dtype == jnp.float32
+    assert 0 < jnp.abs(logits - exact).max() < 0.1
+    block = state["intermediates"]["decoder"]["layers"]["layer_0"]["__call__"][0]
+    assert block.dtype == jnp.bfloat16
+
+
+def test_dropout_only_when_asked_for(config, build, tokens):
+    cfg = config(dropout=Dropout(embedding=0.2, attention=0.2, feed_forward=0.2, residual=0.2))
+    params, run = build(cfg)
+    np.testing.assert_array_equal(run(tokens), run(tokens))
+
+    def noisy(seed):
+        return run(tokens, deterministic=False, rngs={"dropout": jax.random.key(seed)})
+
+    np.testing.assert_array_equal(noisy(0), noisy(0))
+    assert jnp.abs(noisy(0) - noisy(1)).max() > 1e-3
+
+
+@pytest.mark.parametrize("place", ["embedding", "attention", "feed_forward", "residual"])
+def test_each_place_of_dropout_acts(config, build, tokens, place):
+    _, run = build(config(dropout=Dropout(**{place: 0.5})))
+    dropped = run(tokens, deterministic=False, rngs={"dropout": jax.random.key(0)})
+    assert jnp.abs(dropped - run(tokens)).max() > 1e-3
+
+
+def test_masked_ids_get_no_probability(config, build, tokens):
+    _, run = build(config(head=Head(masked_ids=(3, 5))))
+    probabilities = jax.nn.softmax(run(tokens))
+    np.testing.assert_array_equal(probabilities[..., jnp.asarray([3, 5])], 0.0)
+
+
+def test_initial_sizes(config, tokens):
+    """Each choice of initial values shows in the parameters; depth divides the residual writers."""
+    wide = config(
+        model_dim=210,
+        num_layers=8,
+        initialisation=Initialisation(
+            embedding=Normal(std=0.5),
+            query=FanIn(gain=2.0),
+            key=FanAverage(),
+            value=Normal(std=0.3),
+            out=FanIn(),
+            feed_forward_in=FanIn(gain=0.5),
+            feed_forward_out=Normal(std=0.4),
+            head=Zeros(),
+        ),
+        attention=dict(head_dim=50),
+        feed_forward=(GLU(hidden_dim=400),),
+    )
+    params = Transformer(wide).init(jax.random.key(0), tokens)["params"]
+    layer = params["decoder"]["layers"]["layer_0"]
+
+    def std(branch, name):
+        return float(jnp.std(layer[branch][name]["kernel"]))
+
+    depth = (2 * 8) ** -0.5
+    assert jnp.std(params["embedding"]["tokens"]["embedding"]) == pytest.approx(0.5, rel=0.05)
+    assert std("attention", "query") == pytest.approx(2 * 210**-0.5, rel=0.02)
+    assert std("attention", "key") == pytest.approx(((210 + 100) / 2) ** -0.5, rel=0.02)
+    assert std("attention", "value") == pytest.approx(0.3, rel=0.02)
+    assert std("attention", "out") == pytest.approx(depth * 200**-0.5, rel=0.02)
+    assert std("feed_forward", "gate") == pytest.approx(0.5 * 210**-0.5, rel=0.02)
+    assert std("feed_forward", "down") == pytest.approx(depth * 0.4, rel=0.02)
+    assert jnp.all(params["head"]["kernel"] == 0)
+    plain = replace(wide, initialisation=replace(wide.initialisation, residual="plain"))
+    layer = Transformer(plain).init(jax.random.key(0), tokens)["params"]["decoder"]["layers"][
+        "layer_0"
+    ]
+    assert std("attention", "out") == pytest.approx(200**-0.5, rel=0.02)
+
+
+def test_the_stream_keeps_its_size_with_depth(config, tokens):
+    """Initial logits of 24 layers are about as large as those of 2."""
+
+    def size(num_layers):
+        cfg = config(num_layers=num_layers, model_dim=64, final_norm=False)
+        model = Transformer(cfg)
+        params = jax.jit(model.init)(jax.random.key(0), tokens)["params"]
+        return jnp.std(model.apply({"params": params}, tokens))
+
+    assert size(24) < 2 * size(2)
+
+
+def test_under_vmap_grad_jit(config, build, tokens):
+    params, run = build(config())
+    stacked = jax.tree.map(lambda x: jnp.stack([x, x]), params)
+    both = jax.jit(jax.vmap(lambda p, t: run(t, p)))(stacked, jnp.stack([tokens, tokens]))
+    np.testing.assert_allclose(both[1], run(tokens), atol=1e-5)
+    gradient = jax.grad(lambda p: F.cross_entropy(run(tokens, p), tokens))(params)
+    chex.assert_tree_all_finite(gradient)
+
+
+def test_gradient_by_depth_at_initialisation(config, tokens):
+    """inventory row 5: of pre-norm layers the first has the larger gradient, of post-norm ones the
+    last (24 layers, the feed-forward's first kernel)."""
+
+    def ratio(placement):
+        cfg = config(
+            num_layers=24,
+            model_dim=32,
+            placement=placement,
+            norm=LayerNorm(),
+            initialisation=Initialisation(residual="plain"),
+        )
+        model = Transformer(cfg)
+        params = jax.jit(model.init)(jax.random.key(0), tokens)["params"]
+
+        def loss(params):
+            return F.cross_entropy(model.apply({"params": params}, tokens), jnp.flip(tokens))
+
+        gradient = jax.jit(jax.grad(loss))(params)
+        kernels = gradient["decoder"]["layers"]["layer_0"]["feed_forward"]["up"]["kernel"]
+        norms = jnp.linalg.norm(kernels, axis=(1, 2))
+        return norms[0] / norms[-1]
+
+    assert ratio("pre") > 1 > ratio("post")

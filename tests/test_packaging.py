@@ -1,0 +1,191 @@
+"""What is true of the project as a whole: its folders, its dependencies, its promises in prose."""
+
+import ast
+import importlib.metadata
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[1]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = PYPROJECT["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+FOLDERS = {"jaxformer", "experiments", "tests", "notebooks"}
+FILES = {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md"}
+# Not part of the project; .gitignore names each of them.
+PRODUCTS = {"runs", "build", "dist", "__pycache__"}
+SOURCES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
+TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
+
+
+def relative(path):
+    return str(path.relative_to(ROOT))
+
+
+def requirements(extra=None):
+    """What an extra asks for, with the extras it names in their place; None is the core."""
+    found = []
+    for text in PROJECT["dependencies"] if extra is None else EXTRAS[extra]:
+        requirement = Requirement(text)
+        if requirement.name == PROJECT["name"]:
+            found += [r for name in requirement.extras for r in requirements(name)]
+        else:
+            found.append(requirement)
+    return found
+
+
+def pins():
+    lines = (ROOT / ".ci" / "constraints.txt").read_text().splitlines()
+    return dict(line.split("==") for line in lines if not line.startswith("#"))
+
+
+def readme_commands(name):
+    """The lines of README's bash block whose first line is the comment `# name`."""
+    blocks = re.findall(r"^```bash\n(.*?)^```$", (ROOT / "README.md").read_text(), re.M | re.S)
+    named = [block.splitlines()[1:] for block in blocks if block.startswith(f"# {name}\n")]
+    assert len(named) == 1, f"README.md has {len(named)} bash blocks that begin with '# {name}'"
+    return named[0]
+
+
+def test_functional_needs_jax_alone():
+    code = "import sys, jaxformer.functional; print(*{name.split('.')[0] for name in sys.modules})"
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    imported = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=environment,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.split()
+    assert {"jax", "jaxformer"} <= set(imported)
+    others = {"flax", "orbax", "grain", "tensorstore", "optax", "tokenizers"}
+    assert not others & set(imported)
+
+
+def test_type_annotations_are_shipped():
+    assert (ROOT / "jaxformer" / "py.typed").is_file()
+    assert PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"] == ["jaxformer"]
+    assert "Typing :: Typed" in PROJECT["classifiers"]
+
+
+def test_every_package_folder_is_a_package():
+    folders = {path.parent for path in (ROOT / "jaxformer").rglob("*.py")}
+    assert not [relative(folder) for folder in folders if not (folder / "__init__.py").is_file()]
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_extras_name_extras_that_exist(extra):
+    own = [Requirement(r) for r in EXTRAS[extra] if Requirement(r).name == PROJECT["name"]]
+    assert {name for requirement in own for name in requirement.extras} <= set(EXTRAS)
+    assert requirements(extra)
+
+
+def imports(path):
+    """Names of the top-level modules that a file imports, wherever in the file."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield node.module.split(".")[0]
+
+
+def test_every_import_is_declared():
+    declared = {canonicalize_name(r.name) for e in (None, *EXTRAS) for r in requirements(e)}
+    # Parts of declared ones: of pytest, of jax, and of the variants that chex tests by.
+    declared |= {"packaging", "jaxlib", "absl-py"}
+    distributions = importlib.metadata.packages_distributions()
+    undeclared = {
+        f"{relative(path)}: {name}"
+        for path in SOURCES
+        for name in imports(path)
+        if name not in sys.stdlib_module_names | FOLDERS
+        and not declared & {canonicalize_name(d) for d in distributions.get(name, [name])}
+    }
+    assert not undeclared
+
+
+def test_constraints_are_exact_versions_and_nothing_else():
+    lines = (ROOT / ".ci" / "constraints.txt").read_text().splitlines()
+    pinned = [line for line in lines if not line.startswith("#")]
+    assert [line for line in pinned if not re.fullmatch(r"[a-z0-9-]+==\d[\w.]*", line)] == []
+    assert pinned == sorted(set(pinned))
+
+
+@pytest.mark.parametrize("extra", [None, "train", "hub", "plots", "test", "dev"])
+def test_constraints_cover_what_is_installed_from_them(extra):
+    versions = pins()
+    for requirement in requirements(extra):
+        version = versions.get(canonicalize_name(requirement.name))
+        assert version and version in requirement.specifier, (str(requirement), version)
+
+
+@pytest.mark.parametrize(
+    "name", ["pyproject.toml", ".pre-commit-config.yaml", ".ci/run", ".ci/constraints.txt"]
+)
+def test_nothing_is_fetched_from_an_address(name):
+    assert "://" not in (ROOT / name).read_text()
+
+
+def test_the_readme_says_how_to_train():
+    lines = readme_commands("train")
+    assert any(line.startswith("pip install -e '.[") for line in lines)
+    assert any(line.startswith("python -m experiments.pretrain") for line in lines)
+
+
+def test_the_readme_says_how_to_test():
+    assert re.search(r"\bpytest\b", readme_commands("test")[-1])
+
+
+def test_the_check_of_a_clone_runs():
+    run = ROOT / ".ci" / "run"
+    assert os.access(run, os.X_OK)
+    subprocess.run(["bash", "-n", str(run)], check=True)
+
+
+def test_the_top_holds_the_four_folders_and_the_five_files():
+    entries = [p for p in ROOT.iterdir() if not p.name.startswith(".")]
+    folders = {p.name for p in entries if p.is_dir()} - PRODUCTS
+    assert {name for name in folders if not name.endswith(".egg-info")} == FOLDERS
+    assert {p.name for p in entries if p.is_file()} == FILES
+
+
+def test_products_are_ignored_by_git():
+    ignored = {line.strip("/") for line in (ROOT / ".gitignore").read_text().splitlines()}
+    assert {*PRODUCTS, "*.egg-info", ".venv*"} <= ignored
+
+
+def test_no_file_is_a_drawer_for_everything():
+    drawers = {"utils", "util", "common", "misc", "helpers", "helper"}
+    names = [path for path in SOURCES if drawers & {path.stem, path.parent.name}]
+    assert not [relative(path) for path in names]
+
+
+@pytest.mark.parametrize("path", TESTS, ids=relative)
+def test_every_test_file_tests(path):
+    functions = [
+        node.name
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    ]
+    assert functions
+    assert len(functions) == len(set(functions)), "a test of the same name hides the first"
+
+
+def test_the_changelog_knows_the_version():
+    version = re.escape(PROJECT["version"])
+    assert re.search(rf"^## \[{version}\] - ", (ROOT / "CHANGELOG.md").read_text(), re.M)
+
+
+def test_the_license_is_the_one_that_is_declared():
+    text = (ROOT / "LICENSE").read_text()
+    assert PROJECT["license"] == "Apache-2.0" and "LICENSE" in PROJECT["license-files"]
+    assert re.search(r"Apache License\s+Version 2\.0, January 2004", text)
+    assert re.search(r"Copyright \d{4} The jaxformer authors", text)

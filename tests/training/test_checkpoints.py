@@ -1,0 +1,360 @@
+import json
+import os
+import shutil
+import subprocess
+import sys
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array
+
+from jaxformer.training import checkpoints as module
+from jaxformer.training.checkpoints import Checkpoints
+from jaxformer.training.optimizers import AdamW, Muon, OptimizerConfig, make_optimizer
+from jaxformer.training.schedules import Constant
+
+
+class State(NamedTuple):
+    step: Array
+    params: dict
+    opt_state: object
+
+
+def draw(seed, *shape):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+def make(step=3, seed=0, *, width=5, optimizer=None):
+    params = {
+        "decoder": {"layers": {"layer_0": {"up": {"kernel": draw(seed, 2, 7, width)}}}},
+        "head": {"kernel": draw(seed + 1, 7, 3), "bias": draw(seed + 2, 3).astype(jnp.bfloat16)},
+    }
+    config = OptimizerConfig(schedule=Constant(peak=0.1), optimizer=optimizer or AdamW())
+    return State(jnp.int32(step), params, make_optimizer(config, 9).init(params))
+
+
+def abstract(state):
+    return jax.eval_shape(lambda: state)
+
+
+def assert_same(found, expected):
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert x.dtype == y.dtype
+        np.testing.assert_array_equal(x, y)
+
+
+def write(folder, *steps, **kwargs):
+    with Checkpoints(folder, **kwargs) as checkpoints:
+        for step in steps:
+            checkpoints.save(step, make(step, seed=step), {"seed": step})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A folder with checkpoints 2 and 5, never changed."""
+    return write(tmp_path_factory.mktemp("saved"), 2, 5)
+
+
+@pytest.fixture
+def copied(saved, tmp_path):
+    return shutil.copytree(saved, tmp_path / "copy")
+
+
+def test_what_is_restored_is_bit_for_bit_what_was_saved(saved):
+    with Checkpoints(saved) as checkpoints:
+        assert checkpoints.steps() == [2, 5] and checkpoints.latest() == 5
+        assert_same(checkpoints.restore(None, abstract(make())), make(5, seed=5))
+        assert_same(checkpoints.restore(2, make()), make(2, seed=2))
+        assert checkpoints.describe() == {"seed": 5, "schema": module.SCHEMA}
+        assert checkpoints.describe(2)["seed"] == 2
+
+
+def test_extreme_values_and_muons_masked_state_survive(tmp_path):
+    state = make(2**31 - 1, optimizer=Muon())
+    values = [np.nan, -np.nan, np.inf, -0.0, 1e-45, 3e38, -1.5]
+    state.params["odd"] = {"bias": jnp.asarray(values, jnp.float32)}
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, state, {})
+        checkpoints.wait()
+        found = checkpoints.restore(1, abstract(state))
+    assert jax.tree.structure(found) == jax.tree.structure(state)
+    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(state), strict=True):
+        assert np.asarray(x).tobytes() == np.asarray(y).tobytes()
+
+
+def test_a_run_may_go_on_without_clipping_or_decay(saved):
+    calmer = OptimizerConfig(
+        schedule=Constant(peak=0.1), optimizer=AdamW(weight_decay=0.0), clip_norm=None
+    )
+    state = make(5, seed=5)
+    state = state._replace(opt_state=make_optimizer(calmer, 9).init(state.params))
+    with Checkpoints(saved) as checkpoints:
+        assert_same(checkpoints.restore(5, abstract(state)), state)
+
+
+def test_a_description_comes_back_as_json(tmp_path):
+    description = {"config": {"a": [1, None, {"b": "x"}]}, "tokenizer": "tokenizer.json"}
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, make(), description)
+        checkpoints.wait()
+        assert checkpoints.describe() == {**description, "schema": 1}
+
+
+def test_a_checkpoint_counts_when_it_is_complete_and_saving_does_not_wait(tmp_path, monkeypatch):
+    with Checkpoints(tmp_path / "deep" / "folder") as checkpoints:
+        assert checkpoints.steps() == [] and checkpoints.latest() is None
+        assert not (tmp_path / "deep").exists()
+        checkpoints.save(1, make(), {})
+        assert checkpoints.steps() in ([], [1])
+        checkpoints.wait()
+        assert checkpoints.steps() == [1]
+
+
+def test_only_the_newest_stay(tmp_path):
+    with Checkpoints(write(tmp_path, 9, 10, 11, 100, keep=2)) as checkpoints:
+        assert checkpoints.steps() == [11, 100]
+
+
+def test_arrays_may_be_donated_once_save_returns(tmp_path):
+    state, expected = make(), make()
+    halve = jax.jit(lambda s: jax.tree.map(lambda x: x * 0, s), donate_argnums=0)
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, state, {})
+        halve(state)
+        checkpoints.wait()
+        assert_same(checkpoints.restore(1, abstract(expected)), expected)
+
+
+def test_restored_arrays_can_be_donated(saved):
+    with Checkpoints(saved) as checkpoints:
+        state = checkpoints.restore(5, abstract(make()))
+    advance = jax.jit(lambda s: jax.tree.map(lambda x: x + x, s), donate_argnums=0)
+    doubled = advance(state)
+    assert all(x.is_deleted() for x in jax.tree.leaves(state))
+    assert_same(doubled, jax.tree.map(lambda x: x + x, make(5, seed=5)))
+
+
+def test_arrays_go_where_the_abstract_state_says(saved):
+    mesh = Mesh(np.asarray(jax.devices()[:2]), ("data",), axis_types=(AxisType.Auto,))
+    target = abstract(make())
+    kernel = NamedSharding(mesh, P("data"))
+    layer = target.params["decoder"]["layers"]["layer_0"]["up"]
+    layer["kernel"] = jax.ShapeDtypeStruct((2, 7, 5), jnp.float32, sharding=kernel)
+    with Checkpoints(saved) as checkpoints:
+        found = checkpoints.restore(5, target)
+    assert found.params["decoder"]["layers"]["layer_0"]["up"]["kernel"].sharding == kernel
+    assert found.step.devices() == {jax.devices()[0]}
+    assert_same(found, make(5, seed=5))
+
+
+def test_a_sharded_state_is_restored_on_one_device(tmp_path):
+    mesh = Mesh(np.asarray(jax.devices()), ("data",), axis_types=(AxisType.Auto,))
+    x = jax.device_put(draw(0, 16, 3), NamedSharding(mesh, P("data")))
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, {"x": x}, {})
+        checkpoints.wait()
+        found = checkpoints.restore(1, {"x": jax.ShapeDtypeStruct((16, 3), jnp.float32)})
+    assert found["x"].devices() == {jax.devices()[0]}
+    np.testing.assert_array_equal(found["x"], x)
+
+
+def test_part_of_a_state_is_read_only_when_asked(saved):
+    part = {"params": abstract(make()).params}
+    with Checkpoints(saved) as checkpoints:
+        with pytest.raises(ValueError, match="  step: saved int32\\[\\], asked for nothing"):
+            checkpoints.restore(5, part)
+        found = checkpoints.restore(5, part, partial=True)
+        with pytest.raises(ValueError, match="  extra: saved nothing, asked for float32\\[3\\]"):
+            checkpoints.restore(5, {"extra": jnp.zeros(3)}, partial=True)
+    assert_same(found, {"params": make(5, seed=5).params})
+
+
+def test_differences_are_listed_with_both_shapes(saved):
+    other = make(width=11)
+    other.params["head"]["scale"] = jnp.zeros(3)
+    other.params["head"]["bias"] = jnp.zeros(3)
+    with Checkpoints(saved) as checkpoints, pytest.raises(ValueError) as caught:
+        checkpoints.restore(5, abstract(other))
+    message = str(caught.value)
+    assert f"Checkpoint 5 in {saved} does not fit: 5 of " in message
+    path = "decoder/layers/layer_0/up/kernel"
+    shapes = "saved float32[2, 7, 5], asked for float32[2, 7, 11]"
+    assert f"\n  params/{path}: {shapes}\n" in message
+    assert f"\n  opt_state/optimizer/0/mu/{path}: {shapes}\n" in message
+    assert "\n  params/head/bias: saved bfloat16[3], asked for float32[3]\n" in message
+    assert message.endswith("\n  params/head/scale: saved nothing, asked for float32[3]")
+
+
+def test_many_differences_are_counted(saved):
+    with Checkpoints(saved) as checkpoints, pytest.raises(ValueError) as caught:
+        checkpoints.restore(5, {f"x{i}": jnp.zeros(1) for i in range(20)})
+    stored = len(jax.tree.leaves(make()))
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 12 and lines[-1] == f"  and {20 + stored - 10} more"
+    assert f"{20 + stored} of {20 + stored} arrays differ" in lines[0]
+
+
+def test_a_folder_without_checkpoints_is_refused_and_not_made(tmp_path):
+    folder = tmp_path / "none"
+    with Checkpoints(folder) as checkpoints:
+        for read in (checkpoints.describe, lambda: checkpoints.restore(None, make())):
+            with pytest.raises(ValueError, match=f"There is no checkpoint in {folder}"):
+                read()
+    assert not folder.exists()
+
+
+def test_a_missing_step_is_refused_with_those_that_exist(saved):
+    with Checkpoints(saved) as checkpoints:
+        message = f"There is no checkpoint 4 in {saved}; it holds 2, 5"
+        for read in (checkpoints.describe, lambda step: checkpoints.restore(step, make())):
+            with pytest.raises(ValueError, match=message):
+                read(4)
+
+
+@pytest.mark.parametrize("step", [4, 5])
+def test_a_step_that_is_not_the_newest_is_refused(saved, step):
+    message = f"Checkpoint {step} would not be the newest in {saved}, which holds 2, 5"
+    with Checkpoints(saved) as checkpoints, pytest.raises(ValueError, match=message):
+        checkpoints.save(step, make(), {})
+
+
+def test_other_mistakes_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="At least one checkpoint must stay; got keep=0"):
+        Checkpoints(tmp_path, keep=0)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="file is a file, not a folder of checkpoints"):
+        Checkpoints(tmp_path / "file")
+    with Checkpoints(tmp_path) as checkpoints:
+        with pytest.raises(ValueError, match="must be JSON: Object of type set"):
+            checkpoints.save(1, make(), {"seen": {1, 2}})
+
+
+def test_relative_folders_are_resolved(tmp_path, monkeypatch, saved):
+    monkeypatch.chdir(saved.parent)
+    with Checkpoints(saved.name) as checkpoints:
+        monkeypatch.chdir(tmp_path)
+        assert checkpoints.describe()["seed"] == 5
+
+
+def test_a_newer_schema_is_refused(copied):
+    record = copied / "5" / "description" / "metadata"
+    contents = json.loads(record.read_text())
+    record.write_text(json.dumps({**contents, "schema": 7}))
+    with Checkpoints(copied) as checkpoints:
+        message = f"Checkpoint 5 in {copied} was written by a newer jaxformer: its schema is 7"
+        for read in (checkpoints.describe, lambda: checkpoints.restore(None, make())):
+            with pytest.raises(ValueError, match=f"{message}, and this one reads up to 1"):
+                read()
+        assert checkpoints.describe(2)["seed"] == 2
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # orbax's own
+@pytest.mark.parametrize(
+    "name", ["description/metadata", "state/_METADATA", "state/manifest.ocdbt", "state/d/*"]
+)
+@pytest.mark.parametrize("size", [0, 0.5])
+def test_truncated_files_are_reported(copied, name, size):
+    for path in (copied / "5").glob(name):
+        raw = path.read_bytes()
+        path.write_bytes(raw[: int(size * len(raw))])
+    with Checkpoints(copied) as checkpoints:
+        message = f"Checkpoint 5 in {copied} is damaged: .*\n*.* The folder holds 2, 5"
+        with pytest.raises(ValueError, match=message):
+            checkpoints.restore(5, make())
+        assert_same(checkpoints.restore(2, make()), make(2, seed=2))
+
+
+@pytest.mark.parametrize("contents", ["[]", "{}", '{"schema": 1}', '{"schema": 1, "arrays": []}'])
+def test_a_description_of_another_form_is_damage(copied, contents):
+    (copied / "5" / "description" / "metadata").write_text(contents)
+    with Checkpoints(copied) as checkpoints:
+        with pytest.raises(ValueError, match=f"Checkpoint 5 in {copied} is damaged"):
+            checkpoints.describe()
+
+
+def test_one_changed_bit_is_damage(copied):
+    record = copied / "5" / "description" / "metadata"
+    contents = json.loads(record.read_text())
+    contents["arrays"]["params/head/kernel"][2] ^= 1
+    record.write_text(json.dumps(contents))
+    with Checkpoints(copied) as checkpoints:
+        with pytest.raises(ValueError, match="damaged: wrong checksum of params/head/kernel"):
+            checkpoints.restore(5, make())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int32", "int8", "bool"])
+def test_checksums_see_every_bit(dtype):
+    raw = np.random.default_rng(0).integers(0, 2, (5, 16), np.uint8)
+    x = jnp.asarray(raw).astype(dtype)
+    bits = np.asarray(x).view(f"uint{8 * x.dtype.itemsize}")
+    assert module.checksums({"x": x})["x"] == int(bits.astype(np.uint64).sum() % 2**32)
+
+
+def test_an_interrupted_save_is_not_listed_and_does_not_stand_in_the_way(copied):
+    shutil.copytree(copied / "5", copied / "6.orbax-checkpoint-tmp")
+    with Checkpoints(copied) as checkpoints:
+        assert checkpoints.steps() == [2, 5]
+        checkpoints.save(6, make(6), {})
+        checkpoints.wait()
+        assert_same(checkpoints.restore(6, make()), make(6))
+
+
+KILLED = """
+import os, sys, threading, jax.numpy as jnp
+import orbax.checkpoint._src.path.atomicity as atomicity
+from jaxformer.training.checkpoints import Checkpoints
+checkpoints = Checkpoints(sys.argv[1])
+checkpoints.save(1, {"x": jnp.ones(3)}, {})
+checkpoints.wait()
+async def die(self): os._exit(9)
+atomicity.AtomicRenameTemporaryPath.finalize = die
+checkpoints.save(2, {"x": jnp.zeros(3)}, {})
+checkpoints.wait()
+"""
+
+
+def test_a_process_killed_while_saving_leaves_the_checkpoint_before(tmp_path):
+    command = [sys.executable, "-c", KILLED, str(tmp_path)]
+    assert subprocess.run(command, cwd=os.getcwd(), capture_output=True).returncode == 9
+    with Checkpoints(tmp_path) as checkpoints:
+        assert checkpoints.steps() == [1]
+        np.testing.assert_array_equal(checkpoints.restore(None, {"x": jnp.zeros(3)})["x"], 1.0)
+
+
+def full_disk(*args, **kwargs):
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("keep", [1, 3])
+def test_a_full_disk_is_an_error_that_names_the_last_good_checkpoint(tmp_path, monkeypatch, keep):
+    with Checkpoints(tmp_path, keep=keep) as checkpoints:
+        checkpoints.save(1, make(1), {})
+        checkpoints.wait()
+        with monkeypatch.context() as patch:
+            patch.setattr(ocp.type_handlers.ArrayHandler, "serialize", full_disk)
+            message = (
+                f"Saving checkpoint 2 in {tmp_path} failed: .*No space left on device.*"
+                "The last good checkpoint is 1"
+            )
+            with pytest.raises(OSError, match=message):
+                checkpoints.save(2, make(2), {})
+                checkpoints.wait()
+        assert_same(checkpoints.restore(None, make()), make(1))
+        checkpoints.save(3, make(3), {})
+        checkpoints.wait()
+        assert checkpoints.steps() == ([3] if keep == 1 else [1, 3])
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_of_the_save(tmp_path):
+    (tmp_path / "file").write_text("")
+    with Checkpoints(tmp_path / "file" / "runs") as checkpoints:
+        with pytest.raises(OSError, match="Saving checkpoint 1 in .* The last good .* is None"):
+            checkpoints.save(1, make(), {})

@@ -1,0 +1,456 @@
+import dataclasses
+import functools
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.tree_util import DictKey, keystr, tree_leaves_with_path, tree_map_with_path
+from optax.contrib import MuonDimensionNumbers, scale_by_muon
+
+from jaxformer.training import matrices
+from jaxformer.training.matrices import matrix_axes, orthogonalize, role, scale_by_adafactor
+from jaxformer.training.optimizers import (
+    SGD,
+    Adafactor,
+    AdamW,
+    Lion,
+    Muon,
+    OptimizerConfig,
+    learning_rate,
+    make_optimizer,
+)
+from jaxformer.training.schedules import Constant, Cosine
+
+GOLDEN = json.loads((Path(__file__).parent / "golden" / "optimizers.json").read_text())
+OPTIMIZERS = [AdamW(), Adafactor(), Lion(), Muon(), SGD()]
+by_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
+STACKED = "decoder/layers/layer_0"
+ALONE = "decoder/tail/layer_0"
+LAYER = {
+    "attention/query/kernel": (7, 2, 5),
+    "attention/query/bias": (2, 5),
+    "attention/out/kernel": (2, 5, 7),
+    "feed_forward/up/kernel": (7, 11),
+    "pre_attention_norm/scale": (7,),
+}
+SHAPES = {
+    "embedding/embedding": (13, 7),
+    "head/kernel": (7, 13),
+    "head/bias": (13,),
+    **{f"{STACKED}/{name}": (3, *shape) for name, shape in LAYER.items()},
+    f"{ALONE}/feed_forward/up/kernel": (7, 11),
+}
+ONE_OF_EACH_ROLE = [
+    "embedding/embedding",
+    "head/kernel",
+    f"{STACKED}/attention/query/kernel",
+    f"{STACKED}/attention/query/bias",
+    f"{STACKED}/pre_attention_norm/scale",
+]
+RNG = np.random.default_rng(0)
+
+
+def draw(*shape):
+    return jnp.asarray(RNG.normal(size=shape), jnp.float32)
+
+
+def tree(flat):
+    root = {}
+    for path, leaf in flat.items():
+        *modules, name = path.split("/")
+        node = root
+        for module in modules:
+            node = node.setdefault(module, {})
+        node[name] = leaf
+    return root
+
+
+def flat(root):
+    return {keystr(p, simple=True, separator="/"): x for p, x in tree_leaves_with_path(root)}
+
+
+def names(path):
+    return tuple(map(DictKey, path.split("/")))
+
+
+@pytest.fixture
+def params():
+    return tree({path: draw(*shape) for path, shape in SHAPES.items()})
+
+
+@pytest.fixture
+def grads():
+    return tree({path: draw(*shape) for path, shape in SHAPES.items()})
+
+
+def one_of_each_role(root):
+    return tree({path: flat(root)[path] for path in ONE_OF_EACH_ROLE})
+
+
+@functools.cache
+def step_of(config):
+    transform = make_optimizer(config, 100)
+
+    @jax.jit
+    def step(params, state, grads):
+        updates, state = transform.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    return jax.jit(transform.init), step
+
+
+def run(optimizer, params, gradients, *, peak=0.03, clip_norm=None, **config):
+    """Parameters after each gradient."""
+    init, step = step_of(
+        OptimizerConfig(
+            schedule=Constant(peak=peak), optimizer=optimizer, clip_norm=clip_norm, **config
+        )
+    )
+    state, steps = init(params), []
+    for grads in gradients:
+        params, state = step(params, state, grads)
+        steps.append(params)
+    return steps
+
+
+def kernel(matrix):
+    return tree({f"{ALONE}/feed_forward/up/kernel": jnp.asarray(matrix, jnp.float32)})
+
+
+def matrix_of(params):
+    return params["decoder"]["tail"]["layer_0"]["feed_forward"]["up"]["kernel"]
+
+
+# Known values
+
+
+@pytest.mark.parametrize(
+    "name, optimizer",
+    [
+        ("adamw", AdamW(b1=0.8, b2=0.9, eps=1e-6, weight_decay=0.2)),
+        ("sgd", SGD(momentum=0.7)),
+        ("nesterov", SGD(momentum=0.7, nesterov=True)),
+        ("plain", SGD(momentum=0.0)),
+        ("adafactor", Adafactor(weight_decay=0.2)),
+        ("muon", Muon(momentum=0.8, weight_decay=0.2)),
+    ],
+)
+def test_five_updates_match_torch(name, optimizer):
+    steps = run(optimizer, kernel(GOLDEN["start"]), map(kernel, GOLDEN["gradients"]))
+    ours = np.stack([matrix_of(x) for x in steps])
+    np.testing.assert_allclose(ours, GOLDEN[name], rtol=2e-5, atol=2e-6)
+
+
+def test_lion_matches_the_written_out_rule():
+    x, mean, expected = np.asarray(GOLDEN["start"]), 0.0, []
+    for g in np.asarray(GOLDEN["gradients"]):
+        x = x - 0.03 * (np.sign(0.7 * mean + 0.3 * g) + 0.2 * x)
+        mean = 0.8 * mean + 0.2 * g
+        expected.append(x)
+    optimizer = Lion(b1=0.7, b2=0.8, weight_decay=0.2)
+    steps = run(optimizer, kernel(GOLDEN["start"]), map(kernel, GOLDEN["gradients"]))
+    np.testing.assert_allclose([matrix_of(x) for x in steps], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_adafactor_matches_the_written_out_rule_for_heads_and_vectors():
+    shapes = {f"{ALONE}/attention/out/kernel": (2, 5, 7), f"{ALONE}/attention/out/bias": (7,)}
+    x = tree({path: draw(*shape) for path, shape in shapes.items()})
+    gradients = [tree({p: draw(*s) for p, s in shapes.items()}) for _ in range(3)]
+    last = flat(run(Adafactor(min_scale=0.5), x, gradients)[-1])
+    for path in shapes:
+        y = np.asarray(flat(x)[path], np.float64)
+        flattened = y.reshape(-1, 7) if path.endswith("kernel") else y
+        row = column = v = 0.0
+        for t, grads in enumerate(gradients, start=1):
+            g = np.asarray(flat(grads)[path], np.float64).reshape(flattened.shape)
+            b = 1 - t**-0.8
+            if g.ndim == 2:
+                row = b * row + (1 - b) * np.mean(g**2, axis=1, keepdims=True)
+                column = b * column + (1 - b) * np.mean(g**2, axis=0, keepdims=True)
+                estimate = row * column / np.mean(row)
+            else:
+                v = b * v + (1 - b) * g**2
+                estimate = v
+            u = g / np.sqrt(estimate)
+            u = u / max(1, np.sqrt(np.mean(u**2)))
+            size = max(0.5, np.sqrt(np.mean(flattened**2)))
+            flattened = flattened - 0.03 * size * u
+        np.testing.assert_allclose(last[path], flattened.reshape(y.shape), rtol=1e-5, atol=1e-6)
+
+
+def test_clipping_bounds_the_global_norm_in_float32():
+    x = tree({"a/kernel": jnp.zeros((2, 2)), "b/bias": jnp.zeros(1)})
+    g = tree({"a/kernel": jnp.full((2, 2), 2.0), "b/bias": jnp.full(1, 3.0)})  # norm 5
+    (clipped,) = run(SGD(momentum=0.0), x, [g], peak=1.0, clip_norm=2.0)
+    np.testing.assert_allclose(clipped["a"]["kernel"], np.full((2, 2), -0.8), rtol=1e-6)
+    np.testing.assert_allclose(clipped["b"]["bias"], [-1.2], rtol=1e-6)
+    still, _ = run(SGD(momentum=0.0), x, [x, x], peak=1.0, clip_norm=2.0)
+    np.testing.assert_array_equal(still["b"]["bias"], np.zeros(1, np.float32))
+    (whole,) = run(SGD(momentum=0.0), x, [g], peak=1.0, clip_norm=6.0)
+    np.testing.assert_array_equal(whole["b"]["bias"], np.full(1, -3, np.float32))
+
+
+def test_updates_follow_the_schedule_that_is_logged():
+    config = OptimizerConfig(
+        schedule=Cosine(peak=0.5, warmup_steps=3), optimizer=SGD(momentum=0.0), clip_norm=None
+    )
+    transform, rate = make_optimizer(config, 9), learning_rate(config, 9)
+    x = kernel(np.zeros((1, 1)))
+    state = transform.init(x)
+    for step in range(9):
+        update, state = transform.update(kernel(np.ones((1, 1))), state, x)
+        np.testing.assert_allclose(-matrix_of(update)[0, 0], rate(step), rtol=1e-6)
+
+
+# Roles
+
+
+def test_every_parameter_has_the_role_of_its_name(params):
+    roles = flat(tree_map_with_path(lambda path, x: role(path), params))
+    expected = {"embedding": "embedding", "bias": "bias", "scale": "scale", "kernel": "kernel"}
+    for path, found in roles.items():
+        wanted = "head" if path == "head/kernel" else expected[path.split("/")[-1]]
+        assert found == wanted, path
+
+
+def test_a_name_without_a_role_is_refused():
+    with pytest.raises(ValueError, match="decoder/gates has no role: .* kernel, embedding, bias"):
+        make_optimizer(OptimizerConfig(schedule=Constant(peak=1.0)), 1).init(
+            {"decoder": {"gates": jnp.zeros(3)}}
+        )
+
+
+@pytest.mark.parametrize("roles", [("kernel", "head"), ("embedding", "scale", "bias")])
+@by_optimizer
+def test_only_the_named_roles_decay(optimizer, roles, params):
+    optimizer = dataclasses.replace(optimizer, weight_decay=0.5)
+    if isinstance(optimizer, Muon):
+        optimizer = dataclasses.replace(optimizer, adamw=AdamW(weight_decay=0.5))
+    params = one_of_each_role(params)
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    (after,) = run(optimizer, params, [zeros], peak=0.1, decay_roles=roles)
+
+    def check(path, x, y):
+        factor = 0.95 if role(path) in roles else 1.0
+        np.testing.assert_allclose(y, factor * x, rtol=1e-6, err_msg=keystr(path))
+
+    tree_map_with_path(check, params, after)
+
+
+@pytest.mark.parametrize("optimizer", [AdamW(), Muon(), SGD()], ids=lambda o: type(o).__name__)
+def test_decay_stays_out_of_the_statistics(optimizer, params, grads):
+    path = f"{STACKED}/attention/query/kernel"
+    params, grads = one_of_each_role(params), one_of_each_role(grads)
+    free, decayed = (
+        run(dataclasses.replace(optimizer, weight_decay=decay), params, [grads], peak=0.1)[0]
+        for decay in (0.0, 0.5)
+    )
+    np.testing.assert_allclose(
+        flat(free)[path] - flat(decayed)[path], 0.05 * flat(params)[path], atol=1e-6
+    )
+
+
+# Matrices
+
+
+def test_matrix_axes_follow_the_module():
+    found = {path: matrix_axes(names(path), len(shape)) for path, shape in SHAPES.items()}
+    assert found["embedding/embedding"] == found["head/kernel"] == ((0,), (1,))
+    assert found["head/bias"] is None and found[f"{STACKED}/attention/query/bias"] is None
+    assert found[f"{STACKED}/pre_attention_norm/scale"] is None
+    for layer, first in ((STACKED, 1), (ALONE, 0)):
+        for name in ("query", "key", "value"):
+            path = names(f"{layer}/attention/{name}/kernel")
+            assert matrix_axes(path, first + 3) == ((first,), (first + 1, first + 2))
+        path = names(f"{layer}/attention/out/kernel")
+        assert matrix_axes(path, first + 3) == ((first, first + 1), (first + 2,))
+        assert found[f"{layer}/feed_forward/up/kernel"] == ((first,), (first + 1,))
+
+
+def test_axes_of_experts_count_matrices():
+    assert matrix_axes(names(f"{STACKED}/feed_forward/up/kernel"), 4) == ((2,), (3,))
+
+
+@pytest.mark.parametrize("shape", [(5, 7), (7, 5), (2, 3, 5, 7)])
+def test_orthogonalize_keeps_singular_vectors_and_maps_singular_values(shape):
+    x = np.asarray(draw(*shape), np.float64)
+    u, s, vh = np.linalg.svd(x, full_matrices=False)
+    s = s / np.linalg.norm(s, axis=-1, keepdims=True)
+    for _ in range(5):
+        s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
+    ours = orthogonalize(jnp.asarray(x, jnp.float32))
+    np.testing.assert_allclose(ours, (u * s[..., None, :]) @ vh, atol=2e-5)
+
+
+@given(st.floats(1e-3, 1e3), st.integers(0, 100))
+@settings(max_examples=8, deadline=None)
+def test_orthogonalize_ignores_scale_and_commutes_with_transposition(factor, seed):
+    x = np.random.default_rng(seed).normal(size=(3, 5)).astype(np.float32)
+    y = np.asarray(orthogonalize(jnp.asarray(x)))
+    np.testing.assert_allclose(orthogonalize(jnp.asarray(x * np.float32(factor))), y, atol=1e-3)
+    np.testing.assert_allclose(orthogonalize(jnp.asarray(x.T)), y.T, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
+def test_orthogonalize_keeps_dtype_and_survives_zeros_and_large_values(dtype):
+    np.testing.assert_array_equal(orthogonalize(jnp.zeros((3, 5), dtype)), np.zeros((3, 5)))
+    large = orthogonalize(jnp.diag(jnp.full(4, 6e4, dtype)))
+    assert large.dtype == dtype
+    values = np.diag(large.astype(jnp.float32))
+    assert np.all((0.68 < values) & (values < 1.21))
+
+
+def test_orthogonalize_gradient_matches_finite_differences():
+    x, direction, weights = draw(3, 5), draw(3, 5), draw(3, 5)
+
+    def score(x):
+        return jnp.sum(orthogonalize(x, steps=2) * weights)
+
+    slope = jnp.sum(jax.grad(score)(x) * direction)
+    h = 1e-2
+    numeric = (score(x + h * direction) - score(x - h * direction)) / (2 * h)
+    np.testing.assert_allclose(slope, numeric, rtol=2e-2)
+
+
+def test_first_muon_update_is_that_of_optax():
+    g = draw(3, 7, 2, 5)
+    axes = MuonDimensionNumbers(reduction_axis=1, output_axis=(2, 3))
+    theirs = scale_by_muon(weight_dimension_numbers={"kernel": axes})
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        expected, _ = theirs.update({"kernel": g}, theirs.init({"kernel": g}))
+    path = f"{STACKED}/attention/query/kernel"
+    ours = matrices.scale_by_muon(momentum=0.95, rms=10**-0.5)
+    found, _ = ours.update(tree({path: g}), ours.init(tree({path: g})))
+    np.testing.assert_allclose(flat(found)[path], expected["kernel"], atol=1e-4)
+
+
+def test_muon_updates_have_the_asked_root_mean_square_whatever_the_shape(params, grads):
+    still = dataclasses.replace(Muon(), weight_decay=0.0, adamw=AdamW(weight_decay=0.0))
+    (after,) = run(still, params, [grads], peak=1.0)
+    for path, x in flat(params).items():
+        if path.endswith("kernel") and path != "head/kernel":
+            size = np.sqrt(np.mean(np.square(flat(after)[path] - x)))
+            assert 0.68 * 0.2 < size < 1.21 * 0.2, path
+
+
+def test_the_rest_of_muon_is_adamw_at_its_own_rate(params, grads):
+    adamw = AdamW(weight_decay=0.3)
+    params, grads = one_of_each_role(params), one_of_each_role(grads)
+    mixed = flat(run(Muon(adamw=adamw, adamw_rate=0.25), params, [grads, grads], peak=0.04)[-1])
+    alone = flat(run(adamw, params, [grads, grads], peak=0.01)[-1])
+    for path in mixed:
+        same = np.allclose(mixed[path], alone[path], rtol=1e-6, atol=1e-7)
+        assert same != (path.endswith("kernel") and path != "head/kernel"), path
+
+
+# Laws of every optimizer
+
+
+@by_optimizer
+def test_a_stack_of_layers_is_updated_as_each_layer_alone(optimizer):
+    shapes = {f"{STACKED}/{name}": (3, *shape) for name, shape in LAYER.items()}
+    params, *gradients = (tree({p: draw(*s) for p, s in shapes.items()}) for _ in range(3))
+    together = flat(run(optimizer, params, gradients)[-1])
+
+    def layer(root, i):
+        return tree({p.replace(STACKED, ALONE): x[i] for p, x in flat(root).items()})
+
+    for i in range(3):
+        alone = flat(run(optimizer, layer(params, i), [layer(g, i) for g in gradients])[-1])
+        for name in LAYER:
+            np.testing.assert_allclose(
+                together[f"{STACKED}/{name}"][i], alone[f"{ALONE}/{name}"], rtol=1e-5, atol=1e-5
+            )
+
+
+@by_optimizer
+def test_state_is_float32_and_updates_have_the_dtype_of_the_parameters(optimizer, params, grads):
+    half, grads = (
+        jax.tree.map(lambda x: x.astype(jnp.bfloat16), one_of_each_role(x)) for x in (params, grads)
+    )
+    config = OptimizerConfig(schedule=Constant(peak=0.1), optimizer=optimizer)
+    transform = make_optimizer(config, 10)
+    state = transform.init(half)
+    assert {x.dtype.name for x in jax.tree.leaves(state)} <= {"float32", "int32"}
+    assert jax.eval_shape(transform.init, half) == jax.eval_shape(lambda: state)
+    updates, after = jax.jit(transform.update)(grads, state, half)
+    assert jax.eval_shape(lambda: after) == jax.eval_shape(lambda: state)
+    assert all(u.dtype == jnp.bfloat16 for u in jax.tree.leaves(updates))
+    assert all(np.any(np.asarray(u) != 0) for u in jax.tree.leaves(updates))
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-20, 1e12])
+@by_optimizer
+def test_extreme_gradients_give_finite_updates(optimizer, size, params, grads):
+    gradient = jax.tree.map(lambda g: np.float32(size) * np.asarray(g), grads)
+    steps = run(optimizer, params, [gradient, gradient])
+    assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(steps[-1]))
+
+
+@by_optimizer
+def test_every_optimizer_goes_downhill(optimizer, params):
+    losses = []
+
+    def gradients():  # of the sum of squares, at wherever the run is
+        for _ in range(8):
+            leaves = [np.asarray(x) for x in jax.tree.leaves(here[-1])]
+            losses.append(sum(np.sum(np.square(x)) for x in leaves))
+            yield jax.tree.map(lambda x: np.float32(2) * np.asarray(x), here[-1])
+
+    init, step = step_of(
+        OptimizerConfig(schedule=Constant(peak=0.03), optimizer=optimizer, clip_norm=None)
+    )
+    here, state = [params], init(params)
+    for gradient in gradients():
+        x, state = step(here[-1], state, gradient)
+        here.append(x)
+    assert np.all(np.diff(losses) < 0)
+
+
+def test_settings_of_adafactor_act_in_the_transformation():
+    g, x = tree({"a/bias": jnp.asarray([3.0, 0.0, 0.0, 0.0])}), tree({"a/bias": jnp.zeros(4)})
+    transform = scale_by_adafactor(decay_exponent=0.8, clip=0.25, min_scale=0.125)
+    update, _ = transform.update(g, transform.init(x), x)
+    # One element of 1 among four: root mean square 1/2, clipped to 1/4, then times 1/8.
+    np.testing.assert_allclose(update["a"]["bias"], [0.0625, 0, 0, 0], rtol=1e-6, atol=1e-9)
+
+
+# Users' mistakes
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: AdamW(b1=1.0), "AdamW.b1 must be at least 0 and below 1; got 1.0"),
+        (lambda: AdamW(b2=-0.1), "AdamW.b2 must be at least 0 and below 1; got -0.1"),
+        (lambda: AdamW(eps=0.0), "AdamW.eps must be positive; got 0.0"),
+        (lambda: AdamW(weight_decay=-1.0), "AdamW.weight_decay must not be negative; got -1.0"),
+        (lambda: Adafactor(clip=0.0), "Adafactor.clip must be positive; got 0.0"),
+        (lambda: Adafactor(min_scale=0.0), "Adafactor.min_scale must be positive; got 0.0"),
+        (lambda: Adafactor(decay_exponent=-1.0), "Adafactor.decay_exponent must be positive"),
+        (lambda: Lion(b2=2.0), "Lion.b2 must be at least 0 and below 1; got 2.0"),
+        (lambda: Muon(momentum=1.5), "Muon.momentum must be at least 0 and below 1; got 1.5"),
+        (lambda: Muon(rms=-0.2), "Muon.rms must be positive; got -0.2"),
+        (lambda: Muon(adamw_rate=0.0), "Muon.adamw_rate must be positive; got 0.0"),
+        (lambda: SGD(momentum=1.0), "SGD.momentum must be at least 0 and below 1; got 1.0"),
+        (
+            lambda: OptimizerConfig(schedule=Constant(peak=1.0), clip_norm=0.0),
+            "clip_norm must be positive, or None for off; got 0.0",
+        ),
+        (
+            lambda: make_optimizer(
+                OptimizerConfig(schedule=Constant(peak=1.0, warmup_steps=9)), total_steps=3
+            ),
+            "9 steps of warm-up and 0 of decay do not fit into total_steps=3",
+        ),
+    ],
+)
+def test_impossible_settings_are_refused_with_their_numbers(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
