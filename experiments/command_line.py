@@ -98,7 +98,7 @@ def choice(info: tyro.constructors.PrimitiveTypeInfo):
         metavar=f"{names} ..." if several else names,
         instance_from_str=read,
         is_instance=fits,
-        str_from_instance=lambda value: [repr(v) for v in (value if several else [value])],
+        str_from_instance=lambda value: [_shown(v) for v in (value if several else [value])],
     )
 
 
@@ -110,13 +110,19 @@ def _one(text: str, kinds: tuple[type, ...]) -> Any:
     return value
 
 
+def _shown(value: Any) -> str:
+    """As Python, with the quotes that a shell leaves alone inside its own where that is safe."""
+    text = repr(value)
+    return text if '"' in text else text.replace("'", '"')
+
+
 def reachable(hints: Iterable[Any]) -> dict[str, type]:
     """The dataclasses among some types and among the types of their fields, by name."""
     found: dict[str, type] = {}
     waiting = list(hints)
     while waiting:
         hint = waiting.pop()
-        if dataclasses.is_dataclass(hint) and hint.__name__ not in found:
+        if isinstance(hint, type) and dataclasses.is_dataclass(hint) and hint not in found.values():
             found[hint.__name__] = hint
             waiting += typing.get_type_hints(hint).values()
         waiting += [arg for arg in typing.get_args(hint) if not isinstance(arg, str)]

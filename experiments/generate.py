@@ -1,6 +1,6 @@
 """Continue a prompt with a trained checkpoint.
 
-    python -m experiments.generate --checkpoint runs/pretrain-1 --prompt "def main("
+python -m experiments.generate --checkpoint runs/pretrain-1 --prompt "def main("
 """
 
 import json

@@ -2,7 +2,7 @@
 
     python -m experiments.pretrain                                  # minutes on a laptop's CPU
     python -m experiments.pretrain --steps 200 --model.num-layers 2 # any field is a flag
-    python -m experiments.pretrain gpu --corpus "TextFiles(path='my.txt')"
+    python -m experiments.pretrain small --corpus "TextFiles(path='my.txt')"
     python -m experiments.pretrain --resume --steps 2000            # go on where it stopped
 
 Trains on the source code of Python's standard library unless told otherwise, reports bits per byte
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh
@@ -28,7 +29,7 @@ from jax.sharding import Mesh
 from experiments.command_line import fail, parse, readable_errors
 from jaxformer import costs, data
 from jaxformer import functional as F
-from jaxformer.config import GLU, Head, MultiHead, QKNorm, TransformerConfig, to_json
+from jaxformer.config import GLU, Decoder, Head, MultiHead, QKNorm, TransformerConfig, to_json
 from jaxformer.generation import Sample, generate
 from jaxformer.layers import Transformer
 from jaxformer.layers.mode import Remat
@@ -82,13 +83,13 @@ class Pretrain:
 
     model: TransformerConfig
     corpus: data.Corpus = data.StandardLibrary()
-    tokenizer: data.TokenizerConfig = data.BPE(vocab_size=2048)
+    tokenizer: data.TokenizerConfig = data.BPE(vocab_size=4096)
     held_out: float = 0.05
     length: int = 256
-    batch_size: int = 16
+    batch_size: int = 8
     accumulation: int = 1
-    steps: int = 500
-    schedule_steps: int = 500
+    steps: int = 600
+    schedule_steps: int = 600
     optimizer: OptimizerConfig
     objective: step.Objective = step.Objective()
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -102,7 +103,7 @@ class Pretrain:
     log_every: int = 10
     evaluate_every: int = 100
     evaluate_rows: int = 64
-    save_every: int = 250
+    save_every: int = 200
     keep: int = 3
     tensorboard: bool = True
     wandb: str | None = None
@@ -116,11 +117,15 @@ class Pretrain:
         for name in ("evaluate_every", "evaluate_rows", "save_every", "sample_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}.")
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"seed must lie between 0 and {2**32 - 1}; got {self.seed}.")
         longest = self.model.max_length
         if longest is not None and self.length > longest:
             raise ValueError(
                 f"length {self.length} exceeds the model's {longest} learned positions."
             )
+        if not isinstance(self.model.topology, Decoder):
+            raise ValueError(f"Pretraining on text takes a Decoder; got {self.model.topology}.")
 
 
 # What a resumed run may not change, for its result would be another one.
@@ -160,7 +165,6 @@ def main(run: Pretrain) -> Path:
     check_vocabulary(run, text)
     mesh = step.data_mesh(run.devices)
     step.check_batch_size(run.batch_size, mesh, run.accumulation)
-    text.tokenizer.save(output)
     model = Transformer(run.model, dtype=run.dtype, remat=run.remat, scan=run.scan)
     optimizer = make_optimizer(run.optimizer, run.schedule_steps)
     session = Session(run, output, text, mesh, model, optimizer)
@@ -170,20 +174,27 @@ def main(run: Pretrain) -> Path:
         except loop.NonFiniteLossError as error:
             checkpoints.wait()
             fail(
-                f"{error} The last good checkpoint is {checkpoints.latest()} in {output}; "
-                "a lower peak of the learning rate usually helps."
+                f"{error} {last_checkpoint(checkpoints, output)} "
+                "A lower peak of the learning rate usually helps."
             )
         except KeyboardInterrupt:
             checkpoints.wait()
-            print(
-                f"\nInterrupted. The last checkpoint is {checkpoints.latest()} in {output}; "
-                f"go on with --resume --output {output}.",
-                file=sys.stderr,
-            )
+            print(f"\nInterrupted. {last_checkpoint(checkpoints, output)}", file=sys.stderr)
+            if checkpoints.latest() is not None:
+                where = shlex.quote(str(output))
+                print(f"Go on from there with --resume --output {where}.", file=sys.stderr)
             raise SystemExit(INTERRUPTED) from None
     print_sample(session, state.params)
     print(f"\nEverything is in {output}. To repeat the run:\n  {command_line()}")
     return output
+
+
+def last_checkpoint(checkpoints: Checkpoints, output: Path) -> str:
+    """What is left of a run that ends early."""
+    latest = checkpoints.latest()
+    if latest is None:
+        return "There is no checkpoint yet."
+    return f"The last good checkpoint is {latest} in {output}."
 
 
 def simulate_devices(count: int) -> None:
@@ -196,7 +207,9 @@ def output_folder(run: Pretrain) -> Path:
     """The folder asked for, or runs/pretrain-N: the next one, or the newest to resume."""
     folder = run.output
     if folder is None:
-        names = [f.name.removeprefix("pretrain-") for f in Path("runs").glob("pretrain-*")]
+        # A run that ended before its first checkpoint is nothing to resume.
+        earlier = Path("runs").glob("pretrain-*/checkpoints" if run.resume else "pretrain-*")
+        names = [f.parts[1].removeprefix("pretrain-") for f in earlier]
         newest = max((int(name) for name in names if name.isdigit()), default=0)
         if run.resume and not newest:
             raise ValueError("There is no runs/pretrain-N to resume; pass --output FOLDER.")
@@ -206,7 +219,6 @@ def output_folder(run: Pretrain) -> Path:
             f"{folder} holds the checkpoints of an earlier run. Pass --resume to go on with it, "
             "or another --output."
         )
-    folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
@@ -215,17 +227,17 @@ def prepare(run: Pretrain) -> Text:
     print(f"Corpus: {run.corpus}", flush=True)
     parts = data.split(data.documents(run.corpus), held_out=run.held_out)
     tokenizer = data.build_tokenizer(run.tokenizer, [d.text for d in parts.train])
-    packed = {
-        name: data.pack(documents, tokenizer, row_length=run.length, folder=run.cache)
-        for name, documents in (("to train on", parts.train), ("held out", parts.held_out))
-    }
-    for name, rows in packed.items():
+    train, held_out = (
+        data.pack(documents, tokenizer, row_length=run.length, folder=run.cache)
+        for documents in parts
+    )
+    for name, rows in (("to train on", train), ("held out", held_out)):
         print(
             f"  {name}: {rows.num_documents} documents, {format_count(rows.num_bytes)} bytes, "
             f"{format_count(rows.num_targets)} tokens",
             flush=True,
         )
-    return Text(tokenizer, *packed.values(), data.gzip_bits_per_byte(parts.held_out))
+    return Text(tokenizer, train, held_out, data.gzip_bits_per_byte(parts.held_out))
 
 
 def check_vocabulary(run: Pretrain, text: Text) -> None:
@@ -240,7 +252,8 @@ def check_vocabulary(run: Pretrain, text: Text) -> None:
 def train(session: Session, checkpoints: Checkpoints) -> step.TrainState:
     """Bring the state to `run.steps` updates, reporting on the way."""
     run, _, text, mesh, model, _ = session
-    state = begin(session, checkpoints)
+    description = describe(session)
+    state = begin(session, checkpoints, description)
     start = int(state.step)
     batches = data.Batches(text.train, batch_size=run.batch_size, seed=run.seed)
 
@@ -265,7 +278,7 @@ def train(session: Session, checkpoints: Checkpoints) -> step.TrainState:
                 if done.step % run.log_every == 0 or done.step == run.steps:
                     metrics.write(done.step, {**numbers, "gradient_norm": done.gradient_norm})
             if at % run.save_every == 0 or at == run.steps:
-                checkpoints.save(at, state, describe(session))
+                checkpoints.save(at, state, description)
             if at % run.evaluate_every == 0 and at < run.steps:
                 bits = held_out_bits(session, tally, state.params, rows=run.evaluate_rows)
                 progress.update(at, bits_per_byte=bits)
@@ -279,12 +292,15 @@ def train(session: Session, checkpoints: Checkpoints) -> step.TrainState:
     return state
 
 
-def begin(session: Session, checkpoints: Checkpoints) -> step.TrainState:
-    """A fresh state, or the newest checkpoint's."""
-    run, _, _, mesh, model, optimizer = session
+def begin(
+    session: Session, checkpoints: Checkpoints, description: dict[str, Any]
+) -> step.TrainState:
+    """A fresh state beside its tokenizer, or the newest checkpoint's."""
+    run, output, text, mesh, model, optimizer = session
     if not run.resume:
+        text.tokenizer.save(output)
         return step.init_state(model, optimizer, jax.random.key(run.seed), mesh)
-    refuse_changes(checkpoints.describe(), describe(session))
+    refuse_changes(checkpoints.describe(), description)
     state = checkpoints.restore(None, step.abstract_state(model, optimizer, mesh))
     done = int(state.step)
     if done >= run.steps:
@@ -301,7 +317,7 @@ def describe(session: Session) -> dict[str, Any]:
         "config": chosen["model"],
         "run": {name: chosen[name] for name in FIXED},
         "tokenizer": "tokenizer.json",
-        "data": {"sha256": hashlib.sha256(np.ascontiguousarray(rows.tokens)).hexdigest()},
+        "data": {"sha256": hashlib.sha256(rows.tokens.tobytes()).hexdigest()},
     }
 
 
@@ -412,7 +428,7 @@ def print_sample(session: Session, params: Any) -> None:
     tokens = generate(
         run.model,
         jax.device_put(params, jax.devices()[0]),
-        np.asarray(prompt, np.int32),
+        jnp.asarray(prompt, jnp.int32),
         max_new_tokens=new,
         sampler=Sample(temperature=0.8, top_p=0.95),
         key=jax.random.key(run.seed),
@@ -445,7 +461,7 @@ def llama(*, model_dim: int, num_layers: int, num_heads: int, vocab_size: int) -
 
 RUNS = {
     "default": Pretrain(
-        model=llama(model_dim=192, num_layers=4, num_heads=4, vocab_size=2048),
+        model=llama(model_dim=192, num_layers=4, num_heads=4, vocab_size=4096),
         optimizer=OptimizerConfig(
             schedule=Cosine(peak=0.02, warmup_steps=20), optimizer=Muon(adamw_rate=0.15)
         ),

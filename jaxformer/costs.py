@@ -6,6 +6,7 @@ count as two FLOPs; norms, activations and softmax, a percent or so, are left ou
 
 from jaxformer import config as c
 
+REMAT = ("none", "dots", "full")
 TRAINING_FACTOR = 3  # the backward pass multiplies by each kernel twice: for inputs and for kernels
 
 
@@ -109,7 +110,8 @@ def activation_bytes(
 
     Per token and layer, with D, F, N, K, H as in `shapes`: "full" keeps the block's input, D;
     "dots" also the results of its products; "none" also what the norms, the activation and the
-    softmax need, and the T probabilities of each head.
+    softmax need, and the T probabilities of each head. The backward pass works on one layer at a
+    time, all of whose values are there while it does, whatever was kept.
 
     Args:
         config: The model.
@@ -119,16 +121,21 @@ def activation_bytes(
         bytes_per_number: 4 for float32 computation, 2 for bfloat16.
 
     Returns:
-        Bytes of the layers, and of the float32 logits with their gradient. The compiler may keep
-        less than this (it fuses) or more (its working space); within a factor of 2 in our tests.
+        Bytes of the layers of a decoder or an encoder, and of the float32 logits with their
+        gradient. The compiler may keep less than this (it fuses) or more (copies); within a factor
+        of 2 in our tests, where layers run as one loop.
+
+    Raises:
+        ValueError: An unknown `remat`.
     """
+    if remat not in REMAT:
+        raise ValueError(f"remat must be one of {REMAT}; got {remat!r}.")
     tokens = batch * length
-    per_token = 0
-    for i in range(config.num_layers):
-        choice = config.layer(i)
-        per_token += _kept_per_token(config, choice, length, remat)
+    layers = [config.layer(i) for i in range(config.num_layers)]
+    kept = sum(_kept_per_token(config, layer, length, remat) for layer in layers)
+    working = max(_kept_per_token(config, layer, length, "none") for layer in layers)
     logits = 2 * 4 * tokens * config.vocab_size
-    return tokens * per_token * bytes_per_number + logits
+    return tokens * (kept + working) * bytes_per_number + logits
 
 
 def _kept_per_token(

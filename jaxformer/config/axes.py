@@ -1,9 +1,9 @@
 """The small types: one union for each axis on which transformers differ."""
 
-import dataclasses
 from dataclasses import dataclass
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Literal
 
+from jaxformer.config.checks import require, require_positive
 from jaxformer.config.rope_scaling import RopeScaling
 
 NormParameters = Literal["none", "scale", "scale_bias"]
@@ -11,24 +11,6 @@ Activation = Literal[
     "relu", "relu_squared", "gelu", "gelu_tanh", "quick_gelu", "silu", "sigmoid", "identity"
 ]
 RopeTarget = Literal["q", "k", "v", "o"]
-
-
-def require(condition: bool, message: str) -> None:
-    """Refuse an impossible choice with a ValueError that says why."""
-    if not condition:
-        raise ValueError(message)
-
-
-def check_literals(config: Any, path: str) -> None:
-    """Refuse a word that is none of those a field may hold, in a dataclass or those inside it."""
-    for name, hint in get_type_hints(type(config)).items():
-        value = getattr(config, name)
-        for item in value if isinstance(value, tuple) else (value,):
-            words = get_args(get_args(hint)[0] if isinstance(value, tuple) else hint)
-            if isinstance(item, str):
-                require(item in words, f"{path}.{name} is one of {list(words)}; got {item!r}.")
-            if dataclasses.is_dataclass(item):
-                check_literals(item, f"{path}.{name}")
 
 
 # Norms
@@ -99,6 +81,10 @@ class Learned:
     max_length: int
     offset: int = 0
 
+    def __post_init__(self):
+        require_positive(self, "max_length")
+        require(self.offset >= 0, f"Learned.offset counts rows; got {self.offset}.")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sinusoid:
@@ -144,8 +130,8 @@ class Rope:
             f"Rope.fraction is a share of the head, in (0, 1]; got {self.fraction}.",
         )
         require(self.base > 1, f"Rope.base must be above 1; got {self.base}.")
-        unknown = [t for t in self.targets if t not in ("q", "k", "v", "o")]
-        require(not unknown, f"Rope.targets are among q, k, v, o; got {unknown}.")
+        known = isinstance(self.targets, tuple) and set(self.targets) <= set("qkvo")
+        require(known, f"Rope.targets is a tuple of q, k, v, o; got {self.targets!r}.")
         require(
             len(set(self.targets)) == len(self.targets),
             f"Rope.targets names a target twice: {self.targets}.",
@@ -212,6 +198,9 @@ class BlockSparse:
     local_blocks: int = 16
     stride: int = 8
 
+    def __post_init__(self):
+        require_positive(self, "block", "local_blocks", "stride")
+
 
 Window = int | BlockSparse | None
 
@@ -233,6 +222,9 @@ class MLP:
     activation: Activation = "gelu_tanh"
     bias: bool = False
 
+    def __post_init__(self):
+        require_positive(self, "hidden_dim")
+
 
 @dataclass(frozen=True, kw_only=True)
 class GLU:
@@ -247,6 +239,9 @@ class GLU:
     hidden_dim: int
     activation: Activation = "silu"
     bias: bool = False
+
+    def __post_init__(self):
+        require_positive(self, "hidden_dim")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,49 +258,8 @@ class ClampedGEGLU:
     limit: float = 20.0
     bias: bool = True
 
+    def __post_init__(self):
+        require_positive(self, "hidden_dim", "limit")
+
 
 FeedForward = MLP | GLU | ClampedGEGLU
-
-
-# Initial values
-
-
-@dataclass(frozen=True, kw_only=True)
-class Normal:
-    """Normal with a fixed standard deviation.
-
-    Attributes:
-        std: The standard deviation.
-    """
-
-    std: float = 0.02
-
-
-@dataclass(frozen=True, kw_only=True)
-class FanIn:
-    """Normal with standard deviation gain / sqrt(number of inputs).
-
-    Attributes:
-        gain: 1 keeps the size of the inputs.
-    """
-
-    gain: float = 1.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class FanAverage:
-    """Uniform with variance gain ** 2 / mean(number of inputs, number of outputs) (Glorot).
-
-    Attributes:
-        gain: 1 is Glorot's choice.
-    """
-
-    gain: float = 1.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Zeros:
-    """All zero."""
-
-
-Initialiser = Normal | FanIn | FanAverage | Zeros

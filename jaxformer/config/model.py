@@ -7,22 +7,19 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from jaxformer.config.axes import (
-    BlockSparse,
-    FanIn,
     FeedForward,
-    Initialiser,
     Learned,
     Norm,
-    Normal,
     Positions,
     QKNorm,
     RMSNorm,
     Rope,
     Sinusoid,
+    T5Bias,
     Window,
-    check_literals,
-    require,
 )
+from jaxformer.config.checks import check_words, require, require_pattern, require_positive
+from jaxformer.config.initialisation import Initialisation
 from jaxformer.config.rope_scaling import LongRope
 
 Projection = Literal["query", "key", "value", "out"]
@@ -60,18 +57,22 @@ class MultiHead:
     normalizer: Literal["softmax", "relu"] = "softmax"
 
     def __post_init__(self):
-        for name in ("num_heads", "num_kv_heads", "head_dim"):
-            require(getattr(self, name) > 0, f"{name} must be positive; got {getattr(self, name)}.")
+        require_positive(self, "num_heads", "num_kv_heads", "head_dim")
+        require_positive(self, "logit_softcap", "clip_qkv")
+        require_pattern(self, "positions", "windows")
         require(
             self.num_heads % self.num_kv_heads == 0,
             "num_heads must be a multiple of num_kv_heads; "
             f"got num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}.",
         )
-        require(len(self.positions) > 0, "positions needs at least one entry; use (None,).")
-        require(len(self.windows) > 0, "windows needs at least one entry; use (None,).")
         for window in self.windows:
-            size = window.block if isinstance(window, BlockSparse) else window
-            require(size is None or size > 0, f"A window holds at least one key; got {size}.")
+            empty = isinstance(window, int) and window < 1
+            require(not empty, f"A window holds at least one key; got {window}.")
+        tables = {p for p in self.positions if isinstance(p, T5Bias)}
+        require(
+            len(tables) < 2,
+            f"One T5Bias table serves all layers of a stack; got {len(tables)} different ones.",
+        )
         for rope in self.positions:
             if isinstance(rope, Rope):
                 self._check_rope(rope)
@@ -114,6 +115,9 @@ class EncoderDecoder:
     num_encoder_layers: int
     source_vocab_size: int | None = None
 
+    def __post_init__(self):
+        require_positive(self, "num_encoder_layers", "source_vocab_size")
+
 
 Topology = Decoder | Encoder | EncoderDecoder
 
@@ -133,6 +137,9 @@ class Embedding:
     positions: Learned | Sinusoid | None = None
     norm: Norm | None = None
     dim: int | None = None
+
+    def __post_init__(self):
+        require_positive(self, "dim")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,6 +162,9 @@ class Head:
     softcap: float | None = None
     masked_ids: tuple[int, ...] = ()
 
+    def __post_init__(self):
+        require_positive(self, "softcap")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Dropout:
@@ -175,36 +185,6 @@ class Dropout:
     def __post_init__(self):
         for name, rate in vars(self).items():
             require(0 <= rate < 1, f"dropout.{name} must be in [0, 1); got {rate}.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Initialisation:
-    """Where parameters start. None: as `projection`.
-
-    Attributes:
-        embedding: Tables of tokens and learned positions.
-        projection: Every kernel that has no choice of its own.
-        query: Kernels of the queries.
-        key: Kernels of the keys.
-        value: Kernels of the values.
-        out: Kernels from the heads to the residual stream.
-        feed_forward_in: Kernels into the hidden values.
-        feed_forward_out: Kernels out of the hidden values.
-        head: Kernel of the logits.
-        residual: "depth" divides what writes to the residual stream by sqrt(2 * num_layers), so
-            that the stream's variance does not grow with depth.
-    """
-
-    embedding: Initialiser = Normal()
-    projection: Initialiser = FanIn()
-    query: Initialiser | None = None
-    key: Initialiser | None = None
-    value: Initialiser | None = None
-    out: Initialiser | None = None
-    feed_forward_in: Initialiser | None = None
-    feed_forward_out: Initialiser | None = None
-    head: Initialiser | None = None
-    residual: Literal["plain", "depth"] = "depth"
 
 
 class LayerChoice(NamedTuple):
@@ -254,12 +234,9 @@ class TransformerConfig:
     initialisation: Initialisation = Initialisation()
 
     def __post_init__(self):
-        check_literals(self, type(self).__name__)
-        for name in ("vocab_size", "model_dim", "num_layers"):
-            require(getattr(self, name) > 0, f"{name} must be positive; got {getattr(self, name)}.")
-        require(len(self.feed_forward) > 0, "feed_forward needs at least one entry.")
-        for choice in self.feed_forward:
-            require(choice.hidden_dim > 0, f"hidden_dim must be positive; got {choice.hidden_dim}.")
+        check_words(self, type(self).__name__)
+        require_positive(self, "vocab_size", "model_dim", "num_layers")
+        require_pattern(self, "feed_forward")
         require(
             not (self.block == "parallel" and self.placement == "post"),
             "A parallel block adds both branches at once, so a norm after the sum sees one value: "

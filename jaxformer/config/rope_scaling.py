@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from jaxformer.config.checks import require, require_positive
+
 
 @dataclass(frozen=True, kw_only=True)
 class LinearScaling:
@@ -13,6 +15,9 @@ class LinearScaling:
 
     factor: float
 
+    def __post_init__(self):
+        require_positive(self, "factor")
+
 
 @dataclass(frozen=True, kw_only=True)
 class NTKScaling:
@@ -23,6 +28,9 @@ class NTKScaling:
     """
 
     factor: float
+
+    def __post_init__(self):
+        require_positive(self, "factor")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +44,9 @@ class DynamicNTK:
 
     factor: float
     original_max_length: int
+
+    def __post_init__(self):
+        require_positive(self, "factor", "original_max_length")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +64,14 @@ class Llama3Scaling:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_length: int = 8192
+
+    def __post_init__(self):
+        require_positive(self, "factor", "original_max_length")
+        require(
+            self.high_freq_factor > self.low_freq_factor,
+            "Llama3Scaling.high_freq_factor must exceed low_freq_factor; "
+            f"got {self.high_freq_factor} and {self.low_freq_factor}.",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +92,9 @@ class Yarn:
     beta_slow: float = 1.0
     attention_factor: float | None = None
 
+    def __post_init__(self):
+        require_positive(self, "factor", "original_max_length")
+
 
 @dataclass(frozen=True, kw_only=True)
 class LongRope:
@@ -92,6 +114,9 @@ class LongRope:
     original_max_length: int
     max_length: int
     attention_factor: float | None = None
+
+    def __post_init__(self):
+        require_positive(self, "original_max_length", "max_length")
 
 
 RopeScaling = LinearScaling | NTKScaling | DynamicNTK | Llama3Scaling | Yarn | LongRope

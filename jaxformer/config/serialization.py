@@ -46,12 +46,14 @@ def from_python(text: str, kinds: Mapping[str, type]) -> Any:
     def build(node: ast.expr) -> Any:
         match node:
             case ast.Call(func=ast.Name(id=name), args=[], keywords=keywords) if name in kinds:
-                return _construct(kinds[name], {str(k.arg): build(k.value) for k in keywords})
+                kind = kinds[name]
+                values = {str(k.arg): _encode(build(k.value)) for k in keywords}
+                return _decode_dataclass(kind, {"type": kind.__name__, **values}, name)
             case ast.Tuple(elts=items):
                 return tuple(build(item) for item in items)
         try:
             return ast.literal_eval(node)
-        except ValueError:
+        except (ValueError, TypeError):
             shown = ast.unparse(node)
             raise ValueError(
                 f"Cannot read {shown!r}: expected a number, a string, None, or one of "
@@ -62,20 +64,6 @@ def from_python(text: str, kinds: Mapping[str, type]) -> Any:
         return build(ast.parse(text.strip(), mode="eval").body)
     except SyntaxError:
         raise ValueError(f"Cannot read {text!r} as a choice.") from None
-
-
-def _construct(kind: type, values: dict[str, Any]) -> Any:
-    fields = [f.name for f in dataclasses.fields(kind)]
-    unknown = [name for name in values if name not in fields]
-    if unknown:
-        raise ValueError(
-            f"{kind.__name__} has no field {', '.join(unknown)}; it has {', '.join(fields)}."
-        )
-    missing = [name for name in _required(kind) if name not in values]
-    if missing:
-        raise ValueError(f"{kind.__name__} needs {', '.join(missing)}.")
-    value = kind(**values)
-    return from_json(kind, to_json(value))  # which checks each value against its type
 
 
 def _required(kind: Any) -> list[str]:
@@ -124,11 +112,12 @@ def _decode(hint: Any, data: Any, path: str) -> Any:
 def _pick(options: tuple, data: Any, path: str) -> Any:
     """The member of a union that `data` was written from."""
     if isinstance(data, dict):
-        names = [o.__name__ for o in options if dataclasses.is_dataclass(o)]
-        for option in options:
-            if dataclasses.is_dataclass(option) and option.__name__ == data.get("type"):
-                return option
-        raise ValueError(f"{path}: expected one of {names}, got type {data.get('type')!r}.")
+        kinds = {o.__name__: o for o in options if dataclasses.is_dataclass(o) and type(o) is type}
+        if data.get("type") not in kinds:
+            raise ValueError(
+                f"{path}: expected one of {list(kinds)}, got type {data.get('type')!r}."
+            )
+        return kinds[data["type"]]
     if data is None and type(None) in options:
         return type(None)
     plain = [o for o in options if o is not type(None) and not dataclasses.is_dataclass(o)]
@@ -146,8 +135,11 @@ def _decode_dataclass(kind: Any, data: Any, path: str) -> Any:
     hints = typing.get_type_hints(kind)
     unknown = sorted(set(data) - set(hints) - {"type"})
     if unknown:
-        raise ValueError(f"{path}: {kind.__name__} has no field {', '.join(unknown)}.")
+        known = ", ".join(hints) or "none"
+        raise ValueError(
+            f"{path}: {kind.__name__} has no field {', '.join(unknown)}; its fields are {known}."
+        )
     missing = [name for name in _required(kind) if name not in data]
     if missing:
-        raise ValueError(f"{path}: {kind.__name__} lacks {', '.join(missing)}.")
+        raise ValueError(f"{path}: {kind.__name__} needs {', '.join(missing)}.")
     return kind(**{n: _decode(hints[n], v, f"{path}.{n}") for n, v in data.items() if n != "type"})

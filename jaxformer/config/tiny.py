@@ -17,6 +17,7 @@ LENGTH = 64
 LONGEST_PATTERN = 8
 
 T = TypeVar("T")
+Scale = TypeVar("Scale", float, float | None)
 
 
 def tiny(config: TransformerConfig) -> TransformerConfig:
@@ -62,24 +63,28 @@ def _tiny_attention(attention: MultiHead) -> MultiHead:
         num_kv_heads=few if kv_heads == heads else 1 if kv_heads == 1 else 2,
         head_dim=HEAD_DIM,
         positions=tuple(_tiny_positions(p) for p in _short_pattern(attention.positions)),
+        scale=_follow_width(attention.scale, attention.head_dim, HEAD_DIM),
         windows=tuple(_tiny_window(w) for w in _short_pattern(attention.windows)),
     )
 
 
 def _tiny_positions(positions: Positions | None) -> Positions | None:
     match positions:
-        case Rope(scaling=None):
-            return positions
-        case Rope(scaling=scaling):
+        case Rope():
+            pairs = max(1, round(HEAD_DIM * positions.fraction / 2))
+            if positions.fraction < 1:
+                pairs = min(pairs, HEAD_DIM // 2 - 1)
             return replace(
-                positions, scaling=_tiny_scaling(scaling, positions.width(HEAD_DIM) // 2)
+                positions,
+                fraction=2 * pairs / HEAD_DIM,
+                scaling=_tiny_scaling(positions.scaling, pairs),
             )
         case T5Bias():
             return replace(positions, num_buckets=8, max_distance=14)
     return positions
 
 
-def _tiny_scaling(scaling: RopeScaling, pairs: int) -> RopeScaling:
+def _tiny_scaling(scaling: RopeScaling | None, pairs: int) -> RopeScaling | None:
     match scaling:
         case DynamicNTK() | Llama3Scaling() | Yarn():
             return replace(scaling, original_max_length=LENGTH // 4)
@@ -123,16 +128,19 @@ def _tiny_head(head: Head, before: int, after: int, vocab_size: int) -> Head:
     )
 
 
-def _follow_width(scale: float, before: int, after: int) -> float:
-    """A scale that is a power of the model's width is that power of the new width."""
-    for power in (0.5, -0.5):
-        if math.isclose(scale, before**power, rel_tol=1e-2):
+def _follow_width(scale: Scale, before: int, after: int) -> Scale:
+    """A scale that is a power of a width is that power of the new width."""
+    for power in (0.5, -0.5, -1):
+        if scale is not None and math.isclose(scale, before**power, rel_tol=1e-2):
             return after**power
     return scale
 
 
 def _short_pattern(pattern: tuple[T, ...]) -> tuple[T, ...]:
-    """A pattern spelled out layer by layer, as long as the model, keeps one entry per run."""
+    """A pattern spelled out layer by layer becomes its cycle, or else keeps one entry per run."""
     if len(pattern) <= LONGEST_PATTERN:
         return pattern
+    for length in range(1, LONGEST_PATTERN + 1):
+        if all(entry == pattern[i % length] for i, entry in enumerate(pattern)):
+            return pattern[:length]
     return tuple(key for key, _ in groupby(pattern))

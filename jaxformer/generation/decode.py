@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Int, PRNGKeyArray
 
@@ -17,7 +18,7 @@ from jaxformer.layers import Transformer
 def generate(
     config: TransformerConfig,
     params: Any,
-    prompt: Int[Array, "*batch P"],
+    prompt: Int[Array, "*batch P"] | Int[np.ndarray, "*batch P"],
     *,
     max_new_tokens: int,
     sampler: Sampler = Greedy(),
@@ -61,7 +62,9 @@ def generate(
         raise ValueError(f"{sampler} draws at random: pass key=jax.random.key(seed).")
     F.check_token_ids(prompt, config.vocab_size)
     key = jax.random.key(0) if key is None else key
-    return _decode(config, sampler, max_new_tokens, jnp.dtype(dtype), params, prompt, key)
+    return _decode(
+        config, sampler, max_new_tokens, jnp.dtype(dtype), params, jnp.asarray(prompt), key
+    )
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2, 3))

@@ -1,5 +1,6 @@
 """How the next token is chosen from logits: frozen values, applied by `choose`."""
 
+import math
 from dataclasses import dataclass
 
 import jax
@@ -19,6 +20,13 @@ class Sample:
     """A random token from the distribution, sharpened and cut as asked. None: not cut.
 
     The order is repetition penalty, temperature, top-k, top-p, min-p.
+
+    Attributes:
+        temperature: Divides the logits; below 1 sharpens.
+        top_k: Only this many of the most likely tokens.
+        top_p: Only the fewest tokens that hold this probability together.
+        min_p: Only tokens at least this share as likely as the most likely one.
+        repetition_penalty: Above 1 makes tokens less likely that stand in the text already.
     """
 
     temperature: float = 1.0
@@ -28,10 +36,10 @@ class Sample:
     repetition_penalty: float = 1.0
 
     def __post_init__(self):
-        if self.temperature <= 0:
+        if not 0 < self.temperature < math.inf:
             raise ValueError(
-                f"temperature must be above 0; got {self.temperature}. For the most likely token "
-                "use Greedy()."
+                f"temperature must be above 0 and finite; got {self.temperature}. "
+                "For the most likely token use Greedy()."
             )
         if self.top_k is not None and self.top_k < 1:
             raise ValueError(f"top_k keeps at least one token; got {self.top_k}.")
@@ -39,9 +47,9 @@ class Sample:
             share = getattr(self, name)
             if share is not None and not 0 < share <= 1:
                 raise ValueError(f"{name} is a probability in (0, 1]; got {share}.")
-        if self.repetition_penalty <= 0:
+        if not 0 < self.repetition_penalty < math.inf:
             raise ValueError(
-                f"repetition_penalty divides logits, so it must be above 0; "
+                "repetition_penalty divides logits, so it must be above 0 and finite; "
                 f"got {self.repetition_penalty}."
             )
 

@@ -14,6 +14,7 @@ from jaxformer.layers.guide import Guide
 from jaxformer.layers.mode import Mode, dropout
 from jaxformer.layers.norms import Norm
 
+NO_GUIDE = Guide()
 Branch = Callable[[Float[Array, "*batch T D"]], Float[Array, "*batch T D"]]
 
 
@@ -37,7 +38,7 @@ class Block(nn.Module):
         x: Float[Array, "*batch T D"],
         guide: Guide,
         memory: Float[Array, "*batch S D"] | None = None,
-        memory_guide: Guide | None = None,
+        memory_guide: Guide = NO_GUIDE,
     ) -> Float[Array, "*batch T D"]:
         cfg, choice = self.config, self.choice
         attention = Attention(cfg, choice.positions, self.mode, name="attention")

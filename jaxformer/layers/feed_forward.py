@@ -1,5 +1,6 @@
 """The feed-forward branch: plain, gated, or gated and clamped."""
 
+from collections.abc import Callable
 from functools import partial
 
 from flax import linen as nn
@@ -10,7 +11,7 @@ from jaxformer import functional as F
 from jaxformer.layers.linear import Linear
 from jaxformer.layers.mode import Mode, dropout
 
-ACTIVATIONS = {
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "relu": F.relu,
     "relu_squared": F.relu_squared,
     "gelu": partial(F.gelu, approximate=False),
@@ -20,7 +21,7 @@ ACTIVATIONS = {
     "sigmoid": F.sigmoid,
     "identity": lambda x: x,
 }
-GATES = {
+GATES: dict[str, Callable[[Array, Array], Array]] = {
     "relu": F.reglu,
     "relu_squared": lambda gate, value: F.relu_squared(gate) * value,
     "gelu": partial(F.geglu, approximate=False),

@@ -129,10 +129,11 @@ def frequencies(rope: c.Rope, head_dim: int, length: Int[Array, ""]) -> Float[Ar
 def magnitude(rope: c.Rope) -> float:
     """What multiplies rotated queries and keys (YaRN and LongRoPE; 1 otherwise)."""
     match rope.scaling:
-        case c.Yarn(attention_factor=None, factor=factor):
-            return F.yarn_attention_factor(factor)
-        case c.LongRope(attention_factor=None) as s:
-            return F.longrope_attention_factor(s.max_length, s.original_max_length)
-        case c.Yarn(attention_factor=factor) | c.LongRope(attention_factor=factor):
-            return factor
-    return 1.0
+        case c.Yarn() as s:
+            given, computed = s.attention_factor, F.yarn_attention_factor(s.factor)
+        case c.LongRope() as s:
+            given = s.attention_factor
+            computed = F.longrope_attention_factor(s.max_length, s.original_max_length)
+        case _:
+            return 1.0
+    return computed if given is None else given

@@ -1,6 +1,7 @@
 """From `config.Initialiser` to functions that draw parameters."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 from flax import linen as nn
@@ -20,7 +21,7 @@ def initializer(choice: Initialiser, *, axes: int = 1, divisor: float = 1.0) -> 
     def draw(key: jax.Array, shape: tuple[int, ...], dtype=jax.numpy.float32) -> jax.Array:
         inputs, outputs = tuple(range(axes)), tuple(range(axes, len(shape)))
 
-        def scaled(gain: float, mode: str, distribution: str):
+        def scaled(gain: float, mode: Any, distribution: Any):
             return nn.initializers.variance_scaling(
                 gain**2 / divisor**2, mode, distribution, in_axis=inputs, out_axis=outputs
             )

@@ -20,7 +20,9 @@ class Mode:
     `dtype` is that of the computation (parameters stay float32 and are cast at use).
     `deterministic` switches dropout off. `remat` names what the backward pass recomputes: nothing
     ("none"), all but the results of matrix products ("dots"), or everything inside a block
-    ("full"). `scan` runs the layers as one compiled loop; without it they are unrolled.
+    ("full"). `scan` runs the layers as one compiled loop; without it they are unrolled. On a CPU,
+    XLA merges what unrolled layers recompute with what they computed, so there remat saves memory
+    only with `scan`.
     """
 
     dtype: DTypeLike = jnp.float32

@@ -7,7 +7,7 @@ from jaxtyping import Array, Float
 from jaxformer import config as c
 from jaxformer import functional as F
 from jaxformer.layers import guide as g
-from jaxformer.layers.block import Block
+from jaxformer.layers.block import NO_GUIDE, Block
 from jaxformer.layers.embedding import Table
 from jaxformer.layers.guide import Guide, Places
 from jaxformer.layers.mode import Mode
@@ -32,7 +32,7 @@ class Period(nn.Module):
         x: Float[Array, "*batch T D"],
         guides: tuple[Guide, ...],
         memory: Float[Array, "*batch S D"] | None,
-        memory_guide: Guide | None,
+        memory_guide: Guide,
     ) -> tuple[Float[Array, "*batch T D"], None]:
         block = Block
         if self.mode.remat != "none":
@@ -63,7 +63,7 @@ class Stack(nn.Module):
         x: Float[Array, "*batch T D"],
         places: Places,
         memory: Float[Array, "*batch S D"] | None = None,
-        memory_guide: Guide | None = None,
+        memory_guide: Guide = NO_GUIDE,
     ) -> Float[Array, "*batch T D"]:
         period = self.config.period
         repeats, rest = divmod(self.num_layers, period)
@@ -97,17 +97,19 @@ class Stack(nn.Module):
                 causal=self.causal,
                 batch_axes=batch_axes,
             )
-            for window in {choice.window for choice in choices}
+            for window in dict.fromkeys(choice.window for choice in choices)
         }
-        ropes = {p for choice in choices if isinstance(p := choice.positions, c.Rope)}
-        rotations = {rope: g.rotations(rope, attention.head_dim, places) for rope in ropes}
-        others = {p for choice in choices if isinstance(p := choice.positions, c.Alibi | c.T5Bias)}
-        biases = {kind: self.bias(kind, places) for kind in others}
+        biases: dict[c.Positions | None, Array] = {}
+        rotations: dict[c.Positions | None, Array] = {}
+        for kind in dict.fromkeys(choice.positions for choice in choices):
+            match kind:
+                case c.Rope():
+                    rotations[kind] = g.rotations(kind, attention.head_dim, places)
+                case c.Alibi() | c.T5Bias():
+                    biases[kind] = self.bias(kind, places)
         return tuple(
-            Guide(
-                masks[choice.window], biases.get(choice.positions), rotations.get(choice.positions)
-            )
-            for choice in choices
+            Guide(masks[window], biases.get(positions), rotations.get(positions))
+            for positions, window, _ in choices
         )
 
     def bias(self, kind: c.Alibi | c.T5Bias, places: Places) -> Float[Array, "*batch N T T"]:

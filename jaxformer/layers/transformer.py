@@ -66,8 +66,8 @@ class Transformer(nn.Module):
         self.check_source(source)
         embedder = Embedder(cfg, cfg.vocab_size, mode, name="embedding")
         places = self.places(tokens, positions, segments)
-        memory = memory_guide = None
-        if isinstance(cfg.topology, c.EncoderDecoder):
+        memory, memory_guide = None, Guide()
+        if isinstance(cfg.topology, c.EncoderDecoder) and source is not None:
             own = cfg.topology.source_vocab_size
             reader = embedder if own is None else Embedder(cfg, own, mode, name="source_embedding")
             at = self.places(source, source_positions, source_segments)

@@ -120,7 +120,6 @@ class Checkpoints:
         try:
             self._manager.wait_until_finished()
         except Exception as error:  # whatever the storage raised: OSError, ValueError, Exception
-            self._manager.reload()
             raise self._failure(error) from error
 
     def steps(self) -> list[int]:
@@ -219,6 +218,7 @@ class Checkpoints:
         return ", ".join(map(str, self.steps())) or "none"
 
     def _failure(self, error: Exception) -> OSError:
+        self._manager.reload()  # it would count the failed checkpoint among those to keep
         return OSError(
             f"Saving checkpoint {self._saving} in {self.folder} failed: {error}. "
             f"The last good checkpoint is {self.latest()}."
@@ -247,7 +247,7 @@ def differences(
     stored: Mapping[str, Stored], wanted: Mapping[str, Any], *, partial: bool
 ) -> list[str]:
     """One line per array whose dtype or shape in the checkpoint is not the one asked for."""
-    paths = wanted if partial else stored | dict(wanted)
+    paths = wanted if partial else {**stored, **wanted}
     lines = []
     for path in sorted(paths):
         saved, here = str(stored.get(path, "nothing")), "nothing"

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxformer import functional as F
 from jaxformer.data.batches import Batch
 from jaxformer.training.step import StepMetrics, Tally, TrainState
 
@@ -15,10 +14,10 @@ AHEAD = 2  # updates dispatched before the oldest one's numbers are read
 
 
 class NonFiniteLossError(RuntimeError):
-    """The loss became NaN or infinite; `step` is the update that made it."""
+    """Loss or gradient became NaN or infinite; `step` is the update that found it."""
 
-    def __init__(self, step: int, loss: float):
-        super().__init__(f"The loss of step {step} is {loss}.")
+    def __init__(self, step: int, loss: float, gradient_norm: float):
+        super().__init__(f"The loss of step {step} is {loss}, its gradient's norm {gradient_norm}.")
         self.step = step
 
 
@@ -52,13 +51,13 @@ def train(
         start: Updates made before.
         stop: Updates made in the end.
         settle: Whether to wait, after a given update, until all numbers are read: before a state
-            is saved or evaluated, so that a bad one never is.
+            is saved or evaluated, so that none is whose loss or gradient was not finite.
 
     Yields:
         Updates made so far; the state, valid until the next item is asked for; what finished.
 
     Raises:
-        NonFiniteLossError: A loss is NaN or infinite.
+        NonFiniteLossError: A loss or the norm of a gradient is NaN or infinite.
     """
     pending: deque[tuple[int, StepMetrics]] = deque()
     for step in range(start, stop):
@@ -82,13 +81,8 @@ def evaluate(
     return nats, tokens
 
 
-def bits_per_byte(nats: float, tokens: int, *, tokens_per_byte: float) -> float:
-    """Bits per byte, from the loss of some tokens and how many tokens a byte of text takes."""
-    return F.bits_per_byte(nats, tokens / tokens_per_byte)
-
-
 def _read(step: int, metrics: StepMetrics) -> Finished:
     loss, norm = (float(value) for value in jax.device_get(metrics))
-    if not math.isfinite(loss):
-        raise NonFiniteLossError(step, loss)
+    if not (math.isfinite(loss) and math.isfinite(norm)):
+        raise NonFiniteLossError(step, loss, norm)
     return Finished(step, loss, norm)

@@ -22,7 +22,7 @@ NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 class AdafactorState(NamedTuple):
     """Updates made, and per parameter its mean squares: of (rows, columns), or of (elements,)."""
 
-    count: Int[Array, ""]
+    steps: Int[Array, ""]
     mean_squares: Any
 
 
@@ -176,15 +176,15 @@ def scale_by_adafactor(
         return AdafactorState(jnp.zeros([], jnp.int32), tree_map_with_path(start, params))
 
     def update(grads, state, params):
-        b = 1 - (state.count + 1).astype(jnp.float32) ** -decay_exponent
+        b = 1 - (state.steps + 1).astype(jnp.float32) ** -decay_exponent
         leaves, tree = tree_flatten_with_path(grads)
         rest = zip(tree.flatten_up_to(state.mean_squares), tree.flatten_up_to(params), strict=True)
         pairs = [
             one(path, g, means, x, b) for (path, g), (means, x) in zip(leaves, rest, strict=True)
         ]
         updates, means = ([pair[i] for pair in pairs] for i in (0, 1))
-        count = optax.safe_increment(state.count)
-        return tree.unflatten(updates), AdafactorState(count, tree.unflatten(means))
+        steps = optax.safe_increment(state.steps)
+        return tree.unflatten(updates), AdafactorState(steps, tree.unflatten(means))
 
     return optax.GradientTransformation(init, update)
 

@@ -35,6 +35,12 @@ def check(optimizer: Any, *, rates: tuple[str, ...] = (), positive: tuple[str, .
 class AdamW:
     """Gradient's moving mean over the root of its moving mean square.
 
+    Attributes:
+        b1: Share of the mean that an update keeps.
+        b2: Share of the mean square that an update keeps.
+        eps: Added to the root of the mean square.
+        weight_decay: Share of a parameter that an update at rate 1 takes away.
+
     References:
         Loshchilov and Hutter, Decoupled Weight Decay Regularization, 2019. arXiv:1711.05101
     """
@@ -54,6 +60,12 @@ class Adafactor:
 
     The learning rate is therefore relative: 0.01 moves a matrix by one hundredth of its root mean
     square. Parameters smaller than `min_scale` move as if they were that large.
+
+    Attributes:
+        decay_exponent: Mean squares forget as the update's number to the minus this.
+        clip: Largest root mean square of an update before the rate.
+        min_scale: Smallest size that a parameter is taken to have.
+        weight_decay: Share of a parameter that an update at rate 1 takes away.
 
     References:
         Shazeer and Stern, Adafactor: Adaptive Learning Rates with Sublinear Memory Cost, 2018.
@@ -76,6 +88,11 @@ class Lion:
     Every element moves by the whole learning rate, so that is a third to a tenth of AdamW's, and
     the weight decay as many times larger.
 
+    Attributes:
+        b1: Share of the mean in the sign's argument.
+        b2: Share of the mean that an update keeps.
+        weight_decay: Share of a parameter that an update at rate 1 takes away.
+
     References:
         Chen et al., Symbolic Discovery of Optimization Algorithms, 2023, algorithm 2.
             arXiv:2302.06675
@@ -96,6 +113,13 @@ class Muon:
     The learning rate is that of the kernels; the rest takes `adamw_rate` times as much.
     `adamw.weight_decay` is the rest's decay. See `scale_by_muon` for `rms`.
 
+    Attributes:
+        momentum: Share of the sum of gradients that an update keeps.
+        rms: Root mean square of an update at rate 1.
+        weight_decay: Share of a kernel that an update at rate 1 takes away.
+        adamw: How everything but kernels is updated.
+        adamw_rate: Its learning rate, relative to that of the kernels.
+
     References:
         Jordan et al., Muon: An optimizer for hidden layers in neural networks, 2024.
         Liu et al., Muon is Scalable for LLM Training, 2025. arXiv:2502.16982
@@ -115,6 +139,11 @@ class Muon:
 class SGD:
     """The gradient, or a decaying sum of gradients.
 
+    Attributes:
+        momentum: Share of the sum of gradients that an update keeps.
+        nesterov: Whether to look one update ahead.
+        weight_decay: Share of a parameter that an update at rate 1 takes away.
+
     References:
         Sutskever et al., On the importance of initialization and momentum in deep learning, 2013.
     """
@@ -132,7 +161,14 @@ Optimizer = AdamW | Adafactor | Lion | Muon | SGD
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """How gradients become updates. `clip_norm` is the largest global norm a gradient may keep."""
+    """How gradients become updates. `clip_norm` is the largest global norm a gradient may keep.
+
+    Attributes:
+        schedule: The learning rate over the run.
+        optimizer: The rule of the update.
+        clip_norm: Largest global norm that a gradient keeps; None does not clip.
+        decay_roles: Which parameters decay.
+    """
 
     schedule: Schedule
     optimizer: Optimizer = AdamW()

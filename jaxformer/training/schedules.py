@@ -19,7 +19,12 @@ from jaxtyping import Array, Float, Int
 
 @dataclass(frozen=True, kw_only=True)
 class Constant:
-    """The peak, for ever."""
+    """The peak, for ever.
+
+    Attributes:
+        peak: The rate.
+        warmup_steps: Updates over which it rises from zero.
+    """
 
     peak: float
     warmup_steps: int = 0
@@ -30,7 +35,13 @@ class Constant:
 
 @dataclass(frozen=True, kw_only=True)
 class Linear:
-    """A straight line from the peak down to `final_fraction * peak`."""
+    """A straight line from the peak down to `final_fraction * peak`.
+
+    Attributes:
+        peak: The highest rate.
+        warmup_steps: Updates over which it rises to the peak.
+        final_fraction: Share of the peak that is left at the end.
+    """
 
     peak: float
     warmup_steps: int = 0
@@ -44,6 +55,11 @@ class Linear:
 @dataclass(frozen=True, kw_only=True)
 class Cosine:
     """Half a cosine wave from the peak down to `final_fraction * peak`.
+
+    Attributes:
+        peak: The highest rate.
+        warmup_steps: Updates over which it rises to the peak.
+        final_fraction: Share of the peak that is left at the end.
 
     References:
         Loshchilov and Hutter, SGDR: Stochastic Gradient Descent with Warm Restarts, 2017, section 3
@@ -67,6 +83,10 @@ class InverseSquareRoot:
 
     The paper writes `model_dim ** -0.5 * min(n ** -0.5, n * warmup_steps ** -1.5)`, which is this
     rule with `peak = (model_dim * warmup_steps) ** -0.5`.
+
+    Attributes:
+        peak: The highest rate.
+        warmup_steps: Updates over which it rises to the peak.
 
     References:
         Vaswani et al., Attention Is All You Need, 2017, section 5.3. arXiv:1706.03762
@@ -93,6 +113,13 @@ class WarmupStableDecay:
 
     where p rises from 0 to 1 over the fall. A run can be extended from any checkpoint before the
     fall, because nothing before it depends on the length of the run.
+
+    Attributes:
+        peak: The highest rate.
+        warmup_steps: Updates over which it rises to the peak.
+        decay_fraction: Share of the run over which it falls.
+        final_fraction: Share of the peak that is left at the end.
+        shape: How it falls.
 
     References:
         Hu et al., MiniCPM: Unveiling the Potential of Small Language Models with Scalable Training

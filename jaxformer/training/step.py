@@ -44,7 +44,12 @@ class Tally(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Objective:
-    """What training minimises beside the cross-entropy."""
+    """What training minimises beside the cross-entropy.
+
+    Attributes:
+        z_loss: Weight of the squared log of the softmax's denominator.
+        label_smoothing: Share of the target's probability that is spread over the vocabulary.
+    """
 
     z_loss: float = 0.0
     label_smoothing: float = 0.0
@@ -104,6 +109,17 @@ def _start(
     return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
 
 
+def apply_to(batch: Batch, model: Transformer, params: Any, **options: Any) -> Any:
+    """Logits of a batch."""
+    return model.apply(
+        {"params": params},
+        batch.tokens,
+        positions=batch.positions,
+        segments=batch.segments,
+        **options,
+    )
+
+
 def total_loss(
     model: Transformer,
     objective: Objective,
@@ -112,17 +128,10 @@ def total_loss(
     key: PRNGKeyArray,
 ) -> Float[Array, ""]:
     """Sum of the losses of the tokens that count, dropout on."""
-    logits = model.apply(
-        {"params": params},
-        batch.tokens,
-        positions=batch.positions,
-        segments=batch.segments,
-        deterministic=False,
-        rngs={"dropout": key},
-    )
+    logits = apply_to(batch, model, params, deterministic=False, rngs={"dropout": key})
     losses = F.token_cross_entropy(
         logits,
-        batch.targets,
+        jnp.asarray(batch.targets),
         z_loss=objective.z_loss,
         label_smoothing=objective.label_smoothing,
     )
@@ -137,7 +146,7 @@ def make_update(
     objective: Objective = Objective(),
     accumulation: int = 1,
     seed: int = 0,
-) -> Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]]:
+) -> Any:
     """Build the jitted update: gradient of the mean loss over all devices, then the optimizer.
 
     The mean is over the tokens that count in the whole batch, whatever device or accumulated part
@@ -184,7 +193,7 @@ def make_update(
         loss, gradients = gradient(state, batch)
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        metrics = StepMetrics(loss, optax.global_norm(gradients))
+        metrics = StepMetrics(loss, optax.tree.norm(gradients))
         return TrainState(state.step + 1, params, opt_state), metrics
 
     sharded = jax.shard_map(per_device, mesh=mesh, in_specs=(P(), P(AXIS)), out_specs=P())
@@ -195,13 +204,7 @@ def make_tally(model: Transformer, mesh: Mesh) -> Callable[[Any, Batch], Tally]:
     """Build the jitted evaluation: (params, batch) -> nats and tokens, summed over devices."""
 
     def per_device(params: Any, batch: Batch) -> Tally:
-        logits = model.apply(
-            {"params": params},
-            batch.tokens,
-            positions=batch.positions,
-            segments=batch.segments,
-        )
-        losses = F.token_cross_entropy(logits, batch.targets)
+        losses = F.token_cross_entropy(apply_to(batch, model, params), jnp.asarray(batch.targets))
         tally = Tally(jnp.sum(jnp.where(batch.mask, losses, 0.0)), jnp.sum(batch.mask))
         return jax.lax.psum(tally, AXIS)
 

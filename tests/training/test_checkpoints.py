@@ -13,6 +13,7 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
+from orbax.checkpoint._src.serialization import serialization
 
 from jaxformer.training import checkpoints as module
 from jaxformer.training.checkpoints import Checkpoints
@@ -333,13 +334,26 @@ def full_disk(*args, **kwargs):
     raise OSError(28, "No space left on device")
 
 
-@pytest.mark.parametrize("keep", [1, 3])
-def test_a_full_disk_is_an_error_that_names_the_last_good_checkpoint(tmp_path, monkeypatch, keep):
-    with Checkpoints(tmp_path, keep=keep) as checkpoints:
+async def full_disk_later(*args, **kwargs):
+    full_disk()
+
+
+@pytest.mark.parametrize(
+    "owner, name, fail",
+    [
+        (ocp.type_handlers.ArrayHandler, "serialize", full_disk),
+        (serialization, "async_serialize_from_host", full_disk_later),
+    ],
+    ids=["at once", "in the background"],
+)
+def test_a_full_disk_is_an_error_that_names_the_last_good_checkpoint(
+    tmp_path, monkeypatch, owner, name, fail
+):
+    with Checkpoints(tmp_path, keep=1) as checkpoints:
         checkpoints.save(1, make(1), {})
         checkpoints.wait()
         with monkeypatch.context() as patch:
-            patch.setattr(ocp.type_handlers.ArrayHandler, "serialize", full_disk)
+            patch.setattr(owner, name, fail)
             message = (
                 f"Saving checkpoint 2 in {tmp_path} failed: .*No space left on device.*"
                 "The last good checkpoint is 1"
@@ -350,7 +364,28 @@ def test_a_full_disk_is_an_error_that_names_the_last_good_checkpoint(tmp_path, m
         assert_same(checkpoints.restore(None, make()), make(1))
         checkpoints.save(3, make(3), {})
         checkpoints.wait()
-        assert checkpoints.steps() == ([3] if keep == 1 else [1, 3])
+        assert checkpoints.steps() == [3]
+        assert_same(checkpoints.restore(None, make()), make(3))
+
+
+@pytest.mark.parametrize("then", ["save", "leave"])
+def test_a_failure_in_the_background_is_told_at_the_next_chance(tmp_path, monkeypatch, then):
+    write(tmp_path, 1)
+    message = f"Saving checkpoint 2 in {tmp_path} failed: .* The last good checkpoint is 1"
+    with pytest.raises(OSError, match=message):
+        with Checkpoints(tmp_path) as checkpoints:
+            monkeypatch.setattr(serialization, "async_serialize_from_host", full_disk_later)
+            checkpoints.save(2, make(2), {})
+            if then == "save":
+                checkpoints.save(3, make(3), {})
+
+
+def test_a_reader_sees_what_another_wrote_since(tmp_path):
+    with Checkpoints(tmp_path) as reader:
+        for step in (1, 2):
+            write(tmp_path, step)
+            assert reader.latest() == step
+            assert_same(reader.restore(None, make()), make(step, seed=step))
 
 
 def test_a_folder_that_cannot_be_made_is_an_error_of_the_save(tmp_path):

@@ -1,0 +1,75 @@
+"""Where parameters start: kinds of initial values, and which parameters take which."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Normal:
+    """Normal with a fixed standard deviation.
+
+    Attributes:
+        std: The standard deviation.
+    """
+
+    std: float = 0.02
+
+
+@dataclass(frozen=True, kw_only=True)
+class FanIn:
+    """Normal with standard deviation gain / sqrt(number of inputs).
+
+    Attributes:
+        gain: 1 keeps the size of the inputs.
+    """
+
+    gain: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class FanAverage:
+    """Uniform with variance gain ** 2 / mean(number of inputs, number of outputs) (Glorot).
+
+    Attributes:
+        gain: 1 is Glorot's choice.
+    """
+
+    gain: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Zeros:
+    """All zero."""
+
+
+Initialiser = Normal | FanIn | FanAverage | Zeros
+
+
+@dataclass(frozen=True, kw_only=True)
+class Initialisation:
+    """Where parameters start. None: as `projection`.
+
+    Attributes:
+        embedding: Tables of tokens and learned positions.
+        projection: Every kernel that has no choice of its own.
+        query: Kernels of the queries.
+        key: Kernels of the keys.
+        value: Kernels of the values.
+        out: Kernels from the heads to the residual stream.
+        feed_forward_in: Kernels into the hidden values.
+        feed_forward_out: Kernels out of the hidden values.
+        head: Kernel of the logits.
+        residual: "depth" divides what writes to the residual stream by sqrt(2 * num_layers), so
+            that the stream's variance does not grow with depth.
+    """
+
+    embedding: Initialiser = Normal()
+    projection: Initialiser = FanIn()
+    query: Initialiser | None = None
+    key: Initialiser | None = None
+    value: Initialiser | None = None
+    out: Initialiser | None = None
+    feed_forward_in: Initialiser | None = None
+    feed_forward_out: Initialiser | None = None
+    head: Initialiser | None = None
+    residual: Literal["plain", "depth"] = "depth"

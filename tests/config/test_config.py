@@ -1,0 +1,803 @@
+import ast
+import dataclasses
+import math
+import re
+import typing
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import jaxtyping
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import experiments.generate
+import experiments.pretrain
+import jaxformer
+from jaxformer import Transformer, costs
+from jaxformer import config as c
+from jaxformer.data import corpus, tokenizers
+from jaxformer.generation import samplers
+from jaxformer.training import optimizers, schedules, step
+
+
+def dataclasses_of(*modules):
+    """The dataclasses among a module's names, those of its own package only."""
+    found = [kind for module in modules for kind in vars(module).values()]
+    ours = [k for k in found if dataclasses.is_dataclass(k) and isinstance(k, type)]
+    return sorted(
+        {k for k in ours if k.__module__.split(".")[0] in ("jaxformer", "experiments")},
+        key=lambda k: (k.__module__, k.__name__),
+    )
+
+
+CONFIG = dataclasses_of(c)
+ALL = dataclasses_of(
+    c,
+    samplers,
+    optimizers,
+    schedules,
+    step,
+    corpus,
+    tokenizers,
+    experiments.pretrain,
+    experiments.generate,
+)
+CHOICES = [kind for kind in ALL if kind.__name__ not in ("Transformer",)]
+PACKAGE = Path(jaxformer.__file__).parent
+# Written for every configuration alike or for none, so what they read has no effect by itself.
+BESIDE = ("config/tiny.py", "config/serialization.py", "config/checks.py")
+SOURCES = [
+    p
+    for p in [*PACKAGE.rglob("*.py"), *(PACKAGE.parent / "experiments").glob("*.py")]
+    if not p.as_posix().endswith(BESIDE)
+]
+KINDS = {kind.__name__: kind for kind in CONFIG}
+
+
+def names_read(node):
+    """Attributes read and fields matched, except where a configuration only checks itself."""
+    if isinstance(node, ast.FunctionDef) and node.name in ("__post_init__", "_check_rope"):
+        return
+    if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+        yield node.attr
+    if isinstance(node, ast.MatchClass):
+        yield from node.kwd_attrs
+    if isinstance(node, ast.Call) and getattr(node.func, "attr", None) == "project":
+        yield node.args[0].value  # layers.Attention reads the initial values of each by its name
+    for child in ast.iter_child_nodes(node):
+        yield from names_read(child)
+
+
+READ = {name for path in SOURCES for name in names_read(ast.parse(path.read_text()))}
+
+
+def test_the_reader_of_sources_knows_what_reading_is():
+    source = """
+class A:
+    def __post_init__(self):
+        self.checked > 0
+def f(x):
+    x.written = x.read
+    match x:
+        case A(matched=y):
+            pass
+"""
+    assert set(names_read(ast.parse(source))) == {"read", "matched"}
+
+
+@pytest.mark.parametrize("kind", CHOICES, ids=lambda k: k.__name__)
+def test_every_field_is_read_somewhere(kind):
+    unread = [f.name for f in dataclasses.fields(kind) if f.name not in READ]
+    assert not unread, f"{kind.__name__}: {unread} change nothing; use them or delete them."
+
+
+@pytest.mark.parametrize("kind", CHOICES, ids=lambda k: k.__name__)
+def test_frozen_keyword_only_and_hashable(kind):
+    assert kind.__dataclass_params__.frozen
+    assert all(f.kw_only for f in dataclasses.fields(kind))
+    assert kind.__hash__ is not None
+    assert kind.__doc__ and not kind.__doc__.startswith(f"{kind.__name__}(")
+
+
+DOCUMENTED = [k for k in CHOICES if k in CONFIG or k in dataclasses_of(samplers)]
+DOCUMENTED += [experiments.pretrain.Pretrain, experiments.generate.Generate]
+
+
+@pytest.mark.parametrize("kind", DOCUMENTED, ids=lambda k: k.__name__)
+def test_every_field_is_documented(kind):
+    """In order, and nothing that is no field. The command line's help is taken from there."""
+    section = kind.__doc__.partition("Attributes:\n")[2].split("\n\n")[0]
+    documented = re.findall(r"^ {8}(\w+): [A-Z\"'\d]", section, flags=re.MULTILINE)
+    assert documented == [f.name for f in dataclasses.fields(kind)]
+
+
+# Any configuration. beartype, which checks constructors here, draws random numbers, and hypothesis
+# forbids that while it draws; so strategies draw plans, and the tests build them.
+
+
+def plan(kind, **fields):
+    return st.fixed_dictionaries(fields).map(lambda values: (kind, values))
+
+
+def build(value):
+    match value:
+        case (type() as kind, dict(fields)):
+            return kind(**{name: build(x) for name, x in fields.items()})
+        case tuple():
+            return tuple(build(x) for x in value)
+    return value
+
+
+def numbers(low=0.1, high=100.0):
+    return st.floats(low, high, allow_nan=False).map(lambda x: float(f"{x:.6g}"))
+
+
+few = st.integers(1, 9)
+parameters = st.sampled_from(["none", "scale", "scale_bias"])
+offsets = st.sampled_from([0.0, 1.0])
+norms = plan(c.LayerNorm, eps=numbers(), parameters=parameters, scale_offset=offsets) | plan(
+    c.RMSNorm,
+    eps=numbers(),
+    eps_position=st.sampled_from(["inside", "outside"]),
+    parameters=parameters,
+    scale_offset=offsets,
+)
+factors = st.tuples(*[numbers()] * 4)
+scalings = st.one_of(
+    plan(c.LinearScaling, factor=numbers()),
+    plan(c.NTKScaling, factor=numbers()),
+    plan(c.DynamicNTK, factor=numbers(), original_max_length=few),
+    plan(c.Llama3Scaling, factor=numbers(), high_freq_factor=numbers(1.5)),
+    plan(c.Yarn, factor=numbers(), original_max_length=few, attention_factor=st.none() | numbers()),
+    plan(c.LongRope, short=factors, long=factors, original_max_length=few, max_length=few),
+)
+ropes = plan(
+    c.Rope,
+    base=numbers(1.5),
+    pairing=st.sampled_from(["halves", "neighbours"]),
+    scaling=st.none() | scalings,
+    targets=st.lists(st.sampled_from("qkvo"), unique=True).map(tuple),
+)
+positions = st.one_of(
+    st.none(), ropes, plan(c.Alibi, scale=numbers()), plan(c.T5Bias, num_buckets=st.just(8))
+)
+windows = st.none() | few | plan(c.BlockSparse, block=few, local_blocks=few, stride=few)
+activations = st.sampled_from(typing.get_args(c.Activation))
+feed_forwards = st.one_of(
+    plan(c.MLP, hidden_dim=few, activation=activations, bias=st.booleans()),
+    plan(c.GLU, hidden_dim=few, activation=activations, bias=st.booleans()),
+    plan(c.ClampedGEGLU, hidden_dim=few, limit=numbers(), bias=st.booleans()),
+)
+initialisers = st.one_of(
+    plan(c.Normal, std=numbers()),
+    plan(c.FanIn, gain=numbers()),
+    plan(c.FanAverage, gain=numbers()),
+    plan(c.Zeros),
+)
+rates = st.sampled_from([0.0, 0.1, 0.5])
+
+
+def patterns(choices):
+    return st.lists(choices, min_size=1, max_size=3).map(tuple)
+
+
+grouped = st.sampled_from([(1, 1), (2, 2), (4, 1), (6, 3)])
+attentions = grouped.flatmap(
+    lambda heads: plan(
+        c.MultiHead,
+        num_heads=st.just(heads[0]),
+        num_kv_heads=st.just(heads[1]),
+        head_dim=st.just(8),
+        positions=patterns(positions),
+        windows=patterns(windows),
+        scale=st.none() | numbers(),
+        logit_softcap=st.none() | numbers(),
+        clip_qkv=st.none() | numbers(),
+        qk_norm=st.none()
+        | plan(c.QKNorm, norm=norms, over=st.sampled_from(["width", "head", "each_head"])),
+        biases=st.sampled_from([(), ("query",), ("query", "key", "value", "out")]),
+        normalizer=st.sampled_from(["softmax", "relu"]),
+    )
+)
+
+
+configs = plan(
+    c.TransformerConfig,
+    vocab_size=st.integers(10, 99),
+    model_dim=st.integers(1, 20).map(lambda n: 2 * n),
+    num_layers=few,
+    attention=attentions,
+    feed_forward=patterns(feed_forwards),
+    topology=st.one_of(
+        plan(c.Decoder),
+        plan(c.Encoder),
+        plan(c.EncoderDecoder, num_encoder_layers=few, source_vocab_size=st.none() | few),
+    ),
+    block=st.sampled_from(["serial", "parallel_shared_norm"]),
+    norm=norms,
+    placement=st.sampled_from(["pre", "post", "sandwich", "branch_out"]),
+    final_norm=st.booleans(),
+    embedding=plan(
+        c.Embedding,
+        scale=numbers(),
+        positions=st.one_of(
+            st.none(),
+            plan(c.Learned, max_length=few, offset=st.integers(0, 3)),
+            plan(c.Sinusoid, layout=st.sampled_from(["interleaved", "halves"])),
+        ),
+        norm=st.none() | norms,
+        dim=st.none() | few,
+    ),
+    head=plan(
+        c.Head,
+        tied=st.booleans(),
+        softcap=st.none() | numbers(),
+        masked_ids=st.sampled_from([(), (3,), (0, 9)]),
+    ),
+    dropout=plan(c.Dropout, embedding=rates, attention=rates, feed_forward=rates, residual=rates),
+    initialisation=plan(
+        c.Initialisation,
+        embedding=initialisers,
+        projection=initialisers,
+        query=st.none() | initialisers,
+        residual=st.sampled_from(["plain", "depth"]),
+    ),
+)
+
+
+@given(configs)
+@settings(max_examples=20, deadline=None)
+def test_text_rebuilds_the_config(plan):
+    config = build(plan)
+    for text in (c.to_json(config), c.to_json(config, indent=2)):
+        assert c.from_json(c.TransformerConfig, text) == config
+    rebuilt = eval(repr(config), dict(KINDS))
+    assert rebuilt == config and hash(rebuilt) == hash(config)
+    assert c.from_python(repr(config), KINDS) == config
+
+
+def members(hint):
+    return [k for k in typing.get_args(hint) if dataclasses.is_dataclass(k)]
+
+
+UNIONS = [c.Norm, c.RopeScaling, c.Positions, c.FeedForward, c.Topology, c.Initialiser]
+
+
+def test_the_strategy_draws_every_member_of_every_union():
+    seen = set()
+
+    @settings(max_examples=300, deadline=None, derandomize=True, database=None)
+    @given(configs)
+    def collect(plan):
+        seen.update(re.findall(r"config\.\w+\.(\w+)'", repr(plan)))
+
+    collect()
+    assert {k.__name__ for union in UNIONS for k in members(union)} <= seen
+    assert {"BlockSparse", "Learned", "Sinusoid", "QKNorm"} <= seen
+
+
+def test_frozen_defaults_are_values():
+    """Two equal configs are one static argument of jax.jit: no second compilation."""
+    assert c.Rope() == c.Rope() and hash(c.Rope()) == hash(c.Rope())
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        c.Rope().base = 3.0
+
+
+# Text that is refused
+
+BASE = c.TransformerConfig(
+    vocab_size=31,
+    model_dim=14,
+    num_layers=3,
+    attention=c.MultiHead(num_heads=4, num_kv_heads=2, head_dim=6),
+    feed_forward=(c.GLU(hidden_dim=11),),
+)
+
+
+@pytest.mark.parametrize(
+    "before, after, message",
+    [
+        ('"vocab_size": 31', '"vocab": 31', "TransformerConfig: .* has no field vocab; its fields"),
+        ('"vocab_size": 31, ', "", "TransformerConfig: TransformerConfig needs vocab_size"),
+        ('"vocab_size": 31', '"vocab_size": "31"', "TransformerConfig.vocab_size: expected int"),
+        ('"vocab_size": 31', '"vocab_size": true', "vocab_size: expected int, got True"),
+        ('"vocab_size": 31', '"vocab_size": 31.0', "vocab_size: expected int, got 31.0"),
+        ('"vocab_size": 31', '"vocab_size": null', "vocab_size: expected int, got None"),
+        ('"final_norm": true', '"final_norm": 1', "final_norm: expected bool, got 1"),
+        ('"hidden_dim": 11', '"hidden": 11', r"feed_forward\[0\]: GLU has no field hidden"),
+        ('"type": "GLU"', '"type": "SwiGLU"', r"feed_forward\[0\]: .*'ClampedGEGLU'\], .*'SwiGLU'"),
+        ('"type": "Head"', '"type": "Tail"', "TransformerConfig.head: expected .* type Head"),
+        ('"block": "serial"', '"block": "series"', "block: expected one of .*, got 'series'"),
+        ('"windows": [null]', '"windows": [2.5]', r"attention.windows\[0\]: expected int, got 2.5"),
+        ('"windows": [null]', '"windows": 4', "attention.windows: expected a list, got 4"),
+        ('"scaling": null', '"scaling": 4', r"positions\[0\].scaling: expected an object .* got 4"),
+        ('"num_kv_heads": 2', '"num_kv_heads": 3', "num_heads=4, num_kv_heads=3"),
+        ('{"type"', "{type", "property name"),
+    ],
+)
+def test_wrong_json_names_the_path(before, after, message):
+    text = c.to_json(BASE)
+    assert before in text
+    with pytest.raises(ValueError, match=message):
+        c.from_json(c.TransformerConfig, text.replace(before, after))
+
+
+def test_json_of_another_type_is_refused():
+    with pytest.raises(ValueError, match="GLU: expected an object of type GLU, got"):
+        c.from_json(c.GLU, c.to_json(c.MLP(hidden_dim=3)))
+
+
+def test_whole_numbers_serve_as_floats_and_defaults_may_be_left_out():
+    assert c.from_json(c.RMSNorm, '{"type": "RMSNorm", "eps": 1}') == c.RMSNorm(eps=1.0)
+
+
+@pytest.mark.parametrize(
+    "text, value",
+    [
+        ("None", None),
+        (" 4096 ", 4096),
+        ("-1.5", -1.5),
+        ("'abc'", "abc"),
+        ("RMSNorm(eps=1e-5)", c.RMSNorm(eps=1e-5)),
+        ("Rope(base=500000)", c.Rope(base=500_000.0)),
+        ("(RMSNorm(), None)", (c.RMSNorm(), None)),
+        (
+            "Rope(targets=('q', 'v'), scaling=LinearScaling(factor=4.0))",
+            c.Rope(targets=("q", "v"), scaling=c.LinearScaling(factor=4.0)),
+        ),
+        ("BlockSparse(block=-(-2))", None),
+    ],
+)
+def test_python_that_is_read(text, value):
+    if text.startswith("BlockSparse"):  # arithmetic is no literal
+        with pytest.raises(ValueError, match="Cannot read"):
+            c.from_python(text, KINDS)
+    else:
+        assert c.from_python(text, KINDS) == value
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("__import__('os').getcwd()", "Cannot read .*__import__.*expected a number"),
+        ("open('x')", r"Cannot read \"open\('x'\)\""),
+        ("[x for x in (1, 2)]", "Cannot read"),
+        ("RMSNorm.eps", "Cannot read 'RMSNorm.eps'"),
+        ("RMSNorm(1e-5)", r"Cannot read 'RMSNorm\(1e-05\)'.*with keywords"),
+        ("RMSNorm(eps=open('x'))", "Cannot read"),
+        ("{[]: 1}", "Cannot read"),
+        ("RMSNorm(", "as a choice"),
+        ("", "as a choice"),
+        ("RMSNorm(epsilon=1.0)", "RMSNorm has no field epsilon; its fields are eps, eps_position"),
+        ("RMSNorm(**{'eps': 1.0})", "has no field None"),
+        ("Zeros(std=1.0)", "Zeros has no field std; its fields are none"),
+        ("GLU()", "GLU needs hidden_dim"),
+        ("GLU(hidden_dim=3.5)", "GLU.hidden_dim: expected int, got 3.5"),
+        ("Rope(base='big')", "Rope.base: expected float, got 'big'"),
+        ("Rope(targets='qk')", "Rope.targets: expected a list, got 'qk'"),
+        ("Rope(scaling=RMSNorm())", "Rope.scaling: expected one of .*got type 'RMSNorm'"),
+        ("Rope(pairing='thirds')", "Rope.pairing: expected one of .*got 'thirds'"),
+        ("Rope(fraction=2.0)", r"in \(0, 1\]; got 2.0"),
+    ],
+)
+def test_python_that_is_refused(text, message):
+    with pytest.raises(ValueError, match=message):
+        c.from_python(text, KINDS)
+
+
+# Choices that cannot be
+
+
+def change(attention=None, **fields):
+    return replace(BASE, attention=replace(BASE.attention, **(attention or {})), **fields)
+
+
+SHORT, LONG = (1.0, 1.1), (1.0, 2.0, 4.0)
+LONG_ROPE = c.LongRope(short=SHORT, long=LONG, original_max_length=4, max_length=16)
+
+
+@pytest.mark.parametrize(
+    "build, message",
+    [
+        (lambda: change(vocab_size=0), "TransformerConfig.vocab_size must be positive; got 0"),
+        (lambda: change(model_dim=-2), "TransformerConfig.model_dim must be positive; got -2"),
+        (lambda: change(num_layers=0), "num_layers must be positive; got 0"),
+        (lambda: change(dict(num_heads=0)), "MultiHead.num_heads must be positive; got 0"),
+        (lambda: change(dict(num_kv_heads=0)), "num_kv_heads must be positive; got 0"),
+        (lambda: change(dict(head_dim=0)), "head_dim must be positive; got 0"),
+        (lambda: change(dict(num_kv_heads=3)), "multiple .* num_heads=4, num_kv_heads=3"),
+        (lambda: change(dict(head_dim=7)), r"even and above 0; got 7 of head_dim=7 \(fraction 1"),
+        (
+            lambda: change(dict(positions=(c.Alibi(), c.Rope(fraction=0.5)))),
+            r"got 3 of head_dim=6 \(fraction 0.5\)",
+        ),
+        (
+            lambda: change(dict(positions=(c.Rope(fraction=0.1),))),
+            r"got 0 of head_dim=6 \(fraction 0.1\)",
+        ),
+        (
+            lambda: change(dict(positions=(c.Rope(scaling=LONG_ROPE),))),
+            "one factor per feature pair, 3 of them; got 2 short and 3 long",
+        ),
+        (lambda: change(dict(positions=())), r"MultiHead.positions is cycled .* got \(\)"),
+        (lambda: change(dict(windows=())), r"MultiHead.windows is cycled .* got \(\)"),
+        (lambda: change(feed_forward=()), r"feed_forward is cycled .* got \(\)"),
+        (lambda: change(dict(windows=(3, 0))), "at least one key; got 0"),
+        (lambda: change(dict(logit_softcap=0.0)), "MultiHead.logit_softcap .* got 0.0"),
+        (lambda: change(dict(clip_qkv=-1.0)), "MultiHead.clip_qkv must be positive; got -1.0"),
+        (
+            lambda: change(dict(positions=(c.T5Bias(), c.T5Bias(num_buckets=8)))),
+            "One T5Bias table .* got 2 different",
+        ),
+        (lambda: c.T5Bias(num_buckets=6), "positive multiple of 4; got 6"),
+        (lambda: c.T5Bias(num_buckets=0), "positive multiple of 4; got 0"),
+        (
+            lambda: c.T5Bias(num_buckets=32, max_distance=16),
+            "got max_distance=16, num_buckets=32",
+        ),
+        (lambda: c.Rope(fraction=0.0), r"share of the head, in \(0, 1\]; got 0.0"),
+        (lambda: c.Rope(fraction=1.5), r"in \(0, 1\]; got 1.5"),
+        (lambda: c.Rope(base=1.0), "Rope.base must be above 1; got 1.0"),
+        (lambda: c.Rope(targets=("q", "q")), r"twice: \('q', 'q'\)"),
+        (lambda: c.BlockSparse(block=0), "BlockSparse.block must be positive; got 0"),
+        (lambda: c.BlockSparse(local_blocks=0), "local_blocks must be positive; got 0"),
+        (lambda: c.BlockSparse(stride=-1), "stride must be positive; got -1"),
+        (lambda: c.MLP(hidden_dim=0), "MLP.hidden_dim must be positive; got 0"),
+        (lambda: c.GLU(hidden_dim=-3), "GLU.hidden_dim must be positive; got -3"),
+        (lambda: c.ClampedGEGLU(hidden_dim=3, limit=0.0), "limit must be positive; got 0.0"),
+        (lambda: c.Learned(max_length=0), "Learned.max_length must be positive; got 0"),
+        (lambda: c.Learned(max_length=3, offset=-1), "offset counts rows; got -1"),
+        (lambda: c.Embedding(dim=0), "Embedding.dim must be positive; got 0"),
+        (lambda: c.Head(softcap=0.0), "Head.softcap must be positive; got 0.0"),
+        (lambda: c.Dropout(attention=1.0), r"dropout.attention must be in \[0, 1\); got 1.0"),
+        (lambda: c.Dropout(residual=-0.1), "dropout.residual .* got -0.1"),
+        (lambda: c.EncoderDecoder(num_encoder_layers=0), "num_encoder_layers .* got 0"),
+        (
+            lambda: c.EncoderDecoder(num_encoder_layers=1, source_vocab_size=0),
+            "source_vocab_size must be positive; got 0",
+        ),
+        (lambda: c.LinearScaling(factor=0.0), "LinearScaling.factor .* got 0.0"),
+        (lambda: c.NTKScaling(factor=-1.0), "NTKScaling.factor .* got -1.0"),
+        (lambda: c.DynamicNTK(factor=2.0, original_max_length=0), "original_max_length .* got 0"),
+        (lambda: c.Yarn(factor=2.0, original_max_length=0), "original_max_length .* got 0"),
+        (lambda: replace(LONG_ROPE, max_length=0), "LongRope.max_length .* got 0"),
+        (
+            lambda: c.Llama3Scaling(factor=8.0, low_freq_factor=4.0),
+            "high_freq_factor must exceed low_freq_factor; got 4.0 and 4.0",
+        ),
+        (lambda: change(block="parallel", placement="post"), 'placement "post" goes with block'),
+        (
+            lambda: change(model_dim=13, embedding=c.Embedding(positions=c.Sinusoid())),
+            "model_dim must be even; got 13",
+        ),
+        (
+            lambda: change(head=c.Head(masked_ids=(3, 31, -1))),
+            r"masked_ids must be below vocab_size=31; got \[31, -1\]",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+@pytest.fixture
+def no_type_checks():
+    """As users run the package; in these tests beartype would speak first."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.mark.parametrize(
+    "build, message",
+    [
+        (lambda: change(dict(positions=c.Rope())), r"positions is cycled .* got Rope\("),
+        (lambda: change(dict(windows=4096)), "windows is cycled .* got 4096"),
+        (lambda: change(feed_forward=c.GLU(hidden_dim=3)), r"feed_forward .* got GLU\("),
+        (lambda: c.Rope(targets=("q", "x")), r"tuple of q, k, v, o; got \('q', 'x'\)"),
+        (lambda: c.Rope(targets="qk"), "tuple of q, k, v, o; got 'qk'"),
+        (lambda: change(block="series"), "TransformerConfig.block is one of .*; got 'series'"),
+        (lambda: change(norm=c.RMSNorm(parameters="all")), "norm.parameters .* got 'all'"),
+        (lambda: change(norm=c.RMSNorm(eps="small")), "norm.eps is no string; got 'small'"),
+        (lambda: change(dict(biases=("query", "gate"))), "attention.biases .* got 'gate'"),
+        (lambda: change(dict(biases="query")), "attention.biases is no string; got 'query'"),
+        (
+            lambda: change(dict(positions=(None, c.Rope(pairing="thirds")))),
+            "attention.positions.pairing is one of .*'neighbours'.*; got 'thirds'",
+        ),
+        (
+            lambda: change(feed_forward=(c.MLP(hidden_dim=3, activation="tanh"),)),
+            "feed_forward.activation is one of .*; got 'tanh'",
+        ),
+        (lambda: change(initialisation=c.Initialisation(residual="wide")), "got 'wide'"),
+    ],
+)
+def test_wrong_words_and_patterns_are_refused(build, message, no_type_checks):
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+# Patterns over the layers
+
+
+def test_patterns_cycle_and_the_period_is_their_common_multiple():
+    narrow, wide = c.GLU(hidden_dim=3), c.GLU(hidden_dim=5)
+    config = change(
+        dict(positions=(c.Rope(), None), windows=(4, 5, None)),
+        feed_forward=(narrow, narrow, narrow, wide),
+        num_layers=14,
+    )
+    assert config.period == 12
+    for i in range(14):
+        choice = config.layer(i)
+        assert choice.positions == (c.Rope(), None)[i % 2]
+        assert choice.window == (4, 5, None)[i % 3]
+        assert choice.feed_forward.hidden_dim == (3, 3, 3, 5)[i % 4]
+    assert config.layer(13) == config.layer(1) != config.layer(2)
+
+
+def test_what_follows_from_the_choices():
+    assert BASE.residual_divisor == math.sqrt(6)
+    plain = change(initialisation=c.Initialisation(residual="plain"))
+    assert plain.residual_divisor == 1.0
+    assert BASE.max_length is None
+    assert change(embedding=c.Embedding(positions=c.Sinusoid())).max_length is None
+    learned = c.Embedding(positions=c.Learned(max_length=9, offset=2))
+    assert change(embedding=learned).max_length == 9
+    assert c.Rope(fraction=0.25).width(256) == 64
+
+
+# The same designs, small
+
+
+def big(*, heads, kv_heads, width, model_dim, layers, feed_forward, attention=None, **fields):
+    return c.TransformerConfig(
+        vocab_size=32_000,
+        model_dim=model_dim,
+        num_layers=layers,
+        attention=c.MultiHead(
+            num_heads=heads, num_kv_heads=kv_heads, head_dim=width, **(attention or {})
+        ),
+        feed_forward=feed_forward,
+        **fields,
+    )
+
+
+FACTORS = tuple(1.0 + i / 7 for i in range(64))
+BIG = {
+    "llama-2-70b": big(
+        heads=64,
+        kv_heads=8,
+        width=128,
+        model_dim=8192,
+        layers=80,
+        feed_forward=(c.GLU(hidden_dim=28_672),),
+    ),
+    "llama-3.1": big(
+        heads=32,
+        kv_heads=8,
+        width=128,
+        model_dim=4096,
+        layers=32,
+        feed_forward=(c.GLU(hidden_dim=14_336),),
+        attention=dict(positions=(c.Rope(base=5e5, scaling=c.Llama3Scaling(factor=8.0)),)),
+    ),
+    "gemma-2-27b": big(
+        heads=32,
+        kv_heads=16,
+        width=128,
+        model_dim=4608,
+        layers=46,
+        feed_forward=(c.GLU(hidden_dim=36_864, activation="gelu_tanh"),),
+        attention=dict(windows=(4096, None), logit_softcap=50.0, scale=144**-0.5),
+        norm=c.RMSNorm(scale_offset=1.0),
+        placement="sandwich",
+        embedding=c.Embedding(scale=4608**0.5),
+        head=c.Head(tied=True, softcap=30.0),
+    ),
+    "gemma-3": big(
+        heads=16,
+        kv_heads=8,
+        width=256,
+        model_dim=3840,
+        layers=50,
+        feed_forward=(c.GLU(hidden_dim=15_360),),
+        attention=dict(
+            positions=(c.Rope(),) * 5 + (c.Rope(base=1e6, scaling=c.LinearScaling(factor=8.0)),),
+            windows=(1024,) * 5 + (None,),
+            qk_norm=c.QKNorm(),
+            scale=256**-0.5,
+        ),
+    ),
+    "bloom": big(
+        heads=112,
+        kv_heads=112,
+        width=128,
+        model_dim=14_336,
+        layers=70,
+        feed_forward=(c.MLP(hidden_dim=57_344, bias=True),),
+        attention=dict(positions=(c.Alibi(),), biases=("query", "key", "value", "out")),
+        norm=c.LayerNorm(),
+        embedding=c.Embedding(norm=c.LayerNorm()),
+    ),
+    "t5": big(
+        heads=128,
+        kv_heads=128,
+        width=128,
+        model_dim=1024,
+        layers=24,
+        feed_forward=(c.MLP(hidden_dim=65_536, activation="relu"),),
+        attention=dict(positions=(c.T5Bias(),), scale=1.0),
+        topology=c.EncoderDecoder(num_encoder_layers=24),
+        head=c.Head(tied=True, multiplier=1024**-0.5),
+        dropout=c.Dropout(residual=0.1),
+    ),
+    "translation": big(
+        heads=8,
+        kv_heads=8,
+        width=64,
+        model_dim=512,
+        layers=6,
+        feed_forward=(c.MLP(hidden_dim=2048, activation="relu", bias=True),),
+        attention=dict(positions=(None,)),
+        topology=c.EncoderDecoder(num_encoder_layers=6, source_vocab_size=37_000),
+        placement="post",
+        final_norm=False,
+        norm=c.LayerNorm(),
+        embedding=c.Embedding(scale=512**0.5, positions=c.Sinusoid(offset=2)),
+    ),
+    "phi-3-small": big(
+        heads=32,
+        kv_heads=8,
+        width=128,
+        model_dim=4096,
+        layers=32,
+        feed_forward=(c.ClampedGEGLU(hidden_dim=14_336),),
+        attention=dict(
+            positions=(
+                c.Rope(
+                    scaling=c.LongRope(
+                        short=FACTORS, long=FACTORS, original_max_length=8192, max_length=131_072
+                    )
+                ),
+            ),
+            windows=(c.BlockSparse(), None),
+            scale=1 / 128,
+        ),
+        norm=c.LayerNorm(),
+        head=c.Head(tied=True, multiplier=1 / 8, masked_ids=tuple(range(31_000, 32_000))),
+    ),
+    "opt-350m": big(
+        heads=16,
+        kv_heads=16,
+        width=64,
+        model_dim=1024,
+        layers=24,
+        feed_forward=(c.MLP(hidden_dim=4096, activation="relu", bias=True),),
+        attention=dict(positions=(None,)),
+        embedding=c.Embedding(positions=c.Learned(max_length=2048, offset=2), dim=512),
+        head=c.Head(tied=True),
+        placement="post",
+        final_norm=False,
+    ),
+    "qwen-2": big(
+        heads=12,
+        kv_heads=2,
+        width=128,
+        model_dim=1536,
+        layers=28,
+        feed_forward=(c.GLU(hidden_dim=8960),),
+        attention=dict(
+            windows=(None,) * 21 + (32_768,) * 7,
+            positions=(c.Rope(scaling=c.Yarn(factor=4.0, original_max_length=32_768)),),
+            biases=("query", "key", "value"),
+        ),
+    ),
+    "alternating, spelled out": big(
+        heads=16,
+        kv_heads=16,
+        width=128,
+        model_dim=2048,
+        layers=48,
+        feed_forward=(c.GLU(hidden_dim=8192),),
+        attention=dict(windows=(256, None) * 24),
+    ),
+    "palm": big(
+        heads=48,
+        kv_heads=1,
+        width=256,
+        model_dim=18_432,
+        layers=118,
+        feed_forward=(c.GLU(hidden_dim=73_728),),
+        block="parallel_shared_norm",
+        norm=c.LayerNorm(parameters="scale"),
+    ),
+    "gpt-neox": big(
+        heads=64,
+        kv_heads=64,
+        width=96,
+        model_dim=6144,
+        layers=44,
+        feed_forward=(c.MLP(hidden_dim=24_576, activation="gelu", bias=True),),
+        attention=dict(positions=(c.Rope(fraction=0.25),), clip_qkv=8.0),
+        block="parallel",
+    ),
+    "odd fraction": big(
+        heads=32,
+        kv_heads=32,
+        width=80,
+        model_dim=2560,
+        layers=7,
+        feed_forward=(c.MLP(hidden_dim=10_240), c.GLU(hidden_dim=10_240)),
+        attention=dict(
+            positions=(c.Rope(fraction=0.1), c.Rope(fraction=0.3), c.Rope(fraction=0.95)),
+            qk_norm=c.QKNorm(over="each_head"),
+        ),
+    ),
+}
+
+
+def skeleton(value):
+    """Kinds, words and switches of a configuration, with every size replaced by its type."""
+    if dataclasses.is_dataclass(value):
+        fields = {f.name: skeleton(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return (type(value).__name__, tuple(fields.items()))
+    if isinstance(value, tuple):
+        return frozenset(skeleton(item) for item in value)
+    if value is None or isinstance(value, str | bool) or value == 1.0:
+        return value
+    return type(value).__name__
+
+
+@pytest.mark.parametrize("name", BIG)
+def test_tiny_keeps_every_choice(name):
+    config = BIG[name]
+    tiny = config.tiny()
+    assert skeleton(tiny) == skeleton(config)
+    assert tiny.dropout == config.dropout and tiny.initialisation == config.initialisation
+    before, after = config.attention, tiny.attention
+    assert (before.num_heads == before.num_kv_heads) == (after.num_heads == after.num_kv_heads)
+    assert (before.num_kv_heads == 1) == (after.num_kv_heads == 1)
+    assert (before.num_heads.bit_count() == 1) == (after.num_heads.bit_count() == 1)
+    square = [x.attention.num_heads * x.attention.head_dim == x.model_dim for x in (config, tiny)]
+    assert square[0] == square[1]
+    assert (config.num_layers % config.period == 0) == (tiny.num_layers % tiny.period == 0)
+    assert tiny.num_layers >= tiny.period
+    pairs = {(config.layer(i).positions, config.layer(i).window) for i in range(config.period)}
+    tiny_pairs = {(tiny.layer(i).positions, tiny.layer(i).window) for i in range(tiny.period)}
+    assert {skeleton(pair) for pair in tiny_pairs} == {skeleton(pair) for pair in pairs}
+    assert costs.parameters(tiny) < 1_000_000
+    assert tiny.tiny() == tiny
+
+
+@pytest.mark.parametrize("name", BIG)
+def test_tiny_runs(name):
+    tokens = jnp.zeros((1, 5), jnp.int32)
+    source = tokens if isinstance(BIG[name].topology, c.EncoderDecoder) else None
+    model = Transformer(BIG[name].tiny())
+    logits, _ = jax.eval_shape(
+        lambda: model.init_with_output(jax.random.key(0), tokens, source=source)
+    )
+    assert logits.shape == (1, 5, 128)
+
+
+def test_tiny_scales_follow_their_width():
+    tiny = BIG["gemma-2-27b"].tiny()
+    assert tiny.embedding.scale == tiny.model_dim**0.5
+    assert tiny.attention.scale == 144**-0.5  # of no width in the model: kept
+    assert BIG["gemma-3"].tiny().attention.scale == 16**-0.5
+    assert BIG["t5"].tiny().head.multiplier == BIG["t5"].tiny().model_dim ** -0.5
+    assert BIG["t5"].tiny().attention.scale == 1.0
+    assert BIG["phi-3-small"].tiny().head.multiplier == 1 / 8
+
+
+def test_tiny_windows_and_lengths_are_short_enough_to_matter():
+    tiny = BIG["qwen-2"].tiny()
+    assert tiny.attention.windows == (None, 6)
+    assert tiny.attention.positions[0].scaling.original_max_length == 16
+    assert BIG["opt-350m"].tiny().max_length == 64
+    assert BIG["alternating, spelled out"].tiny().attention.windows == (6, None)

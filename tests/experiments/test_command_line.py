@@ -1,0 +1,242 @@
+import re
+import types
+import typing
+from dataclasses import dataclass, fields, is_dataclass
+
+import pytest
+
+from experiments import generate, pretrain
+from experiments.command_line import fail, parse, readable_errors
+from jaxformer.config import GLU, MLP, LayerNorm, RMSNorm, Rope
+from jaxformer.data import ByteLevel, TextFiles
+from jaxformer.generation import Greedy, Sample
+from jaxformer.training.optimizers import SGD
+from jaxformer.training.schedules import Constant
+
+
+def read(*arguments):
+    return parse(pretrain.RUNS, "Trains.", list(arguments))
+
+
+def refusal(capsys, *arguments):
+    """What is said of wrong arguments, without the box around it."""
+    with pytest.raises(SystemExit) as ended:
+        read(*arguments)
+    assert ended.value.code not in (0, None)
+    out, err = capsys.readouterr()
+    assert out == ""
+    return " ".join(" ".join(inside_of_boxes(err)).split())
+
+
+def inside_of_boxes(text):
+    """Lines without the frame that tyro draws, of strokes or, for a pipe, of spaces."""
+    lines = [re.sub(r"^[│ ] | *│?$", "", line) for line in text.split("\n")]
+    return [line for line in lines if line.strip("╭╰─╮╯- ")]
+
+
+def help_by_flag(capsys, runs, *arguments):
+    with pytest.raises(SystemExit) as ended:
+        parse(runs, "Trains.", [*arguments, "--help"])
+    assert ended.value.code == 0
+    found, flag = {}, None
+    for line in inside_of_boxes(capsys.readouterr().out):
+        if match := re.match(r"--[\w.-]*\w", line):
+            flag, beside = match[0], re.split(r"  +", line)[1:]
+            found[flag] = " ".join(beside)
+        elif flag is not None and line.startswith(6 * " "):  # the flag's values are not indented
+            found[flag] += f" {line.strip()}"
+    return {flag: text.partition("(default:")[0].strip() for flag, text in found.items()}
+
+
+def flags(run, prefix=""):
+    """Every field that is a flag of its own: choices are, records of settings are not."""
+    for field, hint in typing.get_type_hints(type(run)).items():
+        name = prefix + field.replace("_", "-")
+        if is_dataclass(hint):
+            yield from flags(getattr(run, field), f"{name}.")
+        else:
+            yield f"--{name}"
+
+
+@pytest.mark.parametrize(
+    "module, arguments",
+    [(pretrain, []), (pretrain, ["small"]), (generate, [])],
+    ids=["pretrain", "pretrain small", "generate"],
+)
+def test_help_documents_every_field(capsys, module, arguments):
+    found = help_by_flag(capsys, module.RUNS, *arguments)
+    run = module.RUNS[arguments[0] if arguments else "default"]
+    wanted = set(flags(run))
+    assert len(wanted) >= len(fields(run))
+    assert found.keys() == wanted
+    undocumented = {flag for flag, text in found.items() if not re.search(r"[a-z]{3}.*\.", text)}
+    assert not undocumented
+
+
+def test_help_names_the_runs(capsys):
+    with pytest.raises(SystemExit):
+        read("tiny", "--help")
+    text = capsys.readouterr().out
+    assert "Runs, named before the flags: default, tiny, small. This is tiny." in text
+    assert '(default: \'RMSNorm(eps=1e-06, eps_position="inside",' in re.sub(r"[│\s]+", " ", text)
+
+
+def test_a_run_is_chosen_by_name_and_the_first_is_the_default():
+    assert read() == pretrain.RUNS["default"]
+    for name, run in pretrain.RUNS.items():
+        assert read(name) == run
+
+
+def test_the_help_of_pretrain_names_only_runs_that_exist():
+    named = re.findall(r"experiments\.pretrain (\w+)", pretrain.__doc__)
+    assert named
+    assert set(named) <= set(pretrain.RUNS)
+
+
+@pytest.mark.parametrize("name", ["nope", "Tiny", ""])
+def test_an_unknown_run_lists_those_there_are(capsys, name):
+    assert refusal(capsys, name) == f"error: There is no run {name!r}. Runs: default, tiny, small."
+
+
+def test_plain_flags_replace_fields_and_nothing_else():
+    run = read("tiny", "--steps", "7", "--model.num-layers", "3", "--scan", "--devices", "None")
+    assert (run.steps, run.model.num_layers, run.scan, run.devices) == (7, 3, True, None)
+    assert run.batch_size == pretrain.RUNS["tiny"].batch_size
+    assert run.optimizer == pretrain.RUNS["tiny"].optimizer
+
+
+def test_a_choice_is_written_as_python():
+    run = read(
+        *("--model.norm", "LayerNorm(eps=1e-3)"),
+        *("--corpus", "TextFiles(path='it is.txt', suffixes=('.txt',))"),
+        *("--tokenizer", "ByteLevel()"),
+        *("--optimizer.optimizer", "SGD(momentum=0.5)"),
+        *("--optimizer.schedule", "Constant(peak=1)"),
+        *("--model.attention.qk-norm", "None"),
+        *("--optimizer.clip-norm", "None"),
+    )
+    assert run.model.norm == LayerNorm(eps=1e-3)
+    assert run.corpus == TextFiles(path="it is.txt", suffixes=(".txt",))
+    assert run.tokenizer == ByteLevel()
+    assert run.optimizer.optimizer == SGD(momentum=0.5)
+    assert run.optimizer.schedule == Constant(peak=1.0)
+    assert run.model.attention.qk_norm is None
+    assert run.optimizer.clip_norm is None
+
+
+def test_a_choice_per_layer_takes_several():
+    run = read(
+        *("--model.attention.windows", "4", "None"),
+        *("--model.attention.positions", "Rope(base=500.0)", "None", "Alibi()"),
+        *("--model.feed-forward", "MLP(hidden_dim=8)", "GLU(hidden_dim=9)"),
+    )
+    assert run.model.attention.windows == (4, None)
+    assert run.model.attention.positions[:2] == (Rope(base=500.0), None)
+    assert len(run.model.attention.positions) == 3
+    assert run.model.feed_forward == (MLP(hidden_dim=8), GLU(hidden_dim=9))
+
+
+def test_what_is_printed_as_the_default_is_read_back():
+    for value in (RMSNorm(), LayerNorm(parameters="none")):
+        shown = repr(value).replace("'", '"')
+        assert read("--model.norm", shown).model.norm == value
+
+
+def test_quotes_inside_a_default_are_left_as_they_are(capsys):
+    @dataclass(frozen=True, kw_only=True)
+    class Reading:
+        """Has a corpus.
+
+        Attributes:
+            corpus: The text.
+        """
+
+        corpus: TextFiles | ByteLevel = TextFiles(path="it's.txt")
+
+    with pytest.raises(SystemExit):
+        parse({"default": Reading()}, "Reads.", ["--help"])
+    shown = re.sub(r"[│\s]+", " ", capsys.readouterr().out)
+    assert "it's.txt" in shown.replace("'\"'\"'", "'")
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--model.norm", "LayerNorm(epsilon=1e-3)"], "LayerNorm has no field epsilon;"),
+        (["--model.norm", "LayerNorm(eps='x')"], "eps: expected float, got 'x'."),
+        (["--model.norm", "LayerNorm"], "Cannot read 'LayerNorm': expected a number"),
+        (["--model.norm", "LayerNorm("], "Cannot read 'LayerNorm(' as a choice."),
+        (["--model.norm", "3"], "3 is none of LayerNorm(eps, parameters, scale_offset), RMSNorm("),
+        (["--model.norm", "GLU(hidden_dim=3)"], "expected a number, a string, None, or one of"),
+        (["--model.norm", "None"], "None is none of LayerNorm("),
+        (["--tokenizer", "BPE(vocab_size=100)"], "vocab_size must be at least 257"),
+        (["--corpus", "TextFiles()"], "TextFiles needs path."),
+        (["--model.attention.windows"], "at least one entry"),
+        (["--model.attention.windows", "2.5"], "2.5 is none of int, BlockSparse("),
+        (["--model.attention.windows", "0"], "A window holds at least one key; got 0."),
+        (["--model.attention.num-kv-heads", "3"], "num_heads=4, num_kv_heads=3."),
+        (["--model.dropout.residual", "1"], "dropout.residual must be in [0, 1); got 1.0."),
+        (["--steps", "many"], "Error parsing --steps: invalid literal for int()"),
+        (["--steps", "0"], "steps must be at least 1; got 0."),
+        (["--evaluate-every", "0"], "evaluate_every must be at least 1; got 0."),
+        (["--seed", "-1"], "seed must lie between 0 and 4294967295; got -1."),
+        (["--dtype", "float16"], "invalid choice 'float16'"),
+        (["--stepz", "4"], "--stepz"),
+        (["--steps"], "--steps"),
+        (["--steps", "4", "tiny"], "tiny"),
+        (
+            ["--model.embedding.positions", "Learned(max_length=100)"],
+            "length 256 exceeds the model's 100 learned positions.",
+        ),
+        (["--model.topology", "Encoder()"], "Pretraining on text takes a Decoder; got Encoder()."),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_wrong_flags_are_refused_with_a_message(capsys, arguments, message):
+    said = refusal(capsys, *arguments)
+    assert message.replace(" ", "") in said.replace(" ", "")
+    assert "Traceback" not in said
+
+
+def test_samplers_of_generate():
+    assert parse(generate.RUNS, "", ["--sampler", "Greedy()"]).sampler == Greedy()
+    chosen = parse(generate.RUNS, "", ["--sampler", "Sample(top_k=3)"]).sampler
+    assert chosen == Sample(top_k=3)
+
+
+def test_the_process_own_arguments_are_the_default(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["pretrain.py", "tiny", "--seed", "5"])
+    assert parse(pretrain.RUNS, "").seed == 5
+
+
+def test_the_command_of_the_help_is_that_of_the_module(monkeypatch, capsys):
+    main = types.ModuleType("__main__")
+    main.__spec__ = types.SimpleNamespace(name="experiments.pretrain")
+    monkeypatch.setitem(__import__("sys").modules, "__main__", main)
+    with pytest.raises(SystemExit):
+        read("tiny", "--help")
+    assert capsys.readouterr().out.startswith("usage: python -m experiments.pretrain tiny ")
+
+
+@pytest.mark.parametrize("error", [ValueError, OSError, ImportError, FileNotFoundError])
+def test_expected_errors_end_the_process_with_their_message(capsys, monkeypatch, error):
+    monkeypatch.delenv("JAXFORMER_TRACEBACK", raising=False)
+    with pytest.raises(SystemExit) as ended, readable_errors():
+        raise error("No 3 of 7.")
+    assert ended.value.code == 1
+    assert capsys.readouterr() == ("", "error: No 3 of 7.\n")
+    monkeypatch.setenv("JAXFORMER_TRACEBACK", "1")
+    with pytest.raises(error, match="No 3 of 7."), readable_errors():
+        raise error("No 3 of 7.")
+
+
+def test_unexpected_errors_keep_their_traceback():
+    with pytest.raises(ZeroDivisionError), readable_errors():
+        raise ZeroDivisionError
+
+
+def test_failing_ends_with_status_1(capsys):
+    with pytest.raises(SystemExit) as ended:
+        fail("Not so.")
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == "error: Not so.\n"

@@ -1,0 +1,119 @@
+import jax
+import numpy as np
+import pytest
+
+from experiments import generate, pretrain
+from jaxformer.config import MLP, Embedding, Learned, MultiHead, TransformerConfig
+from jaxformer.data import ByteLevel, TextFiles
+from jaxformer.generation import Greedy, Sample
+from jaxformer.training.checkpoints import Checkpoints
+from jaxformer.training.optimizers import OptimizerConfig
+from jaxformer.training.schedules import Constant
+
+MODEL = TransformerConfig(
+    vocab_size=257,
+    model_dim=16,
+    num_layers=2,
+    attention=MultiHead(num_heads=2, num_kv_heads=1, head_dim=6),
+    feed_forward=(MLP(hidden_dim=11),),
+    embedding=Embedding(positions=Learned(max_length=16)),
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Output of a pretraining run of two steps, both saved."""
+    assert len(jax.devices()) == 8  # before a run simulates devices
+    path = tmp_path_factory.mktemp("run")
+    (path / "corpus.txt").write_text("the lazy dogs\n" * 40)
+    run = pretrain.Pretrain(
+        model=MODEL,
+        corpus=TextFiles(path=str(path / "corpus.txt")),
+        tokenizer=ByteLevel(),
+        held_out=0.2,
+        length=16,
+        batch_size=2,
+        steps=2,
+        save_every=1,
+        optimizer=OptimizerConfig(schedule=Constant(peak=1.0)),
+        scan=True,
+        devices=1,
+        output=path / "out",
+        cache=path / "cache",
+        tensorboard=False,
+        prompt="sixteen letters!",  # leaves no room for a sample, so none is compiled
+    )
+    return pretrain.main(run)
+
+
+def text(folder, **fields):
+    fields = {"prompt": "the la", "max_new_tokens": 9, "sampler": Greedy(), **fields}
+    return generate.main(generate.Generate(checkpoint=folder, **fields))
+
+
+def test_the_text_begins_with_the_prompt_and_is_printed(folder, capsys):
+    found = text(folder)
+    assert found.startswith("the la")
+    assert capsys.readouterr().out == f"{found}\n"
+
+
+def test_greedy_text_is_the_same_every_time(folder):
+    assert text(folder) == text(folder, seed=5)
+
+
+def test_sampled_text_depends_on_the_seed(folder):
+    sampler = Sample(temperature=5.0)
+    texts = [text(folder, sampler=sampler, seed=seed) for seed in (1, 1, 2)]
+    assert texts[0] == texts[1] != texts[2]
+    assert all(found.startswith("the la") for found in texts)
+
+
+def test_an_empty_prompt_starts_a_document(folder):
+    assert isinstance(text(folder, prompt="", max_new_tokens=9), str)
+
+
+def test_the_checkpoint_of_a_step_is_read(folder):
+    """The newest without a step. Of two steps, so that another was not read."""
+    loaded = {step: generate.load(folder, step) for step in (None, 1, 2)}
+    leaves = {step: jax.tree.leaves(params) for step, (_, params, _) in loaded.items()}
+    assert loaded[None][0] == MODEL
+    for newest, first, second in zip(leaves[None], leaves[1], leaves[2], strict=True):
+        np.testing.assert_array_equal(newest, second)
+        assert np.any(np.asarray(first) != np.asarray(second))
+
+
+def test_an_unknown_step_is_refused_with_those_there_are(folder):
+    message = r"There is no checkpoint 7 in .*checkpoints; it holds 1, 2\."
+    with pytest.raises(ValueError, match=message):
+        text(folder, step=7)
+
+
+def test_a_folder_without_checkpoints_is_refused(tmp_path, folder):
+    message = "has no checkpoints; give the output folder of a run."
+    with pytest.raises(ValueError, match=f"^{tmp_path} {message}"):
+        text(tmp_path)
+    with pytest.raises(ValueError, match=f"checkpoints {message}"):
+        text(folder / "checkpoints")
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(ValueError, match=r"There is no checkpoint in .*/checkpoints\."):
+        text(tmp_path)
+
+
+def test_a_checkpoint_of_another_model_is_refused(folder, tmp_path):
+    """One whose description does not fit its arrays."""
+    with Checkpoints(folder / "checkpoints") as saved:
+        said = saved.describe()
+    said["config"]["model_dim"] = 14
+    del said["schema"]
+    with Checkpoints(tmp_path / "checkpoints") as changed:
+        _, params, _ = generate.load(folder, None)
+        changed.save(1, {"params": params}, said)
+    with pytest.raises(ValueError, match=r"Checkpoint 1 in .* does not fit"):
+        text(tmp_path)
+
+
+def test_text_beyond_the_learned_positions_is_refused(folder):
+    message = "The model has 16 learned positions; a prompt of 14 tokens and 3 new ones need 17."
+    with pytest.raises(ValueError, match=message):
+        text(folder, prompt="thirteen byte", max_new_tokens=3)
+    assert text(folder, prompt="thirteen byte", max_new_tokens=2).startswith("thirteen byte")

@@ -1,0 +1,494 @@
+import errno
+import json
+import logging
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+
+from experiments import pretrain
+from experiments.command_line import readable_errors
+from jaxformer.config import GLU, Embedding, Learned, MultiHead, TransformerConfig
+from jaxformer.data import BPE, ByteLevel, TextFiles, load_tokenizer
+from jaxformer.layers import Transformer
+from jaxformer.training import loop, step
+from jaxformer.training.checkpoints import Checkpoints
+from jaxformer.training.metrics import read_json_lines
+from jaxformer.training.optimizers import SGD, AdamW, OptimizerConfig, make_optimizer
+from jaxformer.training.schedules import Constant, Cosine
+
+PRINT_SAMPLE = pretrain.print_sample
+ROOT = Path(pretrain.__file__).parents[1]
+MODEL = TransformerConfig(
+    vocab_size=257,
+    model_dim=16,
+    num_layers=2,
+    attention=MultiHead(num_heads=2, num_kv_heads=1, head_dim=6),
+    feed_forward=(GLU(hidden_dim=11),),
+)
+LINES = [f"{n}: the {w} fox jumps over {n * n} lazy dogs\n" for n in range(60) for w in ("a", "b")]
+BASE = pretrain.Pretrain(
+    model=MODEL,
+    corpus=TextFiles(path="corpus.txt"),
+    tokenizer=ByteLevel(),
+    held_out=0.1,
+    length=16,
+    batch_size=4,
+    steps=12,
+    schedule_steps=12,
+    optimizer=OptimizerConfig(
+        schedule=Cosine(peak=0.01, warmup_steps=3), optimizer=AdamW(weight_decay=0.1)
+    ),
+    scan=True,
+    devices=1,
+    output=Path("out"),
+    cache=Path("cache"),
+    log_every=1,
+    evaluate_every=4,
+    evaluate_rows=3,
+    save_every=3,
+    keep=9,
+    tensorboard=False,
+    prompt="the ",
+    sample_tokens=2,
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def eight_devices():
+    """Start JAX before a run simulates devices, which would change them for the other tests."""
+    assert len(jax.devices()) == 8
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_before(tmp_path_factory):
+    """Keep compiled programs for the next run of the same model, which most of these are."""
+    settings = {
+        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("programs")),
+        "jax_persistent_cache_min_compile_time_secs": 0.5,
+    }
+    before = {name: getattr(jax.config, name) for name in settings}
+    for values in (settings, before):
+        for name, value in values.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()
+        if values is settings:
+            yield
+
+
+@pytest.fixture(autouse=True)
+def corpus(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("corpus.txt").write_text("".join(LINES))
+    monkeypatch.setattr(pretrain, "print_sample", lambda *_: None)  # `whole` has one
+
+
+def restored(folder, number=None, run=BASE):
+    model = Transformer(run.model, scan=run.scan)
+    optimizer = make_optimizer(run.optimizer, run.schedule_steps)
+    abstract = step.abstract_state(model, optimizer, step.data_mesh(1))
+    with Checkpoints(Path(folder) / "checkpoints") as checkpoints:
+        return jax.device_get(checkpoints.restore(number, abstract))
+
+
+def saved_steps(folder):
+    with Checkpoints(Path(folder) / "checkpoints") as checkpoints:
+        return checkpoints.steps()
+
+
+def assert_same(found, expected):
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def losses(folder):
+    lines = read_json_lines(Path(folder) / "metrics.jsonl")
+    return [(line["step"], line["loss"]) for line in lines if "loss" in line]
+
+
+def run_main(run):
+    with readable_errors():
+        return pretrain.main(run)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Folder of one uninterrupted run, what it printed, and the programs it compiled."""
+    folder = tmp_path_factory.mktemp("whole")
+    (folder / "corpus.txt").write_text("".join(LINES))
+    names, before, shown = [], os.getcwd(), []
+    handler = logging.Handler()
+    handler.emit = lambda record: names.append(record.getMessage())
+    logger = logging.getLogger("jax._src.interpreters.pxla")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr("builtins.print", lambda *words, **_: shown.append(" ".join(map(str, words))))
+        patch.setattr(logger, "propagate", False)
+        logger.addHandler(handler)
+        try:
+            with jax.log_compiles():
+                assert pretrain.main(BASE) == Path("out")
+        finally:
+            logger.removeHandler(handler)
+    assert os.getcwd() == before
+    return folder / "out", "\n".join(shown), names
+
+
+# One run from beginning to end
+
+
+def test_a_run_prints_its_settings_first_and_its_results_last(whole):
+    folder, shown, _ = whole
+    assert shown.startswith("Pretrain(model=TransformerConfig(vocab_size=257,")
+    assert "steps=12" in shown.split("Corpus:")[0]
+    assert re.search(r"Corpus: corpus\.txt\n  to train on: 1 documents, [\d.]+k? bytes,", shown)
+    assert re.search(r"Compiled in [\d.]+ s\. Memory per device: \d+ MiB", shown)
+    said = re.search(r"Held-out text: ([\d.]+) bits per byte; gzip -9 needs ([\d.]+)\.", shown)
+    assert 0 < float(said[2]) < 8 and 0 < float(said[1]) < 12
+    lines = read_json_lines(folder / "metrics.jsonl")
+    assert f"{lines[-1]['final_held_out_bits_per_byte']:.3f}" == said[1]
+    assert "\nSample:\nthe " in shown
+    repeat = shown.partition("Everything is in out. To repeat the run:\n")[2]
+    assert repeat.startswith("  python -m experiments.pretrain")
+
+
+def test_a_run_writes_the_numbers_of_every_step_and_of_every_evaluation(whole):
+    folder, _, _ = whole
+    lines = read_json_lines(folder / "metrics.jsonl")
+    updates = [line for line in lines if "loss" in line]
+    assert [line["step"] for line in updates] == list(range(1, 13))
+    for line in updates:
+        assert 0 < line["loss"] < 7 and 0 < line["gradient_norm"] < 100
+        assert line["tokens_per_second"] > 0 and line["utilisation"] > 0
+    assert updates[2]["learning_rate"] == pytest.approx(0.01)
+    assert updates[0]["learning_rate"] == pytest.approx(0.01 / 3)
+    assert [line["step"] for line in lines if "held_out_bits_per_byte" in line] == [4, 8]
+    assert updates[-1]["loss"] < updates[0]["loss"]
+
+
+def test_the_update_is_compiled_once(whole):
+    """The update and the evaluation, one program each; both are called `per_device`."""
+    _, _, names = whole
+    compiled = [name for name in names if name.startswith("Compiling jit(per_device)")]
+    assert len(compiled) == 2
+
+
+def test_checkpoints_hold_what_is_needed_to_use_them(whole):
+    folder, _, _ = whole
+    assert saved_steps(folder) == [3, 6, 9, 12]
+    assert load_tokenizer(folder).vocab_size == 257
+    with Checkpoints(folder / "checkpoints") as checkpoints:
+        said = checkpoints.describe()
+    assert said["config"]["model_dim"] == 16
+    assert said["run"]["batch_size"] == 4
+    assert int(restored(folder).step) == 12
+
+
+def test_held_out_bits_per_byte_are_those_of_the_whole_text(whole):
+    """From the parameters: -sum of log2 p over the held-out text, over its bytes."""
+    folder, _, _ = whole
+    rows = pretrain.prepare(replace(BASE, cache=folder.parent / "cache")).held_out
+    tokens, segments, positions = (jnp.asarray(x, jnp.int32) for x in rows[list(range(len(rows)))])
+    params = jax.tree.map(jnp.asarray, restored(folder).params)
+    logits = jax.jit(Transformer(MODEL).apply)(
+        {"params": params}, tokens[:, :-1], positions=positions, segments=segments
+    )
+    each = np.float64(jax.nn.log_softmax(logits))
+    each = np.take_along_axis(each, np.asarray(tokens)[:, 1:, None], axis=-1)[..., 0]
+    counts = np.asarray(segments) > 0
+    assert counts.sum() == rows.num_targets < counts.size
+    lines = read_json_lines(folder / "metrics.jsonl")
+    final = lines[-1]["final_held_out_bits_per_byte"]
+    bits = -np.sum(each[counts]) / np.log(2)
+    assert final == pytest.approx(bits / rows.num_bytes, rel=1e-5)
+    assert rows.num_bytes == rows.num_targets - 1 < 0.12 * len("".join(LINES))
+
+
+# Resuming
+
+
+def test_a_resumed_run_ends_bitwise_where_an_uninterrupted_one_does(whole, capsys):
+    folder, _, _ = whole
+    run_main(replace(BASE, steps=6))
+    assert saved_steps("out") == [3, 6]
+    run_main(replace(BASE, steps=12, resume=True))
+    assert "Resuming after step 6." in capsys.readouterr().out
+    assert_same(restored("out"), restored(folder))
+    assert losses("out") == losses(folder)
+
+
+def test_an_interrupted_run_names_its_checkpoint_and_leaves_it_whole(whole, monkeypatch, capsys):
+    batch = pretrain.data.Batches.__getitem__
+
+    def interrupt(self, at):
+        if at == 7:
+            signal.raise_signal(signal.SIGINT)
+        return batch(self, at)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pretrain.data.Batches, "__getitem__", interrupt)
+        with pytest.raises(SystemExit) as ended:
+            run_main(BASE)
+    assert ended.value.code == 130
+    assert capsys.readouterr().err.endswith(
+        "\nInterrupted. The last good checkpoint is 6 in out.\n"
+        "Go on from there with --resume --output out.\n"
+    )
+    assert losses("out")[-1][0] in (5, 6, 7)
+    assert_same(restored("out"), restored(whole[0], 6))
+
+
+@pytest.fixture
+def six(whole, tmp_path):
+    """A copy of the uninterrupted run as if it had died before its checkpoint at step 9.
+
+    Its metrics go on beyond step 6.
+    """
+    for name in ("out", "cache"):
+        shutil.copytree(whole[0].parent / name, tmp_path / name)
+    for number in ("9", "12"):
+        shutil.rmtree(tmp_path / "out" / "checkpoints" / number)
+    return tmp_path / "out"
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"batch_size": 8}, "run.batch_size: 4 in the checkpoint, 8 now"),
+        ({"seed": 5}, "run.seed: 0 in the checkpoint, 5 now"),
+        ({"schedule_steps": 13}, "run.schedule_steps: 12 in the checkpoint, 13 now"),
+        (
+            {"model": replace(MODEL, num_layers=3)},
+            "run.model.num_layers: 2 in the checkpoint, 3 now",
+        ),
+        (
+            {"optimizer": replace(BASE.optimizer, clip_norm=None)},
+            "run.optimizer.clip_norm: 1.0 in the checkpoint, None now",
+        ),
+        (
+            {"tokenizer": BPE(vocab_size=257)},
+            "run.tokenizer.type: ByteLevel in the checkpoint, BPE now",
+        ),
+        ({"corpus": TextFiles(path="other.txt")}, "data.sha256: [0-9a-f]{64} in the checkpoint"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_change_that_would_give_another_result_is_refused(six, changes, message):
+    Path("other.txt").write_text("".join(LINES[::-1]))
+    files = {p: p.read_bytes() for p in six.glob("*.json*")}
+    assert files.keys() == {six / "tokenizer.json", six / "metrics.jsonl"}
+    with pytest.raises(ValueError, match=f"The checkpoint is of another run:\n(.*\n)*  {message}"):
+        pretrain.main(replace(BASE, resume=True, **changes))
+    assert {p: p.read_bytes() for p in six.glob("*.json*")} == files, "refused and yet changed"
+    assert saved_steps(six) == [3, 6]
+
+
+def test_resuming_what_is_done_is_refused(six):
+    message = r"The checkpoint has 6 steps already; pass --steps N with N above\."
+    with pytest.raises(ValueError, match=message):
+        pretrain.main(replace(BASE, resume=True, steps=6))
+
+
+def test_resuming_where_there_is_nothing_is_refused():
+    with pytest.raises(ValueError, match=r"There is no checkpoint in .*out/checkpoints\."):
+        pretrain.main(replace(BASE, resume=True))
+    assert not Path("out").exists()
+    message = r"There is no runs/pretrain-N to resume; pass --output FOLDER\."
+    with pytest.raises(ValueError, match=message):
+        pretrain.main(replace(BASE, resume=True, output=None))
+
+
+# Folders
+
+
+def test_the_output_of_an_earlier_run_is_refused(six):
+    message = "out holds the checkpoints of an earlier run. Pass --resume to go on with it, or"
+    with pytest.raises(ValueError, match=message):
+        pretrain.main(BASE)
+
+
+def test_folders_are_numbered_and_the_newest_with_a_checkpoint_is_resumed():
+    def folder(**fields):
+        return str(pretrain.output_folder(replace(BASE, output=None, **fields)))
+
+    assert folder() == "runs/pretrain-1"
+    for name in ("2/checkpoints", "10/checkpoints", "11", "old/checkpoints"):
+        Path(f"runs/pretrain-{name}").mkdir(parents=True)
+    assert folder() == "runs/pretrain-12"
+    assert folder(resume=True) == "runs/pretrain-10"
+
+
+# What cannot be
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        (
+            {"model": replace(MODEL, vocab_size=256)},
+            r"The tokenizer has 257 tokens, the model 256; pass --model\.vocab-size 257\.",
+        ),
+        (
+            {"devices": 8, "batch_size": 12},
+            r"batch_size 12 must be a multiple of devices x accumulation = 8 x 1 = 8\.",
+        ),
+        (
+            {"batch_size": 9, "accumulation": 2},
+            r"batch_size 9 must be a multiple of devices x accumulation = 1 x 2 = 2\.",
+        ),
+        ({"devices": 9}, r"Asked for 9 devices; this machine has 8\."),
+        ({"corpus": TextFiles(path="nowhere.txt")}, r"nowhere\.txt does not exist\."),
+        ({"corpus": TextFiles(path="empty.txt")}, r"empty\.txt has no text"),
+        ({"held_out": 1.5}, r"held_out must lie between 0 and 1; got 1\.5\."),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
+)
+def test_what_cannot_be_is_refused_before_anything_is_written(changes, message):
+    Path("empty.txt").write_text("")
+    with pytest.raises(ValueError, match=message):
+        pretrain.main(replace(BASE, **changes))
+    assert not Path("out").exists()
+
+
+def test_rows_longer_than_the_learned_positions_are_refused():
+    model = replace(MODEL, embedding=Embedding(positions=Learned(max_length=15)))
+    message = r"length 16 exceeds the model's 15 learned positions\."
+    with pytest.raises(ValueError, match=message):
+        replace(BASE, model=model)
+    assert replace(BASE, model=model, length=15).length == 15
+
+
+# Runs that end early
+
+
+WILD = OptimizerConfig(schedule=Constant(peak=1e30), optimizer=SGD(momentum=0.0), clip_norm=None)
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_and_names_the_last_good_checkpoint(capsys):
+    run = replace(BASE, optimizer=WILD, save_every=1)
+    with pytest.raises(SystemExit) as ended:
+        run_main(run)
+    assert ended.value.code == 1
+    said = capsys.readouterr().err
+    assert re.search(
+        r"error: The loss of step 2 is (nan|inf), its gradient's norm \S+\. The last good "
+        r"checkpoint is 1 in out\. A lower peak of the learning rate usually helps\.\n$",
+        said,
+    )
+    state = restored("out", 1, run)
+    assert int(state.step) == 1
+    assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(state))
+    assert [number for number, _ in losses("out")] == [1]
+
+
+def test_a_run_that_ends_before_its_first_checkpoint_says_so(monkeypatch, capsys):
+    def stop(at):
+        raise at
+
+    for error, code, said in [
+        (KeyboardInterrupt(), 130, "\nInterrupted. There is no checkpoint yet.\n"),
+        (
+            loop.NonFiniteLossError(1, float("nan"), 3.5),
+            1,
+            "error: The loss of step 1 is nan, its gradient's norm 3.5. There is no checkpoint "
+            "yet. A lower peak of the learning rate usually helps.\n",
+        ),
+    ]:
+        monkeypatch.setattr(pretrain, "begin", lambda *_, error=error: stop(error))
+        with pytest.raises(SystemExit) as ended:
+            run_main(BASE)
+        assert ended.value.code == code
+        assert capsys.readouterr().err == said
+
+
+def test_a_full_disk_is_a_message_and_leaves_the_earlier_checkpoint(
+    whole, six, monkeypatch, capsys
+):
+    before = restored(six, 6)
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(ocp.type_handlers.ArrayHandler, "serialize", full)
+    with pytest.raises(SystemExit) as ended:
+        run_main(replace(BASE, resume=True))
+    assert ended.value.code == 1
+    said = capsys.readouterr().err
+    assert re.search(
+        r"error: Saving checkpoint 9 in .*out/checkpoints failed: .*No space left on device.*"
+        r"The last good checkpoint is 6\.\n$",
+        said,
+    )
+    monkeypatch.undo()
+    assert saved_steps(six) == [3, 6]
+    assert_same(restored(six), before)
+    numbers = [number for number, _ in losses(six)]
+    assert numbers == list(range(1, len(numbers) + 1)) and 7 <= len(numbers) <= 9
+    assert losses(six) == losses(whole[0])[: len(numbers)]
+
+
+# Parts
+
+
+def test_flatten_names_leaves_by_their_path():
+    tree = {"a": [{"b": 1}, 2], "c": None, "d": {}}
+    assert pretrain.flatten(tree) == {"a.0.b": 1, "a.1": 2, "c": None}
+
+
+def test_a_sample_that_has_no_room_is_left_out(whole, capsys):
+    model = replace(MODEL, embedding=Embedding(positions=Learned(max_length=16)))
+    run = replace(BASE, model=model, prompt="sixteen letters.")
+    text = pretrain.Text(load_tokenizer(whole[0]), None, None, 2.0)
+    session = pretrain.Session(run, Path("out"), text, None, None, None)
+    PRINT_SAMPLE(session, None)
+    said = "No sample: the prompt's 17 tokens fill the length of 16.\n"
+    assert capsys.readouterr().out == said
+
+
+# As a process
+
+
+def start(*arguments):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment.pop("JAXFORMER_TRACEBACK", None)
+    return subprocess.run(
+        [sys.executable, "-m", "experiments.pretrain", *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def test_the_module_runs_and_says_how_to_repeat_it():
+    arguments = [
+        *("tiny", "--steps", "4", "--batch-size", "2", "--devices", "1", "--scan"),
+        *("--corpus", "TextFiles(path='corpus.txt')", "--length", "16", "--output", "my run"),
+        *("--cache", "cache", "--sample-tokens", "2"),
+    ]
+    done = start(*arguments)
+    assert done.returncode == 0, done.stderr
+    assert "bits per byte; gzip -9 needs" in done.stdout
+    assert "  python -m experiments.pretrain tiny --steps 4 --batch-size 2" in done.stdout
+    assert "--output 'my run'" in done.stdout
+    assert saved_steps("my run") == [4]
+    assert list(Path("my run/tensorboard").iterdir())
+    assert json.loads(Path("my run/metrics.jsonl").read_text().splitlines()[0])["step"] == 4
+
+
+def test_wrong_flags_end_the_module_with_a_message():
+    done = start("tiny", "--corpus", "TextFiles(path='nowhere.txt')")
+    assert done.returncode == 1
+    assert done.stderr.endswith("error: nowhere.txt does not exist.\n")
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,222 @@
+import math
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxformer import Transformer, costs
+from jaxformer import config as c
+from jaxformer import functional as F
+
+BASE = c.TransformerConfig(
+    vocab_size=31,
+    model_dim=14,
+    num_layers=3,
+    attention=c.MultiHead(num_heads=4, num_kv_heads=2, head_dim=6),
+    feed_forward=(c.GLU(hidden_dim=11),),
+)
+
+
+def change(attention=None, **fields):
+    return replace(BASE, attention=replace(BASE.attention, **(attention or {})), **fields)
+
+
+LEARNED = c.Embedding(positions=c.Learned(max_length=12, offset=2), norm=c.LayerNorm(), dim=5)
+EVERY_KIND = {
+    "plain": change(),
+    "learned": change(embedding=c.Embedding(positions=c.Learned(max_length=12, offset=2))),
+    "sinusoid": change(embedding=c.Embedding(positions=c.Sinusoid())),
+    "t5": change(dict(positions=(c.T5Bias(num_buckets=8, max_distance=14), None))),
+    "qk-norm width": change(dict(qk_norm=c.QKNorm(over="width"))),
+    "qk-norm head": change(dict(qk_norm=c.QKNorm(norm=c.LayerNorm()))),
+    "qk-norm each head": change(dict(qk_norm=c.QKNorm(over="each_head"))),
+    "biases": change(dict(biases=("query", "value", "out")), head=c.Head(bias=True)),
+    "tied": change(head=c.Head(tied=True)),
+    "factorised": change(embedding=c.Embedding(dim=5, norm=c.LayerNorm())),
+    "factorised, tied": change(embedding=LEARNED, head=c.Head(tied=True)),
+    "mixed feed-forward": change(
+        feed_forward=(c.MLP(hidden_dim=9, bias=True), c.ClampedGEGLU(hidden_dim=5)), num_layers=5
+    ),
+    "post": change(placement="post", final_norm=False, norm=c.LayerNorm()),
+    "sandwich": change(placement="sandwich"),
+    "branch out": change(placement="branch_out"),
+    "parallel": change(block="parallel", placement="sandwich", norm=c.LayerNorm()),
+    "parallel, shared norm": change(block="parallel_shared_norm", norm=c.LayerNorm()),
+    "parameter-free": change(norm=c.LayerNorm(parameters="none")),
+    "encoder": change(topology=c.Encoder()),
+    "encoder-decoder": change(topology=c.EncoderDecoder(num_encoder_layers=2)),
+    "encoder-decoder, sandwich": change(
+        dict(positions=(c.T5Bias(num_buckets=8, max_distance=14),), qk_norm=c.QKNorm()),
+        topology=c.EncoderDecoder(num_encoder_layers=5),
+        placement="sandwich",
+        feed_forward=(c.MLP(hidden_dim=9), c.GLU(hidden_dim=5, bias=True)),
+    ),
+    "encoder-decoder, shared norm": change(
+        topology=c.EncoderDecoder(num_encoder_layers=2), block="parallel_shared_norm"
+    ),
+    "own source vocabulary": change(
+        topology=c.EncoderDecoder(num_encoder_layers=2, source_vocab_size=23), embedding=LEARNED
+    ),
+}
+
+
+def shapes(config):
+    tokens = jnp.zeros((1, 3), jnp.int32)
+    source = tokens if isinstance(config.topology, c.EncoderDecoder) else None
+    model = Transformer(config)
+    return jax.eval_shape(lambda: model.init(jax.random.key(0), tokens, source=source))["params"]
+
+
+@pytest.mark.parametrize("name", EVERY_KIND)
+def test_parameters_are_counted_exactly(name):
+    config = EVERY_KIND[name]
+    built = sum(math.prod(x.shape) for x in jax.tree.leaves(shapes(config)))
+    assert costs.parameters(config) == built
+
+
+def llama(*, heads, kv_heads, model_dim, layers, hidden, vocab_size=32_000):
+    return c.TransformerConfig(
+        vocab_size=vocab_size,
+        model_dim=model_dim,
+        num_layers=layers,
+        attention=c.MultiHead(num_heads=heads, num_kv_heads=kv_heads, head_dim=model_dim // heads),
+        feed_forward=(c.GLU(hidden_dim=hidden),),
+    )
+
+
+LLAMA_70B = llama(heads=64, kv_heads=8, model_dim=8192, layers=80, hidden=28_672)
+LLAMA_7B = llama(heads=32, kv_heads=32, model_dim=4096, layers=32, hidden=11_008)
+
+
+def test_published_parameter_counts():
+    """Llama 2 as released, and GPT-2 small."""
+    assert costs.parameters(LLAMA_70B) == 68_976_648_192
+    assert costs.parameters(LLAMA_7B) == 6_738_415_616
+    gpt2 = c.TransformerConfig(
+        vocab_size=50_257,
+        model_dim=768,
+        num_layers=12,
+        attention=c.MultiHead(
+            num_heads=12,
+            num_kv_heads=12,
+            head_dim=64,
+            positions=(None,),
+            biases=("query", "key", "value", "out"),
+        ),
+        feed_forward=(c.MLP(hidden_dim=3072, bias=True),),
+        norm=c.LayerNorm(),
+        embedding=c.Embedding(positions=c.Learned(max_length=1024)),
+        head=c.Head(tied=True),
+    )
+    assert costs.parameters(gpt2) == 124_439_808
+
+
+# Matrix products dominate at this size.
+WIDE = replace(
+    llama(heads=4, kv_heads=2, model_dim=128, layers=3, hidden=384, vocab_size=512),
+    attention=c.MultiHead(num_heads=4, num_kv_heads=2, head_dim=48),
+)
+PRODUCTS = {
+    "gated": WIDE,
+    "plain": replace(WIDE, feed_forward=(c.MLP(hidden_dim=512), c.GLU(hidden_dim=300))),
+    "factorised": replace(WIDE, embedding=c.Embedding(dim=200)),
+    "encoder": replace(WIDE, topology=c.Encoder()),
+    "encoder-decoder": replace(WIDE, topology=c.EncoderDecoder(num_encoder_layers=2)),
+    "encoder-decoder, factorised": replace(
+        WIDE, topology=c.EncoderDecoder(num_encoder_layers=2), embedding=c.Embedding(dim=200)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_forward_flops_are_those_the_compiler_counts(name):
+    """XLA counts norms, activations and softmax too, 1 to 2 % here; loops it counts once, so
+    layers are unrolled."""
+    config, T, S = PRODUCTS[name], 64, 48
+    reads = isinstance(config.topology, c.EncoderDecoder)
+    model = Transformer(config, scan=False)
+    source = jax.ShapeDtypeStruct((S,), jnp.int32) if reads else None
+    forward = jax.jit(lambda p, tokens, source: model.apply({"params": p}, tokens, source=source))
+    lowered = forward.lower(shapes(config), jax.ShapeDtypeStruct((T,), jnp.int32), source)
+    analysis = lowered.compile().cost_analysis() if name == "gated" else lowered.cost_analysis()
+    ours = costs.forward_flops(config, T, S if reads else 0)
+    assert 1 < analysis["flops"] / ours < 1.03
+
+
+def test_flops_of_one_product_at_a_time():
+    """Each part of the sum on paper: 2 * rows * inputs * outputs."""
+    T, D, V, F_, N, K, H = 64, 128, 512, 384, 4, 2, 48
+    head = 2 * T * D * V
+    projections = 2 * T * D * (2 * N + 2 * K) * H
+    mixing = 2 * 2 * T * T * N * H
+    feed_forward = 2 * T * 3 * D * F_
+    assert costs.forward_flops(WIDE, T) == head + 3 * (projections + mixing + feed_forward)
+    windowed = replace(WIDE, attention=replace(WIDE.attention, windows=(16, None, 100)))
+    saved = 2 * 2 * T * (T - 16) * N * H  # in the first layer; the third sees all 64 keys
+    assert costs.forward_flops(windowed, T) == costs.forward_flops(WIDE, T) - saved
+
+
+def test_training_flops_are_six_per_parameter_and_token():
+    """The usual estimate, 6 * parameters, when products of parameters dominate."""
+    per_token = costs.training_flops_per_token(LLAMA_7B, 128)
+    kernels = costs.parameters(LLAMA_7B) - 32_000 * 4096  # looking rows up multiplies nothing
+    assert per_token == pytest.approx(6 * kernels, rel=0.01)
+    assert per_token == 3 * costs.forward_flops(LLAMA_7B, 128) / 128
+
+
+def test_cache_bytes():
+    """Llama 2 70B keeps 320 KiB a token in bfloat16, an eighth of what 64 KV heads would."""
+    assert costs.cache_bytes(LLAMA_70B, 1) == 80 * 2 * 8 * 128 * 2 == 327_680
+    assert costs.cache_bytes(LLAMA_70B, 4096, batch=3) == 3 * 4096 * 327_680
+    every_head = replace(LLAMA_70B, attention=replace(LLAMA_70B.attention, num_kv_heads=64))
+    assert costs.cache_bytes(every_head, 7) == 8 * costs.cache_bytes(LLAMA_70B, 7)
+    windowed = replace(LLAMA_70B, attention=replace(LLAMA_70B.attention, windows=(4096, None)))
+    assert costs.cache_bytes(windowed, 5000) == 40 * (4096 + 5000) * 2 * 8 * 128 * 2
+    assert costs.cache_bytes(windowed, 100) == costs.cache_bytes(LLAMA_70B, 100)
+
+
+@pytest.mark.parametrize("name", ["plain", "biases", "qk-norm head"])
+def test_cache_bytes_are_those_of_the_arrays(name):
+    """The keys and values that the layers compute, as arrays."""
+    config, tokens = EVERY_KIND[name], jnp.zeros((2, 5), jnp.int32)
+    model = Transformer(config, dtype=jnp.bfloat16, scan=False)
+
+    def intermediates():
+        _, state = model.init_with_output(
+            jax.random.key(0), tokens, capture_intermediates=is_key_or_value
+        )
+        return state["intermediates"]
+
+    def is_key_or_value(module, method):
+        return module.name in ("key", "value")
+
+    arrays = jax.tree.leaves(jax.eval_shape(intermediates))
+    total = sum(x.size * x.dtype.itemsize for x in arrays)
+    assert costs.cache_bytes(config, 5, batch=2) == total > 0
+
+
+@pytest.mark.parametrize("remat", ["none", "dots", "full"])
+@pytest.mark.parametrize("batch, length", [(4, 64), (2, 192)])
+def test_activation_bytes_are_near_the_compilers(remat, batch, length):
+    config = replace(WIDE, num_layers=6)
+    model = Transformer(config, remat=remat)
+
+    def loss(params, tokens):
+        return F.cross_entropy(model.apply({"params": params}, tokens), tokens)
+
+    tokens = jax.ShapeDtypeStruct((batch, length), jnp.int32)
+    compiled = jax.jit(jax.grad(loss)).lower(shapes(config), tokens).compile()
+    measured = compiled.memory_analysis().temp_size_in_bytes
+    assert 0.5 < costs.activation_bytes(config, batch, length, remat=remat) / measured < 2
+
+
+def test_activation_bytes_in_order():
+    none, dots, full = (
+        costs.activation_bytes(LLAMA_7B, 2, 512, remat=remat, bytes_per_number=2)
+        for remat in ("none", "dots", "full")
+    )
+    assert full < dots < none
+    assert costs.activation_bytes(LLAMA_7B, 4, 512) == 2 * costs.activation_bytes(LLAMA_7B, 2, 512)
+    with pytest.raises(ValueError, match=r"one of \('none', 'dots', 'full'\); got 'some'"):
+        costs.activation_bytes(LLAMA_7B, 2, 512, remat="some")

@@ -1,0 +1,150 @@
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer.data import Batch
+from jaxformer.training import loop
+from jaxformer.training.step import StepMetrics, Tally, TrainState
+
+
+class Number:
+    """A metric on the devices that notes when it is read."""
+
+    def __init__(self, value, at, reads):
+        self.value, self.at, self.reads = value, at, reads
+
+    def __array__(self, dtype=None, copy=None):
+        self.reads.append(self.at)
+        return np.asarray(self.value, dtype)
+
+
+class Fake:
+    """Updates that count themselves; the loss of update n is `losses[n]`, or n."""
+
+    def __init__(self, losses=None, norms=None):
+        self.losses, self.norms = losses or {}, norms or {}
+        self.made, self.fetched, self.read = [], [], []
+
+    def fetch(self, at):
+        self.fetched.append(at)
+        return Batch(at, None, None, None, None)
+
+    def update(self, state, batch):
+        n = batch.tokens + 1
+        assert state.step == batch.tokens, "the state of another update"
+        self.made.append(n)
+        loss = Number(self.losses.get(n, float(n)), n, self.read)
+        return TrainState(n, None, None), StepMetrics(loss, self.norms.get(n, 10.0 * n))
+
+    def train(self, *, start=0, stop, settle=lambda at: False):
+        state = TrainState(start, None, None)
+        return loop.train(state, self.update, self.fetch, start=start, stop=stop, settle=settle)
+
+
+@pytest.mark.parametrize("start, stop", [(0, 1), (0, 2), (0, 9), (4, 9), (8, 9)])
+def test_every_step_is_made_and_reported_once_in_order(start, stop):
+    fake = Fake()
+    items = list(fake.train(start=start, stop=stop))
+    steps = list(range(start + 1, stop + 1))
+    assert fake.made == steps
+    assert fake.fetched == [n - 1 for n in steps]
+    assert [at for at, _, _ in items] == steps
+    assert [state.step for _, state, _ in items] == steps
+    numbers = [done for _, _, finished in items for done in finished]
+    assert numbers == [loop.Finished(n, float(n), 10.0 * n) for n in steps]
+
+
+def test_nothing_is_left_to_do_when_the_run_is_over():
+    fake = Fake()
+    assert list(fake.train(start=5, stop=5)) == []
+    assert fake.made == []
+
+
+def test_updates_are_dispatched_before_earlier_numbers_are_read():
+    fake, seen = Fake(), []
+    for at, _, finished in fake.train(stop=6):
+        seen.append([done.step for done in finished])
+        assert fake.made[-1] == at
+        # Each item reads no more than what lies two updates back, until the last reads all.
+        assert fake.read == list(range(1, at - loop.AHEAD + 1 if at < 6 else 7))
+    assert seen == [[], [], [1], [2], [3], [4, 5, 6]]
+
+
+def test_settling_reads_everything_before_the_state_is_given():
+    fake = Fake()
+    for at, _, _ in fake.train(stop=9, settle=lambda at: at in (1, 4, 5)):
+        if at in (1, 4, 5):
+            assert fake.read == list(range(1, at + 1))
+        elif at < 9:
+            assert len(fake.read) < at
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("what", ["losses", "norms"])
+def test_a_number_that_is_not_finite_ends_the_run_and_names_its_step(bad, what):
+    fake, numbers = Fake(**{what: {4: bad}}), []
+    loss, norm = (bad, 40.0) if what == "losses" else (4.0, bad)
+    message = rf"The loss of step 4 is {loss}, its gradient's norm {norm}\.$"
+    with pytest.raises(loop.NonFiniteLossError, match=message) as caught:
+        for _, _, finished in fake.train(stop=9):
+            numbers += finished
+    assert caught.value.step == 4
+    assert [done.step for done in numbers] == [1, 2, 3]
+    assert len(fake.made) <= 4 + loop.AHEAD
+
+
+@pytest.mark.parametrize("bad", range(1, 7))
+@pytest.mark.parametrize("settled", [1, 3, 6])
+def test_a_state_after_a_loss_that_is_not_finite_is_never_settled(bad, settled):
+    fake = Fake(losses={bad: math.nan})
+    with pytest.raises(loop.NonFiniteLossError, match=f"The loss of step {bad} is nan"):
+        for at, _, _ in fake.train(stop=6, settle=lambda at: at == settled):
+            assert at < bad or at not in (settled, 6)
+
+
+def test_an_implicit_transfer_is_an_error():
+    """Of an update that would copy its batch to the devices by itself, or make a constant there."""
+    state = TrainState(*jax.device_put((np.int32(0), np.zeros(3, np.float32), None)))
+
+    @jax.jit
+    def compiled(state, batch):
+        sums = StepMetrics(jnp.sum(batch.tokens), jnp.sum(state.params))
+        return state._replace(params=state.params + batch.tokens), sums
+
+    def constant(state, batch):
+        return state, StepMetrics(jnp.asarray(np.float32(1)), state.step)
+
+    rows = Batch(np.ones(3, np.float32), None, None, None, None)
+    arguments = {"start": 0, "stop": 2, "settle": lambda at: False}
+    for update, fetch in [(compiled, lambda at: rows), (constant, lambda at: jax.device_put(rows))]:
+        with pytest.raises(Exception, match="Disallowed host-to-device transfer"):
+            list(loop.train(state, update, fetch, **arguments))
+    done = list(loop.train(state, compiled, lambda at: jax.device_put(rows), **arguments))
+    np.testing.assert_array_equal(done[-1][1].params, [2.0, 2.0, 2.0])
+
+
+def test_transfers_are_free_again_between_the_items():
+    updates = Fake().train(stop=3)
+    for _ in updates:
+        assert float(jnp.asarray(np.float32(2)) + np.float32(1)) == 3
+
+
+def evaluate(parts):
+    batches = (Batch(at, None, None, None, None) for at in range(len(parts)))
+    return loop.evaluate(lambda params, batch: params[batch.tokens], parts, batches)
+
+
+def test_evaluation_sums_over_batches():
+    """Weighted by tokens: 35 nats over 11 tokens, not the mean of the batches' means."""
+    parts = [Tally(jnp.float32(3), jnp.int32(3)), Tally(jnp.float32(32), jnp.int32(8))]
+    assert evaluate(parts) == (35.0, 11)
+    assert evaluate([]) == (0.0, 0)
+
+
+def test_evaluation_keeps_counting_where_float32_would_stop():
+    """2 ** 24 + 1 tokens and nats: the sum over batches is not float32."""
+    parts = [Tally(jnp.float32(2**24), jnp.int32(2**24)), Tally(jnp.float32(1), jnp.int32(1))]
+    assert evaluate(parts) == (2.0**24 + 1, 2**24 + 1)

@@ -1,0 +1,395 @@
+import functools
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from jax.tree_util import keystr, tree_flatten_with_path, tree_map_with_path
+
+from jaxformer import functional as F
+from jaxformer.config import GLU, Dropout, MultiHead, TransformerConfig, from_json
+from jaxformer.data import Batch
+from jaxformer.layers import Transformer
+from jaxformer.training import step
+from jaxformer.training.optimizers import AdamW, OptimizerConfig, make_optimizer
+from jaxformer.training.schedules import Constant
+
+VOCAB, T = 31, 7
+CONFIG = TransformerConfig(
+    vocab_size=VOCAB,
+    model_dim=14,
+    num_layers=2,
+    attention=MultiHead(num_heads=2, num_kv_heads=1, head_dim=6),
+    feed_forward=(GLU(hidden_dim=11),),
+)
+DROPPING = replace(CONFIG, dropout=Dropout(residual=0.5, embedding=0.5))
+# Tokens that count in each of eight rows: another number on each device and in each part.
+COUNTS = (7, 1, 4, 0, 6, 2, 0, 5)
+GOLDEN = json.loads((Path(__file__).parent / "golden" / "step.json").read_text())
+
+
+def make_batch(counts=COUNTS, seed=0):
+    rng = np.random.default_rng(seed)
+    rows = len(counts)
+    return Batch(
+        tokens=rng.integers(0, VOCAB, (rows, T), np.int32),
+        targets=rng.integers(0, VOCAB, (rows, T), np.int32),
+        positions=np.tile(np.int32([0, 1, 2, 0, 1, 2, 3]), (rows, 1)),
+        segments=np.tile(np.int32([1, 1, 1, 2, 2, 2, 2]), (rows, 1)),
+        mask=np.arange(T) < np.asarray(counts)[:, None],
+    )
+
+
+@functools.cache
+def draw(config):
+    """Parameters from their names and shapes alone, as in golden/step.py."""
+    key, tokens = jax.random.key(0), jnp.zeros((1, 2), jnp.int32)
+    shapes = jax.eval_shape(lambda: Transformer(config).init(key, tokens))["params"]
+
+    def start(path, x):
+        wave = np.cos(np.arange(x.size) * 0.7 + len(keystr(path))).reshape(x.shape)
+        return jnp.asarray(0.3 * wave + float(path[-1].key == "scale"), jnp.float32)
+
+    return tree_map_with_path(start, shapes)
+
+
+def put_state(mesh, params, optimizer):
+    state = step.TrainState(jnp.int32(0), params, optimizer.init(params))
+    return jax.device_put(jax.tree.map(np.asarray, state), step.replicated(mesh))
+
+
+# Moves every parameter by its gradient and keeps the gradient, which the equality tests read.
+RECORDER = optax.GradientTransformation(
+    lambda params: jax.tree.map(jnp.zeros_like, params),
+    lambda gradients, state, params=None: (gradients, gradients),
+)
+
+
+@functools.cache
+def compiled(devices=1, accumulation=1, objective=step.Objective(), config=CONFIG, seed=0):  # noqa: B008
+    mesh = step.data_mesh(devices)
+    update = step.make_update(
+        Transformer(config),
+        RECORDER,
+        mesh,
+        objective=objective,
+        accumulation=accumulation,
+        seed=seed,
+    )
+    return mesh, update
+
+
+def gradient(batch, *, config=CONFIG, steps=0, **how):
+    """Loss and gradient that one update sees, after `steps` earlier updates."""
+    mesh, update = compiled(config=config, **how)
+    state = put_state(mesh, draw(config), RECORDER)._replace(
+        step=jax.device_put(np.int32(steps), step.replicated(mesh))
+    )
+    state, metrics = jax.device_get(update(state, step.put_batch(batch, mesh)))
+    norm = np.sqrt(sum(np.sum(g**2) for g in jax.tree.leaves(state.opt_state)))
+    np.testing.assert_allclose(metrics.gradient_norm, norm, rtol=1e-5)
+    return metrics.loss, state.opt_state
+
+
+@functools.cache
+def reference(z_loss=0.0, label_smoothing=0.0):
+    """The same from `F.cross_entropy` of the whole batch, on one device."""
+
+    def loss(params, batch):
+        logits = Transformer(CONFIG).apply(
+            {"params": params}, batch.tokens, positions=batch.positions, segments=batch.segments
+        )
+        return F.cross_entropy(
+            logits,
+            batch.targets,
+            mask=batch.mask,
+            z_loss=z_loss,
+            label_smoothing=label_smoothing,
+        )
+
+    return jax.jit(jax.value_and_grad(loss))
+
+
+def expected(batch, **objective):
+    return jax.device_get(reference(**objective)(draw(CONFIG), jax.tree.map(jnp.asarray, batch)))
+
+
+def assert_close(found, wanted, *, atol=1e-7):
+    assert jax.tree.structure(found) == jax.tree.structure(wanted)
+    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-5, atol=atol)
+
+
+def largest_difference(found, wanted):
+    parts = jax.tree.map(lambda x, y: np.max(np.abs(x - y)), found, wanted)
+    return max(jax.tree.leaves(parts))
+
+
+# Known values
+
+
+def test_three_updates_have_the_golden_losses_and_parameters():
+    config = from_json(TransformerConfig, json.dumps(GOLDEN["config"]))
+    settings = dict(GOLDEN["optimizer"])
+    schedule = Constant(peak=settings.pop("peak"))
+    optimizer = make_optimizer(OptimizerConfig(schedule=schedule, optimizer=AdamW(**settings)), 3)
+    mesh = step.data_mesh(1)
+    kinds = {"mask": bool}
+    rows = {n: np.asarray(x, kinds.get(n, np.int32)) for n, x in GOLDEN["batch"].items()}
+    batch = step.put_batch(Batch(**rows), mesh)
+    update = step.make_update(Transformer(config), optimizer, mesh)
+    state = put_state(mesh, draw(config), optimizer)
+    for number, golden in enumerate(GOLDEN["steps"], start=1):
+        state, metrics = update(state, batch)
+        assert int(state.step) == number
+        np.testing.assert_allclose(metrics.loss, golden["loss"], rtol=1e-5)
+        np.testing.assert_allclose(metrics.gradient_norm, golden["gradient_norm"], rtol=1e-5)
+        leaves, _ = tree_flatten_with_path(jax.device_get(state.params))
+        found = {keystr(p, simple=True, separator="/"): x.ravel()[:3] for p, x in leaves}
+        assert found.keys() == golden["entries"].keys()
+        for name, entries in golden["entries"].items():
+            np.testing.assert_allclose(found[name], entries, atol=1e-5, err_msg=name)
+
+
+# The mean over the tokens that count
+
+
+@pytest.mark.parametrize("devices, accumulation", [(1, 1), (8, 1), (2, 4)], ids=lambda n: str(n))
+def test_inventory_row_89_any_split_of_the_batch_gives_the_gradient_of_the_whole(
+    devices, accumulation
+):
+    """inventory row 89: the loss is the mean over tokens that count, also across shards.
+
+    The rows hold 7, 1, 4, 0, 6, 2, 0 and 5 of them, so that no two splits are alike.
+    """
+    batch = make_batch()
+    found = gradient(batch, devices=devices, accumulation=accumulation)
+    assert_close(found, expected(batch))
+    # Every parameter moved, or their equality would say nothing.
+    assert all(np.any(leaf != 0) for leaf in jax.tree.leaves(found[1]))
+
+
+def test_inventory_row_89_the_mean_of_the_shards_means_is_another_number():
+    """inventory row 89: what the sharded loss must not be; here 3% off and 0.05 in a gradient."""
+    batch = make_batch()
+    rows = np.arange(8)[:, None]
+    each = [expected(batch._replace(mask=batch.mask & (rows == i))) for i in range(8)]
+    means = jax.tree.map(lambda *xs: np.mean(xs, axis=0), *each)
+    loss, whole = expected(batch)
+    assert abs(means[0] - loss) > 0.03 * loss
+    assert largest_difference(means[1], whole) > 0.05
+
+
+def test_rows_that_do_not_count_change_nothing():
+    batch = make_batch()
+    counts = np.asarray(COUNTS)
+    other = make_batch(seed=1)
+    changed = jax.tree.map(lambda x, y: np.where(counts[:, None] == 0, y, x), batch, other)
+    changed = changed._replace(mask=batch.mask)
+    assert np.any(changed.tokens != batch.tokens)
+    assert_close(gradient(changed, devices=8), gradient(batch, devices=8), atol=0)
+
+
+def test_a_batch_in_which_nothing_counts_gives_zero():
+    loss, gradients = gradient(make_batch(counts=(0,) * 8))
+    assert loss == 0
+    assert all(np.all(leaf == 0) for leaf in jax.tree.leaves(gradients))
+
+
+def test_the_objective_enters():
+    batch, terms = make_batch(), {"z_loss": 0.3, "label_smoothing": 0.2}
+    found = gradient(batch, devices=2, objective=step.Objective(**terms))
+    assert_close(found, expected(batch, **terms))
+
+
+# pmap
+
+
+@functools.cache
+def pmapped():
+    def share(params, batch, tokens):
+        total = step.total_loss(
+            Transformer(CONFIG), step.Objective(), params, batch, jax.random.key(0)
+        )
+        return total * jax.lax.axis_size("data") / tokens
+
+    @functools.partial(jax.pmap, axis_name="data", in_axes=(None, 0))
+    def per_device(params, batch):
+        tokens = jax.lax.psum(jnp.sum(batch.mask), "data").astype(jnp.float32)
+        found = jax.value_and_grad(share)(params, batch, tokens)
+        return jax.lax.pmean(found, "data")
+
+    return per_device
+
+
+@pytest.mark.parametrize("counts", [(5,) * 8, COUNTS], ids=["equal counts", "unequal counts"])
+def test_inventory_row_89_under_pmap_the_mean_follows_the_gradient(counts):
+    """inventory row 89: under pmap each device differentiates its own share of the mean.
+
+    With the mean over devices after the gradient, that share is its sum of losses times the number
+    of devices over the tokens of all; equal counts make it the device's own `F.cross_entropy`.
+    """
+    batch = make_batch(counts)
+    found = pmapped()(draw(CONFIG), jax.tree.map(lambda x: x[:, None], batch))
+    loss, gradients = expected(batch)
+    for device in (0, 7):
+        one = jax.tree.map(lambda x: np.asarray(x)[device], found)  # noqa: B023
+        assert_close(one, (loss, gradients))
+
+
+# Dropout
+
+
+class Keys:
+    """A stand-in for the loss whose gradient at row r is a number drawn from the key of r."""
+
+    def __init__(self, monkeypatch):
+        def total_loss(model, objective, params, batch, key):
+            return jnp.sum(params[batch.tokens[:, 0]]) * jax.random.uniform(key)
+
+        monkeypatch.setattr(step, "total_loss", total_loss)
+
+    def __call__(self, *, devices=1, accumulation=1, steps=1, seed=0):
+        """Numbers of [step, row]."""
+        mesh = step.data_mesh(devices)
+        update = step.make_update(
+            Transformer(CONFIG), RECORDER, mesh, accumulation=accumulation, seed=seed
+        )
+        batch = make_batch(counts=(1,) + (0,) * 7)  # one token counts, so nothing is divided
+        batch = batch._replace(tokens=np.tile(np.arange(8, dtype=np.int32)[:, None], (1, T)))
+        state, found = put_state(mesh, jnp.zeros(8), RECORDER), []
+        for _ in range(steps):
+            state, _ = update(state, step.put_batch(batch, mesh))
+            found.append(np.asarray(state.opt_state))
+        return np.stack(found)
+
+
+def test_dropout_keys_differ_by_step_device_and_part(monkeypatch):
+    numbers = Keys(monkeypatch)(devices=2, accumulation=2, steps=3)
+    shared = numbers.reshape(3, 2, 2, 2)  # step, device, part, row of the part
+    assert np.all(shared[..., 0] == shared[..., 1])
+    assert len(np.unique(numbers)) == 3 * 2 * 2
+
+
+def test_dropout_keys_are_a_function_of_seed_and_step(monkeypatch):
+    draw_keys = Keys(monkeypatch)
+    first = draw_keys(devices=2, steps=2)
+    np.testing.assert_array_equal(draw_keys(devices=2, steps=2), first)
+    assert not np.any(draw_keys(devices=2, steps=2, seed=1) == first)
+
+
+def test_training_drops_out():
+    batch = make_batch()
+    loss, gradients = gradient(batch, config=DROPPING)
+    assert abs(loss - expected(batch)[0]) > 0.01
+    assert_close(gradient(batch, config=DROPPING), (loss, gradients), atol=0)
+    assert gradient(batch, config=DROPPING, steps=1)[0] != loss
+
+
+# State
+
+
+def test_a_fresh_state_is_the_same_on_any_number_of_devices_and_fits_its_abstract():
+    states, config = [], replace(CONFIG, num_layers=1)
+    for devices in (1, 8):
+        mesh = step.data_mesh(devices)
+        arguments = Transformer(config), RECORDER
+        states.append(step.init_state(*arguments, jax.random.key(3), mesh))
+        abstract = step.abstract_state(*arguments, mesh)
+        assert jax.tree.structure(abstract) == jax.tree.structure(states[-1])
+        pairs = zip(jax.tree.leaves(abstract), jax.tree.leaves(states[-1]), strict=True)
+        for shape, x in pairs:
+            assert (shape.shape, shape.dtype) == (x.shape, x.dtype)
+            assert x.sharding.is_equivalent_to(shape.sharding, x.ndim)
+            assert x.sharding.device_set == set(mesh.devices.flat)
+    jax.tree.map(np.testing.assert_array_equal, *states)
+    assert int(states[0].step) == 0
+    draws = [leaf for leaf in jax.tree.leaves(states[0].params) if np.std(leaf) > 0]
+    assert draws, "no parameter is random"
+
+
+def test_a_tiny_model_learns_four_rows_by_heart_and_its_states_are_consumed():
+    batch = make_batch(counts=(7, 7, 7, 7))
+    optimizer = make_optimizer(
+        OptimizerConfig(schedule=Constant(peak=0.02), optimizer=AdamW(weight_decay=0.0)), 60
+    )
+    mesh, model = step.data_mesh(1), Transformer(CONFIG)
+    state = step.init_state(model, optimizer, jax.random.key(0), mesh)
+    update, rows, losses = step.make_update(model, optimizer, mesh), step.put_batch(batch, mesh), []
+    for _ in range(60):
+        before = state
+        state, metrics = update(before, rows)
+        assert all(leaf.is_deleted() for leaf in jax.tree.leaves(before))
+        losses.append(float(metrics.loss))
+    assert losses[0] == pytest.approx(np.log(VOCAB), abs=1.0)
+    assert losses[-1] < 0.1 * losses[0]
+    assert int(state.step) == 60
+
+
+# Evaluation
+
+
+@functools.cache
+def counting():
+    """Of a model with dropout, which evaluation leaves out."""
+    return step.make_tally(Transformer(DROPPING), step.data_mesh(8))
+
+
+def count(batch):
+    return counting()(draw(CONFIG), step.put_batch(batch, step.data_mesh(8)))
+
+
+def test_the_tally_sums_what_counts_over_devices_without_dropout():
+    batch = make_batch()
+    tally = count(batch)
+    loss, _ = expected(batch)
+    assert int(tally.tokens) == sum(COUNTS)
+    np.testing.assert_allclose(tally.nats, loss * sum(COUNTS), rtol=1e-5)
+    assert tally.nats.dtype == jnp.float32
+
+
+def test_the_tally_ignores_padding_rows():
+    batch = make_batch()
+    padding = np.asarray(COUNTS)[:, None] == 0
+    padded = jax.tree.map(lambda x: np.where(padding, np.zeros_like(x), x), batch)
+    assert jax.device_get(count(padded)) == jax.device_get(count(batch))
+    nothing = count(make_batch(counts=(0,) * 8))
+    assert (float(nothing.nats), int(nothing.tokens)) == (0.0, 0)
+
+
+# Devices
+
+
+@pytest.mark.parametrize("count", [0, 9, -1])
+def test_a_mesh_of_devices_that_are_not_there_is_refused(count):
+    with pytest.raises(ValueError, match=f"Asked for {count} devices; this machine has 8\\."):
+        step.data_mesh(count)
+
+
+def test_a_mesh_takes_the_first_devices_or_all():
+    assert list(step.data_mesh(3).devices.flat) == jax.devices()[:3]
+    assert step.data_mesh().size == 8
+    assert step.data_mesh().axis_names == ("data",)
+
+
+def test_a_batch_that_does_not_split_is_refused():
+    message = r"batch_size 24 must be a multiple of devices x accumulation = 8 x 2 = 16\."
+    with pytest.raises(ValueError, match=message):
+        step.check_batch_size(24, step.data_mesh(8), 2)
+    step.check_batch_size(24, step.data_mesh(8))
+    step.check_batch_size(48, step.data_mesh(8), 2)
+
+
+def test_every_device_holds_its_share_of_the_rows():
+    mesh = step.data_mesh(8)
+    batch = make_batch()
+    for rows, whole in zip(step.put_batch(batch, mesh), batch, strict=True):
+        assert rows.sharding.is_equivalent_to(NamedSharding(mesh, P("data")), 2)
+        for device, shard in enumerate(rows.addressable_shards):
+            np.testing.assert_array_equal(shard.data, whole[device : device + 1])
