@@ -17,6 +17,8 @@ import tyro
 
 from jaxformer.config import from_python
 
+INTERRUPTED = 130  # exit status after Ctrl-C, as shells have it
+
 Run = TypeVar("Run")
 
 registry = tyro.constructors.ConstructorRegistry()
@@ -62,16 +64,16 @@ def fail(message: str) -> NoReturn:
 
 @contextlib.contextmanager
 def readable_errors() -> Iterator[None]:
-    """End the process with the message of an expected error instead of a traceback.
-
-    Set JAXFORMER_TRACEBACK=1 to see where it was raised.
-    """
+    """End the process with the message of an expected error instead of a traceback."""
     try:
         yield
+    except KeyboardInterrupt:
+        print("\nInterrupted.", file=sys.stderr)
+        raise SystemExit(INTERRUPTED) from None
     except (ValueError, OSError, ImportError) as error:
         if os.environ.get("JAXFORMER_TRACEBACK"):
             raise
-        fail(str(error))
+        fail(f"{error}\n(JAXFORMER_TRACEBACK=1 shows where this came from.)")
 
 
 @registry.primitive_rule

@@ -3,7 +3,9 @@
 python -m experiments.generate --checkpoint runs/pretrain-1 --prompt "def main("
 """
 
+import hashlib
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from jaxformer.config import TransformerConfig, from_json
 from jaxformer.generation import Sample, Sampler, generate
 from jaxformer.layers import Transformer
 from jaxformer.training.checkpoints import Checkpoints
+from jaxformer.training.progress import printable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,11 +52,12 @@ def main(run: Generate) -> str:
         params,
         jnp.asarray(prompt),
         max_new_tokens=run.max_new_tokens,
+        vocab_size=tokenizer.vocab_size,
         sampler=run.sampler,
         key=jax.random.key(run.seed),
     )
     text = tokenizer.decode(np.asarray(tokens)[1:])
-    print(text)
+    print(printable(text, sys.stdout))
     return text
 
 
@@ -68,7 +72,12 @@ def load(folder: Path, step: int | None) -> tuple[TransformerConfig, dict, data.
         blank = jnp.zeros((1, 2), jnp.int32)
         shapes = jax.eval_shape(lambda key: model.init(key, blank), jax.random.key(0))
         state = checkpoints.restore(step, shapes, partial=True)
-    return config, state["params"], data.load_tokenizer(folder)
+    tokenizer = data.load_tokenizer(folder)
+    if hashlib.sha256(tokenizer.to_json().encode()).hexdigest() != saved["tokenizer"]:
+        raise ValueError(
+            f"The tokenizer in {folder} is not the one the checkpoint was trained with."
+        )
+    return config, state["params"], tokenizer
 
 
 RUNS = {"default": Generate(checkpoint=Path("runs/pretrain-1"))}

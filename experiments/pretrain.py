@@ -38,7 +38,7 @@ from jaxformer.training.checkpoints import Checkpoints
 from jaxformer.training.hardware import machine_peak_flops
 from jaxformer.training.metrics import JsonLines, Metrics, TensorBoard, WeightsAndBiases, Writer
 from jaxformer.training.optimizers import Muon, OptimizerConfig, learning_rate, make_optimizer
-from jaxformer.training.progress import Progress, format_count
+from jaxformer.training.progress import Progress, format_count, printable
 from jaxformer.training.schedules import Cosine
 
 INTERRUPTED = 130  # exit status after Ctrl-C, as shells have it
@@ -128,7 +128,8 @@ class Pretrain:
             raise ValueError(f"Pretraining on text takes a Decoder; got {self.model.topology}.")
 
 
-# What a resumed run may not change, for its result would be another one.
+# What a resumed run may not change, for its result would be another one. Devices, remat and scan
+# may change; they round differently, and devices draw other dropout.
 FIXED = (
     "model", "tokenizer", "held_out", "length", "batch_size", "accumulation", "schedule_steps",
     "optimizer", "objective", "dtype", "seed",
@@ -168,6 +169,7 @@ def main(run: Pretrain) -> Path:
     model = Transformer(run.model, dtype=run.dtype, remat=run.remat, scan=run.scan)
     optimizer = make_optimizer(run.optimizer, run.schedule_steps)
     session = Session(run, output, text, mesh, model, optimizer)
+    print_estimate(run, mesh)
     with Checkpoints(output / "checkpoints", keep=run.keep) as checkpoints:
         try:
             state = train(session, checkpoints)
@@ -181,8 +183,8 @@ def main(run: Pretrain) -> Path:
             checkpoints.wait()
             print(f"\nInterrupted. {last_checkpoint(checkpoints, output)}", file=sys.stderr)
             if checkpoints.latest() is not None:
-                where = shlex.quote(str(output))
-                print(f"Go on from there with --resume --output {where}.", file=sys.stderr)
+                again = command_line("--resume", "--output", str(output))
+                print(f"To go on from there:\n  {again}", file=sys.stderr)
             raise SystemExit(INTERRUPTED) from None
     print_sample(session, state.params)
     print(f"\nEverything is in {output}. To repeat the run:\n  {command_line()}")
@@ -214,16 +216,19 @@ def output_folder(run: Pretrain) -> Path:
         if run.resume and not newest:
             raise ValueError("There is no runs/pretrain-N to resume; pass --output FOLDER.")
         folder = Path("runs") / f"pretrain-{newest if run.resume else newest + 1}"
-    elif not run.resume and (folder / "checkpoints").exists():
-        raise ValueError(
-            f"{folder} holds the checkpoints of an earlier run. Pass --resume to go on with it, "
-            "or another --output."
-        )
+    elif not run.resume:
+        ours = ("checkpoints", "metrics.jsonl", "tokenizer.json", "tensorboard")
+        found = [name for name in ours if (folder / name).exists()]
+        if found:
+            raise ValueError(
+                f"{folder} holds {', '.join(found)} of an earlier run. Pass --resume to go on "
+                "with it, or another --output."
+            )
     return folder
 
 
 def prepare(run: Pretrain) -> Text:
-    """Read the text, split it, tokenise it; what was done before is opened again."""
+    """Read the text, split it, tokenise it; packed rows are opened again where they exist."""
     print(f"Corpus: {run.corpus}", flush=True)
     parts = data.split(data.documents(run.corpus), held_out=run.held_out)
     tokenizer = data.build_tokenizer(run.tokenizer, [d.text for d in parts.train])
@@ -249,9 +254,31 @@ def check_vocabulary(run: Pretrain, text: Text) -> None:
         )
 
 
+def print_estimate(run: Pretrain, mesh: Mesh) -> None:
+    """Say what memory a device will need, before anything is allocated."""
+    parameters = costs.parameters(run.model)
+    kept = costs.activation_bytes(
+        run.model,
+        run.batch_size // mesh.size // run.accumulation,
+        run.length,
+        remat=run.remat,
+        bytes_per_number=jnp.dtype(run.dtype).itemsize,
+    )
+    print(
+        f"Estimate per device: {format_count(parameters)} parameters take "
+        f"{4 * parameters / 2**20:.0f} MiB, their gradients as much, the optimizer's state up to "
+        f"twice as much; activations about {kept / 2**20:.0f} MiB."
+    )
+    if run.steps > run.schedule_steps:
+        print(
+            f"The schedule ends after {run.schedule_steps} updates; the learning rate then stays "
+            "where it is. To train longer at a higher one, start with larger --schedule-steps."
+        )
+
+
 def train(session: Session, checkpoints: Checkpoints) -> step.TrainState:
     """Bring the state to `run.steps` updates, reporting on the way."""
-    run, _, text, mesh, model, _ = session
+    run, text, mesh = session.run, session.text, session.mesh
     description = describe(session)
     state = begin(session, checkpoints, description)
     start = int(state.step)
@@ -264,8 +291,8 @@ def train(session: Session, checkpoints: Checkpoints) -> step.TrainState:
         return at % run.evaluate_every == 0 or at % run.save_every == 0
 
     update = compile_update(session, state, fetch(start))
-    tally = step.make_tally(model, mesh)
-    meter = Meter(run)
+    tally = step.make_tally(session.model, mesh)
+    meter = Meter(run, mesh)
     title = f"{format_count(costs.parameters(run.model))} parameters, {mesh.size} device(s)"
     with (
         Metrics(writers(session, start)) as metrics,
@@ -311,14 +338,22 @@ def begin(
 
 def describe(session: Session) -> dict[str, Any]:
     """What a checkpoint says of itself: everything that the result depends on."""
-    run, rows = session.run, session.text.train
+    run, text = session.run, session.text
     chosen = json.loads(to_json(run))
     return {
         "config": chosen["model"],
         "run": {name: chosen[name] for name in FIXED},
-        "tokenizer": "tokenizer.json",
-        "data": {"sha256": hashlib.sha256(rows.tokens.tobytes()).hexdigest()},
+        "tokenizer": sha256(text.tokenizer.to_json().encode()),
+        "data": {
+            "train": sha256(np.ascontiguousarray(text.train.tokens).data),
+            "held_out": sha256(np.ascontiguousarray(text.held_out.tokens).data),
+        },
     }
+
+
+def sha256(content: bytes | memoryview) -> str:
+    """The digest that says whether text or tokenizer are the same."""
+    return hashlib.sha256(content).hexdigest()
 
 
 def refuse_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
@@ -327,7 +362,7 @@ def refuse_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
     changed = [
         f"  {name}: {old.get(name)} in the checkpoint, {new.get(name)} now"
         for name in sorted(old.keys() | new.keys())
-        if name.startswith(("run.", "data.")) and old.get(name) != new.get(name)
+        if name.startswith(("run.", "data.", "tokenizer")) and old.get(name) != new.get(name)
     ]
     if changed:
         raise ValueError("The checkpoint is of another run:\n" + "\n".join(changed))
@@ -344,11 +379,11 @@ def flatten(tree: Any, path: str = "") -> dict[str, Any]:
 
 def compile_update(session: Session, state: step.TrainState, batch: data.Batch):
     """Compile the update for exactly these shapes, and say what memory it will take."""
-    run, _, _, mesh, model, optimizer = session
+    run = session.run
     update = step.make_update(
-        model,
-        optimizer,
-        mesh,
+        session.model,
+        session.optimizer,
+        session.mesh,
         objective=run.objective,
         accumulation=run.accumulation,
         seed=run.seed,
@@ -368,11 +403,13 @@ def compile_update(session: Session, state: step.TrainState, batch: data.Batch):
 class Meter:
     """Turns finished updates into the numbers that are shown."""
 
-    def __init__(self, run: Pretrain):
+    def __init__(self, run: Pretrain, mesh: Mesh):
         self.tokens = run.batch_size * run.length
         self.work = costs.training_flops_per_token(run.model, run.length)
-        self.rate = learning_rate(run.optimizer, run.schedule_steps)
-        self.peak = machine_peak_flops()
+        self.peak = machine_peak_flops(list(mesh.devices.flat))
+        # All at once: computed one by one they would wait in line behind the updates.
+        rate = learning_rate(run.optimizer, run.schedule_steps)
+        self.rates = jax.device_get(jax.jit(jax.vmap(rate))(jnp.arange(run.steps)))
         self.restart()
 
     def restart(self) -> None:
@@ -388,7 +425,7 @@ class Meter:
         self.since = now
         shared = {"tokens_per_second": speed, "utilisation": speed * self.work / self.peak}
         return [
-            (done, {"loss": done.loss, "learning_rate": float(self.rate(done.step - 1)), **shared})
+            (done, {"loss": done.loss, "learning_rate": float(self.rates[done.step - 1]), **shared})
             for done in finished
         ]
 
@@ -408,9 +445,10 @@ def held_out_bits(session: Session, tally: Any, params: Any, *, rows: int | None
 def writers(session: Session, start: int) -> list[Writer]:
     """Where the numbers go; what an earlier attempt wrote after `start` is dropped."""
     run, output = session.run, session.output
-    chosen: list[Writer] = [JsonLines(output / "metrics.jsonl", resume_from=start)]
+    earlier = start if run.resume else None
+    chosen: list[Writer] = [JsonLines(output / "metrics.jsonl", resume_from=earlier)]
     if run.tensorboard:
-        chosen.append(TensorBoard(output / "tensorboard", resume_from=start or None))
+        chosen.append(TensorBoard(output / "tensorboard", resume_from=earlier))
     if run.wandb is not None:
         chosen.append(WeightsAndBiases(run.wandb, output.name, describe(session)))
     return chosen
@@ -430,16 +468,23 @@ def print_sample(session: Session, params: Any) -> None:
         jax.device_put(params, jax.devices()[0]),
         jnp.asarray(prompt, jnp.int32),
         max_new_tokens=new,
+        vocab_size=tokenizer.vocab_size,
         sampler=Sample(temperature=0.8, top_p=0.95),
         key=jax.random.key(run.seed),
         dtype=run.dtype,
     )
-    print(f"\nSample:\n{tokenizer.decode(np.asarray(tokens)[1:])}")
+    print(f"\nSample:\n{printable(tokenizer.decode(np.asarray(tokens)[1:]), sys.stdout)}")
 
 
-def command_line() -> str:
-    """The command that started this process."""
-    return shlex.join(["python", "-m", "experiments.pretrain", *sys.argv[1:]])
+def command_line(*more: str) -> str:
+    """The command that started this process, without what is said of its folder, with more."""
+    kept, arguments = [], iter(sys.argv[1:])
+    for argument in arguments:
+        if argument == "--output":
+            next(arguments, None)
+        elif argument not in ("--resume", "--no-resume") and not argument.startswith("--output="):
+            kept.append(argument)
+    return shlex.join(["python", "-m", "experiments.pretrain", *kept, *more])
 
 
 def llama(*, model_dim: int, num_layers: int, num_heads: int, vocab_size: int) -> TransformerConfig:
@@ -459,12 +504,17 @@ def llama(*, model_dim: int, num_layers: int, num_heads: int, vocab_size: int) -
     )
 
 
+def muon(*, warmup_steps: int) -> OptimizerConfig:
+    """The recipe of all runs: Muon under a cosine."""
+    return OptimizerConfig(
+        schedule=Cosine(peak=0.02, warmup_steps=warmup_steps), optimizer=Muon(adamw_rate=0.15)
+    )
+
+
 RUNS = {
     "default": Pretrain(
         model=llama(model_dim=192, num_layers=4, num_heads=4, vocab_size=4096),
-        optimizer=OptimizerConfig(
-            schedule=Cosine(peak=0.02, warmup_steps=20), optimizer=Muon(adamw_rate=0.15)
-        ),
+        optimizer=muon(warmup_steps=20),
     ),
     "tiny": Pretrain(
         model=llama(model_dim=64, num_layers=2, num_heads=4, vocab_size=512),
@@ -474,9 +524,7 @@ RUNS = {
         schedule_steps=20,
         evaluate_every=10,
         save_every=10,
-        optimizer=OptimizerConfig(
-            schedule=Cosine(peak=0.02, warmup_steps=2), optimizer=Muon(adamw_rate=0.15)
-        ),
+        optimizer=muon(warmup_steps=2),
     ),
     "small": Pretrain(
         model=llama(model_dim=768, num_layers=12, num_heads=12, vocab_size=32768),
@@ -491,9 +539,7 @@ RUNS = {
         dtype="bfloat16",
         remat="dots",
         scan=True,
-        optimizer=OptimizerConfig(
-            schedule=Cosine(peak=0.02, warmup_steps=200), optimizer=Muon(adamw_rate=0.15)
-        ),
+        optimizer=muon(warmup_steps=200),
     ),
 }
 

@@ -204,7 +204,8 @@ def _stack(config: c.TransformerConfig, num_layers: int, *, cross: bool) -> int:
     total += sum(_feed_forward(config, config.layer(i).feed_forward) for i in range(num_layers))
     if config.final_norm:
         total += _norm(config.norm, d)
-    tables = {p for p in config.attention.positions if isinstance(p, c.T5Bias)}
+    used = {config.layer(i).positions for i in range(num_layers)}
+    tables = {p for p in used if isinstance(p, c.T5Bias)}
     return total + sum(t.num_buckets * config.attention.num_heads for t in tables)
 
 

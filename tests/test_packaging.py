@@ -140,6 +140,10 @@ def test_the_readme_says_how_to_train():
     assert any(line.startswith("python -m experiments.pretrain") for line in lines)
 
 
+def test_the_readme_has_no_blanks_left():
+    assert "@@" not in (ROOT / "README.md").read_text()
+
+
 def test_the_readme_says_how_to_test():
     assert re.search(r"\bpytest\b", readme_commands("test")[-1])
 
@@ -150,7 +154,7 @@ def test_the_check_of_a_clone_runs():
     subprocess.run(["bash", "-n", str(run)], check=True)
 
 
-def test_the_top_holds_the_four_folders_and_the_five_files():
+def test_the_top_holds_nothing_but_the_four_folders_and_the_five_files():
     entries = [p for p in ROOT.iterdir() if not p.name.startswith(".")]
     folders = {p.name for p in entries if p.is_dir()} - PRODUCTS
     assert {name for name in folders if not name.endswith(".egg-info")} <= FOLDERS

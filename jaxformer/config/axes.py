@@ -30,6 +30,9 @@ class LayerNorm:
     parameters: NormParameters = "scale_bias"
     scale_offset: float = 0.0
 
+    def __post_init__(self):
+        require_positive(self, "eps")
+
 
 @dataclass(frozen=True, kw_only=True)
 class RMSNorm:
@@ -46,6 +49,9 @@ class RMSNorm:
     eps_position: Literal["inside", "outside"] = "inside"
     parameters: NormParameters = "scale"
     scale_offset: float = 0.0
+
+    def __post_init__(self):
+        require_positive(self, "eps")
 
 
 Norm = LayerNorm | RMSNorm

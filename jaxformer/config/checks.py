@@ -11,11 +11,14 @@ def require(condition: bool, message: str) -> None:
 
 
 def require_positive(config: Any, *names: str) -> None:
-    """Refuse sizes and bounds that are not above 0; None, where a field allows it, is no size."""
+    """Refuse sizes and bounds that are not above 0.
+
+    None, where a field allows it, is no size; a word is refused by `check_words`.
+    """
     for name in names:
         value = getattr(config, name)
         require(
-            value is None or value > 0,
+            value is None or isinstance(value, str) or value > 0,
             f"{type(config).__name__}.{name} must be positive; got {value}.",
         )
 

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from jaxformer.config.checks import require_positive
+
 
 @dataclass(frozen=True, kw_only=True)
 class Normal:
@@ -13,6 +15,9 @@ class Normal:
     """
 
     std: float = 0.02
+
+    def __post_init__(self):
+        require_positive(self, "std")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +30,9 @@ class FanIn:
 
     gain: float = 1.0
 
+    def __post_init__(self):
+        require_positive(self, "gain")
+
 
 @dataclass(frozen=True, kw_only=True)
 class FanAverage:
@@ -35,6 +43,9 @@ class FanAverage:
     """
 
     gain: float = 1.0
+
+    def __post_init__(self):
+        require_positive(self, "gain")
 
 
 @dataclass(frozen=True, kw_only=True)

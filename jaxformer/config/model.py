@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from jaxformer.config.axes import (
+    BlockSparse,
     FeedForward,
     Learned,
     Norm,
@@ -34,8 +35,8 @@ class MultiHead:
         num_kv_heads: Key and value heads; each serves num_heads / num_kv_heads query heads.
         head_dim: Width of a head.
         positions: How positions enter the scores, cycled over the layers.
-        windows: How far a query sees, cycled over the layers: W keys, itself included, or a
-            pattern of blocks, or everything (None).
+        windows: How far a query sees, cycled over the layers: W keys, itself included (an
+            encoder's as many to the other side), or a pattern of blocks, or everything (None).
         scale: Multiplies the scores; None is head_dim ** -0.5.
         logit_softcap: Scores s become c * tanh(s / c).
         clip_qkv: Queries, keys and values are clipped to this size.
@@ -72,6 +73,9 @@ class MultiHead:
         require(
             len(tables) < 2,
             f"One T5Bias table serves all layers of a stack; got {len(tables)} different ones.",
+        )
+        require(
+            len(set(self.biases)) == len(self.biases), f"biases names one twice: {self.biases}."
         )
         for rope in self.positions:
             if isinstance(rope, Rope):
@@ -174,7 +178,7 @@ class Dropout:
         embedding: Of the first layer's input.
         attention: Of the attention weights.
         feed_forward: Of the feed-forward's hidden values.
-        residual: Of what each branch adds to the residual stream.
+        residual: Of what each branch gives, before a norm after it.
     """
 
     embedding: float = 0.0
@@ -237,6 +241,11 @@ class TransformerConfig:
         check_words(self, type(self).__name__)
         require_positive(self, "vocab_size", "model_dim", "num_layers")
         require_pattern(self, "feed_forward")
+        sparse = any(isinstance(window, BlockSparse) for window in self.attention.windows)
+        require(
+            not sparse or isinstance(self.topology, Decoder),
+            f"BlockSparse is a pattern of the past, for a Decoder; got {self.topology}.",
+        )
         require(
             not (self.block == "parallel" and self.placement == "post"),
             "A parallel block adds both branches at once, so a norm after the sum sees one value: "

@@ -94,6 +94,10 @@ class Yarn:
 
     def __post_init__(self):
         require_positive(self, "factor", "original_max_length")
+        require(
+            self.beta_fast > self.beta_slow,
+            f"Yarn.beta_fast must exceed beta_slow; got {self.beta_fast} and {self.beta_slow}.",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

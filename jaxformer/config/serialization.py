@@ -79,7 +79,7 @@ def _encode(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
         fields = {f.name: _encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
         return {"type": type(value).__name__, **fields}
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | list):
         return [_encode(item) for item in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value

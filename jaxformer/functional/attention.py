@@ -110,7 +110,8 @@ def dot_product_attention(
             with no positive score gives zero.
         dropout_rate: Share of the weights set to zero; the others grow so that the mean stays.
         dropout_key: Randomness for dropout.
-        implementation: "xla" multiplies whole matrices of scores; "auto" picks what is best.
+        implementation: "xla" multiplies whole matrices of scores. "auto" picks among those there
+            are, so far that one.
 
     Returns:
         The mean values of each head, in the dtype of ``query``.

@@ -23,6 +23,7 @@ def generate(
     max_new_tokens: int,
     sampler: Sampler = Greedy(),
     key: PRNGKeyArray | None = None,
+    vocab_size: int | None = None,
     dtype: DTypeLike = jnp.float32,
 ) -> Int[Array, "*batch P_plus_new"]:
     """Continue each prompt by `max_new_tokens` tokens.
@@ -37,6 +38,8 @@ def generate(
         max_new_tokens: How many to add.
         sampler: `Greedy()` or `Sample(...)`.
         key: Random key; `Sample` needs one.
+        vocab_size: Only ids below it are chosen: the tokenizer's number of tokens where the model
+            has more. None allows all.
         dtype: Of the computation.
 
     Returns:
@@ -62,8 +65,9 @@ def generate(
         raise ValueError(f"{sampler} draws at random: pass key=jax.random.key(seed).")
     F.check_token_ids(prompt, config.vocab_size)
     key = jax.random.key(0) if key is None else key
+    limit = jnp.int32(config.vocab_size if vocab_size is None else vocab_size)
     return _decode(
-        config, sampler, max_new_tokens, jnp.dtype(dtype), params, jnp.asarray(prompt), key
+        config, sampler, max_new_tokens, jnp.dtype(dtype), params, jnp.asarray(prompt), key, limit
     )
 
 
@@ -76,6 +80,7 @@ def _decode(
     params: Any,
     prompt: Int[Array, "*batch P"],
     key: PRNGKeyArray,
+    vocab_size: Int[Array, ""],
 ) -> Int[Array, "*batch P_plus_new"]:
     model = Transformer(config, dtype=dtype)
     *batch, start = prompt.shape
@@ -84,8 +89,17 @@ def _decode(
 
     def add_token(at, carry):
         text, seen = carry
-        logits = model.apply({"params": params}, text)
+        index = jnp.broadcast_to(jnp.arange(text.shape[-1]), text.shape)
+        blank = index >= at  # a segment of its own, and no position beyond the text so far
+        logits = model.apply(
+            {"params": params},
+            text,
+            positions=jnp.where(blank, 0, index),
+            segments=blank.astype(jnp.int32),
+        )
         last = jax.lax.dynamic_index_in_dim(logits, at - 1, axis=-2, keepdims=False)
+        known = jnp.broadcast_to(jnp.arange(config.vocab_size) < vocab_size, last.shape)
+        last = jnp.where(known, last, -jnp.inf)
         token = choose(sampler, last, seen, jax.random.fold_in(key, at)).astype(text.dtype)
         text = jax.lax.dynamic_update_index_in_dim(text, token, at, axis=-1)
         return text, seen | jax.nn.one_hot(token, config.vocab_size, dtype=bool)

@@ -1,6 +1,6 @@
 """What positions mean to one layer: computed once a step, then read by every layer alike."""
 
-from functools import reduce
+from functools import partial, reduce
 from operator import and_
 from typing import NamedTuple
 
@@ -79,9 +79,16 @@ def source_mask(
 
 
 def rotations(rope: c.Rope, head_dim: int, places: Places) -> Complex64[Array, "*batch T C"]:
-    """The unit complex numbers that turn queries and keys at these places."""
-    length = jnp.max(places.positions) + 1
-    return F.rope_rotations(places.positions, frequencies(rope, head_dim, length))
+    """The unit complex numbers that turn queries and keys at these places.
+
+    Scalings that look at the length take that of each row, its largest position and one.
+    """
+
+    @partial(jnp.vectorize, signature="(t)->(t,c)")
+    def of_row(positions: Int[Array, " T"]) -> Complex64[Array, "T C"]:
+        return F.rope_rotations(positions, frequencies(rope, head_dim, jnp.max(positions) + 1))
+
+    return of_row(places.positions)
 
 
 def frequencies(rope: c.Rope, head_dim: int, length: Int[Array, ""]) -> Float[Array, " C"]:

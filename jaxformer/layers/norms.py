@@ -2,7 +2,6 @@
 
 from functools import partial
 
-import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
@@ -30,10 +29,7 @@ class Norm(nn.Module):
             scale = self.param("scale", start, shape, jnp.float32) + cfg.scale_offset
         if cfg.parameters == "scale_bias":
             bias = self.param("bias", nn.initializers.zeros, shape, jnp.float32)
-        normalise = self.function()
-        if self.heads is not None:
-            normalise = jax.vmap(normalise, in_axes=(-2, 0, 0), out_axes=-2)
-        return normalise(x, scale, bias)
+        return self.function()(x, scale, bias)
 
     def function(self):
         """The pure function of (x, scale, bias)."""

@@ -55,7 +55,7 @@ class Transformer(nn.Module):
             deterministic: False switches dropout on (give rngs={"dropout": key} to apply).
 
         Returns:
-            Float32 logits.
+            Logits as float32; the product that gives them has the precision of `dtype`.
 
         Raises:
             ValueError: A token id outside the vocabulary or a position outside a learned table

@@ -83,11 +83,14 @@ def measured_peak_flops(devices: Sequence[jax.Device], *, seconds: float = 0.3) 
     return len(devices) * 2 * WIDTH**3 / best
 
 
-def machine_peak_flops() -> float:
-    """Peak matrix product speed of all devices of this process together.
+def machine_peak_flops(devices: Sequence[jax.Device] | None = None) -> float:
+    """Peak matrix product speed of devices together.
 
     Published bfloat16 figures where the devices are in the table, else a measurement in float32
     that takes about 0.3 s. Model FLOP utilisation is the model's FLOP/s divided by this.
+
+    Args:
+        devices: Devices of this process; None is all.
 
     Returns:
         FLOP/s.
@@ -96,7 +99,7 @@ def machine_peak_flops() -> float:
         Chowdhery et al., PaLM: Scaling Language Modeling with Pathways, 2022. arXiv:2204.02311,
         section 4.1 and appendix B (model FLOP utilisation)
     """
-    devices = jax.local_devices()
+    devices = jax.local_devices() if devices is None else devices
     peaks = [published_peak_flops(device.device_kind) for device in devices]
     known = [peak for peak in peaks if peak is not None]
     return sum(known) if len(known) == len(devices) else measured_peak_flops(devices)

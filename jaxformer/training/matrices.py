@@ -42,7 +42,7 @@ def role(path: KeyPath) -> Role:
     names = path_names(path)
     match names[-1]:
         case "kernel":
-            return "head" if "head" in names else "kernel"
+            return "head" if names[-2:] == ["head", "kernel"] else "kernel"
         case "embedding" | "bias" | "scale" as name:
             return name
     raise ValueError(

@@ -229,8 +229,7 @@ class Progress:
             self._print("  ".join([f"step {self._now.step:,}/{self._total:,}", *parts]))
 
     def _print(self, text: str) -> None:
-        encoding = getattr(self._stream, "encoding", None) or "utf-8"
-        print(_printable(text, encoding), file=self._stream, flush=True)
+        print(printable(text, self._stream), file=self._stream, flush=True)
 
     def _render(self) -> Any:
         from rich.console import Group
@@ -276,8 +275,12 @@ def _columns(now: _Snapshot) -> list[tuple[str, str]]:
     return [(name, text(value)) for name, value, text in columns if value is not None]
 
 
+def printable(text: str, stream: Any) -> str:
+    """Replace what a terminal would obey instead of show, and what its encoding cannot hold."""
+    return _printable(text, getattr(stream, "encoding", None) or "utf-8")
+
+
 def _printable(text: str, encoding: str) -> str:
-    """Replace what a terminal would obey instead of show, and what the encoding cannot hold."""
     shown = "".join(
         "\N{REPLACEMENT CHARACTER}" if unicodedata.category(c) == "Cc" and c not in "\n\t" else c
         for c in text

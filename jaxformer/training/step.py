@@ -54,6 +54,12 @@ class Objective:
     z_loss: float = 0.0
     label_smoothing: float = 0.0
 
+    def __post_init__(self):
+        if self.z_loss < 0:
+            raise ValueError(f"z_loss must not be negative; got {self.z_loss}.")
+        if not 0 <= self.label_smoothing < 1:
+            raise ValueError(f"label_smoothing must be in [0, 1); got {self.label_smoothing}.")
+
 
 def data_mesh(num_devices: int | None = None) -> Mesh:
     """A mesh of one axis, "data", over the first `num_devices` devices (None: all)."""
@@ -150,8 +156,9 @@ def make_update(
     """Build the jitted update: gradient of the mean loss over all devices, then the optimizer.
 
     The mean is over the tokens that count in the whole batch, whatever device or accumulated part
-    they are in, so neither changes the result beyond rounding. It is taken inside the loss, before
-    the gradient: parameters are the same on every device, so JAX sums their gradient itself.
+    they are in, so without dropout neither changes the result beyond rounding. It is taken inside
+    the loss, before the gradient: parameters are the same on every device, so JAX sums their
+    gradient itself.
 
     Args:
         model: Applied with dropout on.

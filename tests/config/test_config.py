@@ -204,6 +204,14 @@ attentions = grouped.flatmap(
 )
 
 
+def possible(config):
+    """Whether a plan has block-sparse windows only where they may be."""
+    _, fields = config
+    windows = fields["attention"][1]["windows"]
+    sparse = any(isinstance(window, tuple) for window in windows)
+    return not sparse or fields["topology"][0] is c.Decoder
+
+
 configs = plan(
     c.TransformerConfig,
     vocab_size=st.integers(10, 99),
@@ -245,7 +253,7 @@ configs = plan(
         query=st.none() | initialisers,
         residual=st.sampled_from(["plain", "depth"]),
     ),
-)
+).filter(possible)
 
 
 @given(configs)
@@ -270,9 +278,9 @@ def test_the_strategy_draws_every_member_of_every_union():
     seen = set()
 
     @settings(max_examples=300, deadline=None, derandomize=True, database=None)
-    @given(configs)
-    def collect(plan):
-        seen.update(re.findall(r"config\.\w+\.(\w+)'", repr(plan)))
+    @given(configs, scalings)
+    def collect(plan, scaling):
+        seen.update(re.findall(r"config\.\w+\.(\w+)'", repr((plan, scaling))))
 
     collect()
     assert {k.__name__ for union in UNIONS for k in members(union)} <= seen
@@ -469,6 +477,23 @@ LONG_ROPE = c.LongRope(short=SHORT, long=LONG, original_max_length=4, max_length
             "high_freq_factor must exceed low_freq_factor; got 4.0 and 4.0",
         ),
         (lambda: change(block="parallel", placement="post"), 'placement "post" goes with block'),
+        (
+            lambda: c.Yarn(factor=2.0, original_max_length=9, beta_fast=1.0, beta_slow=2.0),
+            "beta_fast must exceed beta_slow; got 1.0 and 2.0",
+        ),
+        (lambda: c.RMSNorm(eps=-1.0), "RMSNorm.eps must be positive; got -1.0"),
+        (lambda: c.LayerNorm(eps=0.0), "LayerNorm.eps must be positive; got 0.0"),
+        (lambda: c.Normal(std=-1.0), "Normal.std must be positive; got -1.0"),
+        (lambda: c.FanIn(gain=0.0), "FanIn.gain must be positive; got 0.0"),
+        (lambda: c.FanAverage(gain=-2.0), "FanAverage.gain must be positive; got -2.0"),
+        (
+            lambda: change(topology=c.Encoder(), attention=dict(windows=(c.BlockSparse(),))),
+            "BlockSparse is a pattern of the past, for a Decoder; got Encoder",
+        ),
+        (
+            lambda: change(attention=dict(biases=("query", "query"))),
+            "biases names one twice: .*query.*query",
+        ),
         (
             lambda: change(model_dim=13, embedding=c.Embedding(positions=c.Sinusoid())),
             "model_dim must be even; got 13",

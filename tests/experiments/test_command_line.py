@@ -224,10 +224,18 @@ def test_expected_errors_end_the_process_with_their_message(capsys, monkeypatch,
     with pytest.raises(SystemExit) as ended, readable_errors():
         raise error("No 3 of 7.")
     assert ended.value.code == 1
-    assert capsys.readouterr() == ("", "error: No 3 of 7.\n")
+    hint = "(JAXFORMER_TRACEBACK=1 shows where this came from.)"
+    assert capsys.readouterr() == ("", f"error: No 3 of 7.\n{hint}\n")
     monkeypatch.setenv("JAXFORMER_TRACEBACK", "1")
     with pytest.raises(error, match="No 3 of 7."), readable_errors():
         raise error("No 3 of 7.")
+
+
+def test_ctrl_c_ends_the_process_without_a_traceback(capsys):
+    with pytest.raises(SystemExit) as ended, readable_errors():
+        raise KeyboardInterrupt
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "\nInterrupted.\n"
 
 
 def test_unexpected_errors_keep_their_traceback():

@@ -1,10 +1,12 @@
+import shutil
+
 import jax
 import numpy as np
 import pytest
 
 from experiments import generate, pretrain
 from jaxformer.config import MLP, Embedding, Learned, MultiHead, TransformerConfig
-from jaxformer.data import ByteLevel, TextFiles
+from jaxformer.data import ByteLevel, TextFiles, train_bpe
 from jaxformer.generation import Greedy, Sample
 from jaxformer.training.checkpoints import Checkpoints
 from jaxformer.training.optimizers import OptimizerConfig
@@ -117,3 +119,10 @@ def test_text_beyond_the_learned_positions_is_refused(folder):
     with pytest.raises(ValueError, match=message):
         text(folder, prompt="thirteen byte", max_new_tokens=3)
     assert text(folder, prompt="thirteen byte", max_new_tokens=2).startswith("thirteen byte")
+
+
+def test_a_replaced_tokenizer_is_refused(folder, tmp_path):
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    train_bpe(["the lazy dogs"] * 9, vocab_size=260).save(copy)
+    with pytest.raises(ValueError, match="copy is not the one the checkpoint was trained with"):
+        text(copy)

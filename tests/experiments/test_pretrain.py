@@ -3,6 +3,7 @@ import json
 import logging
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -18,7 +19,7 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 from experiments import pretrain
-from experiments.command_line import readable_errors
+from experiments.command_line import parse, readable_errors
 from jaxformer.config import GLU, Embedding, Learned, MultiHead, TransformerConfig
 from jaxformer.data import BPE, ByteLevel, TextFiles, load_tokenizer
 from jaxformer.layers import Transformer
@@ -238,12 +239,14 @@ def test_an_interrupted_run_names_its_checkpoint_and_leaves_it_whole(whole, monk
 
     with monkeypatch.context() as patch:
         patch.setattr(pretrain.data.Batches, "__getitem__", interrupt)
+        patch.setattr(sys, "argv", ["pretrain", "tiny", "--output", "out", "--seed", "7"])
         with pytest.raises(SystemExit) as ended:
             run_main(BASE)
     assert ended.value.code == 130
     assert capsys.readouterr().err.endswith(
         "\nInterrupted. The last good checkpoint is 6 in out.\n"
-        "Go on from there with --resume --output out.\n"
+        "To go on from there:\n"
+        "  python -m experiments.pretrain tiny --seed 7 --resume --output out\n"
     )
     assert losses("out")[-1][0] in (5, 6, 7)
     assert_same(restored("out"), restored(whole[0], 6))
@@ -280,7 +283,7 @@ def six(whole, tmp_path):
             {"tokenizer": BPE(vocab_size=257)},
             "run.tokenizer.type: ByteLevel in the checkpoint, BPE now",
         ),
-        ({"corpus": TextFiles(path="other.txt")}, "data.sha256: [0-9a-f]{64} in the checkpoint"),
+        ({"corpus": TextFiles(path="other.txt")}, "data.train: [0-9a-f]{64} in the checkpoint"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -313,9 +316,18 @@ def test_resuming_where_there_is_nothing_is_refused():
 
 
 def test_the_output_of_an_earlier_run_is_refused(six):
-    message = "out holds the checkpoints of an earlier run. Pass --resume to go on with it, or"
+    message = "out holds checkpoints, metrics.jsonl, .* of an earlier run. Pass --resume to go on"
     with pytest.raises(ValueError, match=message):
         pretrain.main(BASE)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "metrics.jsonl"])
+def test_a_folder_with_files_of_those_names_is_refused(name):
+    Path("out").mkdir()
+    (Path("out") / name).write_text("somebody's")
+    with pytest.raises(ValueError, match=f"out holds {name} of an earlier run"):
+        pretrain.main(BASE)
+    assert (Path("out") / name).read_text() == "somebody's"
 
 
 def test_folders_are_numbered_and_the_newest_with_a_checkpoint_is_resumed():
@@ -427,7 +439,7 @@ def test_a_full_disk_is_a_message_and_leaves_the_earlier_checkpoint(
     said = capsys.readouterr().err
     assert re.search(
         r"error: Saving checkpoint 9 in .*out/checkpoints failed: .*No space left on device.*"
-        r"The last good checkpoint is 6\.\n$",
+        r"The last good checkpoint is 6\.\n",
         said,
     )
     monkeypatch.undo()
@@ -480,8 +492,11 @@ def test_the_module_runs_and_says_how_to_repeat_it():
     done = start(*arguments)
     assert done.returncode == 0, done.stderr
     assert "bits per byte; gzip -9 needs" in done.stdout
-    assert "  python -m experiments.pretrain tiny --steps 4 --batch-size 2" in done.stdout
-    assert "--output 'my run'" in done.stdout
+    assert "Estimate per device: 1" in done.stdout
+    printed = done.stdout.splitlines()[-1]
+    assert printed.startswith("  python -m experiments.pretrain tiny --steps 4 --batch-size 2")
+    again = parse(pretrain.RUNS, "", shlex.split(printed)[3:])
+    assert again == replace(parse(pretrain.RUNS, "", arguments), output=None)
     assert saved_steps("my run") == [4]
     assert list(Path("my run/tensorboard").iterdir())
     assert json.loads(Path("my run/metrics.jsonl").read_text().splitlines()[0])["step"] == 4
@@ -490,5 +505,5 @@ def test_the_module_runs_and_says_how_to_repeat_it():
 def test_wrong_flags_end_the_module_with_a_message():
     done = start("tiny", "--corpus", "TextFiles(path='nowhere.txt')")
     assert done.returncode == 1
-    assert done.stderr.endswith("error: nowhere.txt does not exist.\n")
+    assert "error: nowhere.txt does not exist.\n(JAXFORMER_TRACEBACK=1 shows" in done.stderr
     assert "Traceback" not in done.stderr

@@ -7,7 +7,7 @@ import pytest
 
 import jaxformer
 from jaxformer import Transformer, generate
-from jaxformer.config import Encoder, EncoderDecoder
+from jaxformer.config import DynamicNTK, Encoder, EncoderDecoder, LongRope, Rope
 from jaxformer.generation import Greedy, Sample
 from jaxformer.generation.decode import _decode
 
@@ -139,3 +139,41 @@ def test_what_cannot_be_generated_is_refused(config, params, prompts, changes, a
 
 def test_generate_is_public():
     assert jaxformer.generate is generate
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        DynamicNTK(factor=8.0, original_max_length=3),
+        LongRope(short=(1.0, 1.0, 1.0), long=(1.0, 3.0, 9.0), original_max_length=7, max_length=16),
+    ],
+    ids=lambda scaling: type(scaling).__name__,
+)
+def test_a_length_that_is_still_to_come_changes_nothing(config, params, prompts, scaling):
+    """Scalings that look at the length see the text so far, not the room for what will be added."""
+    attention = replace(config.attention, positions=(Rope(scaling=scaling),))
+    cfg = replace(config, attention=attention)
+    apply = jax.jit(Transformer(cfg).apply)
+    text = np.asarray(prompts)
+    for _ in range(5):
+        logits = apply({"params": params}, jnp.asarray(text))[..., -1, :]
+        text = np.concatenate([text, np.argmax(logits, axis=-1)[..., None]], axis=-1)
+    np.testing.assert_array_equal(generate(cfg, params, prompts, max_new_tokens=5), text)
+
+
+def test_ids_beyond_the_vocabulary_of_the_tokenizer_are_never_chosen(config, params, prompts):
+    sampler = Sample(temperature=50.0)
+
+    def largest(vocab_size):
+        tokens = generate(
+            config,
+            params,
+            prompts,
+            max_new_tokens=12,
+            sampler=sampler,
+            key=jax.random.key(0),
+            vocab_size=vocab_size,
+        )
+        return tokens[:, 5:].max()
+
+    assert largest(None) > 7 > largest(7)

@@ -478,3 +478,13 @@ def test_gradient_by_depth_at_initialisation(config, tokens):
     relu = MLP(hidden_dim=128, activation="relu")
     assert ratio("pre", relu) > 1 > ratio("post", relu)
     assert ratio("post", GLU(hidden_dim=128)) > 1
+
+
+def test_a_row_does_not_see_how_long_another_is(config, build, tokens):
+    """Scalings that look at the length take each row's own."""
+    scaling = DynamicNTK(factor=2.0, original_max_length=4)
+    _, run = build(config(attention=dict(positions=(Rope(scaling=scaling),))))
+    at = jnp.stack([jnp.arange(7), jnp.arange(7) + 40])
+    together = run(tokens, positions=at)
+    np.testing.assert_allclose(together[0], run(tokens[0], positions=at[0]), atol=1e-5)
+    assert jnp.abs(together[0] - run(tokens[0], positions=at[1])).max() > 1e-3

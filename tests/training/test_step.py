@@ -393,3 +393,15 @@ def test_every_device_holds_its_share_of_the_rows():
         assert rows.sharding.is_equivalent_to(NamedSharding(mesh, P("data")), 2)
         for device, shard in enumerate(rows.addressable_shards):
             np.testing.assert_array_equal(shard.data, whole[device : device + 1])
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"z_loss": -1e-4}, "z_loss must not be negative; got -0.0001"),
+        ({"label_smoothing": 1.0}, r"label_smoothing must be in \[0, 1\); got 1.0"),
+    ],
+)
+def test_an_impossible_objective_is_refused(fields, message):
+    with pytest.raises(ValueError, match=message):
+        step.Objective(**fields)
