@@ -3,7 +3,6 @@
 python -m experiments.generate --checkpoint runs/pretrain-1 --prompt "def main("
 """
 
-import hashlib
 import json
 import sys
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.command_line import parse, readable_errors
+from experiments.resuming import sha256
 from jaxformer import data
 from jaxformer.config import TransformerConfig, from_json
 from jaxformer.generation import Sample, Sampler, generate
@@ -73,7 +73,7 @@ def load(folder: Path, step: int | None) -> tuple[TransformerConfig, dict, data.
         shapes = jax.eval_shape(lambda key: model.init(key, blank), jax.random.key(0))
         state = checkpoints.restore(step, shapes, partial=True)
     tokenizer = data.load_tokenizer(folder)
-    if hashlib.sha256(tokenizer.to_json().encode()).hexdigest() != saved["tokenizer"]:
+    if sha256(tokenizer.to_json().encode()) != saved["tokenizer"]:
         raise ValueError(
             f"The tokenizer in {folder} is not the one the checkpoint was trained with."
         )

@@ -18,7 +18,7 @@ import orbax.checkpoint as ocp
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
-from experiments import pretrain
+from experiments import pretrain, resuming
 from experiments.command_line import parse, readable_errors
 from jaxformer.config import GLU, Embedding, Learned, MultiHead, TransformerConfig
 from jaxformer.data import BPE, ByteLevel, TextFiles, load_tokenizer
@@ -455,7 +455,7 @@ def test_a_full_disk_is_a_message_and_leaves_the_earlier_checkpoint(
 
 def test_flatten_names_leaves_by_their_path():
     tree = {"a": [{"b": 1}, 2], "c": None, "d": {}}
-    assert pretrain.flatten(tree) == {"a.0.b": 1, "a.1": 2, "c": None}
+    assert resuming.flatten(tree) == {"a.0.b": 1, "a.1": 2, "c": None}
 
 
 def test_a_sample_that_has_no_room_is_left_out(whole, capsys):

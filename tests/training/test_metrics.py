@@ -276,4 +276,4 @@ def test_every_writer_is_closed_even_when_one_fails():
 
 def test_no_writers_is_fine():
     with Metrics([]) as metrics:
-        metrics.write(1, {"loss": 1.0})
+        assert metrics.write(1, {"loss": 1.0}) is None

@@ -1,0 +1,54 @@
+"""How a run is stopped and gone on with: what must not change, and the commands to say."""
+
+import hashlib
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from jaxformer.training.checkpoints import Checkpoints
+
+
+def sha256(content: bytes | memoryview) -> str:
+    """The digest that says whether text or tokenizer are the same."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def refuse_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Refuse to resume what was another run, naming each difference."""
+    old, new = flatten(before), flatten(now)
+    changed = [
+        f"  {name}: {old.get(name)} in the checkpoint, {new.get(name)} now"
+        for name in sorted(old.keys() | new.keys())
+        if name.startswith(("run.", "data.", "tokenizer")) and old.get(name) != new.get(name)
+    ]
+    if changed:
+        raise ValueError("The checkpoint is of another run:\n" + "\n".join(changed))
+
+
+def flatten(tree: Any, path: str = "") -> dict[str, Any]:
+    """The leaves of nested dicts and lists by their path."""
+    if isinstance(tree, dict | list):
+        items = tree.items() if isinstance(tree, dict) else enumerate(tree)
+        parts = [flatten(value, f"{path}.{name}" if path else str(name)) for name, value in items]
+        return {name: leaf for part in parts for name, leaf in part.items()}
+    return {path: tree}
+
+
+def last_checkpoint(checkpoints: Checkpoints, output: Path) -> str:
+    """What is left of a run that ends early."""
+    latest = checkpoints.latest()
+    if latest is None:
+        return "There is no checkpoint yet."
+    return f"The last good checkpoint is {latest} in {output}."
+
+
+def command_line(*more: str) -> str:
+    """The command that started this process, without what is said of its folder, with more."""
+    kept, arguments = [], iter(sys.argv[1:])
+    for argument in arguments:
+        if argument == "--output":
+            next(arguments, None)
+        elif argument not in ("--resume", "--no-resume") and not argument.startswith("--output="):
+            kept.append(argument)
+    return shlex.join(["python", "-m", "experiments.pretrain", *kept, *more])
