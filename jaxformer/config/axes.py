@@ -1,16 +1,14 @@
-"""The small types: one union for each axis on which transformers differ."""
+"""Norms and feed-forward branches: what can be chosen of each."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 from jaxformer.config.checks import require, require_positive
-from jaxformer.config.rope_scaling import RopeScaling
 
 NormParameters = Literal["none", "scale", "scale_bias"]
 Activation = Literal[
     "relu", "relu_squared", "gelu", "gelu_tanh", "quick_gelu", "silu", "sigmoid", "identity"
 ]
-RopeTarget = Literal["q", "k", "v", "o"]
 
 
 # Norms
@@ -72,145 +70,6 @@ class QKNorm:
     over: Literal["width", "head", "each_head"] = "head"
 
 
-# Positions added to the embedding
-
-
-@dataclass(frozen=True, kw_only=True)
-class Learned:
-    """A table with one learned vector per position.
-
-    Attributes:
-        max_length: How many positions there are.
-        offset: Rows of the table before that of position 0; 2 in OPT.
-    """
-
-    max_length: int
-    offset: int = 0
-
-    def __post_init__(self):
-        require_positive(self, "max_length")
-        require(self.offset >= 0, f"Learned.offset counts rows; got {self.offset}.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sinusoid:
-    """Sines and cosines of the position.
-
-    Attributes:
-        base: Ratio of the slowest to the fastest wavelength, nearly.
-        layout: How sines and cosines are arranged (see `functional.sinusoidal_positions`).
-        sin_first: Whether sines stand before cosines.
-        offset: Number of the first position; padding id + 1 in fairseq.
-    """
-
-    base: float = 10_000.0
-    layout: Literal["interleaved", "halves", "tensor2tensor"] = "interleaved"
-    sin_first: bool = True
-    offset: int = 0
-
-
-# Positions inside attention
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rope:
-    """Rotate feature pairs by an angle proportional to the position.
-
-    Attributes:
-        base: Ratio of the slowest to the fastest wavelength, nearly.
-        fraction: Share of each head that is rotated, the first features; the rest passes through.
-        pairing: Which features form a pair (see `functional.rotate`).
-        scaling: How positions stretch beyond the length of training.
-        targets: Which of query, key, value and output are turned; the output by the conjugate.
-    """
-
-    base: float = 10_000.0
-    fraction: float = 1.0
-    pairing: Literal["halves", "neighbours"] = "halves"
-    scaling: RopeScaling | None = None
-    targets: tuple[RopeTarget, ...] = ("q", "k")
-
-    def __post_init__(self):
-        require(
-            0 < self.fraction <= 1,
-            f"Rope.fraction is a share of the head, in (0, 1]; got {self.fraction}.",
-        )
-        require(self.base > 1, f"Rope.base must be above 1; got {self.base}.")
-        known = isinstance(self.targets, tuple) and set(self.targets) <= set("qkvo")
-        require(known, f"Rope.targets is a tuple of q, k, v, o; got {self.targets!r}.")
-        require(
-            len(set(self.targets)) == len(self.targets),
-            f"Rope.targets names a target twice: {self.targets}.",
-        )
-
-    def width(self, head_dim: int) -> int:
-        """Number of features of a head that are rotated."""
-        return int(head_dim * self.fraction)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Alibi:
-    """Subtract slope * distance from the scores, with one slope per head.
-
-    Attributes:
-        scale: Multiplies every slope.
-    """
-
-    scale: float = 1.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class T5Bias:
-    """Add a learned number per head and bucket of distance; one table serves all layers.
-
-    Attributes:
-        num_buckets: Rows of the table.
-        max_distance: Distances from here on share the last bucket.
-    """
-
-    num_buckets: int = 32
-    max_distance: int = 128
-
-    def __post_init__(self):
-        require(
-            self.num_buckets >= 4 and self.num_buckets % 4 == 0,
-            f"T5Bias.num_buckets splits by sign and again by near or far, so it must be a "
-            f"positive multiple of 4; got {self.num_buckets}.",
-        )
-        require(
-            self.max_distance > self.num_buckets // 2,
-            f"T5Bias.max_distance must exceed num_buckets / 2, the distances that have a bucket "
-            f"each; got max_distance={self.max_distance}, num_buckets={self.num_buckets}.",
-        )
-
-
-Positions = Rope | Alibi | T5Bias
-
-
-# What a query may see
-
-
-@dataclass(frozen=True, kw_only=True)
-class BlockSparse:
-    """Attention between blocks of tokens, another pattern for every head (Phi-3-small).
-
-    Attributes:
-        block: Tokens of a block.
-        local_blocks: How many blocks back a query sees whole, its own included.
-        stride: Beyond them it sees every stride-th block.
-    """
-
-    block: int = 64
-    local_blocks: int = 16
-    stride: int = 8
-
-    def __post_init__(self):
-        require_positive(self, "block", "local_blocks", "stride")
-
-
-Window = int | BlockSparse | None
-
-
 # Feed-forward
 
 
@@ -268,4 +127,29 @@ class ClampedGEGLU:
         require_positive(self, "hidden_dim", "limit")
 
 
-FeedForward = MLP | GLU | ClampedGEGLU
+@dataclass(frozen=True, kw_only=True)
+class Experts:
+    """A router sends each token to a few of many feed-forwards and mixes what they give.
+
+    Attributes:
+        expert: What each expert is; without biases.
+        num_experts: How many there are.
+        top_k: How many a token goes to, those with the largest probability.
+        renormalise: Whether the probabilities of the chosen ones are divided by their sum.
+    """
+
+    expert: MLP | GLU
+    num_experts: int
+    top_k: int = 2
+    renormalise: bool = True
+
+    def __post_init__(self):
+        require_positive(self, "num_experts", "top_k")
+        require(
+            self.top_k <= self.num_experts,
+            f"Experts.top_k chooses among num_experts; got {self.top_k} of {self.num_experts}.",
+        )
+        require(not self.expert.bias, f"Experts have no biases; got {self.expert}.")
+
+
+FeedForward = MLP | GLU | ClampedGEGLU | Experts

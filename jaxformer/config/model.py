@@ -6,21 +6,19 @@ import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from jaxformer.config.axes import (
+from jaxformer.config.axes import FeedForward, Norm, QKNorm, RMSNorm
+from jaxformer.config.checks import check_words, require, require_pattern, require_positive
+from jaxformer.config.initialisation import Initialisation
+from jaxformer.config.positions import (
     BlockSparse,
-    FeedForward,
     Learned,
-    Norm,
     Positions,
-    QKNorm,
-    RMSNorm,
     Rope,
     Sinusoid,
     T5Bias,
+    TransformerXL,
     Window,
 )
-from jaxformer.config.checks import check_words, require, require_pattern, require_positive
-from jaxformer.config.initialisation import Initialisation
 from jaxformer.config.rope_scaling import LongRope
 
 Projection = Literal["query", "key", "value", "out"]
@@ -246,15 +244,13 @@ class TransformerConfig:
             not sparse or isinstance(self.topology, Decoder),
             f"BlockSparse is a pattern of the past, for a Decoder; got {self.topology}.",
         )
-        require(
-            not (self.block == "parallel" and self.placement == "post"),
-            "A parallel block adds both branches at once, so a norm after the sum sees one value: "
-            'placement "post" goes with block "parallel_shared_norm" (one norm), not "parallel".',
-        )
-        require(
-            not isinstance(self.embedding.positions, Sinusoid) or self.model_dim % 2 == 0,
-            f"Sinusoid pairs sines with cosines, so model_dim must be even; got {self.model_dim}.",
-        )
+        waves = [self.embedding.positions, *self.attention.positions]
+        for kind in waves:
+            require(
+                not isinstance(kind, Sinusoid | TransformerXL) or self.model_dim % 2 == 0,
+                f"{type(kind).__name__} pairs sines with cosines, so model_dim must be even; "
+                f"got {self.model_dim}.",
+            )
         outside = [i for i in self.head.masked_ids if not 0 <= i < self.vocab_size]
         require(
             not outside,

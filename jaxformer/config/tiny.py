@@ -5,8 +5,9 @@ from dataclasses import replace
 from itertools import groupby
 from typing import TypeVar
 
-from jaxformer.config.axes import BlockSparse, Learned, Positions, Rope, T5Bias, Window
+from jaxformer.config.axes import Experts, FeedForward
 from jaxformer.config.model import Embedding, EncoderDecoder, Head, MultiHead, TransformerConfig
+from jaxformer.config.positions import BlockSparse, Learned, Positions, Rope, T5Bias, Window
 from jaxformer.config.rope_scaling import DynamicNTK, Llama3Scaling, LongRope, RopeScaling, Yarn
 
 VOCABULARY = 128
@@ -14,6 +15,7 @@ HEAD_DIM = 16
 HIDDEN = 88
 WINDOW = 6
 LENGTH = 64
+EXPERTS = 4
 LONGEST_PATTERN = 8
 
 T = TypeVar("T")
@@ -31,9 +33,7 @@ def tiny(config: TransformerConfig) -> TransformerConfig:
     heads_width = attention.num_heads * attention.head_dim
     was_square = config.attention.num_heads * config.attention.head_dim == config.model_dim
     model_dim = heads_width if was_square else heads_width - HEAD_DIM
-    feed_forward = tuple(
-        replace(choice, hidden_dim=HIDDEN) for choice in _short_pattern(config.feed_forward)
-    )
+    feed_forward = tuple(map(_tiny_feed_forward, _short_pattern(config.feed_forward)))
     period = math.lcm(len(attention.positions), len(attention.windows), len(feed_forward))
     left_over = config.num_layers % config.period != 0
     topology = config.topology
@@ -99,6 +99,17 @@ def _tiny_scaling(scaling: RopeScaling | None, pairs: int) -> RopeScaling | None
                 max_length=LENGTH,
             )
     return scaling
+
+
+def _tiny_feed_forward(choice: FeedForward) -> FeedForward:
+    if not isinstance(choice, Experts):
+        return replace(choice, hidden_dim=HIDDEN)
+    return replace(
+        choice,
+        expert=replace(choice.expert, hidden_dim=HIDDEN),
+        num_experts=min(choice.num_experts, EXPERTS),
+        top_k=min(choice.top_k, EXPERTS - 1, choice.num_experts),
+    )
 
 
 def _tiny_window(window: Window) -> Window:

@@ -21,6 +21,14 @@ from jaxformer.functional.embeddings import check_token_ids as check_token_ids
 from jaxformer.functional.embeddings import embed as embed
 from jaxformer.functional.embeddings import learned_positions as learned_positions
 from jaxformer.functional.embeddings import shift_right as shift_right
+from jaxformer.functional.experts import RouterTotals as RouterTotals
+from jaxformer.functional.experts import Routing as Routing
+from jaxformer.functional.experts import grouped_linear as grouped_linear
+from jaxformer.functional.experts import load_balance_loss as load_balance_loss
+from jaxformer.functional.experts import mix_experts as mix_experts
+from jaxformer.functional.experts import route as route
+from jaxformer.functional.experts import router_totals as router_totals
+from jaxformer.functional.experts import router_z_loss as router_z_loss
 from jaxformer.functional.linear import dropout as dropout
 from jaxformer.functional.linear import linear as linear
 from jaxformer.functional.losses import bits_per_byte as bits_per_byte
@@ -29,6 +37,7 @@ from jaxformer.functional.losses import token_cross_entropy as token_cross_entro
 from jaxformer.functional.masks import block_sparse_mask as block_sparse_mask
 from jaxformer.functional.masks import causal_mask as causal_mask
 from jaxformer.functional.masks import key_mask as key_mask
+from jaxformer.functional.masks import length_mask as length_mask
 from jaxformer.functional.masks import prefix_mask as prefix_mask
 from jaxformer.functional.masks import segment_mask as segment_mask
 from jaxformer.functional.masks import window_mask as window_mask
@@ -42,6 +51,7 @@ from jaxformer.functional.positions import alibi_slopes as alibi_slopes
 from jaxformer.functional.positions import relative_position_bias as relative_position_bias
 from jaxformer.functional.positions import relative_position_buckets as relative_position_buckets
 from jaxformer.functional.positions import sinusoidal_positions as sinusoidal_positions
+from jaxformer.functional.positions import transformer_xl_bias as transformer_xl_bias
 from jaxformer.functional.rope import rope_frequencies as rope_frequencies
 from jaxformer.functional.rope import rope_rotations as rope_rotations
 from jaxformer.functional.rope import rotate as rotate
@@ -59,3 +69,5 @@ from jaxformer.functional.sampling import keep_top_p as keep_top_p
 from jaxformer.functional.sampling import penalise_repetition as penalise_repetition
 from jaxformer.functional.sampling import scale_by_temperature as scale_by_temperature
 from jaxformer.functional.sampling import seen_tokens as seen_tokens
+from jaxformer.functional.slots import ring_slots as ring_slots
+from jaxformer.functional.slots import write_slots as write_slots

@@ -136,6 +136,22 @@ def key_mask(valid: Bool[Array, "*batch S"]) -> Bool[Array, "*batch 1 S"]:
     return valid[..., None, :]
 
 
+def length_mask(lengths: Int[Array, "*batch"], num_places: int) -> Bool[Array, "*batch T"]:
+    """Mark the first places of each row: the tokens of rows that are padded behind.
+
+        mask[t] = t < lengths
+
+    Args:
+        lengths: Tokens of each row.
+        num_places: T.
+
+    Returns:
+        True for tokens, False for padding; for `key_mask`, or to choose by.
+    """
+    places = jnp.broadcast_to(jnp.arange(num_places), (*lengths.shape, num_places))
+    return places < lengths[..., None]
+
+
 def block_sparse_mask(
     query_positions: Int[Array, "*batch T"],
     key_positions: Int[Array, "*batch S"],

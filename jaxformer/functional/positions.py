@@ -204,3 +204,62 @@ def relative_position_bias(
         Transformer, 2019. arXiv:1910.10683, section 2.1
     """
     return jnp.moveaxis(embed(table, buckets), -1, -3)
+
+
+def transformer_xl_bias(
+    query: Float[Array, "*batch T N H"],
+    kernel: Float[Array, "D N H"],
+    query_positions: Int[Array, "*#batch T"],
+    key_positions: Int[Array, "*#batch S"],
+    *,
+    base: float = 10_000.0,
+    bidirectional: bool = False,
+) -> Float[Array, "*batch N T S"]:
+    """Score each distance by what the query makes of its projected sinusoid.
+
+        bias[n, i, j] = sum over h of query[i, n, h] * (kernel.T @ s)[n, h]
+        s = sinusoidal_positions(query_positions[i] - key_positions[j], layout="halves")
+
+    Transformer-XL adds a learned vector v to the queries before, and the scale of the scores
+    multiplies this term too. There are no more distances than keys, so every distance is projected
+    once, or the query is, whichever takes fewer operations.
+
+    Args:
+        query: Queries of N heads.
+        kernel: From D sinusoids to the width of each head.
+        query_positions: Absolute positions of the queries.
+        key_positions: Absolute positions of the keys. Positions of a sequence follow each other
+            without gaps, so that no distance within it reaches S.
+        base: Ratio of the longest wavelength of the sinusoids to the shortest, nearly.
+        bidirectional: Whether keys after the query have a distance too (encoders); otherwise they
+            must be masked, and get a finite number without meaning.
+
+    Returns:
+        Terms to add to the scores, float32. NaN for a distance of S or more.
+
+    References:
+        Dai et al., Transformer-XL: Attentive Language Models beyond a Fixed-Length Context, 2019.
+        arXiv:1901.02860, section 3.3
+    """
+    *batch, _, _, _ = query.shape
+    length = key_positions.shape[-1]
+    least = 1 - length if bidirectional else 0
+    waves = sinusoidal_positions(
+        jnp.arange(least, length), kernel.shape[0], base=base, layout="halves"
+    )
+    by_distance = jnp.einsum(
+        "...tnh,dnh,cd->...ntc",
+        query.astype(jnp.float32),
+        kernel.astype(jnp.float32),
+        waves,
+        optimize="optimal",
+    )
+    distance = query_positions[..., :, None] - key_positions[..., None, :]
+    distance = jnp.broadcast_to(distance, (*batch, *distance.shape[-2:]))[..., None, :, :]
+    row = jnp.clip(distance, least, length - 1) - least
+    row = jnp.broadcast_to(row, (*by_distance.shape[:-1], length))
+    bias = jnp.take_along_axis(by_distance, row, axis=-1)
+    known = distance < length
+    if bidirectional:
+        known &= distance > -length
+    return jnp.where(known, bias, jnp.nan)

@@ -54,6 +54,25 @@ class Sample:
             )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Beam:
+    """The most likely text that a beam search finds (see `beam_search`).
+
+    Attributes:
+        num_beams: How many beginnings are kept at each step.
+        length_penalty: Log-probabilities are divided by length to this power; 0 compares sums.
+    """
+
+    num_beams: int = 4
+    length_penalty: float = 1.0
+
+    def __post_init__(self):
+        if self.num_beams < 1:
+            raise ValueError(f"num_beams must be at least 1; got {self.num_beams}.")
+        if not math.isfinite(self.length_penalty):
+            raise ValueError(f"length_penalty must be finite; got {self.length_penalty}.")
+
+
 Sampler = Greedy | Sample
 
 

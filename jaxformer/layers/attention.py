@@ -1,112 +1,171 @@
 """The attention branch."""
 
-from functools import partial
-
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
 from jaxformer import config as c
 from jaxformer import functional as F
+from jaxformer.layers.cache import KVCache, remember
 from jaxformer.layers.guide import Guide, magnitude
+from jaxformer.layers.initializers import initializer
 from jaxformer.layers.linear import Linear
 from jaxformer.layers.mode import Mode
 from jaxformer.layers.norms import Norm
 
 
+class Bias(nn.Module):
+    """A learned vector for each head."""
+
+    shape: tuple[int, ...]
+
+    @nn.compact
+    def __call__(self) -> Float[Array, "N H"]:
+        return self.param("bias", nn.initializers.zeros, self.shape, jnp.float32)
+
+
+class Kernel(nn.Module):
+    """A learned matrix for each head, for functions that multiply by it themselves."""
+
+    shape: tuple[int, ...]
+    initial: c.Initialiser
+
+    @nn.compact
+    def __call__(self) -> Float[Array, "D N H"]:
+        return self.param("kernel", initializer(self.initial), self.shape, jnp.float32)
+
+
 class Attention(nn.Module):
-    """Multi-head attention of `x` to itself, or to `memory`, with positions from the guide."""
+    """Multi-head attention to the text itself, or to a source, with positions from the guide."""
 
     config: c.TransformerConfig
     positions: c.Positions | None
     mode: Mode
+    causal: bool = True
 
-    @nn.compact
-    def __call__(
-        self,
-        x: Float[Array, "*batch T D"],
-        guide: Guide,
-        memory: Float[Array, "*batch S D"] | None = None,
-    ) -> Float[Array, "*batch T D"]:
-        cfg = self.config.attention
-        read = x if memory is None else memory
-        query = self.project("query", cfg.num_heads, x)
-        key = self.project("key", cfg.num_kv_heads, read)
-        value = self.project("value", cfg.num_kv_heads, read)
-        if cfg.qk_norm is not None:
-            query = self.normalise("query_norm", cfg.qk_norm, query)
-            key = self.normalise("key_norm", cfg.qk_norm, key)
-        query, key, value = self.turn(query, key, value, guide)
-        dropping = not self.mode.deterministic and self.config.dropout.attention > 0
-        heads = F.dot_product_attention(
-            query,
-            key,
-            value,
-            guide.mask,
-            guide.bias,
-            scale=cfg.scale,
-            logit_softcap=cfg.logit_softcap,
-            normalizer=cfg.normalizer,
-            dropout_rate=self.config.dropout.attention if dropping else 0.0,
-            dropout_key=self.make_rng("dropout") if dropping else None,
-        )
-        return self.out(self.turn_back(heads, guide))
-
-    def project(
-        self, name: c.model.Projection, heads: int, x: Float[Array, "*batch T D"]
-    ) -> Float[Array, "*batch T N H"]:
-        """One of query, key and value, clipped where the configuration says so."""
+    def setup(self):
         cfg, init = self.config.attention, self.config.initialisation
-        y = Linear(
-            (heads, cfg.head_dim),
-            getattr(init, name) or init.projection,
-            self.mode,
-            bias=name in cfg.biases,
-            name=name,
-        )(x)
-        return y if cfg.clip_qkv is None else jnp.clip(y, -cfg.clip_qkv, cfg.clip_qkv)
 
-    def normalise(
-        self, name: str, choice: c.QKNorm, x: Float[Array, "*batch T N H"]
-    ) -> Float[Array, "*batch T N H"]:
-        """Query or key normalisation over all heads, each head, or each head on its own."""
-        if choice.over == "width":
-            return Norm(choice.norm, name=name)(x.reshape(*x.shape[:-2], -1)).reshape(x.shape)
-        return Norm(
-            choice.norm, heads=x.shape[-2] if choice.over == "each_head" else None, name=name
-        )(x)
+        def project(name: c.model.Projection, heads: int, start: c.Initialiser | None) -> Linear:
+            shape = (heads, cfg.head_dim)
+            return Linear(shape, start or init.projection, self.mode, bias=name in cfg.biases)
 
-    def turn(self, query, key, value, guide: Guide):
-        """Rotate whichever of query, key and value the configuration names."""
-        rope = self.positions
-        if not isinstance(rope, c.Rope) or guide.rotations is None:
-            return query, key, value
-        rotate = partial(F.rotate, pairing=rope.pairing)
-        scaled = guide.rotations * magnitude(rope)
-        return (
-            rotate(query, scaled) if "q" in rope.targets else query,
-            rotate(key, scaled) if "k" in rope.targets else key,
-            rotate(value, guide.rotations) if "v" in rope.targets else value,
-        )
-
-    def turn_back(
-        self, heads: Float[Array, "*batch T N H"], guide: Guide
-    ) -> Float[Array, "*batch T N H"]:
-        """Rotate the output by the conjugate, so that rotated values become relative again."""
-        rope = self.positions
-        if not isinstance(rope, c.Rope) or guide.rotations is None or "o" not in rope.targets:
-            return heads
-        return F.rotate(heads, jnp.conj(guide.rotations), pairing=rope.pairing)
-
-    def out(self, heads: Float[Array, "*batch T N H"]) -> Float[Array, "*batch T D"]:
-        """All heads back to the model's width."""
-        init = self.config.initialisation
-        return Linear(
+        self.query = project("query", cfg.num_heads, init.query)
+        self.key = project("key", cfg.num_kv_heads, init.key)
+        self.value = project("value", cfg.num_kv_heads, init.value)
+        self.out = Linear(
             (self.config.model_dim,),
             init.out or init.projection,
             self.mode,
             axes=2,
-            bias="out" in self.config.attention.biases,
+            bias="out" in cfg.biases,
             divisor=self.config.residual_divisor,
-            name="out",
-        )(heads)
+        )
+        if cfg.qk_norm is not None:
+            each = cfg.qk_norm.over == "each_head"
+            self.query_norm = Norm(cfg.qk_norm.norm, heads=cfg.num_heads if each else None)
+            self.key_norm = Norm(cfg.qk_norm.norm, heads=cfg.num_kv_heads if each else None)
+        if isinstance(self.positions, c.TransformerXL):
+            per_head = (cfg.num_heads, cfg.head_dim)
+            self.content_bias, self.position_bias = Bias(per_head), Bias(per_head)
+            self.relative = Kernel((self.config.model_dim, *per_head), init.projection)
+
+    def __call__(
+        self, x: Float[Array, "*batch T D"], guide: Guide, cache: KVCache | None = None
+    ) -> tuple[Float[Array, "*batch T D"], KVCache | None]:
+        """Attend to the text itself; with a cache, to what it holds too. Returns the new cache."""
+        query = self.queries(x, guide)
+        seen = self.keys_values(x, guide)
+        if cache is not None and guide.slots is not None and guide.keys is not None:
+            beside = guide.keys.shape[-1] > cache.key.shape[-3]
+            seen, cache = remember(cache, seen, guide.slots, beside=beside)
+        return self.mix(query, seen, guide), cache
+
+    def read(
+        self, x: Float[Array, "*batch T D"], guide: Guide, source: KVCache
+    ) -> Float[Array, "*batch T D"]:
+        """Attend to a source, whose keys and values are from `keys_values`."""
+        return self.mix(self.queries(x, guide), source, guide)
+
+    def queries(self, x: Float[Array, "*batch T D"], guide: Guide) -> Float[Array, "*batch T N H"]:
+        """What each token looks for, clipped, normalised and turned where the choices say so."""
+        query = self.clip(self.query(x))
+        if self.config.attention.qk_norm is not None:
+            query = self.normalise(self.query_norm, query)
+        return self.turn("q", query, guide)
+
+    def keys_values(self, x: Float[Array, "*batch S D"], guide: Guide) -> KVCache:
+        """What each token offers and says, as it is remembered."""
+        key, value = self.clip(self.key(x)), self.clip(self.value(x))
+        if self.config.attention.qk_norm is not None:
+            key = self.normalise(self.key_norm, key)
+        return KVCache(self.turn("k", key, guide), self.turn("v", value, guide))
+
+    def mix(
+        self, query: Float[Array, "*batch T N H"], seen: KVCache, guide: Guide
+    ) -> Float[Array, "*batch T D"]:
+        """The values that each query picks, back in the model's width."""
+        cfg, drop = self.config.attention, self.config.dropout.attention
+        dropping = not self.mode.deterministic and drop > 0
+        query, bias = self.relative_terms(query, guide)
+        heads = F.dot_product_attention(
+            query,
+            seen.key.astype(query.dtype),
+            seen.value.astype(query.dtype),
+            guide.mask,
+            bias,
+            scale=cfg.scale,
+            logit_softcap=cfg.logit_softcap,
+            normalizer=cfg.normalizer,
+            dropout_rate=drop if dropping else 0.0,
+            dropout_key=self.make_rng("dropout") if dropping else None,
+        )
+        return self.out(self.turn("o", heads, guide))
+
+    def clip(self, x: Float[Array, "*batch T N H"]) -> Float[Array, "*batch T N H"]:
+        """Bound the numbers where the configuration says so."""
+        bound = self.config.attention.clip_qkv
+        return x if bound is None else jnp.clip(x, -bound, bound)
+
+    def normalise(self, norm: Norm, x: Float[Array, "*batch T N H"]) -> Float[Array, "..."]:
+        """Query or key normalisation over all heads, each head, or each head on its own."""
+        choice = self.config.attention.qk_norm
+        if choice is not None and choice.over == "width":
+            return norm(x.reshape(*x.shape[:-2], -1)).reshape(x.shape)
+        return norm(x)
+
+    def turn(
+        self, target: c.positions.RopeTarget, x: Float[Array, "*batch T N H"], guide: Guide
+    ) -> Float[Array, "*batch T N H"]:
+        """Rotate x where the configuration names it; the output by the conjugate.
+
+        So rotated values, and with them the output, depend on distances only.
+        """
+        rope, rotations = self.positions, guide.rotations
+        if not isinstance(rope, c.Rope) or rotations is None or target not in rope.targets:
+            return x
+        if target in "qk":
+            rotations = rotations * magnitude(rope)
+        turned = jnp.conj(rotations) if target == "o" else rotations
+        return F.rotate(x, turned, pairing=rope.pairing)
+
+    def relative_terms(self, query: Float[Array, "*batch T N H"], guide: Guide):
+        """Queries and what is added to the scores; Transformer-XL makes both from the queries."""
+        kind = self.positions
+        if not isinstance(kind, c.TransformerXL) or guide.queries is None or guide.keys is None:
+            return query, guide.bias
+
+        def shifted(bias: Bias) -> Float[Array, "*batch T N H"]:
+            return query + jnp.broadcast_to(bias().astype(query.dtype), query.shape)
+
+        scale = self.config.attention.scale
+        by_distance = F.transformer_xl_bias(
+            shifted(self.position_bias),
+            self.relative(),
+            guide.queries,
+            guide.keys,
+            base=kind.base,
+            bidirectional=not self.causal,
+        )
+        scale = query.shape[-1] ** -0.5 if scale is None else scale
+        return shifted(self.content_bias), scale * by_distance

@@ -1,7 +1,7 @@
 """One layer: attention, cross-attention where there is a source, feed-forward."""
 
 from collections.abc import Callable
-from functools import reduce
+from functools import partial, reduce
 from operator import add
 
 from flax import linen as nn
@@ -9,6 +9,7 @@ from jaxtyping import Array, Float
 
 from jaxformer import config as c
 from jaxformer.layers.attention import Attention
+from jaxformer.layers.cache import LayerCache
 from jaxformer.layers.feed_forward import FeedForward
 from jaxformer.layers.guide import Guide
 from jaxformer.layers.mode import Mode, dropout
@@ -25,12 +26,14 @@ class Block(nn.Module):
         parallel  x + attention(x) + feed_forward(x)
 
     with norms where `placement` puts them: before a branch ("pre"), after the sum ("post"), before
-    and after a branch ("sandwich"), or after a branch only ("branch_out").
+    and after a branch ("sandwich"), or after a branch only ("branch_out"). Parallel branches with a
+    norm each and "post" are added one by one, each sum followed by its norm.
     """
 
     config: c.TransformerConfig
     choice: c.LayerChoice
     mode: Mode
+    causal: bool = True
 
     @nn.compact
     def __call__(
@@ -39,26 +42,49 @@ class Block(nn.Module):
         guide: Guide,
         memory: Float[Array, "*batch S D"] | None = None,
         memory_guide: Guide = NO_GUIDE,
-    ) -> Float[Array, "*batch T D"]:
+        cache: LayerCache | None = None,
+    ) -> tuple[Float[Array, "*batch T D"], LayerCache | None]:
+        """The layer's output, and its cache with the new tokens where there is one.
+
+        Without a `memory`, cross-attention reads what the cache has kept of an earlier one.
+        """
         cfg, choice = self.config, self.choice
-        attention = Attention(cfg, choice.positions, self.mode, name="attention")
-        branches: dict[str, Branch] = {"attention": lambda y: attention(y, guide)}
+        attention = Attention(cfg, choice.positions, self.mode, self.causal, name="attention")
+        own = None if cache is None else cache.own
+
+        def attend(y: Float[Array, "*batch T D"]) -> Float[Array, "*batch T D"]:
+            nonlocal own
+            y, own = attention(y, guide, own)
+            return y
+
+        branches: dict[str, Branch] = {"attention": attend}
+        source = None if cache is None else cache.source
+        cross = Attention(cfg, None, self.mode, name="cross_attention")
         if memory is not None:
-            cross = Attention(cfg, None, self.mode, name="cross_attention")
-            branches["cross_attention"] = lambda y: cross(y, memory_guide, memory)
+            source = cross.keys_values(memory, memory_guide)
+        if source is not None:
+            branches["cross_attention"] = partial(cross.read, guide=memory_guide, source=source)
         branches["feed_forward"] = FeedForward(
             cfg, choice.feed_forward, self.mode, name="feed_forward"
         )
-        match cfg.block:
+        x = self.add_up(x, branches)
+        return x, None if own is None else LayerCache(own, source)
+
+    def add_up(
+        self, x: Float[Array, "*batch T D"], branches: dict[str, Branch]
+    ) -> Float[Array, "*batch T D"]:
+        """The residual stream after all branches."""
+        match self.config.block:
             case "serial":
                 for name, branch in branches.items():
                     x = self.add(x, self.branch(x, [branch], f"{name}_norm"), f"{name}_norm")
-                return x
-            case "parallel_shared_norm":
-                return self.add(x, self.branch(x, list(branches.values()), "norm"), "norm")
             case "parallel":
-                each = [self.branch(x, [b], f"{name}_norm") for name, b in branches.items()]
-                return x + reduce(add, each)
+                each = {f"{n}_norm": self.branch(x, [b], f"{n}_norm") for n, b in branches.items()}
+                for norm, y in each.items():
+                    x = self.add(x, y, norm)
+            case "parallel_shared_norm":
+                x = self.add(x, self.branch(x, list(branches.values()), "norm"), "norm")
+        return x
 
     def branch(
         self, x: Float[Array, "*batch T D"], functions: list[Branch], norm: str

@@ -1,13 +1,17 @@
-"""The feed-forward branch: plain, gated, or gated and clamped."""
+"""The feed-forward branch: plain, gated, gated and clamped, or a mixture of experts."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
+import jax
+import jax.numpy as jnp
 from flax import linen as nn
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from jaxformer import config as c
 from jaxformer import functional as F
+from jaxformer.layers.initializers import initializer
 from jaxformer.layers.linear import Linear
 from jaxformer.layers.mode import Mode, dropout
 
@@ -34,7 +38,7 @@ GATES: dict[str, Callable[[Array, Array], Array]] = {
 
 
 class FeedForward(nn.Module):
-    """down(activation(up(x))), or down(activation(gate(x)) * up(x)) where there is a gate."""
+    """down(activation(up(x))), or down(activation(gate(x)) * up(x)), or a mixture of such."""
 
     config: c.TransformerConfig
     choice: c.FeedForward
@@ -42,27 +46,87 @@ class FeedForward(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "*batch T D"]) -> Float[Array, "*batch T D"]:
-        cfg, choice = self.config, self.choice
-        init = cfg.initialisation
-
-        def project(name: str) -> Float[Array, "*batch T F"]:
-            start = init.feed_forward_in or init.projection
-            return Linear((choice.hidden_dim,), start, self.mode, bias=choice.bias, name=name)(x)
-
-        match choice:
-            case c.MLP(activation=activation):
-                hidden = ACTIVATIONS[activation](project("up"))
-            case c.GLU(activation=activation):
-                hidden = GATES[activation](project("gate"), project("up"))
-            case c.ClampedGEGLU(limit=limit):
-                hidden = F.clamped_geglu(project("gate"), project("up"), limit=limit)
-        hidden = dropout(self, hidden, cfg.dropout.feed_forward, self.mode)
+        choice, init = self.choice, self.config.initialisation
+        if isinstance(choice, c.Experts):
+            return self.mixture(x, choice)
+        start = init.feed_forward_in or init.projection
+        into = {
+            name: Linear((choice.hidden_dim,), start, self.mode, bias=choice.bias, name=name)(x)
+            for name in inputs(choice)
+        }
+        hidden = dropout(self, activate(choice, into), self.config.dropout.feed_forward, self.mode)
         down = Linear(
-            (cfg.model_dim,),
+            (self.config.model_dim,),
             init.feed_forward_out or init.projection,
             self.mode,
             bias=choice.bias,
-            divisor=cfg.residual_divisor,
+            divisor=self.config.residual_divisor,
             name="down",
         )
         return down(hidden)
+
+    def mixture(self, x: Float[Array, "*batch T D"], choice: c.Experts) -> Float[Array, "..."]:
+        """What the experts of each token make of it; the router computes in float32."""
+        wide, start = replace(self.mode, dtype=jnp.float32), self.config.initialisation.projection
+        logits = Linear((choice.num_experts,), start, wide, name="router")(x)
+        self.sow("router", "logits", logits)
+        return F.mix_experts(
+            x.astype(self.mode.dtype),
+            F.route(logits, top_k=choice.top_k, renormalise=choice.renormalise),
+            ExpertKernels(self.config, choice, self.mode, name="experts"),
+            num_experts=choice.num_experts,
+        )
+
+
+class ExpertKernels(nn.Module):
+    """All experts at once: rows sorted by expert to what each row's expert makes of it."""
+
+    config: c.TransformerConfig
+    choice: c.Experts
+    mode: Mode
+
+    @nn.compact
+    def __call__(self, rows: Float[Array, "R D"], sizes: Int[Array, " E"]) -> Float[Array, "R D"]:
+        expert, init = self.choice.expert, self.config.initialisation
+
+        def grouped(name: str, x: Array, features: int, start: c.Initialiser, divisor: float):
+            shape = (self.choice.num_experts, x.shape[-1], features)
+            kernel = GroupedKernel(shape, start, divisor, name=name)()
+            return F.grouped_linear(x, kernel.astype(x.dtype), sizes)
+
+        start = init.feed_forward_in or init.projection
+        into = {name: grouped(name, rows, expert.hidden_dim, start, 1.0) for name in inputs(expert)}
+        hidden = dropout(self, activate(expert, into), self.config.dropout.feed_forward, self.mode)
+        start = init.feed_forward_out or init.projection
+        return grouped("down", hidden, rows.shape[-1], start, self.config.residual_divisor)
+
+
+class GroupedKernel(nn.Module):
+    """A kernel for each expert."""
+
+    shape: tuple[int, int, int]
+    initial: c.Initialiser
+    divisor: float
+
+    @nn.compact
+    def __call__(self) -> Float[Array, "E D F"]:
+        draw = jax.vmap(
+            lambda key: initializer(self.initial, divisor=self.divisor)(key, self.shape[1:])
+        )
+        return self.param("kernel", lambda key: draw(jax.random.split(key, self.shape[0])))
+
+
+def inputs(choice: c.MLP | c.GLU | c.ClampedGEGLU) -> tuple[str, ...]:
+    """Names of the projections into the hidden values."""
+    return ("up",) if isinstance(choice, c.MLP) else ("gate", "up")
+
+
+def activate(choice: c.MLP | c.GLU | c.ClampedGEGLU, into: dict[str, Array]) -> Array:
+    """Hidden values from what is projected into them."""
+    match choice:
+        case c.MLP(activation=activation):
+            return ACTIVATIONS[activation](into["up"])
+        case c.GLU(activation=activation):
+            return GATES[activation](into["gate"], into["up"])
+        case c.ClampedGEGLU(limit=limit):
+            return F.clamped_geglu(into["gate"], into["up"], limit=limit)

@@ -11,18 +11,6 @@ from jaxformer import config as c
 from jaxformer import functional as F
 
 
-class Guide(NamedTuple):
-    """The arrays that attention needs beside queries, keys and values. None: not used.
-
-    `mask` is [*batch, T, S], or [*batch, N, T, S] where it differs by head; `bias` is
-    [*batch, N, T, S]; `rotations` are unit complex numbers, [*batch, T, C].
-    """
-
-    mask: Bool[Array, "..."] | None = None
-    bias: Float[Array, "..."] | None = None
-    rotations: Complex64[Array, "*batch T C"] | None = None
-
-
 class Places(NamedTuple):
     """Where each token stands: its position, and the document it belongs to (None: only one).
 
@@ -33,28 +21,50 @@ class Places(NamedTuple):
     segments: Int[Array, "*batch T"] | None = None
 
 
+class Guide(NamedTuple):
+    """The arrays that attention needs beside queries, keys and values. None: not used.
+
+    `mask` is [*batch, T, S], or [*batch, N, T, S] where it differs by head; `bias` is
+    [*batch, N, T, S]; `rotations` are unit complex numbers, [*batch, T, C]. `queries` and `keys`
+    are positions; `slots` say where a cache keeps the new tokens.
+    """
+
+    mask: Bool[Array, "..."] | None = None
+    bias: Float[Array, "..."] | None = None
+    rotations: Complex64[Array, "*batch T C"] | None = None
+    queries: Int[Array, "*batch T"] | None = None
+    keys: Int[Array, "*batch S"] | None = None
+    slots: Int[Array, "*batch T"] | None = None
+
+
 def mask(
-    window: c.Window, places: Places, *, num_heads: int, causal: bool, batch_axes: int
+    window: c.Window,
+    queries: Places,
+    keys: Places,
+    *,
+    num_heads: int,
+    causal: bool,
+    batch_axes: int,
 ) -> Bool[Array, "..."] | None:
     """Which keys each query may see. None where it may see all.
 
     A mask that differs by head has all of the model's `batch_axes`, of size one where places have
     none, since the number of axes tells it from one that heads share.
     """
-    at = places.positions
+    at, others = queries.positions, keys.positions
     parts = []
     if causal:
-        parts.append(F.causal_mask(at, at))
+        parts.append(F.causal_mask(at, others))
     if isinstance(window, int):
-        parts.append(F.window_mask(at, at, window, lookahead=0 if causal else window - 1))
-    if places.segments is not None:
-        parts.append(F.segment_mask(places.segments, places.segments))
+        parts.append(F.window_mask(at, others, window, lookahead=0 if causal else window - 1))
+    if queries.segments is not None and keys.segments is not None:
+        parts.append(F.segment_mask(queries.segments, keys.segments))
     joined = reduce(and_, parts) if parts else None
     if not isinstance(window, c.BlockSparse):
         return joined
     blocks = F.block_sparse_mask(
         at,
-        at,
+        others,
         num_heads=num_heads,
         block=window.block,
         local_blocks=window.local_blocks,
@@ -78,17 +88,21 @@ def source_mask(
     return F.segment_mask(places.segments, source_segments) & real
 
 
-def rotations(rope: c.Rope, head_dim: int, places: Places) -> Complex64[Array, "*batch T C"]:
+def rotations(
+    rope: c.Rope, head_dim: int, places: Places, length: Int[Array, "*batch"] | None = None
+) -> Complex64[Array, "*batch T C"]:
     """The unit complex numbers that turn queries and keys at these places.
 
-    Scalings that look at the length take that of each row, its largest position and one.
+    Scalings that look at the length take the one given, by default that of each row: its largest
+    position and one.
     """
 
-    @partial(jnp.vectorize, signature="(t)->(t,c)")
-    def of_row(positions: Int[Array, " T"]) -> Complex64[Array, "T C"]:
-        return F.rope_rotations(positions, frequencies(rope, head_dim, jnp.max(positions) + 1))
+    @partial(jnp.vectorize, signature="(t),()->(t,c)")
+    def of_row(positions: Int[Array, " T"], length: Int[Array, ""]) -> Complex64[Array, "T C"]:
+        return F.rope_rotations(positions, frequencies(rope, head_dim, length))
 
-    return of_row(places.positions)
+    own = jnp.max(places.positions, axis=-1) + 1
+    return of_row(places.positions, own if length is None else length)
 
 
 def frequencies(rope: c.Rope, head_dim: int, length: Int[Array, ""]) -> Float[Array, " C"]:
@@ -144,3 +158,15 @@ def magnitude(rope: c.Rope) -> float:
         case _:
             return 1.0
     return computed if given is None else given
+
+
+def turned_anew(config: c.TransformerConfig, length: Int[Array, "*batch"]) -> Bool[Array, "*batch"]:
+    """Whether rotary scalings turn the earlier tokens of a row anew when it reaches this length."""
+    anew = jnp.zeros(length.shape, bool)
+    for rope in config.attention.positions:
+        match rope:
+            case c.Rope(scaling=c.DynamicNTK(original_max_length=original)):
+                anew |= length > original
+            case c.Rope(scaling=c.LongRope(original_max_length=original)):
+                anew |= length == original + 1
+    return anew

@@ -1,13 +1,17 @@
 """Blocks over depth: one compiled loop over the pattern's period."""
 
+from typing import Any
+
 import jax
+import jax.numpy as jnp
 from flax import linen as nn
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer import config as c
 from jaxformer import functional as F
 from jaxformer.layers import guide as g
 from jaxformer.layers.block import NO_GUIDE, Block
+from jaxformer.layers.cache import NOWHERE, Cache, LayerCache, turns, windows
 from jaxformer.layers.embedding import Table
 from jaxformer.layers.guide import Guide, Places
 from jaxformer.layers.mode import Mode
@@ -17,6 +21,7 @@ POLICIES = {
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     "full": jax.checkpoint_policies.nothing_saveable,
 }
+LayerCaches = tuple[LayerCache | None, ...]
 
 
 class Period(nn.Module):
@@ -24,6 +29,7 @@ class Period(nn.Module):
 
     config: c.TransformerConfig
     count: int
+    causal: bool
     mode: Mode
 
     @nn.compact
@@ -33,15 +39,19 @@ class Period(nn.Module):
         guides: tuple[Guide, ...],
         memory: Float[Array, "*batch S D"] | None,
         memory_guide: Guide,
-    ) -> tuple[Float[Array, "*batch T D"], None]:
+        caches: LayerCaches,
+    ) -> tuple[Float[Array, "*batch T D"], LayerCaches]:
         block = Block
         if self.mode.remat != "none":
             policy = POLICIES[self.mode.remat]
             block = nn.remat(Block, policy=policy, prevent_cse=not self.mode.scan)
+        kept = []
         for i in range(self.count):
-            layer = block(self.config, self.config.layer(i), self.mode, name=f"layer_{i}")
-            x = layer(x, guides[i], memory, memory_guide)
-        return x, None
+            choice = self.config.layer(i)
+            layer = block(self.config, choice, self.mode, self.causal, name=f"layer_{i}")
+            x, cache = layer(x, guides[i], memory, memory_guide, caches[i])
+            kept.append(cache)
+        return x, tuple(kept)
 
 
 class Stack(nn.Module):
@@ -64,69 +74,126 @@ class Stack(nn.Module):
         places: Places,
         memory: Float[Array, "*batch S D"] | None = None,
         memory_guide: Guide = NO_GUIDE,
-    ) -> Float[Array, "*batch T D"]:
+        cache: Cache | None = None,
+    ) -> tuple[Float[Array, "*batch T D"], Cache | None]:
+        """The last hidden vectors, and the cache with the new tokens where there is one."""
         period = self.config.period
         repeats, rest = divmod(self.num_layers, period)
-        guides = self.guides(min(period, self.num_layers), places, batch_axes=x.ndim - 2)
+        guides, positions = self.guides(
+            min(period, self.num_layers), places, cache, batch_axes=x.ndim - 2
+        )
+        stacked: Any = (None,) * period if cache is None else cache.layers
+        tail: Any = (None,) * rest if cache is None else cache.tail
         if repeats:
             layers = nn.scan(
                 Period,
-                variable_axes={"params": 0, "intermediates": 0},
+                variable_axes={"params": 0, "intermediates": 0, "router": 0},
                 split_rngs={"params": True, "dropout": True},
-                in_axes=nn.broadcast,
+                in_axes=(nn.broadcast, nn.broadcast, nn.broadcast, 0),
                 length=repeats,
                 unroll=1 if self.mode.scan else repeats,
-            )(self.config, period, self.mode, name="layers")
-            x, _ = layers(x, guides, memory, memory_guide)
+            )(self.config, period, self.causal, self.mode, name="layers")
+            x, stacked = layers(x, guides, memory, memory_guide, stacked)
         if rest:
-            tail = Period(self.config, rest, self.mode, name="tail")
-            x, _ = tail(x, guides[:rest], memory, memory_guide)
+            last = Period(self.config, rest, self.causal, self.mode, name="tail")
+            x, tail = last(x, guides[:rest], memory, memory_guide, tail)
         if self.config.final_norm:
             x = Norm(self.config.norm, name="final_norm")(x)
-        return x
+        if cache is not None:
+            cache = cache._replace(layers=stacked, tail=tail, positions=positions)
+        return x, cache
 
-    def guides(self, count: int, places: Places, *, batch_axes: int) -> tuple[Guide, ...]:
-        """One guide per layer of the pattern; equal choices share their arrays."""
+    def guides(
+        self, count: int, places: Places, cache: Cache | None, *, batch_axes: int
+    ) -> tuple[tuple[Guide, ...], tuple[Int[Array, "*batch S"], ...]]:
+        """One guide per layer of the pattern, and the positions that the cache then holds.
+
+        Equal choices share their arrays. With a cache, what has no place (padding) stands in
+        segment 0.
+        """
         attention = self.config.attention
         choices = [self.config.layer(i) for i in range(count)]
+        keys = dict.fromkeys((choice.window for choice in choices), places)
+        slots: dict[c.Window, Array] = {}
+        positions: tuple[Array, ...] = ()
+        real = jnp.asarray(places.segments != 0)
+        if cache is not None:
+            for window, kept in zip(windows(self.config), cache.positions, strict=True):
+                keys[window], slots[window], written = self.keys(window, kept, places, real)
+                positions = (*positions, written)
+            places = Places(places.positions)
         masks = {
             window: g.mask(
                 window,
                 places,
+                others,
                 num_heads=attention.num_heads,
                 causal=self.causal,
                 batch_axes=batch_axes,
             )
-            for window in dict.fromkeys(choice.window for choice in choices)
+            for window, others in keys.items()
         }
-        biases: dict[c.Positions | None, Array] = {}
-        rotations: dict[c.Positions | None, Array] = {}
-        for kind in dict.fromkeys(choice.positions for choice in choices):
-            match kind:
-                case c.Rope():
-                    rotations[kind] = g.rotations(kind, attention.head_dim, places)
-                case c.Alibi() | c.T5Bias():
-                    biases[kind] = self.bias(kind, places)
-        return tuple(
-            Guide(masks[window], biases.get(positions), rotations.get(positions))
-            for positions, window, _ in choices
+        length = None
+        if cache is not None:
+            length = jnp.maximum(cache.reach, cache.length + jnp.sum(real, axis=-1))
+        rotations: dict[c.Positions | None, Array] = {
+            kind: g.rotations(kind, attention.head_dim, places, length)
+            for kind in dict.fromkeys(choice.positions for choice in choices)
+            if isinstance(kind, c.Rope)
+        }
+        pairs = {(choice.positions, choice.window) for choice in choices}
+        biases = self.biases(pairs, places, keys)
+        guides = tuple(
+            Guide(
+                masks[window],
+                biases.get((kind, window)),
+                rotations.get(kind),
+                places.positions,
+                keys[window].positions,
+                slots.get(window),
+            )
+            for kind, window, _ in choices
         )
+        return guides, positions
 
-    def bias(self, kind: c.Alibi | c.T5Bias, places: Places) -> Float[Array, "*batch N T T"]:
-        """What positions add to the scores."""
-        heads, at = self.config.attention.num_heads, places.positions
-        match kind:
-            case c.Alibi(scale=scale):
-                return F.alibi_bias(scale * F.alibi_slopes(heads), at, at)
-            case c.T5Bias(num_buckets=buckets, max_distance=distance):
-                table = Table(buckets, heads, c.Normal(), name="relative_bias")()
-                relative = at[..., None, :] - at[..., :, None]
-                return F.relative_position_bias(
-                    table,
-                    F.relative_position_buckets(
-                        relative,
+    def keys(
+        self,
+        window: c.Window,
+        kept: Int[Array, "*batch S"],
+        places: Places,
+        real: Bool[Array, "*batch T"],
+    ):
+        """What the new tokens attend to, their slots, and the positions kept after them."""
+        slots = F.ring_slots(places.positions, real, kept.shape[-1])
+        new = jnp.where(real, places.positions, NOWHERE)
+        written = F.write_slots(kept, new, slots)
+        beside = turns(window, kept.shape[-1]) and new.shape[-1] > 1
+        seen = jnp.concatenate([kept, new], axis=-1) if beside else written
+        return Places(seen), slots, written
+
+    def biases(
+        self,
+        pairs: set[tuple[c.Positions | None, c.Window]],
+        queries: Places,
+        keys: dict[c.Window, Places],
+    ) -> dict[tuple[c.Positions | None, c.Window], Float[Array, "*batch N T S"]]:
+        """What positions add to the scores, for each kind and window."""
+        heads, at = self.config.attention.num_heads, queries.positions
+        table: Table | None = None
+        found: dict[tuple[c.Positions | None, c.Window], Array] = {}
+        for kind, window in sorted(pairs, key=repr):
+            others = keys[window].positions
+            match kind:
+                case c.Alibi(scale=scale):
+                    slopes = scale * F.alibi_slopes(heads)
+                    found[kind, window] = F.alibi_bias(slopes, at, others)
+                case c.T5Bias(num_buckets=buckets, max_distance=distance):
+                    table = table or Table(buckets, heads, c.Normal(), name="relative_bias")
+                    rows = F.relative_position_buckets(
+                        others[..., None, :] - at[..., :, None],
                         bidirectional=not self.causal,
                         num_buckets=buckets,
                         max_distance=distance,
-                    ),
-                )
+                    )
+                    found[kind, window] = F.relative_position_bias(table(), rows)
+        return found

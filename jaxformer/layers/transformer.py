@@ -1,5 +1,6 @@
 """The model: embedding, stacks, head. Decoder, encoder and encoder-decoder are one module."""
 
+import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax.typing import DTypeLike
@@ -7,6 +8,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxformer import config as c
 from jaxformer import functional as F
+from jaxformer.layers.cache import Cache, turns, windows
 from jaxformer.layers.embedding import Embedder, Head
 from jaxformer.layers.guide import Guide, Places, source_mask
 from jaxformer.layers.mode import Mode, Remat
@@ -40,53 +42,86 @@ class Transformer(nn.Module):
         segments: Int[Array, "*batch T"] | None = None,
         source_positions: Int[Array, "*any S"] | None = None,
         source_segments: Int[Array, "*batch S"] | None = None,
+        cache: Cache | None = None,
+        logits_at: Int[Array, "*batch Q"] | None = None,
         deterministic: bool = True,
-    ) -> Float[Array, "*batch T V"]:
+    ) -> Float[Array, "*batch Q V"] | tuple[Float[Array, "*batch Q V"], Cache]:
         """Logits of the next token (decoders) or of each token (encoders).
 
         Args:
             tokens: Token ids; for an encoder-decoder, the decoder's input.
-            source: Token ids that an encoder-decoder reads; nothing else takes them.
-            positions: Position of each token; by default 0, 1, 2, ...
+            source: Token ids that an encoder-decoder reads; nothing else takes them. With a cache,
+                only the first call needs it.
+            positions: Position of each token; by default 0, 1, 2, ..., and with a cache those that
+                follow what it holds.
             segments: Document of each token in a packed row; tokens see their own document only.
+                With a cache there is one document, and 0 marks padding, which is not remembered.
             source_positions: As `positions`, for the source.
             source_segments: As `segments`, for the source; 0 marks padding. A target token sees
                 the source tokens of its own segment, or all that are not padding.
+            cache: From `empty_cache` or an earlier call: what the tokens before these left behind.
+                Give any number of tokens at a time.
+            logits_at: Which of the T tokens to give logits for, by their index, Q for each row; by
+                default all of them.
             deterministic: False switches dropout on (give rngs={"dropout": key} to apply).
 
         Returns:
-            Logits as float32; the product that gives them has the precision of `dtype`.
+            Logits as float32; the product that gives them has the precision of `dtype`. With a
+            cache, (logits, the cache with these tokens). Logits are NaN where a cache has no room.
 
         Raises:
-            ValueError: A token id outside the vocabulary or a position outside a learned table
-                (where values can be seen, that is outside jit), a source given or missing.
+            ValueError: A token id outside the vocabulary, a position outside a learned table or a
+                full cache (where values can be seen, that is outside jit), a source given or
+                missing, positions given with a cache.
         """
         mode = Mode(dtype=self.dtype, deterministic=deterministic, remat=self.remat, scan=self.scan)
         cfg = self.config
-        self.check_source(source)
+        self.check_source(source, cache)
         embedder = Embedder(cfg, cfg.vocab_size, mode, name="embedding")
-        places = self.places(tokens, positions, segments)
+        if cache is None:
+            places = self.places(tokens, positions, segments)
+        else:
+            places = self.next_places(tokens, positions, segments, cache)
         memory, memory_guide = None, Guide()
-        if isinstance(cfg.topology, c.EncoderDecoder) and source is not None:
-            own = cfg.topology.source_vocab_size
-            reader = embedder if own is None else Embedder(cfg, own, mode, name="source_embedding")
-            at = self.places(source, source_positions, source_segments)
-            memory = Stack(
-                cfg, cfg.topology.num_encoder_layers, causal=False, mode=mode, name="encoder"
-            )(self.embed(reader, source, at), at)
-            memory_guide = Guide(source_mask(places, source_segments))
+        if isinstance(cfg.topology, c.EncoderDecoder):
+            if source is not None:
+                reader, own = embedder, cfg.topology.source_vocab_size
+                if own is not None:
+                    reader = Embedder(cfg, own, mode, name="source_embedding")
+                at = self.places(source, source_positions, source_segments)
+                encoder = Stack(
+                    cfg, cfg.topology.num_encoder_layers, causal=False, mode=mode, name="encoder"
+                )
+                memory, _ = encoder(self.embed(reader, source, at), at)
+                if cache is not None:
+                    cache = cache._replace(source_segments=source_segments)
+            elif cache is not None:
+                source_segments = cache.source_segments
+            targets = places if cache is None else Places(places.positions)
+            memory_guide = Guide(source_mask(targets, source_segments))
         causal = not isinstance(cfg.topology, c.Encoder)
         stack = Stack(
             cfg, cfg.num_layers, causal=causal, mode=mode, name="decoder" if causal else "encoder"
         )
-        x = stack(self.embed(embedder, tokens, places), places, memory, memory_guide)
-        return Head(cfg, mode, name="head")(x, embedder.tokens())
+        x = self.embed(embedder, tokens, places)
+        x, kept = stack(x, places, memory, memory_guide, cache)
+        if logits_at is not None:
+            x = jnp.take_along_axis(x, logits_at[..., None], axis=-2)
+        logits = Head(cfg, mode, name="head")(x, embedder.tokens())
+        if cache is None or kept is None:
+            return logits
+        length = cache.length + jnp.sum(jnp.asarray(places.segments), axis=-1)
+        if not all(map(turns, windows(cfg), (at.shape[-1] for at in kept.positions))):
+            full = (length > cache.capacity)[..., None, None]
+            logits = jnp.where(jnp.broadcast_to(full, logits.shape), jnp.nan, logits)
+        return logits, kept._replace(length=length)
 
-    def check_source(self, source: Int[Array, "*batch S"] | None) -> None:
+    def check_source(self, source: Int[Array, "*batch S"] | None, cache: Cache | None) -> None:
         """Refuse a source that no encoder reads, or its absence where one does."""
         reads = isinstance(self.config.topology, c.EncoderDecoder)
         kind = type(self.config.topology).__name__
-        if reads and source is None:
+        layers = () if cache is None else (*cache.layers, *cache.tail)
+        if reads and source is None and not any(layer.source for layer in layers):
             raise ValueError("An EncoderDecoder reads a source: pass source=token_ids.")
         if not reads and source is not None:
             raise ValueError(f"A model of topology {kind} has no encoder for a source.")
@@ -105,6 +140,33 @@ class Transformer(nn.Module):
         if self.config.max_length is not None:
             F.check_positions(positions, self.config.max_length)
         return Places(positions, segments)
+
+    def next_places(
+        self,
+        tokens: Int[Array, "*batch T"],
+        positions: Int[Array, "*any T"] | None,
+        segments: Int[Array, "*batch T"] | None,
+        cache: Cache,
+    ) -> Places:
+        """Where tokens stand that follow those in a cache; padding stands at 0, in segment 0."""
+        if positions is not None:
+            raise ValueError("Positions follow from the cache; do not pass both.")
+        real = jnp.ones(tokens.shape, bool) if segments is None else segments != 0
+        follow = jnp.cumsum(real, axis=-1) - 1 + cache.length[..., None]
+        if not isinstance(follow, jax.core.Tracer) and not isinstance(
+            cache.capacity, jax.core.Tracer
+        ):
+            self.check_room(int(jnp.max(follow, initial=-1)) + 1, cache)
+        return Places(jnp.where(real, follow, 0), real.astype(jnp.int32))
+
+    def check_room(self, length: int, cache: Cache) -> None:
+        """Refuse more tokens than a cache has slots for."""
+        grows = any(not isinstance(window, int) for window in windows(self.config))
+        if grows and length > int(cache.capacity):
+            raise ValueError(
+                f"The cache has room for {int(cache.capacity)} tokens; with these there are "
+                f"{length}. Make it larger: empty_cache(..., capacity={length})."
+            )
 
     def embed(
         self, embedder: Embedder, tokens: Int[Array, "*batch T"], places: Places

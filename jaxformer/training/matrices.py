@@ -64,13 +64,13 @@ def own_axes(path: KeyPath, ndim: int) -> tuple[int, ...]:
 def matrix_axes(path: KeyPath, ndim: int) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """Input axes and output axes of a kernel or table; None for what is no matrix.
 
-    Heads are outputs of query, key and value, and inputs of out. Axes before both, of stacked
+    Heads are outputs of query, key, value and relative positions, and inputs of out. Axes before both, of stacked
     layers and of experts, count matrices.
     """
     if role(path) in ("bias", "scale"):
         return None
     module = path_names(path)[-2]
-    if len(own_axes(path, ndim)) >= 3 and module in ("query", "key", "value"):
+    if len(own_axes(path, ndim)) >= 3 and module in ("query", "key", "value", "relative"):
         return (ndim - 3,), (ndim - 2, ndim - 1)
     if len(own_axes(path, ndim)) >= 3 and module == "out":
         return (ndim - 3, ndim - 2), (ndim - 1,)

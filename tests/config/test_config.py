@@ -65,8 +65,6 @@ def names_read(node):
         yield node.attr
     if isinstance(node, ast.MatchClass):
         yield from node.kwd_attrs
-    if isinstance(node, ast.Call) and getattr(node.func, "attr", None) == "project":
-        yield node.args[0].value  # layers.Attention reads the initial values of each by its name
     for child in ast.iter_child_nodes(node):
         yield from names_read(child)
 
@@ -162,7 +160,11 @@ ropes = plan(
     targets=st.lists(st.sampled_from("qkvo"), unique=True).map(tuple),
 )
 positions = st.one_of(
-    st.none(), ropes, plan(c.Alibi, scale=numbers()), plan(c.T5Bias, num_buckets=st.just(8))
+    st.none(),
+    ropes,
+    plan(c.Alibi, scale=numbers()),
+    plan(c.T5Bias, num_buckets=st.just(8)),
+    plan(c.TransformerXL, base=numbers(1.5)),
 )
 windows = st.none() | few | plan(c.BlockSparse, block=few, local_blocks=few, stride=few)
 activations = st.sampled_from(typing.get_args(c.Activation))
@@ -170,6 +172,15 @@ feed_forwards = st.one_of(
     plan(c.MLP, hidden_dim=few, activation=activations, bias=st.booleans()),
     plan(c.GLU, hidden_dim=few, activation=activations, bias=st.booleans()),
     plan(c.ClampedGEGLU, hidden_dim=few, limit=numbers(), bias=st.booleans()),
+    plan(
+        c.Experts,
+        expert=st.one_of(
+            plan(kind, hidden_dim=few, activation=activations) for kind in (c.MLP, c.GLU)
+        ),
+        num_experts=st.integers(4, 9),
+        top_k=st.integers(1, 4),
+        renormalise=st.booleans(),
+    ),
 )
 initialisers = st.one_of(
     plan(c.Normal, std=numbers()),
@@ -224,7 +235,7 @@ configs = plan(
         plan(c.Encoder),
         plan(c.EncoderDecoder, num_encoder_layers=few, source_vocab_size=st.none() | few),
     ),
-    block=st.sampled_from(["serial", "parallel_shared_norm"]),
+    block=st.sampled_from(["serial", "parallel", "parallel_shared_norm"]),
     norm=norms,
     placement=st.sampled_from(["pre", "post", "sandwich", "branch_out"]),
     final_norm=st.booleans(),
@@ -316,7 +327,7 @@ BASE = c.TransformerConfig(
         ('"vocab_size": 31', '"vocab_size": null', "vocab_size: expected int, got None"),
         ('"final_norm": true', '"final_norm": 1', "final_norm: expected bool, got 1"),
         ('"hidden_dim": 11', '"hidden": 11', r"feed_forward\[0\]: GLU has no field hidden"),
-        ('"type": "GLU"', '"type": "SwiGLU"', r"feed_forward\[0\]: .*'ClampedGEGLU'\], .*'SwiGLU'"),
+        ('"type": "GLU"', '"type": "SwiGLU"', r"feed_forward\[0\]: .*'Experts'\], .*'SwiGLU'"),
         ('"type": "Head"', '"type": "Tail"', "TransformerConfig.head: expected .* type Head"),
         ('"block": "serial"', '"block": "series"', "block: expected one of .*, got 'series'"),
         ('"windows": [null]', '"windows": [2.5]', r"attention.windows\[0\]: expected int, got 2.5"),
@@ -476,7 +487,23 @@ LONG_ROPE = c.LongRope(short=SHORT, long=LONG, original_max_length=4, max_length
             lambda: c.Llama3Scaling(factor=8.0, low_freq_factor=4.0),
             "high_freq_factor must exceed low_freq_factor; got 4.0 and 4.0",
         ),
-        (lambda: change(block="parallel", placement="post"), 'placement "post" goes with block'),
+        (
+            lambda: c.Experts(expert=c.GLU(hidden_dim=3), num_experts=4, top_k=5),
+            "top_k chooses among num_experts; got 5 of 4",
+        ),
+        (
+            lambda: c.Experts(expert=c.GLU(hidden_dim=3), num_experts=0),
+            "Experts.num_experts must be positive; got 0",
+        ),
+        (
+            lambda: c.Experts(expert=c.MLP(hidden_dim=3, bias=True), num_experts=4),
+            "Experts have no biases; got MLP.hidden_dim=3",
+        ),
+        (lambda: c.TransformerXL(base=1.0), "TransformerXL.base must be above 1; got 1.0"),
+        (
+            lambda: change(model_dim=13, attention=dict(positions=(c.TransformerXL(),))),
+            "TransformerXL pairs sines with cosines, so model_dim must be even; got 13",
+        ),
         (
             lambda: c.Yarn(factor=2.0, original_max_length=9, beta_fast=1.0, beta_slow=2.0),
             "beta_fast must exceed beta_slow; got 1.0 and 2.0",
@@ -496,7 +523,7 @@ LONG_ROPE = c.LongRope(short=SHORT, long=LONG, original_max_length=4, max_length
         ),
         (
             lambda: change(model_dim=13, embedding=c.Embedding(positions=c.Sinusoid())),
-            "model_dim must be even; got 13",
+            "Sinusoid pairs .* model_dim must be even; got 13",
         ),
         (
             lambda: change(head=c.Head(masked_ids=(3, 31, -1))),

@@ -9,7 +9,7 @@ import jaxformer
 from jaxformer import Transformer, generate
 from jaxformer.config import DynamicNTK, Encoder, EncoderDecoder, LongRope, Rope
 from jaxformer.generation import Greedy, Sample
-from jaxformer.generation.decode import _decode
+from jaxformer.generation.decode import _generate
 
 
 @pytest.fixture(scope="module")
@@ -105,9 +105,9 @@ def test_to_the_end_of_a_learned_table_and_not_beyond(learned, learned_params, p
 
 def test_compiles_once_for_prompts_of_one_shape(config, params, prompts):
     generate(config, params, prompts, max_new_tokens=6)
-    compiled = _decode._cache_size()
+    compiled = _generate._cache_size()
     generate(replace(config), params, prompts[::-1], max_new_tokens=6, sampler=Greedy())
-    assert _decode._cache_size() == compiled
+    assert _generate._cache_size() == compiled
 
 
 def test_bfloat16_computes(config, params, prompts):
@@ -123,11 +123,11 @@ def test_bfloat16_computes(config, params, prompts):
         ({}, dict(sampler=Sample(top_k=3)), r"Sample\(.*top_k=3.* draws at random: pass key="),
         ({}, dict(prompt=jnp.asarray([[3, 31]])), r"Token id 31 at position \(0, 1\).* of 31"),
         ({}, dict(prompt=jnp.asarray([-1, 3])), r"Token id -1 at position \(0,\)"),
-        (dict(topology=Encoder()), {}, r"with a Decoder; got Encoder\(\)"),
+        (dict(topology=Encoder()), {}, r"Decoder or an EncoderDecoder; got Encoder\(\)"),
         (
             dict(topology=EncoderDecoder(num_encoder_layers=2)),
             {},
-            r"with a Decoder; got EncoderDecoder\(num_encoder_layers=2",
+            "An EncoderDecoder reads a source: pass source=token_ids",
         ),
     ],
 )

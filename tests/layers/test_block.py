@@ -35,8 +35,8 @@ def parts(config, normal, randomise):
 
         return (
             x,
-            jax.jit(block.apply)({"params": params}, x, g),
-            lambda y: jax.jit(attention.apply)({"params": params["attention"]}, y, g),
+            jax.jit(block.apply)({"params": params}, x, g)[0],
+            lambda y: jax.jit(attention.apply)({"params": params["attention"]}, y, g)[0],
             lambda y: jax.jit(feed_forward.apply)({"params": params["feed_forward"]}, y),
             norm,
         )
@@ -113,7 +113,7 @@ def test_a_block_that_adds_nothing_is_the_identity(config, normal, randomise):
     params = randomise(block, x, guide(5))
     for branch, kernel in (("attention", "out"), ("feed_forward", "down")):
         params[branch][kernel]["kernel"] = jnp.zeros_like(params[branch][kernel]["kernel"])
-    np.testing.assert_array_equal(block.apply({"params": params}, x, guide(5)), x)
+    np.testing.assert_array_equal(block.apply({"params": params}, x, guide(5))[0], x)
 
 
 def test_residual_jacobian_is_identity_plus_branch(normal):

@@ -368,7 +368,7 @@ def test_computes_in_bfloat16_on_float32_parameters(config, tokens):
     exact = jax.jit(Transformer(config()).apply)({"params": params}, tokens)
     assert logits.dtype == jnp.float32
     assert 0 < jnp.abs(logits - exact).max() < 0.1
-    block = state["intermediates"]["decoder"]["layers"]["layer_0"]["__call__"][0]
+    block = state["intermediates"]["decoder"]["layers"]["layer_0"]["__call__"][0][0]
     assert block.dtype == jnp.bfloat16
 
 

@@ -1,0 +1,238 @@
+"""Mixtures of experts: where tokens go, what they meet there, and what keeps the load even."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.custom_batching import custom_vmap
+from jaxtyping import Array, Bool, Float, Float32, Int
+
+
+class Routing(NamedTuple):
+    """The experts a token goes to, the most likely first, and the weight of what each gives."""
+
+    experts: Int[Array, "*batch top_k"]
+    weights: Float32[Array, "*batch top_k"]
+
+
+def route(logits: Float[Array, "*batch E"], *, top_k: int, renormalise: bool = True) -> Routing:
+    """Choose the `top_k` most likely experts of each token.
+
+        p = softmax(logits);    weights = p[chosen] / sum(p[chosen])
+
+    Args:
+        logits: A router's scores.
+        top_k: How many experts a token goes to.
+        renormalise: False leaves out the division, so that weights sum to less than 1.
+
+    Returns:
+        Experts and weights, in float32.
+
+    Raises:
+        ValueError: If `top_k` is not between 1 and the number of experts.
+
+    References:
+        Shazeer et al., Outrageously Large Neural Networks: The Sparsely-Gated Mixture-of-Experts
+        Layer, 2017. arXiv:1701.06538, section 2.1
+        Jiang et al., Mixtral of Experts, 2024. arXiv:2401.04088, section 2.1
+    """
+    if not 1 <= top_k <= logits.shape[-1]:
+        raise ValueError(f"top_k chooses among {logits.shape[-1]} experts; got {top_k}.")
+    probabilities = jax.nn.softmax(logits.astype(jnp.float32), axis=-1)
+    weights, experts = jax.lax.top_k(probabilities, top_k)
+    if renormalise:
+        weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
+    return Routing(experts, weights)
+
+
+def _batched_as_more_groups(product: Callable[..., Array]) -> Callable[..., Array]:
+    """Let `vmap` lay a batch of grouped products side by side as one with more groups.
+
+    JAX's own rule for a ragged product maps all operands along their first axis or none.
+    """
+    mappable = custom_vmap(product)
+
+    @mappable.def_vmap
+    def of_batch(count: int, mapped: list[bool], *operands: Array):
+        whole = [
+            x if own else jnp.broadcast_to(x, (count, *x.shape))
+            for x, own in zip(operands, mapped, strict=True)
+        ]
+        y = mappable(*(x.reshape(-1, *x.shape[2:]) for x in whole))
+        return y.reshape(count, -1, *y.shape[1:]), True
+
+    return mappable
+
+
+@_batched_as_more_groups
+def _product(x: Array, kernels: Array, sizes: Array) -> Array:
+    return jax.lax.ragged_dot(x, kernels, sizes)
+
+
+@_batched_as_more_groups
+def _kernel_gradient(x: Array, dy: Array, sizes: Array) -> Array:
+    shape = jax.ShapeDtypeStruct((*sizes.shape, x.shape[-1], dy.shape[-1]), x.dtype)
+    return jax.linear_transpose(lambda kernels: jax.lax.ragged_dot(x, kernels, sizes), shape)(dy)[0]
+
+
+@jax.custom_vjp
+def grouped_linear(
+    x: Float[Array, "R D"], kernels: Float[Array, "E D F"], sizes: Int[Array, " E"]
+) -> Float[Array, "R F"]:
+    """Multiply consecutive groups of rows by a kernel each.
+
+        y[r] = x[r] @ kernels[e]    for the sizes[e] rows r of group e
+
+    It has a gradient in reverse mode only.
+
+    Args:
+        x: Rows, those of one group together, groups in order.
+        kernels: One for each group, in the dtype of `x`.
+        sizes: Rows of each group; they sum to R.
+
+    Returns:
+        The products, in the dtype of `x`.
+
+    References:
+        Gale et al., MegaBlocks: Efficient Sparse Training with Mixture-of-Experts, 2022.
+        arXiv:2211.15841, section 5 (no token is dropped, no expert is padded)
+    """
+    return _product(x, kernels, sizes)
+
+
+def _grouped_linear_forward(x: Array, kernels: Array, sizes: Array):
+    return _product(x, kernels, sizes), (x, kernels, sizes)
+
+
+def _grouped_linear_backward(kept: tuple[Array, Array, Array], dy: Array):
+    x, kernels, sizes = kept
+    dx = _product(dy, jnp.matrix_transpose(kernels), sizes)
+    return dx, _kernel_gradient(x, dy, sizes), None
+
+
+grouped_linear.defvjp(_grouped_linear_forward, _grouped_linear_backward)
+
+
+def mix_experts(
+    x: Float[Array, "*batch D"],
+    routing: Routing,
+    experts: Callable[[Float[Array, "R D"], Int[Array, " E"]], Float[Array, "R D"]],
+    *,
+    num_experts: int,
+) -> Float[Array, "*batch D"]:
+    """Send each token to its experts and add up what they give, by weight.
+
+        y = sum over chosen e of weight[e] * expert_e(x)
+
+    Args:
+        x: Tokens.
+        routing: From `route`.
+        experts: All of them at once: given rows sorted by expert and the number of rows of each
+            expert, what each row becomes; see `grouped_linear`.
+        num_experts: E.
+
+    Returns:
+        The mixtures, summed in float32, in the dtype of `x`.
+
+    References:
+        Shazeer et al., 2017. arXiv:1701.06538, section 2
+    """
+    top_k = routing.experts.shape[-1]
+    chosen = routing.experts.reshape(-1)
+    order = jnp.argsort(chosen)
+    sizes = jnp.bincount(chosen, length=num_experts)
+    rows = x.reshape(-1, x.shape[-1])[order // top_k]
+    given = experts(rows, sizes)[jnp.argsort(order)].reshape(*routing.weights.shape, x.shape[-1])
+    weighted = given.astype(jnp.float32) * routing.weights[..., None]
+    return jnp.sum(weighted, axis=-2).astype(x.dtype)
+
+
+class RouterTotals(NamedTuple):
+    """Sums over the tokens of a batch, from which the routers' losses follow.
+
+    Totals of parts of a batch, on one device or on several, add up to those of the batch.
+    """
+
+    chosen: Float32[Array, "*layers E"]  # how often each expert was chosen
+    probability: Float32[Array, "*layers E"]  # sum of its probabilities
+    squared_log: Float32[Array, "*layers"]  # sum of the squared logs of the softmax's denominator
+    tokens: Float32[Array, "*layers"]
+
+
+def router_totals(
+    logits: Float[Array, "*batch T E"],
+    *,
+    top_k: int,
+    mask: Bool[Array, "*#batch T"] | None = None,
+    axes: int = 2,
+) -> RouterTotals:
+    """Add up over tokens what `load_balance_loss` and `router_z_loss` need.
+
+    Args:
+        logits: A router's scores, or those of many layers along leading axes.
+        top_k: How many experts a token goes to.
+        mask: True where a token counts.
+        axes: How many axes before the last are of tokens; those before them are of layers.
+
+    Returns:
+        The totals of each layer.
+    """
+    wide = logits.astype(jnp.float32)
+    over = tuple(range(wide.ndim - 1 - axes, wide.ndim - 1))
+    shape = wide.shape[:-1]
+    counts = jnp.ones(shape, jnp.float32)
+    if mask is not None:
+        counts = jnp.broadcast_to(
+            mask.reshape(*(1,) * (len(shape) - mask.ndim), *mask.shape), shape
+        )
+        counts = counts.astype(jnp.float32)
+    experts = route(wide, top_k=top_k).experts
+    chosen = jnp.sum(jax.nn.one_hot(experts, wide.shape[-1], dtype=jnp.float32), axis=-2)
+    return RouterTotals(
+        jnp.sum(chosen * counts[..., None], axis=over),
+        jnp.sum(jax.nn.softmax(wide, axis=-1) * counts[..., None], axis=over),
+        jnp.sum(jnp.square(jax.nn.logsumexp(wide, axis=-1)) * counts, axis=over),
+        jnp.sum(counts, axis=over),
+    )
+
+
+def load_balance_loss(totals: RouterTotals) -> Float32[Array, "*layers"]:
+    """How unevenly tokens are spread: 1 when even, the number of experts when all go to one.
+
+        loss = E * sum over e of share_e * p_e
+
+    with `share_e` the share of choices that fell on expert e, and `p_e` its mean probability.
+    Only the probabilities pass a gradient.
+
+    Args:
+        totals: From `router_totals`.
+
+    Returns:
+        One number a layer.
+
+    References:
+        Fedus, Zoph and Shazeer, Switch Transformers, 2021. arXiv:2101.03961, section 2.2
+    """
+    choices = jnp.sum(totals.chosen, axis=-1, keepdims=True)
+    share = totals.chosen / jnp.maximum(choices, 1)
+    mean = totals.probability / jnp.maximum(totals.tokens[..., None], 1)
+    return totals.chosen.shape[-1] * jnp.sum(share * mean, axis=-1)
+
+
+def router_z_loss(totals: RouterTotals) -> Float32[Array, "*layers"]:
+    """Keep a router's logits small, where float32 tells them apart.
+
+        loss = mean over tokens of log(sum over e of exp(logits[e])) ** 2
+
+    Args:
+        totals: From `router_totals`.
+
+    Returns:
+        One number a layer.
+
+    References:
+        Zoph et al., ST-MoE: Designing Stable and Transferable Sparse Expert Models, 2022.
+        arXiv:2202.08906, section 3.2
+    """
+    return totals.squared_log / jnp.maximum(totals.tokens, 1)

@@ -1,0 +1,46 @@
+"""Buffers of a fixed number of slots: where new entries go, and putting them there."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int, Shaped
+
+
+def ring_slots(
+    positions: Int[Array, "*batch T"], valid: Bool[Array, "*batch T"], num_slots: int
+) -> Int[Array, "*batch T"]:
+    """Where in a ring of `num_slots` each new entry goes; `num_slots`, which is nowhere, if not.
+
+        slot = position mod num_slots
+
+    Entries that are not valid go nowhere, and so do those that a later one of the same call would
+    overwrite. A buffer with room for every position is a ring that never turns.
+
+    Args:
+        positions: Of the new entries, rising in each row.
+        valid: False for padding.
+        num_slots: Slots of the ring.
+
+    Returns:
+        A slot for each entry, different ones within a row, for `write_slots`.
+    """
+    last = jnp.max(jnp.where(valid, positions, -1), axis=-1, keepdims=True)
+    kept = valid & (positions > last - num_slots)
+    return jnp.where(kept, positions % num_slots, num_slots)
+
+
+def write_slots(
+    buffer: Shaped[Array, "..."], new: Shaped[Array, "..."], slots: Int[Array, "*batch T"]
+) -> Shaped[Array, "..."]:
+    """Put new entries into their slots.
+
+        y[slots[t]] = new[t];    y[s] = buffer[s] elsewhere
+
+    Args:
+        buffer: Entries so far, ``[*batch, S, *any]``.
+        new: Entries to put, ``[*batch, T, *any]`` in any dtype; the buffer's stays.
+        slots: Different ones within a row; one outside the buffer drops its entry.
+
+    Returns:
+        The buffer with the new entries.
+    """
+    grid = jnp.meshgrid(*(jnp.arange(n) for n in slots.shape), indexing="ij")
+    return buffer.at[(*grid[:-1], slots)].set(new.astype(buffer.dtype), mode="drop")

@@ -1,0 +1,163 @@
+"""The two passes that every way of decoding is made of: read the prompts, then token by token."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int
+
+from jaxformer import functional as F
+from jaxformer import layers
+from jaxformer.config import DynamicNTK, LongRope, Positions, Rope, TransformerConfig
+from jaxformer.layers import Cache, LayerCache, Transformer, empty_cache
+from jaxformer.layers.cache import NOWHERE
+from jaxformer.layers.guide import turned_anew
+
+
+class Context(NamedTuple):
+    """What has been read: the tokens, with room for those to come, and what they left behind."""
+
+    text: Int[Array, "*batch room"]
+    cache: Cache
+
+
+def take_rows(context: Context, rows: Int[Array, " B"]) -> Context:
+    """The context of some rows of a batch, in this order; rows may repeat."""
+    return Context(context.text[rows], layers.take_rows(context.cache, rows))
+
+
+def prefill(
+    config: TransformerConfig,
+    params: Any,
+    prompt: Int[Array, "*batch P"],
+    lengths: Int[Array, "*batch"],
+    *,
+    capacity: int,
+    chunk: int | None = None,
+    source: Int[Array, "*batch S"] | None = None,
+    source_segments: Int[Array, "*batch S"] | None = None,
+    dtype: DTypeLike = jnp.float32,
+) -> tuple[Float[Array, "*batch V"], Context]:
+    """Read prompts of different lengths into a cache.
+
+    Args:
+        config: A decoder, or an encoder-decoder.
+        params: Its parameters.
+        prompt: Token ids; each row starts at its first place.
+        lengths: Tokens of each row; what follows them is padding.
+        capacity: Room of the cache, in tokens of a row.
+        chunk: Read so many tokens at a time, which bounds the memory that attention takes; None
+            reads all at once. The result is the same.
+        source: What an encoder-decoder reads; it is encoded once.
+        source_segments: 0 marks padding of the source.
+        dtype: Of the computation and of the cache.
+
+    Returns:
+        The logits after each row's last token, and the context for what follows.
+    """
+    *batch, length = prompt.shape
+    chunk = length if chunk is None else min(chunk, length)
+    parts = -(-length // chunk)
+    width = [(0, 0)] * len(batch) + [(0, parts * chunk - length)]
+    padded = jnp.pad(prompt, width)
+    model = Transformer(config, dtype=dtype)
+    cache = empty_cache(config, tuple(batch), capacity, dtype=dtype)._replace(reach=lengths)
+    room = [(0, 0)] * len(batch) + [(0, capacity - length)]
+
+    def read(cache: Cache, at: Int[Array, ""], **encoded: Any):
+        """The chunk that starts at `at`, and the logits of the rows that end in it."""
+        tokens = jax.lax.dynamic_slice_in_dim(padded, at, chunk, axis=-1)
+        place = jnp.broadcast_to(at + jnp.arange(chunk), tokens.shape)
+        last = jnp.clip(lengths - 1 - at, 0, chunk - 1)[..., None]
+        real = (place < lengths[..., None]).astype(jnp.int32)
+        return _last_logits(
+            model, params, tokens, segments=real, cache=cache, logits_at=last, **encoded
+        )
+
+    def next_part(carry: tuple[Array, Cache], at: Int[Array, ""]):
+        kept, cache = carry
+        logits, cache = read(cache, at)
+        ends = (lengths > at)[..., None]
+        return (jnp.where(jnp.broadcast_to(ends, kept.shape), logits, kept), cache), None
+
+    carry = read(cache, jnp.int32(0), source=source, source_segments=source_segments)
+    if parts > 1:
+        carry, _ = jax.lax.scan(next_part, carry, chunk * jnp.arange(1, parts))
+    logits, cache = carry
+    return logits, Context(jnp.pad(prompt, room), cache)
+
+
+def decode_step(
+    config: TransformerConfig,
+    params: Any,
+    tokens: Int[Array, "*batch"],
+    context: Context,
+    *,
+    dtype: DTypeLike = jnp.float32,
+) -> tuple[Float[Array, "*batch V"], Context]:
+    """Read one more token of each row.
+
+    Where that changes how a rotary scaling turns the tokens before it, the whole text is read
+    again, so that the result is always that of the model without a cache.
+
+    Args:
+        config: The model of `prefill`.
+        params: Its parameters.
+        tokens: The next token of each row.
+        context: What came before.
+        dtype: Of the computation.
+
+    Returns:
+        The logits after these tokens, and the context with them.
+    """
+    model = Transformer(config, dtype=dtype)
+    text, cache = context
+    text = F.write_slots(text, tokens[..., None], cache.length[..., None])
+    length = cache.length + 1
+
+    def read_one() -> tuple[Array, Cache]:
+        return _last_logits(model, params, tokens[..., None], cache=cache)
+
+    def read_again() -> tuple[Array, Cache]:
+        empty = jax.tree.map(jnp.zeros_like, cache)
+        fresh = empty._replace(
+            layers=_with_sources(empty.layers, cache.layers),
+            tail=_with_sources(empty.tail, cache.tail),
+            positions=jax.tree.map(lambda x: jnp.full_like(x, NOWHERE), cache.positions),
+            capacity=cache.capacity,
+            reach=length,
+            source_segments=cache.source_segments,
+        )
+        return _last_logits(
+            model,
+            params,
+            text,
+            segments=F.length_mask(length, text.shape[-1]).astype(jnp.int32),
+            cache=fresh,
+            logits_at=length[..., None] - 1,
+        )
+
+    if not any(looks_at_length(positions) for positions in config.attention.positions):
+        logits, cache = read_one()
+    else:
+        logits, cache = jax.lax.cond(jnp.any(turned_anew(config, length)), read_again, read_one)
+    return logits, Context(text, cache)
+
+
+def _last_logits(
+    model: Transformer, params: Any, tokens: Int[Array, "*batch T"], **arguments: Any
+) -> tuple[Float[Array, "*batch V"], Cache]:
+    """Apply a model that gives the logits of one token a row, and its cache."""
+    found: Any = model.apply({"params": params}, tokens, **arguments)
+    logits, cache = found
+    return logits[..., 0, :], cache
+
+
+def _with_sources(fresh: tuple[LayerCache, ...], old: tuple[LayerCache, ...]):
+    return tuple(new._replace(source=kept.source) for new, kept in zip(fresh, old, strict=True))
+
+
+def looks_at_length(positions: Positions | None) -> bool:
+    """Whether a rotary scaling turns earlier tokens anew as the text grows."""
+    return isinstance(positions, Rope) and isinstance(positions.scaling, DynamicNTK | LongRope)

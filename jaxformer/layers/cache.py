@@ -1,0 +1,150 @@
+"""What attention remembers of the text so far. The cache is an argument: passed in, returned."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int
+
+from jaxformer import config as c
+from jaxformer import functional as F
+
+NOWHERE = jnp.iinfo(jnp.int32).max  # position of an empty slot: after every query, so never seen
+
+
+class KVCache(NamedTuple):
+    """Keys and values, rotated where they are rotated at all. Layers of a scan stand in front."""
+
+    key: Float[Array, "*layers_and_batch S K H"]
+    value: Float[Array, "*layers_and_batch S K H"]
+
+
+class LayerCache(NamedTuple):
+    """What one layer remembers: of its own text, and of the source that an encoder has read."""
+
+    own: KVCache
+    source: KVCache | None = None
+
+
+class Cache(NamedTuple):
+    """What a model remembers of each row. Made by `empty_cache`, filled by the model.
+
+    A layer that sees everything has a slot for each of `capacity` tokens; one with a window has a
+    ring of as many slots as its window. `positions` has the token's position for every slot, in one
+    array for each different window of the pattern. Rows may have different lengths.
+
+    Keys are kept as they were turned. Rotary scalings that look at the length (dynamic NTK,
+    LongRoPE) see that of the row up to the new tokens, or `reach` if that is more: set it before a
+    text is read in parts. Beyond the original length they turn earlier keys anew; the cache cannot,
+    so then read the text again, as `generate` does.
+    """
+
+    layers: tuple[LayerCache, ...]  # of the pattern's layers, their repetitions along axis 0
+    tail: tuple[LayerCache, ...]  # of the layers after the last whole pattern
+    positions: tuple[Int[Array, "*batch S"], ...]
+    length: Int[Array, "*batch"]  # tokens so far
+    capacity: Int[Array, ""]
+    reach: Int[Array, "*batch"]  # length that rotary scalings see, while the row is no longer
+    source_segments: Int[Array, "*batch S"] | None = None
+
+
+def windows(config: c.TransformerConfig) -> tuple[c.Window, ...]:
+    """The different windows of the layers, in order: one array of `Cache.positions` each."""
+    count = min(config.period, config.num_layers)
+    return tuple(dict.fromkeys(config.layer(i).window for i in range(count)))
+
+
+def num_slots(window: c.Window, capacity: int) -> int:
+    """Slots that a layer with this window needs for `capacity` tokens."""
+    return min(capacity, window) if isinstance(window, int) else capacity
+
+
+def empty_cache(
+    config: c.TransformerConfig,
+    batch: tuple[int, ...],
+    capacity: int,
+    *,
+    dtype: DTypeLike = jnp.float32,
+) -> Cache:
+    """A cache with nothing in it.
+
+    Args:
+        config: A decoder, or an encoder-decoder (the decoder remembers).
+        batch: Batch axes of the tokens to come, such as ``(8,)``.
+        capacity: Most tokens a row will have.
+        dtype: Of keys and values; that of the computation.
+
+    Returns:
+        The cache, to be passed to the model with the first tokens.
+
+    Raises:
+        ValueError: An encoder alone, no room at all, or more than the learned positions.
+    """
+    if isinstance(config.topology, c.Encoder):
+        raise ValueError("An Encoder sees all of its text at once and has no use for a cache.")
+    if capacity < 1:
+        raise ValueError(f"A cache needs room for at least 1 token; got capacity {capacity}.")
+    if config.max_length is not None and capacity > config.max_length:
+        raise ValueError(
+            f"The model has {config.max_length} learned positions; a cache for {capacity} tokens "
+            "is more than it can fill."
+        )
+    heads = (config.attention.num_kv_heads, config.attention.head_dim)
+    repeats, rest = divmod(config.num_layers, config.period)
+
+    def layer(index: int, *stacked: int) -> LayerCache:
+        slots = num_slots(config.layer(index).window, capacity)
+        zeros = jnp.zeros((*stacked, *batch, slots, *heads), dtype)
+        return LayerCache(KVCache(zeros, zeros))
+
+    return Cache(
+        layers=tuple(layer(i, repeats) for i in range(config.period if repeats else 0)),
+        tail=tuple(layer(i) for i in range(rest)),
+        positions=tuple(
+            jnp.full((*batch, num_slots(window, capacity)), NOWHERE) for window in windows(config)
+        ),
+        length=jnp.zeros(batch, jnp.int32),
+        capacity=jnp.int32(capacity),
+        reach=jnp.zeros(batch, jnp.int32),
+    )
+
+
+def turns(window: c.Window, slots: int) -> bool:
+    """Whether a buffer is a ring, whose entries are overwritten once they leave the window."""
+    return isinstance(window, int) and slots == window
+
+
+def remember(
+    kept: KVCache, new: KVCache, slots: Int[Array, "*batch T"], *, beside: bool
+) -> tuple[KVCache, KVCache]:
+    """What the new tokens attend to, and the cache for those after them.
+
+    New keys are written to their slots and the whole buffer is attended to. Where that could
+    overwrite a key that an earlier one of the new tokens still sees, they stand `beside` instead.
+    """
+    written = KVCache(*(F.write_slots(old, x, slots) for old, x in zip(kept, new, strict=True)))
+    if not beside:
+        return written, written
+    both = (
+        jnp.concatenate([old, x.astype(old.dtype)], axis=-3)
+        for old, x in zip(kept, new, strict=True)
+    )
+    return KVCache(*both), written
+
+
+def take_rows(cache: Cache, rows: Int[Array, " B"]) -> Cache:
+    """The cache of some rows of a batch, in this order; rows may repeat (beam search)."""
+
+    def of(tree: Any, axis: int) -> Any:
+        return jax.tree.map(lambda x: jnp.take(x, rows, axis), tree)
+
+    return Cache(
+        layers=of(cache.layers, 1),
+        tail=of(cache.tail, 0),
+        positions=of(cache.positions, 0),
+        length=of(cache.length, 0),
+        capacity=cache.capacity,
+        reach=of(cache.reach, 0),
+        source_segments=of(cache.source_segments, 0),
+    )

@@ -1,0 +1,254 @@
+"""With a cache as without: every kind of position, attention, block, placement and window."""
+
+from dataclasses import replace
+from itertools import combinations, product
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer import Transformer
+from jaxformer.config import (
+    GLU,
+    Alibi,
+    BlockSparse,
+    Embedding,
+    Encoder,
+    EncoderDecoder,
+    Experts,
+    Learned,
+    Llama3Scaling,
+    MultiHead,
+    QKNorm,
+    Rope,
+    Sinusoid,
+    T5Bias,
+    TransformerConfig,
+    TransformerXL,
+)
+from jaxformer.layers import empty_cache, take_rows
+
+LENGTH, WINDOW = 7, 3
+POSITIONS = {
+    "none": dict(),
+    "sinusoid": dict(embedding=Embedding(positions=Sinusoid())),
+    "learned": dict(embedding=Embedding(positions=Learned(max_length=LENGTH, offset=2))),
+    "alibi": dict(positions=(Alibi(),)),
+    "t5": dict(positions=(T5Bias(num_buckets=8, max_distance=6),)),
+    "rope": dict(positions=(Rope(),)),
+    "hybrid": dict(positions=(Rope(), None)),
+}
+HEADS = {"mha": 4, "gqa": 2, "mqa": 1}
+BLOCKS = ("serial", "parallel_shared_norm", "parallel")
+PLACEMENTS = ("pre", "post", "sandwich", "branch_out")
+WINDOWS = {"full": (None,), "window": (WINDOW, None)}
+CHUNKS = ((1,) * LENGTH, (3, 3, 1))
+
+
+def build(positions="none", heads="mha", block="serial", placement="pre", window="full"):
+    choice = {"positions": (None,), "embedding": Embedding(), **POSITIONS[positions]}
+    return TransformerConfig(
+        vocab_size=19,
+        model_dim=8,
+        num_layers=2,
+        attention=MultiHead(
+            num_heads=4,
+            num_kv_heads=HEADS[heads],
+            head_dim=4,
+            positions=choice["positions"],
+            windows=WINDOWS[window],
+        ),
+        feed_forward=(GLU(hidden_dim=5),),
+        block=block,
+        placement=placement,
+        embedding=choice["embedding"],
+    )
+
+
+def draw(config, **example):
+    rng = np.random.default_rng(0)
+    init = Transformer(config).init
+    shapes = jax.eval_shape(lambda: init(jax.random.key(0), jnp.zeros((2, 2), int), **example))
+    return jax.tree.map(
+        lambda x: jnp.asarray(0.5 * rng.normal(size=x.shape), x.dtype), shapes["params"]
+    )
+
+
+@pytest.fixture(scope="module")
+def tokens():
+    return jax.random.randint(jax.random.key(1), (2, LENGTH), 0, 19)
+
+
+def in_chunks(config, apply, params, tokens, chunks, **first):
+    """Logits of all tokens, read in parts of these lengths."""
+    cache = empty_cache(config, tokens.shape[:-1], tokens.shape[-1])
+    parts, start = [], 0
+    for length in chunks:
+        part = tokens[..., start : start + length]
+        logits, cache = apply({"params": params}, part, cache=cache, **first)
+        parts.append(logits)
+        start, first = start + length, {}
+    return jnp.concatenate(parts, axis=-2)
+
+
+MATRIX = list(product(POSITIONS, HEADS, BLOCKS, PLACEMENTS, WINDOWS))
+
+
+def covering(rows):
+    """Few of the rows, in which any two values of different columns still meet."""
+    pairs = {row: set(combinations(enumerate(row), 2)) for row in rows}
+    open_pairs, chosen = set().union(*pairs.values()), []
+    while open_pairs:
+        best = max(rows, key=lambda row: len(pairs[row] & open_pairs))
+        chosen.append(best)
+        open_pairs -= pairs[best]
+    return chosen
+
+
+def check(config, tokens, chunkings=CHUNKS, **example):
+    params = draw(config, **example)
+    apply = jax.jit(Transformer(config).apply)
+    expected = apply({"params": params}, tokens, **example)
+    for chunks in chunkings:
+        logits = in_chunks(config, apply, params, tokens, chunks, **example)
+        np.testing.assert_allclose(logits, expected, atol=2e-5, err_msg=f"{chunks} {config!r}")
+
+
+@pytest.mark.parametrize("row", covering(MATRIX), ids="-".join)
+def test_cached_is_uncached_at_every_step(row, tokens):
+    check(build(*row), tokens)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("row", MATRIX, ids="-".join)
+def test_cached_is_uncached_in_every_combination(row, tokens):
+    check(build(*row), tokens)
+
+
+OTHERS = {
+    "transformer-xl": dict(positions=(TransformerXL(),)),
+    "block sparse": dict(windows=(BlockSparse(block=2, local_blocks=1, stride=2), None)),
+    "rotary values": dict(positions=(Rope(targets=("q", "k", "v", "o")),)),
+    "qk-norm": dict(qk_norm=QKNorm(over="width"), clip_qkv=0.7, logit_softcap=2.0),
+    "llama 3 scaling": dict(positions=(Rope(scaling=Llama3Scaling(factor=8.0)),)),
+    "transformer-xl in windows": dict(positions=(TransformerXL(),), windows=(2, 3)),
+}
+
+
+@pytest.mark.parametrize("changes", OTHERS.values(), ids=OTHERS)
+def test_other_attention_too(changes, tokens):
+    config = build("rope", "gqa")
+    check(replace(config, attention=replace(config.attention, **changes)), tokens)
+
+
+def test_experts_and_layers_after_the_last_pattern(tokens):
+    experts = Experts(expert=GLU(hidden_dim=5), num_experts=4)
+    config = replace(
+        build("rope", "gqa", window="window"),
+        num_layers=3,
+        feed_forward=(experts, GLU(hidden_dim=7)),
+    )
+    check(config, tokens)
+
+
+def test_a_window_longer_than_the_text_is_no_ring(tokens):
+    config = build("alibi", "gqa")
+    check(replace(config, attention=replace(config.attention, windows=(LENGTH + 4,))), tokens)
+
+
+def test_no_and_two_batch_axes(tokens):
+    config = build("t5", "gqa", window="window")
+    check(config, tokens[0], ((3, 4),))
+    check(config, jnp.stack([tokens, tokens[::-1]]), ((3, 4),))
+
+
+@pytest.mark.parametrize("positions", ["t5", "sinusoid"])
+def test_an_encoder_decoder_reads_its_source_once(positions, tokens):
+    config = replace(
+        build(positions, window="window"), topology=EncoderDecoder(num_encoder_layers=1)
+    )
+    source = jax.random.randint(jax.random.key(3), (2, 5), 0, 19)
+    segments = jnp.asarray([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
+    check(config, tokens, ((3, 4), (1,) * LENGTH), source=source, source_segments=segments)
+
+
+def test_padding_is_not_remembered(tokens):
+    """Rows of two and four tokens in one call, then three more each, against each row alone."""
+    config = build("rope", "gqa", window="window")
+    params = draw(config)
+    apply = jax.jit(Transformer(config).apply)
+    cache = empty_cache(config, (2,), LENGTH)
+    segments = jnp.asarray([[1, 1, 0, 0], [1, 1, 1, 1]])
+    first, cache = apply({"params": params}, tokens[:, :4], segments=segments, cache=cache)
+    second, cache = apply({"params": params}, tokens[:, 4:], cache=cache)
+    np.testing.assert_array_equal(cache.length, [5, 7])
+    for row, length in enumerate((2, 4)):
+        alone = jnp.concatenate([tokens[row, :length], tokens[row, 4:]])
+        expected = apply({"params": params}, alone)
+        logits = jnp.concatenate([first[row, :length], second[row]])
+        np.testing.assert_allclose(logits, expected, atol=2e-5)
+
+
+def test_rows_can_be_taken_in_any_order(tokens):
+    config = replace(build("rope", "gqa", window="window"), num_layers=3)
+    params = draw(config)
+    apply = jax.jit(Transformer(config).apply)
+    _, cache = apply({"params": params}, tokens[:, :4], cache=empty_cache(config, (2,), LENGTH))
+    after, _ = apply({"params": params}, tokens[:, 4:], cache=cache)
+    rows = jnp.asarray([1, 1, 0])
+    swapped, _ = apply({"params": params}, tokens[rows, 4:], cache=take_rows(cache, rows))
+    np.testing.assert_allclose(swapped, after[rows], atol=1e-6)
+
+
+def test_a_window_keeps_no_more_than_it_sees():
+    config = build("rope", "gqa", window="window")
+    shapes = [layer.own.key.shape for layer in empty_cache(config, (2,), 50).layers]
+    assert shapes == [(1, 2, WINDOW, 2, 4), (1, 2, 50, 2, 4)]
+
+
+def test_a_full_cache_is_refused_or_answers_nan(tokens):
+    config = build("rope")
+    params = draw(config)
+    model = Transformer(config)
+    cache = empty_cache(config, (2,), 4)
+    with pytest.raises(ValueError, match="room for 4 tokens; with these there are 7"):
+        model.apply({"params": params}, tokens, cache=cache)
+    logits, _ = jax.jit(model.apply)({"params": params}, tokens, cache=cache)
+    assert jnp.all(jnp.isnan(logits))
+
+
+def test_windows_alone_never_fill(tokens):
+    config = build("rope")
+    config = replace(config, attention=replace(config.attention, windows=(WINDOW,)))
+    params, apply = draw(config), jax.jit(Transformer(config).apply)
+    logits, _ = apply({"params": params}, tokens, cache=empty_cache(config, (2,), 4))
+    np.testing.assert_allclose(logits, apply({"params": params}, tokens), atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    "changes, capacity, message",
+    [
+        (dict(topology=Encoder()), 4, "An Encoder sees all of its text at once"),
+        ({}, 0, "room for at least 1 token; got capacity 0"),
+        (
+            dict(embedding=Embedding(positions=Learned(max_length=9))),
+            10,
+            "9 learned positions; a cache for 10 tokens",
+        ),
+    ],
+)
+def test_caches_that_cannot_be(changes, capacity, message):
+    with pytest.raises(ValueError, match=message):
+        empty_cache(replace(build(), **changes), (2,), capacity)
+
+
+def test_positions_follow_from_the_cache(tokens):
+    config = build()
+    with pytest.raises(ValueError, match="Positions follow from the cache; do not pass both"):
+        Transformer(config).apply(
+            {"params": draw(config)},
+            tokens,
+            positions=jnp.arange(LENGTH),
+            cache=empty_cache(config, (2,), LENGTH),
+        )
