@@ -40,6 +40,23 @@ def parameters(config: c.TransformerConfig) -> int:
     return total
 
 
+def active_parameters(config: c.TransformerConfig) -> int:
+    """Number of learned numbers that one token uses: of many experts, those it is sent to.
+
+    Args:
+        config: The model.
+
+    Returns:
+        The exact count; that of `parameters` where there are no experts.
+    """
+    idle = 0
+    for i in [*range(config.num_layers), *range(_encoder_layers(config))]:
+        choice = config.layer(i).feed_forward
+        if isinstance(choice, c.Experts):
+            idle += (choice.num_experts - choice.top_k) * _feed_forward(config, choice.expert)
+    return parameters(config) - idle
+
+
 def forward_flops(config: c.TransformerConfig, length: int, source_length: int = 0) -> int:
     """FLOPs of one forward pass over one sequence.
 
@@ -47,6 +64,7 @@ def forward_flops(config: c.TransformerConfig, length: int, source_length: int =
 
     Attention counts every key a window holds, without the half that causality would save, as is
     usual in reports of utilisation (Chowdhery et al., PaLM, 2022. arXiv:2204.02311, appendix B).
+    Of many experts those count that a token is sent to.
 
     Args:
         config: The model.
@@ -141,9 +159,9 @@ def activation_bytes(
 def _kept_per_token(
     config: c.TransformerConfig, choice: c.LayerChoice, length: int, remat: str
 ) -> int:
-    a, d, hidden = config.attention, config.model_dim, choice.feed_forward.hidden_dim
+    a, d = config.attention, config.model_dim
     heads, kv = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
-    into = 1 if isinstance(choice.feed_forward, c.MLP) else 2
+    hidden, into = _hidden(choice.feed_forward)
     products = heads + 2 * kv + d + into * hidden + d
     if remat == "full":
         return d
@@ -168,16 +186,31 @@ def _attention_flops(
 
 
 def _layer_flops(config: c.TransformerConfig, choice: c.LayerChoice, length: int) -> int:
-    products = 2 if isinstance(choice.feed_forward, c.MLP) else 3
-    feed_forward = 2 * length * products * config.model_dim * choice.feed_forward.hidden_dim
-    return _attention_flops(config, length, length, choice.window) + feed_forward
+    hidden, into = _hidden(choice.feed_forward)
+    total = _attention_flops(config, length, length, choice.window)
+    total += 2 * length * (into + 1) * config.model_dim * hidden
+    if isinstance(choice.feed_forward, c.Experts):
+        total += 2 * length * config.model_dim * choice.feed_forward.num_experts  # the router
+    if isinstance(choice.positions, c.TransformerXL):
+        heads = config.attention.num_heads * config.attention.head_dim
+        total += 2 * length * config.model_dim * heads  # W times one sinusoid per distance
+        total += 2 * length * _keys(choice.window, length) * heads  # scores of distances
+    return total
+
+
+def _hidden(choice: c.FeedForward) -> tuple[int, int]:
+    """Width of the hidden values of one token, and how many products lead into them."""
+    if isinstance(choice, c.Experts):
+        width, into = _hidden(choice.expert)
+        return choice.top_k * width, into
+    return choice.hidden_dim, 1 if isinstance(choice, c.MLP) else 2
 
 
 def _norm(norm: c.Norm, width: int) -> int:
     return {"none": 0, "scale": 1, "scale_bias": 2}[norm.parameters] * width
 
 
-def _attention(config: c.TransformerConfig) -> int:
+def _attention(config: c.TransformerConfig, positions: c.Positions | None = None) -> int:
     a, d = config.attention, config.model_dim
     heads, kv = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
     widths = {"query": heads, "key": kv, "value": kv, "out": d}
@@ -185,13 +218,23 @@ def _attention(config: c.TransformerConfig) -> int:
     if a.qk_norm is not None:
         one = 2 * a.head_dim if a.qk_norm.over == "head" else heads + kv
         total += _norm(a.qk_norm.norm, one)
+    if isinstance(positions, c.TransformerXL):
+        total += (d + 2) * heads  # W, u and v
     return total
 
 
 def _feed_forward(config: c.TransformerConfig, choice: c.FeedForward) -> int:
-    into = 1 if isinstance(choice, c.MLP) else 2
-    total = (into + 1) * config.model_dim * choice.hidden_dim
-    return total + (into * choice.hidden_dim + config.model_dim if choice.bias else 0)
+    if isinstance(choice, c.Experts):
+        each = _feed_forward(config, choice.expert)
+        return choice.num_experts * (each + config.model_dim)  # a column of the router each
+    hidden, into = _hidden(choice)
+    total = (into + 1) * config.model_dim * hidden
+    return total + (into * hidden + config.model_dim if choice.bias else 0)
+
+
+def _encoder_layers(config: c.TransformerConfig) -> int:
+    topology = config.topology
+    return topology.num_encoder_layers if isinstance(topology, c.EncoderDecoder) else 0
 
 
 def _stack(config: c.TransformerConfig, num_layers: int, *, cross: bool) -> int:
@@ -199,9 +242,9 @@ def _stack(config: c.TransformerConfig, num_layers: int, *, cross: bool) -> int:
     branches = 3 if cross else 2
     norms = {"pre": 1, "post": 1, "branch_out": 1, "sandwich": 2}[config.placement]
     norms *= 1 if config.block == "parallel_shared_norm" else branches
-    layer = norms * _norm(config.norm, d) + (branches - 1) * _attention(config)
-    total = num_layers * layer
-    total += sum(_feed_forward(config, config.layer(i).feed_forward) for i in range(num_layers))
+    total = num_layers * (norms * _norm(config.norm, d) + (_attention(config) if cross else 0))
+    for positions, _, feed_forward in map(config.layer, range(num_layers)):
+        total += _attention(config, positions) + _feed_forward(config, feed_forward)
     if config.final_norm:
         total += _norm(config.norm, d)
     used = {config.layer(i).positions for i in range(num_layers)}

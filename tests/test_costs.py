@@ -23,6 +23,7 @@ def change(attention=None, **fields):
 
 
 LEARNED = c.Embedding(positions=c.Learned(max_length=12, offset=2), norm=c.LayerNorm(), dim=5)
+EXPERTS = c.Experts(expert=c.GLU(hidden_dim=7), num_experts=5, top_k=2)
 EVERY_KIND = {
     "plain": change(),
     "learned": change(embedding=c.Embedding(positions=c.Learned(max_length=12, offset=2))),
@@ -38,6 +39,15 @@ EVERY_KIND = {
     "mixed feed-forward": change(
         feed_forward=(c.MLP(hidden_dim=9, bias=True), c.ClampedGEGLU(hidden_dim=5)), num_layers=5
     ),
+    "experts": change(feed_forward=(EXPERTS, c.MLP(hidden_dim=9))),
+    "transformer-xl": change(dict(positions=(c.TransformerXL(), c.Rope())), num_layers=3),
+    "encoder-decoder, experts, transformer-xl": change(
+        dict(positions=(c.TransformerXL(),)),
+        topology=c.EncoderDecoder(num_encoder_layers=3),
+        feed_forward=(EXPERTS, c.GLU(hidden_dim=5)),
+        num_layers=1,
+    ),
+    "parallel, post": change(block="parallel", placement="post", norm=c.LayerNorm()),
     "post": change(placement="post", final_norm=False, norm=c.LayerNorm()),
     "sandwich": change(placement="sandwich"),
     "branch out": change(placement="branch_out"),
@@ -73,6 +83,16 @@ def test_parameters_are_counted_exactly(name):
     config = EVERY_KIND[name]
     built = sum(math.prod(x.shape) for x in jax.tree.leaves(shapes(config)))
     assert costs.parameters(config) == built
+
+
+def test_active_parameters():
+    """Without the kernels of the experts that a token does not meet; the router stays."""
+    one = 3 * 14 * 7
+    config = EVERY_KIND["experts"]  # layers 0 and 2 of 3
+    assert costs.active_parameters(config) == costs.parameters(config) - 2 * 3 * one
+    config = EVERY_KIND["encoder-decoder, experts, transformer-xl"]  # layer 0, and 0 and 2 of 3
+    assert costs.active_parameters(config) == costs.parameters(config) - 3 * 3 * one
+    assert costs.active_parameters(BASE) == costs.parameters(BASE)
 
 
 def llama(*, heads, kv_heads, model_dim, layers, hidden, vocab_size=32_000):
@@ -155,6 +175,25 @@ def test_flops_of_one_product_at_a_time():
     windowed = replace(WIDE, attention=replace(WIDE.attention, windows=(16, None, 100)))
     saved = 2 * 2 * T * (T - 16) * N * H  # in the first layer; the third sees all 64 keys
     assert costs.forward_flops(windowed, T) == costs.forward_flops(WIDE, T) - saved
+
+
+def test_flops_of_experts_and_transformer_xl():
+    """top_k experts and the router; W times a sinusoid a distance, and the scores it gives."""
+    T, D, F_, N, H = 64, 128, 300, 4, 48
+    rest = costs.forward_flops(WIDE, T) - 3 * 2 * T * 3 * D * 384
+    experts = c.Experts(expert=c.GLU(hidden_dim=F_), num_experts=8, top_k=2)
+    mixed = replace(WIDE, feed_forward=(experts,))
+    assert costs.forward_flops(mixed, T) == rest + 3 * 2 * T * (2 * 3 * D * F_ + 8 * D)
+    relative = replace(WIDE, attention=replace(WIDE.attention, positions=(c.TransformerXL(),)))
+    added = 3 * 2 * T * (D + T) * N * H
+    assert costs.forward_flops(relative, T) == costs.forward_flops(WIDE, T) + added
+
+
+def test_activations_of_experts_are_those_of_as_wide_a_layer():
+    wide = replace(WIDE, feed_forward=(c.GLU(hidden_dim=600),))
+    experts = c.Experts(expert=c.GLU(hidden_dim=300), num_experts=8, top_k=2)
+    mixed = replace(WIDE, feed_forward=(experts,))
+    assert costs.activation_bytes(mixed, 2, 64) == costs.activation_bytes(wide, 2, 64)
 
 
 def test_training_flops_are_six_per_parameter_and_token():

@@ -287,13 +287,15 @@ def _with_beams(
 
 
 def _one_batch_axis(request: Request) -> Request:
+    count = request.lengths.size
+
     def rows(x: Array | None) -> Array | None:
-        return None if x is None else x.reshape(-1, x.shape[-1])
+        return None if x is None else x.reshape(count, x.shape[-1])
 
     return request._replace(
-        prompt=request.prompt.reshape(-1, request.prompt.shape[-1]),
-        lengths=request.lengths.reshape(-1),
-        stop=request.stop.reshape(-1, request.stop.shape[-1]),
+        prompt=rows(request.prompt),
+        lengths=request.lengths.reshape(count),
+        stop=rows(request.stop),
         source=rows(request.source),
         source_segments=rows(request.source_segments),
     )

@@ -81,7 +81,7 @@ def make_request(
         raise ValueError(f"max_new_tokens must be at least 1; got {max_new_tokens}.")
     if isinstance(prompt, list | tuple) and prompt and isinstance(prompt[0], list | tuple):
         prompt, lengths = pad_rows(prompt)
-    prompt = jnp.asarray(prompt)
+    prompt = jnp.asarray(prompt) if len(prompt) else jnp.zeros(0, jnp.int32)
     if not jnp.issubdtype(prompt.dtype, jnp.integer):
         raise ValueError(f"A prompt is token ids, integers; got dtype {prompt.dtype}.")
     full = jnp.full(prompt.shape[:-1], prompt.shape[-1], jnp.int32)

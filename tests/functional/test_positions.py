@@ -533,3 +533,66 @@ def test_t5_bias_gradient_counts_lookups():
 def test_t5_errors(options, message):
     with pytest.raises(ValueError, match=message):
         F.relative_position_buckets(jnp.arange(3), **options)
+
+
+# Transformer-XL
+
+
+def xl_by_hand(query, kernel, queries, keys, base=10_000.0):
+    """Pair by pair, in float64: what the query makes of the sinusoid of the distance."""
+    query, kernel = np.asarray(query, np.float64), np.asarray(kernel, np.float64)
+    width = kernel.shape[0]
+    frequencies = base ** (-np.arange(0, width, 2) / width)
+    bias = np.zeros((query.shape[1], len(queries), len(keys)))
+    for i, j in np.ndindex(len(queries), len(keys)):
+        phase = (queries[i] - keys[j]) * frequencies
+        wave = np.concatenate([np.sin(phase), np.cos(phase)])
+        bias[:, i, j] = np.einsum("nh,dnh,d->n", query[i], kernel, wave)
+    return bias
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_transformer_xl_projects_the_sinusoid_of_the_distance(normal, bidirectional):
+    query, kernel = normal(5, 3, 2), normal(6, 3, 2)
+    queries, keys = np.arange(2, 7), np.asarray([4, 0, 1, 2, 3, 5, 6])
+    found = F.transformer_xl_bias(
+        query,
+        kernel,
+        jnp.asarray(queries),
+        jnp.asarray(keys),
+        base=500.0,
+        bidirectional=bidirectional,
+    )
+    expected = xl_by_hand(query, kernel, queries, keys, base=500.0)
+    seen = np.ones((5, 7), bool) if bidirectional else keys <= queries[:, None]
+    np.testing.assert_allclose(found[:, seen], expected[:, seen], atol=1e-5)
+    assert jnp.all(jnp.isfinite(found))
+
+
+def test_transformer_xl_depends_on_distances_only_and_rows_have_their_own(normal):
+    query, kernel = normal(2, 4, 3, 2), normal(6, 3, 2)
+    at = jnp.asarray([[0, 1, 2, 3], [7, 8, 9, 10]])
+    both = F.transformer_xl_bias(query, kernel, at, at)
+    shared = F.transformer_xl_bias(query, kernel, at[0], at[0])
+    np.testing.assert_allclose(both, shared, atol=1e-6)
+    alone = F.transformer_xl_bias(query[1], kernel, at[1], at[1])
+    np.testing.assert_allclose(both[1], alone, atol=1e-6)
+
+
+def test_transformer_xl_answers_nan_where_positions_have_gaps(normal):
+    at = jnp.asarray([0, 1, 5])
+    bias = F.transformer_xl_bias(normal(3, 1, 2), normal(4, 1, 2), at, at)
+    np.testing.assert_array_equal(
+        np.isnan(bias[0]), [[False] * 3, [False] * 3, [True, True, False]]
+    )
+
+
+def test_transformer_xl_has_a_gradient(normal):
+    query, kernel, at = normal(3, 1, 2), normal(4, 1, 2), jnp.arange(3)
+
+    def f(kernel):
+        return jnp.sum(jnp.sin(F.transformer_xl_bias(query, kernel, at, at)))
+
+    step = normal(4, 1, 2)
+    slope = (f(kernel + 1e-2 * step) - f(kernel - 1e-2 * step)) / 2e-2
+    np.testing.assert_allclose(jnp.vdot(jax.grad(f)(kernel), step), slope, rtol=1e-2)

@@ -8,8 +8,9 @@ import pytest
 import jaxformer
 from jaxformer import Transformer, generate
 from jaxformer.config import DynamicNTK, Encoder, EncoderDecoder, LongRope, Rope
-from jaxformer.generation import Greedy, Sample
+from jaxformer.generation import Greedy, Sample, stream
 from jaxformer.generation.decode import _generate
+from jaxformer.generation.prompts import pad_rows
 
 
 @pytest.fixture(scope="module")
@@ -177,3 +178,103 @@ def test_ids_beyond_the_vocabulary_of_the_tokenizer_are_never_chosen(config, par
         return tokens[:, 5:].max()
 
     assert largest(None) > 7 > largest(7)
+
+
+# Rows of different lengths, stop tokens, chunks, streams
+
+
+ROWS = [[3, 1], [9, 2, 6, 5, 30], [7, 8, 9]]
+
+
+def test_rows_of_different_lengths_are_rows_alone(config, params):
+    together = generate(config, params, ROWS, max_new_tokens=4)
+    assert together.shape == (3, 9)
+    for row, tokens in zip(together, ROWS, strict=True):
+        alone = generate(config, params, jnp.asarray(tokens), max_new_tokens=4)
+        np.testing.assert_array_equal(row[: len(tokens) + 4], alone)
+        assert jnp.all(row[len(tokens) + 4 :] == alone[-1])
+
+
+def test_padding_and_lengths_say_the_same_as_a_list(config, params):
+    padded, lengths = pad_rows(ROWS)
+    np.testing.assert_array_equal(lengths, [2, 5, 3])
+    padded[0, 2:] = 17  # what stands in the padding does not matter
+    found = generate(config, params, padded, lengths=lengths, max_new_tokens=4)
+    np.testing.assert_array_equal(found, generate(config, params, ROWS, max_new_tokens=4))
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 4, 9])
+def test_any_chunks_of_the_prompt_give_the_same(config, params, chunk):
+    found = generate(config, params, ROWS, max_new_tokens=4, prefill_chunk=chunk)
+    np.testing.assert_array_equal(found, generate(config, params, ROWS, max_new_tokens=4))
+
+
+def test_a_row_ends_at_its_stop_token_and_repeats_it(config, params):
+    free = np.asarray(generate(config, params, ROWS, max_new_tokens=6))
+    stops = [int(free[0, 2 + 1]), int(free[1, 5 + 3])]  # what rows choose second and fourth
+    own = jnp.asarray([[stops[0]], [stops[1]], [-1]])
+    found = np.asarray(generate(config, params, ROWS, max_new_tokens=6, stop_tokens=own))
+    for row, (length, tokens) in enumerate(zip((2, 5, 3), ROWS, strict=True)):
+        end = length + 6
+        if own[row, 0] >= 0:
+            chosen = free[row, length:end].tolist()
+            end = length + chosen.index(own[row, 0]) + 1
+        np.testing.assert_array_equal(found[row, :end], free[row, :end])
+        assert np.all(found[row, end:] == found[row, end - 1])
+        assert tokens == found[row, :length].tolist()
+
+
+def test_a_stop_token_of_all_rows_ends_each(config, params):
+    free = np.asarray(generate(config, params, ROWS, max_new_tokens=6))
+    stop = int(free[0, 2])
+    found = np.asarray(generate(config, params, ROWS, max_new_tokens=6, stop_tokens=(stop,)))
+    assert np.all(found[0, 2:] == stop)
+
+
+@pytest.mark.parametrize("sampler", [Greedy(), Sample(temperature=2.0, repetition_penalty=1.3)])
+def test_a_stream_gives_the_tokens_of_generate(config, params, sampler):
+    options = dict(max_new_tokens=5, sampler=sampler, key=jax.random.key(4), stop_tokens=(11,))
+    tokens = np.stack(list(stream(config, params, ROWS, **options)), axis=-1)
+    whole = np.asarray(generate(config, params, ROWS, **options))
+    for row, length in enumerate((2, 5, 3)):
+        np.testing.assert_array_equal(tokens[row], whole[row, length : length + tokens.shape[1]])
+
+
+def test_a_stream_ends_when_all_rows_have(config, params):
+    free = np.asarray(generate(config, params, ROWS[:1], max_new_tokens=6))
+    stop = (int(free[0, 4]),)
+    tokens = list(stream(config, params, ROWS[:1], max_new_tokens=6, stop_tokens=stop))
+    assert len(tokens) == free[0, 2:].tolist().index(stop[0]) + 1
+
+
+def test_an_encoder_decoder_writes_from_a_source(config):
+    cfg = replace(config, topology=EncoderDecoder(num_encoder_layers=1))
+    rng = np.random.default_rng(0)
+    source, start = jnp.asarray(rng.integers(0, 31, (2, 6))), jnp.full((2, 1), 1)
+    model = Transformer(cfg)
+    apply = jax.jit(model.apply)
+    shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), start, source=source))["params"]
+    weights = jax.tree.map(lambda x: jnp.asarray(0.7 * rng.normal(size=x.shape), x.dtype), shapes)
+    rows = [source[0].tolist(), source[1, :4].tolist()]
+    found = generate(cfg, weights, start, max_new_tokens=4, source=rows)
+    for row in range(2):
+        logits = apply({"params": weights}, found[row, :-1], source=jnp.asarray(rows[row]))
+        np.testing.assert_array_equal(found[row, 1:], jnp.argmax(logits, axis=-1))
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (dict(prompt=[[3], []]), "prompt is empty; give at least one"),
+        (dict(prompt=[]), "prompt is empty; give at least one"),
+        (dict(prompt=np.ones((1, 2), np.float32)), "token ids, integers; got dtype float32"),
+        (dict(prompt=np.ones((1, 2), int), lengths=[3]), "lengths go up to 3, but .* 2 places"),
+        (dict(source=[[3]]), "A Decoder has no encoder for a source"),
+        (dict(vocab_size=0), r"vocab_size must be in \[1, 31\]; got 0"),
+        (dict(prefill_chunk=0), "prefill_chunk must be at least 1; got 0"),
+    ],
+)
+def test_more_that_cannot_be_generated_is_refused(config, params, arguments, message):
+    arguments = {"prompt": ROWS, "max_new_tokens": 2, **arguments}
+    with pytest.raises(ValueError, match=message):
+        generate(config, params, arguments.pop("prompt"), **arguments)

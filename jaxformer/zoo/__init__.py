@@ -1,0 +1,14 @@
+"""Published models as configurations, and the survey of 38 that they answer.
+
+    zoo.get("llama-2-70b")    a TransformerConfig at its published size; `.tiny()` shrinks it
+    zoo.names()               every preset
+    zoo.survey()              the 38 rows of the lecture's table: as listed, as released
+
+`python -m jaxformer.zoo` prints the table, `python -m jaxformer.zoo llama-2-70b` one model.
+"""
+
+from jaxformer.zoo.catalogue import get as get
+from jaxformer.zoo.catalogue import names as names
+from jaxformer.zoo.cells import Cells as Cells
+from jaxformer.zoo.row import SurveyRow as SurveyRow
+from jaxformer.zoo.survey import survey as survey

@@ -1,0 +1,45 @@
+"""BLOOM: serial, ALiBi, a norm after the embedding. Its table is padded from 250,680 to 250,880."""
+
+from jaxformer.config import (
+    MLP,
+    Alibi,
+    Embedding,
+    Head,
+    LayerNorm,
+    MultiHead,
+    TransformerConfig,
+)
+from jaxformer.zoo.biases import ALL
+
+
+def bloom(*, model_dim: int, num_layers: int, num_heads: int) -> TransformerConfig:
+    """Pre-norm with biases everywhere but on the tied head.
+
+    References:
+        BigScience, BLOOM: A 176B-Parameter Open-Access Multilingual Language Model, 2022.
+        arXiv:2211.05100, section 3.2
+    """
+    return TransformerConfig(
+        vocab_size=250_880,
+        model_dim=model_dim,
+        num_layers=num_layers,
+        attention=MultiHead(
+            num_heads=num_heads,
+            num_kv_heads=num_heads,
+            head_dim=model_dim // num_heads,
+            positions=(Alibi(),),
+            biases=ALL,
+        ),
+        feed_forward=(MLP(hidden_dim=4 * model_dim, activation="gelu_tanh", bias=True),),
+        norm=LayerNorm(),
+        embedding=Embedding(norm=LayerNorm()),
+        head=Head(tied=True),
+    )
+
+
+PRESETS = {
+    "bloom-560m": bloom(model_dim=1024, num_layers=24, num_heads=16),
+    "bloom-1b7": bloom(model_dim=2048, num_layers=24, num_heads=16),
+    "bloom-7b1": bloom(model_dim=4096, num_layers=30, num_heads=32),
+    "bloom-176b": bloom(model_dim=14_336, num_layers=70, num_heads=112),
+}

@@ -1,0 +1,62 @@
+"""All presets by name."""
+
+import difflib
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from jaxformer.config import TransformerConfig
+from jaxformer.zoo import (
+    bloom,
+    cohere,
+    eleuther,
+    falcon,
+    gemma,
+    gopher,
+    gpt,
+    lamda,
+    llama,
+    mistral,
+    nemotron,
+    olmo,
+    opt,
+    original,
+    palm,
+    phi,
+    qwen,
+    t5,
+)
+
+FAMILIES = (
+    *(original, gpt, t5, eleuther, lamda, gopher, bloom, opt, palm),
+    *(llama, mistral, olmo, gemma, nemotron, qwen, falcon, phi, cohere),
+)
+PRESETS: Mapping[str, TransformerConfig] = MappingProxyType(
+    {name: config for family in FAMILIES for name, config in family.PRESETS.items()}
+)
+
+
+def names() -> tuple[str, ...]:
+    """The presets that `get` knows, by age of their families."""
+    return tuple(PRESETS)
+
+
+def get(name: str) -> TransformerConfig:
+    """A published model's configuration.
+
+    Initial values and dropout, which are choices of training, are the defaults of
+    `TransformerConfig`.
+
+    Args:
+        name: Family, version and size, such as "llama-2-70b".
+
+    Raises:
+        ValueError: There is no such preset; similar names are given.
+    """
+    if name in PRESETS:
+        return PRESETS[name]
+    close = difflib.get_close_matches(name.lower(), PRESETS, n=3, cutoff=0.5)
+    hint = f" Similar: {', '.join(close)}." if close else ""
+    raise ValueError(
+        f"There is no preset {name!r}.{hint} zoo.names() and `python -m jaxformer.zoo --list` "
+        f"give all {len(PRESETS)}."
+    )

@@ -1,0 +1,155 @@
+"""Gemma 2 and 3: norms before and after every branch, GeGLU, narrow and wide layers in turn."""
+
+import math
+
+from jaxformer.config import (
+    GLU,
+    Embedding,
+    Head,
+    LinearScaling,
+    MultiHead,
+    QKNorm,
+    RMSNorm,
+    Rope,
+    TransformerConfig,
+)
+
+NORM = RMSNorm(eps=1e-6, scale_offset=1.0)
+LOCALS_TO_ONE_GLOBAL = 5
+
+
+def gemma(
+    attention: MultiHead,
+    *,
+    vocab_size: int,
+    model_dim: int,
+    num_layers: int,
+    hidden_dim: int,
+    softcap: float | None = None,
+) -> TransformerConfig:
+    """What both versions share: scaled embeddings, a tied head, norms storing their scale - 1."""
+    return TransformerConfig(
+        vocab_size=vocab_size,
+        model_dim=model_dim,
+        num_layers=num_layers,
+        attention=attention,
+        feed_forward=(GLU(hidden_dim=hidden_dim, activation="gelu_tanh"),),
+        norm=NORM,
+        placement="sandwich",
+        embedding=Embedding(scale=math.sqrt(model_dim)),
+        head=Head(tied=True, softcap=softcap),
+    )
+
+
+def gemma_2(
+    *,
+    model_dim: int,
+    num_layers: int,
+    num_heads: int,
+    num_kv_heads: int,
+    hidden_dim: int,
+    head_dim: int = 256,
+    query_scalar: int = 256,
+) -> TransformerConfig:
+    """A window in every other layer; scores capped at 50, logits at 30.
+
+    References:
+        Gemma team, Gemma 2: Improving Open Language Models at a Practical Size, 2024.
+        arXiv:2408.00118, section 2
+    """
+    attention = MultiHead(
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        windows=(4096, None),
+        scale=query_scalar**-0.5,
+        logit_softcap=50.0,
+    )
+    return gemma(
+        attention,
+        vocab_size=256_000,
+        model_dim=model_dim,
+        num_layers=num_layers,
+        hidden_dim=hidden_dim,
+        softcap=30.0,
+    )
+
+
+def gemma_3(
+    *,
+    vocab_size: int,
+    model_dim: int,
+    num_layers: int,
+    num_heads: int,
+    num_kv_heads: int,
+    hidden_dim: int,
+    head_dim: int,
+    query_scalar: int,
+    window: int,
+    stretch: float | None = None,
+) -> TransformerConfig:
+    """Five narrow layers to a wide one, which rotates by another base; queries and keys normalised.
+
+    References:
+        Gemma team, Gemma 3 Technical Report, 2025. arXiv:2503.19786, section 2
+    """
+    scaling = None if stretch is None else LinearScaling(factor=stretch)
+    wide = Rope(base=1_000_000.0, scaling=scaling)
+    attention = MultiHead(
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        positions=(*(Rope(),) * LOCALS_TO_ONE_GLOBAL, wide),
+        windows=(*(window,) * LOCALS_TO_ONE_GLOBAL, None),
+        scale=query_scalar**-0.5,
+        qk_norm=QKNorm(norm=NORM, over="head"),
+    )
+    return gemma(
+        attention,
+        vocab_size=vocab_size,
+        model_dim=model_dim,
+        num_layers=num_layers,
+        hidden_dim=hidden_dim,
+    )
+
+
+PRESETS = {
+    "gemma-2-2b": gemma_2(
+        model_dim=2304, num_layers=26, num_heads=8, num_kv_heads=4, hidden_dim=9216
+    ),
+    "gemma-2-9b": gemma_2(
+        model_dim=3584, num_layers=42, num_heads=16, num_kv_heads=8, hidden_dim=14_336
+    ),
+    "gemma-2-27b": gemma_2(
+        model_dim=4608,
+        num_layers=46,
+        num_heads=32,
+        num_kv_heads=16,
+        hidden_dim=36_864,
+        head_dim=128,
+        query_scalar=144,
+    ),
+    "gemma-3-1b": gemma_3(
+        vocab_size=262_144,
+        model_dim=1152,
+        num_layers=26,
+        num_heads=4,
+        num_kv_heads=1,
+        hidden_dim=6912,
+        head_dim=256,
+        query_scalar=256,
+        window=512,
+    ),
+    "gemma-3-27b": gemma_3(
+        vocab_size=262_208,  # 64 rows more than the tokenizer has, as in the released table
+        model_dim=5376,
+        num_layers=62,
+        num_heads=32,
+        num_kv_heads=16,
+        hidden_dim=21_504,
+        head_dim=128,
+        query_scalar=168,
+        window=1024,
+        stretch=8.0,
+    ),
+}

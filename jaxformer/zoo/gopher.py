@@ -1,0 +1,39 @@
+"""Gopher and Chinchilla: a GPT-2 with RMSNorm and Transformer-XL's relative attention.
+
+The papers do not name the activation; ReLU is the lecture's. Whether u and v are shared among
+layers, biases, and tying are not published: each layer has its own, there are no other biases, and
+the head is tied. The published totals need a W in every layer.
+"""
+
+from jaxformer.config import MLP, Head, MultiHead, RMSNorm, TransformerConfig, TransformerXL
+
+
+def gopher(*, model_dim: int, num_heads: int) -> TransformerConfig:
+    """80 layers with heads of 128.
+
+    References:
+        Rae et al., Scaling Language Models: Methods, Analysis & Insights from Training Gopher,
+        2021. arXiv:2112.11446, section 3.1
+        Hoffmann et al., Training Compute-Optimal Large Language Models, 2022. arXiv:2203.15556,
+        section 4.1
+    """
+    return TransformerConfig(
+        vocab_size=32_000,
+        model_dim=model_dim,
+        num_layers=80,
+        attention=MultiHead(
+            num_heads=num_heads,
+            num_kv_heads=num_heads,
+            head_dim=128,
+            positions=(TransformerXL(),),
+        ),
+        feed_forward=(MLP(hidden_dim=4 * model_dim, activation="relu"),),
+        norm=RMSNorm(),
+        head=Head(tied=True),
+    )
+
+
+PRESETS = {
+    "gopher-280b": gopher(model_dim=16_384, num_heads=128),
+    "chinchilla-70b": gopher(model_dim=8192, num_heads=64),
+}

@@ -1,0 +1,109 @@
+"""GPT, GPT-2, GPT-3, and GPT-Neo, which took over GPT-3's alternation of wide and narrow layers.
+
+GPT-3's weights were never released. Its paper says that dense and locally banded layers alternate,
+and neither how wide the band is nor which come first; here even layers are dense and odd ones see
+256 tokens, as in GPT-Neo.
+"""
+
+from dataclasses import replace
+
+from jaxformer.config import (
+    MLP,
+    Embedding,
+    Head,
+    LayerNorm,
+    Learned,
+    MultiHead,
+    TransformerConfig,
+    Window,
+)
+from jaxformer.zoo.biases import ALL
+
+BAND = 256
+
+
+def gpt(
+    *,
+    model_dim: int,
+    num_layers: int,
+    num_heads: int,
+    vocab_size: int = 50_257,
+    max_length: int = 1024,
+    windows: tuple[Window, ...] = (None,),
+) -> TransformerConfig:
+    """GPT-2: pre-norm, GeLU (its tanh form), a learned position table, biases, tied.
+
+    References:
+        Radford et al., Language Models are Unsupervised Multitask Learners, 2019
+    """
+    return TransformerConfig(
+        vocab_size=vocab_size,
+        model_dim=model_dim,
+        num_layers=num_layers,
+        attention=MultiHead(
+            num_heads=num_heads,
+            num_kv_heads=num_heads,
+            head_dim=model_dim // num_heads,
+            positions=(None,),
+            windows=windows,
+            biases=ALL,
+        ),
+        feed_forward=(MLP(hidden_dim=4 * model_dim, activation="gelu_tanh", bias=True),),
+        norm=LayerNorm(),
+        embedding=Embedding(positions=Learned(max_length=max_length)),
+        head=Head(tied=True),
+    )
+
+
+def gpt_1() -> TransformerConfig:
+    """The first GPT: post-norm, without a norm after the last layer.
+
+    References:
+        Radford et al., Improving Language Understanding by Generative Pre-Training, 2018
+    """
+    body = gpt(model_dim=768, num_layers=12, num_heads=12, vocab_size=40_478, max_length=512)
+    return replace(body, placement="post", final_norm=False)
+
+
+def gpt_3() -> TransformerConfig:
+    """GPT-2 with alternating dense and banded layers; the band is our assumption.
+
+    References:
+        Brown et al., Language Models are Few-Shot Learners, 2020. arXiv:2005.14165, section 2.1
+    """
+    return gpt(
+        model_dim=12_288,
+        num_layers=96,
+        num_heads=96,
+        max_length=2048,
+        windows=(None, BAND),
+    )
+
+
+def gpt_neo(*, model_dim: int, num_layers: int, num_heads: int) -> TransformerConfig:
+    """Wide and narrow layers in turn, scores without a scale, a bias on the output projection.
+
+    References:
+        Black et al., GPT-Neo: Large Scale Autoregressive Language Modeling with Mesh-Tensorflow,
+        2021. Zenodo 5297715
+    """
+    body = gpt(
+        model_dim=model_dim,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        max_length=2048,
+        windows=(None, BAND),
+    )
+    return replace(body, attention=replace(body.attention, scale=1.0, biases=("out",)))
+
+
+PRESETS = {
+    "gpt-1": gpt_1(),
+    "gpt-2-small": gpt(model_dim=768, num_layers=12, num_heads=12),
+    "gpt-2-medium": gpt(model_dim=1024, num_layers=24, num_heads=16),
+    "gpt-2-large": gpt(model_dim=1280, num_layers=36, num_heads=20),
+    "gpt-2-xl": gpt(model_dim=1600, num_layers=48, num_heads=25),
+    "gpt-3-175b": gpt_3(),
+    "gpt-neo-1.3b": gpt_neo(model_dim=2048, num_layers=24, num_heads=16),
+    "gpt-neo-2.7b": gpt_neo(model_dim=2560, num_layers=32, num_heads=20),
+}

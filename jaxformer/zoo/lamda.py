@@ -1,0 +1,27 @@
+"""LaMDA: sizes, relative attention and the gate are published; the rest is taken from T5 v1.1."""
+
+from jaxformer.config import GLU, MultiHead, RMSNorm, T5Bias, TransformerConfig
+
+
+def lamda() -> TransformerConfig:
+    """A decoder with T5's biases by distance and GeGLU.
+
+    Norm, its place, the scale of the scores and the head are not published: those of T5 v1.1.
+
+    References:
+        Thoppilan et al., LaMDA: Language Models for Dialog Applications, 2022. arXiv:2201.08239,
+        section 3
+    """
+    return TransformerConfig(
+        vocab_size=32_000,
+        model_dim=8192,
+        num_layers=64,
+        attention=MultiHead(
+            num_heads=128, num_kv_heads=128, head_dim=128, positions=(T5Bias(),), scale=1.0
+        ),
+        feed_forward=(GLU(hidden_dim=65_536, activation="gelu_tanh"),),
+        norm=RMSNorm(eps=1e-6),
+    )
+
+
+PRESETS = {"lamda-137b": lamda()}

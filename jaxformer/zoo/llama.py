@@ -1,0 +1,140 @@
+"""LLaMA, Llama 2 and 3, and models of other makers with the same design.
+
+Rotations pair the halves of a head, as in the files of the transformers library; Meta's own files
+pair neighbours, with queries and keys permuted to match.
+"""
+
+from jaxformer.config import (
+    GLU,
+    Head,
+    Llama3Scaling,
+    MultiHead,
+    RMSNorm,
+    Rope,
+    RopeScaling,
+    TransformerConfig,
+)
+
+
+def llama(
+    *,
+    vocab_size: int,
+    model_dim: int,
+    num_layers: int,
+    num_heads: int,
+    num_kv_heads: int | None = None,
+    hidden_dim: int,
+    eps: float = 1e-5,
+    base: float = 10_000.0,
+    scaling: RopeScaling | None = None,
+    tied: bool = False,
+) -> TransformerConfig:
+    """Pre-norm with RMSNorm, RoPE, SwiGLU, no biases.
+
+    References:
+        Touvron et al., LLaMA: Open and Efficient Foundation Language Models, 2023.
+        arXiv:2302.13971, section 2.2
+        Touvron et al., Llama 2: Open Foundation and Fine-Tuned Chat Models, 2023. arXiv:2307.09288
+        Grattafiori et al., The Llama 3 Herd of Models, 2024. arXiv:2407.21783, section 3.2
+    """
+    return TransformerConfig(
+        vocab_size=vocab_size,
+        model_dim=model_dim,
+        num_layers=num_layers,
+        attention=MultiHead(
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads or num_heads,
+            head_dim=model_dim // num_heads,
+            positions=(Rope(base=base, scaling=scaling),),
+        ),
+        feed_forward=(GLU(hidden_dim=hidden_dim),),
+        norm=RMSNorm(eps=eps),
+        head=Head(tied=tied),
+    )
+
+
+def llama_3(*, small: bool, scaling: RopeScaling | None = None) -> TransformerConfig:
+    """8B or 70B; version 3.1 stretches the rotations."""
+    sizes = (4096, 32, 32, 14_336) if small else (8192, 80, 64, 28_672)
+    model_dim, num_layers, num_heads, hidden_dim = sizes
+    return llama(
+        vocab_size=128_256,
+        model_dim=model_dim,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=8,
+        hidden_dim=hidden_dim,
+        base=500_000.0,
+        scaling=scaling,
+    )
+
+
+def llama_7b(*, eps: float) -> TransformerConfig:
+    """The smallest of the first two versions."""
+    return llama(
+        vocab_size=32_000, model_dim=4096, num_layers=32, num_heads=32, hidden_dim=11_008, eps=eps
+    )
+
+
+STRETCHED = Llama3Scaling(
+    factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_length=8192
+)
+
+PRESETS = {
+    "llama-7b": llama_7b(eps=1e-6),
+    "llama-13b": llama(
+        vocab_size=32_000, model_dim=5120, num_layers=40, num_heads=40, hidden_dim=13_824, eps=1e-6
+    ),
+    "llama-65b": llama(
+        vocab_size=32_000, model_dim=8192, num_layers=80, num_heads=64, hidden_dim=22_016
+    ),
+    "llama-2-7b": llama_7b(eps=1e-5),
+    "llama-2-70b": llama(
+        vocab_size=32_000,
+        model_dim=8192,
+        num_layers=80,
+        num_heads=64,
+        num_kv_heads=8,
+        hidden_dim=28_672,
+    ),
+    "llama-3-8b": llama_3(small=True),
+    "llama-3-70b": llama_3(small=False),
+    "llama-3.1-8b": llama_3(small=True, scaling=STRETCHED),
+    "llama-3.1-70b": llama_3(small=False, scaling=STRETCHED),
+    "deepseek-67b": llama(
+        vocab_size=102_400,
+        model_dim=8192,
+        num_layers=95,
+        num_heads=64,
+        num_kv_heads=8,
+        hidden_dim=22_016,
+        eps=1e-6,
+    ),
+    "yi-34b": llama(
+        vocab_size=64_000,
+        model_dim=7168,
+        num_layers=60,
+        num_heads=56,
+        num_kv_heads=8,
+        hidden_dim=20_480,
+        base=5_000_000.0,
+    ),
+    "reka-flash-3": llama(
+        vocab_size=100_352,
+        model_dim=6144,
+        num_layers=44,
+        num_heads=64,
+        num_kv_heads=8,
+        hidden_dim=19_648,
+        base=8_000_000.0,
+    ),
+    "smollm2-1.7b": llama(
+        vocab_size=49_152,
+        model_dim=2048,
+        num_layers=24,
+        num_heads=32,
+        hidden_dim=8192,
+        base=130_000.0,
+        tied=True,
+    ),
+}

@@ -1,0 +1,39 @@
+"""Mistral 7B, whose first version sees 4096 tokens, and Mixtral, whose tokens go to experts."""
+
+from dataclasses import replace
+
+from jaxformer.config import GLU, Experts, TransformerConfig
+from jaxformer.zoo.llama import llama
+
+HIDDEN_DIM = 14_336
+
+
+def mistral(*, base: float = 10_000.0, window: int | None = None) -> TransformerConfig:
+    """Llama's design with 8 key-value heads and, in version 0.1, a window in every layer.
+
+    References:
+        Jiang et al., Mistral 7B, 2023. arXiv:2310.06825, section 2
+    """
+    body = llama(
+        vocab_size=32_000,
+        model_dim=4096,
+        num_layers=32,
+        num_heads=32,
+        num_kv_heads=8,
+        hidden_dim=HIDDEN_DIM,
+        base=base,
+    )
+    return replace(body, attention=replace(body.attention, windows=(window,)))
+
+
+def mixtral() -> TransformerConfig:
+    """Mistral with eight feed-forwards a layer, two of them for each token, and no window.
+
+    References:
+        Jiang et al., Mixtral of Experts, 2024. arXiv:2401.04088, section 2
+    """
+    experts = Experts(expert=GLU(hidden_dim=HIDDEN_DIM), num_experts=8, top_k=2)
+    return replace(mistral(base=1_000_000.0), feed_forward=(experts,))
+
+
+PRESETS = {"mistral-7b": mistral(window=4096), "mixtral-8x7b": mixtral()}

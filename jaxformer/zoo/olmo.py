@@ -1,0 +1,58 @@
+"""OLMo, whose norms learn nothing, and OLMo 2, whose norms follow the branches.
+
+Tables are padded: from 50,280 to 50,304 rows (OLMo) and from 100,278 to 100,352 (OLMo 2).
+"""
+
+from dataclasses import replace
+
+from jaxformer.config import LayerNorm, QKNorm, RMSNorm, TransformerConfig
+from jaxformer.zoo.llama import llama
+
+
+def olmo(
+    *, model_dim: int, num_layers: int, num_heads: int, hidden_dim: int, tied: bool = False
+) -> TransformerConfig:
+    """Llama's design with a LayerNorm that has neither scale nor bias.
+
+    References:
+        Groeneveld et al., OLMo: Accelerating the Science of Language Models, 2024.
+        arXiv:2402.00838, section 2.1
+    """
+    body = llama(
+        vocab_size=50_304,
+        model_dim=model_dim,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        hidden_dim=hidden_dim,
+        tied=tied,
+    )
+    return replace(body, norm=LayerNorm(parameters="none"))
+
+
+def olmo_2(
+    *, model_dim: int, num_layers: int, num_heads: int, hidden_dim: int
+) -> TransformerConfig:
+    """Norms on what branches give, before the sum; queries and keys normalised over all heads.
+
+    References:
+        OLMo team, 2 OLMo 2 Furious, 2024. arXiv:2501.00656, section 2
+    """
+    body = llama(
+        vocab_size=100_352,
+        model_dim=model_dim,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        hidden_dim=hidden_dim,
+        eps=1e-6,
+        base=500_000.0,
+    )
+    qk_norm = QKNorm(norm=RMSNorm(eps=1e-6), over="width")
+    return replace(body, attention=replace(body.attention, qk_norm=qk_norm), placement="branch_out")
+
+
+PRESETS = {
+    "olmo-1b": olmo(model_dim=2048, num_layers=16, num_heads=16, hidden_dim=8192, tied=True),
+    "olmo-7b": olmo(model_dim=4096, num_layers=32, num_heads=32, hidden_dim=11_008),
+    "olmo-2-7b": olmo_2(model_dim=4096, num_layers=32, num_heads=32, hidden_dim=11_008),
+    "olmo-2-13b": olmo_2(model_dim=5120, num_layers=40, num_heads=40, hidden_dim=13_824),
+}

@@ -1,0 +1,56 @@
+"""OPT: a GPT with ReLU; its position table starts at row 2, its token table is padded to 50,272."""
+
+from dataclasses import replace
+
+from jaxformer.config import (
+    MLP,
+    Embedding,
+    Head,
+    LayerNorm,
+    Learned,
+    MultiHead,
+    TransformerConfig,
+)
+from jaxformer.zoo.biases import ALL
+
+
+def opt(*, model_dim: int, num_layers: int, num_heads: int) -> TransformerConfig:
+    """Pre-norm with biases everywhere but on the tied head.
+
+    References:
+        Zhang et al., OPT: Open Pre-trained Transformer Language Models, 2022. arXiv:2205.01068,
+        section 2.1
+    """
+    return TransformerConfig(
+        vocab_size=50_272,
+        model_dim=model_dim,
+        num_layers=num_layers,
+        attention=MultiHead(
+            num_heads=num_heads,
+            num_kv_heads=num_heads,
+            head_dim=model_dim // num_heads,
+            positions=(None,),
+            biases=ALL,
+        ),
+        feed_forward=(MLP(hidden_dim=4 * model_dim, activation="relu", bias=True),),
+        norm=LayerNorm(),
+        embedding=Embedding(positions=Learned(max_length=2048, offset=2)),
+        head=Head(tied=True),
+    )
+
+
+def opt_350m() -> TransformerConfig:
+    """The one that is post-norm, without a last norm, with token vectors of half the width."""
+    body = opt(model_dim=1024, num_layers=24, num_heads=16)
+    return replace(
+        body, placement="post", final_norm=False, embedding=replace(body.embedding, dim=512)
+    )
+
+
+PRESETS = {
+    "opt-125m": opt(model_dim=768, num_layers=12, num_heads=12),
+    "opt-350m": opt_350m(),
+    "opt-1.3b": opt(model_dim=2048, num_layers=24, num_heads=32),
+    "opt-6.7b": opt(model_dim=4096, num_layers=32, num_heads=32),
+    "opt-175b": opt(model_dim=12_288, num_layers=96, num_heads=96),
+}

@@ -1,0 +1,38 @@
+"""PaLM: parallel branches under one norm, one key-value head, logits divided by sqrt(model_dim).
+
+The paper gives the norm as LayerNorm without biases. Which features its rotation pairs, and the
+norm's eps, are not published: neighbours, as in the paper it cites, and 1e-5.
+"""
+
+from jaxformer.config import GLU, Head, LayerNorm, MultiHead, Rope, TransformerConfig
+
+
+def palm(*, model_dim: int, num_layers: int, num_heads: int) -> TransformerConfig:
+    """SwiGLU of four times the width, multi-query attention with heads of 256, tied.
+
+    References:
+        Chowdhery et al., PaLM: Scaling Language Modeling with Pathways, 2022. arXiv:2204.02311,
+        section 2
+    """
+    return TransformerConfig(
+        vocab_size=256_000,
+        model_dim=model_dim,
+        num_layers=num_layers,
+        attention=MultiHead(
+            num_heads=num_heads,
+            num_kv_heads=1,
+            head_dim=256,
+            positions=(Rope(pairing="neighbours"),),
+        ),
+        feed_forward=(GLU(hidden_dim=4 * model_dim),),
+        block="parallel_shared_norm",
+        norm=LayerNorm(parameters="scale"),
+        head=Head(tied=True, multiplier=model_dim**-0.5),
+    )
+
+
+PRESETS = {
+    "palm-8b": palm(model_dim=4096, num_layers=32, num_heads=16),
+    "palm-62b": palm(model_dim=8192, num_layers=64, num_heads=32),
+    "palm-540b": palm(model_dim=18_432, num_layers=118, num_heads=48),
+}

@@ -1,0 +1,94 @@
+"""Phi-3 and Phi-4, and Phi-3-small, which is of another design."""
+
+from dataclasses import replace
+
+from jaxformer.config import (
+    BlockSparse,
+    ClampedGEGLU,
+    Embedding,
+    Head,
+    LayerNorm,
+    MultiHead,
+    Rope,
+    TransformerConfig,
+)
+from jaxformer.zoo.biases import ALL
+from jaxformer.zoo.llama import llama
+
+PHI_3_WINDOW = 2047
+# Ids that Phi-3-small's tokenizer never gives, most of them padding of its vocabulary.
+UNUSED = (100_256, 100_258, 100_259, 100_260, 100_264, 100_265, *range(100_267, 100_352))
+
+
+def phi_3(
+    *, model_dim: int, num_layers: int, num_heads: int, num_kv_heads: int, hidden_dim: int
+) -> TransformerConfig:
+    """Llama's design with a window in every layer: the versions for texts of 4096 tokens.
+
+    References:
+        Abdin et al., Phi-3 Technical Report, 2024. arXiv:2404.14219, section 2
+    """
+    body = llama(
+        vocab_size=32_064,
+        model_dim=model_dim,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        hidden_dim=hidden_dim,
+    )
+    return replace(body, attention=replace(body.attention, windows=(PHI_3_WINDOW,)))
+
+
+def phi_3_small() -> TransformerConfig:
+    """Clamped GeGLU, biases, a block-sparse layer before every dense one, scales from muP.
+
+    References:
+        Abdin et al., Phi-3 Technical Report, 2024. arXiv:2404.14219, section 2
+    """
+    return TransformerConfig(
+        vocab_size=100_352,
+        model_dim=4096,
+        num_layers=32,
+        attention=MultiHead(
+            num_heads=32,
+            num_kv_heads=8,
+            head_dim=128,
+            positions=(Rope(base=1_000_000.0),),
+            windows=(BlockSparse(block=64, local_blocks=16, stride=8), None),
+            scale=1 / 128,
+            biases=ALL,
+        ),
+        feed_forward=(ClampedGEGLU(hidden_dim=14_336, limit=20.0, bias=True),),
+        norm=LayerNorm(),
+        embedding=Embedding(scale=10.0),
+        head=Head(tied=True, multiplier=1 / 8, masked_ids=UNUSED),
+    )
+
+
+def phi_4() -> TransformerConfig:
+    """Phi-3-medium's design with a larger vocabulary and no window.
+
+    References:
+        Abdin et al., Phi-4 Technical Report, 2024. arXiv:2412.08905, section 3
+    """
+    return llama(
+        vocab_size=100_352,
+        model_dim=5120,
+        num_layers=40,
+        num_heads=40,
+        num_kv_heads=10,
+        hidden_dim=17_920,
+        base=250_000.0,
+    )
+
+
+PRESETS = {
+    "phi-3-mini": phi_3(
+        model_dim=3072, num_layers=32, num_heads=32, num_kv_heads=32, hidden_dim=8192
+    ),
+    "phi-3-small": phi_3_small(),
+    "phi-3-medium": phi_3(
+        model_dim=5120, num_layers=40, num_heads=40, num_kv_heads=10, hidden_dim=17_920
+    ),
+    "phi-4": phi_4(),
+}

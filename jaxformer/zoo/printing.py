@@ -1,0 +1,191 @@
+"""The survey and its models as plain text, for a terminal of 120 columns."""
+
+import dataclasses
+import textwrap
+from typing import Any
+
+from jaxformer import costs
+from jaxformer.config import EncoderDecoder, Learned, TransformerConfig
+from jaxformer.zoo.catalogue import get, names
+from jaxformer.zoo.cells import Cells
+from jaxformer.zoo.row import SurveyRow
+from jaxformer.zoo.survey import survey
+
+WIDTH = 118
+COLUMNS = (
+    *(("#", 3), ("model", 27), ("year", 6), ("norm", 11), ("block", 10), ("pre-norm", 10)),
+    *(("position", 10), ("activation", 15), ("preset", 18), ("differs", 8)),
+)
+LENGTH = 4096
+
+
+def table() -> str:
+    """The 38 rows as listed; under each, what is otherwise in the released model."""
+    lines = [_line([title for title, _ in COLUMNS]), "-" * WIDTH]
+    for row in survey():
+        lines += _row(row)
+    named = sum(row.preset is not None for row in survey())
+    closing = (
+        f"{len(survey())} rows as the lecture lists them, {named} with a preset. Under a row "
+        "stands what the released model has instead (+ beside, - without). A dot is a blank "
+        "cell. Rows marked under `differs` differ in a column, or in what has none: `python -m "
+        f"jaxformer.zoo NAME` says how, `--list` names all {len(names())} presets."
+    )
+    return "\n".join([*lines, "", textwrap.fill(closing, WIDTH)])
+
+
+def preset(name: str) -> str:
+    """One model: options, costs, and what the survey says of it.
+
+    Raises:
+        ValueError: There is no such preset.
+    """
+    config = get(name)
+    rows = [row for row in survey() if name in row.presets]
+    parts = [f"{name}\n{'=' * len(name)}", code(config), _costs(config), *map(_about, rows)]
+    return "\n\n".join(parts)
+
+
+def listing() -> str:
+    """The names of all presets, a line for each row of the survey that has one."""
+    shown: set[str] = set()
+    lines = []
+    for row in survey():
+        fresh = [name for name in row.presets if name not in shown]
+        shown.update(fresh)
+        if fresh:
+            lines.append(
+                textwrap.fill(f"{row.name}: {', '.join(fresh)}", WIDTH, subsequent_indent="    ")
+            )
+    return "\n".join(lines)
+
+
+def code(choice: Any, indent: int = 0) -> str:
+    """Python that builds a choice, leaving out fields that have their default."""
+    if isinstance(choice, tuple):
+        return _bracket("(", [code(item, indent + 4) for item in choice], ")", indent, comma=True)
+    if not dataclasses.is_dataclass(choice):
+        return repr(choice)
+    fields = [
+        f"{field.name}={code(getattr(choice, field.name), indent + 4)}"
+        for field in dataclasses.fields(choice)
+        if getattr(choice, field.name) != field.default
+    ]
+    return _bracket(f"{type(choice).__name__}(", fields, ")", indent, comma=False)
+
+
+def _bracket(start: str, items: list[str], end: str, indent: int, *, comma: bool) -> str:
+    """All on one line if that is short, else one item a line (short items: as many as fit)."""
+    flat = start + ", ".join(items) + ("," if comma and len(items) == 1 else "") + end
+    if "\n" not in flat and len(flat) + indent <= 80:
+        return flat
+    pad = " " * (indent + 4)
+    if all(len(item) < 10 for item in items):
+        body = textwrap.fill(", ".join(items), 96, initial_indent=pad, subsequent_indent=pad)
+    else:
+        body = "\n".join(f"{pad}{item}," for item in items)
+    return f"{start}\n{body}\n{' ' * indent}{end}"
+
+
+def _line(values: list[str]) -> str:
+    cut = (text.ljust(width) for text, (_, width) in zip(values, COLUMNS, strict=True))
+    return "".join(cut).rstrip()
+
+
+def _row(row: SurveyRow) -> list[str]:
+    listed, tricks = _shown(row.listed), row.listed.tricks
+    name = row.preset or "unpublished"
+    differs = "yes" if row.differences else ""
+    lines = [_line([str(row.number), _short(row.name), str(row.year), *listed, name, differs])]
+    if tricks:
+        lines.append(f"{'':9}tricks: {', '.join(tricks)}")
+    if row.released is None:
+        return lines
+    found = [
+        "" if old == new else new for old, new in zip(listed, _shown(row.released), strict=True)
+    ]
+    if any(found):
+        lines.append(_line(["", "      released:", "", *found, "", ""]))
+    beside = [f"+ {trick}" for trick in row.released.tricks if trick not in tricks]
+    beside += [f"- {trick}" for trick in tricks if trick not in row.released.tricks]
+    if beside:
+        lines.append(f"{'':9}released: {', '.join(beside)}")
+    return lines
+
+
+def _short(name: str) -> str:
+    """A row's name within its column."""
+    return name.replace(" - same for ", ", ")
+
+
+def _shown(cells: Cells) -> list[str]:
+    blank = "."
+    pre_norm = {True: "yes", False: "no", None: blank}[cells.pre_norm]
+    position = (cells.position or blank).replace("Hybrid (RoPE+NoPE)", "RoPE+NoPE")
+    return [
+        cells.norm or blank,
+        cells.block or blank,
+        pre_norm,
+        position,
+        cells.activation or blank,
+    ]
+
+
+def _costs(config: TransformerConfig) -> str:
+    total, active = costs.parameters(config), costs.active_parameters(config)
+    length = min(LENGTH, config.max_length or LENGTH)
+    reads = isinstance(config.topology, EncoderDecoder)
+    flops = costs.forward_flops(config, length, length if reads else 0) / length
+    lines = [f"parameters              {total:,} ({_unit(total, 'MB')})"]
+    if active != total:
+        lines.append(f"  used by one token     {active:,} ({_unit(active, 'MB')})")
+    what = f"a text of {length:,} tokens" + (" and a source as long" if reads else "")
+    lines.append(f"forward FLOPs per token {flops:,.0f} ({_unit(flops, 'MGT')}), in {what}")
+    lines.append(f"KV cache per token      {_cache(config)}")
+    return "\n".join(lines)
+
+
+def _cache(config: TransformerConfig) -> str:
+    one = costs.cache_bytes(config, 1)
+    text = f"{one:,} bytes ({one / 1024:,.1f} KiB) in bfloat16"
+    windows = [config.layer(i).window for i in range(config.num_layers)]
+    widths = sorted({window for window in windows if isinstance(window, int)})
+    for width in widths:
+        grows = costs.cache_bytes(config, width + 1) - costs.cache_bytes(config, width)
+        count = windows.count(width)
+        text += f"\n{'':24}beyond {width:,} tokens {grows:,} bytes: {count} of {len(windows)} "
+        text += "layers keep no more"
+    if isinstance(config.topology, EncoderDecoder):
+        text += ", without those of the source"
+    if isinstance(config.embedding.positions, Learned):
+        text += f"; {config.max_length:,} tokens at most"
+    return text
+
+
+def _about(row: SurveyRow) -> str:
+    lines = [f"Row {row.number} of the survey: {row.name}, {row.year}"]
+    lines += _fill("released", [row.release])
+    lines += _fill("differs", row.differences or ["In nothing that the table lists."])
+    lines += _fill("assumed", row.assumptions)
+    if row.z_loss is not None:
+        lines += _fill("z-loss", [f"{row.z_loss:g}, in training only."])
+    lines += _fill("source", [row.reference])
+    return "\n".join(lines)
+
+
+def _fill(label: str, sentences: Any) -> list[str]:
+    return [
+        textwrap.fill(
+            sentence,
+            WIDTH,
+            initial_indent=f"  {label if i == 0 else '':10}",
+            subsequent_indent=" " * 12,
+        )
+        for i, sentence in enumerate(sentences)
+    ]
+
+
+def _unit(number: int | float, letters: str) -> str:
+    """A number with one of `letters`, which stand for a million, a thousand of those, and so on."""
+    power = max(i for i in range(len(letters)) if number >= 1e6 * 1000**i or i == 0)
+    return f"{number / (1e6 * 1000**power):,.2f} {letters[power]}"

@@ -1,0 +1,58 @@
+"""Qwen, Qwen 2 and 2.5: Llama's design with biases on queries, keys and values.
+
+Vocabularies are those of the released tables, padded to 152,064. Beyond the length of its training
+the first Qwen also stretches rotations and scores; within it, what is here is all.
+"""
+
+from dataclasses import replace
+
+from jaxformer.config import TransformerConfig
+from jaxformer.zoo.biases import QKV
+from jaxformer.zoo.llama import llama
+
+
+def qwen(
+    *,
+    model_dim: int,
+    num_layers: int,
+    num_heads: int,
+    num_kv_heads: int | None = None,
+    hidden_dim: int,
+    eps: float = 1e-6,
+    base: float = 1_000_000.0,
+) -> TransformerConfig:
+    """Heads of 128, not tied at these sizes.
+
+    References:
+        Bai et al., Qwen Technical Report, 2023. arXiv:2309.16609, section 2.3
+        Yang et al., Qwen2 Technical Report, 2024. arXiv:2407.10671, section 2.2
+        Yang et al., Qwen2.5 Technical Report, 2024. arXiv:2412.15115, section 2
+    """
+    body = llama(
+        vocab_size=152_064,
+        model_dim=model_dim,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        hidden_dim=hidden_dim,
+        eps=eps,
+        base=base,
+    )
+    return replace(body, attention=replace(body.attention, biases=QKV))
+
+
+def qwen_72b(*, eps: float) -> TransformerConfig:
+    """The largest of versions 2 and 2.5."""
+    return qwen(
+        model_dim=8192, num_layers=80, num_heads=64, num_kv_heads=8, hidden_dim=29_568, eps=eps
+    )
+
+
+PRESETS = {
+    "qwen-14b": qwen(model_dim=5120, num_layers=40, num_heads=40, hidden_dim=13_696, base=10_000.0),
+    "qwen-2-7b": qwen(
+        model_dim=3584, num_layers=28, num_heads=28, num_kv_heads=4, hidden_dim=18_944
+    ),
+    "qwen-2-72b": qwen_72b(eps=1e-5),
+    "qwen-2.5-72b": qwen_72b(eps=1e-5),
+}

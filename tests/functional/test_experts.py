@@ -1,0 +1,165 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxformer import functional as F
+
+RNG = np.random.default_rng(0)
+R, D, H, E = 11, 5, 3, 4
+
+
+def draw(*shape):
+    return jnp.asarray(RNG.normal(size=shape), jnp.float32)
+
+
+X, KERNELS, LOGITS = draw(R, D), draw(E, D, H), draw(R, E)
+
+
+def by_hand(x, logits, kernels, top_k):
+    """Token by token and expert by expert, in float64."""
+    x, logits, kernels = (np.asarray(a, np.float64) for a in (x, logits, kernels))
+    y = np.zeros((len(x), kernels.shape[-1]))
+    for t in range(len(x)):
+        p = np.exp(logits[t]) / np.exp(logits[t]).sum()
+        chosen = np.argsort(-p)[:top_k]
+        for e in chosen:
+            y[t] += p[e] / p[chosen].sum() * (x[t] @ kernels[e])
+    return y
+
+
+def mixture(x, logits, kernels, top_k=2):
+    return F.mix_experts(
+        x,
+        F.route(logits, top_k=top_k),
+        lambda rows, sizes: F.grouped_linear(rows, kernels, sizes),
+        num_experts=len(kernels),
+    )
+
+
+SQUARE = draw(E, D, D)
+
+
+@pytest.mark.parametrize("top_k", [1, 2, E])
+def test_a_mixture_is_the_weighted_sum_of_its_experts(top_k):
+    np.testing.assert_allclose(
+        mixture(X, LOGITS, SQUARE, top_k), by_hand(X, LOGITS, SQUARE, top_k), atol=1e-5
+    )
+
+
+def test_weights_sum_to_one_only_if_asked():
+    kept = F.route(LOGITS, top_k=2, renormalise=False)
+    p = np.exp(LOGITS) / np.exp(LOGITS).sum(-1, keepdims=True)
+    np.testing.assert_allclose(kept.weights, -np.sort(-p, axis=-1)[:, :2], rtol=1e-6)
+    np.testing.assert_array_equal(kept.experts, np.argsort(-p, axis=-1)[:, :2])
+    np.testing.assert_allclose(F.route(LOGITS, top_k=2).weights.sum(-1), 1, rtol=1e-6)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.permutations(range(E)))
+def test_the_order_of_experts_means_nothing(order):
+    order = np.asarray(order)
+    np.testing.assert_allclose(
+        mixture(X, LOGITS[:, order], SQUARE[order]), mixture(X, LOGITS, SQUARE), atol=1e-5
+    )
+
+
+def test_groups_may_be_empty_and_meet_their_own_kernel():
+    sizes = jnp.asarray([4, 0, 6, 1])
+    rows = np.repeat(np.arange(E), sizes)
+    expected = np.einsum("rd,rdh->rh", X, np.asarray(KERNELS)[rows])
+    np.testing.assert_allclose(F.grouped_linear(X, KERNELS, sizes), expected, atol=1e-5)
+
+
+def loss(x, kernels, sizes):
+    return jnp.sum(jnp.sin(F.grouped_linear(x, kernels, sizes)))
+
+
+def plain_loss(x, kernels, rows):
+    return jnp.sum(jnp.sin(jnp.einsum("rd,rdh->rh", x, kernels[rows])))
+
+
+def test_its_gradient_is_that_of_the_plain_product():
+    sizes = jnp.asarray([4, 0, 6, 1])
+    rows = jnp.asarray(np.repeat(np.arange(E), sizes))
+    found = jax.grad(loss, (0, 1))(X, KERNELS, sizes)
+    for a, b in zip(found, jax.grad(plain_loss, (0, 1))(X, KERNELS, rows), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+def test_groups_differ_between_members_of_a_batch():
+    """vmap, nested, with shared kernels and without; values and gradients."""
+    x, sizes = draw(2, 3, R, D), jnp.asarray([[[4, 0, 6, 1], [11, 0, 0, 0], [2, 3, 3, 3]]] * 2)
+    mapped = jax.vmap(jax.vmap(jax.value_and_grad(loss, (0, 1)), (0, None, 0)), (0, None, 0))
+    values, gradients = mapped(x, KERNELS, sizes)
+    for i, j in np.ndindex(2, 3):
+        one, (dx, dk) = jax.value_and_grad(loss, (0, 1))(x[i, j], KERNELS, sizes[i, j])
+        np.testing.assert_allclose(values[i, j], one, rtol=1e-5)
+        np.testing.assert_allclose(gradients[0][i, j], dx, atol=1e-5)
+        np.testing.assert_allclose(gradients[1][i, j], dk, atol=1e-5)
+
+
+def test_bfloat16_stays_and_is_summed_in_float32():
+    y = mixture(X.astype(jnp.bfloat16), LOGITS, SQUARE.astype(jnp.bfloat16))
+    assert y.dtype == jnp.bfloat16
+    np.testing.assert_allclose(y.astype(jnp.float32), by_hand(X, LOGITS, SQUARE, 2), atol=0.1)
+
+
+@pytest.mark.parametrize("top_k", [0, E + 1])
+def test_impossible_choices_are_refused(top_k):
+    with pytest.raises(ValueError, match=f"chooses among 4 experts; got {top_k}"):
+        F.route(LOGITS, top_k=top_k)
+
+
+# Losses
+
+
+def totals(logits, mask=None):
+    return F.router_totals(logits, top_k=2, mask=mask)
+
+
+def test_an_even_load_costs_one_and_a_collapsed_one_the_number_of_experts():
+    even = jnp.asarray(np.eye(E) * 30 + np.roll(np.eye(E), 1, axis=1) * 30)[None]
+    one = F.load_balance_loss(totals(even))
+    np.testing.assert_allclose(one, 1, rtol=1e-5)
+    all_to_one = jnp.broadcast_to(jnp.asarray([50.0, 0, 0, 0]), (1, R, E))
+    only = F.load_balance_loss(F.router_totals(all_to_one, top_k=1))
+    np.testing.assert_allclose(only, E, rtol=1e-5)
+
+
+def test_losses_are_those_of_the_papers():
+    logits = np.asarray(draw(2, R, E), np.float64)
+    p = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    best = np.argsort(-p, axis=-1)[..., :2]
+    share = np.bincount(best.ravel(), minlength=E) / best.size
+    found = totals(jnp.asarray(logits, jnp.float32))
+    balance = E * (share * p.mean((0, 1))).sum()
+    np.testing.assert_allclose(F.load_balance_loss(found), balance, rtol=1e-5)
+    square = (np.log(np.exp(logits).sum(-1)) ** 2).mean()
+    np.testing.assert_allclose(F.router_z_loss(found), square, rtol=1e-5)
+
+
+def test_totals_of_parts_add_up_and_masked_tokens_do_not_count():
+    logits = draw(3, 2, R, E)  # three layers
+    mask = jnp.asarray(RNG.random((2, R)) > 0.4)
+    whole = totals(logits, mask)
+    parts = [totals(logits[:, i : i + 1], mask[i : i + 1]) for i in range(2)]
+    for a, b in zip(jax.tree.map(jnp.add, *parts), whole, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5)
+    assert whole.chosen.shape == (3, E) and whole.tokens.shape == (3,)
+    changed = jnp.where(mask[..., None], logits, 9.0 * logits[::-1])
+    for a, b in zip(totals(changed, mask), whole, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
+def test_only_probabilities_pass_the_gradient_of_the_balance():
+    def f(logits):
+        return F.load_balance_loss(totals(logits))
+
+    logits = draw(1, R, E)
+    gradient = jax.grad(f)(logits)
+    step = draw(1, R, E)
+    slope = (f(logits + 1e-3 * step) - f(logits - 1e-3 * step)) / 2e-3
+    np.testing.assert_allclose(jnp.vdot(gradient, step), slope, rtol=2e-2)

@@ -1,0 +1,192 @@
+"""Every preset has the size that was published for it."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxformer import Transformer, costs, zoo
+from jaxformer import config as c
+
+# Elements of the released weights, as their model pages, papers or code state them; a tied table
+# counts once.
+EXACT = {
+    "gpt-1": 116_534_784,
+    "gpt-2-small": 124_439_808,
+    "gpt-2-medium": 354_823_168,
+    "gpt-2-large": 774_030_080,
+    "gpt-2-xl": 1_557_611_200,
+    "gpt-neo-1.3b": 1_315_575_808,
+    "gpt-neo-2.7b": 2_651_307_520,
+    "t5-small": 60_506_624,
+    "t5-base": 222_903_552,
+    "t5-large": 737_668_096,
+    "t5-3b": 2_851_598_336,
+    "t5-11b": 11_307_321_344,
+    "t5-v1.1-small": 76_961_152,
+    "t5-v1.1-base": 247_577_856,
+    "t5-v1.1-large": 783_150_080,
+    "t5-v1.1-xl": 2_849_757_184,
+    "t5-v1.1-xxl": 11_135_332_352,
+    "mt5-small": 300_176_768,
+    "mt5-base": 582_401_280,
+    "mt5-large": 1_229_581_312,
+    "mt5-xl": 3_742_619_648,
+    "mt5-xxl": 12_921_057_280,
+    "gpt-j-6b": 6_050_882_784,
+    "gpt-neox-20b": 20_554_567_680,
+    # Pythia's table of models
+    "pythia-70m": 70_426_624,
+    "pythia-160m": 162_322_944,
+    "pythia-410m": 405_334_016,
+    "pythia-1b": 1_011_781_632,
+    "pythia-1.4b": 1_414_647_808,
+    "pythia-2.8b": 2_775_208_960,
+    "pythia-6.9b": 6_857_302_016,
+    "pythia-12b": 11_846_072_320,
+    "bloom-560m": 559_214_592,
+    "bloom-1b7": 1_722_408_960,
+    "bloom-7b1": 7_069_016_064,
+    "bloom-176b": 176_247_271_424,
+    "opt-125m": 125_239_296,
+    "opt-350m": 331_196_416,
+    "opt-1.3b": 1_315_758_080,
+    "opt-6.7b": 6_658_473_984,
+    "llama-7b": 6_738_415_616,
+    "llama-13b": 13_015_864_320,
+    "llama-65b": 65_285_660_672,
+    "llama-2-7b": 6_738_415_616,
+    "llama-2-70b": 68_976_648_192,
+    "llama-3-8b": 8_030_261_248,
+    "llama-3-70b": 70_553_706_496,
+    "llama-3.1-8b": 8_030_261_248,
+    "llama-3.1-70b": 70_553_706_496,
+    "yi-34b": 34_388_917_248,
+    "smollm2-1.7b": 1_711_376_384,
+    "mistral-7b": 7_241_732_096,
+    "mixtral-8x7b": 46_702_792_704,
+    "olmo-1b": 1_176_764_416,
+    "olmo-7b": 6_888_095_744,
+    "olmo-2-7b": 7_298_617_344,
+    "olmo-2-13b": 13_716_198_400,
+    "gemma-2-2b": 2_614_341_888,
+    "gemma-2-9b": 9_241_705_984,
+    "gemma-2-27b": 27_227_128_320,
+    "gemma-3-1b": 999_885_952,
+    "gemma-3-27b": 27_009_346_304,  # the text model
+    "qwen-14b": 14_167_290_880,
+    "qwen-2-7b": 7_615_616_512,
+    "qwen-2-72b": 72_706_203_648,
+    "qwen-2.5-72b": 72_706_203_648,
+    "falcon-7b": 6_921_720_704,
+    "falcon-40b": 41_303_293_952,
+    "phi-3-mini": 3_821_079_552,
+    "phi-3-small": 7_392_272_384,
+    "phi-3-medium": 13_960_238_080,
+    "phi-4": 14_659_507_200,
+    "command-r": 34_980_831_232,
+    "command-r-plus": 103_810_674_688,
+    "command-a": 111_057_580_032,
+}
+# What papers and model cards round to, in billions, and by how much the truth may be away.
+ROUNDED = {
+    # Table 3: 65 and 213 million. No one vocabulary gives both; the paper's "about 37000" gives
+    # 63.1 and 214.2.
+    "transformer-base": (0.065, 0.002),
+    "transformer-big": (0.213, 0.002),
+    "gpt-3-175b": (175.0, 0.5),  # table 2.1
+    "gopher-280b": (280, 0.5),  # table 1
+    "chinchilla-70b": (70, 0.5),  # table 4
+    "opt-175b": (175, 0.5),  # table 1
+    "palm-8b": (8.63, 0.005),  # table 1
+    "palm-62b": (62.50, 0.005),
+    "palm-540b": (540.35, 0.01),  # cut, not rounded: 540.356
+    "deepseek-67b": (67, 0.5),  # table 2
+    "reka-flash-3": (20.9, 0.05),  # model page
+    "falcon-2-11b": (11.1, 0.05),  # model page
+}
+# Without tables of tokens and head.
+NON_EMBEDDING = {
+    "lamda-137b": (137, 0.5),  # table 27 of the paper counts these
+    "nemotron-4-340b": (331.6, 0.05),  # table 1: 331.6 and 9.4 billion
+}
+
+
+def count(config):
+    """Parameters of the model as it is built, without building it."""
+    tokens = jnp.zeros((1, 2), jnp.int32)
+    source = tokens if isinstance(config.topology, c.EncoderDecoder) else None
+    model = Transformer(config)
+    shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), tokens, source=source))
+    return sum(math.prod(x.shape) for x in jax.tree.leaves(shapes["params"]))
+
+
+@pytest.mark.parametrize("name", zoo.names())
+def test_published_parameter_counts(name):
+    config = zoo.get(name)
+    total = count(config)
+    assert costs.parameters(config) == total
+    if name in EXACT:
+        assert total == EXACT[name]
+    elif name in ROUNDED:
+        published, within = ROUNDED[name]
+        assert total / 1e9 == pytest.approx(published, rel=0, abs=within)
+    else:
+        published, within = NON_EMBEDDING[name]
+        tables = (1 if config.head.tied else 2) * config.vocab_size * config.model_dim
+        assert (total - tables) / 1e9 == pytest.approx(published, rel=0, abs=within)
+
+
+def test_mixtral_as_its_paper_counts():
+    """47B in all, of which a token meets 13B."""
+    config = zoo.get("mixtral-8x7b")
+    assert costs.active_parameters(config) == 12_879_925_248
+    assert costs.active_parameters(zoo.get("mistral-7b")) == EXACT["mistral-7b"]
+
+
+@pytest.mark.parametrize(
+    "name, kibibytes",
+    [("llama-2-70b", 320), ("llama-2-7b", 512), ("mistral-7b", 128), ("falcon-7b", 8)],
+)
+def test_cache_of_one_token(name, kibibytes):
+    """In bfloat16: layers x 2 x key-value heads x head_dim x 2 bytes, on paper."""
+    assert costs.cache_bytes(zoo.get(name), 1) == kibibytes * 1024
+
+
+def test_names():
+    assert len(zoo.names()) == len(set(zoo.names()))
+    for name in ("gpt-j-6b", "mistral-7b", "gemma-2-27b", "t5-v1.1-xxl", "llama-2-70b", "gpt-2-xl"):
+        assert isinstance(zoo.get(name), c.TransformerConfig)
+
+
+def test_unknown_names():
+    with pytest.raises(ValueError, match=r"no preset 'lama-2-70'. Similar: llama-2-70b, .*--list"):
+        zoo.get("lama-2-70")
+    message = rf"no preset '!'\. zoo\.names\(\) and .* give all {len(zoo.names())}"
+    with pytest.raises(ValueError, match=message):
+        zoo.get("!")
+
+
+def test_what_only_some_models_have():
+    """Facts that no parameter count can see."""
+    gemma = zoo.get("gemma-2-27b")
+    assert gemma.attention.scale == pytest.approx(144**-0.5)
+    assert gemma.attention.logit_softcap == 50 and gemma.head.softcap == 30
+    assert [gemma.layer(i).window for i in (0, 1, 45)] == [4096, None, None]
+    gemma = zoo.get("gemma-3-27b")
+    assert [gemma.layer(i).window for i in (0, 4, 5, 11, 61)] == [1024, 1024, None, None, 1024]
+    assert gemma.layer(5).positions == c.Rope(base=1e6, scaling=c.LinearScaling(factor=8.0))
+    command = zoo.get("command-a")
+    assert [command.layer(i).positions is None for i in range(5)] == [0, 0, 0, 1, 0]
+    assert [command.layer(i).window for i in range(5)] == [4096, 4096, 4096, None, 4096]
+    assert len(zoo.get("phi-3-small").head.masked_ids) == 91
+    assert zoo.get("t5-11b").head.multiplier == 1 / 32
+    assert zoo.get("palm-540b").head.multiplier == pytest.approx(18_432**-0.5)
+    assert zoo.get("opt-350m").placement == "post" and zoo.get("opt-175b").placement == "pre"
+    rotated = {n: zoo.get(n).attention for n in ("gpt-j-6b", "gpt-neox-20b", "nemotron-4-340b")}
+    assert {n: a.positions[0].width(a.head_dim) for n, a in rotated.items()} == {
+        "gpt-j-6b": 64,
+        "gpt-neox-20b": 24,
+        "nemotron-4-340b": 96,
+    }

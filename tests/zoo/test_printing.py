@@ -1,0 +1,87 @@
+import subprocess
+import sys
+
+import pytest
+
+from jaxformer import config as c
+from jaxformer import zoo
+from jaxformer.zoo import __main__ as command
+from jaxformer.zoo import printing
+
+KINDS = {kind.__name__: kind for kind in vars(c).values() if isinstance(kind, type)}
+
+
+def run(monkeypatch, capsys, *arguments):
+    monkeypatch.setattr(sys, "argv", ["zoo", *arguments])
+    command.main()
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", zoo.names())
+def test_options_are_code_that_rebuilds_the_model(name):
+    text = printing.code(zoo.get(name))
+    assert c.from_python(text, KINDS) == zoo.get(name)
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_table(monkeypatch, capsys):
+    out = run(monkeypatch, capsys)
+    lines = out.splitlines()
+    assert max(map(len, lines)) <= 120
+    numbered = [line for line in lines[2 : lines.index("")] if line[:3].strip().isdigit()]
+    assert [int(line[:3]) for line in numbered] == list(range(1, 39))
+    for row, line in zip(zoo.survey(), numbered, strict=True):
+        assert (row.preset or "unpublished") in line.split()
+        assert ("yes" in line[108:]) == bool(row.differences)
+    at = next(i for i, line in enumerate(lines) if line.startswith("14 BLOOM"))
+    assert "Parallel" in lines[at] and "released:" in lines[at + 1] and "Serial" in lines[at + 1]
+    at = next(i for i, line in enumerate(lines) if line.startswith("30 Command R+"))
+    assert lines[at + 1].strip() == "released: + QK-norm"
+    at = next(i for i, line in enumerate(lines) if line.startswith("22 Olmo 2"))
+    assert lines[at + 1].strip() == "tricks: Z-loss, QK-norm" and lines[at + 2].startswith("23")
+    assert "38 rows as the lecture lists them, 36 with a preset" in out
+
+
+def test_one_model(monkeypatch, capsys):
+    """Parameters, FLOPs and cache on paper: 80 layers, 64 + 8 heads of 128, 4096 tokens."""
+    out = run(monkeypatch, capsys, "llama-2-70b")
+    D, F, V, T, layers = 8192, 28_672, 32_000, 4096, 80
+    products = 2 * D * D + 2 * D * 1024 + 3 * D * F
+    flops = 2 * (layers * (products + 2 * T * D) + D * V)
+    assert "68,976,648,192 (68.98 B)" in out
+    assert f"{flops:,} ({flops / 1e9:.2f} G), in a text of 4,096 tokens" in out
+    assert "327,680 bytes (320.0 KiB) in bfloat16" in out
+    assert "MultiHead(num_heads=64, num_kv_heads=8, head_dim=128)" in out
+    assert "Row 19 of the survey: LLaMA2 (70B), 2023" in out and "arXiv:2307.09288" in out
+
+
+def test_what_some_models_add(monkeypatch, capsys):
+    out = run(monkeypatch, capsys, "gemma-2-27b")
+    grows = 23 * 2 * 16 * 128 * 2
+    assert f"beyond 4,096 tokens {grows:,} bytes: 23 of 46 layers keep no more" in out
+    out = run(monkeypatch, capsys, "mixtral-8x7b")
+    assert "used by one token     12,879,925,248 (12.88 B)" in out
+    out = run(monkeypatch, capsys, "t5-v1.1-xxl")
+    assert "Row 5 of" in out and "Row 6 of" in out and "without those of the source" in out
+    out = run(monkeypatch, capsys, "gpt-2-xl")
+    assert "1,024 tokens at most" in out and "in a text of 1,024 tokens" in out
+    out = run(monkeypatch, capsys, "palm-540b")
+    assert "z-loss    0.0001, in training only." in out and "assumed" in out
+
+
+def test_list(monkeypatch, capsys):
+    out = run(monkeypatch, capsys, "--list")
+    listed = [
+        name.strip()
+        for line in out.replace(",\n", ", ").splitlines()
+        for name in line.split(": ")[1].split(",")
+    ]
+    assert sorted(listed) == sorted(zoo.names())
+
+
+def test_the_command_line_refuses_unknown_names():
+    done = subprocess.run(
+        [sys.executable, "-m", "jaxformer.zoo", "lama-2-70b"], capture_output=True, text=True
+    )
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr.startswith("There is no preset 'lama-2-70b'. Similar: llama-2-70b")

@@ -1,0 +1,119 @@
+"""Every preset, made tiny, and every row as listed: forward, one step of training, generation.
+
+Presets that differ in numbers alone (sizes, eps, bases, scales) are one program with other
+constants, so one of each design is run; `test_presets.py` builds each at its full size. Generation
+is run for one of each kind of attention, since that is what a cache is about.
+"""
+
+from collections import defaultdict
+from dataclasses import fields, is_dataclass, replace
+
+import jax
+import jax.numpy as jnp
+import jaxtyping
+import numpy as np
+import pytest
+
+from jaxformer import Transformer, costs, generate, zoo
+from jaxformer import config as c
+from jaxformer import functional as F
+
+TEXT = jnp.array([[5, 93, 17, 61, 2, 29, 44]])
+SOURCE = jnp.array([[8, 71, 30, 12, 99]])
+QUICK = {"xla_cpu_use_fusion_emitters": False}  # compiles twice as fast, runs more slowly
+
+
+def design(choice):
+    """A configuration without its numbers, nor what merely multiplies frequencies by numbers."""
+    if isinstance(choice, c.LinearScaling | c.Llama3Scaling):
+        return repr(None)
+    if isinstance(choice, tuple):
+        return tuple(map(design, choice))
+    if is_dataclass(choice):
+        return type(choice), *(design(getattr(choice, field.name)) for field in fields(choice))
+    return None if type(choice) in (int, float) else repr(choice)
+
+
+def attending(config):
+    """What generation depends on beside the forward pass: topology, positions and windows."""
+    attention = config.attention
+    choices = config.topology, config.embedding.positions, attention.positions, attention.windows
+    return design(choices)
+
+
+def designs():
+    """The first configuration of each design, under the names of all that share it."""
+    groups = defaultdict(list)
+    for name in zoo.names():
+        groups[design(zoo.get(name).tiny())].append((name, zoo.get(name).tiny()))
+    for row in zoo.survey():
+        groups[design(row.as_listed())].append((f"row-{row.number}", row.as_listed()))
+    return {" ".join(name for name, _ in group): group[0][1] for group in groups.values()}
+
+
+DESIGNS = designs()
+KINDS = {attending(config): names for names, config in DESIGNS.items()}  # the last of each kind
+
+
+@pytest.fixture(autouse=True)
+def no_checks_of_annotations():
+    """They double the time of tracing, and all other tests run the same code with them."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+def draw(shapes):
+    """Small random parameters, norms near 1; numpy compiles nothing."""
+    rng = np.random.default_rng(0)
+
+    def leaf(path, x):
+        noise = 0.2 * rng.normal(size=x.shape)
+        return np.asarray(noise + (path[-1].key == "scale"), x.dtype)
+
+    return jax.tree_util.tree_map_with_path(leaf, shapes)
+
+
+def prepare(config):
+    """One whole pattern of layers, since more only take longer; its parameters and its source."""
+    config = replace(config, num_layers=config.period)
+    reads = isinstance(config.topology, c.EncoderDecoder)
+    source = {"source": SOURCE} if reads else {}
+    model = Transformer(config, scan=False)
+    shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), TEXT, **source))["params"]
+    return config, draw(shapes), source
+
+
+@pytest.mark.parametrize("names", DESIGNS)
+def test_trains(names):
+    """Logits and gradient are finite, and a small step against the gradient lowers the loss."""
+    config, params, source = prepare(DESIGNS[names])
+    assert sum(x.size for x in jax.tree.leaves(params)) == costs.parameters(config)
+    model = Transformer(config, scan=False)
+
+    def loss(params):
+        logits = model.apply({"params": params}, TEXT[:, :-1], **source)
+        return F.cross_entropy(logits, TEXT[:, 1:]), logits
+
+    slope = jax.jit(jax.value_and_grad(loss, has_aux=True), compiler_options=QUICK)
+    (before, logits), gradient = slope(params)
+    masked = list(config.head.masked_ids)
+    assert logits.shape == (1, 6, config.vocab_size)
+    assert np.isfinite(np.delete(logits, masked, axis=-1)).all()
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(gradient))
+    size = np.sqrt(sum(np.sum(np.square(x)) for x in jax.tree.leaves(gradient)))
+    assert size > 0
+    moved = jax.tree.map(
+        lambda x, dx: x - np.float32(0.02 / size) * np.asarray(dx), params, gradient
+    )
+    (after, _), _ = slope(moved)
+    assert after < before
+
+
+@pytest.mark.parametrize("names", KINDS.values())
+def test_generates(names):
+    """Two tokens behind the prompt, none of them masked."""
+    config, params, source = prepare(DESIGNS[names])
+    out = generate(config, params, TEXT[:, :4], max_new_tokens=2, **source)
+    assert out.shape == (1, 6) and (out[:, :4] == TEXT[:, :4]).all()
+    assert not set(np.asarray(out[0, 4:]).tolist()) & set(config.head.masked_ids)

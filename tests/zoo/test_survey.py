@@ -1,0 +1,176 @@
+"""The survey says what the lecture's table says, and what its presets are."""
+
+from dataclasses import replace
+
+import pytest
+
+from jaxformer import config as c
+from jaxformer import zoo
+from jaxformer.zoo.cells import NEUTRAL, build, cells, fill
+
+# The table as the lecture prints it.
+LECTURE = """\
+| Original transformer | 2017 | LayerNorm | Serial | ❌ | Sine | ReLU |  |
+| GPT | 2018 | LayerNorm | Serial | ❌ | Absolute | GeLU |  |
+| T5 (11B) | 2019 | RMSNorm | Serial | ✅ | Relative | ReLU |  |
+| GPT2 | 2019 | LayerNorm | Serial | ❌ | Absolute | GeLU |  |
+| GPT2 | 2020 | RMSNorm | Serial | ✅ | Relative | GeGLU |  |
+| T5 (XXL 11B) v1.1 | 2020 | RMSNorm | Serial | ✅ | Relative | GeGLU |  |
+| mT5 | 2020 | RMSNorm | Serial | ✅ | Relative | GeGLU |  |
+| GPT3 (175B) | 2020 | LayerNorm | Serial | ✅ | Absolute | GeLU |  |
+| GPTJ | 2021 | LayerNorm | Parallel | ✅ | RoPE | GeLU |  |
+| LaMDA | 2021 |  |  |  | Relative | GeGLU |  |
+| Anthropic LM (not claude) | 2021 |  |  |  |  |  |  |
+| Gopher (280B) | 2021 | RMSNorm | Serial | ✅ | Relative | ReLU |  |
+| GPT-NeoX | 2022 | LayerNorm | Parallel | ✅ | RoPE | GeLU |  |
+| BLOOM (175B) | 2022 | LayerNorm | Parallel | ✅ | Alibi | GeLU |  |
+| OPT (175B) | 2022 | LayerNorm | Serial | ❌ | Absolute | ReLU |  |
+| PaLM (540B) | 2022 | RMSNorm | Parallel | ✅ | RoPE | SwiGLU | Z-loss |
+| Chinchilla | 2022 | RMSNorm | Serial | ✅ | Relative | ReLU |  |
+| Mistral (7B) | 2023 | RMSNorm | Serial | ✅ | RoPE | SwiGLU |  |
+| LLaMA2 (70B) | 2023 | RMSNorm | Serial | ✅ | RoPE | SwiGLU |  |
+| LLaMA (65B) | 2023 | RMSNorm | Serial | ✅ | RoPE | SwiGLU |  |
+| GPT4 | 2023 |  |  | ❌ |  |  |  |
+| Olmo 2 | 2024 | RMSNorm | Serial | ❌ | RoPE | SwiGLU | Z-loss, QK-norm |
+| Gemma 2 (27B) | 2024 | RMSNorm | Serial | ✅ | RoPE | GeGLU | Logit soft capping, Pre+post norm |
+| Nemotron-4 (340B) | 2024 | LayerNorm | Serial | ✅ | RoPE | SqReLu |  |
+| Qwen 2 (72B) - same for 2.5 | 2024 | RMSNorm | Serial | ✅ | RoPE | SwiGLU |  |
+| Falcon 2 11B | 2024 | LayerNorm | Parallel | ✅ | RoPE | GeLU | Z-loss |
+| Ph3 (small) - same for ph4 | 2024 | RMSNorm | Serial | ✅ | RoPE | SwiGLU |  |
+| Llama 3 (70B) | 2024 | RMSNorm | Serial | ✅ | RoPE | SwiGLU |  |
+| Reka Flash | 2024 | RMSNorm | Serial | ✅ | RoPE | SwiGLU |  |
+| Command R+ | 2024 | LayerNorm | Parallel | ✅ | RoPE | SwiGLU |  |
+| OLMo | 2024 | RMSNorm | Serial | ✅ | RoPE | SwiGLU |  |
+| Qwen (14B) | 2024 | RMSNorm | Serial | ✅ | RoPE | SwiGLU |  |
+| DeepSeek (67B) | 2024 | RMSNorm | Serial | ✅ | RoPE | SwiGLU |  |
+| Yi (34B) | 2024 | RMSNorm | Serial | ✅ | RoPE | SwiGLU |  |
+| Mixtral of Experts | 2024 |  |  | ❌ |  |  |  |
+| Command A | 2025 | LayerNorm | Parallel | ✅ | Hybrid (RoPE+NoPE) | SwiGLU |  |
+| Gemma 3 | 2025 | RMSNorm | Serial | ✅ | RoPE | GeGLU | Pre+post norm, QK-norm |
+| SmolLM2 (1.7B) | 2025 | RMSNorm | Serial | ✅ | RoPE | SwiGLU |  |
+""".splitlines()
+ROWS = zoo.survey()
+NUMBERS = pytest.mark.parametrize("row", ROWS, ids=lambda row: str(row.number))
+
+
+def test_cells_are_the_lectures():
+    marks = {True: "✅", False: "❌", None: ""}
+    for row, line in zip(ROWS, LECTURE, strict=True):
+        x = row.listed
+        shown = [row.name, row.year, x.norm or "", x.block or "", marks[x.pre_norm]]
+        shown += [x.position or "", x.activation or "", ", ".join(x.tricks)]
+        assert f"| {' | '.join(map(str, shown))} |" == line
+    assert [row.number for row in ROWS] == list(range(1, 39))
+
+
+@NUMBERS
+def test_as_listed_has_the_listed_cells(row):
+    """What is built, read back; blank cells are the neutral ones, Z-loss belongs to training."""
+    config = row.as_listed()
+    tricks = set(row.listed.tricks) - {"Z-loss"}
+    found = cells(config)
+    assert replace(found, tricks=()) == replace(fill(row.listed), tricks=())
+    assert set(found.tricks) == tricks
+    assert (config.placement == "post") == (row.listed.pre_norm is False)
+    assert config.final_norm == (config.placement != "post")
+    caps = (50.0, 30.0) if row.name == "Gemma 2 (27B)" else (None, None)
+    assert (config.attention.logit_softcap, config.head.softcap) == caps
+
+
+def test_readings_of_one_word():
+    """Relative attention is Transformer-XL's in Gopher and Chinchilla, T5's elsewhere."""
+    kinds = {
+        row.number: type(row.as_listed().attention.positions[0])
+        for row in ROWS
+        if row.listed.position == "Relative"
+    }
+    assert {n for n, kind in kinds.items() if kind is c.TransformerXL} == {12, 17}
+    assert {n for n, kind in kinds.items() if kind is c.T5Bias} == {3, 5, 6, 7, 10}
+    for row in ROWS:
+        if row.preset and row.number in kinds:
+            assert type(zoo.get(row.preset).attention.positions[0]) is kinds[row.number]
+
+
+def test_rows_with_nothing_published():
+    assert {row.name for row in ROWS if row.preset is None} == {"GPT4", "Anthropic LM (not claude)"}
+    for row in ROWS:
+        if row.preset is None:
+            assert row.released is None and "no preset" in row.differences[0]
+    anthropic, gpt_4 = ROWS[10].as_listed(), ROWS[20].as_listed()
+    assert cells(anthropic) == NEUTRAL
+    assert cells(gpt_4) == replace(NEUTRAL, pre_norm=False)
+
+
+@NUMBERS
+def test_a_row_that_differs_says_how(row):
+    """A cell that the preset contradicts needs a sentence; a filled blank may be assumed."""
+    if row.released is None:
+        return
+    listed, found = vars(row.listed), vars(row.released)
+    wrong = [
+        name for name in listed if name != "tricks" and listed[name] not in (None, found[name])
+    ]
+    wrong += ["tricks"] if set(listed["tricks"]) != set(found["tricks"]) else []
+    blank = [name for name in listed if listed[name] is None]
+    assert row.differences or not wrong
+    assert row.differences or row.assumptions or not blank
+
+
+def test_where_the_table_is_wrong():
+    """The columns in which a released model has something else than its row lists."""
+    wrong = {}
+    for row in ROWS:
+        if row.released is not None:
+            listed, found = vars(row.listed), vars(row.released)
+            names = [n for n in listed if listed[n] is not None and n != "tricks"]
+            names = [n for n in names if listed[n] != found[n]]
+            names += ["tricks"] if set(listed["tricks"]) != set(found["tricks"]) else []
+            wrong |= {row.name: names} if names else {}
+    assert wrong == {
+        "GPT2": ["pre_norm"],
+        "BLOOM (175B)": ["block"],
+        "OPT (175B)": ["pre_norm"],
+        "PaLM (540B)": ["norm"],
+        "Ph3 (small) - same for ph4": ["norm", "activation"],
+        "Command R+": ["tricks"],
+        "OLMo": ["norm"],
+        "Mixtral of Experts": ["pre_norm"],
+    }
+
+
+def test_every_preset_belongs_to_a_row():
+    known = [name for row in ROWS for name in row.presets]
+    assert set(known) == set(zoo.names())
+
+
+def test_unpublished_details_are_assumptions():
+    """LaMDA, Gopher, PaLM, Chinchilla, and GPT-3's band."""
+    rows = {row.name: " ".join(row.assumptions) for row in ROWS}
+    for name in ("LaMDA", "Gopher (280B)", "PaLM (540B)", "Chinchilla", "GPT3 (175B)"):
+        assert "No weights were released" in rows[name] and "not published" in rows[name]
+
+
+def test_z_loss_has_its_published_weight():
+    assert {row.name: row.z_loss for row in ROWS if row.z_loss} == {
+        "PaLM (540B)": 1e-4,
+        "Olmo 2": 1e-5,
+        "Falcon 2 11B": 1e-4,
+    }
+    for row in ROWS:
+        assert ("Z-loss" in row.listed.tricks) == (row.z_loss is not None)
+
+
+def test_cells_of_models_that_no_row_has():
+    llama = ROWS[18].as_listed()
+    gated = replace(llama, feed_forward=(c.MLP(hidden_dim=8, activation="sigmoid"),))
+    assert cells(gated).activation is None
+    nothing = replace(llama, attention=replace(llama.attention, positions=(None,)))
+    assert cells(nothing).position == "none"
+    both = replace(llama, attention=replace(llama.attention, positions=(c.Rope(), c.Alibi())))
+    assert cells(both).position == "mixed"
+
+
+def test_no_row_lists_a_clamped_gate():
+    listed = replace(ROWS[0].listed, activation="Clamped GeGLU")
+    with pytest.raises(ValueError, match="lists no activation 'Clamped GeGLU'"):
+        build(listed, relative=c.T5Bias(), topology=c.Decoder())
