@@ -1,24 +1,25 @@
-"""Continue a prompt with a trained checkpoint.
+"""Continue a prompt with a trained model, token by token on the terminal.
 
-python -m experiments.generate --checkpoint runs/pretrain-1 --prompt "def main("
+    python -m experiments.generate --checkpoint runs/pretrain-1 --prompt "def main("
+    python -m experiments.generate --checkpoint runs/translate-1 --prompt "2nd of April, 1987"
+    python -m experiments.generate --checkpoint path/to/Llama-3.1-8B --prompt "Once upon"
+
+The folder is the output of a run, or a Hugging Face folder (config.json, safetensors,
+tokenizer.json). An encoder-decoder reads the prompt and writes its answer.
 """
 
-import json
 import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from experiments.command_line import parse, readable_errors
-from experiments.resuming import sha256
-from jaxformer import data
-from jaxformer.config import TransformerConfig, from_json
-from jaxformer.generation import Sample, Sampler, generate
-from jaxformer.layers import Transformer
-from jaxformer.training.checkpoints import Checkpoints
+from experiments.trained import load_trained
+from jaxformer.generation import Beam, Greedy, Sample, generate, stream
 from jaxformer.training.progress import printable
 
 
@@ -27,11 +28,12 @@ class Generate:
     """What to continue, and how.
 
     Attributes:
-        checkpoint: Output folder of a pretraining run.
-        prompt: The text to continue; empty starts a document.
+        checkpoint: Output folder of a run, or a Hugging Face folder.
+        prompt: The text to continue, or an encoder-decoder's source; empty starts a document.
         step: Which checkpoint of the run; None is the newest.
-        max_new_tokens: Tokens to add.
-        sampler: How each token is chosen.
+        max_new_tokens: Most tokens to add; a text may end before.
+        sampler: How each token is chosen. A beam search shows its text when it is done.
+        dtype: Of the computation.
         seed: Of the random choices.
     """
 
@@ -39,45 +41,61 @@ class Generate:
     prompt: str = ""
     step: int | None = None
     max_new_tokens: int = 160
-    sampler: Sampler = Sample(temperature=0.8, top_p=0.95)
+    sampler: Greedy | Sample | Beam = Sample(temperature=0.8, top_p=0.95)
+    dtype: Literal["float32", "bfloat16"] = "float32"
     seed: int = 0
 
 
 def main(run: Generate) -> str:
-    """Print the prompt and its continuation; returns them."""
-    config, params, tokenizer = load(run.checkpoint, run.step)
-    prompt = np.asarray([tokenizer.end_of_text, *tokenizer.encode(run.prompt)], np.int32)
-    tokens = generate(
-        config,
-        params,
-        jnp.asarray(prompt),
-        max_new_tokens=run.max_new_tokens,
-        vocab_size=tokenizer.vocab_size,
-        sampler=run.sampler,
-        key=jax.random.key(run.seed),
-    )
-    text = tokenizer.decode(np.asarray(tokens)[1:])
-    print(printable(text, sys.stdout))
+    """Print the prompt and its continuation as it grows; returns them."""
+    model = load_trained(run.checkpoint, run.step)
+    prompt, source = model.inputs(run.prompt)
+    options: dict[str, Any] = {
+        "max_new_tokens": run.max_new_tokens,
+        "stop_tokens": model.stop,
+        "source": None if source is None else [source],
+        "vocab_size": min(model.tokenizer.vocab_size, model.config.vocab_size),
+        "key": jax.random.key(run.seed),
+        "dtype": run.dtype,
+    }
+    if isinstance(run.sampler, Beam):
+        found = generate(model.config, model.params, [prompt], sampler=run.sampler, **options)
+        tokens: Iterable[int] = cut(np.asarray(found)[0, len(prompt) :].tolist(), model.stop)
+    else:
+        rows = stream(model.config, model.params, [prompt], sampler=run.sampler, **options)
+        tokens = (int(row[0]) for row in rows)
+    text = "" if source is not None else run.prompt
+    show(text)
+    for piece in pieces(tokens, model.tokenizer.decode, prompt):
+        show(piece)
+        text += piece
+    show("\n")
     return text
 
 
-def load(folder: Path, step: int | None) -> tuple[TransformerConfig, dict, data.Tokenizer]:
-    """Configuration, parameters and tokenizer of a pretraining run."""
-    if not (folder / "checkpoints").is_dir():
-        raise ValueError(f"{folder} has no checkpoints; give the output folder of a run.")
-    with Checkpoints(folder / "checkpoints") as checkpoints:
-        saved = checkpoints.describe(step)
-        config = from_json(TransformerConfig, json.dumps(saved["config"]))
-        model = Transformer(config)
-        blank = jnp.zeros((1, 2), jnp.int32)
-        shapes = jax.eval_shape(lambda key: model.init(key, blank), jax.random.key(0))
-        state = checkpoints.restore(step, shapes, partial=True)
-    tokenizer = data.load_tokenizer(folder)
-    if sha256(tokenizer.to_json().encode()) != saved["tokenizer"]:
-        raise ValueError(
-            f"The tokenizer in {folder} is not the one the checkpoint was trained with."
-        )
-    return config, state["params"], tokenizer
+def show(text: str) -> None:
+    """Write to the terminal at once."""
+    print(printable(text, sys.stdout), end="", flush=True)
+
+
+def cut(tokens: list[int], stop: Sequence[int]) -> list[int]:
+    """Tokens up to the first that ends a text."""
+    ends = [i for i, token in enumerate(tokens) if token in stop]
+    return tokens[: ends[0]] if ends else tokens
+
+
+def pieces(
+    tokens: Iterable[int], decode: Callable[[list[int]], str], before: list[int]
+) -> Iterator[str]:
+    """The text of each token in turn; one that is part of a character waits for the rest."""
+    ids, shown = list(before), decode(before)
+    for token in tokens:
+        ids.append(token)
+        text = decode(ids)
+        if not text.endswith("\N{REPLACEMENT CHARACTER}"):
+            yield text[len(shown) :]
+            shown = text
+    yield decode(ids)[len(shown) :]
 
 
 RUNS = {"default": Generate(checkpoint=Path("runs/pretrain-1"))}

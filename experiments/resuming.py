@@ -43,7 +43,7 @@ def last_checkpoint(checkpoints: Checkpoints, output: Path) -> str:
     return f"The last good checkpoint is {latest} in {output}."
 
 
-def command_line(*more: str) -> str:
+def command_line(name: str, *more: str) -> str:
     """The command that started this process, without what is said of its folder, with more."""
     kept, arguments = [], iter(sys.argv[1:])
     for argument in arguments:
@@ -51,4 +51,4 @@ def command_line(*more: str) -> str:
             next(arguments, None)
         elif argument not in ("--resume", "--no-resume") and not argument.startswith("--output="):
             kept.append(argument)
-    return shlex.join(["python", "-m", "experiments.pretrain", *kept, *more])
+    return shlex.join(["python", "-m", f"experiments.{name}", *kept, *more])

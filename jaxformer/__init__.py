@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from jaxformer.config import TransformerConfig as TransformerConfig
     from jaxformer.generation import generate as generate
+    from jaxformer.interop import load_pretrained as load_pretrained
+    from jaxformer.interop import save_pretrained as save_pretrained
     from jaxformer.layers import RotaryEmbedding as RotaryEmbedding
     from jaxformer.layers import Transformer as Transformer
 
@@ -21,11 +23,30 @@ _HOMES = {
     "Transformer": "jaxformer.layers",
     "TransformerConfig": "jaxformer.config",
     "generate": "jaxformer.generation",
+    "load_pretrained": "jaxformer.interop",
+    "save_pretrained": "jaxformer.interop",
 }
 
-_MODULES = ("config", "costs", "data", "functional", "generation", "layers", "training")
+_MODULES = (
+    "config",
+    "costs",
+    "data",
+    "functional",
+    "generation",
+    "interop",
+    "layers",
+    "training",
+    "zoo",
+)
 
-__all__ = ["RotaryEmbedding", "Transformer", "TransformerConfig", "generate"]
+__all__ = [
+    "RotaryEmbedding",
+    "Transformer",
+    "TransformerConfig",
+    "generate",
+    "load_pretrained",
+    "save_pretrained",
+]
 
 
 def __getattr__(name: str):

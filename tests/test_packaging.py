@@ -100,7 +100,7 @@ def imports(path):
 def test_every_import_is_declared():
     declared = {canonicalize_name(r.name) for e in (None, *EXTRAS) for r in requirements(e)}
     # Parts of declared ones: of pytest, of jax, and of the variants that chex tests by.
-    declared |= {"packaging", "jaxlib", "absl-py"}
+    declared |= {"packaging", "jaxlib", "ml-dtypes", "absl-py"}
     distributions = importlib.metadata.packages_distributions()
     undeclared = {
         f"{relative(path)}: {name}"

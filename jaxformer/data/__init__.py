@@ -11,8 +11,16 @@ from jaxformer.data.corpus import TextFiles as TextFiles
 from jaxformer.data.corpus import documents as documents
 from jaxformer.data.corpus import gzip_bits_per_byte as gzip_bits_per_byte
 from jaxformer.data.corpus import split as split
+from jaxformer.data.dates import WrittenDate as WrittenDate
+from jaxformer.data.dates import written_date as written_date
 from jaxformer.data.packing import open_packed as open_packed
 from jaxformer.data.packing import pack as pack
+from jaxformer.data.pairs import Lengths as Lengths
+from jaxformer.data.pairs import Pair as Pair
+from jaxformer.data.pairs import PairBatch as PairBatch
+from jaxformer.data.pairs import PairBatches as PairBatches
+from jaxformer.data.pairs import evaluation_pair_batches as evaluation_pair_batches
+from jaxformer.data.pairs import pair_batch as pair_batch
 from jaxformer.data.rows import PackedRows as PackedRows
 from jaxformer.data.rows import Row as Row
 from jaxformer.data.saved_tokenizers import load_tokenizer as load_tokenizer
@@ -21,6 +29,8 @@ from jaxformer.data.tokenizers import BPE as BPE
 from jaxformer.data.tokenizers import BPETokenizer as BPETokenizer
 from jaxformer.data.tokenizers import ByteLevel as ByteLevel
 from jaxformer.data.tokenizers import ByteTokenizer as ByteTokenizer
+from jaxformer.data.tokenizers import Characters as Characters
+from jaxformer.data.tokenizers import CharacterTokenizer as CharacterTokenizer
 from jaxformer.data.tokenizers import Tokenizer as Tokenizer
 from jaxformer.data.tokenizers import TokenizerConfig as TokenizerConfig
 from jaxformer.data.tokenizers import build_tokenizer as build_tokenizer

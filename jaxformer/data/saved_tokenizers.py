@@ -4,7 +4,13 @@ import json
 from pathlib import Path
 
 from jaxformer.data.extras import import_extra
-from jaxformer.data.tokenizers import END_OF_TEXT, BPETokenizer, ByteTokenizer, Tokenizer
+from jaxformer.data.tokenizers import (
+    END_OF_TEXT,
+    BPETokenizer,
+    ByteTokenizer,
+    CharacterTokenizer,
+    Tokenizer,
+)
 
 # Where a tokenizer of another library does not say how its texts end, one of these is it.
 KNOWN_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
@@ -63,6 +69,8 @@ def _from_saved(saved: dict, *, where: str | Path) -> Tokenizer:
     match saved:
         case {"type": "ByteTokenizer"}:
             return ByteTokenizer()
+        case {"type": "CharacterTokenizer", "alphabet": str(alphabet)}:
+            return CharacterTokenizer(alphabet)
         case {"type": "BPETokenizer", "end_of_text": str(end), "tokenizer": dict(backend)}:
             return _bpe(backend, end, where=where)
     raise ValueError(f"{where} is no tokenizer; its keys are {sorted(saved)}.")

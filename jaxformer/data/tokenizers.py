@@ -1,4 +1,4 @@
-"""Text to integers and back: bytes, or byte-level BPE through Hugging Face ``tokenizers``."""
+"""Text to integers and back: bytes, characters, or byte-level BPE by ``tokenizers``."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -51,7 +51,12 @@ class BPE:
             )
 
 
-TokenizerConfig: TypeAlias = ByteLevel | BPE
+@dataclass(frozen=True, kw_only=True)
+class Characters:
+    """One token per character, of those that the corpus has; any other is an error."""
+
+
+TokenizerConfig: TypeAlias = ByteLevel | BPE | Characters
 
 
 @runtime_checkable
@@ -107,6 +112,56 @@ class ByteTokenizer:
         _write(folder, "tokenizer.json", self.to_json())
 
 
+class CharacterTokenizer:
+    """The characters of an alphabet, then the end of text."""
+
+    def __init__(self, alphabet: str):
+        """Number the characters.
+
+        Args:
+            alphabet: Each character once.
+
+        Raises:
+            ValueError: There are none, or one stands there twice.
+        """
+        self._ids = {character: i for i, character in enumerate(alphabet)}
+        if not alphabet or len(self._ids) != len(alphabet):
+            raise ValueError(
+                "An alphabet has at least one character and each once; got "
+                f"{len(alphabet)}, of which {len(self._ids)} differ."
+            )
+        self._alphabet = alphabet
+        self.end_of_text = len(alphabet)
+        self.vocab_size = len(alphabet) + 1
+
+    def encode(self, text: str) -> Int32[np.ndarray, " T"]:
+        """Look up each character."""
+        try:
+            return np.array([self._ids[character] for character in text], np.int32)
+        except KeyError as error:
+            raise ValueError(
+                f"{error.args[0]!r} in {text!r} is none of the {len(self._ids)} characters that "
+                "this tokenizer knows."
+            ) from None
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Encode many texts."""
+        return [self.encode(text) for text in texts]
+
+    def decode(self, ids: Iterable[SupportsIndex]) -> str:
+        """Join characters."""
+        kept = [i for i in _checked(ids, self.vocab_size) if i != self.end_of_text]
+        return "".join(self._alphabet[i] for i in kept)
+
+    def to_json(self) -> str:
+        """Write everything that `tokenizer_from_json` needs."""
+        return json.dumps({"type": "CharacterTokenizer", "alphabet": self._alphabet})
+
+    def save(self, folder: str | Path) -> None:
+        """Write ``tokenizer.json`` into a folder, for `load_tokenizer`."""
+        _write(folder, "tokenizer.json", self.to_json())
+
+
 class BPETokenizer:
     """A Hugging Face tokenizer with its end of text.
 
@@ -145,6 +200,10 @@ class BPETokenizer:
         found = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, np.int32) for encoding in found]
 
+    def encode_with_specials(self, text: str) -> Int32[np.ndarray, " T"]:
+        """Cut a text into pieces, with the special tokens that its makers put around one."""
+        return np.array(self._backend.encode(text, add_special_tokens=True).ids, np.int32)
+
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
         """Join pieces to text, special tokens left out."""
         return self._backend.decode(_checked(ids, self.vocab_size), skip_special_tokens=True)
@@ -178,6 +237,8 @@ def build_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
             return ByteTokenizer()
         case BPE(vocab_size=vocab_size):
             return train_bpe(texts, vocab_size=vocab_size)
+        case Characters():
+            return CharacterTokenizer("".join(sorted(set().union(*texts))))
 
 
 def train_bpe(texts: Iterable[str], *, vocab_size: int) -> BPETokenizer:

@@ -289,13 +289,15 @@ def _with_beams(
 def _one_batch_axis(request: Request) -> Request:
     count = request.lengths.size
 
-    def rows(x: Array | None) -> Array | None:
-        return None if x is None else x.reshape(count, x.shape[-1])
+    def rows(x: Array) -> Array:
+        return x.reshape(count, x.shape[-1])
+
+    source, segments = request.source, request.source_segments
 
     return request._replace(
         prompt=rows(request.prompt),
         lengths=request.lengths.reshape(count),
         stop=rows(request.stop),
-        source=rows(request.source),
-        source_segments=rows(request.source_segments),
+        source=None if source is None else rows(source),
+        source_segments=None if segments is None else rows(segments),
     )

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxformer.data.batches import Batch
-from jaxformer.training.step import StepMetrics, Tally, TrainState
+from jaxformer.training.step import AnyBatch, StepMetrics, Tally, TrainState
 
 AHEAD = 2  # updates dispatched before the oldest one's numbers are read
 
@@ -31,8 +30,8 @@ class Finished(NamedTuple):
 
 def train(
     state: TrainState,
-    update: Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]],
-    fetch: Callable[[int], Batch],
+    update: Callable[[TrainState, AnyBatch], tuple[TrainState, StepMetrics]],
+    fetch: Callable[[int], AnyBatch],
     *,
     start: int,
     stop: int,
@@ -71,7 +70,7 @@ def train(
 
 
 def evaluate(
-    tally: Callable[[Any, Batch], Tally], params: Any, batches: Iterable[Batch]
+    tally: Callable[[Any, AnyBatch], Tally], params: Any, batches: Iterable[AnyBatch]
 ) -> tuple[float, int]:
     """Sum of negative log-likelihoods in nats over the batches, and the number of tokens."""
     nats, tokens = 0.0, 0

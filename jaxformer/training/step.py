@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +14,14 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jaxformer import functional as F
+from jaxformer.config import EncoderDecoder, Experts, TransformerConfig
 from jaxformer.data.batches import Batch
+from jaxformer.data.pairs import PairBatch
 from jaxformer.layers import Transformer
 
 AXIS = "data"
+AnyBatch = Batch | PairBatch
+Rows = TypeVar("Rows", bound=AnyBatch)
 
 
 class TrainState(NamedTuple):
@@ -49,14 +53,19 @@ class Objective:
     Attributes:
         z_loss: Weight of the squared log of the softmax's denominator.
         label_smoothing: Share of the target's probability that is spread over the vocabulary.
+        load_balance: Weight of how unevenly experts are chosen, the mean over their layers.
+        router_z_loss: Weight of the squared log of the routers' denominator, likewise.
     """
 
     z_loss: float = 0.0
     label_smoothing: float = 0.0
+    load_balance: float = 0.01
+    router_z_loss: float = 0.001
 
     def __post_init__(self):
-        if self.z_loss < 0:
-            raise ValueError(f"z_loss must not be negative; got {self.z_loss}.")
+        for name in ("z_loss", "load_balance", "router_z_loss"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative; got {getattr(self, name)}.")
         if not 0 <= self.label_smoothing < 1:
             raise ValueError(f"label_smoothing must be in [0, 1); got {self.label_smoothing}.")
 
@@ -75,7 +84,7 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, P())
 
 
-def put_batch(batch: Batch, mesh: Mesh) -> Batch:
+def put_batch(batch: Rows, mesh: Mesh) -> Rows:
     """Each device its share of the rows."""
     return jax.device_put(batch, NamedSharding(mesh, P(AXIS)))
 
@@ -111,37 +120,64 @@ def abstract_state(
 def _start(
     model: Transformer, optimizer: optax.GradientTransformation, key: PRNGKeyArray
 ) -> TrainState:
-    params = model.init(key, jnp.zeros((1, 2), jnp.int32))["params"]
+    blank = jnp.zeros((1, 2), jnp.int32)
+    reads = isinstance(model.config.topology, EncoderDecoder)
+    params = model.init(key, blank, source=blank if reads else None)["params"]
     return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
 
 
-def apply_to(batch: Batch, model: Transformer, params: Any, **options: Any) -> Any:
+def apply_to(batch: AnyBatch, model: Transformer, params: Any, **options: Any) -> Any:
     """Logits of a batch."""
-    return model.apply(
-        {"params": params},
-        batch.tokens,
-        positions=batch.positions,
-        segments=batch.segments,
-        **options,
-    )
+    inputs: dict[str, Any]
+    match batch:
+        case PairBatch():
+            inputs = {"source": batch.source, "source_segments": batch.source_segments}
+        case Batch():
+            inputs = {"positions": batch.positions, "segments": batch.segments}
+    return model.apply({"params": params}, batch.tokens, **inputs, **options)
 
 
 def total_loss(
     model: Transformer,
     objective: Objective,
     params: Any,
-    batch: Batch,
+    batch: AnyBatch,
     key: PRNGKeyArray,
 ) -> Float[Array, ""]:
-    """Sum of the losses of the tokens that count, dropout on."""
-    logits = apply_to(batch, model, params, deterministic=False, rngs={"dropout": key})
+    """Sum of the losses of the tokens that count, dropout on; runs over the axis "data"."""
+    logits, said = apply_to(
+        batch, model, params, deterministic=False, rngs={"dropout": key}, mutable=["router"]
+    )
     losses = F.token_cross_entropy(
         logits,
         jnp.asarray(batch.targets),
         z_loss=objective.z_loss,
         label_smoothing=objective.label_smoothing,
     )
-    return jnp.sum(jnp.where(batch.mask, losses, 0.0))
+    total = jnp.sum(jnp.where(batch.mask, losses, 0.0))
+    tokens = jnp.sum(batch.mask).astype(jnp.float32)
+    return total + tokens * router_loss(model.config, objective, said, batch)
+
+
+def router_loss(
+    config: TransformerConfig, objective: Objective, said: dict[str, Any], batch: AnyBatch
+) -> Float[Array, ""]:
+    """The weighted losses of the routers, each over the tokens of all devices, then their mean."""
+    losses = []
+    for path, logits in jax.tree_util.tree_leaves_with_path(said):
+        names = jax.tree_util.keystr(path, simple=True, separator="/").split("/")
+        layer = next(name for name in names if name.startswith("layer_"))
+        choice = config.layer(int(layer.removeprefix("layer_"))).feed_forward
+        if not isinstance(choice, Experts):
+            continue
+        mask = batch.mask
+        if isinstance(batch, PairBatch) and "encoder" in names:
+            mask = batch.source_segments > 0
+        here = F.router_totals(logits, top_k=choice.top_k, mask=jnp.asarray(mask))
+        totals = jax.lax.psum(here, AXIS)
+        balance, square = F.load_balance_loss(totals), F.router_z_loss(totals)
+        losses.append(objective.load_balance * balance + objective.router_z_loss * square)
+    return jnp.mean(jnp.concatenate([jnp.ravel(x) for x in losses])) if losses else jnp.zeros(())
 
 
 def make_update(
@@ -158,7 +194,8 @@ def make_update(
     The mean is over the tokens that count in the whole batch, whatever device or accumulated part
     they are in, so without dropout neither changes the result beyond rounding. It is taken inside
     the loss, before the gradient: parameters are the same on every device, so JAX sums their
-    gradient itself.
+    gradient itself. One thing depends on the accumulation: the load of experts is balanced within
+    each part.
 
     Args:
         model: Applied with dropout on.
@@ -172,7 +209,7 @@ def make_update(
         (state, batch) -> (state, metrics). The state passed in is consumed.
     """
 
-    def gradient(state: TrainState, batch: Batch):
+    def gradient(state: TrainState, batch: AnyBatch):
         tokens = jax.lax.psum(jnp.sum(batch.mask), AXIS).astype(jnp.float32)
         key = jax.random.fold_in(jax.random.key(seed), state.step)
         key = jax.random.fold_in(key, jax.lax.axis_index(AXIS))
@@ -196,7 +233,7 @@ def make_update(
         parts = (jnp.arange(accumulation), jax.tree.map(split, batch))
         return jax.lax.scan(part, start, parts)[0]
 
-    def per_device(state: TrainState, batch: Batch):
+    def per_device(state: TrainState, batch: AnyBatch):
         loss, gradients = gradient(state, batch)
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
@@ -207,10 +244,10 @@ def make_update(
     return jax.jit(sharded, donate_argnums=0)
 
 
-def make_tally(model: Transformer, mesh: Mesh) -> Callable[[Any, Batch], Tally]:
+def make_tally(model: Transformer, mesh: Mesh) -> Callable[[Any, AnyBatch], Tally]:
     """Build the jitted evaluation: (params, batch) -> nats and tokens, summed over devices."""
 
-    def per_device(params: Any, batch: Batch) -> Tally:
+    def per_device(params: Any, batch: AnyBatch) -> Tally:
         losses = F.token_cross_entropy(apply_to(batch, model, params), jnp.asarray(batch.targets))
         tally = Tally(jnp.sum(jnp.where(batch.mask, losses, 0.0)), jnp.sum(batch.mask))
         return jax.lax.psum(tally, AXIS)

@@ -223,3 +223,32 @@ def test_without_the_library_the_error_says_what_to_install(monkeypatch):
     with pytest.raises(ImportError, match=message):
         data.tokenizer_from_json(BPE.to_json())
     assert data.build_tokenizer(data.ByteLevel(), TEXTS).vocab_size == 257
+
+
+# Characters
+
+
+def test_characters_are_those_of_the_texts_in_order(tmp_path):
+    tokenizer = data.build_tokenizer(data.Characters(), ["二 b", "ab", ""])
+    assert tokenizer.encode(" ab二").tolist() == [0, 1, 2, 3]
+    assert (tokenizer.vocab_size, tokenizer.end_of_text) == (5, 4)
+    assert tokenizer.decode([3, 4, 1, 4]) == "二a"
+    tokenizer.save(tmp_path)
+    again = data.load_tokenizer(tmp_path)
+    assert isinstance(again, data.Tokenizer)
+    assert again.to_json() == tokenizer.to_json()
+    assert [ids.tolist() for ids in again.encode_batch(["b", "", "a二"])] == [[2], [], [1, 3]]
+
+
+def test_characters_that_are_not_known_are_refused():
+    tokenizer = data.CharacterTokenizer("ab")
+    with pytest.raises(ValueError, match="'c' in 'abc' is none of the 2 characters that this"):
+        tokenizer.encode("abc")
+    with pytest.raises(ValueError, match="Tokens run from 0 to 2; got 3"):
+        tokenizer.decode([0, 3])
+
+
+@pytest.mark.parametrize("alphabet, counts", [("", "0, of which 0"), ("aba", "3, of which 2")])
+def test_an_alphabet_that_cannot_be_is_refused(alphabet, counts):
+    with pytest.raises(ValueError, match=f"at least one character and each once; got {counts}"):
+        data.CharacterTokenizer(alphabet)

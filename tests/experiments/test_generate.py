@@ -1,13 +1,26 @@
+import json
 import shutil
+from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from experiments import generate, pretrain
-from jaxformer.config import MLP, Embedding, Learned, MultiHead, TransformerConfig
+from experiments.trained import load_trained
+from jaxformer import Transformer, generation, save_pretrained, zoo
+from jaxformer.config import (
+    GLU,
+    MLP,
+    Embedding,
+    EncoderDecoder,
+    Learned,
+    MultiHead,
+    TransformerConfig,
+)
 from jaxformer.data import ByteLevel, TextFiles, train_bpe
-from jaxformer.generation import Greedy, Sample
+from jaxformer.generation import Beam, Greedy, Sample
 from jaxformer.training.checkpoints import Checkpoints
 from jaxformer.training.optimizers import OptimizerConfig
 from jaxformer.training.schedules import Constant
@@ -76,9 +89,9 @@ def test_an_empty_prompt_starts_a_document(folder):
 
 def test_the_checkpoint_of_a_step_is_read(folder):
     """The newest without a step. Of two steps, so that another was not read."""
-    loaded = {step: generate.load(folder, step) for step in (None, 1, 2)}
-    leaves = {step: jax.tree.leaves(params) for step, (_, params, _) in loaded.items()}
-    assert loaded[None][0] == MODEL
+    loaded = {step: load_trained(folder, step) for step in (None, 1, 2)}
+    leaves = {step: jax.tree.leaves(model.params) for step, model in loaded.items()}
+    assert loaded[None].config == MODEL
     for newest, first, second in zip(leaves[None], leaves[1], leaves[2], strict=True):
         np.testing.assert_array_equal(newest, second)
         assert np.any(np.asarray(first) != np.asarray(second))
@@ -91,7 +104,7 @@ def test_an_unknown_step_is_refused_with_those_there_are(folder):
 
 
 def test_a_folder_without_checkpoints_is_refused(tmp_path, folder):
-    message = "has no checkpoints; give the output folder of a run."
+    message = "has no checkpoints and no config.json; give the output folder of a run, or a Hugg"
     with pytest.raises(ValueError, match=f"^{tmp_path} {message}"):
         text(tmp_path)
     with pytest.raises(ValueError, match=f"checkpoints {message}"):
@@ -108,8 +121,7 @@ def test_a_checkpoint_of_another_model_is_refused(folder, tmp_path):
     said["config"]["model_dim"] = 14
     del said["schema"]
     with Checkpoints(tmp_path / "checkpoints") as changed:
-        _, params, _ = generate.load(folder, None)
-        changed.save(1, {"params": params}, said)
+        changed.save(1, {"params": load_trained(folder).params}, said)
     with pytest.raises(ValueError, match=r"Checkpoint 1 in .* does not fit"):
         text(tmp_path)
 
@@ -126,3 +138,80 @@ def test_a_replaced_tokenizer_is_refused(folder, tmp_path):
     train_bpe(["the lazy dogs"] * 9, vocab_size=260).save(copy)
     with pytest.raises(ValueError, match="copy is not the one the checkpoint was trained with"):
         text(copy)
+
+
+# Hugging Face folders
+
+
+def export(folder, config, **extra):
+    """A model with random weights and a tokenizer that marks the start of a text itself."""
+    tokenizer = train_bpe(["the lazy dogs sleep"] * 9, vocab_size=270)
+    tokenizer.save(folder.parent / "tokenizer")
+    rng = np.random.default_rng(0)
+    blank = jnp.zeros((1, 2), jnp.int32)
+    source = blank if isinstance(config.topology, EncoderDecoder) else None
+    init = Transformer(config).init
+    shapes = jax.eval_shape(lambda: init(jax.random.key(0), blank, source=source))["params"]
+    params = jax.tree.map(lambda x: 0.3 * rng.normal(size=x.shape).astype(np.float32), shapes)
+    extra = {"bos_token_id": 5, "eos_token_id": [3], **extra}
+    save_pretrained(folder, config, params, extra=extra)
+    saved = json.loads((folder.parent / "tokenizer/tokenizer.json").read_text())
+    first = saved["model"]["vocab"]["!"]
+    start, one, two = (
+        {kind: {"id": name, "type_id": 0}}
+        for kind, name in (("SpecialToken", "!"), ("Sequence", "A"), ("Sequence", "B"))
+    )
+    saved["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [start, one],
+        "pair": [start, one, two],
+        "special_tokens": {"!": {"id": "!", "ids": [first], "tokens": ["!"]}},
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(saved))
+    shutil.copy(folder.parent / "tokenizer/tokenizer_config.json", folder)
+    return tokenizer, params, first
+
+
+def test_a_hugging_face_folder_continues_text_as_its_makers_begin_it(tmp_path):
+    config = replace(
+        MODEL, vocab_size=272, embedding=Embedding(), feed_forward=(GLU(hidden_dim=11),)
+    )
+    tokenizer, params, first = export(tmp_path / "hub", config)
+    found = text(tmp_path / "hub", prompt="the la", max_new_tokens=9)
+    prompt = [first, *tokenizer.encode("the la").tolist()]
+    tokens = generation.generate(
+        config, params, [prompt], max_new_tokens=9, stop_tokens=(3,), vocab_size=270
+    )[0, len(prompt) :].tolist()
+    assert found == "the la" + tokenizer.decode(generate.cut(tokens, (3,)))
+    with pytest.raises(ValueError, match="is a Hugging Face folder; it has no checkpoint 4"):
+        text(tmp_path / "hub", step=4)
+
+
+@pytest.mark.parametrize("sampler", [Greedy(), Beam(num_beams=2)])
+def test_an_encoder_decoder_folder_answers_its_source(tmp_path, sampler):
+    config = replace(zoo.get("t5-small").tiny(), vocab_size=272)
+    tokenizer, params, first = export(tmp_path / "hub", config, decoder_start_token_id=7)
+    found = text(tmp_path / "hub", prompt="the lazy", max_new_tokens=5, sampler=sampler)
+    source = [first, *tokenizer.encode("the lazy").tolist()]
+    tokens = generation.generate(
+        config,
+        params,
+        [[7]],
+        source=[source],
+        max_new_tokens=5,
+        stop_tokens=(3,),
+        vocab_size=270,
+        sampler=sampler,
+    )[0, 1:].tolist()
+    assert found == tokenizer.decode(generate.cut(tokens, (3,)))
+
+
+def test_pieces_wait_for_whole_characters():
+    text = "aé→z"
+    ids = list(text.encode())
+
+    def decode(ids):
+        return bytes(ids).decode(errors="replace")
+
+    assert list(generate.pieces(ids[1:], decode, ids[:1])) == ["é", "→", "z", ""]
+    assert list(generate.pieces(ids[1:2], decode, ids[:1])) == ["\N{REPLACEMENT CHARACTER}"]

@@ -97,6 +97,15 @@ def test_branch_out_placement(parts):
     np.testing.assert_allclose(y, h + norm("post_feed_forward_norm", feed_forward(h)), atol=1e-5)
 
 
+def test_parallel_branches_with_a_norm_each_after_their_sums(parts):
+    """Both read the same x; the second sum is of the first one, normalised."""
+    x, y, attention, feed_forward, norm = parts(block="parallel", placement="post")
+    first = norm("post_attention_norm", x + attention(x))
+    np.testing.assert_allclose(
+        y, norm("post_feed_forward_norm", first + feed_forward(x)), atol=1e-5
+    )
+
+
 def test_parallel_shared_placements(parts):
     x, y, attention, feed_forward, norm = parts(block="parallel_shared_norm", placement="post")
     both = attention(x) + feed_forward(x)

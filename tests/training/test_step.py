@@ -13,8 +13,16 @@ from jax.sharding import PartitionSpec as P
 from jax.tree_util import keystr, tree_flatten_with_path, tree_map_with_path
 
 from jaxformer import functional as F
-from jaxformer.config import GLU, Dropout, MultiHead, TransformerConfig, from_json
-from jaxformer.data import Batch
+from jaxformer.config import (
+    GLU,
+    Dropout,
+    EncoderDecoder,
+    Experts,
+    MultiHead,
+    TransformerConfig,
+    from_json,
+)
+from jaxformer.data import Batch, PairBatch
 from jaxformer.layers import Transformer
 from jaxformer.training import step
 from jaxformer.training.optimizers import AdamW, OptimizerConfig, make_optimizer
@@ -28,6 +36,7 @@ CONFIG = TransformerConfig(
     attention=MultiHead(num_heads=2, num_kv_heads=1, head_dim=6),
     feed_forward=(GLU(hidden_dim=11),),
 )
+TRANSLATING = replace(CONFIG, num_layers=1, topology=EncoderDecoder(num_encoder_layers=1))
 DROPPING = replace(CONFIG, dropout=Dropout(residual=0.5, embedding=0.5))
 # Tokens that count in each of eight rows: another number on each device and in each part.
 COUNTS = (7, 1, 4, 0, 6, 2, 0, 5)
@@ -50,7 +59,8 @@ def make_batch(counts=COUNTS, seed=0):
 def draw(config):
     """Parameters from their names and shapes alone, as in golden/step.py."""
     key, tokens = jax.random.key(0), jnp.zeros((1, 2), jnp.int32)
-    shapes = jax.eval_shape(lambda: Transformer(config).init(key, tokens))["params"]
+    source = tokens if isinstance(config.topology, EncoderDecoder) else None
+    shapes = jax.eval_shape(lambda: Transformer(config).init(key, tokens, source=source))["params"]
 
     def start(path, x):
         wave = np.cos(np.arange(x.size) * 0.7 + len(keystr(path))).reshape(x.shape)
@@ -206,6 +216,101 @@ def test_the_objective_enters():
     batch, terms = make_batch(), {"z_loss": 0.3, "label_smoothing": 0.2}
     found = gradient(batch, devices=2, objective=step.Objective(**terms))
     assert_close(found, expected(batch, **terms))
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+def test_the_load_of_experts_is_balanced_over_the_whole_batch(devices):
+    """Against the formulas of Switch and ST-MoE, written out for one device."""
+    experts = Experts(expert=GLU(hidden_dim=5), num_experts=4)
+    config = replace(CONFIG, feed_forward=(experts, GLU(hidden_dim=7)), num_layers=3)
+    batch = jax.tree.map(jnp.asarray, make_batch())
+    objective = step.Objective(load_balance=0.7, router_z_loss=0.2)
+
+    def loss(params):
+        logits, said = Transformer(config).apply(
+            {"params": params},
+            batch.tokens,
+            positions=batch.positions,
+            segments=batch.segments,
+            mutable=["router"],
+        )
+        decoder = said["router"]["decoder"]
+        routers = [
+            decoder["layers"]["layer_0"]["feed_forward"]["logits"][0][0],
+            decoder["tail"]["layer_0"]["feed_forward"]["logits"][0],
+        ]
+        extra = 0.0
+        for router in routers:
+            scores = router[batch.mask]
+            p = jax.nn.softmax(scores)
+            best_two = jnp.argsort(-p, axis=-1)[:, :2]
+            share = jnp.mean(jax.nn.one_hot(best_two, 4), axis=(0, 1))
+            extra += 0.7 * 4 * jnp.sum(share * jnp.mean(p, axis=0))
+            extra += 0.2 * jnp.mean(jnp.log(jnp.sum(jnp.exp(scores), axis=-1)) ** 2)
+        return F.cross_entropy(logits, batch.targets, mask=batch.mask) + extra / 2
+
+    found = gradient(batch, devices=devices, objective=objective, config=config)
+    assert_close(found, jax.device_get(jax.value_and_grad(loss)(draw(config))), atol=1e-6)
+
+
+# Pairs
+
+
+SOURCE_LENGTHS = np.int32([5, 1, 4, 2, 5, 3, 1, 2])
+
+
+def make_pairs(seed=0):
+    """Sources of several lengths; anything may stand in their padding."""
+    rng = np.random.default_rng(seed)
+    batch = make_batch(seed=seed)
+    return PairBatch(
+        source=rng.integers(0, VOCAB, (8, 5), np.int32),
+        source_segments=np.int32(np.arange(5) < SOURCE_LENGTHS[:, None]),
+        tokens=batch.tokens,
+        targets=batch.targets,
+        mask=batch.mask,
+    )
+
+
+@functools.cache
+def pairs_on(devices):
+    return gradient(make_pairs(), config=TRANSLATING, devices=devices)
+
+
+def test_pairs_on_eight_devices_give_the_gradient_of_one():
+    loss, gradients = pairs_on(1)
+    assert_close(pairs_on(8), (loss, gradients))
+    assert all(np.any(leaf != 0) for leaf in jax.tree.leaves(gradients))
+    batch = jax.tree.map(jnp.asarray, make_pairs())
+    logits = jax.jit(Transformer(TRANSLATING).apply)(
+        {"params": draw(TRANSLATING)},
+        batch.tokens,
+        source=batch.source,
+        source_segments=batch.source_segments,
+    )
+    expected = F.cross_entropy(logits, batch.targets, mask=batch.mask)
+    np.testing.assert_allclose(loss, expected, rtol=1e-5)
+
+
+def test_what_stands_in_the_padding_of_pairs_changes_nothing():
+    """Neither in the source's, nor behind the end of the target."""
+    batch, other = make_pairs(), make_pairs(seed=1)
+    changed = batch._replace(
+        source=np.where(batch.source_segments == 1, batch.source, other.source),
+        tokens=np.where(batch.mask, batch.tokens, other.tokens),
+        targets=np.where(batch.mask, batch.targets, other.targets),
+    )
+    assert not all(np.array_equal(a, b) for a, b in zip(batch, changed, strict=True))
+    assert_close(gradient(changed, config=TRANSLATING), pairs_on(1), atol=0)
+
+
+def test_pairs_are_tallied_and_start_from_a_state_with_an_encoder():
+    mesh, model = step.data_mesh(8), Transformer(TRANSLATING)
+    abstract = step.abstract_state(model, RECORDER, mesh)
+    assert {"decoder", "encoder", "embedding", "head"} == abstract.params.keys()
+    tally = step.make_tally(model, mesh)(draw(TRANSLATING), step.put_batch(make_pairs(), mesh))
+    assert int(tally.tokens) == sum(COUNTS)
+    np.testing.assert_allclose(tally.nats, pairs_on(1)[0] * sum(COUNTS), rtol=1e-5)
 
 
 # pmap
@@ -399,6 +504,8 @@ def test_every_device_holds_its_share_of_the_rows():
     "fields, message",
     [
         ({"z_loss": -1e-4}, "z_loss must not be negative; got -0.0001"),
+        ({"load_balance": -0.5}, "load_balance must not be negative; got -0.5"),
+        ({"router_z_loss": -2.0}, "router_z_loss must not be negative; got -2.0"),
         ({"label_smoothing": 1.0}, r"label_smoothing must be in \[0, 1\); got 1.0"),
     ],
 )

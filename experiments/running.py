@@ -1,0 +1,227 @@
+"""What every training run does: its program, its loop, how it ends."""
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+
+from experiments.command_line import INTERRUPTED, fail
+from experiments.resuming import command_line, last_checkpoint, refuse_changes
+from experiments.training_run import Run, name_of
+from jaxformer import costs
+from jaxformer.config import Decoder
+from jaxformer.data import Tokenizer
+from jaxformer.layers import Transformer
+from jaxformer.training import loop, step
+from jaxformer.training.checkpoints import Checkpoints
+from jaxformer.training.hardware import machine_peak_flops
+from jaxformer.training.metrics import JsonLines, Metrics, TensorBoard, WeightsAndBiases, Writer
+from jaxformer.training.optimizers import learning_rate, make_optimizer
+from jaxformer.training.progress import Progress, format_count
+
+
+class Machinery(NamedTuple):
+    """What a run trains with, and where its results go."""
+
+    output: Path
+    mesh: Mesh
+    model: Transformer
+    optimizer: optax.GradientTransformation
+
+
+def simulate_devices(count: int | None) -> None:
+    """On a CPU, one device per simulated core; elsewhere devices are what they are."""
+    if count is not None:
+        with contextlib.suppress(RuntimeError):  # JAX runs already; data_mesh says what is missing
+            jax.config.update("jax_num_cpu_devices", count)
+
+
+def machinery(run: Run, output: Path) -> Machinery:
+    """The mesh, the model and the optimizer that a run asks for."""
+    mesh = step.data_mesh(run.devices)
+    step.check_batch_size(run.batch_size, mesh, run.accumulation)
+    model = Transformer(run.model, dtype=run.dtype, remat=run.remat, scan=run.scan)
+    return Machinery(output, mesh, model, make_optimizer(run.optimizer, run.schedule_steps))
+
+
+@contextlib.contextmanager
+def explained_end(run: Run, checkpoints: Checkpoints, output: Path) -> Iterator[None]:
+    """Say of a run that ends early what is left of it, and how to go on."""
+    try:
+        yield
+    except loop.NonFiniteLossError as error:
+        checkpoints.wait()
+        fail(
+            f"{error} {last_checkpoint(checkpoints, output)} "
+            "A lower peak of the learning rate usually helps."
+        )
+    except KeyboardInterrupt:
+        checkpoints.wait()
+        print(f"\nInterrupted. {last_checkpoint(checkpoints, output)}", file=sys.stderr)
+        if checkpoints.latest() is not None:
+            again = command_line(name_of(run), "--resume", "--output", str(output))
+            print(f"To go on from there:\n  {again}", file=sys.stderr)
+        raise SystemExit(INTERRUPTED) from None
+
+
+def print_end(run: Run, output: Path) -> None:
+    """Say where everything is, and how to repeat it."""
+    print(f"\nEverything is in {output}. To repeat the run:\n  {command_line(name_of(run))}")
+
+
+def begin(
+    run: Run,
+    using: Machinery,
+    tokenizer: Tokenizer,
+    checkpoints: Checkpoints,
+    description: dict[str, Any],
+) -> step.TrainState:
+    """A fresh state beside its tokenizer, or the newest checkpoint's."""
+    if not run.resume:
+        tokenizer.save(using.output)
+        key = jax.random.key(run.seed)
+        return step.init_state(using.model, using.optimizer, key, using.mesh)
+    refuse_changes(checkpoints.describe(), description)
+    abstract = step.abstract_state(using.model, using.optimizer, using.mesh)
+    state = checkpoints.restore(None, abstract)
+    done = int(state.step)
+    if done >= run.steps:
+        raise ValueError(f"The checkpoint has {done} steps already; pass --steps N with N above.")
+    print(f"Resuming after step {done}.")
+    return state
+
+
+def compile_update(run: Run, using: Machinery, state: step.TrainState, batch: step.AnyBatch) -> Any:
+    """Compile the update for exactly these shapes, and say what memory it will take."""
+    update = step.make_update(
+        using.model,
+        using.optimizer,
+        using.mesh,
+        objective=run.objective,
+        accumulation=run.accumulation,
+        seed=run.seed,
+    )
+    since = time.monotonic()
+    compiled = update.lower(state, batch).compile()
+    memory = compiled.memory_analysis()
+    print(
+        f"Compiled in {time.monotonic() - since:.1f} s. Memory per device: "
+        f"{memory.argument_size_in_bytes / 2**20:.0f} MiB of parameters, optimizer state and "
+        f"batch, {memory.temp_size_in_bytes / 2**20:.0f} MiB of working space.",
+        flush=True,
+    )
+    return compiled
+
+
+class Meter:
+    """Turns finished updates into the numbers that are shown."""
+
+    def __init__(self, run: Run, mesh: Mesh, *, length: int):
+        """Begin to measure.
+
+        Args:
+            run: The run.
+            mesh: The devices.
+            length: Tokens of a row; their work is known where the model is a decoder.
+        """
+        self.tokens = run.batch_size * length
+        decoder = isinstance(run.model.topology, Decoder)
+        self.work = costs.training_flops_per_token(run.model, length) if decoder else None
+        self.peak = machine_peak_flops(list(mesh.devices.flat))
+        # All at once: computed one by one they would wait in line behind the updates.
+        rate = learning_rate(run.optimizer, run.schedule_steps)
+        self.rates = jax.device_get(jax.jit(jax.vmap(rate))(jnp.arange(run.steps)))
+        self.restart()
+
+    def restart(self) -> None:
+        """Leave out the time until now, which went into something else."""
+        self.since = time.monotonic()
+
+    def read(self, finished: list[loop.Finished]) -> list[tuple[loop.Finished, dict[str, float]]]:
+        """Each finished update with its loss, learning rate, and the speed since the last."""
+        if not finished:
+            return []
+        now = time.monotonic()
+        speed = self.tokens * len(finished) / (now - self.since)
+        self.since = now
+        shared = {"tokens_per_second": speed}
+        if self.work is not None:
+            shared["utilisation"] = speed * self.work / self.peak
+        return [
+            (done, {"loss": done.loss, "learning_rate": float(self.rates[done.step - 1]), **shared})
+            for done in finished
+        ]
+
+
+def writers(run: Run, output: Path, description: dict[str, Any], start: int) -> list[Writer]:
+    """Where the numbers go; what an earlier attempt wrote after `start` is dropped."""
+    earlier = start if run.resume else None
+    chosen: list[Writer] = [JsonLines(output / "metrics.jsonl", resume_from=earlier)]
+    if run.tensorboard:
+        chosen.append(TensorBoard(output / "tensorboard", resume_from=earlier))
+    if run.wandb is not None:
+        chosen.append(WeightsAndBiases(run.wandb, output.name, description))
+    return chosen
+
+
+def make_updates(
+    run: Run,
+    using: Machinery,
+    state: step.TrainState,
+    update: Callable[[step.TrainState, Any], tuple[step.TrainState, step.StepMetrics]],
+    fetch: Callable[[int], step.AnyBatch],
+    *,
+    meter: Meter,
+    checkpoints: Checkpoints,
+    description: dict[str, Any],
+    evaluate: Callable[[int, Any, Progress], dict[str, float]],
+) -> tuple[step.TrainState, dict[str, float]]:
+    """Bring the state to `run.steps` updates, reporting, evaluating and saving on the way.
+
+    Args:
+        run: The run.
+        using: What it trains with.
+        state: Where to begin.
+        update: Compiled.
+        fetch: The batch of each step, on the devices.
+        meter: Measures the updates.
+        checkpoints: Where states go.
+        description: What goes with them.
+        evaluate: Numbers to write, from the updates made, the parameters and the display; called
+            every `run.evaluate_every` updates and at the end.
+
+    Returns:
+        The last state and the last numbers of `evaluate`.
+    """
+    start = int(state.step)
+
+    def due(at: int) -> bool:
+        return at % run.evaluate_every == 0 or at % run.save_every == 0
+
+    title = f"{format_count(costs.parameters(run.model))} parameters, {using.mesh.size} device(s)"
+    with (
+        Metrics(writers(run, using.output, description, start)) as metrics,
+        Progress(run.steps, start_step=start, title=title) as progress,
+    ):
+        updates = loop.train(state, update, fetch, start=start, stop=run.steps, settle=due)
+        for at, state, finished in updates:
+            for done, numbers in meter.read(finished):
+                progress.update(done.step, **numbers)
+                if done.step % run.log_every == 0 or done.step == run.steps:
+                    metrics.write(done.step, {**numbers, "gradient_norm": done.gradient_norm})
+            if at % run.save_every == 0 or at == run.steps:
+                checkpoints.save(at, state, description)
+            if at % run.evaluate_every == 0 and at < run.steps:
+                metrics.write(at, evaluate(at, state.params, progress))
+            if due(at):
+                meter.restart()
+        last = evaluate(run.steps, state.params, progress)
+        metrics.write(run.steps, last)
+    return state, last

@@ -1,0 +1,107 @@
+"""Models to generate from: what a training run wrote, or a Hugging Face folder."""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from experiments.resuming import sha256
+from jaxformer import data
+from jaxformer.config import EncoderDecoder, TransformerConfig, from_json
+from jaxformer.interop import load_pretrained
+from jaxformer.layers import Transformer
+from jaxformer.training.checkpoints import Checkpoints
+
+
+class Trained(NamedTuple):
+    """A model, its tokenizer, and how its texts begin and end.
+
+    Attributes:
+        config: The model.
+        params: Its parameters.
+        tokenizer: Of its texts.
+        start: What a decoder's text, or an encoder-decoder's output, begins with.
+        stop: Tokens that end a text.
+        specials: Whether the tokenizer itself adds the special tokens of a prompt.
+    """
+
+    config: TransformerConfig
+    params: Any
+    tokenizer: data.Tokenizer
+    start: tuple[int, ...]
+    stop: tuple[int, ...]
+    specials: bool = False
+
+    def inputs(self, text: str) -> tuple[list[int], list[int] | None]:
+        """The decoder's prompt, and the source of an encoder-decoder."""
+        if self.specials and isinstance(self.tokenizer, data.BPETokenizer):
+            ids = self.tokenizer.encode_with_specials(text).tolist()
+        else:
+            ids = self.tokenizer.encode(text).tolist()
+        if isinstance(self.config.topology, EncoderDecoder):
+            return list(self.start), ids or list(self.stop[:1])
+        if self.specials:
+            return ids or list(self.start), None
+        return [*self.start, *ids], None
+
+
+def load_trained(folder: Path, step: int | None = None) -> Trained:
+    """Read either kind of folder.
+
+    Args:
+        folder: Output of a training run, or a folder with config.json and safetensors.
+        step: Which checkpoint of a run; None is the newest.
+
+    Raises:
+        ValueError: It is neither, or damaged.
+    """
+    if (folder / "checkpoints").is_dir():
+        return from_run(folder, step)
+    if (folder / "config.json").is_file():
+        if step is not None:
+            raise ValueError(f"{folder} is a Hugging Face folder; it has no checkpoint {step}.")
+        return from_hugging_face(folder)
+    raise ValueError(
+        f"{folder} has no checkpoints and no config.json; give the output folder of a run, or a "
+        "Hugging Face folder."
+    )
+
+
+def from_run(folder: Path, step: int | None) -> Trained:
+    """Configuration, parameters and tokenizer of a training run."""
+    with Checkpoints(folder / "checkpoints") as checkpoints:
+        saved = checkpoints.describe(step)
+        config = from_json(TransformerConfig, json.dumps(saved["config"]))
+        model = Transformer(config)
+        blank = jnp.zeros((1, 2), jnp.int32)
+        source = blank if isinstance(config.topology, EncoderDecoder) else None
+        shapes = jax.eval_shape(
+            lambda key: model.init(key, blank, source=source), jax.random.key(0)
+        )
+        state = checkpoints.restore(step, shapes, partial=True)
+    tokenizer = data.load_tokenizer(folder)
+    if sha256(tokenizer.to_json().encode()) != saved["tokenizer"]:
+        raise ValueError(
+            f"The tokenizer in {folder} is not the one the checkpoint was trained with."
+        )
+    end = (tokenizer.end_of_text,)
+    return Trained(config, state["params"], tokenizer, end, end)
+
+
+def from_hugging_face(folder: Path) -> Trained:
+    """Configuration, parameters and tokenizer, with the special tokens that the folder names."""
+    tokenizer = data.load_tokenizer(folder)
+    config, params = load_pretrained(folder)
+    said: dict[str, Any] = {}
+    for name in ("config.json", "generation_config.json"):
+        if (folder / name).is_file():
+            found = json.loads((folder / name).read_text(encoding="utf-8"))
+            said |= {key: value for key, value in found.items() if value is not None}
+    ends = said.get("eos_token_id", tokenizer.end_of_text)
+    stop = tuple(ends) if isinstance(ends, list) else (ends,)
+    start = (said.get("bos_token_id", stop[0]),)
+    if isinstance(config.topology, EncoderDecoder):
+        start = (said.get("decoder_start_token_id", said.get("pad_token_id", start[0])),)
+    return Trained(config, params, tokenizer, start, stop, specials=True)

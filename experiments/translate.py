@@ -1,0 +1,253 @@
+"""Train the encoder-decoder of 2017 to read dates that people wrote, in English and Chinese.
+
+    python -m experiments.translate                                 # minutes on two CPU cores
+    python -m experiments.translate --steps 1000 --model.num-layers 3
+    python -m experiments.translate --resume --steps 6000           # go on where it stopped
+
+"the second of April nineteen eighty-seven" and "一九八七年四月二日" become "1987-04-02". Texts are
+made from a seed (see `jaxformer.data.date_forms`); a tenth of all days is held out, in every form.
+Ends with the share of held-out texts that come out exactly right, greedily and with beam search, of
+the newest checkpoints' average. Everything is written under --output.
+"""
+
+import pprint
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from experiments.command_line import parse, readable_errors
+from experiments.resuming import sha256
+from experiments.running import (
+    Machinery,
+    Meter,
+    begin,
+    compile_update,
+    explained_end,
+    machinery,
+    make_updates,
+    print_end,
+    simulate_devices,
+)
+from experiments.training_run import check_vocabulary, describe, output_folder
+from experiments.translate_runs import RUNS, Translate
+from jaxformer import data
+from jaxformer.data.date_forms import FORMS
+from jaxformer.generation import Beam, Greedy, Sampler, generate
+from jaxformer.training import step
+from jaxformer.training.checkpoints import Checkpoints
+from jaxformer.training.progress import Progress, format_count, format_duration, printable
+
+# What a resumed run may not change, for its result would be another one.
+FIXED = (
+    "model", "tokenizer", "source_lengths", "batch_size", "group", "accumulation",
+    "schedule_steps", "optimizer", "objective", "dtype", "seed",
+)  # fmt: skip
+TARGET = len("1987-04-02") + 1  # and the end of text
+TOKENIZER_TEXTS = 5_000  # texts that show every character
+EXAMPLES = 8
+
+Found = dict[str, list[str]]  # what each way of decoding gives for each held-out text
+
+
+def main(run: Translate) -> Path:
+    """Train, decode held-out texts, report; returns the output folder."""
+    since = time.monotonic()
+    simulate_devices(run.devices)
+    output = output_folder(run)
+    print(pprint.pformat(run, width=100), flush=True)
+    tokenizer = prepare(run)
+    check_vocabulary(run, tokenizer.vocab_size)
+    using = machinery(run, output)
+    with (
+        Checkpoints(output / "checkpoints", keep=run.keep) as checkpoints,
+        explained_end(run, checkpoints, output),
+    ):
+        found = train(run, tokenizer, using, checkpoints)
+    print(printable("\n".join(report(held_out(run, run.held_out_texts), found)), sys.stdout))
+    print(f"\nWall time: {format_duration(time.monotonic() - since)}.")
+    print_end(run, output)
+    return output
+
+
+def prepare(run: Translate) -> data.Tokenizer:
+    """The tokenizer, made from texts of the days to train on."""
+    shown = [data.written_date(i, seed=run.seed) for i in range(TOKENIZER_TEXTS)]
+    tokenizer = data.build_tokenizer(run.tokenizer, [text for d in shown for text in d.pair])
+    print(
+        f"Dates: {len(FORMS)} forms, {tokenizer.vocab_size} tokens, "
+        f"{format_count(run.steps * run.batch_size)} texts to train on, for example "
+        f"{printable(shown[0].text, sys.stdout)!r} -> {shown[0].pair.target!r}",
+        flush=True,
+    )
+    return tokenizer
+
+
+def held_out(run: Translate, count: int) -> list[data.WrittenDate]:
+    """Texts of days that are never trained on, each form in turn."""
+    forms = list(FORMS)
+    return [
+        data.written_date(i, seed=run.seed, part="held_out", form=forms[i % len(forms)])
+        for i in range(count)
+    ]
+
+
+def train(
+    run: Translate, tokenizer: data.Tokenizer, using: Machinery, checkpoints: Checkpoints
+) -> Found:
+    """Make the updates, reporting on the way; then decode all held-out texts."""
+    description = describe(run, FIXED, tokenizer=sha256(tokenizer.to_json().encode()))
+    state = begin(run, using, tokenizer, checkpoints, description)
+    batches = data.PairBatches(
+        lambda i: data.written_date(i, seed=run.seed).pair,
+        tokenizer,
+        batch_size=run.batch_size,
+        lengths=data.Lengths(run.source_lengths, TARGET),
+        group=run.group,
+    )
+    found: Found = {}
+
+    def fetch(at: int) -> data.PairBatch:
+        return step.put_batch(batches[at], using.mesh)
+
+    def evaluate(at: int, params: Any, progress: Progress) -> dict[str, float]:
+        last = at == run.steps
+        dates = held_out(run, run.held_out_texts if last else run.evaluate_texts)
+        ways: dict[str, Sampler | Beam] = {"greedy": Greedy()}
+        if last:
+            ways["beam"] = run.beam
+            params = average(checkpoints, params, count=run.average)
+        for name, sampler in ways.items():
+            found[name] = list(decode(run, params, tokenizer, dates, sampler))
+        shares = {name: exact(dates, texts) for name, texts in found.items()}
+        shown = ", ".join(f"{name} {share:.2%}" for name, share in shares.items())
+        progress.note(f"step {at:,}: {shown} of {len(dates)} held-out texts exactly right")
+        return {f"{'final_' if last else ''}exact_{n}": share for n, share in shares.items()}
+
+    make_updates(
+        run,
+        using,
+        state,
+        compile_updates(run, using, state, batches[int(state.step)]),
+        fetch,
+        meter=Meter(run, using.mesh, length=TARGET),
+        checkpoints=checkpoints,
+        description=description,
+        evaluate=evaluate,
+    )
+    return found
+
+
+def compile_updates(
+    run: Translate, using: Machinery, state: step.TrainState, batch: data.PairBatch
+) -> Any:
+    """The update, compiled for every length of sources."""
+    programs = {}
+    for length in run.source_lengths:
+        blank = np.zeros((run.batch_size, length), np.int32)
+        sized = step.put_batch(batch._replace(source=blank, source_segments=blank), using.mesh)
+        programs[length] = compile_update(run, using, state, sized)
+
+    def update(state: step.TrainState, batch: data.PairBatch):
+        return programs[batch.source.shape[1]](state, batch)
+
+    return update
+
+
+def average(checkpoints: Checkpoints, params: Any, *, count: int) -> Any:
+    """The mean of the newest checkpoints' parameters.
+
+    References:
+        Vaswani et al., Attention Is All You Need, 2017, section 6.1. arXiv:1706.03762
+    """
+    checkpoints.wait()
+    steps = checkpoints.steps()[-count:]
+    saved = [checkpoints.restore(at, {"params": params}, partial=True)["params"] for at in steps]
+    return jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *saved)
+
+
+def decode(
+    run: Translate,
+    params: Any,
+    tokenizer: data.Tokenizer,
+    dates: Sequence[data.WrittenDate],
+    sampler: Sampler | Beam,
+) -> Iterator[str]:
+    """What the model writes for each text."""
+    end, size = tokenizer.end_of_text, run.batch_size
+    one_copy = jax.device_put(params, jax.devices()[0])
+    batches = data.evaluation_pair_batches(
+        [date.pair for date in dates],
+        tokenizer,
+        batch_size=size,
+        lengths=data.Lengths(run.source_lengths[-1:], TARGET),
+    )
+    for first, batch in zip(range(0, len(dates), size), batches, strict=True):
+        tokens = generate(
+            run.model,
+            one_copy,
+            np.full((size, 1), end, np.int32),
+            max_new_tokens=TARGET,
+            sampler=sampler,
+            stop_tokens=(end,),
+            source=batch.source,
+            source_segments=batch.source_segments,
+            vocab_size=tokenizer.vocab_size,
+            dtype=run.dtype,
+        )
+        yield from map(tokenizer.decode, np.asarray(tokens)[: len(dates) - first, 1:])
+
+
+def exact(dates: Sequence[data.WrittenDate], texts: Sequence[str]) -> float:
+    """The share of texts that are the date as ISO 8601 has it, nothing more and nothing less."""
+    pairs = zip(dates, texts, strict=True)
+    return float(np.mean([text == date.pair.target for date, text in pairs]))
+
+
+def report(dates: Sequence[data.WrittenDate], found: Found) -> Iterator[str]:
+    """Lines that say how well each form is read, and show some texts."""
+    forms = list(FORMS)
+    groups = {
+        **{name: {name} for name in forms},
+        "English": {name for name in forms if FORMS[name].language == "en"},
+        "Chinese": {name for name in forms if FORMS[name].language == "zh"},
+        "all": set(forms),
+    }
+    yield "\nHeld-out texts exactly right:\n"
+    yield "    greedy      beam  texts  form"
+    for name, members in groups.items():
+        picked = [i for i, date in enumerate(dates) if date.form in members]
+        if not picked:
+            continue
+        some = [dates[i] for i in picked]
+        shares = (exact(some, [texts[i] for i in picked]) for texts in found.values())
+        yield "  ".join([*(f"{share:>8.2%}" for share in shares), f"{len(picked):>5}", name])
+    wrong = [
+        i
+        for i, date in enumerate(dates)
+        if any(texts[i] != date.pair.target for texts in found.values())
+    ]
+    shown = range(0, min(len(dates), EXAMPLES * 7), 7)  # of eight different forms
+    for title, numbers in (("Examples", shown), ("Errors", wrong[:EXAMPLES])):
+        if len(numbers):
+            yield f"\n{title}:"
+        for i in numbers:
+            yield example(dates[i], {name: texts[i] for name, texts in found.items()})
+    yield f"\n{len(wrong)} of {len(dates)} texts came out wrong in one way of decoding or both."
+
+
+def example(date: data.WrittenDate, written: dict[str, str]) -> str:
+    """One line: the text, what it became, and what it should have become."""
+    right = date.pair.target
+    same = set(written.values()) == {right}
+    became = right if same else ", ".join(f"{name} {text!r}" for name, text in written.items())
+    return f"  {date.text}  ->  {became}" + ("" if same else f"  ✗ {right}")
+
+
+if __name__ == "__main__":
+    with readable_errors():
+        main(parse(RUNS, __doc__))

@@ -1,0 +1,67 @@
+"""Dates as people write them, and days that are never trained on: a function of (seed, index).
+
+How they are written: `jaxformer.data.date_forms`.
+"""
+
+import datetime
+import hashlib
+from typing import Literal, NamedTuple
+
+from jaxformer.data.date_forms import FORMS, Pick
+from jaxformer.data.pairs import Pair
+
+Part = Literal["train", "held_out"]
+HELD_OUT = 0.1  # share of the calendar's days
+
+
+class WrittenDate(NamedTuple):
+    """A date and one of its texts."""
+
+    form: str
+    text: str
+    date: datetime.date
+
+    @property
+    def pair(self) -> Pair:
+        """The text, and the date as ISO 8601 has it."""
+        return Pair(self.text, self.date.isoformat())
+
+
+def written_date(
+    index: int, *, seed: int, part: Part = "train", form: str | None = None
+) -> WrittenDate:
+    """The date of a number, and how it is written.
+
+    Args:
+        index: Any number.
+        seed: Another one gives other dates.
+        part: Days to train on or days held out; no day is in both, in any form.
+        form: How to write; None draws a form.
+
+    Returns:
+        The same for the same arguments, on every machine.
+
+    Raises:
+        ValueError: There is no such form.
+    """
+    if form is not None and form not in FORMS:
+        raise ValueError(f"There is no form {form!r}; there are {', '.join(FORMS)}.")
+    pick = Pick(seed, part, index)
+    by_weight = [name for name, kind in FORMS.items() for _ in range(kind.weight)]
+    name = pick(*by_weight) if form is None else form
+    chosen = FORMS[name]
+    first = datetime.date(chosen.first_year, 1, 1).toordinal()
+    days = datetime.date(chosen.last_year, 12, 31).toordinal() - first + 1
+    while True:
+        date = datetime.date.fromordinal(first + pick.below(days))
+        if is_held_out(date) == (part == "held_out"):
+            text = chosen.write(date, pick)
+            if chosen.language == "en":
+                text = pick(text, text, text.lower(), text.upper())
+            return WrittenDate(name, text, date)
+
+
+def is_held_out(date: datetime.date) -> bool:
+    """Whether a day is never trained on: by a digest of the day alone."""
+    digest = hashlib.md5(date.isoformat().encode(), usedforsecurity=False).digest()
+    return int.from_bytes(digest[:6]) / 2**48 < HELD_OUT

@@ -1,0 +1,213 @@
+"""Pairs of texts to batches for an encoder-decoder; every batch a pure function of its step."""
+
+from collections.abc import Callable, Iterator, Sequence
+from operator import index
+from typing import NamedTuple, SupportsIndex
+
+import numpy as np
+from jaxtyping import Bool, Int32
+
+from jaxformer.data.tokenizers import Tokenizer
+
+
+class Pair(NamedTuple):
+    """A text to read, and the text to write for it."""
+
+    source: str
+    target: str
+
+
+class PairBatch(NamedTuple):
+    """Sources side by side, and the targets that are learned from them by teacher forcing.
+
+    Attributes:
+        source: What the encoder reads.
+        source_segments: 1 where a source has a token, 0 where it is padding.
+        tokens: What the decoder reads: a start token, then the targets before the last.
+        targets: What the decoder is to write: a text and the end of text.
+        mask: True where the target counts, up to and with the end of text.
+    """
+
+    source: Int32[np.ndarray, "B S"]
+    source_segments: Int32[np.ndarray, "B S"]
+    tokens: Int32[np.ndarray, "B T"]
+    targets: Int32[np.ndarray, "B T"]
+    mask: Bool[np.ndarray, "B T"]
+
+
+class Lengths(NamedTuple):
+    """To how many tokens the texts of a batch are padded.
+
+    Attributes:
+        source: In rising order; a batch takes the first that holds its longest source.
+        target: The end of text included.
+    """
+
+    source: tuple[int, ...]
+    target: int
+
+
+class PairBatches:
+    """Endless batches of texts of similar length: ``batches[step]`` depends on the step alone.
+
+    The pairs of every `group` batches are sorted by the length of their sources, cut into batches,
+    and these put in an order of their own. A group depends on its number alone, so a run resumes by
+    continuing with the next step.
+
+    References:
+        Vaswani et al., Attention Is All You Need, 2017, section 5.1 (batches of sentences
+            of about one length). arXiv:1706.03762
+    """
+
+    def __init__(
+        self,
+        pair: Callable[[int], Pair],
+        tokenizer: Tokenizer,
+        *,
+        batch_size: int,
+        lengths: Lengths,
+        group: int = 1,
+    ):
+        """Prepare to draw.
+
+        Args:
+            pair: The pair of each number from 0, a pure function.
+            tokenizer: Of sources and targets.
+            batch_size: Pairs of a batch.
+            lengths: What to pad to.
+            group: How many batches are sorted together; 1 keeps the pairs of each step.
+
+        Raises:
+            ValueError: A number is below 1, or the lengths are not in order.
+        """
+        _check(batch_size, lengths)
+        if group < 1:
+            raise ValueError(f"group must be at least 1; got {group}.")
+        self._pair, self._tokenizer, self._lengths = pair, tokenizer, lengths
+        self._batch_size, self._group = batch_size, group
+        self._latest: tuple[int, list[list[Pair]]] = (-1, [])  # the next step is mostly of it too
+
+    def __getitem__(self, step: SupportsIndex) -> PairBatch:
+        if index(step) < 0:
+            raise ValueError(f"step must be at least 0; got {step}.")
+        number, place = divmod(index(step), self._group)
+        if self._latest[0] != number:
+            self._latest = (number, self._sorted(number))
+        return pair_batch(self._latest[1][place], self._tokenizer, lengths=self._lengths)
+
+    def __iter__(self) -> Iterator[PairBatch]:
+        step = 0
+        while True:
+            yield self[step]
+            step += 1
+
+    def _sorted(self, number: int) -> list[list[Pair]]:
+        """The pairs of each batch of a group."""
+        size, count = self._batch_size, self._batch_size * self._group
+        drawn = [self._pair(i) for i in range(number * count, (number + 1) * count)]
+        drawn.sort(key=lambda pair: len(pair.source))
+        order = np.random.default_rng(number).permutation(self._group)
+        return [drawn[place * size : (place + 1) * size] for place in order]
+
+
+def evaluation_pair_batches(
+    pairs: Sequence[Pair], tokenizer: Tokenizer, *, batch_size: int, lengths: Lengths
+) -> Iterator[PairBatch]:
+    """Give every pair once, in order, in batches of one shape.
+
+    The last batch is filled with its last pair again, whose targets then do not count.
+
+    Args:
+        pairs: What to go through.
+        tokenizer: Of sources and targets.
+        batch_size: Pairs of a batch.
+        lengths: What to pad to.
+
+    Returns:
+        An iterator of ``ceil(len(pairs) / batch_size)`` batches.
+
+    Raises:
+        ValueError: There are no pairs, the batch size is below 1, or a text is too long.
+    """
+    _check(batch_size, lengths)
+    if not pairs:
+        raise ValueError("There are 0 pairs to make batches of.")
+    return _in_order(pairs, tokenizer, batch_size, lengths)
+
+
+def _in_order(
+    pairs: Sequence[Pair], tokenizer: Tokenizer, batch_size: int, lengths: Lengths
+) -> Iterator[PairBatch]:
+    for first in range(0, len(pairs), batch_size):
+        some = pairs[first : first + batch_size]
+        filled = [*some, *[some[-1]] * (batch_size - len(some))]
+        batch = pair_batch(filled, tokenizer, lengths=lengths)
+        real = np.arange(batch_size) < len(some)
+        yield batch._replace(mask=batch.mask & real[:, None])
+
+
+def pair_batch(pairs: Sequence[Pair], tokenizer: Tokenizer, *, lengths: Lengths) -> PairBatch:
+    """Encode pairs and pad them.
+
+    The tokenizer's end of text ends targets, pads both sides, and opens the decoder's input.
+
+        targets = [y_1, ..., y_n, end, end, ...]
+        tokens  = [end, y_1, ..., y_n, end, ...]
+
+    Args:
+        pairs: At least one.
+        tokenizer: Of sources and targets.
+        lengths: What to pad to.
+
+    Returns:
+        Their batch, in the order given.
+
+    Raises:
+        ValueError: A text has more tokens than there is room for, or a source has none.
+    """
+    end = tokenizer.end_of_text
+    sources = tokenizer.encode_batch([pair.source for pair in pairs])
+    targets = [
+        np.append(ids, end) for ids in tokenizer.encode_batch([pair.target for pair in pairs])
+    ]
+    for pair, ids in zip(pairs, sources, strict=True):
+        if not len(ids):
+            raise ValueError(f"A source has 0 tokens; its target is {pair.target!r}.")
+    longest = max(map(len, sources))
+    width = next((length for length in lengths.source if length >= longest), lengths.source[-1])
+    source, real = _padded(sources, width, end, what="source")
+    target, mask = _padded(targets, lengths.target, end, what="target")
+    return PairBatch(
+        source=source,
+        source_segments=real.astype(np.int32),
+        tokens=np.pad(target[:, :-1], ((0, 0), (1, 0)), constant_values=end),
+        targets=target,
+        mask=mask,
+    )
+
+
+def _padded(
+    rows: Sequence[np.ndarray], length: int, fill: int, *, what: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of one length, and where they have tokens of their own."""
+    lengths = np.array([len(row) for row in rows])
+    if lengths.max() > length:
+        raise ValueError(
+            f"The longest {what} has {lengths.max()} tokens; there is room for {length}."
+        )
+    real = np.arange(length) < lengths[:, None]
+    padded = np.full(real.shape, fill, np.int32)
+    padded[real] = np.concatenate(rows)
+    return padded, real
+
+
+def _check(batch_size: int, lengths: Lengths) -> None:
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1; got {batch_size}.")
+    source = lengths.source
+    rising = all(a < b for a, b in zip((0, *source), source, strict=False))
+    if not source or not rising or lengths.target < 1:
+        raise ValueError(
+            f"Lengths are at least 1, and those of sources rise; got {source} for sources and "
+            f"{lengths.target} for targets."
+        )

@@ -1,0 +1,12 @@
+"""Checkpoints of other libraries, in and out: Hugging Face folders with safetensors.
+
+    config, params = load_pretrained(folder)
+    save_pretrained(other_folder, config, params)
+
+The tokenizer beside them (``tokenizer.json``) is read by `jaxformer.data.load_tokenizer`.
+"""
+
+from jaxformer.interop.load import Pretrained as Pretrained
+from jaxformer.interop.load import load_config as load_config
+from jaxformer.interop.load import load_pretrained as load_pretrained
+from jaxformer.interop.save import save_pretrained as save_pretrained

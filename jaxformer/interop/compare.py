@@ -1,0 +1,78 @@
+"""Whether two configurations say the same."""
+
+import dataclasses
+import math
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from jaxformer import config as c
+
+T = TypeVar("T")
+ROUNDING = 1e-12  # relative; numbers survive JSON exactly, but not a root and its square
+
+
+def shortest_cycle(pattern: tuple[T, ...]) -> tuple[T, ...]:
+    """The shortest start of a pattern that, repeated, gives it all."""
+    for length in range(1, len(pattern)):
+        if all(entry == pattern[i % length] for i, entry in enumerate(pattern)):
+            return pattern[:length]
+    return pattern
+
+
+def canonical(config: c.TransformerConfig) -> c.TransformerConfig:
+    """The same model, written as short as can be; without dropout and initial values.
+
+    Args:
+        config: A configuration.
+
+    Returns:
+        One that is equal for equal models.
+    """
+    attention = config.attention
+    depth = config.num_layers
+    if isinstance(config.topology, c.EncoderDecoder):
+        depth = max(depth, config.topology.num_encoder_layers)
+
+    def short(pattern: tuple[T, ...]) -> tuple[T, ...]:
+        return shortest_cycle(tuple(pattern[i % len(pattern)] for i in range(depth)))
+
+    scale = attention.scale
+    if scale is not None and math.isclose(scale, attention.head_dim**-0.5, rel_tol=ROUNDING):
+        scale = None
+    return replace(
+        config,
+        attention=replace(
+            attention,
+            positions=short(attention.positions),
+            windows=short(attention.windows),
+            scale=scale,
+            biases=tuple(sorted(attention.biases)),
+        ),
+        feed_forward=short(config.feed_forward),
+        dropout=c.Dropout(),
+        initialisation=c.Initialisation(),
+    )
+
+
+def differences(wanted: Any, found: Any, path: str = "") -> list[str]:
+    """Where two configurations differ, as lines "field: wanted, found".
+
+    Args:
+        wanted: One.
+        found: The other.
+        path: Of both, inside a larger one.
+
+    Returns:
+        One line per field.
+    """
+    if dataclasses.is_dataclass(wanted) and type(wanted) is type(found):
+        lines = []
+        for field in dataclasses.fields(wanted):
+            here, there = getattr(wanted, field.name), getattr(found, field.name)
+            lines += differences(here, there, f"{path}.{field.name}" if path else field.name)
+        return lines
+    if isinstance(wanted, float) and isinstance(found, float | int):
+        same = math.isclose(wanted, found, rel_tol=ROUNDING)
+    else:
+        same = wanted == found
+    return [] if same else [f"{path}: {found} instead of {wanted}"]

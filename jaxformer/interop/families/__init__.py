@@ -1,0 +1,44 @@
+"""What jaxformer knows of each model_type; a family per file, listed here once."""
+
+from collections.abc import Mapping
+
+from jaxformer.interop.families import (
+    bloom,
+    cohere,
+    falcon,
+    gemma,
+    gpt2,
+    gpt_neox,
+    gptj,
+    llama,
+    marian,
+    nemotron,
+    olmo,
+    opt,
+    phi,
+    qwen,
+    t5,
+)
+from jaxformer.interop.family import Family
+
+# An export takes the first that fits, so the plainest come first.
+FAMILIES: Mapping[str, Family] = {
+    family.model_type: family
+    for family in (
+        *llama.FAMILIES,
+        *olmo.FAMILIES,
+        *gemma.FAMILIES,
+        *nemotron.FAMILIES,
+        *cohere.FAMILIES,
+        *phi.FAMILIES,
+        *qwen.FAMILIES,
+        *gpt2.FAMILIES,
+        *gptj.FAMILIES,
+        *gpt_neox.FAMILIES,
+        *bloom.FAMILIES,
+        *opt.FAMILIES,
+        *falcon.FAMILIES,
+        *t5.FAMILIES,
+        *marian.FAMILIES,
+    )
+}

@@ -1,0 +1,27 @@
+"""Names of activations in config.json."""
+
+from collections.abc import Mapping
+
+from jaxformer.config import Activation
+
+ACTIVATIONS: Mapping[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
+    "quick_gelu": "quick_gelu",
+    "relu": "relu",
+    "relu2": "relu_squared",
+    "sigmoid": "sigmoid",
+    "linear": "identity",
+}
+
+
+def name_of(activation: Activation) -> str:
+    """The first of the names that config.json may use."""
+    return next(name for name, ours in ACTIVATIONS.items() if ours == activation)

@@ -1,0 +1,228 @@
+"""Gemma 2 and Gemma 3: norms around each branch, scales stored less one, windows by layer.
+
+`gemma3` is the text part of a model that also reads images; it can be read, and is written as
+`gemma3_text`.
+"""
+
+import math
+from typing import Any
+
+from jaxformer import config as c
+from jaxformer.interop.compare import shortest_cycle
+from jaxformer.interop.families import pieces as p
+from jaxformer.interop.families.activations import ACTIVATIONS, name_of
+from jaxformer.interop.family import Family
+from jaxformer.interop.rope import read_rope, read_section, write_rope, write_section
+from jaxformer.interop.settings import Settings
+from jaxformer.interop.tables import Table, norm
+
+TABLE = Table(
+    whole=p.WHOLE,
+    stacks={
+        "decoder": (
+            *p.ATTENTION,
+            *p.QK_NORMS,
+            *p.FEED_FORWARD,
+            *norm(f"{p.LAYER}.input_layernorm", "pre_attention_norm"),
+            *norm(f"{p.LAYER}.post_attention_layernorm", "post_attention_norm"),
+            *norm(f"{p.LAYER}.pre_feedforward_layernorm", "pre_feed_forward_norm"),
+            *norm(f"{p.LAYER}.post_feedforward_layernorm", "post_feed_forward_norm"),
+        )
+    },
+)
+SIZES = {"vocab_size": 262_208, "hidden_size": 2304, "num_hidden_layers": 26}
+HIDDEN_DIM = 9216
+GLOBAL_BASE, LOCAL_BASE = 1e6, 1e4
+MAX_LENGTH = 131_072
+
+
+def read_gemma2(settings: Settings) -> c.TransformerConfig:
+    """Our configuration from a gemma2's."""
+    sizes = p.read_sizes(settings)
+    sliding = p.read_layer_types(settings, sizes["num_layers"], lambda i: i % 2 == 0)
+    window = settings.optional_integer("sliding_window", 4096)
+    rope = read_rope(settings, max_length=8192)
+    cap = settings.optional_number("attn_logit_softcapping", 50.0)
+    return _read(
+        settings,
+        sizes,
+        positions=(rope,),
+        windows=p.windows(settings, sliding, window),
+        logit_softcap=cap,
+        final_softcap=30.0,
+    )
+
+
+def read_gemma3_text(settings: Settings) -> c.TransformerConfig:
+    """Our configuration from a gemma3_text's; sizes that its files leave out have defaults."""
+    sizes = p.read_sizes(settings, **SIZES)
+    every = settings.integer("sliding_window_pattern", 6)
+    settings.value("_sliding_window_pattern")
+    sliding = p.read_layer_types(settings, sizes["num_layers"], lambda i: (i + 1) % every != 0)
+    window = settings.optional_integer("sliding_window", 4096)
+    settings.only("attn_logit_softcapping", reason="Gemma 3 does not cap its scores")
+    full, local = _read_ropes(settings)
+    return _read(
+        settings,
+        sizes,
+        positions=shortest_cycle(tuple(local if here else full for here in sliding)),
+        windows=p.windows(settings, sliding, window),
+        qk_norm=c.QKNorm(norm=_norm(settings), over="head"),
+    )
+
+
+def read_gemma3(settings: Settings) -> c.TransformerConfig:
+    """Our configuration from the text part of a gemma3's."""
+    for name in ("vision_config", "mm_tokens_per_image", "image_token_index"):
+        settings.value(name)
+    for name in ("boi_token_index", "eoi_token_index"):
+        settings.value(name)
+    text = settings.section("text_config") or Settings({})
+    tied = settings.flag("tie_word_embeddings", True)
+    config = read_gemma3_text(text)
+    return config if tied or not config.head.tied else _untied(config)
+
+
+def write_gemma2(config: c.TransformerConfig) -> dict[str, Any] | None:
+    """A gemma2's configuration from ours."""
+    fields = _write(config)
+    if fields is None:
+        return None
+    cap = config.attention.logit_softcap
+    return {**fields, "attn_logit_softcapping": cap, **write_rope(p.rope_of(config))}
+
+
+def write_gemma3_text(config: c.TransformerConfig) -> dict[str, Any] | None:
+    """A gemma3_text's configuration from ours."""
+    fields = _write(config)
+    if fields is None:
+        return None
+    layers = [config.layer(i) for i in range(config.num_layers)]
+    ropes = {
+        layer.window is None: layer.positions
+        for layer in reversed(layers)
+        if isinstance(layer.positions, c.Rope)
+    }
+    full, lengths = write_section(ropes.get(True, c.Rope(base=GLOBAL_BASE)))
+    local, _ = write_section(ropes.get(False, c.Rope(base=LOCAL_BASE)))
+    scaling = {name: v for name, v in full.items() if name != "rope_theta"}
+    return {
+        **fields,
+        **lengths,
+        "rope_theta": full["rope_theta"],
+        "rope_local_base_freq": local["rope_theta"],
+        "rope_scaling": None if full["rope_type"] == "default" else scaling,
+        "rope_parameters": {"full_attention": full, "sliding_attention": local},
+    }
+
+
+def _read(
+    settings: Settings,
+    sizes: dict[str, Any],
+    *,
+    final_softcap: float | None = None,
+    **attention: Any,
+) -> c.TransformerConfig:
+    settings.value("hidden_act")  # old files have it, and hidden_activation counts
+    scalar = settings.number("query_pre_attn_scalar", 256.0)
+    return c.TransformerConfig(
+        **sizes,
+        attention=c.MultiHead(
+            **p.read_heads(settings, heads=8, kv_heads=4, head_dim=256),
+            scale=scalar**-0.5,
+            biases=p.read_biases(settings),
+            **attention,
+        ),
+        feed_forward=(
+            c.GLU(
+                hidden_dim=settings.integer("intermediate_size", HIDDEN_DIM),
+                activation=settings.choice("hidden_activation", "gelu_pytorch_tanh", ACTIVATIONS),
+            ),
+        ),
+        norm=_norm(settings),
+        placement="sandwich",
+        embedding=c.Embedding(scale=math.sqrt(sizes["model_dim"])),
+        head=c.Head(
+            tied=settings.flag("tie_word_embeddings", True),
+            softcap=settings.optional_number("final_logit_softcapping", final_softcap),
+        ),
+    )
+
+
+def _write(config: c.TransformerConfig) -> dict[str, Any] | None:
+    """What both write; transformers wants a width that the heads divide."""
+    branch, attention = config.feed_forward[0], config.attention
+    divides = config.model_dim % attention.num_heads == 0
+    if not (p.plain_decoder(config) and isinstance(branch, c.GLU) and divides):
+        return None
+    scale = attention.head_dim**-0.5 if attention.scale is None else attention.scale
+    scalar = scale**-2
+    fields = p.write_sizes(config)
+    return {
+        **fields,
+        **p.write_layer_types(config),
+        "hidden_activation": name_of(branch.activation),
+        "attention_bias": "out" in attention.biases,
+        "query_pre_attn_scalar": round(scalar) if math.isclose(scalar, round(scalar)) else scalar,
+        "final_logit_softcapping": config.head.softcap,
+        "rms_norm_eps": config.norm.eps,
+    }
+
+
+def _norm(settings: Settings) -> c.RMSNorm:
+    return c.RMSNorm(eps=settings.number("rms_norm_eps", 1e-6), scale_offset=1.0)
+
+
+def _read_ropes(settings: Settings) -> tuple[c.Rope, c.Rope]:
+    """Rotary positions of layers without and with a window."""
+    new, old = settings.section("rope_parameters"), settings.section("rope_scaling")
+    length = settings.integer("max_position_embeddings", MAX_LENGTH)
+    bases = (
+        settings.number("rope_theta", GLOBAL_BASE),
+        settings.number("rope_local_base_freq", LOCAL_BASE),
+    )
+    sections = [new and new.section(f"{kind}_attention") for kind in ("full", "sliding")]
+    base = sections[0].number("rope_theta", bases[0]) if sections[0] else bases[0]
+    if old is not None and sections[0] is not None:
+        for name in sections[0].values:
+            sections[0].value(name)
+    full, local = old or sections[0] or Settings({}), sections[1] or Settings({})
+    return (
+        read_section(full, base=base, max_length=length),
+        read_section(local, base=bases[1], max_length=length),
+    )
+
+
+def _untied(config: c.TransformerConfig) -> c.TransformerConfig:
+    from dataclasses import replace
+
+    return replace(config, head=replace(config.head, tied=False))
+
+
+FAMILIES = (
+    Family(
+        model_type="gemma2",
+        architecture="Gemma2ForCausalLM",
+        read=read_gemma2,
+        write=write_gemma2,
+        table=TABLE,
+        ignored=p.IGNORED,
+    ),
+    Family(
+        model_type="gemma3_text",
+        architecture="Gemma3ForCausalLM",
+        read=read_gemma3_text,
+        write=write_gemma3_text,
+        table=TABLE,
+        ignored=p.IGNORED,
+    ),
+    Family(
+        model_type="gemma3",
+        architecture="Gemma3ForConditionalGeneration",
+        read=read_gemma3,
+        write=lambda config: None,
+        table=TABLE,
+        ignored=(*p.IGNORED, r"(model\.)?(vision_tower|multi_modal_projector)\..*"),
+        spellings=((r"^language_model\.", ""), (r"^model\.language_model\.", "model.")),
+    ),
+)

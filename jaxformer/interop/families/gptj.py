@@ -1,0 +1,108 @@
+"""GPT-J: branches side by side under one norm, heads rotated in part, a bias on the logits."""
+
+import math
+from typing import Any
+
+from jaxformer import config as c
+from jaxformer.interop.families.activations import ACTIVATIONS, name_of
+from jaxformer.interop.family import Family
+from jaxformer.interop.settings import Settings
+from jaxformer.interop.tables import Row, Table, linear, norm
+
+LAYER = "transformer.h.{layer}"
+TABLE = Table(
+    whole=(
+        Row("transformer.wte.weight", "embedding/tokens/embedding"),
+        *norm("transformer.ln_f", "decoder/final_norm"),
+        *linear("lm_head", "head"),
+    ),
+    stacks={
+        "decoder": (
+            *norm(f"{LAYER}.ln_1", "pre_norm"),
+            *linear(f"{LAYER}.attn.q_proj", "attention/query"),
+            *linear(f"{LAYER}.attn.k_proj", "attention/key"),
+            *linear(f"{LAYER}.attn.v_proj", "attention/value"),
+            *linear(f"{LAYER}.attn.out_proj", "attention/out", input_axes=2),
+            *linear(f"{LAYER}.mlp.fc_in", "feed_forward/up"),
+            *linear(f"{LAYER}.mlp.fc_out", "feed_forward/down"),
+        )
+    },
+)
+
+
+def read(settings: Settings) -> c.TransformerConfig:
+    """Our configuration from a gptj's."""
+    settings.value("n_positions")  # of no table
+    settings.only("rotary", True)
+    settings.only("scale_attn_weights", True)
+    model_dim, heads = settings.integer("n_embd", 4096), settings.integer("n_head", 16)
+    head_dim = max(1, model_dim // heads)
+    width = settings.integer("rotary_dim", 64)
+    if "rotary_dim" in settings.values and "rotary_dim" not in settings:
+        settings.refuse("rotary_dim", "say how many features of a head are rotated.")
+    if width > head_dim or width % 2:
+        settings.refuse("rotary_dim", f"expected an even number up to head_dim={head_dim}.")
+        width = head_dim
+    hidden_dim = settings.integer("n_inner", 4 * model_dim)
+    activation = settings.choice("activation_function", "gelu_new", ACTIVATIONS)
+    return c.TransformerConfig(
+        vocab_size=settings.integer("vocab_size"),
+        model_dim=model_dim,
+        num_layers=settings.integer("n_layer", 28),
+        attention=c.MultiHead(
+            num_heads=heads,
+            num_kv_heads=heads,
+            head_dim=head_dim,
+            positions=(c.Rope(fraction=share(width, head_dim), pairing="neighbours"),),
+        ),
+        feed_forward=(c.MLP(hidden_dim=hidden_dim, activation=activation, bias=True),),
+        norm=c.LayerNorm(eps=settings.number("layer_norm_epsilon", 1e-5)),
+        block="parallel_shared_norm",
+        head=c.Head(tied=settings.flag("tie_word_embeddings", False), bias=True),
+    )
+
+
+def share(width: int, head_dim: int) -> float:
+    """The share of a head that makes exactly this many features.
+
+    Args:
+        width: Features that are rotated.
+        head_dim: Features of a head.
+
+    Returns:
+        width / head_dim, up to a rounding.
+    """
+    exact = width / head_dim
+    return exact if int(head_dim * exact) == width else math.nextafter(exact, 1.0)
+
+
+def write(config: c.TransformerConfig) -> dict[str, Any] | None:
+    """A gptj's configuration from ours."""
+    rope, branch = config.attention.positions[0], config.feed_forward[0]
+    if not isinstance(config.topology, c.Decoder) or not isinstance(rope, c.Rope):
+        return None
+    if not isinstance(branch, c.MLP):
+        return None
+    return {
+        "vocab_size": config.vocab_size,
+        "n_embd": config.model_dim,
+        "n_layer": config.num_layers,
+        "n_head": config.attention.num_heads,
+        "n_inner": branch.hidden_dim,
+        "activation_function": name_of(branch.activation),
+        "rotary_dim": rope.width(config.attention.head_dim),
+        "layer_norm_epsilon": config.norm.eps,
+        "tie_word_embeddings": config.head.tied,
+    }
+
+
+FAMILIES = (
+    Family(
+        model_type="gptj",
+        architecture="GPTJForCausalLM",
+        read=read,
+        write=write,
+        table=TABLE,
+        ignored=(r"transformer\.h\.\d+\.attn\.(masked_bias|bias|embed_positions)",),
+    ),
+)

@@ -1,0 +1,60 @@
+"""Nemotron: layer norms that store their scale less one, squared ReLU, half of a head rotated."""
+
+from typing import Any
+
+from jaxformer import config as c
+from jaxformer.interop.families import pieces as p
+from jaxformer.interop.families.activations import ACTIVATIONS
+from jaxformer.interop.family import Family
+from jaxformer.interop.rope import read_rope, write_rope
+from jaxformer.interop.settings import Settings
+from jaxformer.interop.tables import Table
+
+TABLE = Table(whole=p.WHOLE, stacks={"decoder": (*p.PRE_NORMS, *p.ATTENTION, *p.FEED_FORWARD)})
+
+
+def read(settings: Settings) -> c.TransformerConfig:
+    """Our configuration from a nemotron's."""
+    return c.TransformerConfig(
+        **p.read_sizes(settings),
+        attention=c.MultiHead(
+            **p.read_heads(settings),
+            positions=(read_rope(settings, fraction=0.5, max_length=4096),),
+            biases=p.read_biases(settings),
+        ),
+        feed_forward=(
+            c.MLP(
+                hidden_dim=settings.integer("intermediate_size"),
+                activation=settings.choice("hidden_act", "relu2", ACTIVATIONS),
+                bias=settings.flag("mlp_bias", False),
+            ),
+        ),
+        norm=c.LayerNorm(eps=settings.number("norm_eps", 1e-5), scale_offset=1.0),
+        head=c.Head(tied=settings.flag("tie_word_embeddings", False)),
+    )
+
+
+def write(config: c.TransformerConfig) -> dict[str, Any] | None:
+    """A nemotron's configuration from ours."""
+    branch = config.feed_forward[0]
+    if not (p.plain_decoder(config) and isinstance(branch, c.MLP)):
+        return None
+    return {
+        **p.write_sizes(config),
+        "attention_bias": "out" in config.attention.biases,
+        "mlp_bias": branch.bias,
+        "norm_eps": config.norm.eps,
+        **write_rope(p.rope_of(config), fraction_name="partial_rotary_factor"),
+    }
+
+
+FAMILIES = (
+    Family(
+        model_type="nemotron",
+        architecture="NemotronForCausalLM",
+        read=read,
+        write=write,
+        table=TABLE,
+        ignored=p.IGNORED,
+    ),
+)

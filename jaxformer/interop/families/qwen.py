@@ -1,0 +1,111 @@
+"""Qwen of 2023: Llama with biases on queries, keys and values, under names of its own.
+
+Its code also stretches its rotations and scales its queries once a text is longer than
+``seq_length``; up to there it is the plain model, and that is what is read.
+"""
+
+from typing import Any
+
+from jaxformer import config as c
+from jaxformer.interop.families import pieces as p
+from jaxformer.interop.family import Family
+from jaxformer.interop.settings import Settings
+from jaxformer.interop.tables import Row, Table, linear, norm
+from jaxformer.interop.transforms import Flat, Fused, Kernel
+
+LAYER = "transformer.h.{layer}"
+QKV = ("attention/query", "attention/key", "attention/value")
+TABLE = Table(
+    whole=(
+        Row("transformer.wte.weight", "embedding/tokens/embedding"),
+        *norm("transformer.ln_f", "decoder/final_norm"),
+        Row("lm_head.weight", "head/kernel", Kernel()),
+    ),
+    stacks={
+        "decoder": (
+            *norm(f"{LAYER}.ln_1", "pre_attention_norm"),
+            *norm(f"{LAYER}.ln_2", "pre_feed_forward_norm"),
+            Row(f"{LAYER}.attn.c_attn.weight", tuple(f"{x}/kernel" for x in QKV), Fused()),
+            Row(
+                f"{LAYER}.attn.c_attn.bias",
+                tuple(f"{x}/bias" for x in QKV),
+                Fused(part=Flat()),
+            ),
+            *linear(f"{LAYER}.attn.c_proj", "attention/out", input_axes=2),
+            *linear(f"{LAYER}.mlp.w1", "feed_forward/up"),
+            *linear(f"{LAYER}.mlp.w2", "feed_forward/gate"),
+            *linear(f"{LAYER}.mlp.c_proj", "feed_forward/down"),
+        )
+    },
+)
+BEYOND = ("seq_length", "use_dynamic_ntk", "use_logn_attn")  # felt in texts beyond seq_length only
+KERNELS = (
+    "bf16 fp16 fp32 onnx_safe use_flash_attn use_cache_quantization use_cache_kernel "
+    "softmax_in_fp32".split()
+)
+
+
+def read(settings: Settings) -> c.TransformerConfig:
+    """Our configuration from a qwen's."""
+    for name in (*BEYOND, *KERNELS):
+        settings.value(name)
+    settings.only("scale_attn_weights", True)
+    heads = settings.integer("num_attention_heads")
+    bias = not settings.flag("no_bias", True)
+    width = settings.integer("hidden_size")
+    hidden = settings.integer("intermediate_size")
+    if hidden % 2:
+        settings.refuse("intermediate_size", "it is twice the width between the products.")
+    return c.TransformerConfig(
+        **p.read_sizes(settings),
+        attention=c.MultiHead(
+            num_heads=heads,
+            num_kv_heads=heads,
+            head_dim=settings.integer("kv_channels", width // max(1, heads)),
+            positions=(
+                c.Rope(
+                    base=settings.number("rotary_emb_base", 10_000.0),
+                    fraction=settings.number("rotary_pct", 1.0),
+                ),
+            ),
+            biases=p.ALL_BIASES if bias else ("query", "key", "value"),
+        ),
+        feed_forward=(c.GLU(hidden_dim=max(1, hidden // 2), bias=bias),),
+        norm=c.RMSNorm(eps=settings.number("layer_norm_epsilon", 1e-6)),
+        head=c.Head(tied=settings.flag("tie_word_embeddings", False)),
+    )
+
+
+def write(config: c.TransformerConfig) -> dict[str, Any] | None:
+    """A qwen's configuration from ours, without what it does to long texts."""
+    attention, branch = config.attention, config.feed_forward[0]
+    if not (p.plain_decoder(config) and isinstance(branch, c.GLU)):
+        return None
+    rope = p.rope_of(config)
+    return {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.model_dim,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": attention.num_heads,
+        "kv_channels": attention.head_dim,
+        "intermediate_size": 2 * branch.hidden_dim,
+        "no_bias": not branch.bias,
+        "rotary_emb_base": rope.base,
+        "rotary_pct": rope.fraction,
+        "layer_norm_epsilon": config.norm.eps,
+        "tie_word_embeddings": config.head.tied,
+        "use_dynamic_ntk": False,
+        "use_logn_attn": False,
+    }
+
+
+FAMILIES = (
+    Family(
+        model_type="qwen",
+        architecture="QWenLMHeadModel",
+        read=read,
+        write=write,
+        table=TABLE,
+        ignored=(*p.IGNORED, r".*\.attn\.(masked_)?bias"),
+    ),
+)

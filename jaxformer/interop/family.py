@@ -1,0 +1,51 @@
+"""What jaxformer knows of one kind of Hugging Face folder."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jaxformer import config as c
+from jaxformer.interop.settings import Settings
+from jaxformer.interop.tables import Table
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """One model_type.
+
+    Attributes:
+        model_type: What config.json calls it.
+        architecture: The transformers class that reads what we write.
+        read: Our configuration from theirs. It may leave whatever it does not honour unread.
+        write: The attributes of their config.json for ours, as near as they can be, or None where
+            there are none; whether they say the same is checked by reading them back.
+        table: Which tensor is which parameter.
+        ignored: Patterns (of the whole name) of tensors that hold no parameters: masks, tables of
+            frequencies.
+        spellings: Pairs of pattern and replacement that bring other spellings of tensor names to
+            the table's, tried in order on every name.
+        constants: Tensors that hold no parameters and that transformers still expects, by name,
+            from the config.json they are written beside.
+    """
+
+    model_type: str
+    architecture: str
+    read: Callable[[Settings], c.TransformerConfig]
+    write: Callable[[c.TransformerConfig], dict[str, Any] | None]
+    table: Table
+    ignored: tuple[str, ...] = ()
+    spellings: tuple[tuple[str, str], ...] = ()
+    constants: Callable[[Mapping[str, Any]], Mapping[str, np.ndarray]] | None = None
+
+    def spell(self, name: str) -> str:
+        """The table's name of one of their tensors."""
+        for pattern, replacement in self.spellings:
+            name = re.sub(pattern, replacement, name)
+        return name
+
+    def ignores(self, name: str) -> bool:
+        """Whether a tensor holds no parameters."""
+        return any(re.fullmatch(pattern, name) for pattern in self.ignored)

@@ -1,0 +1,279 @@
+"""Hugging Face folders, in: config.json to a configuration, tensors to parameters."""
+
+import json
+import sys
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import unflatten_dict
+from jax.typing import DTypeLike
+
+from jaxformer import config as c
+from jaxformer.interop import safetensors_files as files
+from jaxformer.interop.families import FAMILIES
+from jaxformer.interop.family import Family
+from jaxformer.interop.settings import Settings
+from jaxformer.interop.shapes import parameter_shapes
+from jaxformer.interop.tables import EMBEDDING, HEAD, Link, links, uncovered
+from jaxformer.interop.transforms import Shape
+
+ALIGNMENT = 64  # bytes; JAX takes over numpy memory so aligned on a CPU without copying it
+SHOWN_FROM_BYTES = 1 << 30
+CHUNK = 1 << 24
+
+
+class Pretrained(NamedTuple):
+    """What a folder holds."""
+
+    config: c.TransformerConfig
+    params: dict[str, Any]
+
+
+def load_pretrained(
+    folder: str | Path, dtype: DTypeLike | None = None, *, ignore: Collection[str] = ()
+) -> Pretrained:
+    """Read a Hugging Face folder: ``config.json`` and safetensors, in one file or in shards.
+
+        config, params = load_pretrained("Llama-3.1-8B")
+        logits = Transformer(config).apply({"params": params}, tokens)
+
+    Everything is checked before the first weight is read, and each complaint names all that is
+    wrong. Tensors are read one at a time into arrays that are made once, so memory stays near one
+    copy of the weights. Dropout rates and the spread of initial values are left at jaxformer's own;
+    the tokenizer beside is read by `jaxformer.data.load_tokenizer`.
+
+    A head that config.json ties to the embedding but whose own tensor is in the file stays untied
+    if the two differ, as in transformers 5.
+
+    Args:
+        folder: Where ``config.json`` is.
+        dtype: Of the parameters; None is float32, which is what a model's init makes.
+        ignore: Attributes of config.json that change nothing in the model, by your word.
+
+    Returns:
+        The configuration, and parameters as the model's ``init`` makes them.
+
+    Raises:
+        ValueError: There is no config.json, or no safetensors; a file is truncated or corrupt; the
+            model_type is unknown; config.json has what jaxformer does not honour; tensors are
+            missing, left over, or of another shape or kind than config.json says.
+    """
+    folder = Path(folder).expanduser()
+    dtype = np.dtype(jnp.float32 if dtype is None else dtype)
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise ValueError(f"Parameters are floats; got dtype {dtype}.")
+    values = read_settings(folder)
+    family = find_family(values, folder)
+    config = build_config(family, values, where=folder / "config.json", ignore=ignore)
+    stored = _spelled(family, files.open_folder(folder), folder)
+    config = _settle_head(family, config, stored)
+    shapes = parameter_shapes(config)
+    found = links(family.table, config, shapes)
+    _check_tensors(family, found, stored, shapes, folder)
+    return Pretrained(config, _fill(found, stored, shapes, jax.dtypes.canonicalize_dtype(dtype)))
+
+
+def load_config(folder: str | Path, *, ignore: Collection[str] = ()) -> c.TransformerConfig:
+    """The configuration of a Hugging Face folder; the weights may be absent.
+
+    Args:
+        folder: Where ``config.json`` is.
+        ignore: Attributes of config.json that change nothing in the model, by your word.
+
+    Returns:
+        The configuration.
+
+    Raises:
+        ValueError: There is no config.json, its model_type is unknown, or it has what jaxformer
+            does not honour.
+    """
+    folder = Path(folder).expanduser()
+    values = read_settings(folder)
+    family = find_family(values, folder)
+    return build_config(family, values, where=folder / "config.json", ignore=ignore)
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """The attributes in a folder's config.json."""
+    path = folder / "config.json"
+    if not path.is_file():
+        held = "has no config.json" if folder.is_dir() else "is no folder"
+        raise ValueError(f"{folder} {held}, so it is no Hugging Face model.")
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} is not JSON: {error}.") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} is a {type(values).__name__}, not an object.")
+    return values
+
+
+def find_family(values: Mapping[str, Any], where: Path) -> Family:
+    """The family that config.json names."""
+    kind = values.get("model_type")
+    if not isinstance(kind, str) or kind not in FAMILIES:
+        raise ValueError(
+            f"{where} has model_type {kind!r}, which is unknown here; known are "
+            f"{', '.join(sorted(FAMILIES))}."
+        )
+    return FAMILIES[kind]
+
+
+def build_config(
+    family: Family, values: Mapping[str, Any], *, where: Path | str, ignore: Collection[str] = ()
+) -> c.TransformerConfig:
+    """Our configuration from theirs, after its audit."""
+    settings = Settings(values)
+    try:
+        config = family.read(settings)
+    except (ValueError, ArithmeticError) as error:
+        settings.check(str(where), unread=False)  # stand-ins for bad values may not go together
+        raise ValueError(f"{where}: {error}") from error
+    settings.check(str(where), ignore)
+    return config
+
+
+def _spelled(
+    family: Family, stored: Mapping[str, files.Stored], folder: Path
+) -> dict[str, files.Stored]:
+    """The tensors that hold parameters, by the table's names."""
+    found: dict[str, files.Stored] = {}
+    twice = []
+    for name, where in stored.items():
+        spelled = family.spell(name)
+        if family.ignores(spelled):
+            continue
+        if spelled in found:
+            twice.append(f"{name} ({spelled})")
+        found[spelled] = where
+    if twice:
+        raise ValueError(f"{folder} holds tensors under two names: {', '.join(twice)}.")
+    return found
+
+
+def _settle_head(
+    family: Family, config: c.TransformerConfig, stored: dict[str, files.Stored]
+) -> c.TransformerConfig:
+    """Tie or untie the head as the tensors ask for, and drop what is double."""
+    head, table = family.table.name_of(HEAD), family.table.name_of(EMBEDDING)
+    if not config.head.tied or head not in stored or table is None:
+        return config
+    if table not in stored:
+        stored[table] = stored.pop(head)
+        return config
+    if _alike(stored[head], stored[table]):
+        del stored[head]
+        return config
+    return replace(config, head=replace(config.head, tied=False))
+
+
+def _alike(a: files.Stored, b: files.Stored) -> bool:
+    """Whether two tensors hold the same bytes."""
+    if (a.dtype, a.shape) != (b.dtype, b.shape):
+        return False
+    with a.path.open("rb") as first, b.path.open("rb") as second:
+        first.seek(a.start)
+        second.seek(b.start)
+        left = a.stop - a.start
+        while left:
+            count = min(left, CHUNK)
+            if first.read(count) != second.read(count):
+                return False
+            left -= count
+    return True
+
+
+def _check_tensors(
+    family: Family,
+    found: list[Link],
+    stored: Mapping[str, files.Stored],
+    shapes: Mapping[str, Shape],
+    folder: Path,
+) -> None:
+    """Refuse tensors that are missing, left over, or not what the configuration says."""
+    expected = {link.theirs: link.shape for link in found}
+    complaints = []
+    missing = sorted(set(expected) - set(stored))
+    if missing:
+        complaints.append(f"{len(missing)} tensors are missing: {', '.join(missing)}")
+    extra = sorted(set(stored) - set(expected))
+    if extra:
+        complaints.append(
+            f"{len(extra)} tensors have no place in a {family.model_type} with this config.json: "
+            f"{', '.join(extra)}"
+        )
+    unfilled = uncovered(found, shapes)
+    if unfilled:
+        complaints.append(
+            f"{len(unfilled)} parameters get nothing from a {family.model_type}: "
+            f"{', '.join(unfilled)}"
+        )
+    both = [name for name in expected if name in stored]
+    wrong = [name for name in both if stored[name].shape != expected[name]]
+    if wrong:
+        listed = ", ".join(
+            f"{name} is {list(stored[name].shape)}, not {list(expected[name])}" for name in wrong
+        )
+        complaints.append(f"{len(wrong)} tensors have the wrong shape: {listed}")
+    kinds = [name for name in both if stored[name].dtype not in files.FLOATS]
+    if kinds:
+        listed = ", ".join(f"{name} is {stored[name].dtype}" for name in kinds)
+        complaints.append(
+            f"{len(kinds)} tensors are no floats ({', '.join(files.FLOATS)}): {listed}"
+        )
+    if complaints:
+        raise ValueError(f"{folder}: " + ".\n".join(complaints) + ".")
+
+
+def _fill(
+    found: list[Link],
+    stored: Mapping[str, files.Stored],
+    shapes: Mapping[str, Shape],
+    dtype: np.dtype,
+) -> dict[str, Any]:
+    """Read every tensor into its place."""
+    arrays = {path: _empty(shape, dtype) for path, shape in shapes.items()}
+    with _progress(
+        sum(stored[link.theirs].stop - stored[link.theirs].start for link in found)
+    ) as tell:
+        for link in found:
+            where = stored[link.theirs]
+            parts = link.via.split(files.read(where), link.shapes)
+            for (path, index), part in zip(link.slots, parts, strict=True):
+                arrays[path][index] = part
+            tell(where.stop - where.start)
+    leaves: dict[str, Any] = {}
+    for path in list(arrays):
+        leaves[path] = jax.device_put(arrays.pop(path))
+    return unflatten_dict(leaves, sep="/")
+
+
+def _empty(shape: Shape, dtype: np.dtype) -> np.ndarray:
+    """An array that starts where JAX wants it to."""
+    size = int(np.prod(shape)) * dtype.itemsize
+    raw = np.empty(size + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + size].view(dtype).reshape(shape)
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Any]:
+    """How much was read, on a terminal and for large folders only."""
+    try:
+        from rich.progress import Progress
+    except ImportError:
+        total = 0
+    if total < SHOWN_FROM_BYTES or not sys.stderr.isatty():
+        yield lambda count: None
+        return
+    from rich.console import Console
+
+    with Progress(console=Console(stderr=True)) as bar:
+        task = bar.add_task("weights", total=total)
+        yield lambda count: bar.advance(task, count)

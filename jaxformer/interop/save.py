@@ -1,0 +1,191 @@
+"""Hugging Face folders, out: a configuration and parameters to what transformers loads."""
+
+import json
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import flatten_dict
+from jax.typing import DTypeLike
+
+from jaxformer import config as c
+from jaxformer.interop import safetensors_files as files
+from jaxformer.interop.compare import canonical, differences
+from jaxformer.interop.families import FAMILIES
+from jaxformer.interop.family import Family
+from jaxformer.interop.load import build_config
+from jaxformer.interop.shapes import parameter_shapes
+from jaxformer.interop.tables import Link, links, uncovered
+from jaxformer.interop.transforms import Constant, Shape
+
+MAX_SHARD_BYTES = 5_000_000_000
+# The defaults of transformers name tokens of the released vocabularies.
+NO_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+
+
+def save_pretrained(
+    folder: str | Path,
+    config: c.TransformerConfig,
+    params: Mapping[str, Any],
+    *,
+    dtype: DTypeLike | None = None,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+    extra: Mapping[str, Any] | None = None,
+    family: str | None = None,
+) -> None:
+    """Write a folder that `load_pretrained`, and transformers, read.
+
+        save_pretrained("exported", config, params, extra={"eos_token_id": 2})
+
+    The family is the first that can say all of `config` in its config.json, which is checked by
+    reading it back; dropout and initial values have no place there. Everything is written to a
+    folder beside and renamed at the end, so `folder` is whole or absent.
+
+    Args:
+        folder: Where to; it must not exist, or be empty.
+        config: The model.
+        params: Its parameters, as the model's ``init`` makes them.
+        dtype: Of the tensors in the files; None keeps that of each parameter.
+        max_shard_bytes: Files grow no larger than this, but for one tensor that does.
+        extra: More attributes of config.json, which count before those found: token ids, or
+            ``max_position_embeddings``, which rotary models do not know.
+        family: The model_type to write, where several could.
+
+    Raises:
+        ValueError: The folder has something in it; no family has what `config` asks for, and the
+            message says what; parameters are missing, left over or of the wrong shape.
+    """
+    folder = Path(folder).expanduser().resolve()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"{folder} exists and is not empty; name a folder that does not exist.")
+    if max_shard_bytes < 1:
+        raise ValueError(f"max_shard_bytes must be positive; got {max_shard_bytes}.")
+    arrays = flatten_dict(params, sep="/")
+    shapes = parameter_shapes(config)
+    _check_parameters(arrays, shapes)
+    chosen, values = choose_family(config, dict(extra or {}), family)
+    found = [*links(chosen.table, config, shapes), *_constants(chosen, values)]
+    found.sort(key=lambda link: link.theirs)
+    lost = uncovered(found, shapes)
+    if lost:
+        raise ValueError(f"A {chosen.model_type} has no tensors for {', '.join(lost)}.")
+    entries = [files.Entry(link.theirs, _dtype(arrays, link, dtype), link.shape) for link in found]
+    order = sorted(range(len(found)), key=lambda i: -entries[i].dtype.itemsize)  # keeps alignment
+    values |= {"torch_dtype": max((e.dtype for e in entries), key=lambda d: d.itemsize).name}
+    text = json.dumps(values, indent=2, sort_keys=True) + "\n"
+    partial = folder.parent / f".{folder.name}.{uuid.uuid4().hex}.partial"
+    partial.mkdir(parents=True)
+    try:
+        files.write_folder(
+            partial,
+            [entries[i] for i in order],
+            _tensors(arrays, [found[i] for i in order]),
+            max_shard_bytes=max_shard_bytes,
+        )
+        (partial / "config.json").write_text(text, encoding="utf-8")
+        partial.replace(folder)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def choose_family(
+    config: c.TransformerConfig, extra: Mapping[str, Any], name: str | None = None
+) -> tuple[Family, dict[str, Any]]:
+    """The family that says all of a configuration, and its config.json.
+
+    Args:
+        config: The model.
+        extra: Attributes of config.json that count before the family's.
+        name: The family to take; None tries all.
+
+    Returns:
+        The family and the attributes.
+
+    Raises:
+        ValueError: There is none; what stands in the way is named.
+    """
+    if name is not None and name not in FAMILIES:
+        raise ValueError(f"family {name!r} is unknown; known are {', '.join(sorted(FAMILIES))}.")
+    differing: dict[str, list[str]] = {}
+    refused: list[str] = []
+    for family in FAMILIES.values() if name is None else [FAMILIES[name]]:
+        values = family.write(config)
+        if values is None:
+            continue
+        values = {"architectures": [family.architecture], **NO_TOKENS, **values, **extra}
+        values["model_type"] = family.model_type
+        try:
+            back = build_config(family, values, where=f"a {family.model_type}'s config.json")
+        except ValueError as error:
+            refused.append(str(error))
+            continue
+        wrong = differences(canonical(config), canonical(back))
+        if not wrong:
+            return family, values
+        differing[family.model_type] = wrong
+    raise ValueError(_explain(differing, refused, name))
+
+
+def _explain(differing: Mapping[str, list[str]], refused: list[str], name: str | None) -> str:
+    """Why no family was found, by the nearest one."""
+    who = "No family" if name is None else f"{name}, which was asked for,"
+    verb = "has" if name is None else "does not have"
+    if not differing:
+        reasons = "; ".join(refused) or "its topology, positions or feed-forward are in none"
+        return f"{who} {verb} this configuration: {reasons}."
+    nearest = min(differing, key=lambda kind: len(differing[kind]))
+    fields = [{line.split(":")[0] for line in lines} for lines in differing.values()]
+    shared = sorted(set.intersection(*fields))
+    named = f" None has {', '.join(shared)} as given." if name is None and shared else ""
+    listed = "\n".join(f"  {line}" for line in differing[nearest])
+    return f"{who} {verb} this configuration.{named} With {nearest} these would change:\n{listed}"
+
+
+def _check_parameters(arrays: Mapping[str, Any], shapes: Mapping[str, Shape]) -> None:
+    """Refuse parameters that are not those of the configuration."""
+    complaints = [f"{path} is missing" for path in sorted(set(shapes) - set(arrays))]
+    complaints += [f"{path} is no parameter of it" for path in sorted(set(arrays) - set(shapes))]
+    for path in sorted(set(shapes) & set(arrays)):
+        if tuple(arrays[path].shape) != shapes[path]:
+            got, expected = list(arrays[path].shape), list(shapes[path])
+            complaints.append(f"{path} is {got}, not {expected}")
+    if complaints:
+        raise ValueError(
+            f"{len(complaints)} parameters do not fit the configuration: {'; '.join(complaints)}."
+        )
+
+
+def _constants(family: Family, values: Mapping[str, Any]) -> Iterator[Link]:
+    """Tensors that transformers expects beside the parameters."""
+    for name, array in (family.constants(values) if family.constants else {}).items():
+        yield Link(name, array.shape, (), (), Constant(values=array))
+
+
+def _dtype(arrays: Mapping[str, Any], link: Link, dtype: DTypeLike | None) -> np.dtype:
+    """What a tensor is written as."""
+    kinds = [arrays[slot.path].dtype for slot in link.slots]
+    found = np.dtype(jnp.result_type(*kinds)) if kinds else np.dtype(np.float32)
+    found = found if dtype is None else np.dtype(dtype)
+    if found not in files.NAMES:
+        known = ", ".join(kind.name for kind in files.NAMES)
+        raise ValueError(f"{link.theirs} cannot be written as {found}; known are {known}.")
+    return found
+
+
+def _tensors(arrays: Mapping[str, Any], found: list[Link]) -> Iterator[np.ndarray]:
+    """Their tensors, made one at a time."""
+    for link in found:
+        yield link.via.join([_on_host(arrays[path], at) for path, at in link.slots])
+
+
+def _on_host(array: Any, at: tuple[int, ...]) -> np.ndarray:
+    """A part of a parameter, not copied from a CPU, and from elsewhere without the rest of it."""
+    if isinstance(array, jax.Array) and all(d.platform == "cpu" for d in array.devices()):
+        array = np.asarray(array)
+    return np.asarray(array[at])

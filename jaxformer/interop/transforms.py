@@ -1,0 +1,191 @@
+"""How one of their tensors becomes some of ours, and back: rearrangements that lose nothing.
+
+Each transform knows three things: the shape of their tensor from the shapes of ours, how to split
+theirs into ours, and how to join ours into theirs. Splitting gives views where it can.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+Shape = tuple[int, ...]
+
+
+@runtime_checkable
+class Transform(Protocol):
+    """A rearrangement that can be undone."""
+
+    def shape(self, ours: Sequence[Shape]) -> Shape:
+        """Of their tensor, given those of ours."""
+        ...
+
+    def split(self, theirs: np.ndarray, ours: Sequence[Shape]) -> list[np.ndarray]:
+        """Their tensor as ours, of these shapes."""
+        ...
+
+    def join(self, ours: Sequence[np.ndarray]) -> np.ndarray:
+        """Ours as their tensor."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Same:
+    """Theirs and ours are alike."""
+
+    def shape(self, ours: Sequence[Shape]) -> Shape:
+        return ours[0]
+
+    def split(self, theirs: np.ndarray, ours: Sequence[Shape]) -> list[np.ndarray]:
+        return [theirs]
+
+    def join(self, ours: Sequence[np.ndarray]) -> np.ndarray:
+        return ours[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constant:
+    """Theirs holds nothing of ours.
+
+    Attributes:
+        values: What it holds.
+    """
+
+    values: np.ndarray
+
+    def shape(self, ours: Sequence[Shape]) -> Shape:
+        return self.values.shape
+
+    def split(self, theirs: np.ndarray, ours: Sequence[Shape]) -> list[np.ndarray]:
+        return []
+
+    def join(self, ours: Sequence[np.ndarray]) -> np.ndarray:
+        return self.values
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flat:
+    """Theirs has one axis, after `leading` axes of size one: a bias by head, for instance.
+
+    Attributes:
+        leading: Axes of size one before it.
+    """
+
+    leading: int = 0
+
+    def shape(self, ours: Sequence[Shape]) -> Shape:
+        return (1,) * self.leading + (math.prod(ours[0]),)
+
+    def split(self, theirs: np.ndarray, ours: Sequence[Shape]) -> list[np.ndarray]:
+        return [theirs.reshape(ours[0])]
+
+    def join(self, ours: Sequence[np.ndarray]) -> np.ndarray:
+        return ours[0].reshape(self.shape([ours[0].shape]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """A matrix: theirs is [outputs, inputs], ours has the inputs first and may have heads.
+
+    Attributes:
+        input_axes: How many of our axes are inputs; 2 for the heads that enter `attention/out`.
+        outputs_first: Whether theirs is [outputs, inputs] (torch's Linear) or the other way round
+            (GPT-2's Conv1D).
+    """
+
+    input_axes: int = 1
+    outputs_first: bool = True
+
+    def shape(self, ours: Sequence[Shape]) -> Shape:
+        inputs, outputs = self._sizes(ours[0])
+        return (outputs, inputs) if self.outputs_first else (inputs, outputs)
+
+    def split(self, theirs: np.ndarray, ours: Sequence[Shape]) -> list[np.ndarray]:
+        return [(theirs.T if self.outputs_first else theirs).reshape(ours[0])]
+
+    def join(self, ours: Sequence[np.ndarray]) -> np.ndarray:
+        matrix = ours[0].reshape(self._sizes(ours[0].shape))
+        return matrix.T if self.outputs_first else matrix
+
+    def _sizes(self, ours: Shape) -> tuple[int, int]:
+        return math.prod(ours[: self.input_axes]), math.prod(ours[self.input_axes :])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fused:
+    """Theirs is several of ours, one after the other along an axis: [q | k | v], [gate | up].
+
+    Attributes:
+        part: How each of ours is arranged in it.
+        axis: The axis they follow each other along.
+    """
+
+    part: Transform = Kernel()
+    axis: int = 0
+
+    def shape(self, ours: Sequence[Shape]) -> Shape:
+        parts = [self.part.shape([shape]) for shape in ours]
+        first = list(parts[0])
+        first[self.axis] = sum(part[self.axis] for part in parts)
+        return tuple(first)
+
+    def split(self, theirs: np.ndarray, ours: Sequence[Shape]) -> list[np.ndarray]:
+        sizes = [self.part.shape([shape])[self.axis] for shape in ours]
+        parts = np.split(theirs, np.cumsum(sizes)[:-1], axis=self.axis)
+        return [self.part.split(x, [shape])[0] for x, shape in zip(parts, ours, strict=True)]
+
+    def join(self, ours: Sequence[np.ndarray]) -> np.ndarray:
+        return np.concatenate([self.part.join([x]) for x in ours], axis=self.axis)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupedHeads:
+    """Theirs holds, for each key/value head, its query heads, then the key, then the value.
+
+    Ours are query, key and value: kernels ([D, N, H] and [D, K, H]) or biases ([N, H] and [K, H]).
+    With as many key/value heads as heads this is [q, k, v] head by head (GPT-NeoX, BLOOM), with
+    one it is [all queries, k, v] (Falcon 7B).
+    """
+
+    def shape(self, ours: Sequence[Shape]) -> Shape:
+        outputs = sum(math.prod(shape[-2:]) for shape in ours)
+        return (outputs, *ours[0][:-2])
+
+    def split(self, theirs: np.ndarray, ours: Sequence[Shape]) -> list[np.ndarray]:
+        *inputs, heads, width = ours[0]
+        groups = ours[1][-2]
+        each = theirs.reshape(groups, heads // groups + 2, width, *inputs)
+        parts = each[:, :-2], each[:, -2:-1], each[:, -1:]
+        return [np.moveaxis(part.reshape(-1, width, *inputs), (0, 1), (-2, -1)) for part in parts]
+
+    def join(self, ours: Sequence[np.ndarray]) -> np.ndarray:
+        width, groups = ours[0].shape[-1], ours[1].shape[-2]
+        inputs = ours[0].shape[:-2]
+        front = [np.moveaxis(x, (-2, -1), (0, 1)) for x in ours]
+        parts = [x.reshape(groups, -1, width, *inputs) for x in front]
+        return np.concatenate(parts, axis=1).reshape(self.shape([x.shape for x in ours]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interleaved:
+    """Theirs takes turns between ours along its first axis: gate, up, gate, up (Phi-3-small).
+
+    Attributes:
+        part: How each of ours is arranged in it.
+    """
+
+    part: Transform = Kernel()
+
+    def shape(self, ours: Sequence[Shape]) -> Shape:
+        first, *rest = self.part.shape([ours[0]])
+        return (len(ours) * first, *rest)
+
+    def split(self, theirs: np.ndarray, ours: Sequence[Shape]) -> list[np.ndarray]:
+        count = len(ours)
+        return [self.part.split(theirs[i::count], [s])[0] for i, s in enumerate(ours)]
+
+    def join(self, ours: Sequence[np.ndarray]) -> np.ndarray:
+        parts = [self.part.join([x]) for x in ours]
+        return np.stack(parts, axis=1).reshape(self.shape([x.shape for x in ours]))

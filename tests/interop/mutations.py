@@ -1,0 +1,163 @@
+"""One change of each axis of a configuration, and a reference that must notice it."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+from jaxformer.config import (
+    Alibi,
+    BlockSparse,
+    LayerNorm,
+    RMSNorm,
+    Sinusoid,
+    T5Bias,
+    TransformerConfig,
+    TransformerXL,
+)
+
+
+class Mutation(NamedTuple):
+    """`change` gives the other configuration; norms may be read under `renamed` names then."""
+
+    reference: str
+    change: Callable[[TransformerConfig], TransformerConfig]
+    renamed: tuple[tuple[str, str], ...] = ()
+
+
+def attention(**fields):
+    return lambda config: replace(config, attention=replace(config.attention, **fields))
+
+
+def embedding(**fields):
+    return lambda config: replace(config, embedding=replace(config.embedding, **fields))
+
+
+def head(**fields):
+    return lambda config: replace(config, head=replace(config.head, **fields))
+
+
+def model(**fields):
+    return lambda config: replace(config, **fields)
+
+
+def norm(**fields):
+    return lambda config: replace(config, norm=replace(config.norm, **fields))
+
+
+def feed_forward(**fields):
+    return lambda config: replace(
+        config, feed_forward=tuple(replace(one, **fields) for one in config.feed_forward)
+    )
+
+
+def rope(**fields):
+    """Change every layer's rotary positions, or replace them where `positions` is given."""
+    return lambda config: replace(
+        config,
+        attention=replace(
+            config.attention,
+            positions=tuple(
+                None if one is None else replace(one, **fields)
+                for one in config.attention.positions
+            ),
+        ),
+    )
+
+
+def scaling(**fields):
+    return lambda config: rope(scaling=replace(config.attention.positions[0].scaling, **fields))(
+        config
+    )
+
+
+def everywhere(config):
+    """Rotate in the layers that have no positions too."""
+    first = config.attention.positions[0]
+    return attention(positions=(first,) * len(config.attention.positions))(config)
+
+
+def shorter_table(config):
+    """A learned table whose first position stands one row earlier."""
+    positions = config.embedding.positions
+    other = replace(positions, offset=positions.offset - 1, max_length=positions.max_length + 1)
+    return embedding(positions=other)(config)
+
+
+def sparse(**fields):
+    pattern = {"block": 3, "local_blocks": 2, "stride": 3} | fields
+    return attention(windows=(BlockSparse(**pattern), None))
+
+
+TO_PRE = (("post_", "pre_"),)
+TO_POST = (("pre_", "post_"),)
+TO_TWO = (("pre_norm", "pre_attention_norm"), ("pre_norm", "pre_feed_forward_norm"))
+BIASES = ("query", "key", "value")
+MUTATIONS = {
+    "window one longer": Mutation("mistral", attention(windows=(6,))),
+    "windows the other way round": Mutation("gemma2", attention(windows=(None, 5))),
+    "sparse blocks": Mutation("ref_phi3_small", sparse(block=4)),
+    "sparse stride": Mutation("ref_phi3_small", sparse(stride=4)),
+    "no positions in full layers": Mutation("cohere2", everywhere),
+    "rope base by layer": Mutation("gemma3", everywhere),
+    "rope base": Mutation("llama3", rope(base=1e6)),
+    "rope halves": Mutation("llama", rope(pairing="neighbours")),
+    "rope neighbours": Mutation("gptj", rope(pairing="halves")),
+    "rope fraction": Mutation("nemotron", rope(fraction=1.0)),
+    "rope scaling linear": Mutation("llama_linear", rope(scaling=None)),
+    "rope scaling of llama 3": Mutation("llama31", rope(scaling=None)),
+    "rope scaling yarn": Mutation("llama_yarn", rope(scaling=None)),
+    "rope yarn's factor of attention": Mutation("llama_yarn", scaling(attention_factor=1.0)),
+    "rope scaling longrope": Mutation("phi3_longrope", scaling(long=(1.0, 1.2, 1.5))),
+    "rope longrope's factor of attention": Mutation("phi3_longrope", scaling(attention_factor=1.0)),
+    "alibi": Mutation("bloom", attention(positions=(None,))),
+    "alibi scale": Mutation("falcon_rw", attention(positions=(Alibi(),))),
+    "t5 buckets": Mutation("t5", attention(positions=(T5Bias(num_buckets=8, max_distance=20),))),
+    "transformer-xl": Mutation("ref_gopher", attention(positions=(TransformerXL(base=1e3),))),
+    "transformer-xl, no positions": Mutation("xlnet_uni", attention(positions=(None,))),
+    "learned positions": Mutation("gpt2", embedding(positions=None)),
+    "learned offset": Mutation("opt", shorter_table),
+    "sinusoids in turn": Mutation(
+        "ref_transformer2017", embedding(positions=Sinusoid(layout="halves"))
+    ),
+    "sinusoids in halves": Mutation("marian", embedding(positions=Sinusoid())),
+    "sinusoids of tensor2tensor": Mutation(
+        "fsmt", embedding(positions=Sinusoid(layout="halves", offset=2))
+    ),
+    "sinusoid offset": Mutation(
+        "fsmt", embedding(positions=Sinusoid(layout="tensor2tensor", offset=0))
+    ),
+    "placement post": Mutation("opt_350m", model(placement="pre"), TO_PRE),
+    "placement pre": Mutation("gpt_neox_serial", model(placement="post"), TO_POST),
+    "placement sandwich": Mutation("gemma2", model(placement="pre")),
+    "placement branch_out": Mutation("olmo2", model(placement="pre"), TO_PRE),
+    "block serial": Mutation("bloom", model(block="parallel")),
+    "block parallel": Mutation("gpt_neox", model(block="serial")),
+    "one norm for both branches": Mutation("falcon_7b", model(block="serial"), TO_TWO),
+    "final norm": Mutation("llama_biased", model(final_norm=False)),
+    "rms norm": Mutation("smollm2", model(norm=LayerNorm(parameters="scale"))),
+    "layer norm": Mutation("palm_like", model(norm=RMSNorm(eps=1e-5))),
+    "epsilon": Mutation("yi_34b", norm(eps=1e-4)),
+    "scale of one more": Mutation("nemotron", norm(scale_offset=0.0)),
+    "qk norm of heads": Mutation("gemma3", attention(qk_norm=None)),
+    "qk norm of each head": Mutation("cohere", attention(qk_norm=None)),
+    "qk norm of the width": Mutation("olmo2", attention(qk_norm=None)),
+    "softcap of scores": Mutation("gemma2", attention(logit_softcap=None)),
+    "softcap of logits": Mutation("gemma2", head(softcap=None)),
+    "clip": Mutation("olmo_clip", attention(clip_qkv=None)),
+    "scale of scores": Mutation("gpt_neo", attention(scale=None)),
+    "embedding scale": Mutation("ref_phi3_small", embedding(scale=1.0)),
+    "embedding norm": Mutation("bloom", embedding(norm=None)),
+    "head multiplier": Mutation("command_r", head(multiplier=1.0)),
+    "head bias": Mutation("gptj", head(bias=False)),
+    "head tied": Mutation("t5_v1_1", head(tied=True)),
+    "biases of queries, keys, values": Mutation("qwen2", attention(biases=())),
+    "bias of the output": Mutation("llama_biased", attention(biases=BIASES)),
+    "biases of the feed-forward": Mutation("gptj", feed_forward(bias=False)),
+    "gelu": Mutation("falcon", feed_forward(activation="gelu_tanh")),
+    "relu": Mutation("opt", feed_forward(activation="relu_squared")),
+    "relu_squared": Mutation("nemotron", feed_forward(activation="relu")),
+    "gate of t5": Mutation("mt5", feed_forward(activation="gelu")),
+    "clamped": Mutation("ref_phi3_small", feed_forward(limit=20.0)),
+    "top k": Mutation("mixtral", feed_forward(top_k=3)),
+    "renormalised": Mutation("mixtral", feed_forward(renormalise=False)),
+}

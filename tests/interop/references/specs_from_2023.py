@@ -1,0 +1,264 @@
+"""Tiny configurations of transformers classes whose models came out from 2023 on.
+
+`SPECS` gives for each name its model type, its class and the arguments of its configuration.
+"""
+
+from tests.interop.references.specs_to_2022 import V, rope
+
+LLAMA = {
+    "vocab_size": V,
+    "hidden_size": 24,
+    "intermediate_size": 22,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+MHA = LLAMA | {"num_key_value_heads": 4}
+IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+FALCON = {
+    "vocab_size": V,
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_kv_heads": 2,
+    "ffn_hidden_size": 22,
+    "new_decoder_architecture": True,
+    "num_ln_in_parallel_attn": 1,
+    "tie_word_embeddings": False,
+    "rope_parameters": rope(500042.0),
+}
+OLD_FALCON = FALCON | {
+    "new_decoder_architecture": False,
+    "num_ln_in_parallel_attn": None,
+    "num_kv_heads": None,
+    "tie_word_embeddings": True,
+    "rope_parameters": rope(1e4),
+}
+PHI3 = LLAMA | IDS | {"original_max_position_embeddings": 64, "rope_parameters": rope(250000.0)}
+COHERE = LLAMA | IDS | {"logit_scale": 5 / 6, "rope_parameters": rope(75e6)}
+LLAMA31 = rope(
+    5e5,
+    "llama3",
+    factor=8.0,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+    original_max_position_embeddings=64,
+)
+YARN = rope(
+    1e4,
+    "yarn",
+    factor=4.0,
+    beta_fast=4.0,
+    beta_slow=1.0,
+    original_max_position_embeddings=16,
+)
+LONGROPE = rope(
+    1e4,
+    "longrope",
+    partial_rotary_factor=0.75,
+    short_factor=[1.0, 1.2, 1.5],
+    long_factor=[1.0, 2.0, 6.0],
+)
+GEMMA3 = {
+    "full_attention": rope(1e6, "linear", factor=8.0),
+    "sliding_attention": rope(1e4),
+}
+NARROW = {"hidden_size": 16, "head_dim": 6}  # heads side by side are wider than the model
+
+SPECS = {
+    "palm_like": (
+        "cohere",
+        "CohereForCausalLM",
+        COHERE | {"num_key_value_heads": 1, "logit_scale": 24**-0.5, "rope_parameters": rope(1e4)},
+    ),
+    "llama": (
+        "llama",
+        "LlamaForCausalLM",
+        MHA | {"rms_norm_eps": 1e-5, "rope_parameters": rope(1e4)},
+    ),
+    "llama2_70b": (
+        "llama",
+        "LlamaForCausalLM",
+        LLAMA | {"rms_norm_eps": 1e-5, "rope_parameters": rope(1e4)},
+    ),
+    "llama3": (
+        "llama",
+        "LlamaForCausalLM",
+        LLAMA | {"rms_norm_eps": 1e-5, "rope_parameters": rope(5e5)},
+    ),
+    "llama31": (
+        "llama",
+        "LlamaForCausalLM",
+        LLAMA | {"head_dim": 12, "rope_parameters": LLAMA31},
+    ),
+    "llama_linear": (
+        "llama",
+        "LlamaForCausalLM",
+        MHA | {"rope_parameters": rope(1e4, "linear", factor=4.0)},
+    ),
+    "llama_yarn": ("llama", "LlamaForCausalLM", MHA | {"head_dim": 12, "rope_parameters": YARN}),
+    "llama_dynamic": (
+        "llama",
+        "LlamaForCausalLM",
+        MHA | {"max_position_embeddings": 9, "rope_parameters": rope(1e4, "dynamic", factor=2.0)},
+    ),
+    "llama_biased": (
+        "llama",
+        "LlamaForCausalLM",
+        MHA | {"attention_bias": True, "mlp_bias": True, "rope_parameters": rope(1e4)},
+    ),
+    "yi_34b": (
+        "llama",
+        "LlamaForCausalLM",
+        LLAMA | {"rms_norm_eps": 1e-5, "rope_parameters": rope(5e6)},
+    ),
+    "deepseek_67b": (
+        "llama",
+        "LlamaForCausalLM",
+        LLAMA | {"rms_norm_eps": 1e-6, "rope_parameters": rope(1e4)},
+    ),
+    "smollm2": (
+        "llama",
+        "LlamaForCausalLM",
+        MHA | {"tie_word_embeddings": True, "rope_parameters": rope(130000.0)},
+    ),
+    "reka_flash3": (
+        "llama",
+        "LlamaForCausalLM",
+        LLAMA | NARROW | {"rope_parameters": rope(8e6)},
+    ),
+    "mistral": (
+        "mistral",
+        "MistralForCausalLM",
+        LLAMA | {"sliding_window": 5, "rms_norm_eps": 1e-5, "rope_parameters": rope(1e4)},
+    ),
+    "mixtral": (
+        "mixtral",
+        "MixtralForCausalLM",
+        LLAMA
+        | {
+            "intermediate_size": 6,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "rope_parameters": rope(1e6),
+        },
+    ),
+    "olmo": ("olmo", "OlmoForCausalLM", MHA | {"rope_parameters": rope(1e4)}),
+    "olmo_clip": (
+        "olmo",
+        "OlmoForCausalLM",
+        MHA | {"clip_qkv": 0.8, "rope_parameters": rope(1e4)},
+    ),
+    "olmo_1b": (
+        "olmo",
+        "OlmoForCausalLM",
+        MHA | {"tie_word_embeddings": True, "rope_parameters": rope(1e4)},
+    ),
+    "olmo2": (
+        "olmo2",
+        "Olmo2ForCausalLM",
+        LLAMA | {"rms_norm_eps": 1e-6, "rope_parameters": rope(5e5)},
+    ),
+    "gemma2": (
+        "gemma2",
+        "Gemma2ForCausalLM",
+        LLAMA
+        | NARROW
+        | {
+            "num_hidden_layers": 3,
+            "query_pre_attn_scalar": 4,
+            "sliding_window": 5,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+            "rope_parameters": rope(1e4),
+        },
+    ),
+    "gemma3": (
+        "gemma3_text",
+        "Gemma3ForCausalLM",
+        LLAMA
+        | NARROW
+        | {
+            "num_hidden_layers": 7,
+            "query_pre_attn_scalar": 5,
+            "sliding_window": 5,
+            "rope_parameters": GEMMA3,
+        },
+    ),
+    "nemotron": (
+        "nemotron",
+        "NemotronForCausalLM",
+        LLAMA
+        | {
+            "hidden_size": 16,
+            "head_dim": 8,
+            "rope_parameters": rope(1e4, partial_rotary_factor=0.5),
+        },
+    ),
+    "qwen2": (
+        "qwen2",
+        "Qwen2ForCausalLM",
+        LLAMA | {"rms_norm_eps": 1e-6, "rope_parameters": rope(1e6)},
+    ),
+    "qwen2_swa": (
+        "qwen2",
+        "Qwen2ForCausalLM",
+        LLAMA
+        | {
+            "use_sliding_window": True,
+            "sliding_window": 5,
+            "max_window_layers": 1,
+            "rope_parameters": rope(1e6),
+        },
+    ),
+    "qwen1_14b": ("qwen2", "Qwen2ForCausalLM", MHA | {"rope_parameters": rope(1e4)}),
+    "falcon": ("falcon", "FalconForCausalLM", FALCON),
+    "falcon_40b": (
+        "falcon",
+        "FalconForCausalLM",
+        FALCON
+        | {
+            "num_ln_in_parallel_attn": 2,
+            "tie_word_embeddings": True,
+            "rope_parameters": rope(1e4),
+        },
+    ),
+    "falcon_7b": ("falcon", "FalconForCausalLM", OLD_FALCON),
+    "falcon_rw": (
+        "falcon",
+        "FalconForCausalLM",
+        OLD_FALCON | {"multi_query": False, "parallel_attn": False, "alibi": True, "bias": True},
+    ),
+    "phi3": ("phi3", "Phi3ForCausalLM", PHI3),
+    "phi3_4k": ("phi3", "Phi3ForCausalLM", PHI3 | {"sliding_window": 5}),
+    "phi3_longrope": (
+        "phi3",
+        "Phi3ForCausalLM",
+        PHI3
+        | {
+            "hidden_size": 32,
+            "max_position_embeddings": 40,
+            "original_max_position_embeddings": 10,
+            "tie_word_embeddings": True,
+            "rope_parameters": LONGROPE,
+        },
+    ),
+    "cohere": ("cohere", "CohereForCausalLM", COHERE | {"use_qk_norm": True}),
+    "command_r": (
+        "cohere",
+        "CohereForCausalLM",
+        COHERE | {"num_key_value_heads": 4, "logit_scale": 0.0625, "rope_parameters": rope(8e6)},
+    ),
+    "cohere2": (
+        "cohere2",
+        "Cohere2ForCausalLM",
+        COHERE
+        | {
+            "num_hidden_layers": 4,
+            "sliding_window": 5,
+            "logit_scale": 0.25,
+            "rope_parameters": rope(5e4),
+        },
+    ),
+}

@@ -1,0 +1,115 @@
+import re
+from dataclasses import replace
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer.config import GLU, MLP, Dropout, Embedding, Learned
+from jaxformer.interop import safetensors_files as files
+from jaxformer.interop import save_pretrained
+from jaxformer.interop.save import choose_family
+
+
+def test_a_folder_with_something_in_it_is_left_alone(tmp_path, loaded):
+    (tmp_path / "mine").write_text("x")
+    with pytest.raises(ValueError, match=r"exists and is not empty"):
+        save_pretrained(tmp_path, *loaded)
+    with pytest.raises(ValueError, match=r"mine exists and is not empty"):
+        save_pretrained(tmp_path / "mine", *loaded)
+    (tmp_path / "empty").mkdir()
+    save_pretrained(tmp_path / "empty", *loaded)
+    assert (tmp_path / "empty" / "config.json").is_file()
+
+
+def test_nothing_half_written_stays(tmp_path, loaded, monkeypatch):
+    def fail(path, entries, arrays):
+        next(iter(arrays))
+        path.write_bytes(b"half")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(files, "write", fail)
+    with pytest.raises(OSError, match="disk full"):
+        save_pretrained(tmp_path / "deep" / "out", *loaded)
+    assert list((tmp_path / "deep").iterdir()) == []
+
+
+def test_parameters_that_do_not_fit_are_all_named(tmp_path, loaded):
+    config, params = loaded
+    params = dict(params, more={"x": np.zeros(1)}, head={"kernel": np.zeros((9, 13))})
+    del params["embedding"]
+    with pytest.raises(
+        ValueError,
+        match=r"^3 parameters do not fit the configuration: embedding/tokens/embedding is missing; "
+        r"more/x is no parameter of it; head/kernel is \[9, 13\], not \[12, 13\]\.$",
+    ):
+        save_pretrained(tmp_path / "out", config, params)
+    assert not (tmp_path / "out").exists()
+
+
+def test_bad_choices_for_an_export(tmp_path, loaded):
+    config, params = loaded
+    with pytest.raises(ValueError, match=r"^max_shard_bytes must be positive; got 0\.$"):
+        save_pretrained(tmp_path / "out", config, params, max_shard_bytes=0)
+    with pytest.raises(ValueError, match=r"cannot be written as int8; known are float64, "):
+        save_pretrained(tmp_path / "out", config, params, dtype=jnp.int8)
+    with pytest.raises(ValueError, match=r"^family 'lama' is unknown; known are .*llama"):
+        save_pretrained(tmp_path / "out", config, params, family="lama")
+    with pytest.raises(
+        ValueError, match=r"^qwen2, which was asked for, does not have .*\n.*biases"
+    ):
+        save_pretrained(tmp_path / "out", config, params, family="qwen2")
+    with pytest.raises(ValueError, match=r"would change:\n  num_layers: 9 instead of 3$"):
+        extra = {"num_hidden_layers": 9}
+        save_pretrained(tmp_path / "out", config, params, family="llama", extra=extra)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        (
+            {"placement": "branch_out"},
+            r"^No family has this configuration\..* With \w+ these would change:\n  ",
+        ),
+        (
+            {"final_norm": False},
+            r"None has .*final_norm.* as given\. With \w+ .*\n  final_norm: True instead of False",
+        ),
+        (
+            {"embedding": Embedding(positions=Learned(max_length=5))},
+            r"embedding\.positions: None instead of Learned",
+        ),
+        (
+            {"feed_forward": (GLU(hidden_dim=11), GLU(hidden_dim=12))},
+            r"feed_forward: \(GLU\(hidden_dim=11, .*instead of .*hidden_dim=12",
+        ),
+    ],
+    ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",
+)
+def test_a_configuration_that_no_family_has(changes, message, loaded):
+    """The message names what stands in the way, and what the nearest family would do."""
+    with pytest.raises(ValueError) as error:
+        choose_family(replace(loaded.config, **changes), {})
+    assert re.search(message, str(error.value), re.DOTALL), str(error.value)
+
+
+def test_dropout_is_no_part_of_a_folder(loaded):
+    family, _ = choose_family(replace(loaded.config, dropout=Dropout(residual=0.1)), {})
+    assert family.model_type == "llama"
+    plain = replace(loaded.config, feed_forward=(MLP(hidden_dim=11, activation="silu"),))
+    with pytest.raises(ValueError, match="No family has this configuration"):
+        choose_family(plain, {})
+
+
+def test_the_same_said_at_length(loaded):
+    """Patterns that repeat themselves and scales that are the default are no differences."""
+    attention = loaded.config.attention
+    attention = replace(
+        attention, positions=attention.positions * 2, windows=(None,) * 3, scale=1 / 2
+    )
+    branches = loaded.config.feed_forward * 2
+    long = replace(loaded.config, attention=attention, feed_forward=branches)
+    assert choose_family(long, {})[1] == choose_family(loaded.config, {})[1]
+    with pytest.raises(ValueError, match=r"attention\.scale: None instead of 0\.25"):
+        choose_family(replace(long, attention=replace(attention, scale=0.25)), {}, "llama")

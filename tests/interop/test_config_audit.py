@@ -1,0 +1,145 @@
+"""What config.json says is either honoured, known to be harmless, or refused by name."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from jaxformer.interop import load_config
+from jaxformer.interop.families import FAMILIES
+from jaxformer.interop.load import build_config
+from jaxformer.interop.settings import Settings
+from tests.interop.golden_files import GOLDEN, NAMES
+from tests.interop.hand_made import LLAMA, SIZES, read, write_folder
+from tests.interop.mapped_references import MAPPED
+
+# The audit
+
+
+def test_all_that_is_not_honoured_is_named_at_once(tmp_path):
+    config = LLAMA | {
+        "hidden_act": "mish",
+        "num_hidden_layers": "three",
+        "residual_multiplier": 0.22,
+        "rope_scaling": {"rope_type": "linear", "factor": 2.0, "mrope_section": [1, 1]},
+        "partial_rotary_factor": 0.5,
+        "quantization_config": {"bits": 4},
+    }
+    with pytest.raises(ValueError) as error:
+        load_config(write_folder(tmp_path / "x", config, {}))
+    lines = str(error.value).split("\n")
+    assert re.fullmatch(r".*config\.json: 6 attributes cannot be honoured:", lines[0])
+    assert sorted(lines[1:-1]) == [
+        "  hidden_act = 'mish': expected one of silu, swish, gelu, gelu_python, "
+        "gelu_pytorch_tanh, gelu_new, gelu_fast, gelu_accurate, gelu_python_tanh, quick_gelu, "
+        "relu, relu2, sigmoid, linear.",
+        "  num_hidden_layers = 'three': expected a value of type int.",
+        "  partial_rotary_factor = 0.5: models of this kind rotate whole heads; it can only be 1.",
+        "  quantization_config = {'bits': 4}: jaxformer does not know what this changes.",
+        "  residual_multiplier = 0.22: jaxformer does not know what this changes.",
+        "  rope_scaling.mrope_section = [1, 1]: jaxformer does not know what this changes.",
+    ]
+    assert lines[-1] == "Where one changes nothing in the model, name it in ignore=(...)."
+
+
+def test_what_the_user_vouches_for_is_ignored(tmp_path):
+    config = LLAMA | {
+        "rope_scaling": {"rope_type": "linear", "factor": 2.0, "note": 1},
+        "my_own_note": "x",
+    }
+    folder = write_folder(tmp_path / "x", config, {})
+    with pytest.raises(ValueError, match=r": 2 attributes cannot"):
+        load_config(folder)
+    with pytest.raises(ValueError, match=r": 1 attributes cannot.*\n  my_own_note = 'x': "):
+        load_config(folder, ignore=("rope_scaling.note",))
+    assert load_config(folder, ignore=("rope_scaling.note", "my_own_note")).num_layers == 3
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("sliding_window", 4096),
+        ("use_bidirectional_attention", True),
+        ("is_encoder_decoder", True),
+        ("pruned_heads", {"0": [1]}),
+        ("attention_multiplier", 2.0),
+        ("qk_layernorm", True),
+        ("layer_types", ["sliding_attention"] * 4),
+        ("output_multiplier_scale", 0.5),
+        ("num_local_experts", 8),
+        ("logits_scaling", 8.0),
+    ],
+)
+def test_a_llama_refuses_what_others_have(name, value):
+    with pytest.raises(ValueError, match=rf"here: 1 attributes .*:\n  {name} = "):
+        read("llama", **{name: value})
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("sliding_window", None),
+        ("use_bidirectional_attention", False),
+        ("pad_token_id", 0),
+        ("hidden_dropout", 0.1),
+        ("torch_dtype", "bfloat16"),
+        ("pretraining_tp", 2),
+        ("initializer_range", 0.02),
+        ("output_attentions", True),
+        ("temperature", 0.7),
+    ],
+)
+def test_what_changes_nothing_is_let_through(name, value):
+    assert read("llama") == build_config(
+        FAMILIES["llama"], {"model_type": "llama", **SIZES, name: value}, where="here"
+    )
+
+
+def test_every_family_audits():
+    """An attribute nobody ever heard of is the one complaint of every reference's config.json."""
+    kinds = set()
+    for name in set(NAMES) - set(MAPPED):
+        with np.load(GOLDEN / f"{name}.npz") as file:
+            values = json.loads(str(file["config"]))
+        kinds.add(values["model_type"])
+        with pytest.raises(ValueError, match=r"^here: 1 attributes .*:\n  never_heard_of = 1: "):
+            build_config(
+                FAMILIES[values["model_type"]], {**values, "never_heard_of": 1}, where="here"
+            )
+    assert kinds == set(FAMILIES) - {"gemma3"}  # which is gemma3_text, and images
+
+
+@pytest.mark.parametrize("kind", sorted(FAMILIES))
+def test_an_empty_file_lacks_sizes(kind):
+    """Gemma 3's files leave out whatever is as in the smallest model; no other family's do."""
+    if kind in ("gemma3", "gemma3_text"):
+        assert build_config(FAMILIES[kind], {}, where="here").model_dim == 2304
+        return
+    with pytest.raises(
+        ValueError, match=r"(?s)^here: \d attributes .*vocab_size = None: expected a val"
+    ):
+        build_config(FAMILIES[kind], {}, where="here")
+
+
+def test_sizes_that_cannot_be_are_told_with_their_file():
+    with pytest.raises(ValueError, match=r"^here: num_heads must be a multiple of num_kv_heads"):
+        read("llama", num_key_value_heads=4)
+    with pytest.raises(ValueError, match=r"^here: 1 .*:\n  hidden_size = None: expected a val"):
+        read("llama", hidden_size=None)
+
+
+def test_readers_stand_in_for_what_is_wrong():
+    settings = Settings({"a": "x", "b": True, "c": 2.5, "d": [1, "x"], "e": 3.0, "f": None})
+    assert settings.integer("a", 4) == 1
+    assert settings.integer("b", 4) == 1
+    assert settings.integer("c", 4) == 1
+    assert settings.sequence("d", int) is None
+    assert settings.section("a") is None
+    assert not settings.flag("e", True)
+    assert len(settings.problems) == 6
+    assert settings.integer("e") == 3
+    assert settings.optional_integer("f", 5) is None
+    assert settings.optional_integer("g", 5) == 5
+    assert settings.integer("f", 5) == 5
+    assert len(settings.problems) == 6

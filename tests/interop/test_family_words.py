@@ -1,0 +1,152 @@
+"""What the words of each config.json mean, and that what is written reads back."""
+
+import math
+
+import pytest
+
+from jaxformer.config import (
+    GLU,
+    MLP,
+    BlockSparse,
+    ClampedGEGLU,
+    Experts,
+    LayerNorm,
+    QKNorm,
+    RMSNorm,
+    Rope,
+)
+from jaxformer.interop.families import FAMILIES
+from jaxformer.interop.load import build_config
+from jaxformer.interop.save import choose_family
+from jaxformer.interop.settings import Settings
+from tests.interop.hand_made import LLAMA3, SIZES, YARN, read
+
+
+def rope(kind="llama", **fields):
+    return read(kind, **fields).attention.positions[0]
+
+
+def test_defaults_of_fields_that_files_leave_out():
+    """As in transformers 5.23; each family has its own."""
+    assert rope("llama").base == rope("mistral").base == 1e4
+    assert rope("mixtral").base == 1e6
+    assert rope("cohere").base == 5e5
+    assert rope("nemotron", head_dim=4).fraction == 0.5
+    assert read("llama", num_key_value_heads=None).attention.num_kv_heads == 6
+    many = {**SIZES, "num_attention_heads": 16, "head_dim": 4}
+    del many["num_key_value_heads"]
+    for kind, fields, heads in (
+        ("mistral", {}, 8),
+        ("mistral", {"num_key_value_heads": None}, 16),
+        ("llama", {}, 16),
+    ):
+        found = build_config(FAMILIES[kind], {**many, **fields}, where="")
+        assert found.attention.num_kv_heads == heads
+    assert read("mistral").attention.windows == (4096,)
+    assert build_config(
+        FAMILIES["mistral"], {**SIZES, "sliding_window": None}, where=""
+    ).attention.windows == (None,)
+    assert read("mixtral").attention.windows == (None,)
+    assert (read("llama").head.tied, read("gemma2").head.tied, read("cohere").head.tied) == (
+        *(False, True, True),
+    )
+    assert read("cohere").head.multiplier == 0.0625
+    gemma2 = read("gemma2").attention
+    assert (gemma2.head_dim, gemma2.logit_softcap, gemma2.scale) == (256, 50.0, 1 / 16)
+    assert read("gemma2").head.softcap == 30.0
+    assert read("gemma3_text").head.softcap is None
+
+
+def test_patterns_over_the_layers():
+    assert read("gemma2", sliding_window=5).attention.windows == (5, None)
+    gemma3 = read("gemma3_text", sliding_window=5, num_hidden_layers=62).attention
+    assert gemma3.windows == (5, 5, 5, 5, 5, None)
+    assert [p.base for p in gemma3.positions] == [1e4] * 5 + [1e6]
+    cohere2 = read("cohere2", sliding_window=5, num_hidden_layers=9).attention
+    assert cohere2.windows == (5, 5, 5, None)
+    assert cohere2.positions == (*(Rope(pairing="neighbours"),) * 3, None)
+    qwen2 = {"sliding_window": 5, "max_window_layers": 1}
+    assert read("qwen2", **qwen2).attention.windows == (None,)
+    assert read("qwen2", use_sliding_window=True, **qwen2).attention.windows == (None, 5, 5, 5)
+    kinds = ["sliding_attention", "full_attention"] * 2
+    assert read("gemma3_text", sliding_window=5, layer_types=kinds).attention.windows == (5, None)
+    with pytest.raises(ValueError, match=r"layer_types = \['full_attention'\]: .* each of 4 layer"):
+        read("gemma2", layer_types=["full_attention"])
+    small = read(
+        "phi3small",
+        ff_intermediate_size=7,
+        dense_attention_every_n_layers=2,
+        intermediate_size=None,
+        blocksparse_block_size=4,
+        blocksparse_vert_stride=3,
+    )
+    assert small.attention.windows == (BlockSparse(block=4, local_blocks=16, stride=3), None)
+
+
+def test_norms_branches_and_scales():
+    assert read("olmo").norm == LayerNorm(eps=1e-5, parameters="none")
+    olmo2 = read("olmo2", rms_norm_eps=1e-6)
+    assert olmo2.placement == "branch_out"
+    assert olmo2.attention.qk_norm == QKNorm(norm=RMSNorm(eps=1e-6), over="width")
+    gemma3 = read("gemma3_text", query_pre_attn_scalar=16)
+    assert gemma3.placement == "sandwich"
+    assert gemma3.attention.qk_norm == QKNorm(norm=RMSNorm(scale_offset=1.0), over="head")
+    assert (gemma3.attention.scale, gemma3.embedding.scale) == (0.25, math.sqrt(12))
+    nemotron = read("nemotron", head_dim=4)
+    assert nemotron.norm == LayerNorm(scale_offset=1.0)
+    assert nemotron.feed_forward == (MLP(hidden_dim=10, activation="relu_squared"),)
+    cohere = read("cohere", use_qk_norm=True, logit_scale=0.5)
+    assert (cohere.block, cohere.head.multiplier) == ("parallel_shared_norm", 0.5)
+    assert cohere.attention.qk_norm == QKNorm(norm=LayerNorm(parameters="scale"), over="each_head")
+    experts = read("mixtral", num_local_experts=3, num_experts_per_tok=1).feed_forward
+    assert experts == (Experts(expert=GLU(hidden_dim=10), num_experts=3, top_k=1),)
+    qwen = read("qwen", num_key_value_heads=None)
+    assert qwen.feed_forward == (GLU(hidden_dim=5),)
+    assert qwen.attention.biases == ("query", "key", "value")
+    small = read("phi3small", intermediate_size=None, ff_intermediate_size=7)
+    assert small.feed_forward == (ClampedGEGLU(hidden_dim=7, limit=20.0),)
+    assert (small.attention.scale, small.embedding.scale) == (1 / 2, 10.0)
+    assert (small.head.tied, small.head.multiplier) == (True, 1 / 8)
+
+
+@pytest.mark.parametrize(
+    "kind, fields",
+    [
+        ("llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 4}),
+        ("llama", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}),
+        ("llama", {"rope_scaling": {"type": "llama3", **LLAMA3}, "rope_theta": 5e5}),
+        ("llama", {"rope_scaling": {"type": "yarn", **YARN, "mscale": 1, "mscale_all_dim": 2}}),
+        ("mistral", {"sliding_window": 5}),
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 2}),
+        ("mixtral", {"num_local_experts": 5, "num_experts_per_tok": 3}),
+        ("olmo", {"clip_qkv": 8.0, "tie_word_embeddings": True}),
+        ("olmo2", {"rms_norm_eps": 1e-6}),
+        ("gemma2", {"query_pre_attn_scalar": 144, "attn_logit_softcapping": 2.0}),
+        ("gemma3_text", {"rope_scaling": {"type": "linear", "factor": 8.0}, "head_dim": 4}),
+        ("nemotron", {"partial_rotary_factor": 1.0, "head_dim": 8}),
+        ("cohere", {"use_qk_norm": True, "logit_scale": 0.8333333333333334}),
+        ("cohere2", {"sliding_window": 5}),
+        ("phi3", {"partial_rotary_factor": 1.0, "sliding_window": 3}),
+        (
+            "phi3",
+            {
+                "rope_scaling": {"type": "su", "short_factor": [1.5], "long_factor": [3.0]},
+                "max_position_embeddings": 64,
+                "original_max_position_embeddings": 16,
+            },
+        ),
+        (
+            "phi3small",
+            {"ff_intermediate_size": 7, "intermediate_size": None, "dummy_token_indices": [3, 4]},
+        ),
+        ("qwen", {"num_key_value_heads": None, "no_bias": False, "rotary_pct": 1.0}),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_what_a_family_writes_reads_back(kind, fields):
+    config = read(kind, **fields)
+    family, values = choose_family(config, {}, kind)
+    assert family.model_type == kind
+    assert build_config(family, values, where="") == config
+    first, _ = choose_family(config, {})
+    assert first.read(Settings(choose_family(config, {}, first.model_type)[1])) == config

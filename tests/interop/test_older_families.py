@@ -1,0 +1,220 @@
+"""GPT, T5, Marian and their like: words of config.json, refusals, other spellings of tensors."""
+
+import math
+import re
+
+import jax
+import numpy as np
+import pytest
+
+from jaxformer.config import GLU, MLP, Alibi, Learned, Sinusoid
+from jaxformer.interop import load_pretrained
+from jaxformer.interop.families import FAMILIES
+from jaxformer.interop.families.gptj import share
+from jaxformer.interop.load import build_config
+from tests.interop.golden_files import read as read_golden
+from tests.interop.golden_files import write_folder
+
+# What the first files of each kind say beside sizes, as they were released.
+RELEASED = {
+    "gpt2": {"n_ctx": 16, "n_positions": 16, "n_embd": 12, "n_head": 3, "n_layer": 2}
+    | {"activation_function": "gelu_new", "reorder_and_upcast_attn": False},
+    "openai-gpt": {"afn": "gelu", "n_ctx": 16, "n_positions": 16, "n_special": None}
+    | {"n_embd": 12, "n_head": 3, "n_layer": 2, "predict_special_tokens": True},
+    "gptj": {"rotary": True, "rotary_dim": 2, "scale_attn_weights": True, "n_inner": None}
+    | {"n_embd": 12, "n_head": 3, "n_layer": 2, "n_positions": 16},
+    "gpt_neox": {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 2}
+    | {"intermediate_size": 20, "rotary_emb_base": 10000, "rotary_pct": 0.25}
+    | {"hidden_act": "gelu_fast", "use_parallel_residual": True, "max_position_embeddings": 16},
+    "bloom": {"n_embed": 12, "num_attention_heads": 3, "n_layer": 2, "n_inner": None}
+    | {"offset_alibi": 100, "skip_bias_add": True, "skip_bias_add_qkv": False}
+    | {"attention_softmax_in_fp32": True, "masked_softmax_fusion": True, "seq_length": 16}
+    | {"bias_dropout_fusion": True, "apply_residual_connection_post_layernorm": False},
+    "opt": {"hidden_size": 12, "word_embed_proj_dim": 6, "num_attention_heads": 3}
+    | {"num_hidden_layers": 2, "ffn_dim": 20, "do_layer_norm_before": False}
+    | {"max_position_embeddings": 16, "activation_function": "relu", "prefix": "</s>"},
+    "falcon": {"hidden_size": 12, "num_attention_heads": 3, "num_hidden_layers": 2}
+    | {"alibi": False, "bias": False, "multi_query": True, "parallel_attn": True}
+    | {"new_decoder_architecture": False, "apply_residual_connection_post_layernorm": False},
+    "t5": {"d_model": 12, "d_kv": 5, "d_ff": 20, "num_heads": 3, "num_layers": 2}
+    | {"n_positions": 512, "output_past": True, "is_encoder_decoder": True}
+    | {"relative_attention_num_buckets": 32, "decoder_start_token_id": 0},
+    "mt5": {"d_model": 12, "d_kv": 5, "d_ff": 20, "num_heads": 3, "num_layers": 2}
+    | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+}
+TRANSLATOR = {"d_model": 12, "encoder_layers": 2, "decoder_layers": 1, "scale_embedding": True}
+TRANSLATOR |= {"encoder_attention_heads": 3, "decoder_attention_heads": 3}
+TRANSLATOR |= {"encoder_ffn_dim": 20, "decoder_ffn_dim": 20, "normalize_before": False}
+TRANSLATOR |= {"add_final_layer_norm": False, "static_position_embeddings": True}
+RELEASED["marian"] = TRANSLATOR | {"activation_function": "swish", "num_hidden_layers": 2}
+RELEASED["fsmt"] = TRANSLATOR | {"src_vocab_size": 11, "tgt_vocab_size": 13, "langs": ["en", "de"]}
+
+
+def read(kind, **fields):
+    values = {"model_type": kind, "vocab_size": 13} | RELEASED[kind] | fields
+    if kind == "fsmt":
+        del values["vocab_size"]
+    return build_config(FAMILIES[kind], values, where="here")
+
+
+def test_words_that_mean_something_else_in_each_family():
+    assert read("gpt2").feed_forward == (MLP(hidden_dim=48, activation="gelu_tanh", bias=True),)
+    assert read("openai-gpt").feed_forward[0].activation == "gelu_tanh"
+    assert read("openai-gpt", afn="swish").feed_forward[0].activation == "silu"
+    assert read("falcon").feed_forward[0].activation == "gelu"
+    assert read("gpt_neox").feed_forward[0].activation == "gelu_tanh"
+    assert read("gpt_neox", hidden_act="gelu").feed_forward[0].activation == "gelu"
+    assert read("t5").feed_forward == (MLP(hidden_dim=20, activation="relu"),)
+    assert read("t5", feed_forward_proj="gelu").feed_forward[0].activation == "gelu"
+    assert read("t5", feed_forward_proj="gated-silu").feed_forward[0].activation == "silu"
+    assert read("mt5").feed_forward == (GLU(hidden_dim=20, activation="gelu_tanh"),)
+    assert read("t5", dense_act_fn="silu", is_gated_act=True).feed_forward == (
+        GLU(hidden_dim=20, activation="silu"),
+    )
+    assert read("marian").feed_forward[0].activation == "silu"
+
+
+def test_positions_of_each_family():
+    assert read("gpt2").embedding.positions == Learned(max_length=16)
+    assert read("opt").embedding.positions == Learned(max_length=16, offset=2)
+    assert read("marian").embedding.positions == Sinusoid(layout="halves")
+    assert read("fsmt").embedding.positions == Sinusoid(layout="tensor2tensor", offset=2)
+    assert read("fsmt", pad_token_id=0).embedding.positions.offset == 1
+    assert read("gptj").attention.positions[0].width(4) == 2
+    assert read("gpt_neox").attention.positions[0].fraction == 0.25
+    assert read("falcon", alibi=True).attention.positions == (Alibi(scale=0.5),)
+
+
+def test_shares_of_a_head_make_the_number_of_features_they_say():
+    for head_dim in range(2, 200):
+        for width in range(2, head_dim + 1, 2):
+            assert int(head_dim * share(width, head_dim)) == width
+
+
+def test_heads_and_norms_of_falcons():
+    new = {"new_decoder_architecture": True, "num_attention_heads": 6, "num_kv_heads": 2}
+    kinds = {
+        (1, "parallel_shared_norm"): {},
+        (3, "parallel_shared_norm"): {"multi_query": False},
+        (3, "serial"): {"multi_query": False, "parallel_attn": False},
+        (2, "parallel"): new,
+        (2, "parallel_shared_norm"): {**new, "num_ln_in_parallel_attn": 1},
+    }
+    for (kv_heads, block), fields in kinds.items():
+        config = read("falcon", **fields)
+        assert (config.attention.num_kv_heads, config.block) == (kv_heads, block)
+
+
+def test_scaled_heads_of_t5():
+    """Released files tie and scale, or do neither; transformers 5 writes two words for it."""
+    tied, own = read("t5").head, read("t5", tie_word_embeddings=False).head
+    assert (tied.tied, own.tied) == (True, False)
+    assert (tied.multiplier, own.multiplier) == (12**-0.5, 1.0)
+    new = read("t5", tie_word_embeddings=True, scale_decoder_outputs=False).head
+    assert (new.tied, new.multiplier) == (True, 1.0)
+    assert read("mt5", tie_word_embeddings=True).head.multiplier == 1.0
+
+
+def test_an_opt_without_biases_scales_or_final_norm():
+    config = read("opt", enable_bias=False, layer_norm_elementwise_affine=False)
+    assert config.attention.biases == () and not config.feed_forward[0].bias
+    assert (config.placement, config.final_norm, config.embedding.dim) == ("post", False, 6)
+    assert config.norm.parameters == "none"
+    late = read("opt", do_layer_norm_before=True, _remove_final_layer_norm=True)
+    assert (late.placement, late.final_norm) == ("pre", False)
+
+
+REFUSED = [
+    ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx = True"),
+    ("gptj", {"rotary_dim": 6}, "rotary_dim = 6: expected an even number up to head_dim=4."),
+    ("gptj", {"rotary_dim": 3}, "rotary_dim = 3: expected an even number up to head_dim=4."),
+    ("gptj", {"rotary_dim": None}, "rotary_dim = None: say how many features"),
+    ("bloom", {"n_inner": 40}, "n_inner = 40: no part of jaxformer does this; it can only be 48."),
+    ("bloom", {"apply_residual_connection_post_layernorm": True}, "post_layernorm = True"),
+    ("falcon", {"multi_query": False, "num_kv_heads": 1}, "num_kv_heads = 1: without multi_query"),
+    ("falcon", {"num_ln_in_parallel_attn": 2}, "num_ln_in_parallel_attn = 2: expected 1, without"),
+    (
+        "falcon",
+        {"new_decoder_architecture": True, "num_ln_in_parallel_attn": 3},
+        "num_ln_in_parallel_attn = 3: expected 1 or 2.",
+    ),
+    (
+        "falcon",
+        {"new_decoder_architecture": True, "parallel_attn": False},
+        "parallel_attn = False: with new_decoder_architecture it can only be True.",
+    ),
+    (
+        "falcon",
+        {"alibi": True, "num_attention_heads": 12},
+        "alibi = True: transformers rounds the slopes of 12 heads to bfloat16",
+    ),
+    ("t5", {"feed_forward_proj": "double-relu"}, "'double-relu': expected an activation, or gated"),
+    ("t5", {"feed_forward_proj": "gated-mish"}, "'gated-mish': expected one of silu, swish"),
+    ("t5", {"is_encoder_decoder": False}, "is_encoder_decoder = False"),
+    ("marian", {"decoder_ffn_dim": 24}, "decoder_ffn_dim = 24: both stacks have the same here"),
+    ("marian", {"tie_word_embeddings": False}, "tie_word_embeddings = False"),
+    ("marian", {"decoder_vocab_size": 17}, "decoder_vocab_size = 17"),
+    ("fsmt", {"tie_word_embeddings": True}, "tie_word_embeddings = True"),
+    ("fsmt", {"normalize_before": True}, "normalize_before = True"),
+]
+
+
+@pytest.mark.parametrize("kind, fields, message", REFUSED)
+def test_what_is_not_honoured_is_named(kind, fields, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        read(kind, **fields)
+
+
+def unprefixed(tensors):
+    """As saved without the head: no prefix, and with the masks that old code kept."""
+    bare = {name.removeprefix("transformer."): x for name, x in tensors.items()}
+    masks = {f"h.{i}.attn.bias": np.ones((1, 1, 20, 20), np.uint8) for i in range(2)}
+    return bare | masks | {"h.0.attn.masked_bias": np.float32(-1e9)}
+
+
+def stripped(tensors):
+    return {name.removeprefix("transformer."): x for name, x in tensors.items()}
+
+
+def headless(tensors):
+    return {name.removeprefix("model."): x for name, x in tensors.items()}
+
+
+def with_copies(tensors):
+    """As first released: the shared table three times, and a bias that no layer reads."""
+    unused = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+    copies = {f"{stack}.embed_tokens.weight": tensors["shared.weight"] for stack in STACKS}
+    return tensors | copies | {unused: np.ones((8, 4), np.float32)}
+
+
+def with_sinusoids(tensors):
+    waves = np.ones((34, 16), np.float32)
+    return tensors | {f"model.{stack}.embed_positions.weight": waves for stack in STACKS}
+
+
+STACKS = ("encoder", "decoder")
+SPELLED = {
+    "gpt2": unprefixed,
+    "openai_gpt": unprefixed,
+    "bloom": stripped,
+    "opt": headless,
+    "t5": with_copies,
+    "marian": with_sinusoids,
+    "fsmt": with_sinusoids,
+}
+
+
+@pytest.mark.parametrize("name", SPELLED)
+def test_files_that_spell_tensors_in_another_way(name, tmp_path):
+    golden = read_golden(name)
+    other = golden._replace(tensors=SPELLED[name](golden.tensors))
+    assert set(other.tensors) != set(golden.tensors)
+    expected = load_pretrained(write_folder(golden, tmp_path / "one"))
+    found = load_pretrained(write_folder(other, tmp_path / "other"))
+    assert found.config == expected.config
+    assert jax.tree.all(jax.tree.map(np.array_equal, found.params, expected.params))
+
+
+def test_embeddings_are_scaled_where_the_file_says_so():
+    assert math.isclose(read("marian").embedding.scale, 12**0.5)
+    assert read("fsmt", scale_embedding=False).embedding.scale == 1.0

@@ -1,0 +1,139 @@
+"""Our logits are those of the released implementations, from golden files; no torch is needed."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from jaxformer import Transformer
+from jaxformer.interop import load_pretrained, save_pretrained
+from jaxformer.interop.shapes import parameter_shapes
+from tests.interop.golden_files import NAMES, read, write_folder
+from tests.interop.mapped_references import MAPPED
+from tests.interop.mutations import MUTATIONS
+
+TOLERANCE = 2e-5
+NOTICED = 1e-4
+# Only how fast it compiles: the tests run each model once or twice.
+COMPILER = {"xla_cpu_use_fusion_emitters": False, "xla_backend_optimization_level": 0}
+FOLDERS = [name for name in NAMES if name not in MAPPED]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_trace_per_config():
+    """Reading and writing ask for the same shapes again and again."""
+    with pytest.MonkeyPatch.context() as patch:
+        cached = functools.cache(parameter_shapes)
+        patch.setattr("jaxformer.interop.load.parameter_shapes", cached)
+        patch.setattr("jaxformer.interop.save.parameter_shapes", cached)
+        yield
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory):
+    """Golden file, configuration and parameters of a reference, by name."""
+    found = {}
+
+    def load(name):
+        if name not in found:
+            golden = read(name)
+            if name in MAPPED:
+                found[name] = golden, *MAPPED[name](golden.config, golden.tensors)
+            else:
+                folder = write_folder(golden, tmp_path_factory.mktemp("golden") / name)
+                found[name] = golden, *load_pretrained(folder)
+        return found[name]
+
+    return load
+
+
+def test_every_kind_of_reference_has_a_golden_file():
+    assert len(NAMES) == 55
+    assert set(MAPPED) < set(NAMES)
+
+
+def run(config, params, example):
+    """Logits of one example."""
+    source = {} if example.source is None else {"source": jnp.asarray(example.source)}
+    forward = jax.jit(Transformer(config).apply, compiler_options=COMPILER)
+    return forward({"params": params}, jnp.asarray(example.tokens), **source)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logits(loaded, name):
+    golden, config, params = loaded(name)
+    for example in golden.examples:
+        logits = run(config, params, example)
+        np.testing.assert_allclose(logits, example.logits, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("axis", MUTATIONS)
+def test_another_choice_gives_other_logits(loaded, axis):
+    name, change, renamed = MUTATIONS[axis]
+    golden, config, params = loaded(name)
+    other = change(config)
+    assert other != config
+    named = flatten_dict(params, sep="/")
+    for old, new in renamed:
+        named |= {path.replace(old, new): x for path, x in named.items()}
+    params = unflatten_dict(named, sep="/")
+    example = golden.examples[-1]
+    moved = np.abs(run(other, params, example) - example.logits).max()
+    assert moved > NOTICED
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_what_is_written_is_read_as_it_was(loaded, name, tmp_path):
+    _, config, params = loaded(name)
+    save_pretrained(tmp_path / "out", config, params)
+    again = load_pretrained(tmp_path / "out")
+    assert again.config == config
+    assert jax.tree.structure(again.params) == jax.tree.structure(params)
+    for here, there in zip(jax.tree.leaves(params), jax.tree.leaves(again.params), strict=True):
+        assert here.dtype == there.dtype == jnp.float32
+        assert np.array_equal(here, there)
+
+
+def key_bias_gpt2(tensors, at, heads):
+    return tensors[f"{at}.attn.c_attn.bias"].reshape(3, heads, -1)[1]
+
+
+def key_bias_by_head(tensors, at, heads):
+    return tensors[f"{at}.self_attention.query_key_value.bias"].reshape(heads, 3, -1)[:, 1]
+
+
+def key_bias(branch):
+    return lambda tensors, at, heads: tensors[f"{at}.{branch}.k_proj.bias"].reshape(heads, -1)
+
+
+KEY_BIASES = [  # the softmax cancels them where nothing in the scores depends on the position
+    ("gpt2", "decoder", "attention", "transformer.h", key_bias_gpt2),
+    ("openai_gpt", "decoder", "attention", "transformer.h", key_bias_gpt2),
+    ("bloom", "decoder", "attention", "transformer.h", key_bias_by_head),
+    ("falcon_rw", "decoder", "attention", "transformer.h", key_bias_by_head),
+    ("opt", "decoder", "attention", "model.decoder.layers", key_bias("self_attn")),
+]
+for translator in ("marian", "fsmt"):
+    KEY_BIASES += [
+        (translator, "encoder", "attention", "model.encoder.layers", key_bias("self_attn")),
+        (translator, "decoder", "attention", "model.decoder.layers", key_bias("self_attn")),
+        (
+            translator,
+            "decoder",
+            "cross_attention",
+            "model.decoder.layers",
+            key_bias("encoder_attn"),
+        ),
+    ]
+
+
+@pytest.mark.parametrize("name, stack, branch, at, theirs", KEY_BIASES)
+def test_key_biases_that_no_logit_shows(loaded, name, stack, branch, at, theirs):
+    golden, config, params = loaded(name)
+    ours = params[stack]["layers"]["layer_0"][branch]["key"]["bias"]
+    for i in range(len(ours)):
+        expected = theirs(golden.tensors, f"{at}.{i}", config.attention.num_heads)
+        assert np.array_equal(ours[i], expected)

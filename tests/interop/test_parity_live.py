@@ -1,0 +1,133 @@
+"""The same against transformers and torch themselves, at other sizes; needs the parity extra."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer import Transformer
+from jaxformer.interop import load_pretrained, save_pretrained
+from tests.interop.golden_files import NAMES, Golden, write_folder
+from tests.interop.mapped_references import MAPPED
+
+pytest.importorskip("torch", reason="compares with torch: pip install 'jaxformer[parity]'")
+transformers = pytest.importorskip(
+    "transformers", reason="compares with transformers: pip install 'jaxformer[parity]'"
+)
+
+from tests.interop import make_golden  # noqa: E402  (imports torch)
+from tests.interop.references import build as references  # noqa: E402
+
+pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("default")]
+
+TOLERANCE = 2e-5
+SEED = 11
+# Only how fast it compiles.
+COMPILER = {"xla_cpu_use_fusion_emitters": False, "xla_backend_optimization_level": 0}
+LENGTH, SOURCE_LENGTH, BATCH = 21, 16, 2
+REKEYED = ("qwen1_14b", "ref_phi3_small")
+
+WIDE = {"vocab_size": 53, "hidden_size": 36, "num_hidden_layers": 3, "num_attention_heads": 6}
+GROUPED = WIDE | {"num_key_value_heads": 3, "intermediate_size": 29}
+ALONE = WIDE | {"num_key_value_heads": 6, "intermediate_size": 29}
+NARROW = GROUPED | {"hidden_size": 24}
+GPT = {"vocab_size": 53, "n_positions": 24, "n_embd": 36, "n_layer": 3, "n_head": 6}
+TRANSLATOR = {
+    "d_model": 18,
+    "encoder_layers": 3,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 3,
+    "decoder_attention_heads": 3,
+    "encoder_ffn_dim": 25,
+    "decoder_ffn_dim": 25,
+}
+T5 = {"vocab_size": 53, "d_model": 14, "d_kv": 5, "num_heads": 3, "d_ff": 25, "num_layers": 3}
+OPT = WIDE | {"hidden_size": 30, "num_attention_heads": 5, "max_position_embeddings": 24}
+NEOX = WIDE | {"hidden_size": 48}
+PLAIN = {"vocab_size": 53, "d": 18, "heads": 3, "ff": 25, "layers": 3}
+SIZES = {
+    "marian": TRANSLATOR | {"vocab_size": 53},
+    "fsmt": TRANSLATOR | {"src_vocab_size": 61, "tgt_vocab_size": 53, "pad_token_id": 3},
+    "t5": T5,
+    "t5_v1_1": T5,
+    "mt5": T5 | {"num_decoder_layers": 1},
+    "openai_gpt": GPT | {"afn": "silu"},
+    "gpt2": GPT | {"n_inner": None, "scale_attn_weights": False},
+    "gpt3_banded": GPT | {"n_layer": 5},
+    "gpt_neo": {"hidden_size": 36, "num_heads": 6, "intermediate_size": 29}
+    | {"num_layers": 4, "attention_types": [[["global", "local"], 2]]}
+    | {"max_position_embeddings": 24},
+    "gptj": GPT | {"rotary_dim": 4, "activation_function": "relu"},
+    "gpt_neox": NEOX,
+    "gpt_neox_serial": NEOX | {"attention_bias": True},
+    "bloom": {"vocab_size": 53, "hidden_size": 30, "n_layer": 3, "n_head": 5},
+    "opt": OPT | {"enable_bias": False},
+    "opt_350m": OPT | {"word_embed_proj_dim": 7},
+    "xlnet_uni": {"vocab_size": 53, "d_model": 18, "n_head": 3, "d_inner": 25, "n_layer": 3},
+    "palm_like": ALONE | {"num_key_value_heads": 1},
+    "mixtral": GROUPED | {"num_local_experts": 6, "num_experts_per_tok": 3},
+    "falcon": WIDE | {"num_kv_heads": 3, "bias": True},
+    "falcon_40b": WIDE | {"num_kv_heads": 6},
+    "falcon_7b": WIDE | {"multi_query": False},
+    "falcon_rw": WIDE | {"hidden_size": 32, "num_attention_heads": 8, "parallel_attn": True},
+    "phi3_longrope": GROUPED | {"hidden_size": 48},
+    "command_r": GROUPED | {"sliding_window": None},
+    "ref_transformer2017": PLAIN,
+    "lamda_like": T5,
+    "ref_gopher": PLAIN,
+    "ref_phi3_small": WIDE | {"num_key_value_heads": 2, "ff_intermediate_size": 25},
+}
+for name in ("llama", "llama_linear", "llama_biased", "smollm2", "olmo", "olmo_clip", "olmo_1b"):
+    SIZES[name] = ALONE
+for name in ("llama_yarn", "llama_dynamic", "qwen1_14b"):
+    SIZES[name] = ALONE
+for name in ("reka_flash3", "gemma2", "gemma3", "nemotron"):
+    SIZES[name] = NARROW
+SIZES["gemma2"] = NARROW | {"num_hidden_layers": 4}
+SIZES["gemma3"] = NARROW | {"num_hidden_layers": 9}
+
+
+def ours(config, params, ids):
+    """Our logits for the keywords of a reference's forward."""
+    tokens, *source = reversed([jnp.asarray(x.numpy(), jnp.int32) for x in ids.values()])
+    read_too = {"source": source[0]} if source else {}
+    return jax.jit(Transformer(config).apply, compiler_options=COMPILER)(
+        {"params": params}, tokens, **read_too
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_both_ways(name, tmp_path):
+    model = references.build(name, seed=SEED, **SIZES.get(name, GROUPED))
+    ids = references.tokens(model, LENGTH, source_length=SOURCE_LENGTH, batch=BATCH, seed=SEED)
+    expected = references.logits(model, ids)
+    if name in MAPPED or name in REKEYED:
+        config, tensors = make_golden.folder(name, model)
+        golden = Golden(config, {key: x.numpy() for key, x in tensors.items()}, [])
+    if name in MAPPED:
+        config, params = MAPPED[name](golden.config, golden.tensors)
+    elif name in REKEYED:
+        config, params = load_pretrained(write_folder(golden, tmp_path / "theirs"))
+    else:
+        model.save_pretrained(tmp_path / "theirs")
+        config, params = load_pretrained(tmp_path / "theirs")
+    np.testing.assert_allclose(ours(config, params, ids), expected, rtol=0, atol=TOLERANCE)
+    if name in MAPPED or name == "ref_phi3_small":
+        return  # transformers has no class for these
+    save_pretrained(tmp_path / "ours", config, params)
+    again = load_by_transformers(tmp_path / "ours", model)
+    np.testing.assert_allclose(references.logits(again, ids), expected, rtol=0, atol=TOLERANCE)
+
+
+def load_by_transformers(folder, model):
+    """What transformers makes of a folder that we wrote, without a word of complaint."""
+    two = model.config.is_encoder_decoder
+    kind = transformers.AutoModelForSeq2SeqLM if two else transformers.AutoModelForCausalLM
+    again, found = kind.from_pretrained(
+        folder,
+        output_loading_info=True,
+        attn_implementation=model.config._attn_implementation,
+        experts_implementation="eager",
+    )
+    assert not {word: names for word, names in found.items() if names}
+    return again.eval()
