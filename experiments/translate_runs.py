@@ -69,8 +69,8 @@ class Translate:
     batch_size: int = 64
     group: int = 16
     accumulation: int = 1
-    steps: int = 4000
-    schedule_steps: int = 4000
+    steps: int = 3600
+    schedule_steps: int = 3600
     optimizer: OptimizerConfig
     objective: step.Objective = step.Objective(label_smoothing=0.1)
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -79,7 +79,7 @@ class Translate:
     devices: int | None = None
     seed: int = 0
     beam: Beam = Beam(num_beams=4, length_penalty=0.6)
-    average: int = 5
+    average: int = 3
     held_out_texts: int = 1900
     output: Path | None = None
     resume: bool = False

@@ -1,9 +1,10 @@
 """Safetensors files: what they hold, one tensor at a time, and writing them.
 
 A file is eight bytes with the length of a header, the header (JSON: name to dtype, shape and byte
-range), and the bytes of the tensors. Reading it here keeps memory at one tensor, gives bfloat16 and
-float8 as they are, and lets a damaged file be named with its numbers. Nothing is ever executed, as
-opposed to pickles.
+range), and the bytes of the tensors. Nothing is ever executed, as opposed to pickles.
+
+The `safetensors` package (0.8) reads no float8 into numpy and writes from a whole shard in memory;
+here both directions hold one tensor at a time, and a damaged file is named with its numbers.
 """
 
 import json

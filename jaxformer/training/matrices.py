@@ -64,8 +64,8 @@ def own_axes(path: KeyPath, ndim: int) -> tuple[int, ...]:
 def matrix_axes(path: KeyPath, ndim: int) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """Input axes and output axes of a kernel or table; None for what is no matrix.
 
-    Heads are outputs of query, key, value and relative positions, and inputs of out. Axes before both, of stacked
-    layers and of experts, count matrices.
+    Heads are outputs of query, key, value and relative positions, and inputs of out. Axes before
+    both, of stacked layers and of experts, count matrices.
     """
     if role(path) in ("bias", "scale"):
         return None
