@@ -1,6 +1,7 @@
 """Print the survey, one preset, or all presets' names: python -m jaxformer.zoo [NAME | --list]."""
 
 import argparse
+import signal
 import sys
 
 from jaxformer.zoo import printing
@@ -24,4 +25,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    if hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a pager that was left ends us quietly
     main()

@@ -27,6 +27,7 @@ CASES = {
     "window_mask": (lambda q, k: F.window_mask(q, k, 3, lookahead=1), POSITIONS),
     "segment_mask": (F.segment_mask, POSITIONS),
     "prefix_mask": (F.prefix_mask, (*POSITIONS, jnp.array([1, 10]))),
+    "length_mask": (lambda n: F.length_mask(n, 5), (jnp.array([2, 5]),)),
     "key_mask": (F.key_mask, (MASK[:, 0],)),
     "block_sparse_mask": (
         lambda q, k: F.block_sparse_mask(q, k, num_heads=2, block=2, local_blocks=1, stride=2),

@@ -20,6 +20,16 @@ SEEN = jnp.arange(14).reshape(2, 7) % 3 == 0
 X, GATE, VALUE, LOGITS = draw(2, 3, 5), draw(2, 3, 7, seed=1), draw(2, 3, 7, seed=2), draw(2, 7)
 STATISTICS = F.BatchStatistics(draw(5), draw(5) ** 2)
 KEYS = jax.random.split(jax.random.key(0), 2)
+SLOTS, KERNELS = jnp.array([[3, 0, 4], [2, 1, 0]]), draw(2, 3, 5, 5, seed=3)
+GROUPS = jnp.array([[2, 0, 1], [0, 3, 0]])
+
+
+def mixture(x, logits, kernels):
+    def experts(rows, sizes):
+        return F.grouped_linear(rows, kernels, sizes)
+
+    return F.mix_experts(x, F.route(logits, top_k=2), experts, num_experts=3)
+
 
 # name: function, arguments with a leading axis to map over: the gradient is taken of the first
 CASES = {
@@ -57,6 +67,17 @@ CASES = {
     "keep_min_p": (lambda x: jax.nn.softmax(F.keep_min_p(x, 0.3)), (LOGITS,)),
     "penalise_repetition": (lambda x, s: F.penalise_repetition(x, s, 1.5), (LOGITS, SEEN)),
     "shift_right": (lambda x: F.shift_right(x, 1), (TOKENS,)),
+    "route": (lambda x: F.route(x, top_k=2).weights, (GATE,)),
+    "grouped_linear": (F.grouped_linear, (X, KERNELS, GROUPS)),
+    "mix_experts": (mixture, (X, draw(2, 3, 3), KERNELS)),
+    "router_totals": (lambda x: F.router_totals(x, top_k=2, axes=1).probability, (GATE,)),
+    "load_balance_loss": (
+        lambda x: F.load_balance_loss(F.router_totals(x, top_k=2, axes=1)),
+        (GATE,),
+    ),
+    "router_z_loss": (lambda x: F.router_z_loss(F.router_totals(x, top_k=2, axes=1)), (GATE,)),
+    "ring_slots": (lambda p, valid: F.ring_slots(p, valid, 2), (TOKENS, TOKENS > 0)),
+    "write_slots": (F.write_slots, (draw(2, 4, 5), X, SLOTS)),
     "seen_tokens": (lambda x: F.seen_tokens(x, 7), (TOKENS,)),
 }
 
@@ -90,10 +111,12 @@ class TransformsTest(chex.TestCase):
 
 def test_the_table_is_complete():
     modules = {"norms", "activations", "linear", "embeddings", "losses", "sampling"}
+    modules |= {"experts", "slots"}
     public = {
         name
         for name, thing in vars(F).items()
         if callable(thing) and thing.__module__.split(".")[-1] in modules
     }
-    on_the_host = {"BatchStatistics", "check_token_ids", "check_positions"}
-    assert public - set(CASES) == on_the_host
+    on_the_host = {"check_token_ids", "check_positions"}
+    types = {"BatchStatistics", "Routing", "RouterTotals"}
+    assert public - set(CASES) == on_the_host | types

@@ -85,3 +85,10 @@ def test_the_command_line_refuses_unknown_names():
     )
     assert done.returncode == 1 and done.stdout == ""
     assert done.stderr.startswith("There is no preset 'lama-2-70b'. Similar: llama-2-70b")
+
+
+def test_a_reader_that_leaves_early_is_no_error():
+    command = [sys.executable, "-m", "jaxformer.zoo"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
