@@ -1,10 +1,13 @@
 """From `config.Initialiser` to functions that draw parameters."""
 
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Literal
 
 import jax
+import jax.numpy as jnp
 from flax import linen as nn
+from jax.typing import DTypeLike
 
 from jaxformer.config import FanAverage, FanIn, Initialiser, Normal, Zeros
 
@@ -17,23 +20,43 @@ def initializer(choice: Initialiser, *, axes: int = 1, divisor: float = 1.0) -> 
         axes: Number of leading axes that a product sums over; they count as inputs together.
         divisor: Divides every value.
     """
+    return partial(_draw, choice=choice, axes=axes, divisor=divisor)
 
-    def draw(key: jax.Array, shape: tuple[int, ...], dtype=jax.numpy.float32) -> jax.Array:
-        inputs, outputs = tuple(range(axes)), tuple(range(axes, len(shape)))
 
-        def scaled(gain: float, mode: Any, distribution: Any):
-            return nn.initializers.variance_scaling(
-                gain**2 / divisor**2, mode, distribution, in_axis=inputs, out_axis=outputs
-            )
+# flax asks every parameter's initialiser for its shape each time a model is traced; behind `jit`
+# the answer is kept.
+@partial(jax.jit, static_argnames=("shape", "dtype", "choice", "axes", "divisor"))
+def _draw(
+    key: jax.Array,
+    shape: tuple[int, ...],
+    dtype: DTypeLike = jnp.float32,
+    *,
+    choice: Initialiser,
+    axes: int,
+    divisor: float,
+) -> jax.Array:
+    match choice:
+        case Normal(std=std):
+            return nn.initializers.normal(std / divisor)(key, shape, dtype)
+        case FanIn(gain=gain):
+            scaled = _scaled(gain / divisor, "fan_in", "normal", axes, len(shape))
+            return scaled(key, shape, dtype)
+        case FanAverage(gain=gain):
+            scaled = _scaled(gain / divisor, "fan_avg", "uniform", axes, len(shape))
+            return scaled(key, shape, dtype)
+        case Zeros():
+            return nn.initializers.zeros(key, shape, dtype)
 
-        match choice:
-            case Normal(std=std):
-                return nn.initializers.normal(std / divisor)(key, shape, dtype)
-            case FanIn(gain=gain):
-                return scaled(gain, "fan_in", "normal")(key, shape, dtype)
-            case FanAverage(gain=gain):
-                return scaled(gain, "fan_avg", "uniform")(key, shape, dtype)
-            case Zeros():
-                return nn.initializers.zeros(key, shape, dtype)
 
-    return draw
+def _scaled(
+    gain: float,
+    mode: Literal["fan_in", "fan_avg"],
+    distribution: Literal["normal", "uniform"],
+    axes: int,
+    ndim: int,
+) -> Callable:
+    """Variance gain**2 / fan."""
+    inputs, outputs = tuple(range(axes)), tuple(range(axes, ndim))
+    return nn.initializers.variance_scaling(
+        gain**2, mode, distribution, in_axis=inputs, out_axis=outputs
+    )
