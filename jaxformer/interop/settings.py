@@ -35,7 +35,7 @@ HARMLESS = frozenset(
     "encoder_layerdrop decoder_layerdrop layerdrop".split()
     # heads that a language model does not have
     + "summary_type summary_use_proj summary_activation summary_proj_to_labels "
-    "summary_first_dropout summary_hidden_size afn predict_special_tokens".split()
+    "summary_first_dropout summary_hidden_size predict_special_tokens".split()
 )
 HARMLESS_ENDS = ("_token", "_token_id", "_token_ids", "_dropout", "_dropout_prob", "_pdrop")
 # These change the model unless they have one of the values given.

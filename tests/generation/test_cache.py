@@ -115,12 +115,14 @@ def check(config, tokens, chunkings=CHUNKS, **example):
         np.testing.assert_allclose(logits, expected, atol=2e-5, err_msg=f"{chunks} {config!r}")
 
 
+@pytest.mark.usefixtures("no_checks_of_annotations")
 @pytest.mark.parametrize("row", covering(MATRIX), ids="-".join)
 def test_cached_is_uncached_at_every_step(row, tokens):
     check(build(*row), tokens)
 
 
 @pytest.mark.matrix
+@pytest.mark.usefixtures("no_checks_of_annotations")
 @pytest.mark.parametrize("row", MATRIX, ids="-".join)
 def test_cached_is_uncached_in_every_combination(row, tokens):
     check(build(*row), tokens)

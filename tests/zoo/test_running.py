@@ -10,7 +10,6 @@ from dataclasses import fields, is_dataclass, replace
 
 import jax
 import jax.numpy as jnp
-import jaxtyping
 import numpy as np
 import pytest
 
@@ -20,6 +19,7 @@ from jaxformer import functional as F
 
 TEXT = jnp.array([[5, 93, 17, 61, 2, 29, 44]])
 SOURCE = jnp.array([[8, 71, 30, 12, 99]])
+pytestmark = pytest.mark.usefixtures("no_checks_of_annotations")
 QUICK = {"xla_cpu_use_fusion_emitters": False}  # compiles twice as fast, runs more slowly
 
 
@@ -53,14 +53,6 @@ def designs():
 
 DESIGNS = designs()
 KINDS = {attending(config): names for names, config in DESIGNS.items()}  # the last of each kind
-
-
-@pytest.fixture(autouse=True)
-def no_checks_of_annotations():
-    """They double the time of tracing, and all other tests run the same code with them."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 def draw(shapes):
