@@ -229,6 +229,15 @@ def test_a_resumed_run_ends_bitwise_where_an_uninterrupted_one_does(whole, capsy
     assert losses("out") == losses(folder)
 
 
+@pytest.fixture
+def interruptible():
+    """Ctrl-C as on a terminal, also where the tests run in the background, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupted_run_names_its_checkpoint_and_leaves_it_whole(whole, monkeypatch, capsys):
     batch = pretrain.data.Batches.__getitem__
 

@@ -1,8 +1,8 @@
 """Every preset, made tiny, and every row as listed: forward, one step of training, generation.
 
 Presets that differ in numbers alone (sizes, eps, bases, scales) are one program with other
-constants, so one of each design is run; `test_presets.py` builds each at its full size. Generation
-is run for one of each kind of attention, since that is what a cache is about.
+constants, so by default one of each design is trained, and one of each kind of attention generates,
+since that is what a cache is about. The marker `matrix` does all of it for each preset and row.
 """
 
 from collections import defaultdict
@@ -44,13 +44,13 @@ def attending(config):
 def designs():
     """The first configuration of each design, under the names of all that share it."""
     groups = defaultdict(list)
-    for name in zoo.names():
-        groups[design(zoo.get(name).tiny())].append((name, zoo.get(name).tiny()))
-    for row in zoo.survey():
-        groups[design(row.as_listed())].append((f"row-{row.number}", row.as_listed()))
-    return {" ".join(name for name, _ in group): group[0][1] for group in groups.values()}
+    for name, config in EVERY.items():
+        groups[design(config)].append(name)
+    return {" ".join(names): EVERY[names[0]] for names in groups.values()}
 
 
+EVERY = {name: zoo.get(name).tiny() for name in zoo.names()}
+EVERY |= {f"row-{row.number}": row.as_listed() for row in zoo.survey()}
 DESIGNS = designs()
 KINDS = {attending(config): names for names, config in DESIGNS.items()}  # the last of each kind
 
@@ -76,10 +76,9 @@ def prepare(config):
     return config, draw(shapes), source
 
 
-@pytest.mark.parametrize("names", DESIGNS)
-def test_trains(names):
+def train(config):
     """Logits and gradient are finite, and a small step against the gradient lowers the loss."""
-    config, params, source = prepare(DESIGNS[names])
+    config, params, source = prepare(config)
     assert sum(x.size for x in jax.tree.leaves(params)) == costs.parameters(config)
     model = Transformer(config, scan=False)
 
@@ -96,16 +95,32 @@ def test_trains(names):
     size = np.sqrt(sum(np.sum(np.square(x)) for x in jax.tree.leaves(gradient)))
     assert size > 0
     moved = jax.tree.map(
-        lambda x, dx: x - np.float32(0.02 / size) * np.asarray(dx), params, gradient
+        lambda x, dx: x - np.float32(0.002 / size) * np.asarray(dx), params, gradient
     )
     (after, _), _ = slope(moved)
     assert after < before
 
 
-@pytest.mark.parametrize("names", KINDS.values())
-def test_generates(names):
+def continue_text(config):
     """Two tokens behind the prompt, none of them masked."""
-    config, params, source = prepare(DESIGNS[names])
+    config, params, source = prepare(config)
     out = generate(config, params, TEXT[:, :4], max_new_tokens=2, **source)
     assert out.shape == (1, 6) and (out[:, :4] == TEXT[:, :4]).all()
     assert not set(np.asarray(out[0, 4:]).tolist()) & set(config.head.masked_ids)
+
+
+@pytest.mark.parametrize("names", DESIGNS)
+def test_trains(names):
+    train(DESIGNS[names])
+
+
+@pytest.mark.parametrize("names", KINDS.values())
+def test_generates(names):
+    continue_text(DESIGNS[names])
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("name", EVERY)
+def test_every_preset_and_row_trains_and_generates(name):
+    train(EVERY[name])
+    continue_text(EVERY[name])
