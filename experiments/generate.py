@@ -35,6 +35,8 @@ class Generate:
         sampler: How each token is chosen. A beam search shows its text when it is done.
         dtype: Of the computation.
         seed: Of the random choices.
+        ignore: Attributes of a Hugging Face config.json that change nothing in the model, by your
+            word.
     """
 
     checkpoint: Path
@@ -44,11 +46,12 @@ class Generate:
     sampler: Greedy | Sample | Beam = Sample(temperature=0.8, top_p=0.95)
     dtype: Literal["float32", "bfloat16"] = "float32"
     seed: int = 0
+    ignore: tuple[str, ...] = ()
 
 
 def main(run: Generate) -> str:
     """Print the prompt and its continuation as it grows; returns them."""
-    model = load_trained(run.checkpoint, run.step)
+    model = load_trained(run.checkpoint, run.step, ignore=run.ignore)
     prompt, source = model.inputs(run.prompt)
     options: dict[str, Any] = {
         "max_new_tokens": run.max_new_tokens,

@@ -1,6 +1,7 @@
 """Models to generate from: what a training run wrote, or a Hugging Face folder."""
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,12 +48,13 @@ class Trained(NamedTuple):
         return [*self.start, *ids], None
 
 
-def load_trained(folder: Path, step: int | None = None) -> Trained:
+def load_trained(folder: Path, step: int | None = None, *, ignore: Collection[str] = ()) -> Trained:
     """Read either kind of folder.
 
     Args:
         folder: Output of a training run, or a folder with config.json and safetensors.
         step: Which checkpoint of a run; None is the newest.
+        ignore: Attributes of config.json that change nothing in the model, by your word.
 
     Raises:
         ValueError: It is neither, or damaged.
@@ -62,7 +64,7 @@ def load_trained(folder: Path, step: int | None = None) -> Trained:
     if (folder / "config.json").is_file():
         if step is not None:
             raise ValueError(f"{folder} is a Hugging Face folder; it has no checkpoint {step}.")
-        return from_hugging_face(folder)
+        return from_hugging_face(folder, ignore)
     raise ValueError(
         f"{folder} has no checkpoints and no config.json; give the output folder of a run, or a "
         "Hugging Face folder."
@@ -90,10 +92,10 @@ def from_run(folder: Path, step: int | None) -> Trained:
     return Trained(config, state["params"], tokenizer, end, end)
 
 
-def from_hugging_face(folder: Path) -> Trained:
+def from_hugging_face(folder: Path, ignore: Collection[str] = ()) -> Trained:
     """Configuration, parameters and tokenizer, with the special tokens that the folder names."""
     tokenizer = data.load_tokenizer(folder)
-    config, params = load_pretrained(folder)
+    config, params = load_pretrained(folder, ignore=ignore)
     said: dict[str, Any] = {}
     for name in ("config.json", "generation_config.json"):
         if (folder / name).is_file():

@@ -41,7 +41,7 @@ def check_words(config: Any, path: str) -> None:
         for item in value if isinstance(value, tuple) else (value,):
             choices = get_args(get_args(hint)[0] if isinstance(value, tuple) else hint)
             words = [choice for choice in choices if isinstance(choice, str)]
-            if isinstance(item, str):
+            if isinstance(item, str) and str not in choices:
                 expected = f"is one of {words}" if words else "is no string"
                 require(item in words, f"{path}.{name} {expected}; got {item!r}.")
             if dataclasses.is_dataclass(item):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from jaxformer.config.axes import FeedForward, Norm, QKNorm, RMSNorm
@@ -218,6 +218,8 @@ class TransformerConfig:
         head: From vectors to logits.
         dropout: Rates in training.
         initialisation: Where parameters start.
+        model_type: What Hugging Face calls it, where an export could take several names. It is no
+            part of the model: configurations that differ in it alone are equal.
     """
 
     vocab_size: int
@@ -234,6 +236,7 @@ class TransformerConfig:
     head: Head = Head()
     dropout: Dropout = Dropout()
     initialisation: Initialisation = Initialisation()
+    model_type: str | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self):
         check_words(self, type(self).__name__)

@@ -110,9 +110,9 @@ class T5Bias:
 
     def __post_init__(self):
         require(
-            self.num_buckets >= 4 and self.num_buckets % 4 == 0,
-            f"T5Bias.num_buckets splits by sign and again by near or far, so it must be a "
-            f"positive multiple of 4; got {self.num_buckets}.",
+            self.num_buckets >= 4 and self.num_buckets % 2 == 0,
+            f"T5Bias.num_buckets splits by sign, and each half by near or far, so it must be even "
+            f"and at least 4; got {self.num_buckets}.",
         )
         require(
             self.max_distance > self.num_buckets // 2,

@@ -50,7 +50,10 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
     """
     path = Path(folder) / "tokenizer.json"
     if not path.is_file():
-        raise ValueError(f"{path} does not exist.")
+        raise ValueError(
+            f"{path} does not exist. An exported folder needs the tokenizer beside its weights: "
+            f"copy tokenizer.json, and tokenizer_config.json where there is one, from its origin."
+        )
     saved = _parsed(path.read_text(encoding="utf-8"), where=path)
     if "model" not in saved:
         return _from_saved(saved, where=path)

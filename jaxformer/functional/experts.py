@@ -84,7 +84,8 @@ def grouped_linear(
 
         y[r] = x[r] @ kernels[e]    for the sizes[e] rows r of group e
 
-    It has a gradient in reverse mode only.
+    It has a first gradient only, in reverse mode: a second derivative, as in a Hessian or a penalty
+    on gradients, fails, and so does forward mode.
 
     Args:
         x: Rows, those of one group together, groups in order.

@@ -37,10 +37,12 @@ def write_slots(
     Args:
         buffer: Entries so far, ``[*batch, S, *any]``.
         new: Entries to put, ``[*batch, T, *any]`` in any dtype; the buffer's stays.
-        slots: Different ones within a row; one outside the buffer drops its entry.
+        slots: Different ones within a row; one outside the buffer, as -1 is, drops its
+            entry.
 
     Returns:
         The buffer with the new entries.
     """
     grid = jnp.meshgrid(*(jnp.arange(n) for n in slots.shape), indexing="ij")
-    return buffer.at[(*grid[:-1], slots)].set(new.astype(buffer.dtype), mode="drop")
+    at = buffer.at[(*grid[:-1], slots)]
+    return at.set(new.astype(buffer.dtype), mode="drop", wrap_negative_indices=False)

@@ -13,7 +13,8 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from jaxformer import functional as F
 from jaxformer.config import TransformerConfig
 from jaxformer.generation.beam import beam_search
-from jaxformer.generation.prompts import Request, make_request
+from jaxformer.generation.checks import check_count
+from jaxformer.generation.prompts import Request, make_request, one_batch_axis, tokens_read
 from jaxformer.generation.samplers import Beam, Greedy, Sample, Sampler, choose
 from jaxformer.generation.steps import Context, decode_step, prefill, take_rows
 
@@ -22,7 +23,6 @@ class Plan(NamedTuple):
     """What a compiled loop is made for."""
 
     config: TransformerConfig
-    sampler: Sampler
     max_new_tokens: int
     chunk: int | None
     dtype: jnp.dtype
@@ -61,15 +61,18 @@ def generate(
     Args:
         config: A decoder, or an encoder-decoder; its prompt is then the decoder's start token.
         params: Its parameters.
-        prompt: Token ids, at least one a row: an array, or a list of rows of any lengths.
+        prompt: Token ids, at least one a row: an array, a list of rows of any lengths, or one flat
+            list, a text without batch axes.
         max_new_tokens: How many to add.
         sampler: `Greedy()`, `Sample(...)` or `Beam(...)`.
         key: Random key; `Sample` needs one.
-        lengths: Tokens of each row of an array whose rows are padded behind.
-        stop_tokens: Ids that end a row: ``(2,)`` for all rows, or an array ``[*batch, K]`` with
-            those of each row, -1 where it has fewer.
-        source: Token ids that an encoder-decoder reads: an array or a list of rows.
-        source_segments: 0 marks padding of the source; follows from a list.
+        lengths: Tokens of each row of an array whose rows are padded behind; they follow from a
+            list of rows.
+        stop_tokens: Ids that end a row: ``2`` or ``(2, 5)`` for all rows; a list of rows or an
+            array ``[*batch, K]`` with those of each row, -1 where it has fewer.
+        source: Token ids that an encoder-decoder reads, in the forms and with the batch axes of
+            `prompt`.
+        source_segments: 0 marks padding of an array's rows; they follow from a list of rows.
         vocab_size: Only ids below it are chosen: the tokenizer's number of tokens where the model
             has more. None allows all.
         prefill_chunk: Read the prompt so many tokens at a time, to save memory; None reads it at
@@ -77,15 +80,17 @@ def generate(
         dtype: Of the computation and the cache.
 
     Returns:
-        In each row the prompt, the new tokens behind it, and from its end on its last token.
+        In each row the prompt, the new tokens behind it, and from its end on its last token. Rows
+        are as wide as the prompt with its padding, and `max_new_tokens` more.
 
     Raises:
-        ValueError: An empty prompt, a token id outside the vocabulary, a length beyond a learned
-            position table, a missing key, a source missing or not read, or an encoder alone.
+        ValueError: An empty prompt or source, a token id outside its vocabulary, more tokens than
+            learned positions (the last new one is not read and needs none), lengths, stop tokens,
+            sources or segments that do not fit the rows, a source missing or not read, a number
+            that is not whole or out of range, a missing key, or an encoder alone.
     """
-    key = _key(sampler, key)
-    if prefill_chunk is not None and prefill_chunk < 1:
-        raise ValueError(f"prefill_chunk must be at least 1; got {prefill_chunk}.")
+    plan = Plan(config, max_new_tokens, prefill_chunk, jnp.dtype(dtype))
+    key = _check(plan, sampler, key)
     request = make_request(
         config,
         prompt,
@@ -97,10 +102,8 @@ def generate(
         source_segments=source_segments,
     )
     if isinstance(sampler, Beam):
-        options = (config, sampler, max_new_tokens, prefill_chunk, jnp.dtype(dtype))
-        return _with_beams(options, params, request)
-    plan = Plan(config, sampler, max_new_tokens, prefill_chunk, jnp.dtype(dtype))
-    return _generate(plan, params, request, key)
+        return _with_beams(plan, sampler, params, request)
+    return _generate(plan, sampler, params, request, key)
 
 
 def stream(
@@ -132,31 +135,31 @@ def stream(
         The next token of each row; a row that has ended repeats its stop token. Ends when all have.
 
     Raises:
-        ValueError: As `generate`.
+        ValueError: As `generate`, and for `Beam(...)`.
     """
-    key = _key(sampler, key)
+    if isinstance(sampler, Beam):
+        raise ValueError(f"{sampler} knows its text only at the end of the search; use generate.")
+    plan = Plan(config, max_new_tokens, prefill_chunk, jnp.dtype(dtype))
+    key = _check(plan, sampler, key)
     checked = make_request(config, prompt, max_new_tokens=max_new_tokens, **request)
-    plan = Plan(config, sampler, max_new_tokens, prefill_chunk, jnp.dtype(dtype))
 
     def tokens() -> Iterator[Int[np.ndarray, "*batch"]]:
-        state = _begin_jit(plan, params, checked, key)
+        state = _begin_jit(plan, sampler, params, checked, key)
         yield np.asarray(state.token)
         while int(state.added) < max_new_tokens and not bool(jnp.all(state.done)):
-            state = _advance_jit(plan, params, checked, key, state)
+            state = _advance_jit(plan, sampler, params, checked, key, state)
             yield np.asarray(state.token)
 
     return tokens()
 
 
-def _key(sampler: Sampler | Beam, key: PRNGKeyArray | None) -> PRNGKeyArray:
+def _check(plan: Plan, sampler: Sampler | Beam, key: PRNGKeyArray | None) -> PRNGKeyArray:
+    """Refuse settings that cannot be; the key, or any key where none is needed."""
+    if plan.chunk is not None:
+        check_count("prefill_chunk", plan.chunk)
     if key is None and isinstance(sampler, Sample):
         raise ValueError(f"{sampler} draws at random: pass key=jax.random.key(seed).")
     return jax.random.key(0) if key is None else key
-
-
-def _capacity(request: Request, max_new_tokens: int) -> int:
-    """Room for all that is read: the last token is chosen and never read."""
-    return request.prompt.shape[-1] + max_new_tokens - 1
 
 
 def _allowed(logits: Float[Array, "*batch V"], vocab_size: Int[Array, ""]) -> Array:
@@ -164,20 +167,29 @@ def _allowed(logits: Float[Array, "*batch V"], vocab_size: Int[Array, ""]) -> Ar
     return jnp.where(jnp.broadcast_to(known, logits.shape), logits, -jnp.inf)
 
 
-def _begin(plan: Plan, params: Any, request: Request, key: PRNGKeyArray) -> State:
-    """Read the prompts and choose the first token of each row."""
-    prompt = request.prompt
+def _read(plan: Plan, params: Any, request: Request) -> tuple[Float[Array, "*batch V"], Context]:
+    """Read the prompts, without padding for which the model has no positions."""
+    width = request.prompt.shape[-1]
+    room = tokens_read(width, plan.max_new_tokens)
+    beyond = max(0, room - (plan.config.max_length or room))
     logits, context = prefill(
         plan.config,
         params,
-        prompt,
+        request.prompt[..., : width - beyond],
         request.lengths,
-        capacity=_capacity(request, plan.max_new_tokens),
+        capacity=room - beyond,
         chunk=plan.chunk,
         source=request.source,
         source_segments=request.source_segments,
         dtype=plan.dtype,
     )
+    return _allowed(logits, request.vocab_size), context
+
+
+def _begin(plan: Plan, sampler: Sampler, params: Any, request: Request, key: PRNGKeyArray) -> State:
+    """Read the prompts and choose the first token of each row."""
+    prompt = request.prompt
+    logits, context = _read(plan, params, request)
     real = F.length_mask(request.lengths, prompt.shape[-1])
     width = [(0, 0)] * (prompt.ndim - 1) + [(0, plan.max_new_tokens)]
     state = State(
@@ -189,15 +201,18 @@ def _begin(plan: Plan, params: Any, request: Request, key: PRNGKeyArray) -> Stat
         context=context,
         added=jnp.int32(0),
     )
-    return _add(plan, request, key, state, logits)
+    return _add(sampler, request, key, state, logits)
 
 
 def _add(
-    plan: Plan, request: Request, key: PRNGKeyArray, state: State, logits: Float[Array, "*batch V"]
+    sampler: Sampler,
+    request: Request,
+    key: PRNGKeyArray,
+    state: State,
+    logits: Float[Array, "*batch V"],
 ) -> State:
     """Choose the next token of each row that has not ended."""
-    allowed = _allowed(logits, request.vocab_size)
-    chosen = choose(plan.sampler, allowed, state.seen, jax.random.fold_in(key, state.added))
+    chosen = choose(sampler, logits, state.seen, jax.random.fold_in(key, state.added))
     token = jnp.where(state.done, state.token, chosen.astype(state.token.dtype))
     nowhere = state.text.shape[-1]
     slot = jnp.where(state.done, nowhere, state.length)[..., None]
@@ -207,16 +222,26 @@ def _add(
         length=jnp.where(state.done, state.length, state.length + 1),
         token=token,
         done=state.done | stops,
-        seen=state.seen | jax.nn.one_hot(token, plan.config.vocab_size, dtype=bool),
+        seen=state.seen | jax.nn.one_hot(token, logits.shape[-1], dtype=bool),
         context=state.context,
         added=state.added + 1,
     )
 
 
-def _advance(plan: Plan, params: Any, request: Request, key: PRNGKeyArray, state: State) -> State:
+def _next(
+    plan: Plan, params: Any, request: Request, tokens: Int[Array, "*batch"], context: Context
+) -> tuple[Float[Array, "*batch V"], Context]:
+    """Read the last tokens."""
+    logits, context = decode_step(plan.config, params, tokens, context, dtype=plan.dtype)
+    return _allowed(logits, request.vocab_size), context
+
+
+def _advance(
+    plan: Plan, sampler: Sampler, params: Any, request: Request, key: PRNGKeyArray, state: State
+) -> State:
     """Read the last tokens and choose the next."""
-    logits, context = decode_step(plan.config, params, state.token, state.context, dtype=plan.dtype)
-    return _add(plan, request, key, state._replace(context=context), logits)
+    logits, context = _next(plan, params, request, state.token, state.context)
+    return _add(sampler, request, key, state._replace(context=context), logits)
 
 
 def _finish(text: Int[Array, "*batch P"], length: Int[Array, "*batch"]) -> Int[Array, "*batch P"]:
@@ -227,77 +252,42 @@ def _finish(text: Int[Array, "*batch P"], length: Int[Array, "*batch"]) -> Int[A
     )
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jax.jit, static_argnums=(0, 1))
 def _generate(
-    plan: Plan, params: Any, request: Request, key: PRNGKeyArray
+    plan: Plan, sampler: Sampler, params: Any, request: Request, key: PRNGKeyArray
 ) -> Int[Array, "*batch P_plus_new"]:
-    state = _begin(plan, params, request, key)
+    state = _begin(plan, sampler, params, request, key)
     state = jax.lax.while_loop(
         lambda state: (state.added < plan.max_new_tokens) & ~jnp.all(state.done),
-        partial(_advance, plan, params, request, key),
+        partial(_advance, plan, sampler, params, request, key),
         state,
     )
     return _finish(state.text, state.length)
 
 
-_begin_jit = jax.jit(_begin, static_argnums=0)
-_advance_jit = jax.jit(_advance, static_argnums=0, donate_argnums=4)
+_begin_jit = jax.jit(_begin, static_argnums=(0, 1))
+_advance_jit = jax.jit(_advance, static_argnums=(0, 1), donate_argnums=5)
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jax.jit, static_argnums=(0, 1))
 def _with_beams(
-    options: tuple[TransformerConfig, Beam, int, int | None, jnp.dtype],
-    params: Any,
-    request: Request,
+    plan: Plan, beam: Beam, params: Any, request: Request
 ) -> Int[Array, "*batch P_plus_new"]:
-    config, beam, max_new_tokens, chunk, dtype = options
-    flat = _one_batch_axis(request)
-    logits, context = prefill(
-        config,
-        params,
-        flat.prompt,
-        flat.lengths,
-        capacity=_capacity(request, max_new_tokens),
-        chunk=chunk,
-        source=flat.source,
-        source_segments=flat.source_segments,
-        dtype=dtype,
-    )
-
-    def step(context: Context, tokens: Int[Array, " rows"]):
-        logits, context = decode_step(config, params, tokens, context, dtype=dtype)
-        return _allowed(logits, request.vocab_size), context
-
+    flat, new = one_batch_axis(request), plan.max_new_tokens
+    logits, context = _read(plan, params, flat)
     found = beam_search(
-        step,
+        lambda context, tokens: _next(plan, params, flat, tokens, context),
         take_rows,
         context,
-        _allowed(logits, request.vocab_size),
+        logits,
         flat.stop,
         num_beams=beam.num_beams,
-        max_new_tokens=max_new_tokens,
+        max_new_tokens=new,
         length_penalty=beam.length_penalty,
     )
-    text = jnp.pad(flat.prompt, [(0, 0), (0, max_new_tokens)])
+    text = jnp.pad(flat.prompt, [(0, 0), (0, new)])
     best = found.tokens[:, 0].astype(text.dtype)
-    slots = flat.lengths[:, None] + jnp.arange(max_new_tokens)[None]
+    slots = flat.lengths[:, None] + jnp.arange(new)[None]
     text = F.write_slots(text, best, slots)
     text = _finish(text, flat.lengths + found.lengths[:, 0])
     return text.reshape(*request.prompt.shape[:-1], -1)
-
-
-def _one_batch_axis(request: Request) -> Request:
-    count = request.lengths.size
-
-    def rows(x: Array) -> Array:
-        return x.reshape(count, x.shape[-1])
-
-    source, segments = request.source, request.source_segments
-
-    return request._replace(
-        prompt=rows(request.prompt),
-        lengths=request.lengths.reshape(count),
-        stop=rows(request.stop),
-        source=None if source is None else rows(source),
-        source_segments=None if segments is None else rows(segments),
-    )

@@ -10,6 +10,7 @@ from jaxtyping import Array, Int
 
 from jaxformer import functional as F
 from jaxformer.config import Encoder, EncoderDecoder, TransformerConfig
+from jaxformer.generation.checks import check_count
 
 Tokens = Int[Array, "..."] | Int[np.ndarray, "..."]
 
@@ -34,15 +35,6 @@ class Request(NamedTuple):
     source_segments: Int[Array, "*batch S"] | None = None
 
 
-def pad_rows(rows: Sequence[Sequence[int]]) -> tuple[Int[np.ndarray, "B P"], Int[np.ndarray, " B"]]:
-    """Rows of different lengths as one array, zeros behind, and their lengths."""
-    lengths = np.asarray([len(row) for row in rows], np.int32)
-    padded = np.zeros((len(rows), max(lengths, default=0)), np.int32)
-    for i, row in enumerate(rows):
-        padded[i, : len(row)] = row
-    return padded, lengths
-
-
 def make_request(
     config: TransformerConfig,
     prompt: Any,
@@ -58,83 +50,196 @@ def make_request(
 
     Args:
         config: The model.
-        prompt: Token ids: an array, or a list of rows that may differ in length.
+        prompt: Token ids: an array, a list of rows that may differ in length, or one flat list.
         max_new_tokens: Most tokens to add.
-        lengths: Tokens of each row of an array whose rows are padded behind.
-        stop_tokens: Ids that end a row, the same for all, or an array with those of each.
+        lengths: Tokens of each row of an array whose rows are padded behind; follow from a list.
+        stop_tokens: Ids that end a row: one or several, the same for all, or those of each row, as
+            an array or a list of rows.
         vocab_size: Only ids below it are chosen.
-        source: What an encoder-decoder reads: an array or a list of rows.
-        source_segments: 0 marks padding of the source; follows from a list.
+        source: What an encoder-decoder reads, in the forms and with the batch axes of the prompt.
+        source_segments: 0 marks padding of the source; follow from a list of rows.
 
     Returns:
         The request.
 
     Raises:
-        ValueError: An empty prompt, a token id outside the vocabulary, a length beyond a learned
-            position table, a source that is missing or not read, or a model that is an encoder.
+        ValueError: An empty prompt or source, a token id outside its vocabulary, more tokens than
+            learned positions, lengths, stop tokens, sources or segments that do not fit the rows, a
+            source that is missing or not read, a number that is not whole or out of range, or a
+            model that is an encoder.
     """
     if isinstance(config.topology, Encoder):
         raise ValueError(
             f"generate continues text with a Decoder or an EncoderDecoder; got {config.topology}."
         )
-    if max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens must be at least 1; got {max_new_tokens}.")
-    if isinstance(prompt, list | tuple) and prompt and isinstance(prompt[0], list | tuple):
-        prompt, lengths = pad_rows(prompt)
-    prompt = jnp.asarray(prompt) if len(prompt) else jnp.zeros(0, jnp.int32)
-    if not jnp.issubdtype(prompt.dtype, jnp.integer):
-        raise ValueError(f"A prompt is token ids, integers; got dtype {prompt.dtype}.")
-    full = jnp.full(prompt.shape[:-1], prompt.shape[-1], jnp.int32)
-    lengths = full if lengths is None else jnp.asarray(lengths, jnp.int32)
-    check_lengths(config, prompt, lengths, max_new_tokens)
-    F.check_token_ids(prompt, config.vocab_size)
-    if isinstance(source, list | tuple):
-        source, source_lengths = pad_rows(source)
-        real = F.length_mask(jnp.asarray(source_lengths), source.shape[-1])
-        source_segments = real.astype(jnp.int32)
-    reads = isinstance(config.topology, EncoderDecoder)
-    if reads != (source is not None):
+    check_count("max_new_tokens", max_new_tokens)
+    limit = config.vocab_size if vocab_size is None else vocab_size
+    check_count("vocab_size", limit, most=config.vocab_size)
+    tokens, counted = read_tokens("prompt", prompt, config.vocab_size)
+    if counted is not None and lengths is not None:
+        raise ValueError(
+            f"lengths follow from a list of rows, here {counted.tolist()}; leave out {lengths}."
+        )
+    counts = check_lengths(
+        config, tokens, lengths if counted is None else counted, max_new_tokens=max_new_tokens
+    )
+    rows = tokens.shape[:-1]
+    text, segments = read_source(config, source, source_segments, rows)
+    stop = read_stop_tokens(stop_tokens, rows)
+    return Request(tokens, counts, stop, jnp.int32(limit), text, segments)
+
+
+def one_batch_axis(request: Request) -> Request:
+    """The same rows along a single axis."""
+    count = request.lengths.size
+
+    def rows(x: Array) -> Array:
+        return x.reshape(count, x.shape[-1])
+
+    source, segments = request.source, request.source_segments
+    return request._replace(
+        prompt=rows(request.prompt),
+        lengths=request.lengths.reshape(count),
+        stop=rows(request.stop),
+        source=None if source is None else rows(source),
+        source_segments=None if segments is None else rows(segments),
+    )
+
+
+def pad_rows(
+    rows: Sequence[Any], *, name: str = "prompt", fill: int = 0
+) -> tuple[Int[np.ndarray, "B P"], Int[np.ndarray, " B"]]:
+    """Rows of different lengths as one array, `fill` behind, and their lengths.
+
+    Raises:
+        ValueError: A row that is no list of whole numbers.
+    """
+    arrays = [np.asarray(row) for row in rows]
+    for i, row in enumerate(arrays):
+        if row.ndim != 1 or (row.size and not np.issubdtype(row.dtype, np.integer)):
+            raise ValueError(f"Row {i} of the {name} is no list of token ids; got {rows[i]}.")
+    lengths = np.asarray([len(row) for row in arrays], np.int32)
+    padded = np.full((len(rows), max(lengths, default=0)), fill, np.int64)
+    for i, row in enumerate(arrays):
+        padded[i, : len(row)] = row
+    return padded, lengths
+
+
+def read_tokens(
+    name: str, given: Any, vocab_size: int
+) -> tuple[Int[Array, "*batch T"], Int[np.ndarray, " B"] | None]:
+    """Token ids as an array and, if they came as a list of rows, how many each row has."""
+    lengths = None
+    if _is_rows(given):
+        given, lengths = pad_rows(given, name=name)
+    tokens = given if isinstance(given, jax.Array) else np.asarray(given)
+    if tokens.ndim < 1:
+        raise ValueError(f"The {name} is token ids along an axis; got {given}.")
+    shortest = tokens.shape[-1] if lengths is None else min(lengths)
+    if shortest < 1:
+        raise ValueError(f"The {name} is empty; give at least one token (end-of-text will do).")
+    if not jnp.issubdtype(tokens.dtype, jnp.integer):
+        raise ValueError(f"The {name} is token ids, integers; got dtype {tokens.dtype}.")
+    try:
+        F.check_token_ids(tokens, vocab_size)
+    except ValueError as wrong:
+        raise ValueError(f"In the {name}: {wrong}") from None
+    return jnp.asarray(tokens), lengths
+
+
+def read_source(
+    config: TransformerConfig, source: Any, segments: Any, rows: tuple[int, ...]
+) -> tuple[Int[Array, "*batch S"] | None, Int[Array, "*batch S"] | None]:
+    """What an encoder reads for each row, and which of it is padding."""
+    topology = config.topology
+    if not isinstance(topology, EncoderDecoder):
+        if source is not None or segments is not None:
+            raise ValueError("A Decoder has no encoder for a source; put it into the prompt.")
+        return None, None
+    if source is None:
         raise ValueError(
             "An EncoderDecoder reads a source: pass source=token_ids; the prompt is the decoder's "
             "start token."
-            if reads
-            else "A Decoder has no encoder for a source; put it into the prompt."
         )
-    stop = jnp.asarray(stop_tokens, jnp.int32)
-    stop = jnp.broadcast_to(stop, (*prompt.shape[:-1], stop.shape[-1]))
-    limit = config.vocab_size if vocab_size is None else vocab_size
-    if not 1 <= limit <= config.vocab_size:
-        raise ValueError(f"vocab_size must be in [1, {config.vocab_size}]; got {limit}.")
-    return Request(
-        prompt,
-        lengths,
-        stop,
-        jnp.int32(limit),
-        None if source is None else jnp.asarray(source),
-        None if source_segments is None else jnp.asarray(source_segments),
-    )
+    known = topology.source_vocab_size or config.vocab_size
+    tokens, counted = read_tokens("source", source, known)
+    *batch, length = tokens.shape
+    if tuple(batch) != rows:
+        raise ValueError(
+            f"Each row has a source of its own: the prompt's batch axes are {rows}, the source's "
+            f"{tuple(batch)}."
+        )
+    if config.max_length is not None and length > config.max_length:
+        raise ValueError(
+            f"The model has {config.max_length} learned positions; the source has {length}."
+        )
+    if counted is not None:
+        if segments is not None:
+            raise ValueError(
+                f"source_segments follow from a list of rows, here of {counted.tolist()} tokens; "
+                "leave them out."
+            )
+        return tokens, F.length_mask(jnp.asarray(counted), length).astype(jnp.int32)
+    if segments is not None and jnp.shape(segments) != tokens.shape:
+        raise ValueError(
+            f"source_segments has a number for each token of a source of shape {tokens.shape}; got "
+            f"shape {jnp.shape(segments)}."
+        )
+    return tokens, None if segments is None else jnp.asarray(segments)
+
+
+def read_stop_tokens(given: Any, rows: tuple[int, ...]) -> Int[Array, "*batch K"]:
+    """The ids that end each row, padded with -1, which is none."""
+    if _is_rows(given):
+        given, _ = pad_rows(given, name="stop tokens", fill=-1)
+    stop = jnp.atleast_1d(given if isinstance(given, jax.Array) else np.asarray(given))
+    if stop.size and not jnp.issubdtype(stop.dtype, jnp.integer):
+        raise ValueError(f"stop_tokens are token ids, integers; got dtype {stop.dtype}.")
+    if stop.shape[:-1] not in ((), rows):
+        raise ValueError(
+            f"stop_tokens are the same for all rows, or those of each of the batch axes {rows}; "
+            f"got shape {stop.shape}."
+        )
+    return jnp.broadcast_to(stop.astype(jnp.int32), (*rows, stop.shape[-1]))
+
+
+def _is_rows(given: Any) -> bool:
+    return isinstance(given, list | tuple) and any(np.ndim(item) == 1 for item in given)
+
+
+def tokens_read(length: int, max_new_tokens: int) -> int:
+    """How many tokens of a text its model reads: the last new one is chosen and never read."""
+    return length + max_new_tokens - 1
 
 
 def check_lengths(
     config: TransformerConfig,
     prompt: Int[Array, "*batch P"],
-    lengths: Int[Array, "*batch"],
+    lengths: Any,
+    *,
     max_new_tokens: int,
-) -> None:
-    """Refuse empty rows, and those that would outgrow a learned position table."""
-    shortest, longest = 0, prompt.shape[-1]
-    if not isinstance(lengths, jax.core.Tracer) and lengths.size:
-        shortest, longest = int(jnp.min(lengths)), int(jnp.max(lengths))
-    else:
-        shortest = min(longest, 1)
-    if shortest < 1:
-        raise ValueError("The prompt is empty; give at least one token (end-of-text will do).")
-    if longest > prompt.shape[-1]:
+) -> Int[Array, "*batch"]:
+    """Tokens of each row; refuses none, more than there are places, and more than positions."""
+    rows, places = prompt.shape[:-1], prompt.shape[-1]
+    counts = np.full(rows, places) if lengths is None else lengths
+    if not isinstance(counts, jax.Array):
+        counts = np.asarray(counts)
+    if counts.shape != rows or not jnp.issubdtype(counts.dtype, jnp.integer):
         raise ValueError(
-            f"lengths go up to {longest}, but the prompt has {prompt.shape[-1]} places."
+            f"lengths has a whole number for each row, so its shape is {rows}; got "
+            f"{counts.dtype} of shape {counts.shape}."
         )
-    if config.max_length is not None and longest + max_new_tokens > config.max_length:
+    shortest, longest = 1, places
+    if not isinstance(counts, jax.core.Tracer) and counts.size:
+        shortest, longest = int(counts.min()), int(counts.max())
+    if shortest < 1:
+        raise ValueError(f"Each row has at least one token; lengths go down to {shortest}.")
+    if longest > places:
+        raise ValueError(f"lengths go up to {longest}, but the prompt has {places} places.")
+    read = tokens_read(longest, max_new_tokens)
+    if config.max_length is not None and read > config.max_length:
         raise ValueError(
             f"The model has {config.max_length} learned positions; a prompt of {longest} tokens "
-            f"and {max_new_tokens} new ones need {longest + max_new_tokens}."
+            f"and {max_new_tokens} new ones, the last of which is not read, need {read}."
         )
+    return jnp.asarray(counts, jnp.int32)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jaxformer import functional as F
+from jaxformer.generation.checks import check_count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +42,8 @@ class Sample:
                 f"temperature must be above 0 and finite; got {self.temperature}. "
                 "For the most likely token use Greedy()."
             )
-        if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"top_k keeps at least one token; got {self.top_k}.")
+        if self.top_k is not None:
+            check_count("top_k", self.top_k)
         for name in ("top_p", "min_p"):
             share = getattr(self, name)
             if share is not None and not 0 < share <= 1:
@@ -67,8 +68,7 @@ class Beam:
     length_penalty: float = 1.0
 
     def __post_init__(self):
-        if self.num_beams < 1:
-            raise ValueError(f"num_beams must be at least 1; got {self.num_beams}.")
+        check_count("num_beams", self.num_beams)
         if not math.isfinite(self.length_penalty):
             raise ValueError(f"length_penalty must be finite; got {self.length_penalty}.")
 

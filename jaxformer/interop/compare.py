@@ -20,7 +20,7 @@ def shortest_cycle(pattern: tuple[T, ...]) -> tuple[T, ...]:
 
 
 def canonical(config: c.TransformerConfig) -> c.TransformerConfig:
-    """The same model, written as short as can be; without dropout and initial values.
+    """The same model, written as short as can be; without dropout, initial values and name.
 
     Args:
         config: A configuration.
@@ -51,6 +51,7 @@ def canonical(config: c.TransformerConfig) -> c.TransformerConfig:
         feed_forward=short(config.feed_forward),
         dropout=c.Dropout(),
         initialisation=c.Initialisation(),
+        model_type=None,
     )
 
 

@@ -29,6 +29,9 @@ class Family:
             the table's, tried in order on every name.
         constants: Tensors that hold no parameters and that transformers still expects, by name,
             from the config.json they are written beside.
+        head_may_be_absent: Whether logits come from the embedding where a head that is not tied has
+            no tensor.
+        in_transformers: Whether its class is in transformers itself, and not code beside the files.
     """
 
     model_type: str
@@ -39,6 +42,8 @@ class Family:
     ignored: tuple[str, ...] = ()
     spellings: tuple[tuple[str, str], ...] = ()
     constants: Callable[[Mapping[str, Any]], Mapping[str, np.ndarray]] | None = None
+    head_may_be_absent: bool = False
+    in_transformers: bool = True
 
     def spell(self, name: str) -> str:
         """The table's name of one of their tensors."""

@@ -18,7 +18,7 @@ from jaxformer import config as c
 from jaxformer.interop import safetensors_files as files
 from jaxformer.interop.families import FAMILIES
 from jaxformer.interop.family import Family
-from jaxformer.interop.settings import Settings
+from jaxformer.interop.settings import REMEDY, Settings
 from jaxformer.interop.shapes import parameter_shapes
 from jaxformer.interop.tables import EMBEDDING, HEAD, Link, links, uncovered
 from jaxformer.interop.transforms import Shape
@@ -106,7 +106,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
         held = "has no config.json" if folder.is_dir() else "is no folder"
         raise ValueError(f"{folder} {held}, so it is no Hugging Face model.")
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(path.read_text(encoding="utf-8-sig"))
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(f"{path} is not JSON: {error}.") from error
     if not isinstance(values, dict):
@@ -126,17 +126,24 @@ def find_family(values: Mapping[str, Any], where: Path) -> Family:
 
 
 def build_config(
-    family: Family, values: Mapping[str, Any], *, where: Path | str, ignore: Collection[str] = ()
+    family: Family,
+    values: Mapping[str, Any],
+    *,
+    where: Path | str,
+    ignore: Collection[str] = (),
+    remedy: str = REMEDY,
 ) -> c.TransformerConfig:
     """Our configuration from theirs, after its audit."""
     settings = Settings(values)
     try:
         config = family.read(settings)
     except (ValueError, ArithmeticError) as error:
-        settings.check(str(where), unread=False)  # stand-ins for bad values may not go together
+        settings.check(
+            str(where), unread=False, remedy=remedy
+        )  # stand-ins for bad values may not go together
         raise ValueError(f"{where}: {error}") from error
-    settings.check(str(where), ignore)
-    return config
+    settings.check(str(where), ignore, remedy=remedy)
+    return replace(config, model_type=family.model_type)
 
 
 def _spelled(
@@ -162,6 +169,8 @@ def _settle_head(
 ) -> c.TransformerConfig:
     """Tie or untie the head as the tensors ask for, and drop what is double."""
     head, table = family.table.name_of(HEAD), family.table.name_of(EMBEDDING)
+    if family.head_may_be_absent and head not in stored:
+        return replace(config, head=replace(config.head, tied=True))
     if not config.head.tied or head not in stored or table is None:
         return config
     if table not in stored:

@@ -118,8 +118,9 @@ def read_header(path: Path) -> dict[str, Stored]:
         header.pop("__metadata__", None)
         found = {name: _stored(path, 8 + length, entry) for name, entry in header.items()}
     except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} has a corrupt header: {error!r}.") from error
+        raise ValueError(f"{path} has a corrupt header: {_short(error)}.") from error
     end = max((stored.stop for stored in found.values()), default=8 + length)
+    _check_ranges(path, found, 8 + length)
     if end < size:
         raise ValueError(f"{path} is corrupt: it has {size} bytes and its header promises {end}.")
     if end > size:
@@ -247,6 +248,24 @@ def _stored(path: Path, offset: int, entry: Any) -> Stored:
     if not 0 <= start <= stop or any(size < 0 for size in shape):
         raise ValueError(f"byte range [{start}, {stop}] or shape {shape} is impossible")
     return Stored(path, str(entry["dtype"]), shape, offset + start, offset + stop)
+
+
+def _short(error: Exception) -> str:
+    """What went wrong, without the bytes that a decoder's error repeats."""
+    what = error.reason if isinstance(error, UnicodeDecodeError) else str(error)
+    return f"{type(error).__name__}: {what}"
+
+
+def _check_ranges(path: Path, found: Mapping[str, Stored], start: int) -> None:
+    """Refuse tensors that share bytes or leave some between them."""
+    before = "the header"
+    for name, stored in sorted(found.items(), key=lambda item: (item[1].start, item[1].stop)):
+        if stored.start != start:
+            raise ValueError(
+                f"{path} is corrupt: {name} starts at byte {stored.start}, but {before} ends at "
+                f"byte {start}."
+            )
+        before, start = name, stored.stop
 
 
 def _check_sizes(path: Path, found: Mapping[str, Stored]) -> None:

@@ -3,7 +3,7 @@
 import json
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +42,10 @@ def save_pretrained(
 
         save_pretrained("exported", config, params, extra={"eos_token_id": 2})
 
-    The family is the first that can say all of `config` in its config.json, which is checked by
-    reading it back; dropout and initial values have no place there. Everything is written to a
-    folder beside and renamed at the end, so `folder` is whole or absent.
+    The family is `config.model_type` (which `load_pretrained` sets) where transformers itself has
+    it, else the first that can say all of `config` in its config.json, which is checked by reading
+    it back; dropout and initial values have no place there. Everything is written to a folder
+    beside and renamed at the end, so `folder` is whole or absent.
 
     Args:
         folder: Where to; it must not exist, or be empty.
@@ -54,11 +55,12 @@ def save_pretrained(
         max_shard_bytes: Files grow no larger than this, but for one tensor that does.
         extra: More attributes of config.json, which count before those found: token ids, or
             ``max_position_embeddings``, which rotary models do not know.
-        family: The model_type to write, where several could.
+        family: The model_type to write, where several could and `config` has none or another.
 
     Raises:
         ValueError: The folder has something in it; no family has what `config` asks for, and the
-            message says what; parameters are missing, left over or of the wrong shape.
+            message says what; `extra` changes the model or is unknown; parameters are missing,
+            left over or of the wrong shape.
     """
     folder = Path(folder).expanduser().resolve()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -77,7 +79,7 @@ def save_pretrained(
     entries = [files.Entry(link.theirs, _dtype(arrays, link, dtype), link.shape) for link in found]
     order = sorted(range(len(found)), key=lambda i: -entries[i].dtype.itemsize)  # keeps alignment
     values |= {"torch_dtype": max((e.dtype for e in entries), key=lambda d: d.itemsize).name}
-    text = json.dumps(values, indent=2, sort_keys=True) + "\n"
+    text = json.dumps(values, indent=2, sort_keys=True, default=_plain) + "\n"
     partial = folder.parent / f".{folder.name}.{uuid.uuid4().hex}.partial"
     partial.mkdir(parents=True)
     try:
@@ -108,28 +110,68 @@ def choose_family(
         The family and the attributes.
 
     Raises:
-        ValueError: There is none; what stands in the way is named.
+        ValueError: There is none; what stands in the way is named. Or `extra` does not go with
+            the family.
     """
     if name is not None and name not in FAMILIES:
         raise ValueError(f"family {name!r} is unknown; known are {', '.join(sorted(FAMILIES))}.")
     differing: dict[str, list[str]] = {}
     refused: list[str] = []
-    for family in FAMILIES.values() if name is None else [FAMILIES[name]]:
+    for family in _candidates(config, name):
         values = family.write(config)
         if values is None:
             continue
-        values = {"architectures": [family.architecture], **NO_TOKENS, **values, **extra}
+        values = {"architectures": [family.architecture], **NO_TOKENS, **values}
         values["model_type"] = family.model_type
         try:
-            back = build_config(family, values, where=f"a {family.model_type}'s config.json")
+            wrong = _changes(config, family, values)
         except ValueError as error:
             refused.append(str(error))
             continue
-        wrong = differences(canonical(config), canonical(back))
         if not wrong:
-            return family, values
+            return family, _with_extra(config, family, values, extra)
         differing[family.model_type] = wrong
     raise ValueError(_explain(differing, refused, name))
+
+
+def _candidates(config: c.TransformerConfig, name: str | None) -> Iterable[Family]:
+    """The family asked for, or all, first the configuration's own if transformers has it."""
+    if name is not None:
+        return [FAMILIES[name]]
+    own = [family for kind, family in FAMILIES.items() if kind == config.model_type]
+    return [*(family for family in own if family.in_transformers), *FAMILIES.values()]
+
+
+def _changes(config: c.TransformerConfig, family: Family, values: Mapping[str, Any]) -> list[str]:
+    """What would be otherwise if a configuration were read back from these attributes."""
+    where = f"a {family.model_type}'s config.json"
+    back = build_config(family, values, where=where, remedy="Leave it out of extra.")
+    return differences(canonical(config), canonical(back))
+
+
+def _with_extra(
+    config: c.TransformerConfig,
+    family: Family,
+    values: Mapping[str, Any],
+    extra: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The attributes with those that a user adds, if they say the same model."""
+    found = {**values, **extra, "model_type": family.model_type}
+    try:
+        wrong = _changes(config, family, found)
+    except ValueError as error:
+        raise ValueError(f"extra={dict(extra)} does not fit: {error}") from error
+    if wrong:
+        listed = "\n".join(f"  {line}" for line in wrong)
+        raise ValueError(f"extra={dict(extra)} would change the model:\n{listed}")
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """JSON's form of numpy's and JAX's numbers."""
+    if isinstance(value, np.generic | np.ndarray | jax.Array):
+        return value.tolist()
+    raise TypeError(f"extra holds {value!r} of type {type(value).__name__}, which is not JSON.")
 
 
 def _explain(differing: Mapping[str, list[str]], refused: list[str], name: str | None) -> str:

@@ -17,7 +17,8 @@ HARMLESS = frozenset(
     "num_labels n_ctx gradient_checkpointing chunk_size_feed_forward pretraining_tp "
     "slow_but_exact keys_to_ignore_at_inference attn_implementation _attn_implementation "
     "_attn_implementation_autoset cache_implementation model_max_length unsloth_version "
-    "unsloth_fixed is_llama_config transformers.js_config max_position_embeddings".split()
+    "unsloth_fixed is_llama_config transformers.js_config max_position_embeddings "
+    "max_sequence_length use_parallel_embedding".split()
     # what else is given back
     + "output_attentions output_hidden_states output_past output_router_logits output_scores "
     "return_dict_in_generate".split()
@@ -37,6 +38,7 @@ HARMLESS = frozenset(
     + "summary_type summary_use_proj summary_activation summary_proj_to_labels "
     "summary_first_dropout summary_hidden_size predict_special_tokens".split()
 )
+REMEDY = "Where one changes nothing in the model, name it in ignore=(...)."
 HARMLESS_ENDS = ("_token", "_token_id", "_token_ids", "_dropout", "_dropout_prob", "_pdrop")
 # These change the model unless they have one of the values given.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
@@ -165,13 +167,21 @@ class Settings:
             found += inner.offenders(ignore, unread=unread)
         return found
 
-    def check(self, where: str, ignore: Collection[str] = (), *, unread: bool = True) -> None:
+    def check(
+        self,
+        where: str,
+        ignore: Collection[str] = (),
+        *,
+        unread: bool = True,
+        remedy: str = REMEDY,
+    ) -> None:
         """Refuse what `offenders` finds.
 
         Args:
             where: What was read.
             ignore: Attributes that the user says change nothing.
             unread: As for `offenders`.
+            remedy: What to do about it.
 
         Raises:
             ValueError: There are any; all are named, with their values.
@@ -180,8 +190,7 @@ class Settings:
         if found:
             lines = "\n".join(f"  {line}" for line in found)
             raise ValueError(
-                f"{where}: {len(found)} attributes cannot be honoured:\n{lines}\n"
-                f"Where one changes nothing in the model, name it in ignore=(...)."
+                f"{where}: {len(found)} attributes cannot be honoured:\n{lines}\n{remedy}"
             )
 
     def _typed(self, name: str, default: Any, kind: type, stand_in: Any) -> Any:

@@ -27,9 +27,12 @@ def table() -> str:
     named = sum(row.preset is not None for row in survey())
     closing = (
         f"{len(survey())} rows as the lecture lists them, {named} with a preset. Under a row "
-        "stands what the released model has instead (+ beside, - without). A dot is a blank "
-        "cell. Rows marked under `differs` differ in a column, or in what has none: `python -m "
-        f"jaxformer.zoo NAME` says how, `--list` names all {len(names())} presets."
+        "stands what the model has instead as released, or as published where it was not (+ "
+        "beside, - without); after `assumed:`, what we assume since nothing is published. A dot "
+        "is a blank cell. Rows with a yes under `differs` differ in a column, or in what has none. "
+        "A star there: something about the model is assumed, because it is not published or not "
+        "checked against released files. `python -m jaxformer.zoo NAME` says how and what, "
+        f"`--list` names all {len(names())} presets."
     )
     return "\n".join([*lines, "", textwrap.fill(closing, WIDTH)])
 
@@ -95,7 +98,7 @@ def _line(values: list[str]) -> str:
 def _row(row: SurveyRow) -> list[str]:
     listed, tricks = _shown(row.listed), row.listed.tricks
     name = row.preset or "unpublished"
-    differs = "yes" if row.differences else ""
+    differs = ("yes" if row.differences else "") + ("*" if row.assumptions else "")
     lines = [_line([str(row.number), _short(row.name), str(row.year), *listed, name, differs])]
     if tricks:
         lines.append(f"{'':9}tricks: {', '.join(tricks)}")
@@ -104,12 +107,13 @@ def _row(row: SurveyRow) -> list[str]:
     found = [
         "" if old == new else new for old, new in zip(listed, _shown(row.released), strict=True)
     ]
+    label = "assumed:" if row.assumed else "released:"
     if any(found):
-        lines.append(_line(["", "      released:", "", *found, "", ""]))
+        lines.append(_line(["", f"      {label}", "", *found, "", ""]))
     beside = [f"+ {trick}" for trick in row.released.tricks if trick not in tricks]
     beside += [f"- {trick}" for trick in tricks if trick not in row.released.tricks]
     if beside:
-        lines.append(f"{'':9}released: {', '.join(beside)}")
+        lines.append(f"{'':9}{label} {', '.join(beside)}")
     return lines
 
 

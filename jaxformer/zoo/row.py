@@ -21,7 +21,8 @@ class SurveyRow:
         preset: Name of the preset with the released design at the listed size; None where nothing
             is published.
         also: Further presets of the family.
-        differences: What differs from the listed cells and why, a sentence each.
+        differences: What differs from the listed cells and why, a sentence each; blank cells that a
+            publication fills are differences too.
         assumptions: What is not published, or was taken from the paper and not checked against
             released files, a sentence each.
         reference: Authors, title, year.
@@ -57,6 +58,11 @@ class SurveyRow:
             return None
         found = cells(get(self.preset))
         return replace(found, tricks=("Z-loss", *found.tricks)) if self.z_loss else found
+
+    @property
+    def assumed(self) -> bool:
+        """Whether blank cells are filled by assumption: no difference tells of a publication."""
+        return None in vars(self.listed).values() and not self.differences
 
     def as_listed(self) -> TransformerConfig:
         """A small model built exactly as the lecture lists the row.

@@ -451,8 +451,8 @@ LONG_ROPE = c.LongRope(short=SHORT, long=LONG, original_max_length=4, max_length
             lambda: change(dict(positions=(c.T5Bias(), c.T5Bias(num_buckets=8)))),
             "One T5Bias table .* got 2 different",
         ),
-        (lambda: c.T5Bias(num_buckets=6), "positive multiple of 4; got 6"),
-        (lambda: c.T5Bias(num_buckets=0), "positive multiple of 4; got 0"),
+        (lambda: c.T5Bias(num_buckets=7), "even and at least 4; got 7"),
+        (lambda: c.T5Bias(num_buckets=2), "even and at least 4; got 2"),
         (
             lambda: c.T5Bias(num_buckets=32, max_distance=16),
             "got max_distance=16, num_buckets=32",

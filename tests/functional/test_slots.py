@@ -34,6 +34,12 @@ def test_rows_have_slots_of_their_own_and_any_axes_behind():
     np.testing.assert_array_equal(jax.jit(jax.vmap(F.write_slots))(buffer, new, slots), y)
 
 
+def test_a_slot_outside_the_buffer_drops_its_entry():
+    for outside in (-1, -3, -4, 3, 4):
+        y = F.write_slots(jnp.zeros(3), jnp.asarray([7.0, 8.0]), jnp.asarray([outside, 1]))
+        np.testing.assert_array_equal(y, [0, 8, 0])
+
+
 def test_the_buffer_keeps_its_dtype_and_passes_gradients_to_what_is_in_it():
     buffer, new = jnp.zeros(3, jnp.bfloat16), jnp.asarray([1.5, 2.5])
     slots = jnp.asarray([2, 3])

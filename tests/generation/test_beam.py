@@ -116,10 +116,12 @@ def test_a_model_searches_too(config, params, prompts):
         np.testing.assert_array_equal(together[row, : len(text) + 4], alone)
 
 
+@pytest.mark.usefixtures("no_checks_of_annotations")
 @pytest.mark.parametrize(
     "fields, message",
     [
-        (dict(num_beams=0), "num_beams must be at least 1; got 0"),
+        (dict(num_beams=0), "num_beams must be a whole number of at least 1; got 0"),
+        (dict(num_beams=1.5), "num_beams must be a whole number of at least 1; got 1.5"),
         (dict(length_penalty=float("nan")), "length_penalty must be finite; got nan"),
     ],
 )

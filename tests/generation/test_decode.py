@@ -93,15 +93,16 @@ def test_a_large_penalty_forbids_repetition(config, params, prompts):
 
 
 def test_to_the_end_of_a_learned_table_and_not_beyond(learned, learned_params, prompts):
-    tokens = generate(learned, learned_params, prompts, max_new_tokens=6)
-    assert tokens.shape == (2, learned.max_length) and jnp.all((tokens >= 0) & (tokens < 31))
+    """The last token is chosen and never read, so it needs no position."""
+    tokens = generate(learned, learned_params, prompts, max_new_tokens=7)
+    assert tokens.shape == (2, learned.max_length + 1) and jnp.all((tokens >= 0) & (tokens < 31))
     apply = jax.jit(Transformer(learned).apply)
     last = jnp.argmax(apply({"params": learned_params}, tokens[:, :-1])[:, -1], axis=-1)
     np.testing.assert_array_equal(tokens[:, -1], last)
     with pytest.raises(
-        ValueError, match="11 learned positions; a prompt of 5 tokens and 7 new ones need 12"
+        ValueError, match="11 learned positions; a prompt of 5 tokens and 8 new ones, .* need 12"
     ):
-        generate(learned, learned_params, prompts, max_new_tokens=7)
+        generate(learned, learned_params, prompts, max_new_tokens=8)
 
 
 def test_compiles_once_for_prompts_of_one_shape(config, params, prompts):
@@ -120,8 +121,6 @@ def test_bfloat16_computes(config, params, prompts):
     "changes, arguments, message",
     [
         ({}, dict(prompt=jnp.zeros((2, 0), jnp.int32)), "prompt is empty; give at least one"),
-        ({}, dict(max_new_tokens=0), "max_new_tokens must be at least 1; got 0"),
-        ({}, dict(sampler=Sample(top_k=3)), r"Sample\(.*top_k=3.* draws at random: pass key="),
         ({}, dict(prompt=jnp.asarray([[3, 31]])), r"Token id 31 at position \(0, 1\).* of 31"),
         ({}, dict(prompt=jnp.asarray([-1, 3])), r"Token id -1 at position \(0,\)"),
         (dict(topology=Encoder()), {}, r"Decoder or an EncoderDecoder; got Encoder\(\)"),
@@ -270,8 +269,6 @@ def test_an_encoder_decoder_writes_from_a_source(config):
         (dict(prompt=np.ones((1, 2), np.float32)), "token ids, integers; got dtype float32"),
         (dict(prompt=np.ones((1, 2), int), lengths=[3]), "lengths go up to 3, but .* 2 places"),
         (dict(source=[[3]]), "A Decoder has no encoder for a source"),
-        (dict(vocab_size=0), r"vocab_size must be in \[1, 31\]; got 0"),
-        (dict(prefill_chunk=0), "prefill_chunk must be at least 1; got 0"),
     ],
 )
 def test_more_that_cannot_be_generated_is_refused(config, params, arguments, message):

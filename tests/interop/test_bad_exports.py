@@ -1,3 +1,4 @@
+import json
 import re
 from dataclasses import replace
 
@@ -59,9 +60,13 @@ def test_bad_choices_for_an_export(tmp_path, loaded):
         ValueError, match=r"^qwen2, which was asked for, does not have .*\n.*biases"
     ):
         save_pretrained(tmp_path / "out", config, params, family="qwen2")
-    with pytest.raises(ValueError, match=r"would change:\n  num_layers: 9 instead of 3$"):
+    with pytest.raises(ValueError, match=r"would change the model:\n  num_layers: 9 instead of 3$"):
         extra = {"num_hidden_layers": 9}
         save_pretrained(tmp_path / "out", config, params, family="llama", extra=extra)
+    with pytest.raises(ValueError, match=r"'foo': 1\} does not fit: .*\n  foo = 1.*\nLeave"):
+        save_pretrained(tmp_path / "out", config, params, extra={"foo": 1})
+    with pytest.raises(TypeError, match=r"^extra holds \{3\} of type set, which is not JSON\.$"):
+        save_pretrained(tmp_path / "out", config, params, extra={"eos_token_id": {3}})
     assert list(tmp_path.iterdir()) == []
 
 
@@ -92,6 +97,13 @@ def test_a_configuration_that_no_family_has(changes, message, loaded):
     with pytest.raises(ValueError) as error:
         choose_family(replace(loaded.config, **changes), {})
     assert re.search(message, str(error.value), re.DOTALL), str(error.value)
+
+
+def test_numbers_of_numpy_and_jax_are_written_as_json_has_them(tmp_path, loaded):
+    extra = {"eos_token_id": np.int64(3), "bos_token_id": jnp.int32(4)}
+    save_pretrained(tmp_path / "out", *loaded, extra=extra)
+    said = json.loads((tmp_path / "out/config.json").read_text())
+    assert (said["eos_token_id"], said["bos_token_id"]) == (3, 4)
 
 
 def test_dropout_is_no_part_of_a_folder(loaded):

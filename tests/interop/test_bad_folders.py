@@ -1,11 +1,17 @@
 import json
 import re
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.traverse_util import unflatten_dict
 
-from jaxformer.interop import load_pretrained
+from jaxformer.config import Head
+from jaxformer.interop import load_pretrained, save_pretrained
 from jaxformer.interop import safetensors_files as files
+from jaxformer.interop.families import FAMILIES
+from jaxformer.interop.load import build_config
+from jaxformer.interop.shapes import parameter_shapes
 from tests.interop.hand_made import LLAMA, write_folder
 
 # Heads
@@ -48,6 +54,21 @@ def test_a_tied_head_may_stand_for_the_embedding(tmp_path, tensors):
     assert config.head.tied
     table = params["embedding"]["tokens"]["embedding"]
     np.testing.assert_array_equal(table, tensors["lm_head.weight"])
+
+
+def test_a_head_of_a_t5_may_be_absent(tmp_path):
+    """As transformers has it: logits come from the embedding then, without T5's multiplier."""
+    sizes = {"d_model": 12, "d_kv": 5, "d_ff": 20, "num_heads": 3, "num_layers": 2}
+    values = {"vocab_size": 13, **sizes, "tie_word_embeddings": True}
+    config = build_config(FAMILIES["t5"], values, where="here")
+    shapes = {p: jnp.zeros(s) for p, s in parameter_shapes(config).items()}
+    save_pretrained(tmp_path / "tied", config, unflatten_dict(shapes, sep="/"))
+    path = tmp_path / "tied/config.json"
+    said = json.loads(path.read_text()) | {"tie_word_embeddings": False}
+    del said["scale_decoder_outputs"]
+    path.write_text(json.dumps(said), encoding="utf-8-sig")
+    found = load_pretrained(tmp_path / "tied")
+    assert found.config.head == Head(tied=True) and "head" not in found.params
 
 
 # Bad folders: everything is refused before a weight is read
@@ -110,6 +131,11 @@ def test_damaged_files(refused, tmp_path, tensors):
     refused(folder, r"corrupt: lm_head\.weight \(F32 \[13, 11\] takes 572 bytes, not 624\)\.$")
     path.write_bytes(whole.replace(b'"data_offsets":[', b'"data_offsets" [', 1))
     refused(folder, r"corrupt header: JSONDecodeError")
+    path.write_bytes(whole[:9] + b"\xff" * 50 + whole[59:])
+    refused(folder, r"corrupt header: UnicodeDecodeError: invalid start byte\.$")
+    first, second = re.findall(rb'"data_offsets":(\[\d+,\d+\])', whole)[:2]
+    path.write_bytes(whole.replace(second, first.ljust(len(second)), 1))
+    refused(folder, r"corrupt: \S+ starts at byte \d+, but \S+ ends at byte \d+\.$")
     path.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
     refused(folder, r"is a note that git-lfs left; fetch the file with git lfs pull\.$")
 

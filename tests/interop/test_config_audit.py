@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 
+from jaxformer.config import Alibi
 from jaxformer.interop import load_config
 from jaxformer.interop.families import FAMILIES
 from jaxformer.interop.load import build_config
@@ -88,12 +89,41 @@ def test_a_llama_refuses_what_others_have(name, value):
         ("initializer_range", 0.02),
         ("output_attentions", True),
         ("temperature", 0.7),
+        ("max_sequence_length", 2048),
     ],
 )
 def test_what_changes_nothing_is_let_through(name, value):
     assert read("llama") == build_config(
         FAMILIES["llama"], {"model_type": "llama", **SIZES, name: value}, where="here"
     )
+
+
+@pytest.mark.parametrize(
+    "kind, name, good, bad",
+    [
+        ("gemma2", "sliding_window_size", 4096, 17),
+        ("gpt2", "n_special", 0, 2),
+        ("openai-gpt", "n_special", 0, 2),
+    ],
+)
+def test_what_released_files_say_twice(kind, name, good, bad):
+    sizes = SIZES if kind == "gemma2" else {"vocab_size": 13}
+    values = {"model_type": kind, **sizes}
+    family = FAMILIES[kind]
+    plain = build_config(family, values, where="here")
+    assert build_config(family, {**values, name: good}, where="here") == plain
+    with pytest.raises(ValueError, match=rf"here: 1 attributes .*:\n  {name} = {bad}: "):
+        build_config(family, {**values, name: bad}, where="here")
+
+
+def test_slopes_that_transformers_rounds_need_a_word():
+    fields = {"alibi": True, "num_attention_heads": 12}
+    fields |= {"intermediate_size": None, "num_key_value_heads": None}
+    with pytest.raises(ValueError, match=r"slopes of 12 heads .*ignore=\('alibi',\) reads it so\."):
+        read("falcon", **fields)
+    values = {"model_type": "falcon", **SIZES, **fields}
+    config = build_config(FAMILIES["falcon"], values, where="here", ignore=("alibi",))
+    assert config.attention.positions == (Alibi(scale=1.0),)
 
 
 def test_every_family_audits():

@@ -1,6 +1,7 @@
 """What the words of each config.json mean, and that what is written reads back."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -14,6 +15,9 @@ from jaxformer.config import (
     QKNorm,
     RMSNorm,
     Rope,
+    TransformerConfig,
+    from_json,
+    to_json,
 )
 from jaxformer.interop.families import FAMILIES
 from jaxformer.interop.load import build_config
@@ -126,6 +130,8 @@ def test_norms_branches_and_scales():
         ("nemotron", {"partial_rotary_factor": 1.0, "head_dim": 8}),
         ("cohere", {"use_qk_norm": True, "logit_scale": 0.8333333333333334}),
         ("cohere2", {"sliding_window": 5}),
+        ("cohere2", {"layer_types": ["full_attention", *["sliding_attention"] * 3]}),
+        ("cohere2", {"layer_types": ["full_attention"] * 4}),
         ("phi3", {"partial_rotary_factor": 1.0, "sliding_window": 3}),
         (
             "phi3",
@@ -148,5 +154,23 @@ def test_what_a_family_writes_reads_back(kind, fields):
     family, values = choose_family(config, {}, kind)
     assert family.model_type == kind
     assert build_config(family, values, where="") == config
-    first, _ = choose_family(config, {})
+    if family.in_transformers:
+        assert choose_family(config, {})[0] is family
+    first, _ = choose_family(replace(config, model_type=None), {})
     assert first.read(Settings(choose_family(config, {}, first.model_type)[1])) == config
+
+
+def test_a_model_is_written_under_the_name_it_was_read_by():
+    """The name is no part of the model, and goes through JSON with it."""
+    config = read("phi3")
+    assert config == read("llama", rms_norm_eps=1e-5) and hash(config) == hash(
+        replace(config, model_type="llama")
+    )
+    again = from_json(TransformerConfig, to_json(config))
+    assert choose_family(again, {})[0].model_type == "phi3"
+    assert choose_family(config, {}, "llama")[0].model_type == "llama"
+    qwen = read("qwen", num_key_value_heads=None, rotary_pct=1.0)
+    assert choose_family(qwen, {})[0].model_type == "qwen2"  # transformers has no class for qwen
+    other = replace(config, block="parallel", norm=LayerNorm(eps=1e-5))
+    with pytest.raises(ValueError, match="No family has this configuration"):
+        choose_family(replace(other, model_type="a kind unknown"), {})

@@ -121,9 +121,7 @@ def test_logits_both_ways(name, tmp_path):
 
 def load_by_transformers(folder, model):
     """What transformers makes of a folder that we wrote, without a word of complaint."""
-    two = model.config.is_encoder_decoder
-    kind = transformers.AutoModelForSeq2SeqLM if two else transformers.AutoModelForCausalLM
-    again, found = kind.from_pretrained(
+    again, found = type(model).from_pretrained(
         folder,
         output_loading_info=True,
         attn_implementation=model.config._attn_implementation,

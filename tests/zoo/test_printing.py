@@ -27,19 +27,36 @@ def test_options_are_code_that_rebuilds_the_model(name):
 def test_table(monkeypatch, capsys):
     out = run(monkeypatch, capsys)
     lines = out.splitlines()
-    assert max(map(len, lines)) <= 120
+    assert max(map(len, lines)) <= printing.WIDTH
     numbered = [line for line in lines[2 : lines.index("")] if line[:3].strip().isdigit()]
     assert [int(line[:3]) for line in numbered] == list(range(1, 39))
     for row, line in zip(zoo.survey(), numbered, strict=True):
         assert (row.preset or "unpublished") in line.split()
-        assert ("yes" in line[108:]) == bool(row.differences)
+        differs = line[110:]
+        assert ("yes" in differs) == bool(row.differences)
+        assert ("*" in differs) == bool(row.assumptions)
     at = next(i for i, line in enumerate(lines) if line.startswith("14 BLOOM"))
     assert "Parallel" in lines[at] and "released:" in lines[at + 1] and "Serial" in lines[at + 1]
     at = next(i for i, line in enumerate(lines) if line.startswith("30 Command R+"))
     assert lines[at + 1].strip() == "released: + QK-norm"
     at = next(i for i, line in enumerate(lines) if line.startswith("22 Olmo 2"))
     assert lines[at + 1].strip() == "tricks: Z-loss, QK-norm" and lines[at + 2].startswith("23")
-    assert "38 rows as the lecture lists them, 36 with a preset" in out
+    at = next(i for i, line in enumerate(lines) if line.startswith("35 Mixtral"))
+    assert lines[at + 1].split() == ["released:", "RMSNorm", "Serial", "yes", "RoPE", "SwiGLU"]
+    closing = " ".join(lines[lines.index("") :])
+    assert "38 rows as the lecture lists them, 36 with a preset" in closing
+    assert "A star there: something about the model is assumed" in closing
+
+
+def test_what_nobody_published_is_not_called_released(monkeypatch, capsys):
+    """Of LaMDA, norm, block and placement; of no other row is a blank cell filled by assumption."""
+    lines = run(monkeypatch, capsys).splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("10 LaMDA"))
+    assert lines[at].endswith("lamda-137b        *")
+    assert lines[at + 1].split() == ["assumed:", "RMSNorm", "Serial", "yes"]
+    assert sum(line.strip().startswith("assumed:") for line in lines) == 1
+    assert [row.name for row in zoo.survey() if row.assumed] == ["LaMDA"]
+    assert "after `assumed:`, what we assume since nothing is published" in " ".join(lines)
 
 
 def test_one_model(monkeypatch, capsys):

@@ -42,7 +42,7 @@ def read_cohere(settings: Settings) -> c.TransformerConfig:
 
 def write_cohere(config: c.TransformerConfig) -> dict[str, Any] | None:
     """A cohere's configuration from ours."""
-    fields = _write(config)
+    fields = _write(config) if p.plain_decoder(config) else None
     return fields and {
         **fields,
         "use_qk_norm": config.attention.qk_norm is not None,
@@ -58,7 +58,6 @@ def read_cohere2(settings: Settings) -> c.TransformerConfig:
     settings.only("rotary_pct", 1)
     settings.only("use_gated_activation", True)
     settings.only("use_parallel_block", True)
-    settings.only("use_parallel_embedding", False)
     settings.only("use_qk_norm", False)
     settings.only("use_embedding_sharing", settings.flag("tie_word_embeddings", True))
     every = settings.integer("sliding_window_pattern", settings.integer("layer_switch", 4))
@@ -80,8 +79,12 @@ def write_cohere2(config: c.TransformerConfig) -> dict[str, Any] | None:
     return fields and {
         **fields,
         **p.write_layer_types(config),
-        **write_rope(p.rope_of(config)),
+        **(write_rope(p.rope_of(config)) if _rotates(config) else {}),
     }
+
+
+def _rotates(config: c.TransformerConfig) -> bool:
+    return any(isinstance(kind, c.Rope) for kind in config.attention.positions)
 
 
 def _read(settings: Settings, **attention: Any) -> c.TransformerConfig:
@@ -105,7 +108,9 @@ def _norm(settings: Settings) -> c.LayerNorm:
 
 
 def _write(config: c.TransformerConfig) -> dict[str, Any] | None:
-    if not (p.plain_decoder(config) and isinstance(config.feed_forward[0], c.GLU)):
+    if not isinstance(config.topology, c.Decoder):
+        return None
+    if not isinstance(config.feed_forward[0], c.GLU):
         return None
     return {
         **p.write_sizes(config),

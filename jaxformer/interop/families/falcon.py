@@ -67,7 +67,9 @@ def read(settings: Settings) -> c.TransformerConfig:
     alibi, rope = settings.flag("alibi", False), read_rope(settings)
     if alibi and not _slopes_are_powers_of_two(heads):
         settings.refuse(
-            "alibi", f"transformers rounds the slopes of {heads} heads to bfloat16; here they stay."
+            "alibi",
+            f"transformers rounds the slopes of {heads} heads to bfloat16, here they stay exact; "
+            "ignore=('alibi',) reads it so.",
         )
     return c.TransformerConfig(
         **sizes,

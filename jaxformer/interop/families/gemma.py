@@ -5,6 +5,7 @@
 """
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from jaxformer import config as c
@@ -41,6 +42,7 @@ def read_gemma2(settings: Settings) -> c.TransformerConfig:
     sizes = p.read_sizes(settings)
     sliding = p.read_layer_types(settings, sizes["num_layers"], lambda i: i % 2 == 0)
     window = settings.optional_integer("sliding_window", 4096)
+    settings.only("sliding_window_size", window, reason="it is another window than sliding_window")
     rope = read_rope(settings, max_length=8192)
     cap = settings.optional_number("attn_logit_softcapping", 50.0)
     return _read(
@@ -194,8 +196,6 @@ def _read_ropes(settings: Settings) -> tuple[c.Rope, c.Rope]:
 
 
 def _untied(config: c.TransformerConfig) -> c.TransformerConfig:
-    from dataclasses import replace
-
     return replace(config, head=replace(config.head, tied=False))
 
 

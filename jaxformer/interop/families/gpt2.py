@@ -133,6 +133,7 @@ def _read(
     settings: Settings, *, lengths: int, scale: float | None = None, **others: Any
 ) -> c.TransformerConfig:
     """What both have; `lengths` are the positions where the file gives no number."""
+    settings.only("n_special", 0)
     model_dim, heads = settings.integer("n_embd", 768), settings.integer("n_head", 12)
     return c.TransformerConfig(
         vocab_size=settings.integer("vocab_size"),

@@ -43,6 +43,7 @@ def read(settings: Settings) -> c.TransformerConfig:
     """Our configuration from an opt's."""
     sizes = read_sizes(settings)
     model_dim, heads = sizes["model_dim"], settings.integer("num_attention_heads")
+    settings.only("output_projection", True)
     bias = settings.flag("enable_bias", True)
     before = settings.flag("do_layer_norm_before", True)
     learned = settings.flag("layer_norm_elementwise_affine", True)

@@ -191,6 +191,7 @@ FAMILIES = (
     ),
     Family(
         model_type="phi3small",
+        in_transformers=False,
         architecture="Phi3SmallForCausalLM",
         read=read_phi3small,
         write=write_phi3small,

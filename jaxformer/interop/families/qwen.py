@@ -102,6 +102,7 @@ def write(config: c.TransformerConfig) -> dict[str, Any] | None:
 FAMILIES = (
     Family(
         model_type="qwen",
+        in_transformers=False,
         architecture="QWenLMHeadModel",
         read=read,
         write=write,

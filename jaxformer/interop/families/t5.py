@@ -187,6 +187,7 @@ FAMILIES = (
         write=write_t5,
         table=TABLE,
         ignored=IGNORED,
+        head_may_be_absent=True,
     ),
     Family(
         model_type="mt5",
@@ -195,5 +196,6 @@ FAMILIES = (
         write=write_mt5,
         table=TABLE,
         ignored=IGNORED,
+        head_may_be_absent=True,
     ),
 )

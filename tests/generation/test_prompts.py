@@ -1,0 +1,186 @@
+"""What comes in is checked before anything runs, and its forms mean the same."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer import Transformer, generate
+from jaxformer.config import EncoderDecoder
+from jaxformer.generation import Beam, Greedy, Sample, stream
+from jaxformer.generation.prompts import make_request, pad_rows
+
+ROWS = [[3, 1], [9, 2, 6]]
+READS = EncoderDecoder(num_encoder_layers=1)
+
+
+def request(config, prompt, **options):
+    return make_request(config, prompt, **{"max_new_tokens": 2, **options})
+
+
+def test_forms_of_a_prompt(config):
+    alone = request(config, [3, 1, 4])
+    assert alone.prompt.shape == (3,) and alone.lengths == 3 and alone.prompt.dtype == jnp.int32
+    rows = request(config, [np.asarray([3, 1]), (9, 2, 6)])
+    np.testing.assert_array_equal(rows.prompt, [[3, 1, 0], [9, 2, 6]])
+    np.testing.assert_array_equal(rows.lengths, [2, 3])
+    nested = [[[3, 1], [4, 1]], [[5, 9], [2, 6]]]
+    np.testing.assert_array_equal(request(config, nested).lengths, [[2, 2], [2, 2]])
+
+
+@pytest.mark.parametrize(
+    "given, expected",
+    [
+        ((), np.zeros((2, 0))),
+        (3, [[3], [3]]),
+        (np.int64(3), [[3], [3]]),
+        ((3, 4), [[3, 4], [3, 4]]),
+        ([[3, 4], [5]], [[3, 4], [5, -1]]),
+        ([[], [5]], [[-1], [5]]),
+        (jnp.asarray([[3, -1], [4, 5]]), [[3, -1], [4, 5]]),
+        (99, [[99], [99]]),
+    ],
+)
+def test_forms_of_stop_tokens(config, given, expected):
+    stop = request(config, ROWS, stop_tokens=given).stop
+    np.testing.assert_array_equal(stop, expected)
+    assert stop.dtype == jnp.int32
+
+
+def test_forms_of_a_source(config):
+    reads = replace(config, topology=READS)
+    alone = request(reads, [1], source=[5, 6])
+    np.testing.assert_array_equal(alone.source, [5, 6])
+    assert alone.source_segments is None
+    rows = request(reads, [[1], [1]], source=[[5, 6, 7], [8]])
+    np.testing.assert_array_equal(rows.source, [[5, 6, 7], [8, 0, 0]])
+    np.testing.assert_array_equal(rows.source_segments, [[1, 1, 1], [1, 0, 0]])
+    own = replace(config, topology=replace(READS, source_vocab_size=50))
+    assert request(own, [1], source=[49]).source == 49
+
+
+def test_a_flat_source_is_the_row_of_a_batch(config):
+    reads = replace(config, topology=READS)
+    start = jnp.zeros((1, 1), jnp.int32)
+    params = Transformer(reads).init(jax.random.key(0), start, source=start)["params"]
+    alone = generate(reads, params, [1], max_new_tokens=3, source=[5, 6])
+    batch = generate(reads, params, [[1]], max_new_tokens=3, source=[[5, 6]])
+    np.testing.assert_array_equal(alone, batch[0])
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (dict(source=[[31], [3]]), r"In the source: Token id 31 at position \(0, 0\).* of 31"),
+        (dict(source=[[3], [4, -1]]), r"In the source: Token id -1 at position \(1, 1\)"),
+        (dict(source=[[3], [2**32]]), "In the source: Token id 4294967296"),
+        (dict(source=[[], [3]]), "The source is empty; give at least one token"),
+        (dict(source=np.ones((2, 3), np.float32)), "source is token ids, integers; .* float32"),
+        (dict(source=[[3.5], [3]]), r"Row 0 of the source is no list of token ids; got \[3.5\]"),
+        (dict(source=[3, [4]]), "Row 0 of the source is no list of token ids; got 3"),
+        (dict(source=7), "The source is token ids along an axis; got 7"),
+        (dict(source=[5, 6]), r"prompt's batch axes are \(2,\), the source's \(\)"),
+        (dict(source=[[5], [6], [7]]), r"prompt's batch axes are \(2,\), the source's \(3,\)"),
+        (
+            dict(source=np.ones((2, 3), int), source_segments=np.ones((2, 4), int)),
+            r"each token of a source of shape \(2, 3\); got shape \(2, 4\)",
+        ),
+        (
+            dict(source=[[5], [6, 7]], source_segments=[[1, 0], [1, 1]]),
+            r"source_segments follow from a list of rows, here of \[1, 2\] tokens; leave them out",
+        ),
+        (dict(source=np.ones((2, 12), int)), "has 11 learned positions; the source has 12"),
+    ],
+)
+def test_sources_that_cannot_be_read_are_refused(learned, options, message):
+    with pytest.raises(ValueError, match=message):
+        request(replace(learned, topology=READS), [[1], [1]], **options)
+
+
+def test_a_source_has_the_vocabulary_of_its_own(config):
+    own = replace(config, topology=replace(READS, source_vocab_size=7))
+    with pytest.raises(ValueError, match="In the source: Token id 7 .* vocabulary of 7"):
+        request(own, [30], source=[7])
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (dict(lengths=[2, 3]), r"lengths follow from a list of rows, here \[2, 3\]; leave out \[2"),
+        (dict(prompt=["hello"]), "The prompt is token ids, integers; got dtype <U5"),
+        (dict(source_segments=[[1]]), "A Decoder has no encoder for a source"),
+        (dict(stop_tokens=[[3], [4], [5]]), r"each of the batch axes \(2,\); got shape \(3, 1\)"),
+        (dict(stop_tokens=3.5), "stop_tokens are token ids, integers; got dtype float32"),
+        (dict(stop_tokens=[[3], [4.5]]), r"Row 1 of the stop tokens is no list .* got \[4.5\]"),
+    ],
+)
+def test_requests_that_cannot_be_met_are_refused(config, options, message):
+    options = {"prompt": ROWS, **options}
+    with pytest.raises(ValueError, match=message):
+        request(config, options.pop("prompt"), **options)
+
+
+@pytest.mark.parametrize(
+    "lengths, message",
+    [
+        ([2], r"its shape is \(2,\); got int64 of shape \(1,\)"),
+        (3, r"its shape is \(2,\); got int64 of shape \(\)"),
+        ([1.5, 2], r"its shape is \(2,\); got float64 of shape \(2,\)"),
+        ([0, 2], "Each row has at least one token; lengths go down to 0"),
+        (jnp.asarray([1, 4]), "lengths go up to 4, but the prompt has 3 places"),
+    ],
+)
+def test_lengths_that_do_not_fit_are_refused(config, lengths, message):
+    with pytest.raises(ValueError, match=message):
+        request(config, np.ones((2, 3), int), lengths=lengths)
+
+
+@pytest.mark.usefixtures("no_checks_of_annotations")
+@pytest.mark.parametrize("way", [generate, stream])
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (dict(max_new_tokens=0), "max_new_tokens must be a whole number of at least 1; got 0"),
+        (dict(max_new_tokens=1.5), "max_new_tokens must be a whole number .* got 1.5"),
+        (dict(prefill_chunk=0), "prefill_chunk must be a whole number of at least 1; got 0"),
+        (dict(prefill_chunk=2.5), "prefill_chunk must be a whole number .* got 2.5"),
+        (dict(vocab_size=0), r"vocab_size must be a whole number in \[1, 31\]; got 0"),
+        (dict(vocab_size=32), r"vocab_size must be .* \[1, 31\]; got 32"),
+        (dict(vocab_size=7.5), r"vocab_size must be .* \[1, 31\]; got 7.5"),
+        (dict(sampler=Sample(top_k=3)), r"Sample\(.*top_k=3.* draws at random: pass key="),
+    ],
+)
+def test_both_ways_refuse_the_same(config, params, way, options, message):
+    with pytest.raises(ValueError, match=message):
+        way(config, params, ROWS, **{"max_new_tokens": 2, **options})
+
+
+@pytest.mark.usefixtures("no_checks_of_annotations")
+def test_a_stream_refuses_beams(config, params):
+    message = r"Beam\(num_beams=3, .*\) knows its text only at the end .*; use generate"
+    with pytest.raises(ValueError, match=message):
+        stream(config, params, ROWS, max_new_tokens=2, sampler=Beam(num_beams=3))
+
+
+@pytest.mark.parametrize("sampler", [Greedy(), Beam(num_beams=2)], ids=repr)
+@pytest.mark.parametrize("width", [10, 13])
+def test_padding_needs_no_learned_positions(learned, learned_params, sampler, width):
+    """Five new tokens on eleven positions: rows of seven fit, however wide the array is."""
+    rows = [[3, 1, 4, 1, 5, 9, 2], [6, 5]]
+    options = dict(max_new_tokens=5, sampler=sampler)
+    tight = np.asarray(generate(learned, learned_params, rows, **options))
+    assert tight.shape == (2, 12)
+    padded, lengths = pad_rows(rows)
+    wide = np.pad(padded, [(0, 0), (0, width - 7)], constant_values=17)
+    found = generate(learned, learned_params, wide, lengths=lengths, **options)
+    np.testing.assert_array_equal(found, np.pad(tight, [(0, 0), (0, width - 7)], mode="edge"))
+
+
+def test_a_stream_needs_no_positions_for_padding_either(learned, learned_params):
+    wide = np.asarray([[3, 1, 4, 1, 17, 17, 17, 17, 17, 17]])
+    options = dict(max_new_tokens=8)
+    found = list(stream(learned, learned_params, wide, lengths=[4], **options))
+    expected = generate(learned, learned_params, wide[:, :4], **options)
+    np.testing.assert_array_equal(np.stack(found, axis=-1), expected[:, 4:])
