@@ -34,7 +34,7 @@ def parameters(config: c.TransformerConfig) -> int:
         total += config.vocab_size
     total += _stack(config, config.num_layers, cross=isinstance(topology, c.EncoderDecoder))
     if isinstance(topology, c.EncoderDecoder):
-        total += _stack(config, topology.num_encoder_layers, cross=False)
+        total += _stack(config.encoder, topology.num_encoder_layers, cross=False)
         if topology.source_vocab_size is not None:
             total += _source_embedding(config, topology.source_vocab_size)
     return total
@@ -50,8 +50,9 @@ def active_parameters(config: c.TransformerConfig) -> int:
         The exact count; that of `parameters` where there are no experts.
     """
     idle = 0
-    for i in [*range(config.num_layers), *range(_encoder_layers(config))]:
-        choice = config.layer(i).feed_forward
+    layers = [config.layer(i) for i in range(config.num_layers)]
+    layers += [config.encoder.layer(i) for i in range(_encoder_layers(config))]
+    for _, _, choice in layers:
         if isinstance(choice, c.Experts):
             idle += (choice.num_experts - choice.top_k) * _feed_forward(config, choice.expert)
     return parameters(config) - idle
@@ -85,7 +86,7 @@ def forward_flops(config: c.TransformerConfig, length: int, source_length: int =
     if isinstance(config.topology, c.EncoderDecoder):
         total += 0 if width is None else 2 * source_length * width * d
         for i in range(config.topology.num_encoder_layers):
-            total += _layer_flops(config, config.layer(i), source_length)
+            total += _layer_flops(config.encoder, config.encoder.layer(i), source_length)
     return total
 
 

@@ -65,6 +65,13 @@ EVERY_KIND = {
     "encoder-decoder, shared norm": change(
         topology=c.EncoderDecoder(num_encoder_layers=2), block="parallel_shared_norm"
     ),
+    "an encoder of its own": change(
+        topology=c.EncoderDecoder(
+            num_encoder_layers=3,
+            attention=replace(BASE.attention, num_heads=2, num_kv_heads=1, biases=("key",)),
+            feed_forward=(c.MLP(hidden_dim=7), c.GLU(hidden_dim=3)),
+        ),
+    ),
     "own source vocabulary": change(
         topology=c.EncoderDecoder(num_encoder_layers=2, source_vocab_size=23), embedding=LEARNED
     ),

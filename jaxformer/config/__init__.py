@@ -4,6 +4,7 @@ A choice among kinds is a union of small types, each owning its settings. A choi
 tuple cycled over the layers. `TransformerConfig` puts them together and refuses what cannot be.
 """
 
+from jaxformer.config.attention import MultiHead as MultiHead
 from jaxformer.config.axes import GLU as GLU
 from jaxformer.config.axes import MLP as MLP
 from jaxformer.config.axes import Activation as Activation
@@ -27,7 +28,6 @@ from jaxformer.config.model import Encoder as Encoder
 from jaxformer.config.model import EncoderDecoder as EncoderDecoder
 from jaxformer.config.model import Head as Head
 from jaxformer.config.model import LayerChoice as LayerChoice
-from jaxformer.config.model import MultiHead as MultiHead
 from jaxformer.config.model import Topology as Topology
 from jaxformer.config.model import TransformerConfig as TransformerConfig
 from jaxformer.config.positions import Alibi as Alibi

@@ -3,96 +3,21 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
-from jaxformer.config.axes import FeedForward, Norm, QKNorm, RMSNorm
+from jaxformer.config.attention import MultiHead
+from jaxformer.config.axes import FeedForward, Norm, RMSNorm
 from jaxformer.config.checks import check_words, require, require_pattern, require_positive
 from jaxformer.config.initialisation import Initialisation
 from jaxformer.config.positions import (
     BlockSparse,
     Learned,
     Positions,
-    Rope,
     Sinusoid,
-    T5Bias,
     TransformerXL,
     Window,
 )
-from jaxformer.config.rope_scaling import LongRope
-
-Projection = Literal["query", "key", "value", "out"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class MultiHead:
-    """Dot-product attention: multi-head, grouped-query or multi-query by `num_kv_heads`.
-
-    Attributes:
-        num_heads: Query heads.
-        num_kv_heads: Key and value heads; each serves num_heads / num_kv_heads query heads.
-        head_dim: Width of a head.
-        positions: How positions enter the scores, cycled over the layers.
-        windows: How far a query sees, cycled over the layers: W keys, itself included (an
-            encoder's as many to the other side), or a pattern of blocks, or everything (None).
-        scale: Multiplies the scores; None is head_dim ** -0.5.
-        logit_softcap: Scores s become c * tanh(s / c).
-        clip_qkv: Queries, keys and values are clipped to this size.
-        qk_norm: Norm of queries and keys.
-        biases: Which projections add a bias.
-        normalizer: What turns scores into weights.
-    """
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    positions: tuple[Positions | None, ...] = (Rope(),)
-    windows: tuple[Window, ...] = (None,)
-    scale: float | None = None
-    logit_softcap: float | None = None
-    clip_qkv: float | None = None
-    qk_norm: QKNorm | None = None
-    biases: tuple[Projection, ...] = ()
-    normalizer: Literal["softmax", "relu"] = "softmax"
-
-    def __post_init__(self):
-        require_positive(self, "num_heads", "num_kv_heads", "head_dim")
-        require_positive(self, "logit_softcap", "clip_qkv")
-        require_pattern(self, "positions", "windows")
-        require(
-            self.num_heads % self.num_kv_heads == 0,
-            "num_heads must be a multiple of num_kv_heads; "
-            f"got num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}.",
-        )
-        for window in self.windows:
-            empty = isinstance(window, int) and window < 1
-            require(not empty, f"A window holds at least one key; got {window}.")
-        tables = {p for p in self.positions if isinstance(p, T5Bias)}
-        require(
-            len(tables) < 2,
-            f"One T5Bias table serves all layers of a stack; got {len(tables)} different ones.",
-        )
-        require(
-            len(set(self.biases)) == len(self.biases), f"biases names one twice: {self.biases}."
-        )
-        for rope in self.positions:
-            if isinstance(rope, Rope):
-                self._check_rope(rope)
-
-    def _check_rope(self, rope: Rope) -> None:
-        width = rope.width(self.head_dim)
-        require(
-            width > 0 and width % 2 == 0,
-            "Rotary positions pair up features, so the rotated width must be even and above 0; "
-            f"got {width} of head_dim={self.head_dim} (fraction {rope.fraction}).",
-        )
-        if isinstance(rope.scaling, LongRope):
-            counts = len(rope.scaling.short), len(rope.scaling.long)
-            require(
-                counts == (width // 2, width // 2),
-                f"LongRope needs one factor per feature pair, {width // 2} of them; "
-                f"got {counts[0]} short and {counts[1]} long.",
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,13 +37,20 @@ class EncoderDecoder:
     Attributes:
         num_encoder_layers: Layers of the encoder; the model's num_layers are the decoder's.
         source_vocab_size: Size of the source's own token table; None shares the target's.
+        attention: Heads, positions and windows of the encoder; None takes the decoder's.
+        feed_forward: The encoder's feed-forward branch, cycled over its layers; None takes the
+            decoder's.
     """
 
     num_encoder_layers: int
     source_vocab_size: int | None = None
+    attention: MultiHead | None = None
+    feed_forward: tuple[FeedForward, ...] | None = None
 
     def __post_init__(self):
         require_positive(self, "num_encoder_layers", "source_vocab_size")
+        if self.feed_forward is not None:
+            require_pattern(self, "feed_forward")
 
 
 Topology = Decoder | Encoder | EncoderDecoder
@@ -242,12 +174,13 @@ class TransformerConfig:
         check_words(self, type(self).__name__)
         require_positive(self, "vocab_size", "model_dim", "num_layers")
         require_pattern(self, "feed_forward")
-        sparse = any(isinstance(window, BlockSparse) for window in self.attention.windows)
+        attentions = self.attention, self.encoder.attention
+        sparse = any(isinstance(window, BlockSparse) for a in attentions for window in a.windows)
         require(
             not sparse or isinstance(self.topology, Decoder),
             f"BlockSparse is a pattern of the past, for a Decoder; got {self.topology}.",
         )
-        waves = [self.embedding.positions, *self.attention.positions]
+        waves = [self.embedding.positions, *(p for a in attentions for p in a.positions)]
         for kind in waves:
             require(
                 not isinstance(kind, Sinusoid | TransformerXL) or self.model_dim % 2 == 0,
@@ -274,6 +207,20 @@ class TransformerConfig:
             a.windows[index % len(a.windows)],
             self.feed_forward[index % len(self.feed_forward)],
         )
+
+    @property
+    def encoder(self) -> TransformerConfig:
+        """What an encoder's layers are built by: this, with the choices that are its own."""
+        match self.topology:
+            case EncoderDecoder(attention=None, feed_forward=None) | Decoder() | Encoder():
+                return self
+            case EncoderDecoder(attention=attention, feed_forward=feed_forward) as both:
+                return replace(
+                    self,
+                    attention=attention or self.attention,
+                    feed_forward=feed_forward or self.feed_forward,
+                    topology=replace(both, attention=None, feed_forward=None),
+                )
 
     @property
     def residual_divisor(self) -> float:

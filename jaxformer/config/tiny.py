@@ -39,7 +39,14 @@ def tiny(config: TransformerConfig) -> TransformerConfig:
     topology = config.topology
     if isinstance(topology, EncoderDecoder):
         source = None if topology.source_vocab_size is None else VOCABULARY + 3
-        topology = replace(topology, num_encoder_layers=2, source_vocab_size=source)
+        own, branches = topology.attention, topology.feed_forward
+        topology = replace(
+            topology,
+            num_encoder_layers=2,
+            source_vocab_size=source,
+            attention=None if own is None else _tiny_attention(own),
+            feed_forward=branches and tuple(map(_tiny_feed_forward, _short_pattern(branches))),
+        )
     vocab_size = min(config.vocab_size, VOCABULARY)
     return replace(
         config,

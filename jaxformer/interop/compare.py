@@ -28,30 +28,45 @@ def canonical(config: c.TransformerConfig) -> c.TransformerConfig:
     Returns:
         One that is equal for equal models.
     """
-    attention = config.attention
-    depth = config.num_layers
-    if isinstance(config.topology, c.EncoderDecoder):
-        depth = max(depth, config.topology.num_encoder_layers)
+    depth, topology = config.num_layers, config.topology
+    encoder = config.encoder
+    if isinstance(topology, c.EncoderDecoder):
+        depth = max(depth, topology.num_encoder_layers)
+    attention, branches = _short(config.attention, depth), _cycle(config.feed_forward, depth)
+    if isinstance(topology, c.EncoderDecoder):
+        own = _short(encoder.attention, depth), _cycle(encoder.feed_forward, depth)
+        topology = replace(
+            topology,
+            attention=None if own[0] == attention else own[0],
+            feed_forward=None if own[1] == branches else own[1],
+        )
+    return replace(
+        config,
+        attention=attention,
+        feed_forward=branches,
+        topology=topology,
+        dropout=c.Dropout(),
+        initialisation=c.Initialisation(),
+        model_type=None,
+    )
 
-    def short(pattern: tuple[T, ...]) -> tuple[T, ...]:
-        return shortest_cycle(tuple(pattern[i % len(pattern)] for i in range(depth)))
 
+def _cycle(pattern: tuple[T, ...], depth: int) -> tuple[T, ...]:
+    """The shortest cycle that gives the layers the same."""
+    return shortest_cycle(tuple(pattern[i % len(pattern)] for i in range(depth)))
+
+
+def _short(attention: c.MultiHead, depth: int) -> c.MultiHead:
+    """The same attention, written as short as can be."""
     scale = attention.scale
     if scale is not None and math.isclose(scale, attention.head_dim**-0.5, rel_tol=ROUNDING):
         scale = None
     return replace(
-        config,
-        attention=replace(
-            attention,
-            positions=short(attention.positions),
-            windows=short(attention.windows),
-            scale=scale,
-            biases=tuple(sorted(attention.biases)),
-        ),
-        feed_forward=short(config.feed_forward),
-        dropout=c.Dropout(),
-        initialisation=c.Initialisation(),
-        model_type=None,
+        attention,
+        positions=_cycle(attention.positions, depth),
+        windows=_cycle(attention.windows, depth),
+        scale=scale,
+        biases=tuple(sorted(attention.biases)),
     )
 
 

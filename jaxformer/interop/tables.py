@@ -90,13 +90,18 @@ def links(table: Table, config: c.TransformerConfig, ours: Mapping[str, Shape]) 
     for row in (row for row in table.whole if row.holds_in(config)):
         found += _expand(row, row.theirs, "", (), ours)
     for stack, rows in table.stacks.items():
-        rows = tuple(row for row in rows if row.holds_in(config))
+        rows = tuple(row for row in rows if row.holds_in(stack_config(config, stack)))
         for layer in range(stack_depth(config, stack)):
             section, index = layer_place(config, stack, layer)
             for row in rows:
                 name = row.theirs.replace("{layer}", str(layer))
                 found += _expand(row, name, f"{stack}/{section}/", index, ours)
     return found
+
+
+def stack_config(config: c.TransformerConfig, stack: str) -> c.TransformerConfig:
+    """What the layers of "decoder" or "encoder" are built by."""
+    return config.encoder if stack == "encoder" else config
 
 
 def stack_depth(config: c.TransformerConfig, stack: str) -> int:
@@ -112,7 +117,7 @@ def stack_depth(config: c.TransformerConfig, stack: str) -> int:
 
 def layer_place(config: c.TransformerConfig, stack: str, layer: int) -> tuple[str, tuple[int, ...]]:
     """Where a layer's parameters are: the section of its stack, and the index into its arrays."""
-    period = config.period
+    period = stack_config(config, stack).period
     repeats = stack_depth(config, stack) // period
     if layer < repeats * period:
         return f"layers/layer_{layer % period}", (layer // period,)

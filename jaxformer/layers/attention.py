@@ -46,7 +46,9 @@ class Attention(nn.Module):
     def setup(self):
         cfg, init = self.config.attention, self.config.initialisation
 
-        def project(name: c.model.Projection, heads: int, start: c.Initialiser | None) -> Linear:
+        def project(
+            name: c.attention.Projection, heads: int, start: c.Initialiser | None
+        ) -> Linear:
             shape = (heads, cfg.head_dim)
             return Linear(shape, start or init.projection, self.mode, bias=name in cfg.biases)
 

@@ -89,9 +89,8 @@ class Transformer(nn.Module):
                 if own is not None:
                     reader = Embedder(cfg, own, mode, name="source_embedding")
                 at = self.places(source, source_positions, source_segments)
-                encoder = Stack(
-                    cfg, cfg.topology.num_encoder_layers, causal=False, mode=mode, name="encoder"
-                )
+                count = cfg.topology.num_encoder_layers
+                encoder = Stack(cfg.encoder, count, causal=False, mode=mode, name="encoder")
                 memory, _ = encoder(self.embed(reader, source, at), at)
                 if cache is not None:
                     cache = cache._replace(source_segments=source_segments)

@@ -167,7 +167,8 @@ def router_loss(
     for path, logits in jax.tree_util.tree_leaves_with_path(said):
         names = jax.tree_util.keystr(path, simple=True, separator="/").split("/")
         layer = next(name for name in names if name.startswith("layer_"))
-        choice = config.layer(int(layer.removeprefix("layer_"))).feed_forward
+        stack = config.encoder if "encoder" in names else config
+        choice = stack.layer(int(layer.removeprefix("layer_"))).feed_forward
         if not isinstance(choice, Experts):
             continue
         mask = batch.mask

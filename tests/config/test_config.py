@@ -218,7 +218,8 @@ attentions = grouped.flatmap(
 def possible(config):
     """Whether a plan has block-sparse windows only where they may be."""
     _, fields = config
-    windows = fields["attention"][1]["windows"]
+    attentions = fields["attention"], fields["topology"][1].get("attention")
+    windows = [window for a in attentions if a is not None for window in a[1]["windows"]]
     sparse = any(isinstance(window, tuple) for window in windows)
     return not sparse or fields["topology"][0] is c.Decoder
 
@@ -233,7 +234,13 @@ configs = plan(
     topology=st.one_of(
         plan(c.Decoder),
         plan(c.Encoder),
-        plan(c.EncoderDecoder, num_encoder_layers=few, source_vocab_size=st.none() | few),
+        plan(
+            c.EncoderDecoder,
+            num_encoder_layers=few,
+            source_vocab_size=st.none() | few,
+            attention=st.none() | attentions,
+            feed_forward=st.none() | patterns(feed_forwards),
+        ),
     ),
     block=st.sampled_from(["serial", "parallel", "parallel_shared_norm"]),
     norm=norms,
@@ -474,6 +481,10 @@ LONG_ROPE = c.LongRope(short=SHORT, long=LONG, original_max_length=4, max_length
         (lambda: c.Dropout(attention=1.0), r"dropout.attention must be in \[0, 1\); got 1.0"),
         (lambda: c.Dropout(residual=-0.1), "dropout.residual .* got -0.1"),
         (lambda: c.EncoderDecoder(num_encoder_layers=0), "num_encoder_layers .* got 0"),
+        (
+            lambda: c.EncoderDecoder(num_encoder_layers=1, feed_forward=()),
+            r"EncoderDecoder\.feed_forward is cycled .* got \(\)",
+        ),
         (
             lambda: c.EncoderDecoder(num_encoder_layers=1, source_vocab_size=0),
             "source_vocab_size must be positive; got 0",

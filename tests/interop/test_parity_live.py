@@ -37,9 +37,9 @@ TRANSLATOR = {
     "encoder_layers": 3,
     "decoder_layers": 1,
     "encoder_attention_heads": 3,
-    "decoder_attention_heads": 3,
+    "decoder_attention_heads": 2,
     "encoder_ffn_dim": 25,
-    "decoder_ffn_dim": 25,
+    "decoder_ffn_dim": 21,
 }
 T5 = {"vocab_size": 53, "d_model": 14, "d_kv": 5, "num_heads": 3, "d_ff": 25, "num_layers": 3}
 OPT = WIDE | {"hidden_size": 30, "num_attention_heads": 5, "max_position_embeddings": 24}

@@ -28,6 +28,7 @@ from jaxformer.config import (
     LinearScaling,
     Llama3Scaling,
     LongRope,
+    MultiHead,
     Normal,
     NTKScaling,
     QKNorm,
@@ -35,6 +36,7 @@ from jaxformer.config import (
     Rope,
     Sinusoid,
     T5Bias,
+    TransformerConfig,
     Yarn,
     Zeros,
 )
@@ -453,6 +455,34 @@ def test_under_vmap_grad_jit(config, build, tokens):
     np.testing.assert_allclose(both[1], run(tokens), atol=1e-5)
     gradient = jax.grad(lambda p: F.cross_entropy(run(tokens, p), tokens))(params)
     chex.assert_tree_all_finite(gradient)
+
+
+def test_an_encoder_may_have_choices_of_its_own():
+    """It is the encoder of a model that has no other choices."""
+    own = dict(
+        attention=MultiHead(num_heads=2, num_kv_heads=1, head_dim=6, positions=(Alibi(),)),
+        feed_forward=(GLU(hidden_dim=7),),
+    )
+    both = TransformerConfig(
+        vocab_size=11,
+        model_dim=8,
+        num_layers=1,
+        attention=MultiHead(num_heads=4, num_kv_heads=4, head_dim=2),
+        feed_forward=(GLU(hidden_dim=5),),
+        topology=EncoderDecoder(num_encoder_layers=2, **own),
+    )
+    alone = replace(both, num_layers=2, topology=Encoder(), **own)
+    source = jnp.asarray([[1, 5, 3, 9]])
+
+    def encoded(config, params, *tokens, **options):
+        apply = Transformer(config).apply
+        _, kept = apply({"params": params}, *tokens, **options, capture_intermediates=True)
+        return kept["intermediates"]["encoder"]["__call__"][0][0]
+
+    params = Transformer(both).init(jax.random.key(0), source[:, :2], source=source)["params"]
+    found = encoded(both, params, source[:, :2], source=source)
+    parts = {name: params[name] for name in ("embedding", "encoder", "head")}
+    np.testing.assert_allclose(found, encoded(alone, parts, source), atol=1e-6)
 
 
 def test_gradient_by_depth_at_initialisation(config, tokens):

@@ -122,29 +122,22 @@ def _read(
         settings.value(name)
     model_dim, layers = settings.integer("d_model"), settings.integer("encoder_layers")
     settings.only("num_hidden_layers", layers)
-    heads, hidden_dim = (
-        _same(settings, f"encoder_{name}", f"decoder_{name}")
-        for name in ("attention_heads", "ffn_dim")
+    activation = settings.choice("activation_function", activation, ACTIVATIONS)
+    decoder, encoder = (
+        _read_stack(settings, stack, model_dim, activation) for stack in ("decoder", "encoder")
     )
     return c.TransformerConfig(
         vocab_size=vocab_size,
         model_dim=model_dim,
         num_layers=settings.integer("decoder_layers"),
-        attention=c.MultiHead(
-            num_heads=heads,
-            num_kv_heads=heads,
-            head_dim=max(1, model_dim // heads),
-            positions=(None,),
-            biases=ALL_BIASES,
+        attention=decoder[0],
+        feed_forward=(decoder[1],),
+        topology=c.EncoderDecoder(
+            num_encoder_layers=layers,
+            source_vocab_size=source_vocab_size,
+            attention=None if encoder[0] == decoder[0] else encoder[0],
+            feed_forward=None if encoder[1] == decoder[1] else (encoder[1],),
         ),
-        feed_forward=(
-            c.MLP(
-                hidden_dim=hidden_dim,
-                activation=settings.choice("activation_function", activation, ACTIVATIONS),
-                bias=True,
-            ),
-        ),
-        topology=c.EncoderDecoder(num_encoder_layers=layers, source_vocab_size=source_vocab_size),
         norm=c.LayerNorm(eps=1e-5),
         placement="post",
         final_norm=False,
@@ -153,12 +146,20 @@ def _read(
     )
 
 
-def _same(settings: Settings, name: str, other: str) -> int:
-    """A number that both stacks share."""
-    number = settings.integer(name)
-    if settings.integer(other) != number:
-        settings.refuse(other, f"both stacks have the same here, {name} = {number}.")
-    return number
+def _read_stack(
+    settings: Settings, stack: str, model_dim: int, activation: Any
+) -> tuple[c.MultiHead, c.MLP]:
+    """Heads and feed-forward of one stack."""
+    heads = settings.integer(f"{stack}_attention_heads")
+    attention = c.MultiHead(
+        num_heads=heads,
+        num_kv_heads=heads,
+        head_dim=max(1, model_dim // heads),
+        positions=(None,),
+        biases=ALL_BIASES,
+    )
+    hidden_dim = settings.integer(f"{stack}_ffn_dim")
+    return attention, c.MLP(hidden_dim=hidden_dim, activation=activation, bias=True)
 
 
 def write_marian(config: c.TransformerConfig) -> dict[str, Any] | None:
@@ -226,9 +227,12 @@ def _write(config: c.TransformerConfig) -> dict[str, Any] | None:
         "activation_dropout": 0.0,
         "attention_dropout": 0.0,
     }
-    for stack in ("encoder", "decoder"):
-        fields[f"{stack}_attention_heads"] = config.attention.num_heads
-        fields[f"{stack}_ffn_dim"] = branch.hidden_dim
+    for stack, own in (("encoder", config.encoder), ("decoder", config)):
+        mlp = own.feed_forward[0]
+        if not isinstance(mlp, c.MLP):
+            return None
+        fields[f"{stack}_attention_heads"] = own.attention.num_heads
+        fields[f"{stack}_ffn_dim"] = mlp.hidden_dim
     return fields
 
 
