@@ -46,12 +46,17 @@ from jaxformer.functional.norms import batch_norm as batch_norm
 from jaxformer.functional.norms import batch_norm_inference as batch_norm_inference
 from jaxformer.functional.norms import layer_norm as layer_norm
 from jaxformer.functional.norms import rms_norm as rms_norm
+from jaxformer.functional.online_softmax import PartialAttention as PartialAttention
+from jaxformer.functional.online_softmax import attend_partially as attend_partially
+from jaxformer.functional.online_softmax import finish_attention as finish_attention
+from jaxformer.functional.online_softmax import merge_attention as merge_attention
 from jaxformer.functional.positions import alibi_bias as alibi_bias
 from jaxformer.functional.positions import alibi_slopes as alibi_slopes
 from jaxformer.functional.positions import relative_position_bias as relative_position_bias
 from jaxformer.functional.positions import relative_position_buckets as relative_position_buckets
 from jaxformer.functional.positions import sinusoidal_positions as sinusoidal_positions
 from jaxformer.functional.positions import transformer_xl_bias as transformer_xl_bias
+from jaxformer.functional.ring import ring_attention as ring_attention
 from jaxformer.functional.rope import rope_frequencies as rope_frequencies
 from jaxformer.functional.rope import rope_rotations as rope_rotations
 from jaxformer.functional.rope import rotate as rotate

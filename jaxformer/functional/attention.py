@@ -1,6 +1,5 @@
 """Scaled dot-product attention, written for one head and lifted over heads and batch."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Literal, get_args
 
@@ -9,20 +8,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, PRNGKeyArray
 
 from jaxformer.functional.activations import soft_cap
+from jaxformer.functional.heads import check_heads, over_heads, weights_shape
 from jaxformer.functional.linear import dropout
 
 Normalizer = Literal["softmax", "relu"]
 Implementation = Literal["auto", "xla"]
-
-# The axes of one head's arrays, in the notation of jnp.vectorize.
-_HEAD_AXES = {
-    "query": "(t,h)",
-    "key": "(s,h)",
-    "value": "(s,v)",
-    "mask": "(t,s)",
-    "bias": "(t,s)",
-    "multipliers": "(t,s)",
-}
 
 
 def attend(
@@ -133,7 +123,7 @@ def dot_product_attention(
         raise ValueError(
             f"implementation must be in {get_args(Implementation)}; got {implementation!r}."
         )
-    _check_shapes(query, key, value)
+    check_heads(query, key, value)
     one_head = partial(
         attend,
         scale=query.shape[-1] ** -0.5 if scale is None else scale,
@@ -142,9 +132,9 @@ def dot_product_attention(
     )
     arrays = {"value": value, "mask": mask, "bias": bias}
     if dropout_rate != 0.0:
-        ones = jnp.ones(_weights_shape(query, key), jnp.float32)
+        ones = jnp.ones(weights_shape(query, key), jnp.float32)
         arrays["multipliers"] = dropout(ones, dropout_rate, dropout_key)
-    output = _over_heads(one_head, "(t,v)", query, key, **arrays)
+    output = over_heads(one_head, "(t,v)", query, key, **arrays)
     return jnp.moveaxis(output, -2, -4).reshape(*query.shape[:-1], value.shape[-1])
 
 
@@ -177,15 +167,15 @@ def attention_weights(
     Raises:
         ValueError: Shapes do not fit, or an option is out of its range.
     """
-    _check_shapes(query, key, key)
+    check_heads(query, key, key)
     one_head = partial(
         _weigh,
         scale=query.shape[-1] ** -0.5 if scale is None else scale,
         logit_softcap=logit_softcap,
         normalizer=normalizer,
     )
-    weights = _over_heads(one_head, "(t,s)", query, key, mask=mask, bias=bias)
-    return weights.reshape(_weights_shape(query, key))
+    weights = over_heads(one_head, "(t,s)", query, key, mask=mask, bias=bias)
+    return weights.reshape(weights_shape(query, key))
 
 
 def _weigh(
@@ -216,73 +206,3 @@ def _weigh(
             return positive / jnp.where(total > 0, total, 1.0)
         case _:
             raise ValueError(f"normalizer must be in {get_args(Normalizer)}; got {normalizer!r}.")
-
-
-def _over_heads(
-    one_head: Callable[..., Array],
-    output_axes: str,
-    query: Array,
-    key: Array,
-    **others: Array | None,
-) -> Float[Array, "..."]:
-    """Lift a function of one head to all heads and sequences: ``[*batch, K, N // K, ...]``."""
-    shape = _weights_shape(query, key)
-    num_kv_heads = key.shape[-2]
-    given = {"query": query, "key": key}
-    given |= {name: array for name, array in others.items() if array is not None}
-    by_head = [
-        _split_heads(array, num_kv_heads)
-        if name in ("query", "key", "value")
-        else _align(name, array, shape, num_kv_heads)
-        for name, array in given.items()
-    ]
-    signature = ",".join(_HEAD_AXES[name] for name in given) + f"->{output_axes}"
-
-    def positional(*values: Array) -> Array:
-        return one_head(**dict(zip(given, values, strict=True)))
-
-    # vectorize shares axes of size 1 instead of repeating them. Heads stand in front of time for
-    # speed: on CPU an einsum over [T, N, H] takes twice as long forwards.
-    return jnp.vectorize(positional, signature=signature)(*by_head)
-
-
-def _split_heads(x: Float[Array, "*batch T N H"], num_kv_heads: int) -> Float[Array, "..."]:
-    """Bring ``[*batch, T, N, H]`` to ``[*batch, K, N // K, T, H]``."""
-    *batch, T, N, H = x.shape
-    return jnp.moveaxis(x.reshape(*batch, T, num_kv_heads, N // num_kv_heads, H), -4, -2)
-
-
-def _align(name: str, array: Array, shape: tuple[int, ...], num_kv_heads: int) -> Array:
-    """Bring a mask or bias to ``[*batch, K, N // K, T, S]``; axes before T may stay 1."""
-    shared = name == "mask" and array.ndim < len(shape)
-    fits = (*shape[:-3], *shape[-2:]) if shared else shape
-    padded = (1,) * (len(fits) - array.ndim) + array.shape
-    if len(padded) > len(fits) or any(n not in (1, m) for n, m in zip(padded, fits, strict=True)):
-        axes = "[*batch, queries, keys]" if shared else "[*batch, heads, queries, keys]"
-        raise ValueError(f"{name} of shape {array.shape} does not broadcast to {axes} = {fits}.")
-    *batch, N, T, S = (*padded[:-2], 1, *padded[-2:]) if shared else padded
-    groups = (1, 1) if N == 1 else (num_kv_heads, N // num_kv_heads)
-    by_head = array.reshape(*batch, *groups, T, S)
-    return jnp.broadcast_to(by_head, (*batch, *groups, *shape[-2:]))
-
-
-def _weights_shape(query: Array, key: Array) -> tuple[int, ...]:
-    """Give ``(*batch, N, T, S)``."""
-    *batch, T, N, _ = query.shape
-    return (*batch, N, T, key.shape[-3])
-
-
-def _check_shapes(query: Array, key: Array, value: Array) -> None:
-    if query.shape[:-3] != key.shape[:-3] or query.shape[-1] != key.shape[-1]:
-        raise ValueError(
-            "Queries and keys must have the same batch axes and the same width; "
-            f"got shapes {query.shape} and {key.shape}."
-        )
-    if key.shape[:-1] != value.shape[:-1]:
-        raise ValueError(
-            "Keys and values must have the same batch axes, length and heads; "
-            f"got shapes {key.shape} and {value.shape}."
-        )
-    N, K = query.shape[-2], key.shape[-2]
-    if N % K:
-        raise ValueError(f"Query heads must be a multiple of key/value heads; got {N} and {K}.")

@@ -17,7 +17,9 @@ def _rows(
     return table.at[indices].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
 
 
-def embed(table: Float[Array, "V D"], tokens: Integer[Array, "*batch"]) -> Float[Array, "*batch D"]:
+def embed(
+    table: Float[Array, "V D"], tokens: Integer[Array, "*batch"], *, axis_name: str | None = None
+) -> Float[Array, "*batch D"]:
     """Look up the row of each token: the product of its one-hot vector with the table.
 
         y = table[tokens]
@@ -25,11 +27,24 @@ def embed(table: Float[Array, "V D"], tokens: Integer[Array, "*batch"]) -> Float
     Args:
         table: One row per token of the vocabulary.
         tokens: Ids in [0, V). Check what comes from outside with `check_token_ids`.
+        axis_name: Of the devices among which the vocabulary is shared out in equal parts; each has
+            the rows of its part, in the order of devices, and the rows found are summed over them.
 
     Returns:
         One row per token. A wrong id gives a row of NaN, never a neighbour's row.
+
+    References:
+        Shoeybi et al., Megatron-LM: Training Multi-Billion Parameter Language Models Using Model
+        Parallelism, 2019. arXiv:1909.08053, section 3 (the shared vocabulary)
     """
-    return _rows(table, tokens)
+    if axis_name is None:
+        return _rows(table, tokens)
+    part, devices = table.shape[0], jax.lax.axis_size(axis_name)
+    places = tokens - part * jax.lax.axis_index(axis_name)
+    here = ((places >= 0) & (places < part))[..., None]
+    found = jnp.where(here, _rows(table, places), 0)
+    known = ((tokens >= 0) & (tokens < part * devices))[..., None]
+    return jnp.where(known, jax.lax.psum(found, axis_name), jnp.nan)
 
 
 def check_token_ids(

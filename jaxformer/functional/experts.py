@@ -1,7 +1,8 @@
 """Mixtures of experts: where tokens go, what they meet there, and what keeps the load even."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -46,7 +47,7 @@ def route(logits: Float[Array, "*batch E"], *, top_k: int, renormalise: bool = T
     return Routing(experts, weights)
 
 
-def _batched_as_more_groups(product: Callable[..., Array]) -> Callable[..., Array]:
+def _batched_as_more_groups(product: Callable[..., Any]) -> Callable[..., Any]:
     """Let `vmap` lay a batch of grouped products side by side as one with more groups.
 
     JAX's own rule for a ragged product maps all operands along their first axis or none.
@@ -59,8 +60,9 @@ def _batched_as_more_groups(product: Callable[..., Array]) -> Callable[..., Arra
             x if own else jnp.broadcast_to(x, (count, *x.shape))
             for x, own in zip(operands, mapped, strict=True)
         ]
-        y = mappable(*(x.reshape(-1, *x.shape[2:]) for x in whole))
-        return y.reshape(count, -1, *y.shape[1:]), True
+        together = mappable(*(x.reshape(-1, *x.shape[2:]) for x in whole))
+        apart = jax.tree.map(lambda y: y.reshape(count, -1, *y.shape[1:]), together)
+        return apart, jax.tree.map(lambda _: True, apart)
 
     return mappable
 
@@ -71,9 +73,8 @@ def _product(x: Array, kernels: Array, sizes: Array) -> Array:
 
 
 @_batched_as_more_groups
-def _kernel_gradient(x: Array, dy: Array, sizes: Array) -> Array:
-    shape = jax.ShapeDtypeStruct((*sizes.shape, x.shape[-1], dy.shape[-1]), x.dtype)
-    return jax.linear_transpose(lambda kernels: jax.lax.ragged_dot(x, kernels, sizes), shape)(dy)[0]
+def _gradients(x: Array, kernels: Array, sizes: Array, dy: Array) -> tuple[Array, Array]:
+    return jax.vjp(lambda x, kernels: jax.lax.ragged_dot(x, kernels, sizes), x, kernels)[1](dy)
 
 
 @jax.custom_vjp
@@ -107,9 +108,7 @@ def _grouped_linear_forward(x: Array, kernels: Array, sizes: Array):
 
 
 def _grouped_linear_backward(kept: tuple[Array, Array, Array], dy: Array):
-    x, kernels, sizes = kept
-    dx = _product(dy, jnp.matrix_transpose(kernels), sizes)
-    return dx, _kernel_gradient(x, dy, sizes), None
+    return *_gradients(*kept, dy), None
 
 
 grouped_linear.defvjp(_grouped_linear_forward, _grouped_linear_backward)
@@ -121,6 +120,7 @@ def mix_experts(
     experts: Callable[[Float[Array, "R D"], Int[Array, " E"]], Float[Array, "R D"]],
     *,
     num_experts: int,
+    axis_name: str | None = None,
 ) -> Float[Array, "*batch D"]:
     """Send each token to its experts and add up what they give, by weight.
 
@@ -131,7 +131,11 @@ def mix_experts(
         routing: From `route`.
         experts: All of them at once: given rows sorted by expert and the number of rows of each
             expert, what each row becomes; see `grouped_linear`.
-        num_experts: E.
+        num_experts: E, on all devices together.
+        axis_name: Of the devices among which the experts are shared out in equal parts. `experts`
+            are then those of this device, and tokens travel to theirs and back. No token is
+            dropped: each device has room for all of every other's, so that each way
+            ``devices * R * top_k * D`` numbers are exchanged.
 
     Returns:
         The mixtures, summed in float32, in the dtype of `x`.
@@ -144,9 +148,41 @@ def mix_experts(
     order = jnp.argsort(chosen)
     sizes = jnp.bincount(chosen, length=num_experts)
     rows = x.reshape(-1, x.shape[-1])[order // top_k]
-    given = experts(rows, sizes)[jnp.argsort(order)].reshape(*routing.weights.shape, x.shape[-1])
+    if axis_name is None:
+        answers = experts(rows, sizes)
+    else:
+        answers = _at_their_devices(rows, sizes, experts, axis_name)
+    given = answers[jnp.argsort(order)].reshape(*routing.weights.shape, x.shape[-1])
     weighted = given.astype(jnp.float32) * routing.weights[..., None]
     return jnp.sum(weighted, axis=-2).astype(x.dtype)
+
+
+def _at_their_devices(
+    rows: Float[Array, "R D"],
+    sizes: Int[Array, " E"],
+    experts: Callable[[Float[Array, "R D"], Int[Array, " E"]], Float[Array, "R D"]],
+    axis_name: str,
+) -> Float[Array, "R D"]:
+    """What experts on all devices make of rows that are sorted by expert."""
+    devices, room = jax.lax.axis_size(axis_name), rows.shape[0]
+    by_device = sizes.reshape(devices, -1)  # [to, expert]
+    counts = jnp.sum(by_device, axis=-1)
+    starts = jnp.cumsum(counts) - counts
+    slots = jnp.arange(room)
+    sent = rows[jnp.minimum(starts[:, None] + slots[None], room - 1)]
+    sent = jnp.where((slots[None] < counts[:, None])[..., None], sent, 0)
+    exchange = partial(jax.lax.all_to_all, axis_name=axis_name, split_axis=0, concat_axis=0)
+    arrived, arriving = exchange(sent), exchange(by_device)  # [from, slot, D], [from, expert]
+    ends = jnp.cumsum(arriving, axis=-1)
+    local = jnp.sum(slots[None, :, None] >= ends[:, None, :], axis=-1).reshape(-1)
+    # Empty slots come last; they are zeros, and count for the last expert.
+    order = jnp.argsort(local)
+    total = jnp.sum(arriving, axis=0)
+    total = total.at[-1].add(local.size - jnp.sum(total))
+    answers = experts(arrived.reshape(local.size, -1)[order], total)[jnp.argsort(order)]
+    back = exchange(answers.reshape(devices, room, -1))  # [expert's device, slot, D]
+    device = jnp.sum(slots[:, None] >= jnp.cumsum(counts)[None], axis=-1)
+    return back[device, slots - starts[device]]
 
 
 class RouterTotals(NamedTuple):

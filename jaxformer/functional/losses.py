@@ -13,6 +13,7 @@ def token_cross_entropy(
     *,
     z_loss: float = 0.0,
     label_smoothing: float = 0.0,
+    axis_name: str | None = None,
 ) -> Float32[Array, "*batch"]:
     """Cross-entropy of each token, in nats.
 
@@ -29,6 +30,9 @@ def token_cross_entropy(
         z_loss: Weight of the penalty that keeps ``log_z`` near 0; PaLM uses 1e-4.
         label_smoothing: Share of the target spread evenly over the whole vocabulary, the target
             included (PyTorch's convention). Not for logits with entries of minus infinity.
+        axis_name: Of the devices among which the vocabulary is shared out in equal parts; each has
+            the logits of its part, in the order of devices, and all have the targets. Three numbers
+            per token are summed over the devices (the largest, the normaliser, the target's).
 
     Returns:
         The loss of each token; NaN where a target is out of range, PyTorch's -100 included. Leave
@@ -48,17 +52,41 @@ def token_cross_entropy(
     if not z_loss >= 0:
         raise ValueError(f"z_loss must not be negative; got {z_loss}.")
     wide = logits.astype(jnp.float32)
-    log_z = jax.nn.logsumexp(wide, axis=-1)
-    in_range = (targets >= 0) & (targets < logits.shape[-1])
-    safe = jnp.where(in_range, targets, 0)
-    target_logits = jnp.take_along_axis(wide, safe[..., None], axis=-1).squeeze(-1)
-    loss = jnp.where(in_range, log_z - target_logits, jnp.nan)
+    log_z = _log_normaliser(wide, axis_name)
+    loss = log_z - _of_targets(wide, targets, axis_name)
     if label_smoothing:
-        even = log_z - jnp.mean(wide, axis=-1)
+        mean = jnp.mean(wide, axis=-1)
+        even = log_z - (mean if axis_name is None else jax.lax.pmean(mean, axis_name))
         loss = (1 - label_smoothing) * loss + label_smoothing * even
     if z_loss:
         loss = loss + z_loss * jnp.square(log_z)
     return loss
+
+
+def _log_normaliser(
+    logits: Float32[Array, "*batch V"], axis_name: str | None
+) -> Float32[Array, "*batch"]:
+    """The log of the softmax's denominator."""
+    if axis_name is None:
+        return jax.nn.logsumexp(logits, axis=-1)
+    peak = jax.lax.pmax(jax.lax.stop_gradient(jnp.max(logits, axis=-1)), axis_name)
+    rest = jnp.sum(jnp.exp(logits - peak[..., None]), axis=-1)
+    return peak + jnp.log(jax.lax.psum(rest, axis_name))
+
+
+def _of_targets(
+    logits: Float32[Array, "*batch V"], targets: Int[Array, "*batch"], axis_name: str | None
+) -> Float32[Array, "*batch"]:
+    """The target's logit of each token; NaN where there is no such id."""
+    part = logits.shape[-1]
+    index = 0 if axis_name is None else jax.lax.axis_index(axis_name)
+    first, known = part * index, part * (1 if axis_name is None else jax.lax.axis_size(axis_name))
+    here = (targets >= first) & (targets < first + part)
+    places = jnp.where(here, targets - first, 0)
+    found = jnp.take_along_axis(logits, places[..., None], axis=-1).squeeze(-1)
+    found = jnp.where(here, found, 0.0)
+    found = found if axis_name is None else jax.lax.psum(found, axis_name)
+    return jnp.where((targets >= 0) & (targets < known), found, jnp.nan)
 
 
 def cross_entropy(

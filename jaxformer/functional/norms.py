@@ -27,6 +27,7 @@ def layer_norm(
     bias: Float[Array, "*heads D"] | None = None,
     *,
     eps: float = 1e-5,
+    axis_name: str | None = None,
 ) -> Float[Array, "*batch D"]:
     """Shift each vector to mean zero and scale it to variance one.
 
@@ -45,6 +46,8 @@ def layer_norm(
             every head its own.
         bias: Offset per feature, shaped like `scale`.
         eps: Added to the (biased) variance, inside the root. PyTorch uses 1e-5, Flax 1e-6.
+        axis_name: Of the devices among which the features are shared out in equal parts; one number
+            per vector is summed over them for each statistic.
 
     Returns:
         The normalised vectors, in the dtype of `x`.
@@ -53,10 +56,16 @@ def layer_norm(
         Ba, Kiros and Hinton, Layer Normalization, 2016. arXiv:1607.06450, section 3
     """
     wide = x.astype(jnp.float32)
-    centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
-    variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
+    centred = wide - _mean(wide, axis_name)
+    variance = _mean(jnp.square(centred), axis_name)
     y = centred * jax.lax.rsqrt(variance + eps)
     return _affine(y, scale, bias).astype(x.dtype)
+
+
+def _mean(x: Float[Array, "*batch D"], axis_name: str | None) -> Float[Array, "*batch 1"]:
+    """The mean of each vector, whose parts may be on several devices."""
+    mean = jnp.mean(x, axis=-1, keepdims=True)
+    return mean if axis_name is None else jax.lax.pmean(mean, axis_name)
 
 
 def rms_norm(
@@ -66,6 +75,7 @@ def rms_norm(
     *,
     eps: float = 1e-6,
     eps_position: Literal["inside", "outside"] = "inside",
+    axis_name: str | None = None,
 ) -> Float[Array, "*batch D"]:
     """Divide each vector by its root mean square.
 
@@ -84,6 +94,8 @@ def rms_norm(
         eps: Keeps a zero vector at zero. The two places agree to ``eps`` at unit root mean square
             and differ by tens of percent once the mean square is as small as `eps`.
         eps_position: Released models put `eps` inside the root.
+        axis_name: Of the devices among which the features are shared out in equal parts; one number
+            per vector is summed over them for each statistic.
 
     Returns:
         The normalised vectors, in the dtype of `x`.
@@ -95,7 +107,7 @@ def rms_norm(
         Zhang and Sennrich, Root Mean Square Layer Normalization, 2019. arXiv:1910.07467, section 4
     """
     wide = x.astype(jnp.float32)
-    mean_square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
+    mean_square = _mean(jnp.square(wide), axis_name)
     if eps_position == "inside":
         y = wide * jax.lax.rsqrt(mean_square + eps)
     elif eps_position == "outside":

@@ -10,6 +10,7 @@ from jaxformer.layers.cache import take_rows as take_rows
 from jaxformer.layers.feed_forward import FeedForward as FeedForward
 from jaxformer.layers.guide import Guide as Guide
 from jaxformer.layers.linear import Linear as Linear
+from jaxformer.layers.mode import Axes as Axes
 from jaxformer.layers.mode import Mode as Mode
 from jaxformer.layers.norms import Norm as Norm
 from jaxformer.layers.rotary import RotaryEmbedding as RotaryEmbedding

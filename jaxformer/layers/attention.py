@@ -1,27 +1,36 @@
 """The attention branch."""
 
+from collections.abc import Callable
+from functools import partial
+
+import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
 from jaxformer import config as c
 from jaxformer import functional as F
+from jaxformer.config.attention import Projection
 from jaxformer.layers.cache import KVCache, remember
 from jaxformer.layers.guide import Guide, magnitude
 from jaxformer.layers.initializers import initializer
 from jaxformer.layers.linear import Linear
 from jaxformer.layers.mode import Mode
 from jaxformer.layers.norms import Norm
+from jaxformer.layers.parameters import Logical, Names, mesh_axis, parameter, shards
 
 
 class Bias(nn.Module):
     """A learned vector for each head."""
 
     shape: tuple[int, ...]
+    mode: Mode
 
     @nn.compact
     def __call__(self) -> Float[Array, "N H"]:
-        return self.param("bias", nn.initializers.zeros, self.shape, jnp.float32)
+        return parameter(
+            self, "bias", nn.initializers.zeros, self.shape, ("heads", None), self.mode
+        )
 
 
 class Kernel(nn.Module):
@@ -29,14 +38,20 @@ class Kernel(nn.Module):
 
     shape: tuple[int, ...]
     initial: c.Initialiser
+    mode: Mode
 
     @nn.compact
     def __call__(self) -> Float[Array, "D N H"]:
-        return self.param("kernel", initializer(self.initial), self.shape, jnp.float32)
+        names: Names = ("model", "heads", None)
+        return parameter(self, "kernel", initializer(self.initial), self.shape, names, self.mode)
 
 
 class Attention(nn.Module):
-    """Multi-head attention to the text itself, or to a source, with positions from the guide."""
+    """Multi-head attention to the text itself, or to a source, with positions from the guide.
+
+    Where heads are shared out among devices, each has its part of them, and of the key-value heads
+    those that its query heads read.
+    """
 
     config: c.TransformerConfig
     positions: c.Positions | None
@@ -46,11 +61,12 @@ class Attention(nn.Module):
     def setup(self):
         cfg, init = self.config.attention, self.config.initialisation
 
-        def project(
-            name: c.attention.Projection, heads: int, start: c.Initialiser | None
-        ) -> Linear:
+        def project(name: Projection, heads: int, start: c.Initialiser | None) -> Linear:
             shape = (heads, cfg.head_dim)
-            return Linear(shape, start or init.projection, self.mode, bias=name in cfg.biases)
+            names: Names = ("model", "heads" if name == "query" else "kv_heads", None)
+            return Linear(
+                shape, start or init.projection, self.mode, names, bias=name in cfg.biases
+            )
 
         self.query = project("query", cfg.num_heads, init.query)
         self.key = project("key", cfg.num_kv_heads, init.key)
@@ -59,18 +75,32 @@ class Attention(nn.Module):
             (self.config.model_dim,),
             init.out or init.projection,
             self.mode,
-            axes=2,
+            ("heads", None, "model"),
+            inputs=(cfg.num_heads, cfg.head_dim),
             bias="out" in cfg.biases,
             divisor=self.config.residual_divisor,
         )
         if cfg.qk_norm is not None:
-            each = cfg.qk_norm.over == "each_head"
-            self.query_norm = Norm(cfg.qk_norm.norm, heads=cfg.num_heads if each else None)
-            self.key_norm = Norm(cfg.qk_norm.norm, heads=cfg.num_kv_heads if each else None)
+            self.query_norm = self.head_norm("heads", cfg.num_heads)
+            self.key_norm = self.head_norm("kv_heads", cfg.num_kv_heads)
         if isinstance(self.positions, c.TransformerXL):
             per_head = (cfg.num_heads, cfg.head_dim)
-            self.content_bias, self.position_bias = Bias(per_head), Bias(per_head)
-            self.relative = Kernel((self.config.model_dim, *per_head), init.projection)
+            self.content_bias = Bias(per_head, self.mode)
+            self.position_bias = Bias(per_head, self.mode)
+            self.relative = Kernel((self.config.model_dim, *per_head), init.projection, self.mode)
+
+    def head_norm(self, logical: Logical, heads: int) -> Norm:
+        """The norm of queries or keys."""
+        cfg = self.config.attention
+        match cfg.qk_norm:
+            case c.QKNorm(norm=norm, over="each_head"):
+                return Norm(norm, self.mode, heads=heads, names=(logical, None))
+            case c.QKNorm(norm=norm, over="width"):
+                return Norm(norm, self.mode, names=(logical,), width=heads * cfg.head_dim)
+            case c.QKNorm(norm=norm):
+                return Norm(norm, self.mode)
+            case None:
+                raise ValueError("This attention normalises neither queries nor keys.")
 
     def __call__(
         self, x: Float[Array, "*batch T D"], guide: Guide, cache: KVCache | None = None
@@ -101,7 +131,17 @@ class Attention(nn.Module):
         key, value = self.clip(self.key(x)), self.clip(self.value(x))
         if self.config.attention.qk_norm is not None:
             key = self.normalise(self.key_norm, key)
-        return KVCache(self.turn("k", key, guide), self.turn("v", value, guide))
+        key, value = self.turn("k", key, guide), self.turn("v", value, guide)
+        return KVCache(self.mine(key), self.mine(value))
+
+    def mine(self, x: Float[Array, "*batch S K H"]) -> Float[Array, "*batch S K H"]:
+        """Of key-value heads that all devices have, the one that this device's queries read."""
+        cfg, tensor = self.config.attention, self.mode.axes.tensor
+        if tensor is None or mesh_axis("kv_heads", cfg.num_kv_heads, self.mode.axes) is not None:
+            return x
+        per_head = shards(tensor) // cfg.num_kv_heads  # devices
+        head = jax.lax.axis_index(tensor) // per_head
+        return jax.lax.dynamic_slice_in_dim(x, head, 1, axis=-2)
 
     def mix(
         self, query: Float[Array, "*batch T N H"], seen: KVCache, guide: Guide
@@ -110,7 +150,11 @@ class Attention(nn.Module):
         cfg, drop = self.config.attention, self.config.dropout.attention
         dropping = not self.mode.deterministic and drop > 0
         query, bias = self.relative_terms(query, guide)
-        heads = F.dot_product_attention(
+        ring = self.mode.axes.context
+        attend: Callable[..., Array] = F.dot_product_attention
+        if ring is not None:
+            attend = partial(F.ring_attention, axis_name=ring)
+        heads = attend(
             query,
             seen.key.astype(query.dtype),
             seen.value.astype(query.dtype),

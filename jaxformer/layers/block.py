@@ -92,11 +92,11 @@ class Block(nn.Module):
         """The sum of functions of x that share the norms before and after them."""
         cfg = self.config
         if cfg.placement in ("pre", "sandwich"):
-            x = Norm(cfg.norm, name=f"pre_{norm}")(x)
+            x = Norm(cfg.norm, self.mode, name=f"pre_{norm}")(x)
         y = reduce(add, [function(x) for function in functions])
         y = dropout(self, y, cfg.dropout.residual, self.mode)
         if cfg.placement in ("sandwich", "branch_out"):
-            y = Norm(cfg.norm, name=f"post_{norm}")(y)
+            y = Norm(cfg.norm, self.mode, name=f"post_{norm}")(y)
         return y
 
     def add(
@@ -104,5 +104,5 @@ class Block(nn.Module):
     ) -> Float[Array, "*batch T D"]:
         """The residual sum, normalised where placement is "post"."""
         if self.config.placement == "post":
-            return Norm(self.config.norm, name=f"post_{norm}")(x + y)
+            return Norm(self.config.norm, self.mode, name=f"post_{norm}")(x + y)
         return x + y

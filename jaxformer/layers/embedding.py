@@ -10,6 +10,7 @@ from jaxformer.layers.initializers import initializer
 from jaxformer.layers.linear import Linear
 from jaxformer.layers.mode import Mode, dropout
 from jaxformer.layers.norms import Norm
+from jaxformer.layers.parameters import Names, my_share, parameter
 
 
 class Table(nn.Module):
@@ -18,12 +19,13 @@ class Table(nn.Module):
     rows: int
     width: int
     initial: c.Initialiser
+    mode: Mode = Mode()
+    names: Names = (None, None)
 
     @nn.compact
     def __call__(self) -> Float[Array, "rows width"]:
-        return self.param(
-            "embedding", initializer(self.initial), (self.rows, self.width), jnp.float32
-        )
+        shape = self.rows, self.width
+        return parameter(self, "embedding", initializer(self.initial), shape, self.names, self.mode)
 
 
 class Embedder(nn.Module):
@@ -36,20 +38,27 @@ class Embedder(nn.Module):
     def setup(self):
         cfg, init = self.config.embedding, self.config.initialisation
         width = self.config.model_dim
-        self.tokens = Table(self.vocab_size, cfg.dim or width, init.embedding)
+        self.tokens = Table(
+            self.vocab_size,
+            cfg.dim or width,
+            init.embedding,
+            self.mode,
+            ("vocabulary", "model" if cfg.dim is None else None),
+        )
         if cfg.dim is not None:
-            self.projection = Linear((width,), init.projection, self.mode)
+            self.projection = Linear((width,), init.projection, self.mode, (None, "model"))
         if isinstance(cfg.positions, c.Learned):
             rows = cfg.positions.max_length + cfg.positions.offset
-            self.positions = Table(rows, width, init.embedding)
+            self.positions = Table(rows, width, init.embedding, self.mode, (None, "model"))
         if cfg.norm is not None:
-            self.norm = Norm(cfg.norm)
+            self.norm = Norm(cfg.norm, self.mode)
 
     def __call__(
         self, tokens: Int[Array, "*batch T"], positions: Int[Array, "*any T"]
     ) -> Float[Array, "*batch T D"]:
         cfg = self.config.embedding
-        x = F.embed(self.tokens().astype(self.mode.dtype), tokens)
+        table = self.tokens().astype(self.mode.dtype)
+        x = F.embed(table, tokens, axis_name=self.mode.axes.tensor)
         if cfg.scale != 1:
             x = x * jnp.asarray(cfg.scale, x.dtype)
         if cfg.dim is not None:
@@ -90,19 +99,24 @@ class Head(nn.Module):
         cfg, init, dtype = self.config.head, self.config.initialisation, self.mode.dtype
         width, vocab_size = self.config.embedding.dim, self.config.vocab_size
         if width is not None:
-            x = Linear((width,), init.projection, self.mode, name="projection")(x)
+            down: Names = ("model", None)
+            x = Linear((width,), init.projection, self.mode, down, name="projection")(x)
         if cfg.tied:
             kernel = table.T
         else:
-            draw = initializer(init.head or init.projection)
-            kernel = self.param("kernel", draw, (x.shape[-1], vocab_size), jnp.float32)
+            draw, shape = initializer(init.head or init.projection), (x.shape[-1], vocab_size)
+            names: Names = ("model" if width is None else None, "vocabulary")
+            kernel = parameter(self, "kernel", draw, shape, names, self.mode)
         bias = None
         if cfg.bias:
-            bias = self.param("bias", nn.initializers.zeros, (vocab_size,), jnp.float32)
+            zeros = nn.initializers.zeros
+            bias = parameter(self, "bias", zeros, (vocab_size,), ("vocabulary",), self.mode)
         logits = F.linear(x.astype(dtype), kernel.astype(dtype), bias)
         logits = logits.astype(jnp.float32) * cfg.multiplier
         if cfg.softcap is not None:
             logits = F.soft_cap(logits, cfg.softcap)
         if cfg.masked_ids:
-            logits = logits.at[..., jnp.asarray(cfg.masked_ids)].set(-jnp.inf)
+            masked = jnp.zeros(vocab_size, bool).at[jnp.asarray(cfg.masked_ids)].set(True)
+            masked = my_share(masked, self.mode.axes.tensor, axis=0)
+            logits = jnp.where(jnp.broadcast_to(masked, logits.shape), -jnp.inf, logits)
         return logits

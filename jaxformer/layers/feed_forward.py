@@ -3,10 +3,12 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from jaxformer import config as c
@@ -14,6 +16,7 @@ from jaxformer import functional as F
 from jaxformer.layers.initializers import initializer
 from jaxformer.layers.linear import Linear
 from jaxformer.layers.mode import Mode, dropout
+from jaxformer.layers.parameters import Names, parameter
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "relu": F.relu,
@@ -51,7 +54,14 @@ class FeedForward(nn.Module):
             return self.mixture(x, choice)
         start = init.feed_forward_in or init.projection
         into = {
-            name: Linear((choice.hidden_dim,), start, self.mode, bias=choice.bias, name=name)(x)
+            name: Linear(
+                (choice.hidden_dim,),
+                start,
+                self.mode,
+                ("model", "hidden"),
+                bias=choice.bias,
+                name=name,
+            )(x)
             for name in inputs(choice)
         }
         hidden = dropout(self, activate(choice, into), self.config.dropout.feed_forward, self.mode)
@@ -59,6 +69,8 @@ class FeedForward(nn.Module):
             (self.config.model_dim,),
             init.feed_forward_out or init.projection,
             self.mode,
+            ("hidden", "model"),
+            inputs=(choice.hidden_dim,),
             bias=choice.bias,
             divisor=self.config.residual_divisor,
             name="down",
@@ -68,14 +80,17 @@ class FeedForward(nn.Module):
     def mixture(self, x: Float[Array, "*batch T D"], choice: c.Experts) -> Float[Array, "..."]:
         """What the experts of each token make of it; the router computes in float32."""
         wide, start = replace(self.mode, dtype=jnp.float32), self.config.initialisation.projection
-        logits = Linear((choice.num_experts,), start, wide, name="router")(x)
+        logits = Linear((choice.num_experts,), start, wide, ("model", None), name="router")(x)
         self.sow("router", "logits", logits)
-        return F.mix_experts(
+        mixed = F.mix_experts(
             x.astype(self.mode.dtype),
             F.route(logits, top_k=choice.top_k, renormalise=choice.renormalise),
             ExpertKernels(self.config, choice, self.mode, name="experts"),
             num_experts=choice.num_experts,
+            axis_name=self.mode.axes.expert,
         )
+        tensor = self.mode.axes.tensor
+        return mixed if tensor is None else jax.lax.psum(mixed, tensor)
 
 
 class ExpertKernels(nn.Module):
@@ -88,32 +103,44 @@ class ExpertKernels(nn.Module):
     @nn.compact
     def __call__(self, rows: Float[Array, "R D"], sizes: Int[Array, " E"]) -> Float[Array, "R D"]:
         expert, init = self.choice.expert, self.config.initialisation
+        width, count = self.config.model_dim, self.choice.num_experts
 
-        def grouped(name: str, x: Array, features: int, start: c.Initialiser, divisor: float):
-            shape = (self.choice.num_experts, x.shape[-1], features)
-            kernel = GroupedKernel(shape, start, divisor, name=name)()
-            return F.grouped_linear(x, kernel.astype(x.dtype), sizes)
+        def grouped(name: str, x: Array, shape: tuple[int, int], names: Names, **start: Any):
+            kernel = GroupedKernel(
+                (count, *shape), ("experts", *names), self.mode, **start, name=name
+            )
+            return F.grouped_linear(x, kernel().astype(x.dtype), sizes)
 
         start = init.feed_forward_in or init.projection
-        into = {name: grouped(name, rows, expert.hidden_dim, start, 1.0) for name in inputs(expert)}
+        shape = width, expert.hidden_dim
+        into = {
+            name: grouped(name, rows, shape, ("model", "hidden"), initial=start)
+            for name in inputs(expert)
+        }
         hidden = dropout(self, activate(expert, into), self.config.dropout.feed_forward, self.mode)
         start = init.feed_forward_out or init.projection
-        return grouped("down", hidden, rows.shape[-1], start, self.config.residual_divisor)
+        divisor = self.config.residual_divisor
+        names: Names = ("hidden", "model")
+        return grouped("down", hidden, shape[::-1], names, initial=start, divisor=divisor)
 
 
 class GroupedKernel(nn.Module):
     """A kernel for each expert."""
 
     shape: tuple[int, int, int]
+    names: Names
+    mode: Mode
     initial: c.Initialiser
-    divisor: float
+    divisor: float = 1.0
 
     @nn.compact
     def __call__(self) -> Float[Array, "E D F"]:
-        draw = jax.vmap(
-            lambda key: initializer(self.initial, divisor=self.divisor)(key, self.shape[1:])
-        )
-        return self.param("kernel", lambda key: draw(jax.random.split(key, self.shape[0])))
+        one = initializer(self.initial, divisor=self.divisor)
+
+        def draw(key: Array, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
+            return jax.vmap(lambda key: one(key, shape[1:], dtype))(jax.random.split(key, shape[0]))
+
+        return parameter(self, "kernel", draw, self.shape, self.names, self.mode)
 
 
 def inputs(choice: c.MLP | c.GLU | c.ClampedGEGLU) -> tuple[str, ...]:

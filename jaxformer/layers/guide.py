@@ -4,6 +4,7 @@ from functools import partial, reduce
 from operator import and_
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Complex64, Float, Int
 
@@ -19,6 +20,15 @@ class Places(NamedTuple):
 
     positions: Int[Array, "*batch T"]
     segments: Int[Array, "*batch T"] | None = None
+
+
+def gathered(places: Places, axis_name: str | None) -> Places:
+    """The places of all devices that share a text, in their order."""
+    if axis_name is None:
+        return places
+    return jax.tree.map(
+        lambda x: jax.lax.all_gather(x, axis_name, axis=x.ndim - 1, tiled=True), places
+    )
 
 
 class Guide(NamedTuple):
@@ -89,20 +99,18 @@ def source_mask(
 
 
 def rotations(
-    rope: c.Rope, head_dim: int, places: Places, length: Int[Array, "*batch"] | None = None
+    rope: c.Rope, head_dim: int, places: Places, length: Int[Array, "*batch"]
 ) -> Complex64[Array, "*batch T C"]:
     """The unit complex numbers that turn queries and keys at these places.
 
-    Scalings that look at the length take the one given, by default that of each row: its largest
-    position and one.
+    Scalings that look at the length take the one given, of each row.
     """
 
     @partial(jnp.vectorize, signature="(t),()->(t,c)")
     def of_row(positions: Int[Array, " T"], length: Int[Array, ""]) -> Complex64[Array, "T C"]:
         return F.rope_rotations(positions, frequencies(rope, head_dim, length))
 
-    own = jnp.max(places.positions, axis=-1) + 1
-    return of_row(places.positions, own if length is None else length)
+    return of_row(places.positions, length)
 
 
 def frequencies(rope: c.Rope, head_dim: int, length: Int[Array, ""]) -> Float[Array, " C"]:

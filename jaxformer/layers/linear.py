@@ -1,5 +1,6 @@
 """A matrix product with its kernel."""
 
+import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
@@ -8,25 +9,37 @@ from jaxformer import functional as F
 from jaxformer.config import Initialiser
 from jaxformer.layers.initializers import initializer
 from jaxformer.layers.mode import Mode
+from jaxformer.layers.parameters import Names, parameter
 
 
 class Linear(nn.Module):
-    """`F.linear` over the last `axes` axes, to output axes `features`."""
+    """`F.linear` over the last axes, to output axes `features`.
+
+    `names` say what input and output axes count, and `inputs` how many numbers each input axis has
+    on all devices together; None takes those of x. Where the inputs are shared out, so are the sums
+    over them, which are then added up.
+    """
 
     features: tuple[int, ...]
     initial: Initialiser
     mode: Mode
-    axes: int = 1
+    names: Names = (None, None)
+    inputs: tuple[int, ...] | None = None
     bias: bool = False
     divisor: float = 1.0  # of the initial values
 
     @nn.compact
     def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
-        draw = initializer(self.initial, axes=self.axes, divisor=self.divisor)
-        shape = (*x.shape[-self.axes :], *self.features)
-        kernel = self.param("kernel", draw, shape, jnp.float32).astype(self.mode.dtype)
-        bias = None
+        axes = len(self.names) - len(self.features)
+        draw = initializer(self.initial, axes=axes, divisor=self.divisor)
+        shape = (*(self.inputs or x.shape[-axes:]), *self.features)
+        kernel = parameter(self, "kernel", draw, shape, self.names, self.mode)
+        y = F.linear(x.astype(self.mode.dtype), kernel.astype(self.mode.dtype), axes=axes)
+        if self.names[0] in ("heads", "hidden") and self.mode.axes.tensor is not None:
+            y = jax.lax.psum(y, self.mode.axes.tensor)
         if self.bias:
-            bias = self.param("bias", nn.initializers.zeros, self.features, jnp.float32)
-            bias = bias.astype(self.mode.dtype)
-        return F.linear(x.astype(self.mode.dtype), kernel, bias, axes=self.axes)
+            names = tuple(None if name == "model" else name for name in self.names[axes:])
+            zeros = nn.initializers.zeros
+            bias = parameter(self, "bias", zeros, self.features, names, self.mode)
+            y = y + jnp.broadcast_to(bias.astype(y.dtype), y.shape)
+        return y

@@ -14,6 +14,25 @@ Remat = Literal["none", "dots", "full"]
 
 
 @dataclass(frozen=True, kw_only=True)
+class Axes:
+    """Names of the device axes that arrays are shared out over, inside `jax.shard_map`.
+
+    The rows of a batch may be shared out over `fsdp`, `expert` and any other axis.
+
+    Attributes:
+        fsdp: Each device keeps a part of every kernel's model width; kernels are gathered at use.
+        tensor: Heads, hidden width and vocabulary; partial sums are added up over it.
+        context: Time; attention goes round it as a ring.
+        expert: Experts; tokens are sent to those that they chose.
+    """
+
+    fsdp: str | None = None
+    tensor: str | None = None
+    context: str | None = None
+    expert: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Mode:
     """Run-time choices that every module sees; none of them changes a parameter.
 
@@ -22,13 +41,16 @@ class Mode:
     ("none"), all but the results of matrix products ("dots"), or everything inside a block
     ("full"). `scan` runs the layers as one compiled loop; without it they are unrolled. On a CPU,
     XLA merges what unrolled layers recompute with what they computed, so there remat saves memory
-    only with `scan`.
+    only with `scan`. `axes` says how the model is spread over devices. `annotate` makes `init` note
+    beside each parameter what its axes count, for those who share them out.
     """
 
     dtype: DTypeLike = jnp.float32
     deterministic: bool = True
     remat: Remat = "none"
     scan: bool = True
+    axes: Axes = Axes()
+    annotate: bool = False
 
 
 def dropout(

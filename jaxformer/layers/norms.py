@@ -1,35 +1,50 @@
 """Normalisation: a gain and a bias around one pure function."""
 
+from collections.abc import Callable
 from functools import partial
 
-import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
 from jaxformer import config as c
 from jaxformer import functional as F
+from jaxformer.layers.mode import Mode
+from jaxformer.layers.parameters import Names, mesh_axis, parameter
 
 
 class Norm(nn.Module):
     """`F.layer_norm` or `F.rms_norm` with what the configuration says is learned.
 
-    With `heads` the input is [..., heads, width] and every head has its own parameters.
+    With `heads` the input is [..., heads, width] and every head has its own parameters. `names` say
+    what the axes of the parameters count, and `width` how many features there are on all devices.
     """
 
     config: c.Norm
+    mode: Mode = Mode()
     heads: int | None = None
+    names: Names | None = None
+    width: int | None = None
 
     @nn.compact
     def __call__(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
         cfg = self.config
-        shape = x.shape[-1:] if self.heads is None else (self.heads, x.shape[-1])
+        width = self.width or x.shape[-1]
+        shape = (width,) if self.heads is None else (self.heads, width)
+        names = self.names or (None,) * len(shape)
+
+        def learned(name: str, start: Callable) -> Float[Array, "..."]:
+            return parameter(self, name, start, shape, names, self.mode)
+
         scale = bias = None
         if cfg.parameters != "none":
             start = nn.initializers.constant(1.0 - cfg.scale_offset)
-            scale = self.param("scale", start, shape, jnp.float32) + cfg.scale_offset
+            scale = learned("scale", start) + cfg.scale_offset
         if cfg.parameters == "scale_bias":
-            bias = self.param("bias", nn.initializers.zeros, shape, jnp.float32)
-        return self.function()(x, scale, bias)
+            bias = learned("bias", nn.initializers.zeros)
+        spread = None
+        if self.heads is None:
+            spread = mesh_axis(names[-1], width, self.mode.axes)
+        return self.function()(x, scale, bias, axis_name=spread)
 
     def function(self):
         """The pure function of (x, scale, bias)."""

@@ -16,6 +16,7 @@ from jaxformer.layers.embedding import Table
 from jaxformer.layers.guide import Guide, Places
 from jaxformer.layers.mode import Mode
 from jaxformer.layers.norms import Norm
+from jaxformer.layers.parameters import my_share
 
 POLICIES = {
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
@@ -88,6 +89,7 @@ class Stack(nn.Module):
             layers = nn.scan(
                 Period,
                 variable_axes={"params": 0, "intermediates": 0, "router": 0},
+                metadata_params={nn.PARTITION_NAME: None},
                 split_rngs={"params": True, "dropout": True},
                 in_axes=(nn.broadcast, nn.broadcast, nn.broadcast, 0),
                 length=repeats,
@@ -98,7 +100,7 @@ class Stack(nn.Module):
             last = Period(self.config, rest, self.causal, self.mode, name="tail")
             x, tail = last(x, guides[:rest], memory, memory_guide, tail)
         if self.config.final_norm:
-            x = Norm(self.config.norm, name="final_norm")(x)
+            x = Norm(self.config.norm, self.mode, name="final_norm")(x)
         if cache is not None:
             cache = cache._replace(layers=stacked, tail=tail, positions=positions)
         return x, cache
@@ -113,7 +115,8 @@ class Stack(nn.Module):
         """
         attention = self.config.attention
         choices = [self.config.layer(i) for i in range(count)]
-        keys = dict.fromkeys((choice.window for choice in choices), places)
+        everyone = g.gathered(places, self.mode.axes.context)
+        keys = dict.fromkeys((choice.window for choice in choices), everyone)
         slots: dict[c.Window, Array] = {}
         positions: tuple[Array, ...] = ()
         real = jnp.asarray(places.segments != 0)
@@ -123,17 +126,20 @@ class Stack(nn.Module):
                 positions = (*positions, written)
             places = Places(places.positions)
         masks = {
-            window: g.mask(
+            window: self.of_my_heads(
+                g.mask(
+                    window,
+                    places,
+                    others,
+                    num_heads=attention.num_heads,
+                    causal=self.causal,
+                    batch_axes=batch_axes,
+                ),
                 window,
-                places,
-                others,
-                num_heads=attention.num_heads,
-                causal=self.causal,
-                batch_axes=batch_axes,
             )
             for window, others in keys.items()
         }
-        length = None
+        length = jnp.max(everyone.positions, axis=-1) + 1
         if cache is not None:
             length = jnp.maximum(cache.reach, cache.length + jnp.sum(real, axis=-1))
         rotations: dict[c.Positions | None, Array] = {
@@ -155,6 +161,14 @@ class Stack(nn.Module):
             for kind, window, _ in choices
         )
         return guides, positions
+
+    def of_my_heads(
+        self, mask: Bool[Array, "..."] | None, window: c.Window
+    ) -> Bool[Array, "..."] | None:
+        """A mask that differs by head, for the heads of this device."""
+        if mask is None or not isinstance(window, c.BlockSparse):
+            return mask
+        return my_share(mask, self.mode.axes.tensor, axis=-3)
 
     def keys(
         self,
@@ -185,10 +199,12 @@ class Stack(nn.Module):
             others = keys[window].positions
             match kind:
                 case c.Alibi(scale=scale):
-                    slopes = scale * F.alibi_slopes(heads)
+                    slopes = my_share(scale * F.alibi_slopes(heads), self.mode.axes.tensor, axis=0)
                     found[kind, window] = F.alibi_bias(slopes, at, others)
                 case c.T5Bias(num_buckets=buckets, max_distance=distance):
-                    table = table or Table(buckets, heads, c.Normal(), name="relative_bias")
+                    table = table or Table(
+                        buckets, heads, c.Normal(), self.mode, (None, "heads"), name="relative_bias"
+                    )
                     rows = F.relative_position_buckets(
                         others[..., None, :] - at[..., :, None],
                         bidirectional=not self.causal,

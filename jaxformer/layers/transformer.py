@@ -11,7 +11,7 @@ from jaxformer import functional as F
 from jaxformer.layers.cache import Cache, turns, windows
 from jaxformer.layers.embedding import Embedder, Head
 from jaxformer.layers.guide import Guide, Places, source_mask
-from jaxformer.layers.mode import Mode, Remat
+from jaxformer.layers.mode import Axes, Mode, Remat
 from jaxformer.layers.stack import Stack
 
 
@@ -25,12 +25,16 @@ class Transformer(nn.Module):
         dtype: Of the computation; parameters stay float32.
         remat: What the backward pass recomputes: "none", "dots" or "full" (see `Mode`).
         scan: Whether layers run as one compiled loop or unrolled; same parameters, same results.
+        axes: How the model is spread over devices, inside `jax.shard_map`.
+        annotate: Whether `init` notes beside each parameter what its axes count.
     """
 
     config: c.TransformerConfig
     dtype: DTypeLike = jnp.float32
     remat: Remat = "none"
     scan: bool = True
+    axes: Axes = Axes()
+    annotate: bool = False
 
     @nn.compact
     def __call__(
@@ -74,7 +78,14 @@ class Transformer(nn.Module):
                 full cache (where values can be seen, that is outside jit), a source given or
                 missing, positions given with a cache.
         """
-        mode = Mode(dtype=self.dtype, deterministic=deterministic, remat=self.remat, scan=self.scan)
+        mode = Mode(
+            dtype=self.dtype,
+            deterministic=deterministic,
+            remat=self.remat,
+            scan=self.scan,
+            axes=self.axes,
+            annotate=self.annotate,
+        )
         cfg = self.config
         self.check_source(source, cache)
         embedder = Embedder(cfg, cfg.vocab_size, mode, name="embedding")
@@ -97,6 +108,10 @@ class Transformer(nn.Module):
             elif cache is not None:
                 source_segments = cache.source_segments
             targets = places if cache is None else Places(places.positions)
+            if source_segments is not None and self.axes.context is not None:
+                source_segments = jax.lax.all_gather(
+                    source_segments, self.axes.context, axis=source_segments.ndim - 1, tiled=True
+                )
             memory_guide = Guide(source_mask(targets, source_segments))
         causal = not isinstance(cfg.topology, c.Encoder)
         stack = Stack(
@@ -134,6 +149,8 @@ class Transformer(nn.Module):
         """Where the tokens stand, by default at 0, 1, 2, ..."""
         if positions is None:
             positions = jnp.arange(tokens.shape[-1])
+            if self.axes.context is not None:
+                positions = positions + tokens.shape[-1] * jax.lax.axis_index(self.axes.context)
         if segments is not None:
             positions = jnp.broadcast_to(positions, segments.shape)
         if self.config.max_length is not None:

@@ -1,0 +1,113 @@
+"""Attention to some of the keys, and putting such parts together."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Float32
+
+from jaxformer.functional.activations import soft_cap
+from jaxformer.functional.attention import Normalizer
+
+NOTHING = float(jnp.finfo(jnp.float32).min)  # the peak of a query that has seen no key
+
+
+class PartialAttention(NamedTuple):
+    """What queries have gathered from the keys that they have met so far.
+
+    `values` and `total` are sums over those keys of ``exp(score - peak) * value`` and of
+    ``exp(score - peak)``; `peak` is the largest score.
+    """
+
+    values: Float32[Array, "*batch T Hv"]
+    total: Float32[Array, "*batch T"]
+    peak: Float32[Array, "*batch T"]
+
+
+def attend_partially(
+    query: Float[Array, "T H"],
+    key: Float[Array, "S H"],
+    value: Float[Array, "S Hv"],
+    mask: Bool[Array, "T S"] | None = None,
+    bias: Float[Array, "T S"] | None = None,
+    multipliers: Float[Array, "T S"] | None = None,
+    *,
+    scale: float,
+    logit_softcap: float | None = None,
+    normalizer: Normalizer = "softmax",
+) -> PartialAttention:
+    """One head of attention to some of the keys: `attend` before the division.
+
+        scores = c * tanh(scale * query @ key.T / c) + bias          c = logit_softcap, if any
+        values = exp(scores - peak) @ value over the keys that mask allows
+
+    Args:
+        query: What each of T positions looks for.
+        key: What each of S positions offers.
+        value: What each of S positions says.
+        mask: True where the query may attend to the key. None allows every pair.
+        bias: Added to the capped scores.
+        multipliers: Change the weights before they meet the values, as dropout does.
+        scale: Multiplies the dot products.
+        logit_softcap: Bound on the absolute score.
+        normalizer: With "relu", positive scores stand for the exponentials, and the peak is 0.
+
+    Returns:
+        The part. No gradient passes through its peak, since none depends on it in the end.
+
+    References:
+        Milakov and Gimelshein, Online normalizer calculation for softmax, 2018. arXiv:1805.02867
+    """
+    scores = scale * jnp.matmul(query, key.T, preferred_element_type=jnp.float32)
+    if logit_softcap is not None:
+        scores = soft_cap(scores, logit_softcap)
+    if bias is not None:
+        scores = scores + bias.astype(jnp.float32)
+    allowed = jnp.ones(scores.shape, bool) if mask is None else mask
+    if normalizer == "relu":
+        peak = jnp.zeros_like(scores[:, 0])
+        weights = jnp.where(allowed, jax.nn.relu(scores), 0.0)
+    else:
+        scores = jnp.where(allowed, scores, NOTHING)
+        peak = jax.lax.stop_gradient(jnp.max(scores, axis=-1))
+        weights = jnp.where(allowed, jnp.exp(scores - peak[:, None]), 0.0)
+    total = jnp.sum(weights, axis=-1)
+    if multipliers is not None:
+        weights = weights * multipliers.astype(jnp.float32)
+    values = jnp.matmul(weights.astype(value.dtype), value, preferred_element_type=jnp.float32)
+    return PartialAttention(values, total, peak)
+
+
+def merge_attention(a: PartialAttention, b: PartialAttention) -> PartialAttention:
+    """What queries have gathered from the keys of two parts together.
+
+        peak = max(peak_a, peak_b);    x = x_a * exp(peak_a - peak) + x_b * exp(peak_b - peak)
+
+    Args:
+        a: One part.
+        b: The part of other keys.
+
+    Returns:
+        The whole. In any order and grouping the result is the same, up to rounding.
+    """
+    peak = jnp.maximum(a.peak, b.peak)
+    of_a, of_b = jnp.exp(a.peak - peak), jnp.exp(b.peak - peak)
+    return PartialAttention(
+        a.values * of_a[..., None] + b.values * of_b[..., None],
+        a.total * of_a + b.total * of_b,
+        peak,
+    )
+
+
+def finish_attention(part: PartialAttention) -> Float32[Array, "*batch T Hv"]:
+    """The mean values of each query, once it has met all keys; zero where it may attend to none.
+
+        output = values / total
+
+    Args:
+        part: Of all keys.
+
+    Returns:
+        The mean values.
+    """
+    return part.values / jnp.where(part.total > 0, part.total, 1.0)[..., None]

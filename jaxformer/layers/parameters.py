@@ -1,0 +1,91 @@
+"""Parameters, whole or shared out among devices."""
+
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Float
+
+from jaxformer.layers.mode import Axes, Mode
+
+# What an axis of a parameter counts; one that is never shared out has no name.
+Logical = Literal["model", "heads", "kv_heads", "hidden", "vocabulary", "experts"]
+Names = tuple[Logical | None, ...]
+
+
+def mesh_axis(
+    logical: Logical | None, size: int, axes: Axes, sizes: Mapping[str, int] | None = None
+) -> str | None:
+    """The device axis that an axis of a parameter is shared out over: the one table of it.
+
+    Args:
+        logical: What the axis counts.
+        size: Of the axis, on all devices together.
+        axes: Those of the devices.
+        sizes: Devices along each; None asks the mesh, inside `jax.shard_map`.
+
+    Returns:
+        Its name. Key-value heads that are fewer than the devices of "tensor" stay whole.
+    """
+    match logical:
+        case None:
+            return None
+        case "model":
+            return axes.fsdp
+        case "experts":
+            return axes.expert
+        case "kv_heads":
+            devices = shards(axes.tensor) if sizes is None else sizes[axes.tensor or "tensor"]
+            return axes.tensor if size % devices == 0 else None
+        case "heads" | "hidden" | "vocabulary":
+            return axes.tensor
+
+
+def shards(axis_name: str | None) -> int:
+    """Devices along an axis; 1 for none."""
+    return 1 if axis_name is None else jax.lax.axis_size(axis_name)
+
+
+def parameter(
+    module: nn.Module,
+    name: str,
+    start: Callable[..., Array],
+    shape: tuple[int, ...],
+    names: Names,
+    mode: Mode,
+) -> Float[Array, "..."]:
+    """Declare a parameter and give what this device computes with.
+
+    That is its share along the axes of `tensor` and `expert`. Over `fsdp` it is gathered here, so
+    inside a loop over layers one layer at a time; the gradient is scattered in turn.
+
+    Args:
+        module: Whose it is.
+        name: Its name.
+        start: The initialiser.
+        shape: On all devices together.
+        names: What each of its axes counts.
+        mode: How the model runs.
+
+    Returns:
+        The numbers in float32.
+    """
+    draw: Callable = nn.with_partitioning(start, names) if mode.annotate else start
+    over = [mesh_axis(logical, n, mode.axes) for logical, n in zip(names, shape, strict=True)]
+    local = tuple(n // shards(axis) for n, axis in zip(shape, over, strict=True))
+    value = module.param(name, draw, local, jnp.float32)
+    for i, axis in enumerate(over):
+        if axis is not None and names[i] == "model":
+            value = jax.lax.all_gather(value, axis, axis=i, tiled=True)
+    return value
+
+
+def my_share(x: Array, axis_name: str | None, *, axis: int) -> Array:
+    """This device's equal part of something that all devices have."""
+    if axis_name is None:
+        return x
+    length = x.shape[axis] // jax.lax.axis_size(axis_name)
+    start = jax.lax.axis_index(axis_name) * length
+    return jax.lax.dynamic_slice_in_dim(x, start, length, axis=axis)

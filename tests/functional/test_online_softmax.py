@@ -1,0 +1,64 @@
+"""Attention in parts, merged in any order and grouping, is attention."""
+
+from functools import reduce
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxformer import functional as F
+
+T, S, H = 3, 8, 4
+
+
+def arrays(seed):
+    rng = np.random.default_rng(seed)
+    query, key, value = (
+        jnp.asarray(4 * rng.normal(size=s), jnp.float32) for s in ((T, H), (S, H), (S, 5))
+    )
+    mask = jnp.asarray(rng.random((T, S)) > 0.4)
+    return query, key, value, mask.at[0].set(False), jnp.asarray(rng.normal(size=(T, S)), "float32")
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(0, 99), st.permutations(range(S)), st.integers(1, S - 1))
+def test_any_parts_in_any_order_make_the_whole(seed, order, cut):
+    """A query that may attend to nothing, in a part or at all, gives zero."""
+    query, key, value, mask, bias = arrays(seed)
+    for normalizer in ("softmax", "relu"):
+        options = {"scale": 0.7, "logit_softcap": 3.0, "normalizer": normalizer}
+        parts = [
+            F.attend_partially(query, key[at], value[at], mask[:, at], bias[:, at], **options)
+            for at in (jnp.array(order[:cut]), jnp.array(order[cut:]))
+        ]
+        whole = F.attend(query, key, value, mask, bias, **options)
+        for some in (parts, parts[::-1]):
+            found = F.finish_attention(reduce(F.merge_attention, some))
+            np.testing.assert_allclose(found, whole, rtol=2e-5, atol=2e-6)
+        assert (whole[0] == 0).all()
+
+
+def test_merging_is_associative_and_large_scores_do_not_overflow():
+    query, key, value, _, _ = arrays(1)
+    a, b, c = (
+        F.attend_partially(100 * query, key[i : i + 2], value[i : i + 2], scale=1.0)
+        for i in (0, 2, 4)
+    )
+    left = F.merge_attention(F.merge_attention(a, b), c)
+    right = F.merge_attention(a, F.merge_attention(b, c))
+    for x, y in zip(left, right, strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-5)
+        assert np.isfinite(x).all()
+
+
+@pytest.mark.parametrize("multipliers", [0.0, 2.0])
+def test_multipliers_change_values_and_not_the_total(multipliers):
+    query, key, value, mask, _ = arrays(2)
+    plain = F.attend_partially(query, key, value, mask, scale=1.0)
+    part = F.attend_partially(
+        query, key, value, mask, None, jnp.full((T, S), multipliers), scale=1.0
+    )
+    np.testing.assert_array_equal(part.total, plain.total)
+    np.testing.assert_allclose(part.values, multipliers * plain.values, rtol=1e-6)

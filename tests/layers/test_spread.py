@@ -1,0 +1,136 @@
+"""A model spread over eight devices is the model on one: loss and every gradient."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+from jaxformer import Transformer, zoo
+from jaxformer import functional as F
+from jaxformer.config import EncoderDecoder
+from jaxformer.layers.mode import Axes
+from jaxformer.layers.parameters import mesh_axis
+
+pytestmark = pytest.mark.usefixtures("no_checks_of_annotations")
+
+BATCH, LENGTH = 8, 8
+AXES = ("data", "fsdp", "tensor", "context", "expert")
+OVER = ("data", "fsdp", "expert", "context")  # what the loss is summed over
+BLANK = jnp.zeros((1, 2), int)
+
+
+@functools.cache
+def on_one_device(name):
+    """Configuration, parameters, batch, loss and gradients."""
+    config = zoo.get(name).tiny()
+    rng = np.random.default_rng(0)
+    tokens = jnp.asarray(rng.integers(0, config.vocab_size - 1, (BATCH, LENGTH + 1)))
+    source = jnp.asarray(rng.integers(0, config.vocab_size - 1, (BATCH, LENGTH)))
+    reads = isinstance(config.topology, EncoderDecoder)
+    options = {"source": source} if reads else {}
+    model = Transformer(config)
+    shapes = jax.eval_shape(
+        lambda: model.init(jax.random.key(0), BLANK, **({"source": BLANK} if reads else {}))
+    )["params"]
+
+    def draw(path, x):
+        noise = 0.1 * rng.normal(size=x.shape)
+        return jnp.asarray(noise + (path[-1].key == "scale"), jnp.float32)
+
+    params = jax.tree_util.tree_map_with_path(draw, shapes)
+
+    def loss(params):
+        logits = model.apply({"params": params}, tokens[:, :-1], **options)
+        return jnp.mean(F.token_cross_entropy(logits, tokens[:, 1:]))
+
+    value, gradients = jax.jit(jax.value_and_grad(loss))(params)
+    return config, params, (tokens[:, :-1], tokens[:, 1:], source), value, gradients
+
+
+def places(config, axes, sizes):
+    """Where each parameter goes, from what its layer says of it."""
+    reads = isinstance(config.topology, EncoderDecoder)
+    model = Transformer(config, annotate=True)
+    noted = jax.eval_shape(
+        lambda: model.init(jax.random.key(0), BLANK, **({"source": BLANK} if reads else {}))
+    )["params"]
+
+    def one(box):
+        names = (*(None,) * (box.value.ndim - len(box.names)), *box.names)
+        spread = [
+            mesh_axis(n, size, axes, sizes) for n, size in zip(names, box.value.shape, strict=True)
+        ]
+        return P(*spread)
+
+    return jax.tree.map(one, noted, is_leaf=lambda x: isinstance(x, nn.Partitioned))
+
+
+def spread(name, **sizes):
+    """Loss and gradients on a mesh of these sizes."""
+    config, params, batch, *_ = on_one_device(name)
+    shape = {axis: sizes.get(axis, 1) for axis in AXES}
+    count = math.prod(shape.values())
+    mesh = jax.make_mesh(
+        tuple(shape.values()), AXES, (AxisType.Auto,) * len(AXES), devices=jax.devices()[:count]
+    )
+    axes = Axes(**{axis: axis for axis in sizes if axis != "data"})
+    where = places(config, axes, shape)
+    model = Transformer(config, axes=axes)
+    reads = isinstance(config.topology, EncoderDecoder)
+
+    def per_device(params, tokens, targets, source):
+        def loss(params):
+            options = {"source": source} if reads else {}
+            logits = model.apply({"params": params}, tokens, **options)
+            losses = F.token_cross_entropy(logits, targets, axis_name=axes.tensor)
+            return jax.lax.psum(jnp.sum(losses), OVER) / (BATCH * LENGTH)
+
+        return jax.value_and_grad(loss)(params)
+
+    rows = P(("data", "fsdp", "expert"), "context")
+    program = jax.shard_map(
+        per_device, mesh=mesh, in_specs=(where, rows, rows, rows), out_specs=(P(), where)
+    )
+    return jax.jit(program)(params, *batch)
+
+
+MESHES = [
+    ("llama-2-70b", dict(data=8)),
+    ("llama-2-70b", dict(fsdp=8)),
+    ("llama-2-70b", dict(tensor=4)),  # more devices than key-value heads
+    ("llama-2-70b", dict(context=8)),
+    ("llama-2-70b", dict(data=2, fsdp=2, tensor=2)),
+    ("gemma-2-2b", dict(fsdp=2, tensor=2, context=2)),
+    ("mixtral-8x7b", dict(expert=4)),
+    ("mixtral-8x7b", dict(tensor=2, context=2, expert=2)),
+    ("bloom-560m", dict(tensor=4, context=2)),
+    ("t5-small", dict(fsdp=2, tensor=2, context=2)),
+    ("transformer-base", dict(fsdp=2, context=4)),
+    ("transformer-base", dict(data=2, tensor=4)),
+    ("olmo-2-7b", dict(tensor=4)),  # a norm over all heads
+    ("phi-3-small", dict(tensor=2, context=4)),  # masks that differ by head
+    ("gopher-280b", dict(tensor=2, context=2)),
+]
+
+
+def label(part):
+    return part if isinstance(part, str) else "-".join(f"{k}{v}" for k, v in part.items())
+
+
+@pytest.mark.parametrize("name, sizes", MESHES, ids=label)
+def test_spread_is_whole(name, sizes):
+    _, _, _, loss, gradients = on_one_device(name)
+    found, spread_gradients = spread(name, **sizes)
+    np.testing.assert_allclose(found, loss, rtol=1e-5)
+    largest = max(float(jnp.abs(x).max()) for x in jax.tree.leaves(gradients))
+
+    def close(path, one, other):  # those of key biases are nothing but rounding
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5 * largest, err_msg=str(path))
+
+    jax.tree_util.tree_map_with_path(close, gradients, jax.device_get(spread_gradients))
