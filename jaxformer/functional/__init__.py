@@ -14,6 +14,7 @@ from jaxformer.functional.activations import silu as silu
 from jaxformer.functional.activations import soft_cap as soft_cap
 from jaxformer.functional.activations import swiglu as swiglu
 from jaxformer.functional.attention import attend as attend
+from jaxformer.functional.attention import attention_scores as attention_scores
 from jaxformer.functional.attention import attention_weights as attention_weights
 from jaxformer.functional.attention import dot_product_attention as dot_product_attention
 from jaxformer.functional.embeddings import check_positions as check_positions

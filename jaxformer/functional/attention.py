@@ -178,6 +178,34 @@ def attention_weights(
     return weights.reshape(weights_shape(query, key))
 
 
+def attention_scores(
+    query: Float[Array, "T H"],
+    key: Float[Array, "S H"],
+    bias: Float[Array, "T S"] | None = None,
+    *,
+    scale: float,
+    logit_softcap: float | None = None,
+) -> Float32[Array, "T S"]:
+    """How well each query of one head matches each key.
+
+        scores = c * tanh(scale * query @ key.T / c) + bias          c = logit_softcap, if any
+
+    Args:
+        query: What each of T positions looks for.
+        key: What each of S positions offers.
+        bias: Added to the capped scores.
+        scale: Multiplies the dot products.
+        logit_softcap: Bound on the absolute score.
+
+    Returns:
+        The scores in float32.
+    """
+    scores = scale * jnp.matmul(query, key.T, preferred_element_type=jnp.float32)
+    if logit_softcap is not None:
+        scores = soft_cap(scores, logit_softcap)
+    return scores if bias is None else scores + bias.astype(jnp.float32)
+
+
 def _weigh(
     query: Float[Array, "T H"],
     key: Float[Array, "S H"],
@@ -188,11 +216,7 @@ def _weigh(
     logit_softcap: float | None,
     normalizer: Normalizer,
 ) -> Float32[Array, "T S"]:
-    scores = scale * jnp.matmul(query, key.T, preferred_element_type=jnp.float32)
-    if logit_softcap is not None:
-        scores = soft_cap(scores, logit_softcap)
-    if bias is not None:
-        scores = scores + bias.astype(jnp.float32)
+    scores = attention_scores(query, key, bias, scale=scale, logit_softcap=logit_softcap)
     mask = jnp.ones(scores.shape, bool) if mask is None else mask
     match normalizer:
         case "softmax":

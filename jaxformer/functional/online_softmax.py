@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32
 
-from jaxformer.functional.activations import soft_cap
-from jaxformer.functional.attention import Normalizer
+from jaxformer.functional.attention import Normalizer, attention_scores
 
 NOTHING = float(jnp.finfo(jnp.float32).min)  # the peak of a query that has seen no key
 
@@ -38,8 +37,8 @@ def attend_partially(
 ) -> PartialAttention:
     """One head of attention to some of the keys: `attend` before the division.
 
-        scores = c * tanh(scale * query @ key.T / c) + bias          c = logit_softcap, if any
-        values = exp(scores - peak) @ value over the keys that mask allows
+        values = exp(attention_scores(query, key, bias) - peak) @ value
+                 over the keys that mask allows
 
     Args:
         query: What each of T positions looks for.
@@ -58,11 +57,7 @@ def attend_partially(
     References:
         Milakov and Gimelshein, Online normalizer calculation for softmax, 2018. arXiv:1805.02867
     """
-    scores = scale * jnp.matmul(query, key.T, preferred_element_type=jnp.float32)
-    if logit_softcap is not None:
-        scores = soft_cap(scores, logit_softcap)
-    if bias is not None:
-        scores = scores + bias.astype(jnp.float32)
+    scores = attention_scores(query, key, bias, scale=scale, logit_softcap=logit_softcap)
     allowed = jnp.ones(scores.shape, bool) if mask is None else mask
     if normalizer == "relu":
         peak = jnp.zeros_like(scores[:, 0])

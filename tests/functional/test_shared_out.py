@@ -57,9 +57,14 @@ def test_rows_of_a_vocabulary_in_parts():
     np.testing.assert_allclose(*slopes, rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "norm", [F.layer_norm, F.rms_norm, partial(F.rms_norm, eps_position="outside")], ids=str
-)
+NORMS = {
+    "layer": F.layer_norm,
+    "rms": F.rms_norm,
+    "rms outside": partial(F.rms_norm, eps_position="outside"),
+}
+
+
+@pytest.mark.parametrize("norm", NORMS.values(), ids=NORMS)
 def test_norms_of_features_in_parts(norm):
     x, scale, bias = 3 + draw(2, 5, 8), draw(8, seed=1), draw(8, seed=2)
     parts = shared_out(partial(norm, axis_name="parts"), LAST, P("parts"), P("parts"), out=LAST)

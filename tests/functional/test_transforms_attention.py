@@ -34,6 +34,10 @@ CASES = {
         POSITIONS,
     ),
     "attend": (lambda *a: F.attend(*a, scale=0.5), (*HEAD, MASK, BIAS[:, 0])),
+    "attention_scores": (
+        lambda *a: F.attention_scores(*a, scale=0.5, logit_softcap=2.0),
+        (*HEAD[:2], BIAS[:, 0]),
+    ),
     "attention_weights": (F.attention_weights, (*QKV[:2], MASK, BIAS)),
     "dot_product_attention": (F.dot_product_attention, QKV),
     "dot_product_attention_masked": (F.dot_product_attention, (*QKV, MASK, BIAS)),
