@@ -76,7 +76,7 @@ def test_a_head_of_a_t5_may_be_absent(tmp_path):
 
 @pytest.fixture
 def refused(monkeypatch):
-    """Check that a folder is refused with a message, and no tensor read."""
+    """Whether a folder is refused with such a message, and no tensor read."""
 
     def check(folder, message):
         def read(stored):
@@ -85,33 +85,36 @@ def refused(monkeypatch):
         monkeypatch.setattr(files, "read", read)
         with pytest.raises(ValueError) as error:
             load_pretrained(folder)
-        assert re.search(message, str(error.value), re.DOTALL), str(error.value)
+        print(error.value)  # shown where a test fails
+        return re.search(message, str(error.value), re.DOTALL)
 
     return check
 
 
 def test_no_config(refused, tmp_path):
-    refused(tmp_path, r"has no config\.json, so it is no Hugging Face model\.$")
-    refused(tmp_path / "nowhere", r"nowhere is no folder, so it is no Hugging Face model\.$")
+    assert refused(tmp_path, r"has no config\.json, so it is no Hugging Face model\.$")
+    assert refused(tmp_path / "nowhere", r"nowhere is no folder, so it is no Hugging Face model\.$")
     (tmp_path / "config.json").write_text("{")
-    refused(tmp_path, r"config\.json is not JSON: Expecting property name")
+    assert refused(tmp_path, r"config\.json is not JSON: Expecting property name")
     (tmp_path / "config.json").write_text("[]")
-    refused(tmp_path, r"config\.json is a list, not an object\.$")
+    assert refused(tmp_path, r"config\.json is a list, not an object\.$")
 
 
 def test_unknown_model_type(refused, tmp_path, tensors):
     folder = write_folder(tmp_path / "x", LLAMA | {"model_type": "mamba"}, tensors)
-    refused(folder, r"has model_type 'mamba', which is unknown here; known are .*llama, .*qwen2")
+    assert refused(
+        folder, r"has model_type 'mamba', which is unknown here; known are .*llama, .*qwen2"
+    )
     (folder / "config.json").write_text("{}")
-    refused(folder, r"has model_type None, which is unknown")
+    assert refused(folder, r"has model_type None, which is unknown")
 
 
 def test_no_weights_or_pickles_only(refused, tmp_path, tensors):
     folder = write_folder(tmp_path / "x", LLAMA, tensors)
     (folder / "model.safetensors").rename(folder / "consolidated.safetensors")
-    refused(folder, r"has neither .*; the names consolidated\.safetensors are not theirs\.$")
+    assert refused(folder, r"has neither .*; the names consolidated\.safetensors are not theirs\.$")
     (folder / "consolidated.safetensors").rename(folder / "pytorch_model.bin")
-    refused(folder, r"only as pickles \(pytorch_model\.bin\).*Convert them to safetensors")
+    assert refused(folder, r"only as pickles \(pytorch_model\.bin\).*Convert them to safetensors")
 
 
 def test_damaged_files(refused, tmp_path, tensors):
@@ -120,24 +123,28 @@ def test_damaged_files(refused, tmp_path, tensors):
     whole = path.read_bytes()
     path.write_bytes(whole[:-100])
     size = len(whole)
-    refused(folder, rf"truncated: it has {size - 100} bytes and its header promises {size}; 2 tens")
+    assert refused(
+        folder, rf"truncated: it has {size - 100} bytes and its header promises {size}; 2 tens"
+    )
     path.write_bytes(whole + b"abc")
-    refused(folder, rf"corrupt: it has {size + 3} bytes and its header promises {size}\.$")
+    assert refused(folder, rf"corrupt: it has {size + 3} bytes and its header promises {size}\.$")
     path.write_bytes(whole[:7])
-    refused(folder, r"truncated or no safetensors file: it has 7 bytes")
+    assert refused(folder, r"truncated or no safetensors file: it has 7 bytes")
     path.write_bytes(whole[:8] + b"x" * (size - 8))
-    refused(folder, r"corrupt header: JSONDecodeError")
+    assert refused(folder, r"corrupt header: JSONDecodeError")
     path.write_bytes(whole.replace(b'"shape":[13,12]', b'"shape":[13,11]', 1))
-    refused(folder, r"corrupt: lm_head\.weight \(F32 \[13, 11\] takes 572 bytes, not 624\)\.$")
+    assert refused(
+        folder, r"corrupt: lm_head\.weight \(F32 \[13, 11\] takes 572 bytes, not 624\)\.$"
+    )
     path.write_bytes(whole.replace(b'"data_offsets":[', b'"data_offsets" [', 1))
-    refused(folder, r"corrupt header: JSONDecodeError")
+    assert refused(folder, r"corrupt header: JSONDecodeError")
     path.write_bytes(whole[:9] + b"\xff" * 50 + whole[59:])
-    refused(folder, r"corrupt header: UnicodeDecodeError: invalid start byte\.$")
+    assert refused(folder, r"corrupt header: UnicodeDecodeError: invalid start byte\.$")
     first, second = re.findall(rb'"data_offsets":(\[\d+,\d+\])', whole)[:2]
     path.write_bytes(whole.replace(second, first.ljust(len(second)), 1))
-    refused(folder, r"corrupt: \S+ starts at byte \d+, but \S+ ends at byte \d+\.$")
+    assert refused(folder, r"corrupt: \S+ starts at byte \d+, but \S+ ends at byte \d+\.$")
     path.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
-    refused(folder, r"is a note that git-lfs left; fetch the file with git lfs pull\.$")
+    assert refused(folder, r"is a note that git-lfs left; fetch the file with git lfs pull\.$")
 
 
 def test_shards_that_are_absent_or_broken(refused, tmp_path, tensors):
@@ -146,18 +153,18 @@ def test_shards_that_are_absent_or_broken(refused, tmp_path, tensors):
     shard = "model-0000{}-of-00005.safetensors".format
     for i in (2, 3):
         (folder / shard(i)).write_bytes(b"12345")
-    refused(folder, rf"{shard(2)} is truncated.*\n.*{shard(3)} is truncated")
+    assert refused(folder, rf"{shard(2)} is truncated.*\n.*{shard(3)} is truncated")
     for i in (2, 3):
         (folder / shard(i)).unlink()
-    refused(folder, rf"names 5 shards, of which 2 are absent: {shard(2)}, {shard(3)}\.$")
+    assert refused(folder, rf"names 5 shards, of which 2 are absent: {shard(2)}, {shard(3)}\.$")
     found = json.loads(index.read_text())
     kept = {k: v for k, v in found["weight_map"].items() if (folder / v).exists()}
     index.write_text(json.dumps({"weight_map": kept | {"a": shard(1), "b": shard(4)}}))
-    refused(folder, rf"absent: a \(in {shard(1)}\), b \(in {shard(4)}\)\.$")
+    assert refused(folder, rf"absent: a \(in {shard(1)}\), b \(in {shard(4)}\)\.$")
     index.write_text(json.dumps({"weight_map": {"a": "../model.safetensors"}}))
-    refused(folder, r"names files outside its folder: \['\.\./model\.safetensors'\]\.$")
+    assert refused(folder, r"names files outside its folder: \['\.\./model\.safetensors'\]\.$")
     index.write_text("{}")
-    refused(folder, r"is no index of shards: KeyError\('weight_map'\)\.$")
+    assert refused(folder, r"is no index of shards: KeyError\('weight_map'\)\.$")
 
 
 def test_tensors_that_do_not_fit_are_all_named(refused, tmp_path, tensors):
@@ -170,7 +177,7 @@ def test_tensors_that_do_not_fit_are_all_named(refused, tmp_path, tensors):
     changed["lm_head.weight"] = np.zeros((12, 13), np.float32)
     changed[f"{layer}.mlp.gate_proj.weight"] = np.zeros((11, 12), np.int8)
     changed[f"{layer}.self_attn.rotary_emb.inv_freq"] = np.zeros(2, np.float32)  # a known table
-    refused(
+    assert refused(
         write_folder(tmp_path / "x", LLAMA, changed),
         r"x: 2 tensors are missing: model\.layers\.1\.mlp\.up_proj\.weight, model\.norm\.weight\.\n"
         r"2 tensors have no place in a llama with this config\.json: model\.layers\.1\.self_attn\."
@@ -187,4 +194,4 @@ def test_a_tensor_under_two_names(refused, tmp_path):
         "text_config": {"num_hidden_layers": 1},
     }
     twice = {f"{p}model.norm.weight": np.zeros(3, np.float32) for p in ("", "language_model.")}
-    refused(write_folder(folder, config, twice), r"two names: .*model\.norm\.weight\)\.$")
+    assert refused(write_folder(folder, config, twice), r"two names: .*model\.norm\.weight\)\.$")
