@@ -2,9 +2,7 @@
 
 from jaxformer.zoo.cells import Cells
 from jaxformer.zoo.row import SurveyRow
-
-FILES = "The sizes are the paper's or from memory and were not checked against released files."
-LLAMA = Cells(norm="RMSNorm", block="Serial", pre_norm=True, position="RoPE", activation="SwiGLU")
+from jaxformer.zoo.rows_2022_to_2023 import FILES, LLAMA
 
 ROWS = (
     SurveyRow(
