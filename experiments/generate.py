@@ -18,8 +18,10 @@ import jax
 import numpy as np
 
 from experiments.command_line import parse, readable_errors
+from experiments.devices import chosen_devices, simulate
 from experiments.trained import load_trained
 from jaxformer.generation import Beam, Greedy, Sample, generate, stream
+from jaxformer.parallel import MeshConfig, make_mesh
 from jaxformer.training.progress import printable
 
 
@@ -34,6 +36,8 @@ class Generate:
         max_new_tokens: Most tokens to add; a text may end before.
         sampler: How each token is chosen. A beam search shows its text when it is done.
         dtype: Of the computation.
+        mesh: How the devices share the model: heads along tensor, kernels along fsdp.
+        devices: How many devices to use; None is all. On a CPU, how many to simulate.
         seed: Of the random choices.
         ignore: Attributes of a Hugging Face config.json that change nothing in the model, by your
             word.
@@ -45,13 +49,17 @@ class Generate:
     max_new_tokens: int = 160
     sampler: Greedy | Sample | Beam = Sample(temperature=0.8, top_p=0.95)
     dtype: Literal["float32", "bfloat16"] = "float32"
+    mesh: MeshConfig = MeshConfig()
+    devices: int | None = 1
     seed: int = 0
     ignore: tuple[str, ...] = ()
 
 
 def main(run: Generate) -> str:
     """Print the prompt and its continuation as it grows; returns them."""
-    model = load_trained(run.checkpoint, run.step, ignore=run.ignore)
+    simulate(run.devices)
+    mesh = make_mesh(run.mesh, chosen_devices(run.devices))
+    model = load_trained(run.checkpoint, run.step, ignore=run.ignore, mesh=mesh)
     prompt, source = model.inputs(run.prompt)
     options: dict[str, Any] = {
         "max_new_tokens": run.max_new_tokens,
@@ -60,6 +68,7 @@ def main(run: Generate) -> str:
         "vocab_size": min(model.tokenizer.vocab_size, model.config.vocab_size),
         "key": jax.random.key(run.seed),
         "dtype": run.dtype,
+        "mesh": mesh,
     }
     if isinstance(run.sampler, Beam):
         found = generate(model.config, model.params, [prompt], sampler=run.sampler, **options)

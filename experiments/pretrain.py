@@ -21,6 +21,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from experiments.command_line import parse, readable_errors
+from experiments.devices import prepare_devices
 from experiments.pretrain_runs import RUNS, Pretrain
 from experiments.resuming import sha256
 from experiments.running import (
@@ -31,7 +32,6 @@ from experiments.running import (
     explained_end,
     machinery,
     make_updates,
-    prepare_devices,
     print_end,
 )
 from experiments.training_run import check_vocabulary, describe, output_folder
@@ -74,7 +74,7 @@ def main(run: Pretrain) -> Path:
         explained_end(run, checkpoints, output),
     ):
         state = train(run, text, using, checkpoints)
-    print_sample(run, text, state.params)
+    print_sample(run, text, state.params, using.mesh)
     print_end(run, output)
     return output
 
@@ -177,7 +177,7 @@ def held_out_bits(
     return float(F.bits_per_byte(nats * whole.num_targets / tokens, whole.num_bytes))
 
 
-def print_sample(run: Pretrain, text: Text, params: Any) -> None:
+def print_sample(run: Pretrain, text: Text, params: Any, mesh: Mesh) -> None:
     """Print how the model goes on from the prompt."""
     tokenizer = text.tokenizer
     prompt = [tokenizer.end_of_text, *tokenizer.encode(run.prompt)]
@@ -188,13 +188,14 @@ def print_sample(run: Pretrain, text: Text, params: Any) -> None:
         return
     tokens = generate(
         run.model,
-        jax.device_put(params, jax.devices()[0]),
-        jnp.asarray(prompt, jnp.int32),
+        params,
+        np.asarray(prompt, np.int32),
         max_new_tokens=new,
         vocab_size=tokenizer.vocab_size,
         sampler=Sample(temperature=0.8, top_p=0.95),
         key=jax.random.key(run.seed),
         dtype=run.dtype,
+        mesh=mesh,
     )
     print(f"\nSample:\n{printable(tokenizer.decode(np.asarray(tokens)[1:]), sys.stdout)}")
 

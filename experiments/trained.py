@@ -5,14 +5,13 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from experiments.resuming import sha256
 from jaxformer import data
 from jaxformer.config import EncoderDecoder, TransformerConfig, from_json
 from jaxformer.interop import load_pretrained
-from jaxformer.layers import Transformer
+from jaxformer.parallel import abstract_parameters
 from jaxformer.training.checkpoints import Checkpoints
 
 
@@ -48,41 +47,43 @@ class Trained(NamedTuple):
         return [*self.start, *ids], None
 
 
-def load_trained(folder: Path, step: int | None = None, *, ignore: Collection[str] = ()) -> Trained:
+def load_trained(
+    folder: Path,
+    step: int | None = None,
+    *,
+    ignore: Collection[str] = (),
+    mesh: Mesh | None = None,
+) -> Trained:
     """Read either kind of folder.
 
     Args:
         folder: Output of a training run, or a folder with config.json and safetensors.
         step: Which checkpoint of a run; None is the newest.
         ignore: Attributes of config.json that change nothing in the model, by your word.
+        mesh: Devices to share the parameters out to.
 
     Raises:
         ValueError: It is neither, or damaged.
     """
     if (folder / "checkpoints").is_dir():
-        return from_run(folder, step)
+        return from_run(folder, step, mesh)
     if (folder / "config.json").is_file():
         if step is not None:
             raise ValueError(f"{folder} is a Hugging Face folder; it has no checkpoint {step}.")
-        return from_hugging_face(folder, ignore)
+        return from_hugging_face(folder, ignore, mesh)
     raise ValueError(
         f"{folder} has no checkpoints and no config.json; give the output folder of a run, or a "
         "Hugging Face folder."
     )
 
 
-def from_run(folder: Path, step: int | None) -> Trained:
+def from_run(folder: Path, step: int | None, mesh: Mesh | None = None) -> Trained:
     """Configuration, parameters and tokenizer of a training run."""
     with Checkpoints(folder / "checkpoints") as checkpoints:
         saved = checkpoints.describe(step)
         config = from_json(TransformerConfig, json.dumps(saved["config"]))
-        model = Transformer(config)
-        blank = jnp.zeros((1, 2), jnp.int32)
-        source = blank if isinstance(config.topology, EncoderDecoder) else None
-        shapes = jax.eval_shape(
-            lambda key: model.init(key, blank, source=source), jax.random.key(0)
-        )
-        state = checkpoints.restore(step, shapes, partial=True)
+        shapes = abstract_parameters(config, mesh)
+        state = checkpoints.restore(step, {"params": shapes}, partial=True)
     tokenizer = data.load_tokenizer(folder)
     if sha256(tokenizer.to_json().encode()) != saved["tokenizer"]:
         raise ValueError(
@@ -92,10 +93,12 @@ def from_run(folder: Path, step: int | None) -> Trained:
     return Trained(config, state["params"], tokenizer, end, end)
 
 
-def from_hugging_face(folder: Path, ignore: Collection[str] = ()) -> Trained:
+def from_hugging_face(
+    folder: Path, ignore: Collection[str] = (), mesh: Mesh | None = None
+) -> Trained:
     """Configuration, parameters and tokenizer, with the special tokens that the folder names."""
     tokenizer = data.load_tokenizer(folder)
-    config, params = load_pretrained(folder, ignore=ignore)
+    config, params = load_pretrained(folder, ignore=ignore, mesh=mesh)
     said: dict[str, Any] = {}
     for name in ("config.json", "generation_config.json"):
         if (folder / name).is_file():

@@ -19,8 +19,10 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from experiments.command_line import parse, readable_errors
+from experiments.devices import prepare_devices
 from experiments.resuming import sha256
 from experiments.running import (
     Machinery,
@@ -30,7 +32,6 @@ from experiments.running import (
     explained_end,
     machinery,
     make_updates,
-    prepare_devices,
     print_end,
 )
 from experiments.training_run import check_vocabulary, describe, output_folder
@@ -123,7 +124,7 @@ def train(
             ways["beam"] = run.beam
             params = average(checkpoints, params, count=run.average)
         for name, sampler in ways.items():
-            found[name] = list(decode(run, params, tokenizer, dates, sampler))
+            found[name] = list(decode(run, params, using.mesh, tokenizer, dates, sampler))
         shares = {name: exact(dates, texts) for name, texts in found.items()}
         shown = ", ".join(f"{name} {share:.2%}" for name, share in shares.items())
         progress.note(f"step {at:,}: {shown} of {len(dates)} held-out texts exactly right")
@@ -175,13 +176,13 @@ def average(checkpoints: Checkpoints, params: Any, *, count: int) -> Any:
 def decode(
     run: Translate,
     params: Any,
+    mesh: Mesh,
     tokenizer: data.Tokenizer,
     dates: Sequence[data.WrittenDate],
     sampler: Sampler | Beam,
 ) -> Iterator[str]:
     """What the model writes for each text."""
     end, size = tokenizer.end_of_text, run.batch_size
-    one_copy = jax.device_put(params, jax.devices()[0])
     batches = data.evaluation_pair_batches(
         [date.pair for date in dates],
         tokenizer,
@@ -191,7 +192,7 @@ def decode(
     for first, batch in zip(range(0, len(dates), size), batches, strict=True):
         tokens = generate(
             run.model,
-            one_copy,
+            params,
             np.full((size, 1), end, np.int32),
             max_new_tokens=TARGET,
             sampler=sampler,
@@ -200,6 +201,7 @@ def decode(
             source_segments=batch.source_segments,
             vocab_size=tokenizer.vocab_size,
             dtype=run.dtype,
+            mesh=mesh,
         )
         yield from map(tokenizer.decode, np.asarray(tokens)[: len(dates) - first, 1:])
 

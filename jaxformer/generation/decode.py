@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
@@ -14,9 +15,23 @@ from jaxformer import functional as F
 from jaxformer.config import TransformerConfig
 from jaxformer.generation.beam import beam_search
 from jaxformer.generation.checks import check_count
-from jaxformer.generation.prompts import Request, make_request, one_batch_axis, tokens_read
+from jaxformer.generation.prompts import (
+    Request,
+    fill_rows,
+    make_request,
+    one_batch_axis,
+    tokens_read,
+)
 from jaxformer.generation.samplers import Beam, Greedy, Sample, Sampler, choose
 from jaxformer.generation.steps import Context, decode_step, prefill, take_rows
+from jaxformer.parallel import (
+    abstract_parameters,
+    check_fits,
+    put_whole,
+    replicated,
+    row_shares,
+    shardings,
+)
 
 
 class Plan(NamedTuple):
@@ -26,6 +41,7 @@ class Plan(NamedTuple):
     max_new_tokens: int
     chunk: int | None
     dtype: jnp.dtype
+    mesh: Mesh | None = None
 
 
 class State(NamedTuple):
@@ -55,6 +71,7 @@ def generate(
     vocab_size: int | None = None,
     prefill_chunk: int | None = None,
     dtype: DTypeLike = jnp.float32,
+    mesh: Mesh | None = None,
 ) -> Int[Array, "*batch P_plus_new"]:
     """Continue each prompt by up to `max_new_tokens` tokens.
 
@@ -78,6 +95,10 @@ def generate(
         prefill_chunk: Read the prompt so many tokens at a time, to save memory; None reads it at
             once.
         dtype: Of the computation and the cache.
+        mesh: Devices that share the work, from `parallel.make_mesh`: heads, hidden width,
+            vocabulary and caches along "tensor", rows along "data", "fsdp" and "expert"; those
+            along "context" do the same. Parameters that are not there yet are moved. The tokens are
+            those of one device.
 
     Returns:
         In each row the prompt, the new tokens behind it, and from its end on its last token. Rows
@@ -87,9 +108,10 @@ def generate(
         ValueError: An empty prompt or source, a token id outside its vocabulary, more tokens than
             learned positions (the last new one is not read and needs none), lengths, stop tokens,
             sources or segments that do not fit the rows, a source missing or not read, a number
-            that is not whole or out of range, a missing key, or an encoder alone.
+            that is not whole or out of range, a missing key, a mesh that does not fit, or an
+            encoder alone.
     """
-    plan = Plan(config, max_new_tokens, prefill_chunk, jnp.dtype(dtype))
+    plan = Plan(config, max_new_tokens, prefill_chunk, jnp.dtype(dtype), mesh)
     key = _check(plan, sampler, key)
     request = make_request(
         config,
@@ -101,9 +123,14 @@ def generate(
         source=source,
         source_segments=source_segments,
     )
+    rows, count = request.prompt.shape[:-1], request.lengths.size
+    if mesh is not None:
+        params, request, key = _spread(mesh, config, params, request, key)
     if isinstance(sampler, Beam):
-        return _with_beams(plan, sampler, params, request)
-    return _generate(plan, sampler, params, request, key)
+        text = _with_beams(plan, sampler, params, request)
+    else:
+        text = _generate(plan, sampler, params, request, key)
+    return text if mesh is None else text[:count].reshape(*rows, -1)
 
 
 def stream(
@@ -116,6 +143,7 @@ def stream(
     key: PRNGKeyArray | None = None,
     dtype: DTypeLike = jnp.float32,
     prefill_chunk: int | None = None,
+    mesh: Mesh | None = None,
     **request: Any,
 ) -> Iterator[Int[np.ndarray, "*batch"]]:
     """Give the tokens of `generate` one by one, as they are chosen.
@@ -129,6 +157,7 @@ def stream(
         key: Random key.
         dtype: Of the computation.
         prefill_chunk: Tokens of the prompt to read at a time.
+        mesh: Devices that share the work.
         **request: `lengths`, `stop_tokens`, `source`, `source_segments`, `vocab_size`.
 
     Yields:
@@ -139,18 +168,38 @@ def stream(
     """
     if isinstance(sampler, Beam):
         raise ValueError(f"{sampler} knows its text only at the end of the search; use generate.")
-    plan = Plan(config, max_new_tokens, prefill_chunk, jnp.dtype(dtype))
+    plan = Plan(config, max_new_tokens, prefill_chunk, jnp.dtype(dtype), mesh)
     key = _check(plan, sampler, key)
     checked = make_request(config, prompt, max_new_tokens=max_new_tokens, **request)
 
+    rows, count = checked.prompt.shape[:-1], checked.lengths.size
+    given = params, checked, key
+    if mesh is not None:
+        given = _spread(mesh, config, *given)
+
     def tokens() -> Iterator[Int[np.ndarray, "*batch"]]:
-        state = _begin_jit(plan, sampler, params, checked, key)
-        yield np.asarray(state.token)
+        state = _begin_jit(plan, sampler, *given)
+        yield np.asarray(state.token)[:count].reshape(rows)
         while int(state.added) < max_new_tokens and not bool(jnp.all(state.done)):
-            state = _advance_jit(plan, sampler, params, checked, key, state)
-            yield np.asarray(state.token)
+            state = _advance_jit(plan, sampler, *given, state)
+            yield np.asarray(state.token)[:count].reshape(rows)
 
     return tokens()
+
+
+def _spread(
+    mesh: Mesh, config: TransformerConfig, params: Any, request: Request, key: PRNGKeyArray
+) -> tuple[Any, Request, PRNGKeyArray]:
+    """Parameters, rows and key on the devices of a mesh, which must fit."""
+    request = fill_rows(one_batch_axis(request), row_shares(mesh.shape))
+    check_fits(config, mesh.shape, batch_size=len(request.lengths))
+    params = jax.device_put(params, shardings(abstract_parameters(config, mesh)))
+    data = put_whole(jax.random.key_data(key), mesh)
+    return (
+        params,
+        put_whole(request, mesh),
+        jax.random.wrap_key_data(data, impl=jax.random.key_impl(key)),
+    )
 
 
 def _check(plan: Plan, sampler: Sampler | Beam, key: PRNGKeyArray | None) -> PRNGKeyArray:
@@ -182,6 +231,7 @@ def _read(plan: Plan, params: Any, request: Request) -> tuple[Float[Array, "*bat
         source=request.source,
         source_segments=request.source_segments,
         dtype=plan.dtype,
+        mesh=plan.mesh,
     )
     return _allowed(logits, request.vocab_size), context
 
@@ -201,10 +251,11 @@ def _begin(plan: Plan, sampler: Sampler, params: Any, request: Request, key: PRN
         context=context,
         added=jnp.int32(0),
     )
-    return _add(sampler, request, key, state, logits)
+    return _add(plan, sampler, request, key, state, logits)
 
 
 def _add(
+    plan: Plan,
     sampler: Sampler,
     request: Request,
     key: PRNGKeyArray,
@@ -214,6 +265,7 @@ def _add(
     """Choose the next token of each row that has not ended."""
     chosen = choose(sampler, logits, state.seen, jax.random.fold_in(key, state.added))
     token = jnp.where(state.done, state.token, chosen.astype(state.token.dtype))
+    token = _everywhere(plan, token)
     nowhere = state.text.shape[-1]
     slot = jnp.where(state.done, nowhere, state.length)[..., None]
     stops = jnp.any(token[..., None] == request.stop.astype(token.dtype), axis=-1)
@@ -232,7 +284,9 @@ def _next(
     plan: Plan, params: Any, request: Request, tokens: Int[Array, "*batch"], context: Context
 ) -> tuple[Float[Array, "*batch V"], Context]:
     """Read the last tokens."""
-    logits, context = decode_step(plan.config, params, tokens, context, dtype=plan.dtype)
+    logits, context = decode_step(
+        plan.config, params, tokens, context, dtype=plan.dtype, mesh=plan.mesh
+    )
     return _allowed(logits, request.vocab_size), context
 
 
@@ -241,7 +295,7 @@ def _advance(
 ) -> State:
     """Read the last tokens and choose the next."""
     logits, context = _next(plan, params, request, state.token, state.context)
-    return _add(sampler, request, key, state._replace(context=context), logits)
+    return _add(plan, sampler, request, key, state._replace(context=context), logits)
 
 
 def _finish(text: Int[Array, "*batch P"], length: Int[Array, "*batch"]) -> Int[Array, "*batch P"]:
@@ -262,7 +316,7 @@ def _generate(
         partial(_advance, plan, sampler, params, request, key),
         state,
     )
-    return _finish(state.text, state.length)
+    return _everywhere(plan, _finish(state.text, state.length))
 
 
 _begin_jit = jax.jit(_begin, static_argnums=(0, 1))
@@ -290,4 +344,11 @@ def _with_beams(
     slots = flat.lengths[:, None] + jnp.arange(new)[None]
     text = F.write_slots(text, best, slots)
     text = _finish(text, flat.lengths + found.lengths[:, 0])
-    return text.reshape(*request.prompt.shape[:-1], -1)
+    return _everywhere(plan, text.reshape(*request.prompt.shape[:-1], -1))
+
+
+def _everywhere(plan: Plan, x: Array) -> Array:
+    """A copy on every device, so that each process can read it."""
+    if plan.mesh is None:
+        return x
+    return jax.lax.with_sharding_constraint(x, replicated(plan.mesh))

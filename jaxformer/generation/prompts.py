@@ -106,6 +106,13 @@ def one_batch_axis(request: Request) -> Request:
     )
 
 
+def fill_rows(request: Request, multiple: int) -> Request:
+    """With the last row again, until there are a multiple of rows; along one batch axis."""
+    count = len(request.lengths)
+    rows = np.minimum(np.arange(-(-count // multiple) * multiple), count - 1)
+    return jax.tree.map(lambda x: jnp.take(x, rows, axis=0) if x.ndim else x, request)
+
+
 def pad_rows(
     rows: Sequence[Any], *, name: str = "prompt", fill: int = 0
 ) -> tuple[Int[np.ndarray, "B P"], Int[np.ndarray, " B"]]:

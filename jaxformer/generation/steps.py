@@ -1,9 +1,12 @@
 """The two passes that every way of decoding is made of: read the prompts, then token by token."""
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
@@ -13,6 +16,7 @@ from jaxformer.config import DynamicNTK, LongRope, Positions, Rope, TransformerC
 from jaxformer.layers import Cache, LayerCache, Transformer, empty_cache
 from jaxformer.layers.cache import NOWHERE
 from jaxformer.layers.guide import turned_anew
+from jaxformer.parallel import axes_of, batch_spec, parameter_specs
 
 
 class Context(NamedTuple):
@@ -38,6 +42,7 @@ def prefill(
     source: Int[Array, "*batch S"] | None = None,
     source_segments: Int[Array, "*batch S"] | None = None,
     dtype: DTypeLike = jnp.float32,
+    mesh: Mesh | None = None,
 ) -> tuple[Float[Array, "*batch V"], Context]:
     """Read prompts of different lengths into a cache.
 
@@ -52,6 +57,7 @@ def prefill(
         source: What an encoder-decoder reads; it is encoded once.
         source_segments: 0 marks padding of the source.
         dtype: Of the computation and of the cache.
+        mesh: Devices that share rows, heads and parameters; rows then have one batch axis.
 
     Returns:
         The logits after each row's last token, and the context for what follows.
@@ -62,7 +68,9 @@ def prefill(
     width = [(0, 0)] * len(batch) + [(0, parts * chunk - length)]
     padded = jnp.pad(prompt, width)
     model = Transformer(config, dtype=dtype)
-    cache = empty_cache(config, tuple(batch), capacity, dtype=dtype)._replace(reach=lengths)
+    devices = 1 if mesh is None else mesh.shape.get("tensor", 1)
+    cache = empty_cache(config, tuple(batch), capacity, dtype=dtype, devices=devices)
+    cache = cache._replace(reach=lengths)
     room = [(0, 0)] * len(batch) + [(0, capacity - length)]
 
     def read(cache: Cache, at: Int[Array, ""], **encoded: Any):
@@ -71,9 +79,8 @@ def prefill(
         place = jnp.broadcast_to(at + jnp.arange(chunk), tokens.shape)
         last = jnp.clip(lengths - 1 - at, 0, chunk - 1)[..., None]
         real = (place < lengths[..., None]).astype(jnp.int32)
-        return _last_logits(
-            model, params, tokens, segments=real, cache=cache, logits_at=last, **encoded
-        )
+        given = {"segments": real, "cache": cache, "logits_at": last, **encoded}
+        return _last_logits(model, mesh, params, tokens, **given)
 
     def next_part(carry: tuple[Array, Cache], at: Int[Array, ""]):
         kept, cache = carry
@@ -95,6 +102,7 @@ def decode_step(
     context: Context,
     *,
     dtype: DTypeLike = jnp.float32,
+    mesh: Mesh | None = None,
 ) -> tuple[Float[Array, "*batch V"], Context]:
     """Read one more token of each row.
 
@@ -107,6 +115,7 @@ def decode_step(
         tokens: The next token of each row.
         context: What came before.
         dtype: Of the computation.
+        mesh: That of `prefill`.
 
     Returns:
         The logits after these tokens, and the context with them.
@@ -117,7 +126,7 @@ def decode_step(
     length = cache.length + 1
 
     def read_one() -> tuple[Array, Cache]:
-        return _last_logits(model, params, tokens[..., None], cache=cache)
+        return _last_logits(model, mesh, params, tokens[..., None], cache=cache)
 
     def read_again() -> tuple[Array, Cache]:
         empty = jax.tree.map(jnp.zeros_like, cache)
@@ -131,6 +140,7 @@ def decode_step(
         )
         return _last_logits(
             model,
+            mesh,
             params,
             text,
             segments=F.length_mask(length, text.shape[-1]).astype(jnp.int32),
@@ -146,12 +156,42 @@ def decode_step(
 
 
 def _last_logits(
-    model: Transformer, params: Any, tokens: Int[Array, "*batch T"], **arguments: Any
+    model: Transformer,
+    mesh: Mesh | None,
+    params: Any,
+    tokens: Int[Array, "*batch T"],
+    **arguments: Any,
 ) -> tuple[Float[Array, "*batch V"], Cache]:
     """Apply a model that gives the logits of one token a row, and its cache."""
-    found: Any = model.apply({"params": params}, tokens, **arguments)
-    logits, cache = found
+    given = {name: value for name, value in arguments.items() if value is not None}
+    if mesh is not None:
+        model = model.clone(axes=replace(axes_of(mesh.shape), context=None))
+
+    def apply(params: Any, tokens: Array, given: dict[str, Any]) -> Any:
+        return model.apply({"params": params}, tokens, **given)
+
+    if mesh is not None:
+        rows, tensor = batch_spec(mesh.shape)[0], model.axes.tensor
+        cache_specs = _cache_specs(rows, tensor)
+        specs = {name: cache_specs if name == "cache" else P(rows) for name in given}
+        apply = jax.shard_map(
+            apply,
+            mesh=mesh,
+            in_specs=(parameter_specs(model.config, mesh.shape), P(rows), specs),
+            out_specs=(P(rows, None, tensor), cache_specs),
+        )
+    logits, cache = apply(params, tokens, given)
     return logits[..., 0, :], cache
+
+
+def _cache_specs(rows: Any, heads: str | None) -> Any:
+    """How a cache is shared out: rows, and key-value heads."""
+    parts: Any = {
+        "layers": P(None, rows, None, heads),
+        "tail": P(rows, None, heads),
+        "capacity": P(),
+    }
+    return Cache(**{name: parts.get(name, P(rows)) for name in Cache._fields})
 
 
 def _with_sources(fresh: tuple[LayerCache, ...], old: tuple[LayerCache, ...]):

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax.traverse_util import unflatten_dict
+from flax.traverse_util import flatten_dict, unflatten_dict
+from jax.sharding import Mesh, NamedSharding
 from jax.typing import DTypeLike
 
 from jaxformer import config as c
@@ -22,6 +23,7 @@ from jaxformer.interop.settings import REMEDY, Settings
 from jaxformer.interop.shapes import parameter_shapes
 from jaxformer.interop.tables import EMBEDDING, HEAD, Link, links, uncovered
 from jaxformer.interop.transforms import Shape
+from jaxformer.parallel import abstract_parameters, check_fits, put, shardings
 
 ALIGNMENT = 64  # bytes; JAX takes over numpy memory so aligned on a CPU without copying it
 SHOWN_FROM_BYTES = 1 << 30
@@ -36,7 +38,11 @@ class Pretrained(NamedTuple):
 
 
 def load_pretrained(
-    folder: str | Path, dtype: DTypeLike | None = None, *, ignore: Collection[str] = ()
+    folder: str | Path,
+    dtype: DTypeLike | None = None,
+    *,
+    ignore: Collection[str] = (),
+    mesh: Mesh | None = None,
 ) -> Pretrained:
     """Read a Hugging Face folder: ``config.json`` and safetensors, in one file or in shards.
 
@@ -55,6 +61,8 @@ def load_pretrained(
         folder: Where ``config.json`` is.
         dtype: Of the parameters; None is float32, which is what a model's init makes.
         ignore: Attributes of config.json that change nothing in the model, by your word.
+        mesh: Devices to share the parameters out to, so that none needs to hold all; None puts
+            them on the first one.
 
     Returns:
         The configuration, and parameters as the model's ``init`` makes them.
@@ -62,7 +70,8 @@ def load_pretrained(
     Raises:
         ValueError: There is no config.json, or no safetensors; a file is truncated or corrupt; the
             model_type is unknown; config.json has what jaxformer does not honour; tensors are
-            missing, left over, or of another shape or kind than config.json says.
+            missing, left over, or of another shape or kind than config.json says; the model does
+            not fit the mesh.
     """
     folder = Path(folder).expanduser()
     dtype = np.dtype(jnp.float32 if dtype is None else dtype)
@@ -76,7 +85,12 @@ def load_pretrained(
     shapes = parameter_shapes(config)
     found = links(family.table, config, shapes)
     _check_tensors(family, found, stored, shapes, folder)
-    return Pretrained(config, _fill(found, stored, shapes, jax.dtypes.canonicalize_dtype(dtype)))
+    places: dict[str, NamedSharding] = {}
+    if mesh is not None:
+        check_fits(config, mesh.shape)
+        places = flatten_dict(shardings(abstract_parameters(config, mesh)), sep="/")
+    dtype = jax.dtypes.canonicalize_dtype(dtype)
+    return Pretrained(config, _fill(found, stored, shapes, dtype, places))
 
 
 def load_config(folder: str | Path, *, ignore: Collection[str] = ()) -> c.TransformerConfig:
@@ -245,6 +259,7 @@ def _fill(
     stored: Mapping[str, files.Stored],
     shapes: Mapping[str, Shape],
     dtype: np.dtype,
+    places: Mapping[str, NamedSharding],
 ) -> dict[str, Any]:
     """Read every tensor into its place."""
     arrays = {path: _empty(shape, dtype) for path, shape in shapes.items()}
@@ -259,7 +274,8 @@ def _fill(
             tell(where.stop - where.start)
     leaves: dict[str, Any] = {}
     for path in list(arrays):
-        leaves[path] = jax.device_put(arrays.pop(path))
+        array = arrays.pop(path)
+        leaves[path] = put(array, places[path]) if path in places else jax.device_put(array)
     return unflatten_dict(leaves, sep="/")
 
 

@@ -66,6 +66,7 @@ def empty_cache(
     capacity: int,
     *,
     dtype: DTypeLike = jnp.float32,
+    devices: int = 1,
 ) -> Cache:
     """A cache with nothing in it.
 
@@ -74,9 +75,11 @@ def empty_cache(
         batch: Batch axes of the tokens to come, such as ``(8,)``.
         capacity: Most tokens a row will have.
         dtype: Of keys and values; that of the computation.
+        devices: That heads are shared out among. Where they are more than key-value heads, each
+            keeps the one head that it reads.
 
     Returns:
-        The cache, to be passed to the model with the first tokens.
+        The cache of all devices together, to be passed to the model with the first tokens.
 
     Raises:
         ValueError: An encoder alone, no room at all, or more than the learned positions.
@@ -90,7 +93,8 @@ def empty_cache(
             f"The model has {config.max_length} learned positions; a cache for {capacity} tokens "
             "is more than it can fill."
         )
-    heads = (config.attention.num_kv_heads, config.attention.head_dim)
+    kv_heads = config.attention.num_kv_heads
+    heads = (devices if kv_heads % devices else kv_heads, config.attention.head_dim)
     repeats, rest = divmod(config.num_layers, config.period)
 
     def layer(index: int, *stacked: int) -> LayerCache:

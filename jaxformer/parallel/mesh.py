@@ -89,12 +89,17 @@ def token_axes(sizes: Mapping[str, int]) -> tuple[str, ...]:
     return tuple(name for name in (*ROWS, "context") if name in sizes)
 
 
+def row_shares(sizes: Mapping[str, int]) -> int:
+    """Among how many groups of devices the rows of a batch are shared out."""
+    return math.prod(sizes.get(name, 1) for name in ROWS)
+
+
 def check_fits(
     config: c.TransformerConfig,
     sizes: Mapping[str, int],
     *,
-    batch_size: int,
-    lengths: Sequence[int],
+    batch_size: int | None = None,
+    lengths: Sequence[int] = (),
     accumulation: int = 1,
 ) -> None:
     """Refuse what cannot be shared out evenly, before anything is compiled.
@@ -102,7 +107,7 @@ def check_fits(
     Args:
         config: The model.
         sizes: Devices along each axis.
-        batch_size: Rows of a batch, over all devices.
+        batch_size: Rows of a batch, over all devices; None for the model alone.
         lengths: Those of the sequences in a row: of tokens, and of sources.
         accumulation: In how many parts a device works through its rows.
 
@@ -110,9 +115,9 @@ def check_fits(
         ValueError: All that does not fit, with both numbers.
     """
     n = {name: sizes.get(name, 1) for name in AXES}
-    parts = math.prod(n[name] for name in ROWS) * accumulation
+    parts = row_shares(n) * accumulation
     problems = []
-    if batch_size % parts:
+    if batch_size is not None and batch_size % parts:
         over = " x ".join(f"{name} {n[name]}" for name in ROWS if n[name] > 1 or name == "data")
         problems.append(
             f"batch_size {batch_size} must be a multiple of {over} x accumulation {accumulation} "

@@ -42,6 +42,17 @@ def parameter_specs(config: TransformerConfig, sizes: Mapping[str, int]) -> Any:
     return jax.tree.map(one, _noted(config), is_leaf=lambda x: isinstance(x, nn.Partitioned))
 
 
+def abstract_parameters(config: TransformerConfig, mesh: Mesh | None) -> Any:
+    """Shapes, dtypes and places of a model's parameters, on one device if there is no mesh."""
+    shapes = jax.tree.map(
+        lambda x: x.value, _noted(config), is_leaf=lambda x: isinstance(x, nn.Partitioned)
+    )
+    if mesh is None:
+        return shapes
+    specs = parameter_specs(config, mesh.shape)
+    return jax.tree.map(lambda x, spec: x.update(sharding=NamedSharding(mesh, spec)), shapes, specs)
+
+
 @cache
 def _noted(config: TransformerConfig) -> Any:
     """Shapes of the parameters with what their axes count."""
@@ -87,14 +98,19 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, P())
 
 
+def put(x: np.ndarray, sharding: NamedSharding) -> jax.Array:
+    """Give each device its part of what every process has."""
+    return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
+
+
 def put_whole(tree: Any, mesh: Mesh) -> Any:
-    """A copy of what all processes have on every device."""
-    return jax.tree.map(
-        lambda x: jax.make_array_from_callback(
-            np.shape(x), replicated(mesh), np.asarray(x).__getitem__
-        ),
-        tree,
-    )
+    """A copy of what every process has on every device."""
+    return jax.tree.map(lambda x: put(np.asarray(x), replicated(mesh)), tree)
+
+
+def shardings(tree: Any) -> Any:
+    """Where each array is, or is to be."""
+    return jax.tree.map(lambda x: x.sharding, tree)
 
 
 def batch_spec(sizes: Mapping[str, int]) -> P:
@@ -121,7 +137,7 @@ def put_batch(batch: Rows, mesh: Mesh, batch_size: int) -> Rows:
     sharding = NamedSharding(mesh, batch_spec(mesh.shape))
     rows = local_rows(mesh, batch_size)
 
-    def put(given: Any) -> jax.Array:
+    def place(given: Any) -> jax.Array:
         x = np.asarray(given)
         first = 0 if len(x) == batch_size else rows.start
         if len(x) not in (batch_size, rows.stop - rows.start):
@@ -138,4 +154,4 @@ def put_batch(batch: Rows, mesh: Mesh, batch_size: int) -> Rows:
 
         return jax.make_array_from_callback((batch_size, x.shape[1]), sharding, part)
 
-    return jax.tree.map(put, batch)
+    return jax.tree.map(place, batch)

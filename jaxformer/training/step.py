@@ -22,6 +22,7 @@ from jaxformer.parallel import (
     batch_spec,
     parameter_specs,
     replicated,
+    shardings,
     specs_like,
     token_axes,
 )
@@ -98,11 +99,6 @@ def abstract_state(
         shapes,
         TrainState(*kept),
     )
-
-
-def shardings(tree: Any) -> Any:
-    """Where each array is."""
-    return jax.tree.map(lambda x: x.sharding, tree)
 
 
 def _start(

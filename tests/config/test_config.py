@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 
 import experiments.generate
 import experiments.pretrain
+import experiments.training_run
+import experiments.translate
 import jaxformer
-from jaxformer import Transformer, costs
+from jaxformer import Transformer, costs, parallel
 from jaxformer import config as c
 from jaxformer.data import corpus, tokenizers
 from jaxformer.generation import samplers
@@ -101,15 +103,19 @@ def test_frozen_keyword_only_and_hashable(kind):
 
 
 DOCUMENTED = [k for k in CHOICES if k in CONFIG or k in dataclasses_of(samplers)]
-DOCUMENTED += [experiments.pretrain.Pretrain, experiments.generate.Generate]
+DOCUMENTED += [experiments.training_run.Run, experiments.pretrain.Pretrain]
+DOCUMENTED += [experiments.translate.Translate, experiments.generate.Generate]
+DOCUMENTED += [parallel.MeshConfig, parallel.Hosts]
 
 
 @pytest.mark.parametrize("kind", DOCUMENTED, ids=lambda k: k.__name__)
 def test_every_field_is_documented(kind):
-    """In order, and nothing that is no field. The command line's help is taken from there."""
+    """In order, where it is first, and nothing that is no field. --help is taken from there."""
     section = kind.__doc__.partition("Attributes:\n")[2].split("\n\n")[0]
     documented = re.findall(r"^ {8}(\w+): [A-Z\"'\d]", section, flags=re.MULTILINE)
-    assert documented == [f.name for f in dataclasses.fields(kind)]
+    inherited = {f.name for base in kind.__mro__[1:-1] for f in dataclasses.fields(base)}
+    own = [name for name in kind.__annotations__ if name not in inherited]
+    assert documented == own
 
 
 # Any configuration. beartype, which checks constructors here, draws random numbers, and hypothesis

@@ -472,7 +472,7 @@ def test_a_sample_that_has_no_room_is_left_out(whole, capsys):
     model = replace(MODEL, embedding=Embedding(positions=Learned(max_length=16)))
     run = replace(BASE, model=model, prompt="sixteen letters.")
     text = pretrain.Text(load_tokenizer(whole[0]), None, None, 2.0)
-    PRINT_SAMPLE(run, text, None)
+    PRINT_SAMPLE(run, text, None, None)
     said = "No sample: the prompt's 17 tokens fill the length of 16.\n"
     assert capsys.readouterr().out == said
 

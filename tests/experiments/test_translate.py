@@ -121,7 +121,7 @@ def test_a_run_writes_its_numbers_its_tokenizer_and_its_checkpoints(whole):
 def test_a_resumed_run_ends_bitwise_where_an_uninterrupted_one_does(whole, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
-        translate, "decode", lambda run, params, tokenizer, dates, _: [""] * len(dates)
+        translate, "decode", lambda run, params, mesh, tokenizer, dates, _: [""] * len(dates)
     )
     translate.main(replace(BASE, steps=2))
     translate.main(replace(BASE, steps=4, resume=True))
@@ -160,7 +160,8 @@ def test_what_is_decoded_is_what_the_model_finds_most_likely(whole):
     tokenizer, params = data.load_tokenizer(whole[0]), params_of(whole[0])
     dates = translate.held_out(BASE, 3)
     model = jax.jit(Transformer(BASE.model).apply)
-    found = list(translate.decode(BASE, params, tokenizer, dates, Greedy()))
+    mesh = make_mesh(MeshConfig(), jax.devices()[:1])
+    found = list(translate.decode(BASE, params, mesh, tokenizer, dates, Greedy()))
     assert len(found) == len(dates)
     length = max(len(date.text) for date in dates)
     for date, text in zip(dates, found, strict=True):

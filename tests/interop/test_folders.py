@@ -236,7 +236,7 @@ def test_memory_stays_near_one_copy(tmp_path):
     stored = files.open_folder(folder)
     tracemalloc.start()
     try:
-        params = load._fill(links, stored, ours, np.dtype(np.float32))
+        params = load._fill(links, stored, ours, np.dtype(np.float32), {})
         kept, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -1,0 +1,43 @@
+"""Which devices a run uses, in this process and in the others."""
+
+import contextlib
+import json
+from dataclasses import replace
+
+import jax
+
+from experiments.resuming import flatten
+from experiments.training_run import Run
+from jaxformer import parallel
+from jaxformer.config import to_json
+from jaxformer.parallel import Hosts
+
+
+def prepare_devices(run: Run) -> None:
+    """Simulate as many as asked for, where they are a CPU's; join the other processes."""
+    simulate(run.devices)
+    if run.distributed:
+        parallel.join(run.hosts)
+        alike = replace(run, hosts=Hosts(patience=run.hosts.patience))
+        parallel.refuse_differences(flatten(json.loads(to_json(alike))))
+
+
+def simulate(count: int | None) -> None:
+    """On a CPU, so many devices; elsewhere they are what they are."""
+    if count is not None:
+        with contextlib.suppress(RuntimeError):  # JAX runs already; then it has what it has
+            jax.config.update("jax_num_cpu_devices", count)
+
+
+def chosen_devices(count: int | None) -> list[jax.Device]:
+    """The first devices of each process, or all."""
+    everyone = jax.devices()
+    if count is None:
+        return everyone
+    by_process: dict[int, list[jax.Device]] = {}
+    for device in everyone:
+        by_process.setdefault(device.process_index, []).append(device)
+    fewest = min(map(len, by_process.values()))
+    if not 1 <= count <= fewest:
+        raise ValueError(f"Asked for {count} devices; this machine has {fewest}.")
+    return [device for devices in by_process.values() for device in devices[:count]]

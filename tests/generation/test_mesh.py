@@ -1,0 +1,122 @@
+"""Text that many devices continue together is that of one."""
+
+import functools
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxformer
+from jaxformer import zoo
+from jaxformer.config import EncoderDecoder
+from jaxformer.generation import Beam, Greedy, Sample, decode, stream
+from jaxformer.parallel import MeshConfig, abstract_parameters, make_mesh, shardings
+
+pytestmark = pytest.mark.usefixtures("no_checks_of_annotations")
+
+PROMPT = [[5, 1, 9, 3], [7], [2, 8, 6, 4, 5, 3]]
+SOURCE = [[3, 9, 4], [1, 2, 3, 4, 5, 6], [8]]
+SAMPLERS = {
+    "greedy": Greedy(),
+    "sample": Sample(temperature=1.5, top_p=0.99, repetition_penalty=1.1),
+    "beam": Beam(num_beams=3),
+}
+
+
+@functools.cache
+def model(name):
+    config, rng = zoo.get(name).tiny(), np.random.default_rng(0)
+
+    def draw(path, x):
+        return np.float32(0.3 * rng.normal(size=x.shape) + (path[-1].key == "scale"))
+
+    return config, jax.tree_util.tree_map_with_path(draw, abstract_parameters(config, None))
+
+
+def mesh_of(devices=8, **sizes):
+    return make_mesh(MeshConfig(**sizes), jax.devices()[:devices])
+
+
+def request(config, sampler, new=7):
+    rows = {"prompt": PROMPT}
+    if isinstance(config.topology, EncoderDecoder):
+        rows = {"prompt": [[1], [1], [1]], "source": SOURCE}
+    return {**rows, "sampler": SAMPLERS[sampler], "key": jax.random.key(4), "max_new_tokens": new}
+
+
+@functools.cache
+def on_one_device(name, sampler):
+    config, params = model(name)
+    text = np.asarray(jaxformer.generate(config, params, **request(config, sampler)))
+    assert len(np.unique(text[:, -7:])) > 5, "the text says nothing"
+    return text
+
+
+CASES = [
+    ("llama-2-70b", "greedy", dict(tensor=4, data=2)),  # more devices than key-value heads
+    ("llama-2-70b", "sample", dict(fsdp=2, tensor=2, data=2)),
+    ("llama-2-70b", "beam", dict(tensor=2, data=4)),
+    ("gemma-2-2b", "sample", dict(tensor=2, fsdp=4)),
+    ("mixtral-8x7b", "sample", dict(expert=2, tensor=2, data=2)),
+    ("bloom-560m", "sample", dict(tensor=4, data=2)),
+    ("t5-small", "beam", dict(tensor=2, fsdp=2, data=2)),
+    ("transformer-base", "sample", dict(tensor=4, data=2)),
+    ("llama-2-70b", "greedy", dict(context=4, tensor=2)),  # context does the same work again
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join((*case[:2], *case[2])))
+def test_tokens_are_those_of_one_device(case):
+    name, sampler, sizes = case
+    config, params = model(name)
+    found = jaxformer.generate(config, params, mesh=mesh_of(**sizes), **request(config, sampler))
+    np.testing.assert_array_equal(found, on_one_device(name, sampler))
+
+
+def test_tokens_stream_from_a_mesh_and_prompts_are_read_in_chunks():
+    config, params = model("llama-2-70b")
+    expected = on_one_device("llama-2-70b", "greedy")
+    given = request(config, "greedy") | {"mesh": mesh_of(tensor=2, data=4), "prefill_chunk": 2}
+    tokens = np.stack(list(stream(config, params, **given)), axis=-1)
+    for row, prompt, whole in zip(tokens, PROMPT, expected, strict=True):
+        np.testing.assert_array_equal(row, whole[len(prompt) : len(prompt) + 7])
+    one = np.asarray(
+        jaxformer.generate(config, params, PROMPT[0], mesh=given["mesh"], max_new_tokens=7)
+    )
+    np.testing.assert_array_equal(one, expected[0, : len(PROMPT[0]) + 7])
+
+
+def test_no_device_needs_room_for_the_whole_model():
+    """Parameters, caches and everything between them, as the compiler counts it."""
+    config = zoo.get("llama-2-70b").tiny()
+    heads = replace(config.attention, num_kv_heads=config.attention.num_heads)
+    config = replace(config, num_layers=24, attention=heads)
+    mesh = mesh_of(tensor=4, fsdp=2)
+    shapes = abstract_parameters(config, mesh)
+    blank = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
+    params = jax.device_put(blank, shardings(shapes))
+    whole = sum(x.nbytes for x in jax.tree.leaves(params))
+    for device in mesh.devices.flat:
+        held = sum(
+            shard.data.nbytes
+            for x in jax.tree.leaves(params)
+            for shard in x.addressable_shards
+            if shard.device == device
+        )
+        assert held < whole / 6
+    plan = decode.Plan(config, 4, None, jnp.dtype(jnp.float32), mesh)
+    given = decode.make_request(config, [[1, 2]] * 2, max_new_tokens=4)
+    key = jax.random.key(0)
+    lowered = decode._generate.lower(
+        plan, Greedy(), *decode._spread(mesh, config, params, given, key)
+    )
+    memory = lowered.compile().memory_analysis()
+    assert memory.argument_size_in_bytes + memory.temp_size_in_bytes < whole / 3
+
+
+def test_a_mesh_that_does_not_fit_is_refused():
+    config, params = model("llama-2-70b")
+    with pytest.raises(ValueError, match=r"num_heads 4 is not divisible by tensor 8"):
+        jaxformer.generate(config, params, PROMPT, max_new_tokens=2, mesh=mesh_of(tensor=8))
