@@ -17,16 +17,17 @@ from jaxformer.layers.embedding import Table
 from jaxformer.layers.guide import Guide, Places
 from jaxformer.layers.mode import Mode
 from jaxformer.layers.norms import Norm
-from jaxformer.layers.parameters import GATHERED, my_share
+from jaxformer.layers.parameters import my_share
 
-UNGATHERED = jax.checkpoint_policies.save_anything_except_these_names(GATHERED)
+# What stands between a kernel's shares and its product: to keep that would be to keep the kernel.
+ON_THE_WAY = ("all_gather", "pvary", "reshape", "transpose", "squeeze", "broadcast_in_dim")
 
 
 def all_but_gathered(primitive: Any, *inputs: Any, **options: Any) -> bool:
     """A remat policy: keep everything but whole kernels, and complex numbers, which JAX cannot."""
     if primitive.name == "complex" or any(jnp.iscomplexobj(x) for x in inputs):
         return False
-    return UNGATHERED(primitive, *inputs, **options)
+    return primitive.name not in ON_THE_WAY
 
 
 POLICIES = {
