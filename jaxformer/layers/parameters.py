@@ -81,6 +81,8 @@ def parameter(
     over = [mesh_axis(logical, n, mode.axes) for logical, n in zip(names, shape, strict=True)]
     local = tuple(n // shards(axis) for n, axis in zip(shape, over, strict=True))
     value = module.param(name, draw, local, jnp.float32)
+    if "kv_heads" in names and mode.axes.tensor not in over:  # copies, of which each reads a part
+        value = F.to_parts(value, mode.axes.tensor)
     for i, axis in enumerate(over):
         if axis is not None and names[i] == "model":
             value = F.gather_shares(value, axis, i, dtype)
