@@ -8,8 +8,11 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
+
+SUM = "sum of parts"  # by which a policy of `jax.checkpoint` knows what was added up
 
 
 def varies_over(x: Array) -> frozenset[str]:
@@ -71,7 +74,8 @@ def sum_parts(x: Float[Array, "..."], axis_name: str | None) -> Float[Array, "..
     """
     if axis_name is None:
         return x
-    return jax.lax.psum(varying(x, axis_name).astype(jnp.float32), axis_name).astype(x.dtype)
+    total = jax.lax.psum(varying(x, axis_name).astype(jnp.float32), axis_name)
+    return checkpoint_name(total.astype(x.dtype), SUM)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))

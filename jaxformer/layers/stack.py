@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer import config as c
 from jaxformer import functional as F
+from jaxformer.functional.collectives import SUM
 from jaxformer.layers import guide as g
 from jaxformer.layers.block import NO_GUIDE, Block
 from jaxformer.layers.cache import NOWHERE, Cache, LayerCache, turns, windows
@@ -32,7 +33,10 @@ def all_but_gathered(primitive: Any, *inputs: Any, **options: Any) -> bool:
 
 POLICIES = {
     "none": all_but_gathered,
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "dots": jax.checkpoint_policies.save_from_both_policies(
+        jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+        jax.checkpoint_policies.save_only_these_names(SUM),
+    ),
     "full": jax.checkpoint_policies.nothing_saveable,
 }
 LayerCaches = tuple[LayerCache | None, ...]
