@@ -20,6 +20,17 @@ NO_GUIDE = Guide()
 Branch = Callable[[Float[Array, "*batch T D"]], Float[Array, "*batch T D"]]
 
 
+def adds_up_once(config: c.TransformerConfig) -> bool:
+    """Whether devices add up once for all branches, since nothing is done to the sum of each."""
+    match config.block:
+        case "parallel_shared_norm":
+            return True
+        case "parallel":
+            return config.placement == "pre"
+        case "serial":
+            return False
+
+
 class Block(nn.Module):
     """The residual branches of one layer, one after the other or side by side.
 
@@ -49,7 +60,7 @@ class Block(nn.Module):
 
         Without a `memory`, cross-attention reads what the cache has kept of an earlier one.
         """
-        cfg, choice, together = self.config, self.choice, self.together
+        cfg, choice, together = self.config, self.choice, adds_up_once(self.config)
         attention = Attention(
             cfg, choice.positions, self.mode, self.causal, parts=together, name="attention"
         )
@@ -73,17 +84,6 @@ class Block(nn.Module):
         x = self.add_up(x, branches)
         return x, None if own is None else LayerCache(own, source)
 
-    @property
-    def together(self) -> bool:
-        """Whether devices add up once for all branches, since nothing is done to each one's sum."""
-        match self.config.block:
-            case "parallel_shared_norm":
-                return True
-            case "parallel":
-                return self.config.placement == "pre"
-            case "serial":
-                return False
-
     def to_parts(self, x: Float[Array, "*batch T D"]) -> Float[Array, "*batch T D"]:
         """Once for all branches; but a router must have what all devices have."""
         routed = isinstance(self.choice.feed_forward, c.Experts)
@@ -97,7 +97,7 @@ class Block(nn.Module):
             case "serial":
                 for name, branch in branches.items():
                     x = self.add(x, self.branch(x, [branch], f"{name}_norm"), f"{name}_norm")
-            case "parallel" if self.together:
+            case "parallel" if adds_up_once(self.config):
                 shared = self.to_parts(x)
                 parts = [self.branch(shared, [b], f"{n}_norm") for n, b in branches.items()]
                 x = x + F.sum_parts(reduce(add, parts), self.mode.axes.tensor)

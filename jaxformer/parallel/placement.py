@@ -39,11 +39,11 @@ def parameter_specs(config: TransformerConfig, sizes: Mapping[str, int]) -> Any:
         pairs = zip(names, shape, strict=True)
         return P(*(mesh_axis(name, size, axes, sizes) for name, size in pairs))
 
-    return jax.tree.map(one, _noted(config), is_leaf=lambda x: isinstance(x, nn.Partitioned))
+    return jax.tree.map(one, noted_parameters(config), is_leaf=lambda x: isinstance(x, nn.Partitioned))
 
 
 @cache
-def _noted(config: TransformerConfig) -> Any:
+def noted_parameters(config: TransformerConfig) -> Any:
     """Shapes of the parameters with what their axes count."""
     blank, model = jnp.zeros((1, 2), jnp.int32), Transformer(config, annotate=True)
     source = blank if isinstance(config.topology, EncoderDecoder) else None
