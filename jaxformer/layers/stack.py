@@ -101,7 +101,9 @@ class Stack(nn.Module):
         )
         stacked: Any = (None,) * period if cache is None else cache.layers
         tail: Any = (None,) * rest if cache is None else cache.tail
+        loose = replace(self.mode, scan=False)  # layers that no loop keeps apart
         if repeats:
+            mode = self.mode if repeats > 1 else loose
             layers = nn.scan(
                 Period,
                 variable_axes={"params": 0, "intermediates": 0, "router": 0},
@@ -110,10 +112,10 @@ class Stack(nn.Module):
                 in_axes=(nn.broadcast, nn.broadcast, nn.broadcast, 0),
                 length=repeats,
                 unroll=1 if self.mode.scan else repeats,
-            )(self.config, period, self.causal, self.mode, name="layers")
+            )(self.config, period, self.causal, mode, name="layers")
             x, stacked = layers(x, guides, memory, memory_guide, stacked)
         if rest:
-            last = Period(self.config, rest, self.causal, self.mode, name="tail")
+            last = Period(self.config, rest, self.causal, loose, name="tail")
             x, tail = last(x, guides[:rest], memory, memory_guide, tail)
         if self.config.final_norm:
             x = Norm(self.config.norm, self.mode, name="final_norm")(x)
