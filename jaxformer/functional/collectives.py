@@ -8,8 +8,11 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
+
+SUM = "sum of parts"  # by which a policy of `jax.checkpoint` knows what was added up
 
 
 def varies_over(x: Array) -> frozenset[str]:
@@ -71,7 +74,8 @@ def sum_parts(x: Float[Array, "..."], axis_name: str | None) -> Float[Array, "..
     """
     if axis_name is None:
         return x
-    return jax.lax.psum(varying(x, axis_name).astype(jnp.float32), axis_name).astype(x.dtype)
+    total = jax.lax.psum(varying(x, axis_name).astype(jnp.float32), axis_name)
+    return checkpoint_name(total.astype(x.dtype), SUM)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
@@ -99,7 +103,8 @@ def gather_shares(
 
 
 def _gather_forward(x: Array, axis_name: str, axis: int, dtype: DTypeLike):
-    return gather_shares(x, axis_name, axis, dtype), x
+    whole = jax.lax.all_gather(x.astype(dtype), axis_name, axis=axis, tiled=True)
+    return whole, x  # not by gather_shares itself, which would hide the gather from `remat`
 
 
 def _gather_backward(axis_name: str, axis: int, dtype: DTypeLike, x: Array, dy: Array):

@@ -20,6 +20,17 @@ NO_GUIDE = Guide()
 Branch = Callable[[Float[Array, "*batch T D"]], Float[Array, "*batch T D"]]
 
 
+def adds_up_once(config: c.TransformerConfig) -> bool:
+    """Whether devices add up once for all branches, since nothing is done to the sum of each."""
+    match config.block:
+        case "parallel_shared_norm":
+            return True
+        case "parallel":
+            return config.placement == "pre"
+        case "serial":
+            return False
+
+
 class Block(nn.Module):
     """The residual branches of one layer, one after the other or side by side.
 
@@ -49,8 +60,7 @@ class Block(nn.Module):
 
         Without a `memory`, cross-attention reads what the cache has kept of an earlier one.
         """
-        cfg, choice = self.config, self.choice
-        together = cfg.block == "parallel_shared_norm"  # so that devices add up once for both
+        cfg, choice, together = self.config, self.choice, adds_up_once(self.config)
         attention = Attention(
             cfg, choice.positions, self.mode, self.causal, parts=together, name="attention"
         )
@@ -74,6 +84,11 @@ class Block(nn.Module):
         x = self.add_up(x, branches)
         return x, None if own is None else LayerCache(own, source)
 
+    def to_parts(self, x: Float[Array, "*batch T D"]) -> Float[Array, "*batch T D"]:
+        """Once for all branches; but a router must have what all devices have."""
+        routed = isinstance(self.choice.feed_forward, c.Experts)
+        return x if routed else F.to_parts(x, self.mode.axes.tensor)
+
     def add_up(
         self, x: Float[Array, "*batch T D"], branches: dict[str, Branch]
     ) -> Float[Array, "*batch T D"]:
@@ -82,6 +97,10 @@ class Block(nn.Module):
             case "serial":
                 for name, branch in branches.items():
                     x = self.add(x, self.branch(x, [branch], f"{name}_norm"), f"{name}_norm")
+            case "parallel" if adds_up_once(self.config):
+                shared = self.to_parts(x)
+                parts = [self.branch(shared, [b], f"{n}_norm") for n, b in branches.items()]
+                x = x + F.sum_parts(reduce(add, parts), self.mode.axes.tensor)
             case "parallel":
                 each = {f"{n}_norm": self.branch(x, [b], f"{n}_norm") for n, b in branches.items()}
                 for norm, y in each.items():
@@ -94,14 +113,14 @@ class Block(nn.Module):
         self, x: Float[Array, "*batch T D"], functions: list[Branch], norm: str
     ) -> Float[Array, "*batch T D"]:
         """The sum of functions of x that share the norms before and after them."""
-        cfg, tensor = self.config, self.mode.axes.tensor
+        cfg = self.config
         if cfg.placement in ("pre", "sandwich"):
             x = Norm(cfg.norm, self.mode, name=f"pre_{norm}")(x)
-        if len(functions) > 1 and not isinstance(self.choice.feed_forward, c.Experts):
-            x = F.to_parts(x, tensor)  # once for all; a router must have what all devices have
+        if len(functions) > 1:
+            x = self.to_parts(x)
         y = reduce(add, [function(x) for function in functions])
         if len(functions) > 1:
-            y = F.sum_parts(y, tensor)
+            y = F.sum_parts(y, self.mode.axes.tensor)
         y = dropout(self, y, cfg.dropout.residual, self.mode)
         if cfg.placement in ("sandwich", "branch_out"):
             y = Norm(cfg.norm, self.mode, name=f"post_{norm}")(y)

@@ -33,7 +33,8 @@ class Norm(nn.Module):
         names = self.names or (None,) * len(shape)
 
         def learned(name: str, start: Callable) -> Float[Array, "..."]:
-            return parameter(self, name, start, shape, names, self.mode)
+            whole = parameter(self, name, start, shape, names, self.mode)
+            return F.varying(whole, *F.varies_over(x))  # before it is as large as x
 
         scale = bias = None
         if cfg.parameters != "none":

@@ -6,7 +6,6 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
@@ -16,7 +15,6 @@ from jaxformer.layers.mode import Axes, Mode
 # What an axis of a parameter counts; one that is never shared out has no name.
 Logical = Literal["model", "heads", "kv_heads", "hidden", "vocabulary", "experts"]
 Names = tuple[Logical | None, ...]
-GATHERED = "gathered"
 
 
 def mesh_axis(
@@ -65,8 +63,7 @@ def parameter(
     """Declare a parameter and give what this device computes with.
 
     That is its share along the axes of `tensor` and `expert`. Over `fsdp` it is gathered here, so
-    inside a loop over layers one layer at a time; the gradient is scattered in turn. What is
-    gathered has the name GATHERED, for `remat` to leave it out of what the backward pass is kept.
+    inside a loop over layers one layer at a time; the gradient is scattered in turn.
 
     Args:
         module: Whose it is.
@@ -84,9 +81,11 @@ def parameter(
     over = [mesh_axis(logical, n, mode.axes) for logical, n in zip(names, shape, strict=True)]
     local = tuple(n // shards(axis) for n, axis in zip(shape, over, strict=True))
     value = module.param(name, draw, local, jnp.float32)
+    if "kv_heads" in names and mode.axes.tensor not in over:  # copies, of which each reads a part
+        value = F.to_parts(value, mode.axes.tensor)
     for i, axis in enumerate(over):
         if axis is not None and names[i] == "model":
-            value = checkpoint_name(F.gather_shares(value, axis, i, dtype), GATHERED)
+            value = F.gather_shares(value, axis, i, dtype)
     return value.astype(dtype)
 
 

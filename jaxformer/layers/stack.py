@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer import config as c
 from jaxformer import functional as F
+from jaxformer.functional.collectives import SUM
 from jaxformer.layers import guide as g
 from jaxformer.layers.block import NO_GUIDE, Block
 from jaxformer.layers.cache import NOWHERE, Cache, LayerCache, turns, windows
@@ -17,21 +18,25 @@ from jaxformer.layers.embedding import Table
 from jaxformer.layers.guide import Guide, Places
 from jaxformer.layers.mode import Mode
 from jaxformer.layers.norms import Norm
-from jaxformer.layers.parameters import GATHERED, my_share
+from jaxformer.layers.parameters import my_share
 
-UNGATHERED = jax.checkpoint_policies.save_anything_except_these_names(GATHERED)
+# What stands between a kernel's shares and its product: to keep that would be to keep the kernel.
+ON_THE_WAY = ("all_gather", "pvary", "reshape", "transpose", "squeeze", "broadcast_in_dim")
 
 
 def all_but_gathered(primitive: Any, *inputs: Any, **options: Any) -> bool:
     """A remat policy: keep everything but whole kernels, and complex numbers, which JAX cannot."""
     if primitive.name == "complex" or any(jnp.iscomplexobj(x) for x in inputs):
         return False
-    return UNGATHERED(primitive, *inputs, **options)
+    return primitive.name not in ON_THE_WAY
 
 
 POLICIES = {
     "none": all_but_gathered,
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "dots": jax.checkpoint_policies.save_from_both_policies(
+        jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+        jax.checkpoint_policies.save_only_these_names(SUM),
+    ),
     "full": jax.checkpoint_policies.nothing_saveable,
 }
 LayerCaches = tuple[LayerCache | None, ...]
@@ -96,7 +101,9 @@ class Stack(nn.Module):
         )
         stacked: Any = (None,) * period if cache is None else cache.layers
         tail: Any = (None,) * rest if cache is None else cache.tail
+        loose = replace(self.mode, scan=False)  # layers that no loop keeps apart
         if repeats:
+            mode = self.mode if repeats > 1 else loose
             layers = nn.scan(
                 Period,
                 variable_axes={"params": 0, "intermediates": 0, "router": 0},
@@ -105,10 +112,10 @@ class Stack(nn.Module):
                 in_axes=(nn.broadcast, nn.broadcast, nn.broadcast, 0),
                 length=repeats,
                 unroll=1 if self.mode.scan else repeats,
-            )(self.config, period, self.causal, self.mode, name="layers")
+            )(self.config, period, self.causal, mode, name="layers")
             x, stacked = layers(x, guides, memory, memory_guide, stacked)
         if rest:
-            last = Period(self.config, rest, self.causal, self.mode, name="tail")
+            last = Period(self.config, rest, self.causal, loose, name="tail")
             x, tail = last(x, guides[:rest], memory, memory_guide, tail)
         if self.config.final_norm:
             x = Norm(self.config.norm, self.mode, name="final_norm")(x)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -10,15 +10,33 @@ import numpy as np
 from flax import linen as nn
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from jax.tree_util import keystr, tree_flatten_with_path, tree_map_with_path
+from jax.tree_util import (
+    keystr,
+    tree_flatten_with_path,
+    tree_leaves_with_path,
+    tree_map_with_path,
+)
 
 from jaxformer import functional as F
 from jaxformer.config import EncoderDecoder, TransformerConfig
 from jaxformer.layers import Transformer
-from jaxformer.layers.parameters import mesh_axis
+from jaxformer.layers.parameters import Names, mesh_axis
 from jaxformer.parallel.mesh import ROWS, axes_of
 
 Rows = TypeVar("Rows")
+
+
+class Leaf(NamedTuple):
+    """A parameter without its numbers: its path, its shape, and what each of its axes counts."""
+
+    path: tuple[str, ...]
+    shape: tuple[int, ...]
+    names: Names
+
+    def spec(self, sizes: Mapping[str, int]) -> P:
+        """How it is shared out over axes of these sizes."""
+        axes, pairs = axes_of(sizes), zip(self.names, self.shape, strict=True)
+        return P(*(mesh_axis(name, size, axes, sizes) for name, size in pairs))
 
 
 def parameter_specs(config: TransformerConfig, sizes: Mapping[str, int]) -> Any:
@@ -31,15 +49,19 @@ def parameter_specs(config: TransformerConfig, sizes: Mapping[str, int]) -> Any:
     Returns:
         A tree of `PartitionSpec`s, like the parameters.
     """
-    axes = axes_of(sizes)
+    specs = [leaf.spec(sizes) for leaf in leaves(config)]
+    return jax.tree.unflatten(jax.tree.structure(_noted(config), is_leaf=_is_noted), specs)
 
-    def one(noted: nn.Partitioned) -> P:
-        shape = noted.value.shape
-        names: Any = (*(None,) * (len(shape) - len(noted.names)), *noted.names)
-        pairs = zip(names, shape, strict=True)
-        return P(*(mesh_axis(name, size, axes, sizes) for name, size in pairs))
 
-    return jax.tree.map(one, _noted(config), is_leaf=lambda x: isinstance(x, nn.Partitioned))
+@cache
+def leaves(config: TransformerConfig) -> tuple[Leaf, ...]:
+    """The parameters of a model, which is not built for it."""
+    found = []
+    for path, noted in tree_leaves_with_path(_noted(config), is_leaf=_is_noted):
+        names: Any = (*(None,) * (noted.value.ndim - len(noted.names)), *noted.names)
+        words = tuple(keystr(path, simple=True, separator="/").split("/"))
+        found.append(Leaf(words, noted.value.shape, names))
+    return tuple(found)
 
 
 def abstract_parameters(config: TransformerConfig, mesh: Mesh | None) -> Any:
@@ -60,6 +82,10 @@ def _noted(config: TransformerConfig) -> Any:
     source = blank if isinstance(config.topology, EncoderDecoder) else None
     key = jax.random.key(0)
     return jax.eval_shape(lambda key: model.init(key, blank, source=source), key)["params"]
+
+
+def _is_noted(x: Any) -> bool:
+    return isinstance(x, nn.Partitioned)
 
 
 def specs_like(tree: Any, params: Any, specs: Any) -> Any:

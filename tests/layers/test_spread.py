@@ -2,6 +2,7 @@
 
 import functools
 import math
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxformer import Transformer, zoo
 from jaxformer import functional as F
-from jaxformer.config import EncoderDecoder
+from jaxformer.config import EncoderDecoder, QKNorm
 from jaxformer.parallel import (
     MeshConfig,
     axes_of,
@@ -23,6 +24,8 @@ from jaxformer.parallel import (
 
 pytestmark = pytest.mark.usefixtures("no_checks_of_annotations")
 
+LLAMA = zoo.get("llama-2-70b").tiny()
+OURS = {"norms of heads": replace(LLAMA, attention=replace(LLAMA.attention, qk_norm=QKNorm()))}
 BATCH, LENGTH = 8, 16
 BLANK = jnp.zeros((1, 2), int)
 
@@ -30,7 +33,7 @@ BLANK = jnp.zeros((1, 2), int)
 @functools.cache
 def on_one_device(name):
     """Configuration, parameters, batch, loss and gradients."""
-    config = zoo.get(name).tiny()
+    config = OURS.get(name) or zoo.get(name).tiny()
     rng = np.random.default_rng(0)
     tokens = jnp.asarray(rng.integers(0, config.vocab_size - 1, (BATCH, LENGTH + 1)))
     source = jnp.asarray(rng.integers(0, config.vocab_size - 1, (BATCH, LENGTH)))
@@ -98,6 +101,8 @@ MESHES = [
     ("phi-3-small", dict(tensor=2, context=4)),  # masks that differ by head
     ("gopher-280b", dict(tensor=2, context=2)),
     ("gpt-j-6b", dict(fsdp=2, tensor=2, context=2)),  # parallel branches that share a norm
+    ("pythia-70m", dict(fsdp=2, tensor=4)),  # parallel branches with a norm each
+    ("norms of heads", dict(fsdp=2, tensor=4)),
 ]
 
 
