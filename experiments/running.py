@@ -83,14 +83,15 @@ def begin(
     checkpoints: Checkpoints,
     description: dict[str, Any],
 ) -> step.TrainState:
-    """A fresh state beside its tokenizer, or the newest checkpoint's."""
+    """A fresh state beside its tokenizer, or the newest whole checkpoint's."""
     if not run.resume:
         tokenizer.save(using.output)
         key = jax.random.key(run.seed)
         return step.init_state(using.model, using.optimizer, key, using.mesh)
-    refuse_changes(checkpoints.describe(), description)
+    newest = checkpoints.newest(lambda message: print(message, file=sys.stderr))
+    refuse_changes(checkpoints.describe(newest), description)
     abstract = step.abstract_state(using.model, using.optimizer, using.mesh)
-    state = checkpoints.restore(None, abstract)
+    state = checkpoints.restore(newest, abstract)
     done = int(state.step)
     if done >= run.steps:
         raise ValueError(f"The checkpoint has {done} steps already; pass --steps N with N above.")

@@ -74,6 +74,7 @@ def load_trained(folder: Path, step: int | None = None, *, ignore: Collection[st
 def from_run(folder: Path, step: int | None) -> Trained:
     """Configuration, parameters and tokenizer of a training run."""
     with Checkpoints(folder / "checkpoints") as checkpoints:
+        step = checkpoints.newest() if step is None else step
         saved = checkpoints.describe(step)
         config = from_json(TransformerConfig, json.dumps(saved["config"]))
         model = Transformer(config)
