@@ -155,6 +155,7 @@ def train(run: Pretrain, text: Text, using: Machinery, checkpoints: Checkpoints)
         checkpoints=checkpoints,
         description=description,
         evaluate=evaluate,
+        loss=lambda numbers: numbers["held_out_bits_per_byte"],
     )
     bits = numbers["final_held_out_bits_per_byte"]
     print(f"\nHeld-out text: {bits:.3f} bits per byte; gzip -9 needs {text.gzip:.3f}.")

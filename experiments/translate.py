@@ -138,6 +138,7 @@ def train(
         checkpoints=checkpoints,
         description=description,
         evaluate=evaluate,
+        loss=lambda numbers: -numbers["exact_greedy"],
     )
     return found
 

@@ -238,27 +238,40 @@ def interruptible():
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_an_interrupted_run_names_its_checkpoint_and_leaves_it_whole(whole, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    "number, status, at, saved",
+    [(signal.SIGINT, 130, 7, [3, 6, 8]), (signal.SIGTERM, 143, 5, [3, 6])],
+    ids=["SIGINT between checkpoints", "SIGTERM where one is due"],
+)
+def test_a_signal_saves_the_state_once_and_the_resumed_run_ends_bitwise_the_same(
+    whole, monkeypatch, capfd, number, status, at, saved
+):
     batch = pretrain.data.Batches.__getitem__
 
-    def interrupt(self, at):
-        if at == 7:
-            signal.raise_signal(signal.SIGINT)
-        return batch(self, at)
+    def interrupt(self, now):
+        if now == at:
+            signal.raise_signal(number)
+        return batch(self, now)
 
+    before = signal.getsignal(number)
     with monkeypatch.context() as patch:
         patch.setattr(pretrain.data.Batches, "__getitem__", interrupt)
         patch.setattr(sys, "argv", ["pretrain", "tiny", "--output", "out", "--seed", "7"])
         with pytest.raises(SystemExit) as ended:
             run_main(BASE)
-    assert ended.value.code == 130
-    assert capsys.readouterr().err.endswith(
-        "\nInterrupted. The last good checkpoint is 6 in out.\n"
+    assert ended.value.code == status
+    assert signal.getsignal(number) is before
+    assert capfd.readouterr().err.endswith(
+        f"\n{number.name}: ending once the state is saved (2 more: at once).\n"
+        f"\nInterrupted. The last good checkpoint is {saved[-1]} in out.\n"
         "To go on from there:\n"
         "  python -m experiments.pretrain tiny --seed 7 --resume --output out\n"
     )
-    assert losses("out")[-1][0] in (5, 6, 7)
-    assert_same(restored("out"), restored(whole[0], 6))
+    assert saved_steps("out") == saved
+    assert losses("out") == losses(whole[0])[: saved[-1]]
+    run_main(replace(BASE, resume=True))
+    assert_same(restored("out"), restored(whole[0]))
+    assert losses("out") == losses(whole[0])
 
 
 @pytest.fixture
