@@ -42,7 +42,7 @@ class Pretrain:
         evaluate_every: Updates between evaluations.
         evaluate_rows: Held-out rows of an evaluation during the run; the last one reads all.
         save_every: Updates between checkpoints; the last update is always saved.
-        keep: How many checkpoints to keep.
+        keep: How many of the newest checkpoints to keep, beside the best.
         tensorboard: Whether to write TensorBoard files.
         wandb: Project to log to at Weights and Biases.
         prompt: Text that the sample at the end continues.

@@ -58,7 +58,7 @@ class Translate:
         evaluate_texts: Texts of held-out days that are decoded, greedily, in an evaluation during
             the run.
         save_every: Updates between checkpoints; the last update is always saved.
-        keep: How many checkpoints to keep.
+        keep: How many of the newest checkpoints to keep, beside the best.
         tensorboard: Whether to write TensorBoard files.
         wandb: Project to log to at Weights and Biases.
     """
