@@ -472,6 +472,24 @@ def test_a_full_disk_is_a_message_and_leaves_the_earlier_checkpoint(
     assert losses(six) == losses(whole[0])[: len(numbers)]
 
 
+def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(whole, six, capsys):
+    """And saves the damaged one's step again."""
+    file = next((six / "checkpoints" / "6" / "state" / "d").iterdir())
+    file.write_bytes(file.read_bytes()[:-1])
+    run_main(replace(BASE, resume=True))
+    shown = capsys.readouterr()
+    assert re.search(
+        rf"Checkpoint 6 in .*out/checkpoints is damaged: state/d/{file.name} has changed\. "
+        r"The folder holds 3, 6\. It is passed over\.\n",
+        shown.err,
+    )
+    assert "Resuming after step 3." in shown.out
+    assert_same(restored(six), restored(whole[0]))
+    assert losses(six) == losses(whole[0])
+    names = sorted(path.name for path in (six / "checkpoints").iterdir())
+    assert names == ["12", "3", "6", "6.damaged", "9"]
+
+
 # Parts
 
 
