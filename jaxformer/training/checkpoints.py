@@ -58,7 +58,9 @@ class Checkpoints:
         )
         handlers = ocp.type_handlers.create_type_handler_registry((jax.Array, handler))
         self._orbax = ocp.AsyncCheckpointer(
-            ocp.PyTreeCheckpointHandler(type_handler_registry=handlers)
+            ocp.PyTreeCheckpointHandler(type_handler_registry=handlers),
+            # Else something may still be written to the folder of a save that failed.
+            async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
         )
         self._background = ThreadPoolExecutor(max_workers=1)
         self._saving: tuple[int, Future[None]] | None = None
