@@ -34,13 +34,14 @@ from experiments.running import (
     explained_end,
     machinery,
     make_updates,
+    prepare_devices,
     print_end,
-    simulate_devices,
 )
 from experiments.training_run import check_vocabulary, describe, output_folder
 from jaxformer import costs, data
 from jaxformer import functional as F
 from jaxformer.generation import Sample, generate
+from jaxformer.parallel import local_rows, put_batch
 from jaxformer.training import loop, step
 from jaxformer.training.checkpoints import Checkpoints
 from jaxformer.training.progress import Progress, format_count, printable
@@ -64,12 +65,12 @@ class Text(NamedTuple):
 
 def main(run: Pretrain) -> Path:
     """Train, evaluate, sample; returns the output folder."""
-    simulate_devices(run.devices)
+    prepare_devices(run)
     output = output_folder(run)
     print(pprint.pformat(run, width=100), flush=True)
     text = prepare(run)
     check_vocabulary(run, text.tokenizer.vocab_size)
-    using = machinery(run, output)
+    using = machinery(run, output, lengths=[run.length])
     print_estimate(run, using.mesh)
     with (
         Checkpoints(output / "checkpoints", keep=run.keep) as checkpoints,
@@ -134,11 +135,12 @@ def train(run: Pretrain, text: Text, using: Machinery, checkpoints: Checkpoints)
         },
     )
     state = begin(run, using, text.tokenizer, checkpoints, description)
-    batches = data.Batches(text.train, batch_size=run.batch_size, seed=run.seed)
+    rows = local_rows(mesh, run.batch_size)
+    batches = data.Batches(text.train, batch_size=run.batch_size, seed=run.seed, local=rows)
     tally = step.make_tally(using.model, mesh)
 
     def fetch(at: int) -> data.Batch:
-        return step.put_batch(batches[at], mesh)
+        return put_batch(batches[at], mesh, run.batch_size)
 
     def evaluate(at: int, params: Any, progress: Progress) -> dict[str, float]:
         last = at == run.steps
@@ -173,8 +175,9 @@ def held_out_bits(
     if rows is not None and rows < len(held_out):
         some = held_out[np.linspace(0, len(held_out) - 1, rows).astype(int)]
         held_out = replace(held_out, **some._asdict())
-    batches = data.evaluation_batches(held_out, batch_size=run.batch_size)
-    nats, tokens = loop.evaluate(tally, params, (step.put_batch(b, mesh) for b in batches))
+    size = run.batch_size
+    batches = data.evaluation_batches(held_out, batch_size=size, local=local_rows(mesh, size))
+    nats, tokens = loop.evaluate(tally, params, (put_batch(b, mesh, size) for b in batches))
     return float(F.bits_per_byte(nats * whole.num_targets / tokens, whole.num_bytes))
 
 

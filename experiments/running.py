@@ -1,9 +1,11 @@
 """What every training run does: its program, its loop, how it ends."""
 
 import contextlib
+import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,12 +15,13 @@ import optax
 from jax.sharding import Mesh
 
 from experiments.command_line import INTERRUPTED, fail
-from experiments.resuming import command_line, last_checkpoint, refuse_changes
+from experiments.resuming import command_line, flatten, last_checkpoint, refuse_changes
 from experiments.training_run import Run, name_of
-from jaxformer import costs
-from jaxformer.config import Decoder
+from jaxformer import costs, parallel
+from jaxformer.config import Decoder, to_json
 from jaxformer.data import Tokenizer
 from jaxformer.layers import Transformer
+from jaxformer.parallel import Hosts
 from jaxformer.training import loop, step
 from jaxformer.training.checkpoints import Checkpoints
 from jaxformer.training.hardware import machine_peak_flops
@@ -37,17 +40,45 @@ class Machinery(NamedTuple):
     optimizer: optax.GradientTransformation
 
 
-def simulate_devices(count: int | None) -> None:
-    """On a CPU, one device per simulated core; elsewhere devices are what they are."""
-    if count is not None:
-        with contextlib.suppress(RuntimeError):  # JAX runs already; data_mesh says what is missing
-            jax.config.update("jax_num_cpu_devices", count)
+def prepare_devices(run: Run) -> None:
+    """Simulate as many as asked for, where they are a CPU's; join the other processes."""
+    if run.devices is not None:
+        with contextlib.suppress(RuntimeError):  # JAX runs already; `chosen` says what is missing
+            jax.config.update("jax_num_cpu_devices", run.devices)
+    if run.distributed:
+        parallel.join(run.hosts)
+    parallel.refuse_differences(flatten(json.loads(to_json(alike(run)))))
 
 
-def machinery(run: Run, output: Path) -> Machinery:
-    """The mesh, the model and the optimizer that a run asks for."""
-    mesh = step.data_mesh(run.devices)
-    step.check_batch_size(run.batch_size, mesh, run.accumulation)
+def alike(run: Run) -> Run:
+    """The run, without what may differ between its processes."""
+    return replace(run, hosts=Hosts(patience=run.hosts.patience))
+
+
+def chosen_devices(count: int | None) -> list[jax.Device]:
+    """The first devices of each process, or all."""
+    everyone = jax.devices()
+    if count is None:
+        return everyone
+    by_process: dict[int, list[jax.Device]] = {}
+    for device in everyone:
+        by_process.setdefault(device.process_index, []).append(device)
+    fewest = min(map(len, by_process.values()))
+    if not 1 <= count <= fewest:
+        raise ValueError(f"Asked for {count} devices; this machine has {fewest}.")
+    return [device for devices in by_process.values() for device in devices[:count]]
+
+
+def machinery(run: Run, output: Path, *, lengths: Sequence[int]) -> Machinery:
+    """The mesh, the model and the optimizer that a run asks for, if they fit."""
+    mesh = parallel.make_mesh(run.mesh, chosen_devices(run.devices))
+    parallel.check_fits(
+        run.model,
+        mesh.shape,
+        batch_size=run.batch_size,
+        lengths=lengths,
+        accumulation=run.accumulation,
+    )
     model = Transformer(run.model, dtype=run.dtype, remat=run.remat, scan=run.scan)
     return Machinery(output, mesh, model, make_optimizer(run.optimizer, run.schedule_steps))
 

@@ -1,56 +1,85 @@
 """What a training run says of itself, whatever it trains."""
 
+import dataclasses
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from jaxformer.config import TransformerConfig, to_json
 from jaxformer.layers.mode import Remat
+from jaxformer.parallel import Hosts, MeshConfig
 from jaxformer.training import step
 from jaxformer.training.optimizers import OptimizerConfig
 
 
-class Run(Protocol):
-    """What a run says of its training; `experiments.pretrain_runs` documents each field."""
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What every training run says of itself.
 
-    @property
-    def model(self) -> TransformerConfig: ...
-    @property
-    def batch_size(self) -> int: ...
-    @property
-    def accumulation(self) -> int: ...
-    @property
-    def steps(self) -> int: ...
-    @property
-    def schedule_steps(self) -> int: ...
-    @property
-    def optimizer(self) -> OptimizerConfig: ...
-    @property
-    def objective(self) -> step.Objective: ...
-    @property
-    def dtype(self) -> Literal["float32", "bfloat16"]: ...
-    @property
-    def remat(self) -> Remat: ...
-    @property
-    def scan(self) -> bool: ...
-    @property
-    def devices(self) -> int | None: ...
-    @property
-    def seed(self) -> int: ...
-    @property
-    def output(self) -> Path | None: ...
-    @property
-    def resume(self) -> bool: ...
-    @property
-    def log_every(self) -> int: ...
-    @property
-    def evaluate_every(self) -> int: ...
-    @property
-    def save_every(self) -> int: ...
-    @property
-    def tensorboard(self) -> bool: ...
-    @property
-    def wandb(self) -> str | None: ...
+    Attributes:
+        model: The model.
+        batch_size: Rows of a batch, over all devices.
+        accumulation: In how many parts a device works through its rows, to save memory.
+        steps: Stop after this many updates, counted from the start of the run.
+        schedule_steps: Updates that the learning-rate schedule is planned for. It does not follow
+            --steps, so that a run can stop early and be resumed without another result.
+        optimizer: How gradients become updates.
+        objective: Terms of the loss beside the cross-entropy.
+        dtype: Of the computation; parameters are float32.
+        remat: What the backward pass recomputes to save memory.
+        scan: Run layers as one compiled loop (compiles fast) or unrolled (runs faster on a CPU).
+        mesh: How the devices share the work.
+        devices: How many devices to use, of each process; None is all. On a CPU, how many to
+            simulate.
+        distributed: Whether this is one of many processes, each started with the same command.
+        hosts: How the processes find each other.
+        seed: Of parameters, data and dropout.
+        output: Folder for checkpoints, metrics and the tokenizer; None is runs/NAME-N, a new one,
+            or with --resume the newest. Processes share it.
+        resume: Go on from the newest checkpoint in the output folder.
+        log_every: Updates between lines in the metrics.
+        evaluate_every: Updates between evaluations.
+        save_every: Updates between checkpoints; the last update is always saved.
+        keep: How many of the newest checkpoints to keep, beside the best.
+        tensorboard: Whether to write TensorBoard files.
+        wandb: Project to log to at Weights and Biases.
+    """
+
+    model: TransformerConfig
+    batch_size: int
+    accumulation: int = 1
+    steps: int
+    schedule_steps: int
+    optimizer: OptimizerConfig
+    objective: step.Objective = step.Objective()
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    remat: Remat = "none"
+    scan: bool = False
+    mesh: MeshConfig = MeshConfig()
+    devices: int | None = None
+    distributed: bool = False
+    hosts: Hosts = Hosts()
+    seed: int = 0
+    output: Path | None = None
+    resume: bool = False
+    log_every: int = 10
+    evaluate_every: int
+    save_every: int = 200
+    keep: int = 3
+    tensorboard: bool = True
+    wandb: str | None = None
+
+    def __post_init__(self):
+        for field in dataclasses.fields(self):
+            if field.type is int and field.name != "seed" and getattr(self, field.name) < 1:
+                raise ValueError(
+                    f"{field.name} must be at least 1; got {getattr(self, field.name)}."
+                )
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"seed must lie between 0 and {2**32 - 1}; got {self.seed}.")
+        if self.hosts.coordinator is not None and not self.distributed:
+            raise ValueError(f"{self.hosts} is for many processes; pass --distributed too.")
 
 
 def name_of(run: Run) -> str:

@@ -32,14 +32,15 @@ from experiments.running import (
     explained_end,
     machinery,
     make_updates,
+    prepare_devices,
     print_end,
-    simulate_devices,
 )
 from experiments.training_run import check_vocabulary, describe, output_folder
 from experiments.translate_runs import RUNS, Translate
 from jaxformer import data
 from jaxformer.data.date_forms import FORMS
 from jaxformer.generation import Beam, Greedy, Sampler, generate
+from jaxformer.parallel import put_batch
 from jaxformer.training import step
 from jaxformer.training.checkpoints import Checkpoints
 from jaxformer.training.progress import Progress, format_count, format_duration, printable
@@ -59,12 +60,12 @@ Found = dict[str, list[str]]  # what each way of decoding gives for each held-ou
 def main(run: Translate) -> Path:
     """Train, decode held-out texts, report; returns the output folder."""
     since = time.monotonic()
-    simulate_devices(run.devices)
+    prepare_devices(run)
     output = output_folder(run)
     print(pprint.pformat(run, width=100), flush=True)
     tokenizer = prepare(run)
     check_vocabulary(run, tokenizer.vocab_size)
-    using = machinery(run, output)
+    using = machinery(run, output, lengths=[*run.source_lengths, TARGET])
     with (
         Checkpoints(output / "checkpoints", keep=run.keep) as checkpoints,
         explained_end(run, checkpoints, output),
@@ -114,7 +115,7 @@ def train(
     found: Found = {}
 
     def fetch(at: int) -> data.PairBatch:
-        return step.put_batch(batches[at], using.mesh)
+        return put_batch(batches[at], using.mesh, run.batch_size)
 
     def evaluate(at: int, params: Any, progress: Progress) -> dict[str, float]:
         last = at == run.steps
@@ -152,7 +153,8 @@ def compile_updates(
     programs = {}
     for length in run.source_lengths:
         blank = np.zeros((run.batch_size, length), np.int32)
-        sized = step.put_batch(batch._replace(source=blank, source_segments=blank), using.mesh)
+        sized = batch._replace(source=blank, source_segments=blank)
+        sized = put_batch(sized, using.mesh, run.batch_size)
         programs[length] = compile_update(run, using, state, sized)
 
     def update(state: step.TrainState, batch: data.PairBatch):

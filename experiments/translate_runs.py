@@ -1,9 +1,8 @@
 """What a translation run is, and the named ones."""
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
 
+from experiments.training_run import Run
 from jaxformer import data
 from jaxformer.config import (
     MLP,
@@ -19,92 +18,48 @@ from jaxformer.config import (
     TransformerConfig,
 )
 from jaxformer.generation import Beam
-from jaxformer.layers.mode import Remat
 from jaxformer.training import step
 from jaxformer.training.optimizers import AdamW, OptimizerConfig
 from jaxformer.training.schedules import InverseSquareRoot
 
 
 @dataclass(frozen=True, kw_only=True)
-class Translate:
+class Translate(Run):
     """What to train, for how long, and how to decode.
 
     Attributes:
-        model: The model.
         tokenizer: How text becomes tokens.
         source_lengths: To how many tokens sources are padded, in rising order; a batch takes the
             first that holds its longest source, and the update is compiled once for each.
-        batch_size: Pairs of a batch, over all devices.
         group: How many batches are sorted by length together.
-        accumulation: In how many parts a batch is worked through, to save memory.
-        steps: Stop after this many updates, counted from the start of the run.
-        schedule_steps: Updates that the learning-rate schedule is planned for.
-        optimizer: How gradients become updates.
-        objective: Terms of the loss beside the cross-entropy.
-        dtype: Of the computation; parameters are float32.
-        remat: What the backward pass recomputes to save memory.
-        scan: Run layers as one compiled loop (compiles fast) or unrolled (runs faster on a CPU).
-        devices: How many devices to use; None is all. On a CPU, how many to simulate.
-        seed: Of parameters, dates and dropout.
         beam: The beam search that is compared with greedy decoding at the end.
         average: Over how many of the newest checkpoints parameters are averaged for what is decoded
             at the end.
         held_out_texts: How many texts of held-out days are decoded at the end, forms in turn.
-        output: Folder for checkpoints, metrics and the tokenizer; None is runs/translate-N, a new
-            one, or with --resume the newest.
-        resume: Go on from the newest checkpoint in the output folder.
-        log_every: Updates between lines in the metrics.
-        evaluate_every: Updates between evaluations.
         evaluate_texts: Texts of held-out days that are decoded, greedily, in an evaluation during
             the run.
-        save_every: Updates between checkpoints; the last update is always saved.
-        keep: How many of the newest checkpoints to keep, beside the best.
-        tensorboard: Whether to write TensorBoard files.
-        wandb: Project to log to at Weights and Biases.
     """
 
-    model: TransformerConfig
     tokenizer: data.TokenizerConfig = data.Characters()
     source_lengths: tuple[int, ...] = (16, 24, 56)
     batch_size: int = 64
     group: int = 16
-    accumulation: int = 1
     steps: int = 3600
     schedule_steps: int = 3600
-    optimizer: OptimizerConfig
     objective: step.Objective = step.Objective(label_smoothing=0.1)
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    remat: Remat = "none"
-    scan: bool = False
-    devices: int | None = None
-    seed: int = 0
     beam: Beam = Beam(num_beams=4, length_penalty=0.6)
     average: int = 3
     held_out_texts: int = 1900
-    output: Path | None = None
-    resume: bool = False
-    log_every: int = 10
     evaluate_every: int = 500
     evaluate_texts: int = 190
-    save_every: int = 200
     keep: int = 5
-    tensorboard: bool = True
-    wandb: str | None = None
 
     def __post_init__(self):
-        counts = (
-            *("batch_size", "group", "accumulation", "steps", "held_out_texts", "log_every"),
-            *("evaluate_every", "evaluate_texts", "save_every", "keep", "average"),
-        )
-        for name in counts:
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}.")
+        super().__post_init__()
         if self.average > self.keep:
             raise ValueError(
                 f"average={self.average} checkpoints are more than the keep={self.keep} that stay."
             )
-        if not 0 <= self.seed < 2**32:
-            raise ValueError(f"seed must lie between 0 and {2**32 - 1}; got {self.seed}.")
         if not isinstance(self.model.topology, EncoderDecoder):
             raise ValueError(f"Translation takes an EncoderDecoder; got {self.model.topology}.")
 

@@ -83,7 +83,9 @@ class Batches:
             step += 1
 
 
-def evaluation_batches(rows: PackedRows, *, batch_size: int) -> Iterator[Batch]:
+def evaluation_batches(
+    rows: PackedRows, *, batch_size: int, local: slice | None = None
+) -> Iterator[Batch]:
     """Give every row once, in order, in batches of one shape.
 
     The last batch is filled with rows whose targets do not count.
@@ -91,6 +93,7 @@ def evaluation_batches(rows: PackedRows, *, batch_size: int) -> Iterator[Batch]:
     Args:
         rows: What to go through.
         batch_size: Rows of a batch.
+        local: The part of each batch to give, for one of many hosts.
 
     Returns:
         An iterator of ``ceil(len(rows) / batch_size)`` batches.
@@ -99,13 +102,14 @@ def evaluation_batches(rows: PackedRows, *, batch_size: int) -> Iterator[Batch]:
         ValueError: There are no rows, or the batch size is below 1.
     """
     _check(rows, batch_size)
-    return _in_order(rows, batch_size)
+    return _in_order(rows, batch_size, slice(None) if local is None else local)
 
 
-def _in_order(rows: PackedRows, batch_size: int) -> Iterator[Batch]:
+def _in_order(rows: PackedRows, batch_size: int, local: slice) -> Iterator[Batch]:
     for first in range(0, len(rows), batch_size):
-        batch = _gather(rows, np.arange(first, min(first + batch_size, len(rows))))
-        fill = ((0, batch_size - len(batch.tokens)), (0, 0))
+        indices = np.arange(first, first + batch_size)[local]
+        batch = _gather(rows, indices[indices < len(rows)])
+        fill = ((0, len(indices) - len(batch.tokens)), (0, 0))
         yield Batch(
             tokens=np.pad(batch.tokens, fill, constant_values=rows.end_of_text),
             targets=np.pad(batch.targets, fill, constant_values=rows.end_of_text),

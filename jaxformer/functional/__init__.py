@@ -17,6 +17,11 @@ from jaxformer.functional.attention import attend as attend
 from jaxformer.functional.attention import attention_scores as attention_scores
 from jaxformer.functional.attention import attention_weights as attention_weights
 from jaxformer.functional.attention import dot_product_attention as dot_product_attention
+from jaxformer.functional.collectives import gather_shares as gather_shares
+from jaxformer.functional.collectives import sum_parts as sum_parts
+from jaxformer.functional.collectives import to_parts as to_parts
+from jaxformer.functional.collectives import varies_over as varies_over
+from jaxformer.functional.collectives import varying as varying
 from jaxformer.functional.embeddings import check_positions as check_positions
 from jaxformer.functional.embeddings import check_token_ids as check_token_ids
 from jaxformer.functional.embeddings import embed as embed
@@ -58,6 +63,7 @@ from jaxformer.functional.positions import relative_position_buckets as relative
 from jaxformer.functional.positions import sinusoidal_positions as sinusoidal_positions
 from jaxformer.functional.positions import transformer_xl_bias as transformer_xl_bias
 from jaxformer.functional.ring import ring_attention as ring_attention
+from jaxformer.functional.ring import ring_order as ring_order
 from jaxformer.functional.rope import rope_frequencies as rope_frequencies
 from jaxformer.functional.rope import rope_rotations as rope_rotations
 from jaxformer.functional.rope import rotate as rotate

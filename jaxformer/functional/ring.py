@@ -1,20 +1,57 @@
 """Attention over a sequence that is shared out among devices."""
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, PRNGKeyArray
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jaxformer.functional.attention import Normalizer
+from jaxformer.functional.collectives import varies_over, varying
 from jaxformer.functional.heads import check_heads, over_heads, weights_shape
 from jaxformer.functional.linear import dropout
 from jaxformer.functional.online_softmax import (
+    NOTHING,
     PartialAttention,
     attend_partially,
     finish_attention,
     merge_attention,
 )
+
+
+def ring_order(length: int, devices: int) -> Int[np.ndarray, " T"]:
+    """In which order a sequence is shared out, so that causal attention gives all equal work.
+
+        device i of d has parts i and 2 d - 1 - i of 2 d equal ones
+
+    Where only earlier tokens are seen, an early part has little to attend to and a late one much;
+    each device has one of either. In the given order, consecutive equal shares are those.
+
+    Args:
+        length: Tokens of the sequence.
+        devices: That it is shared out among; 1 changes nothing.
+
+    Returns:
+        Positions, so that ``x[ring_order(len(x), devices)]`` is what devices share.
+
+    Raises:
+        ValueError: The length is no multiple of twice the devices.
+
+    References:
+        Grattafiori et al., The Llama 3 Herd of Models, 2024. arXiv:2407.21783, section 3.3.2
+    """
+    if devices == 1:
+        return np.arange(length)
+    if length % (2 * devices):
+        raise ValueError(
+            f"A sequence shared by {devices} devices has a multiple of {2 * devices} tokens; "
+            f"got {length}."
+        )
+    parts = np.arange(length).reshape(2 * devices, -1)
+    return np.concatenate([parts[[i, -1 - i]].ravel() for i in range(devices)])
 
 
 def ring_attention(
@@ -35,9 +72,11 @@ def ring_attention(
 
         output = finish(merge over devices d of attend_partially(query, key_d, value_d))
 
-    Keys and values go round the ring of devices, one step for each; a device works only on keys
-    that some of its queries may see. Each step sends ``S * K * (H + Hv)`` numbers per sequence to
-    the next device, all steps together what an all-gather would.
+    Keys and values go round the ring of devices, one step for each. Queries and keys of two devices
+    meet in halves, and a half works only on halves of which it may see something: with causal masks
+    all devices have equal work if the sequence is shared out in `ring_order`. Each step sends
+    ``S * K * (H + Hv)`` numbers per sequence to the next device, all together what an all-gather
+    would.
 
     Args:
         query: Queries of this device.
@@ -68,45 +107,94 @@ def ring_attention(
     if dropout_rate != 0.0 and dropout_key is None:
         raise ValueError(f"dropout_rate {dropout_rate} needs a dropout_key.")
     devices, here = jax.lax.axis_size(axis_name), jax.lax.axis_index(axis_name)
-    length = key.shape[-3]
+    # The loop carries arrays that differ between devices, and their types must say so at once.
+    given = [x for x in (query, key, value, mask, bias) if x is not None]
+    differs = {axis_name}.union(*(varies_over(x) for x in given))
+    query, key, value = (varying(x, *differs) for x in (query, key, value))
     one_head = partial(
         attend_partially,
         scale=query.shape[-1] ** -0.5 if scale is None else scale,
         logit_softcap=logit_softcap,
         normalizer=normalizer,
     )
+    length = key.shape[-3]
+    row_parts, column_parts = _parts(query.shape[-3]), _parts(length)
+    rows_each, columns_each = query.shape[-3] // row_parts, length // column_parts
 
-    def columns(array: Array | None, owner: Array) -> Array | None:
-        """What concerns the keys of one device."""
-        if array is None or array.shape[-1] == 1:
+    def tile(array: Array | None, i: int, j: int, owner: Array) -> Array | None:
+        """Of a mask or a bias, what concerns some queries and some keys of a device."""
+        if array is None:
+            return None
+        if array.shape[-2] > 1:
+            array = jax.lax.slice_in_dim(array, i * rows_each, (i + 1) * rows_each, axis=-2)
+        if array.shape[-1] == 1:
             return array
-        return jax.lax.dynamic_slice_in_dim(array, owner * length, length, axis=-1)
+        start = owner * length + j * columns_each
+        return jax.lax.dynamic_slice_in_dim(array, start, columns_each, axis=-1)
 
-    @jax.checkpoint
-    def part(query: Array, key: Array, value: Array, owner: Array) -> PartialAttention:
-        arrays = {"value": value, "mask": columns(mask, owner), "bias": columns(bias, owner)}
+    @partial(jax.checkpoint, static_argnums=(0, 1))
+    def part(i: int, j: int, query: Array, key: Array, value: Array, owner: Array):
+        """What some queries gather from some keys of a device."""
+        query = _split(query, row_parts)[i]
+        key, value = _split(key, column_parts)[j], _split(value, column_parts)[j]
+        arrays = {"value": value, "mask": tile(mask, i, j, owner), "bias": tile(bias, i, j, owner)}
         if dropout_rate != 0.0 and dropout_key is not None:
-            own = jax.random.fold_in(jax.random.fold_in(dropout_key, here), owner)
+            place = (owner * row_parts + i) * column_parts + j
+            own = jax.random.fold_in(jax.random.fold_in(dropout_key, here), place)
             ones = jnp.ones(weights_shape(query, key), jnp.float32)
             arrays["multipliers"] = dropout(ones, dropout_rate, own)
         return PartialAttention(*over_heads(one_head, "(t,v),(t),(t)", query, key, **arrays))
 
-    def step(carry, steps):
+    def meet(gathered: list[PartialAttention], key: Array, value: Array, owner: Array):
+        """What each part of the queries has gathered once it has met the keys of a device."""
+        together = []
+        for i, so_far in enumerate(gathered):
+            for j in range(column_parts):
+                more = partial(part, i, j, query, key, value, owner)
+                so_far = _merged(so_far, more, tile(mask, i, j, owner))
+            together.append(so_far)
+        return together
+
+    def step(carry: Any, steps: Array):
         gathered, key, value = carry
         key, value = jax.lax.ppermute(
             (key, value), axis_name, [(i, (i - 1) % devices) for i in range(devices)]
         )
-        owner = (here + steps) % devices
-        seen = columns(mask, owner)
-        meet = lambda: merge_attention(gathered, part(query, key, value, owner))  # noqa: E731
-        if seen is None:
-            return (meet(), key, value), None
-        return (jax.lax.cond(jnp.any(seen), meet, lambda: gathered), key, value), None
+        return (meet(gathered, key, value, (here + steps) % devices), key, value), None
 
-    # The loop carries arrays that differ between devices, and their types must say so from the
-    # start: `where` takes that from the index, and the compiler takes `where` out again.
-    key, value = (jnp.where(here >= 0, x, x) for x in (key, value))
-    start = part(query, key, value, here), key, value
+    nothing = [
+        PartialAttention(*(varying(x, *differs) for x in _nothing(some, key, value)))
+        for some in _split(query, row_parts)
+    ]
+    start = meet(nothing, key, value, here), key, value
     (gathered, _, _), _ = jax.lax.scan(step, start, jnp.arange(1, devices))
-    output = finish_attention(gathered).astype(query.dtype)
+    output = jnp.concatenate([finish_attention(some) for some in gathered], axis=-2)
+    output = output.astype(query.dtype)
     return jnp.moveaxis(output, -2, -4).reshape(*query.shape[:-1], value.shape[-1])
+
+
+def _parts(length: int) -> int:
+    """Two: the early and the late part of `ring_order`. One where the length is odd."""
+    return 1 if length % 2 else 2
+
+
+def _split(x: Float[Array, "*batch T N H"], parts: int) -> list[Float[Array, "*batch t N H"]]:
+    return jnp.split(x, parts, axis=-3)
+
+
+def _merged(
+    so_far: PartialAttention, more: Callable[[], PartialAttention], mask: Array | None
+) -> PartialAttention:
+    """With what the mask lets through; nothing is computed where that is nothing."""
+    new = lambda: merge_attention(so_far, more())  # noqa: E731
+    return new() if mask is None else jax.lax.cond(jnp.any(mask), new, lambda: so_far)
+
+
+def _nothing(query: Array, key: Array, value: Array) -> PartialAttention:
+    """What queries have gathered that have met no key."""
+    *batch, N, T, _ = weights_shape(query, key)
+    heads = (*batch, key.shape[-2], N // key.shape[-2], T)
+    total = jnp.zeros(heads, jnp.float32)
+    return PartialAttention(
+        jnp.zeros((*heads, value.shape[-1]), jnp.float32), total, jnp.full_like(total, NOTHING)
+    )

@@ -15,7 +15,7 @@ from jaxformer.layers.cache import KVCache, remember
 from jaxformer.layers.guide import Guide, magnitude
 from jaxformer.layers.initializers import initializer
 from jaxformer.layers.linear import Linear
-from jaxformer.layers.mode import Mode
+from jaxformer.layers.mode import Mode, dropout_key
 from jaxformer.layers.norms import Norm
 from jaxformer.layers.parameters import Logical, Names, mesh_axis, parameter, shards
 
@@ -57,6 +57,7 @@ class Attention(nn.Module):
     positions: c.Positions | None
     mode: Mode
     causal: bool = True
+    parts: bool = False  # as in Linear
 
     def setup(self):
         cfg, init = self.config.attention, self.config.initialisation
@@ -79,6 +80,7 @@ class Attention(nn.Module):
             inputs=(cfg.num_heads, cfg.head_dim),
             bias="out" in cfg.biases,
             divisor=self.config.residual_divisor,
+            parts=self.parts,
         )
         if cfg.qk_norm is not None:
             self.query_norm = self.head_norm("heads", cfg.num_heads)
@@ -106,6 +108,7 @@ class Attention(nn.Module):
         self, x: Float[Array, "*batch T D"], guide: Guide, cache: KVCache | None = None
     ) -> tuple[Float[Array, "*batch T D"], KVCache | None]:
         """Attend to the text itself; with a cache, to what it holds too. Returns the new cache."""
+        x = F.to_parts(x, self.mode.axes.tensor)
         query = self.queries(x, guide)
         seen = self.keys_values(x, guide)
         if cache is not None and guide.slots is not None and guide.keys is not None:
@@ -117,6 +120,7 @@ class Attention(nn.Module):
         self, x: Float[Array, "*batch T D"], guide: Guide, source: KVCache
     ) -> Float[Array, "*batch T D"]:
         """Attend to a source, whose keys and values are from `keys_values`."""
+        x = F.to_parts(x, self.mode.axes.tensor)
         return self.mix(self.queries(x, guide), source, guide)
 
     def queries(self, x: Float[Array, "*batch T D"], guide: Guide) -> Float[Array, "*batch T N H"]:
@@ -127,7 +131,7 @@ class Attention(nn.Module):
         return self.turn("q", query, guide)
 
     def keys_values(self, x: Float[Array, "*batch S D"], guide: Guide) -> KVCache:
-        """What each token offers and says, as it is remembered."""
+        """What each token offers and says, as it is remembered; x is from `F.to_parts`."""
         key, value = self.clip(self.key(x)), self.clip(self.value(x))
         if self.config.attention.qk_norm is not None:
             key = self.normalise(self.key_norm, key)
@@ -164,7 +168,7 @@ class Attention(nn.Module):
             logit_softcap=cfg.logit_softcap,
             normalizer=cfg.normalizer,
             dropout_rate=drop if dropping else 0.0,
-            dropout_key=self.make_rng("dropout") if dropping else None,
+            dropout_key=dropout_key(self, self.mode.axes.tensor) if dropping else None,
         )
         return self.out(self.turn("o", heads, guide))
 

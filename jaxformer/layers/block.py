@@ -8,6 +8,7 @@ from flax import linen as nn
 from jaxtyping import Array, Float
 
 from jaxformer import config as c
+from jaxformer import functional as F
 from jaxformer.layers.attention import Attention
 from jaxformer.layers.cache import LayerCache
 from jaxformer.layers.feed_forward import FeedForward
@@ -49,7 +50,10 @@ class Block(nn.Module):
         Without a `memory`, cross-attention reads what the cache has kept of an earlier one.
         """
         cfg, choice = self.config, self.choice
-        attention = Attention(cfg, choice.positions, self.mode, self.causal, name="attention")
+        together = cfg.block == "parallel_shared_norm"  # so that devices add up once for both
+        attention = Attention(
+            cfg, choice.positions, self.mode, self.causal, parts=together, name="attention"
+        )
         own = None if cache is None else cache.own
 
         def attend(y: Float[Array, "*batch T D"]) -> Float[Array, "*batch T D"]:
@@ -59,13 +63,13 @@ class Block(nn.Module):
 
         branches: dict[str, Branch] = {"attention": attend}
         source = None if cache is None else cache.source
-        cross = Attention(cfg, None, self.mode, name="cross_attention")
+        cross = Attention(cfg, None, self.mode, parts=together, name="cross_attention")
         if memory is not None:
             source = cross.keys_values(memory, memory_guide)
         if source is not None:
             branches["cross_attention"] = partial(cross.read, guide=memory_guide, source=source)
         branches["feed_forward"] = FeedForward(
-            cfg, choice.feed_forward, self.mode, name="feed_forward"
+            cfg, choice.feed_forward, self.mode, parts=together, name="feed_forward"
         )
         x = self.add_up(x, branches)
         return x, None if own is None else LayerCache(own, source)
@@ -90,10 +94,14 @@ class Block(nn.Module):
         self, x: Float[Array, "*batch T D"], functions: list[Branch], norm: str
     ) -> Float[Array, "*batch T D"]:
         """The sum of functions of x that share the norms before and after them."""
-        cfg = self.config
+        cfg, tensor = self.config, self.mode.axes.tensor
         if cfg.placement in ("pre", "sandwich"):
             x = Norm(cfg.norm, self.mode, name=f"pre_{norm}")(x)
+        if len(functions) > 1 and not isinstance(self.choice.feed_forward, c.Experts):
+            x = F.to_parts(x, tensor)  # once for all; a router must have what all devices have
         y = reduce(add, [function(x) for function in functions])
+        if len(functions) > 1:
+            y = F.sum_parts(y, tensor)
         y = dropout(self, y, cfg.dropout.residual, self.mode)
         if cfg.placement in ("sandwich", "branch_out"):
             y = Norm(cfg.norm, self.mode, name=f"post_{norm}")(y)

@@ -24,8 +24,9 @@ class Table(nn.Module):
 
     @nn.compact
     def __call__(self) -> Float[Array, "rows width"]:
-        shape = self.rows, self.width
-        return parameter(self, "embedding", initializer(self.initial), shape, self.names, self.mode)
+        shape, draw = (self.rows, self.width), initializer(self.initial)
+        dtype = self.mode.dtype
+        return parameter(self, "embedding", draw, shape, self.names, self.mode, dtype=dtype)
 
 
 class Embedder(nn.Module):
@@ -54,10 +55,13 @@ class Embedder(nn.Module):
             self.norm = Norm(cfg.norm, self.mode)
 
     def __call__(
-        self, tokens: Int[Array, "*batch T"], positions: Int[Array, "*any T"]
+        self,
+        table: Float[Array, "V E"],
+        tokens: Int[Array, "*batch T"],
+        positions: Int[Array, "*any T"],
     ) -> Float[Array, "*batch T D"]:
+        """Look tokens up in `table`, which `tokens()` gives once for all that reads it."""
         cfg = self.config.embedding
-        table = self.tokens().astype(self.mode.dtype)
         x = F.embed(table, tokens, axis_name=self.mode.axes.tensor)
         if cfg.scale != 1:
             x = x * jnp.asarray(cfg.scale, x.dtype)
@@ -101,17 +105,18 @@ class Head(nn.Module):
         if width is not None:
             down: Names = ("model", None)
             x = Linear((width,), init.projection, self.mode, down, name="projection")(x)
+        x = F.to_parts(x.astype(dtype), self.mode.axes.tensor)
         if cfg.tied:
             kernel = table.T
         else:
             draw, shape = initializer(init.head or init.projection), (x.shape[-1], vocab_size)
             names: Names = ("model" if width is None else None, "vocabulary")
-            kernel = parameter(self, "kernel", draw, shape, names, self.mode)
+            kernel = parameter(self, "kernel", draw, shape, names, self.mode, dtype=dtype)
         bias = None
         if cfg.bias:
             zeros = nn.initializers.zeros
             bias = parameter(self, "bias", zeros, (vocab_size,), ("vocabulary",), self.mode)
-        logits = F.linear(x.astype(dtype), kernel.astype(dtype), bias)
+        logits = F.linear(x, kernel, bias)
         logits = logits.astype(jnp.float32) * cfg.multiplier
         if cfg.softcap is not None:
             logits = F.soft_cap(logits, cfg.softcap)

@@ -46,12 +46,14 @@ class FeedForward(nn.Module):
     config: c.TransformerConfig
     choice: c.FeedForward
     mode: Mode
+    parts: bool = False  # as in Linear
 
     @nn.compact
     def __call__(self, x: Float[Array, "*batch T D"]) -> Float[Array, "*batch T D"]:
         choice, init = self.choice, self.config.initialisation
         if isinstance(choice, c.Experts):
             return self.mixture(x, choice)
+        x = F.to_parts(x, self.mode.axes.tensor)
         start = init.feed_forward_in or init.projection
         into = {
             name: Linear(
@@ -64,7 +66,8 @@ class FeedForward(nn.Module):
             )(x)
             for name in inputs(choice)
         }
-        hidden = dropout(self, activate(choice, into), self.config.dropout.feed_forward, self.mode)
+        rate, tensor = self.config.dropout.feed_forward, self.mode.axes.tensor
+        hidden = dropout(self, activate(choice, into), rate, self.mode, part_of=tensor)
         down = Linear(
             (self.config.model_dim,),
             init.feed_forward_out or init.projection,
@@ -73,6 +76,7 @@ class FeedForward(nn.Module):
             inputs=(choice.hidden_dim,),
             bias=choice.bias,
             divisor=self.config.residual_divisor,
+            parts=self.parts,
             name="down",
         )
         return down(hidden)
@@ -82,15 +86,15 @@ class FeedForward(nn.Module):
         wide, start = replace(self.mode, dtype=jnp.float32), self.config.initialisation.projection
         logits = Linear((choice.num_experts,), start, wide, ("model", None), name="router")(x)
         self.sow("router", "logits", logits)
+        tensor = self.mode.axes.tensor
         mixed = F.mix_experts(
-            x.astype(self.mode.dtype),
+            F.to_parts(x.astype(self.mode.dtype), tensor),
             F.route(logits, top_k=choice.top_k, renormalise=choice.renormalise),
             ExpertKernels(self.config, choice, self.mode, name="experts"),
             num_experts=choice.num_experts,
             axis_name=self.mode.axes.expert,
         )
-        tensor = self.mode.axes.tensor
-        return mixed if tensor is None else jax.lax.psum(mixed, tensor)
+        return mixed if self.parts else F.sum_parts(mixed, tensor)
 
 
 class ExpertKernels(nn.Module):
@@ -109,7 +113,7 @@ class ExpertKernels(nn.Module):
             kernel = GroupedKernel(
                 (count, *shape), ("experts", *names), self.mode, **start, name=name
             )
-            return F.grouped_linear(x, kernel().astype(x.dtype), sizes)
+            return F.grouped_linear(x, kernel(), sizes)
 
         start = init.feed_forward_in or init.projection
         shape = width, expert.hidden_dim
@@ -117,7 +121,8 @@ class ExpertKernels(nn.Module):
             name: grouped(name, rows, shape, ("model", "hidden"), initial=start)
             for name in inputs(expert)
         }
-        hidden = dropout(self, activate(expert, into), self.config.dropout.feed_forward, self.mode)
+        rate, tensor = self.config.dropout.feed_forward, self.mode.axes.tensor
+        hidden = dropout(self, activate(expert, into), rate, self.mode, part_of=tensor)
         start = init.feed_forward_out or init.projection
         divisor = self.config.residual_divisor
         names: Names = ("hidden", "model")
@@ -140,7 +145,8 @@ class GroupedKernel(nn.Module):
         def draw(key: Array, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
             return jax.vmap(lambda key: one(key, shape[1:], dtype))(jax.random.split(key, shape[0]))
 
-        return parameter(self, "kernel", draw, self.shape, self.names, self.mode)
+        dtype = self.mode.dtype
+        return parameter(self, "kernel", draw, self.shape, self.names, self.mode, dtype=dtype)
 
 
 def inputs(choice: c.MLP | c.GLU | c.ClampedGEGLU) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ class Linear(nn.Module):
 
     `names` say what input and output axes count, and `inputs` how many numbers each input axis has
     on all devices together; None takes those of x. Where the inputs are shared out, so are the sums
-    over them, which are then added up.
+    over them, which are then added up; with `parts` the caller does that, of several at once.
     """
 
     features: tuple[int, ...]
@@ -27,19 +27,24 @@ class Linear(nn.Module):
     inputs: tuple[int, ...] | None = None
     bias: bool = False
     divisor: float = 1.0  # of the initial values
+    parts: bool = False
 
     @nn.compact
     def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         axes = len(self.names) - len(self.features)
         draw = initializer(self.initial, axes=axes, divisor=self.divisor)
         shape = (*(self.inputs or x.shape[-axes:]), *self.features)
-        kernel = parameter(self, "kernel", draw, shape, self.names, self.mode)
-        y = F.linear(x.astype(self.mode.dtype), kernel.astype(self.mode.dtype), axes=axes)
-        if self.names[0] in ("heads", "hidden") and self.mode.axes.tensor is not None:
-            y = jax.lax.psum(y, self.mode.axes.tensor)
+        dtype = self.mode.dtype
+        kernel = parameter(self, "kernel", draw, shape, self.names, self.mode, dtype=dtype)
+        y = F.linear(x.astype(dtype), kernel, axes=axes)
+        tensor = self.mode.axes.tensor if self.names[0] in ("heads", "hidden") else None
+        if not self.parts:
+            y = F.sum_parts(y, tensor)
         if self.bias:
             names = tuple(None if name == "model" else name for name in self.names[axes:])
             zeros = nn.initializers.zeros
             bias = parameter(self, "bias", zeros, self.features, names, self.mode)
+            if self.parts and tensor is not None:  # it is added once
+                bias = jnp.where(jax.lax.axis_index(tensor) == 0, bias, 0)
             y = y + jnp.broadcast_to(bias.astype(y.dtype), y.shape)
         return y

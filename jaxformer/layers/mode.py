@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 from typing import Literal
 
+import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxformer import functional as F
 
@@ -22,7 +23,7 @@ class Axes:
     Attributes:
         fsdp: Each device keeps a part of every kernel's model width; kernels are gathered at use.
         tensor: Heads, hidden width and vocabulary; partial sums are added up over it.
-        context: Time; attention goes round it as a ring.
+        context: Time, in the order of `F.ring_order`; attention goes round it as a ring.
         expert: Experts; tokens are sent to those that they chose.
     """
 
@@ -54,9 +55,20 @@ class Mode:
 
 
 def dropout(
-    module: nn.Module, x: Float[Array, "*shape"], rate: float, mode: Mode
+    module: nn.Module,
+    x: Float[Array, "*shape"],
+    rate: float,
+    mode: Mode,
+    *,
+    part_of: str | None = None,
 ) -> Float[Array, "*shape"]:
-    """Drop values of `x` in training, with a key from the module's "dropout" stream."""
+    """Drop values of `x` in training; devices along `part_of` have a part of them each."""
     if mode.deterministic or rate == 0:
         return x
-    return F.dropout(x, rate, module.make_rng("dropout"))
+    return F.dropout(x, rate, dropout_key(module, part_of))
+
+
+def dropout_key(module: nn.Module, part_of: str | None = None) -> PRNGKeyArray:
+    """From the module's "dropout" stream; another one for each device along `part_of`."""
+    key = module.make_rng("dropout")
+    return key if part_of is None else jax.random.fold_in(key, jax.lax.axis_index(part_of))

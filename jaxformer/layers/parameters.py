@@ -6,13 +6,17 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.ad_checkpoint import checkpoint_name
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from jaxformer import functional as F
 from jaxformer.layers.mode import Axes, Mode
 
 # What an axis of a parameter counts; one that is never shared out has no name.
 Logical = Literal["model", "heads", "kv_heads", "hidden", "vocabulary", "experts"]
 Names = tuple[Logical | None, ...]
+GATHERED = "gathered"
 
 
 def mesh_axis(
@@ -37,7 +41,7 @@ def mesh_axis(
         case "experts":
             return axes.expert
         case "kv_heads":
-            devices = shards(axes.tensor) if sizes is None else sizes[axes.tensor or "tensor"]
+            devices = shards(axes.tensor) if sizes is None else sizes.get("tensor", 1)
             return axes.tensor if size % devices == 0 else None
         case "heads" | "hidden" | "vocabulary":
             return axes.tensor
@@ -55,11 +59,14 @@ def parameter(
     shape: tuple[int, ...],
     names: Names,
     mode: Mode,
+    *,
+    dtype: DTypeLike = jnp.float32,
 ) -> Float[Array, "..."]:
     """Declare a parameter and give what this device computes with.
 
     That is its share along the axes of `tensor` and `expert`. Over `fsdp` it is gathered here, so
-    inside a loop over layers one layer at a time; the gradient is scattered in turn.
+    inside a loop over layers one layer at a time; the gradient is scattered in turn. What is
+    gathered has the name GATHERED, for `remat` to leave it out of what the backward pass is kept.
 
     Args:
         module: Whose it is.
@@ -68,9 +75,10 @@ def parameter(
         shape: On all devices together.
         names: What each of its axes counts.
         mode: How the model runs.
+        dtype: Of the result.
 
     Returns:
-        The numbers in float32.
+        The numbers; what is learned are float32.
     """
     draw: Callable = nn.with_partitioning(start, names) if mode.annotate else start
     over = [mesh_axis(logical, n, mode.axes) for logical, n in zip(names, shape, strict=True)]
@@ -78,8 +86,8 @@ def parameter(
     value = module.param(name, draw, local, jnp.float32)
     for i, axis in enumerate(over):
         if axis is not None and names[i] == "model":
-            value = jax.lax.all_gather(value, axis, axis=i, tiled=True)
-    return value
+            value = checkpoint_name(F.gather_shares(value, axis, i, dtype), GATHERED)
+    return value.astype(dtype)
 
 
 def my_share(x: Array, axis_name: str | None, *, axis: int) -> Array:

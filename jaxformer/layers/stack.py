@@ -1,5 +1,6 @@
 """Blocks over depth: one compiled loop over the pattern's period."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -16,9 +17,20 @@ from jaxformer.layers.embedding import Table
 from jaxformer.layers.guide import Guide, Places
 from jaxformer.layers.mode import Mode
 from jaxformer.layers.norms import Norm
-from jaxformer.layers.parameters import my_share
+from jaxformer.layers.parameters import GATHERED, my_share
+
+UNGATHERED = jax.checkpoint_policies.save_anything_except_these_names(GATHERED)
+
+
+def all_but_gathered(primitive: Any, *inputs: Any, **options: Any) -> bool:
+    """A remat policy: keep everything but whole kernels, and complex numbers, which JAX cannot."""
+    if primitive.name == "complex" or any(jnp.iscomplexobj(x) for x in inputs):
+        return False
+    return UNGATHERED(primitive, *inputs, **options)
+
 
 POLICIES = {
+    "none": all_but_gathered,
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     "full": jax.checkpoint_policies.nothing_saveable,
 }
@@ -42,9 +54,8 @@ class Period(nn.Module):
         memory_guide: Guide,
         caches: LayerCaches,
     ) -> tuple[Float[Array, "*batch T D"], LayerCaches]:
-        block = Block
-        if self.mode.remat != "none":
-            policy = POLICIES[self.mode.remat]
+        block, policy = Block, POLICIES[self.mode.remat]
+        if self.mode.remat != "none" or self.mode.axes.fsdp is not None:
             block = nn.remat(Block, policy=policy, prevent_cse=not self.mode.scan)
         kept = []
         for i in range(self.count):
@@ -202,8 +213,9 @@ class Stack(nn.Module):
                     slopes = my_share(scale * F.alibi_slopes(heads), self.mode.axes.tensor, axis=0)
                     found[kind, window] = F.alibi_bias(slopes, at, others)
                 case c.T5Bias(num_buckets=buckets, max_distance=distance):
+                    wide = replace(self.mode, dtype=jnp.float32)
                     table = table or Table(
-                        buckets, heads, c.Normal(), self.mode, (None, "heads"), name="relative_bias"
+                        buckets, heads, c.Normal(), wide, (None, "heads"), name="relative_bias"
                     )
                     rows = F.relative_position_buckets(
                         others[..., None, :] - at[..., :, None],

@@ -12,6 +12,7 @@ from jaxformer.layers.cache import Cache, turns, windows
 from jaxformer.layers.embedding import Embedder, Head
 from jaxformer.layers.guide import Guide, Places, source_mask
 from jaxformer.layers.mode import Axes, Mode, Remat
+from jaxformer.layers.parameters import my_share, shards
 from jaxformer.layers.stack import Stack
 
 
@@ -56,8 +57,8 @@ class Transformer(nn.Module):
             tokens: Token ids; for an encoder-decoder, the decoder's input.
             source: Token ids that an encoder-decoder reads; nothing else takes them. With a cache,
                 only the first call needs it.
-            positions: Position of each token; by default 0, 1, 2, ..., and with a cache those that
-                follow what it holds.
+            positions: Position of each token; by default 0, 1, 2, ..., with a cache those that
+                follow what it holds, and over devices those of `F.ring_order`.
             segments: Document of each token in a packed row; tokens see their own document only.
                 With a cache there is one document, and 0 marks padding, which is not remembered.
             source_positions: As `positions`, for the source.
@@ -89,6 +90,7 @@ class Transformer(nn.Module):
         cfg = self.config
         self.check_source(source, cache)
         embedder = Embedder(cfg, cfg.vocab_size, mode, name="embedding")
+        table = embedder.tokens()
         if cache is None:
             places = self.places(tokens, positions, segments)
         else:
@@ -96,13 +98,15 @@ class Transformer(nn.Module):
         memory, memory_guide = None, Guide()
         if isinstance(cfg.topology, c.EncoderDecoder):
             if source is not None:
-                reader, own = embedder, cfg.topology.source_vocab_size
+                reader, rows, own = embedder, table, cfg.topology.source_vocab_size
                 if own is not None:
                     reader = Embedder(cfg, own, mode, name="source_embedding")
+                    rows = reader.tokens()
                 at = self.places(source, source_positions, source_segments)
                 count = cfg.topology.num_encoder_layers
                 encoder = Stack(cfg.encoder, count, causal=False, mode=mode, name="encoder")
-                memory, _ = encoder(self.embed(reader, source, at), at)
+                memory, _ = encoder(self.embed(reader, rows, source, at), at)
+                memory = F.to_parts(memory, self.axes.tensor)  # once for the keys of all layers
                 if cache is not None:
                     cache = cache._replace(source_segments=source_segments)
             elif cache is not None:
@@ -117,11 +121,11 @@ class Transformer(nn.Module):
         stack = Stack(
             cfg, cfg.num_layers, causal=causal, mode=mode, name="decoder" if causal else "encoder"
         )
-        x = self.embed(embedder, tokens, places)
+        x = self.embed(embedder, table, tokens, places)
         x, kept = stack(x, places, memory, memory_guide, cache)
         if logits_at is not None:
             x = jnp.take_along_axis(x, logits_at[..., None], axis=-2)
-        logits = Head(cfg, mode, name="head")(x, embedder.tokens())
+        logits = Head(cfg, mode, name="head")(x, table)
         if cache is None or kept is None:
             return logits
         length = cache.length + jnp.sum(jnp.asarray(places.segments), axis=-1)
@@ -148,9 +152,9 @@ class Transformer(nn.Module):
     ) -> Places:
         """Where the tokens stand, by default at 0, 1, 2, ..."""
         if positions is None:
-            positions = jnp.arange(tokens.shape[-1])
-            if self.axes.context is not None:
-                positions = positions + tokens.shape[-1] * jax.lax.axis_index(self.axes.context)
+            length, devices = tokens.shape[-1], shards(self.axes.context)
+            order = jnp.asarray(F.ring_order(devices * length, devices))
+            positions = my_share(order, self.axes.context, axis=0)
         if segments is not None:
             positions = jnp.broadcast_to(positions, segments.shape)
         if self.config.max_length is not None:
@@ -185,8 +189,12 @@ class Transformer(nn.Module):
             )
 
     def embed(
-        self, embedder: Embedder, tokens: Int[Array, "*batch T"], places: Places
+        self,
+        embedder: Embedder,
+        table: Float[Array, "V E"],
+        tokens: Int[Array, "*batch T"],
+        places: Places,
     ) -> Float[Array, "*batch T D"]:
         """Vectors of token ids that were checked where their values can be seen."""
         F.check_token_ids(tokens, embedder.vocab_size)
-        return embedder(tokens, places.positions)
+        return embedder(table, tokens, places.positions)

@@ -18,6 +18,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import SingleDeviceSharding
 from jaxtyping import Array
 
+from jaxformer.parallel import is_first
 from jaxformer.training.folders import Folder, shortened
 from jaxformer.training.records import Stored, by_path, checksums, differences, record
 
@@ -279,11 +280,6 @@ def placed(x: Any) -> jax.ShapeDtypeStruct:
     """Shape, dtype and the devices to put it on: the first one if `x` does not say."""
     sharding = getattr(x, "sharding", None) or SingleDeviceSharding(jax.devices()[0])
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
-
-
-def is_first() -> bool:
-    """Whether this is the process that tends the folder."""
-    return jax.process_index() == 0
 
 
 def agreed(number: int) -> int:

@@ -3,13 +3,12 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
@@ -18,10 +17,16 @@ from jaxformer.config import EncoderDecoder, Experts, TransformerConfig
 from jaxformer.data.batches import Batch
 from jaxformer.data.pairs import PairBatch
 from jaxformer.layers import Transformer
+from jaxformer.parallel import (
+    axes_of,
+    batch_spec,
+    parameter_specs,
+    replicated,
+    specs_like,
+    token_axes,
+)
 
-AXIS = "data"
 AnyBatch = Batch | PairBatch
-Rows = TypeVar("Rows", bound=AnyBatch)
 
 
 class TrainState(NamedTuple):
@@ -70,41 +75,15 @@ class Objective:
             raise ValueError(f"label_smoothing must be in [0, 1); got {self.label_smoothing}.")
 
 
-def data_mesh(num_devices: int | None = None) -> Mesh:
-    """A mesh of one axis, "data", over the first `num_devices` devices (None: all)."""
-    devices = jax.devices()
-    count = len(devices) if num_devices is None else num_devices
-    if not 1 <= count <= len(devices):
-        raise ValueError(f"Asked for {count} devices; this machine has {len(devices)}.")
-    return Mesh(np.asarray(devices[:count]), (AXIS,), axis_types=(AxisType.Auto,))
-
-
-def replicated(mesh: Mesh) -> NamedSharding:
-    """A whole copy on every device."""
-    return NamedSharding(mesh, P())
-
-
-def put_batch(batch: Rows, mesh: Mesh) -> Rows:
-    """Each device its share of the rows."""
-    return jax.device_put(batch, NamedSharding(mesh, P(AXIS)))
-
-
-def check_batch_size(batch_size: int, mesh: Mesh, accumulation: int = 1) -> None:
-    """Refuse a batch that does not split evenly over devices and accumulated parts."""
-    parts = mesh.size * accumulation
-    if batch_size % parts:
-        raise ValueError(
-            f"batch_size {batch_size} must be a multiple of devices x accumulation = "
-            f"{mesh.size} x {accumulation} = {parts}."
-        )
-
-
 def init_state(
     model: Transformer, optimizer: optax.GradientTransformation, key: PRNGKeyArray, mesh: Mesh
 ) -> TrainState:
-    """Fresh parameters and optimizer state, drawn in one compiled program."""
-    start = partial(_start, model, optimizer)
-    return jax.jit(start, out_shardings=replicated(mesh))(key)
+    """Fresh parameters and optimizer state, drawn in one compiled program.
+
+    The numbers do not depend on the mesh; each device draws only what it keeps.
+    """
+    where = shardings(abstract_state(model, optimizer, mesh))
+    return jax.jit(partial(_start, model, optimizer), out_shardings=where)(key)
 
 
 def abstract_state(
@@ -112,9 +91,18 @@ def abstract_state(
 ) -> TrainState:
     """Shapes, dtypes and places of the state, without its numbers: what to restore into."""
     shapes = jax.eval_shape(partial(_start, model, optimizer), jax.random.key(0))
+    specs = parameter_specs(model.config, mesh.shape)
+    kept: Any = P(), specs, specs_like(shapes.opt_state, shapes.params, specs)
     return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated(mesh)), shapes
+        lambda x, spec: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, spec)),
+        shapes,
+        TrainState(*kept),
     )
+
+
+def shardings(tree: Any) -> Any:
+    """Where each array is."""
+    return jax.tree.map(lambda x: x.sharding, tree)
 
 
 def _start(
@@ -143,8 +131,13 @@ def total_loss(
     params: Any,
     batch: AnyBatch,
     key: PRNGKeyArray,
+    *,
+    over: tuple[str, ...],
 ) -> Float[Array, ""]:
-    """Sum of the losses of the tokens that count, dropout on; runs over the axis "data"."""
+    """Sum of the losses of this device's tokens that count, dropout on.
+
+    `over` are the axes that tokens are shared out over; routers balance their load over all.
+    """
     logits, said = apply_to(
         batch, model, params, deterministic=False, rngs={"dropout": key}, mutable=["router"]
     )
@@ -153,14 +146,19 @@ def total_loss(
         jnp.asarray(batch.targets),
         z_loss=objective.z_loss,
         label_smoothing=objective.label_smoothing,
+        axis_name=model.axes.tensor,
     )
     total = jnp.sum(jnp.where(batch.mask, losses, 0.0))
     tokens = jnp.sum(batch.mask).astype(jnp.float32)
-    return total + tokens * router_loss(model.config, objective, said, batch)
+    return total + tokens * router_loss(model.config, objective, said, batch, over)
 
 
 def router_loss(
-    config: TransformerConfig, objective: Objective, said: dict[str, Any], batch: AnyBatch
+    config: TransformerConfig,
+    objective: Objective,
+    said: dict[str, Any],
+    batch: AnyBatch,
+    over: tuple[str, ...],
 ) -> Float[Array, ""]:
     """The weighted losses of the routers, each over the tokens of all devices, then their mean."""
     losses = []
@@ -175,10 +173,84 @@ def router_loss(
         if isinstance(batch, PairBatch) and "encoder" in names:
             mask = batch.source_segments > 0
         here = F.router_totals(logits, top_k=choice.top_k, mask=jnp.asarray(mask))
-        totals = jax.lax.psum(here, AXIS)
+        totals = jax.lax.psum(here, over)
         balance, square = F.load_balance_loss(totals), F.router_z_loss(totals)
         losses.append(objective.load_balance * balance + objective.router_z_loss * square)
     return jnp.mean(jnp.concatenate([jnp.ravel(x) for x in losses])) if losses else jnp.zeros(())
+
+
+def make_gradient(
+    model: Transformer,
+    mesh: Mesh,
+    *,
+    objective: Objective = Objective(),
+    accumulation: int = 1,
+    seed: int = 0,
+) -> Callable[[Any, Int[Array, ""], AnyBatch], tuple[Float[Array, ""], Any]]:
+    """Build (params, step, batch) -> (mean loss, its gradient), a program for every device.
+
+    The mean is over the tokens that count in the whole batch, whatever device or accumulated part
+    they are in, so without dropout neither changes the result beyond rounding. It is taken inside
+    the loss, before the gradient. One thing depends on the accumulation: the load of experts is
+    balanced within each part.
+
+    Args:
+        model: Applied with dropout on; spread over the mesh here.
+        mesh: From `parallel.make_mesh`.
+        objective: Terms beside the cross-entropy.
+        accumulation: In how many parts a device's rows are worked through, to save memory.
+        seed: Of dropout; the key also depends on the step, the device and the part.
+
+    Returns:
+        The function. Gradients are in float32 and shared out as the parameters are. What a device
+        has a whole copy of is added up over the devices once, after the last part.
+    """
+    model, over = model.clone(axes=axes_of(mesh.shape)), token_axes(mesh.shape)
+    specs = parameter_specs(model.config, mesh.shape)
+
+    def per_device(params: Any, step: Int[Array, ""], batch: AnyBatch):
+        tokens = jax.lax.psum(jnp.sum(batch.mask), over).astype(jnp.float32)
+        key = jax.random.fold_in(jax.random.key(seed), step)
+        key = jax.random.fold_in(key, jax.lax.axis_index(over))
+        own = jax.tree.map(lambda x: F.varying(x, *over), params)
+
+        def part(carry, indexed):
+            index, rows = indexed
+
+            def loss(params):
+                part_key = jax.random.fold_in(key, index)
+                total = total_loss(model, objective, params, rows, part_key, over=over)
+                return jax.lax.psum(total, over) / jnp.maximum(tokens, 1)
+
+            return jax.tree.map(jnp.add, carry, jax.value_and_grad(loss)(own)), None
+
+        def split(rows):
+            return rows.reshape(accumulation, -1, *rows.shape[1:])
+
+        zeros = jax.tree.map(
+            lambda x: F.varying(jnp.zeros(x.shape, x.dtype), *F.varies_over(x)), own
+        )
+        start = (jnp.zeros(()), zeros)
+        if accumulation == 1:
+            (loss, gradients), _ = part(start, (0, batch))
+        else:
+            parts = (jnp.arange(accumulation), jax.tree.map(split, batch))
+            (loss, gradients), _ = jax.lax.scan(part, start, parts)
+        return loss, jax.tree.map(partial(add_copies, over=over), gradients, specs)
+
+    return jax.shard_map(
+        per_device,
+        mesh=mesh,
+        in_specs=(specs, P(), batch_spec(mesh.shape)),
+        out_specs=(P(), specs),
+    )
+
+
+def add_copies(gradient: Float[Array, "..."], spec: P, *, over: tuple[str, ...]) -> Array:
+    """The sum over the devices, along the axes `over`, that have the same share of a parameter."""
+    shared = {axis for axis in spec if axis is not None}
+    copies = tuple(axis for axis in over if axis not in shared)
+    return jax.lax.psum(gradient, copies) if copies else gradient
 
 
 def make_update(
@@ -190,67 +262,47 @@ def make_update(
     accumulation: int = 1,
     seed: int = 0,
 ) -> Any:
-    """Build the jitted update: gradient of the mean loss over all devices, then the optimizer.
+    """Build the jitted update: the gradient as `make_gradient` has it, then the optimizer.
 
-    The mean is over the tokens that count in the whole batch, whatever device or accumulated part
-    they are in, so without dropout neither changes the result beyond rounding. It is taken inside
-    the loss, before the gradient: parameters are the same on every device, so JAX sums their
-    gradient itself. One thing depends on the accumulation: the load of experts is balanced within
-    each part.
+    The optimizer sees whole arrays, of which each device holds its share: a norm is that of all
+    gradients and a matrix is the whole one, whatever the mesh, and rules that work element by
+    element need no messages.
 
     Args:
-        model: Applied with dropout on.
-        optimizer: An optax transformation.
-        mesh: With the axis "data", over which the rows of the batch are split.
-        objective: Terms beside the cross-entropy.
-        accumulation: In how many parts a device's rows are worked through, to save memory.
-        seed: Of dropout; the key also depends on the step, the device and the part.
+        model: Applied with dropout on; spread over the mesh here.
+        optimizer: Any optax transformation.
+        mesh: From `parallel.make_mesh`.
+        objective: As for `make_gradient`.
+        accumulation: As for `make_gradient`.
+        seed: As for `make_gradient`.
 
     Returns:
         (state, batch) -> (state, metrics). The state passed in is consumed.
     """
+    gradient = make_gradient(model, mesh, objective=objective, accumulation=accumulation, seed=seed)
 
-    def gradient(state: TrainState, batch: AnyBatch):
-        tokens = jax.lax.psum(jnp.sum(batch.mask), AXIS).astype(jnp.float32)
-        key = jax.random.fold_in(jax.random.key(seed), state.step)
-        key = jax.random.fold_in(key, jax.lax.axis_index(AXIS))
-
-        def part(carry, indexed):
-            index, rows = indexed
-
-            def loss(params):
-                part_key = jax.random.fold_in(key, index)
-                total = total_loss(model, objective, params, rows, part_key)
-                return jax.lax.psum(total, AXIS) / jnp.maximum(tokens, 1)
-
-            return jax.tree.map(jnp.add, carry, jax.value_and_grad(loss)(state.params)), None
-
-        def split(rows):
-            return rows.reshape(accumulation, -1, *rows.shape[1:])
-
-        start = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, state.params))
-        if accumulation == 1:
-            return part(start, (0, batch))[0]
-        parts = (jnp.arange(accumulation), jax.tree.map(split, batch))
-        return jax.lax.scan(part, start, parts)[0]
-
-    def per_device(state: TrainState, batch: AnyBatch):
-        loss, gradients = gradient(state, batch)
+    def update(state: TrainState, batch: AnyBatch):
+        loss, gradients = gradient(state.params, state.step, batch)
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         metrics = StepMetrics(loss, optax.tree.norm(gradients))
         return TrainState(state.step + 1, params, opt_state), metrics
 
-    sharded = jax.shard_map(per_device, mesh=mesh, in_specs=(P(), P(AXIS)), out_specs=P())
-    return jax.jit(sharded, donate_argnums=0)
+    where = shardings(abstract_state(model, optimizer, mesh))
+    return jax.jit(update, donate_argnums=0, out_shardings=(where, replicated(mesh)))
 
 
 def make_tally(model: Transformer, mesh: Mesh) -> Callable[[Any, AnyBatch], Tally]:
     """Build the jitted evaluation: (params, batch) -> nats and tokens, summed over devices."""
+    model, over = model.clone(axes=axes_of(mesh.shape)), token_axes(mesh.shape)
 
     def per_device(params: Any, batch: AnyBatch) -> Tally:
-        losses = F.token_cross_entropy(apply_to(batch, model, params), jnp.asarray(batch.targets))
+        logits = apply_to(batch, model, params)
+        losses = F.token_cross_entropy(
+            logits, jnp.asarray(batch.targets), axis_name=model.axes.tensor
+        )
         tally = Tally(jnp.sum(jnp.where(batch.mask, losses, 0.0)), jnp.sum(batch.mask))
-        return jax.lax.psum(tally, AXIS)
+        return jax.lax.psum(tally, over)
 
-    return jax.jit(jax.shard_map(per_device, mesh=mesh, in_specs=(P(), P(AXIS)), out_specs=P()))
+    places = (parameter_specs(model.config, mesh.shape), batch_spec(mesh.shape))
+    return jax.jit(jax.shard_map(per_device, mesh=mesh, in_specs=places, out_specs=P()))

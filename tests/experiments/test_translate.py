@@ -18,9 +18,11 @@ from jaxformer.config import Decoder, from_json, to_json
 from jaxformer.data.date_forms import FORMS
 from jaxformer.generation import Greedy
 from jaxformer.layers import Transformer
+from jaxformer.parallel import MeshConfig, make_mesh
 from jaxformer.training import step
 from jaxformer.training.checkpoints import Checkpoints
 from jaxformer.training.metrics import read_json_lines
+from jaxformer.training.optimizers import make_optimizer
 
 BASE = replace(
     RUNS["tiny"],
@@ -73,8 +75,10 @@ def whole(tmp_path_factory):
 
 def params_of(folder, at=None):
     with Checkpoints(folder / "checkpoints") as checkpoints:
-        model, mesh = Transformer(BASE.model, scan=True), step.data_mesh(1)
-        abstract = step.abstract_state(model, translate.machinery(BASE, folder).optimizer, mesh)
+        model, mesh = Transformer(BASE.model, scan=True), make_mesh(MeshConfig(), jax.devices()[:1])
+        abstract = step.abstract_state(
+            model, make_optimizer(BASE.optimizer, BASE.schedule_steps), mesh
+        )
         return checkpoints.restore(at, abstract).params
 
 
@@ -142,7 +146,7 @@ def test_every_length_of_sources_has_a_program_of_its_own(monkeypatch):
         source = np.zeros((8, length), np.int32)
         return data.PairBatch(source, source, tokens, tokens, mask)
 
-    using = translate.machinery(run, Path("out"))
+    using = translate.machinery(run, Path("out"), lengths=run.source_lengths)
     update = translate.compile_updates(run, using, "first state", batch(7))
     for length in (7, 3):
         assert update("state", batch(length)) == ((8, length), "state", (8, length))

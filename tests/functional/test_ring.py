@@ -10,10 +10,10 @@ from jax.sharding import PartitionSpec as P
 
 from jaxformer import functional as F
 
-DEVICES, LENGTH = 4, 12
+DEVICES, LENGTH = 4, 16
 HEADS = {"N": 6, "K": 3, "H": 4, "Hv": 5}
 POSITIONS = jnp.arange(LENGTH)
-SEGMENTS = jnp.repeat(jnp.array([1, 2, 3]), 4)
+SEGMENTS = jnp.repeat(jnp.array([1, 2, 3, 4]), 4)
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,11 @@ OPTIONS = {
     ),
     "soft cap": dict(logit_softcap=0.7),
     "scale": dict(scale=2.0),
-    "relu": dict(normalizer="relu", mask=F.causal_mask(POSITIONS, POSITIONS)),
+    "relu": dict(  # the bias keeps sums of positive scores away from zero, where rounding grows
+        normalizer="relu",
+        mask=F.causal_mask(POSITIONS, POSITIONS),
+        bias=jnp.ones((6, LENGTH, LENGTH)),
+    ),
     "no key at all": dict(mask=jnp.zeros((LENGTH, LENGTH), bool)),
 }
 
@@ -76,7 +80,8 @@ def test_a_ring_of_devices_gives_what_one_gives(options, arrays):
     whole = lambda *qkv: F.dot_product_attention(*qkv, mask, bias, **options)  # noqa: E731
     expected = jax.jit(partial(both, whole))()
     found = jax.jit(partial(both, around(ring, mask=mask, bias=bias)))()
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), found, expected)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, atol=5e-6 * np.max(np.abs(b), initial=1))
 
 
 def test_dropout_is_other_on_each_device_and_needs_a_key(arrays):
@@ -88,3 +93,49 @@ def test_dropout_is_other_on_each_device_and_needs_a_key(arrays):
     found = np.asarray(dropped(query, key, value))[..., 0]  # [2, T, N]: the share that is kept
     assert abs(found.mean() - 1) < 0.1 and found.std() > 0.1
     assert len(np.unique(found[0].reshape(DEVICES, -1), axis=0)) == DEVICES
+
+
+@pytest.mark.parametrize("length, devices", [(16, 4), (24, 2), (6, 1)])
+def test_every_device_has_an_early_and_a_late_part(length, devices):
+    order = F.ring_order(length, devices)
+    np.testing.assert_array_equal(np.sort(order), np.arange(length))
+    for i, share in enumerate(order.reshape(devices, 2, -1)):
+        early, late = (part // (length // (2 * devices)) for part in share)
+        assert set(early) == {i} and set(late) == {2 * devices - 1 - i}
+
+
+def test_a_length_without_halves_for_all_is_refused():
+    with pytest.raises(ValueError, match=r"shared by 4 devices has a multiple of 8 tokens; got 12"):
+        F.ring_order(12, 4)
+
+
+def tiles_seen(order):
+    """Halves of queries and keys that meet, of each device, where only the past is seen."""
+    seen = order[:, None] >= order[None]
+    half = LENGTH // (2 * DEVICES)
+    tiles = seen.reshape(DEVICES, 2, half, 2 * DEVICES, half).any(axis=(2, 4))
+    return tiles.sum(axis=(1, 2))
+
+
+def test_in_ring_order_the_work_is_the_same_on_all_devices(monkeypatch, arrays):
+    """What runs is counted where it runs; without the order, the last device has most to do."""
+    ran = []
+    real = F.ring.attend_partially
+
+    def counted(*args, **kwargs):
+        jax.debug.callback(lambda i: ran.append(int(i)), jax.lax.axis_index("context"))
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(F.ring, "attend_partially", counted)
+    ring = partial(F.ring_attention, axis_name="context")
+    counts = {}
+    for name, order in (("plain", np.arange(LENGTH)), ("ring", F.ring_order(LENGTH, DEVICES))):
+        ran.clear()
+        query, key, value = (x[:1, order, :1] for x in arrays)
+        mask = F.causal_mask(jnp.asarray(order), jnp.asarray(order))
+        jax.block_until_ready(jax.jit(around(ring, mask=mask))(query, key, value))
+        jax.effects_barrier()
+        counts[name] = np.bincount(ran, minlength=DEVICES)
+        np.testing.assert_array_equal(counts[name], tiles_seen(order))
+    np.testing.assert_array_equal(counts["ring"], [2 * DEVICES + 1] * DEVICES)
+    np.testing.assert_array_equal(counts["plain"], 3 + 4 * np.arange(DEVICES))

@@ -7,21 +7,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import linen as nn
-from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from jaxformer import Transformer, zoo
 from jaxformer import functional as F
 from jaxformer.config import EncoderDecoder
-from jaxformer.layers.mode import Axes
-from jaxformer.layers.parameters import mesh_axis
+from jaxformer.parallel import (
+    MeshConfig,
+    axes_of,
+    batch_spec,
+    make_mesh,
+    parameter_specs,
+    token_axes,
+)
 
 pytestmark = pytest.mark.usefixtures("no_checks_of_annotations")
 
-BATCH, LENGTH = 8, 8
-AXES = ("data", "fsdp", "tensor", "context", "expert")
-OVER = ("data", "fsdp", "expert", "context")  # what the loss is summed over
+BATCH, LENGTH = 8, 16
 BLANK = jnp.zeros((1, 2), int)
 
 
@@ -53,34 +55,12 @@ def on_one_device(name):
     return config, params, (tokens[:, :-1], tokens[:, 1:], source), value, gradients
 
 
-def places(config, axes, sizes):
-    """Where each parameter goes, from what its layer says of it."""
-    reads = isinstance(config.topology, EncoderDecoder)
-    model = Transformer(config, annotate=True)
-    noted = jax.eval_shape(
-        lambda: model.init(jax.random.key(0), BLANK, **({"source": BLANK} if reads else {}))
-    )["params"]
-
-    def one(box):
-        names = (*(None,) * (box.value.ndim - len(box.names)), *box.names)
-        spread = [
-            mesh_axis(n, size, axes, sizes) for n, size in zip(names, box.value.shape, strict=True)
-        ]
-        return P(*spread)
-
-    return jax.tree.map(one, noted, is_leaf=lambda x: isinstance(x, nn.Partitioned))
-
-
 def spread(name, **sizes):
     """Loss and gradients on a mesh of these sizes."""
     config, params, batch, *_ = on_one_device(name)
-    shape = {axis: sizes.get(axis, 1) for axis in AXES}
-    count = math.prod(shape.values())
-    mesh = jax.make_mesh(
-        tuple(shape.values()), AXES, (AxisType.Auto,) * len(AXES), devices=jax.devices()[:count]
-    )
-    axes = Axes(**{axis: axis for axis in sizes if axis != "data"})
-    where = places(config, axes, shape)
+    mesh = make_mesh(MeshConfig(**sizes), jax.devices()[: math.prod(sizes.values())])
+    axes, over = axes_of(mesh.shape), token_axes(mesh.shape)
+    where = parameter_specs(config, mesh.shape)
     model = Transformer(config, axes=axes)
     reads = isinstance(config.topology, EncoderDecoder)
 
@@ -89,15 +69,16 @@ def spread(name, **sizes):
             options = {"source": source} if reads else {}
             logits = model.apply({"params": params}, tokens, **options)
             losses = F.token_cross_entropy(logits, targets, axis_name=axes.tensor)
-            return jax.lax.psum(jnp.sum(losses), OVER) / (BATCH * LENGTH)
+            return jax.lax.psum(jnp.sum(losses), over) / (BATCH * LENGTH)
 
         return jax.value_and_grad(loss)(params)
 
-    rows = P(("data", "fsdp", "expert"), "context")
+    rows = batch_spec(mesh.shape)
     program = jax.shard_map(
         per_device, mesh=mesh, in_specs=(where, rows, rows, rows), out_specs=(P(), where)
     )
-    return jax.jit(program)(params, *batch)
+    order = F.ring_order(LENGTH, sizes.get("context", 1))
+    return jax.jit(program)(params, *(x[:, order] for x in batch))
 
 
 MESHES = [
@@ -116,6 +97,7 @@ MESHES = [
     ("olmo-2-7b", dict(tensor=4)),  # a norm over all heads
     ("phi-3-small", dict(tensor=2, context=4)),  # masks that differ by head
     ("gopher-280b", dict(tensor=2, context=2)),
+    ("gpt-j-6b", dict(fsdp=2, tensor=2, context=2)),  # parallel branches that share a norm
 ]
 
 

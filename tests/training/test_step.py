@@ -8,8 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
 from jax.tree_util import keystr, tree_flatten_with_path, tree_map_with_path
 
 from jaxformer import functional as F
@@ -24,8 +22,10 @@ from jaxformer.config import (
 )
 from jaxformer.data import Batch, PairBatch
 from jaxformer.layers import Transformer
+from jaxformer.parallel import MeshConfig, make_mesh, put_batch, replicated
 from jaxformer.training import step
 from jaxformer.training.optimizers import AdamW, OptimizerConfig, make_optimizer
+from jaxformer.training.pmap_step import make_pmap_update
 from jaxformer.training.schedules import Constant
 
 VOCAB, T = 31, 7
@@ -41,6 +41,14 @@ DROPPING = replace(CONFIG, dropout=Dropout(residual=0.5, embedding=0.5))
 # Tokens that count in each of eight rows: another number on each device and in each part.
 COUNTS = (7, 1, 4, 0, 6, 2, 0, 5)
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "step.json").read_text())
+
+
+def data_mesh(devices):
+    return make_mesh(MeshConfig(), jax.devices()[:devices])
+
+
+def put(batch, mesh):
+    return put_batch(batch, mesh, len(batch.tokens))
 
 
 def make_batch(counts=COUNTS, seed=0):
@@ -71,7 +79,7 @@ def draw(config):
 
 def put_state(mesh, params, optimizer):
     state = step.TrainState(jnp.int32(0), params, optimizer.init(params))
-    return jax.device_put(jax.tree.map(np.asarray, state), step.replicated(mesh))
+    return jax.device_put(jax.tree.map(np.asarray, state), replicated(mesh))
 
 
 # Moves every parameter by its gradient and keeps the gradient, which the equality tests read.
@@ -83,7 +91,7 @@ RECORDER = optax.GradientTransformation(
 
 @functools.cache
 def compiled(devices=1, accumulation=1, objective=step.Objective(), config=CONFIG, seed=0):  # noqa: B008
-    mesh = step.data_mesh(devices)
+    mesh = data_mesh(devices)
     update = step.make_update(
         Transformer(config),
         RECORDER,
@@ -99,9 +107,9 @@ def gradient(batch, *, config=CONFIG, steps=0, **how):
     """Loss and gradient that one update sees, after `steps` earlier updates."""
     mesh, update = compiled(config=config, **how)
     state = put_state(mesh, draw(config), RECORDER)._replace(
-        step=jax.device_put(np.int32(steps), step.replicated(mesh))
+        step=jax.device_put(np.int32(steps), replicated(mesh))
     )
-    state, metrics = jax.device_get(update(state, step.put_batch(batch, mesh)))
+    state, metrics = jax.device_get(update(state, put(batch, mesh)))
     norm = np.sqrt(sum(np.sum(g**2) for g in jax.tree.leaves(state.opt_state)))
     np.testing.assert_allclose(metrics.gradient_norm, norm, rtol=1e-5)
     return metrics.loss, state.opt_state
@@ -149,10 +157,10 @@ def test_three_updates_have_the_golden_losses_and_parameters():
     settings = dict(GOLDEN["optimizer"])
     schedule = Constant(peak=settings.pop("peak"))
     optimizer = make_optimizer(OptimizerConfig(schedule=schedule, optimizer=AdamW(**settings)), 3)
-    mesh = step.data_mesh(1)
+    mesh = data_mesh(1)
     kinds = {"mask": bool}
     rows = {n: np.asarray(x, kinds.get(n, np.int32)) for n, x in GOLDEN["batch"].items()}
-    batch = step.put_batch(Batch(**rows), mesh)
+    batch = put(Batch(**rows), mesh)
     update = step.make_update(Transformer(config), optimizer, mesh)
     state = put_state(mesh, draw(config), optimizer)
     for number, golden in enumerate(GOLDEN["steps"], start=1):
@@ -305,10 +313,10 @@ def test_what_stands_in_the_padding_of_pairs_changes_nothing():
 
 
 def test_pairs_are_tallied_and_start_from_a_state_with_an_encoder():
-    mesh, model = step.data_mesh(8), Transformer(TRANSLATING)
+    mesh, model = data_mesh(8), Transformer(TRANSLATING)
     abstract = step.abstract_state(model, RECORDER, mesh)
     assert {"decoder", "encoder", "embedding", "head"} == abstract.params.keys()
-    tally = step.make_tally(model, mesh)(draw(TRANSLATING), step.put_batch(make_pairs(), mesh))
+    tally = step.make_tally(model, mesh)(draw(TRANSLATING), put(make_pairs(), mesh))
     assert int(tally.tokens) == sum(COUNTS)
     np.testing.assert_allclose(tally.nats, pairs_on(1)[0] * sum(COUNTS), rtol=1e-5)
 
@@ -317,20 +325,8 @@ def test_pairs_are_tallied_and_start_from_a_state_with_an_encoder():
 
 
 @functools.cache
-def pmapped():
-    def share(params, batch, tokens):
-        total = step.total_loss(
-            Transformer(CONFIG), step.Objective(), params, batch, jax.random.key(0)
-        )
-        return total * jax.lax.axis_size("data") / tokens
-
-    @functools.partial(jax.pmap, axis_name="data", in_axes=(None, 0))
-    def per_device(params, batch):
-        tokens = jax.lax.psum(jnp.sum(batch.mask), "data").astype(jnp.float32)
-        found = jax.value_and_grad(share)(params, batch, tokens)
-        return jax.lax.pmean(found, "data")
-
-    return per_device
+def pmapped(config):
+    return make_pmap_update(Transformer(config), RECORDER)
 
 
 @pytest.mark.parametrize("counts", [(5,) * 8, COUNTS], ids=["equal counts", "unequal counts"])
@@ -341,11 +337,14 @@ def test_inventory_row_89_under_pmap_the_mean_follows_the_gradient(counts):
     of devices over the tokens of all; equal counts make it the device's own `F.cross_entropy`.
     """
     batch = make_batch(counts)
-    found = pmapped()(draw(CONFIG), jax.tree.map(lambda x: x[:, None], batch))
+    state = step.TrainState(jnp.int32(0), draw(CONFIG), RECORDER.init(draw(CONFIG)))
+    state = jax.tree.map(jnp.copy, state)  # it is consumed
+    state, metrics = pmapped(CONFIG)(state, jax.tree.map(lambda x: x[:, None], batch))
     loss, gradients = expected(batch)
+    assert int(state.step) == 1
     for device in (0, 7):
-        one = jax.tree.map(lambda x: np.asarray(x)[device], found)  # noqa: B023
-        assert_close(one, (loss, gradients))
+        own = jax.tree.map(lambda x: np.asarray(x.addressable_shards[device].data), state)  # noqa: B023
+        assert_close((metrics.loss, own.opt_state), (loss, gradients))
 
 
 # Dropout
@@ -355,23 +354,29 @@ class Keys:
     """A stand-in for the loss whose gradient at row r is a number drawn from the key of r."""
 
     def __init__(self, monkeypatch):
-        def total_loss(model, objective, params, batch, key):
-            return jnp.sum(params[batch.tokens[:, 0]]) * jax.random.uniform(key)
+        def total_loss(model, objective, params, batch, key, *, over):
+            column = table(params)[batch.tokens[:, 0], 0]
+            return jnp.sum(column) * jax.random.uniform(key)
+
+        def table(params):
+            return params["embedding"]["tokens"]["embedding"]
+
+        self.table = table
 
         monkeypatch.setattr(step, "total_loss", total_loss)
 
     def __call__(self, *, devices=1, accumulation=1, steps=1, seed=0):
         """Numbers of [step, row]."""
-        mesh = step.data_mesh(devices)
+        mesh = data_mesh(devices)
         update = step.make_update(
             Transformer(CONFIG), RECORDER, mesh, accumulation=accumulation, seed=seed
         )
         batch = make_batch(counts=(1,) + (0,) * 7)  # one token counts, so nothing is divided
         batch = batch._replace(tokens=np.tile(np.arange(8, dtype=np.int32)[:, None], (1, T)))
-        state, found = put_state(mesh, jnp.zeros(8), RECORDER), []
+        state, found = put_state(mesh, draw(CONFIG), RECORDER), []
         for _ in range(steps):
-            state, _ = update(state, step.put_batch(batch, mesh))
-            found.append(np.asarray(state.opt_state))
+            state, _ = update(state, put(batch, mesh))
+            found.append(np.asarray(self.table(state.opt_state))[:8, 0])
         return np.stack(found)
 
 
@@ -403,7 +408,7 @@ def test_training_drops_out():
 def test_a_fresh_state_is_the_same_on_any_number_of_devices_and_fits_its_abstract():
     states, config = [], replace(CONFIG, num_layers=1)
     for devices in (1, 8):
-        mesh = step.data_mesh(devices)
+        mesh = data_mesh(devices)
         arguments = Transformer(config), RECORDER
         states.append(step.init_state(*arguments, jax.random.key(3), mesh))
         abstract = step.abstract_state(*arguments, mesh)
@@ -424,9 +429,9 @@ def test_a_tiny_model_learns_four_rows_by_heart_and_its_states_are_consumed():
     optimizer = make_optimizer(
         OptimizerConfig(schedule=Constant(peak=0.02), optimizer=AdamW(weight_decay=0.0)), 60
     )
-    mesh, model = step.data_mesh(1), Transformer(CONFIG)
+    mesh, model = data_mesh(1), Transformer(CONFIG)
     state = step.init_state(model, optimizer, jax.random.key(0), mesh)
-    update, rows, losses = step.make_update(model, optimizer, mesh), step.put_batch(batch, mesh), []
+    update, rows, losses = step.make_update(model, optimizer, mesh), put(batch, mesh), []
     for _ in range(60):
         before = state
         state, metrics = update(before, rows)
@@ -443,11 +448,11 @@ def test_a_tiny_model_learns_four_rows_by_heart_and_its_states_are_consumed():
 @functools.cache
 def counting():
     """Of a model with dropout, which evaluation leaves out."""
-    return step.make_tally(Transformer(DROPPING), step.data_mesh(8))
+    return step.make_tally(Transformer(DROPPING), data_mesh(8))
 
 
 def count(batch):
-    return counting()(draw(CONFIG), step.put_batch(batch, step.data_mesh(8)))
+    return counting()(draw(CONFIG), put(batch, data_mesh(8)))
 
 
 def test_the_tally_sums_what_counts_over_devices_without_dropout():
@@ -468,36 +473,7 @@ def test_the_tally_ignores_padding_rows():
     assert (float(nothing.nats), int(nothing.tokens)) == (0.0, 0)
 
 
-# Devices
-
-
-@pytest.mark.parametrize("count", [0, 9, -1])
-def test_a_mesh_of_devices_that_are_not_there_is_refused(count):
-    with pytest.raises(ValueError, match=f"Asked for {count} devices; this machine has 8\\."):
-        step.data_mesh(count)
-
-
-def test_a_mesh_takes_the_first_devices_or_all():
-    assert list(step.data_mesh(3).devices.flat) == jax.devices()[:3]
-    assert step.data_mesh().size == 8
-    assert step.data_mesh().axis_names == ("data",)
-
-
-def test_a_batch_that_does_not_split_is_refused():
-    message = r"batch_size 24 must be a multiple of devices x accumulation = 8 x 2 = 16\."
-    with pytest.raises(ValueError, match=message):
-        step.check_batch_size(24, step.data_mesh(8), 2)
-    step.check_batch_size(24, step.data_mesh(8))
-    step.check_batch_size(48, step.data_mesh(8), 2)
-
-
-def test_every_device_holds_its_share_of_the_rows():
-    mesh = step.data_mesh(8)
-    batch = make_batch()
-    for rows, whole in zip(step.put_batch(batch, mesh), batch, strict=True):
-        assert rows.sharding.is_equivalent_to(NamedSharding(mesh, P("data")), 2)
-        for device, shard in enumerate(rows.addressable_shards):
-            np.testing.assert_array_equal(shard.data, whole[device : device + 1])
+# Objectives
 
 
 @pytest.mark.parametrize(

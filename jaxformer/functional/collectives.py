@@ -1,0 +1,113 @@
+"""What devices say to each other inside `jax.shard_map`, and what their gradients say back.
+
+Each function is a pair of transposes: what is gathered forwards is scattered backwards, what is
+added up forwards is passed on backwards, and the reverse. Sums are taken in float32 both ways.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+
+def varies_over(x: Array) -> frozenset[str]:
+    """Axes along which the type of x says that devices differ, inside `jax.shard_map`."""
+    return frozenset(jax.typeof(x).manual_axis_type.varying)
+
+
+def varying(x: Array, *axis_names: str | None) -> Array:
+    """Let the type of x say that it differs along some axes; JAX adds up its gradient over them.
+
+    Args:
+        x: Any array, inside `jax.shard_map`.
+        *axis_names: Axes of the mesh; None, and those along which x varies already, change nothing.
+
+    Returns:
+        The same numbers.
+    """
+    missing = {name for name in axis_names if name is not None} - varies_over(x)
+    return jax.lax.pcast(x, tuple(sorted(missing)), to="varying") if missing else x
+
+
+def to_parts(x: Float[Array, "..."], axis_name: str | None) -> Float[Array, "..."]:
+    """Hand x, which all devices have, to devices that each compute a part from it.
+
+        y = x;    dx = sum over devices of dy
+
+    One such function for all that reads x adds its gradients up once.
+
+    Args:
+        x: The same on all devices, in any float dtype.
+        axis_name: Of those devices; None changes nothing.
+
+    Returns:
+        The same numbers.
+
+    References:
+        Shoeybi et al., Megatron-LM: Training Multi-Billion Parameter Language Models Using Model
+        Parallelism, 2019. arXiv:1909.08053, section 3 (f)
+    """
+    if axis_name is None:
+        return x
+    return varying(x.astype(jnp.float32), axis_name).astype(x.dtype)
+
+
+def sum_parts(x: Float[Array, "..."], axis_name: str | None) -> Float[Array, "..."]:
+    """Add up what devices computed each from a part.
+
+        y = sum over devices of x;    dx = dy
+
+    Args:
+        x: This device's summand, in any float dtype.
+        axis_name: Of the devices; None changes nothing.
+
+    Returns:
+        The sum, taken in float32, in the dtype of x.
+
+    References:
+        Shoeybi et al., 2019. arXiv:1909.08053, section 3 (g)
+    """
+    if axis_name is None:
+        return x
+    return jax.lax.psum(varying(x, axis_name).astype(jnp.float32), axis_name).astype(x.dtype)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
+def gather_shares(
+    x: Float[Array, "..."], axis_name: str, axis: int, dtype: DTypeLike
+) -> Float[Array, "..."]:
+    """Put together an array of which each device keeps a share.
+
+        y = concatenate over devices of cast(x);    dx = this device's share of the sum of dy
+
+    Args:
+        x: This device's share, in float32.
+        axis_name: Of the devices.
+        axis: Of x, along which the shares follow each other.
+        dtype: Of the result. Shares are cast before they travel; gradients travel in float32.
+
+    Returns:
+        The whole, in `dtype`.
+
+    References:
+        Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models,
+        2019. arXiv:1910.02054, section 5.3
+    """
+    return jax.lax.all_gather(x.astype(dtype), axis_name, axis=axis, tiled=True)
+
+
+def _gather_forward(x: Array, axis_name: str, axis: int, dtype: DTypeLike):
+    return gather_shares(x, axis_name, axis, dtype), x
+
+
+def _gather_backward(axis_name: str, axis: int, dtype: DTypeLike, x: Array, dy: Array):
+    wide = dy.astype(jnp.float32)
+    more = tuple(sorted(varies_over(dy) - varies_over(x)))
+    wide = varying(wide, axis_name)
+    dx = jax.lax.psum_scatter(wide, axis_name, scatter_dimension=axis, tiled=True)
+    return ((jax.lax.psum(dx, more) if more else dx).astype(x.dtype),)
+
+
+gather_shares.defvjp(_gather_forward, _gather_backward)

@@ -1,0 +1,18 @@
+"""One program on many devices: the mesh, where arrays go, and what that costs."""
+
+from jaxformer.parallel.hosts import Hosts as Hosts
+from jaxformer.parallel.hosts import is_first as is_first
+from jaxformer.parallel.hosts import join as join
+from jaxformer.parallel.hosts import refuse_differences as refuse_differences
+from jaxformer.parallel.mesh import MeshConfig as MeshConfig
+from jaxformer.parallel.mesh import axes_of as axes_of
+from jaxformer.parallel.mesh import check_fits as check_fits
+from jaxformer.parallel.mesh import make_mesh as make_mesh
+from jaxformer.parallel.mesh import token_axes as token_axes
+from jaxformer.parallel.placement import batch_spec as batch_spec
+from jaxformer.parallel.placement import local_rows as local_rows
+from jaxformer.parallel.placement import parameter_specs as parameter_specs
+from jaxformer.parallel.placement import put_batch as put_batch
+from jaxformer.parallel.placement import put_whole as put_whole
+from jaxformer.parallel.placement import replicated as replicated
+from jaxformer.parallel.placement import specs_like as specs_like

@@ -1,0 +1,104 @@
+"""Many processes that run one program, each with its own devices."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hosts:
+    """How processes find each other; under Slurm, on TPU pods and under Open MPI they know.
+
+    Attributes:
+        coordinator: Address of process 0 as host:port, where the others can reach it.
+        processes: How many there are.
+        process: Which one this is, from 0.
+        patience: Seconds without a sign of life after which a process counts as dead; the others
+            then end with an error.
+    """
+
+    coordinator: str | None = None
+    processes: int | None = None
+    process: int | None = None
+    patience: int = 60
+
+    def __post_init__(self):
+        given = [self.coordinator, self.processes, self.process]
+        if None in given and any(x is not None for x in given):
+            raise ValueError(
+                "Give coordinator, processes and process together, or none of them; got "
+                f"{self.coordinator}, {self.processes} and {self.process}."
+            )
+        if self.processes is not None and self.process is not None:
+            if not 0 <= self.process < self.processes:
+                raise ValueError(
+                    f"Process {self.process} is none of {self.processes}, counted from 0."
+                )
+        if self.patience < 1:
+            raise ValueError(f"patience must be at least 1 second; got {self.patience}.")
+
+
+def join(hosts: Hosts) -> None:
+    """Connect this process with the others; the first thing that a process does with JAX.
+
+    Raises:
+        ValueError: How to find the others is neither said nor known.
+    """
+    try:
+        jax.distributed.initialize(
+            hosts.coordinator,
+            hosts.processes,
+            hosts.process,
+            heartbeat_timeout_seconds=hosts.patience,
+        )
+    except (ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"This process could not join the others: {error} Outside Slurm, TPU pods and Open MPI "
+            "say how: coordinator host:port, the number of processes, and which one this is."
+        ) from error
+
+
+def is_first() -> bool:
+    """Whether this process is the one that speaks for all, and writes what is written once."""
+    return jax.process_index() == 0
+
+
+def refuse_differences(said: Mapping[str, Any]) -> None:
+    """Refuse to begin if processes were told different things.
+
+    Args:
+        said: Flat, as JSON; the same on all processes, or else.
+
+    Raises:
+        ValueError: On every process alike, with each difference.
+    """
+    if jax.process_count() == 1:
+        return
+    texts = gather_texts(json.dumps(dict(said), sort_keys=True, default=str))
+    all_said = [json.loads(text) for text in texts]
+    lines = []
+    for name in sorted(set().union(*all_said)):
+        values = [one.get(name) for one in all_said]
+        odd = [i for i, value in enumerate(values) if value != values[0]]
+        if odd:
+            lines.append(f"  {name}: {values[0]} in process 0, {values[odd[0]]} in {odd[0]}")
+    if lines:
+        raise ValueError("The processes were not started alike:\n" + "\n".join(lines))
+
+
+def gather_texts(text: str) -> list[str]:
+    """What each process says, in their order, on all of them."""
+    said = np.frombuffer(text.encode(), np.uint8)
+    lengths = multihost_utils.process_allgather(np.int32(len(said)))
+    padded = np.zeros(int(np.max(lengths)), np.uint8)
+    padded[: len(said)] = said
+    rows = np.asarray(multihost_utils.process_allgather(padded))
+    return [
+        row[:n].astype(np.uint8).tobytes().decode()
+        for row, n in zip(rows, np.ravel(lengths), strict=True)
+    ]

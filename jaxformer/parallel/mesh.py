@@ -1,0 +1,168 @@
+"""The grid of devices: how many along each axis, and what can be shared out over them."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import jax
+from jax.sharding import AxisType, Mesh
+
+from jaxformer import config as c
+from jaxformer.layers.mode import Axes
+
+# From the outermost to the innermost. Devices next to each other, which have the fastest links,
+# are neighbours along the innermost axis, and that is the one whose messages are waited for.
+AXES = ("data", "fsdp", "expert", "context", "tensor")
+ROWS = ("data", "fsdp", "expert")  # axes over which the rows of a batch are shared out
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshConfig:
+    """How many devices work along each axis; their product is the number of devices.
+
+    Attributes:
+        data: Groups that each have a whole model and other rows; None takes the devices left over.
+        fsdp: Other rows too, and each device keeps a part of every kernel, gathered at use.
+        tensor: Each device computes with a part of the heads, hidden width and vocabulary.
+        context: Each device has a part of every sequence.
+        expert: Other rows, and each device keeps a part of the experts.
+    """
+
+    data: int | None = None
+    fsdp: int = 1
+    tensor: int = 1
+    context: int = 1
+    expert: int = 1
+
+    def __post_init__(self):
+        for name in AXES:
+            size = getattr(self, name)
+            if size is not None and size < 1:
+                raise ValueError(f"A mesh has at least 1 device along {name}; got {size}.")
+
+    def sizes(self, devices: int) -> dict[str, int]:
+        """Devices along each axis, outermost first.
+
+        Args:
+            devices: How many there are.
+
+        Raises:
+            ValueError: They do not suffice, or some would be left over.
+        """
+        given = {name: getattr(self, name) for name in AXES}
+        shown = " x ".join(f"{name} {n}" for name, n in given.items() if n is not None and n > 1)
+        rest = math.prod(n for n in given.values() if n is not None)
+        data = devices // rest if self.data is None else 1
+        if data * rest != devices:
+            fitting = "a multiple of " if self.data is None else ""
+            raise ValueError(
+                f"The mesh {shown or 'data 1'} needs {fitting}{rest} devices; there are {devices}."
+            )
+        return given | {"data": self.data or data}
+
+
+def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """Arrange devices. The mesh has the axis "data" and those along which there are several.
+
+    Args:
+        config: How many along each axis.
+        devices: Those to use; None is all, of all processes.
+
+    Raises:
+        ValueError: The devices do not suffice, or some would be left over.
+    """
+    devices = jax.devices() if devices is None else devices
+    sizes = config.sizes(len(devices))
+    kept = {name: n for name, n in sizes.items() if n > 1 or name == "data"}
+    shape, names = tuple(kept.values()), tuple(kept)
+    return jax.make_mesh(shape, names, (AxisType.Auto,) * len(names), devices=devices)
+
+
+def axes_of(sizes: Mapping[str, int]) -> Axes:
+    """The names by which a model knows the axes of a mesh (`mesh.shape`) with several devices."""
+    here = {name: name for name in ("fsdp", "tensor", "context", "expert")}
+    return Axes(**{name: name for name in here if sizes.get(name, 1) > 1})
+
+
+def token_axes(sizes: Mapping[str, int]) -> tuple[str, ...]:
+    """Axes over which the tokens of a batch are shared out: sums over tokens go over these."""
+    return tuple(name for name in (*ROWS, "context") if name in sizes)
+
+
+def check_fits(
+    config: c.TransformerConfig,
+    sizes: Mapping[str, int],
+    *,
+    batch_size: int,
+    lengths: Sequence[int],
+    accumulation: int = 1,
+) -> None:
+    """Refuse what cannot be shared out evenly, before anything is compiled.
+
+    Args:
+        config: The model.
+        sizes: Devices along each axis.
+        batch_size: Rows of a batch, over all devices.
+        lengths: Those of the sequences in a row: of tokens, and of sources.
+        accumulation: In how many parts a device works through its rows.
+
+    Raises:
+        ValueError: All that does not fit, with both numbers.
+    """
+    n = {name: sizes.get(name, 1) for name in AXES}
+    parts = math.prod(n[name] for name in ROWS) * accumulation
+    problems = []
+    if batch_size % parts:
+        over = " x ".join(f"{name} {n[name]}" for name in ROWS if n[name] > 1 or name == "data")
+        problems.append(
+            f"batch_size {batch_size} must be a multiple of {over} x accumulation {accumulation} "
+            f"= {parts}"
+        )
+    for length in lengths:
+        if n["context"] > 1 and length % (2 * n["context"]):
+            problems.append(
+                f"length {length} must be a multiple of 2 x context {n['context']} = "
+                f"{2 * n['context']}: each device has an early and a late part of a sequence"
+            )
+    problems += _indivisible(config, n)
+    if problems:
+        raise ValueError("The mesh does not fit:\n" + "\n".join(f"  {p}." for p in problems))
+
+
+def _indivisible(config: c.TransformerConfig, n: Mapping[str, int]) -> Iterator[str]:
+    """What of a model cannot be shared out evenly over axes of these sizes."""
+    stacks = [("", config, config.num_layers)]
+    vocabularies = {"vocab_size": config.vocab_size}
+    if isinstance(config.topology, c.EncoderDecoder):
+        stacks.append(("encoder's ", config.encoder, config.topology.num_encoder_layers))
+        if config.topology.source_vocab_size is not None:
+            vocabularies["source_vocab_size"] = config.topology.source_vocab_size
+
+    def uneven(name: str, size: int, axis: str) -> Iterator[str]:
+        if size % n[axis]:
+            yield f"{name} {size} is not divisible by {axis} {n[axis]}"
+
+    yield from uneven("model_dim", config.model_dim, "fsdp")
+    for name, size in vocabularies.items():
+        padded = -(-size // n["tensor"]) * n["tensor"]
+        for problem in uneven(name, size, "tensor"):
+            yield f"{problem} (a model with {padded} has rows that no token uses)"
+    mixtures = 0
+    for owner, stack, num_layers in stacks:
+        attention, tensor = stack.attention, n["tensor"]
+        heads, kv = attention.num_heads, attention.num_kv_heads
+        yield from uneven(f"{owner}num_heads", heads, "tensor")
+        if kv % tensor and tensor % kv:
+            yield (
+                f"{owner}num_kv_heads {kv} and tensor {tensor}: one must be a multiple of the other"
+            )
+        elif kv % tensor and attention.qk_norm is not None and attention.qk_norm.over == "width":
+            yield f"{owner}num_kv_heads {kv}, with a norm over all of them, and tensor {tensor}"
+        for choice in {stack.layer(i).feed_forward for i in range(num_layers)}:
+            if isinstance(choice, c.Experts):
+                mixtures += 1
+                yield from uneven(f"{owner}num_experts", choice.num_experts, "expert")
+                choice = choice.expert
+            yield from uneven(f"{owner}hidden_dim", choice.hidden_dim, "tensor")
+    if n["expert"] > 1 and not mixtures:
+        yield f"expert {n['expert']}, but the model has no experts"

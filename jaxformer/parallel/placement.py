@@ -1,0 +1,141 @@
+"""Where arrays go on a mesh: parameters, what an optimizer keeps of them, and rows of a batch."""
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from jax.tree_util import keystr, tree_flatten_with_path, tree_map_with_path
+
+from jaxformer import functional as F
+from jaxformer.config import EncoderDecoder, TransformerConfig
+from jaxformer.layers import Transformer
+from jaxformer.layers.parameters import mesh_axis
+from jaxformer.parallel.mesh import ROWS, axes_of
+
+Rows = TypeVar("Rows")
+
+
+def parameter_specs(config: TransformerConfig, sizes: Mapping[str, int]) -> Any:
+    """How each parameter is shared out, by what its layer says that its axes count.
+
+    Args:
+        config: The model.
+        sizes: Devices along each axis of the mesh.
+
+    Returns:
+        A tree of `PartitionSpec`s, like the parameters.
+    """
+    axes = axes_of(sizes)
+
+    def one(noted: nn.Partitioned) -> P:
+        shape = noted.value.shape
+        names: Any = (*(None,) * (len(shape) - len(noted.names)), *noted.names)
+        pairs = zip(names, shape, strict=True)
+        return P(*(mesh_axis(name, size, axes, sizes) for name, size in pairs))
+
+    return jax.tree.map(one, _noted(config), is_leaf=lambda x: isinstance(x, nn.Partitioned))
+
+
+@cache
+def _noted(config: TransformerConfig) -> Any:
+    """Shapes of the parameters with what their axes count."""
+    blank, model = jnp.zeros((1, 2), jnp.int32), Transformer(config, annotate=True)
+    source = blank if isinstance(config.topology, EncoderDecoder) else None
+    key = jax.random.key(0)
+    return jax.eval_shape(lambda key: model.init(key, blank, source=source), key)["params"]
+
+
+def specs_like(tree: Any, params: Any, specs: Any) -> Any:
+    """How arrays are shared out that an optimizer keeps for each parameter.
+
+    Args:
+        tree: Of arrays or their shapes, with the path of a parameter in that of each array that
+            belongs to one.
+        params: The parameters or their shapes.
+        specs: Of the parameters.
+
+    Returns:
+        For each array the spec of its parameter along the axes that it has in common with it;
+        what belongs to none is whole on each device.
+    """
+    is_spec = lambda x: isinstance(x, P)  # noqa: E731
+    flat, _ = tree_flatten_with_path(params)
+    by_path = {
+        f"/{keystr(path, simple=True, separator='/')}/": (x.shape, spec)
+        for (path, x), spec in zip(flat, jax.tree.leaves(specs, is_leaf=is_spec), strict=True)
+    }
+
+    def one(path: Any, x: Any) -> P:
+        here = f"/{keystr(path, simple=True, separator='/')}/"
+        for name, (shape, spec) in by_path.items():
+            if name in here and len(shape) == x.ndim:
+                same = zip(x.shape, shape, spec, strict=True)
+                return P(*(axis if n == m else None for n, m, axis in same))
+        return P()
+
+    return tree_map_with_path(one, tree)
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """A whole copy on every device."""
+    return NamedSharding(mesh, P())
+
+
+def put_whole(tree: Any, mesh: Mesh) -> Any:
+    """A copy of what all processes have on every device."""
+    return jax.tree.map(
+        lambda x: jax.make_array_from_callback(
+            np.shape(x), replicated(mesh), np.asarray(x).__getitem__
+        ),
+        tree,
+    )
+
+
+def batch_spec(sizes: Mapping[str, int]) -> P:
+    """How [rows, time] is shared out."""
+    return P(tuple(name for name in ROWS if name in sizes), axes_of(sizes).context)
+
+
+def local_rows(mesh: Mesh, batch_size: int) -> slice:
+    """The rows of a global batch that the devices of this process need."""
+    rows = NamedSharding(mesh, P(batch_spec(mesh.shape)[0]))
+    parts = rows.addressable_devices_indices_map((batch_size,)).values()
+    ends = [index[0].indices(batch_size)[:2] for index in parts if index is not None]
+    return slice(min(start for start, _ in ends), max(stop for _, stop in ends))
+
+
+def put_batch(batch: Rows, mesh: Mesh, batch_size: int) -> Rows:
+    """Each device its share of the rows, and of each sequence its share in `F.ring_order`.
+
+    Args:
+        batch: A tree of arrays [rows, time]: the `local_rows` of the batch, or all of it.
+        mesh: The devices.
+        batch_size: Rows of the whole batch.
+    """
+    sharding = NamedSharding(mesh, batch_spec(mesh.shape))
+    rows = local_rows(mesh, batch_size)
+
+    def put(given: Any) -> jax.Array:
+        x = np.asarray(given)
+        first = 0 if len(x) == batch_size else rows.start
+        if len(x) not in (batch_size, rows.stop - rows.start):
+            raise ValueError(
+                f"This process needs rows {rows.start} to {rows.stop} of {batch_size}; "
+                f"got {len(x)}."
+            )
+        columns = F.ring_order(x.shape[1], mesh.shape.get("context", 1))
+
+        def part(index: tuple[slice, ...] | None) -> np.ndarray:
+            row, column = index or (slice(None), slice(None))
+            start, stop, _ = row.indices(batch_size)
+            return x[start - first : stop - first, columns[column]]
+
+        return jax.make_array_from_callback((batch_size, x.shape[1]), sharding, part)
+
+    return jax.tree.map(put, batch)

@@ -1,0 +1,54 @@
+"""The update under `jax.pmap`, for programs that are built on it: data parallel, nothing else."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxformer.layers import Transformer
+from jaxformer.training.step import AnyBatch, Objective, StepMetrics, TrainState, total_loss
+
+AXIS = "data"
+
+
+def make_pmap_update(
+    model: Transformer,
+    optimizer: optax.GradientTransformation,
+    *,
+    objective: Objective = Objective(),
+    seed: int = 0,
+) -> Any:
+    """Build the update as a mapped function: every device has the whole state.
+
+    Under `pmap` each device differentiates its own share of the mean loss, devices times its sum
+    over the tokens of all; the mean over devices comes after the gradient. Inside the loss, where
+    `make_gradient` takes it, it would make the gradient too large by the number of devices.
+
+    Args:
+        model: Applied with dropout on.
+        optimizer: Any optax transformation.
+        objective: As for `make_gradient`.
+        seed: Of dropout; the key also depends on the step and the device.
+
+    Returns:
+        (state, batch) -> (state, metrics), where the arrays of the batch are [devices, rows, time].
+        The state passed in is consumed.
+    """
+
+    def per_device(state: TrainState, batch: AnyBatch):
+        tokens = jax.lax.psum(jnp.sum(batch.mask), AXIS).astype(jnp.float32)
+        key = jax.random.fold_in(jax.random.key(seed), state.step)
+        key = jax.random.fold_in(key, jax.lax.axis_index(AXIS))
+
+        def share(params: Any):
+            total = total_loss(model, objective, params, batch, key, over=(AXIS,))
+            return total * jax.lax.axis_size(AXIS) / jnp.maximum(tokens, 1)
+
+        loss, gradients = jax.lax.pmean(jax.value_and_grad(share)(state.params), AXIS)
+        updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        metrics = StepMetrics(loss, optax.tree.norm(gradients))
+        return TrainState(state.step + 1, params, opt_state), metrics
+
+    return jax.pmap(per_device, axis_name=AXIS, in_axes=(None, 0), out_axes=None, donate_argnums=0)

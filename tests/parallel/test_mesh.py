@@ -1,0 +1,105 @@
+from dataclasses import replace
+
+import jax
+import pytest
+
+from jaxformer import zoo
+from jaxformer.config import MultiHead, QKNorm, RMSNorm
+from jaxformer.layers.mode import Axes
+from jaxformer.parallel import MeshConfig, axes_of, check_fits, make_mesh, token_axes
+
+LLAMA = zoo.get("llama-2-70b").tiny()  # width 64, 4 heads, 2 of keys and values
+
+
+def fits(config=LLAMA, **sizes):
+    batch_size, accumulation = sizes.pop("batch_size", 16), sizes.pop("accumulation", 1)
+    lengths = sizes.pop("lengths", [32])
+    check_fits(config, sizes, batch_size=batch_size, lengths=lengths, accumulation=accumulation)
+
+
+def test_a_mesh_has_data_and_the_axes_with_several_devices():
+    mesh = make_mesh(MeshConfig(fsdp=2, tensor=2))
+    assert dict(mesh.shape) == {"data": 2, "fsdp": 2, "tensor": 2}
+    assert dict(make_mesh(MeshConfig(), jax.devices()[:1]).shape) == {"data": 1}
+    assert dict(make_mesh(MeshConfig(data=2, context=4)).shape) == {"data": 2, "context": 4}
+
+
+def test_neighbours_along_tensor_are_neighbours():
+    mesh = make_mesh(MeshConfig(tensor=2, fsdp=2))
+    assert mesh.axis_names[-1] == "tensor"
+    assert [d.id for d in mesh.devices[0, 0]] == [jax.devices()[0].id, jax.devices()[1].id]
+
+
+def test_a_model_knows_the_axes_with_several_devices():
+    assert axes_of({"data": 4, "fsdp": 1, "tensor": 2}) == Axes(tensor="tensor")
+    assert token_axes({"data": 1, "tensor": 2, "context": 2}) == ("data", "context")
+
+
+@pytest.mark.parametrize(
+    "config, devices, message",
+    [
+        (MeshConfig(data=2, tensor=8), 8, r"data 2 x tensor 8 needs 16 devices; there are 8\."),
+        (MeshConfig(data=2), 8, r"The mesh data 2 needs 2 devices; there are 8\."),
+        (MeshConfig(tensor=3), 8, r"The mesh tensor 3 needs a multiple of 3 devices; there are 8"),
+        (MeshConfig(fsdp=16), 8, r"fsdp 16 needs a multiple of 16 devices; there are 8\."),
+    ],
+    ids=["too many", "too few", "not a multiple", "more than there are"],
+)
+def test_a_mesh_that_is_not_all_devices_is_refused(config, devices, message):
+    with pytest.raises(ValueError, match=message):
+        config.sizes(devices)
+
+
+def test_an_axis_without_devices_is_refused():
+    with pytest.raises(ValueError, match=r"at least 1 device along tensor; got 0"):
+        MeshConfig(tensor=0)
+
+
+BAD = [
+    (dict(data=8, batch_size=12), r"batch_size 12 must be a multiple of data 8 x accumulation 1"),
+    (
+        dict(data=2, fsdp=2, batch_size=10, accumulation=3),
+        r"batch_size 10 must be a multiple of data 2 x fsdp 2 x accumulation 3 = 12\.",
+    ),
+    (dict(context=4, lengths=[32, 36]), r"length 36 must be a multiple of 2 x context 4 = 8"),
+    (dict(fsdp=7, batch_size=14), r"model_dim 64 is not divisible by fsdp 7"),
+    (dict(tensor=3), r"num_heads 4 is not divisible by tensor 3"),
+    (dict(tensor=3), r"hidden_dim \d+ is not divisible by tensor 3"),
+    (dict(tensor=3), r"vocab_size \d+ is not divisible by tensor 3 \(a model with \d+ has rows"),
+    (dict(tensor=3), r"num_kv_heads 2 and tensor 3: one must be a multiple of the other"),
+    (dict(expert=2), r"expert 2, but the model has no experts"),
+]
+
+
+@pytest.mark.parametrize("sizes, message", BAD, ids=range(len(BAD)))
+def test_what_does_not_divide_is_refused_with_both_numbers(sizes, message):
+    with pytest.raises(ValueError, match=message):
+        fits(**sizes)
+
+
+def test_all_that_does_not_fit_is_said_at_once():
+    with pytest.raises(ValueError) as error:
+        fits(data=3, tensor=3, context=3)
+    assert len(str(error.value).splitlines()) == 7
+
+
+def test_other_models_are_refused_by_their_own_numbers():
+    mixtral = zoo.get("mixtral-8x7b").tiny()
+    with pytest.raises(ValueError, match=r"num_experts \d+ is not divisible by expert 3"):
+        fits(mixtral, expert=3, batch_size=9)
+    normed = replace(
+        LLAMA,
+        attention=MultiHead(
+            num_heads=8, num_kv_heads=2, head_dim=8, qk_norm=QKNorm(norm=RMSNorm(), over="width")
+        ),
+    )
+    with pytest.raises(ValueError, match=r"num_kv_heads 2, with a norm over all of them, and ten"):
+        fits(normed, tensor=8)
+    marian = zoo.get("t5-small").tiny()
+    with pytest.raises(ValueError, match=r"encoder's num_heads \d+ is not divisible by tensor 7"):
+        fits(marian, tensor=7)
+
+
+def test_what_fits_is_let_through():
+    assert fits(data=2, fsdp=2, tensor=4, context=2, accumulation=2) is None
+    assert fits(zoo.get("mixtral-8x7b").tiny(), expert=2, fsdp=2) is None
