@@ -7,6 +7,9 @@
 
 Trains on the source code of Python's standard library unless told otherwise, reports bits per byte
 on held-out text beside gzip, and ends with a sample. Everything is written under --output.
+
+SIGINT (Ctrl-C) and SIGTERM end a run once the update it is in is made and saved; the exit status
+is 130 or 143, and --resume goes on from there. The third such signal ends it at once.
 """
 
 import pprint
@@ -157,6 +160,7 @@ def train(run: Pretrain, text: Text, using: Machinery, checkpoints: Checkpoints)
         checkpoints=checkpoints,
         description=description,
         evaluate=evaluate,
+        loss=lambda numbers: numbers["held_out_bits_per_byte"],
     )
     bits = numbers["final_held_out_bits_per_byte"]
     print(f"\nHeld-out text: {bits:.3f} bits per byte; gzip -9 needs {text.gzip:.3f}.")

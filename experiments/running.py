@@ -23,6 +23,7 @@ from jaxformer.layers import Transformer
 from jaxformer.training import loop, step
 from jaxformer.training.checkpoints import Checkpoints
 from jaxformer.training.hardware import machine_peak_flops
+from jaxformer.training.interruption import deferred, raised
 from jaxformer.training.metrics import JsonLines, Metrics, TensorBoard, WeightsAndBiases, Writer
 from jaxformer.training.optimizers import learning_rate, make_optimizer
 from jaxformer.training.progress import Progress, format_count
@@ -55,20 +56,22 @@ def machinery(run: Run, output: Path, *, lengths: Sequence[int]) -> Machinery:
 def explained_end(run: Run, checkpoints: Checkpoints, output: Path) -> Iterator[None]:
     """Say of a run that ends early what is left of it, and how to go on."""
     try:
-        yield
+        with raised():
+            yield
     except loop.NonFiniteLossError as error:
         checkpoints.wait()
         fail(
             f"{error} {last_checkpoint(checkpoints, output)} "
             "A lower peak of the learning rate usually helps."
         )
-    except KeyboardInterrupt:
-        checkpoints.wait()
+    except KeyboardInterrupt as error:
+        with deferred():
+            checkpoints.wait()
         print(f"\nInterrupted. {last_checkpoint(checkpoints, output)}", file=sys.stderr)
         if checkpoints.latest() is not None:
             again = command_line(name_of(run), "--resume", "--output", str(output))
             print(f"To go on from there:\n  {again}", file=sys.stderr)
-        raise SystemExit(INTERRUPTED) from None
+        raise SystemExit(getattr(error, "status", INTERRUPTED)) from None
 
 
 def print_end(run: Run, output: Path) -> None:
@@ -83,14 +86,15 @@ def begin(
     checkpoints: Checkpoints,
     description: dict[str, Any],
 ) -> step.TrainState:
-    """A fresh state beside its tokenizer, or the newest checkpoint's."""
+    """A fresh state beside its tokenizer, or the newest whole checkpoint's."""
     if not run.resume:
         tokenizer.save(using.output)
         key = jax.random.key(run.seed)
         return step.init_state(using.model, using.optimizer, key, using.mesh)
-    refuse_changes(checkpoints.describe(), description)
+    newest = checkpoints.newest(lambda message: print(message, file=sys.stderr))
+    refuse_changes(checkpoints.describe(newest), description)
     abstract = step.abstract_state(using.model, using.optimizer, using.mesh)
-    state = checkpoints.restore(None, abstract)
+    state = checkpoints.restore(newest, abstract)
     done = int(state.step)
     if done >= run.steps:
         raise ValueError(f"The checkpoint has {done} steps already; pass --steps N with N above.")
@@ -182,6 +186,7 @@ def make_updates(
     checkpoints: Checkpoints,
     description: dict[str, Any],
     evaluate: Callable[[int, Any, Progress], dict[str, float]],
+    loss: Callable[[dict[str, float]], float],
 ) -> tuple[step.TrainState, dict[str, float]]:
     """Bring the state to `run.steps` updates, reporting, evaluating and saving on the way.
 
@@ -196,9 +201,13 @@ def make_updates(
         description: What goes with them.
         evaluate: Numbers to write, from the updates made, the parameters and the display; called
             every `run.evaluate_every` updates and at the end.
+        loss: What of these numbers says which checkpoint is the best, the lowest.
 
     Returns:
         The last state and the last numbers of `evaluate`.
+
+    Raises:
+        Interrupted: A signal came; the state after the update it fell into is being saved.
     """
     start = int(state.step)
 
@@ -210,18 +219,32 @@ def make_updates(
         Metrics(writers(run, using.output, description, start)) as metrics,
         Progress(run.steps, start_step=start, title=title) as progress,
     ):
-        updates = loop.train(state, update, fetch, start=start, stop=run.steps, settle=due)
-        for at, state, finished in updates:
-            for done, numbers in meter.read(finished):
-                progress.update(done.step, **numbers)
-                if done.step % run.log_every == 0 or done.step == run.steps:
-                    metrics.write(done.step, {**numbers, "gradient_norm": done.gradient_norm})
-            if at % run.save_every == 0 or at == run.steps:
-                checkpoints.save(at, state, description)
-            if at % run.evaluate_every == 0 and at < run.steps:
-                metrics.write(at, evaluate(at, state.params, progress))
-            if due(at):
-                meter.restart()
+        with deferred() as signals:
+            updates = loop.train(
+                state,
+                update,
+                fetch,
+                start=start,
+                stop=run.steps,
+                settle=lambda at: signals.stops(at) or due(at),
+            )
+            for at, state, finished in updates:
+                for done, numbers in meter.read(finished):
+                    progress.update(done.step, **numbers)
+                    if done.step % run.log_every == 0 or done.step == run.steps:
+                        metrics.write(done.step, {**numbers, "gradient_norm": done.gradient_norm})
+                rank = None
+                if at % run.evaluate_every == 0 and at < run.steps:
+                    # Before saving, so that a run resumed from here lacks no evaluation.
+                    numbers = evaluate(at, state.params, progress)
+                    metrics.write(at, numbers)
+                    rank = loss(numbers)
+                if at % run.save_every == 0 or at == run.steps or signals.stopping:
+                    checkpoints.save(at, state, description, loss=rank)
+                if signals.stopping and at < run.steps:
+                    raise signals.interrupted()
+                if due(at):
+                    meter.restart()
         last = evaluate(run.steps, state.params, progress)
         metrics.write(run.steps, last)
     return state, last

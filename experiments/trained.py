@@ -80,6 +80,7 @@ def load_trained(
 def from_run(folder: Path, step: int | None, mesh: Mesh | None = None) -> Trained:
     """Configuration, parameters and tokenizer of a training run."""
     with Checkpoints(folder / "checkpoints") as checkpoints:
+        step = checkpoints.newest() if step is None else step
         saved = checkpoints.describe(step)
         config = from_json(TransformerConfig, json.dumps(saved["config"]))
         shapes = abstract_parameters(config, mesh)

@@ -41,7 +41,7 @@ class Run:
         log_every: Updates between lines in the metrics.
         evaluate_every: Updates between evaluations.
         save_every: Updates between checkpoints; the last update is always saved.
-        keep: How many checkpoints to keep.
+        keep: How many of the newest checkpoints to keep, beside the best.
         tensorboard: Whether to write TensorBoard files.
         wandb: Project to log to at Weights and Biases.
     """

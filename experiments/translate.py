@@ -8,6 +8,8 @@
 made from a seed (see `jaxformer.data.date_forms`); a tenth of all days is held out, in every form.
 Ends with the share of held-out texts that come out exactly right, greedily and with beam search, of
 the newest checkpoints' average. Everything is written under --output.
+
+Signals end a run as they end `experiments.pretrain`.
 """
 
 import pprint
@@ -140,6 +142,7 @@ def train(
         checkpoints=checkpoints,
         description=description,
         evaluate=evaluate,
+        loss=lambda numbers: -numbers["exact_greedy"],
     )
     return found
 

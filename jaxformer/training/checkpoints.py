@@ -1,32 +1,29 @@
 """Saved states, and how they are found again. The only module that knows orbax."""
 
+import contextlib
 import json
-from collections.abc import Mapping
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+from jax.experimental import multihost_utils
 from jax.sharding import SingleDeviceSharding
-from jax.tree_util import keystr, tree_flatten_with_path
-from jaxtyping import Array, Shaped, UInt32
+from jaxtyping import Array
+
+from jaxformer.parallel import is_first
+from jaxformer.training.folders import Folder, shortened
+from jaxformer.training.records import Stored, by_path, checksums, differences, record
 
 SCHEMA = 1
-LISTED = 10  # lines of a message before the rest is only counted
-
-
-class Stored(NamedTuple):
-    """What the description records of one array."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    checksum: int
-
-    def __str__(self) -> str:
-        return f"{self.dtype}{list(self.shape)}"
+NONE = -1  # no step, where processes agree on one
 
 
 class Checkpoints:
@@ -38,11 +35,12 @@ class Checkpoints:
 
     A state is saved as a flat dict of arrays by path ("params/decoder/final_norm/scale"), so what
     can be restored depends on the names of arrays and not on the containers around them. Leaving
-    the `with` block waits for the save in progress.
+    the `with` block waits for the save in progress. Where several processes train, all call every
+    method alike; the first of them tends the folder, which all must see.
 
     Args:
         folder: Made at the first save; nothing is made for reading. Relative paths are resolved.
-        keep: How many checkpoints stay; older ones go after a newer one is complete.
+        keep: How many of the newest stay, beside the best; others go after a newer one is complete.
 
     Raises:
         ValueError: `keep` is below 1, or `folder` is a file.
@@ -54,9 +52,20 @@ class Checkpoints:
         self.folder = Path(folder).expanduser().resolve()
         if self.folder.exists() and not self.folder.is_dir():
             raise ValueError(f"{self.folder} is a file, not a folder of checkpoints.")
-        options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=False)
-        self._manager = ocp.CheckpointManager(self.folder, options=options)
-        self._saving: int | None = None
+        self._folder = Folder(self.folder, keep=keep)
+        # Parts of arrays made for each replica to write lose the bits of NaNs; shardings are given.
+        handler = ocp.type_handlers.ArrayHandler(
+            use_replica_parallel=False, enable_write_sharding_file=False
+        )
+        handlers = ocp.type_handlers.create_type_handler_registry((jax.Array, handler))
+        self._orbax = ocp.AsyncCheckpointer(
+            ocp.PyTreeCheckpointHandler(type_handler_registry=handlers),
+            # Else something may still be written to the folder of a save that failed.
+            async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
+        )
+        self._background = ThreadPoolExecutor(max_workers=1)
+        self._saving: tuple[int, Future[None]] | None = None
+        self._whole: int | None = None  # `newest` saw so; `restore` need not look again
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -70,15 +79,20 @@ class Checkpoints:
         try:
             self.wait()
         finally:
-            self._manager.close()
+            self._background.shutdown()
+            self._orbax.close()
 
-    def save(self, step: int, state: Any, description: Mapping[str, Any]) -> None:
+    def save(
+        self, step: int, state: Any, description: Mapping[str, Any], *, loss: float | None = None
+    ) -> None:
         """Start saving; return once the arrays may change or be donated.
 
         Args:
-            step: Greater than that of every checkpoint in the folder.
+            step: Greater than that of every checkpoint in the folder but those `newest` passed
+                over, which are renamed once this one is complete.
             state: Any pytree of arrays.
             description: What is needed to use the state, as JSON: configuration, tokenizer, seed.
+            loss: By which the best checkpoint is the one with the lowest; None or NaN: not known.
 
         Raises:
             ValueError: The step is not the newest, or the description is no JSON.
@@ -88,28 +102,27 @@ class Checkpoints:
         if (latest := self.latest()) is not None and step <= latest:
             raise ValueError(
                 f"Checkpoint {step} would not be the newest in {self.folder}, which holds "
-                f"{self._listing()}. Use another folder, or delete the later ones."
+                f"{self._folder.listing()}. Use another folder, or delete the later ones."
             )
         try:
             json.dumps(dict(description))
         except TypeError as error:
             raise ValueError(f"The description of a checkpoint must be JSON: {error}.") from error
         arrays = by_path(state)
-        sums = checksums(arrays)
-        record = {path: Stored(x.dtype.name, x.shape, sums[path]) for path, x in arrays.items()}
-        contents = {"schema": SCHEMA, "arrays": record, "description": dict(description)}
-        self._saving = step
+        contents = {
+            "schema": SCHEMA,
+            "loss": None if loss is None or math.isnan(loss) else loss,
+            "arrays": record(arrays),
+            "description": dict(description),
+        }
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._manager.save(
-                step,
-                args=ocp.args.Composite(
-                    state=ocp.args.PyTreeSave(arrays), description=ocp.args.JsonSave(contents)
-                ),
-                force=True,
-            )
+            if is_first():
+                self._folder.prepare()
+            args = ocp.args.PyTreeSave(arrays)
+            self._orbax.save(self._folder.beside(step) / "state", args=args)
         except Exception as error:
-            raise self._failure(error) from error
+            raise self._failure(step, error) from error
+        self._saving = step, self._background.submit(self._complete, step, contents)
 
     def wait(self) -> None:
         """Return when the save in progress is complete.
@@ -117,33 +130,68 @@ class Checkpoints:
         Raises:
             OSError: It failed; says which checkpoint is the last good one.
         """
-        try:
-            self._manager.wait_until_finished()
-        except Exception as error:  # whatever the storage raised: OSError, ValueError, Exception
-            raise self._failure(error) from error
+        if self._saving is None:
+            return
+        (step, future), self._saving = self._saving, None
+        error = future.exception()  # whatever the storage raised: OSError, ValueError, Exception
+        if agreed(error is not None) or error:  # raised when all processes are here
+            raise self._failure(step, error or "the first process could not") from error
 
     def steps(self) -> list[int]:
-        """The steps of all complete checkpoints, in order; one still being saved is not there."""
-        return sorted(ocp.utils.checkpoint_steps(self.folder))
+        """The steps of all complete checkpoints, in order; one still being saved is not there.
+
+        Nor are those that `newest` passed over.
+        """
+        return self._folder.steps()
 
     def latest(self) -> int | None:
         """The newest complete checkpoint's step, or None."""
         return max(self.steps(), default=None)
 
+    def best(self) -> int | None:
+        """The step saved with the lowest loss, the later of two; None if no loss is known."""
+        return self._folder.best()
+
+    def newest(self, report: Callable[[str], None] = warnings.warn) -> int:
+        """The newest checkpoint of which every file is as it was saved.
+
+        Args:
+            report: Called with a message for each newer one; these no longer count.
+
+        Raises:
+            ValueError: There is no checkpoint, or none without damage.
+        """
+        self.wait()
+        self._folder.passed_over = []
+        steps, found = self.steps(), NONE
+        for step in reversed(steps if is_first() else []):
+            damage = self._folder.damage(step)
+            if not damage:
+                found = step
+                break
+            report(f"{self._folder.damaged(step, damage)} It is passed over.")
+        found = agreed(found)
+        if found == NONE:
+            damaged = f": {self._folder.listing()} are damaged" if steps else ""
+            raise ValueError(f"There is no checkpoint in {self.folder}{damaged}.")
+        self._folder.passed_over = [step for step in steps if step > found]
+        self._whole = found
+        return found
+
     def describe(self, step: int | None = None) -> dict[str, Any]:
-        """The description saved with a checkpoint (None: the latest), and its "schema".
+        """The description saved with a checkpoint (None: the newest whole one), and its "schema".
 
         Raises:
             ValueError: There is no such checkpoint, it is damaged, or from a newer jaxformer.
         """
-        schema, _, description = self._read_record(self._find(step))
-        return {**description, "schema": schema}
+        contents = self._contents(self._find(step))
+        return {**contents["description"], "schema": contents["schema"]}
 
     def restore(self, step: int | None, abstract_state: Any, *, partial: bool = False) -> Any:
         """Read a state, bit for bit as it was saved.
 
         Args:
-            step: Which checkpoint; None for the latest.
+            step: Which checkpoint; None for the newest whole one.
             abstract_state: Tree of the state, of arrays or `jax.ShapeDtypeStruct`s. Each array goes
                 where its `sharding` says; without one, to the first device.
             partial: Leave out what `abstract_state` does not have, such as the optimizer's state.
@@ -156,7 +204,12 @@ class Checkpoints:
                 damaged, or from a newer jaxformer.
         """
         step = self._find(step)
-        _, stored, _ = self._read_record(step)
+        if step != self._whole:
+            damage = self._folder.damage(step) if is_first() else ""
+            if agreed(len(damage)):
+                raise self._folder.damaged(step, damage or "the first process says how")
+        arrays = self._contents(step)["arrays"]
+        stored = {path: Stored(d, tuple(shape), s) for path, (d, shape, s) in arrays.items()}
         wanted = by_path(abstract_state)
         if lines := differences(stored, wanted, partial=partial):
             raise ValueError(
@@ -166,41 +219,39 @@ class Checkpoints:
         arrays = self._read_arrays(step, wanted)
         wrong = [path for path, s in checksums(arrays).items() if s != stored[path].checksum]
         if wrong:
-            raise self._damage(step, f"wrong checksum of {', '.join(shortened(wrong))}")
-        # Buffers made by the reader are not always donatable; copies made by XLA are.
-        owned = [jnp.copy(arrays.pop(path)) for path in wanted]
+            reason = f"wrong checksum of {', '.join(shortened(wrong))}"
+            raise self._folder.damaged(step, reason)
+        # Buffers made by the reader are not always donatable; copies made by XLA are. One by one,
+        # so that there need not be room for two states.
+        owned = [jax.block_until_ready(jnp.copy(arrays.pop(path))) for path in wanted]
         return jax.tree.unflatten(jax.tree.structure(abstract_state), owned)
 
-    def _find(self, step: int | None) -> int:
-        steps = self.steps()
-        if not steps:
-            raise ValueError(f"There is no checkpoint in {self.folder}.")
-        if step is not None and step not in steps:
-            raise ValueError(
-                f"There is no checkpoint {step} in {self.folder}; it holds {self._listing()}."
-            )
-        return steps[-1] if step is None else step
+    def _complete(self, step: int, contents: dict[str, Any]) -> None:
+        """In the background: when all arrays are written, make a checkpoint of them."""
+        self._orbax.wait_until_finished()
+        if is_first():
+            self._folder.complete(step, contents)
+        self._folder.passed_over = []
 
-    def _read_record(self, step: int) -> tuple[int, dict[str, Stored], dict[str, Any]]:
-        try:
-            args = ocp.args.Composite(description=ocp.args.JsonRestore())
-            contents = self._manager.restore(step, args=args).description
-            schema = int(contents["schema"])
-        except Exception as error:
-            raise self._damage(step, error) from error
-        if schema > SCHEMA:
+    def _find(self, step: int | None) -> int:
+        self.wait()
+        if step is None or not self.steps():
+            return self.newest()
+        if step not in self.steps():
+            raise ValueError(
+                f"There is no checkpoint {step} in {self.folder}; it holds "
+                f"{self._folder.listing()}."
+            )
+        return step
+
+    def _contents(self, step: int) -> dict[str, Any]:
+        contents = self._folder.description(step)
+        if contents["schema"] > SCHEMA:
             raise ValueError(
                 f"Checkpoint {step} in {self.folder} was written by a newer jaxformer: "
-                f"its schema is {schema}, and this one reads up to {SCHEMA}."
+                f"its schema is {contents['schema']}, and this one reads up to {SCHEMA}."
             )
-        try:
-            stored = {
-                path: Stored(dtype, tuple(shape), checksum)
-                for path, (dtype, shape, checksum) in contents["arrays"].items()
-            }
-            return schema, stored, dict(contents["description"])
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise self._damage(step, error) from error
+        return contents
 
     def _read_arrays(self, step: int, wanted: dict[str, Any]) -> dict[str, Array]:
         target = {path: placed(x) for path, x in wanted.items()}
@@ -210,31 +261,19 @@ class Checkpoints:
             partial_restore=True,
         )
         try:
-            return self._manager.restore(step, args=ocp.args.Composite(state=args)).state
+            return self._orbax.restore(self._folder.at(step) / "state", args=args)
         except Exception as error:
-            raise self._damage(step, error) from error
+            raise self._folder.damaged(step, error) from error
 
-    def _listing(self) -> str:
-        return ", ".join(map(str, self.steps())) or "none"
-
-    def _failure(self, error: Exception) -> OSError:
-        self._manager.reload()  # it would count the failed checkpoint among those to keep
+    def _failure(self, step: int, error: object) -> OSError:
+        with contextlib.suppress(Exception):  # what else went wrong with it
+            self._orbax.wait_until_finished()
+        if is_first():
+            self._folder.abandon(step)
         return OSError(
-            f"Saving checkpoint {self._saving} in {self.folder} failed: {error}. "
+            f"Saving checkpoint {step} in {self.folder} failed: {error}. "
             f"The last good checkpoint is {self.latest()}."
         )
-
-    def _damage(self, step: int, reason: object) -> ValueError:
-        return ValueError(
-            f"Checkpoint {step} in {self.folder} is damaged: {str(reason)[:200]}. "
-            f"The folder holds {self._listing()}."
-        )
-
-
-def by_path(tree: Any) -> dict[str, Any]:
-    """The leaves of a tree by their names joined with "/"."""
-    leaves, _ = tree_flatten_with_path(tree)
-    return {keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
 
 
 def placed(x: Any) -> jax.ShapeDtypeStruct:
@@ -243,34 +282,6 @@ def placed(x: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
 
-def differences(
-    stored: Mapping[str, Stored], wanted: Mapping[str, Any], *, partial: bool
-) -> list[str]:
-    """One line per array whose dtype or shape in the checkpoint is not the one asked for."""
-    paths = wanted if partial else {**stored, **wanted}
-    lines = []
-    for path in sorted(paths):
-        saved, here = str(stored.get(path, "nothing")), "nothing"
-        if path in wanted:
-            here = str(Stored(np.dtype(wanted[path].dtype).name, wanted[path].shape, 0))
-        if saved != here:
-            lines.append(f"  {path}: saved {saved}, asked for {here}")
-    return lines
-
-
-def shortened(lines: list[str]) -> list[str]:
-    """The first few, and how many more there are."""
-    more = len(lines) - LISTED
-    return lines if more <= 0 else [*lines[:LISTED], f"  and {more} more"]
-
-
-def checksums(arrays: Mapping[str, Array]) -> dict[str, int]:
-    """Sum of the words of each array, modulo 2 ** 32: any one changed bit changes it."""
-    sums = {path: sum_of_words(x) for path, x in arrays.items()}  # dispatched, then read
-    return {path: int(x) for path, x in jax.device_get(sums).items()}
-
-
-@jax.jit
-def sum_of_words(x: Shaped[Array, "..."]) -> UInt32[Array, ""]:
-    """Of the bits of each element, read as an unsigned number."""
-    return jnp.sum(x.view(f"uint{8 * x.dtype.itemsize}"), dtype=jnp.uint32)
+def agreed(number: int) -> int:
+    """The first process's number, in every process; returns when all have asked."""
+    return int(multihost_utils.broadcast_one_to_all(np.int32(number)))

@@ -239,27 +239,40 @@ def interruptible():
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_an_interrupted_run_names_its_checkpoint_and_leaves_it_whole(whole, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    "number, status, at, saved",
+    [(signal.SIGINT, 130, 7, [3, 6, 8]), (signal.SIGTERM, 143, 5, [3, 6])],
+    ids=["SIGINT between checkpoints", "SIGTERM where one is due"],
+)
+def test_a_signal_saves_the_state_once_and_the_resumed_run_ends_bitwise_the_same(
+    whole, monkeypatch, capfd, number, status, at, saved
+):
     batch = pretrain.data.Batches.__getitem__
 
-    def interrupt(self, at):
-        if at == 7:
-            signal.raise_signal(signal.SIGINT)
-        return batch(self, at)
+    def interrupt(self, now):
+        if now == at:
+            signal.raise_signal(number)
+        return batch(self, now)
 
+    before = signal.getsignal(number)
     with monkeypatch.context() as patch:
         patch.setattr(pretrain.data.Batches, "__getitem__", interrupt)
         patch.setattr(sys, "argv", ["pretrain", "tiny", "--output", "out", "--seed", "7"])
         with pytest.raises(SystemExit) as ended:
             run_main(BASE)
-    assert ended.value.code == 130
-    assert capsys.readouterr().err.endswith(
-        "\nInterrupted. The last good checkpoint is 6 in out.\n"
+    assert ended.value.code == status
+    assert signal.getsignal(number) is before
+    assert capfd.readouterr().err.endswith(
+        f"\n{number.name}: ending once the state is saved (2 more: at once).\n"
+        f"\nInterrupted. The last good checkpoint is {saved[-1]} in out.\n"
         "To go on from there:\n"
         "  python -m experiments.pretrain tiny --seed 7 --resume --output out\n"
     )
-    assert losses("out")[-1][0] in (5, 6, 7)
-    assert_same(restored("out"), restored(whole[0], 6))
+    assert saved_steps("out") == saved
+    assert losses("out") == losses(whole[0])[: saved[-1]]
+    run_main(replace(BASE, resume=True))
+    assert_same(restored("out"), restored(whole[0]))
+    assert losses("out") == losses(whole[0])
 
 
 @pytest.fixture
@@ -458,6 +471,24 @@ def test_a_full_disk_is_a_message_and_leaves_the_earlier_checkpoint(
     numbers = [number for number, _ in losses(six)]
     assert numbers == list(range(1, len(numbers) + 1)) and 7 <= len(numbers) <= 9
     assert losses(six) == losses(whole[0])[: len(numbers)]
+
+
+def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(whole, six, capsys):
+    """And saves the damaged one's step again."""
+    file = next((six / "checkpoints" / "6" / "state" / "d").iterdir())
+    file.write_bytes(file.read_bytes()[:-1])
+    run_main(replace(BASE, resume=True))
+    shown = capsys.readouterr()
+    assert re.search(
+        rf"Checkpoint 6 in .*out/checkpoints is damaged: state/d/{file.name} has changed\. "
+        r"The folder holds 3, 6\. It is passed over\.\n",
+        shown.err,
+    )
+    assert "Resuming after step 3." in shown.out
+    assert_same(restored(six), restored(whole[0]))
+    assert losses(six) == losses(whole[0])
+    names = sorted(path.name for path in (six / "checkpoints").iterdir())
+    assert names == ["12", "3", "6", "6.damaged", "9"]
 
 
 # Parts

@@ -1,0 +1,99 @@
+"""Signals that end a run: what is being done is finished first, and the exit status names them."""
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import NoReturn
+
+import jax
+from jax.experimental import multihost_utils
+
+PATIENCE = 2  # signals that wait for the state to be saved; the next one does not
+
+Handler = Callable[[int, FrameType | None], None]
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal asked the process to end; `status` is its exit status then, 130 or 143."""
+
+    def __init__(self, number: int):
+        super().__init__(signal.Signals(number).name)
+        self.status = 128 + number  # as shells have it
+
+
+class Deferred:
+    """Signals that came while they were deferred.
+
+    Attributes:
+        stopping: What `stops` said last.
+    """
+
+    def __init__(self) -> None:
+        self.stopping = False
+        self._numbers: list[int] = []
+
+    def stops(self, step: int) -> bool:
+        """Whether to end after an update, the same in all processes; ask once for every update."""
+        if jax.process_count() > 1:
+            self.stopping = multihost_utils.reached_preemption_sync_point(step)
+        else:
+            self.stopping = bool(self._numbers)
+        return self.stopping
+
+    def interrupted(self) -> Interrupted:
+        """The error to raise when the state is saved."""
+        return Interrupted((self._numbers or [signal.SIGTERM])[0])
+
+    def note(self, number: int, frame: FrameType | None) -> None:
+        """Handle a signal."""
+        self._numbers.append(number)
+        if len(self._numbers) > PATIENCE:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        name, more = signal.Signals(number).name, PATIENCE + 1 - len(self._numbers)
+        # Not print, which cannot be called while it is itself interrupted.
+        os.write(2, f"\n{name}: ending once the state is saved ({more} more: at once).\n".encode())
+
+
+@contextlib.contextmanager
+def deferred() -> Iterator[Deferred]:
+    """Let SIGINT and SIGTERM wait; the third one ends the process at once."""
+    waiting = Deferred()
+    with _handled(waiting.note):
+        yield waiting
+
+
+@contextlib.contextmanager
+def raised() -> Iterator[None]:
+    """Let SIGINT and SIGTERM raise `Interrupted`.
+
+    Where several processes train, a signal to one of them is for all, so neither raises: JAX
+    itself handles SIGTERM and tells the others, and SIGINT becomes SIGTERM.
+    """
+    with _handled(_raise):
+        yield
+
+
+def _raise(number: int, frame: FrameType | None) -> NoReturn:
+    raise Interrupted(number)
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def _handled(handler: Handler) -> Iterator[None]:
+    handlers: dict[int, Handler] = {signal.SIGINT: handler, signal.SIGTERM: handler}
+    if jax.process_count() > 1:
+        handlers = {signal.SIGINT: _terminate}
+    # A process in the background may have been started so that it ignores one.
+    handlers = {n: h for n, h in handlers.items() if signal.getsignal(n) != signal.SIG_IGN}
+    before = {number: signal.signal(number, each) for number, each in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, each in before.items():
+            signal.signal(number, each)

@@ -1,0 +1,60 @@
+"""What a checkpoint records of its arrays, and how they are compared with those asked for."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import keystr, tree_flatten_with_path
+from jaxtyping import Array, Shaped, UInt32
+
+
+class Stored(NamedTuple):
+    """What the description records of one array."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    checksum: int
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}"
+
+
+def record(arrays: Mapping[str, Array]) -> dict[str, Stored]:
+    """Of each array."""
+    sums = checksums(arrays)
+    return {path: Stored(x.dtype.name, x.shape, sums[path]) for path, x in arrays.items()}
+
+
+def by_path(tree: Any) -> dict[str, Any]:
+    """The leaves of a tree by their names joined with "/"."""
+    leaves, _ = tree_flatten_with_path(tree)
+    return {keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
+
+
+def differences(
+    stored: Mapping[str, Stored], wanted: Mapping[str, Any], *, partial: bool
+) -> list[str]:
+    """One line per array whose dtype or shape in the checkpoint is not the one asked for."""
+    paths = wanted if partial else {**stored, **wanted}
+    lines = []
+    for path in sorted(paths):
+        saved, here = str(stored.get(path, "nothing")), "nothing"
+        if path in wanted:
+            here = str(Stored(np.dtype(wanted[path].dtype).name, wanted[path].shape, 0))
+        if saved != here:
+            lines.append(f"  {path}: saved {saved}, asked for {here}")
+    return lines
+
+
+def checksums(arrays: Mapping[str, Array]) -> dict[str, int]:
+    """Sum of the words of each array, modulo 2 ** 32: any one changed bit changes it."""
+    sums = {path: sum_of_words(x) for path, x in arrays.items()}  # dispatched, then read
+    return {path: int(x) for path, x in jax.device_get(sums).items()}
+
+
+@jax.jit
+def sum_of_words(x: Shaped[Array, "..."]) -> UInt32[Array, ""]:
+    """Of the bits of each element, read as an unsigned number."""
+    return jnp.sum(x.view(f"uint{8 * x.dtype.itemsize}"), dtype=jnp.uint32)

@@ -1,0 +1,259 @@
+"""Any byte of any file of a checkpoint, changed or gone, is noticed, and the one before is used."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer.training import folders
+from jaxformer.training.checkpoints import Checkpoints
+
+
+def state(step):
+    values = np.random.default_rng(step).normal(size=(7, 30))
+    return {"step": jnp.int32(step), "kernel": jnp.asarray(values, jnp.float32)}
+
+
+def write(folder, *steps, losses=None, **kwargs):
+    with Checkpoints(folder, **kwargs) as checkpoints:
+        for step in steps:
+            checkpoints.save(step, state(step), {"seed": step}, loss=(losses or {}).get(step))
+    return folder
+
+
+def assert_is(found, step):
+    for name, x in state(step).items():
+        np.testing.assert_array_equal(found[name], x)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Checkpoints 2 and 5, never changed."""
+    return write(tmp_path_factory.mktemp("saved"), 2, 5)
+
+
+@pytest.fixture
+def copied(saved, tmp_path):
+    return shutil.copytree(saved, tmp_path / "copy")
+
+
+def delete(path):
+    path.unlink()
+
+
+def empty(path):
+    path.write_bytes(b"")
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def lengthen(path):
+    path.write_bytes(path.read_bytes() + b"\n")
+
+
+def flip(path, place):
+    raw = bytearray(path.read_bytes())
+    raw[int(place * (len(raw) - 1))] ^= 1
+    path.write_bytes(raw)
+
+
+def flip_first(path):
+    flip(path, 0.0)
+
+
+def flip_middle(path):
+    flip(path, 0.5)
+
+
+def flip_last(path):
+    flip(path, 1.0)
+
+
+HARMS = [delete, empty, truncate, lengthen, flip_first, flip_middle, flip_last]
+
+
+@pytest.mark.parametrize("harm", HARMS, ids=lambda harm: harm.__name__)
+def test_harm_to_any_file_of_the_newest_is_reported_and_the_one_before_is_used(copied, harm):
+    files = sorted(path for path in (copied / "5").rglob("*") if path.is_file())
+    names = [path.relative_to(copied / "5").as_posix() for path in files]
+    assert {"sha256.txt", "description.json", "state/_METADATA"} < set(names) and len(names) > 9
+    with Checkpoints(copied) as checkpoints:
+        for path, name in zip(files, names, strict=True):
+            before, said = path.read_bytes(), []
+            harm(path)
+            assert checkpoints.newest(said.append) == 2, name
+            assert len(said) == 1, name
+            assert said[0].startswith(f"Checkpoint 5 in {copied} is damaged: "), name
+            assert said[0].endswith("The folder holds 2, 5. It is passed over."), name
+            if name != "sha256.txt":
+                assert f"{name} {'is missing' if harm is delete else 'has changed'}" in said[0]
+            assert checkpoints.describe(2)["seed"] == 2
+            path.write_bytes(before)
+        assert checkpoints.newest(said.append) == 5 and len(said) == 1
+        assert_is(checkpoints.restore(5, state(0)), 5)
+
+
+def test_a_file_too_many_is_damage(copied):
+    (copied / "5" / "state" / "d" / "more").write_text("")
+    with Checkpoints(copied) as checkpoints:
+        with pytest.raises(ValueError, match="damaged: state/d/more has changed. The folder"):
+            checkpoints.restore(5, state(0))
+
+
+def test_without_a_step_all_read_the_one_before(copied):
+    delete(copied / "5" / "description.json")
+    message = f"Checkpoint 5 in {copied} is damaged: description.json is missing"
+    for read in (
+        lambda checkpoints: checkpoints.restore(None, state(0)),
+        lambda checkpoints: state(checkpoints.describe()["seed"]),
+    ):
+        with Checkpoints(copied) as checkpoints:
+            with pytest.warns(UserWarning, match=message):
+                assert_is(read(checkpoints), 2)
+
+
+def test_a_damaged_checkpoint_asked_for_by_its_step_is_an_error(copied):
+    flip_middle(copied / "5" / "description.json")
+    message = rf"Checkpoint 5 in {copied} is damaged: description.json has changed\. The folder"
+    with Checkpoints(copied) as checkpoints:
+        for read in (checkpoints.describe, lambda step: checkpoints.restore(step, state(0))):
+            with pytest.raises(ValueError, match=message):
+                read(5)
+
+
+def test_when_all_are_damaged_no_state_is_given(copied):
+    flip_middle(copied / "2" / "state" / "_METADATA")
+    shutil.rmtree(copied / "5" / "state")
+    said = []
+    with Checkpoints(copied) as checkpoints:
+        with pytest.raises(ValueError, match=rf"no checkpoint in {copied}: 2, 5 are damaged\."):
+            checkpoints.newest(said.append)
+    assert [line.split(" in ")[0] for line in said] == ["Checkpoint 5", "Checkpoint 2"]
+    assert "state/_METADATA has changed" in said[1]
+    assert "sha256" not in said[0] and "is missing\n" not in said[0]
+
+
+def test_what_was_passed_over_is_renamed_once_the_run_has_saved_again(copied):
+    flip_last(copied / "5" / "sha256.txt")
+    (copied / "5.damaged").mkdir()  # of an earlier time
+    before = sorted(path.name for path in copied.iterdir())
+    with Checkpoints(copied) as checkpoints:
+        assert checkpoints.newest(lambda _: None) == 2
+        assert checkpoints.steps() == [2] and checkpoints.latest() == 2
+        assert sorted(path.name for path in copied.iterdir()) == before
+        for step in (4, 5):
+            checkpoints.save(step, state(step + 10), {"seed": step + 10})
+        checkpoints.wait()
+        assert checkpoints.steps() == [2, 4, 5]
+        assert_is(checkpoints.restore(5, state(0)), 15)
+    assert (copied / "5.damaged" / "state").is_dir()
+    with Checkpoints(copied) as checkpoints:
+        assert checkpoints.newest() == 5
+
+
+def test_the_newest_that_was_looked_at_is_not_looked_at_again(copied, monkeypatch):
+    looked, damage = [], folders.damage
+    monkeypatch.setattr(folders, "damage", lambda path: looked.append(path.name) or damage(path))
+    with Checkpoints(copied) as checkpoints:
+        assert_is(checkpoints.restore(None, state(0)), 5)
+        checkpoints.describe(5)
+        assert looked == ["5"]
+        checkpoints.restore(2, state(0))
+    assert looked == ["5", "2"]
+
+
+# Which stay
+
+
+def test_the_best_stays_beside_the_newest(tmp_path):
+    losses = {1: float("nan"), 2: 1.5, 3: 2.0, 4: None, 5: 1.75, 6: float("nan")}
+    with Checkpoints(tmp_path, keep=2) as checkpoints:
+        held = []
+        for step, loss in losses.items():
+            checkpoints.save(step, state(step), {}, loss=loss)
+            checkpoints.wait()
+            held.append((checkpoints.steps(), checkpoints.best()))
+        assert held == [
+            ([1], None),
+            ([1, 2], 2),
+            ([2, 3], 2),
+            ([2, 3, 4], 2),
+            ([2, 4, 5], 2),
+            ([2, 5, 6], 2),
+        ]
+    with Checkpoints(write(tmp_path, 7, losses={7: 1.5}, keep=1)) as checkpoints:
+        assert checkpoints.steps() == [7] and checkpoints.best() == 7
+
+
+def test_without_losses_none_is_best(saved, tmp_path):
+    for folder in (saved, tmp_path):
+        with Checkpoints(folder) as checkpoints:
+            assert checkpoints.best() is None
+
+
+def test_a_damaged_description_has_no_loss_and_stops_no_run(tmp_path):
+    write(tmp_path, 1, 2, losses={1: 1.0, 2: 2.0})
+    empty(tmp_path / "1" / "description.json")
+    with Checkpoints(tmp_path) as checkpoints:
+        assert checkpoints.best() == 2
+        checkpoints.save(3, state(3), {}, loss=3.0)
+        checkpoints.wait()
+        assert checkpoints.steps() == [1, 2, 3] and checkpoints.best() == 2
+
+
+def test_what_a_killed_process_left_is_no_checkpoint_and_goes_with_the_next_save(saved, tmp_path):
+    shutil.copytree(saved, tmp_path / "copy")
+    shutil.copytree(saved / "2", tmp_path / "copy" / "7.unfinished")
+    with Checkpoints(tmp_path / "copy") as checkpoints:
+        assert checkpoints.steps() == [2, 5]
+    write(tmp_path / "copy", 6)
+    assert sorted(path.name for path in (tmp_path / "copy").iterdir()) == ["2", "5", "6"]
+
+
+# A disk that is full
+
+
+LIMITED = """
+import os, resource, sys
+import jax.numpy as jnp
+from jaxformer.training.checkpoints import Checkpoints
+with Checkpoints(sys.argv[1]) as checkpoints:
+    checkpoints.save(1, {"x": jnp.arange(3)}, {})
+    checkpoints.wait()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, resource.RLIM_INFINITY))
+    for numbers, letters in ((10_000, 1), (1, 20_000)):  # state or description has no room
+        try:
+            checkpoints.save(2, {"x": jnp.arange(numbers)}, {"long": "x" * letters})
+            checkpoints.wait()
+        except OSError as error:
+            print(error, *os.listdir(sys.argv[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    checkpoints.save(2, {"x": jnp.arange(5)}, {})
+"""
+
+
+def test_files_that_have_no_room_leave_the_checkpoint_before_and_no_rest(tmp_path):
+    """The limit of a file's size, which fails as a full disk does, where files are written."""
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(tmp_path)],
+        cwd=os.getcwd(),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.split("The last good checkpoint is 1. 1\n")
+    assert len(said) == 3 and said[2] == ""
+    for text in said[:2]:
+        assert text.startswith(f"Saving checkpoint 2 in {tmp_path} failed: ")
+        assert "File too large" in text
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2"]
+    with Checkpoints(tmp_path) as checkpoints:
+        found = checkpoints.restore(None, {"x": jax.ShapeDtypeStruct((5,), jnp.int32)})
+    np.testing.assert_array_equal(found["x"], np.arange(5))

@@ -1,0 +1,110 @@
+"""Two processes with two devices each: they save, pass over, restore and stop as one."""
+
+import os
+import socket
+import subprocess
+import sys
+
+TRAINER = """
+import os, signal, sys
+import jax
+
+folder, port, rank = sys.argv[1], sys.argv[2], int(sys.argv[3])
+jax.distributed.initialize(f"localhost:{port}", num_processes=2, process_id=rank)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from jaxformer.training.checkpoints import Checkpoints
+from jaxformer.training.interruption import deferred, raised
+
+devices = np.asarray(jax.devices()).reshape(2, 2)
+mesh = Mesh(devices, ("fsdp", "tensor"), axis_types=(AxisType.Auto,) * 2)
+values = {"kernel": np.arange(48.0, dtype=np.float32).reshape(8, 6), "step": np.int32(7)}
+specs = {"kernel": P("fsdp", "tensor"), "step": P()}
+abstract = {
+    name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, specs[name]))
+    for name, x in values.items()
+}
+state = {
+    name: jax.make_array_from_callback(x.shape, abstract[name].sharding, lambda i, x=x: x[i])
+    for name, x in values.items()
+}
+
+
+def check(found):
+    for name, x in found.items():
+        assert x.sharding == abstract[name].sharding
+        for shard in x.addressable_shards:
+            np.testing.assert_array_equal(shard.data, values[name][shard.index])
+
+
+with Checkpoints(folder, keep=2) as checkpoints:
+    for step in (1, 2, 3, 4):
+        checkpoints.save(step, state, {"seed": step}, loss=float(step))
+    check(checkpoints.restore(None, abstract))
+    assert checkpoints.steps() == [1, 3, 4] and checkpoints.best() == 1
+
+multihost_utils.sync_global_devices("saved")
+if rank == 0:
+    os.truncate(f"{folder}/4/description.json", 9)
+multihost_utils.sync_global_devices("damaged")
+with Checkpoints(folder, keep=2) as checkpoints:
+    said = []
+    assert checkpoints.newest(said.append) == 3 and checkpoints.steps() == [1, 3]
+    assert len(said) == (1 if rank == 0 else 0)
+    check(checkpoints.restore(3, abstract))
+    checkpoints.save(4, state, {"seed": 44})
+    assert checkpoints.describe(4)["seed"] == 44
+    assert sorted(os.listdir(folder)) == ["1", "3", "4", "4.damaged"]
+    if rank == 0:
+        checkpoints._folder.complete = None
+    try:
+        checkpoints.save(5, state, {})
+        checkpoints.wait()
+    except OSError as error:
+        print(error)
+
+with raised(), deferred() as signals:
+    for step in range(1, 1000):
+        multihost_utils.sync_global_devices("update")
+        if rank == 1 and step == 5:
+            signal.raise_signal(signal.SIGINT)
+        if signals.stops(step):
+            print(f"stops after {step}")
+            raise SystemExit(signals.interrupted().status)
+"""
+
+
+def free_port():
+    with socket.socket() as chosen:
+        chosen.bind(("localhost", 0))
+        return chosen.getsockname()[1]
+
+
+def test_two_processes_save_restore_and_stop_as_one(tmp_path):
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"}
+    port = free_port()
+    runs = [
+        subprocess.Popen(
+            [sys.executable, "-c", TRAINER, str(tmp_path), str(port), str(rank)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+    try:
+        said = [run.communicate(timeout=200) for run in runs]
+    finally:
+        for run in runs:
+            run.kill()
+    assert [run.returncode for run in runs] == [143, 143], said
+    lines = [[x for x in out.splitlines() if not x.startswith("[Gloo]")] for out, _ in said]
+    where = f"Saving checkpoint 5 in {tmp_path} failed: "
+    assert lines[0][0].startswith(f"{where}'NoneType' object is not callable. The last good ch")
+    assert lines[1][0] == f"{where}the first process could not. The last good checkpoint is 4."
+    assert lines[0][1] == lines[1][1] and lines[0][1].startswith("stops after ")
