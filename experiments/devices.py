@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import os
+import sys
 from dataclasses import replace
 
 import jax
@@ -14,10 +16,15 @@ from jaxformer.parallel import Hosts
 
 
 def prepare_devices(run: Run) -> None:
-    """Simulate as many as asked for, where they are a CPU's; join the other processes."""
+    """Simulate as many as asked for, where they are a CPU's; join the other processes.
+
+    The first process speaks for all; the others are silent but for errors.
+    """
     simulate(run.devices)
     if run.distributed:
         parallel.join(run.hosts)
+        if not parallel.is_first():
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115
         alike = replace(run, hosts=Hosts(patience=run.hosts.patience))
         parallel.refuse_differences(flatten(json.loads(to_json(alike))))
 

@@ -88,7 +88,8 @@ def begin(
 ) -> step.TrainState:
     """A fresh state beside its tokenizer, or the newest whole checkpoint's."""
     if not run.resume:
-        tokenizer.save(using.output)
+        if parallel.is_first():
+            tokenizer.save(using.output)
         key = jax.random.key(run.seed)
         return step.init_state(using.model, using.optimizer, key, using.mesh)
     newest = checkpoints.newest(lambda message: print(message, file=sys.stderr))
@@ -138,7 +139,7 @@ class Meter:
         self.tokens = run.batch_size * length
         decoder = isinstance(run.model.topology, Decoder)
         self.work = costs.training_flops_per_token(run.model, length) if decoder else None
-        self.peak = machine_peak_flops(list(mesh.devices.flat))
+        self.peak = machine_peak_flops(list(mesh.local_devices)) * jax.process_count()
         # All at once: computed one by one they would wait in line behind the updates.
         rate = learning_rate(run.optimizer, run.schedule_steps)
         self.rates = jax.device_get(jax.jit(jax.vmap(rate))(jnp.arange(run.steps)))
@@ -165,7 +166,9 @@ class Meter:
 
 
 def writers(run: Run, output: Path, description: dict[str, Any], start: int) -> list[Writer]:
-    """Where the numbers go; what an earlier attempt wrote after `start` is dropped."""
+    """Where the first process writes; what an earlier attempt wrote after `start` is dropped."""
+    if not parallel.is_first():
+        return []
     earlier = start if run.resume else None
     chosen: list[Writer] = [JsonLines(output / "metrics.jsonl", resume_from=earlier)]
     if run.tensorboard:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from jaxformer import parallel
 from jaxformer.config import TransformerConfig, to_json
 from jaxformer.layers.mode import Remat
 from jaxformer.parallel import Hosts, MeshConfig
@@ -88,6 +89,11 @@ def name_of(run: Run) -> str:
 
 
 def output_folder(run: Run) -> Path:
+    """The same folder for all processes; see `choose_folder`."""
+    return Path(parallel.first_decides(lambda: str(choose_folder(run))))
+
+
+def choose_folder(run: Run) -> Path:
     """The folder asked for, or for example runs/pretrain-N: the next, or the newest to resume."""
     folder, name = run.output, name_of(run)
     if folder is None:

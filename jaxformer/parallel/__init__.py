@@ -1,6 +1,7 @@
 """One program on many devices: the mesh, where arrays go, and what that costs."""
 
 from jaxformer.parallel.hosts import Hosts as Hosts
+from jaxformer.parallel.hosts import first_decides as first_decides
 from jaxformer.parallel.hosts import is_first as is_first
 from jaxformer.parallel.hosts import join as join
 from jaxformer.parallel.hosts import refuse_differences as refuse_differences

@@ -1,7 +1,7 @@
 """Many processes that run one program, each with its own devices."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,6 +89,26 @@ def refuse_differences(said: Mapping[str, Any]) -> None:
             lines.append(f"  {name}: {values[0]} in process 0, {values[odd[0]]} in {odd[0]}")
     if lines:
         raise ValueError("The processes were not started alike:\n" + "\n".join(lines))
+
+
+def first_decides(decide: Callable[[], str]) -> str:
+    """What the first process decides, on all of them.
+
+    Raises:
+        ValueError: That of the first process, on all of them.
+    """
+    if jax.process_count() == 1:
+        return decide()
+    found = ["", ""]
+    if is_first():
+        try:
+            found = ["", decide()]
+        except ValueError as error:
+            found = [str(error), ""]
+    error, decision = json.loads(gather_texts(json.dumps(found))[0])
+    if error:
+        raise ValueError(error)
+    return decision
 
 
 def gather_texts(text: str) -> list[str]:
