@@ -14,6 +14,12 @@ from jax.sharding import Mesh
 
 from experiments.command_line import INTERRUPTED, fail
 from experiments.devices import chosen_devices
+from experiments.out_of_memory import (
+    TooLargeError,
+    advice,
+    is_out_of_memory,
+    refuse_too_large,
+)
 from experiments.resuming import command_line, last_checkpoint, refuse_changes
 from experiments.training_run import Run, name_of
 from jaxformer import costs, parallel
@@ -58,11 +64,20 @@ def explained_end(run: Run, checkpoints: Checkpoints, output: Path) -> Iterator[
     try:
         with raised():
             yield
-    except loop.NonFiniteLossError as error:
+    except loop.TooManySkipsError as error:
         checkpoints.wait()
         fail(
-            f"{error} {last_checkpoint(checkpoints, output)} "
-            "A lower peak of the learning rate usually helps."
+            f"{error} {last_checkpoint(checkpoints, output)} A lower peak of the learning rate "
+            "usually helps; --skipping.patience and --skipping.spike say what is left out."
+        )
+    except (TooLargeError, jax.errors.JaxRuntimeError) as error:
+        if isinstance(error, TooLargeError):
+            fail(f"{error}\n{last_checkpoint(checkpoints, output)}")
+        if not is_out_of_memory(error):
+            raise
+        fail(
+            f"A device has no memory left: {str(error).splitlines()[0][:200]}\n{advice(run)}\n"
+            f"{last_checkpoint(checkpoints, output)}"
         )
     except KeyboardInterrupt as error:
         with deferred():
@@ -110,6 +125,7 @@ def compile_update(run: Run, using: Machinery, state: step.TrainState, batch: st
         using.optimizer,
         using.mesh,
         objective=run.objective,
+        skipping=run.skipping,
         accumulation=run.accumulation,
         seed=run.seed,
     )
@@ -122,6 +138,7 @@ def compile_update(run: Run, using: Machinery, state: step.TrainState, batch: st
         f"batch, {memory.temp_size_in_bytes / 2**20:.0f} MiB of working space.",
         flush=True,
     )
+    refuse_too_large(run, compiled)
     return compiled
 
 
@@ -178,6 +195,12 @@ def writers(run: Run, output: Path, description: dict[str, Any], start: int) -> 
     return chosen
 
 
+def norms(done: loop.Finished) -> dict[str, float]:
+    """What is written of an update beside what is shown."""
+    skipped = {"skipped_updates": done.skipped} if done.skipped else {}
+    return {"gradient_norm": done.gradient_norm, **skipped}
+
+
 def make_updates(
     run: Run,
     using: Machinery,
@@ -230,12 +253,18 @@ def make_updates(
                 start=start,
                 stop=run.steps,
                 settle=lambda at: signals.stops(at) or due(at),
+                patience=run.skipping.patience,
             )
             for at, state, finished in updates:
                 for done, numbers in meter.read(finished):
                     progress.update(done.step, **numbers)
+                    if done.in_a_row:
+                        progress.note(
+                            f"step {done.step:,}: no update, for the loss is {done.loss:.4g} and "
+                            f"the gradient's norm {done.gradient_norm:.4g}; {done.skipped} so far"
+                        )
                     if done.step % run.log_every == 0 or done.step == run.steps:
-                        metrics.write(done.step, {**numbers, "gradient_norm": done.gradient_norm})
+                        metrics.write(done.step, {**numbers, **norms(done)})
                 rank = None
                 if at % run.evaluate_every == 0 and at < run.steps:
                     # Before saving, so that a run resumed from here lacks no evaluation.

@@ -11,6 +11,7 @@ from jaxformer.config import TransformerConfig, to_json
 from jaxformer.layers.mode import Remat
 from jaxformer.parallel import Hosts, MeshConfig
 from jaxformer.training import step
+from jaxformer.training.guard import Skipping
 from jaxformer.training.optimizers import OptimizerConfig
 
 
@@ -27,6 +28,7 @@ class Run:
             --steps, so that a run can stop early and be resumed without another result.
         optimizer: How gradients become updates.
         objective: Terms of the loss beside the cross-entropy.
+        skipping: Which updates are left out because their gradients would do harm.
         dtype: Of the computation; parameters are float32.
         remat: What the backward pass recomputes to save memory.
         scan: Run layers as one compiled loop (compiles fast) or unrolled (runs faster on a CPU).
@@ -54,6 +56,7 @@ class Run:
     schedule_steps: int
     optimizer: OptimizerConfig
     objective: step.Objective = step.Objective()
+    skipping: Skipping = Skipping()
     dtype: Literal["float32", "bfloat16"] = "float32"
     remat: Remat = "none"
     scan: bool = False

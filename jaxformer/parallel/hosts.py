@@ -105,9 +105,9 @@ def first_decides(decide: Callable[[], str]) -> str:
             found = ["", decide()]
         except ValueError as error:
             found = [str(error), ""]
-    error, decision = json.loads(gather_texts(json.dumps(found))[0])
-    if error:
-        raise ValueError(error)
+    refusal, decision = json.loads(gather_texts(json.dumps(found))[0])
+    if refusal:
+        raise ValueError(refusal)
     return decision
 
 

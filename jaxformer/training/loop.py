@@ -1,6 +1,5 @@
 """The loop around the update: keep the devices busy, read the numbers a little later."""
 
-import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
@@ -12,20 +11,25 @@ from jaxformer.training.step import AnyBatch, StepMetrics, Tally, TrainState
 AHEAD = 2  # updates dispatched before the oldest one's numbers are read
 
 
-class NonFiniteLossError(RuntimeError):
-    """Loss or gradient became NaN or infinite; `step` is the update that found it."""
+class TooManySkipsError(RuntimeError):
+    """More updates in a row were left out than a run has patience for; `step` is the last."""
 
-    def __init__(self, step: int, loss: float, gradient_norm: float):
-        super().__init__(f"The loss of step {step} is {loss}, its gradient's norm {gradient_norm}.")
-        self.step = step
+    def __init__(self, finished: "Finished"):
+        super().__init__(
+            f"{finished.in_a_row} updates in a row were left out up to step {finished.step}, whose "
+            f"loss is {finished.loss} and its gradient's norm {finished.gradient_norm}."
+        )
+        self.step = finished.step
 
 
 class Finished(NamedTuple):
-    """The numbers of one update, on the host."""
+    """The numbers of one update, on the host; see `StepMetrics`."""
 
     step: int
     loss: float
     gradient_norm: float
+    skipped: int = 0
+    in_a_row: int = 0
 
 
 def train(
@@ -36,6 +40,7 @@ def train(
     start: int,
     stop: int,
     settle: Callable[[int], bool],
+    patience: int,
 ) -> Iterator[tuple[int, TrainState, list[Finished]]]:
     """Make the updates start + 1 to stop, one per item.
 
@@ -50,13 +55,14 @@ def train(
         start: Updates made before.
         stop: Updates made in the end.
         settle: Whether to wait, after a given update, until all numbers are read: before a state
-            is saved or evaluated, so that none is whose loss or gradient was not finite.
+            is saved or evaluated.
+        patience: Updates in a row that may be left out.
 
     Yields:
         Updates made so far; the state, valid until the next item is asked for; what finished.
 
     Raises:
-        NonFiniteLossError: A loss or the norm of a gradient is NaN or infinite.
+        TooManySkipsError: One more was.
     """
     pending: deque[tuple[int, StepMetrics]] = deque()
     for step in range(start, stop):
@@ -66,6 +72,9 @@ def train(
         pending.append((step + 1, metrics))
         keep = 0 if settle(step + 1) or step + 1 == stop else AHEAD
         finished = [_read(*pending.popleft()) for _ in range(len(pending) - keep)]
+        for done in finished:
+            if done.in_a_row > patience:
+                raise TooManySkipsError(done)
         yield step + 1, state, finished
 
 
@@ -81,7 +90,5 @@ def evaluate(
 
 
 def _read(step: int, metrics: StepMetrics) -> Finished:
-    loss, norm = (float(value) for value in jax.device_get(metrics))
-    if not (math.isfinite(loss) and math.isfinite(norm)):
-        raise NonFiniteLossError(step, loss, norm)
-    return Finished(step, loss, norm)
+    loss, norm, skipped, in_a_row = jax.device_get(metrics)
+    return Finished(step, float(loss), float(norm), int(skipped), int(in_a_row))

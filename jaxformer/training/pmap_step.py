@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import optax
 
 from jaxformer.layers import Transformer
-from jaxformer.training.step import AnyBatch, Objective, StepMetrics, TrainState, total_loss
+from jaxformer.training.guard import Skipping
+from jaxformer.training.step import AnyBatch, Objective, TrainState, finish_update, total_loss
 
 AXIS = "data"
 
@@ -17,6 +18,7 @@ def make_pmap_update(
     optimizer: optax.GradientTransformation,
     *,
     objective: Objective = Objective(),
+    skipping: Skipping = Skipping(),
     seed: int = 0,
 ) -> Any:
     """Build the update as a mapped function: every device has the whole state.
@@ -29,6 +31,7 @@ def make_pmap_update(
         model: Applied with dropout on.
         optimizer: Any optax transformation.
         objective: As for `make_gradient`.
+        skipping: As for `make_update`.
         seed: Of dropout; the key also depends on the step and the device.
 
     Returns:
@@ -46,9 +49,6 @@ def make_pmap_update(
             return total * jax.lax.axis_size(AXIS) / jnp.maximum(tokens, 1)
 
         loss, gradients = jax.lax.pmean(jax.value_and_grad(share)(state.params), AXIS)
-        updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
-        metrics = StepMetrics(loss, optax.tree.norm(gradients))
-        return TrainState(state.step + 1, params, opt_state), metrics
+        return finish_update(optimizer, skipping, state, loss, gradients)
 
     return jax.pmap(per_device, axis_name=AXIS, in_axes=(None, 0), out_axes=None, donate_argnums=0)

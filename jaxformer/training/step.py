@@ -26,23 +26,34 @@ from jaxformer.parallel import (
     specs_like,
     token_axes,
 )
+from jaxformer.training.guard import Guard, Skipping, judge, new_guard, where_made
 
 AnyBatch = Batch | PairBatch
 
 
 class TrainState(NamedTuple):
-    """Everything an update reads and writes. `step` counts the updates made."""
+    """Everything an update reads and writes. `step` counts the batches that were used."""
 
     step: Int[Array, ""]
     params: Any
     opt_state: optax.OptState
+    guard: Guard
 
 
 class StepMetrics(NamedTuple):
-    """What one update reports: mean loss over the tokens that count, and the gradient's norm."""
+    """What one update reports.
+
+    Attributes:
+        loss: Mean over the tokens that count.
+        gradient_norm: Before clipping.
+        skipped: How many updates have been left out so far.
+        in_a_row: How many of them since the last one made; 0 if this one was made.
+    """
 
     loss: Float[Array, ""]
     gradient_norm: Float[Array, ""]
+    skipped: Int[Array, ""]
+    in_a_row: Int[Array, ""]
 
 
 class Tally(NamedTuple):
@@ -93,7 +104,8 @@ def abstract_state(
     """Shapes, dtypes and places of the state, without its numbers: what to restore into."""
     shapes = jax.eval_shape(partial(_start, model, optimizer), jax.random.key(0))
     specs = parameter_specs(model.config, mesh.shape)
-    kept: Any = P(), specs, specs_like(shapes.opt_state, shapes.params, specs)
+    guard = jax.tree.map(lambda _: P(), shapes.guard)
+    kept: Any = P(), specs, specs_like(shapes.opt_state, shapes.params, specs), guard
     return jax.tree.map(
         lambda x, spec: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, spec)),
         shapes,
@@ -107,7 +119,7 @@ def _start(
     blank = jnp.zeros((1, 2), jnp.int32)
     reads = isinstance(model.config.topology, EncoderDecoder)
     params = model.init(key, blank, source=blank if reads else None)["params"]
-    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
+    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), new_guard())
 
 
 def apply_to(batch: AnyBatch, model: Transformer, params: Any, **options: Any) -> Any:
@@ -255,6 +267,7 @@ def make_update(
     mesh: Mesh,
     *,
     objective: Objective = Objective(),
+    skipping: Skipping = Skipping(),
     accumulation: int = 1,
     seed: int = 0,
 ) -> Any:
@@ -269,6 +282,7 @@ def make_update(
         optimizer: Any optax transformation.
         mesh: From `parallel.make_mesh`.
         objective: As for `make_gradient`.
+        skipping: Which updates are left out.
         accumulation: As for `make_gradient`.
         seed: As for `make_gradient`.
 
@@ -279,13 +293,27 @@ def make_update(
 
     def update(state: TrainState, batch: AnyBatch):
         loss, gradients = gradient(state.params, state.step, batch)
-        updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
-        metrics = StepMetrics(loss, optax.tree.norm(gradients))
-        return TrainState(state.step + 1, params, opt_state), metrics
+        return finish_update(optimizer, skipping, state, loss, gradients)
 
     where = shardings(abstract_state(model, optimizer, mesh))
     return jax.jit(update, donate_argnums=0, out_shardings=(where, replicated(mesh)))
+
+
+def finish_update(
+    optimizer: optax.GradientTransformation,
+    skipping: Skipping,
+    state: TrainState,
+    loss: Float[Array, ""],
+    gradients: Any,
+) -> tuple[TrainState, StepMetrics]:
+    """The state after a gradient: updated, or but for the count the same if that would do harm."""
+    norm = optax.tree.norm(gradients)
+    made, guard = judge(skipping, state.guard, loss, norm)
+    updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
+    after = optax.apply_updates(state.params, updates), opt_state
+    params, opt_state = where_made(made, after, (state.params, state.opt_state))
+    metrics = StepMetrics(loss, norm, guard.skipped, guard.in_a_row)
+    return TrainState(state.step + 1, params, opt_state, guard), metrics
 
 
 def make_tally(model: Transformer, mesh: Mesh) -> Callable[[Any, AnyBatch], Tally]:

@@ -26,6 +26,7 @@ from jaxformer.layers import Transformer
 from jaxformer.parallel import MeshConfig, make_mesh
 from jaxformer.training import loop, step
 from jaxformer.training.checkpoints import Checkpoints
+from jaxformer.training.guard import Skipping
 from jaxformer.training.metrics import read_json_lines
 from jaxformer.training.optimizers import SGD, AdamW, OptimizerConfig, make_optimizer
 from jaxformer.training.schedules import Constant, Cosine
@@ -410,21 +411,29 @@ def test_rows_longer_than_the_learned_positions_are_refused():
 WILD = OptimizerConfig(schedule=Constant(peak=1e30), optimizer=SGD(momentum=0.0), clip_norm=None)
 
 
-def test_a_loss_that_is_not_finite_ends_the_run_and_names_the_last_good_checkpoint(capsys):
-    run = replace(BASE, optimizer=WILD, save_every=1)
+def test_losses_that_are_not_finite_make_no_update_and_end_the_run_in_the_end(capsys):
+    run = replace(BASE, optimizer=WILD, save_every=1, skipping=Skipping(patience=2))
     with pytest.raises(SystemExit) as ended:
         run_main(run)
     assert ended.value.code == 1
-    said = capsys.readouterr().err
+    shown = capsys.readouterr()
     assert re.search(
-        r"error: The loss of step 2 is (nan|inf), its gradient's norm \S+\. The last good "
-        r"checkpoint is 1 in out\. A lower peak of the learning rate usually helps\.\n$",
-        said,
+        r"error: 3 updates in a row were left out up to step 4, whose loss is (nan|inf) and its "
+        r"gradient's norm \S+\. The last good checkpoint is 3 in out\. A lower peak",
+        shown.err,
     )
-    state = restored("out", 1, run)
-    assert int(state.step) == 1
-    assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(state))
-    assert [number for number, _ in losses("out")] == [1]
+    for step_, so_far in ((2, 1), (3, 2)):
+        assert re.search(
+            rf"step {step_}: no update, for the loss is (nan|inf) and the gradient's norm \S+; "
+            rf"{so_far} so far",
+            shown.out + shown.err,
+        )
+    states = [restored("out", at, run) for at in (1, 3)]
+    jax.tree.map(np.testing.assert_array_equal, states[0].params, states[1].params)
+    assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(states[1]))
+    assert (int(states[1].step), int(states[1].guard.skipped)) == (3, 2)
+    lines = [line for line in read_json_lines(Path("out/metrics.jsonl")) if "loss" in line]
+    assert [line.get("skipped_updates", 0) for line in lines] == [0, 1, 2]
 
 
 def test_a_run_that_ends_before_its_first_checkpoint_says_so(monkeypatch, capsys):
@@ -434,10 +443,11 @@ def test_a_run_that_ends_before_its_first_checkpoint_says_so(monkeypatch, capsys
     for error, code, said in [
         (KeyboardInterrupt(), 130, "\nInterrupted. There is no checkpoint yet.\n"),
         (
-            loop.NonFiniteLossError(1, float("nan"), 3.5),
+            loop.TooManySkipsError(loop.Finished(7, float("nan"), 3.5, 9, 3)),
             1,
-            "error: The loss of step 1 is nan, its gradient's norm 3.5. There is no checkpoint "
-            "yet. A lower peak of the learning rate usually helps.\n",
+            "error: 3 updates in a row were left out up to step 7, whose loss is nan and its "
+            "gradient's norm 3.5. There is no checkpoint yet. A lower peak of the learning rate "
+            "usually helps; --skipping.patience and --skipping.spike say what is left out.\n",
         ),
     ]:
         monkeypatch.setattr(pretrain, "begin", lambda *_, error=error: stop(error))

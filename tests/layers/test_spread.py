@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxformer import Transformer, zoo
 from jaxformer import functional as F
-from jaxformer.config import EncoderDecoder, QKNorm
+from jaxformer.config import EncoderDecoder, QKNorm, Rope
 from jaxformer.parallel import (
     MeshConfig,
     axes_of,
@@ -25,7 +25,11 @@ from jaxformer.parallel import (
 pytestmark = pytest.mark.usefixtures("no_checks_of_annotations")
 
 LLAMA = zoo.get("llama-2-70b").tiny()
-OURS = {"norms of heads": replace(LLAMA, attention=replace(LLAMA.attention, qk_norm=QKNorm()))}
+TURNED = Rope(targets=("q", "k", "v", "o"))
+OURS = {
+    "norms of heads": replace(LLAMA, attention=replace(LLAMA.attention, qk_norm=QKNorm())),
+    "everything turned": replace(LLAMA, attention=replace(LLAMA.attention, positions=(TURNED,))),
+}
 BATCH, LENGTH = 8, 16
 BLANK = jnp.zeros((1, 2), int)
 
@@ -84,25 +88,17 @@ def spread(name, **sizes):
     return jax.jit(program)(params, *(x[:, order] for x in batch))
 
 
-MESHES = [
-    ("llama-2-70b", dict(data=8)),
-    ("llama-2-70b", dict(fsdp=8)),
-    ("llama-2-70b", dict(tensor=4)),  # more devices than key-value heads
-    ("llama-2-70b", dict(context=8)),
+MESHES = [  # other models and meshes: tests/training/test_meshes.py, tests/zoo/test_spreading.py
     ("llama-2-70b", dict(data=2, fsdp=2, tensor=2)),
-    ("gemma-2-2b", dict(fsdp=2, tensor=2, context=2)),
-    ("mixtral-8x7b", dict(expert=4)),
     ("mixtral-8x7b", dict(tensor=2, context=2, expert=2)),
-    ("bloom-560m", dict(tensor=4, context=2)),
     ("t5-small", dict(fsdp=2, tensor=2, context=2)),
-    ("transformer-base", dict(fsdp=2, context=4)),
-    ("transformer-base", dict(data=2, tensor=4)),
     ("olmo-2-7b", dict(tensor=4)),  # a norm over all heads
     ("phi-3-small", dict(tensor=2, context=4)),  # masks that differ by head
     ("gopher-280b", dict(tensor=2, context=2)),
     ("gpt-j-6b", dict(fsdp=2, tensor=2, context=2)),  # parallel branches that share a norm
     ("pythia-70m", dict(fsdp=2, tensor=4)),  # parallel branches with a norm each
     ("norms of heads", dict(fsdp=2, tensor=4)),
+    ("everything turned", dict(tensor=2, context=4)),  # queries, keys, values and outputs
 ]
 
 

@@ -9,6 +9,8 @@ from jaxformer.data import Batch
 from jaxformer.training import loop
 from jaxformer.training.step import StepMetrics, Tally, TrainState
 
+STATE = TrainState(0, None, None, None)
+
 
 class Number:
     """A metric on the devices that notes when it is read."""
@@ -24,8 +26,8 @@ class Number:
 class Fake:
     """Updates that count themselves; the loss of update n is `losses[n]`, or n."""
 
-    def __init__(self, losses=None, norms=None):
-        self.losses, self.norms = losses or {}, norms or {}
+    def __init__(self, losses=None, skipped=()):
+        self.losses, self.skipped, self.in_a_row = losses or {}, set(skipped), 0
         self.made, self.fetched, self.read = [], [], []
 
     def fetch(self, at):
@@ -37,11 +39,13 @@ class Fake:
         assert state.step == batch.tokens, "the state of another update"
         self.made.append(n)
         loss = Number(self.losses.get(n, float(n)), n, self.read)
-        return TrainState(n, None, None), StepMetrics(loss, self.norms.get(n, 10.0 * n))
+        self.in_a_row = self.in_a_row + 1 if n in self.skipped else 0
+        so_far = len([s for s in self.skipped if s <= n])
+        return STATE._replace(step=n), StepMetrics(loss, 10.0 * n, so_far, self.in_a_row)
 
-    def train(self, *, start=0, stop, settle=lambda at: False):
-        state = TrainState(start, None, None)
-        return loop.train(state, self.update, self.fetch, start=start, stop=stop, settle=settle)
+    def train(self, *, start=0, stop, settle=lambda at: False, patience=3):
+        limits = {"start": start, "stop": stop, "settle": settle, "patience": patience}
+        return loop.train(STATE._replace(step=start), self.update, self.fetch, **limits)
 
 
 @pytest.mark.parametrize("start, stop", [(0, 1), (0, 2), (0, 9), (4, 9), (8, 9)])
@@ -82,43 +86,43 @@ def test_settling_reads_everything_before_the_state_is_given():
             assert len(fake.read) < at
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("what", ["losses", "norms"])
-def test_a_number_that_is_not_finite_ends_the_run_and_names_its_step(bad, what):
-    fake, numbers = Fake(**{what: {4: bad}}), []
-    loss, norm = (bad, 40.0) if what == "losses" else (4.0, bad)
-    message = rf"The loss of step 4 is {loss}, its gradient's norm {norm}\.$"
-    with pytest.raises(loop.NonFiniteLossError, match=message) as caught:
-        for _, _, finished in fake.train(stop=9):
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_updates_left_out_are_reported_and_end_the_run_once_patience_is_over(bad):
+    fake, numbers = Fake(losses={n: bad for n in (2, 4, 5, 6)}, skipped={2, 4, 5, 6}), []
+    message = rf"^3 updates in a row were left out up to step 6, whose loss is {bad} and its "
+    message += r"gradient's norm 60\.0\.$"
+    with pytest.raises(loop.TooManySkipsError, match=message) as caught:
+        for _, _, finished in fake.train(stop=12, patience=2):
             numbers += finished
-    assert caught.value.step == 4
-    assert [done.step for done in numbers] == [1, 2, 3]
-    assert len(fake.made) <= 4 + loop.AHEAD
+    assert caught.value.step == 6
+    assert [(done.skipped, done.in_a_row) for done in numbers] == [(0, 0), (1, 1), (1, 0)] + [
+        (2, 1),
+        (3, 2),
+    ][: len(numbers) - 3]
+    assert len(fake.made) <= 6 + loop.AHEAD
 
 
-@pytest.mark.parametrize("bad", range(1, 7))
-@pytest.mark.parametrize("settled", [1, 3, 6])
-def test_a_state_after_a_loss_that_is_not_finite_is_never_settled(bad, settled):
-    fake = Fake(losses={bad: math.nan})
-    with pytest.raises(loop.NonFiniteLossError, match=f"The loss of step {bad} is nan"):
-        for at, _, _ in fake.train(stop=6, settle=lambda at: at == settled):
-            assert at < bad or at not in (settled, 6)
+def test_patience_is_for_updates_in_a_row():
+    fake = Fake(skipped={1, 2, 4, 5, 7})
+    done = [one for _, _, finished in fake.train(stop=8, patience=2) for one in finished]
+    assert [one.in_a_row for one in done] == [1, 2, 0, 1, 2, 0, 1, 0]
+    assert done[-1].skipped == 5
 
 
 def test_an_implicit_transfer_is_an_error():
     """Of an update that would copy its batch to the devices by itself, or make a constant there."""
-    state = TrainState(*jax.device_put((np.int32(0), np.zeros(3, np.float32), None)))
+    state = TrainState(*jax.device_put((np.int32(0), np.zeros(3, np.float32), None, None)))
 
     @jax.jit
     def compiled(state, batch):
-        sums = StepMetrics(jnp.sum(batch.tokens), jnp.sum(state.params))
+        sums = StepMetrics(jnp.sum(batch.tokens), jnp.sum(state.params), state.step, state.step)
         return state._replace(params=state.params + batch.tokens), sums
 
     def constant(state, batch):
-        return state, StepMetrics(jnp.asarray(np.float32(1)), state.step)
+        return state, StepMetrics(jnp.asarray(np.float32(1)), *[state.step] * 3)
 
     rows = Batch(np.ones(3, np.float32), None, None, None, None)
-    arguments = {"start": 0, "stop": 2, "settle": lambda at: False}
+    arguments = {"start": 0, "stop": 2, "settle": lambda at: False, "patience": 1}
     for update, fetch in [(compiled, lambda at: rows), (constant, lambda at: jax.device_put(rows))]:
         with pytest.raises(Exception, match="Disallowed host-to-device transfer"):
             list(loop.train(state, update, fetch, **arguments))

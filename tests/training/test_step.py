@@ -24,6 +24,7 @@ from jaxformer.data import Batch, PairBatch
 from jaxformer.layers import Transformer
 from jaxformer.parallel import MeshConfig, make_mesh, put_batch, replicated
 from jaxformer.training import step
+from jaxformer.training.guard import new_guard
 from jaxformer.training.optimizers import AdamW, OptimizerConfig, make_optimizer
 from jaxformer.training.pmap_step import make_pmap_update
 from jaxformer.training.schedules import Constant
@@ -78,7 +79,7 @@ def draw(config):
 
 
 def put_state(mesh, params, optimizer):
-    state = step.TrainState(jnp.int32(0), params, optimizer.init(params))
+    state = step.TrainState(jnp.int32(0), params, optimizer.init(params), new_guard())
     return jax.device_put(jax.tree.map(np.asarray, state), replicated(mesh))
 
 
@@ -337,7 +338,7 @@ def test_inventory_row_89_under_pmap_the_mean_follows_the_gradient(counts):
     of devices over the tokens of all; equal counts make it the device's own `F.cross_entropy`.
     """
     batch = make_batch(counts)
-    state = step.TrainState(jnp.int32(0), draw(CONFIG), RECORDER.init(draw(CONFIG)))
+    state = step.TrainState(jnp.int32(0), draw(CONFIG), RECORDER.init(draw(CONFIG)), new_guard())
     state = jax.tree.map(jnp.copy, state)  # it is consumed
     state, metrics = pmapped(CONFIG)(state, jax.tree.map(lambda x: x[:, None], batch))
     loss, gradients = expected(batch)

@@ -1,0 +1,91 @@
+"""Updates that would do harm are left out: gradients that are not finite, or far too large."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+MEMORY = 0.99  # share of the usual norm that an update keeps
+
+
+@dataclass(frozen=True, kw_only=True)
+class Skipping:
+    """Which updates are left out, and when a run gives up. The batch of such an update is gone.
+
+    Attributes:
+        spike: Gradients with a norm above this many times the usual one; None leaves none out but
+            those that are not finite, which never enter.
+        after: Updates made before there is a usual norm.
+        patience: Updates in a row that may be left out; with one more the run ends.
+    """
+
+    spike: float | None = 20.0
+    after: int = 100
+    patience: int = 10
+
+    def __post_init__(self):
+        if self.spike is not None and not 1 < self.spike < math.inf:
+            raise ValueError(f"spike must be above 1 and finite, or None; got {self.spike}.")
+        for name in ("after", "patience"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}.")
+
+
+class Guard(NamedTuple):
+    """What is known of the gradients so far.
+
+    Attributes:
+        usual: Mean of the norms of the updates made, the last hundred or so counting most.
+        made: How many were made.
+        skipped: How many were left out.
+        in_a_row: How many of them since the last one that was made.
+    """
+
+    usual: Float[Array, ""]
+    made: Int[Array, ""]
+    skipped: Int[Array, ""]
+    in_a_row: Int[Array, ""]
+
+
+def new_guard() -> Guard:
+    """Before the first update."""
+    return Guard(jnp.zeros(()), *(jnp.zeros((), jnp.int32) for _ in range(3)))
+
+
+def judge(
+    skipping: Skipping, guard: Guard, loss: Float[Array, ""], norm: Float[Array, ""]
+) -> tuple[Bool[Array, ""], Guard]:
+    """Whether an update is made, and what is known after it.
+
+        made = loss and norm are finite, and norm <= spike * usual
+        usual <- mean over the updates made; 0.99 usual + 0.01 norm once there are a hundred
+
+    Args:
+        skipping: The rule.
+        guard: What is known before.
+        loss: Of the update.
+        norm: Of its gradient, before clipping.
+
+    Returns:
+        True where it is made, and the guard.
+    """
+    made = jnp.isfinite(loss) & jnp.isfinite(norm)
+    if skipping.spike is not None:
+        made &= (guard.made < skipping.after) | (norm <= skipping.spike * guard.usual)
+    weight = jnp.maximum(1 - MEMORY, 1 / (guard.made.astype(jnp.float32) + 1))
+    usual = guard.usual + weight * (jnp.where(made, norm, guard.usual) - guard.usual)
+    one = made.astype(jnp.int32)
+    return made, Guard(
+        usual=usual,
+        made=guard.made + one,
+        skipped=guard.skipped + 1 - one,
+        in_a_row=jnp.where(made, 0, guard.in_a_row + 1),
+    )
+
+
+def where_made(made: Bool[Array, ""], after: Any, before: Any) -> Any:
+    """The tree after an update that is made, else the one before."""
+    return jax.tree.map(lambda new, old: jnp.where(made, new, old), after, before)

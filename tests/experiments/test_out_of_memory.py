@@ -1,0 +1,84 @@
+"""A run that does not fit says what it needs and which flags would help."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from experiments import out_of_memory
+from experiments.pretrain_runs import RUNS
+from experiments.running import explained_end
+from jaxformer.training.checkpoints import Checkpoints
+
+RUN = replace(RUNS["tiny"], accumulation=2)
+HELP = """What would help:
+  --remat full --scan: less is kept for the backward pass (now none);
+  --accumulation 4: fewer rows at a time (now 2);
+  --mesh.fsdp 2: parameters and optimizer are shared out (now 1)."""
+
+
+def compiled():
+    return jax.jit(lambda x: jnp.sort(x) @ x).lower(jnp.zeros((256, 256))).compile()
+
+
+def test_an_update_that_needs_more_than_a_device_has_is_refused_with_the_numbers(monkeypatch):
+    program = compiled()
+    memory = program.memory_analysis()
+    need = memory.argument_size_in_bytes + memory.temp_size_in_bytes
+    monkeypatch.setattr(out_of_memory, "memory_per_device", lambda: need - 1)
+    monkeypatch.setattr(out_of_memory, "gib", lambda size: f"{size} bytes")
+    with pytest.raises(out_of_memory.TooLargeError) as refused:
+        out_of_memory.refuse_too_large(RUN, program)
+    assert str(refused.value) == (
+        f"The update needs {need} bytes on each device ({memory.argument_size_in_bytes} bytes of "
+        f"parameters, optimizer state and batch, {memory.temp_size_in_bytes} bytes of working "
+        f"space), which has {need - 1} bytes.\n{HELP}"
+    )
+    monkeypatch.setattr(out_of_memory, "memory_per_device", lambda: need)
+    assert out_of_memory.refuse_too_large(RUN, program) is None
+
+
+def test_a_cpu_has_its_share_of_the_machines_memory():
+    devices = len(jax.local_devices())
+    assert 1 << 24 < out_of_memory.memory_per_device() * devices < 1 << 50
+
+
+def test_where_the_blocks_are_recomputed_already_fewer_rows_help():
+    advice = out_of_memory.advice(replace(RUN, remat="full", scan=True))
+    assert advice.splitlines()[1] == "  --batch-size 4: fewer rows (now 8);"
+
+
+@pytest.mark.parametrize(
+    "error, said",
+    [
+        (
+            jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 7 bytes.\nx"),
+            "error: A device has no memory left: RESOURCE_EXHAUSTED: Out of memory allocating 7 "
+            f"bytes.\n{HELP}\nThere is no checkpoint yet.\n",
+        ),
+        (
+            out_of_memory.TooLargeError("The update needs 9."),
+            "error: The update needs 9.\nThere is no checkpoint yet.\n",
+        ),
+    ],
+    ids=["while running", "before"],
+)
+def test_the_run_ends_with_a_message(error, said, tmp_path, capsys):
+    with (
+        Checkpoints(tmp_path / "checkpoints") as checkpoints,
+        pytest.raises(SystemExit) as ended,
+        explained_end(RUN, checkpoints, tmp_path),
+    ):
+        raise error
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == said
+
+
+def test_other_failures_of_the_runtime_are_not_explained_away(tmp_path):
+    with (
+        Checkpoints(tmp_path / "checkpoints") as checkpoints,
+        pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"),
+        explained_end(RUN, checkpoints, tmp_path),
+    ):
+        raise jax.errors.JaxRuntimeError("INTERNAL: something else")

@@ -1,0 +1,95 @@
+"""Which updates are left out, by themselves and inside a step."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer import Transformer, zoo
+from jaxformer.data import Batch
+from jaxformer.parallel import MeshConfig, make_mesh, put_batch
+from jaxformer.training import step
+from jaxformer.training.guard import Skipping, judge, new_guard
+from jaxformer.training.optimizers import OptimizerConfig, make_optimizer
+from jaxformer.training.schedules import Constant
+
+RULE = Skipping(spike=4.0, after=3, patience=2)
+JUDGE = jax.jit(judge, static_argnums=0)
+
+
+def judged(norms, losses=None, rule=RULE):
+    """Whether each update was made, and the last guard."""
+    guard, made = new_guard(), []
+    for i, norm in enumerate(norms):
+        loss = 1.0 if losses is None else losses[i]
+        yes, guard = JUDGE(rule, guard, jnp.float32(loss), jnp.float32(norm))
+        made.append(bool(yes))
+    return made, guard
+
+
+def test_gradients_that_are_not_finite_are_left_out_from_the_first_on():
+    made, guard = judged([math.nan, 1.0, math.inf, 1.0], rule=Skipping(spike=None))
+    assert made == [False, True, False, True]
+    assert (int(guard.made), int(guard.skipped), int(guard.in_a_row)) == (2, 2, 0)
+    made, guard = judged([1.0, 1.0], losses=[1.0, math.nan])
+    assert made == [True, False] and int(guard.in_a_row) == 1
+
+
+def test_a_spike_is_left_out_once_there_is_a_usual_norm_and_does_not_change_it():
+    made, guard = judged([1.0, 100.0, 1.0, 137.0, 136.0, 1.0])
+    assert made == [True, True, True, False, True, True]  # four times the mean of 1, 100, 1 is 136
+    np.testing.assert_allclose(guard.usual, np.mean([1, 100, 1, 136, 1]), rtol=1e-6)
+    assert judged([1.0] * 5 + [1e9], rule=Skipping(spike=None))[0][-1]
+
+
+def test_old_norms_are_forgotten():
+    _, guard = judged([1.0] * 100 + [2.0] * 500)
+    assert 1.98 < float(guard.usual) < 2.0
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"spike": 1.0}, "spike must be above 1 and finite, or None; got 1.0"),
+        ({"spike": math.nan}, "spike must be above 1 and finite, or None; got nan"),
+        ({"after": 0}, "after must be at least 1; got 0"),
+        ({"patience": 0}, "patience must be at least 1; got 0"),
+    ],
+    ids=["spike 1", "spike nan", "after 0", "patience 0"],
+)
+def test_an_impossible_rule_is_refused(fields, message):
+    with pytest.raises(ValueError, match=message):
+        Skipping(**fields)
+
+
+def test_an_update_left_out_leaves_parameters_and_optimizer_as_they_were():
+    """On a mesh, whose devices must all judge alike: one device's gradient is not finite."""
+    config = zoo.get("llama-2-70b").tiny()
+    mesh, model = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2)), Transformer(config)
+    rates = OptimizerConfig(schedule=Constant(peak=1e-3))
+    optimizer = make_optimizer(rates, 10)
+    state = step.init_state(model, optimizer, jax.random.key(0), mesh)
+    table = state.params["embedding"]["tokens"]["embedding"]
+    table = jax.jit(lambda x: x.at[7, 0].set(jnp.inf), out_shardings=table.sharding)(table)
+    bad = jax.tree.map(jnp.copy, state)
+    bad.params["embedding"]["tokens"]["embedding"] = table
+    tokens = np.full((8, 4), 3, np.int32)
+    one = np.ones((8, 4), np.int32)
+    fine = Batch(tokens, tokens, np.tile(np.arange(4, dtype=np.int32), (8, 1)), one, one > 0)
+    poisoned = fine._replace(tokens=np.where(np.arange(8)[:, None] == 5, 7, tokens))
+    update = step.make_update(model, optimizer, mesh)
+    before = jax.device_get(bad)
+    after, metrics = update(bad, put_batch(poisoned, mesh, 8))
+    assert not np.isfinite(metrics.loss) and int(metrics.in_a_row) == 1
+    kept = jax.device_get((after.params, after.opt_state))
+    jax.tree.map(np.testing.assert_array_equal, kept, (before.params, before.opt_state))
+    assert int(after.step) == 1 and int(after.guard.skipped) == 1
+    after, metrics = update(after, put_batch(fine, mesh, 8))
+    assert np.isfinite(metrics.loss) and int(metrics.in_a_row) == 0 and int(after.step) == 2
+    kernel, old = (
+        jax.device_get(x.params["decoder"]["layers"]["layer_0"]["feed_forward"]["up"]["kernel"])
+        for x in (after, before)
+    )
+    assert np.all(np.isfinite(kernel)) and np.any(kernel != old)

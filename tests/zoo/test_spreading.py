@@ -1,0 +1,56 @@
+"""Every preset and row, made tiny, over eight devices: loss and gradients are those of one."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer import Transformer, zoo
+from jaxformer.config import EncoderDecoder, Experts
+from jaxformer.data import Batch, PairBatch
+from jaxformer.parallel import MeshConfig, abstract_parameters, make_mesh, put_batch, shardings
+from jaxformer.training import step
+
+ROWS, LENGTH = 4, 8
+EVERY = {name: zoo.get(name).tiny() for name in zoo.names()}
+EVERY |= {f"row-{row.number}": row.as_listed() for row in zoo.survey()}
+FIRST = {config: name for name, config in reversed(EVERY.items())}  # of those that are the same
+pytestmark = [pytest.mark.matrix, pytest.mark.usefixtures("no_checks_of_annotations")]
+
+
+def gradient(config, **sizes):
+    """Loss and gradients of a batch on a mesh."""
+    rng = np.random.default_rng(0)
+
+    def draw(path, x):
+        return np.float32(0.1 * rng.normal(size=x.shape) + (path[-1].key == "scale"))
+
+    def tokens():
+        return rng.integers(0, config.vocab_size - 1, (ROWS, LENGTH), np.int32)
+
+    mesh = make_mesh(MeshConfig(**sizes), jax.devices()[: np.prod(list(sizes.values()))])
+    shapes = abstract_parameters(config, mesh)
+    params = jax.tree_util.tree_map_with_path(draw, shapes)
+    mask = np.arange(LENGTH) < np.array([[8], [3], [6], [5]])
+    if isinstance(config.topology, EncoderDecoder):
+        batch = PairBatch(tokens(), np.int32(mask), tokens(), tokens(), mask[::-1])
+    else:
+        places = np.tile(np.arange(LENGTH, dtype=np.int32), (ROWS, 1))
+        batch = Batch(tokens(), tokens(), places % 5, 1 + places // 5, mask)
+    program = jax.jit(step.make_gradient(Transformer(config), mesh))
+    params = jax.device_put(params, shardings(shapes))
+    return jax.device_get(program(params, jnp.int32(0), put_batch(batch, mesh, ROWS)))
+
+
+@pytest.mark.parametrize("config", FIRST, ids=FIRST.values())
+def test_every_design_spreads(config):
+    choices = [config.layer(i).feed_forward for i in range(config.num_layers)]
+    third = "expert" if any(isinstance(choice, Experts) for choice in choices) else "fsdp"
+    loss, gradients = gradient(config, **{"tensor": 2, "context": 2, third: 2})
+    true_loss, true_gradients = gradient(config, data=1)
+    np.testing.assert_allclose(loss, true_loss, rtol=1e-5)
+    leaves = jax.tree.leaves(true_gradients)
+    largest = max(float(np.abs(x).max()) for x in leaves)
+    assert largest > 0.01
+    for found, expected in zip(jax.tree.leaves(gradients), leaves, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5 * largest)
