@@ -54,7 +54,13 @@ def machinery(run: Run, output: Path, *, lengths: Sequence[int]) -> Machinery:
         lengths=lengths,
         accumulation=run.accumulation,
     )
-    model = Transformer(run.model, dtype=run.dtype, remat=run.remat, scan=run.scan)
+    model = Transformer(
+        run.model,
+        dtype=run.dtype,
+        remat=run.remat,
+        scan=run.scan,
+        expert_room=run.expert_room,
+    )
     return Machinery(output, mesh, model, make_optimizer(run.optimizer, run.schedule_steps))
 
 

@@ -32,6 +32,8 @@ class Run:
         dtype: Of the computation; parameters are float32.
         remat: What the backward pass recomputes to save memory.
         scan: Run layers as one compiled loop (compiles fast) or unrolled (runs faster on a CPU).
+        expert_room: Rows that a device has room for from each other one on the way to experts, as
+            a multiple of an even share; None has room for all (see --mesh.expert).
         mesh: How the devices share the work.
         devices: How many devices to use, of each process; None is all. On a CPU, how many to
             simulate.
@@ -60,6 +62,7 @@ class Run:
     dtype: Literal["float32", "bfloat16"] = "float32"
     remat: Remat = "none"
     scan: bool = False
+    expert_room: float | None = None
     mesh: MeshConfig = MeshConfig()
     devices: int | None = None
     distributed: bool = False
@@ -80,6 +83,8 @@ class Run:
                 raise ValueError(
                     f"{field.name} must be at least 1; got {getattr(self, field.name)}."
                 )
+        if self.expert_room is not None and not self.expert_room >= 1:
+            raise ValueError(f"expert_room must be at least 1, or None; got {self.expert_room}.")
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"seed must lie between 0 and {2**32 - 1}; got {self.seed}.")
         if self.hosts.coordinator is not None and not self.distributed:

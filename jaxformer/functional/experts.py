@@ -1,5 +1,6 @@
 """Mixtures of experts: where tokens go, what they meet there, and what keeps the load even."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -121,6 +122,7 @@ def mix_experts(
     *,
     num_experts: int,
     axis_name: str | None = None,
+    room: float | None = None,
 ) -> Float[Array, "*batch D"]:
     """Send each token to its experts and add up what they give, by weight.
 
@@ -133,16 +135,25 @@ def mix_experts(
             expert, what each row becomes; see `grouped_linear`.
         num_experts: E, on all devices together.
         axis_name: Of the devices among which the experts are shared out in equal parts. `experts`
-            are then those of this device, and tokens travel to theirs and back. No token is
-            dropped: each device has room for all of every other's, so that each way
-            ``devices * R * top_k * D`` numbers are exchanged.
+            are then those of this device, and tokens travel to theirs and back.
+        room: How many rows a device has room for from each other one, as a multiple of an even
+            share ``R * top_k / devices``. So many are exchanged each way and worked on, whether
+            they are filled or not; a token that finds no room is not seen by that expert. None
+            has room for all, ``devices`` times what is needed when tokens are evenly spread.
 
     Returns:
         The mixtures, summed in float32, in the dtype of `x`.
 
+    Raises:
+        ValueError: If `room` is below 1.
+
     References:
         Shazeer et al., 2017. arXiv:1701.06538, section 2
+        Lepikhin et al., GShard: Scaling Giant Models with Conditional Computation and Automatic
+        Sharding, 2020. arXiv:2006.16668, section 2.2 (tokens that find no room)
     """
+    if room is not None and not room >= 1:
+        raise ValueError(f"room is a multiple of an even share, at least 1; got {room}.")
     top_k = routing.experts.shape[-1]
     chosen = routing.experts.reshape(-1)
     order = jnp.argsort(chosen)
@@ -151,7 +162,7 @@ def mix_experts(
     if axis_name is None:
         answers = experts(rows, sizes)
     else:
-        answers = _at_their_devices(rows, sizes, experts, axis_name)
+        answers = _at_their_devices(rows, sizes, experts, axis_name, room)
     given = answers[jnp.argsort(order)].reshape(*routing.weights.shape, x.shape[-1])
     weighted = given.astype(jnp.float32) * routing.weights[..., None]
     return jnp.sum(weighted, axis=-2).astype(x.dtype)
@@ -162,15 +173,19 @@ def _at_their_devices(
     sizes: Int[Array, " E"],
     experts: Callable[[Float[Array, "R D"], Int[Array, " E"]], Float[Array, "R D"]],
     axis_name: str,
+    share: float | None,
 ) -> Float[Array, "R D"]:
-    """What experts on all devices make of rows that are sorted by expert."""
-    devices, room = jax.lax.axis_size(axis_name), rows.shape[0]
+    """What experts on all devices make of rows that are sorted by expert; 0 without room."""
+    devices, count = jax.lax.axis_size(axis_name), rows.shape[0]
+    room = count if share is None else min(count, math.ceil(share * count / devices))
     by_device = sizes.reshape(devices, -1)  # [to, expert]
     counts = jnp.sum(by_device, axis=-1)
     starts = jnp.cumsum(counts) - counts
     slots = jnp.arange(room)
-    sent = rows[jnp.minimum(starts[:, None] + slots[None], room - 1)]
+    sent = rows[jnp.minimum(starts[:, None] + slots[None], count - 1)]
     sent = jnp.where((slots[None] < counts[:, None])[..., None], sent, 0)
+    within = jnp.minimum(jnp.cumsum(by_device, axis=-1), room)
+    by_device = jnp.diff(within, axis=-1, prepend=0)
     exchange = partial(jax.lax.all_to_all, axis_name=axis_name, split_axis=0, concat_axis=0)
     arrived, arriving = exchange(sent), exchange(by_device)  # [from, slot, D], [from, expert]
     ends = jnp.cumsum(arriving, axis=-1)
@@ -181,8 +196,11 @@ def _at_their_devices(
     total = total.at[-1].add(local.size - jnp.sum(total))
     answers = experts(arrived.reshape(local.size, -1)[order], total)[jnp.argsort(order)]
     back = exchange(answers.reshape(devices, room, -1))  # [expert's device, slot, D]
-    device = jnp.sum(slots[:, None] >= jnp.cumsum(counts)[None], axis=-1)
-    return back[device, slots - starts[device]]
+    row = jnp.arange(count)
+    device = jnp.sum(row[:, None] >= jnp.cumsum(counts)[None], axis=-1)
+    slot = row - starts[device]
+    found = back[device, jnp.minimum(slot, room - 1)]
+    return jnp.where((slot < room)[:, None], found, 0)
 
 
 class RouterTotals(NamedTuple):

@@ -93,6 +93,7 @@ class FeedForward(nn.Module):
             ExpertKernels(self.config, choice, self.mode, name="experts"),
             num_experts=choice.num_experts,
             axis_name=self.mode.axes.expert,
+            room=self.mode.expert_room,
         )
         return mixed if self.parts else F.sum_parts(mixed, tensor)
 

@@ -43,7 +43,8 @@ class Mode:
     ("full"). `scan` runs the layers as one compiled loop; without it they are unrolled. On a CPU,
     XLA merges what unrolled layers recompute with what they computed, so there remat saves memory
     only with `scan`. `axes` says how the model is spread over devices. `annotate` makes `init` note
-    beside each parameter what its axes count, for those who share them out.
+    beside each parameter what its axes count, for those who share them out. `expert_room` is the
+    `room` of `F.mix_experts`.
     """
 
     dtype: DTypeLike = jnp.float32
@@ -52,6 +53,7 @@ class Mode:
     scan: bool = True
     axes: Axes = Axes()
     annotate: bool = False
+    expert_room: float | None = None
 
 
 def dropout(

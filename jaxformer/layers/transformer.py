@@ -28,6 +28,7 @@ class Transformer(nn.Module):
         scan: Whether layers run as one compiled loop or unrolled; same parameters, same results.
         axes: How the model is spread over devices, inside `jax.shard_map`.
         annotate: Whether `init` notes beside each parameter what its axes count.
+        expert_room: Room for tokens on the way to experts on other devices; see `F.mix_experts`.
     """
 
     config: c.TransformerConfig
@@ -36,6 +37,7 @@ class Transformer(nn.Module):
     scan: bool = True
     axes: Axes = Axes()
     annotate: bool = False
+    expert_room: float | None = None
 
     @nn.compact
     def __call__(
@@ -86,6 +88,7 @@ class Transformer(nn.Module):
             scan=self.scan,
             axes=self.axes,
             annotate=self.annotate,
+            expert_room=self.expert_room,
         )
         cfg = self.config
         self.check_source(source, cache)

@@ -94,3 +94,55 @@ def test_experts_on_other_devices(lean):
         for f in (spread, mix)
     ]
     jax.tree.map(partial(np.testing.assert_allclose, atol=1e-5), *slopes)
+
+
+def mixed_by_hand(x, routing, kernels, *, devices, room):
+    """Loops over devices and tokens: what finds no room is left out; and how many do not."""
+    experts, out, lost = len(kernels) // devices, np.zeros_like(x), 0
+    for source in range(devices):
+        rows = slice(source * len(x) // devices, (source + 1) * len(x) // devices)
+        tokens, chosen = x[rows].reshape(-1, x.shape[-1]), routing.experts[rows].reshape(-1)
+        weights, result = routing.weights[rows].reshape(-1), np.zeros_like(tokens)
+        sent = np.zeros(devices, int)
+        for i in np.argsort(chosen, kind="stable"):
+            to = chosen[i] // experts
+            sent[to] += 1
+            if sent[to] <= room:
+                token = i // routing.experts.shape[-1]
+                result[token] += weights[i] * (np.tanh(tokens[token]) @ kernels[chosen[i]])
+            else:
+                lost += 1
+        out[rows] = result.reshape(x[rows].shape)
+    return out, lost
+
+
+@pytest.mark.parametrize("room, rows", [(1.0, 3), (1.4, 5), (4.0, 12), (9.0, 12)])
+def test_room_on_the_way_to_experts(room, rows):
+    """Of 12 choices a device, to four devices with two experts each; gradients are those of what
+    found room."""
+    x, kernels = draw(8, 3, 5), draw(8, 5, 5, seed=1)
+    routing = F.route(draw(8, 3, 8, seed=2).at[..., :2].add(1.0), top_k=2)
+    expected, lost = mixed_by_hand(
+        np.asarray(x), jax.tree.map(np.asarray, routing), np.asarray(kernels), devices=4, room=rows
+    )
+    assert (lost > 0) == (rows < 12)
+
+    def mix(x, experts, weights, kernels):
+        def each(rows, sizes):
+            return F.grouped_linear(jnp.tanh(rows), kernels, sizes)
+
+        given = F.Routing(experts, weights)
+        return F.mix_experts(x, given, each, num_experts=8, axis_name="parts", room=room)
+
+    spread = shared_out(mix, *[P("parts")] * 4, out=P("parts"))
+    np.testing.assert_allclose(spread(x, *routing, kernels), expected, atol=1e-5)
+    slope = jax.grad(lambda k: jnp.sum(spread(x, *routing, k) ** 2))(kernels)
+    step = 1e-2 * draw(8, 5, 5, seed=5)
+    ends = [np.sum(np.asarray(spread(x, *routing, kernels + s * step)) ** 2) for s in (1, -1)]
+    np.testing.assert_allclose(np.sum(slope * step), (ends[0] - ends[1]) / 2, rtol=1e-3)
+
+
+def test_less_room_than_an_even_share_is_refused():
+    routing = F.route(draw(3, 4), top_k=1)
+    with pytest.raises(ValueError, match=r"room is a multiple of an even share, at least 1; got 0"):
+        F.mix_experts(draw(3, 5), routing, lambda rows, _: rows, num_experts=4, room=0.5)
