@@ -95,6 +95,26 @@ def test_dropout_is_other_on_each_device_and_needs_a_key(arrays):
     assert len(np.unique(found[0].reshape(DEVICES, -1), axis=0)) == DEVICES
 
 
+def test_dropout_is_other_for_each_pair_of_halves():
+    """Values that name their keys show which weights are left."""
+    key = jnp.ones((LENGTH, 1, 2))
+    value = jnp.eye(LENGTH)[:, None]
+    ring = partial(F.ring_attention, axis_name="context", dropout_rate=0.5)
+    rows = P("context")
+    program = jax.shard_map(
+        partial(ring, dropout_key=jax.random.key(0)),
+        mesh=mesh(),
+        in_specs=(rows, rows, rows),
+        out_specs=rows,
+    )
+    left = np.asarray(jax.jit(program)(jnp.ones((LENGTH, 64, 2)), key, value)) > 0  # [T, N, S]
+    half = LENGTH // (2 * DEVICES)
+    tiles = left.transpose(0, 2, 1).reshape(2 * DEVICES, half, 2 * DEVICES, half * 64)
+    tiles = tiles.transpose(0, 2, 1, 3).reshape((2 * DEVICES) ** 2, -1)
+    assert 0.4 < left.mean() < 0.6
+    assert len(np.unique(tiles, axis=0)) == len(tiles)
+
+
 @pytest.mark.parametrize("length, devices", [(16, 4), (24, 2), (6, 1)])
 def test_every_device_has_an_early_and_a_late_part(length, devices):
     order = F.ring_order(length, devices)

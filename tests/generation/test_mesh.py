@@ -56,18 +56,25 @@ def on_one_device(name, sampler):
 
 CASES = [
     ("llama-2-70b", "greedy", dict(tensor=4, data=2)),  # more devices than key-value heads
+    ("mixtral-8x7b", "sample", dict(expert=2, tensor=2, data=2)),
+    ("t5-small", "beam", dict(tensor=2, fsdp=2, data=2)),
+]
+MORE = [
     ("llama-2-70b", "sample", dict(fsdp=2, tensor=2, data=2)),
     ("llama-2-70b", "beam", dict(tensor=2, data=4)),
     ("gemma-2-2b", "sample", dict(tensor=2, fsdp=4)),
-    ("mixtral-8x7b", "sample", dict(expert=2, tensor=2, data=2)),
     ("bloom-560m", "sample", dict(tensor=4, data=2)),
-    ("t5-small", "beam", dict(tensor=2, fsdp=2, data=2)),
     ("transformer-base", "sample", dict(tensor=4, data=2)),
     ("llama-2-70b", "greedy", dict(context=4, tensor=2)),  # context does the same work again
 ]
+ALL = [*CASES, *(pytest.param(case, marks=pytest.mark.matrix) for case in MORE)]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join((*case[:2], *case[2])))
+def label(case):
+    return "-".join((*case[:2], *case[2]))
+
+
+@pytest.mark.parametrize("case", ALL, ids=label)
 def test_tokens_are_those_of_one_device(case):
     name, sampler, sizes = case
     config, params = model(name)

@@ -91,10 +91,6 @@ def spread(name, **sizes):
 MESHES = [  # other models and meshes: tests/training/test_meshes.py, tests/zoo/test_spreading.py
     ("llama-2-70b", dict(data=2, fsdp=2, tensor=2)),
     ("mixtral-8x7b", dict(tensor=2, context=2, expert=2)),
-    ("t5-small", dict(fsdp=2, tensor=2, context=2)),
-    ("olmo-2-7b", dict(tensor=4)),  # a norm over all heads
-    ("phi-3-small", dict(tensor=2, context=4)),  # masks that differ by head
-    ("gopher-280b", dict(tensor=2, context=2)),
     ("gpt-j-6b", dict(fsdp=2, tensor=2, context=2)),  # parallel branches that share a norm
     ("pythia-70m", dict(fsdp=2, tensor=4)),  # parallel branches with a norm each
     ("norms of heads", dict(fsdp=2, tensor=4)),
