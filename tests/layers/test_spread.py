@@ -8,11 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 from jax.sharding import PartitionSpec as P
 
 from jaxformer import Transformer, zoo
 from jaxformer import functional as F
 from jaxformer.config import EncoderDecoder, QKNorm, Rope
+from jaxformer.layers.mode import Mode, dropout
 from jaxformer.parallel import (
     MeshConfig,
     axes_of,
@@ -113,3 +115,26 @@ def test_spread_is_whole(name, sizes):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5 * largest, err_msg=str(path))
 
     jax.tree_util.tree_map_with_path(close, gradients, jax.device_get(spread_gradients))
+
+
+class Dropping(nn.Module):
+    part_of: str | None
+
+    @nn.compact
+    def __call__(self, x):
+        return dropout(self, x, 0.5, Mode(deterministic=False), part_of=self.part_of)
+
+
+def test_devices_drop_other_parts_of_what_is_shared_out_and_the_same_of_what_all_have():
+    mesh = make_mesh(MeshConfig(tensor=4), jax.devices()[:4])
+    rngs = {"dropout": jax.random.key(0)}
+
+    def dropped(part_of, spec):
+        run = lambda x: Dropping(part_of).apply({}, x, rngs=rngs)  # noqa: E731
+        program = jax.shard_map(run, mesh=mesh, in_specs=spec, out_specs=spec)
+        return np.asarray(jax.jit(program)(jnp.ones(256)))
+
+    parts = dropped("tensor", P("tensor")).reshape(4, 64) > 0
+    assert len(np.unique(parts, axis=0)) == 4 and 0.3 < parts.mean() < 0.7
+    same = dropped(None, P())  # its type says that devices do not differ
+    np.testing.assert_array_equal(same, Dropping(None).apply({}, jnp.ones(256), rngs=rngs))
