@@ -22,7 +22,7 @@ class Message(NamedTuple):
     kind: Kind
     axes: tuple[str, ...]
     what: str
-    count: int
+    times: int
     bytes: int
 
 
