@@ -33,6 +33,11 @@ class Leaf(NamedTuple):
     shape: tuple[int, ...]
     names: Names
 
+    @property
+    def layers(self) -> int:
+        """How many layers it has the numbers of; 0 if it is no parameter of layers."""
+        return self.shape[0] if "layers" in self.path else int("tail" in self.path)
+
     def spec(self, sizes: Mapping[str, int]) -> P:
         """How it is shared out over axes of these sizes."""
         axes, pairs = axes_of(sizes), zip(self.names, self.shape, strict=True)
