@@ -90,6 +90,20 @@ def forward_flops(config: c.TransformerConfig, length: int, source_length: int =
     return total
 
 
+def expert_flops(config: c.TransformerConfig, length: int, source_length: int = 0) -> int:
+    """Those of `forward_flops` that experts spend on the tokens sent to them."""
+    encoder, total = config.encoder, 0
+    for stack, count, tokens in (
+        (config, config.num_layers, length),
+        (encoder, _encoder_layers(config), source_length),
+    ):
+        for choice in (stack.layer(i).feed_forward for i in range(count)):
+            hidden, into = _hidden(choice)
+            routed = isinstance(choice, c.Experts)
+            total += routed * 2 * tokens * (into + 1) * config.model_dim * hidden
+    return total
+
+
 def training_flops_per_token(config: c.TransformerConfig, length: int) -> float:
     """FLOPs of forward and backward pass per token of a sequence of `length`, for decoders."""
     return TRAINING_FACTOR * forward_flops(config, length) / length
@@ -134,10 +148,10 @@ def activation_bytes(
     Per token and layer, with D, F, N, K, H as in `shapes`: "full" keeps the block's input, D;
     "dots" also the results of its products, but not those of experts; "none" also what the norms,
     the activation and the softmax need, and the T probabilities of each head. The backward pass
-    works on one layer at a time, all of whose values are there while it does, whatever was kept. Devices along `tensor`
-    divide what has heads or hidden width, those along `context` the tokens; there each keeps the
-    keys and values of all instead of probabilities. Along `expert` each has room for the tokens of
-    all.
+    works on one layer at a time, all of whose values are there while it does, whatever was kept.
+    Devices along `tensor` divide what has heads or hidden width, those along `context` the tokens;
+    there each keeps the keys and values of all instead of probabilities. Along `expert` each has
+    room for the tokens of all.
 
     Args:
         config: The model.
@@ -151,9 +165,8 @@ def activation_bytes(
         expert: Devices that share the experts.
 
     Returns:
-        Bytes of the layers, with `logit_bytes`. The compiler may keep
-        less than this (it fuses) or more (copies); within a factor of 2 in our tests, where layers
-        run as one loop.
+        Bytes of the layers, with `logit_bytes`. The compiler may keep less (it fuses) or more
+        (copies); within a factor of 2 in our tests, where layers run as one loop.
 
     Raises:
         ValueError: An unknown `remat`.
@@ -162,45 +175,27 @@ def activation_bytes(
         raise ValueError(f"remat must be one of {REMAT}; got {remat!r}.")
     tokens, source = batch * length // context, batch * source_length // context
     devices = tensor, context, expert
-    stacks = [(config, config.num_layers, tokens, length)]
-    if isinstance(config.topology, c.EncoderDecoder):
-        encoder, layers = config.encoder, config.topology.num_encoder_layers
-        stacks += [(encoder, layers, source, source_length)]
     kept, working = 0.0, 0.0
-    for stack, num_layers, own, keys in stacks:
-        for choice in map(stack.layer, range(num_layers)):
+    for stack, count, own, keys in (
+        (config, config.num_layers, tokens, length),
+        (config.encoder, _encoder_layers(config), source, source_length),
+    ):
+        for choice in map(stack.layer, range(count)):
             kept += own * _kept_per_token(stack, choice, keys, remat, *devices)
             working = max(working, own * _kept_per_token(stack, choice, keys, "none", *devices))
-    logits = logit_bytes(config, batch, length, tensor=tensor, context=context)
+    logits = logit_bytes(config, tokens, tensor=tensor)
     return round((kept + working) * bytes_per_number) + logits
 
 
-def logit_bytes(
-    config: c.TransformerConfig, batch: int, length: int, *, tensor: int = 1, context: int = 1
-) -> int:
-    """Bytes of a device's float32 logits and their gradient.
-
-        2 * 4 * batch * length / context * vocab_size / tensor
-
-    Args:
-        config: The model.
-        batch: Sequences of a device.
-        length: Tokens of each, on all devices that share it.
-        tensor: Devices that share the vocabulary.
-        context: Devices that share each sequence.
-    """
-    return 2 * 4 * batch * length * config.vocab_size // (context * tensor)
+def logit_bytes(config: c.TransformerConfig, tokens: int, *, tensor: int = 1) -> int:
+    """Bytes of float32 logits of a device's tokens, and of their gradient, a part of either."""
+    return 2 * 4 * tokens * config.vocab_size // tensor
 
 
 def _kept_per_token(
-    config: c.TransformerConfig,
-    choice: c.LayerChoice,
-    length: int,
-    remat: str,
-    tensor: int,
-    context: int,
-    expert: int,
+    config: c.TransformerConfig, choice: c.LayerChoice, length: int, remat: str, *devices: int
 ) -> float:
+    tensor, context, expert = devices
     a, d = config.attention, config.model_dim
     heads = a.num_heads * a.head_dim / tensor
     kv = a.num_kv_heads * a.head_dim / min(tensor, a.num_kv_heads)

@@ -84,7 +84,7 @@ def memory(
     rows = batch_size // (math.prod(n[name] for name in ROWS) * accumulation)
     narrow = jnp.dtype(dtype).itemsize
     tensor, context = n["tensor"], n["context"]
-    logits = costs.logit_bytes(config, rows, length, tensor=tensor, context=context)
+    logits = costs.logit_bytes(config, rows * length // context, tensor=tensor)
     activations = costs.activation_bytes(
         config,
         rows,

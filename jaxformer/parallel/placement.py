@@ -71,11 +71,15 @@ def leaves(config: TransformerConfig) -> tuple[Leaf, ...]:
 
 @cache
 def _noted(config: TransformerConfig) -> Any:
-    """Shapes of the parameters with what their axes count."""
-    blank, model = jnp.zeros((1, 2), jnp.int32), Transformer(config, annotate=True)
-    source = blank if isinstance(config.topology, EncoderDecoder) else None
-    key = jax.random.key(0)
-    return jax.eval_shape(lambda key: model.init(key, blank, source=source), key)["params"]
+    """Shapes of the parameters with what their axes count; no device is asked for."""
+    reads = isinstance(config.topology, EncoderDecoder)
+
+    def init() -> Any:
+        blank = jnp.zeros((1, 2), jnp.int32)
+        source = blank if reads else None
+        return Transformer(config, annotate=True).init(jax.random.key(0), blank, source=source)
+
+    return jax.eval_shape(init)["params"]
 
 
 def _is_noted(x: Any) -> bool:

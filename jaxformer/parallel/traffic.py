@@ -35,7 +35,7 @@ class Collective(NamedTuple):
             case "all_reduce":
                 return 2 * others * self.bytes  # sums are scattered, then gathered
             case "permute":
-                return self.bytes
+                return float(self.bytes)
             case _:
                 return others * self.bytes
 
