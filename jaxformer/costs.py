@@ -204,7 +204,7 @@ def _kept_per_token(
     inner = into * hidden / tensor * (expert if routed else 1)
     products = heads + 2 * kv + d + inner + d
     if remat == "full":
-        return d
+        return float(d)
     if remat == "dots":
         return d + products - (inner if routed else 0)
     scores = 2 * context * kv if context > 1 else 2 * a.num_heads * length / tensor

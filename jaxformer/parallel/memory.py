@@ -43,7 +43,7 @@ def memory(
     accumulation: int = 1,
     remat: str = "none",
     dtype: DTypeLike = "float32",
-    optimizer: OptimizerKind = "adamw",
+    optimizer: str = "adamw",
 ) -> Memory:
     """What one device needs room for in training.
 
@@ -133,14 +133,14 @@ def _put_together(
     return ends + max(layers.values())
 
 
-def _numbers_kept(leaf: Leaf, optimizer: OptimizerKind) -> int:
+def _numbers_kept(leaf: Leaf, optimizer: str) -> int:
     """What an optimizer keeps of each number of a parameter."""
+    kernel, head = leaf.path[-1] == "kernel", leaf.path[-2:] == ("head", "kernel")
     match optimizer:
-        case "adamw":
-            return 2
         case "adafactor":  # of a matrix a row and a column
-            return 0 if leaf.path[-1] in ("kernel", "embedding") else 1
+            return 0 if kernel or leaf.path[-1] == "embedding" else 1
         case "muon":
-            return 1 if leaf.path[-1] == "kernel" and "head" not in leaf.path else 2
+            return 1 if kernel and not head else 2
         case "lion" | "sgd":
             return 1
+    return 2

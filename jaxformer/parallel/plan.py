@@ -105,7 +105,7 @@ class Plan(NamedTuple):
 
     def sending(self, *, hidden: bool) -> float:
         """Seconds of messages of which the speed is known, that can be hidden or not."""
-        return sum(s.seconds or 0.0 for s in self.sendings if s.hidden == hidden)
+        return sum((s.seconds or 0.0 for s in self.sendings if s.hidden == hidden), 0.0)
 
     @property
     def seconds(self) -> float:
@@ -233,9 +233,7 @@ def sensible_mesh(
     return max(small, key=lambda sizes: plan(config, sizes, chip, work).utilisation)
 
 
-def filled(
-    config: c.TransformerConfig, sizes: Mapping[str, int], chip: Chip, work: Work
-) -> Work:
+def filled(config: c.TransformerConfig, sizes: Mapping[str, int], chip: Chip, work: Work) -> Work:
     """With as many rows a device as have room, a power of two, up to `TOKENS` in the batch."""
     while work.rows(sizes) * 2 * work.length <= TOKENS:
         more = replace(work, batch_size=2 * work.rows(sizes))

@@ -2,6 +2,7 @@
 
 import textwrap
 from collections.abc import Iterator
+from dataclasses import replace
 
 from jaxformer import config as c
 from jaxformer import costs
@@ -60,9 +61,7 @@ def _memory(found: Plan) -> str:
     }
     lines = [f"{'memory of a device':40}{'GB':>8}", "-" * 48]
     lines += [
-        f"{words[field]:40}{_giga(size)}"
-        for field, size in found.memory._asdict().items()
-        if size
+        f"{words[field]:40}{_giga(size)}" for field, size in found.memory._asdict().items() if size
     ]
     total = found.memory.total
     verdict = "fits" if found.fits else f"does not fit into {ROOM:.0%} of it"
@@ -146,14 +145,16 @@ def _bottleneck(found: Plan) -> str:
 def _remedies(config: c.TransformerConfig, found: Plan) -> str:
     """What would make it fit, or else which mesh does."""
     lines = list(_helpful(config, found))
-    heading = "It would fit with one of"
-    if not lines:
-        sizes = sensible_mesh(config, found.chip, found.work)
-        other = plan(config, sizes, found.chip, found.work)
-        flags = " ".join(f"--mesh.{axis} {n}" for axis, n in sizes.items() if n > 1)
-        heading = "No one change suffices." + (" It would fit with" if other.fits else " Nearest:")
-        lines = [_remedy(flags, other)]
-    return "\n".join([heading, *lines])
+    if lines:
+        return "\n".join(["It would fit with one of", *lines])
+    for work in (found.work, replace(found.work, remat="full")):
+        other = plan(config, sensible_mesh(config, found.chip, work), found.chip, work)
+        if other.fits:
+            break
+    flags = [f"--mesh.{axis} {n}" for axis, n in other.sizes.items() if n > 1]
+    flags += ["--remat full"] if work != found.work else []
+    heading = "It would fit with" if other.fits else "The nearest to it is"
+    return f"No one change suffices. {heading}\n{_remedy(' '.join(flags), other)}"
 
 
 def _helpful(config: c.TransformerConfig, found: Plan) -> Iterator[str]:
@@ -172,11 +173,11 @@ def _remedy(flags: str, other: Plan) -> str:
     )
 
 
-def _giga(size: float) -> str:
+def _giga(size: int) -> str:
     return f"{size / 1e9:8,.2f}"
 
 
-def _bytes(size: float) -> str:
+def _bytes(size: int | float) -> str:
     return _unit(size, ("B", "kB", "MB", "GB", "TB", "PB"))
 
 
@@ -188,7 +189,7 @@ def _seconds(seconds: float) -> str:
     return _unit(1e9 * seconds, ("ns", "us", "ms", "s")) if seconds < 1 else f"{seconds:,.2f} s"
 
 
-def _unit(number: float, units: tuple[str, ...]) -> str:
+def _unit(number: int | float, units: tuple[str, ...]) -> str:
     """Three digits or so, in the largest unit of which there is one."""
     power = max(i for i in range(len(units)) if number >= 1000**i or i == 0)
     scaled = number / 1000**power
