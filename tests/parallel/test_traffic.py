@@ -170,6 +170,26 @@ def test_the_docstrings_equations_worked_by_hand():
     }
 
 
+@pytest.mark.parametrize(
+    "block, placement, sums, again",
+    [
+        ("serial", "pre", 4, 1),
+        ("serial", "post", 4, 2),
+        ("parallel", "pre", 2, 0),
+        ("parallel", "sandwich", 4, 2),
+        ("parallel_shared_norm", "pre", 2, 0),
+        ("parallel_shared_norm", "sandwich", 2, 1),
+    ],
+)
+def test_parallel_branches_are_added_up_once(block, placement, sums, again):
+    """Forwards and backwards, unless each is normalised after; "full" repeats what is needed."""
+    config = replace(LLAMA, block=block, placement=placement)
+    for remat, more in (("none", 0), ("dots", 0), ("full", again)):
+        found = by_purpose(formula(config, dict(tensor=2), remat=remat))
+        times, size = found["all_reduce", "tensor", "sums of layers"]
+        assert times == 2 * (sums + more) and size == times * ROWS * LENGTH * 64 * 4
+
+
 def test_what_has_no_other_side_is_not_said():
     assert formula(LLAMA, dict(data=1)) == ()
     assert {one.axis for one in formula(LLAMA, dict(data=4))} == {"data"}
