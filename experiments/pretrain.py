@@ -42,6 +42,7 @@ from jaxformer import costs, data
 from jaxformer import functional as F
 from jaxformer.generation import Sample, generate
 from jaxformer.parallel import local_rows, put_batch
+from jaxformer.parallel.memory import memory
 from jaxformer.training import loop, step
 from jaxformer.training.checkpoints import Checkpoints
 from jaxformer.training.progress import Progress, format_count, printable
@@ -102,18 +103,20 @@ def prepare(run: Pretrain) -> Text:
 
 def print_estimate(run: Pretrain, mesh: Mesh) -> None:
     """Say what memory a device will need, before anything is allocated."""
-    parameters = costs.parameters(run.model)
-    kept = costs.activation_bytes(
+    needed = memory(
         run.model,
-        run.batch_size // mesh.size // run.accumulation,
-        run.length,
+        mesh.shape,
+        batch_size=run.batch_size,
+        length=run.length,
+        accumulation=run.accumulation,
         remat=run.remat,
-        bytes_per_number=jnp.dtype(run.dtype).itemsize,
+        dtype=run.dtype,
+        optimizer=type(run.optimizer.optimizer).__name__.lower(),
     )
+    parts = ", ".join(f"{name} {size / 2**20:.0f}" for name, size in needed._asdict().items())
     print(
-        f"Estimate per device: {format_count(parameters)} parameters take "
-        f"{4 * parameters / 2**20:.0f} MiB, their gradients as much, the optimizer's state up to "
-        f"twice as much; activations about {kept / 2**20:.0f} MiB."
+        f"Estimate per device: {needed.total / 2**20:.0f} MiB ({parts}); "
+        f"{format_count(costs.parameters(run.model))} parameters in all."
     )
     if run.steps > run.schedule_steps:
         print(

@@ -90,6 +90,20 @@ def forward_flops(config: c.TransformerConfig, length: int, source_length: int =
     return total
 
 
+def expert_flops(config: c.TransformerConfig, length: int, source_length: int = 0) -> int:
+    """Those of `forward_flops` that experts spend on the tokens sent to them."""
+    encoder, total = config.encoder, 0
+    for stack, count, tokens in (
+        (config, config.num_layers, length),
+        (encoder, _encoder_layers(config), source_length),
+    ):
+        for choice in (stack.layer(i).feed_forward for i in range(count)):
+            hidden, into = _hidden(choice)
+            routed = isinstance(choice, c.Experts)
+            total += routed * 2 * tokens * (into + 1) * config.model_dim * hidden
+    return total
+
+
 def training_flops_per_token(config: c.TransformerConfig, length: int) -> float:
     """FLOPs of forward and backward pass per token of a sequence of `length`, for decoders."""
     return TRAINING_FACTOR * forward_flops(config, length) / length
@@ -122,54 +136,79 @@ def activation_bytes(
     batch: int,
     length: int,
     *,
+    source_length: int = 0,
     remat: str = "none",
     bytes_per_number: int = 4,
+    tensor: int = 1,
+    context: int = 1,
+    expert: int = 1,
 ) -> int:
-    """Bytes that the forward pass keeps for the backward pass: an estimate for planning.
+    """Bytes that a device keeps of the forward pass for the backward pass: an estimate.
 
     Per token and layer, with D, F, N, K, H as in `shapes`: "full" keeps the block's input, D;
-    "dots" also the results of its products; "none" also what the norms, the activation and the
-    softmax need, and the T probabilities of each head. The backward pass works on one layer at a
-    time, all of whose values are there while it does, whatever was kept.
+    "dots" also the results of its products, but not those of experts; "none" also what the norms,
+    the activation and the softmax need, and the T probabilities of each head. The backward pass
+    works on one layer at a time, all of whose values are there while it does, whatever was kept.
+    Devices along `tensor` divide what has heads or hidden width, those along `context` the tokens;
+    there each keeps the keys and values of all instead of probabilities. Along `expert` each has
+    room for the tokens of all.
 
     Args:
         config: The model.
-        batch: Sequences.
-        length: Tokens of each.
+        batch: Sequences of a device.
+        length: Tokens of each, on all devices that share it.
+        source_length: Tokens of each source, for an encoder-decoder.
         remat: As in `layers.Mode`.
         bytes_per_number: 4 for float32 computation, 2 for bfloat16.
+        tensor: Devices that share heads, hidden width and vocabulary.
+        context: Devices that share each sequence.
+        expert: Devices that share the experts.
 
     Returns:
-        Bytes of the layers of a decoder or an encoder, and of the float32 logits with their
-        gradient. The compiler may keep less than this (it fuses) or more (copies); within a factor
-        of 2 in our tests, where layers run as one loop.
+        Bytes of the layers, with `logit_bytes`. The compiler may keep less (it fuses) or more
+        (copies); within a factor of 2 in our tests, where layers run as one loop.
 
     Raises:
         ValueError: An unknown `remat`.
     """
     if remat not in REMAT:
         raise ValueError(f"remat must be one of {REMAT}; got {remat!r}.")
-    tokens = batch * length
-    layers = [config.layer(i) for i in range(config.num_layers)]
-    kept = sum(_kept_per_token(config, layer, length, remat) for layer in layers)
-    working = max(_kept_per_token(config, layer, length, "none") for layer in layers)
-    logits = 2 * 4 * tokens * config.vocab_size
-    return tokens * (kept + working) * bytes_per_number + logits
+    tokens, source = batch * length // context, batch * source_length // context
+    devices = tensor, context, expert
+    kept, working = 0.0, 0.0
+    for stack, count, own, keys in (
+        (config, config.num_layers, tokens, length),
+        (config.encoder, _encoder_layers(config), source, source_length),
+    ):
+        for choice in map(stack.layer, range(count)):
+            kept += own * _kept_per_token(stack, choice, keys, remat, *devices)
+            working = max(working, own * _kept_per_token(stack, choice, keys, "none", *devices))
+    logits = logit_bytes(config, tokens, tensor=tensor)
+    return round((kept + working) * bytes_per_number) + logits
+
+
+def logit_bytes(config: c.TransformerConfig, tokens: int, *, tensor: int = 1) -> int:
+    """Bytes of float32 logits of a device's tokens, and of their gradient, a part of either."""
+    return 2 * 4 * tokens * config.vocab_size // tensor
 
 
 def _kept_per_token(
-    config: c.TransformerConfig, choice: c.LayerChoice, length: int, remat: str
-) -> int:
+    config: c.TransformerConfig, choice: c.LayerChoice, length: int, remat: str, *devices: int
+) -> float:
+    tensor, context, expert = devices
     a, d = config.attention, config.model_dim
-    heads, kv = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
+    heads = a.num_heads * a.head_dim / tensor
+    kv = a.num_kv_heads * a.head_dim / min(tensor, a.num_kv_heads)
     hidden, into = _hidden(choice.feed_forward)
-    products = heads + 2 * kv + d + into * hidden + d
+    routed = isinstance(choice.feed_forward, c.Experts)
+    inner = into * hidden / tensor * (expert if routed else 1)
+    products = heads + 2 * kv + d + inner + d
     if remat == "full":
-        return d
+        return float(d)
     if remat == "dots":
-        return d + products
-    probabilities = 2 * a.num_heads * length
-    return d + products + 3 * d + heads + kv + into * hidden + probabilities
+        return d + products - (inner if routed else 0)
+    scores = 2 * context * kv if context > 1 else 2 * a.num_heads * length / tensor
+    return d + products + 7 * d + 2 * heads + kv + 2 * inner + scores
 
 
 def _keys(window: c.Window, length: int) -> int:

@@ -257,6 +257,41 @@ def test_activation_bytes_are_near_the_compilers(remat, batch, length):
     assert 0.5 < costs.activation_bytes(config, batch, length, remat=remat) / measured < 2
 
 
+def test_activation_bytes_by_hand():
+    """3 layers kept, and one at work; what devices divide and what each has whole."""
+    B, T, D, V, F_, N, K, H = 2, 64, 128, 512, 384, 4, 2, 48
+
+    def layer(t=1):
+        return 10 * D + (3 * N * H + 3 * K * H + 6 * F_) / t
+
+    def bytes_of(kept, working, c=1, t=1):
+        return B * T // c * ((3 * kept + working) * 4 + 8 * V // t)
+
+    scores, dots = 2 * N * T, 3 * D + (N + 2 * K) * H + 2 * F_
+    none, found = layer() + scores, costs.activation_bytes
+    assert found(WIDE, B, T) == bytes_of(none, none)
+    assert found(WIDE, B, T, remat="dots") == bytes_of(dots, none)
+    assert found(WIDE, B, T, remat="full") == bytes_of(D, none)
+    half = layer(2) + scores / 2
+    assert found(WIDE, B, T, tensor=2) == bytes_of(half, half, t=2)
+    copies = layer(4) + scores / 4 + 3 * K * H / 4  # both heads of two are not divided by four
+    assert found(WIDE, B, T, tensor=4) == bytes_of(copies, copies, t=4)
+    ring = layer() + 2 * 4 * K * H
+    assert found(WIDE, B, T, context=4) == bytes_of(ring, ring, c=4)
+    experts = c.Experts(expert=c.GLU(hidden_dim=F_ // 2), num_experts=8, top_k=2)
+    mixed = replace(WIDE, feed_forward=(experts,))
+    room = none + 6 * F_
+    assert found(mixed, B, T, expert=2) == bytes_of(room, room)
+    assert found(mixed, B, T, expert=2, remat="dots") == bytes_of(dots - 2 * F_, room)
+
+
+def test_activation_bytes_of_an_encoder_decoder_are_those_of_both():
+    both = PRODUCTS["encoder-decoder"]
+    decoder = costs.activation_bytes(both, 2, 64, remat="full")
+    added = costs.activation_bytes(both, 2, 64, source_length=48, remat="full") - decoder
+    assert added == 2 * 48 * 2 * 128 * 4
+
+
 def test_activation_bytes_in_order():
     none, dots, full = (
         costs.activation_bytes(LLAMA_7B, 2, 512, remat=remat, bytes_per_number=2)

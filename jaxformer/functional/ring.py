@@ -132,7 +132,6 @@ def ring_attention(
         start = owner * length + j * columns_each
         return jax.lax.dynamic_slice_in_dim(array, start, columns_each, axis=-1)
 
-    @partial(jax.checkpoint, static_argnums=(0, 1))
     def part(i: int, j: int, query: Array, key: Array, value: Array, owner: Array):
         """What some queries gather from some keys of a device."""
         query = _split(query, row_parts)[i]
@@ -145,6 +144,7 @@ def ring_attention(
             arrays["multipliers"] = dropout(ones, dropout_rate, own)
         return PartialAttention(*over_heads(one_head, "(t,v),(t),(t)", query, key, **arrays))
 
+    @jax.checkpoint  # else each tile would keep its copies of queries, keys and values
     def meet(gathered: list[PartialAttention], key: Array, value: Array, owner: Array):
         """What each part of the queries has gathered once it has met the keys of a device."""
         together = []

@@ -6,7 +6,9 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from jaxformer.parallel.traffic import AXES, Collective, Kind
+from jaxformer.parallel.mesh import AXES
+from jaxformer.parallel.messages import Kind
+from jaxformer.parallel.traffic import Collective
 
 KINDS: Mapping[str, Kind] = {
     "all-gather": "all_gather",
@@ -50,15 +52,16 @@ def collectives_of(text: str, sizes: Mapping[str, int]) -> tuple[Collective, ...
     def run(name: str, times: int | None) -> Iterator[Collective]:
         for line in computations[name]:
             operation = OPERATION.search(line)
-            kind = operation and operation[1].removesuffix("-start")
+            if operation is None:
+                continue
+            kind = operation[1].removesuffix("-start")
             if kind in KINDS:
                 if times is None or operation[1] != kind:
-                    raise ValueError(f"It is not known how often or what this runs: {line.strip()}")
+                    raise ValueError(f"It is not known how often or what this says: {line.strip()}")
                 found = _collective(KINDS[kind], line, operation.start(), times, sizes)
                 if found.devices > 1:
                     yield found
-            known = TRIPS.search(line)
-            within = times
+            known, within = TRIPS.search(line), times
             if kind == "while":
                 within = None if times is None or known is None else times * int(known[1])
             elif kind == "conditional":

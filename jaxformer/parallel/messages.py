@@ -22,7 +22,7 @@ class Message(NamedTuple):
     kind: Kind
     axes: tuple[str, ...]
     what: str
-    count: int
+    times: int
     bytes: int
 
 
@@ -48,7 +48,7 @@ def of_update(config: c.TransformerConfig, part: Part) -> Iterator[Message]:
     n, over = part.n, token_axes(part.n)
     for leaf in leaves(config):
         spread = [axis for axis in leaf.spec(n) if axis is not None]
-        if "model" in leaf.names and not _layers(leaf):
+        if "model" in leaf.names and not leaf.layers:
             uses = _uses(config, leaf)
             size = uses * _whole(leaf, n) * part.narrow
             yield Message("all_gather", FSDP, "embedding and head", uses, size)
@@ -73,7 +73,7 @@ def of_part(config: c.TransformerConfig, part: Part) -> Iterator[Message]:
 def _kernels(config: c.TransformerConfig, part: Part) -> Iterator[Message]:
     """Kernels of layers put together at use, and gradients shared out or added up."""
     for leaf in leaves(config):
-        layers, size = _layers(leaf), _whole(leaf, part.n)
+        layers, size = leaf.layers, _whole(leaf, part.n)
         if "model" in leaf.names and layers:
             width = WIDE if {"router", "relative"} & set(leaf.path) else part.narrow
             # What comes of Transformer-XL's distances is kept, and they have no gradient.
@@ -94,11 +94,6 @@ def _whole(leaf: Leaf, n: Mapping[str, int]) -> int:
     """Numbers of a parameter with which a device computes."""
     parts = math.prod(n[axis] for axis in leaf.spec(n) if axis not in (None, "fsdp"))
     return math.prod(leaf.shape) // parts
-
-
-def _layers(leaf: Leaf) -> int:
-    """How many layers an array has the parameters of; 0 if it is not one of layers."""
-    return leaf.shape[0] if "layers" in leaf.path else int("tail" in leaf.path)
 
 
 def _uses(config: c.TransformerConfig, leaf: Leaf) -> int:

@@ -33,6 +33,11 @@ class Leaf(NamedTuple):
     shape: tuple[int, ...]
     names: Names
 
+    @property
+    def layers(self) -> int:
+        """How many layers it has the numbers of; 0 if it is no parameter of layers."""
+        return self.shape[0] if "layers" in self.path else int("tail" in self.path)
+
     def spec(self, sizes: Mapping[str, int]) -> P:
         """How it is shared out over axes of these sizes."""
         axes, pairs = axes_of(sizes), zip(self.names, self.shape, strict=True)
@@ -77,11 +82,15 @@ def abstract_parameters(config: TransformerConfig, mesh: Mesh | None) -> Any:
 
 @cache
 def _noted(config: TransformerConfig) -> Any:
-    """Shapes of the parameters with what their axes count."""
-    blank, model = jnp.zeros((1, 2), jnp.int32), Transformer(config, annotate=True)
-    source = blank if isinstance(config.topology, EncoderDecoder) else None
-    key = jax.random.key(0)
-    return jax.eval_shape(lambda key: model.init(key, blank, source=source), key)["params"]
+    """Shapes of the parameters with what their axes count; no device is asked for."""
+    reads = isinstance(config.topology, EncoderDecoder)
+
+    def init() -> Any:
+        blank = jnp.zeros((1, 2), jnp.int32)
+        source = blank if reads else None
+        return Transformer(config, annotate=True).init(jax.random.key(0), blank, source=source)
+
+    return jax.eval_shape(init)["params"]
 
 
 def _is_noted(x: Any) -> bool:

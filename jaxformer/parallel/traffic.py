@@ -24,7 +24,7 @@ class Collective(NamedTuple):
     axis: str  # or several, joined by +
     devices: int  # that talk with each other
     what: str
-    count: int
+    times: int
     bytes: int
 
     @property
@@ -35,7 +35,7 @@ class Collective(NamedTuple):
             case "all_reduce":
                 return 2 * others * self.bytes  # sums are scattered, then gathered
             case "permute":
-                return self.bytes
+                return float(self.bytes)
             case _:
                 return others * self.bytes
 
@@ -51,7 +51,66 @@ def traffic(
     remat: str = "none",
     dtype: DTypeLike = "float32",
 ) -> tuple[Collective, ...]:
-    """TODO."""
+    """The collectives of one update, and their bytes, without a device.
+
+    With A parts, each of t tokens on a device (s of a source), of models of width D and L layers;
+    w bytes a number in the computation; P numbers of a kernel that a device computes with, which
+    is its share along `tensor` and `expert`; K heads of keys and values of width H on a device; E
+    experts, of which a token goes to k; G numbers of a gradient that a device keeps:
+
+        fsdp     gather    A * 2 * P * w      kernels of layers, again in the backward pass
+                           P * w              embedding and head, once for all parts
+                 scatter   A * P * 4          gradients of both
+        tensor   sum       A * L * 2 b * t * D * 4    b branches, forwards and backwards
+                           A * (t + s) * D * w        rows of the embedding
+                           A * t * D * 4              gradient of the head's input
+                           A * s * D * 4              gradient of the encoder's output
+                           A * 3 * t * 4              loss: largest, normaliser, target
+                           A * L * t * k * 4          gradient of what a router says
+                           A * G * 4                  of what all heads share
+                           A * L * 2 * (t + t) * 4    norms over all heads: root mean squares
+        context  permute   A * L * 2 * (context - 1) * 2 * t * K * H * w    keys and values
+                 gather    A * 2 * t * context * 4                          positions, segments
+        expert   exchange  A * L * 2 * 2 * expert * t * k * D * w    there and back, both ways
+                           A * L * E * 4                             how many tokens come
+        rows and context
+                 sum       G * 4    gradients of what devices have copies of, once for all parts
+                           A * L * (2 E + 2) * 4    load of experts
+                           4 + A * 4                number of tokens, loss
+        each     sum       2 * 4    of each gradient that is shared out: squares, for two norms
+
+    Parallel branches are added up once (b = 1) unless each is normalised after. Cross-attention is
+    a branch of its own, whose keys are those of s tokens. `remat` repeats messages: "dots" and
+    "full" those of keys, values, experts and norms over heads, half as many again; "full" also the
+    sums of branches, but that of the last where nothing normalises it.
+
+    Counts are those of arrays; XLA merges sums that are ready together into one. On a CPU it also
+    finds that a layer outside the loop (one that is left over after whole patterns, or a pattern
+    that is not repeated) gathers its kernels twice, and keeps them. An optimizer that looks at
+    whole matrices, as Adafactor and Muon do, says more than is counted here.
+
+    Args:
+        config: The model.
+        sizes: Devices along each axis.
+        batch_size: Rows of a batch, over all devices and parts.
+        length: Tokens of a row (of its target, for an encoder-decoder).
+        source_length: Tokens of its source.
+        accumulation: In how many parts a device works through its rows.
+        remat: As in `layers.Mode`.
+        dtype: Of the computation.
+
+    Returns:
+        One entry for each kind, axis and purpose; none for axes of one device.
+
+    Raises:
+        ValueError: The model or the batch cannot be shared out over the mesh.
+
+    References:
+        Shoeybi et al., Megatron-LM: Training Multi-Billion Parameter Language Models Using Model
+        Parallelism, 2019. arXiv:1909.08053, section 3
+        Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models,
+        2019. arXiv:1910.02054, section 7
+    """
     lengths = [length, source_length] if source_length else [length]
     check_fits(config, sizes, batch_size=batch_size, lengths=lengths, accumulation=accumulation)
     n = {name: sizes.get(name, 1) for name in AXES}

@@ -1,30 +1,13 @@
 """How fast the machine could multiply matrices: the denominator of model FLOP utilisation."""
 
-import re
 import time
 from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 
-# Dense FLOP/s of one JAX device with bfloat16 inputs (float16 where the chip has no bfloat16),
-# without structured sparsity. The first pattern that is found in the device's kind counts.
-PUBLISHED_PEAKS: tuple[tuple[str, float], ...] = (
-    (r"\bH200 NVL\b", 835e12),  # NVIDIA H200 data sheet, NVL: 1,671 with sparsity
-    (r"\bH200\b", 989e12),  # NVIDIA H200 data sheet, SXM: 1,979 with sparsity
-    (r"\bH100 PCIe\b", 756e12),  # NVIDIA H100 data sheet, PCIe: 1,513 with sparsity
-    (r"\bH100 NVL\b", 835e12),  # NVIDIA H100 NVL data sheet: 1,671 with sparsity
-    (r"\bH100\b", 989e12),  # NVIDIA H100 data sheet, SXM: 1,979 with sparsity
-    (r"\bA100\b", 312e12),  # NVIDIA A100 data sheet: 624 with sparsity
-    (r"\bL4\b", 121e12),  # NVIDIA L4 data sheet: 242 with sparsity
-    (r"\bT4\b", 65e12),  # NVIDIA T4 data sheet, float16
-    (r"\bV100-PCIE\b", 112e12),  # NVIDIA V100 data sheet, PCIe, float16
-    (r"\bV100\b", 125e12),  # NVIDIA V100 data sheet, SXM2, float16
-    (r"^TPU v4$", 275e12),  # Google Cloud, TPU v4 system architecture, per chip
-    (r"^TPU (v5 lite|v5e)$", 197e12),  # Google Cloud, TPU v5e system architecture, per chip
-    (r"^TPU (v5|v5p)$", 459e12),  # Google Cloud, TPU v5p system architecture, per chip
-    (r"^TPU (v6 lite|v6e)$", 918e12),  # Google Cloud, TPU v6e system architecture, per chip
-)
+from jaxformer.parallel.chips import chip_of
+
 WIDTH = 1024
 
 
@@ -35,15 +18,10 @@ def published_peak_flops(device_kind: str) -> float | None:
         device_kind: `jax.Device.device_kind`, as in "NVIDIA H100 80GB HBM3" or "TPU v5 lite".
 
     Returns:
-        Dense bfloat16 FLOP/s of one device, or None for a kind that is not in the table. A part of
-        a GPU (MIG) is not in the table, for the figure is that of the whole.
+        Dense bfloat16 FLOP/s of one device, or None for a kind that `parallel.chips` does not have.
     """
-    if re.search(r"\bMIG\b", device_kind):
-        return None
-    for pattern, peak in PUBLISHED_PEAKS:
-        if re.search(pattern, device_kind):
-            return peak
-    return None
+    chip = chip_of(device_kind)
+    return None if chip is None else chip.peak_flops
 
 
 def measured_peak_flops(devices: Sequence[jax.Device], *, seconds: float = 0.3) -> float:

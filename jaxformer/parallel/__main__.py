@@ -1,0 +1,108 @@
+"""Plan the training of a preset on paper: python -m jaxformer.parallel plan llama-3-70b."""
+
+import signal
+import sys
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import tyro
+
+from jaxformer import zoo
+from jaxformer.config import EncoderDecoder, TransformerConfig
+from jaxformer.layers.mode import Remat
+from jaxformer.parallel import tables
+from jaxformer.parallel.chips import Chip, get_chip
+from jaxformer.parallel.memory import OptimizerKind
+from jaxformer.parallel.mesh import MeshConfig
+from jaxformer.parallel.plan import Work, filled, plan, sensible_mesh
+
+COMMAND = "python -m jaxformer.parallel plan"
+LENGTH = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """Memory, messages and time of one update of a preset, without a device.
+
+    Attributes:
+        name: A preset, such as llama-3-70b; `python -m jaxformer.zoo --list` names all.
+        mesh: Devices along each axis; without any, the smallest mesh that has room is looked for.
+        devices: How many there are, where the mesh leaves some over or is looked for.
+        chip: What they are: h100, h200, a100, tpu-v5p, ...
+        batch_size: Rows, over all devices and parts; None is as many as have room, to 4 million
+            tokens.
+        length: Tokens of a row; None is 4096, or as many as the model can take.
+        source_length: Tokens of a source, where the model reads one; None is as many.
+        accumulation: In how many parts a device works through its rows.
+        remat: What the backward pass recomputes.
+        dtype: Of the computation.
+        optimizer: Which kind.
+    """
+
+    name: Annotated[str, tyro.conf.Positional]
+    mesh: MeshConfig = MeshConfig()
+    devices: int | None = None
+    chip: str = "h100"
+    batch_size: int | None = None
+    length: int | None = None
+    source_length: int | None = None
+    accumulation: int = 1
+    remat: Remat = "full"
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    optimizer: OptimizerKind = "adamw"
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Read the command line and print."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["plan"]:
+        arguments = arguments[1:]
+    elif arguments[:1] not in (["-h"], ["--help"]):
+        sys.exit(f"There is one command: {COMMAND} NAME. --help says what it takes.")
+    question = tyro.cli(Question, args=arguments, prog=COMMAND, description=Question.__doc__)
+    try:
+        print(answer(question))
+    except ValueError as error:
+        sys.exit(str(error))
+
+
+def answer(question: Question) -> str:
+    """The plan as text.
+
+    Raises:
+        ValueError: There is no such preset or chip, or the mesh does not fit the model.
+    """
+    config, chip = zoo.get(question.name), get_chip(question.chip)
+    length = question.length or min(LENGTH, config.max_length or LENGTH)
+    reads = isinstance(config.topology, EncoderDecoder)
+    work = Work(
+        batch_size=question.batch_size,
+        length=length,
+        source_length=(question.source_length or length) if reads else 0,
+        accumulation=question.accumulation,
+        remat=question.remat,
+        dtype=question.dtype,
+        optimizer=question.optimizer,
+    )
+    sizes = mesh_of(question, config, chip, work)
+    if question.batch_size is None:
+        work = filled(config, sizes, chip, work)
+    return tables.shown(question.name, config, plan(config, sizes, chip, work))
+
+
+def mesh_of(
+    question: Question, config: TransformerConfig, chip: Chip, work: Work
+) -> dict[str, int]:
+    """Devices along each axis, as asked for, or else looked for."""
+    if question.mesh == MeshConfig():
+        return sensible_mesh(config, chip, work, devices=question.devices)
+    mesh, devices = question.mesh, question.devices
+    if devices is None:
+        devices = (mesh.data or 1) * mesh.fsdp * mesh.tensor * mesh.context * mesh.expert
+    return mesh.sizes(devices)
+
+
+if __name__ == "__main__":
+    if hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a pager that was left ends us quietly
+    main()

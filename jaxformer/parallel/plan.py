@@ -1,0 +1,279 @@
+"""What one update takes on a mesh of chips: memory, messages, time. On paper, without a device."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+from jaxformer import config as c
+from jaxformer import costs
+from jaxformer.layers.mode import Remat
+from jaxformer.parallel.chips import Chip
+from jaxformer.parallel.memory import Memory, OptimizerKind, memory
+from jaxformer.parallel.mesh import AXES, ROWS
+from jaxformer.parallel.traffic import Collective, traffic
+
+ROOM = 0.9  # of a chip's memory: what may be planned with, since estimates are estimates
+LARGEST = 2**14  # devices that a mesh is looked for with
+TOKENS = 2**22  # of a batch that is filled with as many rows as have room
+DOUBLINGS = (2, 4, 8, 16, 32)
+HIDDEN = ("kernels of layers", "gradients of kernels of layers")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """One update.
+
+    Attributes:
+        batch_size: Rows, over all devices and parts; None is one for each device that has its own
+            rows, in each part.
+        length: Tokens of a row (of its target, for an encoder-decoder).
+        source_length: Tokens of its source.
+        accumulation: In how many parts a device works through its rows.
+        remat: What the backward pass recomputes: "none", "dots" or "full".
+        dtype: Of the computation.
+        optimizer: What it keeps of each parameter.
+    """
+
+    batch_size: int | None = None
+    length: int = 4096
+    source_length: int = 0
+    accumulation: int = 1
+    remat: Remat = "full"
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    optimizer: OptimizerKind = "adamw"
+
+    def rows(self, sizes: Mapping[str, int]) -> int:
+        """The batch size."""
+        own = math.prod(sizes.get(name, 1) for name in ROWS) * self.accumulation
+        return own if self.batch_size is None else self.batch_size
+
+    def on(self, sizes: Mapping[str, int]) -> dict[str, Any]:
+        """What `traffic` wants to know."""
+        names = ("length", "source_length", "accumulation", "remat", "dtype")
+        return {"batch_size": self.rows(sizes)} | {name: getattr(self, name) for name in names}
+
+
+class Sending(NamedTuple):
+    """Messages, what carries them, and how long that takes; None where it is not published."""
+
+    messages: Collective
+    over: Literal["links", "network"]
+    seconds: float | None
+    hidden: bool
+
+
+class Plan(NamedTuple):
+    """What one update takes.
+
+    `flops` are those of the model, on all devices; `computed` are those that are spent.
+    """
+
+    sizes: dict[str, int]
+    chip: Chip
+    work: Work
+    memory: Memory
+    sendings: tuple[Sending, ...]
+    flops: float
+    computed: float
+
+    @property
+    def devices(self) -> int:
+        """How many there are."""
+        return math.prod(self.sizes.values())
+
+    @property
+    def rows(self) -> int:
+        """Of the batch."""
+        return self.work.rows(self.sizes)
+
+    @property
+    def fits(self) -> bool:
+        """Whether a device has room for it."""
+        return self.memory.total <= ROOM * self.chip.memory
+
+    @property
+    def computing(self) -> float:
+        """Seconds of matrix products at the chip's peak."""
+        return self.computed / (self.devices * self.chip.peak_flops)
+
+    @property
+    def updating(self) -> float:
+        """Seconds in which memory gives parameters, state and gradients, and takes the new."""
+        m = self.memory
+        return (2 * (m.parameters + m.optimizer) + m.gradients) / self.chip.bandwidth
+
+    def sending(self, *, hidden: bool) -> float:
+        """Seconds of messages of which the speed is known, that can be hidden or not."""
+        return sum((s.seconds or 0.0 for s in self.sendings if s.hidden == hidden), 0.0)
+
+    @property
+    def seconds(self) -> float:
+        """Of the update: the longer of products and what hides behind them, then the rest."""
+        behind = max(self.computing, self.sending(hidden=True))
+        return behind + self.sending(hidden=False) + self.updating
+
+    @property
+    def utilisation(self) -> float:
+        """The model's FLOP/s, over the peak of all devices."""
+        return self.flops / (self.seconds * self.devices * self.chip.peak_flops)
+
+
+def plan(config: c.TransformerConfig, sizes: Mapping[str, int], chip: Chip, work: Work) -> Plan:
+    """Work out memory, messages and time of one update, by roofline.
+
+        compute = training FLOPs / (devices * peak)
+        message = bytes that a device sends / bytes/s of what carries them
+        update = (2 * (parameters + state) + gradients) / bandwidth of memory
+        time = max(compute, hidden messages) + other messages + update
+        utilisation = the model's FLOPs / (time * devices * peak)
+
+    Neighbours in the mesh, innermost first, fill domains of fast links. Messages inside a domain go
+    over its links; those of a group that spans several go over the network, of which a group has
+    as many connections as members in a domain.
+
+    It is assumed that kernels of layers are gathered, and their gradients scattered, while the
+    layer before is computed; that all other messages are waited for; that products run at the peak
+    and nothing else takes time. So the utilisation is a bound: what is reached is less.
+
+    "full" computes the forward pass twice, which counts as time and not as the model's FLOPs;
+    experts on several devices compute on all slots that they have room for, empty or not.
+
+    Args:
+        config: The model.
+        sizes: Devices along each axis.
+        chip: What they are.
+        work: What they do.
+
+    Returns:
+        The plan.
+
+    Raises:
+        ValueError: The model or the batch cannot be shared out over the mesh.
+
+    References:
+        Williams, Waterman and Patterson, Roofline: An Insightful Visual Performance Model, 2009
+        Chowdhery et al., PaLM: Scaling Language Modeling with Pathways, 2022. arXiv:2204.02311,
+        appendix B (utilisation)
+    """
+    n = {name: sizes.get(name, 1) for name in AXES}
+    known, rows = work.on(n), work.rows(n)
+    sendings = []
+    for messages in traffic(config, n, **known):
+        over, speed = _carrier(messages, n, chip)
+        seconds = None if speed is None else messages.sent / speed
+        sendings.append(Sending(messages, over, seconds, messages.what in HIDDEN))
+    forward = rows * costs.forward_flops(config, work.length, work.source_length)
+    empty = rows * costs.expert_flops(config, work.length, work.source_length) * (n["expert"] - 1)
+    passes = costs.TRAINING_FACTOR + (work.remat == "full")
+    return Plan(
+        sizes=n,
+        chip=chip,
+        work=work,
+        memory=memory(config, n, **known, optimizer=work.optimizer),
+        sendings=tuple(sendings),
+        flops=float(costs.TRAINING_FACTOR * forward),
+        computed=float(passes * (forward + empty)),
+    )
+
+
+def _carrier(
+    messages: Collective, n: Mapping[str, int], chip: Chip
+) -> tuple[Literal["links", "network"], float | None]:
+    """What carries messages, and how many bytes/s of one device."""
+    group, inside, room = messages.axis.split("+"), 1, chip.domain
+    for axis in reversed(AXES):
+        together = min(n[axis], room)
+        inside *= together if axis in group else 1
+        room //= together
+    if inside == messages.devices:
+        return "links", chip.link
+    if chip.network is None:
+        return "network", None
+    speed = chip.network * inside
+    return "network", speed if chip.link is None else min(speed, chip.link)
+
+
+def sensible_mesh(
+    config: c.TransformerConfig, chip: Chip, work: Work, *, devices: int | None = None
+) -> dict[str, int]:
+    """The smallest mesh of `data`, `fsdp` and `tensor` on which a model has room.
+
+    Args:
+        config: The model.
+        chip: What the devices are.
+        work: What they do.
+        devices: How many there are; None looks for the fewest.
+
+    Returns:
+        Of several meshes of as many devices that of the highest utilisation; where none has room,
+        that which needs the least.
+
+    Raises:
+        ValueError: No mesh fits the model and the batch at all.
+    """
+    possible: list[tuple[int, dict[str, int]]] = []
+    for sizes in _meshes(chip, devices):
+        try:
+            needed = memory(config, sizes, **work.on(sizes), optimizer=work.optimizer).total
+        except ValueError:
+            continue
+        possible.append((needed, sizes))
+    if not possible:
+        count = "any number of" if devices is None else f"{devices}"
+        raise ValueError(
+            f"No mesh of {count} devices along data, fsdp and tensor fits the model and a batch of "
+            f"{work.batch_size} rows of {work.length} tokens in {work.accumulation} parts."
+        )
+    with_room = [sizes for needed, sizes in possible if needed <= ROOM * chip.memory]
+    if not with_room:
+        return min(possible, key=lambda pair: pair[0])[1]
+    fewest = min(math.prod(sizes.values()) for sizes in with_room)
+    small = [sizes for sizes in with_room if math.prod(sizes.values()) == fewest]
+    return max(small, key=lambda sizes: plan(config, sizes, chip, work).utilisation)
+
+
+def filled(config: c.TransformerConfig, sizes: Mapping[str, int], chip: Chip, work: Work) -> Work:
+    """With as many rows a device as have room, a power of two, up to `TOKENS` in the batch."""
+    while work.rows(sizes) * 2 * work.length <= TOKENS:
+        more = replace(work, batch_size=2 * work.rows(sizes))
+        needed = memory(config, sizes, **more.on(sizes), optimizer=work.optimizer).total
+        if needed > ROOM * chip.memory:
+            break
+        work = more
+    return work
+
+
+def _meshes(chip: Chip, devices: int | None) -> Iterator[dict[str, int]]:
+    tensor = 1
+    while tensor <= min(chip.domain, 8):
+        fsdp = 1
+        while tensor * fsdp <= (devices or LARGEST):
+            data, rest = divmod(devices or tensor * fsdp, tensor * fsdp)
+            if not rest:
+                yield {"data": data, "fsdp": fsdp, "tensor": tensor}
+            fsdp *= 2
+        tensor *= 2
+
+
+def changes(config: c.TransformerConfig, before: Plan) -> Iterator[tuple[str, Plan]]:
+    """What could be changed for a device to have room, each on its own: as flags, with its plan."""
+    work, sizes = before.work, before.sizes
+    others: list[tuple[str, dict[str, int], Work]] = []
+    if work.remat != "full":
+        others.append(("--remat full", sizes, replace(work, remat="full")))
+    for parts in DOUBLINGS:
+        more = work.accumulation * parts
+        others.append((f"--accumulation {more}", sizes, replace(work, accumulation=more)))
+    for axis in ("fsdp", "tensor", "context"):
+        for times in DOUBLINGS:
+            size = sizes[axis] * times
+            if axis != "tensor" or size <= before.chip.domain:
+                others.append((f"--mesh.{axis} {size}", {**sizes, axis: size}, work))
+    if work.optimizer == "adamw":
+        others.append(("--optimizer lion", sizes, replace(work, optimizer="lion")))
+    for flags, other, changed in others:
+        try:
+            yield flags, plan(config, other, before.chip, changed)
+        except ValueError:
+            continue

@@ -1,0 +1,197 @@
+"""A plan as plain text, for a terminal of 120 columns."""
+
+import textwrap
+from collections.abc import Iterator
+from dataclasses import replace
+
+from jaxformer import config as c
+from jaxformer import costs
+from jaxformer.parallel.mesh import AXES
+from jaxformer.parallel.plan import ROOM, Plan, Sending, changes, plan, sensible_mesh
+
+WIDTH = 118
+SMALL = 10**6  # bytes; messages of less have a line together
+COLUMNS = (
+    *(("messages", 15), ("along", 14), ("devices", 9), ("of what", 38), ("times", 10)),
+    *(("payload", 12), ("over", 9), ("time", 10)),
+)
+
+
+def shown(name: str, config: c.TransformerConfig, found: Plan) -> str:
+    """Memory, messages and time of one update."""
+    title = f"{name} on {found.devices:,} x {found.chip.name}: {_mesh(found)}"
+    parts = [
+        f"{title}\n{'=' * len(title)}",
+        _work(config, found),
+        _memory(found),
+        _messages(found),
+        _time(found),
+    ]
+    if not found.fits:
+        parts.append(_remedies(config, found))
+    return "\n\n".join(parts)
+
+
+def _mesh(found: Plan) -> str:
+    several = [f"{axis} {found.sizes[axis]:,}" for axis in AXES if found.sizes[axis] > 1]
+    return " x ".join(several or ["one device"])
+
+
+def _work(config: c.TransformerConfig, found: Plan) -> str:
+    work, total = found.work, costs.parameters(config)
+    rows = found.rows
+    source = f" and sources of {work.source_length:,}" if work.source_length else ""
+    batch = f"{rows:,} row{'s' * (rows > 1)}"
+    parts = f" in {work.accumulation:,} parts" if work.accumulation > 1 else ""
+    return (
+        f"{total:,} parameters; an update of {batch} of {work.length:,} tokens{source}"
+        f"{parts}, {rows * work.length:,} tokens;\n"
+        f"{work.dtype}, remat {work.remat}, {work.optimizer}"
+    )
+
+
+def _memory(found: Plan) -> str:
+    words = {
+        "parameters": "parameters",
+        "optimizer": "the optimizer's state",
+        "gradients": "gradients",
+        "kernels": "kernels put together for use",
+        "activations": "activations, about",
+        "logits": "logits and their gradient",
+    }
+    lines = [f"{'memory of a device':40}{'GB':>8}", "-" * 48]
+    lines += [
+        f"{words[field]:40}{_giga(size)}" for field, size in found.memory._asdict().items() if size
+    ]
+    total = found.memory.total
+    verdict = "fits" if found.fits else f"does not fit into {ROOM:.0%} of it"
+    lines.append(f"{'together':40}{_giga(total)} of {found.chip.memory / 1e9:,.0f} GB; {verdict}")
+    return "\n".join(lines)
+
+
+def _messages(found: Plan) -> str:
+    heading = "".join(title.ljust(width) for title, width in COLUMNS).rstrip()
+    if not found.sendings:
+        return "One device says nothing."
+    order = sorted(found.sendings, key=lambda s: -s.messages.bytes)
+    large = [s for s in order if s.messages.bytes >= SMALL]
+    lines = [heading, "-" * WIDTH, *map(_sending, large)]
+    if rest := order[len(large) :]:
+        times, size = (sum(getattr(s.messages, n) for s in rest) for n in ("times", "bytes"))
+        lines.append(f"and {times:,} small ones, {_bytes(size)} in all")
+    return "\n".join(lines)
+
+
+def _sending(sending: Sending) -> str:
+    m = sending.messages
+    values = (
+        m.kind,
+        m.axis,
+        f"{m.devices:,}",
+        m.what,
+        f"{m.times:,}",
+        _bytes(m.bytes),
+        sending.over,
+        "not known" if sending.seconds is None else _seconds(sending.seconds),
+    )
+    cells = [value.ljust(width) for value, (_, width) in zip(values, COLUMNS, strict=True)]
+    return "".join(cells).rstrip()
+
+
+def _time(found: Plan) -> str:
+    hidden, waited = found.sending(hidden=True), found.sending(hidden=False)
+    spent = found.computed / found.flops
+    again = "" if spent == 1 else f", with what is computed again or for nothing ({spent:.2f} x)"
+    lines = [
+        f"{'time of an update':40}",
+        "-" * 48,
+        f"{'products at ' + _flops(found.chip.peak_flops):40}{_seconds(found.computing)}{again}",
+        f"{'kernels of layers, behind the products':40}{_seconds(hidden)}",
+        f"{'other messages, waited for':40}{_seconds(waited)}",
+        f"{'parameters and state, read and written':40}{_seconds(found.updating)}",
+        f"{'together':40}{_seconds(found.seconds)}",
+        f"{'utilisation':40}{found.utilisation:.0%} at most; {_bottleneck(found)}",
+    ]
+    closing = (
+        f"{_flops(found.flops, 'FLOP')} of the model an update, "
+        f"{found.work.length * found.rows / found.seconds:,.0f} tokens a second. "
+        "Assumed: products run at the published peak of bfloat16, messages at the published speed; "
+        "kernels are gathered and their gradients scattered while other layers are computed; "
+        "nothing else takes time. What is reached is less."
+    )
+    unknown = [s for s in found.sendings if s.seconds is None]
+    if unknown:
+        size = sum(s.messages.sent for s in unknown)
+        closing += (
+            f" How fast the {unknown[0].over} of a {found.chip.name} is is not in our table, so "
+            f"{_bytes(size)} that a device sends over it are not in this sum."
+        )
+    return "\n".join([*lines, "", textwrap.fill(closing, WIDTH)])
+
+
+def _bottleneck(found: Plan) -> str:
+    """What takes the largest part of the time."""
+    waiting: dict[str, float] = {}
+    for s in found.sendings:
+        if not s.hidden:
+            waiting[s.messages.axis] = waiting.get(s.messages.axis, 0.0) + (s.seconds or 0.0)
+    parts = {f"messages along {axis}": seconds for axis, seconds in waiting.items()}
+    parts["products"] = found.computing
+    parts["gathering kernels along fsdp"] = found.sending(hidden=True)
+    parts["reading and writing parameters and state"] = found.updating
+    return f"most of the time goes to {max(parts, key=lambda part: parts[part])}"
+
+
+def _remedies(config: c.TransformerConfig, found: Plan) -> str:
+    """What would make it fit, or else which mesh does."""
+    lines = list(_helpful(config, found))
+    if lines:
+        return "\n".join(["It would fit with one of", *lines])
+    for work in (found.work, replace(found.work, remat="full")):
+        other = plan(config, sensible_mesh(config, found.chip, work), found.chip, work)
+        if other.fits:
+            break
+    flags = [f"--mesh.{axis} {n}" for axis, n in other.sizes.items() if n > 1]
+    flags += ["--remat full"] if work != found.work else []
+    heading = "It would fit with" if other.fits else "The nearest to it is"
+    return f"No one change suffices. {heading}\n{_remedy(' '.join(flags), other)}"
+
+
+def _helpful(config: c.TransformerConfig, found: Plan) -> Iterator[str]:
+    seen: set[str] = set()
+    for flags, other in changes(config, found):
+        kind = flags.split()[0]
+        if other.fits and kind not in seen:
+            seen.add(kind)
+            yield _remedy(flags, other)
+
+
+def _remedy(flags: str, other: Plan) -> str:
+    return (
+        f"  {flags:36}{_giga(other.memory.total)} GB, {other.devices:,} devices, utilisation "
+        f"{other.utilisation:.0%} at most"
+    )
+
+
+def _giga(size: int) -> str:
+    return f"{size / 1e9:8,.2f}"
+
+
+def _bytes(size: int | float) -> str:
+    return _unit(size, ("B", "kB", "MB", "GB", "TB", "PB"))
+
+
+def _flops(number: float, unit: str = "FLOP/s") -> str:
+    return _unit(number, tuple(f"{letter}{unit}" for letter in (" ", "k", "M", "G", "T", "P", "E")))
+
+
+def _seconds(seconds: float) -> str:
+    return _unit(1e9 * seconds, ("ns", "us", "ms", "s")) if seconds < 1 else f"{seconds:,.2f} s"
+
+
+def _unit(number: int | float, units: tuple[str, ...]) -> str:
+    """Three digits or so, in the largest unit of which there is one."""
+    power = max(i for i in range(len(units)) if number >= 1000**i or i == 0)
+    scaled = number / 1000**power
+    digits = 0 if scaled >= 100 or power == 0 else 1 if scaled >= 10 else 2
+    return f"{scaled:,.{digits}f} {units[power]}"

@@ -1,0 +1,286 @@
+import math
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from jaxformer import costs, zoo
+from jaxformer.parallel import __main__ as command
+from jaxformer.parallel import tables
+from jaxformer.parallel.chips import CHIPS, chip_of, get_chip
+from jaxformer.parallel.plan import ROOM, Work, changes, filled, plan, sensible_mesh
+
+LLAMA = zoo.get("llama-2-70b")
+H100 = get_chip("h100")
+
+
+def run(capsys, *arguments):
+    command.main(["plan", *arguments])
+    return capsys.readouterr().out
+
+
+# Chips
+
+
+def test_names_of_chips_are_one_each_and_figures_have_their_units():
+    assert len({chip.name for chip in CHIPS}) == len(CHIPS)
+    for chip in CHIPS:
+        assert 50e12 < chip.peak_flops < 1e15 and 10e9 < chip.memory < 200e9
+        assert 100e9 < chip.bandwidth < 10e12
+        assert (chip.domain == 1) == (chip.link is None)
+        assert chip.network is None or chip.network < (chip.link or 0)
+
+
+@pytest.mark.parametrize(
+    "kind, name",
+    [
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA A100-SXM4-40GB", "a100-40gb"),
+        ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("NVIDIA A100 80GB PCIe", "a100-pcie"),
+        ("NVIDIA A100-PCIE-40GB", "a100-pcie-40gb"),
+        ("TPU v5 lite", "tpu-v5e"),
+        ("TPU v5", "tpu-v5p"),
+    ],
+)
+def test_chips_by_the_kind_of_a_device(kind, name):
+    assert chip_of(kind) is get_chip(name)
+
+
+def test_an_unknown_chip_is_refused():
+    message = r"no chip 'H100 SXM'\. Similar: .*h100.* There are h200-nvl, h200, h100-pcie"
+    with pytest.raises(ValueError, match=message):
+        get_chip("H100 SXM")
+
+
+# The roofline
+
+
+def test_time_by_hand():
+    """Llama 2 70B on 2 x 8 x 4 chips of which everything is worked out here."""
+    chip = replace(H100, peak_flops=1e15, bandwidth=1e12, domain=8, link=4e11, network=5e10)
+    work = Work(batch_size=32, length=2048, remat="full")
+    found = plan(LLAMA, dict(data=2, fsdp=8, tensor=4), chip, work)
+    forward = 32 * costs.forward_flops(LLAMA, 2048)
+    assert found.devices == 64 and found.rows == 32
+    assert found.flops == 3 * forward and found.computed == 4 * forward
+    assert found.computing == 4 * forward / 64e15
+    times = {
+        (s.messages.kind, s.messages.axis, s.messages.what): (s.over, s.seconds, s.hidden)
+        for s in found.sendings
+    }
+    kernels = costs.parameters(LLAMA) - 2 * 32_000 * 8192 - 161 * 8192
+    sums = 80 * 5 * 2 * 2048 * 8192 * 4
+    # Four neighbours of eight share links; of fsdp two are in a domain, each with its own network.
+    assert times["all_gather", "fsdp", "kernels of layers"] == (
+        "network",
+        pytest.approx(7 / 8 * 2 * kernels / 4 * 2 / (2 * 5e10)),
+        True,
+    )
+    assert times["all_reduce", "tensor", "sums of layers"] == (
+        "links",
+        pytest.approx(2 * 3 / 4 * sums / 4e11),
+        False,
+    )
+    copies = (costs.parameters(LLAMA) - 161 * 8192) / 32 * 4
+    assert times["all_reduce", "data", "gradients of copies"] == (
+        "network",
+        pytest.approx(copies / 5e10),
+        False,
+    )
+    m = found.memory
+    assert found.updating == (2 * (m.parameters + m.optimizer) + m.gradients) / 1e12
+    hidden, waited = found.sending(hidden=True), found.sending(hidden=False)
+    assert found.seconds == max(found.computing, hidden) + waited + found.updating
+    assert found.utilisation == found.flops / (found.seconds * 64e15)
+
+
+@pytest.mark.parametrize(
+    "sizes, axis, over, speed",
+    [
+        (dict(fsdp=8), "fsdp", "links", 450e9),
+        (dict(fsdp=16), "fsdp", "network", 8 * 50e9),
+        (dict(fsdp=2, tensor=8), "fsdp", "network", 50e9),
+        (dict(fsdp=8, tensor=2), "fsdp", "network", 4 * 50e9),
+        (dict(fsdp=64), "fsdp", "network", 8 * 50e9),
+        (dict(data=2, fsdp=2, tensor=2), "data", "links", 450e9),
+        (dict(data=2, tensor=8), "data", "network", 50e9),
+    ],
+    ids=lambda part: "-".join(f"{k}{v}" for k, v in part.items()) if isinstance(part, dict) else "",
+)
+def test_what_carries_messages(sizes, axis, over, speed):
+    """Links inside a domain of eight; beyond, each member in a domain has its own network."""
+    found = plan(LLAMA, sizes, H100, Work())
+    largest = max(
+        (s for s in found.sendings if s.messages.axis == axis), key=lambda s: s.messages.bytes
+    )
+    assert largest.over == over
+    assert largest.seconds == pytest.approx(largest.messages.sent / speed)
+
+
+def test_speeds_that_are_not_published_are_not_made_up():
+    found = plan(LLAMA, dict(fsdp=8), get_chip("l4"), Work())
+    assert {s.seconds for s in found.sendings} == {None}
+    assert found.sending(hidden=True) == found.sending(hidden=False) == 0
+    text = tables.shown("llama-2-70b", LLAMA, found)
+    sent = sum(s.messages.sent for s in found.sendings)
+    assert "not known" in text
+    assert f"so {sent / 1e9:,.0f} GB that a device sends" in " ".join(text.split())
+
+
+def test_experts_compute_on_empty_slots():
+    """Four devices have four times the room, and no token fewer."""
+    mixtral = zoo.get("mixtral-8x7b")
+    found = plan(mixtral, dict(expert=4), H100, Work(batch_size=4, remat="none"))
+    forward, experts = (4 * of(mixtral, 4096) for of in (costs.forward_flops, costs.expert_flops))
+    assert experts == 4 * 32 * 2 * 4096 * 3 * 4096 * 2 * 14_336
+    assert found.computed == 3 * (forward + 3 * experts)
+    assert plan(mixtral, dict(fsdp=4), H100, Work(batch_size=4, remat="none")).computed == (
+        3 * forward
+    )
+
+
+# Meshes that are looked for
+
+
+def test_the_smallest_mesh_with_room():
+    sizes = sensible_mesh(LLAMA, H100, Work())
+    devices = math.prod(sizes.values())
+    assert plan(LLAMA, sizes, H100, Work()).fits
+    half = sensible_mesh(LLAMA, H100, Work(), devices=devices // 2)
+    assert math.prod(half.values()) == devices // 2
+    assert not plan(LLAMA, half, H100, Work()).fits
+
+
+def test_of_meshes_as_large_the_fastest():
+    found = sensible_mesh(LLAMA, H100, Work(), devices=64)
+    best = plan(LLAMA, found, H100, Work()).utilisation
+    for tensor in (1, 2, 4, 8):
+        other = dict(fsdp=64 // tensor, tensor=tensor)
+        assert plan(LLAMA, other, H100, Work()).utilisation <= best
+
+
+def test_no_mesh():
+    with pytest.raises(ValueError, match="No mesh of 3 devices .* a batch of 7 rows of 4096 tok"):
+        sensible_mesh(LLAMA, H100, Work(batch_size=7), devices=3)
+
+
+def test_a_batch_is_filled_up_to_the_memory():
+    sizes = dict(data=1, fsdp=32, tensor=1)
+    work = filled(LLAMA, sizes, H100, Work())
+    assert work.batch_size % 32 == 0 and plan(LLAMA, sizes, H100, work).fits
+    more = replace(work, batch_size=2 * work.batch_size)
+    assert not plan(LLAMA, sizes, H100, more).fits
+    small = zoo.get("gpt-2-small")
+    assert filled(small, dict(data=4096), H100, Work(length=1024)).batch_size is None
+
+
+def test_what_would_make_it_fit():
+    before = plan(LLAMA, dict(fsdp=32), H100, Work(batch_size=64, remat="none"))
+    assert not before.fits
+    found = dict(changes(LLAMA, before))
+    assert {"--remat full", "--accumulation 2", "--mesh.fsdp 64", "--mesh.tensor 2"} < set(found)
+    assert "--mesh.fsdp 128" not in found, "64 rows are not a multiple of 128"
+    assert found["--remat full"].memory.total < before.memory.total
+    assert found["--mesh.tensor 2"].devices == 64
+    text = tables.shown("llama-2-70b", LLAMA, before)
+    listed = text.split("It would fit with one of\n")[1].splitlines()
+    assert all(found[line[2:38].strip()].fits for line in listed)
+
+
+def test_where_no_one_change_suffices():
+    found = plan(LLAMA, dict(fsdp=16), H100, Work(batch_size=64, remat="none"))
+    text = tables.shown("llama-2-70b", LLAMA, found)
+    assert "does not fit into 90% of it" in text and ROOM == 0.9
+    last = text.split("No one change suffices. It would fit with\n")[1]
+    assert "--mesh.fsdp" in last and "--remat full" in last
+    palm, small = zoo.get("palm-540b"), get_chip("tpu-v5e")
+    text = tables.shown("palm-540b", palm, plan(palm, dict(data=1), small, Work()))
+    assert "No one change suffices. The nearest to it is\n  --mesh.fsdp " in text
+
+
+# The command
+
+
+@pytest.mark.usefixtures("no_checks_of_annotations")
+@pytest.mark.parametrize("name", zoo.names())
+def test_every_preset_has_a_plan(name, capsys):
+    """On H100 as they are, and on a TPU; the largest need at most a few thousand devices."""
+    out = run(capsys, name)
+    assert out.startswith(f"{name} on ") and f"{costs.parameters(zoo.get(name)):,} param" in out
+    assert "GB; fits" in out and "utilisation" in out and "at most" in out
+    assert max(map(len, out.splitlines())) <= tables.WIDTH
+    shares = [line for line in out.splitlines() if line.startswith(("parameters  ", "together  "))]
+    parameters, total = (float(line[40:48].replace(",", "")) for line in shares[:2])
+    assert 0 < parameters < total < 80
+
+
+def test_a_mesh_on_the_command_line(capsys):
+    out = run(
+        capsys,
+        *("llama-3-70b", "--mesh.data", "8", "--mesh.fsdp", "16", "--mesh.tensor", "8"),
+        *("--batch-size", "512", "--length", "8192", "--accumulation", "2"),
+    )
+    assert out.startswith("llama-3-70b on 1,024 x h100: data 8 x fsdp 16 x tensor 8\n")
+    assert "512 rows of 8,192 tokens in 2 parts, 4,194,304 tokens;" in out
+    rows = [line.split("  ") for line in out.splitlines()]
+    assert sum(row[0] == "all_reduce" for row in rows) >= 3
+    layers = next(line for line in out.splitlines() if line.startswith("all_gather"))
+    assert layers.split()[:3] == ["all_gather", "fsdp", "16"]
+    assert f"{2 * 2 * 80 * 7:,}" in layers and "network" in layers
+
+
+def test_other_chips_kinds_and_sources(capsys):
+    out = run(capsys, "t5-11b", "--chip", "tpu-v5p", "--optimizer", "adafactor", "--devices", "8")
+    assert out.startswith("t5-11b on 8 x tpu-v5p: ") and "and sources of 4,096" in out
+    assert "bfloat16, remat full, adafactor" in out
+    out = run(capsys, "gpt-2-xl", "--dtype", "float32", "--remat", "none", "--mesh.data", "1")
+    assert "one device" in out and "rows of 1,024 tokens" in out and "float32, remat none" in out
+    assert "One device says nothing." in out
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["lama-3-70b"], "There is no preset 'lama-3-70b'. Similar: llama-3-70b"),
+        (["gpt-2-xl", "--mesh.tensor", "8"], "num_heads 25 is not divisible by tensor 8"),
+        (["llama-3-8b", "--chip", "h10"], "There is no chip 'h10'. Similar: h100"),
+        (
+            ["llama-3-8b", "--mesh.fsdp", "8", "--devices", "12"],
+            "The mesh fsdp 8 needs a multiple of 8 devices; there are 12.",
+        ),
+    ],
+    ids=["preset", "mesh", "chip", "devices"],
+)
+def test_mistakes_are_said(arguments, message):
+    with pytest.raises(SystemExit) as ended:
+        command.main(["plan", *arguments])
+    assert message in ended.value.code
+
+
+def test_there_is_one_command():
+    with pytest.raises(SystemExit) as ended:
+        command.main(["llama-3-70b"])
+    assert ended.value.code == (
+        "There is one command: python -m jaxformer.parallel plan NAME. --help says what it takes."
+    )
+
+
+def test_help(capsys):
+    with pytest.raises(SystemExit) as ended:
+        run(capsys, "--help")
+    out = capsys.readouterr().out
+    assert ended.value.code == 0
+    for flag in ("--mesh.fsdp", "--chip", "--batch-size", "--accumulation", "--optimizer"):
+        assert flag in out
+    assert "smallest mesh that has room" in " ".join(out.replace("│", " ").split())
+
+
+def test_no_device_is_asked_for():
+    code = (
+        "import jax; from jaxformer.parallel.__main__ import main; main(['plan', 'palm-540b']); "
+        "from jax._src import xla_bridge; print(dict(xla_bridge._backends))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("palm-540b on ") and done.stdout.endswith("\n{}\n")
