@@ -53,9 +53,9 @@ def traffic(
 ) -> tuple[Collective, ...]:
     """The collectives of one update, and their bytes, without a device.
 
-    With A parts, each of t tokens on a device (s of a source), of models of width D and L layers;
-    w bytes a number in the computation; P numbers of a kernel that a device computes with, which
-    is its share along `tensor` and `expert`; K heads of keys and values of width H on a device; E
+    With A parts, each of t tokens on a device (s of a source), T a row; width D and L layers;
+    w bytes a number in the computation (kernels of routers and of Transformer-XL's distances: 4);
+    P numbers of a kernel that a device computes with, its share along `tensor` and `expert`; K heads of keys and values of width H on a device; E
     experts, of which a token goes to k; G numbers of a gradient that a device keeps:
 
         fsdp     gather    A * 2 * P * w      kernels of layers, again in the backward pass
@@ -70,13 +70,15 @@ def traffic(
                            A * G * 4                  of what all heads share
                            A * L * 2 * (t + t) * 4    norms over all heads: root mean squares
         context  permute   A * L * 2 * (context - 1) * 2 * t * K * H * w    keys and values
-                 gather    A * 2 * t * context * 4                          positions, segments
+                 gather    A * 2 * t * context * 4    positions and segments; of two stacks
+                                                      A * (T + 2 * s * context) * 4, or 1 for 2
+                                                      where no encoder asks for positions
         expert   exchange  A * L * 2 * 2 * expert * t * k * D * w    there and back, both ways
                            A * L * E * 4                             how many tokens come
         rows and context
                  sum       G * 4    gradients of what devices have copies of, once for all parts
                            A * L * (2 E + 2) * 4    load of experts
-                           4 + A * 4                number of tokens, loss
+                           4 + A * 4                number of tokens, loss (twice with experts)
         each     sum       2 * 4    of each gradient that is shared out: squares, for two norms
 
     Parallel branches are added up once (b = 1) unless each is normalised after. Cross-attention is
