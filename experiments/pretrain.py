@@ -110,6 +110,7 @@ def print_estimate(run: Pretrain, mesh: Mesh) -> None:
         accumulation=run.accumulation,
         remat=run.remat,
         dtype=run.dtype,
+        expert_room=run.expert_room,
         optimizer=type(run.optimizer.optimizer).__name__.lower(),
     )
     parts = ", ".join(f"{name} {size / 2**20:.0f}" for name, size in needed._asdict().items())

@@ -141,7 +141,7 @@ def activation_bytes(
     bytes_per_number: int = 4,
     tensor: int = 1,
     context: int = 1,
-    expert: int = 1,
+    expert: float = 1.0,
 ) -> int:
     """Bytes that a device keeps of the forward pass for the backward pass: an estimate.
 
@@ -150,8 +150,7 @@ def activation_bytes(
     the activation and the softmax need, and the T probabilities of each head. The backward pass
     works on one layer at a time, all of whose values are there while it does, whatever was kept.
     Devices along `tensor` divide what has heads or hidden width, those along `context` the tokens;
-    there each keeps the keys and values of all instead of probabilities. Along `expert` each has
-    room for the tokens of all.
+    there each keeps the keys and values of all instead of probabilities.
 
     Args:
         config: The model.
@@ -162,7 +161,7 @@ def activation_bytes(
         bytes_per_number: 4 for float32 computation, 2 for bfloat16.
         tensor: Devices that share heads, hidden width and vocabulary.
         context: Devices that share each sequence.
-        expert: Devices that share the experts.
+        expert: Rows for which experts have room, for each row that is sent to them.
 
     Returns:
         Bytes of the layers, with `logit_bytes`. The compiler may keep less (it fuses) or more
@@ -193,7 +192,7 @@ def logit_bytes(config: c.TransformerConfig, tokens: int, *, tensor: int = 1) ->
 
 
 def _kept_per_token(
-    config: c.TransformerConfig, choice: c.LayerChoice, length: int, remat: str, *devices: int
+    config: c.TransformerConfig, choice: c.LayerChoice, length: int, remat: str, *devices: float
 ) -> float:
     tensor, context, expert = devices
     a, d = config.attention, config.model_dim

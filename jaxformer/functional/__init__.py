@@ -32,6 +32,7 @@ from jaxformer.functional.experts import Routing as Routing
 from jaxformer.functional.experts import grouped_linear as grouped_linear
 from jaxformer.functional.experts import load_balance_loss as load_balance_loss
 from jaxformer.functional.experts import mix_experts as mix_experts
+from jaxformer.functional.experts import room_for as room_for
 from jaxformer.functional.experts import route as route
 from jaxformer.functional.experts import router_totals as router_totals
 from jaxformer.functional.experts import router_z_loss as router_z_loss

@@ -168,6 +168,11 @@ def mix_experts(
     return jnp.sum(weighted, axis=-2).astype(x.dtype)
 
 
+def room_for(rows: int, devices: int, share: float | None) -> int:
+    """How many of a device's rows another device has room for, as `mix_experts` has it."""
+    return rows if share is None else min(rows, math.ceil(share * rows / devices))
+
+
 def _at_their_devices(
     rows: Float[Array, "R D"],
     sizes: Int[Array, " E"],
@@ -177,7 +182,7 @@ def _at_their_devices(
 ) -> Float[Array, "R D"]:
     """What experts on all devices make of rows that are sorted by expert; 0 without room."""
     devices, count = jax.lax.axis_size(axis_name), rows.shape[0]
-    room = count if share is None else min(count, math.ceil(share * count / devices))
+    room = room_for(count, devices, share)
     by_device = sizes.reshape(devices, -1)  # [to, expert]
     counts = jnp.sum(by_device, axis=-1)
     starts = jnp.cumsum(counts) - counts

@@ -36,6 +36,8 @@ class Question:
         accumulation: In how many parts a device works through its rows.
         remat: What the backward pass recomputes.
         dtype: Of the computation.
+        expert_room: Rows that a device has room for from each other one on the way to experts, as
+            a multiple of an even share; None has room for all.
         optimizer: Which kind.
     """
 
@@ -49,6 +51,7 @@ class Question:
     accumulation: int = 1
     remat: Remat = "full"
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    expert_room: float | None = None
     optimizer: OptimizerKind = "adamw"
 
 
@@ -82,6 +85,7 @@ def answer(question: Question) -> str:
         accumulation=question.accumulation,
         remat=question.remat,
         dtype=question.dtype,
+        expert_room=question.expert_room,
         optimizer=question.optimizer,
     )
     sizes = mesh_of(question, config, chip, work)

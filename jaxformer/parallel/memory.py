@@ -43,6 +43,7 @@ def memory(
     accumulation: int = 1,
     remat: str = "none",
     dtype: DTypeLike = "float32",
+    expert_room: float | None = None,
     optimizer: str = "adamw",
 ) -> Memory:
     """What one device needs room for in training.
@@ -66,6 +67,7 @@ def memory(
         accumulation: In how many parts a device works through its rows.
         remat: As in `layers.Mode`.
         dtype: Of the computation.
+        expert_room: As `room` of `F.mix_experts`.
         optimizer: Which kind.
 
     Returns:
@@ -94,7 +96,7 @@ def memory(
         bytes_per_number=narrow,
         tensor=tensor,
         context=context,
-        expert=n["expert"],
+        expert=slots(n["expert"], expert_room),
     )
     shares = [(leaf, _share(leaf, n)) for leaf in leaves(config)]
     parameters = sum(share for _, share in shares)
@@ -106,6 +108,11 @@ def memory(
         activations=activations - logits,
         logits=logits,
     )
+
+
+def slots(devices: int, expert_room: float | None) -> float:
+    """For how many rows experts on several devices have room, for each row that is sent."""
+    return float(devices if expert_room is None else min(devices, expert_room))
 
 
 def _share(leaf: Leaf, n: Mapping[str, int]) -> int:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple
 
 from jaxformer import config as c
+from jaxformer import functional as F
 from jaxformer.layers.block import adds_up_once
 from jaxformer.parallel.mesh import token_axes
 from jaxformer.parallel.placement import Leaf, leaves
@@ -41,6 +42,7 @@ class Part(NamedTuple):
     source_length: int
     narrow: int  # bytes of a number in the computation
     remat: str
+    expert_room: float | None
 
 
 def of_update(config: c.TransformerConfig, part: Part) -> Iterator[Message]:
@@ -193,7 +195,8 @@ def _experts(
 ) -> Iterator[Message]:
     """Tokens to their experts and back, and what routers say of their load."""
     passes = 2 if part.remat == "none" else 3
-    slots = part.n["expert"] * tokens * choice.top_k
+    devices = part.n["expert"]
+    slots = devices * F.room_for(tokens * choice.top_k, devices, part.expert_room)
     size = 2 * passes * slots * config.model_dim * part.narrow
     yield Message("all_to_all", EXPERT, "tokens to experts and back", 2 * passes, size)
     size = (passes - 1) * choice.num_experts * WIDE

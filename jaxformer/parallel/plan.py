@@ -9,7 +9,7 @@ from jaxformer import config as c
 from jaxformer import costs
 from jaxformer.layers.mode import Remat
 from jaxformer.parallel.chips import Chip
-from jaxformer.parallel.memory import Memory, OptimizerKind, memory
+from jaxformer.parallel.memory import Memory, OptimizerKind, memory, slots
 from jaxformer.parallel.mesh import AXES, ROWS
 from jaxformer.parallel.traffic import Collective, traffic
 
@@ -32,6 +32,7 @@ class Work:
         accumulation: In how many parts a device works through its rows.
         remat: What the backward pass recomputes: "none", "dots" or "full".
         dtype: Of the computation.
+        expert_room: As `room` of `F.mix_experts`.
         optimizer: What it keeps of each parameter.
     """
 
@@ -41,6 +42,7 @@ class Work:
     accumulation: int = 1
     remat: Remat = "full"
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    expert_room: float | None = None
     optimizer: OptimizerKind = "adamw"
 
     def rows(self, sizes: Mapping[str, int]) -> int:
@@ -50,7 +52,7 @@ class Work:
 
     def on(self, sizes: Mapping[str, int]) -> dict[str, Any]:
         """What `traffic` wants to know."""
-        names = ("length", "source_length", "accumulation", "remat", "dtype")
+        names = ("length", "source_length", "accumulation", "remat", "dtype", "expert_room")
         return {"batch_size": self.rows(sizes)} | {name: getattr(self, name) for name in names}
 
 
@@ -164,7 +166,8 @@ def plan(config: c.TransformerConfig, sizes: Mapping[str, int], chip: Chip, work
         seconds = None if speed is None else messages.sent / speed
         sendings.append(Sending(messages, over, seconds, messages.what in HIDDEN))
     forward = rows * costs.forward_flops(config, work.length, work.source_length)
-    empty = rows * costs.expert_flops(config, work.length, work.source_length) * (n["expert"] - 1)
+    experts = rows * costs.expert_flops(config, work.length, work.source_length)
+    empty = experts * (slots(n["expert"], work.expert_room) - 1)
     passes = costs.TRAINING_FACTOR + (work.remat == "full")
     return Plan(
         sizes=n,

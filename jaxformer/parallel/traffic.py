@@ -50,13 +50,15 @@ def traffic(
     accumulation: int = 1,
     remat: str = "none",
     dtype: DTypeLike = "float32",
+    expert_room: float | None = None,
 ) -> tuple[Collective, ...]:
     """The collectives of one update, and their bytes, without a device.
 
     With A parts, each of t tokens on a device (s of a source), T a row; width D and L layers;
     w bytes a number in the computation (kernels of routers and of Transformer-XL's distances: 4);
-    P numbers of a kernel that a device computes with, its share along `tensor` and `expert`; K heads of keys and values of width H on a device; E
-    experts, of which a token goes to k; G numbers of a gradient that a device keeps:
+    P numbers of a kernel that a device computes with, its share along `tensor` and `expert`; K
+    heads of keys and values of width H on a device; E experts, of which a token goes to k, with
+    room for r of the t * k rows from each device; G numbers of a gradient that a device keeps:
 
         fsdp     gather    A * 2 * P * w      kernels of layers, again in the backward pass
                            P * w              embedding and head, once for all parts
@@ -73,7 +75,7 @@ def traffic(
                  gather    A * 2 * t * context * 4    positions and segments; of two stacks
                                                       A * (T + 2 * s * context) * 4, or 1 for 2
                                                       where no encoder asks for positions
-        expert   exchange  A * L * 2 * 2 * expert * t * k * D * w    there and back, both ways
+        expert   exchange  A * L * 2 * 2 * expert * r * D * w        there and back, both ways
                            A * L * E * 4                             how many tokens come
         rows and context
                  sum       G * 4    gradients of what devices have copies of, once for all parts
@@ -100,6 +102,7 @@ def traffic(
         accumulation: In how many parts a device works through its rows.
         remat: As in `layers.Mode`.
         dtype: Of the computation.
+        expert_room: As `room` of `F.mix_experts`.
 
     Returns:
         One entry for each kind, axis and purpose; none for axes of one device.
@@ -126,6 +129,7 @@ def traffic(
         source_length=source_length,
         narrow=jnp.dtype(dtype).itemsize,
         remat=remat,
+        expert_room=expert_room,
     )
     found: dict[tuple[Kind, tuple[str, ...], str], list[int]] = defaultdict(lambda: [0, 0])
     for times, messages in ((accumulation, of_part(config, part)), (1, of_update(config, part))):

@@ -26,12 +26,12 @@ def model(name):
     return OURS.get(name) or zoo.get(name).tiny()
 
 
-def update(config, sizes, *, accumulation=1, remat="none", dtype="float32"):
+def update(config, sizes, *, accumulation=1, remat="none", dtype="float32", expert_room=None):
     """The train step on a mesh, lowered, and the sizes of all axes that the mesh has."""
     mesh = make_mesh(MeshConfig(**sizes), jax.devices()[: math.prod(sizes.values())])
     schedule = OptimizerConfig(schedule=Constant(peak=1e-3))
     optimizer = make_optimizer(schedule, 1)
-    spread = Transformer(config, dtype=jnp.dtype(dtype), remat=remat)
+    spread = Transformer(config, dtype=jnp.dtype(dtype), remat=remat, expert_room=expert_room)
     program = step.make_update(spread, optimizer, mesh, accumulation=accumulation)
     kind = PairBatch if isinstance(config.topology, EncoderDecoder) else Batch
     where = NamedSharding(mesh, batch_spec(mesh.shape))
@@ -67,6 +67,7 @@ CASES = [
     ("llama-2-70b", dict(data=2, tensor=4), dict(remat="full", accumulation=2)),  # shared heads
     ("mixtral-8x7b", dict(fsdp=2, expert=2, tensor=2), {}),
     ("mixtral-8x7b", dict(data=2, expert=2, context=2), dict(remat="dots", accumulation=2)),
+    ("mixtral-8x7b", dict(data=2, expert=4), dict(expert_room=1.3)),
     ("transformer-base", dict(fsdp=2, context=2, tensor=2), {}),
     ("t5-small", dict(data=2, fsdp=2, tensor=2), dict(remat="full", accumulation=2)),
     ("gpt-j-6b", dict(fsdp=2, tensor=4), {}),  # parallel branches that share a norm
