@@ -55,8 +55,9 @@ def traffic(
 
     With A parts, each of t tokens on a device (s of a source), T a row; width D and L layers;
     w bytes a number in the computation (kernels of routers and of Transformer-XL's distances: 4);
-    P numbers of a kernel that a device computes with, its share along `tensor` and `expert`; K heads of keys and values of width H on a device; E
-    experts, of which a token goes to k; G numbers of a gradient that a device keeps:
+    P numbers of a kernel that a device computes with, its share along `tensor` and `expert`; K
+    heads of keys and values of width H on a device; E experts, of which a token goes to k; G
+    numbers of a gradient that a device keeps:
 
         fsdp     gather    A * 2 * P * w      kernels of layers, again in the backward pass
                            P * w              embedding and head, once for all parts
