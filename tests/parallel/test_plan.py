@@ -107,7 +107,7 @@ def test_time_by_hand():
         (dict(data=2, fsdp=2, tensor=2), "data", "links", 450e9),
         (dict(data=2, tensor=8), "data", "network", 50e9),
     ],
-    ids=lambda part: "-".join(f"{k}{v}" for k, v in part.items()) if isinstance(part, dict) else None,
+    ids=lambda part: "-".join(map(str, part)) if isinstance(part, dict) else None,
 )
 def test_what_carries_messages(sizes, axis, over, speed):
     """Links inside a domain of eight; beyond, each member in a domain has its own network."""
