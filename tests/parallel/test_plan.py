@@ -272,6 +272,7 @@ def test_help(capsys):
         run(capsys, "--help")
     out = capsys.readouterr().out
     assert ended.value.code == 0
+    assert command.SUMMARY in out and "Attributes" not in out
     for flag in ("--mesh.fsdp", "--chip", "--batch-size", "--accumulation", "--optimizer"):
         assert flag in out
     assert "smallest mesh that has room" in " ".join(out.replace("│", " ").split())
