@@ -92,16 +92,11 @@ def forward_flops(config: c.TransformerConfig, length: int, source_length: int =
 
 def expert_flops(config: c.TransformerConfig, length: int, source_length: int = 0) -> int:
     """Those of `forward_flops` that experts spend on the tokens sent to them."""
-    encoder, total = config.encoder, 0
-    for stack, count, tokens in (
-        (config, config.num_layers, length),
-        (encoder, _encoder_layers(config), source_length),
-    ):
-        for choice in (stack.layer(i).feed_forward for i in range(count)):
-            hidden, into = _hidden(choice)
-            routed = isinstance(choice, c.Experts)
-            total += routed * 2 * tokens * (into + 1) * config.model_dim * hidden
-    return total
+    layers = [(config.layer(i).feed_forward, length) for i in range(config.num_layers)]
+    own = map(config.encoder.layer, range(_encoder_layers(config)))
+    layers += [(layer.feed_forward, source_length) for layer in own]
+    mixtures = [(*_hidden(x), tokens) for x, tokens in layers if isinstance(x, c.Experts)]
+    return sum(2 * n * (into + 1) * config.model_dim * hidden for hidden, into, n in mixtures)
 
 
 def training_flops_per_token(config: c.TransformerConfig, length: int) -> float:

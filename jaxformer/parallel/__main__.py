@@ -17,12 +17,13 @@ from jaxformer.parallel.mesh import MeshConfig
 from jaxformer.parallel.plan import Work, filled, plan, sensible_mesh
 
 COMMAND = "python -m jaxformer.parallel plan"
+SUMMARY = "Memory, messages and time of one update of a preset, without a device."
 LENGTH = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """Memory, messages and time of one update of a preset, without a device.
+    """What to plan.
 
     Attributes:
         name: A preset, such as llama-3-70b; `python -m jaxformer.zoo --list` names all.
@@ -62,7 +63,7 @@ def main(arguments: list[str] | None = None) -> None:
         arguments = arguments[1:]
     elif arguments[:1] not in (["-h"], ["--help"]):
         sys.exit(f"There is one command: {COMMAND} NAME. --help says what it takes.")
-    question = tyro.cli(Question, args=arguments, prog=COMMAND, description=Question.__doc__)
+    question = tyro.cli(Question, args=arguments, prog=COMMAND, description=SUMMARY)
     try:
         print(answer(question))
     except ValueError as error:

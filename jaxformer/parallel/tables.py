@@ -103,7 +103,7 @@ def _time(found: Plan) -> str:
     spent = found.computed / found.flops
     again = "" if spent == 1 else f", with what is computed again or for nothing ({spent:.2f} x)"
     lines = [
-        f"{'time of an update':40}",
+        "time of an update",
         "-" * 48,
         f"{'products at ' + _flops(found.chip.peak_flops):40}{_seconds(found.computing)}{again}",
         f"{'kernels of layers, behind the products':40}{_seconds(hidden)}",

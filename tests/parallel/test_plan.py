@@ -107,7 +107,7 @@ def test_time_by_hand():
         (dict(data=2, fsdp=2, tensor=2), "data", "links", 450e9),
         (dict(data=2, tensor=8), "data", "network", 50e9),
     ],
-    ids=lambda part: "-".join(f"{k}{v}" for k, v in part.items()) if isinstance(part, dict) else "",
+    ids=lambda part: "-".join(map(str, part)) if isinstance(part, dict) else None,
 )
 def test_what_carries_messages(sizes, axis, over, speed):
     """Links inside a domain of eight; beyond, each member in a domain has its own network."""
@@ -272,6 +272,7 @@ def test_help(capsys):
         run(capsys, "--help")
     out = capsys.readouterr().out
     assert ended.value.code == 0
+    assert command.SUMMARY in out and "Attributes" not in out
     for flag in ("--mesh.fsdp", "--chip", "--batch-size", "--accumulation", "--optimizer"):
         assert flag in out
     assert "smallest mesh that has room" in " ".join(out.replace("│", " ").split())
