@@ -52,7 +52,7 @@ def differences(
 
 def checksums(arrays: Mapping[str, Array]) -> dict[str, int]:
     """Sum of the words of each array, modulo 2 ** 32: any one changed bit changes it."""
-    paths, sums = list(arrays), {}
+    paths, sums = list(arrays), dict[str, Any]()
     for first in range(0, len(paths), AT_ONCE):
         some = {path: sum_of_words(arrays[path]) for path in paths[first : first + AT_ONCE]}
         sums |= jax.device_get(some)
