@@ -1,11 +1,11 @@
 """One program on many devices: the mesh, where arrays go, and what that costs."""
 
+from jaxformer.parallel.endings import last_words as last_words
 from jaxformer.parallel.hosts import Hosts as Hosts
 from jaxformer.parallel.hosts import first_decides as first_decides
 from jaxformer.parallel.hosts import is_first as is_first
 from jaxformer.parallel.hosts import join as join
 from jaxformer.parallel.hosts import refuse_differences as refuse_differences
-from jaxformer.parallel.last_words import last_words as last_words
 from jaxformer.parallel.mesh import MeshConfig as MeshConfig
 from jaxformer.parallel.mesh import axes_of as axes_of
 from jaxformer.parallel.mesh import check_fits as check_fits

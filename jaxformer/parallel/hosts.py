@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxformer.parallel.last_words import last_words
+from jaxformer.parallel.endings import last_words
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +102,9 @@ def refuse_differences(said: Mapping[str, Any]) -> None:
         values = [one.get(name) for one in all_said]
         odd = [i for i, value in enumerate(values) if value != values[0]]
         if odd:
-            lines.append(f"  {name}: {values[0]} in process 0, {values[odd[0]]} in {odd[0]}")
+            lines.append(
+                f"  {name}: {values[0]} in process 0, {values[odd[0]]} in process {odd[0]}"
+            )
     if lines:
         raise ValueError("The processes were not started alike:\n" + "\n".join(lines))
 
