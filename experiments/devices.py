@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import sys
-from dataclasses import replace
 
 import jax
 
@@ -12,7 +11,6 @@ from experiments.resuming import flatten
 from experiments.training_run import Run
 from jaxformer import parallel
 from jaxformer.config import to_json
-from jaxformer.parallel import Hosts
 
 
 def prepare_devices(run: Run) -> None:
@@ -25,8 +23,8 @@ def prepare_devices(run: Run) -> None:
         parallel.join(run.hosts)
         if not parallel.is_first():
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115
-        alike = replace(run, hosts=Hosts(patience=run.hosts.patience))
-        parallel.refuse_differences(flatten(json.loads(to_json(alike))))
+        said = flatten(json.loads(to_json(run)))
+        parallel.refuse_differences({k: x for k, x in said.items() if k != "hosts.process"})
 
 
 def simulate(count: int | None) -> None:

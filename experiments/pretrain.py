@@ -36,6 +36,7 @@ from experiments.running import (
     make_updates,
     print_end,
 )
+from experiments.together import together
 from experiments.training_run import check_vocabulary, describe, output_folder
 from jaxformer import costs, data
 from jaxformer import functional as F
@@ -74,6 +75,7 @@ def main(run: Pretrain) -> Path:
     print_estimate(run, using.mesh)
     with (
         Checkpoints(output / "checkpoints", keep=run.keep) as checkpoints,
+        together(run, checkpoints, output),
         explained_end(run, checkpoints, output),
     ):
         state = train(run, text, using, checkpoints)

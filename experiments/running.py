@@ -20,7 +20,7 @@ from experiments.out_of_memory import (
     is_out_of_memory,
     refuse_too_large,
 )
-from experiments.resuming import command_line, last_checkpoint, refuse_changes
+from experiments.resuming import command_line, flatten, last_checkpoint, refuse_changes
 from experiments.training_run import Run, name_of
 from jaxformer import costs, parallel
 from jaxformer.config import Decoder
@@ -108,6 +108,7 @@ def begin(
     description: dict[str, Any],
 ) -> step.TrainState:
     """A fresh state beside its tokenizer, or the newest whole checkpoint's."""
+    parallel.refuse_differences(flatten(description))
     if not run.resume:
         if parallel.is_first():
             tokenizer.save(using.output)

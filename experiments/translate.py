@@ -36,6 +36,7 @@ from experiments.running import (
     make_updates,
     print_end,
 )
+from experiments.together import together
 from experiments.training_run import check_vocabulary, describe, output_folder
 from experiments.translate_runs import RUNS, Translate
 from jaxformer import data
@@ -69,6 +70,7 @@ def main(run: Translate) -> Path:
     using = machinery(run, output, lengths=[*run.source_lengths, TARGET])
     with (
         Checkpoints(output / "checkpoints", keep=run.keep) as checkpoints,
+        together(run, checkpoints, output),
         explained_end(run, checkpoints, output),
     ):
         found = train(run, tokenizer, using, checkpoints)

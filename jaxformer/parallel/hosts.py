@@ -7,7 +7,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxformer.parallel.endings import last_words
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,13 +21,15 @@ class Hosts:
         coordinator: Address of process 0 as host:port, where the others can reach it.
         processes: How many there are.
         process: Which one this is, from 0.
-        patience: Seconds without a sign of life after which a process counts as dead; the others
-            then end with an error.
+        wait: Seconds until all must have started; past them each ends with an error.
+        patience: Seconds without a sign of life after which a process counts as dead, and for which
+            one that has ended waits for the others. Past them all end with an error.
     """
 
     coordinator: str | None = None
     processes: int | None = None
     process: int | None = None
+    wait: int = 300
     patience: int = 60
 
     def __post_init__(self):
@@ -39,23 +44,33 @@ class Hosts:
                 raise ValueError(
                     f"Process {self.process} is none of {self.processes}, counted from 0."
                 )
-        if self.patience < 1:
-            raise ValueError(f"patience must be at least 1 second; got {self.patience}.")
+        for name in ("wait", "patience"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1 second; got {getattr(self, name)}.")
 
 
 def join(hosts: Hosts) -> None:
     """Connect this process with the others; the first thing that a process does with JAX.
 
+    If they do not come, JAX aborts the process, and says so; what to look at is said after it.
+
     Raises:
         ValueError: How to find the others is neither said nor known.
     """
+    missing = (
+        f"error: The processes did not come together in {hosts.wait} seconds; this one is {hosts}. "
+        "Was each started, with a number of its own, and do they all reach the coordinator?\n"
+    )
     try:
-        jax.distributed.initialize(
-            hosts.coordinator,
-            hosts.processes,
-            hosts.process,
-            heartbeat_timeout_seconds=hosts.patience,
-        )
+        with last_words(missing):
+            jax.distributed.initialize(
+                hosts.coordinator,
+                hosts.processes,
+                hosts.process,
+                initialization_timeout=hosts.wait,
+                heartbeat_timeout_seconds=hosts.patience,
+                shutdown_timeout_seconds=hosts.patience,
+            )
     except (ValueError, RuntimeError) as error:
         raise ValueError(
             f"This process could not join the others: {error} Outside Slurm, TPU pods and Open MPI "
@@ -69,7 +84,7 @@ def is_first() -> bool:
 
 
 def refuse_differences(said: Mapping[str, Any]) -> None:
-    """Refuse to begin if processes were told different things.
+    """Refuse to begin if processes were told different things, or have different devices.
 
     Args:
         said: Flat, as JSON; the same on all processes, or else.
@@ -79,14 +94,17 @@ def refuse_differences(said: Mapping[str, Any]) -> None:
     """
     if jax.process_count() == 1:
         return
-    texts = gather_texts(json.dumps(dict(said), sort_keys=True, default=str))
+    here = {"devices there": [jax.local_device_count(), jax.local_devices()[0].device_kind]}
+    texts = gather_texts(json.dumps({**said, **here}, sort_keys=True, default=str))
     all_said = [json.loads(text) for text in texts]
     lines = []
     for name in sorted(set().union(*all_said)):
         values = [one.get(name) for one in all_said]
         odd = [i for i, value in enumerate(values) if value != values[0]]
         if odd:
-            lines.append(f"  {name}: {values[0]} in process 0, {values[odd[0]]} in {odd[0]}")
+            lines.append(
+                f"  {name}: {values[0]} in process 0, {values[odd[0]]} in process {odd[0]}"
+            )
     if lines:
         raise ValueError("The processes were not started alike:\n" + "\n".join(lines))
 
@@ -114,11 +132,17 @@ def first_decides(decide: Callable[[], str]) -> str:
 def gather_texts(text: str) -> list[str]:
     """What each process says, in their order, on all of them."""
     said = np.frombuffer(text.encode(), np.uint8)
-    lengths = multihost_utils.process_allgather(np.int32(len(said)))
-    padded = np.zeros(int(np.max(lengths)), np.uint8)
+    lengths = gather(np.asarray([len(said)]))
+    padded = np.zeros(np.max(lengths), np.uint8)
     padded[: len(said)] = said
-    rows = np.asarray(multihost_utils.process_allgather(padded))
-    return [
-        row[:n].astype(np.uint8).tobytes().decode()
-        for row, n in zip(rows, np.ravel(lengths), strict=True)
-    ]
+    rows = gather(padded)
+    return [row[:n].tobytes().decode() for row, n in zip(rows, np.ravel(lengths), strict=True)]
+
+
+def gather(x: np.ndarray) -> np.ndarray:
+    """The array of each process, all of one shape, stacked; one device of each takes part."""
+    first = {device.process_index: device for device in reversed(jax.devices())}
+    mesh = Mesh(np.asarray([device for _, device in sorted(first.items())]), "processes")
+    apart, whole = NamedSharding(mesh, P("processes")), NamedSharding(mesh, P())
+    rows = jax.make_array_from_callback((mesh.size, *x.shape), apart, lambda _: x[None])
+    return np.asarray(jax.jit(lambda x: x, out_shardings=whole)(rows).addressable_data(0))

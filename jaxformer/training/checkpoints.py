@@ -77,7 +77,8 @@ class Checkpoints:
         traceback: TracebackType | None,
     ) -> None:
         try:
-            self.wait()
+            if error is None or jax.process_count() == 1:  # else the others may not wait too
+                self.wait()
         finally:
             self._background.shutdown()
             self._orbax.close()

@@ -9,6 +9,8 @@ import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path
 from jaxtyping import Array, Shaped, UInt32
 
+AT_ONCE = 16  # where devices of a CPU exchange messages, JAX stalls for ever with 33 programs
+
 
 class Stored(NamedTuple):
     """What the description records of one array."""
@@ -50,8 +52,11 @@ def differences(
 
 def checksums(arrays: Mapping[str, Array]) -> dict[str, int]:
     """Sum of the words of each array, modulo 2 ** 32: any one changed bit changes it."""
-    sums = {path: sum_of_words(x) for path, x in arrays.items()}  # dispatched, then read
-    return {path: int(x) for path, x in jax.device_get(sums).items()}
+    paths, sums = list(arrays), dict[str, Any]()
+    for first in range(0, len(paths), AT_ONCE):
+        some = {path: sum_of_words(arrays[path]) for path in paths[first : first + AT_ONCE]}
+        sums |= jax.device_get(some)
+    return {path: int(x) for path, x in sums.items()}
 
 
 @jax.jit

@@ -8,6 +8,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxformer.training import checkpoints as module
+from jaxformer.training import records
 from jaxformer.training.checkpoints import Checkpoints
 
 SPECS = {
@@ -116,3 +117,25 @@ def test_memory_holds_one_state_and_one_array_while_restoring(saved, monkeypatch
     whole = sum(x.nbytes for x in values().values())
     assert len(alive) == len(SPECS)
     assert whole < max(alive) <= whole + 16 * 24 * 4
+
+
+def test_few_checksums_are_under_way_at_once(monkeypatch):
+    """With 33 that wait for messages between a CPU's devices, JAX waits for ever."""
+    under_way, most = [], []
+    sum_of_words, device_get = records.sum_of_words, jax.device_get
+
+    def begun(x):
+        under_way.append(x)
+        most.append(len(under_way))
+        return sum_of_words(x)
+
+    def read(sums):
+        under_way.clear()
+        return device_get(sums)
+
+    monkeypatch.setattr(records, "sum_of_words", begun)
+    monkeypatch.setattr(jax, "device_get", read)
+    one = jnp.asarray(values()["both"])  # on one device, so that this ends when it fails
+    sums = records.checksums({str(i): one for i in range(40)})
+    assert max(most) == 16 and len(most) == 40
+    assert set(sums.values()) == {int(np.sum(values()["both"].view(np.uint32), dtype=np.uint32))}

@@ -1,0 +1,107 @@
+"""What processes say to each other before they work together."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from jaxformer.parallel import Hosts, first_decides, hosts, is_first, join, refuse_differences
+
+
+@pytest.mark.parametrize(
+    "said, message",
+    [
+        (
+            dict(coordinator="a:1"),
+            r"Give coordinator, processes and process together, or none of them; got a:1, None and "
+            r"None\.",
+        ),
+        (dict(processes=2, process=0), r"together, or none of them; got None, 2 and 0\."),
+        (
+            dict(coordinator="a:1", processes=2, process=2),
+            r"^Process 2 is none of 2, counted from 0\.$",
+        ),
+        (dict(coordinator="a:1", processes=2, process=-1), r"^Process -1 is none of 2, counted"),
+        (dict(patience=0), r"^patience must be at least 1 second; got 0\.$"),
+        (dict(wait=-3), r"^wait must be at least 1 second; got -3\.$"),
+    ],
+    ids=["only where", "only which", "one too far", "negative", "no patience", "no wait"],
+)
+def test_hosts_that_cannot_be_are_refused(said, message):
+    with pytest.raises(ValueError, match=message):
+        Hosts(**said)
+
+
+def test_hosts_that_know_each_other_need_no_words():
+    assert Hosts().coordinator is None
+    assert Hosts(coordinator="a:1", processes=2, process=1, patience=1).process == 1
+
+
+def test_a_process_that_cannot_find_the_others_says_what_it_needs(capfd):
+    with pytest.raises(ValueError, match=r"could not join the others: .*Outside Slurm, TPU pods"):
+        join(Hosts())
+    assert "did not come together" not in capfd.readouterr().err
+
+
+def test_one_process_is_the_first_and_agrees_with_itself():
+    assert is_first()
+    assert refuse_differences({"steps": 3}) is None
+    assert first_decides(lambda: "here") == "here"
+
+
+@pytest.fixture
+def others(monkeypatch):
+    """Let the others say something, to a process that believes it is one of three."""
+
+    def let_say(*texts):
+        monkeypatch.setattr(hosts, "gather_texts", lambda text: [text, *texts])
+        monkeypatch.setattr(jax, "process_count", lambda: 1 + len(texts))
+
+    return let_say
+
+
+def heard(**said):
+    there = {"devices there": [8, "cpu"]}
+    return json.dumps(there | said)
+
+
+def test_processes_that_were_told_different_things_are_refused_with_each_difference(others):
+    others(heard(steps=20, seed=0), heard(steps=30, seed=1))
+    with pytest.raises(ValueError) as refused:
+        refuse_differences({"steps": 20, "seed": 0, "output": "a"})
+    assert str(refused.value) == (
+        "The processes were not started alike:\n"
+        "  output: a in process 0, None in process 1\n"
+        "  seed: 0 in process 0, 1 in process 2\n"
+        "  steps: 20 in process 0, 30 in process 2"
+    )
+
+
+def test_processes_with_other_numbers_of_devices_are_refused(others):
+    others(json.dumps({"steps": 20, "devices there": [4, "cpu"]}))
+    with pytest.raises(ValueError) as refused:
+        refuse_differences({"steps": 20})
+    assert str(refused.value).splitlines()[1:] == [
+        "  devices there: [8, 'cpu'] in process 0, [4, 'cpu'] in process 1"
+    ]
+
+
+def test_processes_that_were_told_the_same_are_let_through(others):
+    others(heard(steps=20), heard(steps=20))
+    assert refuse_differences({"steps": 20}) is None
+
+
+def test_what_the_first_process_refuses_all_refuse(others, monkeypatch):
+    monkeypatch.setattr(hosts, "is_first", lambda: False)
+    monkeypatch.setattr(hosts, "gather_texts", lambda text: ['["no room", ""]', text])
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(ValueError, match="^no room$"):
+        first_decides(lambda: "here")
+
+
+def test_texts_of_any_length_are_gathered():
+    for text in ("", "a", "ü" * 300):
+        assert hosts.gather_texts(text) == [text]
+    rows = hosts.gather(np.arange(6, dtype=np.int32).reshape(2, 3))
+    np.testing.assert_array_equal(rows, [[[0, 1, 2], [3, 4, 5]]])
