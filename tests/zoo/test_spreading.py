@@ -1,20 +1,21 @@
-"""Every preset and row, made tiny, over eight devices: loss and gradients are those of one."""
+"""Every design of the zoo, made tiny, over eight devices: loss and gradients are those of one.
+
+All presets and rows are one of these designs with other numbers (see test_running.py).
+"""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer import Transformer, zoo
+from jaxformer import Transformer
 from jaxformer.config import EncoderDecoder, Experts
 from jaxformer.data import Batch, PairBatch
 from jaxformer.parallel import MeshConfig, abstract_parameters, make_mesh, put_batch, shardings
 from jaxformer.training import step
+from tests.zoo.test_running import DESIGNS
 
 ROWS, LENGTH = 4, 8
-EVERY = {name: zoo.get(name).tiny() for name in zoo.names()}
-EVERY |= {f"row-{row.number}": row.as_listed() for row in zoo.survey()}
-FIRST = {config: name for name, config in reversed(EVERY.items())}  # of those that are the same
 pytestmark = [pytest.mark.matrix, pytest.mark.usefixtures("no_checks_of_annotations")]
 
 
@@ -42,7 +43,7 @@ def gradient(config, **sizes):
     return jax.device_get(program(params, jnp.int32(0), put_batch(batch, mesh, ROWS)))
 
 
-@pytest.mark.parametrize("config", FIRST, ids=FIRST.values())
+@pytest.mark.parametrize("config", DESIGNS.values(), ids=DESIGNS)
 def test_every_design_spreads(config):
     choices = [config.layer(i).feed_forward for i in range(config.num_layers)]
     third = "expert" if any(isinstance(choice, Experts) for choice in choices) else "fsdp"
