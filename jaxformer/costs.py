@@ -187,9 +187,14 @@ def logit_bytes(config: c.TransformerConfig, tokens: int, *, tensor: int = 1) ->
 
 
 def _kept_per_token(
-    config: c.TransformerConfig, choice: c.LayerChoice, length: int, remat: str, *devices: float
+    config: c.TransformerConfig,
+    choice: c.LayerChoice,
+    length: int,
+    remat: str,
+    tensor: int,
+    context: int,
+    expert: float,
 ) -> float:
-    tensor, context, expert = devices
     a, d = config.attention, config.model_dim
     heads = a.num_heads * a.head_dim / tensor
     kv = a.num_kv_heads * a.head_dim / min(tensor, a.num_kv_heads)

@@ -281,8 +281,8 @@ def test_activation_bytes_by_hand():
     experts = c.Experts(expert=c.GLU(hidden_dim=F_ // 2), num_experts=8, top_k=2)
     mixed = replace(WIDE, feed_forward=(experts,))
     room = none + 6 * F_
-    assert found(mixed, B, T, expert=2) == bytes_of(room, room)
-    assert found(mixed, B, T, expert=2, remat="dots") == bytes_of(dots - 2 * F_, room)
+    assert found(mixed, B, T, expert=2.0) == bytes_of(room, room)
+    assert found(mixed, B, T, expert=2.0, remat="dots") == bytes_of(dots - 2 * F_, room)
 
 
 def test_activation_bytes_of_an_encoder_decoder_are_those_of_both():

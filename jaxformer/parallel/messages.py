@@ -7,12 +7,11 @@ from typing import Literal, NamedTuple
 from jaxformer import config as c
 from jaxformer import functional as F
 from jaxformer.layers.block import adds_up_once
-from jaxformer.parallel.mesh import token_axes
+from jaxformer.parallel.mesh import AXES, token_axes
 from jaxformer.parallel.placement import Leaf, leaves
 
 Kind = Literal["all_gather", "reduce_scatter", "all_reduce", "permute", "all_to_all"]
 WIDE = 4  # bytes of what is summed, in float32, and of ids
-NORMS = 2  # of the gradient: for the report, and where it is clipped
 RELATIVE = c.Alibi | c.T5Bias | c.TransformerXL
 TENSOR, CONTEXT, EXPERT, FSDP = ("tensor",), ("context",), ("expert",), ("fsdp",)
 
@@ -48,6 +47,7 @@ class Part(NamedTuple):
 def of_update(config: c.TransformerConfig, part: Part) -> Iterator[Message]:
     """Once an update: what XLA takes out of the loop over parts, and what follows the last part."""
     n, over = part.n, token_axes(part.n)
+    norms: set[tuple[str, ...]] = set()
     for leaf in leaves(config):
         spread = [axis for axis in leaf.spec(n) if axis is not None]
         if "model" in leaf.names and not leaf.layers:
@@ -57,8 +57,9 @@ def of_update(config: c.TransformerConfig, part: Part) -> Iterator[Message]:
         copies = tuple(axis for axis in over if axis not in spread)
         size = math.prod(leaf.shape) // math.prod(n[axis] for axis in spread)
         yield Message("all_reduce", copies, "gradients of copies", 1, size * WIDE)
-        for axis in spread:
-            yield Message("all_reduce", (axis,), "norm of the gradient", NORMS, NORMS * WIDE)
+        norms.add(tuple(axis for axis in AXES if axis in spread and n[axis] > 1))
+    for axes in norms:
+        yield Message("all_reduce", axes, "norm of the gradient", 1, WIDE)
     yield Message("all_reduce", over, "number of tokens", 1, WIDE)
 
 

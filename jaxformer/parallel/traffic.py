@@ -81,7 +81,7 @@ def traffic(
                  sum       G * 4    gradients of what devices have copies of, once for all parts
                            A * L * (2 E + 2) * 4    load of experts
                            4 + A * 4                number of tokens, loss (twice with experts)
-        each     sum       2 * 4    of each gradient that is shared out: squares, for two norms
+        each     sum       4    norm of the gradient: its squares, for those shared out alike
 
     Parallel branches are added up once (b = 1) unless each is normalised after. Cross-attention is
     a branch of its own, whose keys are those of s tokens. `remat` repeats messages: "dots" and

@@ -204,10 +204,27 @@ def make_optimizer(config: OptimizerConfig, total_steps: int) -> optax.GradientT
     """
     stages = {}
     if config.clip_norm is not None:
-        stages["clip"] = optax.clip_by_global_norm(config.clip_norm)
+        stages["clip"] = clip_by_norm(config.clip_norm)
     stages["optimizer"] = rescale(config.optimizer, config.decay_roles)
     stages["learning_rate"] = optax.scale_by_learning_rate(learning_rate(config, total_steps))
     return in_float32(optax.named_chain(*stages.items()))
+
+
+def clip_by_norm(limit: float) -> optax.GradientTransformationExtraArgs:
+    """Scale gradients down whose norm, over all together, is above a limit.
+
+        g <- g * min(1, limit / norm)
+
+    `update` takes `gradient_norm`, where it is known already: devices then need not add it up
+    again.
+    """
+
+    def update(updates, state, params=None, *, gradient_norm=None, **extra):
+        norm = optax.tree.norm(updates) if gradient_norm is None else gradient_norm
+        scale = jnp.where(norm > limit, limit / norm, 1.0)
+        return jax.tree.map(lambda g: g * jnp.broadcast_to(scale, g.shape), updates), state
+
+    return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
 
 
 def rescale(optimizer: Optimizer, decay_roles: tuple[Role, ...]) -> optax.GradientTransformation:
@@ -248,12 +265,13 @@ def decayed(
     return optax.chain(inner, optax.add_decayed_weights(weight_decay, mask))
 
 
-def in_float32(inner: optax.GradientTransformation) -> optax.GradientTransformation:
+def in_float32(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
     """Run `inner` on float32 copies; give updates in the dtype of the parameters.
 
     `optax` raises floats to integer powers, which callers with strict dtype promotion would not
     get past.
     """
+    known = optax.with_extra_args_support(inner)
 
     def widen(tree):
         return jax.tree.map(lambda x: x.astype(jnp.float32), tree)
@@ -261,9 +279,9 @@ def in_float32(inner: optax.GradientTransformation) -> optax.GradientTransformat
     def init(params):
         return inner.init(widen(params))
 
-    def update(grads, state, params):
+    def update(grads, state, params, **extra):
         with jax.numpy_dtype_promotion("standard"):
-            updates, state = inner.update(widen(grads), state, widen(params))
+            updates, state = known.update(widen(grads), state, widen(params), **extra)
         return jax.tree.map(lambda u, x: u.astype(x.dtype), updates, params), state
 
-    return optax.GradientTransformation(init, update)
+    return optax.GradientTransformationExtraArgs(init, update)

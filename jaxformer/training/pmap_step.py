@@ -49,6 +49,7 @@ def make_pmap_update(
             return total * jax.lax.axis_size(AXIS) / jnp.maximum(tokens, 1)
 
         loss, gradients = jax.lax.pmean(jax.value_and_grad(share)(state.params), AXIS)
-        return finish_update(optimizer, skipping, state, loss, gradients)
+        norm = optax.tree.norm(gradients)
+        return finish_update(optimizer, skipping, state, loss, gradients, norm)
 
     return jax.pmap(per_device, axis_name=AXIS, in_axes=(None, 0), out_axes=None, donate_argnums=0)

@@ -261,6 +261,22 @@ def add_copies(gradient: Float[Array, "..."], spec: P, *, over: tuple[str, ...])
     return jax.lax.psum(gradient, copies) if copies else gradient
 
 
+def make_norm(model: Transformer, mesh: Mesh) -> Callable[[Any], Float[Array, ""]]:
+    """Build the norm of all gradients together: one sum for those that are shared out alike."""
+    specs = parameter_specs(model.config, mesh.shape)
+
+    def per_device(gradients: Any) -> Float[Array, ""]:
+        squares: dict[tuple[str, ...], Array] = {}
+        leaves = jax.tree.leaves(specs, is_leaf=lambda x: isinstance(x, P))
+        for g, spec in zip(jax.tree.leaves(gradients), leaves, strict=True):
+            axes = tuple(sorted(axis for axis in spec if axis is not None))
+            squares[axes] = squares.get(axes, jnp.zeros(())) + jnp.sum(jnp.square(g))
+        sums = (jax.lax.psum(x, axes) if axes else x for axes, x in squares.items())
+        return jnp.sqrt(sum(sums, start=jnp.zeros(())))
+
+    return jax.shard_map(per_device, mesh=mesh, in_specs=(specs,), out_specs=P())
+
+
 def make_update(
     model: Transformer,
     optimizer: optax.GradientTransformation,
@@ -291,9 +307,12 @@ def make_update(
     """
     gradient = make_gradient(model, mesh, objective=objective, accumulation=accumulation, seed=seed)
 
+    norm_of = make_norm(model, mesh)
+
     def update(state: TrainState, batch: AnyBatch):
         loss, gradients = gradient(state.params, state.step, batch)
-        return finish_update(optimizer, skipping, state, loss, gradients)
+        norm = norm_of(gradients)
+        return finish_update(optimizer, skipping, state, loss, gradients, norm)
 
     where = shardings(abstract_state(model, optimizer, mesh))
     return jax.jit(update, donate_argnums=0, out_shardings=(where, replicated(mesh)))
@@ -305,11 +324,13 @@ def finish_update(
     state: TrainState,
     loss: Float[Array, ""],
     gradients: Any,
+    norm: Float[Array, ""],
 ) -> tuple[TrainState, StepMetrics]:
     """The state after a gradient: updated, or but for the count the same if that would do harm."""
-    norm = optax.tree.norm(gradients)
     made, guard = judge(skipping, state.guard, loss, norm)
-    updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
+    updates, opt_state = optax.with_extra_args_support(optimizer).update(
+        gradients, state.opt_state, state.params, gradient_norm=norm
+    )
     after = optax.apply_updates(state.params, updates), opt_state
     params, opt_state = where_made(made, after, (state.params, state.opt_state))
     metrics = StepMetrics(loss, norm, guard.skipped, guard.in_a_row)
