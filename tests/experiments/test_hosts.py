@@ -1,0 +1,211 @@
+"""Two real processes with two devices each train as one process with four does."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from experiments import pretrain
+from experiments.command_line import parse
+from experiments.pretrain_runs import RUNS
+from jaxformer import data
+from jaxformer.training.checkpoints import Checkpoints
+from jaxformer.training.metrics import read_json_lines
+from tests.experiments.processes import ARGUMENTS, LINES, ended, free_port, hosts, start
+
+pytestmark = pytest.mark.usefixtures("no_checks_of_annotations")
+
+ROWS, STEPS, HALF = 8, 6, 3
+SHARED = ("--mesh.data", "2", "--mesh.fsdp", "2")  # rows differ between processes
+SPLIT = ("--mesh.context", "2", "--mesh.tensor", "2")  # all processes need all rows
+RUN = [
+    *ARGUMENTS,
+    *("--steps", str(STEPS), "--schedule-steps", str(STEPS)),
+    *("--save-every", str(HALF), "--evaluate-every", "2"),
+]
+# Several runs of two processes, one after the other: JAX starts slowly. Beside each run's output
+# this leaves what each process read and fed, and what it refused.
+TRAINER = """
+import json, os, sys
+import numpy as np
+from experiments import devices, pretrain
+from experiments.command_line import parse
+from experiments.pretrain_runs import RUNS
+from jaxformer import data, parallel
+
+rank, runs = int(sys.argv[1]), json.loads(sys.argv[2])
+join, joined, batches, asked = parallel.join, [], {}, []
+parallel.join = lambda hosts: joined or joined.append(join(hosts))
+batch_at, rows_at = data.Batches.__getitem__, data.PackedRows.__getitem__
+
+
+def note_batch(self, step):
+    before = len(asked)
+    batch = batch_at(self, step)
+    batches.update({f"{name}_{step}": x for name, x in batch._asdict().items()})
+    batches[f"asked_{step}"] = np.concatenate(asked[before:])
+    return batch
+
+
+def note_rows(self, index):
+    asked.append(np.atleast_1d(index))
+    return rows_at(self, index)
+
+
+data.Batches.__getitem__, data.PackedRows.__getitem__ = note_batch, note_rows
+for name, folders, arguments in runs:
+    os.chdir(folders[rank])
+    batches.clear()
+    said = ""
+    try:
+        pretrain.main(parse(RUNS, "", [*arguments, "--hosts.process", str(rank)]))
+    except ValueError as error:
+        said = str(error)
+    np.savez(f"{name}-{rank}.npz", said=said, **batches)
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    place = tmp_path_factory.mktemp("hosts")
+    for name, lines in (("here", LINES), ("there", LINES[:-1])):
+        (place / name / "texts").mkdir(parents=True)
+        (place / name / "texts" / "all.txt").write_text("".join(lines))
+    return place
+
+
+def one_process(place, output, *more):
+    """A run by four of this process's devices."""
+    arguments = [*RUN, "--devices", "4", "--output", output, *more]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place / "here")
+        pretrain.main(parse(RUNS, "", arguments))
+    return place / "here" / output
+
+
+def cut(run, output):
+    """A copy of a run that was stopped half way."""
+    copy = run.with_name(output)
+    shutil.copytree(run, copy)
+    shutil.rmtree(copy / "checkpoints" / str(STEPS))
+    return copy
+
+
+@pytest.fixture(scope="module")
+def whole(place):
+    """A run of one process from beginning to end."""
+    return one_process(place, "whole", *SHARED)
+
+
+@pytest.fixture(scope="module")
+def runs(place, whole):
+    """What two processes leave: of a run, stopped and resumed; of one's, resumed on another mesh.
+
+    And of one that each was to train on another text.
+    """
+    cut(whole, "moved")
+    here, there = str(place / "here"), str(place / "there")
+    wanted = [
+        ("stopped", [here, here], [*SHARED, "--output", "two", "--steps", str(HALF)]),
+        ("resumed", [here, here], [*SHARED, "--output", "two", "--resume"]),
+        ("moved", [here, here], [*SPLIT, "--output", "moved", "--resume"]),
+        ("differ", [here, there], [*SHARED, "--output", "differ"]),
+    ]
+    port = free_port()
+    wanted = [(name, at, [*RUN, *hosts(port), *more]) for name, at, more in wanted]
+    both = [start(place / "here", "-c", TRAINER, str(rank), json.dumps(wanted)) for rank in (0, 1)]
+    said = ended(both)
+    assert [run.returncode for run in both] == [0, 0], said
+    found = {}
+    for name, folders, _ in wanted:
+        parts = [np.load(Path(at) / f"{name}-{rank}.npz") for rank, at in enumerate(folders)]
+        found[name] = [dict(part) for part in parts]
+    return found
+
+
+def numbers(folder):
+    """Of every update its loss and the norm of its gradient, and what held-out text needs."""
+    lines = read_json_lines(folder / "metrics.jsonl")
+    wanted = ("loss", "gradient_norm", "held_out_bits_per_byte", "final_held_out_bits_per_byte")
+    found = [(line["step"], name, line[name]) for line in lines for name in wanted if name in line]
+    return [(at, name, x) for at, name, x in found if at == STEPS or not name.startswith("final")]
+
+
+def parameters(folder):
+    with Checkpoints(folder / "checkpoints") as checkpoints:
+        assert checkpoints.latest() == STEPS
+        file = folder / "checkpoints" / str(STEPS) / "description.json"
+        arrays = json.loads(file.read_text())["arrays"]
+        wanted = {p: jax.ShapeDtypeStruct(shape, dtype) for p, (dtype, shape, _) in arrays.items()}
+        return jax.device_get(checkpoints.restore(STEPS, wanted))
+
+
+def assert_same_run(found, expected):
+    of_found, of_expected = numbers(found), numbers(expected)
+    assert [line[:2] for line in of_found] == [line[:2] for line in of_expected]
+    assert len(of_found) == 2 * STEPS + 3
+    np.testing.assert_allclose(
+        [line[2] for line in of_found], [line[2] for line in of_expected], rtol=1e-6
+    )
+    arrays, expected_arrays = parameters(found), parameters(expected)
+    assert arrays.keys() == expected_arrays.keys() and len(arrays) > 32
+    for path, x in arrays.items():
+        np.testing.assert_allclose(x, expected_arrays[path], rtol=1e-5, atol=1e-7, err_msg=path)
+
+
+def test_two_processes_that_stop_and_go_on_train_as_one_process(place, whole, runs):
+    assert [str(part["said"]) for part in runs["resumed"]] == ["", ""]
+    assert_same_run(place / "here" / "two", whole)
+
+
+def test_one_process_goes_on_where_two_stopped(place, whole, runs):
+    cut(place / "here" / "two", "taken-over")
+    assert_same_run(one_process(place, "taken-over", *SHARED, "--resume"), whole)
+
+
+def test_two_processes_go_on_where_one_stopped_on_another_mesh(place, whole, runs):
+    assert [str(part["said"]) for part in runs["moved"]] == ["", ""]
+    assert_same_run(place / "here" / "moved", whole)
+
+
+@pytest.mark.parametrize(
+    "name, steps, own",
+    [
+        ("stopped", range(HALF), [slice(0, 4), slice(4, 8)]),
+        ("resumed", range(HALF, STEPS), [slice(0, 4), slice(4, 8)]),
+        ("moved", range(HALF, STEPS), [slice(0, 8), slice(0, 8)]),
+    ],
+    ids=["shared", "shared, resumed", "split"],
+)
+def test_each_process_reads_its_rows_and_no_others(place, runs, name, steps, own, monkeypatch):
+    monkeypatch.chdir(place / "here")
+    text = pretrain.prepare(parse(RUNS, "", RUN))
+    asked, rows_at = [], data.PackedRows.__getitem__
+    batches = data.Batches(text.train, batch_size=ROWS, seed=0)
+    for step in steps:
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                data.PackedRows, "__getitem__", lambda s, i: asked.append(i) or rows_at(s, i)
+            )
+            expected = batches[step]
+        for part, rows in zip(runs[name], own, strict=True):
+            np.testing.assert_array_equal(part[f"asked_{step}"], asked[-1][rows])
+            for field, x in zip(expected._fields, expected, strict=True):
+                np.testing.assert_array_equal(part[f"{field}_{step}"], x[rows])
+    assert len(asked) == len(steps) and all(len(i) == ROWS for i in asked)
+
+
+def test_processes_that_read_other_texts_are_refused_before_anything_is_written(place, runs):
+    both = [str(part["said"]) for part in runs["differ"]]
+    assert both[0] == both[1]
+    lines = both[0].splitlines()
+    assert lines[0] == "The processes were not started alike:"
+    assert [re.sub("[0-9a-f]{64}", "DIGEST", line) for line in lines[1:]] == [
+        f"  data.{name}: DIGEST in process 0, DIGEST in process 1" for name in ("held_out", "train")
+    ]
+    assert not (place / "here" / "differ" / "tokenizer.json").exists()
+    assert not (place / "there" / "differ").exists()

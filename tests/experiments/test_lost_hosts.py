@@ -1,0 +1,166 @@
+"""What is left of two processes of which one is missing, told other things, or killed."""
+
+import re
+import shlex
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from experiments import pretrain
+from experiments.command_line import parse
+from experiments.pretrain_runs import RUNS
+from jaxformer.training.metrics import read_json_lines
+from tests.experiments.processes import ARGUMENTS, LINES, PATIENCE, ended, free_port, hosts, start
+
+pytestmark = pytest.mark.usefixtures("no_checks_of_annotations")
+
+SILENCE = 10  # seconds after which a process counts as dead
+STEPS = 200
+RUN = [
+    *(*ARGUMENTS, "--steps", str(STEPS), "--schedule-steps", str(STEPS)),
+    *("--save-every", "20", "--evaluate-every", "500", "--hosts.patience", str(SILENCE)),
+]
+MESHES = {1: ["--mesh.data", "2"], 2: ["--mesh.data", "2", "--mesh.fsdp", "2"]}
+WORDS = re.compile(
+    r"\nerror: This process was ended: killed, or because another one ended or was silent for "
+    r"10 seconds\. To go on from the newest checkpoint in (\w+), start every process again:\n"
+    r"  (python -m experiments\.pretrain tiny .*)\n$"
+)
+FAILED = re.compile(
+    r"\nerror: The work with the other processes failed: .*\n"
+    r"The last good checkpoint is (\d+) in (\w+)\.\n"
+)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    place = tmp_path_factory.mktemp("lost") / "here"
+    (place / "texts").mkdir(parents=True)
+    (place / "texts" / "all.txt").write_text("".join(LINES))
+    return place
+
+
+def begin(place, output, *, devices):
+    """Two processes, where they were before or anew."""
+    more = ["--resume"] if (place / output).exists() else []
+    options = [*RUN, *MESHES[devices], "--output", output, *hosts(free_port(), devices=devices)]
+    module = ["-m", "experiments.pretrain", *options, *more]
+    return [start(place, *module, "--hosts.process", str(rank)) for rank in (0, 1)]
+
+
+def updates(output):
+    file = output / "metrics.jsonl"
+    return len(re.findall('"loss"', file.read_text())) if file.exists() else 0
+
+
+def checkpoints(output):
+    found = (output / "checkpoints").glob("*")
+    return sorted(int(path.name) for path in found if path.name.isdecimal())
+
+
+def strike(both, rank, number, output, *, after=40):
+    """Send a signal to one of two processes, so many updates later.
+
+    Returns what both say in the end, and how many seconds later that is.
+    """
+    since, before = time.monotonic(), updates(output)
+    while updates(output) < before + after:
+        alive = all(process.poll() is None for process in both)
+        assert alive and time.monotonic() - since < PATIENCE, ended(both)
+        time.sleep(0.01)
+    both[rank].send_signal(number)
+    sent = time.monotonic()
+    return ended(both), time.monotonic() - sent
+
+
+def assert_left_with_words(place, output, rank, *, devices):
+    """Kill one of two, and read what the other one says."""
+    both = begin(place, output, devices=devices)
+    survivor = both[1 - rank]
+    said, seconds = strike(both, rank, signal.SIGKILL, place / output)
+    assert both[rank].returncode == -signal.SIGKILL
+    assert survivor.returncode in (1, -signal.SIGABRT) and seconds < SILENCE + 20
+    words = WORDS.search(said[1 - rank])
+    assert words and words[1] == output, said[1 - rank]
+    given = [x for x in survivor.args[1:] if x not in ("--output", output, "--resume")]
+    assert shlex.split(words[2]) == ["python", *given, "--resume", "--output", output]
+    if failed := FAILED.search(said[1 - rank]):
+        assert (int(failed[1]) in checkpoints(place / output)) and failed[2] == output
+
+
+def test_the_other_process_says_how_to_go_on_and_a_signal_to_one_stops_both(place):
+    assert_left_with_words(place, "few", 1, devices=1)
+    assert_left_with_words(place, "few", 0, devices=1)
+    both = begin(place, "few", devices=1)
+    said, _ = strike(both, 0, signal.SIGTERM, place / "few", after=20)
+    assert [process.returncode for process in both] == [143, 143], said
+    saved = checkpoints(place / "few")[-1]
+    for words in said:
+        assert f"\nInterrupted. The last good checkpoint is {saved} in few.\n" in words
+    lines = read_json_lines(place / "few" / "metrics.jsonl")
+    assert [line["step"] for line in lines if "loss" in line] == list(range(1, saved + 1))
+    assert 20 < saved < STEPS
+
+
+@pytest.mark.matrix
+def test_two_processes_of_two_devices_are_killed_in_turn_and_end_where_one_process_does(place):
+    for rank in (1, 0):
+        assert_left_with_words(place, "many", rank, devices=2)
+    both = begin(place, "many", devices=2)
+    said = ended(both)
+    assert [process.returncode for process in both] == [0, 0], said
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        whole = [*RUN, *MESHES[2], "--devices", "4", "--output", "whole"]
+        pretrain.main(parse(RUNS, "", whole))
+    found, expected = (
+        read_json_lines(place / name / "metrics.jsonl") for name in ("many", "whole")
+    )
+    losses = [[line["loss"] for line in lines if "loss" in line] for lines in (found, expected)]
+    assert len(losses[0]) == len(losses[1]) == STEPS
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-4)
+    assert checkpoints(place / "many")[-3:] == checkpoints(place / "whole")[-3:]
+
+
+@pytest.fixture(scope="module")
+def begun(place):
+    """What processes say that do not get to begin: one that is alone, and two unlike each other."""
+    alone = [*hosts("1"), "--output", "alone", "--hosts.process", "0", "--hosts.wait", "4"]
+    alone[alone.index("localhost:1")] = f"localhost:{free_port()}"
+    unlike = [*MESHES[2], "--output", "unlike", *hosts(free_port())]
+    options = [
+        alone,
+        [*unlike, "--hosts.process", "0"],
+        [*unlike, "--hosts.process", "1", "--steps", "300", "--devices", "1", "--seed", "7"],
+    ]
+    runs = [start(place, "-m", "experiments.pretrain", *RUN, *more) for more in options]
+    return list(zip(ended(runs), [run.returncode for run in runs], strict=True))
+
+
+def test_a_process_that_waits_in_vain_says_for_what(place, begun):
+    said, status = begun[0]
+    assert status == -signal.SIGABRT
+    assert re.search(
+        r"\nerror: The processes did not come together in 4 seconds; this one is "
+        r"Hosts\(coordinator='localhost:\d+', processes=2, process=0, wait=4, patience=10\)\. "
+        r"Was each started, with a number of its own, and do they all reach the coordinator\?\n$",
+        said,
+    ), said
+    assert not (place / "alone").exists()
+
+
+def test_two_processes_that_were_started_differently_both_refuse_with_every_number(place, begun):
+    for said, status in begun[1:]:
+        assert status == 1
+        words = said[said.index("error: ") :].splitlines()
+        assert words[:-1] == [
+            "error: The processes were not started alike:",
+            "  devices: 2 in process 0, 1 in process 1",
+            "  devices there: [2, 'cpu'] in process 0, [1, 'cpu'] in process 1",
+            "  seed: 0 in process 0, 7 in process 1",
+            f"  steps: {STEPS} in process 0, 300 in process 1",
+        ]
+        assert words[-1].startswith("(JAXFORMER_TRACEBACK=1")
+    assert not (place / "unlike").exists()
