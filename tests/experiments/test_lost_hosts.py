@@ -138,8 +138,10 @@ def ending(monkeypatch, tmp_path):
     @contextlib.contextmanager
     def last_words(said):
         words.append(said)
-        yield
-        words.clear()
+        try:
+            yield
+        finally:
+            words.clear()
 
     def leave(status):
         raise SystemExit(status)
@@ -147,10 +149,11 @@ def ending(monkeypatch, tmp_path):
     monkeypatch.setattr(together, "last_words", last_words)
     monkeypatch.setattr(together.os, "_exit", leave)
     monkeypatch.setattr(together.atexit, "register", registered.append)
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
 
     def end(error):
-        with Checkpoints(tmp_path / "checkpoints") as checkpoints:
+        checkpoints = Checkpoints(tmp_path / "checkpoints")
+        with checkpoints, monkeypatch.context() as patch:
+            patch.setattr(jax, "process_count", lambda: 2)
             with together.together(RUNS["tiny"], checkpoints, tmp_path):
                 raise error
 
