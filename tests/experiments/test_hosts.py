@@ -152,7 +152,7 @@ def parameters(folder):
         return jax.device_get(checkpoints.restore(STEPS, wanted))
 
 
-def assert_same_run(found, expected):
+def assert_same_run(found, expected, *, atol=1e-7):
     of_found, of_expected = numbers(found), numbers(expected)
     assert [line[:2] for line in of_found] == [line[:2] for line in of_expected]
     assert len(of_found) == 2 * STEPS + 3
@@ -162,7 +162,7 @@ def assert_same_run(found, expected):
     arrays, expected_arrays = parameters(found), parameters(expected)
     assert arrays.keys() == expected_arrays.keys() and len(arrays) > 32
     for path, x in arrays.items():
-        np.testing.assert_allclose(x, expected_arrays[path], rtol=1e-5, atol=1e-7, err_msg=path)
+        np.testing.assert_allclose(x, expected_arrays[path], rtol=1e-5, atol=atol, err_msg=path)
 
 
 def test_two_processes_that_stop_and_go_on_train_as_one_process(place, whole, runs):
@@ -177,7 +177,7 @@ def test_one_process_goes_on_where_two_stopped(place, whole, runs):
 
 def test_two_processes_go_on_where_one_stopped_on_another_mesh(place, whole, runs):
     assert [str(part["said"]) for part in runs["moved"]] == ["", ""]
-    assert_same_run(place / "here" / "moved", whole)
+    assert_same_run(place / "here" / "moved", whole, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,8 @@ def test_two_processes_train_as_one_along_any_axis(place, whole):
     found = by_two(place, wanted)
     for axis in axes:
         assert [str(part["said"]) for part in found[axis]] == ["", ""]
-        assert_same_run(place / "here" / axis, whole)
+        # Adam makes a step of the sign of a gradient that is zero but for rounding.
+        assert_same_run(place / "here" / axis, whole, atol=1e-5)
 
 
 @pytest.mark.matrix
