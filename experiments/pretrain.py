@@ -51,7 +51,7 @@ from jaxformer.training.progress import Progress, format_count, printable
 # may change; they round differently, and devices draw other dropout.
 FIXED = (
     "model", "tokenizer", "held_out", "length", "batch_size", "accumulation", "schedule_steps",
-    "optimizer", "objective", "skipping", "expert_room", "dtype", "seed",
+    "optimizer", "objective", "expert_room", "dtype", "seed",
 )  # fmt: skip
 
 

@@ -50,7 +50,7 @@ from jaxformer.training.progress import Progress, format_count, format_duration,
 # What a resumed run may not change, for its result would be another one.
 FIXED = (
     "model", "tokenizer", "source_lengths", "batch_size", "group", "accumulation",
-    "schedule_steps", "optimizer", "objective", "skipping", "expert_room", "dtype", "seed",
+    "schedule_steps", "optimizer", "objective", "expert_room", "dtype", "seed",
 )  # fmt: skip
 TARGET = len("1987-04-02") + 1  # and the end of text
 TOKENIZER_TEXTS = 5_000  # texts that show every character
