@@ -69,9 +69,9 @@ def main(run: Pretrain) -> Path:
     prepare_devices(run)
     output = output_folder(run)
     print(pprint.pformat(run, width=100), flush=True)
+    using = machinery(run, output, lengths=[run.length])
     text = prepare(run)
     check_vocabulary(run, text.tokenizer.vocab_size)
-    using = machinery(run, output, lengths=[run.length])
     print_estimate(run, using.mesh)
     with (
         Checkpoints(output / "checkpoints", keep=run.keep) as checkpoints,

@@ -288,6 +288,8 @@ def make_updates(
                     raise signals.interrupted()
                 if due(at):
                     meter.restart()
+            if signals.stops(run.steps + 1):  # one that came while the last state was saved
+                raise signals.interrupted()
         last = evaluate(run.steps, state.params, progress)
         metrics.write(run.steps, last)
     return state, last

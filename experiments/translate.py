@@ -65,9 +65,9 @@ def main(run: Translate) -> Path:
     prepare_devices(run)
     output = output_folder(run)
     print(pprint.pformat(run, width=100), flush=True)
+    using = machinery(run, output, lengths=[*run.source_lengths, TARGET])
     tokenizer = prepare(run)
     check_vocabulary(run, tokenizer.vocab_size)
-    using = machinery(run, output, lengths=[*run.source_lengths, TARGET])
     with (
         Checkpoints(output / "checkpoints", keep=run.keep) as checkpoints,
         together(run, checkpoints, output),
