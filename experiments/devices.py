@@ -4,20 +4,37 @@ import contextlib
 import json
 import os
 import sys
+from typing import Protocol
 
 import jax
 
 from experiments.resuming import flatten
-from experiments.training_run import Run
 from jaxformer import parallel
 from jaxformer.config import to_json
+from jaxformer.parallel import Hosts
 
 
-def prepare_devices(run: Run) -> None:
+class Spread(Protocol):
+    """What says on which devices it works, and whether it is one of many processes."""
+
+    @property
+    def devices(self) -> int | None: ...  # noqa: D102
+    @property
+    def distributed(self) -> bool: ...  # noqa: D102
+    @property
+    def hosts(self) -> Hosts: ...  # noqa: D102
+
+
+def prepare_devices(run: Spread) -> None:
     """Simulate as many as asked for, where they are a CPU's; join the other processes.
 
     The first process speaks for all; the others are silent but for errors.
+
+    Raises:
+        ValueError: The processes were told different things, or not that they are many.
     """
+    if run.hosts.coordinator is not None and not run.distributed:
+        raise ValueError(f"{run.hosts} is for many processes; pass --distributed too.")
     simulate(run.devices)
     if run.distributed:
         parallel.join(run.hosts)

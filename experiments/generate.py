@@ -18,10 +18,10 @@ import jax
 import numpy as np
 
 from experiments.command_line import parse, readable_errors
-from experiments.devices import chosen_devices, simulate
+from experiments.devices import chosen_devices, prepare_devices
 from experiments.trained import load_trained
 from jaxformer.generation import Beam, Greedy, Sample, generate, stream
-from jaxformer.parallel import MeshConfig, make_mesh
+from jaxformer.parallel import Hosts, MeshConfig, make_mesh
 from jaxformer.training.progress import printable
 
 
@@ -37,7 +37,10 @@ class Generate:
         sampler: How each token is chosen. A beam search shows its text when it is done.
         dtype: Of the computation.
         mesh: How the devices share the model: heads along tensor, kernels along fsdp.
-        devices: How many devices to use; None is all. On a CPU, how many to simulate.
+        devices: How many devices to use, of each process; None is all. On a CPU, how many to
+            simulate.
+        distributed: Whether this is one of many processes, each started with the same command.
+        hosts: How the processes find each other.
         seed: Of the random choices.
         ignore: Attributes of a Hugging Face config.json that change nothing in the model, by your
             word.
@@ -51,13 +54,15 @@ class Generate:
     dtype: Literal["float32", "bfloat16"] = "float32"
     mesh: MeshConfig = MeshConfig()
     devices: int | None = 1
+    distributed: bool = False
+    hosts: Hosts = Hosts()
     seed: int = 0
     ignore: tuple[str, ...] = ()
 
 
 def main(run: Generate) -> str:
     """Print the prompt and its continuation as it grows; returns them."""
-    simulate(run.devices)
+    prepare_devices(run)
     mesh = make_mesh(run.mesh, chosen_devices(run.devices))
     model = load_trained(run.checkpoint, run.step, ignore=run.ignore, mesh=mesh)
     prompt, source = model.inputs(run.prompt)

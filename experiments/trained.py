@@ -11,7 +11,7 @@ from experiments.resuming import sha256
 from jaxformer import data
 from jaxformer.config import EncoderDecoder, TransformerConfig, from_json
 from jaxformer.interop import load_pretrained
-from jaxformer.parallel import abstract_parameters
+from jaxformer.parallel import abstract_parameters, check_fits
 from jaxformer.training.checkpoints import Checkpoints
 
 
@@ -83,6 +83,8 @@ def from_run(folder: Path, step: int | None, mesh: Mesh | None = None) -> Traine
         step = checkpoints.newest() if step is None else step
         saved = checkpoints.describe(step)
         config = from_json(TransformerConfig, json.dumps(saved["config"]))
+        if mesh is not None:
+            check_fits(config, mesh.shape)
         shapes = abstract_parameters(config, mesh)
         state = checkpoints.restore(step, {"params": shapes}, partial=True)
     tokenizer = data.load_tokenizer(folder)

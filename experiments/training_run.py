@@ -87,8 +87,6 @@ class Run:
             raise ValueError(f"expert_room must be at least 1, or None; got {self.expert_room}.")
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"seed must lie between 0 and {2**32 - 1}; got {self.seed}.")
-        if self.hosts.coordinator is not None and not self.distributed:
-            raise ValueError(f"{self.hosts} is for many processes; pass --distributed too.")
 
 
 def name_of(run: Run) -> str:

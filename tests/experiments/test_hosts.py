@@ -9,9 +9,8 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import pretrain
+from experiments import generate, pretrain, translate
 from experiments.command_line import parse
-from experiments.pretrain_runs import RUNS
 from jaxformer import data
 from jaxformer.training.checkpoints import Checkpoints
 from jaxformer.training.metrics import read_json_lines
@@ -22,19 +21,18 @@ pytestmark = pytest.mark.usefixtures("no_checks_of_annotations")
 ROWS, STEPS, HALF = 8, 6, 3
 SHARED = ("--mesh.data", "2", "--mesh.fsdp", "2")  # rows differ between processes
 SPLIT = ("--mesh.context", "2", "--mesh.tensor", "2")  # all processes need all rows
+TEXT = ["--checkpoint", "two", "--prompt", "7: the ", "--max-new-tokens", "9"]
 RUN = [
     *ARGUMENTS,
     *("--steps", str(STEPS), "--schedule-steps", str(STEPS)),
     *("--save-every", str(HALF), "--evaluate-every", "2"),
 ]
-# Several runs of two processes, one after the other: JAX starts slowly. Beside each run's output
-# this leaves what each process read and fed, and what it refused.
-TRAINER = """
-import json, os, sys
+# Several programs for two processes, one after the other: JAX starts slowly. This leaves what each
+# process read and fed, what it refused and what it found.
+PROGRAMS = """
+import importlib, json, os, sys
 import numpy as np
-from experiments import devices, pretrain
 from experiments.command_line import parse
-from experiments.pretrain_runs import RUNS
 from jaxformer import data, parallel
 
 rank, runs = int(sys.argv[1]), json.loads(sys.argv[2])
@@ -57,15 +55,15 @@ def note_rows(self, index):
 
 
 data.Batches.__getitem__, data.PackedRows.__getitem__ = note_batch, note_rows
-for name, folders, arguments in runs:
+for name, folders, program, arguments in runs:
     os.chdir(folders[rank])
     batches.clear()
-    said = ""
+    module, said = importlib.import_module(f"experiments.{program}"), ""
     try:
-        pretrain.main(parse(RUNS, "", [*arguments, "--hosts.process", str(rank)]))
+        found = module.main(parse(module.RUNS, "", [*arguments, "--hosts.process", str(rank)]))
     except ValueError as error:
-        said = str(error)
-    np.savez(f"{name}-{rank}.npz", said=said, **batches)
+        found, said = "", str(error)
+    np.savez(f"{name}-{rank}.npz", said=said, found=str(found), **batches)
 """
 
 
@@ -80,11 +78,14 @@ def place(tmp_path_factory):
 
 def one_process(place, output, *more):
     """A run by four of this process's devices."""
-    arguments = [*RUN, "--devices", "4", "--output", output, *more]
+    by_one(place, pretrain, [*RUN, "--output", output, *more])
+    return place / "here" / output
+
+
+def by_one(place, module, arguments):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place / "here")
-        pretrain.main(parse(RUNS, "", arguments))
-    return place / "here" / output
+        return module.main(parse(module.RUNS, "", [*arguments, "--devices", "4"]))
 
 
 def cut(run, output):
@@ -109,19 +110,26 @@ def runs(place, whole):
     """
     cut(whole, "moved")
     here, there = str(place / "here"), str(place / "there")
-    wanted = [
+    trained = [
         ("stopped", [here, here], [*SHARED, "--output", "two", "--steps", str(HALF)]),
         ("resumed", [here, here], [*SHARED, "--output", "two", "--resume"]),
         ("moved", [here, here], [*SPLIT, "--output", "moved", "--resume"]),
         ("differ", [here, there], [*SHARED, "--output", "differ"]),
     ]
-    port = free_port()
-    wanted = [(name, at, [*RUN, *hosts(port), *more]) for name, at, more in wanted]
-    both = [start(place / "here", "-c", TRAINER, str(rank), json.dumps(wanted)) for rank in (0, 1)]
+    wanted = [(name, at, "pretrain", [*RUN, *more]) for name, at, more in trained]
+    wanted.insert(3, ("text", [here, here], "generate", [*TEXT, "--mesh.tensor", "4"]))
+    return by_two(place, wanted)
+
+
+def by_two(place, wanted):
+    """What two processes leave of programs: their names, folders, modules and arguments."""
+    common = hosts(free_port())
+    wanted = [(name, at, module, [*more, *common]) for name, at, module, more in wanted]
+    both = [start(place / "here", "-c", PROGRAMS, str(i), json.dumps(wanted)) for i in (0, 1)]
     said = ended(both)
     assert [run.returncode for run in both] == [0, 0], said
     found = {}
-    for name, folders, _ in wanted:
+    for name, folders, *_ in wanted:
         parts = [np.load(Path(at) / f"{name}-{rank}.npz") for rank, at in enumerate(folders)]
         found[name] = [dict(part) for part in parts]
     return found
@@ -183,7 +191,7 @@ def test_two_processes_go_on_where_one_stopped_on_another_mesh(place, whole, run
 )
 def test_each_process_reads_its_rows_and_no_others(place, runs, name, steps, own, monkeypatch):
     monkeypatch.chdir(place / "here")
-    text = pretrain.prepare(parse(RUNS, "", RUN))
+    text = pretrain.prepare(parse(pretrain.RUNS, "", RUN))
     asked, rows_at = [], data.PackedRows.__getitem__
     batches = data.Batches(text.train, batch_size=ROWS, seed=0)
     for step in steps:
@@ -197,6 +205,46 @@ def test_each_process_reads_its_rows_and_no_others(place, runs, name, steps, own
             for field, x in zip(expected._fields, expected, strict=True):
                 np.testing.assert_array_equal(part[f"{field}_{step}"], x[rows])
     assert len(asked) == len(steps) and all(len(i) == ROWS for i in asked)
+
+
+def test_two_processes_write_the_text_that_one_does(place, runs):
+    text = by_one(place, generate, TEXT)
+    assert text.startswith("7: the ") and len(text) > 10
+    assert [str(part["found"]) for part in runs["text"]] == [text, text]
+
+
+@pytest.mark.matrix
+def test_two_processes_train_as_one_along_any_axis(place, whole):
+    axes = ("data", "fsdp", "context", "tensor")
+    meshes = {axis: ["--mesh.data", "1", f"--mesh.{axis}", "4"] for axis in axes}
+    here = [str(place / "here")] * 2
+    wanted = [
+        (axis, here, "pretrain", [*RUN, *mesh, "--output", axis]) for axis, mesh in meshes.items()
+    ]
+    found = by_two(place, wanted)
+    for axis in axes:
+        assert [str(part["said"]) for part in found[axis]] == ["", ""]
+        assert_same_run(place / "here" / axis, whole)
+
+
+@pytest.mark.matrix
+def test_two_processes_translate_as_one_does(place):
+    """Decoding on the mesh while they train, and at the end with an average of checkpoints."""
+    arguments = [*("tiny", "--steps", "8", "--save-every", "4", "--evaluate-every", "4"), *SHARED]
+    here = [str(place / "here")] * 2
+    by_two(place, [("read", here, "translate", [*arguments, "--output", "read"])])
+    by_one(place, translate, [*arguments, "--output", "read-by-one"])
+    found, expected = (
+        read_json_lines(place / "here" / name / "metrics.jsonl") for name in ("read", "read-by-one")
+    )
+    timed = ("time", "tokens_per_second", "utilisation")
+    assert [sorted(line) for line in found] == [sorted(line) for line in expected]
+    assert {"exact_greedy", "final_exact_greedy", "final_exact_beam"} <= set().union(*found)
+    for line, other in zip(found, expected, strict=True):
+        for name in line.keys() - timed:
+            assert line[name] == pytest.approx(other[name], rel=1e-5), (name, line)
+    for name in ("tensorboard", "metrics.jsonl", "tokenizer.json"):
+        assert (place / "here" / "read" / name).exists()
 
 
 def test_processes_that_read_other_texts_are_refused_before_anything_is_written(place, runs):

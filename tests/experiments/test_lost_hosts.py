@@ -1,16 +1,22 @@
 """What is left of two processes of which one is missing, told other things, or killed."""
 
+import contextlib
 import re
 import shlex
 import signal
 import time
+from dataclasses import replace
 
+import jax
 import numpy as np
 import pytest
 
-from experiments import pretrain
+from experiments import pretrain, together
 from experiments.command_line import parse
+from experiments.devices import prepare_devices
 from experiments.pretrain_runs import RUNS
+from jaxformer.parallel import Hosts
+from jaxformer.training.checkpoints import Checkpoints
 from jaxformer.training.metrics import read_json_lines
 from tests.experiments.processes import ARGUMENTS, LINES, PATIENCE, ended, free_port, hosts, start
 
@@ -122,6 +128,77 @@ def test_two_processes_of_two_devices_are_killed_in_turn_and_end_where_one_proce
     assert len(losses[0]) == len(losses[1]) == STEPS
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-4)
     assert checkpoints(place / "many")[-3:] == checkpoints(place / "whole")[-3:]
+
+
+@pytest.fixture
+def ending(monkeypatch, tmp_path):
+    """One of two processes that ends with an error: what it has registered, and its words."""
+    registered, words = [], []
+
+    @contextlib.contextmanager
+    def last_words(said):
+        words.append(said)
+        try:
+            yield
+        finally:
+            words.clear()
+
+    def leave(status):
+        raise SystemExit(status)
+
+    monkeypatch.setattr(together, "last_words", last_words)
+    monkeypatch.setattr(together.os, "_exit", leave)
+    monkeypatch.setattr(together.atexit, "register", registered.append)
+
+    def end(error):
+        checkpoints = Checkpoints(tmp_path / "checkpoints")
+        with checkpoints, monkeypatch.context() as patch:
+            patch.setattr(jax, "process_count", lambda: 2)
+            with together.together(RUNS["tiny"], checkpoints, tmp_path):
+                raise error
+
+    return end, registered, words
+
+
+@pytest.mark.parametrize(
+    "error, said",
+    [
+        (jax.errors.JaxRuntimeError("UNKNOWN: peer\nmore"), "UNKNOWN: peer"),
+        (OSError("Saving failed:\nno room"), "Saving failed:\nno room"),
+    ],
+    ids=["devices", "checkpoint"],
+)
+def test_what_may_be_the_fault_of_others_ends_a_process_at_once(ending, capsys, error, said):
+    end, registered, _ = ending
+    with pytest.raises(SystemExit) as status:
+        end(error)
+    assert status.value.code == 1 and registered == []
+    assert capsys.readouterr().err == (
+        f"\nerror: The work with the other processes failed: {said}\nThere is no checkpoint yet.\n"
+    )
+
+
+def test_what_all_refuse_ends_them_when_all_have_said_so(ending):
+    """And JAX ends this one, with its words, if the others do not."""
+    end, registered, words = ending
+    with pytest.raises(ValueError, match="no"):
+        end(ValueError("no"))
+    assert len(words) == 1 and registered[1] == jax.distributed.shutdown
+    registered[0]()  # registered first, called last
+    assert words == []
+
+
+def test_a_process_that_ends_by_itself_needs_no_words(ending):
+    end, registered, words = ending
+    with pytest.raises(SystemExit):
+        end(SystemExit(143))
+    assert words == [] and registered == []
+
+
+def test_hosts_without_distributed_are_refused():
+    lone = replace(RUNS["tiny"], hosts=Hosts(coordinator="a:1", processes=2, process=0))
+    with pytest.raises(ValueError, match=r"coordinator='a:1'.* is for many .* --distributed too"):
+        prepare_devices(lone)
 
 
 @pytest.fixture(scope="module")
