@@ -1,11 +1,15 @@
 """What to do when a run does not fit: say what it takes, and which flags would help."""
 
 import os
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import jax
 
+from experiments.devices import chosen_devices
 from experiments.training_run import Run
+from jaxformer.parallel import check_fits
 
 CGROUP = Path("/sys/fs/cgroup/memory.max")
 
@@ -52,14 +56,38 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def advice(run: Run) -> str:
-    """The flags that would help, as they stand and as they could."""
-    keep_less = f"--remat full --scan: less is kept for the backward pass (now {run.remat})"
-    if run.remat == "full" and run.scan:
-        keep_less = f"--batch-size {max(1, run.batch_size // 2)}: fewer rows (now {run.batch_size})"
-    return f"""What would help:
-  {keep_less};
-  --accumulation {2 * run.accumulation}: fewer rows at a time (now {run.accumulation});
-  --mesh.fsdp {2 * run.mesh.fsdp}: parameters and optimizer are shared out (now {run.mesh.fsdp})."""
+    """Up to three flags that would help and fit the devices there are."""
+    found = [f"  {flags}: {why}" for flags, why, changed in changes(run) if fits(changed)][:3]
+    return "What would help:\n" + ";\n".join([*found, "  more devices"][:3]) + "."
+
+
+def changes(run: Run) -> Iterator[tuple[str, str, Run]]:
+    """Flags, what they do, and the run with them."""
+    if run.remat != "full" or not run.scan:
+        why = f"less is kept for the backward pass (now {run.remat})"
+        yield "--remat full --scan", why, replace(run, remat="full", scan=True)
+    more = 2 * run.accumulation
+    why = f"fewer rows at a time (now {run.accumulation} parts)"
+    yield f"--accumulation {more}", why, replace(run, accumulation=more)
+    for axis, what in (("fsdp", "parameters and optimizer"), ("tensor", "heads and hidden width")):
+        now = getattr(run.mesh, axis)
+        data = run.mesh.data and max(1, run.mesh.data // 2)
+        mesh = replace(run.mesh, data=data, **{axis: 2 * now})
+        flags = f"--mesh.{axis} {2 * now}" + (f" --mesh.data {data}" if data else "")
+        yield flags, f"{what} are shared out (now {now})", replace(run, mesh=mesh)
+    fewer = max(1, run.batch_size // 2)
+    why = f"fewer rows (now {run.batch_size})"
+    yield f"--batch-size {fewer}", why, replace(run, batch_size=fewer)
+
+
+def fits(run: Run) -> bool:
+    """Whether the devices there are could share the work of a run."""
+    try:
+        sizes = run.mesh.sizes(len(chosen_devices(run.devices)))
+        check_fits(run.model, sizes, batch_size=run.batch_size, accumulation=run.accumulation)
+    except ValueError:
+        return False
+    return True
 
 
 def gib(size: int) -> str:

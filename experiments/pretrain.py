@@ -51,7 +51,7 @@ from jaxformer.training.progress import Progress, format_count, printable
 # may change; they round differently, and devices draw other dropout.
 FIXED = (
     "model", "tokenizer", "held_out", "length", "batch_size", "accumulation", "schedule_steps",
-    "optimizer", "objective", "skipping", "expert_room", "dtype", "seed",
+    "optimizer", "objective", "expert_room", "dtype", "seed",
 )  # fmt: skip
 
 
@@ -69,9 +69,9 @@ def main(run: Pretrain) -> Path:
     prepare_devices(run)
     output = output_folder(run)
     print(pprint.pformat(run, width=100), flush=True)
+    using = machinery(run, output, lengths=[run.length])
     text = prepare(run)
     check_vocabulary(run, text.tokenizer.vocab_size)
-    using = machinery(run, output, lengths=[run.length])
     print_estimate(run, using.mesh)
     with (
         Checkpoints(output / "checkpoints", keep=run.keep) as checkpoints,

@@ -73,8 +73,9 @@ def explained_end(run: Run, checkpoints: Checkpoints, output: Path) -> Iterator[
     except loop.TooManySkipsError as error:
         checkpoints.wait()
         fail(
-            f"{error} {last_checkpoint(checkpoints, output)} A lower peak of the learning rate "
-            "usually helps; --skipping.patience and --skipping.spike say what is left out."
+            f"{error} {last_checkpoint(checkpoints, output)} --skipping.patience and "
+            "--skipping.spike may be changed with --resume; a new run with a lower peak of the "
+            "learning rate usually helps."
         )
     except (TooLargeError, jax.errors.JaxRuntimeError) as error:
         if isinstance(error, TooLargeError):
@@ -89,7 +90,10 @@ def explained_end(run: Run, checkpoints: Checkpoints, output: Path) -> Iterator[
         with deferred():
             checkpoints.wait()
         print(f"\nInterrupted. {last_checkpoint(checkpoints, output)}", file=sys.stderr)
-        if checkpoints.latest() is not None:
+        latest = checkpoints.latest()
+        if latest == run.steps:
+            print("All updates are made; what is missing is the last evaluation.", file=sys.stderr)
+        elif latest is not None:
             again = command_line(name_of(run), "--resume", "--output", str(output))
             print(f"To go on from there:\n  {again}", file=sys.stderr)
         raise SystemExit(getattr(error, "status", INTERRUPTED)) from None
@@ -280,10 +284,12 @@ def make_updates(
                     rank = loss(numbers)
                 if at % run.save_every == 0 or at == run.steps or signals.stopping:
                     checkpoints.save(at, state, description, loss=rank)
-                if signals.stopping and at < run.steps:
+                if signals.stopping:
                     raise signals.interrupted()
                 if due(at):
                     meter.restart()
+            if signals.stops(run.steps + 1):  # one that came while the last state was saved
+                raise signals.interrupted()
         last = evaluate(run.steps, state.params, progress)
         metrics.write(run.steps, last)
     return state, last

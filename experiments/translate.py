@@ -50,7 +50,7 @@ from jaxformer.training.progress import Progress, format_count, format_duration,
 # What a resumed run may not change, for its result would be another one.
 FIXED = (
     "model", "tokenizer", "source_lengths", "batch_size", "group", "accumulation",
-    "schedule_steps", "optimizer", "objective", "skipping", "expert_room", "dtype", "seed",
+    "schedule_steps", "optimizer", "objective", "expert_room", "dtype", "seed",
 )  # fmt: skip
 TARGET = len("1987-04-02") + 1  # and the end of text
 TOKENIZER_TEXTS = 5_000  # texts that show every character
@@ -65,9 +65,9 @@ def main(run: Translate) -> Path:
     prepare_devices(run)
     output = output_folder(run)
     print(pprint.pformat(run, width=100), flush=True)
+    using = machinery(run, output, lengths=[*run.source_lengths, TARGET])
     tokenizer = prepare(run)
     check_vocabulary(run, tokenizer.vocab_size)
-    using = machinery(run, output, lengths=[*run.source_lengths, TARGET])
     with (
         Checkpoints(output / "checkpoints", keep=run.keep) as checkpoints,
         together(run, checkpoints, output),

@@ -138,8 +138,9 @@ def mix_experts(
             are then those of this device, and tokens travel to theirs and back.
         room: How many rows a device has room for from each other one, as a multiple of an even
             share ``R * top_k / devices``. So many are exchanged each way and worked on, whether
-            they are filled or not; a token that finds no room is not seen by that expert. None
-            has room for all, ``devices`` times what is needed when tokens are evenly spread.
+            they are filled or not; the last tokens, for which there is no room, are not seen by
+            that expert, so the result depends on how tokens are shared out. None has room for all,
+            ``devices`` times what is needed when tokens are evenly spread.
 
     Returns:
         The mixtures, summed in float32, in the dtype of `x`.
@@ -156,8 +157,10 @@ def mix_experts(
         raise ValueError(f"room is a multiple of an even share, at least 1; got {room}.")
     top_k = routing.experts.shape[-1]
     chosen = routing.experts.reshape(-1)
+    if axis_name is not None and room is not None:
+        chosen = _with_room(chosen, room, num_experts=num_experts, axis_name=axis_name)
     order = jnp.argsort(chosen)
-    sizes = jnp.bincount(chosen, length=num_experts)
+    sizes = jnp.sum(chosen[:, None] == jnp.arange(num_experts)[None], axis=0)
     rows = x.reshape(-1, x.shape[-1])[order // top_k]
     if axis_name is None:
         answers = experts(rows, sizes)
@@ -166,6 +169,20 @@ def mix_experts(
     given = answers[jnp.argsort(order)].reshape(*routing.weights.shape, x.shape[-1])
     weighted = given.astype(jnp.float32) * routing.weights[..., None]
     return jnp.sum(weighted, axis=-2).astype(x.dtype)
+
+
+def _with_room(
+    chosen: Int[Array, " R"], room: float, *, num_experts: int, axis_name: str
+) -> Int[Array, " R"]:
+    """The expert of each row; none, which is E, of rows for which its device has no room left.
+
+    Rows have room in their order, whatever the expert, so that none is left out before others.
+    """
+    devices = jax.lax.axis_size(axis_name)
+    to = chosen // (num_experts // devices)
+    same = (to[:, None] == jnp.arange(devices)[None]).astype(jnp.int32)
+    before = jnp.sum(jnp.cumsum(same, axis=0) * same, axis=-1) - 1
+    return jnp.where(before < room_for(len(chosen), devices, room), chosen, num_experts)
 
 
 def room_for(rows: int, devices: int, share: float | None) -> int:
@@ -180,7 +197,7 @@ def _at_their_devices(
     axis_name: str,
     share: float | None,
 ) -> Float[Array, "R D"]:
-    """What experts on all devices make of rows that are sorted by expert; 0 without room."""
+    """What experts on all devices make of rows sorted by expert; 0 for those behind the last."""
     devices, count = jax.lax.axis_size(axis_name), rows.shape[0]
     room = room_for(count, devices, share)
     by_device = sizes.reshape(devices, -1)  # [to, expert]
@@ -189,8 +206,6 @@ def _at_their_devices(
     slots = jnp.arange(room)
     sent = rows[jnp.minimum(starts[:, None] + slots[None], count - 1)]
     sent = jnp.where((slots[None] < counts[:, None])[..., None], sent, 0)
-    within = jnp.minimum(jnp.cumsum(by_device, axis=-1), room)
-    by_device = jnp.diff(within, axis=-1, prepend=0)
     exchange = partial(jax.lax.all_to_all, axis_name=axis_name, split_axis=0, concat_axis=0)
     arrived, arriving = exchange(sent), exchange(by_device)  # [from, slot, D], [from, expert]
     ends = jnp.cumsum(arriving, axis=-1)
@@ -203,9 +218,8 @@ def _at_their_devices(
     back = exchange(answers.reshape(devices, room, -1))  # [expert's device, slot, D]
     row = jnp.arange(count)
     device = jnp.sum(row[:, None] >= jnp.cumsum(counts)[None], axis=-1)
-    slot = row - starts[device]
-    found = back[device, jnp.minimum(slot, room - 1)]
-    return jnp.where((slot < room)[:, None], found, 0)
+    found = back[jnp.minimum(device, devices - 1), jnp.clip(row - starts[device], 0, room - 1)]
+    return jnp.where((device < devices)[:, None], found, 0)
 
 
 class RouterTotals(NamedTuple):

@@ -77,8 +77,13 @@ def answer(question: Question) -> str:
         ValueError: There is no such preset or chip, or the mesh does not fit the model.
     """
     config, chip = zoo.get(question.name), get_chip(question.chip)
-    length = question.length or min(LENGTH, config.max_length or LENGTH)
+    longest = config.max_length
+    length = min(LENGTH, longest or LENGTH) if question.length is None else question.length
+    if longest is not None and length > longest:
+        raise ValueError(f"{question.name} has {longest} learned positions; got length {length}.")
     reads = isinstance(config.topology, EncoderDecoder)
+    if question.source_length is not None and not reads:
+        raise ValueError(f"{question.name} reads no source; leave out source_length.")
     work = Work(
         batch_size=question.batch_size,
         length=length,

@@ -45,6 +45,14 @@ class Work:
     expert_room: float | None = None
     optimizer: OptimizerKind = "adamw"
 
+    def __post_init__(self):
+        for name in ("batch_size", "length", "accumulation"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1; got {value}.")
+        if self.source_length < 0:
+            raise ValueError(f"source_length must not be negative; got {self.source_length}.")
+
     def rows(self, sizes: Mapping[str, int]) -> int:
         """The batch size."""
         own = math.prod(sizes.get(name, 1) for name in ROWS) * self.accumulation
@@ -131,8 +139,9 @@ def plan(config: c.TransformerConfig, sizes: Mapping[str, int], chip: Chip, work
         utilisation = the model's FLOPs / (time * devices * peak)
 
     Neighbours in the mesh, innermost first, fill domains of fast links. Messages inside a domain go
-    over its links; those of a group that spans several go over the network, of which a group has
-    as many connections as members in a domain.
+    over its links; those of a group that spans several go over the network. What is gathered or
+    summed crosses it once for all members in a domain, over as many connections; what is passed on
+    or exchanged goes by the connection of each device.
 
     It is assumed that kernels of layers are gathered, and their gradients scattered, while the
     layer before is computed; that all other messages are waited for; that products run at the peak
@@ -193,7 +202,8 @@ def _carrier(
         return "links", chip.link
     if chip.network is None:
         return "network", None
-    speed = chip.network * inside
+    alone = messages.kind in ("permute", "all_to_all")  # nothing is put together on the way
+    speed = chip.network * (1 if alone else inside)
     return "network", speed if chip.link is None else min(speed, chip.link)
 
 

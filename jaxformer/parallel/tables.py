@@ -119,6 +119,11 @@ def _time(found: Plan) -> str:
         "kernels are gathered and their gradients scattered while other layers are computed; "
         "nothing else takes time. What is reached is less."
     )
+    if found.work.optimizer in ("muon", "adafactor"):
+        closing += (
+            f" Not counted: what {found.work.optimizer} sends, for it looks at whole matrices, "
+            "which under fsdp and tensor are gathered."
+        )
     unknown = [s for s in found.sendings if s.seconds is None]
     if unknown:
         size = sum(s.messages.sent for s in unknown)

@@ -39,7 +39,7 @@ class Guard(NamedTuple):
 
     Attributes:
         usual: Mean of the norms of the updates made, the last hundred or so counting most.
-        made: How many were made.
+        made: How many were made, without those whose gradient was zero.
         skipped: How many were left out.
         in_a_row: How many of them since the last one that was made.
     """
@@ -75,13 +75,13 @@ def judge(
     made = jnp.isfinite(loss) & jnp.isfinite(norm)
     if skipping.spike is not None:
         made &= (guard.made < skipping.after) | (norm <= skipping.spike * guard.usual)
+    counts = made & (norm > 0)  # a batch in which nothing counts says nothing of the others
     weight = jnp.maximum(1 - MEMORY, 1 / (guard.made.astype(jnp.float32) + 1))
-    usual = guard.usual + weight * (jnp.where(made, norm, guard.usual) - guard.usual)
-    one = made.astype(jnp.int32)
+    usual = guard.usual + weight * (jnp.where(counts, norm, guard.usual) - guard.usual)
     return made, Guard(
         usual=usual,
-        made=guard.made + one,
-        skipped=guard.skipped + 1 - one,
+        made=guard.made + counts.astype(jnp.int32),
+        skipped=guard.skipped + 1 - made.astype(jnp.int32),
         in_a_row=jnp.where(made, 0, guard.in_a_row + 1),
     )
 

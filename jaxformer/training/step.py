@@ -200,7 +200,8 @@ def make_gradient(
     The mean is over the tokens that count in the whole batch, whatever device or accumulated part
     they are in, so without dropout neither changes the result beyond rounding. It is taken inside
     the loss, before the gradient. One thing depends on the accumulation: the load of experts is
-    balanced within each part.
+    balanced within each part, which has every so-manieth row, on any mesh the same ones. And with
+    `expert_room` it depends on the mesh for which tokens there is room.
 
     Args:
         model: Applied with dropout on; spread over the mesh here.
@@ -233,7 +234,7 @@ def make_gradient(
             return jax.tree.map(jnp.add, carry, jax.value_and_grad(loss)(own)), None
 
         def split(rows):
-            return rows.reshape(accumulation, -1, *rows.shape[1:])
+            return jnp.moveaxis(rows.reshape(-1, accumulation, *rows.shape[1:]), 1, 0)
 
         zeros = jax.tree.map(
             lambda x: F.varying(jnp.zeros(x.shape, x.dtype), *F.varies_over(x)), own

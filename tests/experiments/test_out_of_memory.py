@@ -9,13 +9,14 @@ import pytest
 from experiments import out_of_memory
 from experiments.pretrain_runs import RUNS
 from experiments.running import explained_end
+from jaxformer.parallel import MeshConfig
 from jaxformer.training.checkpoints import Checkpoints
 
-RUN = replace(RUNS["tiny"], accumulation=2)
+RUN = replace(RUNS["tiny"], accumulation=2, devices=1)
 HELP = """What would help:
   --remat full --scan: less is kept for the backward pass (now none);
-  --accumulation 4: fewer rows at a time (now 2);
-  --mesh.fsdp 2: parameters and optimizer are shared out (now 1)."""
+  --accumulation 4: fewer rows at a time (now 2 parts);
+  --batch-size 4: fewer rows (now 8)."""
 
 
 def compiled():
@@ -44,9 +45,29 @@ def test_a_cpu_has_its_share_of_the_machines_memory():
     assert 1 << 24 < out_of_memory.memory_per_device() * devices < 1 << 50
 
 
-def test_where_the_blocks_are_recomputed_already_fewer_rows_help():
-    advice = out_of_memory.advice(replace(RUN, remat="full", scan=True))
-    assert advice.splitlines()[1] == "  --batch-size 4: fewer rows (now 8);"
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        (
+            dict(devices=8, accumulation=1, mesh=MeshConfig(fsdp=2, data=4)),
+            ["--mesh.fsdp 4 --mesh.data 2: parameters and optimizer are shared out (now 2);"],
+        ),
+        (dict(devices=8, accumulation=1, mesh=MeshConfig(fsdp=8)), ["more devices."]),
+        (
+            dict(devices=8, batch_size=16, accumulation=1, mesh=MeshConfig(fsdp=8)),
+            ["--accumulation 2: fewer rows at a time (now 1 parts);"],
+        ),
+    ],
+    ids=["a free axis", "nothing", "more rows"],
+)
+def test_what_is_suggested_fits_the_devices(changes, said):
+    run = replace(RUN, remat="full", scan=True, **changes)
+    lines = [line.strip() for line in out_of_memory.advice(run).splitlines()[1:]]
+    assert lines[: len(said)] == said and len(lines) <= 3
+    fitting = [
+        flags for flags, _, changed in out_of_memory.changes(run) if out_of_memory.fits(changed)
+    ]
+    assert sum(line.startswith("--") for line in lines) == len(fitting[:3])
 
 
 @pytest.mark.parametrize(

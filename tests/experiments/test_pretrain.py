@@ -419,7 +419,7 @@ def test_losses_that_are_not_finite_make_no_update_and_end_the_run_in_the_end(ca
     shown = capsys.readouterr()
     assert re.search(
         r"error: 3 updates in a row were left out up to step 4, whose loss is (nan|inf) and its "
-        r"gradient's norm \S+\. The last good checkpoint is 3 in out\. A lower peak",
+        r"gradient's norm \S+\. The last good checkpoint is 3 in out\. --skipping",
         shown.err,
     )
     for step_, so_far in ((2, 1), (3, 2)):
@@ -446,8 +446,9 @@ def test_a_run_that_ends_before_its_first_checkpoint_says_so(monkeypatch, capsys
             loop.TooManySkipsError(loop.Finished(7, float("nan"), 3.5, 9, 3)),
             1,
             "error: 3 updates in a row were left out up to step 7, whose loss is nan and its "
-            "gradient's norm 3.5. There is no checkpoint yet. A lower peak of the learning rate "
-            "usually helps; --skipping.patience and --skipping.spike say what is left out.\n",
+            "gradient's norm 3.5. There is no checkpoint yet. --skipping.patience and "
+            "--skipping.spike may be changed with --resume; a new run with a lower peak of the "
+            "learning rate usually helps.\n",
         ),
     ]:
         monkeypatch.setattr(pretrain, "begin", lambda *_, error=error: stop(error))

@@ -49,6 +49,12 @@ def test_old_norms_are_forgotten():
     assert 1.98 < float(guard.usual) < 2.0
 
 
+def test_batches_in_which_nothing_counts_do_not_lower_what_is_usual():
+    made, guard = judged([0.0] * 5 + [12.0] * 4 + [49.0])
+    assert made == [True] * 9 + [False]
+    assert (int(guard.made), float(guard.usual)) == (4, 12.0)
+
+
 @pytest.mark.parametrize(
     "fields, message",
     [

@@ -173,6 +173,13 @@ def test_parts_of_a_batch_on_a_mesh_add_up():
     assert compare(found, on_one_device("llama-2-70b")) < 1e-4
 
 
+def test_parts_are_the_same_rows_on_any_mesh():
+    """The load of experts is balanced within each part, so it matters which rows it has."""
+    how = dict(steps=2, accumulation=2)
+    found = train("mixtral-8x7b", **how, fsdp=2, expert=2)
+    assert compare(found, train("mixtral-8x7b", **how, data=1)) < 1e-4
+
+
 def test_muon_sees_whole_matrices():
     """Orthogonalising the shares of a matrix would give another update."""
     found = train("llama-2-70b", kind=Muon(), steps=2, fsdp=4, tensor=2)
