@@ -34,7 +34,15 @@ def hosts(port, *, devices=2):
     ]
 
 
-def start(place, *arguments):
+def slurm(rank, port):
+    """What Slurm tells the tasks of a job."""
+    return {
+        **{"SLURM_JOB_ID": "1", "SLURM_STEP_NODELIST": "localhost", "JAX_COORDINATOR_PORT": port},
+        **{"SLURM_NTASKS": "2", "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)},
+    }
+
+
+def start(place, *arguments, **variables):
     """Python in a folder; programs that were compiled are kept beside it for the next one."""
     environment = {
         **os.environ,
@@ -43,6 +51,7 @@ def start(place, *arguments):
         "JAX_COMPILATION_CACHE_DIR": str(place.parent / "programs"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+        **variables,
     }
     environment.pop("JAXFORMER_TRACEBACK", None)
     return subprocess.Popen(

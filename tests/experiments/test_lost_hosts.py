@@ -18,7 +18,16 @@ from experiments.pretrain_runs import RUNS
 from jaxformer.parallel import Hosts
 from jaxformer.training.checkpoints import Checkpoints
 from jaxformer.training.metrics import read_json_lines
-from tests.experiments.processes import ARGUMENTS, LINES, PATIENCE, ended, free_port, hosts, start
+from tests.experiments.processes import (
+    ARGUMENTS,
+    LINES,
+    PATIENCE,
+    ended,
+    free_port,
+    hosts,
+    slurm,
+    start,
+)
 
 pytestmark = pytest.mark.usefixtures("no_checks_of_annotations")
 
@@ -204,15 +213,16 @@ def test_hosts_without_distributed_are_refused():
 @pytest.fixture(scope="module")
 def begun(place):
     """What processes say that do not get to begin: one that is alone, and two unlike each other."""
-    alone = [*hosts("1"), "--output", "alone", "--hosts.process", "0", "--hosts.wait", "4"]
-    alone[alone.index("localhost:1")] = f"localhost:{free_port()}"
-    unlike = [*MESHES[2], "--output", "unlike", *hosts(free_port())]
-    options = [
-        alone,
-        [*unlike, "--hosts.process", "0"],
-        [*unlike, "--hosts.process", "1", "--steps", "300", "--devices", "1", "--seed", "7"],
+    alone = [*hosts(free_port()), "--output", "alone", "--hosts.process", "0", "--hosts.wait", "4"]
+    unlike = [*MESHES[2], "--output", "unlike", "--distributed", "--devices"]
+    port = free_port()
+    wanted = [
+        (alone, {}),
+        ([*unlike, "2"], slurm(0, port)),
+        ([*unlike, "1", "--steps", "300", "--seed", "7"], slurm(1, port)),
     ]
-    runs = [start(place, "-m", "experiments.pretrain", *RUN, *more) for more in options]
+    module = ["-m", "experiments.pretrain", *RUN]
+    runs = [start(place, *module, *more, **variables) for more, variables in wanted]
     return list(zip(ended(runs), [run.returncode for run in runs], strict=True))
 
 
@@ -229,8 +239,9 @@ def test_a_process_that_waits_in_vain_says_for_what(place, begun):
 
 
 def test_two_processes_that_were_started_differently_both_refuse_with_every_number(place, begun):
+    """They find each other by what Slurm tells them."""
     for said, status in begun[1:]:
-        assert status == 1
+        assert status == 1, said
         words = said[said.index("error: ") :].splitlines()
         assert words[:-1] == [
             "error: The processes were not started alike:",
