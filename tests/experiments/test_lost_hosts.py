@@ -106,7 +106,6 @@ def assert_left_with_words(place, output, rank, *, devices):
 
 
 def test_the_other_process_says_how_to_go_on_and_a_signal_to_one_stops_both(place):
-    assert_left_with_words(place, "few", 1, devices=1)
     assert_left_with_words(place, "few", 0, devices=1)
     both = begin(place, "few", devices=1)
     said, _ = strike(both, 0, signal.SIGTERM, place / "few", after=20)
@@ -120,9 +119,9 @@ def test_the_other_process_says_how_to_go_on_and_a_signal_to_one_stops_both(plac
 
 
 @pytest.mark.matrix
-def test_two_processes_of_two_devices_are_killed_in_turn_and_end_where_one_process_does(place):
-    for rank in (1, 0):
-        assert_left_with_words(place, "many", rank, devices=2)
+def test_two_processes_are_killed_in_turn_and_end_where_one_process_does(place):
+    for rank, devices in ((1, 1), (1, 2), (0, 2)):
+        assert_left_with_words(place, "many", rank, devices=devices)
     both = begin(place, "many", devices=2)
     said = ended(both)
     assert [process.returncode for process in both] == [0, 0], said
@@ -137,6 +136,22 @@ def test_two_processes_of_two_devices_are_killed_in_turn_and_end_where_one_proce
     assert len(losses[0]) == len(losses[1]) == STEPS
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-4)
     assert checkpoints(place / "many")[-3:] == checkpoints(place / "whole")[-3:]
+
+
+@pytest.mark.matrix
+def test_a_process_that_fails_alone_does_not_leave_the_other_waiting(place):
+    """It has no texts; the other one trains."""
+    (place.parent / "empty").mkdir()
+    options = ["-m", "experiments.pretrain", *RUN, *MESHES[2], "--output", "alone"]
+    options += hosts(free_port())
+    folders = (place, place.parent / "empty")
+    both = [start(at, *options, "--hosts.process", str(i)) for i, at in enumerate(folders)]
+    since = time.monotonic()
+    said = ended(both)
+    assert time.monotonic() - since < 40 + 2 * SILENCE
+    assert all(process.returncode in (1, -signal.SIGABRT) for process in both)
+    assert "error: texts does not exist.\n" in said[1]
+    assert WORDS.search(said[0]), said[0]
 
 
 @pytest.fixture
