@@ -146,3 +146,13 @@ def test_less_room_than_an_even_share_is_refused():
     routing = F.route(draw(3, 4), top_k=1)
     with pytest.raises(ValueError, match=r"room is a multiple of an even share, at least 1; got 0"):
         F.mix_experts(draw(3, 5), routing, lambda rows, _: rows, num_experts=4, room=0.5)
+
+
+@pytest.mark.parametrize(
+    "rows, devices, share, expected",
+    [(12, 4, None, 12), (12, 4, 1.0, 3), (13, 4, 1.5, 5), (8, 2, 9.0, 8)],
+)
+def test_room_is_a_multiple_of_an_even_share_and_never_more_than_all(
+    rows, devices, share, expected
+):
+    assert F.room_for(rows, devices, share) == expected
