@@ -113,7 +113,7 @@ def assert_left_with_words(place, output, rank, *, devices):
 
 def test_the_other_process_says_how_to_go_on_and_a_signal_to_one_stops_both(place):
     assert_left_with_words(place, "few", 0, devices=1)
-    both = begin(place, "few", devices=1)
+    both = begin(place, "few", devices=2)
     said, _ = strike(both, 0, signal.SIGTERM, place / "few", after=20)
     assert [process.returncode for process in both] == [143, 143], said
     saved = checkpoints(place / "few")[-1]
