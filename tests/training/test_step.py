@@ -383,8 +383,8 @@ class Keys:
 
 def test_dropout_keys_differ_by_step_device_and_part(monkeypatch):
     numbers = Keys(monkeypatch)(devices=2, accumulation=2, steps=3)
-    shared = numbers.reshape(3, 2, 2, 2)  # step, device, part, row of the part
-    assert np.all(shared[..., 0] == shared[..., 1])
+    shared = numbers.reshape(3, 2, 2, 2)  # step, device, row of the part, part
+    assert np.all(shared[:, :, 0] == shared[:, :, 1])
     assert len(np.unique(numbers)) == 3 * 2 * 2
 
 
