@@ -200,8 +200,8 @@ def make_gradient(
     The mean is over the tokens that count in the whole batch, whatever device or accumulated part
     they are in, so without dropout neither changes the result beyond rounding. It is taken inside
     the loss, before the gradient. One thing depends on the accumulation: the load of experts is
-    balanced within each part, whose rows are the same on any mesh. With `expert_room` it depends on the
-    mesh for which tokens there is room.
+    balanced within each part, whose rows are the same on any mesh. With `expert_room` the mesh
+    decides for which tokens there is room.
 
     Args:
         model: Applied with dropout on; spread over the mesh here.
