@@ -30,7 +30,14 @@ from jaxformer.training import loop, step
 from jaxformer.training.checkpoints import Checkpoints
 from jaxformer.training.hardware import machine_peak_flops
 from jaxformer.training.interruption import deferred, raised
-from jaxformer.training.metrics import JsonLines, Metrics, TensorBoard, WeightsAndBiases, Writer
+from jaxformer.training.metrics import (
+    JsonLines,
+    Metrics,
+    TensorBoard,
+    WeightsAndBiases,
+    Writer,
+    read_json_lines,
+)
 from jaxformer.training.optimizers import learning_rate, make_optimizer
 from jaxformer.training.progress import Progress, format_count
 
@@ -90,10 +97,7 @@ def explained_end(run: Run, checkpoints: Checkpoints, output: Path) -> Iterator[
         with deferred():
             checkpoints.wait()
         print(f"\nInterrupted. {last_checkpoint(checkpoints, output)}", file=sys.stderr)
-        latest = checkpoints.latest()
-        if latest == run.steps:
-            print("All updates are made; what is missing is the last evaluation.", file=sys.stderr)
-        elif latest is not None:
+        if checkpoints.latest() is not None:
             again = command_line(name_of(run), "--resume", "--output", str(output))
             print(f"To go on from there:\n  {again}", file=sys.stderr)
         raise SystemExit(getattr(error, "status", INTERRUPTED)) from None
@@ -111,7 +115,11 @@ def begin(
     checkpoints: Checkpoints,
     description: dict[str, Any],
 ) -> step.TrainState:
-    """A fresh state beside its tokenizer, or the newest whole checkpoint's."""
+    """A fresh state beside its tokenizer, or the newest whole checkpoint's.
+
+    Raises:
+        ValueError: A resumed run is another one, or has nothing left to do.
+    """
     parallel.refuse_differences(flatten(description))
     if not run.resume:
         if parallel.is_first():
@@ -123,10 +131,26 @@ def begin(
     abstract = step.abstract_state(using.model, using.optimizer, using.mesh)
     state = checkpoints.restore(newest, abstract)
     done = int(state.step)
-    if done >= run.steps:
+    if done > run.steps or (done == run.steps and is_evaluated(using.output, done)):
         raise ValueError(f"The checkpoint has {done} steps already; pass --steps N with N above.")
     print(f"Resuming after step {done}.")
     return state
+
+
+def is_evaluated(output: Path, step: int) -> bool:
+    """Whether the evaluation that ends a run was written."""
+
+    def found() -> str:
+        file = output / "metrics.jsonl"
+        lines = read_json_lines(file) if file.exists() else []
+        return str(any(line["step"] == step and is_final(line) for line in lines))
+
+    return parallel.first_decides(found) == "True"
+
+
+def is_final(numbers: dict[str, Any]) -> bool:
+    """Whether these are of the evaluation that ends a run."""
+    return any(name.startswith("final_") for name in numbers)
 
 
 def compile_update(run: Run, using: Machinery, state: step.TrainState, batch: step.AnyBatch) -> Any:

@@ -47,8 +47,8 @@ ARGUMENTS = [
 class Moment(NamedTuple):
     """When a process gets which signal.
 
-    So many "seconds" after its start, so many "updates" after its first, or after so many updates
-    and then while it is "writing" a checkpoint.
+    After such a "share" of the time that the whole run took, so many "updates" after its first, or
+    after so many updates and then while it is "writing" a checkpoint.
     """
 
     sent: signal.Signals
@@ -62,9 +62,11 @@ def place(tmp_path_factory):
     place = tmp_path_factory.mktemp("faults")
     (place / "texts").mkdir()
     (place / "texts" / "all.txt").write_text("".join(LINES))
+    since = time.monotonic()
     run = start(place, "whole")
     said = ended(run)
     assert run.returncode == 0, said
+    (place / "seconds").write_text(str(time.monotonic() - since))
     return place
 
 
@@ -122,11 +124,12 @@ def being_written(output):
 
 
 def strike(run, output, moment):
-    """Send a signal at its moment; returns what the process then said."""
-    since = time.time()
+    """Send a signal at its moment, if it comes; returns what the process then said."""
+    since, whole = time.time(), float((output.parent / "seconds").read_text())
     while run.poll() is None and time.time() - since < PATIENCE:
         time.sleep(0.001)
-        done = time.time() - since if moment.kind == "seconds" else written(output, since)
+        share = (time.time() - since) / whole
+        done = share if moment.kind == "share" else written(output, since)
         if done < moment.after:
             continue
         if moment.kind == "writing":
@@ -145,10 +148,15 @@ def strike(run, output, moment):
 
 def survive(place, output, moments):
     """Returns how many different checkpoints were the newest when a process ended."""
-    newest = set()
-    for moment in moments:
-        run = begin(place, output)
+    newest, waiting = set(), list(moments)
+    while waiting:
+        run, moment = begin(place, output), waiting.pop(0)
         said = strike(run, place / output, moment)
+        if run.returncode == 0:  # it was at its end before its moment came: from the beginning
+            assert_as_if_nothing_had_happened(place, output)
+            shutil.rmtree(place / output)
+            waiting.append(moment)
+            continue
         killed = moment.sent == signal.SIGKILL
         assert run.returncode == (-9 if killed else 128 + moment.sent), (moment, said)
         if killed and moment.kind == "writing":
@@ -209,7 +217,7 @@ def test_a_run_that_was_killed_and_interrupted_ends_bitwise_as_one_that_was_not(
     moments = [
         Moment(signal.SIGKILL, "writing", 5),
         Moment(signal.SIGTERM, "updates", 5),
-        Moment(signal.SIGKILL, "seconds", 1.0),
+        Moment(signal.SIGKILL, "share", 0.2),
         Moment(signal.SIGINT, "writing", 4),
         Moment(signal.SIGKILL, "updates", 7),
     ]
@@ -223,11 +231,26 @@ def test_a_run_killed_at_twenty_moments_ends_bitwise_as_one_that_was_not(place):
     moments = [
         *(Moment(signal.SIGKILL, "writing", draw.randint(2, 5)) for _ in range(8)),
         *(Moment(signal.SIGKILL, "updates", draw.randint(3, 6)) for _ in range(6)),
-        *(Moment(signal.SIGKILL, "seconds", draw.uniform(0, 5)) for _ in range(6)),
+        *(Moment(signal.SIGKILL, "share", draw.uniform(0, 1)) for _ in range(6)),
     ]
     draw.shuffle(moments)
     assert survive(place, "many", moments) >= 6
     assert_as_if_nothing_had_happened(place, "many")
+
+
+def test_a_run_killed_during_its_last_evaluation_makes_it_up(place):
+    shutil.copytree(place / "whole", place / "late")
+    metrics = place / "late" / "metrics.jsonl"
+    *lines, last = metrics.read_text().splitlines(keepends=True)
+    assert "final_held_out_bits_per_byte" in last
+    metrics.write_text("".join(lines))
+    run = start(place, "late", "--resume")
+    said = ended(run)
+    assert run.returncode == 0, said
+    assert_as_if_nothing_had_happened(place, "late")
+    run = start(place, "late", "--resume")
+    assert f"has {STEPS} steps already; pass --steps N with N above." in ended(run)
+    assert run.returncode == 1
 
 
 def test_a_full_disk_leaves_the_checkpoint_before_and_the_run_goes_on_when_there_is_room(place):
