@@ -143,12 +143,11 @@ def _put_together(
 
 def _numbers_kept(leaf: Leaf, optimizer: str) -> int:
     """What an optimizer keeps of each number of a parameter."""
-    kernel, head = leaf.path[-1] == "kernel", leaf.path[-2:] == ("head", "kernel")
     match optimizer:
         case "adafactor":  # of a matrix a row and a column
-            return 0 if kernel or leaf.path[-1] == "embedding" else 1
+            return 0 if leaf.path[-1] in ("kernel", "embedding") else 1
         case "muon":
-            return 1 if kernel and not head else 2
+            return 1 if leaf.updated_as_matrix else 2
         case "lion" | "sgd":
             return 1
     return 2

@@ -42,6 +42,7 @@ class Part(NamedTuple):
     narrow: int  # bytes of a number in the computation
     remat: str
     expert_room: float | None
+    optimizer: str
 
 
 def of_update(config: c.TransformerConfig, part: Part) -> Iterator[Message]:
@@ -57,10 +58,24 @@ def of_update(config: c.TransformerConfig, part: Part) -> Iterator[Message]:
         copies = tuple(axis for axis in over if axis not in spread)
         size = math.prod(leaf.shape) // math.prod(n[axis] for axis in spread)
         yield Message("all_reduce", copies, "gradients of copies", 1, size * WIDE)
+        if part.optimizer == "muon" and leaf.updated_as_matrix:
+            yield from _matrices(leaf, n, size)
         norms.add(tuple(axis for axis in AXES if axis in spread and n[axis] > 1))
     for axes in norms:
         yield Message("all_reduce", axes, "norm of the gradient", 1, WIDE)
     yield Message("all_reduce", over, "number of tokens", 1, WIDE)
+
+
+def _matrices(leaf: Leaf, n: Mapping[str, int], share: int) -> Iterator[Message]:
+    """Shares of matrices exchanged for whole ones, and back; see `training.matrices.in_whole`."""
+    stacked = zip(leaf.names, leaf.spec(n), leaf.shape, strict=True)
+    counts = [size // n.get(axis or "", 1) for name, axis, size in stacked if name == "experts"]
+    count = math.prod(counts) * (leaf.shape[0] if "layers" in leaf.path else 1)
+    axes = [axis for axis in leaf.spec(n) if axis in ("fsdp", "tensor")]
+    devices = math.prod(n[axis] for axis in axes)
+    size = share // count * (count + -count % devices)
+    for axis in axes:
+        yield Message("all_to_all", (axis,), "matrices for Muon", 2, 2 * size * WIDE)
 
 
 def of_part(config: c.TransformerConfig, part: Part) -> Iterator[Message]:

@@ -38,6 +38,11 @@ class Leaf(NamedTuple):
         """How many layers it has the numbers of; 0 if it is no parameter of layers."""
         return self.shape[0] if "layers" in self.path else int("tail" in self.path)
 
+    @property
+    def updated_as_matrix(self) -> bool:
+        """Whether Muon makes its updates orthogonal."""
+        return self.path[-1] == "kernel" and self.path[-2:] != ("head", "kernel")
+
     def spec(self, sizes: Mapping[str, int]) -> P:
         """How it is shared out over axes of these sizes."""
         axes, pairs = axes_of(sizes), zip(self.names, self.shape, strict=True)

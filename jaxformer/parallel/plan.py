@@ -59,9 +59,8 @@ class Work:
         return own if self.batch_size is None else self.batch_size
 
     def on(self, sizes: Mapping[str, int]) -> dict[str, Any]:
-        """What `traffic` wants to know."""
-        names = ("length", "source_length", "accumulation", "remat", "dtype", "expert_room")
-        return {"batch_size": self.rows(sizes)} | {name: getattr(self, name) for name in names}
+        """What `memory` and `traffic` want to know."""
+        return {**vars(self), "batch_size": self.rows(sizes)}
 
 
 class Sending(NamedTuple):
@@ -182,7 +181,7 @@ def plan(config: c.TransformerConfig, sizes: Mapping[str, int], chip: Chip, work
         sizes=n,
         chip=chip,
         work=work,
-        memory=memory(config, n, **known, optimizer=work.optimizer),
+        memory=memory(config, n, **known),
         sendings=tuple(sendings),
         flops=float(costs.TRAINING_FACTOR * forward),
         computed=float(passes * (forward + empty)),
@@ -228,7 +227,7 @@ def sensible_mesh(
     possible: list[tuple[int, dict[str, int]]] = []
     for sizes in _meshes(chip, devices):
         try:
-            needed = memory(config, sizes, **work.on(sizes), optimizer=work.optimizer).total
+            needed = memory(config, sizes, **work.on(sizes)).total
         except ValueError:
             continue
         possible.append((needed, sizes))
@@ -250,7 +249,7 @@ def filled(config: c.TransformerConfig, sizes: Mapping[str, int], chip: Chip, wo
     """With as many rows a device as have room, a power of two, up to `TOKENS` in the batch."""
     while work.rows(sizes) * 2 * work.length <= TOKENS:
         more = replace(work, batch_size=2 * work.rows(sizes))
-        needed = memory(config, sizes, **more.on(sizes), optimizer=work.optimizer).total
+        needed = memory(config, sizes, **more.on(sizes)).total
         if needed > ROOM * chip.memory:
             break
         work = more

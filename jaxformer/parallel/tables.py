@@ -119,11 +119,8 @@ def _time(found: Plan) -> str:
         "kernels are gathered and their gradients scattered while other layers are computed; "
         "nothing else takes time. What is reached is less."
     )
-    if found.work.optimizer in ("muon", "adafactor"):
-        closing += (
-            f" Not counted: what {found.work.optimizer} sends, for it looks at whole matrices, "
-            "which under fsdp and tensor are gathered."
-        )
+    if found.work.optimizer == "adafactor":
+        closing += " Not counted: means over rows and columns that devices share, for Adafactor."
     unknown = [s for s in found.sendings if s.seconds is None]
     if unknown:
         size = sum(s.messages.sent for s in unknown)

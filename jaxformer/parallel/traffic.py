@@ -51,6 +51,7 @@ def traffic(
     remat: str = "none",
     dtype: DTypeLike = "float32",
     expert_room: float | None = None,
+    optimizer: str = "adamw",
 ) -> tuple[Collective, ...]:
     """The collectives of one update, and their bytes, without a device.
 
@@ -82,6 +83,9 @@ def traffic(
                            A * L * (2 E + 2) * 4    load of experts
                            4 + A * 4                number of tokens, loss (twice with experts)
         each     sum       4    norm of the gradient: its squares, for those shared out alike
+        fsdp, tensor
+                 exchange  2 * G * 4    matrices for Muon: of m layers on d devices so that each has
+                                        m / d whole, and back; G for m rounded up to d's multiple
 
     Parallel branches are added up once (b = 1) unless each is normalised after. Cross-attention is
     a branch of its own, whose keys are those of s tokens. `remat` repeats messages: "dots" and
@@ -90,8 +94,8 @@ def traffic(
 
     Counts are those of arrays; XLA merges sums that are ready together into one. On a CPU it also
     finds that a layer outside the loop (one that is left over after whole patterns, or a pattern
-    that is not repeated) gathers its kernels twice, and keeps them. An optimizer that looks at
-    whole matrices, as Adafactor and Muon do, says more than is counted here.
+    that is not repeated) gathers its kernels twice, and keeps them. Means that Adafactor takes over
+    rows and columns of shares are not counted.
 
     Args:
         config: The model.
@@ -103,6 +107,7 @@ def traffic(
         remat: As in `layers.Mode`.
         dtype: Of the computation.
         expert_room: As `room` of `F.mix_experts`.
+        optimizer: As in `memory`.
 
     Returns:
         One entry for each kind, axis and purpose; none for axes of one device.
@@ -130,6 +135,7 @@ def traffic(
         narrow=jnp.dtype(dtype).itemsize,
         remat=remat,
         expert_room=expert_room,
+        optimizer=optimizer,
     )
     found: dict[tuple[Kind, tuple[str, ...], str], list[int]] = defaultdict(lambda: [0, 0])
     for times, messages in ((accumulation, of_part(config, part)), (1, of_update(config, part))):

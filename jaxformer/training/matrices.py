@@ -6,17 +6,27 @@ as if it stood alone.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 from jax.tree_util import KeyPath, keystr, tree_flatten_with_path, tree_map_with_path
 from jaxtyping import Array, Float, Int
 
 Role = Literal["kernel", "head", "embedding", "bias", "scale"]
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+
+
+class Spread(NamedTuple):
+    """How parameters are shared out over a mesh: a spec for each, by its path."""
+
+    mesh: Mesh
+    specs: dict[KeyPath, P]
 
 
 class AdafactorState(NamedTuple):
@@ -107,6 +117,39 @@ def orthogonalize(x: Float[Array, "*batch R C"], *, steps: int = 5) -> Float[Arr
     return (jnp.matrix_transpose(y) if tall else y).astype(x.dtype)
 
 
+def in_whole(
+    rule: Callable[[Array], Array],
+    x: Float[Array, "M R C"],
+    *,
+    rows: str | None,
+    columns: str | None,
+) -> Float[Array, "M R C"]:
+    """Apply a rule for whole matrices to devices' shares of them: one exchange each way.
+
+    With d devices, each has all rows and columns of its ``ceil(M / d)`` matrices in between, so all
+    work alike where M is a multiple of d, and nothing is computed twice.
+
+    Args:
+        rule: Maps matrices to matrices; of zeros it must make zeros.
+        x: This device's share of each of M matrices, inside `jax.shard_map`.
+        rows: Axis of the devices that share the rows; None if each has all.
+        columns: Likewise.
+
+    Returns:
+        This device's share of each result.
+    """
+    shared = [(name, at) for name, at in ((rows, 1), (columns, 2)) if name is not None]
+    devices = math.prod(jax.lax.axis_size(name) for name, _ in shared)
+    count = x.shape[0]
+    x = jnp.pad(x, ((0, -count % devices), (0, 0), (0, 0)))
+    for name, at in shared:
+        x = jax.lax.all_to_all(x, name, split_axis=0, concat_axis=at, tiled=True)
+    x = rule(x)
+    for name, at in reversed(shared):
+        x = jax.lax.all_to_all(x, name, split_axis=at, concat_axis=0, tiled=True)
+    return x[:count]
+
+
 def scale_by_muon(*, momentum: float, rms: float) -> optax.GradientTransformation:
     """Replace each kernel's momentum by the nearest orthogonal matrix.
 
@@ -117,21 +160,51 @@ def scale_by_muon(*, momentum: float, rms: float) -> optax.GradientTransformatio
     the update, whatever the matrix's shape. AdamW's is about 0.2, and then both take the same
     learning rate and weight decay.
 
+    `update` takes `spread`, where kernels are shared out over devices: layers are then exchanged
+    for shares, so that each device works on whole matrices of some layers; see `in_whole`.
+
     References:
         Jordan et al., Muon: An optimizer for hidden layers in neural networks, 2024.
         Liu et al., Muon is Scalable for LLM Training, 2025, section 2.2. arXiv:2502.16982
     """
 
-    def one(path, g):
+    def one(path, g, place):
         inputs, outputs = matrix_axes(path, g.ndim)
         rows, columns = (math.prod(g.shape[i] for i in axes) for axes in (inputs, outputs))
-        matrices = g.reshape(*g.shape[: inputs[0]], rows, columns)
-        return rms * max(rows, columns) ** 0.5 * orthogonalize(matrices).reshape(g.shape)
+
+        def rule(matrices):
+            return rms * max(rows, columns) ** 0.5 * orthogonalize(matrices)
+
+        if place is None:
+            return rule(g.reshape(*g.shape[: inputs[0]], rows, columns)).reshape(g.shape)
+        mesh, spec = place
+        first, second = (_shared_axis(spec, axes) for axes in (inputs, outputs))
+
+        def per_device(share):
+            sides = [math.prod(share.shape[i] for i in axes) for axes in (inputs, outputs)]
+            matrices = share.reshape(-1, *sides)
+            return in_whole(rule, matrices, rows=first, columns=second).reshape(share.shape)
+
+        return jax.shard_map(per_device, mesh=mesh, in_specs=spec, out_specs=spec)(g)
+
+    def update(updates, state, params=None, *, spread=None, **extra):
+        def placed(path, g):
+            return one(path, g, None if spread is None else (spread.mesh, spread.specs[path]))
+
+        return tree_map_with_path(placed, updates), state
 
     return optax.chain(
         optax.trace(momentum, nesterov=True),
-        optax.stateless(lambda updates, params: tree_map_with_path(one, updates)),
+        optax.GradientTransformationExtraArgs(optax.init_empty_state, update),
     )
+
+
+def _shared_axis(spec: P, axes: tuple[int, ...]) -> str | None:
+    """Which devices share a side of a matrix; its first axis is the one that can be shared out."""
+    names = [spec[i] if i < len(spec) else None for i in axes]
+    if any(names[1:]):
+        raise ValueError(f"Only the first of axes {axes} can be shared out; got {spec}.")
+    return names[0]
 
 
 def scale_by_adafactor(

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from jax.tree_util import tree_leaves_with_path
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jaxformer import functional as F
@@ -27,6 +28,7 @@ from jaxformer.parallel import (
     token_axes,
 )
 from jaxformer.training.guard import Guard, Skipping, judge, new_guard, where_made
+from jaxformer.training.matrices import Spread
 
 AnyBatch = Batch | PairBatch
 
@@ -278,6 +280,14 @@ def make_norm(model: Transformer, mesh: Mesh) -> Callable[[Any], Float[Array, ""
     return jax.shard_map(per_device, mesh=mesh, in_specs=(specs,), out_specs=P())
 
 
+def spread_over(config: TransformerConfig, mesh: Mesh) -> Spread:
+    """Where each parameter is, for optimizers that look at whole matrices."""
+    specs = tree_leaves_with_path(
+        parameter_specs(config, mesh.shape), is_leaf=lambda x: isinstance(x, P)
+    )
+    return Spread(mesh, dict(specs))
+
+
 def make_update(
     model: Transformer,
     optimizer: optax.GradientTransformation,
@@ -309,11 +319,12 @@ def make_update(
     gradient = make_gradient(model, mesh, objective=objective, accumulation=accumulation, seed=seed)
 
     norm_of = make_norm(model, mesh)
+    spread = spread_over(model.config, mesh)
 
     def update(state: TrainState, batch: AnyBatch):
         loss, gradients = gradient(state.params, state.step, batch)
         norm = norm_of(gradients)
-        return finish_update(optimizer, skipping, state, loss, gradients, norm)
+        return finish_update(optimizer, skipping, state, loss, gradients, norm, spread)
 
     where = shardings(abstract_state(model, optimizer, mesh))
     return jax.jit(update, donate_argnums=0, out_shardings=(where, replicated(mesh)))
@@ -326,11 +337,12 @@ def finish_update(
     loss: Float[Array, ""],
     gradients: Any,
     norm: Float[Array, ""],
+    spread: Spread | None = None,
 ) -> tuple[TrainState, StepMetrics]:
     """The state after a gradient: updated, or but for the count the same if that would do harm."""
     made, guard = judge(skipping, state.guard, loss, norm)
     updates, opt_state = optax.with_extra_args_support(optimizer).update(
-        gradients, state.opt_state, state.params, gradient_norm=norm
+        gradients, state.opt_state, state.params, gradient_norm=norm, spread=spread
     )
     after = optax.apply_updates(state.params, updates), opt_state
     params, opt_state = where_made(made, after, (state.params, state.opt_state))

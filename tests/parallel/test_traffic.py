@@ -14,7 +14,7 @@ from jaxformer.parallel import MeshConfig, batch_spec, make_mesh
 from jaxformer.parallel.compiled import collectives_of
 from jaxformer.parallel.traffic import Collective, traffic
 from jaxformer.training import step
-from jaxformer.training.optimizers import OptimizerConfig, make_optimizer
+from jaxformer.training.optimizers import AdamW, Muon, OptimizerConfig, make_optimizer
 from jaxformer.training.schedules import Constant
 
 ROWS, LENGTH = 8, 16
@@ -26,11 +26,20 @@ def model(name):
     return OURS.get(name) or zoo.get(name).tiny()
 
 
-def update(config, sizes, *, accumulation=1, remat="none", dtype="float32", expert_room=None):
+def update(
+    config,
+    sizes,
+    *,
+    accumulation=1,
+    remat="none",
+    dtype="float32",
+    expert_room=None,
+    optimizer="adamw",
+):
     """The train step on a mesh, lowered, and the sizes of all axes that the mesh has."""
     mesh = make_mesh(MeshConfig(**sizes), jax.devices()[: math.prod(sizes.values())])
-    schedule = OptimizerConfig(schedule=Constant(peak=1e-3))
-    optimizer = make_optimizer(schedule, 1)
+    kind = {"adamw": AdamW, "muon": Muon}[optimizer]()
+    optimizer = make_optimizer(OptimizerConfig(schedule=Constant(peak=1e-3), optimizer=kind), 1)
     spread = Transformer(config, dtype=jnp.dtype(dtype), remat=remat, expert_room=expert_room)
     program = step.make_update(spread, optimizer, mesh, accumulation=accumulation)
     kind = PairBatch if isinstance(config.topology, EncoderDecoder) else Batch
@@ -75,6 +84,9 @@ CASES = [
     ("olmo-2-7b", dict(data=2, context=2, tensor=2), dict(remat="full")),  # norms over all heads
     ("norms of heads", dict(fsdp=2, tensor=4), dict(remat="dots")),
     ("gopher-280b", dict(fsdp=4, tensor=2), {}),  # kernels of distances
+    ("llama-2-70b", dict(fsdp=2, tensor=4), dict(optimizer="muon")),  # 8 devices, 2 layers
+    ("mixtral-8x7b", dict(fsdp=2, expert=2, tensor=2), dict(optimizer="muon")),
+    ("t5-small", dict(data=2, fsdp=2), dict(optimizer="muon")),
 ]
 
 

@@ -54,11 +54,11 @@ ADAM = AdamW(eps=1e-6)
 def recording(inner):
     """An optimizer that keeps the gradients it was given."""
 
-    def update(gradients, state, params):
-        updates, kept = inner.update(gradients, state[1], params)
+    def update(gradients, state, params, **known):
+        updates, kept = inner.update(gradients, state[1], params, **known)
         return updates, (gradients, kept)
 
-    return optax.GradientTransformation(
+    return optax.GradientTransformationExtraArgs(
         lambda params: (jax.tree.map(jnp.zeros_like, params), inner.init(params)), update
     )
 
