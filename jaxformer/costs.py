@@ -5,6 +5,7 @@ count as two FLOPs; norms, activations and softmax, a percent or so, are left ou
 """
 
 from jaxformer import config as c
+from jaxformer import functional as F
 
 REMAT = ("none", "dots", "full")
 TRAINING_FACTOR = 3  # the backward pass multiplies by each kernel twice: for inputs and for kernels
@@ -145,7 +146,10 @@ def activation_bytes(
     the activation and the softmax need, and the T probabilities of each head. The backward pass
     works on one layer at a time, all of whose values are there while it does, whatever was kept.
     Devices along `tensor` divide what has heads or hidden width, those along `context` the tokens;
-    there each keeps the keys and values of all instead of probabilities.
+    there each keeps the keys and values of all instead of probabilities, and what the N heads have
+    gathered before each of the ring's steps. It works with masks of its t queries and all T keys,
+    t T bytes a sequence, with 4 N t T of biases where positions are told by those, and with the
+    scores of a block of b <= 512 queries, 20 N b t / 2.
 
     Args:
         config: The model.
@@ -178,7 +182,19 @@ def activation_bytes(
             kept += own * _kept_per_token(stack, choice, keys, remat, *devices)
             working = max(working, own * _kept_per_token(stack, choice, keys, "none", *devices))
     logits = logit_bytes(config, tokens, tensor=tensor)
-    return round((kept + working) * bytes_per_number) + logits
+    around = _ring_bytes(config, max(length, source_length), tensor, context) * batch
+    return round((kept + working) * bytes_per_number + around) + logits
+
+
+def _ring_bytes(config: c.TransformerConfig, length: int, tensor: int, context: int) -> float:
+    """Masks, biases and scores of a sequence that devices share."""
+    if context == 1:
+        return 0.0
+    heads, own = config.attention.num_heads / tensor, length // context
+    by_bias = c.Alibi | c.T5Bias | c.TransformerXL
+    relative = any(isinstance(p, by_bias) for p in config.attention.positions)
+    arrays = own * length * (1 + 4 * relative * heads)
+    return arrays + 20 * heads * min(F.RING_BLOCK, own // 2) * own / 2
 
 
 def logit_bytes(config: c.TransformerConfig, tokens: int, *, tensor: int = 1) -> int:
@@ -206,7 +222,9 @@ def _kept_per_token(
         return float(d)
     if remat == "dots":
         return d + products - (inner if routed else 0)
-    scores = 2 * context * kv if context > 1 else 2 * a.num_heads * length / tensor
+    scores = 2 * a.num_heads * length / tensor
+    if context > 1:
+        scores = 2 * context * kv + (context - 1) * heads
     return d + products + 7 * d + 2 * heads + kv + 2 * inner + scores
 
 

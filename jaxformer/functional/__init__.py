@@ -63,6 +63,7 @@ from jaxformer.functional.positions import relative_position_bias as relative_po
 from jaxformer.functional.positions import relative_position_buckets as relative_position_buckets
 from jaxformer.functional.positions import sinusoidal_positions as sinusoidal_positions
 from jaxformer.functional.positions import transformer_xl_bias as transformer_xl_bias
+from jaxformer.functional.ring import RING_BLOCK as RING_BLOCK
 from jaxformer.functional.ring import ring_attention as ring_attention
 from jaxformer.functional.ring import ring_order as ring_order
 from jaxformer.functional.rope import rope_frequencies as rope_frequencies

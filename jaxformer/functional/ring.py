@@ -21,6 +21,9 @@ from jaxformer.functional.online_softmax import (
     merge_attention,
 )
 
+RING_BLOCK = 512  # queries whose scores are there at a time, and at most
+KeyValue = tuple[Float[Array, "*batch S K H"], Float[Array, "*batch S K Hv"]]
+
 
 def ring_order(length: int, devices: int) -> Int[np.ndarray, " T"]:
     """In which order a sequence is shared out, so that causal attention gives all equal work.
@@ -74,7 +77,9 @@ def ring_attention(
 
     Keys and values go round the ring of devices, one step for each. Queries and keys of two devices
     meet in halves, and a half works only on halves of which it may see something: with causal masks
-    all devices have equal work if the sequence is shared out in `ring_order`. Each step sends
+    all devices have equal work if the sequence is shared out in `ring_order`. Of long halves
+    `RING_BLOCK` queries do so at a time, and the backward pass computes their scores again, so that
+    of what grows with the square of the length only masks and biases are kept. Each step sends
     ``S * K * (H + Hv)`` numbers per sequence to the next device, all together what an all-gather
     would.
 
@@ -117,60 +122,62 @@ def ring_attention(
         logit_softcap=logit_softcap,
         normalizer=normalizer,
     )
-    length = key.shape[-3]
-    row_parts, column_parts = _parts(query.shape[-3]), _parts(length)
-    rows_each, columns_each = query.shape[-3] // row_parts, length // column_parts
+    blocks, parts, length = _blocks(query.shape[-3]), _parts(key.shape[-3]), key.shape[-3]
+    rows, columns = query.shape[-3] // blocks, length // parts
 
-    def tile(array: Array | None, i: int, j: int, owner: Array) -> Array | None:
-        """Of a mask or a bias, what concerns some queries and some keys of a device."""
+    def tile(array: Array | None, i: Array, j: int, owner: Array) -> Array | None:
+        """Of a mask or a bias, what concerns a block of queries and some keys of a device."""
         if array is None:
             return None
         if array.shape[-2] > 1:
-            array = jax.lax.slice_in_dim(array, i * rows_each, (i + 1) * rows_each, axis=-2)
+            array = jax.lax.dynamic_slice_in_dim(array, i * rows, rows, axis=-2)
         if array.shape[-1] == 1:
             return array
-        start = owner * length + j * columns_each
-        return jax.lax.dynamic_slice_in_dim(array, start, columns_each, axis=-1)
+        start = owner * length + j * columns
+        return jax.lax.dynamic_slice_in_dim(array, start, columns, axis=-1)
 
-    def part(i: int, j: int, query: Array, key: Array, value: Array, owner: Array):
-        """What some queries gather from some keys of a device."""
-        query = _split(query, row_parts)[i]
-        key, value = _split(key, column_parts)[j], _split(value, column_parts)[j]
-        arrays = {"value": value, "mask": tile(mask, i, j, owner), "bias": tile(bias, i, j, owner)}
-        if dropout_rate != 0.0 and dropout_key is not None:
-            place = (owner * row_parts + i) * column_parts + j
-            own = jax.random.fold_in(jax.random.fold_in(dropout_key, here), place)
-            ones = jnp.ones(weights_shape(query, key), jnp.float32)
-            arrays["multipliers"] = dropout(ones, dropout_rate, own)
-        return PartialAttention(*over_heads(one_head, "(t,v),(t),(t)", query, key, **arrays))
+    def meet(gathered: PartialAttention, pair: KeyValue, owner: Array) -> PartialAttention:
+        """What each block of queries has gathered once it has met the keys of a device."""
 
-    @jax.checkpoint  # else each tile would keep its copies of queries, keys and values
-    def meet(gathered: list[PartialAttention], key: Array, value: Array, owner: Array):
-        """What each part of the queries has gathered once it has met the keys of a device."""
-        together = []
-        for i, so_far in enumerate(gathered):
-            for j in range(column_parts):
-                more = partial(part, i, j, query, key, value, owner)
-                so_far = _merged(so_far, more, tile(mask, i, j, owner))
-            together.append(so_far)
-        return together
+        @jax.checkpoint  # so that the backward pass has room for the scores of one block
+        def one(block: tuple[Array, Array, PartialAttention], pair: KeyValue) -> PartialAttention:
+            # Else what masks give would be made for all tiles before a loop over layers, and kept.
+            (i, query, so_far), seen, added = jax.lax.optimization_barrier((block, mask, bias))
+            for j in range(parts):
+                key, value = (_split(x, parts)[j] for x in pair)
+                arrays = {"value": value, "mask": tile(seen, i, j, owner)}
+                arrays["bias"] = tile(added, i, j, owner)
+                if dropout_rate != 0.0 and dropout_key is not None:
+                    place = (owner * blocks + i) * parts + j
+                    own = jax.random.fold_in(jax.random.fold_in(dropout_key, here), place)
+                    ones = jnp.ones(weights_shape(query, key), jnp.float32)
+                    arrays["multipliers"] = dropout(ones, dropout_rate, own)
+                more = partial(over_heads, one_head, "(t,v),(t),(t)", query, key, **arrays)
+                so_far = _merged(so_far, more, arrays["mask"])
+            return so_far
+
+        indices = varying(jnp.arange(blocks), *differs)
+        return jax.lax.map(lambda block: one(block, pair), (indices, queries, gathered))
 
     def step(carry: Any, steps: Array):
-        gathered, key, value = carry
-        key, value = jax.lax.ppermute(
-            (key, value), axis_name, [(i, (i - 1) % devices) for i in range(devices)]
-        )
-        return (meet(gathered, key, value, (here + steps) % devices), key, value), None
+        gathered, pair = carry
+        pair = jax.lax.ppermute(pair, axis_name, [(i, (i - 1) % devices) for i in range(devices)])
+        return (meet(gathered, pair, (here + steps) % devices), pair), None
 
-    nothing = [
-        PartialAttention(*(varying(x, *differs) for x in _nothing(some, key, value)))
-        for some in _split(query, row_parts)
-    ]
-    start = meet(nothing, key, value, here), key, value
-    (gathered, _, _), _ = jax.lax.scan(step, start, jnp.arange(1, devices))
-    output = jnp.concatenate([finish_attention(some) for some in gathered], axis=-2)
-    output = output.astype(query.dtype)
+    queries = jnp.stack(_split(query, blocks))
+    nothing = jax.tree.map(lambda x: varying(x, *differs), _nothing(queries, key, value))
+    start = meet(nothing, (key, value), here), (key, value)
+    (gathered, _), _ = jax.lax.scan(step, start, jnp.arange(1, devices))
+    output = jnp.concatenate(list(finish_attention(gathered)), axis=-2).astype(query.dtype)
     return jnp.moveaxis(output, -2, -4).reshape(*query.shape[:-1], value.shape[-1])
+
+
+def _blocks(length: int) -> int:
+    """In how many blocks queries meet keys: of at most `RING_BLOCK` where the length allows it."""
+    parts = _parts(length)
+    counts = range(parts, 4 * length // RING_BLOCK + 1, parts)
+    fitting = (n for n in counts if length % n == 0 and length // n <= RING_BLOCK)
+    return next(fitting, parts)
 
 
 def _parts(length: int) -> int:
@@ -183,10 +190,10 @@ def _split(x: Float[Array, "*batch T N H"], parts: int) -> list[Float[Array, "*b
 
 
 def _merged(
-    so_far: PartialAttention, more: Callable[[], PartialAttention], mask: Array | None
+    so_far: PartialAttention, more: Callable[[], tuple[Array, ...]], mask: Array | None
 ) -> PartialAttention:
     """With what the mask lets through; nothing is computed where that is nothing."""
-    new = lambda: merge_attention(so_far, more())  # noqa: E731
+    new = lambda: merge_attention(so_far, PartialAttention(*more()))  # noqa: E731
     return new() if mask is None else jax.lax.cond(jnp.any(mask), new, lambda: so_far)
 
 

@@ -72,8 +72,7 @@ def memory(
 
     Returns:
         Bytes. Parameters are exact, the rest is an estimate: in our tests the total is within a
-        factor of 1.5 of what the compiler lays out. Those have short rows: along `context` the
-        scores of a tile and the masks of long rows, which grow with their square, are not counted.
+        factor of 1.5 of what the compiler lays out.
 
     Raises:
         ValueError: The model or the batch cannot be shared out over the mesh, or there is no such

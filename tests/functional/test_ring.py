@@ -65,9 +65,11 @@ OPTIONS = {
 }
 
 
+@pytest.mark.parametrize("block", [F.RING_BLOCK, 1])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_a_ring_of_devices_gives_what_one_gives(options, arrays):
-    """Values and gradients."""
+def test_a_ring_of_devices_gives_what_one_gives(options, block, arrays, monkeypatch):
+    """Values and gradients, whether a half's scores are there at once or a query's."""
+    monkeypatch.setattr(F.ring, "RING_BLOCK", block)
     options = dict(options)
     mask, bias = options.pop("mask", None), options.pop("bias", None)
     ring = partial(F.ring_attention, axis_name="context", **options)
@@ -127,6 +129,14 @@ def test_every_device_has_an_early_and_a_late_part(length, devices):
 def test_a_length_without_halves_for_all_is_refused():
     with pytest.raises(ValueError, match=r"shared by 4 devices has a multiple of 8 tokens; got 12"):
         F.ring_order(12, 4)
+
+
+@pytest.mark.parametrize(
+    "length, blocks", [(2048, 4), (512, 2), (1536, 4), (2 * 1031, 2), (7, 1), (6000, 12)]
+)
+def test_queries_meet_keys_in_blocks_of_their_halves(length, blocks):
+    """Of 512 at most, unless the length has no such divisor."""
+    assert F.ring._blocks(length) == blocks
 
 
 def tiles_seen(order):

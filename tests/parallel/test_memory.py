@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import NamedSharding
 
 from jaxformer import Transformer, costs
-from jaxformer.config import GLU, EncoderDecoder, Experts, MultiHead, TransformerConfig
+from jaxformer.config import GLU, Alibi, EncoderDecoder, Experts, MultiHead, TransformerConfig
 from jaxformer.data import Batch, PairBatch
 from jaxformer.parallel import MeshConfig, batch_spec, make_mesh
 from jaxformer.parallel.memory import memory
@@ -36,7 +36,16 @@ TRANSLATING = replace(WIDE, num_layers=4, topology=EncoderDecoder(num_encoder_la
 CONFIGS = {"wide": WIDE, "mixed": MIXED, "translating": TRANSLATING}
 
 
-def program(config, sizes, *, accumulation=1, remat="none", dtype="float32"):
+def program(
+    config,
+    sizes,
+    *,
+    accumulation=1,
+    remat="none",
+    dtype="float32",
+    rows=ROWS,
+    length=LENGTH,
+):
     mesh = make_mesh(MeshConfig(**sizes), jax.devices()[: math.prod(sizes.values())])
     optimizer = make_optimizer(OptimizerConfig(schedule=Constant(peak=1e-3)), 1)
     model = Transformer(config, dtype=jnp.dtype(dtype), remat=remat)
@@ -44,11 +53,11 @@ def program(config, sizes, *, accumulation=1, remat="none", dtype="float32"):
     kind = PairBatch if isinstance(config.topology, EncoderDecoder) else Batch
     where = NamedSharding(mesh, batch_spec(mesh.shape))
 
-    def rows(name):
+    def numbers(name):
         dtype = bool if name == "mask" else jnp.int32
-        return jax.ShapeDtypeStruct((ROWS, LENGTH), dtype, sharding=where)
+        return jax.ShapeDtypeStruct((rows, length), dtype, sharding=where)
 
-    batch = kind(**{name: rows(name) for name in kind._fields})
+    batch = kind(**{name: numbers(name) for name in kind._fields})
     return update.lower(step.abstract_state(model, optimizer, mesh), batch).compile()
 
 
@@ -76,6 +85,23 @@ def label(part):
     if isinstance(part, dict):
         return "-".join(f"{name}{value}" for name, value in part.items()) or "plain"
     return part
+
+
+LONG = 4096
+DISTANT = replace(WIDE, attention=replace(WIDE.attention, positions=(Alibi(),)))
+
+
+@pytest.mark.usefixtures("no_checks_of_annotations")
+@pytest.mark.parametrize("context", [2, 8])
+@pytest.mark.parametrize("remat", ["none", "full"])
+@pytest.mark.parametrize("config", [WIDE, DISTANT], ids=["rotary", "biases"])
+def test_long_rows_that_devices_share(config, remat, context):
+    """Masks and biases grow with the square of the length, the scores of a block with it."""
+    sizes = dict(context=context)
+    found = program(config, sizes, remat=remat, rows=1, length=LONG).memory_analysis()
+    expected = memory(config, sizes, batch_size=1, length=LONG, remat=remat)
+    total = found.argument_size_in_bytes + found.temp_size_in_bytes
+    assert 1 / 1.5 < expected.total / total < 1.5
 
 
 @pytest.mark.usefixtures("no_checks_of_annotations")
