@@ -28,6 +28,7 @@ from jaxformer.data import Tokenizer
 from jaxformer.layers import Transformer
 from jaxformer.training import loop, step
 from jaxformer.training.checkpoints import Checkpoints
+from jaxformer.training.gradient import AnyBatch
 from jaxformer.training.hardware import machine_peak_flops
 from jaxformer.training.interruption import deferred, raised
 from jaxformer.training.metrics import (
@@ -153,7 +154,7 @@ def is_final(numbers: dict[str, Any]) -> bool:
     return any(name.startswith("final_") for name in numbers)
 
 
-def compile_update(run: Run, using: Machinery, state: step.TrainState, batch: step.AnyBatch) -> Any:
+def compile_update(run: Run, using: Machinery, state: step.TrainState, batch: AnyBatch) -> Any:
     """Compile the update for exactly these shapes, and say what memory it will take."""
     update = step.make_update(
         using.model,
@@ -241,7 +242,7 @@ def make_updates(
     using: Machinery,
     state: step.TrainState,
     update: Callable[[step.TrainState, Any], tuple[step.TrainState, step.StepMetrics]],
-    fetch: Callable[[int], step.AnyBatch],
+    fetch: Callable[[int], AnyBatch],
     *,
     meter: Meter,
     checkpoints: Checkpoints,

@@ -10,7 +10,7 @@ from jaxformer import parallel
 from jaxformer.config import TransformerConfig, to_json
 from jaxformer.layers.mode import Remat
 from jaxformer.parallel import Hosts, MeshConfig
-from jaxformer.training import step
+from jaxformer.training.gradient import Objective
 from jaxformer.training.guard import Skipping
 from jaxformer.training.optimizers import OptimizerConfig
 
@@ -57,7 +57,7 @@ class Run:
     steps: int
     schedule_steps: int
     optimizer: OptimizerConfig
-    objective: step.Objective = step.Objective()
+    objective: Objective = Objective()
     skipping: Skipping = Skipping()
     dtype: Literal["float32", "bfloat16"] = "float32"
     remat: Remat = "none"

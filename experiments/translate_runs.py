@@ -18,7 +18,7 @@ from jaxformer.config import (
     TransformerConfig,
 )
 from jaxformer.generation import Beam
-from jaxformer.training import step
+from jaxformer.training.gradient import Objective
 from jaxformer.training.optimizers import AdamW, OptimizerConfig
 from jaxformer.training.schedules import InverseSquareRoot
 
@@ -46,7 +46,7 @@ class Translate(Run):
     group: int = 16
     steps: int = 3600
     schedule_steps: int = 3600
-    objective: step.Objective = step.Objective(label_smoothing=0.1)
+    objective: Objective = Objective(label_smoothing=0.1)
     beam: Beam = Beam(num_beams=4, length_penalty=0.6)
     average: int = 3
     held_out_texts: int = 1900

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxformer.training.step import AnyBatch, StepMetrics, Tally, TrainState
+from jaxformer.training.gradient import AnyBatch
+from jaxformer.training.step import StepMetrics, Tally, TrainState
 
 AHEAD = 2  # updates dispatched before the oldest one's numbers are read
 

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import optax
 
 from jaxformer.layers import Transformer
+from jaxformer.training.gradient import AnyBatch, Objective, total_loss
 from jaxformer.training.guard import Skipping
-from jaxformer.training.step import AnyBatch, Objective, TrainState, finish_update, total_loss
+from jaxformer.training.step import TrainState, finish_update
 
 AXIS = "data"
 

@@ -1,7 +1,6 @@
-"""One update of the parameters, as a program for every device of a mesh."""
+"""One update of the parameters, and the state that it changes."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,9 +13,7 @@ from jax.tree_util import tree_leaves_with_path
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jaxformer import functional as F
-from jaxformer.config import EncoderDecoder, Experts, TransformerConfig
-from jaxformer.data.batches import Batch
-from jaxformer.data.pairs import PairBatch
+from jaxformer.config import EncoderDecoder, TransformerConfig
 from jaxformer.layers import Transformer
 from jaxformer.parallel import (
     axes_of,
@@ -27,10 +24,9 @@ from jaxformer.parallel import (
     specs_like,
     token_axes,
 )
+from jaxformer.training.gradient import AnyBatch, Objective, apply_to, make_gradient, make_norm
 from jaxformer.training.guard import Guard, Skipping, judge, new_guard, where_made
 from jaxformer.training.matrices import Spread
-
-AnyBatch = Batch | PairBatch
 
 
 class TrainState(NamedTuple):
@@ -63,30 +59,6 @@ class Tally(NamedTuple):
 
     nats: Float[Array, ""]
     tokens: Int[Array, ""]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Objective:
-    """What training minimises beside the cross-entropy.
-
-    Attributes:
-        z_loss: Weight of the squared log of the softmax's denominator.
-        label_smoothing: Share of the target's probability that is spread over the vocabulary.
-        load_balance: Weight of how unevenly experts are chosen, the mean over their layers.
-        router_z_loss: Weight of the squared log of the routers' denominator, likewise.
-    """
-
-    z_loss: float = 0.0
-    label_smoothing: float = 0.0
-    load_balance: float = 0.01
-    router_z_loss: float = 0.001
-
-    def __post_init__(self):
-        for name in ("z_loss", "load_balance", "router_z_loss"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative; got {getattr(self, name)}.")
-        if not 0 <= self.label_smoothing < 1:
-            raise ValueError(f"label_smoothing must be in [0, 1); got {self.label_smoothing}.")
 
 
 def init_state(
@@ -122,162 +94,6 @@ def _start(
     reads = isinstance(model.config.topology, EncoderDecoder)
     params = model.init(key, blank, source=blank if reads else None)["params"]
     return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), new_guard())
-
-
-def apply_to(batch: AnyBatch, model: Transformer, params: Any, **options: Any) -> Any:
-    """Logits of a batch."""
-    inputs: dict[str, Any]
-    match batch:
-        case PairBatch():
-            inputs = {"source": batch.source, "source_segments": batch.source_segments}
-        case Batch():
-            inputs = {"positions": batch.positions, "segments": batch.segments}
-    return model.apply({"params": params}, batch.tokens, **inputs, **options)
-
-
-def total_loss(
-    model: Transformer,
-    objective: Objective,
-    params: Any,
-    batch: AnyBatch,
-    key: PRNGKeyArray,
-    *,
-    over: tuple[str, ...],
-) -> Float[Array, ""]:
-    """Sum of the losses of this device's tokens that count, dropout on.
-
-    `over` are the axes that tokens are shared out over; routers balance their load over all.
-    """
-    logits, said = apply_to(
-        batch, model, params, deterministic=False, rngs={"dropout": key}, mutable=["router"]
-    )
-    losses = F.token_cross_entropy(
-        logits,
-        jnp.asarray(batch.targets),
-        z_loss=objective.z_loss,
-        label_smoothing=objective.label_smoothing,
-        axis_name=model.axes.tensor,
-    )
-    total = jnp.sum(jnp.where(batch.mask, losses, 0.0))
-    tokens = jnp.sum(batch.mask).astype(jnp.float32)
-    return total + tokens * router_loss(model.config, objective, said, batch, over)
-
-
-def router_loss(
-    config: TransformerConfig,
-    objective: Objective,
-    said: dict[str, Any],
-    batch: AnyBatch,
-    over: tuple[str, ...],
-) -> Float[Array, ""]:
-    """The weighted losses of the routers, each over the tokens of all devices, then their mean."""
-    losses = []
-    for path, logits in jax.tree_util.tree_leaves_with_path(said):
-        names = jax.tree_util.keystr(path, simple=True, separator="/").split("/")
-        layer = next(name for name in names if name.startswith("layer_"))
-        stack = config.encoder if "encoder" in names else config
-        choice = stack.layer(int(layer.removeprefix("layer_"))).feed_forward
-        if not isinstance(choice, Experts):
-            continue
-        mask = batch.mask
-        if isinstance(batch, PairBatch) and "encoder" in names:
-            mask = batch.source_segments > 0
-        here = F.router_totals(logits, top_k=choice.top_k, mask=jnp.asarray(mask))
-        totals = jax.lax.psum(here, over)
-        balance, square = F.load_balance_loss(totals), F.router_z_loss(totals)
-        losses.append(objective.load_balance * balance + objective.router_z_loss * square)
-    return jnp.mean(jnp.concatenate([jnp.ravel(x) for x in losses])) if losses else jnp.zeros(())
-
-
-def make_gradient(
-    model: Transformer,
-    mesh: Mesh,
-    *,
-    objective: Objective = Objective(),
-    accumulation: int = 1,
-    seed: int = 0,
-) -> Callable[[Any, Int[Array, ""], AnyBatch], tuple[Float[Array, ""], Any]]:
-    """Build (params, step, batch) -> (mean loss, its gradient), a program for every device.
-
-    The mean is over the tokens that count in the whole batch, whatever device or accumulated part
-    they are in, so without dropout neither changes the result beyond rounding. It is taken inside
-    the loss, before the gradient. One thing depends on the accumulation: the load of experts is
-    balanced within each part, whose rows are the same on any mesh. With `expert_room` the mesh
-    decides for which tokens there is room.
-
-    Args:
-        model: Applied with dropout on; spread over the mesh here.
-        mesh: From `parallel.make_mesh`.
-        objective: Terms beside the cross-entropy.
-        accumulation: In how many parts a device's rows are worked through, to save memory.
-        seed: Of dropout; the key also depends on the step, the device and the part.
-
-    Returns:
-        The function. Gradients are in float32 and shared out as the parameters are. What a device
-        has a whole copy of is added up over the devices once, after the last part.
-    """
-    model, over = model.clone(axes=axes_of(mesh.shape)), token_axes(mesh.shape)
-    specs = parameter_specs(model.config, mesh.shape)
-
-    def per_device(params: Any, step: Int[Array, ""], batch: AnyBatch):
-        tokens = jax.lax.psum(jnp.sum(batch.mask), over).astype(jnp.float32)
-        key = jax.random.fold_in(jax.random.key(seed), step)
-        key = jax.random.fold_in(key, jax.lax.axis_index(over))
-        own = jax.tree.map(lambda x: F.varying(x, *over), params)
-
-        def part(carry, indexed):
-            index, rows = indexed
-
-            def loss(params):
-                part_key = jax.random.fold_in(key, index)
-                total = total_loss(model, objective, params, rows, part_key, over=over)
-                return jax.lax.psum(total, over) / jnp.maximum(tokens, 1)
-
-            return jax.tree.map(jnp.add, carry, jax.value_and_grad(loss)(own)), None
-
-        def split(rows):
-            return jnp.moveaxis(rows.reshape(-1, accumulation, *rows.shape[1:]), 1, 0)
-
-        zeros = jax.tree.map(
-            lambda x: F.varying(jnp.zeros(x.shape, x.dtype), *F.varies_over(x)), own
-        )
-        start = (jnp.zeros(()), zeros)
-        if accumulation == 1:
-            (loss, gradients), _ = part(start, (0, batch))
-        else:
-            parts = (jnp.arange(accumulation), jax.tree.map(split, batch))
-            (loss, gradients), _ = jax.lax.scan(part, start, parts)
-        return loss, jax.tree.map(partial(add_copies, over=over), gradients, specs)
-
-    return jax.shard_map(
-        per_device,
-        mesh=mesh,
-        in_specs=(specs, P(), batch_spec(mesh.shape)),
-        out_specs=(P(), specs),
-    )
-
-
-def add_copies(gradient: Float[Array, "..."], spec: P, *, over: tuple[str, ...]) -> Array:
-    """The sum over the devices, along the axes `over`, that have the same share of a parameter."""
-    shared = {axis for axis in spec if axis is not None}
-    copies = tuple(axis for axis in over if axis not in shared)
-    return jax.lax.psum(gradient, copies) if copies else gradient
-
-
-def make_norm(model: Transformer, mesh: Mesh) -> Callable[[Any], Float[Array, ""]]:
-    """Build the norm of all gradients together: one sum for those that are shared out alike."""
-    specs = parameter_specs(model.config, mesh.shape)
-
-    def per_device(gradients: Any) -> Float[Array, ""]:
-        squares: dict[tuple[str, ...], Array] = {}
-        leaves = jax.tree.leaves(specs, is_leaf=lambda x: isinstance(x, P))
-        for g, spec in zip(jax.tree.leaves(gradients), leaves, strict=True):
-            axes = tuple(sorted(axis for axis in spec if axis is not None))
-            squares[axes] = squares.get(axes, jnp.zeros(())) + jnp.sum(jnp.square(g))
-        sums = (jax.lax.psum(x, axes) if axes else x for axes, x in squares.items())
-        return jnp.sqrt(sum(sums, start=jnp.zeros(())))
-
-    return jax.shard_map(per_device, mesh=mesh, in_specs=(specs,), out_specs=P())
 
 
 def spread_over(config: TransformerConfig, mesh: Mesh) -> Spread:

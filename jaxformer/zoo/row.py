@@ -27,7 +27,7 @@ class SurveyRow:
             released files, a sentence each.
         reference: Authors, title, year.
         z_loss: Published weight of the z-loss, which is part of training and not of the model
-            (`training.step.Objective`); None where there was none.
+            (`training.gradient.Objective`); None where there was none.
         relative: What "Relative" stands for in this row.
         topology: Which stacks it has; the table has no column for it.
     """

@@ -9,7 +9,7 @@ import jaxformer
 from jaxformer import Transformer, generate
 from jaxformer.config import DynamicNTK, Encoder, EncoderDecoder, LongRope, Rope
 from jaxformer.generation import Greedy, Sample, stream
-from jaxformer.generation.decode import _generate
+from jaxformer.generation.programs import search
 from jaxformer.generation.prompts import pad_rows
 
 
@@ -107,9 +107,9 @@ def test_to_the_end_of_a_learned_table_and_not_beyond(learned, learned_params, p
 
 def test_compiles_once_for_prompts_of_one_shape(config, params, prompts):
     generate(config, params, prompts, max_new_tokens=6)
-    compiled = _generate._cache_size()
+    compiled = search._cache_size()
     generate(replace(config), params, prompts[::-1], max_new_tokens=6, sampler=Greedy())
-    assert _generate._cache_size() == compiled
+    assert search._cache_size() == compiled
 
 
 def test_bfloat16_computes(config, params, prompts):

@@ -116,9 +116,7 @@ def test_no_device_needs_room_for_the_whole_model():
     plan = decode.Plan(config, 4, None, jnp.dtype(jnp.float32), mesh)
     given = decode.make_request(config, [[1, 2]] * 2, max_new_tokens=4)
     key = jax.random.key(0)
-    lowered = decode._generate.lower(
-        plan, Greedy(), *decode._spread(mesh, config, params, given, key)
-    )
+    lowered = decode.search.lower(plan, Greedy(), *decode._spread(mesh, config, params, given, key))
     memory = lowered.compile().memory_analysis()
     assert memory.argument_size_in_bytes + memory.temp_size_in_bytes < whole / 3
 

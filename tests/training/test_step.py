@@ -23,7 +23,9 @@ from jaxformer.config import (
 from jaxformer.data import Batch, PairBatch
 from jaxformer.layers import Transformer
 from jaxformer.parallel import MeshConfig, make_mesh, put_batch, replicated
+from jaxformer.training import gradient as gradient_module
 from jaxformer.training import step
+from jaxformer.training.gradient import Objective
 from jaxformer.training.guard import new_guard
 from jaxformer.training.optimizers import AdamW, OptimizerConfig, make_optimizer
 from jaxformer.training.pmap_step import make_pmap_update
@@ -91,7 +93,7 @@ RECORDER = optax.GradientTransformation(
 
 
 @functools.cache
-def compiled(devices=1, accumulation=1, objective=step.Objective(), config=CONFIG, seed=0):  # noqa: B008
+def compiled(devices=1, accumulation=1, objective=Objective(), config=CONFIG, seed=0):
     mesh = data_mesh(devices)
     update = step.make_update(
         Transformer(config),
@@ -223,7 +225,7 @@ def test_a_batch_in_which_nothing_counts_gives_zero():
 
 def test_the_objective_enters():
     batch, terms = make_batch(), {"z_loss": 0.3, "label_smoothing": 0.2}
-    found = gradient(batch, devices=2, objective=step.Objective(**terms))
+    found = gradient(batch, devices=2, objective=Objective(**terms))
     assert_close(found, expected(batch, **terms))
 
 
@@ -233,7 +235,7 @@ def test_the_load_of_experts_is_balanced_over_the_whole_batch(devices):
     experts = Experts(expert=GLU(hidden_dim=5), num_experts=4)
     config = replace(CONFIG, feed_forward=(experts, GLU(hidden_dim=7)), num_layers=3)
     batch = jax.tree.map(jnp.asarray, make_batch())
-    objective = step.Objective(load_balance=0.7, router_z_loss=0.2)
+    objective = Objective(load_balance=0.7, router_z_loss=0.2)
 
     def loss(params):
         logits, said = Transformer(config).apply(
@@ -364,7 +366,7 @@ class Keys:
 
         self.table = table
 
-        monkeypatch.setattr(step, "total_loss", total_loss)
+        monkeypatch.setattr(gradient_module, "total_loss", total_loss)
 
     def __call__(self, *, devices=1, accumulation=1, steps=1, seed=0):
         """Numbers of [step, row]."""
@@ -488,4 +490,4 @@ def test_the_tally_ignores_padding_rows():
 )
 def test_an_impossible_objective_is_refused(fields, message):
     with pytest.raises(ValueError, match=message):
-        step.Objective(**fields)
+        Objective(**fields)

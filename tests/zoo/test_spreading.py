@@ -12,7 +12,7 @@ from jaxformer import Transformer
 from jaxformer.config import EncoderDecoder, Experts
 from jaxformer.data import Batch, PairBatch
 from jaxformer.parallel import MeshConfig, abstract_parameters, make_mesh, put_batch, shardings
-from jaxformer.training import step
+from jaxformer.training.gradient import make_gradient
 from tests.zoo.test_running import DESIGNS
 
 ROWS, LENGTH = 4, 8
@@ -38,7 +38,7 @@ def gradient(config, **sizes):
     else:
         places = np.tile(np.arange(LENGTH, dtype=np.int32), (ROWS, 1))
         batch = Batch(tokens(), tokens(), places % 5, 1 + places // 5, mask)
-    program = jax.jit(step.make_gradient(Transformer(config), mesh))
+    program = jax.jit(make_gradient(Transformer(config), mesh))
     params = jax.device_put(params, shardings(shapes))
     return jax.device_get(program(params, jnp.int32(0), put_batch(batch, mesh, ROWS)))
 

@@ -1,0 +1,184 @@
+"""The compiled programs that read prompts and choose tokens."""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from jaxformer import functional as F
+from jaxformer.config import TransformerConfig
+from jaxformer.generation.beam import beam_search
+from jaxformer.generation.prompts import Request, one_batch_axis, tokens_read
+from jaxformer.generation.samplers import Beam, Sampler, choose
+from jaxformer.generation.steps import Context, decode_step, prefill, take_rows
+from jaxformer.parallel import replicated
+
+
+class Plan(NamedTuple):
+    """What a compiled loop is made for."""
+
+    config: TransformerConfig
+    max_new_tokens: int
+    chunk: int | None
+    dtype: jnp.dtype
+    mesh: Mesh | None = None
+
+
+class State(NamedTuple):
+    """A text on its way: what it is so far, and what choosing the next token needs."""
+
+    text: Int[Array, "*batch P_plus_new"]
+    length: Int[Array, "*batch"]
+    token: Int[Array, "*batch"]  # the last one, not yet read
+    done: Bool[Array, "*batch"]
+    seen: Bool[Array, "*batch V"]
+    context: Context
+    added: Int[Array, ""]
+
+
+def _allowed(logits: Float[Array, "*batch V"], vocab_size: Int[Array, ""]) -> Array:
+    known = jnp.arange(logits.shape[-1]) < vocab_size
+    return jnp.where(jnp.broadcast_to(known, logits.shape), logits, -jnp.inf)
+
+
+def _read(plan: Plan, params: Any, request: Request) -> tuple[Float[Array, "*batch V"], Context]:
+    """Read the prompts, without padding for which the model has no positions."""
+    width = request.prompt.shape[-1]
+    room = tokens_read(width, plan.max_new_tokens)
+    beyond = max(0, room - (plan.config.max_length or room))
+    logits, context = prefill(
+        plan.config,
+        params,
+        request.prompt[..., : width - beyond],
+        request.lengths,
+        capacity=room - beyond,
+        chunk=plan.chunk,
+        source=request.source,
+        source_segments=request.source_segments,
+        dtype=plan.dtype,
+        mesh=plan.mesh,
+    )
+    return _allowed(logits, request.vocab_size), context
+
+
+def _begin(plan: Plan, sampler: Sampler, params: Any, request: Request, key: PRNGKeyArray) -> State:
+    """Read the prompts and choose the first token of each row."""
+    prompt = request.prompt
+    logits, context = _read(plan, params, request)
+    real = F.length_mask(request.lengths, prompt.shape[-1])
+    width = [(0, 0)] * (prompt.ndim - 1) + [(0, plan.max_new_tokens)]
+    state = State(
+        text=jnp.pad(prompt, width),
+        length=request.lengths,
+        token=prompt[..., 0],
+        done=jnp.zeros(prompt.shape[:-1], bool),
+        seen=F.seen_tokens(jnp.where(real, prompt, -1), plan.config.vocab_size),
+        context=context,
+        added=jnp.int32(0),
+    )
+    return _add(plan, sampler, request, key, state, logits)
+
+
+def _add(
+    plan: Plan,
+    sampler: Sampler,
+    request: Request,
+    key: PRNGKeyArray,
+    state: State,
+    logits: Float[Array, "*batch V"],
+) -> State:
+    """Choose the next token of each row that has not ended."""
+    chosen = choose(sampler, logits, state.seen, jax.random.fold_in(key, state.added))
+    token = jnp.where(state.done, state.token, chosen.astype(state.token.dtype))
+    token = _everywhere(plan, token)
+    nowhere = state.text.shape[-1]
+    slot = jnp.where(state.done, nowhere, state.length)[..., None]
+    stops = jnp.any(token[..., None] == request.stop.astype(token.dtype), axis=-1)
+    return State(
+        text=F.write_slots(state.text, token[..., None], slot),
+        length=jnp.where(state.done, state.length, state.length + 1),
+        token=token,
+        done=state.done | stops,
+        seen=state.seen | jax.nn.one_hot(token, logits.shape[-1], dtype=bool),
+        context=state.context,
+        added=state.added + 1,
+    )
+
+
+def _next(
+    plan: Plan, params: Any, request: Request, tokens: Int[Array, "*batch"], context: Context
+) -> tuple[Float[Array, "*batch V"], Context]:
+    """Read the last tokens."""
+    logits, context = decode_step(
+        plan.config, params, tokens, context, dtype=plan.dtype, mesh=plan.mesh
+    )
+    return _allowed(logits, request.vocab_size), context
+
+
+def _advance(
+    plan: Plan, sampler: Sampler, params: Any, request: Request, key: PRNGKeyArray, state: State
+) -> State:
+    """Read the last tokens and choose the next."""
+    logits, context = _next(plan, params, request, state.token, state.context)
+    return _add(plan, sampler, request, key, state._replace(context=context), logits)
+
+
+def _finish(text: Int[Array, "*batch P"], length: Int[Array, "*batch"]) -> Int[Array, "*batch P"]:
+    """Repeat each row's last token from its end on."""
+    last = jnp.take_along_axis(text, length[..., None] - 1, axis=-1)
+    return jnp.where(
+        F.length_mask(length, text.shape[-1]), text, jnp.broadcast_to(last, text.shape)
+    )
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def search(
+    plan: Plan, sampler: Sampler, params: Any, request: Request, key: PRNGKeyArray
+) -> Int[Array, "*batch P_plus_new"]:
+    """The whole text of each row, in one loop."""
+    state = _begin(plan, sampler, params, request, key)
+    state = jax.lax.while_loop(
+        lambda state: (state.added < plan.max_new_tokens) & ~jnp.all(state.done),
+        partial(_advance, plan, sampler, params, request, key),
+        state,
+    )
+    return _everywhere(plan, _finish(state.text, state.length))
+
+
+begin = jax.jit(_begin, static_argnums=(0, 1))
+advance = jax.jit(_advance, static_argnums=(0, 1), donate_argnums=5)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def search_with_beams(
+    plan: Plan, beam: Beam, params: Any, request: Request
+) -> Int[Array, "*batch P_plus_new"]:
+    """The best text that beams find for each row."""
+    flat, new = one_batch_axis(request), plan.max_new_tokens
+    logits, context = _read(plan, params, flat)
+    found = beam_search(
+        lambda context, tokens: _next(plan, params, flat, tokens, context),
+        take_rows,
+        context,
+        logits,
+        flat.stop,
+        num_beams=beam.num_beams,
+        max_new_tokens=new,
+        length_penalty=beam.length_penalty,
+    )
+    text = jnp.pad(flat.prompt, [(0, 0), (0, new)])
+    best = found.tokens[:, 0].astype(text.dtype)
+    slots = flat.lengths[:, None] + jnp.arange(new)[None]
+    text = F.write_slots(text, best, slots)
+    text = _finish(text, flat.lengths + found.lengths[:, 0])
+    return _everywhere(plan, text.reshape(*request.prompt.shape[:-1], -1))
+
+
+def _everywhere(plan: Plan, x: Array) -> Array:
+    """A copy on every device, so that each process can read it."""
+    if plan.mesh is None:
+        return x
+    return jax.lax.with_sharding_constraint(x, replicated(plan.mesh))
