@@ -26,8 +26,15 @@ class SharedCache(NamedTuple):
     key_value: Float[Array, "*layers_and_batch S K H"]
 
 
-OwnCache = KVCache | SharedCache
-Own = TypeVar("Own", KVCache, SharedCache)
+class LatentCache(NamedTuple):
+    """What keys and values are made from, and the rotated key that heads share."""
+
+    latent: Float[Array, "*layers_and_batch S 1 C"]
+    rotary_key: Float[Array, "*layers_and_batch S 1 R"]
+
+
+OwnCache = KVCache | SharedCache | LatentCache
+Own = TypeVar("Own", KVCache, SharedCache, LatentCache)
 
 
 class LayerCache(NamedTuple):
@@ -134,6 +141,8 @@ def _empty(
             return KVCache(zeros(heads, width), zeros(heads, width))
         case c.SharedKV(num_kv_heads=heads, head_dim=width):
             return SharedCache(zeros(heads, width))
+        case c.Latent(latent_dim=latent, rope_dim=rotary):
+            return LatentCache(zeros(1, latent), zeros(1, rotary))
 
 
 def turns(window: c.Window, slots: int) -> bool:
