@@ -174,12 +174,3 @@ def test_what_is_kept_is_turned_already(config, randomise, tokens):
     turned = [turn_by(c[:, j], j * true_frequencies(TURNS), TURNS) for j in range(7)]
     (kept,) = cache.layers
     np.testing.assert_allclose(kept.own.key_value[0], np.stack(turned, axis=1), atol=2e-5)
-
-
-def test_every_parameter_is_used(layer, normal):
-    choice = CHOICES["two heads, neighbours"]
-    module_params, _ = layer(choice)
-    assert {name: set(inner) for name, inner in module_params.items()} == {
-        name: {"kernel", "bias"} for name in ("query", "key_value", "out")
-    }
-    assert module_params["key_value"]["kernel"].shape == (D, 2, H)
