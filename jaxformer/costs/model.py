@@ -229,7 +229,7 @@ def _kept_per_token(
         return d + products - (inner if routed else 0)
     scores = 2 * a.num_heads * length / tensor
     if context > 1:
-        scores = 2 * context * branch.kv + (context - 1) * branch.heads
+        scores = context * branch.around + (context - 1) * branch.heads
     return d + products + 7 * d + branch.beside + 2 * inner + scores
 
 
