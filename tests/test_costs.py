@@ -72,6 +72,40 @@ EVERY_KIND = {
             feed_forward=(c.MLP(hidden_dim=7), c.GLU(hidden_dim=3)),
         ),
     ),
+    "shared": replace(
+        BASE,
+        attention=c.SharedKV(
+            num_heads=4, num_kv_heads=2, head_dim=6, biases=("query", "key_value", "out")
+        ),
+    ),
+    "shared, norms of each head": replace(
+        BASE,
+        attention=c.SharedKV(
+            num_heads=4, num_kv_heads=2, head_dim=6, qk_norm=c.QKNorm(over="each_head")
+        ),
+    ),
+    "latent": replace(
+        BASE, attention=c.Latent(num_heads=4, latent_dim=5, nope_dim=3, rope_dim=2, value_dim=7)
+    ),
+    "latent, of queries too": replace(
+        BASE,
+        attention=c.Latent(
+            num_heads=4,
+            latent_dim=5,
+            query_latent_dim=9,
+            nope_dim=3,
+            rope_dim=2,
+            value_dim=7,
+            norm=c.LayerNorm(),
+            biases=("query_latent", "latent", "rotary_key", "out"),
+        ),
+    ),
+    "an encoder of latents": change(
+        topology=c.EncoderDecoder(
+            num_encoder_layers=2,
+            attention=c.Latent(num_heads=4, latent_dim=5, nope_dim=3, rope_dim=2, value_dim=7),
+        ),
+    ),
     "own source vocabulary": change(
         topology=c.EncoderDecoder(num_encoder_layers=2, source_vocab_size=23), embedding=LEARNED
     ),
@@ -144,8 +178,17 @@ WIDE = replace(
     llama(heads=4, kv_heads=2, model_dim=128, layers=3, hidden=384, vocab_size=512),
     attention=c.MultiHead(num_heads=4, num_kv_heads=2, head_dim=48),
 )
+LATENT = replace(
+    WIDE,
+    attention=c.Latent(
+        num_heads=4, latent_dim=96, query_latent_dim=120, nope_dim=32, rope_dim=16, value_dim=48
+    ),
+)
+SHARED = replace(WIDE, attention=c.SharedKV(num_heads=4, head_dim=48))
 PRODUCTS = {
     "gated": WIDE,
+    "shared": SHARED,
+    "latent": LATENT,
     "plain": replace(WIDE, feed_forward=(c.MLP(hidden_dim=512), c.GLU(hidden_dim=300))),
     "factorised": replace(WIDE, embedding=c.Embedding(dim=200)),
     "encoder": replace(WIDE, topology=c.Encoder()),
@@ -242,10 +285,18 @@ def test_cache_bytes_are_those_of_the_arrays(name):
     assert costs.cache_bytes(config, 5, batch=2) == total > 0
 
 
-@pytest.mark.parametrize("remat", ["none", "dots", "full"])
-@pytest.mark.parametrize("batch, length", [(4, 64), (2, 192)])
-def test_activation_bytes_are_near_the_compilers(remat, batch, length):
-    config = replace(WIDE, num_layers=6)
+@pytest.mark.parametrize(
+    "config, remat, batch, length",
+    [
+        *((WIDE, remat, *size) for remat in costs.REMAT for size in ((4, 64), (2, 192))),
+        (SHARED, "none", 4, 64),
+        (LATENT, "none", 4, 64),
+        (LATENT, "dots", 2, 192),
+    ],
+    ids=[*(f"multi-head {i}" for i in range(6)), "shared", "latent", "latent, dots"],
+)
+def test_activation_bytes_are_near_the_compilers(config, remat, batch, length):
+    config = replace(config, num_layers=6)
     model = Transformer(config, remat=remat)
 
     def loss(params, tokens):
