@@ -227,6 +227,18 @@ def test_flops_of_one_product_at_a_time():
     assert costs.forward_flops(windowed, T) == costs.forward_flops(WIDE, T) - saved
 
 
+def test_flops_of_shared_keys_and_of_latents():
+    """One kernel less; and every kernel on the way from a token to its keys, expanded."""
+    T, D, N, H = 64, 128, 4, 48
+    rest = costs.forward_flops(WIDE, T) - 3 * 2 * T * (D * (2 * N + 2 * 2) * H + 2 * T * N * H)
+    shared = 2 * T * (D * (2 * N + 1) * H + 2 * T * N * H)
+    assert costs.forward_flops(SHARED, T) == rest + 3 * shared
+    C, Q, P, R, V = 96, 120, 32, 16, 48
+    kernels = D * Q + Q * N * (P + R) + D * (C + R) + C * N * (P + V) + N * V * D
+    latent = 2 * T * (kernels + T * N * (P + R + V))
+    assert costs.forward_flops(LATENT, T) == rest + 3 * latent
+
+
 def test_flops_of_experts_and_transformer_xl():
     """top_k experts and the router; W times a sinusoid a distance, and the scores it gives."""
     T, D, F_, N, H = 64, 128, 300, 4, 48
