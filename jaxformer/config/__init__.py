@@ -4,7 +4,9 @@ A choice among kinds is a union of small types, each owning its settings. A choi
 tuple cycled over the layers. `TransformerConfig` puts them together and refuses what cannot be.
 """
 
+from jaxformer.config.attention import Attention as Attention
 from jaxformer.config.attention import MultiHead as MultiHead
+from jaxformer.config.attention import SharedKV as SharedKV
 from jaxformer.config.axes import GLU as GLU
 from jaxformer.config.axes import MLP as MLP
 from jaxformer.config.axes import Activation as Activation

@@ -118,7 +118,9 @@ def choose_family(
     differing: dict[str, list[str]] = {}
     refused: list[str] = []
     for family in _candidates(config, name):
-        values = family.write(config)
+        stacks = config, config.encoder
+        fits = all(isinstance(stack.attention, family.attention) for stack in stacks)
+        values = family.write(config) if fits else None
         if values is None:
             continue
         values = {"architectures": [family.architecture], **NO_TOKENS, **values}
@@ -179,7 +181,9 @@ def _explain(differing: Mapping[str, list[str]], refused: list[str], name: str |
     who = "No family" if name is None else f"{name}, which was asked for,"
     verb = "has" if name is None else "does not have"
     if not differing:
-        reasons = "; ".join(refused) or "its topology, positions or feed-forward are in none"
+        reasons = (
+            "; ".join(refused) or "its topology, attention, positions or feed-forward are in none"
+        )
         return f"{who} {verb} this configuration: {reasons}."
     nearest = min(differing, key=lambda kind: len(differing[kind]))
     fields = [{line.split(":")[0] for line in lines} for lines in differing.values()]

@@ -161,7 +161,7 @@ class Stack(nn.Module):
         if cache is not None:
             length = jnp.maximum(cache.reach, cache.length + jnp.sum(real, axis=-1))
         rotations: dict[c.Positions | None, Array] = {
-            kind: g.rotations(kind, attention.head_dim, places, length)
+            kind: g.rotations(kind, attention.rotary_dim, places, length)
             for kind in dict.fromkeys(choice.positions for choice in choices)
             if isinstance(kind, c.Rope)
         }

@@ -219,6 +219,20 @@ attentions = grouped.flatmap(
         normalizer=st.sampled_from(["softmax", "relu"]),
     )
 )
+shared = plan(
+    c.SharedKV,
+    num_heads=st.just(4),
+    num_kv_heads=st.sampled_from([1, 2, 4]),
+    head_dim=st.just(8),
+    positions=patterns(
+        st.none() | plan(c.Rope, targets=st.just(("q", "k", "v", "o"))) | plan(c.Alibi)
+    ),
+    windows=patterns(windows),
+    scale=st.none() | numbers(),
+    logit_softcap=st.none() | numbers(),
+    qk_norm=st.none() | plan(c.QKNorm, norm=norms),
+    biases=st.sampled_from([(), ("query", "key_value", "out")]),
+)
 
 
 def possible(config):
@@ -227,6 +241,9 @@ def possible(config):
     attentions = fields["attention"], fields["topology"][1].get("attention")
     windows = [window for a in attentions if a is not None for window in a[1]["windows"]]
     sparse = any(isinstance(window, tuple) for window in windows)
+    reads = fields["topology"][0] is c.EncoderDecoder
+    if reads and fields["attention"][0] is not c.MultiHead:
+        return False
     return not sparse or fields["topology"][0] is c.Decoder
 
 
@@ -235,7 +252,7 @@ configs = plan(
     vocab_size=st.integers(10, 99),
     model_dim=st.integers(1, 20).map(lambda n: 2 * n),
     num_layers=few,
-    attention=attentions,
+    attention=attentions | shared,
     feed_forward=patterns(feed_forwards),
     topology=st.one_of(
         plan(c.Decoder),
@@ -244,7 +261,7 @@ configs = plan(
             c.EncoderDecoder,
             num_encoder_layers=few,
             source_vocab_size=st.none() | few,
-            attention=st.none() | attentions,
+            attention=st.none() | attentions | shared,
             feed_forward=st.none() | patterns(feed_forwards),
         ),
     ),
@@ -295,7 +312,7 @@ def members(hint):
     return [k for k in typing.get_args(hint) if dataclasses.is_dataclass(k)]
 
 
-UNIONS = [c.Norm, c.RopeScaling, c.Positions, c.FeedForward, c.Topology, c.Initialiser]
+UNIONS = [c.Attention, c.Norm, c.RopeScaling, c.Positions, c.FeedForward, c.Topology, c.Initialiser]
 
 
 def test_the_strategy_draws_every_member_of_every_union():
@@ -423,6 +440,10 @@ def test_python_that_is_refused(text, message):
 # Choices that cannot be
 
 
+def shared_kv(**fields):
+    return replace(BASE, attention=c.SharedKV(**{"num_heads": 4, "head_dim": 6, **fields}))
+
+
 def change(attention=None, **fields):
     return replace(BASE, attention=replace(BASE.attention, **(attention or {})), **fields)
 
@@ -455,6 +476,23 @@ LONG_ROPE = c.LongRope(short=SHORT, long=LONG, original_max_length=4, max_length
             "one factor per feature pair, 3 of them; got 2 short and 3 long",
         ),
         (lambda: change(dict(positions=())), r"MultiHead.positions is cycled .* got \(\)"),
+        (lambda: shared_kv(num_kv_heads=3), "got num_heads=4, num_kv_heads=3"),
+        (lambda: shared_kv(head_dim=0), "SharedKV.head_dim must be positive; got 0"),
+        (
+            lambda: shared_kv(positions=(c.Rope(),)),
+            r"the value is the key, .* must be \('q', 'k', 'v', 'o'\); got \('q', 'k'\)",
+        ),
+        (lambda: shared_kv(positions=(c.Rope(targets=("q", "k", "v")),)), r"got \('q', 'k', 'v'\)"),
+        (lambda: shared_kv(positions=(c.Rope(targets=("k",)),)), r"got \('k',\)"),
+        (lambda: shared_kv(positions=(c.TransformerXL(),)), "SharedKV takes .* got TransformerXL"),
+        (
+            lambda: replace(
+                BASE,
+                attention=c.SharedKV(num_heads=4, head_dim=6),
+                topology=c.EncoderDecoder(num_encoder_layers=2),
+            ),
+            r"attends to a source, which MultiHead alone can; got SharedKV\. \(The encoder's",
+        ),
         (lambda: change(dict(windows=())), r"MultiHead.windows is cycled .* got \(\)"),
         (lambda: change(feed_forward=()), r"feed_forward is cycled .* got \(\)"),
         (lambda: change(dict(windows=(3, 0))), "at least one key; got 0"),

@@ -1,0 +1,86 @@
+"""What one attention branch costs, for each kind there is."""
+
+from typing import NamedTuple
+
+from jaxformer import config as c
+
+
+class Widths(NamedTuple):
+    """Numbers of one token that an attention branch works with, on one device.
+
+    `products` are what its kernels give, but for the last; `beside` what norms, rotations and
+    scores need beside those; `heads` is one number for each feature of each head, and `kv` that of
+    what goes round a ring.
+    """
+
+    products: float
+    beside: float
+    heads: float
+    kv: float
+
+
+def norm_parameters(norm: c.Norm, width: int) -> int:
+    """Learned numbers of a norm over so many features."""
+    return {"none": 0, "scale": 1, "scale_bias": 2}[norm.parameters] * width
+
+
+def keys_seen(window: c.Window, length: int) -> int:
+    """Keys that a window holds, of so many."""
+    return min(length, window) if isinstance(window, int) else length
+
+
+def attention_parameters(config: c.TransformerConfig, positions: c.Positions | None = None) -> int:
+    """Learned numbers of a branch with these positions, those of all layers not counted."""
+    a, d = config.attention, config.model_dim
+    match a:
+        case c.MultiHead():
+            heads, kv = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
+            widths = {"query": heads, "key": kv, "value": kv, "out": d}
+            total = d * (heads + 2 * kv) + heads * d + sum(widths[name] for name in a.biases)
+            if isinstance(positions, c.TransformerXL):
+                total += (d + 2) * heads  # W, u and v
+            return total + _head_norms(a)
+        case c.SharedKV():
+            heads, kv = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
+            widths = {"query": heads, "key_value": kv, "out": d}
+            total = d * (heads + kv) + heads * d + sum(widths[name] for name in a.biases)
+            return total + _head_norms(a)
+
+
+def _head_norms(a: c.MultiHead | c.SharedKV) -> int:
+    if a.qk_norm is None:
+        return 0
+    one = 2 if a.qk_norm.over == "head" else a.num_heads + a.num_kv_heads
+    return norm_parameters(a.qk_norm.norm, one * a.head_dim)
+
+
+def attention_flops(
+    config: c.TransformerConfig, length: int, memory_length: int, window: c.Window
+) -> int:
+    """FLOPs of a branch whose queries are `length` tokens, and whose keys so many others."""
+    a, d, seen = config.attention, config.model_dim, keys_seen(window, memory_length)
+    match a:
+        case c.MultiHead() | c.SharedKV():
+            kernels = 2 if isinstance(a, c.MultiHead) else 1
+            heads, kv = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
+            projections = length * 2 * d * heads + memory_length * kernels * d * kv
+            return 2 * (projections + 2 * length * seen * heads)
+
+
+def cached_numbers(config: c.TransformerConfig) -> int:
+    """Numbers that a layer keeps of each token it may still see."""
+    match config.attention:
+        case c.MultiHead(num_kv_heads=heads, head_dim=width):
+            return 2 * heads * width
+        case c.SharedKV(num_kv_heads=heads, head_dim=width):
+            return heads * width
+
+
+def attention_widths(config: c.TransformerConfig, tensor: int) -> Widths:
+    """What a branch works with, where `tensor` devices share its heads."""
+    match config.attention:
+        case c.MultiHead() | c.SharedKV() as a:
+            both = 2 if isinstance(a, c.MultiHead) else 1
+            heads = a.num_heads * a.head_dim / tensor
+            kv = a.num_kv_heads * a.head_dim / min(tensor, a.num_kv_heads)
+            return Widths(heads + both * kv, 2 * heads + kv, heads, kv)
