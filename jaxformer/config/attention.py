@@ -5,6 +5,7 @@ from typing import Literal
 
 from jaxformer.config.axes import QKNorm
 from jaxformer.config.checks import require, require_pattern, require_positive
+from jaxformer.config.decay import Decay
 from jaxformer.config.positions import Alibi, Positions, Rope, T5Bias, Window
 from jaxformer.config.rope_scaling import LongRope
 
@@ -112,7 +113,7 @@ class SharedKV:
         return self.head_dim
 
 
-Attention = MultiHead | SharedKV
+Attention = MultiHead | SharedKV | Decay
 
 
 def _check_groups(choice: MultiHead | SharedKV) -> None:
@@ -128,7 +129,7 @@ def _check_groups(choice: MultiHead | SharedKV) -> None:
     )
 
 
-def _check_patterns(choice: Attention) -> None:
+def _check_patterns(choice: MultiHead | SharedKV) -> None:
     """Refuse positions and windows that no layer can have."""
     require_pattern(choice, "positions", "windows")
     for window in choice.windows:

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from jaxformer import config as c
+from jaxformer import functional as F
 
 
 class Widths(NamedTuple):
@@ -45,6 +46,11 @@ def attention_parameters(config: c.TransformerConfig, positions: c.Positions | N
             widths = {"query": heads, "key_value": kv, "out": d}
             total = d * (heads + kv) + heads * d + sum(widths[name] for name in a.biases)
             return total + _head_norms(a)
+        case c.Decay():
+            heads = a.num_heads * a.head_dim
+            widths = {"value": heads, "out": d}
+            total = 2 * d * heads + a.num_heads + sum(widths[name] for name in a.biases)
+            return total + (heads // 2 if a.angles is not None and a.angles.learned else 0)
 
 
 def _head_norms(a: c.MultiHead | c.SharedKV) -> int:
@@ -65,6 +71,9 @@ def attention_flops(
             heads, kv = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
             projections = length * 2 * d * heads + memory_length * kernels * d * kv
             return 2 * (projections + 2 * length * seen * heads)
+        case c.Decay():
+            heads = a.num_heads * a.head_dim
+            return 2 * length * (2 * d + min(F.RECURRENCE_CHUNK, length)) * heads
 
 
 def cached_numbers(config: c.TransformerConfig) -> int:
@@ -74,6 +83,8 @@ def cached_numbers(config: c.TransformerConfig) -> int:
             return 2 * heads * width
         case c.SharedKV(num_kv_heads=heads, head_dim=width):
             return heads * width
+        case c.Decay(num_heads=heads, head_dim=width):
+            return heads * width  # once for all tokens: it has one slot
 
 
 def attention_widths(config: c.TransformerConfig, tensor: int) -> Widths:
@@ -84,3 +95,6 @@ def attention_widths(config: c.TransformerConfig, tensor: int) -> Widths:
             heads = a.num_heads * a.head_dim / tensor
             kv = a.num_kv_heads * a.head_dim / min(tensor, a.num_kv_heads)
             return Widths(heads + both * kv, 2 * heads + kv, heads, kv)
+        case c.Decay() as a:
+            heads = a.num_heads * a.head_dim / tensor
+            return Widths(heads, 4 * heads, heads, heads)

@@ -66,6 +66,7 @@ from jaxformer.functional.positions import relative_position_bias as relative_po
 from jaxformer.functional.positions import relative_position_buckets as relative_position_buckets
 from jaxformer.functional.positions import sinusoidal_positions as sinusoidal_positions
 from jaxformer.functional.positions import transformer_xl_bias as transformer_xl_bias
+from jaxformer.functional.recurrence import RECURRENCE_CHUNK as RECURRENCE_CHUNK
 from jaxformer.functional.recurrence import Recurrence as Recurrence
 from jaxformer.functional.recurrence import linear_recurrence as linear_recurrence
 from jaxformer.functional.ring import RING_BLOCK as RING_BLOCK

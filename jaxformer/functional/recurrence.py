@@ -23,6 +23,7 @@ from jaxformer.functional.decay import (
 from jaxformer.functional.rope import Pairing
 
 RecurrenceMethod = Literal["scan", "associative", "chunked"]
+RECURRENCE_CHUNK = 64
 
 
 class Recurrence(NamedTuple):
@@ -41,7 +42,7 @@ def linear_recurrence(
     segments: Int[Array, "*#batch T"] | None = None,
     valid: Bool[Array, "*#batch T"] | None = None,
     method: RecurrenceMethod = "chunked",
-    chunk: int = 64,
+    chunk: int = RECURRENCE_CHUNK,
     pairing: Pairing = "halves",
 ) -> Recurrence:
     """A linear recurrence that shrinks and turns its state by the same amount for every token.

@@ -26,7 +26,13 @@ class SharedCache(NamedTuple):
     key_value: Float[Array, "*layers_and_batch S K H"]
 
 
-OwnCache = KVCache | SharedCache
+class StateCache(NamedTuple):
+    """The state of a recurrence, in float32 whatever the computation is: it adds up long texts."""
+
+    state: Float[Array, "*layers_and_batch 1 N H"]
+
+
+OwnCache = KVCache | SharedCache | StateCache
 Own = TypeVar("Own", KVCache, SharedCache)
 
 
@@ -134,6 +140,8 @@ def _empty(
             return KVCache(zeros(heads, width), zeros(heads, width))
         case c.SharedKV(num_kv_heads=heads, head_dim=width):
             return SharedCache(zeros(heads, width))
+        case c.Decay(num_heads=heads, head_dim=width):
+            return StateCache(zeros(heads, width).astype(jnp.float32))
 
 
 def turns(window: c.Window, slots: int) -> bool:

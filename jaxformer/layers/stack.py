@@ -138,25 +138,14 @@ class Stack(nn.Module):
         slots: dict[c.Window, Array] = {}
         positions: tuple[Array, ...] = ()
         real = jnp.asarray(places.segments != 0)
+        own = (places.segments, None) if cache is None else (None, real)
         if cache is not None:
             for window, kept in zip(windows(self.config), cache.positions, strict=True):
                 keys[window], slots[window], written = self.keys(window, kept, places, real)
                 positions = (*positions, written)
             places = Places(places.positions)
-        masks = {
-            window: self.of_my_heads(
-                g.mask(
-                    window,
-                    places,
-                    others,
-                    num_heads=attention.num_heads,
-                    causal=self.causal,
-                    batch_axes=batch_axes,
-                ),
-                window,
-            )
-            for window, others in keys.items()
-        }
+        recurrent = isinstance(attention, c.Decay)
+        masks = {} if recurrent else self.masks(places, keys, batch_axes)
         length = jnp.max(everyone.positions, axis=-1) + 1
         if cache is not None:
             length = jnp.maximum(cache.reach, cache.length + jnp.sum(real, axis=-1))
@@ -169,16 +158,36 @@ class Stack(nn.Module):
         biases = self.biases(pairs, places, keys)
         guides = tuple(
             Guide(
-                masks[window],
+                masks.get(window),
                 biases.get((kind, window)),
                 rotations.get(kind),
                 places.positions,
                 keys[window].positions,
                 slots.get(window),
+                *(own if recurrent else ()),
             )
             for kind, window, _ in choices
         )
         return guides, positions
+
+    def masks(
+        self, queries: Places, keys: dict[c.Window, Places], batch_axes: int
+    ) -> dict[c.Window, Bool[Array, "..."] | None]:
+        """What may be seen of the keys of each window."""
+        return {
+            window: self.of_my_heads(
+                g.mask(
+                    window,
+                    queries,
+                    others,
+                    num_heads=self.config.attention.num_heads,
+                    causal=self.causal,
+                    batch_axes=batch_axes,
+                ),
+                window,
+            )
+            for window, others in keys.items()
+        }
 
     def of_my_heads(
         self, mask: Bool[Array, "..."] | None, window: c.Window

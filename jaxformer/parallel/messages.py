@@ -195,6 +195,8 @@ def _attention(
 ) -> Iterator[Message]:
     """Keys and values round the ring, and norms over heads that are on several devices."""
     a, tensor, steps = config.attention, part.n["tensor"], part.n["context"] - 1
+    if isinstance(a, c.Decay):  # of heads that know nothing of each other
+        return
     heads = a.num_kv_heads // tensor if a.num_kv_heads % tensor == 0 else 1
     passes = 2 if part.remat == "none" else 3
     count = 2 * steps * passes
