@@ -5,6 +5,7 @@ tuple cycled over the layers. `TransformerConfig` puts them together and refuses
 """
 
 from jaxformer.config.attention import Attention as Attention
+from jaxformer.config.attention import Latent as Latent
 from jaxformer.config.attention import MultiHead as MultiHead
 from jaxformer.config.attention import SharedKV as SharedKV
 from jaxformer.config.axes import GLU as GLU

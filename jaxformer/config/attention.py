@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxformer.config.axes import QKNorm
+from jaxformer.config.axes import Norm, QKNorm, RMSNorm
 from jaxformer.config.checks import require, require_pattern, require_positive
 from jaxformer.config.decay import Decay
 from jaxformer.config.positions import Alibi, Positions, Rope, T5Bias, Window
@@ -113,7 +113,75 @@ class SharedKV:
         return self.head_dim
 
 
-Attention = MultiHead | SharedKV | Decay
+@dataclass(frozen=True, kw_only=True)
+class Latent:
+    """Multi-head latent attention: keys and values of all heads from one short vector a token.
+
+        score[i, j] = scale * (plain query[i] @ W_K latent[j] + R[i] query[i] @ R[j] key[j])
+
+    The rotated key is small, and heads share it. A cache keeps it and the latent, no more.
+
+    Attributes:
+        num_heads: Query heads.
+        latent_dim: Width of the latent, from which keys and values are made.
+        query_latent_dim: Width of a latent from which queries are made; None makes them from the
+            token's vector.
+        nope_dim: Width of a head's query and key without positions.
+        rope_dim: Width of the key that heads share, and of the queries for it.
+        value_dim: Width of a head's value.
+        positions: How positions enter the scores, cycled over the layers. A `Rope` turns queries
+            and key within `rope_dim`.
+        windows: As in `MultiHead`.
+        scale: Multiplies the scores; None is (nope_dim + rope_dim) ** -0.5. With YaRN, DeepSeek
+            multiplies that by the square of `yarn_attention_factor`.
+        norm: Norm of the latents.
+        biases: Which projections add a bias.
+
+    References:
+        DeepSeek-AI, DeepSeek-V2: A Strong, Economical, and Efficient Mixture-of-Experts Language
+        Model, 2024. arXiv:2405.04434, section 2.1
+    """
+
+    num_heads: int
+    latent_dim: int
+    query_latent_dim: int | None = None
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+    positions: tuple[Positions | None, ...] = (Rope(pairing="neighbours"),)
+    windows: tuple[Window, ...] = (None,)
+    scale: float | None = None
+    norm: Norm = RMSNorm()
+    biases: tuple[Literal["query_latent", "latent", "rotary_key", "out"], ...] = ()
+
+    def __post_init__(self):
+        require_positive(self, "num_heads", "latent_dim", "query_latent_dim")
+        require_positive(self, "nope_dim", "rope_dim", "value_dim")
+        _check_biases(self)
+        _check_patterns(self)
+        require(
+            "query_latent" not in self.biases or self.query_latent_dim is not None,
+            "A bias of the query_latent needs query_latent_dim; got None.",
+        )
+        for kind in self.positions:
+            targets = kind.targets if isinstance(kind, Rope) else ()
+            require(
+                not set(targets) & set("vo"),
+                "In Latent the value is made from what is kept of a token, which knows no position:"
+                f" Rope.targets may be q and k; got {tuple(targets)}.",
+            )
+            require(
+                kind is None or isinstance(kind, Rope | Alibi | T5Bias),
+                f"Latent takes Rope, Alibi or T5Bias as positions; got {type(kind).__name__}.",
+            )
+
+    @property
+    def rotary_dim(self) -> int:
+        """Features of a head that rotary positions may turn."""
+        return self.rope_dim
+
+
+Attention = MultiHead | SharedKV | Latent | Decay
 
 
 def _check_groups(choice: MultiHead | SharedKV) -> None:
@@ -124,6 +192,10 @@ def _check_groups(choice: MultiHead | SharedKV) -> None:
         "num_heads must be a multiple of num_kv_heads; "
         f"got num_heads={choice.num_heads}, num_kv_heads={choice.num_kv_heads}.",
     )
+    _check_biases(choice)
+
+
+def _check_biases(choice: Attention) -> None:
     require(
         len(set(choice.biases)) == len(choice.biases), f"biases names one twice: {choice.biases}."
     )

@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import TypeVar
 
-from jaxformer.config.attention import Attention, MultiHead, SharedKV
+from jaxformer.config.attention import Attention, Latent, MultiHead, SharedKV
 from jaxformer.config.axes import Experts, FeedForward
 from jaxformer.config.decay import Decay
 from jaxformer.config.model import Embedding, EncoderDecoder, Head, TransformerConfig
@@ -68,6 +68,8 @@ def _heads_width(attention: Attention) -> int:
     match attention:
         case MultiHead(num_heads=heads, head_dim=width) | SharedKV(num_heads=heads, head_dim=width):
             return heads * width
+        case Latent(num_heads=heads, value_dim=width):
+            return heads * width
         case Decay(num_heads=heads, head_dim=width):
             return heads * width
 
@@ -86,6 +88,19 @@ def _tiny_attention(attention: Attention) -> Attention:
                 head_dim=HEAD_DIM,
                 positions=positions,
                 scale=_follow_width(attention.scale, attention.head_dim, HEAD_DIM),
+                windows=windows,
+            )
+        case Latent(query_latent_dim=query, nope_dim=plain, rope_dim=rotary):
+            return replace(
+                attention,
+                num_heads=few,
+                latent_dim=2 * HEAD_DIM,
+                query_latent_dim=None if query is None else 3 * HEAD_DIM,
+                nope_dim=HEAD_DIM,
+                rope_dim=HEAD_DIM,
+                value_dim=HEAD_DIM,
+                positions=positions,
+                scale=_follow_width(attention.scale, plain + rotary, 2 * HEAD_DIM),
                 windows=windows,
             )
         case Decay():

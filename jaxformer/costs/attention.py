@@ -9,9 +9,9 @@ from jaxformer import functional as F
 class Widths(NamedTuple):
     """Numbers of one token that an attention branch works with, on one device.
 
-    `products` are what its kernels give, but for the last; `beside` what norms, rotations and
-    scores need beside those; `heads` is one number for each feature of each head, and `kv` that of
-    what goes round a ring.
+    `products` are what its kernels give, but for the last; `beside` is what norms, rotations and
+    the mixing need beside those; `heads` is what all heads give, side by side; `kv` is the mean of
+    keys and values, as they go round a ring.
     """
 
     products: float
@@ -46,6 +46,13 @@ def attention_parameters(config: c.TransformerConfig, positions: c.Positions | N
             widths = {"query": heads, "key_value": kv, "out": d}
             total = d * (heads + kv) + heads * d + sum(widths[name] for name in a.biases)
             return total + _head_norms(a)
+        case c.Latent(num_heads=n, latent_dim=latent, query_latent_dim=query):
+            asked = n * (a.nope_dim + a.rope_dim)
+            kernels = d * asked if query is None else (d + asked) * query
+            kernels += d * (latent + a.rope_dim) + latent * n * (a.nope_dim + a.value_dim)
+            widths = {"query_latent": query or 0, "latent": latent, "rotary_key": a.rope_dim}
+            total = kernels + n * a.value_dim * d + norm_parameters(a.norm, latent + (query or 0))
+            return total + sum((widths | {"out": d})[name] for name in a.biases)
         case c.Decay():
             heads = a.num_heads * a.head_dim
             widths = {"value": heads, "out": d}
@@ -71,6 +78,12 @@ def attention_flops(
             heads, kv = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
             projections = length * 2 * d * heads + memory_length * kernels * d * kv
             return 2 * (projections + 2 * length * seen * heads)
+        case c.Latent(num_heads=n, latent_dim=latent, query_latent_dim=query):
+            asked, told = n * (a.nope_dim + a.rope_dim), n * a.value_dim
+            own = d * asked if query is None else (d + asked) * query
+            others = d * (latent + a.rope_dim) + latent * (n * a.nope_dim + told)
+            products = length * (own + told * d) + memory_length * others
+            return 2 * (products + length * seen * (asked + told))
         case c.Decay():
             heads = a.num_heads * a.head_dim
             return 2 * length * (2 * d + min(F.RECURRENCE_CHUNK, length)) * heads
@@ -83,6 +96,8 @@ def cached_numbers(config: c.TransformerConfig) -> int:
             return 2 * heads * width
         case c.SharedKV(num_kv_heads=heads, head_dim=width):
             return heads * width
+        case c.Latent(latent_dim=latent, rope_dim=rotary):
+            return latent + rotary
         case c.Decay(num_heads=heads, head_dim=width):
             return heads * width  # once for all tokens: it has one slot
 
@@ -95,6 +110,11 @@ def attention_widths(config: c.TransformerConfig, tensor: int) -> Widths:
             heads = a.num_heads * a.head_dim / tensor
             kv = a.num_kv_heads * a.head_dim / min(tensor, a.num_kv_heads)
             return Widths(heads + both * kv, 2 * heads + kv, heads, kv)
+        case c.Latent() as a:
+            n, latents = a.num_heads / tensor, a.latent_dim + (a.query_latent_dim or 0)
+            asked, told = n * (a.nope_dim + a.rope_dim), n * a.value_dim
+            made = n * a.nope_dim + told + latents + a.rope_dim
+            return Widths(asked + made, 2 * asked + told + latents, told, (asked + told) / 2)
         case c.Decay() as a:
             heads = a.num_heads * a.head_dim / tensor
             return Widths(heads, 4 * heads, heads, heads)

@@ -116,7 +116,8 @@ def cache_bytes(
 
         batch * layers * min(length, window) * numbers * bytes_per_number
 
-    with numbers = 2 * kv_heads * head_dim, but half as many where keys are the values (`SharedKV`).
+    with numbers = 2 * kv_heads * head_dim, half as many where keys are the values (`SharedKV`), and
+    latent_dim + rope_dim where keys and values come from a `Latent`.
     `Decay` keeps a state instead, as if of one token, in float32.
 
     Args:

@@ -39,6 +39,10 @@ from jaxformer.functional.experts import room_for as room_for
 from jaxformer.functional.experts import route as route
 from jaxformer.functional.experts import router_totals as router_totals
 from jaxformer.functional.experts import router_z_loss as router_z_loss
+from jaxformer.functional.latent import absorb_query as absorb_query
+from jaxformer.functional.latent import absorbing_saves as absorbing_saves
+from jaxformer.functional.latent import expand_latent as expand_latent
+from jaxformer.functional.latent import values_from_latent as values_from_latent
 from jaxformer.functional.linear import dropout as dropout
 from jaxformer.functional.linear import linear as linear
 from jaxformer.functional.losses import bits_per_byte as bits_per_byte

@@ -67,6 +67,14 @@ def _short(attention: c.Attention, depth: int) -> c.Attention:
             return replace(
                 attention, positions=positions, windows=windows, scale=scale, biases=biases
             )
+        case c.Latent(scale=scale, nope_dim=plain, rope_dim=rotary):
+            if scale is not None and math.isclose(
+                scale, (plain + rotary) ** -0.5, rel_tol=ROUNDING
+            ):
+                scale = None
+            return replace(
+                attention, positions=positions, windows=windows, scale=scale, biases=biases
+            )
         case c.Decay():
             return replace(attention, biases=biases)
 

@@ -4,6 +4,7 @@ from functools import partial
 
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxformer import config as c
@@ -37,11 +38,12 @@ class Kernel(nn.Module):
     shape: tuple[int, ...]
     initial: c.Initialiser
     mode: Mode
+    names: Names = ("model", "heads", None)
 
     @nn.compact
-    def __call__(self) -> Float[Array, "D N H"]:
-        names: Names = ("model", "heads", None)
-        return parameter(self, "kernel", initializer(self.initial), self.shape, names, self.mode)
+    def __call__(self, dtype: DTypeLike = jnp.float32) -> Float[Array, "D N H"]:
+        start = initializer(self.initial)
+        return parameter(self, "kernel", start, self.shape, self.names, self.mode, dtype=dtype)
 
 
 class Attention(nn.Module):

@@ -26,14 +26,21 @@ class SharedCache(NamedTuple):
     key_value: Float[Array, "*layers_and_batch S K H"]
 
 
+class LatentCache(NamedTuple):
+    """What keys and values are made from, and the rotated key that heads share."""
+
+    latent: Float[Array, "*layers_and_batch S 1 C"]
+    rotary_key: Float[Array, "*layers_and_batch S 1 R"]
+
+
 class StateCache(NamedTuple):
     """The state of a recurrence, in float32 whatever the computation is: it adds up long texts."""
 
     state: Float[Array, "*layers_and_batch 1 N H"]
 
 
-OwnCache = KVCache | SharedCache | StateCache
-Own = TypeVar("Own", KVCache, SharedCache)
+OwnCache = KVCache | SharedCache | LatentCache | StateCache
+Own = TypeVar("Own", KVCache, SharedCache, LatentCache)
 
 
 class LayerCache(NamedTuple):
@@ -140,6 +147,8 @@ def _empty(
             return KVCache(zeros(heads, width), zeros(heads, width))
         case c.SharedKV(num_kv_heads=heads, head_dim=width):
             return SharedCache(zeros(heads, width))
+        case c.Latent(latent_dim=latent, rope_dim=rotary):
+            return LatentCache(zeros(1, latent), zeros(1, rotary))
         case c.Decay(num_heads=heads, head_dim=width):
             return StateCache(zeros(heads, width).astype(jnp.float32))
 

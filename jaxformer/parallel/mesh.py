@@ -154,8 +154,19 @@ def _indivisible(config: c.TransformerConfig, n: Mapping[str, int]) -> Iterator[
             yield f"{problem} (a model with {padded} has rows that no token uses)"
     mixtures = 0
     for owner, stack, num_layers in stacks:
-        yield from uneven(f"{owner}num_heads", stack.attention.num_heads, "tensor")
-        yield from _unshared(owner, stack.attention, n)
+        attention, tensor = stack.attention, n["tensor"]
+        yield from uneven(f"{owner}num_heads", attention.num_heads, "tensor")
+        match attention:
+            case (
+                c.MultiHead(num_kv_heads=kv, qk_norm=norm)
+                | c.SharedKV(num_kv_heads=kv, qk_norm=norm)
+            ):
+                yield from _ungrouped(f"{owner}num_kv_heads {kv}", kv, norm, tensor)
+            case c.Decay() if n["context"] > 1:
+                yield (
+                    f"context {n['context']}, but the state of Decay goes from token to token, so "
+                    "a text stays on one device"
+                )
         for choice in {stack.layer(i).feed_forward for i in range(num_layers)}:
             if isinstance(choice, c.Experts):
                 mixtures += 1
@@ -166,18 +177,9 @@ def _indivisible(config: c.TransformerConfig, n: Mapping[str, int]) -> Iterator[
         yield f"expert {n['expert']}, but the model has no experts"
 
 
-def _unshared(owner: str, attention: c.Attention, n: Mapping[str, int]) -> Iterator[str]:
-    """What an attention, whose heads are divisible, cannot share out."""
-    tensor = n["tensor"]
-    if isinstance(attention, c.Decay):
-        if n["context"] > 1:
-            yield (
-                f"context {n['context']}, but the state of Decay goes from token to token, so a "
-                "text stays on one device"
-            )
-        return
-    kv = attention.num_kv_heads
-    if kv % tensor and tensor % kv:
-        yield f"{owner}num_kv_heads {kv} and tensor {tensor}: one must be a multiple of the other"
-    elif kv % tensor and attention.qk_norm is not None and attention.qk_norm.over == "width":
-        yield f"{owner}num_kv_heads {kv}, with a norm over all of them, and tensor {tensor}"
+def _ungrouped(heads: str, count: int, norm: c.QKNorm | None, tensor: int) -> Iterator[str]:
+    """Why so many key-value heads cannot be shared out over so many devices."""
+    if count % tensor and tensor % count:
+        yield f"{heads} and tensor {tensor}: one must be a multiple of the other"
+    elif count % tensor and norm is not None and norm.over == "width":
+        yield f"{heads}, with a norm over all of them, and tensor {tensor}"

@@ -17,15 +17,18 @@ from jaxformer.config import (
     Encoder,
     EncoderDecoder,
     Experts,
+    Latent,
     Learned,
     Llama3Scaling,
     MultiHead,
     QKNorm,
     Rope,
+    SharedKV,
     Sinusoid,
     T5Bias,
     TransformerConfig,
     TransformerXL,
+    Yarn,
 )
 from jaxformer.layers import empty_cache, take_rows
 
@@ -126,6 +129,50 @@ def test_cached_is_uncached_at_every_step(row, tokens):
 @pytest.mark.parametrize("row", MATRIX, ids="-".join)
 def test_cached_is_uncached_in_every_combination(row, tokens):
     check(build(*row), tokens)
+
+
+EVERYWHERE = ("q", "k", "v", "o")
+STRETCHED = Yarn(factor=4.0, original_max_length=4)
+KINDS = {
+    "shared": SharedKV(
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=4,
+        windows=(WINDOW, None),
+        qk_norm=QKNorm(),
+        biases=("query", "key_value", "out"),
+    ),
+    "shared, in part": SharedKV(
+        num_heads=2,
+        head_dim=6,
+        positions=(Rope(fraction=0.7, scaling=STRETCHED, targets=EVERYWHERE), Alibi()),
+    ),
+    "latent": Latent(
+        num_heads=4,
+        latent_dim=5,
+        query_latent_dim=7,
+        nope_dim=3,
+        rope_dim=4,
+        value_dim=6,
+        windows=(WINDOW, None),
+        biases=("query_latent", "latent", "rotary_key", "out"),
+    ),
+    "latent, expanded for three": Latent(
+        num_heads=2,
+        latent_dim=64,
+        nope_dim=2,
+        rope_dim=2,
+        value_dim=2,
+        positions=(Rope(scaling=STRETCHED), T5Bias(num_buckets=8, max_distance=6)),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_other_kinds_of_attention(kind, tokens):
+    """Every step, chunks of other lengths, and rows of other lengths."""
+    config = replace(build(), attention=kind)
+    check(config, tokens)
 
 
 OTHERS = {
