@@ -201,7 +201,7 @@ def _check_biases(choice: Attention) -> None:
     )
 
 
-def _check_patterns(choice: MultiHead | SharedKV) -> None:
+def _check_patterns(choice: MultiHead | SharedKV | Latent) -> None:
     """Refuse positions and windows that no layer can have."""
     require_pattern(choice, "positions", "windows")
     for window in choice.windows:

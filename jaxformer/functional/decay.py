@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Complex64, Float, Inexact, Int
 
+from jaxformer.functional.collectives import varies_over, varying
 from jaxformer.functional.rope import Pairing, as_complex, as_real
 
 EXACT_BITS = 11  # a float32 of 12 significant bits times a count below 4096 is exact
@@ -98,6 +99,7 @@ def decay_attention(
         arXiv:2307.08621, section 2.1 (parallel representation)
     """
     check_decay(value, gamma, theta, pairing)
+    gamma, theta = rates_beside(value, gamma, theta)
     z = to_heads(value, theta, pairing)
     mixed = attend_within(z, gamma, theta, steps_of(value, segments, None))
     return from_heads(mixed, value, pairing)
@@ -121,6 +123,15 @@ def check_decay(value: Array, gamma: Array, theta: Array | None, pairing: Pairin
     wrong = values[~((values >= 0) & (values <= 1))]
     if len(wrong):
         raise ValueError(f"A decay is in [0, 1]; got gamma {wrong[0]}.")
+
+
+def rates_beside(value: Array, gamma: Array, theta: Array | None) -> tuple[Array, Array | None]:
+    """Rates that differ wherever values do, inside `jax.shard_map`.
+
+    So devices add up the gradients of the rates, and not of the complex numbers made from them.
+    """
+    over = varies_over(value)
+    return varying(gamma, *over), None if theta is None else varying(theta, *over)
 
 
 def steps_of(value: Array, segments: Array | None, valid: Array | None) -> Steps:
@@ -199,7 +210,8 @@ def passed(gamma: Array, theta: Array | None, count: Array) -> Inexact[Array, ".
     shrunk = _shrunk(gamma, count)
     if theta is None:
         return shrunk
-    return shrunk.astype(jnp.complex64) * jnp.conj(_turned(theta, count))
+    turned = _turned(theta, count)
+    return jax.lax.complex(shrunk * turned.real, -shrunk * turned.imag)
 
 
 def attend_within(

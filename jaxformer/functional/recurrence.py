@@ -17,6 +17,7 @@ from jaxformer.functional.decay import (
     from_heads,
     pairs,
     passed,
+    rates_beside,
     steps_of,
     to_heads,
 )
@@ -88,6 +89,7 @@ def linear_recurrence(
         raise ValueError(f"method must be one of {get_args(RecurrenceMethod)}; got {method!r}.")
     if chunk < 1:
         raise ValueError(f"A chunk holds at least 1 token; got {chunk}.")
+    gamma, theta = rates_beside(value, gamma, theta)
     steps = steps_of(value, segments, valid)
     z = to_heads(value, theta, pairing)
     z = jnp.where(by_token(steps.valid), z, 0)

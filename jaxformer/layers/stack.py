@@ -26,7 +26,8 @@ ON_THE_WAY = ("all_gather", "pvary", "reshape", "transpose", "squeeze", "broadca
 
 def all_but_gathered(primitive: Any, *inputs: Any, **options: Any) -> bool:
     """A remat policy: keep everything but whole kernels, and complex numbers, which JAX cannot."""
-    if primitive.name == "complex" or any(jnp.iscomplexobj(x) for x in inputs):
+    made = jnp.issubdtype(options.get("new_dtype", jnp.float32), jnp.complexfloating)
+    if primitive.name == "complex" or made or any(jnp.iscomplexobj(x) for x in inputs):
         return False
     return primitive.name not in ON_THE_WAY
 

@@ -1,6 +1,7 @@
 """Decay attention and the linear recurrence that it is."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
 from jaxformer import functional as F
 
@@ -363,6 +366,29 @@ def test_memory_is_linear_in_time(method):
     linear = lambda value: F.linear_recurrence(value, gamma, method=method, chunk=8)  # noqa: E731
     assert largest(linear, 512) == 2 * largest(linear, 256) < 512 * 16
     assert largest(lambda value: F.decay_attention(value, gamma), 512) == 512**2
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_devices_add_up_real_gradients(form):
+    """Rows on two devices give the gradients of all rows on one; what is added up is real."""
+    mesh = jax.make_mesh((2,), ("data",), (AxisType.Auto,), devices=jax.devices()[:2])
+    weight = jnp.asarray(WEIGHT, jnp.float32)
+
+    def gradients(value, gamma, theta, weight, add=lambda x: x):
+        def loss(*floats):
+            return add(jnp.vdot(weight, run(*floats, form=form)[0]))
+
+        return jax.grad(loss, (0, 1, 2))(value, gamma, theta)
+
+    rows, whole = P("data"), P()
+    spread = functools.partial(gradients, add=lambda x: jax.lax.psum(x, "data"))
+    specs = {"in_specs": (rows, whole, whole, rows), "out_specs": (rows, whole, whole)}
+    program = jax.jit(jax.shard_map(spread, mesh=mesh, **specs)).lower(VALUE, GAMMA, THETA, weight)
+    sums = re.findall(r"all_reduce.*?\}\) : \((.*?)\)", program.as_text(), re.S)
+    assert len(sums) >= 2 and not any("complex" in types for types in sums)
+    expected = jax.jit(gradients)(VALUE, GAMMA, THETA, weight)
+    for one, other in zip(program.compile()(VALUE, GAMMA, THETA, weight), expected, strict=True):
+        near(one, other)
 
 
 # Rates

@@ -316,7 +316,9 @@ def test_no_hugging_face_folder_has_it(tmp_path):
     params, _ = model()
     with pytest.raises(ValueError, match="its attention is Decay, and none has"):
         save_pretrained(tmp_path, CONFIG, params)
-    with pytest.raises(ValueError, match="asked for, .*: its attention is Decay, and llama has MultiHead"):
+    with pytest.raises(
+        ValueError, match="asked for, .*: its attention is Decay, and llama has MultiHead"
+    ):
         save_pretrained(tmp_path, CONFIG, params, family="llama")
 
 
