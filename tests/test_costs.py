@@ -47,6 +47,13 @@ EVERY_KIND = {
         feed_forward=(EXPERTS, c.GLU(hidden_dim=5)),
         num_layers=1,
     ),
+    "decay": replace(BASE, attention=c.Decay(num_heads=3, head_dim=4)),
+    "decay, learned angles, biases": replace(
+        BASE,
+        attention=c.Decay(
+            num_heads=3, head_dim=4, angles=c.Angles(learned=True), biases=("value", "out")
+        ),
+    ),
     "parallel, post": change(block="parallel", placement="post", norm=c.LayerNorm()),
     "post": change(placement="post", final_norm=False, norm=c.LayerNorm()),
     "sandwich": change(placement="sandwich"),
@@ -191,6 +198,7 @@ PRODUCTS = {
     "latent": LATENT,
     "plain": replace(WIDE, feed_forward=(c.MLP(hidden_dim=512), c.GLU(hidden_dim=300))),
     "factorised": replace(WIDE, embedding=c.Embedding(dim=200)),
+    "decay": replace(WIDE, attention=c.Decay(num_heads=4, head_dim=48, angles=None)),
     "encoder": replace(WIDE, topology=c.Encoder()),
     "encoder-decoder": replace(WIDE, topology=c.EncoderDecoder(num_encoder_layers=2)),
     "encoder-decoder, factorised": replace(
@@ -237,6 +245,19 @@ def test_flops_of_shared_keys_and_of_latents():
     kernels = D * Q + Q * N * (P + R) + D * (C + R) + C * N * (P + V) + N * V * D
     latent = 2 * T * (kernels + T * N * (P + R + V))
     assert costs.forward_flops(LATENT, T) == rest + 3 * latent
+
+
+def test_flops_of_decay():
+    """Values, what they are mixed to in chunks of 64 tokens, and the way back."""
+    T, D, N, H = 640, 128, 4, 48
+    both = [
+        costs.forward_flops(replace(WIDE, attention=kind), T)
+        for kind in (WIDE.attention, c.Decay(num_heads=N, head_dim=H))
+    ]
+    heads = 2 * T * D * (2 * N + 2 * 2) * H + 2 * 2 * T * T * N * H
+    assert both[0] - both[1] == 3 * (heads - 2 * T * N * H * (2 * D + 64))
+    short = [costs.forward_flops(replace(WIDE, attention=c.Decay(num_heads=N, head_dim=H)), 5)]
+    assert short[0] == 2 * 5 * (D * 512 + 3 * (3 * D * 384 + N * H * (2 * D + 5)))
 
 
 def test_flops_of_experts_and_transformer_xl():
@@ -297,6 +318,27 @@ def test_cache_bytes_are_those_of_the_arrays(name):
     assert costs.cache_bytes(config, 5, batch=2) == total > 0
 
 
+def measured_bytes(config, batch, length, remat, *, packed=False):
+    """What the compiler sets aside for the gradient of a loss, on packed documents or none."""
+    model = Transformer(config, remat=remat)
+
+    def loss(params, tokens):
+        segments = tokens if packed else None
+        return F.cross_entropy(model.apply({"params": params}, tokens, segments=segments), tokens)
+
+    tokens = jax.ShapeDtypeStruct((batch, length), jnp.int32)
+    compiled = jax.jit(jax.grad(loss)).lower(shapes(config), tokens).compile()
+    return compiled.memory_analysis().temp_size_in_bytes
+
+
+@pytest.mark.parametrize("remat", ["none", "dots", "full"])
+def test_activation_bytes_of_decay_are_near_the_compilers(remat):
+    kind = c.Decay(num_heads=4, head_dim=48)
+    config = replace(WIDE, num_layers=6, attention=kind)
+    ours = costs.activation_bytes(config, 2, 192, remat=remat)
+    assert 0.5 < ours / measured_bytes(config, 2, 192, remat, packed=True) < 2
+
+
 @pytest.mark.parametrize(
     "config, remat, batch, length",
     [
@@ -309,14 +351,7 @@ def test_cache_bytes_are_those_of_the_arrays(name):
 )
 def test_activation_bytes_are_near_the_compilers(config, remat, batch, length):
     config = replace(config, num_layers=6)
-    model = Transformer(config, remat=remat)
-
-    def loss(params, tokens):
-        return F.cross_entropy(model.apply({"params": params}, tokens), tokens)
-
-    tokens = jax.ShapeDtypeStruct((batch, length), jnp.int32)
-    compiled = jax.jit(jax.grad(loss)).lower(shapes(config), tokens).compile()
-    measured = compiled.memory_analysis().temp_size_in_bytes
+    measured = measured_bytes(config, batch, length, remat)
     assert 0.5 < costs.activation_bytes(config, batch, length, remat=remat) / measured < 2
 
 

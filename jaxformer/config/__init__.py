@@ -18,6 +18,8 @@ from jaxformer.config.axes import LayerNorm as LayerNorm
 from jaxformer.config.axes import Norm as Norm
 from jaxformer.config.axes import QKNorm as QKNorm
 from jaxformer.config.axes import RMSNorm as RMSNorm
+from jaxformer.config.decay import Angles as Angles
+from jaxformer.config.decay import Decay as Decay
 from jaxformer.config.initialisation import FanAverage as FanAverage
 from jaxformer.config.initialisation import FanIn as FanIn
 from jaxformer.config.initialisation import Initialisation as Initialisation

@@ -5,6 +5,7 @@ from typing import Literal
 
 from jaxformer.config.axes import Norm, QKNorm, RMSNorm
 from jaxformer.config.checks import require, require_pattern, require_positive
+from jaxformer.config.decay import Decay
 from jaxformer.config.positions import Alibi, Positions, Rope, T5Bias, Window
 from jaxformer.config.rope_scaling import LongRope
 
@@ -180,7 +181,7 @@ class Latent:
         return self.rope_dim
 
 
-Attention = MultiHead | SharedKV | Latent
+Attention = MultiHead | SharedKV | Latent | Decay
 
 
 def _check_groups(choice: MultiHead | SharedKV) -> None:
@@ -200,7 +201,7 @@ def _check_biases(choice: Attention) -> None:
     )
 
 
-def _check_patterns(choice: Attention) -> None:
+def _check_patterns(choice: MultiHead | SharedKV | Latent) -> None:
     """Refuse positions and windows that no layer can have."""
     require_pattern(choice, "positions", "windows")
     for window in choice.windows:

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 from jaxformer.config.attention import Attention, MultiHead
 from jaxformer.config.axes import FeedForward, Norm, RMSNorm
 from jaxformer.config.checks import check_words, require, require_pattern, require_positive
+from jaxformer.config.decay import Decay
 from jaxformer.config.initialisation import Initialisation
 from jaxformer.config.positions import (
     BlockSparse,
@@ -187,6 +188,16 @@ class TransformerConfig:
                 f"{type(kind).__name__} pairs sines with cosines, so model_dim must be even; "
                 f"got {self.model_dim}.",
             )
+        decays = any(isinstance(a, Decay) for a in attentions)
+        require(
+            not decays or isinstance(self.topology, Decoder),
+            f"Decay reads from left to right, so it is for a Decoder; got {self.topology}.",
+        )
+        require(
+            not decays or self.dropout.attention == 0,
+            "Decay has no attention weights to drop, so dropout.attention must be 0; got "
+            f"{self.dropout.attention}.",
+        )
         reads = isinstance(self.topology, EncoderDecoder)
         require(
             not reads or isinstance(self.attention, MultiHead),

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from jaxformer.config.attention import Attention, Latent, MultiHead, SharedKV
 from jaxformer.config.axes import Experts, FeedForward
+from jaxformer.config.decay import Decay
 from jaxformer.config.model import Embedding, EncoderDecoder, Head, TransformerConfig
 from jaxformer.config.positions import BlockSparse, Learned, Positions, Rope, T5Bias, Window
 from jaxformer.config.rope_scaling import DynamicNTK, Llama3Scaling, LongRope, RopeScaling, Yarn
@@ -69,6 +70,8 @@ def _heads_width(attention: Attention) -> int:
             return heads * width
         case Latent(num_heads=heads, value_dim=width):
             return heads * width
+        case Decay(num_heads=heads, head_dim=width):
+            return heads * width
 
 
 def _tiny_attention(attention: Attention) -> Attention:
@@ -100,6 +103,8 @@ def _tiny_attention(attention: Attention) -> Attention:
                 scale=_follow_width(attention.scale, plain + rotary, 2 * HEAD_DIM),
                 windows=windows,
             )
+        case Decay():
+            return replace(attention, num_heads=few, head_dim=HEAD_DIM)
 
 
 def _tiny_positions(positions: Positions | None) -> Positions | None:

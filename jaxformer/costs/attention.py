@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from jaxformer import config as c
+from jaxformer import functional as F
 
 
 class Widths(NamedTuple):
@@ -52,6 +53,11 @@ def attention_parameters(config: c.TransformerConfig, positions: c.Positions | N
             widths = {"query_latent": query or 0, "latent": latent, "rotary_key": a.rope_dim}
             total = kernels + n * a.value_dim * d + norm_parameters(a.norm, latent + (query or 0))
             return total + sum((widths | {"out": d})[name] for name in a.biases)
+        case c.Decay():
+            heads = a.num_heads * a.head_dim
+            widths = {"value": heads, "out": d}
+            total = 2 * d * heads + a.num_heads + sum(widths[name] for name in a.biases)
+            return total + (heads // 2 if a.angles is not None and a.angles.learned else 0)
 
 
 def _head_norms(a: c.MultiHead | c.SharedKV) -> int:
@@ -78,6 +84,9 @@ def attention_flops(
             others = d * (latent + a.rope_dim) + latent * (n * a.nope_dim + told)
             products = length * (own + told * d) + memory_length * others
             return 2 * (products + length * seen * (asked + told))
+        case c.Decay():
+            heads = a.num_heads * a.head_dim
+            return 2 * length * (2 * d + min(F.RECURRENCE_CHUNK, length)) * heads
 
 
 def cached_numbers(config: c.TransformerConfig) -> int:
@@ -89,6 +98,8 @@ def cached_numbers(config: c.TransformerConfig) -> int:
             return heads * width
         case c.Latent(latent_dim=latent, rope_dim=rotary):
             return latent + rotary
+        case c.Decay(num_heads=heads, head_dim=width):
+            return heads * width  # once for all tokens: it has one slot
 
 
 def attention_widths(config: c.TransformerConfig, tensor: int) -> Widths:
@@ -104,3 +115,6 @@ def attention_widths(config: c.TransformerConfig, tensor: int) -> Widths:
             asked, told = n * (a.nope_dim + a.rope_dim), n * a.value_dim
             made = n * a.nope_dim + told + latents + a.rope_dim
             return Widths(asked + made, 2 * asked + told + latents, told, asked + told)
+        case c.Decay() as a:
+            heads = a.num_heads * a.head_dim / tensor
+            return Widths(heads, 4 * heads, heads, heads)

@@ -118,6 +118,7 @@ def cache_bytes(
 
     with numbers = 2 * kv_heads * head_dim, half as many where keys are the values (`SharedKV`), and
     latent_dim + rope_dim where keys and values come from a `Latent`.
+    `Decay` keeps a state instead, as if of one token, in float32.
 
     Args:
         config: The model.
@@ -130,7 +131,8 @@ def cache_bytes(
         keys and values depend on the source alone, is not counted.
     """
     kept = sum(keys_seen(config.layer(i).window, length) for i in range(config.num_layers))
-    return batch * kept * cached_numbers(config) * bytes_per_number
+    width = 4 if isinstance(config.attention, c.Decay) else bytes_per_number
+    return batch * kept * cached_numbers(config) * width
 
 
 def activation_bytes(
@@ -227,7 +229,8 @@ def _kept_per_token(
         return float(d)
     if remat == "dots":
         return d + products - (inner if routed else 0)
-    scores = 2 * a.num_heads * length / tensor
+    seen = min(length, F.RECURRENCE_CHUNK) if isinstance(a, c.Decay) else length
+    scores = 2 * a.num_heads * seen / tensor
     if context > 1:
         scores = context * branch.around + (context - 1) * branch.heads
     return d + products + 7 * d + branch.beside + 2 * inner + scores

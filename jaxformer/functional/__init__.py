@@ -22,6 +22,9 @@ from jaxformer.functional.collectives import sum_parts as sum_parts
 from jaxformer.functional.collectives import to_parts as to_parts
 from jaxformer.functional.collectives import varies_over as varies_over
 from jaxformer.functional.collectives import varying as varying
+from jaxformer.functional.decay import DecayRates as DecayRates
+from jaxformer.functional.decay import decay_attention as decay_attention
+from jaxformer.functional.decay import decay_rates as decay_rates
 from jaxformer.functional.embeddings import check_positions as check_positions
 from jaxformer.functional.embeddings import check_token_ids as check_token_ids
 from jaxformer.functional.embeddings import embed as embed
@@ -67,6 +70,9 @@ from jaxformer.functional.positions import relative_position_bias as relative_po
 from jaxformer.functional.positions import relative_position_buckets as relative_position_buckets
 from jaxformer.functional.positions import sinusoidal_positions as sinusoidal_positions
 from jaxformer.functional.positions import transformer_xl_bias as transformer_xl_bias
+from jaxformer.functional.recurrence import RECURRENCE_CHUNK as RECURRENCE_CHUNK
+from jaxformer.functional.recurrence import Recurrence as Recurrence
+from jaxformer.functional.recurrence import linear_recurrence as linear_recurrence
 from jaxformer.functional.ring import RING_BLOCK as RING_BLOCK
 from jaxformer.functional.ring import ring_attention as ring_attention
 from jaxformer.functional.ring import ring_order as ring_order

@@ -75,6 +75,8 @@ def _short(attention: c.Attention, depth: int) -> c.Attention:
             return replace(
                 attention, positions=positions, windows=windows, scale=scale, biases=biases
             )
+        case c.Decay():
+            return replace(attention, biases=biases)
 
 
 def differences(wanted: Any, found: Any, path: str = "") -> list[str]:

@@ -117,10 +117,14 @@ def choose_family(
         raise ValueError(f"family {name!r} is unknown; known are {', '.join(sorted(FAMILIES))}.")
     differing: dict[str, list[str]] = {}
     refused: list[str] = []
-    for family in _candidates(config, name):
-        stacks = config, config.encoder
-        fits = all(isinstance(stack.attention, family.attention) for stack in stacks)
-        values = family.write(config) if fits else None
+    kinds = {type(stack.attention) for stack in (config, config.encoder)}
+    families = list(_candidates(config, name))
+    fitting = [family for family in families if kinds == {family.attention}]
+    if not fitting:
+        theirs = "none has" if name is None else f"{name} has {_names([families[0].attention])}"
+        refused.append(f"its attention is {_names(kinds)}, and {theirs}")
+    for family in fitting:
+        values = family.write(config)
         if values is None:
             continue
         values = {"architectures": [family.architecture], **NO_TOKENS, **values}
@@ -134,6 +138,10 @@ def choose_family(
             return family, _with_extra(config, family, values, extra)
         differing[family.model_type] = wrong
     raise ValueError(_explain(differing, refused, name))
+
+
+def _names(kinds: Iterable[type]) -> str:
+    return " and ".join(sorted(kind.__name__ for kind in kinds))
 
 
 def _candidates(config: c.TransformerConfig, name: str | None) -> Iterable[Family]:

@@ -27,13 +27,22 @@ class SharedCache(NamedTuple):
 
 
 class LatentCache(NamedTuple):
-    """What keys and values are made from, and the rotated key that heads share."""
+    """What keys and values are made from, and the rotated key that heads share.
 
-    latent: Float[Array, "*layers_and_batch S 1 C"]
-    rotary_key: Float[Array, "*layers_and_batch S 1 R"]
+    One head, K = 1, of which each device that has a part of the heads keeps a copy.
+    """
+
+    latent: Float[Array, "*layers_and_batch S K C"]
+    rotary_key: Float[Array, "*layers_and_batch S K R"]
 
 
-OwnCache = KVCache | SharedCache | LatentCache
+class StateCache(NamedTuple):
+    """The state of a recurrence, in float32 whatever the computation is: it adds up long texts."""
+
+    state: Float[Array, "*layers_and_batch 1 N H"]
+
+
+OwnCache = KVCache | SharedCache | LatentCache | StateCache
 Own = TypeVar("Own", KVCache, SharedCache, LatentCache)
 
 
@@ -143,6 +152,8 @@ def _empty(
             return SharedCache(zeros(heads, width))
         case c.Latent(latent_dim=latent, rope_dim=rotary):
             return LatentCache(zeros(1, latent), zeros(1, rotary))
+        case c.Decay(num_heads=heads, head_dim=width):
+            return StateCache(zeros(heads, width).astype(jnp.float32))
 
 
 def turns(window: c.Window, slots: int) -> bool:

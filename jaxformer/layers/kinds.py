@@ -7,6 +7,7 @@ from jaxtyping import Array, Float
 
 from jaxformer import config as c
 from jaxformer.layers.attention import Attention
+from jaxformer.layers.decay import Decay
 from jaxformer.layers.latent import Latent
 from jaxformer.layers.mode import Mode
 from jaxformer.layers.shared_kv import SharedKV
@@ -33,3 +34,5 @@ def own_attention(
             return SharedKV(config, positions, mode, parts=parts, name="attention")
         case c.Latent():
             return Latent(config, positions, mode, parts=parts, name="attention")
+        case c.Decay():
+            return Decay(config, mode, parts=parts, name="attention")

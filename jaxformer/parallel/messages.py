@@ -197,6 +197,8 @@ def _attention(
 ) -> Iterator[Message]:
     """Keys and values round the ring, and norms over heads that are on several devices."""
     a, steps = config.attention, part.n["context"] - 1
+    if isinstance(a, c.Decay):  # heads know nothing of each other
+        return
     around = attention_widths(config, part.n["tensor"]).around
     passes = 2 if part.remat == "none" else 3
     count = (1 if isinstance(a, c.SharedKV) else 2) * steps * passes

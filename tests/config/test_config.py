@@ -249,11 +249,37 @@ latents = plan(
 )
 
 
+decays = plan(
+    c.Decay,
+    num_heads=st.just(4),
+    head_dim=st.just(8),
+    shortest=st.floats(2, 9),
+    longest=st.floats(10, 99),
+    angles=st.none()
+    | plan(
+        c.Angles,
+        base=numbers(2.0),
+        pairing=st.sampled_from(["halves", "neighbours"]),
+        learned=st.booleans(),
+    ),
+    biases=st.sampled_from([(), ("value",), ("value", "out")]),
+)
+
+
+def causal(config):
+    """A plan with Decay becomes one of a decoder that drops no attention weights."""
+    kind, fields = config
+    if fields["attention"][0] is c.Decay:
+        dropping = c.Dropout, {**fields["dropout"][1], "attention": 0.0}
+        fields = {**fields, "topology": (c.Decoder, {}), "dropout": dropping}
+    return kind, fields
+
+
 def possible(config):
     """Whether a plan has block-sparse windows only where they may be."""
     _, fields = config
     attentions = fields["attention"], fields["topology"][1].get("attention")
-    windows = [window for a in attentions if a is not None for window in a[1]["windows"]]
+    windows = [window for a in attentions if a is not None for window in a[1].get("windows", ())]
     sparse = any(isinstance(window, tuple) for window in windows)
     reads = fields["topology"][0] is c.EncoderDecoder
     if reads and fields["attention"][0] is not c.MultiHead:
@@ -261,54 +287,60 @@ def possible(config):
     return not sparse or fields["topology"][0] is c.Decoder
 
 
-configs = plan(
-    c.TransformerConfig,
-    vocab_size=st.integers(10, 99),
-    model_dim=st.integers(1, 20).map(lambda n: 2 * n),
-    num_layers=few,
-    attention=attentions | shared | latents,
-    feed_forward=patterns(feed_forwards),
-    topology=st.one_of(
-        plan(c.Decoder),
-        plan(c.Encoder),
-        plan(
-            c.EncoderDecoder,
-            num_encoder_layers=few,
-            source_vocab_size=st.none() | few,
-            attention=st.none() | attentions | shared | latents,
-            feed_forward=st.none() | patterns(feed_forwards),
+configs = (
+    plan(
+        c.TransformerConfig,
+        vocab_size=st.integers(10, 99),
+        model_dim=st.integers(1, 20).map(lambda n: 2 * n),
+        num_layers=few,
+        attention=attentions | shared | latents | decays,
+        feed_forward=patterns(feed_forwards),
+        topology=st.one_of(
+            plan(c.Decoder),
+            plan(c.Encoder),
+            plan(
+                c.EncoderDecoder,
+                num_encoder_layers=few,
+                source_vocab_size=st.none() | few,
+                attention=st.none() | attentions | shared | latents,
+                feed_forward=st.none() | patterns(feed_forwards),
+            ),
         ),
-    ),
-    block=st.sampled_from(["serial", "parallel", "parallel_shared_norm"]),
-    norm=norms,
-    placement=st.sampled_from(["pre", "post", "sandwich", "branch_out"]),
-    final_norm=st.booleans(),
-    embedding=plan(
-        c.Embedding,
-        scale=numbers(),
-        positions=st.one_of(
-            st.none(),
-            plan(c.Learned, max_length=few, offset=st.integers(0, 3)),
-            plan(c.Sinusoid, layout=st.sampled_from(["interleaved", "halves"])),
+        block=st.sampled_from(["serial", "parallel", "parallel_shared_norm"]),
+        norm=norms,
+        placement=st.sampled_from(["pre", "post", "sandwich", "branch_out"]),
+        final_norm=st.booleans(),
+        embedding=plan(
+            c.Embedding,
+            scale=numbers(),
+            positions=st.one_of(
+                st.none(),
+                plan(c.Learned, max_length=few, offset=st.integers(0, 3)),
+                plan(c.Sinusoid, layout=st.sampled_from(["interleaved", "halves"])),
+            ),
+            norm=st.none() | norms,
+            dim=st.none() | few,
         ),
-        norm=st.none() | norms,
-        dim=st.none() | few,
-    ),
-    head=plan(
-        c.Head,
-        tied=st.booleans(),
-        softcap=st.none() | numbers(),
-        masked_ids=st.sampled_from([(), (3,), (0, 9)]),
-    ),
-    dropout=plan(c.Dropout, embedding=rates, attention=rates, feed_forward=rates, residual=rates),
-    initialisation=plan(
-        c.Initialisation,
-        embedding=initialisers,
-        projection=initialisers,
-        query=st.none() | initialisers,
-        residual=st.sampled_from(["plain", "depth"]),
-    ),
-).filter(possible)
+        head=plan(
+            c.Head,
+            tied=st.booleans(),
+            softcap=st.none() | numbers(),
+            masked_ids=st.sampled_from([(), (3,), (0, 9)]),
+        ),
+        dropout=plan(
+            c.Dropout, embedding=rates, attention=rates, feed_forward=rates, residual=rates
+        ),
+        initialisation=plan(
+            c.Initialisation,
+            embedding=initialisers,
+            projection=initialisers,
+            query=st.none() | initialisers,
+            residual=st.sampled_from(["plain", "depth"]),
+        ),
+    )
+    .map(causal)
+    .filter(possible)
+)
 
 
 @given(configs)

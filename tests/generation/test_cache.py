@@ -12,7 +12,9 @@ from jaxformer import Transformer
 from jaxformer.config import (
     GLU,
     Alibi,
+    Angles,
     BlockSparse,
+    Decay,
     Embedding,
     Encoder,
     EncoderDecoder,
@@ -165,6 +167,8 @@ KINDS = {
         value_dim=2,
         positions=(Rope(scaling=STRETCHED), T5Bias(num_buckets=8, max_distance=6)),
     ),
+    "decay": Decay(num_heads=4, head_dim=4, shortest=1.5, angles=Angles(pairing="neighbours")),
+    "decay, real": Decay(num_heads=2, head_dim=3, angles=None, biases=("value", "out")),
 }
 
 

@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import NamedSharding
 
 from jaxformer import Transformer, zoo
-from jaxformer.config import EncoderDecoder, Latent, QKNorm, SharedKV
+from jaxformer.config import Angles, Decay, EncoderDecoder, Latent, QKNorm, SharedKV
 from jaxformer.data import Batch, PairBatch
 from jaxformer.parallel import MeshConfig, batch_spec, make_mesh
 from jaxformer.parallel.compiled import collectives_of
@@ -34,6 +34,7 @@ OURS = {
             biases=("query_latent", "latent", "out"),
         ),
     ),
+    "decay": replace(LLAMA, attention=Decay(num_heads=4, head_dim=16, angles=Angles(learned=True))),
 }
 
 
@@ -100,6 +101,7 @@ CASES = [
     ("norms of heads", dict(fsdp=2, tensor=4), dict(remat="dots")),
     ("shared", dict(fsdp=2, context=2, tensor=2), {}),
     ("latent", dict(fsdp=2, context=2, tensor=2), dict(remat="dots")),
+    ("decay", dict(data=2, fsdp=2, tensor=2), dict(remat="full", accumulation=2)),
     ("gopher-280b", dict(fsdp=4, tensor=2), {}),  # kernels of distances
     ("llama-2-70b", dict(fsdp=2, tensor=4), dict(optimizer="muon")),  # 8 devices, 2 layers
     ("mixtral-8x7b", dict(fsdp=2, expert=2, tensor=2), dict(optimizer="muon")),
