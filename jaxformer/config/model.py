@@ -231,12 +231,12 @@ class TransformerConfig:
         match self.topology:
             case EncoderDecoder(attention=None, feed_forward=None) | Decoder() | Encoder():
                 return self
-            case EncoderDecoder(attention=attention, feed_forward=feed_forward) as both:
+            case EncoderDecoder(attention=attention, feed_forward=feed_forward):
                 return replace(
                     self,
                     attention=attention or self.attention,
                     feed_forward=feed_forward or self.feed_forward,
-                    topology=replace(both, attention=None, feed_forward=None),
+                    topology=Encoder(),
                 )
 
     @property

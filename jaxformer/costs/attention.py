@@ -10,14 +10,14 @@ class Widths(NamedTuple):
     """Numbers of one token that an attention branch works with, on one device.
 
     `products` are what its kernels give, but for the last; `beside` is what norms, rotations and
-    the mixing need beside those; `heads` is what all heads give, side by side; `kv` is the mean of
-    keys and values, as they go round a ring.
+    the mixing need beside those; `heads` is what all heads give, side by side; `around` is
+    what goes round a ring.
     """
 
     products: float
     beside: float
     heads: float
-    kv: float
+    around: float
 
 
 def norm_parameters(norm: c.Norm, width: int) -> int:
@@ -109,12 +109,12 @@ def attention_widths(config: c.TransformerConfig, tensor: int) -> Widths:
             both = 2 if isinstance(a, c.MultiHead) else 1
             heads = a.num_heads * a.head_dim / tensor
             kv = a.num_kv_heads * a.head_dim / min(tensor, a.num_kv_heads)
-            return Widths(heads + both * kv, 2 * heads + kv, heads, kv)
+            return Widths(heads + both * kv, 2 * heads + kv, heads, both * kv)
         case c.Latent() as a:
             n, latents = a.num_heads / tensor, a.latent_dim + (a.query_latent_dim or 0)
             asked, told = n * (a.nope_dim + a.rope_dim), n * a.value_dim
             made = n * a.nope_dim + told + latents + a.rope_dim
-            return Widths(asked + made, 2 * asked + told + latents, told, (asked + told) / 2)
+            return Widths(asked + made, 2 * asked + told + latents, told, asked + told)
         case c.Decay() as a:
             heads = a.num_heads * a.head_dim / tensor
             return Widths(heads, 4 * heads, heads, heads)

@@ -232,7 +232,7 @@ def _kept_per_token(
     seen = min(length, F.RECURRENCE_CHUNK) if isinstance(a, c.Decay) else length
     scores = 2 * a.num_heads * seen / tensor
     if context > 1:
-        scores = 2 * context * branch.kv + (context - 1) * branch.heads
+        scores = context * branch.around + (context - 1) * branch.heads
     return d + products + 7 * d + branch.beside + 2 * inner + scores
 
 

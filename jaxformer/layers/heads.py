@@ -99,6 +99,8 @@ def mix(
         dropout_rate: Of the weights.
         **choices: Scale, soft cap and normalizer, as in `F.dot_product_attention`.
     """
+    same, key = value is key, key.astype(query.dtype)
+    value = key if same else value.astype(query.dtype)
     dropping = not mode.deterministic and dropout_rate > 0
     ring = mode.axes.context
     attend: Callable[..., Array] = F.dot_product_attention
@@ -106,8 +108,8 @@ def mix(
         attend = partial(F.ring_attention, axis_name=ring)
     return attend(
         query,
-        key.astype(query.dtype),
-        value.astype(query.dtype),
+        key,
+        value,
         guide.mask,
         guide.bias,
         dropout_rate=dropout_rate if dropping else 0.0,

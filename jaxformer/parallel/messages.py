@@ -199,10 +199,10 @@ def _attention(
     a, steps = config.attention, part.n["context"] - 1
     if isinstance(a, c.Decay):  # heads know nothing of each other
         return
-    kv = attention_widths(config, part.n["tensor"]).kv
+    around = attention_widths(config, part.n["tensor"]).around
     passes = 2 if part.remat == "none" else 3
-    count = 2 * steps * passes
-    size = round(count * keys * kv) * part.narrow
+    count = (1 if isinstance(a, c.SharedKV) else 2) * steps * passes
+    size = round(steps * passes * keys * around) * part.narrow
     yield Message("permute", CONTEXT, "keys and values", count, size)
     norm = None if isinstance(a, c.Latent) else a.qk_norm
     if norm is not None and norm.over == "width":

@@ -174,7 +174,6 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_other_kinds_of_attention(kind, tokens):
-    """Every step, chunks of other lengths, and rows of other lengths."""
     config = replace(build(), attention=kind)
     check(config, tokens)
 
@@ -226,9 +225,14 @@ def test_an_encoder_decoder_reads_its_source_once(positions, tokens):
     check(config, tokens, ((3, 4), (1,) * LENGTH), source=source, source_segments=segments)
 
 
-def test_padding_is_not_remembered(tokens):
+MULTI_HEAD = build("rope", "gqa", window="window").attention
+THREE = {"multi-head": MULTI_HEAD, "shared": KINDS["shared"], "latent": KINDS["latent"]}
+
+
+@pytest.mark.parametrize("kind", THREE.values(), ids=THREE)
+def test_padding_is_not_remembered(kind, tokens):
     """Rows of two and four tokens in one call, then three more each, against each row alone."""
-    config = build("rope", "gqa", window="window")
+    config = replace(build(), attention=kind)
     params = draw(config)
     apply = jax.jit(Transformer(config).apply)
     cache = empty_cache(config, (2,), LENGTH)
@@ -243,8 +247,9 @@ def test_padding_is_not_remembered(tokens):
         np.testing.assert_allclose(logits, expected, atol=2e-5)
 
 
-def test_rows_can_be_taken_in_any_order(tokens):
-    config = replace(build("rope", "gqa", window="window"), num_layers=3)
+@pytest.mark.parametrize("kind", THREE.values(), ids=THREE)
+def test_rows_can_be_taken_in_any_order(kind, tokens):
+    config = replace(build(), attention=kind, num_layers=3)
     params = draw(config)
     apply = jax.jit(Transformer(config).apply)
     _, cache = apply({"params": params}, tokens[:, :4], cache=empty_cache(config, (2,), LENGTH))
