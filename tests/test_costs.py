@@ -235,18 +235,6 @@ def test_flops_of_one_product_at_a_time():
     assert costs.forward_flops(windowed, T) == costs.forward_flops(WIDE, T) - saved
 
 
-def test_flops_of_shared_keys_and_of_latents():
-    """One kernel less; and every kernel on the way from a token to its keys, expanded."""
-    T, D, N, H = 64, 128, 4, 48
-    rest = costs.forward_flops(WIDE, T) - 3 * 2 * T * (D * (2 * N + 2 * 2) * H + 2 * T * N * H)
-    shared = 2 * T * (D * (2 * N + 1) * H + 2 * T * N * H)
-    assert costs.forward_flops(SHARED, T) == rest + 3 * shared
-    C, Q, P, R, V = 96, 120, 32, 16, 48
-    kernels = D * Q + Q * N * (P + R) + D * (C + R) + C * N * (P + V) + N * V * D
-    latent = 2 * T * (kernels + T * N * (P + R + V))
-    assert costs.forward_flops(LATENT, T) == rest + 3 * latent
-
-
 def test_flops_of_decay():
     """Values, what they are mixed to in chunks of 64 tokens, and the way back."""
     T, D, N, H = 640, 128, 4, 48
@@ -258,6 +246,18 @@ def test_flops_of_decay():
     assert both[0] - both[1] == 3 * (heads - 2 * T * N * H * (2 * D + 64))
     short = [costs.forward_flops(replace(WIDE, attention=c.Decay(num_heads=N, head_dim=H)), 5)]
     assert short[0] == 2 * 5 * (D * 512 + 3 * (3 * D * 384 + N * H * (2 * D + 5)))
+
+
+def test_flops_of_shared_keys_and_of_latents():
+    """One kernel less; and every kernel on the way from a token to its keys, expanded."""
+    T, D, N, H = 64, 128, 4, 48
+    rest = costs.forward_flops(WIDE, T) - 3 * 2 * T * (D * (2 * N + 2 * 2) * H + 2 * T * N * H)
+    shared = 2 * T * (D * (2 * N + 1) * H + 2 * T * N * H)
+    assert costs.forward_flops(SHARED, T) == rest + 3 * shared
+    C, Q, P, R, V = 96, 120, 32, 16, 48
+    kernels = D * Q + Q * N * (P + R) + D * (C + R) + C * N * (P + V) + N * V * D
+    latent = 2 * T * (kernels + T * N * (P + R + V))
+    assert costs.forward_flops(LATENT, T) == rest + 3 * latent
 
 
 def test_flops_of_experts_and_transformer_xl():

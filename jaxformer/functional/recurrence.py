@@ -63,8 +63,8 @@ def linear_recurrence(
         valid: False for padding, over which the state passes unchanged.
         method: "scan" goes token by token; "associative" combines neighbours in about log2(T)
             rounds; "chunked" is attention inside chunks and a recurrence between them: for T tokens
-            work of T * chunk in matrix products, the fastest, and the most precise for a long
-            memory, since it rounds once a chunk.
+            work of T * chunk in matrix products, in T / chunk steps. It is the most precise for a
+            long memory, since the state is rounded once a chunk.
         chunk: Tokens of a chunk.
         pairing: Which features form a pair, as in `rotate`.
 

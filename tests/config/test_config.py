@@ -287,60 +287,55 @@ def possible(config):
     return not sparse or fields["topology"][0] is c.Decoder
 
 
-configs = (
-    plan(
-        c.TransformerConfig,
-        vocab_size=st.integers(10, 99),
-        model_dim=st.integers(1, 20).map(lambda n: 2 * n),
-        num_layers=few,
-        attention=attentions | shared | latents | decays,
-        feed_forward=patterns(feed_forwards),
-        topology=st.one_of(
-            plan(c.Decoder),
-            plan(c.Encoder),
-            plan(
-                c.EncoderDecoder,
-                num_encoder_layers=few,
-                source_vocab_size=st.none() | few,
-                attention=st.none() | attentions | shared | latents,
-                feed_forward=st.none() | patterns(feed_forwards),
-            ),
+anything = plan(
+    c.TransformerConfig,
+    vocab_size=st.integers(10, 99),
+    model_dim=st.integers(1, 20).map(lambda n: 2 * n),
+    num_layers=few,
+    attention=attentions | shared | latents | decays,
+    feed_forward=patterns(feed_forwards),
+    topology=st.one_of(
+        plan(c.Decoder),
+        plan(c.Encoder),
+        plan(
+            c.EncoderDecoder,
+            num_encoder_layers=few,
+            source_vocab_size=st.none() | few,
+            attention=st.none() | attentions | shared | latents,
+            feed_forward=st.none() | patterns(feed_forwards),
         ),
-        block=st.sampled_from(["serial", "parallel", "parallel_shared_norm"]),
-        norm=norms,
-        placement=st.sampled_from(["pre", "post", "sandwich", "branch_out"]),
-        final_norm=st.booleans(),
-        embedding=plan(
-            c.Embedding,
-            scale=numbers(),
-            positions=st.one_of(
-                st.none(),
-                plan(c.Learned, max_length=few, offset=st.integers(0, 3)),
-                plan(c.Sinusoid, layout=st.sampled_from(["interleaved", "halves"])),
-            ),
-            norm=st.none() | norms,
-            dim=st.none() | few,
+    ),
+    block=st.sampled_from(["serial", "parallel", "parallel_shared_norm"]),
+    norm=norms,
+    placement=st.sampled_from(["pre", "post", "sandwich", "branch_out"]),
+    final_norm=st.booleans(),
+    embedding=plan(
+        c.Embedding,
+        scale=numbers(),
+        positions=st.one_of(
+            st.none(),
+            plan(c.Learned, max_length=few, offset=st.integers(0, 3)),
+            plan(c.Sinusoid, layout=st.sampled_from(["interleaved", "halves"])),
         ),
-        head=plan(
-            c.Head,
-            tied=st.booleans(),
-            softcap=st.none() | numbers(),
-            masked_ids=st.sampled_from([(), (3,), (0, 9)]),
-        ),
-        dropout=plan(
-            c.Dropout, embedding=rates, attention=rates, feed_forward=rates, residual=rates
-        ),
-        initialisation=plan(
-            c.Initialisation,
-            embedding=initialisers,
-            projection=initialisers,
-            query=st.none() | initialisers,
-            residual=st.sampled_from(["plain", "depth"]),
-        ),
-    )
-    .map(causal)
-    .filter(possible)
+        norm=st.none() | norms,
+        dim=st.none() | few,
+    ),
+    head=plan(
+        c.Head,
+        tied=st.booleans(),
+        softcap=st.none() | numbers(),
+        masked_ids=st.sampled_from([(), (3,), (0, 9)]),
+    ),
+    dropout=plan(c.Dropout, embedding=rates, attention=rates, feed_forward=rates, residual=rates),
+    initialisation=plan(
+        c.Initialisation,
+        embedding=initialisers,
+        projection=initialisers,
+        query=st.none() | initialisers,
+        residual=st.sampled_from(["plain", "depth"]),
+    ),
 )
+configs = anything.map(causal).filter(possible)
 
 
 @given(configs)

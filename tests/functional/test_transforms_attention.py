@@ -115,4 +115,8 @@ def test_the_table_is_complete():
         for name, thing in vars(F).items()
         if callable(thing) and thing.__module__.split(".")[-1] in modules
     }
-    assert public - set(CASES) == {"DecayRates", "Recurrence", "absorbing_saves"}
+    assert public - set(CASES) == {
+        "DecayRates",
+        "Recurrence",
+        "absorbing_saves",
+    }  # the last compares numbers

@@ -275,7 +275,7 @@ def test_training_lowers_the_loss():
                 attention=c.MultiHead(num_heads=2, num_kv_heads=2, head_dim=4),
                 topology=c.EncoderDecoder(num_encoder_layers=2, attention=KIND),
             ),
-            "for a Decoder; got EncoderDecoder",
+            r"for a Decoder; got Encoder\(\)",
         ),
         (
             lambda: replace(CONFIG, dropout=c.Dropout(attention=0.1)),
