@@ -19,6 +19,7 @@ from jaxtyping import Array, Float, Int
 
 Role = Literal["kernel", "head", "embedding", "bias", "scale"]
 
+INTO_HEADS = frozenset("query key value relative key_value query_latent latent rotary_key".split())
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 
 
@@ -74,13 +75,13 @@ def own_axes(path: KeyPath, ndim: int) -> tuple[int, ...]:
 def matrix_axes(path: KeyPath, ndim: int) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """Input axes and output axes of a kernel or table; None for what is no matrix.
 
-    Heads are outputs of query, key, value and relative positions, and inputs of out. Axes before
-    both, of stacked layers and of experts, count matrices.
+    Heads are outputs of query, key, value, what stands for them and relative positions, and inputs
+    of out. Axes before both, of stacked layers and of experts, count matrices.
     """
     if role(path) in ("bias", "scale"):
         return None
     module = path_names(path)[-2]
-    if len(own_axes(path, ndim)) >= 3 and module in ("query", "key", "value", "relative"):
+    if len(own_axes(path, ndim)) >= 3 and module in INTO_HEADS:
         return (ndim - 3,), (ndim - 2, ndim - 1)
     if len(own_axes(path, ndim)) >= 3 and module == "out":
         return (ndim - 3, ndim - 2), (ndim - 1,)

@@ -106,6 +106,7 @@ CASES = [
     ("llama-2-70b", dict(fsdp=2, tensor=4), dict(optimizer="muon")),  # 8 devices, 2 layers
     ("mixtral-8x7b", dict(fsdp=2, expert=2, tensor=2), dict(optimizer="muon")),
     ("t5-small", dict(data=2, fsdp=2), dict(optimizer="muon")),
+    ("latent", dict(fsdp=2, tensor=2), dict(optimizer="muon")),
 ]
 
 

@@ -13,8 +13,17 @@ from hypothesis import strategies as st
 from jax.tree_util import DictKey, keystr, tree_leaves_with_path, tree_map_with_path
 from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
+from jaxformer import zoo
+from jaxformer.config import Decay, Latent, SharedKV
+from jaxformer.parallel.placement import leaves
 from jaxformer.training import matrices
-from jaxformer.training.matrices import matrix_axes, orthogonalize, role, scale_by_adafactor
+from jaxformer.training.matrices import (
+    matrix_axes,
+    orthogonalize,
+    own_axes,
+    role,
+    scale_by_adafactor,
+)
 from jaxformer.training.optimizers import (
     SGD,
     Adafactor,
@@ -271,6 +280,26 @@ def test_matrix_axes_follow_the_module():
         path = names(f"{layer}/attention/out/kernel")
         assert matrix_axes(path, first + 3) == ((first, first + 1), (first + 2,))
         assert found[f"{layer}/feed_forward/up/kernel"] == ((first,), (first + 1,))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        SharedKV(num_heads=4, num_kv_heads=2, head_dim=6),
+        Latent(num_heads=4, latent_dim=5, query_latent_dim=9, nope_dim=3, rope_dim=2, value_dim=7),
+        Decay(num_heads=4, head_dim=6),
+    ],
+    ids=lambda kind: type(kind).__name__,
+)
+def test_kernels_of_all_kinds_of_attention_are_one_matrix_each(kind):
+    """None of their own axes counts matrices, and the model's width is a whole side."""
+    for leaf in leaves(dataclasses.replace(zoo.get("llama-2-70b").tiny(), attention=kind)):
+        if "attention" in leaf.path and leaf.path[-1] == "kernel":
+            path, ndim = names("/".join(leaf.path)), len(leaf.shape)
+            inputs, outputs = matrix_axes(path, ndim)
+            assert inputs + outputs == own_axes(path, ndim)
+            sides = [leaf.names[i] for i in inputs], [leaf.names[i] for i in outputs]
+            assert ["model"] in sides or leaf.path[-2] in ("query", "key", "value")
 
 
 def test_axes_of_experts_count_matrices():
