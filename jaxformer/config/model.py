@@ -14,10 +14,12 @@ from jaxformer.config.positions import (
     BlockSparse,
     Learned,
     Positions,
+    Rope,
     Sinusoid,
     TransformerXL,
     Window,
 )
+from jaxformer.config.rope_scaling import RopeScaling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,6 +235,20 @@ class TransformerConfig:
         """Longest sequence the parameters allow, or None where any length works."""
         positions = self.embedding.positions
         return positions.max_length if isinstance(positions, Learned) else None
+
+    def with_rope_scaling(self, scaling: RopeScaling | None) -> TransformerConfig:
+        """The same model with rotary positions stretched this way, for texts beyond its training.
+
+        Raises:
+            ValueError: No layer has rotary positions.
+        """
+        positions = self.attention.positions
+        if not any(isinstance(p, Rope) for p in positions):
+            raise ValueError(f"No layer has rotary positions to stretch; they have {positions}.")
+        stretched = tuple(
+            replace(p, scaling=scaling) if isinstance(p, Rope) else p for p in positions
+        )
+        return replace(self, attention=replace(self.attention, positions=stretched))
 
     def tiny(self) -> TransformerConfig:
         """The same design at a size for tests: widths and depth shrink, every axis stays."""
