@@ -126,6 +126,21 @@ def test_a_study_that_was_interrupted_repeats_no_finished_arm(small, tmp_path, m
     assert (tmp_path / "out" / "plot.png").stat().st_size > 10_000
 
 
+@pytest.mark.matrix
+@pytest.mark.parametrize("axis", VARIATIONS)
+def test_every_axis_is_trained_and_told(axis, small, tmp_path):
+    """Each arm has a row of finite numbers with intervals, and no update was left out."""
+    ablate.main(ablate.Ablation(axis=axis, size="smoke", seeds=2, output=tmp_path / "out"))
+    table = (tmp_path / "out" / "table.md").read_text()
+    arms = arms_of(axis, small)
+    number = r"\d\.\d{3} ± \d\.\d{3}"
+    for arm in arms:
+        cells = [re.escape(arm.name), number, rf"(0|[+-]{number})", r"[\d,]+", r"[\d,]+", "0"]
+        row = "^" + r"\| " + r" \| ".join(cells) + r" \|$"
+        assert re.search(row, table, re.M), (arm.name, table)
+    assert len(list((tmp_path / "out" / "arms").iterdir())) == len(arms)
+
+
 def test_results_of_another_study_are_refused(small, tmp_path):
     asked = ablate.Ablation(
         axis="block", size="smoke", seeds=2, output=tmp_path / "out", arms=("parallel, one norm",)
