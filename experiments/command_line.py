@@ -1,7 +1,8 @@
 """Flags from dataclasses: every field of a run is one, documented where the field is.
 
 A choice among kinds is written as the Python that prints it, as in
-``--model.norm "LayerNorm(eps=1e-6)"``; a choice per layer takes several.
+``--model.norm "LayerNorm(eps=1e-6)"``; a choice per layer takes several. The kind of attention is
+written so too, and its fields are flags besides.
 """
 
 import contextlib
@@ -15,7 +16,7 @@ from typing import Any, NoReturn, TypeVar
 
 import tyro
 
-from jaxformer.config import from_python
+from jaxformer.config import Attention, from_python
 
 INTERRUPTED = 130  # exit status after Ctrl-C, as shells have it
 
@@ -41,8 +42,14 @@ def parse(runs: Mapping[str, Run], description: str, arguments: list[str] | None
         name, *arguments = arguments
         if name not in runs:
             fail(f"There is no run {name!r}. Runs: {', '.join(runs)}.")
-    default = runs[name]
+    try:
+        default, arguments, kind = _with_kind(runs[name], arguments)
+    except ValueError as error:
+        fail(str(error))
     help_text = f"{description}\n\nRuns, named before the flags: {', '.join(runs)}. This is {name}."
+    if kind is not None:
+        kinds = ", ".join(map(_signature, typing.get_args(Attention)))
+        help_text += f"\n\nAnother kind of attention is given to {kind}: one of {kinds}."
     try:
         with registry:
             return tyro.cli(
@@ -51,6 +58,7 @@ def parse(runs: Mapping[str, Run], description: str, arguments: list[str] | None
                 args=arguments,
                 prog=f"python -m {_module()} {name}",
                 description=help_text,
+                config=(tyro.conf.AvoidSubcommands,),  # the fields of the kind that there is
             )
     except ValueError as error:
         fail(str(error))
@@ -76,13 +84,36 @@ def readable_errors() -> Iterator[None]:
         fail(f"{error}\n(JAXFORMER_TRACEBACK=1 shows where this came from.)")
 
 
+def _with_kind(
+    run: Run, arguments: list[str], path: str = "--"
+) -> tuple[Run, list[str], str | None]:
+    """A run with the kind of attention that arguments name, the others, and the flag for it."""
+    for name, hint in typing.get_type_hints(type(run)).items():
+        value, flag = getattr(run, name), path + name.replace("_", "-")
+        found = None
+        if hint == Attention:
+            found, rest, waiting = flag, [], iter(arguments)
+            for argument in waiting:
+                named, _, text = argument.partition("=")
+                if named == flag:
+                    value = _one(text or next(waiting, "nothing"), typing.get_args(Attention))
+                else:
+                    rest.append(argument)
+            arguments = rest
+        elif dataclasses.is_dataclass(value):
+            value, arguments, found = _with_kind(value, arguments, f"{flag}.")
+        if found is not None:
+            return dataclasses.replace(run, **{name: value}), arguments, found  # type: ignore
+    return run, arguments, None
+
+
 @registry.primitive_rule
 def choice(info: tyro.constructors.PrimitiveTypeInfo):
     """Read a union of kinds, or a tuple of them, from the Python that prints it."""
     several = typing.get_origin(info.type) is tuple
     hint = typing.get_args(info.type)[0] if several else info.type
     kinds = typing.get_args(hint) if _is_union(hint) else ()
-    if not any(dataclasses.is_dataclass(kind) for kind in kinds):
+    if hint == Attention or not any(dataclasses.is_dataclass(kind) for kind in kinds):
         return None
 
     def read(texts: list[str]) -> Any:

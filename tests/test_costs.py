@@ -47,6 +47,13 @@ EVERY_KIND = {
         feed_forward=(EXPERTS, c.GLU(hidden_dim=5)),
         num_layers=1,
     ),
+    "decay": replace(BASE, attention=c.Decay(num_heads=3, head_dim=4)),
+    "decay, learned angles, biases": replace(
+        BASE,
+        attention=c.Decay(
+            num_heads=3, head_dim=4, angles=c.Angles(learned=True), biases=("value", "out")
+        ),
+    ),
     "parallel, post": change(block="parallel", placement="post", norm=c.LayerNorm()),
     "post": change(placement="post", final_norm=False, norm=c.LayerNorm()),
     "sandwich": change(placement="sandwich"),
@@ -70,6 +77,40 @@ EVERY_KIND = {
             num_encoder_layers=3,
             attention=replace(BASE.attention, num_heads=2, num_kv_heads=1, biases=("key",)),
             feed_forward=(c.MLP(hidden_dim=7), c.GLU(hidden_dim=3)),
+        ),
+    ),
+    "shared": replace(
+        BASE,
+        attention=c.SharedKV(
+            num_heads=4, num_kv_heads=2, head_dim=6, biases=("query", "key_value", "out")
+        ),
+    ),
+    "shared, norms of each head": replace(
+        BASE,
+        attention=c.SharedKV(
+            num_heads=4, num_kv_heads=2, head_dim=6, qk_norm=c.QKNorm(over="each_head")
+        ),
+    ),
+    "latent": replace(
+        BASE, attention=c.Latent(num_heads=4, latent_dim=5, nope_dim=3, rope_dim=2, value_dim=7)
+    ),
+    "latent, of queries too": replace(
+        BASE,
+        attention=c.Latent(
+            num_heads=4,
+            latent_dim=5,
+            query_latent_dim=9,
+            nope_dim=3,
+            rope_dim=2,
+            value_dim=7,
+            norm=c.LayerNorm(),
+            biases=("query_latent", "latent", "rotary_key", "out"),
+        ),
+    ),
+    "an encoder of latents": change(
+        topology=c.EncoderDecoder(
+            num_encoder_layers=2,
+            attention=c.Latent(num_heads=4, latent_dim=5, nope_dim=3, rope_dim=2, value_dim=7),
         ),
     ),
     "own source vocabulary": change(
@@ -144,10 +185,20 @@ WIDE = replace(
     llama(heads=4, kv_heads=2, model_dim=128, layers=3, hidden=384, vocab_size=512),
     attention=c.MultiHead(num_heads=4, num_kv_heads=2, head_dim=48),
 )
+LATENT = replace(
+    WIDE,
+    attention=c.Latent(
+        num_heads=4, latent_dim=96, query_latent_dim=120, nope_dim=32, rope_dim=16, value_dim=48
+    ),
+)
+SHARED = replace(WIDE, attention=c.SharedKV(num_heads=4, head_dim=48))
 PRODUCTS = {
     "gated": WIDE,
+    "shared": SHARED,
+    "latent": LATENT,
     "plain": replace(WIDE, feed_forward=(c.MLP(hidden_dim=512), c.GLU(hidden_dim=300))),
     "factorised": replace(WIDE, embedding=c.Embedding(dim=200)),
+    "decay": replace(WIDE, attention=c.Decay(num_heads=4, head_dim=48, angles=None)),
     "encoder": replace(WIDE, topology=c.Encoder()),
     "encoder-decoder": replace(WIDE, topology=c.EncoderDecoder(num_encoder_layers=2)),
     "encoder-decoder, factorised": replace(
@@ -182,6 +233,31 @@ def test_flops_of_one_product_at_a_time():
     windowed = replace(WIDE, attention=replace(WIDE.attention, windows=(16, None, 100)))
     saved = 2 * 2 * T * (T - 16) * N * H  # in the first layer; the third sees all 64 keys
     assert costs.forward_flops(windowed, T) == costs.forward_flops(WIDE, T) - saved
+
+
+def test_flops_of_decay():
+    """Values, what they are mixed to in chunks of 64 tokens, and the way back."""
+    T, D, N, H = 640, 128, 4, 48
+    both = [
+        costs.forward_flops(replace(WIDE, attention=kind), T)
+        for kind in (WIDE.attention, c.Decay(num_heads=N, head_dim=H))
+    ]
+    heads = 2 * T * D * (2 * N + 2 * 2) * H + 2 * 2 * T * T * N * H
+    assert both[0] - both[1] == 3 * (heads - 2 * T * N * H * (2 * D + 64))
+    short = [costs.forward_flops(replace(WIDE, attention=c.Decay(num_heads=N, head_dim=H)), 5)]
+    assert short[0] == 2 * 5 * (D * 512 + 3 * (3 * D * 384 + N * H * (2 * D + 5)))
+
+
+def test_flops_of_shared_keys_and_of_latents():
+    """One kernel less; and every kernel on the way from a token to its keys, expanded."""
+    T, D, N, H = 64, 128, 4, 48
+    rest = costs.forward_flops(WIDE, T) - 3 * 2 * T * (D * (2 * N + 2 * 2) * H + 2 * T * N * H)
+    shared = 2 * T * (D * (2 * N + 1) * H + 2 * T * N * H)
+    assert costs.forward_flops(SHARED, T) == rest + 3 * shared
+    C, Q, P, R, V = 96, 120, 32, 16, 48
+    kernels = D * Q + Q * N * (P + R) + D * (C + R) + C * N * (P + V) + N * V * D
+    latent = 2 * T * (kernels + T * N * (P + R + V))
+    assert costs.forward_flops(LATENT, T) == rest + 3 * latent
 
 
 def test_flops_of_experts_and_transformer_xl():
@@ -242,18 +318,40 @@ def test_cache_bytes_are_those_of_the_arrays(name):
     assert costs.cache_bytes(config, 5, batch=2) == total > 0
 
 
-@pytest.mark.parametrize("remat", ["none", "dots", "full"])
-@pytest.mark.parametrize("batch, length", [(4, 64), (2, 192)])
-def test_activation_bytes_are_near_the_compilers(remat, batch, length):
-    config = replace(WIDE, num_layers=6)
+def measured_bytes(config, batch, length, remat, *, packed=False):
+    """What the compiler sets aside for the gradient of a loss, on packed documents or none."""
     model = Transformer(config, remat=remat)
 
     def loss(params, tokens):
-        return F.cross_entropy(model.apply({"params": params}, tokens), tokens)
+        segments = tokens if packed else None
+        return F.cross_entropy(model.apply({"params": params}, tokens, segments=segments), tokens)
 
     tokens = jax.ShapeDtypeStruct((batch, length), jnp.int32)
     compiled = jax.jit(jax.grad(loss)).lower(shapes(config), tokens).compile()
-    measured = compiled.memory_analysis().temp_size_in_bytes
+    return compiled.memory_analysis().temp_size_in_bytes
+
+
+@pytest.mark.parametrize("remat", ["none", "dots", "full"])
+def test_activation_bytes_of_decay_are_near_the_compilers(remat):
+    kind = c.Decay(num_heads=4, head_dim=48)
+    config = replace(WIDE, num_layers=6, attention=kind)
+    ours = costs.activation_bytes(config, 2, 192, remat=remat)
+    assert 0.5 < ours / measured_bytes(config, 2, 192, remat, packed=True) < 2
+
+
+@pytest.mark.parametrize(
+    "config, remat, batch, length",
+    [
+        *((WIDE, remat, *size) for remat in costs.REMAT for size in ((4, 64), (2, 192))),
+        (SHARED, "none", 4, 64),
+        (LATENT, "none", 4, 64),
+        (LATENT, "dots", 2, 192),
+    ],
+    ids=[*(f"multi-head {i}" for i in range(6)), "shared", "latent", "latent, dots"],
+)
+def test_activation_bytes_are_near_the_compilers(config, remat, batch, length):
+    config = replace(config, num_layers=6)
+    measured = measured_bytes(config, batch, length, remat)
     assert 0.5 < costs.activation_bytes(config, batch, length, remat=remat) / measured < 2
 
 

@@ -4,7 +4,10 @@ A choice among kinds is a union of small types, each owning its settings. A choi
 tuple cycled over the layers. `TransformerConfig` puts them together and refuses what cannot be.
 """
 
+from jaxformer.config.attention import Attention as Attention
+from jaxformer.config.attention import Latent as Latent
 from jaxformer.config.attention import MultiHead as MultiHead
+from jaxformer.config.attention import SharedKV as SharedKV
 from jaxformer.config.axes import GLU as GLU
 from jaxformer.config.axes import MLP as MLP
 from jaxformer.config.axes import Activation as Activation
@@ -15,6 +18,8 @@ from jaxformer.config.axes import LayerNorm as LayerNorm
 from jaxformer.config.axes import Norm as Norm
 from jaxformer.config.axes import QKNorm as QKNorm
 from jaxformer.config.axes import RMSNorm as RMSNorm
+from jaxformer.config.decay import Angles as Angles
+from jaxformer.config.decay import Decay as Decay
 from jaxformer.config.initialisation import FanAverage as FanAverage
 from jaxformer.config.initialisation import FanIn as FanIn
 from jaxformer.config.initialisation import Initialisation as Initialisation

@@ -1,14 +1,16 @@
-"""Attention as a choice: heads, positions, windows, and what keeps the scores in bounds."""
+"""Attention as a choice: its kinds, heads, positions, windows, what keeps scores in bounds."""
 
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxformer.config.axes import QKNorm
+from jaxformer.config.axes import Norm, QKNorm, RMSNorm
 from jaxformer.config.checks import require, require_pattern, require_positive
-from jaxformer.config.positions import Positions, Rope, T5Bias, Window
+from jaxformer.config.decay import Decay
+from jaxformer.config.positions import Alibi, Positions, Rope, T5Bias, Window
 from jaxformer.config.rope_scaling import LongRope
 
 Projection = Literal["query", "key", "value", "out"]
+TURNS_ALL = Rope(targets=("q", "k", "v", "o"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,40 +45,189 @@ class MultiHead:
     normalizer: Literal["softmax", "relu"] = "softmax"
 
     def __post_init__(self):
-        require_positive(self, "num_heads", "num_kv_heads", "head_dim")
-        require_positive(self, "logit_softcap", "clip_qkv")
-        require_pattern(self, "positions", "windows")
-        require(
-            self.num_heads % self.num_kv_heads == 0,
-            "num_heads must be a multiple of num_kv_heads; "
-            f"got num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}.",
-        )
-        for window in self.windows:
-            empty = isinstance(window, int) and window < 1
-            require(not empty, f"A window holds at least one key; got {window}.")
-        tables = {p for p in self.positions if isinstance(p, T5Bias)}
-        require(
-            len(tables) < 2,
-            f"One T5Bias table serves all layers of a stack; got {len(tables)} different ones.",
-        )
-        require(
-            len(set(self.biases)) == len(self.biases), f"biases names one twice: {self.biases}."
-        )
-        for rope in self.positions:
-            if isinstance(rope, Rope):
-                self._check_rope(rope)
+        require_positive(self, "clip_qkv")
+        _check_groups(self)
+        _check_patterns(self)
 
-    def _check_rope(self, rope: Rope) -> None:
-        width = rope.width(self.head_dim)
-        require(
-            width > 0 and width % 2 == 0,
-            "Rotary positions pair up features, so the rotated width must be even and above 0; "
-            f"got {width} of head_dim={self.head_dim} (fraction {rope.fraction}).",
-        )
-        if isinstance(rope.scaling, LongRope):
-            counts = len(rope.scaling.short), len(rope.scaling.long)
+    @property
+    def rotary_dim(self) -> int:
+        """Features of a head that rotary positions may turn."""
+        return self.head_dim
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedKV:
+    """Attention whose keys are its values: one vector a token for both, projected and kept once.
+
+        o[i] = R[i]^-1 sum over j of a[i, j] R[j] c[j] = sum over j of a[i, j] R[j - i] c[j]
+
+    with a[i, j] from (R[i] q[i]) @ (R[j] c[j]). The rotations R turn the key, and so the value;
+    turned back by that of the query, the output depends on distances alone.
+
+    Attributes:
+        num_heads: Query heads.
+        num_kv_heads: Heads of the shared vector; each serves num_heads / num_kv_heads query heads.
+        head_dim: Width of a head.
+        positions: How positions enter the scores, cycled over the layers. A `Rope` turns query,
+            key, value and output.
+        windows: As in `MultiHead`.
+        scale: Multiplies the scores; None is head_dim ** -0.5.
+        logit_softcap: Scores s become c * tanh(s / c).
+        qk_norm: Norm of queries and of the shared vectors, so of values too.
+        biases: Which projections add a bias.
+
+    References:
+        Su, Transformer upgrade path 19: rotary positions of the second kind, 2025.
+        https://spaces.ac.cn/archives/10862
+    """
+
+    num_heads: int
+    num_kv_heads: int = 1
+    head_dim: int
+    positions: tuple[Positions | None, ...] = (TURNS_ALL,)
+    windows: tuple[Window, ...] = (None,)
+    scale: float | None = None
+    logit_softcap: float | None = None
+    qk_norm: QKNorm | None = None
+    biases: tuple[Literal["query", "key_value", "out"], ...] = ()
+
+    def __post_init__(self):
+        _check_groups(self)
+        _check_patterns(self)
+        for kind in self.positions:
+            targets = set(kind.targets) if isinstance(kind, Rope) else set()
             require(
-                counts == (width // 2, width // 2),
-                f"LongRope needs one factor per feature pair, {width // 2} of them; "
-                f"got {counts[0]} short and {counts[1]} long.",
+                targets in (set(), set("qkvo")),
+                "In SharedKV the value is the key, so one cannot be turned without the other, nor "
+                "both without turning the output back: Rope.targets must be ('q', 'k', 'v', 'o'); "
+                f"got {tuple(getattr(kind, 'targets', ()))}.",
             )
+            require(
+                kind is None or isinstance(kind, Rope | Alibi | T5Bias),
+                f"SharedKV takes Rope, Alibi or T5Bias as positions; got {type(kind).__name__}.",
+            )
+
+    @property
+    def rotary_dim(self) -> int:
+        """Features of a head that rotary positions may turn."""
+        return self.head_dim
+
+
+@dataclass(frozen=True, kw_only=True)
+class Latent:
+    """Multi-head latent attention: keys and values of all heads from one short vector a token.
+
+        score[i, j] = scale * (plain query[i] @ W_K latent[j] + R[i] query[i] @ R[j] key[j])
+
+    The rotated key is small, and heads share it. A cache keeps it and the latent, no more.
+
+    Attributes:
+        num_heads: Query heads.
+        latent_dim: Width of the latent, from which keys and values are made.
+        query_latent_dim: Width of a latent from which queries are made; None makes them from the
+            token's vector.
+        nope_dim: Width of a head's query and key without positions.
+        rope_dim: Width of the key that heads share, and of the queries for it.
+        value_dim: Width of a head's value.
+        positions: How positions enter the scores, cycled over the layers. A `Rope` turns queries
+            and key within `rope_dim`.
+        windows: As in `MultiHead`.
+        scale: Multiplies the scores; None is (nope_dim + rope_dim) ** -0.5. With YaRN, DeepSeek
+            multiplies that by the square of `yarn_attention_factor`.
+        norm: Norm of the latents.
+        biases: Which projections add a bias.
+
+    References:
+        DeepSeek-AI, DeepSeek-V2: A Strong, Economical, and Efficient Mixture-of-Experts Language
+        Model, 2024. arXiv:2405.04434, section 2.1
+    """
+
+    num_heads: int
+    latent_dim: int
+    query_latent_dim: int | None = None
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+    positions: tuple[Positions | None, ...] = (Rope(pairing="neighbours"),)
+    windows: tuple[Window, ...] = (None,)
+    scale: float | None = None
+    norm: Norm = RMSNorm()
+    biases: tuple[Literal["query_latent", "latent", "rotary_key", "out"], ...] = ()
+
+    def __post_init__(self):
+        require_positive(self, "num_heads", "latent_dim", "query_latent_dim")
+        require_positive(self, "nope_dim", "rope_dim", "value_dim")
+        _check_biases(self)
+        _check_patterns(self)
+        require(
+            "query_latent" not in self.biases or self.query_latent_dim is not None,
+            "A bias of the query_latent needs query_latent_dim; got None.",
+        )
+        for kind in self.positions:
+            targets = kind.targets if isinstance(kind, Rope) else ()
+            require(
+                not set(targets) & set("vo"),
+                "In Latent the value is made from what is kept of a token, which knows no position:"
+                f" Rope.targets may be q and k; got {tuple(targets)}.",
+            )
+            require(
+                kind is None or isinstance(kind, Rope | Alibi | T5Bias),
+                f"Latent takes Rope, Alibi or T5Bias as positions; got {type(kind).__name__}.",
+            )
+
+    @property
+    def rotary_dim(self) -> int:
+        """Features of a head that rotary positions may turn."""
+        return self.rope_dim
+
+
+Attention = MultiHead | SharedKV | Latent | Decay
+
+
+def _check_groups(choice: MultiHead | SharedKV) -> None:
+    """Refuse heads that cannot be grouped, and projections that do not exist."""
+    require_positive(choice, "num_heads", "num_kv_heads", "head_dim", "logit_softcap")
+    require(
+        choice.num_heads % choice.num_kv_heads == 0,
+        "num_heads must be a multiple of num_kv_heads; "
+        f"got num_heads={choice.num_heads}, num_kv_heads={choice.num_kv_heads}.",
+    )
+    _check_biases(choice)
+
+
+def _check_biases(choice: Attention) -> None:
+    require(
+        len(set(choice.biases)) == len(choice.biases), f"biases names one twice: {choice.biases}."
+    )
+
+
+def _check_patterns(choice: MultiHead | SharedKV | Latent) -> None:
+    """Refuse positions and windows that no layer can have."""
+    require_pattern(choice, "positions", "windows")
+    for window in choice.windows:
+        empty = isinstance(window, int) and window < 1
+        require(not empty, f"A window holds at least one key; got {window}.")
+    tables = {p for p in choice.positions if isinstance(p, T5Bias)}
+    require(
+        len(tables) < 2,
+        f"One T5Bias table serves all layers of a stack; got {len(tables)} different ones.",
+    )
+    for rope in choice.positions:
+        if isinstance(rope, Rope):
+            _check_rope(rope, choice.rotary_dim)
+
+
+def _check_rope(rope: Rope, head_dim: int) -> None:
+    width = rope.width(head_dim)
+    require(
+        width > 0 and width % 2 == 0,
+        "Rotary positions pair up features, so the rotated width must be even and above 0; "
+        f"got {width} of head_dim={head_dim} (fraction {rope.fraction}).",
+    )
+    if isinstance(rope.scaling, LongRope):
+        counts = len(rope.scaling.short), len(rope.scaling.long)
+        require(
+            counts == (width // 2, width // 2),
+            f"LongRope needs one factor per feature pair, {width // 2} of them; "
+            f"got {counts[0]} short and {counts[1]} long.",
+        )

@@ -6,9 +6,10 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
-from jaxformer.config.attention import MultiHead
+from jaxformer.config.attention import Attention, MultiHead
 from jaxformer.config.axes import FeedForward, Norm, RMSNorm
 from jaxformer.config.checks import check_words, require, require_pattern, require_positive
+from jaxformer.config.decay import Decay
 from jaxformer.config.initialisation import Initialisation
 from jaxformer.config.positions import (
     BlockSparse,
@@ -46,7 +47,7 @@ class EncoderDecoder:
 
     num_encoder_layers: int
     source_vocab_size: int | None = None
-    attention: MultiHead | None = None
+    attention: Attention | None = None
     feed_forward: tuple[FeedForward, ...] | None = None
 
     def __post_init__(self):
@@ -159,7 +160,7 @@ class TransformerConfig:
     vocab_size: int
     model_dim: int
     num_layers: int
-    attention: MultiHead
+    attention: Attention
     feed_forward: tuple[FeedForward, ...]
     topology: Topology = Decoder()
     block: Literal["serial", "parallel", "parallel_shared_norm"] = "serial"
@@ -189,6 +190,22 @@ class TransformerConfig:
                 f"{type(kind).__name__} pairs sines with cosines, so model_dim must be even; "
                 f"got {self.model_dim}.",
             )
+        decays = any(isinstance(a, Decay) for a in attentions)
+        require(
+            not decays or isinstance(self.topology, Decoder),
+            f"Decay reads from left to right, so it is for a Decoder; got {self.topology}.",
+        )
+        require(
+            not decays or self.dropout.attention == 0,
+            "Decay has no attention weights to drop, so dropout.attention must be 0; got "
+            f"{self.dropout.attention}.",
+        )
+        reads = isinstance(self.topology, EncoderDecoder)
+        require(
+            not reads or isinstance(self.attention, MultiHead),
+            "The decoder of an EncoderDecoder attends to a source, which MultiHead alone can; got "
+            f"{type(self.attention).__name__}. (The encoder's attention may be another.)",
+        )
         outside = [i for i in self.head.masked_ids if not 0 <= i < self.vocab_size]
         require(
             not outside,
@@ -216,13 +233,22 @@ class TransformerConfig:
         match self.topology:
             case EncoderDecoder(attention=None, feed_forward=None) | Decoder() | Encoder():
                 return self
-            case EncoderDecoder(attention=attention, feed_forward=feed_forward) as both:
+            case EncoderDecoder(attention=attention, feed_forward=feed_forward):
                 return replace(
                     self,
                     attention=attention or self.attention,
                     feed_forward=feed_forward or self.feed_forward,
-                    topology=replace(both, attention=None, feed_forward=None),
+                    topology=Encoder(),
                 )
+
+    @property
+    def multi_head(self) -> MultiHead:
+        """The attention of a model that has this kind; a ValueError for one that has another."""
+        match self.attention:
+            case MultiHead() as attention:
+                return attention
+        kind = type(self.attention).__name__
+        raise ValueError(f"This needs MultiHead attention; the model has {kind}.")
 
     @property
     def residual_divisor(self) -> float:

@@ -5,8 +5,10 @@ from dataclasses import replace
 from itertools import groupby
 from typing import TypeVar
 
+from jaxformer.config.attention import Attention, Latent, MultiHead, SharedKV
 from jaxformer.config.axes import Experts, FeedForward
-from jaxformer.config.model import Embedding, EncoderDecoder, Head, MultiHead, TransformerConfig
+from jaxformer.config.decay import Decay
+from jaxformer.config.model import Embedding, EncoderDecoder, Head, TransformerConfig
 from jaxformer.config.positions import BlockSparse, Learned, Positions, Rope, T5Bias, Window
 from jaxformer.config.rope_scaling import DynamicNTK, Llama3Scaling, LongRope, RopeScaling, Yarn
 
@@ -30,8 +32,8 @@ def tiny(config: TransformerConfig) -> TransformerConfig:
     are left over after it, and scales that follow from a width follow from the new one.
     """
     attention = _tiny_attention(config.attention)
-    heads_width = attention.num_heads * attention.head_dim
-    was_square = config.attention.num_heads * config.attention.head_dim == config.model_dim
+    heads_width = _heads_width(attention)
+    was_square = _heads_width(config.attention) == config.model_dim
     model_dim = heads_width if was_square else heads_width - HEAD_DIM
     feed_forward = tuple(map(_tiny_feed_forward, _short_pattern(config.feed_forward)))
     period = math.lcm(len(attention.positions), len(attention.windows), len(feed_forward))
@@ -61,18 +63,48 @@ def tiny(config: TransformerConfig) -> TransformerConfig:
     )
 
 
-def _tiny_attention(attention: MultiHead) -> MultiHead:
-    heads, kv_heads = attention.num_heads, attention.num_kv_heads
+def _heads_width(attention: Attention) -> int:
+    """Width of all heads side by side, before they are brought back to the model's."""
+    match attention:
+        case MultiHead(num_heads=heads, head_dim=width) | SharedKV(num_heads=heads, head_dim=width):
+            return heads * width
+        case Latent(num_heads=heads, value_dim=width):
+            return heads * width
+        case Decay(num_heads=heads, head_dim=width):
+            return heads * width
+
+
+def _tiny_attention(attention: Attention) -> Attention:
+    heads = attention.num_heads
     few = 4 if heads & (heads - 1) == 0 else 6
-    return replace(
-        attention,
-        num_heads=few,
-        num_kv_heads=few if kv_heads == heads else 1 if kv_heads == 1 else 2,
-        head_dim=HEAD_DIM,
-        positions=tuple(_tiny_positions(p) for p in _short_pattern(attention.positions)),
-        scale=_follow_width(attention.scale, attention.head_dim, HEAD_DIM),
-        windows=tuple(_tiny_window(w) for w in _short_pattern(attention.windows)),
-    )
+    positions = tuple(_tiny_positions(p) for p in _short_pattern(attention.positions))
+    windows = tuple(_tiny_window(w) for w in _short_pattern(attention.windows))
+    match attention:
+        case MultiHead(num_kv_heads=kv_heads) | SharedKV(num_kv_heads=kv_heads):
+            return replace(
+                attention,
+                num_heads=few,
+                num_kv_heads=few if kv_heads == heads else 1 if kv_heads == 1 else 2,
+                head_dim=HEAD_DIM,
+                positions=positions,
+                scale=_follow_width(attention.scale, attention.head_dim, HEAD_DIM),
+                windows=windows,
+            )
+        case Latent(query_latent_dim=query, nope_dim=plain, rope_dim=rotary):
+            return replace(
+                attention,
+                num_heads=few,
+                latent_dim=2 * HEAD_DIM,
+                query_latent_dim=None if query is None else 3 * HEAD_DIM,
+                nope_dim=HEAD_DIM,
+                rope_dim=HEAD_DIM,
+                value_dim=HEAD_DIM,
+                positions=positions,
+                scale=_follow_width(attention.scale, plain + rotary, 2 * HEAD_DIM),
+                windows=windows,
+            )
+        case Decay():
+            return replace(attention, num_heads=few, head_dim=HEAD_DIM)
 
 
 def _tiny_positions(positions: Positions | None) -> Positions | None:

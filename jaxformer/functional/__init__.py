@@ -22,6 +22,9 @@ from jaxformer.functional.collectives import sum_parts as sum_parts
 from jaxformer.functional.collectives import to_parts as to_parts
 from jaxformer.functional.collectives import varies_over as varies_over
 from jaxformer.functional.collectives import varying as varying
+from jaxformer.functional.decay import DecayRates as DecayRates
+from jaxformer.functional.decay import decay_attention as decay_attention
+from jaxformer.functional.decay import decay_rates as decay_rates
 from jaxformer.functional.embeddings import check_positions as check_positions
 from jaxformer.functional.embeddings import check_token_ids as check_token_ids
 from jaxformer.functional.embeddings import embed as embed
@@ -36,6 +39,10 @@ from jaxformer.functional.experts import room_for as room_for
 from jaxformer.functional.experts import route as route
 from jaxformer.functional.experts import router_totals as router_totals
 from jaxformer.functional.experts import router_z_loss as router_z_loss
+from jaxformer.functional.latent import absorb_query as absorb_query
+from jaxformer.functional.latent import absorbing_saves as absorbing_saves
+from jaxformer.functional.latent import expand_latent as expand_latent
+from jaxformer.functional.latent import values_from_latent as values_from_latent
 from jaxformer.functional.linear import dropout as dropout
 from jaxformer.functional.linear import linear as linear
 from jaxformer.functional.losses import bits_per_byte as bits_per_byte
@@ -63,6 +70,9 @@ from jaxformer.functional.positions import relative_position_bias as relative_po
 from jaxformer.functional.positions import relative_position_buckets as relative_position_buckets
 from jaxformer.functional.positions import sinusoidal_positions as sinusoidal_positions
 from jaxformer.functional.positions import transformer_xl_bias as transformer_xl_bias
+from jaxformer.functional.recurrence import RECURRENCE_CHUNK as RECURRENCE_CHUNK
+from jaxformer.functional.recurrence import Recurrence as Recurrence
+from jaxformer.functional.recurrence import linear_recurrence as linear_recurrence
 from jaxformer.functional.ring import RING_BLOCK as RING_BLOCK
 from jaxformer.functional.ring import ring_attention as ring_attention
 from jaxformer.functional.ring import ring_order as ring_order

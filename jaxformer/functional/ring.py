@@ -22,7 +22,7 @@ from jaxformer.functional.online_softmax import (
 )
 
 RING_BLOCK = 512  # queries whose scores are there at a time, and at most
-KeyValue = tuple[Float[Array, "*batch S K H"], Float[Array, "*batch S K Hv"]]
+KeyValue = tuple[Float[Array, "..."], ...]  # or one array that is both
 
 
 def ring_order(length: int, devices: int) -> Int[np.ndarray, " T"]:
@@ -81,7 +81,7 @@ def ring_attention(
     `RING_BLOCK` queries do so at a time, and the backward pass computes their scores again, so that
     of what grows with the square of the length only masks and biases are kept. Each step sends
     ``S * K * (H + Hv)`` numbers per sequence to the next device, all together what an all-gather
-    would.
+    would; ``S * K * H`` where one array is given as key and as value.
 
     Args:
         query: Queries of this device.
@@ -112,6 +112,7 @@ def ring_attention(
     if dropout_rate != 0.0 and dropout_key is None:
         raise ValueError(f"dropout_rate {dropout_rate} needs a dropout_key.")
     devices, here = jax.lax.axis_size(axis_name), jax.lax.axis_index(axis_name)
+    shared = value is key
     # The loop carries arrays that differ between devices, and their types must say so at once.
     given = [x for x in (query, key, value, mask, bias) if x is not None]
     differs = {axis_name}.union(*(varies_over(x) for x in given))
@@ -144,7 +145,7 @@ def ring_attention(
             # Else what masks give would be made for all tiles before a loop over layers, and kept.
             (i, query, so_far), seen, added = jax.lax.optimization_barrier((block, mask, bias))
             for j in range(parts):
-                key, value = (_split(x, parts)[j] for x in pair)
+                key, value = (_split(x, parts)[j] for x in (pair[0], pair[-1]))
                 arrays = {"value": value, "mask": tile(seen, i, j, owner)}
                 arrays["bias"] = tile(added, i, j, owner)
                 if dropout_rate != 0.0 and dropout_key is not None:
@@ -166,7 +167,8 @@ def ring_attention(
 
     queries = jnp.stack(_split(query, blocks))
     nothing = jax.tree.map(lambda x: varying(x, *differs), _nothing(queries, key, value))
-    start = meet(nothing, (key, value), here), (key, value)
+    pair = (key,) if shared else (key, value)
+    start = meet(nothing, pair, here), pair
     (gathered, _), _ = jax.lax.scan(step, start, jnp.arange(1, devices))
     output = jnp.concatenate(list(finish_attention(gathered)), axis=-2).astype(query.dtype)
     return jnp.moveaxis(output, -2, -4).reshape(*query.shape[:-1], value.shape[-1])

@@ -56,18 +56,27 @@ def _cycle(pattern: tuple[T, ...], depth: int) -> tuple[T, ...]:
     return shortest_cycle(tuple(pattern[i % len(pattern)] for i in range(depth)))
 
 
-def _short(attention: c.MultiHead, depth: int) -> c.MultiHead:
+def _short(attention: c.Attention, depth: int) -> c.Attention:
     """The same attention, written as short as can be."""
-    scale = attention.scale
-    if scale is not None and math.isclose(scale, attention.head_dim**-0.5, rel_tol=ROUNDING):
-        scale = None
-    return replace(
-        attention,
-        positions=_cycle(attention.positions, depth),
-        windows=_cycle(attention.windows, depth),
-        scale=scale,
-        biases=tuple(sorted(attention.biases)),
-    )
+    positions, windows = _cycle(attention.positions, depth), _cycle(attention.windows, depth)
+    biases: Any = tuple(sorted(attention.biases))
+    match attention:
+        case c.MultiHead(scale=scale, head_dim=width) | c.SharedKV(scale=scale, head_dim=width):
+            if scale is not None and math.isclose(scale, width**-0.5, rel_tol=ROUNDING):
+                scale = None
+            return replace(
+                attention, positions=positions, windows=windows, scale=scale, biases=biases
+            )
+        case c.Latent(scale=scale, nope_dim=plain, rope_dim=rotary):
+            if scale is not None and math.isclose(
+                scale, (plain + rotary) ** -0.5, rel_tol=ROUNDING
+            ):
+                scale = None
+            return replace(
+                attention, positions=positions, windows=windows, scale=scale, biases=biases
+            )
+        case c.Decay():
+            return replace(attention, biases=biases)
 
 
 def differences(wanted: Any, found: Any, path: str = "") -> list[str]:

@@ -31,6 +31,7 @@ class Family:
             from the config.json they are written beside.
         head_may_be_absent: Whether logits come from the embedding where a head that is not tied has
             no tensor.
+        attention: The kind of attention it has.
         in_transformers: Whether its class is in transformers itself, and not code beside the files.
     """
 
@@ -43,6 +44,7 @@ class Family:
     spellings: tuple[tuple[str, str], ...] = ()
     constants: Callable[[Mapping[str, Any]], Mapping[str, np.ndarray]] | None = None
     head_may_be_absent: bool = False
+    attention: type = c.MultiHead
     in_transformers: bool = True
 
     def spell(self, name: str) -> str:

@@ -117,7 +117,13 @@ def choose_family(
         raise ValueError(f"family {name!r} is unknown; known are {', '.join(sorted(FAMILIES))}.")
     differing: dict[str, list[str]] = {}
     refused: list[str] = []
-    for family in _candidates(config, name):
+    kinds = {type(stack.attention) for stack in (config, config.encoder)}
+    families = list(_candidates(config, name))
+    fitting = [family for family in families if kinds == {family.attention}]
+    if not fitting:
+        theirs = "none has" if name is None else f"{name} has {_names([families[0].attention])}"
+        refused.append(f"its attention is {_names(kinds)}, and {theirs}")
+    for family in fitting:
         values = family.write(config)
         if values is None:
             continue
@@ -132,6 +138,10 @@ def choose_family(
             return family, _with_extra(config, family, values, extra)
         differing[family.model_type] = wrong
     raise ValueError(_explain(differing, refused, name))
+
+
+def _names(kinds: Iterable[type]) -> str:
+    return " and ".join(sorted(kind.__name__ for kind in kinds))
 
 
 def _candidates(config: c.TransformerConfig, name: str | None) -> Iterable[Family]:
@@ -179,7 +189,9 @@ def _explain(differing: Mapping[str, list[str]], refused: list[str], name: str |
     who = "No family" if name is None else f"{name}, which was asked for,"
     verb = "has" if name is None else "does not have"
     if not differing:
-        reasons = "; ".join(refused) or "its topology, positions or feed-forward are in none"
+        reasons = (
+            "; ".join(refused) or "its topology, attention, positions or feed-forward are in none"
+        )
         return f"{who} {verb} this configuration: {reasons}."
     nearest = min(differing, key=lambda kind: len(differing[kind]))
     fields = [{line.split(":")[0] for line in lines} for lines in differing.values()]

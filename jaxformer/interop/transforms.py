@@ -169,6 +169,26 @@ class GroupedHeads:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HeadByHead:
+    """Theirs is a matrix [outputs, inputs] whose outputs are, for each head, those of all of ours.
+
+    Ours are kernels [D, N, H] of as many heads, each of a width of its own: [k, v] head by head
+    (DeepSeek).
+    """
+
+    def shape(self, ours: Sequence[Shape]) -> Shape:
+        return sum(math.prod(shape[1:]) for shape in ours), ours[0][0]
+
+    def split(self, theirs: np.ndarray, ours: Sequence[Shape]) -> list[np.ndarray]:
+        inputs, heads, _ = ours[0]
+        by_head = theirs.T.reshape(inputs, heads, -1)
+        return np.split(by_head, np.cumsum([shape[-1] for shape in ours])[:-1], axis=-1)
+
+    def join(self, ours: Sequence[np.ndarray]) -> np.ndarray:
+        return np.concatenate(ours, axis=-1).reshape(ours[0].shape[0], -1).T
+
+
+@dataclass(frozen=True, kw_only=True)
 class Interleaved:
     """Theirs takes turns between ours along its first axis: gate, up, gate, up (Phi-3-small).
 

@@ -13,6 +13,7 @@ from jaxformer.layers.attention import Attention
 from jaxformer.layers.cache import LayerCache
 from jaxformer.layers.feed_forward import FeedForward
 from jaxformer.layers.guide import Guide
+from jaxformer.layers.kinds import own_attention
 from jaxformer.layers.mode import Mode, dropout
 from jaxformer.layers.norms import Norm
 
@@ -61,9 +62,7 @@ class Block(nn.Module):
         Without a `memory`, cross-attention reads what the cache has kept of an earlier one.
         """
         cfg, choice, together = self.config, self.choice, adds_up_once(self.config)
-        attention = Attention(
-            cfg, choice.positions, self.mode, self.causal, parts=together, name="attention"
-        )
+        attention = own_attention(cfg, choice.positions, self.mode, self.causal, parts=together)
         own = None if cache is None else cache.own
 
         def attend(y: Float[Array, "*batch T D"]) -> Float[Array, "*batch T D"]:

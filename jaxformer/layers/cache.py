@@ -1,6 +1,6 @@
 """What attention remembers of the text so far. The cache is an argument: passed in, returned."""
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -20,10 +20,33 @@ class KVCache(NamedTuple):
     value: Float[Array, "*layers_and_batch S K H"]
 
 
+class SharedCache(NamedTuple):
+    """What is key and value at once, rotated where it is rotated at all."""
+
+    key_value: Float[Array, "*layers_and_batch S K H"]
+
+
+class LatentCache(NamedTuple):
+    """What keys and values are made from, and the rotated key that heads share."""
+
+    latent: Float[Array, "*layers_and_batch S 1 C"]
+    rotary_key: Float[Array, "*layers_and_batch S 1 R"]
+
+
+class StateCache(NamedTuple):
+    """The state of a recurrence, in float32 whatever the computation is: it adds up long texts."""
+
+    state: Float[Array, "*layers_and_batch 1 N H"]
+
+
+OwnCache = KVCache | SharedCache | LatentCache | StateCache
+Own = TypeVar("Own", KVCache, SharedCache, LatentCache)
+
+
 class LayerCache(NamedTuple):
     """What one layer remembers: of its own text, and of the source that an encoder has read."""
 
-    own: KVCache
+    own: OwnCache
     source: KVCache | None = None
 
 
@@ -93,14 +116,11 @@ def empty_cache(
             f"The model has {config.max_length} learned positions; a cache for {capacity} tokens "
             "is more than it can fill."
         )
-    kv_heads = config.attention.num_kv_heads
-    heads = (devices if kv_heads % devices else kv_heads, config.attention.head_dim)
     repeats, rest = divmod(config.num_layers, config.period)
 
     def layer(index: int, *stacked: int) -> LayerCache:
         slots = num_slots(config.layer(index).window, capacity)
-        zeros = jnp.zeros((*stacked, *batch, slots, *heads), dtype)
-        return LayerCache(KVCache(zeros, zeros))
+        return LayerCache(_empty(config.attention, (*stacked, *batch, slots), dtype, devices))
 
     return Cache(
         layers=tuple(layer(i, repeats) for i in range(config.period if repeats else 0)),
@@ -114,27 +134,44 @@ def empty_cache(
     )
 
 
+def _empty(
+    attention: c.Attention, slots: tuple[int, ...], dtype: DTypeLike, devices: int
+) -> OwnCache:
+    """Slots, the last of these axes, with nothing in them."""
+
+    def zeros(heads: int, width: int) -> Float[Array, "..."]:
+        return jnp.zeros((*slots, devices if heads % devices else heads, width), dtype)
+
+    match attention:
+        case c.MultiHead(num_kv_heads=heads, head_dim=width):
+            return KVCache(zeros(heads, width), zeros(heads, width))
+        case c.SharedKV(num_kv_heads=heads, head_dim=width):
+            return SharedCache(zeros(heads, width))
+        case c.Latent(latent_dim=latent, rope_dim=rotary):
+            return LatentCache(zeros(1, latent), zeros(1, rotary))
+        case c.Decay(num_heads=heads, head_dim=width):
+            return StateCache(zeros(heads, width).astype(jnp.float32))
+
+
 def turns(window: c.Window, slots: int) -> bool:
     """Whether a buffer is a ring, whose entries are overwritten once they leave the window."""
     return isinstance(window, int) and slots == window
 
 
 def remember(
-    kept: KVCache, new: KVCache, slots: Int[Array, "*batch T"], *, beside: bool
-) -> tuple[KVCache, KVCache]:
+    kept: Own, new: Own, slots: Int[Array, "*batch T"], *, beside: bool
+) -> tuple[Own, Own]:
     """What the new tokens attend to, and the cache for those after them.
 
     New keys are written to their slots and the whole buffer is attended to. Where that could
     overwrite a key that an earlier one of the new tokens still sees, they stand `beside` instead.
     """
-    written = KVCache(*(F.write_slots(old, x, slots) for old, x in zip(kept, new, strict=True)))
+    kind, pairs = type(kept), list(zip(kept, new, strict=True))
+    written = kind(*(F.write_slots(old, x, slots) for old, x in pairs))
     if not beside:
         return written, written
-    both = (
-        jnp.concatenate([old, x.astype(old.dtype)], axis=-3)
-        for old, x in zip(kept, new, strict=True)
-    )
-    return KVCache(*both), written
+    both = (jnp.concatenate([old, x.astype(old.dtype)], axis=-3) for old, x in pairs)
+    return kind(*both), written
 
 
 def take_rows(cache: Cache, rows: Int[Array, " B"]) -> Cache:

@@ -36,7 +36,8 @@ class Guide(NamedTuple):
 
     `mask` is [*batch, T, S], or [*batch, N, T, S] where it differs by head; `bias` is
     [*batch, N, T, S]; `rotations` are unit complex numbers, [*batch, T, C]. `queries` and `keys`
-    are positions; `slots` say where a cache keeps the new tokens.
+    are positions; `slots` say where a cache keeps the new tokens. What has no mask is told which
+    document the new tokens belong to (`segments`), and with a cache which are `real`, not padding.
     """
 
     mask: Bool[Array, "..."] | None = None
@@ -45,6 +46,8 @@ class Guide(NamedTuple):
     queries: Int[Array, "*batch T"] | None = None
     keys: Int[Array, "*batch S"] | None = None
     slots: Int[Array, "*batch T"] | None = None
+    segments: Int[Array, "*batch T"] | None = None
+    real: Bool[Array, "*batch T"] | None = None
 
 
 def mask(

@@ -6,9 +6,11 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 from jax.typing import DTypeLike
 
+from jaxformer import functional as F
 from jaxformer.config import FanAverage, FanIn, Initialiser, Normal, Zeros
 
 
@@ -46,6 +48,28 @@ def _draw(
             return scaled(key, shape, dtype)
         case Zeros():
             return nn.initializers.zeros(key, shape, dtype)
+
+
+def spread_memories(shortest: float, longest: float) -> Callable:
+    """A flax initialiser of the logits by which heads remember so many tokens (`F.decay_rates`).
+
+    From the first head to the last by equal factors.
+    """
+
+    def start(_: jax.Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
+        return jnp.asarray(np.log(np.geomspace(shortest, longest, shape[0]) - 1), dtype)
+
+    return start
+
+
+def same_angles(base: float) -> Callable:
+    """A flax initialiser that gives every head the angles of rotary positions."""
+
+    def start(_: jax.Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
+        plain = F.rope_frequencies(2 * shape[-1], base=base)
+        return jnp.broadcast_to(plain, shape).astype(dtype)
+
+    return start
 
 
 def _scaled(

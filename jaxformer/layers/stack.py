@@ -26,7 +26,8 @@ ON_THE_WAY = ("all_gather", "pvary", "reshape", "transpose", "squeeze", "broadca
 
 def all_but_gathered(primitive: Any, *inputs: Any, **options: Any) -> bool:
     """A remat policy: keep everything but whole kernels, and complex numbers, which JAX cannot."""
-    if primitive.name == "complex" or any(jnp.iscomplexobj(x) for x in inputs):
+    made = jnp.issubdtype(options.get("new_dtype", jnp.float32), jnp.complexfloating)
+    if primitive.name == "complex" or made or any(jnp.iscomplexobj(x) for x in inputs):
         return False
     return primitive.name not in ON_THE_WAY
 
@@ -138,30 +139,19 @@ class Stack(nn.Module):
         slots: dict[c.Window, Array] = {}
         positions: tuple[Array, ...] = ()
         real = jnp.asarray(places.segments != 0)
+        own = (places.segments, None) if cache is None else (None, real)
         if cache is not None:
             for window, kept in zip(windows(self.config), cache.positions, strict=True):
                 keys[window], slots[window], written = self.keys(window, kept, places, real)
                 positions = (*positions, written)
             places = Places(places.positions)
-        masks = {
-            window: self.of_my_heads(
-                g.mask(
-                    window,
-                    places,
-                    others,
-                    num_heads=attention.num_heads,
-                    causal=self.causal,
-                    batch_axes=batch_axes,
-                ),
-                window,
-            )
-            for window, others in keys.items()
-        }
+        recurrent = isinstance(attention, c.Decay)
+        masks = {} if recurrent else self.masks(places, keys, batch_axes)
         length = jnp.max(everyone.positions, axis=-1) + 1
         if cache is not None:
             length = jnp.maximum(cache.reach, cache.length + jnp.sum(real, axis=-1))
         rotations: dict[c.Positions | None, Array] = {
-            kind: g.rotations(kind, attention.head_dim, places, length)
+            kind: g.rotations(kind, attention.rotary_dim, places, length)
             for kind in dict.fromkeys(choice.positions for choice in choices)
             if isinstance(kind, c.Rope)
         }
@@ -169,16 +159,36 @@ class Stack(nn.Module):
         biases = self.biases(pairs, places, keys)
         guides = tuple(
             Guide(
-                masks[window],
+                masks.get(window),
                 biases.get((kind, window)),
                 rotations.get(kind),
                 places.positions,
                 keys[window].positions,
                 slots.get(window),
+                *(own if recurrent else ()),
             )
             for kind, window, _ in choices
         )
         return guides, positions
+
+    def masks(
+        self, queries: Places, keys: dict[c.Window, Places], batch_axes: int
+    ) -> dict[c.Window, Bool[Array, "..."] | None]:
+        """What may be seen of the keys of each window."""
+        return {
+            window: self.of_my_heads(
+                g.mask(
+                    window,
+                    queries,
+                    others,
+                    num_heads=self.config.attention.num_heads,
+                    causal=self.causal,
+                    batch_axes=batch_axes,
+                ),
+                window,
+            )
+            for window, others in keys.items()
+        }
 
     def of_my_heads(
         self, mask: Bool[Array, "..."] | None, window: c.Window

@@ -155,14 +155,18 @@ def _indivisible(config: c.TransformerConfig, n: Mapping[str, int]) -> Iterator[
     mixtures = 0
     for owner, stack, num_layers in stacks:
         attention, tensor = stack.attention, n["tensor"]
-        heads, kv = attention.num_heads, attention.num_kv_heads
-        yield from uneven(f"{owner}num_heads", heads, "tensor")
-        if kv % tensor and tensor % kv:
-            yield (
-                f"{owner}num_kv_heads {kv} and tensor {tensor}: one must be a multiple of the other"
-            )
-        elif kv % tensor and attention.qk_norm is not None and attention.qk_norm.over == "width":
-            yield f"{owner}num_kv_heads {kv}, with a norm over all of them, and tensor {tensor}"
+        yield from uneven(f"{owner}num_heads", attention.num_heads, "tensor")
+        match attention:
+            case (
+                c.MultiHead(num_kv_heads=kv, qk_norm=norm)
+                | c.SharedKV(num_kv_heads=kv, qk_norm=norm)
+            ):
+                yield from _ungrouped(f"{owner}num_kv_heads {kv}", kv, norm, tensor)
+            case c.Decay() if n["context"] > 1:
+                yield (
+                    f"context {n['context']}, but the state of Decay goes from token to token, so "
+                    "a text stays on one device"
+                )
         for choice in {stack.layer(i).feed_forward for i in range(num_layers)}:
             if isinstance(choice, c.Experts):
                 mixtures += 1
@@ -171,3 +175,11 @@ def _indivisible(config: c.TransformerConfig, n: Mapping[str, int]) -> Iterator[
             yield from uneven(f"{owner}hidden_dim", choice.hidden_dim, "tensor")
     if n["expert"] > 1 and not mixtures:
         yield f"expert {n['expert']}, but the model has no experts"
+
+
+def _ungrouped(heads: str, count: int, norm: c.QKNorm | None, tensor: int) -> Iterator[str]:
+    """Why so many key-value heads cannot be shared out over so many devices."""
+    if count % tensor and tensor % count:
+        yield f"{heads} and tensor {tensor}: one must be a multiple of the other"
+    elif count % tensor and norm is not None and norm.over == "width":
+        yield f"{heads}, with a norm over all of them, and tensor {tensor}"

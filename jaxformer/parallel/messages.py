@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple
 
 from jaxformer import config as c
 from jaxformer import functional as F
+from jaxformer.costs.attention import attention_widths
 from jaxformer.layers.block import adds_up_once
 from jaxformer.parallel.mesh import AXES, token_axes
 from jaxformer.parallel.placement import Leaf, leaves
@@ -13,6 +14,7 @@ from jaxformer.parallel.placement import Leaf, leaves
 Kind = Literal["all_gather", "reduce_scatter", "all_reduce", "permute", "all_to_all"]
 WIDE = 4  # bytes of what is summed, in float32, and of ids
 RELATIVE = c.Alibi | c.T5Bias | c.TransformerXL
+HEAD_NORMS = ("query_norm", "key_norm", "query_latent_norm", "latent_norm")
 TENSOR, CONTEXT, EXPERT, FSDP = ("tensor",), ("context",), ("expert",), ("fsdp",)
 
 
@@ -127,7 +129,7 @@ def _read_in_parts(config: c.TransformerConfig, leaf: Leaf) -> bool:
     choice = stack.layer(int(leaf.path[2].removeprefix("layer_"))).feed_forward
     once = adds_up_once(stack) and stack.block == "parallel" and not isinstance(choice, c.Experts)
     before = once and leaf.path[-2].startswith("pre_")
-    return before or leaf.path[-2] in ("query_norm", "key_norm") or "kv_heads" in leaf.names
+    return before or leaf.path[-2] in HEAD_NORMS or "kv_heads" in leaf.names
 
 
 def _ends(config: c.TransformerConfig, part: Part) -> Iterator[Message]:
@@ -194,14 +196,17 @@ def _attention(
     config: c.TransformerConfig, part: Part, queries: int, keys: int
 ) -> Iterator[Message]:
     """Keys and values round the ring, and norms over heads that are on several devices."""
-    a, tensor, steps = config.attention, part.n["tensor"], part.n["context"] - 1
-    heads = a.num_kv_heads // tensor if a.num_kv_heads % tensor == 0 else 1
+    a, steps = config.attention, part.n["context"] - 1
+    if isinstance(a, c.Decay):  # heads know nothing of each other
+        return
+    around = attention_widths(config, part.n["tensor"]).around
     passes = 2 if part.remat == "none" else 3
-    count = 2 * steps * passes
-    size = count * keys * heads * a.head_dim * part.narrow
+    count = (1 if isinstance(a, c.SharedKV) else 2) * steps * passes
+    size = round(steps * passes * keys * around) * part.narrow
     yield Message("permute", CONTEXT, "keys and values", count, size)
-    if a.qk_norm is not None and a.qk_norm.over == "width":
-        each = passes * (2 if isinstance(a.qk_norm.norm, c.LayerNorm) else 1)
+    norm = None if isinstance(a, c.Latent) else a.qk_norm
+    if norm is not None and norm.over == "width":
+        each = passes * (2 if isinstance(norm.norm, c.LayerNorm) else 1)
         size = each * (queries + keys) * WIDE
         yield Message("all_reduce", TENSOR, "statistics of norms", 2 * each, size)
 

@@ -78,9 +78,9 @@ NEUTRAL = Cells(
 def cells(config: TransformerConfig) -> Cells:
     """The cells that describe a configuration. Z-loss is no part of one."""
     tricks: list[Trick] = []
-    if config.attention.qk_norm is not None:
+    if config.multi_head.qk_norm is not None:
         tricks.append("QK-norm")
-    if config.attention.logit_softcap is not None or config.head.softcap is not None:
+    if config.multi_head.logit_softcap is not None or config.head.softcap is not None:
         tricks.append("Logit soft capping")
     if config.placement == "sandwich":
         tricks.append("Pre+post norm")
@@ -165,7 +165,7 @@ def _position(config: TransformerConfig) -> Position:
         frozenset({TransformerXL}): "Relative",
         frozenset({type(None)}): "none",
     }
-    return names.get(_kinds(config.attention.positions), "mixed")
+    return names.get(_kinds(config.multi_head.positions), "mixed")
 
 
 def _kinds(choices: Iterable[object]) -> frozenset[type]:

@@ -94,7 +94,7 @@ def gpt_neo(*, model_dim: int, num_layers: int, num_heads: int) -> TransformerCo
         max_length=2048,
         windows=(None, BAND),
     )
-    return replace(body, attention=replace(body.attention, scale=1.0, biases=("out",)))
+    return replace(body, attention=replace(body.multi_head, scale=1.0, biases=("out",)))
 
 
 PRESETS = {

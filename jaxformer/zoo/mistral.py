@@ -23,7 +23,7 @@ def mistral(*, base: float = 10_000.0, window: int | None = None) -> Transformer
         hidden_dim=HIDDEN_DIM,
         base=base,
     )
-    return replace(body, attention=replace(body.attention, windows=(window,)))
+    return replace(body, attention=replace(body.multi_head, windows=(window,)))
 
 
 def mixtral() -> TransformerConfig:

@@ -47,7 +47,9 @@ def olmo_2(
         base=500_000.0,
     )
     qk_norm = QKNorm(norm=RMSNorm(eps=1e-6), over="width")
-    return replace(body, attention=replace(body.attention, qk_norm=qk_norm), placement="branch_out")
+    return replace(
+        body, attention=replace(body.multi_head, qk_norm=qk_norm), placement="branch_out"
+    )
 
 
 PRESETS = {

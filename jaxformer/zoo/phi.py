@@ -36,7 +36,7 @@ def phi_3(
         num_kv_heads=num_kv_heads,
         hidden_dim=hidden_dim,
     )
-    return replace(body, attention=replace(body.attention, windows=(PHI_3_WINDOW,)))
+    return replace(body, attention=replace(body.multi_head, windows=(PHI_3_WINDOW,)))
 
 
 def phi_3_small() -> TransformerConfig:

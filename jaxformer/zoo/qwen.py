@@ -38,7 +38,7 @@ def qwen(
         eps=eps,
         base=base,
     )
-    return replace(body, attention=replace(body.attention, biases=QKV))
+    return replace(body, attention=replace(body.multi_head, biases=QKV))
 
 
 def qwen_72b(*, eps: float) -> TransformerConfig:

@@ -219,23 +219,80 @@ attentions = grouped.flatmap(
         normalizer=st.sampled_from(["softmax", "relu"]),
     )
 )
+shared = plan(
+    c.SharedKV,
+    num_heads=st.just(4),
+    num_kv_heads=st.sampled_from([1, 2, 4]),
+    head_dim=st.just(8),
+    positions=patterns(
+        st.none() | plan(c.Rope, targets=st.just(("q", "k", "v", "o"))) | plan(c.Alibi)
+    ),
+    windows=patterns(windows),
+    scale=st.none() | numbers(),
+    logit_softcap=st.none() | numbers(),
+    qk_norm=st.none() | plan(c.QKNorm, norm=norms),
+    biases=st.sampled_from([(), ("query", "key_value", "out")]),
+)
+latents = plan(
+    c.Latent,
+    num_heads=few,
+    latent_dim=few,
+    query_latent_dim=few,
+    nope_dim=few,
+    rope_dim=st.just(4),
+    value_dim=few,
+    positions=patterns(st.none() | plan(c.Rope, pairing=st.just("neighbours")) | plan(c.Alibi)),
+    windows=patterns(windows),
+    scale=st.none() | numbers(),
+    norm=norms,
+    biases=st.sampled_from([(), ("query_latent", "latent", "rotary_key", "out")]),
+)
+
+
+decays = plan(
+    c.Decay,
+    num_heads=st.just(4),
+    head_dim=st.just(8),
+    shortest=st.floats(2, 9),
+    longest=st.floats(10, 99),
+    angles=st.none()
+    | plan(
+        c.Angles,
+        base=numbers(2.0),
+        pairing=st.sampled_from(["halves", "neighbours"]),
+        learned=st.booleans(),
+    ),
+    biases=st.sampled_from([(), ("value",), ("value", "out")]),
+)
+
+
+def causal(config):
+    """A plan with Decay becomes one of a decoder that drops no attention weights."""
+    kind, fields = config
+    if fields["attention"][0] is c.Decay:
+        dropping = c.Dropout, {**fields["dropout"][1], "attention": 0.0}
+        fields = {**fields, "topology": (c.Decoder, {}), "dropout": dropping}
+    return kind, fields
 
 
 def possible(config):
     """Whether a plan has block-sparse windows only where they may be."""
     _, fields = config
     attentions = fields["attention"], fields["topology"][1].get("attention")
-    windows = [window for a in attentions if a is not None for window in a[1]["windows"]]
+    windows = [window for a in attentions if a is not None for window in a[1].get("windows", ())]
     sparse = any(isinstance(window, tuple) for window in windows)
+    reads = fields["topology"][0] is c.EncoderDecoder
+    if reads and fields["attention"][0] is not c.MultiHead:
+        return False
     return not sparse or fields["topology"][0] is c.Decoder
 
 
-configs = plan(
+anything = plan(
     c.TransformerConfig,
     vocab_size=st.integers(10, 99),
     model_dim=st.integers(1, 20).map(lambda n: 2 * n),
     num_layers=few,
-    attention=attentions,
+    attention=attentions | shared | latents | decays,
     feed_forward=patterns(feed_forwards),
     topology=st.one_of(
         plan(c.Decoder),
@@ -244,7 +301,7 @@ configs = plan(
             c.EncoderDecoder,
             num_encoder_layers=few,
             source_vocab_size=st.none() | few,
-            attention=st.none() | attentions,
+            attention=st.none() | attentions | shared | latents,
             feed_forward=st.none() | patterns(feed_forwards),
         ),
     ),
@@ -277,7 +334,8 @@ configs = plan(
         query=st.none() | initialisers,
         residual=st.sampled_from(["plain", "depth"]),
     ),
-).filter(possible)
+)
+configs = anything.map(causal).filter(possible)
 
 
 @given(configs)
@@ -295,7 +353,7 @@ def members(hint):
     return [k for k in typing.get_args(hint) if dataclasses.is_dataclass(k)]
 
 
-UNIONS = [c.Norm, c.RopeScaling, c.Positions, c.FeedForward, c.Topology, c.Initialiser]
+UNIONS = [c.Attention, c.Norm, c.RopeScaling, c.Positions, c.FeedForward, c.Topology, c.Initialiser]
 
 
 def test_the_strategy_draws_every_member_of_every_union():
@@ -423,6 +481,15 @@ def test_python_that_is_refused(text, message):
 # Choices that cannot be
 
 
+def shared_kv(**fields):
+    return replace(BASE, attention=c.SharedKV(**{"num_heads": 4, "head_dim": 6, **fields}))
+
+
+def latent(**fields):
+    sizes = dict(num_heads=4, latent_dim=5, nope_dim=3, rope_dim=2, value_dim=6)
+    return replace(BASE, attention=c.Latent(**(sizes | fields)))
+
+
 def change(attention=None, **fields):
     return replace(BASE, attention=replace(BASE.attention, **(attention or {})), **fields)
 
@@ -455,6 +522,35 @@ LONG_ROPE = c.LongRope(short=SHORT, long=LONG, original_max_length=4, max_length
             "one factor per feature pair, 3 of them; got 2 short and 3 long",
         ),
         (lambda: change(dict(positions=())), r"MultiHead.positions is cycled .* got \(\)"),
+        (lambda: shared_kv(num_kv_heads=3), "got num_heads=4, num_kv_heads=3"),
+        (lambda: shared_kv(head_dim=0), "SharedKV.head_dim must be positive; got 0"),
+        (
+            lambda: shared_kv(positions=(c.Rope(),)),
+            r"the value is the key, .* must be \('q', 'k', 'v', 'o'\); got \('q', 'k'\)",
+        ),
+        (lambda: shared_kv(positions=(c.Rope(targets=("q", "k", "v")),)), r"got \('q', 'k', 'v'\)"),
+        (lambda: shared_kv(positions=(c.Rope(targets=("k",)),)), r"got \('k',\)"),
+        (lambda: shared_kv(positions=(c.TransformerXL(),)), "SharedKV takes .* got TransformerXL"),
+        (lambda: latent(latent_dim=0), "Latent.latent_dim must be positive; got 0"),
+        (lambda: latent(query_latent_dim=-1), "Latent.query_latent_dim must be positive; got -1"),
+        (lambda: latent(rope_dim=3), r"rotated width must be even .* got 3 of head_dim=3"),
+        (
+            lambda: latent(positions=(c.Rope(targets=("q", "k", "v", "o")),)),
+            r"knows no position: Rope.targets may be q and k; got \('q', 'k', 'v', 'o'\)",
+        ),
+        (lambda: latent(positions=(c.Rope(targets=("o",)),)), r"may be q and k; got \('o',\)"),
+        (lambda: latent(positions=(c.TransformerXL(),)), "Latent takes .* got TransformerXL"),
+        (lambda: latent(windows=(0,)), "at least one key; got 0"),
+        (lambda: latent(biases=("out", "out")), r"biases names one twice: \('out', 'out'\)"),
+        (lambda: latent(biases=("query_latent",)), "needs query_latent_dim; got None"),
+        (
+            lambda: replace(
+                BASE,
+                attention=c.SharedKV(num_heads=4, head_dim=6),
+                topology=c.EncoderDecoder(num_encoder_layers=2),
+            ),
+            r"attends to a source, which MultiHead alone can; got SharedKV\. \(The encoder's",
+        ),
         (lambda: change(dict(windows=())), r"MultiHead.windows is cycled .* got \(\)"),
         (lambda: change(feed_forward=()), r"feed_forward is cycled .* got \(\)"),
         (lambda: change(dict(windows=(3, 0))), "at least one key; got 0"),
@@ -636,6 +732,20 @@ def big(*, heads, kv_heads, width, model_dim, layers, feed_forward, attention=No
     )
 
 
+def deepseek(**attention):
+    """DeepSeek-V2's width, with layers of one kind."""
+    plain = big(
+        heads=128,
+        kv_heads=128,
+        width=128,
+        model_dim=5120,
+        layers=60,
+        feed_forward=(c.GLU(hidden_dim=12_288),),
+    )
+    widths = dict(latent_dim=512, nope_dim=128, rope_dim=64, value_dim=128)
+    return replace(plain, attention=c.Latent(num_heads=128, **widths, **attention))
+
+
 FACTORS = tuple(1.0 + i / 7 for i in range(64))
 BIG = {
     "llama-2-70b": big(
@@ -775,6 +885,29 @@ BIG = {
         feed_forward=(c.GLU(hidden_dim=8192),),
         attention=dict(windows=(256, None) * 24),
     ),
+    "shared": replace(
+        big(
+            heads=64,
+            kv_heads=1,
+            width=512,
+            model_dim=4096,
+            layers=43,
+            feed_forward=(c.GLU(hidden_dim=2048),),
+        ),
+        attention=c.SharedKV(
+            num_heads=64,
+            head_dim=512,
+            positions=(c.Rope(fraction=0.125, targets=("q", "k", "v", "o")), None),
+            windows=(128, None),
+            qk_norm=c.QKNorm(),
+        ),
+    ),
+    "latent": deepseek(
+        query_latent_dim=1536, positions=(c.Rope(pairing="neighbours"), None), windows=(None, 512)
+    ),
+    "latent, scaled": deepseek(
+        scale=192**-0.5, positions=(c.Rope(scaling=c.Yarn(factor=40.0, original_max_length=4096)),)
+    ),
     "palm": big(
         heads=48,
         kv_heads=1,
@@ -829,10 +962,15 @@ def test_tiny_keeps_every_choice(name):
     assert skeleton(tiny) == skeleton(config)
     assert tiny.dropout == config.dropout and tiny.initialisation == config.initialisation
     before, after = config.attention, tiny.attention
-    assert (before.num_heads == before.num_kv_heads) == (after.num_heads == after.num_kv_heads)
-    assert (before.num_kv_heads == 1) == (after.num_kv_heads == 1)
+    if not isinstance(before, c.Latent):
+        assert (before.num_heads == before.num_kv_heads) == (after.num_heads == after.num_kv_heads)
+        assert (before.num_kv_heads == 1) == (after.num_kv_heads == 1)
     assert (before.num_heads.bit_count() == 1) == (after.num_heads.bit_count() == 1)
-    square = [x.attention.num_heads * x.attention.head_dim == x.model_dim for x in (config, tiny)]
+    widths = [x.value_dim if isinstance(x, c.Latent) else x.head_dim for x in (before, after)]
+    square = [
+        x.attention.num_heads * width == x.model_dim
+        for x, width in zip((config, tiny), widths, strict=True)
+    ]
     assert square[0] == square[1]
     assert (config.num_layers % config.period == 0) == (tiny.num_layers % tiny.period == 0)
     assert tiny.num_layers >= tiny.period
@@ -861,6 +999,7 @@ def test_tiny_scales_follow_their_width():
     assert BIG["gemma-3"].tiny().attention.scale == 16**-0.5
     assert BIG["t5"].tiny().head.multiplier == BIG["t5"].tiny().model_dim ** -0.5
     assert BIG["t5"].tiny().attention.scale == 1.0
+    assert BIG["latent, scaled"].tiny().attention.scale == 32**-0.5
     assert BIG["phi-3-small"].tiny().head.multiplier == 1 / 8
 
 

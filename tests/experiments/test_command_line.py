@@ -7,7 +7,7 @@ import pytest
 
 from experiments import generate, pretrain
 from experiments.command_line import fail, parse, readable_errors
-from jaxformer.config import GLU, MLP, LayerNorm, RMSNorm, Rope
+from jaxformer.config import GLU, MLP, Attention, LayerNorm, RMSNorm, Rope, SharedKV
 from jaxformer.data import ByteLevel, TextFiles
 from jaxformer.generation import Greedy, Sample
 from jaxformer.training.optimizers import SGD
@@ -52,7 +52,7 @@ def flags(run, prefix=""):
     """Every field that is a flag of its own: choices are, records of settings are not."""
     for field, hint in typing.get_type_hints(type(run)).items():
         name = prefix + field.replace("_", "-")
-        if is_dataclass(hint):
+        if is_dataclass(hint) or hint == Attention:
             yield from flags(getattr(run, field), f"{name}.")
         else:
             yield f"--{name}"
@@ -136,6 +136,15 @@ def test_a_choice_per_layer_takes_several():
     assert run.model.feed_forward == (MLP(hidden_dim=8), GLU(hidden_dim=9))
 
 
+def test_the_kind_of_attention_is_written_as_python_and_its_fields_are_flags():
+    kind = "--model.attention", "SharedKV(num_heads=4, head_dim=16)"
+    run = read("--model.attention.windows", "4", "None", *kind)
+    assert run.model.attention == SharedKV(num_heads=4, head_dim=16, windows=(4, None))
+    run = read("tiny", "--model.attention=SharedKV(num_heads=2, head_dim=8)")
+    assert run.model.attention == SharedKV(num_heads=2, head_dim=8)
+    assert run.steps == pretrain.RUNS["tiny"].steps
+
+
 def test_what_is_printed_as_the_default_is_read_back():
     for value in (RMSNorm(), LayerNorm(parameters="none")):
         shown = repr(value).replace("'", '"')
@@ -171,6 +180,9 @@ def test_quotes_inside_a_default_are_left_as_they_are(capsys):
         (["--model.norm", "None"], "None is none of LayerNorm("),
         (["--tokenizer", "BPE(vocab_size=100)"], "vocab_size must be at least 257"),
         (["--corpus", "TextFiles()"], "TextFiles needs path."),
+        (["--model.attention", "GLU(hidden_dim=3)"], "Cannot read 'GLU(hidden_dim=3)': expected"),
+        (["--model.attention", "Rope()"], "Rope() is none of MultiHead(num_heads, num_kv_heads,"),
+        (["--model.attention"], "Cannot read 'nothing': expected a number"),
         (["--model.attention.windows"], "at least one entry"),
         (["--model.attention.windows", "2.5"], "2.5 is none of int, BlockSparse("),
         (["--model.attention.windows", "0"], "A window holds at least one key; got 0."),

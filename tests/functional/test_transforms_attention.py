@@ -18,11 +18,30 @@ def draw(*shape, seed=0):
 POSITIONS = jnp.array([[0, 1, 2, 3, 4], [7, 8, 9, 10, 11]]), jnp.array([[4, 0, 2], [5, 9, 11]])
 QKV = draw(2, 5, 4, 3), draw(2, 3, 2, 3, seed=1), draw(2, 3, 2, 7, seed=2)
 MASK, BIAS = draw(2, 5, 3, seed=3) > -0.5, draw(2, 4, 5, 3, seed=4)
+LATENT = draw(2, 3, 7), draw(2, 3, 2, seed=1), draw(2, 7, 4, 5, seed=2), draw(2, 7, 4, 6, seed=3)
 HEAD = tuple(x[..., 0, :] for x in QKV)
 KEYS = jax.random.split(jax.random.key(0), 2)
+DECAY = jnp.array([[0.5, 0.9, 1.0]] * 2), draw(2, 3, 2, seed=5)  # of heads, angles of their pairs
+TEXT, STATE = draw(2, 5, 3, 4, seed=6), draw(2, 3, 4, seed=7)
+
+
+def recurrences(value, gamma, theta, initial, valid):
+    """All forms, by a path with padding and a state before."""
+    return jnp.stack(
+        [
+            F.linear_recurrence(
+                value, gamma, theta, initial=initial, valid=valid, method=method, chunk=2
+            ).output
+            for method in ("scan", "associative", "chunked")
+        ]
+    )
+
 
 # name: function, arguments with a leading axis to map over: the gradient is taken of the first
 CASES = {
+    "expand_latent": (lambda *a: sum(y.sum(-1) for y in F.expand_latent(*a)), LATENT),
+    "absorb_query": (F.absorb_query, (QKV[0], draw(2, 7, 4, 2, seed=5))),
+    "values_from_latent": (F.values_from_latent, (QKV[0], draw(2, 3, 4, 7, seed=6))),
     "causal_mask": (F.causal_mask, POSITIONS),
     "window_mask": (lambda q, k: F.window_mask(q, k, 3, lookahead=1), POSITIONS),
     "segment_mask": (F.segment_mask, POSITIONS),
@@ -48,6 +67,15 @@ CASES = {
     "dot_product_attention_dropout": (
         lambda *a: F.dot_product_attention(*a[:3], dropout_rate=0.5, dropout_key=a[3]),
         (*QKV, KEYS),
+    ),
+    "decay_rates": (lambda x: jnp.stack(F.decay_rates(x)), (draw(2, 3),)),
+    "decay_attention": (
+        lambda *a: F.decay_attention(*a[:3], segments=a[3]),
+        (TEXT, *DECAY, jnp.array([[1, 1, 2, 2, 2], [3, 3, 3, 3, 4]])),
+    ),
+    "linear_recurrence": (
+        recurrences,
+        (TEXT, *DECAY, STATE, jnp.array([[True, True, False, True, False], [True] * 5])),
     ),
 }
 
@@ -81,9 +109,14 @@ class TransformsTest(chex.TestCase):
 
 
 def test_the_table_is_complete():
+    modules = {"attention", "latent", "masks", "decay", "recurrence"}
     public = {
         name
         for name, thing in vars(F).items()
-        if callable(thing) and thing.__module__.split(".")[-1] in {"attention", "masks"}
+        if callable(thing) and thing.__module__.split(".")[-1] in modules
     }
-    assert public <= set(CASES)
+    assert public - set(CASES) == {
+        "DecayRates",
+        "Recurrence",
+        "absorbing_saves",
+    }  # the last compares numbers

@@ -12,20 +12,25 @@ from jaxformer import Transformer
 from jaxformer.config import (
     GLU,
     Alibi,
+    Angles,
     BlockSparse,
+    Decay,
     Embedding,
     Encoder,
     EncoderDecoder,
     Experts,
+    Latent,
     Learned,
     Llama3Scaling,
     MultiHead,
     QKNorm,
     Rope,
+    SharedKV,
     Sinusoid,
     T5Bias,
     TransformerConfig,
     TransformerXL,
+    Yarn,
 )
 from jaxformer.layers import empty_cache, take_rows
 
@@ -128,6 +133,51 @@ def test_cached_is_uncached_in_every_combination(row, tokens):
     check(build(*row), tokens)
 
 
+EVERYWHERE = ("q", "k", "v", "o")
+STRETCHED = Yarn(factor=4.0, original_max_length=4)
+KINDS = {
+    "shared": SharedKV(
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=4,
+        windows=(WINDOW, None),
+        qk_norm=QKNorm(),
+        biases=("query", "key_value", "out"),
+    ),
+    "shared, in part": SharedKV(
+        num_heads=2,
+        head_dim=6,
+        positions=(Rope(fraction=0.7, scaling=STRETCHED, targets=EVERYWHERE), Alibi()),
+    ),
+    "latent": Latent(
+        num_heads=4,
+        latent_dim=5,
+        query_latent_dim=7,
+        nope_dim=3,
+        rope_dim=4,
+        value_dim=6,
+        windows=(WINDOW, None),
+        biases=("query_latent", "latent", "rotary_key", "out"),
+    ),
+    "latent, expanded for three": Latent(
+        num_heads=2,
+        latent_dim=64,
+        nope_dim=2,
+        rope_dim=2,
+        value_dim=2,
+        positions=(Rope(scaling=STRETCHED), T5Bias(num_buckets=8, max_distance=6)),
+    ),
+    "decay": Decay(num_heads=4, head_dim=4, shortest=1.5, angles=Angles(pairing="neighbours")),
+    "decay, real": Decay(num_heads=2, head_dim=3, angles=None, biases=("value", "out")),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_other_kinds_of_attention(kind, tokens):
+    config = replace(build(), attention=kind)
+    check(config, tokens)
+
+
 OTHERS = {
     "transformer-xl": dict(positions=(TransformerXL(),)),
     "block sparse": dict(windows=(BlockSparse(block=2, local_blocks=1, stride=2), None)),
@@ -175,9 +225,14 @@ def test_an_encoder_decoder_reads_its_source_once(positions, tokens):
     check(config, tokens, ((3, 4), (1,) * LENGTH), source=source, source_segments=segments)
 
 
-def test_padding_is_not_remembered(tokens):
+MULTI_HEAD = build("rope", "gqa", window="window").attention
+THREE = {"multi-head": MULTI_HEAD, "shared": KINDS["shared"], "latent": KINDS["latent"]}
+
+
+@pytest.mark.parametrize("kind", THREE.values(), ids=THREE)
+def test_padding_is_not_remembered(kind, tokens):
     """Rows of two and four tokens in one call, then three more each, against each row alone."""
-    config = build("rope", "gqa", window="window")
+    config = replace(build(), attention=kind)
     params = draw(config)
     apply = jax.jit(Transformer(config).apply)
     cache = empty_cache(config, (2,), LENGTH)
@@ -192,8 +247,9 @@ def test_padding_is_not_remembered(tokens):
         np.testing.assert_allclose(logits, expected, atol=2e-5)
 
 
-def test_rows_can_be_taken_in_any_order(tokens):
-    config = replace(build("rope", "gqa", window="window"), num_layers=3)
+@pytest.mark.parametrize("kind", THREE.values(), ids=THREE)
+def test_rows_can_be_taken_in_any_order(kind, tokens):
+    config = replace(build(), attention=kind, num_layers=3)
     params = draw(config)
     apply = jax.jit(Transformer(config).apply)
     _, cache = apply({"params": params}, tokens[:, :4], cache=empty_cache(config, (2,), LENGTH))

@@ -10,7 +10,7 @@ import pytest
 
 import jaxformer
 from jaxformer import zoo
-from jaxformer.config import EncoderDecoder
+from jaxformer.config import EncoderDecoder, Latent, SharedKV
 from jaxformer.generation import Beam, Greedy, Sample, decode, stream
 from jaxformer.parallel import MeshConfig, abstract_parameters, make_mesh, shardings
 
@@ -18,6 +18,12 @@ pytestmark = pytest.mark.usefixtures("no_checks_of_annotations")
 
 PROMPT = [[5, 1, 9, 3], [7], [2, 8, 6, 4, 5, 3]]
 SOURCE = [[3, 9, 4], [1, 2, 3, 4, 5, 6], [8]]
+KINDS = {
+    "shared": SharedKV(num_heads=4, head_dim=16, windows=(6, None)),
+    "latent": Latent(
+        num_heads=4, latent_dim=24, nope_dim=8, rope_dim=6, value_dim=10, windows=(6, None)
+    ),
+}
 SAMPLERS = {
     "greedy": Greedy(),
     "sample": Sample(temperature=1.5, top_p=0.99, repetition_penalty=1.1),
@@ -27,7 +33,9 @@ SAMPLERS = {
 
 @functools.cache
 def model(name):
-    config, rng = zoo.get(name).tiny(), np.random.default_rng(0)
+    rng = np.random.default_rng(0)
+    config = zoo.get("llama-2-70b" if name in KINDS else name).tiny()
+    config = replace(config, attention=KINDS.get(name, config.attention))
 
     def draw(path, x):
         return np.float32(0.3 * rng.normal(size=x.shape) + (path[-1].key == "scale"))
@@ -58,6 +66,8 @@ CASES = [
     ("llama-2-70b", "greedy", dict(tensor=4, data=2)),  # more devices than key-value heads
     ("mixtral-8x7b", "sample", dict(expert=2, tensor=2, data=2)),
     ("t5-small", "beam", dict(tensor=2, fsdp=2, data=2)),
+    ("shared", "sample", dict(tensor=4, data=2)),
+    ("latent", "beam", dict(tensor=2, fsdp=2, data=2)),
 ]
 MORE = [
     ("llama-2-70b", "sample", dict(fsdp=2, tensor=2, data=2)),

@@ -7,6 +7,7 @@ from jaxformer.interop.transforms import (
     Flat,
     Fused,
     GroupedHeads,
+    HeadByHead,
     Interleaved,
     Kernel,
     Same,
@@ -94,6 +95,16 @@ def test_grouped_heads(groups):
             np.testing.assert_array_equal(key[:, group, h], theirs[start + each * H + h])
             np.testing.assert_array_equal(value[:, group, h], theirs[start + (each + 1) * H + h])
             assert biases[2][group, h] == theirs[start + (each + 1) * H + h, 0]
+
+
+def test_keys_and_values_head_by_head():
+    V = 4
+    theirs = numbered((N * (H + V), D))
+    key, value = split(HeadByHead(), theirs, [(D, N, H), (D, N, V)])
+    for d, n in np.ndindex(D, N):
+        start = n * (H + V)
+        np.testing.assert_array_equal(key[d, n], theirs[start : start + H, d])
+        np.testing.assert_array_equal(value[d, n], theirs[start + H : start + H + V, d])
 
 
 def test_interleaved():

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxformer import Transformer, zoo
 from jaxformer import functional as F
-from jaxformer.config import EncoderDecoder, QKNorm, Rope
+from jaxformer.config import Angles, Decay, EncoderDecoder, Latent, QKNorm, Rope, SharedKV
 from jaxformer.layers.mode import Mode, dropout
 from jaxformer.parallel import (
     MeshConfig,
@@ -30,7 +30,28 @@ LLAMA = zoo.get("llama-2-70b").tiny()
 TURNED = Rope(targets=("q", "k", "v", "o"))
 OURS = {
     "norms of heads": replace(LLAMA, attention=replace(LLAMA.attention, qk_norm=QKNorm())),
+    "decay": replace(
+        LLAMA,
+        attention=Decay(
+            num_heads=4, head_dim=16, angles=Angles(learned=True), biases=("value", "out")
+        ),
+    ),
     "everything turned": replace(LLAMA, attention=replace(LLAMA.attention, positions=(TURNED,))),
+    "shared": replace(
+        LLAMA, attention=SharedKV(num_heads=4, head_dim=16, qk_norm=QKNorm(), biases=("key_value",))
+    ),
+    "latent": replace(
+        LLAMA,
+        attention=Latent(
+            num_heads=4,
+            latent_dim=24,
+            query_latent_dim=20,
+            nope_dim=8,
+            rope_dim=6,
+            value_dim=10,
+            biases=("query_latent", "latent", "out"),
+        ),
+    ),
 }
 BATCH, LENGTH = 8, 16
 BLANK = jnp.zeros((1, 2), int)
@@ -96,6 +117,9 @@ MESHES = [  # other models and meshes: tests/training/test_meshes.py, tests/zoo/
     ("gpt-j-6b", dict(fsdp=2, tensor=2, context=2)),  # parallel branches that share a norm
     ("pythia-70m", dict(fsdp=2, tensor=4)),  # parallel branches with a norm each
     ("norms of heads", dict(fsdp=2, tensor=4)),
+    ("shared", dict(fsdp=2, tensor=2, context=2)),
+    ("latent", dict(fsdp=2, tensor=2, context=2)),
+    ("decay", dict(data=2, fsdp=2, tensor=2)),
     ("everything turned", dict(tensor=2, context=4)),  # queries, keys, values and outputs
 ]
 

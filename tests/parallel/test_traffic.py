@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import NamedSharding
 
 from jaxformer import Transformer, zoo
-from jaxformer.config import EncoderDecoder, QKNorm
+from jaxformer.config import Angles, Decay, EncoderDecoder, Latent, QKNorm, SharedKV
 from jaxformer.data import Batch, PairBatch
 from jaxformer.parallel import MeshConfig, batch_spec, make_mesh
 from jaxformer.parallel.compiled import collectives_of
@@ -19,7 +19,23 @@ from jaxformer.training.schedules import Constant
 
 ROWS, LENGTH = 8, 16
 LLAMA = zoo.get("llama-2-70b").tiny()  # 2 layers, width 64, 4 heads of 16, 2 of keys and values
-OURS = {"norms of heads": replace(LLAMA, attention=replace(LLAMA.attention, qk_norm=QKNorm()))}
+OURS = {
+    "norms of heads": replace(LLAMA, attention=replace(LLAMA.attention, qk_norm=QKNorm())),
+    "shared": replace(LLAMA, attention=SharedKV(num_heads=4, head_dim=16, qk_norm=QKNorm())),
+    "latent": replace(
+        LLAMA,
+        attention=Latent(
+            num_heads=4,
+            latent_dim=24,
+            query_latent_dim=20,
+            nope_dim=8,
+            rope_dim=6,
+            value_dim=10,
+            biases=("query_latent", "latent", "out"),
+        ),
+    ),
+    "decay": replace(LLAMA, attention=Decay(num_heads=4, head_dim=16, angles=Angles(learned=True))),
+}
 
 
 def model(name):
@@ -83,6 +99,9 @@ CASES = [
     ("falcon-40b", dict(fsdp=2, tensor=4), dict(remat="full")),  # with a norm each
     ("olmo-2-7b", dict(data=2, context=2, tensor=2), dict(remat="full")),  # norms over all heads
     ("norms of heads", dict(fsdp=2, tensor=4), dict(remat="dots")),
+    ("shared", dict(fsdp=2, context=2, tensor=2), {}),
+    ("latent", dict(fsdp=2, context=2, tensor=2), dict(remat="dots")),
+    ("decay", dict(data=2, fsdp=2, tensor=2), dict(remat="full", accumulation=2)),
     ("gopher-280b", dict(fsdp=4, tensor=2), {}),  # kernels of distances
     ("llama-2-70b", dict(fsdp=2, tensor=4), dict(optimizer="muon")),  # 8 devices, 2 layers
     ("mixtral-8x7b", dict(fsdp=2, expert=2, tensor=2), dict(optimizer="muon")),

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from jaxformer.interop.families import (
     bloom,
     cohere,
+    deepseek,
     falcon,
     gemma,
     gpt2,
@@ -30,6 +31,7 @@ FAMILIES: Mapping[str, Family] = {
         *gemma.FAMILIES,
         *nemotron.FAMILIES,
         *cohere.FAMILIES,
+        *deepseek.FAMILIES,
         *phi.FAMILIES,
         *qwen.FAMILIES,
         *gpt2.FAMILIES,

@@ -65,14 +65,14 @@ def read(settings: Settings) -> c.TransformerConfig:
 
 def write(config: c.TransformerConfig) -> dict[str, Any] | None:
     """A bloom's configuration from ours."""
-    alibi = isinstance(config.attention.positions[0], c.Alibi)
+    alibi = isinstance(config.multi_head.positions[0], c.Alibi)
     if not (isinstance(config.topology, c.Decoder) and alibi):
         return None
     return {
         "vocab_size": config.vocab_size,
         "hidden_size": config.model_dim,
         "n_layer": config.num_layers,
-        "n_head": config.attention.num_heads,
+        "n_head": config.multi_head.num_heads,
         "layer_norm_epsilon": config.norm.eps,
         "tie_word_embeddings": config.head.tied,
     }

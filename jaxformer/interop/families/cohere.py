@@ -45,7 +45,7 @@ def write_cohere(config: c.TransformerConfig) -> dict[str, Any] | None:
     fields = _write(config) if p.plain_decoder(config) else None
     return fields and {
         **fields,
-        "use_qk_norm": config.attention.qk_norm is not None,
+        "use_qk_norm": config.multi_head.qk_norm is not None,
         **write_rope(p.rope_of(config)),
     }
 
@@ -84,7 +84,7 @@ def write_cohere2(config: c.TransformerConfig) -> dict[str, Any] | None:
 
 
 def _rotates(config: c.TransformerConfig) -> bool:
-    return any(isinstance(kind, c.Rope) for kind in config.attention.positions)
+    return any(isinstance(kind, c.Rope) for kind in config.multi_head.positions)
 
 
 def _read(settings: Settings, **attention: Any) -> c.TransformerConfig:
@@ -114,7 +114,7 @@ def _write(config: c.TransformerConfig) -> dict[str, Any] | None:
         return None
     return {
         **p.write_sizes(config),
-        "attention_bias": "out" in config.attention.biases,
+        "attention_bias": "out" in config.multi_head.biases,
         "layer_norm_eps": config.norm.eps,
         "logit_scale": config.head.multiplier,
     }

@@ -125,7 +125,7 @@ def _block(settings: Settings) -> Any:
 
 def write(config: c.TransformerConfig) -> dict[str, Any] | None:
     """A falcon's configuration from ours."""
-    attention, branch = config.attention, config.feed_forward[0]
+    attention, branch = config.multi_head, config.feed_forward[0]
     positions = attention.positions[0]
     if not isinstance(config.topology, c.Decoder) or not isinstance(branch, c.MLP):
         return None

@@ -90,7 +90,7 @@ def write_gemma2(config: c.TransformerConfig) -> dict[str, Any] | None:
     fields = _write(config)
     if fields is None:
         return None
-    cap = config.attention.logit_softcap
+    cap = config.multi_head.logit_softcap
     return {**fields, "attn_logit_softcapping": cap, **write_rope(p.rope_of(config))}
 
 
@@ -153,7 +153,7 @@ def _read(
 
 def _write(config: c.TransformerConfig) -> dict[str, Any] | None:
     """What both write; transformers wants a width that the heads divide."""
-    branch, attention = config.feed_forward[0], config.attention
+    branch, attention = config.feed_forward[0], config.multi_head
     divides = config.model_dim % attention.num_heads == 0
     if not (p.plain_decoder(config) and isinstance(branch, c.GLU) and divides):
         return None

@@ -116,7 +116,7 @@ def write_gpt2(config: c.TransformerConfig) -> dict[str, Any] | None:
         **fields,
         "n_inner": branch.hidden_dim,
         "activation_function": name_of(branch.activation),
-        "scale_attn_weights": config.attention.scale != 1,
+        "scale_attn_weights": config.multi_head.scale != 1,
     }
 
 
@@ -164,7 +164,7 @@ def _write(config: c.TransformerConfig) -> dict[str, Any] | None:
         "vocab_size": config.vocab_size,
         "n_embd": config.model_dim,
         "n_layer": config.num_layers,
-        "n_head": config.attention.num_heads,
+        "n_head": config.multi_head.num_heads,
         "n_positions": positions.max_length,
         "layer_norm_epsilon": config.norm.eps,
         "tie_word_embeddings": config.head.tied,

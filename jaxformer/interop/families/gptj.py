@@ -78,7 +78,7 @@ def share(width: int, head_dim: int) -> float:
 
 def write(config: c.TransformerConfig) -> dict[str, Any] | None:
     """A gptj's configuration from ours."""
-    rope, branch = config.attention.positions[0], config.feed_forward[0]
+    rope, branch = config.multi_head.positions[0], config.feed_forward[0]
     if not isinstance(config.topology, c.Decoder) or not isinstance(rope, c.Rope):
         return None
     if not isinstance(branch, c.MLP):
@@ -87,10 +87,10 @@ def write(config: c.TransformerConfig) -> dict[str, Any] | None:
         "vocab_size": config.vocab_size,
         "n_embd": config.model_dim,
         "n_layer": config.num_layers,
-        "n_head": config.attention.num_heads,
+        "n_head": config.multi_head.num_heads,
         "n_inner": branch.hidden_dim,
         "activation_function": name_of(branch.activation),
-        "rotary_dim": rope.width(config.attention.head_dim),
+        "rotary_dim": rope.width(config.multi_head.head_dim),
         "layer_norm_epsilon": config.norm.eps,
         "tie_word_embeddings": config.head.tied,
     }

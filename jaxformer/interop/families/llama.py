@@ -44,12 +44,12 @@ def read_llama(settings: Settings) -> c.TransformerConfig:
 def write_llama(config: c.TransformerConfig) -> dict[str, Any] | None:
     """A llama's configuration from ours; transformers wants a width that its heads divide."""
     branch = config.feed_forward[0]
-    divides = config.model_dim % config.attention.num_heads == 0
+    divides = config.model_dim % config.multi_head.num_heads == 0
     if not (p.plain_decoder(config) and isinstance(branch, c.GLU) and divides):
         return None
     return {
         **p.write_sizes(config),
-        "attention_bias": "out" in config.attention.biases,
+        "attention_bias": "out" in config.multi_head.biases,
         "mlp_bias": branch.bias,
         "rms_norm_eps": config.norm.eps,
         **write_rope(p.rope_of(config)),

@@ -231,7 +231,7 @@ def _write(config: c.TransformerConfig) -> dict[str, Any] | None:
         mlp = own.feed_forward[0]
         if not isinstance(mlp, c.MLP):
             return None
-        fields[f"{stack}_attention_heads"] = own.attention.num_heads
+        fields[f"{stack}_attention_heads"] = own.multi_head.num_heads
         fields[f"{stack}_ffn_dim"] = mlp.hidden_dim
     return fields
 

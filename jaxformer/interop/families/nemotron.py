@@ -41,7 +41,7 @@ def write(config: c.TransformerConfig) -> dict[str, Any] | None:
         return None
     return {
         **p.write_sizes(config),
-        "attention_bias": "out" in config.attention.biases,
+        "attention_bias": "out" in config.multi_head.biases,
         "mlp_bias": branch.bias,
         "norm_eps": config.norm.eps,
         **write_rope(p.rope_of(config), fraction_name="partial_rotary_factor"),

@@ -47,8 +47,8 @@ def write_olmo(config: c.TransformerConfig) -> dict[str, Any] | None:
         return None
     return {
         **p.write_sizes(config),
-        "attention_bias": "out" in config.attention.biases,
-        "clip_qkv": config.attention.clip_qkv,
+        "attention_bias": "out" in config.multi_head.biases,
+        "clip_qkv": config.multi_head.clip_qkv,
         **write_rope(p.rope_of(config)),
     }
 
@@ -77,7 +77,7 @@ def write_olmo2(config: c.TransformerConfig) -> dict[str, Any] | None:
         return None
     return {
         **p.write_sizes(config),
-        "attention_bias": "out" in config.attention.biases,
+        "attention_bias": "out" in config.multi_head.biases,
         "rms_norm_eps": config.norm.eps,
         **write_rope(p.rope_of(config)),
     }

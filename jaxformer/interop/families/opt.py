@@ -91,7 +91,7 @@ def write(config: c.TransformerConfig) -> dict[str, Any] | None:
         "hidden_size": config.model_dim,
         "word_embed_proj_dim": config.embedding.dim or config.model_dim,
         "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.attention.num_heads,
+        "num_attention_heads": config.multi_head.num_heads,
         "enable_bias": branch.bias,
         "ffn_dim": branch.hidden_dim,
         "activation_function": name_of(branch.activation),

@@ -77,7 +77,7 @@ def read_phi3(settings: Settings) -> c.TransformerConfig:
 
 def write_phi3(config: c.TransformerConfig) -> dict[str, Any] | None:
     """A phi3's configuration from ours; its factors count pairs of a head of width / heads."""
-    attention = config.attention
+    attention = config.multi_head
     if not (p.plain_decoder(config) and isinstance(config.feed_forward[0], c.GLU)):
         return None
     rope = p.rope_of(config)
@@ -140,7 +140,7 @@ def read_phi3small(settings: Settings) -> c.TransformerConfig:
 
 def write_phi3small(config: c.TransformerConfig) -> dict[str, Any] | None:
     """A phi3small's configuration from ours."""
-    attention, branch = config.attention, config.feed_forward[0]
+    attention, branch = config.multi_head, config.feed_forward[0]
     if not (p.plain_decoder(config) and isinstance(branch, c.ClampedGEGLU)):
         return None
     layers = [config.layer(i).window for i in range(config.num_layers)]

@@ -127,7 +127,7 @@ def windows(settings: Settings, sliding: tuple[bool, ...], window: int | None) -
 
 def write_sizes(config: c.TransformerConfig) -> dict[str, Any]:
     """Sizes, heads and the feed-forward, under the names that most families use."""
-    attention, branch = config.attention, config.feed_forward[0]
+    attention, branch = config.multi_head, config.feed_forward[0]
     if isinstance(branch, c.Experts):
         branch = branch.expert
     fields: dict[str, Any] = {

@@ -78,7 +78,7 @@ def read(settings: Settings) -> c.TransformerConfig:
 
 def write(config: c.TransformerConfig) -> dict[str, Any] | None:
     """A qwen's configuration from ours, without what it does to long texts."""
-    attention, branch = config.attention, config.feed_forward[0]
+    attention, branch = config.multi_head, config.feed_forward[0]
     if not (p.plain_decoder(config) and isinstance(branch, c.GLU)):
         return None
     rope = p.rope_of(config)

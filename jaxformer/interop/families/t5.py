@@ -150,7 +150,7 @@ def write_mt5(config: c.TransformerConfig) -> dict[str, Any] | None:
 
 def _write(config: c.TransformerConfig) -> dict[str, Any] | None:
     topology, branch = config.topology, config.feed_forward[0]
-    bias = config.attention.positions[0]
+    bias = config.multi_head.positions[0]
     if not isinstance(topology, c.EncoderDecoder) or not isinstance(bias, c.T5Bias):
         return None
     if not isinstance(branch, c.MLP | c.GLU):
@@ -161,11 +161,11 @@ def _write(config: c.TransformerConfig) -> dict[str, Any] | None:
     return {
         "vocab_size": config.vocab_size,
         "d_model": config.model_dim,
-        "d_kv": config.attention.head_dim,
+        "d_kv": config.multi_head.head_dim,
         "d_ff": branch.hidden_dim,
         "num_layers": topology.num_encoder_layers,
         "num_decoder_layers": config.num_layers,
-        "num_heads": config.attention.num_heads,
+        "num_heads": config.multi_head.num_heads,
         "relative_attention_num_buckets": bias.num_buckets,
         "relative_attention_max_distance": bias.max_distance,
         "layer_norm_epsilon": config.norm.eps,

@@ -64,6 +64,14 @@ GEMMA3 = {
     "full_attention": rope(1e6, "linear", factor=8.0),
     "sliding_attention": rope(1e4),
 }
+DEEPSEEK = MHA | {
+    "q_lora_rank": 10,
+    "kv_lora_rank": 12,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 5,
+    "first_k_dense_replace": 2,
+}
 NARROW = {"hidden_size": 16, "head_dim": 6}  # heads side by side are wider than the model
 
 SPECS = {
@@ -260,5 +268,34 @@ SPECS = {
             "logit_scale": 0.25,
             "rope_parameters": rope(5e4),
         },
+    ),
+    "deepseek_v2": (
+        "deepseek_v2",
+        "DeepseekV2ForCausalLM",
+        DEEPSEEK
+        | {
+            "attention_bias": True,
+            "mlp_bias": True,
+            "rope_parameters": YARN | {"mscale": 0.707, "mscale_all_dim": 0.707},
+        },
+    ),
+    "deepseek_v2_lite": (
+        "deepseek_v2",
+        "DeepseekV2ForCausalLM",
+        DEEPSEEK | {"q_lora_rank": None, "rope_parameters": rope(1e4)},
+    ),
+    "deepseek_v3": (
+        "deepseek_v3",
+        "DeepseekV3ForCausalLM",
+        DEEPSEEK
+        | {
+            "rms_norm_eps": 1e-5,
+            "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.5},
+        },
+    ),
+    "deepseek_v3_halves": (
+        "deepseek_v3",
+        "DeepseekV3ForCausalLM",
+        DEEPSEEK | {"q_lora_rank": None, "rope_interleave": False, "rope_parameters": rope(5e5)},
     ),
 }

@@ -1,11 +1,15 @@
-"""What a model costs, as arithmetic on its configuration: parameters, FLOPs, bytes.
-
-Nothing is built or compiled, so a model of any size can be planned on paper. A multiply and an add
-count as two FLOPs; norms, activations and softmax, a percent or so, are left out.
-"""
+"""What a whole model costs."""
 
 from jaxformer import config as c
 from jaxformer import functional as F
+from jaxformer.costs.attention import (
+    attention_flops,
+    attention_parameters,
+    attention_widths,
+    cached_numbers,
+    keys_seen,
+    norm_parameters,
+)
 
 REMAT = ("none", "dots", "full")
 TRAINING_FACTOR = 3  # the backward pass multiplies by each kernel twice: for inputs and for kernels
@@ -28,7 +32,7 @@ def parameters(config: c.TransformerConfig) -> int:
     if isinstance(embedding.positions, c.Learned):
         total += (embedding.positions.max_length + embedding.positions.offset) * d
     if embedding.norm is not None:
-        total += _norm(embedding.norm, d)
+        total += norm_parameters(embedding.norm, d)
     if not head.tied:
         total += width * config.vocab_size
     if head.bias:
@@ -83,7 +87,7 @@ def forward_flops(config: c.TransformerConfig, length: int, source_length: int =
     cross = isinstance(config.topology, c.EncoderDecoder)
     for i in range(config.num_layers):
         total += _layer_flops(config, config.layer(i), length)
-        total += _attention_flops(config, length, source_length, None) if cross else 0
+        total += attention_flops(config, length, source_length, None) if cross else 0
     if isinstance(config.topology, c.EncoderDecoder):
         total += 0 if width is None else 2 * source_length * width * d
         for i in range(config.topology.num_encoder_layers):
@@ -110,7 +114,11 @@ def cache_bytes(
 ) -> int:
     """Bytes of keys and values kept while generating.
 
-        batch * layers * min(length, window) * 2 * kv_heads * head_dim * bytes_per_number
+        batch * layers * min(length, window) * numbers * bytes_per_number
+
+    with numbers = 2 * kv_heads * head_dim, half as many where keys are the values (`SharedKV`), and
+    latent_dim + rope_dim where keys and values come from a `Latent`.
+    `Decay` keeps a state instead, as if of one token, in float32.
 
     Args:
         config: The model.
@@ -122,9 +130,9 @@ def cache_bytes(
         Bytes over all layers; layers with a window keep no more than it. Cross-attention, whose
         keys and values depend on the source alone, is not counted.
     """
-    a = config.attention
-    kept = sum(_keys(config.layer(i).window, length) for i in range(config.num_layers))
-    return batch * kept * 2 * a.num_kv_heads * a.head_dim * bytes_per_number
+    kept = sum(keys_seen(config.layer(i).window, length) for i in range(config.num_layers))
+    width = 4 if isinstance(config.attention, c.Decay) else bytes_per_number
+    return batch * kept * cached_numbers(config) * width
 
 
 def activation_bytes(
@@ -212,46 +220,32 @@ def _kept_per_token(
     expert: float,
 ) -> float:
     a, d = config.attention, config.model_dim
-    heads = a.num_heads * a.head_dim / tensor
-    kv = a.num_kv_heads * a.head_dim / min(tensor, a.num_kv_heads)
+    branch = attention_widths(config, tensor)
     hidden, into = _hidden(choice.feed_forward)
     routed = isinstance(choice.feed_forward, c.Experts)
     inner = into * hidden / tensor * (expert if routed else 1)
-    products = heads + 2 * kv + d + inner + d
+    products = branch.products + d + inner + d
     if remat == "full":
         return float(d)
     if remat == "dots":
         return d + products - (inner if routed else 0)
-    scores = 2 * a.num_heads * length / tensor
+    seen = min(length, F.RECURRENCE_CHUNK) if isinstance(a, c.Decay) else length
+    scores = 2 * a.num_heads * seen / tensor
     if context > 1:
-        scores = 2 * context * kv + (context - 1) * heads
-    return d + products + 7 * d + 2 * heads + kv + 2 * inner + scores
-
-
-def _keys(window: c.Window, length: int) -> int:
-    return min(length, window) if isinstance(window, int) else length
-
-
-def _attention_flops(
-    config: c.TransformerConfig, length: int, memory_length: int, window: c.Window
-) -> int:
-    a, d = config.attention, config.model_dim
-    heads, kv = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
-    projections = length * 2 * d * heads + memory_length * 2 * d * kv
-    scores_and_mixing = 2 * length * _keys(window, memory_length) * heads
-    return 2 * (projections + scores_and_mixing)
+        scores = context * branch.around + (context - 1) * branch.heads
+    return d + products + 7 * d + branch.beside + 2 * inner + scores
 
 
 def _layer_flops(config: c.TransformerConfig, choice: c.LayerChoice, length: int) -> int:
     hidden, into = _hidden(choice.feed_forward)
-    total = _attention_flops(config, length, length, choice.window)
+    total = attention_flops(config, length, length, choice.window)
     total += 2 * length * (into + 1) * config.model_dim * hidden
     if isinstance(choice.feed_forward, c.Experts):
         total += 2 * length * config.model_dim * choice.feed_forward.num_experts  # the router
     if isinstance(choice.positions, c.TransformerXL):
-        heads = config.attention.num_heads * config.attention.head_dim
+        heads = config.multi_head.num_heads * config.multi_head.head_dim
         total += 2 * length * config.model_dim * heads  # W times one sinusoid per distance
-        total += 2 * length * _keys(choice.window, length) * heads  # scores of distances
+        total += 2 * length * keys_seen(choice.window, length) * heads  # scores of distances
     return total
 
 
@@ -261,23 +255,6 @@ def _hidden(choice: c.FeedForward) -> tuple[int, int]:
         width, into = _hidden(choice.expert)
         return choice.top_k * width, into
     return choice.hidden_dim, 1 if isinstance(choice, c.MLP) else 2
-
-
-def _norm(norm: c.Norm, width: int) -> int:
-    return {"none": 0, "scale": 1, "scale_bias": 2}[norm.parameters] * width
-
-
-def _attention(config: c.TransformerConfig, positions: c.Positions | None = None) -> int:
-    a, d = config.attention, config.model_dim
-    heads, kv = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
-    widths = {"query": heads, "key": kv, "value": kv, "out": d}
-    total = d * (heads + 2 * kv) + heads * d + sum(widths[name] for name in a.biases)
-    if a.qk_norm is not None:
-        one = 2 * a.head_dim if a.qk_norm.over == "head" else heads + kv
-        total += _norm(a.qk_norm.norm, one)
-    if isinstance(positions, c.TransformerXL):
-        total += (d + 2) * heads  # W, u and v
-    return total
 
 
 def _feed_forward(config: c.TransformerConfig, choice: c.FeedForward) -> int:
@@ -299,11 +276,13 @@ def _stack(config: c.TransformerConfig, num_layers: int, *, cross: bool) -> int:
     branches = 3 if cross else 2
     norms = {"pre": 1, "post": 1, "branch_out": 1, "sandwich": 2}[config.placement]
     norms *= 1 if config.block == "parallel_shared_norm" else branches
-    total = num_layers * (norms * _norm(config.norm, d) + (_attention(config) if cross else 0))
+    total = num_layers * (
+        norms * norm_parameters(config.norm, d) + (attention_parameters(config) if cross else 0)
+    )
     for positions, _, feed_forward in map(config.layer, range(num_layers)):
-        total += _attention(config, positions) + _feed_forward(config, feed_forward)
+        total += attention_parameters(config, positions) + _feed_forward(config, feed_forward)
     if config.final_norm:
-        total += _norm(config.norm, d)
+        total += norm_parameters(config.norm, d)
     used = {config.layer(i).positions for i in range(num_layers)}
     tables = {p for p in used if isinstance(p, c.T5Bias)}
     return total + sum(t.num_buckets * config.attention.num_heads for t in tables)
@@ -316,4 +295,4 @@ def _source_embedding(config: c.TransformerConfig, vocab_size: int) -> int:
         total += embedding.dim * d
     if isinstance(embedding.positions, c.Learned):
         total += (embedding.positions.max_length + embedding.positions.offset) * d
-    return total + (0 if embedding.norm is None else _norm(embedding.norm, d))
+    return total + (0 if embedding.norm is None else norm_parameters(embedding.norm, d))

@@ -1,0 +1,91 @@
+"""Decay attention as a choice: a recurrence with a state of constant size."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from jaxformer.config.checks import require, require_positive
+from jaxformer.config.positions import Window
+
+
+@dataclass(frozen=True, kw_only=True)
+class Angles:
+    """By how much each feature pair of a state turns for one token: as positions turn in `Rope`.
+
+    Attributes:
+        base: Ratio of the slowest to the fastest wavelength, nearly.
+        pairing: Which features form a pair (see `functional.rotate`).
+        learned: Whether each head learns angles of its own, from there on.
+    """
+
+    base: float = 10_000.0
+    pairing: Literal["halves", "neighbours"] = "halves"
+    learned: bool = False
+
+    def __post_init__(self):
+        require(self.base > 1, f"Angles.base must be above 1; got {self.base}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decay:
+    """Attention whose weights decay with the distance, whatever the text says.
+
+        o[i] = gain * sum over j <= i of gamma ** (i - j) * R[j - i] v[j]
+
+    with a learned gamma for each head, and values v projected from the text: no queries, no keys.
+    It is a linear recurrence (see `functional.linear_recurrence`), so a state of the size of one
+    token's values is all it keeps of the past. Distances are counted in tokens of a document, and
+    nothing else is a position or a window to it. The gain keeps outputs bounded (see
+    `functional.decay_rates`).
+
+    Attributes:
+        num_heads: Heads; each has its own gamma.
+        head_dim: Width of a head.
+        shortest: Tokens that the first head remembers at first, 1 / (1 - gamma).
+        longest: Tokens that the last head does; those between are spread evenly on a logarithmic
+            scale. Eight heads from 32 to 4,096 are RetNet's 1 - 2 ** (-5 - n).
+        angles: How the state turns; None is a real decay.
+        biases: Which projections add a bias.
+
+    References:
+        Su, Transformer upgrade path 19: rotary positions of the second kind, 2025.
+        https://spaces.ac.cn/archives/10862
+        Sun et al., Retentive Network: A Successor to Transformer for Large Language Models, 2023.
+        arXiv:2307.08621, section 2.1
+    """
+
+    num_heads: int
+    head_dim: int
+    shortest: float = 32.0
+    longest: float = 4096.0
+    angles: Angles | None = Angles()
+    biases: tuple[Literal["value", "out"], ...] = ()
+
+    def __post_init__(self):
+        require_positive(self, "num_heads", "head_dim")
+        require(
+            1 < self.shortest <= self.longest,
+            "A head remembers more than 1 token, the last no fewer than the first; got shortest="
+            f"{self.shortest}, longest={self.longest}.",
+        )
+        require(
+            self.angles is None or self.head_dim % 2 == 0,
+            f"Angles turn pairs of features, so head_dim must be even; got {self.head_dim}.",
+        )
+        require(
+            len(set(self.biases)) == len(self.biases), f"biases names one twice: {self.biases}."
+        )
+
+    @property
+    def positions(self) -> tuple[None, ...]:
+        """None that enter scores: there are no scores."""
+        return (None,)
+
+    @property
+    def windows(self) -> tuple[Window, ...]:
+        """One slot, which every token overwrites: the state."""
+        return (1,)
+
+    @property
+    def rotary_dim(self) -> int:
+        """Features of a head that turn."""
+        return self.head_dim

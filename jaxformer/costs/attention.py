@@ -1,0 +1,120 @@
+"""What one attention branch costs, for each kind there is."""
+
+from typing import NamedTuple
+
+from jaxformer import config as c
+from jaxformer import functional as F
+
+
+class Widths(NamedTuple):
+    """Numbers of one token that an attention branch works with, on one device.
+
+    `products` are what its kernels give, but for the last; `beside` is what norms, rotations and
+    the mixing need beside those; `heads` is what all heads give, side by side; `around` is
+    what goes round a ring.
+    """
+
+    products: float
+    beside: float
+    heads: float
+    around: float
+
+
+def norm_parameters(norm: c.Norm, width: int) -> int:
+    """Learned numbers of a norm over so many features."""
+    return {"none": 0, "scale": 1, "scale_bias": 2}[norm.parameters] * width
+
+
+def keys_seen(window: c.Window, length: int) -> int:
+    """Keys that a window holds, of so many."""
+    return min(length, window) if isinstance(window, int) else length
+
+
+def attention_parameters(config: c.TransformerConfig, positions: c.Positions | None = None) -> int:
+    """Learned numbers of a branch with these positions, those of all layers not counted."""
+    a, d = config.attention, config.model_dim
+    match a:
+        case c.MultiHead():
+            heads, kv = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
+            widths = {"query": heads, "key": kv, "value": kv, "out": d}
+            total = d * (heads + 2 * kv) + heads * d + sum(widths[name] for name in a.biases)
+            if isinstance(positions, c.TransformerXL):
+                total += (d + 2) * heads  # W, u and v
+            return total + _head_norms(a)
+        case c.SharedKV():
+            heads, kv = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
+            widths = {"query": heads, "key_value": kv, "out": d}
+            total = d * (heads + kv) + heads * d + sum(widths[name] for name in a.biases)
+            return total + _head_norms(a)
+        case c.Latent(num_heads=n, latent_dim=latent, query_latent_dim=query):
+            asked = n * (a.nope_dim + a.rope_dim)
+            kernels = d * asked if query is None else (d + asked) * query
+            kernels += d * (latent + a.rope_dim) + latent * n * (a.nope_dim + a.value_dim)
+            widths = {"query_latent": query or 0, "latent": latent, "rotary_key": a.rope_dim}
+            total = kernels + n * a.value_dim * d + norm_parameters(a.norm, latent + (query or 0))
+            return total + sum((widths | {"out": d})[name] for name in a.biases)
+        case c.Decay():
+            heads = a.num_heads * a.head_dim
+            widths = {"value": heads, "out": d}
+            total = 2 * d * heads + a.num_heads + sum(widths[name] for name in a.biases)
+            return total + (heads // 2 if a.angles is not None and a.angles.learned else 0)
+
+
+def _head_norms(a: c.MultiHead | c.SharedKV) -> int:
+    if a.qk_norm is None:
+        return 0
+    one = 2 if a.qk_norm.over == "head" else a.num_heads + a.num_kv_heads
+    return norm_parameters(a.qk_norm.norm, one * a.head_dim)
+
+
+def attention_flops(
+    config: c.TransformerConfig, length: int, memory_length: int, window: c.Window
+) -> int:
+    """FLOPs of a branch whose queries are `length` tokens, and whose keys so many others."""
+    a, d, seen = config.attention, config.model_dim, keys_seen(window, memory_length)
+    match a:
+        case c.MultiHead() | c.SharedKV():
+            kernels = 2 if isinstance(a, c.MultiHead) else 1
+            heads, kv = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
+            projections = length * 2 * d * heads + memory_length * kernels * d * kv
+            return 2 * (projections + 2 * length * seen * heads)
+        case c.Latent(num_heads=n, latent_dim=latent, query_latent_dim=query):
+            asked, told = n * (a.nope_dim + a.rope_dim), n * a.value_dim
+            own = d * asked if query is None else (d + asked) * query
+            others = d * (latent + a.rope_dim) + latent * (n * a.nope_dim + told)
+            products = length * (own + told * d) + memory_length * others
+            return 2 * (products + length * seen * (asked + told))
+        case c.Decay():
+            heads = a.num_heads * a.head_dim
+            return 2 * length * (2 * d + min(F.RECURRENCE_CHUNK, length)) * heads
+
+
+def cached_numbers(config: c.TransformerConfig) -> int:
+    """Numbers that a layer keeps of each token it may still see."""
+    match config.attention:
+        case c.MultiHead(num_kv_heads=heads, head_dim=width):
+            return 2 * heads * width
+        case c.SharedKV(num_kv_heads=heads, head_dim=width):
+            return heads * width
+        case c.Latent(latent_dim=latent, rope_dim=rotary):
+            return latent + rotary
+        case c.Decay(num_heads=heads, head_dim=width):
+            return heads * width  # once for all tokens: it has one slot
+
+
+def attention_widths(config: c.TransformerConfig, tensor: int) -> Widths:
+    """What a branch works with, where `tensor` devices share its heads."""
+    match config.attention:
+        case c.MultiHead() | c.SharedKV() as a:
+            both = 2 if isinstance(a, c.MultiHead) else 1
+            heads = a.num_heads * a.head_dim / tensor
+            kv = a.num_kv_heads * a.head_dim / min(tensor, a.num_kv_heads)
+            return Widths(heads + both * kv, 2 * heads + kv, heads, both * kv)
+        case c.Latent() as a:
+            n, latents = a.num_heads / tensor, a.latent_dim + (a.query_latent_dim or 0)
+            asked, told = n * (a.nope_dim + a.rope_dim), n * a.value_dim
+            made = n * a.nope_dim + told + latents + a.rope_dim
+            return Widths(asked + made, 2 * asked + told + latents, told, asked + told)
+        case c.Decay() as a:
+            heads = a.num_heads * a.head_dim / tensor
+            return Widths(heads, 4 * heads, heads, heads)

@@ -1,0 +1,230 @@
+"""Attention whose weights are powers of a decay, which is a linear recurrence in disguise."""
+
+from typing import NamedTuple, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Complex64, Float, Inexact, Int
+
+from jaxformer.functional.collectives import varies_over, varying
+from jaxformer.functional.rope import Pairing, as_complex, as_real
+
+EXACT_BITS = 11  # a float32 of 12 significant bits times a count below 4096 is exact
+
+
+class DecayRates(NamedTuple):
+    """What a head forgets each token by, and what makes up for its memory."""
+
+    gamma: Float[Array, " N"]
+    gain: Float[Array, " N"]
+
+
+class Steps(NamedTuple):
+    """How time passes for the tokens of a row.
+
+    `clock` counts the valid tokens up to each, itself included, and `run` the documents that ended
+    before it, so that weights are gamma ** (difference of clocks) between tokens of one run.
+    """
+
+    valid: Bool[Array, "*batch T"]
+    fresh: Bool[Array, "*batch T"]  # first token of a document, not of the row
+    clock: Int[Array, "*batch T"]
+    run: Int[Array, "*batch T"]
+
+
+def decay_rates(logits: Float[Array, " N"]) -> DecayRates:
+    """Rates of decay from numbers that may be any, and what keeps the size of values.
+
+        gamma = sigmoid(logit);    gain = sqrt(1 - gamma ** 2)
+
+    A head remembers about 1 / (1 - gamma) = 1 + exp(logit) tokens. Of values that are independent
+    of each other it adds up 1 / (1 - gamma ** 2) times the variance; times the gain they have
+    their own again, however long the memory. What all tokens have in common it adds up 1 /
+    (1 - gamma) times, so outputs stay below sqrt((1 + gamma) / (1 - gamma)) times the largest
+    value: 90 for a memory of 4,096.
+
+    Args:
+        logits: One per head.
+
+    Returns:
+        gamma in [0, 1] and gain, float32. Both have finite gradients everywhere.
+
+    References:
+        Orvieto et al., Resurrecting Recurrent Neural Networks for Long Sequences, 2023.
+        arXiv:2303.06349, section 3.4 (the gain)
+    """
+    wide = logits.astype(jnp.float32)
+    gamma = jax.nn.sigmoid(wide)
+    # 1 - gamma from the logit, since near 1 the difference would lose its digits.
+    return DecayRates(gamma, jnp.exp((jax.nn.log_sigmoid(-wide) + jnp.log1p(gamma)) / 2))
+
+
+def decay_attention(
+    value: Float[Array, "*batch T N H"],
+    gamma: Float[Array, " N"],
+    theta: Float[Array, "N C"] | None = None,
+    *,
+    segments: Int[Array, "*#batch T"] | None = None,
+    pairing: Pairing = "halves",
+) -> Float[Array, "*batch T N H"]:
+    """Attention with weights that decay with the distance, of values turned by rotary positions.
+
+        output[i] = sum over j <= i of gamma ** (i - j) * R[j - i] @ value[j]
+
+    Values are turned, added up with T x T weights, and turned back by the conjugate, so the output
+    depends on distances only. Weights are not normalised and there are no queries and keys. With
+    feature pairs as complex numbers this is the recurrence of `linear_recurrence`, in time and
+    memory of T ** 2 instead of T.
+
+    Args:
+        value: In any float dtype.
+        gamma: Decay of each head for one token, in [0, 1].
+        theta: Angle of each head and feature pair for one token, in radians; None turns nothing.
+        segments: Document of each token. A document is a run of equal numbers; nothing passes from
+            one to the next.
+        pairing: Which features form a pair, as in `rotate`.
+
+    Returns:
+        The outputs, computed in float32, in the dtype of `value`.
+
+    Raises:
+        ValueError: There is not an angle for each pair, a gamma is outside [0, 1] (where its value
+            can be seen), or the pairing is unknown.
+
+    References:
+        Su, Transformer Upgrade Path 19: the second kind of rotary position, 2025,
+        kexue.fm/archives/10862, related work
+        Sun et al., Retentive Network: A Successor to Transformer for Large Language Models, 2023.
+        arXiv:2307.08621, section 2.1 (parallel representation)
+    """
+    check_decay(value, gamma, theta, pairing)
+    gamma, theta = rates_beside(value, gamma, theta)
+    z = to_heads(value, theta, pairing)
+    mixed = attend_within(z, gamma, theta, steps_of(value, segments, None))
+    return from_heads(mixed, value, pairing)
+
+
+def check_decay(value: Array, gamma: Array, theta: Array | None, pairing: Pairing) -> None:
+    """Refuse what cannot be a decay or has no angle for a pair."""
+    *_, heads, width = value.shape
+    if pairing not in get_args(Pairing):
+        raise ValueError(f"pairing must be one of {get_args(Pairing)}; got {pairing!r}.")
+    if gamma.shape != (heads,):
+        raise ValueError(f"gamma {gamma.shape} must have one number for each of {heads} heads.")
+    if theta is not None and (width % 2 or theta.shape != (heads, width // 2)):
+        raise ValueError(
+            f"theta {theta.shape} must have an angle for each of {heads} heads and each pair of "
+            f"{width} features."
+        )
+    if isinstance(gamma, jax.core.Tracer):
+        return
+    values = np.asarray(gamma, np.float32)
+    wrong = values[~((values >= 0) & (values <= 1))]
+    if len(wrong):
+        raise ValueError(f"A decay is in [0, 1]; got gamma {wrong[0]}.")
+
+
+def rates_beside(value: Array, gamma: Array, theta: Array | None) -> tuple[Array, Array | None]:
+    """Rates that differ wherever values do, inside `jax.shard_map`.
+
+    So devices add up the gradients of the rates, and not of the complex numbers made from them.
+    """
+    over = varies_over(value)
+    return varying(gamma, *over), None if theta is None else varying(theta, *over)
+
+
+def steps_of(value: Array, segments: Array | None, valid: Array | None) -> Steps:
+    """Clocks and runs, with an axis for each axis of the batch, of size one where rows agree."""
+    axes, count = value.ndim - 2, jnp.arange(value.shape[-3])
+    given = [x for x in (segments, valid) if x is not None]
+    shape = jnp.broadcast_shapes((1,) * (axes - 1) + count.shape, *(x.shape for x in given))
+
+    def widened(x: Array) -> Array:
+        return jnp.broadcast_to(x, shape)
+
+    valid = widened(jnp.asarray(True) if valid is None else valid)
+    fresh = jnp.zeros(shape, bool)
+    if segments is not None:
+        segments = widened(segments)
+        latest = jax.lax.cummax(jnp.where(valid, widened(count), -1), axis=axes - 1)
+        before = jnp.concatenate([jnp.full_like(latest[..., :1], -1), latest[..., :-1]], axis=-1)
+        other = jnp.take_along_axis(segments, jnp.maximum(before, 0), axis=-1) != segments
+        fresh = valid & (before >= 0) & other
+    return Steps(valid, fresh, jnp.cumsum(valid, axis=-1), jnp.cumsum(fresh, axis=-1))
+
+
+def by_token(x: Array) -> Array:
+    """``[*batch, T]`` beside ``[*batch, N, T, C]``."""
+    return x[..., None, :, None]
+
+
+def by_head(x: Array, other: Array) -> Float[Array, "..."]:
+    """``[N]`` or ``[N, C]`` beside ``[*batch, N, T, C]``."""
+    wide = x.astype(jnp.float32).reshape(x.shape[0], 1, -1)
+    return jnp.expand_dims(wide, tuple(range(other.ndim - 3)))
+
+
+def pairs(x: Array, theta: Array | None, pairing: Pairing) -> Inexact[Array, "..."]:
+    """Complex numbers where pairs turn."""
+    return x if theta is None else as_complex(x, pairing=pairing)
+
+
+def features(z: Array, pairing: Pairing) -> Float[Array, "..."]:
+    """The inverse of `pairs`."""
+    return as_real(z, pairing=pairing) if jnp.iscomplexobj(z) else z
+
+
+def to_heads(value: Array, theta: Array | None, pairing: Pairing) -> Inexact[Array, "..."]:
+    """``[*batch, N, T, C]``: pairs as complex numbers, or C features where nothing turns."""
+    return jnp.moveaxis(pairs(value.astype(jnp.float32), theta, pairing), -2, -3)
+
+
+def from_heads(z: Array, value: Array, pairing: Pairing) -> Float[Array, "*batch T N H"]:
+    """The inverse of `to_heads`, in the dtype of `value`."""
+    return jnp.moveaxis(features(z, pairing), -3, -2).astype(value.dtype)
+
+
+def _shrunk(gamma: Array, count: Array) -> Float[Array, "..."]:
+    """``gamma ** count`` for counts above or at 0, in shape ``[*batch, 1, T, 1 or S]``.
+
+    By logarithms a high power of a small decay is zero, where a quotient of powers would overflow.
+    """
+    log = jnp.log(jnp.maximum(by_head(gamma, count), jnp.finfo(jnp.float32).tiny))
+    return jnp.exp(count.astype(jnp.float32) * log)
+
+
+def _turned(theta: Array, count: Array) -> Complex64[Array, "..."]:
+    """``exp(i * theta * count)``, good to 1e-6 for counts up to 4,096.
+
+    The phase is a sum of two: a product that float32 holds exactly, and a small rest.
+    """
+    angle, n = by_head(theta, count), count.astype(jnp.float32)
+    coarse = jax.lax.stop_gradient(jax.lax.reduce_precision(angle, 8, EXACT_BITS))
+    turns = [jax.lax.complex(jnp.cos(x * n), jnp.sin(x * n)) for x in (coarse, angle - coarse)]
+    return turns[0] * turns[1]
+
+
+def passed(gamma: Array, theta: Array | None, count: Array) -> Inexact[Array, "..."]:
+    """What is left of a state after `count` tokens: ``(gamma * exp(-i theta)) ** count``."""
+    shrunk = _shrunk(gamma, count)
+    if theta is None:
+        return shrunk
+    turned = _turned(theta, count)
+    return jax.lax.complex(shrunk * turned.real, -shrunk * turned.imag)
+
+
+def attend_within(
+    z: Inexact[Array, "*batch N T C"], gamma: Array, theta: Array | None, steps: Steps
+) -> Inexact[Array, "*batch N T C"]:
+    """Attention form: turn, add up with weights that are real, turn back."""
+    clock, run = steps.clock, steps.run
+    distance = clock[..., None, :, None] - clock[..., None, None, :]
+    same = run[..., None, :, None] == run[..., None, None, :]
+    seen = same & jnp.tri(z.shape[-2], dtype=bool)[(None,) * (same.ndim - 2)]
+    weights = jnp.where(seen, _shrunk(gamma, jnp.maximum(distance, 0)), 0)
+    if theta is None:
+        return weights @ z
+    turned = _turned(theta, by_token(clock - clock[..., :1]))
+    mixed = weights @ as_real(z * turned, pairing="halves")
+    return as_complex(mixed, pairing="halves") * jnp.conj(turned)

@@ -1,0 +1,214 @@
+"""DeepSeek V2 and V3 with dense layers: latent attention in a llama's block.
+
+Their layers of experts, routed ones beside shared ones, are refused.
+"""
+
+import math
+from typing import Any
+
+from jaxformer import config as c
+from jaxformer.functional.rope_scaling import yarn_attention_factor
+from jaxformer.interop.families import pieces as p
+from jaxformer.interop.families.activations import name_of
+from jaxformer.interop.family import Family
+from jaxformer.interop.rope import read_rope, write_rope
+from jaxformer.interop.settings import Settings
+from jaxformer.interop.tables import Row, Table, linear, norm
+from jaxformer.interop.transforms import Flat, Fused, HeadByHead, Kernel
+
+LATENT_EPS = 1e-6  # of the latents' norms, whatever the file says of the others
+# These say what experts do. Where all layers are dense, nothing.
+OF_EXPERTS = (
+    "moe_intermediate_size moe_layer_freq n_routed_experts n_shared_experts num_experts_per_tok "
+    "n_group topk_group topk_method scoring_func norm_topk_prob routed_scaling_factor "
+    "aux_loss_alpha seq_aux ep_size"
+).split()
+# Further modules, which predict further tokens and have no part in the logits.
+BESIDE = ("num_nextn_predict_layers", "num_mtp_layers")
+
+
+def _whole_query(config: c.TransformerConfig) -> bool:
+    return isinstance(config.attention, c.Latent) and config.attention.query_latent_dim is None
+
+
+def _query_from_latent(config: c.TransformerConfig) -> bool:
+    return not _whole_query(config)
+
+
+SELF = f"{p.LAYER}.self_attn"
+SHARED = ("attention/latent", "attention/rotary_key")
+TABLE = Table(
+    whole=p.WHOLE,
+    stacks={
+        "decoder": (
+            *p.PRE_NORMS,
+            Row(f"{SELF}.q_proj.weight", "attention/query/kernel", Kernel(), _whole_query),
+            *linear(f"{SELF}.q_a_proj", "attention/query_latent"),
+            *norm(f"{SELF}.q_a_layernorm", "attention/query_latent_norm"),
+            Row(
+                f"{SELF}.q_b_proj.weight",
+                "attention/query/kernel",
+                Kernel(),
+                _query_from_latent,
+            ),
+            Row(
+                f"{SELF}.kv_a_proj_with_mqa.weight",
+                tuple(f"{name}/kernel" for name in SHARED),
+                Fused(),
+            ),
+            Row(
+                f"{SELF}.kv_a_proj_with_mqa.bias",
+                tuple(f"{name}/bias" for name in SHARED),
+                Fused(part=Flat()),
+            ),
+            *norm(f"{SELF}.kv_a_layernorm", "attention/latent_norm"),
+            Row(
+                f"{SELF}.kv_b_proj.weight",
+                ("attention/key/kernel", "attention/value/kernel"),
+                HeadByHead(),
+            ),
+            *linear(f"{SELF}.o_proj", "attention/out", input_axes=2),
+            *p.FEED_FORWARD,
+        )
+    },
+)
+
+
+def read_v2(settings: Settings) -> c.TransformerConfig:
+    """Our configuration from a deepseek_v2's."""
+    bias = settings.flag("mlp_bias", False)
+    return _read(settings, pairing="neighbours", dense=0, max_length=2048, bias=bias)
+
+
+def read_v3(settings: Settings) -> c.TransformerConfig:
+    """Our configuration from a deepseek_v3's."""
+    neighbours = settings.flag("rope_interleave", True)
+    pairing = "neighbours" if neighbours else "halves"
+    return _read(settings, pairing=pairing, dense=3, max_length=4096)
+
+
+def _read(
+    settings: Settings, *, pairing: str, dense: int, max_length: int, bias: bool = False
+) -> c.TransformerConfig:
+    """What both have; `dense` layers come first where the file does not say how many."""
+    sizes = p.read_sizes(settings)
+    first = settings.integer("first_k_dense_replace", dense)
+    if first < sizes["num_layers"]:
+        settings.refuse(
+            "first_k_dense_replace",
+            f"layers from {first} on have experts that are shared beside those that a router of "
+            "DeepSeek's chooses, and jaxformer has neither; read are models with dense layers, "
+            f"all {sizes['num_layers']}.",
+        )
+    for name in (*OF_EXPERTS, *BESIDE):
+        settings.value(name)
+    return c.TransformerConfig(
+        **sizes,
+        attention=_read_attention(settings, pairing, max_length),
+        feed_forward=(p.read_glu(settings, bias=bias),),
+        norm=c.RMSNorm(eps=settings.number("rms_norm_eps", 1e-6)),
+        head=c.Head(tied=settings.flag("tie_word_embeddings", False)),
+    )
+
+
+def _read_attention(settings: Settings, pairing: str, max_length: int) -> c.Latent:
+    heads = settings.integer("num_attention_heads")
+    query = settings.optional_integer("q_lora_rank", 1536)
+    plain = settings.integer("qk_nope_head_dim", 128)
+    rotary = settings.integer("qk_rope_head_dim", 64)
+    reason = "latent attention has a key and a value for each head"
+    settings.only("num_key_value_heads", heads, reason=reason)
+    settings.only("head_dim", rotary, reason="it repeats qk_rope_head_dim")
+    settings.only("qk_head_dim", plain + rotary, reason="the parts of a head add up to it")
+    biases: tuple[Any, ...] = ()
+    if settings.flag("attention_bias", False):
+        biases = ("latent", "rotary_key", "out")
+        biases += () if query is None else ("query_latent",)
+    rope = read_rope(settings, pairing=pairing, max_length=max_length)
+    section = settings.section("rope_scaling") or settings.section("rope_parameters")
+    weight = None if section is None else section.optional_number("mscale_all_dim")
+    scale = None
+    if section is not None and rope.scaling is not None and weight:
+        grown = yarn_attention_factor(section.number("factor", 1.0), mscale=weight)
+        scale = (plain + rotary) ** -0.5 * grown**2
+    return c.Latent(
+        num_heads=heads,
+        latent_dim=settings.integer("kv_lora_rank", 512),
+        query_latent_dim=query,
+        nope_dim=plain,
+        rope_dim=rotary,
+        value_dim=settings.integer("v_head_dim", 128),
+        positions=(rope,),
+        scale=scale,
+        norm=c.RMSNorm(eps=LATENT_EPS),
+        biases=biases,
+    )
+
+
+def write_v2(config: c.TransformerConfig) -> dict[str, Any] | None:
+    """A deepseek_v2's configuration from ours; transformers wants a width that heads divide."""
+    fields = _write(config)
+    divides = config.model_dim % config.attention.num_heads == 0
+    if fields is None or not divides:
+        return None
+    return fields | {"mlp_bias": getattr(config.feed_forward[0], "bias", False)}
+
+
+def write_v3(config: c.TransformerConfig) -> dict[str, Any] | None:
+    """A deepseek_v3's configuration from ours."""
+    fields = _write(config)
+    if fields is None:
+        return None
+    return fields | {"rope_interleave": p.rope_of(config).pairing == "neighbours"}
+
+
+def _write(config: c.TransformerConfig) -> dict[str, Any] | None:
+    a, branch = config.attention, config.feed_forward[0]
+    if not (isinstance(a, c.Latent) and p.plain_decoder(config) and isinstance(branch, c.GLU)):
+        return None
+    rope = p.rope_of(config)
+    return {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.model_dim,
+        "intermediate_size": branch.hidden_dim,
+        "hidden_act": name_of(branch.activation),
+        "num_hidden_layers": config.num_layers,
+        "first_k_dense_replace": config.num_layers,
+        "num_attention_heads": a.num_heads,
+        "num_key_value_heads": a.num_heads,
+        "kv_lora_rank": a.latent_dim,
+        "q_lora_rank": a.query_latent_dim,
+        "qk_nope_head_dim": a.nope_dim,
+        "qk_rope_head_dim": a.rope_dim,
+        "v_head_dim": a.value_dim,
+        "attention_bias": "out" in a.biases,
+        "rms_norm_eps": config.norm.eps,
+        "tie_word_embeddings": config.head.tied,
+        **_write_scale(write_rope(rope), rope, a),
+    }
+
+
+def _write_scale(fields: dict[str, Any], rope: c.Rope, a: c.Latent) -> dict[str, Any]:
+    """The fields for rotary positions, with what else multiplies the scores, where they can."""
+    factor = getattr(rope.scaling, "factor", 1.0)
+    if a.scale is None or factor <= 1:
+        return fields
+    grown = math.sqrt(a.scale) * (a.nope_dim + a.rope_dim) ** 0.25
+    weight = round((grown - 1) / (0.1 * math.log(factor)), 9)
+    for name in ("rope_scaling", "rope_parameters"):
+        fields[name] = {**fields[name], "mscale_all_dim": weight}
+    return fields
+
+
+FAMILIES = tuple(
+    Family(
+        model_type=f"deepseek_{name}",
+        architecture=f"Deepseek{name.upper()}ForCausalLM",
+        read=read,
+        write=write,
+        table=TABLE,
+        ignored=p.IGNORED,
+        attention=c.Latent,
+    )
+    for name, read, write in (("v2", read_v2, write_v2), ("v3", read_v3, write_v3))
+)

@@ -1,0 +1,112 @@
+"""The attention branch that is a linear recurrence."""
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Float
+
+from jaxformer import config as c
+from jaxformer import functional as F
+from jaxformer.layers.cache import StateCache
+from jaxformer.layers.guide import Guide
+from jaxformer.layers.initializers import same_angles, spread_memories
+from jaxformer.layers.linear import Linear
+from jaxformer.layers.mode import Mode
+from jaxformer.layers.parameters import Names, parameter
+
+
+class PerHead(nn.Module):
+    """Learned numbers of each head, of any kind."""
+
+    shape: tuple[int, ...]
+    start: Callable[..., Array]
+    mode: Mode
+
+    @nn.compact
+    def __call__(self) -> Float[Array, "N ..."]:
+        names: Names = ("heads", *(None,) * (len(self.shape) - 1))
+        return parameter(self, "bias", self.start, self.shape, names, self.mode)
+
+
+class Decay(nn.Module):
+    """Decay attention, as `config.Decay` says: by chunks for many tokens, by its state for one.
+
+    Each device along `tensor` has a part of the heads. A text stays on one device, since its state
+    goes from token to token.
+    """
+
+    config: c.TransformerConfig
+    mode: Mode
+    parts: bool = False  # as in Linear
+
+    def setup(self):
+        cfg, init = self.choice, self.config.initialisation
+        if self.mode.axes.context is not None:
+            raise ValueError(
+                "The state of Decay goes from token to token, so a text stays on one device; got "
+                f"the axis {self.mode.axes.context!r} for its time."
+            )
+        heads = (cfg.num_heads, cfg.head_dim)
+        self.value = Linear(
+            heads,
+            init.value or init.projection,
+            self.mode,
+            ("model", "heads", None),
+            bias="value" in cfg.biases,
+        )
+        self.memory = PerHead(
+            (cfg.num_heads,), spread_memories(cfg.shortest, cfg.longest), self.mode
+        )
+        if cfg.angles is not None and cfg.angles.learned:
+            shape = (cfg.num_heads, cfg.head_dim // 2)
+            self.angles = PerHead(shape, same_angles(cfg.angles.base), self.mode)
+        self.out = Linear(
+            (self.config.model_dim,),
+            init.out or init.projection,
+            self.mode,
+            ("heads", None, "model"),
+            inputs=heads,
+            bias="out" in cfg.biases,
+            divisor=self.config.residual_divisor,
+            parts=self.parts,
+        )
+
+    @property
+    def choice(self) -> c.Decay:
+        """What is chosen of this kind."""
+        match self.config.attention:
+            case c.Decay() as attention:
+                return attention
+        raise ValueError(f"Decay reads its own choices; got {self.config.attention}.")
+
+    def __call__(
+        self, x: Float[Array, "*batch T D"], guide: Guide, cache: StateCache | None = None
+    ) -> tuple[Float[Array, "*batch T D"], StateCache | None]:
+        """What is left of the text up to each token; with a cache, of what it holds too."""
+        choice = self.choice
+        value = self.value(F.to_parts(x, self.mode.axes.tensor)).astype(jnp.float32)
+        rates = F.decay_rates(self.memory())
+        output, state = F.linear_recurrence(
+            value * jnp.broadcast_to(rates.gain[:, None], value.shape),
+            rates.gamma,
+            self.theta(rates.gamma.shape[0]),
+            initial=None if cache is None else cache.state[..., 0, :, :],
+            segments=guide.segments,
+            valid=guide.real,
+            pairing="halves" if choice.angles is None else choice.angles.pairing,
+        )
+        y = self.out(output.astype(self.mode.dtype))
+        return y, None if cache is None else StateCache(state[..., None, :, :])
+
+    def theta(self, num_heads: int) -> Float[Array, "N C"] | None:
+        """Angles of this device's heads for one token."""
+        choice = self.choice
+        match choice.angles:
+            case None:
+                return None
+            case c.Angles(learned=True):
+                return self.angles()
+            case c.Angles(base=base):
+                plain = F.rope_frequencies(choice.head_dim, base=base)
+                return jnp.broadcast_to(plain, (num_heads, *plain.shape))

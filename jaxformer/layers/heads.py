@@ -1,0 +1,118 @@
+"""What the kinds of attention do alike: norms of heads, rotations, and the mixing of values."""
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Float
+
+from jaxformer import config as c
+from jaxformer import functional as F
+from jaxformer.layers.cache import Own, remember
+from jaxformer.layers.guide import Guide, magnitude
+from jaxformer.layers.mode import Mode, dropout_key
+from jaxformer.layers.norms import Norm
+from jaxformer.layers.parameters import Logical, mesh_axis, shards
+
+
+def head_norm(choice: c.QKNorm, logical: Logical, heads: int, head_dim: int, mode: Mode) -> Norm:
+    """The norm of so many heads, for `normalise`."""
+    match choice.over:
+        case "each_head":
+            return Norm(choice.norm, mode, heads=heads, names=(logical, None))
+        case "width":
+            return Norm(choice.norm, mode, names=(logical,), width=heads * head_dim)
+        case "head":
+            return Norm(choice.norm, mode)
+
+
+def normalise(
+    choice: c.QKNorm, norm: Norm, x: Float[Array, "*batch T N H"]
+) -> Float[Array, "*batch T N H"]:
+    """Normalise all heads as one, each head, or each head on its own."""
+    if choice.over == "width":
+        return norm(x.reshape(*x.shape[:-2], -1)).reshape(x.shape)
+    return norm(x)
+
+
+def turn(
+    positions: c.Positions | None,
+    target: c.positions.RopeTarget,
+    x: Float[Array, "*batch T N H"],
+    guide: Guide,
+) -> Float[Array, "*batch T N H"]:
+    """Rotate x where its positions say so; the output by the conjugate.
+
+    So rotated values, and with them the output, depend on distances only.
+    """
+    rope, rotations = positions, guide.rotations
+    if not isinstance(rope, c.Rope) or rotations is None or target not in rope.targets:
+        return x
+    if target in "qk":
+        rotations = rotations * magnitude(rope)
+    turned = jnp.conj(rotations) if target == "o" else rotations
+    return F.rotate(x, turned, pairing=rope.pairing)
+
+
+def mine(
+    x: Float[Array, "*batch S K H"], num_kv_heads: int, mode: Mode
+) -> Float[Array, "*batch S K H"]:
+    """Of key-value heads that all devices have, the one that this device's queries read."""
+    tensor = mode.axes.tensor
+    if tensor is None or mesh_axis("kv_heads", num_kv_heads, mode.axes) is not None:
+        return x
+    per_head = shards(tensor) // num_kv_heads  # devices
+    head = jax.lax.axis_index(tensor) // per_head
+    return jax.lax.dynamic_slice_in_dim(x, head, 1, axis=-2)
+
+
+def with_earlier(new: Own, cache: Own | None, guide: Guide) -> tuple[Own, Own | None]:
+    """What new tokens attend to, which with a cache is what it holds too, and the new cache."""
+    if cache is None or guide.slots is None or guide.keys is None:
+        return new, cache
+    beside = guide.keys.shape[-1] > cache[0].shape[-3]
+    return remember(cache, new, guide.slots, beside=beside)
+
+
+def mix(
+    module: nn.Module,
+    query: Float[Array, "*batch T N H"],
+    key: Float[Array, "*batch S K H"],
+    value: Float[Array, "*batch S K Hv"],
+    guide: Guide,
+    *,
+    mode: Mode,
+    dropout_rate: float,
+    **choices: float | str | None,
+) -> Float[Array, "*batch T N Hv"]:
+    """The values that each query picks, with keys of other devices where they share a text.
+
+    Args:
+        module: Whose "dropout" stream is drawn from.
+        query: What each token looks for.
+        key: What each token offers.
+        value: What each token says.
+        guide: Mask and bias.
+        mode: How the model runs.
+        dropout_rate: Of the weights.
+        **choices: Scale, soft cap and normalizer, as in `F.dot_product_attention`.
+    """
+    same, key = value is key, key.astype(query.dtype)
+    value = key if same else value.astype(query.dtype)
+    dropping = not mode.deterministic and dropout_rate > 0
+    ring = mode.axes.context
+    attend: Callable[..., Array] = F.dot_product_attention
+    if ring is not None:
+        attend = partial(F.ring_attention, axis_name=ring)
+    return attend(
+        query,
+        key,
+        value,
+        guide.mask,
+        guide.bias,
+        dropout_rate=dropout_rate if dropping else 0.0,
+        dropout_key=dropout_key(module, mode.axes.tensor) if dropping else None,
+        **choices,
+    )

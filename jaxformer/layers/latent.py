@@ -1,0 +1,126 @@
+"""The attention branch whose keys and values come from one latent vector a token."""
+
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Float
+
+from jaxformer import config as c
+from jaxformer import functional as F
+from jaxformer.layers.attention import Kernel
+from jaxformer.layers.cache import LatentCache
+from jaxformer.layers.guide import Guide
+from jaxformer.layers.heads import mix, turn, with_earlier
+from jaxformer.layers.linear import Linear
+from jaxformer.layers.mode import Mode
+from jaxformer.layers.norms import Norm
+from jaxformer.layers.parameters import Names
+
+SHARED: Names = ("model", "kv_heads", None)  # one head, which all devices have
+BY_HEAD: Names = (None, "heads", None)
+
+
+class Latent(nn.Module):
+    """Multi-head latent attention, as `config.Latent` says.
+
+    Without a cache keys and values are expanded; with one, whichever form takes fewer products,
+    for one new token always the absorbed one. The latent is one key-value head for all: where
+    heads are shared out among devices, each has all of it.
+    """
+
+    config: c.TransformerConfig
+    positions: c.Positions | None
+    mode: Mode
+    parts: bool = False  # as in Linear
+
+    def setup(self):
+        cfg, init, mode = self.choice, self.config.initialisation, self.mode
+        start = init.projection
+        per_query = (cfg.num_heads, cfg.nope_dim + cfg.rope_dim)
+        if cfg.query_latent_dim is None:
+            self.query = Linear(per_query, init.query or start, mode, ("model", "heads", None))
+        else:
+            self.query_latent = self.shared(cfg.query_latent_dim, "query_latent")
+            self.query_latent_norm = Norm(cfg.norm, mode)
+            self.query = Linear(per_query, init.query or start, mode, BY_HEAD)
+        self.latent = self.shared(cfg.latent_dim, "latent")
+        self.latent_norm = Norm(cfg.norm, mode)
+        self.rotary_key = self.shared(cfg.rope_dim, "rotary_key")
+        key, value = init.key or start, init.value or start
+        self.key = Kernel((cfg.latent_dim, cfg.num_heads, cfg.nope_dim), key, mode, BY_HEAD)
+        self.value = Kernel((cfg.latent_dim, cfg.num_heads, cfg.value_dim), value, mode, BY_HEAD)
+        self.out = Linear(
+            (self.config.model_dim,),
+            init.out or start,
+            mode,
+            ("heads", None, "model"),
+            inputs=(cfg.num_heads, cfg.value_dim),
+            bias="out" in cfg.biases,
+            divisor=self.config.residual_divisor,
+            parts=self.parts,
+        )
+
+    @property
+    def choice(self) -> c.Latent:
+        """What is chosen of this kind."""
+        match self.config.attention:
+            case c.Latent() as attention:
+                return attention
+        raise ValueError(f"Latent reads its own choices; got {self.config.attention}.")
+
+    def shared(self, width: int, name: str) -> Linear:
+        """A projection to what all heads read."""
+        start, bias = self.config.initialisation.projection, name in self.choice.biases
+        return Linear((1, width), start, self.mode, SHARED, bias=bias)
+
+    def __call__(
+        self, x: Float[Array, "*batch T D"], guide: Guide, cache: LatentCache | None = None
+    ) -> tuple[Float[Array, "*batch T D"], LatentCache | None]:
+        """Attend to the text itself; with a cache, to what it holds too. Returns the new cache."""
+        cfg = self.choice
+        x = F.to_parts(x, self.mode.axes.tensor)
+        rotary_key = turn(self.positions, "k", self.rotary_key(x), guide)
+        new = LatentCache(self.latent_norm(self.latent(x)), rotary_key)
+        absorbs = cache is not None and F.absorbing_saves(
+            x.shape[-2], cfg.latent_dim, cfg.nope_dim, cfg.value_dim
+        )
+        seen, cache = with_earlier(new, cache, guide)
+        query, seen = self.queries(x, guide), LatentCache(*(y.astype(x.dtype) for y in seen))
+        attend = self.absorbed if absorbs else self.expanded
+        return self.out(attend(query, seen, guide)), cache
+
+    def queries(self, x: Float[Array, "*batch T D"], guide: Guide) -> Float[Array, "*batch T N Q"]:
+        """What each token looks for: features for keys from the latent, then for the rotary key."""
+        cfg = self.choice
+        if cfg.query_latent_dim is not None:
+            x = self.query_latent_norm(self.query_latent(x)).squeeze(-2)
+        plain, rotary = jnp.split(self.query(x), [cfg.nope_dim], axis=-1)
+        return jnp.concatenate([plain, turn(self.positions, "q", rotary, guide)], axis=-1)
+
+    def expanded(
+        self, query: Float[Array, "*batch T N Q"], seen: LatentCache, guide: Guide
+    ) -> Float[Array, "*batch T N Hv"]:
+        """Attention with a key and a value for each head."""
+        latent, rotary_key = (y.squeeze(-2) for y in seen)
+        key, value = self.key(query.dtype), self.value(query.dtype)
+        return self.mix(query, *F.expand_latent(latent, rotary_key, key, value), guide)
+
+    def absorbed(
+        self, query: Float[Array, "*batch T N Q"], seen: LatentCache, guide: Guide
+    ) -> Float[Array, "*batch T N Hv"]:
+        """Attention to the latents themselves."""
+        query = F.absorb_query(query, self.key(query.dtype))
+        mean = self.mix(query, jnp.concatenate(seen, axis=-1), seen.latent, guide)
+        return F.values_from_latent(mean, self.value(query.dtype))
+
+    def mix(
+        self,
+        query: Float[Array, "*batch T N Q"],
+        key: Float[Array, "*batch S K Q"],
+        value: Float[Array, "*batch S K Hv"],
+        guide: Guide,
+    ) -> Float[Array, "*batch T N Hv"]:
+        """The values that each query picks, at the scale of expanded keys."""
+        cfg = self.choice
+        scale = (cfg.nope_dim + cfg.rope_dim) ** -0.5 if cfg.scale is None else cfg.scale
+        rate = self.config.dropout.attention
+        return mix(self, query, key, value, guide, mode=self.mode, dropout_rate=rate, scale=scale)

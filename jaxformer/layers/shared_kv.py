@@ -1,0 +1,99 @@
+"""The attention branch whose keys are its values."""
+
+from functools import partial
+
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Float
+
+from jaxformer import config as c
+from jaxformer import functional as F
+from jaxformer.layers.cache import SharedCache
+from jaxformer.layers.guide import Guide, magnitude
+from jaxformer.layers.heads import head_norm, mine, mix, normalise, turn, with_earlier
+from jaxformer.layers.linear import Linear
+from jaxformer.layers.mode import Mode
+
+
+class SharedKV(nn.Module):
+    """Attention to one vector a token, key and value at once, as `config.SharedKV` says.
+
+    It is turned once and kept as it was turned. Heads are shared out as in `Attention`.
+    """
+
+    config: c.TransformerConfig
+    positions: c.Positions | None
+    mode: Mode
+    parts: bool = False  # as in Linear
+
+    def setup(self):
+        cfg, init = self.choice, self.config.initialisation
+        self.query = Linear(
+            (cfg.num_heads, cfg.head_dim),
+            init.query or init.projection,
+            self.mode,
+            ("model", "heads", None),
+            bias="query" in cfg.biases,
+        )
+        self.key_value = Linear(
+            (cfg.num_kv_heads, cfg.head_dim),
+            init.projection,
+            self.mode,
+            ("model", "kv_heads", None),
+            bias="key_value" in cfg.biases,
+        )
+        self.out = Linear(
+            (self.config.model_dim,),
+            init.out or init.projection,
+            self.mode,
+            ("heads", None, "model"),
+            inputs=(cfg.num_heads, cfg.head_dim),
+            bias="out" in cfg.biases,
+            divisor=self.config.residual_divisor,
+            parts=self.parts,
+        )
+        if cfg.qk_norm is not None:
+            norm = partial(head_norm, cfg.qk_norm, head_dim=cfg.head_dim, mode=self.mode)
+            self.query_norm = norm("heads", cfg.num_heads)
+            self.key_norm = norm("kv_heads", cfg.num_kv_heads)
+
+    @property
+    def choice(self) -> c.SharedKV:
+        """What is chosen of this kind."""
+        match self.config.attention:
+            case c.SharedKV() as attention:
+                return attention
+        raise ValueError(f"SharedKV reads its own choices; got {self.config.attention}.")
+
+    def __call__(
+        self, x: Float[Array, "*batch T D"], guide: Guide, cache: SharedCache | None = None
+    ) -> tuple[Float[Array, "*batch T D"], SharedCache | None]:
+        """Attend to the text itself; with a cache, to what it holds too. Returns the new cache."""
+        cfg = self.choice
+        x = F.to_parts(x, self.mode.axes.tensor)
+        query, both = self.query(x), self.key_value(x)
+        if cfg.qk_norm is not None:
+            query = normalise(cfg.qk_norm, self.query_norm, query)
+            both = normalise(cfg.qk_norm, self.key_norm, both)
+        new = SharedCache(mine(turn(self.positions, "v", both, guide), cfg.num_kv_heads, self.mode))
+        seen, cache = with_earlier(new, cache, guide)
+        heads = mix(
+            self,
+            self.sharpen(turn(self.positions, "q", query, guide)),
+            seen.key_value,
+            seen.key_value,
+            guide,
+            mode=self.mode,
+            dropout_rate=self.config.dropout.attention,
+            scale=cfg.scale,
+            logit_softcap=cfg.logit_softcap,
+        )
+        return self.out(turn(self.positions, "o", heads, guide)), cache
+
+    def sharpen(self, query: Float[Array, "*batch T N H"]) -> Float[Array, "*batch T N H"]:
+        """What a scaling multiplies rotated keys by falls to the queries: a value must not grow."""
+        rope = self.positions
+        if not isinstance(rope, c.Rope) or magnitude(rope) == 1:
+            return query
+        width = rope.width(query.shape[-1])
+        return jnp.concatenate([magnitude(rope) * query[..., :width], query[..., width:]], axis=-1)

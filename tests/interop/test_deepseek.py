@@ -1,0 +1,111 @@
+"""What config.json says of latent attention, and of experts that jaxformer does not have."""
+
+from dataclasses import replace
+
+import pytest
+
+from jaxformer.config import RMSNorm, Rope, SharedKV, Yarn
+from jaxformer.interop.families import FAMILIES
+from jaxformer.interop.load import build_config
+from jaxformer.interop.save import choose_family
+from tests.interop.hand_made import read
+
+DENSE = {"first_k_dense_replace": 4, "num_key_value_heads": None}
+SCALED = {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096}
+RELEASED = {  # of DeepSeek-V3's config.json, what concerns attention
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "rope_scaling": SCALED
+    | {"beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0},
+}
+
+
+def test_released_attention():
+    """DeepSeek's modeling file has 0.1 ln 40 + 1 = 1.3689, squared, and rotations of length 1."""
+    attention = read("deepseek_v3", **DENSE, **RELEASED).attention
+    assert attention.scale == pytest.approx(192**-0.5 * 1.3688879**2, rel=1e-6)
+    (rope,) = attention.positions
+    assert rope.pairing == "neighbours"
+    assert rope.scaling == Yarn(factor=40.0, original_max_length=4096, attention_factor=1.0)
+    assert (attention.latent_dim, attention.query_latent_dim) == (512, 1536)
+    assert (attention.nope_dim, attention.rope_dim, attention.value_dim) == (128, 64, 128)
+    assert attention.norm == RMSNorm(eps=1e-6) and attention.biases == ()
+
+
+def test_what_a_file_leaves_out():
+    """The defaults of transformers, and null for no latent of the queries."""
+    lite = read("deepseek_v2", **DENSE, attention_bias=True, rms_norm_eps=1e-5)
+    assert (lite.attention.latent_dim, lite.attention.query_latent_dim) == (512, 1536)
+    assert lite.attention.biases == ("latent", "rotary_key", "out", "query_latent")
+    assert (
+        lite.attention.positions == (Rope(pairing="neighbours"),) and lite.attention.scale is None
+    )
+    assert (lite.norm.eps, lite.attention.norm.eps) == (1e-5, 1e-6)
+    values = {"vocab_size": 13, "hidden_size": 12, "intermediate_size": 10, "num_hidden_layers": 1}
+    values |= {"num_attention_heads": 6, "q_lora_rank": None, "rope_interleave": False}
+    whole = build_config(FAMILIES["deepseek_v3"], values, where="").attention
+    assert whole.query_latent_dim is None and whole.positions == (Rope(),)
+
+
+@pytest.mark.parametrize(
+    "kind, fields, message",
+    [
+        (
+            "deepseek_v2",
+            {"first_k_dense_replace": 1},
+            r"first_k_dense_replace = 1: layers from 1 on have experts .* dense layers, all 4\.",
+        ),
+        ("deepseek_v3", {"first_k_dense_replace": None}, "first_k_dense_replace = None: .* from 3"),
+        ("deepseek_v3", {"num_key_value_heads": 2}, r"num_key_value_heads = 2: .* only be 6\."),
+        ("deepseek_v3", {"head_dim": 100}, r"head_dim = 100: it repeats .* only be 64\."),
+        ("deepseek_v2", {"qk_head_dim": 64}, r"qk_head_dim = 64: the parts .* only be 192\."),
+        ("deepseek_v3", {"mlp_bias": True}, r"mlp_bias = True: jaxformer does not know"),
+        ("deepseek_v2", {"index_topk": 4}, r"index_topk = 4: jaxformer does not know"),
+    ],
+)
+def test_what_is_refused(kind, fields, message):
+    with pytest.raises(ValueError, match=rf"(?s)here: 1 attributes .*\n  {message}"):
+        read(kind, **{**DENSE, **fields})
+
+
+def test_what_experts_would_be_changes_nothing_where_all_layers_are_dense():
+    fields = {"n_routed_experts": 64, "topk_method": "noaux_tc", "scoring_func": "sigmoid"}
+    fields |= {"moe_layer_freq": 1, "num_nextn_predict_layers": 1, "routed_scaling_factor": 2.5}
+    assert read("deepseek_v3", **DENSE, **fields) == read("deepseek_v3", **DENSE)
+
+
+@pytest.mark.parametrize(
+    "kind, fields",
+    [
+        ("deepseek_v2", {}),
+        ("deepseek_v2", {"attention_bias": True, "mlp_bias": True}),
+        ("deepseek_v3", RELEASED),
+        ("deepseek_v3", {"rope_interleave": False}),
+        ("deepseek_v3", {"rope_scaling": SCALED | {"mscale": 0.5, "mscale_all_dim": 0.707}}),
+        ("deepseek_v2", {"rope_scaling": {"type": "linear", "factor": 4.0}}),
+    ],
+)
+def test_what_is_written_reads_back(kind, fields):
+    config = read(kind, **DENSE, **fields)
+    family, values = choose_family(config, {})
+    assert family.model_type == kind
+    assert build_config(family, values, where="") == config
+
+
+def test_a_scale_that_no_field_says_is_not_written():
+    config = read("deepseek_v3", **DENSE)
+    scaled = replace(config, attention=replace(config.attention, scale=0.1))
+    with pytest.raises(ValueError, match=r"(?s)No family .*attention.scale: None instead of 0.1"):
+        choose_family(scaled, {})
+
+
+def test_other_kinds_of_attention_are_written_by_no_family_of_latents():
+    config = read("llama", num_hidden_layers=1)
+    other = replace(config, attention=SharedKV(num_heads=6, head_dim=2), model_type=None)
+    with pytest.raises(ValueError, match="No family has .*: its topology, attention, positions or"):
+        choose_family(other, {})
+    with pytest.raises(ValueError, match="This needs MultiHead attention; the model has SharedKV"):
+        _ = other.multi_head
