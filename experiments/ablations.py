@@ -6,7 +6,6 @@ from typing import Any, Literal
 
 from experiments.pretrain_runs import Pretrain
 from experiments.seeds import Arm
-from experiments.study import with_positions
 from jaxformer import config as c
 from jaxformer.config.axes import Activation
 from jaxformer.training.optimizers import SGD, Adafactor, AdamW, Lion, Muon
@@ -120,7 +119,7 @@ def width_of(model: c.TransformerConfig) -> tuple[int, bool]:
 
 def positions(baseline: Arm, run: Pretrain) -> Iterator[Arm]:
     """Every kind of position encoding, inside attention or added to the embedding."""
-    bare = with_positions(run.model, None)
+    bare = run.model.with_positions(None)
     kinds: dict[str, c.Positions] = {
         "RoPE": c.Rope(),
         "RoPE on a quarter": c.Rope(fraction=0.25),
@@ -130,9 +129,9 @@ def positions(baseline: Arm, run: Pretrain) -> Iterator[Arm]:
         "Transformer-XL": c.TransformerXL(),
     }
     for name, kind in kinds.items():
-        yield replace(baseline, name=name, model=with_positions(run.model, kind))
-    mixed = replace(run.model.attention, positions=(c.Rope(), None))
-    yield like(baseline, "RoPE in every other layer", attention=mixed)
+        yield replace(baseline, name=name, model=run.model.with_positions(kind))
+    mixed = run.model.with_positions(c.Rope(), None)
+    yield replace(baseline, name="RoPE in every other layer", model=mixed)
     yield replace(baseline, name="none", model=bare)
     added: dict[str, c.Learned | c.Sinusoid] = {
         "learned": c.Learned(max_length=run.length),

@@ -59,7 +59,7 @@ def packed(text: Text, length: int) -> data.PackedRows:
 
 def scalings(model: c.TransformerConfig, length: int, times: int) -> dict[str, c.RopeScaling]:
     """Every way of stretching rotary positions so many times."""
-    pairs = model.attention.head_dim // 2
+    pairs = model.attention.rotary_dim // 2
     factor = float(times)
     return {
         "linear": c.LinearScaling(factor=factor),

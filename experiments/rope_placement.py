@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from experiments.command_line import readable_errors
 from experiments.seeds import Arm, Training
 from experiments.statistics import rank_correlation
-from experiments.study import Numbers, Study, Text, base_run, conduct, with_positions
+from experiments.study import Numbers, Study, Text, base_run, conduct
 from experiments.study_command import read
 from experiments.study_plots import plot_losses
 from experiments.study_sizes import PLACEMENT_SIZES
@@ -60,8 +60,8 @@ def main(study: RopePlacement) -> Path:
     arms = [
         Arm(
             name=setting.name,
-            model=with_positions(
-                run.model, Rope(targets=setting.targets) if setting.targets else None
+            model=run.model.with_positions(
+                Rope(targets=setting.targets) if setting.targets else None
             ),
             optimizer=run.optimizer,
         )

@@ -19,7 +19,7 @@ from experiments.pretrain_runs import RUNS, Pretrain
 from experiments.resuming import flatten
 from experiments.seeds import Arm, Training, held_out_nats, shared_by, train_seeds
 from jaxformer import costs, data
-from jaxformer.config import Decoder, TransformerConfig, to_json
+from jaxformer.config import Decoder, to_json
 
 Numbers = dict[str, Any]
 Measure = Callable[[Arm, Any, "Text", Training], Numbers]
@@ -294,9 +294,3 @@ def machine(devices: int) -> dict[str, str | int]:
         "python": platform.python_version(),
         "jax": jax.__version__,
     }
-
-
-def with_positions(model: TransformerConfig, positions: Any) -> TransformerConfig:
-    """The same model with other positions inside attention."""
-    attention = dataclasses.replace(model.attention, positions=(positions,))
-    return dataclasses.replace(model, attention=attention)

@@ -189,9 +189,7 @@ def _explain(differing: Mapping[str, list[str]], refused: list[str], name: str |
     who = "No family" if name is None else f"{name}, which was asked for,"
     verb = "has" if name is None else "does not have"
     if not differing:
-        reasons = (
-            "; ".join(refused) or "its topology, attention, positions or feed-forward are in none"
-        )
+        reasons = "; ".join(refused) or "its topology, positions or feed-forward are in none"
         return f"{who} {verb} this configuration: {reasons}."
     nearest = min(differing, key=lambda kind: len(differing[kind]))
     fields = [{line.split(":")[0] for line in lines} for lines in differing.values()]

@@ -27,10 +27,13 @@ class SharedCache(NamedTuple):
 
 
 class LatentCache(NamedTuple):
-    """What keys and values are made from, and the rotated key that heads share."""
+    """What keys and values are made from, and the rotated key that heads share.
 
-    latent: Float[Array, "*layers_and_batch S 1 C"]
-    rotary_key: Float[Array, "*layers_and_batch S 1 R"]
+    One head, K = 1, of which each device that has a part of the heads keeps a copy.
+    """
+
+    latent: Float[Array, "*layers_and_batch S K C"]
+    rotary_key: Float[Array, "*layers_and_batch S K R"]
 
 
 class StateCache(NamedTuple):

@@ -1021,3 +1021,7 @@ def test_rotary_positions_are_stretched_in_every_layer_that_has_them():
     bare = replace(small, attention=replace(small.attention, positions=(c.Alibi(),)))
     with pytest.raises(ValueError, match=r"No layer has rotary positions .*\(Alibi\(scale=1\.0\)"):
         bare.with_rope_scaling(scaling)
+    assert small.with_positions(c.Alibi()) == bare
+    decay = replace(small, attention=c.Decay(num_heads=2, head_dim=4))
+    with pytest.raises(ValueError, match=r"Decay turns by its own angles; it takes no \(Alibi\("):
+        decay.with_positions(c.Alibi())
