@@ -270,9 +270,7 @@ class TransformerConfig:
         """
         match self.attention:
             case Decay():
-                raise ValueError(
-                    f"Decay tells positions by its own angles; it takes no {positions}."
-                )
+                raise ValueError(f"Decay turns by its own angles; it takes no {positions}.")
             case attention:
                 return replace(self, attention=replace(attention, positions=positions))
 
