@@ -2,6 +2,7 @@
 
     python -m experiments.generate --checkpoint runs/pretrain-1 --prompt "def main("
     python -m experiments.generate --checkpoint runs/translate-1 --prompt "2nd of April, 1987"
+    python -m experiments.generate --checkpoint RUN --rope-scaling "NTKScaling(factor=4)"
     python -m experiments.generate --checkpoint path/to/Llama-3.1-8B --prompt "Once upon"
 
 The folder is the output of a run, or a Hugging Face folder (config.json, safetensors,
@@ -20,6 +21,7 @@ import numpy as np
 from experiments.command_line import parse, readable_errors
 from experiments.devices import chosen_devices, prepare_devices
 from experiments.trained import load_trained
+from jaxformer.config import RopeScaling
 from jaxformer.generation import Beam, Greedy, Sample, generate, stream
 from jaxformer.parallel import Hosts, MeshConfig, make_mesh
 from jaxformer.training.progress import printable
@@ -35,6 +37,8 @@ class Generate:
         step: Which checkpoint of the run; None is the newest.
         max_new_tokens: Most tokens to add; a text may end before.
         sampler: How each token is chosen. A beam search shows its text when it is done.
+        rope_scaling: How rotary positions are stretched, for texts longer than those of training;
+            None leaves them as the checkpoint has them.
         dtype: Of the computation.
         mesh: How the devices share the model: heads along tensor, kernels along fsdp.
         devices: How many devices to use, of each process; None is all. On a CPU, how many to
@@ -51,6 +55,7 @@ class Generate:
     step: int | None = None
     max_new_tokens: int = 160
     sampler: Greedy | Sample | Beam = Sample(temperature=0.8, top_p=0.95)
+    rope_scaling: RopeScaling | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
     mesh: MeshConfig = MeshConfig()
     devices: int | None = 1
@@ -65,21 +70,24 @@ def main(run: Generate) -> str:
     prepare_devices(run)
     mesh = make_mesh(run.mesh, chosen_devices(run.devices))
     model = load_trained(run.checkpoint, run.step, ignore=run.ignore, mesh=mesh)
+    config = model.config
+    if run.rope_scaling is not None:
+        config = config.with_rope_scaling(run.rope_scaling)
     prompt, source = model.inputs(run.prompt)
     options: dict[str, Any] = {
         "max_new_tokens": run.max_new_tokens,
         "stop_tokens": model.stop,
         "source": None if source is None else [source],
-        "vocab_size": min(model.tokenizer.vocab_size, model.config.vocab_size),
+        "vocab_size": min(model.tokenizer.vocab_size, config.vocab_size),
         "key": jax.random.key(run.seed),
         "dtype": run.dtype,
         "mesh": mesh,
     }
     if isinstance(run.sampler, Beam):
-        found = generate(model.config, model.params, [prompt], sampler=run.sampler, **options)
+        found = generate(config, model.params, [prompt], sampler=run.sampler, **options)
         tokens: Iterable[int] = cut(np.asarray(found)[0, len(prompt) :].tolist(), model.stop)
     else:
-        rows = stream(model.config, model.params, [prompt], sampler=run.sampler, **options)
+        rows = stream(config, model.params, [prompt], sampler=run.sampler, **options)
         tokens = (int(row[0]) for row in rows)
     text = "" if source is not None else run.prompt
     show(text)

@@ -15,10 +15,12 @@ from jaxformer.config.positions import (
     BlockSparse,
     Learned,
     Positions,
+    Rope,
     Sinusoid,
     TransformerXL,
     Window,
 )
+from jaxformer.config.rope_scaling import RopeScaling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,6 +261,31 @@ class TransformerConfig:
         """Longest sequence the parameters allow, or None where any length works."""
         positions = self.embedding.positions
         return positions.max_length if isinstance(positions, Learned) else None
+
+    def with_positions(self, *positions: Positions | None) -> TransformerConfig:
+        """The same model with other positions inside attention, cycled over its layers.
+
+        Raises:
+            ValueError: The attention takes none, or not these.
+        """
+        match self.attention:
+            case Decay():
+                raise ValueError(f"Decay turns by its own angles; it takes no {positions}.")
+            case attention:
+                return replace(self, attention=replace(attention, positions=positions))
+
+    def with_rope_scaling(self, scaling: RopeScaling | None) -> TransformerConfig:
+        """The same model with rotary positions stretched this way, for texts beyond its training.
+
+        Raises:
+            ValueError: No layer has rotary positions.
+        """
+        kinds = self.attention.positions
+        if not any(isinstance(kind, Rope) for kind in kinds):
+            raise ValueError(f"No layer has rotary positions to stretch; they have {kinds}.")
+        return self.with_positions(
+            *(replace(k, scaling=scaling) if isinstance(k, Rope) else k for k in kinds)
+        )
 
     def tiny(self) -> TransformerConfig:
         """The same design at a size for tests: widths and depth shrink, every axis stays."""

@@ -18,7 +18,7 @@ import experiments.pretrain
 import experiments.training_run
 import experiments.translate
 import jaxformer
-from jaxformer import Transformer, costs, parallel
+from jaxformer import Transformer, costs, parallel, zoo
 from jaxformer import config as c
 from jaxformer.data import corpus, tokenizers
 from jaxformer.generation import samplers
@@ -1009,3 +1009,19 @@ def test_tiny_windows_and_lengths_are_short_enough_to_matter():
     assert tiny.attention.positions[0].scaling.original_max_length == 16
     assert BIG["opt-350m"].tiny().max_length == 64
     assert BIG["alternating, spelled out"].tiny().attention.windows == (6, None)
+
+
+def test_rotary_positions_are_stretched_in_every_layer_that_has_them():
+    scaling = c.LinearScaling(factor=2.0)
+    small = zoo.get("llama-2-70b").tiny()
+    mixed = replace(small, attention=replace(small.attention, positions=(c.Rope(base=5e5), None)))
+    stretched = mixed.with_rope_scaling(scaling)
+    assert stretched.attention.positions == (c.Rope(base=5e5, scaling=scaling), None)
+    assert stretched.with_rope_scaling(None) == mixed
+    bare = replace(small, attention=replace(small.attention, positions=(c.Alibi(),)))
+    with pytest.raises(ValueError, match=r"No layer has rotary positions .*\(Alibi\(scale=1\.0\)"):
+        bare.with_rope_scaling(scaling)
+    assert small.with_positions(c.Alibi()) == bare
+    decay = replace(small, attention=c.Decay(num_heads=2, head_dim=4))
+    with pytest.raises(ValueError, match=r"Decay turns by its own angles; it takes no \(Alibi\("):
+        decay.with_positions(c.Alibi())

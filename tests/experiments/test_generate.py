@@ -17,6 +17,7 @@ from jaxformer.config import (
     EncoderDecoder,
     Learned,
     MultiHead,
+    NTKScaling,
     TransformerConfig,
 )
 from jaxformer.data import ByteLevel, TextFiles, train_bpe
@@ -74,6 +75,21 @@ def test_the_text_begins_with_the_prompt_and_is_printed(folder, capsys):
 
 def test_greedy_text_is_the_same_every_time(folder):
     assert text(folder) == text(folder, seed=5)
+
+
+def test_rotary_positions_are_stretched_by_a_flag(folder, monkeypatch):
+    """The text is that of the model whose positions are stretched so."""
+    seen = []
+    real = generate.stream
+
+    def spied(config, *more, **options):
+        seen.append(config)
+        return real(config, *more, **options)
+
+    monkeypatch.setattr(generate, "stream", spied)
+    scaling = NTKScaling(factor=4.0)
+    text(folder, rope_scaling=scaling)
+    assert seen == [MODEL.with_rope_scaling(scaling)] != [MODEL]
 
 
 def test_sampled_text_depends_on_the_seed(folder):

@@ -324,7 +324,13 @@ def test_a_change_that_would_give_another_result_is_refused(six, changes, messag
 def test_resuming_what_is_done_is_refused(six):
     message = r"The checkpoint has 6 steps already; pass --steps N with N above\."
     with pytest.raises(ValueError, match=message):
-        pretrain.main(replace(BASE, resume=True, steps=6))
+        pretrain.main(replace(BASE, resume=True, steps=5))
+
+
+def test_a_run_that_is_cut_short_at_its_checkpoint_is_evaluated_there(six):
+    pretrain.main(replace(BASE, resume=True, steps=6))
+    last = read_json_lines(six / "metrics.jsonl")[-1]
+    assert last["step"] == 6 and last["final_held_out_bits_per_byte"] > 0
 
 
 def test_resuming_where_there_is_nothing_is_refused():

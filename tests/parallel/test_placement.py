@@ -8,6 +8,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxformer import Transformer, zoo
 from jaxformer import functional as F
+from jaxformer.data import Batch
 from jaxformer.parallel import (
     MeshConfig,
     batch_spec,
@@ -64,7 +65,7 @@ def test_what_an_optimizer_keeps_is_shared_out_as_its_parameters(kind):
     state = step.init_state(model, optimizer, jax.random.key(0), mesh)
     tokens = np.zeros((8, 16), np.int32)
     ones = np.ones((8, 16), np.int32)
-    batch = put_batch(step.Batch(tokens, tokens, tokens, ones, ones > 0), mesh, 8)
+    batch = put_batch(Batch(tokens, tokens, tokens, ones, ones > 0), mesh, 8)
     after, _ = step.make_update(model, optimizer, mesh)(state, batch)
     for x in (x for x in jax.tree.leaves(after) if x.size > 1000):
         held = x.addressable_shards[0].data.size

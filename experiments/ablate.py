@@ -1,0 +1,58 @@
+"""Vary one axis of a run: everything else, the data and the seeds stay the same.
+
+    python -m experiments.ablate --axis position --size smoke   # minutes: to see that it runs
+    python -m experiments.ablate --axis placement               # about an hour of two cores
+    python -m experiments.ablate --axis optimizer --run default --steps 300
+
+Axes: norm, placement, activation, position, block, qk_norm, z_loss, softcap, optimizer. Trains each
+arm from several seeds and compares it with the run's own choice, seed by seed. Writes JSON, a table
+and a plot. A study that is interrupted goes on where it was when it is started again.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from experiments.ablation_tables import report
+from experiments.ablations import Axis, arms_of
+from experiments.command_line import readable_errors
+from experiments.measures import MEASURES, nothing_more
+from experiments.study import Study, base_run, conduct
+from experiments.study_command import read
+from experiments.study_plots import plot_losses, plot_more
+from experiments.study_sizes import ABLATION_SIZES
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ablation(Study):
+    """One axis.
+
+    Attributes:
+        axis: What differs between the arms.
+        arms: Names of those to train beside the baseline; none are all.
+    """
+
+    axis: Axis
+    arms: tuple[str, ...] = ()
+
+
+def main(study: Ablation) -> Path:
+    """Train, compare, write; returns the folder of the results."""
+    run = base_run(study, ABLATION_SIZES)
+    baseline, *others = arms_of(study.axis, run)
+    names = [arm.name for arm in others]
+    if unknown := [name for name in study.arms if name not in names]:
+        raise ValueError(f"Axis {study.axis} has no arm {unknown[0]!r}. Arms: {'; '.join(names)}.")
+    chosen = [arm for arm in others if not study.arms or arm.name in study.arms]
+    measure = MEASURES.get(study.axis, nothing_more)
+    output, found = conduct(study, f"ablate_{study.axis}", run, [baseline, *chosen], measure)
+    text = report(study.axis, found)
+    (output / "table.md").write_text(text)
+    plot_losses(output / "plot.png", found, title=f"Ablation: {study.axis}")
+    plot_more(output / "more.png", found, length=run.length)
+    print(f"\n{text}\nEverything is in {output}.")
+    return output
+
+
+if __name__ == "__main__":
+    with readable_errors():
+        main(read(Ablation, __doc__))

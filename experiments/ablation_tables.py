@@ -1,0 +1,97 @@
+"""The report of an ablation."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from experiments.measures import DEPTH, TIMES
+from experiments.statistics import estimate
+from experiments.study import Numbers
+from experiments.study_tables import (
+    NOTHING,
+    Column,
+    difference_from_first,
+    markdown,
+    mean_and_interval,
+)
+
+NEAR = 0.01  # models whose parameters differ by less are called equal
+
+
+def report(axis: str, found: list[Numbers]) -> str:
+    """Tables of losses and speeds, and of what else was measured."""
+    baseline = found[0]
+    columns = [
+        Column(axis.replace("_", " "), lambda numbers: numbers["arm"]["name"]),
+        Column("held-out loss", mean_and_interval("held_out")),
+        Column("minus the first", difference_from_first("held_out", found)),
+        Column("parameters", lambda numbers: f"{numbers['parameters']:,}"),
+        Column("tokens/s", lambda numbers: f"{numbers['tokens_per_second']:,.0f}"),
+        Column("updates left out", lambda numbers: str(numbers["skipped"])),
+    ]
+    parts = [markdown(columns, found), _sizes(found)]
+    if "at_lengths" in baseline:
+        parts.append(_lengths(found))
+    if "gradient_by_depth" in baseline:
+        parts.append(_depths(found))
+    return "\n\n".join(parts) + "\n"
+
+
+def _sizes(found: list[Numbers]) -> str:
+    """Which arms have other numbers of parameters."""
+    first = found[0]["parameters"]
+    shares = {n["arm"]["name"]: n["parameters"] / first - 1 for n in found}
+    far = [f"{name} {share:+.1%}" for name, share in shares.items() if abs(share) > NEAR]
+    if not far:
+        return f"Parameters are equal within {NEAR:.0%}."
+    return f"Parameters differ by more than {NEAR:.0%} from the first: {', '.join(far)}."
+
+
+def _lengths(found: list[Numbers]) -> str:
+    """Losses in longer rows, of each arm and way."""
+
+    def cell(times: int) -> Callable[[Numbers], str]:
+        def shown(line: Numbers) -> str:
+            losses = line["losses"].get(str(times))
+            return NOTHING if losses is None else mean_and_interval("seeds")({"seeds": losses})
+
+        return shown
+
+    lines = [
+        {"name": numbers["arm"]["name"], "way": way, "losses": losses}
+        for numbers in found
+        for way, losses in numbers["at_lengths"].items()
+    ]
+    columns = [
+        Column("position", lambda line: line["name"]),
+        Column("read", lambda line: line["way"]),
+        *(Column(f"{times} x", cell(times)) for times in TIMES),
+    ]
+    return (
+        "The same held-out tokens in rows of 1, 2, 4 and 8 times the length of training; positions "
+        f"that do not reach so far have {NOTHING}.\n\n{markdown(columns, lines)}"
+    )
+
+
+def _depths(found: list[Numbers]) -> str:
+    """The gradient of the first layer over that of the last."""
+
+    def ratios(numbers: Numbers) -> list[float]:
+        layers = np.asarray(numbers["gradient_by_depth"], float)
+        return [float(x) for x in layers[:, 0] / layers[:, -1]]
+
+    def cell(numbers: Numbers) -> str:
+        mean, _, half = estimate(ratios(numbers))
+        return NOTHING if math.isnan(mean) else f"{mean:.2f} ± {half:.2f}"
+
+    lines = [numbers for numbers in found if "no warm-up" not in numbers["arm"]["name"]]
+    columns = [
+        Column("placement", lambda numbers: numbers["arm"]["name"]),
+        Column("first layer / last layer", cell),
+    ]
+    return (
+        f"Norm of the gradient of a layer's kernels before the first update, with {DEPTH} layers."
+        "\n\n"
+        f"{markdown(columns, lines)}"
+    )

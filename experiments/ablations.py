@@ -1,0 +1,215 @@
+"""The arms of each axis that `experiments.ablate` varies: the baseline first."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, Literal
+
+from experiments.pretrain_runs import Pretrain
+from experiments.seeds import Arm
+from jaxformer import config as c
+from jaxformer.config.axes import Activation
+from jaxformer.training.optimizers import SGD, Adafactor, AdamW, Lion, Muon
+
+Axis = Literal[
+    "norm", "placement", "activation", "position", "block", "qk_norm", "z_loss", "softcap",
+    "optimizer",
+]  # fmt: skip
+
+
+def arms_of(axis: Axis, run: Pretrain) -> list[Arm]:
+    """What is trained to vary one axis of a run.
+
+    Args:
+        axis: What differs between the arms.
+        run: What they have in common; its own choice is the first arm, the baseline.
+
+    Returns:
+        The arms.
+    """
+    own = Arm(
+        name="as the run is", model=run.model, optimizer=run.optimizer, objective=run.objective
+    )
+    arms = list(VARIATIONS[axis](own, run))
+    same = [arm for arm in arms if replace(arm, name=own.name) == own]
+    return [*(same[:1] or [own]), *(arm for arm in arms if arm not in same[:1])]
+
+
+def like(arm: Arm, name: str, **changes: Any) -> Arm:
+    """An arm whose model differs in some fields."""
+    return replace(arm, name=name, model=replace(arm.model, **changes))
+
+
+def with_attention(arm: Arm, name: str, **changes: Any) -> Arm:
+    """An arm whose attention differs in some fields."""
+    return like(arm, name, attention=replace(arm.model.attention, **changes))
+
+
+# Norms
+
+
+NORMS: dict[str, c.Norm] = {
+    "RMSNorm, epsilon inside the root": c.RMSNorm(),
+    "RMSNorm, epsilon outside": c.RMSNorm(eps_position="outside"),
+    "RMSNorm, epsilon 1e-2 inside": c.RMSNorm(eps=1e-2),
+    "RMSNorm, epsilon 1e-2 outside": c.RMSNorm(eps=1e-2, eps_position="outside"),
+    "RMSNorm without scale": c.RMSNorm(parameters="none"),
+    "LayerNorm": c.LayerNorm(),
+    "LayerNorm without bias": c.LayerNorm(parameters="scale"),
+    "LayerNorm without parameters": c.LayerNorm(parameters="none"),
+}
+
+
+def norms(baseline: Arm, run: Pretrain) -> Iterator[Arm]:
+    """Kinds of norm, and where the epsilon stands."""
+    for name, norm in NORMS.items():
+        yield like(baseline, name, norm=norm)
+
+
+PLACEMENTS: tuple[Literal["pre", "post", "sandwich", "branch_out"], ...] = (
+    "pre",
+    "post",
+    "sandwich",
+    "branch_out",
+)
+
+
+def placements(baseline: Arm, run: Pretrain) -> Iterator[Arm]:
+    """Where norms stand, with the run's warm-up and without."""
+    schedule = replace(run.optimizer.schedule, warmup_steps=0)
+    for placement in PLACEMENTS:
+        # What is normalised after its last sum needs no norm more.
+        final = run.model.final_norm and placement != "post"
+        arm = like(baseline, placement, placement=placement, final_norm=final)
+        yield arm
+        at_once = replace(run.optimizer, schedule=schedule)
+        yield replace(arm, name=f"{placement}, no warm-up", optimizer=at_once)
+
+
+# The feed-forward branch
+
+
+def activations(baseline: Arm, run: Pretrain) -> Iterator[Arm]:
+    """Activations with and without a gate, at equal numbers of parameters."""
+    width, gated = width_of(run.model)
+    plain = width * 3 // 2 if gated else width
+    gates: tuple[Activation, ...] = ("silu", "gelu", "relu", "sigmoid", "identity")
+    for activation in gates:
+        choice = c.GLU(hidden_dim=plain * 2 // 3, activation=activation)
+        yield like(baseline, f"{activation}, gated", feed_forward=(choice,))
+    alone: tuple[Activation, ...] = ("silu", "gelu", "relu", "relu_squared")
+    for activation in alone:
+        branch = c.MLP(hidden_dim=plain, activation=activation)
+        yield like(baseline, activation, feed_forward=(branch,))
+
+
+def width_of(model: c.TransformerConfig) -> tuple[int, bool]:
+    """The hidden width of the first layer, and whether it is gated.
+
+    Raises:
+        ValueError: It is a mixture of experts.
+    """
+    branch = model.feed_forward[0]
+    if isinstance(branch, c.Experts):
+        raise ValueError(f"The axis activation varies layers without experts; got {branch}.")
+    return branch.hidden_dim, not isinstance(branch, c.MLP)
+
+
+# Positions
+
+
+def positions(baseline: Arm, run: Pretrain) -> Iterator[Arm]:
+    """Every kind of position encoding, inside attention or added to the embedding."""
+    bare = run.model.with_positions(None)
+    kinds: dict[str, c.Positions] = {
+        "RoPE": c.Rope(),
+        "RoPE on a quarter": c.Rope(fraction=0.25),
+        "RoPE, base 500,000": c.Rope(base=5e5),
+        "ALiBi": c.Alibi(),
+        "T5 bias": c.T5Bias(),
+        "Transformer-XL": c.TransformerXL(),
+    }
+    for name, kind in kinds.items():
+        yield replace(baseline, name=name, model=run.model.with_positions(kind))
+    mixed = run.model.with_positions(c.Rope(), None)
+    yield replace(baseline, name="RoPE in every other layer", model=mixed)
+    yield replace(baseline, name="none", model=bare)
+    added: dict[str, c.Learned | c.Sinusoid] = {
+        "learned": c.Learned(max_length=run.length),
+        "sinusoid": c.Sinusoid(),
+    }
+    for name, table in added.items():
+        embedding = replace(run.model.embedding, positions=table)
+        yield replace(baseline, name=name, model=replace(bare, embedding=embedding))
+
+
+# The rest
+
+
+def blocks(baseline: Arm, run: Pretrain) -> Iterator[Arm]:
+    """Branches one after the other or side by side."""
+    for block in ("serial", "parallel", "parallel_shared_norm"):
+        yield like(baseline, BLOCKS[block], block=block)
+
+
+BLOCKS = {
+    "serial": "serial",
+    "parallel": "parallel, a norm each",
+    "parallel_shared_norm": "parallel, one norm",
+}
+
+
+def qk_norms(baseline: Arm, run: Pretrain) -> Iterator[Arm]:
+    """Norms of queries and keys."""
+    yield with_attention(baseline, "none", qk_norm=None)
+    for over in ("head", "each_head", "width"):
+        yield with_attention(baseline, QK_NORMS[over], qk_norm=c.QKNorm(over=over))
+
+
+QK_NORMS = {
+    "head": "each head, one gain",
+    "each_head": "each head, its gain",
+    "width": "all heads together",
+}
+
+
+def z_losses(baseline: Arm, run: Pretrain) -> Iterator[Arm]:
+    """Weights of the squared log of the softmax's denominator."""
+    for weight in (0.0, 1e-4, 1e-3, 1e-2):
+        objective = replace(run.objective, z_loss=weight)
+        yield replace(baseline, name=f"{weight:g}", objective=objective)
+
+
+def softcaps(baseline: Arm, run: Pretrain) -> Iterator[Arm]:
+    """Bounds on scores, on logits, and on both."""
+    for scores, logits in ((None, None), (50.0, None), (None, 30.0), (50.0, 30.0), (5.0, None)):
+        arm = with_attention(baseline, f"scores {scores}, logits {logits}", logit_softcap=scores)
+        yield like(arm, arm.name, head=replace(run.model.head, softcap=logits))
+
+
+def optimizers(baseline: Arm, run: Pretrain) -> Iterator[Arm]:
+    """Kinds of optimizer, each at a rate that is usual for it."""
+    peak = run.optimizer.schedule.peak
+    kinds: dict[str, tuple[Any, float]] = {
+        "AdamW": (AdamW(), peak),
+        "Muon": (Muon(adamw_rate=0.25), 4 * peak),
+        "Adafactor": (Adafactor(), 4 * peak),
+        "Lion": (Lion(), peak / 10),
+        "SGD with momentum": (SGD(), 20 * peak),
+    }
+    for name, (kind, rate) in kinds.items():
+        schedule = replace(run.optimizer.schedule, peak=rate)
+        chosen = replace(run.optimizer, optimizer=kind, schedule=schedule)
+        yield replace(baseline, name=f"{name}, {rate:g}", optimizer=chosen)
+
+
+VARIATIONS: dict[str, Callable[[Arm, Pretrain], Iterator[Arm]]] = {
+    "norm": norms,
+    "placement": placements,
+    "activation": activations,
+    "position": positions,
+    "block": blocks,
+    "qk_norm": qk_norms,
+    "z_loss": z_losses,
+    "softcap": softcaps,
+    "optimizer": optimizers,
+}

@@ -1,0 +1,110 @@
+"""What some ablations measure beside the loss: longer texts, and gradients by depth."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import keystr, tree_leaves_with_path
+
+from experiments.seeds import Arm, Training, held_out_nats
+from experiments.study import Measure, Numbers, Text, finite_or_none
+from jaxformer import Transformer, data
+from jaxformer import config as c
+from jaxformer.training.gradient import total_loss
+
+TIMES = (1, 2, 4, 8)
+DEPTH = 24  # layers of the model whose gradients are looked at
+
+
+def nothing_more(arm: Arm, params: Any, text: Text, training: Training) -> Numbers:
+    """The loss is all that is asked."""
+    return {}
+
+
+def at_lengths(arm: Arm, params: Any, text: Text, training: Training) -> Numbers:
+    """Losses of the same held-out tokens in rows of 1, 2, 4 and 8 times the length of training.
+
+    Where the arm is rotary, also with each way of stretching its positions.
+    """
+    length, found = training.rows.row_length, {}
+    ways: dict[str, Mapping[int, c.TransformerConfig]] = {
+        "as trained": {times: arm.model for times in TIMES}
+    }
+    plain = arm.model.attention.positions == (c.Rope(),)
+    if plain:
+        stretched = {times: scalings(arm.model, length, times) for times in TIMES[1:]}
+        for name in stretched[TIMES[1]]:
+            ways[name] = {
+                times: arm.model.with_rope_scaling(stretched[times][name]) for times in TIMES[1:]
+            }
+    for name, models in ways.items():
+        found[name] = {
+            str(times): finite_or_none(
+                held_out_nats(model, params, packed(text, times * length), training)
+            )
+            for times, model in models.items()
+            if model.max_length is None or times * length <= model.max_length
+        }
+    return {"at_lengths": found}
+
+
+def packed(text: Text, length: int) -> data.PackedRows:
+    """The held-out documents in rows of another length."""
+    return data.pack(text.documents, text.tokenizer, row_length=length, folder=text.cache)
+
+
+def scalings(model: c.TransformerConfig, length: int, times: int) -> dict[str, c.RopeScaling]:
+    """Every way of stretching rotary positions so many times."""
+    pairs = model.attention.rotary_dim // 2
+    factor = float(times)
+    return {
+        "linear": c.LinearScaling(factor=factor),
+        "NTK": c.NTKScaling(factor=factor),
+        "dynamic NTK": c.DynamicNTK(factor=factor, original_max_length=length),
+        "Llama 3": c.Llama3Scaling(factor=factor, original_max_length=length),
+        "YaRN": c.Yarn(factor=factor, original_max_length=length),
+        # The paper searches its factors; between 1 for the fastest pair and all for the slowest.
+        "LongRoPE, geometric factors": c.LongRope(
+            short=(1.0,) * pairs,
+            long=tuple(factor ** (i / max(1, pairs - 1)) for i in range(pairs)),
+            original_max_length=length,
+            max_length=times * length,
+        ),
+    }
+
+
+def by_depth(arm: Arm, params: Any, text: Text, training: Training) -> Numbers:
+    """Norms of the gradient of each layer's kernels before the first update, in a deep model."""
+    model = Transformer(replace(arm.model, num_layers=max(DEPTH, arm.model.num_layers)))
+    batch = next(data.evaluation_batches(text.held_out, batch_size=training.batch_size))
+
+    def norms(key: Any) -> Any:
+        start = model.init(key, jnp.zeros((1, 2), jnp.int32))["params"]
+        loss = partial(total_loss, model, arm.objective, batch=batch, key=key, over=())
+        return jax.grad(loss)(start)
+
+    keys = [jax.random.key(seed) for seed in training.seeds]
+    each = [layer_norms(gradient) for gradient in map(jax.jit(norms), keys)]
+    return {"gradient_by_depth": [finite_or_none(norm) for norm in each]}
+
+
+def layer_norms(gradient: Any) -> np.ndarray:
+    """Of all kernels of each layer together, from the first to the last; layers are stacked."""
+    squares: dict[tuple[bool, int, int], float] = {}
+    for path, leaf in tree_leaves_with_path(gradient):
+        names = keystr(path, simple=True, separator="/").split("/")
+        tail = "tail" in names
+        if names[-1] != "kernel" or not (tail or "layers" in names):
+            continue
+        place = int(next(n for n in names if n.startswith("layer_")).removeprefix("layer_"))
+        for repeat, kernel in enumerate(np.asarray(leaf)[None] if tail else np.asarray(leaf)):
+            key = tail, repeat, place
+            squares[key] = squares.get(key, 0.0) + float(np.sum(np.square(kernel)))
+    return np.sqrt([squares[key] for key in sorted(squares)])
+
+
+MEASURES: dict[str, Measure] = {"position": at_lengths, "placement": by_depth}

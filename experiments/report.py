@@ -1,0 +1,114 @@
+"""Write experiments/README.md from the results that are kept beside it.
+
+    python -m experiments.report
+
+Tables and pictures are made anew from the JSON; nothing in them is written by hand.
+"""
+
+import json
+from pathlib import Path
+from typing import get_args
+
+from experiments import ablation_tables, rope_placement
+from experiments.ablations import Axis, arms_of
+from experiments.command_line import readable_errors
+from experiments.pretrain_runs import RUNS
+from experiments.study import Numbers
+from experiments.study_plots import plot_losses, plot_more
+from experiments.study_sizes import ABLATION_SIZES
+from jaxformer.training.progress import format_count, format_duration
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
+HEAD = """\
+# Studies
+
+Written by `python -m experiments.report` from the JSON in `results`; findings are in
+[LOG.md](LOG.md).
+
+All arms of a study are trained alike but for one choice: the same text in the same order for each
+seed, the same number of updates, the same schedule. A difference is the mean over seeds of the
+difference from the first arm, seed by seed, with its interval of 95 % by Student's t: where the
+interval holds zero, these seeds do not tell the two apart. Losses are nats per token of held-out
+text.
+
+Each study runs at three sizes: `--size smoke` (minutes, to see that it works), `--size cpu` (the
+results below), and `--size gpu` (about 100M parameters; **not run yet: no GPU was at hand**).
+`--run NAME` varies a run of `experiments.pretrain` instead. A study that is interrupted goes on
+where it was when the same command is given again.
+
+    python -m experiments.rope_placement --size cpu
+    python -m experiments.ablate --axis position --size cpu      # one of {axes}
+
+"""
+
+
+def main(results: Path = RESULTS, readme: Path = HERE / "README.md") -> None:
+    """Write the file, and the table and pictures of each study."""
+    parts = [HEAD.format(axes=", ".join(get_args(Axis)))]
+    for folder in sorted(path.parent for path in results.glob("*/study.json")):
+        parts.append(section(folder, readme.parent))
+    readme.write_text("\n".join(parts))
+    print(f"{readme}: {len(parts) - 1} studies.")
+
+
+def section(folder: Path, beside: Path) -> str:
+    """One study: how it was made, what came of it."""
+    study = json.loads((folder / "study.json").read_text())
+    found = [json.loads(path.read_text()) for path in sorted((folder / "arms").glob("*.json"))]
+    title, table, found = told(study, found)
+    (folder / "table.md").write_text(table)
+    plot_losses(folder / "plot.png", found, title=title)
+    plot_more(folder / "more.png", found, length=study["length"])
+    pictures = [f"![{title}]({path.relative_to(beside)})" for path in sorted(folder.glob("*.png"))]
+    return "\n\n".join([f"\n## {title}", made(study, found), table.rstrip(), *pictures]) + "\n"
+
+
+def told(study: Numbers, found: list[Numbers]) -> tuple[str, str, list[Numbers]]:
+    """The title of a study, its tables, and its arms in their order."""
+    if study["study"] == "rope_placement":
+        order = [setting.name for setting in rope_placement.SETTINGS]
+        found = sorted(found, key=lambda numbers: order.index(numbers["arm"]["name"]))
+        return f"Where rotary positions act ({study['size']})", rope_placement.report(found), found
+    axis = study["study"].removeprefix("ablate_")
+    order = [arm.name for arm in arms_of(axis, {**RUNS, **ABLATION_SIZES}[study["size"]])]
+    found = sorted(found, key=lambda numbers: order.index(numbers["arm"]["name"]))
+    title = f"Ablation: {axis.replace('_', ' ')} ({study['size']})"
+    return title, ablation_tables.report(axis, found), found
+
+
+def made(study: Numbers, found: list[Numbers]) -> str:
+    """What it takes to make the results again."""
+    machine = found[0]["machine"]
+    seconds = sum(n["seconds"] + n["compile_seconds"] + n["measure_seconds"] for n in found)
+    dates = sorted({numbers["date"] for numbers in found})
+    model = found[0]["arm"]["model"]
+    return (
+        f"`{command(study)}`\n\n"
+        f"{found[0]['parameters']:,} parameters ({model['num_layers']} layers of width "
+        f"{model['model_dim']}, a vocabulary of {model['vocab_size']:,}) in the first arm; each "
+        f"run saw {study['tokens']:,} tokens ({study['steps']:,} updates of {study['batch_size']} "
+        f"rows of {study['length']}) of the {study['corpus']}; {len(study['seeds'])} seeds; "
+        f"{study['held_out_tokens']:,} held-out tokens. {format_duration(seconds)} on "
+        f"{machine['devices']} device(s) of {machine['cores']} cores ({machine['device']}, "
+        f"{machine['processor']}), beside other work, with jax {machine['jax']}, "
+        f"{' to '.join(dates)}; {format_count(study['tokens'] * len(study['seeds']) * len(found))} "
+        "tokens in all."
+    )
+
+
+def command(study: Numbers) -> str:
+    """The command that makes the results."""
+    name, size = study["study"], study["size"]
+    module = name if name == "rope_placement" else f"ablate --axis {name.removeprefix('ablate_')}"
+    base = f"--run {size}" if size in RUNS else f"--size {size}"
+    numbers = " ".join(
+        f"--{flag.replace('_', '-')} {study[flag]}" for flag in ("steps", "batch_size", "length")
+    )
+    seeds = f"--seeds {len(study['seeds'])} --first-seed {study['seeds'][0]}"
+    return f"python -m experiments.{module} {base} {numbers} {seeds}"
+
+
+if __name__ == "__main__":
+    with readable_errors():
+        main()

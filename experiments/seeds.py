@@ -1,0 +1,199 @@
+"""One arm of a study, trained from several seeds side by side in one compiled program."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import PartitionSpec as P
+
+from jaxformer import data
+from jaxformer import functional as F
+from jaxformer.config import TransformerConfig
+from jaxformer.layers import Transformer
+from jaxformer.training import step
+from jaxformer.training.gradient import Objective, apply_to, total_loss
+from jaxformer.training.guard import Skipping, new_guard
+from jaxformer.training.optimizers import OptimizerConfig, make_optimizer
+from jaxformer.training.progress import Progress
+
+AXIS = "seed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """What is trained.
+
+    Attributes:
+        name: In tables.
+        model: The model.
+        optimizer: How gradients become updates.
+        objective: Terms of the loss beside the cross-entropy.
+    """
+
+    name: str
+    model: TransformerConfig
+    optimizer: OptimizerConfig
+    objective: Objective = Objective()
+
+
+class Training(NamedTuple):
+    """How long arms are trained, and on what: the same for all of a study."""
+
+    rows: data.PackedRows
+    seeds: tuple[int, ...]
+    steps: int
+    batch_size: int
+    dtype: str
+    devices: int  # that share the seeds
+
+
+class Trained(NamedTuple):
+    """Parameters with an axis for seeds in front, the losses of all updates, and what it took."""
+
+    params: Any
+    losses: np.ndarray  # [steps, seeds]
+    seconds: float  # without compilation
+    compile_seconds: float
+
+
+def train_seeds(arm: Arm, training: Training, title: str) -> Trained:
+    """Train an arm from every seed: the same update, one program, other parameters and data.
+
+    A seed draws its parameters and the order of its data, which are thus the same in every arm of
+    equal parameters. Devices share the seeds; those of one device run under `jax.vmap`, but on a
+    CPU one after the other, which is faster there.
+
+    Args:
+        arm: What to train.
+        training: For how long, on what.
+        title: Shown above the progress.
+
+    Returns:
+        What came of it. A run whose loss is no longer finite stays where it was: such updates are
+        left out, and its losses say so.
+    """
+    model = Transformer(arm.model, dtype=jnp.dtype(training.dtype))
+    optimizer = make_optimizer(arm.optimizer, training.steps)
+    place = spread(training.devices)
+    keys = jax.vmap(jax.random.key)(jnp.asarray(training.seeds, jnp.uint32))
+    state = place.put(jax.jit(jax.vmap(partial(start, model, optimizer)))(keys))
+    batches = seed_batches(training)
+    batch = place.put(next(batches))
+    since = time.monotonic()
+    each = jax.jit(place.mapped(partial(update, model, optimizer, arm.objective)), donate_argnums=0)
+    run = each.lower(state, batch).compile()
+    compiled = time.monotonic()
+    losses = []
+    with Progress(training.steps, title=title) as progress:
+        for at in range(training.steps):
+            state, metrics = run(state, batch)
+            if at + 1 < training.steps:
+                batch = place.put(next(batches))
+            losses.append(np.asarray(metrics.loss))
+            progress.update(at + 1, loss=float(np.mean(losses[-1])))
+    took = time.monotonic() - compiled
+    return Trained(state.params, np.stack(losses), took, compiled - since)
+
+
+def start(model: Transformer, optimizer: optax.GradientTransformation, key: Any) -> step.TrainState:
+    """The state of one seed before its first update."""
+    params = model.init(key, jnp.zeros((1, 2), jnp.int32))["params"]
+    return step.TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), new_guard())
+
+
+def update(
+    model: Transformer,
+    optimizer: optax.GradientTransformation,
+    objective: Objective,
+    state: step.TrainState,
+    batch: data.Batch,
+) -> tuple[step.TrainState, step.StepMetrics]:
+    """One update of one seed, on one device."""
+    tokens = jnp.maximum(jnp.sum(batch.mask).astype(jnp.float32), 1)
+
+    def loss(params: Any):
+        key = jax.random.fold_in(jax.random.key(0), state.step)
+        return total_loss(model, objective, params, batch, key, over=()) / tokens
+
+    value, gradients = jax.value_and_grad(loss)(state.params)
+    norm = optax.tree.norm(gradients)
+    # Only what is not finite is left out: how an arm fares without mercy is what is asked.
+    kept = Skipping(spike=None)
+    return step.finish_update(optimizer, kept, state, value, gradients, norm)
+
+
+def seed_batches(training: Training) -> Iterator[data.Batch]:
+    """Batches of all seeds, each with its own order of the rows."""
+    each = [
+        data.Batches(training.rows, batch_size=training.batch_size, seed=seed)
+        for seed in training.seeds
+    ]
+    for at in range(training.steps):
+        yield data.Batch(*map(np.stack, zip(*(batches[at] for batches in each), strict=True)))
+
+
+class Place(NamedTuple):
+    """Where seeds are, and how functions of one seed become functions of all."""
+
+    put: Callable[[Any], Any]
+    mapped: Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def spread(devices: int) -> Place:
+    """Seeds shared out over the first devices, in order."""
+    mesh = jax.sharding.Mesh(np.asarray(jax.devices()[:devices]), (AXIS,))
+    where = jax.sharding.NamedSharding(mesh, P(AXIS))
+    one_by_one = jax.devices()[0].platform == "cpu"
+
+    def mapped(function: Callable[..., Any]) -> Callable[..., Any]:
+        def here(*arguments: Any) -> Any:
+            if one_by_one:
+                return jax.lax.map(lambda given: function(*given), arguments)
+            return jax.vmap(function)(*arguments)
+
+        return jax.shard_map(here, mesh=mesh, in_specs=P(AXIS), out_specs=P(AXIS))
+
+    return Place(partial(jax.device_put, device=where), mapped)
+
+
+def held_out_nats(
+    model: TransformerConfig, params: Any, rows: data.PackedRows, training: Training
+) -> list[float]:
+    """Nats per token of held-out rows, of each seed; the rows may have any length.
+
+    Args:
+        model: The model; it may read positions otherwise than in training.
+        params: Of all seeds, from `train_seeds`.
+        rows: The text.
+        training: As the parameters were trained.
+
+    Returns:
+        One number for each seed.
+    """
+    place, count = spread(training.devices), len(training.seeds)
+    # As many tokens at a time as in training.
+    size = max(1, training.batch_size * training.rows.row_length // rows.row_length)
+    layers = Transformer(model, dtype=jnp.dtype(training.dtype))
+
+    def tally(params: Any, batch: data.Batch):
+        losses = F.token_cross_entropy(apply_to(batch, layers, params), jnp.asarray(batch.targets))
+        return jnp.sum(jnp.where(batch.mask, losses, 0.0))
+
+    program = jax.jit(place.mapped(tally))
+    total = np.zeros(count)
+    for batch in data.evaluation_batches(rows, batch_size=size):
+        same = data.Batch(*(np.broadcast_to(x, (count, *x.shape)) for x in batch))
+        total += np.asarray(program(params, place.put(same)), np.float64)
+    tokens = int(np.sum(rows.segments > 0))
+    return [float(x) for x in total / tokens]
+
+
+def shared_by(seeds: int, devices: Sequence[Any]) -> int:
+    """The largest number of devices that can share so many seeds evenly."""
+    return max(n for n in range(1, len(devices) + 1) if seeds % n == 0)

@@ -1,0 +1,77 @@
+"""Means of seeds with their uncertainty, and how well two orders agree."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from scipy import stats
+
+CONFIDENCE = 0.95
+
+
+class Estimate(NamedTuple):
+    """A mean, the spread of what it is of, and half the width of its confidence interval."""
+
+    mean: float
+    deviation: float
+    half_width: float
+
+
+def estimate(values: Sequence[float], *, confidence: float = CONFIDENCE) -> Estimate:
+    """The mean of independent values, with an interval by Student's t.
+
+        half_width = t(confidence, n - 1) * deviation / sqrt(n)
+
+    Args:
+        values: One for each seed.
+        confidence: Of the interval.
+
+    Returns:
+        The estimate. A value that is not finite makes all of it NaN.
+
+    Raises:
+        ValueError: There are fewer than two, and nothing to tell the spread from.
+    """
+    count = len(values)
+    if count < 2:
+        raise ValueError(f"A confidence interval needs at least 2 seeds; got {count}.")
+    if not all(map(math.isfinite, values)):
+        return Estimate(math.nan, math.nan, math.nan)
+    deviation = float(np.std(values, ddof=1))
+    t = float(stats.t.ppf((1 + confidence) / 2, count - 1))
+    return Estimate(float(np.mean(values)), deviation, t * deviation / math.sqrt(count))
+
+
+def paired_difference(
+    values: Sequence[float], baseline: Sequence[float], *, confidence: float = CONFIDENCE
+) -> Estimate:
+    """The mean of differences between two arms, seed by seed.
+
+    Both arms of a seed saw the same data in the same order, so what a seed adds to both drops out.
+
+    Args:
+        values: One for each seed.
+        baseline: Those of the other arm, in the same order.
+        confidence: Of the interval.
+
+    Returns:
+        The estimate of values - baseline.
+
+    Raises:
+        ValueError: They are not as many, or fewer than two.
+    """
+    if len(values) != len(baseline):
+        raise ValueError(
+            f"Pairs need equally many seeds; got {len(values)} and {len(baseline)} in the baseline."
+        )
+    return estimate([a - b for a, b in zip(values, baseline, strict=True)], confidence=confidence)
+
+
+def rank_correlation(found: Sequence[float], published: Sequence[float]) -> float:
+    """Spearman's rank correlation: 1 where the orders agree, -1 where one is the other reversed.
+
+    References:
+        Spearman, The Proof and Measurement of Association between Two Things, 1904
+    """
+    return float(stats.spearmanr(found, published).statistic)

@@ -1,0 +1,296 @@
+"""Arms trained alike but for one choice, from several seeds each: what all studies share."""
+
+import dataclasses
+import hashlib
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import jax
+import numpy as np
+
+from experiments.devices import simulate
+from experiments.pretrain_runs import RUNS, Pretrain
+from experiments.resuming import flatten
+from experiments.seeds import Arm, Training, held_out_nats, shared_by, train_seeds
+from jaxformer import costs, data
+from jaxformer.config import Decoder, to_json
+
+Numbers = dict[str, Any]
+Measure = Callable[[Arm, Any, "Text", Training], Numbers]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """What every study says of itself.
+
+    Attributes:
+        size: "smoke" to see that it runs, "cpu" for a few hours of two cores, "gpu" for models of
+            about 100M parameters.
+        run: A named run of experiments.pretrain to vary instead; its model, data, optimizer and
+            number of updates.
+        seeds: Of each arm: this many, from `first_seed` on.
+        first_seed: The first one.
+        steps: Updates of each arm; None is the size's.
+        batch_size: Rows of a batch, of each seed; None is the size's.
+        length: Tokens of a row; None is the size's.
+        devices: That share the seeds; None is as many as divide them. On a CPU, how many to
+            simulate; None is one for each core.
+        output: Folder for the results; None is runs/STUDY-SIZE. Arms that are finished there are
+            not trained again.
+        cache: Folder for tokenised text.
+    """
+
+    size: Literal["smoke", "cpu", "gpu"] = "cpu"
+    run: str | None = None
+    seeds: int = 4
+    first_seed: int = 0
+    steps: int | None = None
+    batch_size: int | None = None
+    length: int | None = None
+    devices: int | None = None
+    output: Path | None = None
+    cache: Path = Path("runs/cache")
+
+    def __post_init__(self):
+        if self.seeds < 2:
+            raise ValueError(f"A confidence interval needs at least 2 seeds; got {self.seeds}.")
+        if self.first_seed < 0:
+            raise ValueError(f"first_seed must not be negative; got {self.first_seed}.")
+        for name in ("steps", "batch_size", "length", "devices"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1; got {value}.")
+        if self.run is not None and self.run not in RUNS:
+            raise ValueError(f"There is no run {self.run!r}. Runs: {', '.join(RUNS)}.")
+
+
+class Text(NamedTuple):
+    """The corpus, as an arm needs it."""
+
+    tokenizer: data.Tokenizer
+    train: data.PackedRows
+    held_out: data.PackedRows
+    documents: tuple[data.Document, ...]  # held out
+    cache: Path
+
+
+class Results:
+    """A folder with a file for the study and one for each arm that is finished.
+
+    Args:
+        folder: Made where it is missing.
+        description: What the results depend on, beside the arm.
+
+    Raises:
+        ValueError: The folder holds results of another study.
+    """
+
+    def __init__(self, folder: Path, description: Numbers):
+        self.folder = folder
+        file = folder / "study.json"
+        if not file.exists():
+            (folder / "arms").mkdir(parents=True, exist_ok=True)
+            write_json(file, description)
+            return
+        before, now = flatten(json.loads(file.read_text())), flatten(description)
+        changed = [
+            f"  {name}: {before.get(name)} there, {now.get(name)} now"
+            for name in sorted(before.keys() | now.keys())
+            if before.get(name) != now.get(name)
+        ]
+        if changed:
+            raise ValueError(
+                f"{folder} holds results of another study; pass another --output.\n"
+                + "\n".join(changed)
+            )
+
+    def finished(self, arm: Arm) -> Numbers | None:
+        """What was found for an arm, if it is finished.
+
+        Raises:
+            ValueError: An arm of that name was another one.
+        """
+        file = self._file(arm)
+        if not file.exists():
+            return None
+        found = json.loads(file.read_text())
+        if found["arm"] != json.loads(to_json(arm)):
+            raise ValueError(f"{file} is of another arm of that name; pass another --output.")
+        return found
+
+    def save(self, arm: Arm, numbers: Numbers) -> Numbers:
+        """Keep what was found, whole or not at all."""
+        kept = {"arm": json.loads(to_json(arm)), **numbers}
+        write_json(self._file(arm), kept)
+        return kept
+
+    def _file(self, arm: Arm) -> Path:
+        letters = [x if x.isalnum() or x in "-." else "_" for x in arm.name]
+        return self.folder / "arms" / f"{''.join(letters)}.json"
+
+
+def write_json(path: Path, content: Numbers) -> None:
+    """In one move; numbers that are not finite are written as text."""
+    beside = path.with_name(path.name + ".tmp")
+    beside.write_text(json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
+    os.replace(beside, path)
+
+
+def base_run(study: Study, sizes: Mapping[str, Pretrain]) -> Pretrain:
+    """The run that a study varies: a size's or a named one, with the numbers asked for."""
+    base = sizes[study.size] if study.run is None else RUNS[study.run]
+    asked = {name: getattr(study, name) for name in ("steps", "batch_size", "length")}
+    changes: dict[str, Any] = {name: x for name, x in asked.items() if x is not None}
+    if "steps" in changes:
+        changes["schedule_steps"] = changes["steps"]
+    return dataclasses.replace(base, **changes)
+
+
+def check_arms(arms: Sequence[Arm]) -> None:
+    """Refuse arms that do not differ from the first, the baseline, or share its name.
+
+    Raises:
+        ValueError: There is such an arm, or one that cannot be trained on text.
+    """
+    baseline, *others = arms
+    names = [arm.name for arm in arms]
+    for arm in arms:
+        if names.count(arm.name) > 1:
+            raise ValueError(f"{names.count(arm.name)} arms are called {arm.name!r}.")
+        if not isinstance(arm.model.topology, Decoder):
+            raise ValueError(f"A study trains decoders; arm {arm.name!r} is {arm.model.topology}.")
+    for arm in others:
+        if dataclasses.replace(arm, name=baseline.name) == baseline:
+            raise ValueError(
+                f"Arm {arm.name!r} equals the baseline {baseline.name!r}: nothing differs but the "
+                "name. Vary another axis or run."
+            )
+
+
+def prepare(study: Study, run: Pretrain) -> Text:
+    """Read, split and tokenise the text of a run."""
+    print(f"Corpus: {run.corpus}", flush=True)
+    parts = data.split(data.documents(run.corpus), held_out=run.held_out)
+    tokenizer = data.build_tokenizer(run.tokenizer, [d.text for d in parts.train])
+    train, held_out = (
+        data.pack(documents, tokenizer, row_length=run.length, folder=study.cache)
+        for documents in parts
+    )
+    return Text(tokenizer, train, held_out, tuple(parts.held_out), study.cache)
+
+
+def digest(rows: data.PackedRows) -> str:
+    """Of the tokens, so that results of other texts are told apart."""
+    return hashlib.sha256(np.ascontiguousarray(rows.tokens).data).hexdigest()[:16]
+
+
+def conduct(
+    study: Study, name: str, run: Pretrain, arms: Sequence[Arm], measure: Measure, **more: Any
+) -> tuple[Path, list[Numbers]]:
+    """Train and measure every arm that is not finished yet.
+
+    Args:
+        study: As asked for.
+        name: Of the study, without its size.
+        run: What is varied.
+        arms: The baseline first.
+        measure: More numbers of an arm, once it is trained: from the arm, the parameters of all
+            seeds, the text, and how it was trained.
+        more: What else the results depend on.
+
+    Returns:
+        The folder of the results, and those of each arm in order.
+
+    Raises:
+        ValueError: An arm equals the baseline, or the folder holds another study.
+    """
+    check_arms(arms)
+    simulate(study.devices if study.devices is not None else os.cpu_count())
+    text = prepare(study, run)
+    seeds = tuple(range(study.first_seed, study.first_seed + study.seeds))
+    devices = shared_by(study.seeds, jax.devices()[: study.devices])
+    training = Training(text.train, seeds, run.steps, run.batch_size, run.dtype, devices)
+    description = {
+        "study": name,
+        "size": study.size if study.run is None else study.run,
+        "seeds": list(seeds),
+        "steps": run.steps,
+        "batch_size": run.batch_size,
+        "length": run.length,
+        "tokens": run.steps * run.batch_size * run.length,
+        "dtype": run.dtype,
+        "corpus": str(run.corpus),
+        "text": {"train": digest(text.train), "held_out": digest(text.held_out)},
+        "held_out_tokens": int(np.sum(text.held_out.segments > 0)),
+        **more,
+    }
+    output = study.output or Path("runs") / f"{name}-{description['size']}"
+    results = Results(output, description)
+    found = []
+    for at, arm in enumerate(arms, start=1):
+        numbers = results.finished(arm)
+        if numbers is None:
+            title = f"{at}/{len(arms)} {arm.name}, {study.seeds} seeds on {devices} device(s)"
+            numbers = results.save(arm, try_arm(arm, training, text, measure, title))
+        else:
+            print(f"{at}/{len(arms)} {arm.name}: finished before.", flush=True)
+        found.append(numbers)
+    return output, found
+
+
+def try_arm(arm: Arm, training: Training, text: Text, measure: Measure, title: str) -> Numbers:
+    """Train one arm and measure it."""
+    trained = train_seeds(arm, training, title)
+    since = time.monotonic()
+    held_out = held_out_nats(arm.model, trained.params, text.held_out, training)
+    more = measure(arm, trained.params, text, training)
+    tokens = training.steps * training.batch_size * training.rows.row_length
+    return {
+        "parameters": costs.parameters(arm.model),
+        "held_out": finite_or_none(held_out),
+        "train": [finite_or_none(row) for row in thinned(trained.losses).T],
+        "train_steps": [int(at) + 1 for at in np.flatnonzero(kept_steps(training.steps))],
+        "skipped": int(np.sum(~np.isfinite(trained.losses))),
+        "seconds": round(trained.seconds, 2),
+        "compile_seconds": round(trained.compile_seconds, 2),
+        "measure_seconds": round(time.monotonic() - since, 2),
+        "tokens_per_second": round(tokens * len(training.seeds) / trained.seconds, 1),
+        "machine": machine(training.devices),
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        **more,
+    }
+
+
+def kept_steps(steps: int, points: int = 50) -> np.ndarray:
+    """Which updates stand in the curves that are kept: the last, and evenly those before."""
+    kept = np.zeros(steps, bool)
+    kept[np.linspace(0, steps - 1, min(points, steps)).round().astype(int)] = True
+    return kept
+
+
+def thinned(losses: np.ndarray) -> np.ndarray:
+    """The curves at the updates that are kept."""
+    return losses[kept_steps(len(losses))]
+
+
+def finite_or_none(values: Sequence[float] | np.ndarray) -> list[float | None]:
+    """As JSON has numbers: five digits or so, and nothing for what is none."""
+    return [round(float(x), 5) if np.isfinite(x) else None for x in values]
+
+
+def machine(devices: int) -> dict[str, str | int]:
+    """What this ran on."""
+    return {
+        "device": jax.devices()[0].device_kind,
+        "devices": devices,
+        "cores": os.cpu_count() or 0,
+        "processor": platform.machine(),
+        "python": platform.python_version(),
+        "jax": jax.__version__,
+    }

@@ -1,0 +1,85 @@
+"""What studies train by default: a plain Llama-like decoder at three sizes."""
+
+from collections.abc import Mapping
+
+from experiments.pretrain_runs import Pretrain
+from jaxformer import data
+from jaxformer.config import GLU, Head, MultiHead, TransformerConfig
+from jaxformer.training.optimizers import AdamW, OptimizerConfig
+from jaxformer.training.schedules import Cosine
+
+
+def llama_like(*, model_dim: int, num_layers: int, num_heads: int, vocab: int) -> TransformerConfig:
+    """RoPE, RMSNorm before each branch, SwiGLU, one table for both ends; nothing else."""
+    return TransformerConfig(
+        vocab_size=vocab,
+        model_dim=model_dim,
+        num_layers=num_layers,
+        attention=MultiHead(
+            num_heads=num_heads, num_kv_heads=num_heads, head_dim=model_dim // num_heads
+        ),
+        feed_forward=(GLU(hidden_dim=8 * model_dim // 3 // 32 * 32),),
+        head=Head(tied=True),
+    )
+
+
+def study_run(
+    model: TransformerConfig,
+    *,
+    steps: int,
+    peak: float,
+    length: int,
+    batch_size: int,
+    held_out: float = 0.015,
+) -> Pretrain:
+    """A run in all that a study reads of it: AdamW under a cosine, a tenth of it to warm up."""
+    schedule = Cosine(peak=peak, warmup_steps=max(1, steps // 10))
+    return Pretrain(
+        model=model,
+        tokenizer=data.BPE(vocab_size=model.vocab_size),
+        held_out=held_out,
+        length=length,
+        batch_size=batch_size,
+        steps=steps,
+        schedule_steps=steps,
+        optimizer=OptimizerConfig(schedule=schedule, optimizer=AdamW()),
+    )
+
+
+SMOKE = study_run(
+    llama_like(model_dim=32, num_layers=2, num_heads=2, vocab=512),
+    steps=20,
+    peak=1e-2,
+    length=32,
+    batch_size=4,
+    held_out=0.01,
+)
+GPU = study_run(
+    llama_like(model_dim=768, num_layers=12, num_heads=12, vocab=16384),
+    steps=3000,
+    peak=1e-3,
+    length=1024,
+    batch_size=32,
+)
+PLACEMENT_SIZES: Mapping[str, Pretrain] = {
+    "smoke": SMOKE,
+    "cpu": study_run(
+        llama_like(model_dim=128, num_layers=4, num_heads=4, vocab=2048),
+        steps=400,
+        peak=5e-3,
+        length=256,
+        batch_size=8,
+    ),
+    "gpu": GPU,
+}
+ABLATION_SIZES: Mapping[str, Pretrain] = {
+    "smoke": SMOKE,
+    "cpu": study_run(
+        llama_like(model_dim=96, num_layers=4, num_heads=4, vocab=1024),
+        steps=250,
+        peak=5e-3,
+        length=128,
+        batch_size=16,
+    ),
+    "gpu": GPU,
+}

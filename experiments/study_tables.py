@@ -1,0 +1,56 @@
+"""Results as Markdown tables."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from experiments.statistics import Estimate, estimate, paired_difference
+from experiments.study import Numbers
+
+NOTHING = "—"
+
+
+class Column(NamedTuple):
+    """A heading, and what stands under it for an arm."""
+
+    heading: str
+    cell: Callable[[Numbers], str]
+
+
+def markdown(columns: Sequence[Column], arms: Sequence[Numbers]) -> str:
+    """One row for each arm; the first column to the left, the others to the right."""
+    rows = [[column.cell(numbers) for column in columns] for numbers in arms]
+    rule = [":---", *(["---:"] * (len(columns) - 1))]
+    lines = [[column.heading for column in columns], rule, *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def values(numbers: Numbers, name: str) -> list[float]:
+    """One number for each seed; NaN for one that came to nothing."""
+    return [math.nan if x is None else x for x in numbers[name]]
+
+
+def mean_and_interval(name: str, digits: int = 3) -> Callable[[Numbers], str]:
+    """The mean over the seeds and half the width of its interval of 95 %."""
+    return lambda numbers: shown(estimate(values(numbers, name)), digits)
+
+
+def difference_from_first(
+    name: str, arms: Sequence[Numbers], digits: int = 3
+) -> Callable[[Numbers], str]:
+    """The mean of the differences from the baseline, seed by seed, and its interval."""
+
+    def cell(numbers: Numbers) -> str:
+        if numbers is arms[0]:
+            return "0"
+        pairs = paired_difference(values(numbers, name), values(arms[0], name))
+        return shown(pairs, digits, sign="+")
+
+    return cell
+
+
+def shown(found: Estimate, digits: int, sign: str = "") -> str:
+    """For example 2.712 ± 0.004."""
+    if math.isnan(found.mean):
+        return NOTHING
+    return f"{found.mean:{sign}.{digits}f} ± {found.half_width:.{digits}f}"

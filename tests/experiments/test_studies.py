@@ -1,0 +1,342 @@
+"""Studies: arms, results that are kept, and what is said of them."""
+
+import json
+import re
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+from experiments import ablate, report, rope_placement, study
+from experiments.ablations import VARIATIONS, arms_of
+from experiments.measures import at_lengths, by_depth, layer_norms, scalings
+from experiments.pretrain_runs import RUNS
+from experiments.rope_placement import SETTINGS, RopePlacement
+from experiments.seeds import Arm, Training, held_out_nats, shared_by, train_seeds
+from experiments.study_sizes import ABLATION_SIZES, PLACEMENT_SIZES, study_run
+from experiments.study_tables import Column, difference_from_first, markdown, mean_and_interval
+from jaxformer import Transformer, costs, data
+from jaxformer import config as c
+from jaxformer.parallel import MeshConfig, make_mesh, put_batch
+from jaxformer.training import step
+from jaxformer.training.guard import Skipping
+from jaxformer.training.optimizers import make_optimizer
+
+pytestmark = pytest.mark.usefixtures("no_checks_of_annotations")
+
+LINES = [f"{n}: the {w} fox jumps over {n * n} lazy dogs\n" for n in range(90) for w in ("a", "b")]
+MODEL = c.TransformerConfig(
+    vocab_size=257,
+    model_dim=8,
+    num_layers=2,
+    attention=c.MultiHead(num_heads=2, num_kv_heads=2, head_dim=8),
+    feed_forward=(c.GLU(hidden_dim=6),),
+    head=c.Head(tied=True),
+)
+STEPS = 3
+
+
+@pytest.fixture
+def small(tmp_path, monkeypatch):
+    """Studies of a text of our own, in a folder of their own."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "all.txt").write_text("".join(LINES))
+    run = study_run(MODEL, steps=STEPS, peak=1e-2, length=8, batch_size=2, held_out=0.05)
+    corpus = data.TextFiles(path=str(tmp_path / "texts"))
+    run = replace(run, tokenizer=data.ByteLevel(), corpus=corpus)
+    for sizes in (ABLATION_SIZES, PLACEMENT_SIZES):
+        monkeypatch.setitem(sizes, "smoke", run)
+    return run
+
+
+def arm(run, name="base", **changes):
+    return Arm(name=name, model=replace(run.model, **changes), optimizer=run.optimizer)
+
+
+@pytest.fixture
+def training(small):
+    rows = study.prepare(study.Study(size="smoke"), small).train
+    return Training(rows, (3, 5), STEPS, 2, "float32", 2)
+
+
+def test_seeds_side_by_side_are_trained_as_one_alone(small, training):
+    """Against the update that experiments.pretrain makes, of one seed on one device."""
+    found = train_seeds(arm(small), training, "")
+    model, mesh = Transformer(MODEL), make_mesh(MeshConfig(data=1), jax.devices()[:1])
+    optimizer = make_optimizer(small.optimizer, STEPS)
+    for at, seed in enumerate(training.seeds):
+        state = step.init_state(model, optimizer, jax.random.key(seed), mesh)
+        update = step.make_update(model, optimizer, mesh, skipping=Skipping(spike=None))
+        batches = data.Batches(training.rows, batch_size=2, seed=seed)
+        losses = []
+        for number in range(STEPS):
+            state, metrics = update(state, put_batch(batches[number], mesh, 2))
+            losses.append(float(metrics.loss))
+        np.testing.assert_allclose(found.losses[:, at], losses, rtol=2e-6)
+        for one, all_ in zip(
+            jax.tree.leaves(state.params), jax.tree.leaves(found.params), strict=True
+        ):
+            np.testing.assert_allclose(all_[at], one, atol=2e-6)
+
+
+def test_held_out_losses_are_means_over_the_tokens_that_count(small, training):
+    """In rows of other lengths the same tokens count."""
+    text = study.prepare(study.Study(size="smoke"), small)
+    params = train_seeds(arm(small), training, "").params
+    found = held_out_nats(MODEL, params, text.held_out, training)
+    model = Transformer(MODEL)
+    for at in range(2):
+        own = jax.tree.map(lambda x: x[at], params)  # noqa: B023
+        nats, tokens = 0.0, 0
+        for row in range(len(text.held_out)):
+            tokens_, segments, positions = (np.int32(x) for x in text.held_out[row])
+            logits = model.apply(
+                {"params": own}, tokens_[:-1], positions=positions, segments=segments
+            )
+            chosen = np.asarray(jax.nn.log_softmax(logits))[np.arange(8), tokens_[1:]]
+            nats, tokens = nats - chosen[segments > 0].sum(), tokens + (segments > 0).sum()
+        assert found[at] == pytest.approx(nats / tokens, rel=1e-5)
+    assert tokens == text.held_out.num_targets
+
+
+def test_a_study_that_was_interrupted_repeats_no_finished_arm(small, tmp_path, monkeypatch):
+    made = []
+    real = study.train_seeds
+
+    def counted(arm, *more):
+        made.append(arm.name)
+        if len(made) == 3:
+            raise KeyboardInterrupt
+        return real(arm, *more)
+
+    monkeypatch.setattr(study, "train_seeds", counted)
+    asked = ablate.Ablation(axis="block", size="smoke", seeds=2, output=tmp_path / "out")
+    with pytest.raises(KeyboardInterrupt):
+        ablate.main(asked)
+    kept = {p.name: p.read_bytes() for p in (tmp_path / "out" / "arms").iterdir()}
+    assert sorted(kept) == ["parallel__a_norm_each.json", "serial.json"]
+    ablate.main(asked)
+    assert made == ["serial", "parallel, a norm each", *["parallel, one norm"] * 2]
+    for name, content in kept.items():
+        assert (tmp_path / "out" / "arms" / name).read_bytes() == content
+    table = (tmp_path / "out" / "table.md").read_text()
+    assert re.search(r"\| serial \| 5\.\d+ ± 0\.\d+ \| 0 \| [\d,]+ \|", table)
+    assert (tmp_path / "out" / "plot.png").stat().st_size > 10_000
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("axis", VARIATIONS)
+def test_every_axis_is_trained_and_told(axis, small, tmp_path):
+    """Each arm has a row of finite numbers with intervals, and no update was left out."""
+    ablate.main(ablate.Ablation(axis=axis, size="smoke", seeds=2, output=tmp_path / "out"))
+    table = (tmp_path / "out" / "table.md").read_text()
+    arms = arms_of(axis, small)
+    number = r"\d\.\d{3} ± \d\.\d{3}"
+    for arm in arms:
+        cells = [re.escape(arm.name), number, rf"(0|[+-]{number})", r"[\d,]+", r"[\d,]+", "0"]
+        row = "^" + r"\| " + r" \| ".join(cells) + r" \|$"
+        assert re.search(row, table, re.M), (arm.name, table)
+    assert len(list((tmp_path / "out" / "arms").iterdir())) == len(arms)
+
+
+def test_results_of_another_study_are_refused(small, tmp_path):
+    asked = ablate.Ablation(
+        axis="block", size="smoke", seeds=2, output=tmp_path / "out", arms=("parallel, one norm",)
+    )
+    ablate.main(asked)
+    with pytest.raises(ValueError, match=r"another study; .*\n  seeds\.0: 0 there, 1 now\n"):
+        ablate.main(replace(asked, seeds=2, first_seed=1))
+    with pytest.raises(ValueError, match="  steps: 3 there, 4 now"):
+        ablate.main(replace(asked, steps=4))
+    with pytest.raises(ValueError, match="  study: ablate_block there, ablate_qk_norm now"):
+        ablate.main(replace(asked, axis="qk_norm", arms=()))
+
+
+def test_an_arm_of_another_design_is_refused(small, tmp_path):
+    results = study.Results(tmp_path / "out", {"study": "mine"})
+    first = arm(small)
+    results.save(first, {"held_out": [1.0]})
+    assert results.finished(first)["held_out"] == [1.0]
+    assert results.finished(replace(first, name="new")) is None
+    with pytest.raises(ValueError, match=r"base\.json is of another arm of that name"):
+        results.finished(replace(first, model=replace(MODEL, num_layers=3)))
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"seeds": 1}, "needs at least 2 seeds; got 1"),
+        ({"first_seed": -1}, "first_seed must not be negative; got -1"),
+        ({"steps": 0}, "steps must be at least 1; got 0"),
+        ({"run": "huge"}, "There is no run 'huge'. Runs: default, tiny, small"),
+    ],
+)
+def test_impossible_studies_are_refused(changes, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        study.Study(**changes)
+
+
+def test_an_arm_that_equals_the_baseline_is_refused(small):
+    with pytest.raises(ValueError, match="Arm 'same' equals the baseline 'base'"):
+        study.check_arms([arm(small), arm(small, "same")])
+    with pytest.raises(ValueError, match="2 arms are called 'base'"):
+        study.check_arms([arm(small), arm(small, num_layers=3)])
+    with pytest.raises(ValueError, match=r"trains decoders; arm 'e' is Encoder\(\)"):
+        study.check_arms([arm(small), arm(small, "e", topology=c.Encoder())])
+
+
+def test_an_unknown_arm_is_refused(small):
+    with pytest.raises(ValueError, match="has no arm 'none'. Arms: parallel, a norm each; "):
+        ablate.main(ablate.Ablation(axis="block", size="smoke", arms=("none",)))
+
+
+@pytest.mark.parametrize("run", ["cpu", "gpu", "smoke", "default"])
+@pytest.mark.parametrize("axis", VARIATIONS)
+def test_the_arms_of_every_axis_differ_in_that_axis_alone(axis, run):
+    """The first is the run itself; no two are alike; parameters are equal where they can be."""
+    base = ABLATION_SIZES[run] if run in ABLATION_SIZES else RUNS[run]
+    arms = arms_of(axis, base)
+    assert len(arms) >= 3
+    study.check_arms(arms)
+    assert (arms[0].model, arms[0].optimizer) == (base.model, base.optimizer)
+    assert len({repr(replace(a, name="")) for a in arms}) == len(arms)
+    sizes = {a.name: costs.parameters(a.model) for a in arms}
+    if axis not in ("position", "qk_norm"):  # tables and gains: said in the report
+        near = [abs(n / sizes[arms[0].name] - 1) < 0.01 for n in sizes.values()]
+        assert all(near), sizes
+
+
+def test_rotary_placements_are_the_nine_of_the_document():
+    """inventory row 69, with the losses of row 71."""
+    assert [s.name for s in SETTINGS] == ["QK", "QKVO", "K", "VO", "QKV", "none", "O", "Q", "V"]
+    assert {"".join(s.targets) for s in SETTINGS} == {
+        "", "q", "k", "v", "o", "qk", "vo", "qkv", "qkvo",
+    }  # fmt: skip
+    assert [s.published for s in SETTINGS] == sorted(s.published for s in SETTINGS)
+    assert SETTINGS[0].published == 2.712 and SETTINGS[-1].published == 2.856
+
+
+def test_a_study_of_placements_reports_orders_and_their_correlation(small, tmp_path, capsys):
+    """inventory rows 71 and 72: the published losses stand beside ours."""
+    asked = RopePlacement(size="smoke", seeds=2, output=tmp_path / "out")
+    rope_placement.main(asked)
+    said = capsys.readouterr().out
+    table = (tmp_path / "out" / "table.md").read_text()
+    assert table in said
+    assert len(re.findall(r"^\| (?:QK|K|VO|QKVO|QKV|none|O|Q|V) \| \d", table, re.M)) == 9
+    assert re.search(
+        r"\| VO \| \d\.\d{3} ± \d\.\d{3} \| [+-]\d\.\d{3} ± .* \| 2\.770 \| \+0\.058", table
+    )
+    assert re.search(r"rank correlation of both: -?\d\.\d\d\.", table)
+    assert table.count("hold") == 4
+    arms = [json.loads(p.read_text()) for p in (tmp_path / "out" / "arms").iterdir()]
+    assert len(arms) == 9 and all(len(a["held_out"]) == 2 for a in arms)
+
+
+def test_the_readme_of_studies_is_made_from_what_they_kept(small, tmp_path):
+    """Command, seeds, tokens, table and pictures; what is in a table is in the JSON."""
+    results = tmp_path / "results"
+    asked = ablate.Ablation(axis="position", size="smoke", seeds=2, arms=("none",))
+    ablate.main(replace(asked, output=results / "a"))
+    table = (results / "a" / "table.md").read_text()
+    for name in ("table.md", "plot.png", "more.png"):
+        (results / "a" / name).unlink()
+    report.main(results, tmp_path / "README.md")
+    text = (tmp_path / "README.md").read_text()
+    assert (results / "a" / "table.md").read_text() == table and table in text
+    flags = "--axis position --size smoke --steps 3 --batch-size 2 --length 8 --seeds 2"
+    assert f"`python -m experiments.ablate {flags} --first-seed 0`" in text
+    assert "each run saw 48 tokens (3 updates of 2 rows of 8)" in text
+    for picture in re.findall(r"!\[.*\]\((.*)\)", text):
+        assert (tmp_path / picture).stat().st_size > 10_000
+    assert text.count("![") == 2
+
+
+def found(name, losses):
+    return {"arm": {"name": name}, "held_out": losses}
+
+
+def test_a_report_knows_the_published_order_again():
+    """Losses that are the published ones agree fully; a reversed order does not."""
+    same = [found(s.name, [s.published, s.published + 0.001]) for s in SETTINGS]
+    text = rope_placement.report(same)
+    assert "correlation of both: 1.00" in text and "does not hold" not in text
+    other = [found(s.name, [-s.published, 0.001 - s.published]) for s in SETTINGS]
+    text = rope_placement.report(other)
+    assert "correlation of both: -1.00" in text and text.count("does not hold") == 4
+
+
+def test_tables_by_hand():
+    arms = [found("a", [1.0, 3.0]), found("b", [1.5, 3.7]), found("c", [None, 1.0])]
+    columns = [
+        Column("arm", lambda numbers: numbers["arm"]["name"]),
+        Column("loss", mean_and_interval("held_out", 1)),
+        Column("minus a", difference_from_first("held_out", arms, 1)),
+    ]
+    assert markdown(columns, arms).splitlines() == [
+        "| arm | loss | minus a |",
+        "| :--- | ---: | ---: |",
+        "| a | 2.0 ± 12.7 | 0 |",  # t of one degree of freedom: 12.706
+        "| b | 2.6 ± 14.0 | +0.6 ± 1.3 |",
+        "| c | — | — |",
+    ]
+
+
+def test_lengths_are_measured_for_every_way_of_stretching(small, training):
+    """Dynamic scalings leave the trained length as it is; others are compared from twice on."""
+    text = study.prepare(study.Study(size="smoke"), small)
+    base = arm(small)
+    params = train_seeds(base, training, "").params
+    lengths = at_lengths(base, params, text, training)["at_lengths"]
+    assert set(lengths) == {"as trained", *scalings(MODEL, 8, 2)}
+    assert len(lengths) == 7 and set(lengths["as trained"]) == {"1", "2", "4", "8"}
+    own = held_out_nats(MODEL, params, text.held_out, training)
+    np.testing.assert_allclose(lengths["as trained"]["1"], own, atol=1e-5)
+    doubled = MODEL.with_rope_scaling(c.LinearScaling(factor=2.0))
+    rows = data.pack(text.documents, text.tokenizer, row_length=16, folder=text.cache)
+    expected = held_out_nats(doubled, params, rows, training)
+    np.testing.assert_allclose(lengths["linear"]["2"], expected, atol=1e-5)
+
+
+def test_learned_positions_reach_no_further_than_their_table(small, training):
+    text = study.prepare(study.Study(size="smoke"), small)
+    table = c.Embedding(positions=c.Learned(max_length=16))
+    attention = replace(MODEL.attention, positions=(None,))
+    other = arm(small, embedding=table, attention=attention)
+    params = train_seeds(other, training, "").params
+    lengths = at_lengths(other, params, text, training)["at_lengths"]
+    assert {way: set(losses) for way, losses in lengths.items()} == {"as trained": {"1", "2"}}
+
+
+def test_gradients_by_depth_are_one_for_each_layer_in_order(small, training):
+    """inventory row 5: before the first update they fall with depth before norms, else rise."""
+    text = study.prepare(study.Study(size="smoke"), small)
+    wide = {"model_dim": 32, "feed_forward": (c.MLP(hidden_dim=64, activation="relu"),)}
+    ratios = {}
+    for placement in ("pre", "post"):
+        base = arm(small, placement=placement, final_norm=placement == "pre", **wide)
+        layers = np.asarray(by_depth(base, None, text, training)["gradient_by_depth"])
+        assert layers.shape == (2, 24)
+        ratios[placement] = layers[:, 0] / layers[:, -1]
+    assert (ratios["pre"] > 1.5).all() and (ratios["pre"] > 2 * ratios["post"]).all()
+
+
+def test_layers_are_in_order_where_a_pattern_leaves_some_over():
+    """Two repetitions of a pattern of two, and one layer more."""
+    kernel = lambda *values: {"mlp": {"kernel": np.asarray(values, float)}}  # noqa: E731
+    gradient = {
+        "decoder": {
+            "layers": {"layer_0": kernel([1.0], [3.0]), "layer_1": kernel([2.0], [4.0])},
+            "tail": {"layer_0": kernel(5.0)},
+        },
+        "head": {"kernel": np.ones(3)},
+    }
+    np.testing.assert_allclose(layer_norms(gradient), [1, 2, 3, 4, 5])
+
+
+def test_seeds_are_shared_out_evenly():
+    devices = [None] * 8
+    assert [shared_by(n, devices) for n in (1, 2, 3, 4, 6, 9)] == [1, 2, 3, 4, 6, 3]
+    assert shared_by(4, devices[:2]) == 2 and shared_by(3, devices[:2]) == 1
