@@ -40,6 +40,8 @@ def main(study: Ablation) -> Path:
     run = base_run(study, ABLATION_SIZES)
     baseline, *others = arms_of(study.axis, run)
     names = [arm.name for arm in others]
+    if baseline.name in study.arms:
+        raise ValueError(f"{baseline.name!r} is the baseline, which is always trained.")
     if unknown := [name for name in study.arms if name not in names]:
         raise ValueError(f"Axis {study.axis} has no arm {unknown[0]!r}. Arms: {'; '.join(names)}.")
     chosen = [arm for arm in others if not study.arms or arm.name in study.arms]

@@ -9,13 +9,16 @@ from experiments.measures import DEPTH, TIMES
 from experiments.statistics import estimate
 from experiments.study import Numbers
 from experiments.study_tables import (
+    NOTE,
     NOTHING,
     Column,
+    deviation,
     difference_from_first,
     markdown,
     mean_and_interval,
 )
 
+SPEED = "Tokens/s are of all seeds together; arms ran one after the other, maybe beside other work."
 NEAR = 0.01  # models whose parameters differ by less are called equal
 
 
@@ -25,12 +28,13 @@ def report(axis: str, found: list[Numbers]) -> str:
     columns = [
         Column(axis.replace("_", " "), lambda numbers: numbers["arm"]["name"]),
         Column("held-out loss", mean_and_interval("held_out")),
+        Column("spread", deviation("held_out")),
         Column("minus the first", difference_from_first("held_out", found)),
         Column("parameters", lambda numbers: f"{numbers['parameters']:,}"),
         Column("tokens/s", lambda numbers: f"{numbers['tokens_per_second']:,.0f}"),
         Column("updates left out", lambda numbers: str(numbers["skipped"])),
     ]
-    parts = [markdown(columns, found), _sizes(found)]
+    parts = [markdown(columns, found), NOTE, SPEED, _sizes(found)]
     if "at_lengths" in baseline:
         parts.append(_lengths(found))
     if "gradient_by_depth" in baseline:
@@ -69,8 +73,9 @@ def _lengths(found: list[Numbers]) -> str:
         *(Column(f"{times} x", cell(times)) for times in TIMES),
     ]
     return (
-        "The same held-out tokens in rows of 1, 2, 4 and 8 times the length of training; positions "
-        f"that do not reach so far have {NOTHING}.\n\n{markdown(columns, lines)}"
+        "The same held-out tokens in rows of 1, 2, 4 and 8 times the length of training. "
+        f"{NOTHING} stands where positions do not reach so far, and at 1 x for ways of stretching, "
+        f"which were not tried there.\n\n{markdown(columns, lines)}"
     )
 
 
@@ -85,7 +90,7 @@ def _depths(found: list[Numbers]) -> str:
         mean, _, half = estimate(ratios(numbers))
         return NOTHING if math.isnan(mean) else f"{mean:.2f} ± {half:.2f}"
 
-    lines = [numbers for numbers in found if "no warm-up" not in numbers["arm"]["name"]]
+    lines = [numbers for numbers in found if "gradient_by_depth" in numbers]
     columns = [
         Column("placement", lambda numbers: numbers["arm"]["name"]),
         Column("first layer / last layer", cell),

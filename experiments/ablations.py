@@ -75,12 +75,16 @@ PLACEMENTS: tuple[Literal["pre", "post", "sandwich", "branch_out"], ...] = (
 
 def placements(baseline: Arm, run: Pretrain) -> Iterator[Arm]:
     """Where norms stand, with the run's warm-up and without."""
+    warms_up = run.optimizer.schedule.warmup_steps > 0
     schedule = replace(run.optimizer.schedule, warmup_steps=0)
     for placement in PLACEMENTS:
-        # What is normalised after its last sum needs no norm more.
-        final = run.model.final_norm and placement != "post"
+        # What is normalised after its last sum needs no norm more; all others do.
+        own = placement == run.model.placement
+        final = run.model.final_norm if own else placement != "post"
         arm = like(baseline, placement, placement=placement, final_norm=final)
         yield arm
+        if not warms_up:
+            continue
         at_once = replace(run.optimizer, schedule=schedule)
         yield replace(arm, name=f"{placement}, no warm-up", optimizer=at_once)
 
@@ -187,16 +191,21 @@ def softcaps(baseline: Arm, run: Pretrain) -> Iterator[Arm]:
 
 
 def optimizers(baseline: Arm, run: Pretrain) -> Iterator[Arm]:
-    """Kinds of optimizer, each at a rate that is usual for it."""
-    peak = run.optimizer.schedule.peak
+    """Kinds of optimizer, at rates in the usual proportion to that of the run's own."""
     kinds: dict[str, tuple[Any, float]] = {
-        "AdamW": (AdamW(), peak),
-        "Muon": (Muon(adamw_rate=0.25), 4 * peak),
-        "Adafactor": (Adafactor(), 4 * peak),
-        "Lion": (Lion(), peak / 10),
-        "SGD with momentum": (SGD(), 20 * peak),
+        "AdamW": (AdamW(), 1.0),
+        "Muon": (Muon(adamw_rate=0.25), 4.0),
+        "Adafactor": (Adafactor(), 4.0),
+        "Lion": (Lion(), 0.1),
+        "SGD with momentum": (SGD(), 20.0),
     }
-    for name, (kind, rate) in kinds.items():
+    own = type(run.optimizer.optimizer)
+    unit = run.optimizer.schedule.peak / next(x for kind, x in kinds.values() if type(kind) is own)
+    for name, (kind, times) in kinds.items():
+        rate = times * unit
+        if type(kind) is own:
+            yield replace(baseline, name=f"{name}, {rate:g}")
+            continue
         schedule = replace(run.optimizer.schedule, peak=rate)
         chosen = replace(run.optimizer, optimizer=kind, schedule=schedule)
         yield replace(baseline, name=f"{name}, {rate:g}", optimizer=chosen)

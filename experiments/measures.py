@@ -1,5 +1,6 @@
 """What some ablations measure beside the loss: longer texts, and gradients by depth."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -14,6 +15,7 @@ from experiments.seeds import Arm, Training, held_out_nats
 from experiments.study import Measure, Numbers, Text, finite_or_none
 from jaxformer import Transformer, data
 from jaxformer import config as c
+from jaxformer import functional as F
 from jaxformer.training.gradient import total_loss
 
 TIMES = (1, 2, 4, 8)
@@ -28,7 +30,7 @@ def nothing_more(arm: Arm, params: Any, text: Text, training: Training) -> Numbe
 def at_lengths(arm: Arm, params: Any, text: Text, training: Training) -> Numbers:
     """Losses of the same held-out tokens in rows of 1, 2, 4 and 8 times the length of training.
 
-    Where the arm is rotary, also with each way of stretching its positions.
+    Where the arm is rotary, also with each way of stretching its positions so many times.
     """
     length, found = training.rows.row_length, {}
     ways: dict[str, Mapping[int, c.TransformerConfig]] = {
@@ -64,21 +66,37 @@ def scalings(model: c.TransformerConfig, length: int, times: int) -> dict[str, c
     return {
         "linear": c.LinearScaling(factor=factor),
         "NTK": c.NTKScaling(factor=factor),
-        "dynamic NTK": c.DynamicNTK(factor=factor, original_max_length=length),
+        # It follows the length of the text, here of the rows, by itself.
+        "dynamic NTK": c.DynamicNTK(factor=1.0, original_max_length=length),
         "Llama 3": c.Llama3Scaling(factor=factor, original_max_length=length),
         "YaRN": c.Yarn(factor=factor, original_max_length=length),
-        # The paper searches its factors; between 1 for the fastest pair and all for the slowest.
-        "LongRoPE, geometric factors": c.LongRope(
+        # The paper searches its factors. Here a pair that turns often in the length of training
+        # keeps its pace, and one whose wavelength is longer is stretched by as much, at most.
+        "LongRoPE, by wavelength": c.LongRope(
             short=(1.0,) * pairs,
-            long=tuple(factor ** (i / max(1, pairs - 1)) for i in range(pairs)),
+            long=tuple(min(max(1.0, wave / length), factor) for wave in wavelengths(model)),
             original_max_length=length,
             max_length=times * length,
         ),
     }
 
 
+def wavelengths(model: c.TransformerConfig) -> list[float]:
+    """Tokens of a whole turn of each rotary pair of the first layer."""
+    rope = model.attention.positions[0]
+    if not isinstance(rope, c.Rope):
+        raise ValueError(f"The first layer has no rotary positions; it has {rope}.")
+    frequencies = F.rope_frequencies(rope.width(model.attention.rotary_dim), base=rope.base)
+    return [2 * math.pi / float(x) for x in frequencies]
+
+
 def by_depth(arm: Arm, params: Any, text: Text, training: Training) -> Numbers:
-    """Norms of the gradient of each layer's kernels before the first update, in a deep model."""
+    """Norms of the gradient of each layer's kernels before the first update, in a deep model.
+
+    An arm without warm-up is the same as with it before that.
+    """
+    if arm.optimizer.schedule.warmup_steps == 0:
+        return {}
     model = Transformer(replace(arm.model, num_layers=max(DEPTH, arm.model.num_layers)))
     batch = next(data.evaluation_batches(text.held_out, batch_size=training.batch_size))
 

@@ -27,13 +27,13 @@ Written by `python -m experiments.report` from the JSON in `results`; findings a
 [LOG.md](LOG.md).
 
 All arms of a study are trained alike but for one choice: the same text in the same order for each
-seed, the same number of updates, the same schedule. A difference is the mean over seeds of the
-difference from the first arm, seed by seed, with its interval of 95 % by Student's t: where the
-interval holds zero, these seeds do not tell the two apart. Losses are nats per token of held-out
-text.
+seed, the same number of updates and, unless that is what differs, the same schedule. A difference
+is the mean over seeds of the difference from the first arm, seed by seed, with its interval of
+95 % by Student's t: where the interval holds zero, these seeds do not tell the two apart. Losses
+are nats per token of held-out text.
 
 Each study runs at three sizes: `--size smoke` (minutes, to see that it works), `--size cpu` (the
-results below), and `--size gpu` (about 100M parameters; **not run yet: no GPU was at hand**).
+results below), and `--size gpu` (about 100M parameters).
 `--run NAME` varies a run of `experiments.pretrain` instead. A study that is interrupted goes on
 where it was when the same command is given again.
 
@@ -48,8 +48,10 @@ def main(results: Path = RESULTS, readme: Path = HERE / "README.md") -> None:
     parts = [HEAD.format(axes=", ".join(get_args(Axis)))]
     for folder in sorted(path.parent for path in results.glob("*/study.json")):
         parts.append(section(folder, readme.parent))
+    if not list(results.glob("*-gpu/study.json")):
+        parts.append("\nThe size `gpu` has not been run yet: no GPU was at hand.\n")
     readme.write_text("\n".join(parts))
-    print(f"{readme}: {len(parts) - 1} studies.")
+    print(f"{readme}: {len(list(results.glob('*/study.json')))} studies.")
 
 
 def section(folder: Path, beside: Path) -> str:
@@ -68,13 +70,30 @@ def told(study: Numbers, found: list[Numbers]) -> tuple[str, str, list[Numbers]]
     """The title of a study, its tables, and its arms in their order."""
     if study["study"] == "rope_placement":
         order = [setting.name for setting in rope_placement.SETTINGS]
-        found = sorted(found, key=lambda numbers: order.index(numbers["arm"]["name"]))
+        found = in_order(study, found, order)
         return f"Where rotary positions act ({study['size']})", rope_placement.report(found), found
     axis = study["study"].removeprefix("ablate_")
     order = [arm.name for arm in arms_of(axis, {**RUNS, **ABLATION_SIZES}[study["size"]])]
-    found = sorted(found, key=lambda numbers: order.index(numbers["arm"]["name"]))
+    found = in_order(study, found, order)
     title = f"Ablation: {axis.replace('_', ' ')} ({study['size']})"
     return title, ablation_tables.report(axis, found), found
+
+
+def in_order(study: Numbers, found: list[Numbers], order: list[str]) -> list[Numbers]:
+    """The arms in their order; an ablation may have chosen some, but has the baseline.
+
+    Raises:
+        ValueError: The study is not finished.
+    """
+    names = [numbers["arm"]["name"] for numbers in found]
+    chosen = study["study"] != "rope_placement" and len(names) > 1
+    missing = [name for name in (order[:1] if chosen else order) if name not in names]
+    if missing:
+        raise ValueError(
+            f"{study['study']} ({study['size']}) has {len(names)} of {len(order)} arms; without "
+            f"{', '.join(missing)}. Finish it with\n  {command(study)}"
+        )
+    return sorted(found, key=lambda numbers: order.index(numbers["arm"]["name"]))
 
 
 def made(study: Numbers, found: list[Numbers]) -> str:
@@ -91,7 +110,7 @@ def made(study: Numbers, found: list[Numbers]) -> str:
         f"rows of {study['length']}) of the {study['corpus']}; {len(study['seeds'])} seeds; "
         f"{study['held_out_tokens']:,} held-out tokens. {format_duration(seconds)} on "
         f"{machine['devices']} device(s) of {machine['cores']} cores ({machine['device']}, "
-        f"{machine['processor']}), beside other work, with jax {machine['jax']}, "
+        f"{machine['processor']}), with jax {machine['jax']}, "
         f"{' to '.join(dates)}; {format_count(study['tokens'] * len(study['seeds']) * len(found))} "
         "tokens in all."
     )

@@ -9,18 +9,27 @@ seeds each, and compares the orders. Writes JSON, a table and a plot. A study th
 goes on where it was when it is started again.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from experiments.command_line import readable_errors
-from experiments.seeds import Arm, Training
+from experiments.measures import nothing_more
+from experiments.seeds import Arm
 from experiments.statistics import rank_correlation
-from experiments.study import Numbers, Study, Text, base_run, conduct
+from experiments.study import Numbers, Study, base_run, conduct
 from experiments.study_command import read
 from experiments.study_plots import plot_losses
 from experiments.study_sizes import PLACEMENT_SIZES
-from experiments.study_tables import Column, difference_from_first, markdown, mean_and_interval
+from experiments.study_tables import (
+    NOTE,
+    Column,
+    deviation,
+    difference_from_first,
+    markdown,
+    mean_and_interval,
+)
 from jaxformer.config import Rope
 from jaxformer.config.positions import RopeTarget
 
@@ -64,6 +73,7 @@ def main(study: RopePlacement) -> Path:
                 Rope(targets=setting.targets) if setting.targets else None
             ),
             optimizer=run.optimizer,
+            objective=run.objective,
         )
         for setting in SETTINGS
     ]
@@ -75,47 +85,60 @@ def main(study: RopePlacement) -> Path:
     return output
 
 
-def nothing_more(arm: Arm, params: Any, text: Text, training: Training) -> Numbers:
-    """Losses are all that is asked."""
-    return {}
-
-
 def report(found: list[Numbers]) -> str:
     """The table and what it says of the published order."""
     first = SETTINGS[0].published
     columns = [
         Column("rotary positions on", lambda numbers: numbers["arm"]["name"]),
         Column("held-out loss", mean_and_interval("held_out")),
+        Column("spread", deviation("held_out")),
         Column("minus QK", difference_from_first("held_out", found)),
         Column("published", lambda numbers: f"{published(numbers):.3f}"),
         Column("its minus QK", lambda numbers: f"{published(numbers) - first:+.3f}"),
     ]
     ordered = sorted(found, key=mean_loss)
     names = " < ".join(numbers["arm"]["name"] for numbers in ordered)
-    rho = rank_correlation([mean_loss(n) for n in found], [published(n) for n in found])
+    theirs = [published(numbers) for numbers in found]
+    rho = rank_correlation([mean_loss(numbers) for numbers in found], theirs)
+    seeds = [rank_correlation(losses, theirs) for losses in by_seed(found)]
     return (
-        f"{markdown(columns, ordered)}\n\n"
+        f"{markdown(columns, ordered)}\n\n{NOTE}\n\n"
         f"Our order, from the lowest loss: {names}.\n\n"
         f"The published order: {' < '.join(setting.name for setting in SETTINGS)} ({SOURCE}; one "
         "run each of a model of about 1B, text and tokens not stated).\n\n"
-        f"Spearman's rank correlation of both: {rho:.2f}. {group_order(found)}\n"
+        f"Spearman's rank correlation of both: {rho:.2f}; of single seeds {min(seeds):.2f} to "
+        f"{max(seeds):.2f}. {group_order(found)}\n"
     )
 
 
 def group_order(found: list[Numbers]) -> str:
-    """Which neighbouring groups of the published order come in that order here."""
-    members: dict[int, list[float]] = {}
-    for setting, numbers in zip(SETTINGS, found, strict=True):
-        members.setdefault(setting.group, []).append(mean_loss(numbers))
-    names = {
-        group: "{" + ", ".join(s.name for s in SETTINGS if s.group == group) + "}"
-        for group in members
-    }
-    held = []
-    for first, second in zip(members, list(members)[1:], strict=False):
-        holds = max(members[first]) < min(members[second])
-        held.append(f"{names[first]} < {names[second]} {'holds' if holds else 'does not hold'}")
-    return f"Of its groups, every member against every one: {'; '.join(held)}."
+    """Which neighbouring groups of the published order come in that order here, and how surely."""
+    groups = range(1, 1 + max(setting.group for setting in SETTINGS))
+    names = [", ".join(s.name for s in SETTINGS if s.group == group) for group in groups]
+    seeds = by_seed(found)
+
+    def in_order(losses: Sequence[float], first: int) -> bool:
+        of = [
+            [x for s, x in zip(SETTINGS, losses, strict=True) if s.group == group]
+            for group in (first, first + 1)
+        ]
+        return max(of[0]) < min(of[1])
+
+    said = []
+    for first in list(groups)[:-1]:
+        holds = in_order([mean_loss(numbers) for numbers in found], first)
+        count = sum(in_order(losses, first) for losses in seeds)
+        said.append(
+            f"{{{names[first - 1]}}} < {{{names[first]}}} {'holds' if holds else 'does not hold'} "
+            f"({count} of {len(seeds)} seeds)"
+        )
+    return f"Of its groups, every member against every one: {'; '.join(said)}."
+
+
+def by_seed(found: list[Numbers]) -> list[list[float]]:
+    """The losses of all arms, for each seed; one that came to nothing is infinite."""
+    losses = [[float("inf") if x is None else x for x in numbers["held_out"]] for numbers in found]
+    return [list(one) for one in zip(*losses, strict=True)]
 
 
 def published(numbers: Numbers) -> float:

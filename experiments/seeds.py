@@ -12,10 +12,12 @@ import numpy as np
 import optax
 from jax.sharding import PartitionSpec as P
 
+from experiments.out_of_memory import memory_per_device
 from jaxformer import data
 from jaxformer import functional as F
 from jaxformer.config import TransformerConfig
 from jaxformer.layers import Transformer
+from jaxformer.layers.mode import Remat
 from jaxformer.training import step
 from jaxformer.training.gradient import Objective, apply_to, total_loss
 from jaxformer.training.guard import Skipping, new_guard
@@ -50,6 +52,7 @@ class Training(NamedTuple):
     steps: int
     batch_size: int
     dtype: str
+    remat: Remat
     devices: int  # that share the seeds
 
 
@@ -58,6 +61,7 @@ class Trained(NamedTuple):
 
     params: Any
     losses: np.ndarray  # [steps, seeds]
+    skipped: int  # updates left out, of all seeds, since they were not finite
     seconds: float  # without compilation
     compile_seconds: float
 
@@ -66,8 +70,8 @@ def train_seeds(arm: Arm, training: Training, title: str) -> Trained:
     """Train an arm from every seed: the same update, one program, other parameters and data.
 
     A seed draws its parameters and the order of its data, which are thus the same in every arm of
-    equal parameters. Devices share the seeds; those of one device run under `jax.vmap`, but on a
-    CPU one after the other, which is faster there.
+    equal parameters. Devices share the seeds; those of one device run under `jax.vmap` where
+    memory allows, else one after the other. So they do on a CPU, where that is faster.
 
     Args:
         arm: What to train.
@@ -77,8 +81,11 @@ def train_seeds(arm: Arm, training: Training, title: str) -> Trained:
     Returns:
         What came of it. A run whose loss is no longer finite stays where it was: such updates are
         left out, and its losses say so.
+
+    Raises:
+        ValueError: A device has not enough memory for one seed at a time.
     """
-    model = Transformer(arm.model, dtype=jnp.dtype(training.dtype))
+    model = Transformer(arm.model, dtype=jnp.dtype(training.dtype), remat=training.remat)
     optimizer = make_optimizer(arm.optimizer, training.steps)
     place = spread(training.devices)
     keys = jax.vmap(jax.random.key)(jnp.asarray(training.seeds, jnp.uint32))
@@ -86,8 +93,7 @@ def train_seeds(arm: Arm, training: Training, title: str) -> Trained:
     batches = seed_batches(training)
     batch = place.put(next(batches))
     since = time.monotonic()
-    each = jax.jit(place.mapped(partial(update, model, optimizer, arm.objective)), donate_argnums=0)
-    run = each.lower(state, batch).compile()
+    run = compiled_for_all(place, partial(update, model, optimizer, arm.objective), state, batch)
     compiled = time.monotonic()
     losses = []
     with Progress(training.steps, title=title) as progress:
@@ -98,7 +104,8 @@ def train_seeds(arm: Arm, training: Training, title: str) -> Trained:
             losses.append(np.asarray(metrics.loss))
             progress.update(at + 1, loss=float(np.mean(losses[-1])))
     took = time.monotonic() - compiled
-    return Trained(state.params, np.stack(losses), took, compiled - since)
+    skipped = int(np.sum(state.guard.skipped))
+    return Trained(state.params, np.stack(losses), skipped, took, compiled - since)
 
 
 def start(model: Transformer, optimizer: optax.GradientTransformation, key: Any) -> step.TrainState:
@@ -139,19 +146,44 @@ def seed_batches(training: Training) -> Iterator[data.Batch]:
 
 
 class Place(NamedTuple):
-    """Where seeds are, and how functions of one seed become functions of all."""
+    """Where seeds are, and how functions of one seed become functions of all.
+
+    `mapped` runs the seeds of a device one after the other, or side by side.
+    """
 
     put: Callable[[Any], Any]
-    mapped: Callable[[Callable[..., Any]], Callable[..., Any]]
+    mapped: Callable[..., Callable[..., Any]]
+
+
+def compiled_for_all(place: Place, function: Callable[..., Any], state: Any, batch: Any) -> Any:
+    """An update of all seeds, side by side on a device if it has room for that.
+
+    Raises:
+        ValueError: It has no room for one after the other either.
+    """
+    needed, room = 0, memory_per_device()
+    for one_by_one in (False, True) if jax.devices()[0].platform != "cpu" else (True,):
+        each = jax.jit(place.mapped(function, one_by_one=one_by_one), donate_argnums=0)
+        compiled = each.lower(state, batch).compile()
+        memory = compiled.memory_analysis()
+        if room is None or memory is None:
+            return compiled
+        needed = memory.argument_size_in_bytes + memory.temp_size_in_bytes
+        if needed <= room:
+            return compiled
+    raise ValueError(
+        f"A device has {(room or 0) / 2**30:.1f} GiB; a seed at a time needs "
+        f"{needed / 2**30:.1f} GiB. "
+        "Pass a smaller --batch-size or --length, or --run with a run that has remat."
+    )
 
 
 def spread(devices: int) -> Place:
     """Seeds shared out over the first devices, in order."""
     mesh = jax.sharding.Mesh(np.asarray(jax.devices()[:devices]), (AXIS,))
     where = jax.sharding.NamedSharding(mesh, P(AXIS))
-    one_by_one = jax.devices()[0].platform == "cpu"
 
-    def mapped(function: Callable[..., Any]) -> Callable[..., Any]:
+    def mapped(function: Callable[..., Any], *, one_by_one: bool = True) -> Callable[..., Any]:
         def here(*arguments: Any) -> Any:
             if one_by_one:
                 return jax.lax.map(lambda given: function(*given), arguments)

@@ -14,12 +14,13 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 
-from experiments.devices import simulate
+from experiments.devices import chosen_devices, simulate
 from experiments.pretrain_runs import RUNS, Pretrain
 from experiments.resuming import flatten
 from experiments.seeds import Arm, Training, held_out_nats, shared_by, train_seeds
 from jaxformer import costs, data
 from jaxformer.config import Decoder, to_json
+from jaxformer.training.optimizers import make_optimizer
 
 Numbers = dict[str, Any]
 Measure = Callable[[Arm, Any, "Text", Training], Numbers]
@@ -60,8 +61,10 @@ class Study:
     def __post_init__(self):
         if self.seeds < 2:
             raise ValueError(f"A confidence interval needs at least 2 seeds; got {self.seeds}.")
-        if self.first_seed < 0:
-            raise ValueError(f"first_seed must not be negative; got {self.first_seed}.")
+        if not 0 <= self.first_seed <= 2**32 - self.seeds:
+            raise ValueError(
+                f"Seeds lie between 0 and {2**32 - 1}; got first_seed {self.first_seed}."
+            )
         for name in ("steps", "batch_size", "length", "devices"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -98,7 +101,7 @@ class Results:
             (folder / "arms").mkdir(parents=True, exist_ok=True)
             write_json(file, description)
             return
-        before, now = flatten(json.loads(file.read_text())), flatten(description)
+        before, now = flatten(read_json(file)), flatten(description)
         changed = [
             f"  {name}: {before.get(name)} there, {now.get(name)} now"
             for name in sorted(before.keys() | now.keys())
@@ -119,7 +122,7 @@ class Results:
         file = self._file(arm)
         if not file.exists():
             return None
-        found = json.loads(file.read_text())
+        found = read_json(file)
         if found["arm"] != json.loads(to_json(arm)):
             raise ValueError(f"{file} is of another arm of that name; pass another --output.")
         return found
@@ -135,34 +138,55 @@ class Results:
         return self.folder / "arms" / f"{''.join(letters)}.json"
 
 
+def read_json(path: Path) -> Numbers:
+    """What `write_json` wrote.
+
+    Raises:
+        ValueError: Something else stands there.
+    """
+    try:
+        return json.loads(path.read_text())
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is not JSON: {error}.") from error
+
+
 def write_json(path: Path, content: Numbers) -> None:
-    """In one move; numbers that are not finite are written as text."""
+    """In one move. Numbers must be finite."""
     beside = path.with_name(path.name + ".tmp")
     beside.write_text(json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
     os.replace(beside, path)
 
 
 def base_run(study: Study, sizes: Mapping[str, Pretrain]) -> Pretrain:
-    """The run that a study varies: a size's or a named one, with the numbers asked for."""
+    """The run that a study varies: a size's or a named one, with the numbers asked for.
+
+    Another number of updates scales the warm-up with it.
+    """
     base = sizes[study.size] if study.run is None else RUNS[study.run]
     asked = {name: getattr(study, name) for name in ("steps", "batch_size", "length")}
     changes: dict[str, Any] = {name: x for name, x in asked.items() if x is not None}
-    if "steps" in changes:
-        changes["schedule_steps"] = changes["steps"]
+    if study.steps is not None:
+        schedule = base.optimizer.schedule
+        warmup = round(schedule.warmup_steps * study.steps / base.schedule_steps)
+        least = min(schedule.warmup_steps, 1)
+        schedule = dataclasses.replace(schedule, warmup_steps=max(warmup, least))
+        changes["optimizer"] = dataclasses.replace(base.optimizer, schedule=schedule)
+        changes["schedule_steps"] = study.steps
     return dataclasses.replace(base, **changes)
 
 
-def check_arms(arms: Sequence[Arm]) -> None:
+def check_arms(arms: Sequence[Arm], steps: int) -> None:
     """Refuse arms that do not differ from the first, the baseline, or share its name.
 
     Raises:
-        ValueError: There is such an arm, or one that cannot be trained on text.
+        ValueError: There is such an arm, or one that cannot be trained on text or in so few steps.
     """
     baseline, *others = arms
     names = [arm.name for arm in arms]
     for arm in arms:
         if names.count(arm.name) > 1:
             raise ValueError(f"{names.count(arm.name)} arms are called {arm.name!r}.")
+        make_optimizer(arm.optimizer, steps)
         if not isinstance(arm.model.topology, Decoder):
             raise ValueError(f"A study trains decoders; arm {arm.name!r} is {arm.model.topology}.")
     for arm in others:
@@ -191,7 +215,7 @@ def digest(rows: data.PackedRows) -> str:
 
 
 def conduct(
-    study: Study, name: str, run: Pretrain, arms: Sequence[Arm], measure: Measure, **more: Any
+    study: Study, name: str, run: Pretrain, arms: Sequence[Arm], measure: Measure
 ) -> tuple[Path, list[Numbers]]:
     """Train and measure every arm that is not finished yet.
 
@@ -202,7 +226,6 @@ def conduct(
         arms: The baseline first.
         measure: More numbers of an arm, once it is trained: from the arm, the parameters of all
             seeds, the text, and how it was trained.
-        more: What else the results depend on.
 
     Returns:
         The folder of the results, and those of each arm in order.
@@ -210,12 +233,12 @@ def conduct(
     Raises:
         ValueError: An arm equals the baseline, or the folder holds another study.
     """
-    check_arms(arms)
+    check_arms(arms, run.steps)
     simulate(study.devices if study.devices is not None else os.cpu_count())
     text = prepare(study, run)
     seeds = tuple(range(study.first_seed, study.first_seed + study.seeds))
-    devices = shared_by(study.seeds, jax.devices()[: study.devices])
-    training = Training(text.train, seeds, run.steps, run.batch_size, run.dtype, devices)
+    devices = shared_by(study.seeds, chosen_devices(study.devices))
+    training = Training(text.train, seeds, run.steps, run.batch_size, run.dtype, run.remat, devices)
     description = {
         "study": name,
         "size": study.size if study.run is None else study.run,
@@ -228,7 +251,6 @@ def conduct(
         "corpus": str(run.corpus),
         "text": {"train": digest(text.train), "held_out": digest(text.held_out)},
         "held_out_tokens": int(np.sum(text.held_out.segments > 0)),
-        **more,
     }
     output = study.output or Path("runs") / f"{name}-{description['size']}"
     results = Results(output, description)
@@ -256,7 +278,7 @@ def try_arm(arm: Arm, training: Training, text: Text, measure: Measure, title: s
         "held_out": finite_or_none(held_out),
         "train": [finite_or_none(row) for row in thinned(trained.losses).T],
         "train_steps": [int(at) + 1 for at in np.flatnonzero(kept_steps(training.steps))],
-        "skipped": int(np.sum(~np.isfinite(trained.losses))),
+        "skipped": trained.skipped,
         "seconds": round(trained.seconds, 2),
         "compile_seconds": round(trained.compile_seconds, 2),
         "measure_seconds": round(time.monotonic() - since, 2),

@@ -93,15 +93,15 @@ def plot_more(path: Path, arms: Sequence[Numbers], *, length: int) -> None:
 
 def _draw_lengths(axes: Any, arms: Sequence[Numbers], length: int) -> None:
     lines = [
-        (f"{arm['arm']['name']}{'' if way == 'as trained' else f', {way}'}", losses)
+        (f"{arm['arm']['name']}{'' if way == 'as trained' else f', {way}'}", way, losses)
         for arm in arms
         for way, losses in arm["at_lengths"].items()
         if way == "as trained" or arm is arms[0]
     ]
-    for (name, losses), colour in zip(lines, _colours(len(lines)), strict=True):
+    for (name, way, losses), colour in zip(lines, _colours(len(lines)), strict=True):
         times = [int(t) for t in losses]
         means = [np.mean([np.nan if x is None else x for x in losses[str(t)]]) for t in times]
-        style = "--" if ", " in name else "-"
+        style = "-" if way == "as trained" else "--"
         axes.plot([t * length for t in times], means, style, marker=".", color=colour, label=name)
     axes.set_xscale("log", base=2)
     axes.set_xlabel(f"tokens of a row (training: {length})")
@@ -109,7 +109,7 @@ def _draw_lengths(axes: Any, arms: Sequence[Numbers], length: int) -> None:
 
 
 def _draw_depths(axes: Any, arms: Sequence[Numbers]) -> None:
-    shown = [arm for arm in arms if "no warm-up" not in arm["arm"]["name"]]
+    shown = [arm for arm in arms if "gradient_by_depth" in arm]
     for arm, colour in zip(shown, _colours(len(shown)), strict=True):
         norms = np.mean(np.asarray(arm["gradient_by_depth"], float), axis=0)
         axes.plot(range(1, len(norms) + 1), norms, color=colour, label=arm["arm"]["name"])

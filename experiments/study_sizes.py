@@ -1,6 +1,7 @@
 """What studies train by default: a plain Llama-like decoder at three sizes."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from experiments.pretrain_runs import Pretrain
 from jaxformer import data
@@ -31,6 +32,7 @@ def study_run(
     length: int,
     batch_size: int,
     held_out: float = 0.015,
+    **more: Any,
 ) -> Pretrain:
     """A run in all that a study reads of it: AdamW under a cosine, a tenth of it to warm up."""
     schedule = Cosine(peak=peak, warmup_steps=max(1, steps // 10))
@@ -43,6 +45,7 @@ def study_run(
         steps=steps,
         schedule_steps=steps,
         optimizer=OptimizerConfig(schedule=schedule, optimizer=AdamW()),
+        **more,
     )
 
 
@@ -60,6 +63,8 @@ GPU = study_run(
     peak=1e-3,
     length=1024,
     batch_size=32,
+    dtype="bfloat16",
+    remat="dots",
 )
 PLACEMENT_SIZES: Mapping[str, Pretrain] = {
     "smoke": SMOKE,

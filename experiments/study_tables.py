@@ -8,6 +8,10 @@ from experiments.statistics import Estimate, estimate, paired_difference
 from experiments.study import Numbers
 
 NOTHING = "—"
+NOTE = (
+    "± is half the 95 % confidence interval of the mean over seeds, of a difference taken seed by "
+    "seed; spread is the standard deviation of the seeds."
+)
 
 
 class Column(NamedTuple):
@@ -33,6 +37,16 @@ def values(numbers: Numbers, name: str) -> list[float]:
 def mean_and_interval(name: str, digits: int = 3) -> Callable[[Numbers], str]:
     """The mean over the seeds and half the width of its interval of 95 %."""
     return lambda numbers: shown(estimate(values(numbers, name)), digits)
+
+
+def deviation(name: str, digits: int = 3) -> Callable[[Numbers], str]:
+    """The standard deviation of the seeds."""
+
+    def cell(numbers: Numbers) -> str:
+        found = estimate(values(numbers, name)).deviation
+        return NOTHING if math.isnan(found) else f"{found:.{digits}f}"
+
+    return cell
 
 
 def difference_from_first(

@@ -93,7 +93,7 @@ class SharedKV(nn.Module):
     def sharpen(self, query: Float[Array, "*batch T N H"]) -> Float[Array, "*batch T N H"]:
         """What a scaling multiplies rotated keys by falls to the queries: a value must not grow."""
         rope = self.positions
-        if not isinstance(rope, c.Rope) or magnitude(rope) == 1:
+        if not isinstance(rope, c.Rope) or not rope.targets or magnitude(rope) == 1:
             return query
         width = rope.width(query.shape[-1])
         return jnp.concatenate([magnitude(rope) * query[..., :width], query[..., width:]], axis=-1)

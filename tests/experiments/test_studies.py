@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -18,10 +19,12 @@ from experiments.study_sizes import ABLATION_SIZES, PLACEMENT_SIZES, study_run
 from experiments.study_tables import Column, difference_from_first, markdown, mean_and_interval
 from jaxformer import Transformer, costs, data
 from jaxformer import config as c
+from jaxformer.layers import guide
 from jaxformer.parallel import MeshConfig, make_mesh, put_batch
 from jaxformer.training import step
 from jaxformer.training.guard import Skipping
 from jaxformer.training.optimizers import make_optimizer
+from jaxformer.training.schedules import Cosine
 
 pytestmark = pytest.mark.usefixtures("no_checks_of_annotations")
 
@@ -58,7 +61,7 @@ def arm(run, name="base", **changes):
 @pytest.fixture
 def training(small):
     rows = study.prepare(study.Study(size="smoke"), small).train
-    return Training(rows, (3, 5), STEPS, 2, "float32", 2)
+    return Training(rows, (3, 5), STEPS, 2, "float32", "none", 2)
 
 
 def test_seeds_side_by_side_are_trained_as_one_alone(small, training):
@@ -122,7 +125,7 @@ def test_a_study_that_was_interrupted_repeats_no_finished_arm(small, tmp_path, m
     for name, content in kept.items():
         assert (tmp_path / "out" / "arms" / name).read_bytes() == content
     table = (tmp_path / "out" / "table.md").read_text()
-    assert re.search(r"\| serial \| 5\.\d+ ± 0\.\d+ \| 0 \| [\d,]+ \|", table)
+    assert re.search(r"\| serial \| 5\.\d+ ± 0\.\d+ \| 0\.\d+ \| 0 \| [\d,]+ \|", table)
     assert (tmp_path / "out" / "plot.png").stat().st_size > 10_000
 
 
@@ -135,7 +138,15 @@ def test_every_axis_is_trained_and_told(axis, small, tmp_path):
     arms = arms_of(axis, small)
     number = r"\d\.\d{3} ± \d\.\d{3}"
     for arm in arms:
-        cells = [re.escape(arm.name), number, rf"(0|[+-]{number})", r"[\d,]+", r"[\d,]+", "0"]
+        cells = [
+            re.escape(arm.name),
+            number,
+            r"\d\.\d{3}",
+            rf"(0|[+-]{number})",
+            r"[\d,]+",
+            r"[\d,]+",
+            "0",
+        ]
         row = "^" + r"\| " + r" \| ".join(cells) + r" \|$"
         assert re.search(row, table, re.M), (arm.name, table)
     assert len(list((tmp_path / "out" / "arms").iterdir())) == len(arms)
@@ -168,7 +179,8 @@ def test_an_arm_of_another_design_is_refused(small, tmp_path):
     "changes, message",
     [
         ({"seeds": 1}, "needs at least 2 seeds; got 1"),
-        ({"first_seed": -1}, "first_seed must not be negative; got -1"),
+        ({"first_seed": -1}, "Seeds lie between 0 and 4294967295; got first_seed -1"),
+        ({"first_seed": 2**32 - 3}, "got first_seed 4294967293"),
         ({"steps": 0}, "steps must be at least 1; got 0"),
         ({"run": "huge"}, "There is no run 'huge'. Runs: default, tiny, small"),
     ],
@@ -180,16 +192,28 @@ def test_impossible_studies_are_refused(changes, message):
 
 def test_an_arm_that_equals_the_baseline_is_refused(small):
     with pytest.raises(ValueError, match="Arm 'same' equals the baseline 'base'"):
-        study.check_arms([arm(small), arm(small, "same")])
+        study.check_arms([arm(small), arm(small, "same")], STEPS)
     with pytest.raises(ValueError, match="2 arms are called 'base'"):
-        study.check_arms([arm(small), arm(small, num_layers=3)])
+        study.check_arms([arm(small), arm(small, num_layers=3)], STEPS)
     with pytest.raises(ValueError, match=r"trains decoders; arm 'e' is Encoder\(\)"):
-        study.check_arms([arm(small), arm(small, "e", topology=c.Encoder())])
+        study.check_arms([arm(small), arm(small, "e", topology=c.Encoder())], STEPS)
+    slow = replace(small.optimizer, schedule=Cosine(peak=1e-2, warmup_steps=9))
+    with pytest.raises(ValueError, match="9 steps of warm-up"):
+        study.check_arms([replace(arm(small), optimizer=slow)], STEPS)
+
+
+def test_another_number_of_updates_scales_the_warm_up():
+    run = study.base_run(study.Study(size="cpu", steps=40), ABLATION_SIZES)
+    assert (run.steps, run.schedule_steps, run.optimizer.schedule.warmup_steps) == (40, 40, 4)
+    few = study.base_run(study.Study(size="cpu", steps=3), ABLATION_SIZES)
+    assert few.optimizer.schedule.warmup_steps == 1
 
 
 def test_an_unknown_arm_is_refused(small):
     with pytest.raises(ValueError, match="has no arm 'none'. Arms: parallel, a norm each; "):
         ablate.main(ablate.Ablation(axis="block", size="smoke", arms=("none",)))
+    with pytest.raises(ValueError, match="'serial' is the baseline, which is always trained"):
+        ablate.main(ablate.Ablation(axis="block", size="smoke", arms=("serial",)))
 
 
 @pytest.mark.parametrize("run", ["cpu", "gpu", "smoke", "default"])
@@ -199,7 +223,7 @@ def test_the_arms_of_every_axis_differ_in_that_axis_alone(axis, run):
     base = ABLATION_SIZES[run] if run in ABLATION_SIZES else RUNS[run]
     arms = arms_of(axis, base)
     assert len(arms) >= 3
-    study.check_arms(arms)
+    study.check_arms(arms, base.steps)
     assert (arms[0].model, arms[0].optimizer) == (base.model, base.optimizer)
     assert len({repr(replace(a, name="")) for a in arms}) == len(arms)
     sizes = {a.name: costs.parameters(a.model) for a in arms}
@@ -209,13 +233,13 @@ def test_the_arms_of_every_axis_differ_in_that_axis_alone(axis, run):
 
 
 def test_rotary_placements_are_the_nine_of_the_document():
-    """inventory row 69, with the losses of row 71."""
-    assert [s.name for s in SETTINGS] == ["QK", "QKVO", "K", "VO", "QKV", "none", "O", "Q", "V"]
-    assert {"".join(s.targets) for s in SETTINGS} == {
-        "", "q", "k", "v", "o", "qk", "vo", "qkv", "qkvo",
-    }  # fmt: skip
-    assert [s.published for s in SETTINGS] == sorted(s.published for s in SETTINGS)
-    assert SETTINGS[0].published == 2.712 and SETTINGS[-1].published == 2.856
+    """inventory row 69, with the losses of row 71 and their order, rows 71 and 72."""
+    assert [("".join(s.targets), s.published, s.group) for s in SETTINGS] == [
+        ("qk", 2.712, 1), ("qkvo", 2.719, 1), ("k", 2.769, 2), ("vo", 2.770, 2), ("qkv", 2.783, 3),
+        ("", 2.795, 4), ("o", 2.841, 5), ("q", 2.851, 5), ("v", 2.856, 5),
+    ]  # fmt: skip
+    names = {s.name: "".join(s.targets).upper() or "none" for s in SETTINGS}
+    assert all(name == targets for name, targets in names.items())
 
 
 def test_a_study_of_placements_reports_orders_and_their_correlation(small, tmp_path, capsys):
@@ -227,10 +251,11 @@ def test_a_study_of_placements_reports_orders_and_their_correlation(small, tmp_p
     assert table in said
     assert len(re.findall(r"^\| (?:QK|K|VO|QKVO|QKV|none|O|Q|V) \| \d", table, re.M)) == 9
     assert re.search(
-        r"\| VO \| \d\.\d{3} ± \d\.\d{3} \| [+-]\d\.\d{3} ± .* \| 2\.770 \| \+0\.058", table
+        r"\| VO \| \d\.\d{3} ± \d\.\d{3} \| \d\.\d{3} \| [+-]\d\.\d{3} ± .* \| 2\.770 \| \+0\.058",
+        table,
     )
-    assert re.search(r"rank correlation of both: -?\d\.\d\d\.", table)
-    assert table.count("hold") == 4
+    assert re.search(r"of both: -?\d\.\d\d; of single seeds -?\d\.\d\d to -?\d\.\d\d\.", table)
+    assert table.count("hold") == 4 and table.count("of 2 seeds") == 4
     arms = [json.loads(p.read_text()) for p in (tmp_path / "out" / "arms").iterdir()]
     assert len(arms) == 9 and all(len(a["held_out"]) == 2 for a in arms)
 
@@ -254,6 +279,20 @@ def test_the_readme_of_studies_is_made_from_what_they_kept(small, tmp_path):
     assert text.count("![") == 2
 
 
+def test_an_unfinished_study_is_not_reported(small, tmp_path):
+    asked = RopePlacement(size="smoke", seeds=2, output=tmp_path / "results" / "a")
+    rope_placement.main(asked)
+    (tmp_path / "results" / "a" / "arms" / "V.json").unlink()
+    with pytest.raises(
+        ValueError, match=r"has 8 of 9 arms; without V\. Finish it with\n  python -m"
+    ):
+        report.main(tmp_path / "results", tmp_path / "README.md")
+    assert not (tmp_path / "README.md").exists()
+    (tmp_path / "results" / "a" / "study.json").write_text("{")
+    with pytest.raises(ValueError, match=r"study\.json is not JSON: "):
+        rope_placement.main(asked)
+
+
 def found(name, losses):
     return {"arm": {"name": name}, "held_out": losses}
 
@@ -262,10 +301,12 @@ def test_a_report_knows_the_published_order_again():
     """Losses that are the published ones agree fully; a reversed order does not."""
     same = [found(s.name, [s.published, s.published + 0.001]) for s in SETTINGS]
     text = rope_placement.report(same)
-    assert "correlation of both: 1.00" in text and "does not hold" not in text
+    assert "correlation of both: 1.00; of single seeds 1.00 to 1.00." in text
+    assert "does not hold" not in text and text.count("holds (2 of 2 seeds)") == 4
     other = [found(s.name, [-s.published, 0.001 - s.published]) for s in SETTINGS]
     text = rope_placement.report(other)
-    assert "correlation of both: -1.00" in text and text.count("does not hold") == 4
+    assert "correlation of both: -1.00" in text
+    assert text.count("does not hold (0 of 2 seeds)") == 4
 
 
 def test_tables_by_hand():
@@ -291,13 +332,33 @@ def test_lengths_are_measured_for_every_way_of_stretching(small, training):
     params = train_seeds(base, training, "").params
     lengths = at_lengths(base, params, text, training)["at_lengths"]
     assert set(lengths) == {"as trained", *scalings(MODEL, 8, 2)}
-    assert len(lengths) == 7 and set(lengths["as trained"]) == {"1", "2", "4", "8"}
+    assert (
+        len(lengths) == 7
+        and set(lengths["linear"]) == {"2", "4", "8"}
+        and set(lengths["as trained"]) == {"1", "2", "4", "8"}
+    )
     own = held_out_nats(MODEL, params, text.held_out, training)
     np.testing.assert_allclose(lengths["as trained"]["1"], own, atol=1e-5)
     doubled = MODEL.with_rope_scaling(c.LinearScaling(factor=2.0))
     rows = data.pack(text.documents, text.tokenizer, row_length=16, folder=text.cache)
     expected = held_out_nats(doubled, params, rows, training)
     np.testing.assert_allclose(lengths["linear"]["2"], expected, atol=1e-5)
+
+
+def test_every_way_stretches_the_slowest_pair_as_far_as_it_says():
+    """What NTK, linear, YaRN and the others do to a text of so many times the length."""
+    model = PLACEMENT_SIZES["cpu"].model
+    for times in (2, 4, 8):
+        length = jnp.int32(times * 64)
+        plain = guide.frequencies(c.Rope(), 32, length)
+        for name, scaling in scalings(model, 64, times).items():
+            stretched = guide.frequencies(c.Rope(scaling=scaling), 32, length)
+            found = float(plain[-1] / stretched[-1])
+            assert found == pytest.approx(times, rel=1e-3), (name, times)
+    ways = scalings(model, 64, 8)
+    pairs = {n: guide.frequencies(c.Rope(scaling=s), 32, jnp.int32(512)) for n, s in ways.items()}
+    alike = [{a, b} for a in pairs for b in pairs if a < b and np.allclose(pairs[a], pairs[b])]
+    assert alike == [{"NTK", "dynamic NTK"}]  # in rows of just that length
 
 
 def test_learned_positions_reach_no_further_than_their_table(small, training):

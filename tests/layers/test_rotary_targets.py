@@ -12,6 +12,7 @@ import scipy.linalg
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from experiments.rope_placement import SETTINGS
 from jaxformer import functional as F
 from jaxformer.config import GLU, MultiHead, Rope, TransformerConfig
 from jaxformer.functional.rope import as_complex, as_real
@@ -227,10 +228,7 @@ def test_powers_of_any_orthogonal_matrix_are_relative_and_are_rotations(seed, m,
 
 
 # What the document found: losses of a model of 1B
-PUBLISHED = {
-    "qk": 2.712, "qkvo": 2.719, "k": 2.769, "vo": 2.770, "qkv": 2.783, "": 2.795, "o": 2.841,
-    "q": 2.851, "v": 2.856,
-}  # fmt: skip
+PUBLISHED = {"".join(s.targets): s.published for s in SETTINGS}
 
 
 def test_relative_is_not_what_ranks_the_published_losses():
