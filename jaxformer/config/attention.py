@@ -185,7 +185,7 @@ Attention = MultiHead | SharedKV | Latent | Decay
 
 
 def _check_groups(choice: MultiHead | SharedKV) -> None:
-    """Refuse heads that cannot be grouped, and projections that do not exist."""
+    """Refuse heads that cannot be grouped, and a bias that is named twice."""
     require_positive(choice, "num_heads", "num_kv_heads", "head_dim", "logit_softcap")
     require(
         choice.num_heads % choice.num_kv_heads == 0,
@@ -214,15 +214,16 @@ def _check_patterns(choice: MultiHead | SharedKV | Latent) -> None:
     )
     for rope in choice.positions:
         if isinstance(rope, Rope):
-            _check_rope(rope, choice.rotary_dim)
+            _check_rope(rope, choice)
 
 
-def _check_rope(rope: Rope, head_dim: int) -> None:
-    width = rope.width(head_dim)
+def _check_rope(rope: Rope, choice: MultiHead | SharedKV | Latent) -> None:
+    name = "rope_dim" if isinstance(choice, Latent) else "head_dim"
+    width = rope.width(choice.rotary_dim)
     require(
         width > 0 and width % 2 == 0,
         "Rotary positions pair up features, so the rotated width must be even and above 0; "
-        f"got {width} of head_dim={head_dim} (fraction {rope.fraction}).",
+        f"got {width} of {name}={choice.rotary_dim} (fraction {rope.fraction}).",
     )
     if isinstance(rope.scaling, LongRope):
         counts = len(rope.scaling.short), len(rope.scaling.long)

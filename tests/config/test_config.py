@@ -533,7 +533,7 @@ LONG_ROPE = c.LongRope(short=SHORT, long=LONG, original_max_length=4, max_length
         (lambda: shared_kv(positions=(c.TransformerXL(),)), "SharedKV takes .* got TransformerXL"),
         (lambda: latent(latent_dim=0), "Latent.latent_dim must be positive; got 0"),
         (lambda: latent(query_latent_dim=-1), "Latent.query_latent_dim must be positive; got -1"),
-        (lambda: latent(rope_dim=3), r"rotated width must be even .* got 3 of head_dim=3"),
+        (lambda: latent(rope_dim=3), r"rotated width must be even .* got 3 of rope_dim=3"),
         (
             lambda: latent(positions=(c.Rope(targets=("q", "k", "v", "o")),)),
             r"knows no position: Rope.targets may be q and k; got \('q', 'k', 'v', 'o'\)",

@@ -134,6 +134,15 @@ def test_it_is_the_relative_form(choice, layer, normal):
     np.testing.assert_allclose(attention(x, guide(choice, places())), expected, atol=3e-5)
 
 
+def test_a_scaling_of_what_is_not_turned_changes_nothing(layer, normal):
+    """YaRN sharpens the scores of rotated keys, and here nothing is rotated."""
+    x, found = normal(B, T, D), []
+    for scaling in (None, Yarn(factor=8.0, original_max_length=4)):
+        choice = Choice(num_heads=N, head_dim=H, positions=(Rope(targets=(), scaling=scaling),))
+        found.append(layer(choice)[1](x, guide(choice, places())))
+    np.testing.assert_array_equal(*found)
+
+
 def test_only_distances_matter(layer, normal):
     """The same text 97 tokens further on; without turning the output it would not be the same."""
     choice = CHOICES["one head"]
