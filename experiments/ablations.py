@@ -94,20 +94,20 @@ def placements(baseline: Arm, run: Pretrain) -> Iterator[Arm]:
 
 def activations(baseline: Arm, run: Pretrain) -> Iterator[Arm]:
     """Activations with and without a gate, at equal numbers of parameters."""
-    width, gated = width_of(run.model)
+    width, gated, bias = width_of(run.model)
     plain = width * 3 // 2 if gated else width
     gates: tuple[Activation, ...] = ("silu", "gelu", "relu", "sigmoid", "identity")
     for activation in gates:
-        choice = c.GLU(hidden_dim=plain * 2 // 3, activation=activation)
+        choice = c.GLU(hidden_dim=plain * 2 // 3, activation=activation, bias=bias)
         yield like(baseline, f"{activation}, gated", feed_forward=(choice,))
     alone: tuple[Activation, ...] = ("silu", "gelu", "relu", "relu_squared")
     for activation in alone:
-        branch = c.MLP(hidden_dim=plain, activation=activation)
+        branch = c.MLP(hidden_dim=plain, activation=activation, bias=bias)
         yield like(baseline, activation, feed_forward=(branch,))
 
 
-def width_of(model: c.TransformerConfig) -> tuple[int, bool]:
-    """The hidden width of the first layer, and whether it is gated.
+def width_of(model: c.TransformerConfig) -> tuple[int, bool, bool]:
+    """The hidden width of the first layer, whether it is gated, and whether it adds biases.
 
     Raises:
         ValueError: It is a mixture of experts.
@@ -115,7 +115,7 @@ def width_of(model: c.TransformerConfig) -> tuple[int, bool]:
     branch = model.feed_forward[0]
     if isinstance(branch, c.Experts):
         raise ValueError(f"The axis activation varies layers without experts; got {branch}.")
-    return branch.hidden_dim, not isinstance(branch, c.MLP)
+    return branch.hidden_dim, not isinstance(branch, c.MLP), branch.bias
 
 
 # Positions
@@ -123,7 +123,9 @@ def width_of(model: c.TransformerConfig) -> tuple[int, bool]:
 
 def positions(baseline: Arm, run: Pretrain) -> Iterator[Arm]:
     """Every kind of position encoding, inside attention or added to the embedding."""
-    bare = run.model.with_positions(None)
+    table = replace(run.model.embedding, positions=None)
+    model = replace(run.model, embedding=table)
+    bare = model.with_positions(None)
     kinds: dict[str, c.Positions] = {
         "RoPE": c.Rope(),
         "RoPE on a quarter": c.Rope(fraction=0.25),
@@ -133,16 +135,16 @@ def positions(baseline: Arm, run: Pretrain) -> Iterator[Arm]:
         "Transformer-XL": c.TransformerXL(),
     }
     for name, kind in kinds.items():
-        yield replace(baseline, name=name, model=run.model.with_positions(kind))
-    mixed = run.model.with_positions(c.Rope(), None)
+        yield replace(baseline, name=name, model=model.with_positions(kind))
+    mixed = model.with_positions(c.Rope(), None)
     yield replace(baseline, name="RoPE in every other layer", model=mixed)
     yield replace(baseline, name="none", model=bare)
     added: dict[str, c.Learned | c.Sinusoid] = {
         "learned": c.Learned(max_length=run.length),
         "sinusoid": c.Sinusoid(),
     }
-    for name, table in added.items():
-        embedding = replace(run.model.embedding, positions=table)
+    for name, where in added.items():
+        embedding = replace(table, positions=where)
         yield replace(baseline, name=name, model=replace(bare, embedding=embedding))
 
 

@@ -23,6 +23,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from experiments.command_line import parse, readable_errors
+from experiments.corpus import read_corpus
 from experiments.devices import prepare_devices
 from experiments.pretrain_runs import RUNS, Pretrain
 from experiments.resuming import sha256
@@ -86,20 +87,14 @@ def main(run: Pretrain) -> Path:
 
 def prepare(run: Pretrain) -> Text:
     """Read the text, split it, tokenise it; packed rows are opened again where they exist."""
-    print(f"Corpus: {run.corpus}", flush=True)
-    parts = data.split(data.documents(run.corpus), held_out=run.held_out)
-    tokenizer = data.build_tokenizer(run.tokenizer, [d.text for d in parts.train])
-    train, held_out = (
-        data.pack(documents, tokenizer, row_length=run.length, folder=run.cache)
-        for documents in parts
-    )
+    tokenizer, train, held_out, documents = read_corpus(run, run.cache)
     for name, rows in (("to train on", train), ("held out", held_out)):
         print(
             f"  {name}: {rows.num_documents} documents, {format_count(rows.num_bytes)} bytes, "
             f"{format_count(rows.num_targets)} tokens",
             flush=True,
         )
-    return Text(tokenizer, train, held_out, data.gzip_bits_per_byte(parts.held_out))
+    return Text(tokenizer, train, held_out, data.gzip_bits_per_byte(documents))
 
 
 def print_estimate(run: Pretrain, mesh: Mesh) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 
+from experiments.corpus import read_corpus
 from experiments.devices import chosen_devices, simulate
 from experiments.pretrain_runs import RUNS, Pretrain
 from experiments.resuming import flatten
@@ -91,13 +92,18 @@ class Results:
         description: What the results depend on, beside the arm.
 
     Raises:
-        ValueError: The folder holds results of another study.
+        ValueError: The folder holds results of another study, or something else.
     """
 
     def __init__(self, folder: Path, description: Numbers):
         self.folder = folder
         file = folder / "study.json"
         if not file.exists():
+            if folder.exists() and any(folder.iterdir()):
+                raise ValueError(
+                    f"{folder} holds files but no study.json, so it is no study's; pass another "
+                    "--output, or remove it."
+                )
             (folder / "arms").mkdir(parents=True, exist_ok=True)
             write_json(file, description)
             return
@@ -199,14 +205,7 @@ def check_arms(arms: Sequence[Arm], steps: int) -> None:
 
 def prepare(study: Study, run: Pretrain) -> Text:
     """Read, split and tokenise the text of a run."""
-    print(f"Corpus: {run.corpus}", flush=True)
-    parts = data.split(data.documents(run.corpus), held_out=run.held_out)
-    tokenizer = data.build_tokenizer(run.tokenizer, [d.text for d in parts.train])
-    train, held_out = (
-        data.pack(documents, tokenizer, row_length=run.length, folder=study.cache)
-        for documents in parts
-    )
-    return Text(tokenizer, train, held_out, tuple(parts.held_out), study.cache)
+    return Text(*read_corpus(run, study.cache), study.cache)
 
 
 def digest(rows: data.PackedRows) -> str:

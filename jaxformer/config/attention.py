@@ -1,12 +1,13 @@
 """Attention as a choice: its kinds, heads, positions, windows, what keeps scores in bounds."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from jaxformer.config.axes import Norm, QKNorm, RMSNorm
 from jaxformer.config.checks import require, require_pattern, require_positive
 from jaxformer.config.decay import Decay
-from jaxformer.config.positions import Alibi, Positions, Rope, T5Bias, Window
+from jaxformer.config.positions import Alibi, Positions, Rope, RopeTarget, T5Bias, Window
 from jaxformer.config.rope_scaling import LongRope
 
 Projection = Literal["query", "key", "value", "out"]
@@ -94,17 +95,12 @@ class SharedKV:
     def __post_init__(self):
         _check_groups(self)
         _check_patterns(self)
-        for kind in self.positions:
-            targets = set(kind.targets) if isinstance(kind, Rope) else set()
+        for targets in _rotary_targets(self):
             require(
-                targets in (set(), set("qkvo")),
+                set(targets) in (set(), set("qkvo")),
                 "In SharedKV the value is the key, so one cannot be turned without the other, nor "
                 "both without turning the output back: Rope.targets must be ('q', 'k', 'v', 'o'); "
-                f"got {tuple(getattr(kind, 'targets', ()))}.",
-            )
-            require(
-                kind is None or isinstance(kind, Rope | Alibi | T5Bias),
-                f"SharedKV takes Rope, Alibi or T5Bias as positions; got {type(kind).__name__}.",
+                f"got {targets}.",
             )
 
     @property
@@ -163,16 +159,11 @@ class Latent:
             "query_latent" not in self.biases or self.query_latent_dim is not None,
             "A bias of the query_latent needs query_latent_dim; got None.",
         )
-        for kind in self.positions:
-            targets = kind.targets if isinstance(kind, Rope) else ()
+        for targets in _rotary_targets(self):
             require(
                 not set(targets) & set("vo"),
                 "In Latent the value is made from what is kept of a token, which knows no position:"
-                f" Rope.targets may be q and k; got {tuple(targets)}.",
-            )
-            require(
-                kind is None or isinstance(kind, Rope | Alibi | T5Bias),
-                f"Latent takes Rope, Alibi or T5Bias as positions; got {type(kind).__name__}.",
+                f" Rope.targets may be q and k; got {targets}.",
             )
 
     @property
@@ -215,6 +206,17 @@ def _check_patterns(choice: MultiHead | SharedKV | Latent) -> None:
     for rope in choice.positions:
         if isinstance(rope, Rope):
             _check_rope(rope, choice)
+
+
+def _rotary_targets(choice: SharedKV | Latent) -> Iterator[tuple[RopeTarget, ...]]:
+    """What each position kind turns; refuses kinds that these attentions have no term for."""
+    for kind in choice.positions:
+        require(
+            kind is None or isinstance(kind, Rope | Alibi | T5Bias),
+            f"{type(choice).__name__} takes Rope, Alibi or T5Bias as positions; "
+            f"got {type(kind).__name__}.",
+        )
+        yield tuple(kind.targets) if isinstance(kind, Rope) else ()
 
 
 def _check_rope(rope: Rope, choice: MultiHead | SharedKV | Latent) -> None:

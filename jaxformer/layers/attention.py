@@ -12,7 +12,15 @@ from jaxformer import functional as F
 from jaxformer.config.attention import Projection
 from jaxformer.layers.cache import KVCache
 from jaxformer.layers.guide import Guide
-from jaxformer.layers.heads import head_norm, mine, mix, normalise, turn, with_earlier
+from jaxformer.layers.heads import (
+    head_norm,
+    mine,
+    mix,
+    normalise,
+    out_of_heads,
+    turn,
+    with_earlier,
+)
 from jaxformer.layers.initializers import initializer
 from jaxformer.layers.linear import Linear
 from jaxformer.layers.mode import Mode
@@ -72,16 +80,7 @@ class Attention(nn.Module):
         self.query = project("query", cfg.num_heads, init.query)
         self.key = project("key", cfg.num_kv_heads, init.key)
         self.value = project("value", cfg.num_kv_heads, init.value)
-        self.out = Linear(
-            (self.config.model_dim,),
-            init.out or init.projection,
-            self.mode,
-            ("heads", None, "model"),
-            inputs=(cfg.num_heads, cfg.head_dim),
-            bias="out" in cfg.biases,
-            divisor=self.config.residual_divisor,
-            parts=self.parts,
-        )
+        self.out = out_of_heads(self.config, (cfg.num_heads, cfg.head_dim), self.mode, self.parts)
         if cfg.qk_norm is not None:
             norm = partial(head_norm, cfg.qk_norm, head_dim=cfg.head_dim, mode=self.mode)
             self.query_norm = norm("heads", cfg.num_heads)

@@ -10,6 +10,7 @@ from jaxformer import config as c
 from jaxformer import functional as F
 from jaxformer.layers.cache import StateCache
 from jaxformer.layers.guide import Guide
+from jaxformer.layers.heads import out_of_heads
 from jaxformer.layers.initializers import same_angles, spread_memories
 from jaxformer.layers.linear import Linear
 from jaxformer.layers.mode import Mode
@@ -61,16 +62,7 @@ class Decay(nn.Module):
         if cfg.angles is not None and cfg.angles.learned:
             shape = (cfg.num_heads, cfg.head_dim // 2)
             self.angles = PerHead(shape, same_angles(cfg.angles.base), self.mode)
-        self.out = Linear(
-            (self.config.model_dim,),
-            init.out or init.projection,
-            self.mode,
-            ("heads", None, "model"),
-            inputs=heads,
-            bias="out" in cfg.biases,
-            divisor=self.config.residual_divisor,
-            parts=self.parts,
-        )
+        self.out = out_of_heads(self.config, heads, self.mode, self.parts)
 
     @property
     def choice(self) -> c.Decay:

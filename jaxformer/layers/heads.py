@@ -12,6 +12,7 @@ from jaxformer import config as c
 from jaxformer import functional as F
 from jaxformer.layers.cache import Own, remember
 from jaxformer.layers.guide import Guide, magnitude
+from jaxformer.layers.linear import Linear
 from jaxformer.layers.mode import Mode, dropout_key
 from jaxformer.layers.norms import Norm
 from jaxformer.layers.parameters import Logical, mesh_axis, shards
@@ -26,6 +27,23 @@ def head_norm(choice: c.QKNorm, logical: Logical, heads: int, head_dim: int, mod
             return Norm(choice.norm, mode, names=(logical,), width=heads * head_dim)
         case "head":
             return Norm(choice.norm, mode)
+
+
+def out_of_heads(
+    config: c.TransformerConfig, heads: tuple[int, int], mode: Mode, parts: bool
+) -> Linear:
+    """The projection of all heads, so many of such a width, into the stream."""
+    init = config.initialisation
+    return Linear(
+        (config.model_dim,),
+        init.out or init.projection,
+        mode,
+        ("heads", None, "model"),
+        inputs=heads,
+        bias="out" in config.attention.biases,
+        divisor=config.residual_divisor,
+        parts=parts,
+    )
 
 
 def normalise(

@@ -9,7 +9,7 @@ from jaxformer import functional as F
 from jaxformer.layers.attention import Kernel
 from jaxformer.layers.cache import LatentCache
 from jaxformer.layers.guide import Guide
-from jaxformer.layers.heads import mix, turn, with_earlier
+from jaxformer.layers.heads import mix, out_of_heads, turn, with_earlier
 from jaxformer.layers.linear import Linear
 from jaxformer.layers.mode import Mode
 from jaxformer.layers.norms import Norm
@@ -48,16 +48,7 @@ class Latent(nn.Module):
         key, value = init.key or start, init.value or start
         self.key = Kernel((cfg.latent_dim, cfg.num_heads, cfg.nope_dim), key, mode, BY_HEAD)
         self.value = Kernel((cfg.latent_dim, cfg.num_heads, cfg.value_dim), value, mode, BY_HEAD)
-        self.out = Linear(
-            (self.config.model_dim,),
-            init.out or start,
-            mode,
-            ("heads", None, "model"),
-            inputs=(cfg.num_heads, cfg.value_dim),
-            bias="out" in cfg.biases,
-            divisor=self.config.residual_divisor,
-            parts=self.parts,
-        )
+        self.out = out_of_heads(self.config, (cfg.num_heads, cfg.value_dim), mode, self.parts)
 
     @property
     def choice(self) -> c.Latent:

@@ -10,7 +10,15 @@ from jaxformer import config as c
 from jaxformer import functional as F
 from jaxformer.layers.cache import SharedCache
 from jaxformer.layers.guide import Guide, magnitude
-from jaxformer.layers.heads import head_norm, mine, mix, normalise, turn, with_earlier
+from jaxformer.layers.heads import (
+    head_norm,
+    mine,
+    mix,
+    normalise,
+    out_of_heads,
+    turn,
+    with_earlier,
+)
 from jaxformer.layers.linear import Linear
 from jaxformer.layers.mode import Mode
 
@@ -42,16 +50,7 @@ class SharedKV(nn.Module):
             ("model", "kv_heads", None),
             bias="key_value" in cfg.biases,
         )
-        self.out = Linear(
-            (self.config.model_dim,),
-            init.out or init.projection,
-            self.mode,
-            ("heads", None, "model"),
-            inputs=(cfg.num_heads, cfg.head_dim),
-            bias="out" in cfg.biases,
-            divisor=self.config.residual_divisor,
-            parts=self.parts,
-        )
+        self.out = out_of_heads(self.config, (cfg.num_heads, cfg.head_dim), self.mode, self.parts)
         if cfg.qk_norm is not None:
             norm = partial(head_norm, cfg.qk_norm, head_dim=cfg.head_dim, mode=self.mode)
             self.query_norm = norm("heads", cfg.num_heads)

@@ -67,12 +67,6 @@ for name, folders, program, arguments in runs:
 """
 
 
-@pytest.fixture(scope="module", autouse=True)
-def eight_devices():
-    """Start JAX before a run simulates devices, which would change them for the other tests."""
-    assert len(jax.devices()) == 8
-
-
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     place = tmp_path_factory.mktemp("hosts")

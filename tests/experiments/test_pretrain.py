@@ -69,12 +69,6 @@ BASE = pretrain.Pretrain(
 
 
 @pytest.fixture(scope="module", autouse=True)
-def eight_devices():
-    """Start JAX before a run simulates devices, which would change them for the other tests."""
-    assert len(jax.devices()) == 8
-
-
-@pytest.fixture(scope="module", autouse=True)
 def compiled_before(tmp_path_factory):
     """Keep compiled programs for the next run of the same model, which most of these are."""
     settings = {

@@ -279,6 +279,15 @@ def test_the_readme_of_studies_is_made_from_what_they_kept(small, tmp_path):
     assert text.count("![") == 2
 
 
+def test_a_folder_of_something_else_is_refused_and_left_as_it_is(small, tmp_path):
+    output = tmp_path / "run"
+    output.mkdir()
+    (output / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"holds files but no study\.json.*pass another --output"):
+        ablate.main(ablate.Ablation(axis="block", size="smoke", seeds=2, output=output))
+    assert [file.name for file in output.iterdir()] == ["config.json"]
+
+
 def test_an_unfinished_study_is_not_reported(small, tmp_path):
     asked = RopePlacement(size="smoke", seeds=2, output=tmp_path / "results" / "a")
     rope_placement.main(asked)

@@ -46,8 +46,7 @@ LINE = re.compile(r"^ *([\d.]+)% +([\d.]+)% +(\d+)  (.+)$", flags=re.M)
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled_before(tmp_path_factory):
-    """Keep compiled programs for the resumed run, which needs the same; JAX has eight devices."""
-    assert len(jax.devices()) == 8
+    """Keep compiled programs for the resumed run, which needs the same."""
     settings = {
         "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("programs")),
         "jax_persistent_cache_min_compile_time_secs": 0.3,

@@ -194,6 +194,18 @@ def test_other_attention_too(changes, tokens):
     check(replace(config, attention=replace(config.attention, **changes)), tokens)
 
 
+CHOSEN = tuple(chosen for n in range(5) for chosen in combinations(EVERYWHERE, n))
+
+
+@pytest.mark.parametrize("pairing", ["halves", "neighbours"])
+def test_every_choice_of_rotary_targets(pairing, tokens):
+    """A layer for each of the sixteen."""
+    kinds = tuple(Rope(pairing=pairing, targets=chosen) for chosen in CHOSEN)
+    config = build("rope", "gqa")
+    attention = replace(config.attention, positions=kinds)
+    check(replace(config, num_layers=len(kinds), attention=attention), tokens)
+
+
 def test_experts_and_layers_after_the_last_pattern(tokens):
     experts = Experts(expert=GLU(hidden_dim=5), num_experts=4)
     config = replace(

@@ -2,7 +2,6 @@
 
 import functools
 import math
-from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxformer import Transformer, zoo
 from jaxformer import functional as F
-from jaxformer.config import Angles, Decay, EncoderDecoder, Latent, QKNorm, Rope, SharedKV
+from jaxformer.config import EncoderDecoder
 from jaxformer.layers.mode import Mode, dropout
 from jaxformer.parallel import (
     MeshConfig,
@@ -23,36 +22,10 @@ from jaxformer.parallel import (
     parameter_specs,
     token_axes,
 )
+from tests.tiny_llamas import LLAMAS
 
 pytestmark = pytest.mark.usefixtures("no_checks_of_annotations")
 
-LLAMA = zoo.get("llama-2-70b").tiny()
-TURNED = Rope(targets=("q", "k", "v", "o"))
-OURS = {
-    "norms of heads": replace(LLAMA, attention=replace(LLAMA.attention, qk_norm=QKNorm())),
-    "decay": replace(
-        LLAMA,
-        attention=Decay(
-            num_heads=4, head_dim=16, angles=Angles(learned=True), biases=("value", "out")
-        ),
-    ),
-    "everything turned": replace(LLAMA, attention=replace(LLAMA.attention, positions=(TURNED,))),
-    "shared": replace(
-        LLAMA, attention=SharedKV(num_heads=4, head_dim=16, qk_norm=QKNorm(), biases=("key_value",))
-    ),
-    "latent": replace(
-        LLAMA,
-        attention=Latent(
-            num_heads=4,
-            latent_dim=24,
-            query_latent_dim=20,
-            nope_dim=8,
-            rope_dim=6,
-            value_dim=10,
-            biases=("query_latent", "latent", "out"),
-        ),
-    ),
-}
 BATCH, LENGTH = 8, 16
 BLANK = jnp.zeros((1, 2), int)
 
@@ -60,7 +33,7 @@ BLANK = jnp.zeros((1, 2), int)
 @functools.cache
 def on_one_device(name):
     """Configuration, parameters, batch, loss and gradients."""
-    config = OURS.get(name) or zoo.get(name).tiny()
+    config = LLAMAS.get(name) or zoo.get(name).tiny()
     rng = np.random.default_rng(0)
     tokens = jnp.asarray(rng.integers(0, config.vocab_size - 1, (BATCH, LENGTH + 1)))
     source = jnp.asarray(rng.integers(0, config.vocab_size - 1, (BATCH, LENGTH)))
@@ -120,7 +93,7 @@ MESHES = [  # other models and meshes: tests/training/test_meshes.py, tests/zoo/
     ("shared", dict(fsdp=2, tensor=2, context=2)),
     ("latent", dict(fsdp=2, tensor=2, context=2)),
     ("decay", dict(data=2, fsdp=2, tensor=2)),
-    ("everything turned", dict(tensor=2, context=4)),  # queries, keys, values and outputs
+    ("nine placements", dict(tensor=2, context=4)),  # a layer for each of the rotary settings
 ]
 
 

@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import NamedSharding
 
 from jaxformer import Transformer, zoo
-from jaxformer.config import Angles, Decay, EncoderDecoder, Latent, QKNorm, SharedKV
+from jaxformer.config import EncoderDecoder
 from jaxformer.data import Batch, PairBatch
 from jaxformer.parallel import MeshConfig, batch_spec, make_mesh
 from jaxformer.parallel.compiled import collectives_of
@@ -16,30 +16,13 @@ from jaxformer.parallel.traffic import Collective, traffic
 from jaxformer.training import step
 from jaxformer.training.optimizers import AdamW, Muon, OptimizerConfig, make_optimizer
 from jaxformer.training.schedules import Constant
+from tests.tiny_llamas import LLAMA, LLAMAS
 
 ROWS, LENGTH = 8, 16
-LLAMA = zoo.get("llama-2-70b").tiny()  # 2 layers, width 64, 4 heads of 16, 2 of keys and values
-OURS = {
-    "norms of heads": replace(LLAMA, attention=replace(LLAMA.attention, qk_norm=QKNorm())),
-    "shared": replace(LLAMA, attention=SharedKV(num_heads=4, head_dim=16, qk_norm=QKNorm())),
-    "latent": replace(
-        LLAMA,
-        attention=Latent(
-            num_heads=4,
-            latent_dim=24,
-            query_latent_dim=20,
-            nope_dim=8,
-            rope_dim=6,
-            value_dim=10,
-            biases=("query_latent", "latent", "out"),
-        ),
-    ),
-    "decay": replace(LLAMA, attention=Decay(num_heads=4, head_dim=16, angles=Angles(learned=True))),
-}
 
 
 def model(name):
-    return OURS.get(name) or zoo.get(name).tiny()
+    return LLAMAS.get(name) or zoo.get(name).tiny()
 
 
 def update(
