@@ -24,7 +24,15 @@ LLAMAS = {
         ),
     ),
     "shared": replace(
-        LLAMA, attention=SharedKV(num_heads=4, head_dim=16, qk_norm=QKNorm(), biases=("key_value",))
+        LLAMA,
+        num_layers=4,
+        attention=SharedKV(
+            num_heads=4,
+            head_dim=16,
+            positions=(Rope(targets=("q", "k", "v", "o")), Rope()),
+            qk_norm=QKNorm(),
+            biases=("key_value",),
+        ),
     ),
     "latent": replace(
         LLAMA,

@@ -1,13 +1,12 @@
 """Attention as a choice: its kinds, heads, positions, windows, what keeps scores in bounds."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from jaxformer.config.axes import Norm, QKNorm, RMSNorm
 from jaxformer.config.checks import require, require_pattern, require_positive
 from jaxformer.config.decay import Decay
-from jaxformer.config.positions import Alibi, Positions, Rope, RopeTarget, T5Bias, Window
+from jaxformer.config.positions import Alibi, Positions, Rope, T5Bias, Window
 from jaxformer.config.rope_scaling import LongRope
 
 Projection = Literal["query", "key", "value", "out"]
@@ -70,7 +69,8 @@ class SharedKV:
         num_kv_heads: Heads of the shared vector; each serves num_heads / num_kv_heads query heads.
         head_dim: Width of a head.
         positions: How positions enter the scores, cycled over the layers. A `Rope` turns query,
-            key, value and output.
+            key, value and output, unless its targets say otherwise; where it turns only one of key
+            and value, the other is kept too.
         windows: As in `MultiHead`.
         scale: Multiplies the scores; None is head_dim ** -0.5.
         logit_softcap: Scores s become c * tanh(s / c).
@@ -95,18 +95,18 @@ class SharedKV:
     def __post_init__(self):
         _check_groups(self)
         _check_patterns(self)
-        for targets in _rotary_targets(self):
-            require(
-                set(targets) in (set(), set("qkvo")),
-                "In SharedKV the value is the key, so one cannot be turned without the other, nor "
-                "both without turning the output back: Rope.targets must be ('q', 'k', 'v', 'o'); "
-                f"got {targets}.",
-            )
+        _check_kinds(self)
 
     @property
     def rotary_dim(self) -> int:
         """Features of a head that rotary positions may turn."""
         return self.head_dim
+
+    @staticmethod
+    def arrays_kept(positions: Positions | None) -> Literal[1, 2]:
+        """What a layer keeps of each token: two where only one of key and value is turned."""
+        targets = positions.targets if isinstance(positions, Rope) else ()
+        return 1 if ("k" in targets) == ("v" in targets) else 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,11 +159,13 @@ class Latent:
             "query_latent" not in self.biases or self.query_latent_dim is not None,
             "A bias of the query_latent needs query_latent_dim; got None.",
         )
-        for targets in _rotary_targets(self):
+        _check_kinds(self)
+        for kind in self.positions:
+            targets = kind.targets if isinstance(kind, Rope) else ()
             require(
                 not set(targets) & set("vo"),
                 "In Latent the value is made from what is kept of a token, which knows no position:"
-                f" Rope.targets may be q and k; got {targets}.",
+                f" Rope.targets may be q and k; got {tuple(targets)}.",
             )
 
     @property
@@ -208,15 +210,14 @@ def _check_patterns(choice: MultiHead | SharedKV | Latent) -> None:
             _check_rope(rope, choice)
 
 
-def _rotary_targets(choice: SharedKV | Latent) -> Iterator[tuple[RopeTarget, ...]]:
-    """What each position kind turns; refuses kinds that these attentions have no term for."""
+def _check_kinds(choice: SharedKV | Latent) -> None:
+    """Refuse positions that these kinds of attention have no term for."""
     for kind in choice.positions:
         require(
             kind is None or isinstance(kind, Rope | Alibi | T5Bias),
             f"{type(choice).__name__} takes Rope, Alibi or T5Bias as positions; "
             f"got {type(kind).__name__}.",
         )
-        yield tuple(kind.targets) if isinstance(kind, Rope) else ()
 
 
 def _check_rope(rope: Rope, choice: MultiHead | SharedKV | Latent) -> None:

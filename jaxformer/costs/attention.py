@@ -89,27 +89,30 @@ def attention_flops(
             return 2 * length * (2 * d + min(F.RECURRENCE_CHUNK, length)) * heads
 
 
-def cached_numbers(config: c.TransformerConfig) -> int:
-    """Numbers that a layer keeps of each token it may still see."""
+def cached_numbers(config: c.TransformerConfig, positions: c.Positions | None) -> int:
+    """Numbers that a layer with these positions keeps of each token it may still see."""
     match config.attention:
         case c.MultiHead(num_kv_heads=heads, head_dim=width):
             return 2 * heads * width
-        case c.SharedKV(num_kv_heads=heads, head_dim=width):
-            return heads * width
+        case c.SharedKV(num_kv_heads=heads, head_dim=width) as a:
+            return a.arrays_kept(positions) * heads * width
         case c.Latent(latent_dim=latent, rope_dim=rotary):
             return latent + rotary
         case c.Decay(num_heads=heads, head_dim=width):
             return heads * width  # once for all tokens: it has one slot
 
 
-def attention_widths(config: c.TransformerConfig, tensor: int) -> Widths:
-    """What a branch works with, where `tensor` devices share its heads."""
+def attention_widths(
+    config: c.TransformerConfig, positions: c.Positions | None, tensor: int
+) -> Widths:
+    """What a branch with these positions works with, where `tensor` devices share its heads."""
     match config.attention:
         case c.MultiHead() | c.SharedKV() as a:
             both = 2 if isinstance(a, c.MultiHead) else 1
+            around = 2 if isinstance(a, c.MultiHead) else a.arrays_kept(positions)
             heads = a.num_heads * a.head_dim / tensor
             kv = a.num_kv_heads * a.head_dim / min(tensor, a.num_kv_heads)
-            return Widths(heads + both * kv, 2 * heads + kv, heads, both * kv)
+            return Widths(heads + both * kv, 2 * heads + kv, heads, around * kv)
         case c.Latent() as a:
             n, latents = a.num_heads / tensor, a.latent_dim + (a.query_latent_dim or 0)
             asked, told = n * (a.nope_dim + a.rope_dim), n * a.value_dim

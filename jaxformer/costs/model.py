@@ -116,8 +116,9 @@ def cache_bytes(
 
         batch * layers * min(length, window) * numbers * bytes_per_number
 
-    with numbers = 2 * kv_heads * head_dim, half as many where keys are the values (`SharedKV`), and
-    latent_dim + rope_dim where keys and values come from a `Latent`.
+    with numbers = 2 * kv_heads * head_dim, half as many where keys are the values (`SharedKV`,
+    unless only one of them is turned), and latent_dim + rope_dim where keys and values come from a
+    `Latent`.
     `Decay` keeps a state instead, as if of one token, in float32.
 
     Args:
@@ -130,9 +131,11 @@ def cache_bytes(
         Bytes over all layers; layers with a window keep no more than it. Cross-attention, whose
         keys and values depend on the source alone, is not counted.
     """
-    kept = sum(keys_seen(config.layer(i).window, length) for i in range(config.num_layers))
-    width = 4 if isinstance(config.attention, c.Decay) else bytes_per_number
-    return batch * kept * cached_numbers(config) * width
+    kept = sum(
+        keys_seen(choice.window, length) * cached_numbers(config, choice.positions)
+        for choice in map(config.layer, range(config.num_layers))
+    )
+    return batch * kept * (4 if isinstance(config.attention, c.Decay) else bytes_per_number)
 
 
 def activation_bytes(
@@ -220,7 +223,7 @@ def _kept_per_token(
     expert: float,
 ) -> float:
     a, d = config.attention, config.model_dim
-    branch = attention_widths(config, tensor)
+    branch = attention_widths(config, choice.positions, tensor)
     hidden, into = _hidden(choice.feed_forward)
     routed = isinstance(choice.feed_forward, c.Experts)
     inner = into * hidden / tensor * (expert if routed else 1)

@@ -43,7 +43,7 @@ class StateCache(NamedTuple):
 
 
 OwnCache = KVCache | SharedCache | LatentCache | StateCache
-Own = TypeVar("Own", KVCache, SharedCache, LatentCache)
+Own = TypeVar("Own", bound=KVCache | SharedCache | LatentCache)
 
 
 class LayerCache(NamedTuple):
@@ -123,7 +123,7 @@ def empty_cache(
 
     def layer(index: int, *stacked: int) -> LayerCache:
         slots = num_slots(config.layer(index).window, capacity)
-        return LayerCache(_empty(config.attention, (*stacked, *batch, slots), dtype, devices))
+        return LayerCache(_empty(config, index, (*stacked, *batch, slots), dtype, devices))
 
     return Cache(
         layers=tuple(layer(i, repeats) for i in range(config.period if repeats else 0)),
@@ -138,17 +138,19 @@ def empty_cache(
 
 
 def _empty(
-    attention: c.Attention, slots: tuple[int, ...], dtype: DTypeLike, devices: int
+    config: c.TransformerConfig, index: int, slots: tuple[int, ...], dtype: DTypeLike, devices: int
 ) -> OwnCache:
-    """Slots, the last of these axes, with nothing in them."""
+    """Slots of a layer, the last of these axes, with nothing in them."""
 
     def zeros(heads: int, width: int) -> Float[Array, "..."]:
         return jnp.zeros((*slots, devices if heads % devices else heads, width), dtype)
 
-    match attention:
+    match config.attention:
         case c.MultiHead(num_kv_heads=heads, head_dim=width):
             return KVCache(zeros(heads, width), zeros(heads, width))
-        case c.SharedKV(num_kv_heads=heads, head_dim=width):
+        case c.SharedKV(num_kv_heads=heads, head_dim=width) as a:
+            if a.arrays_kept(config.layer(index).positions) == 2:
+                return KVCache(zeros(heads, width), zeros(heads, width))
             return SharedCache(zeros(heads, width))
         case c.Latent(latent_dim=latent, rope_dim=rotary):
             return LatentCache(zeros(1, latent), zeros(1, rotary))

@@ -8,7 +8,7 @@ from jaxtyping import Array, Float
 
 from jaxformer import config as c
 from jaxformer import functional as F
-from jaxformer.layers.cache import SharedCache
+from jaxformer.layers.cache import KVCache, SharedCache
 from jaxformer.layers.guide import Guide, magnitude
 from jaxformer.layers.heads import (
     head_norm,
@@ -26,7 +26,8 @@ from jaxformer.layers.mode import Mode
 class SharedKV(nn.Module):
     """Attention to one vector a token, key and value at once, as `config.SharedKV` says.
 
-    It is turned once and kept as it was turned. Heads are shared out as in `Attention`.
+    It is turned once and kept as it was turned; twice where only one of key and value is turned.
+    Heads are shared out as in `Attention`.
     """
 
     config: c.TransformerConfig
@@ -65,8 +66,11 @@ class SharedKV(nn.Module):
         raise ValueError(f"SharedKV reads its own choices; got {self.config.attention}.")
 
     def __call__(
-        self, x: Float[Array, "*batch T D"], guide: Guide, cache: SharedCache | None = None
-    ) -> tuple[Float[Array, "*batch T D"], SharedCache | None]:
+        self,
+        x: Float[Array, "*batch T D"],
+        guide: Guide,
+        cache: KVCache | SharedCache | None = None,
+    ) -> tuple[Float[Array, "*batch T D"], KVCache | SharedCache | None]:
         """Attend to the text itself; with a cache, to what it holds too. Returns the new cache."""
         cfg = self.choice
         x = F.to_parts(x, self.mode.axes.tensor)
@@ -74,13 +78,20 @@ class SharedKV(nn.Module):
         if cfg.qk_norm is not None:
             query = normalise(cfg.qk_norm, self.query_norm, query)
             both = normalise(cfg.qk_norm, self.key_norm, both)
-        new = SharedCache(mine(turn(self.positions, "v", both, guide), cfg.num_kv_heads, self.mode))
+        query = turn(self.positions, "q", query, guide)
+        value = mine(turn(self.positions, "v", both, guide), cfg.num_kv_heads, self.mode)
+        new: KVCache | SharedCache
+        if cfg.arrays_kept(self.positions) == 2:
+            key = mine(turn(self.positions, "k", both, guide), cfg.num_kv_heads, self.mode)
+            new = KVCache(key, value)
+        else:
+            query, new = self.sharpen(query), SharedCache(value)
         seen, cache = with_earlier(new, cache, guide)
         heads = mix(
             self,
-            self.sharpen(turn(self.positions, "q", query, guide)),
-            seen.key_value,
-            seen.key_value,
+            query,
+            seen[0],
+            seen[-1],
             guide,
             mode=self.mode,
             dropout_rate=self.config.dropout.attention,
@@ -92,7 +103,7 @@ class SharedKV(nn.Module):
     def sharpen(self, query: Float[Array, "*batch T N H"]) -> Float[Array, "*batch T N H"]:
         """What a scaling multiplies rotated keys by falls to the queries: a value must not grow."""
         rope = self.positions
-        if not isinstance(rope, c.Rope) or not rope.targets or magnitude(rope) == 1:
+        if not isinstance(rope, c.Rope) or "k" not in rope.targets or magnitude(rope) == 1:
             return query
         width = rope.width(query.shape[-1])
         return jnp.concatenate([magnitude(rope) * query[..., :width], query[..., width:]], axis=-1)

@@ -172,7 +172,7 @@ def _stack(
     once, branches = adds_up_once(config), 3 if cross else 2
     sums = 1 if once else branches
     for i in range(num_layers):
-        choice = config.layer(i).feed_forward
+        positions, choice = config.layer(i).positions, config.layer(i).feed_forward
         routed = isinstance(choice, c.Experts)
         count = sums + (1 if once and not routed else branches)
         if part.remat == "full":  # what follows a sum needs it again, but the last one of a layer
@@ -182,9 +182,9 @@ def _stack(
         if once and ("out" in config.attention.biases or getattr(choice, "bias", False)):
             size = config.model_dim * WIDE  # all that are added to the sum have the same gradient
             yield Message("all_reduce", TENSOR, "gradients of what heads share", 1, size)
-        yield from _attention(config, part, tokens, tokens)
+        yield from _attention(config, positions, part, tokens, tokens)
         if cross:
-            yield from _attention(config, part, tokens, part.source)
+            yield from _attention(config, None, part, tokens, part.source)
         if isinstance(choice, c.Experts):
             yield from _experts(config, choice, part, tokens)
     routers = [config.layer(i).feed_forward for i in range(min(num_layers, config.period))]
@@ -193,15 +193,20 @@ def _stack(
 
 
 def _attention(
-    config: c.TransformerConfig, part: Part, queries: int, keys: int
+    config: c.TransformerConfig,
+    positions: c.Positions | None,
+    part: Part,
+    queries: int,
+    keys: int,
 ) -> Iterator[Message]:
     """Keys and values round the ring, and norms over heads that are on several devices."""
     a, steps = config.attention, part.n["context"] - 1
     if isinstance(a, c.Decay):  # heads know nothing of each other
         return
-    around = attention_widths(config, part.n["tensor"]).around
+    around = attention_widths(config, positions, part.n["tensor"]).around
     passes = 2 if part.remat == "none" else 3
-    count = (1 if isinstance(a, c.SharedKV) else 2) * steps * passes
+    arrays = a.arrays_kept(positions) if isinstance(a, c.SharedKV) else 2
+    count = arrays * steps * passes
     size = round(steps * passes * keys * around) * part.narrow
     yield Message("permute", CONTEXT, "keys and values", count, size)
     norm = None if isinstance(a, c.Latent) else a.qk_norm

@@ -524,12 +524,6 @@ LONG_ROPE = c.LongRope(short=SHORT, long=LONG, original_max_length=4, max_length
         (lambda: change(dict(positions=())), r"MultiHead.positions is cycled .* got \(\)"),
         (lambda: shared_kv(num_kv_heads=3), "got num_heads=4, num_kv_heads=3"),
         (lambda: shared_kv(head_dim=0), "SharedKV.head_dim must be positive; got 0"),
-        (
-            lambda: shared_kv(positions=(c.Rope(),)),
-            r"the value is the key, .* must be \('q', 'k', 'v', 'o'\); got \('q', 'k'\)",
-        ),
-        (lambda: shared_kv(positions=(c.Rope(targets=("q", "k", "v")),)), r"got \('q', 'k', 'v'\)"),
-        (lambda: shared_kv(positions=(c.Rope(targets=("k",)),)), r"got \('k',\)"),
         (lambda: shared_kv(positions=(c.TransformerXL(),)), "SharedKV takes .* got TransformerXL"),
         (lambda: latent(latent_dim=0), "Latent.latent_dim must be positive; got 0"),
         (lambda: latent(query_latent_dim=-1), "Latent.query_latent_dim must be positive; got -1"),

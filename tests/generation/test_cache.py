@@ -197,12 +197,16 @@ def test_other_attention_too(changes, tokens):
 CHOSEN = tuple(chosen for n in range(5) for chosen in combinations(EVERYWHERE, n))
 
 
+@pytest.mark.parametrize("shared", [False, True], ids=["apart", "shared"])
 @pytest.mark.parametrize("pairing", ["halves", "neighbours"])
-def test_every_choice_of_rotary_targets(pairing, tokens):
+def test_every_choice_of_rotary_targets(pairing, shared, tokens):
     """A layer for each of the sixteen."""
     kinds = tuple(Rope(pairing=pairing, targets=chosen) for chosen in CHOSEN)
     config = build("rope", "gqa")
-    attention = replace(config.attention, positions=kinds)
+    if shared:
+        attention = SharedKV(num_heads=4, num_kv_heads=2, head_dim=4, positions=kinds)
+    else:
+        attention = replace(config.attention, positions=kinds)
     check(replace(config, num_layers=len(kinds), attention=attention), tokens)
 
 

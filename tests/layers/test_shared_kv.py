@@ -1,4 +1,5 @@
 from dataclasses import replace
+from itertools import combinations
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ from jaxformer import Transformer, costs
 from jaxformer import functional as F
 from jaxformer.config import MultiHead, QKNorm, RMSNorm, Rope, Yarn
 from jaxformer.config import SharedKV as Choice
-from jaxformer.layers import Guide, Mode, empty_cache
+from jaxformer.layers import Attention, Guide, Mode, empty_cache
 from jaxformer.layers.guide import Places, rotations
 from jaxformer.layers.shared_kv import SharedKV
 
@@ -132,6 +133,51 @@ def test_it_is_the_relative_form(choice, layer, normal):
     x = normal(B, T, D)
     expected = relative_form(choice, params, x, true_frequencies(choice.positions[0]))
     np.testing.assert_allclose(attention(x, guide(choice, places())), expected, atol=3e-5)
+
+
+EVERY = tuple(chosen for n in range(5) for chosen in combinations("qkvo", n))
+
+
+@pytest.mark.parametrize("scaling", [None, Yarn(factor=40.0, original_max_length=8)])
+def test_whatever_is_turned_it_is_multi_head_with_one_kernel_for_both(
+    config, layer, normal, scaling
+):
+    """All sixteen choices."""
+    shared = Choice(num_heads=N, head_dim=H)
+    params, _ = layer(shared)
+    own = {"key": params["key_value"], "value": params["key_value"]}
+    own |= {name: params[name] for name in ("query", "out")}
+    apart = MultiHead(num_heads=N, num_kv_heads=1, head_dim=H)
+
+    @jax.jit
+    def run(x):
+        found = {}
+        for targets in EVERY:
+            rope = Rope(targets=targets, scaling=scaling)
+            one, two = (replace(a, positions=(rope,)) for a in (shared, apart))
+            here = guide(one, places())
+            one = SharedKV(replace(config(), attention=one), rope, Mode())
+            two = Attention(replace(config(), attention=two), rope, Mode())
+            found[targets] = (
+                one.apply({"params": params}, x, here)[0],
+                two.apply({"params": own}, x, here)[0],
+            )
+        return found
+
+    for targets, (found, expected) in run(normal(B, T, D)).items():
+        np.testing.assert_allclose(found, expected, atol=3e-5, err_msg=str(targets))
+
+
+def test_a_second_array_is_kept_where_key_and_value_are_not_turned_alike(config):
+    """inventory row 74: rotary keys alone double what is kept."""
+    for targets in EVERY:
+        shared = Choice(num_heads=N, head_dim=H, positions=(Rope(targets=targets),))
+        cfg = replace(config(), attention=shared)
+        cache = empty_cache(cfg, (3,), 50, dtype=jnp.bfloat16)
+        alike = ("k" in targets) == ("v" in targets)
+        kept = sum(x.nbytes for x in jax.tree.leaves((cache.layers, cache.tail)))
+        assert kept == costs.cache_bytes(cfg, 50, batch=3)
+        assert kept == (1 if alike else 2) * 3 * cfg.num_layers * 50 * H * 2
 
 
 def test_a_scaling_of_what_is_not_turned_changes_nothing(layer, normal):
