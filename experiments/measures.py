@@ -19,6 +19,7 @@ from jaxformer import functional as F
 from jaxformer.training.gradient import total_loss
 
 TIMES = (1, 2, 4, 8)
+CHARACTERS = 6000  # of a document, where longer rows are read
 DEPTH = 24  # layers of the model whose gradients are looked at
 
 
@@ -30,14 +31,15 @@ def nothing_more(arm: Arm, params: Any, text: Text, training: Training) -> Numbe
 def at_lengths(arm: Arm, params: Any, text: Text, training: Training) -> Numbers:
     """Losses of the same held-out tokens in rows of 1, 2, 4 and 8 times the length of training.
 
-    Where the arm is rotary, also with each way of stretching its positions so many times.
+    Where the arm is rotary, also with each way of stretching its positions so many times. They are
+    the first `CHARACTERS` of each document, so that no long one speaks for all.
     """
     length, found = training.rows.row_length, {}
     ways: dict[str, Mapping[int, c.TransformerConfig]] = {
         "as trained": {times: arm.model for times in TIMES}
     }
-    plain = arm.model.attention.positions == (c.Rope(),)
-    if plain:
+    kinds = set(arm.model.attention.positions) - {None}
+    if kinds and all(isinstance(kind, c.Rope) and kind.scaling is None for kind in kinds):
         stretched = {times: scalings(arm.model, length, times) for times in TIMES[1:]}
         for name in stretched[TIMES[1]]:
             ways[name] = {
@@ -56,12 +58,13 @@ def at_lengths(arm: Arm, params: Any, text: Text, training: Training) -> Numbers
 
 def packed(text: Text, length: int) -> data.PackedRows:
     """The held-out documents in rows of another length."""
-    return data.pack(text.documents, text.tokenizer, row_length=length, folder=text.cache)
+    starts = [d._replace(text=d.text[:CHARACTERS]) for d in text.documents]
+    return data.pack(starts, text.tokenizer, row_length=length, folder=text.cache)
 
 
 def scalings(model: c.TransformerConfig, length: int, times: int) -> dict[str, c.RopeScaling]:
     """Every way of stretching rotary positions so many times."""
-    pairs = model.attention.rotary_dim // 2
+    pairs = len(wavelengths(model))
     factor = float(times)
     return {
         "linear": c.LinearScaling(factor=factor),
@@ -82,10 +85,8 @@ def scalings(model: c.TransformerConfig, length: int, times: int) -> dict[str, c
 
 
 def wavelengths(model: c.TransformerConfig) -> list[float]:
-    """Tokens of a whole turn of each rotary pair of the first layer."""
-    rope = model.attention.positions[0]
-    if not isinstance(rope, c.Rope):
-        raise ValueError(f"The first layer has no rotary positions; it has {rope}.")
+    """Tokens of a whole turn of each rotary pair of the first rotary layer."""
+    rope = next(kind for kind in model.attention.positions if isinstance(kind, c.Rope))
     frequencies = F.rope_frequencies(rope.width(model.attention.rotary_dim), base=rope.base)
     return [2 * math.pi / float(x) for x in frequencies]
 

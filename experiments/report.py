@@ -5,7 +5,9 @@
 Tables and pictures are made anew from the JSON; nothing in them is written by hand.
 """
 
-import json
+import shlex
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -13,7 +15,7 @@ from experiments import ablation_tables, rope_placement
 from experiments.ablations import Axis, arms_of
 from experiments.command_line import readable_errors
 from experiments.pretrain_runs import RUNS
-from experiments.study import Numbers
+from experiments.study import Numbers, read_json
 from experiments.study_plots import plot_losses, plot_more
 from experiments.study_sizes import ABLATION_SIZES
 from jaxformer.training.progress import format_count, format_duration
@@ -56,44 +58,45 @@ def main(results: Path = RESULTS, readme: Path = HERE / "README.md") -> None:
 
 def section(folder: Path, beside: Path) -> str:
     """One study: how it was made, what came of it."""
-    study = json.loads((folder / "study.json").read_text())
-    found = [json.loads(path.read_text()) for path in sorted((folder / "arms").glob("*.json"))]
-    title, table, found = told(study, found)
+    study = read_json(folder / "study.json")
+    found = [read_json(path) for path in sorted((folder / "arms").glob("*.json"))]
+    title, order, table_of = told(study)
+    how = command(study, order, folder.relative_to(beside.parent))
+    found = in_order(study, found, how)
+    table = table_of(found)
     (folder / "table.md").write_text(table)
     plot_losses(folder / "plot.png", found, title=title)
     plot_more(folder / "more.png", found, length=study["length"])
     pictures = [f"![{title}]({path.relative_to(beside)})" for path in sorted(folder.glob("*.png"))]
-    return "\n\n".join([f"\n## {title}", made(study, found), table.rstrip(), *pictures]) + "\n"
+    parts = [f"\n## {title}", f"`{how}`", made(study, found), table.rstrip(), *pictures]
+    return "\n\n".join(parts) + "\n"
 
 
-def told(study: Numbers, found: list[Numbers]) -> tuple[str, str, list[Numbers]]:
-    """The title of a study, its tables, and its arms in their order."""
+def told(study: Numbers) -> tuple[str, list[str], Callable[[list[Numbers]], str]]:
+    """The title of a study, the names of all its arms in order, and what makes its tables."""
     if study["study"] == "rope_placement":
         order = [setting.name for setting in rope_placement.SETTINGS]
-        found = in_order(study, found, order)
-        return f"Where rotary positions act ({study['size']})", rope_placement.report(found), found
+        return f"Where rotary positions act ({study['size']})", order, rope_placement.report
     axis = study["study"].removeprefix("ablate_")
     order = [arm.name for arm in arms_of(axis, {**RUNS, **ABLATION_SIZES}[study["size"]])]
-    found = in_order(study, found, order)
     title = f"Ablation: {axis.replace('_', ' ')} ({study['size']})"
-    return title, ablation_tables.report(axis, found), found
+    return title, order, partial(ablation_tables.report, axis)
 
 
-def in_order(study: Numbers, found: list[Numbers], order: list[str]) -> list[Numbers]:
-    """The arms in their order; an ablation may have chosen some, but has the baseline.
+def in_order(study: Numbers, found: list[Numbers], how: str) -> list[Numbers]:
+    """The arms in their order.
 
     Raises:
         ValueError: The study is not finished.
     """
     names = [numbers["arm"]["name"] for numbers in found]
-    chosen = study["study"] != "rope_placement" and len(names) > 1
-    missing = [name for name in (order[:1] if chosen else order) if name not in names]
+    missing = [name for name in study["arms"] if name not in names]
     if missing:
         raise ValueError(
-            f"{study['study']} ({study['size']}) has {len(names)} of {len(order)} arms; without "
-            f"{', '.join(missing)}. Finish it with\n  {command(study)}"
+            f"{study['study']} ({study['size']}) has {len(names)} of {len(study['arms'])} arms; "
+            f"without {', '.join(missing)}. Finish it with\n  {how}"
         )
-    return sorted(found, key=lambda numbers: order.index(numbers["arm"]["name"]))
+    return [found[names.index(name)] for name in study["arms"]]
 
 
 def made(study: Numbers, found: list[Numbers]) -> str:
@@ -103,11 +106,11 @@ def made(study: Numbers, found: list[Numbers]) -> str:
     dates = sorted({numbers["date"] for numbers in found})
     model = found[0]["arm"]["model"]
     return (
-        f"`{command(study)}`\n\n"
         f"{found[0]['parameters']:,} parameters ({model['num_layers']} layers of width "
         f"{model['model_dim']}, a vocabulary of {model['vocab_size']:,}) in the first arm; each "
         f"run saw {study['tokens']:,} tokens ({study['steps']:,} updates of {study['batch_size']} "
-        f"rows of {study['length']}) of the {study['corpus']}; {len(study['seeds'])} seeds; "
+        f"rows of {study['length']}; {study['epochs']:g} times through the text) of the "
+        f"{study['corpus']}; {len(study['seeds'])} seeds; "
         f"{study['held_out_tokens']:,} held-out tokens. {format_duration(seconds)} on "
         f"{machine['devices']} device(s) of {machine['cores']} cores ({machine['device']}, "
         f"{machine['processor']}), with jax {machine['jax']}, "
@@ -116,8 +119,8 @@ def made(study: Numbers, found: list[Numbers]) -> str:
     )
 
 
-def command(study: Numbers) -> str:
-    """The command that makes the results."""
+def command(study: Numbers, order: list[str], folder: Path) -> str:
+    """The command that makes the results, or goes on with them."""
     name, size = study["study"], study["size"]
     module = name if name == "rope_placement" else f"ablate --axis {name.removeprefix('ablate_')}"
     base = f"--run {size}" if size in RUNS else f"--size {size}"
@@ -125,7 +128,9 @@ def command(study: Numbers) -> str:
         f"--{flag.replace('_', '-')} {study[flag]}" for flag in ("steps", "batch_size", "length")
     )
     seeds = f"--seeds {len(study['seeds'])} --first-seed {study['seeds'][0]}"
-    return f"python -m experiments.{module} {base} {numbers} {seeds}"
+    chosen = " ".join(shlex.quote(arm) for arm in study["arms"][1:])
+    arms = "" if study["arms"] == order else f" --arms {chosen}"
+    return f"python -m experiments.{module} {base} {numbers} {seeds}{arms} --output {folder}"
 
 
 if __name__ == "__main__":

@@ -89,7 +89,8 @@ class Results:
 
     Args:
         folder: Made where it is missing.
-        description: What the results depend on, beside the arm.
+        description: What the results depend on, beside the arm; and which arms there are to be,
+            to which others may be added later.
 
     Raises:
         ValueError: The folder holds results of another study, or something else.
@@ -98,6 +99,7 @@ class Results:
     def __init__(self, folder: Path, description: Numbers):
         self.folder = folder
         file = folder / "study.json"
+        arms = description["arms"]
         if not file.exists():
             if folder.exists() and any(folder.iterdir()):
                 raise ValueError(
@@ -107,7 +109,10 @@ class Results:
             (folder / "arms").mkdir(parents=True, exist_ok=True)
             write_json(file, description)
             return
-        before, now = flatten(read_json(file)), flatten(description)
+        there = read_json(file)
+        more = [arm for arm in arms if arm not in there["arms"]]
+        arms = [*there["arms"], *more]
+        before, now = (flatten({**study, "arms": None}) for study in (there, description))
         changed = [
             f"  {name}: {before.get(name)} there, {now.get(name)} now"
             for name in sorted(before.keys() | now.keys())
@@ -118,6 +123,8 @@ class Results:
                 f"{folder} holds results of another study; pass another --output.\n"
                 + "\n".join(changed)
             )
+        if more:
+            write_json(file, {**there, "arms": arms})
 
     def finished(self, arm: Arm) -> Numbers | None:
         """What was found for an arm, if it is finished.
@@ -250,6 +257,8 @@ def conduct(
         "corpus": str(run.corpus),
         "text": {"train": digest(text.train), "held_out": digest(text.held_out)},
         "held_out_tokens": int(np.sum(text.held_out.segments > 0)),
+        "epochs": round(run.steps * run.batch_size / len(text.train), 2),
+        "arms": [arm.name for arm in arms],
     }
     output = study.output or Path("runs") / f"{name}-{description['size']}"
     results = Results(output, description)

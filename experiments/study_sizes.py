@@ -5,13 +5,27 @@ from typing import Any
 
 from experiments.pretrain_runs import Pretrain
 from jaxformer import data
-from jaxformer.config import GLU, Head, MultiHead, TransformerConfig
+from jaxformer.config import (
+    GLU,
+    Embedding,
+    Head,
+    Initialisation,
+    MultiHead,
+    Normal,
+    TransformerConfig,
+)
 from jaxformer.training.optimizers import AdamW, OptimizerConfig
 from jaxformer.training.schedules import Cosine
 
 
 def llama_like(*, model_dim: int, num_layers: int, num_heads: int, vocab: int) -> TransformerConfig:
-    """RoPE, RMSNorm before each branch, SwiGLU, one table for both ends; nothing else."""
+    """RoPE, RMSNorm before each branch, SwiGLU, one table for both ends; nothing else.
+
+    The table starts at model_dim ** -0.5 and its rows are multiplied by the root of model_dim, so
+    that token vectors begin as large as what branches add to them, and logits at variance 1. With
+    rows of 0.02 the first attention's mean over the past, ten times as large, hides each token's
+    own from all that follows: see LOG.md.
+    """
     return TransformerConfig(
         vocab_size=vocab,
         model_dim=model_dim,
@@ -21,6 +35,8 @@ def llama_like(*, model_dim: int, num_layers: int, num_heads: int, vocab: int) -
         ),
         feed_forward=(GLU(hidden_dim=8 * model_dim // 3 // 32 * 32),),
         head=Head(tied=True),
+        embedding=Embedding(scale=model_dim**0.5),
+        initialisation=Initialisation(embedding=Normal(std=model_dim**-0.5)),
     )
 
 
@@ -31,7 +47,7 @@ def study_run(
     peak: float,
     length: int,
     batch_size: int,
-    held_out: float = 0.015,
+    held_out: float = 0.05,
     **more: Any,
 ) -> Pretrain:
     """A run in all that a study reads of it: AdamW under a cosine, a tenth of it to warm up."""
@@ -55,11 +71,11 @@ SMOKE = study_run(
     peak=1e-2,
     length=32,
     batch_size=4,
-    held_out=0.01,
+    held_out=0.015,
 )
 GPU = study_run(
     llama_like(model_dim=768, num_layers=12, num_heads=12, vocab=16384),
-    steps=3000,
+    steps=400,  # some four times through the text
     peak=1e-3,
     length=1024,
     batch_size=32,

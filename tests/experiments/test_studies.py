@@ -166,7 +166,7 @@ def test_results_of_another_study_are_refused(small, tmp_path):
 
 
 def test_an_arm_of_another_design_is_refused(small, tmp_path):
-    results = study.Results(tmp_path / "out", {"study": "mine"})
+    results = study.Results(tmp_path / "out", {"study": "mine", "arms": ["base"]})
     first = arm(small)
     results.save(first, {"held_out": [1.0]})
     assert results.finished(first)["held_out"] == [1.0]
@@ -272,8 +272,9 @@ def test_the_readme_of_studies_is_made_from_what_they_kept(small, tmp_path):
     text = (tmp_path / "README.md").read_text()
     assert (results / "a" / "table.md").read_text() == table and table in text
     flags = "--axis position --size smoke --steps 3 --batch-size 2 --length 8 --seeds 2"
-    assert f"`python -m experiments.ablate {flags} --first-seed 0`" in text
-    assert "each run saw 48 tokens (3 updates of 2 rows of 8)" in text
+    where = f"--first-seed 0 --arms none --output {tmp_path.name}/results/a"
+    assert f"`python -m experiments.ablate {flags} {where}`" in text
+    assert "each run saw 48 tokens (3 updates of 2 rows of 8; " in text
     for picture in re.findall(r"!\[.*\]\((.*)\)", text):
         assert (tmp_path / picture).stat().st_size > 10_000
     assert text.count("![") == 2
@@ -297,6 +298,15 @@ def test_an_unfinished_study_is_not_reported(small, tmp_path):
     ):
         report.main(tmp_path / "results", tmp_path / "README.md")
     assert not (tmp_path / "README.md").exists()
+    rope_placement.main(asked)
+    ablate.main(
+        ablate.Ablation(axis="block", size="smoke", seeds=2, output=tmp_path / "results" / "b")
+    )
+    (tmp_path / "results" / "b" / "arms" / "parallel__one_norm.json").unlink()
+    with pytest.raises(
+        ValueError, match=r"2 of 3 arms; without parallel, one norm\.(.|\n)*--output"
+    ):
+        report.main(tmp_path / "results", tmp_path / "README.md")
     (tmp_path / "results" / "a" / "study.json").write_text("{")
     with pytest.raises(ValueError, match=r"study\.json is not JSON: "):
         rope_placement.main(asked)
