@@ -1,7 +1,9 @@
 """The report of an ablation."""
 
 import math
+import statistics
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -13,12 +15,15 @@ from experiments.study_tables import (
     NOTHING,
     Column,
     deviation,
-    difference_from_first,
+    difference_from,
     markdown,
     mean_and_interval,
 )
 
-SPEED = "Tokens/s are of all seeds together; arms ran one after the other, maybe beside other work."
+SPEED = (
+    "Speed is that of training, as a multiple of the first arm's in the same round: the median of "
+    "some rounds in which all arms had a turn of a few updates, and the least and the most."
+)
 NEAR = 0.01  # models whose parameters differ by less are called equal
 
 
@@ -29,9 +34,9 @@ def report(axis: str, found: list[Numbers]) -> str:
         Column(axis.replace("_", " "), lambda numbers: numbers["arm"]["name"]),
         Column("held-out loss", mean_and_interval("held_out")),
         Column("spread", deviation("held_out")),
-        Column("minus the first", difference_from_first("held_out", found)),
+        Column("minus the first", difference_from("held_out", found[0])),
         Column("parameters", lambda numbers: f"{numbers['parameters']:,}"),
-        Column("tokens/s", lambda numbers: f"{numbers['tokens_per_second']:,.0f}"),
+        Column("speed", partial(_speed, found[0])),
         Column("updates left out", lambda numbers: str(numbers["skipped"])),
     ]
     parts = [markdown(columns, found), NOTE, SPEED, _sizes(found)]
@@ -40,6 +45,15 @@ def report(axis: str, found: list[Numbers]) -> str:
     if "gradient_by_depth" in baseline:
         parts.append(_depths(found))
     return "\n\n".join(parts) + "\n"
+
+
+def _speed(baseline: Numbers, numbers: Numbers) -> str:
+    """Tokens per second beside the baseline's, round by round."""
+    pairs = zip(numbers["speeds"], baseline["speeds"], strict=True)
+    times = sorted(own / other for own, other in pairs)
+    if numbers is baseline:
+        return f"{statistics.median(numbers['speeds']):,.0f} tokens/s"
+    return f"{statistics.median(times):.2f} ({times[0]:.2f} to {times[-1]:.2f})"
 
 
 def _sizes(found: list[Numbers]) -> str:

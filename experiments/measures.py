@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import jax
@@ -103,7 +102,11 @@ def by_depth(arm: Arm, params: Any, text: Text, training: Training) -> Numbers:
 
     def norms(key: Any) -> Any:
         start = model.init(key, jnp.zeros((1, 2), jnp.int32))["params"]
-        loss = partial(total_loss, model, arm.objective, batch=batch, key=key, over=())
+
+        def loss(params: Any) -> Any:
+            total = total_loss(model, arm.objective, params, batch, key, over=())
+            return total / float(np.sum(batch.mask))
+
         return jax.grad(loss)(start)
 
     keys = [jax.random.key(seed) for seed in training.seeds]

@@ -15,7 +15,7 @@ from experiments import ablation_tables, rope_placement
 from experiments.ablations import Axis, arms_of
 from experiments.command_line import readable_errors
 from experiments.pretrain_runs import RUNS
-from experiments.study import Numbers, read_json
+from experiments.study import SPEEDS, Numbers, read_json
 from experiments.study_plots import plot_losses, plot_more
 from experiments.study_sizes import ABLATION_SIZES
 from jaxformer.training.progress import format_count, format_duration
@@ -62,6 +62,12 @@ def section(folder: Path, beside: Path) -> str:
     found = [read_json(path) for path in sorted((folder / "arms").glob("*.json"))]
     title, order, table_of = told(study)
     how = command(study, order, folder.relative_to(beside.parent))
+    speeds = read_json(folder / SPEEDS) if (folder / SPEEDS).exists() else {}
+    found = [
+        {**numbers, "speeds": speeds[numbers["arm"]["name"]]}
+        for numbers in in_order(study, found, how)
+        if numbers["arm"]["name"] in speeds
+    ]
     found = in_order(study, found, how)
     table = table_of(found)
     (folder / "table.md").write_text(table)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from experiments.command_line import readable_errors
 from experiments.measures import nothing_more
 from experiments.seeds import Arm
-from experiments.statistics import rank_correlation
+from experiments.statistics import rank_chance, rank_correlation
 from experiments.study import Numbers, Study, base_run, conduct
 from experiments.study_command import read
 from experiments.study_plots import plot_losses
@@ -26,7 +26,7 @@ from experiments.study_tables import (
     NOTE,
     Column,
     deviation,
-    difference_from_first,
+    difference_from,
     markdown,
     mean_and_interval,
 )
@@ -92,7 +92,8 @@ def report(found: list[Numbers]) -> str:
         Column("rotary positions on", lambda numbers: numbers["arm"]["name"]),
         Column("held-out loss", mean_and_interval("held_out")),
         Column("spread", deviation("held_out")),
-        Column("minus QK", difference_from_first("held_out", found)),
+        Column("minus QK", difference_from("held_out", found[0])),
+        Column("minus none", difference_from("held_out", named(found, "none"))),
         Column("published", lambda numbers: f"{published(numbers):.3f}"),
         Column("its minus QK", lambda numbers: f"{published(numbers) - first:+.3f}"),
     ]
@@ -100,14 +101,16 @@ def report(found: list[Numbers]) -> str:
     names = " < ".join(numbers["arm"]["name"] for numbers in ordered)
     theirs = [published(numbers) for numbers in found]
     rho = rank_correlation([mean_loss(numbers) for numbers in found], theirs)
+    chance = rank_chance([mean_loss(numbers) for numbers in found], theirs)
     seeds = [rank_correlation(losses, theirs) for losses in by_seed(found)]
     return (
         f"{markdown(columns, ordered)}\n\n{NOTE}\n\n"
         f"Our order, from the lowest loss: {names}.\n\n"
         f"The published order: {' < '.join(setting.name for setting in SETTINGS)} ({SOURCE}; one "
         "run each of a model of about 1B, text and tokens not stated).\n\n"
-        f"Spearman's rank correlation of both: {rho:.2f}; of single seeds {min(seeds):.2f} to "
-        f"{max(seeds):.2f}. {group_order(found)}\n"
+        f"Spearman's rank correlation of both: {rho:.2f} (an order drawn at random is as near, or "
+        f"as near to the reverse, with probability {chance:.3f}); of single seeds "
+        f"{min(seeds):.2f} to {max(seeds):.2f}. {group_order(found)}\n"
     )
 
 
@@ -133,6 +136,11 @@ def group_order(found: list[Numbers]) -> str:
             f"({count} of {len(seeds)} seeds)"
         )
     return f"Of its groups, every member against every one: {'; '.join(said)}."
+
+
+def named(found: list[Numbers], name: str) -> Numbers:
+    """The arm of that name."""
+    return next(numbers for numbers in found if numbers["arm"]["name"] == name)
 
 
 def by_seed(found: list[Numbers]) -> list[list[float]]:

@@ -85,17 +85,12 @@ def train_seeds(arm: Arm, training: Training, title: str) -> Trained:
     Raises:
         ValueError: A device has not enough memory for one seed at a time.
     """
-    model = Transformer(arm.model, dtype=jnp.dtype(training.dtype), remat=training.remat)
-    optimizer = make_optimizer(arm.optimizer, training.steps)
-    place = spread(training.devices)
-    keys = jax.vmap(jax.random.key)(jnp.asarray(training.seeds, jnp.uint32))
-    state = place.put(jax.jit(jax.vmap(partial(start, model, optimizer)))(keys))
-    batches = seed_batches(training)
+    place, batches = spread(training.devices), seed_batches(training)
     batch = place.put(next(batches))
     since = time.monotonic()
-    run = compiled_for_all(place, partial(update, model, optimizer, arm.objective), state, batch)
+    begin, run = compile_arm(arm, training, place, batch)
     compiled = time.monotonic()
-    losses = []
+    state, losses = begin(), []
     with Progress(training.steps, title=title) as progress:
         for at in range(training.steps):
             state, metrics = run(state, batch)
@@ -106,6 +101,50 @@ def train_seeds(arm: Arm, training: Training, title: str) -> Trained:
     took = time.monotonic() - compiled
     skipped = int(np.sum(state.guard.skipped))
     return Trained(state.params, np.stack(losses), skipped, took, compiled - since)
+
+
+class Place(NamedTuple):
+    """Where seeds are, and how functions of one seed become functions of all.
+
+    `mapped` runs the seeds of a device one after the other, or side by side.
+    """
+
+    put: Callable[[Any], Any]
+    mapped: Callable[..., Callable[..., Any]]
+
+
+class Program(NamedTuple):
+    """An arm ready to train: the state of all seeds before the first update, and the update."""
+
+    begin: Callable[[], step.TrainState]
+    update: Callable[[step.TrainState, data.Batch], tuple[step.TrainState, step.StepMetrics]]
+
+
+def compile_arm(arm: Arm, training: Training, place: Place, batch: Any) -> Program:
+    """Compile for batches like this one.
+
+    Raises:
+        ValueError: A device has not enough memory for one seed at a time.
+    """
+    model = Transformer(arm.model, dtype=jnp.dtype(training.dtype), remat=training.remat)
+    optimizer = make_optimizer(arm.optimizer, training.steps)
+    keys = jax.vmap(jax.random.key)(jnp.asarray(training.seeds, jnp.uint32))
+    first = jax.jit(jax.vmap(partial(start, model, optimizer)))
+
+    def begin() -> step.TrainState:
+        return place.put(first(keys))
+
+    function = partial(update, model, optimizer, arm.objective)
+    ways = (True,) if on_cpu() else (False, True)
+    compiled = compiled_for_all(
+        place, function, begin(), batch, ways=ways, room=memory_per_device()
+    )
+    return Program(begin, compiled)
+
+
+def on_cpu() -> bool:
+    """Whether seeds are faster one after the other."""
+    return jax.devices()[0].platform == "cpu"
 
 
 def start(model: Transformer, optimizer: optax.GradientTransformation, key: Any) -> step.TrainState:
@@ -145,24 +184,30 @@ def seed_batches(training: Training) -> Iterator[data.Batch]:
         yield data.Batch(*map(np.stack, zip(*(batches[at] for batches in each), strict=True)))
 
 
-class Place(NamedTuple):
-    """Where seeds are, and how functions of one seed become functions of all.
+def compiled_for_all(
+    place: Place,
+    function: Callable[..., Any],
+    state: Any,
+    batch: Any,
+    *,
+    ways: Sequence[bool],
+    room: int | None,
+) -> Any:
+    """An update of all seeds.
 
-    `mapped` runs the seeds of a device one after the other, or side by side.
-    """
-
-    put: Callable[[Any], Any]
-    mapped: Callable[..., Callable[..., Any]]
-
-
-def compiled_for_all(place: Place, function: Callable[..., Any], state: Any, batch: Any) -> Any:
-    """An update of all seeds, side by side on a device if it has room for that.
+    Args:
+        place: Where they are.
+        function: The update of one.
+        state: Of all.
+        batch: Of all.
+        ways: Whether a device runs its seeds one by one, or side by side: the first that fits.
+        room: Bytes of a device; None is not known, and everything fits.
 
     Raises:
-        ValueError: It has no room for one after the other either.
+        ValueError: Nothing fits.
     """
-    needed, room = 0, memory_per_device()
-    for one_by_one in (False, True) if jax.devices()[0].platform != "cpu" else (True,):
+    needed = 0
+    for one_by_one in ways:
         each = jax.jit(place.mapped(function, one_by_one=one_by_one), donate_argnums=0)
         compiled = each.lower(state, batch).compile()
         memory = compiled.memory_analysis()
@@ -183,7 +228,7 @@ def spread(devices: int) -> Place:
     mesh = jax.sharding.Mesh(np.asarray(jax.devices()[:devices]), (AXIS,))
     where = jax.sharding.NamedSharding(mesh, P(AXIS))
 
-    def mapped(function: Callable[..., Any], *, one_by_one: bool = True) -> Callable[..., Any]:
+    def mapped(function: Callable[..., Any], *, one_by_one: bool) -> Callable[..., Any]:
         def here(*arguments: Any) -> Any:
             if one_by_one:
                 return jax.lax.map(lambda given: function(*given), arguments)
@@ -217,7 +262,7 @@ def held_out_nats(
         losses = F.token_cross_entropy(apply_to(batch, layers, params), jnp.asarray(batch.targets))
         return jnp.sum(jnp.where(batch.mask, losses, 0.0))
 
-    program = jax.jit(place.mapped(tally))
+    program = jax.jit(place.mapped(tally, one_by_one=on_cpu()))
     total = np.zeros(count)
     for batch in data.evaluation_batches(rows, batch_size=size):
         same = data.Batch(*(np.broadcast_to(x, (count, *x.shape)) for x in batch))

@@ -75,3 +75,11 @@ def rank_correlation(found: Sequence[float], published: Sequence[float]) -> floa
         Spearman, The Proof and Measurement of Association between Two Things, 1904
     """
     return float(stats.spearmanr(found, published).statistic)
+
+
+def rank_chance(found: Sequence[float], published: Sequence[float]) -> float:
+    """How likely a random order has as large a rank correlation, in size.
+
+    From Student's t with n - 2 degrees of freedom, which for fewer than ten is approximate.
+    """
+    return float(stats.spearmanr(found, published).pvalue)

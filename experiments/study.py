@@ -19,11 +19,13 @@ from experiments.devices import chosen_devices, simulate
 from experiments.pretrain_runs import RUNS, Pretrain
 from experiments.resuming import flatten
 from experiments.seeds import Arm, Training, held_out_nats, shared_by, train_seeds
+from experiments.speeds import speeds_of
 from jaxformer import costs, data
 from jaxformer.config import Decoder, to_json
 from jaxformer.training.optimizers import make_optimizer
 
 Numbers = dict[str, Any]
+SPEEDS = "speeds.json"
 Measure = Callable[[Arm, Any, "Text", Training], Numbers]
 
 
@@ -145,6 +147,16 @@ class Results:
         kept = {"arm": json.loads(to_json(arm)), **numbers}
         write_json(self._file(arm), kept)
         return kept
+
+    def speeds(self, arms: Sequence[Arm], training: Training) -> list[list[float]]:
+        """Tokens per second of each arm in each round; measured once, all together."""
+        file, names = self.folder / SPEEDS, [arm.name for arm in arms]
+        kept = read_json(file) if file.exists() else {}
+        if not kept.keys() >= set(names):
+            print("How fast each arm is, in turns.", flush=True)
+            kept = speeds_of(arms, training)
+            write_json(file, kept)
+        return [kept[name] for name in names]
 
     def _file(self, arm: Arm) -> Path:
         letters = [x if x.isalnum() or x in "-." else "_" for x in arm.name]
@@ -271,6 +283,8 @@ def conduct(
         else:
             print(f"{at}/{len(arms)} {arm.name}: finished before.", flush=True)
         found.append(numbers)
+    for numbers, speeds in zip(found, results.speeds(arms, training), strict=True):
+        numbers["speeds"] = speeds
     return output, found
 
 
@@ -280,7 +294,6 @@ def try_arm(arm: Arm, training: Training, text: Text, measure: Measure, title: s
     since = time.monotonic()
     held_out = held_out_nats(arm.model, trained.params, text.held_out, training)
     more = measure(arm, trained.params, text, training)
-    tokens = training.steps * training.batch_size * training.rows.row_length
     return {
         "parameters": costs.parameters(arm.model),
         "held_out": finite_or_none(held_out),
@@ -290,7 +303,6 @@ def try_arm(arm: Arm, training: Training, text: Text, measure: Measure, title: s
         "seconds": round(trained.seconds, 2),
         "compile_seconds": round(trained.compile_seconds, 2),
         "measure_seconds": round(time.monotonic() - since, 2),
-        "tokens_per_second": round(tokens * len(training.seeds) / trained.seconds, 1),
         "machine": machine(training.devices),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         **more,

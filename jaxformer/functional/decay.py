@@ -190,8 +190,10 @@ def _shrunk(gamma: Array, count: Array) -> Float[Array, "..."]:
 
     By logarithms a high power of a small decay is zero, where a quotient of powers would overflow.
     """
-    log = jnp.log(jnp.maximum(by_head(gamma, count), jnp.finfo(jnp.float32).tiny))
-    return jnp.exp(count.astype(jnp.float32) * log)
+    base = by_head(gamma, count)
+    log = jnp.log(jnp.maximum(base, jnp.finfo(jnp.float32).tiny))
+    slope = jnp.where((count == 1) & (base == 0), base, 0)  # of 0 ** 1, which no logarithm has
+    return jnp.exp(count.astype(jnp.float32) * log) + slope
 
 
 def _turned(theta: Array, count: Array) -> Complex64[Array, "..."]:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from experiments.statistics import estimate, paired_difference, rank_correlation
+from experiments.statistics import estimate, paired_difference, rank_chance, rank_correlation
 
 
 def test_an_interval_is_that_of_students_t():
@@ -39,6 +39,17 @@ def test_rank_correlation_by_hand():
     """1 - 6 sum d^2 / (n (n^2 - 1)): one exchange of neighbours among five."""
     assert rank_correlation([1, 2, 3, 5, 4], [1, 2, 3, 4, 5]) == pytest.approx(1 - 6 * 2 / 120)
     assert rank_correlation([3, 2, 1], [10, 20, 30]) == pytest.approx(-1)
+
+
+def test_how_likely_a_rank_correlation_is_by_chance():
+    """Among all orders of nine, those as far from none; Student's t is near that."""
+    order = [1, 2, 4, 3, 6, 5, 9, 7, 8]
+    rho = rank_correlation(order, range(9))
+    rng = np.random.default_rng(0)
+    drawn = np.argsort(rng.random((100_000, 9)), axis=1)
+    shares = 1 - 6 * np.sum((drawn - np.arange(9)) ** 2, axis=1) / (9 * 80)
+    assert rank_chance(order, range(9)) == pytest.approx(np.mean(abs(shares) >= rho), abs=2e-3)
+    assert rank_chance([1, 2, 3, 4], [2, 4, 1, 3]) == pytest.approx(1.0)
 
 
 def test_a_seed_that_came_to_nothing_shows():

@@ -3,20 +3,21 @@
 import json
 import re
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import ablate, report, rope_placement, study
+from experiments import ablate, report, rope_placement, seeds, study
 from experiments.ablations import VARIATIONS, arms_of
 from experiments.measures import at_lengths, by_depth, layer_norms, scalings
 from experiments.pretrain_runs import RUNS
 from experiments.rope_placement import SETTINGS, RopePlacement
 from experiments.seeds import Arm, Training, held_out_nats, shared_by, train_seeds
 from experiments.study_sizes import ABLATION_SIZES, PLACEMENT_SIZES, study_run
-from experiments.study_tables import Column, difference_from_first, markdown, mean_and_interval
+from experiments.study_tables import Column, difference_from, markdown, mean_and_interval
 from jaxformer import Transformer, costs, data
 from jaxformer import config as c
 from jaxformer.layers import guide
@@ -84,6 +85,42 @@ def test_seeds_side_by_side_are_trained_as_one_alone(small, training):
             np.testing.assert_allclose(all_[at], one, atol=2e-6)
 
 
+def programs(small, training, **options):
+    """The update of all seeds, compiled some way; its first state, and a batch."""
+    place = seeds.spread(1)  # so that a device has two
+    model, optimizer = Transformer(MODEL), make_optimizer(small.optimizer, STEPS)
+    keys = jax.vmap(jax.random.key)(jnp.asarray(training.seeds, jnp.uint32))
+    state = place.put(jax.vmap(partial(seeds.start, model, optimizer))(keys))
+    batch = place.put(next(seeds.seed_batches(training)))
+    function = partial(seeds.update, model, optimizer, seeds.Objective())
+    return seeds.compiled_for_all(place, function, state, batch, **options), state, batch
+
+
+def test_seeds_side_by_side_are_those_one_by_one(small, training):
+    ends = []
+    for one_by_one in (False, True):
+        run, state, batch = programs(small, training, ways=(one_by_one,), room=None)
+        ends.append(run(state, batch))
+    for one, other in zip(*map(jax.tree.leaves, ends), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_seeds_run_one_by_one_where_there_is_no_room(small, training):
+    def bytes_of(run):
+        memory = run.memory_analysis()
+        return memory.argument_size_in_bytes + memory.temp_size_in_bytes
+
+    beside, one_by_one = (
+        bytes_of(programs(small, training, ways=(way,), room=None)[0]) for way in (False, True)
+    )
+    assert one_by_one < beside
+    both = (False, True)
+    assert bytes_of(programs(small, training, ways=both, room=beside)[0]) == beside
+    assert bytes_of(programs(small, training, ways=both, room=beside - 1)[0]) == one_by_one
+    with pytest.raises(ValueError, match=r"A device has 0\.0 GiB; a seed .* --batch-size or"):
+        programs(small, training, ways=both, room=one_by_one - 1)
+
+
 def test_held_out_losses_are_means_over_the_tokens_that_count(small, training):
     """In rows of other lengths the same tokens count."""
     text = study.prepare(study.Study(size="smoke"), small)
@@ -129,13 +166,19 @@ def test_a_study_that_was_interrupted_repeats_no_finished_arm(small, tmp_path, m
     assert (tmp_path / "out" / "plot.png").stat().st_size > 10_000
 
 
-@pytest.mark.matrix
+@pytest.mark.parametrize(
+    "whole", [False, pytest.param(True, marks=pytest.mark.matrix)], ids=["one arm", "all arms"]
+)
 @pytest.mark.parametrize("axis", VARIATIONS)
-def test_every_axis_is_trained_and_told(axis, small, tmp_path):
+def test_every_axis_is_trained_and_told(axis, whole, small, tmp_path):
     """Each arm has a row of finite numbers with intervals, and no update was left out."""
-    ablate.main(ablate.Ablation(axis=axis, size="smoke", seeds=2, output=tmp_path / "out"))
-    table = (tmp_path / "out" / "table.md").read_text()
     arms = arms_of(axis, small)
+    arms = arms if whole else [arms[0], arms[-1]]
+    chosen = tuple(arm.name for arm in arms[1:])
+    ablate.main(
+        ablate.Ablation(axis=axis, size="smoke", seeds=2, arms=chosen, output=tmp_path / "out")
+    )
+    table = (tmp_path / "out" / "table.md").read_text()
     number = r"\d\.\d{3} ± \d\.\d{3}"
     for arm in arms:
         cells = [
@@ -144,7 +187,7 @@ def test_every_axis_is_trained_and_told(axis, small, tmp_path):
             r"\d\.\d{3}",
             rf"(0|[+-]{number})",
             r"[\d,]+",
-            r"[\d,]+",
+            r"([\d,]+ tokens/s|\d+\.\d\d \(\d+\.\d\d to \d+\.\d\d\))",
             "0",
         ]
         row = "^" + r"\| " + r" \| ".join(cells) + r" \|$"
@@ -254,7 +297,9 @@ def test_a_study_of_placements_reports_orders_and_their_correlation(small, tmp_p
         r"\| VO \| \d\.\d{3} ± \d\.\d{3} \| \d\.\d{3} \| [+-]\d\.\d{3} ± .* \| 2\.770 \| \+0\.058",
         table,
     )
-    assert re.search(r"of both: -?\d\.\d\d; of single seeds -?\d\.\d\d to -?\d\.\d\d\.", table)
+    assert re.search(
+        r"of both: -?\d\.\d\d \(.*0\.\d{3}\); of single seeds -?\d\.\d\d to -?\d\.\d\d\.", table
+    )
     assert table.count("hold") == 4 and table.count("of 2 seeds") == 4
     arms = [json.loads(p.read_text()) for p in (tmp_path / "out" / "arms").iterdir()]
     assert len(arms) == 9 and all(len(a["held_out"]) == 2 for a in arms)
@@ -320,7 +365,7 @@ def test_a_report_knows_the_published_order_again():
     """Losses that are the published ones agree fully; a reversed order does not."""
     same = [found(s.name, [s.published, s.published + 0.001]) for s in SETTINGS]
     text = rope_placement.report(same)
-    assert "correlation of both: 1.00; of single seeds 1.00 to 1.00." in text
+    assert "correlation of both: 1.00 (" in text and "0.000); of single seeds 1.00 to 1.00" in text
     assert "does not hold" not in text and text.count("holds (2 of 2 seeds)") == 4
     other = [found(s.name, [-s.published, 0.001 - s.published]) for s in SETTINGS]
     text = rope_placement.report(other)
@@ -333,7 +378,7 @@ def test_tables_by_hand():
     columns = [
         Column("arm", lambda numbers: numbers["arm"]["name"]),
         Column("loss", mean_and_interval("held_out", 1)),
-        Column("minus a", difference_from_first("held_out", arms, 1)),
+        Column("minus a", difference_from("held_out", arms[0], 1)),
     ]
     assert markdown(columns, arms).splitlines() == [
         "| arm | loss | minus a |",
@@ -391,16 +436,25 @@ def test_learned_positions_reach_no_further_than_their_table(small, training):
 
 
 def test_gradients_by_depth_are_one_for_each_layer_in_order(small, training):
-    """inventory row 5: before the first update they fall with depth before norms, else rise."""
+    """inventory row 5: before the first update the first of 24 layers has several times the
+    gradient of the last with norms before branches, or before and after; not so with norms after
+    sums. (The row has 3.75, 5.1 and 0.30; here it is 4, 5 and 1.3.)"""
     text = study.prepare(study.Study(size="smoke"), small)
-    wide = {"model_dim": 32, "feed_forward": (c.MLP(hidden_dim=64, activation="relu"),)}
+    start = c.Initialisation(residual="plain", embedding=c.Normal(std=1.0))
+    same = dict(
+        model_dim=64,
+        norm=c.LayerNorm(),
+        feed_forward=(c.MLP(hidden_dim=256, activation="relu"),),
+        initialisation=start,
+    )
     ratios = {}
-    for placement in ("pre", "post"):
-        base = arm(small, placement=placement, final_norm=placement == "pre", **wide)
+    for placement in ("pre", "sandwich", "post"):
+        base = arm(small, placement=placement, final_norm=placement != "post", **same)
         layers = np.asarray(by_depth(base, None, text, training)["gradient_by_depth"])
         assert layers.shape == (2, 24)
         ratios[placement] = layers[:, 0] / layers[:, -1]
-    assert (ratios["pre"] > 1.5).all() and (ratios["pre"] > 2 * ratios["post"]).all()
+    assert (ratios["pre"] > 2).all() and (ratios["sandwich"] > 2).all()
+    assert (ratios["post"] < ratios["pre"] / 1.5).all()
 
 
 def test_layers_are_in_order_where_a_pattern_leaves_some_over():
