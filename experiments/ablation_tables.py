@@ -9,7 +9,7 @@ import numpy as np
 
 from experiments.measures import DEPTH, TIMES
 from experiments.statistics import estimate
-from experiments.study import Numbers
+from experiments.study_results import Numbers
 from experiments.study_tables import (
     NOTE,
     NOTHING,

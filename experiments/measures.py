@@ -11,7 +11,8 @@ import numpy as np
 from jax.tree_util import keystr, tree_leaves_with_path
 
 from experiments.seeds import Arm, Training, held_out_nats
-from experiments.study import Measure, Numbers, Text, finite_or_none
+from experiments.study import Measure, Text, finite_or_none
+from experiments.study_results import Numbers
 from jaxformer import Transformer, data
 from jaxformer import config as c
 from jaxformer import functional as F

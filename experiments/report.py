@@ -15,8 +15,8 @@ from experiments import ablation_tables, rope_placement
 from experiments.ablations import Axis, arms_of
 from experiments.command_line import readable_errors
 from experiments.pretrain_runs import RUNS
-from experiments.study import SPEEDS, Numbers, read_json
 from experiments.study_plots import plot_losses, plot_more
+from experiments.study_results import SPEEDS, Numbers, read_json
 from experiments.study_sizes import ABLATION_SIZES
 from jaxformer.training.progress import format_count, format_duration
 

@@ -18,9 +18,10 @@ from experiments.command_line import readable_errors
 from experiments.measures import nothing_more
 from experiments.seeds import Arm
 from experiments.statistics import rank_chance, rank_correlation
-from experiments.study import Numbers, Study, base_run, conduct
+from experiments.study import Study, base_run, conduct
 from experiments.study_command import read
 from experiments.study_plots import plot_losses
+from experiments.study_results import Numbers
 from experiments.study_sizes import PLACEMENT_SIZES
 from experiments.study_tables import (
     NOTE,

@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-import json
 import os
 import platform
 import time
@@ -17,15 +16,12 @@ import numpy as np
 from experiments.corpus import read_corpus
 from experiments.devices import chosen_devices, simulate
 from experiments.pretrain_runs import RUNS, Pretrain
-from experiments.resuming import flatten
 from experiments.seeds import Arm, Training, held_out_nats, shared_by, train_seeds
-from experiments.speeds import speeds_of
+from experiments.study_results import Numbers, Results
 from jaxformer import costs, data
-from jaxformer.config import Decoder, to_json
+from jaxformer.config import Decoder
 from jaxformer.training.optimizers import make_optimizer
 
-Numbers = dict[str, Any]
-SPEEDS = "speeds.json"
 Measure = Callable[[Arm, Any, "Text", Training], Numbers]
 
 
@@ -36,8 +32,9 @@ class Study:
     Attributes:
         size: "smoke" to see that it runs, "cpu" for a few hours of two cores, "gpu" for models of
             about 100M parameters.
-        run: A named run of experiments.pretrain to vary instead; its model, data, optimizer and
-            number of updates.
+        run: A named run of experiments.pretrain to vary instead: its model, text, optimizer,
+            objective, batch, remat and number of updates. What it says of meshes, accumulation,
+            skipped updates and seeds is the study's own to say.
         seeds: Of each arm: this many, from `first_seed` on.
         first_seed: The first one.
         steps: Updates of each arm; None is the size's.
@@ -84,102 +81,6 @@ class Text(NamedTuple):
     held_out: data.PackedRows
     documents: tuple[data.Document, ...]  # held out
     cache: Path
-
-
-class Results:
-    """A folder with a file for the study and one for each arm that is finished.
-
-    Args:
-        folder: Made where it is missing.
-        description: What the results depend on, beside the arm; and which arms there are to be,
-            to which others may be added later.
-
-    Raises:
-        ValueError: The folder holds results of another study, or something else.
-    """
-
-    def __init__(self, folder: Path, description: Numbers):
-        self.folder = folder
-        file = folder / "study.json"
-        arms = description["arms"]
-        if not file.exists():
-            if folder.exists() and any(folder.iterdir()):
-                raise ValueError(
-                    f"{folder} holds files but no study.json, so it is no study's; pass another "
-                    "--output, or remove it."
-                )
-            (folder / "arms").mkdir(parents=True, exist_ok=True)
-            write_json(file, description)
-            return
-        there = read_json(file)
-        more = [arm for arm in arms if arm not in there["arms"]]
-        arms = [*there["arms"], *more]
-        before, now = (flatten({**study, "arms": None}) for study in (there, description))
-        changed = [
-            f"  {name}: {before.get(name)} there, {now.get(name)} now"
-            for name in sorted(before.keys() | now.keys())
-            if before.get(name) != now.get(name)
-        ]
-        if changed:
-            raise ValueError(
-                f"{folder} holds results of another study; pass another --output.\n"
-                + "\n".join(changed)
-            )
-        if more:
-            write_json(file, {**there, "arms": arms})
-
-    def finished(self, arm: Arm) -> Numbers | None:
-        """What was found for an arm, if it is finished.
-
-        Raises:
-            ValueError: An arm of that name was another one.
-        """
-        file = self._file(arm)
-        if not file.exists():
-            return None
-        found = read_json(file)
-        if found["arm"] != json.loads(to_json(arm)):
-            raise ValueError(f"{file} is of another arm of that name; pass another --output.")
-        return found
-
-    def save(self, arm: Arm, numbers: Numbers) -> Numbers:
-        """Keep what was found, whole or not at all."""
-        kept = {"arm": json.loads(to_json(arm)), **numbers}
-        write_json(self._file(arm), kept)
-        return kept
-
-    def speeds(self, arms: Sequence[Arm], training: Training) -> list[list[float]]:
-        """Tokens per second of each arm in each round; measured once, all together."""
-        file, names = self.folder / SPEEDS, [arm.name for arm in arms]
-        kept = read_json(file) if file.exists() else {}
-        if not kept.keys() >= set(names):
-            print("How fast each arm is, in turns.", flush=True)
-            kept = speeds_of(arms, training)
-            write_json(file, kept)
-        return [kept[name] for name in names]
-
-    def _file(self, arm: Arm) -> Path:
-        letters = [x if x.isalnum() or x in "-." else "_" for x in arm.name]
-        return self.folder / "arms" / f"{''.join(letters)}.json"
-
-
-def read_json(path: Path) -> Numbers:
-    """What `write_json` wrote.
-
-    Raises:
-        ValueError: Something else stands there.
-    """
-    try:
-        return json.loads(path.read_text())
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is not JSON: {error}.") from error
-
-
-def write_json(path: Path, content: Numbers) -> None:
-    """In one move. Numbers must be finite."""
-    beside = path.with_name(path.name + ".tmp")
-    beside.write_text(json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
-    os.replace(beside, path)
 
 
 def base_run(study: Study, sizes: Mapping[str, Pretrain]) -> Pretrain:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from experiments.statistics import estimate
-from experiments.study import Numbers
+from experiments.study_results import Numbers
 from experiments.study_tables import values
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from experiments.statistics import Estimate, estimate, paired_difference
-from experiments.study import Numbers
+from experiments.study_results import Numbers
 
 NOTHING = "—"
 NOTE = (

@@ -2,8 +2,10 @@
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +18,7 @@ from experiments.measures import at_lengths, by_depth, layer_norms, scalings
 from experiments.pretrain_runs import RUNS
 from experiments.rope_placement import SETTINGS, RopePlacement
 from experiments.seeds import Arm, Training, held_out_nats, shared_by, train_seeds
+from experiments.study_results import Results
 from experiments.study_sizes import ABLATION_SIZES, PLACEMENT_SIZES, study_run
 from experiments.study_tables import Column, difference_from, markdown, mean_and_interval
 from jaxformer import Transformer, costs, data
@@ -209,7 +212,7 @@ def test_results_of_another_study_are_refused(small, tmp_path):
 
 
 def test_an_arm_of_another_design_is_refused(small, tmp_path):
-    results = study.Results(tmp_path / "out", {"study": "mine", "arms": ["base"]})
+    results = Results(tmp_path / "out", {"study": "mine", "arms": ["base"]})
     first = arm(small)
     results.save(first, {"held_out": [1.0]})
     assert results.finished(first)["held_out"] == [1.0]
@@ -355,6 +358,20 @@ def test_an_unfinished_study_is_not_reported(small, tmp_path):
     (tmp_path / "results" / "a" / "study.json").write_text("{")
     with pytest.raises(ValueError, match=r"study\.json is not JSON: "):
         rope_placement.main(asked)
+
+
+KEPT = sorted(Path(report.RESULTS).glob("*/study.json"))
+
+
+@pytest.mark.parametrize("file", KEPT, ids=lambda file: file.parent.name)
+def test_the_tables_that_are_committed_are_those_of_the_json(file, tmp_path):
+    """And the README of experiments holds them."""
+    copied = tmp_path / "results" / file.parent.name
+    shutil.copytree(file.parent, copied)
+    report.main(tmp_path / "results", tmp_path / "README.md")
+    table = (copied / "table.md").read_text()
+    assert table == (file.parent / "table.md").read_text()
+    assert table in (report.HERE / "README.md").read_text()
 
 
 def found(name, losses):
