@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from experiments.measures import DEPTH, TIMES
+from experiments.measures import CHARACTERS, DEPTH, TIMES
 from experiments.statistics import estimate
 from experiments.study_results import Numbers
 from experiments.study_tables import (
@@ -87,7 +87,8 @@ def _lengths(found: list[Numbers]) -> str:
         *(Column(f"{times} x", cell(times)) for times in TIMES),
     ]
     return (
-        "The same held-out tokens in rows of 1, 2, 4 and 8 times the length of training. "
+        f"The first {CHARACTERS:,} characters of each held-out document, in rows of 1, 2, 4 and 8 "
+        "times the length of training; rows are full, so dynamic NTK stretches as NTK does. "
         f"{NOTHING} stands where positions do not reach so far, and at 1 x for ways of stretching, "
         f"which were not tried there.\n\n{markdown(columns, lines)}"
     )
