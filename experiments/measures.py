@@ -63,14 +63,20 @@ def packed(text: Text, length: int) -> data.PackedRows:
 
 
 def scalings(model: c.TransformerConfig, length: int, times: int) -> dict[str, c.RopeScaling]:
-    """Every way of stretching rotary positions so many times."""
+    """Every way of stretching rotary positions so many times.
+
+    NTK keeps the fastest pair and slows the slowest: not among them where one pair is both.
+    """
     pairs = len(wavelengths(model))
     factor = float(times)
-    return {
-        "linear": c.LinearScaling(factor=factor),
+    by_base: dict[str, c.RopeScaling] = {
         "NTK": c.NTKScaling(factor=factor),
         # It follows the length of the text, here of the rows, by itself.
         "dynamic NTK": c.DynamicNTK(factor=1.0, original_max_length=length),
+    }
+    return {
+        "linear": c.LinearScaling(factor=factor),
+        **(by_base if pairs > 1 else {}),
         "Llama 3": c.Llama3Scaling(factor=factor, original_max_length=length),
         "YaRN": c.Yarn(factor=factor, original_max_length=length),
         # The paper searches its factors. Here a pair that turns often in the length of training
