@@ -7,6 +7,7 @@ from functools import partial
 
 import numpy as np
 
+from experiments.ablations import WITHOUT_WARM_UP
 from experiments.measures import CHARACTERS, DEPTH, TIMES
 from experiments.statistics import estimate
 from experiments.study_results import Numbers
@@ -16,6 +17,7 @@ from experiments.study_tables import (
     Column,
     deviation,
     difference_from,
+    first_loss,
     markdown,
     mean_and_interval,
 )
@@ -35,6 +37,8 @@ def report(axis: str, found: list[Numbers]) -> str:
         Column("held-out loss", mean_and_interval("held_out")),
         Column("spread", deviation("held_out")),
         Column("minus the first", difference_from("held_out", found[0])),
+        *_beside_warm_up(found),
+        Column("loss at first", first_loss),
         Column("parameters", lambda numbers: f"{numbers['parameters']:,}"),
         Column("speed", partial(_speed, found[0])),
         Column("updates left out", lambda numbers: str(numbers["skipped"])),
@@ -45,6 +49,22 @@ def report(axis: str, found: list[Numbers]) -> str:
     if "gradient_by_depth" in baseline:
         parts.append(_depths(found))
     return "\n\n".join(parts) + "\n"
+
+
+def _beside_warm_up(found: list[Numbers]) -> list[Column]:
+    """What an arm without warm-up differs by from the same with it, where there are such arms."""
+    by_name = {numbers["arm"]["name"]: numbers for numbers in found}
+    pairs = {name: name.removesuffix(WITHOUT_WARM_UP) for name in by_name}
+
+    def cell(numbers: Numbers) -> str:
+        name = numbers["arm"]["name"]
+        other = by_name.get(pairs[name])
+        if other is None or other is numbers:
+            return ""
+        return difference_from("held_out", other)(numbers)
+
+    any_pair = any(name != other for name, other in pairs.items())
+    return [Column("minus with warm-up", cell)] if any_pair else []
 
 
 def _speed(baseline: Numbers, numbers: Numbers) -> str:
@@ -69,6 +89,10 @@ def _sizes(found: list[Numbers]) -> str:
 def _lengths(found: list[Numbers]) -> str:
     """Losses in longer rows, of each arm and way."""
 
+    def as_trained(numbers: Numbers) -> Numbers:
+        """At the length of training, where nothing is stretched."""
+        return {"1": numbers["at_lengths"]["as trained"]["1"]}
+
     def cell(times: int) -> Callable[[Numbers], str]:
         def shown(line: Numbers) -> str:
             losses = line["losses"].get(str(times))
@@ -77,7 +101,7 @@ def _lengths(found: list[Numbers]) -> str:
         return shown
 
     lines = [
-        {"name": numbers["arm"]["name"], "way": way, "losses": losses}
+        {"name": numbers["arm"]["name"], "way": way, "losses": {**as_trained(numbers), **losses}}
         for numbers in found
         for way, losses in numbers["at_lengths"].items()
     ]
@@ -88,22 +112,24 @@ def _lengths(found: list[Numbers]) -> str:
     ]
     return (
         f"The first {CHARACTERS:,} characters of each held-out document, in rows of 1, 2, 4 and 8 "
-        "times the length of training; rows are full, so dynamic NTK stretches as NTK does. "
-        f"{NOTHING} stands where positions do not reach so far, and at 1 x for ways of stretching, "
-        f"which were not tried there.\n\n{markdown(columns, lines)}"
+        "times the length of training. At 1 x nothing is stretched. Positions begin anew with each "
+        "document, and dynamic NTK and LongRoPE look at the length of a row's longest one, so in "
+        "rows that two documents share they stretch by less than the others. "
+        f"{NOTHING} stands where positions do not reach so far.\n\n{markdown(columns, lines)}"
     )
 
 
 def _depths(found: list[Numbers]) -> str:
-    """The gradient of the first layer over that of the last."""
+    """The gradient of the first layer over that of the last; means of logarithms."""
 
     def ratios(numbers: Numbers) -> list[float]:
         layers = np.asarray(numbers["gradient_by_depth"], float)
-        return [float(x) for x in layers[:, 0] / layers[:, -1]]
+        return [float(x) for x in np.log(layers[:, 0] / layers[:, -1])]
 
     def cell(numbers: Numbers) -> str:
         mean, _, half = estimate(ratios(numbers))
-        return NOTHING if math.isnan(mean) else f"{mean:.2f} ± {half:.2f}"
+        low, high = math.exp(mean - half), math.exp(mean + half)
+        return NOTHING if math.isnan(mean) else f"{math.exp(mean):,.2f} ({low:,.2f} to {high:,.2f})"
 
     lines = [numbers for numbers in found if "gradient_by_depth" in numbers]
     columns = [
@@ -111,7 +137,9 @@ def _depths(found: list[Numbers]) -> str:
         Column("first layer / last layer", cell),
     ]
     return (
-        f"Norm of the gradient of a layer's kernels before the first update, with {DEPTH} layers."
-        "\n\n"
+        f"Norm of the gradient of a layer's kernels before the first update, with {DEPTH} layers, "
+        "whose last products begin like the others (in training they begin smaller, by depth, "
+        "which norms after branches would undo). Means over seeds of the logarithm, with intervals "
+        "of 95 %.\n\n"
         f"{markdown(columns, lines)}"
     )

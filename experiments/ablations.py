@@ -73,6 +73,9 @@ PLACEMENTS: tuple[Literal["pre", "post", "sandwich", "branch_out"], ...] = (
 )
 
 
+WITHOUT_WARM_UP = ", no warm-up"  # behind the name of an arm
+
+
 def placements(baseline: Arm, run: Pretrain) -> Iterator[Arm]:
     """Where norms stand, with the run's warm-up and without."""
     warms_up = run.optimizer.schedule.warmup_steps > 0
@@ -86,7 +89,7 @@ def placements(baseline: Arm, run: Pretrain) -> Iterator[Arm]:
         if not warms_up:
             continue
         at_once = replace(run.optimizer, schedule=schedule)
-        yield replace(arm, name=f"{placement}, no warm-up", optimizer=at_once)
+        yield replace(arm, name=f"{placement}{WITHOUT_WARM_UP}", optimizer=at_once)
 
 
 # The feed-forward branch
@@ -193,7 +196,10 @@ def softcaps(baseline: Arm, run: Pretrain) -> Iterator[Arm]:
 
 
 def optimizers(baseline: Arm, run: Pretrain) -> Iterator[Arm]:
-    """Kinds of optimizer, at rates in the usual proportion to that of the run's own."""
+    """Kinds of optimizer, at rates in the usual proportion to that of the run's own.
+
+    Weight decay is what each has by default: of AdamW and Muon 0.1, of Lion 0.5, of the others 0.
+    """
     kinds: dict[str, tuple[Any, float]] = {
         "AdamW": (AdamW(), 1.0),
         "Muon": (Muon(adamw_rate=0.25), 4.0),

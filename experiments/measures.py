@@ -71,7 +71,7 @@ def scalings(model: c.TransformerConfig, length: int, times: int) -> dict[str, c
     factor = float(times)
     by_base: dict[str, c.RopeScaling] = {
         "NTK": c.NTKScaling(factor=factor),
-        # It follows the length of the text, here of the rows, by itself.
+        # It follows the length of the text by itself: of a row's longest document.
         "dynamic NTK": c.DynamicNTK(factor=1.0, original_max_length=length),
     }
     return {
@@ -100,11 +100,15 @@ def wavelengths(model: c.TransformerConfig) -> list[float]:
 def by_depth(arm: Arm, params: Any, text: Text, training: Training) -> Numbers:
     """Norms of the gradient of each layer's kernels before the first update, in a deep model.
 
-    An arm without warm-up is the same as with it before that.
+    All projections begin alike: to begin those into the residual stream smaller, by depth, would
+    divide what some placements add and not what others do, whose norms undo it. An arm without
+    warm-up is the same as with it before the first update.
     """
     if arm.optimizer.schedule.warmup_steps == 0:
         return {}
-    model = Transformer(replace(arm.model, num_layers=max(DEPTH, arm.model.num_layers)))
+    plain = replace(arm.model.initialisation, residual="plain")
+    depth = max(DEPTH, arm.model.num_layers)
+    model = Transformer(replace(arm.model, num_layers=depth, initialisation=plain))
     batch = next(data.evaluation_batches(text.held_out, batch_size=training.batch_size))
 
     def norms(key: Any) -> Any:

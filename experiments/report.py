@@ -16,7 +16,7 @@ from experiments.ablations import Axis, arms_of
 from experiments.command_line import readable_errors
 from experiments.pretrain_runs import RUNS
 from experiments.study_plots import plot_losses, plot_more
-from experiments.study_results import SPEEDS, Numbers, read_json
+from experiments.study_results import SPEEDS, STUDY, Numbers, read_json
 from experiments.study_sizes import ABLATION_SIZES
 from jaxformer.training.progress import format_count, format_duration
 
@@ -34,8 +34,9 @@ is the mean over seeds of the difference from the first arm, seed by seed, with 
 95 % by Student's t: where the interval holds zero, these seeds do not tell the two apart. Losses
 are nats per token of held-out text.
 
-Each study runs at three sizes: `--size smoke` (minutes, to see that it works), `--size cpu` (the
-results below), and `--size gpu` (about 100M parameters).
+Each study runs at several sizes: `--size smoke` (minutes, to see that it works), `--size cpu` (the
+results below; `--size untied` is the same with a head of its own), and `--size gpu` (about 100M
+parameters).
 `--run NAME` varies a run of `experiments.pretrain` instead. A study that is interrupted goes on
 where it was when the same command is given again.
 
@@ -58,17 +59,18 @@ def main(results: Path = RESULTS, readme: Path = HERE / "README.md") -> None:
 
 def section(folder: Path, beside: Path) -> str:
     """One study: how it was made, what came of it."""
-    study = read_json(folder / "study.json")
-    found = [read_json(path) for path in sorted((folder / "arms").glob("*.json"))]
+    study = read_json(folder / "study.json", *STUDY)
+    found = [read_json(path, "arm") for path in sorted((folder / "arms").glob("*.json"))]
     title, order, table_of = told(study)
     how = command(study, order, folder.relative_to(beside.parent))
-    speeds = read_json(folder / SPEEDS) if (folder / SPEEDS).exists() else {}
-    found = [
-        {**numbers, "speeds": speeds[numbers["arm"]["name"]]}
-        for numbers in in_order(study, found, how)
-        if numbers["arm"]["name"] in speeds
-    ]
     found = in_order(study, found, how)
+    speeds = read_json(folder / SPEEDS) if (folder / SPEEDS).exists() else {}
+    if missing := [name for name in study["arms"] if name not in speeds]:
+        raise ValueError(
+            f"{folder / SPEEDS} has no turns of {', '.join(missing)}; all arms take turns "
+            f"together, so measure them anew with\n  {how}"
+        )
+    found = [{**numbers, "speeds": speeds[numbers["arm"]["name"]]} for numbers in found]
     table = table_of(found)
     (folder / "table.md").write_text(table)
     plot_losses(folder / "plot.png", found, title=title)

@@ -9,15 +9,15 @@ seeds each, and compares the orders. Writes JSON, a table and a plot. A study th
 goes on where it was when it is started again.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise, product
 from pathlib import Path
 from typing import NamedTuple
 
 from experiments.command_line import readable_errors
 from experiments.measures import nothing_more
 from experiments.seeds import Arm
-from experiments.statistics import rank_chance, rank_correlation
+from experiments.statistics import paired_difference, rank_chance, rank_correlation
 from experiments.study import Study, base_run, conduct
 from experiments.study_command import read
 from experiments.study_plots import plot_losses
@@ -28,8 +28,10 @@ from experiments.study_tables import (
     Column,
     deviation,
     difference_from,
+    first_loss,
     markdown,
     mean_and_interval,
+    values,
 )
 from jaxformer.config import Rope
 from jaxformer.config.positions import RopeTarget
@@ -57,6 +59,7 @@ SETTINGS = (
     Setting("Q", ("q",), 2.851, 5),
     Setting("V", ("v",), 2.856, 5),
 )
+GROUPS = max(setting.group for setting in SETTINGS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +98,7 @@ def report(found: list[Numbers]) -> str:
         Column("spread", deviation("held_out")),
         Column("minus QK", difference_from("held_out", found[0])),
         Column("minus none", difference_from("held_out", named(found, "none"))),
+        Column("loss at first", first_loss),
         Column("published", lambda numbers: f"{published(numbers):.3f}"),
         Column("its minus QK", lambda numbers: f"{published(numbers) - first:+.3f}"),
     ]
@@ -116,27 +120,31 @@ def report(found: list[Numbers]) -> str:
 
 
 def group_order(found: list[Numbers]) -> str:
-    """Which neighbouring groups of the published order come in that order here, and how surely."""
-    groups = range(1, 1 + max(setting.group for setting in SETTINGS))
-    names = [", ".join(s.name for s in SETTINGS if s.group == group) for group in groups]
-    seeds = by_seed(found)
+    """Which neighbouring groups of the published order come in that order here.
 
-    def in_order(losses: Sequence[float], first: int) -> bool:
-        of = [
-            [x for s, x in zip(SETTINGS, losses, strict=True) if s.group == group]
-            for group in (first, first + 1)
-        ]
-        return max(of[0]) < min(of[1])
-
+    An order holds, or is reversed, where the intervals of all differences between their members
+    say so.
+    """
+    groups = [[s for s in SETTINGS if s.group == group] for group in range(1, 1 + GROUPS)]
     said = []
-    for first in list(groups)[:-1]:
-        holds = in_order([mean_loss(numbers) for numbers in found], first)
-        count = sum(in_order(losses, first) for losses in seeds)
-        said.append(
-            f"{{{names[first - 1]}}} < {{{names[first]}}} {'holds' if holds else 'does not hold'} "
-            f"({count} of {len(seeds)} seeds)"
-        )
-    return f"Of its groups, every member against every one: {'; '.join(said)}."
+    for before, after in pairwise(groups):
+        pairs = [
+            paired_difference(
+                values(named(found, b.name), "held_out"), values(named(found, a.name), "held_out")
+            )
+            for a, b in product(before, after)
+        ]
+        verdict = "are not told apart"
+        if all(mean - half > 0 for mean, _, half in pairs):
+            verdict = "holds"
+        elif all(mean + half < 0 for mean, _, half in pairs):
+            verdict = "is reversed"
+        names = (f"{{{', '.join(s.name for s in group)}}}" for group in (before, after))
+        said.append(f"{' < '.join(names)} {verdict}")
+    return (
+        "Of its groups, every member against every one by the interval of their difference: "
+        f"{'; '.join(said)}."
+    )
 
 
 def named(found: list[Numbers], name: str) -> Numbers:

@@ -30,8 +30,9 @@ class Study:
     """What every study says of itself.
 
     Attributes:
-        size: "smoke" to see that it runs, "cpu" for a few hours of two cores, "gpu" for models of
-            about 100M parameters.
+        size: "smoke" to see that it runs, "cpu" for a few hours of two cores, "untied" to see
+            whether what was found there hangs on the table that both ends share, "gpu" for models
+            of about 100M parameters.
         run: A named run of experiments.pretrain to vary instead: its model, text, optimizer,
             objective, batch, remat and number of updates. What it says of meshes, accumulation,
             skipped updates and seeds is the study's own to say.
@@ -47,7 +48,7 @@ class Study:
         cache: Folder for tokenised text.
     """
 
-    size: Literal["smoke", "cpu", "gpu"] = "cpu"
+    size: Literal["smoke", "cpu", "untied", "gpu"] = "cpu"
     run: str | None = None
     seeds: int = 4
     first_seed: int = 0

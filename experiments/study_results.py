@@ -13,6 +13,7 @@ from jaxformer.config import to_json
 
 Numbers = dict[str, Any]
 SPEEDS = "speeds.json"
+STUDY = ("study", "size", "seeds", "steps", "arms")  # some of what every study says of itself
 
 
 class Results:
@@ -40,7 +41,7 @@ class Results:
             (folder / "arms").mkdir(parents=True, exist_ok=True)
             write_json(file, description)
             return
-        there = read_json(file)
+        there = read_json(file, *STUDY)
         more = [arm for arm in arms if arm not in there["arms"]]
         arms = [*there["arms"], *more]
         before, now = (flatten({**study, "arms": None}) for study in (there, description))
@@ -66,7 +67,7 @@ class Results:
         file = self._file(arm)
         if not file.exists():
             return None
-        found = read_json(file)
+        found = read_json(file, "arm")
         if found["arm"] != json.loads(to_json(arm)):
             raise ValueError(f"{file} is of another arm of that name; pass another --output.")
         return found
@@ -92,16 +93,23 @@ class Results:
         return self.folder / "arms" / f"{''.join(letters)}.json"
 
 
-def read_json(path: Path) -> Numbers:
-    """What `write_json` wrote.
+def read_json(path: Path, *names: str) -> Numbers:
+    """What `write_json` wrote, with these names in it.
 
     Raises:
         ValueError: Something else stands there.
     """
     try:
-        return json.loads(path.read_text())
+        found = json.loads(path.read_text())
     except json.JSONDecodeError as error:
         raise ValueError(f"{path} is not JSON: {error}.") from error
+    missing = [name for name in names if not isinstance(found, dict) or name not in found]
+    if missing:
+        raise ValueError(
+            f"{path} does not say {', '.join(missing)}: it is of an earlier version, or of "
+            "something else. Pass another --output, or remove it."
+        )
+    return found
 
 
 def write_json(path: Path, content: Numbers) -> None:

@@ -1,6 +1,7 @@
 """What studies train by default: a plain Llama-like decoder at three sizes."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from experiments.pretrain_runs import Pretrain
@@ -21,10 +22,12 @@ from jaxformer.training.schedules import Cosine
 def llama_like(*, model_dim: int, num_layers: int, num_heads: int, vocab: int) -> TransformerConfig:
     """RoPE, RMSNorm before each branch, SwiGLU, one table for both ends; nothing else.
 
-    The table starts at model_dim ** -0.5 and its rows are multiplied by the root of model_dim, so
-    that token vectors begin as large as what branches add to them, and logits at variance 1. With
-    rows of 0.02 the first attention's mean over the past, ten times as large, hides each token's
-    own from all that follows: see LOG.md.
+    The table starts at model_dim ** -0.5 and its rows are multiplied by the root of model_dim, as
+    in the first transformer, so that token vectors begin as large as what branches add to them.
+    With rows of 0.02 the first attention's mean over the past, ten times as large, hides each
+    token's own from all that follows: see LOG.md. Logits begin at variance 1, but for that of the
+    token just read, which the tied table gives up to the root of model_dim: the loss begins above
+    the logarithm of the vocabulary, by less where branches begin larger.
     """
     return TransformerConfig(
         vocab_size=vocab,
@@ -82,25 +85,36 @@ GPU = study_run(
     dtype="bfloat16",
     remat="dots",
 )
+
+
+def untied(run: Pretrain) -> Pretrain:
+    """The same with a head of its own, whose loss begins at the logarithm of the vocabulary."""
+    return replace(run, model=replace(run.model, head=Head(tied=False)))
+
+
+PLACEMENT_CPU = study_run(
+    llama_like(model_dim=128, num_layers=4, num_heads=4, vocab=2048),
+    steps=400,
+    peak=5e-3,
+    length=256,
+    batch_size=8,
+)
+ABLATION_CPU = study_run(
+    llama_like(model_dim=96, num_layers=4, num_heads=4, vocab=1024),
+    steps=250,
+    peak=5e-3,
+    length=128,
+    batch_size=16,
+)
 PLACEMENT_SIZES: Mapping[str, Pretrain] = {
     "smoke": SMOKE,
-    "cpu": study_run(
-        llama_like(model_dim=128, num_layers=4, num_heads=4, vocab=2048),
-        steps=400,
-        peak=5e-3,
-        length=256,
-        batch_size=8,
-    ),
+    "cpu": PLACEMENT_CPU,
+    "untied": untied(PLACEMENT_CPU),
     "gpu": GPU,
 }
 ABLATION_SIZES: Mapping[str, Pretrain] = {
     "smoke": SMOKE,
-    "cpu": study_run(
-        llama_like(model_dim=96, num_layers=4, num_heads=4, vocab=1024),
-        steps=250,
-        peak=5e-3,
-        length=128,
-        batch_size=16,
-    ),
+    "cpu": ABLATION_CPU,
+    "untied": untied(ABLATION_CPU),
     "gpu": GPU,
 }

@@ -12,7 +12,9 @@ NOTE = (
     "± is half the 95 % confidence interval of the mean over seeds, of a difference taken seed by "
     "seed; spread is the standard deviation of the seeds. Intervals are of each line alone: of "
     "twenty lines that differ in nothing one is expected to leave zero out. They are of this text "
-    "and this recipe: no rate was tuned for an arm."
+    "and this recipe, whose rate and start were chosen with the first arm's choices: none was "
+    "tuned for another arm. The loss at first is that of the first training batch: how large "
+    "branches are beside token vectors at the start may differ, and with it how far there is to go."
 )
 
 
@@ -39,6 +41,12 @@ def values(numbers: Numbers, name: str) -> list[float]:
 def mean_and_interval(name: str, digits: int = 3) -> Callable[[Numbers], str]:
     """The mean over the seeds and half the width of its interval of 95 %."""
     return lambda numbers: shown(estimate(values(numbers, name)), digits)
+
+
+def first_loss(numbers: Numbers) -> str:
+    """Of the first batch, before any update: the mean over the seeds."""
+    found = estimate(values({"first": [losses[0] for losses in numbers["train"]]}, "first"))
+    return NOTHING if math.isnan(found.mean) else f"{found.mean:.2f}"
 
 
 def deviation(name: str, digits: int = 3) -> Callable[[Numbers], str]:

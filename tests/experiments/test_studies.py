@@ -355,17 +355,40 @@ def test_an_unfinished_study_is_not_reported(small, tmp_path):
         ValueError, match=r"2 of 3 arms; without parallel, one norm\.(.|\n)*--output"
     ):
         report.main(tmp_path / "results", tmp_path / "README.md")
+    turns = tmp_path / "results" / "a" / "speeds.json"
+    kept = json.loads(turns.read_text())
+    turns.write_text(json.dumps({name: x for name, x in kept.items() if name != "V"}))
+    shutil.rmtree(tmp_path / "results" / "b")
+    with pytest.raises(ValueError, match=r"speeds\.json has no turns of V; .*\n  python -m"):
+        report.main(tmp_path / "results", tmp_path / "README.md")
+    (tmp_path / "results" / "a" / "arms" / "V.json").write_text("[]")
+    with pytest.raises(ValueError, match=r"V\.json does not say arm: it is of an earlier version"):
+        rope_placement.main(asked)
+    (tmp_path / "results" / "a" / "study.json").write_text('{"study": "rope_placement"}')
+    with pytest.raises(ValueError, match=r"study\.json does not say size, seeds, steps, arms: "):
+        rope_placement.main(asked)
     (tmp_path / "results" / "a" / "study.json").write_text("{")
     with pytest.raises(ValueError, match=r"study\.json is not JSON: "):
         rope_placement.main(asked)
 
 
-KEPT = sorted(Path(report.RESULTS).glob("*/table.md"))  # of what is finished
+KEPT = {
+    "rope_placement-cpu": [setting.name for setting in SETTINGS],
+    **{
+        f"ablate_{axis}-cpu": [arm.name for arm in arms_of(axis, ABLATION_SIZES["cpu"])]
+        for axis in ("placement", "activation", "position", "block")
+    },
+    # Whether it was the start that told activations apart; it was.
+    "ablate_activation-untied": ["silu, gated", "sigmoid, gated", "identity, gated", "relu_squared"],
+}
 
 
-@pytest.mark.parametrize("path", KEPT, ids=lambda path: path.parent.name)
-def test_the_tables_that_are_committed_are_those_of_the_json(path, tmp_path):
-    """And the README of experiments holds them."""
+@pytest.mark.parametrize("name, arms", KEPT.items(), ids=KEPT)
+def test_the_tables_that_are_committed_are_those_of_the_json(name, arms, tmp_path):
+    """And the README of experiments holds them; every arm is there, of three seeds or more."""
+    path = Path(report.RESULTS) / name / "table.md"
+    told = json.loads((path.parent / "study.json").read_text())
+    assert told["arms"] == arms and len(told["seeds"]) >= 3
     copied = tmp_path / "results" / path.parent.name
     shutil.copytree(path.parent, copied)
     report.main(tmp_path / "results", tmp_path / "README.md")
@@ -375,7 +398,7 @@ def test_the_tables_that_are_committed_are_those_of_the_json(path, tmp_path):
 
 
 def found(name, losses):
-    return {"arm": {"name": name}, "held_out": losses}
+    return {"arm": {"name": name}, "held_out": losses, "train": [[7.0, loss] for loss in losses]}
 
 
 def test_a_report_knows_the_published_order_again():
@@ -383,11 +406,18 @@ def test_a_report_knows_the_published_order_again():
     same = [found(s.name, [s.published, s.published + 0.001]) for s in SETTINGS]
     text = rope_placement.report(same)
     assert "correlation of both: 1.00 (" in text and "0.000); of single seeds 1.00 to 1.00" in text
-    assert "does not hold" not in text and text.count("holds (2 of 2 seeds)") == 4
+    assert text.count(" holds") == 4 and "reversed" not in text and "told apart" not in text
+    assert "| -0.083 ± 0.000 | 7.00 | 2.712 | +0.000 |" in text
     other = [found(s.name, [-s.published, 0.001 - s.published]) for s in SETTINGS]
     text = rope_placement.report(other)
     assert "correlation of both: -1.00" in text
-    assert text.count("does not hold (0 of 2 seeds)") == 4
+    assert text.count(" is reversed") == 4
+    noise = {"QKV": [0.0, 0.05], "none": [0.05, 0.0]}  # by more than what is between their groups
+    near = [
+        found(s.name, [s.published + x for x in noise.get(s.name, [0.0, 0.0])]) for s in SETTINGS
+    ]
+    text = rope_placement.report(near)
+    assert "{QKV} < {none} are not told apart" in text and "{QK, QKVO} < {K, VO} holds" in text
 
 
 def test_tables_by_hand():
