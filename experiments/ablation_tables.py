@@ -128,7 +128,8 @@ def _depths(found: list[Numbers]) -> str:
 
     def cell(numbers: Numbers) -> str:
         mean, _, half = estimate(ratios(numbers))
-        low, high = math.exp(mean - half), math.exp(mean + half)
+        with np.errstate(over="ignore"):  # two seeds may tell very little
+            low, high = np.exp([mean - half, mean + half])
         return NOTHING if math.isnan(mean) else f"{math.exp(mean):,.2f} ({low:,.2f} to {high:,.2f})"
 
     lines = [numbers for numbers in found if "gradient_by_depth" in numbers]

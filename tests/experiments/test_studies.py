@@ -165,7 +165,7 @@ def test_a_study_that_was_interrupted_repeats_no_finished_arm(small, tmp_path, m
     for name, content in kept.items():
         assert (tmp_path / "out" / "arms" / name).read_bytes() == content
     table = (tmp_path / "out" / "table.md").read_text()
-    assert re.search(r"\| serial \| 5\.\d+ ± 0\.\d+ \| 0\.\d+ \| 0 \| [\d,]+ \|", table)
+    assert re.search(r"\| serial \| 5\.\d+ ± 0\.\d+ \| 0\.\d+ \| 0 \| 5\.\d\d \| [\d,]+ \|", table)
     assert (tmp_path / "out" / "plot.png").stat().st_size > 10_000
 
 
@@ -189,6 +189,8 @@ def test_every_axis_is_trained_and_told(axis, whole, small, tmp_path):
             number,
             r"\d\.\d{3}",
             rf"(0|[+-]{number})",
+            *([rf"(|[+-]{number})"] if axis == "placement" else []),  # beside warm-up
+            r"\d\.\d\d",
             r"[\d,]+",
             r"([\d,]+ tokens/s|\d+\.\d\d \(\d+\.\d\d to \d+\.\d\d\))",
             "0",
@@ -303,7 +305,7 @@ def test_a_study_of_placements_reports_orders_and_their_correlation(small, tmp_p
     assert re.search(
         r"of both: -?\d\.\d\d \(.*0\.\d{3}\); of single seeds -?\d\.\d\d to -?\d\.\d\d\.", table
     )
-    assert table.count("hold") == 4 and table.count("of 2 seeds") == 4
+    assert len(re.findall(r"\} (holds|is reversed|are not told apart)[;.]", table)) == 4
     arms = [json.loads(p.read_text()) for p in (tmp_path / "out" / "arms").iterdir()]
     assert len(arms) == 9 and all(len(a["held_out"]) == 2 for a in arms)
 
@@ -379,7 +381,12 @@ KEPT = {
         for axis in ("placement", "activation", "position", "block")
     },
     # Whether it was the start that told activations apart; it was.
-    "ablate_activation-untied": ["silu, gated", "sigmoid, gated", "identity, gated", "relu_squared"],
+    "ablate_activation-untied": [
+        "silu, gated",
+        "sigmoid, gated",
+        "identity, gated",
+        "relu_squared",
+    ],
 }
 
 
