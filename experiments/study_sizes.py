@@ -106,15 +106,12 @@ ABLATION_CPU = study_run(
     length=128,
     batch_size=16,
 )
-PLACEMENT_SIZES: Mapping[str, Pretrain] = {
-    "smoke": SMOKE,
-    "cpu": PLACEMENT_CPU,
-    "untied": untied(PLACEMENT_CPU),
-    "gpu": GPU,
-}
-ABLATION_SIZES: Mapping[str, Pretrain] = {
-    "smoke": SMOKE,
-    "cpu": ABLATION_CPU,
-    "untied": untied(ABLATION_CPU),
-    "gpu": GPU,
-}
+
+
+def sizes(cpu: Pretrain) -> dict[str, Pretrain]:
+    """By name; the smallest and the largest are those of all studies."""
+    return {"smoke": SMOKE, "cpu": cpu, "untied": untied(cpu), "gpu": GPU}
+
+
+PLACEMENT_SIZES: Mapping[str, Pretrain] = sizes(PLACEMENT_CPU)
+ABLATION_SIZES: Mapping[str, Pretrain] = sizes(ABLATION_CPU)
