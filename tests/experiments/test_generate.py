@@ -8,17 +8,23 @@ import numpy as np
 import pytest
 
 from experiments import generate, pretrain
+from experiments.command_line import parse
 from experiments.trained import load_trained
 from jaxformer import Transformer, generation, save_pretrained, zoo
 from jaxformer.config import (
     GLU,
     MLP,
+    DynamicNTK,
     Embedding,
     EncoderDecoder,
     Learned,
+    LinearScaling,
+    Llama3Scaling,
+    LongRope,
     MultiHead,
     NTKScaling,
     TransformerConfig,
+    Yarn,
 )
 from jaxformer.data import ByteLevel, TextFiles, train_bpe
 from jaxformer.generation import Beam, Greedy, Sample
@@ -76,7 +82,22 @@ def test_greedy_text_is_the_same_every_time(folder):
     assert text(folder) == text(folder, seed=5)
 
 
-def test_rotary_positions_are_stretched_by_a_flag(folder, monkeypatch):
+SCALINGS = {
+    "LinearScaling(factor=4)": LinearScaling(factor=4.0),
+    "NTKScaling(factor=4)": NTKScaling(factor=4.0),
+    "DynamicNTK(factor=2, original_max_length=16)": DynamicNTK(factor=2.0, original_max_length=16),
+    "Llama3Scaling(factor=8, original_max_length=16)": Llama3Scaling(
+        factor=8.0, original_max_length=16
+    ),
+    "Yarn(factor=4, original_max_length=16)": Yarn(factor=4.0, original_max_length=16),
+    "LongRope(short=(1, 1, 1), long=(1, 2, 4), original_max_length=16, max_length=64)": LongRope(
+        short=(1.0, 1.0, 1.0), long=(1.0, 2.0, 4.0), original_max_length=16, max_length=64
+    ),
+}
+
+
+@pytest.mark.parametrize("flag", SCALINGS)
+def test_rotary_positions_are_stretched_by_a_flag(folder, monkeypatch, flag):
     """The text is that of the model whose positions are stretched so."""
     seen = []
     real = generate.stream
@@ -86,9 +107,10 @@ def test_rotary_positions_are_stretched_by_a_flag(folder, monkeypatch):
         return real(config, *more, **options)
 
     monkeypatch.setattr(generate, "stream", spied)
-    scaling = NTKScaling(factor=4.0)
-    text(folder, rope_scaling=scaling)
-    assert seen == [MODEL.with_rope_scaling(scaling)] != [MODEL]
+    arguments = ["--checkpoint", str(folder), "--rope-scaling", flag]
+    arguments += ["--prompt", "the la", "--max-new-tokens", "3"]
+    generate.main(parse(generate.RUNS, "Generates.", arguments))
+    assert seen == [MODEL.with_rope_scaling(SCALINGS[flag])] != [MODEL]
 
 
 def test_sampled_text_depends_on_the_seed(folder):
