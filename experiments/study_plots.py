@@ -3,6 +3,7 @@
 import importlib
 import sys
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +51,13 @@ def plot_losses(path: Path, arms: Sequence[Numbers], *, title: str) -> None:
     figure.savefig(path, dpi=110)
 
 
+@cache
 def can_draw() -> bool:
-    """Whether there is matplotlib; says so if not."""
+    """Whether there is matplotlib; says so if not, once."""
     try:
         importlib.import_module("matplotlib")
     except ModuleNotFoundError:
-        print("No plot: `pip install 'jaxformer[plots]'` brings matplotlib.", file=sys.stderr)
+        print("No plots: `pip install -e '.[plots]'` brings matplotlib.", file=sys.stderr)
         return False
     return True
 

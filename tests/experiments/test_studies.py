@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from experiments.measures import at_lengths, by_depth, layer_norms, scalings
 from experiments.pretrain_runs import RUNS
 from experiments.rope_placement import SETTINGS, RopePlacement
 from experiments.seeds import Arm, Training, held_out_nats, shared_by, train_seeds
+from experiments.study_plots import can_draw, plot_losses
 from experiments.study_results import Results
 from experiments.study_sizes import ABLATION_SIZES, PLACEMENT_SIZES, study_run
 from experiments.study_tables import Column, difference_from, markdown, mean_and_interval
@@ -528,3 +530,15 @@ def test_seeds_are_shared_out_evenly():
     devices = [None] * 8
     assert [shared_by(n, devices) for n in (1, 2, 3, 4, 6, 9)] == [1, 2, 3, 4, 6, 3]
     assert shared_by(4, devices[:2]) == 2 and shared_by(3, devices[:2]) == 1
+
+
+def test_without_matplotlib_one_line_says_what_brings_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    can_draw.cache_clear()
+    try:
+        for _ in range(2):
+            plot_losses(tmp_path / "plot.png", [], title="none")
+    finally:
+        can_draw.cache_clear()
+    assert capsys.readouterr().err == "No plots: `pip install -e '.[plots]'` brings matplotlib.\n"
+    assert not list(tmp_path.iterdir())
