@@ -19,6 +19,7 @@ import jax
 import numpy as np
 
 from experiments.command_line import parse, readable_errors
+from experiments.compiled_programs import keep_programs
 from experiments.devices import chosen_devices, prepare_devices
 from experiments.trained import load_trained
 from jaxformer.config import RopeScaling
@@ -127,4 +128,5 @@ RUNS = {"default": Generate(checkpoint=Path("runs/pretrain-1"))}
 
 if __name__ == "__main__":
     with readable_errors():
+        keep_programs()
         main(parse(RUNS, __doc__))

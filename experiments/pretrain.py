@@ -23,6 +23,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from experiments.command_line import parse, readable_errors
+from experiments.compiled_programs import keep_programs
 from experiments.corpus import read_corpus
 from experiments.devices import prepare_devices
 from experiments.pretrain_runs import RUNS, Pretrain
@@ -206,4 +207,5 @@ def print_sample(run: Pretrain, text: Text, params: Any, mesh: Mesh) -> None:
 
 if __name__ == "__main__":
     with readable_errors():
+        keep_programs()
         main(parse(RUNS, __doc__))

@@ -13,6 +13,7 @@ from typing import get_args
 
 from experiments import ablation_tables, rope_placement
 from experiments.ablations import Axis, arms_of
+from experiments.benchmark_tables import plot_contests, sections
 from experiments.command_line import readable_errors
 from experiments.pretrain_runs import RUNS
 from experiments.study_plots import plot_losses, plot_more
@@ -44,6 +45,16 @@ where it was when the same command is given again.
     python -m experiments.ablate --axis position --size cpu      # one of {axes}
 
 """
+SPEED = """
+# Speed
+
+Contestants take turns, each in a process of its own; a ratio is the median over rounds of the first
+one's time divided by another's in the same round, with the least and the most. Of a peak: products
+that the model needs, none counted twice, as a share of what square matrices reach on all cores or
+devices; bytes of parameters and cache that must be read, of what plain copies reach. The first
+round has all before it: imports, parameters, compilation. Working space is what the compiler of
+ours asks for beside arguments and results, the process what the whole of it had at most.
+"""
 
 
 def main(results: Path = RESULTS, readme: Path = HERE / "README.md") -> None:
@@ -53,8 +64,25 @@ def main(results: Path = RESULTS, readme: Path = HERE / "README.md") -> None:
         parts.append(section(folder, readme.parent))
     if not list(results.glob("*-gpu/study.json")):
         parts.append("\nThe size `gpu` has not been run yet: no GPU was at hand.\n")
+    speeds = sorted(path.parent for path in results.glob("*/benchmark.json"))
+    if speeds:
+        parts.append(SPEED)
+    parts += [speed(folder, readme.parent) for folder in speeds]
     readme.write_text("\n".join(parts))
-    print(f"{readme}: {len(list(results.glob('*/study.json')))} studies.")
+    studies = len(list(results.glob("*/study.json")))
+    print(f"{readme}: {studies} studies, {len(speeds)} benchmarks.")
+
+
+def speed(folder: Path, beside: Path) -> str:
+    """One benchmark: how it was made, what came of it."""
+    results = read_json(folder / "benchmark.json", "flags", "size", "machine", "contests")
+    told = sections(results)
+    (folder / "table.md").write_text("\n\n".join(told) + "\n")
+    plot_contests(folder / "plot.png", results["contests"])
+    how = f"{results['flags']} --output {folder.relative_to(beside.parent)}"
+    picture = f"![Speed]({(folder / 'plot.png').relative_to(beside)})"
+    parts = [f"`python -m experiments.benchmark {how}`", *told, picture]
+    return "\n\n".join(parts) + "\n"
 
 
 def section(folder: Path, beside: Path) -> str:

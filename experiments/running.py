@@ -68,6 +68,7 @@ def machinery(run: Run, output: Path, *, lengths: Sequence[int]) -> Machinery:
         remat=run.remat,
         scan=run.scan,
         expert_room=run.expert_room,
+        attention_implementation=run.attention_implementation,
     )
     return Machinery(output, mesh, model, make_optimizer(run.optimizer, run.schedule_steps))
 

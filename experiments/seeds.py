@@ -259,7 +259,8 @@ def held_out_nats(
     layers = Transformer(model, dtype=jnp.dtype(training.dtype))
 
     def tally(params: Any, batch: data.Batch):
-        losses = F.token_cross_entropy(apply_to(batch, layers, params), jnp.asarray(batch.targets))
+        scores = apply_to(batch, layers, params, targets=jnp.asarray(batch.targets))
+        losses = F.score_cross_entropy(scores)
         return jnp.sum(jnp.where(batch.mask, losses, 0.0))
 
     program = jax.jit(place.mapped(tally, one_by_one=True))  # what a seed alone needs is there

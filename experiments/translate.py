@@ -24,6 +24,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from experiments.command_line import parse, readable_errors
+from experiments.compiled_programs import keep_programs
 from experiments.devices import prepare_devices
 from experiments.resuming import sha256
 from experiments.running import (
@@ -259,4 +260,5 @@ def example(date: data.WrittenDate, written: dict[str, str]) -> str:
 
 if __name__ == "__main__":
     with readable_errors():
+        keep_programs()
         main(parse(RUNS, __doc__))

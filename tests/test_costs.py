@@ -346,8 +346,9 @@ def test_activation_bytes_of_decay_are_near_the_compilers(remat):
         (SHARED, "none", 4, 64),
         (LATENT, "none", 4, 64),
         (LATENT, "dots", 2, 192),
+        *((WIDE, remat, 2, 320) for remat in costs.REMAT),  # by blocks
+        (LATENT, "none", 1, 320),
     ],
-    ids=[*(f"multi-head {i}" for i in range(6)), "shared", "latent", "latent, dots"],
 )
 def test_activation_bytes_are_near_the_compilers(config, remat, batch, length):
     config = replace(config, num_layers=6)
@@ -400,6 +401,21 @@ def test_activation_bytes_in_order():
         for remat in ("none", "dots", "full")
     )
     assert full < dots < none
-    assert costs.activation_bytes(LLAMA_7B, 4, 512) == 2 * costs.activation_bytes(LLAMA_7B, 2, 512)
+    two, four = (
+        costs.activation_bytes(LLAMA_7B, batch, 512) - costs.logit_bytes(LLAMA_7B, batch * 512)
+        for batch in (2, 4)
+    )
+    assert four == 2 * two
     with pytest.raises(ValueError, match=r"one of \('none', 'dots', 'full'\); got 'some'"):
         costs.activation_bytes(LLAMA_7B, 2, 512, remat="some")
+
+
+def test_logits_that_there_are_at_once():
+    """All of few tokens; of many as few as products still fill matrix units with."""
+    assert costs.logit_bytes(LLAMA_7B, 256) == 2 * 4 * 256 * 32_000
+    assert costs.logit_bytes(LLAMA_7B, 2048) == 2 * 4 * 2048 * 2048
+    assert costs.logit_bytes(LLAMA_7B, 2048, tensor=4) == 2 * 4 * 2048 * 8000
+    assert costs.logit_bytes(LLAMA_7B, 2**20) == 2 * 4 * 2**20 * 512
+    assert not costs.recomputes_logits(LLAMA_7B, 256)
+    assert costs.recomputes_logits(LLAMA_7B, 2048)
+    assert not costs.recomputes_logits(LLAMA_7B, 2048, tensor=4)

@@ -4,11 +4,12 @@ from dataclasses import replace
 
 from experiments.rope_placement import SETTINGS
 from jaxformer import zoo
-from jaxformer.config import Angles, Decay, Latent, QKNorm, Rope, SharedKV
+from jaxformer.config import Angles, Decay, Head, Latent, QKNorm, Rope, SharedKV
 
 LLAMA = zoo.get("llama-2-70b").tiny()  # 2 layers, width 64, 4 heads of 16, 2 of keys and values
 LLAMAS = {
     "norms of heads": replace(LLAMA, attention=replace(LLAMA.attention, qk_norm=QKNorm())),
+    "tied": replace(LLAMA, head=Head(tied=True, bias=True)),
     "decay": replace(
         LLAMA,
         attention=Decay(

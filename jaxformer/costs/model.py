@@ -10,6 +10,7 @@ from jaxformer.costs.attention import (
     keys_seen,
     norm_parameters,
 )
+from jaxformer.costs.logits import head_flops, logit_bytes
 
 REMAT = ("none", "dots", "full")
 TRAINING_FACTOR = 3  # the backward pass multiplies by each kernel twice: for inputs and for kernels
@@ -81,7 +82,7 @@ def forward_flops(config: c.TransformerConfig, length: int, source_length: int =
         FLOPs of the matrix products.
     """
     d, width = config.model_dim, config.embedding.dim
-    total = 2 * length * (width or d) * config.vocab_size
+    total = head_flops(config, length)
     if width is not None:
         total += 2 * length * 2 * width * d
     cross = isinstance(config.topology, c.EncoderDecoder)
@@ -154,7 +155,9 @@ def activation_bytes(
 
     Per token and layer, with D, F, N, K, H as in `shapes`: "full" keeps the block's input, D;
     "dots" also the results of its products, but not those of experts; "none" also what the norms,
-    the activation and the softmax need, and the T probabilities of each head. The backward pass
+    the activation and the softmax need, and the T probabilities of each head: a sum instead where
+    T is long enough for attention by blocks, whose results "dots" keeps (as
+    `attention_implementation="auto"` has it; "xla" always has the probabilities). The backward pass
     works on one layer at a time, all of whose values are there while it does, whatever was kept.
     Devices along `tensor` divide what has heads or hidden width, those along `context` the tokens;
     there each keeps the keys and values of all instead of probabilities, and what the N heads have
@@ -208,11 +211,6 @@ def _ring_bytes(config: c.TransformerConfig, length: int, tensor: int, context: 
     return arrays + 20 * heads * min(F.RING_BLOCK, own // 2) * own / 2
 
 
-def logit_bytes(config: c.TransformerConfig, tokens: int, *, tensor: int = 1) -> int:
-    """Bytes of float32 logits of a device's tokens, and of their gradient, a part of either."""
-    return 2 * 4 * tokens * config.vocab_size // tensor
-
-
 def _kept_per_token(
     config: c.TransformerConfig,
     choice: c.LayerChoice,
@@ -228,15 +226,25 @@ def _kept_per_token(
     routed = isinstance(choice.feed_forward, c.Experts)
     inner = into * hidden / tensor * (expert if routed else 1)
     products = branch.products + d + inner + d
+    blocks = context == 1 and _by_blocks(config, choice, length)
     if remat == "full":
         return float(d)
     if remat == "dots":
-        return d + products - (inner if routed else 0)
+        mixed = branch.heads + a.num_heads / tensor if blocks else 0
+        return d + products - (inner if routed else 0) + mixed
     seen = min(length, F.RECURRENCE_CHUNK) if isinstance(a, c.Decay) else length
-    scores = 2 * a.num_heads * seen / tensor
+    scores = (1 if blocks else 2 * seen) * a.num_heads / tensor
     if context > 1:
         scores = context * branch.around + (context - 1) * branch.heads
     return d + products + 7 * d + branch.beside + 2 * inner + scores
+
+
+def _by_blocks(config: c.TransformerConfig, choice: c.LayerChoice, length: int) -> bool:
+    """Whether attention never holds the scores of all pairs; biases from queries need them."""
+    a = config.attention
+    pairs = isinstance(a, c.Decay) or isinstance(choice.window, c.BlockSparse)
+    pairs = pairs or any(isinstance(kind, c.TransformerXL) for kind in a.positions)
+    return not pairs and F.many_scores(length, length)
 
 
 def _layer_flops(config: c.TransformerConfig, choice: c.LayerChoice, length: int) -> int:

@@ -1,18 +1,34 @@
 """Scaled dot-product attention, written for one head and lifted over heads and batch."""
 
 from functools import partial
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, PRNGKeyArray
 
-from jaxformer.functional.activations import soft_cap
+from jaxformer.functional.blockwise import blockwise_attention
+from jaxformer.functional.by_position import (
+    PositionBias,
+    PositionMask,
+    as_array,
+    check_rules,
+    is_rule,
+)
+from jaxformer.functional.collectives import varies_over
 from jaxformer.functional.heads import check_heads, over_heads, weights_shape
+from jaxformer.functional.kernels import (
+    AnyArray,
+    Asked,
+    cudnn_attention,
+    cudnn_cannot,
+    splash_attention,
+    splash_cannot,
+)
 from jaxformer.functional.linear import dropout
+from jaxformer.functional.scores import Normalizer, attention_scores, check_choices
 
-Normalizer = Literal["softmax", "relu"]
-Implementation = Literal["auto", "xla"]
+Implementation = Literal["auto", "xla", "blockwise", "cudnn", "splash"]
 
 
 def attend(
@@ -51,6 +67,7 @@ def attend(
     References:
         Vaswani et al., Attention Is All You Need, 2017. arXiv:1706.03762, section 3.2.1
     """
+    check_choices(normalizer, logit_softcap, 0.0, None)
     weights = _weigh(
         query, key, mask, bias, scale=scale, logit_softcap=logit_softcap, normalizer=normalizer
     )
@@ -64,8 +81,8 @@ def dot_product_attention(
     query: Float[Array, "*batch T N H"],
     key: Float[Array, "*batch S K H"],
     value: Float[Array, "*batch S K Hv"],
-    mask: Bool[Array, "..."] | None = None,
-    bias: Float[Array, "..."] | None = None,
+    mask: Bool[Array, "..."] | PositionMask | None = None,
+    bias: Float[Array, "..."] | PositionBias | None = None,
     *,
     scale: float | None = None,
     logit_softcap: float | None = None,
@@ -92,22 +109,27 @@ def dot_product_attention(
         mask: True where the query may attend to the key. None allows every pair. With as many axes
             as ``query`` it broadcasts to ``[*batch, N, T, S]``; with fewer it has no axis for heads
             and broadcasts to ``[*batch, T, S]``. (So ``[N, T, S]`` for a batch is ``mask[None]``.)
+            Or a rule, a `PositionMask`, so that no such array need exist.
         bias: Added to the scores after scale and cap; broadcasts to ``[*batch, N, T, S]``. Must be
-            finite: to forbid a pair use ``mask``.
+            finite: to forbid a pair use ``mask``. Or a rule, an `AlibiRule` or a `BucketRule`.
         scale: Multiplies the dot products. None is ``H ** -0.5``; T5 uses 1.
         logit_softcap: Keep scores inside ``(-c, c)`` by ``c * tanh(scores / c)``, as Gemma 2 does.
         normalizer: "softmax", or "relu": positive scores divided by their sum, so that a query
             with no positive score gives zero.
         dropout_rate: Share of the weights set to zero; the others grow so that the mean stays.
         dropout_key: Randomness for dropout.
-        implementation: "xla" multiplies whole matrices of scores. "auto" picks among those there
-            are, so far that one.
+        implementation: "xla" multiplies whole matrices of scores; "blockwise" is
+            `blockwise_attention`; "cudnn" and "splash" are kernels of NVIDIA GPUs and of TPUs.
+            These three take rules, not arrays. "auto" picks the kernel of the platform where it can
+            do what is asked, else blocks where there are many scores, else whole matrices. Only
+            "xla" has a `jax.jvp`.
 
     Returns:
         The mean values of each head, in the dtype of ``query``.
 
     Raises:
-        ValueError: Shapes do not fit, or an option is out of its range.
+        ValueError: Shapes do not fit, an option is out of its range, or the implementation cannot
+            do what is asked.
 
     References:
         Vaswani et al., Attention Is All You Need, 2017. arXiv:1706.03762, section 3.2
@@ -124,13 +146,38 @@ def dot_product_attention(
             f"implementation must be in {get_args(Implementation)}; got {implementation!r}."
         )
     check_heads(query, key, value)
+    check_rules(query, key, mask, bias)
+    check_choices(normalizer, logit_softcap, dropout_rate, dropout_key)
+    axes = varies_over(query)
+    asked = Asked(mask, bias, logit_softcap, normalizer, dropout_rate, axes)
+    rules: Any = mask, bias
+    match chosen_implementation(query, key, value, implementation, asked):
+        case "blockwise":
+            return blockwise_attention(
+                query,
+                key,
+                value,
+                *rules,
+                scale=scale,
+                logit_softcap=logit_softcap,
+                normalizer=normalizer,
+                dropout_rate=dropout_rate,
+                dropout_key=dropout_key,
+            )
+        case "cudnn":
+            return cudnn_attention(query, key, value, rules[0], scale=scale)
+        case "splash":
+            return splash_attention(
+                query, key, value, rules[0], scale=scale, logit_softcap=logit_softcap
+            )
     one_head = partial(
         attend,
         scale=query.shape[-1] ** -0.5 if scale is None else scale,
         logit_softcap=logit_softcap,
         normalizer=normalizer,
     )
-    arrays = {"value": value, "mask": mask, "bias": bias}
+    arrays: dict[str, Array | None]
+    arrays = {"value": value, "mask": as_array(mask), "bias": as_array(bias)}
     if dropout_rate != 0.0:
         ones = jnp.ones(weights_shape(query, key), jnp.float32)
         arrays["multipliers"] = dropout(ones, dropout_rate, dropout_key)
@@ -138,11 +185,79 @@ def dot_product_attention(
     return jnp.moveaxis(output, -2, -4).reshape(*query.shape[:-1], value.shape[-1])
 
 
+def chosen_implementation(
+    query: AnyArray,
+    key: AnyArray,
+    value: AnyArray,
+    implementation: Implementation,
+    asked: Asked,
+) -> Implementation:
+    """What "auto" comes to; refuses what an implementation cannot do.
+
+    Args:
+        query: Queries, of which shape and dtype count.
+        key: Keys, likewise.
+        value: Values, likewise.
+        implementation: As in `dot_product_attention`.
+        asked: What that is asked for.
+
+    Returns:
+        Any implementation but "auto".
+
+    Raises:
+        ValueError: The implementation named cannot do what is asked; says why.
+    """
+
+    def cannot(implementation: Implementation) -> str | None:
+        match implementation:
+            case "blockwise":
+                return _needs_arrays(asked)
+            case "cudnn":
+                return cudnn_cannot(query, key, value, asked)
+            case "splash":
+                return splash_cannot(query, key, value, asked)
+        return None
+
+    if implementation != "auto":
+        if (reason := cannot(implementation)) is not None:
+            raise ValueError(
+                f'implementation="{implementation}" cannot be used: {reason}. Use "auto".'
+            )
+        return implementation
+    kernels: tuple[Implementation, ...] = ("cudnn", "splash")
+    for kernel in kernels:
+        if cannot(kernel) is None:
+            return kernel
+    many = many_scores(query.shape[-3], value.shape[-3])
+    return "blockwise" if many and cannot("blockwise") is None else "xla"
+
+
+def _needs_arrays(asked: Asked) -> str | None:
+    """Why attention by blocks cannot do this; None if it can."""
+    given = {"mask": asked.mask, "bias": asked.bias}
+    arrays = [name for name, x in given.items() if x is not None and not is_rule(x)]
+    found = " and ".join(arrays)
+    return f"it takes rules of positions; got an array as {found}" if found else None
+
+
+def many_scores(queries: int, keys: int) -> bool:
+    """Whether attention between so many is better done block by block, as "auto" does it.
+
+    Args:
+        queries: How many.
+        keys: How many.
+
+    Returns:
+        True from 64 queries and 65,536 scores of a head on.
+    """
+    return queries >= 64 and queries * keys >= 256 * 256
+
+
 def attention_weights(
     query: Float[Array, "*batch T N H"],
     key: Float[Array, "*batch S K H"],
-    mask: Bool[Array, "..."] | None = None,
-    bias: Float[Array, "..."] | None = None,
+    mask: Bool[Array, "..."] | PositionMask | None = None,
+    bias: Float[Array, "..."] | PositionBias | None = None,
     *,
     scale: float | None = None,
     logit_softcap: float | None = None,
@@ -168,42 +283,17 @@ def attention_weights(
         ValueError: Shapes do not fit, or an option is out of its range.
     """
     check_heads(query, key, key)
+    check_rules(query, key, mask, bias)
+    check_choices(normalizer, logit_softcap, 0.0, None)
     one_head = partial(
         _weigh,
         scale=query.shape[-1] ** -0.5 if scale is None else scale,
         logit_softcap=logit_softcap,
         normalizer=normalizer,
     )
-    weights = over_heads(one_head, "(t,s)", query, key, mask=mask, bias=bias)
+    arrays = {"mask": as_array(mask), "bias": as_array(bias)}
+    weights = over_heads(one_head, "(t,s)", query, key, **arrays)
     return weights.reshape(weights_shape(query, key))
-
-
-def attention_scores(
-    query: Float[Array, "T H"],
-    key: Float[Array, "S H"],
-    bias: Float[Array, "T S"] | None = None,
-    *,
-    scale: float,
-    logit_softcap: float | None = None,
-) -> Float32[Array, "T S"]:
-    """How well each query of one head matches each key.
-
-        scores = c * tanh(scale * query @ key.T / c) + bias          c = logit_softcap, if any
-
-    Args:
-        query: What each of T positions looks for.
-        key: What each of S positions offers.
-        bias: Added to the capped scores.
-        scale: Multiplies the dot products.
-        logit_softcap: Bound on the absolute score.
-
-    Returns:
-        The scores in float32.
-    """
-    scores = scale * jnp.matmul(query, key.T, preferred_element_type=jnp.float32)
-    if logit_softcap is not None:
-        scores = soft_cap(scores, logit_softcap)
-    return scores if bias is None else scores + bias.astype(jnp.float32)
 
 
 def _weigh(
@@ -228,5 +318,3 @@ def _weigh(
             positive = jnp.where(mask, jax.nn.relu(scores), 0.0)
             total = jnp.sum(positive, axis=-1, keepdims=True)
             return positive / jnp.where(total > 0, total, 1.0)
-        case _:
-            raise ValueError(f"normalizer must be in {get_args(Normalizer)}; got {normalizer!r}.")

@@ -1,6 +1,7 @@
 """Matrix products on features, and dropout."""
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +36,19 @@ def linear(
         ValueError: If the shapes do not fit, or the dtypes of `x` and `kernel` differ: a silent
             promotion would run the product in the wider one.
     """
+    check_linear(x, kernel, bias, axes=axes)
+    out = kernel.shape[axes:]
+    batch, features = x.shape[:-axes], math.prod(x.shape[-axes:])
+    # No preferred_element_type=float32: its transpose multiplies float32 cotangents with narrow
+    # operands, so the whole backward pass would leave the narrow matrix units.
+    y = jnp.matmul(x.reshape(math.prod(batch), features), kernel.reshape(features, math.prod(out)))
+    if bias is not None:
+        y = y + jnp.broadcast_to(bias.reshape(-1).astype(x.dtype), y.shape)
+    return y.reshape(*batch, *out)
+
+
+def check_linear(x: Any, kernel: Any, bias: Any = None, *, axes: int = 1) -> None:
+    """Refuse what `linear` cannot multiply; shapes and dtypes are enough to tell."""
     out = kernel.shape[axes:]
     if not 1 <= axes <= x.ndim or x.shape[-axes:] != kernel.shape[:axes]:
         raise ValueError(
@@ -45,13 +59,14 @@ def linear(
         raise ValueError(f"bias {bias.shape} must have the output axes {out} of {kernel.shape}.")
     if x.dtype != kernel.dtype:
         raise ValueError(f"Cast kernel to the dtype of x; got {kernel.dtype} and {x.dtype}.")
-    batch, features = x.shape[:-axes], math.prod(x.shape[-axes:])
-    # No preferred_element_type=float32: its transpose multiplies float32 cotangents with narrow
-    # operands, so the whole backward pass would leave the narrow matrix units.
-    y = jnp.matmul(x.reshape(math.prod(batch), features), kernel.reshape(features, math.prod(out)))
-    if bias is not None:
-        y = y + jnp.broadcast_to(bias.reshape(-1).astype(x.dtype), y.shape)
-    return y.reshape(*batch, *out)
+
+
+def check_dropout(rate: float, key: PRNGKeyArray | None) -> None:
+    """Refuse a rate that is none, or one without a key."""
+    if not 0 <= rate < 1:
+        raise ValueError(f"Dropout rate must be in [0, 1); got {rate}.")
+    if rate != 0 and key is None:
+        raise ValueError(f"Dropout at rate {rate} needs a random key.")
 
 
 def dropout(
@@ -77,12 +92,9 @@ def dropout(
         Srivastava et al., Dropout: A Simple Way to Prevent Neural Networks from Overfitting, 2014,
         section 10 (the scaled form)
     """
-    if not 0 <= rate < 1:
-        raise ValueError(f"Dropout rate must be in [0, 1); got {rate}.")
-    if rate == 0:
+    check_dropout(rate, key)
+    if rate == 0 or key is None:
         return x
-    if key is None:
-        raise ValueError(f"Dropout at rate {rate} needs a random key.")
     kept = jax.random.bernoulli(key, 1 - rate, x.shape)
     # float32: 1 - rate rounded to bfloat16 would shift the expectation by up to 0.4 %.
     scaled = (x.astype(jnp.float32) / (1 - rate)).astype(x.dtype)

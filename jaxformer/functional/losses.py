@@ -1,10 +1,102 @@
 """Losses over a vocabulary, in nats per token and always in float32."""
 
 import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int
+
+
+class TokenScores(NamedTuple):
+    """What the losses ask of a token's logits: three numbers instead of one for each id."""
+
+    log_z: Float32[Array, "*batch"]  # logsumexp(logits)
+    target: Float32[Array, "*batch"]  # the target's logit; NaN where there is no such id
+    mean: Float32[Array, "*batch"]
+
+
+def token_scores(
+    logits: Float[Array, "*batch V"],
+    targets: Int[Array, "*batch"],
+    *,
+    axis_name: str | None = None,
+) -> TokenScores:
+    """What the losses ask of logits.
+
+        log_z = logsumexp(logits);    target = logits[target];    mean = mean(logits)
+
+    Args:
+        logits: Scores over the vocabulary, in any float dtype.
+        targets: Ids in [0, V).
+        axis_name: Of the devices among which the vocabulary is shared out in equal parts; each has
+            the logits of its part, in the order of devices, and all have the targets. A number per
+            token is summed over the devices for each of the three that is used, and the largest
+            of their normalisers found.
+
+    Returns:
+        The scores, in float32.
+    """
+    wide, part = logits.astype(jnp.float32), logits.shape[-1]
+    places = targets - first_id(part, axis_name)
+    here = (places >= 0) & (places < part)
+    found = jnp.take_along_axis(wide, jnp.where(here, places, 0)[..., None], axis=-1).squeeze(-1)
+    log_z, mean = jax.nn.logsumexp(wide, axis=-1), jnp.mean(wide, axis=-1)
+    scores = TokenScores(log_z, jnp.where(here, found, 0.0), mean)
+    return join_scores(scores, targets, part, axis_name=axis_name)
+
+
+def first_id(part: int, axis_name: str | None) -> int | Int[Array, ""]:
+    """The first id of the part of a vocabulary that this device has."""
+    return 0 if axis_name is None else part * jax.lax.axis_index(axis_name)
+
+
+def join_scores(
+    scores: TokenScores, targets: Int[Array, "*batch"], part: int, *, axis_name: str | None
+) -> TokenScores:
+    """Of the whole vocabulary, where each device has seen `part` ids; other targets' are 0."""
+    log_z, target, mean = scores
+    devices = 1
+    if axis_name is not None:
+        devices = jax.lax.axis_size(axis_name)
+        peak = jax.lax.pmax(jax.lax.stop_gradient(log_z), axis_name)
+        log_z = peak + jnp.log(jax.lax.psum(jnp.exp(log_z - peak), axis_name))
+        target, mean = jax.lax.psum(target, axis_name), jax.lax.pmean(mean, axis_name)
+    known = (targets >= 0) & (targets < devices * part)
+    return TokenScores(log_z, jnp.where(known, target, jnp.nan), mean)
+
+
+def score_cross_entropy(
+    scores: TokenScores, *, z_loss: float = 0.0, label_smoothing: float = 0.0
+) -> Float32[Array, "*batch"]:
+    """Cross-entropy of each token, in nats, from what was asked of its logits.
+
+        loss = (1 - label_smoothing) * (log_z - target)
+             + label_smoothing * (log_z - mean)
+             + z_loss * log_z ** 2
+
+    Args:
+        scores: From `token_scores` or `linear_scores`.
+        z_loss: See `token_cross_entropy`.
+        label_smoothing: See `token_cross_entropy`.
+
+    Returns:
+        The loss of each token; NaN where a target is out of range.
+
+    Raises:
+        ValueError: If `label_smoothing` is outside [0, 1], or `z_loss` is negative.
+    """
+    if not 0 <= label_smoothing <= 1:
+        raise ValueError(f"label_smoothing must be in [0, 1]; got {label_smoothing}.")
+    if not z_loss >= 0:
+        raise ValueError(f"z_loss must not be negative; got {z_loss}.")
+    loss = scores.log_z - scores.target
+    if label_smoothing:
+        even = scores.log_z - scores.mean
+        loss = (1 - label_smoothing) * loss + label_smoothing * even
+    if z_loss:
+        loss = loss + z_loss * jnp.square(scores.log_z)
+    return loss
 
 
 def token_cross_entropy(
@@ -30,9 +122,7 @@ def token_cross_entropy(
         z_loss: Weight of the penalty that keeps ``log_z`` near 0; PaLM uses 1e-4.
         label_smoothing: Share of the target spread evenly over the whole vocabulary, the target
             included (PyTorch's convention). Not for logits with entries of minus infinity.
-        axis_name: Of the devices among which the vocabulary is shared out in equal parts; each has
-            the logits of its part, in the order of devices, and all have the targets. Three numbers
-            per token are summed over the devices (the largest, the normaliser, the target's).
+        axis_name: See `token_scores`.
 
     Returns:
         The loss of each token; NaN where a target is out of range, PyTorch's -100 included. Leave
@@ -47,46 +137,8 @@ def token_cross_entropy(
         Chowdhery et al., PaLM: Scaling Language Modeling with Pathways, 2022. arXiv:2204.02311,
         section 5 (z-loss)
     """
-    if not 0 <= label_smoothing <= 1:
-        raise ValueError(f"label_smoothing must be in [0, 1]; got {label_smoothing}.")
-    if not z_loss >= 0:
-        raise ValueError(f"z_loss must not be negative; got {z_loss}.")
-    wide = logits.astype(jnp.float32)
-    log_z = _log_normaliser(wide, axis_name)
-    loss = log_z - _of_targets(wide, targets, axis_name)
-    if label_smoothing:
-        mean = jnp.mean(wide, axis=-1)
-        even = log_z - (mean if axis_name is None else jax.lax.pmean(mean, axis_name))
-        loss = (1 - label_smoothing) * loss + label_smoothing * even
-    if z_loss:
-        loss = loss + z_loss * jnp.square(log_z)
-    return loss
-
-
-def _log_normaliser(
-    logits: Float32[Array, "*batch V"], axis_name: str | None
-) -> Float32[Array, "*batch"]:
-    """The log of the softmax's denominator."""
-    if axis_name is None:
-        return jax.nn.logsumexp(logits, axis=-1)
-    peak = jax.lax.pmax(jax.lax.stop_gradient(jnp.max(logits, axis=-1)), axis_name)
-    rest = jnp.sum(jnp.exp(logits - peak[..., None]), axis=-1)
-    return peak + jnp.log(jax.lax.psum(rest, axis_name))
-
-
-def _of_targets(
-    logits: Float32[Array, "*batch V"], targets: Int[Array, "*batch"], axis_name: str | None
-) -> Float32[Array, "*batch"]:
-    """The target's logit of each token; NaN where there is no such id."""
-    part = logits.shape[-1]
-    index = 0 if axis_name is None else jax.lax.axis_index(axis_name)
-    first, known = part * index, part * (1 if axis_name is None else jax.lax.axis_size(axis_name))
-    here = (targets >= first) & (targets < first + part)
-    places = jnp.where(here, targets - first, 0)
-    found = jnp.take_along_axis(logits, places[..., None], axis=-1).squeeze(-1)
-    found = jnp.where(here, found, 0.0)
-    found = found if axis_name is None else jax.lax.psum(found, axis_name)
-    return jnp.where((targets >= 0) & (targets < known), found, jnp.nan)
+    scores = token_scores(logits, targets, axis_name=axis_name)
+    return score_cross_entropy(scores, z_loss=z_loss, label_smoothing=label_smoothing)
 
 
 def cross_entropy(

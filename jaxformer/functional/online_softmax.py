@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32
 
-from jaxformer.functional.attention import Normalizer, attention_scores
+from jaxformer.functional.scores import Normalizer, attention_scores
 
 NOTHING = float(jnp.finfo(jnp.float32).min)  # the peak of a query that has seen no key
 

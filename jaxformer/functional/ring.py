@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from jaxformer.functional.attention import Normalizer
 from jaxformer.functional.collectives import varies_over, varying
 from jaxformer.functional.heads import check_heads, over_heads, weights_shape
 from jaxformer.functional.linear import dropout
@@ -20,6 +19,7 @@ from jaxformer.functional.online_softmax import (
     finish_attention,
     merge_attention,
 )
+from jaxformer.functional.scores import Normalizer
 
 RING_BLOCK = 512  # queries whose scores are there at a time, and at most
 KeyValue = tuple[Float[Array, "..."], ...]  # or one array that is both

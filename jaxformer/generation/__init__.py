@@ -11,3 +11,4 @@ from jaxformer.generation.samplers import Sampler as Sampler
 from jaxformer.generation.samplers import choose as choose
 from jaxformer.generation.steps import decode_step as decode_step
 from jaxformer.generation.steps import prefill as prefill
+from jaxformer.generation.unrolled import unroll as unroll

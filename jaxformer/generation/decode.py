@@ -16,10 +16,12 @@ from jaxformer.generation.programs import Plan, advance, begin, search, search_w
 from jaxformer.generation.prompts import (
     Request,
     fill_rows,
+    in_bucket,
     make_request,
     one_batch_axis,
 )
 from jaxformer.generation.samplers import Beam, Greedy, Sample, Sampler
+from jaxformer.generation.unrolled import unroll, worth_unrolling
 from jaxformer.parallel import (
     abstract_parameters,
     check_fits,
@@ -47,6 +49,10 @@ def generate(
     mesh: Mesh | None = None,
 ) -> Int[Array, "*batch P_plus_new"]:
     """Continue each prompt by up to `max_new_tokens` tokens.
+
+    On a CPU, models of up to 32 layers and 250M parameters decode as `unroll` makes them, which
+    copies the parameters at each call; what it returned before is taken as it is. Prompts share a
+    compiled program with others of about their length.
 
     Args:
         config: A decoder, or an encoder-decoder; its prompt is then the decoder's start token.
@@ -84,8 +90,7 @@ def generate(
             that is not whole or out of range, a missing key, a mesh that does not fit, or an
             encoder alone.
     """
-    plan = Plan(config, max_new_tokens, prefill_chunk, jnp.dtype(dtype), mesh)
-    key = _check(plan, sampler, key)
+    key = _check(sampler, prefill_chunk, key)
     request = make_request(
         config,
         prompt,
@@ -96,14 +101,18 @@ def generate(
         source=source,
         source_segments=source_segments,
     )
-    rows, count = request.prompt.shape[:-1], request.lengths.size
+    config, params = _prepared(config, params)
+    plan = Plan(config, max_new_tokens, prefill_chunk, jnp.dtype(dtype), mesh)
+    *rows, width = request.prompt.shape
+    count, request = request.lengths.size, in_bucket(request, config.max_length)
     if mesh is not None:
         params, request, key = _spread(mesh, config, params, request, key)
     if isinstance(sampler, Beam):
         text = search_with_beams(plan, sampler, params, request)
     else:
         text = search(plan, sampler, params, request, key)
-    return text if mesh is None else text[:count].reshape(*rows, -1)
+    text = text if mesh is None else text[:count].reshape(*rows, -1)
+    return text[..., : width + max_new_tokens]
 
 
 def stream(
@@ -141,10 +150,11 @@ def stream(
     """
     if isinstance(sampler, Beam):
         raise ValueError(f"{sampler} knows its text only at the end of the search; use generate.")
-    plan = Plan(config, max_new_tokens, prefill_chunk, jnp.dtype(dtype), mesh)
-    key = _check(plan, sampler, key)
+    key = _check(sampler, prefill_chunk, key)
     checked = make_request(config, prompt, max_new_tokens=max_new_tokens, **request)
-
+    config, params = _prepared(config, params)
+    plan = Plan(config, max_new_tokens, prefill_chunk, jnp.dtype(dtype), mesh)
+    checked = in_bucket(checked, config.max_length)
     rows, count = checked.prompt.shape[:-1], checked.lengths.size
     given = params, checked, key
     if mesh is not None:
@@ -175,10 +185,17 @@ def _spread(
     )
 
 
-def _check(plan: Plan, sampler: Sampler | Beam, key: PRNGKeyArray | None) -> PRNGKeyArray:
+def _prepared(config: TransformerConfig, params: Any) -> tuple[TransformerConfig, Any]:
+    """The model in the form in which it decodes best here."""
+    return unroll(config, params) if worth_unrolling(config) else (config, params)
+
+
+def _check(
+    sampler: Sampler | Beam, prefill_chunk: int | None, key: PRNGKeyArray | None
+) -> PRNGKeyArray:
     """Refuse settings that cannot be; the key, or any key where none is needed."""
-    if plan.chunk is not None:
-        check_count("prefill_chunk", plan.chunk)
+    if prefill_chunk is not None:
+        check_count("prefill_chunk", prefill_chunk)
     if key is None and isinstance(sampler, Sample):
         raise ValueError(f"{sampler} draws at random: pass key=jax.random.key(seed).")
     return jax.random.key(0) if key is None else key

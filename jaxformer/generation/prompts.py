@@ -106,6 +106,38 @@ def one_batch_axis(request: Request) -> Request:
     )
 
 
+def in_bucket(request: Request, most: int | None) -> Request:
+    """The same rows with more padding, as wide as all of about their length.
+
+    So that a program compiled for one prompt serves the next. Widths are multiples of 16, of more
+    from 256 on, so that no more than an eighth is padding there.
+
+    Args:
+        request: Prompts, and sources.
+        most: The longest source that there may be.
+    """
+    prompt = request.prompt
+    wider = bucket(prompt.shape[-1]) - prompt.shape[-1]
+    request = request._replace(prompt=_padded(prompt, wider))
+    source, segments = request.source, request.source_segments
+    if source is None:
+        return request
+    length = source.shape[-1]
+    wider = min(bucket(length), most or bucket(length)) - length
+    segments = jnp.ones(source.shape, jnp.int32) if segments is None else segments
+    return request._replace(source=_padded(source, wider), source_segments=_padded(segments, wider))
+
+
+def bucket(length: int) -> int:
+    """The least width of a bucket that holds so many tokens."""
+    step = max(16, 2 ** ((length - 1).bit_length() - 4))
+    return -(-length // step) * step
+
+
+def _padded(x: Int[Array, "*batch T"], count: int) -> Int[Array, "*batch T_plus_count"]:
+    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, count)])
+
+
 def fill_rows(request: Request, multiple: int) -> Request:
     """With the last row again, until there are a multiple of rows; along one batch axis."""
     count = len(request.lengths)

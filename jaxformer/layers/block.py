@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 from jaxformer import config as c
 from jaxformer import functional as F
 from jaxformer.layers.attention import Attention
-from jaxformer.layers.cache import LayerCache
+from jaxformer.layers.cache import LayerCache, heads_first
 from jaxformer.layers.feed_forward import FeedForward
 from jaxformer.layers.guide import Guide
 from jaxformer.layers.kinds import own_attention
@@ -74,9 +74,10 @@ class Block(nn.Module):
         source = None if cache is None else cache.source
         cross = Attention(cfg, None, self.mode, parts=together, name="cross_attention")
         if memory is not None:
-            source = cross.keys_values(memory, memory_guide)
+            source = heads_first(cross.keys_values(memory, memory_guide))
         if source is not None:
-            branches["cross_attention"] = partial(cross.read, guide=memory_guide, source=source)
+            seen = heads_first(source)
+            branches["cross_attention"] = partial(cross.read, guide=memory_guide, source=seen)
         branches["feed_forward"] = FeedForward(
             cfg, choice.feed_forward, self.mode, parts=together, name="feed_forward"
         )

@@ -14,16 +14,21 @@ NOWHERE = jnp.iinfo(jnp.int32).max  # position of an empty slot: after every que
 
 
 class KVCache(NamedTuple):
-    """Keys and values, rotated where they are rotated at all. Layers of a scan stand in front."""
+    """Keys and values, rotated where they are rotated at all. Layers of a scan stand in front.
 
-    key: Float[Array, "*layers_and_batch S K H"]
-    value: Float[Array, "*layers_and_batch S K H"]
+    This is how attention reads them. Inside a `Cache` heads stand before slots, ``[..., K, S, H]``,
+    so that products need not bring them there for every token; `heads_first` goes from the one to
+    the other, and back. So it is with the next two.
+    """
+
+    key: Float[Array, "*batch S K H"]
+    value: Float[Array, "*batch S K H"]
 
 
 class SharedCache(NamedTuple):
     """What is key and value at once, rotated where it is rotated at all."""
 
-    key_value: Float[Array, "*layers_and_batch S K H"]
+    key_value: Float[Array, "*batch S K H"]
 
 
 class LatentCache(NamedTuple):
@@ -32,14 +37,17 @@ class LatentCache(NamedTuple):
     One head, K = 1, of which each device that has a part of the heads keeps a copy.
     """
 
-    latent: Float[Array, "*layers_and_batch S K C"]
-    rotary_key: Float[Array, "*layers_and_batch S K R"]
+    latent: Float[Array, "*batch S K C"]
+    rotary_key: Float[Array, "*batch S K R"]
 
 
 class StateCache(NamedTuple):
-    """The state of a recurrence, in float32 whatever the computation is: it adds up long texts."""
+    """The state of a recurrence, in float32 whatever the computation is: it adds up long texts.
 
-    state: Float[Array, "*layers_and_batch 1 N H"]
+    It has a single slot.
+    """
+
+    state: Float[Array, "*layers_and_batch N 1 H"]
 
 
 OwnCache = KVCache | SharedCache | LatentCache | StateCache
@@ -141,9 +149,10 @@ def _empty(
     config: c.TransformerConfig, index: int, slots: tuple[int, ...], dtype: DTypeLike, devices: int
 ) -> OwnCache:
     """Slots of a layer, the last of these axes, with nothing in them."""
+    *batch, count = slots
 
     def zeros(heads: int, width: int) -> Float[Array, "..."]:
-        return jnp.zeros((*slots, devices if heads % devices else heads, width), dtype)
+        return jnp.zeros((*batch, devices if heads % devices else heads, count, width), dtype)
 
     match config.attention:
         case c.MultiHead(num_kv_heads=heads, head_dim=width):
@@ -155,7 +164,7 @@ def _empty(
         case c.Latent(latent_dim=latent, rope_dim=rotary):
             return LatentCache(zeros(1, latent), zeros(1, rotary))
         case c.Decay(num_heads=heads, head_dim=width):
-            return StateCache(zeros(heads, width).astype(jnp.float32))
+            return StateCache(zeros(heads, width)[..., :1, :].astype(jnp.float32))
 
 
 def turns(window: c.Window, slots: int) -> bool:
@@ -171,12 +180,25 @@ def remember(
     New keys are written to their slots and the whole buffer is attended to. Where that could
     overwrite a key that an earlier one of the new tokens still sees, they stand `beside` instead.
     """
-    kind, pairs = type(kept), list(zip(kept, new, strict=True))
-    written = kind(*(F.write_slots(old, x, slots) for old, x in pairs))
-    if not beside:
-        return written, written
-    both = (jnp.concatenate([old, x.astype(old.dtype)], axis=-3) for old, x in pairs)
-    return kind(*both), written
+    kind, by_head = type(kept), heads_first(new)
+
+    def write(old: Array, x: Array) -> Array:
+        """Each head of each row."""
+        return F.write_slots(old, x, jnp.broadcast_to(slots[..., None, :], x.shape[:-1]))
+
+    written = kind(*map(write, kept, by_head))
+    seen: Any = written
+    if beside:
+        seen = [
+            jnp.concatenate([old, x.astype(old.dtype)], axis=-2)
+            for old, x in zip(kept, by_head, strict=True)
+        ]
+    return heads_first(kind(*seen)), written
+
+
+def heads_first(x: Own) -> Own:
+    """Heads before slots where slots were before heads, and the reverse."""
+    return type(x)(*(jnp.swapaxes(array, -3, -2) for array in x))
 
 
 def take_rows(cache: Cache, rows: Int[Array, " B"]) -> Cache:

@@ -83,13 +83,13 @@ class Decay(nn.Module):
             value * jnp.broadcast_to(rates.gain[:, None], value.shape),
             rates.gamma,
             self.theta(rates.gamma.shape[0]),
-            initial=None if cache is None else cache.state[..., 0, :, :],
+            initial=None if cache is None else cache.state[..., 0, :],
             segments=guide.segments,
             valid=guide.real,
             pairing="halves" if choice.angles is None else choice.angles.pairing,
         )
         y = self.out(output.astype(self.mode.dtype))
-        return y, None if cache is None else StateCache(state[..., None, :, :])
+        return y, None if cache is None else StateCache(state[..., None, :])
 
     def theta(self, num_heads: int) -> Float[Array, "N C"] | None:
         """Angles of this device's heads for one token."""

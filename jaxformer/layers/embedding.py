@@ -1,5 +1,7 @@
 """Token and position vectors."""
 
+from typing import Any
+
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
@@ -10,7 +12,7 @@ from jaxformer.layers.initializers import initializer
 from jaxformer.layers.linear import Linear
 from jaxformer.layers.mode import Mode, dropout
 from jaxformer.layers.norms import Norm
-from jaxformer.layers.parameters import Names, my_share, parameter
+from jaxformer.layers.parameters import Names, parameter
 
 
 class Table(nn.Module):
@@ -91,15 +93,21 @@ class Embedder(nn.Module):
 
 
 class Head(nn.Module):
-    """From the last vectors to float32 logits; a tied head multiplies by the token table."""
+    """From the last vectors to float32 logits; a tied head multiplies by the token table.
+
+    With targets it gives what losses ask of the logits instead; where they are many, in chunks.
+    """
 
     config: c.TransformerConfig
     mode: Mode
 
     @nn.compact
     def __call__(
-        self, x: Float[Array, "*batch T D"], table: Float[Array, "V E"]
-    ) -> Float[Array, "*batch T V"]:
+        self,
+        x: Float[Array, "*batch T D"],
+        table: Float[Array, "V E"],
+        targets: Int[Array, "*batch T"] | None = None,
+    ) -> Float[Array, "*batch T V"] | F.TokenScores:
         cfg, init, dtype = self.config.head, self.config.initialisation, self.mode.dtype
         width, vocab_size = self.config.embedding.dim, self.config.vocab_size
         if width is not None:
@@ -107,7 +115,7 @@ class Head(nn.Module):
             x = Linear((width,), init.projection, self.mode, down, name="projection")(x)
         x = F.to_parts(x.astype(dtype), self.mode.axes.tensor)
         if cfg.tied:
-            kernel = table.T
+            kernel = table
         else:
             draw, shape = initializer(init.head or init.projection), (x.shape[-1], vocab_size)
             names: Names = ("model" if width is None else None, "vocabulary")
@@ -116,12 +124,13 @@ class Head(nn.Module):
         if cfg.bias:
             zeros = nn.initializers.zeros
             bias = parameter(self, "bias", zeros, (vocab_size,), ("vocabulary",), self.mode)
-        logits = F.linear(x, kernel, bias)
-        logits = logits.astype(jnp.float32) * cfg.multiplier
-        if cfg.softcap is not None:
-            logits = F.soft_cap(logits, cfg.softcap)
-        if cfg.masked_ids:
-            masked = jnp.zeros(vocab_size, bool).at[jnp.asarray(cfg.masked_ids)].set(True)
-            masked = my_share(masked, self.mode.axes.tensor, axis=0)
-            logits = jnp.where(jnp.broadcast_to(masked, logits.shape), -jnp.inf, logits)
-        return logits
+        options: dict[str, Any] = {
+            "vocabulary_axis": 0 if cfg.tied else 1,
+            "multiplier": cfg.multiplier,
+            "softcap": cfg.softcap,
+            "masked_ids": cfg.masked_ids,
+            "axis_name": self.mode.axes.tensor,
+        }
+        if targets is None:
+            return F.linear_logits(x, kernel, bias, **options)
+        return F.linear_scores(x, kernel, targets, bias, **options)

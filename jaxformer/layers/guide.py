@@ -1,7 +1,6 @@
 """What positions mean to one layer: computed once a step, then read by every layer alike."""
 
-from functools import partial, reduce
-from operator import and_
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -35,19 +34,32 @@ class Guide(NamedTuple):
     """The arrays that attention needs beside queries, keys and values. None: not used.
 
     `mask` is [*batch, T, S], or [*batch, N, T, S] where it differs by head; `bias` is
-    [*batch, N, T, S]; `rotations` are unit complex numbers, [*batch, T, C]. `queries` and `keys`
-    are positions; `slots` say where a cache keeps the new tokens. What has no mask is told which
-    document the new tokens belong to (`segments`), and with a cache which are `real`, not padding.
+    [*batch, N, T, S]; where blocks of them will do, both are rules instead. `rotations` are unit
+    complex numbers, [*batch, T, C]. `queries` and `keys` are positions; `slots` say where a cache
+    keeps the new tokens. What has no mask is told which document the new tokens belong to
+    (`segments`), and with a cache which are `real`, not padding.
     """
 
-    mask: Bool[Array, "..."] | None = None
-    bias: Float[Array, "..."] | None = None
+    mask: Bool[Array, "..."] | F.PositionMask | None = None
+    bias: Float[Array, "..."] | F.PositionBias | None = None
     rotations: Complex64[Array, "*batch T C"] | None = None
     queries: Int[Array, "*batch T"] | None = None
     keys: Int[Array, "*batch S"] | None = None
     slots: Int[Array, "*batch T"] | None = None
     segments: Int[Array, "*batch T"] | None = None
     real: Bool[Array, "*batch T"] | None = None
+
+
+def rule(
+    window: c.Window, queries: Places, keys: Places, *, causal: bool, in_order: bool = False
+) -> F.PositionMask:
+    """Which keys each query may see, but for a window that is a pattern of blocks."""
+    width = window if isinstance(window, int) else None
+    lookahead = 0 if causal or width is None else width - 1
+    sight = F.Sight(causal=causal, window=width, lookahead=lookahead, in_order=in_order)
+    segments = queries.segments, keys.segments
+    own = (None, None) if any(x is None for x in segments) else segments
+    return F.PositionMask(queries.positions, keys.positions, *own, sight)
 
 
 def mask(
@@ -65,14 +77,7 @@ def mask(
     none, since the number of axes tells it from one that heads share.
     """
     at, others = queries.positions, keys.positions
-    parts = []
-    if causal:
-        parts.append(F.causal_mask(at, others))
-    if isinstance(window, int):
-        parts.append(F.window_mask(at, others, window, lookahead=0 if causal else window - 1))
-    if queries.segments is not None and keys.segments is not None:
-        parts.append(F.segment_mask(queries.segments, keys.segments))
-    joined = reduce(and_, parts) if parts else None
+    joined = rule(window, queries, keys, causal=causal).whole()
     if not isinstance(window, c.BlockSparse):
         return joined
     blocks = F.block_sparse_mask(
@@ -87,18 +92,20 @@ def mask(
     return jnp.expand_dims(by_head, tuple(range(batch_axes - (at.ndim - 1))))
 
 
-def source_mask(
+def source_rule(
     places: Places, source_segments: Int[Array, "*batch S"] | None
-) -> Bool[Array, "*batch T S"] | None:
+) -> F.PositionMask | None:
     """Which source tokens each target token may see: those of its own pair, never padding (0)."""
     if source_segments is None:
         return None
-    real = jnp.expand_dims(source_segments > 0, -2)
-    if places.segments is None:
-        return jnp.broadcast_to(
-            real, (*real.shape[:-2], places.positions.shape[-1], real.shape[-1])
-        )
-    return F.segment_mask(places.segments, source_segments) & real
+    real = source_segments > 0
+    if places.segments is None:  # all see all that is real
+        others = real.astype(jnp.int32)
+        own = jnp.ones((*others.shape[:-1], places.positions.shape[-1]), jnp.int32)
+    else:
+        own, others = places.segments, jnp.where(real, source_segments, -1)
+    nowhere = jnp.zeros(others.shape[-1:], jnp.int32)
+    return F.PositionMask(jnp.zeros_like(places.positions), nowhere, own, others)
 
 
 def rotations(

@@ -90,7 +90,7 @@ def with_earlier(new: Own, cache: Own | None, guide: Guide) -> tuple[Own, Own | 
     """What new tokens attend to, which with a cache is what it holds too, and the new cache."""
     if cache is None or guide.slots is None or guide.keys is None:
         return new, cache
-    beside = guide.keys.shape[-1] > cache[0].shape[-3]
+    beside = guide.keys.shape[-1] > cache[0].shape[-2]
     return remember(cache, new, guide.slots, beside=beside)
 
 
@@ -121,7 +121,9 @@ def mix(
     value = key if same else value.astype(query.dtype)
     dropping = not mode.deterministic and dropout_rate > 0
     ring = mode.axes.context
-    attend: Callable[..., Array] = F.dot_product_attention
+    attend: Callable[..., Array] = partial(
+        F.dot_product_attention, implementation=mode.attention_implementation
+    )
     if ring is not None:
         attend = partial(F.ring_attention, axis_name=ring)
     return attend(

@@ -44,7 +44,7 @@ class Mode:
     XLA merges what unrolled layers recompute with what they computed, so there remat saves memory
     only with `scan`. `axes` says how the model is spread over devices. `annotate` makes `init` note
     beside each parameter what its axes count, for those who share them out. `expert_room` is the
-    `room` of `F.mix_experts`.
+    `room` of `F.mix_experts`. `attention_implementation` is that of `F.dot_product_attention`.
     """
 
     dtype: DTypeLike = jnp.float32
@@ -54,6 +54,13 @@ class Mode:
     axes: Axes = Axes()
     annotate: bool = False
     expert_room: float | None = None
+    attention_implementation: F.Implementation = "auto"
+
+    def by_rule(self, queries: int, keys: int) -> bool:
+        """Whether attention between so many is told masks and biases as rules, not as arrays."""
+        if self.axes.context is not None or self.attention_implementation == "xla":
+            return False
+        return self.attention_implementation != "auto" or F.many_scores(queries, keys)
 
 
 def dropout(

@@ -36,7 +36,7 @@ POLICIES = {
     "none": all_but_gathered,
     "dots": jax.checkpoint_policies.save_from_both_policies(
         jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-        jax.checkpoint_policies.save_only_these_names(SUM),
+        jax.checkpoint_policies.save_only_these_names(SUM, F.BY_BLOCKS),
     ),
     "full": jax.checkpoint_policies.nothing_saveable,
 }
@@ -93,12 +93,14 @@ class Stack(nn.Module):
         memory: Float[Array, "*batch S D"] | None = None,
         memory_guide: Guide = NO_GUIDE,
         cache: Cache | None = None,
+        *,
+        in_order: bool = False,
     ) -> tuple[Float[Array, "*batch T D"], Cache | None]:
         """The last hidden vectors, and the cache with the new tokens where there is one."""
         period = self.config.period
         repeats, rest = divmod(self.num_layers, period)
         guides, positions = self.guides(
-            min(period, self.num_layers), places, cache, batch_axes=x.ndim - 2
+            min(period, self.num_layers), places, cache, batch_axes=x.ndim - 2, in_order=in_order
         )
         stacked: Any = (None,) * period if cache is None else cache.layers
         tail: Any = (None,) * rest if cache is None else cache.tail
@@ -125,7 +127,13 @@ class Stack(nn.Module):
         return x, cache
 
     def guides(
-        self, count: int, places: Places, cache: Cache | None, *, batch_axes: int
+        self,
+        count: int,
+        places: Places,
+        cache: Cache | None,
+        *,
+        batch_axes: int,
+        in_order: bool,
     ) -> tuple[tuple[Guide, ...], tuple[Int[Array, "*batch S"], ...]]:
         """One guide per layer of the pattern, and the positions that the cache then holds.
 
@@ -146,7 +154,8 @@ class Stack(nn.Module):
                 positions = (*positions, written)
             places = Places(places.positions)
         recurrent = isinstance(attention, c.Decay)
-        masks = {} if recurrent else self.masks(places, keys, batch_axes)
+        in_order = in_order and cache is None and self.mode.axes.context is None
+        masks = {} if recurrent else self.masks(places, keys, batch_axes, in_order)
         length = jnp.max(everyone.positions, axis=-1) + 1
         if cache is not None:
             length = jnp.maximum(cache.reach, cache.length + jnp.sum(real, axis=-1))
@@ -172,23 +181,39 @@ class Stack(nn.Module):
         return guides, positions
 
     def masks(
-        self, queries: Places, keys: dict[c.Window, Places], batch_axes: int
-    ) -> dict[c.Window, Bool[Array, "..."] | None]:
+        self,
+        queries: Places,
+        keys: dict[c.Window, Places],
+        batch_axes: int,
+        in_order: bool,
+    ) -> dict[c.Window, Bool[Array, "..."] | F.PositionMask | None]:
         """What may be seen of the keys of each window."""
-        return {
-            window: self.of_my_heads(
-                g.mask(
-                    window,
-                    queries,
-                    others,
-                    num_heads=self.config.attention.num_heads,
-                    causal=self.causal,
-                    batch_axes=batch_axes,
-                ),
+
+        def one(window: c.Window, others: Places) -> Bool[Array, "..."] | F.PositionMask | None:
+            if self.by_rule(window, queries, others):
+                return g.rule(window, queries, others, causal=self.causal, in_order=in_order)
+            mask = g.mask(
                 window,
+                queries,
+                others,
+                num_heads=self.config.attention.num_heads,
+                causal=self.causal,
+                batch_axes=batch_axes,
             )
-            for window, others in keys.items()
-        }
+            return self.of_my_heads(mask, window)
+
+        return {window: one(window, others) for window, others in keys.items()}
+
+    def by_rule(self, window: c.Window, queries: Places, keys: Places) -> bool:
+        """Whether masks and biases of a window stay rules."""
+        if isinstance(window, c.BlockSparse) or self.has_relative_terms:
+            return False
+        return self.mode.by_rule(queries.positions.shape[-1], keys.positions.shape[-1])
+
+    @property
+    def has_relative_terms(self) -> bool:
+        """Whether a layer adds what it computes from its queries to the scores."""
+        return any(isinstance(p, c.TransformerXL) for p in self.config.attention.positions)
 
     def of_my_heads(
         self, mask: Bool[Array, "..."] | None, window: c.Window
@@ -218,27 +243,26 @@ class Stack(nn.Module):
         pairs: set[tuple[c.Positions | None, c.Window]],
         queries: Places,
         keys: dict[c.Window, Places],
-    ) -> dict[tuple[c.Positions | None, c.Window], Float[Array, "*batch N T S"]]:
+    ) -> dict[tuple[c.Positions | None, c.Window], Float[Array, "*batch N T S"] | F.PositionBias]:
         """What positions add to the scores, for each kind and window."""
         heads, at = self.config.attention.num_heads, queries.positions
         table: Table | None = None
-        found: dict[tuple[c.Positions | None, c.Window], Array] = {}
+        found: dict[tuple[c.Positions | None, c.Window], Any] = {}
         for kind, window in sorted(pairs, key=repr):
             others = keys[window].positions
+            rule: F.PositionBias | None = None
             match kind:
                 case c.Alibi(scale=scale):
                     slopes = my_share(scale * F.alibi_slopes(heads), self.mode.axes.tensor, axis=0)
-                    found[kind, window] = F.alibi_bias(slopes, at, others)
+                    rule = F.AlibiRule(at, others, slopes)
                 case c.T5Bias(num_buckets=buckets, max_distance=distance):
                     wide = replace(self.mode, dtype=jnp.float32)
                     table = table or Table(
                         buckets, heads, c.Normal(), wide, (None, "heads"), name="relative_bias"
                     )
-                    rows = F.relative_position_buckets(
-                        others[..., None, :] - at[..., :, None],
-                        bidirectional=not self.causal,
-                        num_buckets=buckets,
-                        max_distance=distance,
-                    )
-                    found[kind, window] = F.relative_position_bias(table(), rows)
+                    sorting = F.Buckets(bidirectional=not self.causal, max_distance=distance)
+                    rule = F.BucketRule(at, others, table(), sorting)
+            if rule is not None:
+                by_rule = self.by_rule(window, queries, keys[window])
+                found[kind, window] = rule if by_rule else rule.whole()
         return found

@@ -10,7 +10,7 @@ from jaxformer import config as c
 from jaxformer import functional as F
 from jaxformer.layers.cache import Cache, turns, windows
 from jaxformer.layers.embedding import Embedder, Head
-from jaxformer.layers.guide import Guide, Places, source_mask
+from jaxformer.layers.guide import Guide, Places, source_rule
 from jaxformer.layers.mode import Axes, Mode, Remat
 from jaxformer.layers.parameters import my_share, shards
 from jaxformer.layers.stack import Stack
@@ -29,6 +29,7 @@ class Transformer(nn.Module):
         axes: How the model is spread over devices, inside `jax.shard_map`.
         annotate: Whether `init` notes beside each parameter what its axes count.
         expert_room: Room for tokens on the way to experts on other devices; see `F.mix_experts`.
+        attention_implementation: How scores are computed; see `F.dot_product_attention`.
     """
 
     config: c.TransformerConfig
@@ -38,6 +39,7 @@ class Transformer(nn.Module):
     axes: Axes = Axes()
     annotate: bool = False
     expert_room: float | None = None
+    attention_implementation: F.Implementation = "auto"
 
     @nn.compact
     def __call__(
@@ -51,8 +53,10 @@ class Transformer(nn.Module):
         source_segments: Int[Array, "*batch S"] | None = None,
         cache: Cache | None = None,
         logits_at: Int[Array, "*batch Q"] | None = None,
+        targets: Int[Array, "*batch Q"] | None = None,
+        in_order: bool | None = None,
         deterministic: bool = True,
-    ) -> Float[Array, "*batch Q V"] | tuple[Float[Array, "*batch Q V"], Cache]:
+    ) -> Float[Array, "*batch Q V"] | tuple[Float[Array, "*batch Q V"], Cache] | F.TokenScores:
         """Logits of the next token (decoders) or of each token (encoders).
 
         Args:
@@ -70,16 +74,22 @@ class Transformer(nn.Module):
                 Give any number of tokens at a time.
             logits_at: Which of the T tokens to give logits for, by their index, Q for each row; by
                 default all of them.
+            targets: Token ids that should have been said. With them the answer is what losses ask
+                of the logits, which are not there all at once where they are many (see
+                `F.linear_scores`). Not with a cache.
+            in_order: Whether positions rise by one from each token to the next of its segment, as
+                attention kernels that count tokens themselves need; by default, if none are given.
             deterministic: False switches dropout on (give rngs={"dropout": key} to apply).
 
         Returns:
             Logits as float32; the product that gives them has the precision of `dtype`. With a
             cache, (logits, the cache with these tokens). Logits are NaN where a cache has no room.
+            With targets, `F.TokenScores`.
 
         Raises:
             ValueError: A token id outside the vocabulary, a position outside a learned table or a
                 full cache (where values can be seen, that is outside jit), a source given or
-                missing, positions given with a cache.
+                missing, positions or targets given with a cache.
         """
         mode = Mode(
             dtype=self.dtype,
@@ -89,9 +99,12 @@ class Transformer(nn.Module):
             axes=self.axes,
             annotate=self.annotate,
             expert_room=self.expert_room,
+            attention_implementation=self.attention_implementation,
         )
         cfg = self.config
         self.check_source(source, cache)
+        if cache is not None and targets is not None:
+            raise ValueError("Losses are of whole texts; do not pass targets and a cache.")
         embedder = Embedder(cfg, cfg.vocab_size, mode, name="embedding")
         table = embedder.tokens()
         if cache is None:
@@ -106,30 +119,36 @@ class Transformer(nn.Module):
                     reader = Embedder(cfg, own, mode, name="source_embedding")
                     rows = reader.tokens()
                 at = self.places(source, source_positions, source_segments)
+                if source_segments is not None:  # padding does not make a text longer
+                    at = at._replace(positions=jnp.where(source_segments != 0, at.positions, 0))
                 count = cfg.topology.num_encoder_layers
                 encoder = Stack(cfg.encoder, count, causal=False, mode=mode, name="encoder")
-                memory, _ = encoder(self.embed(reader, rows, source, at), at)
+                embedded = self.embed(reader, rows, source, at)
+                memory, _ = encoder(embedded, at, in_order=source_positions is None)
                 memory = F.to_parts(memory, self.axes.tensor)  # once for the keys of all layers
                 if cache is not None:
                     cache = cache._replace(source_segments=source_segments)
             elif cache is not None:
                 source_segments = cache.source_segments
-            targets = places if cache is None else Places(places.positions)
+            readers = places if cache is None else Places(places.positions)
             if source_segments is not None and self.axes.context is not None:
                 source_segments = jax.lax.all_gather(
                     source_segments, self.axes.context, axis=source_segments.ndim - 1, tiled=True
                 )
-            memory_guide = Guide(source_mask(targets, source_segments))
+            seen = source_rule(readers, source_segments)
+            blocks = seen is not None and mode.by_rule(seen.queries.shape[-1], seen.keys.shape[-1])
+            memory_guide = Guide(seen if blocks else F.as_array(seen))
         causal = not isinstance(cfg.topology, c.Encoder)
         stack = Stack(
             cfg, cfg.num_layers, causal=causal, mode=mode, name="decoder" if causal else "encoder"
         )
         x = self.embed(embedder, table, tokens, places)
-        x, kept = stack(x, places, memory, memory_guide, cache)
+        counted = positions is None if in_order is None else in_order
+        x, kept = stack(x, places, memory, memory_guide, cache, in_order=counted)
         if logits_at is not None:
             x = jnp.take_along_axis(x, logits_at[..., None], axis=-2)
-        logits = Head(cfg, mode, name="head")(x, table)
-        if cache is None or kept is None:
+        logits = Head(cfg, mode, name="head")(x, table, targets)
+        if isinstance(logits, F.TokenScores) or cache is None or kept is None:
             return logits
         length = cache.length + jnp.sum(jnp.asarray(places.segments), axis=-1)
         if not all(map(turns, windows(cfg), (at.shape[-1] for at in kept.positions))):

@@ -93,7 +93,9 @@ def _noted(config: TransformerConfig) -> Any:
     def init() -> Any:
         blank = jnp.zeros((1, 2), jnp.int32)
         source = blank if reads else None
-        return Transformer(config, annotate=True).init(jax.random.key(0), blank, source=source)
+        # "auto" would ask which kernels the device has.
+        model = Transformer(config, annotate=True, attention_implementation="xla")
+        return model.init(jax.random.key(0), blank, source=source)
 
     return jax.eval_shape(init)["params"]
 

@@ -147,7 +147,8 @@ def plan(config: c.TransformerConfig, sizes: Mapping[str, int], chip: Chip, work
     and nothing else takes time. So the utilisation is a bound: what is reached is less.
 
     "full" computes the forward pass twice, which counts as time and not as the model's FLOPs;
-    experts on several devices compute on all slots that they have room for, empty or not.
+    scores that attention by blocks computes again backwards count as neither; experts on several
+    devices compute on all slots that they have room for, empty or not.
 
     Args:
         config: The model.
@@ -177,6 +178,11 @@ def plan(config: c.TransformerConfig, sizes: Mapping[str, int], chip: Chip, work
     experts = rows * costs.expert_flops(config, work.length, work.source_length)
     empty = experts * (slots(n["expert"], work.expert_room) - 1)
     passes = costs.TRAINING_FACTOR + (work.remat == "full")
+    computed = passes * (forward + empty)
+    parts = math.prod(n[name] for name in ROWS) * work.accumulation * n["context"]
+    again = costs.recomputes_logits(config, rows * work.length // parts, tensor=n["tensor"])
+    if again and work.remat != "full":
+        computed += rows * costs.head_flops(config, work.length)
     return Plan(
         sizes=n,
         chip=chip,
@@ -184,7 +190,7 @@ def plan(config: c.TransformerConfig, sizes: Mapping[str, int], chip: Chip, work
         memory=memory(config, n, **known),
         sendings=tuple(sendings),
         flops=float(costs.TRAINING_FACTOR * forward),
-        computed=float(passes * (forward + empty)),
+        computed=float(computed),
     )
 
 

@@ -46,13 +46,13 @@ class Objective:
 
 
 def apply_to(batch: AnyBatch, model: Transformer, params: Any, **options: Any) -> Any:
-    """Logits of a batch."""
+    """What the model says of a batch: logits, or with targets what losses ask of them."""
     inputs: dict[str, Any]
     match batch:
         case PairBatch():
             inputs = {"source": batch.source, "source_segments": batch.source_segments}
         case Batch():
-            inputs = {"positions": batch.positions, "segments": batch.segments}
+            inputs = {"positions": batch.positions, "segments": batch.segments, "in_order": True}
     return model.apply({"params": params}, batch.tokens, **inputs, **options)
 
 
@@ -69,15 +69,17 @@ def total_loss(
 
     `over` are the axes that tokens are shared out over; routers balance their load over all.
     """
-    logits, said = apply_to(
-        batch, model, params, deterministic=False, rngs={"dropout": key}, mutable=["router"]
+    scores, said = apply_to(
+        batch,
+        model,
+        params,
+        targets=jnp.asarray(batch.targets),
+        deterministic=False,
+        rngs={"dropout": key},
+        mutable=["router"],
     )
-    losses = F.token_cross_entropy(
-        logits,
-        jnp.asarray(batch.targets),
-        z_loss=objective.z_loss,
-        label_smoothing=objective.label_smoothing,
-        axis_name=model.axes.tensor,
+    losses = F.score_cross_entropy(
+        scores, z_loss=objective.z_loss, label_smoothing=objective.label_smoothing
     )
     total = jnp.sum(jnp.where(batch.mask, losses, 0.0))
     tokens = jnp.sum(batch.mask).astype(jnp.float32)

@@ -171,10 +171,8 @@ def make_tally(model: Transformer, mesh: Mesh) -> Callable[[Any, AnyBatch], Tall
     model, over = model.clone(axes=axes_of(mesh.shape)), token_axes(mesh.shape)
 
     def per_device(params: Any, batch: AnyBatch) -> Tally:
-        logits = apply_to(batch, model, params)
-        losses = F.token_cross_entropy(
-            logits, jnp.asarray(batch.targets), axis_name=model.axes.tensor
-        )
+        scores = apply_to(batch, model, params, targets=jnp.asarray(batch.targets))
+        losses = F.score_cross_entropy(scores)
         tally = Tally(jnp.sum(jnp.where(batch.mask, losses, 0.0)), jnp.sum(batch.mask))
         return jax.lax.psum(tally, over)
 

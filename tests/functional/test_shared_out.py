@@ -1,5 +1,6 @@
 """Functions of arrays that are shared out among devices give what one device gives."""
 
+import re
 from functools import partial
 
 import jax
@@ -28,6 +29,12 @@ LAST = P(None, None, "parts")
 TARGETS = jnp.array([[0, 4, 11, 7, 2], [-1, 12, 3, 9, 8]])  # one too small, one too large
 
 
+HEADS = {
+    "smoothed": dict(z_loss=0.3, label_smoothing=0.2, softcap=2.0),
+    "masked": dict(masked_ids=(1, *range(12, 24), 46), multiplier=0.5),  # all of the second device
+}
+
+
 @pytest.mark.parametrize("options", [{}, {"z_loss": 0.3}, {"label_smoothing": 0.2}], ids=str)
 def test_cross_entropy_of_a_vocabulary_in_parts(options):
     """Losses, NaN for wrong ids, and gradients; large logits do not overflow."""
@@ -41,6 +48,44 @@ def test_cross_entropy_of_a_vocabulary_in_parts(options):
     np.testing.assert_allclose(losses(logits, TARGETS), expected, rtol=1e-6)
     slopes = [jax.grad(lambda x, f=f: jnp.sum(f(x, TARGETS)[0]))(logits) for f in (losses, whole)]
     np.testing.assert_allclose(*slopes, atol=1e-6)
+
+
+@pytest.mark.parametrize("chunk", [2, 3, 12], ids=lambda chunk: f"chunk{chunk}")
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("options", HEADS.values(), ids=HEADS)
+def test_a_heads_vocabulary_in_parts(options, axis, chunk):
+    """Each device goes through its 12 ids, some at a time; losses and gradients are one's."""
+    x, kernel, bias = draw(2, 5, 3), draw(3, 48, seed=1), draw(48, seed=2)
+    kernel, parts = (kernel, P(None, "parts")) if axis else (kernel.T, P("parts"))
+    targets = jnp.array([[0, 25, 47, 11, 36], [-1, 48, 3, 9, 8]])  # too small, too large
+    options = dict(options, vocabulary_axis=axis)
+
+    def shared(x, kernel, bias, targets):
+        x = F.to_parts(x, "parts")
+        head = dict(options, chunk=chunk, axis_name="parts")
+        return F.linear_cross_entropy(x, kernel, targets, bias, **head)
+
+    def one(x, kernel, bias, targets):
+        return F.linear_cross_entropy(x, kernel, targets, bias, chunk=48, **options)
+
+    spread = shared_out(shared, P(), parts, P("parts"), P(), out=P())
+
+    def results(function):
+        def loss(x, kernel, bias):
+            losses = function(x, kernel, bias, targets)
+            return jnp.sum(losses[0]), losses
+
+        return jax.jit(jax.grad(loss, (0, 1, 2), has_aux=True))
+
+    found, expected = (results(f)(x, kernel, bias) for f in (spread, one))
+    assert np.isnan(expected[1][1, :2]).all() and np.isfinite(expected[1][0]).all()
+    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-5), found, expected)
+    program = results(spread).lower(x, kernel, bias).compile().as_text()
+    # Of a token: largest, normaliser, target, and with smoothing the mean; and its features' slope.
+    assert len(re.findall(r" all-reduce(?:-start)?\(", program)) <= 4 + (
+        "label_smoothing" in options
+    )
+    assert not re.search(r" (all-gather|all-to-all|collective-permute)", program)
 
 
 def test_rows_of_a_vocabulary_in_parts():

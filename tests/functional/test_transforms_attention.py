@@ -20,6 +20,7 @@ QKV = draw(2, 5, 4, 3), draw(2, 3, 2, 3, seed=1), draw(2, 3, 2, 7, seed=2)
 MASK, BIAS = draw(2, 5, 3, seed=3) > -0.5, draw(2, 4, 5, 3, seed=4)
 LATENT = draw(2, 3, 7), draw(2, 3, 2, seed=1), draw(2, 7, 4, 5, seed=2), draw(2, 7, 4, 6, seed=3)
 HEAD = tuple(x[..., 0, :] for x in QKV)
+SIGHT = F.Sight(causal=True, window=5)
 KEYS = jax.random.split(jax.random.key(0), 2)
 DECAY = jnp.array([[0.5, 0.9, 1.0]] * 2), draw(2, 3, 2, seed=5)  # of heads, angles of their pairs
 TEXT, STATE = draw(2, 5, 3, 4, seed=6), draw(2, 3, 4, seed=7)
@@ -57,6 +58,11 @@ CASES = {
         lambda *a: F.attention_scores(*a, scale=0.5, logit_softcap=2.0),
         (*HEAD[:2], BIAS[:, 0]),
     ),
+    "blockwise_attention": (
+        lambda q, k, v, t, s: F.blockwise_attention(q, k, v, F.PositionMask(t, s, sight=SIGHT)),
+        (*QKV, *POSITIONS),
+    ),
+    "as_array": (lambda t, s: F.as_array(F.PositionMask(t, s, sight=SIGHT)), POSITIONS),
     "attention_weights": (F.attention_weights, (*QKV[:2], MASK, BIAS)),
     "dot_product_attention": (F.dot_product_attention, QKV),
     "dot_product_attention_masked": (F.dot_product_attention, (*QKV, MASK, BIAS)),
@@ -109,7 +115,8 @@ class TransformsTest(chex.TestCase):
 
 
 def test_the_table_is_complete():
-    modules = {"attention", "latent", "masks", "decay", "recurrence"}
+    modules = {"attention", "blockwise", "by_position", "kernels", "latent", "masks", "scores"}
+    modules |= {"decay", "recurrence"}
     public = {
         name
         for name, thing in vars(F).items()
@@ -119,4 +126,7 @@ def test_the_table_is_complete():
         "DecayRates",
         "Recurrence",
         "absorbing_saves",
-    }  # the last compares numbers
+        "many_scores",  # both compare numbers
+        *("AlibiRule", "BucketRule", "Buckets", "PositionMask", "Sight"),
+        *("cudnn_attention", "splash_attention"),  # of other platforms; see test_kernels.py
+    }

@@ -59,6 +59,20 @@ CASES = {
     "embed": (F.embed, (draw(2, 7, 5), TOKENS)),
     "learned_positions": (F.learned_positions, (draw(2, 7, 5), TOKENS)),
     "token_cross_entropy": (F.token_cross_entropy, (GATE, TOKENS)),
+    "token_scores": (lambda x, y: F.token_scores(x, y).log_z, (GATE, TOKENS)),
+    "score_cross_entropy": (
+        lambda x, y: F.score_cross_entropy(F.token_scores(x, y), z_loss=0.1, label_smoothing=0.2),
+        (GATE, TOKENS),
+    ),
+    "linear_logits": (F.linear_logits, (X, draw(2, 5, 7))),
+    "linear_scores": (
+        lambda x, k, y: F.linear_scores(x, k, y, chunk=3).target,
+        (X, draw(2, 5, 7), TOKENS),
+    ),
+    "linear_cross_entropy": (
+        lambda x, k, y: F.linear_cross_entropy(x, k, y, chunk=3, z_loss=0.1),
+        (X, draw(2, 5, 7), TOKENS),
+    ),
     "cross_entropy": (lambda x, y: F.cross_entropy(x, y, mask=y > 1), (GATE, TOKENS)),
     "bits_per_byte": (lambda x: F.bits_per_byte(x, 7), (draw(2),)),
     "scale_by_temperature": (lambda x: F.scale_by_temperature(x, 0.5), (LOGITS,)),
@@ -111,12 +125,12 @@ class TransformsTest(chex.TestCase):
 
 def test_the_table_is_complete():
     modules = {"norms", "activations", "linear", "embeddings", "losses", "sampling"}
-    modules |= {"experts", "slots"}
+    modules |= {"experts", "slots", "linear_losses"}
     public = {
         name
         for name, thing in vars(F).items()
         if callable(thing) and thing.__module__.split(".")[-1] in modules
     }
-    on_the_host = {"check_token_ids", "check_positions", "room_for"}
-    types = {"BatchStatistics", "Routing", "RouterTotals"}
+    on_the_host = {"check_token_ids", "check_positions", "room_for", "loss_chunk"}
+    types = {"BatchStatistics", "Routing", "RouterTotals", "TokenScores"}
     assert public - set(CASES) == on_the_host | types

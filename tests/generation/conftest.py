@@ -7,6 +7,7 @@ import pytest
 
 from jaxformer import Transformer
 from jaxformer.config import GLU, Embedding, Learned, MultiHead, TransformerConfig
+from jaxformer.generation import decode
 
 LEARNED = TransformerConfig(
     vocab_size=31,
@@ -52,3 +53,11 @@ def learned_params(learned):
 @pytest.fixture(scope="session")
 def prompts():
     return jnp.asarray([[3, 1, 4, 1, 5], [9, 2, 6, 5, 30]], jnp.int32)
+
+
+@pytest.fixture(params=["a loop", pytest.param("layers of their own", marks=pytest.mark.matrix)])
+def form(request, monkeypatch):
+    """How layers decode: as on GPUs and TPUs, where they are many, or as few do on a CPU."""
+    if request.param == "a loop":
+        monkeypatch.setattr(decode, "worth_unrolling", lambda config: False)
+    return request.param

@@ -278,7 +278,7 @@ def test_rows_can_be_taken_in_any_order(kind, tokens):
 def test_a_window_keeps_no_more_than_it_sees():
     config = build("rope", "gqa", window="window")
     shapes = [layer.own.key.shape for layer in empty_cache(config, (2,), 50).layers]
-    assert shapes == [(1, 2, WINDOW, 2, 4), (1, 2, 50, 2, 4)]
+    assert shapes == [(1, 2, 2, WINDOW, 4), (1, 2, 2, 50, 4)]
 
 
 def test_a_full_cache_is_refused_or_answers_nan(tokens):

@@ -4,13 +4,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import jaxformer
 from jaxformer import Transformer, generate
 from jaxformer.config import DynamicNTK, Encoder, EncoderDecoder, LongRope, Rope
 from jaxformer.generation import Greedy, Sample, stream
 from jaxformer.generation.programs import search
-from jaxformer.generation.prompts import pad_rows
+from jaxformer.generation.prompts import bucket, pad_rows
 
 
 @pytest.fixture(scope="module")
@@ -105,11 +107,24 @@ def test_to_the_end_of_a_learned_table_and_not_beyond(learned, learned_params, p
         generate(learned, learned_params, prompts, max_new_tokens=8)
 
 
-def test_compiles_once_for_prompts_of_one_shape(config, params, prompts):
+def test_compiles_once_for_prompts_of_one_bucket(config, params, prompts):
     generate(config, params, prompts, max_new_tokens=6)
     compiled = search._cache_size()
     generate(replace(config), params, prompts[::-1], max_new_tokens=6, sampler=Greedy())
+    for width in (1, 2, 16):
+        longer = jnp.tile(prompts, (1, 4))[:, :width]
+        assert generate(config, params, longer, max_new_tokens=6).shape == (2, width + 6)
+    generate(config, params, [[1, 2, 3], [4]], max_new_tokens=6)
     assert search._cache_size() == compiled
+    generate(config, params, jnp.tile(prompts, (1, 4))[:, :17], max_new_tokens=6)
+    assert search._cache_size() == compiled + 1
+
+
+@given(st.integers(1, 10_000))
+def test_buckets_hold_what_they_are_asked_to(length):
+    width = bucket(length)
+    assert width >= length and bucket(width) == width and width % 16 == 0
+    assert width - length < max(16, length / 8)
 
 
 def test_bfloat16_computes(config, params, prompts):
@@ -141,11 +156,14 @@ def test_generate_is_public():
     assert jaxformer.generate is generate
 
 
+SHORT, LONG = (1.0, 1.0, 1.0), (1.0, 3.0, 9.0)
+
+
 @pytest.mark.parametrize(
     "scaling",
     [
         DynamicNTK(factor=8.0, original_max_length=3),
-        LongRope(short=(1.0, 1.0, 1.0), long=(1.0, 3.0, 9.0), original_max_length=7, max_length=16),
+        LongRope(short=SHORT, long=LONG, original_max_length=7, max_length=16),
     ],
     ids=lambda scaling: type(scaling).__name__,
 )
@@ -231,7 +249,7 @@ def test_a_stop_token_of_all_rows_ends_each(config, params):
 
 
 @pytest.mark.parametrize("sampler", [Greedy(), Sample(temperature=2.0, repetition_penalty=1.3)])
-def test_a_stream_gives_the_tokens_of_generate(config, params, sampler):
+def test_a_stream_gives_the_tokens_of_generate(config, params, sampler, form):
     options = dict(max_new_tokens=5, sampler=sampler, key=jax.random.key(4), stop_tokens=(11,))
     tokens = np.stack(list(stream(config, params, ROWS, **options)), axis=-1)
     whole = np.asarray(generate(config, params, ROWS, **options))
@@ -246,8 +264,19 @@ def test_a_stream_ends_when_all_rows_have(config, params):
     assert len(tokens) == free[0, 2:].tolist().index(stop[0]) + 1
 
 
-def test_an_encoder_decoder_writes_from_a_source(config):
-    cfg = replace(config, topology=EncoderDecoder(num_encoder_layers=1))
+@pytest.mark.parametrize(
+    "rope",
+    [
+        Rope(),
+        Rope(scaling=DynamicNTK(factor=8.0, original_max_length=3)),
+        Rope(scaling=LongRope(short=SHORT, long=LONG, original_max_length=5, max_length=16)),
+    ],
+    ids=lambda rope: type(rope.scaling).__name__,
+)
+def test_an_encoder_decoder_writes_from_a_source(config, rope):
+    """Padding of the source, of its rows and of their bucket, does not make it longer."""
+    attention = replace(config.attention, positions=(rope,))
+    cfg = replace(config, attention=attention, topology=EncoderDecoder(num_encoder_layers=1))
     rng = np.random.default_rng(0)
     source, start = jnp.asarray(rng.integers(0, 31, (2, 6))), jnp.full((2, 1), 1)
     model = Transformer(cfg)
@@ -259,6 +288,9 @@ def test_an_encoder_decoder_writes_from_a_source(config):
     for row in range(2):
         logits = apply({"params": weights}, found[row, :-1], source=jnp.asarray(rows[row]))
         np.testing.assert_array_equal(found[row, 1:], jnp.argmax(logits, axis=-1))
+    whole = generate(cfg, weights, start, max_new_tokens=4, source=source)
+    logits = apply({"params": weights}, whole[:, :-1], source=source)
+    np.testing.assert_array_equal(whole[:, 1:], jnp.argmax(logits, axis=-1))
 
 
 @pytest.mark.parametrize(

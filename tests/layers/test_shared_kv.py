@@ -228,4 +228,4 @@ def test_what_is_kept_is_turned_already(config, randomise, tokens):
     c = np.asarray(F.linear(x, layer["attention"]["key_value"]["kernel"]), np.float64)
     turned = [turn_by(c[:, j], j * true_frequencies(TURNS), TURNS) for j in range(7)]
     (kept,) = cache.layers
-    np.testing.assert_allclose(kept.own.key_value[0], np.stack(turned, axis=1), atol=2e-5)
+    np.testing.assert_allclose(kept.own.key_value[0], np.stack(turned, axis=2), atol=2e-5)

@@ -26,20 +26,21 @@ from tests.tiny_llamas import LLAMAS
 
 pytestmark = pytest.mark.usefixtures("no_checks_of_annotations")
 
-BATCH, LENGTH = 8, 16
+BATCH, LENGTH, BLOCKS = 8, 16, 272  # the last is of several blocks of queries and keys
 BLANK = jnp.zeros((1, 2), int)
 
 
 @functools.cache
-def on_one_device(name):
+def on_one_device(name, length=LENGTH):
     """Configuration, parameters, batch, loss and gradients."""
     config = LLAMAS.get(name) or zoo.get(name).tiny()
     rng = np.random.default_rng(0)
-    tokens = jnp.asarray(rng.integers(0, config.vocab_size - 1, (BATCH, LENGTH + 1)))
-    source = jnp.asarray(rng.integers(0, config.vocab_size - 1, (BATCH, LENGTH)))
+    tokens = jnp.asarray(rng.integers(0, config.vocab_size - 1, (BATCH, length + 1)))
+    source = jnp.asarray(rng.integers(0, config.vocab_size - 1, (BATCH, length)))
+    segments = jnp.asarray(np.sort(rng.integers(1, 4, (BATCH, length)), axis=1))
     reads = isinstance(config.topology, EncoderDecoder)
-    options = {"source": source} if reads else {}
-    model = Transformer(config)
+    options = {"source": source} if reads else {"segments": segments}
+    model = Transformer(config, attention_implementation="xla")
     shapes = jax.eval_shape(
         lambda: model.init(jax.random.key(0), BLANK, **({"source": BLANK} if reads else {}))
     )["params"]
@@ -55,32 +56,32 @@ def on_one_device(name):
         return jnp.mean(F.token_cross_entropy(logits, tokens[:, 1:]))
 
     value, gradients = jax.jit(jax.value_and_grad(loss))(params)
-    return config, params, (tokens[:, :-1], tokens[:, 1:], source), value, gradients
+    return config, params, (tokens[:, :-1], tokens[:, 1:], source, segments), value, gradients
 
 
-def spread(name, **sizes):
+def spread(name, *, length=LENGTH, **sizes):
     """Loss and gradients on a mesh of these sizes."""
-    config, params, batch, *_ = on_one_device(name)
+    config, params, batch, *_ = on_one_device(name, length)
     mesh = make_mesh(MeshConfig(**sizes), jax.devices()[: math.prod(sizes.values())])
     axes, over = axes_of(mesh.shape), token_axes(mesh.shape)
     where = parameter_specs(config, mesh.shape)
     model = Transformer(config, axes=axes)
     reads = isinstance(config.topology, EncoderDecoder)
 
-    def per_device(params, tokens, targets, source):
+    def per_device(params, tokens, targets, source, segments):
         def loss(params):
-            options = {"source": source} if reads else {}
+            options = {"source": source} if reads else {"segments": segments}
             logits = model.apply({"params": params}, tokens, **options)
             losses = F.token_cross_entropy(logits, targets, axis_name=axes.tensor)
-            return jax.lax.psum(jnp.sum(losses), over) / (BATCH * LENGTH)
+            return jax.lax.psum(jnp.sum(losses), over) / (BATCH * length)
 
         return jax.value_and_grad(loss)(params)
 
     rows = batch_spec(mesh.shape)
     program = jax.shard_map(
-        per_device, mesh=mesh, in_specs=(where, rows, rows, rows), out_specs=(P(), where)
+        per_device, mesh=mesh, in_specs=(where, *[rows] * 4), out_specs=(P(), where)
     )
-    order = F.ring_order(LENGTH, sizes.get("context", 1))
+    order = F.ring_order(length, sizes.get("context", 1))
     return jax.jit(program)(params, *(x[:, order] for x in batch))
 
 
@@ -103,8 +104,26 @@ def label(part):
 
 @pytest.mark.parametrize("name, sizes", MESHES, ids=label)
 def test_spread_is_whole(name, sizes):
-    _, _, _, loss, gradients = on_one_device(name)
-    found, spread_gradients = spread(name, **sizes)
+    compare(name, LENGTH, sizes)
+
+
+@pytest.mark.parametrize(
+    "name, sizes",
+    [
+        ("llama-2-70b", dict(data=2, fsdp=2, tensor=2)),
+        ("bloom-560m", dict(fsdp=2, tensor=4)),  # slopes of each device's heads
+        ("t5-small", dict(data=2, fsdp=2, tensor=2)),  # a table of each device's heads; a source
+        ("gemma-2-2b", dict(data=4, tensor=2)),
+    ],
+    ids=label,
+)
+def test_blocks_on_devices_are_whole_matrices_on_one(name, sizes):
+    compare(name, BLOCKS, sizes)
+
+
+def compare(name, length, sizes):
+    _, _, _, loss, gradients = on_one_device(name, length)
+    found, spread_gradients = spread(name, length=length, **sizes)
     np.testing.assert_allclose(found, loss, rtol=1e-5)
     largest = max(float(jnp.abs(x).max()) for x in jax.tree.leaves(gradients))
 

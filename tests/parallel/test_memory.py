@@ -33,7 +33,8 @@ WIDE = TransformerConfig(
 )
 MIXED = replace(WIDE, feed_forward=(Experts(expert=GLU(hidden_dim=192), num_experts=4, top_k=2),))
 TRANSLATING = replace(WIDE, num_layers=4, topology=EncoderDecoder(num_encoder_layers=4))
-CONFIGS = {"wide": WIDE, "mixed": MIXED, "translating": TRANSLATING}
+MANY = replace(WIDE, vocab_size=32_768, num_layers=2)  # logits would be half of all
+CONFIGS = {"many": MANY, "wide": WIDE, "mixed": MIXED, "translating": TRANSLATING}
 
 
 def program(
@@ -75,6 +76,8 @@ CASES = [
     ("wide", dict(context=4), {}),
     ("wide", dict(fsdp=2, context=2, tensor=2), {}),
     ("wide", dict(fsdp=4, tensor=2), dict(remat="dots", dtype="bfloat16")),
+    ("many", {}, {}),
+    ("many", dict(tensor=2), dict(dtype="bfloat16")),
     ("mixed", dict(expert=4), dict(remat="full")),
     ("mixed", dict(fsdp=2, expert=2, tensor=2), {}),
     ("translating", dict(fsdp=4, tensor=2), dict(remat="full")),
@@ -151,6 +154,14 @@ def test_what_each_part_is():
     assert one.total == sum(one)
     parts = estimate(WIDE, {}, accumulation=4)
     assert parts.gradients == 2 * one.gradients and 4 * parts.activations == one.activations
+
+
+def test_logits_of_a_large_vocabulary_are_there_in_part():
+    """Of 2 ** 25 those of 4,096 ids; half as many are kept."""
+    tokens = ROWS * LENGTH
+    assert estimate(MANY, {}).logits == 2 * 4 * tokens * 4096
+    assert estimate(MANY, dict(tensor=2)).logits == 2 * 4 * tokens * 16_384
+    assert estimate(MANY, {}, accumulation=2).logits == 2 * 4 * tokens // 2 * 32_768
 
 
 def test_kernels_put_together():

@@ -135,10 +135,13 @@ def test_experts_compute_on_empty_slots():
     found = plan(mixtral, dict(expert=4), H100, Work(batch_size=4, remat="none"))
     forward, experts = (4 * of(mixtral, 4096) for of in (costs.forward_flops, costs.expert_flops))
     assert experts == 4 * 32 * 2 * 4096 * 3 * 4096 * 2 * 14_336
-    assert found.computed == 3 * (forward + 3 * experts)
+    logits = 4 * 2 * 4096 * 4096 * 32_000  # computed again in the backward pass
+    assert found.computed == 3 * (forward + 3 * experts) + logits
     assert plan(mixtral, dict(fsdp=4), H100, Work(batch_size=4, remat="none")).computed == (
-        3 * forward
+        3 * forward + logits
     )
+    few = plan(mixtral, dict(fsdp=4), H100, Work(batch_size=4, length=512, remat="none"))
+    assert few.computed == 3 * 4 * costs.forward_flops(mixtral, 512)
 
 
 # Meshes that are looked for

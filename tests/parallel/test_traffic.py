@@ -8,6 +8,7 @@ import pytest
 from jax.sharding import NamedSharding
 
 from jaxformer import Transformer, zoo
+from jaxformer import functional as F
 from jaxformer.config import EncoderDecoder
 from jaxformer.data import Batch, PairBatch
 from jaxformer.parallel import MeshConfig, batch_spec, make_mesh
@@ -116,6 +117,36 @@ def test_the_compiled_program_says_what_the_formula_says(name, sizes, how):
     assert {p: n for p, n in times.items() if p not in sums} == {
         p: n for p, n in most.items() if p not in sums
     }
+
+
+@pytest.fixture
+def few_ids_at_a_time(monkeypatch):
+    """Of a small vocabulary too."""
+    for name, number in dict(WHOLE_UP_TO=0, AT_A_TIME=1, FEWEST_IDS=24).items():
+        monkeypatch.setattr(F.linear_losses, name, number)
+
+
+@pytest.mark.usefixtures("no_checks_of_annotations", "few_ids_at_a_time")
+@pytest.mark.parametrize(
+    "name, sizes, how",
+    [
+        ("llama-2-70b", dict(fsdp=2, tensor=2, context=2), dict(accumulation=2)),
+        ("tied", dict(fsdp=4, tensor=2), {}),
+    ],
+    ids=label,
+)
+def test_the_vocabulary_in_chunks_says_no_more(name, sizes, how):
+    """64 ids of a device, 24 at a time and 16 left over: the messages of all at once."""
+    config = model(name)
+    assert F.loss_chunk(32, config.vocab_size // 2) == 24 < config.vocab_size // 2
+    lowered, axes = update(config, sizes, **how)
+    found, expected = (
+        collectives_of(lowered.compile().as_text(), axes),
+        formula(config, sizes, **how),
+    )
+    assert totals(found, "bytes") == totals(expected, "bytes")
+    times, most = totals(found, "times"), totals(expected, "times")
+    assert times.keys() == most.keys() and all(times[place] <= most[place] for place in times)
 
 
 TYPES = {"bf16": 2, "f32": 4, "i32": 4}

@@ -405,6 +405,30 @@ def test_training_drops_out():
     assert gradient(batch, config=DROPPING, steps=1)[0] != loss
 
 
+def test_attention_by_blocks_drops_out_on_every_device():
+    """Devices with equal rows drop other weights; one seed drops the same ones again."""
+    length = 272  # of several blocks of queries and keys
+    rng = np.random.default_rng(0)
+    row = rng.integers(0, VOCAB, (1, length + 1), np.int32)
+    tokens = np.tile(row, (8, 1))
+    ones = np.ones((8, length), np.int32)
+    at = np.tile(np.arange(length, dtype=np.int32), (8, 1))
+    batch = Batch(tokens[:, :-1], tokens[:, 1:], at, ones, ones > 0)
+    dropping = replace(CONFIG, dropout=Dropout(attention=0.5))
+    loss, gradients = gradient(batch, config=dropping, devices=8)
+    assert_close(gradient(batch, config=dropping, devices=8), (loss, gradients), atol=0)
+    same = jax.tree.map(lambda x: x[:1], batch)
+    alone, plain = gradient(same, config=dropping)[1], gradient(batch, devices=8)[1]
+
+    def value_of(gradients):
+        return gradients["decoder"]["layers"]["layer_0"]["attention"]["value"]["kernel"]
+
+    own, size = value_of(gradients), np.max(np.abs(value_of(plain)))
+    assert np.max(np.abs(own - value_of(plain))) > 0.05 * size  # it drops
+    assert np.max(np.abs(own - value_of(alone))) > 0.05 * size  # and devices drop their own
+    assert all(np.all(np.isfinite(g)) for g in jax.tree.leaves(gradients))
+
+
 # State
 
 

@@ -1,0 +1,91 @@
+"""A Llama-like decoder whose attention is linen's own, as a contestant."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import linen as nn
+
+from experiments.contest import Round, Size, with_working_space
+from experiments.contest_ours import working_space
+
+
+class Block(nn.Module):
+    """Attention and a gated feed-forward, each after a norm."""
+
+    size: Size
+
+    @nn.compact
+    def __call__(self, x: Any, mask: Any) -> tuple[Any, None]:
+        size = self.size
+        dense = partial(nn.Dense, use_bias=False, dtype=size.dtype)
+        attention = nn.MultiHeadDotProductAttention(
+            size.num_heads, use_bias=False, dtype=size.dtype
+        )
+        x = x + attention(nn.RMSNorm(dtype=size.dtype)(x), mask=mask)
+        y = nn.RMSNorm(dtype=size.dtype)(x)
+        gate, up = (dense(size.hidden_dim)(y) for _ in range(2))
+        return x + dense(size.model_dim)(nn.silu(gate) * up), None
+
+
+class Model(nn.Module):
+    """Positions are learned: linen's attention has none of its own."""
+
+    size: Size
+
+    @nn.compact
+    def __call__(self, tokens: Any) -> Any:
+        size = self.size
+        embed = partial(nn.Embed, features=size.model_dim, dtype=size.dtype)
+        x = embed(size.vocab_size)(tokens)
+        x = x + embed(size.length)(jnp.arange(tokens.shape[1]))[None]
+        mask = nn.make_causal_mask(tokens)
+        layers = nn.scan(
+            Block,
+            variable_axes={"params": 0},
+            split_rngs={"params": True},
+            in_axes=nn.broadcast,
+            length=size.num_layers,
+        )(size)
+        x, _ = layers(x, mask)
+        x = nn.RMSNorm(dtype=size.dtype)(x)
+        return nn.Dense(size.vocab_size, use_bias=False, dtype=size.dtype)(x)
+
+
+def training(size: Size, *, spread: bool = False) -> Round:
+    """An update by AdamW, on one device or with its rows shared out over all."""
+    model, optimizer = Model(size), optax.adamw(1e-4)
+    shape = size.batch_size, size.length + 1
+    tokens = np.random.default_rng(0).integers(0, size.vocab_size, shape, dtype=np.int32)
+    mesh = jax.sharding.Mesh(jax.devices()[: None if spread else 1], ("data",))
+    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    given = jax.device_put(tokens, rows)
+    params = jax.jit(model.init, out_shardings=everywhere)(jax.random.key(0), tokens[:1, :-1])
+    state = jax.jit(lambda p: (p, optimizer.init(p)), out_shardings=everywhere)(params)
+
+    def update(state: Any, tokens: Any) -> Any:
+        params, rule = state
+
+        def loss(params: Any) -> Any:
+            logits: Any = model.apply(params, tokens[:, :-1])
+            each = optax.softmax_cross_entropy_with_integer_labels(
+                logits.astype(jnp.float32), tokens[:, 1:]
+            )
+            return jnp.mean(each)
+
+        value, slopes = jax.value_and_grad(loss)(params)
+        changes, rule = optimizer.update(slopes, rule, params)
+        return (optax.apply_updates(params, changes), rule), value
+
+    program = jax.jit(update, donate_argnums=0).lower(state, given).compile()
+
+    def one() -> None:
+        nonlocal state
+        state, value = program(state, given)
+        value.block_until_ready()
+
+    return with_working_space(one, working_space(program))

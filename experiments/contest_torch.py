@@ -1,0 +1,178 @@
+"""Llama of transformers, and a like model of x-transformers, both on torch, as contestants."""
+
+from typing import Any
+
+import torch
+
+from experiments.contest import Round, Size
+
+
+def llama(size: Size) -> Any:
+    """Llama with torch's scaled_dot_product_attention."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=size.vocab_size,
+        hidden_size=size.model_dim,
+        num_hidden_layers=size.num_layers,
+        num_attention_heads=size.num_heads,
+        num_key_value_heads=size.num_heads,
+        intermediate_size=size.hidden_dim,
+        max_position_embeddings=max(size.length, size.prompt + size.new_tokens),
+        attn_implementation="sdpa",
+        tie_word_embeddings=False,
+        eos_token_id=None,
+        bos_token_id=None,
+        pad_token_id=0,
+    )
+    torch.manual_seed(0)
+    torch.set_float32_matmul_precision("high")  # on GPUs, as in JAX; on a CPU nothing changes
+    return LlamaForCausalLM(config).to(device())
+
+
+def computing(size: Size) -> Any:
+    """Parameters stay float32 in training, as ours do."""
+    dtype = getattr(torch, size.dtype)
+    return torch.autocast(device().type, dtype, enabled=dtype != torch.float32)
+
+
+def device() -> torch.device:
+    """A GPU if there is one."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def drawn(size: Size, length: int) -> torch.Tensor:
+    """Token ids."""
+    torch.manual_seed(0)
+    return torch.randint(0, size.vocab_size, (size.batch_size, length), device=device())
+
+
+def wait() -> None:
+    """Until a GPU has done all that it was told."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def training(size: Size, *, compiled: bool = False) -> Round:
+    """An update by AdamW."""
+    model = llama(size)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    run = torch.compile(model) if compiled else model
+    tokens = drawn(size, size.length + 1)
+
+    def one() -> None:
+        with computing(size):
+            logits = run(tokens[:, :-1], use_cache=False).logits
+        loss = torch.nn.functional.cross_entropy(
+            logits.float().flatten(0, 1), tokens[:, 1:].flatten()
+        )
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        wait()
+
+    return one
+
+
+def x_transformers_training(size: Size) -> Round:
+    """An update by AdamW of a decoder with RoPE, RMSNorm and SwiGLU."""
+    from x_transformers import Decoder, TransformerWrapper
+
+    torch.manual_seed(0)
+    decoder = Decoder(
+        dim=size.model_dim,
+        depth=size.num_layers,
+        heads=size.num_heads,
+        attn_dim_head=size.model_dim // size.num_heads,
+        attn_flash=True,
+        rotary_pos_emb=True,
+        rotary_emb_dim=size.model_dim // size.num_heads,
+        use_rmsnorm=True,
+        ff_glu=True,
+        ff_swish=True,
+        ff_no_bias=True,
+        ff_mult=size.hidden_dim / size.model_dim,
+    )
+    model = TransformerWrapper(
+        num_tokens=size.vocab_size,
+        max_seq_len=size.length,
+        use_abs_pos_emb=False,
+        attn_layers=decoder,
+    ).to(device())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    tokens = drawn(size, size.length + 1)
+
+    def one() -> None:
+        with computing(size):
+            logits = model(tokens[:, :-1])
+        loss = torch.nn.functional.cross_entropy(
+            logits.float().flatten(0, 1), tokens[:, 1:].flatten()
+        )
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        wait()
+
+    return one
+
+
+def decoding(size: Size, *, only_prompt: bool = False, compiled: bool = False) -> Round:
+    """Prompts continued greedily, with transformers' cache; or long ones, by a token.
+
+    Compiled, the cache has its full size from the start, as compilers need it.
+    """
+    model = llama(size).to(getattr(torch, size.dtype)).eval()
+    options = {}
+    if compiled:
+        model.forward = torch.compile(model.forward)
+        options["cache_implementation"] = "static"
+    prompt = drawn(size, size.length if only_prompt else size.prompt)
+    count = 1 if only_prompt else size.new_tokens
+    ones = torch.ones_like(prompt)
+
+    def one() -> None:
+        with torch.inference_mode():
+            model.generate(
+                prompt,
+                attention_mask=ones,
+                max_new_tokens=count,
+                min_new_tokens=count,
+                do_sample=False,
+                **options,
+            )
+        wait()
+
+    return one
+
+
+def attention(size: Size) -> Round:
+    """Causal attention and its gradient."""
+    shape = size.batch_size, size.num_heads, size.length, size.model_dim // size.num_heads
+    torch.manual_seed(0)
+    kind = getattr(torch, size.dtype)
+    given = [torch.randn(shape, dtype=kind, device=device(), requires_grad=True) for _ in range(3)]
+
+    def one() -> None:
+        found = torch.nn.functional.scaled_dot_product_attention(*given, is_causal=True)
+        torch.autograd.grad(found.float().square().sum(), given)
+        wait()
+
+    return one
+
+
+def losses(size: Size) -> Round:
+    """Cross-entropy of hidden vectors, with the gradients of vectors and head."""
+    torch.manual_seed(0)
+    tokens = size.batch_size * size.length
+    kind = getattr(torch, size.dtype)
+    features = torch.randn(tokens, size.model_dim, dtype=kind, device=device(), requires_grad=True)
+    kernel = torch.randn(size.model_dim, size.vocab_size, dtype=kind, device=device()) / 16
+    kernel.requires_grad_()
+    targets = torch.randint(0, size.vocab_size, (tokens,), device=device())
+
+    def one() -> None:
+        loss = torch.nn.functional.cross_entropy((features @ kernel).float(), targets)
+        torch.autograd.grad(loss, (features, kernel))
+        wait()
+
+    return one

@@ -1,0 +1,23 @@
+"""What the logits of a model cost."""
+
+from jaxformer import config as c
+from jaxformer import functional as F
+
+
+def head_flops(config: c.TransformerConfig, length: int) -> int:
+    """Those of `forward_flops` that make logits."""
+    return 2 * length * (config.embedding.dim or config.model_dim) * config.vocab_size
+
+
+def logit_bytes(config: c.TransformerConfig, tokens: int, *, tensor: int = 1) -> int:
+    """Bytes of float32 logits of a device's tokens, and of their gradient, that there are at once.
+
+    Those of `F.loss_chunk` ids for each token.
+    """
+    return 2 * 4 * tokens * F.loss_chunk(tokens, config.vocab_size // tensor)
+
+
+def recomputes_logits(config: c.TransformerConfig, tokens: int, *, tensor: int = 1) -> bool:
+    """Whether the backward pass computes the logits of a device's tokens again."""
+    part = config.vocab_size // tensor
+    return F.loss_chunk(tokens, part) < part

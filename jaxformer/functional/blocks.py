@@ -1,0 +1,139 @@
+"""Blocks of queries and keys: where they stand, whether they meet, and what they score."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Float32, Int, PRNGKeyArray
+
+from jaxformer.functional.by_position import PositionBias, PositionMask
+from jaxformer.functional.linear import dropout
+from jaxformer.functional.scores import Normalizer
+
+
+class How(NamedTuple):
+    """What is chosen; see `blockwise_attention`."""
+
+    scale: float
+    logit_softcap: float | None
+    normalizer: Normalizer
+    dropout_rate: float
+    block: tuple[int, int]
+    num_keys: int  # without padding
+
+
+class Unit(NamedTuple):
+    """The G query heads of one sequence that read the same head of keys and values."""
+
+    query: Float[Array, "G T H"]
+    key: Float[Array, "S H"]
+    value: Float[Array, "S Hv"]
+    mask: PositionMask | None
+    bias: PositionBias | None
+    dropout_key: PRNGKeyArray | None
+
+
+class Rows(NamedTuple):
+    """A block of queries, where they stand, and which one it is."""
+
+    query: Float[Array, "G R H"]
+    at: dict[str, Any]
+    number: Int[Array, ""]
+
+
+class Columns(NamedTuple):
+    """A block of keys with their values, where they stand, and which one it is."""
+
+    key: Float[Array, "C H"]
+    value: Float[Array, "C Hv"]
+    at: dict[str, Any]
+    number: Int[Array, ""]
+
+
+QUERY_SIDE, KEY_SIDE = ("queries", "query_segments"), ("keys", "key_segments")
+
+
+def rows_of(how: How, unit: Unit, index: Int[Array, ""]) -> Rows:
+    """A block of queries."""
+    size = how.block[0]
+    at = cut(_side(unit, QUERY_SIDE), index, size)
+    return Rows(cut(unit.query, index, size, axis=1), at, index)
+
+
+def columns_of(how: How, unit: Unit, index: Int[Array, ""]) -> Columns:
+    """A block of keys."""
+    key, value, at = cut((unit.key, unit.value, _side(unit, KEY_SIDE)), index, how.block[1])
+    return Columns(key, value, at, index)
+
+
+def cut(x: Any, index: Int[Array, ""], size: int, axis: int = 0) -> Any:
+    """One block of every array of a tree."""
+    return jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, index * size, size, axis=axis), x)
+
+
+def _side(unit: Unit, names: tuple[str, ...]) -> dict[str, Any]:
+    """The positions and segments of the rules, of one side."""
+    rules = {"mask": unit.mask, "bias": unit.bias}
+    return {
+        what: {name: getattr(rule, name) for name in names if hasattr(rule, name)}
+        for what, rule in rules.items()
+        if rule is not None
+    }
+
+
+def near(how: How, unit: Unit) -> Bool[Array, "rows columns"]:
+    """Between which blocks something may be seen: told by their least and greatest positions."""
+    counts = unit.query.shape[-2] // how.block[0], unit.key.shape[-2] // how.block[1]
+    found = jnp.ones(counts, bool)
+    if unit.mask is None:
+        return found
+
+    def ends(x: Int[Array, " T"], block: int, axis: int) -> tuple[Array, Array]:
+        each = x.reshape(-1, block)
+        least, greatest = jnp.min(each, axis=-1), jnp.max(each, axis=-1)
+        return jnp.expand_dims(least, axis), jnp.expand_dims(greatest, axis)
+
+    sight = unit.mask.sight
+    first, last = ends(unit.mask.queries, how.block[0], 1)
+    start, end = ends(unit.mask.keys, how.block[1], 0)
+    if sight.causal:
+        found &= start <= last
+    if sight.window is not None:
+        found &= (end > first - sight.window) & (start <= last + sight.lookahead)
+    if unit.mask.query_segments is not None and unit.mask.key_segments is not None:
+        low, high = ends(unit.mask.query_segments, how.block[0], 1)
+        least, most = ends(unit.mask.key_segments, how.block[1], 0)
+        found &= (least <= high) & (most >= low)
+    return found
+
+
+class Meeting(NamedTuple):
+    """What holds between a block of queries and one of keys."""
+
+    bias: Float32[Array, "G R C"] | None
+    allowed: Bool[Array, "R C"] | None
+    multipliers: Float32[Array, "G R C"] | None  # of the weights, by dropout
+
+
+def meeting(how: How, unit: Unit, rows: Rows, columns: Columns) -> Meeting:
+    """Mask, bias and dropout of a block of queries and one of keys."""
+    shape = *rows.query.shape[:-1], how.block[1]
+    bias, allowed, multipliers = None, None, None
+    if unit.bias is not None:
+        bias = bias_between(unit.bias, rows, columns)
+    if unit.mask is not None:
+        allowed = unit.mask._replace(**rows.at["mask"], **columns.at["mask"]).whole()
+    if how.num_keys % how.block[1]:
+        real = jnp.arange(how.block[1]) + columns.number * how.block[1] < how.num_keys
+        real = jnp.broadcast_to(real, shape[-2:])
+        allowed = real if allowed is None else allowed & real
+    if unit.dropout_key is not None:
+        own = jax.random.fold_in(jax.random.fold_in(unit.dropout_key, rows.number), columns.number)
+        multipliers = dropout(jnp.ones(shape, jnp.float32), how.dropout_rate, own)
+    return Meeting(bias, allowed, multipliers)
+
+
+def bias_between(rule: PositionBias, rows: Rows, columns: Columns) -> Float32[Array, "G R C"]:
+    """What is added to the scores of two blocks."""
+    own = rule._replace(**rows.at["bias"], **columns.at["bias"])
+    return own.whole().astype(jnp.float32)

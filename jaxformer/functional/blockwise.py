@@ -1,0 +1,241 @@
+"""Attention by blocks of queries and keys, with memory linear in their number."""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Array, Bool, Float, Float32, Int, PRNGKeyArray
+
+from jaxformer.functional.blocks import How, Unit, columns_of, meeting, near, rows_of
+from jaxformer.functional.blockwise_gradient import gradient_of_unit
+from jaxformer.functional.by_position import (
+    AlibiRule,
+    BucketRule,
+    PositionBias,
+    PositionMask,
+    check_rules,
+)
+from jaxformer.functional.collectives import varies_over, varying
+from jaxformer.functional.heads import check_heads
+from jaxformer.functional.kernels import platform
+from jaxformer.functional.online_softmax import (
+    NOTHING,
+    PartialAttention,
+    attend_partially,
+    finish_attention,
+    merge_attention,
+)
+from jaxformer.functional.scores import Normalizer, check_choices
+
+BLOCK = 128, 128  # queries and keys whose scores are there at a time
+BY_BLOCKS = "attention by blocks"  # what a policy of `jax.checkpoint` knows its results by
+
+
+def blockwise_attention(
+    query: Float[Array, "*batch T N H"],
+    key: Float[Array, "*batch S K H"],
+    value: Float[Array, "*batch S K Hv"],
+    mask: PositionMask | None = None,
+    bias: PositionBias | None = None,
+    *,
+    scale: float | None = None,
+    logit_softcap: float | None = None,
+    normalizer: Normalizer = "softmax",
+    dropout_rate: float = 0.0,
+    dropout_key: PRNGKeyArray | None = None,
+    block: tuple[int, int] = BLOCK,
+) -> Float[Array, "*batch T N Hv"]:
+    """`dot_product_attention` with the scores of one block of queries and keys at a time.
+
+        for each block of keys:  peak' = max(peak, max(scores))
+                                 sums' = exp(peak - peak') * sums + exp(scores - peak') @ [value, 1]
+        output, total = sums;    output / total
+
+    Blocks in which the mask allows nothing are left out. The backward pass computes the scores
+    again from queries, keys and the logarithm of each query's total, so memory grows with the
+    number of queries and keys, not with their product but for a bit for each pair of blocks. It has
+    a gradient but no `jax.jvp`.
+
+    Args:
+        query: Queries of N heads.
+        key: Keys of K heads.
+        value: Values of K heads.
+        mask: Who may attend to whom, as a rule. None allows every pair.
+        bias: Added to the scores after scale and cap, as a rule.
+        scale: As in `dot_product_attention`, as are the options below.
+        logit_softcap: Bound on the absolute score.
+        normalizer: "softmax" or "relu".
+        dropout_rate: Share of the weights set to zero.
+        dropout_key: Randomness for dropout; other weights are dropped than without blocks.
+        block: Queries and keys of a block, at most.
+
+    Returns:
+        The mean values of each head, in the dtype of ``query``.
+
+    Raises:
+        ValueError: Shapes do not fit, a rule is about others than these, an option is out of its
+            range, or dropout has no key.
+
+    References:
+        Rabe and Staats, Self-attention Does Not Need O(n^2) Memory, 2021. arXiv:2112.05682
+        Dao et al., FlashAttention: Fast and Memory-Efficient Exact Attention with IO-Awareness,
+        2022. arXiv:2205.14135, sections 3.1 and B.2
+    """
+    check_heads(query, key, value)
+    check_rules(query, key, mask, bias)
+    check_choices(normalizer, logit_softcap, dropout_rate, dropout_key)
+    if min(*block, query.shape[-3], key.shape[-3]) < 1:
+        raise ValueError(
+            "Blocks have queries and keys; got blocks of "
+            f"{block[0]} and {block[1]} for {query.shape[-3]} queries and {key.shape[-3]} keys."
+        )
+    *batch, T, N, H = query.shape
+    S, K = key.shape[-3:-1]
+    rows, columns = min(block[0], T), min(block[1], S)
+    how = How(
+        scale=H**-0.5 if scale is None else scale,
+        logit_softcap=logit_softcap,
+        normalizer=normalizer,
+        dropout_rate=dropout_rate,
+        block=(rows, columns),
+        num_keys=S,
+    )
+    count, groups = math.prod(batch), N // K
+    by_head = padded(query.reshape(count, T, K, groups, H), rows, axis=1)
+    per_unit = partial(_per_unit, batch=tuple(batch), num_kv_heads=K, block=(rows, columns))
+    keys = None
+    if dropout_rate != 0.0 and dropout_key is not None:
+        keys = jax.random.split(dropout_key, (count, K))
+    own_key, own_value = (
+        jnp.moveaxis(padded(x.reshape(count, S, K, x.shape[-1]), columns, axis=1), 1, 2)
+        for x in (key, value)
+    )
+    units = Unit(
+        jnp.transpose(by_head, (0, 2, 3, 1, 4)),
+        own_key,
+        own_value,
+        per_unit(mask),
+        per_unit(bias),
+        keys,
+    )
+    units = jax.tree.map(lambda x: x.reshape(count * K, *x.shape[2:]), units)
+    differs = frozenset[str]().union(*(varies_over(x) for x in jax.tree.leaves(units)))
+    units = jax.tree.map(lambda x: varying(x, *differs), units)  # so that loops carry one type
+    output = _attend(how, units).reshape(count, K, groups, -1, value.shape[-1])[..., :T, :]
+    return jnp.moveaxis(output, 3, 1).reshape(*batch, T, N, value.shape[-1])
+
+
+def padded(x: Array, block: int, axis: int) -> Array:
+    """More of the last entry along an axis, until it is a multiple of the block."""
+    width = [(0, 0)] * x.ndim
+    width[axis] = (0, -x.shape[axis] % block)
+    return jnp.pad(x, width, mode="edge") if width[axis][1] else x
+
+
+def _per_unit(rule: Any, *, batch: tuple[int, ...], num_kv_heads: int, block: tuple[int, int]):
+    """A rule for each sequence and head of keys: positions padded, heads in groups."""
+    if rule is None:
+        return None
+    count = math.prod(batch)
+
+    def places(x: Int[Array, "*batch T"] | None, block: int):
+        if x is None:
+            return None
+        x = padded(jnp.broadcast_to(x, (*batch, x.shape[-1])).reshape(count, -1), block, axis=1)
+        return jnp.broadcast_to(x[:, None], (count, num_kv_heads, x.shape[-1]))
+
+    def heads(x: Float[Array, "*any N"]) -> Float[Array, "..."]:
+        by_group = jnp.moveaxis(x.reshape(*x.shape[:-1], num_kv_heads, -1), -2, 0)
+        return jnp.broadcast_to(by_group, (count, *by_group.shape))
+
+    at = {"queries": places(rule.queries, block[0]), "keys": places(rule.keys, block[1])}
+    match rule:
+        case PositionMask():
+            at["query_segments"] = places(rule.query_segments, block[0])
+            at["key_segments"] = places(rule.key_segments, block[1])
+        case AlibiRule():
+            at["slopes"] = heads(rule.slopes)
+        case BucketRule():
+            at["table"] = heads(rule.table)
+    return rule._replace(**at)
+
+
+def _each(function: Callable[..., Any], how: How, *units: Any) -> Any:
+    """For units one after the other on a CPU, else for all side by side.
+
+    Behind a barrier: in a loop over layers, JAX would take all that positions alone decide, the
+    masks of all blocks, out of that loop and keep it. Side by side, blocks meet if they do in any
+    unit: a condition of each unit's own would be no condition, but a choice between two results.
+    """
+    units = jax.lax.optimization_barrier(units)
+    told = jax.vmap(partial(near, how))(units[0])
+    if platform() == "cpu":
+        return jax.lax.map(lambda given: function(how, *given), (told, *units))
+    return jax.vmap(partial(function, how, jnp.any(told, axis=0)))(*units)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(how: How, units: Unit) -> Float[Array, "U G T Hv"]:
+    return _each(_of_unit, how, units)[0]
+
+
+def _attend_forward(how: How, units: Unit):
+    kept = _each(_of_unit, how, units)
+    output, log_total = (checkpoint_name(x, BY_BLOCKS) for x in kept)
+    return output, (units, output, log_total)
+
+
+def _attend_backward(how: How, kept: Any, given: Float[Array, "U G T Hv"]):
+    return (_each(gradient_of_unit, how, *kept, given),)
+
+
+_attend.defvjp(_attend_forward, _attend_backward)
+
+
+def _of_unit(
+    how: How, told: Bool[Array, "rows columns"], unit: Unit
+) -> tuple[Float[Array, "G T Hv"], Float32[Array, "G T"]]:
+    """The output of a unit, and the logarithm of what each query's weights were divided by."""
+    G, T, _ = unit.query.shape
+    attend = partial(
+        attend_partially,
+        scale=how.scale,
+        logit_softcap=how.logit_softcap,
+        normalizer=how.normalizer,
+    )
+
+    def start(fill: float, *shape: int) -> Float32[Array, "..."]:
+        """Of the type that the loop will give it."""
+        whole = jnp.full((G, how.block[0], *shape), fill, jnp.float32)
+        return varying(whole, *varies_over(unit.query))
+
+    def block_of_rows(index: Int[Array, ""]) -> tuple[Array, Array]:
+        rows = rows_of(how, unit, index)
+
+        def meet(j: Int[Array, ""], so_far: PartialAttention) -> PartialAttention:
+            columns = columns_of(how, unit, j)
+            bias, allowed, multipliers = meeting(how, unit, rows, columns)
+
+            def one_head(query: Array, bias: Array | None, multipliers: Array | None):
+                return attend(query, columns.key, columns.value, allowed, bias, multipliers)
+
+            return merge_attention(so_far, jax.vmap(one_head)(rows.query, bias, multipliers))
+
+        def step(j: Int[Array, ""], so_far: PartialAttention) -> PartialAttention:
+            return jax.lax.cond(told[index, j], meet, lambda j, so_far: so_far, j, so_far)
+
+        peak = start(NOTHING if how.normalizer == "softmax" else 0.0)
+        nothing = PartialAttention(start(0.0, unit.value.shape[-1]), start(0.0), peak)
+        found = jax.lax.fori_loop(0, told.shape[1], step, nothing)
+        total = jnp.where(found.total > 0, found.total, 1.0)
+        return finish_attention(found).astype(unit.query.dtype), found.peak + jnp.log(total)
+
+    output, log_total = jax.lax.map(block_of_rows, jnp.arange(told.shape[0]))
+    return (
+        jnp.moveaxis(output, 0, 1).reshape(G, T, -1),
+        jnp.moveaxis(log_total, 0, 1).reshape(G, T),
+    )

@@ -1,0 +1,197 @@
+"""The gradient of attention by blocks."""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Float32, Int
+
+from jaxformer.functional.blocks import (
+    Columns,
+    How,
+    Rows,
+    Unit,
+    bias_between,
+    columns_of,
+    cut,
+    meeting,
+    rows_of,
+)
+from jaxformer.functional.by_position import AlibiRule, BucketRule, PositionBias
+from jaxformer.functional.collectives import varies_over, varying
+from jaxformer.functional.scores import attention_scores
+
+
+class Slopes(NamedTuple):
+    """Gradients of queries, keys, values, and what is learned of the bias.
+
+    Those of keys and values lie on their sides, so that no scores need be turned for a product.
+    """
+
+    query: Float32[Array, "G T H"]
+    key: Float32[Array, "H S"]
+    value: Float32[Array, "Hv S"]
+    bias: Float32[Array, "..."] | None
+
+
+class Given(NamedTuple):
+    """What the gradient of a block of queries begins with.
+
+    Attributes:
+        slopes: Of its output.
+        log_total: What its weights were divided by.
+        mean: The sum of slopes times output, which is that of weights times their slopes.
+    """
+
+    slopes: Float[Array, "G T Hv"]
+    log_total: Float32[Array, "G T"]
+    mean: Float32[Array, "G T"]
+
+
+def gradient_of_unit(
+    how: How,
+    told: Bool[Array, "rows columns"],
+    unit: Unit,
+    output: Float[Array, "G T Hv"],
+    log_total: Float32[Array, "G T"],
+    slopes: Float[Array, "G T Hv"],
+) -> Unit:
+    """The gradient of a unit, from that of its output; scores are computed again.
+
+        dv = w^T do;    dw = do v^T;    ds = w (dw - sum of do o);    dq = ds k;    dk = ds^T q
+
+    Args:
+        how: As forwards.
+        told: Which blocks of queries and keys meet.
+        unit: As forwards.
+        output: What came of it.
+        log_total: Logarithm of what weights were divided by.
+        slopes: The gradient of the output.
+
+    Returns:
+        The gradients of queries, keys, values and what the bias learns, in their places.
+    """
+    mean = jnp.sum(slopes.astype(jnp.float32) * output.astype(jnp.float32), axis=-1)
+    given, size = Given(slopes, log_total, mean), how.block[0]
+
+    def zeros(*shape: int) -> Float32[Array, "..."]:
+        """What a loop begins with, of the type that it will have."""
+        return varying(jnp.zeros(shape, jnp.float32), *varies_over(unit.query))
+
+    def block_of_rows(so_far: Any, index: Int[Array, ""]):
+        rows = rows_of(how, unit, index)
+        own = Given(*(cut(x, index, size, axis=1) for x in given))
+
+        def meet(j: Int[Array, ""], so_far: Slopes) -> Slopes:
+            return _meet(how, unit, rows, columns_of(how, unit, j), own, so_far)
+
+        def step(j: Int[Array, ""], so_far: Slopes) -> Slopes:
+            return jax.lax.cond(told[index, j], meet, lambda j, so_far: so_far, j, so_far)
+
+        start = Slopes(zeros(*rows.query.shape), *so_far)
+        found = jax.lax.fori_loop(0, told.shape[1], step, start)
+        return found[1:], found.query
+
+    learned = _learned(unit.bias)
+    start = (
+        zeros(*unit.key.shape[::-1]),
+        zeros(*unit.value.shape[::-1]),
+        None if learned is None else zeros(*learned.shape),
+    )
+    (key, value, bias), query = jax.lax.scan(block_of_rows, start, jnp.arange(told.shape[0]))
+    query = jnp.moveaxis(query, 0, 1).reshape(unit.query.shape)
+    return Unit(
+        query.astype(unit.query.dtype),
+        key.T.astype(unit.key.dtype),
+        value.T.astype(unit.value.dtype),
+        None,
+        _with_gradient(unit.bias, bias),
+        None,
+    )
+
+
+def _meet(
+    how: How, unit: Unit, rows: Rows, columns: Columns, given: Given, so_far: Slopes
+) -> Slopes:
+    """With what a block of queries and one of keys add."""
+    bias, allowed, multipliers = meeting(how, unit, rows, columns)
+    score = partial(attention_scores, scale=how.scale, logit_softcap=how.logit_softcap)
+    capped = jax.vmap(score, in_axes=(0, None))(rows.query, columns.key)
+    scores = capped if bias is None else capped + bias
+    if how.normalizer == "softmax":
+        weights = _only(allowed, jnp.exp(scores - given.log_total[..., None]))
+        steepness = weights
+    else:
+        one = jnp.exp(-given.log_total)[..., None]
+        weights = _only(allowed, jax.nn.relu(scores) * one)
+        steepness = jnp.where(weights > 0, one, 0.0)
+    used = weights if multipliers is None else weights * multipliers
+    of_used = _product(given.slopes, columns.value, ((2,), (1,)))
+    of_weights = of_used if multipliers is None else of_used * multipliers
+    of_scores = steepness * (of_weights - given.mean[..., None])
+    learned = so_far.bias
+    if learned is not None:
+        learned = learned + _pull(unit.bias, rows, columns, of_scores)
+    if how.logit_softcap is not None:
+        of_scores = of_scores * (1.0 - jnp.square(capped / how.logit_softcap))
+    of_products = (how.scale * of_scores).astype(rows.query.dtype)
+    first = columns.number * how.block[1]
+    over_queries = ((0, 1), (0, 1))
+    of_key = _product(rows.query, of_products, over_queries)
+    of_value = _product(given.slopes, used.astype(given.slopes.dtype), over_queries)
+    return Slopes(
+        so_far.query + _product(of_products, columns.key, ((2,), (0,))),
+        _add(so_far.key, of_key, first),
+        _add(so_far.value, of_value, first),
+        learned,
+    )
+
+
+def _product(x: Array, y: Array, axes: Any) -> Float32[Array, "..."]:
+    return jax.lax.dot_general(x, y, (axes, ((), ())), preferred_element_type=jnp.float32)
+
+
+def _only(allowed: Bool[Array, "R C"] | None, x: Float32[Array, "G R C"]) -> Array:
+    return x if allowed is None else jnp.where(jnp.broadcast_to(allowed, x.shape), x, 0.0)
+
+
+def _add(whole: Array, part: Array, first: Int[Array, ""]) -> Array:
+    """Add a part to the columns that it is of."""
+    here = jax.lax.dynamic_slice_in_dim(whole, first, part.shape[1], axis=1)
+    return jax.lax.dynamic_update_slice_in_dim(whole, here + part, first, axis=1)
+
+
+def _learned(rule: PositionBias | None) -> Array | None:
+    """What of a rule has a gradient."""
+    match rule:
+        case AlibiRule():
+            return rule.slopes
+        case BucketRule():
+            return rule.table
+    return None
+
+
+def _with(rule: PositionBias, learned: Array, **others: Any) -> PositionBias:
+    """A rule with other numbers where it learns."""
+    if isinstance(rule, AlibiRule):
+        return rule._replace(slopes=learned, **others)
+    return rule._replace(table=learned, **others)
+
+
+def _pull(rule: Any, rows: Rows, columns: Columns, given: Float32[Array, "G R C"]) -> Array:
+    """The gradient of what is learned in a rule."""
+
+    def bias(x: Array) -> Array:
+        return bias_between(_with(rule, x), rows, columns)
+
+    (found,) = jax.vjp(bias, _learned(rule))[1](given)
+    return found.astype(jnp.float32)
+
+
+def _with_gradient(rule: Any, found: Array | None) -> Any:
+    """A rule's gradient: nothing for positions."""
+    learned = _learned(rule)
+    if learned is None or found is None:
+        return None
+    return _with(rule, found.astype(learned.dtype), queries=None, keys=None)

@@ -1,0 +1,202 @@
+"""The last matrix product and its loss together; many logits are never there all at once."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Float32, Int
+
+from jaxformer.functional.collectives import varies_over, varying
+from jaxformer.functional.linear import check_linear, linear
+from jaxformer.functional.losses import (
+    TokenScores,
+    first_id,
+    join_scores,
+    score_cross_entropy,
+    token_scores,
+)
+from jaxformer.functional.vocabulary_chunks import Head, Rule, chunked_scores, finish_logits
+
+WHOLE_UP_TO = 2**24  # logits of a device: fewer are kept for the backward pass
+AT_A_TIME = 2**22  # logits that there are at a time where there are more
+FEWEST_IDS = 512  # at a time: a narrower product leaves matrix units idle
+
+
+def loss_chunk(tokens: int, vocab_size: int) -> int:
+    """How many ids of the vocabulary `linear_scores` works on at a time.
+
+    All of them where that makes at most `WHOLE_UP_TO` logits: they are kept then, and the backward
+    pass has a product less to compute. Else a multiple of `FEWEST_IDS` for about `AT_A_TIME`.
+
+    Args:
+        tokens: Of this device.
+        vocab_size: Ids that this device has.
+
+    Returns:
+        The number of ids.
+    """
+    if tokens * vocab_size <= WHOLE_UP_TO:
+        return vocab_size
+    return min(vocab_size, FEWEST_IDS * max(1, AT_A_TIME // (tokens * FEWEST_IDS)))
+
+
+def linear_logits(
+    features: Float[Array, "*batch D"],
+    kernel: Float[Array, "..."],
+    bias: Float[Array, " V"] | None = None,
+    *,
+    vocabulary_axis: int = 1,
+    multiplier: float = 1.0,
+    softcap: float | None = None,
+    masked_ids: tuple[int, ...] = (),
+    axis_name: str | None = None,
+) -> Float32[Array, "*batch V"]:
+    """Logits over a vocabulary, in float32.
+
+        logits = soft_cap(multiplier * (features @ kernel + bias)), minus infinity at masked_ids
+
+    Args:
+        features: In any float dtype, which is that of the product.
+        kernel: ``[D, V]`` in the dtype of `features`, or a token table ``[V, D]``.
+        bias: In any float dtype.
+        vocabulary_axis: Which axis of `kernel` counts the vocabulary: 1, or 0 of a table.
+        multiplier: Of the product.
+        softcap: Bound on the logits; None for none.
+        masked_ids: Those that have no probability, counted over all devices.
+        axis_name: Of the devices among which the vocabulary is shared out in equal parts, which
+            this is one of, in the order of devices.
+
+    Returns:
+        The logits.
+
+    Raises:
+        ValueError: As in `linear`, or `vocabulary_axis` is neither 0 nor 1.
+    """
+    _check_axis(vocabulary_axis)
+    products = linear(features, kernel if vocabulary_axis else kernel.T, bias)
+    masked = _masked(kernel.shape[vocabulary_axis], masked_ids, axis_name)
+    return finish_logits(products, masked, multiplier, softcap)
+
+
+def linear_scores(
+    features: Float[Array, "*batch D"],
+    kernel: Float[Array, "..."],
+    targets: Int[Array, "*batch"],
+    bias: Float[Array, " V"] | None = None,
+    *,
+    vocabulary_axis: int = 1,
+    multiplier: float = 1.0,
+    softcap: float | None = None,
+    masked_ids: tuple[int, ...] = (),
+    chunk: int | None = None,
+    axis_name: str | None = None,
+) -> TokenScores:
+    """`token_scores` of `linear_logits`, some ids of the vocabulary at a time.
+
+    The forward pass keeps the log-normaliser of each token, the backward pass computes the logits
+    again, so that neither ever has more than ``tokens * chunk`` of them. Per chunk C, with the
+    cotangents z', t' and m' of log_z, target and mean:
+
+        log_z = logsumexp over C of logsumexp(logits_C)
+        d logits_C = z' * exp(logits_C - log_z) + t' * one_hot_C + m' / V
+        d kernel_C = features^T @ d products_C
+        d features = sum over C of d products_C @ kernel_C^T
+
+    Sums over chunks are taken in float32.
+
+    Args:
+        features: See `linear_logits`.
+        kernel: See `linear_logits`.
+        targets: Ids in [0, V), counted over all devices.
+        bias: See `linear_logits`.
+        vocabulary_axis: See `linear_logits`.
+        multiplier: See `linear_logits`.
+        softcap: See `linear_logits`.
+        masked_ids: See `linear_logits`.
+        chunk: Ids at a time. Where it is the vocabulary, logits are kept for the backward pass.
+            None leaves it to `loss_chunk`.
+        axis_name: See `linear_logits`. Devices talk once, as in `token_scores`.
+
+    Returns:
+        The scores, in float32.
+
+    Raises:
+        ValueError: As in `linear_logits`, or `chunk` is not positive.
+
+    References:
+        Wijmans et al., Cut Your Losses in Large-Vocabulary Language Models, 2024. arXiv:2411.09009
+        Milakov and Gimelshein, Online normalizer calculation for softmax, 2018. arXiv:1805.02867
+    """
+    _check_axis(vocabulary_axis)
+    part = kernel.shape[vocabulary_axis]
+    if chunk is None:
+        chunk = loss_chunk(targets.size, part)
+    if chunk < 1:
+        raise ValueError(f"chunk must be positive; got {chunk}.")
+    if chunk >= part:
+        options: Any = dict(vocabulary_axis=vocabulary_axis, multiplier=multiplier, softcap=softcap)
+        options |= dict(masked_ids=masked_ids, axis_name=axis_name)
+        logits = linear_logits(features, kernel, bias, **options)
+        return token_scores(logits, targets, axis_name=axis_name)
+    table = jax.eval_shape(jnp.transpose, kernel)
+    check_linear(features, kernel if vocabulary_axis else table, bias)
+    head = Head(
+        features.reshape(-1, features.shape[-1]),
+        kernel,
+        bias,
+        _masked(part, masked_ids, axis_name),
+        targets.reshape(-1) - first_id(part, axis_name),
+    )
+    # The loops carry arrays that differ between devices, and their types must say so at once.
+    over = frozenset().union(*map(varies_over, jax.tree.leaves(head)))
+    head = jax.tree.map(lambda x: varying(x, *over), head)
+    rule = Rule(vocabulary_axis, multiplier, softcap, chunk)
+    scores = TokenScores(*(x.reshape(targets.shape) for x in chunked_scores(rule, head)))
+    return join_scores(scores, targets, part, axis_name=axis_name)
+
+
+def linear_cross_entropy(
+    features: Float[Array, "*batch D"],
+    kernel: Float[Array, "..."],
+    targets: Int[Array, "*batch"],
+    bias: Float[Array, " V"] | None = None,
+    *,
+    z_loss: float = 0.0,
+    label_smoothing: float = 0.0,
+    **head: Any,
+) -> Float32[Array, "*batch"]:
+    """`token_cross_entropy` of `linear_logits`, of so many ids at a time as `loss_chunk` says.
+
+    Args:
+        features: See `linear_logits`.
+        kernel: See `linear_logits`.
+        targets: Ids in [0, V), counted over all devices.
+        bias: See `linear_logits`.
+        z_loss: See `token_cross_entropy`.
+        label_smoothing: See `token_cross_entropy`.
+        **head: Options of `linear_scores`.
+
+    Returns:
+        The loss of each token, in nats; NaN where a target is out of range.
+
+    Raises:
+        ValueError: As in `linear_scores` and `token_cross_entropy`.
+    """
+    scores = linear_scores(features, kernel, targets, bias, **head)
+    return score_cross_entropy(scores, z_loss=z_loss, label_smoothing=label_smoothing)
+
+
+def _check_axis(vocabulary_axis: int) -> None:
+    if vocabulary_axis not in (0, 1):
+        raise ValueError(f"vocabulary_axis must be 0 or 1; got {vocabulary_axis}.")
+
+
+def _masked(
+    part: int, masked_ids: tuple[int, ...], axis_name: str | None
+) -> Bool[Array, " V"] | None:
+    """Which ids of this device's part have no probability."""
+    if not masked_ids:
+        return None
+    devices = 1 if axis_name is None else jax.lax.axis_size(axis_name)
+    masked = jnp.zeros(devices * part, bool).at[jnp.asarray(masked_ids)].set(True)
+    return jax.lax.dynamic_slice_in_dim(masked, first_id(part, axis_name), part)

@@ -1,0 +1,150 @@
+"""What losses ask of a head's logits, from some ids of the vocabulary at a time."""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Float32, Int
+
+from jaxformer.functional.activations import soft_cap
+from jaxformer.functional.collectives import varies_over, varying
+from jaxformer.functional.losses import TokenScores
+
+
+def finish_logits(
+    products: Float[Array, "*batch V"],
+    masked: Bool[Array, " V"] | None,
+    multiplier: float,
+    softcap: float | None,
+) -> Float32[Array, "*batch V"]:
+    """From products to logits."""
+    logits = products.astype(jnp.float32) * multiplier
+    if softcap is not None:
+        logits = soft_cap(logits, softcap)
+    if masked is not None:
+        logits = jnp.where(jnp.broadcast_to(masked, logits.shape), -jnp.inf, logits)
+    return logits
+
+
+class Rule(NamedTuple):
+    """What is chosen; see `linear_scores`."""
+
+    vocabulary_axis: int
+    multiplier: float
+    softcap: float | None
+    chunk: int
+
+
+class Head(NamedTuple):
+    """What logits are made from; V counts the ids of this device, and targets are among them."""
+
+    features: Float[Array, "T D"]
+    kernel: Float[Array, "..."]
+    bias: Float[Array, " V"] | None
+    masked: Bool[Array, " V"] | None
+    targets: Int[Array, " T"]
+
+
+class _Chunk(NamedTuple):
+    """A head's ids from `first` on, and their products with the features."""
+
+    first: int | Int[Array, ""]
+    kernel: Float[Array, "..."]
+    masked: Bool[Array, " C"] | None
+    products: Float[Array, "T C"]
+
+
+def _chunk(rule: Rule, head: Head, first: int | Array, size: int) -> _Chunk:
+    def cut(x: Array | None, axis: int = 0) -> Any:
+        return None if x is None else jax.lax.dynamic_slice_in_dim(x, first, size, axis=axis)
+
+    kernel = cut(head.kernel, rule.vocabulary_axis)
+    products = _product(head.features, kernel, (1, 1 - rule.vocabulary_axis))
+    if head.bias is not None:
+        bias = cut(head.bias).astype(products.dtype)
+        products = products + jnp.broadcast_to(bias, products.shape)
+    return _Chunk(first, kernel, cut(head.masked), products)
+
+
+def _product(a: Array, b: Array, over: tuple[int, int], dtype: Any = None) -> Array:
+    """Of two matrices, over an axis of each."""
+    axes = (((over[0],), (over[1],)), ((), ()))
+    return jax.lax.dot_general(a, b, axes, preferred_element_type=dtype)
+
+
+def _each_chunk(rule: Rule, head: Head, step: Any, start: Any) -> Any:
+    """Go through the vocabulary: whole chunks in a loop, then what is left over."""
+    part = head.kernel.shape[rule.vocabulary_axis]
+    whole, rest = divmod(part, rule.chunk)
+    at = partial(_chunk, rule, head)
+    carry = jax.lax.fori_loop(
+        0, whole, lambda i, carry: step(at(i * rule.chunk, rule.chunk), carry), start
+    )
+    return step(at(part - rest, rest), carry) if rest else carry
+
+
+def _zeros(shape: tuple[int, ...], dtype: Any, like: Array) -> Array:
+    return varying(jnp.zeros(shape, dtype), *varies_over(like))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def chunked_scores(rule: Rule, head: Head) -> TokenScores:
+    """Scores over the ids of this device, the target's 0 where it is not among them."""
+    part, tokens = head.kernel.shape[rule.vocabulary_axis], head.targets.shape
+
+    def step(chunk: _Chunk, so_far: TokenScores) -> TokenScores:
+        logits = finish_logits(chunk.products, chunk.masked, rule.multiplier, rule.softcap)
+        places = head.targets - chunk.first
+        here = (places >= 0) & (places < logits.shape[-1])
+        found = jnp.take_along_axis(logits, jnp.where(here, places, 0)[:, None], axis=1)[:, 0]
+        return TokenScores(
+            jnp.logaddexp(so_far.log_z, jax.nn.logsumexp(logits, axis=-1)),
+            jnp.where(here, found, so_far.target),
+            so_far.mean + jnp.sum(logits, axis=-1) / part,
+        )
+
+    nothing = _zeros(tokens, jnp.float32, head.features)
+    return _each_chunk(rule, head, step, TokenScores(nothing - jnp.inf, nothing, nothing))
+
+
+def _forward(rule: Rule, head: Head) -> tuple[TokenScores, tuple[Head, Array]]:
+    scores = chunked_scores(rule, head)
+    return scores, (head, scores.log_z)
+
+
+def _backward(rule: Rule, kept: tuple[Head, Array], wanted: TokenScores) -> tuple[Head]:
+    head, log_z = kept
+    axis, part = rule.vocabulary_axis, head.kernel.shape[rule.vocabulary_axis]
+    log_z, z, target, mean = (x[:, None] for x in (log_z, *wanted))
+
+    def step(chunk: _Chunk, so_far: Any) -> Any:
+        logits, back = jax.vjp(
+            lambda x: finish_logits(x, chunk.masked, rule.multiplier, rule.softcap), chunk.products
+        )
+        ids = jnp.arange(logits.shape[-1]) + chunk.first
+        hit = head.targets[:, None] == ids[None]
+        slopes = z * jnp.exp(logits - log_z) + jnp.where(hit, target, 0.0) + mean / part
+        (slopes,) = back(slopes)
+        d_features, d_kernel, d_bias = so_far
+        rows, columns = (slopes, head.features) if axis == 0 else (head.features, slopes)
+        own = _product(rows, columns, (0, 0))
+        d_kernel = jax.lax.dynamic_update_slice_in_dim(d_kernel, own, chunk.first, axis=axis)
+        d_features = d_features + _product(slopes, chunk.kernel, (1, axis), jnp.float32)
+        if d_bias is not None:
+            own = jnp.sum(slopes.astype(jnp.float32), axis=0).astype(d_bias.dtype)
+            d_bias = jax.lax.dynamic_update_slice_in_dim(d_bias, own, chunk.first, axis=0)
+        return d_features, d_kernel, d_bias
+
+    x, kernel, bias, *_ = head
+    start = (
+        _zeros(x.shape, jnp.float32, x),
+        _zeros(kernel.shape, kernel.dtype, x),
+        None if bias is None else _zeros(bias.shape, bias.dtype, x),
+    )
+    d_features, d_kernel, d_bias = _each_chunk(rule, head, step, start)
+    gradients: Any = (d_features.astype(x.dtype), d_kernel, d_bias, None, None)
+    return (Head(*gradients),)
+
+
+chunked_scores.defvjp(_forward, _backward)

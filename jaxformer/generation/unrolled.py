@@ -1,0 +1,78 @@
+"""A model whose layers each have parameters and a cache of their own, as a CPU decodes best."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+
+from jaxformer import config as c
+from jaxformer import costs
+from jaxformer.functional.kernels import platform
+
+MOST_LAYERS, MOST_PARAMETERS = 32, 250_000_000
+
+
+def unroll(config: c.TransformerConfig, params: Any) -> tuple[c.TransformerConfig, Any]:
+    """The same decoder, its pattern as long as it is deep.
+
+    A loop over layers takes its layer's parameters and cache out of stacks of all layers. Compilers
+    for GPUs and TPUs do that without copying; that for CPUs copies them for every token, which
+    takes longer than the products themselves. A program for layers of their own is compiled in a
+    time that grows with depth.
+
+    Args:
+        config: A decoder, or an encoder-decoder, whose encoder stays as it is.
+        params: Its parameters; they are copied.
+
+    Returns:
+        A configuration and parameters that give the same logits.
+
+    Raises:
+        ValueError: An encoder, which decodes nothing.
+    """
+    if isinstance(config.topology, c.Encoder):
+        raise ValueError(f"Models that decode are unrolled; got topology {config.topology}.")
+    depth, a, topology = config.num_layers, config.attention, config.topology
+    if config.period >= depth:
+        return config, params
+
+    def lengthened(kinds: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(kinds[i % len(kinds)] for i in range(depth))
+
+    patterns = {"positions": a.positions, "windows": a.windows}
+    if any(depth % len(kinds) for kinds in patterns.values()):
+        longer_patterns: Any = {name: lengthened(kinds) for name, kinds in patterns.items()}
+        a = replace(a, **longer_patterns)
+    if isinstance(topology, c.EncoderDecoder):
+        topology = replace(
+            topology,
+            attention=topology.attention or config.attention,
+            feed_forward=topology.feed_forward or config.feed_forward,
+        )
+    feed_forward = lengthened(config.feed_forward)
+    longer = replace(config, attention=a, topology=topology, feed_forward=feed_forward)
+    decoder = _apart(params["decoder"], depth, config.period)
+    return longer, {**params, "decoder": decoder}
+
+
+@partial(jax.jit, static_argnums=(1, 2))
+def _apart(stack: Any, depth: int, period: int) -> Any:
+    """Layers that stood behind one another, side by side."""
+    whole = depth - depth % period
+    layers = {}
+    for index in range(depth):
+        repeat, place = divmod(index, period)
+        if index < whole:
+            layer = jax.tree.map(lambda x, at=repeat: x[at], stack["layers"][f"layer_{place}"])
+        else:
+            layer = stack["tail"][f"layer_{place}"]
+        layers[f"layer_{index}"] = jax.tree.map(lambda x: x[None], layer)
+    others = {name: x for name, x in stack.items() if name not in ("layers", "tail")}
+    return {**others, "layers": layers}
+
+
+def worth_unrolling(config: c.TransformerConfig) -> bool:
+    """Whether `generate` unrolls a model by itself: on a CPU, if it is neither deep nor large."""
+    small = costs.parameters(config) <= MOST_PARAMETERS and config.num_layers <= MOST_LAYERS
+    return platform() == "cpu" and small

@@ -1,0 +1,234 @@
+"""Contests: who takes part, in which order, and what is said of them."""
+
+import json
+import os
+import statistics
+from dataclasses import asdict, replace
+
+import jax
+import pytest
+
+from experiments import benchmark, contest_linen, contest_ours, report
+from experiments.benchmark_tables import (
+    Found,
+    plot_contests,
+    ratios,
+    sections,
+    summary,
+    table,
+)
+from experiments.contest import Contestant, Entry, MissingError, contestants
+from experiments.contests import ABOUT, OURS, PRESETS, TASKS, Work, work
+
+SMOKE = PRESETS["smoke"]
+OTHERS = """
+import time
+
+def slow(size, seconds):
+    return lambda: time.sleep(seconds)
+
+def dying(size, after):
+    left = [after]
+    def one():
+        left[0] -= 1
+        if left[0] < 0:
+            raise MemoryError("no room for " + str(size.length))
+    return one
+"""
+
+
+@pytest.fixture
+def environment(tmp_path):
+    """In which there are contestants of our own making."""
+    (tmp_path / "others.py").write_text(OTHERS)
+    path = os.pathsep.join([str(tmp_path), os.getcwd()])
+    return {**os.environ, "PYTHONPATH": path}
+
+
+def sleeper(name, seconds):
+    return Entry(name, "others:slow", (), {"seconds": seconds})
+
+
+def test_a_contest(environment, monkeypatch, capsys):
+    """One is four times as fast; one never comes; one ends before it begins, one in between."""
+    entries = (
+        sleeper("first", 0.2),
+        sleeper("faster", 0.02),
+        Entry("absent", "others:slow", ("no_such_module",)),
+        Entry("broken", "others:dying", (), {"after": 0}),
+        Entry("dying", "others:dying", (), {"after": 3}),
+    )
+    monkeypatch.setitem(TASKS, "train", entries)
+    monkeypatch.setattr(benchmark, "environment", lambda devices: environment)
+    found = {one.name: one for one in benchmark.hold("train", SMOKE, 4, 1)}
+    assert statistics.median(ratios(found["faster"], found["first"])) > 2
+    assert found["absent"].missing == "needs no_such_module"
+    assert found["broken"].missing == found["dying"].missing == "ended: MemoryError: no room for 32"
+    assert found["dying"].seconds == [] and len(found["first"].seconds) == 4
+    assert found["first"].peak_bytes > 1e6 and found["first"].first >= 0.2
+    assert "train, round 4/4: first 0." in capsys.readouterr().out
+    text = table("train", list(found.values()), Work(tokens=80), Work())
+    assert "| train | seconds | tokens/s | times first |" in text
+    assert "| absent | needs no_such_module |" in text
+
+
+def test_a_contest_that_nobody_finishes(environment, monkeypatch):
+    """All end in a round; one ends after its last."""
+    monkeypatch.setattr(benchmark, "environment", lambda devices: environment)
+    entries = [Entry(name, "others:dying", (), {"after": 2}) for name in ("a", "b")]
+    monkeypatch.setitem(TASKS, "train", tuple(entries))
+    found = benchmark.hold("train", SMOKE, 3, 1)
+    assert [one.missing for one in found] == ["ended: MemoryError: no room for 32"] * 2
+    assert "| a | ended: MemoryError: no room for 32 |" in table("train", found, Work(), Work())
+    monkeypatch.setattr(Contestant, "end", Contestant.turn)  # which is one more than it can
+    found = benchmark.hold("train", SMOKE, 1, 1)
+    assert [one.seconds for one in found] == [[], []]
+
+
+def test_a_contestant_that_ended_is_heard_of(environment):
+    with pytest.raises(MissingError, match="ended: MemoryError: no room for 32"):
+        Contestant(Entry("x", "others:dying", (), {"after": 0}), SMOKE, environment)
+    with contestants([sleeper("a", 0.0)], SMOKE, environment) as found:
+        process = found["a"].process
+        assert found["a"].turn() < 1
+    assert process.poll() is not None  # all are ended with the contest
+
+
+def test_tables_by_hand(tmp_path):
+    found = [
+        Found("one", [2.0, 4.0, 2.0], first=9.0),
+        Found("two", [1.0, 1.0, 4.0], working_bytes=3_000_000),
+    ]
+    assert ratios(found[1], found[0]) == [2.0, 4.0, 0.5]
+    lines = table("train", found, Work(100, 50.0), Work(flops=100.0)).splitlines()
+    assert lines[0].startswith("| train | seconds | tokens/s | of peak FLOP/s | times one |")
+    assert lines[2] == "| one | 2.000 | 50 | 25% | 1.00 (1.00 to 1.00) | 9.0 s |  |  |"
+    assert lines[3] == "| two | 1.000 | 100 | 50% | 2.00 (0.50 to 4.00) |  | 3 MB |  |"
+    machine = table("machine", found, Work(None, 4e9, 6e9), Work())
+    assert "| 2 GFLOP |" in machine and "| 6.0 GB |" in machine
+    plot_contests(tmp_path / "plot.png", {"train": [vars(one) for one in found]})
+    assert (tmp_path / "plot.png").stat().st_size > 1000
+
+
+def results_of(**contests):
+    """As a benchmark has them: seconds of each round by contest and contestant."""
+    return {
+        "flags": "--preset smoke",
+        "size": asdict(SMOKE),
+        "machine": {"cores": 2, "architecture": "x86_64", "processor": "fast"},
+        "versions": {"jax": "0.10"},
+        "date": "2026-11-22",
+        "contests": {
+            task: [vars(Found(name, seconds, device="cpu")) for name, seconds in found.items()]
+            for task, found in contests.items()
+        },
+    }
+
+
+def test_a_summary_by_hand():
+    results = results_of(
+        train={"a": [4.0, 3.0, 8.0], "b": [2.0, 1.0, 2.0], "c": [], "jaxformer": [2.0, 1.0, 2.0]},
+        decode={"b": [3.0], "jaxformer, whole": [1.0], "jaxformer": [2.0]},
+        machine={"products": [1.0], "copies": [1.0]},
+    )
+    assert summary(results).splitlines() == [
+        "| times as fast as | train | decode |",
+        "|:---|---:|---:|",
+        "| a | 3.00 |  |",
+        "| b | 1.00 | 1.50 |",
+    ]
+    head, *contests = sections(results)
+    assert "3 rounds. 2 cores (x86_64, fast), devices: cpu. jax 0.10. 2026-11-22." in head
+    assert [text.splitlines()[0] for text in contests] == [
+        ABOUT[task] for task in ("train", "decode", "machine")
+    ]
+    share = work("train", SMOKE, 1).flops / 2.0 / (8 * 2 * 128**3)
+    assert 0.1 < share < 0.9 and f"| {share:.0%} | 3.00" in contests[0].splitlines()[-1]
+
+
+def test_a_benchmark_and_its_report(tmp_path, capsys):
+    folder = tmp_path / "results" / "fast"
+    asked = benchmark.Benchmark(preset="smoke", only=("rotary",), rounds=2, output=folder)
+    assert benchmark.main(asked) == folder
+    assert "| in real numbers |" in capsys.readouterr().out
+    report.main(tmp_path / "results", tmp_path / "README.md")
+    text = (tmp_path / "README.md").read_text()
+    assert (folder / "table.md").read_text().rstrip() in text
+    flags = f"--preset smoke --only rotary --rounds 2 --output {tmp_path.name}/results/fast"
+    assert f"`python -m experiments.benchmark {flags}`" in text
+    assert "![Speed](results/fast/plot.png)" in text
+    found = json.loads((folder / "benchmark.json").read_text())["contests"]["rotary"]
+    assert [len(one["seconds"]) for one in found] == [2, 2]
+
+
+KEPT = report.RESULTS / "benchmark-peers"
+
+
+def test_the_tables_that_are_committed_are_those_of_the_json():
+    """And both READMEs hold them."""
+    results = json.loads((KEPT / "benchmark.json").read_text())
+    assert set(results["contests"]) == set(TASKS)
+    assert all(one["seconds"] for found in results["contests"].values() for one in found)
+    table = (KEPT / "table.md").read_text()
+    assert table == "\n\n".join(sections(results)) + "\n"
+    assert table.rstrip() in (report.HERE / "README.md").read_text()
+    assert summary(results) in (report.HERE.parent / "README.md").read_text()
+
+
+def test_work_by_hand():
+    """A model of width D with F hidden, L layers, V ids; B rows of T tokens."""
+    size = replace(SMOKE, model_dim=8, num_heads=2, num_layers=3, hidden_dim=10, vocab_size=7)
+    B, T, D, F, L, V = 2, 32, 8, 10, 3, 7
+    layer = 4 * D * D + 3 * D * F
+    products = 2 * T * (L * layer) + 2 * T * D * V
+    pairs = L * 2 * 2 * T * T * D
+    assert work("train", size, 2).flops == 3 * B * (products + pairs)
+    assert work("prefill", size, 2).flops == B * (products + pairs - 2 * (T - 1) * D * V)
+    read = L * layer + D * V + (2 * L + 1) * D
+    kept = B * L * 2 * D * (size.prompt + size.new_tokens // 2)
+    assert work("decode", size, 2).bytes_moved == size.new_tokens * 4 * (2 * read + kept)
+    half = replace(size, dtype="bfloat16")
+    assert work("decode", half, 1).bytes_moved == size.new_tokens * 2 * (read + kept)
+    assert work("attention", size, 1).flops == 6 * B * T * T * D
+    assert work("compile", size, 1) == Work()
+
+
+OWN = [
+    pytest.param(entry, id=f"{task}: {entry.name}")
+    for task, entries in TASKS.items()
+    for entry in entries
+    if entry.function.startswith(OURS) and task not in ("machine", "long", "vocabulary", "compile")
+]
+
+
+@pytest.fixture
+def as_in_a_process_of_its_own():
+    """Linen and optax promote; our own functions are strict in their own tests."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+@pytest.mark.parametrize("entry", OWN)
+def test_each_of_ours_does_a_round(entry, as_in_a_process_of_its_own):
+    size = replace(SMOKE, batch_size=8)  # a row for each device
+    one = getattr(contest_ours, entry.function.split(":")[1])(size, **entry.options)
+    one()
+    one()  # what the first gave away, the second does not need
+    assert getattr(one, "working_bytes", 0) >= 0
+
+
+@pytest.mark.parametrize("spread", [False, True])
+def test_linen_does_a_round(spread, as_in_a_process_of_its_own):
+    one = contest_linen.training(replace(SMOKE, batch_size=8), spread=spread)
+    one()
+    one()
+    assert one.working_bytes > 0
+
+
+def test_each_contest_is_described():
+    assert set(ABOUT) == set(TASKS)
+
+
+def test_wrong_numbers_are_refused():
+    with pytest.raises(ValueError, match="rounds must be at least 1; got 0"):
+        benchmark.Benchmark(rounds=0)

@@ -1,0 +1,63 @@
+"""What was compiled once is not compiled again by the next process."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+
+from experiments.compiled_programs import keep_programs
+
+ROOT = Path(__file__).parents[2]
+COUNTING = """
+import collections, runpy, sys
+import jax
+found = collections.Counter()
+jax.monitoring.register_event_listener(lambda name, **_: found.update([name.split("/")[-1]]))
+sys.argv = [sys.argv[1], *sys.argv[2:]]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+print("counted", found["cache_hits"], found["cache_misses"])
+"""
+
+
+def start(folder, *arguments):
+    """Programs taken from the disk, and programs compiled, of a run in a process of its own."""
+    said = subprocess.run(
+        [sys.executable, "-c", COUNTING, "experiments.pretrain", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert said.returncode == 0, said.stderr[-2000:]
+    hits, misses = said.stdout.split("counted ")[1].split()
+    return int(hits), int(misses)
+
+
+def test_the_second_start_compiles_nothing(tmp_path):
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "all.txt").write_text("the quick brown fox\n" * 200)
+    arguments = (
+        *("--corpus", "TextFiles(path='texts')", "--tokenizer", "ByteLevel()", "--devices", "2"),
+        *("--model.vocab-size", "257", "--model.model-dim", "16", "--model.num-layers", "2"),
+        *("--model.attention.num-heads", "2", "--model.attention.num-kv-heads", "2"),
+        *("--model.attention.head-dim", "8", "--length", "16", "--batch-size", "4"),
+        *("--steps", "3", "--sample-tokens", "3"),
+    )
+    hits, misses = start(tmp_path, *arguments)
+    assert misses > 0
+    assert (tmp_path / "runs" / "cache" / "programs").is_dir()
+    again, compiled = start(tmp_path, *arguments)
+    assert compiled == 0 and again >= misses
+
+
+def test_a_folder_that_was_chosen_stays(tmp_path):
+    before = jax.config.jax_compilation_cache_dir
+    try:
+        jax.config.update("jax_compilation_cache_dir", str(tmp_path / "mine"))
+        keep_programs(tmp_path)
+        assert jax.config.jax_compilation_cache_dir == str(tmp_path / "mine")
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)

@@ -1,0 +1,250 @@
+"""Which implementation is used, what kernels refuse, and that they agree where they run."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer import functional as F
+from jaxformer.functional import kernels
+from jaxformer.functional.attention import chosen_implementation
+from jaxformer.functional.kernels import Asked, anywhere
+
+AT = jnp.arange(512)
+IN_ORDER = F.PositionMask(AT, AT, sight=F.Sight(causal=True, in_order=True))
+
+
+def shaped(length=512, width=64, dtype=jnp.bfloat16):
+    return jax.ShapeDtypeStruct((2, length, 4, width), dtype)
+
+
+def chosen(query=None, key=None, value=None, implementation="auto", **asked):
+    query = shaped() if query is None else query
+    key = query if key is None else key
+    value = key if value is None else value
+    return chosen_implementation(query, key, value, implementation, Asked(**asked))
+
+
+@pytest.fixture
+def elsewhere(monkeypatch):
+    """The choice as it is made on another platform; nothing is computed."""
+
+    def on(platform, generation=(9, 0)):
+        monkeypatch.setattr(jax, "default_backend", lambda: platform)
+        monkeypatch.setattr(kernels, "nvidia_generation", lambda: generation)
+
+    return on
+
+
+@pytest.fixture(params=["cpu", "gpu", "tpu"])
+def platform(request, elsewhere):
+    elsewhere(request.param)
+    return request.param
+
+
+def test_each_platform_has_its_own(platform):
+    best = {"cpu": "blockwise", "gpu": "cudnn", "tpu": "splash"}[platform]
+    assert chosen(mask=IN_ORDER) == best
+    assert chosen(mask=IN_ORDER._replace(sight=F.Sight(causal=True))) == "blockwise"
+    assert chosen(mask=IN_ORDER, dropout_rate=0.1) == "blockwise"
+    assert chosen(mask=IN_ORDER, normalizer="relu") == "blockwise"
+    assert chosen(mask=jnp.ones((512, 512), bool)) == "xla"
+    assert chosen(mask=IN_ORDER, bias=jnp.ones((4, 512, 512))) == "xla"
+    assert chosen(mask=IN_ORDER, bias=F.AlibiRule(AT, AT, F.alibi_slopes(4))) == "blockwise"
+    assert chosen(mask=np.ones((512, 512), bool)) == "xla"
+    spread = {"tpu": "blockwise"}.get(platform, best)
+    assert chosen(mask=IN_ORDER, axes=frozenset({"data"})) == spread
+
+
+def test_older_gpus_and_those_of_others_have_blocks(elsewhere):
+    for generation in ((7, 5), (0,)):
+        elsewhere("gpu", generation)
+        assert chosen(mask=IN_ORDER) == "blockwise"
+    elsewhere("gpu", (8, 0))
+    assert chosen(mask=IN_ORDER) == "cudnn"
+    with jax.default_device(jax.devices("cpu")[0]):
+        assert chosen(mask=IN_ORDER) == "blockwise"
+
+
+def test_few_scores_are_whole_matrices(platform):
+    few = shaped(length=60, width=60, dtype=jnp.float32)
+    assert chosen(few) == "xla"
+    one = jax.ShapeDtypeStruct((2, 1, 4, 60), jnp.float32)
+    assert chosen(one, shaped(100_000, 60, jnp.float32)) == "xla"
+
+
+WINDOW = F.Sight(window=9, lookahead=8, in_order=True)
+ODD = F.PositionMask(*[jnp.arange(511)] * 4, F.Sight(in_order=True))
+
+
+CANNOT = {
+    "cudnn": [
+        (dict(query=shaped(dtype=jnp.float32)), "bfloat16 or float16; got float32"),
+        (dict(query=shaped(width=60)), "a multiple of 8 and at most 128 features; got 60"),
+        (dict(query=shaped(width=136)), "at most 128 features; got 136"),
+        (dict(key=shaped(dtype=jnp.float32)), "or float16; got bfloat16, float32"),
+        (dict(logit_softcap=3.0), "no soft cap; got logit_softcap 3.0"),
+        (dict(mask=IN_ORDER._replace(sight=WINDOW)), "the query's token; got a lookahead of 8"),
+        (dict(query=shaped(511), mask=ODD), "lengths are even; got 511 and 511"),
+    ],
+    "splash": [
+        (dict(query=shaped(length=60)), "multiples of 128; got 60 queries and 60 keys"),
+        (dict(query=shaped(width=48)), "a multiple of 64 features; got 48"),
+        (dict(query=shaped(dtype=jnp.float16)), "bfloat16 or float32; got float16"),
+        (dict(axes=frozenset({"data", "fsdp"})), "devices along data, fsdp have their own"),
+    ],
+    "either": [
+        (dict(value=shaped(width=32)), "values are as wide as keys; got 32 and 64"),
+        (dict(mask=jnp.ones((512, 512), bool)), "must be a PositionMask whose sight is in_order"),
+        (dict(bias=jnp.ones((4, 512, 512))), "adds nothing to the scores; got a bias"),
+        (dict(key=shaped(1024), mask=IN_ORDER), "got 512 queries and 1024 keys"),
+        (dict(normalizer="relu"), "its weights are a softmax; got normalizer 'relu'"),
+        (dict(dropout_rate=0.1), "drops no weights; got dropout_rate 0.1"),
+    ],
+}
+
+
+@pytest.mark.parametrize("kernel, platform", [("cudnn", "gpu"), ("splash", "tpu")])
+def test_a_kernel_refuses_what_it_cannot(kernel, platform, elsewhere):
+    elsewhere(platform)
+    for asked, message in (*CANNOT[kernel], *CANNOT["either"]):
+        start = f'implementation="{kernel}" cannot be used: .*{message}.*Use "auto"'
+        with pytest.raises(ValueError, match=start):
+            chosen(implementation=kernel, **asked)
+    assert chosen(implementation=kernel, mask=IN_ORDER) == kernel
+
+
+@pytest.mark.parametrize("kernel, home", [("cudnn", "NVIDIA GPUs"), ("splash", "TPUs")])
+def test_a_kernel_of_another_platform_is_refused(kernel, home):
+    if jax.default_backend() != "cpu":
+        pytest.skip("Of a CPU; this is another platform.")
+    x = jnp.ones((128, 1, 64), jnp.bfloat16)
+    with pytest.raises(ValueError, match=f"it runs on {home}, and this is a cpu"):
+        F.dot_product_attention(x, x, x, implementation=kernel)
+
+
+def test_blocks_take_rules_alone():
+    x = jnp.ones((3, 1, 2))
+    with pytest.raises(ValueError, match="rules of positions; got an array as mask and bias"):
+        F.dot_product_attention(
+            x, x, x, jnp.ones((3, 3), bool), jnp.ones((1, 3, 3)), implementation="blockwise"
+        )
+
+
+SEGMENTS = jnp.asarray([[1] * 100 + [2] * 156, [1] * 256])
+POSITIONS = jnp.stack([jnp.concatenate([jnp.arange(100), jnp.arange(156)]), jnp.arange(256)])
+CASES = {
+    "all": (None, {}),
+    "causal": (F.Sight(causal=True, in_order=True), {}),
+    "window": (F.Sight(causal=True, window=70, in_order=True), dict(scale=0.2)),
+    "to both sides": (F.Sight(window=40, lookahead=39, in_order=True), {}),
+    "capped": (F.Sight(causal=True, in_order=True), dict(logit_softcap=0.5)),
+}
+
+
+def arrays(dtype=jnp.float32):
+    rng = np.random.default_rng(0)
+    shapes = (2, 256, 4, 64), (2, 256, 2, 64), (2, 256, 2, 64)
+    return [jnp.asarray(rng.normal(size=shape), dtype) for shape in shapes]
+
+
+def rule(sight, segmented):
+    if not segmented:
+        at = jnp.arange(256)
+        return None if sight is None else F.PositionMask(at, at, sight=sight)
+    sight = F.Sight(in_order=True) if sight is None else sight
+    return F.PositionMask(POSITIONS, POSITIONS, SEGMENTS, SEGMENTS, sight)
+
+
+def compare(kernel, mask, given, options, tolerance):
+    """Values and gradients beside those of whole matrices in float32."""
+
+    def total(function, *x):
+        return jnp.sum(jnp.sin(function(*x, mask, **options).astype(jnp.float32)))
+
+    def whole(*x, **options):
+        return F.dot_product_attention(*x, implementation="xla", **options)
+
+    wide = [x.astype(jnp.float32) for x in given]
+    found = jax.jit(jax.value_and_grad(lambda *x: total(kernel, *x), argnums=(0, 1, 2)))(*given)
+    expected = jax.jit(jax.value_and_grad(lambda *x: total(whole, *x), argnums=(0, 1, 2)))(*wide)
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        largest = float(jnp.abs(other).max())
+        np.testing.assert_allclose(
+            np.asarray(one, np.float32), other, rtol=tolerance, atol=tolerance * largest
+        )
+
+
+@pytest.mark.parametrize("segmented", [False, True], ids=["one text", "packed"])
+@pytest.mark.parametrize("sight, options", CASES.values(), ids=CASES)
+def test_splash_is_attention(sight, options, segmented):
+    """Its steps, interpreted; on a TPU, the kernel itself."""
+    interpret = jax.default_backend() != "tpu"
+
+    def kernel(*x, **options):
+        return F.splash_attention(*x, interpret=interpret, **options)
+
+    compare(kernel, rule(sight, segmented), arrays(), options, 2e-5 if interpret else 2e-2)
+
+
+class Plain:
+    """A kernel that anyone can run, in place of one that knows neither vmap nor devices."""
+
+    rows = []
+
+    def __call__(self, query, key, value, segments):
+        Plain.rows.append(query.shape)
+        mask = None if segments is None else F.segment_mask(*segments)[:, None]
+        return jax.nn.dot_product_attention(query, key, value, mask=mask)
+
+
+def test_a_kernel_inside_vmap_and_on_devices():
+    """Values and gradients, with keys that some share and others have of their own."""
+    rng, seeds, rows, T = np.random.default_rng(0), 3, 8, 6
+    query = jnp.asarray(rng.normal(size=(seeds, rows, T, 4, 8)), jnp.float32)
+    key = jnp.asarray(rng.normal(size=(rows, T, 2, 8)), jnp.float32)
+    segments = jnp.asarray(np.sort(rng.integers(1, 3, (rows, T)), axis=1))
+    kernel, mesh = Plain(), jax.sharding.Mesh(jax.devices()[:4], ("data",))
+    P = jax.sharding.PartitionSpec
+
+    def total(query, key, segments, attend):
+        return jnp.sum(jnp.sin(attend(query, key, key, segments)))
+
+    def slopes(attend):
+        each = jax.value_and_grad(total, argnums=(0, 1))
+        return lambda *given: jax.vmap(each, in_axes=(0, None, None, None))(*given, attend)
+
+    def inside(function):
+        def local(*given):
+            value, (one, other) = function(*given)
+            return jax.lax.psum(value, "data"), (one, other)
+
+        specs = P(None, "data"), P("data"), P("data")
+        return jax.shard_map(
+            local, mesh=mesh, in_specs=specs, out_specs=(P(), (specs[0], P(None, "data")))
+        )
+
+    expected = slopes(
+        lambda q, k, v, ids: F.dot_product_attention(
+            q, k, v, F.segment_mask(ids, ids), implementation="xla"
+        )
+    )(query, key, segments)
+    found = jax.jit(slopes(lambda q, k, v, ids: anywhere(kernel, q, k, v, (ids, ids))))
+    Plain.rows.clear()
+    for function in (found, jax.jit(inside(found))):
+        jax.tree.map(
+            lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=2e-6),
+            function(query, key, segments),
+            expected,
+        )
+    assert {shape[0] for shape in Plain.rows} >= {seeds * rows, seeds * rows // 4}
+
+
+@pytest.mark.skipif(jax.default_backend() != "gpu", reason="cuDNN needs an NVIDIA GPU")
+@pytest.mark.parametrize("segmented", [False, True], ids=["one text", "packed"])
+@pytest.mark.parametrize("name", ["all", "causal", "window"])
+def test_cudnn_is_attention(name, segmented):
+    sight, options = CASES[name]
+    compare(
+        F.cudnn_attention, rule(sight, segmented), arrays(jnp.bfloat16), options, tolerance=3e-2
+    )

@@ -1,0 +1,133 @@
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer import Transformer, generate, zoo
+from jaxformer.config import (
+    GLU,
+    MLP,
+    Alibi,
+    Angles,
+    Decay,
+    Encoder,
+    EncoderDecoder,
+    Latent,
+    MultiHead,
+    Rope,
+    SharedKV,
+)
+from jaxformer.generation import decode, unroll
+from jaxformer.generation.unrolled import worth_unrolling
+
+ATTENTION = {
+    "one kind": MultiHead(num_heads=4, num_kv_heads=2, head_dim=6),
+    "windows, with a tail": MultiHead(num_heads=4, num_kv_heads=2, head_dim=6, windows=(3, None)),
+    "positions, with a tail": MultiHead(
+        num_heads=4, num_kv_heads=2, head_dim=6, positions=(Rope(), Alibi(), None)
+    ),
+    "positions and windows": MultiHead(
+        num_heads=4, num_kv_heads=4, head_dim=6, positions=(Rope(), None), windows=(3, 4, None)
+    ),
+    "shared": SharedKV(num_heads=4, head_dim=6, positions=(Rope(targets=("q", "k", "v", "o")),)),
+    "latent": Latent(
+        num_heads=4, latent_dim=12, query_latent_dim=10, nope_dim=4, rope_dim=6, value_dim=5
+    ),
+    "decay": Decay(num_heads=4, head_dim=6, angles=Angles(learned=True)),
+}
+IN_TURNS = (GLU(hidden_dim=11), MLP(hidden_dim=9))
+
+
+@pytest.fixture(params=ATTENTION)
+def model(request, config):
+    attention = ATTENTION[request.param]
+    kinds = {"feed_forward": IN_TURNS} if request.param.startswith("windows") else {}
+    return replace(config, num_layers=7, attention=attention, **kinds)
+
+
+def draw(config, **inputs):
+    rng = np.random.default_rng(1)
+    tokens = jnp.zeros((1, 3), jnp.int32)
+    given = {name: tokens for name in inputs}
+    shapes = jax.eval_shape(lambda: Transformer(config).init(jax.random.key(0), tokens, **given))
+    return jax.tree.map(
+        lambda x: jnp.asarray(0.7 * rng.normal(size=x.shape), x.dtype), shapes["params"]
+    )
+
+
+def logits(config, params, tokens, **inputs):
+    return jax.jit(Transformer(config).apply)({"params": params}, tokens, **inputs)
+
+
+def test_layers_of_their_own_compute_what_the_loop_does(model, prompts):
+    params = draw(model)
+    longer, apart = unroll(model, params)
+    assert longer.period == model.num_layers > model.period
+    layers = apart["decoder"]["layers"]
+    assert set(layers) == {f"layer_{i}" for i in range(7)} and "tail" not in apart["decoder"]
+    assert {x.shape[0] for x in jax.tree.leaves(layers)} == {1}
+    np.testing.assert_allclose(
+        logits(longer, apart, prompts), logits(model, params, prompts), rtol=1e-5, atol=1e-5
+    )
+
+
+def test_both_write_the_same_text(model, prompts, monkeypatch):
+    """Through the cache: windows shorter than the text, and states of recurrences."""
+    params = draw(model)
+    alone = generate(model, params, prompts, max_new_tokens=7)
+    monkeypatch.setattr(decode, "worth_unrolling", lambda config: False)
+    np.testing.assert_array_equal(generate(model, params, prompts, max_new_tokens=7), alone)
+    assert len(np.unique(alone[:, 5:])) > 2
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_an_encoder_stays_as_it_is(config, prompts, own, monkeypatch):
+    """Also where it takes its kinds from the decoder."""
+    kinds = {"feed_forward": (MLP(hidden_dim=8),)} if own else {}
+    model = replace(
+        config,
+        num_layers=3,
+        feed_forward=IN_TURNS,
+        topology=EncoderDecoder(num_encoder_layers=2, **kinds),
+    )
+    source = prompts[:, ::-1]
+    params = draw(model, source=source)
+    longer, apart = unroll(model, params)
+    jax.tree.map(np.testing.assert_array_equal, apart["encoder"], params["encoder"])
+    np.testing.assert_allclose(
+        logits(longer, apart, prompts, source=source),
+        logits(model, params, prompts, source=source),
+        rtol=1e-5,
+        atol=1e-5,
+    )
+    alone = generate(model, params, prompts, max_new_tokens=5, source=source)
+    monkeypatch.setattr(decode, "worth_unrolling", lambda config: False)
+    looped = generate(model, params, prompts, max_new_tokens=5, source=source)
+    np.testing.assert_array_equal(looped, alone)
+
+
+def test_an_encoder_is_refused(config):
+    model = replace(config, topology=Encoder())
+    with pytest.raises(ValueError, match=r"that decode are unrolled; got topology Encoder\(\)"):
+        unroll(model, {})
+    with pytest.raises(ValueError, match=r"Decoder or an EncoderDecoder; got Encoder\(\)"):
+        decode.generate(model, draw(model), [[1]], max_new_tokens=2)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_pattern_as_long_as_the_model_is_deep_is_left_alone(config, depth):
+    model = replace(config, num_layers=depth, feed_forward=IN_TURNS)
+    params = draw(model)
+    longer, apart = unroll(model, params)
+    assert longer is model and apart is params
+
+
+def test_small_models_on_a_cpu_are_unrolled(config, monkeypatch):
+    assert worth_unrolling(config)
+    assert worth_unrolling(replace(config, num_layers=32))
+    assert not worth_unrolling(replace(config, num_layers=33))
+    assert not worth_unrolling(zoo.get("llama-2-70b"))
+    monkeypatch.setattr("jaxformer.generation.unrolled.platform", lambda: "gpu")
+    assert not worth_unrolling(config)

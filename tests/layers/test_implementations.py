@@ -1,0 +1,135 @@
+"""A model whose attention runs by blocks is the model."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer import Transformer, zoo
+from jaxformer.config import Encoder, EncoderDecoder, Rope, TransformerXL
+from jaxformer.layers import empty_cache
+from jaxformer.layers.mode import Axes, Mode
+
+pytestmark = pytest.mark.usefixtures("no_checks_of_annotations")
+T = 21
+MODELS = {
+    "rotary, grouped": zoo.get("llama-2-70b").tiny(),
+    "ALiBi": zoo.get("bloom-560m").tiny(),
+    "buckets, a source": zoo.get("t5-small").tiny(),
+    "windows, caps": zoo.get("gemma-2-2b").tiny(),
+    "one head of keys": zoo.get("falcon-7b").tiny(),
+    "both ways": replace(zoo.get("gemma-2-2b").tiny(), topology=Encoder()),
+}
+
+
+def inputs(config, rng, segmented):
+    tokens = jnp.asarray(rng.integers(0, config.vocab_size - 1, (2, T)))
+    segments = jnp.asarray(np.sort(rng.integers(1, 4, (2, T)), axis=1)) if segmented else None
+    given = {"segments": segments}
+    if isinstance(config.topology, EncoderDecoder):
+        given |= {"source": tokens[:, ::-1], "source_segments": jnp.arange(2 * T).reshape(2, T) % 3}
+    return tokens, given
+
+
+@pytest.mark.parametrize("segmented", [False, True], ids=["one text", "packed"])
+@pytest.mark.parametrize("name", MODELS)
+def test_blocks_give_the_same(name, segmented):
+    """Loss and every gradient."""
+    # Another seed than 0: there, a unit of T5's ReLU stands within 1e-7 of its corner.
+    config, rng = MODELS[name], np.random.default_rng(1)
+    tokens, given = inputs(config, rng, segmented)
+    whole, blocks = (
+        Transformer(config, attention_implementation=kind) for kind in ("xla", "blockwise")
+    )
+    shapes = jax.eval_shape(lambda: whole.init(jax.random.key(0), tokens, **given))["params"]
+    params = jax.tree.map(
+        lambda x: jnp.asarray(0.2 * rng.normal(size=x.shape), jnp.float32), shapes
+    )
+    weights = jnp.asarray(rng.normal(size=(2, T, config.vocab_size)), jnp.float32)
+
+    @jax.jit
+    def both(params):
+        def total(params, model):
+            return jnp.mean(weights * model.apply({"params": params}, tokens, **given))
+
+        return [jax.value_and_grad(total)(params, model) for model in (whole, blocks)]
+
+    (value, gradients), (found, slopes) = both(params)
+    np.testing.assert_allclose(found, value, rtol=1e-5, atol=1e-7)
+    largest = max(float(jnp.abs(x).max()) for x in jax.tree.leaves(gradients))
+    for one, other in zip(jax.tree.leaves(slopes), jax.tree.leaves(gradients), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5 * largest)
+
+
+def test_prompts_read_in_parts_by_blocks():
+    """A cache's keys stand where they stand, empty slots too."""
+    config, rng = zoo.get("gemma-2-2b").tiny(), np.random.default_rng(0)
+    tokens, _ = inputs(config, rng, False)
+    params = Transformer(config).init(jax.random.key(0), tokens)["params"]
+
+    def read(kind):
+        model, cache, found = (
+            Transformer(config, attention_implementation=kind),
+            empty_cache(config, (2,), T),
+            [],
+        )
+        for part in (tokens[:, :9], tokens[:, 9:]):
+            logits, cache = model.apply({"params": params}, part, cache=cache)
+            found.append(logits)
+        return jnp.concatenate(found, axis=1)
+
+    np.testing.assert_allclose(read("blockwise"), read("xla"), atol=2e-5)
+
+
+def test_what_is_kept_by_remat_is_not_computed_again():
+    """Products alone are not enough: those of blocks stand inside loops."""
+    config = MODELS["rotary, grouped"]
+    tokens = jnp.zeros((1, 8), int)
+    params = jax.eval_shape(Transformer(config).init, jax.random.key(0), tokens)["params"]
+
+    def exponentials(remat):
+        model = Transformer(config, remat=remat, attention_implementation="blockwise")
+
+        def total(params):
+            return jnp.sum(model.apply({"params": params}, tokens))
+
+        return str(jax.make_jaxpr(jax.grad(total))(params)).count("= exp ")
+
+    none, dots, full = map(exponentials, ("none", "dots", "full"))
+    assert none == dots < full
+
+
+@pytest.mark.parametrize("remat", ["none", "full"])
+def test_memory_of_a_model_is_linear_in_length(remat):
+    """Masks too, which are the same in all layers, so that JAX would gladly keep them."""
+    config = MODELS["rotary, grouped"]
+    model = Transformer(config, remat=remat, attention_implementation="blockwise")
+
+    def working_space(length):
+        tokens = jax.ShapeDtypeStruct((1, length), jnp.int32)
+        params = jax.eval_shape(model.init, jax.random.key(0), tokens)["params"]
+
+        def total(params, tokens):
+            return jnp.sum(model.apply({"params": params}, tokens))
+
+        program = jax.jit(jax.grad(total)).lower(params, tokens).compile()
+        return program.memory_analysis().temp_size_in_bytes
+
+    assert working_space(8192) < 2.2 * working_space(4096)
+
+
+def test_when_masks_stay_rules():
+    assert Mode().by_rule(512, 512) and Mode(attention_implementation="blockwise").by_rule(1, 9)
+    assert not Mode().by_rule(16, 16) and not Mode().by_rule(1, 10**6)
+    assert not Mode(attention_implementation="xla").by_rule(512, 512)
+    assert not Mode(axes=Axes(context="context")).by_rule(512, 512)
+
+
+def test_what_has_no_rule_is_refused_by_name():
+    config = zoo.get("llama-2-70b").tiny()
+    attention = replace(config.attention, positions=(Rope(), TransformerXL()))
+    model = Transformer(replace(config, attention=attention), attention_implementation="blockwise")
+    with pytest.raises(ValueError, match="rules of positions; got an array as mask"):
+        model.init(jax.random.key(0), jnp.zeros((1, 4), int))
