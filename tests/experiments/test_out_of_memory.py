@@ -14,7 +14,7 @@ from jaxformer.training.checkpoints import Checkpoints
 
 RUN = replace(RUNS["tiny"], accumulation=2, devices=1)
 HELP = """What would help:
-  --remat full --scan: less is kept for the backward pass (now none);
+  --remat full --scan: less is kept for the backward pass (now dots);
   --accumulation 4: fewer rows at a time (now 2 parts);
   --batch-size 4: fewer rows (now 8)."""
 
