@@ -1,5 +1,6 @@
 """Llama of transformers, and a like model of x-transformers, both on torch, as contestants."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -56,13 +57,20 @@ def wait() -> None:
 def training(size: Size, *, compiled: bool = False) -> Round:
     """An update by AdamW."""
     model = llama(size)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     run = torch.compile(model) if compiled else model
+    return updates(size, model, lambda tokens: run(tokens, use_cache=False).logits)
+
+
+def updates(
+    size: Size, model: torch.nn.Module, logits_of: Callable[[torch.Tensor], torch.Tensor]
+) -> Round:
+    """Forward, backward and AdamW, for a model that gives logits of tokens."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     tokens = drawn(size, size.length + 1)
 
     def one() -> None:
         with computing(size):
-            logits = run(tokens[:, :-1], use_cache=False).logits
+            logits = logits_of(tokens[:, :-1])
         loss = torch.nn.functional.cross_entropy(
             logits.float().flatten(0, 1), tokens[:, 1:].flatten()
         )
@@ -99,21 +107,7 @@ def x_transformers_training(size: Size) -> Round:
         use_abs_pos_emb=False,
         attn_layers=decoder,
     ).to(device())
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    tokens = drawn(size, size.length + 1)
-
-    def one() -> None:
-        with computing(size):
-            logits = model(tokens[:, :-1])
-        loss = torch.nn.functional.cross_entropy(
-            logits.float().flatten(0, 1), tokens[:, 1:].flatten()
-        )
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        wait()
-
-    return one
+    return updates(size, model, model)
 
 
 def decoding(size: Size, *, only_prompt: bool = False, compiled: bool = False) -> Round:
