@@ -260,7 +260,7 @@ def cudnn_cannot(query: AnyArray, key: AnyArray, value: AnyArray, asked: Asked) 
     if (generation := nvidia_generation()) < (8, 0):
         told = ".".join(map(str, generation)) if generation else "a GPU of another maker"
         return f"it needs an NVIDIA GPU of compute capability 8.0 or more; got {told}"
-    if (names := kinds(query, key, value)) not in ("bfloat16", "float16"):
+    if (names := dtypes_of(query, key, value)) not in ("bfloat16", "float16"):
         return f"it computes in bfloat16 or float16; got {names}"
     if query.shape[-1] % 8 or query.shape[-1] > WIDEST:
         return f"heads have a multiple of 8 and at most {WIDEST} features; got {query.shape[-1]}"
@@ -276,7 +276,7 @@ def cudnn_cannot(query: AnyArray, key: AnyArray, value: AnyArray, asked: Asked) 
     return None
 
 
-def kinds(*arrays: AnyArray) -> str:
+def dtypes_of(*arrays: AnyArray) -> str:
     """The dtypes of arrays, each once."""
     return ", ".join(sorted({str(x.dtype) for x in arrays}))
 
@@ -298,7 +298,7 @@ def splash_cannot(query: AnyArray, key: AnyArray, value: AnyArray, asked: Asked)
             f"it does not say that devices along {', '.join(sorted(asked.axes))} have their own, "
             "as jax.shard_map asks of it"
         )
-    if (names := kinds(query, key, value)) not in ("bfloat16", "float32"):
+    if (names := dtypes_of(query, key, value)) not in ("bfloat16", "float32"):
         return f"it computes in bfloat16 or float32; got {names}"
     if query.shape[-3] % LANES or value.shape[-3] % LANES:
         return (
