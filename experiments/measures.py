@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.tree_util import keystr, tree_leaves_with_path
+from jax.tree_util import tree_leaves_with_path
 
 from experiments.seeds import Arm, Training, held_out_nats
 from experiments.study import Measure, Text, finite_or_none
@@ -16,6 +16,7 @@ from experiments.study_results import Numbers
 from jaxformer import Transformer, data
 from jaxformer import config as c
 from jaxformer import functional as F
+from jaxformer.inspect import layers_of
 from jaxformer.training.gradient import total_loss
 
 TIMES = (1, 2, 4, 8)
@@ -126,18 +127,14 @@ def by_depth(arm: Arm, params: Any, text: Text, training: Training) -> Numbers:
 
 
 def layer_norms(gradient: Any) -> np.ndarray:
-    """Of all kernels of each layer together, from the first to the last; layers are stacked."""
-    squares: dict[tuple[bool, int, int], float] = {}
-    for path, leaf in tree_leaves_with_path(gradient):
-        names = keystr(path, simple=True, separator="/").split("/")
-        tail = "tail" in names
-        if names[-1] != "kernel" or not (tail or "layers" in names):
-            continue
-        place = int(next(n for n in names if n.startswith("layer_")).removeprefix("layer_"))
-        for repeat, kernel in enumerate(np.asarray(leaf)[None] if tail else np.asarray(leaf)):
-            key = tail, repeat, place
-            squares[key] = squares.get(key, 0.0) + float(np.sum(np.square(kernel)))
-    return np.sqrt([squares[key] for key in sorted(squares)])
+    """Of all kernels of each layer of the decoder together, from the first to the last."""
+
+    def norm(layer: Any) -> float:
+        leaves = tree_leaves_with_path(layer)
+        kernels = [np.asarray(leaf) for path, leaf in leaves if path[-1].key == "kernel"]
+        return math.sqrt(sum(float(np.sum(np.square(kernel))) for kernel in kernels))
+
+    return np.asarray([norm(layer) for layer in layers_of(gradient["decoder"])])
 
 
 MEASURES: dict[str, Measure] = {"position": at_lengths, "placement": by_depth}

@@ -38,15 +38,17 @@ from experiments.running import (
     make_updates,
     print_end,
 )
+from experiments.study_plots import plot_run
 from experiments.together import together
 from experiments.training_run import check_vocabulary, describe, output_folder
 from jaxformer import costs, data
 from jaxformer import functional as F
 from jaxformer.generation import Sample, generate
-from jaxformer.parallel import local_rows, put_batch
+from jaxformer.parallel import is_first, local_rows, put_batch
 from jaxformer.parallel.memory import memory
 from jaxformer.training import loop, step
 from jaxformer.training.checkpoints import Checkpoints
+from jaxformer.training.metrics import read_json_lines
 from jaxformer.training.progress import Progress, format_count, printable
 
 # What a resumed run may not change, for its result would be another one. Devices, remat and scan
@@ -82,6 +84,8 @@ def main(run: Pretrain) -> Path:
     ):
         state = train(run, text, using, checkpoints)
     print_sample(run, text, state.params, using.mesh)
+    if is_first():
+        plot_run(output / "run.png", read_json_lines(output / "metrics.jsonl"), gzip=text.gzip)
     print_end(run, output)
     return output
 

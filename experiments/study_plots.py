@@ -2,7 +2,7 @@
 
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,33 @@ def plot_losses(path: Path, arms: Sequence[Numbers], *, title: str) -> None:
     right.set_ylabel("training loss")
     right.legend(fontsize=7)
     figure.savefig(path, dpi=110)
+
+
+def plot_run(path: Path, numbers: Sequence[Mapping[str, float]], *, gzip: float) -> None:
+    """One run: the loss of training, and bits per byte of held-out text beside gzip's.
+
+    Args:
+        path: Of the picture.
+        numbers: The lines of metrics.jsonl.
+        gzip: Bits per byte of the held-out text.
+    """
+    if not can_draw():
+        return
+    figure, (left, right) = _figure(2, "")
+    lines = [
+        (left, "loss", "training"),
+        (right, "held_out_bits_per_byte", "some of the held-out text"),
+        (right, "final_held_out_bits_per_byte", "all of it"),
+    ]
+    for axes, name, label in lines:
+        found = [(line["step"], line[name]) for line in numbers if name in line]
+        steps, values_then = [step for step, _ in found], [value for _, value in found]
+        axes.plot(steps, values_then, marker="" if name == "loss" else "o", label=label)
+    right.axhline(gzip, color="0.5", linestyle="--", label="gzip -9")
+    left.set(xlabel="updates", ylabel="training loss, nats per token")
+    right.set(xlabel="updates", ylabel="bits per byte", title="held-out text")
+    right.legend(fontsize=8)
+    figure.savefig(path, dpi=90)
 
 
 @cache

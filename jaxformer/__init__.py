@@ -33,6 +33,7 @@ _MODULES = (
     "data",
     "functional",
     "generation",
+    "inspect",
     "interop",
     "layers",
     "training",

@@ -155,6 +155,20 @@ class TransformerConfig:
         initialisation: Where parameters start.
         model_type: What Hugging Face calls it, where an export could take several names. It is no
             part of the model: configurations that differ in it alone are equal.
+
+    Example:
+        >>> from jaxformer.config import GLU, MultiHead, TransformerConfig
+        >>> config = TransformerConfig(
+        ...     vocab_size=256,
+        ...     model_dim=64,
+        ...     num_layers=4,
+        ...     attention=MultiHead(num_heads=4, num_kv_heads=2, head_dim=16, windows=(128, None)),
+        ...     feed_forward=(GLU(hidden_dim=176, activation="silu"),),
+        ... )
+        >>> [config.layer(i).window for i in range(config.num_layers)]
+        [128, None, 128, None]
+        >>> config.norm
+        RMSNorm(eps=1e-06, eps_position='inside', parameters='scale', scale_offset=0.0)
     """
 
     vocab_size: int
@@ -277,8 +291,21 @@ class TransformerConfig:
     def with_rope_scaling(self, scaling: RopeScaling | None) -> TransformerConfig:
         """The same model with rotary positions stretched this way, for texts beyond its training.
 
+        Args:
+            scaling: How; None takes the scaling away.
+
+        Returns:
+            The configuration; its parameters are those of the model as it was.
+
         Raises:
             ValueError: No layer has rotary positions.
+
+        Example:
+            >>> from jaxformer import zoo
+            >>> from jaxformer.config import LinearScaling
+            >>> config = zoo.get("llama-2-7b").with_rope_scaling(LinearScaling(factor=4.0))
+            >>> config.attention.positions[0].scaling
+            LinearScaling(factor=4.0)
         """
         kinds = self.attention.positions
         if not any(isinstance(kind, Rope) for kind in kinds):

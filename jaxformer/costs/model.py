@@ -24,6 +24,12 @@ def parameters(config: c.TransformerConfig) -> int:
 
     Returns:
         The exact count; a tied head counts once.
+
+    Example:
+        >>> from jaxformer import costs, zoo
+        >>> config = zoo.get("llama-2-70b")
+        >>> f"{costs.parameters(config):,}"
+        '68,976,648,192'
     """
     d, topology, embedding, head = config.model_dim, config.topology, config.embedding, config.head
     width = embedding.dim or d
@@ -131,6 +137,13 @@ def cache_bytes(
     Returns:
         Bytes over all layers; layers with a window keep no more than it. Cross-attention, whose
         keys and values depend on the source alone, is not counted.
+
+    Example:
+        >>> from jaxformer import costs, zoo
+        >>> costs.cache_bytes(zoo.get("llama-2-70b"), 4096) / 2**30  # GiB, in bfloat16
+        1.25
+        >>> costs.cache_bytes(zoo.get("gemma-3-27b"), 131_072, batch=8) / 2**30
+        83.25
     """
     kept = sum(
         keys_seen(choice.window, length) * cached_numbers(config, choice.positions)

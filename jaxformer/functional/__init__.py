@@ -112,6 +112,7 @@ from jaxformer.functional.sampling import keep_top_p as keep_top_p
 from jaxformer.functional.sampling import penalise_repetition as penalise_repetition
 from jaxformer.functional.sampling import scale_by_temperature as scale_by_temperature
 from jaxformer.functional.sampling import seen_tokens as seen_tokens
+from jaxformer.functional.scores import Normalizer as Normalizer
 from jaxformer.functional.scores import attention_scores as attention_scores
 from jaxformer.functional.slots import ring_slots as ring_slots
 from jaxformer.functional.slots import write_slots as write_slots

@@ -13,12 +13,31 @@ from jaxtyping import Array, Float
 
 
 def relu(x: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
-    """Rectified linear unit, max(x, 0), with slope 0 at 0."""
+    """Rectified linear unit, max(x, 0), with slope 0 at 0.
+
+    Args:
+        x: Any float dtype.
+
+    Returns:
+        The activations, in the dtype of `x`.
+    """
     return jax.nn.relu(x)
 
 
 def relu_squared(x: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
     """Squared rectified linear unit, max(x, 0) ** 2.
+
+    Args:
+        x: Any float dtype.
+
+    Returns:
+        The activations, in the dtype of `x`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jaxformer import functional as F
+        >>> F.relu_squared(jnp.array([-2.0, 0.0, 3.0]))
+        Array([0., 0., 9.], dtype=float32)
 
     References:
         So et al., Primer: Searching for Efficient Transformers for Language Modeling, 2021.
@@ -28,7 +47,14 @@ def relu_squared(x: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
 
 
 def sigmoid(x: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
-    """Logistic function, 1 / (1 + exp(-x))."""
+    """Logistic function, 1 / (1 + exp(-x)).
+
+    Args:
+        x: Any float dtype.
+
+    Returns:
+        The values, between 0 and 1, in the dtype of `x`.
+    """
     return jax.nn.sigmoid(x)
 
 
@@ -36,6 +62,19 @@ def silu(x: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
     """Sigmoid linear unit, x * sigmoid(x), also called swish.
 
     Smooth everywhere, with slope 1/2 at 0.
+
+    Args:
+        x: Any float dtype.
+
+    Returns:
+        The activations, in the dtype of `x`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import numpy as np
+        >>> from jaxformer import functional as F
+        >>> np.asarray(F.silu(jnp.array([-1.0, 0.0, 1.0, 10.0]))).round(3)
+        array([-0.269,  0.   ,  0.731, 10.   ], dtype=float32)
 
     References:
         Ramachandran, Zoph and Le, Searching for Activation Functions, 2017. arXiv:1710.05941
@@ -58,6 +97,16 @@ def gelu(x: Float[Array, "*batch"], *, approximate: bool = False) -> Float[Array
         The activations, computed in float32 (the cube overflows float16 at 41, and its gradient
         with it), in the dtype of `x`.
 
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import numpy as np
+        >>> from jaxformer import functional as F
+        >>> x = jnp.array([-1.0, 1.0, 2.0])
+        >>> np.asarray(F.gelu(x)).round(4)
+        array([-0.1587,  0.8413,  1.9545], dtype=float32)
+        >>> np.asarray(F.gelu(x, approximate=True)).round(4)
+        array([-0.1588,  0.8412,  1.9546], dtype=float32)
+
     References:
         Hendrycks and Gimpel, Gaussian Error Linear Units (GELUs), 2016. arXiv:1606.08415, section 2
     """
@@ -66,6 +115,12 @@ def gelu(x: Float[Array, "*batch"], *, approximate: bool = False) -> Float[Array
 
 def quick_gelu(x: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
     """Sigmoid approximation of `gelu`, x * sigmoid(1.702 * x), up to 0.02 away from it.
+
+    Args:
+        x: Any float dtype.
+
+    Returns:
+        The activations, in the dtype of `x`.
 
     References:
         Hendrycks and Gimpel, Gaussian Error Linear Units (GELUs), 2016. arXiv:1606.08415, section 2
@@ -77,6 +132,20 @@ def glu(
     gate: Float[Array, "*batch F"], value: Float[Array, "*batch F"]
 ) -> Float[Array, "*batch F"]:
     """Gated linear unit, sigmoid(gate) * value.
+
+    Args:
+        gate: What goes through the sigmoid, in any float dtype.
+        value: What it multiplies.
+
+    Returns:
+        The products, in the dtype of the inputs.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jaxformer import functional as F
+        >>> gate, value = jnp.array([-100.0, 0.0, 100.0]), jnp.array([6.0, 6.0, 6.0])
+        >>> F.glu(gate, value)  # shut, half open, open
+        Array([0., 3., 6.], dtype=float32)
 
     References:
         Dauphin et al., Language Modeling with Gated Convolutional Networks, 2016.
@@ -90,6 +159,19 @@ def bilinear(
 ) -> Float[Array, "*batch F"]:
     """Gated unit without a nonlinearity, gate * value.
 
+    Args:
+        gate: One factor, in any float dtype.
+        value: The other.
+
+    Returns:
+        The products, in the dtype of the inputs.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jaxformer import functional as F
+        >>> F.bilinear(jnp.array([2.0, -1.0]), jnp.array([3.0, 4.0]))
+        Array([ 6., -4.], dtype=float32)
+
     References:
         Shazeer, GLU Variants Improve Transformer, 2020. arXiv:2002.05202, section 2
     """
@@ -100,6 +182,13 @@ def reglu(
     gate: Float[Array, "*batch F"], value: Float[Array, "*batch F"]
 ) -> Float[Array, "*batch F"]:
     """Gated linear unit with `relu`, max(gate, 0) * value.
+
+    Args:
+        gate: What goes through `relu`, in any float dtype.
+        value: What it multiplies.
+
+    Returns:
+        The products, in the dtype of the inputs.
 
     References:
         Shazeer, GLU Variants Improve Transformer, 2020. arXiv:2002.05202, section 2
@@ -114,6 +203,24 @@ def geglu(
 
     T5 v1.1 and Gemma use ``approximate=True``.
 
+    Args:
+        gate: What goes through `gelu`, in any float dtype.
+        value: What it multiplies.
+        approximate: As in `gelu`.
+
+    Returns:
+        The products, in the dtype of the inputs.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import numpy as np
+        >>> from jaxformer import functional as F
+        >>> gate, value = jnp.array([0.0, 1.0, 2.0]), jnp.array([6.0, 6.0, 6.0])
+        >>> np.asarray(F.geglu(gate, value)).round(3)
+        array([ 0.   ,  5.048, 11.727], dtype=float32)
+        >>> np.asarray(F.geglu(gate, value, approximate=True)).round(3)  # T5 v1.1, Gemma
+        array([ 0.   ,  5.047, 11.728], dtype=float32)
+
     References:
         Shazeer, GLU Variants Improve Transformer, 2020. arXiv:2002.05202, section 2
     """
@@ -126,6 +233,22 @@ def swiglu(
     """Gated linear unit with `silu`, silu(gate) * value.
 
     The paper's feed-forward layer is ``swiglu(x @ W, x @ V) @ W2``. PaLM and Llama adopted it.
+
+    Args:
+        gate: What goes through `silu`, in any float dtype.
+        value: What it multiplies.
+
+    Returns:
+        The products, in the dtype of the inputs.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jaxformer import functional as F
+        >>> x = jnp.ones((5, 8))  # five tokens of width 8
+        >>> W, V, W2 = jnp.ones((8, 24)), jnp.ones((8, 24)), jnp.ones((24, 8))
+        >>> y = F.swiglu(x @ W, x @ V) @ W2
+        >>> y.shape
+        (5, 8)
 
     References:
         Shazeer, GLU Variants Improve Transformer, 2020. arXiv:2002.05202, section 2

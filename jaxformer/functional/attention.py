@@ -64,6 +64,16 @@ def attend(
     Returns:
         The mean values, in the dtype of ``query``. Zero for a query that may attend to nothing.
 
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jaxformer import functional as F
+        >>> query = jnp.array([[0.0, 0.0], [100.0, 0.0]])
+        >>> key = jnp.array([[1.0, 0.0], [0.0, 1.0]])
+        >>> value = jnp.array([[10.0], [20.0]])
+        >>> F.attend(query, key, value, scale=2**-0.5)  # the mean; what the first key offers
+        Array([[15.],
+               [10.]], dtype=float32)
+
     References:
         Vaswani et al., Attention Is All You Need, 2017. arXiv:1706.03762, section 3.2.1
     """
@@ -130,6 +140,19 @@ def dot_product_attention(
     Raises:
         ValueError: Shapes do not fit, an option is out of its range, or the implementation cannot
             do what is asked.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jaxformer import functional as F
+        >>> query = jnp.ones((2, 4, 6, 8))  # [batch, time, heads, width]
+        >>> key = jnp.ones((2, 4, 3, 8))  # two query heads share each key head
+        >>> value = jnp.broadcast_to(jnp.arange(4.0)[:, None, None], key.shape)
+        >>> mask = F.causal_mask(jnp.arange(4), jnp.arange(4))
+        >>> output = F.dot_product_attention(query, key, value, mask)
+        >>> output.shape
+        (2, 4, 6, 8)
+        >>> output[0, :, 0, 0]  # equal scores: the mean of what was said so far
+        Array([0. , 0.5, 1. , 1.5], dtype=float32)
 
     References:
         Vaswani et al., Attention Is All You Need, 2017. arXiv:1706.03762, section 3.2

@@ -80,6 +80,16 @@ def blockwise_attention(
         ValueError: Shapes do not fit, a rule is about others than these, an option is out of its
             range, or dropout has no key.
 
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jaxformer import functional as F
+        >>> positions = jnp.arange(1000)
+        >>> mask = F.PositionMask(positions, positions, sight=F.Sight(causal=True))
+        >>> query = key = jnp.ones((1000, 2, 8))
+        >>> value = jnp.broadcast_to(positions[:, None, None].astype(float), key.shape)
+        >>> F.blockwise_attention(query, key, value, mask)[:3, 0, 0]  # means of what was said
+        Array([0. , 0.5, 1. ], dtype=float32)
+
     References:
         Rabe and Staats, Self-attention Does Not Need O(n^2) Memory, 2021. arXiv:2112.05682
         Dao et al., FlashAttention: Fast and Memory-Efficient Exact Attention with IO-Awareness,

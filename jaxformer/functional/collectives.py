@@ -16,7 +16,14 @@ SUM = "sum of parts"  # by which a policy of `jax.checkpoint` knows what was add
 
 
 def varies_over(x: Array) -> frozenset[str]:
-    """Axes along which the type of x says that devices differ, inside `jax.shard_map`."""
+    """Axes along which the type of x says that devices differ, inside `jax.shard_map`.
+
+    Args:
+        x: Any array.
+
+    Returns:
+        Names of axes of the mesh; none outside `jax.shard_map`.
+    """
     return frozenset(jax.typeof(x).manual_axis_type.varying)
 
 

@@ -92,6 +92,13 @@ def decay_attention(
         ValueError: There is not an angle for each pair, a gamma is outside [0, 1] (where its value
             can be seen), or the pairing is unknown.
 
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jaxformer import functional as F
+        >>> value = jnp.array([1.0, 0.0, 0.0, 1.0]).reshape(4, 1, 1)  # four tokens, one head
+        >>> F.decay_attention(value, jnp.array([0.5])).ravel()
+        Array([1.   , 0.5  , 0.25 , 1.125], dtype=float32)
+
     References:
         Su, Transformer Upgrade Path 19: the second kind of rotary position, 2025,
         kexue.fm/archives/10862, related work

@@ -186,7 +186,18 @@ def _with_room(
 
 
 def room_for(rows: int, devices: int, share: float | None) -> int:
-    """How many of a device's rows another device has room for, as `mix_experts` has it."""
+    """How many of a device's rows another device has room for, as `mix_experts` has it.
+
+        room = rows if share is None else min(rows, ceil(share * rows / devices))
+
+    Args:
+        rows: Of one device, a token and one of its experts each.
+        devices: Among which the experts are shared out.
+        share: Room in times the rows that one would get if all got as many; None is room for all.
+
+    Returns:
+        A number of rows.
+    """
     return rows if share is None else min(rows, math.ceil(share * rows / devices))
 
 

@@ -181,6 +181,16 @@ def linear_cross_entropy(
 
     Raises:
         ValueError: As in `linear_scores` and `token_cross_entropy`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import numpy as np
+        >>> from jaxformer import functional as F
+        >>> features, kernel = jnp.ones((3, 8)), jnp.zeros((8, 1000))  # [tokens, D], [D, V]
+        >>> targets = jnp.array([0, 500, 1000])
+        >>> losses = F.linear_cross_entropy(features, kernel, targets, chunk=256)
+        >>> np.asarray(losses).round(3)  # log(1000), and no such id
+        array([6.908, 6.908,   nan], dtype=float32)
     """
     scores = linear_scores(features, kernel, targets, bias, **head)
     return score_cross_entropy(scores, z_loss=z_loss, label_smoothing=label_smoothing)

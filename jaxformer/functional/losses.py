@@ -171,6 +171,17 @@ def cross_entropy(
     Raises:
         ValueError: If the mask is not boolean, and as in `token_cross_entropy`.
 
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jaxformer import functional as F
+        >>> logits = jnp.array([[0.0, 0.0], [0.0, jnp.log(3.0)], [5.0, 5.0]])
+        >>> targets = jnp.array([0, 1, 0])
+        >>> round(float(F.cross_entropy(logits[:1], targets[:1])), 3)  # log(2): one of two
+        0.693
+        >>> mask = jnp.array([False, True, False])
+        >>> round(float(F.cross_entropy(logits, targets, mask=mask)), 3)  # -log(3 / 4)
+        0.288
+
     References:
         Vaswani et al., Attention Is All You Need, 2017. arXiv:1706.03762, section 5.4
     """

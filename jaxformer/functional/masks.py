@@ -27,6 +27,16 @@ def causal_mask(
     Returns:
         True where the query may attend to the key.
 
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jaxformer import functional as F
+        >>> print(F.causal_mask(jnp.arange(3), jnp.arange(3)).astype(int))
+        [[1 0 0]
+         [1 1 0]
+         [1 1 1]]
+        >>> print(F.causal_mask(jnp.array([2]), jnp.arange(5)).astype(int))  # a cache of 5
+        [[1 1 1 0 0]]
+
     References:
         Vaswani et al., Attention Is All You Need, 2017. arXiv:1706.03762, section 3.2.3
     """
@@ -59,6 +69,16 @@ def window_mask(
     Raises:
         ValueError: ``window`` is below 1 or ``lookahead`` below 0.
 
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jaxformer import functional as F
+        >>> positions = jnp.arange(4)
+        >>> print(F.window_mask(positions, positions, 2).astype(int))
+        [[1 0 0 0]
+         [1 1 0 0]
+         [0 1 1 0]
+         [0 0 1 1]]
+
     References:
         Beltagy, Peters and Cohan, Longformer: The Long-Document Transformer, 2020.
         arXiv:2004.05150, section 3.1
@@ -89,6 +109,18 @@ def segment_mask(
     Returns:
         True where the query may attend to the key.
 
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jaxformer import functional as F
+        >>> segments = jnp.array([1, 1, 2, 2])  # two documents in a row
+        >>> positions = jnp.array([0, 1, 0, 1])
+        >>> causal = F.causal_mask(positions, positions)
+        >>> print((causal & F.segment_mask(segments, segments)).astype(int))
+        [[1 0 0 0]
+         [1 1 0 0]
+         [0 0 1 0]
+         [0 0 1 1]]
+
     References:
         Krell et al., Efficient Sequence Packing without Cross-contamination, 2021.
         arXiv:2107.02027, section 3.2
@@ -112,6 +144,16 @@ def prefix_mask(
 
     Returns:
         True where the query may attend to the key.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jaxformer import functional as F
+        >>> positions = jnp.arange(4)
+        >>> print(F.prefix_mask(positions, positions, 2).astype(int))
+        [[1 1 0 0]
+         [1 1 0 0]
+         [1 1 1 0]
+         [1 1 1 1]]
 
     References:
         Raffel et al., Exploring the Limits of Transfer Learning with a Unified Text-to-Text

@@ -52,6 +52,15 @@ def layer_norm(
     Returns:
         The normalised vectors, in the dtype of `x`.
 
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import numpy as np
+        >>> from jaxformer import functional as F
+        >>> x = jnp.array([[1.0, 2.0, 3.0], [10.0, 20.0, 30.0]])
+        >>> np.asarray(F.layer_norm(x)).round(3)  # neither size nor mean of a vector matters
+        array([[-1.225,  0.   ,  1.225],
+               [-1.225,  0.   ,  1.225]], dtype=float32)
+
     References:
         Ba, Kiros and Hinton, Layer Normalization, 2016. arXiv:1607.06450, section 3
     """
@@ -102,6 +111,16 @@ def rms_norm(
 
     Raises:
         ValueError: For any other `eps_position`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import numpy as np
+        >>> from jaxformer import functional as F
+        >>> x, scale = jnp.array([3.0, 4.0]), jnp.array([1.0, 10.0])
+        >>> np.asarray(F.rms_norm(x)).round(3)
+        array([0.849, 1.131], dtype=float32)
+        >>> np.asarray(F.rms_norm(100 * x, scale)).round(3)  # the length of x does not matter
+        array([ 0.849, 11.314], dtype=float32)
 
     References:
         Zhang and Sennrich, Root Mean Square Layer Normalization, 2019. arXiv:1910.07467, section 4
@@ -163,6 +182,19 @@ def batch_norm(
     Raises:
         ValueError: If n < 2 whatever the mask: one value is its own mean, so the output would be
             the bias and the variance is undefined. Also for any other `over`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import numpy as np
+        >>> from jaxformer import functional as F
+        >>> x = jnp.array([[[1.0], [3.0]], [[5.0], [7.0]]])  # [batch, time, features]
+        >>> y, running = F.batch_norm(x)
+        >>> np.asarray(y).ravel().round(2)
+        array([-1.34, -0.45,  0.45,  1.34], dtype=float32)
+        >>> float(running.mean[0]), round(float(running.var[0]), 2)
+        (4.0, 6.67)
+        >>> F.batch_norm_inference(jnp.array([[4.0]]), running)  # the mean of that batch
+        Array([[0.]], dtype=float32)
 
     References:
         Ioffe and Szegedy, Batch Normalization: Accelerating Deep Network Training by Reducing

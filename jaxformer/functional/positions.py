@@ -45,6 +45,15 @@ def sinusoidal_positions(
     Raises:
         ValueError: If ``dim`` is odd, too small for the layout, or the layout is unknown.
 
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import numpy as np
+        >>> from jaxformer import functional as F
+        >>> np.asarray(F.sinusoidal_positions(jnp.arange(3), 4)).round(2)
+        array([[ 0.  ,  1.  ,  0.  ,  1.  ],
+               [ 0.84,  0.54,  0.01,  1.  ],
+               [ 0.91, -0.42,  0.02,  1.  ]], dtype=float32)
+
     References:
         Vaswani et al., Attention Is All You Need, 2017. arXiv:1706.03762, section 3.5
     """
@@ -81,6 +90,15 @@ def alibi_slopes(num_heads: int) -> Float[Array, " {num_heads}"]:
     Raises:
         ValueError: If ``num_heads`` is not positive.
 
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jaxformer import functional as F
+        >>> F.alibi_slopes(4)
+        Array([0.25      , 0.0625    , 0.015625  , 0.00390625], dtype=float32)
+        >>> F.alibi_slopes(6)  # the last two stand between those of a larger power of two
+        Array([0.25      , 0.0625    , 0.015625  , 0.00390625, 0.5       ,
+               0.125     ], dtype=float32)
+
     References:
         Press et al., Train Short, Test Long: Attention with Linear Biases Enables Input Length
         Extrapolation, 2021. arXiv:2108.12409, section 3; other head counts are as in BLOOM
@@ -113,6 +131,14 @@ def alibi_bias(
 
     Returns:
         Terms to add to the scores, float32.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jaxformer import functional as F
+        >>> slopes = F.alibi_slopes(8)[:2]  # of the first two heads
+        >>> F.alibi_bias(slopes, jnp.array([3]), jnp.arange(4))[:, 0]  # of a query at 3
+        Array([[-1.5 , -1.  , -0.5 , -0.  ],
+               [-0.75, -0.5 , -0.25, -0.  ]], dtype=float32)
 
     References:
         Press et al., Train Short, Test Long: Attention with Linear Biases Enables Input Length
@@ -153,6 +179,15 @@ def relative_position_buckets(
 
     Raises:
         ValueError: If there are too few buckets, or ``max_distance`` leaves no room for them.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jaxformer import functional as F
+        >>> distances = jnp.array([0, -1, -15, -16, -17, -50, -127, -1000])
+        >>> F.relative_position_buckets(distances, bidirectional=False)
+        Array([ 0,  1, 15, 16, 16, 24, 31, 31], dtype=int32)
+        >>> F.relative_position_buckets(jnp.array([-1, 0, 1]), bidirectional=True)
+        Array([ 1,  0, 17], dtype=int32)
 
     References:
         Raffel et al., Exploring the Limits of Transfer Learning with a Unified Text-to-Text

@@ -76,6 +76,15 @@ def linear_recurrence(
         ValueError: There is not an angle for each pair, a gamma is outside [0, 1] (where its value
             can be seen), a chunk has no token, or the method or the pairing is unknown.
 
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jaxformer import functional as F
+        >>> value, gamma = jnp.array([1.0, 0.0, 0.0, 1.0]).reshape(4, 1, 1), jnp.array([0.5])
+        >>> first = F.linear_recurrence(value[:2], gamma)
+        >>> rest = F.linear_recurrence(value[2:], gamma, initial=first.state)
+        >>> jnp.concatenate([first.output, rest.output]).ravel()
+        Array([1.   , 0.5  , 0.25 , 1.125], dtype=float32)
+
     References:
         Su, Transformer Upgrade Path 19: the second kind of rotary position, 2025,
         kexue.fm/archives/10862, related work

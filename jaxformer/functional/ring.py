@@ -43,6 +43,11 @@ def ring_order(length: int, devices: int) -> Int[np.ndarray, " T"]:
     Raises:
         ValueError: The length is no multiple of twice the devices.
 
+    Example:
+        >>> from jaxformer import functional as F
+        >>> F.ring_order(8, 2)  # the first device has the first four
+        array([0, 1, 6, 7, 2, 3, 4, 5])
+
     References:
         Grattafiori et al., The Llama 3 Herd of Models, 2024. arXiv:2407.21783, section 3.3.2
     """

@@ -29,6 +29,11 @@ def rope_frequencies(head_dim: int, *, base: float = 10_000.0) -> Float[Array, "
     Raises:
         ValueError: If ``head_dim`` is odd or less than two.
 
+    Example:
+        >>> from jaxformer import functional as F
+        >>> F.rope_frequencies(8)  # radians per position
+        Array([1.   , 0.1  , 0.01 , 0.001], dtype=float32)
+
     References:
         Su et al., RoFormer: Enhanced Transformer with Rotary Position Embedding, 2021.
         arXiv:2104.09864, section 3.2.2
@@ -61,6 +66,17 @@ def rope_rotations(
 
     Returns:
         The rotations, to be shared by all heads and layers.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import numpy as np
+        >>> from jaxformer import functional as F
+        >>> rotations = F.rope_rotations(jnp.array([0, 1, 2, 100]), F.rope_frequencies(4))
+        >>> np.angle(rotations).round(2)  # two pairs; angles are in (-pi, pi]
+        array([[ 0.  ,  0.  ],
+               [ 1.  ,  0.01],
+               [ 2.  ,  0.02],
+               [-0.53,  1.  ]], dtype=float32)
 
     References:
         Su et al., RoFormer: Enhanced Transformer with Rotary Position Embedding, 2021.
@@ -116,6 +132,20 @@ def rotate(
 
     Raises:
         ValueError: If there are more rotations than feature pairs, or the pairing is unknown.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import numpy as np
+        >>> from jaxformer import functional as F
+        >>> query = key = jnp.ones((4, 1, 8))  # four tokens, one head, the same everywhere
+        >>> rotations = F.rope_rotations(jnp.arange(4), F.rope_frequencies(8))
+        >>> query, key = F.rotate(query, rotations), F.rotate(key, rotations)
+        >>> scores = jnp.einsum("tnh,snh->ts", query, key)
+        >>> np.asarray(scores).round(2)  # each diagonal is one distance
+        array([[8.  , 7.07, 5.13, 3.93],
+               [7.07, 8.  , 7.07, 5.13],
+               [5.13, 7.07, 8.  , 7.07],
+               [3.93, 5.13, 7.07, 8.  ]], dtype=float32)
 
     References:
         Su et al., RoFormer: Enhanced Transformer with Rotary Position Embedding, 2021.

@@ -15,6 +15,13 @@ def rope_scale_linear(frequencies: Float[Array, " C"], *, factor: float) -> Floa
 
         frequencies[j] / factor
 
+    Args:
+        frequencies: Unscaled, one per feature pair.
+        factor: How much longer the context becomes.
+
+    Returns:
+        The scaled frequencies.
+
     References:
         Chen et al., Extending Context Window of Large Language Models via Positional
         Interpolation, 2023. arXiv:2306.15595, section 2.3

@@ -22,6 +22,13 @@ def scale_by_temperature(
 ) -> Float[Array, "*batch V"]:
     """Divide by the temperature: below 1 sharpens the distribution, above 1 flattens it.
 
+    Args:
+        logits: Next-token logits.
+        temperature: Positive; 1 changes nothing.
+
+    Returns:
+        The logits, divided.
+
     Raises:
         ValueError: If `temperature` is not positive. Its limit at 0 is the argmax: take that.
     """
@@ -32,6 +39,13 @@ def scale_by_temperature(
 
 def keep_top_k(logits: Float[Array, "*batch V"], k: int) -> Float[Array, "*batch V"]:
     """Keep the `k` largest logits, and all that tie with the last of them.
+
+    Args:
+        logits: Next-token logits.
+        k: How many to keep, from 1 to V, which keeps everything.
+
+    Returns:
+        The logits, -inf where they were not kept.
 
     Raises:
         ValueError: If `k` is not between 1 and V.
@@ -63,6 +77,14 @@ def keep_top_p(logits: Float[Array, "*batch V"], p: float) -> Float[Array, "*bat
     Raises:
         ValueError: If `p` is outside (0, 1].
 
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import numpy as np
+        >>> from jaxformer import functional as F
+        >>> logits = jnp.log(jnp.array([0.5, 0.3, 0.15, 0.05]))
+        >>> np.asarray(F.keep_top_p(logits, 0.7)).round(2)  # 0.5 alone is too little
+        array([-0.69, -1.2 ,  -inf,  -inf], dtype=float32)
+
     References:
         Holtzman et al., The Curious Case of Neural Text Degeneration, 2019. arXiv:1904.09751,
         section 3.1
@@ -84,6 +106,13 @@ def keep_min_p(logits: Float[Array, "*batch V"], p: float) -> Float[Array, "*bat
 
         keep if logit >= max(logits) + log(p)
 
+    Args:
+        logits: Next-token logits.
+        p: Share of the largest probability, in (0, 1]; 1 keeps the likeliest alone.
+
+    Returns:
+        The logits, -inf where they were not kept.
+
     Raises:
         ValueError: If `p` is outside (0, 1].
 
@@ -98,7 +127,17 @@ def keep_min_p(logits: Float[Array, "*batch V"], p: float) -> Float[Array, "*bat
 
 
 def seen_tokens(tokens: Int[Array, "*batch T"], vocab_size: int) -> Bool[Array, "*batch V"]:
-    """Mark which tokens of the vocabulary occur; ids outside it, such as -1 for padding, do not."""
+    """Mark which tokens of the vocabulary occur; ids outside it, such as -1 for padding, do not.
+
+        seen[v] = any(tokens == v)
+
+    Args:
+        tokens: Ids.
+        vocab_size: V.
+
+    Returns:
+        True for each id that occurs; for `penalise_repetition`.
+    """
     *batch, T = tokens.shape
     rows = tokens.reshape(math.prod(batch), T)
     inside = jnp.where(rows < 0, vocab_size, rows)  # negative ids would count from the end

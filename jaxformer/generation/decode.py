@@ -89,6 +89,16 @@ def generate(
             sources or segments that do not fit the rows, a source missing or not read, a number
             that is not whole or out of range, a missing key, a mesh that does not fit, or an
             encoder alone.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from jaxformer import Transformer, generate, zoo
+        >>> config = zoo.get("llama-2-7b").tiny()
+        >>> params = Transformer(config).init(jax.random.key(0), jnp.zeros((1, 1), int))["params"]
+        >>> params = jax.tree.map(jnp.zeros_like, params)  # logits are 0, so token 0 wins
+        >>> generate(config, params, [[5, 6, 7], [8]], max_new_tokens=2)
+        Array([[5, 6, 7, 0, 0],
+               [8, 0, 0, 0, 0]], dtype=int32)
     """
     key = _check(sampler, prefill_chunk, key)
     request = make_request(

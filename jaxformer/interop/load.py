@@ -72,6 +72,18 @@ def load_pretrained(
             model_type is unknown; config.json has what jaxformer does not honour; tensors are
             missing, left over, or of another shape or kind than config.json says; the model does
             not fit the mesh.
+
+    Example:
+        >>> import tempfile
+        >>> import jax, jax.numpy as jnp
+        >>> from jaxformer import Transformer, load_pretrained, save_pretrained, zoo
+        >>> config = zoo.get("llama-2-7b").tiny()
+        >>> params = Transformer(config).init(jax.random.key(0), jnp.zeros((1, 1), int))["params"]
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save_pretrained(folder, config, params)
+        ...     again, loaded = load_pretrained(folder)
+        >>> again == config, bool(jax.tree.all(jax.tree.map(jnp.array_equal, params, loaded)))
+        (True, True)
     """
     folder = Path(folder).expanduser()
     dtype = np.dtype(jnp.float32 if dtype is None else dtype)

@@ -13,6 +13,7 @@ from jaxformer.config.attention import Projection
 from jaxformer.layers.cache import KVCache
 from jaxformer.layers.guide import Guide
 from jaxformer.layers.heads import (
+    Weighing,
     head_norm,
     mine,
     mix,
@@ -136,9 +137,9 @@ class Attention(nn.Module):
             guide._replace(bias=bias),
             mode=self.mode,
             dropout_rate=self.config.dropout.attention,
-            scale=cfg.scale,
-            logit_softcap=cfg.logit_softcap,
-            normalizer=cfg.normalizer,
+            weighing=Weighing(
+                scale=cfg.scale, logit_softcap=cfg.logit_softcap, normalizer=cfg.normalizer
+            ),
         )
         return self.out(turn(self.positions, "o", heads, guide))
 

@@ -16,6 +16,7 @@ from jaxformer.layers.guide import Guide
 from jaxformer.layers.kinds import own_attention
 from jaxformer.layers.mode import Mode, dropout
 from jaxformer.layers.norms import Norm
+from jaxformer.layers.watch import watch
 
 NO_GUIDE = Guide()
 Branch = Callable[[Float[Array, "*batch T D"]], Float[Array, "*batch T D"]]
@@ -81,7 +82,7 @@ class Block(nn.Module):
         branches["feed_forward"] = FeedForward(
             cfg, choice.feed_forward, self.mode, parts=together, name="feed_forward"
         )
-        x = self.add_up(x, branches)
+        x = watch(self, "stream", self.add_up(x, branches))
         return x, None if own is None else LayerCache(own, source)
 
     def to_parts(self, x: Float[Array, "*batch T D"]) -> Float[Array, "*batch T D"]:
@@ -96,21 +97,23 @@ class Block(nn.Module):
         match self.config.block:
             case "serial":
                 for name, branch in branches.items():
-                    x = self.add(x, self.branch(x, [branch], f"{name}_norm"), f"{name}_norm")
+                    x = self.add(x, self.branch(x, {name: branch}, f"{name}_norm"), f"{name}_norm")
             case "parallel" if adds_up_once(self.config):
                 shared = self.to_parts(x)
-                parts = [self.branch(shared, [b], f"{n}_norm") for n, b in branches.items()]
+                parts = [self.branch(shared, {n: b}, f"{n}_norm") for n, b in branches.items()]
                 x = x + F.sum_parts(reduce(add, parts), self.mode.axes.tensor)
             case "parallel":
-                each = {f"{n}_norm": self.branch(x, [b], f"{n}_norm") for n, b in branches.items()}
+                each = {
+                    f"{n}_norm": self.branch(x, {n: b}, f"{n}_norm") for n, b in branches.items()
+                }
                 for norm, y in each.items():
                     x = self.add(x, y, norm)
             case "parallel_shared_norm":
-                x = self.add(x, self.branch(x, list(branches.values()), "norm"), "norm")
+                x = self.add(x, self.branch(x, branches, "norm"), "norm")
         return x
 
     def branch(
-        self, x: Float[Array, "*batch T D"], functions: list[Branch], norm: str
+        self, x: Float[Array, "*batch T D"], functions: dict[str, Branch], norm: str
     ) -> Float[Array, "*batch T D"]:
         """The sum of functions of x that share the norms before and after them."""
         cfg = self.config
@@ -118,13 +121,18 @@ class Block(nn.Module):
             x = Norm(cfg.norm, self.mode, name=f"pre_{norm}")(x)
         if len(functions) > 1:
             x = self.to_parts(x)
-        y = reduce(add, [function(x) for function in functions])
+        normed = cfg.placement in ("sandwich", "branch_out")
+        apart = len(functions) > 1 and not normed
+        each = {name: function(x) for name, function in functions.items()}
+        if apart:
+            each = {name: watch(self, f"from_{name}", y) for name, y in each.items()}
+        y = reduce(add, each.values())
         if len(functions) > 1:
             y = F.sum_parts(y, self.mode.axes.tensor)
         y = dropout(self, y, cfg.dropout.residual, self.mode)
-        if cfg.placement in ("sandwich", "branch_out"):
+        if normed:
             y = Norm(cfg.norm, self.mode, name=f"post_{norm}")(y)
-        return y
+        return y if apart else watch(self, f"from_{'_and_'.join(functions)}", y)
 
     def add(
         self, x: Float[Array, "*batch T D"], y: Float[Array, "*batch T D"], norm: str

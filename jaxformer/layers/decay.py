@@ -1,10 +1,11 @@
 """The attention branch that is a linear recurrence."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from flax import linen as nn
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from jaxformer import config as c
 from jaxformer import functional as F
@@ -15,6 +16,14 @@ from jaxformer.layers.initializers import same_angles, spread_memories
 from jaxformer.layers.linear import Linear
 from jaxformer.layers.mode import Mode
 from jaxformer.layers.parameters import Names, parameter
+from jaxformer.layers.watch import watch
+
+
+class Decayed(NamedTuple):
+    """What the weights of decay attention follow from, for those who look on."""
+
+    rates: F.DecayRates
+    segments: Int[Array, "*batch T"] | None
 
 
 class PerHead(nn.Module):
@@ -79,6 +88,7 @@ class Decay(nn.Module):
         choice = self.choice
         value = self.value(F.to_parts(x, self.mode.axes.tensor)).astype(jnp.float32)
         rates = F.decay_rates(self.memory())
+        watch(self, "attended", Decayed(rates, guide.segments))
         output, state = F.linear_recurrence(
             value * jnp.broadcast_to(rates.gain[:, None], value.shape),
             rates.gamma,

@@ -1,12 +1,14 @@
 """What the kinds of attention do alike: norms of heads, rotations, and the mixing of values."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from jaxformer import config as c
 from jaxformer import functional as F
@@ -16,6 +18,27 @@ from jaxformer.layers.linear import Linear
 from jaxformer.layers.mode import Mode, dropout_key
 from jaxformer.layers.norms import Norm
 from jaxformer.layers.parameters import Logical, mesh_axis, shards
+from jaxformer.layers.watch import watch
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True, kw_only=True)
+class Weighing:
+    """How scores become weights, as `F.attention_weights` is told."""
+
+    scale: float | None = None
+    logit_softcap: float | None = None
+    normalizer: F.Normalizer = "softmax"
+
+
+class Attended(NamedTuple):
+    """What the weights of one attention follow from, for those who look on."""
+
+    query: Float[Array, "*batch T N H"]
+    key: Float[Array, "*batch S K H"]
+    mask: Bool[Array, "..."] | F.PositionMask | None
+    bias: Float[Array, "..."] | F.PositionBias | None
+    weighing: Weighing
 
 
 def head_norm(choice: c.QKNorm, logical: Logical, heads: int, head_dim: int, mode: Mode) -> Norm:
@@ -103,7 +126,7 @@ def mix(
     *,
     mode: Mode,
     dropout_rate: float,
-    **choices: float | str | None,
+    weighing: Weighing,
 ) -> Float[Array, "*batch T N Hv"]:
     """The values that each query picks, with keys of other devices where they share a text.
 
@@ -115,10 +138,11 @@ def mix(
         guide: Mask and bias.
         mode: How the model runs.
         dropout_rate: Of the weights.
-        **choices: Scale, soft cap and normalizer, as in `F.dot_product_attention`.
+        weighing: Scale, soft cap and normalizer.
     """
     same, key = value is key, key.astype(query.dtype)
     value = key if same else value.astype(query.dtype)
+    watch(module, "attended", Attended(query, key, guide.mask, guide.bias, weighing))
     dropping = not mode.deterministic and dropout_rate > 0
     ring = mode.axes.context
     attend: Callable[..., Array] = partial(
@@ -134,5 +158,5 @@ def mix(
         guide.bias,
         dropout_rate=dropout_rate if dropping else 0.0,
         dropout_key=dropout_key(module, mode.axes.tensor) if dropping else None,
-        **choices,
+        **vars(weighing),
     )

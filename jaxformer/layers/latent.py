@@ -9,7 +9,7 @@ from jaxformer import functional as F
 from jaxformer.layers.attention import Kernel
 from jaxformer.layers.cache import LatentCache
 from jaxformer.layers.guide import Guide
-from jaxformer.layers.heads import mix, out_of_heads, turn, with_earlier
+from jaxformer.layers.heads import Weighing, mix, out_of_heads, turn, with_earlier
 from jaxformer.layers.linear import Linear
 from jaxformer.layers.mode import Mode
 from jaxformer.layers.norms import Norm
@@ -113,5 +113,13 @@ class Latent(nn.Module):
         """The values that each query picks, at the scale of expanded keys."""
         cfg = self.choice
         scale = (cfg.nope_dim + cfg.rope_dim) ** -0.5 if cfg.scale is None else cfg.scale
-        rate = self.config.dropout.attention
-        return mix(self, query, key, value, guide, mode=self.mode, dropout_rate=rate, scale=scale)
+        return mix(
+            self,
+            query,
+            key,
+            value,
+            guide,
+            mode=self.mode,
+            dropout_rate=self.config.dropout.attention,
+            weighing=Weighing(scale=scale),
+        )

@@ -11,6 +11,7 @@ from jaxformer import functional as F
 from jaxformer.layers.cache import KVCache, SharedCache
 from jaxformer.layers.guide import Guide, magnitude
 from jaxformer.layers.heads import (
+    Weighing,
     head_norm,
     mine,
     mix,
@@ -95,8 +96,7 @@ class SharedKV(nn.Module):
             guide,
             mode=self.mode,
             dropout_rate=self.config.dropout.attention,
-            scale=cfg.scale,
-            logit_softcap=cfg.logit_softcap,
+            weighing=Weighing(scale=cfg.scale, logit_softcap=cfg.logit_softcap),
         )
         return self.out(turn(self.positions, "o", heads, guide)), cache
 

@@ -19,6 +19,7 @@ from jaxformer.layers.guide import Guide, Places
 from jaxformer.layers.mode import Mode
 from jaxformer.layers.norms import Norm
 from jaxformer.layers.parameters import my_share
+from jaxformer.layers.watch import NUDGED, WATCHED, watch
 
 # What stands between a kernel's shares and its product: to keep that would be to keep the kernel.
 ON_THE_WAY = ("all_gather", "pvary", "reshape", "transpose", "squeeze", "broadcast_in_dim")
@@ -41,6 +42,7 @@ POLICIES = {
     "full": jax.checkpoint_policies.nothing_saveable,
 }
 LayerCaches = tuple[LayerCache | None, ...]
+STACKED = ("params", "intermediates", "router", WATCHED, NUDGED)  # a value for each layer
 
 
 class Period(nn.Module):
@@ -105,11 +107,12 @@ class Stack(nn.Module):
         stacked: Any = (None,) * period if cache is None else cache.layers
         tail: Any = (None,) * rest if cache is None else cache.tail
         loose = replace(self.mode, scan=False)  # layers that no loop keeps apart
+        x = watch(self, "embedded", x)
         if repeats:
             mode = self.mode if repeats > 1 else loose
             layers = nn.scan(
                 Period,
-                variable_axes={"params": 0, "intermediates": 0, "router": 0},
+                variable_axes=dict.fromkeys(STACKED, 0),
                 metadata_params={nn.PARTITION_NAME: None},
                 split_rngs={"params": True, "dropout": True},
                 in_axes=(nn.broadcast, nn.broadcast, nn.broadcast, 0),
@@ -122,6 +125,7 @@ class Stack(nn.Module):
             x, tail = last(x, guides[:rest], memory, memory_guide, tail)
         if self.config.final_norm:
             x = Norm(self.config.norm, self.mode, name="final_norm")(x)
+        x = watch(self, "normed", x)
         if cache is not None:
             cache = cache._replace(layers=stacked, tail=tail, positions=positions)
         return x, cache

@@ -1,4 +1,7 @@
-"""Print the survey, one preset, or all presets' names: python -m jaxformer.zoo [NAME | --list]."""
+"""Print the survey, one preset, or the names of all.
+
+python -m jaxformer.zoo [NAME | --list | --markdown]
+"""
 
 import argparse
 import signal
@@ -12,9 +15,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m jaxformer.zoo", description=__doc__)
     parser.add_argument("name", nargs="?", help="a preset, such as llama-2-70b")
     parser.add_argument("--list", action="store_true", help="name all presets")
+    parser.add_argument("--markdown", action="store_true", help="the survey, for a README")
     arguments = parser.parse_args()
     if arguments.list:
         print(printing.listing())
+    elif arguments.markdown:
+        print(printing.markdown())
     elif arguments.name is None:
         print(printing.table())
     else:

@@ -36,7 +36,16 @@ PRESETS: Mapping[str, TransformerConfig] = MappingProxyType(
 
 
 def names() -> tuple[str, ...]:
-    """The presets that `get` knows, by age of their families."""
+    """The presets that `get` knows, by age of their families.
+
+    Returns:
+        Their names.
+
+    Example:
+        >>> from jaxformer import zoo
+        >>> [name for name in zoo.names() if name.startswith("llama-3")]
+        ['llama-3-8b', 'llama-3-70b', 'llama-3.1-8b', 'llama-3.1-70b']
+    """
     return tuple(PRESETS)
 
 
@@ -49,8 +58,21 @@ def get(name: str) -> TransformerConfig:
     Args:
         name: Family, version and size, such as "llama-2-70b".
 
+    Returns:
+        The configuration at its published size.
+
     Raises:
         ValueError: There is no such preset; similar names are given.
+
+    Example:
+        >>> from jaxformer import costs, zoo
+        >>> config = zoo.get("llama-2-70b")
+        >>> config.num_layers, config.model_dim, config.attention.num_kv_heads
+        (80, 8192, 8)
+        >>> config.attention.positions
+        (Rope(base=10000.0, fraction=1.0, pairing='halves', scaling=None, targets=('q', 'k')),)
+        >>> f"{costs.parameters(config.tiny()):,}"  # the same design, for tests
+        '75,072'
     """
     if name in PRESETS:
         return PRESETS[name]

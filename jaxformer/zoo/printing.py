@@ -37,6 +37,23 @@ def table() -> str:
     return "\n".join([*lines, "", textwrap.fill(closing, WIDTH)])
 
 
+def markdown() -> str:
+    """The 38 rows as released, for a README; in brackets what the lecture lists instead."""
+    titles = ("#", "model", "year", "norm", "block", "pre-norm", "position", "activation")
+    rows = [[*titles, "tricks", "preset"], ["---"] * (len(titles) + 2)]
+    for row in survey():
+        listed = _shown(row.listed)
+        released = listed if row.released is None else _shown(row.released)
+        cells = [
+            new if old == new or old == "." else f"{new} ({old})"
+            for old, new in zip(listed, released, strict=True)
+        ]
+        tricks = ", ".join((row.released or row.listed).tricks)
+        preset = f"`{row.preset}`" if row.preset else "not published"
+        rows.append([str(row.number), _short(row.name), str(row.year), *cells, tricks, preset])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
 def preset(name: str) -> str:
     """One model: options, costs, and what the survey says of it.
 

@@ -20,6 +20,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from experiments import pretrain, resuming
 from experiments.command_line import parse, readable_errors
+from experiments.study_plots import plot_run
 from jaxformer.config import GLU, Embedding, Learned, MultiHead, TransformerConfig
 from jaxformer.data import BPE, ByteLevel, TextFiles, load_tokenizer
 from jaxformer.layers import Transformer
@@ -158,6 +159,27 @@ def test_a_run_prints_its_settings_first_and_its_results_last(whole):
     assert "\nSample:\nthe " in shown
     repeat = shown.partition("Everything is in out. To repeat the run:\n")[2]
     assert repeat.startswith("  python -m experiments.pretrain")
+    assert (folder / "run.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_run_is_drawn_with_its_losses_and_gzip(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(
+        "matplotlib.figure.Figure.savefig", lambda self, *_, **__: drawn.append(self)
+    )
+    lines = [{"step": 1, "loss": 5.0}, {"step": 2, "loss": 3.0}]
+    plot_run(tmp_path / "run.png", lines, gzip=1.9)
+    ends = [
+        {"step": 2, "held_out_bits_per_byte": 2.5},
+        {"step": 4, "final_held_out_bits_per_byte": 2},
+    ]
+    plot_run(tmp_path / "run.png", lines + ends, gzip=1.9)
+    training, held_out = drawn[1].axes
+    np.testing.assert_array_equal(training.lines[0].get_xydata(), [[1, 5], [2, 3]])
+    shown = {line.get_label(): line.get_xydata().tolist() for line in held_out.lines}
+    assert shown["some of the held-out text"] == [[2, 2.5]] and shown["all of it"] == [[4, 2]]
+    assert shown["gzip -9"] == [[0, 1.9], [1, 1.9]]
+    assert drawn[0].axes[1].lines[0].get_xydata().tolist() == []
 
 
 def test_a_run_writes_the_numbers_of_every_step_and_of_every_evaluation(whole):

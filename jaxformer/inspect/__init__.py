@@ -1,0 +1,33 @@
+"""What goes on inside a model: arrays first, pictures second, one call each.
+
+Every function takes a configuration, parameters and tokens, wherever the model is from: our own
+checkpoints, or `load_pretrained`. It runs the model once, by the same code that training runs.
+"""
+
+from jaxformer.inspect.attention import AttentionMaps as AttentionMaps
+from jaxformer.inspect.attention import attention_entropy as attention_entropy
+from jaxformer.inspect.attention import attention_maps as attention_maps
+from jaxformer.inspect.lens import logit_lens as logit_lens
+from jaxformer.inspect.lens import token_losses as token_losses
+from jaxformer.inspect.plots import plot_attention as plot_attention
+from jaxformer.inspect.plots import plot_heat as plot_heat
+from jaxformer.inspect.plots import plot_lens as plot_lens
+from jaxformer.inspect.plots import plot_lines as plot_lines
+from jaxformer.inspect.plots import show_losses as show_losses
+from jaxformer.inspect.plots import show_tree as show_tree
+from jaxformer.inspect.positions import added_positions as added_positions
+from jaxformer.inspect.positions import position_bias as position_bias
+from jaxformer.inspect.positions import rotation_angles as rotation_angles
+from jaxformer.inspect.positions import score_by_distance as score_by_distance
+from jaxformer.inspect.sizes import ParameterRow as ParameterRow
+from jaxformer.inspect.sizes import cache_sizes as cache_sizes
+from jaxformer.inspect.sizes import format_parameters as format_parameters
+from jaxformer.inspect.sizes import parameter_table as parameter_table
+from jaxformer.inspect.statistics import Statistics as Statistics
+from jaxformer.inspect.statistics import activation_statistics as activation_statistics
+from jaxformer.inspect.statistics import gradient_statistics as gradient_statistics
+from jaxformer.inspect.statistics import residual_contributions as residual_contributions
+from jaxformer.inspect.trace import StackTrace as StackTrace
+from jaxformer.inspect.trace import Trace as Trace
+from jaxformer.inspect.trace import layers_of as layers_of
+from jaxformer.inspect.trace import trace as trace

@@ -1,0 +1,236 @@
+"""Where every head of every layer looks."""
+
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Float32, Int
+
+from jaxformer import config as c
+from jaxformer import functional as F
+from jaxformer.inspect.sizes import readable
+from jaxformer.inspect.trace import Params, check_inputs, layers_of, observe, stacks_of
+from jaxformer.layers import Transformer
+from jaxformer.layers.decay import Decayed
+from jaxformer.layers.heads import Attended
+
+Part = Literal["decoder", "encoder", "cross"]
+
+
+class AttentionMaps(NamedTuple):
+    """Weights of attention: row t of a map is what token t makes its output of.
+
+    Attributes:
+        decoder: Of the decoder to itself; None where there is none.
+        encoder: Of the encoder to itself; None where there is none.
+        cross: Of the decoder to the encoder's source; None where there is none.
+    """
+
+    decoder: Float32[Array, "layers *batch N T S"] | None = None
+    encoder: Float32[Array, "layers *batch N T S"] | None = None
+    cross: Float32[Array, "layers *batch N T S"] | None = None
+
+
+class Choice(NamedTuple):
+    """Which maps are asked for; None is all of them."""
+
+    layers: tuple[int, ...] | None
+    heads: tuple[int, ...] | None
+    window: tuple[int, int] | None
+
+
+def attention_maps(
+    config: c.TransformerConfig,
+    params: Params,
+    tokens: Int[Array, "*batch T"],
+    *,
+    layers: tuple[int, ...] | None = None,
+    heads: tuple[int, ...] | None = None,
+    window: tuple[int, int] | None = None,
+    parts: tuple[Part, ...] = ("decoder", "encoder", "cross"),
+    max_bytes: int = 2**30,
+    dtype: DTypeLike = jnp.float32,
+    **inputs: Array,
+) -> AttentionMaps:
+    """The attention weights of the layers and heads asked for.
+
+        maps[l, n, t] = softmax(scale * query[t, n] @ key[:, n // (N // K)].T + bias[n, t])
+
+    from the queries and keys that the model itself uses, so they are exact whichever
+    implementation of attention the model chooses, which may never have them in memory. Layers of
+    `config.Decay` have no softmax: their weights are gain * gamma ** (t - s), of values that
+    positions may turn besides.
+
+    Args:
+        config: The model.
+        params: Its parameters.
+        tokens: Token ids; of an encoder-decoder, the decoder's.
+        layers: Which layers of each stack, counted from 0.
+        heads: Which query heads.
+        window: First query and the one after the last; keys are all of them.
+        parts: Which maps of those that the model has.
+        max_bytes: The most that the answer may take.
+        dtype: Of the computation up to the scores, which are float32.
+        **inputs: Arrays that the model takes beside the tokens: source, positions, segments, ...
+
+    Returns:
+        The maps. Rows sum to 1, but for tokens that see nothing.
+
+    Raises:
+        ValueError: A layer, head or query that does not exist, or maps above `max_bytes`.
+    """
+    check_inputs(config, tokens, **inputs)
+    choice = Choice(layers, heads, window)
+    lengths = {"decoder": (tokens.shape[-1], tokens.shape[-1])}
+    if "source" in inputs:
+        source = inputs["source"].shape[-1]
+        lengths |= {"encoder": (source, source), "cross": (tokens.shape[-1], source)}
+    elif isinstance(config.topology, c.Encoder):
+        lengths = {"encoder": lengths["decoder"]}
+    wanted = {part: pair for part, pair in lengths.items() if part in parts}
+    rows = tokens.size // max(1, tokens.shape[-1])
+    total = sum(_count(config, part, pair, choice) for part, pair in wanted.items())
+    _check_size(4 * rows * total, max_bytes, choice)
+    found = _maps(Transformer(config, dtype=dtype), choice, tuple(wanted), params, tokens, inputs)
+    return AttentionMaps(**found)
+
+
+def attention_entropy(
+    maps: Float[Array, "layers *batch N T S"],
+) -> Float32[Array, "layers *batch N T"]:
+    """How widely each token looks: 0 at one token, log n at n tokens alike.
+
+        entropy[t] = -sum over s of maps[t, s] * log(maps[t, s])
+
+    Args:
+        maps: Weights, from `attention_maps`.
+
+    Returns:
+        Entropies in nats.
+    """
+    wide = maps.astype(jnp.float32)
+    return -jnp.sum(jax.scipy.special.xlogy(wide, wide), axis=-1)
+
+
+def _count(
+    config: c.TransformerConfig, part: Part, lengths: tuple[int, int], choice: Choice
+) -> int:
+    """Numbers of one row in the maps of a part; refuses what does not exist."""
+    own, depth = stacks_of(config)["encoder" if part == "encoder" else "decoder"]
+    num_heads = own.attention.num_heads
+    for name, chosen, limit in (
+        ("layers", choice.layers, depth),
+        ("heads", choice.heads, num_heads),
+    ):
+        outside = [i for i in chosen or () if not 0 <= i < limit]
+        if outside or chosen == ():
+            raise ValueError(
+                f"{name} of the {part} are counted from 0 to {limit - 1}; got {chosen}. "
+                f"Give parts=(...) to ask for other maps only."
+            )
+    queries, keys = lengths
+    if choice.window is not None:
+        first, stop = choice.window
+        if not 0 <= first < stop <= queries:
+            raise ValueError(
+                f"window holds a first query and the one after the last, of {queries} in the "
+                f"{part}; got {choice.window}."
+            )
+        queries = stop - first
+    of_layers = depth if choice.layers is None else len(choice.layers)
+    return of_layers * (num_heads if choice.heads is None else len(choice.heads)) * queries * keys
+
+
+def _check_size(needed: int, max_bytes: int, choice: Choice) -> None:
+    """Refuse maps that are too large, and say which ones to leave out."""
+    if needed <= max_bytes:
+        return
+    ways = {"layers": "layers=(0,)", "heads": "heads=(0, 1)", "window": "window=(0, 128)"}
+    ways = {name: way for name, way in ways.items() if getattr(choice, name) is None}
+    fewer = ", ".join(ways.values()) or "fewer layers, heads and queries"
+    raise ValueError(
+        f"These attention maps take {readable(needed)} and max_bytes allows {readable(max_bytes)}. "
+        f"Ask for some of them, as by {fewer}, or raise max_bytes to {needed}."
+    )
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _maps(
+    model: Transformer,
+    choice: Choice,
+    parts: tuple[Part, ...],
+    params: Params,
+    tokens: Array,
+    inputs: dict[str, Array],
+) -> dict[str, Array]:
+    """The maps of each part; what else a model computes is left out by the compiler."""
+    _, said = observe(model, params, tokens, inputs)
+    found: dict[str, Array] = {}
+    for part in parts:
+        stack, branch = ("decoder", "cross_attention") if part == "cross" else (part, "attention")
+        layers = layers_of(said[stack])
+        chosen = range(len(layers)) if choice.layers is None else choice.layers
+        seen = [layers[i][branch]["attended"] for i in chosen]
+        found[part] = jnp.stack([_weights(one, tokens, choice) for one in seen])
+    return found
+
+
+def _weights(
+    seen: Attended | Decayed, tokens: Int[Array, "*batch time"], choice: Choice
+) -> Float32[Array, "*batch N T S"]:
+    """The weights of one layer, of the heads and queries that were chosen."""
+    if isinstance(seen, Decayed):
+        return _decay_weights(seen, tokens, choice)
+    mask, bias, group = seen.mask, seen.bias, seen.query.shape[-2] // seen.key.shape[-2]
+    query, key = seen.query, seen.key
+    if choice.heads is not None:
+        heads = jnp.asarray(choice.heads)
+        query, key = query[..., heads, :], key[..., heads // group, :]
+        mask, bias = (_of_heads(x, query.ndim, heads) for x in (mask, bias))
+    if choice.window is not None:
+        rows = slice(*choice.window)
+        query = query[..., rows, :, :]
+        mask, bias = (_of_queries(x, rows) for x in (mask, bias))
+    return F.attention_weights(query, key, mask, bias, **vars(seen.weighing))
+
+
+def _of_heads(given: Any, axes: int, heads: Int[Array, " n"]) -> Any:
+    """A mask or a bias of these heads; one without an axis for heads stays as it is."""
+    match given:
+        case F.AlibiRule():
+            return given._replace(slopes=given.slopes[heads])
+        case F.BucketRule():
+            return given._replace(table=given.table[:, heads])
+        case F.PositionMask() | None:
+            return given
+    by_head = given.ndim >= axes or jnp.issubdtype(given.dtype, jnp.floating)
+    return given[..., heads, :, :] if by_head and given.shape[-3] > 1 else given
+
+
+def _of_queries(given: Any, rows: slice) -> Any:
+    """A mask or a bias of these queries."""
+    match given:
+        case F.PositionMask(query_segments=segments):
+            segments = None if segments is None else segments[..., rows]
+            return given._replace(queries=given.queries[..., rows], query_segments=segments)
+        case F.AlibiRule() | F.BucketRule():
+            return given._replace(queries=given.queries[..., rows])
+        case None:
+            return None
+    return given[..., rows, :] if given.shape[-2] > 1 else given
+
+
+def _decay_weights(
+    seen: Decayed, tokens: Int[Array, "*batch time"], choice: Choice
+) -> Float32[Array, "*batch N T S"]:
+    """What the recurrence makes of values that tell which token they come from."""
+    rates, (*batch, T) = seen.rates, tokens.shape
+    if choice.heads is not None:
+        rates = F.DecayRates(*(rate[jnp.asarray(choice.heads)] for rate in rates))
+    which = jnp.broadcast_to(jnp.eye(T)[:, None, :], (*batch, T, rates.gamma.shape[0], T))
+    kept = F.decay_attention(which, rates.gamma, segments=seen.segments)
+    gain = jnp.broadcast_to(rates.gain[:, None], kept.shape)
+    maps = jnp.moveaxis(gain * kept, -2, -3)
+    return maps if choice.window is None else maps[..., slice(*choice.window), :]

@@ -1,0 +1,146 @@
+"""What a model would say after each layer, and how well it says each token."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float32, Int
+
+from jaxformer import config as c
+from jaxformer import functional as F
+from jaxformer.inspect.sizes import readable
+from jaxformer.inspect.trace import Params, check_inputs, stacks_of, trace
+from jaxformer.layers import Mode, Norm, Transformer
+from jaxformer.layers.embedding import Head
+
+
+def logit_lens(
+    config: c.TransformerConfig,
+    params: Params,
+    tokens: Int[Array, "*batch T"],
+    *,
+    layers: tuple[int, ...] | None = None,
+    max_bytes: int = 2**30,
+    dtype: DTypeLike = jnp.float32,
+    **inputs: Array,
+) -> Float32[Array, "depths *batch T V"]:
+    """The logits if the model stopped after so many layers: the last norm and the head on each.
+
+        lens[l] = head(final_norm(stream after l layers))
+
+    Args:
+        config: The model.
+        params: Its parameters.
+        tokens: Token ids.
+        layers: After how many layers, of the stack that the head reads; by default after 0, 1, ...,
+            all of them.
+        max_bytes: The most that the answer may take.
+        dtype: Of the computation.
+        **inputs: As in `trace`.
+
+    Returns:
+        Logits after each of `layers`; after all, those of the model.
+
+    Raises:
+        ValueError: More layers than there are, or an answer above `max_bytes`.
+
+    References:
+        nostalgebraist, Interpreting GPT: the Logit Lens, 2020
+    """
+    stack = "encoder" if isinstance(config.topology, c.Encoder) else "decoder"
+    depth = stacks_of(config)[stack][1]
+    depths = tuple(range(depth + 1)) if layers is None else layers
+    outside = [i for i in depths if not 0 <= i <= depth]
+    if outside or not depths:
+        raise ValueError(f"layers counts layers, from 0 to {depth}; got {layers}.")
+    needed = 4 * len(depths) * tokens.size * config.vocab_size
+    if needed > max_bytes:
+        raise ValueError(
+            f"Logits of {tokens.size:,} tokens out of {config.vocab_size:,} at {len(depths)} "
+            f"depths take {readable(needed)} and max_bytes allows {readable(max_bytes)}. "
+            f"Ask for some layers, as by layers=({depth},), or for fewer tokens, or raise "
+            f"max_bytes to {needed}."
+        )
+    seen = trace(config, params, tokens, dtype=dtype, **inputs)
+    found = getattr(seen, stack)
+    stream = jnp.concatenate([found.embedded[None], found.stream])[jnp.asarray(depths)]
+    return _say(config, Mode(dtype=dtype), stack, params, stream)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _say(
+    config: c.TransformerConfig, mode: Mode, stack: str, params: Params, x: Array
+) -> Float32[Array, "depths *batch T V"]:
+    """What the head makes of a stream; the norm and the head are the model's own modules."""
+    if config.final_norm:
+        own = {"params": params[stack].get("final_norm", {})}
+        x = jnp.asarray(Norm(config.norm, mode).apply(own, x))
+    table = params["embedding"]["tokens"]["embedding"].astype(mode.dtype)
+    said: Any = Head(config, mode).apply({"params": params.get("head", {})}, x, table)
+    return said
+
+
+def token_losses(
+    config: c.TransformerConfig,
+    params: Params,
+    tokens: Int[Array, "*batch T"],
+    *,
+    targets: Int[Array, "*batch T"] | None = None,
+    dtype: DTypeLike = jnp.float32,
+    **inputs: Array,
+) -> Float32[Array, "*batch L"]:
+    """How badly the model says each token: its cross-entropy in nats.
+
+        loss[t] = -log p(target[t] | tokens up to t)
+
+    Args:
+        config: The model.
+        params: Its parameters.
+        tokens: Token ids.
+        targets: What should be said at each token; by default the next one.
+        dtype: Of the computation.
+        **inputs: As in `trace`.
+
+    Returns:
+        A loss for each target; without targets one less than tokens. 0 where there is nothing to
+        say: where a document ends (`segments`), and in padding (segment 0).
+
+    Raises:
+        ValueError: An encoder without targets, or as `Transformer` does.
+    """
+    check_inputs(config, tokens, **inputs)
+    wanted, counts = what_follows(config, tokens, targets, inputs.get("segments"))
+    scores = _scores(Transformer(config, dtype=dtype), params, tokens, wanted, inputs)
+    losses = jnp.where(counts, F.score_cross_entropy(scores), 0.0)
+    return losses if targets is not None else losses[..., :-1]
+
+
+@partial(jax.jit, static_argnums=0)
+def _scores(model: Transformer, params: Params, tokens: Array, targets: Array, inputs: Any) -> Any:
+    return model.apply({"params": params}, tokens, targets=targets, **inputs)
+
+
+def what_follows(
+    config: c.TransformerConfig,
+    tokens: Int[Array, "*batch T"],
+    targets: Int[Array, "*batch T"] | None,
+    segments: Int[Array, "*batch T"] | None,
+) -> tuple[Int[Array, "*batch T"], Bool[Array, "*batch T"]]:
+    """What each token should say, and which of them count.
+
+    Raises:
+        ValueError: An encoder, whose tokens see what follows, without targets; or targets outside
+            the vocabulary.
+    """
+    if targets is not None:
+        F.check_token_ids(targets, config.vocab_size)
+        return targets, jnp.ones(targets.shape, bool)
+    if isinstance(config.topology, c.Encoder):
+        raise ValueError("Tokens of an Encoder see what follows them; pass targets=.")
+    last = jnp.arange(tokens.shape[-1]) == tokens.shape[-1] - 1
+    counts = jnp.broadcast_to(~last, tokens.shape)
+    if segments is not None:
+        counts &= (segments == jnp.roll(segments, -1, axis=-1)) & (segments != 0)
+    return jnp.roll(tokens, -1, axis=-1), counts

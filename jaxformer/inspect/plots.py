@@ -1,0 +1,269 @@
+"""Pictures of the arrays that the rest of `inspect` gives; they need the extra `plots`.
+
+Each function gives a matplotlib Figure, which a notebook shows where it is the last line of a cell.
+"""
+
+import html
+import importlib
+import io
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from jaxtyping import Array
+
+MANY_LABELS = 40
+Numbers = Array | np.ndarray | Sequence[Any]
+
+
+def plot_attention(
+    maps: Numbers,
+    *,
+    tokens: Sequence[str] | None = None,
+    keys: Sequence[str] | None = None,
+    title: str = "",
+    columns: int = 4,
+) -> Any:
+    """Draw attention maps, a panel for each head: rows are queries, columns are keys.
+
+    Args:
+        maps: Weights, [T, S] or [N, T, S].
+        tokens: The text of each query.
+        keys: The text of each key; by default that of the queries, where there are as many.
+        title: Over all panels.
+        columns: Panels side by side.
+
+    Returns:
+        The figure.
+
+    Raises:
+        ValueError: Maps of more than one row or layer.
+        ModuleNotFoundError: matplotlib is not installed.
+    """
+    panels = np.asarray(maps, np.float32)
+    if panels.ndim not in (2, 3):
+        raise ValueError(
+            f"Maps are [T, S] or [N, T, S]; got shape {panels.shape}. Pick a layer and a row, as "
+            "by maps.decoder[0, 0]."
+        )
+    panels = panels[None] if panels.ndim == 2 else panels
+    across = min(columns, len(panels))
+    down = math.ceil(len(panels) / across)
+    figure = _figure(3.0 * across, 3.0 * down + 0.4)
+    top = float(panels.max())
+    for i, panel in enumerate(panels):
+        axes = figure.add_subplot(down, across, i + 1)
+        axes.imshow(panel, cmap="viridis", vmin=0, vmax=top, interpolation="nearest")
+        axes.set_title(f"head {i}" if len(panels) > 1 else "", fontsize=9)
+        _label(axes.set_yticks, tokens, panel.shape[0], rotation=0)
+        _label(axes.set_xticks, tokens if keys is None else keys, panel.shape[1], rotation=90)
+    figure.supxlabel("key", fontsize=9)
+    figure.supylabel("query", fontsize=9)
+    figure.suptitle(title)
+    return figure
+
+
+def plot_heat(
+    values: Numbers,
+    *,
+    xlabel: str = "",
+    ylabel: str = "",
+    title: str = "",
+    centred: bool = False,
+) -> Any:
+    """Draw a table of numbers as colours.
+
+    Args:
+        values: [rows, columns].
+        xlabel: What columns are.
+        ylabel: What rows are.
+        title: Over the picture.
+        centred: Whether white is 0, for numbers of both signs.
+
+    Returns:
+        The figure.
+    """
+    values = np.asarray(values, np.float32)
+    figure = _figure(7.0, 4.0)
+    axes = figure.add_subplot()
+    options: dict[str, Any] = {"aspect": "auto", "interpolation": "nearest"}
+    if centred:
+        limit = float(np.abs(values).max()) or 1.0
+        options |= {"cmap": "RdBu", "vmin": -limit, "vmax": limit}
+    figure.colorbar(axes.imshow(values, **options), ax=axes)
+    axes.set(xlabel=xlabel, ylabel=ylabel, title=title)
+    return figure
+
+
+def plot_lines(
+    lines: Mapping[str, Numbers],
+    *,
+    x: Numbers | None = None,
+    xlabel: str = "",
+    ylabel: str = "",
+    title: str = "",
+    logy: bool = False,
+) -> Any:
+    """Draw rows of numbers, a line for each name.
+
+    Args:
+        lines: Numbers by name.
+        x: Where they stand; by default 0, 1, ...
+        xlabel: What x is.
+        ylabel: What the numbers are.
+        title: Over the picture.
+        logy: Whether y is logarithmic.
+
+    Returns:
+        The figure.
+    """
+    figure = _figure(7.0, 4.0)
+    axes = figure.add_subplot()
+    for name, line in lines.items():
+        y = np.asarray(line)
+        axes.plot(np.arange(len(y)) if x is None else np.asarray(x), y, label=name, marker=".")
+    axes.set(xlabel=xlabel, ylabel=ylabel, title=title, yscale="log" if logy else "linear")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    return figure
+
+
+def plot_lens(
+    lens: Numbers, *, tokens: Sequence[str] | None = None, names: Sequence[str] | None = None
+) -> Any:
+    """Draw what a model would say after each layer: the likeliest token and its probability.
+
+    Args:
+        lens: Logits of one row, [depths, T, V], from `logit_lens`.
+        tokens: The text of each token.
+        names: The text of each token id.
+
+    Returns:
+        The figure.
+
+    Raises:
+        ValueError: A lens of more than one row.
+    """
+    logits = np.asarray(lens, np.float64)
+    if logits.ndim != 3:
+        raise ValueError(
+            f"A lens is [depths, T, V]; got shape {logits.shape}. Pick a row, as by lens[:, 0]."
+        )
+    depths, length, _ = logits.shape
+    logits -= logits.max(axis=-1, keepdims=True)
+    chances = np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
+    best = chances.argmax(axis=-1)
+    figure = _figure(max(5.0, 0.7 * length), 0.45 * depths + 1.5)
+    axes = figure.add_subplot()
+    shown = axes.imshow(chances.max(axis=-1), cmap="Blues", vmin=0, vmax=1, aspect="auto")
+    for depth in range(depths):
+        for place in range(length):
+            token = int(best[depth, place])
+            said = str(token) if names is None else repr(names[token])[1:-1]
+            axes.text(place, depth, said, ha="center", va="center", fontsize=7)
+    figure.colorbar(shown, ax=axes, label="probability")
+    if tokens is not None:
+        axes.set_xticks(range(length), [repr(token)[1:-1] for token in tokens], fontsize=7)
+    axes.set_yticks(range(depths))
+    axes.set(xlabel="read so far", ylabel="layers", title="Likeliest next token after each layer")
+    return figure
+
+
+class Page:
+    """HTML that a notebook shows.
+
+    Attributes:
+        text: The HTML.
+    """
+
+    def __init__(self, text: str):
+        self.text = text
+
+    def _repr_html_(self) -> str:
+        return self.text
+
+
+def show_losses(texts: Sequence[str], losses: Numbers) -> Page:
+    """A text with each token coloured by its loss, from white (0) to red, for a notebook.
+
+    Args:
+        texts: The text of each token that has a loss: from the second on, for `token_losses`
+            without targets.
+        losses: In nats, one for each.
+
+    Returns:
+        What a notebook shows; point at a token to read its loss.
+
+    Raises:
+        ValueError: Other numbers of texts and losses.
+    """
+    numbers = np.asarray(losses, np.float32)
+    if numbers.shape != (len(texts),):
+        raise ValueError(f"There is a loss for each text; got {len(texts)} and {numbers.shape}.")
+    top = max(float(numbers.max(initial=0.0)), 1e-6)
+    spans = [
+        f'<span title="{loss:.2f} nats" style="background: rgba(220, 60, 40, {loss / top:.2f})">'
+        f"{html.escape(text)}</span>"
+        for text, loss in zip(texts, numbers, strict=True)
+    ]
+    style = "white-space: pre-wrap; font-family: monospace; color: black; background: white"
+    return Page(f'<div style="{style}">{"".join(spans)}</div>')
+
+
+def show_tree(tree: Any) -> Page:
+    """A tree of parameters that a notebook lets one open, with a picture of each array.
+
+    Args:
+        tree: Any tree of arrays, a configuration, or both.
+
+    Returns:
+        What a notebook shows.
+
+    Raises:
+        ModuleNotFoundError: treescope is not installed.
+    """
+    treescope = _needed("treescope")
+    pictures = treescope.ArrayAutovisualizer()
+    with treescope.active_autovisualizer.set_scoped(pictures):
+        return Page(treescope.render_to_html(tree))
+
+
+def _figure(width: float, height: float) -> Any:
+    """An empty figure, which belongs to nobody: drawing it needs no display.
+
+    A notebook shows it where it is the last line of a cell, whichever backend is in use.
+    """
+    figure = _needed("matplotlib.figure").Figure(figsize=(width, height), layout="constrained")
+    figure._repr_png_ = partial(_png, figure)
+    return figure
+
+
+def _png(figure: Any) -> bytes:
+    file = io.BytesIO()
+    figure.savefig(file, format="png")
+    return file.getvalue()
+
+
+def _needed(module: str) -> Any:
+    """A module of the extra `plots`; says what brings it where it is missing."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        name = module.partition(".")[0]
+        if (error.name or "").partition(".")[0] != name:
+            raise
+        raise ModuleNotFoundError(
+            f"Pictures need {name}: pip install -e '.[plots]' in the clone brings it. The "
+            "functions that give arrays do without.",
+            name=name,
+        ) from error
+
+
+def _label(
+    set_ticks: Callable[..., Any], words: Sequence[str] | None, count: int, *, rotation: int
+) -> None:
+    """Words along an axis, where there are few enough to be read."""
+    if words is not None and len(words) == count <= MANY_LABELS:
+        set_ticks(range(count), [repr(word)[1:-1] for word in words], rotation=rotation, fontsize=6)

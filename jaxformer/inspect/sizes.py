@@ -1,0 +1,101 @@
+"""How many numbers a model has, and how many bytes it keeps while it generates."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Int
+
+from jaxformer import config as c
+from jaxformer import costs
+
+
+class ParameterRow(NamedTuple):
+    """One array of a model's parameters.
+
+    Attributes:
+        path: Where it stands in the tree.
+        shape: Of the array; layers of a pattern are stacked along the first axis.
+        size: Its numbers.
+        share: Of all numbers of the model.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    size: int
+    share: float
+
+
+def parameter_table(params: Any) -> tuple[ParameterRow, ...]:
+    """Every array of the parameters, with what it holds.
+
+    Args:
+        params: Arrays, or shapes from `jax.eval_shape`, in a tree.
+
+    Returns:
+        A row for each, in the order of the tree.
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    total = sum(leaf.size for _, leaf in leaves)
+    return tuple(
+        ParameterRow(
+            jax.tree_util.keystr(path, simple=True, separator="/"),
+            tuple(leaf.shape),
+            leaf.size,
+            leaf.size / total,
+        )
+        for path, leaf in leaves
+    )
+
+
+def format_parameters(params: Any) -> str:
+    """`parameter_table` as text, with the total.
+
+    Args:
+        params: Arrays, or shapes from `jax.eval_shape`, in a tree.
+
+    Returns:
+        A line for each array.
+    """
+    rows = parameter_table(params)
+    cells = [
+        (row.path, " x ".join(map(str, row.shape)), f"{row.size:,}", f"{row.share:.1%}")
+        for row in rows
+    ]
+    cells.append(("all", "", f"{sum(row.size for row in rows):,}", "100.0%"))
+    path, shape, count, share = (max(map(len, column)) for column in zip(*cells, strict=True))
+    lines = [f"{a:<{path}}  {b:>{shape}}  {n:>{count}}  {s:>{share}}" for a, b, n, s in cells]
+    return "\n".join(lines)
+
+
+def readable(size: int) -> str:
+    """Bytes as people say them."""
+    return f"{size / 1e9:,.2f} GB" if size >= 1e8 else f"{size / 1e6:,.3f} MB"
+
+
+def cache_sizes(
+    config: c.TransformerConfig,
+    lengths: Sequence[int],
+    *,
+    batch: int = 1,
+    bytes_per_number: int = 2,
+) -> Int[np.ndarray, " L"]:
+    """Bytes of the cache by the length of the text; see `costs.cache_bytes`.
+
+    Args:
+        config: The model.
+        lengths: Tokens so far, prompt included.
+        batch: Sequences side by side.
+        bytes_per_number: 2 for bfloat16.
+
+    Returns:
+        Bytes for each length.
+    """
+    return np.asarray(
+        [
+            costs.cache_bytes(config, int(n), batch=batch, bytes_per_number=bytes_per_number)
+            for n in lengths
+        ],
+        np.int64,
+    )

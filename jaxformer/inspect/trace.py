@@ -1,0 +1,161 @@
+"""Run a model once and keep what it says of itself on the way."""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int
+
+from jaxformer import config as c
+from jaxformer import functional as F
+from jaxformer.layers import Transformer
+from jaxformer.layers.watch import NUDGED, WATCHED
+
+Params = Any
+
+
+class StackTrace(NamedTuple):
+    """The residual stream of one stack.
+
+    Attributes:
+        embedded: What the first layer reads.
+        stream: The stream after each layer.
+        branches: What each branch of a layer adds to the stream, by name: "attention",
+            "cross_attention", "feed_forward". Branches that share a norm behind them are one,
+            "attention_and_feed_forward". With `placement` "post" a norm follows each sum.
+        normed: After the last norm, where there is one: what the head reads.
+    """
+
+    embedded: Float[Array, "*batch T D"]
+    stream: Float[Array, "layers *batch T D"]
+    branches: dict[str, Float[Array, "layers *batch T D"]]
+    normed: Float[Array, "*batch T D"]
+
+
+class Trace(NamedTuple):
+    """What a model makes of a text, layer by layer.
+
+    Attributes:
+        decoder: Of the decoder; None where there is none.
+        encoder: Of the encoder; None where there is none.
+        logits: Of each token.
+    """
+
+    decoder: StackTrace | None
+    encoder: StackTrace | None
+    logits: Float[Array, "*batch T V"]
+
+
+def trace(
+    config: c.TransformerConfig,
+    params: Params,
+    tokens: Int[Array, "*batch T"],
+    *,
+    dtype: DTypeLike = jnp.float32,
+    **inputs: Array,
+) -> Trace:
+    """Run the model and keep the residual stream of each stack.
+
+        stream[l] = stream[l - 1] + sum of branches[...][l]         stream[-1] = embedded
+
+    but for `placement` "post", where a norm follows each sum.
+
+    Args:
+        config: The model.
+        params: Its parameters.
+        tokens: Token ids; of an encoder-decoder, the decoder's.
+        dtype: Of the computation.
+        **inputs: Arrays that the model takes beside them: source, positions, segments, ...
+
+    Returns:
+        The streams and the logits.
+
+    Raises:
+        ValueError: As `Transformer` does.
+    """
+    check_inputs(config, tokens, **inputs)
+    return _trace(Transformer(config, dtype=dtype), params, tokens, inputs)
+
+
+@partial(jax.jit, static_argnums=0)
+def _trace(model: Transformer, params: Params, tokens: Array, inputs: dict[str, Any]) -> Trace:
+    logits, said = observe(model, params, tokens, inputs)
+    stacks = {name: _stack_trace(said[name]) for name in stacks_of(model.config)}
+    return Trace(stacks.get("decoder"), stacks.get("encoder"), logits)
+
+
+def stacks_of(config: c.TransformerConfig) -> dict[str, tuple[c.TransformerConfig, int]]:
+    """Each stack's configuration and number of layers, by its name."""
+    match config.topology:
+        case c.Decoder():
+            return {"decoder": (config, config.num_layers)}
+        case c.Encoder():
+            return {"encoder": (config, config.num_layers)}
+        case c.EncoderDecoder(num_encoder_layers=count):
+            return {"encoder": (config.encoder, count), "decoder": (config, config.num_layers)}
+
+
+def observe(
+    model: Transformer, params: Params, tokens: Array, inputs: dict[str, Any], nudges: Any = None
+) -> tuple[Float[Array, "*batch T V"], Any]:
+    """Logits, and all that modules say of themselves, under their paths.
+
+    Args:
+        model: The model.
+        params: Its parameters.
+        tokens: Token ids.
+        inputs: Arrays that it takes beside them.
+        nudges: What to add to values that modules let be changed (see `layers.watch`).
+    """
+    variables = {"params": params} | ({} if nudges is None else {NUDGED: nudges})
+    logits, said = model.apply(variables, tokens, **inputs, mutable=[WATCHED])
+    return logits, said[WATCHED]
+
+
+def check_inputs(config: c.TransformerConfig, tokens: Array, **inputs: Array) -> None:
+    """Refuse what the model refuses, while values can still be seen."""
+    F.check_token_ids(tokens, config.vocab_size)
+    if "source" in inputs and isinstance(config.topology, c.EncoderDecoder):
+        F.check_token_ids(inputs["source"], config.topology.source_vocab_size or config.vocab_size)
+    if "positions" in inputs and config.max_length is not None:
+        F.check_positions(inputs["positions"], config.max_length)
+
+
+def layers_of(stack: Any) -> list[dict[str, Any]]:
+    """Each layer's part of a stack's tree (of parameters, of gradients, of what modules say).
+
+    Whole periods of the pattern are stacked under "layers", the rest stands under "tail".
+    """
+    found = []
+    if (periods := stack.get("layers")) is not None:
+        count = jax.tree.leaves(periods)[0].shape[0]
+        found = [
+            jax.tree.map(lambda x, i=i: x[i], periods[place])
+            for i in range(count)
+            for place in _in_order(periods)
+        ]
+    tail = stack.get("tail", {})
+    return [*found, *(tail[place] for place in _in_order(tail))]
+
+
+def _in_order(layers: dict[str, Any]) -> list[str]:
+    """layer_0, layer_1, ..., layer_10."""
+    return sorted(layers, key=lambda name: int(name.removeprefix("layer_")))
+
+
+def _stack_trace(said: Any) -> StackTrace:
+    """From what a stack's modules said of themselves."""
+    layers = layers_of(said)
+    branches = [name for name in layers[0] if name.startswith("from_")]
+
+    def stacked(name: str) -> Array:
+        return jnp.stack([layer[name] for layer in layers])
+
+    return StackTrace(
+        said["embedded"],
+        stacked("stream"),
+        {name.removeprefix("from_"): stacked(name) for name in branches},
+        said["normed"],
+    )

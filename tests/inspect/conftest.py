@@ -1,0 +1,60 @@
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer import Transformer, load_pretrained
+from jaxformer.config import GLU, EncoderDecoder, MultiHead, Rope, TransformerConfig
+from tests.interop.golden_files import read, write_folder
+
+GOLDEN = Path(__file__).parent / "golden"
+BASE = TransformerConfig(
+    vocab_size=31,
+    model_dim=14,
+    num_layers=3,
+    attention=MultiHead(num_heads=4, num_kv_heads=2, head_dim=6, positions=(Rope(),)),
+    feed_forward=(GLU(hidden_dim=11),),
+)
+
+
+@pytest.fixture(scope="session")
+def reference(tmp_path_factory):
+    """By name: what transformers says, our configuration and parameters, and the inputs."""
+    found = {}
+
+    def load(name):
+        if name not in found:
+            golden = read(name)
+            folder = write_folder(golden, tmp_path_factory.mktemp("golden") / name)
+            example = golden.examples[0]
+            inputs = {} if example.source is None else {"source": jnp.asarray(example.source)}
+            with np.load(GOLDEN / f"{name}.npz") as file:
+                said = {part: file[part] for part in file.files} | {"logits": example.logits}
+            config, params = load_pretrained(folder)
+            found[name] = said, config, params, jnp.asarray(example.tokens), inputs
+        return found[name]
+
+    return load
+
+
+@pytest.fixture
+def build():
+    """A configuration changed from `BASE`, random parameters, tokens and inputs."""
+
+    def make(length=7, attention=None, **fields):
+        changed = attention if not isinstance(attention, dict) else None
+        changed = changed or replace(BASE.attention, **(attention or {}))
+        config = replace(BASE, attention=changed, **fields)
+        keys = jax.random.split(jax.random.key(3), 3)
+        tokens = jax.random.randint(keys[0], (2, length), 0, config.vocab_size)
+        inputs = {}
+        if isinstance(config.topology, EncoderDecoder):
+            inputs["source"] = jax.random.randint(keys[1], (2, 5), 0, config.vocab_size)
+        model = Transformer(config)
+        params = jax.jit(lambda: model.init(keys[2], tokens, **inputs))()["params"]
+        return config, params, tokens, inputs
+
+    return make

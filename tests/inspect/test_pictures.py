@@ -1,0 +1,200 @@
+"""Pictures of positions and sizes: the arrays by their formulas, the plots by what they hold."""
+
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer import costs, inspect, zoo
+from jaxformer.config import (
+    Alibi,
+    Embedding,
+    Encoder,
+    EncoderDecoder,
+    Learned,
+    LinearScaling,
+    Rope,
+    Sinusoid,
+    T5Bias,
+)
+
+
+def test_sinusoids_are_sines_and_cosines(build):
+    config, params, *_ = build(embedding=Embedding(positions=Sinusoid()))
+    found = inspect.added_positions(config, params, 9)
+    rates = 10_000.0 ** (-np.arange(7) / 7)
+    angles = np.arange(9)[:, None] * rates
+    columns = np.sort(np.concatenate([np.sin(angles), np.cos(angles)], axis=1), axis=1)
+    np.testing.assert_allclose(np.sort(found, axis=1), columns, atol=1e-6)
+
+
+def test_a_learned_table_is_shown_from_its_offset(build):
+    positions = Learned(max_length=8, offset=2)
+    config, params, *_ = build(embedding=Embedding(positions=positions))
+    table = params["embedding"]["positions"]["embedding"]
+    np.testing.assert_array_equal(inspect.added_positions(config, params, 8), table[2:10])
+    with pytest.raises(ValueError, match="8"):
+        inspect.added_positions(config, params, 9)
+
+
+def test_a_model_that_adds_no_positions_says_what_it_has(build):
+    config, params, *_ = build()
+    with pytest.raises(ValueError, match="adds no positions to its embedding; attention has Rope"):
+        inspect.added_positions(config, params, 9)
+
+
+def test_angles_grow_with_the_position_and_are_stretched(build):
+    scaled = Rope(base=100.0, scaling=LinearScaling(factor=4.0))
+    config, *_ = build(attention={"positions": (scaled, None, Rope(base=100.0))})
+    plain = np.arange(5)[:, None] * 100.0 ** (-np.arange(3) / 3)
+    np.testing.assert_allclose(inspect.rotation_angles(config, 5, layer=2), plain, rtol=1e-5)
+    np.testing.assert_allclose(inspect.rotation_angles(config, 5, layer=0), plain / 4, rtol=1e-5)
+    with pytest.raises(ValueError, match="Layer 1 has no rotary positions to draw; it has None"):
+        inspect.rotation_angles(config, 5, layer=1)
+    with pytest.raises(ValueError, match="from 0 to 2; got layer=3"):
+        inspect.rotation_angles(config, 5, layer=3)
+
+
+def test_alibi_falls_by_its_slopes(build):
+    config, *_ = build(attention={"positions": (Alibi(scale=0.5),)})
+    bias = inspect.position_bias(config, {}, 6)
+    slopes = 0.5 * 2.0 ** (-2.0 * np.arange(1, 5))
+    for t, s in ((5, 0), (3, 1), (4, 4)):
+        np.testing.assert_allclose(bias[:, t, s], -slopes * (t - s), rtol=1e-6)
+    falls = inspect.score_by_distance(config, 6)
+    np.testing.assert_allclose(falls, -slopes[:, None] * np.arange(6), rtol=1e-6)
+
+
+def test_buckets_are_rows_of_the_table(build):
+    kind = T5Bias(num_buckets=8, max_distance=14)
+    config, params, *_ = build(
+        attention={"positions": (kind,)}, topology=EncoderDecoder(num_encoder_layers=1)
+    )
+    table = params["decoder"]["relative_bias"]["embedding"]
+    bias = inspect.position_bias(config, params, 5)
+    np.testing.assert_array_equal(bias[:, 4, 2], table[2])  # causal: exact up to half the buckets
+    both = params["encoder"]["relative_bias"]["embedding"]
+    bias = inspect.position_bias(config, params, 5, stack="encoder")
+    np.testing.assert_array_equal(bias[:, 1, 0], both[1])
+    np.testing.assert_array_equal(bias[:, 0, 1], both[5])  # what follows has the other half
+    falls = inspect.score_by_distance(config, 3, params=params)
+    np.testing.assert_array_equal(falls, table[:3].T)
+    with pytest.raises(ValueError, match="one of encoder, decoder in this model; got 'both'"):
+        inspect.position_bias(config, params, 5, stack="both")
+
+
+def test_scores_of_rotary_positions_are_mean_cosines(build):
+    config, *_ = build(attention={"positions": (Rope(fraction=2 / 3, base=100.0),)})
+    cosines = np.cos(np.arange(9)[:, None] * 100.0 ** (-np.arange(2) / 2)).sum(axis=1)
+    found = inspect.score_by_distance(config, 9)
+    np.testing.assert_allclose(found[0], (cosines + 1) / 3, atol=1e-6)
+
+
+def test_positions_without_a_bias_say_so(build):
+    config, params, *_ = build(topology=Encoder(), attention={"positions": (None,)})
+    with pytest.raises(ValueError, match="Layer 0 of the encoder adds no bias by position"):
+        inspect.position_bias(config, params, 5, stack="encoder")
+    with pytest.raises(ValueError, match="no score that follows from distance; got None"):
+        inspect.score_by_distance(config, 5)
+
+
+def test_the_table_of_parameters_counts_them_all(build):
+    config, params, *_ = build()
+    rows = inspect.parameter_table(params)
+    assert sum(row.size for row in rows) == costs.parameters(config)
+    assert sum(row.share for row in rows) == pytest.approx(1)
+    query = next(row for row in rows if row.path.endswith("attention/query/kernel"))
+    assert query.path == "decoder/layers/layer_0/attention/query/kernel"
+    assert query.shape == (3, 14, 4, 6) and query.size == 3 * 14 * 24
+    printed = inspect.format_parameters(params).splitlines()
+    assert len(printed) == len(rows) + 1
+    assert "3 x 14 x 4 x 6  1,008" in next(line for line in printed if "query/kernel" in line)
+    assert printed[-1].split()[:2] == ["all", f"{costs.parameters(config):,}"]
+
+
+def test_a_table_needs_shapes_only():
+    from jaxformer import Transformer
+
+    config = zoo.get("llama-2-70b")
+    tokens = jax.ShapeDtypeStruct((1, 2), jnp.int32)
+    shapes = jax.eval_shape(Transformer(config).init, jax.random.key(0), tokens)["params"]
+    assert sum(row.size for row in inspect.parameter_table(shapes)) == costs.parameters(config)
+
+
+def test_caches_grow_with_the_text_up_to_the_window():
+    mistral = zoo.get("mistral-7b")
+    sizes = inspect.cache_sizes(mistral, (1, 4096, 8192))
+    assert sizes.tolist() == [2 * 32 * 8 * 128 * 2 * n for n in (1, 4096, 4096)]
+
+
+def test_maps_are_drawn_as_they_are():
+    maps = np.random.default_rng(0).dirichlet(np.ones(5), (3, 5))
+    figure = inspect.plot_attention(maps, tokens=list("abcde"), title="three heads", columns=2)
+    assert len(figure.axes) == 3 and figure.get_suptitle() == "three heads"
+    np.testing.assert_allclose(figure.axes[2].images[0].get_array(), maps[2], rtol=1e-6)
+    labels = [label.get_text() for label in figure.axes[0].get_xticklabels()]
+    assert labels == list("abcde")
+    assert figure._repr_png_().startswith(b"\x89PNG")  # so a notebook shows it
+    cross = inspect.plot_attention(maps[0, :, :3], tokens=list("abcde"), keys=list("xyz")).axes[0]
+    assert [label.get_text() for label in cross.get_yticklabels()] == list("abcde")
+    assert [label.get_text() for label in cross.get_xticklabels()] == list("xyz")
+    with pytest.raises(ValueError, match=r"shape \(1, 3, 5, 5\). Pick a layer and a row"):
+        inspect.plot_attention(maps[None])
+
+
+def test_heat_and_lines_hold_their_numbers():
+    heat = inspect.plot_heat([[1.0, -3.0]], centred=True, xlabel="x", title="t").axes[0]
+    assert heat.images[0].get_clim() == (-3, 3) and heat.get_xlabel() == "x"
+    lines = inspect.plot_lines({"a": [1.0, 2.0], "b": [3.0, 4.0]}, x=[5, 7], logy=True).axes[0]
+    assert [line.get_label() for line in lines.lines] == ["a", "b"]
+    np.testing.assert_array_equal(lines.lines[1].get_xydata(), [[5, 3], [7, 4]])
+    assert lines.get_yscale() == "log"
+
+
+def test_the_lens_is_drawn_with_the_likeliest_tokens():
+    lens = np.log(np.array([[[0.7, 0.2, 0.1]], [[0.1, 0.2, 0.7]]]))
+    axes = inspect.plot_lens(lens, tokens=["once"], names=["x", "y", "\n"]).axes[0]
+    assert [text.get_text() for text in axes.texts] == ["x", r"\n"]
+    np.testing.assert_allclose(axes.images[0].get_array(), [[0.7], [0.7]], rtol=1e-6)
+    with pytest.raises(ValueError, match=r"shape \(2, 1, 1, 3\). Pick a row"):
+        inspect.plot_lens(lens[:, None])
+
+
+def test_losses_colour_their_tokens():
+    page = inspect.show_losses(["<b>", "c"], [2.0, 1.0])._repr_html_()
+    assert "&lt;b&gt;" in page and "<b>" not in page
+    assert 'title="2.00 nats" style="background: rgba(220, 60, 40, 1.00)"' in page
+    assert 'title="1.00 nats" style="background: rgba(220, 60, 40, 0.50)"' in page
+    with pytest.raises(ValueError, match=r"got 1 and \(2,\)"):
+        inspect.show_losses(["a"], [1.0, 2.0])
+
+
+def test_a_tree_is_shown_with_its_names(build):
+    _, params, *_ = build()
+    page = inspect.show_tree(params)._repr_html_()
+    assert "treescope-container" in page
+    assert page != inspect.show_tree(params["embedding"])._repr_html_()
+
+
+NO_PLOTS = """
+import sys
+sys.modules["matplotlib"] = sys.modules["matplotlib.figure"] = sys.modules["treescope"] = None
+from jaxformer import inspect
+for draw in (lambda: inspect.plot_heat([[1.0]]), lambda: inspect.show_tree({"a": 1})):
+    try:
+        draw()
+    except ModuleNotFoundError as error:
+        print(error.name, "|", error)
+"""
+
+
+def test_without_matplotlib_the_extra_is_named():
+    ran = subprocess.run(
+        [sys.executable, "-c", NO_PLOTS], capture_output=True, text=True, check=True
+    )
+    matplotlib, treescope = ran.stdout.splitlines()
+    assert matplotlib.startswith("matplotlib | Pictures need matplotlib: pip install -e '.[plots]'")
+    assert treescope.startswith("treescope | Pictures need treescope")

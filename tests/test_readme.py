@@ -1,0 +1,126 @@
+"""What README and CONTRIBUTING say is so: their code runs, their tables are those of the source."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from experiments import report
+from jaxformer import inspect
+from jaxformer.zoo import printing
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"^```python\n(.*?)^```$", README, re.M | re.S)
+SCREEN = 45  # lines
+
+
+def title(block):
+    """The first line that is no import."""
+    lines = (line for line in block.splitlines() if line and "import " not in line)
+    return next(lines)[:40]
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory):
+    """What a program says that runs every block, each with names of its own, as users have JAX."""
+    folder = tmp_path_factory.mktemp("readme")
+    lines = ["import traceback"]
+    for i, block in enumerate(BLOCKS):
+        run = f"exec(compile({block!r}, 'block {i} of README.md', 'exec'), {{}})"
+        failed = f"print('failed {i}:', traceback.format_exc())"
+        lines += ["try:", f"    {run}", f"    print('ran {i}')", f"except Exception: {failed}"]
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    ran = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    return ran.stdout + ran.stderr[-2000:]
+
+
+def test_there_are_examples_of_every_feature():
+    features = README.partition("## Feature by feature")[2].partition("\n## ")[0]
+    parts = re.split(r"^\*\*", features, flags=re.M)[1:]
+    assert len(parts) >= 15
+    for part in parts:
+        assert part.count("```python") == 1, part[:40]
+        assert re.search(r"arXiv:\d{4}\.\d{5}|\d{4}", part.partition("```")[0]), part[:40]
+        assert len(part.partition("```python\n")[2].partition("```")[0].splitlines()) <= 12
+
+
+@pytest.mark.parametrize("number", range(len(BLOCKS)), ids=[title(b) for b in BLOCKS])
+def test_examples_run(number, printed):
+    assert f"ran {number}\n" in printed, printed.partition(f"failed {number}:")[2][:2000]
+
+
+def test_the_first_screen_trains_samples_and_calls_a_function():
+    screen = "\n".join(README.splitlines()[:SCREEN])
+    commands = (
+        "pip install -e '.[train]'",
+        "python -m experiments.pretrain\n",
+        "python -m experiments.generate --checkpoint",
+    )
+    for command in commands:
+        assert command in screen
+    assert "F.dot_product_attention(" in screen.partition("```python")[2]
+    assert re.search(r"!\[.*\]\(.*\.png\)", screen)
+
+
+def test_it_is_introduced_in_three_lines():
+    lines = README.splitlines()
+    assert lines[0] == "# jaxformer" and lines[1] == lines[5] == ""
+    assert all(lines[2:5])
+
+
+def test_the_survey_is_that_of_the_zoo():
+    assert printing.markdown() in README
+
+
+def test_losses_of_studies_are_those_of_their_tables():
+    rows = re.findall(r"^\| (.*?) \| ([\d.]+ ± [\d.]+) \| (\S+) \|$", README, re.M)
+    assert len(rows) >= 15
+    for choice, loss, study in rows:
+        table = (report.RESULTS / study / "table.md").read_text()
+        assert f"| {choice} | {loss} |" in table, (choice, study)
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])
+def test_links_and_pictures_lead_somewhere(name):
+    text = (ROOT / name).read_text()
+    headings = re.findall(r"^#+ (.*)$", text, re.M)
+    anchors = {re.sub(r"[^\w -]", "", h).strip().lower().replace(" ", "-") for h in headings}
+    links = re.findall(r"\]\(([^)]+)\)", text)
+    assert name == "CONTRIBUTING.md" or len(links) > 10
+    for link in links:
+        path, _, anchor = link.partition("#")
+        if path:
+            assert (ROOT / path).exists(), link
+        elif anchor:
+            assert anchor in anchors, link
+
+
+def test_every_call_of_inspect_is_told():
+    look = README.partition("## Look inside")[2].partition("\n## ")[0]
+    calls = [n for n in vars(inspect) if n[0].islower() and callable(getattr(inspect, n))]
+    missing = {name for name in calls if f"`{name}`" not in look}
+    assert missing <= {"layers_of", "format_parameters"}
+
+
+def test_every_notebook_is_listed():
+    names = {path.name for path in (ROOT / "notebooks").glob("*.ipynb")}
+    assert names and names == set(re.findall(r"\(notebooks/(\S+\.ipynb)\)", README))
+
+
+def test_paths_of_contributing_exist():
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    quoted = re.findall(r"`((?:jaxformer|tests|experiments|notebooks)/[\w./*-]+)`", text)
+    assert len(quoted) > 10
+    for path in quoted:
+        assert list(ROOT.glob(path)), path
