@@ -84,9 +84,9 @@ def main(run: Pretrain) -> Path:
     ):
         state = train(run, text, using, checkpoints)
     print_sample(run, text, state.params, using.mesh)
+    print_end(run, output)
     if is_first():
         plot_run(output / "run.png", read_json_lines(output / "metrics.jsonl"), gzip=text.gzip)
-    print_end(run, output)
     return output
 
 

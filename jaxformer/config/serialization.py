@@ -12,7 +12,15 @@ T = TypeVar("T")
 
 
 def to_json(config: Any, *, indent: int | None = None) -> str:
-    """Write a configuration as JSON; a dataclass carries its type's name under "type"."""
+    """Write a configuration as JSON; a dataclass carries its type's name under "type".
+
+    Args:
+        config: A dataclass of choices, or a value of one.
+        indent: Spaces for each level of nesting; None writes a single line.
+
+    Returns:
+        The JSON, as `from_json` reads it.
+    """
     return json.dumps(_encode(config), indent=indent)
 
 
@@ -22,6 +30,9 @@ def from_json(kind: type[T], text: str) -> T:
     Args:
         kind: The dataclass that was written.
         text: Its JSON.
+
+    Returns:
+        An instance of `kind`; fields that are not written have their defaults.
 
     Raises:
         ValueError: A field is unknown or missing, or a value does not fit its type; the path to it
@@ -38,6 +49,9 @@ def from_python(text: str, kinds: Mapping[str, type]) -> Any:
     Args:
         text: A literal, or a call of one of `kinds` with keywords.
         kinds: Constructors by name.
+
+    Returns:
+        The literal's value, or the instance that the call makes.
 
     Raises:
         ValueError: The text is not of that form, or names something else.

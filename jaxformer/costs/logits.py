@@ -5,7 +5,15 @@ from jaxformer import functional as F
 
 
 def head_flops(config: c.TransformerConfig, length: int) -> int:
-    """Those of `forward_flops` that make logits."""
+    """Those of `forward_flops` that make logits.
+
+    Args:
+        config: The model.
+        length: Tokens of the sequence (of the target, for an encoder-decoder).
+
+    Returns:
+        FLOPs of one product with the head's kernel.
+    """
     return 2 * length * (config.embedding.dim or config.model_dim) * config.vocab_size
 
 
@@ -13,11 +21,28 @@ def logit_bytes(config: c.TransformerConfig, tokens: int, *, tensor: int = 1) ->
     """Bytes of float32 logits of a device's tokens, and of their gradient, that there are at once.
 
     Those of `F.loss_chunk` ids for each token.
+
+    Args:
+        config: The model.
+        tokens: Of this device.
+        tensor: Devices that share the vocabulary.
+
+    Returns:
+        Bytes on each device.
     """
     return 2 * 4 * tokens * F.loss_chunk(tokens, config.vocab_size // tensor)
 
 
 def recomputes_logits(config: c.TransformerConfig, tokens: int, *, tensor: int = 1) -> bool:
-    """Whether the backward pass computes the logits of a device's tokens again."""
+    """Whether the backward pass computes the logits of a device's tokens again.
+
+    Args:
+        config: The model.
+        tokens: Of this device.
+        tensor: Devices that share the vocabulary.
+
+    Returns:
+        True where `F.loss_chunk` is less than the ids that the device has.
+    """
     part = config.vocab_size // tensor
     return F.loss_chunk(tokens, part) < part

@@ -103,7 +103,16 @@ def forward_flops(config: c.TransformerConfig, length: int, source_length: int =
 
 
 def expert_flops(config: c.TransformerConfig, length: int, source_length: int = 0) -> int:
-    """Those of `forward_flops` that experts spend on the tokens sent to them."""
+    """Those of `forward_flops` that experts spend on the tokens sent to them.
+
+    Args:
+        config: The model.
+        length: Tokens of the sequence (of the target, for an encoder-decoder).
+        source_length: Tokens of the source.
+
+    Returns:
+        FLOPs of the experts' products, without the router's; 0 where there are no experts.
+    """
     layers = [(config.layer(i).feed_forward, length) for i in range(config.num_layers)]
     own = map(config.encoder.layer, range(_encoder_layers(config)))
     layers += [(layer.feed_forward, source_length) for layer in own]
@@ -112,7 +121,17 @@ def expert_flops(config: c.TransformerConfig, length: int, source_length: int = 
 
 
 def training_flops_per_token(config: c.TransformerConfig, length: int) -> float:
-    """FLOPs of forward and backward pass per token of a sequence of `length`, for decoders."""
+    """FLOPs of forward and backward pass per token of a sequence of `length`, for decoders.
+
+        TRAINING_FACTOR * forward_flops(config, length) / length
+
+    Args:
+        config: The model.
+        length: Tokens of the sequence.
+
+    Returns:
+        FLOPs of the matrix products; what `remat` computes again is not counted.
+    """
     return TRAINING_FACTOR * forward_flops(config, length) / length
 
 

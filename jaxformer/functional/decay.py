@@ -101,7 +101,7 @@ def decay_attention(
 
     References:
         Su, Transformer Upgrade Path 19: the second kind of rotary position, 2025,
-        kexue.fm/archives/10862, related work
+        spaces.ac.cn/archives/10862, related work
         Sun et al., Retentive Network: A Successor to Transformer for Large Language Models, 2023.
         arXiv:2307.08621, section 2.1 (parallel representation)
     """

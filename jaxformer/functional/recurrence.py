@@ -87,7 +87,7 @@ def linear_recurrence(
 
     References:
         Su, Transformer Upgrade Path 19: the second kind of rotary position, 2025,
-        kexue.fm/archives/10862, related work
+        spaces.ac.cn/archives/10862, related work
         Orvieto et al., Resurrecting Recurrent Neural Networks for Long Sequences, 2023.
         arXiv:2303.06349, section 3 (complex diagonal recurrences)
         Sun et al., Retentive Network: A Successor to Transformer for Large Language Models, 2023.

@@ -152,8 +152,9 @@ def stream(
         mesh: Devices that share the work.
         **request: `lengths`, `stop_tokens`, `source`, `source_segments`, `vocab_size`.
 
-    Yields:
-        The next token of each row; a row that has ended repeats its stop token. Ends when all have.
+    Returns:
+        An iterator over the next token of each row; a row that has ended repeats its stop token.
+        It ends when all have, or after `max_new_tokens`.
 
     Raises:
         ValueError: As `generate`, and for `Beam(...)`.

@@ -1,7 +1,8 @@
 """What goes on inside a model: arrays first, pictures second, one call each.
 
-Every function takes a configuration, parameters and tokens, wherever the model is from: our own
-checkpoints, or `load_pretrained`. It runs the model once, by the same code that training runs.
+Most functions take a configuration, parameters and tokens, wherever they are from: `model.init`, a
+training run (`experiments.trained.load_trained`), or `load_pretrained`. They run the model once, by
+the same code that training runs.
 """
 
 from jaxformer.inspect.attention import AttentionMaps as AttentionMaps

@@ -1,10 +1,12 @@
 """Where every head of every layer looks."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Float32, Int
 
@@ -38,7 +40,7 @@ class Choice(NamedTuple):
 
     layers: tuple[int, ...] | None
     heads: tuple[int, ...] | None
-    window: tuple[int, int] | None
+    window: tuple[int, ...] | None
 
 
 def attention_maps(
@@ -46,10 +48,10 @@ def attention_maps(
     params: Params,
     tokens: Int[Array, "*batch T"],
     *,
-    layers: tuple[int, ...] | None = None,
-    heads: tuple[int, ...] | None = None,
-    window: tuple[int, int] | None = None,
-    parts: tuple[Part, ...] = ("decoder", "encoder", "cross"),
+    layers: int | Sequence[int] | None = None,
+    heads: int | Sequence[int] | None = None,
+    window: Sequence[int] | None = None,
+    parts: Sequence[Part] | None = None,
     max_bytes: int = 2**30,
     dtype: DTypeLike = jnp.float32,
     **inputs: Array,
@@ -63,6 +65,9 @@ def attention_maps(
     `config.Decay` have no softmax: their weights are gain * gamma ** (t - s), of values that
     positions may turn besides.
 
+    The queries and keys of all layers are held for a moment, whichever are asked for; that much is
+    linear in the length.
+
     Args:
         config: The model.
         params: Its parameters.
@@ -70,30 +75,35 @@ def attention_maps(
         layers: Which layers of each stack, counted from 0.
         heads: Which query heads.
         window: First query and the one after the last; keys are all of them.
-        parts: Which maps of those that the model has.
+        parts: Which maps, of "decoder", "encoder" and "cross"; by default all that the model has.
         max_bytes: The most that the answer may take.
         dtype: Of the computation up to the scores, which are float32.
         **inputs: Arrays that the model takes beside the tokens: source, positions, segments, ...
 
     Returns:
-        The maps. Rows sum to 1, but for tokens that see nothing.
+        The maps. Rows of softmax sum to 1, but for tokens that see nothing.
 
     Raises:
-        ValueError: A layer, head or query that does not exist, or maps above `max_bytes`.
+        ValueError: A layer, head, query or part that does not exist, or maps above `max_bytes`.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from jaxformer import Transformer, inspect, zoo
+        >>> config, tokens = zoo.get("llama-2-7b").tiny(), jnp.arange(5)
+        >>> params = jax.jit(Transformer(config).init)(jax.random.key(0), tokens)["params"]
+        >>> inspect.attention_maps(config, params, tokens, heads=(0, 2)).decoder.shape
+        (2, 2, 5, 5)
     """
-    check_inputs(config, tokens, **inputs)
-    choice = Choice(layers, heads, window)
-    lengths = {"decoder": (tokens.shape[-1], tokens.shape[-1])}
-    if "source" in inputs:
-        source = inputs["source"].shape[-1]
-        lengths |= {"encoder": (source, source), "cross": (tokens.shape[-1], source)}
-    elif isinstance(config.topology, c.Encoder):
-        lengths = {"encoder": lengths["decoder"]}
-    wanted = {part: pair for part, pair in lengths.items() if part in parts}
+    tokens, inputs = check_inputs(config, tokens, inputs)
+    choice = Choice(_numbers(layers), _numbers(heads), _numbers(window))
+    lengths = _lengths(config, tokens, inputs)
+    wanted = tuple(lengths) if parts is None else tuple(parts)
+    if isinstance(parts, str) or not wanted or set(wanted) - set(lengths):
+        raise ValueError(f"parts are some of {tuple(lengths)} in this model; got {parts!r}.")
     rows = tokens.size // max(1, tokens.shape[-1])
-    total = sum(_count(config, part, pair, choice) for part, pair in wanted.items())
+    total = sum(_count(config, part, lengths[part], choice) for part in wanted)
     _check_size(4 * rows * total, max_bytes, choice)
-    found = _maps(Transformer(config, dtype=dtype), choice, tuple(wanted), params, tokens, inputs)
+    found = _maps(Transformer(config, dtype=dtype), choice, wanted, params, tokens, inputs)
     return AttentionMaps(**found)
 
 
@@ -114,6 +124,26 @@ def attention_entropy(
     return -jnp.sum(jax.scipy.special.xlogy(wide, wide), axis=-1)
 
 
+def _numbers(given: int | Sequence[int] | None) -> tuple[int, ...] | None:
+    """A choice as a tuple, whatever it was given as."""
+    return None if given is None else tuple(int(i) for i in np.atleast_1d(np.asarray(given)))
+
+
+def _lengths(
+    config: c.TransformerConfig, tokens: Array, inputs: dict[str, Array]
+) -> dict[Part, tuple[int, int]]:
+    """How many queries and keys there are in each part that the model has."""
+    own = tokens.shape[-1]
+    match config.topology:
+        case c.Decoder():
+            return {"decoder": (own, own)}
+        case c.Encoder():
+            return {"encoder": (own, own)}
+        case c.EncoderDecoder():
+            source = inputs["source"].shape[-1]
+            return {"decoder": (own, own), "encoder": (source, source), "cross": (own, source)}
+
+
 def _count(
     config: c.TransformerConfig, part: Part, lengths: tuple[int, int], choice: Choice
 ) -> int:
@@ -132,8 +162,8 @@ def _count(
             )
     queries, keys = lengths
     if choice.window is not None:
-        first, stop = choice.window
-        if not 0 <= first < stop <= queries:
+        first, stop = (*choice.window, -1, -1)[:2]
+        if len(choice.window) != 2 or not 0 <= first < stop <= queries:
             raise ValueError(
                 f"window holds a first query and the one after the last, of {queries} in the "
                 f"{part}; got {choice.window}."
@@ -165,7 +195,7 @@ def _maps(
     tokens: Array,
     inputs: dict[str, Array],
 ) -> dict[str, Array]:
-    """The maps of each part; what else a model computes is left out by the compiler."""
+    """The maps of each part."""
     _, said = observe(model, params, tokens, inputs)
     found: dict[str, Array] = {}
     for part in parts:

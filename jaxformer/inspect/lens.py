@@ -1,5 +1,6 @@
 """What a model would say after each layer, and how well it says each token."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -11,7 +12,7 @@ from jaxtyping import Array, Bool, Float32, Int
 from jaxformer import config as c
 from jaxformer import functional as F
 from jaxformer.inspect.sizes import readable
-from jaxformer.inspect.trace import Params, check_inputs, stacks_of, trace
+from jaxformer.inspect.trace import Params, check_inputs, ids, stacks_of, trace
 from jaxformer.layers import Mode, Norm, Transformer
 from jaxformer.layers.embedding import Head
 
@@ -21,7 +22,7 @@ def logit_lens(
     params: Params,
     tokens: Int[Array, "*batch T"],
     *,
-    layers: tuple[int, ...] | None = None,
+    layers: Sequence[int] | None = None,
     max_bytes: int = 2**30,
     dtype: DTypeLike = jnp.float32,
     **inputs: Array,
@@ -51,10 +52,11 @@ def logit_lens(
     """
     stack = "encoder" if isinstance(config.topology, c.Encoder) else "decoder"
     depth = stacks_of(config)[stack][1]
-    depths = tuple(range(depth + 1)) if layers is None else layers
+    depths = tuple(range(depth + 1)) if layers is None else tuple(int(i) for i in layers)
     outside = [i for i in depths if not 0 <= i <= depth]
     if outside or not depths:
         raise ValueError(f"layers counts layers, from 0 to {depth}; got {layers}.")
+    tokens, inputs = check_inputs(config, tokens, inputs)
     needed = 4 * len(depths) * tokens.size * config.vocab_size
     if needed > max_bytes:
         raise ValueError(
@@ -105,12 +107,12 @@ def token_losses(
 
     Returns:
         A loss for each target; without targets one less than tokens. 0 where there is nothing to
-        say: where a document ends (`segments`), and in padding (segment 0).
+        say: in padding (segment 0), and without targets where a document ends (`segments`).
 
     Raises:
         ValueError: An encoder without targets, or as `Transformer` does.
     """
-    check_inputs(config, tokens, **inputs)
+    tokens, inputs = check_inputs(config, tokens, inputs)
     wanted, counts = what_follows(config, tokens, targets, inputs.get("segments"))
     scores = _scores(Transformer(config, dtype=dtype), params, tokens, wanted, inputs)
     losses = jnp.where(counts, F.score_cross_entropy(scores), 0.0)
@@ -131,12 +133,17 @@ def what_follows(
     """What each token should say, and which of them count.
 
     Raises:
-        ValueError: An encoder, whose tokens see what follows, without targets; or targets outside
-            the vocabulary.
+        ValueError: An encoder, whose tokens see what follows, without targets; or targets of
+            another shape, or outside the vocabulary.
     """
     if targets is not None:
+        targets = ids("targets", targets)
+        if targets.shape != tokens.shape:
+            raise ValueError(
+                f"There is a target for each token; got shapes {targets.shape} and {tokens.shape}."
+            )
         F.check_token_ids(targets, config.vocab_size)
-        return targets, jnp.ones(targets.shape, bool)
+        return targets, jnp.ones(targets.shape, bool) if segments is None else segments != 0
     if isinstance(config.topology, c.Encoder):
         raise ValueError("Tokens of an Encoder see what follows them; pass targets=.")
     last = jnp.arange(tokens.shape[-1]) == tokens.shape[-1] - 1

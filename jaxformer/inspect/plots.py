@@ -23,6 +23,7 @@ def plot_attention(
     *,
     tokens: Sequence[str] | None = None,
     keys: Sequence[str] | None = None,
+    heads: Sequence[int] | None = None,
     title: str = "",
     columns: int = 4,
 ) -> Any:
@@ -30,8 +31,9 @@ def plot_attention(
 
     Args:
         maps: Weights, [T, S] or [N, T, S].
-        tokens: The text of each query.
+        tokens: The text of each query; written where there are at most 40.
         keys: The text of each key; by default that of the queries, where there are as many.
+        heads: What the heads are called, where only some were asked for.
         title: Over all panels.
         columns: Panels side by side.
 
@@ -39,16 +41,22 @@ def plot_attention(
         The figure.
 
     Raises:
-        ValueError: Maps of more than one row or layer.
+        ValueError: Maps of more than one row or layer, or other numbers of texts or heads.
         ModuleNotFoundError: matplotlib is not installed.
     """
     panels = np.asarray(maps, np.float32)
-    if panels.ndim not in (2, 3):
+    if panels.ndim not in (2, 3) or panels.size == 0:
         raise ValueError(
             f"Maps are [T, S] or [N, T, S]; got shape {panels.shape}. Pick a layer and a row, as "
             "by maps.decoder[0, 0]."
         )
     panels = panels[None] if panels.ndim == 2 else panels
+    _, queries, count = panels.shape
+    _check_count("heads", heads, len(panels))
+    _check_count("tokens", tokens, queries)
+    _check_count("keys", keys, count)
+    keys = tokens if keys is None and queries == count else keys
+    names = range(len(panels)) if heads is None else heads
     across = min(columns, len(panels))
     down = math.ceil(len(panels) / across)
     figure = _figure(3.0 * across, 3.0 * down + 0.4)
@@ -56,9 +64,9 @@ def plot_attention(
     for i, panel in enumerate(panels):
         axes = figure.add_subplot(down, across, i + 1)
         axes.imshow(panel, cmap="viridis", vmin=0, vmax=top, interpolation="nearest")
-        axes.set_title(f"head {i}" if len(panels) > 1 else "", fontsize=9)
-        _label(axes.set_yticks, tokens, panel.shape[0], rotation=0)
-        _label(axes.set_xticks, tokens if keys is None else keys, panel.shape[1], rotation=90)
+        axes.set_title(f"head {names[i]}" if len(panels) > 1 else "", fontsize=9)
+        _label(axes.set_yticks, tokens, rotation=0)
+        _label(axes.set_xticks, keys, rotation=90)
     figure.supxlabel("key", fontsize=9)
     figure.supylabel("query", fontsize=9)
     figure.suptitle(title)
@@ -144,7 +152,7 @@ def plot_lens(
         The figure.
 
     Raises:
-        ValueError: A lens of more than one row.
+        ValueError: A lens of more than one row, or another number of tokens.
     """
     logits = np.asarray(lens, np.float64)
     if logits.ndim != 3:
@@ -152,6 +160,7 @@ def plot_lens(
             f"A lens is [depths, T, V]; got shape {logits.shape}. Pick a row, as by lens[:, 0]."
         )
     depths, length, _ = logits.shape
+    _check_count("tokens", tokens, length)
     logits -= logits.max(axis=-1, keepdims=True)
     chances = np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
     best = chances.argmax(axis=-1)
@@ -261,9 +270,14 @@ def _needed(module: str) -> Any:
         ) from error
 
 
-def _label(
-    set_ticks: Callable[..., Any], words: Sequence[str] | None, count: int, *, rotation: int
-) -> None:
+def _check_count(name: str, given: Sequence[Any] | None, count: int) -> None:
+    """Refuse names of other things than are drawn."""
+    if given is not None and len(given) != count:
+        raise ValueError(f"{name} has one for each of {count}; got {len(given)}.")
+
+
+def _label(set_ticks: Callable[..., Any], words: Sequence[str] | None, *, rotation: int) -> None:
     """Words along an axis, where there are few enough to be read."""
-    if words is not None and len(words) == count <= MANY_LABELS:
-        set_ticks(range(count), [repr(word)[1:-1] for word in words], rotation=rotation, fontsize=6)
+    if words is not None and len(words) <= MANY_LABELS:
+        names = [repr(word)[1:-1] for word in words]
+        set_ticks(range(len(names)), names, rotation=rotation, fontsize=6)

@@ -1,5 +1,7 @@
 """How a model knows where a token stands, as arrays to draw."""
 
+from typing import Literal
+
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32
 
@@ -9,6 +11,8 @@ from jaxformer.inspect.trace import Params, stacks_of
 from jaxformer.layers.embedding import Embedder
 from jaxformer.layers.guide import frequencies
 from jaxformer.layers.mode import Mode
+
+Stack = Literal["decoder", "encoder"]
 
 
 def added_positions(
@@ -39,7 +43,7 @@ def added_positions(
 
 
 def rotation_angles(
-    config: c.TransformerConfig, length: int, *, layer: int = 0
+    config: c.TransformerConfig, length: int, *, layer: int = 0, stack: Stack | None = None
 ) -> Float32[Array, "T C"]:
     """By how much rotary positions turn each feature pair, in radians, full turns included.
 
@@ -50,7 +54,8 @@ def rotation_angles(
     Args:
         config: The model.
         length: How many positions.
-        layer: Of the decoder, or of an encoder that stands alone.
+        layer: Of the stack.
+        stack: "decoder" or "encoder"; by default the one that the head reads.
 
     Returns:
         An angle for each position and pair.
@@ -58,10 +63,10 @@ def rotation_angles(
     Raises:
         ValueError: The layer has no rotary positions, or does not exist.
     """
-    rope = _positions(config, layer)
+    own, rope = _positions(config, layer, stack)
     if not isinstance(rope, c.Rope):
         raise ValueError(f"Layer {layer} has no rotary positions to draw; it has {rope}.")
-    per_token = frequencies(rope, config.attention.rotary_dim, jnp.asarray(length))
+    per_token = frequencies(rope, own.attention.rotary_dim, jnp.asarray(length))
     return jnp.outer(jnp.arange(length, dtype=jnp.float32), per_token)
 
 
@@ -71,7 +76,7 @@ def position_bias(
     length: int,
     *,
     layer: int = 0,
-    stack: str = "decoder",
+    stack: Stack | None = None,
 ) -> Float[Array, "N T T"]:
     """What ALiBi or T5 buckets add to the scores of each head.
 
@@ -80,7 +85,7 @@ def position_bias(
         params: Its parameters; ALiBi has none and takes {}.
         length: How many queries and keys, from 0 on.
         layer: Of the stack.
-        stack: "decoder" or "encoder".
+        stack: "decoder" or "encoder"; by default the one that the head reads.
 
     Returns:
         The bias of each head, query and key; a causal mask is not part of it.
@@ -88,14 +93,14 @@ def position_bias(
     Raises:
         ValueError: The layer has no such bias, or does not exist.
     """
-    stacks = stacks_of(config)
-    if stack not in stacks:
-        raise ValueError(f"stack is one of {', '.join(stacks)} in this model; got {stack!r}.")
-    own, at = stacks[stack][0], jnp.arange(length)
-    match kind := _positions(config, layer, stack):
+    stack = stack or _last(config)
+    (own, kind), at = _positions(config, layer, stack), jnp.arange(length)
+    match kind:
         case c.Alibi(scale=scale):
             return F.AlibiRule(at, at, scale * F.alibi_slopes(own.attention.num_heads)).whole()
         case c.T5Bias(max_distance=distance):
+            if stack not in params:
+                raise ValueError("T5's bias is learned; pass the model's parameters, params=.")
             table = jnp.asarray(params[stack]["relative_bias"]["embedding"])
             sorting = F.Buckets(bidirectional=stack == "encoder", max_distance=distance)
             return F.BucketRule(at, at, table, sorting).whole()
@@ -103,7 +108,12 @@ def position_bias(
 
 
 def score_by_distance(
-    config: c.TransformerConfig, length: int, *, params: Params | None = None, layer: int = 0
+    config: c.TransformerConfig,
+    length: int,
+    *,
+    params: Params | None = None,
+    layer: int = 0,
+    stack: Stack | None = None,
 ) -> Float32[Array, "heads T"]:
     """How the score of a query falls with the distance of its key, by positions alone.
 
@@ -115,37 +125,54 @@ def score_by_distance(
         config: The model.
         length: How many distances, from 0 on.
         params: Its parameters, where the bias is learned.
-        layer: Of the decoder, or of an encoder that stands alone.
+        layer: Of the stack.
+        stack: "decoder" or "encoder"; by default the one that the head reads.
 
     Returns:
         One row for all heads (rotary), or one for each.
 
     Raises:
-        ValueError: The layer has no positions that change scores by distance, or does not exist.
+        ValueError: The layer has no positions that change scores by distance (rotary ones do where
+            they turn both queries and keys), or does not exist.
 
     References:
         Su et al., RoFormer: Enhanced Transformer with Rotary Position Embedding, 2021.
         arXiv:2104.09864, section 3.4.3 (decay with distance)
     """
-    match _positions(config, layer):
-        case c.Rope() as rope:
-            width = config.attention.rotary_dim
-            turned = rope.width(width) / width
-            cosines = jnp.cos(rotation_angles(config, length, layer=layer))
+    own, kind = _positions(config, layer, stack)
+    match kind:
+        case c.Rope(targets=targets) if {"q", "k"} <= set(targets):
+            turned = kind.width(own.attention.rotary_dim) / _key_width(own)
+            cosines = jnp.cos(rotation_angles(config, length, layer=layer, stack=stack))
             return (turned * jnp.mean(cosines, axis=-1) + 1 - turned)[None]
         case c.Alibi() | c.T5Bias():
-            stack = next(reversed(stacks_of(config)))
             bias = position_bias(config, params or {}, length, layer=layer, stack=stack)
             return bias[:, -1, ::-1].astype(jnp.float32)  # of the last query, from itself back
-        case kind:
-            raise ValueError(f"Layer {layer} has no score that follows from distance; got {kind}.")
+    raise ValueError(f"Layer {layer} has no score that follows from distance; it has {kind}.")
+
+
+def _key_width(config: c.TransformerConfig) -> int:
+    """Features of a key, turned or not."""
+    match config.attention:
+        case c.Latent(nope_dim=plain, rope_dim=turned):
+            return plain + turned
+        case attention:
+            return attention.head_dim
+
+
+def _last(config: c.TransformerConfig) -> Stack:
+    """The stack that the head reads."""
+    return "encoder" if isinstance(config.topology, c.Encoder) else "decoder"
 
 
 def _positions(
-    config: c.TransformerConfig, layer: int, stack: str | None = None
-) -> c.Positions | None:
-    """The positions of a layer; by default of the stack that the head reads."""
-    own, depth = stacks_of(config)[stack or next(reversed(stacks_of(config)))]
+    config: c.TransformerConfig, layer: int, stack: Stack | None
+) -> tuple[c.TransformerConfig, c.Positions | None]:
+    """The configuration of a stack, and the positions of one of its layers."""
+    stacks = stacks_of(config)
+    if stack is not None and stack not in stacks:
+        raise ValueError(f"stack is one of {', '.join(stacks)} in this model; got {stack!r}.")
+    own, depth = stacks[stack or _last(config)]
     if not 0 <= layer < depth:
         raise ValueError(f"Layers are counted from 0 to {depth - 1}; got layer={layer}.")
-    return own.layer(layer).positions
+    return own, own.layer(layer).positions

@@ -126,7 +126,7 @@ def gradient_statistics(
     Raises:
         ValueError: An encoder without targets, or as `Transformer` does.
     """
-    check_inputs(config, tokens, **inputs)
+    tokens, inputs = check_inputs(config, tokens, inputs)
     wanted, counts = what_follows(config, tokens, targets, inputs.get("segments"))
     model = Transformer(config, dtype=dtype)
     found = _gradient_norms(model, params, tokens, wanted, counts, inputs)

@@ -75,7 +75,7 @@ def trace(
     Raises:
         ValueError: As `Transformer` does.
     """
-    check_inputs(config, tokens, **inputs)
+    tokens, inputs = check_inputs(config, tokens, inputs)
     return _trace(Transformer(config, dtype=dtype), params, tokens, inputs)
 
 
@@ -114,19 +114,40 @@ def observe(
     return logits, said[WATCHED]
 
 
-def check_inputs(config: c.TransformerConfig, tokens: Array, **inputs: Array) -> None:
-    """Refuse what the model refuses, while values can still be seen."""
+def check_inputs(
+    config: c.TransformerConfig, tokens: Any, inputs: dict[str, Any]
+) -> tuple[Array, dict[str, Array]]:
+    """The inputs as arrays; refuses what the model refuses, while values can still be seen."""
+    tokens = ids("tokens", tokens)
+    inputs = {name: ids(name, given) for name, given in inputs.items() if given is not None}
+    Transformer(config).check_source(inputs.get("source"), None)
     F.check_token_ids(tokens, config.vocab_size)
-    if "source" in inputs and isinstance(config.topology, c.EncoderDecoder):
+    if isinstance(config.topology, c.EncoderDecoder):
         F.check_token_ids(inputs["source"], config.topology.source_vocab_size or config.vocab_size)
     if "positions" in inputs and config.max_length is not None:
         F.check_positions(inputs["positions"], config.max_length)
+    return tokens, inputs
+
+
+def ids(name: str, given: Any) -> Array:
+    """An array of whole numbers; a list is made one."""
+    numbers = jnp.asarray(given)
+    if not jnp.issubdtype(numbers.dtype, jnp.integer) or numbers.ndim == 0:
+        raise ValueError(
+            f"{name} holds whole numbers, [..., time]; got shape {numbers.shape}, {numbers.dtype}."
+        )
+    return numbers
 
 
 def layers_of(stack: Any) -> list[dict[str, Any]]:
     """Each layer's part of a stack's tree (of parameters, of gradients, of what modules say).
 
-    Whole periods of the pattern are stacked under "layers", the rest stands under "tail".
+    Args:
+        stack: A stack's parameters, such as `params["decoder"]`, or a tree alike: whole periods of
+            the pattern are stacked under "layers", the rest stands under "tail".
+
+    Returns:
+        A tree for each layer, from the first to the last.
     """
     found = []
     if (periods := stack.get("layers")) is not None:

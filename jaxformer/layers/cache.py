@@ -202,7 +202,15 @@ def heads_first(x: Own) -> Own:
 
 
 def take_rows(cache: Cache, rows: Int[Array, " B"]) -> Cache:
-    """The cache of some rows of a batch, in this order; rows may repeat (beam search)."""
+    """The cache of some rows of a batch, in this order; rows may repeat (beam search).
+
+    Args:
+        cache: Of a batch with one axis.
+        rows: Which rows, from 0.
+
+    Returns:
+        A cache of as many rows as `rows` names, of the same capacity.
+    """
 
     def of(tree: Any, axis: int) -> Any:
         return jax.tree.map(lambda x: jnp.take(x, rows, axis), tree)

@@ -21,6 +21,12 @@ def last_words(words: str) -> Iterator[None]:
 
     For ends that Python does not see: JAX aborts a process when it loses another one, and a
     system without memory kills it. A small process beside this one waits for that.
+
+    Args:
+        words: What to write, with its newline; nothing is added to it.
+
+    Returns:
+        The context manager of the block; leaving it, by an exception too, writes nothing.
     """
     reading, writing = os.pipe()
     listener = subprocess.Popen(

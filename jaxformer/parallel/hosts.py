@@ -54,6 +54,9 @@ def join(hosts: Hosts) -> None:
 
     If they do not come, JAX aborts the process, and says so; what to look at is said after it.
 
+    Args:
+        hosts: Where the others are, and how long to wait for them.
+
     Raises:
         ValueError: How to find the others is neither said nor known.
     """
@@ -79,7 +82,11 @@ def join(hosts: Hosts) -> None:
 
 
 def is_first() -> bool:
-    """Whether this process is the one that speaks for all, and writes what is written once."""
+    """Whether this process is the one that speaks for all, and writes what is written once.
+
+    Returns:
+        True in process 0, which may be the only one.
+    """
     return jax.process_index() == 0
 
 
@@ -111,6 +118,12 @@ def refuse_differences(said: Mapping[str, Any]) -> None:
 
 def first_decides(decide: Callable[[], str]) -> str:
     """What the first process decides, on all of them.
+
+    Args:
+        decide: Makes the decision; called in the first process only.
+
+    Returns:
+        Its result, on every process alike.
 
     Raises:
         ValueError: That of the first process, on all of them.

@@ -68,6 +68,9 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
         config: How many along each axis.
         devices: Those to use; None is all, of all processes.
 
+    Returns:
+        The mesh, its axes from the outermost to the innermost as in `AXES`.
+
     Raises:
         ValueError: The devices do not suffice, or some would be left over.
     """
@@ -79,18 +82,39 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
 
 
 def axes_of(sizes: Mapping[str, int]) -> Axes:
-    """The names by which a model knows the axes of a mesh (`mesh.shape`) with several devices."""
+    """The names by which a model knows the axes of a mesh (`mesh.shape`) with several devices.
+
+    Args:
+        sizes: Devices along each axis.
+
+    Returns:
+        For `Mode.axes`: each axis by its own name, None where there is one device.
+    """
     here = {name: name for name in ("fsdp", "tensor", "context", "expert")}
     return Axes(**{name: name for name in here if sizes.get(name, 1) > 1})
 
 
 def token_axes(sizes: Mapping[str, int]) -> tuple[str, ...]:
-    """Axes over which the tokens of a batch are shared out: sums over tokens go over these."""
+    """Axes over which the tokens of a batch are shared out: sums over tokens go over these.
+
+    Args:
+        sizes: Devices along each axis of the mesh.
+
+    Returns:
+        Those of "data", "fsdp", "expert" and "context" that the mesh has, in this order.
+    """
     return tuple(name for name in (*ROWS, "context") if name in sizes)
 
 
 def row_shares(sizes: Mapping[str, int]) -> int:
-    """Among how many groups of devices the rows of a batch are shared out."""
+    """Among how many groups of devices the rows of a batch are shared out.
+
+    Args:
+        sizes: Devices along each axis; an axis that is missing counts as 1.
+
+    Returns:
+        The product of those along "data", "fsdp" and "expert".
+    """
     return math.prod(sizes.get(name, 1) for name in ROWS)
 
 

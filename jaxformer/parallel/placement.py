@@ -75,7 +75,15 @@ def leaves(config: TransformerConfig) -> tuple[Leaf, ...]:
 
 
 def abstract_parameters(config: TransformerConfig, mesh: Mesh | None) -> Any:
-    """Shapes, dtypes and places of a model's parameters, on one device if there is no mesh."""
+    """Shapes, dtypes and places of a model's parameters, on one device if there is no mesh.
+
+    Args:
+        config: The model.
+        mesh: The devices; None says no places.
+
+    Returns:
+        A tree of `jax.ShapeDtypeStruct`s, like the parameters.
+    """
     shapes = jax.tree.map(
         lambda x: x.value, _noted(config), is_leaf=lambda x: isinstance(x, nn.Partitioned)
     )
@@ -136,32 +144,77 @@ def specs_like(tree: Any, params: Any, specs: Any) -> Any:
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """A whole copy on every device."""
+    """A whole copy on every device.
+
+    Args:
+        mesh: The devices.
+
+    Returns:
+        The sharding of an array of any shape.
+    """
     return NamedSharding(mesh, P())
 
 
 def put(x: np.ndarray, sharding: NamedSharding) -> jax.Array:
-    """Give each device its part of what every process has."""
+    """Give each device its part of what every process has.
+
+    Args:
+        x: The whole array, the same on every process.
+        sharding: Where its parts go.
+
+    Returns:
+        The array on the devices, of all processes.
+    """
     return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
 
 
 def put_whole(tree: Any, mesh: Mesh) -> Any:
-    """A copy of what every process has on every device."""
+    """A copy of what every process has on every device.
+
+    Args:
+        tree: Of arrays and numbers, the same on every process.
+        mesh: The devices.
+
+    Returns:
+        A tree of arrays on the devices, like `tree`.
+    """
     return jax.tree.map(lambda x: put(np.asarray(x), replicated(mesh)), tree)
 
 
 def shardings(tree: Any) -> Any:
-    """Where each array is, or is to be."""
+    """Where each array is, or is to be.
+
+    Args:
+        tree: Of arrays, or of shapes such as those of `abstract_parameters`.
+
+    Returns:
+        A tree of shardings, like `tree`; None for a shape without a place.
+    """
     return jax.tree.map(lambda x: x.sharding, tree)
 
 
 def batch_spec(sizes: Mapping[str, int]) -> P:
-    """How [rows, time] is shared out."""
+    """How [rows, time] is shared out.
+
+    Args:
+        sizes: Devices along each axis of the mesh.
+
+    Returns:
+        Rows over those of "data", "fsdp" and "expert" that the mesh has, time over "context".
+    """
     return P(tuple(name for name in ROWS if name in sizes), axes_of(sizes).context)
 
 
 def local_rows(mesh: Mesh, batch_size: int) -> slice:
-    """The rows of a global batch that the devices of this process need."""
+    """The rows of a global batch that the devices of this process need.
+
+    Args:
+        mesh: The devices, of all processes.
+        batch_size: Rows of the whole batch.
+
+    Returns:
+        From the first of these rows to the last.
+    """
     rows = NamedSharding(mesh, P(batch_spec(mesh.shape)[0]))
     parts = rows.addressable_devices_indices_map((batch_size,)).values()
     ends = [index[0].indices(batch_size)[:2] for index in parts if index is not None]
@@ -175,6 +228,12 @@ def put_batch(batch: Rows, mesh: Mesh, batch_size: int) -> Rows:
         batch: A tree of arrays [rows, time]: the `local_rows` of the batch, or all of it.
         mesh: The devices.
         batch_size: Rows of the whole batch.
+
+    Returns:
+        A tree of global arrays [batch_size, time] on the devices, like `batch`.
+
+    Raises:
+        ValueError: An array has neither all rows nor those of this process.
     """
     sharding = NamedSharding(mesh, batch_spec(mesh.shape))
     rows = local_rows(mesh, batch_size)

@@ -21,6 +21,8 @@ from jax.experimental.compilation_cache import compilation_cache
 from experiments import pretrain, resuming
 from experiments.command_line import parse, readable_errors
 from experiments.study_plots import plot_run
+from experiments.trained import load_trained
+from jaxformer import inspect
 from jaxformer.config import GLU, Embedding, Learned, MultiHead, TransformerConfig
 from jaxformer.data import BPE, ByteLevel, TextFiles, load_tokenizer
 from jaxformer.layers import Transformer
@@ -160,6 +162,17 @@ def test_a_run_prints_its_settings_first_and_its_results_last(whole):
     repeat = shown.partition("Everything is in out. To repeat the run:\n")[2]
     assert repeat.startswith("  python -m experiments.pretrain")
     assert (folder / "run.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_a_run_left_can_be_looked_into(whole):
+    folder, _, _ = whole
+    run = load_trained(folder)
+    tokens = jnp.asarray(run.tokenizer.encode("the fox"), jnp.int32)
+    maps = inspect.attention_maps(run.config, run.params, tokens).decoder
+    assert maps.shape == (2, 2, len(tokens), len(tokens))
+    np.testing.assert_allclose(jnp.sum(maps, axis=-1), 1.0, atol=1e-6)
+    losses = inspect.token_losses(run.config, run.params, tokens)
+    assert 0 < float(losses.mean()) < 6
 
 
 def test_a_run_is_drawn_with_its_losses_and_gzip(tmp_path, monkeypatch):

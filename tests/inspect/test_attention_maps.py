@@ -113,11 +113,11 @@ def test_rows_are_shares_and_nothing_ahead_is_seen(kind, build):
 
 
 def test_layers_after_the_last_whole_pattern_come_last(build):
-    config, params, tokens, _ = build(attention={"windows": (1, None)})
+    """And of two repetitions of a pattern of two, each has its place."""
+    config, params, tokens, _ = build(num_layers=5, attention={"windows": (1, None)})
     maps = inspect.attention_maps(config, params, tokens).decoder
-    own = jnp.broadcast_to(jnp.eye(7), maps[0].shape)
-    np.testing.assert_allclose(maps[jnp.array([0, 2])], jnp.stack([own, own]), atol=1e-6)
-    assert float(jnp.abs(maps[1] - own).max()) > 0.1
+    far = jnp.abs(maps - jnp.broadcast_to(jnp.eye(7), maps.shape)).max(axis=(1, 2, 3, 4))
+    assert [bool(x > 0.1) for x in far] == [False, True, False, True, False]
 
 
 def test_decay_weighs_by_powers(build):
@@ -154,6 +154,26 @@ def test_only_the_parts_that_are_asked_for(build):
     assert maps.decoder is None and maps.encoder is None and maps.cross.shape[0] == 1
 
 
+def test_parts_that_a_model_lacks_are_refused(build, no_checks_of_annotations):
+    config, params, tokens, _ = build()
+    for parts in (("encoder",), ("dec",), "decoder", ()):
+        with pytest.raises(ValueError, match=r"parts are some of \('decoder',\) in this model"):
+            inspect.attention_maps(config, params, tokens, parts=parts)
+    own = EncoderDecoder(num_encoder_layers=1)
+    config, params, tokens, _ = build(topology=own)
+    with pytest.raises(ValueError, match="pass source=token_ids"):
+        inspect.attention_maps(config, params, tokens)
+
+
+def test_choices_are_taken_as_they_come(build, no_checks_of_annotations):
+    config, params, tokens, _ = build()
+    plain = inspect.attention_maps(config, params, tokens, layers=(1,), heads=(0, 2), window=(2, 5))
+    others = inspect.attention_maps(
+        config, params, np.asarray(tokens), layers=1, heads=np.array([0, 2]), window=[2, 5]
+    )
+    np.testing.assert_array_equal(plain.decoder, others.decoder)
+
+
 def test_maps_that_are_too_large_are_refused_with_ways_out(build):
     config, params, tokens, _ = build()
     needed = 3 * 2 * 4 * 7 * 7 * 4
@@ -182,6 +202,7 @@ def test_a_large_model_is_refused_before_anything_is_computed():
         ({"layers": ()}, r"layers of the decoder are counted from 0 to 2; got \(\)"),
         ({"window": (3, 9)}, r"of 7 in the decoder; got \(3, 9\)"),
         ({"window": (3, 3)}, r"of 7 in the decoder; got \(3, 3\)"),
+        ({"window": (3,)}, r"of 7 in the decoder; got \(3,\)"),
     ],
 )
 def test_what_does_not_exist_is_refused(chosen, message, build):

@@ -14,8 +14,10 @@ from jaxformer.config import (
     Embedding,
     Encoder,
     EncoderDecoder,
+    Latent,
     Learned,
     LinearScaling,
+    MultiHead,
     Rope,
     Sinusoid,
     T5Bias,
@@ -68,7 +70,7 @@ def test_alibi_falls_by_its_slopes(build):
     np.testing.assert_allclose(falls, -slopes[:, None] * np.arange(6), rtol=1e-6)
 
 
-def test_buckets_are_rows_of_the_table(build):
+def test_buckets_are_rows_of_the_table(build, no_checks_of_annotations):
     kind = T5Bias(num_buckets=8, max_distance=14)
     config, params, *_ = build(
         attention={"positions": (kind,)}, topology=EncoderDecoder(num_encoder_layers=1)
@@ -84,6 +86,10 @@ def test_buckets_are_rows_of_the_table(build):
     np.testing.assert_array_equal(falls, table[:3].T)
     with pytest.raises(ValueError, match="one of encoder, decoder in this model; got 'both'"):
         inspect.position_bias(config, params, 5, stack="both")
+    with pytest.raises(ValueError, match="T5's bias is learned; pass the model's parameters"):
+        inspect.score_by_distance(config, 3)
+    seen = inspect.score_by_distance(config, 3, params=params, stack="encoder")
+    np.testing.assert_array_equal(seen, both[:3].T)
 
 
 def test_scores_of_rotary_positions_are_mean_cosines(build):
@@ -93,11 +99,35 @@ def test_scores_of_rotary_positions_are_mean_cosines(build):
     np.testing.assert_allclose(found[0], (cosines + 1) / 3, atol=1e-6)
 
 
+def test_features_of_latent_keys_that_are_not_turned_count(build):
+    latent = Latent(num_heads=4, latent_dim=8, nope_dim=4, rope_dim=2, value_dim=6)
+    config, *_ = build(attention=latent)
+    found = inspect.score_by_distance(config, 5)[0]
+    np.testing.assert_allclose(found, (2 * np.cos(np.arange(5)) + 4) / 6, atol=1e-6)
+
+
+@pytest.mark.parametrize("targets", [("v", "o"), ("q",), ("k", "v")])
+def test_scores_follow_from_distance_where_queries_and_keys_are_turned(targets, build):
+    config, *_ = build(attention={"positions": (Rope(targets=targets),)})
+    with pytest.raises(ValueError, match="no score that follows from distance; it has Rope"):
+        inspect.score_by_distance(config, 5)
+
+
+def test_the_encoder_of_a_pair_is_drawn_too(build):
+    own = MultiHead(num_heads=2, num_kv_heads=2, head_dim=4, positions=(Rope(base=100.0),))
+    config, *_ = build(topology=EncoderDecoder(num_encoder_layers=1, attention=own))
+    angles = inspect.rotation_angles(config, 3, stack="encoder")
+    np.testing.assert_allclose(angles, np.arange(3)[:, None] * [1, 0.1], rtol=1e-6)
+    assert inspect.rotation_angles(config, 3).shape == (3, 3)
+    with pytest.raises(ValueError, match="from 0 to 0; got layer=1"):
+        inspect.rotation_angles(config, 3, stack="encoder", layer=1)
+
+
 def test_positions_without_a_bias_say_so(build):
     config, params, *_ = build(topology=Encoder(), attention={"positions": (None,)})
     with pytest.raises(ValueError, match="Layer 0 of the encoder adds no bias by position"):
         inspect.position_bias(config, params, 5, stack="encoder")
-    with pytest.raises(ValueError, match="no score that follows from distance; got None"):
+    with pytest.raises(ValueError, match="no score that follows from distance; it has None"):
         inspect.score_by_distance(config, 5)
 
 
@@ -141,8 +171,16 @@ def test_maps_are_drawn_as_they_are():
     cross = inspect.plot_attention(maps[0, :, :3], tokens=list("abcde"), keys=list("xyz")).axes[0]
     assert [label.get_text() for label in cross.get_yticklabels()] == list("abcde")
     assert [label.get_text() for label in cross.get_xticklabels()] == list("xyz")
+    named = inspect.plot_attention(maps[:2], heads=(3, 1))
+    assert [axes.get_title() for axes in named.axes] == ["head 3", "head 1"]
     with pytest.raises(ValueError, match=r"shape \(1, 3, 5, 5\). Pick a layer and a row"):
         inspect.plot_attention(maps[None])
+    for names in ({"tokens": "abc"}, {"keys": "abcdef"}, {"heads": (1, 2)}):
+        (name, given), count = next(iter(names.items())), 3 if "heads" in names else 5
+        with pytest.raises(
+            ValueError, match=f"{name} has one for each of {count}; got {len(given)}"
+        ):
+            inspect.plot_attention(maps, **names)
 
 
 def test_heat_and_lines_hold_their_numbers():
@@ -161,6 +199,8 @@ def test_the_lens_is_drawn_with_the_likeliest_tokens():
     np.testing.assert_allclose(axes.images[0].get_array(), [[0.7], [0.7]], rtol=1e-6)
     with pytest.raises(ValueError, match=r"shape \(2, 1, 1, 3\). Pick a row"):
         inspect.plot_lens(lens[:, None])
+    with pytest.raises(ValueError, match="tokens has one for each of 1; got 2"):
+        inspect.plot_lens(lens, tokens=["once", "more"])
 
 
 def test_losses_colour_their_tokens():

@@ -108,11 +108,39 @@ def test_nothing_follows_the_end_of_a_document(build):
     np.testing.assert_array_equal(losses[0] > 0, [True, True, False, True, False, False])
 
 
+def test_targets_in_padding_are_no_loss(build):
+    config, params, tokens, _ = build()
+    segments = jnp.array([[1, 1, 1, 2, 2, 0, 0]] * 2)
+    choices = {"targets": jnp.roll(tokens, -1, axis=-1), "segments": segments}
+    losses = inspect.token_losses(config, params, tokens, **choices)
+    np.testing.assert_array_equal(losses[0] > 0, [True, True, True, True, True, False, False])
+    told = inspect.gradient_statistics(config, params, tokens, **choices)["decoder"]["stream"]
+    other = choices | {"targets": choices["targets"].at[:, 5:].set(0)}
+    same = inspect.gradient_statistics(config, params, tokens, **other)["decoder"]["stream"]
+    np.testing.assert_array_equal(told, same)
+
+
 def test_an_encoder_needs_targets(build):
     config, params, tokens, _ = build(topology=Encoder())
     with pytest.raises(ValueError, match="pass targets="):
         inspect.token_losses(config, params, tokens)
     assert inspect.token_losses(config, params, tokens, targets=tokens).shape == (2, 7)
+
+
+def test_what_cannot_be_run_is_refused_in_words(build, no_checks_of_annotations):
+    config, params, tokens, _ = build()
+    wrong = [
+        ({"tokens": tokens.astype(jnp.float32)}, r"tokens holds whole numbers.*\(2, 7\), float32"),
+        ({"tokens": 3}, r"tokens holds whole numbers.*shape \(\), int"),
+        ({"source": tokens}, "topology Decoder has no encoder for a source"),
+        ({"targets": tokens[:, 1:]}, r"shapes \(2, 6\) and \(2, 7\)"),
+        ({"targets": tokens + 31}, "31"),
+    ]
+    for changed, message in wrong:
+        with pytest.raises(ValueError, match=message):
+            inspect.token_losses(config, params, **({"tokens": tokens} | changed))
+    listed = inspect.token_losses(config, params, tokens.tolist())
+    np.testing.assert_array_equal(listed, inspect.token_losses(config, params, tokens))
 
 
 @pytest.mark.parametrize("source", [False, True])
