@@ -1,6 +1,6 @@
 """Every transformer as a choice of orthogonal options, from pure functions up.
 
-    from jaxformer import functional as F       # pure functions; needs jax alone
+    from jaxformer import functional as F       # pure functions; loads jax, no flax
     from jaxformer import Transformer           # the Flax linen module
     from jaxformer.config import TransformerConfig
 

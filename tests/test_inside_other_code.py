@@ -455,7 +455,7 @@ def along_noise(gradient):
     return sum(jax.tree.leaves(products))
 
 
-def close(found, wanted, tolerance=3e-5):
+def check_close(found, wanted, tolerance=3e-5):
     np.testing.assert_allclose(found, wanted, rtol=tolerance, atol=tolerance)
 
 
@@ -572,7 +572,7 @@ def test_values_and_slopes_are_those_of_the_formula(name, transform):
     y, gradient = answer(name, transform)
     values, slope = expected(name)
     assert y.dtype == jnp.float32 and y.shape == values.shape
-    close(y, values)
+    check_close(y, values)
     np.testing.assert_allclose(along_noise(gradient), slope, rtol=2e-4)
 
 
@@ -581,7 +581,7 @@ def test_values_and_slopes_are_those_of_the_formula(name, transform):
 def test_gradients_on_eight_devices_are_those_of_one(name, transform):
     _, gradient = answer(name, transform)
     _, on_one_device = answer(name, "grad")
-    jax.tree.map(close, gradient, on_one_device)
+    jax.tree.map(check_close, gradient, on_one_device)
     assert jax.device_count() == DEVICES
 
 
@@ -616,7 +616,7 @@ def test_scan_over_stacked_weights_is_one_layer_after_the_other(name):
     stacked, row = several(case.weights, DEPTH), rows_for(case)[0]
     y, gradient = jax.jit(with_gradient(deep))(stacked, row)
     (values,), slope = formula_of_rows(in_depth(case.formula), stacked, row[None])
-    close(y, values, 1e-4)
+    check_close(y, values, 1e-4)
     np.testing.assert_allclose(along_noise(gradient), slope, rtol=3e-4)
 
 
@@ -627,7 +627,7 @@ def test_vmap_over_many_weights_is_each_of_them(name):
     found = jax.jit(jax.vmap(case.function, (0, None)))(many, row)
     for i in range(DEPTH):
         own = in_float64(jax.tree.map(lambda w, i=i: w[i], many))
-        close(found[i], case.formula(own, in_float64(row)))
+        check_close(found[i], case.formula(own, in_float64(row)))
 
 
 # Transforms of the libraries' own, each over a stack of three blocks.
@@ -656,7 +656,7 @@ def test_equinox_filters_and_stacks():
 
     (_, y), gradient = loss(layers, ROW)
     (values,), slope = formula_of_rows(last_of(of_equinox), layers, ROW[None])
-    close(y, values, 1e-4)
+    check_close(y, values, 1e-4)
     np.testing.assert_allclose(along_noise(gradient), slope, rtol=3e-4)
 
 
@@ -680,7 +680,7 @@ def test_nnx_lifted_transforms():
     layers = make(nnx.Rngs(1))
     (_, y), gradient = loss(layers, ROW)
     (values,), slope = formula_of_rows(last_of(of_nnx), nnx.state(layers), ROW[None])
-    close(y, values, 1e-4)
+    check_close(y, values, 1e-4)
     np.testing.assert_allclose(along_noise(gradient), slope, rtol=3e-4)
 
 
@@ -692,7 +692,7 @@ def test_haiku_stacks_and_remat():
     params = jax.jit(pure.init)(jax.random.key(1), ROW)
     y, gradient = jax.jit(with_gradient(pure.apply))(params, ROW)
     (values,), slope = formula_of_rows(last_of(of_haiku), params, ROW[None])
-    close(y, values, 1e-4)
+    check_close(y, values, 1e-4)
     np.testing.assert_allclose(along_noise(gradient), slope, rtol=3e-4)
 
 
@@ -769,7 +769,7 @@ def test_train_state_makes_the_same_updates():
         for _ in range(STEPS):
             state = step(state)
     assert int(state.step) == STEPS
-    close(state.apply_fn({"params": state.params}, TEXT), logits_of(trained()[0]), 1e-3)
+    check_close(state.apply_fn({"params": state.params}, TEXT), logits_of(trained()[0]), 1e-3)
 
 
 def test_the_model_inside_an_nnx_module():
@@ -785,7 +785,7 @@ def test_the_model_inside_an_nnx_module():
 
     classifier = Classifier(nnx.Rngs(0))
     params = nnx.to_pure_dict(nnx.state(classifier.model, nnx.Param))
-    close(classifier.model(TEXT), logits_of(params))
+    check_close(classifier.model(TEXT), logits_of(params))
     labels = jnp.array([0, 1, 1])
     optimizer = nnx.Optimizer(classifier, OPTIMIZER, wrt=nnx.Param)
 
@@ -857,7 +857,7 @@ def test_vmap_over_an_ensemble_is_each_member():
     assert found.shape == (3, *TEXT.shape, V) and len(set(losses.tolist())) == 3
     for i in range(3):
         member = jax.tree.map(lambda x, i=i: x[i], ensemble)
-        close(found[i], logits_of(member))
+        check_close(found[i], logits_of(member))
 
 
 # Forward mode, and second derivatives.
@@ -883,7 +883,7 @@ def test_jvp_is_the_slope_along_a_direction():
     loss, slope = forward(initial(), along)
     np.testing.assert_allclose(slope, dot(gradient_of(initial()), along), rtol=1e-4)
     up, down = (forward(moved(step, along), along)[0] for step in (3e-3, -3e-3))
-    close(loss, (up + down) / 2, 1e-3)
+    check_close(loss, (up + down) / 2, 1e-3)
     np.testing.assert_allclose(slope, (up - down) / 6e-3, rtol=1e-2)
 
 
@@ -898,7 +898,7 @@ def test_hessian_vector_products():
 
     u, v = direction(1), direction(2)
     product = forward_over_reverse(initial(), v)
-    jax.tree.map(lambda *x: close(*x, 1e-3), product, reverse_over_reverse(initial(), v))
+    jax.tree.map(lambda *x: check_close(*x, 1e-3), product, reverse_over_reverse(initial(), v))
     crosswise = dot(v, forward_over_reverse(initial(), u))
     np.testing.assert_allclose(dot(u, product), crosswise, rtol=1e-3)
     up, down = (gradient_of(moved(step, v)) for step in (2e-3, -2e-3))

@@ -6,14 +6,20 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Float32, Int
 
 from jaxformer import config as c
 from jaxformer import functional as F
 from jaxformer.inspect.sizes import readable
-from jaxformer.inspect.trace import Params, check_inputs, layers_of, observe, stacks_of
+from jaxformer.inspect.trace import (
+    Params,
+    check_inputs,
+    layers_of,
+    numbers,
+    observe,
+    stacks_of,
+)
 from jaxformer.layers import Transformer
 from jaxformer.layers.decay import Decayed
 from jaxformer.layers.heads import Attended
@@ -95,7 +101,7 @@ def attention_maps(
         (2, 2, 5, 5)
     """
     tokens, inputs = check_inputs(config, tokens, inputs)
-    choice = Choice(_numbers(layers), _numbers(heads), _numbers(window))
+    choice = Choice(numbers(layers), numbers(heads), numbers(window))
     lengths = _lengths(config, tokens, inputs)
     wanted = tuple(lengths) if parts is None else tuple(parts)
     if isinstance(parts, str) or not wanted or set(wanted) - set(lengths):
@@ -122,11 +128,6 @@ def attention_entropy(
     """
     wide = maps.astype(jnp.float32)
     return -jnp.sum(jax.scipy.special.xlogy(wide, wide), axis=-1)
-
-
-def _numbers(given: int | Sequence[int] | None) -> tuple[int, ...] | None:
-    """A choice as a tuple, whatever it was given as."""
-    return None if given is None else tuple(int(i) for i in np.atleast_1d(np.asarray(given)))
 
 
 def _lengths(

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float32, Int
 from jaxformer import config as c
 from jaxformer import functional as F
 from jaxformer.inspect.sizes import readable
-from jaxformer.inspect.trace import Params, check_inputs, ids, stacks_of, trace
+from jaxformer.inspect.trace import Params, check_inputs, ids, numbers, stacks_of, trace
 from jaxformer.layers import Mode, Norm, Transformer
 from jaxformer.layers.embedding import Head
 
@@ -22,7 +22,7 @@ def logit_lens(
     params: Params,
     tokens: Int[Array, "*batch T"],
     *,
-    layers: Sequence[int] | None = None,
+    layers: int | Sequence[int] | None = None,
     max_bytes: int = 2**30,
     dtype: DTypeLike = jnp.float32,
     **inputs: Array,
@@ -52,7 +52,7 @@ def logit_lens(
     """
     stack = "encoder" if isinstance(config.topology, c.Encoder) else "decoder"
     depth = stacks_of(config)[stack][1]
-    depths = tuple(range(depth + 1)) if layers is None else tuple(int(i) for i in layers)
+    depths = numbers(range(depth + 1) if layers is None else layers) or ()
     outside = [i for i in depths if not 0 <= i <= depth]
     if outside or not depths:
         raise ValueError(f"layers counts layers, from 0 to {depth}; got {layers}.")

@@ -64,7 +64,7 @@ def plot_attention(
     for i, panel in enumerate(panels):
         axes = figure.add_subplot(down, across, i + 1)
         axes.imshow(panel, cmap="viridis", vmin=0, vmax=top, interpolation="nearest")
-        axes.set_title(f"head {names[i]}" if len(panels) > 1 else "", fontsize=9)
+        axes.set_title(f"head {names[i]}" if heads or len(panels) > 1 else "", fontsize=9)
         _label(axes.set_yticks, tokens, rotation=0)
         _label(axes.set_xticks, keys, rotation=90)
     figure.supxlabel("key", fontsize=9)
@@ -152,15 +152,16 @@ def plot_lens(
         The figure.
 
     Raises:
-        ValueError: A lens of more than one row, or another number of tokens.
+        ValueError: A lens of more than one row, or other numbers of tokens or names.
     """
     logits = np.asarray(lens, np.float64)
     if logits.ndim != 3:
         raise ValueError(
             f"A lens is [depths, T, V]; got shape {logits.shape}. Pick a row, as by lens[:, 0]."
         )
-    depths, length, _ = logits.shape
+    depths, length, vocab_size = logits.shape
     _check_count("tokens", tokens, length)
+    _check_count("names", names, vocab_size)
     logits -= logits.max(axis=-1, keepdims=True)
     chances = np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
     best = chances.argmax(axis=-1)

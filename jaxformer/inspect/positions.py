@@ -3,10 +3,11 @@
 from typing import Literal
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Float32
+from jaxtyping import Array, Float, Float32, Int
 
 from jaxformer import config as c
 from jaxformer import functional as F
+from jaxformer.inspect.sizes import readable
 from jaxformer.inspect.trace import Params, stacks_of
 from jaxformer.layers.embedding import Embedder
 from jaxformer.layers.guide import frequencies
@@ -32,7 +33,7 @@ def added_positions(
         ValueError: The embedding adds nothing, or its table has fewer rows.
     """
     if config.embedding.positions is None:
-        kinds = ", ".join(sorted({type(p).__name__ for p in config.attention.positions}))
+        kinds = config.attention.positions
         raise ValueError(f"This model adds no positions to its embedding; attention has {kinds}.")
     positions = jnp.arange(length)
     if config.max_length is not None:
@@ -77,6 +78,7 @@ def position_bias(
     *,
     layer: int = 0,
     stack: Stack | None = None,
+    max_bytes: int = 2**30,
 ) -> Float[Array, "N T T"]:
     """What ALiBi or T5 buckets add to the scores of each head.
 
@@ -86,24 +88,47 @@ def position_bias(
         length: How many queries and keys, from 0 on.
         layer: Of the stack.
         stack: "decoder" or "encoder"; by default the one that the head reads.
+        max_bytes: The most that the answer may take.
 
     Returns:
         The bias of each head, query and key; a causal mask is not part of it.
 
     Raises:
-        ValueError: The layer has no such bias, or does not exist.
+        ValueError: The layer has no such bias, or does not exist, or the answer is too large.
     """
+    own, _ = _positions(config, layer, stack)
+    at, heads = jnp.arange(length), own.attention.num_heads
+    needed = 4 * heads * length**2
+    if needed > max_bytes:
+        raise ValueError(
+            f"The bias of {heads} heads between {length:,} tokens takes {readable(needed)} and "
+            f"max_bytes allows {readable(max_bytes)}. Ask for a shorter length, for "
+            f"score_by_distance, which is linear in it, or raise max_bytes to {needed}."
+        )
+    return _bias(config, params, at, at, layer, stack)
+
+
+def _bias(
+    config: c.TransformerConfig,
+    params: Params,
+    queries: Int[Array, " T"],
+    keys: Int[Array, " S"],
+    layer: int,
+    stack: Stack | None,
+) -> Float[Array, "N T S"]:
+    """What positions add to the scores between these."""
     stack = stack or _last(config)
-    (own, kind), at = _positions(config, layer, stack), jnp.arange(length)
+    own, kind = _positions(config, layer, stack)
     match kind:
         case c.Alibi(scale=scale):
-            return F.AlibiRule(at, at, scale * F.alibi_slopes(own.attention.num_heads)).whole()
+            slopes = scale * F.alibi_slopes(own.attention.num_heads)
+            return F.AlibiRule(queries, keys, slopes).whole()
         case c.T5Bias(max_distance=distance):
             if stack not in params:
                 raise ValueError("T5's bias is learned; pass the model's parameters, params=.")
             table = jnp.asarray(params[stack]["relative_bias"]["embedding"])
             sorting = F.Buckets(bidirectional=stack == "encoder", max_distance=distance)
-            return F.BucketRule(at, at, table, sorting).whole()
+            return F.BucketRule(queries, keys, table, sorting).whole()
     raise ValueError(f"Layer {layer} of the {stack} adds no bias by position; it has {kind}.")
 
 
@@ -115,10 +140,11 @@ def score_by_distance(
     layer: int = 0,
     stack: Stack | None = None,
 ) -> Float32[Array, "heads T"]:
-    """How the score of a query falls with the distance of its key, by positions alone.
+    """How the score of a query changes with the distance of its key, by positions alone.
 
         rotary     mean over feature pairs of cos(distance * frequency), 1 for pairs not turned:
-                   the score of a query and a key that are equal, in units of that at distance 0
+                   the score of a query and a key that are equal, and whose pairs are of equal
+                   size, in units of that at distance 0
         ALiBi, T5  the bias
 
     Args:
@@ -137,7 +163,7 @@ def score_by_distance(
 
     References:
         Su et al., RoFormer: Enhanced Transformer with Rotary Position Embedding, 2021.
-        arXiv:2104.09864, section 3.4.3 (decay with distance)
+        arXiv:2104.09864, section 3.4.3 (a bound that falls with distance; the mean need not)
     """
     own, kind = _positions(config, layer, stack)
     match kind:
@@ -146,8 +172,9 @@ def score_by_distance(
             cosines = jnp.cos(rotation_angles(config, length, layer=layer, stack=stack))
             return (turned * jnp.mean(cosines, axis=-1) + 1 - turned)[None]
         case c.Alibi() | c.T5Bias():
-            bias = position_bias(config, params or {}, length, layer=layer, stack=stack)
-            return bias[:, -1, ::-1].astype(jnp.float32)  # of the last query, from itself back
+            back = length - 1 - jnp.arange(length)  # from the last token to the first
+            bias = _bias(config, params or {}, back[:1], back, layer, stack)
+            return bias[:, 0].astype(jnp.float32)
     raise ValueError(f"Layer {layer} has no score that follows from distance; it has {kind}.")
 
 

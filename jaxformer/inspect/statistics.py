@@ -58,6 +58,9 @@ def activation_statistics(
 
     Returns:
         For each stack ("decoder", "encoder") "stream" and each branch.
+
+    Raises:
+        ValueError: As `Transformer` does.
     """
     seen = trace(config, params, tokens, dtype=dtype, **inputs)
     return {
@@ -87,6 +90,9 @@ def residual_contributions(
 
     Returns:
         For each stack the share of each branch, in each layer and token.
+
+    Raises:
+        ValueError: As `Transformer` does.
     """
     found = {}
     for name, stack in _stacks(trace(config, params, tokens, dtype=dtype, **inputs)).items():

@@ -1,10 +1,12 @@
 """Run a model once and keep what it says of itself on the way."""
 
+import operator
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
@@ -114,29 +116,39 @@ def observe(
     return logits, said[WATCHED]
 
 
+INPUTS = ("source", "positions", "segments", "source_positions", "source_segments")
+
+
 def check_inputs(
     config: c.TransformerConfig, tokens: Any, inputs: dict[str, Any]
 ) -> tuple[Array, dict[str, Array]]:
     """The inputs as arrays; refuses what the model refuses, while values can still be seen."""
+    if unknown := set(inputs) - set(INPUTS):
+        raise ValueError(f"A model takes {', '.join(INPUTS)}; got {', '.join(sorted(unknown))}.")
     tokens = ids("tokens", tokens)
     inputs = {name: ids(name, given) for name, given in inputs.items() if given is not None}
     Transformer(config).check_source(inputs.get("source"), None)
     F.check_token_ids(tokens, config.vocab_size)
+    read = {"positions": tokens}
     if isinstance(config.topology, c.EncoderDecoder):
         F.check_token_ids(inputs["source"], config.topology.source_vocab_size or config.vocab_size)
-    if "positions" in inputs and config.max_length is not None:
-        F.check_positions(inputs["positions"], config.max_length)
+        read["source_positions"] = inputs["source"]
+    for name, text in read.items():
+        if config.max_length is not None:
+            counted = jnp.arange(text.shape[-1])
+            F.check_positions(inputs.get(name, counted), config.max_length)
     return tokens, inputs
 
 
 def ids(name: str, given: Any) -> Array:
     """An array of whole numbers; a list is made one."""
-    numbers = jnp.asarray(given)
-    if not jnp.issubdtype(numbers.dtype, jnp.integer) or numbers.ndim == 0:
+    array = jnp.asarray(given)
+    if not jnp.issubdtype(array.dtype, jnp.integer) or array.ndim == 0 or not array.size:
         raise ValueError(
-            f"{name} holds whole numbers, [..., time]; got shape {numbers.shape}, {numbers.dtype}."
+            f"{name} holds whole numbers, at least one, [..., time]; got shape {array.shape}, "
+            f"{array.dtype}."
         )
-    return numbers
+    return array
 
 
 def layers_of(stack: Any) -> list[dict[str, Any]]:
@@ -159,6 +171,11 @@ def layers_of(stack: Any) -> list[dict[str, Any]]:
         ]
     tail = stack.get("tail", {})
     return [*found, *(tail[place] for place in _in_order(tail))]
+
+
+def numbers(given: Any) -> tuple[int, ...] | None:
+    """A choice of some of many, as a tuple, whatever it was given as."""
+    return None if given is None else tuple(operator.index(i) for i in np.atleast_1d(given))
 
 
 def _in_order(layers: dict[str, Any]) -> list[str]:

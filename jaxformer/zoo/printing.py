@@ -38,7 +38,10 @@ def table() -> str:
 
 
 def markdown() -> str:
-    """The 38 rows as released, for a README; in brackets what the lecture lists instead."""
+    """The 38 rows as released, for a README; in brackets what the lecture lists instead.
+
+    A star: something about the model is assumed.
+    """
     titles = ("#", "model", "year", "norm", "block", "pre-norm", "position", "activation")
     rows = [[*titles, "tricks", "preset"], ["---"] * (len(titles) + 2)]
     for row in survey():
@@ -50,6 +53,7 @@ def markdown() -> str:
         ]
         tricks = ", ".join((row.released or row.listed).tricks)
         preset = f"`{row.preset}`" if row.preset else "not published"
+        preset += " \\*" if row.assumptions and row.preset else ""
         rows.append([str(row.number), _short(row.name), str(row.year), *cells, tricks, preset])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 

@@ -109,6 +109,12 @@ def written(output, since=0.0):
     return sum(float(at) > since for at in times)
 
 
+def over(output):
+    """Whether the evaluation that ends a run was written."""
+    file = output / "metrics.jsonl"
+    return file.exists() and "final_held_out" in file.read_text().rpartition("\n")[0]
+
+
 def ended(run):
     """What a process said, when it has ended by itself or after long enough."""
     try:
@@ -168,6 +174,9 @@ def survive(place, output, moments):
             assert f"Interrupted. The last good checkpoint is {saved} in {output}." in said
             assert written(place / output) == saved
         newest.update(complete(place / output)[-1:])
+        if over(place / output):  # struck when nothing was left to do: from the beginning
+            assert_as_if_nothing_had_happened(place, output)
+            shutil.rmtree(place / output)
     run = begin(place, output)
     said = ended(run)
     assert run.returncode == 0, said

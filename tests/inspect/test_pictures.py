@@ -44,7 +44,9 @@ def test_a_learned_table_is_shown_from_its_offset(build):
 
 def test_a_model_that_adds_no_positions_says_what_it_has(build):
     config, params, *_ = build()
-    with pytest.raises(ValueError, match="adds no positions to its embedding; attention has Rope"):
+    with pytest.raises(
+        ValueError, match=r"no positions to its embedding; attention has \(Rope"
+    ):
         inspect.added_positions(config, params, 9)
 
 
@@ -66,6 +68,9 @@ def test_alibi_falls_by_its_slopes(build):
     slopes = 0.5 * 2.0 ** (-2.0 * np.arange(1, 5))
     for t, s in ((5, 0), (3, 1), (4, 4)):
         np.testing.assert_allclose(bias[:, t, s], -slopes * (t - s), rtol=1e-6)
+    with pytest.raises(ValueError, match=r"4 heads between 6 tokens takes 0\.001 MB.*to 576"):
+        inspect.position_bias(config, {}, 6, max_bytes=575)
+    assert inspect.position_bias(config, {}, 6, max_bytes=576).nbytes == 576
     falls = inspect.score_by_distance(config, 6)
     np.testing.assert_allclose(falls, -slopes[:, None] * np.arange(6), rtol=1e-6)
 
@@ -173,6 +178,7 @@ def test_maps_are_drawn_as_they_are():
     assert [label.get_text() for label in cross.get_xticklabels()] == list("xyz")
     named = inspect.plot_attention(maps[:2], heads=(3, 1))
     assert [axes.get_title() for axes in named.axes] == ["head 3", "head 1"]
+    assert inspect.plot_attention(maps[0], heads=(2,)).axes[0].get_title() == "head 2"
     with pytest.raises(ValueError, match=r"shape \(1, 3, 5, 5\). Pick a layer and a row"):
         inspect.plot_attention(maps[None])
     for names in ({"tokens": "abc"}, {"keys": "abcdef"}, {"heads": (1, 2)}):
@@ -199,6 +205,8 @@ def test_the_lens_is_drawn_with_the_likeliest_tokens():
     np.testing.assert_allclose(axes.images[0].get_array(), [[0.7], [0.7]], rtol=1e-6)
     with pytest.raises(ValueError, match=r"shape \(2, 1, 1, 3\). Pick a row"):
         inspect.plot_lens(lens[:, None])
+    with pytest.raises(ValueError, match="names has one for each of 3; got 2"):
+        inspect.plot_lens(lens, names=["x", "y"])
     with pytest.raises(ValueError, match="tokens has one for each of 1; got 2"):
         inspect.plot_lens(lens, tokens=["once", "more"])
 

@@ -6,7 +6,17 @@ import numpy as np
 import pytest
 
 from jaxformer import Transformer, inspect
-from jaxformer.config import GLU, MLP, Decay, Encoder, EncoderDecoder, Experts, LayerNorm
+from jaxformer.config import (
+    GLU,
+    MLP,
+    Decay,
+    Embedding,
+    Encoder,
+    EncoderDecoder,
+    Experts,
+    LayerNorm,
+    Learned,
+)
 from tests.inspect.test_attention_maps import NAMES
 
 PLACEMENTS = ("pre", "sandwich", "branch_out")
@@ -132,6 +142,8 @@ def test_what_cannot_be_run_is_refused_in_words(build, no_checks_of_annotations)
     wrong = [
         ({"tokens": tokens.astype(jnp.float32)}, r"tokens holds whole numbers.*\(2, 7\), float32"),
         ({"tokens": 3}, r"tokens holds whole numbers.*shape \(\), int"),
+        ({"tokens": jnp.zeros((2, 0), int)}, r"tokens holds whole numbers, at least one.*\(2, 0\)"),
+        ({"deterministic": False}, r"A model takes source, positions, .*; got deterministic"),
         ({"source": tokens}, "topology Decoder has no encoder for a source"),
         ({"targets": tokens[:, 1:]}, r"shapes \(2, 6\) and \(2, 7\)"),
         ({"targets": tokens + 31}, "31"),
@@ -139,8 +151,29 @@ def test_what_cannot_be_run_is_refused_in_words(build, no_checks_of_annotations)
     for changed, message in wrong:
         with pytest.raises(ValueError, match=message):
             inspect.token_losses(config, params, **({"tokens": tokens} | changed))
+    for number, kind in ((1.7, "float"), ("1", "str")):
+        with pytest.raises(TypeError, match=kind):
+            inspect.logit_lens(config, params, tokens, layers=number)
+    one = inspect.logit_lens(config, params, tokens, layers=2)
+    np.testing.assert_array_equal(one, inspect.logit_lens(config, params, tokens, layers=(2,)))
     listed = inspect.token_losses(config, params, tokens.tolist())
     np.testing.assert_array_equal(listed, inspect.token_losses(config, params, tokens))
+
+
+@pytest.mark.parametrize("name", ["tokens", "source", "positions"])
+def test_texts_beyond_a_learned_table_are_refused(name, build):
+    learned = Embedding(positions=Learned(max_length=8))
+    topology = {"topology": EncoderDecoder(num_encoder_layers=1)} if name == "source" else {}
+    config, params, tokens, inputs = build(embedding=learned, **topology)
+    match name:
+        case "tokens":
+            tokens = jnp.tile(tokens, 2)
+        case "source":
+            inputs = {"source": jnp.tile(inputs["source"], 2)}
+        case "positions":
+            inputs = {"positions": jnp.arange(2, 9)}
+    with pytest.raises(ValueError, match="outside the 8 positions"):
+        inspect.trace(config, params, tokens, **inputs)
 
 
 @pytest.mark.parametrize("source", [False, True])
