@@ -44,9 +44,7 @@ def test_a_learned_table_is_shown_from_its_offset(build):
 
 def test_a_model_that_adds_no_positions_says_what_it_has(build):
     config, params, *_ = build()
-    with pytest.raises(
-        ValueError, match=r"no positions to its embedding; attention has \(Rope"
-    ):
+    with pytest.raises(ValueError, match=r"no positions to its embedding; attention has \(Rope"):
         inspect.added_positions(config, params, 9)
 
 
