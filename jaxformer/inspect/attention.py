@@ -106,7 +106,7 @@ def attention_maps(
     wanted = tuple(lengths) if parts is None else tuple(parts)
     if isinstance(parts, str) or not wanted or set(wanted) - set(lengths):
         raise ValueError(f"parts are some of {tuple(lengths)} in this model; got {parts!r}.")
-    rows = tokens.size // max(1, tokens.shape[-1])
+    rows = tokens.size // tokens.shape[-1]
     total = sum(_count(config, part, lengths[part], choice) for part in wanted)
     _check_size(4 * rows * total, max_bytes, choice)
     found = _maps(Transformer(config, dtype=dtype), choice, wanted, params, tokens, inputs)
@@ -159,7 +159,7 @@ def _count(
         if outside or chosen == ():
             raise ValueError(
                 f"{name} of the {part} are counted from 0 to {limit - 1}; got {chosen}. "
-                f"Give parts=(...) to ask for other maps only."
+                "Give parts=(...) to ask for other maps only."
             )
     queries, keys = lengths
     if choice.window is not None:

@@ -12,7 +12,15 @@ from jaxtyping import Array, Bool, Float32, Int
 from jaxformer import config as c
 from jaxformer import functional as F
 from jaxformer.inspect.sizes import readable
-from jaxformer.inspect.trace import Params, check_inputs, ids, numbers, stacks_of, trace
+from jaxformer.inspect.trace import (
+    Params,
+    check_inputs,
+    ids,
+    numbers,
+    read_by_head,
+    stacks_of,
+    trace,
+)
 from jaxformer.layers import Mode, Norm, Transformer
 from jaxformer.layers.embedding import Head
 
@@ -50,7 +58,7 @@ def logit_lens(
     References:
         nostalgebraist, Interpreting GPT: the Logit Lens, 2020
     """
-    stack = "encoder" if isinstance(config.topology, c.Encoder) else "decoder"
+    stack = read_by_head(config)
     depth = stacks_of(config)[stack][1]
     depths = numbers(range(depth + 1) if layers is None else layers) or ()
     outside = [i for i in depths if not 0 <= i <= depth]

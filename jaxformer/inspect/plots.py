@@ -1,6 +1,7 @@
 """Pictures of the arrays that the rest of `inspect` gives; they need the extra `plots`.
 
-Each function gives a matplotlib Figure, which a notebook shows where it is the last line of a cell.
+What is called plot gives a matplotlib Figure, what is called show a page of HTML; a notebook shows
+either where it is the last line of a cell.
 """
 
 import html

@@ -1,19 +1,15 @@
 """How a model knows where a token stands, as arrays to draw."""
 
-from typing import Literal
-
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32, Int
 
 from jaxformer import config as c
 from jaxformer import functional as F
 from jaxformer.inspect.sizes import readable
-from jaxformer.inspect.trace import Params, stacks_of
+from jaxformer.inspect.trace import Params, Stack, read_by_head, stacks_of
 from jaxformer.layers.embedding import Embedder
 from jaxformer.layers.guide import frequencies
 from jaxformer.layers.mode import Mode
-
-Stack = Literal["decoder", "encoder"]
 
 
 def added_positions(
@@ -117,7 +113,7 @@ def _bias(
     stack: Stack | None,
 ) -> Float[Array, "N T S"]:
     """What positions add to the scores between these."""
-    stack = stack or _last(config)
+    stack = stack or read_by_head(config)
     own, kind = _positions(config, layer, stack)
     match kind:
         case c.Alibi(scale=scale):
@@ -187,11 +183,6 @@ def _key_width(config: c.TransformerConfig) -> int:
             return attention.head_dim
 
 
-def _last(config: c.TransformerConfig) -> Stack:
-    """The stack that the head reads."""
-    return "encoder" if isinstance(config.topology, c.Encoder) else "decoder"
-
-
 def _positions(
     config: c.TransformerConfig, layer: int, stack: Stack | None
 ) -> tuple[c.TransformerConfig, c.Positions | None]:
@@ -199,7 +190,7 @@ def _positions(
     stacks = stacks_of(config)
     if stack is not None and stack not in stacks:
         raise ValueError(f"stack is one of {', '.join(stacks)} in this model; got {stack!r}.")
-    own, depth = stacks[stack or _last(config)]
+    own, depth = stacks[stack or read_by_head(config)]
     if not 0 <= layer < depth:
         raise ValueError(f"Layers are counted from 0 to {depth - 1}; got layer={layer}.")
     return own, own.layer(layer).positions

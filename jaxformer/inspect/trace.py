@@ -2,7 +2,7 @@
 
 import operator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from jaxformer.layers import Transformer
 from jaxformer.layers.watch import NUDGED, WATCHED
 
 Params = Any
+Stack = Literal["decoder", "encoder"]
 
 
 class StackTrace(NamedTuple):
@@ -97,6 +98,11 @@ def stacks_of(config: c.TransformerConfig) -> dict[str, tuple[c.TransformerConfi
             return {"encoder": (config, config.num_layers)}
         case c.EncoderDecoder(num_encoder_layers=count):
             return {"encoder": (config.encoder, count), "decoder": (config, config.num_layers)}
+
+
+def read_by_head(config: c.TransformerConfig) -> Stack:
+    """The stack whose last vectors become logits."""
+    return "encoder" if isinstance(config.topology, c.Encoder) else "decoder"
 
 
 def observe(

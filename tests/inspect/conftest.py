@@ -7,17 +7,11 @@ import numpy as np
 import pytest
 
 from jaxformer import Transformer, load_pretrained
-from jaxformer.config import GLU, EncoderDecoder, MultiHead, Rope, TransformerConfig
+from jaxformer.config import EncoderDecoder
 from tests.interop.golden_files import read, write_folder
+from tests.layers.conftest import BASE
 
 GOLDEN = Path(__file__).parent / "golden"
-BASE = TransformerConfig(
-    vocab_size=31,
-    model_dim=14,
-    num_layers=3,
-    attention=MultiHead(num_heads=4, num_kv_heads=2, head_dim=6, positions=(Rope(),)),
-    feed_forward=(GLU(hidden_dim=11),),
-)
 
 
 @pytest.fixture(scope="session")
