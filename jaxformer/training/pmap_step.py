@@ -37,7 +37,9 @@ def make_pmap_update(
 
     Returns:
         (state, batch) -> (state, metrics), where the arrays of the batch are [devices, rows, time].
-        The state passed in is consumed.
+        The state passed in is consumed. One that lies on every device before the first update,
+        `jax.device_put(state, NamedSharding(Mesh(jax.devices(), ("data",)), PartitionSpec()))`,
+        is compiled for once; any other twice, since it comes back on every device.
     """
 
     def per_device(state: TrainState, batch: AnyBatch):

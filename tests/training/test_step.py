@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 from jax.tree_util import keystr, tree_flatten_with_path, tree_map_with_path
 
 from jaxformer import functional as F
@@ -24,7 +26,7 @@ from jaxformer.data import Batch, PairBatch
 from jaxformer.layers import Transformer
 from jaxformer.parallel import MeshConfig, make_mesh, put_batch, replicated
 from jaxformer.training import gradient as gradient_module
-from jaxformer.training import step
+from jaxformer.training import pmap_step, step
 from jaxformer.training.gradient import Objective
 from jaxformer.training.guard import new_guard
 from jaxformer.training.optimizers import AdamW, OptimizerConfig, make_optimizer
@@ -348,6 +350,26 @@ def test_inventory_row_89_under_pmap_the_mean_follows_the_gradient(counts):
     for device in (0, 7):
         own = jax.tree.map(lambda x: np.asarray(x.addressable_shards[device].data), state)  # noqa: B023
         assert_close((metrics.loss, own.opt_state), (loss, gradients))
+
+
+@pytest.mark.parametrize("placed", [True, False])
+def test_pmap_compiles_once_for_a_state_on_every_device(placed, monkeypatch):
+    traced = []
+
+    def total_loss(model, objective, params, batch, key, *, over):
+        traced.append(over)
+        return sum(jnp.sum(x) for x in jax.tree.leaves(params))
+
+    monkeypatch.setattr(pmap_step, "total_loss", total_loss)
+    update = make_pmap_update(Transformer(CONFIG), RECORDER)
+    state = step.TrainState(jnp.int32(0), draw(CONFIG), RECORDER.init(draw(CONFIG)), new_guard())
+    state = jax.tree.map(jnp.copy, state)  # it is consumed
+    if placed:
+        state = jax.device_put(state, NamedSharding(Mesh(jax.devices(), ("data",)), P()))
+    batch = jax.tree.map(lambda x: x[:, None], make_batch(COUNTS))
+    for _ in range(3):
+        state, _ = update(state, batch)
+    assert len(traced) == (1 if placed else 2)
 
 
 # Dropout
