@@ -135,11 +135,11 @@ def test_a_clone_is_used_as_it_is(begin, tmp_path, monkeypatch):
     assert sys.path[0] == str(tmp_path)
 
 
-def test_what_a_clone_lacks_is_installed(begin, tmp_path):
+@pytest.mark.parametrize("without", [("jaxformer",), ()], ids=["clone", "installed"])
+def test_what_is_missing_is_installed(without, begin, tmp_path):
     (tmp_path / "jaxformer" / "jaxformer" / "functional").mkdir(parents=True)
-    [install] = begin(without=("jaxformer", "treescope"))
-    assert install[1:4] == ("-m", "pip", "install")
-    assert install[-1] == f"{tmp_path / 'jaxformer'}[plots]"
+    [install] = begin(without=(*without, "treescope", "safetensors"))
+    assert install[1:] == ("-m", "pip", "install", "--quiet", "safetensors", "treescope")
 
 
 def test_elsewhere_the_first_cell_asks_for_an_address_and_fetches_it(begin, tmp_path):

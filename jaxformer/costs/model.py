@@ -136,11 +136,16 @@ def training_flops_per_token(config: c.TransformerConfig, length: int) -> float:
 
 
 def cache_bytes(
-    config: c.TransformerConfig, length: int, *, batch: int = 1, bytes_per_number: int = 2
+    config: c.TransformerConfig,
+    length: int,
+    *,
+    batch: int = 1,
+    source_length: int = 0,
+    bytes_per_number: int = 2,
 ) -> int:
     """Bytes of keys and values kept while generating.
 
-        batch * layers * min(length, window) * numbers * bytes_per_number
+        batch * layers * (min(length, window) + source_length) * numbers * bytes_per_number
 
     with numbers = 2 * kv_heads * head_dim, half as many where keys are the values (`SharedKV`,
     unless only one of them is turned), and latent_dim + rope_dim where keys and values come from a
@@ -151,11 +156,11 @@ def cache_bytes(
         config: The model.
         length: Tokens so far, prompt included.
         batch: Sequences side by side.
+        source_length: Tokens of an encoder-decoder's source, which cross-attention keeps.
         bytes_per_number: 2 for bfloat16.
 
     Returns:
-        Bytes over all layers; layers with a window keep no more than it. Cross-attention, whose
-        keys and values depend on the source alone, is not counted.
+        Bytes over all layers; layers with a window keep no more than it.
 
     Example:
         >>> from jaxformer import costs, zoo
@@ -168,6 +173,8 @@ def cache_bytes(
         keys_seen(choice.window, length) * cached_numbers(config, choice.positions)
         for choice in map(config.layer, range(config.num_layers))
     )
+    if isinstance(config.topology, c.EncoderDecoder):
+        kept += config.num_layers * source_length * cached_numbers(config, None)
     return batch * kept * (4 if isinstance(config.attention, c.Decay) else bytes_per_number)
 
 

@@ -223,17 +223,25 @@ def passed(gamma: Array, theta: Array | None, count: Array) -> Inexact[Array, ".
     return jax.lax.complex(shrunk * turned.real, -shrunk * turned.imag)
 
 
+def weights_within(
+    gamma: Float[Array, " N"], steps: Steps, rows: slice = slice(None)
+) -> Float[Array, "*batch N T S"]:
+    """``gamma ** (i - j)`` for each j up to i in its document; `rows` are the i asked for."""
+    clock, run = steps.clock, steps.run
+    count = jnp.arange(clock.shape[-1])
+    distance = clock[..., None, rows, None] - clock[..., None, None, :]
+    same = run[..., None, rows, None] == run[..., None, None, :]
+    seen = same & (count[rows, None] >= count[None])[(None,) * (same.ndim - 2)]
+    return jnp.where(seen, _shrunk(gamma, jnp.maximum(distance, 0)), 0)
+
+
 def attend_within(
     z: Inexact[Array, "*batch N T C"], gamma: Array, theta: Array | None, steps: Steps
 ) -> Inexact[Array, "*batch N T C"]:
     """Attention form: turn, add up with weights that are real, turn back."""
-    clock, run = steps.clock, steps.run
-    distance = clock[..., None, :, None] - clock[..., None, None, :]
-    same = run[..., None, :, None] == run[..., None, None, :]
-    seen = same & jnp.tri(z.shape[-2], dtype=bool)[(None,) * (same.ndim - 2)]
-    weights = jnp.where(seen, _shrunk(gamma, jnp.maximum(distance, 0)), 0)
+    weights = weights_within(gamma, steps)
     if theta is None:
         return weights @ z
-    turned = _turned(theta, by_token(clock - clock[..., :1]))
+    turned = _turned(theta, by_token(steps.clock - steps.clock[..., :1]))
     mixed = weights @ as_real(z * turned, pairing="halves")
     return as_complex(mixed, pairing="halves") * jnp.conj(turned)

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Float32, Int
 
 from jaxformer import config as c
 from jaxformer import functional as F
+from jaxformer.functional.decay import steps_of, weights_within
 from jaxformer.inspect.sizes import readable
 from jaxformer.inspect.trace import (
     Params,
@@ -72,7 +73,8 @@ def attention_maps(
     positions may turn besides.
 
     The queries and keys of all layers are held for a moment, whichever are asked for; that much is
-    linear in the length.
+    linear in the length. Two kinds of attention hold T x S numbers of each layer besides, which
+    `max_bytes` does not count: Transformer-XL's positions and block-sparse patterns.
 
     Args:
         config: The model.
@@ -101,7 +103,7 @@ def attention_maps(
         (2, 2, 5, 5)
     """
     tokens, inputs = check_inputs(config, tokens, inputs)
-    choice = Choice(numbers(layers), numbers(heads), numbers(window))
+    choice = Choice(numbers("layers", layers), numbers("heads", heads), numbers("window", window))
     lengths = _lengths(config, tokens, inputs)
     wanted = tuple(lengths) if parts is None else tuple(parts)
     if isinstance(parts, str) or not wanted or set(wanted) - set(lengths):
@@ -125,7 +127,12 @@ def attention_entropy(
 
     Returns:
         Entropies in nats.
+
+    Raises:
+        ValueError: All maps at once.
     """
+    if isinstance(maps, AttentionMaps):
+        raise ValueError("Pick a part of these maps, as by maps.decoder.")
     wide = maps.astype(jnp.float32)
     return -jnp.sum(jax.scipy.special.xlogy(wide, wide), axis=-1)
 
@@ -256,12 +263,11 @@ def _of_queries(given: Any, rows: slice) -> Any:
 def _decay_weights(
     seen: Decayed, tokens: Int[Array, "*batch time"], choice: Choice
 ) -> Float32[Array, "*batch N T S"]:
-    """What the recurrence makes of values that tell which token they come from."""
-    rates, (*batch, T) = seen.rates, tokens.shape
+    """What is left of each value, times the gain."""
+    rates = seen.rates
     if choice.heads is not None:
         rates = F.DecayRates(*(rate[jnp.asarray(choice.heads)] for rate in rates))
-    which = jnp.broadcast_to(jnp.eye(T)[:, None, :], (*batch, T, rates.gamma.shape[0], T))
-    kept = F.decay_attention(which, rates.gamma, segments=seen.segments)
-    gain = jnp.broadcast_to(rates.gain[:, None], kept.shape)
-    maps = jnp.moveaxis(gain * kept, -2, -3)
-    return maps if choice.window is None else maps[..., slice(*choice.window), :]
+    rows = slice(None) if choice.window is None else slice(*choice.window)
+    kept = weights_within(rates.gamma, steps_of(tokens[..., None, None], seen.segments, None), rows)
+    shape = (*tokens.shape[:-1], *kept.shape[-3:])
+    return jnp.broadcast_to(kept, shape) * jnp.broadcast_to(rates.gain[:, None, None], shape)

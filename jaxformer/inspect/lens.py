@@ -60,7 +60,7 @@ def logit_lens(
     """
     stack = read_by_head(config)
     depth = stacks_of(config)[stack][1]
-    depths = numbers(range(depth + 1) if layers is None else layers) or ()
+    depths = numbers("layers", range(depth + 1) if layers is None else layers) or ()
     outside = [i for i in depths if not 0 <= i <= depth]
     if outside or not depths:
         raise ValueError(f"layers counts layers, from 0 to {depth}; got {layers}.")

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Array
 
+from jaxformer.inspect.attention import AttentionMaps
+
 MANY_LABELS = 40
 Numbers = Array | np.ndarray | Sequence[Any]
 
@@ -24,7 +26,7 @@ def plot_attention(
     *,
     tokens: Sequence[str] | None = None,
     keys: Sequence[str] | None = None,
-    heads: Sequence[int] | None = None,
+    heads: Numbers | None = None,
     title: str = "",
     columns: int = 4,
 ) -> Any:
@@ -42,15 +44,20 @@ def plot_attention(
         The figure.
 
     Raises:
-        ValueError: Maps of more than one row or layer, or other numbers of texts or heads.
+        ValueError: Maps of more than one row or layer, other numbers of texts or heads, or no
+            columns.
         ModuleNotFoundError: matplotlib is not installed.
     """
+    if isinstance(maps, AttentionMaps):
+        raise ValueError("Pick a part, a layer and a row of these maps, as by maps.decoder[0, 0].")
     panels = np.asarray(maps, np.float32)
     if panels.ndim not in (2, 3) or panels.size == 0:
         raise ValueError(
             f"Maps are [T, S] or [N, T, S]; got shape {panels.shape}. Pick a layer and a row, as "
             "by maps.decoder[0, 0]."
         )
+    if columns < 1:
+        raise ValueError(f"At least one panel stands side by side; got columns={columns}.")
     panels = panels[None] if panels.ndim == 2 else panels
     _, queries, count = panels.shape
     _check_count("heads", heads, len(panels))
@@ -58,6 +65,7 @@ def plot_attention(
     _check_count("keys", keys, count)
     keys = tokens if keys is None and queries == count else keys
     names = range(len(panels)) if heads is None else heads
+    named = heads is not None or len(panels) > 1
     across = min(columns, len(panels))
     down = math.ceil(len(panels) / across)
     figure = _figure(3.0 * across, 3.0 * down + 0.4)
@@ -65,9 +73,11 @@ def plot_attention(
     for i, panel in enumerate(panels):
         axes = figure.add_subplot(down, across, i + 1)
         axes.imshow(panel, cmap="viridis", vmin=0, vmax=top, interpolation="nearest")
-        axes.set_title(f"head {names[i]}" if heads or len(panels) > 1 else "", fontsize=9)
-        _label(axes.set_yticks, tokens, rotation=0)
-        _label(axes.set_xticks, keys, rotation=90)
+        axes.set_title(f"head {names[i]}" if named else "", fontsize=9)
+        if queries <= MANY_LABELS:
+            _label(axes.set_yticks, tokens)
+        if count <= MANY_LABELS:
+            _label(axes.set_xticks, keys, rotation=90)
     figure.supxlabel("key", fontsize=9)
     figure.supylabel("query", fontsize=9)
     figure.suptitle(title)
@@ -93,8 +103,13 @@ def plot_heat(
 
     Returns:
         The figure.
+
+    Raises:
+        ValueError: Values that are no table.
     """
     values = np.asarray(values, np.float32)
+    if values.ndim != 2:
+        raise ValueError(f"A table is [rows, columns]; got shape {values.shape}.")
     figure = _figure(7.0, 4.0)
     axes = figure.add_subplot()
     options: dict[str, Any] = {"aspect": "auto", "interpolation": "nearest"}
@@ -173,10 +188,10 @@ def plot_lens(
         for place in range(length):
             token = int(best[depth, place])
             said = str(token) if names is None else repr(names[token])[1:-1]
-            axes.text(place, depth, said, ha="center", va="center", fontsize=7)
+            axes.text(place, depth, said, ha="center", va="center", fontsize=7, parse_math=False)
     figure.colorbar(shown, ax=axes, label="probability")
     if tokens is not None:
-        axes.set_xticks(range(length), [repr(token)[1:-1] for token in tokens], fontsize=7)
+        _label(axes.set_xticks, tokens, fontsize=7)
     axes.set_yticks(range(depths))
     axes.set(xlabel="read so far", ylabel="layers", title="Likeliest next token after each layer")
     return figure
@@ -202,7 +217,7 @@ def show_losses(texts: Sequence[str], losses: Numbers) -> Page:
     Args:
         texts: The text of each token that has a loss: from the second on, for `token_losses`
             without targets.
-        losses: In nats, one for each.
+        losses: In nats, one for each; what is not finite is black.
 
     Returns:
         What a notebook shows; point at a token to read its loss.
@@ -213,11 +228,17 @@ def show_losses(texts: Sequence[str], losses: Numbers) -> Page:
     numbers = np.asarray(losses, np.float32)
     if numbers.shape != (len(texts),):
         raise ValueError(f"There is a loss for each text; got {len(texts)} and {numbers.shape}.")
-    top = max(float(numbers.max(initial=0.0)), 1e-6)
+    finite = np.isfinite(numbers)
+    top = max(float(numbers.max(initial=0.0, where=finite)), 1e-6)
+    colours = [
+        f"background: rgba(220, 60, 40, {loss / top:.2f})"
+        if known
+        else "background: black; color: white"
+        for loss, known in zip(numbers, finite, strict=True)
+    ]
     spans = [
-        f'<span title="{loss:.2f} nats" style="background: rgba(220, 60, 40, {loss / top:.2f})">'
-        f"{html.escape(text)}</span>"
-        for text, loss in zip(texts, numbers, strict=True)
+        f'<span title="{loss:.2f} nats" style="{colour}">{html.escape(text)}</span>'
+        for text, loss, colour in zip(texts, numbers, colours, strict=True)
     ]
     style = "white-space: pre-wrap; font-family: monospace; color: black; background: white"
     return Page(f'<div style="{style}">{"".join(spans)}</div>')
@@ -272,14 +293,16 @@ def _needed(module: str) -> Any:
         ) from error
 
 
-def _check_count(name: str, given: Sequence[Any] | None, count: int) -> None:
+def _check_count(name: str, given: Numbers | None, count: int) -> None:
     """Refuse names of other things than are drawn."""
     if given is not None and len(given) != count:
         raise ValueError(f"{name} has one for each of {count}; got {len(given)}.")
 
 
-def _label(set_ticks: Callable[..., Any], words: Sequence[str] | None, *, rotation: int) -> None:
-    """Words along an axis, where there are few enough to be read."""
-    if words is not None and len(words) <= MANY_LABELS:
+def _label(
+    set_ticks: Callable[..., Any], words: Sequence[str] | None, *, fontsize: int = 6, **how: Any
+) -> None:
+    """Words along an axis as they are: a dollar sign begins no formula."""
+    if words is not None:
         names = [repr(word)[1:-1] for word in words]
-        set_ticks(range(len(names)), names, rotation=rotation, fontsize=6)
+        set_ticks(range(len(names)), names, fontsize=fontsize, parse_math=False, **how)

@@ -1,6 +1,9 @@
 """How a model knows where a token stands, as arrays to draw."""
 
+from typing import Any
+
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Float32, Int
 
 from jaxformer import config as c
@@ -31,7 +34,7 @@ def added_positions(
     if config.embedding.positions is None:
         kinds = config.attention.positions
         raise ValueError(f"This model adds no positions to its embedding; attention has {kinds}.")
-    positions = jnp.arange(length)
+    positions = jnp.arange(_counted(length))
     if config.max_length is not None:
         F.check_positions(positions, config.max_length)
     embedder = Embedder(config, config.vocab_size, Mode())
@@ -61,6 +64,7 @@ def rotation_angles(
         ValueError: The layer has no rotary positions, or does not exist.
     """
     own, rope = _positions(config, layer, stack)
+    length = _counted(length)
     if not isinstance(rope, c.Rope):
         raise ValueError(f"Layer {layer} has no rotary positions to draw; it has {rope}.")
     per_token = frequencies(rope, own.attention.rotary_dim, jnp.asarray(length))
@@ -93,7 +97,7 @@ def position_bias(
         ValueError: The layer has no such bias, or does not exist, or the answer is too large.
     """
     own, _ = _positions(config, layer, stack)
-    at, heads = jnp.arange(length), own.attention.num_heads
+    at, heads = jnp.arange(_counted(length)), own.attention.num_heads
     needed = 4 * heads * length**2
     if needed > max_bytes:
         raise ValueError(
@@ -162,6 +166,7 @@ def score_by_distance(
         arXiv:2104.09864, section 3.4.3 (a bound that falls with distance; the mean need not)
     """
     own, kind = _positions(config, layer, stack)
+    length = _counted(length)
     match kind:
         case c.Rope(targets=targets) if {"q", "k"} <= set(targets):
             turned = kind.width(own.attention.rotary_dim) / _key_width(own)
@@ -172,6 +177,13 @@ def score_by_distance(
             bias = _bias(config, params or {}, back[:1], back, layer, stack)
             return bias[:, 0].astype(jnp.float32)
     raise ValueError(f"Layer {layer} has no score that follows from distance; it has {kind}.")
+
+
+def _counted(length: Any) -> int:
+    """A length that there can be."""
+    if not isinstance(length, int | np.integer) or length < 1:
+        raise ValueError(f"length is a whole number from 1 on; got {length!r}.")
+    return int(length)
 
 
 def _key_width(config: c.TransformerConfig) -> int:

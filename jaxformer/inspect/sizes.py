@@ -1,6 +1,7 @@
 """How many numbers a model has, and how many bytes it keeps while it generates."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -79,6 +80,7 @@ def cache_sizes(
     lengths: Sequence[int],
     *,
     batch: int = 1,
+    source_length: int = 0,
     bytes_per_number: int = 2,
 ) -> Int[np.ndarray, " L"]:
     """Bytes of the cache by the length of the text; see `costs.cache_bytes`.
@@ -87,15 +89,28 @@ def cache_sizes(
         config: The model.
         lengths: Tokens so far, prompt included.
         batch: Sequences side by side.
+        source_length: Tokens of the source, whose keys and values an encoder-decoder keeps besides.
         bytes_per_number: 2 for bfloat16.
 
     Returns:
         Bytes for each length.
+
+    Raises:
+        ValueError: A model that keeps no cache, a length below 0, or a source without an
+            encoder.
     """
-    return np.asarray(
-        [
-            costs.cache_bytes(config, int(n), batch=batch, bytes_per_number=bytes_per_number)
-            for n in lengths
-        ],
-        np.int64,
+    if isinstance(config.topology, c.Encoder):
+        raise ValueError("An Encoder reads its text at once and keeps no cache.")
+    if source_length and not isinstance(config.topology, c.EncoderDecoder):
+        raise ValueError(f"This model reads no source; got source_length={source_length}.")
+    below = [n for n in (*lengths, source_length) if n < 0]
+    if below:
+        raise ValueError(f"A text has at least 0 tokens; got {below[0]}.")
+    size = partial(
+        costs.cache_bytes,
+        config,
+        batch=batch,
+        source_length=source_length,
+        bytes_per_number=bytes_per_number,
     )
+    return np.asarray([size(int(n)) for n in lengths], np.int64)

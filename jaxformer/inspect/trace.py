@@ -1,6 +1,5 @@
 """Run a model once and keep what it says of itself on the way."""
 
-import operator
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -135,15 +134,36 @@ def check_inputs(
     inputs = {name: ids(name, given) for name, given in inputs.items() if given is not None}
     Transformer(config).check_source(inputs.get("source"), None)
     F.check_token_ids(tokens, config.vocab_size)
-    read = {"positions": tokens}
+    texts = {"": tokens}
     if isinstance(config.topology, c.EncoderDecoder):
-        F.check_token_ids(inputs["source"], config.topology.source_vocab_size or config.vocab_size)
-        read["source_positions"] = inputs["source"]
-    for name, text in read.items():
+        source = texts["source_"] = inputs["source"]
+        F.check_token_ids(source, config.topology.source_vocab_size or config.vocab_size)
+        if source.shape[:-1] != tokens.shape[:-1]:
+            raise ValueError(
+                f"A row of tokens has its row of source; got shapes {tokens.shape} and "
+                f"{source.shape}."
+            )
+    elif alone := [name for name in inputs if name.startswith("source_")]:
+        raise ValueError(f"This model has no encoder for a source, and got {', '.join(alone)}.")
+    for prefix, text in texts.items():
+        for name in (prefix + "positions", prefix + "segments"):
+            if name in inputs:
+                inputs[name] = _beside(text, name, inputs[name])
         if config.max_length is not None:
             counted = jnp.arange(text.shape[-1])
-            F.check_positions(inputs.get(name, counted), config.max_length)
+            F.check_positions(inputs.get(prefix + "positions", counted), config.max_length)
     return tokens, inputs
+
+
+def _beside(text: Array, name: str, given: Array) -> Array:
+    """A number for each token of a text; rows that agree may be given once."""
+    try:
+        return jnp.broadcast_to(given, text.shape)
+    except ValueError as error:
+        raise ValueError(
+            f"{name} has a number for each token of a text of shape {text.shape}; got shape "
+            f"{given.shape}."
+        ) from error
 
 
 def ids(name: str, given: Any) -> Array:
@@ -179,9 +199,14 @@ def layers_of(stack: Any) -> list[dict[str, Any]]:
     return [*found, *(tail[place] for place in _in_order(tail))]
 
 
-def numbers(given: Any) -> tuple[int, ...] | None:
+def numbers(name: str, given: Any) -> tuple[int, ...] | None:
     """A choice of some of many, as a tuple, whatever it was given as."""
-    return None if given is None else tuple(operator.index(i) for i in np.atleast_1d(given))
+    if given is None:
+        return None
+    array = np.atleast_1d(np.asarray(given))
+    if array.size and (array.ndim != 1 or not np.issubdtype(array.dtype, np.integer)):
+        raise ValueError(f"{name} takes whole numbers; got {given!r}.")
+    return tuple(array.tolist())
 
 
 def _in_order(layers: dict[str, Any]) -> list[str]:

@@ -1,5 +1,7 @@
 """Attention maps are those of transformers, and of numbers written out in numpy."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,6 +21,7 @@ from jaxformer.config import (
     TransformerXL,
 )
 from jaxformer.functional import many_scores
+from jaxformer.inspect import attention
 from tests.inspect.conftest import GOLDEN
 
 NAMES = sorted(path.stem for path in GOLDEN.glob("*.npz"))
@@ -131,6 +134,19 @@ def test_decay_weighs_by_powers(build):
     expected = np.sqrt(1 - gamma**2)[..., None, None] * power
     expected[..., 4:, :4] = 0
     np.testing.assert_allclose(maps, np.stack([expected] * 2, 1), atol=2e-6)
+    some = inspect.attention_maps(config, params, tokens, heads=2, window=(3, 6), segments=segments)
+    np.testing.assert_array_equal(some.decoder, maps[:, :, 2:3, 3:6])
+
+
+def test_a_few_rows_of_decay_take_little_memory():
+    """No T x T numbers, though the text is long: they would be 2 GB for a head."""
+    config = zoo.get("llama-2-7b").tiny()
+    config = replace(config, attention=KINDS["decay"])
+    tokens = jnp.zeros((1, 4096), int)
+    params = jax.eval_shape(Transformer(config).init, jax.random.key(0), tokens)["params"]
+    choice = attention.Choice(None, None, (0, 4))
+    run = attention._maps.lower(Transformer(config), choice, ("decoder",), params, tokens, {})
+    assert run.compile().memory_analysis().temp_size_in_bytes < 4 * 4096**2
 
 
 def test_an_encoder_looks_both_ways(build):

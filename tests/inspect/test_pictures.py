@@ -2,13 +2,14 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer import costs, inspect, zoo
+from jaxformer import Transformer, costs, inspect, zoo
 from jaxformer.config import (
     Alibi,
     Embedding,
@@ -22,6 +23,7 @@ from jaxformer.config import (
     Sinusoid,
     T5Bias,
 )
+from jaxformer.generation import prefill
 
 
 def test_sinusoids_are_sines_and_cosines(build):
@@ -116,6 +118,22 @@ def test_scores_follow_from_distance_where_queries_and_keys_are_turned(targets, 
         inspect.score_by_distance(config, 5)
 
 
+@pytest.mark.parametrize("length", [0, -1, 2.5])
+def test_lengths_that_cannot_be_are_refused(length, build, no_checks_of_annotations):
+    turned, *_ = build()
+    falling, *_ = build(attention={"positions": (Alibi(),)})
+    learned, params, *_ = build(embedding=Embedding(positions=Learned(max_length=8)))
+    for draw in (
+        lambda: inspect.rotation_angles(turned, length),
+        lambda: inspect.score_by_distance(turned, length),
+        lambda: inspect.score_by_distance(falling, length),
+        lambda: inspect.position_bias(falling, {}, length),
+        lambda: inspect.added_positions(learned, params, length),
+    ):
+        with pytest.raises(ValueError, match=f"a whole number from 1 on; got {length}"):
+            draw()
+
+
 def test_the_encoder_of_a_pair_is_drawn_too(build):
     own = MultiHead(num_heads=2, num_kv_heads=2, head_dim=4, positions=(Rope(base=100.0),))
     config, *_ = build(topology=EncoderDecoder(num_encoder_layers=1, attention=own))
@@ -149,8 +167,6 @@ def test_the_table_of_parameters_counts_them_all(build):
 
 
 def test_a_table_needs_shapes_only():
-    from jaxformer import Transformer
-
     config = zoo.get("llama-2-70b")
     tokens = jax.ShapeDtypeStruct((1, 2), jnp.int32)
     shapes = jax.eval_shape(Transformer(config).init, jax.random.key(0), tokens)["params"]
@@ -161,6 +177,23 @@ def test_caches_grow_with_the_text_up_to_the_window():
     mistral = zoo.get("mistral-7b")
     sizes = inspect.cache_sizes(mistral, (1, 4096, 8192))
     assert sizes.tolist() == [2 * 32 * 8 * 128 * 2 * n for n in (1, 4096, 4096)]
+    with pytest.raises(ValueError, match="at least 0 tokens; got -3"):
+        inspect.cache_sizes(mistral, (1, -3))
+    with pytest.raises(ValueError, match="reads no source; got source_length=5"):
+        inspect.cache_sizes(mistral, (1,), source_length=5)
+    with pytest.raises(ValueError, match="An Encoder reads its text at once"):
+        inspect.cache_sizes(replace(mistral.tiny(), topology=Encoder()), (1,))
+
+
+def test_caches_hold_the_source_too(build):
+    own = MultiHead(num_heads=2, num_kv_heads=2, head_dim=4)  # of the encoder: nothing of it stays
+    config, params, _, inputs = build(topology=EncoderDecoder(num_encoder_layers=1, attention=own))
+    prompts = jnp.ones((2, 3), int)
+    lengths = jnp.array([3, 2])
+    _, read = prefill(config, params, prompts, lengths, capacity=9, **inputs)
+    kept = sum(x.nbytes for x in jax.tree.leaves((read.cache.layers, read.cache.tail)))
+    sizes = inspect.cache_sizes(config, (9,), batch=2, source_length=5, bytes_per_number=4)
+    assert sizes.tolist() == [kept]
 
 
 def test_maps_are_drawn_as_they_are():
@@ -179,12 +212,24 @@ def test_maps_are_drawn_as_they_are():
     assert inspect.plot_attention(maps[0], heads=(2,)).axes[0].get_title() == "head 2"
     with pytest.raises(ValueError, match=r"shape \(1, 3, 5, 5\). Pick a layer and a row"):
         inspect.plot_attention(maps[None])
+    some = inspect.plot_attention(maps[:2], heads=np.array([3, 1]))
+    assert [axes.get_title() for axes in some.axes] == ["head 3", "head 1"]
+    with pytest.raises(ValueError, match="columns=0"):
+        inspect.plot_attention(maps, columns=0)
     for names in ({"tokens": "abc"}, {"keys": "abcdef"}, {"heads": (1, 2)}):
         (name, given), count = next(iter(names.items())), 3 if "heads" in names else 5
         with pytest.raises(
             ValueError, match=f"{name} has one for each of {count}; got {len(given)}"
         ):
             inspect.plot_attention(maps, **names)
+
+
+def test_all_maps_at_once_are_neither_drawn_nor_summed(no_checks_of_annotations):
+    everything = inspect.AttentionMaps(decoder=jnp.ones((1, 1, 2, 3, 3)) / 3)
+    with pytest.raises(ValueError, match=r"as by maps\.decoder\[0, 0\]"):
+        inspect.plot_attention(everything)
+    with pytest.raises(ValueError, match=r"as by maps\.decoder\."):
+        inspect.attention_entropy(everything)
 
 
 def test_heat_and_lines_hold_their_numbers():
@@ -194,6 +239,20 @@ def test_heat_and_lines_hold_their_numbers():
     assert [line.get_label() for line in lines.lines] == ["a", "b"]
     np.testing.assert_array_equal(lines.lines[1].get_xydata(), [[5, 3], [7, 4]])
     assert lines.get_yscale() == "log"
+    with pytest.raises(ValueError, match=r"\[rows, columns\]; got shape \(3,\)"):
+        inspect.plot_heat([1.0, 2.0, 3.0])
+
+
+def test_dollars_are_drawn_as_dollars():
+    """Matplotlib reads what stands between two of them as a formula, and refuses `$$`."""
+    words = ["$$", "$x$", "a$b$c"]
+    maps = inspect.plot_attention(np.eye(3), tokens=words)
+    lens = inspect.plot_lens(np.log(np.full((1, 3, 3), 0.2) + np.eye(3)), tokens=words, names=words)
+    drawn = maps.axes[0].get_xticklabels() + maps.axes[0].get_yticklabels()
+    drawn += [*lens.axes[0].texts, *lens.axes[0].get_xticklabels()]
+    assert [text.get_text() for text in drawn] == words * 4
+    assert not any(text.get_parse_math() for text in drawn)
+    assert all(figure._repr_png_().startswith(b"\x89PNG") for figure in (maps, lens))
 
 
 def test_the_lens_is_drawn_with_the_likeliest_tokens():
@@ -214,6 +273,10 @@ def test_losses_colour_their_tokens():
     assert "&lt;b&gt;" in page and "<b>" not in page
     assert 'title="2.00 nats" style="background: rgba(220, 60, 40, 1.00)"' in page
     assert 'title="1.00 nats" style="background: rgba(220, 60, 40, 0.50)"' in page
+    page = inspect.show_losses(["a", "b", "c"], [2.0, np.nan, np.inf])._repr_html_()
+    assert 'title="2.00 nats" style="background: rgba(220, 60, 40, 1.00)"' in page
+    assert 'title="nan nats" style="background: black; color: white">b<' in page
+    assert 'title="inf nats" style="background: black; color: white">c<' in page
     with pytest.raises(ValueError, match=r"got 1 and \(2,\)"):
         inspect.show_losses(["a"], [1.0, 2.0])
 

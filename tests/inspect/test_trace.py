@@ -145,19 +145,32 @@ def test_what_cannot_be_run_is_refused_in_words(build, no_checks_of_annotations)
         ({"tokens": jnp.zeros((2, 0), int)}, r"tokens holds whole numbers, at least one.*\(2, 0\)"),
         ({"deterministic": False}, r"A model takes source, positions, .*; got deterministic"),
         ({"source": tokens}, "topology Decoder has no encoder for a source"),
+        ({"source_segments": tokens}, "no encoder for a source, and got source_segments"),
+        ({"segments": tokens[:, 1:]}, r"segments has .* shape \(2, 7\); got shape \(2, 6\)"),
+        ({"positions": tokens[:, None]}, r"positions has .* \(2, 7\); got shape \(2, 1, 7\)"),
         ({"targets": tokens[:, 1:]}, r"shapes \(2, 6\) and \(2, 7\)"),
         ({"targets": tokens + 31}, "31"),
     ]
     for changed, message in wrong:
         with pytest.raises(ValueError, match=message):
             inspect.token_losses(config, params, **({"tokens": tokens} | changed))
-    for number, kind in ((1.7, "float"), ("1", "str")):
-        with pytest.raises(TypeError, match=kind):
+    for number in (1.7, "1", True, (0, None), [[0]]):
+        with pytest.raises(ValueError, match="layers takes whole numbers; got"):
             inspect.logit_lens(config, params, tokens, layers=number)
     one = inspect.logit_lens(config, params, tokens, layers=2)
     np.testing.assert_array_equal(one, inspect.logit_lens(config, params, tokens, layers=(2,)))
     listed = inspect.token_losses(config, params, tokens.tolist())
     np.testing.assert_array_equal(listed, inspect.token_losses(config, params, tokens))
+
+
+def test_rows_that_agree_may_be_given_once(build):
+    config, params, tokens, inputs = build(topology=EncoderDecoder(num_encoder_layers=1))
+    once = {"segments": jnp.array([1, 1, 1, 2, 2, 2, 2]), "source_segments": jnp.arange(5) % 2 + 1}
+    each = {name: jnp.stack([x, x]) for name, x in once.items()}
+    found = (inspect.trace(config, params, tokens, **inputs, **x).logits for x in (once, each))
+    np.testing.assert_array_equal(*found)
+    with pytest.raises(ValueError, match=r"its row of source; got shapes \(2, 7\) and \(1, 5\)"):
+        inspect.trace(config, params, tokens, source=inputs["source"][:1])
 
 
 @pytest.mark.parametrize("name", ["tokens", "source", "positions"])
