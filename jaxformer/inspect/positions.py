@@ -29,7 +29,7 @@ def added_positions(
         A row for each position.
 
     Raises:
-        ValueError: The embedding adds nothing, or its table has fewer rows.
+        ValueError: The embedding adds nothing, its table has fewer rows, or there is no position.
     """
     if config.embedding.positions is None:
         kinds = config.attention.positions
@@ -61,7 +61,7 @@ def rotation_angles(
         An angle for each position and pair.
 
     Raises:
-        ValueError: The layer has no rotary positions, or does not exist.
+        ValueError: The layer has no rotary positions or does not exist, or there is no position.
     """
     own, rope = _positions(config, layer, stack)
     length = _counted(length)
@@ -94,10 +94,12 @@ def position_bias(
         The bias of each head, query and key; a causal mask is not part of it.
 
     Raises:
-        ValueError: The layer has no such bias, or does not exist, or the answer is too large.
+        ValueError: The layer has no such bias or does not exist, the answer is too large, or there
+            is no position.
     """
     own, _ = _positions(config, layer, stack)
-    at, heads = jnp.arange(_counted(length)), own.attention.num_heads
+    length = _counted(length)
+    at, heads = jnp.arange(length), own.attention.num_heads
     needed = 4 * heads * length**2
     if needed > max_bytes:
         raise ValueError(
@@ -159,7 +161,7 @@ def score_by_distance(
 
     Raises:
         ValueError: The layer has no positions that change scores by distance (rotary ones do where
-            they turn both queries and keys), or does not exist.
+            they turn both queries and keys) or does not exist, or there is no distance.
 
     References:
         Su et al., RoFormer: Enhanced Transformer with Rotary Position Embedding, 2021.
