@@ -139,7 +139,7 @@ def test_decay_weighs_by_powers(build):
 
 
 def test_a_few_rows_of_decay_take_little_memory():
-    """No T x T numbers, though the text is long: they would be 2 GB for a head."""
+    """No T x T numbers, though the text is long: 67 MB for one head of one layer."""
     config = zoo.get("llama-2-7b").tiny()
     config = replace(config, attention=KINDS["decay"])
     tokens = jnp.zeros((1, 4096), int)
