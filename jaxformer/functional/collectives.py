@@ -5,6 +5,7 @@ added up forwards is passed on backwards, and the reverse. Sums are taken in flo
 """
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +25,10 @@ def varies_over(x: Array) -> frozenset[str]:
     Returns:
         Names of axes of the mesh; none outside `jax.shard_map`.
     """
-    return frozenset(jax.typeof(x).manual_axis_type.varying)
+    kind: Any = jax.typeof(x)
+    if hasattr(kind, "manual_axis_type"):
+        return frozenset(kind.manual_axis_type.varying)
+    return frozenset(kind.vma)  # its name up to JAX 0.9
 
 
 def varying(x: Array, *axis_names: str | None) -> Array:
@@ -38,7 +42,11 @@ def varying(x: Array, *axis_names: str | None) -> Array:
         The same numbers.
     """
     missing = {name for name in axis_names if name is not None} - varies_over(x)
-    return jax.lax.pcast(x, tuple(sorted(missing)), to="varying") if missing else x
+    if not missing:
+        return x
+    if hasattr(jax.lax, "pcast"):
+        return jax.lax.pcast(x, tuple(sorted(missing)), to="varying")
+    return jax.lax.pvary(x, tuple(sorted(missing)))  # its name up to JAX 0.8.0
 
 
 def to_parts(x: Float[Array, "..."], axis_name: str | None) -> Float[Array, "..."]:
