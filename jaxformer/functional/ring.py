@@ -193,7 +193,8 @@ def _parts(length: int) -> int:
 
 
 def _split(x: Float[Array, "*batch T N H"], parts: int) -> list[Float[Array, "*batch t N H"]]:
-    return jnp.split(x, parts, axis=-3)
+    t = x.shape[-3] // parts  # not `jnp.split`, whose transpose fails up to JAX 0.7 if parts idle
+    return [jax.lax.slice_in_dim(x, i * t, (i + 1) * t, axis=-3) for i in range(parts)]
 
 
 def _merged(
