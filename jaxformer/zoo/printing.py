@@ -71,15 +71,16 @@ def preset(name: str) -> str:
 
 
 def listing() -> str:
-    """The names of all presets, a line for each row of the survey that has one."""
+    """The names of all presets, a line for each row of the survey that has one, then the others."""
+    named = [(row.name, row.presets) for row in survey()]
     shown: set[str] = set()
     lines = []
-    for row in survey():
-        fresh = [name for name in row.presets if name not in shown]
+    for title, presets in [*named, ("Later than the table", names())]:
+        fresh = [name for name in presets if name not in shown]
         shown.update(fresh)
         if fresh:
             lines.append(
-                textwrap.fill(f"{row.name}: {', '.join(fresh)}", WIDTH, subsequent_indent="    ")
+                textwrap.fill(f"{title}: {', '.join(fresh)}", WIDTH, subsequent_indent="    ")
             )
     return "\n".join(lines)
 

@@ -1,12 +1,13 @@
-"""Qwen, Qwen 2 and 2.5: Llama's design with biases on queries, keys and values.
+"""Qwen, Qwen 2 and 2.5: Llama with biases on queries, keys and values. Qwen 3: norms there instead.
 
-Vocabularies are those of the released tables, padded to 152,064. Beyond the length of its training
-the first Qwen also stretches rotations and scores; within it, what is here is all.
+Vocabularies are those of the released tables, padded to 152,064, since version 3 to 151,936. Beyond
+the length of its training the first Qwen also stretches rotations and scores; within it, what is
+here is all.
 """
 
 from dataclasses import replace
 
-from jaxformer.config import TransformerConfig
+from jaxformer.config import GLU, Head, MultiHead, QKNorm, RMSNorm, Rope, TransformerConfig
 from jaxformer.zoo.biases import QKV
 from jaxformer.zoo.llama import llama
 
@@ -48,6 +49,37 @@ def qwen_72b(*, eps: float) -> TransformerConfig:
     )
 
 
+def qwen_3(
+    *,
+    model_dim: int,
+    num_layers: int,
+    num_heads: int,
+    hidden_dim: int,
+    tied: bool = False,
+) -> TransformerConfig:
+    """Heads of 128 whatever the width, normed before they turn; no biases; tied up to 4B.
+
+    References:
+        Yang et al., Qwen3 Technical Report, 2025. arXiv:2505.09388, section 2, table 1
+    """
+    norm = RMSNorm(eps=1e-6)
+    return TransformerConfig(
+        vocab_size=151_936,
+        model_dim=model_dim,
+        num_layers=num_layers,
+        attention=MultiHead(
+            num_heads=num_heads,
+            num_kv_heads=8,
+            head_dim=128,
+            positions=(Rope(base=1_000_000.0),),
+            qk_norm=QKNorm(norm=norm, over="head"),
+        ),
+        feed_forward=(GLU(hidden_dim=hidden_dim),),
+        norm=norm,
+        head=Head(tied=tied),
+    )
+
+
 PRESETS = {
     "qwen-14b": qwen(model_dim=5120, num_layers=40, num_heads=40, hidden_dim=13_696, base=10_000.0),
     "qwen-2-7b": qwen(
@@ -55,4 +87,10 @@ PRESETS = {
     ),
     "qwen-2-72b": qwen_72b(eps=1e-5),
     "qwen-2.5-72b": qwen_72b(eps=1e-5),
+    "qwen-3-0.6b": qwen_3(model_dim=1024, num_layers=28, num_heads=16, hidden_dim=3072, tied=True),
+    "qwen-3-1.7b": qwen_3(model_dim=2048, num_layers=28, num_heads=16, hidden_dim=6144, tied=True),
+    "qwen-3-4b": qwen_3(model_dim=2560, num_layers=36, num_heads=32, hidden_dim=9728, tied=True),
+    "qwen-3-8b": qwen_3(model_dim=4096, num_layers=36, num_heads=32, hidden_dim=12_288),
+    "qwen-3-14b": qwen_3(model_dim=5120, num_layers=40, num_heads=40, hidden_dim=17_408),
+    "qwen-3-32b": qwen_3(model_dim=5120, num_layers=64, num_heads=64, hidden_dim=25_600),
 }

@@ -147,6 +147,7 @@ MUTATIONS = {
     "qk norm of heads": Mutation("gemma3", attention(qk_norm=None)),
     "qk norm of each head": Mutation("cohere", attention(qk_norm=None)),
     "qk norm of the width": Mutation("olmo2", attention(qk_norm=None)),
+    "qk norm under narrow heads": Mutation("qwen3", attention(qk_norm=None)),
     "relu for softmax": Mutation("llama", attention(normalizer="relu")),
     "softcap of scores": Mutation("gemma2", attention(logit_softcap=None)),
     "softcap of logits": Mutation("gemma2", head(softcap=None)),

@@ -72,7 +72,13 @@ def test_patterns_over_the_layers():
     qwen2 = {"sliding_window": 5, "max_window_layers": 1}
     assert read("qwen2", **qwen2).attention.windows == (None,)
     assert read("qwen2", use_sliding_window=True, **qwen2).attention.windows == (None, 5, 5, 5)
+    assert read("qwen3", **qwen2).attention.windows == (None,)
+    assert read("qwen3", use_sliding_window=True, **qwen2).attention.windows == (None, 5, 5, 5)
     kinds = ["sliding_attention", "full_attention"] * 2
+    qwen3 = {"sliding_window": 5, "layer_types": kinds}
+    assert read("qwen3", use_sliding_window=True, **qwen3).attention.windows == (5, None)
+    with pytest.raises(ValueError, match=r"sliding_window = 5: layers with a window need its size"):
+        read("qwen3", **qwen3)
     assert read("gemma3_text", sliding_window=5, layer_types=kinds).attention.windows == (5, None)
     with pytest.raises(ValueError, match=r"layer_types = \['full_attention'\]: .* each of 4 layer"):
         read("gemma2", layer_types=["full_attention"])
@@ -96,6 +102,9 @@ def test_norms_branches_and_scales():
     assert gemma3.placement == "sandwich"
     assert gemma3.attention.qk_norm == QKNorm(norm=RMSNorm(scale_offset=1.0), over="head")
     assert (gemma3.attention.scale, gemma3.embedding.scale) == (0.25, math.sqrt(12))
+    qwen3 = read("qwen3", num_attention_heads=4, rms_norm_eps=1e-5).attention
+    assert (qwen3.head_dim, qwen3.num_kv_heads, qwen3.biases) == (128, 2, ())
+    assert qwen3.qk_norm == QKNorm(norm=RMSNorm(eps=1e-5), over="head")
     nemotron = read("nemotron", head_dim=4)
     assert nemotron.norm == LayerNorm(scale_offset=1.0)
     assert nemotron.feed_forward == (MLP(hidden_dim=10, activation="relu_squared"),)
@@ -122,6 +131,9 @@ def test_norms_branches_and_scales():
         ("llama", {"rope_scaling": {"type": "yarn", **YARN, "mscale": 1, "mscale_all_dim": 2}}),
         ("mistral", {"sliding_window": 5}),
         ("qwen2", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 2}),
+        ("qwen3", {"head_dim": 10, "tie_word_embeddings": True, "rope_theta": 1e6}),
+        ("qwen3", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 2}),
+        ("qwen3", {"attention_bias": True, "rope_scaling": {"type": "yarn", **YARN}}),
         ("mixtral", {"num_local_experts": 5, "num_experts_per_tok": 3}),
         ("olmo", {"clip_qkv": 8.0, "tie_word_embeddings": True}),
         ("olmo2", {"rms_norm_eps": 1e-6}),

@@ -79,6 +79,13 @@ EXACT = {
     "qwen-2-7b": 7_615_616_512,
     "qwen-2-72b": 72_706_203_648,
     "qwen-2.5-72b": 72_706_203_648,
+    # Their files up to 4B hold the tied table twice: the pages say 751,632,384 of the smallest.
+    "qwen-3-0.6b": 596_049_920,
+    "qwen-3-1.7b": 1_720_574_976,
+    "qwen-3-4b": 4_022_468_096,
+    "qwen-3-8b": 8_190_735_360,
+    "qwen-3-14b": 14_768_307_200,
+    "qwen-3-32b": 32_762_123_264,
     "falcon-7b": 6_921_720_704,
     "falcon-40b": 41_303_293_952,
     "phi-3-mini": 3_821_079_552,

@@ -18,6 +18,7 @@ from jaxformer.interop.families import (
     opt,
     phi,
     qwen,
+    qwen3,
     t5,
 )
 from jaxformer.interop.family import Family
@@ -27,6 +28,7 @@ FAMILIES: Mapping[str, Family] = {
     family.model_type: family
     for family in (
         *llama.FAMILIES,
+        *qwen3.FAMILIES,
         *olmo.FAMILIES,
         *gemma.FAMILIES,
         *nemotron.FAMILIES,

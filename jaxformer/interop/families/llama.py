@@ -84,21 +84,14 @@ def write_mistral(config: c.TransformerConfig) -> dict[str, Any] | None:
 
 
 def read_qwen2(settings: Settings) -> c.TransformerConfig:
-    """Our configuration from a qwen2's; windows count only where they are switched on."""
+    """Our configuration from a qwen2's."""
     sizes = p.read_sizes(settings)
-    window = settings.optional_integer("sliding_window", 4096)
-    first = settings.integer("max_window_layers", 28)
-    if not settings.flag("use_sliding_window", False):
-        window = None
-    sliding = p.read_layer_types(
-        settings, sizes["num_layers"], lambda i: window is not None and i >= first
-    )
     return c.TransformerConfig(
         **sizes,
         attention=c.MultiHead(
             **p.read_heads(settings, kv_heads=32),
             positions=(read_rope(settings, max_length=32768),),
-            windows=p.windows(settings, sliding, window),
+            windows=p.read_late_windows(settings, sizes["num_layers"]),
             biases=("query", "key", "value"),
         ),
         feed_forward=(p.read_glu(settings),),
@@ -111,13 +104,9 @@ def write_qwen2(config: c.TransformerConfig) -> dict[str, Any] | None:
     """A qwen2's configuration from ours."""
     if not (p.plain_decoder(config) and isinstance(config.feed_forward[0], c.GLU)):
         return None
-    kinds = p.write_layer_types(config)
-    first = [kind == "sliding_attention" for kind in kinds["layer_types"]] + [True]
     return {
         **p.write_sizes(config),
-        **kinds,
-        "use_sliding_window": kinds["sliding_window"] is not None,
-        "max_window_layers": first.index(True),
+        **p.write_late_windows(config),
         "rms_norm_eps": config.norm.eps,
         **write_rope(p.rope_of(config)),
     }

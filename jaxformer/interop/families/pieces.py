@@ -125,6 +125,27 @@ def windows(settings: Settings, sliding: tuple[bool, ...], window: int | None) -
     return shortest_cycle(tuple(window if here else None for here in sliding))
 
 
+def read_late_windows(settings: Settings, count: int) -> tuple[Any, ...]:
+    """Windows of Qwen's kind: of the last layers, where they are switched on; as a cycle."""
+    window = settings.optional_integer("sliding_window", 4096)
+    first = settings.integer("max_window_layers", 28)
+    if not settings.flag("use_sliding_window", False):
+        window = None
+    sliding = read_layer_types(settings, count, lambda i: window is not None and i >= first)
+    return windows(settings, sliding, window)
+
+
+def write_late_windows(config: c.TransformerConfig) -> dict[str, Any]:
+    """The same from ours; `layer_types` also says what no number of first layers could."""
+    kinds = write_layer_types(config)
+    sliding = [kind == "sliding_attention" for kind in kinds["layer_types"]]
+    return {
+        **kinds,
+        "use_sliding_window": any(sliding),
+        "max_window_layers": [*sliding, True].index(True),
+    }
+
+
 def write_sizes(config: c.TransformerConfig) -> dict[str, Any]:
     """Sizes, heads and the feed-forward, under the names that most families use."""
     attention, branch = config.multi_head, config.feed_forward[0]

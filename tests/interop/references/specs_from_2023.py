@@ -220,6 +220,25 @@ SPECS = {
             "rope_parameters": rope(1e6),
         },
     ),
+    "qwen3": (
+        "qwen3",
+        "Qwen3ForCausalLM",
+        LLAMA | {"head_dim": 10, "rms_norm_eps": 1e-6, "rope_parameters": rope(1e6)},
+    ),
+    "qwen3_swa": (
+        "qwen3",
+        "Qwen3ForCausalLM",
+        LLAMA
+        | {
+            "head_dim": 10,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+            "use_sliding_window": True,
+            "sliding_window": 5,
+            "max_window_layers": 1,
+            "rope_parameters": rope(1e6),
+        },
+    ),
     "qwen1_14b": ("qwen2", "Qwen2ForCausalLM", MHA | {"rope_parameters": rope(1e4)}),
     "falcon": ("falcon", "FalconForCausalLM", FALCON),
     "falcon_40b": (

@@ -107,6 +107,11 @@ CONFIGS = {
         rms_norm_eps=1e-5,
         rope_parameters=rope(1e6),
     ),
+    "qwen-3-8b": t.Qwen3Config(**size(4096, 36, 32, 8, 12_288), rope_parameters=rope(1e6)),
+    "qwen-3-32b": t.Qwen3Config(**size(5120, 64, 64, 8, 25_600), rope_parameters=rope(1e6)),
+    "qwen-3-0.6b": t.Qwen3Config(
+        **size(1024, 28, 16, 8, 3072), tie_word_embeddings=True, rope_parameters=rope(1e6)
+    ),
     "phi-3-mini": t.Phi3Config(sliding_window=2047),
     "phi-4": t.Phi3Config(
         **size(5120, 40, 40, 10, 17_920),
