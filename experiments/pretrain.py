@@ -26,6 +26,7 @@ from experiments.command_line import parse, readable_errors
 from experiments.compiled_programs import keep_programs
 from experiments.corpus import read_corpus
 from experiments.devices import prepare_devices
+from experiments.export import export_note
 from experiments.pretrain_runs import RUNS, Pretrain
 from experiments.resuming import sha256
 from experiments.running import (
@@ -120,6 +121,8 @@ def print_estimate(run: Pretrain, mesh: Mesh) -> None:
         f"Estimate per device: {needed.total / 2**20:.0f} MiB ({parts}); "
         f"{format_count(costs.parameters(run.model))} parameters in all."
     )
+    if (note := export_note(run.model)) is not None:
+        print(note)
     if run.steps > run.schedule_steps:
         print(
             f"The schedule ends after {run.schedule_steps} updates; the learning rate then stays "

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from jax.sharding import Mesh
 
@@ -25,6 +25,8 @@ class Trained(NamedTuple):
         start: What a decoder's text, or an encoder-decoder's output, begins with.
         stop: Tokens that end a text.
         specials: Whether the tokenizer itself adds the special tokens of a prompt.
+        length: Tokens of the rows it was trained on, where that is known.
+        step: Of a run's checkpoint.
     """
 
     config: TransformerConfig
@@ -33,6 +35,8 @@ class Trained(NamedTuple):
     start: tuple[int, ...]
     stop: tuple[int, ...]
     specials: bool = False
+    length: int | None = None
+    step: int | None = None
 
     def inputs(self, text: str) -> tuple[list[int], list[int] | None]:
         """The decoder's prompt, and the source of an encoder-decoder."""
@@ -49,7 +53,7 @@ class Trained(NamedTuple):
 
 def load_trained(
     folder: Path,
-    step: int | None = None,
+    step: int | Literal["best"] | None = None,
     *,
     ignore: Collection[str] = (),
     mesh: Mesh | None = None,
@@ -58,7 +62,8 @@ def load_trained(
 
     Args:
         folder: Output of a training run, or a folder with config.json and safetensors.
-        step: Which checkpoint of a run; None is the newest.
+        step: Which checkpoint of a run; None is the newest, "best" the one saved with the lowest
+            held-out loss.
         ignore: Attributes of config.json that change nothing in the model, by your word.
         mesh: Devices to share the parameters out to.
 
@@ -69,7 +74,8 @@ def load_trained(
         return from_run(folder, step, mesh)
     if (folder / "config.json").is_file():
         if step is not None:
-            raise ValueError(f"{folder} is a Hugging Face folder; it has no checkpoint {step}.")
+            named = f"{step} checkpoint" if step == "best" else f"checkpoint {step}"
+            raise ValueError(f"{folder} is a Hugging Face folder; it has no {named}.")
         return from_hugging_face(folder, ignore, mesh)
     raise ValueError(
         f"{folder} has no checkpoints and no config.json; give the output folder of a run, or a "
@@ -77,10 +83,18 @@ def load_trained(
     )
 
 
-def from_run(folder: Path, step: int | None, mesh: Mesh | None = None) -> Trained:
+def from_run(folder: Path, step: int | Literal["best"] | None, mesh: Mesh | None = None) -> Trained:
     """Configuration, parameters and tokenizer of a training run."""
     with Checkpoints(folder / "checkpoints") as checkpoints:
-        step = checkpoints.newest() if step is None else step
+        if step is None:
+            step = checkpoints.newest()
+        elif step == "best":
+            step = checkpoints.best()
+            if step is None:
+                raise ValueError(
+                    f"No checkpoint in {folder} was saved with a held-out loss, so none is the "
+                    "best; leave --step out for the newest."
+                )
         saved = checkpoints.describe(step)
         config = from_json(TransformerConfig, json.dumps(saved["config"]))
         if mesh is not None:
@@ -93,7 +107,8 @@ def from_run(folder: Path, step: int | None, mesh: Mesh | None = None) -> Traine
             f"The tokenizer in {folder} is not the one the checkpoint was trained with."
         )
     end = (tokenizer.end_of_text,)
-    return Trained(config, state["params"], tokenizer, end, end)
+    length = saved["run"].get("length")
+    return Trained(config, state["params"], tokenizer, end, end, length=length, step=step)
 
 
 def from_hugging_face(

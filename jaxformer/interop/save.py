@@ -4,6 +4,7 @@ import json
 import shutil
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +63,7 @@ def save_pretrained(
             message says what; `extra` changes the model or is unknown; parameters are missing,
             left over or of the wrong shape.
     """
-    folder = Path(folder).expanduser().resolve()
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"{folder} exists and is not empty; name a folder that does not exist.")
+    folder = empty_folder(folder)
     if max_shard_bytes < 1:
         raise ValueError(f"max_shard_bytes must be positive; got {max_shard_bytes}.")
     arrays = flatten_dict(params, sep="/")
@@ -80,9 +79,7 @@ def save_pretrained(
     order = sorted(range(len(found)), key=lambda i: -entries[i].dtype.itemsize)  # keeps alignment
     values |= {"torch_dtype": max((e.dtype for e in entries), key=lambda d: d.itemsize).name}
     text = json.dumps(values, indent=2, sort_keys=True, default=_plain) + "\n"
-    partial = folder.parent / f".{folder.name}.{uuid.uuid4().hex}.partial"
-    partial.mkdir(parents=True)
-    try:
+    with whole_folder(folder) as partial:
         files.write_folder(
             partial,
             [entries[i] for i in order],
@@ -90,6 +87,34 @@ def save_pretrained(
             max_shard_bytes=max_shard_bytes,
         )
         (partial / "config.json").write_text(text, encoding="utf-8")
+
+
+def empty_folder(folder: str | Path) -> Path:
+    """The whole path of a folder to write, which must not exist, or be empty.
+
+    Raises:
+        ValueError: There is something in it, or it is a file.
+    """
+    folder = Path(folder).expanduser().resolve()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"{folder} exists and is not empty; name a folder that does not exist.")
+    return folder
+
+
+@contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """A folder beside, renamed when all is written, so that the one asked for is whole or absent.
+
+    Args:
+        folder: From `empty_folder`.
+
+    Yields:
+        Where to write.
+    """
+    partial = folder.parent / f".{folder.name}.{uuid.uuid4().hex}.partial"
+    partial.mkdir(parents=True)
+    try:
+        yield partial
         partial.replace(folder)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)

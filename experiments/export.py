@@ -1,0 +1,142 @@
+"""Write a trained model as a folder that transformers loads, with its tokenizer.
+
+    python -m experiments.export --checkpoint runs/pretrain-1 --output exported
+    python -m experiments.export --checkpoint runs/pretrain-1 --output exported --step best
+
+The folder has config.json, generation_config.json, model.safetensors, tokenizer.json and
+tokenizer_config.json, all or nothing. Then, in transformers:
+
+    model = AutoModelForCausalLM.from_pretrained("exported")
+    tokenizer = AutoTokenizer.from_pretrained("exported")
+"""
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import jax.numpy as jnp
+
+from experiments.command_line import parse, readable_errors
+from experiments.trained import Trained, load_trained
+from jaxformer import data
+from jaxformer.config import EncoderDecoder, Rope, TransformerConfig
+from jaxformer.interop.save import choose_family, empty_folder, save_pretrained, whole_folder
+
+# What a Hugging Face folder has beside its weights, and keeps.
+BESIDE = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+GENERATION = "generation_config.json"
+KEPT = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Export:
+    """What to write, and where.
+
+    Attributes:
+        checkpoint: Output folder of a run, or a Hugging Face folder.
+        output: Folder to write; it must not exist, or be empty.
+        step: Which checkpoint of the run; None is the newest, "best" the one saved with the lowest
+            held-out loss.
+        family: The model_type of transformers to write, such as "qwen3"; None is the first that can
+            say all of the model.
+        dtype: Of the tensors in the files.
+        ignore: Attributes of a Hugging Face config.json that change nothing in the model, by your
+            word.
+    """
+
+    checkpoint: Path
+    output: Path
+    step: int | Literal["best"] | None = None
+    family: str | None = None
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    ignore: tuple[str, ...] = ()
+
+
+def main(run: Export) -> Path:
+    """Write the folder; returns it."""
+    output = empty_folder(run.output)
+    model = load_trained(run.checkpoint, run.step, ignore=run.ignore)
+    source = None if model.step is not None else run.checkpoint
+    extra = token_ids(model, source)
+    if (length := max_positions(model)) is not None:
+        extra["max_position_embeddings"] = length
+    family, _ = choose_family(model.config, extra, run.family)
+    with whole_folder(output) as folder:
+        save_pretrained(
+            folder,
+            model.config,
+            model.params,
+            dtype=jnp.dtype(run.dtype),
+            extra=extra,
+            family=family.model_type,
+        )
+        write_tokenizer(model, source, folder)
+        text = json.dumps(generation(model, source, extra), indent=2, sort_keys=True)
+        (folder / GENERATION).write_text(text + "\n", encoding="utf-8")
+    named = "" if model.step is None else f"checkpoint {model.step} of "
+    print(f"Wrote {named}{run.checkpoint} as a {family.model_type} to {output}.")
+    return output
+
+
+def export_note(config: TransformerConfig) -> str | None:
+    """One line that says why no family of transformers can hold a model; None where one can."""
+    try:
+        choose_family(config, {})
+    except ValueError as error:
+        first, *fields = str(error).splitlines()
+        reason = " ".join([first, "; ".join(field.strip() for field in fields)]).rstrip()
+        return f"Note: experiments.export will not be able to write this model. {reason}"
+    return None
+
+
+def token_ids(model: Trained, source: Path | None) -> dict[str, Any]:
+    """What config.json says of special tokens: as the folder it comes from, or the run's."""
+    if source is not None:
+        said = json.loads((source / "config.json").read_text(encoding="utf-8-sig"))
+        return {name: said[name] for name in KEPT if name in said}
+    ids = {"bos_token_id": model.start[0], "eos_token_id": model.stop[0]}
+    if isinstance(model.config.topology, EncoderDecoder):
+        ids["decoder_start_token_id"] = model.start[0]
+    return ids
+
+
+def max_positions(model: Trained) -> int | None:
+    """The length it was trained for, where nothing in the numbers depends on what is said of it."""
+    ropes = [p for p in model.config.attention.positions if isinstance(p, Rope)]
+    plain = ropes and all(rope.scaling is None for rope in ropes)
+    return model.length if plain else None
+
+
+def write_tokenizer(model: Trained, source: Path | None, folder: Path) -> None:
+    """A run's in the form that transformers reads; a Hugging Face folder's as it is."""
+    if source is None:
+        begins = not isinstance(model.config.topology, EncoderDecoder)
+        data.export_tokenizer(model.tokenizer, folder, begins=begins)
+        return
+    for name in BESIDE:
+        if (source / name).is_file():
+            shutil.copy(source / name, folder)
+
+
+def generation(model: Trained, source: Path | None, extra: dict[str, Any]) -> dict[str, Any]:
+    """How transformers ends a text and fills a batch.
+
+    The filler is not said in config.json, for torch would then not train that token's row.
+    """
+    if source is not None and (source / GENERATION).is_file():
+        return json.loads((source / GENERATION).read_text(encoding="utf-8-sig"))
+    found = {name: extra[name] for name in KEPT if extra.get(name) is not None}
+    if source is None:
+        found["pad_token_id"] = model.stop[0]
+        unused = list(range(model.tokenizer.vocab_size, model.config.vocab_size))
+        found |= {"suppress_tokens": unused} if unused else {}  # rows that no text was ever seen in
+    return found
+
+
+RUNS = {"default": Export(checkpoint=Path("runs/pretrain-1"), output=Path("exported"))}
+
+if __name__ == "__main__":
+    with readable_errors():
+        main(parse(RUNS, __doc__))

@@ -1,0 +1,246 @@
+"""A run as a folder of transformers: the same logits and ids, or a sentence that says why not."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments import export, generate, pretrain, translate_runs
+from experiments.command_line import parse
+from experiments.trained import load_trained
+from jaxformer import Transformer, data, load_pretrained
+from jaxformer.generation import Greedy
+from jaxformer.parallel import MeshConfig, make_mesh
+from jaxformer.training.checkpoints import Checkpoints
+
+TEXT = "def hé(x):\n    return '→ 世界 🙂'\n"
+TEXTS = ["", "def f", TEXT, "<|endoftext|>x<|endoftext|>", "\r\n\t \x00\u2028\ufeff e\u0301   if\n"]
+TOKENIZERS = {
+    "bytes": data.ByteTokenizer(),
+    "bpe": data.train_bpe([TEXT] * 9, vocab_size=300),
+    "characters": data.CharacterTokenizer("".join(sorted(set("".join([*TEXTS, TEXT]))))),
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Output of the tiny run, shortened, on a text of its own; and what it printed."""
+    path = tmp_path_factory.mktemp("run")
+    (path / "corpus.txt").write_text(TEXT * 60)
+    return pretrain.main(
+        replace(
+            pretrain.RUNS["tiny"],
+            corpus=data.TextFiles(path=str(path / "corpus.txt")),
+            held_out=0.2,
+            length=32,
+            batch_size=2,
+            steps=2,
+            evaluate_every=1,
+            save_every=1,
+            devices=1,
+            tensorboard=False,
+            output=path / "out",
+            cache=path / "cache",
+            sample_tokens=1,
+        )
+    )
+
+
+@pytest.fixture(scope="module")
+def exported(run, tmp_path_factory):
+    output = tmp_path_factory.mktemp("export") / "out"
+    return export.main(export.Export(checkpoint=run, output=output))
+
+
+def logits(config, params, tokens):
+    return np.asarray(Transformer(config).apply({"params": params}, tokens))
+
+
+def test_an_exported_run_has_the_same_logits_and_tokens(run, exported):
+    model = load_trained(run)
+    config, params = load_pretrained(exported)
+    assert config == model.config
+    tokens = jnp.asarray([[0, 5, 300, 511, 7, 9, 40]])
+    expected = logits(model.config, model.params, tokens)
+    np.testing.assert_array_equal(logits(config, params, tokens), expected)
+    again = load_trained(exported)
+    for text in TEXTS[1:]:
+        assert again.tokenizer.encode(text).tolist() == model.tokenizer.encode(text).tolist()
+        assert again.inputs(text) == model.inputs(text)
+    assert (again.start, again.stop) == (model.start, model.stop)
+    said = json.loads((exported / "config.json").read_text())
+    assert (said["model_type"], said["max_position_embeddings"]) == ("qwen3", 32)
+    ends = json.loads((exported / "generation_config.json").read_text())
+    unused = ends.pop("suppress_tokens")
+    assert ends == {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+    assert unused == list(range(model.tokenizer.vocab_size, 512))  # the corpus ran out of pairs
+
+
+def test_generate_says_the_same_from_an_exported_run(run, exported):
+    fields = {"prompt": "def", "max_new_tokens": 5, "sampler": Greedy()}
+    texts = [generate.main(generate.Generate(checkpoint=x, **fields)) for x in (run, exported)]
+    assert texts[0] == texts[1]
+
+
+def test_the_best_checkpoint_or_one_by_its_number_is_exported(run, tmp_path):
+    with Checkpoints(run / "checkpoints") as checkpoints:
+        assert checkpoints.best() == 1  # the last one's evaluation comes after it is saved
+    arguments = ["--checkpoint", str(run), "--output", str(tmp_path / "best"), "--step", "best"]
+    export.main(parse(export.RUNS, "Exports.", arguments))
+    export.main(export.Export(checkpoint=run, output=tmp_path / "first", step=1))
+    files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("best", "first")]
+    assert files[0] == files[1]
+    np.testing.assert_array_equal(
+        jax.tree.leaves(load_pretrained(tmp_path / "best").params)[0],
+        jax.tree.leaves(load_trained(run, 1).params)[0],
+    )
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_an_exported_tokenizer_gives_the_same_ids(name, tmp_path):
+    tokenizer = TOKENIZERS[name]
+    data.export_tokenizer(tokenizer, tmp_path)
+    again = data.load_tokenizer(tmp_path)
+    end = tokenizer.end_of_text
+    assert (again.vocab_size, again.end_of_text) == (tokenizer.vocab_size, end)
+    for text in TEXTS:
+        ids = tokenizer.encode(text).tolist()
+        assert again.encode(text).tolist() == ids
+        assert again.encode_with_specials(text).tolist() == [end, *ids]
+    rng = np.random.default_rng(0)
+    for row in rng.integers(0, tokenizer.vocab_size, (50, 9)):  # mostly no UTF-8
+        assert again.decode(row) == tokenizer.decode(row)
+
+
+def test_an_encoders_texts_begin_with_nothing(tmp_path):
+    data.export_tokenizer(TOKENIZERS["bytes"], tmp_path, begins=False)
+    assert data.load_tokenizer(tmp_path).encode_with_specials("a").tolist() == [97]
+
+
+def test_an_unknown_character_is_an_error_after_export_too(tmp_path):
+    data.export_tokenizer(data.CharacterTokenizer("ab\n"), tmp_path)
+    with pytest.raises(Exception, match="Missing .* from the vocabulary"):
+        data.load_tokenizer(tmp_path).encode("abc")
+
+
+class Other:
+    """A tokenizer from outside."""
+
+    vocab_size, end_of_text = 3, 2
+    encode = encode_batch = decode = to_json = save = str
+
+
+def test_a_tokenizer_of_another_kind_is_not_exported(tmp_path):
+    with pytest.raises(ValueError, match=r"^Other has no form .*; ByteTokenizer, CharacterTok"):
+        data.export_tokenizer(Other(), tmp_path)
+
+
+def test_what_cannot_be_exported_is_said_and_nothing_is_left(run, exported, tmp_path):
+    def refused(message, **fields):
+        with pytest.raises(ValueError, match=message):
+            export.main(export.Export(**{"checkpoint": run, "output": tmp_path / "x", **fields}))
+        assert list(tmp_path.iterdir()) == []
+
+    refused("out exists and is not empty; name a folder that does not", output=exported)
+    refused("has no checkpoints and no config.json; give the output folder", checkpoint=run.parent)
+    refused(r"There is no checkpoint 7 in .*; it holds 1, 2\.", step=7)
+    refused("family 'qwen9' is unknown; known are .*qwen3", family="qwen9")
+    refused(r"^llama, which was asked for, does not have .*\n.*qk_norm", family="llama")
+    refused("is a Hugging Face folder; it has no best checkpoint", checkpoint=exported, step="best")
+
+
+def test_a_damaged_checkpoint_is_not_exported(run, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    largest = max((copy / "checkpoints/2").rglob("*"), key=lambda f: f.stat().st_size)
+    content = bytearray(largest.read_bytes())
+    content[len(content) // 2] ^= 1
+    largest.write_bytes(content)
+    with pytest.raises(ValueError, match=r"Checkpoint 2 in .* is damaged"):
+        export.main(export.Export(checkpoint=copy, output=tmp_path / "x", step=2))
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_failed_export_leaves_no_folder(run, tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(data, "export_tokenizer", full)
+    with pytest.raises(OSError, match="no space left"):
+        export.main(export.Export(checkpoint=run, output=tmp_path / "x"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_hugging_face_folder_is_written_again_with_its_tokenizer(exported, tmp_path):
+    again = export.main(export.Export(checkpoint=exported, output=tmp_path / "x", dtype="bfloat16"))
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        assert (again / name).read_bytes() == (exported / name).read_bytes()
+    said = [json.loads((x / "config.json").read_text()) for x in (exported, again)]
+    changed = {key: said[1].get(key) for key in said[0] if said[0][key] != said[1].get(key)}
+    assert changed == {"torch_dtype": "bfloat16", "max_position_embeddings": None}
+
+
+@pytest.mark.parametrize("name", pretrain.RUNS)
+def test_every_named_pretraining_run_can_be_exported(name):
+    assert export.export_note(pretrain.RUNS[name].model) is None
+
+
+def test_before_training_a_run_says_that_it_cannot_be_exported(capsys):
+    """One line with the nearest family and the fields that stand in the way."""
+    tiny = pretrain.RUNS["tiny"]
+    odd = replace(tiny, model=replace(tiny.model, placement="sandwich"))
+    mesh = make_mesh(MeshConfig(), jax.devices()[:1])
+    note = export.export_note(odd.model)
+    assert note == (
+        "Note: experiments.export will not be able to write this model. No family has this "
+        "configuration. With qwen3 these would change: placement: pre instead of sandwich"
+    )
+    assert "attention.biases" in export.export_note(translate_runs.RUNS["tiny"].model)
+    pretrain.print_estimate(odd, mesh)
+    assert note in capsys.readouterr().out.splitlines()
+    pretrain.print_estimate(tiny, mesh)
+    assert "Note" not in capsys.readouterr().out
+
+
+@pytest.mark.parity
+@pytest.mark.filterwarnings("default")
+def test_transformers_loads_an_exported_run_with_the_same_logits_and_ids(run, exported):
+    torch = pytest.importorskip("torch", reason="pip install 'jaxformer[parity]'")
+    transformers = pytest.importorskip("transformers", reason="pip install 'jaxformer[parity]'")
+    model = load_trained(run)
+    theirs, found = transformers.AutoModelForCausalLM.from_pretrained(
+        exported, output_loading_info=True
+    )
+    assert not {word: names for word, names in found.items() if names}
+    tokens = np.random.default_rng(0).integers(0, 512, (2, 21))
+    with torch.no_grad():
+        got = theirs.eval()(torch.asarray(tokens)).logits.numpy()
+    expected = logits(model.config, model.params, jnp.asarray(tokens, jnp.int32))
+    np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(exported)
+    for text in TEXTS:
+        assert tokenizer(text).input_ids == model.inputs(text)[0]
+        plain = tokenizer(text, add_special_tokens=False).input_ids
+        assert plain == model.tokenizer.encode(text).tolist()
+
+
+@pytest.mark.parity
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_transformers_reads_an_exported_tokenizer(name, tmp_path):
+    transformers = pytest.importorskip("transformers", reason="pip install 'jaxformer[parity]'")
+    tokenizer = TOKENIZERS[name]
+    data.export_tokenizer(tokenizer, tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert theirs.bos_token_id == theirs.eos_token_id == tokenizer.end_of_text
+    for text in TEXTS:
+        ids = tokenizer.encode(text).tolist()
+        assert theirs(text).input_ids == [tokenizer.end_of_text, *ids]
+        assert theirs(text, add_special_tokens=False).input_ids == ids
+    for row in np.random.default_rng(0).integers(0, tokenizer.vocab_size, (50, 9)).tolist():
+        assert theirs.decode(row, skip_special_tokens=True) == tokenizer.decode(row)
