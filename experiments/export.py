@@ -23,6 +23,7 @@ from experiments.trained import Trained, load_trained
 from jaxformer import data
 from jaxformer.config import EncoderDecoder, Rope, TransformerConfig
 from jaxformer.interop.save import choose_family, empty_folder, save_pretrained, whole_folder
+from jaxformer.json_files import read_json
 
 # What a Hugging Face folder has beside its weights, and keeps.
 BESIDE = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
@@ -94,7 +95,7 @@ def export_note(config: TransformerConfig) -> str | None:
 def token_ids(model: Trained, source: Path | None) -> dict[str, Any]:
     """What config.json says of special tokens: as the folder it comes from, or the run's."""
     if source is not None:
-        said = json.loads((source / "config.json").read_text(encoding="utf-8-sig"))
+        said = read_json(source / "config.json")
         return {name: said[name] for name in KEPT if name in said}
     ids = {"bos_token_id": model.start[0], "eos_token_id": model.stop[0]}
     if isinstance(model.config.topology, EncoderDecoder):
@@ -126,7 +127,7 @@ def generation(model: Trained, source: Path | None, extra: dict[str, Any]) -> di
     The filler is not said in config.json, for torch would then not train that token's row.
     """
     if source is not None and (source / GENERATION).is_file():
-        return json.loads((source / GENERATION).read_text(encoding="utf-8-sig"))
+        return read_json(source / GENERATION)
     found = {name: extra[name] for name in KEPT if extra.get(name) is not None}
     if source is None:
         found["pad_token_id"] = model.stop[0]
