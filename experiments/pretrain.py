@@ -24,7 +24,7 @@ from jax.sharding import Mesh
 
 from experiments.command_line import parse, readable_errors
 from experiments.compiled_programs import keep_programs
-from experiments.corpus import read_corpus
+from experiments.corpus import encode_prompt, read_corpus
 from experiments.devices import prepare_devices
 from experiments.export import export_note
 from experiments.pretrain_runs import RUNS, Pretrain
@@ -77,6 +77,7 @@ def main(run: Pretrain) -> Path:
     using = machinery(run, output, lengths=[run.length])
     text = prepare(run)
     check_vocabulary(run, text.tokenizer.vocab_size)
+    encode_prompt(run, text.tokenizer)
     print_estimate(run, using.mesh)
     with (
         Checkpoints(output / "checkpoints", keep=run.keep) as checkpoints,
@@ -138,8 +139,8 @@ def train(run: Pretrain, text: Text, using: Machinery, checkpoints: Checkpoints)
         FIXED,
         tokenizer=sha256(text.tokenizer.to_json().encode()),
         data={
-            "train": sha256(np.ascontiguousarray(text.train.tokens).data),
-            "held_out": sha256(np.ascontiguousarray(text.held_out.tokens).data),
+            "train": text.train.digest(),
+            "held_out": text.held_out.digest(),
         },
     )
     state = begin(run, using, text.tokenizer, checkpoints, description)
@@ -192,12 +193,9 @@ def held_out_bits(
 def print_sample(run: Pretrain, text: Text, params: Any, mesh: Mesh) -> None:
     """Print how the model goes on from the prompt."""
     tokenizer = text.tokenizer
-    prompt = [tokenizer.end_of_text, *tokenizer.encode(run.prompt)]
+    prompt = encode_prompt(run, tokenizer)
     longest = run.model.max_length or run.length
     new = min(run.sample_tokens, longest - len(prompt))
-    if new < 1:
-        print(f"No sample: the prompt's {len(prompt)} tokens fill the length of {longest}.")
-        return
     tokens = generate(
         run.model,
         params,

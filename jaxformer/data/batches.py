@@ -127,7 +127,7 @@ def _check(rows: PackedRows, batch_size: int) -> None:
 
 
 def _gather(rows: PackedRows, indices: np.ndarray) -> Batch:
-    tokens, segments, positions = (x.astype(np.int32) for x in rows[indices])
+    tokens, segments, positions = rows[indices]
     return Batch(
         tokens=tokens[:, :-1],
         targets=tokens[:, 1:],

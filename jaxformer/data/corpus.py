@@ -3,7 +3,6 @@
 import gzip
 import hashlib
 import json
-import math
 import os
 import platform
 import sysconfig
@@ -84,11 +83,13 @@ def documents(corpus: Corpus) -> list[Document]:
     Raises:
         ValueError: The path does not exist, no text is found, bytes are not UTF-8, or a line of
             JSON lacks the field.
+        OSError: A file or folder cannot be read.
     """
+    suffixes: tuple[str, ...] = (".py",)
     match corpus:
         case StandardLibrary():
             where = root = Path(sysconfig.get_path("stdlib"))
-            files = _files(root, (".py",), leave_out=LIBRARY_EXCLUDES)
+            files = _files(root, suffixes, leave_out=LIBRARY_EXCLUDES)
             files = [file for file in files if not file.name.startswith("_sysconfigdata")]
             read = [Document(file.relative_to(root).as_posix(), _text(file)) for file in files]
         case TextFiles(path=path, suffixes=suffixes, field=field):
@@ -99,6 +100,10 @@ def documents(corpus: Corpus) -> list[Document]:
             files = _files(where, suffixes) if where.is_dir() else [where]
             read = [document for file in files for document in _read(file, root=root, field=field)]
     kept = [document for document in read if document.text]
+    if not files:
+        raise ValueError(
+            f"{where} has no text: no file in it, at any depth, ends in {' or '.join(suffixes)}."
+        )
     if not kept:
         raise ValueError(
             f"{where} has no text: {len(files)} files to read, {len(read)} documents, all empty."
@@ -109,37 +114,46 @@ def documents(corpus: Corpus) -> list[Document]:
 def split(documents: Sequence[Document], *, held_out: float = 0.05) -> Split:
     """Divide documents into those to train on and those to evaluate on.
 
-    Each is placed by a digest of its own name, so adding or removing others moves none: the share
-    is met on average only. A single document is cut in two instead, after the line in which
-    ``1 - held_out`` of its characters are reached; its end is held out.
+    In the order of a digest of their names, documents are held out until the share of all bytes is
+    reached. The one that crosses it is cut in two, and its end held out, so that the share is met
+    to the byte, or to the character where that has several. A single document is cut likewise. The
+    order of the list does not matter, and a larger share holds out the same text and more.
 
     Args:
         documents: Their names are unique.
-        held_out: The share to hold out, between 0 and 1.
+        held_out: The share of the bytes of their text, in UTF-8, to hold out; between 0 and 1.
 
     Returns:
-        Both parts, in the order given.
+        Both parts, in the order given. The halves of a document that was cut are named by the
+        characters they have: ``name[:n]`` and ``name[n:]``.
 
     Raises:
-        ValueError: The share is out of range, there are no documents, two have one name, or a part
-            would be empty.
+        ValueError: The share is out of range, two documents have one name, or a part would be
+            empty.
     """
     if not 0 < held_out < 1:
         raise ValueError(f"held_out must lie between 0 and 1; got {held_out}.")
-    if len(documents) == 1:
-        return _cut(documents[0], held_out=held_out)
     if len(names := {document.name for document in documents}) != len(documents):
         raise ValueError(
             f"{len(documents)} documents have {len(names)} names; a split needs one each."
         )
+    sizes = {document.name: len(document.text.encode()) for document in documents}
+    total = sum(sizes.values())
+    # Of each document, the bytes at its end that are held out.
+    ends, left = {}, round(held_out * total)
+    for name in sorted(sizes, key=_place):
+        ends[name] = min(left, sizes[name])
+        left -= ends[name]
     parts = Split([], [])
     for document in documents:
-        parts[_place(document.name) < held_out].append(document)
+        for part, half in zip(parts, _cut(document, end=ends[document.name]), strict=True):
+            part += [half] if half.text else []
     if not parts.train or not parts.held_out:
+        counts = [sum(len(d.text.encode()) for d in part) for part in parts]
         raise ValueError(
-            f"held_out={held_out} of {len(documents)} documents leaves {len(parts.train)} to train "
-            f"on and {len(parts.held_out)} held out; each is placed by its name, so give more "
-            "documents or another share."
+            f"held_out={held_out} of {len(documents)} documents, {total} bytes in all, leaves "
+            f"{counts[0]} bytes to train on and {counts[1]} held out; give more text or another "
+            "share."
         )
     return parts
 
@@ -168,11 +182,16 @@ def _files(
     root: Path, suffixes: tuple[str, ...], *, leave_out: frozenset[str] = frozenset()
 ) -> list[Path]:
     found = []
-    for folder, folders, names in os.walk(root):
+    for folder, folders, names in os.walk(root, onerror=_pass_on):
         folders[:] = [f for f in folders if f not in leave_out and not f.startswith(".")]
         paths = [Path(folder, name) for name in names if not name.startswith(".")]
         found += [path for path in paths if path.suffix in suffixes and path.is_file()]
     return sorted(found, key=lambda path: path.relative_to(root).as_posix())
+
+
+def _pass_on(error: OSError) -> None:
+    """A folder that cannot be read is an error, not a smaller corpus."""
+    raise error
 
 
 def _read(path: Path, *, root: Path, field: str) -> Iterator[Document]:
@@ -181,7 +200,8 @@ def _read(path: Path, *, root: Path, field: str) -> Iterator[Document]:
         yield Document(name, _text(path))
         return
     # Not splitlines: U+2028 and its like may stand inside a JSON string.
-    for number, line in enumerate(_text(path).split("\n"), start=1):
+    lines = _text(path).removeprefix("\ufeff").split("\n")
+    for number, line in enumerate(lines, start=1):
         if line.strip():
             yield Document(f"{name}:{number}", _field(line, field, where=f"{path} line {number}"))
 
@@ -191,9 +211,11 @@ def _text(path: Path) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
         raise ValueError(
             f"{path} is not UTF-8: byte {data[error.start]:#04x} at offset {error.start} "
-            f"of {len(data)}."
+            f"of {len(data)}, in line {line}. Convert it (`iconv -f ENCODING -t UTF-8`) or leave "
+            "it out."
         ) from error
 
 
@@ -202,11 +224,16 @@ def _field(line: str, field: str, *, where: str) -> str:
         record = json.loads(line)
     except json.JSONDecodeError as error:
         raise ValueError(f"{where} is not JSON: {error.msg} at column {error.colno}.") from error
+    except (ValueError, RecursionError) as error:  # A number or a nesting beyond Python's limits.
+        raise ValueError(f"{where} cannot be read as JSON: {error}.") from error
     if not isinstance(record, dict):
         raise ValueError(f"{where} is a {type(record).__name__}, not an object.")
     if field not in record:
-        raise ValueError(f"{where} has no field {field!r}; it has {sorted(record)}.")
+        some = ", ".join(repr(key)[:40] for key in sorted(record)[:8]) or "none"
+        raise ValueError(f"{where} has no field {field!r}; its {len(record)} fields: {some}.")
     text = record[field]
+    if text is None:
+        raise ValueError(f"{where}: field {field!r} is null; leave the line out.")
     if not isinstance(text, str):
         raise ValueError(f"{where}: field {field!r} is a {type(text).__name__}, not text.")
     try:
@@ -219,24 +246,23 @@ def _field(line: str, field: str, *, where: str) -> str:
     return text
 
 
-def _place(name: str) -> float:
-    """A number in [0, 1) from the name alone, the same in every process.
+def _place(name: str) -> tuple[bytes, str]:
+    """Where a name stands in the order of holding out, the same in every process.
 
-    Of the usual digests MD5 holds out the fairest part of the standard library: a twentieth of the
-    names is a twentieth of the bytes. With SHA-256, one file is 62% of what is held out.
+    Any digest would do for a share that is met exactly; what this one holds out of the standard
+    library is spread over its files (with SHA-256, one file is 62% of it).
     """
-    digest = hashlib.md5(name.encode(), usedforsecurity=False).digest()
-    return int.from_bytes(digest[:6]) / 2**48
+    return hashlib.md5(name.encode(), usedforsecurity=False).digest(), name
 
 
-def _cut(document: Document, *, held_out: float) -> Split:
-    name, text = document
-    wanted = math.ceil(len(text) * (1 - held_out))
-    line_end = text.find("\n", wanted - 1) + 1
-    at = line_end if 0 < line_end < len(text) else wanted
-    if not 0 < at < len(text):
-        raise ValueError(
-            f"{name} has {len(text)} characters; held_out={held_out} leaves a part empty."
-        )
-    start, end = Document(f"{name}[:{at}]", text[:at]), Document(f"{name}[{at}:]", text[at:])
-    return Split([start], [end])
+def _cut(document: Document, *, end: int) -> tuple[Document, Document]:
+    """A document without its last ``end`` bytes, and those; no character is cut."""
+    name, data = document.name, document.text.encode()
+    at = len(data) - end
+    while at < len(data) and data[at] & 0xC0 == 0x80:  # inside a character of UTF-8
+        at -= 1
+    start, rest = data[:at].decode(), data[at:].decode()
+    if not start or not rest:
+        return Document(name, start), Document(name, rest)
+    place = len(start)
+    return Document(f"{name}[:{place}]", start), Document(f"{name}[{place}:]", rest)

@@ -19,7 +19,7 @@ from jaxformer.data.rows import PackedRows, pack_stream
 from jaxformer.data.tokenizers import Tokenizer
 
 # Raised whenever the layout of rows or files changes, so that older caches are not found.
-FORMAT = 1
+FORMAT = 2
 METADATA = "metadata.json"
 TOKENS_AT_ONCE = 1 << 20
 TEXTS_AT_ONCE = 64
@@ -37,7 +37,8 @@ def pack(
     The layout is that of `jaxformer.data.rows`. The files lie in a subfolder of ``folder`` whose
     name is a digest of the texts, the tokenizer, the row length and `FORMAT`. It appears there
     complete or not at all, also when several processes write it at once; one that was damaged
-    since is written anew, with a warning. While writing, the tokens of all documents are in memory.
+    since, in a single bit, is written anew, with a warning. While writing, the tokens of all
+    documents are in memory.
 
     Args:
         documents: At least one.
@@ -74,19 +75,22 @@ def pack(
     try:
         with _appearing(final) as partial:
             _write(partial, stream, starts, layout=layout, metadata=metadata)
+            # Opened before it has its name: another process may replace what bears that.
+            rows = open_packed(partial)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         needed = sum(dtype.itemsize * rows * width for dtype, (rows, width) in layout.values())
         message = f"No space left in {folder}: the packed rows need {needed} bytes"
         raise OSError(error.errno, message) from error
-    return open_packed(final)
+    return rows
 
 
 def open_packed(folder: str | Path) -> PackedRows:
     """Open the rows of one folder that `pack` wrote.
 
-    The sizes of the files are checked, and the metadata by a checksum; the tokens are not read.
+    Every byte is read once and compared with the digest taken when it was written: about a second
+    for a gigabyte.
 
     Args:
         folder: The subfolder itself.
@@ -108,13 +112,20 @@ def open_packed(folder: str | Path) -> PackedRows:
     if content["format"] != FORMAT:
         raise ValueError(f"{folder} has format {content['format']}; this version reads {FORMAT}.")
     arrays = {}
-    for name, size in content["files"].items():
+    for name, written in content["files"].items():
         path = folder / name
         found = path.stat().st_size if path.is_file() else 0
-        if found != size:
-            raise ValueError(f"{folder} is damaged: {name} has {found} of {size} bytes.")
+        if found != written["size"]:
+            raise ValueError(f"{folder} is damaged: {name} has {found} of {written['size']} bytes.")
+        if _file_digest(path) != written["sha256"]:
+            raise ValueError(f"{folder} is damaged: {name} does not match its SHA-256.")
         arrays[path.stem] = np.load(path, mmap_mode="r")
     return PackedRows(**arrays, **content["metadata"])
+
+
+def _file_digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _digest(documents: Sequence[Document], tokenizer: Tokenizer, *, row_length: int) -> str:
@@ -135,13 +146,26 @@ def _stream(
     parts, starts, place = [end], [], 0
     for first in range(0, len(documents), TEXTS_AT_ONCE):
         batch = documents[first : first + TEXTS_AT_ONCE]
-        for tokens in tokenizer.encode_batch([document.text for document in batch]):
+        for tokens in _encode(batch, tokenizer):
             parts += [tokens.astype(dtype), end]
             starts.append(place)
             place += len(tokens) + 1
     opens = np.zeros(place + 1, bool)
     opens[starts] = True
     return np.concatenate(parts), opens
+
+
+def _encode(documents: Sequence[Document], tokenizer: Tokenizer) -> list[np.ndarray]:
+    """The tokens of each; an error says in which document it arose."""
+    try:
+        return tokenizer.encode_batch([document.text for document in documents])
+    except ValueError:
+        for document in documents:
+            try:
+                tokenizer.encode(document.text)
+            except ValueError as error:
+                raise ValueError(f"{document.name}: {error}") from error
+        raise
 
 
 def _unsigned(count: int) -> np.dtype:
@@ -169,19 +193,27 @@ def _appearing(final: Path) -> Iterator[Path]:
 
 
 def _publish(partial: Path, final: Path) -> None:
-    if final.exists():
-        try:
-            open_packed(final)
-        except ValueError:
-            shutil.rmtree(final)
-        else:
-            return
+    # A damaged one is moved aside, never emptied in place: by then it may be another's whole one.
+    aside = final.with_name(f"{partial.name}.damaged")
     try:
+        if final.exists() and not _is_whole(final):
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(final, aside)
         os.rename(partial, final)
     except OSError:
         # If it is there now, another process was faster, with the same content.
         if not final.exists():
             raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        open_packed(folder)
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def _write(
@@ -197,22 +229,23 @@ def _write(
     end_of_text = metadata["end_of_text"]
     with contextlib.ExitStack() as stack:
         # Not memory maps: on a full disk, writing to one ends the process by a signal.
-        files = {name: stack.enter_context(open(folder / f"{name}.npy", "wb")) for name in layout}
+        opened = {name: stack.enter_context(open(folder / f"{name}.npy", "wb")) for name in layout}
         for name, (dtype, shape) in layout.items():
             header = {"descr": dtype.str, "fortran_order": False, "shape": shape}
-            np.lib.format.write_array_header_1_0(files[name], header)
+            np.lib.format.write_array_header_1_0(opened[name], header)
         for row in range(0, num_rows, step):
             part = slice(row * row_length, (row + step) * row_length + 1)
             packed = pack_stream(
                 stream[part], starts[part], row_length=row_length, end_of_text=end_of_text
             )
             for name, array in packed._asdict().items():
-                files[name].write(np.ascontiguousarray(array, layout[name][0]).data)
-        for file in files.values():
+                opened[name].write(np.ascontiguousarray(array, layout[name][0]).data)
+        for file in opened.values():
             file.flush()
             os.fsync(file.fileno())
-    sizes = {f"{name}.npy": (folder / f"{name}.npy").stat().st_size for name in layout}
-    content = {"format": FORMAT, "files": sizes, "metadata": metadata}
+    paths = [folder / f"{name}.npy" for name in layout]
+    files = {p.name: {"size": p.stat().st_size, "sha256": _file_digest(p)} for p in paths}
+    content = {"format": FORMAT, "files": files, "metadata": metadata}
     saved = {"checksum": _checksum(content), "content": content}
     (folder / METADATA).write_text(json.dumps(saved, indent=1))
 

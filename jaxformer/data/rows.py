@@ -15,11 +15,12 @@ count from 0 at the end of text that opens a document, and from 0 at the start o
 the last row may be short: it is filled with end of text in segment 0, which has no targets.
 """
 
+import hashlib
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Integer
+from jaxtyping import Bool, Int32, Integer
 
 
 class Row(NamedTuple):
@@ -38,12 +39,15 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PackedRows:
-    """Packed documents; ``rows[i]`` is a `Row`, ``rows[[i, j]]`` several.
+    """Packed documents; ``rows[i]`` is a `Row` of int32, ``rows[[i, j]]`` several.
+
+    The arrays lie in memory or in files as narrow as their values allow. Narrow integers wrap in
+    arithmetic, so hand a model ``rows[i]``, not these.
 
     Attributes:
-        segments: As in `Row`, of all rows.
-        positions: As in `Row`, of all rows.
-        tokens: As in `Row`, of all rows.
+        segments: As in `Row`, of all rows, as stored.
+        positions: As in `Row`, of all rows, as stored.
+        tokens: As in `Row`, of all rows, as stored.
         end_of_text: The token that fills the last row.
         num_documents: Documents packed.
         num_bytes: Bytes of their text in UTF-8, the denominator of bits per byte:
@@ -68,7 +72,18 @@ class PackedRows:
         return len(self.tokens)
 
     def __getitem__(self, index: int | np.integer | list[int] | np.ndarray) -> Row:
-        return Row(self.tokens[index], self.segments[index], self.positions[index])
+        arrays: tuple[Int32[np.ndarray, ...], ...] = tuple(
+            array[index].astype(np.int32) for array in (self.tokens, self.segments, self.positions)
+        )
+        return Row(*arrays)
+
+    def digest(self) -> str:
+        """SHA-256 of everything that a batch is made of: types, shapes and all three arrays."""
+        digest = hashlib.sha256()
+        for array in (self.tokens, self.segments, self.positions):
+            digest.update(f"{array.dtype.str} {array.shape} ".encode())
+            digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()
 
 
 def pack_stream(

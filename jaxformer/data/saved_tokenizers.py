@@ -54,10 +54,13 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
             f"{path} does not exist. An exported folder needs the tokenizer beside its weights: "
             f"copy tokenizer.json, and tokenizer_config.json where there is one, from its origin."
         )
-    saved = _parsed(path.read_text(encoding="utf-8"), where=path)
+    saved = _parsed(path.read_bytes(), where=path)
     if "model" not in saved:
         return _from_saved(saved, where=path)
-    names = {token["content"] for token in saved.get("added_tokens", ())}
+    try:
+        names = {str(token["content"]) for token in saved.get("added_tokens") or ()}
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{path} is no tokenizer: an added token has no content.") from error
     end = _eos_token(path.with_name("tokenizer_config.json"))
     end = end or next((name for name in KNOWN_ENDS if name in names), None)
     if end is None:
@@ -73,33 +76,47 @@ def _from_saved(saved: dict, *, where: str | Path) -> Tokenizer:
         case {"type": "ByteTokenizer"}:
             return ByteTokenizer()
         case {"type": "CharacterTokenizer", "alphabet": str(alphabet)}:
-            return CharacterTokenizer(alphabet)
+            try:
+                return CharacterTokenizer(alphabet)
+            except ValueError as error:
+                raise ValueError(f"{where} is no tokenizer: {error}") from error
         case {"type": "BPETokenizer", "end_of_text": str(end), "tokenizer": dict(backend)}:
             return _bpe(backend, end, where=where)
-    raise ValueError(f"{where} is no tokenizer; its keys are {sorted(saved)}.")
+    some = ", ".join(repr(key)[:40] for key in sorted(saved)[:8]) or "none"
+    raise ValueError(f"{where} is no tokenizer; its {len(saved)} keys: {some}.")
 
 
 def _bpe(saved: dict, end_of_text: str, *, where: str | Path) -> BPETokenizer:
     read = import_extra("tokenizers").Tokenizer.from_str
     try:
-        backend = read(json.dumps(saved))
+        return BPETokenizer(read(json.dumps(saved)), end_of_text=end_of_text)
     except Exception as error:  # The library raises no narrower type.
-        raise ValueError(f"{where} is no tokenizer: {error}.") from error
-    return BPETokenizer(backend, end_of_text=end_of_text)
+        raise ValueError(f"{where} is no tokenizer: {error}") from error
 
 
 def _eos_token(path: Path) -> str | None:
     if not path.is_file():
         return None
-    token = _parsed(path.read_text(encoding="utf-8"), where=path).get("eos_token")
-    return token["content"] if isinstance(token, dict) else token
+    token = _parsed(path.read_bytes(), where=path).get("eos_token")
+    name = token.get("content") if isinstance(token, dict) else token
+    if token is not None and not isinstance(name, str):
+        raise ValueError(f"{path}: eos_token is {str(token)[:60]}, neither a text nor null.")
+    return name
 
 
-def _parsed(text: str, *, where: str | Path) -> dict:
+def _parsed(text: str | bytes, *, where: str | Path) -> dict:
+    if not text:
+        raise ValueError(f"{where} is empty.")
     try:
-        found = json.loads(text)
+        found = json.loads(text.decode() if isinstance(text, bytes) else text)
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{where} is not UTF-8: byte {error.object[error.start]:#04x} at offset {error.start}."
+        ) from error
     except json.JSONDecodeError as error:
         raise ValueError(f"{where} is not JSON: {error.msg} at line {error.lineno}.") from error
+    except (ValueError, RecursionError) as error:  # A number or a nesting beyond Python's limits.
+        raise ValueError(f"{where} cannot be read as JSON: {error}.") from error
     if not isinstance(found, dict):
         raise ValueError(f"{where} is a {type(found).__name__}, not an object.")
     return found

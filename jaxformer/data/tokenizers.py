@@ -139,9 +139,14 @@ class CharacterTokenizer:
         try:
             return np.array([self._ids[character] for character in text], np.int32)
         except KeyError as error:
+            character = error.args[0]
+            place = text.index(character)
+            line = text.count("\n", 0, place) + 1
+            more = "..." if len(self._alphabet) > 20 else ""
             raise ValueError(
-                f"{error.args[0]!r} in {text!r} is none of the {len(self._ids)} characters that "
-                "this tokenizer knows."
+                f"Character {character!a} (U+{ord(character):04X}) at {place}, in line {line} of "
+                f"the text, is none of the {len(self._ids)} that this tokenizer knows "
+                f"({self._alphabet[:20]!r}{more}); ByteLevel and BPE know every character."
             ) from None
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:

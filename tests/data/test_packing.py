@@ -1,3 +1,4 @@
+import dataclasses
 import errno
 import json
 import os
@@ -206,7 +207,26 @@ def damage_metadata(folder):
     path.write_text(path.read_text().replace('"num_bytes": ', '"num_bytes": 1'))
 
 
+def flip(name, at):
+    def damage(folder):
+        data = bytearray((folder / name).read_bytes())
+        data[at] ^= 1
+        (folder / name).write_bytes(data)
+
+    return damage
+
+
+def damage_type(folder):
+    path = folder / "positions.npy"
+    array = np.load(path)
+    np.save(path, array.astype(np.int16))
+
+
 DAMAGES = {
+    "a bit of the tokens": (flip("tokens.npy", -1), r"tokens\.npy does not match its SHA-256"),
+    "a bit of the segments": (flip("segments.npy", -30), r"segments\.npy does not match its"),
+    "a bit of the positions": (flip("positions.npy", 130), r"positions\.npy does not match its"),
+    "another type": (damage_type, r"positions\.npy does not match its SHA-256"),
     "truncated": (damage_truncate, r"is damaged: segments\.npy has (\d+) of (\d+) bytes"),
     "missing": (lambda f: (f / "tokens.npy").unlink(), r"tokens\.npy has 0 of (\d+) bytes"),
     "changed": (damage_metadata, r"metadata\.json does not match its checksum [0-9a-f]{64}"),
@@ -219,15 +239,59 @@ DAMAGES = {
 @pytest.mark.parametrize("kind", DAMAGES)
 def test_a_damaged_cache_is_told_and_packed_again(pack, tmp_path, documents, kind):
     damage, message = DAMAGES[kind]
-    tokens = np.array(pack(documents).tokens)
+    digest = pack(documents).digest()
     folder = folder_of(tmp_path)
     damage(folder)
     with pytest.raises(ValueError, match=message):
         data.open_packed(folder)
     with pytest.warns(UserWarning, match=f"Packing again: .*{message}"):
         again = pack(documents)
-    assert np.array_equal(again.tokens, tokens)
-    assert np.array_equal(data.open_packed(folder_of(tmp_path)).tokens, tokens)
+    assert again.digest() == data.open_packed(folder_of(tmp_path)).digest() == digest
+
+
+def test_what_a_batch_is_made_of_is_int32(pack, documents):
+    """Narrow integers wrap in arithmetic; the files stay narrow."""
+    rows = pack(documents)
+    assert rows.tokens.dtype == rows.segments.dtype == rows.positions.dtype == np.uint16
+    assert {x.dtype for index in (0, [1, 2], np.arange(2)) for x in rows[index]} == {
+        np.dtype(np.int32)
+    }
+
+
+@pytest.mark.parametrize("name", ["tokens", "segments", "positions"])
+def test_the_digest_is_of_all_three_arrays(pack, documents, name):
+    rows = pack(documents)
+    changed = np.array(getattr(rows, name))
+    changed[1, 2] ^= 1
+    assert dataclasses.replace(rows, **{name: changed}).digest() != rows.digest()
+
+
+def test_what_another_put_in_place_of_a_damaged_one_is_not_emptied(
+    pack, tmp_path, documents, monkeypatch
+):
+    """Between finding it damaged and moving it, another process mends it."""
+    pack(documents)
+    folder = folder_of(tmp_path)
+    shutil.copytree(folder, tmp_path / "whole")
+    flip("tokens.npy", -1)(folder)
+    is_whole = packing._is_whole
+
+    def meanwhile(final):
+        found = is_whole(final)
+        shutil.rmtree(final)
+        shutil.copytree(tmp_path / "whole", final)
+        return found
+
+    monkeypatch.setattr(packing, "_is_whole", meanwhile)
+    with pytest.warns(UserWarning, match="Packing again"):
+        rows = pack(documents)
+    assert rows.digest() == data.open_packed(folder_of(tmp_path)).digest()
+
+
+def test_text_that_cannot_be_encoded_is_named_with_its_document(pack):
+    tokenizer = data.CharacterTokenizer("ab")
+    with pytest.raises(ValueError, match=r"two\.txt: Character 'c' \(U\+0063\) at 1, in line 1"):
+        pack([Document("one.txt", "ab"), Document("two.txt", "acb")], tokenizer=tokenizer)
 
 
 def test_a_truncated_file_is_told_with_its_numbers(pack, tmp_path, documents):
@@ -242,7 +306,7 @@ def test_a_truncated_file_is_told_with_its_numbers(pack, tmp_path, documents):
 def test_another_format_is_told(pack, tmp_path, documents, monkeypatch):
     pack(documents)
     monkeypatch.setattr(packing, "FORMAT", 7)
-    with pytest.raises(ValueError, match="has format 1; this version reads 7"):
+    with pytest.raises(ValueError, match="has format 2; this version reads 7"):
         data.open_packed(folder_of(tmp_path))
     pack(documents)
     assert len(list((tmp_path / "cache").iterdir())) == 2

@@ -199,10 +199,10 @@ def test_what_is_no_tokenizer_is_refused(tmp_path):
         data.load_tokenizer(tmp_path)
     path.write_text('{"b": 1, "a": 2}')
     with pytest.raises(
-        ValueError, match=r"tokenizer\.json is no tokenizer; its keys are \['a', 'b"
+        ValueError, match=r"tokenizer\.json is no tokenizer; its 2 keys: 'a', 'b'\."
     ):
         data.load_tokenizer(tmp_path)
-    with pytest.raises(ValueError, match=r"The text is no tokenizer; its keys are \['type'\]"):
+    with pytest.raises(ValueError, match=r"The text is no tokenizer; its 1 keys: 'type'\."):
         data.tokenizer_from_json('{"type": "BPETokenizer"}')
     path.write_text('{"model": {"type": "BPE"}, "added_tokens": [{"content": "</s>"}]}')
     with pytest.raises(ValueError, match=r"tokenizer\.json is no tokenizer: "):
@@ -212,6 +212,39 @@ def test_what_is_no_tokenizer_is_refused(tmp_path):
         data.load_tokenizer(tmp_path)
     plain_hugging_face(tmp_path, names=(), eos_token="<stop>")
     with pytest.raises(ValueError, match="None of the 3 tokens is the end of text '<stop>'"):
+        data.load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["cut", "flipped"])
+def test_a_damaged_tokenizer_file_is_named(tmp_path, kind):
+    BPE.save(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    whole = path.read_bytes()
+    for at in range(0, len(whole) - 1, len(whole) // 60):
+        flipped = whole[:at] + bytes([whole[at] ^ 0x80]) + whole[at + 1 :]
+        path.write_bytes(whole[:at] if kind == "cut" else flipped)
+        with pytest.raises(ValueError, match=r"tokenizer\.json is (not JSON|empty|not UTF-8|no t)"):
+            data.load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[" * 100_000, "cannot be read as JSON: .*recursion"),
+        ('{"model": {}, "added_tokens": [{}]}', "no tokenizer: an added token has no content"),
+        ('{"model": {}, "added_tokens": [3]}', "no tokenizer: an added token has no content"),
+        ('{"type": "CharacterTokenizer", "alphabet": "aa"}', "no tokenizer: An alphabet has"),
+    ],
+)
+def test_a_tokenizer_file_that_cannot_be_is_named(tmp_path, content, message):
+    (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(ValueError, match=rf"tokenizer\.json (is )?{message}"):
+        data.load_tokenizer(tmp_path)
+
+
+def test_an_end_of_text_that_is_no_text_is_refused(tmp_path):
+    plain_hugging_face(tmp_path, names=(), eos_token=5)
+    with pytest.raises(ValueError, match=r"tokenizer_config\.json: eos_token is 5, neither a text"):
         data.load_tokenizer(tmp_path)
 
 
@@ -242,8 +275,15 @@ def test_characters_are_those_of_the_texts_in_order(tmp_path):
 
 def test_characters_that_are_not_known_are_refused():
     tokenizer = data.CharacterTokenizer("ab")
-    with pytest.raises(ValueError, match="'c' in 'abc' is none of the 2 characters that this"):
-        tokenizer.encode("abc")
+    message = (
+        r"Character 'c' \(U\+0063\) at 3, in line 2 .* none of the 3 .* \('\\nab'\); ByteLevel"
+    )
+    with pytest.raises(ValueError, match=message):
+        data.CharacterTokenizer("\nab").encode("ab\nc")
+    many = data.CharacterTokenizer("".join(map(chr, range(0x4E00, 0x9000))))
+    with pytest.raises(ValueError, match=r"'\\u2192' \(U\+2192\)") as caught:
+        many.encode("\u4e00" * 10_000 + "\u2192")
+    assert len(str(caught.value)) < 250
     with pytest.raises(ValueError, match="Tokens run from 0 to 2; got 3"):
         tokenizer.decode([0, 3])
 

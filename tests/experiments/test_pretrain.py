@@ -24,7 +24,7 @@ from experiments.study_plots import plot_run
 from experiments.trained import load_trained
 from jaxformer import inspect
 from jaxformer.config import GLU, Embedding, Learned, MultiHead, TransformerConfig
-from jaxformer.data import BPE, ByteLevel, TextFiles, load_tokenizer
+from jaxformer.data import BPE, ByteLevel, Characters, TextFiles, load_tokenizer
 from jaxformer.layers import Transformer
 from jaxformer.parallel import MeshConfig, make_mesh
 from jaxformer.training import loop, step
@@ -34,7 +34,6 @@ from jaxformer.training.metrics import read_json_lines
 from jaxformer.training.optimizers import SGD, AdamW, OptimizerConfig, make_optimizer
 from jaxformer.training.schedules import Constant, Cosine
 
-PRINT_SAMPLE = pretrain.print_sample
 ROOT = Path(pretrain.__file__).parents[1]
 MODEL = TransformerConfig(
     vocab_size=257,
@@ -421,12 +420,29 @@ def test_folders_are_numbered_and_the_newest_with_a_checkpoint_is_resumed():
         ({"devices": 9}, r"Asked for 9 devices; this machine has 8\."),
         ({"corpus": TextFiles(path="nowhere.txt")}, r"nowhere\.txt does not exist\."),
         ({"corpus": TextFiles(path="empty.txt")}, r"empty\.txt has no text"),
+        (
+            {"corpus": TextFiles(path="latin.txt")},
+            r"latin\.txt is not UTF-8: byte 0xe4 at offset 2 of 5, in line 1\.",
+        ),
+        (
+            {"held_out": 0.001},
+            r"held_out 0\.001 of \d+ bytes leaves 6 tokens held out, less than one row",
+        ),
+        (
+            {"prompt": "seventeen letters"},
+            r"prompt has 18 tokens, its end of text included, .* length of 16; shorten it",
+        ),
+        (
+            {"prompt": "→", "tokenizer": Characters()},
+            r"prompt '.u2192' cannot be encoded: Character '.u2192' \(U\+2192\) at 0, in line 1",
+        ),
         ({"held_out": 1.5}, r"held_out must lie between 0 and 1; got 1\.5\."),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
 )
 def test_what_cannot_be_is_refused_before_anything_is_written(changes, message):
     Path("empty.txt").write_text("")
+    Path("latin.txt").write_bytes(b"Ba\xe4r\n")
     with pytest.raises(ValueError, match=message):
         pretrain.main(replace(BASE, **changes))
     assert not Path("out").exists()
@@ -543,15 +559,6 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(whole, six, caps
 def test_flatten_names_leaves_by_their_path():
     tree = {"a": [{"b": 1}, 2], "c": None, "d": {}}
     assert resuming.flatten(tree) == {"a.0.b": 1, "a.1": 2, "c": None}
-
-
-def test_a_sample_that_has_no_room_is_left_out(whole, capsys):
-    model = replace(MODEL, embedding=Embedding(positions=Learned(max_length=16)))
-    run = replace(BASE, model=model, prompt="sixteen letters.")
-    text = pretrain.Text(load_tokenizer(whole[0]), None, None, 2.0)
-    PRINT_SAMPLE(run, text, None, None)
-    said = "No sample: the prompt's 17 tokens fill the length of 16.\n"
-    assert capsys.readouterr().out == said
 
 
 # As a process
