@@ -21,12 +21,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-import tyro
-
 from experiments.benchmark_tables import Found, plot_contests, sections
 from experiments.command_line import readable_errors
 from experiments.contest import Contestant, MissingError, Size, contestants
 from experiments.contests import PRESETS, TASKS, Task
+from experiments.flag_checks import check_counts, check_folder
+from experiments.locks import held
+from experiments.starting import keep_printed
+from experiments.study_command import read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,10 +54,8 @@ class Benchmark:
     output: Path | None = None
 
     def __post_init__(self):
-        for name in ("rounds", "layers", "length", "devices"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1; got {value}.")
+        check_counts(self)
+        check_folder("output", self.output)
 
 
 def main(asked: Benchmark) -> Path:
@@ -66,7 +66,13 @@ def main(asked: Benchmark) -> Path:
     )
     devices = asked.devices or math.gcd(cores(), size.batch_size)
     output = asked.output or Path("runs") / f"benchmark-{asked.preset}"
-    output.mkdir(parents=True, exist_ok=True)
+    with held(output):
+        keep_printed(output)
+        return hold_all(asked, size, devices, output)
+
+
+def hold_all(asked: Benchmark, size: Size, devices: int, output: Path) -> Path:
+    """Hold the contests, and write what is found into a folder; see `main`."""
     results: dict[str, Any] = {
         "preset": asked.preset,
         "flags": flags(asked),
@@ -179,4 +185,4 @@ def versions() -> dict[str, str]:
 
 if __name__ == "__main__":
     with readable_errors():
-        main(tyro.cli(Benchmark, description=__doc__))
+        main(read(Benchmark, __doc__))

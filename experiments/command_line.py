@@ -16,9 +16,9 @@ from typing import Any, NoReturn, TypeVar
 
 import tyro
 
+from experiments.starting import INTERRUPTED, TRACEBACK, end_imports
 from jaxformer.config import Attention, from_python
-
-INTERRUPTED = 130  # exit status after Ctrl-C, as shells have it
+from jaxformer.extras import missing
 
 Run = TypeVar("Run")
 
@@ -74,14 +74,16 @@ def fail(message: str) -> NoReturn:
 def readable_errors() -> Iterator[None]:
     """End the process with the message of an expected error instead of a traceback."""
     try:
+        end_imports()
         yield
     except KeyboardInterrupt:
         print("\nInterrupted.", file=sys.stderr)
         raise SystemExit(INTERRUPTED) from None
     except (ValueError, OSError, ImportError) as error:
-        if os.environ.get("JAXFORMER_TRACEBACK"):
+        if os.environ.get(TRACEBACK):
             raise
-        fail(f"{error}\n(JAXFORMER_TRACEBACK=1 shows where this came from.)")
+        said = missing(error) if isinstance(error, ImportError) else error
+        fail(f"{said}\n({TRACEBACK}=1 shows where this came from.)")
 
 
 def _with_kind(

@@ -21,6 +21,7 @@ import numpy as np
 from experiments.command_line import parse, readable_errors
 from experiments.compiled_programs import keep_programs
 from experiments.devices import chosen_devices, prepare_devices
+from experiments.flag_checks import check_counts, check_seed
 from experiments.trained import load_trained
 from jaxformer.config import RopeScaling
 from jaxformer.generation import Beam, Greedy, Sample, generate, stream
@@ -64,6 +65,10 @@ class Generate:
     hosts: Hosts = Hosts()
     seed: int = 0
     ignore: tuple[str, ...] = ()
+
+    def __post_init__(self):
+        check_counts(self, "step", "seed")
+        check_seed("seed", self.seed)
 
 
 def main(run: Generate) -> str:

@@ -10,6 +10,7 @@ import jax
 from experiments.devices import chosen_devices
 from experiments.training_run import Run
 from jaxformer.parallel import check_fits
+from jaxformer.parallel.memory import Memory
 
 CGROUP = Path("/sys/fs/cgroup/memory.max")
 
@@ -46,6 +47,22 @@ def refuse_too_large(run: Run, compiled: jax.stages.Compiled) -> None:
         raise TooLargeError(
             f"The update needs {gib(kept + working)} on each device ({gib(kept)} of parameters, "
             f"optimizer state and batch, {gib(working)} of working space), which has "
+            f"{gib(limit)}.\n{advice(run)}"
+        )
+
+
+def refuse_estimate(run: Run, needed: Memory) -> None:
+    """Refuse a run whose parameters alone, with what the optimizer keeps, are too much.
+
+    What is worked on besides is an estimate, of which the compiler has the last word.
+
+    Raises:
+        TooLargeError: With what they need, what there is, and what would help.
+    """
+    limit, kept = memory_per_device(), needed.parameters + needed.optimizer + needed.gradients
+    if limit is not None and kept > limit:
+        raise TooLargeError(
+            f"Parameters, optimizer state and gradients need {gib(kept)} on each device, which has "
             f"{gib(limit)}.\n{advice(run)}"
         )
 

@@ -4,12 +4,14 @@
     python -m experiments.pretrain --steps 200 --model.num-layers 2 # any field is a flag
     python -m experiments.pretrain small --corpus "TextFiles(path='my.txt')"
     python -m experiments.pretrain --resume --steps 2000            # go on where it stopped
+    python -m experiments.pretrain --output X --resume-or-begin     # the same, however often given
 
 Trains on the source code of Python's standard library unless told otherwise, reports bits per byte
 on held-out text beside gzip, and ends with a sample. Everything is written under --output.
 
-SIGINT (Ctrl-C) and SIGTERM end a run once the update it is in is made and saved; the exit status
-is 130 or 143, and --resume goes on from there. The third such signal ends it at once.
+SIGINT (Ctrl-C), SIGTERM and SIGHUP end a run once the update it is in is made and saved; the exit
+status is 130, 143 or 129, and --resume goes on from there. The third such signal ends it at once.
+One folder is one run's at a time. Where nobody reads what is printed any more, training goes on.
 """
 
 import pprint
@@ -22,17 +24,17 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from experiments.before_training import check_before_text, check_before_training
+from experiments.beginning import begin, find_start
 from experiments.command_line import parse, readable_errors
 from experiments.compiled_programs import keep_programs
 from experiments.corpus import encode_prompt, read_corpus
 from experiments.devices import prepare_devices
-from experiments.export import export_note
 from experiments.pretrain_runs import RUNS, Pretrain
 from experiments.resuming import sha256
 from experiments.running import (
     Machinery,
     Meter,
-    begin,
     compile_update,
     explained_end,
     machinery,
@@ -41,12 +43,11 @@ from experiments.running import (
 )
 from experiments.study_plots import plot_run
 from experiments.together import together
-from experiments.training_run import check_vocabulary, describe, output_folder
-from jaxformer import costs, data
+from experiments.training_run import describe, output_folder
+from jaxformer import data
 from jaxformer import functional as F
 from jaxformer.generation import Sample, generate
 from jaxformer.parallel import is_first, local_rows, put_batch
-from jaxformer.parallel.memory import memory
 from jaxformer.training import loop, step
 from jaxformer.training.checkpoints import Checkpoints
 from jaxformer.training.metrics import read_json_lines
@@ -72,24 +73,31 @@ class Text(NamedTuple):
 def main(run: Pretrain) -> Path:
     """Train, evaluate, sample; returns the output folder."""
     prepare_devices(run)
-    output = output_folder(run)
-    print(pprint.pformat(run, width=100), flush=True)
-    using = machinery(run, output, lengths=[run.length])
-    text = prepare(run)
-    check_vocabulary(run, text.tokenizer.vocab_size)
-    encode_prompt(run, text.tokenizer)
-    print_estimate(run, using.mesh)
+    with output_folder(run) as output:
+        print(pprint.pformat(run, width=100), flush=True)
+        using = machinery(run, output, lengths=[run.length])
+        check_before_text(run, using.mesh, length=run.length)
+        text = prepare(run)
+        check_before_training(run, text.tokenizer)
+        encode_prompt(run, text.tokenizer)
+        work(run, text, using)
+    return output
+
+
+def work(run: Pretrain, text: Text, using: Machinery) -> None:
+    """Train, sample, and draw what came of it."""
+    output = using.output
     with (
         Checkpoints(output / "checkpoints", keep=run.keep) as checkpoints,
         together(run, checkpoints, output),
         explained_end(run, checkpoints, output),
     ):
         state = train(run, text, using, checkpoints)
-    print_sample(run, text, state.params, using.mesh)
+    if state is not None:
+        print_sample(run, text, state.params, using.mesh)
     print_end(run, output)
     if is_first():
         plot_run(output / "run.png", read_json_lines(output / "metrics.jsonl"), gzip=text.gzip)
-    return output
 
 
 def prepare(run: Pretrain) -> Text:
@@ -104,35 +112,10 @@ def prepare(run: Pretrain) -> Text:
     return Text(tokenizer, train, held_out, data.gzip_bits_per_byte(documents))
 
 
-def print_estimate(run: Pretrain, mesh: Mesh) -> None:
-    """Say what memory a device will need, before anything is allocated."""
-    needed = memory(
-        run.model,
-        mesh.shape,
-        batch_size=run.batch_size,
-        length=run.length,
-        accumulation=run.accumulation,
-        remat=run.remat,
-        dtype=run.dtype,
-        expert_room=run.expert_room,
-        optimizer=type(run.optimizer.optimizer).__name__.lower(),
-    )
-    parts = ", ".join(f"{name} {size / 2**20:.0f}" for name, size in needed._asdict().items())
-    print(
-        f"Estimate per device: {needed.total / 2**20:.0f} MiB ({parts}); "
-        f"{format_count(costs.parameters(run.model))} parameters in all."
-    )
-    if (note := export_note(run.model)) is not None:
-        print(note)
-    if run.steps > run.schedule_steps:
-        print(
-            f"The schedule ends after {run.schedule_steps} updates; the learning rate then stays "
-            "where it is. To train longer at a higher one, start with larger --schedule-steps."
-        )
-
-
-def train(run: Pretrain, text: Text, using: Machinery, checkpoints: Checkpoints) -> step.TrainState:
-    """Bring the state to `run.steps` updates, reporting on the way."""
+def train(
+    run: Pretrain, text: Text, using: Machinery, checkpoints: Checkpoints
+) -> step.TrainState | None:
+    """Bring the state to `run.steps` updates, reporting on the way; None if it was there before."""
     mesh = using.mesh
     description = describe(
         run,
@@ -143,13 +126,18 @@ def train(run: Pretrain, text: Text, using: Machinery, checkpoints: Checkpoints)
             "held_out": text.held_out.digest(),
         },
     )
-    state = begin(run, using, text.tokenizer, checkpoints, description)
+    start = find_start(run, using, checkpoints, description)
+    if start is None:
+        return None
     rows = local_rows(mesh, run.batch_size)
     batches = data.Batches(text.train, batch_size=run.batch_size, seed=run.seed, local=rows)
     tally = step.make_tally(using.model, mesh)
 
     def fetch(at: int) -> data.Batch:
         return put_batch(batches[at], mesh, run.batch_size)
+
+    update = compile_update(run, using, fetch(start))
+    state = begin(run, using, text.tokenizer, checkpoints, start)
 
     def evaluate(at: int, params: Any, progress: Progress) -> dict[str, float]:
         last = at == run.steps
@@ -163,7 +151,7 @@ def train(run: Pretrain, text: Text, using: Machinery, checkpoints: Checkpoints)
         run,
         using,
         state,
-        compile_update(run, using, state, fetch(int(state.step))),
+        update,
         fetch,
         meter=Meter(run, mesh, length=run.length),
         checkpoints=checkpoints,

@@ -7,6 +7,7 @@ Tables and pictures are made anew from the JSON; nothing in them is written by h
 
 import shlex
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import get_args
@@ -16,6 +17,7 @@ from experiments.ablations import Axis, arms_of
 from experiments.benchmark_tables import plot_contests, sections
 from experiments.command_line import readable_errors
 from experiments.pretrain_runs import RUNS
+from experiments.study_command import read
 from experiments.study_plots import plot_losses, plot_more
 from experiments.study_results import SPEEDS, STUDY, Numbers, read_json
 from experiments.study_sizes import ABLATION_SIZES
@@ -55,6 +57,23 @@ devices; bytes of parameters and cache that must be read, of what plain copies r
 round has all before it: imports, parameters, compilation. Working space is what the compiler of
 ours asks for beside arguments and results, the process what the whole of it had at most.
 """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What to read, and what to write.
+
+    Attributes:
+        results: Folder of studies and benchmarks; their tables and pictures are written into it.
+        readme: The file to write.
+    """
+
+    results: Path = RESULTS
+    readme: Path = HERE / "README.md"
+
+    def __post_init__(self):
+        if not self.results.is_dir():
+            raise ValueError(f"results must name a folder; {self.results} is none.")
 
 
 def main(results: Path = RESULTS, readme: Path = HERE / "README.md") -> None:
@@ -171,4 +190,5 @@ def command(study: Numbers, order: list[str], folder: Path) -> str:
 
 if __name__ == "__main__":
     with readable_errors():
-        main()
+        asked = read(Report, __doc__)
+        main(asked.results, asked.readme)

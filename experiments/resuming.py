@@ -6,7 +6,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from experiments.training_run import Run, name_of
 from jaxformer.training.checkpoints import Checkpoints
+
+OURS = ("--resume", "--no-resume", "--resume-or-begin", "--no-resume-or-begin")
 
 
 def sha256(content: bytes | memoryview) -> str:
@@ -43,12 +46,20 @@ def last_checkpoint(checkpoints: Checkpoints, output: Path) -> str:
     return f"The last good checkpoint is {latest} in {output}."
 
 
+def again(run: Run, checkpoints: Checkpoints, output: Path) -> str:
+    """How to go on with a run that ended early, or how to begin it again."""
+    found = checkpoints.latest() is not None
+    mode = "--resume" if found and not run.resume_or_begin else "--resume-or-begin"
+    command = command_line(name_of(run), mode, "--output", str(output))
+    return f"To {'go on from there' if found else 'begin again'}:\n  {command}"
+
+
 def command_line(name: str, *more: str) -> str:
     """The command that started this process, without what is said of its folder, with more."""
-    kept, arguments = [], iter(sys.argv[1:])
+    kept, arguments = list[str](), iter(sys.argv[1:])
     for argument in arguments:
         if argument == "--output":
             next(arguments, None)
-        elif argument not in ("--resume", "--no-resume") and not argument.startswith("--output="):
+        elif argument not in OURS and not argument.startswith("--output="):
             kept.append(argument)
     return shlex.join(["python", "-m", f"experiments.{name}", *kept, *more])

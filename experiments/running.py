@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from experiments.command_line import INTERRUPTED, fail
+from experiments.command_line import fail
 from experiments.devices import chosen_devices
 from experiments.out_of_memory import (
     TooLargeError,
@@ -20,11 +20,11 @@ from experiments.out_of_memory import (
     is_out_of_memory,
     refuse_too_large,
 )
-from experiments.resuming import command_line, flatten, last_checkpoint, refuse_changes
+from experiments.resuming import again, command_line, last_checkpoint
+from experiments.starting import INTERRUPTED
 from experiments.training_run import Run, name_of
 from jaxformer import costs, parallel
 from jaxformer.config import Decoder
-from jaxformer.data import Tokenizer
 from jaxformer.layers import Transformer
 from jaxformer.training import loop, step
 from jaxformer.training.checkpoints import Checkpoints
@@ -37,10 +37,11 @@ from jaxformer.training.metrics import (
     TensorBoard,
     WeightsAndBiases,
     Writer,
-    read_json_lines,
 )
 from jaxformer.training.optimizers import learning_rate, make_optimizer
 from jaxformer.training.progress import Progress, format_count
+
+RATES = 4096  # learning rates that are computed together
 
 
 class Machinery(NamedTuple):
@@ -99,9 +100,7 @@ def explained_end(run: Run, checkpoints: Checkpoints, output: Path) -> Iterator[
         with deferred():
             checkpoints.wait()
         print(f"\nInterrupted. {last_checkpoint(checkpoints, output)}", file=sys.stderr)
-        if checkpoints.latest() is not None:
-            again = command_line(name_of(run), "--resume", "--output", str(output))
-            print(f"To go on from there:\n  {again}", file=sys.stderr)
+        print(again(run, checkpoints, output), file=sys.stderr)
         raise SystemExit(getattr(error, "status", INTERRUPTED)) from None
 
 
@@ -110,53 +109,13 @@ def print_end(run: Run, output: Path) -> None:
     print(f"\nEverything is in {output}. To repeat the run:\n  {command_line(name_of(run))}")
 
 
-def begin(
-    run: Run,
-    using: Machinery,
-    tokenizer: Tokenizer,
-    checkpoints: Checkpoints,
-    description: dict[str, Any],
-) -> step.TrainState:
-    """A fresh state beside its tokenizer, or the newest whole checkpoint's.
+def compile_update(run: Run, using: Machinery, batch: AnyBatch) -> Any:
+    """Compile the update for exactly these shapes, and say what memory it will take.
 
     Raises:
-        ValueError: A resumed run is another one, or has nothing left to do.
+        TooLargeError: A device has less, which is said before it has to hold any state.
     """
-    parallel.refuse_differences(flatten(description))
-    if not run.resume:
-        if parallel.is_first():
-            tokenizer.save(using.output)
-        key = jax.random.key(run.seed)
-        return step.init_state(using.model, using.optimizer, key, using.mesh)
-    newest = checkpoints.newest(lambda message: print(message, file=sys.stderr))
-    refuse_changes(checkpoints.describe(newest), description)
-    abstract = step.abstract_state(using.model, using.optimizer, using.mesh)
-    state = checkpoints.restore(newest, abstract)
-    done = int(state.step)
-    if done > run.steps or (done == run.steps and is_evaluated(using.output, done)):
-        raise ValueError(f"The checkpoint has {done} steps already; pass --steps N with N above.")
-    print(f"Resuming after step {done}.")
-    return state
-
-
-def is_evaluated(output: Path, step: int) -> bool:
-    """Whether the evaluation that ends a run was written."""
-
-    def found() -> str:
-        file = output / "metrics.jsonl"
-        lines = read_json_lines(file) if file.exists() else []
-        return str(any(line["step"] == step and is_final(line) for line in lines))
-
-    return parallel.first_decides(found) == "True"
-
-
-def is_final(numbers: dict[str, Any]) -> bool:
-    """Whether these are of the evaluation that ends a run."""
-    return any(name.startswith("final_") for name in numbers)
-
-
-def compile_update(run: Run, using: Machinery, state: step.TrainState, batch: AnyBatch) -> Any:
-    """Compile the update for exactly these shapes, and say what memory it will take."""
+    state = step.abstract_state(using.model, using.optimizer, using.mesh)
     update = step.make_update(
         using.model,
         using.optimizer,
@@ -194,10 +153,18 @@ class Meter:
         decoder = isinstance(run.model.topology, Decoder)
         self.work = costs.training_flops_per_token(run.model, length) if decoder else None
         self.peak = machine_peak_flops(list(mesh.local_devices)) * jax.process_count()
-        # All at once: computed one by one they would wait in line behind the updates.
-        rate = learning_rate(run.optimizer, run.schedule_steps)
-        self.rates = jax.device_get(jax.jit(jax.vmap(rate))(jnp.arange(run.steps)))
+        self._rates_from = jax.jit(jax.vmap(learning_rate(run.optimizer, run.schedule_steps)))
+        self._rates: tuple[int, Any] = -1, None
         self.restart()
+
+    def rate(self, step: int) -> float:
+        """The learning rate of an update, counted from 1."""
+        # Many at once: computed one by one they would wait in line behind the updates.
+        block, at = divmod(step - 1, RATES)
+        if block != self._rates[0]:
+            steps = block * RATES + np.arange(RATES, dtype=np.int32)
+            self._rates = block, jax.device_get(self._rates_from(steps))
+        return float(self._rates[1][at])
 
     def restart(self) -> None:
         """Leave out the time until now, which went into something else."""
@@ -214,7 +181,7 @@ class Meter:
         if self.work is not None:
             shared["utilisation"] = speed * self.work / self.peak
         return [
-            (done, {"loss": done.loss, "learning_rate": float(self.rates[done.step - 1]), **shared})
+            (done, {"loss": done.loss, "learning_rate": self.rate(done.step), **shared})
             for done in finished
         ]
 
@@ -223,8 +190,11 @@ def writers(run: Run, output: Path, description: dict[str, Any], start: int) -> 
     """Where the first process writes; what an earlier attempt wrote after `start` is dropped."""
     if not parallel.is_first():
         return []
-    earlier = start if run.resume else None
-    chosen: list[Writer] = [JsonLines(output / "metrics.jsonl", resume_from=earlier)]
+    earlier = start if run.resume or run.resume_or_begin else None
+    file = output / "metrics.jsonl"
+    chosen: list[Writer] = [JsonLines(file, resume_from=earlier)]
+    if start >= run.log_every and not file.stat().st_size:
+        print(f"{file} has lost the lines of the first {start} steps.", file=sys.stderr)
     if run.tensorboard:
         chosen.append(TensorBoard(output / "tensorboard", resume_from=earlier))
     if run.wandb is not None:

@@ -15,8 +15,11 @@ import numpy as np
 
 from experiments.corpus import read_corpus
 from experiments.devices import chosen_devices, simulate
+from experiments.flag_checks import check_counts, check_folder
+from experiments.locks import held
 from experiments.pretrain_runs import RUNS, Pretrain
 from experiments.seeds import Arm, Training, held_out_nats, shared_by, train_seeds
+from experiments.starting import keep_printed
 from experiments.study_results import Numbers, Results
 from jaxformer import costs, data
 from jaxformer.config import Decoder
@@ -66,10 +69,8 @@ class Study:
             raise ValueError(
                 f"Seeds lie between 0 and {2**32 - 1}; got first_seed {self.first_seed}."
             )
-        for name in ("steps", "batch_size", "length", "devices"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1; got {value}.")
+        check_counts(self, "seeds", "first_seed")
+        check_folder("output", self.output)
         if self.run is not None and self.run not in RUNS:
             raise ValueError(f"There is no run {self.run!r}. Runs: {', '.join(RUNS)}.")
 
@@ -151,9 +152,21 @@ def conduct(
         The folder of the results, and those of each arm in order.
 
     Raises:
-        ValueError: An arm equals the baseline, or the folder holds another study.
+        ValueError: An arm equals the baseline, the folder holds another study, or another process
+            is at work in it.
     """
     check_arms(arms, run.steps)
+    size = study.size if study.run is None else study.run
+    output = study.output or Path("runs") / f"{name}-{size}"
+    with held(output):
+        keep_printed(output)
+        return output, train_arms(study, name, run, arms, measure, output)
+
+
+def train_arms(
+    study: Study, name: str, run: Pretrain, arms: Sequence[Arm], measure: Measure, output: Path
+) -> list[Numbers]:
+    """Train and measure every arm that is not finished in a folder; see `conduct`."""
     simulate(study.devices if study.devices is not None else os.cpu_count())
     text = prepare(study, run)
     seeds = tuple(range(study.first_seed, study.first_seed + study.seeds))
@@ -174,7 +187,6 @@ def conduct(
         "epochs": round(run.steps * run.batch_size / len(text.train), 2),
         "arms": [arm.name for arm in arms],
     }
-    output = study.output or Path("runs") / f"{name}-{description['size']}"
     results = Results(output, description)
     found = []
     for at, arm in enumerate(arms, start=1):
@@ -187,7 +199,7 @@ def conduct(
         found.append(numbers)
     for numbers, speeds in zip(found, results.speeds(arms, training), strict=True):
         numbers["speeds"] = speeds
-    return output, found
+    return found
 
 
 def try_arm(arm: Arm, training: Training, text: Text, measure: Measure, title: str) -> Numbers:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments.locks import LOCK
 from experiments.resuming import flatten
 from experiments.seeds import Arm, Training
 from experiments.speeds import speeds_of
@@ -33,7 +34,7 @@ class Results:
         file = folder / "study.json"
         arms = description["arms"]
         if not file.exists():
-            if folder.exists() and any(folder.iterdir()):
+            if folder.exists() and any(path.name != LOCK for path in folder.iterdir()):
                 raise ValueError(
                     f"{folder} holds files but no study.json, so it is no study's; pass another "
                     "--output, or remove it."

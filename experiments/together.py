@@ -24,7 +24,8 @@ def together(run: Run, checkpoints: Checkpoints, output: Path) -> Iterator[None]
     if jax.process_count() == 1:
         yield
         return
-    again = command_line(name_of(run), "--resume", "--output", str(output))
+    mode = "--resume-or-begin" if run.resume_or_begin else "--resume"
+    again = command_line(name_of(run), mode, "--output", str(output))
     words = (
         "\nerror: This process was ended: killed, or because another one ended or was silent for "
         f"{run.hosts.patience} seconds. To go on from the newest checkpoint in {output}, start "

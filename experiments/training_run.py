@@ -1,16 +1,21 @@
 """What a training run says of itself, whatever it trains."""
 
-import dataclasses
+import contextlib
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from experiments.flag_checks import check_counts, check_folder, check_seed
+from experiments.locks import held
+from experiments.starting import keep_printed
 from jaxformer import functional as F
 from jaxformer import parallel
 from jaxformer.config import TransformerConfig, to_json
 from jaxformer.layers.mode import Remat
 from jaxformer.parallel import Hosts, MeshConfig
+from jaxformer.training.folders import Folder
 from jaxformer.training.gradient import Objective
 from jaxformer.training.guard import Skipping
 from jaxformer.training.optimizers import OptimizerConfig
@@ -47,6 +52,8 @@ class Run:
         output: Folder for checkpoints, metrics and the tokenizer; None is runs/NAME-N, a new one,
             or with --resume the newest. Processes share it.
         resume: Go on from the newest checkpoint in the output folder.
+        resume_or_begin: Go on if --output has a checkpoint, else begin there; nothing is done where
+            the run is finished. For a command that is given again until it ends with status 0.
         log_every: Updates between lines in the metrics.
         evaluate_every: Updates between evaluations.
         save_every: Updates between checkpoints; the last update is always saved.
@@ -75,6 +82,7 @@ class Run:
     seed: int = 0
     output: Path | None = None
     resume: bool = False
+    resume_or_begin: bool = False
     log_every: int = 10
     evaluate_every: int
     save_every: int = 200
@@ -83,15 +91,17 @@ class Run:
     wandb: str | None = None
 
     def __post_init__(self):
-        for field in dataclasses.fields(self):
-            if field.type is int and field.name != "seed" and getattr(self, field.name) < 1:
-                raise ValueError(
-                    f"{field.name} must be at least 1; got {getattr(self, field.name)}."
-                )
+        check_counts(self, "seed")
+        check_seed("seed", self.seed)
+        check_folder("output", self.output)
         if self.expert_room is not None and not self.expert_room >= 1:
             raise ValueError(f"expert_room must be at least 1, or None; got {self.expert_room}.")
-        if not 0 <= self.seed < 2**32:
-            raise ValueError(f"seed must lie between 0 and {2**32 - 1}; got {self.seed}.")
+        if self.resume_or_begin and self.output is None:
+            raise ValueError(
+                "--resume-or-begin needs --output FOLDER, where the next start finds the run."
+            )
+        if self.wandb == "":
+            raise ValueError("wandb must name a project; got ''.")
 
 
 def name_of(run: Run) -> str:
@@ -99,13 +109,30 @@ def name_of(run: Run) -> str:
     return type(run).__name__.lower()
 
 
-def output_folder(run: Run) -> Path:
-    """The same folder for all processes; see `choose_folder`."""
-    return Path(parallel.first_decides(lambda: str(choose_folder(run))))
+@contextlib.contextmanager
+def output_folder(run: Run) -> Iterator[Path]:
+    """The same folder for all processes, of which the first holds it; see `choose_folder`.
+
+    Raises:
+        ValueError: Another run holds the folder, or there is none for this run.
+    """
+    with contextlib.ExitStack() as holding:
+
+        def take() -> str:
+            folder = choose_folder(run)
+            made = run.output is None and not run.resume
+            holding.enter_context(held(folder, made=made))
+            refuse_earlier(run, folder)
+            return str(folder)
+
+        folder = Path(parallel.first_decides(take))
+        if parallel.is_first():
+            keep_printed(folder)
+        yield folder
 
 
 def choose_folder(run: Run) -> Path:
-    """The folder asked for, or for example runs/pretrain-N: the next, or the newest to resume."""
+    """The folder asked for, or for example runs/pretrain-N: a new one, or the newest to resume."""
     folder, name = run.output, name_of(run)
     if folder is None:
         # A run that ended before its first checkpoint is nothing to resume.
@@ -114,16 +141,46 @@ def choose_folder(run: Run) -> Path:
         newest = max((int(name) for name in names if name.isdigit()), default=0)
         if run.resume and not newest:
             raise ValueError(f"There is no runs/{name}-N to resume; pass --output FOLDER.")
-        folder = Path("runs") / f"{name}-{newest if run.resume else newest + 1}"
-    elif not run.resume:
-        ours = ("checkpoints", "metrics.jsonl", "tokenizer.json", "tensorboard")
-        found = [name for name in ours if (folder / name).exists()]
-        if found:
-            raise ValueError(
-                f"{folder} holds {', '.join(found)} of an earlier run. Pass --resume to go on "
-                "with it, or another --output."
-            )
+        if run.resume:
+            return Path("runs") / f"{name}-{newest}"
+        return new_folder(f"runs/{name}", newest + 1)
     return folder
+
+
+def new_folder(name: str, number: int) -> Path:
+    """Make the first folder NAME-N that is not there, from a number on."""
+    while True:
+        folder = Path(f"{name}-{number}")
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:  # another run was quicker
+            number += 1
+
+
+def refuse_earlier(run: Run, folder: Path) -> None:
+    """Refuse to begin where an earlier run has left something.
+
+    Raises:
+        ValueError: With what it left.
+    """
+    if run.resume or run.resume_or_begin:
+        return
+    ours = ("checkpoints", "metrics.jsonl", "tokenizer.json", "tensorboard")
+    found = [name for name in ours if (folder / name).exists()]
+    if found:
+        raise ValueError(
+            f"{folder} holds {', '.join(found)} of an earlier run. Pass --resume to go on with it "
+            "(--resume-or-begin if it may have no checkpoint yet), or another --output."
+        )
+
+
+def going_on(run: Run, output: Path) -> bool:
+    """Whether a run goes on from a checkpoint, the same in all processes."""
+    if not run.resume_or_begin:
+        return run.resume
+    folder = Folder(output / "checkpoints", keep=run.keep)
+    return parallel.first_decides(lambda: str(bool(folder.steps()))) == "True"
 
 
 def check_vocabulary(run: Run, need: int) -> None:

@@ -23,6 +23,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from experiments.before_training import check_before_text, check_before_training
+from experiments.beginning import begin, find_start
 from experiments.command_line import parse, readable_errors
 from experiments.compiled_programs import keep_programs
 from experiments.devices import prepare_devices
@@ -30,7 +32,6 @@ from experiments.resuming import sha256
 from experiments.running import (
     Machinery,
     Meter,
-    begin,
     compile_update,
     explained_end,
     machinery,
@@ -38,7 +39,7 @@ from experiments.running import (
     print_end,
 )
 from experiments.together import together
-from experiments.training_run import check_vocabulary, describe, output_folder
+from experiments.training_run import describe, output_folder
 from experiments.translate_runs import RUNS, Translate
 from jaxformer import data
 from jaxformer.data.date_forms import FORMS
@@ -64,21 +65,29 @@ def main(run: Translate) -> Path:
     """Train, decode held-out texts, report; returns the output folder."""
     since = time.monotonic()
     prepare_devices(run)
-    output = output_folder(run)
-    print(pprint.pformat(run, width=100), flush=True)
-    using = machinery(run, output, lengths=[*run.source_lengths, TARGET])
-    tokenizer = prepare(run)
-    check_vocabulary(run, tokenizer.vocab_size)
+    with output_folder(run) as output:
+        print(pprint.pformat(run, width=100), flush=True)
+        using = machinery(run, output, lengths=[*run.source_lengths, TARGET])
+        check_before_text(run, using.mesh, length=TARGET, source_length=run.source_lengths[-1])
+        tokenizer = prepare(run)
+        check_before_training(run, tokenizer)
+        work(run, tokenizer, using)
+        print(f"\nWall time: {format_duration(time.monotonic() - since)}.")
+        print_end(run, output)
+    return output
+
+
+def work(run: Translate, tokenizer: data.Tokenizer, using: Machinery) -> None:
+    """Train, and report what came of it."""
+    output = using.output
     with (
         Checkpoints(output / "checkpoints", keep=run.keep) as checkpoints,
         together(run, checkpoints, output),
         explained_end(run, checkpoints, output),
     ):
         found = train(run, tokenizer, using, checkpoints)
-    print(printable("\n".join(report(held_out(run, run.held_out_texts), found)), sys.stdout))
-    print(f"\nWall time: {format_duration(time.monotonic() - since)}.")
-    print_end(run, output)
-    return output
+    if found is not None:
+        print(printable("\n".join(report(held_out(run, run.held_out_texts), found)), sys.stdout))
 
 
 def prepare(run: Translate) -> data.Tokenizer:
@@ -105,10 +114,15 @@ def held_out(run: Translate, count: int) -> list[data.WrittenDate]:
 
 def train(
     run: Translate, tokenizer: data.Tokenizer, using: Machinery, checkpoints: Checkpoints
-) -> Found:
-    """Make the updates, reporting on the way; then decode all held-out texts."""
+) -> Found | None:
+    """Make the updates, reporting on the way; then decode all held-out texts.
+
+    Nothing, None, where both was done before.
+    """
     description = describe(run, FIXED, tokenizer=sha256(tokenizer.to_json().encode()))
-    state = begin(run, using, tokenizer, checkpoints, description)
+    start = find_start(run, using, checkpoints, description)
+    if start is None:
+        return None
     batches = data.PairBatches(
         lambda i: data.written_date(i, seed=run.seed).pair,
         tokenizer,
@@ -116,6 +130,8 @@ def train(
         lengths=data.Lengths(run.source_lengths, TARGET),
         group=run.group,
     )
+    update = compile_updates(run, using, batches[start])
+    state = begin(run, using, tokenizer, checkpoints, start)
     found: Found = {}
 
     def fetch(at: int) -> data.PairBatch:
@@ -139,7 +155,7 @@ def train(
         run,
         using,
         state,
-        compile_updates(run, using, state, batches[int(state.step)]),
+        update,
         fetch,
         meter=Meter(run, using.mesh, length=TARGET),
         checkpoints=checkpoints,
@@ -150,16 +166,14 @@ def train(
     return found
 
 
-def compile_updates(
-    run: Translate, using: Machinery, state: step.TrainState, batch: data.PairBatch
-) -> Any:
+def compile_updates(run: Translate, using: Machinery, batch: data.PairBatch) -> Any:
     """The update, compiled for every length of sources."""
     programs = {}
     for length in run.source_lengths:
         blank = np.zeros((run.batch_size, length), np.int32)
         sized = batch._replace(source=blank, source_segments=blank)
         sized = put_batch(sized, using.mesh, run.batch_size)
-        programs[length] = compile_update(run, using, state, sized)
+        programs[length] = compile_update(run, using, sized)
 
     def update(state: step.TrainState, batch: data.PairBatch):
         return programs[batch.source.shape[1]](state, batch)

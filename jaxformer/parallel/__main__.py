@@ -5,16 +5,20 @@ import sys
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-import tyro
-
 from jaxformer import zoo
 from jaxformer.config import EncoderDecoder, TransformerConfig
+from jaxformer.extras import missing
 from jaxformer.layers.mode import Remat
 from jaxformer.parallel import tables
 from jaxformer.parallel.chips import Chip, get_chip
 from jaxformer.parallel.memory import OptimizerKind
 from jaxformer.parallel.mesh import MeshConfig
 from jaxformer.parallel.plan import Work, filled, plan, sensible_mesh
+
+try:
+    import tyro
+except ModuleNotFoundError as error:
+    sys.exit(f"error: {missing(error)}")
 
 COMMAND = "python -m jaxformer.parallel plan"
 SUMMARY = "Memory, messages and time of one update of a preset, without a device."
@@ -55,6 +59,12 @@ class Question:
     expert_room: float | None = None
     optimizer: OptimizerKind = "adamw"
 
+    def __post_init__(self):
+        for name in ("devices", "source_length"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1; got {value}.")
+
 
 def main(arguments: list[str] | None = None) -> None:
     """Read the command line and print."""
@@ -63,9 +73,8 @@ def main(arguments: list[str] | None = None) -> None:
         arguments = arguments[1:]
     elif arguments[:1] not in (["-h"], ["--help"]):
         sys.exit(f"There is one command: {COMMAND} NAME. --help says what it takes.")
-    question = tyro.cli(Question, args=arguments, prog=COMMAND, description=SUMMARY)
     try:
-        print(answer(question))
+        print(answer(tyro.cli(Question, args=arguments, prog=COMMAND, description=SUMMARY)))
     except ValueError as error:
         sys.exit(str(error))
 

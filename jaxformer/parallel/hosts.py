@@ -44,9 +44,22 @@ class Hosts:
                 raise ValueError(
                     f"Process {self.process} is none of {self.processes}, counted from 0."
                 )
+        if self.coordinator is not None and not is_address(self.coordinator):
+            raise ValueError(
+                "coordinator must be host:port, with a port from 1 to 65535; got "
+                f"{self.coordinator!r}."
+            )
         for name in ("wait", "patience"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1 second; got {getattr(self, name)}.")
+
+
+def is_address(text: str) -> bool:
+    """Whether a text is host:port; of IPv6 the host stands in brackets."""
+    host, _, port = text.rpartition(":")
+    whole = host[:1] == "[" and host[-1:] == "]" or not set(host) & set(":[]/ ")
+    digits = port.isascii() and port.isdecimal() and len(port) <= 5
+    return bool(host) and whole and digits and 1 <= int(port) <= 65535
 
 
 def join(hosts: Hosts) -> None:
@@ -126,7 +139,7 @@ def first_decides(decide: Callable[[], str]) -> str:
         Its result, on every process alike.
 
     Raises:
-        ValueError: That of the first process, on all of them.
+        ValueError: That of the first process, on all of them; or it had an OSError.
     """
     if jax.process_count() == 1:
         return decide()
@@ -134,7 +147,7 @@ def first_decides(decide: Callable[[], str]) -> str:
     if is_first():
         try:
             found = ["", decide()]
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             found = [str(error), ""]
     refusal, decision = json.loads(gather_texts(json.dumps(found))[0])
     if refusal:

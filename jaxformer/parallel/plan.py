@@ -50,6 +50,8 @@ class Work:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1; got {value}.")
+        if self.expert_room is not None and not self.expert_room >= 1:
+            raise ValueError(f"expert_room must be at least 1, or None; got {self.expert_room}.")
         if self.source_length < 0:
             raise ValueError(f"source_length must not be negative; got {self.source_length}.")
 
@@ -230,6 +232,8 @@ def sensible_mesh(
     Raises:
         ValueError: No mesh fits the model and the batch at all.
     """
+    if devices is not None and devices < 1:
+        raise ValueError(f"A mesh has at least 1 device; got devices={devices}.")
     possible: list[tuple[int, dict[str, int]]] = []
     for sizes in _meshes(chip, devices):
         try:

@@ -1,6 +1,7 @@
 """A folder of folders by step, each whole or absent. Knows nothing of what is in them."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from jaxformer.training.seals import damage, is_sealed, seal
 
 UNFINISHED, DAMAGED = ".unfinished", ".damaged"
 DESCRIPTION = "description.json"
+STEP = r"(0|[1-9]\d{0,17})"  # as we write it: 007 is somebody else's
 LISTED = 10  # lines of a message before the rest is only counted
 
 
@@ -18,6 +20,8 @@ class Folder:
     One is written beside its place, sealed with the digests of its files, and moved there in the
     end; it is moved away before it is removed. So a folder whose name is a step is complete, and
     what happens to it later is noticed.
+
+    What has another name, or is a file, is of others and is left alone.
 
     Args:
         path: Made at the first `prepare`.
@@ -36,13 +40,15 @@ class Folder:
         return self.path / str(step)
 
     def beside(self, step: int) -> Path:
-        """Where one is written."""
-        return self.path / f"{step}{UNFINISHED}"
+        """Where one is written: where no file of others is."""
+        path = self.path / f"{step}{UNFINISHED}"
+        while path.is_file():
+            path = path.with_name(path.name + UNFINISHED)
+        return path
 
     def steps(self) -> list[int]:
         """Of all complete checkpoints that count, in order."""
-        folders = self.path.glob("*") if self.path.is_dir() else ()
-        found = {int(path.name) for path in folders if path.name.isdecimal() and path.is_dir()}
+        found = {int(path.name) for path in self._folders(STEP)}
         return sorted(found.difference(self.passed_over))
 
     def listing(self) -> str:
@@ -83,7 +89,7 @@ class Folder:
     def prepare(self) -> None:
         """Make the folder, and remove what is unfinished."""
         self.path.mkdir(parents=True, exist_ok=True)
-        for left in self.path.glob(f"*{UNFINISHED}"):
+        for left in self._folders(rf"{STEP}({re.escape(UNFINISHED)})+"):
             shutil.rmtree(left)
 
     def complete(self, step: int, description: dict[str, Any]) -> None:
@@ -107,6 +113,11 @@ class Folder:
     def abandon(self, step: int) -> None:
         """Remove what was written beside."""
         shutil.rmtree(self.beside(step), ignore_errors=True)
+
+    def _folders(self, pattern: str) -> list[Path]:
+        inside = self.path.iterdir() if self.path.is_dir() else ()
+        named = re.compile(pattern, re.ASCII)
+        return [path for path in inside if named.fullmatch(path.name) and path.is_dir()]
 
     def _loss(self, step: int) -> float | None:
         try:

@@ -10,13 +10,15 @@ from typing import NoReturn
 import jax
 from jax.experimental import multihost_utils
 
+# SIGHUP: the terminal is gone. Windows has none.
+SIGNALS = [getattr(signal, n) for n in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, n)]
 PATIENCE = 2  # signals that wait for the state to be saved; the next one does not
 
 Handler = Callable[[int, FrameType | None], None]
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal asked the process to end; `status` is its exit status then, 130 or 143."""
+    """A signal asked the process to end; `status` is its exit status then: 130, 143 or 129."""
 
     def __init__(self, number: int):
         super().__init__(signal.Signals(number).name)
@@ -54,12 +56,14 @@ class Deferred:
             os.kill(os.getpid(), number)
         name, more = signal.Signals(number).name, PATIENCE + 1 - len(self._numbers)
         # Not print, which cannot be called while it is itself interrupted.
-        os.write(2, f"\n{name}: ending once the state is saved ({more} more: at once).\n".encode())
+        said = f"\n{name}: ending once the state is saved ({more} more: at once).\n"
+        with contextlib.suppress(OSError):  # of a terminal that is gone
+            os.write(2, said.encode())
 
 
 @contextlib.contextmanager
 def deferred() -> Iterator[Deferred]:
-    """Let SIGINT and SIGTERM wait; the third one ends the process at once."""
+    """Let SIGINT, SIGTERM and SIGHUP wait; the third one ends the process at once."""
     waiting = Deferred()
     with _handled(waiting.note):
         yield waiting
@@ -67,10 +71,10 @@ def deferred() -> Iterator[Deferred]:
 
 @contextlib.contextmanager
 def raised() -> Iterator[None]:
-    """Let SIGINT and SIGTERM raise `Interrupted`.
+    """Let SIGINT, SIGTERM and SIGHUP raise `Interrupted`.
 
-    Where several processes train, a signal to one of them is for all, so neither raises: JAX
-    itself handles SIGTERM and tells the others, and SIGINT becomes SIGTERM.
+    Where several processes train, a signal to one of them is for all, so none raises: JAX itself
+    handles SIGTERM and tells the others, and the other two become SIGTERM.
     """
     with _handled(_raise):
         yield
@@ -86,9 +90,9 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 
 @contextlib.contextmanager
 def _handled(handler: Handler) -> Iterator[None]:
-    handlers: dict[int, Handler] = {signal.SIGINT: handler, signal.SIGTERM: handler}
+    handlers: dict[int, Handler] = dict.fromkeys(SIGNALS, handler)
     if jax.process_count() > 1:
-        handlers = {signal.SIGINT: _terminate}
+        handlers = {n: _terminate for n in SIGNALS if n != signal.SIGTERM}
     # A process in the background may have been started so that it ignores one.
     handlers = {n: h for n, h in handlers.items() if signal.getsignal(n) != signal.SIG_IGN}
     before = {number: signal.signal(number, each) for number, each in handlers.items()}

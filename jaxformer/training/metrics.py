@@ -14,7 +14,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol, SupportsFloat, runtime_checkable
 
+from jaxformer.extras import missing
+
 RESERVED = ("step", "time")
+SHOWN = 200  # bytes of a line that an error shows
 NON_FINITE = ("NaN", "Infinity", "-Infinity")
 
 
@@ -150,18 +153,30 @@ def read_json_lines(path: str | os.PathLike[str]) -> list[dict[str, float | int]
         The lines in order. One without its line end was cut short by a crash and is left out.
 
     Raises:
-        ValueError: A line is not a JSON object that has a step.
+        ValueError: A line is not a JSON object of numbers that has a step.
     """
     *lines, _ = Path(path).read_bytes().split(b"\n")
     records = []
     for number, line in enumerate(lines, start=1):
         try:
-            fields = json.loads(line)
-            numbers = {k: float(v) if isinstance(v, str) else v for k, v in fields.items()}
+            numbers = {name: _number(value) for name, value in json.loads(line).items()}
+            if not isinstance(numbers["step"], int):
+                raise ValueError("A step is a whole number.")
             records.append({"step": numbers.pop("step"), **numbers})
-        except (ValueError, AttributeError, KeyError) as error:
-            raise ValueError(f"{path}, line {number} is no line of metrics: {line!r}") from error
+        except (ValueError, AttributeError, KeyError, RecursionError) as error:
+            raise ValueError(
+                f"{path}, line {number} is no line of metrics: {line[:SHOWN]!r}. Remove the line, "
+                "or move the file away."
+            ) from error
     return records
+
+
+def _number(value: object) -> float | int:
+    if isinstance(value, str):
+        return float(value)
+    if isinstance(value, bool) or not isinstance(value, float | int):
+        raise ValueError(f"{value} is no number.")
+    return value
 
 
 def _line(record: Mapping[str, float | int]) -> bytes:
@@ -208,9 +223,7 @@ class TensorBoard:
             from tensorboardX.proto import event_pb2, summary_pb2
             from tensorboardX.record_writer import directory_check
         except ImportError as error:
-            raise ImportError(
-                "TensorBoard files need tensorboardX: pip install 'jaxformer[train]'"
-            ) from error
+            raise ImportError(missing(error)) from error
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
         self._folder = os.fspath(folder)
         directory_check(self._folder)
@@ -248,6 +261,33 @@ class TensorBoard:
             self._events.close()
 
 
+def check_weights_and_biases() -> None:
+    """Ask who is logged in to Weights & Biases, before there is anything that could be lost.
+
+    Asks for a key on a terminal; nothing where `WANDB_MODE` is offline or disabled.
+
+    Raises:
+        ImportError: wandb is not installed.
+        ValueError: Nobody is logged in, or the server cannot be asked.
+    """
+    wandb = _import_wandb()
+    try:
+        wandb.login(verify=True)
+    except wandb.Error as error:
+        raise ValueError(
+            f"Weights & Biases cannot be logged to: {error} Run `wandb login`, or set "
+            "WANDB_API_KEY, or WANDB_MODE=offline to keep the numbers here."
+        ) from error
+
+
+def _import_wandb() -> Any:
+    try:
+        import wandb
+    except ImportError as error:
+        raise ImportError(missing(error)) from error
+    return wandb
+
+
 class WeightsAndBiases:
     """A run on Weights & Biases. Needs the `wandb` extra.
 
@@ -261,13 +301,7 @@ class WeightsAndBiases:
     """
 
     def __init__(self, project: str, name: str, config: Mapping[str, Any]) -> None:
-        try:
-            import wandb
-        except ImportError as error:
-            raise ImportError(
-                "Weights & Biases needs wandb: pip install 'jaxformer[wandb]'"
-            ) from error
-        self._run = wandb.init(project=project, name=name, config=dict(config))
+        self._run = _import_wandb().init(project=project, name=name, config=dict(config))
 
     def write(self, step: int, metrics: Mapping[str, SupportsFloat]) -> None:
         """Log the numbers of `step`. Steps must not decrease."""

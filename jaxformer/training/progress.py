@@ -9,6 +9,8 @@ import unicodedata
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, SupportsFloat
 
+from jaxformer.extras import missing
+
 BARS = "▁▂▃▄▅▆▇█"
 HISTORY = 60
 SMOOTHING = 0.9
@@ -229,7 +231,8 @@ class Progress:
             self._print("  ".join([f"step {self._now.step:,}/{self._total:,}", *parts]))
 
     def _print(self, text: str) -> None:
-        print(printable(text, self._stream), file=self._stream, flush=True)
+        if self._stream is not None:  # Python has none where standard output is closed
+            print(printable(text, self._stream), file=self._stream, flush=True)
 
     def _render(self) -> Any:
         from rich.console import Group
@@ -290,13 +293,18 @@ def _printable(text: str, encoding: str) -> str:
 
 def _live(stream: Any) -> Any:
     """Rich's live display, or None where plain lines are right."""
-    if not stream.isatty() or "CI" in os.environ or os.environ.get("TERM", "") in ("", "dumb"):
+    if (
+        stream is None
+        or not stream.isatty()
+        or "CI" in os.environ
+        or os.environ.get("TERM", "") in ("", "dumb")
+    ):
         return None
     try:
         from rich.console import Console
         from rich.live import Live
     except ImportError as error:
-        raise ImportError("The live display needs rich: pip install 'jaxformer[train]'") from error
+        raise ImportError(missing(error)) from error
     console = Console(file=stream)
     if console.is_jupyter or not console.is_terminal or not console.encoding.startswith("utf"):
         return None

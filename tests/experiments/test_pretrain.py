@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import types
 from dataclasses import replace
 from pathlib import Path
 
@@ -390,13 +391,104 @@ def test_a_folder_with_files_of_those_names_is_refused(name):
 
 def test_folders_are_numbered_and_the_newest_with_a_checkpoint_is_resumed():
     def folder(**fields):
-        return str(pretrain.output_folder(replace(BASE, output=None, **fields)))
+        with pretrain.output_folder(replace(BASE, output=None, **fields)) as found:
+            return str(found)
 
     assert folder() == "runs/pretrain-1"
+    assert not list(Path("runs").iterdir()), "nothing came into it"
     for name in ("2/checkpoints", "10/checkpoints", "11", "old/checkpoints"):
         Path(f"runs/pretrain-{name}").mkdir(parents=True)
     assert folder() == "runs/pretrain-12"
     assert folder(resume=True) == "runs/pretrain-10"
+
+
+def test_two_runs_at_once_take_two_folders_and_one_that_is_named_only_once(capsys):
+    asked = replace(BASE, output=None)
+    with pretrain.output_folder(asked) as first, pretrain.output_folder(asked) as second:
+        assert (str(first), str(second)) == ("runs/pretrain-1", "runs/pretrain-2")
+        held = rf"runs/pretrain-1 is in use by process {os.getpid()} on \S+, since 2\S+ [\d:]+ "
+        for fields in ({}, {"resume": True}, {"resume_or_begin": True}):
+            with pytest.raises(ValueError, match=held):
+                pretrain.main(replace(BASE, output=first, **fields))
+
+
+def test_the_same_command_begins_goes_on_and_ends_when_it_is_done(whole, capsys):
+    run = replace(BASE, resume_or_begin=True)
+    Path("out").mkdir()
+    line = {"step": 1, "time": 1.0, "loss": 9.0}
+    Path("out/metrics.jsonl").write_text(json.dumps(line) + "\n")  # of one that was killed
+    pretrain.main(replace(run, steps=6))
+    assert losses("out") == losses(whole[0])[:6]
+    pretrain.main(run)
+    assert "Resuming after step 6." in capsys.readouterr().out
+    assert_same(restored("out"), restored(whole[0]))
+    assert losses("out") == losses(whole[0])
+    before = Path("out/metrics.jsonl").read_bytes()
+    Path("out/run.png").unlink()
+    pretrain.main(run)
+    assert "out is finished: it has 12 steps." in capsys.readouterr().out
+    assert Path("out/metrics.jsonl").read_bytes() == before
+    assert Path("out/run.png").exists()
+
+
+def test_going_on_or_beginning_needs_a_folder_that_is_found_again():
+    with pytest.raises(ValueError, match="--resume-or-begin needs --output FOLDER"):
+        replace(BASE, output=None, resume_or_begin=True)
+
+
+def test_what_was_done_to_the_small_files_of_a_run_is_said(six, capsys):
+    tokenizer = (six / "tokenizer.json").read_bytes()
+    (six / "tokenizer.json").write_bytes(tokenizer[:-3])
+    (six / "metrics.jsonl").write_text("")
+    pretrain.main(replace(BASE, resume=True))
+    said = capsys.readouterr().err
+    assert "tokenizer.json in out was missing or damaged, and is written again" in said
+    assert "out/metrics.jsonl has lost the lines of the first 6 steps." in said
+    assert (six / "tokenizer.json").read_bytes() == tokenizer
+    assert [number for number, _ in losses(six)] == list(range(7, 13))
+
+
+def test_a_line_of_metrics_without_a_number_is_refused(six):
+    lines = (six / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (six / "metrics.jsonl").write_text("".join([*lines[:2], "null\n", *lines[2:]]))
+    with pytest.raises(ValueError, match=r"out/metrics\.jsonl, line 3 is no line .* b'null'\."):
+        pretrain.main(replace(BASE, resume=True))
+
+
+def test_what_a_device_has_no_room_for_is_refused_before_text_is_read(monkeypatch):
+    monkeypatch.setattr(pretrain, "prepare", lambda run: pytest.fail("text was read"))
+    monkeypatch.setattr("experiments.out_of_memory.memory_per_device", lambda: 1 << 14)
+    message = r"gradients need 0\.0 GiB on each device, which has 0\.0 GiB\.\nWhat would help:"
+    with pytest.raises(ValueError, match=message):
+        pretrain.main(BASE)
+    assert not Path("out").exists()
+
+
+def test_the_update_is_compiled_before_there_is_a_state(monkeypatch, capsys):
+    monkeypatch.setattr("experiments.out_of_memory.memory_per_device", lambda: 1 << 18)
+    monkeypatch.setattr(pretrain, "begin", lambda *_: pytest.fail("memory was taken"))
+    with pytest.raises(SystemExit) as ended:
+        pretrain.main(replace(BASE, length=128))
+    assert ended.value.code == 1
+    assert "error: The update needs 0.0 GiB on each device" in capsys.readouterr().err
+
+
+def test_a_run_that_cannot_log_is_refused_before_text_is_read(monkeypatch):
+    class UsageError(Exception):
+        pass
+
+    def login(**_):
+        raise UsageError("No API key configured.")
+
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(login=login, Error=UsageError))
+    monkeypatch.setattr(pretrain, "prepare", lambda run: pytest.fail("text was read"))
+    message = r"cannot be logged to: No API key configured\. Run `wandb login`, or set"
+    with pytest.raises(ValueError, match=message):
+        pretrain.main(replace(BASE, wandb="project"))
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ValueError, match=r"needs wandb, .* pip install 'jaxformer\[wandb\]'"):
+        pretrain.main(replace(BASE, wandb="project"))
+    assert not Path("out").exists()
 
 
 # What cannot be
@@ -492,7 +584,12 @@ def test_a_run_that_ends_before_its_first_checkpoint_says_so(monkeypatch, capsys
         raise at
 
     for error, code, said in [
-        (KeyboardInterrupt(), 130, "\nInterrupted. There is no checkpoint yet.\n"),
+        (
+            KeyboardInterrupt(),
+            130,
+            "\nInterrupted. There is no checkpoint yet.\nTo begin again:\n"
+            "  python -m experiments.pretrain tiny --resume-or-begin --output out\n",
+        ),
         (
             loop.TooManySkipsError(loop.Finished(7, float("nan"), 3.5, 9, 3)),
             1,
@@ -502,6 +599,7 @@ def test_a_run_that_ends_before_its_first_checkpoint_says_so(monkeypatch, capsys
             "learning rate usually helps.\n",
         ),
     ]:
+        monkeypatch.setattr(sys, "argv", ["pretrain", "tiny"])
         monkeypatch.setattr(pretrain, "begin", lambda *_, error=error: stop(error))
         with pytest.raises(SystemExit) as ended:
             run_main(BASE)

@@ -1,3 +1,4 @@
+import errno
 import os
 import signal
 import subprocess
@@ -7,27 +8,33 @@ import pytest
 
 from jaxformer.training.interruption import Interrupted, deferred, raised
 
-BOTH = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda n: n.name)
+EACH = pytest.mark.parametrize(
+    "number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda n: n.name
+)
 
 
 @pytest.fixture(autouse=True)
 def handlers():
     """Those of a process on a terminal, and the same ones afterwards."""
-    chosen = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    chosen = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGTERM: signal.SIG_DFL,
+        signal.SIGHUP: signal.SIG_DFL,
+    }
     before = {number: signal.signal(number, each) for number, each in chosen.items()}
     yield
     after = {number: signal.signal(number, each) for number, each in before.items()}
     assert after == chosen
 
 
-@BOTH
+@EACH
 def test_a_raised_signal_names_its_exit_status(number):
     with raised(), pytest.raises(Interrupted, match=number.name) as caught:
         signal.raise_signal(number)
-    assert caught.value.status == {"SIGINT": 130, "SIGTERM": 143}[number.name]
+    assert caught.value.status == {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 129}[number.name]
 
 
-@BOTH
+@EACH
 def test_deferred_signals_stop_at_the_next_question(number, capfd):
     with raised(), deferred() as signals:
         assert not signals.stops(1) and not signals.stopping
@@ -49,6 +56,16 @@ def test_a_signal_that_the_process_ignores_stays_ignored():
         assert not signals.stops(1)
         assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def test_a_terminal_that_is_gone_ends_no_run(monkeypatch):
+    def gone(*_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "write", gone)
+    with deferred() as signals:
+        signal.raise_signal(signal.SIGHUP)
+        assert signals.stops(1)
 
 
 IMPATIENT = """
