@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, is_dataclass
 
 import pytest
 
-from experiments import generate, pretrain
+from experiments import generate, pretrain, report, study_command
 from experiments.command_line import fail, parse, readable_errors
 from jaxformer.config import GLU, MLP, Attention, LayerNorm, RMSNorm, Rope, SharedKV
 from jaxformer.data import ByteLevel, TextFiles
@@ -274,3 +274,26 @@ def test_failing_ends_with_status_1(capsys):
         fail("Not so.")
     assert ended.value.code == 1
     assert capsys.readouterr().err == "error: Not so.\n"
+
+
+@pytest.mark.parametrize(
+    "arguments, status, said",
+    [
+        (["--help"], 0, "Folder of studies and benchmarks"),
+        (["--nope"], 2, "--nope"),
+        (["--results", "nowhere"], 1, "error: results must name a folder; nowhere is none."),
+    ],
+)
+def test_the_report_reads_its_flags_before_it_writes(arguments, status, said, capsys):
+    with pytest.raises(SystemExit) as ended:
+        study_command.read(report.Report, report.__doc__, arguments)
+    assert ended.value.code == status
+    shown = capsys.readouterr()
+    assert said in " ".join((shown.out + shown.err).split())
+
+
+def test_generating_refuses_numbers_that_count_nothing():
+    for flags in ({"devices": 0}, {"max_new_tokens": 0}, {"seed": -1}):
+        (name,) = flags
+        with pytest.raises(ValueError, match=f"{name} must "):
+            generate.Generate(checkpoint="x", **flags)

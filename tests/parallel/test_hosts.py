@@ -1,6 +1,7 @@
 """What processes say to each other before they work together."""
 
 import json
+import re
 
 import jax
 import numpy as np
@@ -31,6 +32,19 @@ from jaxformer.parallel import Hosts, first_decides, hosts, is_first, join, refu
 def test_hosts_that_cannot_be_are_refused(said, message):
     with pytest.raises(ValueError, match=message):
         Hosts(**said)
+
+
+@pytest.mark.parametrize(
+    "address", ["localhost", "localhost:x", "localhost:", ":1234", "a:0", "a:65536", "::1:80", ""]
+)
+def test_a_coordinator_without_host_or_port_is_refused(address):
+    message = rf"^coordinator must be host:port, .* 65535; got '{re.escape(address)}'\.$"
+    with pytest.raises(ValueError, match=message):
+        Hosts(coordinator=address, processes=2, process=0)
+
+
+def test_a_coordinator_may_have_an_address_of_ipv6():
+    assert Hosts(coordinator="[::1]:80", processes=2, process=0).process == 0
 
 
 def test_hosts_that_know_each_other_need_no_words():

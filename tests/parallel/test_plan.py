@@ -253,13 +253,22 @@ def test_other_chips_kinds_and_sources(capsys):
             ["llama-3-8b", "--mesh.fsdp", "8", "--devices", "12"],
             "The mesh fsdp 8 needs a multiple of 8 devices; there are 12.",
         ),
+        (["llama-3-8b", "--devices", "0"], "devices must be at least 1; got 0."),
+        (["llama-3-8b", "--devices", "-4"], "devices must be at least 1; got -4."),
+        (["t5-11b", "--source-length", "0"], "source_length must be at least 1; got 0."),
+        (
+            ["mixtral-8x7b", "--expert-room", "-1"],
+            "expert_room must be at least 1, or None;",
+        ),
     ],
-    ids=["preset", "mesh", "chip", "devices"],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_mistakes_are_said(arguments, message):
+def test_mistakes_are_said(arguments, message, capsys):
     with pytest.raises(SystemExit) as ended:
         command.main(["plan", *arguments])
-    assert message in ended.value.code
+    out, err = capsys.readouterr()
+    assert out == "" and ended.value.code not in (0, None)
+    assert message in f"{ended.value.code} {' '.join(err.replace('│', ' ').split())}"
 
 
 def test_there_is_one_command():

@@ -1,8 +1,10 @@
+import gc
 import json
 import os
 import shutil
 import subprocess
 import sys
+import tracemalloc
 from typing import NamedTuple
 
 import jax
@@ -384,3 +386,58 @@ def test_a_folder_that_cannot_be_made_is_an_error_of_the_save(tmp_path):
     with Checkpoints(tmp_path / "file" / "runs") as checkpoints:
         with pytest.raises(OSError, match="Saving checkpoint 1 in .* The last good .* is None"):
             checkpoints.save(1, make(), {})
+
+
+@pytest.mark.usefixtures("no_checks_of_annotations")
+@pytest.mark.parametrize("step", ["../../x", "7", -1, 2.0, True, None], ids=repr)
+def test_a_step_that_is_no_whole_number_is_refused(step, tmp_path):
+    with Checkpoints(tmp_path / "inside" / "deep") as checkpoints:
+        with pytest.raises(ValueError, match="A step is a whole number from 0 on; got "):
+            checkpoints.save(step, make(), {})
+        checkpoints.save(np.int64(3), make(), {})
+    assert [path.name for path in tmp_path.rglob("*") if path.name.startswith("x")] == []
+    assert Checkpoints(tmp_path / "inside" / "deep").steps() == [3]
+
+
+def test_odd_names_in_the_folder_are_left_alone(copied):
+    folders = ["007", "٧", "9" * 200, "theirs.unfinished", "-1"]
+    for name in folders:
+        (copied / name).mkdir()
+    for name in ("7.unfinished", "8.damaged", "notes.txt"):
+        (copied / name).write_text("theirs")
+    (copied / "6.unfinished").mkdir()  # ours, of a run that was killed
+    with Checkpoints(copied) as checkpoints:
+        assert checkpoints.steps() == [2, 5]
+        assert checkpoints.newest() == 5
+        checkpoints.save(7, make(7, seed=7), {})
+        checkpoints.wait()
+        assert_same(checkpoints.restore(None, abstract(make())), make(7, seed=7))
+        assert checkpoints.steps() == [2, 5, 7]
+    assert all((copied / name).is_dir() for name in folders)
+    assert (copied / "7.unfinished").read_text() == "theirs"
+    assert not (copied / "6.unfinished").exists()
+
+
+def test_saves_leave_little_in_memory(tmp_path):
+    """TensorStore's statistics alone, which Orbax asks for, were 240 strings a save for ever."""
+    times, state = 8, {"x": jnp.zeros(3)}
+
+    def held():
+        gc.collect()
+        kept = [tracemalloc.Filter(True, "*tensorstore_utils.py")]
+        found = tracemalloc.take_snapshot().filter_traces(kept).statistics("filename")
+        return sum(one.count for one in found)
+
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, state, {})
+        checkpoints.wait()
+        tracemalloc.start()
+        try:
+            before = held()
+            for step in range(2, 2 + times):
+                checkpoints.save(step, state, {})
+            checkpoints.wait()
+            more = held() - before
+        finally:
+            tracemalloc.stop()
+    assert more < 60 * times

@@ -82,7 +82,10 @@ def test_what_is_written_is_read(tmp_path_factory, numbers):
 
 def test_the_reader_accepts_lines_of_other_writers_only_if_they_have_a_step(path):
     path.parent.mkdir()
-    for bad in ("[1]", "{", '{"loss": 1.0}', '{"step": 1, "loss": "low"}'):
+    for bad in (
+        *("[1]", "{", "null", "", "1", "[" * 99_999, '{"loss": 1.0}', '{"step": 1, "loss": "low"}'),
+        *('{"step": 1, "loss": null}', '{"step": null}', '{"step": 1.5}', '{"step": true}'),
+    ):
         path.write_text(f'{{"step": 1}}\n{bad}\n')
         with pytest.raises(ValueError, match=r"metrics\.jsonl, line 2 is no line of metrics: b'"):
             read_json_lines(path)
@@ -237,9 +240,9 @@ def test_weights_and_biases_logs_by_step(monkeypatch):
 def test_a_missing_library_is_named_with_its_extra(monkeypatch, tmp_path):
     for name in ("wandb", "tensorboardX", "tensorboardX.event_file_writer"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ImportError, match=r"needs wandb: pip install 'jaxformer\[wandb\]'"):
+    with pytest.raises(ImportError, match=r"needs wandb, .*: pip install 'jaxformer\[wandb\]'"):
         WeightsAndBiases("project", "name", {})
-    with pytest.raises(ImportError, match=r"need tensorboardX: pip install 'jaxformer\[train\]'"):
+    with pytest.raises(ImportError, match=r"needs tensorboardX, .* 'jaxformer\[train\]'"):
         TensorBoard(tmp_path)
 
 
