@@ -11,7 +11,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jaxformer.functional.arguments import checked
 
+
+@checked
 def relu(x: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
     """Rectified linear unit, max(x, 0), with slope 0 at 0.
 
@@ -24,6 +27,7 @@ def relu(x: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
     return jax.nn.relu(x)
 
 
+@checked
 def relu_squared(x: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
     """Squared rectified linear unit, max(x, 0) ** 2.
 
@@ -46,6 +50,7 @@ def relu_squared(x: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
     return jnp.square(jax.nn.relu(x))
 
 
+@checked
 def sigmoid(x: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
     """Logistic function, 1 / (1 + exp(-x)).
 
@@ -58,6 +63,7 @@ def sigmoid(x: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
     return jax.nn.sigmoid(x)
 
 
+@checked
 def silu(x: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
     """Sigmoid linear unit, x * sigmoid(x), also called swish.
 
@@ -82,6 +88,7 @@ def silu(x: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
     return jax.nn.silu(x)
 
 
+@checked
 def gelu(x: Float[Array, "*batch"], *, approximate: bool = False) -> Float[Array, "*batch"]:
     """Gaussian error linear unit, x times the chance that a standard normal stays below x.
 
@@ -113,6 +120,7 @@ def gelu(x: Float[Array, "*batch"], *, approximate: bool = False) -> Float[Array
     return jax.nn.gelu(x.astype(jnp.float32), approximate=approximate).astype(x.dtype)
 
 
+@checked
 def quick_gelu(x: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
     """Sigmoid approximation of `gelu`, x * sigmoid(1.702 * x), up to 0.02 away from it.
 
@@ -128,6 +136,7 @@ def quick_gelu(x: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
     return x * jax.nn.sigmoid(1.702 * x)
 
 
+@checked
 def glu(
     gate: Float[Array, "*batch F"], value: Float[Array, "*batch F"]
 ) -> Float[Array, "*batch F"]:
@@ -154,6 +163,7 @@ def glu(
     return jax.nn.sigmoid(gate) * value
 
 
+@checked
 def bilinear(
     gate: Float[Array, "*batch F"], value: Float[Array, "*batch F"]
 ) -> Float[Array, "*batch F"]:
@@ -178,6 +188,7 @@ def bilinear(
     return gate * value
 
 
+@checked
 def reglu(
     gate: Float[Array, "*batch F"], value: Float[Array, "*batch F"]
 ) -> Float[Array, "*batch F"]:
@@ -196,6 +207,7 @@ def reglu(
     return relu(gate) * value
 
 
+@checked
 def geglu(
     gate: Float[Array, "*batch F"], value: Float[Array, "*batch F"], *, approximate: bool = False
 ) -> Float[Array, "*batch F"]:
@@ -227,6 +239,7 @@ def geglu(
     return gelu(gate, approximate=approximate) * value
 
 
+@checked
 def swiglu(
     gate: Float[Array, "*batch F"], value: Float[Array, "*batch F"]
 ) -> Float[Array, "*batch F"]:
@@ -256,6 +269,7 @@ def swiglu(
     return silu(gate) * value
 
 
+@checked
 def clamped_geglu(
     gate: Float[Array, "*batch F"], value: Float[Array, "*batch F"], *, limit: float
 ) -> Float[Array, "*batch F"]:
@@ -282,6 +296,7 @@ def clamped_geglu(
     return quick_gelu(jnp.minimum(gate, limit)) * (jnp.clip(value, -limit, limit) + 1)
 
 
+@checked
 def soft_cap(x: Float[Array, "*batch"], cap: float) -> Float[Array, "*batch"]:
     """Squeeze numbers smoothly into (-cap, cap): cap * tanh(x / cap).
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, PRNGKeyArray
 
+from jaxformer.functional.arguments import checked
 from jaxformer.functional.blockwise import blockwise_attention
 from jaxformer.functional.by_position import (
     PositionBias,
@@ -31,6 +32,7 @@ from jaxformer.functional.scores import Normalizer, attention_scores, check_choi
 Implementation = Literal["auto", "xla", "blockwise", "cudnn", "splash"]
 
 
+@checked
 def attend(
     query: Float[Array, "T H"],
     key: Float[Array, "S H"],
@@ -87,6 +89,7 @@ def attend(
     return mean.astype(query.dtype)
 
 
+@checked
 def dot_product_attention(
     query: Float[Array, "*batch T N H"],
     key: Float[Array, "*batch S K H"],
@@ -276,6 +279,7 @@ def many_scores(queries: int, keys: int) -> bool:
     return queries >= 64 and queries * keys >= 256 * 256
 
 
+@checked
 def attention_weights(
     query: Float[Array, "*batch T N H"],
     key: Float[Array, "*batch S K H"],

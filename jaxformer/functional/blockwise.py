@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Float32, Int, PRNGKeyArray
 
+from jaxformer.functional.arguments import checked
 from jaxformer.functional.blocks import How, Unit, columns_of, meeting, near, rows_of
 from jaxformer.functional.blockwise_gradient import gradient_of_unit
 from jaxformer.functional.by_position import (
@@ -35,6 +36,7 @@ BLOCK = 128, 128  # queries and keys whose scores are there at a time
 BY_BLOCKS = "attention by blocks"  # what a policy of `jax.checkpoint` knows its results by
 
 
+@checked
 def blockwise_attention(
     query: Float[Array, "*batch T N H"],
     key: Float[Array, "*batch S K H"],

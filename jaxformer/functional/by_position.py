@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Integer
 
-from jaxformer.functional.masks import causal_mask, segment_mask, window_mask
+from jaxformer.functional.arguments import checked
+from jaxformer.functional.masks import beside, causal_mask, segment_mask, window_mask
 from jaxformer.functional.positions import (
     alibi_bias,
     relative_position_bias,
@@ -56,10 +57,10 @@ class PositionMask(NamedTuple):
         sight: What positions allow.
     """
 
-    queries: Int[Array, "*batch T"]
-    keys: Int[Array, "*batch S"]
-    query_segments: Int[Array, "*batch T"] | None = None
-    key_segments: Int[Array, "*batch S"] | None = None
+    queries: Integer[Array, "*batch T"]
+    keys: Integer[Array, "*batch S"]
+    query_segments: Integer[Array, "*batch T"] | None = None
+    key_segments: Integer[Array, "*batch S"] | None = None
     sight: Sight = Sight()
 
     def whole(self) -> Bool[Array, "*batch T S"] | None:
@@ -86,8 +87,8 @@ class AlibiRule(NamedTuple):
         slopes: From `alibi_slopes`.
     """
 
-    queries: Int[Array, "*batch T"]
-    keys: Int[Array, "*batch S"]
+    queries: Integer[Array, "*batch T"]
+    keys: Integer[Array, "*batch S"]
     slopes: Float[Array, " N"]
 
     def whole(self) -> Float[Array, "*batch N T S"]:
@@ -114,20 +115,29 @@ class BucketRule(NamedTuple):
         buckets: How distances are sorted.
     """
 
-    queries: Int[Array, "*batch T"]
-    keys: Int[Array, "*batch S"]
+    queries: Integer[Array, "*batch T"]
+    keys: Integer[Array, "*batch S"]
     table: Float[Array, "buckets N"]
     buckets: Buckets
 
     def whole(self) -> Float[Array, "*batch N T S"]:
         """The bias as an array."""
         rows = relative_position_buckets(
-            self.keys[..., None, :] - self.queries[..., :, None],
+            _ahead(self.queries, self.keys),
             bidirectional=self.buckets.bidirectional,
             num_buckets=self.table.shape[0],
             max_distance=self.buckets.max_distance,
         )
         return relative_position_bias(self.table, rows)
+
+
+@checked
+def _ahead(
+    queries: Integer[Array, "*#batch T"], keys: Integer[Array, "*#batch S"]
+) -> Int[Array, "*batch T S"]:
+    """By how many positions each key is ahead of each query."""
+    own, others = beside(queries, keys)
+    return others - own
 
 
 PositionBias = AlibiRule | BucketRule

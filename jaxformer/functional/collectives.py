@@ -13,6 +13,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from jaxformer.functional.arguments import checked
+
 SUM = "sum of parts"  # by which a policy of `jax.checkpoint` knows what was added up
 
 
@@ -49,6 +51,7 @@ def varying(x: Array, *axis_names: str | None) -> Array:
     return jax.lax.pvary(x, tuple(sorted(missing)))  # its name up to JAX 0.8.0
 
 
+@checked
 def to_parts(x: Float[Array, "..."], axis_name: str | None) -> Float[Array, "..."]:
     """Hand x, which all devices have, to devices that each compute a part from it.
 
@@ -72,6 +75,7 @@ def to_parts(x: Float[Array, "..."], axis_name: str | None) -> Float[Array, "...
     return varying(x.astype(jnp.float32), axis_name).astype(x.dtype)
 
 
+@checked
 def sum_parts(x: Float[Array, "..."], axis_name: str | None) -> Float[Array, "..."]:
     """Add up what devices computed each from a part.
 

@@ -5,8 +5,9 @@ from typing import NamedTuple, get_args
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Complex64, Float, Inexact, Int
+from jaxtyping import Array, Bool, Complex64, Float, Inexact, Int, Integer
 
+from jaxformer.functional.arguments import checked
 from jaxformer.functional.collectives import varies_over, varying
 from jaxformer.functional.rope import Pairing, as_complex, as_real
 
@@ -33,6 +34,7 @@ class Steps(NamedTuple):
     run: Int[Array, "*batch T"]
 
 
+@checked
 def decay_rates(logits: Float[Array, " N"]) -> DecayRates:
     """Rates of decay from numbers that may be any, and what keeps the size of values.
 
@@ -60,12 +62,13 @@ def decay_rates(logits: Float[Array, " N"]) -> DecayRates:
     return DecayRates(gamma, jnp.exp((jax.nn.log_sigmoid(-wide) + jnp.log1p(gamma)) / 2))
 
 
+@checked
 def decay_attention(
     value: Float[Array, "*batch T N H"],
     gamma: Float[Array, " N"],
     theta: Float[Array, "N C"] | None = None,
     *,
-    segments: Int[Array, "*#batch T"] | None = None,
+    segments: Integer[Array, "*#batch T"] | None = None,
     pairing: Pairing = "halves",
 ) -> Float[Array, "*batch T N H"]:
     """Attention with weights that decay with the distance, of values turned by rotary positions.

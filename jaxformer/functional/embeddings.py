@@ -3,7 +3,9 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, Integer
+from jaxtyping import Array, Float, Integer
+
+from jaxformer.functional.arguments import checked
 
 
 def _rows(
@@ -17,6 +19,7 @@ def _rows(
     return table.at[indices].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
 
 
+@checked
 def embed(
     table: Float[Array, "V D"], tokens: Integer[Array, "*batch"], *, axis_name: str | None = None
 ) -> Float[Array, "*batch D"]:
@@ -75,6 +78,7 @@ def check_token_ids(
         )
 
 
+@checked
 def shift_right(tokens: Integer[Array, "*batch T"], start: int) -> Integer[Array, "*batch T"]:
     """Turn the decoder's targets into its input for teacher forcing.
 
@@ -88,7 +92,7 @@ def shift_right(tokens: Integer[Array, "*batch T"], start: int) -> Integer[Array
         start: Id that opens every sequence (T5 and Marian use their padding id).
 
     Returns:
-        The decoder's input, of the same shape and dtype.
+        The decoder's input, of the same shape, as int32 where the targets' dtype is narrower.
 
     References:
         Williams and Zipser, A Learning Algorithm for Continually Running Fully Recurrent Neural
@@ -98,8 +102,9 @@ def shift_right(tokens: Integer[Array, "*batch T"], start: int) -> Integer[Array
     return jnp.concatenate([first, tokens[..., :-1]], axis=-1)
 
 
+@checked
 def learned_positions(
-    table: Float[Array, "M D"], positions: Int[Array, "*batch T"], *, offset: int = 0
+    table: Float[Array, "M D"], positions: Integer[Array, "*batch T"], *, offset: int = 0
 ) -> Float[Array, "*batch T D"]:
     """Look up a learned vector per position.
 
@@ -124,7 +129,7 @@ def learned_positions(
 
 
 def check_positions(
-    positions: Int[Array, "*batch"] | Integer[np.ndarray, "*batch"], max_length: int
+    positions: Integer[Array, "*batch"] | Integer[np.ndarray, "*batch"], max_length: int
 ) -> None:
     """Refuse positions outside [0, max_length): a learned table, or one of angles, ends there.
 

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 from jaxtyping import Array, Bool, Float, Float32, Int
 
+from jaxformer.functional.arguments import checked
+
 
 class Routing(NamedTuple):
     """The experts a token goes to, the most likely first, and the weight of what each gives."""
@@ -18,6 +20,7 @@ class Routing(NamedTuple):
     weights: Float32[Array, "*batch top_k"]
 
 
+@checked
 def route(logits: Float[Array, "*batch E"], *, top_k: int, renormalise: bool = True) -> Routing:
     """Choose the `top_k` most likely experts of each token.
 
@@ -115,6 +118,7 @@ def _grouped_linear_backward(kept: tuple[Array, Array, Array], dy: Array):
 grouped_linear.defvjp(_grouped_linear_forward, _grouped_linear_backward)
 
 
+@checked
 def mix_experts(
     x: Float[Array, "*batch D"],
     routing: Routing,
@@ -245,6 +249,7 @@ class RouterTotals(NamedTuple):
     tokens: Float32[Array, "*layers"]
 
 
+@checked
 def router_totals(
     logits: Float[Array, "*batch T E"],
     *,
@@ -282,6 +287,7 @@ def router_totals(
     )
 
 
+@checked
 def load_balance_loss(totals: RouterTotals) -> Float32[Array, "*layers"]:
     """How unevenly tokens are spread: 1 when even, the number of experts when all go to one.
 
@@ -305,6 +311,7 @@ def load_balance_loss(totals: RouterTotals) -> Float32[Array, "*layers"]:
     return totals.chosen.shape[-1] * jnp.sum(share * mean, axis=-1)
 
 
+@checked
 def router_z_loss(totals: RouterTotals) -> Float32[Array, "*layers"]:
     """Keep a router's logits small, where float32 tells them apart.
 

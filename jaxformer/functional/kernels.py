@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from jaxformer.functional.arguments import checked
 from jaxformer.functional.by_position import PositionMask, Sight
 from jaxformer.functional.collectives import varies_over, varying
 from jaxformer.functional.masks import segment_mask
@@ -30,6 +31,7 @@ def platform() -> str:
     return "gpu" if name in ("cuda", "rocm") else name
 
 
+@checked
 def cudnn_attention(
     query: Float[Array, "*batch T N H"],
     key: Float[Array, "*batch S K H"],
@@ -168,6 +170,7 @@ def segments_of(mask: PositionMask | None, batch: tuple[int, ...]) -> Segments:
     return own, others
 
 
+@checked
 def splash_attention(
     query: Float[Array, "*batch T N H"],
     key: Float[Array, "*batch S K H"],

@@ -14,7 +14,10 @@ head, whose keys and values are almost the same numbers, and all that is kept of
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jaxformer.functional.arguments import checked
 
+
+@checked
 def expand_latent(
     latent: Float[Array, "*batch S C"],
     rotary_key: Float[Array, "*batch S R"],
@@ -44,6 +47,7 @@ def expand_latent(
     return jnp.concatenate([key, shared.astype(key.dtype)], axis=-1), value
 
 
+@checked
 def absorb_query(
     query: Float[Array, "*batch T N Q"], key_kernel: Float[Array, "C N P"]
 ) -> Float[Array, "*batch T N C+Q-P"]:
@@ -69,6 +73,7 @@ def absorb_query(
     return jnp.concatenate([absorbed, rotary], axis=-1)
 
 
+@checked
 def values_from_latent(
     mean: Float[Array, "*batch T N C"], value_kernel: Float[Array, "C N Hv"]
 ) -> Float[Array, "*batch T N Hv"]:

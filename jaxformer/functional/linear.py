@@ -7,7 +7,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from jaxformer.functional.arguments import checked
 
+
+@checked
 def linear(
     x: Float[Array, "..."],
     kernel: Float[Array, "..."],
@@ -69,6 +72,7 @@ def check_dropout(rate: float, key: PRNGKeyArray | None) -> None:
         raise ValueError(f"Dropout at rate {rate} needs a random key.")
 
 
+@checked
 def dropout(
     x: Float[Array, "*batch"], rate: float, key: PRNGKeyArray | None
 ) -> Float[Array, "*batch"]:

@@ -4,8 +4,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Float32, Int
+from jaxtyping import Array, Bool, Float, Float32, Integer
 
+from jaxformer.functional.arguments import checked
 from jaxformer.functional.collectives import varies_over, varying
 from jaxformer.functional.linear import check_linear, linear
 from jaxformer.functional.losses import (
@@ -40,6 +41,7 @@ def loss_chunk(tokens: int, vocab_size: int) -> int:
     return min(vocab_size, FEWEST_IDS * max(1, AT_A_TIME // (tokens * FEWEST_IDS)))
 
 
+@checked
 def linear_logits(
     features: Float[Array, "*batch D"],
     kernel: Float[Array, "..."],
@@ -78,10 +80,11 @@ def linear_logits(
     return finish_logits(products, masked, multiplier, softcap)
 
 
+@checked
 def linear_scores(
     features: Float[Array, "*batch D"],
     kernel: Float[Array, "..."],
-    targets: Int[Array, "*batch"],
+    targets: Integer[Array, "*batch"],
     bias: Float[Array, " V"] | None = None,
     *,
     vocabulary_axis: int = 1,
@@ -155,10 +158,11 @@ def linear_scores(
     return join_scores(scores, targets, part, axis_name=axis_name)
 
 
+@checked
 def linear_cross_entropy(
     features: Float[Array, "*batch D"],
     kernel: Float[Array, "..."],
-    targets: Int[Array, "*batch"],
+    targets: Integer[Array, "*batch"],
     bias: Float[Array, " V"] | None = None,
     *,
     z_loss: float = 0.0,

@@ -5,7 +5,9 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Float32, Int
+from jaxtyping import Array, Bool, Float, Float32, Int, Integer
+
+from jaxformer.functional.arguments import checked
 
 
 class TokenScores(NamedTuple):
@@ -16,9 +18,10 @@ class TokenScores(NamedTuple):
     mean: Float32[Array, "*batch"]
 
 
+@checked
 def token_scores(
     logits: Float[Array, "*batch V"],
-    targets: Int[Array, "*batch"],
+    targets: Integer[Array, "*batch"],
     *,
     axis_name: str | None = None,
 ) -> TokenScores:
@@ -52,7 +55,7 @@ def first_id(part: int, axis_name: str | None) -> int | Int[Array, ""]:
 
 
 def join_scores(
-    scores: TokenScores, targets: Int[Array, "*batch"], part: int, *, axis_name: str | None
+    scores: TokenScores, targets: Integer[Array, "*batch"], part: int, *, axis_name: str | None
 ) -> TokenScores:
     """Of the whole vocabulary, where each device has seen `part` ids; other targets' are 0."""
     log_z, target, mean = scores
@@ -66,6 +69,7 @@ def join_scores(
     return TokenScores(log_z, jnp.where(known, target, jnp.nan), mean)
 
 
+@checked
 def score_cross_entropy(
     scores: TokenScores, *, z_loss: float = 0.0, label_smoothing: float = 0.0
 ) -> Float32[Array, "*batch"]:
@@ -99,9 +103,10 @@ def score_cross_entropy(
     return loss
 
 
+@checked
 def token_cross_entropy(
     logits: Float[Array, "*batch V"],
-    targets: Int[Array, "*batch"],
+    targets: Integer[Array, "*batch"],
     *,
     z_loss: float = 0.0,
     label_smoothing: float = 0.0,
@@ -141,9 +146,10 @@ def token_cross_entropy(
     return score_cross_entropy(scores, z_loss=z_loss, label_smoothing=label_smoothing)
 
 
+@checked
 def cross_entropy(
     logits: Float[Array, "*batch V"],
-    targets: Int[Array, "*batch"],
+    targets: Integer[Array, "*batch"],
     *,
     mask: Bool[Array, "*batch"] | None = None,
     z_loss: float = 0.0,
@@ -169,7 +175,7 @@ def cross_entropy(
         range.
 
     Raises:
-        ValueError: If the mask is not boolean, and as in `token_cross_entropy`.
+        ValueError: As in `token_cross_entropy`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -187,13 +193,12 @@ def cross_entropy(
     """
     if mask is None:
         mask = jnp.ones(targets.shape, bool)
-    if mask.dtype != jnp.bool_:
-        raise ValueError(f"mask must be boolean, True where a token counts; got {mask.dtype}.")
     losses = token_cross_entropy(logits, targets, z_loss=z_loss, label_smoothing=label_smoothing)
     total = jnp.sum(losses, where=mask)
     return total / jnp.maximum(jnp.sum(mask, dtype=jnp.float32), 1.0)
 
 
+@checked
 def bits_per_byte(nats_total: float | Float[Array, ""], num_bytes: int) -> float | Float[Array, ""]:
     """Information per byte of text, comparable between tokenizers.
 

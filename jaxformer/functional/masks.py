@@ -10,11 +10,28 @@ causal then leaves them out.
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Int, Integer, Shaped
+
+from jaxformer.functional.arguments import checked
 
 
+def beside(
+    queries: Shaped[Array, "*#batch T"], keys: Shaped[Array, "*#batch S"]
+) -> tuple[Shaped[Array, "..."], Shaped[Array, "..."]]:
+    """Numbers of queries and of keys, ready for each pair: ``[*batch, T, 1], [*batch, 1, S]``."""
+    first, second = same_rank(queries[..., :, None], keys[..., None, :])
+    return first, second
+
+
+def same_rank(*arrays: Array) -> list[Array]:
+    """Arrays that broadcast with each other, with as many axes each."""
+    axes = max(x.ndim for x in arrays)
+    return [x.reshape((1,) * (axes - x.ndim) + x.shape) for x in arrays]
+
+
+@checked
 def causal_mask(
-    query_positions: Int[Array, "*batch T"], key_positions: Int[Array, "*batch S"]
+    query_positions: Integer[Array, "*#batch T"], key_positions: Integer[Array, "*#batch S"]
 ) -> Bool[Array, "*batch T S"]:
     """Allow each query the keys at or before its own position.
 
@@ -40,12 +57,14 @@ def causal_mask(
     References:
         Vaswani et al., Attention Is All You Need, 2017. arXiv:1706.03762, section 3.2.3
     """
-    return key_positions[..., None, :] <= query_positions[..., :, None]
+    queries, keys = beside(query_positions, key_positions)
+    return keys <= queries
 
 
+@checked
 def window_mask(
-    query_positions: Int[Array, "*batch T"],
-    key_positions: Int[Array, "*batch S"],
+    query_positions: Integer[Array, "*#batch T"],
+    key_positions: Integer[Array, "*#batch S"],
     window: int,
     *,
     lookahead: int = 0,
@@ -89,12 +108,14 @@ def window_mask(
             "A window needs at least 1 key and a lookahead of at least 0; "
             f"got window {window} and lookahead {lookahead}."
         )
-    offset = key_positions[..., None, :] - query_positions[..., :, None]
+    queries, keys = beside(query_positions, key_positions)
+    offset = keys - queries
     return (-window < offset) & (offset <= lookahead)
 
 
+@checked
 def segment_mask(
-    query_segments: Int[Array, "*batch T"], key_segments: Int[Array, "*batch S"]
+    query_segments: Integer[Array, "*#batch T"], key_segments: Integer[Array, "*#batch S"]
 ) -> Bool[Array, "*batch T S"]:
     """Allow attention inside a segment only, so that packed documents do not see each other.
 
@@ -125,13 +146,15 @@ def segment_mask(
         Krell et al., Efficient Sequence Packing without Cross-contamination, 2021.
         arXiv:2107.02027, section 3.2
     """
-    return query_segments[..., :, None] == key_segments[..., None, :]
+    queries, keys = beside(query_segments, key_segments)
+    return queries == keys
 
 
+@checked
 def prefix_mask(
-    query_positions: Int[Array, "*batch T"],
-    key_positions: Int[Array, "*batch S"],
-    prefix_length: Int[Array, "*batch"] | int,
+    query_positions: Integer[Array, "*#batch T"],
+    key_positions: Integer[Array, "*#batch S"],
+    prefix_length: Integer[Array, "*#batch"] | int,
 ) -> Bool[Array, "*batch T S"]:
     """Allow every query the whole prefix, and causal attention after it.
 
@@ -140,7 +163,8 @@ def prefix_mask(
     Args:
         query_positions: Position of each query, in tokens.
         key_positions: Position of each key, in tokens.
-        prefix_length: Tokens of the prefix, one number for all sequences or one for each.
+        prefix_length: Tokens of the prefix, one number for all sequences or one for each: ``[B]``
+            gives ``[B, T, S]``, with positions for each sequence or one row for all.
 
     Returns:
         True where the query may attend to the key.
@@ -159,11 +183,13 @@ def prefix_mask(
         Raffel et al., Exploring the Limits of Transfer Learning with a Unified Text-to-Text
         Transformer, 2019. arXiv:1910.10683, section 3.2.1
     """
-    lengths = jnp.asarray(prefix_length, key_positions.dtype)[..., None]
-    in_prefix = key_positions < jnp.broadcast_to(lengths, key_positions.shape)
-    return causal_mask(query_positions, key_positions) | in_prefix[..., None, :]
+    queries, keys = beside(query_positions, key_positions)
+    lengths = jnp.asarray(prefix_length, keys.dtype)[..., None, None]
+    queries, keys, lengths = same_rank(queries, keys, lengths)
+    return (keys <= queries) | (keys < lengths)
 
 
+@checked
 def key_mask(valid: Bool[Array, "*batch S"]) -> Bool[Array, "*batch 1 S"]:
     """Allow every query the valid keys: the mask of padding, before it joins another.
 
@@ -178,7 +204,8 @@ def key_mask(valid: Bool[Array, "*batch S"]) -> Bool[Array, "*batch 1 S"]:
     return valid[..., None, :]
 
 
-def length_mask(lengths: Int[Array, "*batch"], num_places: int) -> Bool[Array, "*batch T"]:
+@checked
+def length_mask(lengths: Integer[Array, "*batch"], num_places: int) -> Bool[Array, "*batch T"]:
     """Mark the first places of each row: the tokens of rows that are padded behind.
 
         mask[t] = t < lengths
@@ -194,9 +221,10 @@ def length_mask(lengths: Int[Array, "*batch"], num_places: int) -> Bool[Array, "
     return places < lengths[..., None]
 
 
+@checked
 def block_sparse_mask(
-    query_positions: Int[Array, "*batch T"],
-    key_positions: Int[Array, "*batch S"],
+    query_positions: Integer[Array, "*#batch T"],
+    key_positions: Integer[Array, "*#batch S"],
     *,
     num_heads: int,
     block: int,
@@ -236,9 +264,10 @@ def block_sparse_mask(
             "A block-sparse mask needs numbers of at least 1; got "
             f"num_heads {num_heads}, block {block}, local_blocks {local_blocks}, stride {stride}."
         )
-    key_block = key_positions[..., None, :] // block
-    local = query_positions[..., :, None] // block - key_block < local_blocks
-    causal = causal_mask(query_positions, key_positions)
+    queries, keys = beside(query_positions, key_positions)
+    key_block = keys // block
+    local = queries // block - key_block < local_blocks
+    causal = keys <= queries
 
     def one_head(shift: Int[Array, ""]) -> Bool[Array, "..."]:
         return causal & (local | ((key_block + shift + 1) % stride == 0))

@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from jaxformer.functional.arguments import checked
+
 
 def _affine(
     y: Float[Array, "..."],
@@ -21,6 +23,7 @@ def _affine(
     return y
 
 
+@checked
 def layer_norm(
     x: Float[Array, "*batch D"],
     scale: Float[Array, "*heads D"] | None = None,
@@ -77,6 +80,7 @@ def _mean(x: Float[Array, "*batch D"], axis_name: str | None) -> Float[Array, "*
     return mean if axis_name is None else jax.lax.pmean(mean, axis_name)
 
 
+@checked
 def rms_norm(
     x: Float[Array, "*batch D"],
     scale: Float[Array, "*heads D"] | None = None,
@@ -145,6 +149,7 @@ class BatchStatistics(NamedTuple):
     var: Float[Array, "*steps D"]
 
 
+@checked
 def batch_norm(
     x: Float[Array, "B T D"],
     scale: Float[Array, " D"] | None = None,
@@ -234,6 +239,7 @@ def batch_norm(
     return y, moved
 
 
+@checked
 def batch_norm_inference(
     x: Float[Array, "*batch T D"],
     running: BatchStatistics,

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32
 
+from jaxformer.functional.arguments import checked
 from jaxformer.functional.scores import Normalizer, attention_scores
 
 NOTHING = float(jnp.finfo(jnp.float32).min)  # the peak of a query that has seen no key
@@ -23,6 +24,7 @@ class PartialAttention(NamedTuple):
     peak: Float32[Array, "*batch T"]
 
 
+@checked
 def attend_partially(
     query: Float[Array, "T H"],
     key: Float[Array, "S H"],
@@ -73,6 +75,7 @@ def attend_partially(
     return PartialAttention(values, total, peak)
 
 
+@checked
 def merge_attention(a: PartialAttention, b: PartialAttention) -> PartialAttention:
     """What queries have gathered from the keys of two parts together.
 
@@ -94,6 +97,7 @@ def merge_attention(a: PartialAttention, b: PartialAttention) -> PartialAttentio
     )
 
 
+@checked
 def finish_attention(part: PartialAttention) -> Float32[Array, "*batch T Hv"]:
     """The mean values of each query, once it has met all keys; zero where it may attend to none.
 

@@ -6,13 +6,16 @@ from typing import Literal, get_args
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, Real
+from jaxtyping import Array, Float, Int, Integer, Real
 
+from jaxformer.functional.arguments import checked
 from jaxformer.functional.embeddings import embed
+from jaxformer.functional.masks import beside
 
 Layout = Literal["interleaved", "halves", "tensor2tensor"]
 
 
+@checked
 def sinusoidal_positions(
     positions: Real[Array, "*batch T"],
     dim: int,
@@ -112,10 +115,11 @@ def alibi_slopes(num_heads: int) -> Float[Array, " {num_heads}"]:
     return jnp.asarray(2.0 ** (-8 * exponents), jnp.float32)
 
 
+@checked
 def alibi_bias(
     slopes: Float[Array, " N"],
-    query_positions: Int[Array, "*batch T"],
-    key_positions: Int[Array, "*batch S"],
+    query_positions: Integer[Array, "*#batch T"],
+    key_positions: Integer[Array, "*#batch S"],
 ) -> Float[Array, "*batch N T S"]:
     """Attention falls linearly with distance.
 
@@ -144,13 +148,15 @@ def alibi_bias(
         Press et al., Train Short, Test Long: Attention with Linear Biases Enables Input Length
         Extrapolation, 2021. arXiv:2108.12409, section 3
     """
-    distance = jnp.abs(query_positions[..., :, None] - key_positions[..., None, :])
+    queries, keys = beside(query_positions, key_positions)
+    distance = jnp.abs(queries - keys)
     distance = distance[..., None, :, :].astype(jnp.float32)
     # Not einsum: some accelerators would round the distance to bfloat16.
     slopes = slopes.astype(jnp.float32)[:, None, None]
     return -jnp.broadcast_to(slopes, (*distance.shape[:-3], *slopes.shape)) * distance
 
 
+@checked
 def relative_position_buckets(
     relative_positions: Int[Array, "*batch"],
     *,
@@ -168,7 +174,7 @@ def relative_position_buckets(
     Computed in integers: the bucket edges are found once, exactly, so that all devices agree.
 
     Args:
-        relative_positions: Key position minus query position.
+        relative_positions: Key position minus query position, signed.
         bidirectional: True for encoders: keys to the right have buckets of their own, the upper
             half. False for decoders: all keys to the right share bucket zero.
         num_buckets: Rows of the bias table.
@@ -218,8 +224,9 @@ def relative_position_buckets(
     return bucket + n * (relative_positions > 0).astype(jnp.int32) if bidirectional else bucket
 
 
+@checked
 def relative_position_bias(
-    table: Float[Array, "buckets N"], buckets: Int[Array, "*batch T S"]
+    table: Float[Array, "buckets N"], buckets: Integer[Array, "*batch T S"]
 ) -> Float[Array, "*batch N T S"]:
     """Look up one learned number per head and bucket, to add to the scores.
 
@@ -241,11 +248,12 @@ def relative_position_bias(
     return jnp.moveaxis(embed(table, buckets), -1, -3)
 
 
+@checked
 def transformer_xl_bias(
     query: Float[Array, "*batch T N H"],
     kernel: Float[Array, "D N H"],
-    query_positions: Int[Array, "*#batch T"],
-    key_positions: Int[Array, "*#batch S"],
+    query_positions: Integer[Array, "*#batch T"],
+    key_positions: Integer[Array, "*#batch S"],
     *,
     base: float = 10_000.0,
     bidirectional: bool = False,
@@ -289,7 +297,8 @@ def transformer_xl_bias(
         waves,
         optimize="optimal",
     )
-    distance = query_positions[..., :, None] - key_positions[..., None, :]
+    queries, keys = beside(query_positions, key_positions)
+    distance = queries - keys
     distance = jnp.broadcast_to(distance, (*batch, *distance.shape[-2:]))[..., None, :, :]
     row = jnp.clip(distance, least, length - 1) - least
     row = jnp.broadcast_to(row, (*by_distance.shape[:-1], length))

@@ -4,8 +4,9 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Inexact, Int
+from jaxtyping import Array, Bool, Float, Inexact, Integer
 
+from jaxformer.functional.arguments import checked
 from jaxformer.functional.collectives import varies_over, varying
 from jaxformer.functional.decay import (
     Steps,
@@ -34,13 +35,14 @@ class Recurrence(NamedTuple):
     state: Float[Array, "*batch N H"]
 
 
+@checked
 def linear_recurrence(
     value: Float[Array, "*batch T N H"],
     gamma: Float[Array, " N"],
     theta: Float[Array, "N C"] | None = None,
     *,
     initial: Float[Array, "*batch N H"] | None = None,
-    segments: Int[Array, "*#batch T"] | None = None,
+    segments: Integer[Array, "*#batch T"] | None = None,
     valid: Bool[Array, "*#batch T"] | None = None,
     method: RecurrenceMethod = "chunked",
     chunk: int = RECURRENCE_CHUNK,

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from jaxformer.functional.arguments import checked
 from jaxformer.functional.collectives import varies_over, varying
 from jaxformer.functional.heads import check_heads, over_heads, weights_shape
 from jaxformer.functional.linear import dropout
@@ -62,6 +63,7 @@ def ring_order(length: int, devices: int) -> Int[np.ndarray, " T"]:
     return np.concatenate([parts[[i, -1 - i]].ravel() for i in range(devices)])
 
 
+@checked
 def ring_attention(
     query: Float[Array, "*batch T N H"],
     key: Float[Array, "*batch S K H"],

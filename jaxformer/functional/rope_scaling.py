@@ -7,9 +7,12 @@ pairs they slow; ``factor`` always says by how much the context grows.
 import math
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Integer
+
+from jaxformer.functional.arguments import checked
 
 
+@checked
 def rope_scale_linear(frequencies: Float[Array, " C"], *, factor: float) -> Float[Array, " C"]:
     """Slow all pairs alike, as if positions were ``factor`` times closer together.
 
@@ -29,6 +32,7 @@ def rope_scale_linear(frequencies: Float[Array, " C"], *, factor: float) -> Floa
     return frequencies / factor
 
 
+@checked
 def rope_scale_ntk(
     frequencies: Float[Array, " C"], *, factor: float | Float[Array, ""]
 ) -> Float[Array, " C"]:
@@ -59,10 +63,11 @@ def rope_scale_ntk(
     return frequencies * jnp.asarray(factor, jnp.float32) ** exponents
 
 
+@checked
 def rope_scale_dynamic_ntk(
     frequencies: Float[Array, " C"],
     *,
-    length: int | Int[Array, ""],
+    length: int | Integer[Array, ""],
     factor: float,
     original_max_length: int,
 ) -> Float[Array, " C"]:
@@ -90,6 +95,7 @@ def rope_scale_dynamic_ntk(
     return rope_scale_ntk(frequencies, factor=1.0 + factor * excess)
 
 
+@checked
 def rope_scale_llama3(
     frequencies: Float[Array, " C"],
     *,
@@ -131,6 +137,7 @@ def rope_scale_llama3(
     return keep * frequencies + (1 - keep) * frequencies / factor
 
 
+@checked
 def rope_scale_yarn(
     frequencies: Float[Array, " C"],
     *,
@@ -216,12 +223,13 @@ def yarn_attention_factor(
     return (mscale * growth + 1) / (mscale_all_dim * growth + 1)
 
 
+@checked
 def rope_scale_longrope(
     frequencies: Float[Array, " C"],
     short_factors: Float[Array, " C"],
     long_factors: Float[Array, " C"],
     *,
-    length: int | Int[Array, ""],
+    length: int | Integer[Array, ""],
     original_max_length: int,
 ) -> Float[Array, " C"]:
     """Slow each pair by a factor of its own, found by search; long texts have other factors.

@@ -8,7 +8,9 @@ import math
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Integer
+
+from jaxformer.functional.arguments import checked
 
 
 def _keep(
@@ -17,6 +19,7 @@ def _keep(
     return jnp.where(kept, logits, jnp.full_like(logits, -jnp.inf))
 
 
+@checked
 def scale_by_temperature(
     logits: Float[Array, "*batch V"], temperature: float
 ) -> Float[Array, "*batch V"]:
@@ -37,6 +40,7 @@ def scale_by_temperature(
     return (logits.astype(jnp.float32) / temperature).astype(logits.dtype)
 
 
+@checked
 def keep_top_k(logits: Float[Array, "*batch V"], k: int) -> Float[Array, "*batch V"]:
     """Keep the `k` largest logits, and all that tie with the last of them.
 
@@ -60,6 +64,7 @@ def keep_top_k(logits: Float[Array, "*batch V"], k: int) -> Float[Array, "*batch
     return _keep(logits, logits >= last)
 
 
+@checked
 def keep_top_p(logits: Float[Array, "*batch V"], p: float) -> Float[Array, "*batch V"]:
     """Keep the fewest tokens whose probabilities add up to at least `p`: the nucleus.
 
@@ -101,6 +106,7 @@ def keep_top_p(logits: Float[Array, "*batch V"], p: float) -> Float[Array, "*bat
     return _keep(logits, wide >= last)
 
 
+@checked
 def keep_min_p(logits: Float[Array, "*batch V"], p: float) -> Float[Array, "*batch V"]:
     """Keep tokens at least `p` times as likely as the likeliest one, which always stays.
 
@@ -126,7 +132,8 @@ def keep_min_p(logits: Float[Array, "*batch V"], p: float) -> Float[Array, "*bat
     return _keep(logits, wide >= jnp.max(wide, axis=-1, keepdims=True) + math.log(p))
 
 
-def seen_tokens(tokens: Int[Array, "*batch T"], vocab_size: int) -> Bool[Array, "*batch V"]:
+@checked
+def seen_tokens(tokens: Integer[Array, "*batch T"], vocab_size: int) -> Bool[Array, "*batch V"]:
     """Mark which tokens of the vocabulary occur; ids outside it, such as -1 for padding, do not.
 
         seen[v] = any(tokens == v)
@@ -146,6 +153,7 @@ def seen_tokens(tokens: Int[Array, "*batch T"], vocab_size: int) -> Bool[Array, 
     return seen.reshape(*batch, vocab_size)
 
 
+@checked
 def penalise_repetition(
     logits: Float[Array, "*batch V"], seen: Bool[Array, "*batch V"], penalty: float
 ) -> Float[Array, "*batch V"]:

@@ -6,11 +6,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32, PRNGKeyArray
 
 from jaxformer.functional.activations import soft_cap
+from jaxformer.functional.arguments import checked
 from jaxformer.functional.linear import check_dropout
 
 Normalizer = Literal["softmax", "relu"]
 
 
+@checked
 def attention_scores(
     query: Float[Array, "T H"],
     key: Float[Array, "S H"],

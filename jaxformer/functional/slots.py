@@ -1,11 +1,14 @@
 """Buffers of a fixed number of slots: where new entries go, and putting them there."""
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int, Shaped
+from jaxtyping import Array, Bool, Int, Integer, Shaped
+
+from jaxformer.functional.arguments import checked
 
 
+@checked
 def ring_slots(
-    positions: Int[Array, "*batch T"], valid: Bool[Array, "*batch T"], num_slots: int
+    positions: Integer[Array, "*batch T"], valid: Bool[Array, "*batch T"], num_slots: int
 ) -> Int[Array, "*batch T"]:
     """Where in a ring of `num_slots` each new entry goes; `num_slots`, which is nowhere, if not.
 
@@ -27,8 +30,9 @@ def ring_slots(
     return jnp.where(kept, positions % num_slots, num_slots)
 
 
+@checked
 def write_slots(
-    buffer: Shaped[Array, "..."], new: Shaped[Array, "..."], slots: Int[Array, "*batch T"]
+    buffer: Shaped[Array, "..."], new: Shaped[Array, "..."], slots: Integer[Array, "*batch T"]
 ) -> Shaped[Array, "..."]:
     """Put new entries into their slots.
 
