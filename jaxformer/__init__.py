@@ -10,6 +10,8 @@ Nothing heavy is imported before it is used.
 import importlib
 from typing import TYPE_CHECKING
 
+__version__ = "0.1.0"
+
 if TYPE_CHECKING:
     from jaxformer.config import TransformerConfig as TransformerConfig
     from jaxformer.generation import generate as generate

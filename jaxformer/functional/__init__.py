@@ -1,4 +1,10 @@
-"""Pure functions on arrays: no parameters, no state, no configuration. Import as ``F``."""
+"""Pure functions on arrays: no parameters, no state, no configuration. Import as ``F``.
+
+Where an array is wanted, a list or an array of NumPy will do, ids and positions may be of any
+integer dtype, and what does not fit is refused in words (`ValueError`).
+"""
+
+from types import ModuleType
 
 from jaxformer.functional.activations import bilinear as bilinear
 from jaxformer.functional.activations import clamped_geglu as clamped_geglu
@@ -116,3 +122,15 @@ from jaxformer.functional.scores import Normalizer as Normalizer
 from jaxformer.functional.scores import attention_scores as attention_scores
 from jaxformer.functional.slots import ring_slots as ring_slots
 from jaxformer.functional.slots import write_slots as write_slots
+
+# Functions and types; constants and the modules that functions live in stay out of sight.
+__all__ = sorted(
+    name
+    for name, thing in globals().items()
+    if not (name.startswith("_") or name.isupper() or isinstance(thing, ModuleType))
+    and thing is not ModuleType
+)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -147,19 +147,22 @@ def _fields(name: str, kind: Any) -> "dict[str, _Wanted]":
 
 
 class _Axes(NamedTuple):
-    """The letters of the axes before and behind those of which there may be any number."""
+    """What an annotation says of axes. Sums of letters, as in results, are left alone."""
 
-    before: tuple[str, ...]
+    named: tuple[tuple[str, int], ...]  # letters and their places; from the end behind any number
     any_number: str | None  # "...", "*batch", "*#batch", or None where there are none
-    behind: tuple[str, ...]
+    before: int  # how many stand before those, and how many behind
+    behind: int
 
 
 def _axes(dim_str: str) -> _Axes:
     letters = dim_str.split()
-    for i, letter in enumerate(letters):
-        if letter == "..." or letter.startswith("*"):
-            return _Axes(tuple(letters[:i]), letter, tuple(letters[i + 1 :]))
-    return _Axes(tuple(letters), None, ())
+    many = [i for i, letter in enumerate(letters) if letter == "..." or letter.startswith("*")]
+    before = many[0] if many else len(letters)
+    behind = len(letters) - before - len(many)
+    places = [*range(before), *range(-behind, 0)]
+    named = tuple((letters[i], i) for i in places if letters[i].isidentifier())
+    return _Axes(named, letters[before] if many else None, before, behind)
 
 
 class _Fields(NamedTuple):
@@ -284,36 +287,23 @@ def _wrong_kind(want: _Wanted, given: Array, kind: str) -> _Refused:
 
 def _meet(want: _Wanted, shape: tuple[int, ...], seen: dict[str, Any]) -> None:
     """Compare axes with those of the same letters, and remember them."""
-    before, any_number, behind = want.axes
-    least = len(before) + len(behind)
-    if len(shape) < least or (any_number is None and len(shape) > least):
+    named, any_number, before, behind = want.axes
+    count, least = len(shape), before + behind
+    if count < least or (any_number is None and count > least):
         at_least = "" if any_number is None else "at least "
         raise _Refused(
-            f"{want.name} has {_axes_of(len(shape))}, shape {shape}, and must have "
-            f"{at_least}{least}: [{', '.join(want.written.split())}]",
+            f"{want.name} has {count} {'axis' if count == 1 else 'axes'}, shape {shape}, and must "
+            f"have {at_least}{least}: [{', '.join(want.written.split())}]",
             want.name,
         )
-    first = len(shape) - len(behind)
-    for i, letter in enumerate(before):
-        _agree(want.name, shape, i, letter, seen)
-    for i, letter in enumerate(behind, first):
-        _agree(want.name, shape, i, letter, seen)
+    for letter, axis in named:
+        known = seen.get(letter)
+        if known is None:
+            seen[letter] = want.name, shape, axis
+        elif known[1][known[2]] != shape[axis]:
+            raise _Refused(disagreement(letter, (want.name, shape, axis), known))
     if any_number is not None and any_number != "...":
-        _agree_on_many(want.name, shape, shape[len(before) : first], any_number, seen)
-
-
-def _axes_of(count: int) -> str:
-    return f"{count} {'axis' if count == 1 else 'axes'}"
-
-
-def _agree(name: str, shape: tuple[int, ...], axis: int, letter: str, seen: dict[str, Any]) -> None:
-    size = shape[axis]
-    if letter.isidentifier():
-        known = seen.setdefault(letter, (size, name, shape, axis))
-        if known[0] != size:
-            raise _Refused(disagreement(letter, (name, shape, axis), known[1:]))
-    elif letter.isdecimal() and int(letter) != size:
-        raise _Refused(f"axis {axis} of {name}, shape {shape}, must be {letter}; it is {size}")
+        _agree_on_many(want.name, shape, shape[before : count - behind], any_number, seen)
 
 
 def disagreement(letter: str, one: Any, other: Any) -> str:
@@ -333,13 +323,11 @@ def _agree_on_many(
     name: str, shape: tuple[int, ...], sizes: tuple[int, ...], letters: str, seen: dict[str, Any]
 ) -> None:
     """Axes of any number are equal, or broadcast where the annotation has a ``#``."""
-    broadcasts, key = letters.startswith("*#"), f"*{letters.lstrip('*#')}"
-    if key not in seen:
-        seen[key] = sizes, broadcasts, name, shape
-        return
-    known, known_broadcasts, known_name, known_shape = seen[key]
-    if sizes == known:
-        seen[key] = known, known_broadcasts and broadcasts, known_name, known_shape
+    broadcasts = letters[1] == "#"
+    key = letters[2:] if broadcasts else letters[1:]
+    known, known_broadcasts, known_name, known_shape = seen.get(key, (None, True, name, shape))
+    if known is None or sizes == known:
+        seen[key] = sizes, known_broadcasts and broadcasts, known_name, known_shape
         return
     try:
         together = np.broadcast_shapes(sizes, known)
@@ -349,7 +337,7 @@ def _agree_on_many(
     if together is None or not fits or not (broadcasts or known_broadcasts):
         how = "broadcast with" if broadcasts or known_broadcasts else "be"
         raise _Refused(
-            f"{name} has {key[1:]} axes {sizes} (shape {shape}), which must {how} the {known} "
+            f"{name} has {key} axes {sizes} (shape {shape}), which must {how} the {known} "
             f"of {known_name} (shape {known_shape})"
         )
     seen[key] = together, known_broadcasts and broadcasts, known_name, known_shape

@@ -27,7 +27,7 @@ from jaxformer.functional.kernels import (
     splash_cannot,
 )
 from jaxformer.functional.linear import dropout
-from jaxformer.functional.scores import Normalizer, attention_scores, check_choices
+from jaxformer.functional.scores import Normalizer, attention_scores, check_choices, scaled
 
 Implementation = Literal["auto", "xla", "blockwise", "cudnn", "splash"]
 
@@ -41,7 +41,7 @@ def attend(
     bias: Float[Array, "T S"] | None = None,
     multipliers: Float[Array, "T S"] | None = None,
     *,
-    scale: float,
+    scale: float | Float[Array, ""],
     logit_softcap: float | None = None,
     normalizer: Normalizer = "softmax",
 ) -> Float[Array, "T Hv"]:
@@ -97,7 +97,7 @@ def dot_product_attention(
     mask: Bool[Array, "..."] | PositionMask | None = None,
     bias: Float[Array, "..."] | PositionBias | None = None,
     *,
-    scale: float | None = None,
+    scale: float | Float[Array, ""] | None = None,
     logit_softcap: float | None = None,
     normalizer: Normalizer = "softmax",
     dropout_rate: float = 0.0,
@@ -125,7 +125,8 @@ def dot_product_attention(
             Or a rule, a `PositionMask`, so that no such array need exist.
         bias: Added to the scores after scale and cap; broadcasts to ``[*batch, N, T, S]``. Must be
             finite: to forbid a pair use ``mask``. Or a rule, an `AlibiRule` or a `BucketRule`.
-        scale: Multiplies the dot products. None is ``H ** -0.5``; T5 uses 1.
+        scale: Multiplies the dot products. None is ``H ** -0.5``; T5 uses 1. It may be learned: an
+            array without axes, which queries are multiplied by before.
         logit_softcap: Keep scores inside ``(-c, c)`` by ``c * tanh(scores / c)``, as Gemma 2 does.
         normalizer: "softmax", or "relu": positive scores divided by their sum, so that a query
             with no positive score gives zero.
@@ -171,9 +172,10 @@ def dot_product_attention(
         raise ValueError(
             f"implementation must be in {get_args(Implementation)}; got {implementation!r}."
         )
-    check_heads(query, key, value)
+    check_heads(query, key)
     check_rules(query, key, mask, bias)
     check_choices(normalizer, logit_softcap, dropout_rate, dropout_key)
+    query, scale = scaled(query, scale)
     axes = varies_over(query)
     asked = Asked(mask, bias, logit_softcap, normalizer, dropout_rate, axes)
     rules: Any = mask, bias
@@ -198,7 +200,7 @@ def dot_product_attention(
             )
     one_head = partial(
         attend,
-        scale=query.shape[-1] ** -0.5 if scale is None else scale,
+        scale=scale,
         logit_softcap=logit_softcap,
         normalizer=normalizer,
     )
@@ -286,7 +288,7 @@ def attention_weights(
     mask: Bool[Array, "..."] | PositionMask | None = None,
     bias: Float[Array, "..."] | PositionBias | None = None,
     *,
-    scale: float | None = None,
+    scale: float | Float[Array, ""] | None = None,
     logit_softcap: float | None = None,
     normalizer: Normalizer = "softmax",
 ) -> Float32[Array, "*batch N T S"]:
@@ -309,12 +311,13 @@ def attention_weights(
     Raises:
         ValueError: Shapes do not fit, or an option is out of its range.
     """
-    check_heads(query, key, key)
+    check_heads(query, key)
     check_rules(query, key, mask, bias)
     check_choices(normalizer, logit_softcap, 0.0, None)
+    query, scale = scaled(query, scale)
     one_head = partial(
         _weigh,
-        scale=query.shape[-1] ** -0.5 if scale is None else scale,
+        scale=scale,
         logit_softcap=logit_softcap,
         normalizer=normalizer,
     )
@@ -329,7 +332,7 @@ def _weigh(
     mask: Bool[Array, "T S"] | None = None,
     bias: Float[Array, "T S"] | None = None,
     *,
-    scale: float,
+    scale: float | Float[Array, ""],
     logit_softcap: float | None,
     normalizer: Normalizer,
 ) -> Float32[Array, "T S"]:

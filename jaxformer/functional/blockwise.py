@@ -30,7 +30,7 @@ from jaxformer.functional.online_softmax import (
     finish_attention,
     merge_attention,
 )
-from jaxformer.functional.scores import Normalizer, check_choices
+from jaxformer.functional.scores import Normalizer, check_choices, scaled
 
 BLOCK = 128, 128  # queries and keys whose scores are there at a time
 BY_BLOCKS = "attention by blocks"  # what a policy of `jax.checkpoint` knows its results by
@@ -44,7 +44,7 @@ def blockwise_attention(
     mask: PositionMask | None = None,
     bias: PositionBias | None = None,
     *,
-    scale: float | None = None,
+    scale: float | Float[Array, ""] | None = None,
     logit_softcap: float | None = None,
     normalizer: Normalizer = "softmax",
     dropout_rate: float = 0.0,
@@ -97,7 +97,7 @@ def blockwise_attention(
         Dao et al., FlashAttention: Fast and Memory-Efficient Exact Attention with IO-Awareness,
         2022. arXiv:2205.14135, sections 3.1 and B.2
     """
-    check_heads(query, key, value)
+    check_heads(query, key)
     check_rules(query, key, mask, bias)
     check_choices(normalizer, logit_softcap, dropout_rate, dropout_key)
     if min(*block, query.shape[-3], key.shape[-3]) < 1:
@@ -107,9 +107,12 @@ def blockwise_attention(
         )
     *batch, T, N, H = query.shape
     S, K = key.shape[-3:-1]
+    if math.prod(batch) == 0:
+        return jnp.zeros((*batch, T, N, value.shape[-1]), query.dtype)
+    query, scale = scaled(query, scale)
     rows, columns = min(block[0], T), min(block[1], S)
     how = How(
-        scale=H**-0.5 if scale is None else scale,
+        scale=scale,
         logit_softcap=logit_softcap,
         normalizer=normalizer,
         dropout_rate=dropout_rate,

@@ -120,8 +120,6 @@ def check_decay(value: Array, gamma: Array, theta: Array | None, pairing: Pairin
     *_, heads, width = value.shape
     if pairing not in get_args(Pairing):
         raise ValueError(f"pairing must be one of {get_args(Pairing)}; got {pairing!r}.")
-    if gamma.shape != (heads,):
-        raise ValueError(f"gamma {gamma.shape} must have one number for each of {heads} heads.")
     if theta is not None and (width % 2 or theta.shape != (heads, width // 2)):
         raise ValueError(
             f"theta {theta.shape} must have an angle for each of {heads} heads and each pair of "

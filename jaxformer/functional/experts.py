@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
-from jaxtyping import Array, Bool, Float, Float32, Int
+from jaxtyping import Array, Bool, Float, Float32, Int, Integer
 
 from jaxformer.functional.arguments import checked
 
@@ -16,7 +16,7 @@ from jaxformer.functional.arguments import checked
 class Routing(NamedTuple):
     """The experts a token goes to, the most likely first, and the weight of what each gives."""
 
-    experts: Int[Array, "*batch top_k"]
+    experts: Integer[Array, "*batch top_k"]
     weights: Float32[Array, "*batch top_k"]
 
 
@@ -81,9 +81,9 @@ def _gradients(x: Array, kernels: Array, sizes: Array, dy: Array) -> tuple[Array
     return jax.vjp(lambda x, kernels: jax.lax.ragged_dot(x, kernels, sizes), x, kernels)[1](dy)
 
 
-@jax.custom_vjp
+@checked
 def grouped_linear(
-    x: Float[Array, "R D"], kernels: Float[Array, "E D F"], sizes: Int[Array, " E"]
+    x: Float[Array, "R D"], kernels: Float[Array, "E D F"], sizes: Integer[Array, " E"]
 ) -> Float[Array, "R F"]:
     """Multiply consecutive groups of rows by a kernel each.
 
@@ -104,6 +104,11 @@ def grouped_linear(
         Gale et al., MegaBlocks: Efficient Sparse Training with Mixture-of-Experts, 2022.
         arXiv:2211.15841, section 5 (no token is dropped, no expert is padded)
     """
+    return _grouped_linear(x, kernels, sizes)
+
+
+@jax.custom_vjp
+def _grouped_linear(x: Array, kernels: Array, sizes: Array) -> Array:
     return _product(x, kernels, sizes)
 
 
@@ -115,7 +120,7 @@ def _grouped_linear_backward(kept: tuple[Array, Array, Array], dy: Array):
     return *_gradients(*kept, dy), None
 
 
-grouped_linear.defvjp(_grouped_linear_forward, _grouped_linear_backward)
+_grouped_linear.defvjp(_grouped_linear_forward, _grouped_linear_backward)
 
 
 @checked
@@ -150,7 +155,7 @@ def mix_experts(
         The mixtures, summed in float32, in the dtype of `x`.
 
     Raises:
-        ValueError: If `room` is below 1.
+        ValueError: If `room` is below 1, or `routing` is of other tokens.
 
     References:
         Shazeer et al., 2017. arXiv:1701.06538, section 2
@@ -159,6 +164,11 @@ def mix_experts(
     """
     if room is not None and not room >= 1:
         raise ValueError(f"room is a multiple of an even share, at least 1; got {room}.")
+    if not routing.experts.shape[:-1] == routing.weights.shape[:-1] == x.shape[:-1]:
+        raise ValueError(
+            f"routing has experts {routing.experts.shape} and weights {routing.weights.shape}; for "
+            f"x {x.shape} it has top_k of each for every token {x.shape[:-1]}."
+        )
     top_k = routing.experts.shape[-1]
     chosen = routing.experts.reshape(-1)
     if axis_name is not None and room is not None:

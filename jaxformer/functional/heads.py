@@ -71,18 +71,8 @@ def weights_shape(query: Array, key: Array) -> tuple[int, ...]:
     return (*batch, N, T, key.shape[-3])
 
 
-def check_heads(query: Array, key: Array, value: Array) -> None:
-    """Refuse queries, keys and values that do not go together."""
-    if query.shape[:-3] != key.shape[:-3] or query.shape[-1] != key.shape[-1]:
-        raise ValueError(
-            "Queries and keys must have the same batch axes and the same width; "
-            f"got shapes {query.shape} and {key.shape}."
-        )
-    if key.shape[:-1] != value.shape[:-1]:
-        raise ValueError(
-            "Keys and values must have the same batch axes, length and heads; "
-            f"got shapes {key.shape} and {value.shape}."
-        )
+def check_heads(query: Array, key: Array) -> None:
+    """Refuse queries that no head of keys is for, or more than one."""
     N, K = query.shape[-2], key.shape[-2]
-    if N % K:
+    if K == 0 or N % K:
         raise ValueError(f"Query heads must be a multiple of key/value heads; got {N} and {K}.")

@@ -13,6 +13,7 @@ from jaxformer.functional.arguments import checked
 from jaxformer.functional.by_position import PositionMask, Sight
 from jaxformer.functional.collectives import varies_over, varying
 from jaxformer.functional.masks import segment_mask
+from jaxformer.functional.scores import scaled
 
 AnyArray = Array | jax.ShapeDtypeStruct  # shape and dtype are asked for
 LANES = 128  # numbers that a TPU's vector unit holds side by side
@@ -38,7 +39,7 @@ def cudnn_attention(
     value: Float[Array, "*batch S K H"],
     mask: PositionMask | None = None,
     *,
-    scale: float | None = None,
+    scale: float | Float[Array, ""] | None = None,
 ) -> Float[Array, "*batch T N H"]:
     """`dot_product_attention` by cuDNN's fused kernel, for what `cudnn_cannot` does not name.
 
@@ -62,6 +63,7 @@ def cudnn_attention(
     sight = Sight() if mask is None else mask.sight
     # A window that ends with the query's own token is causal.
     causal = sight.causal or (sight.window is not None and sight.lookahead == 0)
+    query, scale = scaled(query, scale)
     kernel = CuDNN(scale, causal, sight.window)
     rows = (x.reshape(-1, *x.shape[-3:]) for x in (query, key, value))
     return anywhere(kernel, *rows, segments_of(mask, query.shape[:-3])).reshape(query.shape)
@@ -70,7 +72,7 @@ def cudnn_attention(
 class CuDNN(NamedTuple):
     """The kernel with what it is told beside arrays."""
 
-    scale: float | None
+    scale: float
     causal: bool
     window: int | None
 
@@ -177,7 +179,7 @@ def splash_attention(
     value: Float[Array, "*batch S K H"],
     mask: PositionMask | None = None,
     *,
-    scale: float | None = None,
+    scale: float | Float[Array, ""] | None = None,
     logit_softcap: float | None = None,
     interpret: bool = False,
 ) -> Float[Array, "*batch T N H"]:
@@ -205,7 +207,7 @@ def splash_attention(
     # Here, since few programs need it and it takes long to import.
     from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
-    *batch, T, N, H = query.shape
+    *batch, T, N, _ = query.shape
     S, count = key.shape[-3], math.prod(batch)
     sight = Sight() if mask is None else mask.sight
     ahead = 0 if sight.causal else sight.lookahead
@@ -228,7 +230,8 @@ def splash_attention(
         attn_logits_soft_cap=logit_softcap,
         interpret=interpret,
     )
-    query = query * (H**-0.5 if scale is None else scale)
+    query, scale = scaled(query, scale)
+    query = query * scale
     by_head = (jnp.moveaxis(x.reshape(count, *x.shape[-3:]), 1, 2) for x in (query, key, value))
     segments = segments_of(mask, tuple(batch))
     ids = None if segments is None else splash.SegmentIds(*segments)

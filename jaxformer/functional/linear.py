@@ -56,7 +56,7 @@ def check_linear(x: Any, kernel: Any, bias: Any = None, *, axes: int = 1) -> Non
     if not 1 <= axes <= x.ndim or x.shape[-axes:] != kernel.shape[:axes]:
         raise ValueError(
             f"The last {axes} axes of x {x.shape} must be the first {axes} of kernel "
-            f"{kernel.shape}."
+            f"{kernel.shape}: {x.shape[x.ndim - axes :]} are not {kernel.shape[:axes]}."
         )
     if bias is not None and bias.shape != out:
         raise ValueError(f"bias {bias.shape} must have the output axes {out} of {kernel.shape}.")

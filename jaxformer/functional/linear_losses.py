@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Integer
 
-from jaxformer.functional.arguments import checked
+from jaxformer.functional.arguments import checked, disagreement
 from jaxformer.functional.collectives import varies_over, varying
-from jaxformer.functional.linear import check_linear, linear
+from jaxformer.functional.linear import linear
 from jaxformer.functional.losses import (
     TokenScores,
     first_id,
@@ -74,7 +74,7 @@ def linear_logits(
     Raises:
         ValueError: As in `linear`, or `vocabulary_axis` is neither 0 nor 1.
     """
-    _check_axis(vocabulary_axis)
+    _check_head(features, kernel, bias, vocabulary_axis)
     products = linear(features, kernel if vocabulary_axis else kernel.T, bias)
     masked = _masked(kernel.shape[vocabulary_axis], masked_ids, axis_name)
     return finish_logits(products, masked, multiplier, softcap)
@@ -130,7 +130,7 @@ def linear_scores(
         Wijmans et al., Cut Your Losses in Large-Vocabulary Language Models, 2024. arXiv:2411.09009
         Milakov and Gimelshein, Online normalizer calculation for softmax, 2018. arXiv:1805.02867
     """
-    _check_axis(vocabulary_axis)
+    _check_head(features, kernel, bias, vocabulary_axis)
     part = kernel.shape[vocabulary_axis]
     if chunk is None:
         chunk = loss_chunk(targets.size, part)
@@ -141,8 +141,6 @@ def linear_scores(
         options |= dict(masked_ids=masked_ids, axis_name=axis_name)
         logits = linear_logits(features, kernel, bias, **options)
         return token_scores(logits, targets, axis_name=axis_name)
-    table = jax.eval_shape(jnp.transpose, kernel)
-    check_linear(features, kernel if vocabulary_axis else table, bias)
     head = Head(
         features.reshape(-1, features.shape[-1]),
         kernel,
@@ -200,9 +198,23 @@ def linear_cross_entropy(
     return score_cross_entropy(scores, z_loss=z_loss, label_smoothing=label_smoothing)
 
 
-def _check_axis(vocabulary_axis: int) -> None:
+def _check_head(features: Array, kernel: Array, bias: Array | None, vocabulary_axis: int) -> None:
+    """Refuse what cannot be multiplied, in the words of those who call with a kernel or a table."""
     if vocabulary_axis not in (0, 1):
         raise ValueError(f"vocabulary_axis must be 0 or 1; got {vocabulary_axis}.")
+    if kernel.ndim != 2:
+        raise ValueError(f"kernel has two axes, [D, V] or [V, D]; got shape {kernel.shape}.")
+    of_kernel, of_features = (kernel.shape, 1 - vocabulary_axis), (features.shape, -1)
+    if kernel.shape[1 - vocabulary_axis] != features.shape[-1]:
+        reason = disagreement("D", ("kernel", *of_kernel), ("features", *of_features))
+        raise ValueError(f"{reason}; vocabulary_axis is {vocabulary_axis}.")
+    if bias is not None and bias.shape[0] != kernel.shape[vocabulary_axis]:
+        of_kernel = kernel.shape, vocabulary_axis
+        raise ValueError(f"{disagreement('V', ('bias', bias.shape, 0), ('kernel', *of_kernel))}.")
+    if features.dtype != kernel.dtype:
+        raise ValueError(
+            f"Cast kernel to the dtype of features; got {kernel.dtype} and {features.dtype}."
+        )
 
 
 def _masked(

@@ -10,12 +10,27 @@ from jaxtyping import Array, Bool, Float
 from jaxformer.functional.arguments import checked
 
 
+def check_trailing(name: str, given: Array, x: Array) -> None:
+    """Refuse what does not have the last axes of x; axes of one would broadcast in silence."""
+    for i in range(1, min(given.ndim, x.ndim) + 1):
+        if given.shape[-i] != x.shape[-i]:
+            raise ValueError(
+                f"{name} has {given.shape[-i]} in axis {given.ndim - i} of its shape "
+                f"{given.shape}, but x has {x.shape[-i]} in axis {x.ndim - i} of {x.shape}."
+            )
+    if given.ndim > x.ndim:
+        raise ValueError(f"{name} has more axes, shape {given.shape}, than x, {x.shape}.")
+
+
 def _affine(
     y: Float[Array, "..."],
     scale: Float[Array, "..."] | None,
     bias: Float[Array, "..."] | None,
 ) -> Float[Array, "..."]:
     """``scale * y + bias`` with both broadcast over the leading axes of ``y``."""
+    for name, given in (("scale", scale), ("bias", bias)):
+        if given is not None:
+            check_trailing(name, given, y)
     if scale is not None:
         y = y * jnp.broadcast_to(scale.astype(y.dtype), y.shape)
     if bias is not None:
@@ -54,6 +69,9 @@ def layer_norm(
 
     Returns:
         The normalised vectors, in the dtype of `x`.
+
+    Raises:
+        ValueError: `scale` or `bias` does not have the last axes of `x`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -114,7 +132,7 @@ def rms_norm(
         The normalised vectors, in the dtype of `x`.
 
     Raises:
-        ValueError: For any other `eps_position`.
+        ValueError: For any other `eps_position`, or as in `layer_norm`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -228,6 +246,11 @@ def batch_norm(
     batch = BatchStatistics(
         mean.squeeze(axes), (variance * n / jnp.maximum(n - 1.0, 1.0)).squeeze(axes)
     )
+    if running is not None and running.mean.shape != batch.mean.shape:
+        raise ValueError(
+            f"running.mean has shape {running.mean.shape}, but over={over!r} gives statistics of "
+            f"shape {batch.mean.shape}."
+        )
     known = n.squeeze(axes) >= 2
     if running is None:
         return y, jax.tree.map(lambda new: jnp.where(known, new, jnp.nan), batch)
@@ -268,6 +291,8 @@ def batch_norm_inference(
         Ioffe and Szegedy, Batch Normalization: Accelerating Deep Network Training by Reducing
         Internal Covariate Shift, 2015. arXiv:1502.03167, algorithm 2
     """
+    check_trailing("running.mean", running.mean, x)
+    check_trailing("running.var", running.var, x)
     inverse = jax.lax.rsqrt(running.var + eps)
     centred = x.astype(jnp.float32) - jnp.broadcast_to(running.mean, x.shape)
     y = centred * jnp.broadcast_to(inverse, x.shape)

@@ -33,7 +33,7 @@ def attend_partially(
     bias: Float[Array, "T S"] | None = None,
     multipliers: Float[Array, "T S"] | None = None,
     *,
-    scale: float,
+    scale: float | Float[Array, ""],
     logit_softcap: float | None = None,
     normalizer: Normalizer = "softmax",
 ) -> PartialAttention:

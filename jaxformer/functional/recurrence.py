@@ -104,9 +104,11 @@ def linear_recurrence(
     steps = steps_of(value, segments, valid)
     z = to_heads(value, theta, pairing)
     z = jnp.where(by_token(steps.valid), z, 0)
-    start = jnp.zeros_like(z[..., 0, :])
+    start = jnp.zeros_like(z, shape=(*z.shape[:-2], z.shape[-1]))
     if initial is not None:
         start = pairs(initial.astype(jnp.float32), theta, pairing)
+    if value.shape[-3] == 0:
+        return Recurrence(from_heads(z, value, pairing), features(start, pairing))
     match method:
         case "scan":
             h = _token_by_token(z, gamma, theta, steps, start)

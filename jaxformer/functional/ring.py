@@ -20,7 +20,7 @@ from jaxformer.functional.online_softmax import (
     finish_attention,
     merge_attention,
 )
-from jaxformer.functional.scores import Normalizer
+from jaxformer.functional.scores import Normalizer, scaled
 
 RING_BLOCK = 512  # queries whose scores are there at a time, and at most
 KeyValue = tuple[Float[Array, "..."], ...]  # or one array that is both
@@ -72,7 +72,7 @@ def ring_attention(
     bias: Float[Array, "..."] | None = None,
     *,
     axis_name: str,
-    scale: float | None = None,
+    scale: float | Float[Array, ""] | None = None,
     logit_softcap: float | None = None,
     normalizer: Normalizer = "softmax",
     dropout_rate: float = 0.0,
@@ -115,9 +115,10 @@ def ring_attention(
         Liu, Zaharia and Abbeel, Ring Attention with Blockwise Transformers for Near-Infinite
         Context, 2023. arXiv:2310.01889, section 3
     """
-    check_heads(query, key, value)
+    check_heads(query, key)
     if dropout_rate != 0.0 and dropout_key is None:
         raise ValueError(f"dropout_rate {dropout_rate} needs a dropout_key.")
+    query, scale = scaled(query, scale)
     devices, here = jax.lax.axis_size(axis_name), jax.lax.axis_index(axis_name)
     shared = value is key
     # The loop carries arrays that differ between devices, and their types must say so at once.
@@ -126,7 +127,7 @@ def ring_attention(
     query, key, value = (varying(x, *differs) for x in (query, key, value))
     one_head = partial(
         attend_partially,
-        scale=query.shape[-1] ** -0.5 if scale is None else scale,
+        scale=scale,
         logit_softcap=logit_softcap,
         normalizer=normalizer,
     )

@@ -30,14 +30,20 @@ def scale_by_temperature(
         temperature: Positive; 1 changes nothing.
 
     Returns:
-        The logits, divided.
+        The logits, divided. Rows that their dtype would not hold are shifted to end at 0, which
+        changes no probability.
 
     Raises:
         ValueError: If `temperature` is not positive. Its limit at 0 is the argmax: take that.
     """
     if not 0 < temperature < math.inf:
         raise ValueError(f"temperature must be positive and finite; got {temperature}.")
-    return (logits.astype(jnp.float32) / temperature).astype(logits.dtype)
+    wide = logits.astype(jnp.float32)
+    divisor = max(temperature, float(jnp.finfo(jnp.float32).tiny))
+    peak = jnp.max(wide, axis=-1, keepdims=True, initial=-jnp.inf)
+    held = jnp.abs(peak / divisor) <= float(jnp.finfo(logits.dtype).max)
+    shift = jnp.where(held | ~jnp.isfinite(peak), 0.0, peak)
+    return ((wide - shift) / divisor).astype(logits.dtype)
 
 
 @checked
@@ -155,7 +161,7 @@ def seen_tokens(tokens: Integer[Array, "*batch T"], vocab_size: int) -> Bool[Arr
 
 @checked
 def penalise_repetition(
-    logits: Float[Array, "*batch V"], seen: Bool[Array, "*batch V"], penalty: float
+    logits: Float[Array, "*batch V"], seen: Bool[Array, "*#batch V"], penalty: float
 ) -> Float[Array, "*batch V"]:
     """Make tokens that occurred less likely: positive logits shrink, negative ones grow.
 
@@ -182,5 +188,7 @@ def penalise_repetition(
     if not 0 < penalty < math.inf:
         raise ValueError(f"penalty must be positive and finite; got {penalty}.")
     wide = logits.astype(jnp.float32)
-    penalised = jnp.where(wide > 0, wide / penalty, wide * penalty).astype(logits.dtype)
-    return jnp.where(seen, penalised, logits)
+    most = float(jnp.finfo(logits.dtype).max)  # a large penalty forbids nothing
+    penalised = jnp.clip(jnp.where(wide > 0, wide / penalty, wide * penalty), -most, most)
+    changed = jnp.broadcast_to(seen, logits.shape) & jnp.isfinite(logits)
+    return jnp.where(changed, penalised.astype(logits.dtype), logits)

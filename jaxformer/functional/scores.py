@@ -2,6 +2,7 @@
 
 from typing import Literal, get_args
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32, PRNGKeyArray
 
@@ -18,7 +19,7 @@ def attention_scores(
     key: Float[Array, "S H"],
     bias: Float[Array, "T S"] | None = None,
     *,
-    scale: float,
+    scale: float | Float[Array, ""],
     logit_softcap: float | None = None,
 ) -> Float32[Array, "T S"]:
     """How well each query of one head matches each key.
@@ -35,10 +36,27 @@ def attention_scores(
     Returns:
         The scores in float32.
     """
+    if isinstance(scale, jax.Array):
+        scale = scale.astype(jnp.float32)
     scores = scale * jnp.matmul(query, key.T, preferred_element_type=jnp.float32)
     if logit_softcap is not None:
         scores = soft_cap(scores, logit_softcap)
     return scores if bias is None else scores + bias.astype(jnp.float32)
+
+
+def scaled(
+    query: Float[Array, "..."], scale: float | Float[Array, ""] | None
+) -> tuple[Float[Array, "..."], float]:
+    """Queries, and by what number their products with keys are multiplied.
+
+    A number that is an array, as one that is learned is, multiplies the queries instead: kernels
+    and loops are told a number of Python, and have no gradient of it.
+    """
+    if scale is None:
+        return query, query.shape[-1] ** -0.5
+    if not isinstance(scale, jax.Array):
+        return query, scale
+    return (query.astype(jnp.float32) * scale.astype(jnp.float32)).astype(query.dtype), 1.0
 
 
 def check_choices(

@@ -46,7 +46,16 @@ def write_slots(
 
     Returns:
         The buffer with the new entries.
+
+    Raises:
+        ValueError: The shapes do not go together.
     """
+    batch, behind = slots.shape[:-1], slots.ndim
+    if buffer.shape[: behind - 1] != batch or new.shape != slots.shape + buffer.shape[behind:]:
+        raise ValueError(
+            f"buffer {buffer.shape} and new {new.shape} do not go with slots {slots.shape}: they "
+            "are [*batch, S, *any], [*batch, T, *any] and [*batch, T]."
+        )
     grid = jnp.meshgrid(*(jnp.arange(n) for n in slots.shape), indexing="ij")
     at = buffer.at[(*grid[:-1], slots)]
     return at.set(new.astype(buffer.dtype), mode="drop", wrap_negative_indices=False)

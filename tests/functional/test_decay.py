@@ -474,7 +474,11 @@ def test_complex_decay_counts_modulo_a_number():
         ((jnp.array([0.5, 1.5, 0.5]), THETA), {}, r"in \[0, 1\]; got gamma 1.5"),
         ((jnp.array([0.5, -0.1, 0.5]), None), {}, r"in \[0, 1\]; got gamma -0.1"),
         ((jnp.array([0.5, jnp.nan, 0.5]), None), {}, r"in \[0, 1\]; got gamma nan"),
-        ((GAMMA[:2], THETA), {}, r"gamma \(2,\) must have one number for each of 3 heads"),
+        (
+            (GAMMA[:2], THETA),
+            {},
+            r"gamma has 2 heads \(axis 0 of shape \(2,\)\), but value has 3 \(axis 2",
+        ),
         (
             (GAMMA, THETA[:, :1]),
             {},

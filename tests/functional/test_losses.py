@@ -167,7 +167,9 @@ def test_losses_name_the_bad_option():
 
 
 def test_cross_entropy_refuses_a_mask_of_weights(unchecked):
-    with pytest.raises(ValueError, match="mask must be boolean, .* got float32"):
+    with pytest.raises(
+        ValueError, match="mask is float32, and must be boolean .True where a token counts"
+    ):
         F.cross_entropy(LOGITS, TARGETS, mask=jnp.ones((2, 3)))
 
 

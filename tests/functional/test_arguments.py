@@ -1,0 +1,333 @@
+"""What functions are given: narrow integers, lists, wrong shapes, wrong kinds, nothing at all."""
+
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer import functional as F
+from jaxformer.functional.arguments import _wanted
+
+NARROW = ["uint8", "int8", "uint16", "int16", "uint32"]
+RNG = np.random.default_rng(0)
+MASK = F.causal_mask(jnp.arange(5), jnp.arange(5))
+
+
+def ones(*shape, dtype="float32"):
+    return jnp.ones(shape, dtype)
+
+
+def ids(*values, dtype="int32"):
+    return jnp.asarray(values, dtype)
+
+
+# Integers that would wrap
+
+
+def test_targets_of_uint8():
+    logits = RNG.normal(size=(3, 256))
+    exact = np.log(np.exp(logits).sum(-1)) - logits[np.arange(3), [0, 1, 255]]
+    found = F.cross_entropy(jnp.asarray(logits, jnp.float32), np.array([0, 1, 255], np.uint8))
+    np.testing.assert_allclose(found, exact.mean(), rtol=1e-5)
+    zeros = F.cross_entropy(jnp.zeros((3, 256)), np.array([0, 1, 255], np.uint8))
+    np.testing.assert_allclose(zeros, np.log(256), rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_targets_of_any_integer_dtype_with_chunks(dtype):
+    """A chunk that begins at 256 is id 0 to int8, were ids compared in it."""
+    features, kernel = RNG.normal(size=(4, 8)), RNG.normal(size=(8, 600))
+    targets = np.array([1, 100, 127, 3])
+    logits = features @ kernel
+    exact = np.log(np.exp(logits).sum(-1)) - logits[np.arange(4), targets]
+    for chunk in (128, 600):
+        found = F.linear_cross_entropy(
+            jnp.asarray(features, jnp.float32),
+            jnp.asarray(kernel, jnp.float32),
+            jnp.asarray(targets, dtype),
+            chunk=chunk,
+        )
+        np.testing.assert_allclose(found, exact, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_ids_and_positions_of_any_integer_dtype_are_as_int32(dtype):
+    tokens, at = jnp.asarray([1, 127, 5, 3], dtype), jnp.arange(6, dtype=dtype)
+    segments = jnp.asarray([0, 0, 0, 1, 1, 1], dtype)
+    query, table = jnp.asarray(RNG.normal(size=(6, 2, 4)), jnp.float32), ones(300, 2)
+    rows = jnp.asarray(RNG.normal(size=(8, 2)), jnp.float32)
+
+    def rules(at, segments):
+        bucket = F.BucketRule(at, at, rows, F.Buckets(bidirectional=True, max_distance=8))
+        alibi = F.AlibiRule(at, at, F.alibi_slopes(2))
+        mask = F.PositionMask(at, at, segments, segments, F.Sight(window=2, lookahead=1))
+        return mask, alibi, bucket
+
+    def everything(tokens, at, segments):
+        mask, alibi, bucket = rules(at, segments)
+        return {
+            "seen": F.seen_tokens(tokens, 300),
+            "embed": F.embed(table, tokens),
+            "shifted": F.shift_right(tokens, 299),
+            "scores": F.token_scores(jnp.zeros((4, 300)), tokens),
+            "learned": F.learned_positions(rows, at, offset=2),
+            "causal": F.causal_mask(at, at),
+            "window": F.window_mask(at, at, 2, lookahead=1),
+            "prefix": F.prefix_mask(at, at, 3),
+            "sparse": F.block_sparse_mask(at, at, num_heads=2, block=2, local_blocks=1, stride=2),
+            "sinusoid": F.sinusoidal_positions(at, 4),
+            "rotations": F.rope_rotations(at, F.rope_frequencies(4)),
+            "alibi": F.alibi_bias(F.alibi_slopes(2), at, at),
+            "xl": F.transformer_xl_bias(query, ones(4, 2, 4), at, at, bidirectional=True),
+            "slots": F.ring_slots(at, ones(6, dtype=bool), 4),
+            "decay": F.decay_attention(query, jnp.array([0.5, 0.9]), segments=segments),
+            "rules": [rule.whole() for rule in (mask, alibi, bucket)],
+            "blocks": F.blockwise_attention(query, query, query, mask, bucket, block=(2, 2)),
+            "attention": F.dot_product_attention(query, query, query, mask, alibi),
+        }
+
+    expected = everything(*(x.astype(jnp.int32) for x in (tokens, at, segments)))
+    jax.tree.map(np.testing.assert_array_equal, everything(tokens, at, segments), expected)
+
+
+def test_windows_of_unsigned_positions():
+    at = jnp.arange(6, dtype="uint16")
+    np.testing.assert_array_equal(F.window_mask(at, at, 2)[-1], [0, 0, 0, 0, 1, 1])
+    marked_unused = jnp.asarray([0, 1, 2**32 - 1], "uint32")  # a slot after all queries
+    np.testing.assert_array_equal(F.causal_mask(at[1:2], marked_unused), [[1, 1, 0]])
+
+
+def test_differences_of_unsigned_positions_are_refused():
+    with pytest.raises(ValueError, match="relative_positions is uint8, .* signed integer"):
+        F.relative_position_buckets(ids(3, 254, dtype="uint8"), bidirectional=True)
+
+
+def test_integers_that_int32_does_not_hold_are_refused():
+    with pytest.raises(ValueError, match="tokens holds 4294967301, and int32 ends at 2147483647"):
+        F.embed(ones(8, 2), np.array([1, 2**32 + 5]))
+
+
+# Kinds
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda mask: F.dot_product_attention(*[ones(5, 2, 4)] * 3, mask),
+        lambda mask: F.attention_weights(ones(5, 2, 4), ones(5, 2, 4), mask),
+        lambda mask: F.attend(*[ones(5, 4)] * 3, mask, scale=1.0),
+        lambda mask: F.attend_partially(*[ones(5, 4)] * 3, mask, scale=1.0),
+        lambda mask: F.batch_norm(ones(5, 5, 2), mask=mask),
+        lambda mask: F.cross_entropy(ones(5, 5, 9), jnp.zeros((5, 5), int), mask=mask),
+        lambda mask: F.router_totals(ones(5, 5, 4), top_k=1, mask=mask),
+    ],
+)
+def test_masks_that_are_not_boolean_are_refused(call):
+    additive = jnp.where(MASK, 0.0, -1e9)
+    with pytest.raises(ValueError, match="mask is float32, and must be boolean .* use mask == 0"):
+        call(additive)
+    with pytest.raises(ValueError, match="mask is int32, and must be boolean .* use mask != 0"):
+        call(MASK.astype(jnp.int32))
+    call(additive == 0)
+    with pytest.raises(ValueError, match="mask is float32, and must be boolean"):
+        jax.jit(call)(additive)
+
+
+def test_rotations_that_are_angles_are_refused():
+    x, angles = ones(5, 2, 8), ones(5, 4)
+    with pytest.raises(ValueError, match=r"rotations is float32, and must be complex .From `rope_"):
+        F.rotate(x, angles)
+
+
+def test_floats_and_integers_are_not_taken_for_each_other():
+    with pytest.raises(ValueError, match=r"x is int32, .* a float .* Use x.astype\(jnp.float32\)"):
+        F.layer_norm(jnp.arange(6))
+    with pytest.raises(ValueError, match="tokens is float32, and must be an integer"):
+        F.embed(ones(8, 2), ones(3))
+
+
+# Lists, arrays of NumPy, and what is neither
+
+
+def test_lists_and_arrays_of_numpy_are_arrays():
+    np.testing.assert_allclose(F.silu([0, 1]), [0, 0.731059], rtol=1e-5)  # whole numbers of Python
+    np.testing.assert_allclose(
+        F.rms_norm([[3.0, 4.0]], np.ones(2, np.float32)), [[0.849, 1.131]], 1e-3
+    )
+    np.testing.assert_array_equal(F.causal_mask([1], range(3)), [[1, 1, 0]])
+    np.testing.assert_array_equal(F.key_mask([True, False]), [[1, 0]])
+    assert F.embed(np.ones((8, 2), np.float32), []).shape == (0, 2)
+    np.testing.assert_allclose(F.cross_entropy([[0.0, 0.0]], [1]), np.log(2), rtol=1e-6)
+    np.testing.assert_array_equal(F.write_slots(np.zeros(3), np.array([7.0]), [1]), [0, 7, 0])
+    x = RNG.normal(size=(5, 2, 4)).astype(np.float32)
+    np.testing.assert_array_equal(
+        F.dot_product_attention(x, x, x, np.asarray(MASK), scale=np.float32(0.5)),
+        F.dot_product_attention(*[jnp.asarray(x)] * 3, MASK, scale=0.5),
+    )
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ([[1.0], [2.0, 3.0]], "x, a list, makes no array"),
+        ("text", "x is 'text', not an array"),
+        (None, "x is None, not an array"),
+        ({"x": 1}, "x is {'x': 1}, not an array"),
+    ],
+)
+def test_what_is_no_array_is_refused(given, message):
+    with pytest.raises(ValueError, match=message):
+        F.silu(given)
+
+
+# Shapes
+
+LONG = ones(2, 7, 3, 4)
+WRONG = {
+    "dot_product_attention": (
+        lambda f: f(ones(2, 5, 6, 8), ones(2, 7, 3, 4), LONG),
+        r"key has 4 features per head \(axis 3 .*\), but query has 8 \(axis 3",
+    ),
+    "attention_weights": (
+        lambda f: f(ones(2, 5, 4, 4), LONG),
+        r"Query heads must be a multiple of key/value heads; got 4 and 3",
+    ),
+    "blockwise_attention": (
+        lambda f: f(LONG, LONG, LONG[:, :6]),
+        r"value has 6 key positions \(axis 1 .*\), but key has 7 \(axis 1",
+    ),
+    "attend": (
+        lambda f: f(ones(5, 4), ones(6, 4), ones(6, 4), ones(5, 5, dtype=bool), scale=1.0),
+        r"mask has 5 key positions \(axis 1 .*\), but key has 6 \(axis 0",
+    ),
+    "layer_norm": (
+        lambda f: f(ones(2, 5), ones(1)),
+        r"scale has 1 features \(axis 0 of shape \(1,\)\), but x has 5 \(axis 1",
+    ),
+    "rms_norm": (
+        lambda f: f(ones(2, 3, 5), ones(1, 5)),
+        r"scale has 1 in axis 0 of its shape \(1, 5\), but x has 3 in axis 1 of \(2, 3, 5\)",
+    ),
+    "batch_norm": (
+        lambda f: f(ones(2, 3, 5), bias=ones(1)),
+        r"bias has 1 features .* but x has 5 \(axis 2",
+    ),
+    "batch_norm_inference": (
+        lambda f: f(ones(2, 3, 5), F.BatchStatistics(ones(1), ones(1))),
+        r"running.mean has 1 in axis 0 .* but x has 5 in axis 2",
+    ),
+    "linear": (
+        lambda f: f(ones(2, 5), ones(4, 3)),
+        r"last 1 axes of x \(2, 5\) .* kernel \(4, 3\): \(5,\) are not \(4,\)",
+    ),
+    "linear_logits": (
+        lambda f: f(ones(2, 5), ones(7, 4), vocabulary_axis=0),
+        r"kernel has 4 features \(axis 1 .*\), but features has 5 \(axis 1",
+    ),
+    "linear_cross_entropy": (
+        lambda f: f(ones(2, 5), ones(5, 7), ids(1, 2, 3)),
+        r"targets has batch axes \(3,\) .* must be the \(2,\) of features",
+    ),
+    "embed": (lambda f: f(ones(5), ids(1)), r"table has 1 axis, .* must have 2: \[V, D\]"),
+    "learned_positions": (
+        lambda f: f(ones(5, 2), jnp.asarray(1)),
+        r"positions has 0 axes, .* must have at least 1: \[\*batch, T\]",
+    ),
+    "rotate": (
+        lambda f: f(ones(2, 5, 3, 8), ones(6, 4, dtype="complex64")),
+        r"rotations has 6 positions \(axis 0 .*\), but x has 5 \(axis 1 of shape \(2, 5, 3, 8\)\)",
+    ),
+    "rope_rotations": (
+        lambda f: f(ids(1), ones(2, 4)),
+        r"frequencies has 2 axes, shape \(2, 4\), and must have 1: \[C\]",
+    ),
+    "swiglu": (
+        lambda f: f(ones(2, 6), ones(2, 1)),
+        r"value has 1 hidden features \(axis 1 .*\), but gate has 6 \(axis 1",
+    ),
+    "cross_entropy": (
+        lambda f: f(ones(2, 3, 9), jnp.zeros((2, 4), int)),
+        r"targets has batch axes \(2, 4\) .* must be the \(2, 3\) of logits",
+    ),
+    "token_cross_entropy": (
+        lambda f: f(ones(3, 9), jnp.zeros((), int)),
+        r"targets has batch axes \(\) .* must be the \(3,\) of logits",
+    ),
+    "causal_mask": (
+        lambda f: f(jnp.zeros((2, 3), int), jnp.zeros((4, 3), int)),
+        r"key_positions has batch axes \(4,\) .* must broadcast with the \(2,\)",
+    ),
+    "prefix_mask": (
+        lambda f: f(jnp.zeros((2, 3), int), ids(0, 1), ids(1, 2, 3)),
+        r"prefix_length has batch axes \(3,\) .* must broadcast with the \(2,\)",
+    ),
+    "alibi_bias": (
+        lambda f: f(ones(2, 2), ids(1), ids(1)),
+        r"slopes has 2 axes, shape \(2, 2\), and must have 1: \[N\]",
+    ),
+    "decay_attention": (
+        lambda f: f(ones(5, 3, 4), ones(2)),
+        r"gamma has 2 heads \(axis 0 .*\), but value has 3 \(axis 1",
+    ),
+    "linear_recurrence": (
+        lambda f: f(ones(5, 3, 4), ones(3), initial=ones(3, 5)),
+        r"initial has 5 features per head \(axis 1 .*\), but value has 4 \(axis 2",
+    ),
+    "mix_experts": (
+        lambda f: f(ones(5, 4), F.route(ones(6, 3), top_k=1), lambda x, _: x, num_experts=3),
+        r"routing has experts \(6, 1\) and weights \(6, 1\); for x \(5, 4\)",
+    ),
+    "grouped_linear": (
+        lambda f: f(ones(5, 4), ones(2, 3, 6), ids(2, 3)),
+        r"kernels has 3 features \(axis 1 .*\), but x has 4 \(axis 1",
+    ),
+    "penalise_repetition": (
+        lambda f: f(ones(2, 9), ones(2, 8, dtype=bool), 1.2),
+        r"seen has 8 vocabulary ids \(axis 1 .*\), but logits has 9 \(axis 1",
+    ),
+    "write_slots": (
+        lambda f: f(ones(2, 4, 3), ones(2, 2, 5), jnp.zeros((2, 2), int)),
+        r"buffer \(2, 4, 3\) and new \(2, 2, 5\) do not go with slots \(2, 2\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_shapes_are_named_with_their_axis_and_both_numbers(name):
+    call, message = WRONG[name]
+    with pytest.raises(ValueError, match=message) as caught:
+        call(getattr(F, name))
+    assert "\n" not in str(caught.value)
+
+
+def test_every_public_function_of_arrays_is_checked():
+    """But those that take arrays of NumPy as they are."""
+    arrays = [x for x in vars(F).values() if inspect.isfunction(x) and _wanted(x)]
+    without = {x.__name__ for x in arrays if x.__code__.co_name != "call"}
+    assert len(arrays) > 70 and without == {"check_positions", "check_token_ids"}
+
+
+# Broadcasting that is meant
+
+
+def test_a_prefix_of_each_sequence():
+    lengths, at = np.array([0, 2, 4]), np.arange(4)
+    exact = (at[None, :] <= at[:, None]) | (at[None, None] < lengths[:, None, None])
+    np.testing.assert_array_equal(F.prefix_mask(at, at, lengths), exact)
+    rows = np.broadcast_to(at, (3, 4))
+    np.testing.assert_array_equal(F.prefix_mask(rows, at, lengths), exact)
+    np.testing.assert_array_equal(F.prefix_mask(rows[None], at, lengths)[0], exact)
+    np.testing.assert_array_equal(jax.vmap(F.prefix_mask, (None, None, 0))(at, at, lengths), exact)
+
+
+# What is seen of the package
+
+
+def test_the_package_shows_functions_and_types_alone():
+    assert dir(F) == F.__all__ == sorted(F.__all__)
+    assert {"cross_entropy", "PositionMask", "Implementation"} <= set(dir(F))
+    for name in F.__all__:
+        assert not inspect.ismodule(getattr(F, name)), name
+    assert {"masks", "arguments", "attention", "RING_BLOCK", "checked"}.isdisjoint(dir(F))
