@@ -107,7 +107,7 @@ def linear_recurrence(
     start = jnp.zeros_like(z, shape=(*z.shape[:-2], z.shape[-1]))
     if initial is not None:
         start = pairs(initial.astype(jnp.float32), theta, pairing)
-    if value.shape[-3] == 0:
+    if value.size == 0:
         return Recurrence(from_heads(z, value, pairing), features(start, pairing))
     match method:
         case "scan":

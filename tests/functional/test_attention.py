@@ -726,3 +726,56 @@ def test_weights_of_rules_are_those_of_their_arrays():
     assert not np.any(found[:, ~np.asarray(mask.whole())])
     with pytest.raises(ValueError, match=r"PositionMask.keys has a number for each of 5 keys"):
         F.attention_weights(query, key, mask._replace(keys=at[:3]))
+
+
+# A scale that is learned
+
+
+def slope_in_the_scale(query, key, value, scale):
+    """Of the sum of squared outputs, in float64."""
+    query, key, value = (np.asarray(x, np.float64) for x in (query, key, value))
+
+    def loss(scale):
+        scores = scale * np.einsum("tnh,snh->nts", query, key)
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        weights /= weights.sum(-1, keepdims=True)
+        return np.square(np.einsum("nts,snh->tnh", weights, value)).sum()
+
+    return loss(scale), (loss(scale + 1e-5) - loss(scale - 1e-5)) / 2e-5
+
+
+@pytest.mark.parametrize("length, implementation", [(6, "xla"), (6, "blockwise"), (256, "auto")])
+def test_a_scale_may_be_learned(length, implementation):
+    """At 256 tokens "auto" goes by blocks, whose loops are told a number of Python."""
+    rng = np.random.default_rng(0)
+    query, key, value = (jnp.asarray(rng.normal(size=(length, 1, 4)), jnp.float32) for _ in "qkv")
+
+    def loss(scale):
+        found = F.dot_product_attention(
+            query, key, value, scale=scale, implementation=implementation
+        )
+        return jnp.sum(jnp.square(found))
+
+    expected = slope_in_the_scale(query, key, value, 0.7)
+    found = jax.jit(jax.value_and_grad(loss))(jnp.float32(0.7))
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+    np.testing.assert_allclose(loss(0.7), expected[0], rtol=1e-4)
+
+
+def test_a_learned_scale_has_no_axes():
+    x = jnp.ones((5, 2, 4))
+    with pytest.raises(ValueError, match=r"scale has 1 axis, shape \(2,\), and must have 0"):
+        F.dot_product_attention(x, x, x, scale=jnp.ones(2))
+
+
+@pytest.mark.parametrize("shape", [(0, 256, 2, 4), (3, 0, 256, 2, 4), (0, 5, 2, 4), (2, 0, 2, 4)])
+def test_attention_of_nothing_is_nothing(shape):
+    x = jnp.ones(shape)
+    assert F.dot_product_attention(x, x, x).shape == shape
+    gradient = jax.grad(lambda x: F.dot_product_attention(x, x, x).sum())(x)
+    assert gradient.shape == shape
+
+
+def test_queries_without_keys_get_zero():
+    query, key = jnp.ones((3, 2, 4)), jnp.ones((0, 2, 4))
+    np.testing.assert_array_equal(F.dot_product_attention(query, key, key), np.zeros((3, 2, 4)))

@@ -503,3 +503,16 @@ def test_refused_by_the_recurrence(no_checks_of_annotations):
     odd = VALUE[..., :3]
     with pytest.raises(ValueError, match="3 heads and each pair of 3 features"):
         F.linear_recurrence(odd, GAMMA, THETA[:, :1])
+
+
+@pytest.mark.parametrize("method", ["scan", "associative", "chunked"])
+def test_a_text_of_no_tokens_leaves_the_state_as_it_was(method):
+    state = VALUE[:, 0].astype(jnp.float32)
+    for initial in (None, state):
+        found = F.linear_recurrence(VALUE[:, :0], GAMMA, THETA, initial=initial, method=method)
+        assert found.output.shape == VALUE[:, :0].shape
+        np.testing.assert_array_equal(
+            found.state, jnp.zeros_like(state) if initial is None else state
+        )
+    assert F.decay_attention(VALUE[:, :0], GAMMA, THETA).shape == VALUE[:, :0].shape
+    assert F.linear_recurrence(VALUE[:0], GAMMA, method=method).state.shape == (0, *state.shape[1:])

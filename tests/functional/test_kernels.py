@@ -248,3 +248,34 @@ def test_cudnn_is_attention(name, segmented):
     sight, options = CASES[name]
     mask, given = rule(sight, segmented), arrays(jnp.bfloat16)
     assert error(F.cudnn_attention, mask, given, options) <= 3e-2
+
+
+def test_a_learned_scale_reaches_kernels_through_their_queries():
+    """A kernel is told 1; the gradient of the scale is that of what multiplies queries."""
+    x = jax.random.normal(jax.random.key(0), (1, 128, 1, 128), jnp.float32)
+
+    def loss(attention, scale, **options):
+        return jnp.sum(jnp.square(attention(x, x, x, scale=scale, **options)))
+
+    wanted = jax.value_and_grad(lambda s: loss(F.dot_product_attention, s))(jnp.float32(0.1))
+    interpret = jax.default_backend() != "tpu"
+    found = jax.value_and_grad(lambda s: loss(F.splash_attention, s, interpret=interpret))(
+        jnp.float32(0.1)
+    )
+    np.testing.assert_allclose(found, wanted, rtol=1e-4)
+
+
+def test_a_learned_scale_is_none_of_what_cudnn_compares(monkeypatch):
+    """Without a GPU, the kernel in its place is attention by whole matrices."""
+    told = []
+
+    def attention(query, key, value, *, scale, **_):
+        told.append(scale)
+        return F.dot_product_attention(query, key, value, scale=scale)
+
+    monkeypatch.setattr(kernels.jax.nn, "dot_product_attention", attention)
+    x = jax.random.normal(jax.random.key(0), (1, 4, 1, 8), jnp.float32)
+    found = jax.grad(lambda s: F.cudnn_attention(x, x, x, scale=s).sum())(jnp.float32(0.1))
+    wanted = jax.grad(lambda s: F.dot_product_attention(x, x, x, scale=s).sum())(jnp.float32(0.1))
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    assert set(told) == {1.0}

@@ -182,3 +182,33 @@ BAD = [
 def test_sampling_names_the_bad_number(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize(
+    "dtype, temperature", [("float16", 0.1), ("float16", 1e-3), ("float32", 1e-40)]
+)
+@pytest.mark.parametrize("offset", [0.0, 50_000.0, -50_000.0])
+def test_small_temperatures_do_not_overflow(dtype, temperature, offset):
+    logits = jnp.asarray([offset, offset + 64, offset - 64, -jnp.inf], dtype)
+    scaled = F.scale_by_temperature(logits, temperature)
+    assert scaled.dtype == dtype
+    exact = np.asarray(logits, np.float64)
+    exact = (exact - exact.max()) / temperature
+    exact = np.exp(exact) / np.exp(exact).sum()
+    np.testing.assert_allclose(jax.nn.softmax(scaled.astype(jnp.float32)), exact, atol=1e-6)
+
+
+def test_rows_that_do_not_overflow_are_divided():
+    logits = jnp.asarray([[1.0, 2.0, -jnp.inf], [60_000.0, 59_968.0, 0.0]], "float16")
+    scaled = F.scale_by_temperature(logits, 0.5)
+    np.testing.assert_array_equal(scaled[0], [2, 4, -np.inf])
+    np.testing.assert_array_equal(scaled[1], [0, -64, -np.inf])
+    nothing = jnp.full((2,), -jnp.inf, "float16")
+    np.testing.assert_array_equal(F.scale_by_temperature(nothing, 0.5), nothing)
+
+
+def test_a_large_penalty_forbids_nothing():
+    logits = jnp.asarray([-60_000.0, 60_000.0, -jnp.inf], "float16")
+    found = F.penalise_repetition(logits, jnp.ones(3, bool), 4.0)
+    np.testing.assert_array_equal(found, jnp.asarray([-65504.0, 15_000.0, -jnp.inf], "float16"))
+    assert np.isfinite(F.penalise_repetition(logits[1:2], jnp.ones(1, bool), 1e-6)).all()
