@@ -100,14 +100,11 @@ def blockwise_attention(
     check_heads(query, key)
     check_rules(query, key, mask, bias)
     check_choices(normalizer, logit_softcap, dropout_rate, dropout_key)
-    if min(*block, query.shape[-3], key.shape[-3]) < 1:
-        raise ValueError(
-            "Blocks have queries and keys; got blocks of "
-            f"{block[0]} and {block[1]} for {query.shape[-3]} queries and {key.shape[-3]} keys."
-        )
+    if min(block) < 1:
+        raise ValueError(f"Blocks have queries and keys; got {block[0]} and {block[1]}.")
     *batch, T, N, H = query.shape
     S, K = key.shape[-3:-1]
-    if math.prod(batch) == 0:
+    if 0 in (*batch, T, S):
         return jnp.zeros((*batch, T, N, value.shape[-1]), query.dtype)
     query, scale = scaled(query, scale)
     rows, columns = min(block[0], T), min(block[1], S)

@@ -25,7 +25,7 @@ def ring_slots(
     Returns:
         A slot for each entry, different ones within a row, for `write_slots`.
     """
-    last = jnp.max(jnp.where(valid, positions, -1), axis=-1, keepdims=True)
+    last = jnp.max(jnp.where(valid, positions, -1), axis=-1, keepdims=True, initial=-1)
     kept = valid & (positions > last - num_slots)
     return jnp.where(kept, positions % num_slots, num_slots)
 

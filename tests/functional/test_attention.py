@@ -778,4 +778,5 @@ def test_attention_of_nothing_is_nothing(shape):
 
 def test_queries_without_keys_get_zero():
     query, key = jnp.ones((3, 2, 4)), jnp.ones((0, 2, 4))
-    np.testing.assert_array_equal(F.dot_product_attention(query, key, key), np.zeros((3, 2, 4)))
+    for attention in (F.dot_product_attention, F.blockwise_attention):
+        np.testing.assert_array_equal(attention(query, key, key), np.zeros((3, 2, 4)))

@@ -52,3 +52,8 @@ def test_length_mask_marks_the_first_places():
     mask = F.length_mask(jnp.asarray([[0, 2], [3, 1]]), 3)
     np.testing.assert_array_equal(mask.sum(-1), [[0, 2], [3, 1]])
     np.testing.assert_array_equal(mask[0, 1], [True, True, False])
+
+
+def test_no_entries_go_nowhere():
+    slots = F.ring_slots(jnp.zeros((2, 0), int), jnp.zeros((2, 0), bool), 3)
+    np.testing.assert_array_equal(F.write_slots(jnp.ones((2, 3)), jnp.ones((2, 0)), slots), 1)
