@@ -13,6 +13,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+import jaxformer
+
 ROOT = Path(__file__).parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = PYPROJECT["project"]
@@ -193,3 +195,12 @@ def test_the_license_is_the_one_that_is_declared():
     assert PROJECT["license"] == "Apache-2.0" and "LICENSE" in PROJECT["license-files"]
     assert re.search(r"Apache License\s+Version 2\.0, January 2004", text)
     assert re.search(r"Copyright \d{4} The jaxformer authors", text)
+
+
+def test_the_package_says_its_version():
+    """As pyproject does, or in its place."""
+    stated = PROJECT.get("version", jaxformer.__version__)
+    assert stated == jaxformer.__version__
+    assert re.fullmatch(r"\d+\.\d+\.\d+\S*", jaxformer.__version__)
+    where = PYPROJECT["tool"]["hatch"].get("version", {}).get("path")
+    assert ("version" in PROJECT) or where == "jaxformer/__init__.py"
