@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from jaxformer.config.axes import Norm, QKNorm, RMSNorm
-from jaxformer.config.checks import require, require_pattern, require_positive
+from jaxformer.config.checks import check_fields, require, require_pattern, require_positive
 from jaxformer.config.decay import Decay
 from jaxformer.config.positions import Alibi, Positions, Rope, T5Bias, Window
-from jaxformer.config.rope_scaling import LongRope
+from jaxformer.config.rope_scaling import DynamicNTK, LongRope, NTKScaling
 
 Projection = Literal["query", "key", "value", "out"]
 TURNS_ALL = Rope(targets=("q", "k", "v", "o"))
@@ -45,6 +45,7 @@ class MultiHead:
     normalizer: Literal["softmax", "relu"] = "softmax"
 
     def __post_init__(self):
+        check_fields(self)
         require_positive(self, "clip_qkv")
         _check_groups(self)
         _check_patterns(self)
@@ -93,6 +94,7 @@ class SharedKV:
     biases: tuple[Literal["query", "key_value", "out"], ...] = ()
 
     def __post_init__(self):
+        check_fields(self)
         _check_groups(self)
         _check_patterns(self)
         _check_kinds(self)
@@ -151,6 +153,7 @@ class Latent:
     biases: tuple[Literal["query_latent", "latent", "rotary_key", "out"], ...] = ()
 
     def __post_init__(self):
+        check_fields(self)
         require_positive(self, "num_heads", "latent_dim", "query_latent_dim")
         require_positive(self, "nope_dim", "rope_dim", "value_dim")
         _check_biases(self)
@@ -227,6 +230,11 @@ def _check_rope(rope: Rope, choice: MultiHead | SharedKV | Latent) -> None:
         width > 0 and width % 2 == 0,
         "Rotary positions pair up features, so the rotated width must be even and above 0; "
         f"got {width} of {name}={choice.rotary_dim} (fraction {rope.fraction}).",
+    )
+    require(
+        width >= 4 or not isinstance(rope.scaling, NTKScaling | DynamicNTK),
+        f"{type(rope.scaling).__name__} slows the last pair of features and keeps the first, so at "
+        f"least 4 features must be rotated; got {width} of {name}={choice.rotary_dim}.",
     )
     if isinstance(rope.scaling, LongRope):
         counts = len(rope.scaling.short), len(rope.scaling.long)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxformer.config.checks import require, require_positive
+from jaxformer.config.checks import check_fields, require, require_positive
 
 NormParameters = Literal["none", "scale", "scale_bias"]
 Activation = Literal[
@@ -29,6 +29,7 @@ class LayerNorm:
     scale_offset: float = 0.0
 
     def __post_init__(self):
+        check_fields(self)
         require_positive(self, "eps")
 
 
@@ -49,6 +50,7 @@ class RMSNorm:
     scale_offset: float = 0.0
 
     def __post_init__(self):
+        check_fields(self)
         require_positive(self, "eps")
 
 
@@ -69,6 +71,9 @@ class QKNorm:
     norm: Norm = RMSNorm()
     over: Literal["width", "head", "each_head"] = "head"
 
+    def __post_init__(self):
+        check_fields(self)
+
 
 # Feed-forward
 
@@ -88,6 +93,7 @@ class MLP:
     bias: bool = False
 
     def __post_init__(self):
+        check_fields(self)
         require_positive(self, "hidden_dim")
 
 
@@ -106,6 +112,7 @@ class GLU:
     bias: bool = False
 
     def __post_init__(self):
+        check_fields(self)
         require_positive(self, "hidden_dim")
 
 
@@ -124,6 +131,7 @@ class ClampedGEGLU:
     bias: bool = True
 
     def __post_init__(self):
+        check_fields(self)
         require_positive(self, "hidden_dim", "limit")
 
 
@@ -144,6 +152,7 @@ class Experts:
     renormalise: bool = True
 
     def __post_init__(self):
+        check_fields(self)
         require_positive(self, "num_experts", "top_k")
         require(
             self.top_k <= self.num_experts,

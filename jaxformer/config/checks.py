@@ -1,7 +1,46 @@
-"""Refusals that several configurations share."""
+"""Refusals that configurations share: each field against its annotation, then what it means."""
 
 import dataclasses
-from typing import Any, get_args, get_type_hints
+import functools
+import numbers
+import types
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+import numpy as np
+
+LARGEST = float(np.finfo(np.float32).max)  # models compute in float32
+LARGEST_SIZE = 2**31 - 1  # and count in int32
+SHOWN = 100  # characters of a refused value
+
+
+class Kept(NamedTuple):
+    """A value as a configuration keeps it."""
+
+    value: Any
+
+
+def check_fields(config: Any) -> None:
+    """Hold every field of a frozen dataclass against its annotation; its `__post_init__` begins so.
+
+    An int is a whole number and no bool; a float is a number that float32 holds; a tuple, a
+    `Literal`, a union and a dataclass are what they say. Numbers become Python's own (numpy's do
+    not hash or print alike, nor enter JSON), and where a float belongs a whole number becomes one.
+
+    Args:
+        config: The instance, its fields as they were given.
+
+    Raises:
+        ValueError: A field holds something else; the class, the field, the value and what may stand
+            there are named.
+    """
+    for name, hint in _hints(config.__class__).items():
+        value = getattr(config, name)
+        kept = _fit(hint, value)
+        if kept is None:
+            at, expected, found = _culprit(f"{type(config).__name__}.{name}", hint, value)
+            raise ValueError(f"{at} must be {expected}; got {_shown(found)}.")
+        if kept.value is not value:
+            object.__setattr__(config, name, kept.value)
 
 
 def require(condition: bool, message: str) -> None:
@@ -11,15 +50,16 @@ def require(condition: bool, message: str) -> None:
 
 
 def require_positive(config: Any, *names: str) -> None:
-    """Refuse sizes and bounds that are not above 0.
-
-    None, where a field allows it, is no size; a word is refused by `check_words`.
-    """
+    """Refuse sizes and bounds that are not above 0. None, where a field allows it, is no size."""
     for name in names:
         value = getattr(config, name)
         require(
-            value is None or isinstance(value, str) or value > 0,
+            value is None or value > 0,
             f"{type(config).__name__}.{name} must be positive; got {value}.",
+        )
+        require(
+            type(value) is not int or value <= LARGEST_SIZE,
+            f"{type(config).__name__}.{name} must be at most {LARGEST_SIZE}; got {value}.",
         )
 
 
@@ -28,21 +68,92 @@ def require_pattern(config: Any, *names: str) -> None:
     for name in names:
         value = getattr(config, name)
         require(
-            isinstance(value, tuple) and len(value) > 0,
+            len(value) > 0,
             f"{type(config).__name__}.{name} is cycled over the layers, so it is a tuple with at "
             f"least one entry; got {value!r}.",
         )
 
 
-def check_words(config: Any, path: str) -> None:
-    """Refuse a word that is none of those a field may hold, in a dataclass or those inside it."""
-    for name, hint in get_type_hints(type(config)).items():
-        value = getattr(config, name)
-        for item in value if isinstance(value, tuple) else (value,):
-            choices = get_args(get_args(hint)[0] if isinstance(value, tuple) else hint)
-            words = [choice for choice in choices if isinstance(choice, str)]
-            if isinstance(item, str) and str not in choices:
-                expected = f"is one of {words}" if words else "is no string"
-                require(item in words, f"{path}.{name} {expected}; got {item!r}.")
-            if dataclasses.is_dataclass(item):
-                check_words(item, f"{path}.{name}")
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    """The annotations of a dataclass's fields, resolved."""
+    hints = get_type_hints(kind)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind) if field.init}
+
+
+def _fit(hint: Any, value: Any) -> Kept | None:
+    """The value as it is kept, if the annotation has it."""
+    origin, args = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return Kept(value)
+    if origin in (Union, types.UnionType):
+        fits = (_fit(option, value) for option in args)
+        return next((kept for kept in fits if kept is not None), None)
+    if origin is Literal:
+        same = [word for word in args if type(word) is type(value) and word == value]
+        return Kept(same[0]) if same else None
+    if origin is tuple:
+        return _fit_tuple(args, value)
+    if hint in (int, float, bool):
+        return _fit_number(hint, value)
+    kind = type(None) if hint is None else origin or hint
+    return Kept(value) if isinstance(value, kind) else None
+
+
+def _fit_tuple(args: tuple, value: Any) -> Kept | None:
+    if not isinstance(value, tuple):
+        return None
+    hints = args[:1] * len(value) if args[1:] == (...,) else args
+    if len(hints) != len(value):
+        return None
+    items = [_fit(hint, item) for hint, item in zip(hints, value, strict=True)]
+    if any(item is None for item in items):
+        return None
+    kept = tuple(item.value for item in items if item is not None)
+    same = all(new is old for new, old in zip(kept, value, strict=True))
+    return Kept(value if same else kept)
+
+
+def _fit_number(kind: type, value: Any) -> Kept | None:
+    truth = isinstance(value, bool | np.bool_)
+    if kind is bool or truth:
+        return Kept(bool(value)) if kind is bool and truth else None
+    if isinstance(value, numbers.Integral):
+        whole = int(value)
+        if kind is int:
+            return Kept(whole)
+        return Kept(float(whole)) if abs(whole) <= LARGEST else None
+    if kind is int or not isinstance(value, numbers.Real):
+        return None
+    number = float(value)
+    return Kept(number) if abs(number) <= LARGEST else None  # NaN is not
+
+
+def _culprit(path: str, hint: Any, value: Any) -> tuple[str, str, Any]:
+    """Where in a field the fault is, what may stand there, and what does."""
+    if isinstance(value, tuple):
+        options = [hint, *get_args(hint)]
+        for item_hint in (get_args(o)[0] for o in options if get_args(o)[1:] == (...,)):
+            for index, item in enumerate(value):
+                if _fit(item_hint, item) is None:
+                    return _culprit(f"{path}[{index}]", item_hint, item)
+    return path, _expected(hint), value
+
+
+def _expected(hint: Any) -> str:
+    """An annotation in words."""
+    origin, args = get_origin(hint), get_args(hint)
+    words = {int: "a whole number", float: "a finite number", bool: "True or False", str: "text"}
+    words[type(None)] = "None"
+    if origin in (Union, types.UnionType):
+        return " or ".join(_expected(option) for option in args)
+    if origin is Literal:
+        return f"one of {', '.join(map(repr, args))}"
+    if origin is tuple:
+        return f"a tuple, each entry {_expected(args[0])}"
+    return words.get(hint, getattr(hint, "__name__", str(hint)))
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."

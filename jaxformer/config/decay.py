@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxformer.config.checks import require, require_positive
+from jaxformer.config.checks import check_fields, require, require_positive
 from jaxformer.config.positions import Window
 
 
@@ -22,6 +22,7 @@ class Angles:
     learned: bool = False
 
     def __post_init__(self):
+        check_fields(self)
         require(self.base > 1, f"Angles.base must be above 1; got {self.base}.")
 
 
@@ -61,6 +62,7 @@ class Decay:
     biases: tuple[Literal["value", "out"], ...] = ()
 
     def __post_init__(self):
+        check_fields(self)
         require_positive(self, "num_heads", "head_dim")
         require(
             1 < self.shortest <= self.longest,

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxformer.config.checks import require_positive
+from jaxformer.config.checks import check_fields, require_positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,6 +17,7 @@ class Normal:
     std: float = 0.02
 
     def __post_init__(self):
+        check_fields(self)
         require_positive(self, "std")
 
 
@@ -31,6 +32,7 @@ class FanIn:
     gain: float = 1.0
 
     def __post_init__(self):
+        check_fields(self)
         require_positive(self, "gain")
 
 
@@ -45,6 +47,7 @@ class FanAverage:
     gain: float = 1.0
 
     def __post_init__(self):
+        check_fields(self)
         require_positive(self, "gain")
 
 
@@ -84,3 +87,6 @@ class Initialisation:
     feed_forward_out: Initialiser | None = None
     head: Initialiser | None = None
     residual: Literal["plain", "depth"] = "depth"
+
+    def __post_init__(self):
+        check_fields(self)

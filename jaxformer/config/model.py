@@ -8,7 +8,12 @@ from typing import Literal, NamedTuple
 
 from jaxformer.config.attention import Attention, MultiHead
 from jaxformer.config.axes import FeedForward, Norm, RMSNorm
-from jaxformer.config.checks import check_words, require, require_pattern, require_positive
+from jaxformer.config.checks import (
+    check_fields,
+    require,
+    require_pattern,
+    require_positive,
+)
 from jaxformer.config.decay import Decay
 from jaxformer.config.initialisation import Initialisation
 from jaxformer.config.positions import (
@@ -51,6 +56,7 @@ class EncoderDecoder:
     feed_forward: tuple[FeedForward, ...] | None = None
 
     def __post_init__(self):
+        check_fields(self)
         require_positive(self, "num_encoder_layers", "source_vocab_size")
         if self.feed_forward is not None:
             require_pattern(self, "feed_forward")
@@ -76,6 +82,7 @@ class Embedding:
     dim: int | None = None
 
     def __post_init__(self):
+        check_fields(self)
         require_positive(self, "dim")
 
 
@@ -100,6 +107,7 @@ class Head:
     masked_ids: tuple[int, ...] = ()
 
     def __post_init__(self):
+        check_fields(self)
         require_positive(self, "softcap")
 
 
@@ -120,6 +128,7 @@ class Dropout:
     residual: float = 0.0
 
     def __post_init__(self):
+        check_fields(self)
         for name, rate in vars(self).items():
             require(0 <= rate < 1, f"dropout.{name} must be in [0, 1); got {rate}.")
 
@@ -188,7 +197,7 @@ class TransformerConfig:
     model_type: str | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self):
-        check_words(self, type(self).__name__)
+        check_fields(self)
         require_positive(self, "vocab_size", "model_dim", "num_layers")
         require_pattern(self, "feed_forward")
         attentions = self.attention, self.encoder.attention
@@ -204,6 +213,12 @@ class TransformerConfig:
                 f"{type(kind).__name__} pairs sines with cosines, so model_dim must be even; "
                 f"got {self.model_dim}.",
             )
+        exact = isinstance(waves[0], Sinusoid) and waves[0].layout == "tensor2tensor"
+        require(
+            not exact or self.model_dim >= 4,
+            "Sinusoid's tensor2tensor layout spreads wavelengths over at least 2 pairs, so "
+            f"model_dim must be at least 4; got {self.model_dim}.",
+        )
         decays = any(isinstance(a, Decay) for a in attentions)
         require(
             not decays or isinstance(self.topology, Decoder),
@@ -224,6 +239,10 @@ class TransformerConfig:
         require(
             not outside,
             f"head.masked_ids must be below vocab_size={self.vocab_size}; got {outside}.",
+        )
+        require(
+            len(set(self.head.masked_ids)) < self.vocab_size,
+            f"head.masked_ids leaves no token to choose: it names all {self.vocab_size} ids.",
         )
 
     @property

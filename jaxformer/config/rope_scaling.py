@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from jaxformer.config.checks import require, require_positive
+from jaxformer.config.checks import check_fields, require, require_positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,6 +16,7 @@ class LinearScaling:
     factor: float
 
     def __post_init__(self):
+        check_fields(self)
         require_positive(self, "factor")
 
 
@@ -30,6 +31,7 @@ class NTKScaling:
     factor: float
 
     def __post_init__(self):
+        check_fields(self)
         require_positive(self, "factor")
 
 
@@ -46,6 +48,7 @@ class DynamicNTK:
     original_max_length: int
 
     def __post_init__(self):
+        check_fields(self)
         require_positive(self, "factor", "original_max_length")
 
 
@@ -66,7 +69,8 @@ class Llama3Scaling:
     original_max_length: int = 8192
 
     def __post_init__(self):
-        require_positive(self, "factor", "original_max_length")
+        check_fields(self)
+        require_positive(self, "factor", "low_freq_factor", "original_max_length")
         require(
             self.high_freq_factor > self.low_freq_factor,
             "Llama3Scaling.high_freq_factor must exceed low_freq_factor; "
@@ -93,7 +97,8 @@ class Yarn:
     attention_factor: float | None = None
 
     def __post_init__(self):
-        require_positive(self, "factor", "original_max_length")
+        check_fields(self)
+        require_positive(self, "factor", "original_max_length", "beta_slow", "attention_factor")
         require(
             self.beta_fast > self.beta_slow,
             f"Yarn.beta_fast must exceed beta_slow; got {self.beta_fast} and {self.beta_slow}.",
@@ -120,7 +125,16 @@ class LongRope:
     attention_factor: float | None = None
 
     def __post_init__(self):
-        require_positive(self, "original_max_length", "max_length")
+        check_fields(self)
+        require_positive(self, "original_max_length", "max_length", "attention_factor")
+        require(
+            self.original_max_length > 1 or self.attention_factor is not None,
+            "LongRope divides by ln(original_max_length), so without attention_factor it must be "
+            f"above 1; got {self.original_max_length}.",
+        )
+        for name in ("short", "long"):
+            wrong = [factor for factor in getattr(self, name) if factor <= 0]
+            require(not wrong, f"LongRope.{name} divides, so it must be positive; got {wrong}.")
 
 
 RopeScaling = LinearScaling | NTKScaling | DynamicNTK | Llama3Scaling | Yarn | LongRope

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol, SupportsIndex, TypeAlias, runtime_ch
 import numpy as np
 from jaxtyping import Int32
 
+from jaxformer.config.checks import check_fields
 from jaxformer.data.extras import import_extra
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class BPE:
     vocab_size: int = 2048
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.vocab_size < 257:
             raise ValueError(
                 "vocab_size must be at least 257, 256 bytes and the end of text; "

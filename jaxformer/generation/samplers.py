@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jaxformer import functional as F
+from jaxformer.config.checks import check_fields
 from jaxformer.generation.checks import check_count
 
 
@@ -37,6 +38,7 @@ class Sample:
     repetition_penalty: float = 1.0
 
     def __post_init__(self):
+        check_fields(self)
         if not 0 < self.temperature < math.inf:
             raise ValueError(
                 f"temperature must be above 0 and finite; got {self.temperature}. "
@@ -68,6 +70,7 @@ class Beam:
     length_penalty: float = 1.0
 
     def __post_init__(self):
+        check_fields(self)
         check_count("num_beams", self.num_beams)
         if not math.isfinite(self.length_penalty):
             raise ValueError(f"length_penalty must be finite; got {self.length_penalty}.")

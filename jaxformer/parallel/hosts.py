@@ -10,6 +10,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jaxformer.config.checks import check_fields
 from jaxformer.parallel.endings import last_words
 
 
@@ -33,6 +34,7 @@ class Hosts:
     patience: int = 60
 
     def __post_init__(self):
+        check_fields(self)
         given = [self.coordinator, self.processes, self.process]
         if None in given and any(x is not None for x in given):
             raise ValueError(

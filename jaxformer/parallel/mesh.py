@@ -8,6 +8,7 @@ import jax
 from jax.sharding import AxisType, Mesh
 
 from jaxformer import config as c
+from jaxformer.config.checks import check_fields
 from jaxformer.layers.mode import Axes
 
 # From the outermost to the innermost. Devices next to each other, which have the fastest links,
@@ -35,6 +36,7 @@ class MeshConfig:
     expert: int = 1
 
     def __post_init__(self):
+        check_fields(self)
         for name in AXES:
             size = getattr(self, name)
             if size is not None and size < 1:

@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 from jaxformer import config as c
 from jaxformer import costs
+from jaxformer.config.checks import check_fields
 from jaxformer.layers.mode import Remat
 from jaxformer.parallel.chips import Chip
 from jaxformer.parallel.memory import Memory, OptimizerKind, memory, slots
@@ -46,6 +47,7 @@ class Work:
     optimizer: OptimizerKind = "adamw"
 
     def __post_init__(self):
+        check_fields(self)
         for name in ("batch_size", "length", "accumulation"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jaxformer import functional as F
 from jaxformer.config import Experts, TransformerConfig
+from jaxformer.config.checks import check_fields
 from jaxformer.data.batches import Batch
 from jaxformer.data.pairs import PairBatch
 from jaxformer.layers import Transformer
@@ -38,6 +39,7 @@ class Objective:
     router_z_loss: float = 0.001
 
     def __post_init__(self):
+        check_fields(self)
         for name in ("z_loss", "load_balance", "router_z_loss"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative; got {getattr(self, name)}.")

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxformer.config.checks import check_fields
+
 MEMORY = 0.99  # share of the usual norm that an update keeps
 
 
@@ -27,6 +29,7 @@ class Skipping:
     patience: int = 10
 
     def __post_init__(self):
+        check_fields(self)
         if self.spike is not None and not 1 < self.spike < math.inf:
             raise ValueError(f"spike must be above 1 and finite, or None; got {self.spike}.")
         for name in ("after", "patience"):

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import optax
 from jax.tree_util import tree_map_with_path
 
+from jaxformer.config.checks import check_fields
 from jaxformer.training.matrices import Role, role, scale_by_adafactor, scale_by_muon
 from jaxformer.training.schedules import Schedule, make_schedule
 
@@ -51,6 +52,7 @@ class AdamW:
     weight_decay: float = 0.1
 
     def __post_init__(self):
+        check_fields(self)
         check(self, rates=("b1", "b2"), positive=("eps",))
 
 
@@ -78,6 +80,7 @@ class Adafactor:
     weight_decay: float = 0.0
 
     def __post_init__(self):
+        check_fields(self)
         check(self, positive=("decay_exponent", "clip", "min_scale"))
 
 
@@ -103,6 +106,7 @@ class Lion:
     weight_decay: float = 0.5
 
     def __post_init__(self):
+        check_fields(self)
         check(self, rates=("b1", "b2"))
 
 
@@ -132,6 +136,7 @@ class Muon:
     adamw_rate: float = 1.0
 
     def __post_init__(self):
+        check_fields(self)
         check(self, rates=("momentum",), positive=("rms", "adamw_rate"))
 
 
@@ -153,6 +158,7 @@ class SGD:
     weight_decay: float = 0.0
 
     def __post_init__(self):
+        check_fields(self)
         check(self, rates=("momentum",))
 
 
@@ -176,6 +182,7 @@ class OptimizerConfig:
     decay_roles: tuple[Role, ...] = ("kernel", "head")
 
     def __post_init__(self):
+        check_fields(self)
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise ValueError(f"clip_norm must be positive, or None for off; got {self.clip_norm}.")
 

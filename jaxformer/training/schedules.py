@@ -16,6 +16,8 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int
 
+from jaxformer.config.checks import check_fields
+
 
 @dataclass(frozen=True, kw_only=True)
 class Constant:
@@ -30,6 +32,7 @@ class Constant:
     warmup_steps: int = 0
 
     def __post_init__(self):
+        check_fields(self)
         check(self)
 
 
@@ -48,6 +51,7 @@ class Linear:
     final_fraction: float = 0.0
 
     def __post_init__(self):
+        check_fields(self)
         check(self)
         check_fraction("final_fraction", self.final_fraction)
 
@@ -71,6 +75,7 @@ class Cosine:
     final_fraction: float = 0.1
 
     def __post_init__(self):
+        check_fields(self)
         check(self)
         check_fraction("final_fraction", self.final_fraction)
 
@@ -96,6 +101,7 @@ class InverseSquareRoot:
     warmup_steps: int = 4000
 
     def __post_init__(self):
+        check_fields(self)
         check(self)
         if self.warmup_steps < 1:
             raise ValueError(
@@ -135,6 +141,7 @@ class WarmupStableDecay:
     shape: Literal["linear", "sqrt"] = "sqrt"
 
     def __post_init__(self):
+        check_fields(self)
         check(self)
         check_fraction("decay_fraction", self.decay_fraction)
         check_fraction("final_fraction", self.final_fraction)

@@ -140,6 +140,7 @@ def numbers(low=0.1, high=100.0):
 
 
 few = st.integers(1, 9)
+more = st.integers(2, 9)
 parameters = st.sampled_from(["none", "scale", "scale_bias"])
 offsets = st.sampled_from([0.0, 1.0])
 norms = plan(c.LayerNorm, eps=numbers(), parameters=parameters, scale_offset=offsets) | plan(
@@ -156,7 +157,13 @@ scalings = st.one_of(
     plan(c.DynamicNTK, factor=numbers(), original_max_length=few),
     plan(c.Llama3Scaling, factor=numbers(), high_freq_factor=numbers(1.5)),
     plan(c.Yarn, factor=numbers(), original_max_length=few, attention_factor=st.none() | numbers()),
-    plan(c.LongRope, short=factors, long=factors, original_max_length=few, max_length=few),
+    plan(
+        c.LongRope,
+        short=factors,
+        long=factors,
+        original_max_length=st.integers(2, 9),
+        max_length=few,
+    ),
 )
 ropes = plan(
     c.Rope,
@@ -654,23 +661,32 @@ def no_type_checks():
 @pytest.mark.parametrize(
     "build, message",
     [
-        (lambda: change(dict(positions=c.Rope())), r"positions is cycled .* got Rope\("),
-        (lambda: change(dict(windows=4096)), "windows is cycled .* got 4096"),
+        (
+            lambda: change(dict(positions=c.Rope())),
+            r"positions must be a tuple, .* got Rope\(",
+        ),
+        (
+            lambda: change(dict(windows=4096)),
+            "windows must be a tuple, each .*; got 4096",
+        ),
         (lambda: change(feed_forward=c.GLU(hidden_dim=3)), r"feed_forward .* got GLU\("),
-        (lambda: c.Rope(targets=("q", "x")), r"tuple of q, k, v, o; got \('q', 'x'\)"),
-        (lambda: c.Rope(targets="qk"), "tuple of q, k, v, o; got 'qk'"),
-        (lambda: change(block="series"), "TransformerConfig.block is one of .*; got 'series'"),
-        (lambda: change(norm=c.RMSNorm(parameters="all")), "norm.parameters .* got 'all'"),
-        (lambda: change(norm=c.RMSNorm(eps="small")), "norm.eps is no string; got 'small'"),
-        (lambda: change(dict(biases=("query", "gate"))), "attention.biases .* got 'gate'"),
-        (lambda: change(dict(biases="query")), "attention.biases is no string; got 'query'"),
+        (
+            lambda: c.Rope(targets=("q", "x")),
+            r"targets\[1\] must be one of 'q', .*; got 'x'",
+        ),
+        (lambda: c.Rope(targets="qk"), "Rope.targets must be a tuple, each .*; got 'qk'"),
+        (lambda: change(block="series"), "TransformerConfig.block must be one of .*; got 'series'"),
+        (lambda: change(norm=c.RMSNorm(parameters="all")), "RMSNorm.parameters .* got 'all'"),
+        (lambda: change(norm=c.RMSNorm(eps="small")), "eps must be a finite number; got 'small'"),
+        (lambda: change(dict(biases=("query", "gate"))), r"MultiHead.biases\[1\] .* got 'gate'"),
+        (lambda: change(dict(biases="query")), "MultiHead.biases must be a tuple.*'query'"),
         (
             lambda: change(dict(positions=(None, c.Rope(pairing="thirds")))),
-            "attention.positions.pairing is one of .*'neighbours'.*; got 'thirds'",
+            "Rope.pairing must be one of .*'neighbours'.*; got 'thirds'",
         ),
         (
             lambda: change(feed_forward=(c.MLP(hidden_dim=3, activation="tanh"),)),
-            "feed_forward.activation is one of .*; got 'tanh'",
+            "MLP.activation must be one of .*; got 'tanh'",
         ),
         (lambda: change(initialisation=c.Initialisation(residual="wide")), "got 'wide'"),
     ],

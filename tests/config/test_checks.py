@@ -1,0 +1,193 @@
+"""What configurations refuse: fields against their annotations, and what cannot be built."""
+
+import dataclasses
+import math
+import typing
+from dataclasses import replace
+
+import jaxtyping
+import numpy as np
+import pytest
+
+from jaxformer import config as c
+from jaxformer import parallel
+from jaxformer.data import tokenizers
+from jaxformer.generation import samplers
+from jaxformer.parallel import plan
+from jaxformer.training import gradient, guard, optimizers, schedules
+
+BASE = c.TransformerConfig(
+    vocab_size=31,
+    model_dim=14,
+    num_layers=3,
+    attention=c.MultiHead(num_heads=4, num_kv_heads=2, head_dim=6),
+    feed_forward=(c.GLU(hidden_dim=11),),
+)
+
+
+def change(attention=None, **fields):
+    return replace(BASE, attention=replace(BASE.attention, **(attention or {})), **fields)
+
+
+def latent(**fields):
+    sizes = dict(num_heads=4, latent_dim=5, nope_dim=3, rope_dim=2, value_dim=6)
+    return replace(BASE, attention=c.Latent(**(sizes | fields)))
+
+
+@pytest.fixture
+def no_type_checks():
+    """As users run the package; in these tests beartype would speak first."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+# Every field of every choice, held against its annotation
+
+CHECKED = [
+    *(k for k in vars(c).values() if dataclasses.is_dataclass(k)),
+    *(samplers.Sample, samplers.Beam),
+    *(typing.get_args(schedules.Schedule)),
+    *(typing.get_args(optimizers.Optimizer)),
+    *(optimizers.OptimizerConfig, guard.Skipping, gradient.Objective),
+    *(parallel.MeshConfig, parallel.Hosts, plan.Work, tokenizers.BPE),
+]
+NEEDED = {
+    "num_heads": 4,
+    "num_kv_heads": 2,
+    "head_dim": 8,
+    "latent_dim": 4,
+    "nope_dim": 4,
+    "rope_dim": 4,
+    "value_dim": 4,
+    "hidden_dim": 8,
+    "vocab_size": 31,
+    "model_dim": 16,
+    "num_layers": 2,
+    "max_length": 8,
+    "original_max_length": 8,
+    "factor": 2.0,
+    "short": (1.0,),
+    "long": (1.0,),
+    "num_experts": 4,
+    "num_encoder_layers": 2,
+    "attention": c.MultiHead(num_heads=4, num_kv_heads=2, head_dim=8),
+    "feed_forward": (c.MLP(hidden_dim=8),),
+    "expert": c.MLP(hidden_dim=8),
+    "peak": 0.1,
+    "schedule": schedules.Constant(peak=0.1),
+}
+FIELDS = [
+    pytest.param(kind, field.name, id=f"{kind.__name__}.{field.name}")
+    for kind in CHECKED
+    for field in dataclasses.fields(kind)
+]
+
+
+def needed(kind):
+    """What a choice cannot be made without."""
+    missing = dataclasses.MISSING
+    without = [f.name for f in dataclasses.fields(kind) if f.init and f.default is missing]
+    return {name: NEEDED[name] for name in without}
+
+
+def leaves(hint):
+    """The types and words that an annotation is made of, those inside tuples too."""
+    args = [arg for arg in typing.get_args(hint) if arg is not ...]
+    inner = [arg for arg in args if typing.get_origin(hint) is not typing.Literal]
+    return {hint, *args}.union(*map(leaves, inner)) if inner else {hint, *args}
+
+
+@pytest.mark.parametrize("kind, name", FIELDS)
+def test_no_field_of_any_choice_takes_what_its_annotation_has_not(kind, name, no_type_checks):
+    hint = typing.get_type_hints(kind)[name]
+    held = leaves(hint)
+    wrong = [math.nan, math.inf, object(), 10**400 if int not in held else -math.inf]
+    wrong += [] if bool in held else [True]
+    wrong += [] if float in held else [2.5]
+    wrong += [] if str in held else ["no such word"]
+    wrong += [] if type(None) in held else [None]
+    wrong += [(value,) for value in wrong] if typing.get_origin(hint) is tuple else []
+    for value in wrong:
+        with pytest.raises(ValueError, match=rf"^{kind.__name__}\.{name}(\[0\])? must be .*; got "):
+            kind(**needed(kind) | {name: value})
+
+
+CANNOT = {
+    "num_layers=2.5": (lambda: change(num_layers=2.5), "num_layers must be a whole number; got 2"),
+    "model_dim=True": (lambda: change(model_dim=True), "model_dim must be a whole number; got Tr"),
+    "norm=None": (lambda: change(norm=None), "norm must be LayerNorm or RMSNorm; got None"),
+    "windows=(2.5,)": (lambda: change(dict(windows=(2.5,))), r"windows\[0\] must be a .*; got 2.5"),
+    "scale=nan": (lambda: change(dict(scale=math.nan)), "scale must be a finite number or .* nan"),
+    "eps=inf": (lambda: c.RMSNorm(eps=math.inf), "RMSNorm.eps must be a finite number; got inf"),
+    "too large": (lambda: c.Rope(base=1e39), r"Rope.base must be a finite number; got 1e\+39"),
+    "no int32": (
+        lambda: change(vocab_size=2**31),
+        "vocab_size must be at most 2147483647; got 214",
+    ),
+    "NTK of one pair": (
+        lambda: change(dict(head_dim=2, positions=(c.Rope(scaling=c.NTKScaling(factor=2.0)),))),
+        "NTKScaling .* at least 4 features must be rotated; got 2 of head_dim=2",
+    ),
+    "dynamic NTK of one pair": (
+        lambda: latent(
+            positions=(c.Rope(scaling=c.DynamicNTK(factor=2.0, original_max_length=8)),)
+        ),
+        "DynamicNTK .* at least 4 features must be rotated; got 2 of rope_dim=2",
+    ),
+    "LongRoPE of length 1": (
+        lambda: c.LongRope(short=(1.0,), long=(1.0,), original_max_length=1, max_length=8),
+        r"LongRope divides by ln\(original_max_length\), .* above 1; got 1",
+    ),
+    "LongRoPE by nothing": (
+        lambda: c.LongRope(short=(0.0,), long=(1.0,), original_max_length=4, max_length=8),
+        r"LongRope.short divides, so it must be positive; got \[0.0\]",
+    ),
+    "tensor2tensor of one pair": (
+        lambda: change(
+            model_dim=2, embedding=c.Embedding(positions=c.Sinusoid(layout="tensor2tensor"))
+        ),
+        "tensor2tensor layout .* model_dim must be at least 4; got 2",
+    ),
+    "every id masked": (
+        lambda: change(head=c.Head(masked_ids=tuple(range(31)))),
+        "masked_ids leaves no token to choose: it names all 31 ids",
+    ),
+    "sinusoid of base 1": (lambda: c.Sinusoid(base=1.0), "Sinusoid.base must be above 1; got 1.0"),
+    "temperature=nan": (
+        lambda: samplers.Sample(temperature=math.nan),
+        "Sample.temperature must be a finite number; got nan",
+    ),
+    "num_beams=2.5": (lambda: samplers.Beam(num_beams=2.5), "num_beams must be a whole .* 2.5"),
+    "learning rate": (
+        lambda: schedules.Constant(peak=math.inf),
+        "Constant.peak must be a finite number; got inf",
+    ),
+    "half a device": (lambda: parallel.MeshConfig(data=1.5), "MeshConfig.data must be .*; got 1.5"),
+}
+
+
+@pytest.mark.parametrize("build, message", CANNOT.values(), ids=CANNOT)
+def test_a_configuration_that_cannot_be_built_is_refused(build, message, no_type_checks):
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+def test_numpy_numbers_become_pythons_so_that_text_rebuilds_them(no_type_checks):
+    config = change(
+        dict(num_heads=np.int64(4), scale=np.float32(0.5), windows=(np.int32(8), None)),
+        vocab_size=np.uint8(31),
+        final_norm=np.bool_(True),
+        norm=c.RMSNorm(eps=1),
+        dropout=c.Dropout(residual=np.float16(0.25)),
+    )
+    assert type(config.vocab_size) is type(config.attention.windows[0]) is int
+    assert type(config.norm.eps) is type(config.attention.scale) is float
+    assert config.final_norm is True and config.dropout.residual == 0.25
+    plain = change(
+        dict(scale=0.5, windows=(8, None)),
+        norm=c.RMSNorm(eps=1.0),
+        dropout=c.Dropout(residual=0.25),
+    )
+    assert config == plain and hash(config) == hash(plain) and repr(config) == repr(plain)
+    assert c.from_json(c.TransformerConfig, c.to_json(config)) == config
