@@ -10,6 +10,7 @@ from experiments.locks import LOCK
 from experiments.resuming import flatten
 from experiments.seeds import Arm, Training
 from experiments.speeds import speeds_of
+from jaxformer import json_files
 from jaxformer.config import to_json
 
 Numbers = dict[str, Any]
@@ -100,11 +101,8 @@ def read_json(path: Path, *names: str) -> Numbers:
     Raises:
         ValueError: Something else stands there.
     """
-    try:
-        found = json.loads(path.read_text())
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is not JSON: {error}.") from error
-    missing = [name for name in names if not isinstance(found, dict) or name not in found]
+    found = json_files.read_json(path)
+    missing = [name for name in names if name not in found]
     if missing:
         raise ValueError(
             f"{path} does not say {', '.join(missing)}: it is of an earlier version, or of "

@@ -11,6 +11,7 @@ from experiments.resuming import sha256
 from jaxformer import data
 from jaxformer.config import EncoderDecoder, TransformerConfig, from_json
 from jaxformer.interop import load_pretrained
+from jaxformer.json_files import read_json
 from jaxformer.parallel import abstract_parameters, check_fits
 from jaxformer.training.checkpoints import Checkpoints
 
@@ -120,7 +121,7 @@ def from_hugging_face(
     said: dict[str, Any] = {}
     for name in ("config.json", "generation_config.json"):
         if (folder / name).is_file():
-            found = json.loads((folder / name).read_text(encoding="utf-8"))
+            found = read_json(folder / name)
             said |= {key: value for key, value in found.items() if value is not None}
     ends = said.get("eos_token_id", tokenizer.end_of_text)
     stop = tuple(ends) if isinstance(ends, list) else (ends,)

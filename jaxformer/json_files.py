@@ -57,7 +57,7 @@ def parse_object(text: str | bytes, *names: str, where: str | Path) -> dict[str,
     """
     found = parse_json(text, where=where)
     if not isinstance(found, dict):
-        raise ValueError(f"{where} holds {NAMES[type(found)]}, not an object.")
+        raise ValueError(f"{where} is {NAMES[type(found)]}, not an object.")
     missing = [name for name in names if name not in found]
     if missing:
         raise ValueError(f"{where} does not say {', '.join(missing)}; it has {_some(found)}.")
@@ -99,6 +99,8 @@ def parse_json(text: str | bytes, *, where: str | Path) -> Any:
             raise ValueError(f"{where} has {len(twice)} keys twice in one object: {shown}.")
         return found
 
+    if not text:
+        raise ValueError(f"{where} is empty.")
     try:
         text = text.decode("utf-8-sig") if isinstance(text, bytes) else text
         value = json.loads(
@@ -114,8 +116,9 @@ def parse_json(text: str | bytes, *, where: str | Path) -> Any:
             f"of {len(error.object)}."
         ) from error
     except json.JSONDecodeError as error:
+        line = f"line {error.lineno}, " if "\n" in error.doc else ""
         raise ValueError(
-            f"{where} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}."
+            f"{where} is not JSON: {error.msg} at {line}column {error.colno}."
         ) from error
     except RecursionError:
         raise ValueError(f"{where} is nested deeper than {MAX_DEPTH} levels.") from None

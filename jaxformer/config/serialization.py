@@ -8,6 +8,8 @@ import typing
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+from jaxformer.json_files import parse_json
+
 T = TypeVar("T")
 
 
@@ -35,10 +37,10 @@ def from_json(kind: type[T], text: str) -> T:
         An instance of `kind`; fields that are not written have their defaults.
 
     Raises:
-        ValueError: A field is unknown or missing, or a value does not fit its type; the path to it
-            is named.
+        ValueError: The text is not JSON; a field is unknown or missing, or a value does not fit its
+            type, and the path to it is named.
     """
-    return _decode(kind, json.loads(text), kind.__name__)
+    return _decode(kind, parse_json(text, where=f"The JSON of {kind.__name__}"), kind.__name__)
 
 
 def from_python(text: str, kinds: Mapping[str, type]) -> Any:
@@ -76,8 +78,8 @@ def from_python(text: str, kinds: Mapping[str, type]) -> Any:
 
     try:
         return build(ast.parse(text.strip(), mode="eval").body)
-    except SyntaxError:
-        raise ValueError(f"Cannot read {text!r} as a choice.") from None
+    except (SyntaxError, RecursionError, MemoryError):  # the last two: nested too deep
+        raise ValueError(f"Cannot read {text[:100]!r} as a choice.") from None
 
 
 def _required(kind: Any) -> list[str]:

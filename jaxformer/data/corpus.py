@@ -2,7 +2,6 @@
 
 import gzip
 import hashlib
-import json
 import os
 import platform
 import sysconfig
@@ -10,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
+
+from jaxformer.json_files import parse_object
 
 # Tests are data and fragments; the packages installed beside the library are not part of it.
 LIBRARY_EXCLUDES = frozenset(
@@ -220,18 +221,7 @@ def _text(path: Path) -> str:
 
 
 def _field(line: str, field: str, *, where: str) -> str:
-    try:
-        record = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{where} is not JSON: {error.msg} at column {error.colno}.") from error
-    except (ValueError, RecursionError) as error:  # A number or a nesting beyond Python's limits.
-        raise ValueError(f"{where} cannot be read as JSON: {error}.") from error
-    if not isinstance(record, dict):
-        raise ValueError(f"{where} is a {type(record).__name__}, not an object.")
-    if field not in record:
-        some = ", ".join(repr(key)[:40] for key in sorted(record)[:8]) or "none"
-        raise ValueError(f"{where} has no field {field!r}; its {len(record)} fields: {some}.")
-    text = record[field]
+    text = parse_object(line, field, where=where)[field]
     if text is None:
         raise ValueError(f"{where}: field {field!r} is null; leave the line out.")
     if not isinstance(text, str):

@@ -11,6 +11,7 @@ from jaxformer.data.tokenizers import (
     CharacterTokenizer,
     Tokenizer,
 )
+from jaxformer.json_files import parse_object, read_json
 
 # Where a tokenizer of another library does not say how its texts end, one of these is it.
 KNOWN_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
@@ -29,7 +30,7 @@ def tokenizer_from_json(text: str) -> Tokenizer:
         ValueError: No tokenizer here writes such JSON.
         ImportError: It needs ``tokenizers``, which is not installed.
     """
-    return _from_saved(_parsed(text, where="The text"), where="The text")
+    return _from_saved(parse_object(text, where="The text"), where="The text")
 
 
 def load_tokenizer(folder: str | Path) -> Tokenizer:
@@ -54,7 +55,7 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
             f"{path} does not exist. An exported folder needs the tokenizer beside its weights: "
             f"copy tokenizer.json, and tokenizer_config.json where there is one, from its origin."
         )
-    saved = _parsed(path.read_bytes(), where=path)
+    saved = read_json(path)
     if "model" not in saved:
         return _from_saved(saved, where=path)
     try:
@@ -97,26 +98,8 @@ def _bpe(saved: dict, end_of_text: str, *, where: str | Path) -> BPETokenizer:
 def _eos_token(path: Path) -> str | None:
     if not path.is_file():
         return None
-    token = _parsed(path.read_bytes(), where=path).get("eos_token")
+    token = read_json(path).get("eos_token")
     name = token.get("content") if isinstance(token, dict) else token
     if token is not None and not isinstance(name, str):
         raise ValueError(f"{path}: eos_token is {str(token)[:60]}, neither a text nor null.")
     return name
-
-
-def _parsed(text: str | bytes, *, where: str | Path) -> dict:
-    if not text:
-        raise ValueError(f"{where} is empty.")
-    try:
-        found = json.loads(text.decode() if isinstance(text, bytes) else text)
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{where} is not UTF-8: byte {error.object[error.start]:#04x} at offset {error.start}."
-        ) from error
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{where} is not JSON: {error.msg} at line {error.lineno}.") from error
-    except (ValueError, RecursionError) as error:  # A number or a nesting beyond Python's limits.
-        raise ValueError(f"{where} cannot be read as JSON: {error}.") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"{where} is a {type(found).__name__}, not an object.")
-    return found

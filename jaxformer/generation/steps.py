@@ -14,7 +14,7 @@ from jaxformer import functional as F
 from jaxformer import layers
 from jaxformer.config import DynamicNTK, LongRope, Positions, Rope, TransformerConfig
 from jaxformer.layers import Cache, LayerCache, Transformer, empty_cache
-from jaxformer.layers.cache import NOWHERE
+from jaxformer.layers.cache import NOWHERE, check_room
 from jaxformer.layers.guide import turned_anew
 from jaxformer.parallel import axes_of, batch_spec, parameter_specs
 
@@ -61,8 +61,16 @@ def prefill(
 
     Returns:
         The logits after each row's last token, and the context for what follows.
+
+    Raises:
+        ValueError: The capacity is less than the prompt's width.
     """
     *batch, length = prompt.shape
+    if length > capacity:
+        raise ValueError(
+            f"Prompts of {length} places need a capacity of at least as many, and one more for "
+            f"each token to follow; got {capacity}."
+        )
     chunk = length if chunk is None else min(chunk, length)
     parts = -(-length // chunk)
     width = [(0, 0)] * len(batch) + [(0, parts * chunk - length)]
@@ -118,10 +126,15 @@ def decode_step(
         mesh: That of `prefill`.
 
     Returns:
-        The logits after these tokens, and the context with them.
+        The logits after these tokens, and the context with them. Inside jit, where a length cannot
+        be seen, logits are NaN in rows that have no room.
+
+    Raises:
+        ValueError: The context has no room for another token (outside jit).
     """
     model = Transformer(config, dtype=dtype)
     text, cache = context
+    check_room(config, cache, jnp.ones((*tokens.shape, 1), bool))
     text = F.write_slots(text, tokens[..., None], cache.length[..., None])
     length = cache.length + 1
 

@@ -1,6 +1,5 @@
 """Hugging Face folders, in: config.json to a configuration, tensors to parameters."""
 
-import json
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,17 +16,24 @@ from jax.typing import DTypeLike
 
 from jaxformer import config as c
 from jaxformer.interop import safetensors_files as files
+from jaxformer.interop.audit import check_finite, check_size, check_tensors
 from jaxformer.interop.families import FAMILIES
 from jaxformer.interop.family import Family
 from jaxformer.interop.settings import REMEDY, Settings
 from jaxformer.interop.shapes import parameter_shapes
-from jaxformer.interop.tables import EMBEDDING, HEAD, Link, links, uncovered
+from jaxformer.interop.tables import EMBEDDING, HEAD, Link, links
 from jaxformer.interop.transforms import Shape
+from jaxformer.json_files import read_json
 from jaxformer.parallel import abstract_parameters, check_fits, put, shardings
 
 ALIGNMENT = 64  # bytes; JAX takes over numpy memory so aligned on a CPU without copying it
 SHOWN_FROM_BYTES = 1 << 30
 CHUNK = 1 << 24
+MAX_LAYERS = 10_000
+DEPTHS = frozenset(
+    "num_hidden_layers n_layer n_layers num_layers num_decoder_layers encoder_layers "
+    "decoder_layers".split()
+)
 
 
 class Pretrained(NamedTuple):
@@ -49,10 +55,10 @@ def load_pretrained(
         config, params = load_pretrained("Llama-3.1-8B")
         logits = Transformer(config).apply({"params": params}, tokens)
 
-    Everything is checked before the first weight is read, and each complaint names all that is
-    wrong. Tensors are read one at a time into arrays that are made once, so memory stays near one
-    copy of the weights. Dropout rates and the spread of initial values are left at jaxformer's own;
-    the tokenizer beside is read by `jaxformer.data.load_tokenizer`.
+    Names, shapes and sizes are checked before the first weight is read, and each complaint names
+    all that is wrong. Tensors are read one at a time into arrays that are made once, so memory
+    stays near one copy of the weights. Dropout rates and the spread of initial values are left at
+    jaxformer's own; the tokenizer beside is read by `jaxformer.data.load_tokenizer`.
 
     A head that config.json ties to the embedding but whose own tensor is in the file stays untied
     if the two differ, as in transformers 5.
@@ -71,7 +77,7 @@ def load_pretrained(
         ValueError: There is no config.json, or no safetensors; a file is truncated or corrupt; the
             model_type is unknown; config.json has what jaxformer does not honour; tensors are
             missing, left over, or of another shape or kind than config.json says; the model does
-            not fit the mesh.
+            not fit the mesh; a weight is not finite, or not in this dtype.
 
     Example:
         >>> import tempfile
@@ -95,8 +101,9 @@ def load_pretrained(
     stored = _spelled(family, files.open_folder(folder), folder)
     config = _settle_head(family, config, stored)
     shapes = parameter_shapes(config)
+    check_size(stored, shapes, folder)
     found = links(family.table, config, shapes)
-    _check_tensors(family, found, stored, shapes, folder)
+    check_tensors(family, found, stored, shapes, folder)
     places: dict[str, NamedSharding] = {}
     if mesh is not None:
         check_fits(config, mesh.shape)
@@ -131,12 +138,11 @@ def read_settings(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         held = "has no config.json" if folder.is_dir() else "is no folder"
         raise ValueError(f"{folder} {held}, so it is no Hugging Face model.")
-    try:
-        values = json.loads(path.read_text(encoding="utf-8-sig"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} is not JSON: {error}.") from error
-    if not isinstance(values, dict):
-        raise ValueError(f"{path} is a {type(values).__name__}, not an object.")
+    values = read_json(path)
+    for name in values.keys() & DEPTHS:
+        depth = values[name]
+        if isinstance(depth, int | float) and depth > MAX_LAYERS:
+            raise ValueError(f"{path}: {name} = {depth}; models have at most {MAX_LAYERS} layers.")
     return values
 
 
@@ -167,7 +173,9 @@ def build_config(
         settings.check(
             str(where), unread=False, remedy=remedy
         )  # stand-ins for bad values may not go together
-        raise ValueError(f"{where}: {error}") from error
+        behind = settings.behind(str(error))
+        said = f" The file says {', '.join(behind)}." if behind else ""
+        raise ValueError(f"{where}: {error}{said}") from error
     settings.check(str(where), ignore, remedy=remedy)
     return replace(config, model_type=family.model_type)
 
@@ -224,48 +232,6 @@ def _alike(a: files.Stored, b: files.Stored) -> bool:
     return True
 
 
-def _check_tensors(
-    family: Family,
-    found: list[Link],
-    stored: Mapping[str, files.Stored],
-    shapes: Mapping[str, Shape],
-    folder: Path,
-) -> None:
-    """Refuse tensors that are missing, left over, or not what the configuration says."""
-    expected = {link.theirs: link.shape for link in found}
-    complaints = []
-    missing = sorted(set(expected) - set(stored))
-    if missing:
-        complaints.append(f"{len(missing)} tensors are missing: {', '.join(missing)}")
-    extra = sorted(set(stored) - set(expected))
-    if extra:
-        complaints.append(
-            f"{len(extra)} tensors have no place in a {family.model_type} with this config.json: "
-            f"{', '.join(extra)}"
-        )
-    unfilled = uncovered(found, shapes)
-    if unfilled:
-        complaints.append(
-            f"{len(unfilled)} parameters get nothing from a {family.model_type}: "
-            f"{', '.join(unfilled)}"
-        )
-    both = [name for name in expected if name in stored]
-    wrong = [name for name in both if stored[name].shape != expected[name]]
-    if wrong:
-        listed = ", ".join(
-            f"{name} is {list(stored[name].shape)}, not {list(expected[name])}" for name in wrong
-        )
-        complaints.append(f"{len(wrong)} tensors have the wrong shape: {listed}")
-    kinds = [name for name in both if stored[name].dtype not in files.FLOATS]
-    if kinds:
-        listed = ", ".join(f"{name} is {stored[name].dtype}" for name in kinds)
-        complaints.append(
-            f"{len(kinds)} tensors are no floats ({', '.join(files.FLOATS)}): {listed}"
-        )
-    if complaints:
-        raise ValueError(f"{folder}: " + ".\n".join(complaints) + ".")
-
-
 def _fill(
     found: list[Link],
     stored: Mapping[str, files.Stored],
@@ -280,7 +246,9 @@ def _fill(
     ) as tell:
         for link in found:
             where = stored[link.theirs]
-            parts = link.via.split(files.read(where), link.shapes)
+            tensor = files.read(where)
+            check_finite(tensor, dtype, f"{link.theirs} in {where.path}")
+            parts = link.via.split(tensor, link.shapes)
             for (path, index), part in zip(link.slots, parts, strict=True):
                 arrays[path][index] = part
             tell(where.stop - where.start)

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
+from jaxformer.json_files import field, parse_object, read_json
+
 FLOATS: Mapping[str, np.dtype] = {
     "F64": np.dtype(np.float64),
     "F32": np.dtype(np.float32),
@@ -112,13 +114,11 @@ def read_header(path: Path) -> dict[str, Stored]:
             )
         text = file.read(length)
     try:
-        header = json.loads(text)
-        if not isinstance(header, dict):
-            raise TypeError(f"the header is a {type(header).__name__}")
+        header = parse_object(text, where="it")
         header.pop("__metadata__", None)
-        found = {name: _stored(path, 8 + length, entry) for name, entry in header.items()}
-    except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} has a corrupt header: {_short(error)}.") from error
+        found = {name: _stored(path, 8 + length, name, said) for name, said in header.items()}
+    except ValueError as error:
+        raise ValueError(f"{path} has a corrupt header: {error}") from error
     end = max((stored.stop for stored in found.values()), default=8 + length)
     _check_ranges(path, found, 8 + length)
     if end < size:
@@ -211,12 +211,9 @@ def write_folder(
 
 def _open_shards(folder: Path) -> dict[str, Stored]:
     """Everything in the shards that an index names."""
-    try:
-        weight_map = dict(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"])
-    except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{folder / INDEX} is no index of shards: {error!r}.") from error
-    names = sorted(set(map(str, weight_map.values())))
-    outside = [name for name in names if Path(name).name != name]
+    weight_map = field(read_json(folder / INDEX), "weight_map", dict, where=folder / INDEX)
+    names = sorted({field(weight_map, name, str, where=folder / INDEX) for name in weight_map})
+    outside = [name for name in names if Path(name).name != name or "\0" in name]
     if outside:
         raise ValueError(f"{folder / INDEX} names files outside its folder: {outside}.")
     absent = [name for name in names if not (folder / name).is_file()]
@@ -242,18 +239,16 @@ def _open_shards(folder: Path) -> dict[str, Stored]:
     return unlisted | {name: headers[shard][name] for name, shard in weight_map.items()}
 
 
-def _stored(path: Path, offset: int, entry: Any) -> Stored:
-    start, stop = map(int, entry["data_offsets"])
-    shape = tuple(map(int, entry["shape"]))
-    if not 0 <= start <= stop or any(size < 0 for size in shape):
-        raise ValueError(f"byte range [{start}, {stop}] or shape {shape} is impossible")
-    return Stored(path, str(entry["dtype"]), shape, offset + start, offset + stop)
-
-
-def _short(error: Exception) -> str:
-    """What went wrong, without the bytes that a decoder's error repeats."""
-    what = error.reason if isinstance(error, UnicodeDecodeError) else str(error)
-    return f"{type(error).__name__}: {what}"
+def _stored(path: Path, offset: int, name: str, entry: Any) -> Stored:
+    if not isinstance(entry, dict):
+        raise ValueError(f"{name} is no object.")
+    dtype = field(entry, "dtype", str, where=name)
+    shape = field(entry, "shape", list, where=name)
+    ends = field(entry, "data_offsets", list, where=name)
+    whole = len(ends) == 2 and all(type(n) is int and n >= 0 for n in (*ends, *shape))
+    if not whole or ends[0] > ends[1]:
+        raise ValueError(f"{name} has the impossible byte range {ends} or shape {shape}.")
+    return Stored(path, dtype, tuple(shape), offset + ends[0], offset + ends[1])
 
 
 def _check_ranges(path: Path, found: Mapping[str, Stored], start: int) -> None:

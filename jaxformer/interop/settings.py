@@ -4,8 +4,11 @@ A family reads what it honours. Whatever is left must be known to be harmless, o
 setting that changes the model and is not honoured would give wrong numbers in silence.
 """
 
+import re
 from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
+
+from jaxformer.config.checks import LARGEST
 
 T = TypeVar("T")
 
@@ -193,6 +196,17 @@ class Settings:
                 f"{where}: {len(found)} attributes cannot be honoured:\n{lines}\n{remedy}"
             )
 
+    def behind(self, complaint: str) -> list[str]:
+        """The attributes that were read and hold a number that a complaint of ours names."""
+        named = re.findall(r"-?\d[\d.]*(?:e[+-]?\d+)?", complaint.partition("got ")[2])
+        refused = {float(text.rstrip(".")) for text in named}
+        found = [
+            f"{self.path}{name} = {value!r}"
+            for name, value in self.values.items()
+            if name in self._read and _fits(value, float) and value in refused
+        ]
+        return found + [said for inner in self._sections for said in inner.behind(complaint)]
+
     def _typed(self, name: str, default: Any, kind: type, stand_in: Any) -> Any:
         value = self.value(name)
         if value is None and default is not None:
@@ -207,6 +221,6 @@ def _fits(value: Any, kind: type) -> bool:
     """Whether JSON's value is of this type; a whole number may be written 4.0."""
     if isinstance(value, bool) or kind in (bool, str):
         return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
-    if kind is int and isinstance(value, float):
-        return value.is_integer()
-    return isinstance(value, int | float)
+    if kind is int and isinstance(value, float) and not value.is_integer():
+        return False
+    return isinstance(value, int | float) and abs(value) <= LARGEST

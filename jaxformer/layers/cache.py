@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer import config as c
 from jaxformer import functional as F
@@ -65,7 +65,8 @@ class Cache(NamedTuple):
     """What a model remembers of each row. Made by `empty_cache`, filled by the model.
 
     A layer that sees everything has a slot for each of `capacity` tokens; one with a window has a
-    ring of as many slots as its window. `positions` has the token's position for every slot, in one
+    ring of as many slots as its window, if that is less. A cache is full after `capacity` tokens
+    unless all of its layers have rings. `positions` has the token's position for every slot, in one
     array for each different window of the pattern. Rows may have different lengths.
 
     Keys are kept as they were turned. Rotary scalings that look at the length (dynamic NTK,
@@ -170,6 +171,53 @@ def _empty(
 def turns(window: c.Window, slots: int) -> bool:
     """Whether a buffer is a ring, whose entries are overwritten once they leave the window."""
     return isinstance(window, int) and slots == window
+
+
+def has_room(config: c.TransformerConfig, cache: Cache) -> int | None:
+    """Slots of the layers that keep every token; None where all are rings, which never fill.
+
+    A window wider than the capacity is no ring: its buffer has a slot for each of `capacity` tokens
+    and none that may be overwritten.
+    """
+    sizes = [at.shape[-1] for at in cache.positions]
+    kept = [n for window, n in zip(windows(config), sizes, strict=True) if not turns(window, n)]
+    return min(kept, default=None)
+
+
+def check_room(
+    config: c.TransformerConfig,
+    cache: Cache,
+    real: Bool[Array, "*batch T"],
+    *,
+    padded: bool = False,
+) -> None:
+    """Refuse more new tokens than a cache has slots for, as far as that can be told.
+
+    Where values can be seen (outside jit) it always can. Where they are traced, shapes tell of more
+    tokens than the whole cache holds; how many it holds already is not known then.
+
+    Args:
+        config: The model.
+        cache: What it remembers so far.
+        real: Which of the new tokens are no padding.
+        padded: Whether there may be padding among them.
+
+    Raises:
+        ValueError: There is no room.
+    """
+    room = has_room(config, cache)
+    if room is None:
+        return
+    length = cache.length + jnp.sum(real, axis=-1)
+    if not isinstance(length, jax.core.Tracer):
+        needed = int(jnp.max(length, initial=0))
+    else:
+        needed = 0 if padded else real.shape[-1]
+    if needed > room:
+        raise ValueError(
+            f"The cache has room for {room} tokens; with these there are {needed}. Make it larger: "
+            f"empty_cache(..., capacity={needed})."
+        )
 
 
 def remember(

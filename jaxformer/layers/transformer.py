@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxformer import config as c
 from jaxformer import functional as F
-from jaxformer.layers.cache import Cache, turns, windows
+from jaxformer.layers.cache import Cache, check_room, has_room
 from jaxformer.layers.embedding import Embedder, Head
 from jaxformer.layers.guide import Guide, Places, source_rule
 from jaxformer.layers.mode import Axes, Mode, Remat
@@ -83,13 +83,15 @@ class Transformer(nn.Module):
 
         Returns:
             Logits as float32; the product that gives them has the precision of `dtype`. With a
-            cache, (logits, the cache with these tokens). Logits are NaN where a cache has no room.
+            cache, (logits, the cache with these tokens). Logits are NaN in rows that a cache has no
+            room for, where that cannot be told before.
             With targets, `F.TokenScores`.
 
         Raises:
             ValueError: A token id outside the vocabulary, a position outside a learned table or a
-                full cache (where values can be seen, that is outside jit), a source given or
-                missing, positions or targets given with a cache.
+                full cache (where values can be seen, that is outside jit); more tokens, without
+                padding, than a cache has slots for (inside jit too); a source given or missing,
+                positions or targets given with a cache.
         """
         mode = Mode(
             dtype=self.dtype,
@@ -151,7 +153,7 @@ class Transformer(nn.Module):
         if isinstance(logits, F.TokenScores) or cache is None or kept is None:
             return logits
         length = cache.length + jnp.sum(jnp.asarray(places.segments), axis=-1)
-        if not all(map(turns, windows(cfg), (at.shape[-1] for at in kept.positions))):
+        if has_room(cfg, kept) is not None:
             full = (length > cache.capacity)[..., None, None]
             logits = jnp.where(jnp.broadcast_to(full, logits.shape), jnp.nan, logits)
         return logits, kept._replace(length=length)
@@ -195,20 +197,8 @@ class Transformer(nn.Module):
             raise ValueError("Positions follow from the cache; do not pass both.")
         real = jnp.ones(tokens.shape, bool) if segments is None else segments != 0
         follow = jnp.cumsum(real, axis=-1) - 1 + cache.length[..., None]
-        if not isinstance(follow, jax.core.Tracer) and not isinstance(
-            cache.capacity, jax.core.Tracer
-        ):
-            self.check_room(int(jnp.max(follow, initial=-1)) + 1, cache)
+        check_room(self.config, cache, real, padded=segments is not None)
         return Places(jnp.where(real, follow, 0), real.astype(jnp.int32))
-
-    def check_room(self, length: int, cache: Cache) -> None:
-        """Refuse more tokens than a cache has slots for."""
-        grows = any(not isinstance(window, int) for window in windows(self.config))
-        if grows and length > int(cache.capacity):
-            raise ValueError(
-                f"The cache has room for {int(cache.capacity)} tokens; with these there are "
-                f"{length}. Make it larger: empty_cache(..., capacity={length})."
-            )
 
     def embed(
         self,

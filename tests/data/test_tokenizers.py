@@ -230,7 +230,7 @@ def test_a_damaged_tokenizer_file_is_named(tmp_path, kind):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("[" * 100_000, "cannot be read as JSON: .*recursion"),
+        ("[" * 100_000, "nested deeper than 100 levels"),
         ('{"model": {}, "added_tokens": [{}]}', "no tokenizer: an added token has no content"),
         ('{"model": {}, "added_tokens": [3]}', "no tokenizer: an added token has no content"),
         ('{"type": "CharacterTokenizer", "alphabet": "aa"}', "no tokenizer: An alphabet has"),

@@ -32,6 +32,7 @@ from jaxformer.config import (
     TransformerXL,
     Yarn,
 )
+from jaxformer.generation.steps import decode_step, prefill
 from jaxformer.layers import empty_cache, take_rows
 
 LENGTH, WINDOW = 7, 3
@@ -288,8 +289,63 @@ def test_a_full_cache_is_refused_or_answers_nan(tokens):
     cache = empty_cache(config, (2,), 4)
     with pytest.raises(ValueError, match="room for 4 tokens; with these there are 7"):
         model.apply({"params": params}, tokens, cache=cache)
-    logits, _ = jax.jit(model.apply)({"params": params}, tokens, cache=cache)
+    _, cache = model.apply({"params": params}, tokens[:, :3], cache=cache)
+    logits, _ = jax.jit(model.apply)({"params": params}, tokens[:, 3:5], cache=cache)
     assert jnp.all(jnp.isnan(logits))
+
+
+ROOMS = {
+    "a window wider than the room": dict(windows=(8,)),
+    "no window": dict(windows=(None,)),
+    "some windows": dict(windows=(2, None)),
+    "blocks": dict(windows=(BlockSparse(block=2, local_blocks=2, stride=2),)),
+}
+
+
+@pytest.mark.parametrize("changes", ROOMS.values(), ids=ROOMS)
+@pytest.mark.parametrize("kind", ["mha", "shared", "latent"])
+def test_no_cache_is_written_beyond_its_room(tokens, kind, changes):
+    """At once and token by token, in words outside jit; at trace time where shapes tell."""
+    config = build("rope")
+    attention = {
+        "mha": config.attention,
+        "shared": SharedKV(num_heads=4, head_dim=4),
+        "latent": Latent(num_heads=4, latent_dim=4, nope_dim=4, rope_dim=4, value_dim=4),
+    }[kind]
+    config = replace(config, attention=replace(attention, **changes))
+    params, model = draw(config), Transformer(config)
+    cache = empty_cache(config, (2,), 4)
+    message = r"room for 4 tokens; with these there are {}\. Make it .*capacity={}\)"
+    for apply in (model.apply, jax.jit(model.apply)):
+        with pytest.raises(ValueError, match=message.format(5, 5)):
+            apply({"params": params}, tokens[:, :5], cache=cache)
+    _, context = prefill(config, params, tokens[:, :4], jnp.full(2, 4), capacity=4)
+    with pytest.raises(ValueError, match=message.format(5, 5)):
+        decode_step(config, params, tokens[:, 4], context)
+    step = jax.jit(decode_step, static_argnums=0)
+    assert jnp.all(jnp.isnan(step(config, params, tokens[:, 4], context)[0]))
+    with pytest.raises(ValueError, match="Prompts of 5 places need a capacity .* got 4"):
+        prefill(config, params, tokens[:, :5], jnp.full(2, 4), capacity=4)
+
+
+def test_padding_takes_no_room(tokens):
+    config = build("rope")
+    params, apply = draw(config), jax.jit(Transformer(config).apply)
+    real = jnp.broadcast_to(jnp.arange(7) < 4, tokens.shape).astype(int)
+    logits, _ = apply({"params": params}, tokens, segments=real, cache=empty_cache(config, (2,), 4))
+    expected = apply({"params": params}, tokens[:, :4])
+    np.testing.assert_allclose(logits[:, :4], expected, atol=2e-5)
+
+
+def test_states_of_decay_never_fill(tokens):
+    config = replace(build("rope"), attention=Decay(num_heads=2, head_dim=4))
+    params, model = draw(config), Transformer(config)
+    logits, cache = model.apply(
+        {"params": params}, tokens[:, :5], cache=empty_cache(config, (2,), 1)
+    )
+    last, _ = model.apply({"params": params}, tokens[:, 5:], cache=cache)
+    expected = model.apply({"params": params}, tokens)
+    np.testing.assert_allclose(jnp.concatenate([logits, last], 1), expected, atol=2e-5)
 
 
 def test_windows_alone_never_fill(tokens):

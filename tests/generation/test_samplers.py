@@ -102,7 +102,7 @@ def test_keeps_dtype_and_masked_logits():
         (dict(temperature=-1.0), "temperature must be above 0 and finite; got -1.0"),
         (dict(temperature=float("nan")), "temperature .* got nan"),
         (dict(top_k=0), "top_k must be a whole number of at least 1; got 0"),
-        (dict(top_k=2.5), "top_k must be a whole number of at least 1; got 2.5"),
+        (dict(top_k=2.5), "top_k must be a whole number or None; got 2.5"),
         (dict(top_p=0.0), r"top_p is a probability in \(0, 1\]; got 0.0"),
         (dict(top_p=1.5), "top_p .* got 1.5"),
         (dict(min_p=-0.1), r"min_p is a probability in \(0, 1\]; got -0.1"),

@@ -1,7 +1,10 @@
 import json
+import math
 import re
 
+import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 from flax.traverse_util import unflatten_dict
@@ -12,6 +15,7 @@ from jaxformer.interop import safetensors_files as files
 from jaxformer.interop.families import FAMILIES
 from jaxformer.interop.load import build_config
 from jaxformer.interop.shapes import parameter_shapes
+from jaxformer.parallel import MeshConfig, make_mesh
 from tests.interop.hand_made import LLAMA, write_folder
 
 # Heads
@@ -131,15 +135,15 @@ def test_damaged_files(refused, tmp_path, tensors):
     path.write_bytes(whole[:7])
     assert refused(folder, r"truncated or no safetensors file: it has 7 bytes")
     path.write_bytes(whole[:8] + b"x" * (size - 8))
-    assert refused(folder, r"corrupt header: JSONDecodeError")
+    assert refused(folder, r"corrupt header: it is not JSON")
     path.write_bytes(whole.replace(b'"shape":[13,12]', b'"shape":[13,11]', 1))
     assert refused(
         folder, r"corrupt: lm_head\.weight \(F32 \[13, 11\] takes 572 bytes, not 624\)\.$"
     )
     path.write_bytes(whole.replace(b'"data_offsets":[', b'"data_offsets" [', 1))
-    assert refused(folder, r"corrupt header: JSONDecodeError")
+    assert refused(folder, r"corrupt header: it is not JSON")
     path.write_bytes(whole[:9] + b"\xff" * 50 + whole[59:])
-    assert refused(folder, r"corrupt header: UnicodeDecodeError: invalid start byte\.$")
+    assert refused(folder, r"corrupt header: it is not UTF-8: byte 0xff at offset 1 of \d+\.$")
     first, second = re.findall(rb'"data_offsets":(\[\d+,\d+\])', whole)[:2]
     path.write_bytes(whole.replace(second, first.ljust(len(second)), 1))
     assert refused(folder, r"corrupt: \S+ starts at byte \d+, but \S+ ends at byte \d+\.$")
@@ -164,7 +168,7 @@ def test_shards_that_are_absent_or_broken(refused, tmp_path, tensors):
     index.write_text(json.dumps({"weight_map": {"a": "../model.safetensors"}}))
     assert refused(folder, r"names files outside its folder: \['\.\./model\.safetensors'\]\.$")
     index.write_text("{}")
-    assert refused(folder, r"is no index of shards: KeyError\('weight_map'\)\.$")
+    assert refused(folder, r"index\.json does not say weight_map; it has no keys\.$")
 
 
 def test_tensors_that_do_not_fit_are_all_named(refused, tmp_path, tensors):
@@ -195,3 +199,99 @@ def test_a_tensor_under_two_names(refused, tmp_path):
     }
     twice = {f"{p}model.norm.weight": np.zeros(3, np.float32) for p in ("", "language_model.")}
     assert refused(write_folder(folder, config, twice), r"two names: .*model\.norm\.weight\)\.$")
+
+
+# Weights and numbers that no model can have
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("mesh", [None, {"fsdp": 2}])
+def test_weights_that_are_not_finite_are_refused(tmp_path, tensors, dtype, mesh):
+    name = "model.layers.1.mlp.up_proj.weight"
+    changed = {n: x.astype(dtype) for n, x in tensors.items()}
+    changed[name][0, :3] = math.nan
+    changed[name][2, 1] = -math.inf
+    folder = write_folder(tmp_path / "x", LLAMA, changed, shards=3)
+    shard = json.loads((folder / files.INDEX).read_text())["weight_map"][name]
+    size = changed[name].size
+    message = rf"{name} in .*/x/{shard}: 4 of {size} values are not finite \(NaN, infinity\)\.$"
+    sizes = None if mesh is None else make_mesh(MeshConfig(data=1, **mesh), jax.devices()[:2])
+    with pytest.raises(ValueError, match=message):
+        load_pretrained(folder, mesh=sizes)
+
+
+def test_weights_that_the_dtype_cannot_hold_are_refused(tmp_path, tensors):
+    changed = dict(tensors)
+    changed["model.norm.weight"] = np.full(12, 70_000, np.float32)
+    folder = write_folder(tmp_path / "x", LLAMA, changed)
+    assert load_pretrained(folder).params["decoder"]["final_norm"]["scale"][0] == 70_000
+    message = r"model\.norm\.weight in .*: 12 of 12 values are too large for float16; pass a wider"
+    with pytest.raises(ValueError, match=message):
+        load_pretrained(folder, jnp.float16)
+
+
+NUMBERS = {
+    "rope_theta": [
+        (0, r"Rope\.base must be above 1; got 0\.0\. The file says rope_theta = 0\.$"),
+        (-2.5, r"must be above 1; got -2\.5\. The file says rope_theta = -2\.5\.$"),
+        (1e39, r"rope_theta = 1e\+39: expected a value of type float"),
+        (True, r"rope_theta = True: expected a value of type float"),
+        ("10000", r"rope_theta = '10000': expected a value of type float"),
+    ],
+    "rope_parameters": [
+        ({"rope_theta": 0}, r"got 0\.0\. The file says rope_parameters\.rope_theta = 0\.$")
+    ],
+    "rms_norm_eps": [
+        (0, r"RMSNorm\.eps must be positive; got 0\.0\. The file says rms_norm_eps = 0\.$"),
+        (10**400, r"rms_norm_eps = 1000.*: expected a value of type float"),
+    ],
+    "num_attention_heads": [(0, r"got 0\. The file says num_attention_heads = 0\.$")],
+    "num_hidden_layers": [
+        (0, r"got 0\. The file says num_hidden_layers = 0\.$"),
+        (2.5, r"num_hidden_layers = 2\.5: expected a value of type int"),
+        (10**8, r"num_hidden_layers = 100000000; models have at most 10000 layers\.$"),
+    ],
+    "vocab_size": [
+        (2**40, r"vocab_size must be at most 2147483647; got 1099511627776\. The file says vocab_"),
+        (10**9, r"config\.json describes \d+ parameters, but the tensors beside it hold \d+ val"),
+    ],
+}
+CASES = [(name, value, message) for name, them in NUMBERS.items() for value, message in them]
+
+
+@pytest.mark.parametrize("name, value, message", CASES, ids=[f"{n}={v!s:.12}" for n, v, _ in CASES])
+def test_numbers_no_model_has_name_the_file_and_its_field(
+    refused, tmp_path, tensors, name, value, message
+):
+    folder = write_folder(tmp_path / "x", LLAMA | {name: value}, tensors)
+    assert refused(folder, r"^.*/x(/config\.json)?: .*" + message)
+
+
+def test_untrusted_json_in_a_folder_is_one_sentence_that_names_the_file(refused, tmp_path, tensors):
+    folder = write_folder(tmp_path / "x", LLAMA, tensors)
+    config, whole = folder / "config.json", (folder / "config.json").read_text()
+    config.write_text(whole.replace("{", '{"rope_theta": Infinity, ', 1))
+    assert refused(folder, r"^\S*config\.json has Infinity where a finite number belongs\.$")
+    config.write_text("[" * 10_000 + "]" * 10_000)
+    assert refused(folder, r"^\S*config\.json is nested deeper than 100 levels\.$")
+    config.write_text(whole.replace("{", '{"vocab_size": 3, ', 1))
+    assert refused(folder, r"^\S*config\.json has 1 keys twice in one object: 'vocab_size'\.$")
+    config.write_text(whole)
+    path = folder / "model.safetensors"
+    tensor = '"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}'
+    entries = {
+        f"{{{tensor},{tensor}}}": r"it has 1 keys twice in one object: 'a'\.$",
+        '{"a":{"dtype":"F32","shape":[1]}}': r"a does not say data_offsets; it has dtype, shape\.$",
+        '{"a":[1]}': r"a is no object\.$",
+        tensor.join("{}").replace("[0,4]", "[0,4.5]"): r"a has the impossible byte range \[0, 4\.5",
+        tensor.join("{}").replace('"F32"', "7"): r"a: dtype is a whole number, not a string\.$",
+    }
+    for text, message in entries.items():
+        path.write_bytes(len(text).to_bytes(8, "little") + text.encode() + b"\0" * 4)
+        assert refused(folder, rf"^\S*model\.safetensors has a corrupt header: {message}")
+    path.rename(folder / "model-1.safetensors")
+    index = folder / files.INDEX
+    index.write_text('{"weight_map": ["a"]}')
+    assert refused(folder, r"^\S*index\.json: weight_map is a list, not an object\.$")
+    index.write_text('{"weight_map": {"a": 7}}')
+    assert refused(folder, r"^\S*index\.json: a is a whole number, not a string\.$")

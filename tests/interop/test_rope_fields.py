@@ -37,7 +37,7 @@ def rope(kind="llama", **fields):
     ],
 )
 def test_old_and_new_fields_say_the_same(old, new):
-    length = {"max_position_embeddings": old.get("max_position_embeddings", 128)}
+    length = {"max_position_embeddings": old.get("max_position_embeddings", 128), "head_dim": 4}
     found = rope(**{**old, **length})
     assert found == rope(rope_parameters=new, **length)
     assert found == rope(rope_parameters=new, **{**old, **length})
@@ -51,7 +51,8 @@ def test_old_and_new_fields_say_the_same(old, new):
 
 
 def test_lengths_and_factors_of_scalings():
-    dynamic = rope(max_position_embeddings=16, rope_scaling={"type": "dynamic", "factor": 2.0})
+    scaling = {"type": "dynamic", "factor": 2.0}
+    dynamic = rope(head_dim=4, max_position_embeddings=16, rope_scaling=scaling)
     assert (dynamic.scaling.factor, dynamic.scaling.original_max_length) == (2.0, 16)
     yarn = rope(rope_scaling={"type": "yarn", **YARN}).scaling
     assert (yarn.beta_fast, yarn.beta_slow, yarn.attention_factor) == (32, 1, None)
