@@ -96,7 +96,7 @@ def parse_json(text: str | bytes, *, where: str | Path) -> Any:
         if len(found) < len(pairs):
             twice = [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]
             shown = ", ".join(repr(_clipped(key)) for key in twice[:5])
-            raise ValueError(f"{where} has {len(twice)} keys twice in one object: {shown}.")
+            raise ValueError(f"{where} has keys twice in one object: {shown}.")
         return found
 
     if not text:
