@@ -27,6 +27,7 @@ from jaxformer.functional.kernels import (
     splash_cannot,
 )
 from jaxformer.functional.linear import dropout
+from jaxformer.functional.products import factors
 from jaxformer.functional.scores import Normalizer, attention_scores, check_choices, scaled
 
 Implementation = Literal["auto", "xla", "blockwise", "cudnn", "splash"]
@@ -85,7 +86,8 @@ def attend(
     )
     if multipliers is not None:
         weights = weights * multipliers.astype(jnp.float32)
-    mean = jnp.matmul(weights.astype(value.dtype), value, preferred_element_type=jnp.float32)
+    pair = factors(weights.astype(value.dtype), value)
+    mean = jnp.matmul(*pair, preferred_element_type=jnp.float32)
     return mean.astype(query.dtype)
 
 

@@ -20,6 +20,7 @@ from jaxformer.functional.blocks import (
 )
 from jaxformer.functional.by_position import AlibiRule, BucketRule, PositionBias
 from jaxformer.functional.collectives import varies_over, varying
+from jaxformer.functional.products import factors
 from jaxformer.functional.scores import attention_scores
 
 
@@ -149,7 +150,7 @@ def _meet(
 
 
 def _product(x: Array, y: Array, axes: Any) -> Float32[Array, "..."]:
-    return jax.lax.dot_general(x, y, (axes, ((), ())), preferred_element_type=jnp.float32)
+    return jax.lax.dot_general(*factors(x, y), (axes, ((), ())), preferred_element_type=jnp.float32)
 
 
 def _only(allowed: Bool[Array, "R C"] | None, x: Float32[Array, "G R C"]) -> Array:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32
 
 from jaxformer.functional.arguments import checked
+from jaxformer.functional.products import factors
 from jaxformer.functional.scores import Normalizer, attention_scores
 
 NOTHING = float(jnp.finfo(jnp.float32).min)  # the peak of a query that has seen no key
@@ -71,7 +72,8 @@ def attend_partially(
     total = jnp.sum(weights, axis=-1)
     if multipliers is not None:
         weights = weights * multipliers.astype(jnp.float32)
-    values = jnp.matmul(weights.astype(value.dtype), value, preferred_element_type=jnp.float32)
+    pair = factors(weights.astype(value.dtype), value)
+    values = jnp.matmul(*pair, preferred_element_type=jnp.float32)
     return PartialAttention(values, total, peak)
 
 

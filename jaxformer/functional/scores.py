@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, Float32, PRNGKeyArray
 from jaxformer.functional.activations import soft_cap
 from jaxformer.functional.arguments import checked
 from jaxformer.functional.linear import check_dropout
+from jaxformer.functional.products import factors
 
 Normalizer = Literal["softmax", "relu"]
 
@@ -38,7 +39,7 @@ def attention_scores(
     """
     if isinstance(scale, jax.Array):
         scale = scale.astype(jnp.float32)
-    scores = scale * jnp.matmul(query, key.T, preferred_element_type=jnp.float32)
+    scores = scale * jnp.matmul(*factors(query, key.T), preferred_element_type=jnp.float32)
     if logit_softcap is not None:
         scores = soft_cap(scores, logit_softcap)
     return scores if bias is None else scores + bias.astype(jnp.float32)

@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float, Float32, Int
 from jaxformer.functional.activations import soft_cap
 from jaxformer.functional.collectives import varies_over, varying
 from jaxformer.functional.losses import TokenScores
+from jaxformer.functional.products import factors
 
 
 def finish_logits(
@@ -70,6 +71,8 @@ def _chunk(rule: Rule, head: Head, first: int | Array, size: int) -> _Chunk:
 def _product(a: Array, b: Array, over: tuple[int, int], dtype: Any = None) -> Array:
     """Of two matrices, over an axis of each."""
     axes = (((over[0],), (over[1],)), ((), ()))
+    if dtype == jnp.float32:
+        a, b = factors(a, b)
     return jax.lax.dot_general(a, b, axes, preferred_element_type=dtype)
 
 

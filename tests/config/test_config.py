@@ -1,5 +1,6 @@
 import ast
 import dataclasses
+import inspect
 import math
 import re
 import typing
@@ -111,8 +112,9 @@ DOCUMENTED += [parallel.MeshConfig, parallel.Hosts]
 @pytest.mark.parametrize("kind", DOCUMENTED, ids=lambda k: k.__name__)
 def test_every_field_is_documented(kind):
     """In order, where it is first, and nothing that is no field. --help is taken from there."""
-    section = kind.__doc__.partition("Attributes:\n")[2].split("\n\n")[0]
-    documented = re.findall(r"^ {8}(\w+): [A-Z\"'\d]", section, flags=re.MULTILINE)
+    text = inspect.cleandoc(kind.__doc__)  # as Python 3.13 does on its own
+    section = text.partition("Attributes:\n")[2].split("\n\n")[0]
+    documented = re.findall(r"^ {4}(\w+): [A-Z\"'\d]", section, flags=re.MULTILINE)
     inherited = {f.name for base in kind.__mro__[1:-1] for f in dataclasses.fields(base)}
     own = [name for name in kind.__annotations__ if name not in inherited]
     assert documented == own

@@ -1,0 +1,24 @@
+"""Products of narrow numbers that are added up in float32."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxformer.functional.kernels import platform
+
+
+def factors(*arrays: Float[Array, "..."]) -> tuple[Float[Array, "..."], ...]:
+    """What to multiply with `preferred_element_type=jnp.float32`: the arrays, where that works.
+
+    Up to JAX 0.8.2, XLA for CPUs refuses some such products of bfloat16 ("Unsupported element type
+    for DotThunk"). Converted to float32 first, they have the same products, and sums as wide.
+
+    Args:
+        *arrays: To be multiplied, in any float dtypes.
+
+    Returns:
+        The same numbers.
+    """
+    if jax.__version_info__ >= (0, 8, 3) or platform() != "cpu":
+        return arrays
+    return tuple(x.astype(jnp.float32) if x.dtype == jnp.bfloat16 else x for x in arrays)
