@@ -150,7 +150,8 @@ def _meet(
 
 
 def _product(x: Array, y: Array, axes: Any) -> Float32[Array, "..."]:
-    return jax.lax.dot_general(*factors(x, y), (axes, ((), ())), preferred_element_type=jnp.float32)
+    x, y = factors(x, y)
+    return jax.lax.dot_general(x, y, (axes, ((), ())), preferred_element_type=jnp.float32)
 
 
 def _only(allowed: Bool[Array, "R C"] | None, x: Float32[Array, "G R C"]) -> Array:

@@ -46,9 +46,10 @@ def varying(x: Array, *axis_names: str | None) -> Array:
     missing = {name for name in axis_names if name is not None} - varies_over(x)
     if not missing:
         return x
-    if hasattr(jax.lax, "pcast"):
-        return jax.lax.pcast(x, tuple(sorted(missing)), to="varying")
-    return jax.lax.pvary(x, tuple(sorted(missing)))  # its name up to JAX 0.8.0
+    lax: Any = jax.lax
+    if hasattr(lax, "pcast"):
+        return lax.pcast(x, tuple(sorted(missing)), to="varying")
+    return lax.pvary(x, tuple(sorted(missing)))  # its name up to JAX 0.8.0
 
 
 @checked

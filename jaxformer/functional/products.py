@@ -7,18 +7,25 @@ from jaxtyping import Array, Float
 from jaxformer.functional.kernels import platform
 
 
-def factors(*arrays: Float[Array, "..."]) -> tuple[Float[Array, "..."], ...]:
-    """What to multiply with `preferred_element_type=jnp.float32`: the arrays, where that works.
+def factors(
+    x: Float[Array, "..."], y: Float[Array, "..."]
+) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+    """What to multiply with `preferred_element_type=jnp.float32`: x and y, where that works.
 
     Up to JAX 0.8.2, XLA for CPUs refuses some such products of bfloat16 ("Unsupported element type
     for DotThunk"). Converted to float32 first, they have the same products, and sums as wide.
 
     Args:
-        *arrays: To be multiplied, in any float dtypes.
+        x: In any float dtype.
+        y: In any float dtype.
 
     Returns:
         The same numbers.
     """
     if jax.__version_info__ >= (0, 8, 3) or platform() != "cpu":
-        return arrays
-    return tuple(x.astype(jnp.float32) if x.dtype == jnp.bfloat16 else x for x in arrays)
+        return x, y
+    return _widened(x), _widened(y)
+
+
+def _widened(x: Array) -> Array:
+    return x.astype(jnp.float32) if x.dtype == jnp.bfloat16 else x

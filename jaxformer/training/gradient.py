@@ -108,7 +108,8 @@ def router_loss(
         if isinstance(batch, PairBatch) and "encoder" in names:
             mask = batch.source_segments > 0
         here = F.router_totals(logits, top_k=choice.top_k, mask=jnp.asarray(mask))
-        totals = jax.lax.psum(here, over)
+        # One by one: up to JAX 0.7, a sum of several has no transpose if some have no gradient.
+        totals = jax.tree.map(lambda x: jax.lax.psum(x, over), here)
         balance, square = F.load_balance_loss(totals), F.router_z_loss(totals)
         losses.append(objective.load_balance * balance + objective.router_z_loss * square)
     return jnp.mean(jnp.concatenate([jnp.ravel(x) for x in losses])) if losses else jnp.zeros(())

@@ -369,7 +369,8 @@ def test_pmap_compiles_once_for_a_state_on_every_device(placed, monkeypatch):
     batch = jax.tree.map(lambda x: x[:, None], make_batch(COUNTS))
     for _ in range(3):
         state, _ = update(state, batch)
-    assert len(traced) == (1 if placed else 2)
+    once = placed or jax.__version_info__ < (0, 8)  # whose pmap gave its state back in any place
+    assert len(traced) == (1 if once else 2)
 
 
 # Dropout
