@@ -43,8 +43,11 @@ def requirements(extra=None):
     return found
 
 
-def pins():
-    lines = (ROOT / ".ci" / "constraints.txt").read_text().splitlines()
+CONSTRAINTS = ["constraints.txt", "constraints-oldest.txt", "constraints-newest.txt"]
+
+
+def pins(name="constraints.txt"):
+    lines = (ROOT / ".ci" / name).read_text().splitlines()
     return dict(line.split("==") for line in lines if not line.startswith("#"))
 
 
@@ -114,8 +117,9 @@ def test_every_import_is_declared():
     assert not undeclared
 
 
-def test_constraints_are_exact_versions_and_nothing_else():
-    lines = (ROOT / ".ci" / "constraints.txt").read_text().splitlines()
+@pytest.mark.parametrize("name", CONSTRAINTS)
+def test_constraints_are_exact_versions_and_nothing_else(name):
+    lines = (ROOT / ".ci" / name).read_text().splitlines()
     pinned = [line for line in lines if not line.startswith("#")]
     assert [line for line in pinned if not re.fullmatch(r"[a-z0-9-]+==\d[\w.]*", line)] == []
     assert pinned == sorted(set(pinned))
@@ -129,8 +133,30 @@ def test_constraints_cover_what_is_installed_from_them(extra):
         assert version and version in requirement.specifier, (str(requirement), version)
 
 
+@pytest.mark.parametrize("name", CONSTRAINTS[1:])
+@pytest.mark.parametrize("extra", [None, "train", "hub"])
+def test_the_oldest_and_newest_versions_are_declared_to_work(extra, name):
+    versions = pins(name)
+    for requirement in requirements(extra):
+        version = versions.get(canonicalize_name(requirement.name))
+        assert version and version in requirement.specifier, (str(requirement), version)
+
+
+def test_the_oldest_versions_are_the_lower_bounds():
+    oldest = pins("constraints-oldest.txt")
+    assert (oldest["jax"], oldest["flax"], oldest["numpy"]) == ("0.7.2", "0.11.2", "2.0.2")
+    bounds = {r.name: str(r.specifier) for r in requirements(None)}
+    assert (bounds["jax"], bounds["flax"], bounds["numpy"]) == (">=0.7.2", ">=0.11", ">=2.0")
+
+
 @pytest.mark.parametrize(
-    "name", ["pyproject.toml", ".pre-commit-config.yaml", ".ci/run", ".ci/constraints.txt"]
+    "name",
+    [
+        "pyproject.toml",
+        ".pre-commit-config.yaml",
+        ".ci/run",
+        *(f".ci/{name}" for name in CONSTRAINTS),
+    ],
 )
 def test_nothing_is_fetched_from_an_address(name):
     assert "://" not in (ROOT / name).read_text()

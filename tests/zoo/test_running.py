@@ -21,6 +21,7 @@ TEXT = jnp.array([[5, 93, 17, 61, 2, 29, 44]])
 SOURCE = jnp.array([[8, 71, 30, 12, 99]])
 pytestmark = pytest.mark.usefixtures("no_checks_of_annotations")
 QUICK = {"xla_cpu_use_fusion_emitters": False}  # compiles twice as fast, runs more slowly
+QUICK = QUICK if jax.__version_info__ < (0, 11) else {}  # where there is the option
 
 
 def design(choice):
