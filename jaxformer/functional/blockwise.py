@@ -22,7 +22,6 @@ from jaxformer.functional.by_position import (
 )
 from jaxformer.functional.collectives import varies_over, varying
 from jaxformer.functional.heads import check_heads
-from jaxformer.functional.kernels import platform
 from jaxformer.functional.online_softmax import (
     NOTHING,
     PartialAttention,
@@ -30,6 +29,7 @@ from jaxformer.functional.online_softmax import (
     finish_attention,
     merge_attention,
 )
+from jaxformer.functional.platforms import platform
 from jaxformer.functional.scores import Normalizer, check_choices, scaled
 
 BLOCK = 128, 128  # queries and keys whose scores are there at a time

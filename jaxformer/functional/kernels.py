@@ -13,23 +13,13 @@ from jaxformer.functional.arguments import checked
 from jaxformer.functional.by_position import PositionMask, Sight
 from jaxformer.functional.collectives import varies_over, varying
 from jaxformer.functional.masks import segment_mask
+from jaxformer.functional.platforms import platform
 from jaxformer.functional.scores import scaled
 
 AnyArray = Array | jax.ShapeDtypeStruct  # shape and dtype are asked for
 LANES = 128  # numbers that a TPU's vector unit holds side by side
 WIDEST = 128  # head of cuDNN's kernel
 Segments = tuple[Int[Array, "B T"], Int[Array, "B S"]] | None
-
-
-def platform() -> str:
-    """Where programs run unless they are told otherwise: "cpu", "gpu", "tpu".
-
-    Programs for other devices of the same process, as for CPUs beside a GPU, say so by
-    `jax.default_device`.
-    """
-    chosen: Any = jax.config.values["jax_default_device"]
-    name = jax.default_backend() if chosen is None else getattr(chosen, "platform", chosen)
-    return "gpu" if name in ("cuda", "rocm") else name
 
 
 @checked

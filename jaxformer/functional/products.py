@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxformer.functional.kernels import platform
+from jaxformer.functional.platforms import platform
 
 
 def factors(

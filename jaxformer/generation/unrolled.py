@@ -8,7 +8,7 @@ import jax
 
 from jaxformer import config as c
 from jaxformer import costs
-from jaxformer.functional.kernels import platform
+from jaxformer.functional.platforms import platform
 
 MOST_LAYERS, MOST_PARAMETERS = 32, 250_000_000
 
