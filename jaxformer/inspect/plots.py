@@ -143,14 +143,14 @@ def plot_lines(
     Returns:
         The figure.
     """
-    figure = _figure(7.0, 4.0)
+    figure = _figure(8.0, 4.0)
     axes = figure.add_subplot()
     for name, line in lines.items():
         y = np.asarray(line)
         axes.plot(np.arange(len(y)) if x is None else np.asarray(x), y, label=name, marker=".")
     axes.set(xlabel=xlabel, ylabel=ylabel, title=title, yscale="log" if logy else "linear")
     axes.grid(alpha=0.3)
-    axes.legend()
+    axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
     return figure
 
 
@@ -180,18 +180,19 @@ def plot_lens(
     _check_count("names", names, vocab_size)
     logits -= logits.max(axis=-1, keepdims=True)
     chances = np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
-    best = chances.argmax(axis=-1)
+    best, likeliest = chances.argmax(axis=-1), chances.max(axis=-1)
     figure = _figure(max(5.0, 0.7 * length), 0.45 * depths + 1.5)
     axes = figure.add_subplot()
-    shown = axes.imshow(chances.max(axis=-1), cmap="Blues", vmin=0, vmax=1, aspect="auto")
+    shown = axes.imshow(likeliest, cmap="Blues", vmin=0, vmax=1, aspect="auto")
     for depth in range(depths):
         for place in range(length):
             token = int(best[depth, place])
             said = str(token) if names is None else repr(names[token])[1:-1]
-            axes.text(place, depth, said, ha="center", va="center", fontsize=7, parse_math=False)
+            style = {"color": "white" if likeliest[depth, place] > 0.5 else "black", "fontsize": 8}
+            axes.text(place, depth, said, ha="center", va="center", parse_math=False, **style)
     figure.colorbar(shown, ax=axes, label="probability")
     if tokens is not None:
-        _label(axes.set_xticks, tokens, fontsize=7)
+        _label(axes.set_xticks, tokens, fontsize=8)
     axes.set_yticks(range(depths))
     axes.set(xlabel="read so far", ylabel="layers", title="Likeliest next token after each layer")
     return figure

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from matplotlib.colors import to_rgba
 
 from jaxformer import Transformer, costs, inspect, zoo
 from jaxformer.config import (
@@ -266,6 +267,33 @@ def test_the_lens_is_drawn_with_the_likeliest_tokens():
         inspect.plot_lens(lens, names=["x", "y"])
     with pytest.raises(ValueError, match="tokens has one for each of 1; got 2"):
         inspect.plot_lens(lens, tokens=["once", "more"])
+
+
+def test_the_lens_can_be_read_on_dark_cells():
+    lens = np.log(np.array([[[0.34, 0.33, 0.33]], [[0.6, 0.2, 0.2]], [[0.98, 0.01, 0.01]]]))
+    axes = inspect.plot_lens(lens).axes[0]
+    image = axes.images[0]
+    for text, chance in zip(axes.texts, (0.34, 0.6, 0.98), strict=True):
+        assert contrast(image.cmap(image.norm(chance)), to_rgba(text.get_color())) > 3, chance
+
+
+def contrast(one, other):
+    """By the Web Content Accessibility Guidelines, from 1 to 21; large text needs 3."""
+
+    def luminance(colour):
+        parts = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colour[:3]]
+        return np.dot(parts, [0.2126, 0.7152, 0.0722])
+
+    dark, light = sorted([luminance(one), luminance(other)])
+    return (light + 0.05) / (dark + 0.05)
+
+
+def test_the_legend_stands_beside_the_curves():
+    figure = inspect.plot_lines({"a long name of a line": [1.0, 2.0], "other": [2.0, 2.0]})
+    figure.draw_without_rendering()
+    [axes] = figure.axes
+    legend, curves = axes.get_legend().get_window_extent(), axes.get_window_extent()
+    assert curves.x1 <= legend.x0 and legend.x1 <= figure.bbox.x1
 
 
 def test_losses_colour_their_tokens():
