@@ -60,7 +60,7 @@ def clean(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
                 data.pop("text/plain", None)
             if len(data.get("text/html", "")) > INTERACTIVE:
                 del data["text/html"]
-            if "<" in data.get("text/plain", "") and " object" in data["text/plain"]:
+            if "text/plain" in data:
                 data["text/plain"] = re.sub(r" at 0x[0-9a-f]+", "", data["text/plain"])
     notebook.metadata.language_info = {"name": "python"}
     return notebook
