@@ -286,6 +286,13 @@ def test_without_a_network_the_first_cell_says_so(begin, tmp_path):
         begin(without=("jaxformer", "flax"), fails=True)
 
 
+def test_what_is_printed_in_pieces_is_stored_in_one():
+    cell = nbformat.v4.new_code_cell("print(1); print(2)")
+    cell.outputs = [nbformat.v4.new_output("stream", name="stdout", text=t) for t in ("1\n", "2\n")]
+    stored = clean(nbformat.v4.new_notebook(cells=[cell]))
+    assert texts(stored) == ["1\n2\n"]
+
+
 def test_numbers_are_compared():
     assert not differ("loss 2.50, off 1e-07, 12 heads", "loss 2.51, off 4e-06, 12 heads")
     assert differ("loss 2.50", "loss 2.60") and differ("off 1e-07", "off 1e-02")

@@ -50,9 +50,23 @@ def small(picture: str) -> str:
     return base64.b64encode(file.getvalue()).decode()
 
 
+def joined(outputs: list) -> list:
+    """Outputs with what was printed in pieces, by chance of timing, in one."""
+    result = []
+    for output in outputs:
+        name = output.get("name")
+        if name and result and result[-1].get("name") == name:
+            result[-1].text += output.text
+        else:
+            result.append(output)
+    return result
+
+
 def clean(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
     """Outputs as they are stored."""
     for cell in notebook.cells:
+        if "outputs" in cell:
+            cell.outputs = joined(cell.outputs)
         for output in cell.get("outputs", ()):
             data = output.get("data", {})
             if "image/png" in data:
