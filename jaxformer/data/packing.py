@@ -17,6 +17,7 @@ from jaxtyping import Bool, UInt
 from jaxformer.data.corpus import Document
 from jaxformer.data.rows import PackedRows, pack_stream
 from jaxformer.data.tokenizers import Tokenizer
+from jaxformer.json_files import read_json
 
 # Raised whenever the layout of rows or files changes, so that older caches are not found.
 FORMAT = 2
@@ -103,10 +104,10 @@ def open_packed(folder: str | Path) -> PackedRows:
     """
     folder = Path(folder)
     try:
-        saved = json.loads((folder / METADATA).read_bytes())
-        checksum, content = saved["checksum"], saved["content"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        saved = read_json(folder / METADATA, "checksum", "content")
+    except (OSError, ValueError) as error:
         raise ValueError(f"{folder} holds no packed rows: {METADATA} cannot be read.") from error
+    checksum, content = saved["checksum"], saved["content"]
     if _checksum(content) != checksum:
         raise ValueError(f"{folder} is damaged: {METADATA} does not match its checksum {checksum}.")
     if content["format"] != FORMAT:

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from jaxformer.json_files import read_json
 from jaxformer.training.seals import damage, is_sealed, seal
 
 UNFINISHED, DAMAGED = ".unfinished", ".damaged"
@@ -81,8 +82,8 @@ class Folder:
         file = self.at(step) / DESCRIPTION
         try:
             if is_sealed(file, self.at(step)):
-                return json.loads(file.read_bytes())
-        except OSError as error:
+                return read_json(file)
+        except (OSError, ValueError) as error:
             raise self.damaged(step, error) from error
         raise self.damaged(step, f"{DESCRIPTION} has changed")
 
@@ -121,8 +122,8 @@ class Folder:
 
     def _loss(self, step: int) -> float | None:
         try:
-            return json.loads((self.at(step) / DESCRIPTION).read_bytes())["loss"]
-        except (OSError, ValueError, KeyError):  # damaged, as whoever reads it will be told
+            return read_json(self.at(step) / DESCRIPTION, "loss")["loss"]
+        except (OSError, ValueError):  # damaged, as whoever reads it will be told
             return None
 
 
