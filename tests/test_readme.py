@@ -1,4 +1,4 @@
-"""What README and CONTRIBUTING say is so: their code runs, their tables are those of the source."""
+"""What README, the guides and CONTRIBUTING say is so: code runs, tables are those of the source."""
 
 import os
 import re
@@ -8,14 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from experiments import report
+from experiments import architecture, report
 from jaxformer import inspect, zoo
 from jaxformer.training.metrics import read_json_lines
 from jaxformer.zoo import printing
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"^```python\n(.*?)^```$", README, re.M | re.S)
+GUIDES = {
+    path.stem: path.read_text() for path in sorted((ROOT / "experiments/guides").glob("*.md"))
+}
+PAGES = "\n".join([README, *GUIDES.values()])
+BLOCKS = list(dict.fromkeys(re.findall(r"^```python\n(.*?)^```$", PAGES, re.M | re.S)))
+WORDS = 3000  # of README
 SCREEN = 45  # lines
 
 
@@ -31,7 +36,7 @@ def printed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("readme")
     lines = ["import traceback"]
     for i, block in enumerate(BLOCKS):
-        run = f"exec(compile({block!r}, 'block {i} of README.md', 'exec'), {{}})"
+        run = f"exec(compile({block!r}, 'block {i}', 'exec'), {{}})"
         failed = f"print('failed {i}:', traceback.format_exc())"
         lines += ["try:", f"    {run}", f"    print('ran {i}')", f"except Exception: {failed}"]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
@@ -48,7 +53,7 @@ def printed(tmp_path_factory):
 
 
 def test_there_are_examples_of_every_feature():
-    features = README.partition("## Feature by feature")[2].partition("\n## ")[0]
+    features = GUIDES["features"].partition("## Feature by feature")[2].partition("\n## ")[0]
     parts = re.split(r"^\*\*", features, flags=re.M)[1:]
     assert len(parts) >= 15
     for part in parts:
@@ -82,17 +87,33 @@ def test_it_is_introduced_in_three_lines():
     assert all(lines[2:5])
 
 
+def test_it_is_short():
+    assert len(README.split()) < WORDS
+
+
+def test_every_guide_is_linked():
+    links = set(re.findall(r"\(experiments/guides/(\w+)\.md", README))
+    assert links == set(GUIDES)
+
+
+def test_the_picture_has_every_floor():
+    rooms = [room.name for _, _, rooms in architecture.FLOORS[:-1] for room in rooms]
+    packages = {path.parent.name for path in (ROOT / "jaxformer").glob("*/__init__.py")}
+    assert set(rooms) == packages and len(rooms) == len(packages)
+
+
 def test_the_survey_is_that_of_the_zoo():
-    assert printing.markdown() in README
+    assert printing.markdown() in GUIDES["models"]
 
 
 def test_numbers_of_models_are_counted():
-    said = re.search(r"38 rows .*?, and (\d+) presets", README, re.S)
-    assert len(zoo.survey()) == 38 and int(said[1]) == len(zoo.names())
+    said = re.findall(r"38 rows .*?, and (\d+) presets", PAGES, re.S)
+    assert len(zoo.survey()) == 38 and {int(x) for x in said} == {len(zoo.names())}
+    assert len(said) == 2
     references = list((ROOT / "tests" / "interop" / "golden").glob("*.npz"))
-    assert f"the logits of {len(references)} small references" in README
+    assert f"the logits of {len(references)} small references" in GUIDES["speed"]
     looked_at = list((ROOT / "tests" / "inspect" / "golden").glob("*.npz"))
-    assert f"to 1e-5 for {len(looked_at)} reference models" in README
+    assert f"to 1e-5 for {len(looked_at)} reference models" in GUIDES["inside"]
 
 
 def test_the_run_that_is_shown_is_the_one_that_is_kept():
@@ -103,32 +124,36 @@ def test_the_run_that_is_shown_is_the_one_that_is_kept():
 
 
 def test_losses_of_studies_are_those_of_their_tables():
-    rows = re.findall(r"^\| (\S+) \| (.*?) \| ([\d.]+ ± [\d.]+) \|$", README, re.M)
+    rows = re.findall(r"^\| (\S+) \| (.*?) \| ([\d.]+ ± [\d.]+) \|$", GUIDES["studies"], re.M)
     assert len(rows) >= 15
     for study, choice, loss in rows:
         table = (report.RESULTS / study / "table.md").read_text()
         assert f"| {choice} | {loss} |" in table, (choice, study)
 
 
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])
+GUIDE_FILES = [f"experiments/guides/{name}.md" for name in GUIDES]
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", *GUIDE_FILES])
 def test_links_and_pictures_lead_somewhere(name):
     text = (ROOT / name).read_text()
     headings = re.findall(r"^#+ (.*)$", text, re.M)
     anchors = {re.sub(r"[^\w -]", "", h).strip().lower().replace(" ", "-") for h in headings}
     links = re.findall(r"\]\(([^)]+)\)", text)
-    assert name == "CONTRIBUTING.md" or len(links) > 10
+    assert name != "README.md" or len(links) > 20
     for link in links:
         path, _, anchor = link.partition("#")
-        if path:
-            assert (ROOT / path).exists(), link
+        if path.startswith("https://"):
+            assert re.fullmatch(r"https://(arxiv\.org/abs/\d{4}\.\d{5}|img\.shields\.io/\S+)", path)
+        elif path:
+            assert ((ROOT / name).parent / path).exists(), link
         elif anchor:
             assert anchor in anchors, link
 
 
 def test_every_call_of_inspect_is_told():
-    look = README.partition("## Look inside")[2].partition("\n## ")[0]
     calls = [n for n in vars(inspect) if n[0].islower() and callable(getattr(inspect, n))]
-    missing = {name for name in calls if f"`{name}`" not in look}
+    missing = {name for name in calls if f"`{name}`" not in GUIDES["inside"]}
     assert missing <= {"layers_of", "format_parameters"}
 
 
