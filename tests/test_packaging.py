@@ -212,7 +212,7 @@ def test_every_test_file_tests(path):
 
 
 def test_the_changelog_knows_the_version():
-    version = re.escape(PROJECT["version"])
+    version = re.escape(jaxformer.__version__)
     assert re.search(rf"^## \[{version}\] - ", (ROOT / "CHANGELOG.md").read_text(), re.M)
 
 
@@ -224,9 +224,7 @@ def test_the_license_is_the_one_that_is_declared():
 
 
 def test_the_package_says_its_version():
-    """As pyproject does, or in its place."""
-    stated = PROJECT.get("version", jaxformer.__version__)
-    assert stated == jaxformer.__version__
-    assert re.fullmatch(r"\d+\.\d+\.\d+\S*", jaxformer.__version__)
-    where = PYPROJECT["tool"]["hatch"].get("version", {}).get("path")
-    assert ("version" in PROJECT) or where == "jaxformer/__init__.py"
+    """Its only home, from which pyproject takes it."""
+    assert "version" in PROJECT["dynamic"] and "version" not in PROJECT
+    assert PYPROJECT["tool"]["hatch"]["version"]["path"] == "jaxformer/__init__.py"
+    assert re.fullmatch(r"\d+\.\d+\.\d+", jaxformer.__version__)
