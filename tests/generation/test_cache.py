@@ -127,7 +127,7 @@ def test_cached_is_uncached_at_every_step(row, tokens):
     check(build(*row), tokens)
 
 
-@pytest.mark.matrix
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("no_checks_of_annotations")
 @pytest.mark.parametrize("row", MATRIX, ids="-".join)
 def test_cached_is_uncached_in_every_combination(row, tokens):
