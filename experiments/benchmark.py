@@ -8,7 +8,7 @@ Each contestant has a process of its own, prepares itself, and waits; in every r
 turn, so that what else the machine does falls on all alike. A ratio is the median over rounds of
 the first contestant's time divided by another's in the same round. Contestants that are not
 installed are named and left out: `pip install -e '.[peers]'` has them. Writes JSON, a table and a
-plot.
+plot; the load of the machine stands beside the figures, which are called quiet only if it was low.
 """
 
 import json
@@ -16,17 +16,20 @@ import math
 import os
 import platform
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from experiments.benchmark_tables import Found, plot_contests, sections
+from experiments.benchmark_plots import plot_contests
+from experiments.benchmark_tables import Found, sections
 from experiments.command_line import readable_errors
-from experiments.contest import Contestant, MissingError, Size, contestants
-from experiments.contests import PRESETS, TASKS, Task
+from experiments.contest import Contestant, Entry, MissingError, Size, contestants
+from experiments.contests import PRESETS, TASKS, Task, has_share
 from experiments.flag_checks import check_counts, check_folder
 from experiments.locks import held
+from experiments.machine_load import busy_cores, caption, is_quiet, load_average
 from experiments.starting import keep_printed
 from experiments.study_command import read
 
@@ -37,7 +40,7 @@ class Benchmark:
 
     Attributes:
         preset: The shapes.
-        only: Contests to hold; none are all. Shares of what the machine can do need "machine".
+        only: Contests to hold; none are all.
         rounds: Turns of each contestant.
         layers: Instead of the preset's.
         length: Tokens of a row, instead of the preset's.
@@ -81,11 +84,18 @@ def hold_all(asked: Benchmark, size: Size, devices: int, output: Path) -> Path:
         "machine": {"cores": cores(), "architecture": platform.machine(), "processor": processor()},
         "versions": versions(),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "load": {"before": load_average(), "cores": os.cpu_count(), "busy": {}},
+        "peaks": {},
         "contests": {},
     }
+    if not is_quiet(results["load"]):
+        print(caption(results["load"]), flush=True)
     for task in asked.only or tuple(TASKS):
-        found = hold(task, size, asked.rounds, devices)
+        results["load"]["busy"][task] = busy_cores()
+        found, peaks = hold(task, size, asked.rounds, devices)
         results["contests"][task] = [asdict(one) for one in found]
+        if peaks:
+            results["peaks"][task] = [asdict(one) for one in peaks]
         (output / "benchmark.json").write_text(json.dumps(results, indent=1) + "\n")
         told = sections(results)
         (output / "table.md").write_text("\n\n".join(told) + "\n")
@@ -107,9 +117,23 @@ def flags(asked: Benchmark) -> str:
     return " ".join(told)
 
 
-def hold(task: Task, size: Size, rounds: int, devices: int) -> list[Found]:
-    """One contest."""
+def hold(task: Task, size: Size, rounds: int, devices: int) -> tuple[list[Found], list[Found]]:
+    """One contest.
+
+    Returns:
+        What was found of its contestants; and, where shares of a peak are told, of those that
+        measure the peak, in the same rounds, so that both have the same load beside them.
+    """
     entries = TASKS[task]
+    beside = TASKS["machine"] if has_share(task) else ()
+    found = take_turns(task, (*entries, *beside), size, rounds, devices)
+    return found[: len(entries)], found[len(entries) :]
+
+
+def take_turns(
+    task: Task, entries: Sequence[Entry], size: Size, rounds: int, devices: int
+) -> list[Found]:
+    """What was found of each contestant when all took turns."""
     with contestants(entries, size, environment(devices)) as prepared:
         found = {}
         for entry in entries:

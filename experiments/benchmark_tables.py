@@ -1,15 +1,13 @@
-"""What is said of a benchmark: tables, and a plot."""
+"""What is said of a benchmark: its tables."""
 
-import importlib
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from experiments.contest import Size
 from experiments.contests import ABOUT, Task, Work, work
-from experiments.study_plots import can_draw
+from experiments.machine_load import caption
 
 
 @dataclass
@@ -46,8 +44,12 @@ def sections(results: Mapping[str, Any]) -> list[str]:
     """
     size = Size(**results["size"])
     contests = {task: [Found(**one) for one in many] for task, many in results["contests"].items()}
-    peak, parts = peak_of(contests.get("machine", []), size), [made(results)]
+    peaks = {
+        task: [Found(**one) for one in many] for task, many in results.get("peaks", {}).items()
+    }
+    parts = [made(results)]
     for task, found in contests.items():
+        peak = peak_of(peaks.get(task, contests.get("machine", [])), size)
         parts.append(f"{ABOUT[task]}\n\n{table(task, found, amount_of(task, found, size), peak)}")
     return parts
 
@@ -56,7 +58,10 @@ US = "jaxformer"
 
 
 def summary(results: Mapping[str, Any]) -> str:
-    """How many times as fast as each other contestant ours is, in every contest where both are."""
+    """How many times as fast as each other contestant ours is, in every contest where both are.
+
+    Under the table stands whether the machine was quiet.
+    """
     contests: dict[str, dict[str, float]] = {}
     for task, many in results["contests"].items():
         found = {one["name"]: Found(**one) for one in many if one["seconds"]}
@@ -74,7 +79,7 @@ def summary(results: Mapping[str, Any]) -> str:
     for name in names:
         cells = [f"{x[name]:.2f}" if name in x else "" for x in contests.values()]
         lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    return "\n".join([*lines, "", caption(results.get("load"))])
 
 
 def made(results: Mapping[str, Any]) -> str:
@@ -90,7 +95,7 @@ def made(results: Mapping[str, Any]) -> str:
         f"of {size.length} tokens in training, {size.prompt} continued by {size.new_tokens} in "
         f"decoding; {size.dtype}. {rounds} rounds. {machine['cores']} cores "
         f"({machine['architecture']}, {machine['processor']}), devices: {', '.join(on) or 'cpu'}. "
-        f"{versions}. {results['date']}."
+        f"{versions}. {results['date']}. {caption(results.get('load'))}"
     )
 
 
@@ -100,8 +105,8 @@ def amount_of(task: Task, found: Sequence[Found], size: Size) -> Work:
 
 
 def peak_of(machine: Sequence[Found], size: Size) -> Work:
-    """What the machine was seen to do in a second; nothing if nobody looked."""
-    if not machine:
+    """What the machine was seen to do in a second of its best round; nothing if nobody looked."""
+    if len(machine) != 2:
         return Work()
     products, copies = machine
     amount = amount_of("machine", machine, size)
@@ -163,8 +168,11 @@ def share_of(one: Found, amount: float | None) -> float | None:
 
 
 def percent(amount: float | None, seconds: float, peak: float | None) -> str:
-    """What was done in a second, of what could be."""
-    return f"{amount / seconds / peak:.0%}" if amount and peak else ""
+    """What was done in a second, of what could be; more than that shows that it was no peak."""
+    if not amount or not peak:
+        return ""
+    share = amount / seconds / peak
+    return f"{share:.0%}" if share <= 1 else "peak not reached"
 
 
 def each_second(amount: Work, number: int, seconds: float) -> str:
@@ -179,35 +187,3 @@ def each_second(amount: Work, number: int, seconds: float) -> str:
 def megabytes(count: int | None) -> str:
     """As a person reads it; compilers of others do not say."""
     return "" if count is None else f"{count / 1e6:,.0f} MB"
-
-
-def plot_contests(path: Path, contests: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-    """Speeds as multiples of the first contestant's, with the whole range of rounds.
-
-    Without matplotlib nothing is drawn but a line that says what is missing.
-    """
-    shown = {task: found for task, found in contests.items() if task != "machine"}
-    if not shown or not can_draw():
-        return
-    bars: list[tuple[str, list[float]]] = []
-    for task, contestants in shown.items():
-        found = [Found(**one) for one in contestants]
-        baseline = next((one for one in found if one.seconds), None)
-        for one in found:
-            if baseline is not None and one.seconds:
-                bars.append((f"{task}: {one.name}", sorted(ratios(one, baseline))))
-    figures = importlib.import_module("matplotlib.figure")
-    figure = figures.Figure(figsize=(8, 0.3 * len(bars) + 1), layout="constrained")
-    axes = figure.subplots()
-    middles = [statistics.median(shares) for _, shares in bars]
-    below = [middle - shares[0] for middle, (_, shares) in zip(middles, bars, strict=True)]
-    above = [shares[-1] - middle for middle, (_, shares) in zip(middles, bars, strict=True)]
-    ours = [name.endswith(f": {US}") for name, _ in bars]
-    colours = ["tab:blue" if own else "lightgray" for own in ours]
-    rows = range(len(bars))
-    axes.barh(rows, middles, color=colours, xerr=(below, above), ecolor="k")
-    axes.set_yticks(rows, [name for name, _ in bars])
-    axes.invert_yaxis()
-    axes.axvline(1.0, color="k", linewidth=0.5)
-    axes.set_xlabel("times as fast as the first of its contest")
-    figure.savefig(path, dpi=110)

@@ -129,6 +129,11 @@ PRESETS: Mapping[str, Size] = {
 }
 
 
+def has_share(task: Task) -> bool:
+    """Whether a contest's work is told as a share of what the machine can do."""
+    return task in ("train", "remat", "prefill", "decode", "attention", "loss")
+
+
 class Work(NamedTuple):
     """What a round does.
 

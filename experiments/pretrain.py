@@ -30,11 +30,11 @@ from experiments.command_line import parse, readable_errors
 from experiments.compiled_programs import keep_programs
 from experiments.corpus import encode_prompt, read_corpus
 from experiments.devices import prepare_devices
+from experiments.meter import Meter
 from experiments.pretrain_runs import RUNS, Pretrain
 from experiments.resuming import sha256
 from experiments.running import (
     Machinery,
-    Meter,
     compile_update,
     explained_end,
     machinery,
@@ -145,7 +145,13 @@ def train(
             run, text, mesh, tally, params, rows=None if last else run.evaluate_rows
         )
         progress.update(at, bits_per_byte=bits)
-        return {"final_held_out_bits_per_byte" if last else "held_out_bits_per_byte": bits}
+        if not last:
+            return {"held_out_bits_per_byte": bits}
+        return {
+            "final_held_out_bits_per_byte": bits,
+            "gzip_bits_per_byte": text.gzip,
+            "tokens_per_byte": text.train.num_targets / text.train.num_bytes,
+        }
 
     state, numbers = make_updates(
         run,

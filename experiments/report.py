@@ -2,11 +2,15 @@
 
     python -m experiments.report
 
-Tables and pictures are made anew from the JSON; nothing in them is written by hand.
+Tables and pictures are made anew from the JSON; nothing in them is written by hand. What README.md
+and the guides say of a kept run or benchmark stands between two comments and is renewed as well:
+
+    <!-- results/NAME -->
+    <!-- end of results/NAME -->
 """
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,17 +18,20 @@ from typing import get_args
 
 from experiments import ablation_tables, rope_placement
 from experiments.ablations import Axis, arms_of
-from experiments.benchmark_tables import plot_contests, sections
+from experiments.benchmark_plots import plot_contests
+from experiments.benchmark_tables import sections, summary
 from experiments.command_line import readable_errors
 from experiments.pretrain_runs import RUNS
 from experiments.study_command import read
-from experiments.study_plots import plot_losses, plot_more
+from experiments.study_plots import plot_losses, plot_more, plot_run
 from experiments.study_results import SPEEDS, STUDY, Numbers, read_json
 from experiments.study_sizes import ABLATION_SIZES
+from jaxformer.training.metrics import read_json_lines
 from jaxformer.training.progress import format_count, format_duration
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
+PAGES = (HERE.parent / "README.md", *sorted((HERE / "guides").glob("*.md")))
 HEAD = """\
 # Studies
 
@@ -36,6 +43,9 @@ seed, the same number of updates and, unless that is what differs, the same sche
 is the mean over seeds of the difference from the first arm, seed by seed, with its interval of
 95 % by Student's t: where the interval holds zero, these seeds do not tell the two apart. Losses
 are nats per token of held-out text.
+
+These were trained with version 0.1's split of the text, which held out whole documents by a digest
+of their names; since then the share is exact by length, so a new run holds out other text.
 
 Each study runs at several sizes: `--size smoke` (minutes, to see that it works), `--size cpu` (the
 results below; `--size untied` is the same with a head of its own), and `--size gpu` (about 100M
@@ -53,9 +63,18 @@ SPEED = """
 Contestants take turns, each in a process of its own; a ratio is the median over rounds of the first
 one's time divided by another's in the same round, with the least and the most. Of a peak: products
 that the model needs, none counted twice, as a share of what square matrices reach on all cores or
-devices; bytes of parameters and cache that must be read, of what plain copies reach. The first
-round has all before it: imports, parameters, compilation. Working space is what the compiler of
-ours asks for beside arguments and results, the process what the whole of it had at most.
+devices; bytes of parameters and cache that must be read, of what plain copies reach. Where
+benchmark.json has `peaks`, these were measured in turn with the contest, under the same load, and
+the best round counts; else they come from the contest `machine`. The first round has all before it:
+imports, parameters, compilation. Working space is what the compiler of ours asks for beside
+arguments and results, the process what the whole of it had at most.
+
+A machine is called quiet when fewer than one process ran on average in the minute before the
+start, and other work kept less than one core busy before each contest. To measure again on such a
+machine, and renew every table and picture, here and in the top README:
+
+    python -m experiments.benchmark --preset peers --output experiments/results/benchmark-peers
+    python -m experiments.report
 """
 
 
@@ -76,8 +95,10 @@ class Report:
             raise ValueError(f"results must name a folder; {self.results} is none.")
 
 
-def main(results: Path = RESULTS, readme: Path = HERE / "README.md") -> None:
-    """Write the file, and the table and pictures of each study."""
+def main(
+    results: Path = RESULTS, readme: Path = HERE / "README.md", pages: Sequence[Path] = PAGES
+) -> None:
+    """Write the file, and the table and pictures of each study; renew what pages say of results."""
     parts = [HEAD.format(axes=", ".join(get_args(Axis)))]
     for folder in sorted(path.parent for path in results.glob("*/study.json")):
         parts.append(section(folder, readme.parent))
@@ -90,6 +111,48 @@ def main(results: Path = RESULTS, readme: Path = HERE / "README.md") -> None:
     readme.write_text("\n".join(parts))
     studies = len(list(results.glob("*/study.json")))
     print(f"{readme}: {studies} studies, {len(speeds)} benchmarks.")
+    told = excerpts(results)
+    for page in pages if results == RESULTS else ():
+        page.write_text(renewed(page.read_text(), told))
+
+
+def excerpts(results: Path) -> dict[str, str]:
+    """What pages say of each kept run and benchmark, by the name of its folder."""
+    found = {path.parent.name: told_run(path.parent) for path in results.glob("*/metrics.jsonl")}
+    for path in results.glob("*/benchmark.json"):
+        found[path.parent.name] = summary(read_json(path, "contests"))
+    return found
+
+
+def renewed(page: str, told: Mapping[str, str]) -> str:
+    """A page with what stands between the comments of each result as it is now."""
+    for name, text in told.items():
+        begin, end = f"<!-- results/{name} -->", f"<!-- end of results/{name} -->"
+        head, found, rest = page.partition(begin)
+        if found and end not in rest:
+            raise ValueError(f"{begin} stands without {end} after it.")
+        if found:
+            page = f"{head}{begin}\n{text}\n{end}{rest.partition(end)[2]}"
+    return page
+
+
+def told_run(folder: Path) -> str:
+    """Draw the picture of a kept run; returns what came of it."""
+    lines = read_json_lines(folder / "metrics.jsonl")
+    plot_run(folder / "run.png", lines, gzip=lines[-1]["gzip_bits_per_byte"])
+    return sentence(folder)
+
+
+def sentence(folder: Path) -> str:
+    """What came of a kept run, and how long it took."""
+    lines = read_json_lines(folder / "metrics.jsonl")
+    last, first = lines[-1], lines[0]
+    return (
+        f"`Held-out text: {last['final_held_out_bits_per_byte']:.3f} bits per byte; gzip -9 needs "
+        f"{last['gzip_bits_per_byte']:.3f}.` It took {last['time'] - first['time']:.0f} seconds "
+        f"from update {first['step']} to the end of the last evaluation, after update "
+        f"{last['step']}."
+    )
 
 
 def speed(folder: Path, beside: Path) -> str:

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 import optax
 from jax.sharding import Mesh
 
 from experiments.command_line import fail
 from experiments.devices import chosen_devices
+from experiments.meter import Meter
 from experiments.out_of_memory import (
     TooLargeError,
     advice,
@@ -24,12 +24,10 @@ from experiments.resuming import again, command_line, last_checkpoint
 from experiments.starting import INTERRUPTED
 from experiments.training_run import Run, name_of
 from jaxformer import costs, parallel
-from jaxformer.config import Decoder
 from jaxformer.layers import Transformer
 from jaxformer.training import loop, step
 from jaxformer.training.checkpoints import Checkpoints
 from jaxformer.training.gradient import AnyBatch
-from jaxformer.training.hardware import machine_peak_flops
 from jaxformer.training.interruption import deferred, raised
 from jaxformer.training.metrics import (
     JsonLines,
@@ -38,10 +36,8 @@ from jaxformer.training.metrics import (
     WeightsAndBiases,
     Writer,
 )
-from jaxformer.training.optimizers import learning_rate, make_optimizer
+from jaxformer.training.optimizers import make_optimizer
 from jaxformer.training.progress import Progress, format_count
-
-RATES = 4096  # learning rates that are computed together
 
 
 class Machinery(NamedTuple):
@@ -136,54 +132,6 @@ def compile_update(run: Run, using: Machinery, batch: AnyBatch) -> Any:
     )
     refuse_too_large(run, compiled)
     return compiled
-
-
-class Meter:
-    """Turns finished updates into the numbers that are shown."""
-
-    def __init__(self, run: Run, mesh: Mesh, *, length: int):
-        """Begin to measure.
-
-        Args:
-            run: The run.
-            mesh: The devices.
-            length: Tokens of a row; their work is known where the model is a decoder.
-        """
-        self.tokens = run.batch_size * length
-        decoder = isinstance(run.model.topology, Decoder)
-        self.work = costs.training_flops_per_token(run.model, length) if decoder else None
-        self.peak = machine_peak_flops(list(mesh.local_devices)) * jax.process_count()
-        self._rates_from = jax.jit(jax.vmap(learning_rate(run.optimizer, run.schedule_steps)))
-        self._rates: tuple[int, Any] = -1, None
-        self.restart()
-
-    def rate(self, step: int) -> float:
-        """The learning rate of an update, counted from 1."""
-        # Many at once: computed one by one they would wait in line behind the updates.
-        block, at = divmod(step - 1, RATES)
-        if block != self._rates[0]:
-            steps = block * RATES + np.arange(RATES, dtype=np.int32)
-            self._rates = block, jax.device_get(self._rates_from(steps))
-        return float(self._rates[1][at])
-
-    def restart(self) -> None:
-        """Leave out the time until now, which went into something else."""
-        self.since = time.monotonic()
-
-    def read(self, finished: list[loop.Finished]) -> list[tuple[loop.Finished, dict[str, float]]]:
-        """Each finished update with its loss, learning rate, and the speed since the last."""
-        if not finished:
-            return []
-        now = time.monotonic()
-        speed = self.tokens * len(finished) / (now - self.since)
-        self.since = now
-        shared = {"tokens_per_second": speed}
-        if self.work is not None:
-            shared["utilisation"] = speed * self.work / self.peak
-        return [
-            (done, {"loss": done.loss, "learning_rate": self.rate(done.step), **shared})
-            for done in finished
-        ]
 
 
 def writers(run: Run, output: Path, description: dict[str, Any], start: int) -> list[Writer]:

@@ -13,11 +13,18 @@ from experiments.statistics import estimate
 from experiments.study_results import Numbers
 from experiments.study_tables import values
 
+SHOWN = 4  # curves of training that have a colour and a name
+COLOURS = ("black", "tab:blue", "tab:green", "tab:red")
+DPI = 90
+NAME_HEIGHT = 0.065  # of a panel, what the name of a line takes
+
 
 def plot_losses(path: Path, arms: Sequence[Numbers], *, title: str) -> None:
-    """Held-out losses beside the baseline's, the lowest on top, and the curves of training.
+    """Held-out losses beside the baseline's, the lowest on top; how training came there.
 
-    Without matplotlib nothing is drawn but a line that says what is missing.
+    All arms see the same batches, so what is drawn of training is each loss minus the baseline's:
+    of the best two arms, of the worst, and of the others in gray. Without matplotlib nothing is
+    drawn but a line that says what is missing.
 
     Args:
         path: Of the picture.
@@ -27,55 +34,128 @@ def plot_losses(path: Path, arms: Sequence[Numbers], *, title: str) -> None:
     if not can_draw():
         return
     figure, (left, right) = _figure(2, title)
-    colours = _colours(len(arms))
     first = values(arms[0], "held_out")
     seeds = [[x - y for x, y in zip(values(n, "held_out"), first, strict=True)] for n in arms]
     found = [estimate(differences) for differences in seeds]
     order = sorted(range(len(arms)), key=lambda i: (not np.isfinite(found[i].mean), found[i].mean))
+    rest = [i for i in order if i != 0]
+    named = [0, *(rest if len(rest) < SHOWN else [*rest[: SHOWN - 2], rest[-1]])]
+    colours = dict(zip(named, COLOURS, strict=False))
     for row, i in enumerate(order):
         mean, _, half = found[i]
         if np.isfinite(mean):
-            left.errorbar(mean, row, xerr=half, fmt="o", color=colours[i], capsize=3)
+            colour = colours.get(i, "0.5")
+            left.errorbar(mean, row, xerr=half, fmt="o", color=colour, capsize=3)
             left.plot(seeds[i], [row] * len(seeds[i]), "|", color="k")
     left.axvline(0, color="0.8", zorder=0)
     left.set_yticks(range(len(arms)), [arms[i]["arm"]["name"] for i in order])
     left.invert_yaxis()
     name = arms[0]["arm"]["name"]
     left.set_xlabel(f"held-out loss minus that of {name}, nats\n(mean, 95 % interval, seeds)")
-    for i, numbers in enumerate(arms):
-        curve = np.nanmean(np.asarray(numbers["train"], float), axis=0)
-        right.plot(numbers["train_steps"], curve, color=colours[i], label=numbers["arm"]["name"])
-    right.set_xlabel("updates")
-    right.set_ylabel("training loss")
-    right.legend(fontsize=7)
-    figure.savefig(path, dpi=110)
+    _draw_training(right, arms, colours)
+    figure.savefig(path, dpi=DPI)
+
+
+def _draw_training(axes: Any, arms: Sequence[Numbers], colours: Mapping[int, str]) -> None:
+    curves = [np.nanmean(np.asarray(arm["train"], float), axis=0) for arm in arms]
+    lines = []
+    for i, arm in enumerate(arms):
+        steps, line = arm["train_steps"], smoothed(curves[i] - curves[0], window=5)
+        axes.plot(steps, line, color=colours.get(i, "0.85"), zorder=3 if i in colours else 1)
+        if i in colours:
+            lines.append((arm["arm"]["name"], steps[-1], line[-1], colours[i]))
+    axes.set_xlabel("updates")
+    axes.set_ylabel(f"training loss minus that of {arms[0]['arm']['name']}, nats")
+    late = [(curve - curves[0])[len(curve) // 5 :] for curve in curves]
+    low, high = np.nanmin(late), np.nanmax(late)
+    if np.isfinite(high - low) and high > low:  # the start, often far off, may leave the panel
+        axes.set_ylim(low - 0.1 * (high - low), high + 0.1 * (high - low))
+    _name_ends(axes, lines)
 
 
 def plot_run(path: Path, numbers: Sequence[Mapping[str, float]], *, gzip: float) -> None:
-    """One run: the loss of training, and bits per byte of held-out text beside gzip's.
+    """One run in bits per byte: the smoothed loss of training, and that of held-out text.
+
+    The last point is the loss of all held-out text, and its number stands beside it.
 
     Args:
         path: Of the picture.
-        numbers: The lines of metrics.jsonl.
+        numbers: The lines of metrics.jsonl; the last has `tokens_per_byte` of the training text,
+            which brings its loss, in nats per token, to bits per byte.
         gzip: Bits per byte of the held-out text.
     """
     if not can_draw():
         return
-    figure, (left, right) = _figure(2, "")
-    lines = [
-        (left, "loss", "training"),
-        (right, "held_out_bits_per_byte", "some of the held-out text"),
-        (right, "final_held_out_bits_per_byte", "all of it"),
-    ]
-    for axes, name, label in lines:
-        found = [(line["step"], line[name]) for line in numbers if name in line]
-        steps, values_then = [step for step, _ in found], [value for _, value in found]
-        axes.plot(steps, values_then, marker="" if name == "loss" else "o", label=label)
-    right.axhline(gzip, color="0.5", linestyle="--", label="gzip -9")
-    left.set(xlabel="updates", ylabel="training loss, nats per token")
-    right.set(xlabel="updates", ylabel="bits per byte", title="held-out text")
-    right.legend(fontsize=8)
-    figure.savefig(path, dpi=90)
+    figure, axes = _figure(1, "")
+    steps, losses = _series(numbers, "loss")
+    _, ratio = _series(numbers, "tokens_per_byte")
+    if len(ratio) and len(losses):
+        bits = losses * ratio[-1] / np.log(2)
+        axes.plot(steps, bits, color="0.85", linewidth=0.8, label="training, single batches")
+        mean = smoothed(bits, window=max(1, len(bits) // 8))
+        axes.plot(steps, mean, color="tab:blue", label="training, moving average")
+    some, whole = (_series(numbers, f"{part}held_out_bits_per_byte") for part in ("", "final_"))
+    held_out = np.concatenate([some, whole], axis=1)
+    axes.plot(*held_out, "o-", color="tab:orange", label="held-out text, some of it", markersize=5)
+    axes.plot(*whole, "o", color="tab:red", label="held-out text, all of it", markersize=8)
+    for step, value in whole.T[-1:]:
+        axes.annotate(
+            f"{value:.3f}",
+            (step, value),
+            xytext=(0, 9),
+            textcoords="offset points",
+            ha="center",
+            color="tab:red",
+            weight="bold",
+        )
+    axes.axhline(gzip, color="0.4", linestyle="--", linewidth=1, label=f"gzip -9: {gzip:.3f}")
+    axes.set(xlabel="updates", ylabel="bits per byte")
+    axes.margins(x=0.09, y=0.1)
+    figure.legend(loc="outside right upper", fontsize=8, frameon=False)
+    figure.savefig(path, dpi=DPI)
+
+
+def _series(numbers: Sequence[Mapping[str, float]], name: str) -> Any:
+    """Steps, and values of all lines that have one: [2, lines]."""
+    found = [(line["step"], line[name]) for line in numbers if line.get(name) is not None]
+    return np.asarray(found, float).reshape(-1, 2).T
+
+
+def smoothed(series: Any, *, window: int) -> Any:
+    """Means of so many values around each one; of fewer at the ends."""
+    numbers, half = np.asarray(series, float), window // 2
+    return np.array([numbers[max(0, i - half) : i + half + 1].mean() for i in range(len(numbers))])
+
+
+def _name_ends(axes: Any, lines: Sequence[tuple[str, float, float, str]]) -> None:
+    """Names at the right of lines, in their colours, as high as their ends as far as there is room.
+
+    Args:
+        axes: Where the lines are, its scales and limits chosen.
+        lines: Name, last x, last y, and colour of each.
+    """
+    axes.get_ylim()  # settles what the limits are
+    to_axes = axes.transScale + axes.transLimits
+    shown = [(to_axes.transform((x, y))[1], *line) for line in lines for _, x, y, _ in [line]]
+    shown = sorted((end for end in shown if np.isfinite(end[0])), key=lambda end: end[0])
+    heights: list[float] = []
+    for height, *_ in shown:
+        heights.append(max(height, heights[-1] + NAME_HEIGHT if heights else 0.0))
+    for i in reversed(range(len(heights))):  # what would stand above the panel moves down
+        ceiling = heights[i + 1] - NAME_HEIGHT if i + 1 < len(heights) else 1.0
+        heights[i] = min(heights[i], ceiling)
+    for height, (_, name, x, y, colour) in zip(heights, shown, strict=True):
+        axes.annotate(
+            name,
+            (x, y),
+            xytext=(1.04, height),
+            textcoords="axes fraction",
+            va="center",
+            color=colour,
+            fontsize=9,
+            annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.5, "shrinkA": 0},
+        )
 
 
 @cache
@@ -89,16 +169,11 @@ def can_draw() -> bool:
     return True
 
 
-def _figure(count: int, title: str) -> Any:
+def _figure(count: int, title: str, *, width: float = 6.5) -> Any:
     figures = importlib.import_module("matplotlib.figure")
-    figure = figures.Figure(figsize=(5 * count, 4.2), layout="constrained")
+    figure = figures.Figure(figsize=(width * count, 4.2), layout="constrained")
     figure.suptitle(title)
     return figure, figure.subplots(1, count)
-
-
-def _colours(count: int) -> list[Any]:
-    matplotlib = importlib.import_module("matplotlib")
-    return [matplotlib.colormaps["tab20"](i % 20) for i in range(count)]
 
 
 def plot_more(path: Path, arms: Sequence[Numbers], *, length: int) -> None:
@@ -111,37 +186,73 @@ def plot_more(path: Path, arms: Sequence[Numbers], *, length: int) -> None:
     """
     if not can_draw() or not {"at_lengths", "gradient_by_depth"} & arms[0].keys():
         return
-    figure, axes = _figure(1, "")
     if "at_lengths" in arms[0]:
-        _draw_lengths(axes, arms, length)
+        panels = _by_length(arms, length)
+        labels = {
+            "xlabel": f"tokens of a row (training: {length})",
+            "ylabel": "held-out loss, nats per token",
+        }
     else:
-        _draw_depths(axes, arms)
-    axes.legend(fontsize=7)
-    figure.savefig(path, dpi=110)
+        panels = {"At the start": _by_depth(arms)}
+        labels = {"xlabel": "layer", "ylabel": "norm of the gradient", "yscale": "log"}
+    figure, all_axes = _figure(len(panels), "")
+    for axes, (title, lines) in zip(np.atleast_1d(all_axes), panels.items(), strict=True):
+        ends = []
+        for (name, (x, y)), colour in zip(lines.items(), _colours(len(lines)), strict=True):
+            axes.plot(x, y, marker=".", color=colour)
+            ends.append((name, x[-1], y[-1], colour))
+        axes.set(title=title, **labels)
+        if "at_lengths" in arms[0]:
+            axes.set_xscale("log", base=2)
+        _name_ends(axes, ends)
+    figure.savefig(path, dpi=DPI)
 
 
-def _draw_lengths(axes: Any, arms: Sequence[Numbers], length: int) -> None:
-    lines = [
-        (f"{arm['arm']['name']}{'' if way == 'as trained' else f', {way}'}", way, losses)
+Lines = dict[str, tuple[Sequence[float], Sequence[float]]]
+
+
+def _by_length(arms: Sequence[Numbers], length: int) -> dict[str, Lines]:
+    """Panels of lines: ways to stretch the baseline, arms of its kind, all others."""
+    base = arms[0]["arm"]["name"]
+    panels: dict[str, Lines] = {
+        f"{base}, stretched after training": {},
+        f"{base} and its variants": {},
+        f"{base} and other positions": {},
+    }
+    stretched, variants, others = panels.values()
+    for arm in arms:
+        name = arm["arm"]["name"]
+        own = arm is arms[0]
+        for way, losses in arm["at_lengths"].items():
+            if way != "as trained" and not own:
+                continue
+            means = [np.mean([np.nan if x is None else x for x in at]) for at in losses.values()]
+            known = [
+                (int(times) * length, mean)
+                for times, mean in zip(losses, means, strict=True)
+                if np.isfinite(mean)
+            ]
+            line = ([x for x, _ in known], [y for _, y in known])
+            if not known:
+                continue
+            if own:
+                stretched[way] = line
+            if own and way == "as trained":
+                variants[name] = others[name] = line
+            elif not own:
+                (variants if name.startswith(base) else others)[name] = line
+    return {title: lines for title, lines in panels.items() if len(lines) > 1 or title == base}
+
+
+def _by_depth(arms: Sequence[Numbers]) -> Lines:
+    norms = {
+        arm["arm"]["name"]: np.mean(np.asarray(arm["gradient_by_depth"], float), axis=0).tolist()
         for arm in arms
-        for way, losses in arm["at_lengths"].items()
-        if way == "as trained" or arm is arms[0]
-    ]
-    for (name, way, losses), colour in zip(lines, _colours(len(lines)), strict=True):
-        times = [int(t) for t in losses]
-        means = [np.mean([np.nan if x is None else x for x in losses[str(t)]]) for t in times]
-        style = "-" if way == "as trained" else "--"
-        axes.plot([t * length for t in times], means, style, marker=".", color=colour, label=name)
-    axes.set_xscale("log", base=2)
-    axes.set_xlabel(f"tokens of a row (training: {length})")
-    axes.set_ylabel("held-out loss, nats per token")
+        if "gradient_by_depth" in arm
+    }
+    return {name: (list(range(1, len(line) + 1)), line) for name, line in norms.items()}
 
 
-def _draw_depths(axes: Any, arms: Sequence[Numbers]) -> None:
-    shown = [arm for arm in arms if "gradient_by_depth" in arm]
-    for arm, colour in zip(shown, _colours(len(shown)), strict=True):
-        norms = np.mean(np.asarray(arm["gradient_by_depth"], float), axis=0)
-        axes.plot(range(1, len(norms) + 1), norms, color=colour, label=arm["arm"]["name"])
-    axes.set_yscale("log")
-    axes.set_xlabel("layer")
-    axes.set_ylabel("norm of the gradient at the start")
+def _colours(count: int) -> list[Any]:
+    matplotlib = importlib.import_module("matplotlib")
+    return [matplotlib.colormaps["tab10"](i % 10) for i in range(count)]

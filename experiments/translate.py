@@ -28,10 +28,10 @@ from experiments.beginning import begin, find_start
 from experiments.command_line import parse, readable_errors
 from experiments.compiled_programs import keep_programs
 from experiments.devices import prepare_devices
+from experiments.meter import Meter
 from experiments.resuming import sha256
 from experiments.running import (
     Machinery,
-    Meter,
     compile_update,
     explained_end,
     machinery,

@@ -1,14 +1,18 @@
 """What README, the guides and CONTRIBUTING say is so: code runs, tables are those of the source."""
 
+import json
 import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
+import jaxformer
 from experiments import architecture, report
+from experiments.benchmark_tables import summary
 from jaxformer import inspect, zoo
 from jaxformer.training.metrics import read_json_lines
 from jaxformer.zoo import printing
@@ -89,6 +93,32 @@ def test_it_is_introduced_in_three_lines():
 
 def test_it_is_short():
     assert len(README.split()) < WORDS
+    pictures = set(re.findall(r"!\[.*?\]\((experiments/\S+)\)", README))
+    assert len(pictures) == 3
+    assert all((ROOT / picture).stat().st_size < 150_000 for picture in pictures)
+
+
+def test_the_citation_is_that_of_the_package():
+    citation = (ROOT / "CITATION.cff").read_text()
+    assert f"\nversion: {jaxformer.__version__}\n" in citation
+    assert f"version = {{{jaxformer.__version__}}}" in README
+    assert "\nlicense: Apache-2.0\n" in citation
+
+
+def test_badges_and_versions_are_those_that_are_declared():
+    """By the package, and by the classifiers of Python."""
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    oldest = {
+        name: re.match(rf"{name}>=([\d.]+)", line)[1]
+        for name in ("jax", "flax")
+        for line in declared["dependencies"]
+        if line.startswith(f"{name}>=")
+    }
+    assert f"JAX from {oldest['jax']} and Flax from {oldest['flax']} on are supported" in README
+    assert f"/badge/jax-{oldest['jax']}%20to%20" in README
+    pythons = [c.rpartition(" ")[2] for c in declared["classifiers"] if "Python :: 3." in c]
+    assert f"![Python {pythons[0]} to {pythons[-1]}]" in README
+    assert {"jax[cuda12]", "jax[cuda13]", "jax[tpu]"} <= set(re.findall(r"jax\[\w+\]", README))
 
 
 def test_every_guide_is_linked():
@@ -121,6 +151,27 @@ def test_the_run_that_is_shown_is_the_one_that_is_kept():
     said = re.search(r"`Held-out text: ([\d.]+) bits per byte; gzip -9 needs [\d.]+\.`", README)
     assert f"{lines[-1]['final_held_out_bits_per_byte']:.3f}" == said[1]
     assert len([line for line in lines if "loss" in line]) >= 60
+
+
+@pytest.mark.parametrize("page", report.PAGES, ids=lambda page: page.name)
+def test_what_pages_say_of_results_is_as_the_report_writes_it(page):
+    """`python -m experiments.report` would change nothing; README has the run and the speed."""
+    text = page.read_text()
+    kept = json.loads((report.RESULTS / "benchmark-peers" / "benchmark.json").read_text())
+    told = {
+        "pretrain-cpu": report.sentence(report.RESULTS / "pretrain-cpu"),
+        "benchmark-peers": summary(kept),
+    }
+    assert report.renewed(text, told) == text
+    if page == ROOT / "README.md":
+        assert all(f"<!-- results/{name} -->" in text for name in told)
+
+
+def test_what_pages_say_of_results_is_renewed_between_its_comments():
+    text = "x\n<!-- results/a -->\nold\n<!-- end of results/a -->\ny"
+    assert report.renewed(text, {"a": "new", "b": "z"}) == text.replace("old", "new")
+    with pytest.raises(ValueError, match="results/a --> stands without <!-- end of results/a -->"):
+        report.renewed("<!-- results/a -->\nold", {"a": "new"})
 
 
 def test_losses_of_studies_are_those_of_their_tables():

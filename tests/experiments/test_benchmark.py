@@ -8,15 +8,9 @@ from dataclasses import asdict, replace
 import jax
 import pytest
 
-from experiments import benchmark, contest_linen, contest_ours, report
-from experiments.benchmark_tables import (
-    Found,
-    plot_contests,
-    ratios,
-    sections,
-    summary,
-    table,
-)
+from experiments import benchmark, contest_linen, contest_ours, machine_load, report
+from experiments.benchmark_plots import COLOURS, plot_contests
+from experiments.benchmark_tables import Found, percent, ratios, sections, summary, table
 from experiments.contest import Contestant, Entry, MissingError, contestants
 from experiments.contests import ABOUT, OURS, PRESETS, TASKS, Work, work
 
@@ -59,8 +53,9 @@ def test_a_contest(environment, monkeypatch, capsys):
         Entry("dying", "others:dying", (), {"after": 3}),
     )
     monkeypatch.setitem(TASKS, "train", entries)
+    monkeypatch.setitem(TASKS, "machine", ())
     monkeypatch.setattr(benchmark, "environment", lambda devices: environment)
-    found = {one.name: one for one in benchmark.hold("train", SMOKE, 4, 1)}
+    found = {one.name: one for one in benchmark.hold("train", SMOKE, 4, 1)[0]}
     assert statistics.median(ratios(found["faster"], found["first"])) > 2
     assert found["absent"].missing == "needs no_such_module"
     assert found["broken"].missing == found["dying"].missing == "ended: MemoryError: no room for 32"
@@ -77,11 +72,13 @@ def test_a_contest_that_nobody_finishes(environment, monkeypatch):
     monkeypatch.setattr(benchmark, "environment", lambda devices: environment)
     entries = [Entry(name, "others:dying", (), {"after": 2}) for name in ("a", "b")]
     monkeypatch.setitem(TASKS, "train", tuple(entries))
-    found = benchmark.hold("train", SMOKE, 3, 1)
+    monkeypatch.setitem(TASKS, "machine", (sleeper("measure", 0.0),))
+    found, peaks = benchmark.hold("train", SMOKE, 3, 1)
+    assert [one.name for one in peaks] == ["measure"] and len(peaks[0].seconds) == 3
     assert [one.missing for one in found] == ["ended: MemoryError: no room for 32"] * 2
     assert "| a | ended: MemoryError: no room for 32 |" in table("train", found, Work(), Work())
     monkeypatch.setattr(Contestant, "end", Contestant.turn)  # which is one more than it can
-    found = benchmark.hold("train", SMOKE, 1, 1)
+    found, _ = benchmark.hold("train", SMOKE, 1, 1)
     assert [one.seconds for one in found] == [[], []]
 
 
@@ -146,18 +143,111 @@ def test_a_summary_by_hand():
     assert 0.1 < share < 0.9 and f"| {share:.0%} | 3.00" in contests[0].splitlines()[-1]
 
 
-def test_a_benchmark_and_its_report(tmp_path, capsys):
+def test_shares_are_of_the_peak_of_the_same_rounds():
+    """What the machine reached beside the contest counts; without that, its own contest."""
+    results = results_of(
+        train={"jaxformer": [2.0, 2.0]}, machine={"products": [1.0], "copies": [1.0]}
+    )
+    alone = work("train", SMOKE, 1).flops / 2.0 / (8 * 2 * 128**3)
+    assert f"| {alone:.0%} |" in sections(results)[1]
+    beside = [
+        vars(Found(name, seconds)) for name, seconds in (("p", [4.0, 0.5]), ("c", [1.0, 1.0]))
+    ]
+    results["peaks"] = {"train": beside}
+    assert f"| {alone / 2:.0%} |" in sections(results)[1]
+
+
+def test_no_share_of_a_peak_is_above_it():
+    assert percent(100.0, 2.0, 50.0) == "100%" and percent(100.0, 2.0, None) == ""
+    assert percent(100.0, 2.0, 40.0) == "peak not reached"
+
+
+QUIET = {"before": 0.3, "cores": 2, "busy": {"train": 0.1, "loss": None}}
+
+
+def test_only_a_quiet_machine_is_called_quiet():
+    """Not when its load was not recorded, or was 1 before the start or before one contest."""
+    loads = [None, {**QUIET, "before": None}, {**QUIET, "before": 1.0}, QUIET]
+    loads.append({**QUIET, "busy": {"train": 0.1, "loss": 1.5}})
+    assert [machine_load.is_quiet(load) for load in loads] == [False, False, False, True, False]
+    said = [machine_load.caption(load) for load in loads]
+    assert (
+        said[0]
+        == said[1]
+        == (
+            "The load of the machine was not recorded; other programs may have run at the same time."
+        )
+    )
+    assert said[2].startswith("Measured under load 1.0, not on a quiet machine: a load average of")
+    assert said[3] == (
+        "Measured on a quiet machine: a load average of 0.30 in the minute before the start, at "
+        "most 0.10 of 2 cores busy with other work before a contest."
+    )
+    assert said[4].startswith("Measured under load 1.5, not on a quiet machine:")
+    results = results_of(train={"a": [1.0], "jaxformer": [1.0]})
+    assert summary(results).endswith(f"\n\n{said[0]}") and said[0] in sections(results)[0]
+    results["load"] = QUIET
+    assert summary(results).endswith(f"\n\n{said[3]}") and said[3] in sections(results)[0]
+
+
+def test_cores_that_others_keep_busy_are_counted(tmp_path, monkeypatch):
+    """From the counters of Linux: of 200 ticks of two cores 150 were not idle, so 1.5 cores."""
+    stat = tmp_path / "stat"
+    text = "cpu  {0} 0 0 {1} 0 0 0 0 7 7\ncpu0 0 0 0 0\ncpu1 0 0 0 0\nintr 1\n"
+    stat.write_text(text.format(100, 100))
+    monkeypatch.setattr(
+        machine_load.time, "sleep", lambda _: stat.write_text(text.format(250, 150))
+    )
+    assert machine_load.busy_cores(stat=stat) == pytest.approx(1.5)
+    assert machine_load.busy_cores(stat=stat) is None  # no time passed
+    assert machine_load.busy_cores(stat=tmp_path / "none") is None
+
+
+def test_each_contest_has_a_panel_with_its_title(tmp_path, monkeypatch):
+    """A bar for each contestant, with its value; one key of colours outside the panels."""
+    drawn = []
+    monkeypatch.setattr(
+        "matplotlib.figure.Figure.savefig", lambda self, *_, **__: drawn.append(self)
+    )
+    results = results_of(
+        train={"a": [4.0, 3.0], "jaxformer, whole": [2.0, 2.0], "jaxformer": [2.0, 1.5]},
+        loss={"torch": [1.0], "jaxformer": [0.5]},
+        remat={"gone": []},
+        machine={"products": [1.0], "copies": [1.0]},
+    )
+    plot_contests(tmp_path / "plot.png", results["contests"])
+    (figure,) = drawn
+    train, loss = figure.axes
+    assert train.get_title(loc="left") == f"train: {ABOUT['train'].rstrip('.')}"
+    assert loss.get_xlabel() == "times as fast as torch"
+    assert [bar.get_width() for bar in train.patches] == [1.0, 1.75, 2.0]
+    assert [text.get_text() for text in train.texts] == ["1.00", "1.75", "2.00"]
+    (key,) = figure.legends
+    assert [text.get_text() for text in key.get_texts()] == list(COLOURS)
+    assert not any(panel.get_legend() for panel in figure.axes)
+
+
+def test_a_benchmark_and_its_report(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(benchmark, "load_average", lambda: 3.0)
+    monkeypatch.setattr(benchmark, "busy_cores", lambda: 0.25)
     folder = tmp_path / "results" / "fast"
     asked = benchmark.Benchmark(preset="smoke", only=("rotary",), rounds=2, output=folder)
     assert benchmark.main(asked) == folder
-    assert "| in real numbers |" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    caption = (
+        "Measured under load 3.0, not on a quiet machine: a load average of 3.00 in the minute"
+    )
+    assert "| in real numbers |" in said and said.startswith(caption)
     report.main(tmp_path / "results", tmp_path / "README.md")
     text = (tmp_path / "README.md").read_text()
     assert (folder / "table.md").read_text().rstrip() in text
     flags = f"--preset smoke --only rotary --rounds 2 --output {tmp_path.name}/results/fast"
     assert f"`python -m experiments.benchmark {flags}`" in text
     assert "![Speed](results/fast/plot.png)" in text
-    found = json.loads((folder / "benchmark.json").read_text())["contests"]["rotary"]
+    kept = json.loads((folder / "benchmark.json").read_text())
+    assert kept["load"] == {"before": 3.0, "cores": os.cpu_count(), "busy": {"rotary": 0.25}}
+    assert caption in text and kept["peaks"] == {}
+    found = kept["contests"]["rotary"]
     assert [len(one["seconds"]) for one in found] == [2, 2]
 
 
