@@ -158,6 +158,8 @@ def test_a_run_prints_its_settings_first_and_its_results_last(whole):
     assert 0 < float(said[2]) < 8 and 0 < float(said[1]) < 12
     lines = read_json_lines(folder / "metrics.jsonl")
     assert f"{lines[-1]['final_held_out_bits_per_byte']:.3f}" == said[1]
+    assert f"{lines[-1]['gzip_bits_per_byte']:.3f}" == said[2]
+    assert 0 < lines[-1]["tokens_per_byte"] <= 1.1  # bytes are the tokens of this run
     assert "\nSample:\nthe " in shown
     repeat = shown.partition("Everything is in out. To repeat the run:\n")[2]
     assert repeat.startswith("  python -m experiments.pretrain")
@@ -175,24 +177,30 @@ def test_what_a_run_left_can_be_looked_into(whole):
     assert 0 < float(losses.mean()) < 6
 
 
-def test_a_run_is_drawn_with_its_losses_and_gzip(tmp_path, monkeypatch):
+def test_a_run_is_drawn_in_bits_per_byte_and_ends_in_the_held_out_text(tmp_path, monkeypatch):
+    """The training loss is smoothed; the last point is all of the held-out text, and labelled."""
     drawn = []
     monkeypatch.setattr(
         "matplotlib.figure.Figure.savefig", lambda self, *_, **__: drawn.append(self)
     )
-    lines = [{"step": 1, "loss": 5.0}, {"step": 2, "loss": 3.0}]
+    lines = [{"step": i, "loss": 5.0 + (-1) ** i} for i in range(1, 41)]
     plot_run(tmp_path / "run.png", lines, gzip=1.9)
     ends = [
-        {"step": 2, "held_out_bits_per_byte": 2.5},
-        {"step": 4, "final_held_out_bits_per_byte": 2},
+        {"step": 20, "held_out_bits_per_byte": 2.5},
+        {"step": 40, "final_held_out_bits_per_byte": 2.0, "tokens_per_byte": 0.25},
     ]
     plot_run(tmp_path / "run.png", lines + ends, gzip=1.9)
-    training, held_out = drawn[1].axes
-    np.testing.assert_array_equal(training.lines[0].get_xydata(), [[1, 5], [2, 3]])
-    shown = {line.get_label(): line.get_xydata().tolist() for line in held_out.lines}
-    assert shown["some of the held-out text"] == [[2, 2.5]] and shown["all of it"] == [[4, 2]]
-    assert shown["gzip -9"] == [[0, 1.9], [1, 1.9]]
-    assert drawn[0].axes[1].lines[0].get_xydata().tolist() == []
+    unfinished, (axes,) = drawn[0].axes[0], drawn[1].axes
+    shown = {line.get_label(): line.get_xydata() for line in axes.lines}
+    single, mean = shown["training, single batches"], shown["training, moving average"]
+    np.testing.assert_allclose(single[:2], [[1, 1 / np.log(2)], [2, 1.5 / np.log(2)]])
+    np.testing.assert_allclose(mean[5:-5, 1], 1.25 / np.log(2), rtol=0.05)
+    assert shown["held-out text, some of it"].tolist() == [[20, 2.5], [40, 2]]
+    assert shown["held-out text, all of it"].tolist() == [[40, 2]]
+    assert [text.get_text() for text in axes.texts] == ["2.000"]
+    assert axes.get_legend() is None and len(drawn[1].legends) == 1  # beside the curves
+    assert shown["gzip -9: 1.900"].tolist() == [[0, 1.9], [1, 1.9]]
+    assert not any("training" in line.get_label() for line in unfinished.lines)
 
 
 def test_a_run_writes_the_numbers_of_every_step_and_of_every_evaluation(whole):
