@@ -98,11 +98,10 @@ def test_it_is_short():
     assert all((ROOT / picture).stat().st_size < 150_000 for picture in pictures)
 
 
-def test_the_citation_is_that_of_the_package():
-    citation = (ROOT / "CITATION.cff").read_text()
-    assert f"\nversion: {jaxformer.__version__}\n" in citation
-    assert f"version = {{{jaxformer.__version__}}}" in README
-    assert "\nlicense: Apache-2.0\n" in citation
+def test_the_citation_has_the_version_of_the_package():
+    citation = README.partition("## Cite")[2]
+    assert f"version = {{{jaxformer.__version__}}}" in citation
+    assert "license = {Apache-2.0}" in citation
 
 
 def test_badges_and_versions_are_those_that_are_declared():
@@ -119,6 +118,14 @@ def test_badges_and_versions_are_those_that_are_declared():
     pythons = [c.rpartition(" ")[2] for c in declared["classifiers"] if "Python :: 3." in c]
     assert f"![Python {pythons[0]} to {pythons[-1]}]" in README
     assert {"jax[cuda12]", "jax[cuda13]", "jax[tpu]"} <= set(re.findall(r"jax\[\w+\]", README))
+
+
+def test_every_feature_has_a_link():
+    features = README.partition("## Features")[2].partition("\n## ")[0]
+    lines = re.split(r"^- ", features, flags=re.M)[1:]
+    assert len(lines) >= 10
+    for line in lines:
+        assert re.search(r"\]\((https://arxiv\.org|experiments/guides|notebooks)/", line), line
 
 
 def test_every_guide_is_linked():
