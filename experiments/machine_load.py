@@ -68,11 +68,10 @@ def caption(load: Mapping[str, Any] | None) -> str:
             "The load of the machine was not recorded; other programs may have run at the same "
             "time."
         )
-    numbers = (
-        f"a load average of {load['before']:.2f} in the minute before the start, at most "
-        f"{max(_all_of(load)[1:], default=0.0):.2f} of {load['cores']} cores busy with other work "
-        "before a contest"
-    )
+    numbers = f"a load average of {load['before']:.2f} in the minute before the start"
+    if busy := _all_of(load)[1:]:
+        numbers += f", at most {max(busy):.2f} of {load['cores']} cores busy with other work before"
+        numbers += " a contest"
     if is_quiet(load):
         return f"Measured on a quiet machine: {numbers}."
     return f"Measured under load {max(_all_of(load)):.1f}, not on a quiet machine: {numbers}."

@@ -70,7 +70,7 @@ def _draw_training(axes: Any, arms: Sequence[Numbers], colours: Mapping[int, str
     low, high = np.nanmin(late), np.nanmax(late)
     if np.isfinite(high - low) and high > low:  # the start, often far off, may leave the panel
         axes.set_ylim(low - 0.1 * (high - low), high + 0.1 * (high - low))
-    _name_ends(axes, lines)
+    name_ends(axes, lines)
 
 
 def plot_run(path: Path, numbers: Sequence[Mapping[str, float]], *, gzip: float) -> None:
@@ -127,7 +127,7 @@ def smoothed(series: Any, *, window: int) -> Any:
     return np.array([numbers[max(0, i - half) : i + half + 1].mean() for i in range(len(numbers))])
 
 
-def _name_ends(axes: Any, lines: Sequence[tuple[str, float, float, str]]) -> None:
+def name_ends(axes: Any, lines: Sequence[tuple[str, float, float, str]]) -> None:
     """Names at the right of lines, in their colours, as high as their ends as far as there is room.
 
     Args:
@@ -204,7 +204,7 @@ def plot_more(path: Path, arms: Sequence[Numbers], *, length: int) -> None:
         axes.set(title=title, **labels)
         if "at_lengths" in arms[0]:
             axes.set_xscale("log", base=2)
-        _name_ends(axes, ends)
+        name_ends(axes, ends)
     figure.savefig(path, dpi=DPI)
 
 

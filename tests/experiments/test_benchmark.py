@@ -181,6 +181,8 @@ def test_only_a_quiet_machine_is_called_quiet():
         "Measured on a quiet machine: a load average of 0.30 in the minute before the start, at "
         "most 0.10 of 2 cores busy with other work before a contest."
     )
+    started = machine_load.caption({**QUIET, "busy": {}})
+    assert started.endswith("0.30 in the minute before the start.")
     assert said[4].startswith("Measured under load 1.5, not on a quiet machine:")
     results = results_of(train={"a": [1.0], "jaxformer": [1.0]})
     assert summary(results).endswith(f"\n\n{said[0]}") and said[0] in sections(results)[0]

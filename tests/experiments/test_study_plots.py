@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from experiments import report
-from experiments.study_plots import SHOWN, plot_losses, plot_more, smoothed
+from experiments.study_plots import NAME_HEIGHT, SHOWN, name_ends, plot_losses, plot_more, smoothed
 from experiments.study_results import read_json
 
 
@@ -75,6 +76,24 @@ def test_depths_are_drawn_with_names_beside_them(drawn, tmp_path):
     (axes,) = drawn[0].axes
     assert set(names_beside(axes)) == {"pre", "post", "sandwich", "branch_out"}
     assert axes.get_yscale() == "log" and axes.get_legend() is None
+
+
+@pytest.mark.parametrize(
+    "ends, heights",
+    [
+        (
+            [0.2, 0.2, 0.2],
+            [0.2, 0.2 + NAME_HEIGHT, 0.2 + 2 * NAME_HEIGHT],
+        ),  # up, where there is room
+        ([1.0, 1.0, 1.0], [1 - 2 * NAME_HEIGHT, 1 - NAME_HEIGHT, 1.0]),
+        ([0.9, 0.1, np.nan], [0.1, 0.9]),  # as high as the lines
+    ],
+)
+def test_names_do_not_cover_each_other(ends, heights):
+    axes = Figure().subplots()
+    axes.set(xlim=(0, 1), ylim=(0, 1))
+    name_ends(axes, [(f"line {i}", 1.0, y, "k") for i, y in enumerate(ends)])
+    np.testing.assert_allclose(sorted(y for _, y in names_beside(axes).values()), heights)
 
 
 def test_moving_averages_by_hand():
