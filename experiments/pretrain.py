@@ -79,7 +79,8 @@ def main(run: Pretrain) -> Path:
         check_before_text(run, using.mesh, length=run.length)
         text = prepare(run)
         check_before_training(run, text.tokenizer)
-        encode_prompt(run, text.tokenizer)
+        if run.sample_tokens is not None:
+            encode_prompt(run, text.tokenizer)
         work(run, text, using)
     return output
 
@@ -93,8 +94,8 @@ def work(run: Pretrain, text: Text, using: Machinery) -> None:
         explained_end(run, checkpoints, output),
     ):
         state = train(run, text, using, checkpoints)
-    if state is not None:
-        print_sample(run, text, state.params, using.mesh)
+    if state is not None and run.sample_tokens is not None:
+        print_sample(run, text, state.params, using.mesh, new=run.sample_tokens)
     print_end(run, output)
     if is_first():
         plot_run(output / "run.png", read_json_lines(output / "metrics.jsonl"), gzip=text.gzip)
@@ -184,17 +185,16 @@ def held_out_bits(
     return float(F.bits_per_byte(nats * whole.num_targets / tokens, whole.num_bytes))
 
 
-def print_sample(run: Pretrain, text: Text, params: Any, mesh: Mesh) -> None:
+def print_sample(run: Pretrain, text: Text, params: Any, mesh: Mesh, *, new: int) -> None:
     """Print how the model goes on from the prompt."""
     tokenizer = text.tokenizer
     prompt = encode_prompt(run, tokenizer)
     longest = run.model.max_length or run.length
-    new = min(run.sample_tokens, longest - len(prompt))
     tokens = generate(
         run.model,
         params,
         np.asarray(prompt, np.int32),
-        max_new_tokens=new,
+        max_new_tokens=min(new, longest - len(prompt)),
         vocab_size=tokenizer.vocab_size,
         sampler=Sample(temperature=0.8, top_p=0.95),
         key=jax.random.key(run.seed),

@@ -22,7 +22,7 @@ class Pretrain(Run):
         cache: Folder for tokenised text.
         evaluate_rows: Held-out rows of an evaluation during the run; the last one reads all.
         prompt: Text that the sample at the end continues.
-        sample_tokens: Length of that sample.
+        sample_tokens: Length of that sample; None is no sample.
     """
 
     corpus: data.Corpus = data.StandardLibrary()
@@ -36,7 +36,7 @@ class Pretrain(Run):
     evaluate_every: int = 100
     evaluate_rows: int = 64
     prompt: str = "def "
-    sample_tokens: int = 160
+    sample_tokens: int | None = 160
 
     def __post_init__(self):
         super().__post_init__()

@@ -17,7 +17,7 @@ ARGUMENTS = [
     *("--length", "16", "--batch-size", "8", "--optimizer.optimizer", "AdamW()"),
     *("--evaluate-rows", "5", "--log-every", "1", "--held-out", "0.1"),
     *("--scan", "--no-tensorboard", "--cache", "cache"),
-    *("--prompt", "a prompt that leaves no room for a sample"),
+    *("--sample-tokens", "None"),
 ]
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from experiments import export, generate, pretrain, translate_runs
+from experiments.before_training import check_before_text
 from experiments.command_line import parse
 from experiments.trained import load_trained
 from jaxformer import Transformer, data, load_pretrained
@@ -200,9 +201,9 @@ def test_before_training_a_run_says_that_it_cannot_be_exported(capsys):
         "configuration. With qwen3 these would change: placement: pre instead of sandwich"
     )
     assert "attention.biases" in export.export_note(translate_runs.RUNS["tiny"].model)
-    pretrain.print_estimate(odd, mesh)
+    check_before_text(odd, mesh, length=odd.length)
     assert note in capsys.readouterr().out.splitlines()
-    pretrain.print_estimate(tiny, mesh)
+    check_before_text(tiny, mesh, length=tiny.length)
     assert "Note" not in capsys.readouterr().out
 
 

@@ -42,7 +42,7 @@ ARGUMENTS = [
     *("--steps", str(STEPS), "--schedule-steps", str(STEPS), "--batch-size", "4"),
     *("--save-every", "2", "--evaluate-every", "6", "--evaluate-rows", "3", "--log-every", "1"),
     *("--held-out", "0.1", "--devices", "1", "--scan", "--no-tensorboard", "--cache", "cache"),
-    *("--prompt", "a prompt that leaves no room for a sample"),
+    *("--sample-tokens", "None"),
 ]
 
 

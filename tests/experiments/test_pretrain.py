@@ -91,7 +91,7 @@ def compiled_before(tmp_path_factory):
 def corpus(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("corpus.txt").write_text("".join(LINES))
-    monkeypatch.setattr(pretrain, "print_sample", lambda *_: None)  # `whole` has one
+    monkeypatch.setattr(pretrain, "print_sample", lambda *_, **__: None)  # `whole` has one
 
 
 def restored(folder, number=None, run=BASE):

@@ -366,7 +366,7 @@ def test_an_unfinished_study_is_not_reported(small, tmp_path):
     with pytest.raises(ValueError, match=r"speeds\.json has no turns of V; .*\n  python -m"):
         report.main(tmp_path / "results", tmp_path / "README.md")
     (tmp_path / "results" / "a" / "arms" / "V.json").write_text("[]")
-    with pytest.raises(ValueError, match=r"V\.json does not say arm: it is of an earlier version"):
+    with pytest.raises(ValueError, match=r"V\.json is a list, not an object"):
         rope_placement.main(asked)
     (tmp_path / "results" / "a" / "study.json").write_text('{"study": "rope_placement"}')
     with pytest.raises(ValueError, match=r"study\.json does not say size, seeds, steps, arms: "):

@@ -121,8 +121,8 @@ def test_a_model_searches_too(config, params, prompts, form):
     "fields, message",
     [
         (dict(num_beams=0), "num_beams must be a whole number of at least 1; got 0"),
-        (dict(num_beams=1.5), "num_beams must be a whole number of at least 1; got 1.5"),
-        (dict(length_penalty=float("nan")), "length_penalty must be finite; got nan"),
+        (dict(num_beams=1.5), "num_beams must be a whole number; got 1.5"),
+        (dict(length_penalty=float("nan")), "length_penalty must be a finite number; got nan"),
     ],
 )
 def test_impossible_beams_are_refused(fields, message):

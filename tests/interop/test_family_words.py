@@ -126,7 +126,7 @@ def test_norms_branches_and_scales():
     "kind, fields",
     [
         ("llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 4}),
-        ("llama", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}),
+        ("llama", {"rope_scaling": {"type": "dynamic", "factor": 2.0}, "head_dim": 4}),
         ("llama", {"rope_scaling": {"type": "llama3", **LLAMA3}, "rope_theta": 5e5}),
         ("llama", {"rope_scaling": {"type": "yarn", **YARN, "mscale": 1, "mscale_all_dim": 2}}),
         ("mistral", {"sliding_window": 5}),
