@@ -1,37 +1,27 @@
-"""Write the reference of all public names, from their docstrings, as web pages.
+"""Write the documentation as web pages: guides, and the reference of all public names.
 
-    python -m experiments.reference [FOLDER]      # pip install -e '.[docs]'; build/reference
+    python -m experiments.reference [FOLDER]      # pip install -e '.[docs]'; build/documentation
 
-A package that passes on names is one page of them; one that does not, a page for each module.
+Open index.html of the folder; nothing in it needs a network.
 """
 
 import argparse
-import ast
-import importlib
-import inspect
-import pkgutil
+import json
 import re
-import sys
-import textwrap
-import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
-from typing import Any, Literal, get_origin
+from typing import Any
 
-import pdoc
 import pdoc.render
+import pdoc.search
 from pdoc import doc
 
-import jaxformer
+from experiments import guide_pages, reference_entries
 
-FOLDER = Path("build") / "reference"
-
-
-class Written(str):
-    """Source text; its repr is itself, as `inspect.Signature` prints annotations."""
-
-    __repr__ = str.__str__
+FOLDER = Path("build") / "documentation"
+TEMPLATES = Path(__file__).parent / "templates"
+# Fields of the search index with their weights; the words are those of the glossary.
+BOOSTS = {"words": 8, "qualname": 4, "fullname": 2, "signature": 1, "doc": 2, "text": 1}
 
 
 def main() -> None:
@@ -40,186 +30,64 @@ def main() -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("folder", nargs="?", type=Path, default=FOLDER, help=f"default: {FOLDER}")
     folder = parser.parse_args().folder
-    found = pages()
-    write(found, folder)
-    names = sum(len(page.members) for page in found.values())
-    print(f"{folder / 'index.html'}: {names} names on {len(found)} pages.")
+    guides, reference = guide_pages.read_all(), reference_entries.pages()
+    write(guides, reference, folder)
+    names = sum(len(page.members) for page in reference.values())
+    print(
+        f"{folder / 'index.html'}: {len(guides)} guides, and {names} names on {len(reference)} "
+        "pages of reference."
+    )
 
 
-def write(found: Mapping[str, doc.Module], folder: Path) -> None:
-    """Write a file for each page, and what searches them; they need no network."""
-    pdoc.render.configure(docformat="google")
-    files = {f"{name.replace('.', '/')}.html": page for name, page in found.items()}
-    texts = {name: pdoc.render.html_module(page, found) for name, page in files.items()}
-    texts["index.html"] = pdoc.render.html_index(found)
-    texts["search.js"] = pdoc.render.search_index(found)
+def write(
+    guides: Mapping[str, guide_pages.Guide], reference: Mapping[str, doc.Module], folder: Path
+) -> None:
+    """Write a file for each page, the pictures, and what searches them."""
+    pdoc.render.configure(docformat="google", template_directory=TEMPLATES)
+    titles = {name: guide.title for name, guide in guides.items()}
+    pdoc.render.env.globals |= {
+        "guides": titles,
+        "titles": titles | {name: name for name in reference},
+        "groups": reference_entries.groups,
+        "boosts": json.dumps(BOOSTS),
+    }
+    pages = {name: guide_pages.page(guide) for name, guide in guides.items()} | {**reference}
+    texts = {
+        f"{name.replace('.', '/')}.html": pdoc.render.html_module(page, pages)
+        for name, page in pages.items()
+    }
+    documents = [
+        *search_entries(reference, guide_pages.glossary()),
+        *(entry for guide in guides.values() for entry in guide_pages.search_entries(guide)),
+    ]
+    template = pdoc.render.env.get_template("search.js.jinja2")
+    texts["search.js"] = template.render(search_index=json.dumps(documents))
     for name, text in texts.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
+    for guide in guides.values():
+        for name, picture in guide.pictures.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(picture.read_bytes())
 
 
-def pages() -> dict[str, doc.Module]:
-    """A page for each public module by its name, with annotations and examples ready to print."""
-    top = _page(jaxformer)
-    found = {top.modulename: top}
-    for module in _inside(jaxformer):
-        page = _page(module)
-        top.submodules.append(page)
-        found[page.modulename] = page
-        if not page.members:
-            page.submodules = [_page(inner) for inner in _inside(module)]
-            found |= {inner.modulename: inner for inner in page.submodules}
-    homes = {
-        id(value): f"{module}.{name}"
-        for module, page in found.items()
-        for name in page.members
-        if not isinstance(value := getattr(page.obj, name), int | float | str | tuple)
-    }
-    with warnings.catch_warnings():  # of what pdoc makes of annotations, which is not printed
-        warnings.filterwarnings("ignore", "Error parsing type annotation")
-        for page in found.values():
-            for member in page.members.values():
-                _prepare(member, homes)
-    return found
+def search_entries(
+    reference: Mapping[str, doc.Module], glossary: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    """What the search knows of each public name: its words, its first paragraph, its text."""
+    entries = pdoc.search.make_index(reference, _is_public, "google")
+    for entry in entries:
+        text = entry.get("doc", "")
+        entry["text"], entry["doc"] = re.sub(r"<[^>]*>", " ", text), text.split("</p>")[0]
+        entry["words"] = glossary.get(entry["fullname"], "")
+    return entries
 
 
-def _inside(package: ModuleType) -> Iterator[ModuleType]:
-    """The modules of a package, but for its commands."""
-    for found in pkgutil.iter_modules(getattr(package, "__path__", ())):
-        if not found.name.startswith("_"):
-            yield importlib.import_module(f"{package.__name__}.{found.name}")
-
-
-def _page(module: ModuleType) -> doc.Module:
-    """A module as its users see it: what it passes on is its own, and how it does so is hidden."""
-    view = ModuleType(module.__name__, module.__doc__)
-    names = getattr(module, "__all__", None) or list(_public_names(module))
-    vars(view).update({name: _bare(getattr(module, name)) for name in names}, __all__=names)
-    page = doc.Module(view)
-    page.submodules = []
-    return page
-
-
-def _bare(thing: Any) -> Any:
-    """The function inside one that JAX has wrapped."""
-    return thing if inspect.isclass(thing) else inspect.unwrap(thing)
-
-
-def _public_names(module: ModuleType) -> Iterator[str]:
-    """What a module defines, or passes on by ``from x import name as name``."""
-    names: list[str | None]
-    for node in ast.parse(inspect.getsource(module)).body:
-        match node:
-            case ast.ImportFrom(names=aliases):
-                names = [alias.name for alias in aliases if alias.asname == alias.name]
-            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
-                names = [name]
-            case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
-                names = [name]
-            case _:
-                continue
-        yield from (name for name in names if name and not name.startswith("_"))
-
-
-def _prepare(member: doc.Doc, homes: Mapping[int, str]) -> None:
-    """Give an entry the annotations that its source has, and its examples colours."""
-    if isinstance(member, doc.Function):
-        member.signature = _signature(member, _annotations_of_function(member.obj, homes))
-    elif isinstance(member, doc.Class):
-        fields = _annotations_of_class(member.obj, homes)
-        methods = {x.name for x in _body(member.obj) if isinstance(x, ast.FunctionDef)}
-        for inner in member.own_members:
-            if inner.name in fields:
-                inner.docstring = "@private"  # the class tells of them
-            elif inner.name in methods:
-                _prepare(inner, homes)
-                inner.docstring += "\n\n@public" if inner.name == "__call__" else ""
-            elif isinstance(inner, doc.Function) and inner.name == "__init__":
-                inner.signature = _signature(inner, fields, only=True)
-                inner.docstring = ""
-    member.docstring = re.sub(
-        r"^Example:\n((?:    .*\n|\n)*    .*)$", _coloured, member.docstring, flags=re.M
-    )
-
-
-def _coloured(example: re.Match[str]) -> str:
-    lines = textwrap.dedent(example[1])
-    return f"###### Example:\n\n```pycon\n{lines}\n```\n"
-
-
-def _signature(
-    function: doc.Function, annotations: Mapping[str, Written], *, only: bool = False
-) -> inspect.Signature:
-    """The signature with these annotations, and `only` the parameters that have one or are self."""
-    signature = inspect.signature(function.obj)
-    parameters = [
-        parameter.replace(
-            annotation=annotations.get(name, inspect.Parameter.empty),
-            default=_default(parameter.default),
-        )
-        for i, (name, parameter) in enumerate(signature.parameters.items())
-        if not only or i == 0 or name in annotations
-    ]
-    returned = annotations.get("return", inspect.Parameter.empty)
-    return signature.replace(parameters=parameters, return_annotation=returned)
-
-
-def _default(value: Any) -> Any:
-    """A class by its name."""
-    if inspect.isclass(value) and value is not inspect.Parameter.empty:
-        return Written(f"{value.__module__}.{value.__qualname__}")
-    return value
-
-
-def _annotations_of_function(function: Any, homes: Mapping[int, str]) -> dict[str, Written]:
-    node: Any = _source(function)
-    arguments = node.args
-    every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
-    every += [a for a in (arguments.vararg, arguments.kwarg) if a]
-    found = {a.arg: a.annotation for a in every} | {"return": node.returns}
-    return {name: _text(x, function.__module__, homes) for name, x in found.items() if x}
-
-
-def _annotations_of_class(cls: type, homes: Mapping[int, str]) -> dict[str, Written]:
-    """Those of the fields, also of the classes above it that are ours."""
-    return {
-        node.target.id: _text(node.annotation, each.__module__, homes)
-        for each in reversed(cls.__mro__)
-        if each.__module__.startswith(f"{jaxformer.__name__}.")
-        for node in _body(each)
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
-    }
-
-
-def _body(cls: type) -> list[ast.stmt]:
-    return _source(cls).body
-
-
-def _source(thing: Any) -> Any:
-    return ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(thing)))).body[0]
-
-
-def _text(annotation: ast.expr, module: str, homes: Mapping[int, str]) -> Written:
-    """An annotation as it was written, with public names in full, so that they become links."""
-    scope = vars(sys.modules[module])
-
-    class InFull(ast.NodeTransformer):
-        def visit_Name(self, node: ast.Name) -> ast.expr:  # noqa: N802
-            value = scope.get(node.id)
-            if id(value) in homes:
-                return ast.Name(homes[id(value)])
-            # A set of words that has no entry of its own.
-            return ast.Name(f"{value}".split(".", 1)[1]) if get_origin(value) is Literal else node
-
-        def visit_Attribute(self, node: ast.Attribute) -> ast.expr:  # noqa: N802
-            match node.value:
-                case ast.Name(id=name) if isinstance(scope.get(name), ModuleType):
-                    home = homes.get(id(getattr(scope[name], node.attr, None)))
-                    return ast.Name(home) if home else node
-            return node
-
-    return Written(ast.unparse(InFull().visit(annotation)).replace("'", '"'))
+def _is_public(entry: doc.Doc) -> bool:
+    hidden = entry.name.startswith("_") and "@public" not in entry.docstring
+    return not hidden and "@private" not in entry.docstring
 
 
 if __name__ == "__main__":
