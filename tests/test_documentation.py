@@ -344,7 +344,8 @@ def test_the_search_knows_the_words_of_the_field(reference):
         ("SDPA", "dot_product_attention"),
         ("nucleus", "keep_top_p"),
     ):
-        assert word in index[f"jaxformer.functional.{name}"]["words"]
+        known = re.findall(r"\w+", index[f"jaxformer.functional.{name}"]["words"])
+        assert set(word.split()) <= set(known), word
     assert '"words": 8' in (reference / "search.js").read_text()  # and looks at them first
 
 
