@@ -50,6 +50,7 @@ def begin(
         return step.init_state(using.model, using.optimizer, key, using.mesh)
     abstract = step.abstract_state(using.model, using.optimizer, using.mesh)
     state = checkpoints.restore(start, abstract)
+    checkpoints.drop_old()
     print(f"Resuming after step {start}.")
     return state
 

@@ -91,19 +91,22 @@ def open_closed() -> list[int]:
 def lasting(number: int, before: Any, reason: str | None) -> io.TextIOWrapper:
     """A stream like the one before, which lasts; None was closed."""
     plain = before is None
+    raw: Any = Lasting(number, reason)
+    unbuffered = not plain and before.write_through
     return io.TextIOWrapper(
-        io.BufferedWriter(Lasting(number, reason)),
+        raw if unbuffered else io.BufferedWriter(raw),
         encoding="utf-8" if plain else before.encoding,
         errors="backslashreplace",
         line_buffering=plain or before.line_buffering,
-        write_through=not plain and before.write_through,
+        write_through=unbuffered,
     )
 
 
 def keep_printed(folder: Path) -> None:
     """What is printed after a stream was closed goes into a file of this folder."""
     for stream in (sys.stdout, sys.stderr):
-        raw = getattr(getattr(stream, "buffer", None), "raw", None)
+        buffer = getattr(stream, "buffer", None)
+        raw = getattr(buffer, "raw", buffer)  # of an unbuffered stream there is but the raw one
         if isinstance(raw, Lasting):
             raw.keep(folder)
 

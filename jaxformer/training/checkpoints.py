@@ -231,6 +231,14 @@ class Checkpoints:
         owned = [jax.block_until_ready(jnp.copy(arrays.pop(path))) for path in wanted]
         return jax.tree.unflatten(jax.tree.structure(abstract_state), owned)
 
+    def drop_old(self) -> None:
+        """Remove what a process that was killed while saving left: all but the newest and the best.
+
+        For a run that goes on from the newest; if that was damaged, all stay until it has saved.
+        """
+        if is_first() and not self._folder.passed_over:
+            self._folder.drop_old()
+
     def _complete(self, step: int, contents: dict[str, Any]) -> None:
         """In the background: when all arrays are written, make a checkpoint of them."""
         self._orbax.wait_until_finished()

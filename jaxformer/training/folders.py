@@ -107,6 +107,10 @@ class Folder:
             self.at(old).rename(aside)
         self.passed_over = []
         beside.rename(self.at(step))
+        self.drop_old()
+
+    def drop_old(self) -> None:
+        """Remove all but the newest and the best."""
         steps = self.steps()
         for old in set(steps) - {*steps[-self.keep :], self.best()}:
             shutil.rmtree(self.at(old).rename(self.beside(old)))

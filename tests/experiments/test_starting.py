@@ -131,3 +131,20 @@ def test_a_module_of_no_extra_is_what_the_error_says():
     assert missing(ImportError("cannot import x")) == "cannot import x"
     error = ModuleNotFoundError("No module named 'odd'", name="odd")
     assert missing(error) == "No module named 'odd'"
+
+
+ABORTS = """
+import os, sys
+from experiments.starting import start_process
+start_process()
+print("said before the end", file=sys.stderr)
+os.abort()
+"""
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_errors_are_seen_of_a_process_that_is_aborted(tmp_path, unbuffered):
+    more = {"PYTHONUNBUFFERED": unbuffered}
+    with begin(tmp_path, sys.executable, "-c", ABORTS, more=more) as run:
+        assert run.wait(60) == -signal.SIGABRT
+        assert "said before the end" in run.stderr.read()
