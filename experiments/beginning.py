@@ -31,6 +31,7 @@ def find_start(
         return 0
     newest = checkpoints.newest(lambda message: print(message, file=sys.stderr))
     refuse_changes(checkpoints.describe(newest), description)
+    checkpoints.drop_old()
     if newest > run.steps or (newest == run.steps and is_evaluated(using.output, newest)):
         if run.resume_or_begin and newest == run.steps:
             print(f"{using.output} is finished: it has {newest} steps.")
@@ -50,7 +51,6 @@ def begin(
         return step.init_state(using.model, using.optimizer, key, using.mesh)
     abstract = step.abstract_state(using.model, using.optimizer, using.mesh)
     state = checkpoints.restore(start, abstract)
-    checkpoints.drop_old()
     print(f"Resuming after step {start}.")
     return state
 

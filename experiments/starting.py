@@ -122,8 +122,9 @@ def end_imports() -> None:
     """From here on Ctrl-C raises KeyboardInterrupt, as elsewhere."""
     if signal.getsignal(signal.SIGINT) is leave:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if sys.excepthook is explain:  # of a save that fails Orbax logs what it raises besides
-        logging.getLogger("absl").setLevel(logging.CRITICAL)
+    if sys.excepthook is explain:  # of a save that fails they log what Orbax raises besides
+        for name in ("absl", "asyncio"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def remark(unraisable: Any) -> None:

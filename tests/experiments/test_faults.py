@@ -179,6 +179,9 @@ def survive(place, output, moments):
             assert written(place / output) == saved
         newest.update(complete(place / output)[-1:])
         if over(place / output):  # struck when nothing was left to do: from the beginning
+            again = begin(place, output)
+            said = ended(again)
+            assert again.returncode == 0, said
             assert_as_if_nothing_had_happened(place, output)
             shutil.rmtree(place / output)
     run = begin(place, output)
