@@ -1,6 +1,7 @@
 """Speed of a run, and what share of the machine's peak it reaches."""
 
 import time
+from collections import deque
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ from jaxformer.training.hardware import machine_peak_flops
 from jaxformer.training.optimizers import learning_rate
 
 RATES = 4096  # learning rates that are computed together
+SECONDS, UPDATES = 1.0, 8  # over which speed is a mean, or since the last restart
 
 
 class Meter:
@@ -32,7 +34,7 @@ class Meter:
         decoder = isinstance(run.model.topology, Decoder)
         self.work = costs.training_flops_per_token(run.model, length) if decoder else None
         self.devices = list(mesh.local_devices)
-        self.peak = self.machine_peak()
+        self.peak, self.exceeded = self.machine_peak(), False
         self._rates_from = jax.jit(jax.vmap(learning_rate(run.optimizer, run.schedule_steps)))
         self._rates: tuple[int, Any] = -1, None
         self.restart()
@@ -47,31 +49,40 @@ class Meter:
         return float(self._rates[1][at])
 
     def restart(self) -> None:
-        """Leave out the time until now, which went into something else."""
-        self.since = time.monotonic()
+        """Leave out the time until now, which went into something else; no update may be under way.
+
+        If the model has exceeded the peak, that was measured beside other work: it is again.
+        """
+        if self.exceeded:
+            self.peak, self.exceeded = max(self.peak, self.machine_peak()), False
+        self.marks: deque[tuple[float, int]] = deque([(time.monotonic(), 0)])
 
     def machine_peak(self) -> float:
         """FLOP/s of all processes, each with devices like ours."""
         return machine_peak_flops(self.devices) * jax.process_count()
 
     def utilisation(self, flops: float) -> float:
-        """FLOP/s of the model as a share of the machine's, at most 1.
+        """FLOP/s of the model as a share of the machine's, at most 1."""
+        self.exceeded |= flops > self.peak
+        return min(flops / self.peak, 1.0)
 
-        A model beyond the peak shows that the peak was measured while the machine did other work:
-        it is measured again, and what the model reaches is a peak, too.
+    def speed(self, updates: int) -> float:
+        """Updates a second, of these and those before, over at least some time and updates.
+
+        Several that the devices have made may be read within a moment, and the next after a while.
         """
-        if flops > self.peak:
-            self.peak = max(flops, self.machine_peak())
-            self.restart()
-        return flops / self.peak
+        now, count = time.monotonic(), self.marks[-1][1] + updates
+        self.marks.append((now, count))
+        while now - self.marks[1][0] >= SECONDS and count - self.marks[1][1] >= UPDATES:
+            self.marks.popleft()
+        since, before = self.marks[0]
+        return (count - before) / (now - since)
 
     def read(self, finished: list[loop.Finished]) -> list[tuple[loop.Finished, dict[str, float]]]:
-        """Each finished update with its loss, learning rate, and the speed since the last."""
+        """Each finished update with its loss, learning rate, and the speed of the last ones."""
         if not finished:
             return []
-        now = time.monotonic()
-        speed = self.tokens * len(finished) / (now - self.since)
-        self.since = now
+        speed = self.tokens * self.speed(len(finished))
         shared = {"tokens_per_second": speed}
         if self.work is not None:
             shared["utilisation"] = self.utilisation(speed * self.work)

@@ -137,9 +137,7 @@ def quick_gelu(x: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
 
 
 @checked
-def glu(
-    gate: Float[Array, "*batch F"], value: Float[Array, "*batch F"]
-) -> Float[Array, "*batch F"]:
+def glu(gate: Float[Array, "*batch"], value: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
     """Gated linear unit, sigmoid(gate) * value.
 
     Args:
@@ -164,9 +162,7 @@ def glu(
 
 
 @checked
-def bilinear(
-    gate: Float[Array, "*batch F"], value: Float[Array, "*batch F"]
-) -> Float[Array, "*batch F"]:
+def bilinear(gate: Float[Array, "*batch"], value: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
     """Gated unit without a nonlinearity, gate * value.
 
     Args:
@@ -189,9 +185,7 @@ def bilinear(
 
 
 @checked
-def reglu(
-    gate: Float[Array, "*batch F"], value: Float[Array, "*batch F"]
-) -> Float[Array, "*batch F"]:
+def reglu(gate: Float[Array, "*batch"], value: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
     """Gated linear unit with `relu`, max(gate, 0) * value.
 
     Args:
@@ -209,8 +203,8 @@ def reglu(
 
 @checked
 def geglu(
-    gate: Float[Array, "*batch F"], value: Float[Array, "*batch F"], *, approximate: bool = False
-) -> Float[Array, "*batch F"]:
+    gate: Float[Array, "*batch"], value: Float[Array, "*batch"], *, approximate: bool = False
+) -> Float[Array, "*batch"]:
     """Gated linear unit with `gelu`, gelu(gate) * value.
 
     T5 v1.1 and Gemma use ``approximate=True``.
@@ -240,9 +234,7 @@ def geglu(
 
 
 @checked
-def swiglu(
-    gate: Float[Array, "*batch F"], value: Float[Array, "*batch F"]
-) -> Float[Array, "*batch F"]:
+def swiglu(gate: Float[Array, "*batch"], value: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
     """Gated linear unit with `silu`, silu(gate) * value.
 
     The paper's feed-forward layer is ``swiglu(x @ W, x @ V) @ W2``. PaLM and Llama adopted it.
@@ -271,8 +263,8 @@ def swiglu(
 
 @checked
 def clamped_geglu(
-    gate: Float[Array, "*batch F"], value: Float[Array, "*batch F"], *, limit: float
-) -> Float[Array, "*batch F"]:
+    gate: Float[Array, "*batch"], value: Float[Array, "*batch"], *, limit: float
+) -> Float[Array, "*batch"]:
     """Gated unit of Phi-3-small: `quick_gelu` with both paths bounded and the value shifted by one.
 
         y = quick_gelu(min(gate, limit)) * (clip(value, -limit, limit) + 1)

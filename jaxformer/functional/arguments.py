@@ -17,7 +17,7 @@ import jaxtyping
 import numpy as np
 from jaxtyping import Array
 
-from jaxformer.shapes import AXES
+from jaxformer.functional.annotated_axes import Axes, Refused, meet, read_axes
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -83,8 +83,8 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
             for name in kwargs:
                 if (want := wanted.get(name)) is not None:
                     kwargs[name] = want.take(kwargs[name], seen)
-        except _Refused as refused:
-            reason = refused.told(function)
+        except Refused as refused:
+            reason = _told(refused, function)
         else:
             return function(*given, **kwargs)  # type: ignore[arg-type]
         raise ValueError(reason)
@@ -92,18 +92,11 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-class _Refused(Exception):  # noqa: N818 - never leaves this module
-    """An argument is not what it should be, and what its docstring says of it may help."""
-
-    def __init__(self, reason: str, argument: str | None = None, more: str = ""):
-        super().__init__(reason)
-        self.reason, self.argument, self.more = reason, argument, more
-
-    def told(self, function: Callable[..., Any]) -> str:
-        """The error in full."""
-        about = "" if self.argument is None else _first_sentence(function, self.argument)
-        parts = [f"{function.__name__}: {self.reason}{about and f' ({about})'}.", self.more]
-        return " ".join(part for part in parts if part)
+def _told(refused: Refused, function: Callable[..., Any]) -> str:
+    """The error in full, with what the function's docstring says first of the argument."""
+    about = "" if refused.argument is None else _first_sentence(function, refused.argument)
+    parts = [f"{function.__name__}: {refused.reason}{about and f' ({about})'}.", refused.more]
+    return " ".join(part for part in parts if part)
 
 
 def _first_sentence(function: Callable[..., Any], argument: str) -> str:
@@ -131,7 +124,7 @@ def _read(name: str, annotation: Any) -> "_Wanted | _Fields | None":
     others = tuple(m for m in members if m not in arrays and m not in tuples)
     fields = {kind: _fields(name, kind) for kind in tuples}
     if len(arrays) == 1 and arrays[0].dtype.__name__ in TAKES:
-        axes = _axes(arrays[0].dim_str)
+        axes = read_axes(arrays[0].dim_str)
         return _Wanted(name, arrays[0].dtype.__name__, axes, arrays[0].dim_str, others, fields)
     return _Fields(fields) if tuples and not arrays else None
 
@@ -142,27 +135,8 @@ def _fields(name: str, kind: Any) -> "dict[str, _Wanted]":
     for field, annotation in kind.__annotations__.items():
         want = _read(f"{name}.{field}", annotation)
         if isinstance(want, _Wanted):
-            found[field] = want._replace(axes=_axes("..."))
+            found[field] = want._replace(axes=read_axes("..."))
     return found
-
-
-class _Axes(NamedTuple):
-    """What an annotation says of axes. Sums of letters, as in results, are left alone."""
-
-    named: tuple[tuple[str, int], ...]  # letters and their places; from the end behind any number
-    any_number: str | None  # "...", "*batch", "*#batch", or None where there are none
-    before: int  # how many stand before those, and how many behind
-    behind: int
-
-
-def _axes(dim_str: str) -> _Axes:
-    letters = dim_str.split()
-    many = [i for i, letter in enumerate(letters) if letter == "..." or letter.startswith("*")]
-    before = many[0] if many else len(letters)
-    behind = len(letters) - before - len(many)
-    places = [*range(before), *range(-behind, 0)]
-    named = tuple((letters[i], i) for i in places if letters[i].isidentifier())
-    return _Axes(named, letters[before] if many else None, before, behind)
 
 
 class _Fields(NamedTuple):
@@ -190,7 +164,7 @@ class _Wanted(NamedTuple):
 
     name: str
     dtype: str  # as jaxtyping calls it
-    axes: _Axes
+    axes: Axes
     written: str
     others: tuple[type, ...]  # what may be given in its place
     tuples: dict[Any, "dict[str, _Wanted]"]
@@ -210,14 +184,14 @@ class _Wanted(NamedTuple):
             raise _wrong_kind(self, given, kind)
         if kind in ("signed", "unsigned"):
             given = _widened(given, kind)
-        _meet(self, given.shape, seen)
+        meet(self.name, self.axes, self.written, given.shape, seen)
         return given
 
 
 def _as_array(want: _Wanted, given: Any) -> Array:
     """An array of JAX from a list, a number, or an array of another library."""
     if given is None or isinstance(given, str | bytes | dict | set):
-        raise _Refused(f"{want.name} is {given!r:.40}, not an array", want.name)
+        raise Refused(f"{want.name} is {given!r:.40}, not an array", want.name)
     try:
         if isinstance(given, np.ndarray | np.generic):
             _check_range(want, np.asarray(given))
@@ -225,7 +199,7 @@ def _as_array(want: _Wanted, given: Any) -> Array:
     except (TypeError, ValueError, OverflowError) as error:
         reason = str(error).partition("\n")[0]
         kind = type(given).__name__
-        raise _Refused(f"{want.name}, a {kind}, makes no array: {reason}"[:300]) from None
+        raise Refused(f"{want.name}, a {kind}, makes no array: {reason}"[:300]) from None
     if isinstance(given, np.ndarray | np.generic) or not isinstance(given, list | tuple | int):
         return array
     kinds = TAKES[want.dtype]  # Python's numbers have no dtype: [1, 2] may stand for floats
@@ -243,7 +217,7 @@ def _check_range(want: _Wanted, host: np.ndarray) -> None:
     most = jnp.iinfo(jax.dtypes.canonicalize_dtype(np.int64))
     for extreme in (host.min(), host.max()):
         if not most.min <= int(extreme) <= most.max:
-            raise _Refused(f"{want.name} holds {extreme}, and {most.dtype} ends at {most.max}")
+            raise Refused(f"{want.name} holds {extreme}, and {most.dtype} ends at {most.max}")
 
 
 @functools.cache
@@ -269,7 +243,7 @@ def _widened(given: Array, kind: str) -> Array:
     return given.astype(wide)
 
 
-def _wrong_kind(want: _Wanted, given: Array, kind: str) -> _Refused:
+def _wrong_kind(want: _Wanted, given: Array, kind: str) -> Refused:
     """What to do instead, where that can be told."""
     name, more = want.name, ""
     match want.dtype, kind:
@@ -282,62 +256,4 @@ def _wrong_kind(want: _Wanted, given: Array, kind: str) -> _Refused:
         case "Float" | "Float32", "signed" | "unsigned" | "boolean":
             more = f"Use {name}.astype(jnp.float32)."
     wanted = CALLED[want.dtype]
-    return _Refused(f"{name} is {given.dtype}, and must be {wanted}", name.split(".")[0], more)
-
-
-def _meet(want: _Wanted, shape: tuple[int, ...], seen: dict[str, Any]) -> None:
-    """Compare axes with those of the same letters, and remember them."""
-    named, any_number, before, behind = want.axes
-    count, least = len(shape), before + behind
-    if count < least or (any_number is None and count > least):
-        at_least = "" if any_number is None else "at least "
-        raise _Refused(
-            f"{want.name} has {count} {'axis' if count == 1 else 'axes'}, shape {shape}, and must "
-            f"have {at_least}{least}: [{', '.join(want.written.split())}]",
-            want.name,
-        )
-    for letter, axis in named:
-        known = seen.get(letter)
-        if known is None:
-            seen[letter] = want.name, shape, axis
-        elif known[1][known[2]] != shape[axis]:
-            raise _Refused(disagreement(letter, (want.name, shape, axis), known))
-    if any_number is not None and any_number != "...":
-        _agree_on_many(want.name, shape, shape[before : count - behind], any_number, seen)
-
-
-def disagreement(letter: str, one: Any, other: Any) -> str:
-    """Two arguments, each with its name, shape and axis, that differ in what one letter counts."""
-    (name, shape, axis), (known, known_shape, known_axis) = one, other
-    word = f"{AXES[letter]} " if letter in AXES else ""
-    size, known_size = f"{shape[axis]} {word}", f"{known_shape[known_axis]} "
-    if not word:
-        size, known_size = f"{letter} = {shape[axis]} ", f"{letter} = {known_shape[known_axis]} "
-    return (
-        f"{name} has {size}(axis {axis % len(shape)} of shape {shape}), but {known} has "
-        f"{known_size}(axis {known_axis % len(known_shape)} of shape {known_shape})"
-    )
-
-
-def _agree_on_many(
-    name: str, shape: tuple[int, ...], sizes: tuple[int, ...], letters: str, seen: dict[str, Any]
-) -> None:
-    """Axes of any number are equal, or broadcast where the annotation has a ``#``."""
-    broadcasts = letters[1] == "#"
-    key = letters[2:] if broadcasts else letters[1:]
-    known, known_broadcasts, known_name, known_shape = seen.get(key, (None, True, name, shape))
-    if known is None or sizes == known:
-        seen[key] = sizes, known_broadcasts and broadcasts, known_name, known_shape
-        return
-    try:
-        together = np.broadcast_shapes(sizes, known)
-    except ValueError:
-        together = None
-    fits = (broadcasts or together == sizes) and (known_broadcasts or together == known)
-    if together is None or not fits or not (broadcasts or known_broadcasts):
-        how = "broadcast with" if broadcasts or known_broadcasts else "be"
-        raise _Refused(
-            f"{name} has {key} axes {sizes} (shape {shape}), which must {how} the {known} "
-            f"of {known_name} (shape {known_shape})"
-        )
-    seen[key] = together, known_broadcasts and broadcasts, known_name, known_shape
+    return Refused(f"{name} is {given.dtype}, and must be {wanted}", name.split(".")[0], more)

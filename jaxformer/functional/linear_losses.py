@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Integer
 
-from jaxformer.functional.arguments import checked, disagreement
+from jaxformer.functional.annotated_axes import disagreement
+from jaxformer.functional.arguments import checked
 from jaxformer.functional.collectives import varies_over, varying
 from jaxformer.functional.linear import linear
 from jaxformer.functional.losses import (

@@ -206,6 +206,15 @@ def test_gated_units_keep_dtype_and_have_gradients(name, dtype, normal):
 
 
 @pytest.mark.parametrize("name", GATED)
+def test_gated_units_take_numbers_so_that_vmap_gives_slopes(name, normal):
+    gated, _ = GATED[name]
+    gate, value = normal(5), normal(5)
+    slopes = jax.vmap(jax.grad(gated))(gate, value)
+    whole = jax.grad(lambda g: jnp.sum(gated(g, value)))(gate)
+    np.testing.assert_allclose(slopes, whole, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", GATED)
 def test_gated_units_gradient_is_the_difference_quotient(name):
     gated, _ = GATED[name]
     gate, value = jnp.array([-1.3, 0.4, 2.0]), jnp.array([0.7, -1.1, 3.0])  # away from relu's kink

@@ -245,7 +245,7 @@ WRONG = {
     ),
     "swiglu": (
         lambda f: f(ones(2, 6), ones(2, 1)),
-        r"value has 1 hidden features \(axis 1 .*\), but gate has 6 \(axis 1",
+        r"value has batch axes \(2, 1\) .* must be the \(2, 6\) of gate",
     ),
     "cross_entropy": (
         lambda f: f(ones(2, 3, 9), jnp.zeros((2, 4), int)),

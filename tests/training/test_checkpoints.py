@@ -134,6 +134,19 @@ def test_only_the_newest_stay(tmp_path):
         assert checkpoints.steps() == [11, 100]
 
 
+def test_what_a_killed_process_left_beside_the_newest_is_removed_unless_it_may_be_needed(tmp_path):
+    write(tmp_path, 9, 10, 11, keep=3)  # as if killed between a checkpoint's place and what goes
+    with Checkpoints(tmp_path, keep=1) as checkpoints:
+        checkpoints.drop_old()
+        assert checkpoints.steps() == [11]
+    write(tmp_path, 12, keep=2)
+    (tmp_path / "12" / "description.json").write_text("{}")
+    with Checkpoints(tmp_path, keep=1) as checkpoints:
+        assert checkpoints.newest(report=lambda _: None) == 11
+        checkpoints.drop_old()
+        assert (tmp_path / "12").is_dir() and checkpoints.steps() == [11]
+
+
 def test_arrays_may_be_donated_once_save_returns(tmp_path):
     state, expected = make(), make()
     halve = jax.jit(lambda s: jax.tree.map(lambda x: x * 0, s), donate_argnums=0)

@@ -1,0 +1,93 @@
+"""The axes an annotation of arguments names, and whether those of a call agree."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxformer.shapes import AXES
+
+
+class Refused(Exception):  # noqa: N818 - `checked` makes a ValueError of it
+    """An argument is not what it should be, and what its docstring says of it may help."""
+
+    def __init__(self, reason: str, argument: str | None = None, more: str = ""):
+        super().__init__(reason)
+        self.reason, self.argument, self.more = reason, argument, more
+
+
+class Axes(NamedTuple):
+    """What an annotation says of axes. Sums of letters, as in results, are left alone."""
+
+    named: tuple[tuple[str, int], ...]  # letters and their places; from the end behind any number
+    any_number: str | None  # "...", "*batch", "*#batch", or None where there are none
+    before: int  # how many stand before those, and how many behind
+    behind: int
+
+
+def read_axes(dim_str: str) -> Axes:
+    """Of what jaxtyping calls dim_str: "*batch T N H"."""
+    letters = dim_str.split()
+    many = [i for i, letter in enumerate(letters) if letter == "..." or letter.startswith("*")]
+    before = many[0] if many else len(letters)
+    behind = len(letters) - before - len(many)
+    places = [*range(before), *range(-behind, 0)]
+    named = tuple((letters[i], i) for i in places if letters[i].isidentifier())
+    return Axes(named, letters[before] if many else None, before, behind)
+
+
+def meet(name: str, axes: Axes, written: str, shape: tuple[int, ...], seen: dict[str, Any]) -> None:
+    """Compare axes with those of the same letters, and remember them."""
+    named, any_number, before, behind = axes
+    count, least = len(shape), before + behind
+    if count < least or (any_number is None and count > least):
+        at_least = "" if any_number is None else "at least "
+        raise Refused(
+            f"{name} has {count} {'axis' if count == 1 else 'axes'}, shape {shape}, and must "
+            f"have {at_least}{least}: [{', '.join(written.split())}]",
+            name,
+        )
+    for letter, axis in named:
+        known = seen.get(letter)
+        if known is None:
+            seen[letter] = name, shape, axis
+        elif known[1][known[2]] != shape[axis]:
+            raise Refused(disagreement(letter, (name, shape, axis), known))
+    if any_number is not None and any_number != "...":
+        _agree_on_many(name, shape, shape[before : count - behind], any_number, seen)
+
+
+def disagreement(letter: str, one: Any, other: Any) -> str:
+    """Two arguments, each with its name, shape and axis, that differ in what one letter counts."""
+    (name, shape, axis), (known, known_shape, known_axis) = one, other
+    word = f"{AXES[letter]} " if letter in AXES else ""
+    size, known_size = f"{shape[axis]} {word}", f"{known_shape[known_axis]} "
+    if not word:
+        size, known_size = f"{letter} = {shape[axis]} ", f"{letter} = {known_shape[known_axis]} "
+    return (
+        f"{name} has {size}(axis {axis % len(shape)} of shape {shape}), but {known} has "
+        f"{known_size}(axis {known_axis % len(known_shape)} of shape {known_shape})"
+    )
+
+
+def _agree_on_many(
+    name: str, shape: tuple[int, ...], sizes: tuple[int, ...], letters: str, seen: dict[str, Any]
+) -> None:
+    """Axes of any number are equal, or broadcast where the annotation has a ``#``."""
+    broadcasts = letters[1] == "#"
+    key = letters[2:] if broadcasts else letters[1:]
+    known, known_broadcasts, known_name, known_shape = seen.get(key, (None, True, name, shape))
+    if known is None or sizes == known:
+        seen[key] = sizes, known_broadcasts and broadcasts, known_name, known_shape
+        return
+    try:
+        together = np.broadcast_shapes(sizes, known)
+    except ValueError:
+        together = None
+    fits = (broadcasts or together == sizes) and (known_broadcasts or together == known)
+    if together is None or not fits or not (broadcasts or known_broadcasts):
+        how = "broadcast with" if broadcasts or known_broadcasts else "be"
+        raise Refused(
+            f"{name} has {key} axes {sizes} (shape {shape}), which must {how} the {known} "
+            f"of {known_name} (shape {known_shape})"
+        )
+    seen[key] = together, known_broadcasts and broadcasts, known_name, known_shape
