@@ -29,6 +29,7 @@ PATIENCE = 240  # seconds for any one process
 START = """
 import resource, runpy, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup, under which tests may run, ignores
 from experiments.starting import start_process
 start_process()
 if (limit := int(sys.argv.pop(1))):
@@ -158,11 +159,13 @@ def strike(run, output, moment):
 
 def survive(place, output, moments):
     """Returns how many different checkpoints were the newest when a process ended."""
-    newest, waiting = set(), list(moments)
+    newest, waiting, missed = set(), list(moments), 0
     while waiting:
         run, moment = begin(place, output), waiting.pop(0)
         said = strike(run, place / output, moment)
         if run.returncode == 0:  # it was at its end before its moment came: from the beginning
+            missed += 1
+            assert missed <= 5 * len(moments), f"{moment} does not come or does nothing: {said}"
             assert_as_if_nothing_had_happened(place, output)
             shutil.rmtree(place / output)
             if moment.kind == "share":  # of a time that was slower: sooner, or it may never come
