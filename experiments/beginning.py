@@ -72,9 +72,10 @@ def keep_tokenizer(tokenizer: Tokenizer, output: Path, *, made: bool) -> None:
     if not changed:
         return
     if made:
+        were, are = ("was", "is") if len(changed) == 1 else ("were", "are")
         print(
-            f"{', '.join(changed)} in {output} was missing or damaged, and is written again: it "
-            "is not of the tokenizer that this run trains with.",
+            f"{', '.join(changed)} in {output} {were} missing or damaged, and {are} written again "
+            "from the tokenizer that this run trains with.",
             file=sys.stderr,
         )
     tokenizer.save(output)

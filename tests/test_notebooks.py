@@ -17,7 +17,7 @@ from tests.write_notebooks import NOTEBOOKS, ROOT, address, clean, execute, with
 
 FIGURES = 3  # at least, in each
 SECONDS = 120
-KILOBYTES = 60  # of a picture
+LARGEST_PICTURE = 60  # kilobytes
 # A number of a fresh run is that of the stored one up to 2 %: what is trained for some hundred
 # updates moves by less between processors. Numbers with an exponent, both below ROUNDING, are
 # rounding, and any size of it will do; whole numbers are counts, and are the same.
@@ -101,7 +101,7 @@ class TestStored:
 
     def test_with_small_pictures(self, path):
         sizes = [len(base64.b64decode(p)) for p in pictures(nbformat.read(path, as_version=4))]
-        assert len(sizes) >= FIGURES and max(sizes) < 1000 * KILOBYTES, sizes
+        assert len(sizes) >= FIGURES and max(sizes) < 1000 * LARGEST_PICTURE, sizes
 
     def test_without_traces_of_a_machine(self, path):
         said = "\n".join(texts(nbformat.read(path, as_version=4)))

@@ -143,7 +143,12 @@ def _culprit(path: str, hint: Any, value: Any) -> tuple[str, str, Any]:
 def _expected(hint: Any) -> str:
     """An annotation in words."""
     origin, args = get_origin(hint), get_args(hint)
-    words = {int: "a whole number", float: "a finite number", bool: "True or False", str: "text"}
+    words = {
+        int: "a whole number",
+        float: "a finite number of float32",
+        bool: "True or False",
+        str: "text",
+    }
     words[type(None)] = "None"
     if origin in (Union, types.UnionType):
         return " or ".join(_expected(option) for option in args)

@@ -238,7 +238,8 @@ class TransformerConfig:
         outside = [i for i in self.head.masked_ids if not 0 <= i < self.vocab_size]
         require(
             not outside,
-            f"head.masked_ids must be below vocab_size={self.vocab_size}; got {outside}.",
+            f"head.masked_ids must be from 0 to {self.vocab_size - 1}, since vocab_size is "
+            f"{self.vocab_size}; got {outside}.",
         )
         require(
             len(set(self.head.masked_ids)) < self.vocab_size,

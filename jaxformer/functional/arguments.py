@@ -6,6 +6,7 @@ kinds, shapes and types are looked at, so it works on tracers and costs some mic
 
 import functools
 import inspect
+import math
 import re
 from collections.abc import Callable
 from types import UnionType
@@ -59,6 +60,9 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     - is refused, if its kind or its number of axes is another than annotated;
     - is refused, if one of its axes disagrees with that of the same letter in another argument.
 
+    Each that is annotated as `int` or `float` must be such a number, and a float be finite; numbers
+    of NumPy become Python's, and what is traced is left alone.
+
     Args:
         function: Annotated with jaxtyping's types.
 
@@ -94,8 +98,9 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
 
 def _told(refused: Refused, function: Callable[..., Any]) -> str:
     """The error in full, with what the function's docstring says first of the argument."""
+    name = function.__qualname__.removesuffix(".__call__")
     about = "" if refused.argument is None else _first_sentence(function, refused.argument)
-    parts = [f"{function.__name__}: {refused.reason}{about and f' ({about})'}.", refused.more]
+    parts = [f"{name}: {refused.reason}{about and f' ({about})'}.", refused.more]
     return " ".join(part for part in parts if part)
 
 
@@ -106,16 +111,16 @@ def _first_sentence(function: Callable[..., Any], argument: str) -> str:
     return " ".join(found[1].split()) if found else ""
 
 
-def _wanted(function: Callable[..., Any]) -> "dict[str, _Wanted | _Fields]":
-    """What is checked of each parameter; parameters without arrays have nothing."""
-    found: dict[str, _Wanted | _Fields] = {}
+def _wanted(function: Callable[..., Any]) -> "dict[str, _Wanted | _Fields | _Number]":
+    """What is checked of each parameter; those without arrays or numbers have nothing."""
+    found: dict[str, _Wanted | _Fields | _Number] = {}
     for name, parameter in inspect.signature(function).parameters.items():
         if (want := _read(name, parameter.annotation)) is not None:
             found[name] = want
     return found
 
 
-def _read(name: str, annotation: Any) -> "_Wanted | _Fields | None":
+def _read(name: str, annotation: Any) -> "_Wanted | _Fields | _Number | None":
     origin = get_origin(annotation)
     members = get_args(annotation) if origin in (Union, UnionType) else (annotation,)
     members = tuple(m for m in members if isinstance(m, type) and get_origin(m) is None)
@@ -126,7 +131,39 @@ def _read(name: str, annotation: Any) -> "_Wanted | _Fields | None":
     if len(arrays) == 1 and arrays[0].dtype.__name__ in TAKES:
         axes = read_axes(arrays[0].dim_str)
         return _Wanted(name, arrays[0].dtype.__name__, axes, arrays[0].dim_str, others, fields)
-    return _Fields(fields) if tuples and not arrays else None
+    if tuples and not arrays:
+        return _Fields(fields)
+    numbers = [kind for kind in members if kind in (int, float)]
+    rest = get_args(annotation) if origin in (Union, UnionType) else (annotation,)
+    if len(numbers) == 1 and set(rest) <= {*numbers, type(None)}:
+        return _Number(name, numbers[0], None if type(None) in rest else numbers[0])
+    return None
+
+
+class _Number(NamedTuple):
+    """What is checked of a number."""
+
+    name: str
+    kind: type  # int or float
+    absent: Any  # None where that may stand in its place
+
+    def take(self, given: Any, seen: dict[str, Any]) -> Any:
+        """The number, as one of Python's."""
+        if isinstance(given, jax.Array) or (given is None and self.absent is None):
+            return given
+        if isinstance(given, np.generic):
+            given = given.item()
+        whole = isinstance(given, int) and not isinstance(given, bool)
+        if not whole and not (self.kind is float and isinstance(given, float)):
+            a = "a whole number" if self.kind is int else "a number"
+            raise Refused(f"{self.name} must be {a}; got {given!r:.60}", self.name)
+        _check_finite(self.name, given)
+        return given
+
+
+def _check_finite(name: str, given: int | float) -> None:
+    if not math.isfinite(given):
+        raise Refused(f"{name} must be finite; got {given}", name)
 
 
 def _fields(name: str, kind: Any) -> "dict[str, _Wanted]":
@@ -173,6 +210,8 @@ class _Wanted(NamedTuple):
         """The array, converted; its axes are added to those seen."""
         if not isinstance(given, jax.Array):
             if isinstance(given, self.others):
+                if isinstance(given, float):
+                    _check_finite(self.name, given)
                 return given
             if (fields := self.tuples.get(type(given))) is not None:
                 return _with_fields(given, fields)

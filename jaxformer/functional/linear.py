@@ -64,8 +64,18 @@ def check_linear(x: Any, kernel: Any, bias: Any = None, *, axes: int = 1) -> Non
         raise ValueError(f"Cast kernel to the dtype of x; got {kernel.dtype} and {x.dtype}.")
 
 
+def check_known(name: str, given: Any) -> None:
+    """Refuse what is traced where the program itself depends on the number."""
+    if isinstance(given, jax.core.Tracer):
+        raise ValueError(
+            f"{name} must be a number that is known when the program is made, and is traced here: "
+            "it has no gradient, and under jax.jit it belongs into static_argnames."
+        )
+
+
 def check_dropout(rate: float, key: PRNGKeyArray | None) -> None:
     """Refuse a rate that is none, or one without a key."""
+    check_known("The dropout rate", rate)
     if not 0 <= rate < 1:
         raise ValueError(f"Dropout rate must be in [0, 1); got {rate}.")
     if rate != 0 and key is None:

@@ -166,7 +166,12 @@ def linear_cross_entropy(
     *,
     z_loss: float = 0.0,
     label_smoothing: float = 0.0,
-    **head: Any,
+    vocabulary_axis: int = 1,
+    multiplier: float = 1.0,
+    softcap: float | None = None,
+    masked_ids: tuple[int, ...] = (),
+    chunk: int | None = None,
+    axis_name: str | None = None,
 ) -> Float32[Array, "*batch"]:
     """`token_cross_entropy` of `linear_logits`, of so many ids at a time as `loss_chunk` says.
 
@@ -177,7 +182,12 @@ def linear_cross_entropy(
         bias: See `linear_logits`.
         z_loss: See `token_cross_entropy`.
         label_smoothing: See `token_cross_entropy`.
-        **head: Options of `linear_scores`.
+        vocabulary_axis: See `linear_logits`.
+        multiplier: See `linear_logits`.
+        softcap: See `linear_logits`.
+        masked_ids: See `linear_logits`.
+        chunk: See `linear_scores`.
+        axis_name: See `linear_logits`.
 
     Returns:
         The loss of each token, in nats; NaN where a target is out of range.
@@ -195,7 +205,18 @@ def linear_cross_entropy(
         >>> np.asarray(losses).round(3)  # log(1000), and no such id
         array([6.908, 6.908,   nan], dtype=float32)
     """
-    scores = linear_scores(features, kernel, targets, bias, **head)
+    scores = linear_scores(
+        features,
+        kernel,
+        targets,
+        bias,
+        vocabulary_axis=vocabulary_axis,
+        multiplier=multiplier,
+        softcap=softcap,
+        masked_ids=masked_ids,
+        chunk=chunk,
+        axis_name=axis_name,
+    )
     return score_cross_entropy(scores, z_loss=z_loss, label_smoothing=label_smoothing)
 
 

@@ -10,6 +10,11 @@ from jaxtyping import Array, Bool, Float
 from jaxformer.functional.arguments import checked
 
 
+def _check_eps(eps: float) -> None:
+    if isinstance(eps, float | int) and eps < 0:
+        raise ValueError(f"eps must be at least 0; got {eps}.")
+
+
 def check_trailing(name: str, given: Array, x: Array) -> None:
     """Refuse what does not have the last axes of x; axes of one would broadcast in silence."""
     for i in range(1, min(given.ndim, x.ndim) + 1):
@@ -85,6 +90,7 @@ def layer_norm(
     References:
         Ba, Kiros and Hinton, Layer Normalization, 2016. arXiv:1607.06450, section 3
     """
+    _check_eps(eps)
     wide = x.astype(jnp.float32)
     centred = wide - _mean(wide, axis_name)
     variance = _mean(jnp.square(centred), axis_name)
@@ -147,6 +153,7 @@ def rms_norm(
     References:
         Zhang and Sennrich, Root Mean Square Layer Normalization, 2019. arXiv:1910.07467, section 4
     """
+    _check_eps(eps)
     wide = x.astype(jnp.float32)
     mean_square = _mean(jnp.square(wide), axis_name)
     if eps_position == "inside":

@@ -46,7 +46,8 @@ def sinusoidal_positions(
         The encodings, float32, to be added to token embeddings.
 
     Raises:
-        ValueError: If ``dim`` is odd, too small for the layout, or the layout is unknown.
+        ValueError: If ``dim`` is odd or too small for the layout, the layout is unknown, or
+            ``base`` is not positive.
 
     Example:
         >>> import jax.numpy as jnp
@@ -67,6 +68,8 @@ def sinusoidal_positions(
         raise ValueError(
             f"Sinusoids come in pairs, so dim must be even and at least {smallest}; got {dim}."
         )
+    if base <= 0:
+        raise ValueError(f"base must be positive; got {base}.")
     steps = dim // 2 - 1 if layout == "tensor2tensor" else dim // 2
     frequencies = jnp.asarray(base ** (-np.arange(dim // 2) / steps), jnp.float32)
     phases = jnp.multiply.outer(positions.astype(jnp.float32), frequencies)
@@ -77,6 +80,7 @@ def sinusoidal_positions(
     return jnp.concatenate([first, second], axis=-1)
 
 
+@checked
 def alibi_slopes(num_heads: int) -> Float[Array, " {num_heads}"]:
     """How fast each head's attention falls with distance: a geometric series over the heads.
 

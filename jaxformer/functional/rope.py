@@ -12,6 +12,7 @@ from jaxformer.functional.arguments import checked
 Pairing = Literal["halves", "neighbours"]
 
 
+@checked
 def rope_frequencies(head_dim: int, *, base: float = 10_000.0) -> Float[Array, " {head_dim//2}"]:
     """Angular frequency of each feature pair, from 1 down to nearly ``1 / base``.
 
@@ -29,7 +30,7 @@ def rope_frequencies(head_dim: int, *, base: float = 10_000.0) -> Float[Array, "
         Radians per position, float32.
 
     Raises:
-        ValueError: If ``head_dim`` is odd or less than two.
+        ValueError: If ``head_dim`` is odd or less than two, or ``base`` is not positive.
 
     Example:
         >>> from jaxformer import functional as F
@@ -44,6 +45,8 @@ def rope_frequencies(head_dim: int, *, base: float = 10_000.0) -> Float[Array, "
         raise ValueError(
             f"Rotary positions pair up features, so head_dim must be even; got {head_dim}."
         )
+    if base <= 0:
+        raise ValueError(f"base must be positive; got {base}.")
     return jnp.asarray(base ** (-np.arange(0, head_dim, 2) / head_dim), jnp.float32)
 
 

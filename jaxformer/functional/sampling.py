@@ -150,7 +150,12 @@ def seen_tokens(tokens: Integer[Array, "*batch T"], vocab_size: int) -> Bool[Arr
 
     Returns:
         True for each id that occurs; for `penalise_repetition`.
+
+    Raises:
+        ValueError: The vocabulary is empty.
     """
+    if vocab_size < 1:
+        raise ValueError(f"A vocabulary has at least 1 id; got vocab_size {vocab_size}.")
     *batch, T = tokens.shape
     rows = tokens.reshape(math.prod(batch), T)
     inside = jnp.where(rows < 0, vocab_size, rows)  # negative ids would count from the end

@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, Float32, PRNGKeyArray
 
 from jaxformer.functional.activations import soft_cap
 from jaxformer.functional.arguments import checked
-from jaxformer.functional.linear import check_dropout
+from jaxformer.functional.linear import check_dropout, check_known
 from jaxformer.functional.products import factors
 
 Normalizer = Literal["softmax", "relu"]
@@ -69,6 +69,7 @@ def check_choices(
     """Refuse what no implementation of attention can do."""
     if normalizer not in get_args(Normalizer):
         raise ValueError(f"normalizer must be in {get_args(Normalizer)}; got {normalizer!r}.")
+    check_known("logit_softcap", logit_softcap)
     if logit_softcap is not None and not logit_softcap > 0:
         raise ValueError(f"logit_softcap must be positive; got {logit_softcap}.")
     check_dropout(dropout_rate, dropout_key)

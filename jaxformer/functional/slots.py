@@ -24,7 +24,12 @@ def ring_slots(
 
     Returns:
         A slot for each entry, different ones within a row, for `write_slots`.
+
+    Raises:
+        ValueError: There is no slot.
     """
+    if num_slots < 1:
+        raise ValueError(f"A ring has at least 1 slot; got {num_slots}.")
     last = jnp.max(jnp.where(valid, positions, -1), axis=-1, keepdims=True, initial=-1)
     kept = valid & (positions > last - num_slots)
     return jnp.where(kept, positions % num_slots, num_slots)

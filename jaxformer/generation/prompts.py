@@ -183,7 +183,7 @@ def read_tokens(
         F.check_token_ids(tokens, vocab_size)
     except ValueError as wrong:
         raise ValueError(f"In the {name}: {wrong}") from None
-    return jnp.asarray(tokens), lengths
+    return jnp.asarray(tokens, jnp.int32), lengths  # narrow ones would wrap where they grow
 
 
 def read_source(

@@ -4,10 +4,11 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Integer
 
 from jaxformer import config as c
 from jaxformer import functional as F
+from jaxformer.functional.arguments import checked
 from jaxformer.layers.cache import Cache, check_room, has_room
 from jaxformer.layers.embedding import Embedder, Head
 from jaxformer.layers.guide import Guide, Places, source_rule
@@ -42,18 +43,19 @@ class Transformer(nn.Module):
     attention_implementation: F.Implementation = "auto"
 
     @nn.compact
+    @checked
     def __call__(
         self,
-        tokens: Int[Array, "*batch T"],
+        tokens: Integer[Array, "*batch T"],
         *,
-        source: Int[Array, "*batch S"] | None = None,
-        positions: Int[Array, "*any T"] | None = None,
-        segments: Int[Array, "*batch T"] | None = None,
-        source_positions: Int[Array, "*any S"] | None = None,
-        source_segments: Int[Array, "*batch S"] | None = None,
+        source: Integer[Array, "*batch S"] | None = None,
+        positions: Integer[Array, "*any T"] | None = None,
+        segments: Integer[Array, "*batch T"] | None = None,
+        source_positions: Integer[Array, "*any S"] | None = None,
+        source_segments: Integer[Array, "*batch S"] | None = None,
         cache: Cache | None = None,
-        logits_at: Int[Array, "*batch Q"] | None = None,
-        targets: Int[Array, "*batch Q"] | None = None,
+        logits_at: Integer[Array, "*batch Q"] | None = None,
+        targets: Integer[Array, "*batch Q"] | None = None,
         in_order: bool | None = None,
         deterministic: bool = True,
     ) -> Float[Array, "*batch Q V"] | tuple[Float[Array, "*batch Q V"], Cache] | F.TokenScores:

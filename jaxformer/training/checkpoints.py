@@ -283,9 +283,14 @@ class Checkpoints:
             self._orbax.wait_until_finished()
         if is_first():
             self._folder.abandon(step)
+        last = self.latest()
         return OSError(
             f"Saving checkpoint {step} in {self.folder} failed: {error}. "
-            f"The last good checkpoint is {self.latest()}."
+            + (
+                "There is no good one yet."
+                if last is None
+                else f"The last good checkpoint is {last}."
+            )
         )
 
 

@@ -118,9 +118,18 @@ CANNOT = {
     "model_dim=True": (lambda: change(model_dim=True), "model_dim must be a whole number; got Tr"),
     "norm=None": (lambda: change(norm=None), "norm must be LayerNorm or RMSNorm; got None"),
     "windows=(2.5,)": (lambda: change(dict(windows=(2.5,))), r"windows\[0\] must be a .*; got 2.5"),
-    "scale=nan": (lambda: change(dict(scale=math.nan)), "scale must be a finite number or .* nan"),
-    "eps=inf": (lambda: c.RMSNorm(eps=math.inf), "RMSNorm.eps must be a finite number; got inf"),
-    "too large": (lambda: c.Rope(base=1e39), r"Rope.base must be a finite number; got 1e\+39"),
+    "scale=nan": (
+        lambda: change(dict(scale=math.nan)),
+        "scale must be a finite number of float32 or .* nan",
+    ),
+    "eps=inf": (
+        lambda: c.RMSNorm(eps=math.inf),
+        "RMSNorm.eps must be a finite number of float32; got inf",
+    ),
+    "too large": (
+        lambda: c.Rope(base=1e39),
+        r"Rope.base must be a finite number of float32; got 1e\+39",
+    ),
     "no int32": (
         lambda: change(vocab_size=2**31),
         "vocab_size must be at most 2147483647; got 214",
@@ -156,12 +165,12 @@ CANNOT = {
     "sinusoid of base 1": (lambda: c.Sinusoid(base=1.0), "Sinusoid.base must be above 1; got 1.0"),
     "temperature=nan": (
         lambda: samplers.Sample(temperature=math.nan),
-        "Sample.temperature must be a finite number; got nan",
+        "Sample.temperature must be a finite number of float32; got nan",
     ),
     "num_beams=2.5": (lambda: samplers.Beam(num_beams=2.5), "num_beams must be a whole .* 2.5"),
     "learning rate": (
         lambda: schedules.Constant(peak=math.inf),
-        "Constant.peak must be a finite number; got inf",
+        "Constant.peak must be a finite number of float32; got inf",
     ),
     "half a device": (lambda: parallel.MeshConfig(data=1.5), "MeshConfig.data must be .*; got 1.5"),
 }

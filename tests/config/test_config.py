@@ -643,7 +643,7 @@ LONG_ROPE = c.LongRope(short=SHORT, long=LONG, original_max_length=4, max_length
         ),
         (
             lambda: change(head=c.Head(masked_ids=(3, 31, -1))),
-            r"masked_ids must be below vocab_size=31; got \[31, -1\]",
+            r"masked_ids must be from 0 to 30, since vocab_size is 31; got \[31, -1\]",
         ),
     ],
 )
@@ -679,7 +679,10 @@ def no_type_checks():
         (lambda: c.Rope(targets="qk"), "Rope.targets must be a tuple, each .*; got 'qk'"),
         (lambda: change(block="series"), "TransformerConfig.block must be one of .*; got 'series'"),
         (lambda: change(norm=c.RMSNorm(parameters="all")), "RMSNorm.parameters .* got 'all'"),
-        (lambda: change(norm=c.RMSNorm(eps="small")), "eps must be a finite number; got 'small'"),
+        (
+            lambda: change(norm=c.RMSNorm(eps="small")),
+            "eps must be a finite number of float32; got 'small'",
+        ),
         (lambda: change(dict(biases=("query", "gate"))), r"MultiHead.biases\[1\] .* got 'gate'"),
         (lambda: change(dict(biases="query")), "MultiHead.biases must be a tuple.*'query'"),
         (

@@ -1,6 +1,7 @@
 """What functions are given: narrow integers, lists, wrong shapes, wrong kinds, nothing at all."""
 
 import inspect
+import math
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxformer import functional as F
-from jaxformer.functional.arguments import _wanted
+from jaxformer.functional.arguments import _Number, _wanted
 
 NARROW = ["uint8", "int8", "uint16", "int16", "uint32"]
 RNG = np.random.default_rng(0)
@@ -304,10 +305,59 @@ def test_wrong_shapes_are_named_with_their_axis_and_both_numbers(name):
 
 def test_every_public_function_of_arrays_is_checked():
     """`check_token_ids` and `check_positions` are none: they take arrays of NumPy as they are."""
-    arrays = [x for x in vars(F).values() if inspect.isfunction(x) and _wanted(x)]
+    functions = [x for x in vars(F).values() if inspect.isfunction(x)]
+    arrays = [x for x in functions if any(not isinstance(w, _Number) for w in _wanted(x).values())]
     sources = {x.__name__: inspect.getsource(inspect.unwrap(x)) for x in arrays}
     without = {name for name, source in sources.items() if not source.startswith("@checked\n")}
     assert len(arrays) > 70 and not without
+
+
+NUMBERS = {
+    "not whole": (lambda: F.window_mask(ids(3), ids(3), 2.5), "window must be a whole .* got 2.5"),
+    "nan for a size": (lambda: F.window_mask(ids(3), ids(3), math.nan), "a whole number; got nan"),
+    "text": (lambda: F.rope_frequencies("8"), "head_dim must be a whole number; got '8'"),
+    "True": (lambda: F.alibi_slopes(True), "num_heads must be a whole number; got True"),
+    "a shape": (lambda: F.sinusoidal_positions(ids(3), 4.0), "dim must be a whole number; got 4.0"),
+    "top_k": (lambda: F.route(ones(2, 4), top_k=1.5), "top_k must be a whole number; got 1.5"),
+    "no number": (lambda: F.rms_norm(ones(2), eps="a"), "eps must be a number; got 'a'"),
+    "nan": (lambda: F.layer_norm(ones(2), eps=math.nan), "eps must be finite; got nan"),
+    "infinity": (lambda: F.attend(*[ones(2, 2)] * 3, scale=math.inf), "must be finite; got inf"),
+    "negative": (lambda: F.rms_norm(ones(2), eps=-1.0), "eps must be at least 0; got -1.0"),
+    "base": (lambda: F.rope_frequencies(8, base=0), "base must be positive; got 0"),
+    "wave": (lambda: F.sinusoidal_positions(ids(3), 4, base=-2.0), "be positive; got -2.0"),
+    "slots": (lambda: F.ring_slots(ids(3), jnp.ones(1, bool), 0), "at least 1 slot; got 0"),
+    "vocabulary": (lambda: F.seen_tokens(ids(3), 0), "at least 1 id; got vocab_size 0"),
+    "a misspelt option": (
+        lambda: F.linear_cross_entropy(ones(2, 3), ones(3, 4), ids(1, 2), chunk_size=1),
+        r"linear_cross_entropy\(\) got an unexpected keyword argument 'chunk_size'",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_are_what_their_annotations_say(name, no_checks_of_annotations):
+    call, message = NUMBERS[name]
+    with pytest.raises((ValueError, TypeError), match=message):
+        call()
+
+
+def test_numbers_of_numpy_are_numbers():
+    found = F.window_mask(ids(3), ids(3), np.int64(2))
+    np.testing.assert_array_equal(found, F.window_mask(ids(3), ids(3), 2))
+    np.testing.assert_array_equal(
+        F.rms_norm(ones(2), eps=np.float32(0.5)), F.rms_norm(ones(2), eps=0.5)
+    )
+
+
+@pytest.mark.parametrize("length", [16, 3000])
+def test_options_that_shape_the_program_are_refused_when_they_are_traced(
+    length, no_checks_of_annotations
+):
+    x = ones(1, length, 1, 2)
+    with pytest.raises(ValueError, match="logit_softcap must be a number that is known .* traced"):
+        jax.grad(lambda s: F.dot_product_attention(x, x, x, logit_softcap=s).sum())(30.0)
+    with pytest.raises(ValueError, match="dropout rate must be a number that is known .* traced"):
+        jax.jit(lambda rate: F.dropout(x, rate, jax.random.key(0)))(0.5)
 
 
 # Broadcasting that is meant

@@ -122,7 +122,10 @@ def test_a_model_searches_too(config, params, prompts, form):
     [
         (dict(num_beams=0), "num_beams must be a whole number of at least 1; got 0"),
         (dict(num_beams=1.5), "num_beams must be a whole number; got 1.5"),
-        (dict(length_penalty=float("nan")), "length_penalty must be a finite number; got nan"),
+        (
+            dict(length_penalty=float("nan")),
+            "length_penalty must be a finite number of float32; got nan",
+        ),
     ],
 )
 def test_impossible_beams_are_refused(fields, message):

@@ -11,6 +11,7 @@ from jaxformer import Transformer, generate
 from jaxformer.config import EncoderDecoder
 from jaxformer.generation import Beam, Greedy, Sample, stream
 from jaxformer.generation.prompts import make_request, pad_rows
+from tests.generation.conftest import draw
 
 ROWS = [[3, 1], [9, 2, 6]]
 READS = EncoderDecoder(num_encoder_layers=1)
@@ -184,3 +185,25 @@ def test_a_stream_needs_no_positions_for_padding_either(learned, learned_params)
     found = list(stream(learned, learned_params, wide, lengths=[4], **options))
     expected = generate(learned, learned_params, wide[:, :4], **options)
     np.testing.assert_array_equal(np.stack(found, axis=-1), expected[:, 4:])
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "int16", "uint16", "uint32"])
+@pytest.mark.parametrize("sampler", [Greedy(), Sample(top_k=1), Beam(num_beams=2)], ids=str)
+def test_prompts_of_any_integer_dtype_are_continued_alike(config, dtype, sampler):
+    """Among 300 ids, of which uint8 does not hold all."""
+    config = replace(config, vocab_size=300)
+    params = draw(config)
+    rows = np.asarray([[3, 1, 4], [100, 2, 6]])
+    options = dict(max_new_tokens=6, sampler=sampler, key=jax.random.key(0))
+    expected = generate(config, params, rows, **options)
+    assert np.max(expected) > 255
+    np.testing.assert_array_equal(generate(config, params, rows.astype(dtype), **options), expected)
+    device = jnp.asarray(rows, dtype)
+    np.testing.assert_array_equal(generate(config, params, device, **options), expected)
+    if not isinstance(sampler, Beam):
+        options["stop_tokens"] = ()
+        one, other = (
+            [np.asarray(x).tolist() for x in stream(config, params, given, **options)]
+            for given in (rows, rows.astype(dtype))
+        )
+        assert one == other

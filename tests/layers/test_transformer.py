@@ -518,3 +518,42 @@ def test_a_row_does_not_see_how_long_another_is(config, build, tokens):
     together = run(tokens, positions=at)
     np.testing.assert_allclose(together[0], run(tokens[0], positions=at[0]), atol=1e-5)
     assert jnp.abs(together[0] - run(tokens[0], positions=at[1])).max() > 1e-3
+
+
+GIVEN = {
+    "tokens": [[1, 2, 3], [4, 5, 6]],
+    "positions": [[0, 1, 2], [0, 1, 0]],
+    "segments": [[1, 1, 1], [1, 1, 2]],
+}
+
+
+def test_lists_and_narrow_ids_are_arrays(config, build):
+    cfg = config()
+    params, _ = build(cfg)
+    model, variables = Transformer(cfg), {"params": params}
+    arrays = {name: jnp.asarray(given) for name, given in GIVEN.items()}
+    expected = model.apply(variables, **arrays)
+    forms = [GIVEN, {n: np.asarray(x, np.uint8) for n, x in GIVEN.items()}]
+    for form in forms:
+        np.testing.assert_array_equal(model.apply(variables, **form), expected)
+    made = jax.eval_shape(lambda: model.init(jax.random.key(0), GIVEN["tokens"]))["params"]
+    assert jax.tree.structure(made) == jax.tree.structure(params)
+
+
+@pytest.mark.parametrize(
+    "changed, message",
+    [
+        (dict(segments=[[1, 1], [1, 2]]), r"segments has 2 .*axis 1 .* but tokens has 3"),
+        (dict(positions=[0, 1]), r"positions has 2 .*axis 0 .* but tokens has 3 .*axis 1"),
+        (dict(tokens=[[0.5, 1.0, 2.0]]), "tokens is float32, and must be an integer"),
+        (
+            dict(targets=[[1, 2, 3]]),
+            r"targets has batch axes \(1,\) .* must be the \(2,\) of tokens",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_named_as_it_was_passed(config, build, changed, message):
+    cfg = config()
+    params, _ = build(cfg)
+    with pytest.raises(ValueError, match=f"^Transformer: {message}"):
+        Transformer(cfg).apply({"params": params}, **{**GIVEN, **changed})
