@@ -40,6 +40,8 @@ class Pretrain(Run):
 
     def __post_init__(self):
         super().__post_init__()
+        if not 0 < self.held_out < 1:
+            raise ValueError(f"held_out must lie between 0 and 1; got {self.held_out}.")
         longest = self.model.max_length
         if longest is not None and self.length > longest:
             raise ValueError(

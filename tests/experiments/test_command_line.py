@@ -196,6 +196,8 @@ def test_quotes_inside_a_default_are_left_as_they_are(capsys):
         (["--steps", f"1{'0' * 20}"], f"steps must be at most 2147483647; got 1{'0' * 20}."),
         (["--output", ""], "output must name a folder of its own; got '' or '.'."),
         (["--output", __file__], "is a file."),
+        (["--held-out", "1"], "held_out must lie between 0 and 1; got 1.0."),
+        (["--held-out", "nan"], "held_out must lie between 0 and 1; got nan."),
         (["--wandb", ""], "wandb must name a project; got ''."),
         (["--resume-or-begin"], "--resume-or-begin needs --output FOLDER"),
         (
