@@ -139,12 +139,12 @@ def test_what_a_killed_process_left_beside_the_newest_is_removed_unless_it_may_b
     with Checkpoints(tmp_path, keep=1) as checkpoints:
         checkpoints.drop_old()
         assert checkpoints.steps() == [11]
-    write(tmp_path, 12, keep=2)
-    (tmp_path / "12" / "description.json").write_text("{}")
+    write(tmp_path, 12, 13, keep=3)
+    (tmp_path / "13" / "description.json").write_text("{}")
     with Checkpoints(tmp_path, keep=1) as checkpoints:
-        assert checkpoints.newest(report=lambda _: None) == 11
+        assert checkpoints.newest(report=lambda _: None) == 12
         checkpoints.drop_old()
-        assert (tmp_path / "12").is_dir() and checkpoints.steps() == [11]
+        assert (tmp_path / "13").is_dir() and checkpoints.steps() == [11, 12]
 
 
 def test_arrays_may_be_donated_once_save_returns(tmp_path):
