@@ -287,7 +287,7 @@ class Checkpoints:
         return OSError(
             f"Saving checkpoint {step} in {self.folder} failed: {error}. "
             + (
-                "There is no good one yet."
+                "There is no good checkpoint yet."
                 if last is None
                 else f"The last good checkpoint is {last}."
             )

@@ -59,7 +59,7 @@ def test_batches_in_which_nothing_counts_do_not_lower_what_is_usual():
     "fields, message",
     [
         ({"spike": 1.0}, "spike must be above 1 and finite, or None; got 1.0"),
-        ({"spike": math.nan}, "spike must be a finite number or None; got nan"),
+        ({"spike": math.nan}, "spike must be a finite number of float32 or None; got nan"),
         ({"after": 0}, "after must be at least 1; got 0"),
         ({"patience": 0}, "patience must be at least 1; got 0"),
     ],
