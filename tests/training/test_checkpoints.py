@@ -397,7 +397,7 @@ def test_a_reader_sees_what_another_wrote_since(tmp_path):
 def test_a_folder_that_cannot_be_made_is_an_error_of_the_save(tmp_path):
     (tmp_path / "file").write_text("")
     with Checkpoints(tmp_path / "file" / "runs") as checkpoints:
-        with pytest.raises(OSError, match="Saving checkpoint 1 in .* There is no good checkpoint yet"):
+        with pytest.raises(OSError, match="Saving checkpoint 1 in .* There is no good checkpoint"):
             checkpoints.save(1, make(), {})
 
 
