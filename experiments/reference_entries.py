@@ -24,7 +24,8 @@ from experiments.mathematics import to_mathml
 GROUPS = {
     "linear": "Linear maps", "embeddings": "Embeddings", "norms": "Norms",
     "activations": "Activations and gates", "attention": "Attention", "blockwise": "Attention",
-    "kernels": "Attention", "scores": "Attention", "online_softmax": "Attention",
+    "implementations": "Attention", "kernels": "Attention", "scores": "Attention",
+    "online_softmax": "Attention",
     "ring": "Attention", "latent": "Latent attention (MLA)", "decay": "Decaying attention",
     "recurrence": "Decaying attention", "masks": "Masks and biases",
     "by_position": "Masks and biases", "positions": "Positions", "position": "Positions",

@@ -19,11 +19,9 @@ from jaxformer.functional.activations import sigmoid as sigmoid
 from jaxformer.functional.activations import silu as silu
 from jaxformer.functional.activations import soft_cap as soft_cap
 from jaxformer.functional.activations import swiglu as swiglu
-from jaxformer.functional.attention import Implementation as Implementation
 from jaxformer.functional.attention import attend as attend
 from jaxformer.functional.attention import attention_weights as attention_weights
 from jaxformer.functional.attention import dot_product_attention as dot_product_attention
-from jaxformer.functional.attention import many_scores as many_scores
 from jaxformer.functional.blockwise import BY_BLOCKS as BY_BLOCKS
 from jaxformer.functional.blockwise import blockwise_attention as blockwise_attention
 from jaxformer.functional.by_position import AlibiRule as AlibiRule
@@ -55,6 +53,8 @@ from jaxformer.functional.experts import room_for as room_for
 from jaxformer.functional.experts import route as route
 from jaxformer.functional.experts import router_totals as router_totals
 from jaxformer.functional.experts import router_z_loss as router_z_loss
+from jaxformer.functional.implementations import Implementation as Implementation
+from jaxformer.functional.implementations import many_scores as many_scores
 from jaxformer.functional.kernels import cudnn_attention as cudnn_attention
 from jaxformer.functional.kernels import splash_attention as splash_attention
 from jaxformer.functional.latent import absorb_query as absorb_query

@@ -136,7 +136,7 @@ def _read(name: str, annotation: Any) -> "_Wanted | _Fields | _Number | None":
     numbers = [kind for kind in members if kind in (int, float)]
     rest = get_args(annotation) if origin in (Union, UnionType) else (annotation,)
     if len(numbers) == 1 and set(rest) <= {*numbers, type(None)}:
-        return _Number(name, numbers[0], None if type(None) in rest else numbers[0])
+        return _Number(name, numbers[0], type(None) in rest)
     return None
 
 
@@ -145,11 +145,11 @@ class _Number(NamedTuple):
 
     name: str
     kind: type  # int or float
-    absent: Any  # None where that may stand in its place
+    optional: bool  # whether None may stand in its place
 
     def take(self, given: Any, seen: dict[str, Any]) -> Any:
         """The number, as one of Python's."""
-        if isinstance(given, jax.Array) or (given is None and self.absent is None):
+        if isinstance(given, jax.Array) or (given is None and self.optional):
             return given
         if isinstance(given, np.generic):
             given = given.item()

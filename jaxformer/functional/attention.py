@@ -1,7 +1,7 @@
 """Scaled dot-product attention, written for one head and lifted over heads and batch."""
 
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -14,23 +14,14 @@ from jaxformer.functional.by_position import (
     PositionMask,
     as_array,
     check_rules,
-    is_rule,
 )
 from jaxformer.functional.collectives import varies_over
 from jaxformer.functional.heads import check_heads, over_heads, weights_shape
-from jaxformer.functional.kernels import (
-    AnyArray,
-    Asked,
-    cudnn_attention,
-    cudnn_cannot,
-    splash_attention,
-    splash_cannot,
-)
+from jaxformer.functional.implementations import Implementation, chosen_implementation
+from jaxformer.functional.kernels import Asked, cudnn_attention, splash_attention
 from jaxformer.functional.linear import dropout
 from jaxformer.functional.products import factors
 from jaxformer.functional.scores import Normalizer, attention_scores, check_choices, scaled
-
-Implementation = Literal["auto", "xla", "blockwise", "cudnn", "splash"]
 
 
 @checked
@@ -213,74 +204,6 @@ def dot_product_attention(
         arrays["multipliers"] = dropout(ones, dropout_rate, dropout_key)
     output = over_heads(one_head, "(t,v)", query, key, **arrays)
     return jnp.moveaxis(output, -2, -4).reshape(*query.shape[:-1], value.shape[-1])
-
-
-def chosen_implementation(
-    query: AnyArray,
-    key: AnyArray,
-    value: AnyArray,
-    implementation: Implementation,
-    asked: Asked,
-) -> Implementation:
-    """What "auto" comes to; refuses what an implementation cannot do.
-
-    Args:
-        query: Queries, of which shape and dtype count.
-        key: Keys, likewise.
-        value: Values, likewise.
-        implementation: As in `dot_product_attention`.
-        asked: What that is asked for.
-
-    Returns:
-        Any implementation but "auto".
-
-    Raises:
-        ValueError: The implementation named cannot do what is asked; says why.
-    """
-
-    def cannot(implementation: Implementation) -> str | None:
-        match implementation:
-            case "blockwise":
-                return _needs_arrays(asked)
-            case "cudnn":
-                return cudnn_cannot(query, key, value, asked)
-            case "splash":
-                return splash_cannot(query, key, value, asked)
-        return None
-
-    if implementation != "auto":
-        if (reason := cannot(implementation)) is not None:
-            raise ValueError(
-                f'implementation="{implementation}" cannot be used: {reason}. Use "auto".'
-            )
-        return implementation
-    kernels: tuple[Implementation, ...] = ("cudnn", "splash")
-    for kernel in kernels:
-        if cannot(kernel) is None:
-            return kernel
-    many = many_scores(query.shape[-3], value.shape[-3])
-    return "blockwise" if many and cannot("blockwise") is None else "xla"
-
-
-def _needs_arrays(asked: Asked) -> str | None:
-    """Why attention by blocks cannot do this; None if it can."""
-    given = {"mask": asked.mask, "bias": asked.bias}
-    arrays = [name for name, x in given.items() if x is not None and not is_rule(x)]
-    found = " and ".join(arrays)
-    return f"it takes rules of positions; got an array as {found}" if found else None
-
-
-def many_scores(queries: int, keys: int) -> bool:
-    """Whether attention between so many is better done block by block, as "auto" does it.
-
-    Args:
-        queries: How many.
-        keys: How many.
-
-    Returns:
-        True from 64 queries and 65,536 scores of a head on.
-    """
-    return queries >= 64 and queries * keys >= 256 * 256
 
 
 @checked

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ UNFINISHED, DAMAGED = ".unfinished", ".damaged"
 DESCRIPTION = "description.json"
 STEP = r"(0|[1-9]\d{0,17})"  # as we write it: 007 is somebody else's
 LISTED = 10  # lines of a message before the rest is only counted
+ATTEMPTS = 50  # to remove a folder in which something is still being written, 0.1 seconds apart
 
 
 class Folder:
@@ -116,8 +118,16 @@ class Folder:
             shutil.rmtree(self.at(old).rename(self.beside(old)))
 
     def abandon(self, step: int) -> None:
-        """Remove what was written beside."""
-        shutil.rmtree(self.beside(step), ignore_errors=True)
+        """Remove what was written beside.
+
+        When one file cannot be written, others may still be on their way: then it is removed again.
+        """
+        beside = self.beside(step)
+        for _ in range(ATTEMPTS):
+            shutil.rmtree(beside, ignore_errors=True)
+            time.sleep(0.1)
+            if not beside.exists():
+                break
 
     def _folders(self, pattern: str) -> list[Path]:
         inside = self.path.iterdir() if self.path.is_dir() else ()

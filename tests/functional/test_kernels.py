@@ -7,7 +7,7 @@ import pytest
 
 from jaxformer import functional as F
 from jaxformer.functional import kernels
-from jaxformer.functional.attention import chosen_implementation
+from jaxformer.functional.implementations import chosen_implementation
 from jaxformer.functional.kernels import Asked, anywhere
 
 AT = jnp.arange(512)

@@ -116,7 +116,7 @@ class TransformsTest(chex.TestCase):
 
 def test_the_table_is_complete():
     modules = {"attention", "blockwise", "by_position", "kernels", "latent", "masks", "scores"}
-    modules |= {"decay", "recurrence"}
+    modules |= {"decay", "implementations", "recurrence"}
     public = {
         name
         for name, thing in vars(F).items()

@@ -1,10 +1,14 @@
+import contextlib
 import gc
+import itertools
 import json
 import os
 import shutil
 import subprocess
 import sys
+import time
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import jax
@@ -20,6 +24,7 @@ from orbax.checkpoint._src.serialization import serialization
 from jaxformer.training import checkpoints as module
 from jaxformer.training import records, seals
 from jaxformer.training.checkpoints import Checkpoints
+from jaxformer.training.folders import Folder
 from jaxformer.training.optimizers import AdamW, Muon, OptimizerConfig, make_optimizer
 from jaxformer.training.schedules import Constant
 
@@ -384,6 +389,24 @@ def test_a_failure_in_the_background_is_told_at_the_next_chance(tmp_path, monkey
             checkpoints.save(2, make(2), {})
             if then == "save":
                 checkpoints.save(3, make(3), {})
+
+
+def test_what_is_still_on_its_way_when_a_save_fails_is_removed_too(tmp_path):
+    folder = Folder(tmp_path, keep=1)
+    stop = time.monotonic() + 1
+
+    def write():
+        for number in itertools.takewhile(lambda _: time.monotonic() < stop, itertools.count()):
+            with contextlib.suppress(FileNotFoundError):
+                (folder.beside(7) / "d").mkdir(parents=True, exist_ok=True)
+                (folder.beside(7) / "d" / str(number % 100)).write_text("more")
+
+    with ThreadPoolExecutor() as background:
+        for _ in range(4):
+            background.submit(write)
+        time.sleep(0.1)
+        folder.abandon(7)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_reader_sees_what_another_wrote_since(tmp_path):
