@@ -234,9 +234,11 @@ class Checkpoints:
     def drop_old(self) -> None:
         """Remove what a process that was killed while saving left: all but the newest and the best.
 
-        For a run that goes on from the newest; if that was damaged, all stay until it has saved.
+        For a run that goes on from the newest, or has nothing left to do; if the newest was
+        damaged, all stay until it has saved.
         """
         if is_first() and not self._folder.passed_over:
+            self._folder.drop_unfinished()
             self._folder.drop_old()
 
     def _complete(self, step: int, contents: dict[str, Any]) -> None:

@@ -92,6 +92,10 @@ class Folder:
     def prepare(self) -> None:
         """Make the folder, and remove what is unfinished."""
         self.path.mkdir(parents=True, exist_ok=True)
+        self.drop_unfinished()
+
+    def drop_unfinished(self) -> None:
+        """Remove what a process that was killed was writing, or was about to remove."""
         for left in self._folders(rf"{STEP}({re.escape(UNFINISHED)})+"):
             shutil.rmtree(left)
 

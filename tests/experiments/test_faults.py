@@ -272,6 +272,8 @@ def test_a_run_killed_during_its_last_evaluation_makes_it_up(place):
     *lines, last = metrics.read_text().splitlines(keepends=True)
     assert "final_held_out_bits_per_byte" in last
     metrics.write_text("".join(lines))
+    checkpoints = place / "late" / "checkpoints"  # and while it removed an older checkpoint
+    shutil.copytree(checkpoints / str(STEPS - 4), checkpoints / f"{STEPS - 6}.unfinished")
     for _ in range(2):  # the second finds nothing left to do
         run = start(place, "late", "--resume-or-begin")
         said = ended(run)

@@ -141,9 +141,10 @@ def test_only_the_newest_stay(tmp_path):
 
 def test_what_a_killed_process_left_beside_the_newest_is_removed_unless_it_may_be_needed(tmp_path):
     write(tmp_path, 9, 10, 11, keep=3)  # as if killed between a checkpoint's place and what goes
+    shutil.copytree(tmp_path / "9", tmp_path / "8.unfinished")  # or while that went
     with Checkpoints(tmp_path, keep=1) as checkpoints:
         checkpoints.drop_old()
-        assert checkpoints.steps() == [11]
+        assert [path.name for path in tmp_path.iterdir()] == ["11"]
     write(tmp_path, 12, 13, keep=3)
     (tmp_path / "13" / "description.json").write_text("{}")
     with Checkpoints(tmp_path, keep=1) as checkpoints:
