@@ -15,7 +15,6 @@ from pathlib import Path
 from experiments.ablation_tables import report
 from experiments.ablations import Axis, arms_of
 from experiments.command_line import readable_errors
-from experiments.compiled_programs import keep_programs
 from experiments.measures import MEASURES, nothing_more
 from experiments.study import Study, base_run, conduct
 from experiments.study_command import read
@@ -58,5 +57,4 @@ def main(study: Ablation) -> Path:
 
 if __name__ == "__main__":
     with readable_errors():
-        keep_programs()
         main(read(Ablation, __doc__))

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import jax
 
+from experiments.compiled_programs import keep_programs
 from experiments.resuming import flatten
 from jaxformer import parallel
 from jaxformer.config import to_json
@@ -26,7 +27,7 @@ class Spread(Protocol):
 
 
 def prepare_devices(run: Spread) -> None:
-    """Simulate as many as asked for, where they are a CPU's; join the other processes.
+    """Simulate a CPU's devices as asked for; join the other processes; keep compiled programs.
 
     The first process speaks for all; the others are silent but for errors.
 
@@ -42,6 +43,7 @@ def prepare_devices(run: Spread) -> None:
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115
         said = flatten(json.loads(to_json(run)))
         parallel.refuse_differences({k: x for k, x in said.items() if k != "hosts.process"})
+    keep_programs()
 
 
 def simulate(count: int | None) -> None:

@@ -19,7 +19,6 @@ import jax
 import numpy as np
 
 from experiments.command_line import parse, readable_errors
-from experiments.compiled_programs import keep_programs
 from experiments.devices import chosen_devices, prepare_devices
 from experiments.flag_checks import check_counts, check_seed
 from experiments.trained import load_trained
@@ -133,5 +132,4 @@ RUNS = {"default": Generate(checkpoint=Path("runs/pretrain-1"))}
 
 if __name__ == "__main__":
     with readable_errors():
-        keep_programs()
         main(parse(RUNS, __doc__))

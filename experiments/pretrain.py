@@ -27,7 +27,6 @@ from jax.sharding import Mesh
 from experiments.before_training import check_before_text, check_before_training
 from experiments.beginning import begin, find_start
 from experiments.command_line import parse, readable_errors
-from experiments.compiled_programs import keep_programs
 from experiments.corpus import encode_prompt, read_corpus
 from experiments.devices import prepare_devices
 from experiments.meter import Meter
@@ -206,5 +205,4 @@ def print_sample(run: Pretrain, text: Text, params: Any, mesh: Mesh, *, new: int
 
 if __name__ == "__main__":
     with readable_errors():
-        keep_programs()
         main(parse(RUNS, __doc__))

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from experiments.command_line import readable_errors
-from experiments.compiled_programs import keep_programs
 from experiments.measures import nothing_more
 from experiments.seeds import Arm
 from experiments.statistics import paired_difference, rank_chance, rank_correlation
@@ -172,5 +171,4 @@ def mean_loss(numbers: Numbers) -> float:
 
 if __name__ == "__main__":
     with readable_errors():
-        keep_programs()
         main(read(RopePlacement, __doc__))

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 
+from experiments.compiled_programs import keep_programs
 from experiments.corpus import read_corpus
 from experiments.devices import chosen_devices, simulate
 from experiments.flag_checks import check_counts, check_folder
@@ -168,6 +169,7 @@ def train_arms(
 ) -> list[Numbers]:
     """Train and measure every arm that is not finished in a folder; see `conduct`."""
     simulate(study.devices if study.devices is not None else os.cpu_count())
+    keep_programs()
     text = prepare(study, run)
     seeds = tuple(range(study.first_seed, study.first_seed + study.seeds))
     devices = shared_by(study.seeds, chosen_devices(study.devices))

@@ -26,7 +26,6 @@ from jax.sharding import Mesh
 from experiments.before_training import check_before_text, check_before_training
 from experiments.beginning import begin, find_start
 from experiments.command_line import parse, readable_errors
-from experiments.compiled_programs import keep_programs
 from experiments.devices import prepare_devices
 from experiments.meter import Meter
 from experiments.resuming import sha256
@@ -274,5 +273,4 @@ def example(date: data.WrittenDate, written: dict[str, str]) -> str:
 
 if __name__ == "__main__":
     with readable_errors():
-        keep_programs()
         main(parse(RUNS, __doc__))

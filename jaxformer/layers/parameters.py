@@ -76,11 +76,23 @@ def parameter(
 
     Returns:
         The numbers; what is learned are float32.
+
+    Raises:
+        ValueError: The parameter that was passed in has another shape.
     """
     draw: Callable = nn.with_partitioning(start, names) if mode.annotate else start
     over = [mesh_axis(logical, n, mode.axes) for logical, n in zip(names, shape, strict=True)]
     local = tuple(n // shards(axis) for n, axis in zip(shape, over, strict=True))
-    value = module.param(name, draw, local, jnp.float32)
+    if module.has_variable("params", name):  # `module.param` would trace the initialiser again
+        value = nn.meta.unbox(module.get_variable("params", name))
+        if jnp.shape(value) != local:
+            path = "/".join((*module.path, name))
+            raise ValueError(
+                f"The parameter {path} has the shape {jnp.shape(value)}, but the model's is "
+                f"{local}. Were the parameters made for another configuration?"
+            )
+    else:
+        value = module.param(name, draw, local, jnp.float32)
     if "kv_heads" in names and mode.axes.tensor not in over:  # copies, of which each reads a part
         value = F.to_parts(value, mode.axes.tensor)
     for i, axis in enumerate(over):

@@ -246,7 +246,7 @@ def test_a_run_that_was_killed_and_interrupted_ends_bitwise_as_one_that_was_not(
     assert_as_if_nothing_had_happened(place, "few")
 
 
-@pytest.mark.matrix
+@pytest.mark.exhaustive
 def test_a_run_killed_at_twenty_moments_ends_bitwise_as_one_that_was_not(place):
     draw = random.Random(0)
     moments = [

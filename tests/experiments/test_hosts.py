@@ -228,7 +228,7 @@ def test_two_processes_train_as_one_along_any_axis(place, whole):
         assert_same_run(place / "here" / axis, whole, atol=1e-5)
 
 
-@pytest.mark.matrix
+@pytest.mark.exhaustive
 def test_two_processes_translate_as_one_does(place):
     """Decoding on the mesh while they train, and at the end with an average of checkpoints."""
     arguments = [*("tiny", "--steps", "8", "--save-every", "4", "--evaluate-every", "4"), *SHARED]

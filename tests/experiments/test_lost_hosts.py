@@ -118,7 +118,7 @@ def test_the_other_process_says_how_to_go_on_and_a_signal_to_one_stops_both(plac
     assert 20 < saved < STEPS
 
 
-@pytest.mark.matrix
+@pytest.mark.exhaustive
 def test_two_processes_are_killed_in_turn_and_end_where_one_process_does(place):
     for rank, devices in ((1, 1), (1, 2), (0, 2)):
         assert_left_with_words(place, "many", rank, devices=devices)

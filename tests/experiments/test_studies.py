@@ -172,7 +172,7 @@ def test_a_study_that_was_interrupted_repeats_no_finished_arm(small, tmp_path, m
 
 
 @pytest.mark.parametrize(
-    "whole", [False, pytest.param(True, marks=pytest.mark.matrix)], ids=["one arm", "all arms"]
+    "whole", [False, pytest.param(True, marks=pytest.mark.exhaustive)], ids=["one arm", "all arms"]
 )
 @pytest.mark.parametrize("axis", VARIATIONS)
 def test_every_axis_is_trained_and_told(axis, whole, small, tmp_path):

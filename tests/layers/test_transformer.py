@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 
 from jaxformer import Transformer
 from jaxformer import functional as F
@@ -40,6 +41,7 @@ from jaxformer.config import (
     Yarn,
     Zeros,
 )
+from jaxformer.layers.block import Block
 
 EVERY_KIND = {
     "learned": dict(embedding=Embedding(positions=Learned(max_length=12, offset=2))),
@@ -485,11 +487,37 @@ def test_an_encoder_may_have_choices_of_its_own():
     np.testing.assert_allclose(found, encoded(alone, parts, source), atol=1e-6)
 
 
+def test_a_forward_pass_traces_each_layer_once(config, build, tokens):
+    cfg = config(num_layers=3)
+    params, _ = build(cfg)
+    calls = []
+
+    def note(method, args, kwargs, context):
+        if isinstance(context.module, Block) and context.method_name == "__call__":
+            calls.append(context.module.path)
+        return method(*args, **kwargs)
+
+    with nn.intercept_methods(note):
+        jax.eval_shape(Transformer(cfg).apply, {"params": params}, tokens)
+    assert len(calls) == cfg.period
+
+
+def test_a_parameter_of_another_shape_is_named(config, build, tokens):
+    params, _ = build(config())
+    message = r"decoder/final_norm/scale has the shape \(9,\), but the model's is \(14,\)"
+    params["decoder"]["final_norm"]["scale"] = jnp.ones(9)
+    with pytest.raises(ValueError, match=message):
+        Transformer(config()).apply({"params": params}, tokens)
+
+
 def test_gradient_by_depth_at_initialisation(config, tokens):
     """inventory row 5: of 24 pre-norm layers the first has the larger gradient, of post-norm ones
-    the last. That is so for the feed-forward of 2017; with a SwiGLU both have it in the first."""
+    the last. That is so for the feed-forward of 2017; with a SwiGLU both have it in the first.
+    Geometric means over 64 draws: 4.8, 0.54 and 10.7. Of post-norm 18 draws are the other way
+    round, so one draw shows nothing."""
 
-    def ratio(placement, feed_forward):
+    def first_over_last(placement, feed_forward):
+        """The mean over draws of the ratio's logarithm, in standard errors."""
         cfg = config(
             num_layers=24,
             model_dim=32,
@@ -498,16 +526,21 @@ def test_gradient_by_depth_at_initialisation(config, tokens):
             feed_forward=(feed_forward,),
             initialisation=Initialisation(residual="plain"),
         )
-        model = Transformer(cfg)
-        params = jax.jit(model.init)(jax.random.key(0), tokens)["params"]
-        _, gradient = value_and_gradient(cfg, params, tokens)
-        kernels = gradient["decoder"]["layers"]["layer_0"]["feed_forward"]["up"]["kernel"]
-        norms = jnp.linalg.norm(kernels, axis=(1, 2))
-        return norms[0] / norms[-1]
+
+        def of_one_draw(key):
+            params = Transformer(cfg).init(key, tokens)["params"]
+            _, gradient = value_and_gradient(cfg, params, tokens)
+            kernels = gradient["decoder"]["layers"]["layer_0"]["feed_forward"]["up"]["kernel"]
+            norms = jnp.linalg.norm(kernels, axis=(1, 2))
+            return jnp.log(norms[0] / norms[-1])
+
+        draws = jax.jit(jax.vmap(of_one_draw))(jax.random.split(jax.random.key(0), 64))
+        return draws.mean() / (draws.std(ddof=1) / 8)
 
     relu = MLP(hidden_dim=128, activation="relu")
-    assert ratio("pre", relu) > 1 > ratio("post", relu)
-    assert ratio("post", GLU(hidden_dim=128)) > 1
+    assert first_over_last("pre", relu) > 3
+    assert first_over_last("post", relu) < -3
+    assert first_over_last("post", GLU(hidden_dim=128)) > 3
 
 
 def test_a_row_does_not_see_how_long_another_is(config, build, tokens):

@@ -155,11 +155,14 @@ QUICK = {
 
 
 def pairs():
-    """Every mesh with every model; by default each axis, each model and two mixtures."""
+    """Every mesh with every model; by default each axis, each model and two mixtures. Longer
+    rings than of two, whose programs are large, are `exhaustive`."""
     found = [(name, label, sizes) for label, sizes in MESHES.items() for name in MODELS]
     found += [("mixtral-8x7b", label, sizes) for label, sizes in EXPERTS.items()]
     for name, label, sizes in found:
-        marks = [] if (name, label) in QUICK else [pytest.mark.matrix]
+        ring = sizes.get("context", 1) > 2  # large programs
+        later = pytest.mark.exhaustive if ring else pytest.mark.matrix
+        marks = [] if (name, label) in QUICK else [later]
         yield pytest.param(name, sizes, marks=marks, id=f"{name}-{label}")
 
 
