@@ -332,6 +332,7 @@ def measured_bytes(config, batch, length, remat, *, packed=False):
 
 
 @pytest.mark.parametrize("remat", ["none", "dots", "full"])
+@pytest.mark.slow(but=["dots"])
 def test_activation_bytes_of_decay_are_near_the_compilers(remat):
     kind = c.Decay(num_heads=4, head_dim=48)
     config = replace(WIDE, num_layers=6, attention=kind)
@@ -350,6 +351,7 @@ def test_activation_bytes_of_decay_are_near_the_compilers(remat):
         (LATENT, "none", 1, 320),
     ],
 )
+@pytest.mark.slow(but=["config1-none-2-192", "config8-dots-2-192", "config11-full-2-320"])
 def test_activation_bytes_are_near_the_compilers(config, remat, batch, length):
     config = replace(config, num_layers=6)
     measured = measured_bytes(config, batch, length, remat)

@@ -206,6 +206,7 @@ def entries(reference):
     return found
 
 
+@pytest.mark.slow
 def test_the_reference_has_every_public_name_with_its_text(entries):
     every = {f"{package}.{name}" for package in packages() for name in public_names(package)}
     assert every == set(entries)
@@ -213,11 +214,13 @@ def test_the_reference_has_every_public_name_with_its_text(entries):
     assert not [name for name, first in firsts.items() if not entries[name][1].startswith(first)]
 
 
+@pytest.mark.slow
 def test_the_reference_has_every_module_of_a_package_that_passes_on_nothing(reference):
     modules = {module.name for module in pkgutil.iter_modules(jaxformer.training.__path__)}
     assert modules == {page.stem for page in (reference / "jaxformer/training").glob("*.html")}
 
 
+@pytest.mark.slow
 def test_the_reference_prints_annotations_as_they_were_written(entries):
     line, _ = entries["jaxformer.functional.rms_norm"]
     assert 'x: Float[Array, "*batch D"],' in line
@@ -227,6 +230,7 @@ def test_the_reference_prints_annotations_as_they_were_written(entries):
     assert "config: TransformerConfig" in line and "dtype: DTypeLike = jax.numpy.float32" in line
 
 
+@pytest.mark.slow
 def test_the_reference_keeps_equations_and_examples(entries):
     for name in PUBLIC:
         for equation in equations(text_of(name)):
@@ -235,6 +239,7 @@ def test_the_reference_keeps_equations_and_examples(entries):
             assert textwrap.dedent(example).rstrip() in entries[name][1], name
 
 
+@pytest.mark.slow
 def test_the_documentation_needs_no_network(pages):
     loaded = r'<(?:script|link|img|iframe)\b[^>]*(?:src|href)="(?:https?:)?//|url\((?:https?:)?//'
     assert not [page for page, text in pages.items() if re.search(loaded, text)]
@@ -245,6 +250,7 @@ def pages(reference):
     return {path.resolve(): path.read_text() for path in reference.rglob("*.html")}
 
 
+@pytest.mark.slow
 def test_links_inside_the_documentation_lead_somewhere(pages):
     ids = {page: set(re.findall(r'\bid="([^"]*)"', text)) for page, text in pages.items()}
     broken = []
@@ -260,6 +266,7 @@ def test_links_inside_the_documentation_lead_somewhere(pages):
     assert sum(text.count("<a ") for text in pages.values()) > 1000 and not broken
 
 
+@pytest.mark.slow
 def test_the_documentation_has_every_guide_and_they_are_listed_on_each_page(reference, pages):
     guides = {path.stem for path in (ROOT / "experiments" / "guides").glob("*.md")}
     assert guides >= {"index", "train", "devices", "features", "models", "inside", "studies"}
@@ -270,6 +277,7 @@ def test_the_documentation_has_every_guide_and_they_are_listed_on_each_page(refe
             assert f'href="{to_root}guides/{name}.html"' in text, (page.name, name)
 
 
+@pytest.mark.slow
 def test_equations_are_typeset(pages, reference):
     page = pages[(reference / "jaxformer" / "functional.html").resolve()]
     norm = page.partition('<section id="layer_norm">')[2].partition("</section>")[0]
@@ -302,6 +310,7 @@ def test_what_is_no_equation_is_left_as_it_is():
         assert to_mathml(text) is None
 
 
+@pytest.mark.slow
 def test_numbers_of_arxiv_are_links(pages):
     linked = r'<a href="https://arxiv.org/abs/(\d{4}\.\d{5})">arXiv:\1</a>'
     without = {}
@@ -313,6 +322,7 @@ def test_numbers_of_arxiv_are_links(pages):
     assert not {name: numbers for name, numbers in without.items() if numbers}
 
 
+@pytest.mark.slow
 def test_functions_stand_in_groups_of_the_field(pages, reference):
     page = pages[(reference / "jaxformer" / "functional.html").resolve()]
     titles = re.findall(r'<h2 class="group"[^>]*>(.*?)</h2>', page)
@@ -334,6 +344,7 @@ def search_index(reference):
     return json.JSONDecoder().raw_decode(text, start)[0]
 
 
+@pytest.mark.slow
 def test_the_search_knows_the_words_of_the_field(reference):
     index = {entry["fullname"]: entry for entry in search_index(reference)}
     words = guide_pages.glossary()
@@ -349,6 +360,7 @@ def test_the_search_knows_the_words_of_the_field(reference):
     assert '"words": 8' in (reference / "search.js").read_text()  # and looks at them first
 
 
+@pytest.mark.slow
 def test_the_documentation_has_no_names_of_flax(reference, pages):
     own = {"clone", "init_with_output", "lazy_init", "tabulate", "perturb", "sow", "scope"}
     entries = {entry["fullname"].rpartition(".")[2] for entry in search_index(reference)}

@@ -564,7 +564,7 @@ def every_transform():
     for name in [*CASES, *BLOCKS]:
         for transform in TRANSFORMS:
             slow = transform == "eager" or (name in CASES and transform in ELSEWHERE)
-            yield pytest.param(name, transform, marks=[pytest.mark.matrix] if slow else [])
+            yield pytest.param(name, transform, marks=[pytest.mark.slow] if slow else [])
 
 
 @pytest.mark.parametrize(("name", "transform"), list(every_transform()))
@@ -772,6 +772,7 @@ def test_train_state_makes_the_same_updates():
     check_close(state.apply_fn({"params": state.params}, TEXT), logits_of(trained()[0]), 1e-3)
 
 
+@pytest.mark.slow
 def test_the_model_inside_an_nnx_module():
     class Classifier(nnx.Module):
         """Somebody's head on the logits of the last token."""

@@ -102,6 +102,7 @@ def imports(path):
             yield node.module.split(".")[0]
 
 
+@pytest.mark.slow
 def test_every_import_is_declared():
     declared = {canonicalize_name(r.name) for e in (None, *EXTRAS) for r in requirements(e)}
     # Parts of declared ones: of pytest, of jax, and of the variants that chex tests by.

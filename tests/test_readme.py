@@ -67,6 +67,7 @@ def test_there_are_examples_of_every_feature():
         assert len([line for line in lines if line and " import " not in line]) <= 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(BLOCKS)), ids=[title(b) for b in BLOCKS])
 def test_examples_run(number, printed):
     assert f"ran {number}\n" in printed, printed.partition(f"failed {number}:")[2][:2000]

@@ -18,7 +18,6 @@ from jaxformer import Transformer, config, functional, generate, inspect, zoo
 from jaxformer.parallel import abstract_parameters
 
 ROOT = Path(jaxformer.__file__).parents[1]
-pytestmark = pytest.mark.versions
 TEXT = jnp.array([[5, 93, 17, 61, 2, 29, 44]])
 SOURCE = jnp.array([[8, 71, 30, 12, 99]])
 LATENT = config.Latent(num_heads=4, latent_dim=8, nope_dim=6, rope_dim=4, value_dim=6)
@@ -30,7 +29,7 @@ KINDS = {  # a decoder of each kind of attention and feed-forward, an encoder wi
     "latent": replace(zoo.get("llama-3.1-8b").tiny(), attention=LATENT),
     "encoder and decoder": zoo.get("t5-small").tiny(),
 }
-pytestmark = pytest.mark.usefixtures("no_checks_of_annotations")
+pytestmark = [pytest.mark.versions, pytest.mark.usefixtures("no_checks_of_annotations")]
 
 
 def parameters(choice):

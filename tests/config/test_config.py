@@ -365,6 +365,7 @@ def members(hint):
 UNIONS = [c.Attention, c.Norm, c.RopeScaling, c.Positions, c.FeedForward, c.Topology, c.Initialiser]
 
 
+@pytest.mark.slow
 def test_the_strategy_draws_every_member_of_every_union():
     seen = set()
 

@@ -227,6 +227,7 @@ def test_each_contest_has_a_panel_with_its_title(tmp_path, monkeypatch):
     assert not any(panel.get_legend() for panel in figure.axes)
 
 
+@pytest.mark.slow
 def test_a_benchmark_and_its_report(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(benchmark, "load_average", lambda: 3.0)
     monkeypatch.setattr(benchmark, "busy_cores", lambda: 0.25)
@@ -299,6 +300,7 @@ def as_in_a_process_of_its_own():
 
 
 @pytest.mark.parametrize("entry", OWN)
+@pytest.mark.slow(but=["train: jaxformer", "attention: jaxformer"])
 def test_each_of_ours_does_a_round(entry, as_in_a_process_of_its_own):
     size = replace(SMOKE, batch_size=8)  # a row for each device
     one = getattr(contest_ours, entry.function.split(":")[1])(size, **entry.options)

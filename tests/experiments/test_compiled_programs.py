@@ -52,6 +52,7 @@ def train(tmp_path):
     return lambda devices: start(tmp_path, *arguments, "--devices", str(devices))
 
 
+@pytest.mark.slow
 def test_the_second_start_compiles_nothing(tmp_path, train):
     hits, misses = train(devices=1)
     assert misses > 0
@@ -60,6 +61,7 @@ def test_the_second_start_compiles_nothing(tmp_path, train):
     assert compiled == 0 and again >= misses
 
 
+@pytest.mark.slow
 def test_programs_for_several_devices_of_a_cpu_are_not_kept(tmp_path, train, monkeypatch):
     """Those that come from the disk may wait for each other for ever; no setting keeps them."""
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "mine"))

@@ -61,6 +61,7 @@ def logits(config, params, tokens):
     return np.asarray(Transformer(config).apply({"params": params}, tokens))
 
 
+@pytest.mark.slow
 def test_an_exported_run_has_the_same_logits_and_tokens(run, exported):
     model = load_trained(run)
     config, params = load_pretrained(exported)
@@ -81,6 +82,7 @@ def test_an_exported_run_has_the_same_logits_and_tokens(run, exported):
     assert unused == list(range(model.tokenizer.vocab_size, 512))  # the corpus ran out of pairs
 
 
+@pytest.mark.slow
 def test_generate_says_the_same_from_an_exported_run(run, exported):
     fields = {"prompt": "def", "max_new_tokens": 5, "sampler": Greedy()}
     texts = [generate.main(generate.Generate(checkpoint=x, **fields)) for x in (run, exported)]

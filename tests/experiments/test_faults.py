@@ -225,6 +225,7 @@ def assert_as_if_nothing_had_happened(place, output):
     assert names[0] == names[1]
 
 
+@pytest.mark.slow
 def test_the_newest_and_the_best_checkpoint_are_left(place):
     lines = [line for line in numbers(place / "whole") if "held_out_bits_per_byte" in line]
     assert [line["step"] for line in lines] == list(range(6, STEPS, 6))
@@ -234,6 +235,7 @@ def test_the_newest_and_the_best_checkpoint_are_left(place):
         assert checkpoints.steps() == sorted({best, STEPS - 4, STEPS - 2, STEPS})
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_and_interrupted_ends_bitwise_as_one_that_was_not(place):
     moments = [
         Moment(signal.SIGKILL, "updates", 1),  # before the first checkpoint
@@ -266,6 +268,7 @@ def test_a_run_killed_at_twenty_moments_ends_bitwise_as_one_that_was_not(place):
     assert_as_if_nothing_had_happened(place, "many")
 
 
+@pytest.mark.slow
 def test_a_run_killed_during_its_last_evaluation_makes_it_up(place):
     shutil.copytree(place / "whole", place / "late")
     metrics = place / "late" / "metrics.jsonl"
@@ -284,6 +287,7 @@ def test_a_run_killed_during_its_last_evaluation_makes_it_up(place):
     assert run.returncode == 1
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_the_checkpoint_before_and_the_run_goes_on_when_there_is_room(place):
     shutil.copytree(place / "whole", place / "full")
     for step in (STEPS, STEPS - 2):

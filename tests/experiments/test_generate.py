@@ -97,6 +97,7 @@ SCALINGS = {
 
 
 @pytest.mark.parametrize("flag", SCALINGS)
+@pytest.mark.slow(but=["Yarn(factor=4, original_max_length=16)"])
 def test_rotary_positions_are_stretched_by_a_flag(folder, monkeypatch, flag):
     """The text is that of the model whose positions are stretched so."""
     seen = []
@@ -230,6 +231,7 @@ def test_a_hugging_face_folder_continues_text_as_its_makers_begin_it(tmp_path):
 
 
 @pytest.mark.parametrize("sampler", [Greedy(), Beam(num_beams=2)])
+@pytest.mark.slow
 def test_an_encoder_decoder_folder_answers_its_source(tmp_path, sampler):
     config = replace(zoo.get("t5-small").tiny(), vocab_size=272)
     tokenizer, params, first = export(tmp_path / "hub", config, decoder_start_token_id=7)

@@ -165,16 +165,19 @@ def assert_same_run(found, expected, *, atol=1e-7):
         np.testing.assert_allclose(x, expected_arrays[path], rtol=1e-5, atol=atol, err_msg=path)
 
 
+@pytest.mark.slow
 def test_two_processes_that_stop_and_go_on_train_as_one_process(place, whole, runs):
     assert [str(part["said"]) for part in runs["resumed"]] == ["", ""]
     assert_same_run(place / "here" / "two", whole)
 
 
+@pytest.mark.slow
 def test_one_process_goes_on_where_two_stopped(place, whole, runs):
     cut(place / "here" / "two", "taken-over")
     assert_same_run(one_process(place, "taken-over", *SHARED, "--resume"), whole)
 
 
+@pytest.mark.slow
 def test_two_processes_go_on_where_one_stopped_on_another_mesh(place, whole, runs):
     assert [str(part["said"]) for part in runs["moved"]] == ["", ""]
     assert_same_run(place / "here" / "moved", whole, atol=1e-5)
@@ -189,6 +192,7 @@ def test_two_processes_go_on_where_one_stopped_on_another_mesh(place, whole, run
     ],
     ids=["shared", "shared, resumed", "split"],
 )
+@pytest.mark.slow
 def test_each_process_reads_its_rows_and_no_others(place, runs, name, steps, own, monkeypatch):
     monkeypatch.chdir(place / "here")
     text = pretrain.prepare(parse(pretrain.RUNS, "", RUN))
@@ -207,13 +211,14 @@ def test_each_process_reads_its_rows_and_no_others(place, runs, name, steps, own
     assert len(asked) == len(steps) and all(len(i) == ROWS for i in asked)
 
 
+@pytest.mark.slow
 def test_two_processes_write_the_text_that_one_does(place, runs):
     text = by_one(place, generate, TEXT)
     assert text.startswith("7: the ") and len(text) > 10
     assert [str(part["found"]) for part in runs["text"]] == [text, text]
 
 
-@pytest.mark.matrix
+@pytest.mark.slow
 def test_two_processes_train_as_one_along_any_axis(place, whole):
     axes = ("data", "fsdp", "context", "tensor")
     meshes = {axis: ["--mesh.data", "1", f"--mesh.{axis}", "4"] for axis in axes}
@@ -248,6 +253,7 @@ def test_two_processes_translate_as_one_does(place):
         assert (place / "here" / "read" / name).exists()
 
 
+@pytest.mark.slow
 def test_processes_that_read_other_texts_are_refused_before_anything_is_written(place, runs):
     both = [str(part["said"]) for part in runs["differ"]]
     assert both[0] == both[1]

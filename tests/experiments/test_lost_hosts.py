@@ -105,6 +105,7 @@ def assert_left_with_words(place, output, rank, *, devices):
         assert (int(failed[1]) in checkpoints(place / output)) and failed[2] == output
 
 
+@pytest.mark.slow
 def test_the_other_process_says_how_to_go_on_and_a_signal_to_one_stops_both(place):
     assert_left_with_words(place, "few", 0, devices=1)
     both = begin(place, "few", devices=2)
@@ -138,7 +139,7 @@ def test_two_processes_are_killed_in_turn_and_end_where_one_process_does(place):
     assert checkpoints(place / "many")[-3:] == checkpoints(place / "whole")[-3:]
 
 
-@pytest.mark.matrix
+@pytest.mark.slow
 def test_a_process_that_fails_alone_does_not_leave_the_other_waiting(place):
     """It has no texts; the other one trains."""
     (place.parent / "empty").mkdir()
@@ -241,6 +242,7 @@ def begun(place):
     return list(zip(ended(runs), [run.returncode for run in runs], strict=True))
 
 
+@pytest.mark.slow
 def test_a_process_that_waits_in_vain_says_for_what(place, begun):
     said, status = begun[0]
     assert status == -signal.SIGABRT
@@ -253,6 +255,7 @@ def test_a_process_that_waits_in_vain_says_for_what(place, begun):
     assert not (place / "alone").exists()
 
 
+@pytest.mark.slow
 def test_two_processes_that_were_started_differently_both_refuse_with_every_number(place, begun):
     """They find each other by what Slurm tells them."""
     for said, status in begun[1:]:

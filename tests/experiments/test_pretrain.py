@@ -258,6 +258,7 @@ def test_held_out_bits_per_byte_are_those_of_the_whole_text(whole):
 # Resuming
 
 
+@pytest.mark.slow
 def test_a_resumed_run_ends_bitwise_where_an_uninterrupted_one_does(whole, capsys):
     folder, _, _ = whole
     run_main(replace(BASE, steps=6))
@@ -282,6 +283,7 @@ def interruptible():
     [(signal.SIGINT, 130, 7, [3, 6, 8]), (signal.SIGTERM, 143, 5, [3, 6])],
     ids=["SIGINT between checkpoints", "SIGTERM where one is due"],
 )
+@pytest.mark.slow
 def test_a_signal_saves_the_state_once_and_the_resumed_run_ends_bitwise_the_same(
     whole, monkeypatch, capfd, number, status, at, saved
 ):
@@ -364,6 +366,7 @@ def test_resuming_what_is_done_is_refused(six):
         pretrain.main(replace(BASE, resume=True, steps=5))
 
 
+@pytest.mark.slow
 def test_a_run_that_is_cut_short_at_its_checkpoint_is_evaluated_there(six):
     pretrain.main(replace(BASE, resume=True, steps=6))
     last = read_json_lines(six / "metrics.jsonl")[-1]
@@ -420,6 +423,7 @@ def test_two_runs_at_once_take_two_folders_and_one_that_is_named_only_once(capsy
                 pretrain.main(replace(BASE, output=first, **fields))
 
 
+@pytest.mark.slow
 def test_the_same_command_begins_goes_on_and_ends_when_it_is_done(whole, capsys):
     run = replace(BASE, resume_or_begin=True)
     Path("out").mkdir()
@@ -682,6 +686,7 @@ def start(*arguments):
     )
 
 
+@pytest.mark.slow
 def test_the_module_runs_and_says_how_to_repeat_it():
     arguments = [
         *("tiny", "--steps", "4", "--batch-size", "2", "--devices", "1", "--scan"),
@@ -701,6 +706,7 @@ def test_the_module_runs_and_says_how_to_repeat_it():
     assert json.loads(Path("my run/metrics.jsonl").read_text().splitlines()[0])["step"] == 4
 
 
+@pytest.mark.slow
 def test_wrong_flags_end_the_module_with_a_message():
     done = start("tiny", "--corpus", "TextFiles(path='nowhere.txt')")
     assert done.returncode == 1

@@ -70,6 +70,7 @@ def training(small):
     return Training(rows, (3, 5), STEPS, 2, "float32", "none", 2)
 
 
+@pytest.mark.slow
 def test_seeds_side_by_side_are_trained_as_one_alone(small, training):
     """Against the update that experiments.pretrain makes, of one seed on one device."""
     found = train_seeds(arm(small), training, "")
@@ -101,6 +102,7 @@ def programs(small, training, **options):
     return seeds.compiled_for_all(place, function, state, batch, **options), state, batch
 
 
+@pytest.mark.slow
 def test_seeds_side_by_side_are_those_one_by_one(small, training):
     ends = []
     for one_by_one in (False, True):
@@ -110,6 +112,7 @@ def test_seeds_side_by_side_are_those_one_by_one(small, training):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_seeds_run_one_by_one_where_there_is_no_room(small, training):
     def bytes_of(run):
         memory = run.memory_analysis()
@@ -126,6 +129,7 @@ def test_seeds_run_one_by_one_where_there_is_no_room(small, training):
         programs(small, training, ways=both, room=one_by_one - 1)
 
 
+@pytest.mark.slow
 def test_held_out_losses_are_means_over_the_tokens_that_count(small, training):
     """In rows of other lengths the same tokens count."""
     text = study.prepare(study.Study(size="smoke"), small)
@@ -146,6 +150,7 @@ def test_held_out_losses_are_means_over_the_tokens_that_count(small, training):
     assert tokens == text.held_out.num_targets
 
 
+@pytest.mark.slow
 def test_a_study_that_was_interrupted_repeats_no_finished_arm(small, tmp_path, monkeypatch):
     made = []
     real = study.train_seeds
@@ -175,6 +180,7 @@ def test_a_study_that_was_interrupted_repeats_no_finished_arm(small, tmp_path, m
     "whole", [False, pytest.param(True, marks=pytest.mark.exhaustive)], ids=["one arm", "all arms"]
 )
 @pytest.mark.parametrize("axis", VARIATIONS)
+@pytest.mark.slow
 def test_every_axis_is_trained_and_told(axis, whole, small, tmp_path):
     """Each arm has a row of finite numbers with intervals, and no update was left out."""
     arms = arms_of(axis, small)
@@ -202,6 +208,7 @@ def test_every_axis_is_trained_and_told(axis, whole, small, tmp_path):
     assert len(list((tmp_path / "out" / "arms").iterdir())) == len(arms)
 
 
+@pytest.mark.slow
 def test_results_of_another_study_are_refused(small, tmp_path):
     asked = ablate.Ablation(
         axis="block", size="smoke", seeds=2, output=tmp_path / "out", arms=("parallel, one norm",)
@@ -292,6 +299,7 @@ def test_rotary_placements_are_the_nine_of_the_document():
     assert all(name == targets for name, targets in names.items())
 
 
+@pytest.mark.slow
 def test_a_study_of_placements_reports_orders_and_their_correlation(small, tmp_path, capsys):
     """inventory rows 71 and 72: the published losses stand beside ours."""
     asked = RopePlacement(size="smoke", seeds=2, output=tmp_path / "out")
@@ -312,6 +320,7 @@ def test_a_study_of_placements_reports_orders_and_their_correlation(small, tmp_p
     assert len(arms) == 9 and all(len(a["held_out"]) == 2 for a in arms)
 
 
+@pytest.mark.slow
 def test_the_readme_of_studies_is_made_from_what_they_kept(small, tmp_path):
     """Command, seeds, tokens, table and pictures; what is in a table is in the JSON."""
     results = tmp_path / "results"
@@ -341,6 +350,7 @@ def test_a_folder_of_something_else_is_refused_and_left_as_it_is(small, tmp_path
     assert [file.name for file in output.iterdir()] == ["config.json"]
 
 
+@pytest.mark.slow
 def test_an_unfinished_study_is_not_reported(small, tmp_path):
     asked = RopePlacement(size="smoke", seeds=2, output=tmp_path / "results" / "a")
     rope_placement.main(asked)
@@ -445,6 +455,7 @@ def test_tables_by_hand():
     ]
 
 
+@pytest.mark.slow
 def test_lengths_are_measured_for_every_way_of_stretching(small, training):
     """Dynamic scalings leave the trained length as it is; others are compared from twice on."""
     text = study.prepare(study.Study(size="smoke"), small)
@@ -491,6 +502,7 @@ def test_learned_positions_reach_no_further_than_their_table(small, training):
     assert {way: set(losses) for way, losses in lengths.items()} == {"as trained": {"1", "2"}}
 
 
+@pytest.mark.slow
 def test_gradients_by_depth_are_one_for_each_layer_in_order(small, training):
     """inventory row 5: before the first update the first of 24 layers has several times the
     gradient of the last with norms before branches, or before and after; not so with norms after

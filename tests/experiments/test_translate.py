@@ -84,6 +84,7 @@ def params_of(folder, at=None):
 # One run from beginning to end
 
 
+@pytest.mark.slow
 def test_a_run_reports_every_form_and_language_greedily_and_with_beams(whole):
     _, shown = whole
     assert shown.startswith("Translate(model=TransformerConfig(vocab_size=120,")
@@ -103,6 +104,7 @@ def test_a_run_reports_every_form_and_language_greedily_and_with_beams(whole):
     assert parse(RUNS, "", shlex.split(repeat)[3:]) == RUNS["tiny"]
 
 
+@pytest.mark.slow
 def test_a_run_writes_its_numbers_its_tokenizer_and_its_checkpoints(whole):
     folder, _ = whole
     lines = read_json_lines(folder / "metrics.jsonl")
@@ -117,6 +119,7 @@ def test_a_run_writes_its_numbers_its_tokenizer_and_its_checkpoints(whole):
         assert checkpoints.describe()["run"]["batch_size"] == 8
 
 
+@pytest.mark.slow
 def test_a_resumed_run_ends_bitwise_where_an_uninterrupted_one_does(whole, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
@@ -155,6 +158,7 @@ def test_every_length_of_sources_has_a_program_of_its_own(monkeypatch):
 # Decoding
 
 
+@pytest.mark.slow
 def test_what_is_decoded_is_what_the_model_finds_most_likely(whole):
     """Token by token, by the whole model without a cache and without padding."""
     tokenizer, params = data.load_tokenizer(whole[0]), params_of(whole[0])

@@ -54,6 +54,7 @@ def test_targets_of_any_integer_dtype_with_chunks(dtype):
 
 
 @pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.slow
 def test_ids_and_positions_of_any_integer_dtype_are_as_int32(dtype):
     tokens, at = jnp.asarray([1, 127, 5, 3], dtype), jnp.arange(6, dtype=dtype)
     segments = jnp.asarray([0, 0, 0, 1, 1, 1], dtype)

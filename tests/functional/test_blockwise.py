@@ -115,6 +115,7 @@ def values_and_gradients(function, arrays, bias, weights):
 LEARNED = ("slopes", "table")
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(case=cases(), where=st.sampled_from(sorted(WHERE.values())))
 def test_it_is_attention(case, where):
@@ -339,6 +340,7 @@ def test_sights_of_nothing_are_refused(fields, message):
         F.Sight(**fields)
 
 
+@pytest.mark.slow
 def test_gradients_of_gradients():
     rng = np.random.default_rng(0)
     arrays = [numbers(rng, 5, 2, 3) for _ in range(3)]
@@ -350,6 +352,7 @@ def test_gradients_of_gradients():
     check_grads(function, arrays, order=2, modes=["rev"], eps=1e-2, rtol=1e-2)
 
 
+@pytest.mark.slow
 def test_half_precision_is_summed_in_float32():
     rng = np.random.default_rng(0)
     arrays = [numbers(rng, 40, 2, 8).astype(jnp.bfloat16) for _ in range(3)]

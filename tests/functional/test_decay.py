@@ -417,6 +417,7 @@ def test_rates_of_retnet():
     np.testing.assert_allclose(rates.gain, np.sqrt(1 - gamma**2), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_gain_keeps_the_variance_of_independent_values():
     rates = F.decay_rates(jnp.array([0.0, 2.0, 4.0]))
     output, _ = F.linear_recurrence(draw(20_000, 3, 2), rates.gamma, jnp.ones((3, 1)))
@@ -446,6 +447,7 @@ def test_rates_are_finite_everywhere():
 # What the complex form adds
 
 
+@pytest.mark.slow
 def test_complex_decay_counts_modulo_a_number():
     """inventory row 78: the complex recurrence is "more complete": after one impulse a pair that
     turns by 2 pi / 5 holds the time modulo 5 for as long as one likes. States of real decays only

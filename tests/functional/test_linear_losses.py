@@ -114,6 +114,7 @@ def test_losses_and_gradients_are_those_of_all_logits_by_hand(name, axis, chunk)
     options=st.sampled_from([OPTIONS["capped"], dict(z_loss=0.1), dict(masked_ids=(1,))]),
     seed=st.integers(0, 99),
 )
+@pytest.mark.slow
 def test_any_shape_and_any_chunk(tokens, width, vocab_size, chunk, axis, options, seed):
     """Odd vocabularies, chunks that do not divide them, one id at a time, more than there are."""
     arrays, targets, weights = draw(tokens, width, vocab_size, axis=axis, seed=seed)

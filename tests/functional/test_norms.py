@@ -63,7 +63,8 @@ def test_layer_norm_survives_a_mean_far_above_the_spread(normal):
     expected = layer_norm_64(x, np.ones(64), np.zeros(64))
     one_pass = np.mean(np.square(x), -1) - np.square(np.mean(x, -1))
     np.testing.assert_allclose(F.layer_norm(x), expected, atol=2e-3)
-    assert np.max(np.abs(one_pass - np.var(wide(x)[0], -1))) > 0.01  # the variance itself is 0.01
+    variance = np.var(wide(x)[0], -1)  # 0.01, and float32 near 1000^2 goes in steps of 0.06
+    assert np.min(np.abs(one_pass - variance) / variance) > 0.5
 
 
 def test_layer_norm_takes_eps_as_torch_does_and_not_as_flax_does():

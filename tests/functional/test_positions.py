@@ -249,21 +249,25 @@ def test_positions_break_the_symmetry(normal):
 
 def test_positions_to_second_order(normal):
     """inventory row 32: up to terms of third order in p the only one that holds both positions is
-    p_m^T H p_n, H the mixed second derivative."""
-    query, x_m, x_n, p_m, p_n = (normal(4) for _ in range(5))
+    p_m^T H p_n, H the mixed second derivative. So half of p leaves an eighth, 2^-3: the mean over
+    64 draws (3.06; in 56 of them 2.7 to 3.3), since in one the third order may nearly cancel."""
 
-    def f(x_m, x_n):
-        return jnp.sum(jnp.sin(attend(query, jnp.stack([x_m, x_n]))))
+    def remainders(query, x_m, x_n, p_m, p_n):
+        def f(x_m, x_n):
+            return jnp.sum(jnp.sin(attend(query, jnp.stack([x_m, x_n]))))
 
-    H = jax.jacfwd(jax.grad(f, argnums=0), argnums=1)(x_m, x_n)
+        H = jax.jacfwd(jax.grad(f, argnums=0), argnums=1)(x_m, x_n)
 
-    def remainder(size):
-        m, n = size * p_m, size * p_n
-        both = f(x_m + m, x_n + n) - f(x_m + m, x_n) - f(x_m, x_n + n) + f(x_m, x_n)
-        return float(abs(both - m @ H @ n))
+        def remainder(size):
+            m, n = size * p_m, size * p_n
+            both = f(x_m + m, x_n + n) - f(x_m + m, x_n) - f(x_m, x_n + n) + f(x_m, x_n)
+            return jnp.abs(both - m @ H @ n)
 
-    slope = np.log2(remainder(0.1) / remainder(0.05))
-    assert 2.7 < slope < 3.3, slope
+        return remainder(0.1), remainder(0.05)
+
+    large, small = jax.jit(jax.vmap(remainders))(*normal(5, 64, 4))
+    slopes = np.log2(large / small)
+    assert 2.7 < slopes.mean() < 3.3, slopes
 
 
 def test_final_embedding_is_token_plus_position(normal):

@@ -55,7 +55,7 @@ def prompts():
     return jnp.asarray([[3, 1, 4, 1, 5], [9, 2, 6, 5, 30]], jnp.int32)
 
 
-@pytest.fixture(params=["a loop", pytest.param("layers of their own", marks=pytest.mark.matrix)])
+@pytest.fixture(params=["a loop", pytest.param("layers of their own", marks=pytest.mark.slow)])
 def form(request, monkeypatch):
     """How layers decode: as on GPUs and TPUs, where they are many, or as few do on a CPU."""
     if request.param == "a loop":

@@ -101,6 +101,7 @@ def test_rows_do_not_see_each_other_and_may_stop_at_their_own_tokens():
     assert jnp.all(both.lengths[1] == STEPS)
 
 
+@pytest.mark.slow
 def test_a_model_searches_too(config, params, prompts, form):
     """One beam is greedy; more never give a less likely text; ragged rows equal rows alone."""
     greedy = generate(config, params, prompts, max_new_tokens=4)

@@ -190,6 +190,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("changes", OTHERS.values(), ids=OTHERS)
+@pytest.mark.slow(but=["transformer-xl in windows", "rotary values", "block sparse"])
 def test_other_attention_too(changes, tokens):
     config = build("rope", "gqa")
     check(replace(config, attention=replace(config.attention, **changes)), tokens)
@@ -200,6 +201,7 @@ CHOSEN = tuple(chosen for n in range(5) for chosen in combinations(EVERYWHERE, n
 
 @pytest.mark.parametrize("shared", [False, True], ids=["apart", "shared"])
 @pytest.mark.parametrize("pairing", ["halves", "neighbours"])
+@pytest.mark.slow
 def test_every_choice_of_rotary_targets(pairing, shared, tokens):
     """A layer for each of the sixteen."""
     kinds = tuple(Rope(pairing=pairing, targets=chosen) for chosen in CHOSEN)
@@ -233,6 +235,7 @@ def test_no_and_two_batch_axes(tokens):
 
 
 @pytest.mark.parametrize("positions", ["t5", "sinusoid"])
+@pytest.mark.slow
 def test_an_encoder_decoder_reads_its_source_once(positions, tokens):
     config = replace(
         build(positions, window="window"), topology=EncoderDecoder(num_encoder_layers=1)
@@ -247,6 +250,7 @@ THREE = {"multi-head": MULTI_HEAD, "shared": KINDS["shared"], "latent": KINDS["l
 
 
 @pytest.mark.parametrize("kind", THREE.values(), ids=THREE)
+@pytest.mark.slow(but=["latent"])
 def test_padding_is_not_remembered(kind, tokens):
     """Rows of two and four tokens in one call, then three more each, against each row alone."""
     config = replace(build(), attention=kind)
@@ -265,6 +269,7 @@ def test_padding_is_not_remembered(kind, tokens):
 
 
 @pytest.mark.parametrize("kind", THREE.values(), ids=THREE)
+@pytest.mark.slow(but=["shared"])
 def test_rows_can_be_taken_in_any_order(kind, tokens):
     config = replace(build(), attention=kind, num_layers=3)
     params = draw(config)
@@ -304,6 +309,7 @@ ROOMS = {
 
 @pytest.mark.parametrize("changes", ROOMS.values(), ids=ROOMS)
 @pytest.mark.parametrize("kind", ["mha", "shared", "latent"])
+@pytest.mark.slow(but=["mha-some windows", "shared-no window", "latent-some windows"])
 def test_no_cache_is_written_beyond_its_room(tokens, kind, changes):
     """At once and token by token, in words outside jit; at trace time where shapes tell."""
     config = build("rope")
@@ -337,6 +343,7 @@ def test_padding_takes_no_room(tokens):
     np.testing.assert_allclose(logits[:, :4], expected, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_states_of_decay_never_fill(tokens):
     config = replace(build("rope"), attention=Decay(num_heads=2, head_dim=4))
     params, model = draw(config), Transformer(config)

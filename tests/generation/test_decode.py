@@ -167,6 +167,7 @@ SHORT, LONG = (1.0, 1.0, 1.0), (1.0, 3.0, 9.0)
     ],
     ids=lambda scaling: type(scaling).__name__,
 )
+@pytest.mark.slow(but=["LongRope"])
 def test_a_length_that_is_still_to_come_changes_nothing(config, params, prompts, scaling):
     """Scalings that look at the length see the text so far, not the room for what will be added."""
     attention = replace(config.attention, positions=(Rope(scaling=scaling),))
@@ -221,6 +222,7 @@ def test_padding_and_lengths_say_the_same_as_a_list(config, params):
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 4, 9])
+@pytest.mark.slow(but=["2"])
 def test_any_chunks_of_the_prompt_give_the_same(config, params, chunk):
     found = generate(config, params, ROWS, max_new_tokens=4, prefill_chunk=chunk)
     np.testing.assert_array_equal(found, generate(config, params, ROWS, max_new_tokens=4))
@@ -273,6 +275,7 @@ def test_a_stream_ends_when_all_rows_have(config, params):
     ],
     ids=lambda rope: type(rope.scaling).__name__,
 )
+@pytest.mark.slow(but=["NoneType"])
 def test_an_encoder_decoder_writes_from_a_source(config, rope):
     """Padding of the source, of its rows and of their bucket, does not make it longer."""
     attention = replace(config.attention, positions=(rope,))

@@ -78,7 +78,7 @@ MORE = [
     ("transformer-base", "sample", dict(tensor=4, data=2)),
     ("llama-2-70b", "greedy", dict(context=4, tensor=2)),  # context does the same work again
 ]
-ALL = [*CASES, *(pytest.param(case, marks=pytest.mark.matrix) for case in MORE)]
+ALL = [*CASES, *(pytest.param(case, marks=pytest.mark.slow) for case in MORE)]
 
 
 def label(case):
@@ -86,6 +86,7 @@ def label(case):
 
 
 @pytest.mark.parametrize("case", ALL, ids=label)
+@pytest.mark.slow
 def test_tokens_are_those_of_one_device(case, form):
     name, sampler, sizes = case
     config, params = model(name)

@@ -62,6 +62,7 @@ def test_forms_of_a_source(config):
     assert request(own, [1], source=[49]).source == 49
 
 
+@pytest.mark.slow
 def test_a_flat_source_is_the_row_of_a_batch(config):
     reads = replace(config, topology=READS)
     start = jnp.zeros((1, 1), jnp.int32)

@@ -61,6 +61,7 @@ def logits(config, params, tokens, **inputs):
     return jax.jit(Transformer(config).apply)({"params": params}, tokens, **inputs)
 
 
+@pytest.mark.slow(but=["windows, with a tail", "shared", "latent", "decay"])
 def test_layers_of_their_own_compute_what_the_loop_does(model, prompts):
     params = draw(model)
     longer, apart = unroll(model, params)
@@ -73,6 +74,7 @@ def test_layers_of_their_own_compute_what_the_loop_does(model, prompts):
     )
 
 
+@pytest.mark.slow(but=["one kind"])
 def test_both_write_the_same_text(model, prompts, monkeypatch):
     """Through the cache: windows shorter than the text, and states of recurrences."""
     params = draw(model)
@@ -83,6 +85,7 @@ def test_both_write_the_same_text(model, prompts, monkeypatch):
 
 
 @pytest.mark.parametrize("own", [False, True])
+@pytest.mark.slow
 def test_an_encoder_stays_as_it_is(config, prompts, own, monkeypatch):
     """Also where it takes its kinds from the decoder."""
     kinds = {"feed_forward": (MLP(hidden_dim=8),)} if own else {}

@@ -84,6 +84,7 @@ def test_maps_of_long_texts_are_exact_though_training_never_has_them(build):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.slow(but=["grouped", "blocks", "latent"])
 def test_chosen_layers_heads_and_queries_are_cut_from_the_whole(kind, build):
     config, params, tokens, _ = build(attention=KINDS[kind])
     whole = inspect.attention_maps(config, params, tokens).decoder
@@ -96,6 +97,7 @@ def test_chosen_layers_heads_and_queries_are_cut_from_the_whole(kind, build):
 
 
 @pytest.mark.parametrize("kind", ["alibi", "t5", "window"])
+@pytest.mark.slow(but=["t5"])
 def test_rules_of_long_texts_are_cut_likewise(kind, build):
     config, params, tokens, _ = build(length=256, attention=KINDS[kind])
     segments = jnp.broadcast_to((jnp.arange(256) > 99).astype(jnp.int32) + 1, tokens.shape)
@@ -239,7 +241,7 @@ def test_entropy_counts_the_tokens_that_are_seen():
     np.testing.assert_allclose(found[0, 0, 0], np.log([1, 2, 4]), atol=1e-6)
 
 
-@pytest.mark.matrix
+@pytest.mark.slow
 @pytest.mark.parametrize("name", zoo.names())
 def test_every_preset_can_be_looked_at(name, no_checks_of_annotations):
     config = zoo.get(name).tiny()

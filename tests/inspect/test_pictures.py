@@ -186,6 +186,7 @@ def test_caches_grow_with_the_text_up_to_the_window():
         inspect.cache_sizes(replace(mistral.tiny(), topology=Encoder()), (1,))
 
 
+@pytest.mark.slow
 def test_caches_hold_the_source_too(build):
     own = MultiHead(num_heads=2, num_kv_heads=2, head_dim=4)  # of the encoder: nothing of it stays
     config, params, _, inputs = build(topology=EncoderDecoder(num_encoder_layers=1, attention=own))

@@ -190,6 +190,7 @@ def test_texts_beyond_a_learned_table_are_refused(name, build):
 
 
 @pytest.mark.parametrize("source", [False, True])
+@pytest.mark.slow(but=["False"])
 def test_gradients_are_those_of_a_small_step(source, build):
     topology = {"topology": EncoderDecoder(num_encoder_layers=2)} if source else {}
     config, params, tokens, inputs = build(**topology)

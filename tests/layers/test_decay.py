@@ -132,6 +132,7 @@ def test_cached_is_uncached_at_every_step(chunks):
     np.testing.assert_array_equal(cache.length, [T, T])
 
 
+@pytest.mark.slow
 def test_padding_is_not_remembered():
     """Rows of two and four tokens in one call, then three more each, against each row alone."""
     _, run = model()
@@ -184,6 +185,7 @@ def test_bfloat16_decodes_with_a_state_in_float32():
 # Generating
 
 
+@pytest.mark.slow
 def test_greedy_text_is_that_of_the_model_without_a_cache():
     """Prompts of different lengths, read two tokens at a time."""
     params, run = model()
@@ -203,6 +205,7 @@ def test_greedy_text_is_that_of_the_model_without_a_cache():
             assert int(run(padded)[0, place - 1].argmax()) == int(text[row, place])
 
 
+@pytest.mark.slow
 def test_beams_carry_their_states():
     """As many beams as there are pairs of tokens find the most likely pair."""
     small = replace(CONFIG, vocab_size=5)
@@ -220,6 +223,7 @@ def test_beams_carry_their_states():
 # Training
 
 
+@pytest.mark.slow
 def test_training_lowers_the_loss():
     """The train step on two devices: a text that says again what it said three tokens ago."""
     mesh = make_mesh(MeshConfig(), jax.devices()[:2])

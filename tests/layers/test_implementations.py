@@ -35,6 +35,7 @@ def inputs(config, rng, segmented):
 
 @pytest.mark.parametrize("segmented", [False, True], ids=["one text", "packed"])
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.slow(but=["rotary, grouped-packed", "both ways-packed"])
 def test_blocks_give_the_same(name, segmented):
     """Loss and every gradient."""
     # Another seed than 0: there, a unit of T5's ReLU stands within 1e-7 of its corner.
@@ -63,6 +64,7 @@ def test_blocks_give_the_same(name, segmented):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5 * largest)
 
 
+@pytest.mark.slow
 def test_prompts_read_in_parts_by_blocks():
     """A cache's keys stand where they stand, empty slots too."""
     config, rng = zoo.get("gemma-2-2b").tiny(), np.random.default_rng(0)
@@ -102,6 +104,7 @@ def test_what_is_kept_by_remat_is_not_computed_again():
 
 
 @pytest.mark.parametrize("remat", ["none", "full"])
+@pytest.mark.slow(but=["full"])
 def test_memory_of_a_model_is_linear_in_length(remat):
     """Masks too, which are the same in all layers, so that JAX would gladly keep them."""
     config = MODELS["rotary, grouped"]

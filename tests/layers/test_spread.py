@@ -103,6 +103,7 @@ def label(part):
 
 
 @pytest.mark.parametrize("name, sizes", MESHES, ids=label)
+@pytest.mark.slow(but=["llama-2-70b-data2-fsdp2-tensor2", "norms of heads-fsdp2-tensor4"])
 def test_spread_is_whole(name, sizes):
     assert error(name, LENGTH, sizes) <= 1e-5
 
@@ -117,6 +118,7 @@ def test_spread_is_whole(name, sizes):
     ],
     ids=label,
 )
+@pytest.mark.slow
 def test_blocks_on_devices_are_whole_matrices_on_one(name, sizes):
     assert error(name, BLOCKS, sizes) <= 1e-5
 

@@ -110,6 +110,7 @@ def value_and_gradient(cfg, params, tokens, **mode):
     "mode",
     [dict(remat="dots"), dict(remat="full"), dict(scan=False), dict(scan=False, remat="full")],
 )
+@pytest.mark.slow(but=["mode0", "mode3"])
 def test_every_mode_has_the_same_gradient(config, build, tokens, mode):
     """Over a pattern of two layers with one left over."""
     cfg = config(
@@ -237,6 +238,7 @@ def test_padding_of_the_source_has_no_effect(config, build, tokens):
     assert jnp.abs(changed - run(tokens, source=source, source_segments=real)).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_packed_pairs_see_their_own_source(config, build):
     _, run = build(config(**ENCODER_DECODER), jnp.ones((1, 3), int), source=jnp.ones((1, 3), int))
     targets, sources = jnp.asarray([[3, 1, 4, 1]]), jnp.asarray([[5, 9, 2, 6, 5]])
@@ -459,6 +461,7 @@ def test_under_vmap_grad_jit(config, build, tokens):
     chex.assert_tree_all_finite(gradient)
 
 
+@pytest.mark.slow
 def test_an_encoder_may_have_choices_of_its_own():
     """It is the encoder of a model that has no other choices."""
     own = dict(
@@ -510,6 +513,7 @@ def test_a_parameter_of_another_shape_is_named(config, build, tokens):
         Transformer(config()).apply({"params": params}, tokens)
 
 
+@pytest.mark.slow
 def test_gradient_by_depth_at_initialisation(config, tokens):
     """inventory row 5: of 24 pre-norm layers the first has the larger gradient, of post-norm ones
     the last. That is so for the feed-forward of 2017; with a SwiGLU both have it in the first.

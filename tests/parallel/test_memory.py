@@ -98,6 +98,7 @@ DISTANT = replace(WIDE, attention=replace(WIDE.attention, positions=(Alibi(),)))
 @pytest.mark.parametrize("context", [2, 8])
 @pytest.mark.parametrize("remat", ["none", "full"])
 @pytest.mark.parametrize("config", [WIDE, DISTANT], ids=["rotary", "biases"])
+@pytest.mark.slow(but=["rotary-none-8"])
 def test_long_rows_that_devices_share(config, remat, context):
     """Masks and biases grow with the square of the length, the scores of a block with it."""
     sizes = dict(context=context)
@@ -109,6 +110,9 @@ def test_long_rows_that_devices_share(config, remat, context):
 
 @pytest.mark.usefixtures("no_checks_of_annotations")
 @pytest.mark.parametrize("name, sizes, how", CASES, ids=label)
+@pytest.mark.slow(
+    but=["wide-fsdp8-rematfull-accumulation2", "many-tensor2-dtypebfloat16", "wide-data8-plain"]
+)
 def test_the_total_is_near_the_compilers(name, sizes, how):
     """Within a factor of 1.5; what lasts from update to update within a hundredth."""
     found = program(CONFIGS[name], sizes, **how).memory_analysis()

@@ -192,6 +192,7 @@ def test_what_would_make_it_fit():
     assert all(found[line[2:38].strip()].fits for line in listed)
 
 
+@pytest.mark.slow
 def test_where_no_one_change_suffices():
     found = plan(LLAMA, dict(fsdp=16), H100, Work(batch_size=64, remat="none"))
     text = tables.shown("llama-2-70b", LLAMA, found)

@@ -102,6 +102,13 @@ def label(part):
 
 @pytest.mark.usefixtures("no_checks_of_annotations")
 @pytest.mark.parametrize("name, sizes, how", CASES, ids=label)
+@pytest.mark.slow(
+    but=[
+        "llama-2-70b-data2-tensor4-rematfull-accumulation2",
+        "falcon-40b-fsdp2-tensor4-rematfull",
+        "llama-2-70b-fsdp2-tensor4-optimizermuon",
+    ]
+)
 def test_the_compiled_program_says_what_the_formula_says(name, sizes, how):
     """Every byte of every kind along every axis. XLA merges sums, and may not have more of them."""
     config = model(name)
@@ -135,6 +142,7 @@ def few_ids_at_a_time(monkeypatch):
     ],
     ids=label,
 )
+@pytest.mark.slow
 def test_the_vocabulary_in_chunks_says_no_more(name, sizes, how):
     """64 ids of a device, 24 at a time and 16 left over: the messages of all at once."""
     config = model(name)

@@ -455,6 +455,7 @@ def test_odd_names_in_the_folder_are_left_alone(copied):
     assert not (copied / "6.unfinished").exists()
 
 
+@pytest.mark.slow
 def test_saves_leave_little_in_memory(tmp_path):
     """TensorStore's statistics alone, which Orbax asks for, were 240 strings a save for ever."""
     times, state = 8, {"x": jnp.zeros(3)}

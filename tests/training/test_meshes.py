@@ -143,27 +143,13 @@ def compare(found, expected):
     return max(jax.tree.leaves(worst))
 
 
-QUICK = {
-    ("llama-2-70b", "data8"),
-    ("gemma-2-2b", "fsdp8"),
-    ("bloom-560m", "tensor4"),
-    ("transformer-base", "context8"),
-    ("mixtral-8x7b", "expert4"),
-    ("mixtral-8x7b", "data2-fsdp2-tensor2"),
-    ("t5-small", "fsdp2-tensor2-context2"),
-}
-
-
 def pairs():
-    """Every mesh with every model; by default each axis, each model and two mixtures. Longer
-    rings than of two, whose programs are large, are `exhaustive`."""
+    """Every mesh with every model; rings of more than two devices make large programs."""
     found = [(name, label, sizes) for label, sizes in MESHES.items() for name in MODELS]
     found += [("mixtral-8x7b", label, sizes) for label, sizes in EXPERTS.items()]
     for name, label, sizes in found:
-        ring = sizes.get("context", 1) > 2  # large programs
-        later = pytest.mark.exhaustive if ring else pytest.mark.matrix
-        marks = [] if (name, label) in QUICK else [later]
-        yield pytest.param(name, sizes, marks=marks, id=f"{name}-{label}")
+        mark = pytest.mark.exhaustive if sizes.get("context", 1) > 2 else pytest.mark.slow
+        yield pytest.param(name, sizes, marks=mark, id=f"{name}-{label}")
 
 
 @pytest.mark.parametrize("name, sizes", [*pairs()])
@@ -176,6 +162,7 @@ def test_parts_of_a_batch_on_a_mesh_add_up():
     assert compare(found, on_one_device("llama-2-70b")) < 1e-4
 
 
+@pytest.mark.slow
 def test_parts_are_the_same_rows_on_any_mesh():
     """The load of experts is balanced within each part, so it matters which rows it has."""
     how = dict(steps=2, accumulation=2)
@@ -183,6 +170,7 @@ def test_parts_are_the_same_rows_on_any_mesh():
     assert compare(found, train("mixtral-8x7b", **how, data=1)) < 1e-4
 
 
+@pytest.mark.slow
 def test_muon_sees_whole_matrices():
     """Orthogonalising the shares of a matrix would give another update."""
     found = train("llama-2-70b", kind=Muon(), steps=2, fsdp=4, tensor=2)
@@ -190,6 +178,7 @@ def test_muon_sees_whole_matrices():
 
 
 @pytest.mark.parametrize("name", ["llama-2-70b", "mixtral-8x7b", "t5-small"])
+@pytest.mark.slow(but=["llama-2-70b"])
 def test_pmap_does_as_shard_map(name):
     params = jax.tree.map(jnp.asarray, first_params(name))
     state = step.TrainState(jnp.int32(0), params, optimizer().init(params), new_guard())

@@ -232,6 +232,7 @@ def test_the_objective_enters():
 
 
 @pytest.mark.parametrize("devices", [1, 8])
+@pytest.mark.slow
 def test_the_load_of_experts_is_balanced_over_the_whole_batch(devices):
     """Against the formulas of Switch and ST-MoE, written out for one device."""
     experts = Experts(expert=GLU(hidden_dim=5), num_experts=4)
@@ -290,6 +291,7 @@ def pairs_on(devices):
     return gradient(make_pairs(), config=TRANSLATING, devices=devices)
 
 
+@pytest.mark.slow
 def test_pairs_on_eight_devices_give_the_gradient_of_one():
     loss, gradients = pairs_on(1)
     assert_close(pairs_on(8), (loss, gradients))
@@ -305,6 +307,7 @@ def test_pairs_on_eight_devices_give_the_gradient_of_one():
     np.testing.assert_allclose(loss, expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_what_stands_in_the_padding_of_pairs_changes_nothing():
     """Neither in the source's, nor behind the end of the target."""
     batch, other = make_pairs(), make_pairs(seed=1)
@@ -428,6 +431,7 @@ def test_training_drops_out():
     assert gradient(batch, config=DROPPING, steps=1)[0] != loss
 
 
+@pytest.mark.slow
 def test_attention_by_blocks_drops_out_on_every_device():
     """Devices with equal rows drop other weights; one seed drops the same ones again."""
     length = 272  # of several blocks of queries and keys
@@ -455,6 +459,7 @@ def test_attention_by_blocks_drops_out_on_every_device():
 # State
 
 
+@pytest.mark.slow
 def test_a_fresh_state_is_the_same_on_any_number_of_devices_and_fits_its_abstract():
     states, config = [], replace(CONFIG, num_layers=1)
     for devices in (1, 8):

@@ -1,11 +1,9 @@
 """Every preset, made tiny, and every row as listed: forward, one step of training, generation.
 
-Presets that differ in numbers alone (sizes, eps, bases, scales) are one program with other
-constants, so by default one of each design is trained, and one of each kind of attention generates,
-since that is what a cache is about. The marker `matrix` does all of it for each preset and row.
+By default one of each topology, kind of positions and pattern of windows is trained and generates.
+The mark `slow` does it for each preset and row.
 """
 
-from collections import defaultdict
 from dataclasses import fields, is_dataclass, replace
 
 import jax
@@ -42,18 +40,8 @@ def attending(config):
     return design(choices)
 
 
-def designs():
-    """The first configuration of each design, under the names of all that share it."""
-    groups = defaultdict(list)
-    for name, config in EVERY.items():
-        groups[design(config)].append(name)
-    return {" ".join(names): EVERY[names[0]] for names in groups.values()}
-
-
 EVERY = {name: zoo.get(name).tiny() for name in zoo.names()}
 EVERY |= {f"row-{row.number}": row.as_listed() for row in zoo.survey()}
-DESIGNS = designs()
-KINDS = {attending(config): names for names, config in DESIGNS.items()}  # the last of each kind
 
 
 def draw(shapes):
@@ -110,21 +98,16 @@ def continue_text(config):
     return set(np.asarray(out[0, 4:]).tolist())
 
 
-@pytest.mark.parametrize("names", DESIGNS)
-def test_trains(names):
-    before, after = train(DESIGNS[names])
-    assert after < before
+def every():
+    """The first of each kind by default."""
+    kinds = {attending(config): name for name, config in reversed(EVERY.items())}
+    for name in EVERY:
+        marks = () if name in kinds.values() else pytest.mark.slow
+        yield pytest.param(name, marks=marks, id=name)
 
 
-@pytest.mark.parametrize("names", KINDS.values())
-def test_generates(names):
-    config = DESIGNS[names]
-    assert not continue_text(config) & set(config.head.masked_ids)
-
-
-@pytest.mark.matrix
-@pytest.mark.parametrize("name", EVERY)
-def test_every_preset_and_row_trains_and_generates(name):
+@pytest.mark.parametrize("name", [*every()])
+def test_trains_and_generates(name):
     before, after = train(EVERY[name])
     assert after < before
     assert not continue_text(EVERY[name]) & set(EVERY[name].head.masked_ids)
