@@ -39,11 +39,12 @@ def prepare_devices(run: Spread) -> None:
     simulate(run.devices)
     if run.distributed:
         parallel.join(run.hosts)
+    keep_programs()  # before the first is compiled
+    if run.distributed:
         if not parallel.is_first():
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115
         said = flatten(json.loads(to_json(run)))
         parallel.refuse_differences({k: x for k, x in said.items() if k != "hosts.process"})
-    keep_programs()
 
 
 def simulate(count: int | None) -> None:

@@ -229,7 +229,15 @@ def test_hosts_without_distributed_are_refused():
 @pytest.fixture(scope="module")
 def begun(place):
     """What processes say that do not get to begin: one that is alone, and two unlike each other."""
-    alone = [*hosts(free_port()), "--output", "alone", "--hosts.process", "0", "--hosts.wait", "4"]
+    alone = [
+        *hosts(free_port()),
+        "--output",
+        "in-vain",
+        "--hosts.process",
+        "0",
+        "--hosts.wait",
+        "4",
+    ]
     unlike = [*MESHES[2], "--output", "unlike", "--distributed", "--devices"]
     port = free_port()
     wanted = [
@@ -252,7 +260,7 @@ def test_a_process_that_waits_in_vain_says_for_what(place, begun):
         r"Was each started, with a number of its own, and do they all reach the coordinator\?\n$",
         said,
     ), said
-    assert not (place / "alone").exists()
+    assert not (place / "in-vain").exists()
 
 
 @pytest.mark.slow

@@ -177,10 +177,13 @@ def test_a_study_that_was_interrupted_repeats_no_finished_arm(small, tmp_path, m
 
 
 @pytest.mark.parametrize(
-    "whole", [False, pytest.param(True, marks=pytest.mark.exhaustive)], ids=["one arm", "all arms"]
+    "whole",
+    [
+        pytest.param(False, marks=pytest.mark.slow, id="one arm"),
+        pytest.param(True, marks=pytest.mark.exhaustive, id="all arms"),
+    ],
 )
 @pytest.mark.parametrize("axis", VARIATIONS)
-@pytest.mark.slow
 def test_every_axis_is_trained_and_told(axis, whole, small, tmp_path):
     """Each arm has a row of finite numbers with intervals, and no update was left out."""
     arms = arms_of(axis, small)
