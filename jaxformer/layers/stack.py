@@ -118,7 +118,7 @@ class Stack(nn.Module):
                 in_axes=(nn.broadcast, nn.broadcast, nn.broadcast, 0),
                 length=repeats,
                 unroll=1 if self.mode.scan else repeats,
-                check_constancy_invariants=self.is_initializing(),  # traces twice
+                check_constancy_invariants=self.is_initializing(),  # it traces again
             )(self.config, period, self.causal, mode, name="layers")
             x, stacked = layers(x, guides, memory, memory_guide, stacked)
         if rest:
