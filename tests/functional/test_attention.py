@@ -335,23 +335,26 @@ def test_the_causal_mask_breaks_the_symmetry_of_earlier_tokens(normal):
     """inventory row 30: f(.., x, .., y, ..) = f(.., y, .., x, ..) fails for causal models.
 
     It holds for the last token of one layer, which sees a set. From two layers on the causal mask
-    gives the order away, which is how models without position encodings know it.
+    gives the order away, which is how models without position encodings know it: by how much
+    differs, so it is a mean over 16 draws.
     """
-    x = normal(5, 2, 3)
+    draws = normal(16, 5, 2, 3)
 
     def last_token(x, mask, num_layers):
         for _ in range(num_layers):
             x = x + dot_product_attention(x, x, x, mask)
         return x[-1]
 
-    def change(mask, num_layers):
-        difference = last_token(x, mask, num_layers) - last_token(
-            swap_first_two(x), mask, num_layers
-        )
-        return float(jnp.abs(difference).max())
+    def changes(mask, num_layers):
+        def change(x):
+            swapped = last_token(swap_first_two(x), mask, num_layers)
+            return jnp.abs(last_token(x, mask, num_layers) - swapped).max()
 
-    assert change(None, 1) < 1e-6 and change(None, 2) < 1e-5 and change(causal(5), 1) < 1e-6
-    assert change(causal(5), 2) > 1e-2
+        return jax.vmap(change)(draws)
+
+    assert changes(None, 1).max() < 1e-6 and changes(causal(5), 1).max() < 1e-6
+    assert changes(None, 2).max() < 1e-5
+    assert changes(causal(5), 2).mean() > 1e-2
 
 
 CACHED = {
