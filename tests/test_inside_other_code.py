@@ -550,8 +550,10 @@ TRANSFORMS = {
     "pmap": by_pmap,
     "eager": with_gradient_of_all,  # not compiled: up to six seconds
 }
-ELSEWHERE = ("jit", "vmap")  # of single functions: tests/functional/test_transforms_*.py
+BY_DEFAULT = ("grad", "vmap", "remat", "shard_map")
+OF_FUNCTIONS = ("shard_map",)  # the others: tests/functional/test_transforms.py
 every_case = pytest.mark.parametrize("name", [*CASES, *BLOCKS])
+blocks_by_default = pytest.mark.slow(but=[*BLOCKS])
 
 
 @functools.cache
@@ -563,8 +565,8 @@ def answer(name, transform):
 def every_transform():
     for name in [*CASES, *BLOCKS]:
         for transform in TRANSFORMS:
-            slow = transform == "eager" or (name in CASES and transform in ELSEWHERE)
-            yield pytest.param(name, transform, marks=[pytest.mark.slow] if slow else [])
+            quick = transform in (OF_FUNCTIONS if name in CASES else BY_DEFAULT)
+            yield pytest.param(name, transform, marks=() if quick else pytest.mark.slow)
 
 
 @pytest.mark.parametrize(("name", "transform"), list(every_transform()))
@@ -578,6 +580,7 @@ def test_values_and_slopes_are_those_of_the_formula(name, transform):
 
 @pytest.mark.parametrize("transform", ["shard_map", "pmap"])
 @every_case
+@pytest.mark.slow(but=[f"{name}-shard_map" for name in BLOCKS])
 def test_gradients_on_eight_devices_are_those_of_one(name, transform):
     _, gradient = answer(name, transform)
     _, on_one_device = answer(name, "grad")
@@ -603,6 +606,7 @@ def in_depth(formula):
 
 
 @every_case
+@blocks_by_default
 def test_scan_over_stacked_weights_is_one_layer_after_the_other(name):
     case = case_of(name)
 
@@ -621,6 +625,7 @@ def test_scan_over_stacked_weights_is_one_layer_after_the_other(name):
 
 
 @every_case
+@blocks_by_default
 def test_vmap_over_many_weights_is_each_of_them(name):
     case = case_of(name)
     many, row = several(case.weights, DEPTH), rows_for(case)[0]

@@ -29,7 +29,7 @@ KINDS = {  # a decoder of each kind of attention and feed-forward, an encoder wi
     "latent": replace(zoo.get("llama-3.1-8b").tiny(), attention=LATENT),
     "encoder and decoder": zoo.get("t5-small").tiny(),
 }
-pytestmark = [pytest.mark.versions, pytest.mark.usefixtures("no_checks_of_annotations")]
+pytestmark = pytest.mark.versions
 
 
 def parameters(choice):

@@ -5,7 +5,6 @@ import math
 import typing
 from dataclasses import replace
 
-import jaxtyping
 import numpy as np
 import pytest
 
@@ -32,14 +31,6 @@ def change(attention=None, **fields):
 def latent(**fields):
     sizes = dict(num_heads=4, latent_dim=5, nope_dim=3, rope_dim=2, value_dim=6)
     return replace(BASE, attention=c.Latent(**(sizes | fields)))
-
-
-@pytest.fixture
-def no_type_checks():
-    """As users run the package; in these tests beartype would speak first."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 # Every field of every choice, held against its annotation
@@ -99,7 +90,7 @@ def leaves(hint):
 
 
 @pytest.mark.parametrize("kind, name", FIELDS)
-def test_no_field_of_any_choice_takes_what_its_annotation_has_not(kind, name, no_type_checks):
+def test_no_field_of_any_choice_takes_what_its_annotation_has_not(kind, name):
     hint = typing.get_type_hints(kind)[name]
     held = leaves(hint)
     wrong = [math.nan, math.inf, object(), 10**400 if int not in held else -math.inf]
@@ -177,12 +168,12 @@ CANNOT = {
 
 
 @pytest.mark.parametrize("build, message", CANNOT.values(), ids=CANNOT)
-def test_a_configuration_that_cannot_be_built_is_refused(build, message, no_type_checks):
+def test_a_configuration_that_cannot_be_built_is_refused(build, message):
     with pytest.raises(ValueError, match=message):
         build()
 
 
-def test_numpy_numbers_become_pythons_so_that_text_rebuilds_them(no_type_checks):
+def test_numpy_numbers_become_pythons_so_that_text_rebuilds_them():
     config = change(
         dict(num_heads=np.int64(4), scale=np.float32(0.5), windows=(np.int32(8), None)),
         vocab_size=np.uint8(31),

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import jaxtyping
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -653,14 +652,6 @@ def test_what_cannot_be_is_refused(build, message):
         build()
 
 
-@pytest.fixture
-def no_type_checks():
-    """As users run the package; in these tests beartype would speak first."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
-
-
 @pytest.mark.parametrize(
     "build, message",
     [
@@ -697,7 +688,7 @@ def no_type_checks():
         (lambda: change(initialisation=c.Initialisation(residual="wide")), "got 'wide'"),
     ],
 )
-def test_wrong_words_and_patterns_are_refused(build, message, no_type_checks):
+def test_wrong_words_and_patterns_are_refused(build, message):
     with pytest.raises(ValueError, match=message):
         build()
 

@@ -1,16 +1,16 @@
-"""Processes that train are killed; whoever goes on from there ends bitwise where nobody was."""
+"""Processes that train are killed; whoever goes on from there ends bitwise where nobody was.
+
+Each strikes itself, before a change of a file that has a number: nothing here depends on a clock.
+Every such moment of the folder of checkpoints: tests/training/test_crashes.py.
+"""
 
 import json
 import os
-import random
-import re
 import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -19,21 +19,31 @@ import pytest
 from experiments import pretrain
 from jaxformer.training.checkpoints import Checkpoints
 from jaxformer.training.metrics import read_json_lines
+from tests.experiments.processes import LINES, PATIENCE
 
 ROOT = Path(pretrain.__file__).parents[1]
-LINES = [f"{n}: the {w} fox jumps over {n * n} lazy dogs\n" for n in range(60) for w in ("a", "b")]
-STEPS = 80
-PATIENCE = 240  # seconds for any one process
-# A shell starts background jobs so that they ignore SIGINT; this one is to be interrupted. The
-# limit of a file's size fails as a full disk does, where files are written.
+STEPS = 16
+# A shell starts background jobs so that they ignore SIGINT; this one is to be interrupted.
 START = """
-import resource, runpy, signal, sys
+import atexit, os, runpy, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup, under which tests may run, ignores
 from experiments.starting import start_process
 start_process()
-if (limit := int(sys.argv.pop(1))):
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+number, moment, output = int(sys.argv.pop(1)), int(sys.argv.pop(1)), sys.argv[-1]
+made = 0
+
+def count(event, args):
+    global made
+    writes = event == "open" and args[2] & (os.O_WRONLY | os.O_RDWR)
+    if writes or event in ("os.rename", "os.mkdir", "os.rmdir"):
+        if output in os.fspath(args[0] if isinstance(args[0], (str, os.PathLike)) else ""):
+            made += 1
+            if made == moment:
+                os.kill(os.getpid(), number)
+
+sys.addaudithook(count)
+atexit.register(lambda: print(made))
 runpy.run_module("experiments.pretrain", run_name="__main__")
 """
 ARGUMENTS = [
@@ -47,34 +57,20 @@ ARGUMENTS = [
 ]
 
 
-class Moment(NamedTuple):
-    """When a process gets which signal.
-
-    After such a "share" of the time that the whole run took, so many "updates" after its first,
-    after so many updates and then while it is "writing" a checkpoint, while it is "packing" text,
-    or when it is "trained" but not yet evaluated.
-    """
-
-    sent: signal.Signals
-    kind: str
-    after: float
-
-
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """A folder with texts, and the outcome of a run that nothing happened to, in "whole"."""
     place = tmp_path_factory.mktemp("faults")
     (place / "texts").mkdir()
     (place / "texts" / "all.txt").write_text("".join(LINES))
-    since = time.monotonic()
-    run = start(place, "whole")
-    said = ended(run)
-    assert run.returncode == 0, said
-    (place / "seconds").write_text(str(time.monotonic() - since))
+    whole = run(place, "whole")
+    assert whole.returncode == 0, whole.stderr
+    (place / "changes").write_text(whole.stdout.split()[-1])
     return place
 
 
-def start(place, output, *more, limit=0):
+def run(place, output, *more, number=0, moment=0):
+    """A process until its end, by the signal of this number at a moment if there is one."""
     environment = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
@@ -83,19 +79,15 @@ def start(place, output, *more, limit=0):
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
     }
     environment.pop("JAXFORMER_TRACEBACK", None)
-    return subprocess.Popen(
-        [sys.executable, "-c", START, str(limit), *ARGUMENTS, "--output", output, *more],
+    return subprocess.run(
+        [sys.executable, "-c", START, str(int(number)), str(moment), *ARGUMENTS]
+        + [*more, "--output", output],
         cwd=place,
         env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         text=True,
+        timeout=PATIENCE,
     )
-
-
-def begin(place, output):
-    """The same command every time: it goes on where the last process was killed, or begins."""
-    return start(place, output, "--resume-or-begin", "--cache", f"cache-{output}")
 
 
 def complete(output):
@@ -103,94 +95,24 @@ def complete(output):
     return sorted(int(path.name) for path in found if path.name.isdecimal())
 
 
-def written(output, since=0.0):
-    """How many updates were written to the metrics since a time."""
-    file = output / "metrics.jsonl"
-    times = re.findall(r'"time": ([\d.]+), "loss"', file.read_text() if file.exists() else "")
-    return sum(float(at) > since for at in times)
+def strike(place, output, number, moment):
+    """The same command every time goes on where the last process ended. Returns what is saved."""
+    struck = run(place, output, "--resume-or-begin", number=number, moment=moment)
+    saved = complete(place / output)[-1:]
+    killed = number == signal.SIGKILL
+    assert struck.returncode == (-9 if killed else 128 + number), struck.stderr
+    if not killed:
+        said = f"Interrupted. The last good checkpoint is {saved[0]} in {output}."
+        assert said in struck.stderr
+        losses = [line for line in numbers(place / output) if "loss" in line]
+        assert losses[-1]["step"] == saved[0]
+    return saved
 
 
-def over(output):
-    """Whether the evaluation that ends a run was written."""
-    file = output / "metrics.jsonl"
-    return file.exists() and "final_held_out" in file.read_text().rpartition("\n")[0]
-
-
-def ended(run):
-    """What a process said, when it has ended by itself or after long enough."""
-    try:
-        return run.communicate(timeout=PATIENCE)[1]
-    finally:
-        run.kill()
-
-
-def being_written(output):
-    """Whether there is more of a checkpoint than there is of the newest complete one."""
-    unfinished = [int(path.stem) for path in (output / "checkpoints").glob("*.unfinished")]
-    return max(unfinished, default=0) > max(complete(output), default=0)
-
-
-def strike(run, output, moment):
-    """Send a signal at its moment, if it comes; returns what the process then said."""
-    since, whole = time.time(), float((output.parent / "seconds").read_text())
-    while run.poll() is None and time.time() - since < PATIENCE:
-        time.sleep(0.001)
-        share = (time.time() - since) / whole
-        done = share if moment.kind == "share" else written(output, since)
-        if moment.kind == "packing":
-            done = (output.parent / f"cache-{output.name}").exists()
-        elif moment.kind == "trained":
-            done = complete(output)[-1:] == [STEPS]
-        if done < moment.after:
-            continue
-        if moment.kind == "writing":
-            if not being_written(output):
-                continue
-            run.send_signal(signal.SIGSTOP)
-            time.sleep(0.01)
-            if not being_written(output):  # it was quicker
-                run.send_signal(signal.SIGCONT)
-                continue
-        run.send_signal(moment.sent)
-        run.send_signal(signal.SIGCONT)
-        break
-    return ended(run)
-
-
-def survive(place, output, moments):
-    """Returns how many different checkpoints were the newest when a process ended."""
-    newest, waiting, missed = set(), list(moments), 0
-    while waiting:
-        run, moment = begin(place, output), waiting.pop(0)
-        said = strike(run, place / output, moment)
-        if run.returncode == 0:  # it was at its end before its moment came: from the beginning
-            missed += 1
-            assert missed <= 5 * len(moments), f"{moment} does not come or does nothing: {said}"
-            assert_as_if_nothing_had_happened(place, output)
-            shutil.rmtree(place / output)
-            if moment.kind == "share":  # of a time that was slower: sooner, or it may never come
-                moment = moment._replace(after=0.7 * moment.after)
-            waiting.append(moment)
-            continue
-        killed = moment.sent == signal.SIGKILL
-        assert run.returncode == (-9 if killed else 128 + moment.sent), (moment, said)
-        if killed and moment.kind == "writing":
-            assert being_written(place / output)
-        if not killed:
-            saved = complete(place / output)[-1]
-            assert f"Interrupted. The last good checkpoint is {saved} in {output}." in said
-            assert written(place / output) == saved
-        newest.update(complete(place / output)[-1:])
-        if over(place / output):  # struck when nothing was left to do: from the beginning
-            again = begin(place, output)
-            said = ended(again)
-            assert again.returncode == 0, said
-            assert_as_if_nothing_had_happened(place, output)
-            shutil.rmtree(place / output)
-    run = begin(place, output)
-    said = ended(run)
-    assert run.returncode == 0, said
-    return len(newest)
+def go_on(place, output):
+    last = run(place, output, "--resume-or-begin")
+    assert last.returncode == 0, last.stderr
+    assert_as_if_nothing_had_happened(place, output)
 
 
 def numbers(output):
@@ -237,35 +159,26 @@ def test_the_newest_and_the_best_checkpoint_are_left(place):
 
 @pytest.mark.slow
 def test_a_run_that_was_killed_and_interrupted_ends_bitwise_as_one_that_was_not(place):
-    moments = [
-        Moment(signal.SIGKILL, "updates", 1),  # before the first checkpoint
-        Moment(signal.SIGKILL, "writing", 5),
-        Moment(signal.SIGHUP, "updates", 4),
-        Moment(signal.SIGINT, "writing", 4),
-        Moment(signal.SIGKILL, "updates", 7),
-    ]
-    assert survive(place, "few", moments) >= 4
-    assert_as_if_nothing_had_happened(place, "few")
+    changes = int((place / "changes").read_text())
+    interrupted = strike(place, "few", signal.SIGTERM, changes // 4)
+    assert [0] < interrupted < strike(place, "few", signal.SIGKILL, changes // 3) < [STEPS]
+    go_on(place, "few")
 
 
 @pytest.mark.exhaustive
-def test_a_run_killed_at_twenty_moments_ends_bitwise_as_one_that_was_not(place):
-    draw = random.Random(0)
-    moments = [
-        *(Moment(signal.SIGKILL, "writing", draw.randint(2, 5)) for _ in range(8)),
-        *(Moment(signal.SIGKILL, "updates", draw.randint(3, 6)) for _ in range(6)),
-        *(Moment(signal.SIGKILL, "share", draw.uniform(0, 1)) for _ in range(6)),
-    ]
-    draw.shuffle(moments)
-    moments = [
-        Moment(signal.SIGKILL, "share", 0.05),  # during imports
-        *(Moment(signal.SIGKILL, "packing", 1) for _ in range(2)),
-        *(Moment(signal.SIGKILL, "updates", 1) for _ in range(2)),
-        *moments,
-        *(Moment(signal.SIGKILL, "trained", 1) for _ in range(2)),
-    ]
-    assert survive(place, "many", moments) >= 6
-    assert_as_if_nothing_had_happened(place, "many")
+def test_wherever_a_run_is_killed_it_ends_bitwise_as_one_that_was_not(place):
+    changes = int((place / "changes").read_text())
+    for moment in range(1, changes, changes // 20):
+        strike(place, str(moment), signal.SIGKILL, moment)
+        go_on(place, str(moment))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP], ids=lambda n: n.name)
+def test_other_signals_interrupt_too(place, number):
+    changes = int((place / "changes").read_text())
+    strike(place, number.name, number, changes // 4)
+    go_on(place, number.name)
 
 
 @pytest.mark.slow
@@ -278,33 +191,7 @@ def test_a_run_killed_during_its_last_evaluation_makes_it_up(place):
     checkpoints = place / "late" / "checkpoints"  # and while it removed an older checkpoint
     shutil.copytree(checkpoints / str(STEPS - 4), checkpoints / f"{STEPS - 6}.unfinished")
     for _ in range(2):  # the second finds nothing left to do
-        run = start(place, "late", "--resume-or-begin")
-        said = ended(run)
-        assert run.returncode == 0, said
-        assert_as_if_nothing_had_happened(place, "late")
-    run = start(place, "late", "--resume")
-    assert f"has {STEPS} steps already; pass --steps N with N above." in ended(run)
-    assert run.returncode == 1
-
-
-@pytest.mark.slow
-def test_a_full_disk_leaves_the_checkpoint_before_and_the_run_goes_on_when_there_is_room(place):
-    shutil.copytree(place / "whole", place / "full")
-    for step in (STEPS, STEPS - 2):
-        shutil.rmtree(place / "full" / "checkpoints" / str(step))
-    before = complete(place / "full")
-    run = start(place, "full", "--resume", limit=20_000)
-    said = ended(run)
-    assert run.returncode == 1
-    assert re.fullmatch(
-        rf"error: Saving checkpoint {STEPS - 2} in \S*/full/checkpoints failed: (.*\n)?"
-        rf".*File too large.*The last good checkpoint is {STEPS - 4}\.\n"
-        r"\(JAXFORMER_TRACEBACK=1 shows where this came from\.\)\n",
-        said,
-    ), said
-    assert complete(place / "full") == before
-    assert not list((place / "full" / "checkpoints").glob("*.unfinished"))
-    run = start(place, "full", "--resume")
-    said = ended(run)
-    assert run.returncode == 0, said
-    assert_as_if_nothing_had_happened(place, "full")
+        go_on(place, "late")
+    again = run(place, "late", "--resume")
+    assert f"has {STEPS} steps already; pass --steps N with N above." in again.stderr
+    assert again.returncode == 1

@@ -16,8 +16,6 @@ from jaxformer.training.checkpoints import Checkpoints
 from jaxformer.training.metrics import read_json_lines
 from tests.experiments.processes import ARGUMENTS, LINES, ended, free_port, hosts, start
 
-pytestmark = pytest.mark.usefixtures("no_checks_of_annotations")
-
 ROWS, STEPS, HALF = 8, 6, 3
 SHARED = ("--mesh.data", "2", "--mesh.fsdp", "2")  # rows differ between processes
 SPLIT = ("--mesh.context", "2", "--mesh.tensor", "2")  # all processes need all rows

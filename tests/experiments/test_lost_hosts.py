@@ -29,8 +29,6 @@ from tests.experiments.processes import (
     start,
 )
 
-pytestmark = pytest.mark.usefixtures("no_checks_of_annotations")
-
 SILENCE = 10  # seconds after which a process counts as dead
 STEPS = 200
 RUN = [

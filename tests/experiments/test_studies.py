@@ -32,8 +32,6 @@ from jaxformer.training.guard import Skipping
 from jaxformer.training.optimizers import make_optimizer
 from jaxformer.training.schedules import Cosine
 
-pytestmark = pytest.mark.usefixtures("no_checks_of_annotations")
-
 LINES = [f"{n}: the {w} fox jumps over {n * n} lazy dogs\n" for n in range(90) for w in ("a", "b")]
 MODEL = c.TransformerConfig(
     vocab_size=257,

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.test_util import check_grads
 
-from jaxformer import functional as F
+from tests.functional.compiled import F
 
 GOLDEN = dict(np.load(Path(__file__).parent / "golden" / "attention.npz"))
 B, T, S, K, G, H, HV = 2, 5, 7, 3, 2, 11, 13

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
 from jax.test_util import check_grads
 
-from jaxformer import functional as F
 from jaxformer.functional import blockwise
+from tests.functional.compiled import F
 
 WHERE = {"one by one": "cpu", "side by side": "gpu"}  # units on a CPU, and elsewhere
 CAUSAL = F.Sight(causal=True)

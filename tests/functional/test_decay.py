@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from jaxformer import functional as F
+from jaxformer import functional
+from tests.functional.compiled import F
 
 B, T, N, C = 2, 13, 3, 2
 METHODS = ["scan", "associative", "chunked"]
@@ -377,9 +378,10 @@ def test_memory_is_linear_in_time(method):
         return max(v.aval.size for e in equations for v in e.outvars)
 
     gamma = jnp.array([0.5])
-    linear = lambda value: F.linear_recurrence(value, gamma, method=method, chunk=8)  # noqa: E731
+    linear = lambda value: functional.linear_recurrence(value, gamma, method=method, chunk=8)  # noqa: E731
     assert largest(linear, 512) == 2 * largest(linear, 256) < 512 * 16
-    assert largest(lambda value: F.decay_attention(value, gamma), 512) == 512**2
+    square = lambda value: functional.decay_attention(value, gamma)  # noqa: E731
+    assert largest(square, 512) == 512**2
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -491,10 +493,9 @@ def test_complex_decay_counts_modulo_a_number():
     ids=["large", "negative", "nan", "gamma's shape", "theta's shape", "pairing"],
 )
 def test_refused(no_checks_of_annotations, arguments, options, message):
-    with pytest.raises(ValueError, match=message):
-        F.decay_attention(VALUE, *arguments, **options)
-    with pytest.raises(ValueError, match=message):
-        F.linear_recurrence(VALUE, *arguments, **options)
+    for function in (functional.decay_attention, functional.linear_recurrence):
+        with pytest.raises(ValueError, match=message):
+            function(VALUE, *arguments, **options)
 
 
 def test_refused_by_the_recurrence(no_checks_of_annotations):

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxformer import functional as F
+from tests.functional.compiled import F
 
 RNG = np.random.default_rng(0)
 R, D, H, E = 11, 5, 3, 4

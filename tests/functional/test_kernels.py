@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer import functional as F
 from jaxformer.functional import kernels
 from jaxformer.functional.implementations import chosen_implementation
 from jaxformer.functional.kernels import Asked, anywhere
+from tests.functional.compiled import F
 
 AT = jnp.arange(512)
 IN_ORDER = F.PositionMask(AT, AT, sight=F.Sight(causal=True, in_order=True))

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer import functional as F
+from tests.functional.compiled import F
 
 B, T, S, N, C, P, R, V = 2, 3, 5, 4, 11, 7, 2, 6
 SCALE = (P + R) ** -0.5

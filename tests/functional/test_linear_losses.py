@@ -2,21 +2,12 @@
 
 import jax
 import jax.numpy as jnp
-import jaxtyping
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxformer import functional as F
-
-
-@pytest.fixture
-def unchecked():
-    """Annotations off, so that the function's own message is what a user sees."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
+from tests.functional.compiled import F
 
 
 def draw(tokens, width, vocab_size, *, axis=1, dtype="float32", seed=0):
@@ -229,7 +220,7 @@ def test_ids_at_a_time(tokens, vocab_size, chunk):
     assert F.loss_chunk(tokens, vocab_size) == chunk
 
 
-def test_wrong_options_are_named(unchecked):
+def test_wrong_options_are_named(no_checks_of_annotations):
     (x, kernel, bias), targets, _ = draw(4, 3, 23)
     with pytest.raises(ValueError, match="chunk must be positive; got 0"):
         F.linear_scores(x, kernel, targets, chunk=0)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxformer import functional as F
+from tests.functional.compiled import F
 
 GOLDEN = np.load(Path(__file__).parent / "golden" / "attention.npz")
 WAY = jnp.arange(5)

@@ -4,14 +4,13 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import jaxtyping
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.test_util import check_grads
 
-from jaxformer import functional as F
+from tests.functional.compiled import F
 
 GOLDEN = json.loads(Path(__file__).with_name("golden").joinpath("basics.json").read_text())
 NORMS = {  # compiled as one: op by op, most of the time of these tests is compilation
@@ -20,14 +19,6 @@ NORMS = {  # compiled as one: op by op, most of the time of these tests is compi
     "rms_norm_outside": jax.jit(partial(F.rms_norm, eps_position="outside"), static_argnames="eps"),
 }
 batch_norm = jax.jit(F.batch_norm, static_argnames="over")
-
-
-@pytest.fixture
-def unchecked():
-    """Annotations off, so that the function's own message is what a user sees."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 def golden(part, name):
@@ -203,7 +194,7 @@ def test_norms_gradient_is_the_difference_quotient(norm, normal):
     check_grads(loss, (x, scale, bias), 1, modes=["rev"], rtol=1e-2)
 
 
-def test_rms_norm_names_the_bad_place_of_eps(unchecked):
+def test_rms_norm_names_the_bad_place_of_eps(no_checks_of_annotations):
     with pytest.raises(ValueError, match="eps_position is 'inside' or 'outside'; got 'under'"):
         F.rms_norm(jnp.ones(3), eps_position="under")
 
@@ -315,6 +306,6 @@ def test_batch_norm_output_does_not_move_along_a_shift_of_its_input(normal):
     assert jnp.max(jnp.abs(gradient)) > 0.01
 
 
-def test_batch_norm_names_the_bad_axis(unchecked):
+def test_batch_norm_names_the_bad_axis(no_checks_of_annotations):
     with pytest.raises(ValueError, match="over is 'step' or 'pooled'; got 'batch'"):
         F.batch_norm(jnp.ones((2, 3, 5)), over="batch")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxformer import functional as F
+from tests.functional.compiled import F
 
 T, S, H = 3, 8, 4
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from jaxformer import functional as F
+from tests.functional.compiled import F
 
 DEVICES, LENGTH = 4, 16
 HEADS = {"N": 6, "K": 3, "H": 4, "Hv": 5}

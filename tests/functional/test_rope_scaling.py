@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer import functional as F
+from tests.functional.compiled import F
 
 GOLDEN = json.loads(Path(__file__).with_name("golden").joinpath("positions.json").read_text())
 C = 8

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxformer import functional as F
+from tests.functional.compiled import F
 
 GOLDEN = json.loads(Path(__file__).with_name("golden").joinpath("basics.json").read_text())
 GOLDEN = GOLDEN["sampling"]

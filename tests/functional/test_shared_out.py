@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from jaxformer import functional as F
+from tests.functional.compiled import F
 
 DEVICES = 4
 

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxformer import functional as F
+from tests.functional.compiled import F
 
 
 @settings(max_examples=60, deadline=None)

@@ -1,10 +1,9 @@
-"""Every function of positions under jit, vmap, grad and pmap."""
+"""Every function of positions under jit, vmap and grad."""
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl.testing import parameterized
+import pytest
 
 from jaxformer import functional as F
 
@@ -51,27 +50,25 @@ CASES = [
 ]
 
 
-class TransformsTest(chex.TestCase):
-    @chex.variants(with_jit=True, with_pmap=True)
-    @parameterized.named_parameters(*CASES)
-    def test_values_and_gradients(self, function, args):
-        """One compilation holds the value, a vmapped batch of two, and the gradient."""
-        floats = [i for i, a in enumerate(args) if jnp.issubdtype(a.dtype, jnp.floating)]
+@pytest.mark.parametrize("function, args", [case[1:] for case in CASES], ids=[c[0] for c in CASES])
+def test_values_and_gradients(function, args):
+    """One compilation holds the value, a vmapped batch of two, and the gradient."""
+    floats = [i for i, a in enumerate(args) if jnp.issubdtype(a.dtype, jnp.floating)]
 
-        def loss(*args):
-            y = function(*args)
-            return jnp.vdot(jnp.cos(jnp.arange(y.size, dtype=y.dtype)), y.ravel())
+    def loss(*args):
+        y = function(*args)
+        return jnp.vdot(jnp.cos(jnp.arange(y.size, dtype=y.dtype)), y.ravel())
 
-        def everything(*args):
-            pairs = [jnp.stack([a, a]) for a in args]
-            gradient = jax.grad(loss, floats)(*args) if floats else ()
-            return function(*args), jax.vmap(function)(*pairs), gradient
+    def everything(*args):
+        pairs = [jnp.stack([a, a]) for a in args]
+        gradient = jax.grad(loss, floats)(*args) if floats else ()
+        return function(*args), jax.vmap(function)(*pairs), gradient
 
-        expected = function(*args)
-        value, batch, gradient = self.variant(everything)(*args)
-        np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(batch, jnp.stack([expected] * 2), rtol=1e-5, atol=1e-6)
-        for i, slope in zip(floats, gradient, strict=True):
-            step = 1e-2 * jnp.ones_like(args[i])
-            up, down = (loss(*args[:i], args[i] + s, *args[i + 1 :]) for s in (step, -step))
-            np.testing.assert_allclose(jnp.sum(slope * step), (up - down) / 2, rtol=2e-2, atol=1e-3)
+    expected, jitted = jax.jit(function)(*args), jax.jit(loss)
+    value, batch, gradient = jax.jit(everything)(*args)
+    np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(batch, jnp.stack([expected] * 2), rtol=1e-5, atol=1e-6)
+    for i, slope in zip(floats, gradient, strict=True):
+        step = 1e-2 * jnp.ones_like(args[i])
+        up, down = (jitted(*args[:i], args[i] + s, *args[i + 1 :]) for s in (step, -step))
+        np.testing.assert_allclose(jnp.sum(slope * step), (up - down) / 2, rtol=2e-2, atol=1e-3)

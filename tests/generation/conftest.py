@@ -1,22 +1,13 @@
 from dataclasses import replace
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
-from jaxformer import Transformer
-from jaxformer.config import GLU, Embedding, Learned, MultiHead, TransformerConfig
+from jaxformer.config import Embedding, Learned
 from jaxformer.generation import decode
+from tests.models import BASE, parameters
 
-LEARNED = TransformerConfig(
-    vocab_size=31,
-    model_dim=14,
-    num_layers=2,
-    attention=MultiHead(num_heads=4, num_kv_heads=2, head_dim=6),
-    feed_forward=(GLU(hidden_dim=11),),
-    embedding=Embedding(positions=Learned(max_length=11)),
-)
+LEARNED = replace(BASE, num_layers=2, embedding=Embedding(positions=Learned(max_length=11)))
 
 
 @pytest.fixture(scope="session")
@@ -31,23 +22,14 @@ def config():
     return replace(LEARNED, embedding=Embedding())
 
 
-def draw(config):
-    """Random parameters, large enough that the next token depends on the text."""
-    rng = np.random.default_rng(0)
-    tokens = jnp.zeros((1, 3), jnp.int32)
-    init = Transformer(config).init
-    shapes = jax.eval_shape(lambda: init(jax.random.key(0), tokens))["params"]
-    return jax.tree.map(lambda x: jnp.asarray(0.7 * rng.normal(size=x.shape), x.dtype), shapes)
-
-
 @pytest.fixture(scope="session")
 def params(config):
-    return draw(config)
+    return parameters(config)
 
 
 @pytest.fixture(scope="session")
 def learned_params(learned):
-    return draw(learned)
+    return parameters(learned)
 
 
 @pytest.fixture(scope="session")

@@ -117,7 +117,6 @@ def test_a_model_searches_too(config, params, prompts, form):
         np.testing.assert_array_equal(together[row, : len(text) + 4], alone)
 
 
-@pytest.mark.usefixtures("no_checks_of_annotations")
 @pytest.mark.parametrize(
     "fields, message",
     [

@@ -1,7 +1,9 @@
-"""With a cache as without: every kind of position, attention, block, placement and window."""
+"""How a cache is read and written.
+
+That token by token it changes nothing is shown in tests/layers/test_every_option.py.
+"""
 
 from dataclasses import replace
-from itertools import combinations, product
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +14,7 @@ from jaxformer import Transformer
 from jaxformer.config import (
     GLU,
     Alibi,
-    Angles,
     BlockSparse,
-    Decay,
     Embedding,
     Encoder,
     EncoderDecoder,
@@ -22,345 +22,168 @@ from jaxformer.config import (
     Latent,
     Learned,
     Llama3Scaling,
-    MultiHead,
-    QKNorm,
     Rope,
     SharedKV,
-    Sinusoid,
     T5Bias,
-    TransformerConfig,
     TransformerXL,
-    Yarn,
 )
 from jaxformer.generation.steps import decode_step, prefill
 from jaxformer.layers import empty_cache, take_rows
+from tests.models import BASE, compiled, parameters
 
 LENGTH, WINDOW = 7, 3
-POSITIONS = {
-    "none": dict(),
-    "sinusoid": dict(embedding=Embedding(positions=Sinusoid())),
-    "learned": dict(embedding=Embedding(positions=Learned(max_length=LENGTH, offset=2))),
-    "alibi": dict(positions=(Alibi(),)),
-    "t5": dict(positions=(T5Bias(num_buckets=8, max_distance=6),)),
-    "rope": dict(positions=(Rope(),)),
-    "hybrid": dict(positions=(Rope(), None)),
-}
-HEADS = {"mha": 4, "gqa": 2, "mqa": 1}
-BLOCKS = ("serial", "parallel_shared_norm", "parallel")
-PLACEMENTS = ("pre", "post", "sandwich", "branch_out")
-WINDOWS = {"full": (None,), "window": (WINDOW, None)}
-CHUNKS = ((1,) * LENGTH, (3, 3, 1))
+TOKENS = np.random.default_rng(1).integers(0, BASE.vocab_size, (2, LENGTH))
+SHARED = SharedKV(num_heads=4, head_dim=4, windows=(WINDOW, None))
+LATENT = Latent(
+    num_heads=4, latent_dim=5, nope_dim=3, rope_dim=4, value_dim=6, windows=(WINDOW, None)
+)
 
 
-def build(positions="none", heads="mha", block="serial", placement="pre", window="full"):
-    choice = {"positions": (None,), "embedding": Embedding(), **POSITIONS[positions]}
-    return TransformerConfig(
-        vocab_size=19,
-        model_dim=8,
-        num_layers=2,
-        attention=MultiHead(
-            num_heads=4,
-            num_kv_heads=HEADS[heads],
-            head_dim=4,
-            positions=choice["positions"],
-            windows=WINDOWS[window],
-        ),
-        feed_forward=(GLU(hidden_dim=5),),
-        block=block,
-        placement=placement,
-        embedding=choice["embedding"],
-    )
+def of(*, attention=None, **changes):
+    """`BASE` with another attention, or with changes to its own."""
+    return replace(BASE, attention=attention or replace(BASE.attention, **changes))
 
 
-def draw(config, **example):
-    rng = np.random.default_rng(0)
-    init = Transformer(config).init
-    shapes = jax.eval_shape(lambda: init(jax.random.key(0), jnp.zeros((2, 2), int), **example))
-    return jax.tree.map(
-        lambda x: jnp.asarray(0.5 * rng.normal(size=x.shape), x.dtype), shapes["params"]
-    )
+def check(config, parts, tokens=TOKENS, room=LENGTH, **first):
+    """A text read in parts of these lengths has the logits of the whole."""
+    params, run = parameters(config), compiled(config)
+    whole = np.asarray(run(params, tokens, **first))
+    cache = empty_cache(config, tokens.shape[:-1], room)
+    for end, length in zip(np.cumsum(parts), parts, strict=True):
+        part = slice(end - length, end)
+        logits, cache = run(params, tokens[..., part], cache=cache, **first)
+        bound = 5e-6 * np.abs(whole).max()
+        np.testing.assert_allclose(logits, whole[..., part, :], atol=bound, err_msg=f"{end}")
+        first = {}
 
 
-@pytest.fixture(scope="module")
-def tokens():
-    return jax.random.randint(jax.random.key(1), (2, LENGTH), 0, 19)
-
-
-def in_chunks(config, apply, params, tokens, chunks, **first):
-    """Logits of all tokens, read in parts of these lengths."""
-    cache = empty_cache(config, tokens.shape[:-1], tokens.shape[-1])
-    parts, start = [], 0
-    for length in chunks:
-        part = tokens[..., start : start + length]
-        logits, cache = apply({"params": params}, part, cache=cache, **first)
-        parts.append(logits)
-        start, first = start + length, {}
-    return jnp.concatenate(parts, axis=-2)
-
-
-MATRIX = list(product(POSITIONS, HEADS, BLOCKS, PLACEMENTS, WINDOWS))
-
-
-def covering(rows):
-    """Few of the rows, in which any two values of different columns still meet."""
-    pairs = {row: set(combinations(enumerate(row), 2)) for row in rows}
-    open_pairs, chosen = set().union(*pairs.values()), []
-    while open_pairs:
-        best = max(rows, key=lambda row: len(pairs[row] & open_pairs))
-        chosen.append(best)
-        open_pairs -= pairs[best]
-    return chosen
-
-
-def check(config, tokens, chunkings=CHUNKS, **example):
-    params = draw(config, **example)
-    apply = jax.jit(Transformer(config).apply)
-    expected = apply({"params": params}, tokens, **example)
-    for chunks in chunkings:
-        logits = in_chunks(config, apply, params, tokens, chunks, **example)
-        np.testing.assert_allclose(logits, expected, atol=2e-5, err_msg=f"{chunks} {config!r}")
-
-
-@pytest.mark.usefixtures("no_checks_of_annotations")
-@pytest.mark.parametrize("row", covering(MATRIX), ids="-".join)
-def test_cached_is_uncached_at_every_step(row, tokens):
-    check(build(*row), tokens)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.usefixtures("no_checks_of_annotations")
-@pytest.mark.parametrize("row", MATRIX, ids="-".join)
-def test_cached_is_uncached_in_every_combination(row, tokens):
-    check(build(*row), tokens)
-
-
-EVERYWHERE = ("q", "k", "v", "o")
-STRETCHED = Yarn(factor=4.0, original_max_length=4)
-KINDS = {
-    "shared": SharedKV(
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=4,
-        windows=(WINDOW, None),
-        qk_norm=QKNorm(),
-        biases=("query", "key_value", "out"),
+ALONE = (("k",), ("v",), ("o",), ("q", "v"))
+TURNED = tuple(
+    Rope(targets=targets, pairing=pairing)
+    for targets, pairing in zip(ALONE, ("halves", "neighbours") * 2, strict=True)
+)
+IN_PARTS = {
+    "ring": of(windows=(WINDOW, None), positions=(Rope(scaling=Llama3Scaling(factor=8.0)),)),
+    "two rings": of(windows=(2, WINDOW), positions=(TransformerXL(),)),
+    "no ring": of(windows=(LENGTH + 4,), positions=(Alibi(),)),
+    "shared": of(attention=SHARED),
+    "latent": of(attention=LATENT),
+    "experts": replace(
+        of(windows=(WINDOW, None)),
+        feed_forward=(Experts(expert=GLU(hidden_dim=5), num_experts=4), GLU(hidden_dim=7)),
     ),
-    "shared, in part": SharedKV(
-        num_heads=2,
-        head_dim=6,
-        positions=(Rope(fraction=0.7, scaling=STRETCHED, targets=EVERYWHERE), Alibi()),
-    ),
-    "latent": Latent(
-        num_heads=4,
-        latent_dim=5,
-        query_latent_dim=7,
-        nope_dim=3,
-        rope_dim=4,
-        value_dim=6,
-        windows=(WINDOW, None),
-        biases=("query_latent", "latent", "rotary_key", "out"),
-    ),
-    "latent, expanded for three": Latent(
-        num_heads=2,
-        latent_dim=64,
-        nope_dim=2,
-        rope_dim=2,
-        value_dim=2,
-        positions=(Rope(scaling=STRETCHED), T5Bias(num_buckets=8, max_distance=6)),
-    ),
-    "decay": Decay(num_heads=4, head_dim=4, shortest=1.5, angles=Angles(pairing="neighbours")),
-    "decay, real": Decay(num_heads=2, head_dim=3, angles=None, biases=("value", "out")),
+    "rotary targets": replace(of(positions=TURNED), num_layers=4),
+    "shared rotary targets": replace(of(attention=replace(SHARED, positions=TURNED)), num_layers=4),
 }
 
 
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_other_kinds_of_attention(kind, tokens):
-    config = replace(build(), attention=kind)
-    check(config, tokens)
+@pytest.mark.parametrize("config", IN_PARTS.values(), ids=IN_PARTS)
+@pytest.mark.slow(but=["ring", "two rings", "latent", "shared rotary targets"])
+def test_a_text_may_be_read_in_parts(config):
+    check(config, (3, 3, 1))
 
 
-OTHERS = {
-    "transformer-xl": dict(positions=(TransformerXL(),)),
-    "block sparse": dict(windows=(BlockSparse(block=2, local_blocks=1, stride=2), None)),
-    "rotary values": dict(positions=(Rope(targets=("q", "k", "v", "o")),)),
-    "qk-norm": dict(qk_norm=QKNorm(over="width"), clip_qkv=0.7, logit_softcap=2.0),
-    "llama 3 scaling": dict(positions=(Rope(scaling=Llama3Scaling(factor=8.0)),)),
-    "transformer-xl in windows": dict(positions=(TransformerXL(),), windows=(2, 3)),
-}
+@pytest.mark.parametrize("batch", [0, 2])
+def test_no_and_two_batch_axes(batch):
+    tokens = np.stack([TOKENS, TOKENS[::-1]]) if batch else TOKENS[0]
+    check(of(windows=(WINDOW, None), positions=(T5Bias(),)), (3, 4), tokens)
 
 
-@pytest.mark.parametrize("changes", OTHERS.values(), ids=OTHERS)
-@pytest.mark.slow(but=["transformer-xl in windows", "rotary values", "block sparse"])
-def test_other_attention_too(changes, tokens):
-    config = build("rope", "gqa")
-    check(replace(config, attention=replace(config.attention, **changes)), tokens)
-
-
-CHOSEN = tuple(chosen for n in range(5) for chosen in combinations(EVERYWHERE, n))
-
-
-@pytest.mark.parametrize("shared", [False, True], ids=["apart", "shared"])
-@pytest.mark.parametrize("pairing", ["halves", "neighbours"])
-@pytest.mark.slow
-def test_every_choice_of_rotary_targets(pairing, shared, tokens):
-    """A layer for each of the sixteen."""
-    kinds = tuple(Rope(pairing=pairing, targets=chosen) for chosen in CHOSEN)
-    config = build("rope", "gqa")
-    if shared:
-        attention = SharedKV(num_heads=4, num_kv_heads=2, head_dim=4, positions=kinds)
-    else:
-        attention = replace(config.attention, positions=kinds)
-    check(replace(config, num_layers=len(kinds), attention=attention), tokens)
-
-
-def test_experts_and_layers_after_the_last_pattern(tokens):
-    experts = Experts(expert=GLU(hidden_dim=5), num_experts=4)
+def test_an_encoder_decoder_reads_its_source_once():
     config = replace(
-        build("rope", "gqa", window="window"),
-        num_layers=3,
-        feed_forward=(experts, GLU(hidden_dim=7)),
+        of(windows=(WINDOW, None), positions=(T5Bias(),)),
+        topology=EncoderDecoder(num_encoder_layers=1),
     )
-    check(config, tokens)
+    segments = np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
+    check(config, (3, 4), source=TOKENS[:, :5], source_segments=segments)
 
 
-def test_a_window_longer_than_the_text_is_no_ring(tokens):
-    config = build("alibi", "gqa")
-    check(replace(config, attention=replace(config.attention, windows=(LENGTH + 4,))), tokens)
-
-
-def test_no_and_two_batch_axes(tokens):
-    config = build("t5", "gqa", window="window")
-    check(config, tokens[0], ((3, 4),))
-    check(config, jnp.stack([tokens, tokens[::-1]]), ((3, 4),))
-
-
-@pytest.mark.parametrize("positions", ["t5", "sinusoid"])
-@pytest.mark.slow
-def test_an_encoder_decoder_reads_its_source_once(positions, tokens):
-    config = replace(
-        build(positions, window="window"), topology=EncoderDecoder(num_encoder_layers=1)
-    )
-    source = jax.random.randint(jax.random.key(3), (2, 5), 0, 19)
-    segments = jnp.asarray([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
-    check(config, tokens, ((3, 4), (1,) * LENGTH), source=source, source_segments=segments)
-
-
-MULTI_HEAD = build("rope", "gqa", window="window").attention
-THREE = {"multi-head": MULTI_HEAD, "shared": KINDS["shared"], "latent": KINDS["latent"]}
+THREE = {"multi-head": of(windows=(WINDOW, None)).attention, "shared": SHARED, "latent": LATENT}
 
 
 @pytest.mark.parametrize("kind", THREE.values(), ids=THREE)
 @pytest.mark.slow(but=["latent"])
-def test_padding_is_not_remembered(kind, tokens):
+def test_padding_is_not_remembered(kind):
     """Rows of two and four tokens in one call, then three more each, against each row alone."""
-    config = replace(build(), attention=kind)
-    params = draw(config)
-    apply = jax.jit(Transformer(config).apply)
+    config = of(attention=kind)
+    params, run = parameters(config), compiled(config)
     cache = empty_cache(config, (2,), LENGTH)
-    segments = jnp.asarray([[1, 1, 0, 0], [1, 1, 1, 1]])
-    first, cache = apply({"params": params}, tokens[:, :4], segments=segments, cache=cache)
-    second, cache = apply({"params": params}, tokens[:, 4:], cache=cache)
+    segments = np.array([[1, 1, 0, 0], [1, 1, 1, 1]])
+    first, cache = run(params, TOKENS[:, :4], segments=segments, cache=cache)
+    second, cache = run(params, TOKENS[:, 4:], cache=cache)
     np.testing.assert_array_equal(cache.length, [5, 7])
     for row, length in enumerate((2, 4)):
-        alone = jnp.concatenate([tokens[row, :length], tokens[row, 4:]])
-        expected = apply({"params": params}, alone)
-        logits = jnp.concatenate([first[row, :length], second[row]])
-        np.testing.assert_allclose(logits, expected, atol=2e-5)
+        alone = np.concatenate([TOKENS[row, :length], TOKENS[row, 4:]])
+        logits = np.concatenate([first[row, :length], second[row]])
+        np.testing.assert_allclose(logits, run(params, alone), atol=2e-5)
 
 
 @pytest.mark.parametrize("kind", THREE.values(), ids=THREE)
 @pytest.mark.slow(but=["shared"])
-def test_rows_can_be_taken_in_any_order(kind, tokens):
-    config = replace(build(), attention=kind, num_layers=3)
-    params = draw(config)
-    apply = jax.jit(Transformer(config).apply)
-    _, cache = apply({"params": params}, tokens[:, :4], cache=empty_cache(config, (2,), LENGTH))
-    after, _ = apply({"params": params}, tokens[:, 4:], cache=cache)
-    rows = jnp.asarray([1, 1, 0])
-    swapped, _ = apply({"params": params}, tokens[rows, 4:], cache=take_rows(cache, rows))
-    np.testing.assert_allclose(swapped, after[rows], atol=1e-6)
+def test_rows_can_be_taken_in_any_order(kind):
+    config = of(attention=kind)
+    params, run = parameters(config), compiled(config)
+    _, cache = run(params, TOKENS[:, :4], cache=empty_cache(config, (2,), LENGTH))
+    after, _ = run(params, TOKENS[:, 4:], cache=cache)
+    rows = np.array([1, 1, 0])
+    swapped, _ = run(params, TOKENS[rows, 4:], cache=take_rows(cache, rows))
+    np.testing.assert_allclose(swapped, after[rows], atol=1e-5)
 
 
 def test_a_window_keeps_no_more_than_it_sees():
-    config = build("rope", "gqa", window="window")
+    config = of(windows=(WINDOW, None))
     shapes = [layer.own.key.shape for layer in empty_cache(config, (2,), 50).layers]
-    assert shapes == [(1, 2, 2, WINDOW, 4), (1, 2, 2, 50, 4)]
+    assert shapes == [(1, 2, 2, WINDOW, 6), (1, 2, 2, 50, 6)]
 
 
-def test_a_full_cache_is_refused_or_answers_nan(tokens):
-    config = build("rope")
-    params = draw(config)
+def test_a_full_cache_is_refused_or_answers_nan():
+    config = BASE
+    params = parameters(config)
     model = Transformer(config)
     cache = empty_cache(config, (2,), 4)
     with pytest.raises(ValueError, match="room for 4 tokens; with these there are 7"):
-        model.apply({"params": params}, tokens, cache=cache)
-    _, cache = model.apply({"params": params}, tokens[:, :3], cache=cache)
-    logits, _ = jax.jit(model.apply)({"params": params}, tokens[:, 3:5], cache=cache)
+        model.apply({"params": params}, TOKENS, cache=cache)
+    _, cache = model.apply({"params": params}, TOKENS[:, :3], cache=cache)
+    logits, _ = jax.jit(model.apply)({"params": params}, TOKENS[:, 3:5], cache=cache)
     assert jnp.all(jnp.isnan(logits))
 
 
 ROOMS = {
-    "a window wider than the room": dict(windows=(8,)),
-    "no window": dict(windows=(None,)),
-    "some windows": dict(windows=(2, None)),
-    "blocks": dict(windows=(BlockSparse(block=2, local_blocks=2, stride=2),)),
+    "some windows": of(windows=(2, None)),
+    "blocks": of(windows=(BlockSparse(block=2, local_blocks=2, stride=2),)),
+    "shared, no window": of(attention=replace(SHARED, windows=(None,))),
+    "latent, a wider window": of(attention=replace(LATENT, windows=(8,))),
 }
 
 
-@pytest.mark.parametrize("changes", ROOMS.values(), ids=ROOMS)
-@pytest.mark.parametrize("kind", ["mha", "shared", "latent"])
-@pytest.mark.slow(but=["mha-some windows", "shared-no window", "latent-some windows"])
-def test_no_cache_is_written_beyond_its_room(tokens, kind, changes):
+@pytest.mark.parametrize("config", ROOMS.values(), ids=ROOMS)
+@pytest.mark.slow(but=["some windows", "latent, a wider window"])
+def test_no_cache_is_written_beyond_its_room(config):
     """At once and token by token, in words outside jit; at trace time where shapes tell."""
-    config = build("rope")
-    attention = {
-        "mha": config.attention,
-        "shared": SharedKV(num_heads=4, head_dim=4),
-        "latent": Latent(num_heads=4, latent_dim=4, nope_dim=4, rope_dim=4, value_dim=4),
-    }[kind]
-    config = replace(config, attention=replace(attention, **changes))
-    params, model = draw(config), Transformer(config)
+    params, model = parameters(config), Transformer(config)
     cache = empty_cache(config, (2,), 4)
     message = r"room for 4 tokens; with these there are {}\. Make it .*capacity={}\)"
     for apply in (model.apply, jax.jit(model.apply)):
         with pytest.raises(ValueError, match=message.format(5, 5)):
-            apply({"params": params}, tokens[:, :5], cache=cache)
-    _, context = prefill(config, params, tokens[:, :4], jnp.full(2, 4), capacity=4)
+            apply({"params": params}, TOKENS[:, :5], cache=cache)
+    _, context = prefill(config, params, TOKENS[:, :4], jnp.full(2, 4), capacity=4)
     with pytest.raises(ValueError, match=message.format(5, 5)):
-        decode_step(config, params, tokens[:, 4], context)
+        decode_step(config, params, TOKENS[:, 4], context)
     step = jax.jit(decode_step, static_argnums=0)
-    assert jnp.all(jnp.isnan(step(config, params, tokens[:, 4], context)[0]))
+    assert jnp.all(jnp.isnan(step(config, params, TOKENS[:, 4], context)[0]))
     with pytest.raises(ValueError, match="Prompts of 5 places need a capacity .* got 4"):
-        prefill(config, params, tokens[:, :5], jnp.full(2, 4), capacity=4)
+        prefill(config, params, TOKENS[:, :5], jnp.full(2, 4), capacity=4)
 
 
-def test_padding_takes_no_room(tokens):
-    config = build("rope")
-    params, apply = draw(config), jax.jit(Transformer(config).apply)
-    real = jnp.broadcast_to(jnp.arange(7) < 4, tokens.shape).astype(int)
-    logits, _ = apply({"params": params}, tokens, segments=real, cache=empty_cache(config, (2,), 4))
-    expected = apply({"params": params}, tokens[:, :4])
-    np.testing.assert_allclose(logits[:, :4], expected, atol=2e-5)
+def test_padding_takes_no_room():
+    params, run = parameters(BASE), compiled(BASE)
+    real = np.broadcast_to(np.arange(7) < 4, TOKENS.shape).astype(int)
+    logits, _ = run(params, TOKENS, segments=real, cache=empty_cache(BASE, (2,), 4))
+    np.testing.assert_allclose(logits[:, :4], run(params, TOKENS)[:, :4], atol=2e-5)
 
 
-@pytest.mark.slow
-def test_states_of_decay_never_fill(tokens):
-    config = replace(build("rope"), attention=Decay(num_heads=2, head_dim=4))
-    params, model = draw(config), Transformer(config)
-    logits, cache = model.apply(
-        {"params": params}, tokens[:, :5], cache=empty_cache(config, (2,), 1)
-    )
-    last, _ = model.apply({"params": params}, tokens[:, 5:], cache=cache)
-    expected = model.apply({"params": params}, tokens)
-    np.testing.assert_allclose(jnp.concatenate([logits, last], 1), expected, atol=2e-5)
-
-
-def test_windows_alone_never_fill(tokens):
-    config = build("rope")
-    config = replace(config, attention=replace(config.attention, windows=(WINDOW,)))
-    params, apply = draw(config), jax.jit(Transformer(config).apply)
-    logits, _ = apply({"params": params}, tokens, cache=empty_cache(config, (2,), 4))
-    np.testing.assert_allclose(logits, apply({"params": params}, tokens), atol=2e-5)
+def test_windows_alone_never_fill():
+    check(of(windows=(WINDOW,)), (LENGTH,), room=4)
 
 
 @pytest.mark.parametrize(
@@ -377,15 +200,10 @@ def test_windows_alone_never_fill(tokens):
 )
 def test_caches_that_cannot_be(changes, capacity, message):
     with pytest.raises(ValueError, match=message):
-        empty_cache(replace(build(), **changes), (2,), capacity)
+        empty_cache(replace(BASE, **changes), (2,), capacity)
 
 
-def test_positions_follow_from_the_cache(tokens):
-    config = build()
+def test_positions_follow_from_the_cache():
+    cache = empty_cache(BASE, (2,), LENGTH)
     with pytest.raises(ValueError, match="Positions follow from the cache; do not pass both"):
-        Transformer(config).apply(
-            {"params": draw(config)},
-            tokens,
-            positions=jnp.arange(LENGTH),
-            cache=empty_cache(config, (2,), LENGTH),
-        )
+        compiled(BASE)(parameters(BASE), TOKENS, positions=np.arange(LENGTH), cache=cache)

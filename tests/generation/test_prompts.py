@@ -11,7 +11,7 @@ from jaxformer import Transformer, generate
 from jaxformer.config import EncoderDecoder
 from jaxformer.generation import Beam, Greedy, Sample, stream
 from jaxformer.generation.prompts import make_request, pad_rows
-from tests.generation.conftest import draw
+from tests.models import parameters
 
 ROWS = [[3, 1], [9, 2, 6]]
 READS = EncoderDecoder(num_encoder_layers=1)
@@ -139,7 +139,6 @@ def test_lengths_that_do_not_fit_are_refused(config, lengths, message):
         request(config, np.ones((2, 3), int), lengths=lengths)
 
 
-@pytest.mark.usefixtures("no_checks_of_annotations")
 @pytest.mark.parametrize("way", [generate, stream])
 @pytest.mark.parametrize(
     "options, message",
@@ -159,7 +158,6 @@ def test_both_ways_refuse_the_same(config, params, way, options, message):
         way(config, params, ROWS, **{"max_new_tokens": 2, **options})
 
 
-@pytest.mark.usefixtures("no_checks_of_annotations")
 def test_a_stream_refuses_beams(config, params):
     message = r"Beam\(num_beams=3, .*\) knows its text only at the end .*; use generate"
     with pytest.raises(ValueError, match=message):
@@ -193,7 +191,7 @@ def test_a_stream_needs_no_positions_for_padding_either(learned, learned_params)
 def test_prompts_of_any_integer_dtype_are_continued_alike(config, dtype, sampler):
     """Among 300 ids, of which uint8 does not hold all."""
     config = replace(config, vocab_size=300)
-    params = draw(config)
+    params = parameters(config)
     rows = np.asarray([[3, 1, 4], [100, 2, 6]])
     options = dict(max_new_tokens=6, sampler=sampler, key=jax.random.key(0))
     expected = generate(config, params, rows, **options)

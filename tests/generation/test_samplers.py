@@ -94,7 +94,6 @@ def test_keeps_dtype_and_masked_logits():
     assert kept[0] == -jnp.inf and not jnp.isnan(kept).any()
 
 
-@pytest.mark.usefixtures("no_checks_of_annotations")
 @pytest.mark.parametrize(
     "fields, message",
     [

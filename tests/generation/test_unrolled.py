@@ -1,11 +1,10 @@
 from dataclasses import replace
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer import Transformer, generate, zoo
+from jaxformer import generate, zoo
 from jaxformer.config import (
     GLU,
     MLP,
@@ -21,6 +20,7 @@ from jaxformer.config import (
 )
 from jaxformer.generation import decode, unroll
 from jaxformer.generation.unrolled import worth_unrolling
+from tests.models import compiled, parameters
 
 ATTENTION = {
     "one kind": MultiHead(num_heads=4, num_kv_heads=2, head_dim=6),
@@ -47,37 +47,23 @@ def model(request, config):
     return replace(config, num_layers=7, attention=attention, **kinds)
 
 
-def draw(config, **inputs):
-    rng = np.random.default_rng(1)
-    tokens = jnp.zeros((1, 3), jnp.int32)
-    given = {name: tokens for name in inputs}
-    shapes = jax.eval_shape(lambda: Transformer(config).init(jax.random.key(0), tokens, **given))
-    return jax.tree.map(
-        lambda x: jnp.asarray(0.7 * rng.normal(size=x.shape), x.dtype), shapes["params"]
-    )
-
-
-def logits(config, params, tokens, **inputs):
-    return jax.jit(Transformer(config).apply)({"params": params}, tokens, **inputs)
-
-
 @pytest.mark.slow(but=["windows, with a tail", "shared", "latent", "decay"])
 def test_layers_of_their_own_compute_what_the_loop_does(model, prompts):
-    params = draw(model)
+    params = parameters(model)
     longer, apart = unroll(model, params)
     assert longer.period == model.num_layers > model.period
     layers = apart["decoder"]["layers"]
     assert set(layers) == {f"layer_{i}" for i in range(7)} and "tail" not in apart["decoder"]
     assert {x.shape[0] for x in jax.tree.leaves(layers)} == {1}
     np.testing.assert_allclose(
-        logits(longer, apart, prompts), logits(model, params, prompts), rtol=1e-5, atol=1e-5
+        compiled(longer)(apart, prompts), compiled(model)(params, prompts), rtol=1e-5, atol=1e-5
     )
 
 
 @pytest.mark.slow(but=["one kind"])
 def test_both_write_the_same_text(model, prompts, monkeypatch):
     """Through the cache: windows shorter than the text, and states of recurrences."""
-    params = draw(model)
+    params = parameters(model)
     alone = generate(model, params, prompts, max_new_tokens=7)
     monkeypatch.setattr(decode, "worth_unrolling", lambda config: False)
     np.testing.assert_array_equal(generate(model, params, prompts, max_new_tokens=7), alone)
@@ -96,12 +82,12 @@ def test_an_encoder_stays_as_it_is(config, prompts, own, monkeypatch):
         topology=EncoderDecoder(num_encoder_layers=2, **kinds),
     )
     source = prompts[:, ::-1]
-    params = draw(model, source=source)
+    params = parameters(model)
     longer, apart = unroll(model, params)
     jax.tree.map(np.testing.assert_array_equal, apart["encoder"], params["encoder"])
     np.testing.assert_allclose(
-        logits(longer, apart, prompts, source=source),
-        logits(model, params, prompts, source=source),
+        compiled(longer)(apart, prompts, source=source),
+        compiled(model)(params, prompts, source=source),
         rtol=1e-5,
         atol=1e-5,
     )
@@ -116,13 +102,13 @@ def test_an_encoder_is_refused(config):
     with pytest.raises(ValueError, match=r"that decode are unrolled; got topology Encoder\(\)"):
         unroll(model, {})
     with pytest.raises(ValueError, match=r"Decoder or an EncoderDecoder; got Encoder\(\)"):
-        decode.generate(model, draw(model), [[1]], max_new_tokens=2)
+        decode.generate(model, parameters(model), [[1]], max_new_tokens=2)
 
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_pattern_as_long_as_the_model_is_deep_is_left_alone(config, depth):
     model = replace(config, num_layers=depth, feed_forward=IN_TURNS)
-    params = draw(model)
+    params = parameters(model)
     longer, apart = unroll(model, params)
     assert longer is model and apart is params
 

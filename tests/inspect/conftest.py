@@ -1,15 +1,14 @@
 from dataclasses import replace
 from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer import Transformer, load_pretrained
+from jaxformer import load_pretrained
 from jaxformer.config import EncoderDecoder
 from tests.interop.golden_files import read, write_folder
-from tests.layers.conftest import BASE
+from tests.models import BASE, parameters
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -42,13 +41,11 @@ def build():
         changed = attention if not isinstance(attention, dict) else None
         changed = changed or replace(BASE.attention, **(attention or {}))
         config = replace(BASE, attention=changed, **fields)
-        keys = jax.random.split(jax.random.key(3), 3)
-        tokens = jax.random.randint(keys[0], (2, length), 0, config.vocab_size)
+        rng = np.random.default_rng(3)
+        tokens = jnp.asarray(rng.integers(0, config.vocab_size, (2, length)), jnp.int32)
         inputs = {}
         if isinstance(config.topology, EncoderDecoder):
-            inputs["source"] = jax.random.randint(keys[1], (2, 5), 0, config.vocab_size)
-        model = Transformer(config)
-        params = jax.jit(lambda: model.init(keys[2], tokens, **inputs))()["params"]
-        return config, params, tokens, inputs
+            inputs["source"] = jnp.asarray(rng.integers(0, config.vocab_size, (2, 5)), jnp.int32)
+        return config, parameters(config), tokens, inputs
 
     return make

@@ -172,7 +172,7 @@ def test_only_the_parts_that_are_asked_for(build):
     assert maps.decoder is None and maps.encoder is None and maps.cross.shape[0] == 1
 
 
-def test_parts_that_a_model_lacks_are_refused(build, no_checks_of_annotations):
+def test_parts_that_a_model_lacks_are_refused(build):
     config, params, tokens, _ = build()
     for parts in (("encoder",), ("dec",), "decoder", ()):
         with pytest.raises(ValueError, match=r"parts are some of \('decoder',\) in this model"):
@@ -183,7 +183,7 @@ def test_parts_that_a_model_lacks_are_refused(build, no_checks_of_annotations):
         inspect.attention_maps(config, params, tokens)
 
 
-def test_choices_are_taken_as_they_come(build, no_checks_of_annotations):
+def test_choices_are_taken_as_they_come(build):
     config, params, tokens, _ = build()
     plain = inspect.attention_maps(config, params, tokens, layers=(1,), heads=(0, 2), window=(2, 5))
     others = inspect.attention_maps(
@@ -241,9 +241,9 @@ def test_entropy_counts_the_tokens_that_are_seen():
     np.testing.assert_allclose(found[0, 0, 0], np.log([1, 2, 4]), atol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", zoo.names())
-def test_every_preset_can_be_looked_at(name, no_checks_of_annotations):
+def test_every_preset_can_be_looked_at(name):
     config = zoo.get(name).tiny()
     tokens = jax.random.randint(jax.random.key(0), (1, 9), 0, config.vocab_size)
     reads = isinstance(config.topology, EncoderDecoder)

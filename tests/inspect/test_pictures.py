@@ -76,7 +76,7 @@ def test_alibi_falls_by_its_slopes(build):
     np.testing.assert_allclose(falls, -slopes[:, None] * np.arange(6), rtol=1e-6)
 
 
-def test_buckets_are_rows_of_the_table(build, no_checks_of_annotations):
+def test_buckets_are_rows_of_the_table(build):
     kind = T5Bias(num_buckets=8, max_distance=14)
     config, params, *_ = build(
         attention={"positions": (kind,)}, topology=EncoderDecoder(num_encoder_layers=1)
@@ -120,7 +120,7 @@ def test_scores_follow_from_distance_where_queries_and_keys_are_turned(targets, 
 
 
 @pytest.mark.parametrize("length", [0, -1, 2.5])
-def test_lengths_that_cannot_be_are_refused(length, build, no_checks_of_annotations):
+def test_lengths_that_cannot_be_are_refused(length, build):
     turned, *_ = build()
     falling, *_ = build(attention={"positions": (Alibi(),)})
     learned, params, *_ = build(embedding=Embedding(positions=Learned(max_length=8)))
@@ -226,7 +226,7 @@ def test_maps_are_drawn_as_they_are():
             inspect.plot_attention(maps, **names)
 
 
-def test_all_maps_at_once_are_neither_drawn_nor_summed(no_checks_of_annotations):
+def test_all_maps_at_once_are_neither_drawn_nor_summed():
     everything = inspect.AttentionMaps(decoder=jnp.ones((1, 1, 2, 3, 3)) / 3)
     with pytest.raises(ValueError, match=r"as by maps\.decoder\[0, 0\]"):
         inspect.plot_attention(everything)

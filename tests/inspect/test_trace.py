@@ -137,7 +137,7 @@ def test_an_encoder_needs_targets(build):
     assert inspect.token_losses(config, params, tokens, targets=tokens).shape == (2, 7)
 
 
-def test_what_cannot_be_run_is_refused_in_words(build, no_checks_of_annotations):
+def test_what_cannot_be_run_is_refused_in_words(build):
     config, params, tokens, _ = build()
     wrong = [
         ({"tokens": tokens.astype(jnp.float32)}, r"tokens holds whole numbers.*\(2, 7\), float32"),

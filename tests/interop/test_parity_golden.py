@@ -71,6 +71,7 @@ def test_logits(loaded, name):
 
 
 @pytest.mark.parametrize("axis", MUTATIONS)
+@pytest.mark.slow(but=["rope fraction", "softcap of scores", "top k"])
 def test_another_choice_gives_other_logits(loaded, axis):
     name, change, renamed = MUTATIONS[axis]
     golden, config, params = loaded(name)
@@ -86,6 +87,7 @@ def test_another_choice_gives_other_logits(loaded, axis):
 
 
 @pytest.mark.parametrize("name", FOLDERS)
+@pytest.mark.slow(but=["llama", "gpt2", "bloom", "t5", "mixtral", "marian", "deepseek_v2"])
 def test_what_is_written_is_read_as_it_was(loaded, name, tmp_path):
     _, config, params = loaded(name)
     save_pretrained(tmp_path / "out", config, params)

@@ -2,19 +2,9 @@ from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
-from jaxformer import Transformer
-from jaxformer.config import GLU, MultiHead, Rope, TransformerConfig
-
-BASE = TransformerConfig(
-    vocab_size=31,
-    model_dim=14,
-    num_layers=3,
-    attention=MultiHead(num_heads=4, num_kv_heads=2, head_dim=6, positions=(Rope(),)),
-    feed_forward=(GLU(hidden_dim=11),),
-)
+from tests.models import BASE, compiled, draw, parameters
 
 
 @pytest.fixture
@@ -32,22 +22,6 @@ def tokens():
     return jax.random.randint(jax.random.key(5), (2, 7), 0, BASE.vocab_size)
 
 
-def draw(shapes):
-    """Random parameters of these shapes, norms and biases included; numpy compiles nothing."""
-    rng = np.random.default_rng(0)
-
-    def leaf(path, x):
-        name = path[-1].key
-        noise = rng.normal(size=x.shape)
-        if name == "kernel":
-            noise *= 0.35
-        elif name != "embedding":
-            noise = 0.2 * noise + (name == "scale")
-        return jnp.asarray(noise, x.dtype)
-
-    return jax.tree_util.tree_map_with_path(leaf, shapes)
-
-
 @pytest.fixture
 def randomise():
     """Random parameters for a module called with the given arguments."""
@@ -60,18 +34,16 @@ def randomise():
 
 
 @pytest.fixture
-def build(tokens, randomise):
+def build():
     """Random parameters of a config's model, and the function from tokens to logits."""
 
-    def make(config, example=tokens, **arguments):
-        model = Transformer(config)
-        params = randomise(model, example, **arguments)
-        compiled = jax.jit(model.apply, static_argnames="deterministic")
+    def make(config):
+        own, forward = parameters(config), compiled(config)
 
-        def run(tokens, params=params, **arguments):
-            return compiled({"params": params}, tokens, **arguments)
+        def run(tokens, params=own, **arguments):
+            return forward(params, tokens, **arguments)
 
-        return params, run
+        return own, run
 
     return make
 
@@ -82,7 +54,7 @@ def influence(build):
 
     def measure(config, tokens, **arguments):
         config = replace(config, head=replace(config.head, tied=False))  # only the input may vary
-        params, run = build(config, tokens, **arguments)
+        params, run = build(config)
         table = params["embedding"]["tokens"]["embedding"]
         # Every token gets a row of its own, so that a gradient by row is one by place.
         places = jnp.arange(tokens.size).reshape(tokens.shape)

@@ -235,6 +235,6 @@ def test_each_kind_of_position_is_one_choice(config, build, name):
     swapped = jnp.asarray([[1, 3, 4, 1, 5]])
     last = []
     for changes in (POSITIONS[name], dict(attention=dict(positions=(None,)))):
-        _, run = build(config(num_layers=1, **changes), tokens)
+        _, run = build(config(num_layers=1, **changes))
         last.append(float(jnp.abs(run(tokens)[0, -1] - run(swapped)[0, -1]).max()))
     assert last[0] > 1e-3 and last[1] < 1e-5

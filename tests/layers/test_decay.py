@@ -1,7 +1,7 @@
 """Decay as the attention of a model: its layer, its state as a cache, training, refusals."""
 
-import functools
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from jaxformer.parallel import MeshConfig, check_fits, make_mesh, put_batch
 from jaxformer.training import step
 from jaxformer.training.optimizers import OptimizerConfig, make_optimizer
 from jaxformer.training.schedules import Constant
+from tests.models import compiled, draw, parameters
 
 B, T, D, N, H = 2, 7, 14, 3, 4
 KIND = c.Decay(num_heads=N, head_dim=H, shortest=1.5, longest=40.0)
@@ -33,18 +34,10 @@ CONFIG = c.TransformerConfig(
 TOKENS = jax.random.randint(jax.random.key(1), (B, T), 0, 19)
 
 
-def draw(shapes):
-    rng = np.random.default_rng(0)
-    return jax.tree.map(lambda x: jnp.asarray(0.5 * rng.normal(size=x.shape), x.dtype), shapes)
-
-
-@functools.cache
 def model(config=CONFIG):
     """Random parameters, and the compiled model."""
-    init = Transformer(config).init
-    shapes = jax.eval_shape(lambda: init(jax.random.key(0), TOKENS % 2))["params"]
-    params, apply = draw(shapes), jax.jit(Transformer(config).apply)
-    return params, lambda tokens, **given: apply({"params": params}, tokens, **given)
+    params = parameters(config)
+    return params, partial(compiled(config), params)
 
 
 # The layer
@@ -171,13 +164,13 @@ def test_the_state_has_the_size_of_a_token():
 
 def test_bfloat16_decodes_with_a_state_in_float32():
     params, run = model()
-    narrow = jax.jit(Transformer(CONFIG, dtype=jnp.bfloat16).apply)
+    narrow = compiled(CONFIG, dtype=jnp.bfloat16)
     cache, parts = empty_cache(CONFIG, (B,), T, dtype=jnp.bfloat16), []
     for part in jnp.split(TOKENS, [3, 6], axis=1):
-        logits, cache = narrow({"params": params}, part, cache=cache)
+        logits, cache = narrow(params, part, cache=cache)
         parts.append(logits)
     assert cache.layers[0].own.state.dtype == jnp.float32
-    whole = narrow({"params": params}, TOKENS)
+    whole = narrow(params, TOKENS)
     np.testing.assert_allclose(jnp.concatenate(parts, axis=1), whole, atol=0.05)
     np.testing.assert_allclose(whole, run(TOKENS), atol=0.3)
 

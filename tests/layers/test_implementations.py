@@ -12,7 +12,6 @@ from jaxformer.config import Encoder, EncoderDecoder, Rope, TransformerXL
 from jaxformer.layers import empty_cache
 from jaxformer.layers.mode import Axes, Mode
 
-pytestmark = pytest.mark.usefixtures("no_checks_of_annotations")
 T = 21
 MODELS = {
     "rotary, grouped": zoo.get("llama-2-70b").tiny(),

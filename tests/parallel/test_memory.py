@@ -4,12 +4,10 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.sharding import NamedSharding
 
 from jaxformer import Transformer, costs
 from jaxformer.config import GLU, Alibi, EncoderDecoder, Experts, MultiHead, TransformerConfig
-from jaxformer.data import Batch, PairBatch
-from jaxformer.parallel import MeshConfig, batch_spec, make_mesh
+from jaxformer.parallel import MeshConfig, make_mesh
 from jaxformer.parallel.memory import memory
 from jaxformer.training import step
 from jaxformer.training.optimizers import (
@@ -22,8 +20,10 @@ from jaxformer.training.optimizers import (
     make_optimizer,
 )
 from jaxformer.training.schedules import Constant
+from tests.steps import step_on
 
 ROWS, LENGTH = 16, 64
+OPTIMIZER = make_optimizer(OptimizerConfig(schedule=Constant(peak=1e-3)), 1)
 WIDE = TransformerConfig(
     vocab_size=512,
     model_dim=128,
@@ -37,29 +37,11 @@ MANY = replace(WIDE, vocab_size=32_768, num_layers=2)  # logits would be half of
 CONFIGS = {"many": MANY, "wide": WIDE, "mixed": MIXED, "translating": TRANSLATING}
 
 
-def program(
-    config,
-    sizes,
-    *,
-    accumulation=1,
-    remat="none",
-    dtype="float32",
-    rows=ROWS,
-    length=LENGTH,
-):
-    mesh = make_mesh(MeshConfig(**sizes), jax.devices()[: math.prod(sizes.values())])
-    optimizer = make_optimizer(OptimizerConfig(schedule=Constant(peak=1e-3)), 1)
-    model = Transformer(config, dtype=jnp.dtype(dtype), remat=remat)
-    update = step.make_update(model, optimizer, mesh, accumulation=accumulation)
-    kind = PairBatch if isinstance(config.topology, EncoderDecoder) else Batch
-    where = NamedSharding(mesh, batch_spec(mesh.shape))
-
-    def numbers(name):
-        dtype = bool if name == "mask" else jnp.int32
-        return jax.ShapeDtypeStruct((rows, length), dtype, sharding=where)
-
-    batch = kind(**{name: numbers(name) for name in kind._fields})
-    return update.lower(step.abstract_state(model, optimizer, mesh), batch).compile()
+def program(config, sizes, *, rows=ROWS, length=LENGTH, dtype="float32", **how):
+    step = step_on(
+        config, sizes, OPTIMIZER, rows=rows, length=length, dtype=jnp.dtype(dtype), **how
+    )
+    return step.compiled
 
 
 def estimate(config, sizes, **how):
@@ -94,7 +76,6 @@ LONG = 4096
 DISTANT = replace(WIDE, attention=replace(WIDE.attention, positions=(Alibi(),)))
 
 
-@pytest.mark.usefixtures("no_checks_of_annotations")
 @pytest.mark.parametrize("context", [2, 8])
 @pytest.mark.parametrize("remat", ["none", "full"])
 @pytest.mark.parametrize("config", [WIDE, DISTANT], ids=["rotary", "biases"])
@@ -108,7 +89,6 @@ def test_long_rows_that_devices_share(config, remat, context):
     assert 1 / 1.5 < expected.total / total < 1.5
 
 
-@pytest.mark.usefixtures("no_checks_of_annotations")
 @pytest.mark.parametrize("name, sizes, how", CASES, ids=label)
 @pytest.mark.slow(
     but=["wide-fsdp8-rematfull-accumulation2", "many-tensor2-dtypebfloat16", "wide-data8-plain"]

@@ -207,8 +207,8 @@ def test_where_no_one_change_suffices():
 # The command
 
 
-@pytest.mark.usefixtures("no_checks_of_annotations")
 @pytest.mark.parametrize("name", zoo.names())
+@pytest.mark.slow(but=["llama-2-70b", "mixtral-8x7b", "t5-small", "gemma-3-1b"])
 def test_every_preset_has_a_plan(name, capsys):
     """On H100 as they are, and on a TPU; the largest need at most a few thousand devices."""
     out = run(capsys, name)

@@ -1,4 +1,3 @@
-import contextlib
 import gc
 import itertools
 import json
@@ -6,9 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 import tracemalloc
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import jax
@@ -392,22 +389,18 @@ def test_a_failure_in_the_background_is_told_at_the_next_chance(tmp_path, monkey
                 checkpoints.save(3, make(3), {})
 
 
-def test_what_is_still_on_its_way_when_a_save_fails_is_removed_too(tmp_path):
-    folder = Folder(tmp_path, keep=1)
-    stop = time.monotonic() + 1
+def test_what_is_still_on_its_way_when_a_save_fails_is_removed_too(tmp_path, monkeypatch):
+    folder, late = Folder(tmp_path, keep=1), iter("abc")
 
-    def write():
-        for number in itertools.takewhile(lambda _: time.monotonic() < stop, itertools.count()):
-            with contextlib.suppress(FileNotFoundError):
-                (folder.beside(7) / "d").mkdir(parents=True, exist_ok=True)
-                (folder.beside(7) / "d" / str(number % 100)).write_text("more")
+    def arrive(_):
+        for name in itertools.islice(late, 1):
+            (folder.beside(7) / "d").mkdir(parents=True)
+            (folder.beside(7) / "d" / name).write_text("more")
 
-    with ThreadPoolExecutor() as background:
-        for _ in range(4):
-            background.submit(write)
-        time.sleep(0.1)
-        folder.abandon(7)
-    assert list(tmp_path.iterdir()) == []
+    arrive(0)
+    monkeypatch.setattr("time.sleep", arrive)
+    folder.abandon(7)
+    assert list(tmp_path.iterdir()) == [] == list(late)
 
 
 def test_a_reader_sees_what_another_wrote_since(tmp_path):
@@ -425,7 +418,6 @@ def test_a_folder_that_cannot_be_made_is_an_error_of_the_save(tmp_path):
             checkpoints.save(1, make(), {})
 
 
-@pytest.mark.usefixtures("no_checks_of_annotations")
 @pytest.mark.parametrize("step", ["../../x", "7", -1, 2.0, True, None], ids=repr)
 def test_a_step_that_is_no_whole_number_is_refused(step, tmp_path):
     with Checkpoints(tmp_path / "inside" / "deep") as checkpoints:

@@ -1,7 +1,7 @@
 """Every preset, made tiny, and every row as listed: forward, one step of training, generation.
 
-By default one of each topology, kind of positions and pattern of windows is trained and generates.
-The mark `slow` does it for each preset and row.
+By default one of each topology is trained and generates; the mark `slow` takes one of each design,
+`exhaustive` all.
 """
 
 from dataclasses import fields, is_dataclass, replace
@@ -14,10 +14,10 @@ import pytest
 from jaxformer import Transformer, costs, generate, zoo
 from jaxformer import config as c
 from jaxformer import functional as F
+from tests.models import parameters
 
 TEXT = jnp.array([[5, 93, 17, 61, 2, 29, 44]])
 SOURCE = jnp.array([[8, 71, 30, 12, 99]])
-pytestmark = pytest.mark.usefixtures("no_checks_of_annotations")
 QUICK = {"xla_cpu_use_fusion_emitters": False}  # compiles twice as fast, runs more slowly
 QUICK = QUICK if jax.__version_info__ < (0, 11) else {}  # where there is the option
 
@@ -33,26 +33,16 @@ def design(choice):
     return None if type(choice) in (int, float) else repr(choice)
 
 
-def attending(config):
-    """What generation depends on beside the forward pass: topology, positions and windows."""
-    attention = config.attention
-    choices = config.topology, config.embedding.positions, attention.positions, attention.windows
-    return design(choices)
-
-
 EVERY = {name: zoo.get(name).tiny() for name in zoo.names()}
 EVERY |= {f"row-{row.number}": row.as_listed() for row in zoo.survey()}
 
 
-def draw(shapes):
-    """Small random parameters, norms near 1; numpy compiles nothing."""
-    rng = np.random.default_rng(0)
+def firsts(kind):
+    """The first of each kind."""
+    return {kind(config): name for name, config in reversed(EVERY.items())}
 
-    def leaf(path, x):
-        noise = 0.2 * rng.normal(size=x.shape)
-        return np.asarray(noise + (path[-1].key == "scale"), x.dtype)
 
-    return jax.tree_util.tree_map_with_path(leaf, shapes)
+DESIGNS = firsts(design)
 
 
 def prepare(config):
@@ -60,9 +50,7 @@ def prepare(config):
     config = replace(config, num_layers=config.period)
     reads = isinstance(config.topology, c.EncoderDecoder)
     source = {"source": SOURCE} if reads else {}
-    model = Transformer(config, scan=False)
-    shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), TEXT, **source))["params"]
-    return config, draw(shapes), source
+    return config, parameters(config), source
 
 
 def train(config):
@@ -99,11 +87,10 @@ def continue_text(config):
 
 
 def every():
-    """The first of each kind by default."""
-    kinds = {attending(config): name for name, config in reversed(EVERY.items())}
+    by_default = firsts(lambda config: type(config.topology)).values()
     for name in EVERY:
-        marks = () if name in kinds.values() else pytest.mark.slow
-        yield pytest.param(name, marks=marks, id=name)
+        mark = pytest.mark.slow if name in DESIGNS.values() else pytest.mark.exhaustive
+        yield pytest.param(name, marks=() if name in by_default else mark, id=name)
 
 
 @pytest.mark.parametrize("name", [*every()])

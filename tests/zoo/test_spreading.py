@@ -13,26 +13,21 @@ from jaxformer.config import EncoderDecoder, Experts
 from jaxformer.data import Batch, PairBatch
 from jaxformer.parallel import MeshConfig, abstract_parameters, make_mesh, put_batch, shardings
 from jaxformer.training.gradient import make_gradient
-from tests.zoo.test_running import EVERY, design
+from tests.models import parameters
+from tests.zoo.test_running import DESIGNS, EVERY
 
 ROWS, LENGTH = 4, 8
-DESIGNS = {design(config): name for name, config in reversed(EVERY.items())}  # the first of each
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_checks_of_annotations")]
+pytestmark = pytest.mark.exhaustive
 
 
 def gradient(config, **sizes):
     """Loss and gradients of a batch on a mesh."""
     rng = np.random.default_rng(0)
 
-    def draw(path, x):
-        return np.float32(0.1 * rng.normal(size=x.shape) + (path[-1].key == "scale"))
-
     def tokens():
         return rng.integers(0, config.vocab_size - 1, (ROWS, LENGTH), np.int32)
 
     mesh = make_mesh(MeshConfig(**sizes), jax.devices()[: np.prod(list(sizes.values()))])
-    shapes = abstract_parameters(config, mesh)
-    params = jax.tree_util.tree_map_with_path(draw, shapes)
     mask = np.arange(LENGTH) < np.array([[8], [3], [6], [5]])
     if isinstance(config.topology, EncoderDecoder):
         batch = PairBatch(tokens(), np.int32(mask), tokens(), tokens(), mask[::-1])
@@ -40,7 +35,8 @@ def gradient(config, **sizes):
         places = np.tile(np.arange(LENGTH, dtype=np.int32), (ROWS, 1))
         batch = Batch(tokens(), tokens(), places % 5, 1 + places // 5, mask)
     program = jax.jit(make_gradient(Transformer(config), mesh))
-    params = jax.device_put(params, shardings(shapes))
+    where = shardings(abstract_parameters(config, mesh))
+    params = jax.device_put(parameters(config, 0.1), where)
     return jax.device_get(program(params, jnp.int32(0), put_batch(batch, mesh, ROWS)))
 
 

@@ -1,0 +1,49 @@
+"""`F`, its functions compiled as a whole: each of their operations alone takes much longer.
+
+Tests of what happens outside `jax.jit`, such as refusing wrong ids, import `jaxformer.functional`.
+"""
+
+import functools
+import inspect
+
+import jax
+import numpy as np
+
+from jaxformer import functional
+
+ARRAY = jax.Array | np.ndarray
+
+
+@functools.cache
+def program(function, tree, kinds, rest):
+    """From the arrays among the arguments, all else being what it is."""
+
+    def run(arrays):
+        given = iter(arrays), iter(rest)
+        leaves = [next(given[kind is not None]) for kind in kinds]
+        args, options = jax.tree.unflatten(tree, leaves)
+        return function(*args, **options)
+
+    return jax.jit(run)
+
+
+class Compiled:
+    def __getattr__(self, name):
+        function = getattr(functional, name)
+        if not inspect.isfunction(function):
+            return function
+
+        @functools.wraps(function)
+        def call(*args, **options):
+            leaves, tree = jax.tree.flatten((args, options))
+            kinds = tuple(None if isinstance(x, ARRAY) else type(x) for x in leaves)
+            arrays = [x for x in leaves if isinstance(x, ARRAY)]
+            rest = tuple(x for x in leaves if not isinstance(x, ARRAY))
+            if not arrays:
+                return function(*args, **options)
+            return program(function, tree, kinds, rest)(arrays)
+
+        return call
+
+
+F = Compiled()

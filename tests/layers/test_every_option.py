@@ -1,0 +1,186 @@
+"""What holds of every model, over rows in which any two options meet."""
+
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from jaxformer.config import (
+    GLU,
+    MLP,
+    Alibi,
+    Angles,
+    BlockSparse,
+    ClampedGEGLU,
+    Decay,
+    Embedding,
+    Experts,
+    Head,
+    Latent,
+    LayerNorm,
+    Learned,
+    QKNorm,
+    RMSNorm,
+    Rope,
+    SharedKV,
+    Sinusoid,
+    T5Bias,
+    TransformerXL,
+    Yarn,
+)
+from jaxformer.layers import empty_cache
+from tests.models import BASE, compiled, parameters
+
+LENGTH, WINDOW = 7, 3
+TOKENS = np.random.default_rng(5).integers(0, BASE.vocab_size, (2, LENGTH))
+EVERYWHERE = ("q", "k", "v", "o")
+STRETCHED = Yarn(factor=4.0, original_max_length=4)
+T5 = T5Bias(num_buckets=8, max_distance=6)
+LEARNED = Embedding(positions=Learned(max_length=LENGTH, offset=2), dim=5, norm=LayerNorm())
+OPTIONS = {  # of attention where its name is there, else of the model
+    "positions": {
+        "learned": dict(positions=(None,), embedding=LEARNED),
+        "sinusoid": dict(positions=(None,), embedding=Embedding(positions=Sinusoid(), scale=3.7)),
+        "alibi": dict(positions=(Alibi(),)),
+        "t5": dict(positions=(T5,), scale=1.0),
+        "hybrid": dict(positions=(Rope(targets=EVERYWHERE), None)),
+        "transformer-xl": dict(positions=(TransformerXL(),)),
+    },
+    "placement": {name: dict(placement=name) for name in ("pre", "post", "sandwich", "branch_out")},
+    "block": {name: dict(block=name) for name in ("serial", "parallel", "parallel_shared_norm")},
+    "windows": {
+        "full": {},
+        "window": dict(windows=(WINDOW, None)),
+        "blocks": dict(windows=(BlockSparse(block=2, local_blocks=1, stride=2), None)),
+    },
+    "heads": {name: dict(num_kv_heads=n) for name, n in dict(mha=4, gqa=2, mqa=1).items()},
+    "norm": {
+        "rms": dict(norm=RMSNorm(scale_offset=1.0, eps_position="outside"), head=Head(tied=True)),
+        "layer": dict(norm=LayerNorm(), final_norm=False),
+        "bare": dict(
+            norm=LayerNorm(parameters="none"), head=Head(softcap=3.0, multiplier=0.5, bias=True)
+        ),
+    },
+    "feed-forward": {
+        "glu": {},
+        "mixed": dict(feed_forward=(MLP(hidden_dim=9, bias=True), ClampedGEGLU(hidden_dim=5))),
+        "experts": dict(feed_forward=(Experts(expert=GLU(hidden_dim=5), num_experts=4),)),
+    },
+    "scores": {
+        "plain": {},
+        "normed": dict(qk_norm=QKNorm(over="width"), clip_qkv=0.7, logit_softcap=2.0),
+        "other": dict(
+            qk_norm=QKNorm(norm=LayerNorm(parameters="scale"), over="each_head"),
+            biases=("query", "key", "value", "out"),
+            normalizer="relu",
+        ),
+    },
+}
+KINDS = {
+    "shared": SharedKV(
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=4,
+        windows=(WINDOW, None),
+        qk_norm=QKNorm(),
+        biases=("query", "key_value", "out"),
+    ),
+    "shared, in part": SharedKV(
+        num_heads=2,
+        head_dim=6,
+        positions=(Rope(fraction=0.7, scaling=STRETCHED, targets=EVERYWHERE), Alibi()),
+    ),
+    "latent": Latent(
+        num_heads=4,
+        latent_dim=5,
+        query_latent_dim=7,
+        nope_dim=3,
+        rope_dim=4,
+        value_dim=6,
+        windows=(WINDOW, None),
+        biases=("query_latent", "latent", "rotary_key", "out"),
+    ),
+    "latent, expanded for three": Latent(
+        num_heads=2,
+        latent_dim=64,
+        nope_dim=2,
+        rope_dim=2,
+        value_dim=2,
+        positions=(Rope(scaling=STRETCHED), T5),
+    ),
+    "decay": Decay(num_heads=4, head_dim=4, shortest=1.5, angles=Angles(pairing="neighbours")),
+    "decay, real": Decay(num_heads=2, head_dim=3, angles=None, biases=("value", "out")),
+}
+
+
+def pairs_of(row):
+    return set(combinations(sorted(row.items()), 2))
+
+
+def covering():
+    """Few rows in which any two values of different options meet."""
+    missing = set()
+    for (one, some), (other, more) in combinations(sorted(OPTIONS.items()), 2):
+        missing |= {((one, a), (other, b)) for a in some for b in more}
+    while missing:
+        row = dict(min(missing))
+        for option in OPTIONS:
+            if option not in row:
+                row[option] = max(
+                    OPTIONS[option],
+                    key=lambda value: len(missing & pairs_of(row | {option: value})),  # noqa: B023
+                )
+        missing -= pairs_of(row)
+        yield {option: row[option] for option in OPTIONS}
+
+
+def of(row):
+    """Three layers, so that of a pattern of two one is left over."""
+    chosen = {}
+    for option, value in row.items():
+        chosen |= OPTIONS[option][value]
+    within = {name: x for name, x in chosen.items() if hasattr(BASE.attention, name)}
+    whole = {name: x for name, x in chosen.items() if name not in within}
+    return replace(BASE, attention=replace(BASE.attention, **within), **whole)
+
+
+CONFIGS = {name: replace(BASE, attention=kind) for name, kind in KINDS.items()}
+CONFIGS |= {"-".join(row.values()): of(row) for row in covering()}  # the last add few pairs
+PARAMS = [
+    pytest.param(config, id=name, marks=pytest.mark.slow if i >= 20 else ())
+    for i, (name, config) in enumerate(CONFIGS.items())
+]
+
+
+@pytest.fixture(scope="module", params=PARAMS)  # a module's, so that all claims of one go in turn
+def config(request):
+    return request.param
+
+
+def test_logits_depend_on_no_later_token(config):
+    """inventory row 123: what comes after a token changes nothing of its logits, not a bit."""
+    params, run = parameters(config), compiled(config)
+    later = TOKENS.copy()
+    later[:, 4:] = (later[:, 4:] + 1) % config.vocab_size
+    logits, changed = (np.asarray(run(params, tokens)) for tokens in (TOKENS, later))
+    np.testing.assert_array_equal(changed[:, :4], logits[:, :4])
+    assert (changed[:, 4:] != logits[:, 4:]).any(axis=-1).all()
+
+
+def test_layers_unrolled_compute_what_the_loop_does(config):
+    params = parameters(config)
+    unrolled, logits = (
+        run(params, TOKENS) for run in (compiled(config, scan=False), compiled(config))
+    )
+    np.testing.assert_allclose(unrolled, logits, atol=5e-6 * np.abs(logits).max())
+
+
+def test_token_by_token_with_a_cache_is_the_whole_text_at_once(config):
+    params, run, cache = parameters(config), compiled(config), empty_cache(config, (2,), LENGTH)
+    whole = np.asarray(run(params, TOKENS))
+    for t in range(LENGTH):
+        logits, cache = run(params, TOKENS[:, t : t + 1], cache=cache)
+        np.testing.assert_allclose(
+            logits[:, 0], whole[:, t], atol=5e-6 * np.abs(whole).max(), err_msg=f"token {t}"
+        )

@@ -1,0 +1,114 @@
+"""Small models that tests share: parameters drawn and programs compiled once in a process."""
+
+from dataclasses import replace
+from functools import lru_cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxformer import Transformer, zoo
+from jaxformer.config import (
+    GLU,
+    Angles,
+    Decay,
+    Head,
+    Latent,
+    MultiHead,
+    QKNorm,
+    Rope,
+    SharedKV,
+    TransformerConfig,
+)
+from jaxformer.parallel import abstract_parameters
+
+BASE = TransformerConfig(
+    vocab_size=31,
+    model_dim=14,
+    num_layers=3,
+    attention=MultiHead(num_heads=4, num_kv_heads=2, head_dim=6, positions=(Rope(),)),
+    feed_forward=(GLU(hidden_dim=11),),
+)
+
+
+def draw(shapes, size=0.35):
+    """Random kernels and tables of this size, norms near 1, biases not 0."""
+    rng = np.random.default_rng(0)  # numpy compiles nothing
+
+    def leaf(path, x):
+        name = path[-1].key
+        noise = rng.normal(size=x.shape)
+        if name in ("kernel", "embedding"):
+            noise *= size
+        else:
+            noise = 0.2 * noise + (name == "scale")
+        return jnp.asarray(noise, x.dtype)
+
+    return jax.tree_util.tree_map_with_path(leaf, shapes)
+
+
+@lru_cache(256)
+def _drawn(config, size):
+    return draw(abstract_parameters(config, None), size)
+
+
+def parameters(config, size=None):
+    """Random parameters of a model, in which every part matters. The dicts are the caller's own."""
+    return jax.tree.map(lambda x: x, _drawn(config, size or 1.3 * config.model_dim**-0.5))
+
+
+@lru_cache(256)
+def compiled(config, **options):
+    """The forward pass, as `run(params, tokens, **given)`; the options are those of Transformer."""
+    apply = jax.jit(Transformer(config, **options).apply, static_argnames="deterministic")
+    return lambda params, tokens, **given: apply({"params": params}, tokens, **given)
+
+
+# A small Llama 2 with other kinds of attention, which no model of the zoo has.
+LLAMA = zoo.get("llama-2-70b").tiny()  # 2 layers, width 64, 4 heads of 16, 2 of keys and values
+LLAMAS = {
+    "norms of heads": replace(LLAMA, attention=replace(LLAMA.attention, qk_norm=QKNorm())),
+    "tied": replace(LLAMA, head=Head(tied=True, bias=True)),
+    "decay": replace(
+        LLAMA,
+        attention=Decay(
+            num_heads=4, head_dim=16, angles=Angles(learned=True), biases=("value", "out")
+        ),
+    ),
+    "rotary targets": replace(
+        LLAMA,
+        num_layers=3,
+        attention=replace(
+            LLAMA.attention,
+            positions=tuple(Rope(targets=targets) for targets in (("v", "o"), ("o",), ("k", "v"))),
+        ),
+    ),
+    "shared": replace(
+        LLAMA,
+        num_layers=4,
+        attention=SharedKV(
+            num_heads=4,
+            head_dim=16,
+            positions=(Rope(targets=("q", "k", "v", "o")), Rope()),
+            qk_norm=QKNorm(),
+            biases=("key_value",),
+        ),
+    ),
+    "latent": replace(
+        LLAMA,
+        attention=Latent(
+            num_heads=4,
+            latent_dim=24,
+            query_latent_dim=20,
+            nope_dim=8,
+            rope_dim=6,
+            value_dim=10,
+            biases=("query_latent", "latent", "out"),
+        ),
+    ),
+}
+
+
+def model(name):
+    """One of these, or of the zoo, made tiny."""
+    return LLAMAS.get(name) or zoo.get(name).tiny()

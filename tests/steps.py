@@ -1,0 +1,65 @@
+"""Training steps on meshes of simulated devices, lowered and compiled once in a process."""
+
+import math
+from functools import cached_property, lru_cache
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+
+from jaxformer import Transformer
+from jaxformer.config import EncoderDecoder
+from jaxformer.data import Batch, PairBatch
+from jaxformer.parallel import MeshConfig, batch_spec, make_mesh
+from jaxformer.parallel.traffic import traffic
+from jaxformer.training import step
+
+ROWS, LENGTH = 8, 16
+
+
+class Step:
+    """The step of a model with an optimizer on a mesh."""
+
+    def __init__(self, config, sizes, optimizer, rows, length, accumulation, how):
+        self.mesh = make_mesh(MeshConfig(**sizes), jax.devices()[: math.prod(sizes.values())])
+        self.model = Transformer(config, **how)
+        self.state = step.abstract_state(self.model, optimizer, self.mesh)
+        kind = PairBatch if isinstance(config.topology, EncoderDecoder) else Batch
+        where = NamedSharding(self.mesh, batch_spec(self.mesh.shape))
+        dtypes = {name: bool if name == "mask" else jnp.int32 for name in kind._fields}
+        batch = {
+            name: jax.ShapeDtypeStruct((rows, length), dtype, sharding=where)
+            for name, dtype in dtypes.items()
+        }
+        update = step.make_update(self.model, optimizer, self.mesh, accumulation=accumulation)
+        self.lowered = update.lower(self.state, kind(**batch))
+
+    @cached_property
+    def compiled(self):
+        return self.lowered.compile()
+
+
+@lru_cache(32)
+def _step(config, sizes, optimizer, rows, length, accumulation, how):
+    return Step(config, dict(sizes), optimizer, rows, length, accumulation, dict(how))
+
+
+def step_on(config, sizes, optimizer, *, rows=ROWS, length=LENGTH, accumulation=1, **how):
+    """The step on a mesh of these sizes; `how` are options of Transformer."""
+    keys = tuple(sizes.items()), tuple(sorted(how.items()))
+    return _step(config, keys[0], optimizer, rows, length, accumulation, keys[1])
+
+
+def foretold(config, sizes, **how):
+    """The messages of a step that the formula knows."""
+    source = LENGTH if isinstance(config.topology, EncoderDecoder) else 0
+    return traffic(config, sizes, batch_size=ROWS, length=LENGTH, source_length=source, **how)
+
+
+def totals(collectives, field):
+    """By kind and axis."""
+    found = {}
+    for one in collectives:
+        place = one.kind, one.axis
+        found[place] = found.get(place, 0) + getattr(one, field)
+    return found
