@@ -645,6 +645,7 @@ def last_of(formula):
 ROW = drawn(T, D, seed=42)
 
 
+@pytest.mark.slow
 def test_equinox_filters_and_stacks():
     layers = eqx.filter_vmap(EquinoxBlock)(jax.random.split(jax.random.key(1), DEPTH))
 
@@ -665,6 +666,7 @@ def test_equinox_filters_and_stacks():
     np.testing.assert_allclose(along_noise(gradient), slope, rtol=3e-4)
 
 
+@pytest.mark.slow
 def test_nnx_lifted_transforms():
     @nnx.split_rngs(splits=DEPTH)
     @nnx.vmap(in_axes=(0,), out_axes=0)
@@ -689,6 +691,7 @@ def test_nnx_lifted_transforms():
     np.testing.assert_allclose(along_noise(gradient), slope, rtol=3e-4)
 
 
+@pytest.mark.slow
 def test_haiku_stacks_and_remat():
     def model(x):
         return hk.experimental.layer_stack(DEPTH)(hk.remat(haiku_block))(x)
@@ -764,6 +767,7 @@ def test_the_model_learns_in_a_plain_optax_loop():
     assert losses[-1] < 0.3 * losses[0]
 
 
+@pytest.mark.slow
 def test_train_state_makes_the_same_updates():
     @jax.jit
     def step(state):
@@ -854,6 +858,7 @@ def test_frozen_parameters_work():
     assert type(flax.core.unfreeze(frozen)) is dict
 
 
+@pytest.mark.slow
 def test_vmap_over_an_ensemble_is_each_member():
     def init(key):
         return MODEL.init(key, TEXT)["params"]
@@ -883,6 +888,7 @@ def moved(step, along):
     return jax.tree.map(lambda p, v: p + step * v, initial(), along)
 
 
+@pytest.mark.slow
 def test_jvp_is_the_slope_along_a_direction():
     along = direction(1)
     forward = jax.jit(lambda p, v: jax.jvp(loss_of, (p,), (v,)))
@@ -893,6 +899,7 @@ def test_jvp_is_the_slope_along_a_direction():
     np.testing.assert_allclose(slope, (up - down) / 6e-3, rtol=1e-2)
 
 
+@pytest.mark.slow
 def test_hessian_vector_products():
     @jax.jit
     def forward_over_reverse(p, v):

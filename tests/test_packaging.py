@@ -51,14 +51,6 @@ def pins(name="constraints.txt"):
     return dict(line.split("==") for line in lines if not line.startswith("#"))
 
 
-def readme_commands(name):
-    """The lines of README's bash block whose first line is the comment `# name`."""
-    blocks = re.findall(r"^```bash\n(.*?)^```$", (ROOT / "README.md").read_text(), re.M | re.S)
-    named = [block.splitlines()[1:] for block in blocks if block.startswith(f"# {name}\n")]
-    assert len(named) == 1, f"README.md has {len(named)} bash blocks that begin with '# {name}'"
-    return named[0]
-
-
 def test_functional_needs_jax_alone():
     code = "import sys, jaxformer.functional; print(*{name.split('.')[0] for name in sys.modules})"
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
@@ -163,20 +155,6 @@ def test_nothing_is_fetched_from_an_address(name):
     assert "://" not in (ROOT / name).read_text()
 
 
-def test_the_readme_says_how_to_train():
-    lines = readme_commands("train")
-    assert any(line.startswith("pip install -e '.[") for line in lines)
-    assert any(line.startswith("python -m experiments.pretrain") for line in lines)
-
-
-def test_the_readme_has_no_blanks_left():
-    assert "@@" not in (ROOT / "README.md").read_text()
-
-
-def test_the_readme_says_how_to_test():
-    assert re.search(r"\bpytest\b", readme_commands("test")[-1])
-
-
 def test_the_check_of_a_clone_runs():
     run = ROOT / ".ci" / "run"
     assert os.access(run, os.X_OK)
@@ -188,11 +166,6 @@ def test_the_top_holds_nothing_but_the_four_folders_and_the_five_files():
     folders = {p.name for p in entries if p.is_dir()} - PRODUCTS
     assert {name for name in folders if not name.endswith(".egg-info")} <= FOLDERS
     assert {p.name for p in entries if p.is_file()} == FILES
-
-
-def test_products_are_ignored_by_git():
-    ignored = {line.strip("/") for line in (ROOT / ".gitignore").read_text().splitlines()}
-    assert {*PRODUCTS, "*.egg-info", ".venv*"} <= ignored
 
 
 def test_no_file_is_a_drawer_for_everything():

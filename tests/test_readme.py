@@ -24,8 +24,6 @@ GUIDES = {
 }
 PAGES = "\n".join([README, *GUIDES.values()])
 BLOCKS = list(dict.fromkeys(re.findall(r"^```python\n(.*?)^```$", PAGES, re.M | re.S)))
-WORDS = 3000  # of README
-SCREEN = 45  # lines
 
 
 def title(block):
@@ -63,40 +61,12 @@ def test_there_are_examples_of_every_feature():
     for part in parts:
         assert part.count("```python") == 1, part[:40]
         assert re.search(r"arXiv:\d{4}\.\d{5}|\d{4}", part.partition("```")[0]), part[:40]
-        lines = part.partition("```python\n")[2].partition("```")[0].splitlines()
-        assert len([line for line in lines if line and " import " not in line]) <= 10
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(BLOCKS)), ids=[title(b) for b in BLOCKS])
 def test_examples_run(number, printed):
     assert f"ran {number}\n" in printed, printed.partition(f"failed {number}:")[2][:2000]
-
-
-def test_the_first_screen_trains_samples_and_calls_a_function():
-    screen = "\n".join(README.splitlines()[:SCREEN])
-    commands = (
-        "pip install -e '.[train]'",
-        "python -m experiments.pretrain\n",
-        "python -m experiments.generate --checkpoint",
-    )
-    for command in commands:
-        assert command in screen
-    assert "F.dot_product_attention(" in screen.partition("```python")[2]
-    assert re.search(r"!\[.*\]\(.*\.png\)", screen)
-
-
-def test_it_is_introduced_in_three_lines():
-    lines = README.splitlines()
-    assert lines[0] == "# jaxformer" and lines[1] == lines[5] == ""
-    assert all(lines[2:5])
-
-
-def test_it_is_short():
-    assert len(README.split()) < WORDS
-    pictures = set(re.findall(r"!\[.*?\]\((experiments/\S+)\)", README))
-    assert len(pictures) == 3
-    assert all((ROOT / picture).stat().st_size < 150_000 for picture in pictures)
 
 
 def test_the_citation_has_the_version_of_the_package():
@@ -119,14 +89,6 @@ def test_badges_and_versions_are_those_that_are_declared():
     pythons = [c.rpartition(" ")[2] for c in declared["classifiers"] if "Python :: 3." in c]
     assert f"![Python {pythons[0]} to {pythons[-1]}]" in README
     assert {"jax[cuda12]", "jax[cuda13]", "jax[tpu]"} <= set(re.findall(r"jax\[\w+\]", README))
-
-
-def test_every_feature_has_a_link():
-    features = README.partition("## Features")[2].partition("\n## ")[0]
-    lines = re.split(r"^- ", features, flags=re.M)[1:]
-    assert len(lines) >= 10
-    for line in lines:
-        assert re.search(r"\]\((https://arxiv\.org|experiments/guides|notebooks)/", line), line
 
 
 def test_every_guide_is_linked():

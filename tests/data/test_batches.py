@@ -100,6 +100,7 @@ def test_a_far_step_costs_no_more_than_a_near_one():
     assert far == drawn(Batches(numbered(17), batch_size=5, seed=0), [10**12])
 
 
+@pytest.mark.slow
 def test_the_batch_does_not_depend_on_the_process(tmp_path):
     script = (
         "import numpy as np\n"

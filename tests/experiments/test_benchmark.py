@@ -300,7 +300,7 @@ def as_in_a_process_of_its_own():
 
 
 @pytest.mark.parametrize("entry", OWN)
-@pytest.mark.slow(but=["train: jaxformer", "attention: jaxformer"])
+@pytest.mark.slow(but=["attention: jaxformer"])
 def test_each_of_ours_does_a_round(entry, as_in_a_process_of_its_own):
     size = replace(SMOKE, batch_size=8)  # a row for each device
     one = getattr(contest_ours, entry.function.split(":")[1])(size, **entry.options)
@@ -310,6 +310,7 @@ def test_each_of_ours_does_a_round(entry, as_in_a_process_of_its_own):
 
 
 @pytest.mark.parametrize("spread", [False, True])
+@pytest.mark.slow(but=["False"])
 def test_linen_does_a_round(spread, as_in_a_process_of_its_own):
     one = contest_linen.training(replace(SMOKE, batch_size=8), spread=spread)
     one()

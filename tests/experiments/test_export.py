@@ -89,6 +89,7 @@ def test_generate_says_the_same_from_an_exported_run(run, exported):
     assert texts[0] == texts[1]
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint_or_one_by_its_number_is_exported(run, tmp_path):
     with Checkpoints(run / "checkpoints") as checkpoints:
         assert checkpoints.best() == 1  # the last one's evaluation comes after it is saved

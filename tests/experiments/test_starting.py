@@ -110,6 +110,7 @@ def test_an_interrupt_during_imports_leaves_no_traceback(tmp_path):
         ("jaxformer.parallel", "tyro", "train"),
     ],
 )
+@pytest.mark.slow(but=["experiments.pretrain-tyro-train"])
 def test_a_program_says_which_extra_is_missing(tmp_path, program, module, extra):
     hidden = f"raise ModuleNotFoundError('No module named {module}', name='{module}')\n"
     (tmp_path / f"{module}.py").write_text(hidden)

@@ -493,6 +493,7 @@ def test_every_way_stretches_the_slowest_pair_as_far_as_it_says():
     assert alike == [{"NTK", "dynamic NTK"}]  # in rows of just that length
 
 
+@pytest.mark.slow
 def test_learned_positions_reach_no_further_than_their_table(small, training):
     text = study.prepare(study.Study(size="smoke"), small)
     table = c.Embedding(positions=c.Learned(max_length=16))

@@ -1,5 +1,7 @@
 """`F`, its functions compiled as a whole: each of their operations alone takes much longer.
 
+What they give is numpy's, so that a test's own operations on it are not compiled either.
+
 Tests of what happens outside `jax.jit`, such as refusing wrong ids, import `jaxformer.functional`.
 """
 
@@ -41,7 +43,9 @@ class Compiled:
             rest = tuple(x for x in leaves if not isinstance(x, ARRAY))
             if not arrays:
                 return function(*args, **options)
-            return program(function, tree, kinds, rest)(arrays)
+            found = program(function, tree, kinds, rest)(arrays)
+            traced = any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(found))
+            return found if traced else jax.device_get(found)
 
         return call
 

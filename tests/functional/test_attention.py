@@ -365,6 +365,7 @@ CACHED = {
 
 
 @pytest.mark.parametrize("kind", CACHED)
+@pytest.mark.slow(but=["causal"])
 def test_one_query_over_kept_keys_is_the_last_row(normal, kind):
     """inventory row 122: keys and values of earlier tokens are kept, not computed again.
 

@@ -177,6 +177,7 @@ def error(kernel, mask, given, options):
 
 @pytest.mark.parametrize("segmented", [False, True], ids=["one text", "packed"])
 @pytest.mark.parametrize("sight, options", CASES.values(), ids=CASES)
+@pytest.mark.slow(but=["causal-packed", "window-one text", "capped-packed"])
 def test_splash_is_attention(sight, options, segmented):
     """Its steps, interpreted; on a TPU, the kernel itself."""
     interpret = jax.default_backend() != "tpu"

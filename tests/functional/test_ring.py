@@ -67,9 +67,7 @@ OPTIONS = {
 
 @pytest.mark.parametrize("block", [F.RING_BLOCK, 1])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.slow(
-    but=["causal-512", "window-1", "segments-1", "alibi-1", "relu-512", "no key at all-1"]
-)
+@pytest.mark.slow(but=["causal-512", "window-1", "alibi-1", "no key at all-1"])
 def test_a_ring_of_devices_gives_what_one_gives(options, block, arrays, monkeypatch):
     """Values and gradients, whether a half's scores are there at once or a query's."""
     monkeypatch.setattr(F.ring, "RING_BLOCK", block)

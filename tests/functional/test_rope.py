@@ -127,7 +127,7 @@ def test_rotations_take_any_positions():
 def test_rotations_need_no_table():
     """inventory row 61: computed on the fly, there is nothing to save and no end to run over. A
     cached table of eight rows would give NaN by jnp.take at row nine, or the last row by index."""
-    table = rotations(jnp.arange(8), 6)
+    table = jnp.asarray(rotations(jnp.arange(8), 6))
     nine = jnp.array([9])
     assert jnp.all(jnp.isnan(jnp.take(table, nine, axis=0).real))
     np.testing.assert_array_equal(table[nine], table[7:])

@@ -12,16 +12,16 @@ from jaxformer import functional as F
 
 
 def draw(*shape, seed=0):
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+    return np.float32(np.random.default_rng(seed).normal(size=shape))
 
 
-TOKENS = jnp.array([[1, 4, 0], [6, 2, 2]])
-SEEN = jnp.arange(14).reshape(2, 7) % 3 == 0
+TOKENS = np.array([[1, 4, 0], [6, 2, 2]])
+SEEN = np.arange(14).reshape(2, 7) % 3 == 0
 X, GATE, VALUE, LOGITS = draw(2, 3, 5), draw(2, 3, 7, seed=1), draw(2, 3, 7, seed=2), draw(2, 7)
 STATISTICS = F.BatchStatistics(draw(5), draw(5) ** 2)
 KEYS = jax.random.split(jax.random.key(0), 2)
-SLOTS, KERNELS = jnp.array([[3, 0, 4], [2, 1, 0]]), draw(2, 3, 5, 5, seed=3)
-GROUPS = jnp.array([[2, 0, 1], [0, 3, 0]])
+SLOTS, KERNELS = np.array([[3, 0, 4], [2, 1, 0]]), draw(2, 3, 5, 5, seed=3)
+GROUPS = np.array([[2, 0, 1], [0, 3, 0]])
 
 
 def mixture(x, logits, kernels):
@@ -95,13 +95,13 @@ CASES = {
     "seen_tokens": (lambda x: F.seen_tokens(x, 7), (TOKENS,)),
 }
 
-POSITIONS = jnp.array([[0, 1, 2, 3, 4], [7, 8, 9, 10, 11]]), jnp.array([[4, 0, 2], [5, 9, 11]])
+POSITIONS = np.array([[0, 1, 2, 3, 4], [7, 8, 9, 10, 11]]), np.array([[4, 0, 2], [5, 9, 11]])
 QKV = draw(2, 5, 4, 3), draw(2, 3, 2, 3, seed=1), draw(2, 3, 2, 7, seed=2)
 MASK, BIAS = draw(2, 5, 3, seed=3) > -0.5, draw(2, 4, 5, 3, seed=4)
 LATENT = draw(2, 3, 7), draw(2, 3, 2, seed=1), draw(2, 7, 4, 5, seed=2), draw(2, 7, 4, 6, seed=3)
 HEAD = tuple(x[..., 0, :] for x in QKV)
 SIGHT = F.Sight(causal=True, window=5)
-DECAY = jnp.array([[0.5, 0.9, 1.0]] * 2), draw(2, 3, 2, seed=5)  # of heads, angles of their pairs
+DECAY = np.float32([[0.5, 0.9, 1.0]] * 2), draw(2, 3, 2, seed=5)  # of heads, angles of their pairs
 TEXT, STATE = draw(2, 5, 3, 4, seed=6), draw(2, 3, 4, seed=7)
 
 
@@ -124,8 +124,8 @@ CASES |= {
     "causal_mask": (F.causal_mask, POSITIONS),
     "window_mask": (lambda q, k: F.window_mask(q, k, 3, lookahead=1), POSITIONS),
     "segment_mask": (F.segment_mask, POSITIONS),
-    "prefix_mask": (F.prefix_mask, (*POSITIONS, jnp.array([1, 10]))),
-    "length_mask": (lambda n: F.length_mask(n, 5), (jnp.array([2, 5]),)),
+    "prefix_mask": (F.prefix_mask, (*POSITIONS, np.array([1, 10]))),
+    "length_mask": (lambda n: F.length_mask(n, 5), (np.array([2, 5]),)),
     "key_mask": (F.key_mask, (MASK[:, 0],)),
     "block_sparse_mask": (
         lambda q, k: F.block_sparse_mask(q, k, num_heads=2, block=2, local_blocks=1, stride=2),
@@ -155,11 +155,11 @@ CASES |= {
     "decay_rates": (lambda x: jnp.stack(F.decay_rates(x)), (draw(2, 3),)),
     "decay_attention": (
         lambda *a: F.decay_attention(*a[:3], segments=a[3]),
-        (TEXT, *DECAY, jnp.array([[1, 1, 2, 2, 2], [3, 3, 3, 3, 4]])),
+        (TEXT, *DECAY, np.array([[1, 1, 2, 2, 2], [3, 3, 3, 3, 4]])),
     ),
     "linear_recurrence": (
         recurrences,
-        (TEXT, *DECAY, STATE, jnp.array([[True, True, False, True, False], [True] * 5])),
+        (TEXT, *DECAY, STATE, np.array([[True, True, False, True, False], [True] * 5])),
     ),
 }
 
@@ -183,7 +183,8 @@ def row_by_row(name):
 
 def check(name, transform):
     function, arguments = CASES[name]
-    results = transform(jax.vmap(lambda *a: value_and_gradient(function, a)))(*arguments)
+    mapped = transform(jax.vmap(lambda *a: value_and_gradient(function, a)))
+    results = jax.device_get(mapped(*arguments))
     for row, expected in enumerate(row_by_row(name)):
         found = jax.tree.map(lambda a, row=row: a[row], results)
         chex.assert_trees_all_close(found, expected, rtol=2e-5, atol=1e-5)

@@ -78,12 +78,13 @@ IN_PARTS = {
 
 
 @pytest.mark.parametrize("config", IN_PARTS.values(), ids=IN_PARTS)
-@pytest.mark.slow(but=["ring", "two rings", "latent", "shared rotary targets"])
+@pytest.mark.slow(but=["ring", "latent"])
 def test_a_text_may_be_read_in_parts(config):
     check(config, (3, 3, 1))
 
 
 @pytest.mark.parametrize("batch", [0, 2])
+@pytest.mark.slow(but=["0"])
 def test_no_and_two_batch_axes(batch):
     tokens = np.stack([TOKENS, TOKENS[::-1]]) if batch else TOKENS[0]
     check(of(windows=(WINDOW, None), positions=(T5Bias(),)), (3, 4), tokens)
@@ -137,14 +138,12 @@ def test_a_window_keeps_no_more_than_it_sees():
 
 
 def test_a_full_cache_is_refused_or_answers_nan():
-    config = BASE
-    params = parameters(config)
-    model = Transformer(config)
-    cache = empty_cache(config, (2,), 4)
+    params, run = parameters(BASE), compiled(BASE)
+    cache = empty_cache(BASE, (2,), 4)
     with pytest.raises(ValueError, match="room for 4 tokens; with these there are 7"):
-        model.apply({"params": params}, TOKENS, cache=cache)
-    _, cache = model.apply({"params": params}, TOKENS[:, :3], cache=cache)
-    logits, _ = jax.jit(model.apply)({"params": params}, TOKENS[:, 3:5], cache=cache)
+        run(params, TOKENS, cache=cache)
+    _, cache = run(params, TOKENS[:, :3], cache=cache)
+    logits, _ = run(params, TOKENS[:, 3:6], cache=cache)
     assert jnp.all(jnp.isnan(logits))
 
 
@@ -157,7 +156,7 @@ ROOMS = {
 
 
 @pytest.mark.parametrize("config", ROOMS.values(), ids=ROOMS)
-@pytest.mark.slow(but=["some windows", "latent, a wider window"])
+@pytest.mark.slow(but=["latent, a wider window"])
 def test_no_cache_is_written_beyond_its_room(config):
     """At once and token by token, in words outside jit; at trace time where shapes tell."""
     params, model = parameters(config), Transformer(config)

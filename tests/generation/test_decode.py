@@ -157,7 +157,7 @@ SHORT, LONG = (1.0, 1.0, 1.0), (1.0, 3.0, 9.0)
     ],
     ids=lambda scaling: type(scaling).__name__,
 )
-@pytest.mark.slow(but=["LongRope"])
+@pytest.mark.slow
 def test_a_length_that_is_still_to_come_changes_nothing(config, params, prompts, scaling):
     """Scalings that look at the length see the text so far, not the room for what will be added."""
     attention = replace(config.attention, positions=(Rope(scaling=scaling),))

@@ -178,6 +178,7 @@ def test_padding_needs_no_learned_positions(learned, learned_params, sampler, wi
     np.testing.assert_array_equal(found, np.pad(tight, [(0, 0), (0, width - 7)], mode="edge"))
 
 
+@pytest.mark.slow
 def test_a_stream_needs_no_positions_for_padding_either(learned, learned_params):
     wide = np.asarray([[3, 1, 4, 1, 17, 17, 17, 17, 17, 17]])
     options = dict(max_new_tokens=8)

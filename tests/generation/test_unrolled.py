@@ -47,7 +47,7 @@ def model(request, config):
     return replace(config, num_layers=7, attention=attention, **kinds)
 
 
-@pytest.mark.slow(but=["windows, with a tail", "shared", "latent", "decay"])
+@pytest.mark.slow(but=["windows, with a tail", "decay"])
 def test_layers_of_their_own_compute_what_the_loop_does(model, prompts):
     params = parameters(model)
     longer, apart = unroll(model, params)

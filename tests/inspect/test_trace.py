@@ -258,6 +258,7 @@ def test_contributions_are_shares_of_what_a_layer_reads(build):
     ],
     ids=["experts", "decay"],
 )
+@pytest.mark.slow(but=["experts"])
 def test_other_layers_say_the_same_things(choice, build):
     config, params, tokens, _ = build(**choice)
     found = inspect.gradient_statistics(config, params, tokens)["decoder"]

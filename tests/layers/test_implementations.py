@@ -34,7 +34,7 @@ def inputs(config, rng, segmented):
 
 @pytest.mark.parametrize("segmented", [False, True], ids=["one text", "packed"])
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.slow(but=["rotary, grouped-packed", "both ways-packed"])
+@pytest.mark.slow(but=["rotary, grouped-packed"])
 def test_blocks_give_the_same(name, segmented):
     """Loss and every gradient."""
     # Another seed than 0: there, a unit of T5's ReLU stands within 1e-7 of its corner.
@@ -103,7 +103,7 @@ def test_what_is_kept_by_remat_is_not_computed_again():
 
 
 @pytest.mark.parametrize("remat", ["none", "full"])
-@pytest.mark.slow(but=["full"])
+@pytest.mark.slow
 def test_memory_of_a_model_is_linear_in_length(remat):
     """Masks too, which are the same in all layers, so that JAX would gladly keep them."""
     config = MODELS["rotary, grouped"]

@@ -79,7 +79,7 @@ DISTANT = replace(WIDE, attention=replace(WIDE.attention, positions=(Alibi(),)))
 @pytest.mark.parametrize("context", [2, 8])
 @pytest.mark.parametrize("remat", ["none", "full"])
 @pytest.mark.parametrize("config", [WIDE, DISTANT], ids=["rotary", "biases"])
-@pytest.mark.slow(but=["rotary-none-8"])
+@pytest.mark.slow
 def test_long_rows_that_devices_share(config, remat, context):
     """Masks and biases grow with the square of the length, the scores of a block with it."""
     sizes = dict(context=context)
@@ -90,9 +90,7 @@ def test_long_rows_that_devices_share(config, remat, context):
 
 
 @pytest.mark.parametrize("name, sizes, how", CASES, ids=label)
-@pytest.mark.slow(
-    but=["wide-fsdp8-rematfull-accumulation2", "many-tensor2-dtypebfloat16", "wide-data8-plain"]
-)
+@pytest.mark.slow(but=["wide-fsdp8-rematfull-accumulation2", "many-tensor2-dtypebfloat16"])
 def test_the_total_is_near_the_compilers(name, sizes, how):
     """Within a factor of 1.5; what lasts from update to update within a hundredth."""
     found = program(CONFIGS[name], sizes, **how).memory_analysis()

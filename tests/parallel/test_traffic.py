@@ -29,6 +29,7 @@ SAID = re.compile(
     ],
     ids=["experts", "context", "tensor"],
 )
+@pytest.mark.slow(but=["experts"])
 def test_kernels_keys_and_tokens_travel_as_bfloat16_and_sums_as_float32(name, sizes, narrow):
     """From the program before a CPU, which has no bfloat16, widens what it says."""
     step = step_on(model(name), sizes, OPTIMIZER, dtype=jnp.bfloat16)

@@ -331,6 +331,7 @@ checkpoints.wait()
 """
 
 
+@pytest.mark.slow
 def test_a_process_killed_while_saving_leaves_the_checkpoint_before(tmp_path):
     command = [sys.executable, "-c", KILLED, str(tmp_path)]
     assert subprocess.run(command, cwd=os.getcwd(), capture_output=True).returncode == 9

@@ -5,6 +5,8 @@ import socket
 import subprocess
 import sys
 
+import pytest
+
 TRAINER = """
 import os, signal, sys
 import jax
@@ -84,6 +86,7 @@ def free_port():
         return chosen.getsockname()[1]
 
 
+@pytest.mark.slow
 def test_two_processes_save_restore_and_stop_as_one(tmp_path):
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"}
     port = free_port()
