@@ -75,14 +75,6 @@ LLAMAS = {
             num_heads=4, head_dim=16, angles=Angles(learned=True), biases=("value", "out")
         ),
     ),
-    "rotary targets": replace(
-        LLAMA,
-        num_layers=3,
-        attention=replace(
-            LLAMA.attention,
-            positions=tuple(Rope(targets=targets) for targets in (("v", "o"), ("o",), ("k", "v"))),
-        ),
-    ),
     "shared": replace(
         LLAMA,
         num_layers=4,

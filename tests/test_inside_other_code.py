@@ -566,7 +566,8 @@ def every_transform():
     for name in [*CASES, *BLOCKS]:
         for transform in TRANSFORMS:
             quick = transform in (OF_FUNCTIONS if name in CASES else BY_DEFAULT)
-            yield pytest.param(name, transform, marks=() if quick else pytest.mark.slow)
+            mark = pytest.mark.exhaustive if transform == "eager" else pytest.mark.slow
+            yield pytest.param(name, transform, marks=() if quick else mark)
 
 
 @pytest.mark.parametrize(("name", "transform"), list(every_transform()))

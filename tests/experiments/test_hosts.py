@@ -216,7 +216,7 @@ def test_two_processes_write_the_text_that_one_does(place, runs):
     assert [str(part["found"]) for part in runs["text"]] == [text, text]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_two_processes_train_as_one_along_any_axis(place, whole):
     axes = ("data", "fsdp", "context", "tensor")
     meshes = {axis: ["--mesh.data", "1", f"--mesh.{axis}", "4"] for axis in axes}

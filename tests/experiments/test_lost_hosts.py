@@ -137,7 +137,7 @@ def test_two_processes_are_killed_in_turn_and_end_where_one_process_does(place):
     assert checkpoints(place / "many")[-3:] == checkpoints(place / "whole")[-3:]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_process_that_fails_alone_does_not_leave_the_other_waiting(place):
     """It has no texts; the other one trains."""
     (place.parent / "empty").mkdir()

@@ -13,12 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import ablate, report, rope_placement, seeds, study
+from experiments import ablate, measures, report, rope_placement, seeds, study, study_results
 from experiments.ablations import VARIATIONS, arms_of
 from experiments.measures import at_lengths, by_depth, layer_norms, scalings
 from experiments.pretrain_runs import RUNS
 from experiments.rope_placement import SETTINGS, RopePlacement
-from experiments.seeds import Arm, Training, held_out_nats, shared_by, train_seeds
+from experiments.seeds import Arm, Trained, Training, held_out_nats, shared_by, train_seeds
 from experiments.study_plots import can_draw, plot_losses
 from experiments.study_results import Results
 from experiments.study_sizes import ABLATION_SIZES, PLACEMENT_SIZES, study_run
@@ -60,6 +60,27 @@ def small(tmp_path, monkeypatch):
 
 def arm(run, name="base", **changes):
     return Arm(name=name, model=replace(run.model, **changes), optimizer=run.optimizer)
+
+
+@pytest.fixture
+def canned(small, monkeypatch):
+    """Arms that are not trained: losses near 5.5, another for each arm and seed; speeds too."""
+    drawn = np.random.default_rng(0)
+
+    def train(arm, training, title):
+        losses = 5.5 + 0.1 * drawn.normal(size=(training.steps, len(training.seeds)))
+        return Trained(None, losses, 0, 1.0, 1.0)
+
+    def held_out(model, params, rows, training):
+        return (5.5 + 0.1 * drawn.normal(size=len(training.seeds))).tolist()
+
+    def speeds(arms, training):
+        return {arm.name: drawn.uniform(900, 1100, 5).tolist() for arm in arms}
+
+    monkeypatch.setattr(study, "train_seeds", train)
+    for module in (study, measures):
+        monkeypatch.setattr(module, "held_out_nats", held_out)
+    monkeypatch.setattr(study_results, "speeds_of", speeds)
 
 
 @pytest.fixture
@@ -148,8 +169,7 @@ def test_held_out_losses_are_means_over_the_tokens_that_count(small, training):
     assert tokens == text.held_out.num_targets
 
 
-@pytest.mark.slow
-def test_a_study_that_was_interrupted_repeats_no_finished_arm(small, tmp_path, monkeypatch):
+def test_a_study_that_was_interrupted_repeats_no_finished_arm(canned, tmp_path, monkeypatch):
     made = []
     real = study.train_seeds
 
@@ -177,11 +197,17 @@ def test_a_study_that_was_interrupted_repeats_no_finished_arm(small, tmp_path, m
 @pytest.mark.parametrize(
     "whole",
     [
-        pytest.param(False, marks=pytest.mark.slow, id="one arm"),
+        pytest.param(False, id="one arm"),
         pytest.param(True, marks=pytest.mark.exhaustive, id="all arms"),
     ],
 )
-@pytest.mark.parametrize("axis", VARIATIONS)
+@pytest.mark.parametrize(
+    "axis",
+    [
+        pytest.param(axis, marks=pytest.mark.slow if axis == "block" else pytest.mark.exhaustive)
+        for axis in VARIATIONS
+    ],
+)
 def test_every_axis_is_trained_and_told(axis, whole, small, tmp_path):
     """Each arm has a row of finite numbers with intervals, and no update was left out."""
     arms = arms_of(axis, small)
@@ -209,8 +235,7 @@ def test_every_axis_is_trained_and_told(axis, whole, small, tmp_path):
     assert len(list((tmp_path / "out" / "arms").iterdir())) == len(arms)
 
 
-@pytest.mark.slow
-def test_results_of_another_study_are_refused(small, tmp_path):
+def test_results_of_another_study_are_refused(canned, tmp_path):
     asked = ablate.Ablation(
         axis="block", size="smoke", seeds=2, output=tmp_path / "out", arms=("parallel, one norm",)
     )
@@ -300,8 +325,7 @@ def test_rotary_placements_are_the_nine_of_the_document():
     assert all(name == targets for name, targets in names.items())
 
 
-@pytest.mark.slow
-def test_a_study_of_placements_reports_orders_and_their_correlation(small, tmp_path, capsys):
+def test_a_study_of_placements_reports_orders_and_their_correlation(canned, tmp_path, capsys):
     """inventory rows 71 and 72: the published losses stand beside ours."""
     asked = RopePlacement(size="smoke", seeds=2, output=tmp_path / "out")
     rope_placement.main(asked)
@@ -321,8 +345,7 @@ def test_a_study_of_placements_reports_orders_and_their_correlation(small, tmp_p
     assert len(arms) == 9 and all(len(a["held_out"]) == 2 for a in arms)
 
 
-@pytest.mark.slow
-def test_the_readme_of_studies_is_made_from_what_they_kept(small, tmp_path):
+def test_the_readme_of_studies_is_made_from_what_they_kept(canned, tmp_path):
     """Command, seeds, tokens, table and pictures; what is in a table is in the JSON."""
     results = tmp_path / "results"
     asked = ablate.Ablation(axis="position", size="smoke", seeds=2, arms=("none",))
@@ -351,8 +374,7 @@ def test_a_folder_of_something_else_is_refused_and_left_as_it_is(small, tmp_path
     assert [file.name for file in output.iterdir()] == ["config.json"]
 
 
-@pytest.mark.slow
-def test_an_unfinished_study_is_not_reported(small, tmp_path):
+def test_an_unfinished_study_is_not_reported(canned, tmp_path):
     asked = RopePlacement(size="smoke", seeds=2, output=tmp_path / "results" / "a")
     rope_placement.main(asked)
     (tmp_path / "results" / "a" / "arms" / "V.json").unlink()

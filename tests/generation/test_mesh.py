@@ -73,7 +73,7 @@ MORE = [
     ("transformer-base", "sample", dict(tensor=4, data=2)),
     ("llama-2-70b", "greedy", dict(context=4, tensor=2)),  # context does the same work again
 ]
-ALL = [*CASES, *(pytest.param(case, marks=pytest.mark.slow) for case in MORE)]
+ALL = [*CASES, *(pytest.param(case, marks=pytest.mark.exhaustive) for case in MORE)]
 
 
 def label(case):

@@ -32,7 +32,11 @@ def inputs(config, rng, segmented):
     return tokens, given
 
 
-@pytest.mark.parametrize("segmented", [False, True], ids=["one text", "packed"])
+@pytest.mark.parametrize(
+    "segmented",
+    [pytest.param(False, marks=pytest.mark.exhaustive), True],
+    ids=["one text", "packed"],
+)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.slow(but=["rotary, grouped-packed"])
 def test_blocks_give_the_same(name, segmented):

@@ -76,7 +76,7 @@ LONG = 4096
 DISTANT = replace(WIDE, attention=replace(WIDE.attention, positions=(Alibi(),)))
 
 
-@pytest.mark.parametrize("context", [2, 8])
+@pytest.mark.parametrize("context", [pytest.param(2, marks=pytest.mark.exhaustive), 8])
 @pytest.mark.parametrize("remat", ["none", "full"])
 @pytest.mark.parametrize("config", [WIDE, DISTANT], ids=["rotary", "biases"])
 @pytest.mark.slow

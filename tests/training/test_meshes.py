@@ -39,15 +39,17 @@ MORE = [
     ("latent", dict(fsdp=2, context=2, tensor=2), dict(remat="dots")),
     ("mixtral-8x7b", dict(data=2, expert=2, context=2), dict(remat="dots", accumulation=2)),
     ("mixtral-8x7b", dict(data=2, expert=4), dict(expert_room=1.3)),
-    ("transformer-base", dict(fsdp=2, context=2, tensor=2), {}),
     ("gpt-j-6b", dict(fsdp=2, tensor=4), {}),  # parallel branches that share a norm
     ("olmo-2-7b", dict(data=2, context=2, tensor=2), dict(remat="full")),  # norms over all heads
     ("norms of heads", dict(fsdp=2, tensor=4), dict(remat="dots")),
     ("shared", dict(fsdp=2, context=2, tensor=2), {}),
     ("decay", dict(data=2, fsdp=2, tensor=2), dict(remat="full", accumulation=2)),
     ("gopher-280b", dict(fsdp=4, tensor=2), {}),  # kernels of distances
-    ("bloom-560m", dict(data=2, context=4), {}),  # slopes of each device's heads
-    ("rotary targets", dict(tensor=2, context=2), {}),
+    ("bloom-560m", dict(data=2, tensor=2), {}),  # slopes of each device's heads
+]
+SELDOM = [
+    ("transformer-base", dict(fsdp=2, context=2, tensor=2), {}),
+    ("bloom-560m", dict(data=2, context=4), {}),
     ("mixtral-8x7b", dict(fsdp=2, expert=2, tensor=2), dict(muon=True)),
     ("t5-small", dict(data=2, fsdp=2), dict(muon=True)),
     ("latent", dict(fsdp=2, tensor=2), dict(muon=True)),
@@ -140,8 +142,12 @@ def label(case):
 
 @pytest.fixture(  # a module's, so that all claims of one go in turn
     scope="module",
-    params=[*CASES, *(pytest.param(case, marks=pytest.mark.slow) for case in MORE)],
-    ids=map(label, CASES + MORE),
+    params=[
+        *CASES,
+        *(pytest.param(case, marks=pytest.mark.slow) for case in MORE),
+        *(pytest.param(case, marks=pytest.mark.exhaustive) for case in SELDOM),
+    ],
+    ids=map(label, CASES + MORE + SELDOM),
 )
 def case(request):
     return request.param

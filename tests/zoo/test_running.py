@@ -1,7 +1,7 @@
 """Every preset, made tiny, and every row as listed: forward, one step of training, generation.
 
-By default one of each topology is trained and generates; the mark `slow` takes one of each design,
-`exhaustive` all.
+By default one of each topology is trained and generates; the mark `slow` takes one of each kind of
+positions and windows, `exhaustive` all.
 """
 
 from dataclasses import fields, is_dataclass, replace
@@ -86,10 +86,17 @@ def continue_text(config):
     return set(np.asarray(out[0, 4:]).tolist())
 
 
+def attending(config):
+    """What generation depends on beside the forward pass."""
+    own = config.attention
+    return design((config.topology, config.embedding.positions, own.positions, own.windows))
+
+
 def every():
     by_default = firsts(lambda config: type(config.topology)).values()
+    slow = firsts(attending).values()
     for name in EVERY:
-        mark = pytest.mark.slow if name in DESIGNS.values() else pytest.mark.exhaustive
+        mark = pytest.mark.slow if name in slow else pytest.mark.exhaustive
         yield pytest.param(name, marks=() if name in by_default else mark, id=name)
 
 
