@@ -109,7 +109,7 @@ def strike(place, output, number, moment):
     return saved
 
 
-def go_on(place, output):
+def assert_goes_on(place, output):
     last = run(place, output, "--resume-or-begin")
     assert last.returncode == 0, last.stderr
     assert_as_if_nothing_had_happened(place, output)
@@ -162,7 +162,7 @@ def test_a_run_that_was_killed_and_interrupted_ends_bitwise_as_one_that_was_not(
     changes = int((place / "changes").read_text())
     interrupted = strike(place, "few", signal.SIGTERM, changes // 4)
     assert [0] < interrupted < strike(place, "few", signal.SIGKILL, changes // 3) < [STEPS]
-    go_on(place, "few")
+    assert_goes_on(place, "few")
 
 
 @pytest.mark.exhaustive
@@ -170,7 +170,7 @@ def test_wherever_a_run_is_killed_it_ends_bitwise_as_one_that_was_not(place):
     changes = int((place / "changes").read_text())
     for moment in range(1, changes, changes // 20):
         strike(place, str(moment), signal.SIGKILL, moment)
-        go_on(place, str(moment))
+        assert_goes_on(place, str(moment))
 
 
 @pytest.mark.exhaustive
@@ -178,7 +178,7 @@ def test_wherever_a_run_is_killed_it_ends_bitwise_as_one_that_was_not(place):
 def test_other_signals_interrupt_too(place, number):
     changes = int((place / "changes").read_text())
     strike(place, number.name, number, changes // 4)
-    go_on(place, number.name)
+    assert_goes_on(place, number.name)
 
 
 @pytest.mark.slow
@@ -191,7 +191,7 @@ def test_a_run_killed_during_its_last_evaluation_makes_it_up(place):
     checkpoints = place / "late" / "checkpoints"  # and while it removed an older checkpoint
     shutil.copytree(checkpoints / str(STEPS - 4), checkpoints / f"{STEPS - 6}.unfinished")
     for _ in range(2):  # the second finds nothing left to do
-        go_on(place, "late")
+        assert_goes_on(place, "late")
     again = run(place, "late", "--resume")
     assert f"has {STEPS} steps already; pass --steps N with N above." in again.stderr
     assert again.returncode == 1

@@ -123,7 +123,7 @@ def on_one_device(name, accumulation=1, muon=False):
     return train(name, dict(data=1), how | dict(accumulation=accumulation))
 
 
-def compare(found, expected):
+def assert_same_training(found, expected):
     (losses, gradients, params), (true_losses, true_gradients, true_params) = found, expected
     np.testing.assert_allclose(losses[0], true_losses[0], rtol=1e-5)
     np.testing.assert_allclose(losses, true_losses, rtol=1e-4)
@@ -165,7 +165,7 @@ def test_a_step_on_many_devices_is_the_step_on_one(case):
     if "expert_room" in how:
         pytest.skip("the mesh decides for which tokens there is room")
     alone = {k: x for k, x in how.items() if k in ("accumulation", "muon")}
-    compare(train(*case), on_one_device(name, **alone))
+    assert_same_training(train(*case), on_one_device(name, **alone))
 
 
 def test_the_compiled_program_says_what_the_formula_says(case):
@@ -219,7 +219,7 @@ def test_pmap_does_as_shard_map(name):
         state, metrics = update(state, jax.tree.map(lambda x: x[:, None], batch))
         gradients = jax.device_get(state.opt_state[0]) if gradients is None else gradients
         losses.append(float(metrics.loss))
-    compare((losses, gradients, jax.device_get(state.params)), on_one_device(name))
+    assert_same_training((losses, gradients, jax.device_get(state.params)), on_one_device(name))
 
 
 class Dropping(nn.Module):
