@@ -136,6 +136,7 @@ def equations(text):
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.slow(but=["jaxformer.functional.norms.rms_norm", "jaxformer.functional.rope.rotate"])
 def test_examples_give_what_they_say(name):
     told = []
     runner = doctest.DocTestRunner(verbose=False)

@@ -89,6 +89,7 @@ def test_tokens_are_those_of_one_device(case, form):
     np.testing.assert_array_equal(found, on_one_device(name, sampler))
 
 
+@pytest.mark.slow
 def test_tokens_stream_from_a_mesh_and_prompts_are_read_in_chunks(form):
     config, params = model("llama-2-70b")
     expected = on_one_device("llama-2-70b", "greedy")

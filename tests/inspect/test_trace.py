@@ -206,7 +206,7 @@ def test_gradients_are_those_of_a_small_step(source, build):
         log_chances = jax.nn.log_softmax(logits)
         return -jnp.mean(jnp.take_along_axis(log_chances, tokens[:, 1:, None], axis=-1))
 
-    gradient = jax.grad(loss)(layers["attention"])
+    gradient = jax.jit(jax.grad(loss))(layers["attention"])
     squares = sum(
         np.sum(np.asarray(x, np.float64) ** 2, axis=tuple(range(1, x.ndim)))
         for x in jax.tree.leaves(gradient)

@@ -148,7 +148,7 @@ def of(row):
 CONFIGS = {name: replace(BASE, attention=kind) for name, kind in KINDS.items()}
 CONFIGS |= {"-".join(row.values()): of(row) for row in covering()}  # the last add few pairs
 PARAMS = [
-    pytest.param(config, id=name, marks=pytest.mark.slow if i >= 20 else ())
+    pytest.param(config, id=name, marks=pytest.mark.slow if i >= 12 else ())
     for i, (name, config) in enumerate(CONFIGS.items())
 ]
 

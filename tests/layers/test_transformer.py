@@ -38,6 +38,7 @@ from jaxformer.config import (
     Zeros,
 )
 from jaxformer.layers.block import Block
+from tests.models import parameters
 
 MIXED = (MLP(hidden_dim=9, bias=True), ClampedGEGLU(hidden_dim=5))
 HYBRID = dict(attention=dict(positions=(Rope(), None), windows=(3, None)))
@@ -336,6 +337,23 @@ def test_each_place_of_dropout_acts(config, build, tokens, place):
     assert jnp.abs(dropped - run(tokens)).max() > 1e-3
 
 
+@pytest.mark.parametrize("scan", [True, False])
+def test_each_layer_drops_values_of_its_own(config, tokens, scan):
+    """Where all but a bias is 0, its gradient is 0 where it was dropped and nowhere else."""
+    cfg = config(feed_forward=MIXED[:1], dropout=Dropout(residual=0.5), final_norm=False)
+    zeros = jax.tree.map(jnp.zeros_like, parameters(cfg))
+    params = zeros | {"head": parameters(cfg)["head"]}
+    model, rngs = Transformer(cfg, scan=scan), {"dropout": jax.random.key(0)}
+
+    def total(params):
+        return model.apply({"params": params}, tokens[:1, :1], deterministic=False, rngs=rngs).sum()
+
+    layers = jax.jit(jax.grad(total))(params)["decoder"]["layers"]["layer_0"]
+    kept = layers["feed_forward"]["down"]["bias"] != 0
+    assert kept.shape == (3, cfg.model_dim) and 10 < kept.sum() < 32
+    assert len(set(map(tuple, kept.tolist()))) == 3
+
+
 def test_masked_ids_get_no_probability(config, build, tokens):
     _, run = build(config(head=Head(masked_ids=(3, 5))))
     probabilities = jax.nn.softmax(run(tokens))
@@ -379,6 +397,7 @@ def test_initial_sizes(config, tokens):
     assert (wide.residual_divisor, plain.residual_divisor) == (4.0, 1.0)
 
 
+@pytest.mark.slow
 def test_the_stream_keeps_its_size_with_depth(config, tokens):
     """Initial logits of 24 layers are about as large as those of 2."""
 
@@ -396,7 +415,7 @@ def test_under_vmap_grad_jit(config, build, tokens):
     stacked = jax.tree.map(lambda x: jnp.stack([x, x]), params)
     both = jax.jit(jax.vmap(lambda p, t: run(t, p)))(stacked, jnp.stack([tokens, tokens]))
     np.testing.assert_allclose(both[1], run(tokens), atol=1e-5)
-    gradient = jax.grad(lambda p: F.cross_entropy(run(tokens, p), tokens))(params)
+    gradient = jax.jit(jax.grad(lambda p: F.cross_entropy(run(tokens, p), tokens)))(params)
     chex.assert_tree_all_finite(gradient)
 
 
