@@ -53,6 +53,7 @@ from jaxformer.functional.experts import room_for as room_for
 from jaxformer.functional.experts import route as route
 from jaxformer.functional.experts import router_totals as router_totals
 from jaxformer.functional.experts import router_z_loss as router_z_loss
+from jaxformer.functional.foreign_kernels import BY_KERNEL as BY_KERNEL
 from jaxformer.functional.implementations import Implementation as Implementation
 from jaxformer.functional.implementations import many_scores as many_scores
 from jaxformer.functional.kernels import cudnn_attention as cudnn_attention

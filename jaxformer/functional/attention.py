@@ -15,7 +15,6 @@ from jaxformer.functional.by_position import (
     as_array,
     check_rules,
 )
-from jaxformer.functional.collectives import varies_over
 from jaxformer.functional.heads import check_heads, over_heads, weights_shape
 from jaxformer.functional.implementations import Implementation, chosen_implementation
 from jaxformer.functional.kernels import Asked, cudnn_attention, splash_attention
@@ -169,8 +168,7 @@ def dot_product_attention(
     check_rules(query, key, mask, bias)
     check_choices(normalizer, logit_softcap, dropout_rate, dropout_key)
     query, scale = scaled(query, scale)
-    axes = varies_over(query)
-    asked = Asked(mask, bias, logit_softcap, normalizer, dropout_rate, axes)
+    asked = Asked(mask, bias, logit_softcap, normalizer, dropout_rate)
     rules: Any = mask, bias
     match chosen_implementation(query, key, value, implementation, asked):
         case "blockwise":

@@ -1,17 +1,19 @@
 """Attention kernels of NVIDIA GPUs and TPUs, for what they can do."""
 
 import math
-from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+import numpy as np
+from jaxtyping import Array, Float
 
 from jaxformer.functional.arguments import checked
 from jaxformer.functional.by_position import PositionMask, Sight
 from jaxformer.functional.collectives import varies_over, varying
+from jaxformer.functional.foreign_kernels import Kernel, Segments, by_kernel, outside_traces
 from jaxformer.functional.masks import segment_mask
 from jaxformer.functional.platforms import platform
 from jaxformer.functional.scores import scaled
@@ -19,7 +21,6 @@ from jaxformer.functional.scores import scaled
 AnyArray = Array | jax.ShapeDtypeStruct  # shape and dtype are asked for
 LANES = 128  # numbers that a TPU's vector unit holds side by side
 WIDEST = 128  # head of cuDNN's kernel
-Segments = tuple[Int[Array, "B T"], Int[Array, "B S"]] | None
 
 
 @checked
@@ -34,8 +35,7 @@ def cudnn_attention(
     """`dot_product_attention` by cuDNN's fused kernel, for what `cudnn_cannot` does not name.
 
     Memory is linear in length, but for segments: they are told to cuDNN as an array of T times S
-    numbers for each sequence, once for all heads. The backward pass runs the kernel forwards once
-    more, since only its inputs are kept.
+    numbers for each sequence, once for all heads.
 
     Args:
         query: Queries of N heads, in bfloat16 or float16.
@@ -55,25 +55,37 @@ def cudnn_attention(
     causal = sight.causal or (sight.window is not None and sight.lookahead == 0)
     query, scale = scaled(query, scale)
     kernel = CuDNN(scale, causal, sight.window)
-    rows = (x.reshape(-1, *x.shape[-3:]) for x in (query, key, value))
-    return anywhere(kernel, *rows, segments_of(mask, query.shape[:-3])).reshape(query.shape)
+    return _rows(kernel, query, key, value, mask)
 
 
-class CuDNN(NamedTuple):
+def _rows(kernel: Kernel, query: Array, key: Array, value: Array, mask: PositionMask | None) -> Any:
+    """Rows of a batch, which vary over the same devices each; JAX adds up gradients of others."""
+    rows = [x.reshape(-1, *x.shape[-3:]) for x in (query, key, value)]
+    given = *rows, segments_of(mask, query.shape[:-3])
+    axes = frozenset[str]().union(*(varies_over(x) for x in jax.tree.leaves(given)))
+    found = by_kernel(kernel, *jax.tree.map(lambda x: varying(x, *axes), given))
+    return found.reshape(query.shape)
+
+
+@dataclass(frozen=True)
+class CuDNN(Kernel):
     """The kernel with what it is told beside arrays."""
 
+    head_axis = 2
     scale: float
     causal: bool
     window: int | None
 
     def __call__(
         self,
+        tables: Any,
         query: Float[Array, "B T N H"],
         key: Float[Array, "B S K H"],
         value: Float[Array, "B S K H"],
         segments: Segments,
     ) -> Float[Array, "B T N H"]:
         """Attend."""
+        del tables
         return jax.nn.dot_product_attention(
             query,
             key,
@@ -84,71 +96,6 @@ class CuDNN(NamedTuple):
             local_window_size=None if self.window is None else (self.window - 1, 0),
             implementation="cudnn",
         )
-
-
-Kernel = Callable[[Array, Array, Array, Segments], Array]
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def anywhere(
-    kernel: Kernel,
-    query: Float[Array, "B T N H"],
-    key: Float[Array, "B S K H"],
-    value: Float[Array, "B S K H"],
-    segments: Segments,
-) -> Float[Array, "B T N H"]:
-    """A kernel that knows neither `jax.vmap` nor `jax.shard_map`, inside them.
-
-    The first only makes more rows. Of the second it need not know, since rows have nothing to do
-    with each other; only the types of its results must say that devices have their own.
-
-    Args:
-        kernel: Attention of rows, of a type that compares by value.
-        query: Of N heads.
-        key: Of K heads.
-        value: Of K heads.
-        segments: Of queries and keys.
-    """
-    return _as_rows(kernel, query, key, value, segments)
-
-
-def _forward(kernel: Kernel, *given: Any):
-    return anywhere(kernel, *given), given
-
-
-def _backward(kernel: Kernel, given: Any, slopes: Array) -> Any:
-    def pull(query: Array, key: Array, value: Array, segments: Segments, slopes: Array) -> Any:
-        def attend(query: Array, key: Array, value: Array) -> Array:
-            return kernel(query, key, value, segments)
-
-        return jax.vjp(attend, query, key, value)[1](slopes)
-
-    return *_as_rows(pull, *given, slopes), None
-
-
-anywhere.defvjp(_forward, _backward)
-
-
-def _as_rows(function: Callable[..., Any], *given: Any) -> Any:
-    """Call a function of rows: axes of `jax.vmap` are more of them, and devices have their own."""
-
-    @jax.custom_batching.custom_vmap
-    def run(*given: Any) -> Any:
-        return function(*given)
-
-    @run.def_vmap
-    def more_rows(size: int, batched: Any, *given: Any) -> Any:
-        def fold(x: Array, has: bool) -> Array:
-            x = x if has else jnp.broadcast_to(x[None], (size, *x.shape))
-            return x.reshape(-1, *x.shape[2:])
-
-        found = run(*jax.tree.map(fold, given, tuple(batched)))
-        unfolded = jax.tree.map(lambda y: y.reshape(size, -1, *y.shape[1:]), found)
-        return unfolded, jax.tree.map(lambda _: True, found)
-
-    axes = frozenset[str]().union(*(varies_over(x) for x in jax.tree.leaves(given)))
-    found = run(*jax.tree.map(lambda x: varying(x, *axes), given))
-    return jax.tree.map(lambda y: varying(y, *axes), found)
 
 
 def segments_of(mask: PositionMask | None, batch: tuple[int, ...]) -> Segments:
@@ -194,39 +141,77 @@ def splash_attention(
         Liu, Zaharia and Abbeel, Ring Attention with Blockwise Transformers for Near-Infinite
         Context, 2023. arXiv:2310.01889
     """
+    (T, N, width), S = query.shape[-3:], key.shape[-3]
+    sight = Sight() if mask is None else mask.sight
+    query, scale = scaled(query, scale)
+    query = query * scale
+    if pad := -width % (LANES // 2):  # zeros add nothing to scores
+        wider = [(0, 0)] * (query.ndim - 1) + [(0, pad)]
+        query, key, value = (jnp.pad(x, wider) for x in (query, key, value))
+    kernel = Splash(N, T, S, sight, logit_softcap, interpret)
+    return _rows(kernel, query, key, value, mask)[..., :width]
+
+
+@dataclass(frozen=True)
+class Splash(Kernel):
+    """The kernel with what it is told beside arrays."""
+
+    head_axis = 1
+    heads: int
+    queries: int
+    keys: int
+    sight: Sight
+    softcap: float | None
+    interpret: bool
+
+    def tables(self) -> Any:
+        """JAX's kernel: which blocks are seen, as arrays."""
+        return _splash(self)
+
+    def __call__(
+        self,
+        tables: Any,
+        query: Float[Array, "B N T H"],
+        key: Float[Array, "B K S H"],
+        value: Float[Array, "B K S H"],
+        segments: Segments,
+    ) -> Float[Array, "B N T H"]:
+        """Attend."""
+        from jax.experimental.pallas.ops.tpu import splash_attention as splash
+
+        ids = None if segments is None else splash.SegmentIds(*segments)
+        return jax.vmap(tables)(query, key, value, ids)
+
+
+@lru_cache(maxsize=64)
+def _splash(asked: Splash) -> Any:
     # Here, since few programs need it and it takes long to import.
     from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
-    *batch, T, N, _ = query.shape
-    S, count = key.shape[-3], math.prod(batch)
-    sight = Sight() if mask is None else mask.sight
+    (T, S), sight = (asked.queries, asked.keys), asked.sight
     ahead = 0 if sight.causal else sight.lookahead
     seen: Any = splash.CausalMask((T, S)) if sight.causal else splash.FullMask((T, S))
     if sight.window is not None:
         seen = splash.LocalMask((T, S), window_size=(sight.window - 1, ahead), offset=0)
     block_q, block_kv = (math.gcd(512, n) for n in (T, S))
-    kernel = splash.make_splash_mha_single_device(
-        splash.MultiHeadMask([seen] * N),
-        block_sizes=splash.BlockSizes(
-            block_q=block_q,
-            block_kv=block_kv,
-            block_kv_compute=block_kv,
-            block_q_dkv=block_q,
-            block_kv_dkv=block_kv,
-            block_kv_dkv_compute=block_kv,
-            block_q_dq=block_q,
-            block_kv_dq=block_kv,
-        ),
-        attn_logits_soft_cap=logit_softcap,
-        interpret=interpret,
+    sizes = splash.BlockSizes(
+        block_q=block_q,
+        block_kv=block_kv,
+        block_kv_compute=block_kv,
+        block_q_dkv=block_q,
+        block_kv_dkv=block_kv,
+        block_kv_dkv_compute=block_kv,
+        block_q_dq=block_q,
+        block_kv_dq=block_kv,
     )
-    query, scale = scaled(query, scale)
-    query = query * scale
-    by_head = (jnp.moveaxis(x.reshape(count, *x.shape[-3:]), 1, 2) for x in (query, key, value))
-    segments = segments_of(mask, tuple(batch))
-    ids = None if segments is None else splash.SegmentIds(*segments)
-    output = jax.vmap(kernel)(*by_head, ids)
-    return jnp.moveaxis(output, 1, 2).reshape(*batch, T, N, value.shape[-1])
+    kernel = outside_traces(
+        splash.make_splash_mha_single_device,
+        splash.MultiHeadMask([seen] * asked.heads),
+        block_sizes=sizes,
+        attn_logits_soft_cap=asked.softcap,
+        interpret=asked.interpret,
+    )
+    return jax.tree.map(np.asarray, kernel)
 
 
 class Asked(NamedTuple):
@@ -238,7 +223,6 @@ class Asked(NamedTuple):
         logit_softcap: Bound on the scores.
         normalizer: How scores become weights.
         dropout_rate: Of the weights.
-        axes: Over which devices inside `jax.shard_map` differ.
     """
 
     mask: Any = None
@@ -246,7 +230,6 @@ class Asked(NamedTuple):
     logit_softcap: float | None = None
     normalizer: str = "softmax"
     dropout_rate: float = 0.0
-    axes: frozenset[str] = frozenset()
 
 
 def cudnn_cannot(query: AnyArray, key: AnyArray, value: AnyArray, asked: Asked) -> str | None:
@@ -289,11 +272,6 @@ def splash_cannot(query: AnyArray, key: AnyArray, value: AnyArray, asked: Asked)
     """Why the splash kernel cannot do this; None if it can."""
     if platform() != "tpu":
         return f"it runs on TPUs, and this is a {platform()}"
-    if asked.axes:
-        return (
-            f"it does not say that devices along {', '.join(sorted(asked.axes))} have their own, "
-            "as jax.shard_map asks of it"
-        )
     if (names := dtypes_of(query, key, value)) not in ("bfloat16", "float32"):
         return f"it computes in bfloat16 or float32; got {names}"
     if query.shape[-3] % LANES or value.shape[-3] % LANES:
@@ -301,13 +279,15 @@ def splash_cannot(query: AnyArray, key: AnyArray, value: AnyArray, asked: Asked)
             f"lengths are multiples of {LANES}; got {query.shape[-3]} queries and "
             f"{value.shape[-3]} keys"
         )
-    if query.shape[-1] % (LANES // 2):
-        return f"heads have a multiple of {LANES // 2} features; got {query.shape[-1]}"
+    if query.shape[-1] > 2 * LANES:
+        return f"heads have at most {2 * LANES} features; got {query.shape[-1]}"
     return _kernels_cannot(query, value, asked)
 
 
 def _kernels_cannot(query: AnyArray, value: AnyArray, asked: Asked) -> str | None:
     """What neither kernel can do."""
+    if jax.config.values["jax_enable_checks"]:
+        return "in its program no type says how devices differ, which JAX_ENABLE_CHECKS asks for"
     if value.shape[-1] != query.shape[-1]:
         return f"values are as wide as keys; got {value.shape[-1]} and {query.shape[-1]}"
     mask = asked.mask

@@ -39,12 +39,13 @@ class Mode:
 
     `dtype` is that of the computation (parameters stay float32 and are cast at use).
     `deterministic` switches dropout off. `remat` names what the backward pass recomputes: nothing
-    ("none"), all but the results of matrix products ("dots"), or everything inside a block
-    ("full"). `scan` runs the layers as one compiled loop; without it they are unrolled. On a CPU,
-    XLA merges what unrolled layers recompute with what they computed, so there remat saves memory
-    only with `scan`. `axes` says how the model is spread over devices. `annotate` makes `init` note
-    beside each parameter what its axes count, for those who share them out. `expert_room` is the
-    `room` of `F.mix_experts`. `attention_implementation` is that of `F.dot_product_attention`.
+    ("none"), all but the results of matrix products ("dots"), or everything inside a block but
+    what a kernel's attention gave ("full"). `scan` runs the layers as one compiled loop; without it
+    they are unrolled. On a CPU, XLA merges what unrolled layers recompute with what they computed,
+    so there remat saves memory only with `scan`. `axes` says how the model is spread over devices.
+    `annotate` makes `init` note beside each parameter what its axes count, for those who share them
+    out. `expert_room` is the `room` of `F.mix_experts`. `attention_implementation` is that of
+    `F.dot_product_attention`.
     """
 
     dtype: DTypeLike = jnp.float32

@@ -37,9 +37,9 @@ POLICIES = {
     "none": all_but_gathered,
     "dots": jax.checkpoint_policies.save_from_both_policies(
         jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-        jax.checkpoint_policies.save_only_these_names(SUM, F.BY_BLOCKS),
+        jax.checkpoint_policies.save_only_these_names(SUM, F.BY_BLOCKS, F.BY_KERNEL),
     ),
-    "full": jax.checkpoint_policies.nothing_saveable,
+    "full": jax.checkpoint_policies.save_only_these_names(F.BY_KERNEL),
 }
 LayerCaches = tuple[LayerCache | None, ...]
 STACKED = ("params", "intermediates", "router", WATCHED, NUDGED)  # a value for each layer

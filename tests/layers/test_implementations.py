@@ -1,6 +1,8 @@
 """A model whose attention runs by blocks is the model."""
 
+import math
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +11,13 @@ import pytest
 
 from jaxformer import Transformer, zoo
 from jaxformer.config import Encoder, EncoderDecoder, Rope, TransformerXL
+from jaxformer.data import Batch
+from jaxformer.functional import attention, kernels, splash_attention
 from jaxformer.layers import empty_cache
 from jaxformer.layers.mode import Axes, Mode
+from jaxformer.parallel import MeshConfig, make_mesh
+from jaxformer.training.gradient import make_gradient
+from tests.models import parameters
 
 T = 21
 MODELS = {
@@ -104,6 +111,43 @@ def test_what_is_kept_by_remat_is_not_computed_again():
 
     none, dots, full = map(exponentials, ("none", "dots", "full"))
     assert none == dots < full
+
+
+def kernels_in(jaxpr):
+    """How many Pallas kernels there are; those within a loop count once."""
+    count = sum(eqn.primitive.name == "pallas_call" for eqn in jaxpr.eqns)
+    for eqn in jaxpr.eqns:
+        parts = jax.tree.leaves(eqn.params, is_leaf=lambda x: hasattr(x, "eqns"))
+        count += sum(kernels_in(part) for part in parts if hasattr(part, "eqns"))
+    return count
+
+
+SIZES = {"data": dict(data=2), "fsdp and tensor": dict(fsdp=2, tensor=2)}
+
+
+@pytest.mark.parametrize("remat", ["none", "dots", "full"])
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+@pytest.mark.slow(but=["fsdp and tensor-full"])
+def test_a_kernel_runs_once_each_way(sizes, remat, monkeypatch):
+    """In the gradient of a mesh, which is that by whole matrices."""
+    monkeypatch.setattr(kernels, "platform", lambda: "tpu")
+    monkeypatch.setattr(attention, "splash_attention", partial(splash_attention, interpret=True))
+    config, T = MODELS["rotary, grouped"], 128
+    mesh = make_mesh(MeshConfig(**sizes), jax.devices()[: math.prod(sizes.values())])
+    tokens = np.random.default_rng(0).integers(0, config.vocab_size, (2, T))
+    segments = 1 + (np.arange(T) > np.array([[50], [90]]))
+    batch = Batch(tokens, tokens[:, ::-1], np.arange(T) + 0 * tokens, segments, tokens > 9)
+    given = parameters(config), np.int32(0), batch
+
+    def traced(kind):
+        model = Transformer(config, remat=remat, attention_implementation=kind)
+        return jax.jit(make_gradient(model, mesh)).trace(*given)
+
+    splash, whole = traced("splash"), traced("xla")
+    assert kernels_in(splash.jaxpr.jaxpr) == 3  # forwards, and backwards for queries and for keys
+    found, expected = (program.lower().compile()(*given) for program in (splash, whole))
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5 * np.abs(other).max())
 
 
 @pytest.mark.parametrize("remat", ["none", "full"])
