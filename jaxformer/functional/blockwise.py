@@ -32,7 +32,9 @@ from jaxformer.functional.online_softmax import (
 from jaxformer.functional.platforms import platform
 from jaxformer.functional.scores import Normalizer, check_choices, scaled
 
-BLOCK = 128, 128  # queries and keys whose scores are there at a time
+# Queries and keys whose scores are there at a time: on a CPU what its caches hold; on a TPU v5e 512
+# take 19 ms where 128 take 82, by XLA's estimate, with 73 and 69 MB (1024: 13 ms, 136 MB).
+BLOCK = {"cpu": 128, "gpu": 512, "tpu": 512}
 BY_BLOCKS = "attention by blocks"  # what a policy of `jax.checkpoint` knows its results by
 
 
@@ -49,7 +51,7 @@ def blockwise_attention(
     normalizer: Normalizer = "softmax",
     dropout_rate: float = 0.0,
     dropout_key: PRNGKeyArray | None = None,
-    block: tuple[int, int] = BLOCK,
+    block: tuple[int, int] | None = None,
 ) -> Float[Array, "*batch T N Hv"]:
     """`dot_product_attention` with the scores of one block of queries and keys at a time.
 
@@ -73,7 +75,7 @@ def blockwise_attention(
         normalizer: "softmax" or "relu".
         dropout_rate: Share of the weights set to zero.
         dropout_key: Randomness for dropout; other weights are dropped than without blocks.
-        block: Queries and keys of a block, at most.
+        block: Queries and keys of a block, at most; None is 128 of each on a CPU, elsewhere 512.
 
     Returns:
         The mean values of each head, in the dtype of ``query``.
@@ -100,6 +102,7 @@ def blockwise_attention(
     check_heads(query, key)
     check_rules(query, key, mask, bias)
     check_choices(normalizer, logit_softcap, dropout_rate, dropout_key)
+    block = block or (BLOCK[platform()],) * 2
     if min(block) < 1:
         raise ValueError(f"Blocks have queries and keys; got {block[0]} and {block[1]}.")
     *batch, T, N, H = query.shape

@@ -15,7 +15,7 @@ from jaxformer.functional.by_position import PositionMask, Sight
 from jaxformer.functional.collectives import varies_over, varying
 from jaxformer.functional.foreign_kernels import Kernel, Segments, by_kernel, outside_traces
 from jaxformer.functional.masks import segment_mask
-from jaxformer.functional.platforms import platform
+from jaxformer.functional.platforms import nvidia_generation, target
 from jaxformer.functional.scores import scaled
 
 AnyArray = Array | jax.ShapeDtypeStruct  # shape and dtype are asked for
@@ -234,11 +234,11 @@ class Asked(NamedTuple):
 
 def cudnn_cannot(query: AnyArray, key: AnyArray, value: AnyArray, asked: Asked) -> str | None:
     """Why cuDNN's kernel cannot do this; None if it can."""
-    if platform() != "gpu":
-        return f"it runs on NVIDIA GPUs, and this is a {platform()}"
-    if (generation := nvidia_generation()) < (8, 0):
-        told = ".".join(map(str, generation)) if generation else "a GPU of another maker"
-        return f"it needs an NVIDIA GPU of compute capability 8.0 or more; got {told}"
+    platform, kind = target()
+    if platform != "gpu":
+        return f"it runs on NVIDIA GPUs, and this is a {platform}"
+    if nvidia_generation(kind) < 8:
+        return f"it needs an NVIDIA GPU of compute capability 8.0 or more; got {kind}"
     if (names := dtypes_of(query, key, value)) not in ("bfloat16", "float16"):
         return f"it computes in bfloat16 or float16; got {names}"
     if query.shape[-1] % 8 or query.shape[-1] > WIDEST:
@@ -260,18 +260,10 @@ def dtypes_of(*arrays: AnyArray) -> str:
     return ", ".join(sorted({str(x.dtype) for x in arrays}))
 
 
-def nvidia_generation() -> tuple[int, ...]:
-    """Compute capability of the first GPU; nothing where it is none of NVIDIA's."""
-    device = jax.local_devices(backend="gpu")[0]
-    if "cuda" not in device.client.platform_version.lower():
-        return ()
-    return tuple(int(part) for part in device.compute_capability.split("."))
-
-
 def splash_cannot(query: AnyArray, key: AnyArray, value: AnyArray, asked: Asked) -> str | None:
     """Why the splash kernel cannot do this; None if it can."""
-    if platform() != "tpu":
-        return f"it runs on TPUs, and this is a {platform()}"
+    if (platform := target().platform) != "tpu":
+        return f"it runs on TPUs, and this is a {platform}"
     if (names := dtypes_of(query, key, value)) not in ("bfloat16", "float32"):
         return f"it computes in bfloat16 or float32; got {names}"
     if query.shape[-3] % LANES or value.shape[-3] % LANES:

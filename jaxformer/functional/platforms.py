@@ -1,20 +1,59 @@
 """What kind of machine a program is for."""
 
-from typing import Any
+import re
+from typing import Any, NamedTuple
 
 import jax
 
+# NVIDIA's names of GPUs before Ampere, and of Ampere and Ada; what has another name is newer.
+BEFORE_AMPERE = r"Tesla|Quadro|TITAN|GTX|RTX 20|\b[KMPVT]\d"
+AMPERE_OR_ADA = r"\b[AL]\d|RTX 30|RTX 40|RTX A\d|\bAda\b|Orin"
+
+
+class Target(NamedTuple):
+    """A kind of device: its platform, "cpu", "gpu" or "tpu", and the name of its kind."""
+
+    platform: str
+    kind: str
+
+
+def target() -> Target:
+    """What the program that is traced is for.
+
+    Inside `jax.shard_map` its mesh says so, whatever devices this process has. Elsewhere programs
+    are for the default device, another one by `jax.default_device`.
+    """
+    mesh: Any = jax.sharding.get_abstract_mesh()
+    if (device := getattr(mesh, "abstract_device", None)) is None:
+        device = jax.config.values["jax_default_device"] or jax.local_devices()[0]
+        device = jax.local_devices(backend=device)[0] if isinstance(device, str) else device
+    kind = device.device_kind
+    # Devices of an abstract mesh say their platform from JAX 0.9 on.
+    known = "tpu" if kind.startswith("TPU") else "cpu" if kind.lower() == "cpu" else "gpu"
+    name = getattr(device, "platform", known)
+    return Target("gpu" if name in ("cuda", "rocm") else name, kind)
+
 
 def platform() -> str:
-    """What the program that is traced is for: "cpu", "gpu", "tpu".
+    """That of the target: "cpu", "gpu" or "tpu"."""
+    return target().platform
 
-    Inside `jax.shard_map` its mesh says so, whatever this process has. Elsewhere programs are for
-    the default backend, or for `jax.default_device`.
+
+def nvidia_generation(kind: str) -> int:
+    """The major number of a GPU's compute capability, by its name; none is asked.
+
+    Args:
+        kind: As `jax.Device.device_kind` has it.
+
+    Returns:
+        7 for those before Ampere, 8 for Ampere and Ada, 9 for Hopper and newer ones; 0 for GPUs of
+        other makers.
+
+    References:
+        NVIDIA, CUDA GPU Compute Capability, developer.nvidia.com/cuda-gpus
     """
-    device = getattr(jax.sharding.get_abstract_mesh(), "abstract_device", None)
-    if device is not None:
-        kind = device.device_kind
-        return "tpu" if kind.startswith("TPU") else "cpu" if kind.lower() == "cpu" else "gpu"
-    chosen: Any = jax.config.values["jax_default_device"]
-    name = jax.default_backend() if chosen is None else getattr(chosen, "platform", chosen)
-    return "gpu" if name in ("cuda", "rocm") else name
+    if re.search(BEFORE_AMPERE, kind):
+        return 7
+    if "NVIDIA" not in kind:
+        return 0
+    return 8 if re.search(AMPERE_OR_ADA, kind) else 9

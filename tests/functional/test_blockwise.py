@@ -1,5 +1,6 @@
 """Attention by blocks is attention: values and every gradient, whatever the rules."""
 
+import re
 from functools import partial
 
 import jax
@@ -110,6 +111,14 @@ def values_and_gradients(function, arrays, bias, weights):
         arrays, learned
     )
     return output, gradients
+
+
+@pytest.mark.parametrize("platform, size", [("cpu", 128), ("tpu", 512)])
+def test_blocks_suit_the_platform(platform, size, monkeypatch):
+    monkeypatch.setattr(blockwise, "platform", lambda: platform)
+    x = jax.ShapeDtypeStruct((1024, 1, 8), jnp.float32)
+    program = str(jax.make_jaxpr(lambda *x: blockwise.blockwise_attention(*x))(x, x, x))
+    assert re.search(rf"\[(\d,)*{size},{size}\] = exp", program)
 
 
 LEARNED = ("slopes", "table")

@@ -10,6 +10,7 @@ import pytest
 from jaxformer.functional import cudnn_attention, dot_product_attention, kernels, splash_attention
 from jaxformer.functional.implementations import chosen_implementation
 from jaxformer.functional.kernels import Asked
+from jaxformer.functional.platforms import Target
 from tests.functional.compiled import F
 
 AT = jnp.arange(512)
@@ -31,9 +32,8 @@ def chosen(query=None, key=None, value=None, implementation="auto", **asked):
 def elsewhere(monkeypatch):
     """The choice as it is made on another platform; nothing is computed."""
 
-    def on(platform, generation=(9, 0)):
-        monkeypatch.setattr(jax, "default_backend", lambda: platform)
-        monkeypatch.setattr(kernels, "nvidia_generation", lambda: generation)
+    def on(platform, kind="NVIDIA H100 80GB HBM3"):
+        monkeypatch.setattr(kernels, "target", lambda: Target(platform, kind))
 
     return on
 
@@ -62,13 +62,11 @@ def test_types_inside_a_kernels_program_are_not_compared(platform):
 
 
 def test_older_gpus_and_those_of_others_have_blocks(elsewhere):
-    for generation in ((7, 5), (0,)):
-        elsewhere("gpu", generation)
+    for kind in ("Tesla T4", "NVIDIA GeForce RTX 2080 Ti", "AMD Instinct MI300X"):
+        elsewhere("gpu", kind)
         assert chosen(mask=IN_ORDER) == "blockwise"
-    elsewhere("gpu", (8, 0))
-    assert chosen(mask=IN_ORDER) == "cudnn"
-    with jax.default_device(jax.devices("cpu")[0]):
-        assert chosen(mask=IN_ORDER) == "blockwise"
+        with pytest.raises(ValueError, match=f"compute capability 8.0 or more; got {kind}"):
+            chosen(implementation="cudnn")
 
 
 def test_few_scores_are_whole_matrices(platform):

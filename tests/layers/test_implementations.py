@@ -13,6 +13,7 @@ from jaxformer import Transformer, zoo
 from jaxformer.config import Encoder, EncoderDecoder, Rope, TransformerXL
 from jaxformer.data import Batch
 from jaxformer.functional import attention, kernels, splash_attention
+from jaxformer.functional.platforms import Target
 from jaxformer.layers import empty_cache
 from jaxformer.layers.mode import Axes, Mode
 from jaxformer.parallel import MeshConfig, make_mesh
@@ -130,7 +131,7 @@ SIZES = {"data": dict(data=2), "fsdp and tensor": dict(fsdp=2, tensor=2)}
 @pytest.mark.slow(but=["fsdp and tensor-full"])
 def test_a_kernel_runs_once_each_way(sizes, remat, monkeypatch):
     """In the gradient of a mesh, which is that by whole matrices."""
-    monkeypatch.setattr(kernels, "platform", lambda: "tpu")
+    monkeypatch.setattr(kernels, "target", lambda: Target("tpu", "TPU v5"))
     monkeypatch.setattr(attention, "splash_attention", partial(splash_attention, interpret=True))
     config, T = MODELS["rotary, grouped"], 128
     mesh = make_mesh(MeshConfig(**sizes), jax.devices()[: math.prod(sizes.values())])
