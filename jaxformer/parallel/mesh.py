@@ -3,8 +3,11 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
+import numpy as np
+from jax.experimental.mesh_utils import create_device_mesh, create_hybrid_device_mesh
 from jax.sharding import AxisType, Mesh
 
 from jaxformer import config as c
@@ -74,13 +77,72 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
         The mesh, its axes from the outermost to the innermost as in `AXES`.
 
     Raises:
-        ValueError: The devices do not suffice, or some would be left over.
+        ValueError: The devices do not suffice, some would be left over, or slices of TPUs are more
+            than the rows of a batch can be shared out to.
     """
     devices = jax.devices() if devices is None else devices
     sizes = config.sizes(len(devices))
     kept = {name: n for name, n in sizes.items() if n > 1 or name == "data"}
-    shape, names = tuple(kept.values()), tuple(kept)
-    return jax.make_mesh(shape, names, (AxisType.Auto,) * len(names), devices=devices)
+    return Mesh(arranged(kept, devices), tuple(kept), axis_types=(AxisType.Auto,) * len(kept))
+
+
+def arranged(sizes: Mapping[str, int], devices: Sequence[Any]) -> np.ndarray:
+    """Devices along each axis, the fastest links for the innermost.
+
+    TPUs of a slice form a torus, of which an axis has lines to itself where they fit, else parts of
+    them. A slower network joins slices: along "data", then "fsdp", then "expert", messages cross
+    it, along others never. Other devices stay in their order, which is that of their hosts.
+
+    Args:
+        sizes: Devices along each axis, from the outermost to the innermost.
+        devices: As many.
+
+    Raises:
+        ValueError: There are more slices than may be crossed to.
+    """
+    shape = tuple(sizes.values())
+    if devices[0].platform != "tpu":
+        return np.asarray(devices, object).reshape(shape)
+    slices = len({getattr(device, "slice_index", 0) for device in devices})
+    between = crossing(sizes, slices)
+    within = tuple(n // m for n, m in zip(shape, between, strict=True))
+
+    def lay(**options: bool) -> np.ndarray:
+        if slices == 1:
+            return create_device_mesh(shape, devices, **options)
+        return create_hybrid_device_mesh(within, between, devices, **options)
+
+    try:
+        return lay()
+    except NotImplementedError:  # an axis has no lines to itself
+        return lay(allow_split_physical_axes=True)
+    except AssertionError:
+        raise ValueError(
+            f"The first {len(devices)} TPUs are no rectangle of their slice; choose another number."
+        ) from None
+
+
+def crossing(sizes: Mapping[str, int], slices: int) -> tuple[int, ...]:
+    """How many slices there are along each axis.
+
+    Args:
+        sizes: Devices along each axis.
+        slices: How many there are in all.
+
+    Raises:
+        ValueError: The axes that may cross have not so many devices between them.
+    """
+    left, found = slices, dict.fromkeys(sizes, 1)
+    for name in (name for name in ROWS if name in sizes):
+        found[name] = math.gcd(left, sizes[name])
+        left //= found[name]
+    if left > 1:
+        given = " x ".join(f"{name} {sizes[name]}" for name in ROWS if name in sizes)
+        raise ValueError(
+            f"{slices} slices are joined by a slow network, which only data, fsdp and expert "
+            f"cross; {given} is no multiple of {slices}. Make data a multiple of it."
+        )
+    return tuple(found.values())
 
 
 def axes_of(sizes: Mapping[str, int]) -> Axes:

@@ -1,12 +1,16 @@
+import itertools
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
+import numpy as np
 import pytest
 
 from jaxformer import zoo
 from jaxformer.config import MultiHead, QKNorm, RMSNorm
 from jaxformer.layers.mode import Axes
 from jaxformer.parallel import MeshConfig, axes_of, check_fits, make_mesh, token_axes
+from jaxformer.parallel.mesh import arranged
 
 LLAMA = zoo.get("llama-2-70b").tiny()  # width 64, 4 heads, 2 of keys and values
 
@@ -28,6 +32,57 @@ def test_neighbours_along_tensor_are_neighbours():
     mesh = make_mesh(MeshConfig(tensor=2, fsdp=2))
     assert mesh.axis_names[-1] == "tensor"
     assert [d.id for d in mesh.devices[0, 0]] == [jax.devices()[0].id, jax.devices()[1].id]
+
+
+def tpus(*sides, slices=1):
+    """Devices of slices that are rectangles, as far as their places are asked for."""
+    kind = dict(platform="tpu", device_kind="TPU v5 lite", core_on_chip=0)
+    places = [(*place[::-1], 0) for place in np.ndindex(*sides)]
+    return [
+        SimpleNamespace(
+            **kind, id=i * len(places) + j, coords=place, process_index=i, slice_index=i
+        )
+        for i in range(slices)
+        for j, place in enumerate(places)
+    ]
+
+
+def test_any_division_of_a_slice_has_a_mesh():
+    """Also where an axis has no lines of the torus to itself, as 2 x 8 of 4 x 4."""
+    devices = tpus(4, 4)
+    for powers in itertools.product(range(5), repeat=3):
+        if sum(powers) == 4:
+            sizes = dict(zip(("data", "fsdp", "tensor"), (2**n for n in powers), strict=True))
+            found = arranged(sizes, devices)
+            assert found.shape == tuple(sizes.values())
+            assert {d.id for d in found.flat} == set(range(16))
+    square = arranged(dict(data=4, tensor=4), devices)
+    assert all(len({d.coords[0] for d in line}) in (1, 4) for line in square)
+
+
+@pytest.mark.parametrize(
+    "sizes, axis",
+    [(dict(data=2, fsdp=16), 0), (dict(data=1, fsdp=8, tensor=4), 1), (dict(data=8, tensor=4), 0)],
+)
+def test_only_one_axis_crosses_between_slices(sizes, axis):
+    found = arranged(sizes, tpus(4, 4, slices=2))
+    for place in range(found.ndim):
+        lines = np.moveaxis(found, place, -1).reshape(-1, found.shape[place])
+        crossed = {len({d.slice_index for d in line}) for line in lines}
+        assert crossed == {2 if place == axis else 1}
+
+
+def test_hosts_of_gpus_have_whole_groups_of_inner_axes():
+    gpus = [SimpleNamespace(platform="gpu", process_index=i // 8) for i in range(32)]
+    found = arranged(dict(data=2, fsdp=4, tensor=4), gpus)
+    assert all(len({d.process_index for d in line}) == 1 for line in found.reshape(-1, 4))
+
+
+def test_what_no_slice_can_be_is_refused_with_both_numbers():
+    with pytest.raises(ValueError, match="2 slices .*; data 1 x fsdp 1 is no multiple of 2. Make"):
+        arranged(dict(data=1, fsdp=1, tensor=32), tpus(4, 4, slices=2))
+    with pytest.raises(ValueError, match="The first 5 TPUs are no rectangle of their slice"):
+        arranged(dict(data=5), tpus(4, 4)[:5])
 
 
 def test_a_model_knows_the_axes_with_several_devices():
