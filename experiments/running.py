@@ -1,6 +1,7 @@
 """What every training run does: its program, its loop, how it ends."""
 
 import contextlib
+import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -122,7 +123,9 @@ def compile_update(run: Run, using: Machinery, batch: AnyBatch) -> Any:
         seed=run.seed,
     )
     since = time.monotonic()
-    compiled = update.lower(state, batch).compile()
+    with choices_said():
+        lowered = update.lower(state, batch)
+    compiled = lowered.compile()
     memory = compiled.memory_analysis()
     print(
         f"Compiled in {time.monotonic() - since:.1f} s. Memory per device: "
@@ -132,6 +135,27 @@ def compile_update(run: Run, using: Machinery, batch: AnyBatch) -> Any:
     )
     refuse_too_large(run, compiled)
     return compiled
+
+
+@contextlib.contextmanager
+def choices_said() -> Iterator[None]:
+    """Print what the package logs of its choices, each line once."""
+    log, said = logging.getLogger("jaxformer"), dict[str, None]()
+    level = log.level
+
+    def catch(record: logging.LogRecord) -> bool:
+        said[record.getMessage()] = None
+        return False
+
+    log.addFilter(catch)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+        log.removeFilter(catch)
+    for line in said:
+        print(line)
 
 
 def writers(run: Run, output: Path, description: dict[str, Any], start: int) -> list[Writer]:

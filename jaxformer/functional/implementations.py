@@ -1,10 +1,13 @@
 """Which of the forms of attention computes what is asked for."""
 
+import logging
 from typing import Literal
 
 from jaxformer.functional.by_position import is_rule
 from jaxformer.functional.kernels import AnyArray, Asked, cudnn_cannot, splash_cannot
+from jaxformer.functional.platforms import target
 
+LOG = logging.getLogger("jaxformer")
 Implementation = Literal["auto", "xla", "blockwise", "cudnn", "splash"]
 
 
@@ -15,7 +18,7 @@ def chosen_implementation(
     implementation: Implementation,
     asked: Asked,
 ) -> Implementation:
-    """What "auto" comes to; refuses what an implementation cannot do.
+    """What "auto" comes to, and logs why; refuses what an implementation cannot do.
 
     Args:
         query: Queries, of which shape and dtype count.
@@ -47,12 +50,15 @@ def chosen_implementation(
                 f'implementation="{implementation}" cannot be used: {reason}. Use "auto".'
             )
         return implementation
-    kernels: tuple[Implementation, ...] = ("cudnn", "splash")
-    for kernel in kernels:
-        if cannot(kernel) is None:
-            return kernel
-    many = many_scores(query.shape[-3], value.shape[-3])
-    return "blockwise" if many and cannot("blockwise") is None else "xla"
+    T, S = query.shape[-3], value.shape[-3]
+    kernels: dict[str, Implementation] = {"gpu": "cudnn", "tpu": "splash"}
+    choice = kernels.get(platform := target().platform)
+    why = f"there is no kernel for a {platform}" if choice is None else cannot(choice)
+    if choice is None or why is not None:
+        choice = "blockwise" if many_scores(T, S) and cannot("blockwise") is None else "xla"
+    told = "" if why is None else f", since {why}"
+    LOG.info("Attention of %d queries to %d keys: %s%s", T, S, choice, told)
+    return choice
 
 
 def _needs_arrays(asked: Asked) -> str | None:

@@ -20,7 +20,6 @@ from jaxformer.functional.scores import scaled
 
 AnyArray = Array | jax.ShapeDtypeStruct  # shape and dtype are asked for
 LANES = 128  # numbers that a TPU's vector unit holds side by side
-WIDEST = 128  # head of cuDNN's kernel
 
 
 @checked
@@ -237,12 +236,16 @@ def cudnn_cannot(query: AnyArray, key: AnyArray, value: AnyArray, asked: Asked) 
     platform, kind = target()
     if platform != "gpu":
         return f"it runs on NVIDIA GPUs, and this is a {platform}"
-    if nvidia_generation(kind) < 8:
+    if (generation := nvidia_generation(kind)) < 8:
         return f"it needs an NVIDIA GPU of compute capability 8.0 or more; got {kind}"
     if (names := dtypes_of(query, key, value)) not in ("bfloat16", "float16"):
         return f"it computes in bfloat16 or float16; got {names}"
-    if query.shape[-1] % 8 or query.shape[-1] > WIDEST:
-        return f"heads have a multiple of 8 and at most {WIDEST} features; got {query.shape[-1]}"
+    widest = 256 if generation >= 9 else 128
+    if query.shape[-1] % 8 or query.shape[-1] > widest:
+        return (
+            f"heads have a multiple of 8 and on an {kind} at most {widest} features; "
+            f"got {query.shape[-1]}"
+        )
     if asked.logit_softcap is not None:
         return f"it has no soft cap; got logit_softcap {asked.logit_softcap}"
     if (reason := _kernels_cannot(query, value, asked)) is not None or asked.mask is None:

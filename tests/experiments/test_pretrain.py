@@ -154,6 +154,7 @@ def test_a_run_prints_its_settings_first_and_its_results_last(whole):
     assert "steps=12" in shown.split("Corpus:")[0]
     assert re.search(r"Corpus: corpus\.txt\n  to train on: 1 documents, [\d.]+k? bytes,", shown)
     assert re.search(r"Compiled in [\d.]+ s\. Memory per device: \d+ MiB", shown)
+    assert shown.count("Attention of ") == 1
     said = re.search(r"Held-out text: ([\d.]+) bits per byte; gzip -9 needs ([\d.]+)\.", shown)
     assert 0 < float(said[2]) < 8 and 0 < float(said[1]) < 12
     lines = read_json_lines(folder / "metrics.jsonl")

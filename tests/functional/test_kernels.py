@@ -7,7 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.functional import cudnn_attention, dot_product_attention, kernels, splash_attention
+from jaxformer.functional import (
+    cudnn_attention,
+    dot_product_attention,
+    implementations,
+    kernels,
+    splash_attention,
+)
 from jaxformer.functional.implementations import chosen_implementation
 from jaxformer.functional.kernels import Asked
 from jaxformer.functional.platforms import Target
@@ -33,7 +39,8 @@ def elsewhere(monkeypatch):
     """The choice as it is made on another platform; nothing is computed."""
 
     def on(platform, kind="NVIDIA H100 80GB HBM3"):
-        monkeypatch.setattr(kernels, "target", lambda: Target(platform, kind))
+        for module in (kernels, implementations):
+            monkeypatch.setattr(module, "target", lambda: Target(platform, kind))
 
     return on
 
@@ -69,6 +76,28 @@ def test_older_gpus_and_those_of_others_have_blocks(elsewhere):
             chosen(implementation="cudnn")
 
 
+def test_before_hopper_heads_are_narrower(elsewhere):
+    assert chosen(shaped(width=256), mask=IN_ORDER) == "blockwise"
+    elsewhere("gpu", "NVIDIA H100 80GB HBM3")
+    assert chosen(shaped(width=256), mask=IN_ORDER) == "cudnn"
+    elsewhere("gpu", "NVIDIA A100-SXM4-80GB")
+    with pytest.raises(ValueError, match="on an NVIDIA A100-SXM4-80GB at most 128 .* got 256"):
+        chosen(shaped(width=256), mask=IN_ORDER, implementation="cudnn")
+
+
+def test_the_choice_is_logged_with_its_reason(elsewhere, caplog):
+    caplog.set_level("INFO", logger="jaxformer")
+    for platform, options in (("cpu", {}), ("tpu", {}), ("gpu", dict(logit_softcap=3.0))):
+        elsewhere(platform)
+        chosen(mask=IN_ORDER, **options)
+    start = "Attention of 512 queries to 512 keys: "
+    assert caplog.messages == [
+        f"{start}blockwise, since there is no kernel for a cpu",
+        f"{start}splash",
+        f"{start}blockwise, since it has no soft cap; got logit_softcap 3.0",
+    ]
+
+
 def test_few_scores_are_whole_matrices(platform):
     few = shaped(length=60, width=60, dtype=jnp.float32)
     assert chosen(few) == "xla"
@@ -83,8 +112,8 @@ ODD = F.PositionMask(*[jnp.arange(511)] * 4, F.Sight(in_order=True))
 CANNOT = {
     "cudnn": [
         (dict(query=shaped(dtype=jnp.float32)), "bfloat16 or float16; got float32"),
-        (dict(query=shaped(width=60)), "a multiple of 8 and at most 128 features; got 60"),
-        (dict(query=shaped(width=136)), "at most 128 features; got 136"),
+        (dict(query=shaped(width=60)), "a multiple of 8 and on an NVIDIA H100 .*; got 60"),
+        (dict(query=shaped(width=264)), "at most 256 features; got 264"),
         (dict(key=shaped(dtype=jnp.float32)), "or float16; got bfloat16, float32"),
         (dict(logit_softcap=3.0), "no soft cap; got logit_softcap 3.0"),
         (dict(mask=IN_ORDER._replace(sight=WINDOW)), "the query's token; got a lookahead of 8"),
