@@ -15,11 +15,10 @@ from jaxformer.functional.by_position import PositionMask, Sight
 from jaxformer.functional.collectives import varies_over, varying
 from jaxformer.functional.foreign_kernels import Kernel, Segments, by_kernel, outside_traces
 from jaxformer.functional.masks import segment_mask
-from jaxformer.functional.platforms import nvidia_generation, target
+from jaxformer.functional.platforms import LANES, nvidia_generation, target
 from jaxformer.functional.scores import scaled
 
 AnyArray = Array | jax.ShapeDtypeStruct  # shape and dtype are asked for
-LANES = 128  # numbers that a TPU's vector unit holds side by side
 
 
 @checked

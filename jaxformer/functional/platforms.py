@@ -9,6 +9,8 @@ import jax
 BEFORE_AMPERE = r"Tesla|Quadro|TITAN|GTX|RTX 20|\b[KMPVT]\d"
 AMPERE_OR_ADA = r"\b[AL]\d|RTX 30|RTX 40|RTX A\d|\bAda\b|Orin"
 
+LANES = 128  # numbers that a TPU's vector unit holds side by side
+
 
 class Target(NamedTuple):
     """A kind of device: its platform, "cpu", "gpu" or "tpu", and the name of its kind."""

@@ -37,7 +37,11 @@ def ring_slots(
 
 @checked
 def write_slots(
-    buffer: Shaped[Array, "..."], new: Shaped[Array, "..."], slots: Integer[Array, "*batch T"]
+    buffer: Shaped[Array, "..."],
+    new: Shaped[Array, "..."],
+    slots: Integer[Array, "*batch T"],
+    *,
+    stacked: Int[Array, ""] | None = None,
 ) -> Shaped[Array, "..."]:
     """Put new entries into their slots.
 
@@ -48,6 +52,7 @@ def write_slots(
         new: Entries to put, ``[*batch, T, *any]`` in any dtype; the buffer's stays.
         slots: Different ones within a row; one outside the buffer, as -1 is, drops its
             entry.
+        stacked: Which one of several buffers, ``[L, *batch, S, *any]``, all of which are returned.
 
     Returns:
         The buffer with the new entries.
@@ -56,11 +61,13 @@ def write_slots(
         ValueError: The shapes do not go together.
     """
     batch, behind = slots.shape[:-1], slots.ndim
-    if buffer.shape[: behind - 1] != batch or new.shape != slots.shape + buffer.shape[behind:]:
+    one = buffer.shape if stacked is None else buffer.shape[1:]
+    if one[: behind - 1] != batch or new.shape != slots.shape + one[behind:]:
         raise ValueError(
             f"buffer {buffer.shape} and new {new.shape} do not go with slots {slots.shape}: they "
             "are [*batch, S, *any], [*batch, T, *any] and [*batch, T]."
         )
     grid = jnp.meshgrid(*(jnp.arange(n) for n in slots.shape), indexing="ij")
-    at = buffer.at[(*grid[:-1], slots)]
+    first = () if stacked is None else (stacked,)
+    at = buffer.at[(*first, *grid[:-1], slots)]
     return at.set(new.astype(buffer.dtype), mode="drop", wrap_negative_indices=False)

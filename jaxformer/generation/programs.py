@@ -1,5 +1,6 @@
 """The compiled programs that read prompts and choose tokens."""
 
+import sys
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jaxformer import functional as F
 from jaxformer.config import TransformerConfig
+from jaxformer.functional.platforms import LANES, platform
 from jaxformer.generation.beam import beam_search
 from jaxformer.generation.prompts import Request, one_batch_axis, tokens_read
 from jaxformer.generation.samplers import Beam, Sampler, choose
@@ -48,13 +50,15 @@ def _read(plan: Plan, params: Any, request: Request) -> tuple[Float[Array, "*bat
     """Read the prompts, without padding for which the model has no positions."""
     width = request.prompt.shape[-1]
     room = tokens_read(width, plan.max_new_tokens)
-    beyond = max(0, room - (plan.config.max_length or room))
+    most = plan.config.max_length or sys.maxsize
+    beyond = max(0, room - most)
+    filled = LANES if platform() == "tpu" else 1
     logits, context = prefill(
         plan.config,
         params,
         request.prompt[..., : width - beyond],
         request.lengths,
-        capacity=room - beyond,
+        capacity=min(-(-room // filled) * filled, most),
         chunk=plan.chunk,
         source=request.source,
         source_segments=request.source_segments,

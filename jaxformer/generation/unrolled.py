@@ -16,10 +16,11 @@ MOST_LAYERS, MOST_PARAMETERS = 32, 250_000_000
 def unroll(config: c.TransformerConfig, params: Any) -> tuple[c.TransformerConfig, Any]:
     """The same decoder, its pattern as long as it is deep.
 
-    A loop over layers takes its layer's parameters and cache out of stacks of all layers. Compilers
-    for GPUs and TPUs do that without copying; that for CPUs copies them for every token, which
-    takes longer than the products themselves. A program for layers of their own is compiled in a
-    time that grows with depth.
+    A loop over layers takes its layer's parameters out of stacks of all layers. The compiler for
+    CPUs copies them for every token; those for GPUs and TPUs do not. Of one row, 64 tokens by 12
+    layers of width 512 took two cores 0.77 s, and 0.92 by the loop; of four rows, 128 tokens by 8
+    layers of width 256 took 1.6 s, and 1.25 by the loop. A program for layers of their own is
+    compiled in a time that grows with depth.
 
     Args:
         config: A decoder, or an encoder-decoder, whose encoder stays as it is.

@@ -108,7 +108,7 @@ def empty_cache(
     Args:
         config: A decoder, or an encoder-decoder (the decoder remembers).
         batch: Batch axes of the tokens to come, such as ``(8,)``.
-        capacity: Most tokens a row will have.
+        capacity: Most tokens a row will have; a TPU is quickest with a multiple of 128.
         dtype: Of keys and values; that of the computation.
         devices: That heads are shared out among. Where they are more than key-value heads, each
             keeps the one head that it reads.
@@ -221,27 +221,45 @@ def check_room(
 
 
 def remember(
-    kept: Own, new: Own, slots: Int[Array, "*batch T"], *, beside: bool
+    kept: Own,
+    new: Own,
+    slots: Int[Array, "*batch T"],
+    *,
+    beside: bool,
+    layer: Int[Array, ""] | None,
 ) -> tuple[Own, Own]:
     """What the new tokens attend to, and the cache for those after them.
 
     New keys are written to their slots and the whole buffer is attended to. Where that could
     overwrite a key that an earlier one of the new tokens still sees, they stand `beside` instead.
+    The buffers of several layers go round the loop over them whole, and only what is new is
+    written: to take a layer's out and put it back would copy it for every token.
     """
     kind, by_head = type(kept), heads_first(new)
 
     def write(old: Array, x: Array) -> Array:
         """Each head of each row."""
-        return F.write_slots(old, x, jnp.broadcast_to(slots[..., None, :], x.shape[:-1]))
+        at = jnp.broadcast_to(slots[..., None, :], x.shape[:-1])
+        return F.write_slots(old, x, at, stacked=layer)
 
     written = kind(*map(write, kept, by_head))
-    seen: Any = written
+    seen: Any = (of_layer(x, layer) for x in (kept if beside else written))
     if beside:
-        seen = [
+        seen = (
             jnp.concatenate([old, x.astype(old.dtype)], axis=-2)
-            for old, x in zip(kept, by_head, strict=True)
-        ]
+            for old, x in zip(seen, by_head, strict=True)
+        )
     return heads_first(kind(*seen)), written
+
+
+def of_layer(x: Array, layer: Int[Array, ""] | None) -> Array:
+    """A layer's part of an array of several layers; the array itself where it is of one."""
+    return x if layer is None else jax.lax.dynamic_index_in_dim(x, layer, keepdims=False)
+
+
+def with_layer(x: Array, new: Array, layer: Int[Array, ""] | None) -> Array:
+    """The array of several layers with a layer's new part; that itself where it is of one."""
+    return new if layer is None else jax.lax.dynamic_update_index_in_dim(x, new, layer, 0)
 
 
 def heads_first(x: Own) -> Own:

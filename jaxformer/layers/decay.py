@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxformer import config as c
 from jaxformer import functional as F
-from jaxformer.layers.cache import StateCache
+from jaxformer.layers.cache import StateCache, of_layer, with_layer
 from jaxformer.layers.guide import Guide
 from jaxformer.layers.heads import out_of_heads
 from jaxformer.layers.initializers import same_angles, spread_memories
@@ -93,13 +93,15 @@ class Decay(nn.Module):
             value * jnp.broadcast_to(rates.gain[:, None], value.shape),
             rates.gamma,
             self.theta(rates.gamma.shape[0]),
-            initial=None if cache is None else cache.state[..., 0, :],
+            initial=None if cache is None else of_layer(cache.state, guide.layer)[..., 0, :],
             segments=guide.segments,
             valid=guide.real,
             pairing="halves" if choice.angles is None else choice.angles.pairing,
         )
         y = self.out(output.astype(self.mode.dtype))
-        return y, None if cache is None else StateCache(state[..., None, :])
+        if cache is None:
+            return y, None
+        return y, StateCache(with_layer(cache.state, state[..., None, :], guide.layer))
 
     def theta(self, num_heads: int) -> Float[Array, "N C"] | None:
         """Angles of this device's heads for one token."""

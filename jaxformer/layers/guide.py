@@ -37,7 +37,8 @@ class Guide(NamedTuple):
     [*batch, N, T, S]; where blocks of them will do, both are rules instead. `rotations` are unit
     complex numbers, [*batch, T, C]. `queries` and `keys` are positions; `slots` say where a cache
     keeps the new tokens. What has no mask is told which document the new tokens belong to
-    (`segments`), and with a cache which are `real`, not padding.
+    (`segments`), and with a cache which are `real`, not padding. `layer` is that of a cache whose
+    arrays are those of several layers.
     """
 
     mask: Bool[Array, "..."] | F.PositionMask | None = None
@@ -48,6 +49,7 @@ class Guide(NamedTuple):
     slots: Int[Array, "*batch T"] | None = None
     segments: Int[Array, "*batch T"] | None = None
     real: Bool[Array, "*batch T"] | None = None
+    layer: Int[Array, ""] | None = None
 
 
 def rule(

@@ -114,7 +114,7 @@ def with_earlier(new: Own, cache: Own | None, guide: Guide) -> tuple[Own, Own | 
     if cache is None or guide.slots is None or guide.keys is None:
         return new, cache
     beside = guide.keys.shape[-1] > cache[0].shape[-2]
-    return remember(cache, new, guide.slots, beside=beside)
+    return remember(cache, new, guide.slots, beside=beside, layer=guide.layer)
 
 
 def mix(

@@ -13,7 +13,7 @@ from jaxformer import functional as F
 from jaxformer.functional.collectives import SUM
 from jaxformer.layers import guide as g
 from jaxformer.layers.block import NO_GUIDE, Block
-from jaxformer.layers.cache import NOWHERE, Cache, LayerCache, turns, windows
+from jaxformer.layers.cache import NOWHERE, Cache, KVCache, LayerCache, turns, windows
 from jaxformer.layers.embedding import Table
 from jaxformer.layers.guide import Guide, Places
 from jaxformer.layers.mode import Mode
@@ -41,7 +41,7 @@ POLICIES = {
     ),
     "full": jax.checkpoint_policies.save_only_these_names(F.BY_KERNEL),
 }
-LayerCaches = tuple[LayerCache | None, ...]
+NOTHING: Any = LayerCache(None)  # type: ignore[arg-type]
 STACKED = ("params", "intermediates", "router", WATCHED, NUDGED)  # a value for each layer
 
 
@@ -56,22 +56,30 @@ class Period(nn.Module):
     @nn.compact
     def __call__(
         self,
-        x: Float[Array, "*batch T D"],
+        carried: tuple[Float[Array, "*batch T D"], tuple[Any, ...]],
         guides: tuple[Guide, ...],
         memory: Float[Array, "*batch S D"] | None,
         memory_guide: Guide,
-        caches: LayerCaches,
-    ) -> tuple[Float[Array, "*batch T D"], LayerCaches]:
+        own: tuple[Int[Array, ""] | None, tuple[KVCache | None, ...]],
+    ) -> tuple[tuple[Float[Array, "*batch T D"], tuple[Any, ...]], tuple[KVCache | None, ...]]:
+        """From the stream and what layers remember of their text, to both after these layers.
+
+        And what they read of a new `memory`. `own` is which repetition of the pattern it is, and
+        what its layers have read of an earlier memory.
+        """
         block, policy = Block, POLICIES[self.mode.remat]
         if self.mode.remat != "none" or self.mode.axes.fsdp is not None:
             block = nn.remat(Block, policy=policy, prevent_cse=not self.mode.scan)
-        kept = []
+        (x, caches), (index, sources) = carried, own
+        kept, read = [], []
         for i in range(self.count):
-            choice = self.config.layer(i)
+            choice, guide = self.config.layer(i), guides[i]._replace(layer=index)
             layer = block(self.config, choice, self.mode, self.causal, name=f"layer_{i}")
-            x, cache = layer(x, guides[i], memory, memory_guide, caches[i])
-            kept.append(cache)
-        return x, tuple(kept)
+            cache = None if caches[i] is None else LayerCache(caches[i], sources[i])
+            x, cache = layer(x, guide, memory, memory_guide, cache)
+            kept.append(None if cache is None else cache.own)
+            read.append(None if cache is None or memory is None else cache.source)
+        return (x, tuple(kept)), tuple(read)
 
 
 class Stack(nn.Module):
@@ -104,10 +112,18 @@ class Stack(nn.Module):
         guides, positions = self.guides(
             min(period, self.num_layers), places, cache, batch_axes=x.ndim - 2, in_order=in_order
         )
-        stacked: Any = (None,) * period if cache is None else cache.layers
-        tail: Any = (None,) * rest if cache is None else cache.tail
+        stacked: Any = (NOTHING,) * period if cache is None else cache.layers
+        tail: Any = (NOTHING,) * rest if cache is None else cache.tail
         loose = replace(self.mode, scan=False)  # layers that no loop keeps apart
         x = watch(self, "embedded", x)
+
+        def through(layers: Period, x: Array, index: Array | None, caches: Any) -> Any:
+            """All of these layers, whose caches are at `index` of the arrays of several."""
+            own, sources = zip(*caches, strict=True)
+            kept = index, sources
+            (x, own), read = layers((x, own), guides[: len(own)], memory, memory_guide, kept)
+            return x, tuple(map(LayerCache, own, sources if memory is None else read))
+
         if repeats:
             mode = self.mode if repeats > 1 else loose
             layers = nn.scan(
@@ -115,15 +131,15 @@ class Stack(nn.Module):
                 variable_axes=dict.fromkeys(STACKED, 0),
                 metadata_params={nn.PARTITION_NAME: None},
                 split_rngs={"params": True, "dropout": True},
-                in_axes=(nn.broadcast, nn.broadcast, nn.broadcast, 0),
+                in_axes=(nn.broadcast, nn.broadcast, nn.broadcast, 0),  # caches go round
                 length=repeats,
                 unroll=1 if self.mode.scan else repeats,
                 check_constancy_invariants=self.is_initializing(),  # it traces again
             )(self.config, period, self.causal, mode, name="layers")
-            x, stacked = layers(x, guides, memory, memory_guide, stacked)
+            x, stacked = through(layers, x, jnp.arange(repeats), stacked)
         if rest:
             last = Period(self.config, rest, self.causal, loose, name="tail")
-            x, tail = last(x, guides[:rest], memory, memory_guide, tail)
+            x, tail = through(last, x, None, tail)
         if self.config.final_norm:
             x = Norm(self.config.norm, self.mode, name="final_norm")(x)
         x = watch(self, "normed", x)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.test_util import check_grads
 
+from jaxformer.functional import attention as attention_module
 from tests.functional.compiled import F
 
 GOLDEN = dict(np.load(Path(__file__).parent / "golden" / "attention.npz"))
@@ -399,6 +400,19 @@ def test_one_query_over_kept_keys_is_the_last_row(normal, kind):
         now = jnp.arange(t + 1)
         full = attention(query[: t + 1], key[: t + 1], value[: t + 1], now, now)
         np.testing.assert_allclose(one_by_one[t], full[-1], atol=1e-6)
+
+
+@pytest.mark.parametrize("num_kv_heads, equal", [(4, 8), (2, 4), (1, 2)])
+def test_on_a_tpu_equal_queries_stand_for_one(normal, monkeypatch, num_kv_heads, equal):
+    """And nothing else: eight of them for each head of keys."""
+    query, key = normal(2, 1, 4, 3), normal(2, 9, num_kv_heads, 3)
+    mask, bias = jnp.arange(9)[None, None] < jnp.array([[[4]], [[7]]]), normal(4, 1, 9)
+    expected = attention_module.dot_product_attention(query, key, key, mask, bias)
+    monkeypatch.setattr(attention_module, "platform", lambda: "tpu")
+    found = attention_module.dot_product_attention(query, key, key, mask, bias)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    assert attention_module.equal_queries(query, key) == equal
+    assert attention_module.equal_queries(normal(2, 3, 4, 3), key) == 3
 
 
 def test_a_sentence_seen_at_once_shows_each_token_its_past(normal):

@@ -36,6 +36,14 @@ def test_rows_have_slots_of_their_own_and_any_axes_behind():
     np.testing.assert_array_equal(jax.jit(jax.vmap(F.write_slots))(buffer, new, slots), y)
 
 
+def test_of_several_buffers_one_is_written_to():
+    buffers = np.random.default_rng(0).normal(size=(3, 2, 4, 5)).astype(np.float32)
+    new, slots = np.ones((2, 2, 5), np.float32), np.asarray([[3, 0], [4, 2]])
+    found = F.write_slots(buffers, new, slots, stacked=np.int32(1))
+    np.testing.assert_array_equal(found[1], F.write_slots(buffers[1], new, slots))
+    np.testing.assert_array_equal(found[::2], buffers[::2])
+
+
 def test_a_slot_outside_the_buffer_drops_its_entry():
     for outside in (-1, -3, -4, 3, 4):
         y = F.write_slots(jnp.zeros(3), jnp.asarray([7.0, 8.0]), jnp.asarray([outside, 1]))

@@ -147,6 +147,22 @@ def test_a_full_cache_is_refused_or_answers_nan():
     assert jnp.all(jnp.isnan(logits))
 
 
+def test_a_step_has_no_second_cache():
+    """What layers remember goes round the loop over them, and is written in place."""
+    config = replace(BASE, num_layers=6)
+    params = jax.eval_shape(lambda: parameters(config))
+    cache = jax.eval_shape(lambda: empty_cache(config, (2,), 4096))
+    model = Transformer(config)
+
+    def step(params, tokens, cache):
+        return model.apply({"params": params}, tokens, cache=cache)
+
+    token = jax.ShapeDtypeStruct((2, 1), jnp.int32)
+    program = jax.jit(step, donate_argnums=2).lower(params, token, cache).compile()
+    kept = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(cache.layers))
+    assert program.memory_analysis().temp_size_in_bytes < kept
+
+
 ROOMS = {
     "some windows": of(windows=(2, None)),
     "blocks": of(windows=(BlockSparse(block=2, local_blocks=2, stride=2),)),

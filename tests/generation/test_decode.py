@@ -9,11 +9,22 @@ from hypothesis import strategies as st
 
 import jaxformer
 from jaxformer import generate
-from jaxformer.config import DynamicNTK, Encoder, EncoderDecoder, LongRope, Rope
-from jaxformer.generation import Greedy, Sample, stream
+from jaxformer.config import (
+    DynamicNTK,
+    Embedding,
+    Encoder,
+    EncoderDecoder,
+    Learned,
+    LongRope,
+    Rope,
+)
+from jaxformer.generation import Greedy, Sample, programs, steps, stream
 from jaxformer.generation.programs import search
 from jaxformer.generation.prompts import bucket, pad_rows
+from jaxformer.layers import empty_cache
 from tests.models import compiled, parameters
+
+LEARNED = Embedding(positions=Learned(max_length=11))
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +106,23 @@ def test_to_the_end_of_a_learned_table_and_not_beyond(learned, learned_params, p
         ValueError, match="11 learned positions; a prompt of 5 tokens and 8 new ones, .* need 12"
     ):
         generate(learned, learned_params, prompts, max_new_tokens=8)
+
+
+@pytest.mark.parametrize("table, capacity", [(Embedding(), 128), (LEARNED, 11)])
+def test_a_cache_on_a_tpu_fills_its_registers(config, prompts, monkeypatch, table, capacity):
+    """But for a table of positions that ends before."""
+    config, given = replace(config, vocab_size=33, embedding=table), dict(max_new_tokens=6)
+    tokens, seen = generate(config, parameters(config), prompts, **given), []
+
+    def empty(config, batch, capacity, **options):
+        seen.append(capacity)
+        return empty_cache(config, batch, capacity, **options)
+
+    monkeypatch.setattr(steps, "empty_cache", empty)
+    monkeypatch.setattr(programs, "platform", lambda: "tpu")
+    jax.clear_caches()
+    np.testing.assert_array_equal(generate(config, parameters(config), prompts, **given), tokens)
+    assert seen == [capacity]
 
 
 def test_compiles_once_for_prompts_of_one_bucket(config, params, prompts):
