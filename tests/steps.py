@@ -20,8 +20,9 @@ ROWS, LENGTH = 8, 16
 class Step:
     """The step of a model with an optimizer on a mesh."""
 
-    def __init__(self, config, sizes, optimizer, rows, length, accumulation, how):
-        self.mesh = make_mesh(MeshConfig(**sizes), jax.devices()[: math.prod(sizes.values())])
+    def __init__(self, config, sizes, optimizer, rows, length, accumulation, devices, how):
+        devices = (devices or jax.devices())[: math.prod(sizes.values())]
+        self.mesh = make_mesh(MeshConfig(**sizes), devices)
         self.model = Transformer(config, **how)
         self.state = step.abstract_state(self.model, optimizer, self.mesh)
         kind = PairBatch if isinstance(config.topology, EncoderDecoder) else Batch
@@ -40,14 +41,16 @@ class Step:
 
 
 @lru_cache(32)
-def _step(config, sizes, optimizer, rows, length, accumulation, how):
-    return Step(config, dict(sizes), optimizer, rows, length, accumulation, dict(how))
+def _step(config, sizes, optimizer, rows, length, accumulation, devices, how):
+    return Step(config, dict(sizes), optimizer, rows, length, accumulation, devices, dict(how))
 
 
-def step_on(config, sizes, optimizer, *, rows=ROWS, length=LENGTH, accumulation=1, **how):
+def step_on(
+    config, sizes, optimizer, *, rows=ROWS, length=LENGTH, accumulation=1, devices=None, **how
+):
     """The step on a mesh of these sizes; `how` are options of Transformer."""
     keys = tuple(sizes.items()), tuple(sorted(how.items()))
-    return _step(config, keys[0], optimizer, rows, length, accumulation, keys[1])
+    return _step(config, keys[0], optimizer, rows, length, accumulation, devices, keys[1])
 
 
 def foretold(config, sizes, **how):

@@ -1,0 +1,135 @@
+"""What the compiler for TPUs makes of our programs. It needs libtpu, and no TPU.
+
+pip install -e '.[aot-tpu]' -c .ci/constraints.txt
+python -m pytest -m tpu
+"""
+
+import itertools
+import os
+import re
+from dataclasses import replace
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from jax.sharding import SingleDeviceSharding
+
+from jaxformer import zoo
+from jaxformer.config import GLU
+from jaxformer.generation.programs import Plan, search
+from jaxformer.generation.prompts import Request
+from jaxformer.generation.samplers import Greedy
+from jaxformer.parallel import MeshConfig, abstract_parameters, make_mesh
+from tests.models import model
+from tests.steps import step_on
+
+pytestmark = pytest.mark.tpu
+T = 640  # no width of any model
+SGD = optax.sgd(1.0)
+
+
+@pytest.fixture(autouse=True)
+def as_it_is_used():
+    """With what the compiler does by default, which other tests switch off."""
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)
+
+
+@cache
+def devices(topology, **options):
+    """Devices that programs are compiled for, of which none need be there."""
+    pytest.importorskip("libtpu", reason="The compiler for TPUs is in the aot-tpu extra.")
+    from jax.experimental import topologies
+
+    for name, value in {
+        "TPU_SKIP_MDS_QUERY": "1",
+        "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+        "TPU_WORKER_HOSTNAMES": "localhost",
+        "TPU_STDERR_LOG_LEVEL": "3",
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    }.items():
+        os.environ.setdefault(name, value)
+    found = topologies.get_topology_desc(platform="tpu", topology_name=topology, **options)
+    return tuple(found.devices)
+
+
+KINDS = {  # kinds of layers, each of which has a kernel forwards and two backwards
+    "llama-2-70b": 1,  # groups of heads
+    "gemma-2-9b": 2,  # soft cap; windows and none
+    "mixtral-8x7b": 1,
+    "falcon-7b": 1,  # one head of keys
+    "olmo-2-7b": 1,
+}
+
+
+@pytest.mark.parametrize("remat", ["none", "dots", "full"])
+@pytest.mark.parametrize("name", KINDS)
+def test_attention_in_a_step_is_a_kernel_once_each_way(name, remat):
+    """Of packed rows, without an array of all pairs of tokens."""
+    options = dict(rows=8, length=T, dtype=jnp.bfloat16, remat=remat)
+    step = step_on(model(name), dict(fsdp=4), SGD, devices=devices("v5e:2x2"), **options)
+    text = step.compiled.as_text()
+    calls = re.findall(r"splash_m[hq]a_(fwd|dq|dkv)\w*\S* = .*custom-call\(", text)
+    assert sorted(calls) == sorted(KINDS[name] * ["fwd", "dq", "dkv"])
+    assert not re.search(rf"\b(pred|bf16|f32|s32)\[(\d+,)*{T},{T}\]", text)
+
+
+def divisions(count):
+    """Ways to give devices to three of four axes at most, in powers of two."""
+    log = count.bit_length() - 1
+    for powers in itertools.product(range(log + 1), repeat=4):
+        if sum(powers) == log and 0 in powers:
+            yield dict(
+                zip(("data", "fsdp", "expert", "tensor"), (2**n for n in powers), strict=True)
+            )
+
+
+@pytest.mark.parametrize("slice_", ["v5e:4x4", "v5p:2x2x4", "v5p:4x4x4", "v5p:4x4x8", "v6e:16x16"])
+def test_every_division_of_a_slice_has_a_mesh(slice_):
+    chips = devices(slice_)
+    for sizes in divisions(len(chips)):
+        mesh = make_mesh(MeshConfig(**sizes), chips)
+        assert set(mesh.devices.flat) == set(chips) and dict(mesh.shape).items() <= sizes.items()
+
+
+def test_two_slices_are_crossed_by_rows_alone():
+    chips = devices("v5e:4x4", num_slices=2)
+    for sizes in divisions(len(chips)):
+        build = partial(make_mesh, MeshConfig(**sizes), chips)
+        if sizes["tensor"] == 32:
+            with pytest.raises(ValueError, match="2 slices are joined by a slow network"):
+                build()
+        else:
+            lines = build().devices.reshape(-1, sizes["tensor"])
+            assert all(len({chip.slice_index for chip in line}) == 1 for line in lines)
+
+
+@pytest.mark.parametrize("name", ["smollm2-1.7b", "llama-2-7b", "gemma-2-2b"])
+def test_a_token_copies_no_cache(name):
+    """No loop brings the keys of all layers into another order; before them, the program may."""
+    config = zoo.get(name)
+    width = 8 * config.attention.head_dim
+    config = replace(
+        config,
+        vocab_size=512,
+        model_dim=width,
+        attention=replace(config.attention, num_heads=8, num_kv_heads=8),
+        feed_forward=(GLU(hidden_dim=2 * width),),
+    )
+    (chip, *_) = devices("v5e:2x2")
+    place = SingleDeviceSharding(chip)
+    of = partial(jax.ShapeDtypeStruct, sharding=place)
+    params = jax.tree.map(lambda x: of(x.shape, x.dtype), abstract_parameters(config, None))
+    request = Request(
+        of((8, 1024), "int32"), of((8,), "int32"), of((8, 0), "int32"), of((), "int32")
+    )
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    plan = Plan(config, 128, None, jnp.dtype(jnp.bfloat16))
+    with jax.default_device(chip):
+        lowered = search.trace(plan, Greedy(), params, request, of(key.shape, key.dtype)).lower()
+    loops, _, entry = lowered.compile().as_text().partition("\nENTRY ")
+    kept = rf"bf16\[{config.num_layers // config.period},8,8,\d+,{config.attention.head_dim}\]"
+    assert re.search(kept, entry) and not re.search(rf" = {kept}\S* copy\(", loops)
