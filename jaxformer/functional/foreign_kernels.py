@@ -79,6 +79,21 @@ def traced(function: Callable[..., Any], *shapes: Any) -> Program:
     return Program(closed, jax.tree.structure(results))
 
 
+@jax.custom_batching.custom_vmap
+def alike(*arrays: Array) -> tuple[Array, ...]:
+    """The same arrays, of which `jax.vmap` maps all or none: cuDNN's kernel can do no other."""
+    return arrays
+
+
+@alike.def_vmap
+def _alike_under_vmap(size: int, mapped: Any, *arrays: Array) -> tuple[tuple[Array, ...], Any]:
+    wide = (
+        x if has else jnp.broadcast_to(x[None], (size, *x.shape))
+        for x, has in zip(arrays, mapped, strict=True)
+    )
+    return alike(*wide), (True,) * len(arrays)
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def by_kernel(
     kernel: Kernel,
@@ -102,8 +117,9 @@ def by_kernel(
 
 def _given(kernel: Kernel, query: Array, key: Array, value: Array, segments: Segments) -> Any:
     """What a kernel is called with. Axes move here: what it makes of its arguments is kept."""
+    query, key, value, *ids = alike(query, key, value, *(segments or ()))
     heads = (jnp.moveaxis(x, 2, kernel.head_axis) for x in (query, key, value))
-    return kernel.tables(), *heads, segments
+    return kernel.tables(), *heads, tuple(ids) or None
 
 
 def _forward(kernel: Kernel, *arrays: Any):
@@ -118,7 +134,8 @@ def _forward(kernel: Kernel, *arrays: Any):
 
 
 def _backward(kernel: Kernel, kept: Any, slopes: Array) -> Any:
-    arrays, rows, made = kept
+    leaves, structure = jax.tree.flatten((*kept, slopes))
+    arrays, rows, made, slopes = jax.tree.unflatten(structure, alike(*leaves))
     given, made = _given(kernel, *arrays), iter(made)
     programs = _programs_for(kernel, given)
     output, slopes = (

@@ -18,7 +18,7 @@ def unroll(config: c.TransformerConfig, params: Any) -> tuple[c.TransformerConfi
 
     A loop over layers takes its layer's parameters out of stacks of all layers. The compiler for
     CPUs copies them for every token; those for GPUs and TPUs do not. Of one row, 64 tokens by 12
-    layers of width 512 took two cores 0.77 s, and 0.92 by the loop; of four rows, 128 tokens by 8
+    layers of width 512 took two cores 0.73 s, and 0.86 by the loop; of four rows, 128 tokens by 8
     layers of width 256 took 1.6 s, and 1.25 by the loop. A program for layers of their own is
     compiled in a time that grows with depth.
 

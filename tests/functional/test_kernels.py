@@ -14,6 +14,7 @@ from jaxformer.functional import (
     kernels,
     splash_attention,
 )
+from jaxformer.functional.foreign_kernels import alike
 from jaxformer.functional.implementations import chosen_implementation
 from jaxformer.functional.kernels import Asked
 from jaxformer.functional.platforms import Target
@@ -219,6 +220,18 @@ def test_splash_is_attention(name, segmented):
     """Inside `jax.shard_map`, which asks how results vary."""
     kernel = partial(splash_attention, interpret=INTERPRET)
     assert error(kernel, name, segmented, jnp.float32) <= (1e-5 if INTERPRET else 2e-2)
+
+
+def test_arrays_of_a_kernel_are_mapped_all_or_none():
+    """`jax.vmap` of some of them, twice, repeats the others; cuDNN's kernel can do no other."""
+    one, two, three = (jnp.full((5, n), float(n)) for n in (2, 3, 4))
+
+    def inner(two, three):
+        return jax.vmap(lambda x: alike(x, two, three))(one)
+
+    found = jax.vmap(inner, in_axes=(None, 0))(two, three)
+    assert [x.shape for x in found] == [(5, 5, 2), (5, 5, 5, 3), (5, 5, 4)]
+    assert [set(np.ravel(x)) for x in found] == [{2.0}, {3.0}, {4.0}]
 
 
 def test_a_kernel_inside_vmap_and_on_devices():
