@@ -77,6 +77,15 @@ def test_attention_in_a_step_is_a_kernel_once_each_way(name, remat):
     assert not re.search(rf"\b(pred|bf16|f32|s32)\[(\d+,)*{T},{T}\]", text)
 
 
+@pytest.mark.parametrize("remat", ["none", "full"])
+def test_products_of_experts_are_kernels(remat):
+    """Three forwards, and two backwards of each; with "full" remat those forwards run again."""
+    options = dict(rows=8, length=T, dtype=jnp.bfloat16, remat=remat)
+    step = step_on(model("mixtral-8x7b"), dict(fsdp=4), SGD, devices=devices("v5e:2x2"), **options)
+    calls = re.findall(r"%(t?gmm)\S* = .*custom-call\(", step.compiled.as_text())
+    assert sorted(calls) == ["gmm"] * {"none": 6, "full": 9}[remat] + ["tgmm"] * 3
+
+
 def divisions(count):
     """Ways to give devices to three of four axes at most, in powers of two."""
     log = count.bit_length() - 1

@@ -46,7 +46,6 @@ from jaxformer.functional.embeddings import learned_positions as learned_positio
 from jaxformer.functional.embeddings import shift_right as shift_right
 from jaxformer.functional.experts import RouterTotals as RouterTotals
 from jaxformer.functional.experts import Routing as Routing
-from jaxformer.functional.experts import grouped_linear as grouped_linear
 from jaxformer.functional.experts import load_balance_loss as load_balance_loss
 from jaxformer.functional.experts import mix_experts as mix_experts
 from jaxformer.functional.experts import room_for as room_for
@@ -54,6 +53,7 @@ from jaxformer.functional.experts import route as route
 from jaxformer.functional.experts import router_totals as router_totals
 from jaxformer.functional.experts import router_z_loss as router_z_loss
 from jaxformer.functional.foreign_kernels import BY_KERNEL as BY_KERNEL
+from jaxformer.functional.grouped import grouped_linear as grouped_linear
 from jaxformer.functional.implementations import Implementation as Implementation
 from jaxformer.functional.implementations import many_scores as many_scores
 from jaxformer.functional.kernels import cudnn_attention as cudnn_attention

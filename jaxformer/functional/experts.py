@@ -3,11 +3,10 @@
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.custom_batching import custom_vmap
 from jaxtyping import Array, Bool, Float, Float32, Int, Integer
 
 from jaxformer.functional.arguments import checked
@@ -49,78 +48,6 @@ def route(logits: Float[Array, "*batch E"], *, top_k: int, renormalise: bool = T
     if renormalise:
         weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
     return Routing(experts, weights)
-
-
-def _batched_as_more_groups(product: Callable[..., Any]) -> Callable[..., Any]:
-    """Let `vmap` lay a batch of grouped products side by side as one with more groups.
-
-    JAX's own rule for a ragged product maps all operands along their first axis or none.
-    """
-    mappable = custom_vmap(product)
-
-    @mappable.def_vmap
-    def of_batch(count: int, mapped: list[bool], *operands: Array):
-        whole = [
-            x if own else jnp.broadcast_to(x, (count, *x.shape))
-            for x, own in zip(operands, mapped, strict=True)
-        ]
-        together = mappable(*(x.reshape(-1, *x.shape[2:]) for x in whole))
-        apart = jax.tree.map(lambda y: y.reshape(count, -1, *y.shape[1:]), together)
-        return apart, jax.tree.map(lambda _: True, apart)
-
-    return mappable
-
-
-@_batched_as_more_groups
-def _product(x: Array, kernels: Array, sizes: Array) -> Array:
-    return jax.lax.ragged_dot(x, kernels, sizes)
-
-
-@_batched_as_more_groups
-def _gradients(x: Array, kernels: Array, sizes: Array, dy: Array) -> tuple[Array, Array]:
-    return jax.vjp(lambda x, kernels: jax.lax.ragged_dot(x, kernels, sizes), x, kernels)[1](dy)
-
-
-@checked
-def grouped_linear(
-    x: Float[Array, "R D"], kernels: Float[Array, "E D F"], sizes: Integer[Array, " E"]
-) -> Float[Array, "R F"]:
-    """Multiply consecutive groups of rows by a kernel each.
-
-        y[r] = x[r] @ kernels[e]    for the sizes[e] rows r of group e
-
-    It has a first gradient only, in reverse mode: a second derivative, as in a Hessian or a penalty
-    on gradients, fails, and so does forward mode.
-
-    Args:
-        x: Rows, those of one group together, groups in order.
-        kernels: One for each group, in the dtype of `x`.
-        sizes: Rows of each group; they sum to R.
-
-    Returns:
-        The products, in the dtype of `x`.
-
-    References:
-        Gale et al., MegaBlocks: Efficient Sparse Training with Mixture-of-Experts, 2022.
-        arXiv:2211.15841, section 5 (no token is dropped, no expert is padded)
-    """
-    return _grouped_linear(x, kernels, sizes)
-
-
-@jax.custom_vjp
-def _grouped_linear(x: Array, kernels: Array, sizes: Array) -> Array:
-    return _product(x, kernels, sizes)
-
-
-def _grouped_linear_forward(x: Array, kernels: Array, sizes: Array):
-    return _product(x, kernels, sizes), (x, kernels, sizes)
-
-
-def _grouped_linear_backward(kept: tuple[Array, Array, Array], dy: Array):
-    return *_gradients(*kept, dy), None
-
-
-_grouped_linear.defvjp(_grouped_linear_forward, _grouped_linear_backward)
 
 
 @checked

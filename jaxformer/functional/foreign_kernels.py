@@ -1,14 +1,14 @@
-"""Attention kernels that others wrote, inside `jax.vmap` and `jax.shard_map`, run once each way.
+"""Kernels that others wrote, inside `jax.vmap` and `jax.shard_map`, run once each way.
 
 `jax.shard_map` asks of each result how it varies over devices, and `pallas_call` refuses results
 that do not say so; JAX's own kernels do not. Of a program that is traced already only its arguments
-and results are asked, and `by_kernel` tells of those. Whether `pallas_call` asks is a setting of
+and results are asked, and `untyped` tells of those. Whether `pallas_call` asks is a setting of
 the thread that traces, and `jax.shard_map` makes it for its own thread: so kernels are traced in
 another one, which no context manager of the caller reaches.
 
-`jax.vjp` gives what a kernel keeps for its backward pass. What it made beside arguments, its output
-and a number for each row of it, has the name `BY_KERNEL`, so that policies of `jax.checkpoint` may
-keep it and the kernel need not run forwards again.
+`jax.vjp` gives what attention's kernel keeps for its backward pass. What it made beside arguments,
+its output and a number for each row of it, has the name `BY_KERNEL`, so that policies of
+`jax.checkpoint` may keep it and the kernel need not run forwards again.
 """
 
 from abc import ABC, abstractmethod
@@ -67,7 +67,9 @@ def outside_traces(function: Callable[..., Any], *given: Any, **options: Any) ->
     mesh = jax.sharding.get_abstract_mesh()
 
     def work() -> Any:
-        with jax.sharding.use_abstract_mesh(mesh):
+        # Others' code may promote types and ranks where ours is not allowed to.
+        standard = jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow")
+        with jax.sharding.use_abstract_mesh(mesh), standard[0], standard[1]:
             return function(*given, **options)
 
     return THREAD.submit(work).result()
@@ -77,6 +79,11 @@ def traced(function: Callable[..., Any], *shapes: Any) -> Program:
     """A program of one equation. It may return no argument, which would be said not to vary."""
     closed, results = outside_traces(jax.make_jaxpr(jax.jit(function), return_shape=True), *shapes)
     return Program(closed, jax.tree.structure(results))
+
+
+def untyped(function: Callable[..., Any], *given: Any) -> Any:
+    """Call a function whose results do not say how they vary; it has no gradient."""
+    return traced(function, *_shapes(given))(*given)
 
 
 @jax.custom_batching.custom_vmap
@@ -112,7 +119,7 @@ def by_kernel(
         segments: Of queries and keys.
     """
     given = _given(kernel, query, key, value, segments)
-    return jnp.moveaxis(traced(kernel, *_shapes(given))(*given), kernel.head_axis, 2)
+    return jnp.moveaxis(untyped(kernel, *given), kernel.head_axis, 2)
 
 
 def _given(kernel: Kernel, query: Array, key: Array, value: Array, segments: Segments) -> Any:

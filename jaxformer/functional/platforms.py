@@ -8,6 +8,7 @@ import jax
 # NVIDIA's names of GPUs before Ampere, and of Ampere and Ada; what has another name is newer.
 BEFORE_AMPERE = r"Tesla|Quadro|TITAN|GTX|RTX 20|\b[KMPVT]\d"
 AMPERE_OR_ADA = r"\b[AL]\d|RTX 30|RTX 40|RTX A\d|\bAda\b|Orin"
+HOPPER = r"\bG?H\d"
 
 LANES = 128  # numbers that a TPU's vector unit holds side by side
 
@@ -48,8 +49,8 @@ def nvidia_generation(kind: str) -> int:
         kind: As `jax.Device.device_kind` has it.
 
     Returns:
-        7 for those before Ampere, 8 for Ampere and Ada, 9 for Hopper and newer ones; 0 for GPUs of
-        other makers.
+        7 for those before Ampere, 8 for Ampere and Ada, 9 for Hopper, 10 for newer ones; 0 for GPUs
+        of other makers.
 
     References:
         NVIDIA, CUDA GPU Compute Capability, developer.nvidia.com/cuda-gpus
@@ -58,4 +59,6 @@ def nvidia_generation(kind: str) -> int:
         return 7
     if "NVIDIA" not in kind:
         return 0
-    return 8 if re.search(AMPERE_OR_ADA, kind) else 9
+    if re.search(AMPERE_OR_ADA, kind):
+        return 8
+    return 9 if re.search(HOPPER, kind) else 10

@@ -69,42 +69,6 @@ def test_the_order_of_experts_means_nothing(order):
     )
 
 
-def test_groups_may_be_empty_and_meet_their_own_kernel():
-    sizes = jnp.asarray([4, 0, 6, 1])
-    rows = np.repeat(np.arange(E), sizes)
-    expected = np.einsum("rd,rdh->rh", X, np.asarray(KERNELS)[rows])
-    np.testing.assert_allclose(F.grouped_linear(X, KERNELS, sizes), expected, atol=1e-5)
-
-
-def loss(x, kernels, sizes):
-    return jnp.sum(jnp.sin(F.grouped_linear(x, kernels, sizes)))
-
-
-def plain_loss(x, kernels, rows):
-    return jnp.sum(jnp.sin(jnp.einsum("rd,rdh->rh", x, kernels[rows])))
-
-
-def test_its_gradient_is_that_of_the_plain_product():
-    sizes = jnp.asarray([4, 0, 6, 1])
-    rows = jnp.asarray(np.repeat(np.arange(E), sizes))
-    found = jax.grad(loss, (0, 1))(X, KERNELS, sizes)
-    for a, b in zip(found, jax.grad(plain_loss, (0, 1))(X, KERNELS, rows), strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-5)
-
-
-def test_groups_differ_between_members_of_a_batch():
-    """vmap, nested, with shared kernels and without; values and gradients."""
-    x, sizes = draw(2, 3, R, D), jnp.asarray([[[4, 0, 6, 1], [11, 0, 0, 0], [2, 3, 3, 3]]] * 2)
-    mapped = jax.vmap(jax.vmap(jax.value_and_grad(loss, (0, 1)), (0, None, 0)), (0, None, 0))
-    values, gradients = mapped(x, KERNELS, sizes)
-    for i, j in np.ndindex(2, 3):
-        one, (dx, dk) = jax.value_and_grad(loss, (0, 1))(x[i, j], KERNELS, sizes[i, j])
-        terms = jnp.sin(F.grouped_linear(x[i, j], KERNELS, sizes[i, j]))  # they cancel in the sum
-        np.testing.assert_allclose(values[i, j], one, rtol=0, atol=1e-6 * jnp.abs(terms).sum())
-        np.testing.assert_allclose(gradients[0][i, j], dx, atol=1e-5)
-        np.testing.assert_allclose(gradients[1][i, j], dk, atol=1e-5)
-
-
 def test_bfloat16_stays_and_is_summed_in_float32():
     y = mixture(X.astype(jnp.bfloat16), LOGITS, SQUARE.astype(jnp.bfloat16))
     assert y.dtype == jnp.bfloat16

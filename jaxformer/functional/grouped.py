@@ -1,0 +1,226 @@
+"""Products of groups of rows, each with a matrix of its own: by a kernel where there is one."""
+
+import logging
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.custom_batching import custom_vmap
+from jaxtyping import Array, Float, Integer
+
+from jaxformer.functional.arguments import checked
+from jaxformer.functional.foreign_kernels import untyped
+from jaxformer.functional.platforms import LANES, nvidia_generation, target
+
+LOG = logging.getLogger("jaxformer")
+HOPPER = "jax.experimental.pallas.ops.gpu"  # where JAX has its kernels of that name
+
+
+@checked
+def grouped_linear(
+    x: Float[Array, "R D"], kernels: Float[Array, "E D F"], sizes: Integer[Array, " E"]
+) -> Float[Array, "R F"]:
+    """Multiply consecutive groups of rows by a kernel each.
+
+        y[r] = x[r] @ kernels[e]    for the sizes[e] rows r of group e
+
+    On TPUs and on Hopper GPUs Pallas kernels of JAX do it, elsewhere `jax.lax.ragged_dot`. It has a
+    first gradient only, in reverse mode: a second derivative, as in a Hessian or a penalty on
+    gradients, fails, and so does forward mode.
+
+    Args:
+        x: Rows, those of one group together, groups in order.
+        kernels: One for each group, in the dtype of `x`.
+        sizes: Rows of each group; they sum to R.
+
+    Returns:
+        The products, in the dtype of `x`.
+
+    References:
+        Gale et al., MegaBlocks: Efficient Sparse Training with Mixture-of-Experts, 2022.
+        arXiv:2211.15841, section 5 (no token is dropped, no expert is padded)
+    """
+    return linear_by(_chosen(x, kernels), x, kernels, sizes.astype(jnp.int32))
+
+
+class Products(ABC):
+    """Both products that `grouped_linear` and its gradient are made of."""
+
+    @abstractmethod
+    def times(self, x: Array, kernels: Array, sizes: Array, *, transposed: bool = False) -> Array:
+        """Rows [R, D] and kernels [E, D, F], or [E, F, D] transposed, to rows [R, F]."""
+
+    @abstractmethod
+    def outer(self, x: Array, y: Array, sizes: Array) -> Array:
+        """The sum over each group's rows of x[r] * y[r]: [R, D] and [R, F] to [E, D, F]."""
+
+
+class Ragged(Products):
+    """By XLA."""
+
+    def times(self, x: Array, kernels: Array, sizes: Array, *, transposed: bool = False) -> Array:
+        """As XLA has it."""
+        return jax.lax.ragged_dot(x, kernels.mT if transposed else kernels, sizes)
+
+    def outer(self, x: Array, y: Array, sizes: Array) -> Array:
+        """As XLA has it."""
+        axes = jax.lax.RaggedDotDimensionNumbers(
+            dot_dimension_numbers=(((0,), (0,)), ((), ())),
+            lhs_ragged_dimensions=[0],
+            rhs_group_dimensions=[],
+        )
+        return jax.lax.ragged_dot_general(x, y, sizes, axes)
+
+
+@dataclass(frozen=True)
+class Megablox(Products):
+    """By JAX's kernels for TPUs. A tile of rows that groups share is computed for each of them."""
+
+    interpret: bool = False
+
+    def times(self, x: Array, kernels: Array, sizes: Array, *, transposed: bool = False) -> Array:
+        """By one kernel."""
+        rows, whole = len(x), padded(x, tile := self.rows(x, sizes))
+        width = kernels.shape[1 if transposed else 2]
+
+        def multiply(x: Array, kernels: Array, sizes: Array) -> Array:
+            tiles = tile, *(part(n, x.dtype) for n in (x.shape[1], width))
+            options = dict(transpose_rhs=transposed, interpret=self.interpret)
+            return self.module.gmm(x, kernels, sizes, x.dtype, tiles, **options)
+
+        return untyped(multiply, whole, kernels, sizes)[:rows]
+
+    def outer(self, x: Array, y: Array, sizes: Array) -> Array:
+        """By one kernel."""
+        tile = self.rows(x, sizes)
+
+        def multiply(x: Array, y: Array, sizes: Array) -> Array:
+            tiles = tile, *(part(n, x.dtype) for n in (x.shape[1], y.shape[1]))
+            return self.module.tgmm(x.mT, y, sizes, x.dtype, tiles, interpret=self.interpret)
+
+        return untyped(multiply, padded(x, tile), padded(y, tile), sizes)
+
+    @property
+    def module(self) -> Any:
+        """JAX's, whose name a function in its package hides; that one's gradient fails."""
+        return import_module("jax.experimental.pallas.ops.tpu.megablox.gmm")
+
+    def rows(self, x: Array, sizes: Array) -> int:
+        """A tile's: as many as a group has, so that few tiles are shared; LANES to 4 * LANES."""
+        each = max(1, len(x) // len(sizes))
+        return min(4 * LANES, max(LANES, 2 ** int(math.log2(each))))
+
+
+class Hopper(Products):
+    """By JAX's kernels for NVIDIA's Hopper."""
+
+    tiles = dict(block_m=128, block_n=128, block_k=64, max_concurrent_steps=4, grid_block_n=1)
+
+    def times(self, x: Array, kernels: Array, sizes: Array, *, transposed: bool = False) -> Array:
+        """By one kernel."""
+        from jax.experimental.pallas.ops.gpu.ragged_dot_mgpu import ragged_dot
+
+        def multiply(x: Array, kernels: Array, sizes: Array) -> Array:
+            options: Any = self.tiles | dict(transpose_rhs=transposed)
+            return ragged_dot(x, kernels, group_sizes=sizes, **options)
+
+        return untyped(multiply, padded(x, LANES), kernels, sizes)[: len(x)]
+
+    def outer(self, x: Array, y: Array, sizes: Array) -> Array:
+        """By one kernel."""
+        from jax.experimental.pallas.ops.gpu import transposed_ragged_dot_mgpu as kernels
+
+        def multiply(x: Array, y: Array, sizes: Array) -> Array:
+            return kernels.transposed_ragged_dot(x, y, group_sizes=sizes, **self.tiles)
+
+        return untyped(multiply, padded(x, LANES), padded(y, LANES), sizes)
+
+
+def padded(x: Array, multiple: int) -> Array:
+    """With rows of zeros behind, which are of no group."""
+    return jnp.pad(x, [(0, -len(x) % multiple), (0, 0)])
+
+
+def part(width: int, dtype: Any) -> int:
+    """A tile's share of a width, in whole registers: at most 2048 bytes, and as even as can be."""
+    even = width / math.ceil(width * dtype.itemsize / 2048)
+    return min(width, math.ceil(even / LANES) * LANES)
+
+
+def _chosen(x: Array, kernels: Array) -> Products:
+    (platform, kind), dtype = target(), str(x.dtype)
+    ways: dict[str, tuple[Products, str | None]] = {
+        "tpu": (Megablox(), _megablox_cannot(dtype)),
+        "gpu": (Hopper(), _hopper_cannot(kind, dtype, kernels)),
+    }
+    choice, why = ways.get(platform, (Ragged(), f"there is no kernel for a {platform}"))
+    if why is None and jax.config.values["jax_enable_checks"]:
+        why = "in a kernel no type says how devices differ, which JAX_ENABLE_CHECKS asks for"
+    choice = choice if why is None else Ragged()
+    told = "" if why is None else f", since {why}"
+    LOG.info("Products of %d experts: %s%s", len(kernels), type(choice).__name__.lower(), told)
+    return choice
+
+
+def _megablox_cannot(dtype: str) -> str | None:
+    if dtype not in ("bfloat16", "float32"):
+        return f"megablox computes in bfloat16 or float32; got {dtype}"
+    return None
+
+
+def _hopper_cannot(kind: str, dtype: str, kernels: Array) -> str | None:
+    if nvidia_generation(kind) != 9:
+        return f"JAX's kernels are for Hopper; got {kind}"
+    if dtype not in ("bfloat16", "float16"):
+        return f"Hopper's kernels compute in bfloat16 or float16; got {dtype}"
+    if any(width % LANES for width in kernels.shape[1:]):
+        D, F = kernels.shape[1:]
+        return f"Hopper's kernels have widths in multiples of {LANES}; got {D} and {F}"
+    if find_spec(f"{HOPPER}.transposed_ragged_dot_mgpu") is None:
+        return f"JAX {jax.__version__} has no kernel for their gradient"
+    return None
+
+
+def _batched_as_more_groups(product: Callable[..., Array]) -> Callable[..., Array]:
+    """Let `vmap` lay a batch of grouped products side by side as one with more groups.
+
+    JAX's own rule for a ragged product maps all operands along their first axis or none.
+    """
+    mappable = custom_vmap(product)
+
+    @mappable.def_vmap
+    def of_batch(count: int, mapped: list[bool], *operands: Array):
+        whole = [
+            x if own else jnp.broadcast_to(x, (count, *x.shape))
+            for x, own in zip(operands, mapped, strict=True)
+        ]
+        together = mappable(*(x.reshape(-1, *x.shape[2:]) for x in whole))
+        return together.reshape(count, -1, *together.shape[1:]), True
+
+    return mappable
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def linear_by(products: Products, x: Array, kernels: Array, sizes: Array) -> Array:
+    """`grouped_linear` by a choice of products."""
+    return _batched_as_more_groups(products.times)(x, kernels, sizes)
+
+
+def _forward(products: Products, x: Array, kernels: Array, sizes: Array):
+    return linear_by(products, x, kernels, sizes), (x, kernels, sizes)
+
+
+def _backward(products: Products, kept: tuple[Array, Array, Array], dy: Array):
+    x, kernels, sizes = kept
+    dx = _batched_as_more_groups(partial(products.times, transposed=True))(dy, kernels, sizes)
+    return dx, _batched_as_more_groups(products.outer)(x, dy, sizes), None
+
+
+linear_by.defvjp(_forward, _backward)
