@@ -121,6 +121,7 @@ def compile_update(run: Run, using: Machinery, batch: AnyBatch) -> Any:
         skipping=run.skipping,
         accumulation=run.accumulation,
         seed=run.seed,
+        overlap=run.overlap,
     )
     since = time.monotonic()
     with choices_said():

@@ -44,6 +44,7 @@ class Run:
         expert_room: Rows that a device has room for from each other one on the way to experts, as
             a multiple of an even share; None has room for all (see --mesh.expert).
         mesh: How the devices share the work.
+        overlap: Let messages between TPUs travel while products are computed.
         devices: How many devices to use, of each process; None is all. On a CPU, how many to
             simulate.
         distributed: Whether this is one of many processes, each started with the same command.
@@ -76,6 +77,7 @@ class Run:
     scan: bool = False
     expert_room: float | None = None
     mesh: MeshConfig = MeshConfig()
+    overlap: bool = True
     devices: int | None = None
     distributed: bool = False
     hosts: Hosts = Hosts()

@@ -86,6 +86,15 @@ def test_products_of_experts_are_kernels(remat):
     assert sorted(calls) == ["gmm"] * {"none": 6, "full": 9}[remat] + ["tgmm"] * 3
 
 
+@pytest.mark.parametrize("chips", ["v5p:2x2x1", "v6e:2x2"])
+def test_kernels_of_layers_are_gathered_and_scattered_by_sparse_cores(chips):
+    """Seven of a layer, forwards and again backwards."""
+    options = dict(rows=8, length=T, dtype=jnp.bfloat16, remat="full")
+    step = step_on(model("llama-2-70b"), dict(fsdp=4), SGD, devices=devices(chips), **options)
+    lines = re.findall(r".* (?:all-gather|reduce-scatter)\(.*layer_0.*", step.compiled.as_text())
+    assert len(lines) >= 7 + 7 and all("DEVICE_TYPE_SPARSECORE" in line for line in lines)
+
+
 def divisions(count):
     """Ways to give devices to three of four axes at most, in powers of two."""
     log = count.bit_length() - 1

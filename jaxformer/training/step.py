@@ -18,6 +18,7 @@ from jaxformer.layers import Transformer
 from jaxformer.parallel import (
     axes_of,
     batch_spec,
+    overlap_options,
     parameter_specs,
     replicated,
     shardings,
@@ -113,6 +114,7 @@ def make_update(
     skipping: Skipping = Skipping(),
     accumulation: int = 1,
     seed: int = 0,
+    overlap: bool = True,
 ) -> Any:
     """Build the jitted update: the gradient as `make_gradient` has it, then the optimizer.
 
@@ -128,6 +130,7 @@ def make_update(
         skipping: Which updates are left out.
         accumulation: As for `make_gradient`.
         seed: As for `make_gradient`.
+        overlap: Whether messages travel while products are computed, by `parallel.overlap_options`.
 
     Returns:
         (state, batch) -> (state, metrics). The state passed in is consumed.
@@ -143,7 +146,12 @@ def make_update(
         return finish_update(optimizer, skipping, state, loss, gradients, norm, spread)
 
     where = shardings(abstract_state(model, optimizer, mesh))
-    return jax.jit(update, donate_argnums=0, out_shardings=(where, replicated(mesh)))
+    return jax.jit(
+        update,
+        donate_argnums=0,
+        out_shardings=(where, replicated(mesh)),
+        compiler_options=overlap_options(mesh) if overlap else {},
+    )
 
 
 def finish_update(

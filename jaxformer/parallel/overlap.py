@@ -1,0 +1,47 @@
+"""Options of XLA's compilers with which messages travel while products are computed."""
+
+from functools import lru_cache
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, SingleDeviceSharding
+
+from jaxformer.parallel.chips import chip_of
+
+OFFLOAD = "xla_tpu_enable_sparse_core_collective_offload_"
+GATHERS = ("all_gather", "2d_all_gather", "3d_all_gather")
+SUMS = ("reduce_scatter", "nd_reduce_scatter", "all_reduce")
+SPARSE_CORES = {f"{OFFLOAD}{what}": True for what in (*GATHERS, *SUMS)} | {
+    "xla_tpu_enable_async_collective_fusion_fuse_all_gather": False
+}
+OPTIONS: dict[str, dict[str, Any]] = {"tpu-v5p": SPARSE_CORES, "tpu-v6e": SPARSE_CORES}
+
+
+def overlap_options(mesh: Mesh) -> dict[str, Any]:
+    """What `jax.jit(compiler_options=...)` takes for a training step on a mesh.
+
+    On TPU v5p and v6e the SparseCores gather kernels along `fsdp` and sum their gradients while
+    the other cores multiply. Elsewhere, and with compilers that do not know these options, there
+    are none: on GPUs XLA does the like by itself.
+
+    Args:
+        mesh: From `make_mesh`.
+
+    Returns:
+        The options, by name.
+    """
+    device = next((d for d in mesh.devices.flat if d.process_index == jax.process_index()), None)
+    chip = None if device is None else chip_of(device.device_kind)
+    options = {} if chip is None else OPTIONS.get(chip.name, {})
+    return options if mesh.shape.get("fsdp", 1) > 1 and _known(device, *options.items()) else {}
+
+
+@lru_cache
+def _known(device: jax.Device, *options: tuple[str, Any]) -> bool:
+    """Whether the compiler at hand takes the options: it is asked, as versions differ."""
+    number = jax.ShapeDtypeStruct((), "float32", sharding=SingleDeviceSharding(device))
+    try:
+        jax.jit(lambda x: x).lower(number).compile(compiler_options=dict(options))
+    except jax.errors.JaxRuntimeError:
+        return False
+    return True

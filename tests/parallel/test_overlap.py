@@ -1,0 +1,36 @@
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+
+from jaxformer.parallel import MeshConfig, make_mesh, overlap, overlap_options
+
+
+def mesh_of(kind, **sizes):
+    """What is asked of a mesh of one host's devices."""
+    chip = SimpleNamespace(device_kind=kind, process_index=0)
+    return SimpleNamespace(devices=np.full(4, chip), shape=sizes)
+
+
+@pytest.fixture(params=[True, False])
+def known(request, monkeypatch):
+    monkeypatch.setattr(overlap, "_known", lambda *_: request.param)
+    return request.param
+
+
+@pytest.mark.parametrize("kind", ["TPU v5", "TPU v6 lite"])
+def test_sparse_cores_are_used_where_there_are_some_and_the_compiler_knows_them(known, kind):
+    assert bool(overlap_options(mesh_of(kind, data=1, fsdp=4))) == known
+    assert overlap_options(mesh_of(kind, data=4, fsdp=1)) == {}
+
+
+@pytest.mark.parametrize("kind", ["TPU v5 lite", "NVIDIA H100 80GB HBM3", "abacus"])
+def test_others_have_no_options(known, kind):
+    assert overlap_options(mesh_of(kind, data=1, fsdp=4)) == {}
+
+
+def test_a_compiler_is_asked_what_it_knows():
+    assert overlap_options(make_mesh(MeshConfig(fsdp=4), jax.devices()[:4])) == {}
+    assert overlap._known(jax.devices()[0], ("xla_cpu_enable_fast_math", False))
+    assert not overlap._known(jax.devices()[0], *overlap.SPARSE_CORES.items())
