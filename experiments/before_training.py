@@ -56,6 +56,7 @@ def check_memory(run: Run, mesh: Mesh, *, length: int, source_length: int) -> No
         dtype=run.dtype,
         expert_room=run.expert_room,
         optimizer=type(run.optimizer.optimizer).__name__.lower(),
+        kernels=mesh.devices.flat[0].platform != "cpu",
     )
     parts = ", ".join(f"{name} {size / 2**20:.0f}" for name, size in needed._asdict().items())
     print(

@@ -5,10 +5,9 @@ python -m pytest -m tpu
 """
 
 import itertools
-import os
 import re
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +21,8 @@ from jaxformer.generation.programs import Plan, search
 from jaxformer.generation.prompts import Request
 from jaxformer.generation.samplers import Greedy
 from jaxformer.parallel import MeshConfig, abstract_parameters, make_mesh
+from jaxformer.parallel import __main__ as command
+from jaxformer.training.compiled import chips
 from tests.models import model
 from tests.steps import step_on
 
@@ -38,22 +39,10 @@ def as_it_is_used():
     jax.config.update("jax_disable_most_optimizations", True)
 
 
-@cache
 def devices(topology, **options):
     """Devices that programs are compiled for, of which none need be there."""
     pytest.importorskip("libtpu", reason="The compiler for TPUs is in the aot-tpu extra.")
-    from jax.experimental import topologies
-
-    for name, value in {
-        "TPU_SKIP_MDS_QUERY": "1",
-        "TPU_ACCELERATOR_TYPE": "v5litepod-4",
-        "TPU_WORKER_HOSTNAMES": "localhost",
-        "TPU_STDERR_LOG_LEVEL": "3",
-        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-    }.items():
-        os.environ.setdefault(name, value)
-    found = topologies.get_topology_desc(platform="tpu", topology_name=topology, **options)
-    return tuple(found.devices)
+    return chips(topology, **options)
 
 
 KINDS = {  # kinds of layers, each of which has a kernel forwards and two backwards
@@ -114,7 +103,7 @@ def test_every_division_of_a_slice_has_a_mesh(slice_):
 
 
 def test_two_slices_are_crossed_by_rows_alone():
-    chips = devices("v5e:4x4", num_slices=2)
+    chips = devices("v5e:4x4", slices=2)
     for sizes in divisions(len(chips)):
         build = partial(make_mesh, MeshConfig(**sizes), chips)
         if sizes["tensor"] == 32:
@@ -151,3 +140,30 @@ def test_a_token_copies_no_cache(name):
     loops, _, entry = lowered.compile().as_text().partition("\nENTRY ")
     kept = rf"bf16\[{config.num_layers // config.period},8,8,\d+,{config.attention.head_dim}\]"
     assert re.search(kept, entry) and not re.search(rf" = {kept}\S* copy\(", loops)
+
+
+SAID = re.compile(
+    r"at the peak +(\S+) .*planned (\S+)\n.*text +(.*)\n.*\n.*\n.*estimates +(\d+) ms"
+)
+ROWS = [
+    ("smollm2-1.7b", "v5e:4x4", "--batch-size 32 --length 2048", 500, 1),
+    ("llama-3-8b", "v5p:2x2x4", "--batch-size 16", 710, 1),
+    ("gemma-2-9b", "v5p:2x2x4", "--batch-size 16", 980, 2),
+]
+
+
+@pytest.mark.parametrize("name, chips, flags, most, kinds", ROWS)
+def test_what_the_compiler_says_of_a_plan(name, chips, flags, most, kinds, capsys):
+    """Its milliseconds, attention's kernels each way, and memory within 15 % of what is planned."""
+    pytest.importorskip("libtpu", reason="The compiler for TPUs is in the aot-tpu extra.")
+    command.main(["plan", name, "--compile", chips, "--mesh.fsdp", "16", *flags.split()])
+    peak, planned, kernels, milliseconds = SAID.search(capsys.readouterr().out).groups()
+    assert abs(float(planned) / float(peak) - 1) <= 0.15
+    assert int(milliseconds) <= most
+    found = re.findall(r"splash_mha_(fwd|dq|dkv)\w* (\d+)", kernels)
+    assert sorted(found) == [(way, str(kinds)) for way in ("dkv", "dq", "fwd")]
+
+
+def test_a_program_too_large_is_refused_with_the_compilers_numbers():
+    with pytest.raises(SystemExit, match=r"no room .* says: .*\(\S+G\).* HBM \(15.75G\)"):
+        command.main(["plan", "llama-2-7b", "--compile", "v5e:2x2", "--mesh.fsdp", "4"])

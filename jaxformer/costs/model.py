@@ -189,10 +189,12 @@ def activation_bytes(
     tensor: int = 1,
     context: int = 1,
     expert: float = 1.0,
+    kernels: bool = False,
 ) -> int:
     """Bytes that a device keeps of the forward pass for the backward pass: an estimate.
 
-    Per token and layer, with D, F, N, K, H as in `shapes`: "full" keeps the block's input, D;
+    Per token and layer, with D, F, N, K, H as in `shapes`: "full" keeps the block's input, D, and
+    what attention's kernel makes where it is one, N H, and a number for each head;
     "dots" also the results of its products, but not those of experts; "none" also what the norms,
     the activation and the softmax need, and the T probabilities of each head: a sum instead where
     T is long enough for attention by blocks, whose results "dots" keeps (as
@@ -214,6 +216,7 @@ def activation_bytes(
         tensor: Devices that share heads, hidden width and vocabulary.
         context: Devices that share each sequence.
         expert: Rows for which experts have room, for each row that is sent to them.
+        kernels: Whether attention is a kernel's, as on TPUs and GPUs.
 
     Returns:
         Bytes of the layers, with `logit_bytes`. The compiler may keep less (it fuses) or more
@@ -232,7 +235,7 @@ def activation_bytes(
         (config.encoder, _encoder_layers(config), source, source_length),
     ):
         for choice in map(stack.layer, range(count)):
-            kept += own * _kept_per_token(stack, choice, keys, remat, *devices)
+            kept += own * _kept_per_token(stack, choice, keys, remat, *devices, kernels)
             working = max(working, own * _kept_per_token(stack, choice, keys, "none", *devices))
     logits = logit_bytes(config, tokens, tensor=tensor)
     around = _ring_bytes(config, max(length, source_length), tensor, context) * batch
@@ -258,6 +261,7 @@ def _kept_per_token(
     tensor: int,
     context: int,
     expert: float,
+    kernels: bool = False,
 ) -> float:
     a, d = config.attention, config.model_dim
     branch = attention_widths(config, choice.positions, tensor)
@@ -266,10 +270,10 @@ def _kept_per_token(
     inner = into * hidden / tensor * (expert if routed else 1)
     products = branch.products + d + inner + d
     blocks = context == 1 and _by_blocks(config, choice, length)
+    mixed = branch.heads + a.num_heads / tensor if blocks else 0
     if remat == "full":
-        return float(d)
+        return float(d + kernels * mixed)
     if remat == "dots":
-        mixed = branch.heads + a.num_heads / tensor if blocks else 0
         return d + products - (inner if routed else 0) + mixed
     seen = min(length, F.RECURRENCE_CHUNK) if isinstance(a, c.Decay) else length
     scores = (1 if blocks else 2 * seen) * a.num_heads / tensor

@@ -2,7 +2,7 @@
 
 import signal
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from jaxformer import zoo
@@ -10,7 +10,7 @@ from jaxformer.config import EncoderDecoder, TransformerConfig
 from jaxformer.extras import missing
 from jaxformer.layers.mode import Remat
 from jaxformer.parallel import tables
-from jaxformer.parallel.chips import Chip, get_chip
+from jaxformer.parallel.chips import Chip, chip_of, get_chip
 from jaxformer.parallel.memory import OptimizerKind
 from jaxformer.parallel.mesh import MeshConfig
 from jaxformer.parallel.plan import Work, filled, plan, sensible_mesh
@@ -44,6 +44,8 @@ class Question:
         expert_room: Rows that a device has room for from each other one on the way to experts, as
             a multiple of an even share; None has room for all.
         optimizer: Which kind.
+        compile: A TPU slice to compile the update for beside, without one: v5e:4x4, v5p:2x2x4,
+            v6e:16x16, ... It says which chips there are and how many. Needs the extra aot-tpu.
     """
 
     name: Annotated[str, tyro.conf.Positional]
@@ -58,6 +60,7 @@ class Question:
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     expert_room: float | None = None
     optimizer: OptimizerKind = "adamw"
+    compile: str | None = None
 
     def __post_init__(self):
         for name in ("devices", "source_length"):
@@ -86,6 +89,12 @@ def answer(question: Question) -> str:
         ValueError: There is no such preset or chip, or the mesh does not fit the model.
     """
     config, chip = zoo.get(question.name), get_chip(question.chip)
+    if question.compile is not None:
+        from jaxformer.training import compiled
+
+        devices = compiled.chips(question.compile)
+        chip = chip_of(devices[0].device_kind) or chip
+        question = replace(question, devices=len(devices))
     longest = config.max_length
     length = min(LENGTH, longest or LENGTH) if question.length is None else question.length
     if longest is not None and length > longest:
@@ -106,7 +115,12 @@ def answer(question: Question) -> str:
     sizes = mesh_of(question, config, chip, work)
     if question.batch_size is None:
         work = filled(config, sizes, chip, work)
-    return tables.shown(question.name, config, plan(config, sizes, chip, work))
+    found = plan(config, sizes, chip, work)
+    shown = tables.shown(question.name, config, found)
+    if question.compile is None:
+        return shown
+    made = compiled.compile_update(config, sizes, devices, work)
+    return f"{shown}\n\n{tables.compiled(found, made)}"
 
 
 def mesh_of(

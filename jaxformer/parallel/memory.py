@@ -45,6 +45,7 @@ def memory(
     dtype: DTypeLike = "float32",
     expert_room: float | None = None,
     optimizer: str = "adamw",
+    kernels: bool = False,
 ) -> Memory:
     """What one device needs room for in training.
 
@@ -69,6 +70,7 @@ def memory(
         dtype: Of the computation.
         expert_room: As `room` of `F.mix_experts`.
         optimizer: Which kind.
+        kernels: As in `costs.activation_bytes`.
 
     Returns:
         Bytes. Parameters are exact, the rest is an estimate: in our tests the total is within a
@@ -97,6 +99,7 @@ def memory(
         tensor=tensor,
         context=context,
         expert=slots(n["expert"], expert_room),
+        kernels=kernels,
     )
     shares = [(leaf, _share(leaf, n)) for leaf in leaves(config)]
     parameters = sum(share for _, share in shares)

@@ -191,7 +191,7 @@ def plan(config: c.TransformerConfig, sizes: Mapping[str, int], chip: Chip, work
         sizes=n,
         chip=chip,
         work=work,
-        memory=memory(config, n, **known),
+        memory=memory(config, n, **known, kernels=True),
         sendings=tuple(sendings),
         flops=float(costs.TRAINING_FACTOR * forward),
         computed=float(computed),
@@ -239,7 +239,7 @@ def sensible_mesh(
     possible: list[tuple[int, dict[str, int]]] = []
     for sizes in _meshes(chip, devices):
         try:
-            needed = memory(config, sizes, **work.on(sizes)).total
+            needed = memory(config, sizes, **work.on(sizes), kernels=True).total
         except ValueError:
             continue
         possible.append((needed, sizes))
@@ -261,7 +261,7 @@ def filled(config: c.TransformerConfig, sizes: Mapping[str, int], chip: Chip, wo
     """With as many rows a device as have room, a power of two, up to `TOKENS` in the batch."""
     while work.rows(sizes) * 2 * work.length <= TOKENS:
         more = replace(work, batch_size=2 * work.rows(sizes))
-        needed = memory(config, sizes, **more.on(sizes)).total
+        needed = memory(config, sizes, **more.on(sizes), kernels=True).total
         if needed > ROOM * chip.memory:
             break
         work = more

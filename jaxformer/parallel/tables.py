@@ -1,8 +1,11 @@
 """A plan as plain text, for a terminal of 120 columns."""
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any
+
+import jax
 
 from jaxformer import config as c
 from jaxformer import costs
@@ -30,6 +33,32 @@ def shown(name: str, config: c.TransformerConfig, found: Plan) -> str:
     if not found.fits:
         parts.append(_remedies(config, found))
     return "\n\n".join(parts)
+
+
+def compiled(found: Plan, made: Any) -> str:
+    """What the compiler makes of a plan, from `training.compiled`."""
+
+    def parts(sizes: Mapping[str, int]) -> str:
+        order = sorted(sizes.items(), key=lambda pair: -pair[1])
+        return ", ".join(f"{kind} {_bytes(size)}" for kind, size in order) or "none"
+
+    kernels = ", ".join(f"{name} {n}" for name, n in sorted(made.kernels.items())) or "none"
+    lines = [
+        f"as XLA compiles it, of a device (JAX {jax.__version__})",
+        "-" * 48,
+        f"{'memory at the peak':40}{_giga(made.peak)} of {found.chip.memory / 1e9:,.0f} GB; "
+        f"planned {found.memory.total / 1e9:,.2f}",
+        textwrap.fill(f"{'kernels in its text':40}{kernels}", WIDTH, subsequent_indent=" " * 40),
+        f"{'messages waited for':40}{parts(made.waiting)}",
+        f"{'messages begun and ended apart':40}{parts(made.meanwhile)}",
+    ]
+    if made.seconds:
+        share = found.flops / (made.seconds * found.devices * found.chip.peak_flops)
+        lines += [
+            f"{'time, as it estimates':40}{_seconds(made.seconds)}; {share:.0%} of the peak",
+            "Neither messages nor the time of kernels are in this estimate. Nothing was run.",
+        ]
+    return "\n".join(lines)
 
 
 def _mesh(found: Plan) -> str:

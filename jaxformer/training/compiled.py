@@ -1,0 +1,265 @@
+"""What a compiler makes of an update: compiled for chips of which none need be there, and read."""
+
+import math
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any, NamedTuple, get_args
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding
+
+from jaxformer.config import EncoderDecoder, TransformerConfig
+from jaxformer.data import Batch, PairBatch
+from jaxformer.layers import Transformer
+from jaxformer.parallel import MeshConfig, batch_spec, make_mesh
+from jaxformer.parallel.plan import Work
+from jaxformer.training.optimizers import Optimizer, OptimizerConfig, make_optimizer
+from jaxformer.training.schedules import Constant
+from jaxformer.training.step import abstract_state, make_update
+
+ALONE = {  # libtpu without a TPU: it asks no server and holds no lock
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_STDERR_LOG_LEVEL": "3",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+# Hz of a TPU's cores, from its peak: 2 * units * 128**2 (256**2 on v6e) * Hz
+CLOCKS = {"TPU v4": 1.05e9, "TPU v5 lite": 1.5e9, "TPU v5": 1.75e9, "TPU v6 lite": 1.75e9}
+KINDS = ("all-gather", "reduce-scatter", "all-reduce", "collective-permute", "all-to-all")
+
+
+class Compiled(NamedTuple):
+    """What the compiler says of an update on one device.
+
+    Attributes:
+        peak: Bytes that are held at most.
+        kernels: How often the program names each kernel that is not XLA's own.
+        waiting: Bytes that arrive by messages of each kind, in which nothing is computed.
+        meanwhile: Bytes that arrive by messages that are begun and ended apart.
+        seconds: XLA:TPU's estimate, in which neither messages nor kernels are; None elsewhere.
+    """
+
+    peak: int
+    kernels: dict[str, int]
+    waiting: dict[str, int]
+    meanwhile: dict[str, int]
+    seconds: float | None
+
+
+@cache
+def chips(topology: str, slices: int = 1) -> tuple[jax.Device, ...]:
+    """The chips of a TPU slice, to compile for.
+
+    Args:
+        topology: As in "v5e:4x4", "v5p:2x2x4" or "v6e:16x16".
+        slices: How many of them there are.
+
+    Returns:
+        Devices that can be compiled for and not be run on.
+
+    Raises:
+        ValueError: There is no such slice, or no compiler for it.
+    """
+    from jax.experimental import topologies
+
+    for name, value in ALONE.items():
+        os.environ.setdefault(name, value)
+    try:
+        found = topologies.get_topology_desc(
+            platform="tpu", topology_name=topology, num_slices=slices
+        )
+    except Exception as error:
+        raise ValueError(
+            f"Nothing can be compiled for {topology!r} here. Slices are named as in v5p:2x2x4, and "
+            f"the compiler is in the extra aot-tpu: pip install 'jaxformer[aot-tpu]'. It said: "
+            f"{error}"
+        ) from error
+    return tuple(found.devices)
+
+
+def abstract_batch(
+    config: TransformerConfig, mesh: Mesh, rows: int, length: int, source_length: int
+) -> Batch | PairBatch:
+    """The shapes of a batch and where its rows are."""
+    where = NamedSharding(mesh, batch_spec(mesh.shape))
+    kind = PairBatch if isinstance(config.topology, EncoderDecoder) else Batch
+
+    def array(name: str) -> Any:
+        wide = source_length if name.startswith("source") else length
+        dtype = jnp.bool_ if name == "mask" else jnp.int32
+        return jax.ShapeDtypeStruct((rows, wide), dtype, sharding=where)
+
+    return kind(*map(array, kind._fields))
+
+
+def compile_update(
+    config: TransformerConfig, sizes: Mapping[str, int], devices: tuple[jax.Device, ...], work: Work
+) -> Compiled:
+    """Compile one update, as `make_update` builds it, and read what the compiler says.
+
+    Args:
+        config: The model.
+        sizes: Devices along each axis.
+        devices: From `chips`, or real ones.
+        work: What they do.
+
+    Returns:
+        The compiler's figures.
+
+    Raises:
+        ValueError: The mesh does not fit, or a device has less memory than the program needs.
+    """
+    mesh = make_mesh(MeshConfig(**sizes), devices)
+    model = Transformer(
+        config, dtype=jnp.dtype(work.dtype), remat=work.remat, expert_room=work.expert_room
+    )
+    kinds = {kind.__name__.lower(): kind for kind in get_args(Optimizer)}
+    rule = OptimizerConfig(schedule=Constant(peak=1e-3), optimizer=kinds[work.optimizer]())
+    optimizer = make_optimizer(rule, 1)
+    update = make_update(model, optimizer, mesh, accumulation=work.accumulation)
+    batch = abstract_batch(config, mesh, work.rows(sizes), work.length, work.source_length)
+    lowered = update.lower(abstract_state(model, optimizer, mesh), batch)
+    try:
+        program = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        reason = str(error).splitlines()[0]
+        if not reason.startswith("RESOURCE_EXHAUSTED"):
+            raise
+        raise ValueError(
+            f"A chip has no room for this program. The compiler says: {reason}"
+        ) from error
+    memory = program.memory_analysis()
+    peak = getattr(memory, "peak_memory_in_bytes", 0)
+    whole = memory.argument_size_in_bytes + memory.temp_size_in_bytes
+    said = Program(program.as_text())
+    clock = CLOCKS.get(devices[0].device_kind)
+    return Compiled(
+        peak or whole,
+        said.kernels(),
+        *said.messages(),
+        None if clock is None else said.cycles() / clock,
+    )
+
+
+COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
+INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([a-z][a-z0-9\-]*)\((.*)$")
+SHAPE = re.compile(r"\b([a-z]+[0-9]+|pred)\[([0-9,]*)\]")
+WIDTHS = {"pred": 1, "bf16": 2, "c64": 8, "c128": 16}
+
+
+class Instruction(NamedTuple):
+    """One line of a program: its name, the type of its result, what it does, and the rest."""
+
+    name: str
+    result: str
+    operation: str
+    rest: str
+
+    def called(self, *words: str) -> list[str]:
+        """Computations that it calls as one of these."""
+        found = re.findall(rf"\b(?:{'|'.join(words)})=\{{?([^,}}\s]+(?:, %[^,}}\s]+)*)", self.rest)
+        return [name.strip().lstrip("%") for names in found for name in names.split(",")]
+
+
+class Program:
+    """The text of a compiled program."""
+
+    def __init__(self, text: str):
+        self.parts: dict[str, list[Instruction]] = {}
+        self.entry = name = ""
+        for line in text.splitlines():
+            if head := COMPUTATION.match(line):
+                name = head[2]
+                self.parts[name] = []
+                self.entry = name if head[1] else self.entry
+            elif name and (found := INSTRUCTION.match(line)):
+                self.parts[name].append(Instruction(*found.groups()))
+
+    def run(self, part: str, times: int = 1) -> Iterator[tuple[Instruction, int]]:
+        """Each instruction outside fusions, and how often it runs; all branches count."""
+        for one in self.parts[part]:
+            yield one, times
+            match one.operation:
+                case "while":
+                    (body,) = one.called("body")
+                    yield from self.run(body, times * self.turns(one))
+                case "conditional":
+                    words = "branch_computations", "true_computation", "false_computation"
+                    for branch in one.called(*words):
+                        yield from self.run(branch, times)
+                case "call":
+                    for name in one.called("to_apply"):
+                        yield from self.run(name, times)
+
+    def turns(self, loop: Instruction) -> int:
+        """How often a loop runs: as XLA says, or to the one number it compares with, or once."""
+        if known := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.rest):
+            return int(known[1])
+        (condition,) = loop.called("condition")
+        numbers = [one.rest for one in self.parts[condition] if one.operation == "constant"]
+        found = [int(n[1]) for rest in numbers if (n := re.match(r"(\d+)\)", rest))]
+        return found[0] if len(found) == 1 else 1
+
+    def cycles(self) -> int:
+        """XLA:TPU's estimate of all that runs."""
+        return sum(
+            times * int(found[1])
+            for one, times in self.run(self.entry)
+            if (found := re.search(r'"estimated_cycles":"(\d+)"', one.rest))
+        )
+
+    def kernels(self) -> dict[str, int]:
+        """How often kernels of Pallas and cuDNN stand in the text."""
+        found = Counter[str]()
+        for one in (one for part in self.parts.values() for one in part):
+            if target := re.search(
+                r'custom_call_target="(tpu_custom_call|mosaic_\w+|__cudnn\$\w+)"', one.rest
+            ):
+                own = target[1].startswith("__cudnn")
+                found[target[1].strip("_") if own else re.sub(r"[.\d]+$", "", one.name)] += 1
+        return dict(found)
+
+    def messages(self) -> tuple[dict[str, int], dict[str, int]]:
+        """Bytes that arrive in messages that are waited for, and in others."""
+        waiting, meanwhile = Counter[str](), Counter[str]()
+        for one, times in self.run(self.entry):
+            kind = one.operation.removesuffix("-start")
+            if kind in KINDS:
+                apart = kind != one.operation
+                (meanwhile if apart else waiting)[kind] += times * arriving(one, kind)
+            elif one.operation in ("fusion", "call-start", "async-start"):
+                for name in one.called("calls", "to_apply"):
+                    inside = self.parts.get(name, ())
+                    apart = one.operation != "fusion" or began(inside, "AsyncCollectiveStart")
+                    if not apart and (
+                        "async_collective" in name or began(inside, "AsyncCollective")
+                    ):
+                        continue  # it goes on with, or ends, what was begun
+                    for each in inside:
+                        if each.operation in KINDS:
+                            size = times * arriving(each, each.operation)
+                            (meanwhile if apart else waiting)[each.operation] += size
+        return dict(waiting), dict(meanwhile)
+
+
+def began(part: Any, word: str) -> bool:
+    """Whether a fused computation has a call of this name."""
+    return any(f"{word}" in one.rest for one in part if one.operation == "custom-call")
+
+
+def arriving(one: Instruction, kind: str) -> int:
+    """Bytes of what a message brings: what is begun apart also names what it takes."""
+    sizes = [
+        WIDTHS.get(dtype, int(re.sub(r"\D", "", dtype) or 8) // 8)
+        * math.prod(int(n) for n in shape.split(",") if n)
+        for dtype, shape in SHAPE.findall(one.result)
+    ]
+    if one.operation.endswith("-start") and kind == "collective-permute":
+        return sizes[1]
+    both = one.operation.endswith("-start") and kind != "all-reduce"
+    return sum(sizes[len(sizes) // 2 :] if both else sizes)
