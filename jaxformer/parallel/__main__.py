@@ -5,6 +5,8 @@ import sys
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
+import jax
+
 from jaxformer import zoo
 from jaxformer.config import EncoderDecoder, TransformerConfig
 from jaxformer.extras import missing
@@ -44,8 +46,9 @@ class Question:
         expert_room: Rows that a device has room for from each other one on the way to experts, as
             a multiple of an even share; None has room for all.
         optimizer: Which kind.
-        compile: A TPU slice to compile the update for beside, without one: v5e:4x4, v5p:2x2x4,
-            v6e:16x16, ... It says which chips there are and how many. Needs the extra aot-tpu.
+        compile: A TPU slice or GPUs to compile the update for beside, without one: v5e:4x4,
+            v5p:2x2x4, v6e:16x16, ..., h100:8, h100:64. It says which chips there are and how many.
+            Needs the extra aot-tpu or aot-gpu.
     """
 
     name: Annotated[str, tyro.conf.Positional]
@@ -92,6 +95,7 @@ def answer(question: Question) -> str:
     if question.compile is not None:
         from jaxformer.training import compiled
 
+        jax.config.update("jax_platforms", "cpu")  # nothing is run
         devices = compiled.chips(question.compile)
         chip = chip_of(devices[0].device_kind) or chip
         question = replace(question, devices=len(devices))

@@ -5,8 +5,11 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from functools import cache
+from types import SimpleNamespace
 from typing import Any, NamedTuple, get_args
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +33,28 @@ ALONE = {  # libtpu without a TPU: it asks no server and holds no lock
 }
 # Hz of a TPU's cores, from its peak: 2 * units * 128**2 (256**2 on v6e) * Hz
 CLOCKS = {"TPU v4": 1.05e9, "TPU v5 lite": 1.5e9, "TPU v5": 1.75e9, "TPU v6 lite": 1.75e9}
+# What XLA asks of an H100 SXM, in the text form of its GpuTargetConfigProto.
+H100 = """
+gpu_device_info {
+  name: "NVIDIA H100 80GB HBM3" device_vendor: "NVIDIA Corporation"
+  platform_version: "Compute Capability 9.0a"
+  cuda_compute_capability { major: 9 feature_extension: ACCELERATED_FEATURES }
+  driver_version: "13.0.0" runtime_version: "13.0.0" compile_time_toolkit_version: "13.0.0"
+  dnn_version: "9.10.0"
+  core_count: 132 fpus_per_core: 128 clock_rate_ghz: 1.98 threads_per_warp: 32
+  device_memory_size: 84942979072 memory_bandwidth: 3352320000000 l2_cache_size: 52428800
+  shared_memory_per_block: 49152 shared_memory_per_block_optin: 232448
+  shared_memory_per_core: 233472
+  registers_per_core_limit: 65536 registers_per_block_limit: 65536 device_address_bits: 64
+  threads_per_block_limit: 1024 threads_per_core_limit: 2048
+  thread_dim_limit_x: 1024 thread_dim_limit_y: 1024 thread_dim_limit_z: 64
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535
+  block_dim_limit_z: 65535
+  device_interconnect_info { active_links: 18 }
+}
+platform_name: "CUDA" device_description_str: "NVIDIA H100 80GB HBM3"
+dnn_version_info { major: 9 minor: 10 patch: 0 }
+"""
 KINDS = ("all-gather", "reduce-scatter", "all-reduce", "collective-permute", "all-to-all")
 
 
@@ -53,33 +78,50 @@ class Compiled(NamedTuple):
 
 @cache
 def chips(topology: str, slices: int = 1) -> tuple[jax.Device, ...]:
-    """The chips of a TPU slice, to compile for.
+    """Chips to compile for.
 
     Args:
-        topology: As in "v5e:4x4", "v5p:2x2x4" or "v6e:16x16".
-        slices: How many of them there are.
+        topology: A TPU slice, as in "v5e:4x4", "v5p:2x2x4" or "v6e:16x16", or GPUs in hosts of
+            eight, as in "h100:8" or "h100:64".
+        slices: How many slices there are.
 
     Returns:
         Devices that can be compiled for and not be run on.
 
     Raises:
-        ValueError: There is no such slice, or no compiler for it.
+        ValueError: There are no such chips, or no compiler for them.
     """
     from jax.experimental import topologies
 
     for name, value in ALONE.items():
         os.environ.setdefault(name, value)
+    gpus = re.fullmatch(r"h100:(\d+)", topology)
     try:
-        found = topologies.get_topology_desc(
-            platform="tpu", topology_name=topology, num_slices=slices
-        )
+        if gpus:
+            each = min(8, int(gpus[1]))
+            options = dict(topology=f"1x{int(gpus[1]) // each}x{each}", target_config=H100)
+            found = topologies.get_topology_desc("", platform="cuda", **options)
+        else:
+            found = topologies.get_topology_desc(topology, platform="tpu", num_slices=slices)
     except Exception as error:
         raise ValueError(
-            f"Nothing can be compiled for {topology!r} here. Slices are named as in v5p:2x2x4, and "
-            f"the compiler is in the extra aot-tpu: pip install 'jaxformer[aot-tpu]'. It said: "
-            f"{error}"
+            f"Nothing can be compiled for {topology!r} here. Chips are named as in v5p:2x2x4 or "
+            f"h100:8; compilers are in the extras aot-tpu and aot-gpu, in an environment each: "
+            f"pip install 'jaxformer[aot-tpu]'. It said: {error}"
         ) from error
     return tuple(found.devices)
+
+
+@contextmanager
+def as_if_present() -> Iterator[None]:
+    """Let JAX's kernels for GPUs be lowered where there is none.
+
+    They ask the first device which generation it is, and how many cores it has.
+    """
+    device = SimpleNamespace(core_count=132)
+    asked = "jax._src.cudnn.fused_attention_stablehlo.check_compute_capability"
+    with mock.patch(asked, lambda *_: True), mock.patch("jax.devices", lambda *_: [device]):
+        yield
 
 
 def abstract_batch(
@@ -123,9 +165,12 @@ def compile_update(
     optimizer = make_optimizer(rule, 1)
     update = make_update(model, optimizer, mesh, accumulation=work.accumulation)
     batch = abstract_batch(config, mesh, work.rows(sizes), work.length, work.source_length)
-    lowered = update.lower(abstract_state(model, optimizer, mesh), batch)
-    try:
-        program = lowered.compile()
+    state = abstract_state(model, optimizer, mesh)
+    alone = devices[0].platform == "gpu" and devices[0] not in jax.devices()
+    with as_if_present() if alone else nullcontext():
+        lowered = update.lower(state, batch)
+    try:  # there is no GPU to try kernels of XLA's on
+        program = lowered.compile({"xla_gpu_autotune_level": 0} if alone else None)
     except jax.errors.JaxRuntimeError as error:
         reason = str(error).splitlines()[0]
         if not reason.startswith("RESOURCE_EXHAUSTED"):

@@ -1,0 +1,57 @@
+"""What XLA's compiler for GPUs makes of our updates. It needs the CUDA plugin, and no GPU.
+
+pip install -e '.[aot-gpu]' -c .ci/constraints.txt
+JAX_PLATFORMS=cpu python -m pytest -m gpu
+"""
+
+import re
+from dataclasses import replace
+from importlib.util import find_spec
+
+import pytest
+
+from jaxformer import zoo
+from jaxformer.parallel import __main__ as command
+from jaxformer.parallel.plan import Work
+from jaxformer.training.compiled import chips, compile_update
+from tests.models import model
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        find_spec("jax_cuda13_plugin") is None,
+        reason="The compiler for GPUs is in the aot-gpu extra.",
+    ),
+]
+
+
+def made_of(config, remat="full"):
+    work = Work(batch_size=8, length=640, remat=remat)
+    return compile_update(config, dict(fsdp=4), chips("h100:4"), work)
+
+
+@pytest.mark.parametrize("remat", ["none", "dots", "full"])
+@pytest.mark.parametrize("name", ["llama-2-70b", "falcon-7b", "olmo-2-7b", "mistral-7b"])
+def test_attention_is_cudnns_once_each_way(name, remat):
+    """The last layer of the loop may stand beside it, so each is there at most twice."""
+    kernels = made_of(model(name), remat).kernels
+    forwards = kernels.pop("cudnn$fmhaScaleBiasSoftmax", 0) + kernels.pop("cudnn$fmhaSoftmax", 0)
+    assert forwards == 1, kernels
+    backwards = sum(kernels.values())
+    assert all("Backward" in name for name in kernels) and 1 <= backwards <= 2
+
+
+@pytest.mark.parametrize("remat, backwards", [("none", 6), ("full", 9)])
+def test_products_of_experts_are_hoppers(remat, backwards):
+    """Three forwards; backwards, where "full" runs those again, in the loop and its last turn."""
+    kernels = made_of(replace(zoo.get("mixtral-8x7b"), num_layers=2), remat).kernels
+    assert kernels["mpmd_map"] == 3 + 2 * backwards
+
+
+def test_what_the_compiler_says_of_a_plan(capsys):
+    """Memory within 15 % of what is planned, and no message that cannot travel apart."""
+    command.main(["plan", "llama-3-8b", "--compile", "h100:8", "--mesh.fsdp", "8"])
+    out = capsys.readouterr().out
+    peak, planned = re.search(r"at the peak +(\S+) .*planned (\S+)\n", out).groups()
+    assert abs(float(planned) / float(peak) - 1) <= 0.15
+    assert re.search(r"waited for +none", out) and "cudnn$fmha" in out
