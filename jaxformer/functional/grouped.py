@@ -16,6 +16,7 @@ from jax.custom_batching import custom_vmap
 from jaxtyping import Array, Float, Integer
 
 from jaxformer.functional.arguments import checked
+from jaxformer.functional.collectives import varies_over, varying
 from jaxformer.functional.foreign_kernels import untyped
 from jaxformer.functional.platforms import LANES, nvidia_generation, target
 
@@ -207,14 +208,19 @@ def _batched_as_more_groups(product: Callable[..., Array]) -> Callable[..., Arra
     return mappable
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
 def linear_by(products: Products, x: Array, kernels: Array, sizes: Array) -> Array:
-    """`grouped_linear` by a choice of products."""
+    """`grouped_linear` by a choice of products. Gradients of what devices share are summed."""
+    axes = frozenset[str]().union(*map(varies_over, (x, kernels, sizes)))
+    return _linear(products, *(varying(a, *axes) for a in (x, kernels, sizes)))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _linear(products: Products, x: Array, kernels: Array, sizes: Array) -> Array:
     return _batched_as_more_groups(products.times)(x, kernels, sizes)
 
 
 def _forward(products: Products, x: Array, kernels: Array, sizes: Array):
-    return linear_by(products, x, kernels, sizes), (x, kernels, sizes)
+    return _linear(products, x, kernels, sizes), (x, kernels, sizes)
 
 
 def _backward(products: Products, kept: tuple[Array, Array, Array], dy: Array):
@@ -223,4 +229,4 @@ def _backward(products: Products, kept: tuple[Array, Array, Array], dy: Array):
     return dx, _batched_as_more_groups(products.outer)(x, dy, sizes), None
 
 
-linear_by.defvjp(_forward, _backward)
+_linear.defvjp(_forward, _backward)

@@ -9,7 +9,6 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from jaxformer.functional import grouped
-from jaxformer.functional.collectives import varying
 from jaxformer.functional.grouped import Hopper, Megablox, Ragged, linear_by
 from jaxformer.functional.platforms import Target
 from tests.functional.compiled import F
@@ -68,7 +67,7 @@ def test_groups_differ_between_members_of_a_batch(linear):
 def test_on_a_mesh_gradients_of_shared_kernels_are_summed(linear):
     mesh, rows = jax.sharding.Mesh(jax.devices()[:3], ("data",)), P("data")
     x, kernels, dy = draw(3 * R, D), draw(E, D, H), draw(3 * R, H)
-    inside = partial(with_gradients, lambda x, k, s: linear(x, varying(k, "data"), s))
+    inside = partial(with_gradients, linear)
     mapped = jax.shard_map(
         inside, mesh=mesh, in_specs=(rows, P(), rows, rows), out_specs=(rows, rows, P())
     )
