@@ -30,10 +30,10 @@ def overlap_options(mesh: Mesh) -> dict[str, Any]:
     Returns:
         The options, by name.
     """
-    device = next((d for d in mesh.devices.flat if d.process_index == jax.process_index()), None)
-    chip = None if device is None else chip_of(device.device_kind)
+    own = [d for d in mesh.devices.flat if d.process_index == jax.process_index()]
+    chip = chip_of(own[0].device_kind) if own and mesh.shape.get("fsdp", 1) > 1 else None
     options = {} if chip is None else OPTIONS.get(chip.name, {})
-    return options if mesh.shape.get("fsdp", 1) > 1 and _known(device, *options.items()) else {}
+    return options if options and _known(own[0], *options.items()) else {}
 
 
 @lru_cache

@@ -7,9 +7,9 @@ import pytest
 from jaxformer.parallel import MeshConfig, make_mesh, overlap, overlap_options
 
 
-def mesh_of(kind, **sizes):
+def mesh_of(kind, process=0, **sizes):
     """What is asked of a mesh of one host's devices."""
-    chip = SimpleNamespace(device_kind=kind, process_index=0)
+    chip = SimpleNamespace(device_kind=kind, process_index=process)
     return SimpleNamespace(devices=np.full(4, chip), shape=sizes)
 
 
@@ -23,6 +23,7 @@ def known(request, monkeypatch):
 def test_sparse_cores_are_used_where_there_are_some_and_the_compiler_knows_them(known, kind):
     assert bool(overlap_options(mesh_of(kind, data=1, fsdp=4))) == known
     assert overlap_options(mesh_of(kind, data=4, fsdp=1)) == {}
+    assert overlap_options(mesh_of(kind, process=1, fsdp=4)) == {}
 
 
 @pytest.mark.parametrize("kind", ["TPU v5 lite", "NVIDIA H100 80GB HBM3", "abacus"])
