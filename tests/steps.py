@@ -4,15 +4,13 @@ import math
 from functools import cached_property, lru_cache
 
 import jax
-import jax.numpy as jnp
-from jax.sharding import NamedSharding
 
 from jaxformer import Transformer
 from jaxformer.config import EncoderDecoder
-from jaxformer.data import Batch, PairBatch
-from jaxformer.parallel import MeshConfig, batch_spec, make_mesh
+from jaxformer.parallel import MeshConfig, make_mesh
 from jaxformer.parallel.traffic import traffic
 from jaxformer.training import step
+from jaxformer.training.compiled import abstract_batch
 
 ROWS, LENGTH = 8, 16
 
@@ -25,15 +23,9 @@ class Step:
         self.mesh = make_mesh(MeshConfig(**sizes), devices)
         self.model = Transformer(config, **how)
         self.state = step.abstract_state(self.model, optimizer, self.mesh)
-        kind = PairBatch if isinstance(config.topology, EncoderDecoder) else Batch
-        where = NamedSharding(self.mesh, batch_spec(self.mesh.shape))
-        dtypes = {name: bool if name == "mask" else jnp.int32 for name in kind._fields}
-        batch = {
-            name: jax.ShapeDtypeStruct((rows, length), dtype, sharding=where)
-            for name, dtype in dtypes.items()
-        }
+        batch = abstract_batch(config, self.mesh, rows, length, length)
         update = step.make_update(self.model, optimizer, self.mesh, accumulation=accumulation)
-        self.lowered = update.lower(self.state, kind(**batch))
+        self.lowered = update.lower(self.state, batch)
 
     @cached_property
     def compiled(self):

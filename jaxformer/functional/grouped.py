@@ -21,7 +21,6 @@ from jaxformer.functional.foreign_kernels import untyped
 from jaxformer.functional.platforms import LANES, nvidia_generation, target
 
 LOG = logging.getLogger("jaxformer")
-HOPPER = "jax.experimental.pallas.ops.gpu"  # where JAX has its kernels of that name
 
 
 @checked
@@ -184,7 +183,7 @@ def _hopper_cannot(kind: str, dtype: str, kernels: Array) -> str | None:
     if any(width % LANES for width in kernels.shape[1:]):
         D, F = kernels.shape[1:]
         return f"Hopper's kernels have widths in multiples of {LANES}; got {D} and {F}"
-    if find_spec(f"{HOPPER}.transposed_ragged_dot_mgpu") is None:
+    if find_spec("jax.experimental.pallas.ops.gpu.transposed_ragged_dot_mgpu") is None:
         return f"JAX {jax.__version__} has no kernel for their gradient"
     return None
 

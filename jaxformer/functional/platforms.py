@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-# NVIDIA's names of GPUs before Ampere, and of Ampere and Ada; what has another name is newer.
+# NVIDIA's names of GPUs before Ampere, of Ampere and Ada, of Hopper; others are newer.
 BEFORE_AMPERE = r"Tesla|Quadro|TITAN|GTX|RTX 20|\b[KMPVT]\d"
 AMPERE_OR_ADA = r"\b[AL]\d|RTX 30|RTX 40|RTX A\d|\bAda\b|Orin"
 HOPPER = r"\bG?H\d"

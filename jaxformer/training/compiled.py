@@ -95,11 +95,12 @@ def chips(topology: str, slices: int = 1) -> tuple[jax.Device, ...]:
 
     for name, value in ALONE.items():
         os.environ.setdefault(name, value)
-    gpus = re.fullmatch(r"h100:(\d+)", topology)
+    gpus = re.fullmatch(r"h100:([1-9]\d*)", topology)
     try:
         if gpus:
-            each = min(8, int(gpus[1]))
-            options = dict(topology=f"1x{int(gpus[1]) // each}x{each}", target_config=H100)
+            count = int(gpus[1])
+            each = count if count < 8 else math.gcd(count, 8)
+            options = dict(topology=f"1x{count // each}x{each}", target_config=H100)
             found = topologies.get_topology_desc("", platform="cuda", **options)
         else:
             found = topologies.get_topology_desc(topology, platform="tpu", num_slices=slices)
@@ -276,7 +277,7 @@ class Program:
             kind = one.operation.removesuffix("-start")
             if kind in KINDS:
                 apart = kind != one.operation
-                (meanwhile if apart else waiting)[kind] += times * arriving(one, kind)
+                (meanwhile if apart else waiting)[kind] += times * arriving(one)
             elif one.operation in ("fusion", "call-start", "async-start"):
                 for name in one.called("calls", "to_apply"):
                     inside = self.parts.get(name, ())
@@ -287,24 +288,26 @@ class Program:
                         continue  # it goes on with, or ends, what was begun
                     for each in inside:
                         if each.operation in KINDS:
-                            size = times * arriving(each, each.operation)
+                            size = times * arriving(each)
                             (meanwhile if apart else waiting)[each.operation] += size
         return dict(waiting), dict(meanwhile)
 
 
 def began(part: Any, word: str) -> bool:
     """Whether a fused computation has a call of this name."""
-    return any(f"{word}" in one.rest for one in part if one.operation == "custom-call")
+    return any(word in one.rest for one in part if one.operation == "custom-call")
 
 
-def arriving(one: Instruction, kind: str) -> int:
+def arriving(one: Instruction) -> int:
     """Bytes of what a message brings: what is begun apart also names what it takes."""
     sizes = [
         WIDTHS.get(dtype, int(re.sub(r"\D", "", dtype) or 8) // 8)
         * math.prod(int(n) for n in shape.split(",") if n)
         for dtype, shape in SHAPE.findall(one.result)
     ]
-    if one.operation.endswith("-start") and kind == "collective-permute":
-        return sizes[1]
-    both = one.operation.endswith("-start") and kind != "all-reduce"
-    return sum(sizes[len(sizes) // 2 :] if both else sizes)
+    match one.operation:
+        case "collective-permute-start":
+            return sizes[1]
+        case "all-gather-start" | "reduce-scatter-start" | "all-to-all-start":
+            return sum(sizes[len(sizes) // 2 :])
+    return sum(sizes)
