@@ -6,9 +6,7 @@ from functools import cached_property, lru_cache
 import jax
 
 from jaxformer import Transformer
-from jaxformer.config import EncoderDecoder
 from jaxformer.parallel import MeshConfig, make_mesh
-from jaxformer.parallel.traffic import traffic
 from jaxformer.training import step
 from jaxformer.training.compiled import abstract_batch
 
@@ -43,18 +41,3 @@ def step_on(
     """The step on a mesh of these sizes; `how` are options of Transformer."""
     keys = tuple(sizes.items()), tuple(sorted(how.items()))
     return _step(config, keys[0], optimizer, rows, length, accumulation, devices, keys[1])
-
-
-def foretold(config, sizes, **how):
-    """The messages of a step that the formula knows."""
-    source = LENGTH if isinstance(config.topology, EncoderDecoder) else 0
-    return traffic(config, sizes, batch_size=ROWS, length=LENGTH, source_length=source, **how)
-
-
-def totals(collectives, field):
-    """By kind and axis."""
-    found = {}
-    for one in collectives:
-        place = one.kind, one.axis
-        found[place] = found.get(place, 0) + getattr(one, field)
-    return found

@@ -23,7 +23,7 @@ except ModuleNotFoundError as error:
     sys.exit(f"error: {missing(error)}")
 
 COMMAND = "python -m jaxformer.parallel plan"
-SUMMARY = "Memory, messages and time of one update of a preset, without a device."
+SUMMARY = "Memory and time of one update of a preset, without a device."
 LENGTH = 4096
 
 

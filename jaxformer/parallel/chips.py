@@ -17,8 +17,6 @@ class Chip:
         memory: Bytes.
         bandwidth: Of the memory, bytes/s.
         domain: How many devices fast links join.
-        link: What a device sends over them at most, bytes/s, one direction.
-        network: What a device sends to those of other domains at most, bytes/s, one direction.
     """
 
     name: str
@@ -27,14 +25,11 @@ class Chip:
     memory: float
     bandwidth: float
     domain: int
-    link: float | None = None
-    network: float | None = None
 
 
-# The first whose pattern is found counts. NVLink figures of data sheets are of both directions
-# together; halved here, as those of Google's interconnect.
+# The first whose pattern is found counts.
 CHIPS: tuple[Chip, ...] = (
-    # NVIDIA H200 data sheet, NVL: 1,671e12 with sparsity; 2- or 4-way NVLink bridge, 900e9
+    # NVIDIA H200 data sheet, NVL: 1,671e12 with sparsity; 2- or 4-way NVLink bridge
     Chip(
         name="h200-nvl",
         kind=r"\bH200 NVL\b",
@@ -42,10 +37,8 @@ CHIPS: tuple[Chip, ...] = (
         memory=141e9,
         bandwidth=4.8e12,
         domain=4,
-        link=450e9,
     ),
-    # NVIDIA H200 data sheet, SXM: 1,979e12 with sparsity; NVLink 900e9; DGX H200 data sheet: 8
-    # devices, 8 ports of 400 Gbit/s
+    # NVIDIA H200 data sheet, SXM: 1,979e12 with sparsity; DGX H200 data sheet: 8 devices
     Chip(
         name="h200",
         kind=r"\bH200\b",
@@ -53,10 +46,8 @@ CHIPS: tuple[Chip, ...] = (
         memory=141e9,
         bandwidth=4.8e12,
         domain=8,
-        link=450e9,
-        network=50e9,
     ),
-    # NVIDIA H100 data sheet, PCIe: 1,513e12 with sparsity; NVLink bridge of two, 600e9
+    # NVIDIA H100 data sheet, PCIe: 1,513e12 with sparsity; NVLink bridge of two
     Chip(
         name="h100-pcie",
         kind=r"\bH100 PCIe\b",
@@ -64,9 +55,8 @@ CHIPS: tuple[Chip, ...] = (
         memory=80e9,
         bandwidth=2.0e12,
         domain=2,
-        link=300e9,
     ),
-    # NVIDIA H100 NVL data sheet: 1,671e12 with sparsity; NVLink bridge of two, 600e9
+    # NVIDIA H100 NVL data sheet: 1,671e12 with sparsity; NVLink bridge of two
     Chip(
         name="h100-nvl",
         kind=r"\bH100 NVL\b",
@@ -74,10 +64,8 @@ CHIPS: tuple[Chip, ...] = (
         memory=94e9,
         bandwidth=3.9e12,
         domain=2,
-        link=300e9,
     ),
-    # NVIDIA H100 data sheet, SXM: 1,979e12 with sparsity; NVLink 900e9; DGX H100 data sheet: 8
-    # devices, 8 ports of 400 Gbit/s
+    # NVIDIA H100 data sheet, SXM: 1,979e12 with sparsity; DGX H100 data sheet: 8 devices
     Chip(
         name="h100",
         kind=r"\bH100\b",
@@ -85,10 +73,8 @@ CHIPS: tuple[Chip, ...] = (
         memory=80e9,
         bandwidth=3.35e12,
         domain=8,
-        link=450e9,
-        network=50e9,
     ),
-    # NVIDIA A100 data sheet, PCIe: 624e12 with sparsity; NVLink bridge of two, 600e9
+    # NVIDIA A100 data sheet, PCIe: 624e12 with sparsity; NVLink bridge of two
     Chip(
         name="a100-pcie",
         kind=r"\bA100 80GB PCIe\b",
@@ -96,7 +82,6 @@ CHIPS: tuple[Chip, ...] = (
         memory=80e9,
         bandwidth=1.935e12,
         domain=2,
-        link=300e9,
     ),
     # NVIDIA A100 data sheet, PCIe with 40 GB
     Chip(
@@ -106,9 +91,8 @@ CHIPS: tuple[Chip, ...] = (
         memory=40e9,
         bandwidth=1.555e12,
         domain=2,
-        link=300e9,
     ),
-    # NVIDIA A100 data sheet, SXM with 40 GB; DGX A100 data sheet: 8 ports of 200 Gbit/s
+    # NVIDIA A100 data sheet, SXM with 40 GB; DGX A100 data sheet: 8 devices
     Chip(
         name="a100-40gb",
         kind=r"\bA100-SXM4-40GB\b",
@@ -116,11 +100,8 @@ CHIPS: tuple[Chip, ...] = (
         memory=40e9,
         bandwidth=1.555e12,
         domain=8,
-        link=300e9,
-        network=25e9,
     ),
-    # NVIDIA A100 data sheet, SXM with 80 GB: 624e12 with sparsity; NVLink 600e9; DGX A100 data
-    # sheet: 8 devices, 8 ports of 200 Gbit/s
+    # NVIDIA A100 data sheet, SXM with 80 GB: 624e12 with sparsity; DGX A100 data sheet: 8 devices
     Chip(
         name="a100",
         kind=r"\bA100\b",
@@ -128,8 +109,6 @@ CHIPS: tuple[Chip, ...] = (
         memory=80e9,
         bandwidth=2.039e12,
         domain=8,
-        link=300e9,
-        network=25e9,
     ),
     # NVIDIA L4 data sheet: 242e12 with sparsity
     Chip(name="l4", kind=r"\bL4\b", peak_flops=121e12, memory=24e9, bandwidth=300e9, domain=1),
@@ -144,8 +123,7 @@ CHIPS: tuple[Chip, ...] = (
         bandwidth=900e9,
         domain=1,
     ),
-    # NVIDIA V100 data sheet, SXM2, float16; NVLink 300e9; there is one with 32 GB too; DGX-1 data
-    # sheet: 8 devices, 4 ports of 100 Gbit/s
+    # NVIDIA V100 data sheet, SXM2, float16; there is one with 32 GB too; DGX-1: 8 devices
     Chip(
         name="v100",
         kind=r"\bV100\b",
@@ -153,11 +131,8 @@ CHIPS: tuple[Chip, ...] = (
         memory=16e9,
         bandwidth=900e9,
         domain=8,
-        link=150e9,
-        network=6.25e9,
     ),
-    # Google Cloud, TPU v4, per chip; Jouppi et al., TPU v4, 2023. arXiv:2304.01433, table 4: 6
-    # links of 50e9
+    # Google Cloud, TPU v4, per chip; Jouppi et al., TPU v4, 2023. arXiv:2304.01433, table 4
     Chip(
         name="tpu-v4",
         kind=r"^TPU v4$",
@@ -165,9 +140,8 @@ CHIPS: tuple[Chip, ...] = (
         memory=32.0 * 2**30,
         bandwidth=1.2e12,
         domain=4096,
-        link=300e9,
     ),
-    # Google Cloud, TPU v5e, per chip: 400e9 both ways; 6.4 Tbit/s for a pod of 256
+    # Google Cloud, TPU v5e, per chip; pods of 256
     Chip(
         name="tpu-v5e",
         kind=r"^TPU (v5 lite|v5e)$",
@@ -175,10 +149,8 @@ CHIPS: tuple[Chip, ...] = (
         memory=16e9,
         bandwidth=819e9,
         domain=256,
-        link=200e9,
-        network=3.125e9,
     ),
-    # Google Cloud, TPU v5p, per chip: 1200e9 both ways; slices to 6144; network 50 Gbit/s
+    # Google Cloud, TPU v5p, per chip; slices to 6144
     Chip(
         name="tpu-v5p",
         kind=r"^TPU (v5|v5p)$",
@@ -186,10 +158,8 @@ CHIPS: tuple[Chip, ...] = (
         memory=95.0 * 2**30,
         bandwidth=2.765e12,
         domain=6144,
-        link=600e9,
-        network=6.25e9,
     ),
-    # Google Cloud, TPU v6e, per chip: 800e9 both ways; 25.6 Tbit/s for a pod of 256
+    # Google Cloud, TPU v6e, per chip; pods of 256
     Chip(
         name="tpu-v6e",
         kind=r"^TPU (v6 lite|v6e)$",
@@ -197,8 +167,6 @@ CHIPS: tuple[Chip, ...] = (
         memory=32e9,
         bandwidth=1.638e12,
         domain=256,
-        link=400e9,
-        network=12.5e9,
     ),
 )
 

@@ -1,4 +1,4 @@
-"""What one update takes on a mesh of chips: memory, messages, time. On paper, without a device."""
+"""What one update takes on a mesh of chips: memory and time. On paper, without a device."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -12,13 +12,11 @@ from jaxformer.layers.mode import Remat
 from jaxformer.parallel.chips import Chip
 from jaxformer.parallel.memory import Memory, OptimizerKind, memory, slots
 from jaxformer.parallel.mesh import AXES, ROWS
-from jaxformer.parallel.traffic import Collective, traffic
 
 ROOM = 0.9  # of a chip's memory: what may be planned with, since estimates are estimates
 LARGEST = 2**14  # devices that a mesh is looked for with
 TOKENS = 2**22  # of a batch that is filled with as many rows as have room
 DOUBLINGS = (2, 4, 8, 16, 32)
-HIDDEN = ("kernels of layers", "gradients of kernels of layers")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,17 +61,8 @@ class Work:
         return own if self.batch_size is None else self.batch_size
 
     def on(self, sizes: Mapping[str, int]) -> dict[str, Any]:
-        """What `memory` and `traffic` want to know."""
+        """What `memory` wants to know."""
         return {**vars(self), "batch_size": self.rows(sizes)}
-
-
-class Sending(NamedTuple):
-    """Messages, what carries them, and how long that takes; None where it is not published."""
-
-    messages: Collective
-    over: Literal["links", "network"]
-    seconds: float | None
-    hidden: bool
 
 
 class Plan(NamedTuple):
@@ -86,7 +75,6 @@ class Plan(NamedTuple):
     chip: Chip
     work: Work
     memory: Memory
-    sendings: tuple[Sending, ...]
     flops: float
     computed: float
 
@@ -116,15 +104,10 @@ class Plan(NamedTuple):
         m = self.memory
         return (2 * (m.parameters + m.optimizer) + m.gradients) / self.chip.bandwidth
 
-    def sending(self, *, hidden: bool) -> float:
-        """Seconds of messages of which the speed is known, that can be hidden or not."""
-        return sum((s.seconds or 0.0 for s in self.sendings if s.hidden == hidden), 0.0)
-
     @property
     def seconds(self) -> float:
-        """Of the update: the longer of products and what hides behind them, then the rest."""
-        behind = max(self.computing, self.sending(hidden=True))
-        return behind + self.sending(hidden=False) + self.updating
+        """Of the update, at least."""
+        return self.computing + self.updating
 
     @property
     def utilisation(self) -> float:
@@ -133,22 +116,16 @@ class Plan(NamedTuple):
 
 
 def plan(config: c.TransformerConfig, sizes: Mapping[str, int], chip: Chip, work: Work) -> Plan:
-    """Work out memory, messages and time of one update, by roofline.
+    """Work out memory and time of one update, by roofline.
 
         compute = training FLOPs / (devices * peak)
-        message = bytes that a device sends / bytes/s of what carries them
         update = (2 * (parameters + state) + gradients) / bandwidth of memory
-        time = max(compute, hidden messages) + other messages + update
+        time = compute + update
         utilisation = the model's FLOPs / (time * devices * peak)
 
-    Neighbours in the mesh, innermost first, fill domains of fast links. Messages inside a domain go
-    over its links; those of a group that spans several go over the network. What is gathered or
-    summed crosses it once for all members in a domain, over as many connections; what is passed on
-    or exchanged goes by the connection of each device.
-
-    It is assumed that kernels of layers are gathered, and their gradients scattered, while the
-    layer before is computed; that all other messages are waited for; that products run at the peak
-    and nothing else takes time. So the utilisation is a bound: what is reached is less.
+    Products run at the peak here and nothing else takes time, messages between devices neither. So
+    the utilisation is a bound: what is reached is less. `training.compiled` has XLA compile the
+    update, and tells which messages it waits for.
 
     "full" computes the forward pass twice, which counts as time and not as the model's FLOPs;
     scores that attention by blocks computes again backwards count as neither; experts on several
@@ -172,12 +149,7 @@ def plan(config: c.TransformerConfig, sizes: Mapping[str, int], chip: Chip, work
         appendix B (utilisation)
     """
     n = {name: sizes.get(name, 1) for name in AXES}
-    known, rows = work.on(n), work.rows(n)
-    sendings = []
-    for messages in traffic(config, n, **known):
-        over, speed = _carrier(messages, n, chip)
-        seconds = None if speed is None else messages.sent / speed
-        sendings.append(Sending(messages, over, seconds, messages.what in HIDDEN))
+    rows = work.rows(n)
     forward = rows * costs.forward_flops(config, work.length, work.source_length)
     experts = rows * costs.expert_flops(config, work.length, work.source_length)
     empty = experts * (slots(n["expert"], work.expert_room) - 1)
@@ -191,29 +163,10 @@ def plan(config: c.TransformerConfig, sizes: Mapping[str, int], chip: Chip, work
         sizes=n,
         chip=chip,
         work=work,
-        memory=memory(config, n, **known, kernels=True),
-        sendings=tuple(sendings),
+        memory=memory(config, n, **work.on(n), kernels=True),
         flops=float(costs.TRAINING_FACTOR * forward),
         computed=float(computed),
     )
-
-
-def _carrier(
-    messages: Collective, n: Mapping[str, int], chip: Chip
-) -> tuple[Literal["links", "network"], float | None]:
-    """What carries messages, and how many bytes/s of one device."""
-    group, inside, room = messages.axis.split("+"), 1, chip.domain
-    for axis in reversed(AXES):
-        together = min(n[axis], room)
-        inside *= together if axis in group else 1
-        room //= together
-    if inside == messages.devices:
-        return "links", chip.link
-    if chip.network is None:
-        return "network", None
-    alone = messages.kind in ("permute", "all_to_all")  # nothing is put together on the way
-    speed = chip.network * (1 if alone else inside)
-    return "network", speed if chip.link is None else min(speed, chip.link)
 
 
 def sensible_mesh(
@@ -228,8 +181,9 @@ def sensible_mesh(
         devices: How many there are; None looks for the fewest.
 
     Returns:
-        Of several meshes of as many devices that of the highest utilisation; where none has room,
-        that which needs the least.
+        Of several meshes of as many devices that of the least `tensor`, whose messages are waited
+        for in every layer, and then of the most `fsdp`, whose messages are not; where none has
+        room, that which needs the least.
 
     Raises:
         ValueError: No mesh fits the model and the batch at all.
@@ -254,7 +208,7 @@ def sensible_mesh(
         return min(possible, key=lambda pair: pair[0])[1]
     fewest = min(math.prod(sizes.values()) for sizes in with_room)
     small = [sizes for sizes in with_room if math.prod(sizes.values()) == fewest]
-    return max(small, key=lambda sizes: plan(config, sizes, chip, work).utilisation)
+    return min(small, key=lambda sizes: (sizes["tensor"], -sizes["fsdp"]))
 
 
 def filled(config: c.TransformerConfig, sizes: Mapping[str, int], chip: Chip, work: Work) -> Work:

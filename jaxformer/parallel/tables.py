@@ -10,24 +10,18 @@ import jax
 from jaxformer import config as c
 from jaxformer import costs
 from jaxformer.parallel.mesh import AXES
-from jaxformer.parallel.plan import ROOM, Plan, Sending, changes, plan, sensible_mesh
+from jaxformer.parallel.plan import ROOM, Plan, changes, plan, sensible_mesh
 
 WIDTH = 118
-SMALL = 10**6  # bytes; messages of less have a line together
-COLUMNS = (
-    *(("messages", 15), ("along", 14), ("devices", 9), ("of what", 38), ("times", 10)),
-    *(("payload", 12), ("over", 9), ("time", 10)),
-)
 
 
 def shown(name: str, config: c.TransformerConfig, found: Plan) -> str:
-    """Memory, messages and time of one update."""
+    """Memory and time of one update."""
     title = f"{name} on {found.devices:,} x {found.chip.name}: {_mesh(found)}"
     parts = [
         f"{title}\n{'=' * len(title)}",
         _work(config, found),
         _memory(found),
-        _messages(found),
         _time(found),
     ]
     if not found.fits:
@@ -98,79 +92,24 @@ def _memory(found: Plan) -> str:
     return "\n".join(lines)
 
 
-def _messages(found: Plan) -> str:
-    heading = "".join(title.ljust(width) for title, width in COLUMNS).rstrip()
-    if not found.sendings:
-        return "One device says nothing."
-    order = sorted(found.sendings, key=lambda s: -s.messages.bytes)
-    large = [s for s in order if s.messages.bytes >= SMALL]
-    lines = [heading, "-" * WIDTH, *map(_sending, large)]
-    if rest := order[len(large) :]:
-        times, size = (sum(getattr(s.messages, n) for s in rest) for n in ("times", "bytes"))
-        lines.append(f"and {times:,} small ones, {_bytes(size)} in all")
-    return "\n".join(lines)
-
-
-def _sending(sending: Sending) -> str:
-    m = sending.messages
-    values = (
-        m.kind,
-        m.axis,
-        f"{m.devices:,}",
-        m.what,
-        f"{m.times:,}",
-        _bytes(m.bytes),
-        sending.over,
-        "not known" if sending.seconds is None else _seconds(sending.seconds),
-    )
-    cells = [value.ljust(width) for value, (_, width) in zip(values, COLUMNS, strict=True)]
-    return "".join(cells).rstrip()
-
-
 def _time(found: Plan) -> str:
-    hidden, waited = found.sending(hidden=True), found.sending(hidden=False)
     spent = found.computed / found.flops
     again = "" if spent == 1 else f", with what is computed again or for nothing ({spent:.2f} x)"
     lines = [
         "time of an update",
         "-" * 48,
         f"{'products at ' + _flops(found.chip.peak_flops):40}{_seconds(found.computing)}{again}",
-        f"{'kernels of layers, behind the products':40}{_seconds(hidden)}",
-        f"{'other messages, waited for':40}{_seconds(waited)}",
         f"{'parameters and state, read and written':40}{_seconds(found.updating)}",
         f"{'together':40}{_seconds(found.seconds)}",
-        f"{'utilisation':40}{found.utilisation:.0%} at most; {_bottleneck(found)}",
+        f"{'utilisation':40}{found.utilisation:.0%} at most",
     ]
     closing = (
         f"{_flops(found.flops, 'FLOP')} of the model an update, "
-        f"{found.work.length * found.rows / found.seconds:,.0f} tokens a second. "
-        "Assumed: products run at the published peak of bfloat16, messages at the published speed; "
-        "kernels are gathered and their gradients scattered while other layers are computed; "
-        "nothing else takes time. What is reached is less."
+        f"{found.work.length * found.rows / found.seconds:,.0f} tokens a second at most: products "
+        "run at the published peak of bfloat16, and nothing else takes time, messages between "
+        "devices neither. What XLA makes of those --compile tells."
     )
-    if found.work.optimizer == "adafactor":
-        closing += " Not counted: means over rows and columns that devices share, for Adafactor."
-    unknown = [s for s in found.sendings if s.seconds is None]
-    if unknown:
-        size = sum(s.messages.sent for s in unknown)
-        closing += (
-            f" How fast the {unknown[0].over} of a {found.chip.name} is is not in our table, so "
-            f"{_bytes(size)} that a device sends over it are not in this sum."
-        )
     return "\n".join([*lines, "", textwrap.fill(closing, WIDTH)])
-
-
-def _bottleneck(found: Plan) -> str:
-    """What takes the largest part of the time."""
-    waiting: dict[str, float] = {}
-    for s in found.sendings:
-        if not s.hidden:
-            waiting[s.messages.axis] = waiting.get(s.messages.axis, 0.0) + (s.seconds or 0.0)
-    parts = {f"messages along {axis}": seconds for axis, seconds in waiting.items()}
-    parts["products"] = found.computing
-    parts["gathering kernels along fsdp"] = found.sending(hidden=True)
-    parts["reading and writing parameters and state"] = found.updating
-    return f"most of the time goes to {max(parts, key=lambda part: parts[part])}"
 
 
 def _remedies(config: c.TransformerConfig, found: Plan) -> str:

@@ -290,7 +290,7 @@ class Program:
                         if each.operation in KINDS:
                             size = times * arriving(each)
                             (meanwhile if apart else waiting)[each.operation] += size
-        return dict(waiting), dict(meanwhile)
+        return dict(+waiting), dict(+meanwhile)
 
 
 def began(part: Any, word: str) -> bool:
@@ -300,6 +300,8 @@ def began(part: Any, word: str) -> bool:
 
 def arriving(one: Instruction) -> int:
     """Bytes of what a message brings: what is begun apart also names what it takes."""
+    if re.search(r"replica_groups=(\{\{\d+\}|\[\d+,1\])", one.rest):
+        return 0  # each device is alone in its group
     sizes = [
         WIDTHS.get(dtype, int(re.sub(r"\D", "", dtype) or 8) // 8)
         * math.prod(int(n) for n in shape.split(",") if n)

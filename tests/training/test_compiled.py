@@ -55,6 +55,8 @@ backend_config={"known_trip_count":{"n":"5"}}
 ENTRY %main (a: f32[4], b: s32[3]) -> (f32[4]) {
   %both = (f32[4]{0}, /*index=1*/s32[3]{0}) all-reduce(%a, %b), to_apply=%add
   %s = ((f32[32]{0}), (f32[8]{0})) reduce-scatter-start(%a), dimensions={0}
+  %alone = f32[4]{0} all-reduce(%a), replica_groups={{0},{1}}, to_apply=%add
+  %each = f32[4]{0} all-gather(%a), replica_groups=[8,1]<=[8], dimensions={0}
   %m = f32[4]{0} custom-call(%a), custom_call_target="__cudnn$fmhaSoftmax"
   %w = (s32[], bf16[4,8]) while(%t), condition=%less, body=%body
   ROOT %r = f32[4]{0} add(%x, %x), backend_config={"estimated_cycles":"7"}

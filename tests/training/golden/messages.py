@@ -1,0 +1,10 @@
+"""Record what a step sends on each mesh: `python -m tests.training.golden.messages`."""
+
+import json
+
+import tests.conftest  # noqa: F401  # the devices and options of all tests
+from tests.training.test_meshes import CASES, MORE, RECORD, SELDOM, label, messages
+
+if __name__ == "__main__":
+    found = {label(case): messages(*case) for case in CASES + MORE + SELDOM}
+    RECORD.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
