@@ -571,6 +571,16 @@ def every_transform():
 
 
 @pytest.mark.parametrize(("name", "transform"), list(every_transform()))
+@pytest.mark.slow(
+    but=[
+        "plain JAX-vmap",
+        "Equinox-grad",
+        "NNX-remat",
+        "rotate-shard_map",
+        "dot_product_attention-shard_map",
+        "mix_experts-shard_map",
+    ]
+)
 def test_values_and_slopes_are_those_of_the_formula(name, transform):
     y, gradient = answer(name, transform)
     values, slope = expected(name)
@@ -608,6 +618,7 @@ def in_depth(formula):
 
 @every_case
 @blocks_by_default
+@pytest.mark.slow(but=["NNX"])
 def test_scan_over_stacked_weights_is_one_layer_after_the_other(name):
     case = case_of(name)
 
@@ -627,6 +638,7 @@ def test_scan_over_stacked_weights_is_one_layer_after_the_other(name):
 
 @every_case
 @blocks_by_default
+@pytest.mark.slow(but=["NNX", "Haiku"])
 def test_vmap_over_many_weights_is_each_of_them(name):
     case = case_of(name)
     many, row = several(case.weights, DEPTH), rows_for(case)[0]
@@ -851,6 +863,7 @@ def test_parameters_survive_a_file_of_numpy(tmp_path):
     np.testing.assert_array_equal(logits_of(loaded), logits_of(initial()))
 
 
+@pytest.mark.slow
 def test_frozen_parameters_work():
     frozen = flax.core.freeze(initial())
     np.testing.assert_array_equal(logits_of(frozen), logits_of(initial()))

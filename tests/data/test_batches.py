@@ -64,6 +64,7 @@ def test_the_mask_counts_every_target_that_is_not_padding(pack):
 
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize(("num_rows", "batch_size"), [(17, 5), (17, 17), (12, 4), (3, 7), (1, 2)])
+@pytest.mark.slow(but=["17-5-True", "17-5-False"])
 def test_every_epoch_has_every_row_once(num_rows, batch_size, shuffle):
     batches = Batches(numbered(num_rows), batch_size=batch_size, seed=3, shuffle=shuffle)
     seen = sum(drawn(batches, range(4 * num_rows)), [])

@@ -261,6 +261,7 @@ def test_gzip_bits_per_byte_is_that_of_the_joined_text():
         data.gzip_bits_per_byte([Document("a", "")])
 
 
+@pytest.mark.slow
 def test_corpus_and_split_are_the_same_in_every_process(tmp_path):
     write(tmp_path, {f"{i % 7}/{i}.txt": f"text {i}" for i in range(60)})
     script = (

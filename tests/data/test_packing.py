@@ -176,6 +176,7 @@ def test_another_text_tokenizer_or_length_is_another_cache(pack, tmp_path):
     assert len(list((tmp_path / "cache").iterdir())) == 5
 
 
+@pytest.mark.slow
 def test_the_cache_is_the_same_in_every_process(tmp_path):
     script = (
         "import sys; from jaxformer import data\n"

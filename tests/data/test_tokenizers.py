@@ -133,6 +133,7 @@ def test_too_small_a_vocabulary_is_refused(make):
     assert make(vocab_size=257).vocab_size == 257
 
 
+@pytest.mark.slow
 def test_training_is_the_same_in_every_process():
     """Also with other seeds of Python's hashing and another number of threads."""
     script = (

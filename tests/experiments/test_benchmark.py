@@ -310,7 +310,7 @@ def test_each_of_ours_does_a_round(entry, as_in_a_process_of_its_own):
 
 
 @pytest.mark.parametrize("spread", [False, True])
-@pytest.mark.slow(but=["False"])
+@pytest.mark.slow
 def test_linen_does_a_round(spread, as_in_a_process_of_its_own):
     one = contest_linen.training(replace(SMOKE, batch_size=8), spread=spread)
     one()

@@ -97,7 +97,7 @@ SCALINGS = {
 
 
 @pytest.mark.parametrize("flag", SCALINGS)
-@pytest.mark.slow(but=["Yarn(factor=4, original_max_length=16)"])
+@pytest.mark.slow
 def test_rotary_positions_are_stretched_by_a_flag(folder, monkeypatch, flag):
     """The text is that of the model whose positions are stretched so."""
     seen = []
@@ -114,6 +114,7 @@ def test_rotary_positions_are_stretched_by_a_flag(folder, monkeypatch, flag):
     assert seen == [MODEL.with_rope_scaling(SCALINGS[flag])] != [MODEL]
 
 
+@pytest.mark.slow
 def test_sampled_text_depends_on_the_seed(folder):
     sampler = Sample(temperature=5.0)
     texts = [text(folder, sampler=sampler, seed=seed) for seed in (1, 1, 2)]
@@ -210,6 +211,7 @@ def export(folder, config, **extra):
     return tokenizer, params, first
 
 
+@pytest.mark.slow
 def test_a_hugging_face_folder_continues_text_as_its_makers_begin_it(tmp_path):
     config = replace(
         MODEL, vocab_size=272, embedding=Embedding(), feed_forward=(GLU(hidden_dim=11),)

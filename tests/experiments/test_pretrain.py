@@ -449,6 +449,7 @@ def test_going_on_or_beginning_needs_a_folder_that_is_found_again():
         replace(BASE, output=None, resume_or_begin=True)
 
 
+@pytest.mark.slow
 def test_what_was_done_to_the_small_files_of_a_run_is_said(six, capsys):
     tokenizer = (six / "tokenizer.json").read_bytes()
     (six / "tokenizer.json").write_bytes(tokenizer[:-3])
@@ -461,6 +462,7 @@ def test_what_was_done_to_the_small_files_of_a_run_is_said(six, capsys):
     assert [number for number, _ in losses(six)] == list(range(7, 13))
 
 
+@pytest.mark.slow
 def test_a_line_of_metrics_without_a_number_is_refused(six):
     lines = (six / "metrics.jsonl").read_text().splitlines(keepends=True)
     (six / "metrics.jsonl").write_text("".join([*lines[:2], "null\n", *lines[2:]]))
@@ -477,6 +479,7 @@ def test_what_a_device_has_no_room_for_is_refused_before_text_is_read(monkeypatc
     assert not Path("out").exists()
 
 
+@pytest.mark.slow
 def test_the_update_is_compiled_before_there_is_a_state(monkeypatch, capsys):
     monkeypatch.setattr("experiments.out_of_memory.memory_per_device", lambda: 1 << 18)
     monkeypatch.setattr(pretrain, "begin", lambda *_: pytest.fail("memory was taken"))
@@ -592,6 +595,7 @@ def test_losses_that_are_not_finite_make_no_update_and_end_the_run_in_the_end(ca
     assert [line.get("skipped_updates", 0) for line in lines] == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_a_run_that_ends_before_its_first_checkpoint_says_so(monkeypatch, capsys):
     def stop(at):
         raise at
@@ -620,6 +624,7 @@ def test_a_run_that_ends_before_its_first_checkpoint_says_so(monkeypatch, capsys
         assert capsys.readouterr().err == said
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_a_message_and_leaves_the_earlier_checkpoint(
     whole, six, monkeypatch, capsys
 ):

@@ -345,6 +345,7 @@ def test_a_study_of_placements_reports_orders_and_their_correlation(canned, tmp_
     assert len(arms) == 9 and all(len(a["held_out"]) == 2 for a in arms)
 
 
+@pytest.mark.slow
 def test_the_readme_of_studies_is_made_from_what_they_kept(canned, tmp_path):
     """Command, seeds, tokens, table and pictures; what is in a table is in the JSON."""
     results = tmp_path / "results"
@@ -374,6 +375,7 @@ def test_a_folder_of_something_else_is_refused_and_left_as_it_is(small, tmp_path
     assert [file.name for file in output.iterdir()] == ["config.json"]
 
 
+@pytest.mark.slow
 def test_an_unfinished_study_is_not_reported(canned, tmp_path):
     asked = RopePlacement(size="smoke", seeds=2, output=tmp_path / "results" / "a")
     rope_placement.main(asked)
@@ -426,6 +428,7 @@ KEPT = {
 
 
 @pytest.mark.parametrize("name, arms", KEPT.items(), ids=KEPT)
+@pytest.mark.slow(but=["ablate_block-cpu", "ablate_activation-untied"])
 def test_the_tables_that_are_committed_are_those_of_the_json(name, arms, tmp_path):
     """And the README of experiments holds them; every arm is there, of three seeds or more."""
     path = Path(report.RESULTS) / name / "table.md"

@@ -153,6 +153,7 @@ def test_floats_and_integers_are_not_taken_for_each_other():
 # Lists, arrays of NumPy, and what is neither
 
 
+@pytest.mark.slow
 def test_lists_and_arrays_of_numpy_are_arrays():
     np.testing.assert_allclose(F.silu([0, 1]), [0, 0.731059], rtol=1e-5)  # whole numbers of Python
     np.testing.assert_allclose(

@@ -366,7 +366,7 @@ CACHED = {
 
 
 @pytest.mark.parametrize("kind", CACHED)
-@pytest.mark.slow(but=["causal"])
+@pytest.mark.slow
 def test_one_query_over_kept_keys_is_the_last_row(normal, kind):
     """inventory row 122: keys and values of earlier tokens are kept, not computed again.
 
@@ -403,6 +403,7 @@ def test_one_query_over_kept_keys_is_the_last_row(normal, kind):
 
 
 @pytest.mark.parametrize("num_kv_heads, equal", [(4, 8), (2, 4), (1, 2)])
+@pytest.mark.slow
 def test_on_a_tpu_equal_queries_stand_for_one(normal, monkeypatch, num_kv_heads, equal):
     """And nothing else: eight of them for each head of keys."""
     query, key = normal(2, 1, 4, 3), normal(2, 9, num_kv_heads, 3)
@@ -466,6 +467,7 @@ def test_packed_documents_do_not_leak(normal):
 
 
 @pytest.mark.parametrize("normalizer", ["softmax", "relu"])
+@pytest.mark.slow(but=["relu"])
 def test_a_query_without_keys_gives_zero_and_no_gradient(normal, normalizer):
     arrays = normal(3, 2, 3), normal(5, 2, 3), normal(5, 2, 7)
     mask = jnp.ones((3, 5), bool).at[1].set(False)
@@ -556,6 +558,7 @@ def test_a_batch_is_each_sequence_and_head():
     "axes",
     ["BNTS", "1NTS", "B1TS", "11TS", "BN1S", "BNT1", "BTS", "B1S", "1TS", "TS", "1S", "T1", "S"],
 )
+@pytest.mark.slow(but=["BN1S", "BTS", "TS", "S"])
 def test_a_mask_broadcasts(normal, axes):
     sizes = {"B": 2, "N": 6, "T": 5, "S": 7, "1": 1}
     query, key, value = golden(*QKV)
@@ -610,6 +613,7 @@ def test_half_precision_sums_in_float32(dtype, error):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.slow(but=["float32"])
 def test_extreme_scores_neither_overflow_nor_lose_the_gradient(dtype):
     query = jnp.full((2, 1, 3), 3e4, dtype)
     key = jnp.array([3e4, -3e4, 0.0], dtype).reshape(3, 1, 1) * jnp.ones((1, 1, 3), dtype)
@@ -763,6 +767,7 @@ def slope_in_the_scale(query, key, value, scale):
 
 
 @pytest.mark.parametrize("length, implementation", [(6, "xla"), (6, "blockwise"), (256, "auto")])
+@pytest.mark.slow(but=["6-xla"])
 def test_a_scale_may_be_learned(length, implementation):
     """At 256 tokens "auto" goes by blocks, whose loops are told a number of Python."""
     rng = np.random.default_rng(0)

@@ -183,6 +183,7 @@ SEEN = {
 
 
 @pytest.mark.parametrize("sight, kept", SEEN.values(), ids=SEEN)
+@pytest.mark.slow(but=["side by side-causal", "side by side-window"])
 def test_blocks_in_which_nothing_is_seen_are_not_looked_at(sight, kept, where):
     """What stands in them may be anything, even NaN, forwards and backwards."""
     rng = np.random.default_rng(0)
@@ -244,6 +245,7 @@ def test_memory_grows_with_the_length_and_not_with_its_square():
     assert working_space(8192) < 8192**2  # a fourth of the scores of one head
 
 
+@pytest.mark.slow
 def test_dropout_is_that_of_its_key():
     rng = np.random.default_rng(0)
     arrays = [numbers(rng, 9, 2, 3) for _ in range(3)]
@@ -266,6 +268,7 @@ def test_dropout_is_that_of_its_key():
 
 
 @pytest.mark.parametrize("options", [{}, dict(normalizer="relu"), dict(logit_softcap=0.8)])
+@pytest.mark.slow(but=["side by side-options0", "side by side-options1", "side by side-options2"])
 def test_each_block_of_each_head_of_each_row_drops_its_own(options, where):
     """Values that are rows of the identity show the weights themselves."""
     rng, T, rate = np.random.default_rng(0), 16, 0.4
@@ -386,6 +389,7 @@ def test_half_precision_is_summed_in_float32():
         np.testing.assert_allclose(one.astype(jnp.float32), other, atol=0.02 * scale)
 
 
+@pytest.mark.slow
 def test_on_devices_that_have_rows_each():
     """Loops carry what differs between devices, and the table's gradient is added up over them."""
     rng = np.random.default_rng(0)

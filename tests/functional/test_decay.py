@@ -116,6 +116,7 @@ FORMS = ["attention", *METHODS]
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", ["halves", "neighbours", "real"])
+@pytest.mark.slow(but=["halves-attention", "halves-scan", "real-attention", "real-scan"])
 def test_forms_agree_in_value_and_gradient(form, kind):
     """inventory row 77: sum_j gamma^(i-j) R_(j-i) v_j is h_i = gamma e^(-I theta) h_(i-1) + v_i,
     in attention form, token by token, by an associative scan (complex64) and by chunks; with an
@@ -173,6 +174,7 @@ def test_known_values(form):
     pairing=st.sampled_from(["halves", "neighbours"]),
     seed=st.integers(0, 99),
 )
+@pytest.mark.slow
 def test_any_shape(shape, pairs, chunk, pairing, seed):
     """inventory row 77: any batch axes, lengths, heads and widths (an odd one where nothing
     turns); all forms against complex128."""
@@ -243,6 +245,7 @@ def test_documents_shared_by_rows():
 
 
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.slow(but=["chunked"])
 def test_padding_passes_the_state_on(method):
     """Each row gives what its tokens give without the padding, in value, state and gradient."""
     start = draw(B, N, 2 * C, seed=3)
@@ -307,6 +310,7 @@ def test_initial_state_belongs_to_the_first_document():
 
 
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.slow(but=["scan"])
 def test_long_texts(form):
     """inventory row 77: 4,096 tokens with a decay of 1/2, whose powers go down to 1e-1233, and one
     of 0.999. As attention and by chunks values are good to 1e-6 of the largest. One token's
@@ -355,6 +359,7 @@ def test_a_decay_of_zero_and_of_one(form):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.slow(but=["scan-bfloat16", "scan-float16", "associative-float16"])
 def test_computes_in_float32(form, dtype):
     value = (10 * VALUE[:, :5]).astype(dtype)
     gamma, theta = GAMMA.astype(dtype), THETA.astype(dtype)
@@ -385,6 +390,7 @@ def test_memory_is_linear_in_time(method):
 
 
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.slow(but=["scan"])
 def test_devices_add_up_real_gradients(form):
     """Rows on two devices give the gradients of all rows on one; what is added up is real."""
     mesh = jax.make_mesh((2,), ("data",), (AxisType.Auto,), devices=jax.devices()[:2])

@@ -45,6 +45,14 @@ def with_gradients(linear, x, kernels, sizes, dy):
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.slow(
+    but=[
+        "ragged-[130, 0, 169, 1]",
+        "ragged-[0, 0, 0, 300]",
+        "ragged-[128, 128, 44, 0]",
+        "megablox-[128, 128, 44, 0]",
+    ]
+)
 def test_each_group_meets_its_own_kernel(linear, sizes):
     x, kernels, dy = draw(R, D), draw(E, D, H), draw(R, H)
     found = jax.jit(partial(with_gradients, linear))(x, kernels, jnp.asarray(sizes), dy)
@@ -52,6 +60,7 @@ def test_each_group_meets_its_own_kernel(linear, sizes):
         np.testing.assert_allclose(a, b, atol=1e-5 * np.abs(b).max())
 
 
+@pytest.mark.slow(but=["ragged"])
 def test_groups_differ_between_members_of_a_batch(linear):
     """vmap, nested, with shared kernels."""
     x, kernels, dy = draw(2, 3, R, D), draw(E, D, H), draw(2, 3, R, H)
@@ -64,6 +73,7 @@ def test_groups_differ_between_members_of_a_batch(linear):
             np.testing.assert_allclose(a[i, j], b, atol=1e-5 * np.abs(b).max())
 
 
+@pytest.mark.slow(but=["ragged"])
 def test_on_a_mesh_gradients_of_shared_kernels_are_summed(linear):
     mesh, rows = jax.sharding.Mesh(jax.devices()[:3], ("data",)), P("data")
     x, kernels, dy = draw(3 * R, D), draw(E, D, H), draw(3 * R, H)
@@ -84,6 +94,7 @@ def test_on_a_mesh_gradients_of_shared_kernels_are_summed(linear):
         np.testing.assert_allclose(a, b, atol=1e-5 * np.abs(b).max())
 
 
+@pytest.mark.slow(but=["ragged"])
 def test_bfloat16_stays(linear):
     x, kernels, dy = (a.astype(jnp.bfloat16) for a in (draw(R, D), draw(E, D, H), draw(R, H)))
     found = jax.jit(partial(with_gradients, linear))(x, kernels, jnp.asarray(SIZES[0]), dy)

@@ -91,6 +91,7 @@ def test_a_batch_is_a_loop_over_its_members(arrays):
             np.testing.assert_allclose(whole[b], alone, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_results_have_the_dtype_of_what_is_given(arrays):
     narrow = [x.astype(jnp.bfloat16) for x in arrays]
     assert expanded(*narrow).dtype == absorbed(*narrow).dtype == jnp.bfloat16

@@ -15,6 +15,7 @@ from jaxformer import functional as F
         ("btnh,nhd->btd", (2, 11, 5), 2),
     ],
 )
+@pytest.mark.slow(but=["btd,df->btf-kernel0-1"])
 def test_linear_matches_einsum_in_float64(normal, equation, kernel, axes):
     x, weights = normal(2, 3, *kernel[:axes]), normal(*kernel)
     bias = normal(*kernel[axes:])

@@ -86,6 +86,7 @@ OPTIONS = {
 @pytest.mark.parametrize("chunk", [5, 23])
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.slow(but=["plain-0-23", "masked-1-23", "z-0-23", "smoothed-1-23", "capped-0-23"])
 def test_losses_and_gradients_are_those_of_all_logits_by_hand(name, axis, chunk):
     """Of 23 ids five at a time, with three left over; and all at once."""
     options = dict(OPTIONS[name], vocabulary_axis=axis)

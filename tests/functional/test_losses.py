@@ -74,6 +74,7 @@ def test_the_mean_is_over_tokens_also_across_shards():
 
 @settings(max_examples=20, deadline=None)
 @given(shift=st.floats(-1e3, 1e3, width=32), smoothing=st.floats(0.0, 1.0))
+@pytest.mark.slow
 def test_cross_entropy_ignores_a_shift_of_all_logits(shift, smoothing):
     loss = F.token_cross_entropy(LOGITS + shift, TARGETS, label_smoothing=smoothing)
     expected = F.token_cross_entropy(LOGITS, TARGETS, label_smoothing=smoothing)

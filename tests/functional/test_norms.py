@@ -290,6 +290,7 @@ def test_layer_norm_of_a_sample_ignores_its_batch_and_batch_norm_does_not(normal
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.slow(but=["float16", "float32"])
 def test_batch_norm_keeps_dtype_and_survives_large_values(dtype):
     x = jnp.tile(jnp.array([[[1e4]], [[-1e4]]], dtype), (1, 3, 2))
     y, statistics = batch_norm(x)

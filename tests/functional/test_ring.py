@@ -67,7 +67,7 @@ OPTIONS = {
 
 @pytest.mark.parametrize("block", [F.RING_BLOCK, 1])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.slow(but=["causal-512", "window-1", "alibi-1", "no key at all-1"])
+@pytest.mark.slow(but=["window-1"])
 def test_a_ring_of_devices_gives_what_one_gives(options, block, arrays, monkeypatch):
     """Values and gradients, whether a half's scores are there at once or a query's."""
     monkeypatch.setattr(F.ring, "RING_BLOCK", block)
@@ -87,6 +87,7 @@ def test_a_ring_of_devices_gives_what_one_gives(options, block, arrays, monkeypa
         np.testing.assert_allclose(a, b, atol=5e-6 * np.max(np.abs(b), initial=1))
 
 
+@pytest.mark.slow
 def test_dropout_is_other_on_each_device_and_needs_a_key(arrays):
     query, key, value = (jnp.ones_like(x) for x in arrays)
     options = dict(axis_name="context", dropout_rate=0.5)
@@ -98,6 +99,7 @@ def test_dropout_is_other_on_each_device_and_needs_a_key(arrays):
     assert len(np.unique(found[0].reshape(DEVICES, -1), axis=0)) == DEVICES
 
 
+@pytest.mark.slow
 def test_dropout_is_other_for_each_pair_of_halves():
     """Values that name their keys show which weights are left."""
     key = jnp.ones((LENGTH, 1, 2))
@@ -148,6 +150,7 @@ def tiles_seen(order):
     return tiles.sum(axis=(1, 2))
 
 
+@pytest.mark.slow
 def test_in_ring_order_the_work_is_the_same_on_all_devices(monkeypatch, arrays):
     """What runs is counted where it runs; without the order, the last device has most to do."""
     ran = []

@@ -36,6 +36,7 @@ HEADS = {
 
 
 @pytest.mark.parametrize("options", [{}, {"z_loss": 0.3}, {"label_smoothing": 0.2}], ids=str)
+@pytest.mark.slow(but=["{'z_loss': 0.3}", "{'label_smoothing': 0.2}"])
 def test_cross_entropy_of_a_vocabulary_in_parts(options):
     """Losses, NaN for wrong ids, and gradients; large logits do not overflow."""
     logits = 50 * draw(2, 5, 12)
@@ -53,6 +54,7 @@ def test_cross_entropy_of_a_vocabulary_in_parts(options):
 @pytest.mark.parametrize("chunk", [2, 3, 12], ids=lambda chunk: f"chunk{chunk}")
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("options", HEADS.values(), ids=HEADS)
+@pytest.mark.slow(but=["masked-0-chunk12", "masked-1-chunk12"])
 def test_a_heads_vocabulary_in_parts(options, axis, chunk):
     """Each device goes through its 12 ids, some at a time; losses and gradients are one's."""
     x, kernel, bias = draw(2, 5, 3), draw(3, 48, seed=1), draw(48, seed=2)
@@ -117,6 +119,7 @@ def test_norms_of_features_in_parts(norm):
 
 
 @pytest.mark.parametrize("lean", [0.0, 30.0], ids=["spread", "all to one expert"])
+@pytest.mark.slow
 def test_experts_on_other_devices(lean):
     """Values and gradients, also when every token goes to the same device; none is dropped."""
     experts, top_k = 8, 2
@@ -162,6 +165,7 @@ def mixed_by_hand(x, routing, kernels, *, devices, room):
 
 
 @pytest.mark.parametrize("room, rows", [(1.0, 3), (1.4, 5), (4.0, 12), (9.0, 12)])
+@pytest.mark.slow(but=["1.4-5"])
 def test_room_on_the_way_to_experts(room, rows):
     """Of 12 choices a device, to four devices with two experts each; gradients are those of what
     found room."""

@@ -191,6 +191,22 @@ def check(name, transform):
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.slow(
+    but=[
+        "rms_norm",
+        "swiglu",
+        "embed",
+        "grouped_linear",
+        "route",
+        "dot_product_attention",
+        "attend",
+        "keep_top_k",
+        "cross_entropy",
+        "mix_experts",
+        "decay_attention",
+        "causal_mask",
+    ]
+)
 def test_vmap_and_grad_under_jit(name):
     check(name, jax.jit)
 

@@ -51,6 +51,9 @@ CASES = [
 
 
 @pytest.mark.parametrize("function, args", [case[1:] for case in CASES], ids=[c[0] for c in CASES])
+@pytest.mark.slow(
+    but=["slopes", "buckets", "linear", "llama3", "yarn", "longrope", "longrope factor"]
+)
 def test_values_and_gradients(function, args):
     """One compilation holds the value, a vmapped batch of two, and the gradient."""
     floats = [i for i, a in enumerate(args) if jnp.issubdtype(a.dtype, jnp.floating)]

@@ -61,6 +61,7 @@ def search(num_beams, length_penalty=1.0, stop=((STOP,), (STOP,)), steps=STEPS):
 
 
 @pytest.mark.parametrize("length_penalty", [0.0, 0.6, 1.0, 2.0])
+@pytest.mark.slow(but=["1.0"])
 def test_enough_beams_find_what_exhaustive_search_finds(length_penalty):
     found = search(VOCAB**STEPS, length_penalty)
     for row in range(2):
@@ -93,6 +94,7 @@ def test_one_beam_without_stop_is_greedy():
     np.testing.assert_array_equal(found.lengths, [[STEPS], [STEPS]])
 
 
+@pytest.mark.slow
 def test_rows_do_not_see_each_other_and_may_stop_at_their_own_tokens():
     both = search(3, stop=((STOP,), (-1,)))
     swapped = search(3, stop=((-1,), (STOP,)))

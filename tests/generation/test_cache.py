@@ -78,13 +78,13 @@ IN_PARTS = {
 
 
 @pytest.mark.parametrize("config", IN_PARTS.values(), ids=IN_PARTS)
-@pytest.mark.slow(but=["ring", "latent"])
+@pytest.mark.slow
 def test_a_text_may_be_read_in_parts(config):
     check(config, (3, 3, 1))
 
 
 @pytest.mark.parametrize("batch", [0, 2])
-@pytest.mark.slow(but=["0"])
+@pytest.mark.slow
 def test_no_and_two_batch_axes(batch):
     tokens = np.stack([TOKENS, TOKENS[::-1]]) if batch else TOKENS[0]
     check(of(windows=(WINDOW, None), positions=(T5Bias(),)), (3, 4), tokens)
@@ -103,7 +103,7 @@ THREE = {"multi-head": of(windows=(WINDOW, None)).attention, "shared": SHARED, "
 
 
 @pytest.mark.parametrize("kind", THREE.values(), ids=THREE)
-@pytest.mark.slow(but=["latent"])
+@pytest.mark.slow
 def test_padding_is_not_remembered(kind):
     """Rows of two and four tokens in one call, then three more each, against each row alone."""
     config = of(attention=kind)
@@ -120,7 +120,7 @@ def test_padding_is_not_remembered(kind):
 
 
 @pytest.mark.parametrize("kind", THREE.values(), ids=THREE)
-@pytest.mark.slow(but=["shared"])
+@pytest.mark.slow
 def test_rows_can_be_taken_in_any_order(kind):
     config = of(attention=kind)
     params, run = parameters(config), compiled(config)
@@ -172,7 +172,7 @@ ROOMS = {
 
 
 @pytest.mark.parametrize("config", ROOMS.values(), ids=ROOMS)
-@pytest.mark.slow(but=["latent, a wider window"])
+@pytest.mark.slow
 def test_no_cache_is_written_beyond_its_room(config):
     """At once and token by token, in words outside jit; at trace time where shapes tell."""
     params, model = parameters(config), Transformer(config)

@@ -47,6 +47,7 @@ def test_greedy_is_the_argmax_of_the_model_step_by_step(config, params, prompts,
     assert len(np.unique(expected[:, 5:])) > 3  # the text matters; it is no constant answer
 
 
+@pytest.mark.slow
 def test_a_prompt_alone_a_batch_and_numpy_give_the_same(config, params, prompts):
     together = generate(config, params, prompts, max_new_tokens=6)
     for row in range(2):
@@ -56,6 +57,7 @@ def test_a_prompt_alone_a_batch_and_numpy_give_the_same(config, params, prompts)
     np.testing.assert_array_equal(tokens, together)
 
 
+@pytest.mark.slow
 def test_a_sampler_that_leaves_one_candidate_is_greedy(config, params, prompts):
     greedy = generate(config, params, prompts, max_new_tokens=6, sampler=Greedy())
     one = dict(sampler=Sample(top_k=1), key=jax.random.key(0))
@@ -63,6 +65,7 @@ def test_a_sampler_that_leaves_one_candidate_is_greedy(config, params, prompts):
     np.testing.assert_array_equal(tokens, greedy)
 
 
+@pytest.mark.slow
 def test_the_key_decides(config, params, prompts):
     def tokens(seed):
         return generate(
@@ -81,6 +84,7 @@ def test_the_key_decides(config, params, prompts):
     assert jnp.any(first != tokens(1))
 
 
+@pytest.mark.slow
 def test_a_large_penalty_forbids_repetition(config, params, prompts):
     """Of the prompt and of what was added: eleven different tokens where greedy repeats some."""
     prompt = jnp.asarray([3, 1, 4, 30, 5], jnp.int32)
@@ -96,6 +100,7 @@ def test_a_large_penalty_forbids_repetition(config, params, prompts):
     assert len(np.unique(tokens)) == 11
 
 
+@pytest.mark.slow
 def test_to_the_end_of_a_learned_table_and_not_beyond(learned, learned_params, prompts):
     """The last token is chosen and never read, so it needs no position."""
     tokens = generate(learned, learned_params, prompts, max_new_tokens=7)
@@ -109,6 +114,7 @@ def test_to_the_end_of_a_learned_table_and_not_beyond(learned, learned_params, p
 
 
 @pytest.mark.parametrize("table, capacity", [(Embedding(), 128), (LEARNED, 11)])
+@pytest.mark.slow
 def test_a_cache_on_a_tpu_fills_its_registers(config, prompts, monkeypatch, table, capacity):
     """But for a table of positions that ends before."""
     config, given = replace(config, vocab_size=33, embedding=table), dict(max_new_tokens=6)
@@ -125,6 +131,7 @@ def test_a_cache_on_a_tpu_fills_its_registers(config, prompts, monkeypatch, tabl
     assert seen == [capacity]
 
 
+@pytest.mark.slow
 def test_compiles_once_for_prompts_of_one_bucket(config, params, prompts):
     generate(config, params, prompts, max_new_tokens=6)
     compiled = search._cache_size()
@@ -197,6 +204,7 @@ def test_a_length_that_is_still_to_come_changes_nothing(config, params, prompts,
     np.testing.assert_array_equal(generate(cfg, params, prompts, max_new_tokens=5), text)
 
 
+@pytest.mark.slow
 def test_ids_beyond_the_vocabulary_of_the_tokenizer_are_never_chosen(config, params, prompts):
     sampler = Sample(temperature=50.0)
 
@@ -239,7 +247,7 @@ def test_padding_and_lengths_say_the_same_as_a_list(config, params):
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 4, 9])
-@pytest.mark.slow(but=["2"])
+@pytest.mark.slow
 def test_any_chunks_of_the_prompt_give_the_same(config, params, chunk):
     found = generate(config, params, ROWS, max_new_tokens=6, prefill_chunk=chunk)
     np.testing.assert_array_equal(found, generate(config, params, ROWS, max_new_tokens=6))
@@ -268,6 +276,7 @@ def test_a_stop_token_of_all_rows_ends_each(config, params):
 
 
 @pytest.mark.parametrize("sampler", [Greedy(), Sample(temperature=2.0, repetition_penalty=1.3)])
+@pytest.mark.slow(but=["a loop-sampler0"])
 def test_a_stream_gives_the_tokens_of_generate(config, params, sampler, form):
     options = dict(max_new_tokens=6, sampler=sampler, key=jax.random.key(4), stop_tokens=(11,))
     tokens = np.stack(list(stream(config, params, ROWS, **options)), axis=-1)
@@ -276,6 +285,7 @@ def test_a_stream_gives_the_tokens_of_generate(config, params, sampler, form):
         np.testing.assert_array_equal(tokens[row], whole[row, length : length + tokens.shape[1]])
 
 
+@pytest.mark.slow
 def test_a_stream_ends_when_all_rows_have(config, params):
     free = np.asarray(generate(config, params, ROWS[:1], max_new_tokens=6))
     stop = (int(free[0, 4]),)
@@ -292,7 +302,7 @@ def test_a_stream_ends_when_all_rows_have(config, params):
     ],
     ids=lambda rope: type(rope.scaling).__name__,
 )
-@pytest.mark.slow(but=["NoneType"])
+@pytest.mark.slow
 def test_an_encoder_decoder_writes_from_a_source(config, rope):
     """Padding of the source, of its rows and of their bucket, does not make it longer."""
     attention = replace(config.attention, positions=(rope,))

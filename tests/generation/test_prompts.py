@@ -166,6 +166,7 @@ def test_a_stream_refuses_beams(config, params):
 
 @pytest.mark.parametrize("sampler", [Greedy(), Beam(num_beams=2)], ids=repr)
 @pytest.mark.parametrize("width", [10, 13])
+@pytest.mark.slow
 def test_padding_needs_no_learned_positions(learned, learned_params, sampler, width):
     """Five new tokens on eleven positions: rows of seven fit, however wide the array is."""
     rows = [[3, 1, 4, 1, 5, 9, 2], [6, 5]]
@@ -189,6 +190,7 @@ def test_a_stream_needs_no_positions_for_padding_either(learned, learned_params)
 
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "int16", "uint16", "uint32"])
 @pytest.mark.parametrize("sampler", [Greedy(), Sample(top_k=1), Beam(num_beams=2)], ids=str)
+@pytest.mark.slow
 def test_prompts_of_any_integer_dtype_are_continued_alike(config, dtype, sampler):
     """Among 300 ids, of which uint8 does not hold all."""
     config = replace(config, vocab_size=300)

@@ -77,6 +77,7 @@ def test_low_temperature_and_one_candidate_are_greedy(normal):
         np.testing.assert_array_equal(choose(sampler, logits, seen, jax.random.key(1)), best)
 
 
+@pytest.mark.slow
 def test_rows_are_filtered_alone(normal):
     logits = normal(5, 7)
     sampler = Sample(top_k=4, top_p=0.7, min_p=0.05, repetition_penalty=1.3)

@@ -47,7 +47,7 @@ def model(request, config):
     return replace(config, num_layers=7, attention=attention, **kinds)
 
 
-@pytest.mark.slow(but=["windows, with a tail", "decay"])
+@pytest.mark.slow
 def test_layers_of_their_own_compute_what_the_loop_does(model, prompts):
     params = parameters(model)
     longer, apart = unroll(model, params)
@@ -60,7 +60,7 @@ def test_layers_of_their_own_compute_what_the_loop_does(model, prompts):
     )
 
 
-@pytest.mark.slow(but=["one kind"])
+@pytest.mark.slow
 def test_both_write_the_same_text(model, prompts, monkeypatch):
     """Through the cache: windows shorter than the text, and states of recurrences."""
     params = parameters(model)

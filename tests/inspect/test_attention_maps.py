@@ -44,6 +44,7 @@ def test_the_families_of_the_survey_are_there():
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.slow(but=["gptj", "llama", "llama2_70b", "mistral"])
 def test_maps_are_those_of_transformers(name, reference):
     said, config, params, tokens, inputs = reference(name)
     maps = inspect.attention_maps(config, params, tokens, **inputs)
@@ -84,7 +85,7 @@ def test_maps_of_long_texts_are_exact_though_training_never_has_them(build):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.slow(but=["grouped", "blocks", "latent"])
+@pytest.mark.slow(but=["grouped"])
 def test_chosen_layers_heads_and_queries_are_cut_from_the_whole(kind, build):
     config, params, tokens, _ = build(attention=KINDS[kind])
     whole = inspect.attention_maps(config, params, tokens).decoder
@@ -97,7 +98,7 @@ def test_chosen_layers_heads_and_queries_are_cut_from_the_whole(kind, build):
 
 
 @pytest.mark.parametrize("kind", ["alibi", "t5", "window"])
-@pytest.mark.slow(but=["t5"])
+@pytest.mark.slow
 def test_rules_of_long_texts_are_cut_likewise(kind, build):
     config, params, tokens, _ = build(length=256, attention=KINDS[kind])
     segments = jnp.broadcast_to((jnp.arange(256) > 99).astype(jnp.int32) + 1, tokens.shape)
@@ -110,6 +111,7 @@ def test_rules_of_long_texts_are_cut_likewise(kind, build):
 
 
 @pytest.mark.parametrize("kind", sorted(set(KINDS) - {"relu", "decay"}))
+@pytest.mark.slow(but=["blocks", "grouped", "latent", "t5"])
 def test_rows_are_shares_and_nothing_ahead_is_seen(kind, build):
     config, params, tokens, _ = build(attention=KINDS[kind])
     maps = inspect.attention_maps(config, params, tokens).decoder
@@ -140,6 +142,7 @@ def test_decay_weighs_by_powers(build):
     np.testing.assert_array_equal(some.decoder, maps[:, :, 2:3, 3:6])
 
 
+@pytest.mark.slow
 def test_a_few_rows_of_decay_take_little_memory():
     """No T x T numbers, though the text is long: 67 MB for one head of one layer."""
     config = zoo.get("llama-2-7b").tiny()
@@ -158,6 +161,7 @@ def test_an_encoder_looks_both_ways(build):
     assert float(jnp.triu(maps.encoder, 1).max()) > 0.05
 
 
+@pytest.mark.slow
 def test_padding_of_a_source_is_not_looked_at(build):
     config, params, tokens, inputs = build(topology=EncoderDecoder(num_encoder_layers=2))
     padding = jnp.array([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])

@@ -76,6 +76,7 @@ def test_alibi_falls_by_its_slopes(build):
     np.testing.assert_allclose(falls, -slopes[:, None] * np.arange(6), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_buckets_are_rows_of_the_table(build):
     kind = T5Bias(num_buckets=8, max_distance=14)
     config, params, *_ = build(
@@ -329,6 +330,7 @@ for draw in (lambda: inspect.plot_heat([[1.0]]), lambda: inspect.show_tree({"a":
 """
 
 
+@pytest.mark.slow
 def test_without_matplotlib_the_extra_is_named():
     ran = subprocess.run(
         [sys.executable, "-c", NO_PLOTS], capture_output=True, text=True, check=True

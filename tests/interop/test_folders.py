@@ -71,6 +71,7 @@ def test_every_number_lands_where_it_belongs(loaded, tensors):
     assert {x.dtype.name for x in jax.tree.leaves(params)} == {"float32"}
 
 
+@pytest.mark.slow
 def test_layers_after_the_last_whole_pattern_stand_in_the_tail(tmp_path):
     """Five layers of Gemma 3, every second with a window: two periods and one layer left over.
 

@@ -228,6 +228,7 @@ SPELLED = {
 
 
 @pytest.mark.parametrize("name", SPELLED)
+@pytest.mark.slow(but=["openai_gpt", "opt"])
 def test_files_that_spell_tensors_in_another_way(name, tmp_path):
     golden = read_golden(name)
     other = golden._replace(tensors=SPELLED[name](golden.tensors))

@@ -63,6 +63,23 @@ def run(config, params, example):
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.slow(
+    but=[
+        "gpt2",
+        "t5_v1_1",
+        "bloom",
+        "falcon_40b",
+        "llama",
+        "mistral",
+        "gptj",
+        "olmo2",
+        "phi3",
+        "qwen3",
+        "mixtral",
+        "deepseek_v3",
+        "xlnet_uni",
+    ]
+)
 def test_logits(loaded, name):
     golden, config, params = loaded(name)
     for example in golden.examples:

@@ -228,6 +228,7 @@ POSITIONS = {
 
 
 @pytest.mark.parametrize("name", POSITIONS)
+@pytest.mark.slow(but=["learned", "relative"])
 def test_each_kind_of_position_is_one_choice(config, build, name):
     """inventory row 36: sinusoid, learned, relative and rotary are each one choice that builds,
     and each tells the order of earlier tokens, which no position at all in one layer does not."""

@@ -115,6 +115,7 @@ def test_parallel_shared_placements(parts):
     np.testing.assert_allclose(y, x + norm("post_norm", attention(z) + feed_forward(z)), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_block_that_adds_nothing_is_the_identity(config, normal, randomise):
     """inventory row 86: y = x + F(x)."""
     cfg, x = config(), normal(2, 5, 14)
@@ -125,6 +126,7 @@ def test_a_block_that_adds_nothing_is_the_identity(config, normal, randomise):
     np.testing.assert_array_equal(block.apply({"params": params}, x, guide(5))[0], x)
 
 
+@pytest.mark.slow
 def test_residual_jacobian_is_identity_plus_branch(normal):
     """inventory row 90: dL/dx = (I + J)^T dL/dy. It does not guarantee a useful gradient: with
     F(x) = -x it is zero, and under post-norm the identity path ends at the norm."""

@@ -72,6 +72,7 @@ CHOICES = {
 
 
 @pytest.mark.parametrize("angles, biases", CHOICES.values(), ids=CHOICES)
+@pytest.mark.slow(but=["real"])
 def test_layer_by_hand(normal, angles, biases):
     """inventory row 77: projected values, the recurrence with its gain, and the way back."""
     module = Decay(replace(CONFIG, attention=replace(KIND, angles=angles, biases=biases)), Mode())
@@ -97,6 +98,7 @@ def test_memories_and_angles_at_first():
     np.testing.assert_allclose(params["angles"]["bias"], expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_text_does_not_see_its_future_or_other_documents():
     """Packed documents give what each gives alone; a token changes nothing before it."""
     _, run = model()
@@ -114,7 +116,7 @@ def test_a_text_does_not_see_its_future_or_other_documents():
 
 
 @pytest.mark.parametrize("chunks", [(3, 3, 1), (2, 5)], ids=str)
-@pytest.mark.slow(but=["(3, 3, 1)"])
+@pytest.mark.slow
 def test_cached_is_uncached_at_every_step(chunks):
     """Three layers of a pattern of two, in a cache that has room for one token: it never fills."""
     _, run = model()
@@ -141,6 +143,7 @@ def test_padding_is_not_remembered():
         np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_rows_can_be_taken_in_any_order():
     _, run = model()
     _, cache = run(TOKENS[:, :4], cache=empty_cache(CONFIG, (B,), T))
@@ -163,6 +166,7 @@ def test_the_state_has_the_size_of_a_token():
     assert all(x.size == B for x in cache.positions)
 
 
+@pytest.mark.slow
 def test_bfloat16_decodes_with_a_state_in_float32():
     params, run = model()
     narrow = compiled(CONFIG, dtype=jnp.bfloat16)

@@ -10,6 +10,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from jaxformer import functional as F
 from jaxformer.config import QKNorm, RMSNorm, Rope, TransformerConfig
@@ -69,6 +70,7 @@ def output(theirs):
     return module.apply({"params": params}, x, Guide(mask, rotations=turned))[0]
 
 
+@pytest.mark.slow
 def test_output_is_that_of_the_released_implementation():
     with np.load(GOLDEN) as file:
         theirs = dict(file)

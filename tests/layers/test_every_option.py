@@ -158,6 +158,16 @@ def config(request):
     return request.param
 
 
+@pytest.mark.slow(
+    but=[
+        "t5-branch_out-parallel-full-gqa-bare-glu-plain",
+        "hybrid-pre-parallel-window-mqa-rms-glu-other",
+        "transformer-xl-pre-parallel-blocks-gqa-rms-mixed-normed",
+        "decay, real",
+        "shared, in part",
+        "latent",
+    ]
+)
 def test_logits_depend_on_no_later_token(config):
     """inventory row 123: what comes after a token changes nothing of its logits, not a bit."""
     params, run = parameters(config), compiled(config)
@@ -168,6 +178,14 @@ def test_logits_depend_on_no_later_token(config):
     assert (changed[:, 4:] != logits[:, 4:]).any(axis=-1).all()
 
 
+@pytest.mark.slow(
+    but=[
+        "shared, in part",
+        "decay",
+        "decay, real",
+        "t5-branch_out-parallel-full-gqa-bare-glu-plain",
+    ]
+)
 def test_layers_unrolled_compute_what_the_loop_does(config):
     params = parameters(config)
     unrolled, logits = (
@@ -176,6 +194,16 @@ def test_layers_unrolled_compute_what_the_loop_does(config):
     np.testing.assert_allclose(unrolled, logits, atol=5e-6 * np.abs(logits).max())
 
 
+@pytest.mark.slow(
+    but=[
+        "t5-branch_out-parallel-full-gqa-bare-glu-plain",
+        "learned-pre-parallel-full-mha-rms-experts-plain",
+        "hybrid-pre-parallel-window-mqa-rms-glu-other",
+        "decay",
+        "shared, in part",
+        "latent",
+    ]
+)
 def test_token_by_token_with_a_cache_is_the_whole_text_at_once(config):
     params, run, cache = parameters(config), compiled(config), empty_cache(config, (2,), LENGTH)
     whole = np.asarray(run(params, TOKENS))

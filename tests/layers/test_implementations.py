@@ -46,7 +46,7 @@ def inputs(config, rng, segmented):
     ids=["one text", "packed"],
 )
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.slow(but=["rotary, grouped-packed"])
+@pytest.mark.slow
 def test_blocks_give_the_same(name, segmented):
     """Loss and every gradient."""
     # Another seed than 0: there, a unit of T5's ReLU stands within 1e-7 of its corner.
@@ -96,6 +96,7 @@ def test_prompts_read_in_parts_by_blocks():
     np.testing.assert_allclose(read("blockwise"), read("xla"), atol=2e-5)
 
 
+@pytest.mark.slow
 def test_what_is_kept_by_remat_is_not_computed_again():
     """Products alone are not enough: those of blocks stand inside loops."""
     config = MODELS["rotary, grouped"]
@@ -178,6 +179,7 @@ def test_when_masks_stay_rules():
     assert not Mode(axes=Axes(context="context")).by_rule(512, 512)
 
 
+@pytest.mark.slow
 def test_what_has_no_rule_is_refused_by_name():
     config = zoo.get("llama-2-70b").tiny()
     attention = replace(config.attention, positions=(Rope(), TransformerXL()))

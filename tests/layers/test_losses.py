@@ -45,6 +45,7 @@ def test_losses_are_those_of_the_logits(name, config, tokens, randomise, monkeyp
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), found, expected)
 
 
+@pytest.mark.slow
 def test_some_targets(config, tokens, build):
     """As many as there are places in `logits_at`."""
     _, run = build(config())

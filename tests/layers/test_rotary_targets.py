@@ -119,6 +119,7 @@ places = st.integers(0, 300).map(lambda first: first + np.asarray([0, 1, 2, 5, 1
 @pytest.mark.parametrize("pairing", PAIRINGS)
 @settings(max_examples=10, deadline=None)
 @given(positions=places)
+@pytest.mark.slow(but=["neighbours"])
 def test_every_choice_by_hand(pairing, positions):
     """inventory rows 64, 65, 67, 69: scores, softmax and sum, with queries, keys, values and
     output turned where the setting says so: the document's nine, and the other seven."""

@@ -139,6 +139,7 @@ EVERY = tuple(chosen for n in range(5) for chosen in combinations("qkvo", n))
 
 
 @pytest.mark.parametrize("scaling", [None, Yarn(factor=40.0, original_max_length=8)])
+@pytest.mark.slow(but=["None"])
 def test_whatever_is_turned_it_is_multi_head_with_one_kernel_for_both(
     config, layer, normal, scaling
 ):
@@ -215,6 +216,7 @@ def test_what_is_kept_is_half_of_keys_and_values(config):
     assert kept(apart)[1] == 2 * kept(shared)[1] == 2 * 3 * 50 * 3 * 2 * H * 2
 
 
+@pytest.mark.slow
 def test_what_is_kept_is_turned_already(config, randomise, tokens):
     """The cache holds R[j] c[j]: decoding turns nothing but the new token."""
     choice = Choice(num_heads=N, head_dim=H)

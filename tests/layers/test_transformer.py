@@ -44,6 +44,7 @@ MIXED = (MLP(hidden_dim=9, bias=True), ClampedGEGLU(hidden_dim=5))
 HYBRID = dict(attention=dict(positions=(Rope(), None), windows=(3, None)))
 
 
+@pytest.mark.slow
 def test_no_gradient_from_the_future(config, influence):
     """inventory row 87: logits up to t have exactly zero gradient by any later token."""
     seen = influence(config(**HYBRID), jnp.arange(7)[None] % 5) > 0
@@ -295,6 +296,7 @@ def test_every_rope_scaling_changes_the_model(config, build, tokens, scaling):
     assert jnp.isfinite(logits).all() and jnp.abs(logits - run(tokens)).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_length_decides_between_long_and_short_factors(config, build, tokens):
     long_rope = SCALINGS[-1]
     params, run = build(config(attention=dict(positions=(Rope(scaling=long_rope),))))
@@ -306,6 +308,7 @@ def test_length_decides_between_long_and_short_factors(config, build, tokens):
     assert jnp.abs(short - run(tokens[:, :4])).max() > 1e-4
 
 
+@pytest.mark.slow
 def test_computes_in_bfloat16_on_float32_parameters(config, tokens):
     model = Transformer(config(), dtype=jnp.bfloat16)
     params = jax.jit(model.init)(jax.random.key(0), tokens)["params"]
@@ -331,6 +334,7 @@ def test_dropout_only_when_asked_for(config, build, tokens):
 
 
 @pytest.mark.parametrize("place", ["embedding", "attention", "feed_forward", "residual"])
+@pytest.mark.slow(but=["feed_forward"])
 def test_each_place_of_dropout_acts(config, build, tokens, place):
     _, run = build(config(dropout=Dropout(**{place: 0.5})))
     dropped = run(tokens, deterministic=False, rngs={"dropout": jax.random.key(0)})
@@ -338,6 +342,7 @@ def test_each_place_of_dropout_acts(config, build, tokens, place):
 
 
 @pytest.mark.parametrize("scan", [True, False])
+@pytest.mark.slow
 def test_each_layer_drops_values_of_its_own(config, tokens, scan):
     """Where all but a bias is 0, its gradient is 0 where it was dropped and nowhere else."""
     cfg = config(feed_forward=MIXED[:1], dropout=Dropout(residual=0.5), final_norm=False)
@@ -360,6 +365,7 @@ def test_masked_ids_get_no_probability(config, build, tokens):
     np.testing.assert_array_equal(probabilities[..., jnp.asarray([3, 5])], 0.0)
 
 
+@pytest.mark.slow
 def test_initial_sizes(config, tokens):
     """Each choice of initial values shows in the parameters; depth divides the residual writers."""
     wide = config(
@@ -522,6 +528,7 @@ GIVEN = {
 }
 
 
+@pytest.mark.slow
 def test_lists_and_narrow_ids_are_arrays(config, build):
     cfg = config()
     params, _ = build(cfg)

@@ -90,7 +90,7 @@ def test_long_rows_that_devices_share(config, remat, context):
 
 
 @pytest.mark.parametrize("name, sizes, how", CASES, ids=label)
-@pytest.mark.slow(but=["wide-fsdp8-rematfull-accumulation2"])
+@pytest.mark.slow
 def test_the_total_is_near_the_compilers(name, sizes, how):
     """Within a factor of 1.5; what lasts from update to update within a hundredth."""
     found = program(CONFIGS[name], sizes, **how).memory_analysis()

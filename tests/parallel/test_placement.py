@@ -58,7 +58,7 @@ def test_experts_are_shared_out():
 
 
 @pytest.mark.parametrize("kind", [AdamW(), Muon(), Adafactor()], ids=["AdamW", "Muon", "Adafactor"])
-@pytest.mark.slow(but=["AdamW"])
+@pytest.mark.slow
 def test_what_an_optimizer_keeps_is_shared_out_as_its_parameters(kind):
     """So a device holds an eighth of all that is large, and the update keeps it that way."""
     optimizer = make_optimizer(OptimizerConfig(schedule=Constant(peak=1e-3), optimizer=kind), 9)

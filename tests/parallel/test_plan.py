@@ -225,6 +225,7 @@ def test_help(capsys):
     assert "smallest mesh that has room" in " ".join(out.replace("│", " ").split())
 
 
+@pytest.mark.slow
 def test_no_device_is_asked_for():
     code = (
         "import jax; from jaxformer.parallel.__main__ import main; main(['plan', 'palm-540b']); "

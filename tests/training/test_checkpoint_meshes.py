@@ -69,6 +69,7 @@ def saved(tmp_path_factory):
 
 
 @pytest.mark.parametrize("shape", [(4, 2), (2, 4), (8, 1), (1, 2), (1, 1)], ids=str)
+@pytest.mark.slow(but=["(4, 2)", "(1, 1)"])
 def test_a_state_shared_out_among_eight_devices_comes_back_on_any_number(saved, shape):
     found = restore(saved, shardings(*shape))
     assert {name: x.sharding for name, x in found.items()} == shardings(*shape)

@@ -95,6 +95,7 @@ def test_a_program_of_xla_is_read():
     assert Program(text).messages() == ({"all-gather": 6 * 8 * 8 * 4, "all-reduce": 4}, {})
 
 
+@pytest.mark.slow
 def test_an_update_is_the_one_that_is_trained():
     config, sizes = model("llama-2-7b"), dict(data=2, fsdp=2)
     work = Work(batch_size=8, length=16, remat="full", dtype="float32")

@@ -239,6 +239,7 @@ with Checkpoints(sys.argv[1]) as checkpoints:
 """
 
 
+@pytest.mark.slow
 def test_files_that_have_no_room_leave_the_checkpoint_before_and_no_rest(tmp_path):
     """The limit of a file's size, which fails as a full disk does, where files are written."""
     done = subprocess.run(

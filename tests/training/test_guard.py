@@ -70,6 +70,7 @@ def test_an_impossible_rule_is_refused(fields, message):
         Skipping(**fields)
 
 
+@pytest.mark.slow
 def test_an_update_left_out_leaves_parameters_and_optimizer_as_they_were():
     """On a mesh, whose devices must all judge alike: one device's gradient is not finite."""
     config = zoo.get("llama-2-70b").tiny()

@@ -335,6 +335,7 @@ def test_orthogonalize_keeps_dtype_and_survives_zeros_and_large_values(dtype):
     assert np.all((0.68 < values) & (values < 1.21))
 
 
+@pytest.mark.slow
 def test_orthogonalize_gradient_matches_finite_differences():
     x, direction, weights = draw(3, 5), draw(3, 5), draw(3, 5)
 
@@ -382,6 +383,7 @@ def test_the_rest_of_muon_is_adamw_at_its_own_rate(params, grads):
 
 
 @by_optimizer
+@pytest.mark.slow(but=["SGD"])
 def test_a_stack_of_layers_is_updated_as_each_layer_alone(optimizer):
     shapes = {f"{STACKED}/{name}": (3, *shape) for name, shape in LAYER.items()}
     params, *gradients = (tree({p: draw(*s) for p, s in shapes.items()}) for _ in range(3))

@@ -184,6 +184,7 @@ def test_three_updates_have_the_golden_losses_and_parameters():
 
 
 @pytest.mark.parametrize("devices, accumulation", [(1, 1), (8, 1), (2, 4)], ids=lambda n: str(n))
+@pytest.mark.slow(but=["8-1"])
 def test_inventory_row_89_any_split_of_the_batch_gives_the_gradient_of_the_whole(
     devices, accumulation
 ):
@@ -219,12 +220,14 @@ def test_rows_that_do_not_count_change_nothing():
     assert_close(gradient(changed, devices=8), gradient(batch, devices=8), atol=0)
 
 
+@pytest.mark.slow
 def test_a_batch_in_which_nothing_counts_gives_zero():
     loss, gradients = gradient(make_batch(counts=(0,) * 8))
     assert loss == 0
     assert all(np.all(leaf == 0) for leaf in jax.tree.leaves(gradients))
 
 
+@pytest.mark.slow
 def test_the_objective_enters():
     batch, terms = make_batch(), {"z_loss": 0.3, "label_smoothing": 0.2}
     found = gradient(batch, devices=2, objective=Objective(**terms))
@@ -320,6 +323,7 @@ def test_what_stands_in_the_padding_of_pairs_changes_nothing():
     assert_close(gradient(changed, config=TRANSLATING), pairs_on(1), atol=0)
 
 
+@pytest.mark.slow
 def test_pairs_are_tallied_and_start_from_a_state_with_an_encoder():
     mesh, model = data_mesh(8), Transformer(TRANSLATING)
     abstract = step.abstract_state(model, RECORDER, mesh)
@@ -338,6 +342,7 @@ def pmapped(config):
 
 
 @pytest.mark.parametrize("counts", [(5,) * 8, COUNTS], ids=["equal counts", "unequal counts"])
+@pytest.mark.slow
 def test_inventory_row_89_under_pmap_the_mean_follows_the_gradient(counts):
     """inventory row 89: under pmap each device differentiates its own share of the mean.
 
@@ -409,6 +414,7 @@ class Keys:
         return np.stack(found)
 
 
+@pytest.mark.slow
 def test_dropout_keys_differ_by_step_device_and_part(monkeypatch):
     numbers = Keys(monkeypatch)(devices=2, accumulation=2, steps=3)
     shared = numbers.reshape(3, 2, 2, 2)  # step, device, row of the part, part
@@ -416,6 +422,7 @@ def test_dropout_keys_differ_by_step_device_and_part(monkeypatch):
     assert len(np.unique(numbers)) == 3 * 2 * 2
 
 
+@pytest.mark.slow
 def test_dropout_keys_are_a_function_of_seed_and_step(monkeypatch):
     draw_keys = Keys(monkeypatch)
     first = draw_keys(devices=2, steps=2)
@@ -423,6 +430,7 @@ def test_dropout_keys_are_a_function_of_seed_and_step(monkeypatch):
     assert not np.any(draw_keys(devices=2, steps=2, seed=1) == first)
 
 
+@pytest.mark.slow
 def test_training_drops_out():
     batch = make_batch()
     loss, gradients = gradient(batch, config=DROPPING)
@@ -479,6 +487,7 @@ def test_a_fresh_state_is_the_same_on_any_number_of_devices_and_fits_its_abstrac
     assert draws, "no parameter is random"
 
 
+@pytest.mark.slow
 def test_a_tiny_model_learns_four_rows_by_heart_and_its_states_are_consumed():
     batch = make_batch(counts=(7, 7, 7, 7))
     optimizer = make_optimizer(

@@ -96,6 +96,7 @@ def test_list(monkeypatch, capsys):
     assert sorted(listed) == sorted(zoo.names())
 
 
+@pytest.mark.slow
 def test_the_command_line_refuses_unknown_names():
     done = subprocess.run(
         [sys.executable, "-m", "jaxformer.zoo", "lama-2-70b"], capture_output=True, text=True

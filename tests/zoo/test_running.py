@@ -101,6 +101,7 @@ def every():
 
 
 @pytest.mark.parametrize("name", [*every()])
+@pytest.mark.slow(but=["gpt-1"])
 def test_trains_and_generates(name):
     before, after = train(EVERY[name])
     assert after < before
