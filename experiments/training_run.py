@@ -15,7 +15,7 @@ from jaxformer import parallel
 from jaxformer.config import TransformerConfig, to_json
 from jaxformer.layers.mode import Remat
 from jaxformer.parallel import Hosts, MeshConfig
-from jaxformer.training.folders import Folder
+from jaxformer.training.checkpoints import Checkpoints
 from jaxformer.training.gradient import Objective
 from jaxformer.training.guard import Skipping
 from jaxformer.training.optimizers import OptimizerConfig
@@ -181,8 +181,8 @@ def going_on(run: Run, output: Path) -> bool:
     """Whether a run goes on from a checkpoint, the same in all processes."""
     if not run.resume_or_begin:
         return run.resume
-    folder = Folder(output / "checkpoints", keep=run.keep)
-    return parallel.first_decides(lambda: str(bool(folder.steps()))) == "True"
+    saved = Checkpoints(output / "checkpoints")
+    return parallel.first_decides(lambda: str(bool(saved.steps()))) == "True"
 
 
 def check_vocabulary(run: Run, need: int) -> None:

@@ -38,6 +38,7 @@ _MODULES = (
     "inspect",
     "interop",
     "layers",
+    "parallel",
     "training",
     "zoo",
 )

@@ -1,12 +1,11 @@
 """Saved states, and how they are found again. The only module that knows orbax."""
 
 import contextlib
+import hashlib
 import json
 import math
 import warnings
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -14,59 +13,60 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+from etils import epath
 from jax.experimental import multihost_utils
 from jax.sharding import SingleDeviceSharding
-from jaxtyping import Array
 
 from jaxformer.parallel import is_first
-from jaxformer.training.folders import Folder, shortened
-from jaxformer.training.records import Stored, by_path, checksums, differences, record
+from jaxformer.training.records import Stored, by_path, differences, record, shortened
 
-SCHEMA = 1
+SCHEMA = 2  # 1 was that of the versions before Orbax's CheckpointManager kept the folder
 NONE = -1  # no step, where processes agree on one
+UNFINISHED, TRASH = "*.orbax-checkpoint-tmp", ".trash"
 
 
 class Checkpoints:
-    """A folder of states by step, each whole or absent.
+    """A folder of states by step, each whole or absent: the newest and the best.
 
         with Checkpoints("runs/first") as checkpoints:
             state = checkpoints.restore(None, jax.eval_shape(init, key))
             checkpoints.save(100, state, {"seed": 0})
 
     A state is saved as a flat dict of arrays by path ("params/decoder/final_norm/scale"), so what
-    can be restored depends on the names of arrays and not on the containers around them. Leaving
-    the `with` block waits for the save in progress. Where several processes train, all call every
-    method alike; the first of them tends the folder, which all must see.
+    can be restored depends on the names of arrays and not on the containers around them. With it
+    go a sum of the bits of each array and a digest of its description, since Orbax alone does not
+    notice every changed byte. Leaving the `with` block waits for the save in progress. Where
+    several processes train, all call every method alike, and all must see the folder. Each save
+    leaves 18 kB in memory: statistics of TensorStore, for which Orbax 0.12 asks.
 
     Args:
-        folder: Made at the first save; nothing is made for reading. Relative paths are resolved.
+        folder: Made at the first save; nothing is made for reading. What `etils.epath` knows, such
+            as "gs://bucket/run"; relative paths are resolved.
         keep: How many of the newest stay, beside the best; others go after a newer one is complete.
 
     Raises:
         ValueError: `keep` is below 1, or `folder` is a file.
     """
 
-    def __init__(self, folder: str | Path, *, keep: int = 3):
+    def __init__(self, folder: epath.PathLike, *, keep: int = 3):
         if keep < 1:
             raise ValueError(f"At least one checkpoint must stay; got keep={keep}.")
-        self.folder = Path(folder).expanduser().resolve()
+        self.folder = epath.Path(folder).expanduser().resolve()
         if self.folder.exists() and not self.folder.is_dir():
             raise ValueError(f"{self.folder} is a file, not a folder of checkpoints.")
-        self._folder = Folder(self.folder, keep=keep)
-        _keep_no_statistics()
+        self.keep = keep
+        self._losses: dict[int, float | None] = {}
+        self._passed_over: list[int] = []
+        self._saving: int | None = None
+        self._manager: ocp.CheckpointManager | None = None  # of those who save
         # Parts of arrays made for each replica to write lose the bits of NaNs; shardings are given.
         handler = ocp.type_handlers.ArrayHandler(
             use_replica_parallel=False, enable_write_sharding_file=False
         )
-        handlers = ocp.type_handlers.create_type_handler_registry((jax.Array, handler))
-        self._orbax = ocp.AsyncCheckpointer(
-            ocp.PyTreeCheckpointHandler(type_handler_registry=handlers),
-            # Else something may still be written to the folder of a save that failed.
-            async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
+        kinds = (jax.Array, handler), (np.ndarray, ocp.type_handlers.NumpyHandler())
+        self._arrays = ocp.PyTreeCheckpointHandler(
+            type_handler_registry=ocp.type_handlers.create_type_handler_registry(*kinds)
         )
-        self._background = ThreadPoolExecutor(max_workers=1)
-        self._saving: tuple[int, Future[None]] | None = None
-        self._whole: int | None = None  # `newest` saw so; `restore` need not look again
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -81,8 +81,8 @@ class Checkpoints:
             if error is None or jax.process_count() == 1:  # else the others may not wait too
                 self.wait()
         finally:
-            self._background.shutdown()
-            self._orbax.close()
+            if self._manager is not None:
+                self._manager.close()
 
     def save(
         self, step: int, state: Any, description: Mapping[str, Any], *, loss: float | None = None
@@ -91,7 +91,7 @@ class Checkpoints:
 
         Args:
             step: Not negative, and greater than that of every checkpoint in the folder but those
-                `newest` passed over, which are renamed once this one is complete.
+                `newest` passed over, which are renamed.
             state: Any pytree of arrays.
             description: What is needed to use the state, as JSON: configuration, tokenizer, seed.
             loss: By which the best checkpoint is the one with the lowest; None or NaN: not known.
@@ -107,12 +107,8 @@ class Checkpoints:
         if (latest := self.latest()) is not None and step <= latest:
             raise ValueError(
                 f"Checkpoint {step} would not be the newest in {self.folder}, which holds "
-                f"{self._folder.listing()}. Use another folder, or delete the later ones."
+                f"{self._listing()}. Use another folder, or delete the later ones."
             )
-        try:
-            json.dumps(dict(description))
-        except TypeError as error:
-            raise ValueError(f"The description of a checkpoint must be JSON: {error}.") from error
         arrays = by_path(state)
         contents = {
             "schema": SCHEMA,
@@ -121,13 +117,20 @@ class Checkpoints:
             "description": dict(description),
         }
         try:
-            if is_first():
-                self._folder.prepare()
-            args = ocp.args.PyTreeSave(arrays)
-            self._orbax.save(self._folder.beside(step) / "state", args=args)
+            contents = json.loads(json.dumps(contents))
+        except TypeError as error:
+            raise ValueError(f"The description of a checkpoint must be JSON: {error}.") from error
+        contents["digest"] = digest(contents)
+        items = ocp.args.Composite(
+            state=ocp.args.PyTreeSave(arrays), description=ocp.args.JsonSave(contents)
+        )
+        try:
+            manager = self._managed()
+            self._losses[step] = contents["loss"]
+            manager.save(step, args=items, force=True)
         except Exception as error:
             raise self._failure(step, error) from error
-        self._saving = step, self._background.submit(self._complete, step, contents)
+        self._saving = step
 
     def wait(self) -> None:
         """Return when the save in progress is complete.
@@ -135,19 +138,24 @@ class Checkpoints:
         Raises:
             OSError: It failed; says which checkpoint is the last good one.
         """
-        if self._saving is None:
+        if self._saving is None or self._manager is None:
             return
-        (step, future), self._saving = self._saving, None
-        error = future.exception()  # whatever the storage raised: OSError, ValueError, Exception
+        (step, self._saving), error = (self._saving, None), None
+        try:
+            self._manager.wait_until_finished()
+        except Exception as raised:  # whatever the storage raises: OSError, ValueError, ...
+            error = raised
         if agreed(error is not None) or error:  # raised when all processes are here
             raise self._failure(step, error or "the first process could not") from error
+        self._sweep(TRASH)
 
     def steps(self) -> list[int]:
         """The steps of all complete checkpoints, in order; one still being saved is not there.
 
         Nor are those that `newest` passed over.
         """
-        return self._folder.steps()
+        found = {one.step for one in ocp.path.step.standard_name_format().find_all(self.folder)}
+        return sorted(found.difference(self._passed_over))
 
     def latest(self) -> int | None:
         """The newest complete checkpoint's step, or None."""
@@ -155,10 +163,10 @@ class Checkpoints:
 
     def best(self) -> int | None:
         """The step saved with the lowest loss, the later of two; None if no loss is known."""
-        return self._folder.best()
+        return self._best(self.steps())
 
     def newest(self, report: Callable[[str], None] = warnings.warn) -> int:
-        """The newest checkpoint of which every file is as it was saved.
+        """The newest checkpoint of which every array is as it was saved.
 
         Args:
             report: Called with a message for each newer one; these no longer count.
@@ -167,27 +175,26 @@ class Checkpoints:
             ValueError: There is no checkpoint, or none without damage.
         """
         self.wait()
-        self._folder.passed_over = []
+        self._passed_over = []
         steps, found = self.steps(), NONE
         for step in reversed(steps if is_first() else []):
-            damage = self._folder.damage(step)
+            damage = self._damage(step)
             if not damage:
                 found = step
                 break
-            report(f"{self._folder.damaged(step, damage)} It is passed over.")
+            report(f"{self._damaged(step, damage)} It is passed over.")
         found = agreed(found)
         if found == NONE:
-            damaged = f": {self._folder.listing()} are damaged" if steps else ""
+            damaged = f": {self._listing()} are damaged" if steps else ""
             raise ValueError(f"There is no checkpoint in {self.folder}{damaged}.")
-        self._folder.passed_over = [step for step in steps if step > found]
-        self._whole = found
+        self._passed_over = [step for step in steps if step > found]
         return found
 
     def describe(self, step: int | None = None) -> dict[str, Any]:
         """The description saved with a checkpoint (None: the newest whole one), and its "schema".
 
         Raises:
-            ValueError: There is no such checkpoint, it is damaged, or from a newer jaxformer.
+            ValueError: There is no such checkpoint, it is damaged, or from another version.
         """
         contents = self._contents(self._find(step))
         return {**contents["description"], "schema": contents["schema"]}
@@ -206,26 +213,22 @@ class Checkpoints:
 
         Raises:
             ValueError: There is no such checkpoint, its arrays are not those asked for, it is
-                damaged, or from a newer jaxformer.
+                damaged, or from another version.
         """
         step = self._find(step)
-        if step != self._whole:
-            damage = self._folder.damage(step) if is_first() else ""
-            if agreed(len(damage)):
-                raise self._folder.damaged(step, damage or "the first process says how")
-        arrays = self._contents(step)["arrays"]
-        stored = {path: Stored(d, tuple(shape), s) for path, (d, shape, s) in arrays.items()}
+        stored = stored_in(self._contents(step))
         wanted = by_path(abstract_state)
         if lines := differences(stored, wanted, partial=partial):
             raise ValueError(
                 f"Checkpoint {step} in {self.folder} does not fit: {len(lines)} of "
                 f"{len(stored | wanted)} arrays differ.\n" + "\n".join(shortened(lines))
             )
-        arrays = self._read_arrays(step, wanted)
-        wrong = [path for path, s in checksums(arrays).items() if s != stored[path].checksum]
-        if wrong:
-            reason = f"wrong checksum of {', '.join(shortened(wrong))}"
-            raise self._folder.damaged(step, reason)
+        target = {path: placed(x) for path, x in wanted.items()}
+        kinds = ocp.checkpoint_utils.construct_restore_args(target)
+        try:
+            arrays = self._read(step, stored, target, kinds)
+        except Exception as error:
+            raise self._damaged(step, error) from error
         # Buffers made by the reader are not always donatable; copies made by XLA are. One by one,
         # so that there need not be room for two states.
         owned = [jax.block_until_ready(jnp.copy(arrays.pop(path))) for path in wanted]
@@ -237,16 +240,56 @@ class Checkpoints:
         For a run that goes on from the newest, or has nothing left to do; if the newest was
         damaged, all stay until it has saved.
         """
-        if is_first() and not self._folder.passed_over:
-            self._folder.drop_unfinished()
-            self._folder.drop_old()
+        if self._passed_over or not is_first():
+            return
+        steps = self.steps()
+        for old in set(steps) - self._kept(steps):
+            (self.folder / TRASH).mkdir(exist_ok=True)
+            (self.folder / str(old)).rename(self.folder / TRASH / str(old))
+        self._sweep(UNFINISHED, TRASH)
 
-    def _complete(self, step: int, contents: dict[str, Any]) -> None:
-        """In the background: when all arrays are written, make a checkpoint of them."""
-        self._orbax.wait_until_finished()
-        if is_first():
-            self._folder.complete(step, contents)
-        self._folder.passed_over = []
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        """Orbax asks which of all steps, with the one that is being saved, stay after it."""
+        kept = self._kept([one.step for one in checkpoints])
+        return [one.step in kept for one in checkpoints]
+
+    def _managed(self) -> ocp.CheckpointManager:
+        """The folder's manager, which knows no more of what was passed over."""
+        passed_over, self._passed_over = self._passed_over, []
+        for old in passed_over if is_first() else ():
+            aside = self.folder / f"{old}.damaged"
+            aside.rmtree(missing_ok=True)
+            (self.folder / str(old)).rename(aside)
+        if passed_over:
+            agreed(0)  # the first process has renamed them
+        if self._manager is None:
+            options = ocp.CheckpointManagerOptions(
+                preservation_policy=self,
+                todelete_subdir=TRASH,  # so that no step that is listed is half deleted
+                cleanup_tmp_directories=True,
+                # Else something may still be written to the folder of a save that failed.
+                async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
+            )
+            items = {"state": self._arrays, "description": ocp.JsonCheckpointHandler()}
+            self._manager = ocp.CheckpointManager(self.folder, options=options, item_handlers=items)
+        elif passed_over:
+            self._manager.reload()
+        return self._manager
+
+    def _kept(self, steps: list[int]) -> set[int | None]:
+        return {*steps[-self.keep :], self._best(steps)}
+
+    def _best(self, steps: list[int]) -> int | None:
+        rated = [(loss, -step) for step in steps if (loss := self._loss(step)) is not None]
+        return -min(rated)[1] if rated else None
+
+    def _loss(self, step: int) -> float | None:
+        if step not in self._losses:
+            try:
+                self._losses[step] = self._description(step)["loss"]
+            except ValueError:  # damaged, as whoever reads it will be told
+                return None
+        return self._losses[step]
 
     def _find(self, step: int | None) -> int:
         self.wait()
@@ -254,54 +297,96 @@ class Checkpoints:
             return self.newest()
         if step not in self.steps():
             raise ValueError(
-                f"There is no checkpoint {step} in {self.folder}; it holds "
-                f"{self._folder.listing()}."
+                f"There is no checkpoint {step} in {self.folder}; it holds {self._listing()}."
             )
         return step
 
     def _contents(self, step: int) -> dict[str, Any]:
-        contents = self._folder.description(step)
-        if contents["schema"] > SCHEMA:
+        try:
+            contents = self._description(step)
+        except ValueError as error:
+            raise self._damaged(step, error) from error
+        if contents["schema"] != SCHEMA:
+            other = "a newer" if contents["schema"] > SCHEMA else "an earlier"
             raise ValueError(
-                f"Checkpoint {step} in {self.folder} was written by a newer jaxformer: "
-                f"its schema is {contents['schema']}, and this one reads up to {SCHEMA}."
+                f"Checkpoint {step} in {self.folder} was written by {other} version of jaxformer: "
+                f"its schema is {contents['schema']}, and this one reads {SCHEMA}."
             )
         return contents
 
-    def _read_arrays(self, step: int, wanted: dict[str, Any]) -> dict[str, Array]:
-        target = {path: placed(x) for path, x in wanted.items()}
-        args = ocp.args.PyTreeRestore(
-            target,
-            restore_args=ocp.checkpoint_utils.construct_restore_args(target),
-            partial_restore=True,
-        )
+    def _description(self, step: int) -> dict[str, Any]:
+        if (self.folder / str(step) / "description.json").exists():
+            return {"schema": 1, "loss": None}
         try:
-            return self._orbax.restore(self._folder.at(step) / "state", args=args)
+            found = ocp.JsonCheckpointHandler().restore(self.folder / str(step) / "description")
+            if found.pop("digest", None) == digest(found):
+                return found
         except Exception as error:
-            raise self._folder.damaged(step, error) from error
+            raise ValueError(f"its description cannot be read: {error}") from error
+        raise ValueError("its description has changed")
+
+    def _damage(self, step: int) -> str:
+        """What of a checkpoint is no longer as it was saved; empty if all is well."""
+        try:
+            contents = self._description(step)
+            if contents["schema"] != SCHEMA:
+                return ""
+            stored = stored_in(contents)
+            for path in stored:  # one by one, for there need not be room for all in this process
+                target = {path: jax.ShapeDtypeStruct(stored[path].shape, stored[path].dtype)}
+                self._read(step, stored, target, {path: ocp.RestoreArgs(restore_type=np.ndarray)})
+        except Exception as error:
+            return str(error) or type(error).__name__
+        return ""
+
+    def _read(
+        self, step: int, stored: dict[str, Stored], target: dict[str, Any], kinds: dict[str, Any]
+    ) -> dict[str, Any]:
+        args = ocp.args.PyTreeRestore(target, restore_args=kinds, partial_restore=True)
+        arrays = self._arrays.restore(self.folder / str(step) / "state", args=args)
+        wrong = [path for path, found in record(arrays).items() if found != stored[path]]
+        if wrong:
+            raise ValueError(f"wrong checksum of {', '.join(shortened(wrong))}")
+        return arrays
+
+    def _listing(self) -> str:
+        return ", ".join(map(str, self.steps())) or "none"
+
+    def _damaged(self, step: int, reason: object) -> ValueError:
+        return ValueError(
+            f"Checkpoint {step} in {self.folder} is damaged: {str(reason)[:200]}. "
+            f"The folder holds {self._listing()}."
+        )
 
     def _failure(self, step: int, error: object) -> OSError:
-        with contextlib.suppress(Exception):  # what else went wrong with it
-            self._orbax.wait_until_finished()
-        if is_first():
-            self._folder.abandon(step)
+        if self._manager is not None:
+            with contextlib.suppress(Exception):  # what else went wrong with it
+                self._manager.wait_until_finished()
+            self._sweep(UNFINISHED)
+            self._manager.reload()  # it has forgotten the steps that it was about to delete
         last = self.latest()
+        good = f"The last good checkpoint is {last}." if last is not None else ""
         return OSError(
             f"Saving checkpoint {step} in {self.folder} failed: {error}. "
-            + (
-                "There is no good checkpoint yet."
-                if last is None
-                else f"The last good checkpoint is {last}."
-            )
+            f"{good or 'There is no good checkpoint yet.'}"
         )
 
+    def _sweep(self, *patterns: str) -> None:
+        """Remove what is no checkpoint, but for what is still being written by a failed save."""
+        for pattern in patterns if is_first() and self.folder.exists() else ():
+            for left in self.folder.glob(pattern):
+                with contextlib.suppress(OSError):
+                    left.rmtree()
 
-def _keep_no_statistics() -> None:
-    """Orbax asks TensorStore at every save how much it wrote so far, which never frees 18 kB."""
-    with contextlib.suppress(ImportError):  # where Orbax does not ask there
-        from orbax.checkpoint._src.serialization import tensorstore_utils
 
-        tensorstore_utils.get_tensorstore_raw_bytes = lambda direction=None: 0
+def digest(contents: Mapping[str, Any]) -> str:
+    """SHA-256 of JSON."""
+    return hashlib.sha256(json.dumps(contents, sort_keys=True).encode()).hexdigest()
+
+
+def stored_in(contents: Mapping[str, Any]) -> dict[str, Stored]:
+    """What a description records of each array."""
+    return {path: Stored(d, tuple(shape), s) for path, (d, shape, s) in contents["arrays"].items()}
 
 
 def placed(x: Any) -> jax.ShapeDtypeStruct:

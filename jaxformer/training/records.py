@@ -9,6 +9,7 @@ import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path
 from jaxtyping import Array, Shaped, UInt32
 
+LISTED = 10  # lines of a message before the rest is only counted
 AT_ONCE = 16  # where devices of a CPU exchange messages, JAX stalls for ever with 33 programs
 
 
@@ -54,12 +55,28 @@ def checksums(arrays: Mapping[str, Array]) -> dict[str, int]:
     """Sum of the words of each array, modulo 2 ** 32: any one changed bit changes it."""
     paths, sums = list(arrays), dict[str, Any]()
     for first in range(0, len(paths), AT_ONCE):
-        some = {path: sum_of_words(arrays[path]) for path in paths[first : first + AT_ONCE]}
+        some = {path: sum_of_bits(arrays[path]) for path in paths[first : first + AT_ONCE]}
         sums |= jax.device_get(some)
     return {path: int(x) for path, x in sums.items()}
+
+
+def sum_of_bits(x: Array | np.ndarray) -> Any:
+    """Of an array, where it is."""
+    return sum_on_host(x) if isinstance(x, np.ndarray) else sum_of_words(x)
 
 
 @jax.jit
 def sum_of_words(x: Shaped[Array, "..."]) -> UInt32[Array, ""]:
     """Of the bits of each element, read as an unsigned number."""
     return jnp.sum(x.view(f"uint{8 * x.dtype.itemsize}"), dtype=jnp.uint32)
+
+
+def sum_on_host(x: np.ndarray) -> int:
+    """The same, on no device."""
+    return int(np.sum(x.view(f"uint{8 * x.dtype.itemsize}"), dtype=np.uint32))
+
+
+def shortened(lines: list[str]) -> list[str]:
+    """The first few, and how many more there are."""
+    more = len(lines) - LISTED
+    return lines if more <= 0 else [*lines[:LISTED], f"  and {more} more"]

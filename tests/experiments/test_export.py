@@ -157,13 +157,13 @@ def test_what_cannot_be_exported_is_said_and_nothing_is_left(run, exported, tmp_
     refused("is a Hugging Face folder; it has no best checkpoint", checkpoint=exported, step="best")
 
 
+# Orbax leaves reads behind that end when their event loop is closed, which nobody can catch.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_damaged_checkpoint_is_not_exported(run, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(run, copy)
-    largest = max((copy / "checkpoints/2").rglob("*"), key=lambda f: f.stat().st_size)
-    content = bytearray(largest.read_bytes())
-    content[len(content) // 2] ^= 1
-    largest.write_bytes(content)
+    for file in (copy / "checkpoints/2/state").rglob("d/*"):
+        file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(ValueError, match=r"Checkpoint 2 in .* is damaged"):
         export.main(export.Export(checkpoint=copy, output=tmp_path / "x", step=2))
     assert not (tmp_path / "x").exists()

@@ -126,7 +126,7 @@ def state(output):
     """Every array of the newest checkpoint."""
     with Checkpoints(output / "checkpoints") as checkpoints:
         step = checkpoints.newest()
-        file = output / "checkpoints" / str(step) / "description.json"
+        file = output / "checkpoints" / str(step) / "description" / "metadata"
         arrays = json.loads(file.read_text())["arrays"]
         wanted = {p: jax.ShapeDtypeStruct(shape, dtype) for p, (dtype, shape, _) in arrays.items()}
         return step, jax.device_get(checkpoints.restore(step, wanted))
@@ -189,7 +189,7 @@ def test_a_run_killed_during_its_last_evaluation_makes_it_up(place):
     assert "final_held_out_bits_per_byte" in last
     metrics.write_text("".join(lines))
     checkpoints = place / "late" / "checkpoints"  # and while it removed an older checkpoint
-    shutil.copytree(checkpoints / str(STEPS - 4), checkpoints / f"{STEPS - 6}.unfinished")
+    shutil.copytree(checkpoints / str(STEPS - 4), checkpoints / f"{STEPS - 6}.orbax-checkpoint-tmp")
     for _ in range(2):  # the second finds nothing left to do
         assert_goes_on(place, "late")
     again = run(place, "late", "--resume")

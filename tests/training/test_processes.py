@@ -52,7 +52,7 @@ with Checkpoints(folder, keep=2) as checkpoints:
 
 multihost_utils.sync_global_devices("saved")
 if rank == 0:
-    os.truncate(f"{folder}/4/description.json", 9)
+    os.truncate(f"{folder}/4/description/metadata", 9)
 multihost_utils.sync_global_devices("damaged")
 with Checkpoints(folder, keep=2) as checkpoints:
     said = []
@@ -62,10 +62,19 @@ with Checkpoints(folder, keep=2) as checkpoints:
     checkpoints.save(4, state, {"seed": 44})
     assert checkpoints.describe(4)["seed"] == 44
     assert sorted(os.listdir(folder)) == ["1", "3", "4", "4.damaged"]
-    if rank == 0:
-        checkpoints._folder.complete = None
+    manager = checkpoints._manager
+    finished = manager.wait_until_finished
+
+    def fail():
+        finished()
+        manager.wait_until_finished = finished
+        os.rename(f"{folder}/5", f"{folder}/5.orbax-checkpoint-tmp")  # as if it had not come so far
+        raise OSError("No space left on device")
+
     try:
         checkpoints.save(5, state, {})
+        if rank == 0:
+            manager.wait_until_finished = fail
         checkpoints.wait()
     except OSError as error:
         print(error)
@@ -110,6 +119,6 @@ def test_two_processes_save_restore_and_stop_as_one(tmp_path):
     # Among what threads of Gloo write, also over each other.
     lines = [re.findall(r"(?:Saving checkpoint|stops after).*", out) for out, _ in said]
     where = f"Saving checkpoint 5 in {tmp_path} failed: "
-    assert lines[0][0].startswith(f"{where}'NoneType' object is not callable. The last good ch")
+    assert lines[0][0].startswith(f"{where}No space left on device. The last good ch")
     assert lines[1][0] == f"{where}the first process could not. The last good checkpoint is 4."
     assert lines[0][1] == lines[1][1] and lines[0][1].startswith("stops after ")
