@@ -1,4 +1,4 @@
-"""Speed of a run, and what share of the machine's peak it reaches."""
+"""Speed of a run, and what share of the devices' published peak it reaches."""
 
 import time
 from collections import deque
@@ -11,8 +11,8 @@ from jax.sharding import Mesh
 from experiments.training_run import Run
 from jaxformer import costs
 from jaxformer.config import Decoder
+from jaxformer.parallel.chips import chip_of
 from jaxformer.training import loop
-from jaxformer.training.hardware import machine_peak_flops
 from jaxformer.training.optimizers import learning_rate
 
 RATES = 4096  # learning rates that are computed together
@@ -20,7 +20,11 @@ SECONDS, UPDATES = 1.0, 8  # over which speed is a mean, or since the last resta
 
 
 class Meter:
-    """Turns finished updates into the numbers that are shown."""
+    """Turns finished updates into the numbers that are shown.
+
+    Model FLOP utilisation is known where `parallel.chips` has the devices and the model is a
+    decoder (Chowdhery et al., PaLM, 2022. arXiv:2204.02311, section 4.1 and appendix B).
+    """
 
     def __init__(self, run: Run, mesh: Mesh, *, length: int):
         """Begin to measure.
@@ -28,13 +32,13 @@ class Meter:
         Args:
             run: The run.
             mesh: The devices.
-            length: Tokens of a row; their work is known where the model is a decoder.
+            length: Tokens of a row.
         """
-        self.tokens = run.batch_size * length
-        decoder = isinstance(run.model.topology, Decoder)
-        self.work = costs.training_flops_per_token(run.model, length) if decoder else None
-        self.devices = list(mesh.local_devices)
-        self.peak, self.exceeded = self.machine_peak(), False
+        self.tokens, self.share = run.batch_size * length, None
+        chip = chip_of(mesh.devices.flat[0].device_kind)
+        if chip is not None and isinstance(run.model.topology, Decoder):
+            work = costs.training_flops_per_token(run.model, length)
+            self.share = work / (chip.peak_flops * mesh.size)  # of the peak, for a token a second
         self._rates_from = jax.jit(jax.vmap(learning_rate(run.optimizer, run.schedule_steps)))
         self._rates: tuple[int, Any] = -1, None
         self.restart()
@@ -49,22 +53,8 @@ class Meter:
         return float(self._rates[1][at])
 
     def restart(self) -> None:
-        """Leave out the time until now, which went into something else; no update may be under way.
-
-        If the model has exceeded the peak, that was measured beside other work: it is again.
-        """
-        if self.exceeded:
-            self.peak, self.exceeded = max(self.peak, self.machine_peak()), False
+        """Leave out the time until now, which went into something else."""
         self.marks: deque[tuple[float, int]] = deque([(time.monotonic(), 0)])
-
-    def machine_peak(self) -> float:
-        """FLOP/s of all processes, each with devices like ours."""
-        return machine_peak_flops(self.devices) * jax.process_count()
-
-    def utilisation(self, flops: float) -> float:
-        """FLOP/s of the model as a share of the machine's, at most 1."""
-        self.exceeded |= flops > self.peak
-        return min(flops / self.peak, 1.0)
 
     def speed(self, updates: int) -> float:
         """Updates a second, of these and those before, over at least some time and updates.
@@ -84,8 +74,8 @@ class Meter:
             return []
         speed = self.tokens * self.speed(len(finished))
         shared = {"tokens_per_second": speed}
-        if self.work is not None:
-            shared["utilisation"] = self.utilisation(speed * self.work)
+        if self.share is not None:
+            shared["utilisation"] = speed * self.share
         return [
             (done, {"loss": done.loss, "learning_rate": self.rate(done.step), **shared})
             for done in finished

@@ -1,51 +1,63 @@
-"""The share of the machine's peak that a run reaches."""
+"""Speed, and the share of the devices' peak that a run reaches."""
 
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 
 from experiments import meter
 from experiments.pretrain_runs import RUNS
-from jaxformer.parallel import MeshConfig, make_mesh
+from jaxformer import costs
 from jaxformer.training import loop
 
 
+def mesh_of(kind):
+    devices = np.full((2, 4), SimpleNamespace(device_kind=kind))
+    return SimpleNamespace(devices=devices, size=devices.size)
+
+
 @pytest.fixture
-def one(monkeypatch):
-    """A meter of a machine that does 100 FLOP/s at first, then 400, at a time told to it."""
-    peaks = iter([100.0, 400.0])
-    monkeypatch.setattr(meter, "machine_peak_flops", lambda devices: next(peaks))
-    one = meter.Meter(RUNS["tiny"], make_mesh(MeshConfig()), length=64)
-    one.work = 1.0 / one.tokens  # one FLOP an update
+def clock(monkeypatch):
+    now = SimpleNamespace(monotonic=lambda: now.at, at=0.0)
+    monkeypatch.setattr(meter, "time", now)
+    return now
+
+
+@pytest.fixture
+def speed_at(clock):
+    one = meter.Meter(RUNS["tiny"], mesh_of("cpu"), length=64)
 
     def read(at, count):
-        monkeypatch.setattr(meter.time, "monotonic", lambda: at)
-        finished = [loop.Finished(1, 1.0, 1.0)] * count
-        (_, numbers), *_ = one.read(finished)
-        return numbers["tokens_per_second"] / one.tokens, numbers["utilisation"]
+        clock.at = at
+        (_, numbers), *_ = one.read([loop.Finished(1, 1.0, 1.0)] * count)
+        assert "utilisation" not in numbers  # nobody publishes what this machine does
+        return numbers["tokens_per_second"] / one.tokens
 
-    one.at = read
-    monkeypatch.setattr(meter.time, "monotonic", lambda: 0.0)
-    one.restart()
-    return one
+    return read
 
 
-def test_no_model_is_faster_than_the_peak(one, monkeypatch):
-    """A peak that was measured beside other work is measured again when a model exceeds it."""
-    assert one.at(1.0, 50) == (50.0, 0.5)
-    assert one.at(2.0, 200) == (200.0, 1.0)  # at most
-    one.restart()
-    assert one.at(3.0, 200) == (200.0, 0.5)  # of 400, that the machine does now
+def test_utilisation_is_the_models_work_over_the_published_peak_of_all_devices(clock):
+    run = RUNS["tiny"]
+    one = meter.Meter(run, mesh_of("NVIDIA H100 80GB HBM3"), length=64)
+    clock.at = 2.0
+    ((_, numbers),) = one.read([loop.Finished(1, 1.0, 1.0)])
+    speed = run.batch_size * 64 / 2.0
+    peak = 8 * 989e12
+    assert numbers["tokens_per_second"] == speed
+    work = costs.training_flops_per_token(run.model, 64)
+    assert numbers["utilisation"] == pytest.approx(speed * work / peak)
 
 
-def test_updates_that_are_read_together_do_not_look_fast(one):
+def test_updates_that_are_read_together_do_not_look_fast(speed_at):
     """The devices had made several while the host did something else."""
     for second in range(1, 9):
-        assert one.at(float(second), 1)[0] == 1.0
-    assert one.at(8.001, 2)[0] == pytest.approx(8 / 6, rel=1e-3)
-    assert one.at(12.0, 2)[0] == pytest.approx(1.0)
+        assert speed_at(float(second), 1) == 1.0
+    assert speed_at(8.001, 2) == pytest.approx(8 / 6, rel=1e-3)
+    assert speed_at(12.0, 2) == pytest.approx(1.0)
 
 
-def test_speed_is_that_of_the_last_second_or_eight_updates(one):
-    assert one.at(1.0, 10)[0] == 10.0
-    assert one.at(2.0, 20)[0] == 20.0
-    assert one.at(2.5, 5)[0] == pytest.approx(25 / 1.5)
-    assert one.at(4.5, 20)[0] == 10.0  # the last two seconds
+def test_speed_is_that_of_the_last_second_or_eight_updates(speed_at):
+    assert speed_at(1.0, 10) == 10.0
+    assert speed_at(2.0, 20) == 20.0
+    assert speed_at(2.5, 5) == pytest.approx(25 / 1.5)
+    assert speed_at(4.5, 20) == 10.0  # the last two seconds

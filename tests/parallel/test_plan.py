@@ -31,20 +31,37 @@ def test_names_of_chips_are_one_each_and_figures_have_their_units():
         assert 1 <= chip.domain < 10_000
 
 
-@pytest.mark.parametrize(
-    "kind, name",
-    [
-        ("NVIDIA H100 80GB HBM3", "h100"),
-        ("NVIDIA A100-SXM4-40GB", "a100-40gb"),
-        ("NVIDIA A100-SXM4-80GB", "a100"),
-        ("NVIDIA A100 80GB PCIe", "a100-pcie"),
-        ("NVIDIA A100-PCIE-40GB", "a100-pcie-40gb"),
-        ("TPU v5 lite", "tpu-v5e"),
-        ("TPU v5", "tpu-v5p"),
-    ],
-)
-def test_chips_by_the_kind_of_a_device(kind, name):
-    assert chip_of(kind) is get_chip(name)
+KINDS = {
+    "NVIDIA H100 80GB HBM3": "h100",
+    "NVIDIA H100 PCIe": "h100-pcie",
+    "NVIDIA H100 NVL": "h100-nvl",
+    "NVIDIA H200": "h200",
+    "NVIDIA H200 NVL": "h200-nvl",
+    "NVIDIA A100-SXM4-40GB": "a100-40gb",
+    "NVIDIA A100-SXM4-80GB": "a100",
+    "NVIDIA A100 80GB PCIe": "a100-pcie",
+    "NVIDIA A100-PCIE-40GB": "a100-pcie-40gb",
+    "NVIDIA L4": "l4",
+    "Tesla T4": "t4",
+    "Tesla V100-SXM2-16GB": "v100",
+    "Tesla V100-PCIE-32GB": "v100-pcie",
+    "TPU v4": "tpu-v4",
+    "TPU v5 lite": "tpu-v5e",
+    "TPU v5e": "tpu-v5e",
+    "TPU v5": "tpu-v5p",
+    "TPU v5p": "tpu-v5p",
+    "TPU v6 lite": "tpu-v6e",
+    "TPU v6e": "tpu-v6e",
+}
+UNKNOWN = "cpu", "", "NVIDIA L40S", "NVIDIA GH200 480GB", "TPU v4 lite", "TPU v3"
+
+
+def test_chips_by_the_kind_of_a_device():
+    """Of parts of a GPU (MIG) and of neighbours in name nothing is known."""
+    for kind, name in KINDS.items():
+        assert chip_of(kind) is get_chip(name), kind
+    for kind in (*UNKNOWN, "NVIDIA H100 80GB HBM3 MIG 1g.10gb"):
+        assert chip_of(kind) is None, kind
 
 
 def test_an_unknown_chip_is_refused():
