@@ -1,4 +1,4 @@
-"""What a training run shows while it runs: a live display, or plain lines where there is none."""
+"""What a run shows while it runs: rich's bar, or plain lines where there is no terminal."""
 
 import io
 import math
@@ -6,49 +6,20 @@ import os
 import sys
 import time
 import unicodedata
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, SupportsFloat
+from collections.abc import Callable
+from typing import Any, SupportsFloat
 
 from jaxformer.extras import missing
 
-BARS = "▁▂▃▄▅▆▇█"
-HISTORY = 60
 SMOOTHING = 0.9
-REFRESH_SECONDS = 0.1
-
-
-def sparkline(values: Sequence[float | int], width: int) -> str:
-    """Draw numbers as a row of bars, the lowest for the least and the highest for the greatest.
-
-    Args:
-        values: The numbers, in order.
-        width: Characters at most. More numbers than that are averaged in groups of nearly equal
-            size; fewer take one character each.
-
-    Returns:
-        The row. A group without a finite number is shown as "×", equal numbers as low bars.
-
-    Raises:
-        ValueError: `width` is less than 1.
-    """
-    if width < 1:
-        raise ValueError(f"A sparkline is at least 1 character wide, got {width}.")
-    count = min(width, len(values))
-    size = len(values)
-    groups = [values[size * i // count : size * (i + 1) // count] for i in range(count)]
-    finite = [[v for v in group if math.isfinite(v)] for group in groups]
-    means = [sum(v / len(group) for v in group) if group else math.nan for group in finite]
-    present = [mean for mean in means if not math.isnan(mean)]
-    low, high = min(present, default=0.0), max(present, default=0.0)
-    span = high / 2 - low / 2  # of halves, since the greatest floats have no finite difference
-
-    def bar(mean: float) -> str:
-        if math.isnan(mean):
-            return "×"
-        height = (mean / 2 - low / 2) / span if span else 0.0
-        return BARS[round(height * (len(BARS) - 1))]
-
-    return "".join(map(bar, means))
+SHOWN = {
+    "loss": ("loss", lambda v: f"{v:.4f}"),
+    "learning_rate": ("learning rate", lambda v: f"{v:.2e}"),
+    "tokens_per_second": ("tokens/s", lambda v: format_count(v)),
+    "utilisation": ("MFU", lambda v: f"{v:.1%}"),
+    "bits_per_byte": ("held-out bits/byte", lambda v: f"{v:.3f}"),
+    "seconds_left": ("time left", lambda v: format_duration(v)),
+}
 
 
 def format_count(count: float | int) -> str:
@@ -97,27 +68,12 @@ def format_duration(seconds: float | int) -> str:
     return f"{minutes}m {rest_seconds:02d}s" if minutes else f"{rest_seconds}s"
 
 
-class _Snapshot(NamedTuple):
-    """What is known after the latest update; None is what nobody has reported."""
-
-    step: int
-    loss: float | None = None
-    smooth: float = 0.0
-    weight: float = 0.0
-    history: tuple[float, ...] = ()
-    learning_rate: float | None = None
-    tokens_per_second: float | None = None
-    utilisation: float | None = None
-    bits_per_byte: float | None = None
-    seconds_left: float | None = None
-
-
 class Progress:
     """Show how far a run is and how it goes.
 
-    A terminal gets a display that stays in place: the title, a bar, the latest numbers and the
-    curve of the loss. Anything else (a file, a pipe, a notebook, a build server) gets one plain
-    line at most every `interval` seconds, without control codes.
+    A terminal gets a bar that stays in place, with the latest numbers beside it. Anything else (a
+    file, a pipe, a notebook, a build server) gets one plain line at most every `interval` seconds,
+    without control codes.
 
         with Progress(1_000, title="llama, 12.3M parameters") as progress:
             progress.update(1, loss=6.2, tokens_per_second=4_900.0, utilisation=0.4)
@@ -153,25 +109,27 @@ class Progress:
             )
         self._total, self._title, self._interval, self._clock = total_steps, title, interval, clock
         self._stream: Any = sys.stdout if stream is None else stream
-        self._now = _Snapshot(start_step)
+        self._step, self._numbers = start_step, dict[str, float]()
+        self._smooth = self._weight = 0.0
         self._first: tuple[int, float] | None = None
-        self._shown, self._shown_at = self._now, -math.inf
-        self._live = _live(self._stream)
+        self._told, self._told_at = True, -math.inf
+        self._bar = _bar(self._stream)
 
     def __enter__(self) -> "Progress":
         """Begin to show."""
-        if self._live is not None:
-            self._live.start()
-        elif self._title:
-            self._print(self._title)
+        if self._title:
+            self.note(self._title)
+        if self._bar is not None:
+            self._bar.start()
+            self._task = self._bar.add_task("", total=self._total, completed=self._step, numbers="")
         return self
 
     def __exit__(self, *exception: object) -> None:
         """Show the last state and give the terminal back."""
-        if self._now != self._shown:
-            self._show()
-        if self._live is not None:
-            self._live.stop()
+        if self._bar is not None:
+            self._bar.stop()
+        elif not self._told:
+            self._print_line()
 
     def update(
         self,
@@ -193,89 +151,50 @@ class Progress:
             learning_rate: The optimizer's step size.
             bits_per_byte: Latest held-out result, in bits per byte of text.
         """
-        at = self._clock()
-        if self._first is None:
-            self._first = (step, at)  # from here, because the first step also compiles
-        news: dict[str, SupportsFloat | None] = {
+        news = {
+            "loss": None if loss is None else self._smoothed(float(loss)),
             "learning_rate": learning_rate,
             "tokens_per_second": tokens_per_second,
             "utilisation": utilisation,
             "bits_per_byte": bits_per_byte,
         }
-        known: dict[str, Any] = {k: float(v) for k, v in news.items() if v is not None}
-        now = self._now._replace(**known)
-        if loss is not None:
-            now = _with_loss(now, float(loss))
+        self._numbers |= {name: float(v) for name, v in news.items() if v is not None}
+        at, self._step, self._told = self._clock(), step, False
+        if self._first is None:
+            self._first = (step, at)  # from here, because the first step also compiles
         first_step, first_at = self._first
         if step > first_step:
             pace = (at - first_at) / (step - first_step)
-            now = now._replace(seconds_left=pace * max(0, self._total - step))
-        self._now = now._replace(step=step)
-        if at - self._shown_at >= (self._interval if self._live is None else REFRESH_SECONDS):
-            self._shown_at = at
-            self._show()
+            self._numbers["seconds_left"] = pace * max(0, self._total - step)
+        if self._bar is not None:
+            self._bar.update(self._task, completed=step, numbers=self._text())
+        elif at - self._told_at >= self._interval:
+            self._told_at = at
+            self._print_line()
 
     def note(self, text: str) -> None:
         """Print `text` on lines of its own, above the bar where there is one."""
-        if self._live is not None:
-            self._live.console.print(_printable(text, "utf-8"), markup=False, highlight=False)
-        else:
-            self._print(text)
-
-    def _show(self) -> None:
-        self._shown = self._now
-        if self._live is not None:
-            self._live.update(self._render(), refresh=True)
-        else:
-            parts = [f"{name} {text}" for name, text in _columns(self._now)]
-            self._print("  ".join([f"step {self._now.step:,}/{self._total:,}", *parts]))
-
-    def _print(self, text: str) -> None:
-        if self._stream is not None:  # Python has none where standard output is closed
+        if self._bar is not None:
+            self._bar.console.print(_printable(text, "utf-8"), markup=False, highlight=False)
+        elif self._stream is not None:  # Python has none where standard output is closed
             print(printable(text, self._stream), file=self._stream, flush=True)
 
-    def _render(self) -> Any:
-        from rich.console import Group
-        from rich.progress_bar import ProgressBar
-        from rich.table import Table
-        from rich.text import Text
+    def _smoothed(self, loss: float) -> float:
+        if not math.isfinite(loss):  # one NaN would stay in the mean for ever
+            return loss
+        self._smooth = SMOOTHING * self._smooth + (1 - SMOOTHING) * loss
+        self._weight = SMOOTHING * self._weight + (1 - SMOOTHING)
+        return self._smooth / self._weight
 
-        now = self._now
-        bar = Table.grid(padding=(0, 2))
-        drawn = ProgressBar(total=self._total, completed=now.step, width=40)
-        share = f"{100 * now.step // self._total}%"
-        bar.add_row(drawn, f"{now.step:,}/{self._total:,}", share)
-        numbers = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-        for name, _ in _columns(now):
-            numbers.add_column(name)
-        numbers.add_row(*(text for _, text in _columns(now)))
-        curve = Text(sparkline(now.history, HISTORY), style="cyan", overflow="crop", no_wrap=True)
-        return Group(Text(self._title, style="bold"), bar, numbers, curve)
+    def _text(self) -> str:
+        known = [(words, self._numbers.get(name)) for name, words in SHOWN.items()]
+        return "  ".join(
+            f"{word} {text(value)}" for (word, text), value in known if value is not None
+        )
 
-
-def _with_loss(now: _Snapshot, loss: float) -> _Snapshot:
-    history = (*now.history, loss)[-HISTORY:]
-    if not math.isfinite(loss):  # one NaN would stay in the mean for ever
-        return now._replace(loss=loss, history=history)
-    smooth = SMOOTHING * now.smooth + (1 - SMOOTHING) * loss
-    weight = SMOOTHING * now.weight + (1 - SMOOTHING)
-    return now._replace(loss=loss, history=history, smooth=smooth, weight=weight)
-
-
-def _columns(now: _Snapshot) -> list[tuple[str, str]]:
-    """Name and text of every number that is known."""
-    loss = now.loss
-    if loss is not None and math.isfinite(loss):
-        loss = now.smooth / now.weight
-    columns = [
-        ("loss", loss, lambda v: f"{v:.4f}"),
-        ("learning rate", now.learning_rate, lambda v: f"{v:.2e}"),
-        ("tokens/s", now.tokens_per_second, format_count),
-        ("MFU", now.utilisation, lambda v: f"{v:.1%}"),
-        ("held-out bits/byte", now.bits_per_byte, lambda v: f"{v:.3f}"),
-        ("time left", now.seconds_left, format_duration),
-    ]
-    return [(name, text(value)) for name, value, text in columns if value is not None]
+    def _print_line(self) -> None:
+        self._told = True
+        self.note(f"step {self._step:,}/{self._total:,}  {self._text()}".rstrip())
 
 
 def printable(text: str, stream: Any) -> str:
@@ -291,8 +210,8 @@ def _printable(text: str, encoding: str) -> str:
     return shown.encode(encoding, "replace").decode(encoding)
 
 
-def _live(stream: Any) -> Any:
-    """Rich's live display, or None where plain lines are right."""
+def _bar(stream: Any) -> Any:
+    """Rich's bar, or None where plain lines are right."""
     if (
         stream is None
         or not stream.isatty()
@@ -301,11 +220,18 @@ def _live(stream: Any) -> Any:
     ):
         return None
     try:
+        import rich.progress as bars
         from rich.console import Console
-        from rich.live import Live
+        from rich.table import Column
     except ImportError as error:
         raise ImportError(missing(error)) from error
     console = Console(file=stream)
     if console.is_jupyter or not console.is_terminal or not console.encoding.startswith("utf"):
         return None
-    return Live(console=console, auto_refresh=False)
+    return bars.Progress(
+        bars.BarColumn(bar_width=20),
+        bars.MofNCompleteColumn(),
+        bars.TextColumn("{task.fields[numbers]}", markup=False, table_column=Column(ratio=1)),
+        console=console,
+        expand=True,
+    )
