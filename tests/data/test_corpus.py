@@ -95,9 +95,8 @@ def test_each_line_of_jsonl_is_a_document(tmp_path):
     [
         (['{"text": "a"}', '{"body": "b", "id": 3}'], "does not say text; it has body, id"),
         (['{"text": "a"}', '{"text": null}'], "field 'text' is null; leave the line out"),
-        (['{"text": "a"}', "[" * 100_000], "is nested deeper than 100 levels"),
-        (['{"text": "a"}', "9" * 5000], "has a number of 5000 digits"),
-        (['{"text": "a"}', "{oops}"], "is not JSON: Expecting property name.* at column 2"),
+        (['{"text": "a"}', "[" * 100_000], "is nested too deeply"),
+        (['{"text": "a"}', "{oops}"], "is not JSON: Expecting property name.* column 2"),
         (['{"text": "a"}', "[1]"], "is a list, not an object"),
         (['{"text": "a"}', '{"text": 5}'], "field 'text' is a int, not text"),
         (['{"text": "a"}', '{"text": "b\\ud800"}'], r"'\\ud800', at character 1"),

@@ -193,7 +193,7 @@ def test_what_is_no_tokenizer_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"tokenizer\.json does not exist"):
         data.load_tokenizer(tmp_path)
     path.write_text('{\n"a": }')
-    with pytest.raises(ValueError, match=r"tokenizer\.json is not JSON: .* at line 2"):
+    with pytest.raises(ValueError, match=r"tokenizer\.json is not JSON: .* line 2"):
         data.load_tokenizer(tmp_path)
     path.write_text("[]")
     with pytest.raises(ValueError, match=r"tokenizer\.json is a list, not an object"):
@@ -224,14 +224,14 @@ def test_a_damaged_tokenizer_file_is_named(tmp_path, kind):
     for at in range(0, len(whole) - 1, len(whole) // 60):
         flipped = whole[:at] + bytes([whole[at] ^ 0x80]) + whole[at + 1 :]
         path.write_bytes(whole[:at] if kind == "cut" else flipped)
-        with pytest.raises(ValueError, match=r"tokenizer\.json is (not JSON|empty|not UTF-8|no t)"):
+        with pytest.raises(ValueError, match=r"tokenizer\.json is (not JSON|no t)"):
             data.load_tokenizer(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("[" * 100_000, "nested deeper than 100 levels"),
+        ("[" * 100_000, "nested too deeply"),
         ('{"model": {}, "added_tokens": [{}]}', "no tokenizer: an added token has no content"),
         ('{"model": {}, "added_tokens": [3]}', "no tokenizer: an added token has no content"),
         ('{"type": "CharacterTokenizer", "alphabet": "aa"}', "no tokenizer: An alphabet has"),

@@ -143,7 +143,7 @@ def test_damaged_files(refused, tmp_path, tensors):
     path.write_bytes(whole.replace(b'"data_offsets":[', b'"data_offsets" [', 1))
     assert refused(folder, r"corrupt header: it is not JSON")
     path.write_bytes(whole[:9] + b"\xff" * 50 + whole[59:])
-    assert refused(folder, r"corrupt header: it is not UTF-8: byte 0xff at offset 1 of \d+\.$")
+    assert refused(folder, r"corrupt header: it is not JSON: 'utf-8' codec can't decode byte 0xff")
     first, second = re.findall(rb'"data_offsets":(\[\d+,\d+\])', whole)[:2]
     path.write_bytes(whole.replace(second, first.ljust(len(second)), 1))
     assert refused(folder, r"corrupt: \S+ starts at byte \d+, but \S+ ends at byte \d+\.$")
@@ -271,16 +271,15 @@ def test_untrusted_json_in_a_folder_is_one_sentence_that_names_the_file(refused,
     folder = write_folder(tmp_path / "x", LLAMA, tensors)
     config, whole = folder / "config.json", (folder / "config.json").read_text()
     config.write_text(whole.replace("{", '{"rope_theta": Infinity, ', 1))
-    assert refused(folder, r"^\S*config\.json has Infinity where a finite number belongs\.$")
-    config.write_text("[" * 10_000 + "]" * 10_000)
-    assert refused(folder, r"^\S*config\.json is nested deeper than 100 levels\.$")
-    config.write_text(whole.replace("{", '{"vocab_size": 3, ', 1))
-    assert refused(folder, r"^\S*config\.json has keys twice in one object: 'vocab_size'\.$")
+    assert refused(
+        folder, r"^\S*config\.json is not JSON: Infinity stands where a finite number belongs\.$"
+    )
+    config.write_text("[" * 100_000)
+    assert refused(folder, r"^\S*config\.json is nested too deeply\.$")
     config.write_text(whole)
     path = folder / "model.safetensors"
     tensor = '"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}'
     entries = {
-        f"{{{tensor},{tensor}}}": r"it has keys twice in one object: 'a'\.$",
         '{"a":{"dtype":"F32","shape":[1]}}': r"a does not say data_offsets; it has dtype, shape\.$",
         '{"a":[1]}': r"a is no object\.$",
         tensor.join("{}").replace("[0,4]", "[0,4.5]"): r"a has the impossible byte range \[0, 4\.5",
