@@ -2,17 +2,11 @@
 
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from jaxformer.shapes import AXES
 
 
 class Refused(Exception):  # noqa: N818 - `checked` makes a ValueError of it
-    """An argument is not what it should be, and what its docstring says of it may help."""
-
-    def __init__(self, reason: str, argument: str | None = None, more: str = ""):
-        super().__init__(reason)
-        self.reason, self.argument, self.more = reason, argument, more
+    """An argument is not what it should be."""
 
 
 class Axes(NamedTuple):
@@ -43,8 +37,7 @@ def meet(name: str, axes: Axes, written: str, shape: tuple[int, ...], seen: dict
         at_least = "" if any_number is None else "at least "
         raise Refused(
             f"{name} has {count} {'axis' if count == 1 else 'axes'}, shape {shape}, and must "
-            f"have {at_least}{least}: [{', '.join(written.split())}]",
-            name,
+            f"have {at_least}{least}: [{', '.join(written.split())}]"
         )
     for letter, axis in named:
         known = seen.get(letter)
@@ -52,8 +45,14 @@ def meet(name: str, axes: Axes, written: str, shape: tuple[int, ...], seen: dict
             seen[letter] = name, shape, axis
         elif known[1][known[2]] != shape[axis]:
             raise Refused(disagreement(letter, (name, shape, axis), known))
-    if any_number is not None and any_number != "...":
-        _agree_on_many(name, shape, shape[before : count - behind], any_number, seen)
+    if any_number is not None and any_number[1:].isidentifier():  # those with # broadcast
+        sizes = shape[before : count - behind]
+        known_sizes, known_name, known_shape = seen.setdefault(any_number, (sizes, name, shape))
+        if sizes != known_sizes:
+            raise Refused(
+                f"{name} has {any_number[1:]} axes {sizes} (shape {shape}), which must be the "
+                f"{known_sizes} of {known_name} (shape {known_shape})"
+            )
 
 
 def disagreement(letter: str, one: Any, other: Any) -> str:
@@ -67,27 +66,3 @@ def disagreement(letter: str, one: Any, other: Any) -> str:
         f"{name} has {size}(axis {axis % len(shape)} of shape {shape}), but {known} has "
         f"{known_size}(axis {known_axis % len(known_shape)} of shape {known_shape})"
     )
-
-
-def _agree_on_many(
-    name: str, shape: tuple[int, ...], sizes: tuple[int, ...], letters: str, seen: dict[str, Any]
-) -> None:
-    """Axes of any number are equal, or broadcast where the annotation has a ``#``."""
-    broadcasts = letters[1] == "#"
-    key = letters[2:] if broadcasts else letters[1:]
-    known, known_broadcasts, known_name, known_shape = seen.get(key, (None, True, name, shape))
-    if known is None or sizes == known:
-        seen[key] = sizes, known_broadcasts and broadcasts, known_name, known_shape
-        return
-    try:
-        together = np.broadcast_shapes(sizes, known)
-    except ValueError:
-        together = None
-    fits = (broadcasts or together == sizes) and (known_broadcasts or together == known)
-    if together is None or not fits or not (broadcasts or known_broadcasts):
-        how = "broadcast with" if broadcasts or known_broadcasts else "be"
-        raise Refused(
-            f"{name} has {key} axes {sizes} (shape {shape}), which must {how} the {known} "
-            f"of {known_name} (shape {known_shape})"
-        )
-    seen[key] = together, known_broadcasts and broadcasts, known_name, known_shape

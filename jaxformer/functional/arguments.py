@@ -6,8 +6,6 @@ kinds, shapes and types are looked at, so it works on tracers and costs some mic
 
 import functools
 import inspect
-import math
-import re
 from collections.abc import Callable
 from types import UnionType
 from typing import Any, NamedTuple, ParamSpec, TypeVar, Union, get_args, get_origin
@@ -60,8 +58,8 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     - is refused, if its kind or its number of axes is another than annotated;
     - is refused, if one of its axes disagrees with that of the same letter in another argument.
 
-    Each that is annotated as `int` or `float` must be such a number, and a float be finite; numbers
-    of NumPy become Python's, and what is traced is left alone.
+    Each that is annotated as `int` or `float` must be such a number; numbers of NumPy become
+    Python's, and what is traced is left alone.
 
     Args:
         function: Annotated with jaxtyping's types.
@@ -88,27 +86,11 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
                 if (want := wanted.get(name)) is not None:
                     kwargs[name] = want.take(kwargs[name], seen)
         except Refused as refused:
-            reason = _told(refused, function)
-        else:
-            return function(*given, **kwargs)  # type: ignore[arg-type]
-        raise ValueError(reason)
+            name = function.__qualname__.removesuffix(".__call__")
+            raise ValueError(f"{name}: {refused}.") from None
+        return function(*given, **kwargs)  # type: ignore[arg-type]
 
     return call
-
-
-def _told(refused: Refused, function: Callable[..., Any]) -> str:
-    """The error in full, with what the function's docstring says first of the argument."""
-    name = function.__qualname__.removesuffix(".__call__")
-    about = "" if refused.argument is None else _first_sentence(function, refused.argument)
-    parts = [f"{name}: {refused.reason}{about and f' ({about})'}.", refused.more]
-    return " ".join(part for part in parts if part)
-
-
-def _first_sentence(function: Callable[..., Any], argument: str) -> str:
-    """What a docstring says first of an argument."""
-    text = inspect.getdoc(function) or ""
-    found = re.search(rf"^ {{4}}{argument}: (.*?)[.:;](?:\s|$)", text, re.M | re.S)
-    return " ".join(found[1].split()) if found else ""
 
 
 def _wanted(function: Callable[..., Any]) -> "dict[str, _Wanted | _Fields | _Number]":
@@ -125,14 +107,13 @@ def _read(name: str, annotation: Any) -> "_Wanted | _Fields | _Number | None":
     members = get_args(annotation) if origin in (Union, UnionType) else (annotation,)
     members = tuple(m for m in members if isinstance(m, type) and get_origin(m) is None)
     arrays = [m for m in members if issubclass(m, jaxtyping.AbstractArray)]
-    tuples = [m for m in members if hasattr(m, "_fields")]
+    tuples = {m: _fields(name, m) for m in members if hasattr(m, "_fields")}
     others = tuple(m for m in members if m not in arrays and m not in tuples)
-    fields = {kind: _fields(name, kind) for kind in tuples}
     if len(arrays) == 1 and arrays[0].dtype.__name__ in TAKES:
         axes = read_axes(arrays[0].dim_str)
-        return _Wanted(name, arrays[0].dtype.__name__, axes, arrays[0].dim_str, others, fields)
+        return _Wanted(name, arrays[0].dtype.__name__, axes, arrays[0].dim_str, others, tuples)
     if tuples and not arrays:
-        return _Fields(fields)
+        return _Fields(tuples)
     numbers = [kind for kind in members if kind in (int, float)]
     rest = get_args(annotation) if origin in (Union, UnionType) else (annotation,)
     if len(numbers) == 1 and set(rest) <= {*numbers, type(None)}:
@@ -156,14 +137,8 @@ class _Number(NamedTuple):
         whole = isinstance(given, int) and not isinstance(given, bool)
         if not whole and not (self.kind is float and isinstance(given, float)):
             a = "a whole number" if self.kind is int else "a number"
-            raise Refused(f"{self.name} must be {a}; got {given!r:.60}", self.name)
-        _check_finite(self.name, given)
+            raise Refused(f"{self.name} must be {a}; got {given!r:.60}")
         return given
-
-
-def _check_finite(name: str, given: int | float) -> None:
-    if not math.isfinite(given):
-        raise Refused(f"{name} must be finite; got {given}", name)
 
 
 def _fields(name: str, kind: Any) -> "dict[str, _Wanted]":
@@ -183,17 +158,9 @@ class _Fields(NamedTuple):
 
     def take(self, given: Any, seen: dict[str, Any]) -> Any:
         """The tuple with its fields converted."""
-        fields = self.of.get(type(given))
-        return given if fields is None else _with_fields(given, fields)
-
-
-def _with_fields(given: Any, fields: "dict[str, _Wanted]") -> Any:
-    new = {}
-    for field, want in fields.items():
-        old = getattr(given, field)
-        if (taken := want.take(old, {})) is not old:
-            new[field] = taken
-    return given._replace(**new) if new else given
+        fields = self.of.get(type(given), {})
+        new = {field: want.take(getattr(given, field), {}) for field, want in fields.items()}
+        return given._replace(**new) if new else given
 
 
 class _Wanted(NamedTuple):
@@ -204,17 +171,15 @@ class _Wanted(NamedTuple):
     axes: Axes
     written: str
     others: tuple[type, ...]  # what may be given in its place
-    tuples: dict[Any, "dict[str, _Wanted]"]
+    tuples: dict[Any, "dict[str, _Wanted]"]  # or one of these
 
     def take(self, given: Any, seen: dict[str, Any]) -> Any:
         """The array, converted; its axes are added to those seen."""
         if not isinstance(given, jax.Array):
             if isinstance(given, self.others):
-                if isinstance(given, float):
-                    _check_finite(self.name, given)
                 return given
-            if (fields := self.tuples.get(type(given))) is not None:
-                return _with_fields(given, fields)
+            if type(given) in self.tuples:
+                return _Fields(self.tuples).take(given, seen)
             if isinstance(given, np.generic) and float in self.others:
                 return given.item()
             given = _as_array(self, given)
@@ -230,7 +195,7 @@ class _Wanted(NamedTuple):
 def _as_array(want: _Wanted, given: Any) -> Array:
     """An array of JAX from a list, a number, or an array of another library."""
     if given is None or isinstance(given, str | bytes | dict | set):
-        raise Refused(f"{want.name} is {given!r:.40}, not an array", want.name)
+        raise Refused(f"{want.name} is {given!r:.40}, not an array")
     try:
         if isinstance(given, np.ndarray | np.generic):
             _check_range(want, np.asarray(given))
@@ -287,12 +252,12 @@ def _wrong_kind(want: _Wanted, given: Array, kind: str) -> Refused:
     name, more = want.name, ""
     match want.dtype, kind:
         case "Bool", "float":
-            more = f"If it was made to be added to scores, 0 where it allows, use {name} == 0."
+            more = f". If it was made to be added to scores, 0 where it allows, use {name} == 0"
         case "Bool", "signed" | "unsigned":
-            more = f"If it is made of ones and zeros, use {name} != 0."
+            more = f". If it is made of ones and zeros, use {name} != 0"
         case "Int", "unsigned":
-            more = "Below zero it has wrapped; convert to int32 before subtracting."
+            more = ". Below zero it has wrapped; convert to int32 before subtracting"
         case "Float" | "Float32", "signed" | "unsigned" | "boolean":
-            more = f"Use {name}.astype(jnp.float32)."
+            more = f". Use {name}.astype(jnp.float32)"
     wanted = CALLED[want.dtype]
-    return Refused(f"{name} is {given.dtype}, and must be {wanted}", name.split(".")[0], more)
+    return Refused(f"{name} is {given.dtype}, and must be {wanted}{more}")

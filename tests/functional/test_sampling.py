@@ -173,7 +173,7 @@ BAD = [
     (lambda: F.keep_top_p(LOGITS, 0.0), r"p must be in \(0, 1\]; got 0.0"),
     (lambda: F.keep_top_p(LOGITS, 1.1), r"p must be in \(0, 1\]; got 1.1"),
     (lambda: F.keep_min_p(LOGITS, -0.5), r"p must be in \(0, 1\]; got -0.5"),
-    (lambda: F.keep_min_p(LOGITS, math.nan), r"p must be finite; got nan"),
+    (lambda: F.keep_min_p(LOGITS, math.nan), r"p must be in \(0, 1\]; got nan"),
     (lambda: F.penalise_repetition(LOGITS, SEEN, -1.0), "penalty must be positive .* got -1.0"),
 ]
 
