@@ -56,6 +56,8 @@ class Translate(Run):
 
     def __post_init__(self):
         super().__post_init__()
+        if not self.source_lengths:
+            raise ValueError("source_lengths is empty; give at least one number, such as 24 56.")
         if self.average > self.keep:
             raise ValueError(
                 f"average={self.average} checkpoints are more than the keep={self.keep} that stay."

@@ -64,6 +64,8 @@ def from_python(text: str, kinds: Mapping[str, type]) -> Any:
             case ast.Call(func=ast.Name(id=name), args=[], keywords=keywords) if name in kinds:
                 kind = kinds[name]
                 values = {str(k.arg): _encode(build(k.value)) for k in keywords}
+                if len(values) < len(keywords):
+                    raise ValueError(f"{ast.unparse(node)[:100]} has a keyword twice.")
                 return _decode_dataclass(kind, {"type": kind.__name__, **values}, name)
             case ast.Tuple(elts=items):
                 return tuple(build(item) for item in items)
@@ -117,7 +119,7 @@ def _decode(hint: Any, data: Any, path: str) -> Any:
             raise ValueError(f"{path}: expected one of {list(args)}, got {data!r}.")
         return data
     if hint is float and type(data) is int:
-        return float(data)
+        return data  # the dataclass makes a float of it, if one holds it
     if hint in (int, float, bool, str, type(None)):
         if type(data) is not hint:
             raise ValueError(f"{path}: expected {hint.__name__}, got {data!r}.")

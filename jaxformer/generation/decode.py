@@ -198,6 +198,8 @@ def _spread(
 
 def _prepared(config: TransformerConfig, params: Any) -> tuple[TransformerConfig, Any]:
     """The model in the form in which it decodes best here."""
+    if "decoder" not in params:
+        raise ValueError(f"params has {', '.join(params)}, and must be variables['params'].")
     return unroll(config, params) if worth_unrolling(config) else (config, params)
 
 
@@ -205,6 +207,8 @@ def _check(
     sampler: Sampler | Beam, prefill_chunk: int | None, key: PRNGKeyArray | None
 ) -> PRNGKeyArray:
     """Refuse settings that cannot be; the key, or any key where none is needed."""
+    if not isinstance(sampler, Sampler | Beam):
+        raise ValueError(f"sampler must be Greedy(), Sample(...) or Beam(...); got {sampler!r}.")
     if prefill_chunk is not None:
         check_count("prefill_chunk", prefill_chunk)
     if key is None and isinstance(sampler, Sample):

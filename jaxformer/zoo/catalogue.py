@@ -76,7 +76,7 @@ def get(name: str) -> TransformerConfig:
     """
     if name in PRESETS:
         return PRESETS[name]
-    close = difflib.get_close_matches(name.lower(), PRESETS, n=3, cutoff=0.5)
+    close = difflib.get_close_matches(str(name).lower(), PRESETS, n=3, cutoff=0.5)
     hint = f" Similar: {', '.join(close)}." if close else ""
     raise ValueError(
         f"There is no preset {name!r}.{hint} zoo.names() and `python -m jaxformer.zoo --list` "

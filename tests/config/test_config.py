@@ -472,6 +472,8 @@ def test_python_that_is_read(text, value):
         ("RMSNorm(**{'eps': 1.0})", "has no field None"),
         ("Zeros(std=1.0)", "Zeros has no field std; its fields are none"),
         ("GLU()", "GLU needs hidden_dim"),
+        ("RMSNorm(eps=1, eps=2)", r"RMSNorm\(eps=1, eps=2\) has a keyword twice"),
+        (f"RMSNorm(eps=1{'0' * 400})", "RMSNorm.eps must be a finite number of float32; got 1000"),
         ("GLU(hidden_dim=3.5)", "GLU.hidden_dim: expected int, got 3.5"),
         ("Rope(base='big')", "Rope.base: expected float, got 'big'"),
         ("Rope(targets='qk')", "Rope.targets: expected a list, got 'qk'"),

@@ -257,6 +257,7 @@ def test_exactly_right_means_the_whole_text():
         ({"batch_size": 0}, "batch_size must be at least 1; got 0"),
         ({"average": 0}, "average must be at least 1; got 0"),
         ({"average": 6, "keep": 5}, "average=6 checkpoints are more than the keep=5 that stay"),
+        ({"source_lengths": ()}, "source_lengths is empty; give at least one number"),
         ({"seed": -1}, "seed must lie between 0 and 4294967295; got -1"),
         (
             {"model": replace(BASE.model, topology=Decoder())},

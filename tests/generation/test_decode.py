@@ -328,9 +328,11 @@ def test_an_encoder_decoder_writes_from_a_source(config, rope):
         (dict(prompt=np.ones((1, 2), np.float32)), "token ids, integers; got dtype float32"),
         (dict(prompt=np.ones((1, 2), int), lengths=[3]), "lengths go up to 3, but .* 2 places"),
         (dict(source=[[3]]), "A Decoder has no encoder for a source"),
+        (dict(sampler=None), r"sampler must be Greedy\(\), Sample\(...\) or Beam\(...\); got None"),
+        (dict(params={"params": {}}), "params has params, and must be variables"),
     ],
 )
 def test_more_that_cannot_be_generated_is_refused(config, params, arguments, message):
-    arguments = {"prompt": ROWS, "max_new_tokens": 2, **arguments}
+    arguments = {"params": params, "prompt": ROWS, "max_new_tokens": 2, **arguments}
     with pytest.raises(ValueError, match=message):
-        generate(config, params, arguments.pop("prompt"), **arguments)
+        generate(config, **arguments)

@@ -170,6 +170,8 @@ def test_unknown_names():
     message = rf"no preset '!'\. zoo\.names\(\) and .* give all {len(zoo.names())}"
     with pytest.raises(ValueError, match=message):
         zoo.get("!")
+    with pytest.raises(ValueError, match="no preset None"):
+        zoo.get(None)
 
 
 def test_what_only_some_models_have():
