@@ -31,7 +31,7 @@ from experiments.corpus import encode_prompt, read_corpus
 from experiments.devices import prepare_devices
 from experiments.meter import Meter
 from experiments.pretrain_runs import RUNS, Pretrain
-from experiments.resuming import sha256
+from experiments.resuming import ending_with_others, sha256
 from experiments.running import (
     Machinery,
     compile_update,
@@ -41,7 +41,6 @@ from experiments.running import (
     print_end,
 )
 from experiments.study_plots import plot_run
-from experiments.together import together
 from experiments.training_run import describe, output_folder
 from jaxformer import data
 from jaxformer import functional as F
@@ -89,7 +88,7 @@ def work(run: Pretrain, text: Text, using: Machinery) -> None:
     output = using.output
     with (
         Checkpoints(output / "checkpoints", keep=run.keep) as checkpoints,
-        together(run, checkpoints, output),
+        ending_with_others(run, checkpoints, output),
         explained_end(run, checkpoints, output),
     ):
         state = train(run, text, using, checkpoints)

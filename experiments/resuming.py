@@ -1,10 +1,15 @@
 """How a run is stopped and gone on with: what must not change, and the commands to say."""
 
+import contextlib
 import hashlib
+import os
 import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import jax
 
 from experiments.training_run import Run, name_of
 from jaxformer.training.checkpoints import Checkpoints
@@ -36,6 +41,30 @@ def flatten(tree: Any, path: str = "") -> dict[str, Any]:
         parts = [flatten(value, f"{path}.{name}" if path else str(name)) for name, value in items]
         return {name: leaf for part in parts for name, leaf in part.items()}
     return {path: tree}
+
+
+@contextlib.contextmanager
+def ending_with_others(run: Run, checkpoints: Checkpoints, output: Path) -> Iterator[None]:
+    """End this process where the others with which it trains are lost.
+
+    At once: what a process waits for at its end would not come. Which of them notices, and whether
+    JAX aborts it before, is chance, so how to go on is said at the start.
+    """
+    if jax.process_count() > 1:
+        mode = "--resume-or-begin" if run.resume_or_begin else "--resume"
+        command = command_line(name_of(run), mode, "--output", str(output))
+        words = f"If a process ends, all do. To go on, start every one again:\n  {command}"
+        print(words, file=sys.stderr, flush=True)
+    try:
+        yield
+    except (jax.errors.JaxRuntimeError, OSError) as error:  # of the devices; of a checkpoint
+        if jax.process_count() == 1:
+            raise
+        reason = str(error) if isinstance(error, OSError) else str(error).splitlines()[0][:200]
+        found = last_checkpoint(checkpoints, output)
+        message = f"\nerror: The work with the other processes failed: {reason}\n{found}"
+        print(message, file=sys.stderr, flush=True)
+        os._exit(1)
 
 
 def last_checkpoint(checkpoints: Checkpoints, output: Path) -> str:

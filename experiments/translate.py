@@ -28,7 +28,7 @@ from experiments.beginning import begin, find_start
 from experiments.command_line import parse, readable_errors
 from experiments.devices import prepare_devices
 from experiments.meter import Meter
-from experiments.resuming import sha256
+from experiments.resuming import ending_with_others, sha256
 from experiments.running import (
     Machinery,
     compile_update,
@@ -37,7 +37,6 @@ from experiments.running import (
     make_updates,
     print_end,
 )
-from experiments.together import together
 from experiments.training_run import describe, output_folder
 from experiments.translate_runs import RUNS, Translate
 from jaxformer import data
@@ -81,7 +80,7 @@ def work(run: Translate, tokenizer: data.Tokenizer, using: Machinery) -> None:
     output = using.output
     with (
         Checkpoints(output / "checkpoints", keep=run.keep) as checkpoints,
-        together(run, checkpoints, output),
+        ending_with_others(run, checkpoints, output),
         explained_end(run, checkpoints, output),
     ):
         found = train(run, tokenizer, using, checkpoints)

@@ -1,6 +1,5 @@
 """One program on many devices: the mesh, where arrays go, and what that costs."""
 
-from jaxformer.parallel.endings import last_words as last_words
 from jaxformer.parallel.hosts import Hosts as Hosts
 from jaxformer.parallel.hosts import first_decides as first_decides
 from jaxformer.parallel.hosts import is_first as is_first

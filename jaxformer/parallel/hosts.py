@@ -1,6 +1,7 @@
 """Many processes that run one program, each with its own devices."""
 
 import json
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,6 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxformer.config.checks import check_fields
-from jaxformer.parallel.endings import last_words
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ def is_address(text: str) -> bool:
 def join(hosts: Hosts) -> None:
     """Connect this process with the others; the first thing that a process does with JAX.
 
-    If they do not come, JAX aborts the process, and says so; what to look at is said after it.
+    If they do not come, JAX aborts the process; what it waits for is said before.
 
     Args:
         hosts: Where the others are, and how long to wait for them.
@@ -75,20 +75,21 @@ def join(hosts: Hosts) -> None:
     Raises:
         ValueError: How to find the others is neither said nor known.
     """
-    missing = (
-        f"error: The processes did not come together in {hosts.wait} seconds; this one is {hosts}. "
-        "Was each started, with a number of its own, and do they all reach the coordinator?\n"
+    print(
+        f"Waits {hosts.wait} seconds for the other processes; this one is {hosts}. Each is started "
+        "with a number of its own, and reaches the coordinator.",
+        file=sys.stderr,
+        flush=True,
     )
     try:
-        with last_words(missing):
-            jax.distributed.initialize(
-                hosts.coordinator,
-                hosts.processes,
-                hosts.process,
-                initialization_timeout=hosts.wait,
-                heartbeat_timeout_seconds=hosts.patience,
-                shutdown_timeout_seconds=hosts.patience,
-            )
+        jax.distributed.initialize(
+            hosts.coordinator,
+            hosts.processes,
+            hosts.process,
+            initialization_timeout=hosts.wait,
+            heartbeat_timeout_seconds=hosts.patience,
+            shutdown_timeout_seconds=hosts.patience,
+        )
     except (ValueError, RuntimeError) as error:
         raise ValueError(
             f"This process could not join the others: {error} Outside Slurm, TPU pods and Open MPI "
