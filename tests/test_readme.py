@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import jaxformer
-from experiments import architecture, report
+from experiments import report
 from experiments.benchmark_tables import summary
 from jaxformer import inspect, zoo
 from jaxformer.training.metrics import read_json_lines
@@ -97,9 +97,9 @@ def test_every_guide_is_linked():
 
 
 def test_the_picture_has_every_floor():
-    rooms = [room.name for _, _, rooms in architecture.FLOORS[:-1] for room in rooms]
-    packages = {path.parent.name for path in (ROOT / "jaxformer").glob("*/__init__.py")}
-    assert set(rooms) == packages and len(rooms) == len(packages)
+    picture = (ROOT / "experiments" / "guides" / "architecture.svg").read_text()
+    for path in (ROOT / "jaxformer").glob("*/__init__.py"):
+        assert f">{path.parent.name}</text>" in picture
 
 
 def test_the_survey_is_that_of_the_zoo():
