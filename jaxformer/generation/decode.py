@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
-from jaxtyping import Array, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Int, PRNGKeyArray
 
 from jaxformer.config import TransformerConfig
 from jaxformer.generation.checks import check_count
@@ -87,8 +87,8 @@ def generate(
         ValueError: An empty prompt or source, a token id outside its vocabulary, more tokens than
             learned positions (the last new one is not read and needs none), lengths, stop tokens,
             sources or segments that do not fit the rows, a source missing or not read, a number
-            that is not whole or out of range, a missing key, a mesh that does not fit, or an
-            encoder alone.
+            that is not whole or out of range, a missing key, a mesh that does not fit, an encoder
+            alone, or logits of the prompt that are NaN or infinite.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -118,9 +118,10 @@ def generate(
     if mesh is not None:
         params, request, key = _spread(mesh, config, params, request, key)
     if isinstance(sampler, Beam):
-        text = search_with_beams(plan, sampler, params, request)
+        text, finite = search_with_beams(plan, sampler, params, request)
     else:
-        text = search(plan, sampler, params, request, key)
+        text, finite = search(plan, sampler, params, request, key)
+    _check_finite(finite)
     text = text if mesh is None else text[:count].reshape(*rows, -1)
     return text[..., : width + max_new_tokens]
 
@@ -173,6 +174,7 @@ def stream(
 
     def tokens() -> Iterator[Int[np.ndarray, "*batch"]]:
         state = begin(plan, sampler, *given)
+        _check_finite(state.finite)
         yield np.asarray(state.token)[:count].reshape(rows)
         while int(state.added) < max_new_tokens and not bool(jnp.all(state.done)):
             state = advance(plan, sampler, *given, state)
@@ -201,6 +203,11 @@ def _prepared(config: TransformerConfig, params: Any) -> tuple[TransformerConfig
     if "decoder" not in params:
         raise ValueError(f"params has {', '.join(params)}, and must be variables['params'].")
     return unroll(config, params) if worth_unrolling(config) else (config, params)
+
+
+def _check_finite(finite: Bool[Array, ""]) -> None:
+    if not finite:
+        raise ValueError("The prompt's logits are NaN or infinite: look at params.")
 
 
 def _check(

@@ -39,6 +39,7 @@ class State(NamedTuple):
     seen: Bool[Array, "*batch V"]
     context: Context
     added: Int[Array, ""]
+    finite: Bool[Array, ""]  # whether the prompts gave logits that are numbers
 
 
 def _allowed(logits: Float[Array, "*batch V"], vocab_size: Int[Array, ""]) -> Array:
@@ -68,6 +69,10 @@ def _read(plan: Plan, params: Any, request: Request) -> tuple[Float[Array, "*bat
     return _allowed(logits, request.vocab_size), context
 
 
+def _finite(plan: Plan, logits: Float[Array, "*batch V"]) -> Bool[Array, ""]:
+    return _everywhere(plan, jnp.all(jnp.isfinite(jnp.max(logits, axis=-1))))
+
+
 def _begin(plan: Plan, sampler: Sampler, params: Any, request: Request, key: PRNGKeyArray) -> State:
     """Read the prompts and choose the first token of each row."""
     prompt = request.prompt
@@ -82,6 +87,7 @@ def _begin(plan: Plan, sampler: Sampler, params: Any, request: Request, key: PRN
         seen=F.seen_tokens(jnp.where(real, prompt, -1), plan.config.vocab_size),
         context=context,
         added=jnp.int32(0),
+        finite=_finite(plan, logits),
     )
     return _add(plan, sampler, request, key, state, logits)
 
@@ -101,13 +107,12 @@ def _add(
     nowhere = state.text.shape[-1]
     slot = jnp.where(state.done, nowhere, state.length)[..., None]
     stops = jnp.any(token[..., None] == request.stop.astype(token.dtype), axis=-1)
-    return State(
+    return state._replace(
         text=F.write_slots(state.text, token[..., None], slot),
         length=jnp.where(state.done, state.length, state.length + 1),
         token=token,
         done=state.done | stops,
         seen=state.seen | jax.nn.one_hot(token, logits.shape[-1], dtype=bool),
-        context=state.context,
         added=state.added + 1,
     )
 
@@ -141,15 +146,15 @@ def _finish(text: Int[Array, "*batch P"], length: Int[Array, "*batch"]) -> Int[A
 @partial(jax.jit, static_argnums=(0, 1))
 def search(
     plan: Plan, sampler: Sampler, params: Any, request: Request, key: PRNGKeyArray
-) -> Int[Array, "*batch P_plus_new"]:
-    """The whole text of each row, in one loop."""
+) -> tuple[Int[Array, "*batch P_plus_new"], Bool[Array, ""]]:
+    """The whole text of each row, in one loop, and whether the prompts gave finite logits."""
     state = _begin(plan, sampler, params, request, key)
     state = jax.lax.while_loop(
         lambda state: (state.added < plan.max_new_tokens) & ~jnp.all(state.done),
         partial(_advance, plan, sampler, params, request, key),
         state,
     )
-    return _everywhere(plan, _finish(state.text, state.length))
+    return _everywhere(plan, _finish(state.text, state.length)), state.finite
 
 
 begin = jax.jit(_begin, static_argnums=(0, 1))
@@ -159,8 +164,8 @@ advance = jax.jit(_advance, static_argnums=(0, 1), donate_argnums=5)
 @partial(jax.jit, static_argnums=(0, 1))
 def search_with_beams(
     plan: Plan, beam: Beam, params: Any, request: Request
-) -> Int[Array, "*batch P_plus_new"]:
-    """The best text that beams find for each row."""
+) -> tuple[Int[Array, "*batch P_plus_new"], Bool[Array, ""]]:
+    """The best text that beams find for each row, and whether the prompts gave finite logits."""
     flat, new = one_batch_axis(request), plan.max_new_tokens
     logits, context = _read(plan, params, flat)
     found = beam_search(
@@ -178,7 +183,8 @@ def search_with_beams(
     slots = flat.lengths[:, None] + jnp.arange(new)[None]
     text = F.write_slots(text, best, slots)
     text = _finish(text, flat.lengths + found.lengths[:, 0])
-    return _everywhere(plan, text.reshape(*request.prompt.shape[:-1], -1))
+    text = text.reshape(*request.prompt.shape[:-1], -1)
+    return _everywhere(plan, text), _finite(plan, logits)
 
 
 def _everywhere(plan: Plan, x: Array) -> Array:

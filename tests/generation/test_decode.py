@@ -18,7 +18,7 @@ from jaxformer.config import (
     LongRope,
     Rope,
 )
-from jaxformer.generation import Greedy, Sample, programs, steps, stream
+from jaxformer.generation import Beam, Greedy, Sample, programs, steps, stream
 from jaxformer.generation.programs import search
 from jaxformer.generation.prompts import bucket, pad_rows
 from jaxformer.layers import empty_cache
@@ -175,6 +175,20 @@ def test_what_cannot_be_generated_is_refused(config, params, prompts, changes, a
     arguments = {"prompt": prompts, "max_new_tokens": 2, **arguments}
     with pytest.raises(ValueError, match=message):
         generate(replace(config, **changes), params, arguments.pop("prompt"), **arguments)
+
+
+@pytest.mark.parametrize("write", [generate, lambda *given, **how: list(stream(*given, **how))])
+def test_parameters_that_are_no_numbers_write_no_text(config, params, write):
+    broken = jax.tree.map(lambda x: x * jnp.nan, params)
+    with pytest.raises(ValueError, match="The prompt's logits are NaN or infinite: look at params"):
+        write(config, broken, ROWS, max_new_tokens=2)
+
+
+@pytest.mark.slow
+def test_beams_of_parameters_that_are_no_numbers_write_no_text(config, params):
+    broken = jax.tree.map(lambda x: x * jnp.inf, params)
+    with pytest.raises(ValueError, match="The prompt's logits are NaN or infinite"):
+        generate(config, broken, ROWS, max_new_tokens=2, sampler=Beam(num_beams=2))
 
 
 def test_generate_is_public():
