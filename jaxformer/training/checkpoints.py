@@ -243,14 +243,14 @@ class Checkpoints:
         if self._passed_over or not is_first():
             return
         steps = self.steps()
-        for old in set(steps) - self._kept(steps):
+        for old in set(steps) - self._kept(steps):  # of which the manager does not know, if any
             (self.folder / TRASH).mkdir(exist_ok=True)
             (self.folder / str(old)).rename(self.folder / TRASH / str(old))
         self._sweep(UNFINISHED, TRASH)
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
         """Orbax asks which of all steps, with the one that is being saved, stay after it."""
-        kept = self._kept([one.step for one in checkpoints])
+        kept = self._kept(sorted(one.step for one in checkpoints))
         return [one.step in kept for one in checkpoints]
 
     def _managed(self) -> ocp.CheckpointManager:

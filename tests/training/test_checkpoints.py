@@ -143,6 +143,13 @@ def test_what_a_killed_process_left_beside_the_newest_is_removed_unless_it_may_b
         assert checkpoints.newest(report=lambda _: None) == 12
         checkpoints.drop_old()
         assert (tmp_path / "13").is_dir() and checkpoints.steps() == [11, 12]
+        checkpoints.save(14, make(14), {})
+        checkpoints.wait()
+        shutil.copytree(tmp_path / "14", tmp_path / "3")
+        checkpoints.drop_old()
+        checkpoints.save(15, make(15), {})
+        checkpoints.wait()
+        assert checkpoints.steps() == [15]
 
 
 def test_arrays_may_be_donated_once_save_returns(tmp_path):
