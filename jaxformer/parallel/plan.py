@@ -181,8 +181,8 @@ def sensible_mesh(
         devices: How many there are; None looks for the fewest.
 
     Returns:
-        Of several meshes of as many devices that of the least `tensor`, whose messages are waited
-        for in every layer, and then of the most `fsdp`, whose messages are not; where none has
+        Of several meshes of as many devices that of the least `tensor`, along which every layer
+        waits for sums, and then of the most `fsdp`, which leaves the most room; where none has
         room, that which needs the least.
 
     Raises:

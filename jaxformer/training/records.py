@@ -61,19 +61,16 @@ def checksums(arrays: Mapping[str, Array]) -> dict[str, int]:
 
 
 def sum_of_bits(x: Array | np.ndarray) -> Any:
-    """Of an array, where it is."""
-    return sum_on_host(x) if isinstance(x, np.ndarray) else sum_of_words(x)
+    """Sum of the words of an array, worked out where it is: in this process, or on its devices."""
+    if isinstance(x, np.ndarray):
+        return np.sum(x.view(f"uint{8 * x.dtype.itemsize}"), dtype=np.uint32)
+    return sum_of_words(x)
 
 
 @jax.jit
 def sum_of_words(x: Shaped[Array, "..."]) -> UInt32[Array, ""]:
     """Of the bits of each element, read as an unsigned number."""
     return jnp.sum(x.view(f"uint{8 * x.dtype.itemsize}"), dtype=jnp.uint32)
-
-
-def sum_on_host(x: np.ndarray) -> int:
-    """The same, on no device."""
-    return int(np.sum(x.view(f"uint{8 * x.dtype.itemsize}"), dtype=np.uint32))
 
 
 def shortened(lines: list[str]) -> list[str]:
