@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Literal
 
-from experiments.pretrain_runs import Pretrain
+from experiments.pretrain import Pretrain
 from experiments.seeds import Arm
 from jaxformer import config as c
 from jaxformer.config.axes import Activation

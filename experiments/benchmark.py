@@ -27,11 +27,9 @@ from experiments.benchmark_tables import Found, sections
 from experiments.command_line import readable_errors
 from experiments.contest import Contestant, Entry, MissingError, Size, contestants
 from experiments.contests import PRESETS, TASKS, Task, has_share
-from experiments.flag_checks import check_counts, check_folder
-from experiments.locks import held
 from experiments.machine_load import busy_cores, caption, is_quiet, load_average
-from experiments.starting import keep_printed
 from experiments.study_command import read
+from experiments.training.run import check_numbers, held
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +55,7 @@ class Benchmark:
     output: Path | None = None
 
     def __post_init__(self):
-        check_counts(self)
-        check_folder("output", self.output)
+        check_numbers(self)
 
 
 def main(asked: Benchmark) -> Path:
@@ -70,7 +67,6 @@ def main(asked: Benchmark) -> Path:
     devices = asked.devices or math.gcd(cores(), size.batch_size)
     output = asked.output or Path("runs") / f"benchmark-{asked.preset}"
     with held(output):
-        keep_printed(output)
         return hold_all(asked, size, devices, output)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from experiments.benchmark_tables import US, Found, ratios
 from experiments.contests import ABOUT, Task
-from experiments.study_plots import can_draw
+from experiments.training.plot import can_draw
 
 COLOURS = {
     "jaxformer, as it is by default": "tab:blue",

@@ -8,6 +8,7 @@ written so too, and its fields are flags besides.
 import contextlib
 import dataclasses
 import os
+import signal
 import sys
 import types
 import typing
@@ -16,7 +17,7 @@ from typing import Any, NoReturn, TypeVar
 
 import tyro
 
-from experiments.starting import INTERRUPTED, TRACEBACK, end_imports
+from experiments import INTERRUPTED, TRACEBACK, leave
 from jaxformer.config import Attention, from_python
 from jaxformer.extras import missing
 
@@ -74,7 +75,8 @@ def fail(message: str) -> NoReturn:
 def readable_errors() -> Iterator[None]:
     """End the process with the message of an expected error instead of a traceback."""
     try:
-        end_imports()
+        if signal.getsignal(signal.SIGINT) is leave:  # the imports are done
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         yield
     except KeyboardInterrupt:
         print("\nInterrupted.", file=sys.stderr)
@@ -178,4 +180,4 @@ def _signature(kind: type) -> str:
 
 def _module() -> str:
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
-    return spec.name if spec is not None else "experiments"
+    return spec.name.removesuffix(".__main__") if spec is not None else "experiments"

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from experiments.command_line import parse, readable_errors
 from experiments.trained import Trained, load_trained
 from jaxformer import data
-from jaxformer.config import EncoderDecoder, Rope, TransformerConfig
+from jaxformer.config import EncoderDecoder, Rope
 from jaxformer.interop.save import choose_family, empty_folder, save_pretrained, whole_folder
 from jaxformer.json_files import read_json
 
@@ -79,17 +79,6 @@ def main(run: Export) -> Path:
     named = "" if model.step is None else f"checkpoint {model.step} of "
     print(f"Wrote {named}{run.checkpoint} as a {family.model_type} to {output}.")
     return output
-
-
-def export_note(config: TransformerConfig) -> str | None:
-    """One line that says why no family of transformers can hold a model; None where one can."""
-    try:
-        choose_family(config, {})
-    except ValueError as error:
-        first, *fields = str(error).splitlines()
-        reason = " ".join([first, "; ".join(field.strip() for field in fields)]).rstrip()
-        return f"Note: experiments.export will not be able to write this model. {reason}"
-    return None
 
 
 def token_ids(model: Trained, source: Path | None) -> dict[str, Any]:

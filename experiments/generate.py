@@ -19,9 +19,8 @@ import jax
 import numpy as np
 
 from experiments.command_line import parse, readable_errors
-from experiments.devices import chosen_devices, prepare_devices
-from experiments.flag_checks import check_counts, check_seed
 from experiments.trained import load_trained
+from experiments.training.run import check_numbers, chosen_devices, prepare_devices
 from jaxformer.config import RopeScaling
 from jaxformer.generation import Beam, Greedy, Sample, generate, stream
 from jaxformer.parallel import Hosts, MeshConfig, make_mesh
@@ -66,8 +65,7 @@ class Generate:
     ignore: tuple[str, ...] = ()
 
     def __post_init__(self):
-        check_counts(self, "step", "seed")
-        check_seed("seed", self.seed)
+        check_numbers(self)
 
 
 def main(run: Generate) -> str:

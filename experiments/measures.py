@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import tree_leaves_with_path
 
+from experiments.pretrain import Text
 from experiments.seeds import Arm, Training, held_out_nats
-from experiments.study import Measure, Text, finite_or_none
+from experiments.study import Measure, finite_or_none
 from experiments.study_results import Numbers
 from jaxformer import Transformer, data
 from jaxformer import config as c

@@ -11,12 +11,12 @@ on held-out text beside gzip, and ends with a sample. Everything is written unde
 
 SIGINT (Ctrl-C), SIGTERM and SIGHUP end a run once the update it is in is made and saved; the exit
 status is 130, 143 or 129, and --resume goes on from there. The third such signal ends it at once.
-One folder is one run's at a time. Where nobody reads what is printed any more, training goes on.
+One folder is one run's at a time.
 """
 
 import pprint
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,32 +24,22 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments.before_training import check_before_text, check_before_training
-from experiments.beginning import begin, find_start
 from experiments.command_line import parse, readable_errors
-from experiments.corpus import encode_prompt, read_corpus
-from experiments.devices import prepare_devices
-from experiments.meter import Meter
-from experiments.pretrain_runs import RUNS, Pretrain
-from experiments.resuming import ending_with_others, sha256
-from experiments.running import (
-    Machinery,
-    compile_update,
-    explained_end,
-    machinery,
-    make_updates,
-    print_end,
-)
-from experiments.study_plots import plot_run
-from experiments.training_run import describe, output_folder
+from experiments.training.loop import Machinery, check_vocabulary, machinery, print_end, train
+from experiments.training.plot import plot_run
+from experiments.training.resume import describe, explained_end
+from experiments.training.run import Run, output_folder, prepare_devices
 from jaxformer import data
 from jaxformer import functional as F
+from jaxformer.config import GLU, Decoder, Head, MultiHead, QKNorm, TransformerConfig
 from jaxformer.generation import Sample, generate
 from jaxformer.parallel import is_first, local_rows, put_batch
 from jaxformer.training import loop, step
 from jaxformer.training.checkpoints import Checkpoints
 from jaxformer.training.metrics import read_json_lines
+from jaxformer.training.optimizers import Muon, OptimizerConfig
 from jaxformer.training.progress import Progress, format_count, printable
+from jaxformer.training.schedules import Cosine
 
 # What a resumed run may not change, for its result would be another one. Devices, remat and scan
 # may change; they round differently, and devices draw other dropout.
@@ -59,13 +49,112 @@ FIXED = (
 )  # fmt: skip
 
 
+@dataclass(frozen=True, kw_only=True)
+class Pretrain(Run):
+    """What to train, on what, for how long.
+
+    Attributes:
+        corpus: The text.
+        tokenizer: How text becomes tokens; trained on the training text where it needs training.
+        held_out: Share of the text that is kept for evaluation.
+        length: Tokens of a row.
+        cache: Folder for tokenised text.
+        evaluate_rows: Held-out rows of an evaluation during the run; the last one reads all.
+        prompt: Text that the sample at the end continues.
+        sample_tokens: Length of that sample; None is no sample.
+    """
+
+    corpus: data.Corpus = data.StandardLibrary()
+    tokenizer: data.TokenizerConfig = data.BPE(vocab_size=4096)
+    held_out: float = 0.05
+    length: int = 256
+    batch_size: int = 8
+    steps: int = 600
+    schedule_steps: int = 600
+    cache: Path = Path("runs/cache")
+    evaluate_every: int = 100
+    evaluate_rows: int = 64
+    prompt: str = "def "
+    sample_tokens: int | None = 160
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not 0 < self.held_out < 1:
+            raise ValueError(f"held_out must lie between 0 and 1; got {self.held_out}.")
+        longest = self.model.max_length
+        if longest is not None and self.length > longest:
+            raise ValueError(
+                f"length {self.length} exceeds the model's {longest} learned positions."
+            )
+        if not isinstance(self.model.topology, Decoder):
+            raise ValueError(f"Pretraining on text takes a Decoder; got {self.model.topology}.")
+
+
+def llama(*, model_dim: int, num_layers: int, num_heads: int, vocab_size: int) -> TransformerConfig:
+    """A small decoder of today's common design: RoPE, RMSNorm, SwiGLU, QK-norm, tied head."""
+    return TransformerConfig(
+        vocab_size=vocab_size,
+        model_dim=model_dim,
+        num_layers=num_layers,
+        attention=MultiHead(
+            num_heads=num_heads,
+            num_kv_heads=num_heads,
+            head_dim=model_dim // num_heads,
+            qk_norm=QKNorm(),
+        ),
+        feed_forward=(GLU(hidden_dim=8 * model_dim // 3 // 32 * 32),),
+        head=Head(tied=True),
+    )
+
+
+def muon(*, warmup_steps: int) -> OptimizerConfig:
+    """The recipe of all runs: Muon under a cosine."""
+    return OptimizerConfig(
+        schedule=Cosine(peak=0.02, warmup_steps=warmup_steps), optimizer=Muon(adamw_rate=0.15)
+    )
+
+
+RUNS = {
+    "default": Pretrain(
+        model=llama(model_dim=192, num_layers=4, num_heads=4, vocab_size=4096),
+        optimizer=muon(warmup_steps=20),
+    ),
+    "tiny": Pretrain(
+        model=llama(model_dim=64, num_layers=2, num_heads=4, vocab_size=512),
+        tokenizer=data.BPE(vocab_size=512),
+        length=64,
+        steps=20,
+        schedule_steps=20,
+        evaluate_every=10,
+        save_every=10,
+        optimizer=muon(warmup_steps=2),
+    ),
+    "small": Pretrain(
+        model=llama(model_dim=768, num_layers=12, num_heads=12, vocab_size=32768),
+        tokenizer=data.BPE(vocab_size=32768),
+        length=1024,
+        batch_size=64,
+        steps=10_000,
+        schedule_steps=10_000,
+        evaluate_every=500,
+        evaluate_rows=256,
+        save_every=1000,
+        dtype="bfloat16",
+        remat="dots",
+        scan=True,
+        optimizer=muon(warmup_steps=200),
+    ),
+}
+
+
 class Text(NamedTuple):
-    """The corpus, ready to train on."""
+    """Rows to train on and to evaluate on, and what they were made from."""
 
     tokenizer: data.Tokenizer
     train: data.PackedRows
     held_out: data.PackedRows
-    gzip: float  # bits per byte of the held-out text
+    documents: tuple[data.Document, ...]  # held out
+    cache: Path  # of the rows
 
 
 def main(run: Pretrain) -> Path:
@@ -73,10 +162,9 @@ def main(run: Pretrain) -> Path:
     prepare_devices(run)
     with output_folder(run) as output:
         print(pprint.pformat(run, width=100), flush=True)
-        using = machinery(run, output, lengths=[run.length])
-        check_before_text(run, using.mesh, length=run.length)
-        text = prepare(run)
-        check_before_training(run, text.tokenizer)
+        using = machinery(run, output, length=run.length)
+        text = read_corpus(run)
+        check_vocabulary(run, text.tokenizer)
         if run.sample_tokens is not None:
             encode_prompt(run, text.tokenizer)
         work(run, text, using)
@@ -85,102 +173,123 @@ def main(run: Pretrain) -> Path:
 
 def work(run: Pretrain, text: Text, using: Machinery) -> None:
     """Train, sample, and draw what came of it."""
-    output = using.output
+    output, gzip = using.output, data.gzip_bits_per_byte(text.documents)
     with (
         Checkpoints(output / "checkpoints", keep=run.keep) as checkpoints,
-        ending_with_others(run, checkpoints, output),
         explained_end(run, checkpoints, output),
     ):
-        state = train(run, text, using, checkpoints)
-    if state is not None and run.sample_tokens is not None:
-        print_sample(run, text, state.params, using.mesh, new=run.sample_tokens)
+        trained = train_on(run, text, using, checkpoints, gzip)
+    if trained is not None:
+        state, numbers = trained
+        bits = numbers["final_held_out_bits_per_byte"]
+        print(f"\nHeld-out text: {bits:.3f} bits per byte; gzip -9 needs {gzip:.3f}.")
+        if run.sample_tokens is not None:
+            print_sample(run, text, state.params, using.mesh, new=run.sample_tokens)
     print_end(run, output)
     if is_first():
-        plot_run(output / "run.png", read_json_lines(output / "metrics.jsonl"), gzip=text.gzip)
+        plot_run(output / "run.png", read_json_lines(output / "metrics.jsonl"), gzip=gzip)
 
 
-def prepare(run: Pretrain) -> Text:
-    """Read the text, split it, tokenise it; packed rows are opened again where they exist."""
-    tokenizer, train, held_out, documents = read_corpus(run, run.cache)
-    for name, rows in (("to train on", train), ("held out", held_out)):
+def read_corpus(run: Pretrain) -> Text:
+    """Read the text, split it, tokenise it; packed rows are opened again where they exist.
+
+    Raises:
+        ValueError: The text cannot be read, split or encoded, or a part fills no row.
+    """
+    print(f"Corpus: {run.corpus}", flush=True)
+    parts = data.split(data.documents(run.corpus), held_out=run.held_out)
+    tokenizer = data.build_tokenizer(run.tokenizer, [d.text for d in parts.train])
+    train, held_out = (
+        data.pack(documents, tokenizer, row_length=run.length, folder=run.cache)
+        for documents in parts
+    )
+    for rows, name in ((train, "to train on"), (held_out, "held out")):
+        if rows.num_targets < run.length:
+            raise ValueError(
+                f"held_out {run.held_out} of {train.num_bytes + held_out.num_bytes} bytes leaves "
+                f"{rows.num_targets} tokens {name}, less than one row of length {run.length}; give "
+                "more text, another share or a smaller length."
+            )
         print(
             f"  {name}: {rows.num_documents} documents, {format_count(rows.num_bytes)} bytes, "
             f"{format_count(rows.num_targets)} tokens",
             flush=True,
         )
-    return Text(tokenizer, train, held_out, data.gzip_bits_per_byte(documents))
+    return Text(tokenizer, train, held_out, tuple(parts.held_out), run.cache)
 
 
-def train(
-    run: Pretrain, text: Text, using: Machinery, checkpoints: Checkpoints
-) -> step.TrainState | None:
-    """Bring the state to `run.steps` updates, reporting on the way; None if it was there before."""
+def train_on(
+    run: Pretrain, text: Text, using: Machinery, checkpoints: Checkpoints, gzip: float
+) -> tuple[step.TrainState, dict[str, float]] | None:
+    """Make the updates; returns the last state and numbers, None if it was all done before."""
     mesh = using.mesh
-    description = describe(
-        run,
-        FIXED,
-        tokenizer=sha256(text.tokenizer.to_json().encode()),
-        data={
-            "train": text.train.digest(),
-            "held_out": text.held_out.digest(),
-        },
-    )
-    start = find_start(run, using, checkpoints, description)
-    if start is None:
-        return None
+    digests = {"train": text.train.digest(), "held_out": text.held_out.digest()}
     rows = local_rows(mesh, run.batch_size)
     batches = data.Batches(text.train, batch_size=run.batch_size, seed=run.seed, local=rows)
     tally = step.make_tally(using.model, mesh)
 
-    def fetch(at: int) -> data.Batch:
-        return put_batch(batches[at], mesh, run.batch_size)
-
-    update = compile_update(run, using, fetch(start))
-    state = begin(run, using, text.tokenizer, checkpoints, start)
-
     def evaluate(at: int, params: Any, progress: Progress) -> dict[str, float]:
         last = at == run.steps
-        bits = held_out_bits(
-            run, text, mesh, tally, params, rows=None if last else run.evaluate_rows
-        )
+        rows = None if last else run.evaluate_rows
+        bits = held_out_bits(run, text.held_out, mesh, tally, params, rows=rows)
         progress.update(at, bits_per_byte=bits)
         if not last:
             return {"held_out_bits_per_byte": bits}
         return {
             "final_held_out_bits_per_byte": bits,
-            "gzip_bits_per_byte": text.gzip,
+            "gzip_bits_per_byte": gzip,
             "tokens_per_byte": text.train.num_targets / text.train.num_bytes,
         }
 
-    state, numbers = make_updates(
+    return train(
         run,
         using,
-        state,
-        update,
-        fetch,
-        meter=Meter(run, mesh, length=run.length),
-        checkpoints=checkpoints,
-        description=description,
+        text.tokenizer,
+        checkpoints,
+        describe(run, FIXED, text.tokenizer, data=digests),
+        fetch=lambda at: put_batch(batches[at], mesh, run.batch_size),
+        length=run.length,
         evaluate=evaluate,
         loss=lambda numbers: numbers["held_out_bits_per_byte"],
     )
-    bits = numbers["final_held_out_bits_per_byte"]
-    print(f"\nHeld-out text: {bits:.3f} bits per byte; gzip -9 needs {text.gzip:.3f}.")
-    return state
 
 
 def held_out_bits(
-    run: Pretrain, text: Text, mesh: Mesh, tally: Any, params: Any, *, rows: int | None = None
+    run: Pretrain,
+    whole: data.PackedRows,
+    mesh: Mesh,
+    tally: Any,
+    params: Any,
+    *,
+    rows: int | None = None,
 ) -> float:
     """Bits per byte of held-out text: of all of it, or of some rows evenly spread."""
-    held_out = whole = text.held_out
-    if rows is not None and rows < len(held_out):
-        some = held_out[np.linspace(0, len(held_out) - 1, rows).astype(int)]
-        held_out = replace(held_out, **some._asdict())
-    size = run.batch_size
+    held_out, size = whole, run.batch_size
+    if rows is not None and rows < len(whole):
+        some = whole[np.linspace(0, len(whole) - 1, rows).astype(int)]
+        held_out = replace(whole, **some._asdict())
     batches = data.evaluation_batches(held_out, batch_size=size, local=local_rows(mesh, size))
     nats, tokens = loop.evaluate(tally, params, (put_batch(b, mesh, size) for b in batches))
     return float(F.bits_per_byte(nats * whole.num_targets / tokens, whole.num_bytes))
+
+
+def encode_prompt(run: Pretrain, tokenizer: data.Tokenizer) -> list[int]:
+    """The prompt of the sample at the end, after an end of text.
+
+    Raises:
+        ValueError: The tokenizer does not know it, or it leaves no room in a row.
+    """
+    try:
+        prompt = [tokenizer.end_of_text, *tokenizer.encode(run.prompt).tolist()]
+    except ValueError as error:
+        raise ValueError(f"prompt {run.prompt[:40]!a} cannot be encoded: {error}") from error
+    longest = run.model.max_length or run.length
+    if len(prompt) >= longest:
+        raise ValueError(
+            f"prompt has {len(prompt)} tokens, its end of text included, which leave no room in "
+            f"the length of {longest}; shorten it."
+        )
+    return prompt
 
 
 def print_sample(run: Pretrain, text: Text, params: Any, mesh: Mesh, *, new: int) -> None:

@@ -21,11 +21,12 @@ from experiments.ablations import Axis, arms_of
 from experiments.benchmark_plots import plot_contests
 from experiments.benchmark_tables import sections, summary
 from experiments.command_line import readable_errors
-from experiments.pretrain_runs import RUNS
+from experiments.pretrain import RUNS
 from experiments.study_command import read
-from experiments.study_plots import plot_losses, plot_more, plot_run
+from experiments.study_plots import plot_losses, plot_more
 from experiments.study_results import SPEEDS, STUDY, Numbers, read_json
 from experiments.study_sizes import ABLATION_SIZES
+from experiments.training.plot import plot_run
 from jaxformer.training.metrics import read_json_lines
 from jaxformer.training.progress import format_count, format_duration
 

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 from jax.sharding import PartitionSpec as P
 
-from experiments.out_of_memory import memory_per_device
+from experiments.training.memory import memory_per_device
 from jaxformer import data
 from jaxformer import functional as F
 from jaxformer.config import TransformerConfig

@@ -8,25 +8,20 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import numpy as np
 
-from experiments.compiled_programs import keep_programs
-from experiments.corpus import read_corpus
-from experiments.devices import chosen_devices, simulate
-from experiments.flag_checks import check_counts, check_folder
-from experiments.locks import held
-from experiments.pretrain_runs import RUNS, Pretrain
+from experiments.pretrain import RUNS, Pretrain, Text, read_corpus
 from experiments.seeds import Arm, Training, held_out_nats, shared_by, train_seeds
-from experiments.starting import keep_printed
 from experiments.study_results import Numbers, Results
+from experiments.training.run import check_numbers, chosen_devices, held, keep_programs, simulate
 from jaxformer import costs, data
 from jaxformer.config import Decoder
 from jaxformer.training.optimizers import make_optimizer
 
-Measure = Callable[[Arm, Any, "Text", Training], Numbers]
+Measure = Callable[[Arm, Any, Text, Training], Numbers]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,26 +59,11 @@ class Study:
     cache: Path = Path("runs/cache")
 
     def __post_init__(self):
+        check_numbers(self)
         if self.seeds < 2:
             raise ValueError(f"A confidence interval needs at least 2 seeds; got {self.seeds}.")
-        if not 0 <= self.first_seed <= 2**32 - self.seeds:
-            raise ValueError(
-                f"Seeds lie between 0 and {2**32 - 1}; got first_seed {self.first_seed}."
-            )
-        check_counts(self, "seeds", "first_seed")
-        check_folder("output", self.output)
         if self.run is not None and self.run not in RUNS:
             raise ValueError(f"There is no run {self.run!r}. Runs: {', '.join(RUNS)}.")
-
-
-class Text(NamedTuple):
-    """The corpus, as an arm needs it."""
-
-    tokenizer: data.Tokenizer
-    train: data.PackedRows
-    held_out: data.PackedRows
-    documents: tuple[data.Document, ...]  # held out
-    cache: Path
 
 
 def base_run(study: Study, sizes: Mapping[str, Pretrain]) -> Pretrain:
@@ -126,11 +106,6 @@ def check_arms(arms: Sequence[Arm], steps: int) -> None:
             )
 
 
-def prepare(study: Study, run: Pretrain) -> Text:
-    """Read, split and tokenise the text of a run."""
-    return Text(*read_corpus(run, study.cache), study.cache)
-
-
 def digest(rows: data.PackedRows) -> str:
     """Of the tokens, so that results of other texts are told apart."""
     return hashlib.sha256(np.ascontiguousarray(rows.tokens).data).hexdigest()[:16]
@@ -160,7 +135,6 @@ def conduct(
     size = study.size if study.run is None else study.run
     output = study.output or Path("runs") / f"{name}-{size}"
     with held(output):
-        keep_printed(output)
         return output, train_arms(study, name, run, arms, measure, output)
 
 
@@ -170,7 +144,7 @@ def train_arms(
     """Train and measure every arm that is not finished in a folder; see `conduct`."""
     simulate(study.devices if study.devices is not None else os.cpu_count())
     keep_programs()
-    text = prepare(study, run)
+    text = read_corpus(dataclasses.replace(run, cache=study.cache))
     seeds = tuple(range(study.first_seed, study.first_seed + study.seeds))
     devices = shared_by(study.seeds, chosen_devices(study.devices))
     training = Training(text.train, seeds, run.steps, run.batch_size, run.dtype, run.remat, devices)

@@ -1,9 +1,7 @@
 """Results as pictures."""
 
 import importlib
-import sys
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +10,10 @@ import numpy as np
 from experiments.statistics import estimate
 from experiments.study_results import Numbers
 from experiments.study_tables import values
+from experiments.training.plot import DPI, can_draw, new_figure, smoothed
 
 SHOWN = 4  # curves of training that have a colour and a name
 COLOURS = ("black", "tab:blue", "tab:green", "tab:red")
-DPI = 90
 NAME_HEIGHT = 0.065  # of a panel, what the name of a line takes
 
 
@@ -33,7 +31,7 @@ def plot_losses(path: Path, arms: Sequence[Numbers], *, title: str) -> None:
     """
     if not can_draw():
         return
-    figure, (left, right) = _figure(2, title)
+    figure, (left, right) = new_figure(2, title)
     first = values(arms[0], "held_out")
     seeds = [[x - y for x, y in zip(values(n, "held_out"), first, strict=True)] for n in arms]
     found = [estimate(differences) for differences in seeds]
@@ -73,60 +71,6 @@ def _draw_training(axes: Any, arms: Sequence[Numbers], colours: Mapping[int, str
     name_ends(axes, lines)
 
 
-def plot_run(path: Path, numbers: Sequence[Mapping[str, float]], *, gzip: float) -> None:
-    """One run in bits per byte: the smoothed loss of training, and that of held-out text.
-
-    The last point is the loss of all held-out text, and its number stands beside it.
-
-    Args:
-        path: Of the picture.
-        numbers: The lines of metrics.jsonl; the last has `tokens_per_byte` of the training text,
-            which brings its loss, in nats per token, to bits per byte.
-        gzip: Bits per byte of the held-out text.
-    """
-    if not can_draw():
-        return
-    figure, axes = _figure(1, "")
-    steps, losses = _series(numbers, "loss")
-    _, ratio = _series(numbers, "tokens_per_byte")
-    if len(ratio) and len(losses):
-        bits = losses * ratio[-1] / np.log(2)
-        axes.plot(steps, bits, color="0.85", linewidth=0.8, label="training, single batches")
-        mean = smoothed(bits, window=max(1, len(bits) // 8))
-        axes.plot(steps, mean, color="tab:blue", label="training, moving average")
-    some, whole = (_series(numbers, f"{part}held_out_bits_per_byte") for part in ("", "final_"))
-    held_out = np.concatenate([some, whole], axis=1)
-    axes.plot(*held_out, "o-", color="tab:orange", label="held-out text, some of it", markersize=5)
-    axes.plot(*whole, "o", color="tab:red", label="held-out text, all of it", markersize=8)
-    for step, value in whole.T[-1:]:
-        axes.annotate(
-            f"{value:.3f}",
-            (step, value),
-            xytext=(0, 9),
-            textcoords="offset points",
-            ha="center",
-            color="tab:red",
-            weight="bold",
-        )
-    axes.axhline(gzip, color="0.4", linestyle="--", linewidth=1, label=f"gzip -9: {gzip:.3f}")
-    axes.set(xlabel="updates", ylabel="bits per byte")
-    axes.margins(x=0.09, y=0.1)
-    figure.legend(loc="outside right upper", fontsize=8, frameon=False)
-    figure.savefig(path, dpi=DPI)
-
-
-def _series(numbers: Sequence[Mapping[str, float]], name: str) -> Any:
-    """Steps, and values of all lines that have one: [2, lines]."""
-    found = [(line["step"], line[name]) for line in numbers if line.get(name) is not None]
-    return np.asarray(found, float).reshape(-1, 2).T
-
-
-def smoothed(series: Any, *, window: int) -> Any:
-    """Means of so many values around each one; of fewer at the ends."""
-    numbers, half = np.asarray(series, float), window // 2
-    return np.array([numbers[max(0, i - half) : i + half + 1].mean() for i in range(len(numbers))])
-
-
 def name_ends(axes: Any, lines: Sequence[tuple[str, float, float, str]]) -> None:
     """Names at the right of lines, in their colours, as high as their ends as far as there is room.
 
@@ -158,24 +102,6 @@ def name_ends(axes: Any, lines: Sequence[tuple[str, float, float, str]]) -> None
         )
 
 
-@cache
-def can_draw() -> bool:
-    """Whether there is matplotlib; says so if not, once."""
-    try:
-        importlib.import_module("matplotlib")
-    except ModuleNotFoundError:
-        print("No plots: `pip install -e '.[plots]'` brings matplotlib.", file=sys.stderr)
-        return False
-    return True
-
-
-def _figure(count: int, title: str, *, width: float = 6.5) -> Any:
-    figures = importlib.import_module("matplotlib.figure")
-    figure = figures.Figure(figsize=(width * count, 4.2), layout="constrained")
-    figure.suptitle(title)
-    return figure, figure.subplots(1, count)
-
-
 def plot_more(path: Path, arms: Sequence[Numbers], *, length: int) -> None:
     """What an ablation measured beside the loss, if anything: by length or by depth.
 
@@ -195,7 +121,7 @@ def plot_more(path: Path, arms: Sequence[Numbers], *, length: int) -> None:
     else:
         panels = {"At the start": _by_depth(arms)}
         labels = {"xlabel": "layer", "ylabel": "norm of the gradient", "yscale": "log"}
-    figure, all_axes = _figure(len(panels), "")
+    figure, all_axes = new_figure(len(panels), "")
     for axes, (title, lines) in zip(np.atleast_1d(all_axes), panels.items(), strict=True):
         ends = []
         for (name, (x, y)), colour in zip(lines.items(), _colours(len(lines)), strict=True):

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.locks import LOCK
-from experiments.resuming import flatten
 from experiments.seeds import Arm, Training
 from experiments.speeds import speeds_of
+from experiments.training.run import LOCK, flatten
 from jaxformer import json_files
 from jaxformer.config import to_json
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from experiments.pretrain_runs import Pretrain
+from experiments.pretrain import Pretrain
 from jaxformer import data
 from jaxformer.config import (
     GLU,

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 from jax.sharding import Mesh
 
-from experiments.resuming import sha256
+from experiments.training.resume import digest
 from jaxformer import data
 from jaxformer.config import EncoderDecoder, TransformerConfig, from_json
 from jaxformer.interop import load_pretrained
@@ -103,7 +103,7 @@ def from_run(folder: Path, step: int | Literal["best"] | None, mesh: Mesh | None
         shapes = abstract_parameters(config, mesh)
         state = checkpoints.restore(step, {"params": shapes}, partial=True)
     tokenizer = data.load_tokenizer(folder)
-    if sha256(tokenizer.to_json().encode()) != saved["tokenizer"]:
+    if digest(tokenizer) != saved["tokenizer"]:
         raise ValueError(
             f"The tokenizer in {folder} is not the one the checkpoint was trained with."
         )

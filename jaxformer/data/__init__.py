@@ -11,8 +11,6 @@ from jaxformer.data.corpus import TextFiles as TextFiles
 from jaxformer.data.corpus import documents as documents
 from jaxformer.data.corpus import gzip_bits_per_byte as gzip_bits_per_byte
 from jaxformer.data.corpus import split as split
-from jaxformer.data.dates import WrittenDate as WrittenDate
-from jaxformer.data.dates import written_date as written_date
 from jaxformer.data.exported_tokenizers import export_tokenizer as export_tokenizer
 from jaxformer.data.packing import open_packed as open_packed
 from jaxformer.data.packing import pack as pack

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import experiments.generate
 import experiments.pretrain
-import experiments.training_run
-import experiments.translate
+import experiments.training.run
+import experiments.translate.runs
 import jaxformer
 from jaxformer import config as c
 from jaxformer import costs, parallel, zoo
@@ -51,7 +51,7 @@ PACKAGE = Path(jaxformer.__file__).parent
 BESIDE = ("config/tiny.py", "config/serialization.py", "config/checks.py")
 SOURCES = [
     p
-    for p in [*PACKAGE.rglob("*.py"), *(PACKAGE.parent / "experiments").glob("*.py")]
+    for p in [*PACKAGE.rglob("*.py"), *(PACKAGE.parent / "experiments").rglob("*.py")]
     if not p.as_posix().endswith(BESIDE)
 ]
 KINDS = {kind.__name__: kind for kind in CONFIG}
@@ -101,8 +101,8 @@ def test_frozen_keyword_only_and_hashable(kind):
 
 
 DOCUMENTED = [k for k in CHOICES if k in CONFIG or k in dataclasses_of(samplers)]
-DOCUMENTED += [experiments.training_run.Run, experiments.pretrain.Pretrain]
-DOCUMENTED += [experiments.translate.Translate, experiments.generate.Generate]
+DOCUMENTED += [experiments.training.run.Run, experiments.pretrain.Pretrain]
+DOCUMENTED += [experiments.translate.runs.Translate, experiments.generate.Generate]
 DOCUMENTED += [parallel.MeshConfig, parallel.Hosts]
 
 

@@ -323,5 +323,5 @@ def test_each_contest_is_described():
 
 
 def test_wrong_numbers_are_refused():
-    with pytest.raises(ValueError, match="rounds must be at least 1; got 0"):
+    with pytest.raises(ValueError, match="rounds must lie between 1 and 2147483647; got 0"):
         benchmark.Benchmark(rounds=0)

@@ -8,7 +8,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from experiments.compiled_programs import keep_programs
+from experiments.training.run import keep_programs
 
 ROOT = Path(__file__).parents[2]
 COUNTING = """
@@ -74,7 +74,7 @@ def test_a_folder_that_was_chosen_stays(tmp_path, monkeypatch):
     before = jax.config.jax_compilation_cache_dir
     try:
         jax.config.update("jax_compilation_cache_dir", str(tmp_path / "mine"))
-        keep_programs(tmp_path)
+        keep_programs()
         assert jax.config.jax_compilation_cache_dir == str(tmp_path / "mine")
     finally:
         jax.config.update("jax_compilation_cache_dir", before)

@@ -3,19 +3,20 @@
 import json
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import export, generate, pretrain, translate_runs
-from experiments.before_training import check_before_text
+from experiments import export, generate, pretrain
 from experiments.command_line import parse
 from experiments.trained import load_trained
+from experiments.training.loop import machinery, print_export_note
+from experiments.translate import runs
 from jaxformer import Transformer, data, load_pretrained
 from jaxformer.generation import Greedy
-from jaxformer.parallel import MeshConfig, make_mesh
 from jaxformer.training.checkpoints import Checkpoints
 
 TEXT = "def hé(x):\n    return '→ 世界 🙂'\n"
@@ -189,25 +190,22 @@ def test_a_hugging_face_folder_is_written_again_with_its_tokenizer(exported, tmp
 
 
 @pytest.mark.parametrize("name", pretrain.RUNS)
-def test_every_named_pretraining_run_can_be_exported(name):
-    assert export.export_note(pretrain.RUNS[name].model) is None
+def test_every_named_pretraining_run_can_be_exported(name, capsys):
+    print_export_note(pretrain.RUNS[name].model)
+    assert not capsys.readouterr().out
 
 
 def test_before_training_a_run_says_that_it_cannot_be_exported(capsys):
     """One line with the nearest family and the fields that stand in the way."""
     tiny = pretrain.RUNS["tiny"]
-    odd = replace(tiny, model=replace(tiny.model, placement="sandwich"))
-    mesh = make_mesh(MeshConfig(), jax.devices()[:1])
-    note = export.export_note(odd.model)
-    assert note == (
+    odd = replace(tiny, model=replace(tiny.model, placement="sandwich"), devices=1)
+    machinery(odd, Path(), length=odd.length)
+    assert capsys.readouterr().out.splitlines()[-1] == (
         "Note: experiments.export will not be able to write this model. No family has this "
         "configuration. With qwen3 these would change: placement: pre instead of sandwich"
     )
-    assert "attention.biases" in export.export_note(translate_runs.RUNS["tiny"].model)
-    check_before_text(odd, mesh, length=odd.length)
-    assert note in capsys.readouterr().out.splitlines()
-    check_before_text(tiny, mesh, length=tiny.length)
-    assert "Note" not in capsys.readouterr().out
+    print_export_note(runs.RUNS["tiny"].model)
+    assert "attention.biases" in capsys.readouterr().out
 
 
 @pytest.mark.parity

@@ -28,8 +28,6 @@ START = """
 import atexit, os, runpy, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup, under which tests may run, ignores
-from experiments.starting import start_process
-start_process()
 number, moment, output = int(sys.argv.pop(1)), int(sys.argv.pop(1)), sys.argv[-1]
 made = 0
 

@@ -193,7 +193,7 @@ def test_two_processes_go_on_where_one_stopped_on_another_mesh(place, whole, run
 @pytest.mark.slow
 def test_each_process_reads_its_rows_and_no_others(place, runs, name, steps, own, monkeypatch):
     monkeypatch.chdir(place / "here")
-    text = pretrain.prepare(parse(pretrain.RUNS, "", RUN))
+    text = pretrain.read_corpus(parse(pretrain.RUNS, "", RUN))
     asked, rows_at = [], data.PackedRows.__getitem__
     batches = data.Batches(text.train, batch_size=ROWS, seed=0)
     for step in steps:

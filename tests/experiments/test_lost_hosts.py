@@ -10,10 +10,11 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import pretrain, resuming
+from experiments import pretrain
 from experiments.command_line import parse
-from experiments.devices import prepare_devices
-from experiments.pretrain_runs import RUNS
+from experiments.pretrain import RUNS
+from experiments.training import resume
+from experiments.training.run import prepare_devices
 from jaxformer.parallel import Hosts
 from jaxformer.training.checkpoints import Checkpoints
 from jaxformer.training.metrics import read_json_lines
@@ -166,10 +167,10 @@ def test_what_may_be_the_fault_of_others_ends_a_process_at_once(
 
     def end():
         checkpoints = Checkpoints(tmp_path / "checkpoints")
-        with resuming.ending_with_others(RUNS["tiny"], checkpoints, tmp_path):
+        with resume.explained_end(RUNS["tiny"], checkpoints, tmp_path):
             raise error
 
-    monkeypatch.setattr(resuming.os, "_exit", leave)
+    monkeypatch.setattr(resume.os, "_exit", leave)
     with pytest.raises(type(error)):
         end()
     monkeypatch.setattr(jax, "process_count", lambda: 2)

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from experiments import meter
-from experiments.pretrain_runs import RUNS
+from experiments.pretrain import RUNS
+from experiments.training import loop as meter
 from jaxformer import costs
 from jaxformer.training import loop
 

@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
-from experiments import translate
 from experiments.command_line import parse
-from experiments.translate_runs import RUNS, Translate
+from experiments.training import loop
+from experiments.translate import __main__ as translate
+from experiments.translate.date_forms import FORMS
+from experiments.translate.dates import written_date
+from experiments.translate.runs import RUNS, Translate
 from jaxformer import data
 from jaxformer.config import Decoder, from_json, to_json
-from jaxformer.data.date_forms import FORMS
 from jaxformer.generation import Greedy
 from jaxformer.layers import Transformer
 from jaxformer.parallel import MeshConfig, make_mesh
@@ -136,23 +138,19 @@ def test_a_resumed_run_ends_bitwise_where_an_uninterrupted_one_does(whole, tmp_p
         translate.main(replace(BASE, steps=6, resume=True, group=4))
 
 
-def test_every_length_of_sources_has_a_program_of_its_own(monkeypatch):
-    def compile_update(run, using, batch):
-        assert batch.tokens.shape == (8, translate.TARGET)
-        return lambda state, later: (batch.source.shape, state, later.source.shape)
-
-    monkeypatch.setattr(translate, "compile_update", compile_update)
-    run = replace(BASE, source_lengths=(3, 7))
-    tokens, mask = np.zeros((8, translate.TARGET), np.int32), np.ones((8, translate.TARGET), bool)
+def test_every_length_of_sources_has_a_program_of_its_own(monkeypatch, capsys):
+    monkeypatch.setattr(step, "abstract_state", lambda *_: jnp.zeros(()))
+    update = jax.jit(lambda state, batch: state + batch.source.shape[1])
+    monkeypatch.setattr(step, "make_update", lambda *_, **__: update)
 
     def batch(length):
-        source = np.zeros((8, length), np.int32)
-        return data.PairBatch(source, source, tokens, tokens, mask)
+        source, tokens = np.zeros((8, length), np.int32), np.zeros((8, translate.TARGET), np.int32)
+        return data.PairBatch(source, source, tokens, tokens, tokens > 0)
 
-    using = translate.machinery(run, Path("out"), lengths=run.source_lengths)
-    update = translate.compile_updates(run, using, batch(7))
-    for length in (7, 3):
-        assert update("state", batch(length)) == ((8, length), "state", (8, length))
+    using = loop.machinery(BASE, Path("out"), length=translate.TARGET)
+    updates = loop.compile_updates(BASE, using, map(batch, (3, 7)))
+    assert capsys.readouterr().out.count("Compiled in ") == 2
+    assert [int(updates(jnp.ones(()), batch(length))) for length in (7, 3)] == [8, 4]
 
 
 # Decoding
@@ -206,7 +204,7 @@ def test_the_tokenizer_knows_every_character_that_is_written_and_the_models_have
     tokenizer = translate.prepare(BASE)
     for name in FORMS:
         for part in ("train", "held_out"):
-            texts = [data.written_date(i, seed=4, part=part, form=name).text for i in range(60)]
+            texts = [written_date(i, seed=4, part=part, form=name).text for i in range(60)]
             assert max(map(len, texts)) <= RUNS["default"].source_lengths[-1]
             tokenizer.encode_batch(texts)
     assert {run.model.vocab_size for run in RUNS.values()} == {tokenizer.vocab_size}
@@ -215,7 +213,7 @@ def test_the_tokenizer_knows_every_character_that_is_written_and_the_models_have
 def test_held_out_texts_take_each_form_in_turn_and_no_day_of_training():
     dates = translate.held_out(BASE, 40)
     assert [date.form for date in dates] == [*FORMS, *FORMS, "day first", "month first"]
-    trained = {data.written_date(i, seed=0).date for i in range(1000)}
+    trained = {written_date(i, seed=0).date for i in range(1000)}
     assert not trained & {date.date for date in dates}
 
 
@@ -254,8 +252,8 @@ def test_exactly_right_means_the_whole_text():
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"batch_size": 0}, "batch_size must be at least 1; got 0"),
-        ({"average": 0}, "average must be at least 1; got 0"),
+        ({"batch_size": 0}, "batch_size must lie between 1 and 2147483647; got 0"),
+        ({"average": 0}, "average must lie between 1 and 2147483647; got 0"),
         ({"average": 6, "keep": 5}, "average=6 checkpoints are more than the keep=5 that stay"),
         ({"source_lengths": ()}, "source_lengths is empty; give at least one number"),
         ({"seed": -1}, "seed must lie between 0 and 4294967295; got -1"),

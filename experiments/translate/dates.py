@@ -1,14 +1,14 @@
 """Dates as people write them, and days that are never trained on: a function of (seed, index).
 
-How they are written: `jaxformer.data.date_forms`.
+How they are written: `date_forms`.
 """
 
 import datetime
 import hashlib
 from typing import Literal, NamedTuple
 
-from jaxformer.data.date_forms import FORMS, Pick
-from jaxformer.data.pairs import Pair
+from experiments.translate.date_forms import FORMS, Pick
+from jaxformer.data import Pair
 
 Part = Literal["train", "held_out"]
 HELD_OUT = 0.1  # share of the calendar's days

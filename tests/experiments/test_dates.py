@@ -7,9 +7,10 @@ from collections import Counter
 
 import pytest
 
-from jaxformer.data import date_forms as forms
-from jaxformer.data import dates, numerals, written_date
-from jaxformer.data.date_forms import FORMS, Pick
+from experiments.translate import date_forms as forms
+from experiments.translate import dates, numerals
+from experiments.translate.date_forms import FORMS, Pick
+from experiments.translate.dates import written_date
 
 DAY = datetime.date(1987, 4, 2)  # a Thursday
 MONTHS = {name[:3]: i for i, name in enumerate(
@@ -177,9 +178,8 @@ def test_dates_depend_on_seed_index_part_and_nothing_else():
 
 def test_another_process_writes_the_same():
     """With other hashes of strings."""
-    code = (
-        "from jaxformer.data import written_date as w; print([w(i, seed=9).text for i in range(6)])"
-    )
+    code = "from experiments.translate.dates import written_date as w; "
+    code += "print([w(i, seed=9).text for i in range(6)])"
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={"PYTHONHASHSEED": "7", "PYTHONPATH": ":".join(sys.path), "PYTHONUTF8": "1"},

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from experiments.training_run import Run
+from experiments.training.run import Run
 from jaxformer import data
 from jaxformer.config import (
     MLP,

@@ -1,4 +1,4 @@
-"""What to do when a run does not fit: say what it takes, and which flags would help."""
+"""What memory a run takes, before it takes it; where it does not fit, which flags would help."""
 
 import os
 from collections.abc import Iterator
@@ -6,17 +6,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import jax
+from jax.sharding import Mesh
 
-from experiments.devices import chosen_devices
-from experiments.training_run import Run
+from experiments.training.run import Run, chosen_devices
+from jaxformer import costs
 from jaxformer.parallel import check_fits
-from jaxformer.parallel.memory import Memory
+from jaxformer.parallel.memory import memory
+from jaxformer.training.progress import format_count
 
 CGROUP = Path("/sys/fs/cgroup/memory.max")
 
 
-class TooLargeError(RuntimeError):
-    """A run needs more memory than a device has, or had."""
+class TooLargeError(ValueError):
+    """A run needs more memory than a device has."""
 
 
 def memory_per_device() -> int | None:
@@ -33,6 +35,46 @@ def memory_per_device() -> int | None:
     return whole // len(jax.local_devices())
 
 
+def check_memory(run: Run, mesh: Mesh, *, length: int, source_length: int) -> None:
+    """Say what memory a device will need, before anything is allocated.
+
+    What is worked on is an estimate, of which the compiler has the last word.
+
+    Args:
+        run: The run.
+        mesh: Its devices.
+        length: Tokens of a row, of its target where there is a source.
+        source_length: Tokens of the longest source.
+
+    Raises:
+        TooLargeError: Parameters, optimizer and gradients alone are too much.
+    """
+    needed = memory(
+        run.model,
+        mesh.shape,
+        batch_size=run.batch_size,
+        length=length,
+        source_length=source_length,
+        accumulation=run.accumulation,
+        remat=run.remat,
+        dtype=run.dtype,
+        expert_room=run.expert_room,
+        optimizer=type(run.optimizer.optimizer).__name__.lower(),
+        kernels=mesh.devices.flat[0].platform != "cpu",
+    )
+    parts = ", ".join(f"{name} {size / 2**20:.0f}" for name, size in needed._asdict().items())
+    print(
+        f"Estimate per device: {needed.total / 2**20:.0f} MiB ({parts}); "
+        f"{format_count(costs.parameters(run.model))} parameters in all."
+    )
+    limit, kept = memory_per_device(), needed.parameters + needed.optimizer + needed.gradients
+    if limit is not None and kept > limit:
+        raise TooLargeError(
+            f"Parameters, optimizer state and gradients need {gib(kept)} on each device, which has "
+            f"{gib(limit)}.\n{advice(run)}"
+        )
+
+
 def refuse_too_large(run: Run, compiled: jax.stages.Compiled) -> None:
     """Refuse an update that needs more than a device has, before anything is lost.
 
@@ -47,22 +89,6 @@ def refuse_too_large(run: Run, compiled: jax.stages.Compiled) -> None:
         raise TooLargeError(
             f"The update needs {gib(kept + working)} on each device ({gib(kept)} of parameters, "
             f"optimizer state and batch, {gib(working)} of working space), which has "
-            f"{gib(limit)}.\n{advice(run)}"
-        )
-
-
-def refuse_estimate(run: Run, needed: Memory) -> None:
-    """Refuse a run whose parameters alone, with what the optimizer keeps, are too much.
-
-    What is worked on besides is an estimate, of which the compiler has the last word.
-
-    Raises:
-        TooLargeError: With what they need, what there is, and what would help.
-    """
-    limit, kept = memory_per_device(), needed.parameters + needed.optimizer + needed.gradients
-    if limit is not None and kept > limit:
-        raise TooLargeError(
-            f"Parameters, optimizer state and gradients need {gib(kept)} on each device, which has "
             f"{gib(limit)}.\n{advice(run)}"
         )
 

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from experiments import out_of_memory
-from experiments.pretrain_runs import RUNS
-from experiments.running import explained_end
+from experiments.pretrain import RUNS
+from experiments.training import memory
+from experiments.training.resume import explained_end
 from jaxformer.parallel import MeshConfig
 from jaxformer.training.checkpoints import Checkpoints
 
@@ -25,24 +25,24 @@ def compiled():
 
 def test_an_update_that_needs_more_than_a_device_has_is_refused_with_the_numbers(monkeypatch):
     program = compiled()
-    memory = program.memory_analysis()
-    need = memory.argument_size_in_bytes + memory.temp_size_in_bytes
-    monkeypatch.setattr(out_of_memory, "memory_per_device", lambda: need - 1)
-    monkeypatch.setattr(out_of_memory, "gib", lambda size: f"{size} bytes")
-    with pytest.raises(out_of_memory.TooLargeError) as refused:
-        out_of_memory.refuse_too_large(RUN, program)
+    found = program.memory_analysis()
+    need = found.argument_size_in_bytes + found.temp_size_in_bytes
+    monkeypatch.setattr(memory, "memory_per_device", lambda: need - 1)
+    monkeypatch.setattr(memory, "gib", lambda size: f"{size} bytes")
+    with pytest.raises(memory.TooLargeError) as refused:
+        memory.refuse_too_large(RUN, program)
     assert str(refused.value) == (
-        f"The update needs {need} bytes on each device ({memory.argument_size_in_bytes} bytes of "
-        f"parameters, optimizer state and batch, {memory.temp_size_in_bytes} bytes of working "
+        f"The update needs {need} bytes on each device ({found.argument_size_in_bytes} bytes of "
+        f"parameters, optimizer state and batch, {found.temp_size_in_bytes} bytes of working "
         f"space), which has {need - 1} bytes.\n{HELP}"
     )
-    monkeypatch.setattr(out_of_memory, "memory_per_device", lambda: need)
-    assert out_of_memory.refuse_too_large(RUN, program) is None
+    monkeypatch.setattr(memory, "memory_per_device", lambda: need)
+    assert memory.refuse_too_large(RUN, program) is None
 
 
 def test_a_cpu_has_its_share_of_the_machines_memory():
     devices = len(jax.local_devices())
-    assert 1 << 24 < out_of_memory.memory_per_device() * devices < 1 << 50
+    assert 1 << 24 < memory.memory_per_device() * devices < 1 << 50
 
 
 @pytest.mark.parametrize(
@@ -62,11 +62,9 @@ def test_a_cpu_has_its_share_of_the_machines_memory():
 )
 def test_what_is_suggested_fits_the_devices(changes, said):
     run = replace(RUN, remat="full", scan=True, **changes)
-    lines = [line.strip() for line in out_of_memory.advice(run).splitlines()[1:]]
+    lines = [line.strip() for line in memory.advice(run).splitlines()[1:]]
     assert lines[: len(said)] == said and len(lines) <= 3
-    fitting = [
-        flags for flags, _, changed in out_of_memory.changes(run) if out_of_memory.fits(changed)
-    ]
+    fitting = [flags for flags, _, changed in memory.changes(run) if memory.fits(changed)]
     assert sum(line.startswith("--") for line in lines) == len(fitting[:3])
 
 
@@ -79,7 +77,7 @@ def test_what_is_suggested_fits_the_devices(changes, said):
             f"bytes.\n{HELP}\nThere is no checkpoint yet.\n",
         ),
         (
-            out_of_memory.TooLargeError("The update needs 9."),
+            memory.TooLargeError("The update needs 9."),
             "error: The update needs 9.\nThere is no checkpoint yet.\n",
         ),
     ],

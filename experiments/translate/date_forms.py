@@ -34,7 +34,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Literal, NamedTuple, TypeVar
 
-from jaxformer.data.numerals import (
+from experiments.translate.numerals import (
     CAPITALS,
     CHINESE,
     FULL_WIDTH,

@@ -5,7 +5,7 @@
     python -m experiments.translate --resume --steps 6000           # go on where it stopped
 
 "the second of April nineteen eighty-seven" and "一九八七年四月二日" become "1987-04-02". Texts are
-made from a seed (see `jaxformer.data.date_forms`); a tenth of all days is held out, in every form.
+made from a seed (see date_forms.py beside this); a tenth of all days is held out, in every form.
 Ends with the share of held-out texts that come out exactly right, greedily and with beam search, of
 the newest checkpoints' average. Everything is written under --output.
 
@@ -23,27 +23,16 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments.before_training import check_before_text, check_before_training
-from experiments.beginning import begin, find_start
 from experiments.command_line import parse, readable_errors
-from experiments.devices import prepare_devices
-from experiments.meter import Meter
-from experiments.resuming import ending_with_others, sha256
-from experiments.running import (
-    Machinery,
-    compile_update,
-    explained_end,
-    machinery,
-    make_updates,
-    print_end,
-)
-from experiments.training_run import describe, output_folder
-from experiments.translate_runs import RUNS, Translate
+from experiments.training.loop import Machinery, check_vocabulary, machinery, print_end, train
+from experiments.training.resume import describe, explained_end
+from experiments.training.run import output_folder, prepare_devices
+from experiments.translate.date_forms import FORMS
+from experiments.translate.dates import WrittenDate, written_date
+from experiments.translate.runs import RUNS, Translate
 from jaxformer import data
-from jaxformer.data.date_forms import FORMS
 from jaxformer.generation import Beam, Greedy, Sampler, generate
 from jaxformer.parallel import put_batch
-from jaxformer.training import step
 from jaxformer.training.checkpoints import Checkpoints
 from jaxformer.training.progress import Progress, format_count, format_duration, printable
 
@@ -65,10 +54,9 @@ def main(run: Translate) -> Path:
     prepare_devices(run)
     with output_folder(run) as output:
         print(pprint.pformat(run, width=100), flush=True)
-        using = machinery(run, output, lengths=[*run.source_lengths, TARGET])
-        check_before_text(run, using.mesh, length=TARGET, source_length=run.source_lengths[-1])
+        using = machinery(run, output, length=TARGET, source_lengths=run.source_lengths)
         tokenizer = prepare(run)
-        check_before_training(run, tokenizer)
+        check_vocabulary(run, tokenizer)
         work(run, tokenizer, using)
         print(f"\nWall time: {format_duration(time.monotonic() - since)}.")
         print_end(run, output)
@@ -80,17 +68,16 @@ def work(run: Translate, tokenizer: data.Tokenizer, using: Machinery) -> None:
     output = using.output
     with (
         Checkpoints(output / "checkpoints", keep=run.keep) as checkpoints,
-        ending_with_others(run, checkpoints, output),
         explained_end(run, checkpoints, output),
     ):
-        found = train(run, tokenizer, using, checkpoints)
+        found = train_on(run, tokenizer, using, checkpoints)
     if found is not None:
         print(printable("\n".join(report(held_out(run, run.held_out_texts), found)), sys.stdout))
 
 
 def prepare(run: Translate) -> data.Tokenizer:
     """The tokenizer, made from texts of the days to train on."""
-    shown = [data.written_date(i, seed=run.seed) for i in range(TOKENIZER_TEXTS)]
+    shown = [written_date(i, seed=run.seed) for i in range(TOKENIZER_TEXTS)]
     tokenizer = data.build_tokenizer(run.tokenizer, [text for d in shown for text in d.pair])
     print(
         f"Dates: {len(FORMS)} forms, {tokenizer.vocab_size} tokens, "
@@ -101,39 +88,36 @@ def prepare(run: Translate) -> data.Tokenizer:
     return tokenizer
 
 
-def held_out(run: Translate, count: int) -> list[data.WrittenDate]:
+def held_out(run: Translate, count: int) -> list[WrittenDate]:
     """Texts of days that are never trained on, each form in turn."""
     forms = list(FORMS)
     return [
-        data.written_date(i, seed=run.seed, part="held_out", form=forms[i % len(forms)])
+        written_date(i, seed=run.seed, part="held_out", form=forms[i % len(forms)])
         for i in range(count)
     ]
 
 
-def train(
+def train_on(
     run: Translate, tokenizer: data.Tokenizer, using: Machinery, checkpoints: Checkpoints
 ) -> Found | None:
-    """Make the updates, reporting on the way; then decode all held-out texts.
-
-    Nothing, None, where both was done before.
-    """
-    description = describe(run, FIXED, tokenizer=sha256(tokenizer.to_json().encode()))
-    start = find_start(run, using, checkpoints, description)
-    if start is None:
-        return None
+    """Make the updates; then decode all held-out texts. None if both was done before."""
     batches = data.PairBatches(
-        lambda i: data.written_date(i, seed=run.seed).pair,
+        lambda i: written_date(i, seed=run.seed).pair,
         tokenizer,
         batch_size=run.batch_size,
         lengths=data.Lengths(run.source_lengths, TARGET),
         group=run.group,
     )
-    update = compile_updates(run, using, batches[start])
-    state = begin(run, using, tokenizer, checkpoints, start)
     found: Found = {}
 
     def fetch(at: int) -> data.PairBatch:
         return put_batch(batches[at], using.mesh, run.batch_size)
+
+    def of_every_length(at: int) -> Iterator[data.PairBatch]:
+        for length in run.source_lengths:
+            blank = np.zeros((run.batch_size, length), np.int32)
+            sized = batches[at]._replace(source=blank, source_segments=blank)
+            yield put_batch(sized, using.mesh, run.batch_size)
 
     def evaluate(at: int, params: Any, progress: Progress) -> dict[str, float]:
         last = at == run.steps
@@ -149,34 +133,19 @@ def train(
         progress.note(f"step {at:,}: {shown} of {len(dates)} held-out texts exactly right")
         return {f"{'final_' if last else ''}exact_{n}": share for n, share in shares.items()}
 
-    make_updates(
+    trained = train(
         run,
         using,
-        state,
-        update,
-        fetch,
-        meter=Meter(run, using.mesh, length=TARGET),
-        checkpoints=checkpoints,
-        description=description,
+        tokenizer,
+        checkpoints,
+        describe(run, FIXED, tokenizer),
+        fetch=fetch,
+        shaped=of_every_length,
+        length=TARGET,
         evaluate=evaluate,
         loss=lambda numbers: -numbers["exact_greedy"],
     )
-    return found
-
-
-def compile_updates(run: Translate, using: Machinery, batch: data.PairBatch) -> Any:
-    """The update, compiled for every length of sources."""
-    programs = {}
-    for length in run.source_lengths:
-        blank = np.zeros((run.batch_size, length), np.int32)
-        sized = batch._replace(source=blank, source_segments=blank)
-        sized = put_batch(sized, using.mesh, run.batch_size)
-        programs[length] = compile_update(run, using, sized)
-
-    def update(state: step.TrainState, batch: data.PairBatch):
-        return programs[batch.source.shape[1]](state, batch)
-
-    return update
+    return None if trained is None else found
 
 
 def average(checkpoints: Checkpoints, params: Any, *, count: int) -> Any:
@@ -196,7 +165,7 @@ def decode(
     params: Any,
     mesh: Mesh,
     tokenizer: data.Tokenizer,
-    dates: Sequence[data.WrittenDate],
+    dates: Sequence[WrittenDate],
     sampler: Sampler | Beam,
 ) -> Iterator[str]:
     """What the model writes for each text."""
@@ -224,13 +193,13 @@ def decode(
         yield from map(tokenizer.decode, np.asarray(tokens)[: len(dates) - first, 1:])
 
 
-def exact(dates: Sequence[data.WrittenDate], texts: Sequence[str]) -> float:
+def exact(dates: Sequence[WrittenDate], texts: Sequence[str]) -> float:
     """The share of texts that are the date as ISO 8601 has it, nothing more and nothing less."""
     pairs = zip(dates, texts, strict=True)
     return float(np.mean([text == date.pair.target for date, text in pairs]))
 
 
-def report(dates: Sequence[data.WrittenDate], found: Found) -> Iterator[str]:
+def report(dates: Sequence[WrittenDate], found: Found) -> Iterator[str]:
     """Lines that say how well each form is read, and show some texts."""
     forms = list(FORMS)
     groups = {
@@ -262,7 +231,7 @@ def report(dates: Sequence[data.WrittenDate], found: Found) -> Iterator[str]:
     yield f"\n{len(wrong)} of {len(dates)} texts came out wrong in one way of decoding or both."
 
 
-def example(date: data.WrittenDate, written: dict[str, str]) -> str:
+def example(date: WrittenDate, written: dict[str, str]) -> str:
     """One line: the text, what it became, and what it should have become."""
     right = date.pair.target
     same = set(written.values()) == {right}

@@ -1,0 +1,85 @@
+"""A run as a picture."""
+
+import importlib
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+DPI = 90
+
+
+def plot_run(path: Path, numbers: Sequence[Mapping[str, float]], *, gzip: float) -> None:
+    """One run in bits per byte: the smoothed loss of training, and that of held-out text.
+
+    The last point is the loss of all held-out text, and its number stands beside it.
+
+    Args:
+        path: Of the picture.
+        numbers: The lines of metrics.jsonl; the last has `tokens_per_byte` of the training text,
+            which brings its loss, in nats per token, to bits per byte.
+        gzip: Bits per byte of the held-out text.
+    """
+    if not can_draw():
+        return
+    figure, axes = new_figure(1, "")
+    steps, losses = _series(numbers, "loss")
+    _, ratio = _series(numbers, "tokens_per_byte")
+    if len(ratio) and len(losses):
+        bits = losses * ratio[-1] / np.log(2)
+        axes.plot(steps, bits, color="0.85", linewidth=0.8, label="training, single batches")
+        mean = smoothed(bits, window=max(1, len(bits) // 8))
+        axes.plot(steps, mean, color="tab:blue", label="training, moving average")
+    some, whole = (_series(numbers, f"{part}held_out_bits_per_byte") for part in ("", "final_"))
+    held_out = np.concatenate([some, whole], axis=1)
+    axes.plot(*held_out, "o-", color="tab:orange", label="held-out text, some of it", markersize=5)
+    axes.plot(*whole, "o", color="tab:red", label="held-out text, all of it", markersize=8)
+    for step, value in whole.T[-1:]:
+        axes.annotate(
+            f"{value:.3f}",
+            (step, value),
+            xytext=(0, 9),
+            textcoords="offset points",
+            ha="center",
+            color="tab:red",
+            weight="bold",
+        )
+    axes.axhline(gzip, color="0.4", linestyle="--", linewidth=1, label=f"gzip -9: {gzip:.3f}")
+    axes.set(xlabel="updates", ylabel="bits per byte")
+    axes.margins(x=0.09, y=0.1)
+    figure.legend(loc="outside right upper", fontsize=8, frameon=False)
+    figure.savefig(path, dpi=DPI)
+
+
+def _series(numbers: Sequence[Mapping[str, float]], name: str) -> Any:
+    """Steps, and values of all lines that have one: [2, lines]."""
+    found = [(line["step"], line[name]) for line in numbers if line.get(name) is not None]
+    return np.asarray(found, float).reshape(-1, 2).T
+
+
+def smoothed(series: Any, *, window: int) -> Any:
+    """Means of so many values around each one; of fewer at the ends."""
+    numbers, half = np.asarray(series, float), window // 2
+    return np.array([numbers[max(0, i - half) : i + half + 1].mean() for i in range(len(numbers))])
+
+
+@cache
+def can_draw() -> bool:
+    """Whether there is matplotlib; says so if not, once."""
+    try:
+        importlib.import_module("matplotlib")
+    except ModuleNotFoundError:
+        print("No plots: `pip install -e '.[plots]'` brings matplotlib.", file=sys.stderr)
+        return False
+    return True
+
+
+def new_figure(count: int, title: str, *, width: float = 6.5) -> Any:
+    """A figure of panels beside each other, without a window."""
+    figures = importlib.import_module("matplotlib.figure")
+    figure = figures.Figure(figsize=(width * count, 4.2), layout="constrained")
+    figure.suptitle(title)
+    return figure, figure.subplots(1, count)

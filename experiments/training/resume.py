@@ -1,0 +1,170 @@
+"""How a run ends early and is gone on with: what may not change, and the commands to say."""
+
+import contextlib
+import hashlib
+import json
+import os
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from experiments import INTERRUPTED
+from experiments.command_line import fail
+from experiments.training.memory import TooLargeError, advice, is_out_of_memory
+from experiments.training.run import Run, flatten
+from jaxformer import parallel
+from jaxformer.config import to_json
+from jaxformer.data import Tokenizer
+from jaxformer.training.checkpoints import Checkpoints
+from jaxformer.training.interruption import deferred, raised
+from jaxformer.training.loop import TooManySkipsError
+from jaxformer.training.metrics import read_json_lines
+
+OURS = ("--resume", "--no-resume", "--resume-or-begin", "--no-resume-or-begin")
+
+
+def describe(run: Run, fixed: tuple[str, ...], tokenizer: Tokenizer, **data: Any) -> dict[str, Any]:
+    """What a checkpoint says of itself: everything that the result depends on.
+
+    Args:
+        run: The run.
+        fixed: Its fields that a resumed run may not change.
+        tokenizer: Of its texts.
+        data: Digests of what it reads.
+    """
+    chosen = json.loads(to_json(run))
+    return {
+        "config": chosen["model"],
+        "run": {name: chosen[name] for name in fixed},
+        "tokenizer": digest(tokenizer),
+        **data,
+    }
+
+
+def digest(tokenizer: Tokenizer) -> str:
+    """What says whether two tokenizers are the same."""
+    return hashlib.sha256(tokenizer.to_json().encode()).hexdigest()
+
+
+def find_start(
+    run: Run, output: Path, checkpoints: Checkpoints, description: dict[str, Any]
+) -> int | None:
+    """After how many updates a run goes on: 0 is from the beginning, None is not at all.
+
+    Raises:
+        ValueError: A resumed run is another one, or has nothing left to do. Where it resumes or
+            begins, as may be, having nothing left to do is no error.
+    """
+    parallel.refuse_differences(flatten(description))
+    saved = run.resume
+    if run.resume_or_begin:
+        saved = parallel.first_decides(lambda: str(bool(checkpoints.steps()))) == "True"
+    if not saved:
+        return 0
+    newest = checkpoints.newest(lambda message: print(message, file=sys.stderr))
+    refuse_changes(checkpoints.describe(newest), description)
+    checkpoints.drop_old()
+    if newest > run.steps or (newest == run.steps and is_evaluated(output, newest)):
+        if run.resume_or_begin and newest == run.steps:
+            print(f"{output} is finished: it has {newest} steps.")
+            return None
+        raise ValueError(f"The checkpoint has {newest} steps already; pass --steps N with N above.")
+    return newest
+
+
+def refuse_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Refuse to resume what was another run, naming each difference."""
+    old, new = flatten(before), flatten(now)
+    changed = [
+        f"  {name}: {old.get(name)} in the checkpoint, {new.get(name)} now"
+        for name in sorted(old.keys() | new.keys())
+        if name.startswith(("run.", "data.", "tokenizer")) and old.get(name) != new.get(name)
+    ]
+    if changed:
+        raise ValueError("The checkpoint is of another run:\n" + "\n".join(changed))
+
+
+def is_evaluated(output: Path, step: int) -> bool:
+    """Whether the evaluation that ends a run was written."""
+
+    def found() -> str:
+        file = output / "metrics.jsonl"
+        lines = read_json_lines(file) if file.exists() else []
+        last = (line for line in lines if line["step"] == step)
+        return str(any(name.startswith("final_") for line in last for name in line))
+
+    return parallel.first_decides(found) == "True"
+
+
+@contextlib.contextmanager
+def explained_end(run: Run, checkpoints: Checkpoints, output: Path) -> Iterator[None]:
+    """Say of a run that ends early what is left of it, and how to go on.
+
+    Where it trains with other processes, it then ends at once: what it would wait for would not
+    come. Which of them notices, and whether JAX aborts it before, is chance, so how to go on is
+    said at the start.
+    """
+    several = jax.process_count() > 1
+    if several:
+        mode = "--resume-or-begin" if run.resume_or_begin else "--resume"
+        words = "If a process ends, all do. To go on, start every one again:"
+        tell(f"{words}\n  {command_line(run, mode, '--output', str(output))}")
+    try:
+        with raised():
+            yield
+    except KeyboardInterrupt as error:
+        with deferred():
+            checkpoints.wait()
+        found = checkpoints.latest() is not None
+        mode = "--resume" if found and not run.resume_or_begin else "--resume-or-begin"
+        command = command_line(run, mode, "--output", str(output))
+        tell(f"\nInterrupted. {last_checkpoint(checkpoints, output)}")
+        tell(f"To {'go on from there' if found else 'begin again'}:\n  {command}")
+        raise SystemExit(getattr(error, "status", INTERRUPTED)) from None
+    except TooManySkipsError as error:
+        checkpoints.wait()
+        fail(
+            f"{error} {last_checkpoint(checkpoints, output)} --skipping.patience and "
+            "--skipping.spike may be changed with --resume; a new run with a lower peak of the "
+            "learning rate usually helps."
+        )
+    except (TooLargeError, jax.errors.JaxRuntimeError, OSError) as error:
+        left, reason = last_checkpoint(checkpoints, output), str(error)
+        if isinstance(error, TooLargeError):
+            fail(f"{error}\n{left}")
+        if isinstance(error, jax.errors.JaxRuntimeError):
+            reason = reason.splitlines()[0][:200]
+        if is_out_of_memory(error):
+            fail(f"A device has no memory left: {reason}\n{advice(run)}\n{left}")
+        if not several:
+            raise
+        tell(f"\nerror: The work with the other processes failed: {reason}\n{left}")
+        os._exit(1)
+
+
+def tell(message: str) -> None:
+    """Print on standard error."""
+    print(message, file=sys.stderr, flush=True)
+
+
+def last_checkpoint(checkpoints: Checkpoints, output: Path) -> str:
+    """What is left of a run that ends early."""
+    latest = checkpoints.latest()
+    if latest is None:
+        return "There is no checkpoint yet."
+    return f"The last good checkpoint is {latest} in {output}."
+
+
+def command_line(run: Run, *more: str) -> str:
+    """The command that started this process, without what is said of its folder, with more."""
+    kept, arguments = list[str](), iter(sys.argv[1:])
+    for argument in arguments:
+        if argument == "--output":
+            next(arguments, None)
+        elif argument not in OURS and not argument.startswith("--output="):
+            kept.append(argument)
+    return shlex.join(["python", "-m", f"experiments.{run.name}", *kept, *more])

@@ -1,0 +1,306 @@
+"""What a training run says of itself, the devices it uses, and the folder that is its own."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import jax
+
+from jaxformer import functional as F
+from jaxformer import parallel
+from jaxformer.config import TransformerConfig, to_json
+from jaxformer.layers.mode import Remat
+from jaxformer.parallel import Hosts, MeshConfig
+from jaxformer.training.gradient import Objective
+from jaxformer.training.guard import Skipping
+from jaxformer.training.optimizers import OptimizerConfig
+
+try:
+    import fcntl
+except ImportError:  # Windows has no such locks
+    fcntl = None  # type: ignore[assignment]
+
+LOCK = "lock"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What every training run says of itself.
+
+    Attributes:
+        model: The model.
+        batch_size: Rows of a batch, over all devices.
+        accumulation: In how many parts a device works through its rows, to save memory.
+        steps: Stop after this many updates, counted from the start of the run.
+        schedule_steps: Updates that the learning-rate schedule is planned for. It does not follow
+            --steps, so that a run can stop early and be resumed without another result.
+        optimizer: How gradients become updates.
+        objective: Terms of the loss beside the cross-entropy.
+        skipping: Which updates are left out because their gradients would do harm.
+        dtype: Of the computation; parameters are float32.
+        remat: What the backward pass recomputes; "dots" keeps the results of matrix products alone,
+            which takes half the memory and, on a CPU, less time than to keep everything.
+        attention_implementation: How scores are computed; "auto" is the platform's best, see
+            `F.dot_product_attention`.
+        scan: Run layers as one compiled loop (compiles fast) or unrolled (runs faster on a CPU).
+        expert_room: Rows that a device has room for from each other one on the way to experts, as
+            a multiple of an even share; None has room for all (see --mesh.expert).
+        mesh: How the devices share the work.
+        overlap: Let messages between TPUs travel while products are computed.
+        devices: How many devices to use, of each process; None is all. On a CPU, how many to
+            simulate.
+        distributed: Whether this is one of many processes, each started with the same command.
+        hosts: How the processes find each other.
+        seed: Of parameters, data and dropout.
+        output: Folder for checkpoints, metrics and the tokenizer; None is runs/NAME-N, a new one,
+            or with --resume the newest. Processes share it.
+        resume: Go on from the newest checkpoint in the output folder.
+        resume_or_begin: Go on if --output has a checkpoint, else begin there; nothing is done where
+            the run is finished. For a command that is given again until it ends with status 0.
+        log_every: Updates between lines in the metrics.
+        evaluate_every: Updates between evaluations.
+        save_every: Updates between checkpoints; the last update is always saved.
+        keep: How many of the newest checkpoints to keep, beside the best.
+        tensorboard: Whether to write TensorBoard files.
+        wandb: Project to log to at Weights and Biases.
+    """
+
+    model: TransformerConfig
+    batch_size: int
+    accumulation: int = 1
+    steps: int
+    schedule_steps: int
+    optimizer: OptimizerConfig
+    objective: Objective = Objective()
+    skipping: Skipping = Skipping()
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    remat: Remat = "dots"
+    attention_implementation: F.Implementation = "auto"
+    scan: bool = False
+    expert_room: float | None = None
+    mesh: MeshConfig = MeshConfig()
+    overlap: bool = True
+    devices: int | None = None
+    distributed: bool = False
+    hosts: Hosts = Hosts()
+    seed: int = 0
+    output: Path | None = None
+    resume: bool = False
+    resume_or_begin: bool = False
+    log_every: int = 10
+    evaluate_every: int
+    save_every: int = 200
+    keep: int = 3
+    tensorboard: bool = True
+    wandb: str | None = None
+
+    def __post_init__(self):
+        check_numbers(self)
+        if self.expert_room is not None and not self.expert_room >= 1:
+            raise ValueError(f"expert_room must be at least 1, or None; got {self.expert_room}.")
+        if self.resume_or_begin and self.output is None:
+            raise ValueError(
+                "--resume-or-begin needs --output FOLDER, where the next start finds the run."
+            )
+        if self.wandb == "":
+            raise ValueError("wandb must name a project; got ''.")
+
+    @property
+    def name(self) -> str:
+        """What it is called in commands and folders."""
+        return type(self).__name__.lower()
+
+
+def check_numbers(asked: Any) -> None:
+    """Refuse a count below 1, or more than JAX counts, and a seed that is not of 32 bits.
+
+    Args:
+        asked: A dataclass, of which each whole number is a count, but for seeds.
+
+    Raises:
+        ValueError: With the field and its number.
+    """
+    for field in dataclasses.fields(asked):
+        number = getattr(asked, field.name)
+        if field.type not in (int, int | None) or number is None:
+            continue
+        least, most = (0, 2**32 - 1) if field.name.endswith("seed") else (1, 2**31 - 1)
+        if not least <= number <= most:
+            raise ValueError(f"{field.name} must lie between {least} and {most}; got {number}.")
+
+
+# Devices
+
+
+class Spread(Protocol):
+    """What says on which devices it works, and whether it is one of many processes."""
+
+    @property
+    def devices(self) -> int | None: ...  # noqa: D102
+    @property
+    def distributed(self) -> bool: ...  # noqa: D102
+    @property
+    def hosts(self) -> Hosts: ...  # noqa: D102
+
+
+def prepare_devices(run: Spread) -> None:
+    """Simulate a CPU's devices as asked for; join the other processes; keep compiled programs.
+
+    The first process speaks for all; the others are silent but for errors.
+
+    Raises:
+        ValueError: The processes were told different things, or not that they are many.
+    """
+    if run.hosts.coordinator is not None and not run.distributed:
+        raise ValueError(f"{run.hosts} is for many processes; pass --distributed too.")
+    simulate(run.devices)
+    if run.distributed:
+        parallel.join(run.hosts)
+    keep_programs()  # before the first is compiled
+    if run.distributed:
+        if not parallel.is_first():
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+        said = flatten(json.loads(to_json(run)))
+        parallel.refuse_differences({k: x for k, x in said.items() if k != "hosts.process"})
+
+
+def simulate(count: int | None) -> None:
+    """On a CPU, so many devices; elsewhere they are what they are."""
+    if count is not None:
+        with contextlib.suppress(RuntimeError):  # JAX runs already; then it has what it has
+            jax.config.update("jax_num_cpu_devices", count)
+
+
+def chosen_devices(count: int | None) -> list[jax.Device]:
+    """The first devices of each process, or all."""
+    everyone = jax.devices()
+    if count is None:
+        return everyone
+    by_process: dict[int, list[jax.Device]] = {}
+    for device in everyone:
+        by_process.setdefault(device.process_index, []).append(device)
+    fewest = min(map(len, by_process.values()))
+    if not 1 <= count <= fewest:
+        raise ValueError(f"Asked for {count} devices; this machine has {fewest}.")
+    return [device for devices in by_process.values() for device in devices[:count]]
+
+
+def keep_programs() -> None:
+    """Keep compiled programs on disk, so that the second start of a run compiles nothing.
+
+    JAX's own settings come first: where JAX_COMPILATION_CACHE_DIR names a folder it is that one,
+    and JAX_ENABLE_COMPILATION_CACHE=0 keeps nothing. Programs for several CPU devices are never
+    kept: those that XLA reads back from the disk may begin their messages in another order on each
+    device, and then wait for each other until they abort (JAX 0.10.2 and 0.12.0).
+    """
+    if jax.default_backend() == "cpu" and jax.device_count() > 1:
+        jax.config.update("jax_enable_compilation_cache", False)
+    elif jax.config.values["jax_compilation_cache_dir"] is None:
+        folder = Path("runs/cache/programs").resolve()  # it may be deleted at any time
+        jax.config.update("jax_compilation_cache_dir", str(folder))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # small ones are many
+
+
+def flatten(tree: Any, path: str = "") -> dict[str, Any]:
+    """The leaves of nested dicts and lists by their path."""
+    if isinstance(tree, dict | list):
+        items = tree.items() if isinstance(tree, dict) else enumerate(tree)
+        parts = [flatten(value, f"{path}.{name}" if path else str(name)) for name, value in items]
+        return {name: leaf for part in parts for name, leaf in part.items()}
+    return {path: tree}
+
+
+# The folder
+
+
+@contextlib.contextmanager
+def output_folder(run: Run) -> Iterator[Path]:
+    """The same folder for all processes, of which the first holds it; see `choose_folder`.
+
+    Raises:
+        ValueError: Another run holds the folder, it holds an earlier run, or there is none to
+            resume.
+    """
+    with contextlib.ExitStack() as holding:
+
+        def take() -> str:
+            folder = choose_folder(run)
+            holding.enter_context(held(folder))
+            ours = ("checkpoints", "metrics.jsonl", "tokenizer.json", "tensorboard")
+            found = [name for name in ours if (folder / name).exists()]
+            if found and not (run.resume or run.resume_or_begin):
+                raise ValueError(
+                    f"{folder} holds {', '.join(found)} of an earlier run. Pass --resume to go on "
+                    "with it (--resume-or-begin if it may have no checkpoint yet), or another "
+                    "--output."
+                )
+            return str(folder)
+
+        yield Path(parallel.first_decides(take))
+
+
+def choose_folder(run: Run) -> Path:
+    """The folder asked for, or for example runs/pretrain-N: a new one, or the newest to resume."""
+    if run.output is not None:
+        return run.output
+    # A run that ended before its first checkpoint is nothing to resume.
+    earlier = Path("runs").glob(f"{run.name}-*/checkpoints" if run.resume else f"{run.name}-*")
+    names = [f.parts[1].removeprefix(f"{run.name}-") for f in earlier]
+    newest = max((int(name) for name in names if name.isdigit()), default=0)
+    if run.resume and not newest:
+        raise ValueError(f"There is no runs/{run.name}-N to resume; pass --output FOLDER.")
+    if run.resume:
+        return Path("runs") / f"{run.name}-{newest}"
+    return new_folder(f"runs/{run.name}", newest + 1)
+
+
+def new_folder(name: str, number: int) -> Path:
+    """Make the first folder NAME-N that is not there, from a number on."""
+    while True:
+        folder = Path(f"{name}-{number}")
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:  # another run was quicker
+            number += 1
+
+
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Hold a folder while the block runs; the system forgets it when its holder ends, however.
+
+    Args:
+        folder: Made where it is missing; it goes if nothing comes into it.
+
+    Raises:
+        ValueError: Another process holds it; says which.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / LOCK, "a+") as file:
+        try:
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise ValueError(
+                f"{folder} is in use by process {file.read()}. Wait for it, end it, or pass "
+                "another --output."
+            ) from None
+        except OSError:  # this file system has no locks, so nothing keeps a second run out
+            pass
+        file.truncate(0)
+        file.write(f"{os.getpid()} on {socket.gethostname()}")
+        file.flush()
+        try:
+            yield
+        finally:
+            if [path.name for path in folder.iterdir()] == [LOCK]:
+                (folder / LOCK).unlink()
+                folder.rmdir()

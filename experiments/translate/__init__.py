@@ -1,0 +1,1 @@
+"""An encoder-decoder that reads dates: `python -m experiments.translate`."""
