@@ -12,14 +12,13 @@ and a plot. A study that is interrupted goes on where it was when it is started 
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.ablation_tables import report
-from experiments.ablations import Axis, arms_of
-from experiments.command_line import readable_errors
-from experiments.measures import MEASURES, nothing_more
-from experiments.study import Study, base_run, conduct
-from experiments.study_command import read
-from experiments.study_plots import plot_losses, plot_more
-from experiments.study_sizes import ABLATION_SIZES
+from experiments.command_line import read, readable_errors
+from experiments.studies.arms import Axis, arms_of
+from experiments.studies.measures import MEASURES, nothing_more
+from experiments.studies.plots import plot_losses, plot_more
+from experiments.studies.sizes import ABLATION_SIZES
+from experiments.studies.study import Study, base_run, conduct
+from experiments.studies.tables import ablation_report
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +46,7 @@ def main(study: Ablation) -> Path:
     chosen = [arm for arm in others if not study.arms or arm.name in study.arms]
     measure = MEASURES.get(study.axis, nothing_more)
     output, found = conduct(study, f"ablate_{study.axis}", run, [baseline, *chosen], measure)
-    text = report(study.axis, found)
+    text = ablation_report(study.axis, found)
     (output / "table.md").write_text(text)
     plot_losses(output / "plot.png", found, title=f"Ablation: {study.axis}")
     plot_more(output / "more.png", found, length=run.length)

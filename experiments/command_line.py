@@ -65,6 +65,17 @@ def parse(runs: Mapping[str, Run], description: str, arguments: list[str] | None
         fail(str(error))
 
 
+def read(kind: type[Run], description: str, arguments: list[str] | None = None) -> Run:
+    """Read a dataclass that has no named runs from the command line; see `parse`."""
+    try:
+        with registry:
+            return tyro.cli(
+                kind, args=arguments, prog=f"python -m {_module()}", description=description
+            )
+    except ValueError as error:
+        fail(str(error))
+
+
 def fail(message: str) -> NoReturn:
     """End the process with a message on standard error, status 1."""
     print(f"error: {message}", file=sys.stderr)

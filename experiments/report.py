@@ -16,16 +16,15 @@ from functools import partial
 from pathlib import Path
 from typing import get_args
 
-from experiments import ablation_tables, rope_placement
-from experiments.ablations import Axis, arms_of
-from experiments.benchmark_plots import plot_contests
-from experiments.benchmark_tables import sections, summary
-from experiments.command_line import readable_errors
+from experiments import rope_placement
+from experiments.benchmark.report import plot_cases, sections, summary
+from experiments.command_line import read, readable_errors
 from experiments.pretrain import RUNS
-from experiments.study_command import read
-from experiments.study_plots import plot_losses, plot_more
-from experiments.study_results import SPEEDS, STUDY, Numbers, read_json
-from experiments.study_sizes import ABLATION_SIZES
+from experiments.studies.arms import Axis, arms_of
+from experiments.studies.plots import plot_losses, plot_more
+from experiments.studies.results import SPEEDS, STUDY, Numbers, read_json
+from experiments.studies.sizes import ABLATION_SIZES
+from experiments.studies.tables import ablation_report
 from experiments.training.plot import plot_run
 from jaxformer.training.metrics import read_json_lines
 from jaxformer.training.progress import format_count, format_duration
@@ -61,18 +60,16 @@ where it was when the same command is given again.
 SPEED = """
 # Speed
 
-Contestants take turns, each in a process of its own; a ratio is the median over rounds of the first
+Programs take turns, each in a process of its own; a ratio is the median over rounds of the first
 one's time divided by another's in the same round, with the least and the most. Of a peak: products
 that the model needs, none counted twice, as a share of what square matrices reach on all cores or
-devices; bytes of parameters and cache that must be read, of what plain copies reach. Where
-benchmark.json has `peaks`, these were measured in turn with the contest, under the same load, and
-the best round counts; else they come from the contest `machine`. The first round has all before it:
-imports, parameters, compilation. Working space is what the compiler of ours asks for beside
-arguments and results, the process what the whole of it had at most.
+devices; bytes of parameters and cache that must be read, of what plain copies reach. Peaks were
+measured in turn with the case, under the same load, and the best round counts. The first round has
+all before it: imports, parameters, compilation. Working space is what the compiler of ours asks for
+beside arguments and results, the process what the whole of it had at most.
 
-A machine is called quiet when fewer than one process ran on average in the minute before the
-start, and other work kept less than one core busy before each contest. To measure again on such a
-machine, and renew every table and picture, here and in the top README:
+A machine is called quiet when fewer than one process ran on average in the minute before the start.
+To measure again on such a machine, and renew every table and picture, here and in the top README:
 
     python -m experiments.benchmark --preset peers --output experiments/results/benchmark-peers
     python -m experiments.report
@@ -121,7 +118,7 @@ def excerpts(results: Path) -> dict[str, str]:
     """What pages say of each kept run and benchmark, by the name of its folder."""
     found = {path.parent.name: told_run(path.parent) for path in results.glob("*/metrics.jsonl")}
     for path in results.glob("*/benchmark.json"):
-        found[path.parent.name] = summary(read_json(path, "contests"))
+        found[path.parent.name] = summary(read_json(path, "cases"))
     return found
 
 
@@ -158,10 +155,10 @@ def sentence(folder: Path) -> str:
 
 def speed(folder: Path, beside: Path) -> str:
     """One benchmark: how it was made, what came of it."""
-    results = read_json(folder / "benchmark.json", "flags", "size", "machine", "contests")
+    results = read_json(folder / "benchmark.json", "flags", "size", "machine", "cases")
     told = sections(results)
     (folder / "table.md").write_text("\n\n".join(told) + "\n")
-    plot_contests(folder / "plot.png", results["contests"])
+    plot_cases(folder / "plot.png", results["cases"])
     how = f"{results['flags']} --output {folder.relative_to(beside.parent)}"
     picture = f"![Speed]({(folder / 'plot.png').relative_to(beside)})"
     parts = [f"`python -m experiments.benchmark {how}`", *told, picture]
@@ -199,7 +196,7 @@ def told(study: Numbers) -> tuple[str, list[str], Callable[[list[Numbers]], str]
     axis = study["study"].removeprefix("ablate_")
     order = [arm.name for arm in arms_of(axis, {**RUNS, **ABLATION_SIZES}[study["size"]])]
     title = f"Ablation: {axis.replace('_', ' ')} ({study['size']})"
-    return title, order, partial(ablation_tables.report, axis)
+    return title, order, partial(ablation_report, axis)
 
 
 def in_order(study: Numbers, found: list[Numbers], how: str) -> list[Numbers]:

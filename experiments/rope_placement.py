@@ -14,16 +14,15 @@ from itertools import pairwise, product
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments.command_line import readable_errors
-from experiments.measures import nothing_more
-from experiments.seeds import Arm
-from experiments.statistics import paired_difference, rank_chance, rank_correlation
-from experiments.study import Study, base_run, conduct
-from experiments.study_command import read
-from experiments.study_plots import plot_losses
-from experiments.study_results import Numbers
-from experiments.study_sizes import PLACEMENT_SIZES
-from experiments.study_tables import (
+from experiments.command_line import read, readable_errors
+from experiments.studies.measures import nothing_more
+from experiments.studies.plots import plot_losses
+from experiments.studies.results import Numbers
+from experiments.studies.seeds import Arm
+from experiments.studies.sizes import PLACEMENT_SIZES
+from experiments.studies.statistics import paired_difference, rank_chance, rank_correlation
+from experiments.studies.study import Study, base_run, conduct
+from experiments.studies.tables import (
     NOTE,
     Column,
     deviation,

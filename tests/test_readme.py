@@ -12,7 +12,7 @@ import pytest
 
 import jaxformer
 from experiments import report
-from experiments.benchmark_tables import summary
+from experiments.benchmark.report import summary
 from jaxformer import inspect, zoo
 from jaxformer.training.metrics import read_json_lines
 from jaxformer.zoo import printing

@@ -8,88 +8,66 @@ from dataclasses import asdict, replace
 import jax
 import pytest
 
-from experiments import benchmark, contest_linen, contest_ours, machine_load, report
-from experiments.benchmark_plots import COLOURS, plot_contests
-from experiments.benchmark_tables import Found, percent, ratios, sections, summary, table
-from experiments.contest import Contestant, Entry, MissingError, contestants
-from experiments.contests import ABOUT, OURS, PRESETS, TASKS, Work, work
+from experiments import report
+from experiments.benchmark import linen, ours
+from experiments.benchmark import run as benchmark
+from experiments.benchmark.cases import ABOUT, OURS, PRESETS, TASKS, Work, work
+from experiments.benchmark.report import (
+    COLOURS,
+    load,
+    percent,
+    plot_cases,
+    ratios,
+    sections,
+    summary,
+    table,
+)
+from experiments.benchmark.turns import Entry, Found, take_turns
 
 SMOKE = PRESETS["smoke"]
 OTHERS = """
-import time
+import os, signal, time
 
 def slow(size, seconds):
     return lambda: time.sleep(seconds)
 
-def dying(size, after):
+def dying(size, after, killed=False):
     left = [after]
     def one():
         left[0] -= 1
+        if left[0] < 0 and killed:
+            os.kill(os.getpid(), signal.SIGKILL)
         if left[0] < 0:
             raise MemoryError("no room for " + str(size.length))
     return one
 """
 
 
-@pytest.fixture
-def environment(tmp_path):
-    """In which there are contestants of our own making."""
+def test_programs_take_turns(tmp_path, monkeypatch, capsys):
+    """One is ten times as fast; one never comes; three end: before, in between, without a word."""
     (tmp_path / "others.py").write_text(OTHERS)
-    path = os.pathsep.join([str(tmp_path), os.getcwd()])
-    return {**os.environ, "PYTHONPATH": path}
-
-
-def sleeper(name, seconds):
-    return Entry(name, "others:slow", (), {"seconds": seconds})
-
-
-def test_a_contest(environment, monkeypatch, capsys):
-    """One is four times as fast; one never comes; one ends before it begins, one in between."""
+    monkeypatch.syspath_prepend(tmp_path)
     entries = (
-        sleeper("first", 0.2),
-        sleeper("faster", 0.02),
+        Entry("first", "others:slow", (), {"seconds": 0.2}),
+        Entry("faster", "others:slow", (), {"seconds": 0.02}),
         Entry("absent", "others:slow", ("no_such_module",)),
         Entry("broken", "others:dying", (), {"after": 0}),
         Entry("dying", "others:dying", (), {"after": 3}),
+        Entry("killed", "others:dying", (), {"after": 2, "killed": True}),
     )
-    monkeypatch.setitem(TASKS, "train", entries)
-    monkeypatch.setitem(TASKS, "machine", ())
-    monkeypatch.setattr(benchmark, "environment", lambda devices: environment)
-    found = {one.name: one for one in benchmark.hold("train", SMOKE, 4, 1)[0]}
+    found = {one.name: one for one in take_turns("train", entries, SMOKE, 4)}
     assert statistics.median(ratios(found["faster"], found["first"])) > 2
     assert found["absent"].missing == "needs no_such_module"
-    assert found["broken"].missing == found["dying"].missing == "ended: MemoryError: no room for 32"
+    assert found["broken"].missing == found["dying"].missing == "MemoryError: no room for 32"
+    assert found["killed"].missing.startswith("BrokenProcessPool: ")
     assert found["dying"].seconds == [] and len(found["first"].seconds) == 4
     assert found["first"].peak_bytes > 1e6 and found["first"].first >= 0.2
     assert "train, round 4/4: first 0." in capsys.readouterr().out
     text = table("train", list(found.values()), Work(tokens=80), Work())
     assert "| train | seconds | tokens/s | times first |" in text
     assert "| absent | needs no_such_module |" in text
-
-
-def test_a_contest_that_nobody_finishes(environment, monkeypatch):
-    """All end in a round; one ends after its last."""
-    monkeypatch.setattr(benchmark, "environment", lambda devices: environment)
-    entries = [Entry(name, "others:dying", (), {"after": 2}) for name in ("a", "b")]
-    monkeypatch.setitem(TASKS, "train", tuple(entries))
-    monkeypatch.setitem(TASKS, "machine", (sleeper("measure", 0.0),))
-    found, peaks = benchmark.hold("train", SMOKE, 3, 1)
-    assert [one.name for one in peaks] == ["measure"] and len(peaks[0].seconds) == 3
-    assert [one.missing for one in found] == ["ended: MemoryError: no room for 32"] * 2
-    assert "| a | ended: MemoryError: no room for 32 |" in table("train", found, Work(), Work())
-    monkeypatch.setitem(TASKS, "machine", ())
-    monkeypatch.setattr(Contestant, "end", Contestant.turn)  # which is one more than it can
-    found, _ = benchmark.hold("train", SMOKE, 1, 1)
-    assert [one.seconds for one in found] == [[], []]
-
-
-def test_a_contestant_that_ended_is_heard_of(environment):
-    with pytest.raises(MissingError, match="ended: MemoryError: no room for 32"):
-        Contestant(Entry("x", "others:dying", (), {"after": 0}), SMOKE, environment)
-    with contestants([sleeper("a", 0.0)], SMOKE, environment) as found:
-        process = found["a"].process
-        assert found["a"].turn() < 1
-    assert process.poll() is not None  # all are ended with the contest
+    nobody = [found["broken"]]
+    assert "| broken | MemoryError: no room for 32 |" in table("train", nobody, Work(), Work())
 
 
 def test_tables_by_hand(tmp_path):
@@ -104,21 +82,23 @@ def test_tables_by_hand(tmp_path):
     assert lines[3] == "| two | 1.000 | 100 | 50% | 2.00 (0.50 to 4.00) |  | 3 MB |  |"
     machine = table("machine", found, Work(None, 4e9, 6e9), Work())
     assert "| 2 GFLOP |" in machine and "| 6.0 GB |" in machine
-    plot_contests(tmp_path / "plot.png", {"train": [vars(one) for one in found]})
+    plot_cases(tmp_path / "plot.png", {"train": [vars(one) for one in found]})
     assert (tmp_path / "plot.png").stat().st_size > 1000
 
 
-def results_of(**contests):
-    """As a benchmark has them: seconds of each round by contest and contestant."""
+def results_of(**cases):
+    """As a benchmark has them: seconds of each round by case and program."""
     return {
         "flags": "--preset smoke",
         "size": asdict(SMOKE),
         "machine": {"cores": 2, "architecture": "x86_64", "processor": "fast"},
         "versions": {"jax": "0.10"},
         "date": "2026-11-22",
-        "contests": {
+        "load": 0.3,
+        "peaks": {},
+        "cases": {
             task: [vars(Found(name, seconds, device="cpu")) for name, seconds in found.items()]
-            for task, found in contests.items()
+            for task, found in cases.items()
         },
     }
 
@@ -135,19 +115,19 @@ def test_a_summary_by_hand():
         "| a | 3.00 |  |",
         "| b | 1.00 | 1.50 |",
         "",
-        machine_load.caption(None),
+        load(results),
     ]
-    head, *contests = sections(results)
+    head, *cases = sections(results)
     assert "3 rounds. 2 cores (x86_64, fast), devices: cpu. jax 0.10. 2026-11-22." in head
-    assert [text.splitlines()[0] for text in contests] == [
+    assert [text.splitlines()[0] for text in cases] == [
         ABOUT[task] for task in ("train", "decode", "machine")
     ]
     share = work("train", SMOKE, 1).flops / 2.0 / (8 * 2 * 128**3)
-    assert 0.1 < share < 0.9 and f"| {share:.0%} | 3.00" in contests[0].splitlines()[-1]
+    assert 0.1 < share < 0.9 and f"| {share:.0%} | 3.00" in cases[0].splitlines()[-1]
 
 
 def test_shares_are_of_the_peak_of_the_same_rounds():
-    """What the machine reached beside the contest counts; without that, its own contest."""
+    """What the machine reached beside the case counts; without that, its own case."""
     results = results_of(
         train={"jaxformer": [2.0, 2.0]}, machine={"products": [1.0], "copies": [1.0]}
     )
@@ -165,46 +145,17 @@ def test_no_share_of_a_peak_is_above_it():
     assert percent(100.0, 2.0, 40.0) == "peak not reached"
 
 
-QUIET = {"before": 0.3, "cores": 2, "busy": {"train": 0.1, "loss": None}}
-
-
 def test_only_a_quiet_machine_is_called_quiet():
-    """Not when its load was not recorded, or was 1 before the start or before one contest."""
-    loads = [None, {**QUIET, "before": None}, {**QUIET, "before": 1.0}, QUIET]
-    loads.append({**QUIET, "busy": {"train": 0.1, "loss": 1.5}})
-    assert [machine_load.is_quiet(load) for load in loads] == [False, False, False, True, False]
-    said = [machine_load.caption(load) for load in loads]
-    unknown = "The load of the machine was not recorded; other programs may have run at the same"
-    assert said[0] == said[1] == f"{unknown} time."
-    assert said[2].startswith("Measured under load 1.0, not on a quiet machine: a load average of")
-    assert said[3] == (
-        "Measured on a quiet machine: a load average of 0.30 in the minute before the start, at "
-        "most 0.10 of 2 cores busy with other work before a contest."
-    )
-    started = machine_load.caption({**QUIET, "busy": {}})
-    assert started.endswith("0.30 in the minute before the start.")
-    assert said[4].startswith("Measured under load 1.5, not on a quiet machine:")
+    said = {before: load({"load": before}) for before in (0.3, 1.0)}
+    start = "load average of {:.2f} in the minute before the start."
+    assert said[0.3] == f"Measured on a quiet machine: a {start.format(0.3)}"
+    assert said[1.0] == f"Measured on a machine under load 1.0: a {start.format(1)}"
     results = results_of(train={"a": [1.0], "jaxformer": [1.0]})
-    assert summary(results).endswith(f"\n\n{said[0]}") and said[0] in sections(results)[0]
-    results["load"] = QUIET
-    assert summary(results).endswith(f"\n\n{said[3]}") and said[3] in sections(results)[0]
+    assert summary(results).endswith(f"\n\n{said[0.3]}") and said[0.3] in sections(results)[0]
 
 
-def test_cores_that_others_keep_busy_are_counted(tmp_path, monkeypatch):
-    """From the counters of Linux: of 200 ticks of two cores 150 were not idle, so 1.5 cores."""
-    stat = tmp_path / "stat"
-    text = "cpu  {0} 0 0 {1} 0 0 0 0 7 7\ncpu0 0 0 0 0\ncpu1 0 0 0 0\nintr 1\n"
-    stat.write_text(text.format(100, 100))
-    monkeypatch.setattr(
-        machine_load.time, "sleep", lambda _: stat.write_text(text.format(250, 150))
-    )
-    assert machine_load.busy_cores(stat=stat) == pytest.approx(1.5)
-    assert machine_load.busy_cores(stat=stat) is None  # no time passed
-    assert machine_load.busy_cores(stat=tmp_path / "none") is None
-
-
-def test_each_contest_has_a_panel_with_its_title(tmp_path, monkeypatch):
-    """A bar for each contestant, with its value; one key of colours outside the panels."""
+def test_each_case_has_a_panel_with_its_title(tmp_path, monkeypatch):
+    """A bar for each program, with its value; one key of colours outside the panels."""
     drawn = []
     monkeypatch.setattr(
         "matplotlib.figure.Figure.savefig", lambda self, *_, **__: drawn.append(self)
@@ -215,7 +166,7 @@ def test_each_contest_has_a_panel_with_its_title(tmp_path, monkeypatch):
         remat={"gone": []},
         machine={"products": [1.0], "copies": [1.0]},
     )
-    plot_contests(tmp_path / "plot.png", results["contests"])
+    plot_cases(tmp_path / "plot.png", results["cases"])
     (figure,) = drawn
     train, loss = figure.axes
     assert train.get_title(loc="left") == f"train: {ABOUT['train'].rstrip('.')}"
@@ -229,16 +180,14 @@ def test_each_contest_has_a_panel_with_its_title(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_benchmark_and_its_report(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(benchmark, "load_average", lambda: 3.0)
-    monkeypatch.setattr(benchmark, "busy_cores", lambda: 0.25)
+    monkeypatch.setattr(os, "getloadavg", lambda: (3.0, 0, 0))
+    monkeypatch.setattr(os, "environ", dict(os.environ))
     folder = tmp_path / "results" / "fast"
     asked = benchmark.Benchmark(preset="smoke", only=("rotary",), rounds=2, output=folder)
     assert benchmark.main(asked) == folder
     said = capsys.readouterr().out
-    caption = (
-        "Measured under load 3.0, not on a quiet machine: a load average of 3.00 in the minute"
-    )
-    assert "| in real numbers |" in said and said.startswith(caption)
+    told = "Measured on a machine under load 3.0: a load average of 3.00 in the minute"
+    assert "| in real numbers |" in said
     report.main(tmp_path / "results", tmp_path / "README.md")
     text = (tmp_path / "README.md").read_text()
     assert (folder / "table.md").read_text().rstrip() in text
@@ -246,9 +195,8 @@ def test_a_benchmark_and_its_report(tmp_path, capsys, monkeypatch):
     assert f"`python -m experiments.benchmark {flags}`" in text
     assert "![Speed](results/fast/plot.png)" in text
     kept = json.loads((folder / "benchmark.json").read_text())
-    assert kept["load"] == {"before": 3.0, "cores": os.cpu_count(), "busy": {"rotary": 0.25}}
-    assert caption in text and kept["peaks"] == {}
-    found = kept["contests"]["rotary"]
+    assert kept["load"] == 3.0 and told in text and kept["peaks"] == {}
+    found = kept["cases"]["rotary"]
     assert [len(one["seconds"]) for one in found] == [2, 2]
 
 
@@ -258,8 +206,8 @@ KEPT = report.RESULTS / "benchmark-peers"
 def test_the_tables_that_are_committed_are_those_of_the_json():
     """And both READMEs hold them."""
     results = json.loads((KEPT / "benchmark.json").read_text())
-    assert set(results["contests"]) == set(TASKS)
-    assert all(one["seconds"] for found in results["contests"].values() for one in found)
+    assert set(results["cases"]) == set(TASKS)
+    assert all(one["seconds"] for found in results["cases"].values() for one in found)
     table = (KEPT / "table.md").read_text()
     assert table == "\n\n".join(sections(results)) + "\n"
     assert table.rstrip() in (report.HERE / "README.md").read_text()
@@ -303,7 +251,7 @@ def as_in_a_process_of_its_own():
 @pytest.mark.slow(but=["attention: jaxformer"])
 def test_each_of_ours_does_a_round(entry, as_in_a_process_of_its_own):
     size = replace(SMOKE, batch_size=8)  # a row for each device
-    one = getattr(contest_ours, entry.function.split(":")[1])(size, **entry.options)
+    one = getattr(ours, entry.function.split(":")[1])(size, **entry.options)
     one()
     one()  # what the first gave away, the second does not need
     assert getattr(one, "working_bytes", 0) >= 0
@@ -312,13 +260,13 @@ def test_each_of_ours_does_a_round(entry, as_in_a_process_of_its_own):
 @pytest.mark.parametrize("spread", [False, True])
 @pytest.mark.slow
 def test_linen_does_a_round(spread, as_in_a_process_of_its_own):
-    one = contest_linen.training(replace(SMOKE, batch_size=8), spread=spread)
+    one = linen.training(replace(SMOKE, batch_size=8), spread=spread)
     one()
     one()
     assert one.working_bytes > 0
 
 
-def test_each_contest_is_described():
+def test_each_case_is_described():
     assert set(ABOUT) == set(TASKS)
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, is_dataclass
 
 import pytest
 
-from experiments import generate, pretrain, report, study_command
+from experiments import command_line, generate, pretrain, report
 from experiments.command_line import fail, parse, readable_errors
 from jaxformer.config import GLU, MLP, Attention, LayerNorm, RMSNorm, Rope, SharedKV
 from jaxformer.data import ByteLevel, TextFiles
@@ -286,7 +286,7 @@ def test_failing_ends_with_status_1(capsys):
 )
 def test_the_report_reads_its_flags_before_it_writes(arguments, status, said, capsys):
     with pytest.raises(SystemExit) as ended:
-        study_command.read(report.Report, report.__doc__, arguments)
+        command_line.read(report.Report, report.__doc__, arguments)
     assert ended.value.code == status
     shown = capsys.readouterr()
     assert said in " ".join((shown.out + shown.err).split())

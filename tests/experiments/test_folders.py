@@ -9,7 +9,8 @@ import threading
 
 import pytest
 
-from experiments import ablate, benchmark
+from experiments import ablate
+from experiments.benchmark import run as benchmark
 from experiments.training.run import held, new_folder
 from tests.experiments.processes import ROOT
 

@@ -4,7 +4,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from experiments.statistics import estimate, paired_difference, rank_chance, rank_correlation
+from experiments.studies.statistics import (
+    estimate,
+    paired_difference,
+    rank_chance,
+    rank_correlation,
+)
 
 
 def test_an_interval_is_that_of_students_t():

@@ -13,16 +13,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import ablate, measures, report, rope_placement, seeds, study, study_results
-from experiments.ablations import VARIATIONS, arms_of
-from experiments.measures import at_lengths, by_depth, layer_norms, scalings
+from experiments import ablate, report, rope_placement
 from experiments.pretrain import RUNS, read_corpus
 from experiments.rope_placement import SETTINGS, RopePlacement
-from experiments.seeds import Arm, Trained, Training, held_out_nats, shared_by, train_seeds
-from experiments.study_plots import can_draw, plot_losses
-from experiments.study_results import Results
-from experiments.study_sizes import ABLATION_SIZES, PLACEMENT_SIZES, study_run
-from experiments.study_tables import Column, difference_from, markdown, mean_and_interval
+from experiments.studies import measures, seeds, study
+from experiments.studies import results as study_results
+from experiments.studies.arms import VARIATIONS, arms_of
+from experiments.studies.measures import at_lengths, by_depth, layer_norms, scalings
+from experiments.studies.plots import can_draw, plot_losses
+from experiments.studies.results import Results
+from experiments.studies.seeds import Arm, Trained, Training, held_out_nats, shared_by, train_seeds
+from experiments.studies.sizes import ABLATION_SIZES, PLACEMENT_SIZES, study_run
+from experiments.studies.tables import Column, difference_from, markdown, mean_and_interval
 from jaxformer import Transformer, costs, data
 from jaxformer import config as c
 from jaxformer.layers import guide

@@ -5,8 +5,15 @@ import pytest
 from matplotlib.figure import Figure
 
 from experiments import report
-from experiments.study_plots import NAME_HEIGHT, SHOWN, name_ends, plot_losses, plot_more, smoothed
-from experiments.study_results import read_json
+from experiments.studies.plots import (
+    NAME_HEIGHT,
+    SHOWN,
+    name_ends,
+    plot_losses,
+    plot_more,
+    smoothed,
+)
+from experiments.studies.results import read_json
 
 
 @pytest.fixture

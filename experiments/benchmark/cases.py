@@ -1,10 +1,10 @@
-"""Which contests there are, of whom, and how much work a round is."""
+"""The cases: who takes part, and how much work a round is."""
 
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
-from experiments.contest import Entry, Size
-from experiments.contest_ours import TURNS, config_of
+from experiments.benchmark.ours import TURNS, config_of
+from experiments.benchmark.turns import Entry, Size
 from jaxformer import costs
 
 Task = Literal[
@@ -20,7 +20,7 @@ Task = Literal[
     "remat",
     "compile",
 ]
-OURS, TORCH, LINEN = (f"experiments.contest_{name}" for name in ("ours", "torch", "linen"))
+OURS, TORCH, LINEN = (f"experiments.benchmark.{name}" for name in ("ours", "peers", "linen"))
 BOTH = ("torch", "transformers")
 WHOLE, PROMPT = {"implementation": "xla"}, {"only_prompt": True}
 
@@ -130,7 +130,7 @@ PRESETS: Mapping[str, Size] = {
 
 
 def has_share(task: Task) -> bool:
-    """Whether a contest's work is told as a share of what the machine can do."""
+    """Whether a case's work is told as a share of what the machine can do."""
     return task in ("train", "remat", "prefill", "decode", "attention", "loss")
 
 
@@ -149,10 +149,10 @@ class Work(NamedTuple):
 
 
 def work(task: Task, size: Size, devices: int) -> Work:
-    """How much a round is; nothing where contestants do different work.
+    """How much a round is; nothing where programs do different work.
 
     Args:
-        task: The contest.
+        task: The case.
         size: The shapes.
         devices: Of ours. Each makes its own products and copies, and reads all parameters but the
             table of tokens, of which it reads some rows.

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from experiments.statistics import estimate
-from experiments.study_results import Numbers
-from experiments.study_tables import values
+from experiments.studies.results import Numbers
+from experiments.studies.statistics import estimate
+from experiments.studies.tables import values
 from experiments.training.plot import DPI, can_draw, new_figure, smoothed
 
 SHOWN = 4  # curves of training that have a colour and a name

@@ -1,92 +1,67 @@
-"""What is said of a benchmark: its tables."""
+"""What is said of a benchmark: its tables, and its picture."""
 
+import importlib
 import statistics
+import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from experiments.contest import Size
-from experiments.contests import ABOUT, Task, Work, work
-from experiments.machine_load import caption
+from experiments.benchmark.cases import ABOUT, Task, Work, work
+from experiments.benchmark.turns import Found, Size
+from experiments.training.plot import can_draw
 
-
-@dataclass
-class Found:
-    """Of one contestant.
-
-    Attributes:
-        name: As the table calls it.
-        seconds: Of each round.
-        first: Seconds of all that comes before the first round that counts: imports, parameters,
-            compilation, a round.
-        working_bytes: Of a device beside arguments and results, as its compiler has it.
-        devices: That it has.
-        device: What they are.
-        peak_bytes: Of the whole process, at most.
-        missing: Why it does not take part.
-    """
-
-    name: str
-    seconds: list[float] = field(default_factory=list)
-    first: float | None = None
-    working_bytes: int | None = None
-    devices: int = 1
-    device: str | None = None
-    peak_bytes: int | None = None
-    missing: str | None = None
+US = "jaxformer"
+COLOURS = {
+    "jaxformer, as it is by default": "tab:blue",
+    "jaxformer with another option": "lightskyblue",
+    "others": "silver",
+}
+COLUMNS = 2
 
 
 def sections(results: Mapping[str, Any]) -> list[str]:
-    """Of a benchmark in Markdown: how it was made, and each contest.
+    """A benchmark in Markdown: how it was made, and each case.
 
     Args:
         results: What benchmark.json holds.
     """
-    size = Size(**results["size"])
-    contests = {task: [Found(**one) for one in many] for task, many in results["contests"].items()}
-    peaks = {
-        task: [Found(**one) for one in many] for task, many in results.get("peaks", {}).items()
-    }
-    parts = [made(results)]
-    for task, found in contests.items():
-        peak = peak_of(peaks.get(task, contests.get("machine", [])), size)
+    size, parts = Size(**results["size"]), [made(results)]
+    for task, many in results["cases"].items():
+        found = [Found(**one) for one in many]
+        beside = results["peaks"].get(task, results["cases"].get("machine", []))
+        peak = peak_of([Found(**one) for one in beside], size)
         parts.append(f"{ABOUT[task]}\n\n{table(task, found, amount_of(task, found, size), peak)}")
     return parts
 
 
-US = "jaxformer"
-
-
 def summary(results: Mapping[str, Any]) -> str:
-    """How many times as fast as each other contestant ours is, in every contest where both are.
-
-    Under the table stands whether the machine was quiet.
-    """
-    contests: dict[str, dict[str, float]] = {}
-    for task, many in results["contests"].items():
+    """How many times as fast as each other program ours is, in every case where both are."""
+    cases: dict[str, dict[str, float]] = {}
+    for task, many in results["cases"].items():
         found = {one["name"]: Found(**one) for one in many if one["seconds"]}
         if US in found and task not in ("vocabulary", "rotary"):
-            contests[task] = {
+            cases[task] = {
                 name: statistics.median(ratios(found[US], other))
                 for name, other in found.items()
                 if not name.startswith(US)
             }
-    names = list(dict.fromkeys(name for shares in contests.values() for name in shares))
+    names = list(dict.fromkeys(name for shares in cases.values() for name in shares))
     lines = [
-        f"| times as fast as | {' | '.join(contests)} |",
-        "|:---" + "|---:" * len(contests) + "|",
+        f"| times as fast as | {' | '.join(cases)} |",
+        "|:---" + "|---:" * len(cases) + "|",
     ]
     for name in names:
-        cells = [f"{x[name]:.2f}" if name in x else "" for x in contests.values()]
+        cells = [f"{x[name]:.2f}" if name in x else "" for x in cases.values()]
         lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", caption(results.get("load"))])
+    return "\n".join([*lines, "", load(results)])
 
 
 def made(results: Mapping[str, Any]) -> str:
     """Where, when and with what it was measured."""
     machine, size = results["machine"], Size(**results["size"])
     versions = ", ".join(f"{name} {number}" for name, number in results["versions"].items())
-    ran = [one for found in results["contests"].values() for one in found if one["seconds"]]
+    ran = [one for found in results["cases"].values() for one in found if one["seconds"]]
     on = sorted({one["device"] for one in ran if one["device"]})
     rounds = max((len(one["seconds"]) for one in ran), default=0)
     return (
@@ -95,8 +70,15 @@ def made(results: Mapping[str, Any]) -> str:
         f"of {size.length} tokens in training, {size.prompt} continued by {size.new_tokens} in "
         f"decoding; {size.dtype}. {rounds} rounds. {machine['cores']} cores "
         f"({machine['architecture']}, {machine['processor']}), devices: {', '.join(on) or 'cpu'}. "
-        f"{versions}. {results['date']}. {caption(results.get('load'))}"
+        f"{versions}. {results['date']}. {load(results)}"
     )
+
+
+def load(results: Mapping[str, Any]) -> str:
+    """What figures are to be read with; from a load of 1 on a machine is not quiet."""
+    before = results["load"]
+    kind = "a quiet machine" if before < 1 else f"a machine under load {before:.1f}"
+    return f"Measured on {kind}: a load average of {before:.2f} in the minute before the start."
 
 
 def amount_of(task: Task, found: Sequence[Found], size: Size) -> Work:
@@ -116,7 +98,7 @@ def peak_of(machine: Sequence[Found], size: Size) -> Work:
 
 
 def table(task: Task, found: Sequence[Found], amount: Work, peak: Work) -> str:
-    """A contest as Markdown.
+    """A case as Markdown.
 
     Args:
         task: Its name.
@@ -187,3 +169,69 @@ def each_second(amount: Work, number: int, seconds: float) -> str:
 def megabytes(count: int | None) -> str:
     """As a person reads it; compilers of others do not say."""
     return "" if count is None else f"{count / 1e6:,.0f} MB"
+
+
+def plot_cases(path: Path, cases: Mapping[Task, Sequence[Mapping[str, Any]]]) -> None:
+    """Speeds as multiples of the first program's, with the whole range of rounds.
+
+    Each case has a panel with its title, and all share a key of colours.
+
+    Args:
+        path: Of the picture.
+        cases: What was found of each program, by case.
+    """
+    finished = {
+        task: [Found(**one) for one in found if one["seconds"]]
+        for task, found in cases.items()
+        if task != "machine"
+    }
+    shown = {task: found for task, found in finished.items() if found}
+    if not shown or not can_draw():
+        return
+    figures = importlib.import_module("matplotlib.figure")
+    patches = importlib.import_module("matplotlib.patches")
+    rows = -(-len(shown) // COLUMNS)
+    figure = figures.Figure(figsize=(12, 0.7 + 2.3 * rows), layout="constrained")
+    panels = figure.subplots(rows, COLUMNS, squeeze=False).flat
+    for panel, (task, found) in zip(panels, shown.items(), strict=False):
+        draw_case(panel, task, found)
+    for panel in list(panels)[len(shown) :]:
+        panel.set_axis_off()
+    key = [patches.Patch(color=colour, label=name) for name, colour in COLOURS.items()]
+    figure.legend(handles=key, loc="outside upper center", ncols=len(key), frameon=False)
+    figure.savefig(path, dpi=80)
+
+
+def draw_case(panel: Any, task: Task, found: Sequence[Found]) -> None:
+    """One case: a bar for each program, and its value."""
+    for row, one in enumerate(found):
+        shares = sorted(ratios(one, found[0]))
+        middle = statistics.median(shares)
+        panel.barh(row, middle, color=colour_of(task, one.name))
+        panel.plot([shares[0], shares[-1]], [row, row], color="k", linewidth=1.2)
+        panel.annotate(
+            f"{middle:.2f}",
+            (max(shares[-1], middle), row),
+            xytext=(4, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=9,
+        )
+    panel.set_yticks(range(len(found)), [one.name for one in found])
+    panel.set_ylim(max(len(found), 3) - 0.4, -0.6)
+    panel.margins(x=0.12)
+    panel.set_xlim(left=0)
+    panel.axvline(1.0, color="k", linewidth=0.6, linestyle=":")
+    title = textwrap.wrap(f"{task}: {ABOUT[task].rstrip('.')}", 50)
+    panel.set_title("\n".join(title), fontsize=10, loc="left")
+    panel.set_xlabel(f"times as fast as {found[0].name}", fontsize=9)
+    panel.spines[["top", "right"]].set_visible(False)
+
+
+def colour_of(task: Task, name: str) -> str:
+    """Cases that are all ours, of lengths or of options, have no others."""
+    alone = task in ("long", "vocabulary", "rotary", "remat", "compile")
+    default, option, others = COLOURS.values()
+    if name == US or (alone and name == "remat dots"):
+        return default
+    return option if alone or name.startswith(US) else others

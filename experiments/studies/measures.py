@@ -11,9 +11,9 @@ import numpy as np
 from jax.tree_util import tree_leaves_with_path
 
 from experiments.pretrain import Text
-from experiments.seeds import Arm, Training, held_out_nats
-from experiments.study import Measure, finite_or_none
-from experiments.study_results import Numbers
+from experiments.studies.results import Numbers
+from experiments.studies.seeds import Arm, Training, held_out_nats
+from experiments.studies.study import Measure, finite_or_none
 from jaxformer import Transformer, data
 from jaxformer import config as c
 from jaxformer import functional as F

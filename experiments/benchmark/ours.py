@@ -1,4 +1,4 @@
-"""What we enter into a contest."""
+"""Our programs."""
 
 import math
 from dataclasses import replace
@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.contest import Round, Size, with_working_space
+from experiments.benchmark.turns import Round, Size, with_working_space
 from jaxformer import Transformer, generate
 from jaxformer import functional as F
 from jaxformer.config import GLU, MultiHead, TransformerConfig
@@ -56,7 +56,7 @@ def training(size: Size, *, remat: Remat = "dots", **options: Any) -> Round:
         state, metrics = update(state, batch)
         metrics.loss.block_until_ready()
 
-    return with_working_space(one, working_space(update))
+    return with_working_space(one, update)
 
 
 def compiling(size: Size, *, layers: int) -> Round:
@@ -83,11 +83,6 @@ def drawn_batch(size: Size, mesh: jax.sharding.Mesh) -> Any:
     at = np.broadcast_to(np.arange(size.length, dtype=np.int32), ones.shape)
     batch = Batch(tokens[:, :-1], tokens[:, 1:], at, ones, ones > 0)
     return put_batch(batch, mesh, size.batch_size)
-
-
-def working_space(program: Any) -> int:
-    """Bytes of a device beside arguments and results, as the compiler has it."""
-    return program.memory_analysis().temp_size_in_bytes
 
 
 def decoding(size: Size, *, only_prompt: bool = False) -> Round:
@@ -142,7 +137,7 @@ def attention(
     def one() -> None:
         jax.block_until_ready(program(*given))
 
-    return with_working_space(one, working_space(program))
+    return with_working_space(one, program)
 
 
 def long_attention(size: Size, *, length: int, window: int | None = None) -> Round:
@@ -169,7 +164,7 @@ def losses(size: Size, *, whole: bool = False) -> Round:
     def one() -> None:
         jax.block_until_ready(program(features, kernel))
 
-    return with_working_space(one, working_space(program))
+    return with_working_space(one, program)
 
 
 def large_losses(size: Size, *, whole: bool = False) -> Round:
@@ -199,7 +194,7 @@ def rotations(size: Size, *, real: bool) -> Round:
         for _ in range(100):
             program(x).block_until_ready()
 
-    return with_working_space(one, working_space(program))
+    return with_working_space(one, program)
 
 
 TURNS = 8

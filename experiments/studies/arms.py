@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from experiments.pretrain import Pretrain
-from experiments.seeds import Arm
+from experiments.studies.seeds import Arm
 from jaxformer import config as c
 from jaxformer.config.axes import Activation
 from jaxformer.training.optimizers import SGD, Adafactor, AdamW, Lion, Muon

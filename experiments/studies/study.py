@@ -14,8 +14,8 @@ import jax
 import numpy as np
 
 from experiments.pretrain import RUNS, Pretrain, Text, read_corpus
-from experiments.seeds import Arm, Training, held_out_nats, shared_by, train_seeds
-from experiments.study_results import Numbers, Results
+from experiments.studies.results import Numbers, Results
+from experiments.studies.seeds import Arm, Training, held_out_nats, shared_by, train_seeds
 from experiments.training.run import check_numbers, chosen_devices, held, keep_programs, simulate
 from jaxformer import costs, data
 from jaxformer.config import Decoder

@@ -1,11 +1,11 @@
-"""Llama of transformers, and a like model of x-transformers, both on torch, as contestants."""
+"""Llama of transformers, and a like model of x-transformers, both on torch."""
 
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from experiments.contest import Round, Size
+from experiments.benchmark.turns import Round, Size
 
 
 def llama(size: Size) -> Any:

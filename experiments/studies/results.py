@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.seeds import Arm, Training
-from experiments.speeds import speeds_of
+from experiments.studies.seeds import Arm, Training, speeds_of
 from experiments.training.run import LOCK, flatten
 from jaxformer import json_files
 from jaxformer.config import to_json

@@ -1,4 +1,4 @@
-"""A Llama-like decoder whose attention is linen's own, as a contestant."""
+"""A Llama-like decoder whose attention is linen's own."""
 
 from functools import partial
 from typing import Any
@@ -9,8 +9,7 @@ import numpy as np
 import optax
 from flax import linen as nn
 
-from experiments.contest import Round, Size, with_working_space
-from experiments.contest_ours import working_space
+from experiments.benchmark.turns import Round, Size, with_working_space
 
 
 class Block(nn.Module):
@@ -88,4 +87,4 @@ def training(size: Size, *, spread: bool = False) -> Round:
         state, value = program(state, given)
         value.block_until_ready()
 
-    return with_working_space(one, working_space(program))
+    return with_working_space(one, program)

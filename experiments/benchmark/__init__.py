@@ -1,0 +1,1 @@
+"""Who is faster: `python -m experiments.benchmark`."""

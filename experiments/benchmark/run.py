@@ -1,0 +1,125 @@
+"""A benchmark: its flags, the cases in turn, and the files that are written."""
+
+import json
+import math
+import os
+import platform
+import time
+from dataclasses import asdict, dataclass, replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+from experiments.benchmark.cases import PRESETS, TASKS, Task, has_share
+from experiments.benchmark.report import plot_cases, sections
+from experiments.benchmark.turns import take_turns
+from experiments.training.run import check_numbers, held
+
+
+@dataclass(frozen=True, kw_only=True)
+class Benchmark:
+    """What to measure.
+
+    Attributes:
+        preset: The shapes.
+        only: Cases to measure; none are all.
+        rounds: Turns of each program.
+        layers: Instead of the preset's.
+        length: Tokens of a row, instead of the preset's.
+        devices: That we simulate on a CPU; None is one for each core, as far as they share rows.
+        output: Folder for the results; None is runs/benchmark-PRESET.
+    """
+
+    preset: Literal["peers", "smoke", "gpu"] = "peers"
+    only: tuple[Task, ...] = ()
+    rounds: int = 7
+    layers: int | None = None
+    length: int | None = None
+    devices: int | None = None
+    output: Path | None = None
+
+    def __post_init__(self):
+        check_numbers(self)
+
+
+def main(asked: Benchmark) -> Path:
+    """Measure every case and write what is found; returns the folder of the results."""
+    size = PRESETS[asked.preset]
+    size = replace(
+        size, num_layers=asked.layers or size.num_layers, length=asked.length or size.length
+    )
+    devices = asked.devices or math.gcd(cores(), size.batch_size)
+    prepare_environment(devices)
+    output = asked.output or Path("runs") / f"benchmark-{asked.preset}"
+    results: dict[str, Any] = {
+        "preset": asked.preset,
+        "flags": flags(asked),
+        "size": asdict(size),
+        "simulated_devices": devices,
+        "machine": {"cores": cores(), "architecture": platform.machine(), "processor": processor()},
+        "versions": versions(),
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "load": os.getloadavg()[0],
+        "peaks": {},
+        "cases": {},
+    }
+    with held(output):
+        for task in asked.only or tuple(TASKS):
+            entries = TASKS[task]
+            # Shares are told of a peak that is measured in the same rounds, beside the same load.
+            beside = TASKS["machine"] if has_share(task) else ()
+            found = [asdict(x) for x in take_turns(task, (*entries, *beside), size, asked.rounds)]
+            results["cases"][task] = found[: len(entries)]
+            if beside:
+                results["peaks"][task] = found[len(entries) :]
+            (output / "benchmark.json").write_text(json.dumps(results, indent=1) + "\n")
+            told = sections(results)
+            (output / "table.md").write_text("\n\n".join(told) + "\n")
+            print(f"\n{told[-1]}\n", flush=True)
+        plot_cases(output / "plot.png", results["cases"])
+    print(f"Everything is in {output}.")
+    return output
+
+
+def flags(asked: Benchmark) -> str:
+    """What was asked for, as one types it; where results go is left out."""
+    told = [f"--preset {asked.preset}"]
+    if asked.only:
+        told.append(f"--only {' '.join(asked.only)}")
+    for name in ("rounds", "layers", "length", "devices"):
+        value = getattr(asked, name)
+        if value is not None:
+            told.append(f"--{name} {value}")
+    return " ".join(told)
+
+
+def prepare_environment(devices: int) -> None:
+    """Of all programs: as many devices of ours as asked for; a GPU's memory as it is needed.
+
+    Nothing is taken from programs compiled before.
+    """
+    given = os.environ.get("XLA_FLAGS", "")
+    os.environ["XLA_FLAGS"] = f"{given} --xla_force_host_platform_device_count={devices}".strip()
+    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    os.environ.pop("JAX_COMPILATION_CACHE_DIR", None)
+
+
+def cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def processor() -> str:
+    """Its maker's name for it, where the system tells."""
+    told = Path("/proc/cpuinfo")
+    lines = told.read_text().splitlines() if told.exists() else []
+    named = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else platform.processor()
+
+
+def versions() -> dict[str, str]:
+    """Of what takes part."""
+    names = ("jax", "jaxlib", "flax", "torch", "transformers", "x-transformers")
+    there = {d.metadata["Name"].lower(): d.version for d in metadata.distributions()}
+    return {"python": platform.python_version()} | {n: there[n] for n in names if n in there}

@@ -1,0 +1,171 @@
+"""Programs that do the same work, each in a process of its own, turn by turn.
+
+A program is a function of a size, and of options, that does what comes before the clock starts, and
+returns a round: a function without arguments that does the work once, to its end.
+"""
+
+import contextlib
+import importlib
+import importlib.util
+import multiprocessing
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+Round = Callable[[], Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """The shape of what is done; a model is like Llama's, with a gated feed-forward.
+
+    Attributes:
+        model_dim: Width of the model.
+        num_heads: Heads, of keys and values too.
+        num_layers: Layers.
+        hidden_dim: Width inside the feed-forward.
+        vocab_size: Token ids.
+        length: Tokens of a row in training, and of a prompt that is read at once.
+        batch_size: Rows.
+        prompt: Tokens of a prompt that is continued.
+        new_tokens: That it is continued by.
+        dtype: Of the computation.
+        matrix: Rows and columns of the matrices that tell what the machine can do.
+        copied: Numbers of the arrays that tell how fast its memory is.
+    """
+
+    model_dim: int = 256
+    num_heads: int = 8
+    num_layers: int = 6
+    hidden_dim: int = 688
+    vocab_size: int = 2048
+    length: int = 512
+    batch_size: int = 8
+    prompt: int = 64
+    new_tokens: int = 128
+    dtype: str = "float32"
+    matrix: int = 2048
+    copied: int = 2**25
+
+
+class Entry(NamedTuple):
+    """A program: where its function is, and what it must have installed."""
+
+    name: str
+    function: str  # module:function
+    needs: tuple[str, ...] = ()  # modules
+    options: Mapping[str, Any] = {}
+
+
+@dataclass
+class Found:
+    """What was measured of a program.
+
+    Attributes:
+        name: As the table calls it.
+        seconds: Of each round.
+        first: Seconds of all that comes before the first round that counts: imports, parameters,
+            compilation, a round.
+        working_bytes: Of a device beside arguments and results, as its compiler has it.
+        devices: That it has.
+        device: What they are.
+        peak_bytes: Of the whole process, at most.
+        missing: Why it does not take part.
+    """
+
+    name: str
+    seconds: list[float] = field(default_factory=list)
+    first: float | None = None
+    working_bytes: int | None = None
+    devices: int = 1
+    device: str | None = None
+    peak_bytes: int | None = None
+    missing: str | None = None
+
+
+def take_turns(task: str, entries: Sequence[Entry], size: Size, rounds: int) -> list[Found]:
+    """What is found of each program when all take turns; one that ends has no figures.
+
+    Args:
+        task: Shown on the way.
+        entries: The programs.
+        size: The shapes.
+        rounds: Turns of each, after one that does not count.
+    """
+    found = {entry.name: Found(entry.name) for entry in entries}
+    with contextlib.ExitStack() as processes:
+        here: dict[str, ProcessPoolExecutor] = {}
+
+        def ask(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+            try:
+                return here[name].submit(function, *arguments).result()
+            except Exception as error:  # whatever ended it
+                last = str(error).strip().splitlines()[-1:] or [""]
+                found[name] = Found(name, missing=f"{type(error).__name__}: {last[0][:200]}")
+                here.pop(name).shutdown(wait=False)
+                return None
+
+        for entry in entries:
+            missing = [name for name in entry.needs if importlib.util.find_spec(name) is None]
+            if missing:
+                found[entry.name].missing = f"needs {' and '.join(missing)}"
+                continue
+            start = multiprocessing.get_context("spawn")  # with nothing of this process
+            process = ProcessPoolExecutor(
+                1, start, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN)
+            )
+            here[entry.name] = processes.enter_context(process)
+            if said := ask(entry.name, prepare, entry.function, size, dict(entry.options)):
+                found[entry.name] = Found(entry.name, **said)
+        for number in range(1, rounds + 1):
+            order = list(here)
+            first = number % max(1, len(order))
+            for name in order[first:] + order[:first]:
+                if (seconds := ask(name, turn)) is not None:
+                    found[name].seconds.append(seconds)
+            said = ", ".join(f"{name} {found[name].seconds[-1]:.3f} s" for name in here)
+            print(f"  {task}, round {number}/{rounds}: {said}", flush=True)
+        for name in list(here):
+            found[name].peak_bytes = ask(name, peak_bytes)
+    return list(found.values())
+
+
+# In the process of a program
+
+
+def prepare(function: str, size: Size, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Do what comes before the first round that counts; returns how long it took."""
+    global do_round
+    module, name = function.split(":")
+    since = time.perf_counter()
+    do_round = getattr(importlib.import_module(module), name)(size, **options)
+    do_round()
+    said = {"first": time.perf_counter() - since}
+    if "jax" in sys.modules:
+        import jax
+
+        said |= {"devices": len(jax.devices()), "device": jax.devices()[0].device_kind}
+    return said | {"working_bytes": getattr(do_round, "working_bytes", None)}
+
+
+def turn() -> float:
+    """Seconds of one more round."""
+    since = time.perf_counter()
+    do_round()
+    return time.perf_counter() - since
+
+
+def peak_bytes() -> int:
+    """Of this process's memory, at most."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def with_working_space(do_round: Round, program: Any) -> Round:
+    """A round that says what a device holds beside arguments and results, as its compiler does."""
+    do_round.working_bytes = program.memory_analysis().temp_size_in_bytes  # type: ignore
+    return do_round

@@ -1,0 +1,1 @@
+"""What `python -m experiments.ablate` and `python -m experiments.rope_placement` share."""
