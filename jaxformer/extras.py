@@ -5,7 +5,6 @@ EXTRAS = {
     "train": ("grain", "tokenizers", "tyro", "rich", "tensorboardX", "scipy"),
     "hub": ("huggingface_hub", "safetensors"),
     "plots": ("matplotlib", "treescope"),
-    "docs": ("pdoc",),
     "wandb": ("wandb",),
 }
 

@@ -33,9 +33,9 @@ def gathered(places: Places, axis_name: str | None) -> Places:
 class Guide(NamedTuple):
     """The arrays that attention needs beside queries, keys and values. None: not used.
 
-    `mask` is [*batch, T, S], or [*batch, N, T, S] where it differs by head; `bias` is
-    [*batch, N, T, S]; where blocks of them will do, both are rules instead. `rotations` are unit
-    complex numbers, [*batch, T, C]. `queries` and `keys` are positions; `slots` say where a cache
+    `mask` is `[*batch, T, S]`, or `[*batch, N, T, S]` where it differs by head; `bias` is
+    `[*batch, N, T, S]`; where blocks of them will do, both are rules instead. `rotations` are unit
+    complex numbers, `[*batch, T, C]`. `queries` and `keys` are positions; `slots` say where a cache
     keeps the new tokens. What has no mask is told which document the new tokens belong to
     (`segments`), and with a cache which are `real`, not padding. `layer` is that of a cache whose
     arrays are those of several layers.

@@ -57,7 +57,7 @@ def parameter_specs(config: TransformerConfig, sizes: Mapping[str, int]) -> Any:
         sizes: Devices along each axis of the mesh.
 
     Returns:
-        A tree of `PartitionSpec`s, like the parameters.
+        A tree of `PartitionSpec`, like the parameters.
     """
     specs = [leaf.spec(sizes) for leaf in leaves(config)]
     return jax.tree.unflatten(jax.tree.structure(_noted(config), is_leaf=_is_noted), specs)
@@ -82,7 +82,7 @@ def abstract_parameters(config: TransformerConfig, mesh: Mesh | None) -> Any:
         mesh: The devices; None says no places.
 
     Returns:
-        A tree of `jax.ShapeDtypeStruct`s, like the parameters.
+        A tree of `jax.ShapeDtypeStruct`, like the parameters.
     """
     shapes = jax.tree.map(
         lambda x: x.value, _noted(config), is_leaf=lambda x: isinstance(x, nn.Partitioned)

@@ -41,7 +41,6 @@ def test_an_interrupt_during_imports_leaves_no_traceback(tmp_path):
     "program, module, extra",
     [
         ("experiments.pretrain", "tyro", "train"),
-        ("experiments.reference", "pdoc", "docs"),
         ("jaxformer.parallel", "tyro", "train"),
     ],
 )

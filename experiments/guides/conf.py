@@ -1,0 +1,71 @@
+"""How Sphinx makes the documentation: sphinx-build -c experiments/guides . build/documentation."""
+
+import re
+
+import jaxformer
+
+project, release = "jaxformer", jaxformer.__version__
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+root_doc = "experiments/guides/index"
+include_patterns = ["experiments/*.md", "experiments/guides/**.md", "notebooks/*.ipynb", "*.md"]
+exclude_patterns = ["README.md"]
+html_theme, html_title, html_show_copyright = "furo", "jaxformer", False
+myst_heading_anchors = 3
+nb_execution_mode = "off"  # notebooks have their outputs, which tests compare
+autodoc_inherit_docstrings = False
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
+default_role = "py:obj"
+maximum_signature_line_length = 88
+napoleon_attr_annotations = False
+napoleon_use_ivar = True
+napoleon_use_rtype = False
+
+
+def prepare_docstring(app, what, name, thing, options, lines):
+    """As reStructuredText: what is indented before the first heading is shown as it is."""
+    text = "\n".join(lines)
+    heading = re.search(r"^[A-Z][a-z]+:$", text, re.M)
+    end = heading.start() if heading else len(text)
+    before = re.sub(r"(?<=\n\n)((?: {4}.*(?:\n|$)|\n(?= {4}))+)", r"::\n\n\1\n", text[:end])
+    linked = re.sub(r"\barXiv:(\d{4}\.\d{4,5})", link("`{0} <{1}>`__"), before + text[end:])
+    lines[:] = linked.split("\n")
+
+
+def link(form):
+    """From a number of arXiv to a link."""
+    return lambda found: form.format(found[0], f"https://arxiv.org/abs/{found[1]}")
+
+
+def link_guide(app, name, content):
+    """In guides, where they are not links already."""
+    number = r"(?<!\[)\barXiv:(\d{4}\.\d{4,5})"
+    if not name.startswith("notebooks"):
+        content[0] = re.sub(number, link("[{0}]({1})"), content[0])
+
+
+def shorten(app, what, name, thing, options, signature, returned):
+    """Arrays by the name that their users know."""
+    return tuple(
+        text and text.replace("jaxlib._jax.Array", "Array") for text in (signature, returned)
+    )
+
+
+def skip(app, what, name, thing, skipped, options):
+    """The fields of named tuples, of which their classes tell."""
+    return skipped or (thing.__doc__ or "").startswith("Alias for field number")
+
+
+def write_index(app, failed):
+    """Where the documentation begins."""
+    begin = f'<meta http-equiv="refresh" content="0; url={root_doc}.html">'
+    (app.outdir / "index.html").write_text(begin)
+
+
+def setup(app):
+    """Connect these."""
+    app.connect("build-finished", write_index)
+    app.connect("autodoc-process-docstring", prepare_docstring, priority=400)  # before napoleon
+    app.connect("autodoc-process-signature", shorten)
+    app.connect("autodoc-skip-member", skip)
+    app.connect("source-read", link_guide)
