@@ -3,7 +3,7 @@
 # Modules by the extra that brings them; `pip install 'jaxformer[NAME]'`.
 EXTRAS = {
     "train": ("grain", "tokenizers", "tyro", "rich", "tensorboardX", "scipy"),
-    "hub": ("huggingface_hub", "safetensors"),
+    "hub": ("huggingface_hub",),
     "plots": ("matplotlib", "treescope"),
     "wandb": ("wandb",),
 }

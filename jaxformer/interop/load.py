@@ -28,7 +28,6 @@ from jaxformer.parallel import abstract_parameters, check_fits, put, shardings
 
 ALIGNMENT = 64  # bytes; JAX takes over numpy memory so aligned on a CPU without copying it
 SHOWN_FROM_BYTES = 1 << 30
-CHUNK = 1 << 24
 MAX_LAYERS = 10_000
 DEPTHS = frozenset(
     "num_hidden_layers n_layer n_layers num_layers num_decoder_layers encoder_layers "
@@ -220,16 +219,7 @@ def _alike(a: files.Stored, b: files.Stored) -> bool:
     """Whether two tensors hold the same bytes."""
     if (a.dtype, a.shape) != (b.dtype, b.shape):
         return False
-    with a.path.open("rb") as first, b.path.open("rb") as second:
-        first.seek(a.start)
-        second.seek(b.start)
-        left = a.stop - a.start
-        while left:
-            count = min(left, CHUNK)
-            if first.read(count) != second.read(count):
-                return False
-            left -= count
-    return True
+    return np.array_equal(files.read(a).view(np.uint8), files.read(b).view(np.uint8))
 
 
 def _fill(
@@ -241,9 +231,7 @@ def _fill(
 ) -> dict[str, Any]:
     """Read every tensor into its place."""
     arrays = {path: _empty(shape, dtype) for path, shape in shapes.items()}
-    with _progress(
-        sum(stored[link.theirs].stop - stored[link.theirs].start for link in found)
-    ) as tell:
+    with _progress(sum(stored[link.theirs].nbytes for link in found)) as tell:
         for link in found:
             where = stored[link.theirs]
             tensor = files.read(where)
@@ -251,7 +239,7 @@ def _fill(
             parts = link.via.split(tensor, link.shapes)
             for (path, index), part in zip(link.slots, parts, strict=True):
                 arrays[path][index] = part
-            tell(where.stop - where.start)
+            tell(where.nbytes)
     leaves: dict[str, Any] = {}
     for path in list(arrays):
         array = arrays.pop(path)

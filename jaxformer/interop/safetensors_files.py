@@ -1,48 +1,43 @@
-"""Safetensors files: what they hold, one tensor at a time, and writing them.
+"""Safetensors files: what they hold, one tensor at a time, and writing them, shard by shard.
 
-A file is eight bytes with the length of a header, the header (JSON: name to dtype, shape and byte
-range), and the bytes of the tensors. Nothing is ever executed, as opposed to pickles.
-
-The `safetensors` package (0.8) reads no float8 into numpy and writes from a whole shard in memory;
-here both directions hold one tensor at a time, and a damaged file is named with its numbers.
+Nothing of a file is ever executed, as opposed to pickles.
 """
 
 import json
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
-from jaxformer.json_files import field, parse_object, read_json
+from jaxformer.json_files import field, read_json
 
 FLOATS: Mapping[str, np.dtype] = {
     "F64": np.dtype(np.float64),
     "F32": np.dtype(np.float32),
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(ml_dtypes.bfloat16),
-    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
-    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
 }
-NAMES = {dtype: name for name, dtype in FLOATS.items()}
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 
 
 class Stored(NamedTuple):
-    """Where one tensor lies.
-
-    `dtype` is the format's name of it; `start` and `stop` are bytes from the start of the file.
-    """
+    """One tensor of a file; `dtype` is the format's name of it."""
 
     path: Path
+    name: str
     dtype: str
     shape: tuple[int, ...]
-    start: int
-    stop: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its values, which are of a float dtype."""
+        return math.prod(self.shape) * FLOATS[self.dtype].itemsize
 
 
 class Entry(NamedTuple):
@@ -65,11 +60,10 @@ def open_folder(folder: Path) -> dict[str, Stored]:
         folder: Where ``model.safetensors`` is, or ``model.safetensors.index.json`` and its shards.
 
     Returns:
-        Where each tensor lies.
+        The tensors.
 
     Raises:
-        ValueError: There is no such file, or files are missing, truncated or corrupt; all of them
-            are named.
+        ValueError: There is no such file, or files are missing or damaged; all of them are named.
     """
     if (folder / SINGLE).is_file():
         return read_header(folder / SINGLE)
@@ -88,94 +82,34 @@ def open_folder(folder: Path) -> dict[str, Stored]:
 
 
 def read_header(path: Path) -> dict[str, Stored]:
-    """What one file holds.
-
-    Args:
-        path: The file.
-
-    Returns:
-        Where each tensor lies.
+    """What one file holds, by name.
 
     Raises:
-        ValueError: The file is truncated or corrupt.
+        ValueError: The file is damaged.
     """
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        start = file.read(8)
-        if start == b"version ":
+    with path.open("rb") as start:
+        if start.read(8) == b"version ":
             raise ValueError(
                 f"{path} is a note that git-lfs left; fetch the file with git lfs pull."
             )
-        length = int.from_bytes(start, "little")
-        if size < 8 or not 2 <= length <= min(size - 8, MAX_HEADER_BYTES):
-            raise ValueError(
-                f"{path} is truncated or no safetensors file: it has {size} bytes and its header "
-                f"would take {length}."
-            )
-        text = file.read(length)
     try:
-        header = parse_object(text, where="it")
-        header.pop("__metadata__", None)
-        found = {name: _stored(path, 8 + length, name, said) for name, said in header.items()}
-    except ValueError as error:
-        raise ValueError(f"{path} has a corrupt header: {error}") from error
-    end = max((stored.stop for stored in found.values()), default=8 + length)
-    _check_ranges(path, found, 8 + length)
-    if end < size:
-        raise ValueError(f"{path} is corrupt: it has {size} bytes and its header promises {end}.")
-    if end > size:
-        cut = sorted(name for name, stored in found.items() if stored.stop > size)
+        with safe_open(path, framework="numpy") as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+            return {
+                name: Stored(path, name, part.get_dtype(), tuple(part.get_shape()))
+                for name, part in slices.items()
+            }
+    except SafetensorError as error:
+        size = path.stat().st_size
         raise ValueError(
-            f"{path} is truncated: it has {size} bytes and its header promises {end}; "
-            f"{len(cut)} tensors are cut off, from {cut[0]} to {cut[-1]} by name."
-        )
-    _check_sizes(path, found)
-    return found
+            f"{path}, of {size} bytes, is truncated, damaged or no safetensors file: {error}."
+        ) from error
 
 
 def read(stored: Stored) -> np.ndarray:
-    """The values of one tensor, in the dtype of the file.
-
-    Args:
-        stored: Where it lies; of a float dtype.
-
-    Returns:
-        The values.
-    """
-    raw = np.empty(stored.stop - stored.start, np.uint8)
-    with stored.path.open("rb") as file:
-        file.seek(stored.start)
-        count = file.readinto(raw.data)
-    if count != raw.size:
-        raise ValueError(f"{stored.path} ended after {count} of {raw.size} bytes of a tensor.")
-    return raw.view(FLOATS[stored.dtype]).reshape(stored.shape)
-
-
-def write(path: Path, entries: Iterable[Entry], arrays: Iterable[np.ndarray]) -> None:
-    """Write one file, one tensor in memory at a time.
-
-    Args:
-        path: The file.
-        entries: What will be written.
-        arrays: The values, in the order of `entries`.
-    """
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    entries, start = list(entries), 0
-    for name, dtype, shape in entries:
-        stop = start + math.prod(shape) * dtype.itemsize
-        header[name] = {
-            "dtype": NAMES[dtype],
-            "shape": list(shape),
-            "data_offsets": [start, stop],
-        }
-        start = stop
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # tensors start at a multiple of eight bytes
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for entry, array in zip(entries, arrays, strict=True):
-            whole = np.ascontiguousarray(array, entry.dtype).reshape(entry.shape)
-            file.write(whole.reshape(-1).view(np.uint8).data)
+    """The values of one tensor of a float dtype, in that dtype."""
+    with safe_open(stored.path, framework="numpy") as file:
+        return file.get_tensor(stored.name)
 
 
 def write_folder(
@@ -186,7 +120,7 @@ def write_folder(
     Args:
         folder: Where to.
         entries: What will be written.
-        arrays: The values, in the order of `entries`.
+        arrays: The values, in the order of `entries`; those of one shard are in memory together.
         max_shard_bytes: A file grows no larger than this, but for one tensor that does.
     """
     shards: list[list[Entry]] = [[]]
@@ -195,18 +129,23 @@ def write_folder(
         if shards[-1] and held + entry.nbytes > max_shard_bytes:
             shards.append([])
         shards[-1].append(entry)
+    names = [SINGLE]
+    if len(shards) > 1:
+        count = len(shards)
+        names = [f"model-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)]
     values = iter(arrays)
-    if len(shards) == 1:
-        write(folder / SINGLE, entries, values)
-        return
-    weight_map = {}
-    for number, shard in enumerate(shards, 1):
-        name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        write(folder / name, shard, (next(values) for _ in shard))
-        weight_map.update({entry.name: name for entry in shard})
-    total = sum(entry.nbytes for entry in entries)
-    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    for name, shard in zip(names, shards, strict=True):
+        tensors = {
+            e.name: np.ascontiguousarray(next(values), e.dtype).reshape(e.shape) for e in shard
+        }
+        save_file(tensors, folder / name, metadata={"format": "pt"})
+    if len(shards) > 1:
+        weight_map = {e.name: n for n, shard in zip(names, shards, strict=True) for e in shard}
+        index = {
+            "metadata": {"total_size": sum(entry.nbytes for entry in entries)},
+            "weight_map": weight_map,
+        }
+        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
 def _open_shards(folder: Path) -> dict[str, Stored]:
@@ -237,42 +176,3 @@ def _open_shards(folder: Path) -> dict[str, Stored]:
         raise ValueError(f"{folder / INDEX} names tensors that are absent: {', '.join(lost)}.")
     unlisted = {name: stored for header in headers.values() for name, stored in header.items()}
     return unlisted | {name: headers[shard][name] for name, shard in weight_map.items()}
-
-
-def _stored(path: Path, offset: int, name: str, entry: Any) -> Stored:
-    if not isinstance(entry, dict):
-        raise ValueError(f"{name} is no object.")
-    dtype = field(entry, "dtype", str, where=name)
-    shape = field(entry, "shape", list, where=name)
-    ends = field(entry, "data_offsets", list, where=name)
-    whole = len(ends) == 2 and all(type(n) is int and n >= 0 for n in (*ends, *shape))
-    if not whole or ends[0] > ends[1]:
-        raise ValueError(f"{name} has the impossible byte range {ends} or shape {shape}.")
-    return Stored(path, dtype, tuple(shape), offset + ends[0], offset + ends[1])
-
-
-def _check_ranges(path: Path, found: Mapping[str, Stored], start: int) -> None:
-    """Refuse tensors that share bytes or leave some between them."""
-    before = "the header"
-    for name, stored in sorted(found.items(), key=lambda item: (item[1].start, item[1].stop)):
-        if stored.start != start:
-            raise ValueError(
-                f"{path} is corrupt: {name} starts at byte {stored.start}, but {before} ends at "
-                f"byte {start}."
-            )
-        before, start = name, stored.stop
-
-
-def _check_sizes(path: Path, found: Mapping[str, Stored]) -> None:
-    """Refuse tensors whose byte range does not fit their shape."""
-    wrong = []
-    for name, stored in found.items():
-        if stored.dtype in FLOATS:
-            expected = math.prod(stored.shape) * FLOATS[stored.dtype].itemsize
-            if stored.stop - stored.start != expected:
-                wrong.append(
-                    f"{name} ({stored.dtype} {list(stored.shape)} takes {expected} bytes, "
-                    f"not {stored.stop - stored.start})"
-                )
-    if wrong:
-        raise ValueError(f"{path} is corrupt: {', '.join(wrong)}.")

@@ -76,15 +76,11 @@ def save_pretrained(
     if lost:
         raise ValueError(f"A {chosen.model_type} has no tensors for {', '.join(lost)}.")
     entries = [files.Entry(link.theirs, _dtype(arrays, link, dtype), link.shape) for link in found]
-    order = sorted(range(len(found)), key=lambda i: -entries[i].dtype.itemsize)  # keeps alignment
     values |= {"torch_dtype": max((e.dtype for e in entries), key=lambda d: d.itemsize).name}
     text = json.dumps(values, indent=2, sort_keys=True, default=_plain) + "\n"
     with whole_folder(folder) as partial:
         files.write_folder(
-            partial,
-            [entries[i] for i in order],
-            _tensors(arrays, [found[i] for i in order]),
-            max_shard_bytes=max_shard_bytes,
+            partial, entries, _tensors(arrays, found), max_shard_bytes=max_shard_bytes
         )
         (partial / "config.json").write_text(text, encoding="utf-8")
 
@@ -249,8 +245,8 @@ def _dtype(arrays: Mapping[str, Any], link: Link, dtype: DTypeLike | None) -> np
     kinds = [arrays[slot.path].dtype for slot in link.slots]
     found = np.dtype(jnp.result_type(*kinds)) if kinds else np.dtype(np.float32)
     found = found if dtype is None else np.dtype(dtype)
-    if found not in files.NAMES:
-        known = ", ".join(kind.name for kind in files.NAMES)
+    if found not in files.FLOATS.values():
+        known = ", ".join(kind.name for kind in files.FLOATS.values())
         raise ValueError(f"{link.theirs} cannot be written as {found}; known are {known}.")
     return found
 

