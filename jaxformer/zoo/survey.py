@@ -1,9 +1,16 @@
 """The 38 rows of the lecture's table "Variations of transformers", in its order."""
 
-from jaxformer.zoo import rows_2017_to_2021, rows_2022_to_2023, rows_2024_to_2025
+import functools
+import tomllib
+from importlib import resources
+from typing import Any
+
+from jaxformer import config
+from jaxformer.zoo.cells import Cells
 from jaxformer.zoo.row import SurveyRow
 
 
+@functools.cache
 def survey() -> tuple[SurveyRow, ...]:
     """Every row: as listed, as released, the preset's name, what differs and why.
 
@@ -18,4 +25,17 @@ def survey() -> tuple[SurveyRow, ...]:
         >>> print(row.differences[0])
         The table says parallel; released code runs attention, then feed-forward.
     """
-    return (*rows_2017_to_2021.ROWS, *rows_2022_to_2023.ROWS, *rows_2024_to_2025.ROWS)
+    text = resources.files("jaxformer.zoo").joinpath("survey.toml").read_text(encoding="utf-8")
+    return tuple(_row(i, said) for i, said in enumerate(tomllib.loads(text)["row"], start=1))
+
+
+def _row(number: int, said: dict[str, Any]) -> SurveyRow:
+    fields = _with_tuples(said) | {"listed": Cells(**_with_tuples(said.get("listed", {})))}
+    for name in ("relative", "topology"):
+        if name in said:
+            fields[name] = config.from_python(said[name], vars(config))
+    return SurveyRow(number=number, **fields)
+
+
+def _with_tuples(table: dict[str, Any]) -> dict[str, Any]:
+    return {name: tuple(x) if isinstance(x, list) else x for name, x in table.items()}
