@@ -97,6 +97,11 @@ def from_run(folder: Path, step: int | Literal["best"] | None, mesh: Mesh | None
                     "best; leave --step out for the newest."
                 )
         saved = checkpoints.describe(step)
+        if lost := [name for name in ("config", "run", "tokenizer") if name not in saved]:
+            raise ValueError(
+                f"Checkpoint {step} in {folder} does not say {', '.join(lost)}: another program "
+                "saved it. Read it with jaxformer.training.checkpoints.Checkpoints."
+            )
         config = from_json(TransformerConfig, json.dumps(saved["config"]))
         if mesh is not None:
             check_fits(config, mesh.shape)

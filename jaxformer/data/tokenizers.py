@@ -298,5 +298,9 @@ def _checked(ids: Iterable[SupportsIndex], vocab_size: int) -> list[int]:
 
 
 def _write(folder: str | Path, name: str, text: str) -> None:
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    (Path(folder) / name).write_text(text, encoding="utf-8")
+    path = Path(folder) / name
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise OSError(f"{path} could not be written: {error.strerror}.") from error

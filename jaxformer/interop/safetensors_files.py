@@ -122,6 +122,9 @@ def write_folder(
         entries: What will be written.
         arrays: The values, in the order of `entries`; those of one shard are in memory together.
         max_shard_bytes: A file grows no larger than this, but for one tensor that does.
+
+    Raises:
+        OSError: A file cannot be written.
     """
     shards: list[list[Entry]] = [[]]
     for entry in entries:
@@ -138,7 +141,10 @@ def write_folder(
         tensors = {
             e.name: np.ascontiguousarray(next(values), e.dtype).reshape(e.shape) for e in shard
         }
-        save_file(tensors, folder / name, metadata={"format": "pt"})
+        try:
+            save_file(tensors, folder / name, metadata={"format": "pt"})
+        except SafetensorError as error:  # as of a full disk
+            raise OSError(f"{folder / name} could not be written: {error}.") from error
     if len(shards) > 1:
         weight_map = {e.name: n for n, shard in zip(names, shards, strict=True) for e in shard}
         index = {

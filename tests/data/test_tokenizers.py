@@ -293,3 +293,10 @@ def test_characters_that_are_not_known_are_refused():
 def test_an_alphabet_that_cannot_be_is_refused(alphabet, counts):
     with pytest.raises(ValueError, match=f"at least one character and each once; got {counts}"):
         data.CharacterTokenizer(alphabet)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux alone has a full device")
+def test_a_save_that_fails_names_its_file(tmp_path):
+    (tmp_path / "tokenizer.json").symlink_to("/dev/full")
+    with pytest.raises(OSError, match=r"tokenizer\.json could not be written: No space left"):
+        BYTES.save(tmp_path)

@@ -165,6 +165,13 @@ def test_a_checkpoint_of_another_model_is_refused(folder, tmp_path):
         text(tmp_path)
 
 
+def test_a_checkpoint_of_another_program_is_refused(tmp_path):
+    with Checkpoints(tmp_path / "checkpoints") as saved:
+        saved.save(3, {"params": {"x": jnp.zeros(2)}}, {"run": {}})
+    with pytest.raises(ValueError, match="Checkpoint 3 in .* does not say config, tokenizer: "):
+        text(tmp_path)
+
+
 def test_text_beyond_the_learned_positions_is_refused(folder):
     message = "The model has 16 learned positions; a prompt of 14 tokens and 4 new ones, .* need 17"
     with pytest.raises(ValueError, match=message):
