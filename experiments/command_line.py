@@ -12,7 +12,8 @@ import signal
 import sys
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import tyro
@@ -26,13 +27,20 @@ Run = TypeVar("Run")
 registry = tyro.constructors.ConstructorRegistry()
 
 
-def parse(runs: Mapping[str, Run], description: str, arguments: list[str] | None = None) -> Run:
+def parse(
+    runs: Mapping[str, Run],
+    description: str,
+    arguments: list[str] | None = None,
+    *,
+    begin: Callable[[Run, str], Run] | None = None,
+) -> Run:
     """Read a run from the command line: ``[RUN] [--field value ...]``.
 
     Args:
         runs: Named runs; the first is the default.
         description: Printed by --help.
         arguments: Instead of the process's own.
+        begin: From a named run and what --init names, the run that other flags change.
 
     Returns:
         The named run with its fields replaced. Wrong arguments end the process with a message.
@@ -43,8 +51,11 @@ def parse(runs: Mapping[str, Run], description: str, arguments: list[str] | None
         name, *arguments = arguments
         if name not in runs:
             fail(f"There is no run {name!r}. Runs: {', '.join(runs)}.")
+    default = runs[name]
     try:
-        default, arguments, kind = _with_kind(runs[name], arguments)
+        if begin is not None and (init := _given("--init", arguments)) is not None:
+            default = begin(default, init)
+        default, arguments, kind = _with_kind(default, arguments)
     except ValueError as error:
         fail(str(error))
     help_text = f"{description}\n\nRuns, named before the flags: {', '.join(runs)}. This is {name}."
@@ -99,6 +110,15 @@ def readable_errors() -> Iterator[None]:
         fail(f"{said}\n({TRACEBACK}=1 shows where this came from.)")
 
 
+def _given(flag: str, arguments: list[str]) -> str | None:
+    """What follows a flag, if it is there."""
+    for argument, following in zip(arguments, [*arguments[1:], None], strict=True):
+        name, is_one, value = argument.partition("=")
+        if name == flag:
+            return value if is_one else following
+    return None
+
+
 def _with_kind(
     run: Run, arguments: list[str], path: str = "--"
 ) -> tuple[Run, list[str], str | None]:
@@ -151,6 +171,9 @@ def choice(info: tyro.constructors.PrimitiveTypeInfo):
 
 
 def _one(text: str, kinds: tuple[type, ...]) -> Any:
+    of_paths = [k for k in kinds if "path" in getattr(k, "__dataclass_fields__", ())]
+    if len(of_paths) == 1 and Path(text).exists():  # a path by itself
+        return of_paths[0](path=text)
     value = from_python(text, reachable(kinds))
     if not isinstance(value, kinds):
         names = ", ".join(_signature(kind) for kind in kinds)

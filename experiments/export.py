@@ -11,7 +11,6 @@ tokenizer_config.json, all or nothing. Then, in transformers:
 """
 
 import json
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,14 +18,12 @@ from typing import Any, Literal
 import jax.numpy as jnp
 
 from experiments.command_line import parse, readable_errors
-from experiments.trained import Trained, load_trained
+from experiments.trained import Trained, copy_beside, load_trained
 from jaxformer import data
 from jaxformer.config import EncoderDecoder, Rope
 from jaxformer.interop.save import choose_family, empty_folder, save_pretrained, whole_folder
 from jaxformer.json_files import read_json
 
-# What a Hugging Face folder has beside its weights, and keeps.
-BESIDE = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 GENERATION = "generation_config.json"
 KEPT = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 
@@ -105,9 +102,7 @@ def write_tokenizer(model: Trained, source: Path | None, folder: Path) -> None:
         begins = not isinstance(model.config.topology, EncoderDecoder)
         data.export_tokenizer(model.tokenizer, folder, begins=begins)
         return
-    for name in BESIDE:
-        if (source / name).is_file():
-            shutil.copy(source / name, folder)
+    copy_beside(source, folder)
 
 
 def generation(model: Trained, source: Path | None, extra: dict[str, Any]) -> dict[str, Any]:

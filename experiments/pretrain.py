@@ -2,7 +2,8 @@
 
     python -m experiments.pretrain                                  # minutes on a laptop's CPU
     python -m experiments.pretrain --steps 200 --model.num-layers 2 # any field is a flag
-    python -m experiments.pretrain small --corpus "TextFiles(path='my.txt')"
+    python -m experiments.pretrain small --corpus my.txt            # text of your own
+    python -m experiments.pretrain --init Qwen/Qwen3-0.6B --corpus my.txt  # a model that there is
     python -m experiments.pretrain --resume --steps 2000            # go on where it stopped
     python -m experiments.pretrain --output X --resume-or-begin     # the same, however often given
 
@@ -25,6 +26,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from experiments.command_line import parse, readable_errors
+from experiments.trained import started_from
 from experiments.training.loop import Machinery, check_vocabulary, machinery, print_end, train
 from experiments.training.plot import plot_run
 from experiments.training.resume import describe, explained_end
@@ -37,7 +39,7 @@ from jaxformer.parallel import is_first, local_rows, put_batch
 from jaxformer.training import loop, step
 from jaxformer.training.checkpoints import Checkpoints
 from jaxformer.training.metrics import read_json_lines
-from jaxformer.training.optimizers import Muon, OptimizerConfig
+from jaxformer.training.optimizers import Muon, OptimizerConfig, make_optimizer
 from jaxformer.training.progress import Progress, format_count, printable
 from jaxformer.training.schedules import Cosine
 
@@ -58,6 +60,8 @@ class Pretrain(Run):
         tokenizer: How text becomes tokens; trained on the training text where it needs training.
         held_out: Share of the text that is kept for evaluation.
         length: Tokens of a row.
+        epochs: How often to go through the text, instead of --steps, which with the schedule and
+            its warm-up then follow; None counts steps.
         cache: Folder for tokenised text.
         evaluate_rows: Held-out rows of an evaluation during the run; the last one reads all.
         prompt: Text that the sample at the end continues.
@@ -71,6 +75,7 @@ class Pretrain(Run):
     batch_size: int = 8
     steps: int = 600
     schedule_steps: int = 600
+    epochs: float | None = None
     cache: Path = Path("runs/cache")
     evaluate_every: int = 100
     evaluate_rows: int = 64
@@ -81,6 +86,8 @@ class Pretrain(Run):
         super().__post_init__()
         if not 0 < self.held_out < 1:
             raise ValueError(f"held_out must lie between 0 and 1; got {self.held_out}.")
+        if self.epochs is not None and not self.epochs > 0:
+            raise ValueError(f"epochs must be above 0, or None; got {self.epochs}.")
         longest = self.model.max_length
         if longest is not None and self.length > longest:
             raise ValueError(
@@ -165,10 +172,24 @@ def main(run: Pretrain) -> Path:
         using = machinery(run, output, length=run.length)
         text = read_corpus(run)
         check_vocabulary(run, text.tokenizer)
+        if run.epochs is not None:
+            run = in_epochs(run, run.epochs, text.train)
+            optimizer = make_optimizer(run.optimizer, run.schedule_steps)
+            using = using._replace(optimizer=optimizer)
         if run.sample_tokens is not None:
             encode_prompt(run, text.tokenizer)
         work(run, text, using)
     return output
+
+
+def in_epochs(run: Pretrain, epochs: float, rows: data.PackedRows) -> Pretrain:
+    """A run of as many updates as go so many times through the rows."""
+    steps = max(1, round(epochs * len(rows) / run.batch_size))
+    warmup = min(run.optimizer.schedule.warmup_steps, max(1, steps // 10))
+    schedule = replace(run.optimizer.schedule, warmup_steps=warmup)
+    print(f"{epochs:g} times through the text: {steps:,} updates, {warmup} of them to warm up.")
+    optimizer = replace(run.optimizer, schedule=schedule)
+    return replace(run, steps=steps, schedule_steps=steps, optimizer=optimizer)
 
 
 def work(run: Pretrain, text: Text, using: Machinery) -> None:
@@ -313,4 +334,4 @@ def print_sample(run: Pretrain, text: Text, params: Any, mesh: Mesh, *, new: int
 
 if __name__ == "__main__":
     with readable_errors():
-        main(parse(RUNS, __doc__))
+        main(parse(RUNS, __doc__, begin=started_from))

@@ -1,19 +1,29 @@
 """Models to generate from: what a training run wrote, or a Hugging Face folder."""
 
 import json
+import shutil
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from jax.sharding import Mesh
 
 from experiments.training.resume import digest
+from experiments.training.run import Run
 from jaxformer import data
 from jaxformer.config import EncoderDecoder, TransformerConfig, from_json
-from jaxformer.interop import load_pretrained
+from jaxformer.interop import find_folder, load_config, load_pretrained
 from jaxformer.json_files import read_json
 from jaxformer.parallel import abstract_parameters, check_fits
 from jaxformer.training.checkpoints import Checkpoints
+
+AnyRun = TypeVar("AnyRun", bound=Run)
+# What a Hugging Face folder has beside its weights, and keeps.
+BESIDE = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
+    *("added_tokens.json", "chat_template.jinja"),
+)
 
 
 class Trained(NamedTuple):
@@ -84,6 +94,46 @@ def load_trained(
     )
 
 
+def started_from(run: AnyRun, name: str) -> AnyRun:
+    """A run of the model in a folder, with its tokenizer; see `Run.init`.
+
+    Args:
+        run: All else of the run.
+        name: The folder, or a name of the Hugging Face hub.
+
+    Raises:
+        ValueError: There is no model.
+    """
+    folder = find_folder(name)
+    if (folder / "checkpoints").is_dir():
+        with Checkpoints(folder / "checkpoints") as checkpoints:
+            model = said_config(checkpoints.describe(), folder)
+    else:
+        model = load_config(folder)
+    changes: dict[str, Any] = {"model": model, "init": name}
+    changes["tokenizer"] = data.Saved(path=str(folder))
+    if model.max_length is not None and hasattr(run, "length"):
+        changes["length"] = min(run.length, model.max_length)
+    return replace(run, **changes)
+
+
+def said_config(saved: dict[str, Any], folder: Path) -> TransformerConfig:
+    """The model of a checkpoint, from what it says of itself."""
+    if lost := [name for name in ("config", "run", "tokenizer") if name not in saved]:
+        raise ValueError(
+            f"A checkpoint in {folder} does not say {', '.join(lost)}: another program saved it. "
+            "Read it with jaxformer.training.checkpoints.Checkpoints."
+        )
+    return from_json(TransformerConfig, json.dumps(saved["config"]))
+
+
+def copy_beside(source: Path, folder: Path) -> None:
+    """Copy what a Hugging Face folder says of its tokenizer and of generation."""
+    for name in BESIDE:
+        if (source / name).is_file():
+            shutil.copy(source / name, folder)
+
+
 def from_run(folder: Path, step: int | Literal["best"] | None, mesh: Mesh | None = None) -> Trained:
     """Configuration, parameters and tokenizer of a training run."""
     with Checkpoints(folder / "checkpoints") as checkpoints:
@@ -97,12 +147,7 @@ def from_run(folder: Path, step: int | Literal["best"] | None, mesh: Mesh | None
                     "best; leave --step out for the newest."
                 )
         saved = checkpoints.describe(step)
-        if lost := [name for name in ("config", "run", "tokenizer") if name not in saved]:
-            raise ValueError(
-                f"Checkpoint {step} in {folder} does not say {', '.join(lost)}: another program "
-                "saved it. Read it with jaxformer.training.checkpoints.Checkpoints."
-            )
-        config = from_json(TransformerConfig, json.dumps(saved["config"]))
+        config = said_config(saved, folder)
         if mesh is not None:
             check_fits(config, mesh.shape)
         shapes = abstract_parameters(config, mesh)

@@ -14,13 +14,15 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
+from experiments.trained import copy_beside, load_trained
 from experiments.training.memory import check_memory, refuse_too_large
 from experiments.training.resume import command_line, find_start
 from experiments.training.run import Run, chosen_devices
 from jaxformer import costs, parallel
 from jaxformer.config import Decoder, TransformerConfig
 from jaxformer.data import Tokenizer
-from jaxformer.interop.save import choose_family
+from jaxformer.interop import find_folder
+from jaxformer.interop.save import check_parameters, choose_family
 from jaxformer.layers import Transformer
 from jaxformer.parallel.chips import chip_of
 from jaxformer.training import loop, step
@@ -166,6 +168,8 @@ def train(
     state = begin(run, using, checkpoints, start)
     if parallel.is_first():
         tokenizer.save(using.output)
+        if run.init is not None:
+            copy_beside(find_folder(run.init), using.output)
     meter = Meter(run, using.mesh, length=length)
 
     def due(at: int) -> bool:
@@ -278,10 +282,15 @@ def choices_said() -> Iterator[None]:
 
 
 def begin(run: Run, using: Machinery, checkpoints: Checkpoints, start: int) -> step.TrainState:
-    """A fresh state, or that of a checkpoint."""
+    """A fresh state, one with the weights that there are already, or that of a checkpoint."""
     if start == 0:
+        params = None
+        if run.init is not None:
+            params = load_trained(find_folder(run.init), mesh=using.mesh).params
+            check_parameters(run.model, params)
+            print(f"Beginning with the weights of {run.init}.")
         key = jax.random.key(run.seed)
-        return step.init_state(using.model, using.optimizer, key, using.mesh)
+        return step.init_state(using.model, using.optimizer, key, using.mesh, params=params)
     abstract = step.abstract_state(using.model, using.optimizer, using.mesh)
     state = checkpoints.restore(start, abstract)
     print(f"Resuming after step {start}.")

@@ -36,6 +36,9 @@ class Run:
 
     Attributes:
         model: The model.
+        init: Begin with the weights of this folder instead of fresh ones: of Hugging Face, of its
+            hub by name (Qwen/Qwen3-0.6B), or the output of a run. On the command line its model and
+            its tokenizer come along, and other flags change them.
         batch_size: Rows of a batch, over all devices.
         accumulation: In how many parts a device works through its rows, to save memory.
         steps: Stop after this many updates, counted from the start of the run.
@@ -73,6 +76,7 @@ class Run:
     """
 
     model: TransformerConfig
+    init: str | None = None
     batch_size: int
     accumulation: int = 1
     steps: int

@@ -24,6 +24,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from experiments.command_line import parse, readable_errors
+from experiments.trained import started_from
 from experiments.training.loop import Machinery, check_vocabulary, machinery, print_end, train
 from experiments.training.resume import describe, explained_end
 from experiments.training.run import output_folder, prepare_devices
@@ -241,4 +242,4 @@ def example(date: WrittenDate, written: dict[str, str]) -> str:
 
 if __name__ == "__main__":
     with readable_errors():
-        main(parse(RUNS, __doc__))
+        main(parse(RUNS, __doc__, begin=started_from))

@@ -30,6 +30,7 @@ from jaxformer.data.tokenizers import ByteLevel as ByteLevel
 from jaxformer.data.tokenizers import ByteTokenizer as ByteTokenizer
 from jaxformer.data.tokenizers import Characters as Characters
 from jaxformer.data.tokenizers import CharacterTokenizer as CharacterTokenizer
+from jaxformer.data.tokenizers import Saved as Saved
 from jaxformer.data.tokenizers import Tokenizer as Tokenizer
 from jaxformer.data.tokenizers import TokenizerConfig as TokenizerConfig
 from jaxformer.data.tokenizers import build_tokenizer as build_tokenizer

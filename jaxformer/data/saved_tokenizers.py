@@ -40,7 +40,7 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
     among the added tokens.
 
     Args:
-        folder: Where ``tokenizer.json`` is.
+        folder: Where ``tokenizer.json`` is, or that file.
 
     Returns:
         The tokenizer.
@@ -49,7 +49,8 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
         ValueError: A file is missing or is no tokenizer, or the end of text cannot be told.
         ImportError: It needs ``tokenizers``, which is not installed.
     """
-    path = Path(folder) / "tokenizer.json"
+    path = Path(folder)
+    path = path if path.suffix == ".json" else path / "tokenizer.json"
     if not path.is_file():
         raise ValueError(
             f"{path} does not exist. An exported folder needs the tokenizer beside its weights: "

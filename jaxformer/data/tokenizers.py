@@ -58,7 +58,18 @@ class Characters:
     """One token per character, of those that the corpus has; any other is an error."""
 
 
-TokenizerConfig: TypeAlias = ByteLevel | BPE | Characters
+@dataclass(frozen=True, kw_only=True)
+class Saved:
+    """A tokenizer that there is already.
+
+    Attributes:
+        path: Its ``tokenizer.json``, or the folder that has one; see `load_tokenizer`.
+    """
+
+    path: str
+
+
+TokenizerConfig: TypeAlias = ByteLevel | BPE | Characters | Saved
 
 
 @runtime_checkable
@@ -246,6 +257,10 @@ def build_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
             return train_bpe(texts, vocab_size=vocab_size)
         case Characters():
             return CharacterTokenizer("".join(sorted(set().union(*texts))))
+        case Saved(path=path):
+            from jaxformer.data.saved_tokenizers import load_tokenizer
+
+            return load_tokenizer(path)
 
 
 def train_bpe(texts: Iterable[str], *, vocab_size: int) -> BPETokenizer:

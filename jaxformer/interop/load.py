@@ -19,6 +19,7 @@ from jaxformer.interop import safetensors_files as files
 from jaxformer.interop.audit import check_finite, check_size, check_tensors
 from jaxformer.interop.families import FAMILIES
 from jaxformer.interop.family import Family
+from jaxformer.interop.hub import find_folder
 from jaxformer.interop.settings import REMEDY, Settings
 from jaxformer.interop.shapes import parameter_shapes
 from jaxformer.interop.tables import EMBEDDING, HEAD, Link, links
@@ -63,7 +64,8 @@ def load_pretrained(
     if the two differ, as in transformers 5.
 
     Args:
-        folder: Where ``config.json`` is.
+        folder: Where ``config.json`` is; or a name of the Hugging Face hub, such as
+            ``Qwen/Qwen3-0.6B``, which is downloaded (extra ``hub``).
         dtype: Of the parameters; None is float32, which is what a model's init makes.
         ignore: Attributes of config.json that change nothing in the model, by your word.
         mesh: Devices to share the parameters out to, so that none needs to hold all; None puts
@@ -73,6 +75,7 @@ def load_pretrained(
         The configuration, and parameters as the model's ``init`` makes them.
 
     Raises:
+        ImportError: A name of the hub was given, and huggingface_hub is not installed.
         ValueError: There is no config.json, or no safetensors; a file is truncated or corrupt; the
             model_type is unknown; config.json has what jaxformer does not honour; tensors are
             missing, left over, or of another shape or kind than config.json says; the model does
@@ -90,7 +93,7 @@ def load_pretrained(
         >>> again == config, bool(jax.tree.all(jax.tree.map(jnp.array_equal, params, loaded)))
         (True, True)
     """
-    folder = Path(folder).expanduser()
+    folder = find_folder(folder)
     dtype = np.dtype(jnp.float32 if dtype is None else dtype)
     if not jnp.issubdtype(dtype, jnp.floating):
         raise ValueError(f"Parameters are floats; got dtype {dtype}.")
@@ -125,7 +128,7 @@ def load_config(folder: str | Path, *, ignore: Collection[str] = ()) -> c.Transf
         ValueError: There is no config.json, its model_type is unknown, or it has what jaxformer
             does not honour.
     """
-    folder = Path(folder).expanduser()
+    folder = find_folder(folder)
     values = read_settings(folder)
     family = find_family(values, folder)
     return build_config(family, values, where=folder / "config.json", ignore=ignore)

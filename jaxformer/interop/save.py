@@ -22,7 +22,7 @@ from jaxformer.interop.family import Family
 from jaxformer.interop.load import build_config
 from jaxformer.interop.shapes import parameter_shapes
 from jaxformer.interop.tables import Link, links, uncovered
-from jaxformer.interop.transforms import Constant, Shape
+from jaxformer.interop.transforms import Constant
 
 MAX_SHARD_BYTES = 5_000_000_000
 # The defaults of transformers name tokens of the released vocabularies.
@@ -68,7 +68,7 @@ def save_pretrained(
         raise ValueError(f"max_shard_bytes must be positive; got {max_shard_bytes}.")
     arrays = flatten_dict(params, sep="/")
     shapes = parameter_shapes(config)
-    _check_parameters(arrays, shapes)
+    check_parameters(config, params)
     chosen, values = choose_family(config, dict(extra or {}), family)
     found = [*links(chosen.table, config, shapes), *_constants(chosen, values)]
     found.sort(key=lambda link: link.theirs)
@@ -220,8 +220,13 @@ def _explain(differing: Mapping[str, list[str]], refused: list[str], name: str |
     return f"{who} {verb} this configuration.{named} With {nearest} these would change:\n{listed}"
 
 
-def _check_parameters(arrays: Mapping[str, Any], shapes: Mapping[str, Shape]) -> None:
-    """Refuse parameters that are not those of the configuration."""
+def check_parameters(config: c.TransformerConfig, params: Mapping[str, Any]) -> None:
+    """Refuse parameters that are not those of the configuration.
+
+    Raises:
+        ValueError: Names those that are missing, left over or of another shape.
+    """
+    arrays, shapes = flatten_dict(params, sep="/"), parameter_shapes(config)
     complaints = [f"{path} is missing" for path in sorted(set(shapes) - set(arrays))]
     complaints += [f"{path} is no parameter of it" for path in sorted(set(arrays) - set(shapes))]
     for path in sorted(set(shapes) & set(arrays)):

@@ -63,14 +63,29 @@ class Tally(NamedTuple):
 
 
 def init_state(
-    model: Transformer, optimizer: optax.GradientTransformation, key: PRNGKeyArray, mesh: Mesh
+    model: Transformer,
+    optimizer: optax.GradientTransformation,
+    key: PRNGKeyArray,
+    mesh: Mesh,
+    *,
+    params: Any = None,
 ) -> TrainState:
     """Fresh parameters and optimizer state, drawn in one compiled program.
 
     The numbers do not depend on the mesh; each device draws only what it keeps.
+
+    Args:
+        model: The model.
+        optimizer: From `make_optimizer`.
+        key: Of the parameters.
+        mesh: The devices.
+        params: Parameters to begin with instead, in float32, which are given away.
     """
     where = shardings(abstract_state(model, optimizer, mesh))
-    return jax.jit(partial(_start, model, optimizer), out_shardings=where)(key)
+    if params is None:
+        return jax.jit(partial(_start, model, optimizer), out_shardings=where)(key)
+    begin = jax.jit(partial(_state, optimizer), out_shardings=where, donate_argnums=0)
+    return begin(params)
 
 
 def abstract_state(
@@ -93,7 +108,10 @@ def _start(
 ) -> TrainState:
     blank = jnp.zeros((1, 2), jnp.int32)
     reads = isinstance(model.config.topology, EncoderDecoder)
-    params = model.init(key, blank, source=blank if reads else None)["params"]
+    return _state(optimizer, model.init(key, blank, source=blank if reads else None)["params"])
+
+
+def _state(optimizer: optax.GradientTransformation, params: Any) -> TrainState:
     return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), new_guard())
 
 

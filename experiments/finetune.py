@@ -1,0 +1,51 @@
+"""Fine-tune a model that there is on text of your own.
+
+    python -m experiments.finetune --init Qwen/Qwen3-0.6B --corpus my.txt
+    python -m experiments.finetune --init path/to/folder --corpus my/texts --epochs 2
+    python -m experiments.finetune --init runs/pretrain-1 --corpus my.txt
+
+The program is that of `experiments.pretrain`, with all of its flags. What differs are the defaults:
+the model and the tokenizer are those of --init, AdamW has a rate for weights that are trained
+already, and the run ends after so many times through the text.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from experiments import pretrain
+from experiments.command_line import parse, readable_errors
+from experiments.trained import started_from
+from jaxformer.training.optimizers import AdamW, OptimizerConfig
+from jaxformer.training.schedules import Cosine
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finetune(pretrain.Pretrain):
+    """A model that there is, and what it reads more."""
+
+    epochs: float | None = 1.0
+    length: int = 512
+    evaluate_every: int = 50
+    save_every: int = 100
+    prompt: str = ""
+
+
+def main(run: Finetune) -> Path:
+    """Train what --init names; returns the output folder."""
+    if run.init is None:
+        raise ValueError("Fine-tuning begins with a model: pass --init FOLDER.")
+    return pretrain.main(run)
+
+
+RUNS = {
+    "default": Finetune(
+        model=pretrain.RUNS["default"].model,  # until --init is read
+        optimizer=OptimizerConfig(
+            schedule=Cosine(peak=2e-5, warmup_steps=20), optimizer=AdamW(weight_decay=0.0)
+        ),
+    )
+}
+
+if __name__ == "__main__":
+    with readable_errors():
+        main(parse(RUNS, __doc__, begin=started_from))

@@ -1,0 +1,40 @@
+"""Folders by their names on the Hugging Face hub."""
+
+import re
+from pathlib import Path
+
+from jaxformer.extras import missing
+
+# What a model is made of here; other libraries' copies of its weights stay there.
+FILES = ("*.json", "model*.safetensors", "*.jinja")
+
+
+def find_folder(name: str | Path) -> Path:
+    """A folder of this machine, or of a model on the hub, downloaded where it is not here yet.
+
+    Args:
+        name: A path, or a name of the hub such as ``Qwen/Qwen3-0.6B``. What exists here comes
+            first.
+
+    Returns:
+        The folder. A path that does not exist is returned as it is.
+
+    Raises:
+        ImportError: huggingface_hub is not installed.
+        ValueError: The hub cannot be reached, or has no such model.
+    """
+    folder = Path(name).expanduser()
+    if folder.exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+", str(name)):
+        return folder
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError as error:
+        raise ImportError(missing(error)) from error
+    try:
+        return Path(snapshot_download(str(name), allow_patterns=list(FILES)))
+    except (OSError, ValueError) as error:
+        said = str(error).partition("\n")[0].rstrip(".")
+        raise ValueError(
+            f"{name} is no folder here, and the Hugging Face hub did not give it: {said}. Where "
+            f"there is a network, `hf download {name}` prints the folder to pass instead."
+        ) from error

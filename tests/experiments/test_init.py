@@ -1,0 +1,192 @@
+"""Runs that begin with the weights, the model and the tokenizer of a folder."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments import finetune, pretrain
+from experiments.command_line import parse
+from experiments.trained import load_trained, started_from
+from jaxformer import Transformer, data, load_pretrained
+from jaxformer import functional as F
+from jaxformer.parallel import MeshConfig
+from jaxformer.training.metrics import read_json_lines
+from tests.interop.hand_made import LLAMA, llama_shapes, random_tensors, write_folder
+
+LINES = [f"{n}: the {w} fox jumps over {n * n} lazy dogs\n" for n in range(90) for w in ("a", "b")]
+SETTINGS = LLAMA | {"vocab_size": 320, "hidden_size": 24, "intermediate_size": 22}
+BASE = replace(
+    pretrain.RUNS["tiny"],
+    corpus=data.TextFiles(path="corpus.txt"),
+    held_out=0.1,
+    length=16,
+    batch_size=8,
+    steps=4,
+    schedule_steps=4,
+    log_every=1,
+    save_every=2,
+    evaluate_rows=3,
+    devices=1,
+    scan=True,
+    cache=Path("cache"),
+    output=Path("out"),
+    tensorboard=False,
+    sample_tokens=None,
+)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """A folder as another library writes it: config.json, weights, and a tokenizer of its own."""
+    monkeypatch.chdir(tmp_path)
+    Path("corpus.txt").write_text("".join(LINES))
+    drawn = random_tensors(llama_shapes(SETTINGS))
+    tensors = {name: x if x.ndim == 1 else 0.1 * x for name, x in drawn.items()}
+    folder = write_folder(tmp_path / "theirs", SETTINGS, tensors)
+    data.export_tokenizer(data.train_bpe(LINES, vocab_size=300), folder)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings["chat_template"] = "{{ messages }}"
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def losses(output):
+    lines = read_json_lines(Path(output) / "metrics.jsonl")
+    return [line["loss"] for line in lines if "loss" in line]
+
+
+def test_the_first_loss_is_that_of_the_weights_in_the_folder(folder, capsys):
+    run = started_from(BASE, str(folder))
+    pretrain.main(run)
+    assert f"Beginning with the weights of {folder}." in capsys.readouterr().out
+    config, params = load_pretrained(folder)
+    assert run.model == config
+    batch = data.Batches(pretrain.read_corpus(run).train, batch_size=8, seed=run.seed)[0]
+    tokens, targets, positions, segments, mask = map(jnp.asarray, batch)
+    logits = Transformer(config).apply(
+        {"params": params}, tokens, positions=positions, segments=segments
+    )
+    expected = F.cross_entropy(logits, targets, mask=mask)
+    np.testing.assert_allclose(losses("out")[0], expected, rtol=1e-5)
+    assert losses("out")[-1] < losses("out")[0]
+
+
+def test_what_the_folder_says_of_its_tokenizer_stays_with_the_run(folder):
+    pretrain.main(replace(started_from(BASE, str(folder)), steps=2))
+    kept = json.loads(Path("out/tokenizer_config.json").read_text())
+    assert kept["chat_template"] == "{{ messages }}"
+    text = "the fox jumps"
+    ids = load_trained(Path("out")).tokenizer.encode(text)
+    np.testing.assert_array_equal(ids, data.load_tokenizer(folder).encode(text))
+
+
+@pytest.mark.slow
+def test_eight_devices_and_a_resumed_run_give_what_one_does(folder):
+    run = started_from(BASE, str(folder))
+    pretrain.main(run)
+    mesh = MeshConfig(data=2, fsdp=2, tensor=2)
+    pretrain.main(replace(run, devices=8, mesh=mesh, output=Path("eight")))
+    np.testing.assert_allclose(losses("eight"), losses("out"), rtol=1e-4)
+    pretrain.main(replace(run, steps=2, output=Path("cut")))
+    pretrain.main(replace(run, resume=True, output=Path("cut")))
+    assert losses("cut") == losses("out")
+    found, expected = (load_trained(Path(name)).params for name in ("cut", "out"))
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+@pytest.mark.slow
+def test_a_run_begins_where_another_one_ended():
+    pretrain.main(BASE)
+    again = started_from(BASE, "out")
+    assert (again.model, again.tokenizer) == (BASE.model, data.Saved(path="out"))
+    pretrain.main(replace(again, output=Path("more")))
+    assert losses("more")[0] < losses("out")[0] - 0.1
+
+
+def test_flags_change_what_comes_along(folder):
+    run = parse(
+        {"tiny": BASE},
+        "",
+        ["--init", str(folder), "--model.dropout.residual", "0.1", "--length", "8"],
+        begin=started_from,
+    )
+    model = load_pretrained(folder).config
+    assert run.model == replace(model, dropout=replace(model.dropout, residual=0.1))
+    assert (run.init, run.length, run.tokenizer) == (str(folder), 8, data.Saved(path=str(folder)))
+
+
+def test_weights_of_another_model_are_refused(folder):
+    message = r"parameters do not fit the configuration: .*/query/kernel is \[3, .*\], not \[2, "
+    run = started_from(BASE, str(folder))
+    with pytest.raises(ValueError, match=message):
+        pretrain.main(replace(run, model=replace(run.model, num_layers=2)))
+
+
+def test_a_vocabulary_that_does_not_fit_is_refused_before_training(folder):
+    data.export_tokenizer(data.train_bpe(LINES, vocab_size=340), folder)
+    have = data.load_tokenizer(folder).vocab_size
+    message = f"The tokenizer has {have} tokens, the model 320; pass --model.vocab-size {have}"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        pretrain.main(started_from(BASE, str(folder)))
+
+
+def test_a_tokenizer_or_a_text_is_named_by_its_path(folder):
+    given = ["--tokenizer", str(folder / "tokenizer.json"), "--corpus", "corpus.txt"]
+    run = parse({"tiny": BASE}, "", given)
+    assert run.tokenizer == data.Saved(path=str(folder / "tokenizer.json"))
+    assert run.corpus == data.TextFiles(path="corpus.txt")
+    built, expected = data.build_tokenizer(run.tokenizer, ()), data.load_tokenizer(folder)
+    assert built.to_json() == expected.to_json()
+
+
+def test_a_name_of_the_hub_is_downloaded(folder, monkeypatch):
+    asked = []
+
+    def download(name, *, allow_patterns):
+        asked.append((name, allow_patterns))
+        return str(folder)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    found = load_pretrained("some-maker/Model-1.5B")
+    assert found.config == load_pretrained(folder).config
+    assert asked == [("some-maker/Model-1.5B", ["*.json", "model*.safetensors", "*.jinja"])]
+
+
+def test_without_a_network_one_sentence_says_what_to_do(monkeypatch):
+    def nowhere(name, **_):
+        raise FileNotFoundError("Got: ConnectError: no name.\nCheck the connection.")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", nowhere)
+    with pytest.raises(ValueError) as refused:
+        load_pretrained("maker/Model")
+    assert str(refused.value) == (
+        "maker/Model is no folder here, and the Hugging Face hub did not give it: Got: "
+        "ConnectError: no name. Where there is a network, `hf download maker/Model` prints the "
+        "folder to pass instead."
+    )
+
+
+def test_fine_tuning_goes_through_the_text_as_often_as_asked(folder, capsys):
+    given = ["--init", str(folder), "--corpus", "corpus.txt", "--length", "16", "--epochs", "0.75"]
+    given += ["--devices", "1", "--scan", "--no-tensorboard", "--log-every", "1"]
+    given += ["--held-out", "0.1", "--cache", "cache", "--sample-tokens", "2", "--output", "out"]
+    run = parse(finetune.RUNS, "", given, begin=started_from)
+    finetune.main(run)
+    rows = pretrain.read_corpus(run).train
+    steps = round(0.75 * len(rows) / run.batch_size)
+    said = f"0.75 times through the text: {steps} updates, {steps // 10} of them to warm up."
+    assert said in capsys.readouterr().out and steps >= 10
+    lines = [line for line in read_json_lines(Path("out/metrics.jsonl")) if "loss" in line]
+    assert [line["step"] for line in lines] == list(range(1, steps + 1))
+    assert max(line["learning_rate"] for line in lines) == pytest.approx(2e-5)
+
+
+def test_fine_tuning_nothing_is_refused():
+    with pytest.raises(ValueError, match="begins with a model: pass --init FOLDER"):
+        finetune.main(finetune.RUNS["default"])
