@@ -172,7 +172,7 @@ def choice(info: tyro.constructors.PrimitiveTypeInfo):
 
 def _one(text: str, kinds: tuple[type, ...]) -> Any:
     of_paths = [k for k in kinds if "path" in getattr(k, "__dataclass_fields__", ())]
-    if len(of_paths) == 1 and Path(text).exists():  # a path by itself
+    if of_paths and Path(text).exists():  # a path by itself
         return of_paths[0](path=text)
     value = from_python(text, reachable(kinds))
     if not isinstance(value, kinds):

@@ -160,7 +160,7 @@ class Text(NamedTuple):
     tokenizer: data.Tokenizer
     train: data.PackedRows
     held_out: data.PackedRows
-    documents: tuple[data.Document, ...]  # held out
+    documents: tuple[data.Document | data.Instruction, ...]  # held out
     cache: Path  # of the rows
 
 
@@ -218,14 +218,15 @@ def read_corpus(run: Pretrain) -> Text:
         ValueError: The text cannot be read, split or encoded, or a part fills no row.
     """
     print(f"Corpus: {run.corpus}", flush=True)
-    parts = data.split(data.documents(run.corpus), held_out=run.held_out)
+    documents = data.documents(run.corpus, template=chat_template(run))
+    parts = data.split(documents, held_out=run.held_out)
     tokenizer = data.build_tokenizer(run.tokenizer, [d.text for d in parts.train])
     train, held_out = (
         data.pack(documents, tokenizer, row_length=run.length, folder=run.cache)
         for documents in parts
     )
     for rows, name in ((train, "to train on"), (held_out, "held out")):
-        if rows.num_targets < run.length:
+        if rows.num_targets < run.length and rows.counted is None:
             raise ValueError(
                 f"held_out {run.held_out} of {train.num_bytes + held_out.num_bytes} bytes leaves "
                 f"{rows.num_targets} tokens {name}, less than one row of length {run.length}; give "
@@ -287,21 +288,32 @@ def held_out_bits(
     """Bits per byte of held-out text: of all of it, or of some rows evenly spread."""
     held_out, size = whole, run.batch_size
     if rows is not None and rows < len(whole):
-        some = whole[np.linspace(0, len(whole) - 1, rows).astype(int)]
-        held_out = replace(whole, **some._asdict())
+        held_out = whole.part(np.linspace(0, len(whole) - 1, rows).astype(int))
     batches = data.evaluation_batches(held_out, batch_size=size, local=local_rows(mesh, size))
     nats, tokens = loop.evaluate(tally, params, (put_batch(b, mesh, size) for b in batches))
     return float(F.bits_per_byte(nats * whole.num_targets / tokens, whole.num_bytes))
 
 
+def chat_template(run: Pretrain) -> data.ChatTemplate | None:
+    """What writes the instructions of a run, if its tokenizer says."""
+    if isinstance(run.corpus, data.Instructions) and isinstance(run.tokenizer, data.Saved):
+        return data.load_chat_template(run.tokenizer.path)
+    return None
+
+
 def encode_prompt(run: Pretrain, tokenizer: data.Tokenizer) -> list[int]:
-    """The prompt of the sample at the end, after an end of text.
+    """The prompt of the sample at the end, after an end of text; to an assistant, a question.
 
     Raises:
         ValueError: The tokenizer does not know it, or it leaves no room in a row.
     """
+    template = chat_template(run)
     try:
-        prompt = [tokenizer.end_of_text, *tokenizer.encode(run.prompt).tolist()]
+        if template is not None and isinstance(tokenizer, data.BPETokenizer):
+            asked = template.render([{"role": "user", "content": run.prompt}], answering=True)
+            prompt = tokenizer.encode_rendered(asked).tolist()
+        else:
+            prompt = [tokenizer.end_of_text, *tokenizer.encode(run.prompt).tolist()]
     except ValueError as error:
         raise ValueError(f"prompt {run.prompt[:40]!a} cannot be encoded: {error}") from error
     longest = run.model.max_length or run.length
@@ -325,11 +337,12 @@ def print_sample(run: Pretrain, text: Text, params: Any, mesh: Mesh, *, new: int
         max_new_tokens=min(new, longest - len(prompt)),
         vocab_size=tokenizer.vocab_size,
         sampler=Sample(temperature=0.8, top_p=0.95),
+        stop_tokens=(tokenizer.end_of_text,) if text.train.counted is not None else (),
         key=jax.random.key(run.seed),
         dtype=run.dtype,
         mesh=mesh,
     )
-    print(f"\nSample:\n{printable(tokenizer.decode(np.asarray(tokens)[1:]), sys.stdout)}")
+    print(f"\nSample:\n{printable(tokenizer.decode(np.asarray(tokens)), sys.stdout)}")
 
 
 if __name__ == "__main__":

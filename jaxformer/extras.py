@@ -2,7 +2,7 @@
 
 # Modules by the extra that brings them; `pip install 'jaxformer[NAME]'`.
 EXTRAS = {
-    "train": ("grain", "tokenizers", "tyro", "rich", "tensorboardX", "scipy"),
+    "train": ("grain", "tokenizers", "tyro", "rich", "tensorboardX", "scipy", "jinja2"),
     "hub": ("huggingface_hub",),
     "plots": ("matplotlib", "treescope"),
     "wandb": ("wandb",),

@@ -5,6 +5,8 @@ from jaxformer.data.batches import Batches as Batches
 from jaxformer.data.batches import evaluation_batches as evaluation_batches
 from jaxformer.data.corpus import Corpus as Corpus
 from jaxformer.data.corpus import Document as Document
+from jaxformer.data.corpus import Instruction as Instruction
+from jaxformer.data.corpus import Instructions as Instructions
 from jaxformer.data.corpus import Split as Split
 from jaxformer.data.corpus import StandardLibrary as StandardLibrary
 from jaxformer.data.corpus import TextFiles as TextFiles
@@ -12,6 +14,8 @@ from jaxformer.data.corpus import documents as documents
 from jaxformer.data.corpus import gzip_bits_per_byte as gzip_bits_per_byte
 from jaxformer.data.corpus import split as split
 from jaxformer.data.exported_tokenizers import export_tokenizer as export_tokenizer
+from jaxformer.data.instructions import ChatTemplate as ChatTemplate
+from jaxformer.data.instructions import load_chat_template as load_chat_template
 from jaxformer.data.packing import open_packed as open_packed
 from jaxformer.data.packing import pack as pack
 from jaxformer.data.pairs import Lengths as Lengths

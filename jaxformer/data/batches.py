@@ -20,7 +20,7 @@ class Batch(NamedTuple):
         positions: Place of each input in its document, as far as its row reaches back.
         segments: Document of each input within its row, from 1; 0 is padding.
         mask: True where the target counts. It is then of the input's document, of which the end of
-            text that closes it is the last token.
+            text that closes it is the last token; of instructions it is of an answer.
     """
 
     tokens: Int32[np.ndarray, "B T"]
@@ -133,5 +133,5 @@ def _gather(rows: PackedRows, indices: np.ndarray) -> Batch:
         targets=tokens[:, 1:],
         positions=positions,
         segments=segments,
-        mask=segments > 0,
+        mask=rows.mask(indices),
     )

@@ -5,11 +5,12 @@ import hashlib
 import os
 import platform
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
+from jaxformer.data.instructions import ChatTemplate, Pieces, pieces_of
 from jaxformer.json_files import parse_object
 
 # Tests are data and fragments; the packages installed beside the library are not part of it.
@@ -52,7 +53,31 @@ class TextFiles:
         return self.path
 
 
-Corpus: TypeAlias = StandardLibrary | TextFiles
+@dataclass(frozen=True, kw_only=True)
+class Instructions:
+    """Prompts and answers, of which the answers alone are learned.
+
+    JSON lines with a prompt and an answer, or with messages of roles system, user and assistant. A
+    tokenizer that has a chat template writes both; without one, the answer stands behind the
+    prompt, and an end of text behind that.
+
+    Attributes:
+        path: A ``.jsonl`` file, or a folder of them.
+        prompt: The key of the prompt.
+        answer: The key of the answer.
+        messages: The key of a conversation, where a line has one.
+    """
+
+    path: str
+    prompt: str = "prompt"
+    answer: str = "answer"
+    messages: str = "messages"
+
+    def __str__(self) -> str:
+        return self.path
+
+
+Corpus: TypeAlias = StandardLibrary | TextFiles | Instructions
 
 
 class Document(NamedTuple):
@@ -61,25 +86,56 @@ class Document(NamedTuple):
     name: str
     text: str
 
+    @property
+    def counted(self) -> str:
+        """What of it is to be learned: all."""
+        return self.text
+
+
+class Instruction(NamedTuple):
+    """A text of which some is to be learned.
+
+    Attributes:
+        name: It is known by, unique within its corpus.
+        text: All of it.
+        pieces: Its parts in order, and whether each counts; the last is empty, and stands for the
+            end of text.
+        opens: Whether an end of text opens it; a chat template opens its own.
+    """
+
+    name: str
+    text: str
+    pieces: Pieces
+    opens: bool
+
+    @property
+    def counted(self) -> str:
+        """What of it is to be learned: the answers."""
+        return "".join(text for text, counts in self.pieces if counts)
+
+
+AnyDocument: TypeAlias = Document | Instruction
+
 
 class Split(NamedTuple):
     """Documents to learn from and documents never learned from."""
 
-    train: list[Document]
-    held_out: list[Document]
+    train: list[AnyDocument]
+    held_out: list[AnyDocument]
 
 
-def documents(corpus: Corpus) -> list[Document]:
+def documents(corpus: Corpus, *, template: ChatTemplate | None = None) -> list[AnyDocument]:
     """Read a corpus, in the order of names relative to its folder.
 
     Texts are taken as they are, line ends included. Empty ones are left out.
 
     Args:
         corpus: What to read.
+        template: That of the tokenizer, which writes instructions.
 
     Returns:
-        Its documents. Names are paths relative to the folder, with ``/`` on every system; in a
-        ``.jsonl`` file ``:`` and the line number follow.
+        Its documents, or instructions. Names are paths relative to the folder, with ``/`` on every
+        system; in a ``.jsonl`` file ``:`` and the line number follow.
 
     Raises:
         ValueError: The path does not exist, no text is found, bytes are not UTF-8, or a line of
@@ -87,19 +143,28 @@ def documents(corpus: Corpus) -> list[Document]:
         OSError: A file or folder cannot be read.
     """
     suffixes: tuple[str, ...] = (".py",)
+    each: Iterable[Iterable[AnyDocument]]
     match corpus:
         case StandardLibrary():
             where = root = Path(sysconfig.get_path("stdlib"))
             files = _files(root, suffixes, leave_out=LIBRARY_EXCLUDES)
             files = [file for file in files if not file.name.startswith("_sysconfigdata")]
-            read = [Document(file.relative_to(root).as_posix(), _text(file)) for file in files]
-        case TextFiles(path=path, suffixes=suffixes, field=field):
+            each = [[Document(file.relative_to(root).as_posix(), _text(file))] for file in files]
+        case TextFiles(path=path) | Instructions(path=path):
             where = Path(path)
             if not where.exists():
                 raise ValueError(f"{where} does not exist.")
+            suffixes = corpus.suffixes if isinstance(corpus, TextFiles) else (".jsonl",)
             root = where if where.is_dir() else where.parent
             files = _files(where, suffixes) if where.is_dir() else [where]
-            read = [document for file in files for document in _read(file, root=root, field=field)]
+            names = [file.relative_to(root).as_posix() for file in files]
+            if isinstance(corpus, TextFiles):
+                each = (_read(f, n, corpus.field) for f, n in zip(files, names, strict=True))
+            else:
+                each = (
+                    _examples(f, n, corpus, template) for f, n in zip(files, names, strict=True)
+                )
+    read = [document for found in each for document in found]
     kept = [document for document in read if document.text]
     if not files:
         raise ValueError(
@@ -112,12 +177,13 @@ def documents(corpus: Corpus) -> list[Document]:
     return kept
 
 
-def split(documents: Sequence[Document], *, held_out: float = 0.05) -> Split:
+def split(documents: Sequence[AnyDocument], *, held_out: float = 0.05) -> Split:
     """Divide documents into those to train on and those to evaluate on.
 
     In the order of a digest of their names, documents are held out until the share of all bytes is
     reached. The one that crosses it is cut in two, and its end held out, so that the share is met
-    to the byte, or to the character where that has several. A single document is cut likewise. The
+    to the byte, or to the character where that has several. A single document is cut likewise;
+    instructions are not, and the one that crosses the share is held out. The
     order of the list does not matter, and a larger share holds out the same text and more.
 
     Args:
@@ -159,7 +225,7 @@ def split(documents: Sequence[Document], *, held_out: float = 0.05) -> Split:
     return parts
 
 
-def gzip_bits_per_byte(documents: Sequence[Document]) -> float:
+def gzip_bits_per_byte(documents: Sequence[AnyDocument]) -> float:
     """Size under ``gzip -9`` in bits per byte: what a model of the text has to beat.
 
     ``8 * len(gzip(text)) / len(text)`` of all texts joined, in UTF-8.
@@ -173,7 +239,7 @@ def gzip_bits_per_byte(documents: Sequence[Document]) -> float:
     Raises:
         ValueError: There is no text.
     """
-    data = "".join(document.text for document in documents).encode()
+    data = "".join(document.counted for document in documents).encode()
     if not data:
         raise ValueError(f"{len(documents)} documents have 0 bytes of text; nothing to compress.")
     return 8 * len(gzip.compress(data, 9, mtime=0)) / len(data)
@@ -195,16 +261,36 @@ def _pass_on(error: OSError) -> None:
     raise error
 
 
-def _read(path: Path, *, root: Path, field: str) -> Iterator[Document]:
-    name = path.relative_to(root).as_posix()
+def _read(path: Path, name: str, field: str) -> Iterator[Document]:
     if path.suffix != ".jsonl":
         yield Document(name, _text(path))
         return
+    for number, line in _lines(path):
+        yield Document(f"{name}:{number}", _field(line, field, where=f"{path} line {number}"))
+
+
+def _examples(
+    path: Path, name: str, corpus: Instructions, template: ChatTemplate | None
+) -> Iterator[Instruction]:
+    for number, line in _lines(path):
+        where = f"{path} line {number}"
+        pieces = pieces_of(
+            parse_object(line, where=where),
+            prompt=corpus.prompt,
+            answer=corpus.answer,
+            messages=corpus.messages,
+            template=template,
+            where=where,
+        )
+        text = "".join(piece for piece, _ in pieces)
+        yield Instruction(f"{name}:{number}", text, pieces, opens=template is None)
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a file that are not blank, with their numbers."""
     # Not splitlines: U+2028 and its like may stand inside a JSON string.
     lines = _text(path).removeprefix("\ufeff").split("\n")
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            yield Document(f"{name}:{number}", _field(line, field, where=f"{path} line {number}"))
+    return ((number, line) for number, line in enumerate(lines, start=1) if line.strip())
 
 
 def _text(path: Path) -> str:
@@ -245,9 +331,12 @@ def _place(name: str) -> tuple[bytes, str]:
     return hashlib.md5(name.encode(), usedforsecurity=False).digest(), name
 
 
-def _cut(document: Document, *, end: int) -> tuple[Document, Document]:
+def _cut(document: AnyDocument, *, end: int) -> tuple[AnyDocument, AnyDocument]:
     """A document without its last ``end`` bytes, and those; no character is cut."""
     name, data = document.name, document.text.encode()
+    if isinstance(document, Instruction):  # what is answered stays with what was asked
+        nothing = Document(name, "")
+        return (nothing, document) if end else (document, nothing)
     at = len(data) - end
     while at < len(data) and data[at] & 0xC0 == 0x80:  # inside a character of UTF-8
         at -= 1

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Bool, UInt
 
-from jaxformer.data.corpus import Document
+from jaxformer.data.corpus import AnyDocument, Instruction
 from jaxformer.data.rows import PackedRows, pack_stream
-from jaxformer.data.tokenizers import Tokenizer
+from jaxformer.data.tokenizers import BPETokenizer, Tokenizer
 from jaxformer.json_files import read_json
 
 # Raised whenever the layout of rows or files changes, so that older caches are not found.
@@ -27,7 +27,7 @@ TEXTS_AT_ONCE = 64
 
 
 def pack(
-    documents: Sequence[Document],
+    documents: Sequence[AnyDocument],
     tokenizer: Tokenizer,
     *,
     row_length: int,
@@ -42,7 +42,7 @@ def pack(
     documents are in memory.
 
     Args:
-        documents: At least one.
+        documents: At least one; all of them instructions, or none.
         tokenizer: Its vocabulary decides between 16 and 32 bits per token.
         row_length: Inputs of a row.
         folder: Where caches are kept; made if it is not there.
@@ -65,17 +65,23 @@ def pack(
             return open_packed(final)
         except ValueError as error:
             warnings.warn(f"Packing again: {error}", stacklevel=2)
-    stream, starts = _stream(documents, tokenizer)
+    counted = None
+    if examples := [each for each in documents if isinstance(each, Instruction)]:
+        stream, starts, counted = _stream_of_examples(examples, tokenizer, row_length)
+    else:
+        stream, starts = _stream(documents, tokenizer)
     metadata = {
         "end_of_text": tokenizer.end_of_text,
         "num_documents": len(documents),
-        "num_bytes": sum(len(document.text.encode()) for document in documents),
-        "num_targets": len(stream) - 1,
+        "num_bytes": sum(len(document.counted.encode()) for document in documents),
+        "num_targets": len(stream) - 1 if counted is None else int(counted.sum()),
     }
     layout = _layout(len(stream), stream.dtype, row_length=row_length)
+    if counted is not None:
+        layout["counted"] = (np.dtype(bool), layout["segments"][1])
     try:
         with _appearing(final) as partial:
-            _write(partial, stream, starts, layout=layout, metadata=metadata)
+            _write(partial, stream, starts, counted, layout=layout, metadata=metadata)
             # Opened before it has its name: another process may replace what bears that.
             rows = open_packed(partial)
     except OSError as error:
@@ -129,17 +135,20 @@ def _file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _digest(documents: Sequence[Document], tokenizer: Tokenizer, *, row_length: int) -> str:
+def _digest(documents: Sequence[AnyDocument], tokenizer: Tokenizer, *, row_length: int) -> str:
     digest = hashlib.sha256(f"{FORMAT} {row_length} {tokenizer.to_json()}".encode())
     for document in documents:
         data = document.text.encode()
         # The length keeps two documents apart from one that joins them.
         digest.update(f" {len(data)} ".encode() + data)
+        if isinstance(document, Instruction):
+            said = [document.opens, *((len(text), counts) for text, counts in document.pieces)]
+            digest.update(json.dumps(said).encode())
     return digest.hexdigest()[:32]
 
 
 def _stream(
-    documents: Sequence[Document], tokenizer: Tokenizer
+    documents: Sequence[AnyDocument], tokenizer: Tokenizer
 ) -> tuple[UInt[np.ndarray, " N"], Bool[np.ndarray, " N"]]:
     """All tokens, and where documents begin; the last end of text begins none."""
     dtype = _unsigned(tokenizer.vocab_size)
@@ -156,7 +165,54 @@ def _stream(
     return np.concatenate(parts), opens
 
 
-def _encode(documents: Sequence[Document], tokenizer: Tokenizer) -> list[np.ndarray]:
+def _stream_of_examples(
+    documents: Sequence[Instruction], tokenizer: Tokenizer, row_length: int
+) -> tuple[UInt[np.ndarray, " N"], Bool[np.ndarray, " N"], Bool[np.ndarray, " N"]]:
+    """All tokens, where documents begin, and which tokens count; no document crosses a row."""
+    end, cut = tokenizer.end_of_text, 0
+    stream, starts, counted = [end], [], [False]
+    for document in documents:
+        ids, counts = _encode_pieces(document, tokenizer)
+        first = len(stream) - document.opens  # its first input
+        room = row_length - document.opens
+        if len(ids) > room:
+            ids, counts, cut = ids[:room], [*counts[:room], False], cut + 1
+        if first // row_length != (len(stream) + len(ids) - 1) // row_length:
+            fill = -first % row_length
+            stream += [end] * fill
+            counted += [False] * fill
+            first += fill
+        starts.append(first)
+        stream += [*ids, end]
+        counted += counts
+    if cut:
+        print(
+            f"  {cut} of {len(documents)} instructions are longer than a row of {row_length} "
+            "tokens: what does not fit is left out."
+        )
+    opens = np.zeros(len(stream), bool)
+    opens[starts] = True
+    return np.array(stream, _unsigned(tokenizer.vocab_size)), opens, np.array(counted)
+
+
+def _encode_pieces(document: Instruction, tokenizer: Tokenizer) -> tuple[list[int], list[bool]]:
+    """The tokens of a document, and whether each counts, with one more for its end of text."""
+    encode = tokenizer.encode
+    if not document.opens and isinstance(tokenizer, BPETokenizer):
+        encode = tokenizer.encode_rendered  # a template spells out special tokens
+    *pieces, (_, ends) = document.pieces
+    ids, counts = list[int](), list[bool]()
+    for text, piece_counts in pieces:
+        try:
+            found = encode(text).tolist()
+        except ValueError as error:
+            raise ValueError(f"{document.name}: {error}") from error
+        ids += found
+        counts += [piece_counts] * len(found)
+    return ids, [*counts, ends]
+
+
+def _encode(documents: Sequence[AnyDocument], tokenizer: Tokenizer) -> list[np.ndarray]:
     """The tokens of each; an error says in which document it arose."""
     try:
         return tokenizer.encode_batch([document.text for document in documents])
@@ -221,6 +277,7 @@ def _write(
     folder: Path,
     stream: UInt[np.ndarray, " N"],
     starts: Bool[np.ndarray, " N"],
+    counted: Bool[np.ndarray, " N"] | None,
     *,
     layout: dict,
     metadata: dict[str, int],
@@ -239,7 +296,12 @@ def _write(
             packed = pack_stream(
                 stream[part], starts[part], row_length=row_length, end_of_text=end_of_text
             )
-            for name, array in packed._asdict().items():
+            arrays = packed._asdict()
+            if counted is not None:
+                of_targets = counted[row * row_length + 1 : (row + step) * row_length + 1]
+                fill = packed.segments.size - len(of_targets)
+                arrays["counted"] = np.pad(of_targets, (0, fill)).reshape(packed.segments.shape)
+            for name, array in arrays.items():
                 opened[name].write(np.ascontiguousarray(array, layout[name][0]).data)
         for file in opened.values():
             file.flush()

@@ -13,10 +13,13 @@ is cut at the start of its document and at the start of its row.
 Segments and positions belong to the inputs. Segments count the documents of a row from 1; positions
 count from 0 at the end of text that opens a document, and from 0 at the start of a row. Only
 the last row may be short: it is filled with end of text in segment 0, which has no targets.
+
+Instructions are not cut: one that does not fit into what is left of a row begins the next, and ends
+of text that do not count fill the place. Of them the answers' tokens are targets alone.
 """
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -50,9 +53,10 @@ class PackedRows:
         tokens: As in `Row`, of all rows, as stored.
         end_of_text: The token that fills the last row.
         num_documents: Documents packed.
-        num_bytes: Bytes of their text in UTF-8, the denominator of bits per byte:
-            ``sum of -log2 p(target) / num_bytes``.
+        num_bytes: Bytes of their text in UTF-8, as far as it counts, the denominator of bits per
+            byte: ``sum of -log2 p(target) / num_bytes``.
         num_targets: Targets that count: the documents' tokens and one end of text for each.
+        counted: Which targets count, where that is not every one: of instructions the answers.
     """
 
     segments: Integer[np.ndarray, "R T"]
@@ -62,6 +66,7 @@ class PackedRows:
     num_documents: int
     num_bytes: int
     num_targets: int
+    counted: Bool[np.ndarray, "R T"] | None = None
 
     @property
     def row_length(self) -> int:
@@ -77,10 +82,20 @@ class PackedRows:
         )
         return Row(*arrays)
 
+    def mask(self, index: int | np.integer | list[int] | np.ndarray) -> Bool[np.ndarray, "*rows T"]:
+        """Where targets of some rows count."""
+        return np.array(self.segments[index] > 0 if self.counted is None else self.counted[index])
+
+    def part(self, index: list[int] | np.ndarray) -> "PackedRows":
+        """Some rows; what is said of all of them stays as it is."""
+        counted = None if self.counted is None else self.counted[index]
+        return replace(self, **self[index]._asdict(), counted=counted)
+
     def digest(self) -> str:
-        """SHA-256 of everything that a batch is made of: types, shapes and all three arrays."""
+        """SHA-256 of everything that a batch is made of: types, shapes and all arrays."""
         digest = hashlib.sha256()
-        for array in (self.tokens, self.segments, self.positions):
+        more = () if self.counted is None else (self.counted,)
+        for array in (self.tokens, self.segments, self.positions, *more):
             digest.update(f"{array.dtype.str} {array.shape} ".encode())
             digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()

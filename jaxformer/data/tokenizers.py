@@ -222,6 +222,14 @@ class BPETokenizer:
         """Cut a text into pieces, with the special tokens that its makers put around one."""
         return np.array(self._backend.encode(text, add_special_tokens=True).ids, np.int32)
 
+    def encode_rendered(self, text: str) -> Int32[np.ndarray, " T"]:
+        """Cut a text into pieces in which special tokens are spelt out, as templates write them."""
+        self._backend.encode_special_tokens = False
+        try:
+            return np.array(self._backend.encode(text, add_special_tokens=False).ids, np.int32)
+        finally:
+            self._backend.encode_special_tokens = True
+
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
         """Join pieces to text, special tokens left out."""
         return self._backend.decode(_checked(ids, self.vocab_size), skip_special_tokens=True)

@@ -190,3 +190,40 @@ def test_fine_tuning_goes_through_the_text_as_often_as_asked(folder, capsys):
 def test_fine_tuning_nothing_is_refused():
     with pytest.raises(ValueError, match="begins with a model: pass --init FOLDER"):
         finetune.main(finetune.RUNS["default"])
+
+
+TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+TEMPLATE += "{% if add_generation_prompt %}assistant: {% endif %}"
+
+
+@pytest.mark.parametrize("templated", [False, True], ids=["plain", "template"])
+@pytest.mark.slow(but=["template"])
+def test_held_out_answers_are_measured_alone(templated, folder, capsys):
+    """Packed in rows, as each by itself: -sum of log2 p over the tokens of answers, over bytes."""
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings.pop("chat_template")
+    more = {"chat_template": TEMPLATE} if templated else {}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | more))
+    lines = [{"prompt": f"the {n} fox", "answer": f"jumps {n * n}"} for n in range(60)]
+    Path("x.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    corpus = data.Instructions(path="x.jsonl")
+    run = replace(started_from(BASE, str(folder)), corpus=corpus, length=48, sample_tokens=3)
+    pretrain.main(run)
+    assert "Sample:" in capsys.readouterr().out
+    model, tokenizer = load_trained(Path("out")), data.load_tokenizer(folder)
+    template = data.load_chat_template(folder)
+    held_out = data.split(data.documents(corpus, template=template), held_out=0.1).held_out
+    bits, size = 0.0, 0
+    for document in held_out:
+        told, answer = document.pieces[0][0], document.pieces[1][0]
+        start = [] if templated else [tokenizer.end_of_text]
+        ends = [] if templated else [tokenizer.end_of_text]
+        before = [*start, *tokenizer.encode(told).tolist()]
+        after = [*tokenizer.encode(answer).tolist(), *ends]
+        tokens = jnp.asarray([before + after], jnp.int32)
+        logits = Transformer(model.config).apply({"params": model.params}, tokens[:, :-1])
+        each = np.float64(jax.nn.log_softmax(logits))[0, len(before) - 1 :]
+        bits -= each[np.arange(len(after)), after].sum() / np.log(2)
+        size += len(answer.encode())
+    final = read_json_lines(Path("out/metrics.jsonl"))[-1]["final_held_out_bits_per_byte"]
+    assert len(held_out) >= 5 and final == pytest.approx(bits / size, rel=1e-4)

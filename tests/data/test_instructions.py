@@ -1,0 +1,176 @@
+"""Prompts and answers: what of them counts, and how they lie in rows."""
+
+import json
+
+import pytest
+import tokenizers as hf
+
+from jaxformer import data
+from jaxformer.data import ChatTemplate, Instructions
+
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+TALK = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "2+2?"},
+    {"role": "assistant", "content": "4"},
+    {"role": "user", "content": "And 3+3?"},
+    {"role": "assistant", "content": "6"},
+]
+BYTES = data.ByteTokenizer()
+END = BYTES.end_of_text
+
+
+def write(path, *lines):
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return Instructions(path=str(path))
+
+
+def rows_of(found, length, folder, tokenizer=BYTES):
+    return data.pack(found, tokenizer, row_length=length, folder=folder)
+
+
+def spelt(tokens):
+    return "".join("E" if t == END else chr(t) for t in tokens)
+
+
+def test_answers_count_and_prompts_do_not(tmp_path):
+    corpus = write(
+        tmp_path / "x.jsonl", {"prompt": "ab", "answer": "c"}, {"prompt": "d", "answer": "ef"}
+    )
+    rows = rows_of(data.documents(corpus), 9, tmp_path)
+    batch = next(iter(data.evaluation_batches(rows, batch_size=1)))
+    assert spelt(rows[0].tokens) == "EabcEdefEE"
+    assert spelt(batch.targets[0][batch.mask[0]]) == "cEefE"
+    assert rows[0].segments.tolist() == [1, 1, 1, 1, 2, 2, 2, 2, 0]
+    assert (rows.num_targets, rows.num_bytes, rows.num_documents) == (5, 3, 2)
+
+
+def test_no_instruction_crosses_the_end_of_a_row(tmp_path):
+    lines = [{"prompt": "a" * n, "answer": "b" * n} for n in (1, 2, 1, 3)]
+    rows = rows_of(data.documents(write(tmp_path / "x.jsonl", *lines)), 7, tmp_path)
+    assert [spelt(row.tokens) for row in map(rows.__getitem__, range(len(rows)))] == [
+        "EabEEEEE",
+        "EaabbEEE",
+        "EabEEEEE",
+        "EaaabbbE",
+    ]
+    batches = list(data.evaluation_batches(rows, batch_size=4))
+    counted = [spelt(t[m]) for t, m in zip(batches[0].targets, batches[0].mask, strict=True)]
+    assert counted == ["bE", "bbE", "bE", "bbbE"]
+
+
+def test_what_is_longer_than_a_row_is_counted_and_said(tmp_path, capsys):
+    lines = [{"prompt": "abc", "answer": "defgh"}, {"prompt": "i", "answer": "j"}]
+    rows = rows_of(data.documents(write(tmp_path / "x.jsonl", *lines)), 6, tmp_path)
+    said = "1 of 2 instructions are longer than a row of 6 tokens: what does not fit is left out."
+    assert said in capsys.readouterr().out
+    assert [spelt(rows[i].tokens) for i in (0, 1)] == ["EabcdeE", "EijEEEE"]
+    assert rows.num_targets == 2 + 2  # of the first answer what fits, and no end
+
+
+def test_rows_are_opened_again_and_differ_by_what_counts(tmp_path):
+    documents = data.documents(write(tmp_path / "x.jsonl", {"prompt": "ab", "answer": "cd"}))
+    rows, again = (rows_of(documents, 9, tmp_path / "cache") for _ in range(2))
+    assert rows.digest() == again.digest() and len(list((tmp_path / "cache").iterdir())) == 1
+    other = data.documents(write(tmp_path / "x.jsonl", {"prompt": "abc", "answer": "d"}))
+    assert rows_of(other, 9, tmp_path / "cache").digest() != rows.digest()
+    plain = [data.Document("x", "abcd")]
+    assert rows_of(plain, 9, tmp_path / "cache").counted is None
+
+
+def test_a_template_writes_a_conversation_of_which_the_assistants_part_counts():
+    pieces = ChatTemplate(TEMPLATE, {}).pieces(TALK)
+    assert [text for text, counts in pieces if counts] == ["4<|im_end|>\n", "6<|im_end|>\n"]
+    assert "".join(text for text, _ in pieces) == ChatTemplate(TEMPLATE, {}).render(TALK)
+    assert pieces[0][0].endswith("2+2?<|im_end|>\n<|im_start|>assistant\n")
+    assert pieces[-1] == ("", False)
+
+
+@pytest.fixture
+def chatting(tmp_path):
+    """A folder of a tokenizer whose special tokens a chat template spells out."""
+    backend = hf.Tokenizer(hf.models.BPE())
+    backend.pre_tokenizer = hf.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = hf.decoders.ByteLevel()
+    names = ["<|im_start|>", "<|im_end|>"]
+    alphabet = hf.pre_tokenizers.ByteLevel.alphabet()
+    trainer = hf.trainers.BpeTrainer(
+        vocab_size=300, special_tokens=names, initial_alphabet=alphabet, show_progress=False
+    )
+    backend.train_from_iterator(["Be brief. And 2+2? user assistant system"], trainer)
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    backend.save(str(folder / "tokenizer.json"))
+    settings = {"eos_token": "<|im_end|>", "chat_template": TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def test_special_tokens_of_a_template_are_single_tokens(chatting, tmp_path):
+    """As the tokenizers library reads the rendered text."""
+    template, tokenizer = data.load_chat_template(chatting), data.load_tokenizer(chatting)
+    corpus = write(tmp_path / "x.jsonl", {"messages": TALK}, {"prompt": "Hi", "answer": "Yes"})
+    documents = data.documents(corpus, template=template)
+    rows = rows_of(documents, 400, tmp_path, tokenizer)
+    end = tokenizer.end_of_text
+    theirs = hf.Tokenizer.from_file(str(chatting / "tokenizer.json"))
+    own = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}]
+    expected = [end]
+    for messages in (TALK, own):
+        expected += [*theirs.encode(template.render(messages)).ids, end]
+    tokens = rows[0].tokens
+    assert tokens[: len(expected)].tolist() == expected
+    batch = next(iter(data.evaluation_batches(rows, batch_size=1)))
+    counted = batch.targets[0][batch.mask[0]].tolist()
+    assert theirs.decode(counted, skip_special_tokens=False) == (
+        "4<|im_end|>\n6<|im_end|>\nYes<|im_end|>\n"
+    )
+    assert batch.positions[0][1] == 0  # a template opens its text itself
+
+
+def test_a_template_may_stand_in_a_file_of_its_own(chatting):
+    (chatting / "chat_template.jinja").write_text("{{ eos_token }}{{ messages[0].content }}")
+    found = data.load_chat_template(chatting / "tokenizer.json")
+    assert found.render([{"role": "user", "content": "x"}]) == "<|im_end|>x"
+    (chatting / "chat_template.jinja").write_text("{% if %}")
+    with pytest.raises(ValueError, match=r"The chat template is none: "):
+        data.load_chat_template(chatting)
+
+
+@pytest.mark.parametrize(
+    "source, message",
+    [
+        ("{{ raise_exception('No system here.') }}", "No system here"),
+        ("{{ messages.__class__.__mro__ }}", "refuses these messages: .* is unsafe"),
+        ("{{ messages|length }}", "otherwise once it follows"),
+    ],
+)
+def test_templates_are_run_in_a_sandbox_and_must_be_consistent(source, message):
+    with pytest.raises(ValueError, match=message):
+        ChatTemplate(source, {}).pieces(TALK)
+
+
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        ({"prompt": "a"}, "x.jsonl line 2: answer is no text here; the line has prompt"),
+        ({"prompt": "a", "answer": 3}, "line 2: answer is no text"),
+        ({}, "line 2: prompt and answer is no text here; the line has none"),
+        ({"messages": TALK}, "line 2: messages needs a tokenizer with a chat template"),
+        ({"messages": [3]}, "line 2: messages is no list of objects with role and content"),
+    ],
+)
+def test_a_line_that_is_no_instruction_is_refused_with_its_place(line, message, tmp_path):
+    corpus = write(tmp_path / "x.jsonl", {"prompt": "a", "answer": "b"}, line)
+    with pytest.raises(ValueError, match=message):
+        data.documents(corpus)
+
+
+def test_instructions_are_held_out_whole(tmp_path):
+    lines = [{"prompt": f"{n}?", "answer": "x" * n} for n in range(1, 30)]
+    documents = data.documents(write(tmp_path / "x.jsonl", *lines))
+    train, held_out = data.split(documents, held_out=0.2)
+    assert sorted([*train, *held_out]) == sorted(documents) and len(held_out) > 1
