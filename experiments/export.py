@@ -56,9 +56,10 @@ def main(run: Export) -> Path:
     """Write the folder; returns it."""
     output = empty_folder(run.output)
     model = load_trained(run.checkpoint, run.step, ignore=run.ignore)
-    source = None if model.step is not None else run.checkpoint
+    # A Hugging Face folder, or a run that began with one and keeps what it said.
+    source = run.checkpoint if (run.checkpoint / "config.json").is_file() else None
     extra = token_ids(model, source)
-    if (length := max_positions(model)) is not None:
+    if (length := max_positions(model, source)) is not None:
         extra["max_position_embeddings"] = length
     family, _ = choose_family(model.config, extra, run.family)
     with whole_folder(output) as folder:
@@ -89,15 +90,20 @@ def token_ids(model: Trained, source: Path | None) -> dict[str, Any]:
     return ids
 
 
-def max_positions(model: Trained) -> int | None:
-    """The length it was trained for, where nothing in the numbers depends on what is said of it."""
+def max_positions(model: Trained, source: Path | None) -> int | None:
+    """The longest text, as the folder it comes from has it, or the length it was trained for.
+
+    Only where nothing in the numbers depends on what is said of it.
+    """
+    said = None if source is None else read_json(source / "config.json")
+    longest = (said or {}).get("max_position_embeddings", model.length)
     ropes = [p for p in model.config.attention.positions if isinstance(p, Rope)]
     plain = ropes and all(rope.scaling is None for rope in ropes)
-    return model.length if plain else None
+    return longest if plain else None
 
 
 def write_tokenizer(model: Trained, source: Path | None, folder: Path) -> None:
-    """A run's in the form that transformers reads; a Hugging Face folder's as it is."""
+    """A run's in the form that transformers reads; that of a Hugging Face folder as it is."""
     if source is None:
         begins = not isinstance(model.config.topology, EncoderDecoder)
         data.export_tokenizer(model.tokenizer, folder, begins=begins)

@@ -19,7 +19,7 @@ from jaxformer.parallel import abstract_parameters, check_fits
 from jaxformer.training.checkpoints import Checkpoints
 
 AnyRun = TypeVar("AnyRun", bound=Run)
-# What a Hugging Face folder has beside its weights, and keeps.
+# What a Hugging Face folder has of its tokenizer, and keeps.
 BESIDE = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
     *("added_tokens.json", "chat_template.jinja"),
@@ -127,9 +127,9 @@ def said_config(saved: dict[str, Any], folder: Path) -> TransformerConfig:
     return from_json(TransformerConfig, json.dumps(saved["config"]))
 
 
-def copy_beside(source: Path, folder: Path) -> None:
-    """Copy what a Hugging Face folder says of its tokenizer and of generation."""
-    for name in BESIDE:
+def copy_beside(source: Path, folder: Path, *more: str) -> None:
+    """Copy what a Hugging Face folder has beside its weights, if it has it, and more files."""
+    for name in (*BESIDE, *more):
         if (source / name).is_file():
             shutil.copy(source / name, folder)
 

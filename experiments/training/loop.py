@@ -169,7 +169,8 @@ def train(
     if parallel.is_first():
         tokenizer.save(using.output)
         if run.init is not None:
-            copy_beside(find_folder(run.init), using.output)
+            source = find_folder(run.init)  # what it says is kept for experiments.export
+            copy_beside(source, using.output, "config.json", "generation_config.json")
     meter = Meter(run, using.mesh, length=length)
 
     def due(at: int) -> bool:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import finetune, pretrain
+from experiments import export, finetune, pretrain
 from experiments.command_line import parse
 from experiments.trained import load_trained, started_from
 from jaxformer import Transformer, data, load_pretrained
@@ -84,6 +84,23 @@ def test_what_the_folder_says_of_its_tokenizer_stays_with_the_run(folder):
     text = "the fox jumps"
     ids = load_trained(Path("out")).tokenizer.encode(text)
     np.testing.assert_array_equal(ids, data.load_tokenizer(folder).encode(text))
+
+
+def test_an_export_says_what_the_folder_said(folder, tmp_path):
+    said = json.loads((folder / "config.json").read_text())
+    said |= {"eos_token_id": [0, 7], "bos_token_id": 3, "max_position_embeddings": 4096}
+    (folder / "config.json").write_text(json.dumps(said))
+    (folder / "generation_config.json").write_text('{"eos_token_id": [0, 7], "top_p": 0.8}')
+    pretrain.main(replace(started_from(BASE, str(folder)), steps=2))
+    export.main(export.Export(checkpoint=Path("out"), output=tmp_path / "given"))
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        found, expected = (json.loads((f / name).read_text()) for f in (tmp_path / "given", folder))
+        assert found == expected
+    written = json.loads((tmp_path / "given" / "config.json").read_text())
+    for name in ("model_type", "eos_token_id", "bos_token_id", "max_position_embeddings"):
+        assert written[name] == said[name]
+    found = load_pretrained(tmp_path / "given")
+    jax.tree.map(np.testing.assert_array_equal, found.params, load_trained(Path("out")).params)
 
 
 @pytest.mark.slow
