@@ -2,7 +2,8 @@
 
 A choice among kinds is written as the Python that prints it, as in
 ``--model.norm "LayerNorm(eps=1e-6)"``; a choice per layer takes several. The kind of attention is
-written so too, and its fields are flags besides.
+written so too, and its fields are flags besides. A path that exists stands for the kind that reads
+it, as in ``--corpus my.txt``.
 """
 
 import contextlib

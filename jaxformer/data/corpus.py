@@ -5,6 +5,7 @@ import hashlib
 import os
 import platform
 import sysconfig
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +38,7 @@ class TextFiles:
 
     A file of any name is one document; a ``.jsonl`` file has one document on each line that is not
     blank. A folder is read to any depth, files and folders whose names begin with a dot and links
-    to folders left out.
+    to folders left out. What ends in ``.gz`` besides is unpacked.
 
     Attributes:
         path: The file or the folder.
@@ -62,7 +63,7 @@ class Instructions:
     prompt, and an end of text behind that.
 
     Attributes:
-        path: A ``.jsonl`` file, or a folder of them.
+        path: A ``.jsonl`` file, which may be packed (``.jsonl.gz``), or a folder of them.
         prompt: The key of the prompt.
         answer: The key of the answer.
         messages: The key of a conversation, where a line has one.
@@ -252,7 +253,7 @@ def _files(
     for folder, folders, names in os.walk(root, onerror=_pass_on):
         folders[:] = [f for f in folders if f not in leave_out and not f.startswith(".")]
         paths = [Path(folder, name) for name in names if not name.startswith(".")]
-        found += [path for path in paths if path.suffix in suffixes and path.is_file()]
+        found += [path for path in paths if _suffix(path) in suffixes and path.is_file()]
     return sorted(found, key=lambda path: path.relative_to(root).as_posix())
 
 
@@ -262,7 +263,7 @@ def _pass_on(error: OSError) -> None:
 
 
 def _read(path: Path, name: str, field: str) -> Iterator[Document]:
-    if path.suffix != ".jsonl":
+    if _suffix(path) != ".jsonl":
         yield Document(name, _text(path))
         return
     for number, line in _lines(path):
@@ -293,8 +294,18 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
     return ((number, line) for number, line in enumerate(lines, start=1) if line.strip())
 
 
+def _suffix(path: Path) -> str:
+    """What a file holds, packed or not."""
+    return path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
+
+
 def _text(path: Path) -> str:
     data = path.read_bytes()
+    if path.suffix == ".gz":
+        try:
+            data = gzip.decompress(data)
+        except (OSError, EOFError, zlib.error) as error:
+            raise ValueError(f"{path} cannot be unpacked: {error}.") from error
     try:
         return data.decode()
     except UnicodeDecodeError as error:

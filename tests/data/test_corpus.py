@@ -280,3 +280,14 @@ def test_corpus_and_split_are_the_same_in_every_process(tmp_path):
     ]
     assert seen[0] == seen[1]
     assert [len(part) for part in json.loads(seen[0])][0] == 60
+
+
+def test_what_is_packed_is_read_as_what_it_holds(tmp_path):
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b'{"text": "one"}\n{"text": "two"}\n'))
+    (tmp_path / "b.txt.gz").write_bytes(gzip.compress("drei".encode()))
+    (tmp_path / "c.bin.gz").write_bytes(gzip.compress(b"not read"))
+    found = data.documents(data.TextFiles(path=str(tmp_path)))
+    assert found == [("a.jsonl.gz:1", "one"), ("a.jsonl.gz:2", "two"), ("b.txt.gz", "drei")]
+    (tmp_path / "b.txt.gz").write_bytes(gzip.compress(b"drei")[:-9])
+    with pytest.raises(ValueError, match=r"b\.txt\.gz cannot be unpacked: "):
+        data.documents(data.TextFiles(path=str(tmp_path / "b.txt.gz")))
