@@ -284,7 +284,7 @@ def test_corpus_and_split_are_the_same_in_every_process(tmp_path):
 
 def test_what_is_packed_is_read_as_what_it_holds(tmp_path):
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b'{"text": "one"}\n{"text": "two"}\n'))
-    (tmp_path / "b.txt.gz").write_bytes(gzip.compress("drei".encode()))
+    (tmp_path / "b.txt.gz").write_bytes(gzip.compress(b"drei"))
     (tmp_path / "c.bin.gz").write_bytes(gzip.compress(b"not read"))
     found = data.documents(data.TextFiles(path=str(tmp_path)))
     assert found == [("a.jsonl.gz:1", "one"), ("a.jsonl.gz:2", "two"), ("b.txt.gz", "drei")]
