@@ -13,7 +13,7 @@ import pytest
 from experiments import export, finetune, pretrain
 from experiments.command_line import parse
 from experiments.trained import load_trained, started_from
-from jaxformer import Transformer, data, load_pretrained
+from jaxformer import Transformer, data, generate, load_pretrained
 from jaxformer import functional as F
 from jaxformer.parallel import MeshConfig
 from jaxformer.training.metrics import read_json_lines
@@ -244,3 +244,60 @@ def test_held_out_answers_are_measured_alone(templated, folder, capsys):
         size += len(answer.encode())
     final = read_json_lines(Path("out/metrics.jsonl"))[-1]["final_held_out_bits_per_byte"]
     assert len(held_out) >= 5 and final == pytest.approx(bits / size, rel=1e-4)
+
+
+CHAT = "{% for m in messages %}{{ m.role }}: {{ m.content }}<|im_end|>\n{% endfor %}"
+CHAT += "{% if add_generation_prompt %}assistant: {% endif %}"
+
+
+@pytest.mark.parity
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("kind", ["Qwen3", "Gemma2"])
+def test_transformers_reads_what_was_fine_tuned_from_a_folder_of_its_own(kind, tmp_path):
+    """Logits, the greedy answer to a question, the end of text, and the template."""
+    torch = pytest.importorskip("torch", reason="pip install 'jaxformer[parity]'")
+    transformers = pytest.importorskip("transformers", reason="pip install 'jaxformer[parity]'")
+    words = ("fox", "dog", "cat")
+    lines = [
+        {"prompt": f"Say {word} {n} times", "answer": " ".join([word] * n)}
+        for word in words
+        for n in range(1, 8)
+    ] * 20
+    Path("x.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    backend = data.train_bpe([f"{x['prompt']}\n{x['answer']}" for x in lines], vocab_size=300)
+    tokens = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend._backend, eos_token="<|im_end|>", chat_template=CHAT
+    )
+    tokens.add_special_tokens({"additional_special_tokens": ["<|im_end|>"]})
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 16}
+    ids = {"vocab_size": len(tokens), "eos_token_id": tokens.eos_token_id, "bos_token_id": None}
+    config = getattr(transformers, f"{kind}Config")(
+        **sizes, **ids, num_attention_heads=4, num_key_value_heads=2, pad_token_id=0
+    )
+    torch.manual_seed(0)
+    theirs = transformers.AutoModelForCausalLM.from_config(config)
+    theirs.save_pretrained("theirs")
+    tokens.save_pretrained("theirs")
+    given = ["--init", "theirs", "--corpus", "Instructions(path='x.jsonl')", "--length", "64"]
+    given += ["--batch-size", "8", "--epochs", "3", "--devices", "1", "--scan", "--output", "out"]
+    given += ["--optimizer.schedule", "Cosine(peak=3e-3, warmup_steps=5)", "--no-tensorboard"]
+    given += ["--held-out", "0.1", "--cache", "cache", "--sample-tokens", "None"]
+    finetune.main(parse(finetune.RUNS, "", given, begin=started_from))
+    found = losses("out")
+    assert found[-1] < found[0] / 2
+    export.main(export.Export(checkpoint=Path("out"), output=Path("ours")))
+    again = transformers.AutoModelForCausalLM.from_pretrained("ours").eval()
+    reader = transformers.AutoTokenizer.from_pretrained("ours")
+    assert reader.chat_template == CHAT
+    assert again.config.eos_token_id == again.generation_config.eos_token_id == ids["eos_token_id"]
+    asked = [{"role": "user", "content": "Say cat 3 times"}]
+    text = reader.apply_chat_template(asked, add_generation_prompt=True, tokenize=False)
+    prompt = torch.tensor([reader(text, add_special_tokens=False).input_ids])
+    answer = again.generate(prompt, max_new_tokens=12, do_sample=False)[0].tolist()
+    model = load_trained(Path("out"))
+    own = model.tokenizer.encode_rendered(text).tolist()
+    assert own == prompt[0].tolist()
+    logits = Transformer(model.config).apply({"params": model.params}, jnp.asarray([own]))
+    np.testing.assert_allclose(logits, again(prompt).logits.detach(), atol=1e-5)
+    ours = generate(model.config, model.params, [own], max_new_tokens=12, stop_tokens=model.stop)
+    assert np.asarray(ours)[0, : len(answer)].tolist() == answer
