@@ -237,4 +237,6 @@ def test_guides_and_notebooks_are_pages(site):
         assert (site / "experiments/guides" / f"{path.stem}.html").exists()
     for path in (ROOT / "notebooks").glob("*.ipynb"):
         assert "cell_output" in (site / "notebooks" / f"{path.stem}.html").read_text()
+    positions = (site / "notebooks" / "01_positions.html").read_text()
+    assert r"\theta_i = 10000^{-2i/d}" in positions and "$$PE" not in positions
     assert "experiments/guides/index.html" in (site / "index.html").read_text()

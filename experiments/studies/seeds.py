@@ -301,8 +301,7 @@ def held_out_nats(
     for batch in data.evaluation_batches(rows, batch_size=size):
         same = data.Batch(*(np.broadcast_to(x, (count, *x.shape)) for x in batch))
         total += np.asarray(program(params, place.put(same)), np.float64)
-    tokens = int(np.sum(rows.segments > 0))
-    return [float(x) for x in total / tokens]
+    return [float(x) for x in total / rows.num_targets]
 
 
 def shared_by(seeds: int, devices: Sequence[Any]) -> int:

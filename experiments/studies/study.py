@@ -159,7 +159,7 @@ def train_arms(
         "dtype": run.dtype,
         "corpus": str(run.corpus),
         "text": {"train": digest(text.train), "held_out": digest(text.held_out)},
-        "held_out_tokens": int(np.sum(text.held_out.segments > 0)),
+        "held_out_tokens": text.held_out.num_targets,
         "epochs": round(run.steps * run.batch_size / len(text.train), 2),
         "arms": [arm.name for arm in arms],
     }

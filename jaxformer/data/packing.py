@@ -186,9 +186,10 @@ def _stream_of_examples(
         stream += [*ids, end]
         counted += counts
     if cut:
-        print(
-            f"  {cut} of {len(documents)} instructions are longer than a row of {row_length} "
-            "tokens: what does not fit is left out."
+        warnings.warn(
+            f"{cut} of {len(documents)} instructions are longer than a row of {row_length} "
+            "tokens: what does not fit is left out.",
+            stacklevel=3,
         )
     opens = np.zeros(len(stream), bool)
     opens[starts] = True

@@ -62,11 +62,11 @@ def test_no_instruction_crosses_the_end_of_a_row(tmp_path):
     assert counted == ["bE", "bbE", "bE", "bbbE"]
 
 
-def test_what_is_longer_than_a_row_is_counted_and_said(tmp_path, capsys):
+def test_what_is_longer_than_a_row_is_counted_and_said(tmp_path):
     lines = [{"prompt": "abc", "answer": "defgh"}, {"prompt": "i", "answer": "j"}]
-    rows = rows_of(data.documents(write(tmp_path / "x.jsonl", *lines)), 6, tmp_path)
     said = "1 of 2 instructions are longer than a row of 6 tokens: what does not fit is left out."
-    assert said in capsys.readouterr().out
+    with pytest.warns(UserWarning, match=said):
+        rows = rows_of(data.documents(write(tmp_path / "x.jsonl", *lines)), 6, tmp_path)
     assert [spelt(rows[i].tokens) for i in (0, 1)] == ["EabcdeE", "EijEEEE"]
     assert rows.num_targets == 2 + 2  # of the first answer what fits, and no end
 

@@ -69,6 +69,7 @@ def test_a_file_system_without_locks_keeps_nobody_out(tmp_path, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", unknown)
     with held(tmp_path / "run"), held(tmp_path / "run"):
         (tmp_path / "run" / "result").touch()
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["lock", "result"]
 
 
 def test_names_are_taken_by_making_them(tmp_path):
