@@ -17,6 +17,7 @@ One folder is one run's at a time.
 
 import pprint
 import sys
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,6 +50,9 @@ FIXED = (
     "model", "tokenizer", "held_out", "length", "batch_size", "accumulation", "schedule_steps",
     "optimizer", "objective", "expert_room", "dtype", "seed",
 )  # fmt: skip
+
+
+SECONDS_BETWEEN = 10  # lines that say how much text is tokenised
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,13 +158,25 @@ RUNS = {
 }
 
 
+class Tokenising:
+    """Says now and then how much text is tokenised."""
+
+    def __init__(self) -> None:
+        self._told_at = time.monotonic()
+
+    def __call__(self, done: int, total: int) -> None:
+        if time.monotonic() - self._told_at > SECONDS_BETWEEN:
+            self._told_at = time.monotonic()
+            print(f"  tokenised {done / total:.0%} of {format_count(total)} bytes", flush=True)
+
+
 class Text(NamedTuple):
     """Rows to train on and to evaluate on, and what they were made from."""
 
     tokenizer: data.Tokenizer
     train: data.PackedRows
     held_out: data.PackedRows
-    documents: tuple[data.Document | data.Instruction, ...]  # held out
+    documents: data.Documents  # held out
     cache: Path  # of the rows
 
 
@@ -220,9 +236,9 @@ def read_corpus(run: Pretrain) -> Text:
     print(f"Corpus: {run.corpus}", flush=True)
     documents = data.documents(run.corpus, template=chat_template(run))
     parts = data.split(documents, held_out=run.held_out)
-    tokenizer = data.build_tokenizer(run.tokenizer, [d.text for d in parts.train])
+    tokenizer = data.build_tokenizer(run.tokenizer, (d.text for d in parts.train))
     train, held_out = (
-        data.pack(documents, tokenizer, row_length=run.length, folder=run.cache)
+        data.pack(documents, tokenizer, row_length=run.length, folder=run.cache, told=Tokenising())
         for documents in parts
     )
     for rows, name in ((train, "to train on"), (held_out, "held out")):
@@ -237,7 +253,7 @@ def read_corpus(run: Pretrain) -> Text:
             f"{format_count(rows.num_targets)} tokens",
             flush=True,
         )
-    return Text(tokenizer, train, held_out, tuple(parts.held_out), run.cache)
+    return Text(tokenizer, train, held_out, parts.held_out, run.cache)
 
 
 def train_on(
@@ -311,7 +327,7 @@ def encode_prompt(run: Pretrain, tokenizer: data.Tokenizer) -> list[int]:
     try:
         if template is not None and isinstance(tokenizer, data.BPETokenizer):
             asked = template.render([{"role": "user", "content": run.prompt}], answering=True)
-            prompt = tokenizer.encode_rendered(asked).tolist()
+            prompt = tokenizer.encode_rendered([asked])[0].tolist()
         else:
             prompt = [tokenizer.end_of_text, *tokenizer.encode(run.prompt).tolist()]
     except ValueError as error:

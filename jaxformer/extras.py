@@ -1,9 +1,13 @@
-"""What the extras of the package bring, for errors that say which one is missing."""
+"""What the extras of the package bring: imported where it is used, or named if it is missing."""
+
+import importlib
+from types import ModuleType
 
 # Modules by the extra that brings them; `pip install 'jaxformer[NAME]'`.
 EXTRAS = {
     "train": ("grain", "tokenizers", "tyro", "rich", "tensorboardX", "scipy", "jinja2"),
     "hub": ("huggingface_hub",),
+    "data": ("pyarrow",),
     "plots": ("matplotlib", "treescope"),
     "wandb": ("wandb",),
 }
@@ -24,3 +28,24 @@ def missing(error: ImportError) -> str:
         if isinstance(error, ModuleNotFoundError) and module in modules:
             return f"This needs {module}, which is not installed: pip install 'jaxformer[{extra}]'"
     return str(error)
+
+
+def import_extra(name: str) -> ModuleType:
+    """Import a module that an extra brings.
+
+    Args:
+        name: The module, such as ``"grain"``.
+
+    Returns:
+        The module.
+
+    Raises:
+        ImportError: It is not installed; the message says what to install.
+    """
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        # A module missing inside an installed library is that library's own story.
+        if error.name != name.partition(".")[0]:
+            raise
+        raise ImportError(missing(error)) from error

@@ -5,14 +5,12 @@ from jaxformer.data.batches import Batches as Batches
 from jaxformer.data.batches import evaluation_batches as evaluation_batches
 from jaxformer.data.corpus import Corpus as Corpus
 from jaxformer.data.corpus import Document as Document
+from jaxformer.data.corpus import Documents as Documents
 from jaxformer.data.corpus import Instruction as Instruction
 from jaxformer.data.corpus import Instructions as Instructions
-from jaxformer.data.corpus import Split as Split
 from jaxformer.data.corpus import StandardLibrary as StandardLibrary
 from jaxformer.data.corpus import TextFiles as TextFiles
 from jaxformer.data.corpus import documents as documents
-from jaxformer.data.corpus import gzip_bits_per_byte as gzip_bits_per_byte
-from jaxformer.data.corpus import split as split
 from jaxformer.data.exported_tokenizers import export_tokenizer as export_tokenizer
 from jaxformer.data.instructions import ChatTemplate as ChatTemplate
 from jaxformer.data.instructions import load_chat_template as load_chat_template
@@ -28,6 +26,9 @@ from jaxformer.data.rows import PackedRows as PackedRows
 from jaxformer.data.rows import Row as Row
 from jaxformer.data.saved_tokenizers import load_tokenizer as load_tokenizer
 from jaxformer.data.saved_tokenizers import tokenizer_from_json as tokenizer_from_json
+from jaxformer.data.splits import Split as Split
+from jaxformer.data.splits import gzip_bits_per_byte as gzip_bits_per_byte
+from jaxformer.data.splits import split as split
 from jaxformer.data.tokenizers import BPE as BPE
 from jaxformer.data.tokenizers import BPETokenizer as BPETokenizer
 from jaxformer.data.tokenizers import ByteLevel as ByteLevel

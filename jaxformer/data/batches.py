@@ -7,8 +7,8 @@ from typing import NamedTuple, SupportsIndex
 import numpy as np
 from jaxtyping import Bool, Int32
 
-from jaxformer.data.extras import import_extra
 from jaxformer.data.rows import PackedRows
+from jaxformer.extras import import_extra
 
 
 class Batch(NamedTuple):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxformer.data.extras import import_extra
+from jaxformer.extras import import_extra
 from jaxformer.json_files import read_json
 
 Pieces = tuple[tuple[str, bool], ...]

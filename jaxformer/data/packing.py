@@ -8,88 +8,102 @@ import os
 import secrets
 import shutil
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, UInt
 
 from jaxformer.data.corpus import AnyDocument, Instruction
-from jaxformer.data.rows import PackedRows, pack_stream
-from jaxformer.data.tokenizers import BPETokenizer, Tokenizer
+from jaxformer.data.row_writer import RowWriter
+from jaxformer.data.rows import PackedRows
+from jaxformer.data.tokenised import tokenised
+from jaxformer.data.tokenizers import Tokenizer
 from jaxformer.json_files import read_json
 
 # Raised whenever the layout of rows or files changes, so that older caches are not found.
 FORMAT = 2
 METADATA = "metadata.json"
-TOKENS_AT_ONCE = 1 << 20
-TEXTS_AT_ONCE = 64
 
 
 def pack(
-    documents: Sequence[AnyDocument],
+    documents: Iterable[AnyDocument],
     tokenizer: Tokenizer,
     *,
     row_length: int,
     folder: str | Path,
+    told: Callable[[int, int], None] | None = None,
 ) -> PackedRows:
     """Tokenise documents into rows, or open the rows if that was done before.
 
     The layout is that of `jaxformer.data.rows`. The files lie in a subfolder of ``folder`` whose
     name is a digest of the texts, the tokenizer, the row length and `FORMAT`. It appears there
     complete or not at all, also when several processes write it at once; one that was damaged
-    since, in a single bit, is written anew, with a warning. While writing, the tokens of all
-    documents are in memory.
+    since, in a single bit, is written anew, with a warning. Texts are tokenised on all cores, in
+    parts that are kept until the whole is written, so that what was ended goes on; a part is in
+    memory at a time.
 
     Args:
-        documents: At least one; all of them instructions, or none.
+        documents: At least one; all of them instructions, or none. They are gone through twice.
         tokenizer: Its vocabulary decides between 16 and 32 bits per token.
         row_length: Inputs of a row.
         folder: Where caches are kept; made if it is not there.
+        told: Called after each part with the bytes of text that are tokenised, and with all.
 
     Returns:
         The rows, memory-mapped.
 
     Raises:
         ValueError: The row length is below 1, or there is nothing to pack.
-        OSError: Writing failed. A full disk is reported with the folder and the bytes needed.
-            Nothing partial is left.
+        OSError: Writing failed. A full disk is reported with the folder and how far it went.
+            Nothing is left but the parts.
     """
     if row_length < 1:
         raise ValueError(f"row_length must be at least 1; got {row_length}.")
-    if not documents:
+    digest, size = _digest(documents, tokenizer, row_length=row_length)
+    if not size.documents:
         raise ValueError("There are 0 documents to pack.")
-    final = Path(folder) / _digest(documents, tokenizer, row_length=row_length)
+    final = Path(folder) / digest
     if final.exists():
         try:
             return open_packed(final)
         except ValueError as error:
             warnings.warn(f"Packing again: {error}", stacklevel=2)
-    counted = None
-    if examples := [each for each in documents if isinstance(each, Instruction)]:
-        stream, starts, counted = _stream_of_examples(examples, tokenizer, row_length)
-    else:
-        stream, starts = _stream(documents, tokenizer)
-    metadata = {
-        "end_of_text": tokenizer.end_of_text,
-        "num_documents": len(documents),
-        "num_bytes": sum(len(document.counted.encode()) for document in documents),
-        "num_targets": len(stream) - 1 if counted is None else int(counted.sum()),
-    }
-    layout = _layout(len(stream), stream.dtype, row_length=row_length)
-    if counted is not None:
-        layout["counted"] = (np.dtype(bool), layout["segments"][1])
+    written = 0
+    parts = final.with_name(f".{final.name}.parts")
     try:
         with _appearing(final) as partial:
-            _write(partial, stream, starts, counted, layout=layout, metadata=metadata)
+            with RowWriter(partial, tokenizer, row_length, whole=size.instructions) as writer:
+                for part in tokenised(documents, tokenizer, parts):
+                    writer.add(part)
+                    written += int(part.num_bytes)
+                    if told is not None:
+                        told(written, size.bytes)
+                writer.finish()
+            metadata = {
+                "end_of_text": tokenizer.end_of_text,
+                "num_documents": size.documents,
+                "num_bytes": size.counted,
+                "num_targets": writer.num_targets,
+            }
+            _describe(partial, metadata)
             # Opened before it has its name: another process may replace what bears that.
             rows = open_packed(partial)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        needed = sum(dtype.itemsize * rows * width for dtype, (rows, width) in layout.values())
-        message = f"No space left in {folder}: the packed rows need {needed} bytes"
+        message = (
+            f"No space left in {folder}, where {written:,} of {size.bytes:,} bytes of text are "
+            "tokenised; make room, and the same command goes on"
+        )
         raise OSError(error.errno, message) from error
+    shutil.rmtree(parts, ignore_errors=True)
+    if writer.cut:
+        warnings.warn(
+            f"{writer.cut} of {size.documents} instructions are longer than a row of {row_length} "
+            "tokens: what does not fit is left out.",
+            stacklevel=2,
+        )
     return rows
 
 
@@ -135,107 +149,34 @@ def _file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _digest(documents: Sequence[AnyDocument], tokenizer: Tokenizer, *, row_length: int) -> str:
+class Size(NamedTuple):
+    """How many documents, whether instructions, and the bytes of all text and of what counts."""
+
+    documents: int
+    instructions: bool
+    bytes: int
+    counted: int
+
+
+def _digest(
+    documents: Iterable[AnyDocument], tokenizer: Tokenizer, *, row_length: int
+) -> tuple[str, Size]:
     digest = hashlib.sha256(f"{FORMAT} {row_length} {tokenizer.to_json()}".encode())
+    size = Size(0, False, 0, 0)
     for document in documents:
         data = document.text.encode()
+        size = Size(
+            size.documents + 1,
+            isinstance(document, Instruction),
+            size.bytes + len(data),
+            size.counted + len(document.counted.encode()),
+        )
         # The length keeps two documents apart from one that joins them.
         digest.update(f" {len(data)} ".encode() + data)
         if isinstance(document, Instruction):
             said = [document.opens, *((len(text), counts) for text, counts in document.pieces)]
             digest.update(json.dumps(said).encode())
-    return digest.hexdigest()[:32]
-
-
-def _stream(
-    documents: Sequence[AnyDocument], tokenizer: Tokenizer
-) -> tuple[UInt[np.ndarray, " N"], Bool[np.ndarray, " N"]]:
-    """All tokens, and where documents begin; the last end of text begins none."""
-    dtype = _unsigned(tokenizer.vocab_size)
-    end = np.array([tokenizer.end_of_text], dtype)
-    parts, starts, place = [end], [], 0
-    for first in range(0, len(documents), TEXTS_AT_ONCE):
-        batch = documents[first : first + TEXTS_AT_ONCE]
-        for tokens in _encode(batch, tokenizer):
-            parts += [tokens.astype(dtype), end]
-            starts.append(place)
-            place += len(tokens) + 1
-    opens = np.zeros(place + 1, bool)
-    opens[starts] = True
-    return np.concatenate(parts), opens
-
-
-def _stream_of_examples(
-    documents: Sequence[Instruction], tokenizer: Tokenizer, row_length: int
-) -> tuple[UInt[np.ndarray, " N"], Bool[np.ndarray, " N"], Bool[np.ndarray, " N"]]:
-    """All tokens, where documents begin, and which tokens count; no document crosses a row."""
-    end, cut = tokenizer.end_of_text, 0
-    stream, starts, counted = [end], [], [False]
-    for document in documents:
-        ids, counts = _encode_pieces(document, tokenizer)
-        first = len(stream) - document.opens  # its first input
-        room = row_length - document.opens
-        if len(ids) > room:
-            ids, counts, cut = ids[:room], [*counts[:room], False], cut + 1
-        if first // row_length != (len(stream) + len(ids) - 1) // row_length:
-            fill = -first % row_length
-            stream += [end] * fill
-            counted += [False] * fill
-            first += fill
-        starts.append(first)
-        stream += [*ids, end]
-        counted += counts
-    if cut:
-        warnings.warn(
-            f"{cut} of {len(documents)} instructions are longer than a row of {row_length} "
-            "tokens: what does not fit is left out.",
-            stacklevel=3,
-        )
-    opens = np.zeros(len(stream), bool)
-    opens[starts] = True
-    return np.array(stream, _unsigned(tokenizer.vocab_size)), opens, np.array(counted)
-
-
-def _encode_pieces(document: Instruction, tokenizer: Tokenizer) -> tuple[list[int], list[bool]]:
-    """The tokens of a document, and whether each counts, with one more for its end of text."""
-    encode = tokenizer.encode
-    if not document.opens and isinstance(tokenizer, BPETokenizer):
-        encode = tokenizer.encode_rendered  # a template spells out special tokens
-    *pieces, (_, ends) = document.pieces
-    ids, counts = list[int](), list[bool]()
-    for text, piece_counts in pieces:
-        try:
-            found = encode(text).tolist()
-        except ValueError as error:
-            raise ValueError(f"{document.name}: {error}") from error
-        ids += found
-        counts += [piece_counts] * len(found)
-    return ids, [*counts, ends]
-
-
-def _encode(documents: Sequence[AnyDocument], tokenizer: Tokenizer) -> list[np.ndarray]:
-    """The tokens of each; an error says in which document it arose."""
-    try:
-        return tokenizer.encode_batch([document.text for document in documents])
-    except ValueError:
-        for document in documents:
-            try:
-                tokenizer.encode(document.text)
-            except ValueError as error:
-                raise ValueError(f"{document.name}: {error}") from error
-        raise
-
-
-def _unsigned(count: int) -> np.dtype:
-    """16 or 32 bits, whichever hold the numbers below ``count``."""
-    return np.dtype(np.uint16 if count <= 1 << 16 else np.uint32)
-
-
-def _layout(length: int, dtype: np.dtype, *, row_length: int) -> dict:
-    """Type and shape of each array of a stream's rows."""
-    rows = -(-(length - 1) // row_length)
-    places = (_unsigned(row_length + 1), (rows, row_length))
-    return {"tokens": (dtype, (rows, row_length + 1)), "segments": places, "positions": places}
+    return digest.hexdigest()[:32], size
 
 
 @contextlib.contextmanager
@@ -274,40 +215,9 @@ def _is_whole(folder: Path) -> bool:
     return True
 
 
-def _write(
-    folder: Path,
-    stream: UInt[np.ndarray, " N"],
-    starts: Bool[np.ndarray, " N"],
-    counted: Bool[np.ndarray, " N"] | None,
-    *,
-    layout: dict,
-    metadata: dict[str, int],
-) -> None:
-    num_rows, row_length = layout["segments"][1]
-    step = max(1, TOKENS_AT_ONCE // row_length)
-    end_of_text = metadata["end_of_text"]
-    with contextlib.ExitStack() as stack:
-        # Not memory maps: on a full disk, writing to one ends the process by a signal.
-        opened = {name: stack.enter_context(open(folder / f"{name}.npy", "wb")) for name in layout}
-        for name, (dtype, shape) in layout.items():
-            header = {"descr": dtype.str, "fortran_order": False, "shape": shape}
-            np.lib.format.write_array_header_1_0(opened[name], header)
-        for row in range(0, num_rows, step):
-            part = slice(row * row_length, (row + step) * row_length + 1)
-            packed = pack_stream(
-                stream[part], starts[part], row_length=row_length, end_of_text=end_of_text
-            )
-            arrays = packed._asdict()
-            if counted is not None:
-                of_targets = counted[row * row_length + 1 : (row + step) * row_length + 1]
-                fill = packed.segments.size - len(of_targets)
-                arrays["counted"] = np.pad(of_targets, (0, fill)).reshape(packed.segments.shape)
-            for name, array in arrays.items():
-                opened[name].write(np.ascontiguousarray(array, layout[name][0]).data)
-        for file in opened.values():
-            file.flush()
-            os.fsync(file.fileno())
-    paths = [folder / f"{name}.npy" for name in layout]
+def _describe(folder: Path, metadata: dict[str, int]) -> None:
+    """Write what is said of the rows of a folder, with a digest of each of its files."""
+    paths = sorted(folder.glob("*.npy"))
     files = {p.name: {"size": p.stat().st_size, "sha256": _file_digest(p)} for p in paths}
     content = {"format": FORMAT, "files": files, "metadata": metadata}
     saved = {"checksum": _checksum(content), "content": content}

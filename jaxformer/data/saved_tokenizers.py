@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-from jaxformer.data.extras import import_extra
 from jaxformer.data.tokenizers import (
     END_OF_TEXT,
     BPETokenizer,
@@ -11,6 +10,7 @@ from jaxformer.data.tokenizers import (
     CharacterTokenizer,
     Tokenizer,
 )
+from jaxformer.extras import import_extra
 from jaxformer.json_files import parse_object, read_json
 
 # Where a tokenizer of another library does not say how its texts end, one of these is it.

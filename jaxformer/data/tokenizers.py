@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Int32
 
 from jaxformer.config.checks import check_fields
-from jaxformer.data.extras import import_extra
+from jaxformer.extras import import_extra
 
 if TYPE_CHECKING:
     import tokenizers
@@ -222,11 +222,11 @@ class BPETokenizer:
         """Cut a text into pieces, with the special tokens that its makers put around one."""
         return np.array(self._backend.encode(text, add_special_tokens=True).ids, np.int32)
 
-    def encode_rendered(self, text: str) -> Int32[np.ndarray, " T"]:
-        """Cut a text into pieces in which special tokens are spelt out, as templates write them."""
+    def encode_rendered(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Encode many texts in which special tokens are spelt out, as templates write them."""
         self._backend.encode_special_tokens = False
         try:
-            return np.array(self._backend.encode(text, add_special_tokens=False).ids, np.int32)
+            return self.encode_batch(texts)
         finally:
             self._backend.encode_special_tokens = True
 

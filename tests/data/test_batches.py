@@ -191,7 +191,7 @@ def test_numbers_out_of_range_are_refused():
 def test_without_grain_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "grain", None)
     with pytest.raises(
-        ImportError, match=r"grain is not installed; `pip install 'jaxformer\[train"
+        ImportError, match=r"grain, which is not installed: pip install 'jaxformer\[train"
     ):
         Batches(numbered(3), batch_size=1, seed=0)
     assert len(list(evaluation_batches(numbered(3), batch_size=2))) == 2

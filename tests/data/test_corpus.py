@@ -7,9 +7,11 @@ import sys
 import sysconfig
 from pathlib import Path
 
+import pyarrow
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyarrow import parquet
 
 from jaxformer import data
 from jaxformer.data import Document, StandardLibrary, TextFiles
@@ -22,12 +24,20 @@ def write(root, files):
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
 
 
+def read(corpus):
+    return list(data.documents(corpus))
+
+
+def split(documents, **share):
+    return data.Split(*map(list, data.split(documents, **share)))
+
+
 def named(count):
     return [Document(f"{i}.txt", f"text {i}\n") for i in range(count)]
 
 
 def test_standard_library_is_megabytes_of_source_on_this_machine():
-    found = data.documents(StandardLibrary())
+    found = read(StandardLibrary())
     assert len(found) > 500
     assert sum(len(text.encode()) for _, text in found) > 8_000_000
     names = [name for name, _ in found]
@@ -39,7 +49,7 @@ def test_standard_library_is_megabytes_of_source_on_this_machine():
     root = Path(sysconfig.get_path("stdlib"))
     assert dict(found)["ast.py"].encode() == (root / "ast.py").read_bytes()
 
-    parts = data.split(found)
+    parts = split(found)
     share = sum(len(d.text) for d in parts.held_out) / sum(len(d.text) for d in found)
     assert abs(share - 0.05) < 1e-4
     assert 1.7 < data.gzip_bits_per_byte(parts.held_out) < 2.2
@@ -54,7 +64,7 @@ def test_standard_library_prints_its_version_and_licence():
 def test_a_standard_library_without_files_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
     with pytest.raises(ValueError, match=r"no text: no file in it, .* ends in \.py\."):
-        data.documents(StandardLibrary())
+        read(StandardLibrary())
 
 
 def test_a_folder_is_read_in_order_of_relative_names(tmp_path):
@@ -69,15 +79,15 @@ def test_a_folder_is_read_in_order_of_relative_names(tmp_path):
         "empty.txt": "",
     }
     write(tmp_path, files)
-    found = data.documents(TextFiles(path=str(tmp_path)))
+    found = read(TextFiles(path=str(tmp_path)))
     assert found == [("a.txt", "a"), ("a/deep/er/c.py", "c"), ("a/z.md", "z"), ("b.txt", "b")]
-    found = data.documents(TextFiles(path=str(tmp_path), suffixes=(".md",)))
+    found = read(TextFiles(path=str(tmp_path), suffixes=(".md",)))
     assert found == [("a/z.md", "z")]
 
 
 def test_one_file_of_any_name_is_one_document_with_its_line_ends(tmp_path):
     write(tmp_path, {"notes.anything": "a\r\nb\rc\n\ufeff\u2028"})
-    found = data.documents(TextFiles(path=str(tmp_path / "notes.anything")))
+    found = read(TextFiles(path=str(tmp_path / "notes.anything")))
     assert found == [("notes.anything", "a\r\nb\rc\n\ufeff\u2028")]
 
 
@@ -85,8 +95,8 @@ def test_each_line_of_jsonl_is_a_document(tmp_path):
     lines = ['{"body": "eins\\n\u2028 zwei"}', "", '{"body": ""}', '{"other": 1, "body": "drei"}']
     write(tmp_path, {"a/x.jsonl": "\r\n".join(lines) + "\n"})
     expected = [("a/x.jsonl:1", "eins\n\u2028 zwei"), ("a/x.jsonl:4", "drei")]
-    assert data.documents(TextFiles(path=str(tmp_path), field="body")) == expected
-    one = data.documents(TextFiles(path=str(tmp_path / "a/x.jsonl"), field="body"))
+    assert read(TextFiles(path=str(tmp_path), field="body")) == expected
+    one = read(TextFiles(path=str(tmp_path / "a/x.jsonl"), field="body"))
     assert one == [("x.jsonl:1", "eins\n\u2028 zwei"), ("x.jsonl:4", "drei")]
 
 
@@ -94,7 +104,7 @@ def test_each_line_of_jsonl_is_a_document(tmp_path):
     ("lines", "message"),
     [
         (['{"text": "a"}', '{"body": "b", "id": 3}'], "does not say text; it has body, id"),
-        (['{"text": "a"}', '{"text": null}'], "field 'text' is null; leave the line out"),
+        (['{"text": "a"}', '{"text": null}'], "field 'text' is null; leave it out"),
         (['{"text": "a"}', "[" * 100_000], "is nested too deeply"),
         (['{"text": "a"}', "{oops}"], "is not JSON: Expecting property name.* column 2"),
         (['{"text": "a"}', "[1]"], "is a list, not an object"),
@@ -105,26 +115,26 @@ def test_each_line_of_jsonl_is_a_document(tmp_path):
 def test_a_bad_line_of_jsonl_is_named(tmp_path, lines, message):
     write(tmp_path, {"x.jsonl": "\n".join(lines)})
     with pytest.raises(ValueError, match=rf"x\.jsonl line 2.*{message}"):
-        data.documents(TextFiles(path=str(tmp_path)))
+        read(TextFiles(path=str(tmp_path)))
 
 
 def test_bytes_that_are_not_utf8_are_named(tmp_path):
     write(tmp_path, {"bad.txt": b"a\nc\xe4d"})
     message = r"bad\.txt is not UTF-8: byte 0xe4 at offset 3 of 5, in line 2\. Convert it .*iconv"
     with pytest.raises(ValueError, match=message):
-        data.documents(TextFiles(path=str(tmp_path)))
+        read(TextFiles(path=str(tmp_path)))
 
 
 def test_a_missing_or_empty_corpus_is_refused(tmp_path):
     with pytest.raises(ValueError, match="nowhere does not exist"):
-        data.documents(TextFiles(path=str(tmp_path / "nowhere")))
+        read(TextFiles(path=str(tmp_path / "nowhere")))
     with pytest.raises(ValueError, match=r"no file in it, .* ends in \.txt or \.md or"):
-        data.documents(TextFiles(path=str(tmp_path)))
+        read(TextFiles(path=str(tmp_path)))
     write(tmp_path, {"a.txt": "", "b.jsonl": '{"text": ""}\n{"text": ""}'})
     with pytest.raises(ValueError, match="no text: 2 files to read, 3 documents, all empty"):
-        data.documents(TextFiles(path=str(tmp_path)))
+        read(TextFiles(path=str(tmp_path)))
     with pytest.raises(ValueError, match=r"a\.txt has no text: 1 files to read, 1 documents"):
-        data.documents(TextFiles(path=str(tmp_path / "a.txt")))
+        read(TextFiles(path=str(tmp_path / "a.txt")))
 
 
 @given(
@@ -136,7 +146,7 @@ def test_a_split_holds_out_the_share_to_the_character(texts, share):
     documents = [Document(name, text) for name, text in texts.items()]
     total = sum(len(text.encode()) for text in texts.values())
     try:
-        train, held_out = data.split(documents, held_out=share)
+        train, held_out = split(documents, held_out=share)
     except ValueError:
         # Without the bytes that a cut may not part, one side has nothing.
         assert round(share * total) == 0 or total - round(share * total) <= 3
@@ -148,7 +158,7 @@ def test_a_split_holds_out_the_share_to_the_character(texts, share):
 
 def test_a_split_parts_no_text_twice_and_keeps_the_order():
     documents = named(60)
-    train, held_out = data.split(documents, held_out=0.3)
+    train, held_out = split(documents, held_out=0.3)
     halves = [d for part in (train, held_out) for d in part if d not in documents]
     assert len(halves) == 2 and halves[0].name.endswith("]") and halves[1].name.endswith(":]")
     before = halves[0].name.split("[")[0]
@@ -167,20 +177,20 @@ def test_a_few_books_leave_the_share_asked_for(count):
         Document(f"book {i}.txt", "A line of a book.\n" * (1000 + 700 * i)) for i in range(count)
     ]
     total = sum(len(book.text) for book in books)
-    train, held_out = data.split(books, held_out=0.05)
+    train, held_out = split(books, held_out=0.05)
     assert sum(len(part.text) for part in held_out) == round(0.05 * total)
     assert sum(len(part.text) for part in train) == total - round(0.05 * total)
 
 
 def test_a_split_does_not_depend_on_the_order_of_the_list():
     documents = named(200)
-    before = data.split(documents, held_out=0.13)
-    after = data.split(random.Random(0).sample(documents, 200), held_out=0.13)
+    before = split(documents, held_out=0.13)
+    after = split(random.Random(0).sample(documents, 200), held_out=0.13)
     assert [set(part) for part in after] == [set(part) for part in before]
 
 
 def test_a_larger_share_holds_out_the_same_text_and_more():
-    small, large = (data.split(named(2000), held_out=share) for share in (0.05, 0.3))
+    small, large = (split(named(2000), held_out=share) for share in (0.05, 0.3))
     whole = {d for d in small.held_out if not d.name.endswith(":]")}
     assert len(whole) >= len(small.held_out) - 1 and whole < set(large.held_out)
 
@@ -190,7 +200,7 @@ def test_a_split_is_known_by_value():
     digests = {"0.txt": "008f", "32.txt": "0fab", "49.txt": "0430"}
     assert sorted(digests, key=digests.get) == ["0.txt", "49.txt", "32.txt"]
     documents = [Document(f"{i}.txt", "twenty bytes of text") for i in range(60)]
-    found = data.split(documents, held_out=50 / 1200).held_out
+    found = split(documents, held_out=50 / 1200).held_out
     assert found == [
         ("0.txt", "twenty bytes of text"),
         ("32.txt[10:]", "es of text"),
@@ -200,28 +210,28 @@ def test_a_split_is_known_by_value():
 
 def test_one_book_is_split_inside():
     text = "".join(f"line {i}\n" for i in range(10))
-    (train,), (held_out,) = data.split([Document("a.txt", text)], held_out=0.25)
+    (train,), (held_out,) = split([Document("a.txt", text)], held_out=0.25)
     assert train == ("a.txt[:52]", text[:52]) and held_out == ("a.txt[52:]", text[52:])
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -0.1, 5.0, float("nan")])
 def test_a_share_out_of_range_is_refused(share):
     with pytest.raises(ValueError, match=f"held_out must lie between 0 and 1; got {share}"):
-        data.split(named(3), held_out=share)
+        split(named(3), held_out=share)
 
 
 def test_a_split_with_an_empty_part_is_refused():
     said = "held_out=0.001 of 9 documents, 63 bytes in all, leaves 63 bytes to train on and 0 held"
     with pytest.raises(ValueError, match=said):
-        data.split(named(9), held_out=0.001)
+        split(named(9), held_out=0.001)
     with pytest.raises(ValueError, match="leaves 0 bytes to train on and 63 held out"):
-        data.split(named(9), held_out=0.999)
+        split(named(9), held_out=0.999)
     with pytest.raises(ValueError, match="of 0 documents, 0 bytes in all, leaves 0 bytes"):
-        data.split([])
+        split([])
     with pytest.raises(ValueError, match="of 1 documents, 4 bytes in all, leaves 0 bytes to train"):
-        data.split([Document("a", "🙂")], held_out=0.5)
+        split([Document("a", "🙂")], held_out=0.5)
     with pytest.raises(ValueError, match="3 documents have 2 names"):
-        data.split([Document("a", "x"), Document("b", "x"), Document("a", "y")])
+        split([Document("a", "x"), Document("b", "x"), Document("a", "y")])
 
 
 def test_a_folder_that_cannot_be_read_is_no_smaller_corpus(tmp_path, monkeypatch):
@@ -235,19 +245,19 @@ def test_a_folder_that_cannot_be_read_is_no_smaller_corpus(tmp_path, monkeypatch
 
     monkeypatch.setattr(os, "scandir", closed)
     with pytest.raises(PermissionError, match="closed"):
-        data.documents(TextFiles(path=str(tmp_path)))
+        read(TextFiles(path=str(tmp_path)))
 
 
 def test_links_in_a_circle_end(tmp_path):
     write(tmp_path, {"a/b.txt": "b"})
     (tmp_path / "a/up").symlink_to(tmp_path)
     (tmp_path / "self.txt").symlink_to(tmp_path / "self.txt")
-    assert data.documents(TextFiles(path=str(tmp_path))) == [("a/b.txt", "b")]
+    assert read(TextFiles(path=str(tmp_path))) == [("a/b.txt", "b")]
 
 
 def test_a_byte_order_mark_before_jsonl_is_no_text(tmp_path):
     write(tmp_path, {"x.jsonl": '\ufeff{"text": "a"}'})
-    assert data.documents(TextFiles(path=str(tmp_path))) == [("x.jsonl:1", "a")]
+    assert read(TextFiles(path=str(tmp_path))) == [("x.jsonl:1", "a")]
 
 
 def test_gzip_bits_per_byte_is_that_of_the_joined_text():
@@ -256,7 +266,7 @@ def test_gzip_bits_per_byte_is_that_of_the_joined_text():
     assert data.gzip_bits_per_byte(documents) == 8 * size / 1300
     noise = random.Random(0).randbytes(20_000).hex()
     assert 4.0 < data.gzip_bits_per_byte([Document("n", noise)]) < 4.7
-    with pytest.raises(ValueError, match="1 documents have 0 bytes of text"):
+    with pytest.raises(ValueError, match="The documents have 0 bytes of text"):
         data.gzip_bits_per_byte([Document("a", "")])
 
 
@@ -265,8 +275,8 @@ def test_corpus_and_split_are_the_same_in_every_process(tmp_path):
     write(tmp_path, {f"{i % 7}/{i}.txt": f"text {i}" for i in range(60)})
     script = (
         "import sys, json; from jaxformer import data\n"
-        "found = data.documents(data.TextFiles(path=sys.argv[1]))\n"
-        "print(json.dumps([found, *data.split(found, held_out=0.3)]))"
+        "found = [*data.documents(data.TextFiles(path=sys.argv[1]))]\n"
+        "print(json.dumps([found, *map(list, data.split(found, held_out=0.3))]))"
     )
     seen = [
         subprocess.run(
@@ -286,8 +296,67 @@ def test_what_is_packed_is_read_as_what_it_holds(tmp_path):
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b'{"text": "one"}\n{"text": "two"}\n'))
     (tmp_path / "b.txt.gz").write_bytes(gzip.compress(b"drei"))
     (tmp_path / "c.bin.gz").write_bytes(gzip.compress(b"not read"))
-    found = data.documents(data.TextFiles(path=str(tmp_path)))
+    found = read(data.TextFiles(path=str(tmp_path)))
     assert found == [("a.jsonl.gz:1", "one"), ("a.jsonl.gz:2", "two"), ("b.txt.gz", "drei")]
     (tmp_path / "b.txt.gz").write_bytes(gzip.compress(b"drei")[:-9])
     with pytest.raises(ValueError, match=r"b\.txt\.gz cannot be unpacked: "):
-        data.documents(data.TextFiles(path=str(tmp_path / "b.txt.gz")))
+        read(data.TextFiles(path=str(tmp_path / "b.txt.gz")))
+
+
+ROWS = [{"text": f"row {i}", "number": i} for i in range(2500)]
+
+
+def write_table(path, rows=ROWS):
+    """As their makers write them: Parquet, a stream of Arrow, or Arrow with an index."""
+    table = pyarrow.Table.from_pylist(rows)
+    if path.suffix == ".parquet":
+        return parquet.write_table(table, path, row_group_size=700)
+    new = pyarrow.ipc.new_stream if path.name.startswith("data") else pyarrow.ipc.new_file
+    with pyarrow.OSFile(str(path), "wb") as file, new(file, table.schema) as writer:
+        writer.write_table(table, max_chunksize=700)
+
+
+@pytest.mark.parametrize("name", ["x.parquet", "data-0.arrow", "index.arrow", "x.jsonl.zst"])
+def test_rows_of_tables_are_documents(tmp_path, name):
+    if name.endswith(".zst"):
+        lines = "".join(json.dumps(row) + "\n" for row in ROWS)
+        with pyarrow.output_stream(tmp_path / name, compression="zstd") as file:
+            file.write(lines.encode())
+    else:
+        write_table(tmp_path / name)
+    expected = [(f"{name}:{i}", row["text"]) for i, row in enumerate(ROWS, start=1)]
+    assert read(TextFiles(path=str(tmp_path))) == expected
+    with pytest.raises(ValueError, match=rf"{name} (row|line) 1 does not say body; it has text, n"):
+        read(TextFiles(path=str(tmp_path), field="body"))
+    content = (tmp_path / name).read_bytes()
+    (tmp_path / name).write_bytes(content[: len(content) // 2])
+    with pytest.raises(ValueError, match=rf"{name} cannot be (read|unpacked): "):
+        read(TextFiles(path=str(tmp_path)))
+
+
+def test_conversations_stand_in_tables_too(tmp_path):
+    talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}]
+    write_table(tmp_path / "x.parquet", [{"messages": talk}, {"messages": talk[:2]}])
+    template = data.ChatTemplate("{% for m in messages %}{{ m.content }};{% endfor %}", {})
+    corpus = data.Instructions(path=str(tmp_path))
+    assert [d.text for d in data.documents(corpus, template=template)] == ["Hi;Yes;"] * 2
+
+
+def test_a_dataset_that_was_saved_is_read_by_its_split(tmp_path):
+    """The folder as `Dataset.save_to_disk` and `DatasetDict.save_to_disk` of datasets lay it."""
+    for name in ("train", "test"):
+        (tmp_path / name).mkdir()
+        write_table(tmp_path / name / "data-00000-of-00001.arrow", ROWS[:9])
+        (tmp_path / name / "state.json").write_text("{}")
+    write_table(tmp_path / "train" / "cache-0123.arrow", ROWS[:2])
+    (tmp_path / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    assert len(read(TextFiles(path=str(tmp_path / "train")))) == 9
+    with pytest.raises(ValueError, match="holds the splits test, train of a dataset; name the"):
+        read(TextFiles(path=str(tmp_path)))
+
+
+def test_without_pyarrow_the_error_says_what_to_install(tmp_path, monkeypatch):
+    write_table(tmp_path / "x.parquet")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ImportError, match=r"pip install 'jaxformer\[data\]'"):
+        read(TextFiles(path=str(tmp_path)))

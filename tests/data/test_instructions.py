@@ -166,11 +166,11 @@ def test_templates_are_run_in_a_sandbox_and_must_be_consistent(source, message):
 def test_a_line_that_is_no_instruction_is_refused_with_its_place(line, message, tmp_path):
     corpus = write(tmp_path / "x.jsonl", {"prompt": "a", "answer": "b"}, line)
     with pytest.raises(ValueError, match=message):
-        data.documents(corpus)
+        list(data.documents(corpus))
 
 
 def test_instructions_are_held_out_whole(tmp_path):
     lines = [{"prompt": f"{n}?", "answer": "x" * n} for n in range(1, 30)]
     documents = data.documents(write(tmp_path / "x.jsonl", *lines))
-    train, held_out = data.split(documents, held_out=0.2)
+    train, held_out = map(list, data.split(documents, held_out=0.2))
     assert sorted([*train, *held_out]) == sorted(documents) and len(held_out) > 1

@@ -14,15 +14,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxformer import data
-from jaxformer.data import Document, packing
+from jaxformer.data import Document, packing, row_writer, tokenised
 from jaxformer.data.rows import pack_stream
 
 END = 256
 
 
+def whole_of(tmp_path):
+    """The caches that are there; what begins with a dot is not whole."""
+    return [path for path in (tmp_path / "cache").iterdir() if path.name[0] != "."]
+
+
 def folder_of(tmp_path):
-    (found,) = (tmp_path / "cache").iterdir()
+    (found,) = whole_of(tmp_path)
     return found
+
+
+def only_parts_are_left(tmp_path):
+    (parts,) = (tmp_path / "cache").iterdir()
+    return parts.name.endswith(".parts") and {path.suffix for path in parts.iterdir()} == {".npz"}
 
 
 def by_hand(tokens, starts, row_length):
@@ -112,13 +122,24 @@ def test_a_document_looks_the_same_wherever_it_lies(pack):
         assert positions.tolist() == list(range(6))
 
 
-def test_writing_in_parts_gives_the_same_files(tmp_path, documents, tokenizer, monkeypatch):
-    whole = data.pack(documents, tokenizer, row_length=13, folder=tmp_path / "a")
-    monkeypatch.setattr(packing, "TOKENS_AT_ONCE", 29)
-    monkeypatch.setattr(packing, "TEXTS_AT_ONCE", 3)
-    parts = data.pack(documents, tokenizer, row_length=13, folder=tmp_path / "b")
-    for name in ("tokens", "segments", "positions"):
-        assert np.array_equal(getattr(whole, name), getattr(parts, name))
+@pytest.mark.parametrize("kind", ["texts", "instructions"])
+@pytest.mark.parametrize("row_length", [13, 100, 3000])
+def test_writing_in_parts_gives_the_same_files(
+    tmp_path, documents, tokenizer, monkeypatch, kind, row_length
+):
+    if kind == "instructions":
+        documents = [
+            data.Instruction(name, text, ((text[:9], False), (text[9:], True), ("", True)), True)
+            for name, text in documents
+        ]
+        row_length *= 20  # none is longer
+    whole = data.pack(documents, tokenizer, row_length=row_length, folder=tmp_path / "a")
+    monkeypatch.setattr(row_writer, "TOKENS_AT_ONCE", 29)
+    monkeypatch.setattr(tokenised, "CHARACTERS_AT_ONCE", 100)
+    parts = data.pack(documents, tokenizer, row_length=row_length, folder=tmp_path / "b")
+    files = [{p.name: p.read_bytes() for p in tmp_path.rglob(f"{x}/*/*")} for x in "ab"]
+    assert files[0] == files[1] and len(files[0]) == 4 + (kind == "instructions")
+    assert whole.num_targets == parts.num_targets == whole.mask(slice(None)).sum()
 
 
 def test_rows_are_sequences(pack, documents):
@@ -158,7 +179,7 @@ def test_positions_have_the_bits_the_row_length_needs(pack):
 
 def test_packing_again_opens_what_is_there(pack, tmp_path, documents, monkeypatch):
     first = pack(documents)
-    monkeypatch.setattr(packing, "_stream", None)
+    monkeypatch.setattr(packing, "tokenised", None)
     again = pack(documents)
     assert np.array_equal(first.tokens, again.tokens) and again.num_bytes == first.num_bytes
     opened = data.open_packed(folder_of(tmp_path))
@@ -168,7 +189,7 @@ def test_packing_again_opens_what_is_there(pack, tmp_path, documents, monkeypatc
 def test_another_text_tokenizer_or_length_is_another_cache(pack, tmp_path):
     pack([Document("a", "bc")])
     pack([Document("other name", "bc")])
-    assert len(list((tmp_path / "cache").iterdir())) == 1
+    assert len(whole_of(tmp_path)) == 1
     pack([Document("a", "b"), Document("b", "c")])
     pack([Document("a", "bd")])
     pack([Document("a", "bc")], row_length=11)
@@ -313,20 +334,48 @@ def test_another_format_is_told(pack, tmp_path, documents, monkeypatch):
     assert len(list((tmp_path / "cache").iterdir())) == 2
 
 
-@pytest.mark.parametrize("where", ["_write", "_publish"])
+@pytest.mark.parametrize("where", ["_describe", "_publish"])
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-def test_an_interrupted_writer_leaves_nothing(pack, tmp_path, documents, monkeypatch, where, error):
-    def interrupted(folder, *args, **kwargs):
-        if where == "_write":
-            (folder / "tokens.npy").write_bytes(b"half")
+def test_an_interrupted_writer_leaves_parts_alone(
+    pack, tmp_path, documents, monkeypatch, where, error
+):
+    def interrupted(*args, **kwargs):
         raise error
 
     with monkeypatch.context() as patch:
         patch.setattr(packing, where, interrupted)
         with pytest.raises(error):
             pack(documents)
-    assert list((tmp_path / "cache").iterdir()) == []
+    assert only_parts_are_left(tmp_path)
     assert len(pack(documents)) > 1
+    assert list((tmp_path / "cache").iterdir()) == [folder_of(tmp_path)]
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_what_was_tokenised_is_not_tokenised_again(pack, tmp_path, documents, monkeypatch, damaged):
+    """Ended within the third part; a part that was damaged since is made anew."""
+    expected = pack(documents).digest()
+    shutil.rmtree(folder_of(tmp_path))
+    monkeypatch.setattr(tokenised, "CHARACTERS_AT_ONCE", 400)
+    texts, encoded = "".join(d.text for d in documents), []
+
+    class Ending(data.ByteTokenizer):
+        def encode_batch(self, texts):
+            if len(encoded) == ends:
+                raise KeyboardInterrupt
+            encoded.append("".join(texts))
+            return super().encode_batch(texts)
+
+    ends = 2
+    with pytest.raises(KeyboardInterrupt):
+        pack(documents, tokenizer=Ending())
+    assert only_parts_are_left(tmp_path) and 0 < len("".join(encoded)) < len(texts)
+    again = encoded.pop(0) if damaged else ""
+    if damaged:
+        flip("0.npz", 300)(next((tmp_path / "cache").glob(".*.parts")))
+    ends = None
+    assert pack(documents, tokenizer=Ending()).digest() == expected
+    assert sorted("".join(encoded)) == sorted(texts) and again in encoded + [""]
 
 
 def test_a_killed_writer_leaves_nothing_that_is_used(tmp_path):
@@ -347,8 +396,9 @@ def test_a_killed_writer_leaves_nothing_that_is_used(tmp_path):
         )
 
     assert run("kill").returncode == -9
-    (left,) = tmp_path.iterdir()
+    left, parts = sorted(tmp_path.iterdir(), key=lambda path: path.name.endswith(".parts"))
     assert left.name.startswith(".") and (left / "metadata.json").exists()
+    assert [path.name for path in parts.iterdir()] == ["0.npz"]
     after = run("finish")
     assert after.returncode == 0 and after.stdout == b"3\n"
     assert sum(not path.name.startswith(".") for path in tmp_path.iterdir()) == 1
@@ -357,13 +407,13 @@ def test_a_killed_writer_leaves_nothing_that_is_used(tmp_path):
 def test_two_writers_at_once_agree(pack, tmp_path, documents, monkeypatch):
     """Both find nothing, both write, the later one leaves the earlier one's files in place."""
     barrier = threading.Barrier(2, timeout=30)
-    write = packing._write
+    describe = packing._describe
 
     def together(*args, **kwargs):
-        write(*args, **kwargs)
+        describe(*args, **kwargs)
         barrier.wait()
 
-    monkeypatch.setattr(packing, "_write", together)
+    monkeypatch.setattr(packing, "_describe", together)
     found = []
     threads = [threading.Thread(target=lambda: found.append(pack(documents))) for _ in range(2)]
     for thread in threads:
@@ -391,24 +441,23 @@ def test_a_rename_that_fails_is_a_failure(pack, tmp_path, documents, monkeypatch
     monkeypatch.setattr(os, "rename", refused)
     with pytest.raises(OSError, match="Permission denied"):
         pack(documents)
-    assert list((tmp_path / "cache").iterdir()) == []
+    assert only_parts_are_left(tmp_path)
 
 
-def test_a_full_disk_leaves_nothing_and_says_what_is_needed(pack, tmp_path, documents, monkeypatch):
-    rows = pack(documents)
-    needed = rows.tokens.nbytes + rows.segments.nbytes + rows.positions.nbytes
-    shutil.rmtree(folder_of(tmp_path))
+def test_a_full_disk_leaves_parts_alone_and_says_how_far_it_went(
+    pack, tmp_path, documents, monkeypatch
+):
+    size = sum(len(document.text.encode()) for document in documents)
 
     def full(descriptor):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(
-        OSError, match=rf"in .*cache: the packed rows need {needed} bytes"
-    ) as caught:
+    said = rf"in .*cache, where {size:,} of {size:,} bytes of text are tokenised; make room"
+    with pytest.raises(OSError, match=said) as caught:
         pack(documents)
     assert caught.value.errno == errno.ENOSPC
-    assert list((tmp_path / "cache").iterdir()) == []
+    assert only_parts_are_left(tmp_path)
 
 
 def test_another_failure_to_write_is_passed_on(pack, documents, monkeypatch):

@@ -138,7 +138,7 @@ def test_training_is_the_same_in_every_process():
     """Also with other seeds of Python's hashing and another number of threads."""
     script = (
         "import hashlib, pathlib; from jaxformer import data\n"
-        "found = data.documents(data.StandardLibrary())[:40]\n"
+        "found = [*data.documents(data.StandardLibrary())][:40]\n"
         "texts = [d.text for d in found]\n"
         "saved = data.train_bpe(texts, vocab_size=600).to_json()\n"
         "print(hashlib.sha256(saved.encode()).hexdigest())"
@@ -251,7 +251,7 @@ def test_an_end_of_text_that_is_no_text_is_refused(tmp_path):
 
 def test_without_the_library_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    message = r"tokenizers is not installed; `pip install 'jaxformer\[train\]'`"
+    message = r"tokenizers, which is not installed: pip install 'jaxformer\[train\]'"
     with pytest.raises(ImportError, match=message):
         data.train_bpe(TEXTS, vocab_size=300)
     with pytest.raises(ImportError, match=message):

@@ -229,7 +229,7 @@ def test_held_out_answers_are_measured_alone(templated, folder, capsys):
     assert "Sample:" in capsys.readouterr().out
     model, tokenizer = load_trained(Path("out")), data.load_tokenizer(folder)
     template = data.load_chat_template(folder)
-    held_out = data.split(data.documents(corpus, template=template), held_out=0.1).held_out
+    held_out = [*data.split(data.documents(corpus, template=template), held_out=0.1).held_out]
     bits, size = 0.0, 0
     for document in held_out:
         told, answer = document.pieces[0][0], document.pieces[1][0]
@@ -295,7 +295,7 @@ def test_transformers_reads_what_was_fine_tuned_from_a_folder_of_its_own(kind, t
     prompt = torch.tensor([reader(text, add_special_tokens=False).input_ids])
     answer = again.generate(prompt, max_new_tokens=12, do_sample=False)[0].tolist()
     model = load_trained(Path("out"))
-    own = model.tokenizer.encode_rendered(text).tolist()
+    own = model.tokenizer.encode_rendered([text])[0].tolist()
     assert own == prompt[0].tolist()
     logits = Transformer(model.config).apply({"params": model.params}, jnp.asarray([own]))
     np.testing.assert_allclose(logits, again(prompt).logits.detach(), atol=1e-5)

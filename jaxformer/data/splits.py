@@ -1,0 +1,129 @@
+"""Which documents are held out, and what a model of them has to beat."""
+
+import hashlib
+import zlib
+from array import array
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxformer.data.corpus import AnyDocument, Document, Documents, Instruction
+
+
+class Split(NamedTuple):
+    """Documents to learn from and documents never learned from."""
+
+    train: Documents
+    held_out: Documents
+
+
+def split(documents: Iterable[AnyDocument], *, held_out: float = 0.05) -> Split:
+    """Divide documents into those to train on and those to evaluate on.
+
+    In the order of a digest of their names, documents are held out until the share of all bytes is
+    reached. The one that crosses it is cut in two, and its end held out, so that the share is met
+    to the byte, or to the character where that has several. A single document is cut likewise;
+    instructions are not, and the one that crosses the share is held out. The
+    order of the list does not matter, and a larger share holds out the same text and more.
+
+    Args:
+        documents: Their names are unique. They are gone through once here, and once whenever a
+            part is.
+        held_out: The share of the bytes of their text, in UTF-8, to hold out; between 0 and 1.
+
+    Returns:
+        Both parts, in the order given. The halves of a document that was cut are named by the
+        characters they have: ``name[:n]`` and ``name[n:]``.
+
+    Raises:
+        ValueError: The share is out of range, two documents have one name, or a part would be
+            empty.
+    """
+    if not 0 < held_out < 1:
+        raise ValueError(f"held_out must lie between 0 and 1; got {held_out}.")
+    # Digests and sizes alone are kept, 24 bytes a document.
+    digests, counts = bytearray(), array("q")
+    for document in documents:
+        digests += _place(document.name)
+        counts.append(len(document.text.encode()))
+    sizes = np.array(counts)
+    places = np.frombuffer(bytes(digests), ">u8").reshape(-1, 2)
+    order = np.lexsort((places[:, 1], places[:, 0]))
+    same = (places[order][1:] == places[order][:-1]).all(axis=1)
+    if same.any():
+        raise ValueError(
+            f"{len(sizes)} documents have {len(sizes) - same.sum()} names; a split needs one each."
+        )
+    # Of each document, the bytes at its end that are held out.
+    total, ends = int(sizes.sum()), np.empty_like(sizes)
+    before = np.cumsum(sizes[order]) - sizes[order]
+    ends[order] = np.clip(round(held_out * total) - before, 0, sizes[order])
+
+    def part(which: int) -> Iterator[AnyDocument]:
+        for document, end in zip(documents, ends.tolist(), strict=True):
+            half = _cut(document, end=end)[which]
+            if half.text:
+                yield half
+
+    parts = Split(*(Documents(partial(part, which)) for which in (0, 1)))
+    if any(next(iter(documents), None) is None for documents in parts):
+        left = [sum(len(d.text.encode()) for d in part) for part in parts]
+        raise ValueError(
+            f"held_out={held_out} of {len(sizes)} documents, {total} bytes in all, leaves "
+            f"{left[0]} bytes to train on and {left[1]} held out; give more text or another "
+            "share."
+        )
+    return parts
+
+
+def gzip_bits_per_byte(documents: Iterable[AnyDocument]) -> float:
+    """Size under ``gzip -9`` in bits per byte: what a model of the text has to beat.
+
+    ``8 * len(gzip(text)) / len(text)`` of all texts joined, in UTF-8.
+
+    Args:
+        documents: At least one byte of text.
+
+    Returns:
+        Bits per byte.
+
+    Raises:
+        ValueError: There is no text.
+    """
+    packer = zlib.compressobj(9, wbits=31)  # the form of gzip
+    size = packed = 0
+    for document in documents:
+        data = document.counted.encode()
+        size += len(data)
+        packed += len(packer.compress(data))
+    if not size:
+        raise ValueError("The documents have 0 bytes of text; nothing to compress.")
+    return 8 * (packed + len(packer.flush())) / size
+
+
+def _place(name: str) -> bytes:
+    """Where a name stands in the order of holding out, the same in every process.
+
+    Any digest would do for a share that is met exactly; what this one holds out of the standard
+    library is spread over its files (with SHA-256, one file is 62% of it).
+    """
+    return hashlib.md5(name.encode(), usedforsecurity=False).digest()
+
+
+def _cut(document: AnyDocument, *, end: int) -> tuple[AnyDocument, AnyDocument]:
+    """A document without its last ``end`` bytes, and those; no character is cut."""
+    name = document.name
+    if not end or isinstance(document, Instruction):  # an answer stays with what was asked
+        nothing = Document(name, "")
+        return (nothing, document) if end else (document, nothing)
+    data = document.text.encode()
+    at = len(data) - end
+    while at < len(data) and data[at] & 0xC0 == 0x80:  # inside a character of UTF-8
+        at -= 1
+    start, rest = data[:at].decode(), data[at:].decode()
+    if not start or not rest:
+        return Document(name, start), Document(name, rest)
+    place = len(start)
+    return Document(f"{name}[:{place}]", start), Document(f"{name}[{place}:]", rest)
