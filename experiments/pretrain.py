@@ -19,6 +19,7 @@ import pprint
 import sys
 import time
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -174,8 +175,8 @@ class Text(NamedTuple):
     """Rows to train on and to evaluate on, and what they were made from."""
 
     tokenizer: data.Tokenizer
-    train: data.PackedRows
-    held_out: data.PackedRows
+    train: data.AnyRows
+    held_out: data.AnyRows
     documents: data.Documents  # held out
     cache: Path  # of the rows
 
@@ -198,7 +199,7 @@ def main(run: Pretrain) -> Path:
     return output
 
 
-def in_epochs(run: Pretrain, epochs: float, rows: data.PackedRows) -> Pretrain:
+def in_epochs(run: Pretrain, epochs: float, rows: data.AnyRows) -> Pretrain:
     """A run of as many updates as go so many times through the rows."""
     steps = max(1, round(epochs * len(rows) / run.batch_size))
     warmup = min(run.optimizer.schedule.warmup_steps, max(1, steps // 10))
@@ -234,9 +235,27 @@ def read_corpus(run: Pretrain) -> Text:
         ValueError: The text cannot be read, split or encoded, or a part fills no row.
     """
     print(f"Corpus: {run.corpus}", flush=True)
-    documents = data.documents(run.corpus, template=chat_template(run))
-    parts = data.split(documents, held_out=run.held_out)
-    tokenizer = data.build_tokenizer(run.tokenizer, (d.text for d in parts.train))
+    sources = run.corpus.parts if isinstance(run.corpus, data.Mixture) else (run.corpus,)
+    template = chat_template(run)
+    parts = [
+        data.split(data.documents(source, template=template), held_out=run.held_out)
+        for source in sources
+    ]
+    texts = (document.text for part in parts for document in part.train)
+    tokenizer = data.build_tokenizer(run.tokenizer, texts)
+    packed = [read_part(run, *each, tokenizer) for each in zip(sources, parts, strict=True)]
+    weights = run.corpus.weights if isinstance(run.corpus, data.Mixture) else None
+    train, held_out = (data.mix(rows, weights) for rows in zip(*packed, strict=True))
+    documents = data.Documents(lambda: chain.from_iterable(part.held_out for part in parts))
+    return Text(tokenizer, train, held_out, documents, run.cache)
+
+
+def read_part(
+    run: Pretrain, source: data.Source, parts: data.Split, tokenizer: data.Tokenizer
+) -> tuple[data.PackedRows, data.PackedRows]:
+    """Tokenise what of a corpus is to train on and what is held out."""
+    if source is not run.corpus:
+        print(f"  {source}", flush=True)
     train, held_out = (
         data.pack(documents, tokenizer, row_length=run.length, folder=run.cache, told=Tokenising())
         for documents in parts
@@ -253,7 +272,7 @@ def read_corpus(run: Pretrain) -> Text:
             f"{format_count(rows.num_targets)} tokens",
             flush=True,
         )
-    return Text(tokenizer, train, held_out, parts.held_out, run.cache)
+    return train, held_out
 
 
 def train_on(
@@ -294,7 +313,7 @@ def train_on(
 
 def held_out_bits(
     run: Pretrain,
-    whole: data.PackedRows,
+    whole: data.AnyRows,
     mesh: Mesh,
     tally: Any,
     params: Any,
@@ -310,9 +329,15 @@ def held_out_bits(
     return float(F.bits_per_byte(nats * whole.num_targets / tokens, whole.num_bytes))
 
 
+def instructs(corpus: data.Corpus) -> bool:
+    """Whether it has instructions."""
+    parts = corpus.parts if isinstance(corpus, data.Mixture) else (corpus,)
+    return any(isinstance(part, data.Instructions) for part in parts)
+
+
 def chat_template(run: Pretrain) -> data.ChatTemplate | None:
     """What writes the instructions of a run, if its tokenizer says."""
-    if isinstance(run.corpus, data.Instructions) and isinstance(run.tokenizer, data.Saved):
+    if instructs(run.corpus) and isinstance(run.tokenizer, data.Saved):
         return data.load_chat_template(run.tokenizer.path)
     return None
 
@@ -353,7 +378,7 @@ def print_sample(run: Pretrain, text: Text, params: Any, mesh: Mesh, *, new: int
         max_new_tokens=min(new, longest - len(prompt)),
         vocab_size=tokenizer.vocab_size,
         sampler=Sample(temperature=0.8, top_p=0.95),
-        stop_tokens=(tokenizer.end_of_text,) if text.train.counted is not None else (),
+        stop_tokens=(tokenizer.end_of_text,) if instructs(run.corpus) else (),
         key=jax.random.key(run.seed),
         dtype=run.dtype,
         mesh=mesh,

@@ -58,7 +58,7 @@ def at_lengths(arm: Arm, params: Any, text: Text, training: Training) -> Numbers
     return {"at_lengths": found}
 
 
-def packed(text: Text, length: int) -> data.PackedRows:
+def packed(text: Text, length: int) -> data.AnyRows:
     """The held-out documents in rows of another length."""
     starts = [d._replace(text=d.text[:CHARACTERS]) for d in text.documents]
     return data.pack(starts, text.tokenizer, row_length=length, folder=text.cache)

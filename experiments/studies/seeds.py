@@ -48,7 +48,7 @@ class Arm:
 class Training(NamedTuple):
     """How long arms are trained, and on what: the same for all of a study."""
 
-    rows: data.PackedRows
+    rows: data.AnyRows
     seeds: tuple[int, ...]
     steps: int
     batch_size: int
@@ -273,7 +273,7 @@ def spread(devices: int) -> Place:
 
 
 def held_out_nats(
-    model: TransformerConfig, params: Any, rows: data.PackedRows, training: Training
+    model: TransformerConfig, params: Any, rows: data.AnyRows, training: Training
 ) -> list[float]:
     """Nats per token of held-out rows, of each seed; the rows may have any length.
 

@@ -1,7 +1,6 @@
 """Arms trained alike but for one choice, from several seeds each: what all studies share."""
 
 import dataclasses
-import hashlib
 import os
 import platform
 import time
@@ -17,7 +16,7 @@ from experiments.pretrain import RUNS, Pretrain, Text, read_corpus
 from experiments.studies.results import Numbers, Results
 from experiments.studies.seeds import Arm, Training, held_out_nats, shared_by, train_seeds
 from experiments.training.run import check_numbers, chosen_devices, held, keep_programs, simulate
-from jaxformer import costs, data
+from jaxformer import costs
 from jaxformer.config import Decoder
 from jaxformer.training.optimizers import make_optimizer
 
@@ -106,11 +105,6 @@ def check_arms(arms: Sequence[Arm], steps: int) -> None:
             )
 
 
-def digest(rows: data.PackedRows) -> str:
-    """Of the tokens, so that results of other texts are told apart."""
-    return hashlib.sha256(np.ascontiguousarray(rows.tokens).data).hexdigest()[:16]
-
-
 def conduct(
     study: Study, name: str, run: Pretrain, arms: Sequence[Arm], measure: Measure
 ) -> tuple[Path, list[Numbers]]:
@@ -158,7 +152,7 @@ def train_arms(
         "tokens": run.steps * run.batch_size * run.length,
         "dtype": run.dtype,
         "corpus": str(run.corpus),
-        "text": {"train": digest(text.train), "held_out": digest(text.held_out)},
+        "text": {"train": text.train.digest()[:16], "held_out": text.held_out.digest()[:16]},
         "held_out_tokens": text.held_out.num_targets,
         "epochs": round(run.steps * run.batch_size / len(text.train), 2),
         "arms": [arm.name for arm in arms],

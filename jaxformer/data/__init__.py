@@ -8,6 +8,8 @@ from jaxformer.data.corpus import Document as Document
 from jaxformer.data.corpus import Documents as Documents
 from jaxformer.data.corpus import Instruction as Instruction
 from jaxformer.data.corpus import Instructions as Instructions
+from jaxformer.data.corpus import Mixture as Mixture
+from jaxformer.data.corpus import Source as Source
 from jaxformer.data.corpus import StandardLibrary as StandardLibrary
 from jaxformer.data.corpus import TextFiles as TextFiles
 from jaxformer.data.corpus import documents as documents
@@ -22,8 +24,11 @@ from jaxformer.data.pairs import PairBatch as PairBatch
 from jaxformer.data.pairs import PairBatches as PairBatches
 from jaxformer.data.pairs import evaluation_pair_batches as evaluation_pair_batches
 from jaxformer.data.pairs import pair_batch as pair_batch
+from jaxformer.data.rows import AnyRows as AnyRows
+from jaxformer.data.rows import MixedRows as MixedRows
 from jaxformer.data.rows import PackedRows as PackedRows
 from jaxformer.data.rows import Row as Row
+from jaxformer.data.rows import mix as mix
 from jaxformer.data.saved_tokenizers import load_tokenizer as load_tokenizer
 from jaxformer.data.saved_tokenizers import tokenizer_from_json as tokenizer_from_json
 from jaxformer.data.splits import Split as Split

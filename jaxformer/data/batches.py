@@ -7,7 +7,7 @@ from typing import NamedTuple, SupportsIndex
 import numpy as np
 from jaxtyping import Bool, Int32
 
-from jaxformer.data.rows import PackedRows
+from jaxformer.data.rows import AnyRows, MixedRows
 from jaxformer.extras import import_extra
 
 
@@ -36,12 +36,13 @@ class Batches:
     Every epoch has each row once, in an order of its own; a batch may span the end of one and the
     beginning of the next, and is longer than an epoch if ``batch_size`` exceeds the number of rows.
     Any step costs the same, so a run resumes by continuing with the next step. Iterating begins at
-    step 0.
+    step 0. Of rows that are mixed, each part has epochs of its own, and its share of every few rows
+    drawn is its weight's.
     """
 
     def __init__(
         self,
-        rows: PackedRows,
+        rows: AnyRows,
         *,
         batch_size: int,
         seed: int,
@@ -64,10 +65,17 @@ class Batches:
         _check(rows, batch_size)
         if not 0 <= seed < 1 << 32:
             raise ValueError(f"seed must lie between 0 and {(1 << 32) - 1}; got {seed}.")
-        indices = import_extra("grain").MapDataset.source(range(len(rows))).seed(seed)
-        if shuffle:
-            indices = indices.shuffle()
-        self._indices = indices.repeat().batch(batch_size)
+        grain = import_extra("grain")
+        parts, weights = (
+            (rows.parts, rows.weights) if isinstance(rows, MixedRows) else ((rows,), (1.0,))
+        )
+        drawn, first = [], 0
+        for part in parts:
+            indices = grain.MapDataset.source(range(first, first + len(part))).seed(seed)
+            drawn.append((indices.shuffle() if shuffle else indices).repeat())
+            first += len(part)
+        mixed = grain.MapDataset.mix(drawn, weights) if len(drawn) > 1 else drawn[0]
+        self._indices = mixed.batch(batch_size)
         self._rows = rows
         self._local = slice(None) if local is None else local
 
@@ -84,7 +92,7 @@ class Batches:
 
 
 def evaluation_batches(
-    rows: PackedRows, *, batch_size: int, local: slice | None = None
+    rows: AnyRows, *, batch_size: int, local: slice | None = None
 ) -> Iterator[Batch]:
     """Give every row once, in order, in batches of one shape.
 
@@ -105,7 +113,7 @@ def evaluation_batches(
     return _in_order(rows, batch_size, slice(None) if local is None else local)
 
 
-def _in_order(rows: PackedRows, batch_size: int, local: slice) -> Iterator[Batch]:
+def _in_order(rows: AnyRows, batch_size: int, local: slice) -> Iterator[Batch]:
     for first in range(0, len(rows), batch_size):
         indices = np.arange(first, first + batch_size)[local]
         batch = _gather(rows, indices[indices < len(rows)])
@@ -119,14 +127,14 @@ def _in_order(rows: PackedRows, batch_size: int, local: slice) -> Iterator[Batch
         )
 
 
-def _check(rows: PackedRows, batch_size: int) -> None:
+def _check(rows: AnyRows, batch_size: int) -> None:
     if not len(rows):
         raise ValueError("There are 0 rows to draw batches from.")
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1; got {batch_size}.")
 
 
-def _gather(rows: PackedRows, indices: np.ndarray) -> Batch:
+def _gather(rows: AnyRows, indices: np.ndarray) -> Batch:
     tokens, segments, positions = rows[indices]
     return Batch(
         tokens=tokens[:, :-1],

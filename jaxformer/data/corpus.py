@@ -1,5 +1,6 @@
 """Where text comes from."""
 
+import math
 import os
 import platform
 import sysconfig
@@ -8,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
+from jaxformer.config.checks import check_fields
 from jaxformer.data.instructions import ChatTemplate, Pieces, pieces_of
 from jaxformer.data.records import RECORDS, Record, read_text, records, suffix_of
 
@@ -77,7 +79,39 @@ class Instructions:
         return self.path
 
 
-Corpus: TypeAlias = StandardLibrary | TextFiles | Instructions
+Source: TypeAlias = StandardLibrary | TextFiles | Instructions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mixture:
+    """Several corpora, each with its share of every batch.
+
+    Attributes:
+        parts: The corpora.
+        weights: How many rows are drawn of each, in proportion, however many it has; None is as
+            many as it has.
+    """
+
+    parts: tuple[Source, ...]
+    weights: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not self.parts:
+            raise ValueError("A mixture has at least one part; got none.")
+        if self.weights is not None and len(self.weights) != len(self.parts):
+            raise ValueError(
+                f"A mixture has a weight for each of its {len(self.parts)} parts; got "
+                f"{len(self.weights)}."
+            )
+        if self.weights is not None and not all(0 < w < math.inf for w in self.weights):
+            raise ValueError(f"Weights must be above 0; got {self.weights}. Leave out a part.")
+
+    def __str__(self) -> str:
+        return " and ".join(str(part) for part in self.parts)
+
+
+Corpus: TypeAlias = Source | Mixture
 
 
 class Document(NamedTuple):
@@ -128,7 +162,7 @@ class Documents:
         return self._read()
 
 
-def documents(corpus: Corpus, *, template: ChatTemplate | None = None) -> Documents:
+def documents(corpus: Source, *, template: ChatTemplate | None = None) -> Documents:
     """The documents of a corpus, in the order of names relative to its folder.
 
     Texts are taken as they are, line ends included. Empty ones are left out. One document is in
@@ -210,7 +244,7 @@ def _pass_on(error: OSError) -> None:
 
 
 def _read(
-    path: Path, name: str, corpus: Corpus, template: ChatTemplate | None
+    path: Path, name: str, corpus: Source, template: ChatTemplate | None
 ) -> Iterator[AnyDocument]:
     if isinstance(corpus, Instructions):
         keys = (corpus.prompt, corpus.answer, corpus.messages)

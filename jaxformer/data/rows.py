@@ -19,8 +19,9 @@ of text that do not count fill the place. Of them the answers' tokens are target
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from jaxtyping import Bool, Int32, Integer
@@ -99,6 +100,103 @@ class PackedRows:
             digest.update(f"{array.dtype.str} {array.shape} ".encode())
             digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class MixedRows:
+    """Rows of several parts, numbered one part after another; else as `PackedRows`.
+
+    Attributes:
+        parts: Rows of one length.
+        weights: How many are drawn of each part, in proportion.
+    """
+
+    parts: tuple[PackedRows, ...]
+    weights: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if len(lengths := {part.row_length for part in self.parts}) != 1:
+            raise ValueError(f"Rows that are mixed have one length; got {sorted(lengths)}.")
+
+    @property
+    def row_length(self) -> int:
+        """Inputs of a row."""
+        return self.parts[0].row_length
+
+    @property
+    def end_of_text(self) -> int:
+        """The token that fills a last row."""
+        return self.parts[0].end_of_text
+
+    @property
+    def num_documents(self) -> int:
+        """Documents packed."""
+        return sum(part.num_documents for part in self.parts)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of their text, as far as it counts."""
+        return sum(part.num_bytes for part in self.parts)
+
+    @property
+    def num_targets(self) -> int:
+        """Targets that count."""
+        return sum(part.num_targets for part in self.parts)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.parts))
+
+    def __getitem__(self, index: list[int] | np.ndarray) -> Row:
+        of_parts, back = self._of_parts(index)
+        rows = [part[own] for part, own in of_parts]
+        return Row(*(np.concatenate(arrays)[back] for arrays in zip(*rows, strict=True)))
+
+    def mask(self, index: list[int] | np.ndarray) -> Bool[np.ndarray, "rows T"]:
+        """Where targets of some rows count."""
+        of_parts, back = self._of_parts(index)
+        return np.concatenate([part.mask(own) for part, own in of_parts])[back]
+
+    def part(self, index: list[int] | np.ndarray) -> "MixedRows":
+        """Some rows; what is said of all of them stays as it is."""
+        of_parts, _ = self._of_parts(index)
+        return MixedRows(tuple(part.part(own) for part, own in of_parts), self.weights)
+
+    def digest(self) -> str:
+        """SHA-256 of everything that a batch is made of, weights included."""
+        said = [(part.digest(), float(w)) for part, w in zip(self.parts, self.weights, strict=True)]
+        return hashlib.sha256(repr(said).encode()).hexdigest()
+
+    def _of_parts(
+        self, index: list[int] | np.ndarray
+    ) -> tuple[list[tuple[PackedRows, np.ndarray]], np.ndarray]:
+        """Which rows of each part, and where each of the index stands among all of these."""
+        sizes = np.array([len(part) for part in self.parts])
+        ends = np.cumsum(sizes)
+        which = np.searchsorted(ends, index, side="right")
+        own = np.asarray(index) - (ends - sizes)[which]
+        back = np.argsort(np.argsort(which, kind="stable"))
+        return [(part, own[which == i]) for i, part in enumerate(self.parts)], back
+
+
+AnyRows: TypeAlias = PackedRows | MixedRows
+
+
+def mix(parts: Sequence[PackedRows], weights: Sequence[float] | None = None) -> AnyRows:
+    """The rows of several parts as those of one.
+
+    Args:
+        parts: At least one.
+        weights: How many to draw of each, in proportion; None is as many as it has.
+
+    Returns:
+        Those of the one part as they are, or all behind each other.
+
+    Raises:
+        ValueError: Their rows differ in length.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    return MixedRows(tuple(parts), tuple(map(len, parts) if weights is None else weights))
 
 
 def pack_stream(

@@ -152,6 +152,7 @@ def cross_entropy(
     targets: Integer[Array, "*batch"],
     *,
     mask: Bool[Array, "*batch"] | None = None,
+    ignore_index: int = -100,
     z_loss: float = 0.0,
     label_smoothing: float = 0.0,
 ) -> Float32[Array, ""]:
@@ -167,6 +168,7 @@ def cross_entropy(
         logits: Scores over the vocabulary, in any float dtype.
         targets: Ids in [0, V); anything where the mask is False.
         mask: True where a token counts; None counts all.
+        ignore_index: A target that does not count either; -100 is PyTorch's.
         z_loss: See `token_cross_entropy`.
         label_smoothing: See `token_cross_entropy`.
 
@@ -191,8 +193,8 @@ def cross_entropy(
     References:
         Vaswani et al., Attention Is All You Need, 2017. arXiv:1706.03762, section 5.4
     """
-    if mask is None:
-        mask = jnp.ones(targets.shape, bool)
+    counts = targets.astype(jnp.int32) != ignore_index  # unsigned ones have no -100
+    mask = counts if mask is None else mask & counts
     losses = token_cross_entropy(logits, targets, z_loss=z_loss, label_smoothing=label_smoothing)
     total = jnp.sum(losses, where=mask)
     return total / jnp.maximum(jnp.sum(mask, dtype=jnp.float32), 1.0)

@@ -3,6 +3,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -213,3 +214,40 @@ def test_importing_the_package_needs_no_extra():
     )
     root = Path(data.__file__).parents[2]
     subprocess.run([sys.executable, "-W", "error", "-c", script], cwd=root, check=True)
+
+
+MIXED = data.mix([numbered(9), replace(numbered(40), tokens=100 + numbered(40).tokens)], (3, 1))
+
+
+def test_rows_are_drawn_by_weight_and_each_part_goes_through_epochs_of_its_own():
+    batches = Batches(MIXED, batch_size=12, seed=5)
+    rows = sum(drawn(batches, range(12)), [])
+    assert {sum(n < 100 for n in rows[i : i + 4]) for i in range(0, 144, 4)} == {3}
+    own = [n for n in rows if n < 100]
+    assert all(sorted(own[i : i + 9]) == list(range(9)) for i in range(0, 108, 9))
+    assert len({n for n in rows if n >= 100}) == 36  # of forty, each once
+    assert drawn(batches, [7]) == [rows[84:96]]  # in any order
+    halves = [Batches(MIXED, batch_size=12, seed=5, local=slice(a, a + 6)) for a in (0, 6)]
+    assert sum(drawn(halves[0], [3]) + drawn(halves[1], [3]), []) == rows[36:48]
+    assert drawn(Batches(MIXED, batch_size=12, seed=6), [0]) != [rows[:12]]
+
+
+def test_mixed_rows_are_those_of_their_parts(pack, documents):
+    parts = pack(documents[:9]), pack(documents[9:])
+    mixed, first = data.mix(parts), len(parts[0])
+    assert mixed.weights == (len(parts[0]), len(parts[1])) and len(mixed) == sum(mixed.weights)
+    index = [first + 1, 0, first, 2]
+    for of_mixed, of_parts in (
+        (mixed[index], [parts[1][1], parts[0][0], parts[1][0], parts[0][2]]),
+        ([mixed.mask(index)], [[parts[i].mask(j)] for i, j in ((1, 1), (0, 0), (1, 0), (0, 2))]),
+    ):
+        assert equal(of_mixed, [np.stack(each) for each in zip(*of_parts, strict=True)])
+    for name in ("num_documents", "num_bytes", "num_targets"):
+        assert getattr(mixed, name) == sum(getattr(part, name) for part in parts)
+    assert len(mixed.part(index)) == 4
+    batches = list(evaluation_batches(mixed, batch_size=4))
+    assert sum(batch.mask.sum() for batch in batches) == mixed.num_targets
+    assert len({rows.digest() for rows in (mixed, data.mix(parts, (1, 2)), *parts)}) == 4
+    assert data.mix(parts[:1]) is parts[0]
+    with pytest.raises(ValueError, match=r"have one length; got \[5, 13\]"):
+        data.mix([parts[0], numbered(3)])

@@ -360,3 +360,16 @@ def test_without_pyarrow_the_error_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ImportError, match=r"pip install 'jaxformer\[data\]'"):
         read(TextFiles(path=str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("parts", "weights", "message"),
+    [
+        ((), None, "at least one part; got none"),
+        ((StandardLibrary(),), (1.0, 2.0), "each of its 1 parts; got 2"),
+        ((StandardLibrary(),) * 2, (1.0, 0.0), r"above 0; got \(1\.0, 0\.0\)\. Leave out a part"),
+    ],
+)
+def test_a_mixture_that_cannot_be_drawn_is_refused(parts, weights, message):
+    with pytest.raises(ValueError, match=message):
+        data.Mixture(parts=parts, weights=weights)

@@ -26,7 +26,7 @@ from experiments.training.plot import plot_run
 from experiments.training.run import flatten
 from jaxformer import inspect
 from jaxformer.config import GLU, Embedding, Learned, MultiHead, TransformerConfig
-from jaxformer.data import BPE, ByteLevel, Characters, TextFiles, load_tokenizer
+from jaxformer.data import BPE, Batches, ByteLevel, Characters, TextFiles, load_tokenizer
 from jaxformer.layers import Transformer
 from jaxformer.parallel import MeshConfig, make_mesh
 from jaxformer.training import loop, step
@@ -255,6 +255,24 @@ def test_held_out_bits_per_byte_are_those_of_the_whole_text(whole):
     bits = -np.sum(each[counts]) / np.log(2)
     assert final == pytest.approx(bits / rows.num_bytes, rel=1e-5)
     assert rows.num_bytes == rows.num_targets - 1 < 0.12 * len("".join(LINES))
+
+
+def test_texts_and_instructions_are_mixed_by_weight(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("corpus.txt").write_text("".join(LINES))
+    asked = [json.dumps({"prompt": f"{i}+1=", "answer": str(i + 1)}) for i in range(100)]
+    Path("sums.jsonl").write_text("\n".join(asked))
+    parts = 'TextFiles(path="corpus.txt"), Instructions(path="sums.jsonl")'
+    mixture = f"Mixture(parts=({parts}), weights=(3, 1))"
+    text = pretrain.read_corpus(parse({"x": BASE}, "", ["--corpus", mixture]))
+    assert "  sums.jsonl\n  to train on: 89 documents" in capsys.readouterr().out
+    batches = Batches(text.train, batch_size=8, seed=0)
+    of_sums = [batches[i].mask.sum(axis=1) < 16 for i in range(4)]
+    assert [int(rows.sum()) for rows in of_sums] == [2, 2, 2, 2]
+    names = {document.name.partition(".")[0] for document in text.documents}
+    assert names == {"corpus", "sums"}
+    sums = sum(len(document.counted) for document in text.documents)
+    assert text.held_out.num_bytes == sums
 
 
 # Resuming

@@ -53,8 +53,13 @@ def test_cross_entropy_matches_torch():
     np.testing.assert_allclose(smoothed, GOLDEN["smoothed"], rtol=1e-6)
     mask = jnp.ones(6, bool).at[jnp.array([1, 5])].set(False).reshape(2, 3)
     ignored = jnp.where(mask, TARGETS, -100)
-    loss = F.cross_entropy(LOGITS, ignored, mask=mask, label_smoothing=0.1)
-    np.testing.assert_allclose(loss, GOLDEN["ignoring_1_and_5"], rtol=1e-6)
+    for how in ({"mask": mask}, {}, {"mask": mask.at[0, 1].set(True)}):
+        loss = F.cross_entropy(LOGITS, ignored, label_smoothing=0.1, **how)
+        np.testing.assert_allclose(loss, GOLDEN["ignoring_1_and_5"], rtol=1e-6)
+    other = F.cross_entropy(LOGITS, jnp.where(mask, TARGETS, -1), ignore_index=-1)
+    assert other == F.cross_entropy(LOGITS, ignored)
+    narrow = F.cross_entropy(LOGITS, TARGETS.astype(jnp.uint8))
+    assert narrow == F.cross_entropy(LOGITS, TARGETS)
 
 
 def test_the_mean_is_over_tokens_also_across_shards():
@@ -103,7 +108,7 @@ def test_token_cross_entropy_of_a_batch_is_that_of_each_token():
     np.testing.assert_allclose(jnp.array(one_by_one), F.token_cross_entropy(LOGITS, TARGETS))
 
 
-@pytest.mark.parametrize("wrong", [-1, -100, 11, 2**31 - 1])
+@pytest.mark.parametrize("wrong", [-1, -99, 11, 2**31 - 1])
 def test_a_target_out_of_range_is_loud_unless_masked(wrong):
     targets = TARGETS.at[0, 1].set(wrong)
     per_token = F.token_cross_entropy(LOGITS, targets, label_smoothing=0.1)
