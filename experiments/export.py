@@ -3,8 +3,8 @@
     python -m experiments.export --checkpoint runs/pretrain-1 --output exported
     python -m experiments.export --checkpoint runs/pretrain-1 --output exported --step best
 
-The folder has config.json, generation_config.json, model.safetensors, tokenizer.json and
-tokenizer_config.json, all or nothing. Then, in transformers:
+The folder has config.json, generation_config.json, model.safetensors, tokenizer.json,
+tokenizer_config.json and a model card, all or nothing. Then, in transformers:
 
     model = AutoModelForCausalLM.from_pretrained("exported")
     tokenizer = AutoTokenizer.from_pretrained("exported")
@@ -18,9 +18,12 @@ from typing import Any, Literal
 import jax.numpy as jnp
 
 from experiments.command_line import parse, readable_errors
+from experiments.model_card import CARD, model_card
 from experiments.trained import Trained, copy_beside, load_trained
 from jaxformer import data
 from jaxformer.config import EncoderDecoder, Rope
+from jaxformer.interop import load_config
+from jaxformer.interop.compare import canonical, differences
 from jaxformer.interop.save import choose_family, empty_folder, save_pretrained, whole_folder
 from jaxformer.json_files import read_json
 
@@ -35,11 +38,12 @@ class Export:
     Attributes:
         checkpoint: Output folder of a run, or a Hugging Face folder.
         output: Folder to write; it must not exist, or be empty.
+        overwrite: Replace the model that the output folder has.
         step: Which checkpoint of the run; None is the newest, "best" the one saved with the lowest
             held-out loss.
         family: The model_type of transformers to write, such as "qwen3"; None is the first that can
             say all of the model.
-        dtype: Of the tensors in the files.
+        dtype: Of the tensors in the files; None is that of a Hugging Face folder, float32 of a run.
         ignore: Attributes of a Hugging Face config.json that change nothing in the model, by your
             word.
     """
@@ -48,13 +52,14 @@ class Export:
     output: Path
     step: int | Literal["best"] | None = None
     family: str | None = None
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    overwrite: bool = False
     ignore: tuple[str, ...] = ()
 
 
 def main(run: Export) -> Path:
     """Write the folder; returns it."""
-    output = empty_folder(run.output)
+    output = empty_folder(run.output, overwrite=run.overwrite)
     model = load_trained(run.checkpoint, run.step, ignore=run.ignore)
     # A Hugging Face folder, or a run that began with one and keeps what it said.
     source = run.checkpoint if (run.checkpoint / "config.json").is_file() else None
@@ -62,18 +67,25 @@ def main(run: Export) -> Path:
     if (length := max_positions(model, source)) is not None:
         extra["max_position_embeddings"] = length
     family, _ = choose_family(model.config, extra, run.family)
+    said = same_model(model, source, family.model_type, run.ignore)
+    dtype = run.dtype or (said_dtype(said) if model.step is None else "float32")
     with whole_folder(output) as folder:
         save_pretrained(
             folder,
             model.config,
             model.params,
-            dtype=jnp.dtype(run.dtype),
+            dtype=jnp.dtype(dtype),
             extra=extra,
             family=family.model_type,
         )
         write_tokenizer(model, source, folder)
-        text = json.dumps(generation(model, source, extra), indent=2, sort_keys=True)
-        (folder / GENERATION).write_text(text + "\n", encoding="utf-8")
+        if said:
+            write_json(folder / "config.json", with_dtype(said, dtype))
+        if (found := generation(model, source, extra)) is not None:
+            write_json(folder / GENERATION, found)
+        if model.step is not None:
+            text = model_card(run.checkpoint, model, family.model_type, output.name)
+            (folder / CARD).write_text(text, encoding="utf-8")
     named = "" if model.step is None else f"checkpoint {model.step} of "
     print(f"Wrote {named}{run.checkpoint} as a {family.model_type} to {output}.")
     return output
@@ -108,22 +120,50 @@ def write_tokenizer(model: Trained, source: Path | None, folder: Path) -> None:
         begins = not isinstance(model.config.topology, EncoderDecoder)
         data.export_tokenizer(model.tokenizer, folder, begins=begins)
         return
-    copy_beside(source, folder)
+    copy_beside(source, folder, *[CARD] * (model.step is None))
 
 
-def generation(model: Trained, source: Path | None, extra: dict[str, Any]) -> dict[str, Any]:
-    """How transformers ends a text and fills a batch.
+def same_model(
+    model: Trained, source: Path | None, family: str, ignore: tuple[str, ...]
+) -> dict[str, Any]:
+    """The config.json of the folder it comes from, if the model is still what that says."""
+    if source is None:
+        return {}
+    said = read_json(source / "config.json")
+    theirs = canonical(load_config(source, ignore=ignore))
+    same = not differences(theirs, canonical(model.config)) and said["model_type"] == family
+    return said if same else {}
+
+
+def said_dtype(said: dict[str, Any]) -> str:
+    """Of the tensors, by a config.json; older ones have another name for it."""
+    return said.get("dtype") or said.get("torch_dtype") or "float32"
+
+
+def with_dtype(said: dict[str, Any], dtype: str) -> dict[str, Any]:
+    """A config.json for tensors of this dtype."""
+    if said_dtype(said) == dtype:
+        return said
+    return {**said, "dtype" if "dtype" in said else "torch_dtype": dtype}
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write an object, its keys in order."""
+    path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def generation(model: Trained, source: Path | None, extra: dict[str, Any]) -> dict[str, Any] | None:
+    """How transformers ends a text and fills a batch; None where a folder does not say.
 
     The filler is not said in config.json, for torch would then not train that token's row.
     """
-    if source is not None and (source / GENERATION).is_file():
-        return read_json(source / GENERATION)
+    if source is not None:
+        path = source / GENERATION
+        return read_json(path) if path.is_file() else None
     found = {name: extra[name] for name in KEPT if extra.get(name) is not None}
-    if source is None:
-        found["pad_token_id"] = model.stop[0]
-        unused = list(range(model.tokenizer.vocab_size, model.config.vocab_size))
-        found |= {"suppress_tokens": unused} if unused else {}  # rows that no text was ever seen in
-    return found
+    found["pad_token_id"] = model.stop[0]
+    unused = list(range(model.tokenizer.vocab_size, model.config.vocab_size))
+    return found | ({"suppress_tokens": unused} if unused else {})  # rows that no text was seen in
 
 
 RUNS = {"default": Export(checkpoint=Path("runs/pretrain-1"), output=Path("exported"))}

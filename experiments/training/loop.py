@@ -17,9 +17,9 @@ from jax.sharding import Mesh
 from experiments.trained import copy_beside, load_trained
 from experiments.training.memory import check_memory, refuse_too_large
 from experiments.training.resume import command_line, find_start
-from experiments.training.run import Run, chosen_devices
+from experiments.training.run import RUN_FILE, Run, chosen_devices
 from jaxformer import costs, parallel
-from jaxformer.config import Decoder, TransformerConfig
+from jaxformer.config import Decoder, TransformerConfig, to_json
 from jaxformer.data import Tokenizer
 from jaxformer.interop import find_folder
 from jaxformer.interop.save import check_parameters, choose_family
@@ -168,6 +168,7 @@ def train(
     state = begin(run, using, checkpoints, start)
     if parallel.is_first():
         tokenizer.save(using.output)
+        (using.output / RUN_FILE).write_text(to_json(run, indent=1), encoding="utf-8")
         if run.init is not None:
             source = find_folder(run.init)  # what it says is kept for experiments.export
             copy_beside(source, using.output, "config.json", "generation_config.json")

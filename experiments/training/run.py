@@ -28,6 +28,7 @@ except ImportError:  # Windows has no such locks
     fcntl = None  # type: ignore[assignment]
 
 LOCK = "lock"
+RUN_FILE = "run.json"  # everything that a run was asked for
 
 
 @dataclass(frozen=True, kw_only=True)

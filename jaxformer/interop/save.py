@@ -16,6 +16,7 @@ from jax.typing import DTypeLike
 
 from jaxformer import config as c
 from jaxformer.interop import safetensors_files as files
+from jaxformer.interop.audit import check_finite
 from jaxformer.interop.compare import canonical, differences
 from jaxformer.interop.families import FAMILIES
 from jaxformer.interop.family import Family
@@ -38,6 +39,7 @@ def save_pretrained(
     max_shard_bytes: int = MAX_SHARD_BYTES,
     extra: Mapping[str, Any] | None = None,
     family: str | None = None,
+    overwrite: bool = False,
 ) -> None:
     """Write a folder that `load_pretrained`, and transformers, read.
 
@@ -49,7 +51,7 @@ def save_pretrained(
     beside and renamed at the end, so `folder` is whole or absent.
 
     Args:
-        folder: Where to; it must not exist, or be empty.
+        folder: Where to; it must not exist, or be empty, or be one to overwrite.
         config: The model.
         params: Its parameters, as the model's ``init`` makes them.
         dtype: Of the tensors in the files; None keeps that of each parameter.
@@ -57,13 +59,14 @@ def save_pretrained(
         extra: More attributes of config.json, which count before those found: token ids, or
             ``max_position_embeddings``, which rotary models do not know.
         family: The model_type to write, where several could and `config` has none or another.
+        overwrite: Whether a folder that has a config.json is replaced, with all that is in it.
 
     Raises:
         ValueError: The folder has something in it; no family has what `config` asks for, and the
             message says what; `extra` changes the model or is unknown; parameters are missing,
-            left over or of the wrong shape.
+            left over, of the wrong shape, not finite, or too large for the dtype.
     """
-    folder = empty_folder(folder)
+    folder = empty_folder(folder, overwrite=overwrite)
     if max_shard_bytes < 1:
         raise ValueError(f"max_shard_bytes must be positive; got {max_shard_bytes}.")
     arrays = flatten_dict(params, sep="/")
@@ -80,20 +83,30 @@ def save_pretrained(
     text = json.dumps(values, indent=2, sort_keys=True, default=_plain) + "\n"
     with whole_folder(folder) as partial:
         files.write_folder(
-            partial, entries, _tensors(arrays, found), max_shard_bytes=max_shard_bytes
+            partial, entries, _tensors(arrays, found, entries), max_shard_bytes=max_shard_bytes
         )
         (partial / "config.json").write_text(text, encoding="utf-8")
 
 
-def empty_folder(folder: str | Path) -> Path:
+def empty_folder(folder: str | Path, *, overwrite: bool = False) -> Path:
     """The whole path of a folder to write, which must not exist, or be empty.
 
+    Args:
+        folder: The folder.
+        overwrite: Whether it may also be a model's, which has a config.json.
+
     Raises:
-        ValueError: There is something in it, or it is a file.
+        ValueError: There is something else in it, or it is a file.
     """
     folder = Path(folder).expanduser().resolve()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"{folder} exists and is not empty; name a folder that does not exist.")
+        if not overwrite:
+            raise ValueError(
+                f"{folder} exists and is not empty; name a folder that does not exist, or say that "
+                "it is to be overwritten."
+            )
+        if not (folder / "config.json").is_file():
+            raise ValueError(f"{folder} has no config.json: it is no model, and not overwritten.")
     return folder
 
 
@@ -108,13 +121,19 @@ def whole_folder(folder: Path) -> Iterator[Path]:
         Where to write.
     """
     partial = folder.parent / f".{folder.name}.{uuid.uuid4().hex}.partial"
+    aside = partial.with_suffix(".before")
     partial.mkdir(parents=True)
     try:
         yield partial
-        partial.replace(folder)
+        if folder.exists():
+            folder.rename(aside)
+        partial.rename(folder)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
+        if aside.exists():
+            aside.rename(folder)
         raise
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def choose_family(
@@ -256,10 +275,14 @@ def _dtype(arrays: Mapping[str, Any], link: Link, dtype: DTypeLike | None) -> np
     return found
 
 
-def _tensors(arrays: Mapping[str, Any], found: list[Link]) -> Iterator[np.ndarray]:
-    """Their tensors, made one at a time."""
-    for link in found:
-        yield link.via.join([_on_host(arrays[path], at) for path, at in link.slots])
+def _tensors(
+    arrays: Mapping[str, Any], found: list[Link], entries: list[files.Entry]
+) -> Iterator[np.ndarray]:
+    """Their tensors, made one at a time; what training broke is not handed on."""
+    for link, entry in zip(found, entries, strict=True):
+        tensor = link.via.join([_on_host(arrays[path], at) for path, at in link.slots])
+        check_finite(tensor, entry.dtype, link.theirs)
+        yield tensor
 
 
 def _on_host(array: Any, at: tuple[int, ...]) -> np.ndarray:

@@ -17,7 +17,9 @@ from experiments.training.loop import machinery, print_export_note
 from experiments.translate import runs
 from jaxformer import Transformer, data, load_pretrained
 from jaxformer.generation import Greedy
+from jaxformer.interop.safetensors_files import open_folder
 from jaxformer.training.checkpoints import Checkpoints
+from jaxformer.training.metrics import read_json_lines
 
 TEXT = "def hé(x):\n    return '→ 世界 🙂'\n"
 TEXTS = ["", "def f", TEXT, "<|endoftext|>x<|endoftext|>", "\r\n\t \x00\u2028\ufeff e\u0301   if\n"]
@@ -187,6 +189,42 @@ def test_a_hugging_face_folder_is_written_again_with_its_tokenizer(exported, tmp
     said = [json.loads((x / "config.json").read_text()) for x in (exported, again)]
     changed = {key: said[1].get(key) for key in said[0] if said[0][key] != said[1].get(key)}
     assert changed == {"torch_dtype": "bfloat16"}
+
+
+def test_a_folder_that_is_read_and_written_is_the_same_folder(exported, tmp_path):
+    """Also what is said in words of its own, and tensors in the dtype that they had."""
+    theirs = shutil.copytree(exported, tmp_path / "theirs")
+    said = json.loads((theirs / "config.json").read_text()) | {"transformers_version": "5.0.0"}
+    said["dtype"] = said.pop("torch_dtype")
+    (theirs / "config.json").write_text(json.dumps(said))
+    (theirs / "generation_config.json").unlink()
+    again = export.main(export.Export(checkpoint=theirs, output=tmp_path / "x"))
+    assert {p.name for p in again.iterdir()} == {p.name for p in theirs.iterdir()}
+    for path in again.iterdir():
+        if path.name == "config.json":
+            assert json.loads(path.read_text()) == said
+        else:
+            assert path.read_bytes() == (theirs / path.name).read_bytes(), path.name
+    half = export.main(export.Export(checkpoint=theirs, output=tmp_path / "y", dtype="float16"))
+    export.main(export.Export(checkpoint=half, output=half, overwrite=True))
+    assert json.loads((half / "config.json").read_text()) == said | {"dtype": "float16"}
+    dtypes = {stored.dtype for stored in open_folder(half).values()}
+    assert dtypes == {"F16"} and list(tmp_path.glob(".*")) == []
+
+
+def test_the_card_of_an_exported_run_has_its_figures(run, exported):
+    card = (exported / "README.md").read_text()
+    figures = read_json_lines(run / "metrics.jsonl")[-1]
+    for name, value in {
+        "updates": 2,
+        "text": run.parent / "corpus.txt",
+        "tokens of a row": 32,
+        "measured after update": 2,
+        "final held out bits per byte": f"{figures['final_held_out_bits_per_byte']:.4g}",
+    }.items():
+        assert f"| {name} | {value} |" in card
+    assert card.startswith("---\nlibrary_name: transformers\n") and "from fresh weights" in card
+    assert 'AutoModelForCausalLM.from_pretrained("out")' in card
 
 
 @pytest.mark.parametrize("name", pretrain.RUNS)

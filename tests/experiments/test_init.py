@@ -278,6 +278,11 @@ def test_transformers_reads_what_was_fine_tuned_from_a_folder_of_its_own(kind, t
     theirs = transformers.AutoModelForCausalLM.from_config(config)
     theirs.save_pretrained("theirs")
     tokens.save_pretrained("theirs")
+    same = export.main(export.Export(checkpoint=Path("theirs"), output=Path("same")))
+    assert {path.name for path in same.iterdir()} == {p.name for p in Path("theirs").iterdir()}
+    for path in same.iterdir():
+        mine, given = path.read_bytes(), (Path("theirs") / path.name).read_bytes()
+        assert mine == given or json.loads(mine) == json.loads(given), path.name
     given = ["--init", "theirs", "--corpus", "Instructions(path='x.jsonl')", "--length", "64"]
     given += ["--batch-size", "8", "--epochs", "3", "--devices", "1", "--scan", "--output", "out"]
     given += ["--optimizer.schedule", "Cosine(peak=3e-3, warmup_steps=5)", "--no-tensorboard"]

@@ -1,15 +1,17 @@
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors import SafetensorError
 
 from jaxformer.config import GLU, MLP, Dropout, Embedding, Learned
+from jaxformer.interop import load_pretrained, save_pretrained
 from jaxformer.interop import safetensors_files as files
-from jaxformer.interop import save_pretrained
 from jaxformer.interop.save import choose_family
 
 
@@ -22,6 +24,52 @@ def test_a_folder_with_something_in_it_is_left_alone(tmp_path, loaded):
     (tmp_path / "empty").mkdir()
     save_pretrained(tmp_path / "empty", *loaded)
     assert (tmp_path / "empty" / "config.json").is_file()
+
+
+def test_a_model_is_overwritten_only_by_word_and_whole(tmp_path, loaded, monkeypatch):
+    config, params = loaded
+    save_pretrained(tmp_path / "x", config, params)
+    (tmp_path / "x" / "old").write_text("x")
+    before = (tmp_path / "x" / "model.safetensors").read_bytes()
+    with pytest.raises(ValueError, match="or say that it is to be overwritten"):
+        save_pretrained(tmp_path / "x", config, params)
+    twice = jax.tree.map(lambda p: 2 * p, params)
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="cannot be renamed"):
+        rename = Path.rename
+
+        def refused(path, target):
+            if path.suffix == ".partial":
+                raise OSError("cannot be renamed")
+            return rename(path, target)
+
+        patch.setattr(Path, "rename", refused)
+        save_pretrained(tmp_path / "x", config, twice, overwrite=True)
+    assert (tmp_path / "x" / "model.safetensors").read_bytes() == before
+    save_pretrained(tmp_path / "x", config, twice, overwrite=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["x"] and not (tmp_path / "x/old").exists()
+    jax.tree.map(np.testing.assert_array_equal, load_pretrained(tmp_path / "x").params, twice)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter").write_text("x")
+    with pytest.raises(ValueError, match=r"mine has no config\.json: it is no model, and not over"):
+        save_pretrained(tmp_path / "mine", config, params, overwrite=True)
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "message"),
+    [
+        (np.nan, None, r"model\.norm\.weight: 1 of 12 values are not finite"),
+        (np.inf, None, r"model\.norm\.weight: 1 of 12 values are not finite"),
+        (1e5, jnp.float16, r"weight: 1 of 12 values are too large for float16; pass a wider dtype"),
+    ],
+)
+def test_what_training_broke_is_not_handed_on(tmp_path, loaded, value, dtype, message):
+    config, params = loaded
+    scale = np.array(params["decoder"]["final_norm"]["scale"])
+    scale[3] = value
+    params = {**params, "decoder": {**params["decoder"], "final_norm": {"scale": scale}}}
+    with pytest.raises(ValueError, match=message):
+        save_pretrained(tmp_path / "x", config, params, dtype=dtype)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_nothing_half_written_stays(tmp_path, loaded, monkeypatch):

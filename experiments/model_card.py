@@ -1,0 +1,92 @@
+"""What people and the hub read first of an exported run: what it learned from, and how well."""
+
+from pathlib import Path
+from typing import Any
+
+import jaxformer
+from experiments.trained import Trained
+from experiments.training.run import RUN_FILE
+from jaxformer import costs
+from jaxformer.config import Decoder
+from jaxformer.json_files import read_json
+from jaxformer.training.metrics import read_json_lines
+from jaxformer.training.progress import format_count
+
+CARD = "README.md"
+TEXT = """---
+{facts}
+---
+
+# {name}
+
+A {family} of {count} parameters, trained with jaxformer {version}, {origin}.
+
+| | |
+|---|---|
+{table}
+
+```python
+from transformers import {kind}, AutoTokenizer
+
+model = {kind}.from_pretrained("{name}")
+tokenizer = AutoTokenizer.from_pretrained("{name}")
+```
+"""
+
+
+def model_card(folder: Path, model: Trained, family: str, name: str) -> str:
+    """The card of a run.
+
+    Args:
+        folder: Of the run.
+        model: What is exported of it.
+        family: Of transformers.
+        name: What to call it.
+
+    Returns:
+        Markdown, with the facts that the hub reads in front.
+    """
+    run = read_json(folder / RUN_FILE)
+    init, decoder = run["init"], isinstance(model.config.topology, Decoder)
+    facts = {"library_name": "transformers", "tags": "[jaxformer]"}
+    if decoder:
+        facts["pipeline_tag"] = "text-generation"
+    if init is not None and not Path(init).exists():
+        facts["base_model"] = init
+    table = asked(run) | measured(folder, model.step or 0)
+    return TEXT.format(
+        facts="\n".join(f"{key}: {value}" for key, value in facts.items()),
+        name=name,
+        family=family,
+        count=format_count(costs.parameters(model.config)),
+        version=jaxformer.__version__,
+        origin="from fresh weights" if init is None else f"from the weights of {init}",
+        table="\n".join(f"| {key} | {value} |" for key, value in table.items()),
+        kind="AutoModelForCausalLM" if decoder else "AutoModelForSeq2SeqLM",
+    )
+
+
+def asked(run: dict[str, Any]) -> dict[str, Any]:
+    """How it was trained, from what is saved of the run."""
+    optimizer, found = run["optimizer"], dict[str, Any]()
+    if "corpus" in run:
+        sources = run["corpus"].get("parts", [run["corpus"]])
+        found["text"] = ", ".join(source.get("path", source["type"]) for source in sources)
+    found["rows of a batch"] = run["batch_size"]
+    if "length" in run:
+        found["tokens of a row"] = run["length"]
+    found["optimizer"] = optimizer["optimizer"]["type"]
+    found["highest learning rate"] = optimizer["schedule"]["peak"]
+    return found
+
+
+def measured(folder: Path, step: int) -> dict[str, Any]:
+    """The numbers of the last evaluation up to a checkpoint."""
+    lines = [x for x in read_json_lines(folder / "metrics.jsonl") if x["step"] <= step]
+    found: dict[str, Any] = {"updates": step}
+    for line in reversed(lines):
+        numbers = {name: x for name, x in line.items() if name not in ("step", "time")}
+        if "loss" not in numbers:  # those of training have one
+            found["measured after update"] = line["step"]
+            return found | {name.replace("_", " "): f"{x:.4g}" for name, x in numbers.items()}
+    return found
