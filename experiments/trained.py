@@ -61,6 +61,19 @@ class Trained(NamedTuple):
             return ids or list(self.start), None
         return [*self.start, *ids], None
 
+    def continued(self, text: str, more: str) -> tuple[list[int], list[int]]:
+        """The tokens of a decoder's text, and those that make it the longer one.
+
+        Spaces at the end of the text belong to what follows, as tokenizers join them.
+        """
+        end = len(text.rstrip())
+        before, after = text[:end], text[end:] + more
+        if not before:
+            return [self.start[0]], self.tokenizer.encode(after).tolist()
+        first, _ = self.inputs(before)
+        whole, _ = self.inputs(before + after)
+        return first, whole[len(first) :]
+
 
 def load_trained(
     folder: Path,

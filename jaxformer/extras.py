@@ -8,6 +8,7 @@ EXTRAS = {
     "train": ("grain", "tokenizers", "tyro", "rich", "tensorboardX", "scipy", "jinja2"),
     "hub": ("huggingface_hub",),
     "data": ("pyarrow",),
+    "eval": ("lm_eval",),
     "plots": ("matplotlib", "treescope"),
     "wandb": ("wandb",),
 }

@@ -3,6 +3,7 @@
 from jaxformer.data.batches import Batch as Batch
 from jaxformer.data.batches import Batches as Batches
 from jaxformer.data.batches import evaluation_batches as evaluation_batches
+from jaxformer.data.corpus import AnyDocument as AnyDocument
 from jaxformer.data.corpus import Corpus as Corpus
 from jaxformer.data.corpus import Document as Document
 from jaxformer.data.corpus import Documents as Documents
@@ -24,6 +25,7 @@ from jaxformer.data.pairs import PairBatch as PairBatch
 from jaxformer.data.pairs import PairBatches as PairBatches
 from jaxformer.data.pairs import evaluation_pair_batches as evaluation_pair_batches
 from jaxformer.data.pairs import pair_batch as pair_batch
+from jaxformer.data.records import read_records as read_records
 from jaxformer.data.rows import AnyRows as AnyRows
 from jaxformer.data.rows import MixedRows as MixedRows
 from jaxformer.data.rows import PackedRows as PackedRows
@@ -34,6 +36,7 @@ from jaxformer.data.saved_tokenizers import tokenizer_from_json as tokenizer_fro
 from jaxformer.data.splits import Split as Split
 from jaxformer.data.splits import gzip_bits_per_byte as gzip_bits_per_byte
 from jaxformer.data.splits import split as split
+from jaxformer.data.tokenised import tokens_of as tokens_of
 from jaxformer.data.tokenizers import BPE as BPE
 from jaxformer.data.tokenizers import BPETokenizer as BPETokenizer
 from jaxformer.data.tokenizers import ByteLevel as ByteLevel

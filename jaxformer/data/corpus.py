@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from jaxformer.config.checks import check_fields
 from jaxformer.data.instructions import ChatTemplate, Pieces, pieces_of
-from jaxformer.data.records import RECORDS, Record, read_text, records, suffix_of
+from jaxformer.data.records import RECORDS, Record, read_records, read_text, suffix_of
 
 # Tests are data and fragments; the packages installed beside the library are not part of it.
 LIBRARY_EXCLUDES = frozenset(
@@ -248,7 +248,7 @@ def _read(
 ) -> Iterator[AnyDocument]:
     if isinstance(corpus, Instructions):
         keys = (corpus.prompt, corpus.answer, corpus.messages)
-        for number, record, where in records(path, keys):
+        for number, record, where in read_records(path, keys):
             pieces = pieces_of(
                 record,
                 prompt=corpus.prompt,
@@ -260,7 +260,7 @@ def _read(
             text = "".join(piece for piece, _ in pieces)
             yield Instruction(f"{name}:{number}", text, pieces, opens=template is None)
     elif isinstance(corpus, TextFiles) and suffix_of(path) in RECORDS:
-        for number, record, where in records(path, (corpus.field,)):
+        for number, record, where in read_records(path, (corpus.field,)):
             yield Document(f"{name}:{number}", _field(record, corpus.field, where=where))
     else:
         yield Document(name, read_text(path))

@@ -44,15 +44,16 @@ def read_text(path: Path) -> str:
         ) from error
 
 
-def records(path: Path, keys: Sequence[str]) -> Iterator[tuple[int, Record, str]]:
+def read_records(path: Path, keys: Sequence[str]) -> Iterator[tuple[int, Record, str]]:
     """The records of a file, one at a time.
 
     Args:
         path: Its suffix says which of `RECORDS` it is; any other is read as JSON lines.
         keys: Which columns are wanted of a table, if it has any of them.
 
-    Yields:
-        The number of the line, or of the row from 1; the record; and what to call it in errors.
+    Returns:
+        An iterator over the number of the line, or of the row from 1; the record; and what to call
+        it in errors.
 
     Raises:
         ValueError: The file cannot be unpacked or read, or a line is no JSON object.
@@ -91,7 +92,7 @@ def _rows(path: Path, keys: Sequence[str]) -> Iterator[Record]:
     """The rows of a table, a batch in memory at a time."""
     arrow = import_extra("pyarrow")
     try:
-        with arrow.memory_map(str(path)) as file:
+        with arrow.OSFile(str(path)) as file:  # pages of a map would count as memory
             if path.suffix == ".parquet":
                 table = import_extra("pyarrow.parquet").ParquetFile(file)
                 names = table.schema_arrow.names

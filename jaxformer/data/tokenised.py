@@ -71,6 +71,23 @@ def tokenised(
         yield part
 
 
+def tokens_of(document: AnyDocument, tokenizer: Tokenizer) -> tuple[list[int], list[bool]]:
+    """The tokens of one document and the end of text that closes it, and which of them count.
+
+    Args:
+        document: A text, of which all counts, or an instruction.
+        tokenizer: What encodes it.
+
+    Returns:
+        Both, of one length.
+
+    Raises:
+        ValueError: It cannot be encoded; says which.
+    """
+    part = _encode([document], tokenizer)
+    return part.tokens.tolist(), part.counts.tolist()
+
+
 def unsigned(count: int) -> np.dtype:
     """16 or 32 bits, whichever hold the numbers below ``count``."""
     return np.dtype(np.uint16 if count <= 1 << 16 else np.uint32)

@@ -1,0 +1,251 @@
+"""Measure a model: on text, on questions with choices, or by tasks of lm-evaluation-harness.
+
+    python -m experiments.evaluate runs/pretrain-1 --text my.txt
+    python -m experiments.evaluate path/to/folder --text 'Instructions(path="answers.jsonl")'
+    python -m experiments.evaluate path/to/folder --choices questions.jsonl
+    python -m experiments.evaluate path/to/folder --tasks hellaswag arc_easy   # extra eval
+
+The folder is the output of a run, or a Hugging Face folder. Of a text every token counts once,
+given what stands before it in its document, as far back as --length reaches; of instructions the
+answers count, each with its end. A line of choices is
+{"prompt": "...", "choices": ["...", "..."], "answer": 0}.
+"""
+
+import json
+import math
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import tyro
+from jax.sharding import Mesh
+
+from experiments.command_line import read, readable_errors
+from experiments.trained import Trained, load_trained
+from experiments.training.run import check_numbers, chosen_devices, simulate
+from jaxformer import data
+from jaxformer import functional as F
+from jaxformer.generation import Likelihood, likelihoods, windows
+from jaxformer.json_files import field
+from jaxformer.parallel import MeshConfig, make_mesh
+from jaxformer.training.progress import format_count
+
+SECONDS_BETWEEN = 10  # lines that say how far it is
+Request = tuple[Sequence[int], Sequence[int]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluate:
+    """What to measure, and on what.
+
+    Attributes:
+        checkpoint: Output folder of a run, or a Hugging Face folder.
+        text: The text, or the instructions.
+        choices: JSON lines of questions, each with its choices and the number of the right one,
+            from 0.
+        tasks: Names of tasks of lm-evaluation-harness.
+        task_folder: Where tasks of your own are described.
+        limit: At most so many questions of each task; None is all.
+        step: Which checkpoint of the run; None is the newest, "best" the one saved with the lowest
+            held-out loss.
+        length: Most tokens that the model reads at once; None is that of the run's rows, or 1024.
+        stride: Tokens from one window of a longer text to the next; None is half of the length.
+            Fewer are slower, and give each token a longer context.
+        batch_size: Windows, or choices, that are looked at together.
+        dtype: Of the computation.
+        mesh: How the devices share the work.
+        devices: How many devices to use; None is all. On a CPU, how many to simulate.
+        output: A JSON file for the figures.
+        ignore: Attributes of a Hugging Face config.json that change nothing in the model, by your
+            word.
+    """
+
+    checkpoint: tyro.conf.Positional[Path]
+    text: data.TextFiles | data.Instructions | data.StandardLibrary | None = None
+    choices: Path | None = None
+    tasks: tuple[str, ...] = ()
+    task_folder: Path | None = None
+    limit: int | None = None
+    step: int | Literal["best"] | None = None
+    length: int | None = None
+    stride: int | None = None
+    batch_size: int = 8
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    mesh: MeshConfig = MeshConfig()
+    devices: int | None = 1
+    output: Path | None = None
+    ignore: tuple[str, ...] = ()
+
+    def __post_init__(self):
+        check_numbers(self)
+        if self.text is None and self.choices is None and not self.tasks:
+            raise ValueError("There is nothing to measure: pass --text, --choices or --tasks.")
+
+
+class Measured(NamedTuple):
+    """A model, and how it is looked at."""
+
+    model: Trained
+    mesh: Mesh
+    run: Evaluate
+
+    @property
+    def length(self) -> int:
+        """Most tokens that are read at once."""
+        most = self.model.config.max_length
+        length = self.run.length or self.model.length or 1024
+        return length if most is None else min(length, most)
+
+    def likelihoods(self, requests: Iterable[Request]) -> Iterator[Likelihood]:
+        """Of each continuation, given its context."""
+        return likelihoods(
+            self.model.config,
+            self.model.params,
+            requests,
+            length=self.length,
+            batch_size=self.run.batch_size,
+            dtype=self.run.dtype,
+            mesh=self.mesh,
+        )
+
+
+def measured(run: Evaluate) -> Measured:
+    """The model of a folder, on its devices."""
+    simulate(run.devices)
+    mesh = make_mesh(run.mesh, chosen_devices(run.devices))
+    return Measured(load_trained(run.checkpoint, run.step, ignore=run.ignore, mesh=mesh), mesh, run)
+
+
+def main(run: Evaluate) -> dict[str, Any]:
+    """Measure and print; returns the figures."""
+    using = measured(run)
+    found: dict[str, Any] = {}
+    if run.text is not None:
+        found["text"] = of_text(using, run.text)
+    if run.choices is not None:
+        found["choices"] = of_choices(using, run.choices)
+    for name, figures in found.items():
+        print(f"{getattr(run, name)}, at most {using.length} tokens at a time:")
+        for key, value in figures.items():
+            shown = f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+            print(f"  {key.replace('_', ' ')}: {shown}")
+    if run.tasks:
+        from experiments.harness import run_tasks
+
+        found["tasks"] = run_tasks(using)
+    if run.output is not None:
+        run.output.write_text(json.dumps(found, indent=2, default=str) + "\n", encoding="utf-8")
+    return found
+
+
+def of_text(using: Measured, corpus: data.Source) -> dict[str, float]:
+    """Bits per byte, and perplexities, of the documents of a corpus."""
+    template = None
+    if isinstance(corpus, data.Instructions):
+        template = data.load_chat_template(using.run.checkpoint)
+    count = dict.fromkeys(("documents", "bytes", "words", "tokens"), 0)
+
+    def requests() -> Iterator[Request]:
+        for document in data.documents(corpus, template=template):
+            count["documents"] += 1
+            count["bytes"] += len(document.counted.encode())
+            count["words"] += len(document.counted.split())
+            for request in of_document(using, document):
+                count["tokens"] += len(request[1])
+                yield request
+
+    nats, told_at = 0.0, time.monotonic()
+    for each in using.likelihoods(requests()):
+        nats -= each.log_probability
+        if time.monotonic() - told_at > SECONDS_BETWEEN:
+            told_at = time.monotonic()
+            print(f"  {format_count(count['tokens'])} tokens of {count['documents']:,} documents")
+    return {
+        **count,
+        "bits_per_byte": float(F.bits_per_byte(nats, count["bytes"])),
+        "perplexity_of_a_token": math.exp(nats / count["tokens"]),
+        "perplexity_of_a_word": math.exp(nats / max(1, count["words"])),
+    }
+
+
+def of_document(using: Measured, document: data.AnyDocument) -> Iterator[Request]:
+    """Windows of a text, each with those of its tokens that no other counts; or the answers."""
+    model, length = using.model, using.length
+    stride = min(length, using.run.stride or max(1, length // 2))
+    tokens, counts = data.tokens_of(document, model.tokenizer)
+    if isinstance(document, data.Document):
+        tokens.pop()  # the end of text is no part of it
+    elif not document.opens:  # its template does
+        yield from answers(tokens, counts, length=length, stride=stride)
+        return
+    yield from answers([model.start[0], *tokens], [False, *counts], length=length, stride=stride)
+
+
+def answers(
+    tokens: list[int], counts: list[bool], *, length: int, stride: int
+) -> Iterator[Request]:
+    """Requests for the tokens that count, each of which follows one that does not."""
+    for counted, places in groupby(range(len(tokens)), key=counts.__getitem__):
+        first, *_, last = [*places] * 2
+        if counted:
+            yield from windows(tokens[: last + 1], length=length, stride=stride, begin=first)
+
+
+class Question(NamedTuple):
+    """A question, its choices, and which of them is right."""
+
+    prompt: str
+    choices: list[str]
+    answer: int
+
+
+def read_questions(path: Path) -> list[Question]:
+    """The questions of a file.
+
+    Raises:
+        ValueError: A line lacks something, or its answer is none of its choices.
+    """
+    found = []
+    for _, line, where in data.read_records(path, Question._fields):
+        prompt = field(line, "prompt", str, where=where)
+        choices = field(line, "choices", list, where=where)
+        answer = field(line, "answer", int, where=where)
+        if not all(isinstance(each, str) and each for each in choices):
+            raise ValueError(f"{where}: choices must be texts; got {choices}.")
+        if not 0 <= answer < len(choices):
+            raise ValueError(f"{where}: answer {answer} is none of its {len(choices)} choices.")
+        found.append(Question(prompt, choices, answer))
+    if not found:
+        raise ValueError(f"{path} has no questions.")
+    return found
+
+
+def of_choices(using: Measured, path: Path) -> dict[str, float]:
+    """How often the right choice is the likeliest, as a whole and for each of its bytes."""
+    questions = read_questions(path)
+    found = using.likelihoods(
+        using.model.continued(question.prompt, choice)
+        for question in questions
+        for choice in question.choices
+    )
+    right = right_by_byte = 0
+    for question in questions:
+        scores = np.array([next(found).log_probability for _ in question.choices])
+        by_byte = scores / [len(choice.encode()) for choice in question.choices]
+        right += int(scores.argmax()) == question.answer
+        right_by_byte += int(by_byte.argmax()) == question.answer
+    count = len(questions)
+    return {
+        "questions": count,
+        "accuracy": right / count,
+        "accuracy_by_byte": right_by_byte / count,
+    }
+
+
+if __name__ == "__main__":
+    with readable_errors():
+        main(read(Evaluate, __doc__))

@@ -1,0 +1,135 @@
+"""A model as lm-evaluation-harness takes it (extra ``eval``).
+
+    import lm_eval
+    from experiments.harness import Harness
+
+    lm_eval.simple_evaluate(model=Harness.of("path/to/folder"), tasks=["hellaswag"])
+
+The harness: Gao et al., The Language Model Evaluation Harness, 2024, doi:10.5281/zenodo.12608602.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import lm_eval
+import numpy as np
+from lm_eval.api.model import TemplateLM
+from lm_eval.tasks import TaskManager
+from lm_eval.utils import make_table
+
+from experiments.evaluate import Evaluate, Measured, measured
+from jaxformer import data
+from jaxformer.generation import Greedy, Sample, generate, windows
+
+MOST_NEW = 256  # tokens of an answer, where a task does not say
+
+
+class Harness(TemplateLM):
+    """Likelihoods and answers of a model, for tasks."""
+
+    def __init__(self, using: Measured):
+        """Take a model; `of` reads one."""
+        super().__init__()
+        self._using, self._model = using, using.model
+
+    @classmethod
+    def of(cls, folder: str | Path, **fields: Any) -> "Harness":
+        """The model of a folder, looked at as these fields of `Evaluate` say."""
+        return cls(measured(Evaluate(checkpoint=Path(folder), tasks=("any",), **fields)))
+
+    @property
+    def eot_token_id(self) -> int:
+        """What ends a text."""
+        return self._model.stop[0]
+
+    @property
+    def prefix_token_id(self) -> int:
+        """What begins one."""
+        return self._model.start[0]
+
+    @property
+    def tokenizer_name(self) -> str:
+        """What the harness keeps rendered requests by."""
+        return str(self._using.run.checkpoint)
+
+    def tok_encode(
+        self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
+    ) -> list[int]:
+        """The tokens of a text, with what its makers put around one unless told not to."""
+        if add_special_tokens is False or not string:
+            return self._model.tokenizer.encode(string).tolist()
+        return self._model.inputs(string)[0]
+
+    def _loglikelihood_tokens(
+        self, requests: Sequence[tuple[Any, list[int], list[int]]], **kwargs: Any
+    ) -> list[tuple[float, bool]]:
+        pairs = [(context, continuation) for _, context, continuation in requests]
+        return [(each.log_probability, each.greedy) for each in self._using.likelihoods(pairs)]
+
+    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list:
+        """Of whole texts, in windows that share one token."""
+        texts = [
+            list(
+                windows(
+                    [self.prefix_token_id, *self.tok_encode(request.args[0])],
+                    length=self._using.length,
+                    stride=self._using.length,
+                )
+            )
+            for request in requests
+        ]
+        found = self._using.likelihoods(window for text in texts for window in text)
+        return [sum(next(found).log_probability for _ in text) for text in texts]
+
+    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+        """Answers, each up to the first of the texts that end it."""
+        return [self._answer(*request.args) for request in requests]
+
+    def _answer(self, context: str, options: dict[str, Any]) -> str:
+        most = next((options[n] for n in ("max_gen_toks", "max_new_tokens") if n in options), None)
+        new = most or MOST_NEW
+        prompt = self._model.inputs(context)[0][-max(1, self._using.length - new) :]
+        temperature = options.get("temperature") or 0.0
+        sampler = Sample(temperature=temperature) if temperature > 0 else Greedy()
+        text = generate(
+            self._model.config,
+            self._model.params,
+            [prompt],
+            max_new_tokens=new,
+            stop_tokens=self._model.stop,
+            vocab_size=min(self._model.tokenizer.vocab_size, self._model.config.vocab_size),
+            sampler=sampler,
+            key=jax.random.key(0),
+            dtype=self._using.run.dtype,
+            mesh=self._using.mesh,
+        )
+        answer = self._model.tokenizer.decode(np.asarray(text)[0, len(prompt) :])
+        until = options.get("until") or []
+        for end in [until] if isinstance(until, str) else until:
+            answer = answer.split(end)[0] if end else answer
+        return answer
+
+    def apply_chat_template(
+        self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
+    ) -> str:
+        """A conversation as the tokenizer's makers write it."""
+        template = data.load_chat_template(self._using.run.checkpoint)
+        if template is None:
+            raise ValueError(f"{self._using.run.checkpoint} has no chat template.")
+        return template.render(chat_history, answering=add_generation_prompt)
+
+
+def run_tasks(using: Measured) -> dict[str, Any]:
+    """Evaluate by tasks, and print their table; returns the figures of each."""
+    run = using.run
+    folder = None if run.task_folder is None else str(run.task_folder)
+    found = lm_eval.simple_evaluate(
+        model=Harness(using),
+        tasks=list(run.tasks),
+        limit=run.limit,
+        task_manager=TaskManager(include_path=folder),
+    )
+    print(make_table(found))
+    return found["results"]

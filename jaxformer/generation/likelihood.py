@@ -1,0 +1,201 @@
+"""How likely a model finds texts that are given to it."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from itertools import islice
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxformer import functional as F
+from jaxformer.config import Decoder, TransformerConfig
+from jaxformer.generation.checks import check_count
+from jaxformer.generation.prompts import bucket
+from jaxformer.layers import Transformer
+from jaxformer.parallel import (
+    MeshConfig,
+    abstract_parameters,
+    axes_of,
+    batch_spec,
+    check_fits,
+    make_mesh,
+    parameter_specs,
+    put_batch,
+    shardings,
+)
+
+BATCHES_AT_ONCE = 64  # of which texts of about one length go together
+
+
+class Likelihood(NamedTuple):
+    """How likely a continuation is to a model.
+
+    Attributes:
+        log_probability: Natural logarithm of the probability of all its tokens.
+        greedy: Whether each of them is the likeliest.
+    """
+
+    log_probability: float
+    greedy: bool
+
+
+def likelihoods(
+    config: TransformerConfig,
+    params: Any,
+    requests: Iterable[tuple[Sequence[int], Sequence[int]]],
+    *,
+    length: int,
+    batch_size: int = 8,
+    dtype: DTypeLike = jnp.float32,
+    mesh: Mesh | None = None,
+) -> Iterator[Likelihood]:
+    """The likelihood of each continuation, given the tokens before it.
+
+        log p(continuation | context) = sum over t of log p(x_t | the `length` tokens before it)
+
+    Args:
+        config: A decoder.
+        params: Its parameters.
+        requests: Pairs of token ids, a context of at least one and its continuation. Any number:
+            some batches are read at a time.
+        length: Most tokens that the model reads at once; of a longer context the end is read.
+        batch_size: Continuations that are looked at together.
+        dtype: Of the computation.
+        mesh: Devices that share the work; None is one device.
+
+    Returns:
+        An iterator, in the order of the requests.
+
+    Raises:
+        ValueError: The model is no decoder, a context is empty, or a continuation is longer than
+            `length`.
+
+    References:
+        Brown et al., Language Models are Few-Shot Learners, 2020. arXiv:2005.14165, section 2.4
+    """
+    if not isinstance(config.topology, Decoder):
+        raise ValueError(f"Likelihoods of texts are a Decoder's; got {config.topology}.")
+    check_count("length", length)
+    check_count("batch_size", batch_size)
+    mesh = make_mesh(MeshConfig(), jax.devices()[:1]) if mesh is None else mesh
+    check_fits(config, mesh.shape, batch_size=batch_size)
+    params = jax.device_put(params, shardings(abstract_parameters(config, mesh)))
+    score = partial(_score, config=config, dtype=jnp.dtype(dtype), mesh=mesh)
+    waiting = (_row(*request, length) for request in requests)
+    while some := list(islice(waiting, BATCHES_AT_ONCE * batch_size)):
+        found = dict[int, Likelihood]()
+        order = sorted(range(len(some)), key=lambda i: len(some[i].tokens))
+        for first in range(0, len(order), batch_size):
+            chosen = order[first : first + batch_size]
+            rows = _side_by_side([some[i] for i in chosen], batch_size, mesh, config.max_length)
+            log_p, misses = jax.device_get(score(params, put_batch(rows, mesh, batch_size)))
+            for i, value, missed in zip(chosen, log_p, misses, strict=False):
+                found[i] = Likelihood(float(value), not missed)
+        yield from (found[i] for i in range(len(some)))
+
+
+def windows(
+    tokens: Sequence[int], *, length: int, stride: int, begin: int = 1
+) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
+    """Contexts and continuations in which each token from one on is to be said once.
+
+    Every continuation has `stride` tokens, but for the last, and the first, which has all that the
+    model can read at once; and before it all that the model can read besides.
+
+    Args:
+        tokens: A text, behind the token that begins it.
+        length: Most tokens that the model reads at once.
+        stride: Tokens from one continuation to the next; fewer are slower, and give each a longer
+            context.
+        begin: The first token to say, at least 1.
+
+    Returns:
+        Requests for `likelihoods`.
+
+    Raises:
+        ValueError: The stride is not from 1 to `length`.
+
+    References:
+        Baevski and Auli, Adaptive Input Representations for Neural Language Modeling, 2019.
+        arXiv:1809.10853, section 4.3
+    """
+    check_count("stride", stride, most=length)
+    end = min(len(tokens), max(length + 1, begin + stride))
+    while begin < end:
+        yield tokens[max(0, end - length - 1) : begin], tokens[begin:end]
+        begin, end = end, min(len(tokens), end + stride)
+
+
+class _Row(NamedTuple):
+    tokens: Int[np.ndarray, " T"]
+    targets: Int[np.ndarray, " T"]
+    mask: Bool[np.ndarray, " T"]
+
+
+def _row(context: Sequence[int], continuation: Sequence[int], length: int) -> _Row:
+    if not len(context):
+        raise ValueError("A context has at least one token, such as the one that begins a text.")
+    if len(continuation) > length:
+        raise ValueError(
+            f"A continuation has {len(continuation)} tokens, more than the length of {length}."
+        )
+    both = np.asarray([*context, *continuation], np.int32)[-length - 1 :]
+    count = len(both) - 1
+    return _Row(both[:-1], both[1:], np.arange(count) >= count - len(continuation))
+
+
+def _side_by_side(
+    rows: list[_Row], batch_size: int, mesh: Mesh, most: int | None
+) -> dict[str, np.ndarray]:
+    """Rows of a batch, padded behind to a width that others share."""
+    parts = 2 * mesh.shape.get("context", 1)
+    width = max(1, *(len(row.tokens) for row in rows))
+    width = min(bucket(width), most or bucket(width))
+    shape = batch_size, -(-width // parts) * parts
+    batch = {name: np.zeros(shape, np.int32) for name in ("tokens", "targets", "segments")}
+    batch["mask"] = np.zeros(shape, bool)
+    for i, row in enumerate(rows):
+        for name, values in row._asdict().items():
+            batch[name][i, : len(values)] = values
+        batch["segments"][i, : len(row.tokens)] = 1
+    return batch
+
+
+@partial(jax.jit, static_argnames=("config", "dtype", "mesh"))
+def _score(
+    params: Any,
+    batch: dict[str, Array],
+    *,
+    config: TransformerConfig,
+    dtype: np.dtype,
+    mesh: Mesh,
+) -> tuple[Float[Array, " B"], Int[Array, " B"]]:
+    """Of each row the sum of the logarithms, and how many tokens are not the likeliest."""
+    axes = axes_of(mesh.shape)
+    model = Transformer(config, dtype=dtype, axes=axes)
+
+    def per_device(params: Any, batch: dict[str, Array]) -> tuple[Array, Array]:
+        logits: Any = model.apply({"params": params}, batch["tokens"], segments=batch["segments"])
+        best = jnp.max(logits, axis=-1)
+        if axes.tensor is not None:
+            best = jax.lax.pmax(best, axes.tensor)
+        scores = F.token_scores(logits, batch["targets"], axis_name=axes.tensor)
+        log_p = jnp.sum(-F.score_cross_entropy(scores), axis=-1, where=batch["mask"])
+        misses = jnp.sum(batch["mask"] & (scores.target < best), axis=-1)
+        if axes.context is not None:
+            return jax.lax.psum((log_p, misses), axes.context)
+        return log_p, misses
+
+    shares = batch_spec(mesh.shape)
+    return jax.shard_map(
+        per_device,
+        mesh=mesh,
+        in_specs=(parameter_specs(config, mesh.shape), shares),
+        out_specs=P(shares[0]),
+    )(params, batch)

@@ -1,0 +1,204 @@
+"""Figures of a model on texts and questions: those of the softmax of its logits."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments import evaluate
+from experiments.command_line import read
+from experiments.evaluate import Evaluate
+from experiments.trained import load_trained
+from jaxformer import Transformer, data
+from jaxformer.parallel import MeshConfig
+from tests.interop.hand_made import LLAMA, llama_shapes, random_tensors, write_folder
+
+TEXTS = ["the quick fox jumps over the lazy dog\n", "sphinx of black quartz, judge my vow →\n"]
+SIZES = {"hidden_size": 24, "intermediate_size": 22}
+SETTINGS = LLAMA | SIZES | {"bos_token_id": 0, "eos_token_id": 0}
+QUESTIONS = [
+    {"prompt": "the quick ", "choices": ["fox", "dog jumps", "q"], "answer": 1},
+    {"prompt": "", "choices": ["the lazy", "vow"], "answer": 0},
+    {"prompt": "judge my", "choices": [" vow", " black quartz fox", " dog"], "answer": 0},
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("evaluate")
+    tokenizer = data.train_bpe(TEXTS * 3, vocab_size=300)
+    settings = SETTINGS | {"vocab_size": tokenizer.vocab_size}
+    folder = write_folder(path / "model", settings, random_tensors(llama_shapes(settings)))
+    data.export_tokenizer(tokenizer, folder)
+    (path / "x.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in TEXTS))
+    (path / "questions.jsonl").write_text("\n".join(map(json.dumps, QUESTIONS)))
+    asked = [{"prompt": "what? ", "answer": text} for text in TEXTS]
+    (path / "asked.jsonl").write_text("\n".join(map(json.dumps, asked)))
+    return folder
+
+
+def run(folder, **fields):
+    fields = {
+        k: data.TextFiles(path=str(folder.parent / v)) if k == "text" else v
+        for k, v in fields.items()
+    }
+    return evaluate.main(Evaluate(checkpoint=folder, **fields))
+
+
+def log_probability(model, tokens, first):
+    """Of the tokens from one on, given all before, in float64."""
+    logits = Transformer(model.config).apply({"params": model.params}, jnp.array([tokens[:-1]]))
+    logits = np.float64(logits[0])
+    log_p = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+    return log_p[np.arange(first - 1, len(tokens) - 1), tokens[first:]].sum()
+
+
+def test_a_text_is_measured_by_documents(folder, capsys):
+    model = load_trained(folder)
+    ids = [[*model.start, *model.tokenizer.encode(text).tolist()] for text in TEXTS]
+    nats = -sum(log_probability(model, tokens, 1) for tokens in ids)
+    size, words = len("".join(TEXTS).encode()), len("".join(TEXTS).split())
+    found = run(folder, text="x.jsonl")["text"]
+    tokens = sum(map(len, ids)) - 2
+    assert [found[n] for n in ("documents", "bytes", "words", "tokens")] == [2, size, words, tokens]
+    assert found["bits_per_byte"] == pytest.approx(nats / math.log(2) / size, rel=1e-5)
+    assert found["perplexity_of_a_token"] == pytest.approx(math.exp(nats / tokens), rel=1e-4)
+    assert found["perplexity_of_a_word"] == pytest.approx(math.exp(nats / words), rel=1e-3)
+    said = capsys.readouterr().out
+    assert "x.jsonl, at most 1024 tokens at a time:\n  documents: 2\n" in said
+    assert f"  bits per byte: {found['bits_per_byte']:.4g}\n" in said
+
+
+def test_a_window_slides_over_what_is_longer(folder):
+    """With a stride of one each token is given as many before it as the model may read."""
+    model = load_trained(folder)
+    nats = 0.0
+    for text in TEXTS:
+        tokens = [*model.start, *model.tokenizer.encode(text).tolist()]
+        for i in range(1, len(tokens)):
+            part = tokens[max(0, i - 5) : i + 1]
+            nats -= log_probability(model, part, len(part) - 1)
+    found = run(folder, text="x.jsonl", length=5, stride=1)["text"]
+    size = len("".join(TEXTS).encode())
+    assert found["bits_per_byte"] == pytest.approx(nats / math.log(2) / size, rel=1e-5)
+    wide = run(folder, text="x.jsonl", length=5)["text"]
+    assert wide["tokens"] == found["tokens"] and wide["bits_per_byte"] != found["bits_per_byte"]
+
+
+def test_of_instructions_the_answers_are_measured(folder):
+    model = load_trained(folder)
+    end, encode = model.tokenizer.end_of_text, model.tokenizer.encode
+    asked = encode("what? ").tolist()
+    nats = 0.0
+    for text in TEXTS:
+        tokens = [*model.start, *asked, *encode(text).tolist(), end]
+        nats -= log_probability(model, tokens, len(asked) + 1)
+    corpus = data.Instructions(path=str(folder.parent / "asked.jsonl"))
+    found = evaluate.main(Evaluate(checkpoint=folder, text=corpus))["text"]
+    size = len("".join(TEXTS).encode())
+    assert found["bits_per_byte"] == pytest.approx(nats / math.log(2) / size, rel=1e-5)
+    windowed = evaluate.main(Evaluate(checkpoint=folder, text=corpus, length=7))["text"]
+    assert windowed["tokens"] == found["tokens"] == sum(len(encode(t)) + 1 for t in TEXTS)
+
+
+def test_the_likeliest_choice_is_compared_with_the_right_one(folder, tmp_path):
+    model = load_trained(folder)
+    right = right_by_byte = 0
+    for question in QUESTIONS:
+        scores, sizes = [], []
+        for choice in question["choices"]:
+            first, more = model.continued(question["prompt"], choice)
+            assert model.tokenizer.decode([*first, *more]) == question["prompt"] + choice
+            scores.append(log_probability(model, [*first, *more], len(first)))
+            sizes.append(len(choice.encode()))
+        right += int(np.argmax(scores)) == question["answer"]
+        right_by_byte += int(np.argmax(np.divide(scores, sizes))) == question["answer"]
+    path = folder.parent / "questions.jsonl"
+    found = run(folder, choices=path, output=tmp_path / "figures.json")
+    expected = {"questions": 3, "accuracy": right / 3, "accuracy_by_byte": right_by_byte / 3}
+    assert found["choices"] == expected
+    assert json.loads((tmp_path / "figures.json").read_text()) == {"choices": expected}
+
+
+@pytest.mark.slow
+def test_many_devices_measure_what_one_does(folder):
+    one = run(folder, text="x.jsonl", length=16)["text"]
+    mesh = MeshConfig(fsdp=2, context=2, tensor=2)
+    many = run(folder, text="x.jsonl", length=16, mesh=mesh, devices=8)["text"]
+    assert many["bits_per_byte"] == pytest.approx(one["bits_per_byte"], rel=1e-5)
+
+
+def test_what_cannot_be_measured_is_said(folder, tmp_path):
+    with pytest.raises(ValueError, match="pass --text, --choices or --tasks"):
+        Evaluate(checkpoint=folder)
+    path = tmp_path / "q.jsonl"
+    for line, message in (
+        ({"choices": ["a"], "answer": 0}, r"q\.jsonl line 1 does not say prompt; it has answer"),
+        ({"prompt": "a", "choices": ["a", 3], "answer": 0}, r"line 1: choices must be texts"),
+        ({"prompt": "a", "choices": ["a"], "answer": 1}, "answer 1 is none of its 1 choices"),
+        (None, r"q\.jsonl has no questions"),
+    ):
+        path.write_text("" if line is None else json.dumps(line))
+        with pytest.raises(ValueError, match=message):
+            run(folder, choices=path)
+
+
+def test_the_command_names_the_folder_and_a_text_by_its_path(folder):
+    path = str(folder.parent / "x.jsonl")
+    run = read(Evaluate, "", [str(folder), "--text", path, "--step", "best"])
+    assert run == Evaluate(checkpoint=folder, text=data.TextFiles(path=path), step="best")
+    assert replace(run, choices=Path("q")).choices == Path("q")
+
+
+@pytest.mark.parity
+@pytest.mark.filterwarnings("default")
+def test_the_harness_has_the_figures_of_its_own_transformers_backend(folder):
+    reason = "pip install 'jaxformer[parity,eval]'"
+    pytest.importorskip("torch", reason=reason)
+    lm_eval = pytest.importorskip("lm_eval", reason=reason)
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.huggingface import HFLM
+
+    from experiments.harness import Harness
+
+    theirs = HFLM(pretrained=str(folder), device="cpu", max_length=16, batch_size=2)
+    ours = Harness.of(folder, length=16)
+    text = "".join(TEXTS)
+    pairs = [(text[:i], text[i : i + n]) for i, n in ((0, 9), (7, 1), (10, 4), (60, 12), (4, 3))]
+
+    def ask(model, kind, *arguments):
+        requests = [Instance(kind, {}, each, i) for i, each in enumerate(arguments)]
+        return getattr(model, kind)(requests)
+
+    expected, found = (np.array(ask(x, "loglikelihood", *pairs)) for x in (theirs, ours))
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+    expected, found = (
+        ask(x, "loglikelihood_rolling", (text,), (TEXTS[0],), ("x",)) for x in (theirs, ours)
+    )
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+    options = {"until": [" "], "max_gen_toks": 9, "do_sample": False}
+    said = [ask(x, "generate_until", (TEXTS[0], options), ("my", options)) for x in (theirs, ours)]
+    assert said[0] == said[1]
+    task = {
+        "task": "quiz",
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(folder.parent / "questions.jsonl")}},
+        "test_split": "test",
+        "output_type": "multiple_choice",
+        "doc_to_text": "{{prompt}}",
+        "doc_to_choice": "{{choices}}",
+        "doc_to_target": "{{answer}}",
+        "target_delimiter": "",
+        "metric_list": [{"metric": "acc"}, {"metric": "acc_norm"}],
+    }
+    results = [
+        lm_eval.simple_evaluate(model=x, tasks=[task], bootstrap_iters=0)["results"]["quiz"]
+        for x in (theirs, ours)
+    ]
+    assert results[0] == results[1]
+    own = run(folder, choices=folder.parent / "questions.jsonl", length=16)["choices"]
+    assert results[1]["acc,none"] == own["accuracy"]

@@ -1,0 +1,95 @@
+"""What a model makes of given texts: as the softmax of its logits says, token by token."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer import Transformer
+from jaxformer.config import Encoder
+from jaxformer.generation import likelihoods, windows
+from jaxformer.parallel import MeshConfig, make_mesh
+from tests.models import LLAMA, parameters
+
+CONTEXTS = [[5, 1, 9], [7], [2, 8, 6, 4, 5, 3, 7, 1, 2], [3, 3]]
+CONTINUATIONS = [[4, 4], [1, 2, 3, 4, 5, 6, 7], [9], [8, 1, 1]]
+
+
+def by_hand(params, context, continuation, length):
+    """From the logits of one text at a time, in float64."""
+    tokens = [*context, *continuation][-length - 1 :]
+    logits = Transformer(LLAMA).apply({"params": params}, jnp.asarray([tokens[:-1]]))
+    logits = np.float64(logits[0])[-len(continuation) :]
+    log_p = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+    value = log_p[np.arange(len(continuation)), continuation].sum()
+    return value, (logits.argmax(axis=-1) == continuation).all()
+
+
+@pytest.mark.parametrize("length", [7, 64])
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_likelihoods_are_those_of_the_softmax(length, batch_size):
+    params = parameters(LLAMA)
+    best = int(np.argmax(Transformer(LLAMA).apply({"params": params}, jnp.array([[7]]))))
+    requests = [*zip(CONTEXTS, CONTINUATIONS, strict=True), ([7], [best]), ([7], [])]
+    found = list(likelihoods(LLAMA, params, requests, length=length, batch_size=batch_size))
+    for (context, continuation), (value, greedy) in zip(requests[:-1], found, strict=False):
+        expected = by_hand(params, context, continuation, length)
+        np.testing.assert_allclose(value, expected[0], rtol=2e-5)
+        assert greedy == expected[1]
+    assert found[-2].greedy and found[-1] == (0.0, True)
+    assert not any(each.greedy for each in found[:-2])
+
+
+def test_more_texts_than_are_looked_at_together_keep_their_order(monkeypatch):
+    monkeypatch.setattr("jaxformer.generation.likelihood.BATCHES_AT_ONCE", 2)
+    params = parameters(LLAMA)
+    requests = [([1 + i % 5] * (1 + i % 11), [i % 13, 4]) for i in range(23)]
+    several = list(likelihoods(LLAMA, params, iter(requests), length=64, batch_size=4))
+    alone = [next(likelihoods(LLAMA, params, [r], length=64, batch_size=1)) for r in requests]
+    np.testing.assert_allclose([x[0] for x in several], [x[0] for x in alone], rtol=2e-5)
+
+
+@pytest.mark.parametrize(
+    "sizes", [dict(tensor=4), dict(fsdp=2, context=2, tensor=2), dict(data=2, fsdp=4)], ids=str
+)
+@pytest.mark.slow(but=["{'fsdp': 2, 'context': 2, 'tensor': 2}"])
+def test_likelihoods_on_many_devices_are_those_on_one(sizes):
+    params, requests = parameters(LLAMA), list(zip(CONTEXTS, CONTINUATIONS, strict=True))
+    requests += [(context, [c]) for context in CONTEXTS for c in range(40)]
+    mesh = make_mesh(MeshConfig(**sizes), jax.devices()[: int(np.prod([*sizes.values()]))])
+    one, many = (
+        list(likelihoods(LLAMA, params, requests, length=32, mesh=m)) for m in (None, mesh)
+    )
+    np.testing.assert_allclose([x[0] for x in many], [x[0] for x in one], rtol=2e-5)
+    assert [x[1] for x in many] == [x[1] for x in one] and any(x[1] for x in one)
+
+
+@pytest.mark.parametrize(("length", "stride"), [(8, 8), (8, 3), (8, 1), (50, 7)])
+@pytest.mark.parametrize("begin", [1, 7, 12])
+@pytest.mark.parametrize("count", [1, 2, 8, 9, 10, 31])
+def test_windows_say_each_token_once_with_all_that_can_be_read_before(count, begin, length, stride):
+    tokens, said = list(range(count)), []
+    found = windows(tokens, length=length, stride=stride, begin=begin)
+    for i, (context, continuation) in enumerate(found):
+        assert len(continuation) <= (max(stride, length + 1 - begin) if i == 0 else stride)
+        first = continuation[0]
+        assert list(context) == tokens[max(0, continuation[-1] - length) : first] and context
+        said += continuation
+    assert said == tokens[begin:]
+
+
+def test_what_has_no_likelihood_is_refused():
+    params = parameters(LLAMA)
+    encoder = replace(LLAMA, topology=Encoder())
+    for message, config, request, options in (
+        ("are a Decoder's; got Encoder", encoder, ([1], [2]), {}),
+        ("A context has at least one token", LLAMA, ([], [2]), {}),
+        ("has 5 tokens, more than the length of 4", LLAMA, ([1], [2] * 5), {"length": 4}),
+        (r"length must be a whole number of at least 1; got 0", LLAMA, ([1], [2]), {"length": 0}),
+    ):
+        with pytest.raises(ValueError, match=message):
+            list(likelihoods(config, params, [request], **{"length": 9, **options}))
+    with pytest.raises(ValueError, match=r"stride must be a whole number in \[1, 8\]; got 9"):
+        list(windows([1, 2], length=8, stride=9))
