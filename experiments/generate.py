@@ -4,23 +4,31 @@
     python -m experiments.generate --checkpoint runs/translate-1 --prompt "2nd of April, 1987"
     python -m experiments.generate --checkpoint RUN --rope-scaling "NTKScaling(factor=4)"
     python -m experiments.generate --checkpoint path/to/Llama-3.1-8B --prompt "Once upon"
+    python -m experiments.generate --checkpoint path/to/folder --chat        # talk to it
+    python -m experiments.generate --checkpoint RUN --prompts asked.txt --output said.jsonl
 
 The folder is the output of a run, or a Hugging Face folder (config.json, safetensors,
-tokenizer.json). An encoder-decoder reads the prompt and writes its answer.
+tokenizer.json). An encoder-decoder reads the prompt and writes its answer. A conversation is
+written by the chat template of the folder; an empty line ends it.
 """
 
+import contextlib
+import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from experiments.command_line import parse, readable_errors
-from experiments.trained import load_trained
+from experiments.trained import Trained, load_trained
 from experiments.training.run import check_numbers, chosen_devices, prepare_devices
+from jaxformer import data
 from jaxformer.config import RopeScaling
 from jaxformer.generation import Beam, Greedy, Sample, generate, stream
 from jaxformer.parallel import Hosts, MeshConfig, make_mesh
@@ -34,6 +42,11 @@ class Generate:
     Attributes:
         checkpoint: Output folder of a run, or a Hugging Face folder.
         prompt: The text to continue, or an encoder-decoder's source; empty starts a document.
+        chat: Answer as an assistant: what is typed, line by line, or --prompt or each of --prompts.
+        system: What a conversation begins with, said by the system; empty is nothing.
+        prompts: Texts to continue: the lines of a .txt file, or the field "prompt" of JSON lines.
+        batch_size: Prompts of the file that are continued together.
+        output: JSON lines for the prompts and their texts; None prints them.
         step: Which checkpoint of the run; None is the newest.
         max_new_tokens: Most tokens to add; a text may end before.
         sampler: How each token is chosen. A beam search shows its text when it is done.
@@ -52,6 +65,11 @@ class Generate:
 
     checkpoint: Path
     prompt: str = ""
+    chat: bool = False
+    system: str = ""
+    prompts: Path | None = None
+    batch_size: int = 8
+    output: Path | None = None
     step: int | None = None
     max_new_tokens: int = 160
     sampler: Greedy | Sample | Beam = Sample(temperature=0.8, top_p=0.95)
@@ -68,37 +86,113 @@ class Generate:
         check_numbers(self)
 
 
+class Speaker(NamedTuple):
+    """A model, and how it is asked."""
+
+    model: Trained
+    run: Generate
+    mesh: Mesh
+
+    def read(self, text: str) -> tuple[list[int], list[int] | None]:
+        """The prompt of a text, or of a question to the assistant, and an encoder's source."""
+        if not self.run.chat:
+            return self.model.inputs(text)
+        return self.model.asked([*self.opening(), {"role": "user", "content": text}]), None
+
+    def opening(self) -> list[dict[str, str]]:
+        """What a conversation begins with: the system's words, if there are any."""
+        return [{"role": "system", "content": self.run.system}] if self.run.system else []
+
+    def options(self, seed: int) -> dict[str, Any]:
+        """What decoding is told."""
+        return {
+            "max_new_tokens": self.run.max_new_tokens,
+            "stop_tokens": self.model.stop,
+            "vocab_size": min(self.model.tokenizer.vocab_size, self.model.config.vocab_size),
+            "key": jax.random.key(seed),
+            "dtype": self.run.dtype,
+            "mesh": self.mesh,
+            "sampler": self.run.sampler,
+        }
+
+
 def main(run: Generate) -> str:
-    """Print the prompt and its continuation as it grows; returns them."""
+    """Print what the model says, as it grows; returns it."""
     prepare_devices(run)
     mesh = make_mesh(run.mesh, chosen_devices(run.devices))
     model = load_trained(run.checkpoint, run.step, ignore=run.ignore, mesh=mesh)
-    config = model.config
     if run.rope_scaling is not None:
-        config = config.with_rope_scaling(run.rope_scaling)
-    prompt, source = model.inputs(run.prompt)
-    options: dict[str, Any] = {
-        "max_new_tokens": run.max_new_tokens,
-        "stop_tokens": model.stop,
-        "source": None if source is None else [source],
-        "vocab_size": min(model.tokenizer.vocab_size, config.vocab_size),
-        "key": jax.random.key(run.seed),
-        "dtype": run.dtype,
-        "mesh": mesh,
-    }
-    if isinstance(run.sampler, Beam):
-        found = generate(config, model.params, [prompt], sampler=run.sampler, **options)
+        model = model._replace(config=model.config.with_rope_scaling(run.rope_scaling))
+    speaker = Speaker(model, run, mesh)
+    if run.prompts is not None:
+        return continue_all(speaker, run.prompts)
+    if run.chat and not run.prompt:
+        return converse(speaker)
+    prompt, source = speaker.read(run.prompt)
+    text = "" if source is not None or run.chat else run.prompt
+    show(text)
+    return text + say(speaker, prompt, source, seed=run.seed)
+
+
+def say(speaker: Speaker, prompt: list[int], source: list[int] | None = None, *, seed: int) -> str:
+    """Print what follows a prompt, token by token; returns it."""
+    model, options = speaker.model, speaker.options(seed)
+    options["source"] = None if source is None else [source]
+    if isinstance(speaker.run.sampler, Beam):
+        found = generate(model.config, model.params, [prompt], **options)
         tokens: Iterable[int] = cut(np.asarray(found)[0, len(prompt) :].tolist(), model.stop)
     else:
-        rows = stream(config, model.params, [prompt], sampler=run.sampler, **options)
+        rows = stream(model.config, model.params, [prompt], **options)
         tokens = (int(row[0]) for row in rows)
-    text = "" if source is not None else run.prompt
-    show(text)
+    text = ""
     for piece in pieces(tokens, model.tokenizer.decode, prompt):
         show(piece)
         text += piece
     show("\n")
     return text
+
+
+def converse(speaker: Speaker) -> str:
+    """Answer line by line what is typed, each with all that was said before; returns the last."""
+    speaker.model.template()  # before anything is typed
+    said, answer = speaker.opening(), ""
+    for turn in count():
+        show("> ")
+        asked = sys.stdin.readline().strip()
+        if not asked:
+            show("\n")
+            return answer
+        said.append({"role": "user", "content": asked})
+        answer = say(speaker, speaker.model.asked(said), seed=speaker.run.seed + turn)
+        said.append({"role": "assistant", "content": answer})
+    return answer
+
+
+def continue_all(speaker: Speaker, path: Path) -> str:
+    """Continue the prompts of a file, some at a time; returns what was written, as JSON lines."""
+    run, model, written = speaker.run, speaker.model, ""
+    source = data.TextFiles(path=str(path), field="prompt")
+    texts = [document.text for document in data.documents(source)]
+    if path.suffix == ".txt":
+        texts = [line for text in texts for line in text.splitlines() if line.strip()]
+    with (
+        contextlib.nullcontext(sys.stdout) if run.output is None else open(run.output, "w") as file
+    ):
+        for first in range(0, len(texts), run.batch_size):
+            batch = texts[first : first + run.batch_size]
+            prompts, sources = zip(*map(speaker.read, batch), strict=True)
+            options = speaker.options(run.seed + first)
+            options["source"] = None if sources[0] is None else list(sources)
+            found = np.asarray(generate(model.config, model.params, list(prompts), **options))
+            for text, prompt, row in zip(batch, prompts, found.tolist(), strict=True):
+                new = cut(row[len(prompt) :][: run.max_new_tokens], model.stop)
+                line = json.dumps({"prompt": text, "text": model.tokenizer.decode(new)}) + "\n"
+                file.write(line)
+                written += line
+            file.flush()
+            if run.output is not None:
+                print(f"{first + len(batch)} of {len(texts)} prompts", flush=True)
+    return written
 
 
 def show(text: str) -> None:

@@ -20,7 +20,6 @@ from lm_eval.tasks import TaskManager
 from lm_eval.utils import make_table
 
 from experiments.evaluate import Evaluate, Measured, measured
-from jaxformer import data
 from jaxformer.generation import Greedy, Sample, generate, windows
 
 MOST_NEW = 256  # tokens of an answer, where a task does not say
@@ -115,10 +114,7 @@ class Harness(TemplateLM):
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
         """A conversation as the tokenizer's makers write it."""
-        template = data.load_chat_template(self._using.run.checkpoint)
-        if template is None:
-            raise ValueError(f"{self._using.run.checkpoint} has no chat template.")
-        return template.render(chat_history, answering=add_generation_prompt)
+        return self._model.template().render(chat_history, answering=add_generation_prompt)
 
 
 def run_tasks(using: Measured) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -33,6 +33,7 @@ class Trained(NamedTuple):
         config: The model.
         params: Its parameters.
         tokenizer: Of its texts.
+        folder: Where all of it was read.
         start: What a decoder's text, or an encoder-decoder's output, begins with.
         stop: Tokens that end a text.
         specials: Whether the tokenizer itself adds the special tokens of a prompt.
@@ -43,6 +44,7 @@ class Trained(NamedTuple):
     config: TransformerConfig
     params: Any
     tokenizer: data.Tokenizer
+    folder: Path
     start: tuple[int, ...]
     stop: tuple[int, ...]
     specials: bool = False
@@ -60,6 +62,30 @@ class Trained(NamedTuple):
         if self.specials:
             return ids or list(self.start), None
         return [*self.start, *ids], None
+
+    def template(self) -> data.ChatTemplate:
+        """How its makers write a conversation.
+
+        Raises:
+            ValueError: The folder does not say.
+        """
+        found = data.load_chat_template(self.folder)
+        if found is None or not isinstance(self.tokenizer, data.BPETokenizer):
+            raise ValueError(
+                f"{self.folder} has no chat template, so how a conversation is written is not "
+                "known; --prompt continues a text."
+            )
+        return found
+
+    def asked(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """The tokens of a conversation, up to where the assistant is to speak.
+
+        Raises:
+            ValueError: There is no template, or it refuses the messages.
+        """
+        text = self.template().render(messages, answering=True)
+        assert isinstance(self.tokenizer, data.BPETokenizer)
+        return self.tokenizer.encode_rendered([text])[0].tolist()
 
     def continued(self, text: str, more: str) -> tuple[list[int], list[int]]:
         """The tokens of a decoder's text, and those that make it the longer one.
@@ -172,7 +198,7 @@ def from_run(folder: Path, step: int | Literal["best"] | None, mesh: Mesh | None
         )
     end = (tokenizer.end_of_text,)
     length = saved["run"].get("length")
-    return Trained(config, state["params"], tokenizer, end, end, length=length, step=step)
+    return Trained(config, state["params"], tokenizer, folder, end, end, length=length, step=step)
 
 
 def from_hugging_face(
@@ -191,4 +217,4 @@ def from_hugging_face(
     start = (said.get("bos_token_id", stop[0]),)
     if isinstance(config.topology, EncoderDecoder):
         start = (said.get("decoder_start_token_id", said.get("pad_token_id", start[0])),)
-    return Trained(config, params, tokenizer, start, stop, specials=True)
+    return Trained(config, params, tokenizer, folder, start, stop, specials=True)

@@ -1,11 +1,14 @@
+import io
 import json
 import shutil
+import sys
 from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tokenizers as hf
 
 from experiments import generate, pretrain
 from experiments.command_line import parse
@@ -30,7 +33,9 @@ from jaxformer.data import ByteLevel, TextFiles, train_bpe
 from jaxformer.generation import Beam, Greedy, Sample
 from jaxformer.training.checkpoints import Checkpoints
 from jaxformer.training.optimizers import OptimizerConfig
+from jaxformer.training.progress import printable
 from jaxformer.training.schedules import Constant
+from tests.interop.hand_made import LLAMA, llama_shapes, random_tensors, write_folder
 
 MODEL = TransformerConfig(
     vocab_size=257,
@@ -268,3 +273,87 @@ def test_pieces_wait_for_whole_characters():
 
     assert list(generate.pieces(ids[1:], decode, ids[:1])) == ["é", "→", "z", ""]
     assert list(generate.pieces(ids[1:2], decode, ids[:1])) == ["\N{REPLACEMENT CHARACTER}"]
+
+
+CHAT = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def assistant(tmp_path_factory):
+    """A Hugging Face folder whose tokenizer has a chat template."""
+    folder = tmp_path_factory.mktemp("assistant") / "model"
+    backend = hf.Tokenizer(hf.models.BPE())
+    backend.pre_tokenizer = hf.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = hf.decoders.ByteLevel()
+    trainer = hf.trainers.BpeTrainer(
+        vocab_size=270,
+        special_tokens=["<|im_start|>", "<|im_end|>"],
+        initial_alphabet=sorted(hf.pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    backend.train_from_iterator(["system user assistant " * 9], trainer)
+    settings = LLAMA | {"vocab_size": backend.get_vocab_size(), "eos_token_id": 1}
+    write_folder(folder, settings, random_tensors(llama_shapes(settings)))
+    backend.save(str(folder / "tokenizer.json"))
+    words = {"eos_token": "<|im_end|>", "chat_template": CHAT}
+    (folder / "tokenizer_config.json").write_text(json.dumps(words))
+    return folder
+
+
+def written(*messages):
+    said = [f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in messages]
+    return "".join(said) + "<|im_start|>assistant\n"
+
+
+def greedily(folder, text):
+    """What follows a conversation that is written so, read by the tokenizers library."""
+    backend = hf.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    model = load_trained(folder)
+    prompt = backend.encode(text).ids
+    found = generation.generate(model.config, model.params, [prompt], max_new_tokens=6)
+    new = np.asarray(found)[0, len(prompt) :].tolist()
+    return backend.decode(new[: new.index(1)] if 1 in new else new)
+
+
+def test_a_conversation_goes_on_with_what_was_said_before(assistant, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", io.StringIO("Hi\nAnd now?\n\nnever read\n"))
+    asked = {"chat": True, "system": "Be brief.", "max_new_tokens": 6, "sampler": Greedy()}
+    last = generate.main(generate.Generate(checkpoint=assistant, **asked))
+    begun = [("system", "Be brief."), ("user", "Hi")]
+    first = greedily(assistant, written(*begun))
+    more = [*begun, ("assistant", first), ("user", "And now?")]
+    assert last == greedily(assistant, written(*more)) != first
+    first, last = (printable(text, sys.stdout) for text in (first, last))
+    assert capsys.readouterr().out == f"> {first}\n> {last}\n> \n"
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_prompts_of_a_file_are_continued_together(assistant, tmp_path, chat):
+    texts = ["Hi", "What is it?", "x" * 30]
+    (tmp_path / "x.txt").write_text("\n\n".join(texts))
+    (tmp_path / "x.jsonl").write_text("\n".join(json.dumps({"prompt": text}) for text in texts))
+    expected = [
+        {"prompt": text, "text": greedily(assistant, written(("user", text)) if chat else text)}
+        for text in texts
+    ]
+    for name in ("x.txt", "x.jsonl"):
+        asked = {"chat": chat, "max_new_tokens": 6, "sampler": Greedy(), "batch_size": 2}
+        fields = {"prompts": tmp_path / name, "output": tmp_path / "said.jsonl", **asked}
+        said = generate.main(generate.Generate(checkpoint=assistant, **fields))
+        assert [json.loads(line) for line in said.splitlines()] == expected
+        assert (tmp_path / "said.jsonl").read_text() == said
+
+
+def test_an_assistant_answers_one_prompt(assistant, capsys):
+    asked = {"chat": True, "prompt": "Hi", "max_new_tokens": 6, "sampler": Greedy()}
+    said = generate.main(generate.Generate(checkpoint=assistant, **asked))
+    assert said == greedily(assistant, written(("user", "Hi")))
+    assert capsys.readouterr().out == f"{printable(said, sys.stdout)}\n"
+
+
+def test_who_has_no_template_does_not_talk(folder):
+    with pytest.raises(ValueError, match=r"out has no chat template, .*--prompt continues a text"):
+        generate.main(generate.Generate(checkpoint=folder, chat=True))
