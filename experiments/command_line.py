@@ -25,6 +25,8 @@ from jaxformer.extras import missing
 
 Run = TypeVar("Run")
 
+RESUMES = ("--resume", "--resume-or-begin")
+
 registry = tyro.constructors.ConstructorRegistry()
 
 
@@ -34,6 +36,7 @@ def parse(
     arguments: list[str] | None = None,
     *,
     begin: Callable[[Run, str], Run] | None = None,
+    resume: Callable[[Run, str | None], Run] | None = None,
 ) -> Run:
     """Read a run from the command line: ``[RUN] [--field value ...]``.
 
@@ -42,18 +45,23 @@ def parse(
         description: Printed by --help.
         arguments: Instead of the process's own.
         begin: From a named run and what --init names, the run that other flags change.
+        resume: From the default run and --output, the run that is gone on with, whose flags need
+            not be given again; not asked where a run is named.
 
     Returns:
         The named run with its fields replaced. Wrong arguments end the process with a message.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     name = next(iter(runs))
-    if arguments and not arguments[0].startswith("-"):
+    named = bool(arguments) and not arguments[0].startswith("-")
+    if named:
         name, *arguments = arguments
         if name not in runs:
             fail(f"There is no run {name!r}. Runs: {', '.join(runs)}.")
     default = runs[name]
     try:
+        if resume is not None and not named and set(RESUMES) & set(arguments):
+            default = resume(default, _given("--output", arguments))
         if begin is not None and (init := _given("--init", arguments)) is not None:
             default = begin(default, init)
         default, arguments, kind = _with_kind(default, arguments)

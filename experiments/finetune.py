@@ -15,6 +15,7 @@ from pathlib import Path
 from experiments import pretrain
 from experiments.command_line import parse, readable_errors
 from experiments.trained import started_from
+from experiments.training.run import asked_before
 from jaxformer.training.optimizers import AdamW, OptimizerConfig
 from jaxformer.training.schedules import Cosine
 
@@ -34,7 +35,7 @@ def main(run: Finetune) -> Path:
     """Train what --init names; returns the output folder."""
     if run.init is None:
         raise ValueError("Fine-tuning begins with a model: pass --init FOLDER.")
-    return pretrain.main(run)
+    return pretrain.main(run, RUNS)
 
 
 RUNS = {
@@ -48,4 +49,4 @@ RUNS = {
 
 if __name__ == "__main__":
     with readable_errors():
-        main(parse(RUNS, __doc__, begin=started_from))
+        main(parse(RUNS, __doc__, begin=started_from, resume=asked_before))

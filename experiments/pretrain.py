@@ -15,9 +15,9 @@ status is 130, 143 or 129, and --resume goes on from there. The third such signa
 One folder is one run's at a time.
 """
 
-import pprint
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -32,7 +32,14 @@ from experiments.trained import started_from
 from experiments.training.loop import Machinery, check_vocabulary, machinery, print_end, train
 from experiments.training.plot import plot_run
 from experiments.training.resume import describe, explained_end
-from experiments.training.run import Run, output_folder, prepare_devices
+from experiments.training.run import (
+    Run,
+    asked_before,
+    output_folder,
+    prepare_devices,
+    settled,
+    show_run,
+)
 from jaxformer import data
 from jaxformer import functional as F
 from jaxformer.config import GLU, Decoder, Head, MultiHead, QKNorm, TransformerConfig
@@ -41,7 +48,7 @@ from jaxformer.parallel import is_first, local_rows, put_batch
 from jaxformer.training import loop, step
 from jaxformer.training.checkpoints import Checkpoints
 from jaxformer.training.metrics import read_json_lines
-from jaxformer.training.optimizers import Muon, OptimizerConfig, make_optimizer
+from jaxformer.training.optimizers import Muon, OptimizerConfig
 from jaxformer.training.progress import Progress, format_count, printable
 from jaxformer.training.schedules import Cosine
 
@@ -65,8 +72,7 @@ class Pretrain(Run):
         tokenizer: How text becomes tokens; trained on the training text where it needs training.
         held_out: Share of the text that is kept for evaluation.
         length: Tokens of a row.
-        epochs: How often to go through the text, instead of --steps, which with the schedule and
-            its warm-up then follow; None counts steps.
+        epochs: How often to go through the text, instead of --steps; None counts steps.
         cache: Folder for tokenised text.
         evaluate_rows: Held-out rows of an evaluation during the run; the last one reads all.
         prompt: Text that the sample at the end continues.
@@ -79,7 +85,6 @@ class Pretrain(Run):
     length: int = 256
     batch_size: int = 8
     steps: int = 600
-    schedule_steps: int = 600
     epochs: float | None = None
     cache: Path = Path("runs/cache")
     evaluate_every: int = 100
@@ -136,7 +141,6 @@ RUNS = {
         tokenizer=data.BPE(vocab_size=512),
         length=64,
         steps=20,
-        schedule_steps=20,
         evaluate_every=10,
         save_every=10,
         optimizer=muon(warmup_steps=2),
@@ -147,7 +151,6 @@ RUNS = {
         length=1024,
         batch_size=64,
         steps=10_000,
-        schedule_steps=10_000,
         evaluate_every=500,
         evaluate_rows=256,
         save_every=1000,
@@ -181,18 +184,17 @@ class Text(NamedTuple):
     cache: Path  # of the rows
 
 
-def main(run: Pretrain) -> Path:
+def main(run: Pretrain, runs: Mapping[str, Pretrain] = RUNS) -> Path:
     """Train, evaluate, sample; returns the output folder."""
     prepare_devices(run)
     with output_folder(run) as output:
-        print(pprint.pformat(run, width=100), flush=True)
+        show_run(run, runs, started_from)
         using = machinery(run, output, length=run.length)
         text = read_corpus(run)
         check_vocabulary(run, text.tokenizer)
         if run.epochs is not None:
             run = in_epochs(run, run.epochs, text.train)
-            optimizer = make_optimizer(run.optimizer, run.schedule_steps)
-            using = using._replace(optimizer=optimizer)
+        run = settled(run, output)
         if run.sample_tokens is not None:
             encode_prompt(run, text.tokenizer)
         work(run, text, using)
@@ -202,11 +204,8 @@ def main(run: Pretrain) -> Path:
 def in_epochs(run: Pretrain, epochs: float, rows: data.AnyRows) -> Pretrain:
     """A run of as many updates as go so many times through the rows."""
     steps = max(1, round(epochs * len(rows) / run.batch_size))
-    warmup = min(run.optimizer.schedule.warmup_steps, max(1, steps // 10))
-    schedule = replace(run.optimizer.schedule, warmup_steps=warmup)
-    print(f"{epochs:g} times through the text: {steps:,} updates, {warmup} of them to warm up.")
-    optimizer = replace(run.optimizer, schedule=schedule)
-    return replace(run, steps=steps, schedule_steps=steps, optimizer=optimizer)
+    print(f"{epochs:g} times through the text: {steps:,} updates.")
+    return replace(run, steps=steps, epochs=None)
 
 
 def work(run: Pretrain, text: Text, using: Machinery) -> None:
@@ -388,4 +387,4 @@ def print_sample(run: Pretrain, text: Text, params: Any, mesh: Mesh, *, new: int
 
 if __name__ == "__main__":
     with readable_errors():
-        main(parse(RUNS, __doc__, begin=started_from))
+        main(parse(RUNS, __doc__, begin=started_from, resume=asked_before))

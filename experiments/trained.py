@@ -5,12 +5,12 @@ import shutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 from jax.sharding import Mesh
 
 from experiments.training.resume import digest
-from experiments.training.run import Run
+from experiments.training.run import AnyRun
 from jaxformer import data
 from jaxformer.config import EncoderDecoder, TransformerConfig, from_json
 from jaxformer.interop import find_folder, load_config, load_pretrained
@@ -18,7 +18,6 @@ from jaxformer.json_files import read_json
 from jaxformer.parallel import abstract_parameters, check_fits
 from jaxformer.training.checkpoints import Checkpoints
 
-AnyRun = TypeVar("AnyRun", bound=Run)
 # What a Hugging Face folder has of its tokenizer, and keeps.
 BESIDE = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),

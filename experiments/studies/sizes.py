@@ -62,7 +62,6 @@ def study_run(
         length=length,
         batch_size=batch_size,
         steps=steps,
-        schedule_steps=steps,
         optimizer=OptimizerConfig(schedule=schedule, optimizer=AdamW()),
         **more,
     )

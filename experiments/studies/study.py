@@ -75,7 +75,7 @@ def base_run(study: Study, sizes: Mapping[str, Pretrain]) -> Pretrain:
     changes: dict[str, Any] = {name: x for name, x in asked.items() if x is not None}
     if study.steps is not None:
         schedule = base.optimizer.schedule
-        warmup = round(schedule.warmup_steps * study.steps / base.schedule_steps)
+        warmup = round(schedule.warmup_steps * study.steps / base.planned_steps)
         least = min(schedule.warmup_steps, 1)
         schedule = dataclasses.replace(schedule, warmup_steps=max(warmup, least))
         changes["optimizer"] = dataclasses.replace(base.optimizer, schedule=schedule)

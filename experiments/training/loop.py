@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-import optax
 from jax.sharding import Mesh
 
 from experiments.trained import copy_beside, load_trained
@@ -50,13 +49,12 @@ class Machinery(NamedTuple):
     output: Path
     mesh: Mesh
     model: Transformer
-    optimizer: optax.GradientTransformation
 
 
 def machinery(
     run: Run, output: Path, *, length: int, source_lengths: Sequence[int] = ()
 ) -> Machinery:
-    """The mesh, the model and the optimizer that a run asks for, before any text is read.
+    """The mesh and the model that a run asks for, before any text is read.
 
     Says what memory a device will need, and what will not be possible later.
 
@@ -79,11 +77,6 @@ def machinery(
         accumulation=run.accumulation,
     )
     check_memory(run, mesh, length=length, source_length=max(source_lengths, default=0))
-    if run.steps > run.schedule_steps:
-        print(
-            f"The schedule ends after {run.schedule_steps} updates; the learning rate then stays "
-            "where it is. To train longer at a higher one, start with larger --schedule-steps."
-        )
     print_export_note(run.model)
     if run.wandb is not None:
         parallel.first_decides(check_login)
@@ -95,7 +88,7 @@ def machinery(
         expert_room=run.expert_room,
         attention_implementation=run.attention_implementation,
     )
-    return Machinery(output, mesh, model, make_optimizer(run.optimizer, run.schedule_steps))
+    return Machinery(output, mesh, model)
 
 
 def print_export_note(config: TransformerConfig) -> None:
@@ -229,10 +222,11 @@ def compile_updates(run: Run, using: Machinery, batches: Iterable[AnyBatch]) -> 
     Raises:
         TooLargeError: A device has less, which is said before it has to hold any state.
     """
-    state = step.abstract_state(using.model, using.optimizer, using.mesh)
+    optimizer = make_optimizer(run.optimizer, run.planned_steps)
+    state = step.abstract_state(using.model, optimizer, using.mesh)
     update = step.make_update(
         using.model,
-        using.optimizer,
+        optimizer,
         using.mesh,
         objective=run.objective,
         skipping=run.skipping,
@@ -285,6 +279,7 @@ def choices_said() -> Iterator[None]:
 
 def begin(run: Run, using: Machinery, checkpoints: Checkpoints, start: int) -> step.TrainState:
     """A fresh state, one with the weights that there are already, or that of a checkpoint."""
+    optimizer = make_optimizer(run.optimizer, run.planned_steps)
     if start == 0:
         params = None
         if run.init is not None:
@@ -292,8 +287,8 @@ def begin(run: Run, using: Machinery, checkpoints: Checkpoints, start: int) -> s
             check_parameters(run.model, params)
             print(f"Beginning with the weights of {run.init}.")
         key = jax.random.key(run.seed)
-        return step.init_state(using.model, using.optimizer, key, using.mesh, params=params)
-    abstract = step.abstract_state(using.model, using.optimizer, using.mesh)
+        return step.init_state(using.model, optimizer, key, using.mesh, params=params)
+    abstract = step.abstract_state(using.model, optimizer, using.mesh)
     state = checkpoints.restore(start, abstract)
     print(f"Resuming after step {start}.")
     return state
@@ -340,7 +335,7 @@ class Meter:
         if chip is not None and isinstance(run.model.topology, Decoder):
             work = costs.training_flops_per_token(run.model, length)
             self.share = work / (chip.peak_flops * mesh.size)  # of the peak, for a token a second
-        self._rates_from = jax.jit(jax.vmap(learning_rate(run.optimizer, run.schedule_steps)))
+        self._rates_from = jax.jit(jax.vmap(learning_rate(run.optimizer, run.planned_steps)))
         self._rates: tuple[int, Any] = -1, None
         self.restart()
 

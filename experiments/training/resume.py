@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from experiments import INTERRUPTED
-from experiments.command_line import fail
+from experiments.command_line import RESUMES, fail
 from experiments.training.memory import TooLargeError, advice, is_out_of_memory
 from experiments.training.run import Run, flatten
 from jaxformer import parallel
@@ -24,7 +24,7 @@ from jaxformer.training.interruption import deferred, raised
 from jaxformer.training.loop import TooManySkipsError
 from jaxformer.training.metrics import read_json_lines
 
-OURS = ("--resume", "--no-resume", "--resume-or-begin", "--no-resume-or-begin")
+OURS = (*RESUMES, "--no-resume", "--no-resume-or-begin")
 
 
 def describe(run: Run, fixed: tuple[str, ...], tokenizer: Tokenizer, **data: Any) -> dict[str, Any]:

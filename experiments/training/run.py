@@ -4,18 +4,20 @@ import contextlib
 import dataclasses
 import json
 import os
+import pprint
 import socket
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import jax
 
 from jaxformer import functional as F
 from jaxformer import parallel
-from jaxformer.config import TransformerConfig, to_json
+from jaxformer.config import TransformerConfig, from_json, to_json
+from jaxformer.json_files import read_json
 from jaxformer.layers.mode import Remat
 from jaxformer.parallel import Hosts, MeshConfig
 from jaxformer.training.gradient import Objective
@@ -43,8 +45,8 @@ class Run:
         batch_size: Rows of a batch, over all devices.
         accumulation: In how many parts a device works through its rows, to save memory.
         steps: Stop after this many updates, counted from the start of the run.
-        schedule_steps: Updates that the learning-rate schedule is planned for. It does not follow
-            --steps, so that a run can stop early and be resumed without another result.
+        schedule_steps: Updates that the learning-rate schedule is planned for; None is --steps, as
+            it was when the run began.
         optimizer: How gradients become updates.
         objective: Terms of the loss beside the cross-entropy.
         skipping: Which updates are left out because their gradients would do harm.
@@ -74,6 +76,7 @@ class Run:
         keep: How many of the newest checkpoints to keep, beside the best.
         tensorboard: Whether to write TensorBoard files.
         wandb: Project to log to at Weights and Biases.
+        show: What is printed at the start: what differs from a named run, or all.
     """
 
     model: TransformerConfig
@@ -81,7 +84,7 @@ class Run:
     batch_size: int
     accumulation: int = 1
     steps: int
-    schedule_steps: int
+    schedule_steps: int | None = None
     optimizer: OptimizerConfig
     objective: Objective = Objective()
     skipping: Skipping = Skipping()
@@ -105,6 +108,7 @@ class Run:
     keep: int = 3
     tensorboard: bool = True
     wandb: str | None = None
+    show: Literal["changes", "all"] = "changes"
 
     def __post_init__(self):
         check_numbers(self)
@@ -118,9 +122,17 @@ class Run:
             raise ValueError("wandb must name a project; got ''.")
 
     @property
+    def planned_steps(self) -> int:
+        """Updates that the learning-rate schedule is planned for."""
+        return self.schedule_steps or self.steps
+
+    @property
     def name(self) -> str:
         """What it is called in commands and folders."""
         return type(self).__name__.lower()
+
+
+AnyRun = TypeVar("AnyRun", bound=Run)
 
 
 def check_numbers(asked: Any) -> None:
@@ -139,6 +151,87 @@ def check_numbers(asked: Any) -> None:
         least, most = (0, 2**32 - 1) if field.name.endswith("seed") else (1, 2**31 - 1)
         if not least <= number <= most:
             raise ValueError(f"{field.name} must lie between {least} and {most}; got {number}.")
+
+
+def show_run(
+    run: AnyRun, runs: Mapping[str, AnyRun], begin: Callable[[AnyRun, str], AnyRun]
+) -> None:
+    """Print in what a run differs from the named one that it is nearest to, or all of it.
+
+    Args:
+        run: The run.
+        runs: The named ones.
+        begin: From a named run and what --init names, the run of that model.
+    """
+    if run.show == "all":
+        print(pprint.pformat(run, width=100), flush=True)
+        return
+    if run.init is not None:
+        runs = {name: begin(named, run.init) for name, named in runs.items()}
+    found = {name: changes(run, named) for name, named in runs.items()}
+    name = min(found, key=lambda name: len(found[name]))
+    begun = "" if run.init is None else f", beginning with {run.init}"
+    print(f"Run: {name}{begun}{', but' * bool(found[name])}")
+    for path, value in found[name].items():
+        print(f"  {path} = {value!r}")
+    print(end="", flush=True)
+
+
+def changes(value: Any, before: Any, path: str = "") -> dict[str, Any]:
+    """The fields of a dataclass that differ from those of another one, by their path."""
+    if type(value) is not type(before) or not dataclasses.is_dataclass(value):
+        return {} if value == before else {path: value}
+    found = dict[str, Any]()
+    for field in dataclasses.fields(value):
+        own, other = getattr(value, field.name), getattr(before, field.name)
+        found |= changes(own, other, f"{path}.{field.name}".lstrip("."))
+    return found
+
+
+# What a folder says of its run
+
+
+def asked_before(run: AnyRun, output: str | None) -> AnyRun:
+    """The run to be gone on with, as it was asked for; the run given where no folder says.
+
+    What says where it runs, and not what it is, is that of the run given.
+    """
+    given = None if output is None else Path(output)
+    folder = choose_folder(replace(run, resume=True, output=given))
+    if not saved(folder):
+        return run
+    try:
+        found = from_json(type(run), (folder / RUN_FILE).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(
+            f"{folder / RUN_FILE} is of another program or version: {error} Name the run instead, "
+            "as in `small`, with all of its flags."
+        ) from error
+    here = ("output", "resume", "resume_or_begin", "distributed", "hosts", "show")
+    return replace(found, **{name: getattr(run, name) for name in here})
+
+
+def saved(folder: Path) -> bool:
+    """Whether there is a run to go on with that says what it was asked for."""
+    return (folder / RUN_FILE).is_file() and any((folder / "checkpoints").glob("[0-9]*"))
+
+
+def settled(run: AnyRun, output: Path) -> AnyRun:
+    """A run with its schedule in numbers: that with which it began, and a warm-up that fits."""
+    steps, schedule = run.planned_steps, run.optimizer.schedule
+    if run.schedule_steps is None and (run.resume or run.resume_or_begin) and saved(output):
+        steps = read_json(output / RUN_FILE)["schedule_steps"]
+    if schedule.warmup_steps >= steps:
+        shorter = max(1, steps // 10)
+        print(f"A warm-up of {schedule.warmup_steps} in {steps} updates is shortened to {shorter}.")
+        schedule = replace(schedule, warmup_steps=shorter)
+    if run.steps > steps:
+        print(
+            f"The schedule ends after {steps} updates; the learning rate then stays where it is. "
+            "To train longer at a higher one, start with larger --schedule-steps."
+        )
+    optimizer = replace(run.optimizer, schedule=schedule)
+    return replace(run, schedule_steps=steps, optimizer=optimizer)
 
 
 # Devices

@@ -12,7 +12,6 @@ the newest checkpoints' average. Everything is written under --output.
 Signals end a run as they end `experiments.pretrain`.
 """
 
-import pprint
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -27,7 +26,13 @@ from experiments.command_line import parse, readable_errors
 from experiments.trained import started_from
 from experiments.training.loop import Machinery, check_vocabulary, machinery, print_end, train
 from experiments.training.resume import describe, explained_end
-from experiments.training.run import output_folder, prepare_devices
+from experiments.training.run import (
+    asked_before,
+    output_folder,
+    prepare_devices,
+    settled,
+    show_run,
+)
 from experiments.translate.date_forms import FORMS
 from experiments.translate.dates import WrittenDate, written_date
 from experiments.translate.runs import RUNS, Translate
@@ -54,7 +59,8 @@ def main(run: Translate) -> Path:
     since = time.monotonic()
     prepare_devices(run)
     with output_folder(run) as output:
-        print(pprint.pformat(run, width=100), flush=True)
+        show_run(run, RUNS, started_from)
+        run = settled(run, output)
         using = machinery(run, output, length=TARGET, source_lengths=run.source_lengths)
         tokenizer = prepare(run)
         check_vocabulary(run, tokenizer)
@@ -242,4 +248,4 @@ def example(date: WrittenDate, written: dict[str, str]) -> str:
 
 if __name__ == "__main__":
     with readable_errors():
-        main(parse(RUNS, __doc__, begin=started_from))
+        main(parse(RUNS, __doc__, begin=started_from, resume=asked_before))

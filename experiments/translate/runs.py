@@ -45,7 +45,6 @@ class Translate(Run):
     batch_size: int = 64
     group: int = 16
     steps: int = 3600
-    schedule_steps: int = 3600
     objective: Objective = Objective(label_smoothing=0.1)
     beam: Beam = Beam(num_beams=4, length_penalty=0.6)
     average: int = 3
@@ -119,7 +118,6 @@ RUNS = {
         batch_size=16,
         group=4,
         steps=20,
-        schedule_steps=20,
         held_out_texts=38,
         evaluate_texts=19,
         evaluate_every=10,

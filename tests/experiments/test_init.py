@@ -197,8 +197,11 @@ def test_fine_tuning_goes_through_the_text_as_often_as_asked(folder, capsys):
     finetune.main(run)
     rows = pretrain.read_corpus(run).train
     steps = round(0.75 * len(rows) / run.batch_size)
-    said = f"0.75 times through the text: {steps} updates, {steps // 10} of them to warm up."
-    assert said in capsys.readouterr().out and steps >= 10
+    said = capsys.readouterr().out
+    assert f"0.75 times through the text: {steps} updates.\n" in said and steps >= 10
+    assert f"A warm-up of 20 in {steps} updates is shortened to {steps // 10}.\n" in said
+    assert said.startswith(f"Run: default, beginning with {folder}, but\n  scan = True\n")
+    assert "model." not in said.partition("Corpus:")[0]
     lines = [line for line in read_json_lines(Path("out/metrics.jsonl")) if "loss" in line]
     assert [line["step"] for line in lines] == list(range(1, steps + 1))
     assert max(line["learning_rate"] for line in lines) == pytest.approx(2e-5)

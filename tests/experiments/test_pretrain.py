@@ -21,9 +21,9 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from experiments import pretrain
 from experiments.command_line import parse, readable_errors
-from experiments.trained import load_trained
+from experiments.trained import load_trained, started_from
 from experiments.training.plot import plot_run
-from experiments.training.run import flatten
+from experiments.training.run import asked_before, flatten, settled, show_run
 from jaxformer import inspect
 from jaxformer.config import GLU, Embedding, Learned, MultiHead, TransformerConfig
 from jaxformer.data import BPE, Batches, ByteLevel, Characters, TextFiles, load_tokenizer
@@ -151,8 +151,10 @@ def whole(tmp_path_factory):
 
 def test_a_run_prints_its_settings_first_and_its_results_last(whole):
     folder, shown, _ = whole
-    assert shown.startswith("Pretrain(model=TransformerConfig(vocab_size=257,")
-    assert "steps=12" in shown.split("Corpus:")[0]
+    assert shown.startswith("Run: tiny, but\n  model.vocab_size = 257\n")
+    assert (
+        "\n  steps = 12\n" in shown.split("Corpus:")[0] and "seed" not in shown.split("Corpus:")[0]
+    )
     assert re.search(r"Corpus: corpus\.txt\n  to train on: 1 documents, [\d.]+k? bytes,", shown)
     assert re.search(r"Compiled in [\d.]+ s\. Memory per device: \d+ MiB", shown)
     assert shown.count("Attention of ") == 1
@@ -378,6 +380,43 @@ def test_a_change_that_would_give_another_result_is_refused(six, changes, messag
         pretrain.main(replace(BASE, resume=True, **changes))
     assert {p: p.read_bytes() for p in six.glob("*.json*")} == files, "refused and yet changed"
     assert saved_steps(six) == [3, 6]
+
+
+def test_a_resumed_run_needs_none_of_its_flags_again(six):
+    """And what is given anew is compared."""
+
+    def given(*flags):
+        return parse(pretrain.RUNS, "", ["--resume", *flags], resume=asked_before)
+
+    assert given("--output", str(six)) == replace(BASE, resume=True, output=six)
+    more = given("--output", str(six), "--steps", "9", "--log-every", "3")
+    assert more == replace(BASE, steps=9, log_every=3, resume=True, output=six)
+    with pytest.raises(ValueError, match="run.seed: 0 in the checkpoint, 4 now"):
+        pretrain.main(given("--output", str(six), "--seed", "4"))
+    named = parse(
+        pretrain.RUNS, "", ["tiny", "--resume", "--output", str(six)], resume=asked_before
+    )
+    assert named == replace(pretrain.RUNS["tiny"], resume=True, output=six)
+    (six / "run.json").write_text('{"type": "Translate"}')
+    with pytest.raises(SystemExit):
+        given("--output", str(six))
+
+
+def test_the_schedule_is_as_long_as_the_run_that_began(six, capsys):
+    run = replace(BASE, schedule_steps=None, steps=40)
+    assert settled(run, Path("nowhere")).schedule_steps == 40
+    resumed = replace(run, resume=True)
+    assert settled(resumed, six).schedule_steps == 12 and settled(run, six).schedule_steps == 40
+    assert "The schedule ends after 12 updates" in capsys.readouterr().out
+    short = settled(replace(run, steps=3), Path("nowhere"))
+    assert short.optimizer.schedule == Cosine(peak=0.01, warmup_steps=1)
+    assert capsys.readouterr().out == "A warm-up of 3 in 3 updates is shortened to 1.\n"
+
+
+def test_all_of_a_run_is_shown_where_that_is_asked_for(capsys):
+    show_run(replace(BASE, show="all"), pretrain.RUNS, started_from)
+    said = capsys.readouterr().out
+    assert said.startswith("Pretrain(model=TransformerConfig(vocab_size=257,") and "seed=0" in said
 
 
 def test_resuming_what_is_done_is_refused(six):

@@ -89,7 +89,7 @@ def params_of(folder, at=None):
 @pytest.mark.slow
 def test_a_run_reports_every_form_and_language_greedily_and_with_beams(whole):
     _, shown = whole
-    assert shown.startswith("Translate(model=TransformerConfig(vocab_size=120,")
+    assert shown.startswith("Run: tiny, but\n")
     assert "Dates: 19 forms, 120 tokens, 32 texts to train on, for example" in shown
     assert shown.count("Compiled in ") == len(BASE.source_lengths)
     assert "step 2: greedy 0.00% of 8 held-out texts exactly right" in shown
