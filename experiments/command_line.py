@@ -96,6 +96,26 @@ def read(kind: type[Run], description: str, arguments: list[str] | None = None) 
         fail(str(error))
 
 
+def flags(value: Any, before: Any, path: str = "") -> dict[str, list[str]]:
+    """The flags that make one dataclass of another, by the path of the field."""
+    if type(value) is not type(before) or not dataclasses.is_dataclass(value):
+        return {} if value == before else {path: _flag(path, value)}
+    found = dict[str, list[str]]()
+    for field in dataclasses.fields(value):
+        own, other = getattr(value, field.name), getattr(before, field.name)
+        found |= flags(own, other, f"{path}.{field.name}".lstrip("."))
+    return found
+
+
+def _flag(path: str, value: Any) -> list[str]:
+    *parents, name = path.replace("_", "-").split(".")
+    if isinstance(value, bool):
+        return ["--" + ".".join([*parents, name if value else f"no-{name}"])]
+    values = value if isinstance(value, tuple) else (value,)
+    shown = (str(v) if isinstance(v, str | Path) else _shown(v) for v in values)
+    return ["--" + ".".join([*parents, name]), *shown]
+
+
 def fail(message: str) -> NoReturn:
     """End the process with a message on standard error, status 1."""
     print(f"error: {message}", file=sys.stderr)

@@ -29,7 +29,7 @@ from jax.sharding import Mesh
 
 from experiments.command_line import parse, readable_errors
 from experiments.trained import started_from
-from experiments.training.loop import Machinery, check_vocabulary, machinery, print_end, train
+from experiments.training.loop import Machinery, check_vocabulary, machinery, train
 from experiments.training.plot import plot_run
 from experiments.training.resume import describe, explained_end
 from experiments.training.run import (
@@ -188,7 +188,7 @@ def main(run: Pretrain, runs: Mapping[str, Pretrain] = RUNS) -> Path:
     """Train, evaluate, sample; returns the output folder."""
     prepare_devices(run)
     with output_folder(run) as output:
-        show_run(run, runs, started_from)
+        again = show_run(run, runs, started_from)
         using = machinery(run, output, length=run.length)
         text = read_corpus(run)
         check_vocabulary(run, text.tokenizer)
@@ -198,6 +198,7 @@ def main(run: Pretrain, runs: Mapping[str, Pretrain] = RUNS) -> Path:
         if run.sample_tokens is not None:
             encode_prompt(run, text.tokenizer)
         work(run, text, using)
+        print(f"\nEverything is in {output}. To repeat the run:\n  {again}")
     return output
 
 
@@ -222,7 +223,6 @@ def work(run: Pretrain, text: Text, using: Machinery) -> None:
         print(f"\nHeld-out text: {bits:.3f} bits per byte; gzip -9 needs {gzip:.3f}.")
         if run.sample_tokens is not None:
             print_sample(run, text, state.params, using.mesh, new=run.sample_tokens)
-    print_end(run, output)
     if is_first():
         plot_run(output / "run.png", read_json_lines(output / "metrics.jsonl"), gzip=gzip)
 

@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from experiments.trained import copy_beside, load_trained
 from experiments.training.memory import check_memory, refuse_too_large
-from experiments.training.resume import command_line, find_start
+from experiments.training.resume import find_start
 from experiments.training.run import RUN_FILE, Run, chosen_devices
 from jaxformer import costs, parallel
 from jaxformer.config import Decoder, TransformerConfig, to_json
@@ -308,11 +308,6 @@ def writers(run: Run, output: Path, description: dict[str, Any], start: int) -> 
     if run.wandb is not None:
         chosen.append(WeightsAndBiases(run.wandb, output.name, description))
     return chosen
-
-
-def print_end(run: Run, output: Path) -> None:
-    """Say where everything is, and how to repeat it."""
-    print(f"\nEverything is in {output}. To repeat the run:\n  {command_line(run)}")
 
 
 class Meter:

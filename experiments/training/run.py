@@ -5,15 +5,18 @@ import dataclasses
 import json
 import os
 import pprint
+import shlex
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
 import jax
 
+from experiments.command_line import flags
 from jaxformer import functional as F
 from jaxformer import parallel
 from jaxformer.config import TransformerConfig, from_json, to_json
@@ -30,6 +33,7 @@ except ImportError:  # Windows has no such locks
     fcntl = None  # type: ignore[assignment]
 
 LOCK = "lock"
+RESUMES = ("resume", "resume_or_begin")
 RUN_FILE = "run.json"  # everything that a run was asked for
 
 
@@ -155,37 +159,30 @@ def check_numbers(asked: Any) -> None:
 
 def show_run(
     run: AnyRun, runs: Mapping[str, AnyRun], begin: Callable[[AnyRun, str], AnyRun]
-) -> None:
+) -> str:
     """Print in what a run differs from the named one that it is nearest to, or all of it.
 
     Args:
         run: The run.
         runs: The named ones.
         begin: From a named run and what --init names, the run of that model.
+
+    Returns:
+        The command that begins it again, in another folder.
     """
+    begun = []
+    if run.init is not None:
+        runs, begun = {name: begin(x, run.init) for name, x in runs.items()}, ["--init", run.init]
+    found = {name: flags(run, named) for name, named in runs.items()}
+    name = min(found, key=lambda name: len(found[name]))
     if run.show == "all":
         print(pprint.pformat(run, width=100), flush=True)
-        return
-    if run.init is not None:
-        runs = {name: begin(named, run.init) for name, named in runs.items()}
-    found = {name: changes(run, named) for name, named in runs.items()}
-    name = min(found, key=lambda name: len(found[name]))
-    begun = "" if run.init is None else f", beginning with {run.init}"
-    print(f"Run: {name}{begun}{', but' * bool(found[name])}")
-    for path, value in found[name].items():
-        print(f"  {path} = {value!r}")
-    print(end="", flush=True)
-
-
-def changes(value: Any, before: Any, path: str = "") -> dict[str, Any]:
-    """The fields of a dataclass that differ from those of another one, by their path."""
-    if type(value) is not type(before) or not dataclasses.is_dataclass(value):
-        return {} if value == before else {path: value}
-    found = dict[str, Any]()
-    for field in dataclasses.fields(value):
-        own, other = getattr(value, field.name), getattr(before, field.name)
-        found |= changes(own, other, f"{path}.{field.name}".lstrip("."))
-    return found
+    else:
+        lines = [shlex.join([name, *begun]), *map(shlex.join, found[name].values())]
+        print("Run: " + "\n  ".join(lines), flush=True)
+    again = [x for flag, x in found[name].items() if flag not in ("output", *RESUMES)]
+    words = [name] * (name != next(iter(runs))) + begun
+    return shlex.join(["python", "-m", f"experiments.{run.name}", *words, *chain(*again)])
 
 
 # What a folder says of its run

@@ -24,7 +24,7 @@ from jax.sharding import Mesh
 
 from experiments.command_line import parse, readable_errors
 from experiments.trained import started_from
-from experiments.training.loop import Machinery, check_vocabulary, machinery, print_end, train
+from experiments.training.loop import Machinery, check_vocabulary, machinery, train
 from experiments.training.resume import describe, explained_end
 from experiments.training.run import (
     asked_before,
@@ -59,14 +59,14 @@ def main(run: Translate) -> Path:
     since = time.monotonic()
     prepare_devices(run)
     with output_folder(run) as output:
-        show_run(run, RUNS, started_from)
+        again = show_run(run, RUNS, started_from)
         run = settled(run, output)
         using = machinery(run, output, length=TARGET, source_lengths=run.source_lengths)
         tokenizer = prepare(run)
         check_vocabulary(run, tokenizer)
         work(run, tokenizer, using)
         print(f"\nWall time: {format_duration(time.monotonic() - since)}.")
-        print_end(run, output)
+        print(f"\nEverything is in {output}. To repeat the run:\n  {again}")
     return output
 
 

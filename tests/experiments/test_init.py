@@ -200,7 +200,7 @@ def test_fine_tuning_goes_through_the_text_as_often_as_asked(folder, capsys):
     said = capsys.readouterr().out
     assert f"0.75 times through the text: {steps} updates.\n" in said and steps >= 10
     assert f"A warm-up of 20 in {steps} updates is shortened to {steps // 10}.\n" in said
-    assert said.startswith(f"Run: default, beginning with {folder}, but\n  scan = True\n")
+    assert said.startswith(f"Run: default --init {folder}\n  --scan\n  --devices 1\n")
     assert "model." not in said.partition("Corpus:")[0]
     lines = [line for line in read_json_lines(Path("out/metrics.jsonl")) if "loss" in line]
     assert [line["step"] for line in lines] == list(range(1, steps + 1))
