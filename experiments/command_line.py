@@ -97,13 +97,15 @@ def read(kind: type[Run], description: str, arguments: list[str] | None = None) 
 
 
 def flags(value: Any, before: Any, path: str = "") -> dict[str, list[str]]:
-    """The flags that make one dataclass of another, by the path of the field."""
-    if type(value) is not type(before) or not dataclasses.is_dataclass(value):
-        return {} if value == before else {path: _flag(path, value)}
+    """The flags that make one dataclass of another of its type, by the path of the field."""
     found = dict[str, list[str]]()
-    for field in dataclasses.fields(value):
-        own, other = getattr(value, field.name), getattr(before, field.name)
-        found |= flags(own, other, f"{path}.{field.name}".lstrip("."))
+    for name, hint in typing.get_type_hints(type(value)).items():
+        own, other, at = getattr(value, name), getattr(before, name), f"{path}.{name}".lstrip(".")
+        has_flags = hint == Attention or not _is_union(hint)  # a choice is written as one
+        if dataclasses.is_dataclass(own) and type(own) is type(other) and has_flags:
+            found |= flags(own, other, at)
+        elif own != other:
+            found[at] = _flag(at, own)
     return found
 
 

@@ -1,16 +1,20 @@
 import re
 import types
 import typing
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
+from itertools import chain
+from pathlib import Path
 
 import pytest
 
 from experiments import command_line, generate, pretrain, report
 from experiments.command_line import fail, parse, readable_errors
-from jaxformer.config import GLU, MLP, Attention, LayerNorm, RMSNorm, Rope, SharedKV
+from jaxformer import zoo
+from jaxformer.config import GLU, MLP, Attention, Latent, LayerNorm, RMSNorm, Rope, SharedKV
 from jaxformer.data import ByteLevel, TextFiles
 from jaxformer.generation import Greedy, Sample
-from jaxformer.training.optimizers import SGD
+from jaxformer.parallel import MeshConfig
+from jaxformer.training.optimizers import SGD, OptimizerConfig
 from jaxformer.training.schedules import Constant
 
 
@@ -96,6 +100,38 @@ def test_the_help_of_pretrain_names_only_runs_that_exist():
 @pytest.mark.parametrize("name", ["nope", "Tiny", ""])
 def test_an_unknown_run_lists_those_there_are(capsys, name):
     assert refusal(capsys, name) == f"error: There is no run {name!r}. Runs: default, tiny, small."
+
+
+TINY = pretrain.RUNS["tiny"]
+OTHERS = {
+    "small": pretrain.RUNS["small"],
+    "another kind of attention": replace(
+        TINY,
+        model=replace(
+            TINY.model,
+            attention=Latent(num_heads=2, latent_dim=8, nope_dim=4, rope_dim=4, value_dim=4),
+        ),
+    ),
+    "a choice for each layer": replace(TINY, model=zoo.get("gemma-3-27b").tiny()),
+    "text in quotes": replace(TINY, corpus=TextFiles(path='it\'s "mine".txt'), prompt="-- it's"),
+    "other settings": replace(
+        TINY,
+        tensorboard=False,
+        scan=True,
+        devices=None,
+        sample_tokens=None,
+        optimizer=OptimizerConfig(schedule=Constant(peak=1e-5), optimizer=SGD(), clip_norm=None),
+        mesh=MeshConfig(data=2, tensor=2),
+        output=Path("a b"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_flags_of_a_run_make_it_again(name):
+    run = OTHERS[name]
+    given = list(chain(*command_line.flags(run, TINY).values()))
+    assert given and parse(pretrain.RUNS, "", ["tiny", *given]) == run
 
 
 def test_plain_flags_replace_fields_and_nothing_else():
