@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import export, finetune, pretrain
+from experiments import evaluate, export, finetune, pretrain
 from experiments.command_line import parse
 from experiments.trained import load_trained, started_from
+from experiments.training.run import asked_before
 from jaxformer import Transformer, data, generate, load_pretrained
 from jaxformer import functional as F
 from jaxformer.parallel import MeshConfig
@@ -101,20 +102,6 @@ def test_an_export_says_what_the_folder_said(folder, tmp_path):
         assert written[name] == said[name]
     found = load_pretrained(tmp_path / "given")
     jax.tree.map(np.testing.assert_array_equal, found.params, load_trained(Path("out")).params)
-
-
-@pytest.mark.slow
-def test_eight_devices_and_a_resumed_run_give_what_one_does(folder):
-    run = started_from(BASE, str(folder))
-    pretrain.main(run)
-    mesh = MeshConfig(data=2, fsdp=2, tensor=2)
-    pretrain.main(replace(run, devices=8, mesh=mesh, output=Path("eight")))
-    np.testing.assert_allclose(losses("eight"), losses("out"), rtol=1e-4)
-    pretrain.main(replace(run, steps=2, output=Path("cut")))
-    pretrain.main(replace(run, resume=True, output=Path("cut")))
-    assert losses("cut") == losses("out")
-    found, expected = (load_trained(Path(name)).params for name in ("cut", "out"))
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
 @pytest.mark.slow
@@ -247,6 +234,51 @@ def test_held_out_answers_are_measured_alone(templated, folder, capsys):
         size += len(answer.encode())
     final = read_json_lines(Path("out/metrics.jsonl"))[-1]["final_held_out_bits_per_byte"]
     assert len(held_out) >= 5 and final == pytest.approx(bits / size, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_two_thousand_instructions_halve_the_loss_of_answers_that_are_held_out(folder):
+    """Also on eight devices, and where the run is stopped and gone on with by its own flags."""
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings["chat_template"] = TEMPLATE
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    words = ("fox", "dog", "cat", "owl")
+    lines = [
+        {"prompt": f"say {word} {n} times, please {i}: ", "answer": " ".join([word] * n)}
+        for i in range(100)
+        for word in words
+        for n in range(1, 6)
+    ]
+    Path("x.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    asked = [{**line, "prompt": line["prompt"].replace("please", "now")} for line in lines[::40]]
+    Path("held_out.jsonl").write_text("".join(json.dumps(line) + "\n" for line in asked))
+    given = ["--init", str(folder), "--corpus", "Instructions(path='x.jsonl')", "--length", "96"]
+    given += ["--batch-size", "16", "--scan", "--held-out", "0.05", "--cache", "cache"]
+    given += ["--optimizer.schedule", "Cosine(peak=3e-3, warmup_steps=20)", "--no-tensorboard"]
+    given += ["--sample-tokens", "None", "--log-every", "1", "--evaluate-rows", "8"]
+
+    def tuned(*flags):
+        hooks = {"begin": started_from, "resume": asked_before}
+        finetune.main(parse(finetune.RUNS, "", [*flags], **hooks))
+
+    def bits(checkpoint):
+        text = data.Instructions(path="held_out.jsonl")
+        return evaluate.main(evaluate.Evaluate(checkpoint=checkpoint, text=text))["text"]
+
+    tuned(*given, "--devices", "1", "--output", "one")
+    before, after = bits(folder), bits(Path("one"))
+    assert before["documents"] == 50 and before["tokens"] == after["tokens"]
+    assert after["bits_per_byte"] < before["bits_per_byte"] / 2
+    steps = len(losses("one"))
+    mesh = ["--mesh.data", "2", "--mesh.fsdp", "2", "--mesh.tensor", "2"]
+    tuned(*given, *mesh, "--devices", "8", "--output", "eight")
+    np.testing.assert_allclose(losses("eight"), losses("one"), rtol=2e-3)
+    stopped = ["--epochs", "None", "--steps", "20", "--schedule-steps", str(steps)]
+    tuned(*given, *stopped, "--devices", "1", "--output", "cut")
+    tuned("--resume", "--output", "cut", "--steps", str(steps))
+    assert losses("cut") == losses("one")
+    found, expected = (load_trained(Path(name)).params for name in ("cut", "one"))
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
 CHAT = "{% for m in messages %}{{ m.role }}: {{ m.content }}<|im_end|>\n{% endfor %}"
