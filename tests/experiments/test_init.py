@@ -16,7 +16,6 @@ from experiments.trained import load_trained, started_from
 from experiments.training.run import asked_before
 from jaxformer import Transformer, data, generate, load_pretrained
 from jaxformer import functional as F
-from jaxformer.parallel import MeshConfig
 from jaxformer.training.metrics import read_json_lines
 from tests.interop.hand_made import LLAMA, llama_shapes, random_tensors, write_folder
 
