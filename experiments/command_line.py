@@ -114,7 +114,7 @@ def _flag(path: str, value: Any) -> list[str]:
     if isinstance(value, bool):
         return ["--" + ".".join([*parents, name if value else f"no-{name}"])]
     values = value if isinstance(value, tuple) else (value,)
-    shown = (str(v) if isinstance(v, str | Path) else _shown(v) for v in values)
+    shown = (str(v) if isinstance(v, str | Path) else _quoted(_python(v)) for v in values)
     return ["--" + ".".join([*parents, name]), *shown]
 
 
@@ -214,8 +214,22 @@ def _one(text: str, kinds: tuple[type, ...]) -> Any:
 
 def _shown(value: Any) -> str:
     """As Python, with the quotes that a shell leaves alone inside its own where that is safe."""
-    text = repr(value)
+    return _quoted(repr(value))
+
+
+def _quoted(text: str) -> str:
     return text if '"' in text else text.replace("'", '"')
+
+
+def _python(value: Any) -> str:
+    """As it prints, without the fields that have their default."""
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_python, value))}{',' * (len(value) == 1)})"
+    if not dataclasses.is_dataclass(value):
+        return repr(value)
+    fields = ((f, getattr(value, f.name)) for f in dataclasses.fields(value))
+    said = (f"{f.name}={_python(own)}" for f, own in fields if own != f.default)
+    return f"{type(value).__name__}({', '.join(said)})"
 
 
 def reachable(hints: Iterable[Any]) -> dict[str, type]:
