@@ -64,6 +64,17 @@ def compiled(config, **options):
     return lambda params, tokens, **given: apply({"params": params}, tokens, **given)
 
 
+def log_probabilities(config, params, tokens, width=128):
+    """Of every id after each token of a text, from the softmax in float64.
+
+    Padded behind, which a decoder does not see, so that one program serves all texts.
+    """
+    padded = np.zeros((1, width), np.int32)
+    padded[0, : len(tokens)] = tokens
+    logits = np.float64(compiled(config)(params, padded)[0, : len(tokens)])
+    return logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+
+
 def rounding(run, params, tokens, draws=4):
     """How far logits go when every parameter goes half of its last place up or down.
 

@@ -574,11 +574,9 @@ def every_transform():
 @pytest.mark.slow(
     but=[
         "plain JAX-vmap",
-        "Equinox-grad",
         "NNX-remat",
         "rotate-shard_map",
         "dot_product_attention-shard_map",
-        "mix_experts-shard_map",
     ]
 )
 def test_values_and_slopes_are_those_of_the_formula(name, transform):
@@ -591,7 +589,7 @@ def test_values_and_slopes_are_those_of_the_formula(name, transform):
 
 @pytest.mark.parametrize("transform", ["shard_map", "pmap"])
 @every_case
-@pytest.mark.slow(but=[f"{name}-shard_map" for name in BLOCKS])
+@pytest.mark.slow(but=[f"{next(iter(BLOCKS))}-shard_map"])
 def test_gradients_on_eight_devices_are_those_of_one(name, transform):
     _, gradient = answer(name, transform)
     _, on_one_device = answer(name, "grad")

@@ -5,7 +5,6 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -13,9 +12,10 @@ from experiments import evaluate
 from experiments.command_line import read
 from experiments.evaluate import Evaluate
 from experiments.trained import load_trained
-from jaxformer import Transformer, data
+from jaxformer import data
 from jaxformer.parallel import MeshConfig
 from tests.interop.hand_made import LLAMA, llama_shapes, random_tensors, write_folder
+from tests.models import log_probabilities
 
 TEXTS = ["the quick fox jumps over the lazy dog\n", "sphinx of black quartz, judge my vow →\n"]
 SIZES = {"hidden_size": 24, "intermediate_size": 22}
@@ -50,11 +50,9 @@ def run(folder, **fields):
 
 
 def log_probability(model, tokens, first):
-    """Of the tokens from one on, given all before, in float64."""
-    logits = Transformer(model.config).apply({"params": model.params}, jnp.array([tokens[:-1]]))
-    logits = np.float64(logits[0])
-    log_p = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
-    return log_p[np.arange(first - 1, len(tokens) - 1), tokens[first:]].sum()
+    """Of the tokens from one on, given all before."""
+    found = log_probabilities(model.config, model.params, tokens[:-1])
+    return found[np.arange(first - 1, len(tokens) - 1), tokens[first:]].sum()
 
 
 def test_a_text_is_measured_by_documents(folder, capsys):

@@ -48,6 +48,7 @@ def test_the_holder_is_named(holder, tmp_path):
         pytest.fail("both hold it")
 
 
+@pytest.mark.slow
 def test_a_holder_that_was_killed_holds_nothing(holder, tmp_path):
     holder.kill()
     holder.wait()

@@ -331,8 +331,9 @@ def test_a_conversation_goes_on_with_what_was_said_before(assistant, monkeypatch
 
 
 @pytest.mark.parametrize("chat", [False, True])
+@pytest.mark.slow(but=["True"])
 def test_prompts_of_a_file_are_continued_together(assistant, tmp_path, chat):
-    texts = ["Hi", "What is it?", "x" * 30]
+    texts = ["Hi", "What?", "Go on"]
     (tmp_path / "x.txt").write_text("\n\n".join(texts))
     (tmp_path / "x.jsonl").write_text("\n".join(json.dumps({"prompt": text}) for text in texts))
     expected = [

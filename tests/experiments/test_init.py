@@ -18,6 +18,7 @@ from jaxformer import Transformer, data, generate, load_pretrained
 from jaxformer import functional as F
 from jaxformer.training.metrics import read_json_lines
 from tests.interop.hand_made import LLAMA, llama_shapes, random_tensors, write_folder
+from tests.models import log_probabilities
 
 LINES = [f"{n}: the {w} fox jumps over {n * n} lazy dogs\n" for n in range(90) for w in ("a", "b")]
 SETTINGS = LLAMA | {"vocab_size": 320, "hidden_size": 24, "intermediate_size": 22}
@@ -77,21 +78,15 @@ def test_the_first_loss_is_that_of_the_weights_in_the_folder(folder, capsys):
     assert losses("out")[-1] < losses("out")[0]
 
 
-def test_what_the_folder_says_of_its_tokenizer_stays_with_the_run(folder):
-    pretrain.main(replace(started_from(BASE, str(folder)), steps=2))
-    kept = json.loads(Path("out/tokenizer_config.json").read_text())
-    assert kept["chat_template"] == "{{ messages }}"
-    text = "the fox jumps"
-    ids = load_trained(Path("out")).tokenizer.encode(text)
-    np.testing.assert_array_equal(ids, data.load_tokenizer(folder).encode(text))
-
-
 def test_an_export_says_what_the_folder_said(folder, tmp_path):
     said = json.loads((folder / "config.json").read_text())
     said |= {"eos_token_id": [0, 7], "bos_token_id": 3, "max_position_embeddings": 4096}
     (folder / "config.json").write_text(json.dumps(said))
     (folder / "generation_config.json").write_text('{"eos_token_id": [0, 7], "top_p": 0.8}')
     pretrain.main(replace(started_from(BASE, str(folder)), steps=2))
+    text = "the fox jumps"
+    ids = load_trained(Path("out")).tokenizer.encode(text)
+    np.testing.assert_array_equal(ids, data.load_tokenizer(folder).encode(text))
     export.main(export.Export(checkpoint=Path("out"), output=tmp_path / "given"))
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         found, expected = (json.loads((f / name).read_text()) for f in (tmp_path / "given", folder))
@@ -175,6 +170,7 @@ def test_without_a_network_one_sentence_says_what_to_do(monkeypatch):
     )
 
 
+@pytest.mark.slow
 def test_fine_tuning_goes_through_the_text_as_often_as_asked(folder, capsys):
     given = ["--init", str(folder), "--corpus", "corpus.txt", "--length", "16", "--epochs", "0.75"]
     given += ["--devices", "1", "--scan", "--no-tensorboard", "--log-every", "1"]
@@ -203,7 +199,7 @@ TEMPLATE += "{% if add_generation_prompt %}assistant: {% endif %}"
 
 
 @pytest.mark.parametrize("templated", [False, True], ids=["plain", "template"])
-@pytest.mark.slow(but=["template"])
+@pytest.mark.slow
 def test_held_out_answers_are_measured_alone(templated, folder, capsys):
     """Packed in rows, as each by itself: -sum of log2 p over the tokens of answers, over bytes."""
     settings = json.loads((folder / "tokenizer_config.json").read_text())
@@ -226,9 +222,8 @@ def test_held_out_answers_are_measured_alone(templated, folder, capsys):
         ends = [] if templated else [tokenizer.end_of_text]
         before = [*start, *tokenizer.encode(told).tolist()]
         after = [*tokenizer.encode(answer).tolist(), *ends]
-        tokens = jnp.asarray([before + after], jnp.int32)
-        logits = Transformer(model.config).apply({"params": model.params}, tokens[:, :-1])
-        each = np.float64(jax.nn.log_softmax(logits))[0, len(before) - 1 :]
+        tokens = [*before, *after]
+        each = log_probabilities(model.config, model.params, tokens[:-1])[len(before) - 1 :]
         bits -= each[np.arange(len(after)), after].sum() / np.log(2)
         size += len(answer.encode())
     final = read_json_lines(Path("out/metrics.jsonl"))[-1]["final_held_out_bits_per_byte"]

@@ -711,6 +711,7 @@ def test_a_full_disk_is_a_message_and_leaves_the_earlier_checkpoint(
 
 # Orbax leaves reads behind that end when their event loop is closed, which nobody can catch.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.slow
 def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(whole, six, capsys):
     """And saves the damaged one's step again."""
     for file in (six / "checkpoints" / "6" / "state" / "d").iterdir():

@@ -152,6 +152,7 @@ def test_buckets_hold_what_they_are_asked_to(length):
     assert width - length < max(16, length / 8)
 
 
+@pytest.mark.slow
 def test_bfloat16_computes(config, params, prompts):
     tokens = generate(config, params, prompts, max_new_tokens=2, dtype=jnp.bfloat16)
     assert tokens.shape == (2, 7) and jnp.all((tokens >= 0) & (tokens < 31))

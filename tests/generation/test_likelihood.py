@@ -3,35 +3,32 @@
 from dataclasses import replace
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer import Transformer
 from jaxformer.config import Encoder
 from jaxformer.generation import likelihoods, windows
 from jaxformer.parallel import MeshConfig, make_mesh
-from tests.models import LLAMA, parameters
+from tests.models import LLAMA, log_probabilities, parameters
 
 CONTEXTS = [[5, 1, 9], [7], [2, 8, 6, 4, 5, 3, 7, 1, 2], [3, 3]]
 CONTINUATIONS = [[4, 4], [1, 2, 3, 4, 5, 6, 7], [9], [8, 1, 1]]
 
 
 def by_hand(params, context, continuation, length):
-    """From the logits of one text at a time, in float64."""
+    """Of one text at a time, and whether each token is the likeliest."""
     tokens = [*context, *continuation][-length - 1 :]
-    logits = Transformer(LLAMA).apply({"params": params}, jnp.asarray([tokens[:-1]]))
-    logits = np.float64(logits[0])[-len(continuation) :]
-    log_p = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
-    value = log_p[np.arange(len(continuation)), continuation].sum()
-    return value, (logits.argmax(axis=-1) == continuation).all()
+    found = log_probabilities(LLAMA, params, tokens[:-1])[-len(continuation) :]
+    value = found[np.arange(len(continuation)), continuation].sum()
+    return value, (found.argmax(axis=-1) == continuation).all()
 
 
 @pytest.mark.parametrize("length", [7, 64])
 @pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.slow(but=["3-7"])
 def test_likelihoods_are_those_of_the_softmax(length, batch_size):
     params = parameters(LLAMA)
-    best = int(np.argmax(Transformer(LLAMA).apply({"params": params}, jnp.array([[7]]))))
+    best = int(log_probabilities(LLAMA, params, [7])[0].argmax())
     requests = [*zip(CONTEXTS, CONTINUATIONS, strict=True), ([7], [best]), ([7], [])]
     found = list(likelihoods(LLAMA, params, requests, length=length, batch_size=batch_size))
     for (context, continuation), (value, greedy) in zip(requests[:-1], found, strict=False):
@@ -46,9 +43,9 @@ def test_more_texts_than_are_looked_at_together_keep_their_order(monkeypatch):
     monkeypatch.setattr("jaxformer.generation.likelihood.BATCHES_AT_ONCE", 2)
     params = parameters(LLAMA)
     requests = [([1 + i % 5] * (1 + i % 11), [i % 13, 4]) for i in range(23)]
-    several = list(likelihoods(LLAMA, params, iter(requests), length=64, batch_size=4))
-    alone = [next(likelihoods(LLAMA, params, [r], length=64, batch_size=1)) for r in requests]
-    np.testing.assert_allclose([x[0] for x in several], [x[0] for x in alone], rtol=2e-5)
+    found = list(likelihoods(LLAMA, params, iter(requests), length=64, batch_size=4))
+    expected = [by_hand(params, *request, 64)[0] for request in requests]
+    np.testing.assert_allclose([each.log_probability for each in found], expected, rtol=2e-5)
 
 
 @pytest.mark.parametrize(

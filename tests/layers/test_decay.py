@@ -314,6 +314,7 @@ def test_time_is_not_shared_out():
         run(jnp.zeros((1, 4, D)))
 
 
+@pytest.mark.slow
 def test_no_hugging_face_folder_has_it(tmp_path):
     params, _ = model()
     with pytest.raises(ValueError, match="its attention is Decay, and none has"):

@@ -74,6 +74,7 @@ def test_every_mode_has_the_same_gradient(config, build, tokens, mode):
     chex.assert_trees_all_close(other, expected, atol=2e-5, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_remat_keeps_less(config, build):
     """What the backward pass reads of the forward pass shrinks from "none" to "dots" to "full"."""
     cfg = config(model_dim=32, num_layers=4)

@@ -414,6 +414,7 @@ class Keys:
         return np.stack(found)
 
 
+@pytest.mark.slow
 def test_dropout_keys_differ_by_step_device_and_part(monkeypatch):
     numbers = Keys(monkeypatch)(devices=2, accumulation=2, steps=3)
     shared = numbers.reshape(3, 2, 2, 2)  # step, device, row of the part, part
