@@ -772,6 +772,7 @@ def trained():
     return params, losses
 
 
+@pytest.mark.slow
 def test_the_model_learns_in_a_plain_optax_loop():
     _, losses = trained()
     assert abs(losses[0] - math.log(V)) < 1

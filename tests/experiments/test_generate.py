@@ -83,6 +83,7 @@ def test_the_text_begins_with_the_prompt_and_is_printed(folder, capsys):
     assert capsys.readouterr().out == f"{found}\n"
 
 
+@pytest.mark.slow
 def test_greedy_text_is_the_same_every_time(folder):
     assert text(folder) == text(folder, seed=5)
 
@@ -348,6 +349,7 @@ def test_prompts_of_a_file_are_continued_together(assistant, tmp_path, chat):
         assert (tmp_path / "said.jsonl").read_text() == said
 
 
+@pytest.mark.slow
 def test_an_assistant_answers_one_prompt(assistant, capsys):
     asked = {"chat": True, "prompt": "Hi", "max_new_tokens": 6, "sampler": Greedy()}
     said = generate.main(generate.Generate(checkpoint=assistant, **asked))

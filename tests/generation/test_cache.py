@@ -90,6 +90,7 @@ def test_no_and_two_batch_axes(batch):
     check(of(windows=(WINDOW, None), positions=(T5Bias(),)), (3, 4), tokens)
 
 
+@pytest.mark.slow
 def test_an_encoder_decoder_reads_its_source_once():
     config = replace(
         of(windows=(WINDOW, None), positions=(T5Bias(),)),

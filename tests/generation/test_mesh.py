@@ -103,6 +103,7 @@ def test_tokens_stream_from_a_mesh_and_prompts_are_read_in_chunks(form):
     np.testing.assert_array_equal(one, expected[0, : len(PROMPT[0]) + 7])
 
 
+@pytest.mark.slow
 def test_no_device_needs_room_for_the_whole_model():
     """Parameters, caches and everything between them, as the compiler counts it."""
     config = zoo.get("llama-2-70b").tiny()

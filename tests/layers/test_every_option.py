@@ -161,8 +161,6 @@ def config(request):
 @pytest.mark.slow(
     but=[
         "t5-branch_out-parallel-full-gqa-bare-glu-plain",
-        "hybrid-pre-parallel-window-mqa-rms-glu-other",
-        "transformer-xl-pre-parallel-blocks-gqa-rms-mixed-normed",
         "decay, real",
         "shared, in part",
         "latent",
@@ -196,8 +194,6 @@ def test_layers_unrolled_compute_what_the_loop_does(config):
 @pytest.mark.slow(
     but=[
         "t5-branch_out-parallel-full-gqa-bare-glu-plain",
-        "learned-pre-parallel-full-mha-rms-experts-plain",
-        "hybrid-pre-parallel-window-mqa-rms-glu-other",
         "decay",
         "shared, in part",
         "latent",

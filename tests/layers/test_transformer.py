@@ -64,7 +64,7 @@ def value_and_gradient(cfg, params, tokens, **mode):
     "mode",
     [dict(remat="dots"), dict(remat="full"), dict(scan=False), dict(scan=False, remat="full")],
 )
-@pytest.mark.slow(but=["mode0"])
+@pytest.mark.slow
 def test_every_mode_has_the_same_gradient(config, build, tokens, mode):
     """Over a pattern of two layers with one left over."""
     cfg = config(**HYBRID, feed_forward=MIXED)

@@ -210,7 +210,7 @@ SAID = re.compile(
     ],
     ids=["experts", "context", "tensor"],
 )
-@pytest.mark.slow(but=["experts"])
+@pytest.mark.slow
 def test_kernels_keys_and_tokens_travel_as_bfloat16_and_sums_as_float32(name, sizes, narrow):
     """From the program before a CPU, which has no bfloat16, widens what it says."""
     its = step_on(model(name), sizes, optimizer(), dtype=jnp.bfloat16)
