@@ -20,7 +20,9 @@ from lm_eval.tasks import TaskManager
 from lm_eval.utils import make_table
 
 from experiments.evaluate import Evaluate, Measured, measured
+from jaxformer import data
 from jaxformer.generation import Greedy, Sample, generate, windows
+from jaxformer.json_files import read_json
 
 MOST_NEW = 256  # tokens of an answer, where a task does not say
 
@@ -45,7 +47,16 @@ class Harness(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """What begins one."""
+        """What begins one: by the tokenizer, as the harness has it; config.json may differ."""
+        path, tokenizer = self._model.folder / "tokenizer_config.json", self._model.tokenizer
+        if isinstance(tokenizer, data.BPETokenizer) and path.is_file():
+            said = read_json(path)
+            name = said.get("bos_token") or said.get("eos_token") or ""
+            ids = tokenizer.encode_rendered([name["content"] if isinstance(name, dict) else name])[
+                0
+            ]
+            if len(ids) == 1:
+                return int(ids[0])
         return self._model.start[0]
 
     @property

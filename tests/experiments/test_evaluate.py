@@ -19,7 +19,7 @@ from tests.models import log_probabilities
 
 TEXTS = ["the quick fox jumps over the lazy dog\n", "sphinx of black quartz, judge my vow →\n"]
 SIZES = {"hidden_size": 24, "intermediate_size": 22}
-SETTINGS = LLAMA | SIZES | {"bos_token_id": 0, "eos_token_id": 0}
+SETTINGS = LLAMA | SIZES | {"bos_token_id": 1, "eos_token_id": 0}
 QUESTIONS = [
     {"prompt": "the quick ", "choices": ["fox", "dog jumps", "q"], "answer": 1},
     {"prompt": "", "choices": ["the lazy", "vow"], "answer": 0},
@@ -110,7 +110,8 @@ def test_the_likeliest_choice_is_compared_with_the_right_one(folder, tmp_path):
         scores, sizes = [], []
         for choice in question["choices"]:
             first, more = model.continued(question["prompt"], choice)
-            assert model.tokenizer.decode([*first, *more]) == question["prompt"] + choice
+            said = model.tokenizer.decode([*first[not question["prompt"] :], *more])
+            assert said == question["prompt"] + choice
             scores.append(log_probability(model, [*first, *more], len(first)))
             sizes.append(len(choice.encode()))
         right += int(np.argmax(scores)) == question["answer"]
@@ -165,6 +166,7 @@ def test_the_harness_has_the_figures_of_its_own_transformers_backend(folder):
 
     theirs = HFLM(pretrained=str(folder), device="cpu", max_length=16, batch_size=2)
     ours = Harness.of(folder, length=16)
+    assert ours.prefix_token_id == theirs.prefix_token_id == 0  # config.json says another
     text = "".join(TEXTS)
     pairs = [(text[:i], text[i : i + n]) for i, n in ((0, 9), (7, 1), (10, 4), (60, 12), (4, 3))]
 
