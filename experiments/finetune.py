@@ -15,7 +15,7 @@ from pathlib import Path
 from experiments import pretrain
 from experiments.command_line import parse, readable_errors
 from experiments.trained import started_from
-from experiments.training.run import asked_before
+from experiments.training.resume import asked_before
 from jaxformer.training.optimizers import AdamW, OptimizerConfig
 from jaxformer.training.schedules import Cosine
 

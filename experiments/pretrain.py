@@ -31,13 +31,11 @@ from experiments.command_line import parse, readable_errors
 from experiments.trained import started_from
 from experiments.training.loop import Machinery, check_vocabulary, machinery, train
 from experiments.training.plot import plot_run
-from experiments.training.resume import describe, explained_end
+from experiments.training.resume import asked_before, describe, explained_end, settled
 from experiments.training.run import (
     Run,
-    asked_before,
     output_folder,
     prepare_devices,
-    settled,
     show_run,
 )
 from jaxformer import data

@@ -83,8 +83,8 @@ class Trained(NamedTuple):
             ValueError: There is no template, or it refuses the messages.
         """
         text = self.template().render(messages, answering=True)
-        assert isinstance(self.tokenizer, data.BPETokenizer)
-        return self.tokenizer.encode_rendered([text])[0].tolist()
+        tokenizer: Any = self.tokenizer  # one that has a template knows rendered text
+        return tokenizer.encode_rendered([text])[0].tolist()
 
     def continued(self, text: str, more: str) -> tuple[list[int], list[int]]:
         """The tokens of a decoder's text, and those that make it the longer one.

@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ import jax
 from experiments import INTERRUPTED
 from experiments.command_line import RESUMES, fail
 from experiments.training.memory import TooLargeError, advice, is_out_of_memory
-from experiments.training.run import Run, flatten
+from experiments.training.run import RUN_FILE, AnyRun, Run, choose_folder, flatten
 from jaxformer import parallel
-from jaxformer.config import to_json
+from jaxformer.config import from_json, to_json
 from jaxformer.data import Tokenizer
+from jaxformer.json_files import read_json
 from jaxformer.training.checkpoints import Checkpoints
 from jaxformer.training.interruption import deferred, raised
 from jaxformer.training.loop import TooManySkipsError
@@ -48,6 +50,49 @@ def describe(run: Run, fixed: tuple[str, ...], tokenizer: Tokenizer, **data: Any
 def digest(tokenizer: Tokenizer) -> str:
     """What says whether two tokenizers are the same."""
     return hashlib.sha256(tokenizer.to_json().encode()).hexdigest()
+
+
+def asked_before(run: AnyRun, output: str | None) -> AnyRun:
+    """The run to be gone on with, as it was asked for; the run given where no folder says.
+
+    What says where it runs, and not what it is, is that of the run given.
+    """
+    given = None if output is None else Path(output)
+    folder = choose_folder(replace(run, resume=True, output=given))
+    if not saved(folder):
+        return run
+    try:
+        found = from_json(type(run), (folder / RUN_FILE).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(
+            f"{folder / RUN_FILE} is of another program or version: {error} Name the run instead, "
+            "as in `small`, with all of its flags."
+        ) from error
+    here = ("output", "resume", "resume_or_begin", "distributed", "hosts", "show")
+    return replace(found, **{name: getattr(run, name) for name in here})
+
+
+def saved(folder: Path) -> bool:
+    """Whether there is a run to go on with that says what it was asked for."""
+    return (folder / RUN_FILE).is_file() and any((folder / "checkpoints").glob("[0-9]*"))
+
+
+def settled(run: AnyRun, output: Path) -> AnyRun:
+    """A run with its schedule in numbers: that with which it began, and a warm-up that fits."""
+    steps, schedule = run.planned_steps, run.optimizer.schedule
+    if run.schedule_steps is None and (run.resume or run.resume_or_begin) and saved(output):
+        steps = read_json(output / RUN_FILE)["schedule_steps"]
+    if schedule.warmup_steps >= steps:
+        shorter = max(1, steps // 10)
+        print(f"A warm-up of {schedule.warmup_steps} in {steps} updates is shortened to {shorter}.")
+        schedule = replace(schedule, warmup_steps=shorter)
+    if run.steps > steps:
+        print(
+            f"The schedule ends after {steps} updates; the learning rate then stays where it is. "
+            "To train longer at a higher one, start with larger --schedule-steps."
+        )
+    optimizer = replace(run.optimizer, schedule=schedule)
+    return replace(run, schedule_steps=steps, optimizer=optimizer)
 
 
 def find_start(

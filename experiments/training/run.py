@@ -9,18 +9,17 @@ import shlex
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
 import jax
 
-from experiments.command_line import flags
+from experiments.command_line import RESUMES, flags
 from jaxformer import functional as F
 from jaxformer import parallel
-from jaxformer.config import TransformerConfig, from_json, to_json
-from jaxformer.json_files import read_json
+from jaxformer.config import TransformerConfig, to_json
 from jaxformer.layers.mode import Remat
 from jaxformer.parallel import Hosts, MeshConfig
 from jaxformer.training.gradient import Objective
@@ -33,7 +32,6 @@ except ImportError:  # Windows has no such locks
     fcntl = None  # type: ignore[assignment]
 
 LOCK = "lock"
-RESUMES = ("resume", "resume_or_begin")
 RUN_FILE = "run.json"  # everything that a run was asked for
 
 
@@ -180,55 +178,9 @@ def show_run(
     else:
         lines = [shlex.join([name, *begun]), *map(shlex.join, found[name].values())]
         print("Run: " + "\n  ".join(lines), flush=True)
-    again = [x for flag, x in found[name].items() if flag not in ("output", *RESUMES)]
+    again = [x for x in found[name].values() if x[0] not in ("--output", *RESUMES)]
     words = [name] * (name != next(iter(runs))) + begun
     return shlex.join(["python", "-m", f"experiments.{run.name}", *words, *chain(*again)])
-
-
-# What a folder says of its run
-
-
-def asked_before(run: AnyRun, output: str | None) -> AnyRun:
-    """The run to be gone on with, as it was asked for; the run given where no folder says.
-
-    What says where it runs, and not what it is, is that of the run given.
-    """
-    given = None if output is None else Path(output)
-    folder = choose_folder(replace(run, resume=True, output=given))
-    if not saved(folder):
-        return run
-    try:
-        found = from_json(type(run), (folder / RUN_FILE).read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(
-            f"{folder / RUN_FILE} is of another program or version: {error} Name the run instead, "
-            "as in `small`, with all of its flags."
-        ) from error
-    here = ("output", "resume", "resume_or_begin", "distributed", "hosts", "show")
-    return replace(found, **{name: getattr(run, name) for name in here})
-
-
-def saved(folder: Path) -> bool:
-    """Whether there is a run to go on with that says what it was asked for."""
-    return (folder / RUN_FILE).is_file() and any((folder / "checkpoints").glob("[0-9]*"))
-
-
-def settled(run: AnyRun, output: Path) -> AnyRun:
-    """A run with its schedule in numbers: that with which it began, and a warm-up that fits."""
-    steps, schedule = run.planned_steps, run.optimizer.schedule
-    if run.schedule_steps is None and (run.resume or run.resume_or_begin) and saved(output):
-        steps = read_json(output / RUN_FILE)["schedule_steps"]
-    if schedule.warmup_steps >= steps:
-        shorter = max(1, steps // 10)
-        print(f"A warm-up of {schedule.warmup_steps} in {steps} updates is shortened to {shorter}.")
-        schedule = replace(schedule, warmup_steps=shorter)
-    if run.steps > steps:
-        print(
-            f"The schedule ends after {steps} updates; the learning rate then stays where it is. "
-            "To train longer at a higher one, start with larger --schedule-steps."
-        )
-    optimizer = replace(run.optimizer, schedule=schedule)
-    return replace(run, schedule_steps=steps, optimizer=optimizer)
 
 
 # Devices

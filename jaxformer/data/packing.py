@@ -73,7 +73,8 @@ def pack(
     parts = final.with_name(f".{final.name}.parts")
     try:
         with _appearing(final) as partial:
-            with RowWriter(partial, tokenizer, row_length, whole=size.instructions) as writer:
+            writer = RowWriter(partial, tokenizer, row_length, whole=size.instructions)
+            with contextlib.closing(writer):
                 for part in tokenised(documents, tokenizer, parts):
                     writer.add(part)
                     written += int(part.num_bytes)

@@ -3,7 +3,6 @@
 import contextlib
 import os
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 from jaxtyping import Bool, UInt
@@ -56,15 +55,8 @@ class RowWriter:
             self._closing = stack.pop_all()
         self._write_headers()
 
-    def __enter__(self) -> "RowWriter":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Close the files, whether or not all is written."""
         self._closing.close()
 
     def add(self, part: Part) -> None:

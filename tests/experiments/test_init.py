@@ -13,7 +13,7 @@ import pytest
 from experiments import evaluate, export, finetune, pretrain
 from experiments.command_line import parse
 from experiments.trained import load_trained, started_from
-from experiments.training.run import asked_before
+from experiments.training.resume import asked_before
 from jaxformer import Transformer, data, generate, load_pretrained
 from jaxformer import functional as F
 from jaxformer.training.metrics import read_json_lines

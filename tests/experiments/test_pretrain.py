@@ -23,7 +23,8 @@ from experiments import pretrain
 from experiments.command_line import parse, readable_errors
 from experiments.trained import load_trained, started_from
 from experiments.training.plot import plot_run
-from experiments.training.run import asked_before, flatten, settled, show_run
+from experiments.training.resume import asked_before, settled
+from experiments.training.run import flatten, show_run
 from jaxformer import inspect
 from jaxformer.config import GLU, Embedding, Learned, MultiHead, TransformerConfig
 from jaxformer.data import BPE, Batches, ByteLevel, Characters, TextFiles, load_tokenizer
