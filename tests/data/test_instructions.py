@@ -62,6 +62,16 @@ def test_no_instruction_crosses_the_end_of_a_row(tmp_path):
     assert counted == ["bE", "bbE", "bE", "bbbE"]
 
 
+def test_an_instruction_may_end_with_its_row(tmp_path):
+    lines = [
+        {"prompt": "a", "answer": "b"},
+        {"prompt": "c", "answer": "de"},
+        {"prompt": "", "answer": "f"},
+    ]
+    rows = rows_of(data.documents(write(tmp_path / "x.jsonl", *lines)), 7, tmp_path)
+    assert [spelt(rows[i].tokens) for i in range(len(rows))] == ["EabEcdeE", "EfEEEEEE"]
+
+
 def test_what_is_longer_than_a_row_is_counted_and_said(tmp_path):
     lines = [{"prompt": "abc", "answer": "defgh"}, {"prompt": "i", "answer": "j"}]
     said = "1 of 2 instructions are longer than a row of 6 tokens: what does not fit is left out."
