@@ -17,6 +17,7 @@ from jaxformer.layers.mode import Remat
 from jaxformer.parallel import (
     MeshConfig,
     abstract_parameters,
+    declarations,
     make_mesh,
     put_batch,
     shardings,
@@ -46,7 +47,7 @@ def training(size: Size, *, remat: Remat = "dots", **options: Any) -> Round:
     model = Transformer(config_of(size), dtype=jnp.dtype(size.dtype), remat=remat, **options)
     mesh = make_mesh(MeshConfig())
     rule = OptimizerConfig(schedule=Constant(peak=1e-4), optimizer=AdamW())
-    optimizer = make_optimizer(rule, 1000)
+    optimizer = make_optimizer(rule, 1000, declarations(model.config))
     state = step.init_state(model, optimizer, jax.random.key(0), mesh)
     batch = drawn_batch(size, mesh)
     update = step.make_update(model, optimizer, mesh).lower(state, batch).compile()
@@ -65,7 +66,7 @@ def compiling(size: Size, *, layers: int) -> Round:
     model = Transformer(config_of(size), dtype=jnp.dtype(size.dtype))
     mesh = make_mesh(MeshConfig())
     rule = OptimizerConfig(schedule=Constant(peak=1e-4), optimizer=AdamW())
-    optimizer = make_optimizer(rule, 1000)
+    optimizer = make_optimizer(rule, 1000, declarations(model.config))
     state, batch = step.abstract_state(model, optimizer, mesh), drawn_batch(size, mesh)
 
     def one() -> None:

@@ -18,6 +18,7 @@ from jaxformer import functional as F
 from jaxformer.config import TransformerConfig
 from jaxformer.layers import Transformer
 from jaxformer.layers.mode import Remat
+from jaxformer.parallel import declarations
 from jaxformer.training import step
 from jaxformer.training.gradient import Objective, apply_to, total_loss
 from jaxformer.training.guard import Skipping, new_guard
@@ -128,7 +129,7 @@ def compile_arm(arm: Arm, training: Training, place: Place, batch: Any) -> Progr
         ValueError: A device has not enough memory for one seed at a time.
     """
     model = Transformer(arm.model, dtype=jnp.dtype(training.dtype), remat=training.remat)
-    optimizer = make_optimizer(arm.optimizer, training.steps)
+    optimizer = make_optimizer(arm.optimizer, training.steps, declarations(arm.model))
     keys = jax.vmap(jax.random.key)(jnp.asarray(training.seeds, jnp.uint32))
     first = jax.jit(jax.vmap(partial(start, model, optimizer)))
 

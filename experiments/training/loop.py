@@ -222,7 +222,9 @@ def compile_updates(run: Run, using: Machinery, batches: Iterable[AnyBatch]) -> 
     Raises:
         TooLargeError: A device has less, which is said before it has to hold any state.
     """
-    optimizer = make_optimizer(run.optimizer, run.planned_steps)
+    optimizer = make_optimizer(
+        run.optimizer, run.planned_steps, parallel.declarations(using.model.config)
+    )
     state = step.abstract_state(using.model, optimizer, using.mesh)
     update = step.make_update(
         using.model,
@@ -279,7 +281,9 @@ def choices_said() -> Iterator[None]:
 
 def begin(run: Run, using: Machinery, checkpoints: Checkpoints, start: int) -> step.TrainState:
     """A fresh state, one with the weights that there are already, or that of a checkpoint."""
-    optimizer = make_optimizer(run.optimizer, run.planned_steps)
+    optimizer = make_optimizer(
+        run.optimizer, run.planned_steps, parallel.declarations(using.model.config)
+    )
     if start == 0:
         params = None
         if run.init is not None:

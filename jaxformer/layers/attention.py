@@ -25,7 +25,7 @@ from jaxformer.layers.heads import (
 from jaxformer.layers.initializers import initializer
 from jaxformer.layers.linear import Linear
 from jaxformer.layers.mode import Mode
-from jaxformer.layers.parameters import Names, parameter
+from jaxformer.layers.parameters import parameter
 
 
 class Bias(nn.Module):
@@ -36,9 +36,8 @@ class Bias(nn.Module):
 
     @nn.compact
     def __call__(self) -> Float[Array, "N H"]:
-        return parameter(
-            self, "bias", nn.initializers.zeros, self.shape, ("heads", None), self.mode
-        )
+        zeros = nn.initializers.zeros
+        return parameter(self, "bias", zeros, self.shape, "heads features", self.mode)
 
 
 class Kernel(nn.Module):
@@ -47,12 +46,12 @@ class Kernel(nn.Module):
     shape: tuple[int, ...]
     initial: c.Initialiser
     mode: Mode
-    names: Names = ("model", "heads", None)
+    axes: str = "model -> heads features"
 
     @nn.compact
     def __call__(self, dtype: DTypeLike = jnp.float32) -> Float[Array, "D N H"]:
         start = initializer(self.initial)
-        return parameter(self, "kernel", start, self.shape, self.names, self.mode, dtype=dtype)
+        return parameter(self, "kernel", start, self.shape, self.axes, self.mode, dtype=dtype)
 
 
 class Attention(nn.Module):
@@ -73,10 +72,9 @@ class Attention(nn.Module):
 
         def project(name: Projection, heads: int, start: c.Initialiser | None) -> Linear:
             shape = (heads, cfg.head_dim)
-            names: Names = ("model", "heads" if name == "query" else "kv_heads", None)
-            return Linear(
-                shape, start or init.projection, self.mode, names, bias=name in cfg.biases
-            )
+            axes = f"model -> {'heads' if name == 'query' else 'kv_heads'} features"
+            start = start or init.projection
+            return Linear(shape, start, self.mode, axes, bias=name in cfg.biases)
 
         self.query = project("query", cfg.num_heads, init.query)
         self.key = project("key", cfg.num_kv_heads, init.key)

@@ -15,7 +15,7 @@ from jaxformer.layers.heads import out_of_heads
 from jaxformer.layers.initializers import same_angles, spread_memories
 from jaxformer.layers.linear import Linear
 from jaxformer.layers.mode import Mode
-from jaxformer.layers.parameters import Names, parameter
+from jaxformer.layers.parameters import parameter
 from jaxformer.layers.watch import watch
 
 
@@ -35,8 +35,8 @@ class PerHead(nn.Module):
 
     @nn.compact
     def __call__(self) -> Float[Array, "N ..."]:
-        names: Names = ("heads", *(None,) * (len(self.shape) - 1))
-        return parameter(self, "bias", self.start, self.shape, names, self.mode)
+        axes = " ".join(["heads", *["features"] * (len(self.shape) - 1)])
+        return parameter(self, "bias", self.start, self.shape, axes, self.mode)
 
 
 class Decay(nn.Module):
@@ -62,7 +62,7 @@ class Decay(nn.Module):
             heads,
             init.value or init.projection,
             self.mode,
-            ("model", "heads", None),
+            "model -> heads features",
             bias="value" in cfg.biases,
         )
         self.memory = PerHead(

@@ -12,7 +12,7 @@ from jaxformer.layers.initializers import initializer
 from jaxformer.layers.linear import Linear
 from jaxformer.layers.mode import Mode, dropout
 from jaxformer.layers.norms import Norm
-from jaxformer.layers.parameters import Names, parameter
+from jaxformer.layers.parameters import parameter
 
 
 class Table(nn.Module):
@@ -22,13 +22,13 @@ class Table(nn.Module):
     width: int
     initial: c.Initialiser
     mode: Mode = Mode()
-    names: Names = (None, None)
+    axes: str = "rows -> features"
 
     @nn.compact
     def __call__(self) -> Float[Array, "rows width"]:
         shape, draw = (self.rows, self.width), initializer(self.initial)
         dtype = self.mode.dtype
-        return parameter(self, "embedding", draw, shape, self.names, self.mode, dtype=dtype)
+        return parameter(self, "embedding", draw, shape, self.axes, self.mode, dtype=dtype)
 
 
 class Embedder(nn.Module):
@@ -46,13 +46,13 @@ class Embedder(nn.Module):
             cfg.dim or width,
             init.embedding,
             self.mode,
-            ("vocabulary", "model" if cfg.dim is None else None),
+            "vocabulary -> model" if cfg.dim is None else "vocabulary -> features",
         )
         if cfg.dim is not None:
-            self.projection = Linear((width,), init.projection, self.mode, (None, "model"))
+            self.projection = Linear((width,), init.projection, self.mode, "features -> model")
         if isinstance(cfg.positions, c.Learned):
             rows = cfg.positions.max_length + cfg.positions.offset
-            self.positions = Table(rows, width, init.embedding, self.mode, (None, "model"))
+            self.positions = Table(rows, width, init.embedding, self.mode, "rows -> model")
         if cfg.norm is not None:
             self.norm = Norm(cfg.norm, self.mode)
 
@@ -111,19 +111,21 @@ class Head(nn.Module):
         cfg, init, dtype = self.config.head, self.config.initialisation, self.mode.dtype
         width, vocab_size = self.config.embedding.dim, self.config.vocab_size
         if width is not None:
-            down: Names = ("model", None)
-            x = Linear((width,), init.projection, self.mode, down, name="projection")(x)
+            down = Linear(
+                (width,), init.projection, self.mode, "model -> features", name="projection"
+            )
+            x = down(x)
         x = F.to_parts(x.astype(dtype), self.mode.axes.tensor)
         if cfg.tied:
             kernel = table
         else:
             draw, shape = initializer(init.head or init.projection), (x.shape[-1], vocab_size)
-            names: Names = ("model" if width is None else None, "vocabulary")
-            kernel = parameter(self, "kernel", draw, shape, names, self.mode, dtype=dtype)
+            axes = "model -> vocabulary" if width is None else "features -> vocabulary"
+            kernel = parameter(self, "kernel", draw, shape, axes, self.mode, dtype=dtype)
         bias = None
         if cfg.bias:
             zeros = nn.initializers.zeros
-            bias = parameter(self, "bias", zeros, (vocab_size,), ("vocabulary",), self.mode)
+            bias = parameter(self, "bias", zeros, (vocab_size,), "vocabulary", self.mode)
         options: dict[str, Any] = {
             "vocabulary_axis": 0 if cfg.tied else 1,
             "multiplier": cfg.multiplier,

@@ -16,7 +16,7 @@ from jaxformer import functional as F
 from jaxformer.layers.initializers import initializer
 from jaxformer.layers.linear import Linear
 from jaxformer.layers.mode import Mode, dropout
-from jaxformer.layers.parameters import Names, parameter
+from jaxformer.layers.parameters import parameter
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "relu": F.relu,
@@ -60,7 +60,7 @@ class FeedForward(nn.Module):
                 (choice.hidden_dim,),
                 start,
                 self.mode,
-                ("model", "hidden"),
+                "model -> hidden",
                 bias=choice.bias,
                 name=name,
             )(x)
@@ -72,7 +72,7 @@ class FeedForward(nn.Module):
             (self.config.model_dim,),
             init.feed_forward_out or init.projection,
             self.mode,
-            ("hidden", "model"),
+            "hidden -> model",
             inputs=(choice.hidden_dim,),
             bias=choice.bias,
             divisor=self.config.residual_divisor,
@@ -84,7 +84,7 @@ class FeedForward(nn.Module):
     def mixture(self, x: Float[Array, "*batch T D"], choice: c.Experts) -> Float[Array, "..."]:
         """What the experts of each token make of it; the router computes in float32."""
         wide, start = replace(self.mode, dtype=jnp.float32), self.config.initialisation.projection
-        logits = Linear((choice.num_experts,), start, wide, ("model", None), name="router")(x)
+        logits = Linear((choice.num_experts,), start, wide, "model -> features", name="router")(x)
         self.sow("router", "logits", logits)
         tensor = self.mode.axes.tensor
         mixed = F.mix_experts(
@@ -110,31 +110,31 @@ class ExpertKernels(nn.Module):
         expert, init = self.choice.expert, self.config.initialisation
         width, count = self.config.model_dim, self.choice.num_experts
 
-        def grouped(name: str, x: Array, shape: tuple[int, int], names: Names, **start: Any):
+        def grouped(name: str, x: Array, shape: tuple[int, int], axes: str, **start: Any):
             kernel = GroupedKernel(
-                (count, *shape), ("experts", *names), self.mode, **start, name=name
+                (count, *shape), f"experts {axes}", self.mode, **start, name=name
             )
             return F.grouped_linear(x, kernel(), sizes)
 
         start = init.feed_forward_in or init.projection
         shape = width, expert.hidden_dim
         into = {
-            name: grouped(name, rows, shape, ("model", "hidden"), initial=start)
+            name: grouped(name, rows, shape, "model -> hidden", initial=start)
             for name in inputs(expert)
         }
         rate, tensor = self.config.dropout.feed_forward, self.mode.axes.tensor
         hidden = dropout(self, activate(expert, into), rate, self.mode, part_of=tensor)
         start = init.feed_forward_out or init.projection
         divisor = self.config.residual_divisor
-        names: Names = ("hidden", "model")
-        return grouped("down", hidden, shape[::-1], names, initial=start, divisor=divisor)
+        axes = "hidden -> model"
+        return grouped("down", hidden, shape[::-1], axes, initial=start, divisor=divisor)
 
 
 class GroupedKernel(nn.Module):
     """A kernel for each expert."""
 
     shape: tuple[int, int, int]
-    names: Names
+    axes: str
     mode: Mode
     initial: c.Initialiser
     divisor: float = 1.0
@@ -147,7 +147,7 @@ class GroupedKernel(nn.Module):
             return jax.vmap(lambda key: one(key, shape[1:], dtype))(jax.random.split(key, shape[0]))
 
         dtype = self.mode.dtype
-        return parameter(self, "kernel", draw, self.shape, self.names, self.mode, dtype=dtype)
+        return parameter(self, "kernel", draw, self.shape, self.axes, self.mode, dtype=dtype)
 
 
 def inputs(choice: c.MLP | c.GLU | c.ClampedGEGLU) -> tuple[str, ...]:

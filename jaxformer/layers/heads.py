@@ -17,7 +17,7 @@ from jaxformer.layers.guide import Guide, magnitude
 from jaxformer.layers.linear import Linear
 from jaxformer.layers.mode import Mode, dropout_key
 from jaxformer.layers.norms import Norm
-from jaxformer.layers.parameters import Logical, mesh_axis, shards
+from jaxformer.layers.parameters import mesh_axis, shards
 from jaxformer.layers.watch import watch
 
 
@@ -41,13 +41,13 @@ class Attended(NamedTuple):
     weighing: Weighing
 
 
-def head_norm(choice: c.QKNorm, logical: Logical, heads: int, head_dim: int, mode: Mode) -> Norm:
+def head_norm(choice: c.QKNorm, logical: str, heads: int, head_dim: int, mode: Mode) -> Norm:
     """The norm of so many heads, for `normalise`."""
     match choice.over:
         case "each_head":
-            return Norm(choice.norm, mode, heads=heads, names=(logical, None))
+            return Norm(choice.norm, mode, heads=heads, axes=f"{logical} features")
         case "width":
-            return Norm(choice.norm, mode, names=(logical,), width=heads * head_dim)
+            return Norm(choice.norm, mode, axes=logical, width=heads * head_dim)
         case "head":
             return Norm(choice.norm, mode)
 
@@ -61,7 +61,7 @@ def out_of_heads(
         (config.model_dim,),
         init.out or init.projection,
         mode,
-        ("heads", None, "model"),
+        "heads features -> model",
         inputs=heads,
         bias="out" in config.attention.biases,
         divisor=config.residual_divisor,

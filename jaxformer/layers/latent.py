@@ -13,10 +13,9 @@ from jaxformer.layers.heads import Weighing, mix, out_of_heads, turn, with_earli
 from jaxformer.layers.linear import Linear
 from jaxformer.layers.mode import Mode
 from jaxformer.layers.norms import Norm
-from jaxformer.layers.parameters import Names
 
-SHARED: Names = ("model", "kv_heads", None)  # one head, which all devices have
-BY_HEAD: Names = (None, "heads", None)
+SHARED = "model -> kv_heads features"  # one head, which all devices have
+BY_HEAD = "features -> heads features"
 
 
 class Latent(nn.Module):
@@ -37,7 +36,7 @@ class Latent(nn.Module):
         start = init.projection
         per_query = (cfg.num_heads, cfg.nope_dim + cfg.rope_dim)
         if cfg.query_latent_dim is None:
-            self.query = Linear(per_query, init.query or start, mode, ("model", "heads", None))
+            self.query = Linear(per_query, init.query or start, mode, "model -> heads features")
         else:
             self.query_latent = self.shared(cfg.query_latent_dim, "query_latent")
             self.query_latent_norm = Norm(cfg.norm, mode)

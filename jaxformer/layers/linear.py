@@ -9,21 +9,21 @@ from jaxformer import functional as F
 from jaxformer.config import Initialiser
 from jaxformer.layers.initializers import initializer
 from jaxformer.layers.mode import Mode
-from jaxformer.layers.parameters import Names, parameter
+from jaxformer.layers.parameters import parameter, read_axes
 
 
 class Linear(nn.Module):
     """`F.linear` over the last axes, to output axes `features`.
 
-    `names` say what input and output axes count, and `inputs` how many numbers each input axis has
-    on all devices together; None takes those of x. Where the inputs are shared out, so are the sums
+    `axes` say what they count, and `inputs` how many numbers each input axis has on all devices
+    together; None takes those of x. Where the inputs are shared out, so are the sums
     over them, which are then added up; with `parts` the caller does that, of several at once.
     """
 
     features: tuple[int, ...]
     initial: Initialiser
     mode: Mode
-    names: Names = (None, None)
+    axes: str = "features -> features"
     inputs: tuple[int, ...] | None = None
     bias: bool = False
     divisor: float = 1.0  # of the initial values
@@ -31,19 +31,19 @@ class Linear(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
-        axes = len(self.names) - len(self.features)
-        draw = initializer(self.initial, axes=axes, divisor=self.divisor)
-        shape = (*(self.inputs or x.shape[-axes:]), *self.features)
+        read = read_axes(self.axes)
+        draw = initializer(self.initial, axes=read.inputs, divisor=self.divisor)
+        shape = (*(self.inputs or x.shape[-read.inputs :]), *self.features)
         dtype = self.mode.dtype
-        kernel = parameter(self, "kernel", draw, shape, self.names, self.mode, dtype=dtype)
-        y = F.linear(x.astype(dtype), kernel, axes=axes)
-        tensor = self.mode.axes.tensor if self.names[0] in ("heads", "hidden") else None
+        kernel = parameter(self, "kernel", draw, shape, self.axes, self.mode, dtype=dtype)
+        y = F.linear(x.astype(dtype), kernel, axes=read.inputs)
+        tensor = self.mode.axes.tensor if read.names[0] in ("heads", "hidden") else None
         if not self.parts:
             y = F.sum_parts(y, tensor)
         if self.bias:
-            names = tuple(None if name == "model" else name for name in self.names[axes:])
+            outputs = " ".join(read.names[read.inputs :]).replace("model", "features")  # whole
             zeros = nn.initializers.zeros
-            bias = parameter(self, "bias", zeros, self.features, names, self.mode)
+            bias = parameter(self, "bias", zeros, self.features, outputs, self.mode)
             if self.parts and tensor is not None:  # it is added once
                 bias = jnp.where(jax.lax.axis_index(tensor) == 0, bias, 0)
             y = y + jnp.broadcast_to(bias.astype(y.dtype), y.shape)

@@ -9,20 +9,20 @@ from jaxtyping import Array, Float
 from jaxformer import config as c
 from jaxformer import functional as F
 from jaxformer.layers.mode import Mode
-from jaxformer.layers.parameters import Names, mesh_axis, parameter
+from jaxformer.layers.parameters import mesh_axis, parameter, read_axes
 
 
 class Norm(nn.Module):
     """`F.layer_norm` or `F.rms_norm` with what the configuration says is learned.
 
-    With `heads` the input is [..., heads, width] and every head has its own parameters. `names` say
-    what the axes of the parameters count, and `width` how many features there are on all devices.
+    With `heads` the input is [..., heads, width] and every head has its own parameters. `axes` say
+    what those of the parameters count, and `width` how many features there are on all devices.
     """
 
     config: c.Norm
     mode: Mode = Mode()
     heads: int | None = None
-    names: Names | None = None
+    axes: str | None = None
     width: int | None = None
 
     @nn.compact
@@ -30,10 +30,10 @@ class Norm(nn.Module):
         cfg = self.config
         width = self.width or x.shape[-1]
         shape = (width,) if self.heads is None else (self.heads, width)
-        names = self.names or (None,) * len(shape)
+        axes = self.axes or " ".join(["features"] * len(shape))
 
         def learned(name: str, start: Callable) -> Float[Array, "..."]:
-            whole = parameter(self, name, start, shape, names, self.mode)
+            whole = parameter(self, name, start, shape, axes, self.mode)
             return F.varying(whole, *F.varies_over(x))  # before it is as large as x
 
         scale = bias = None
@@ -44,7 +44,7 @@ class Norm(nn.Module):
             bias = learned("bias", nn.initializers.zeros)
         spread = None
         if self.heads is None:
-            spread = mesh_axis(names[-1], width, self.mode.axes)
+            spread = mesh_axis(read_axes(axes).names[-1], width, self.mode.axes)
         return self.function()(x, scale, bias, axis_name=spread)
 
     def function(self):

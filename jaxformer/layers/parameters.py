@@ -1,24 +1,72 @@
-"""Parameters, whole or shared out among devices."""
+"""Parameters, declared once with what their axes count, and shared out among devices by that.
+
+The axes are words. "model -> heads features" is a matrix from inputs to outputs, "heads features"
+without an arrow a vector. What stands for many of its kind, "layers" and "experts", counts
+matrices. Optimizers, meshes and estimates of memory read nothing else; names of modules and of
+parameters decide nothing.
+"""
 
 from collections.abc import Callable, Mapping
-from typing import Literal
+from functools import cache
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from flax import struct
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxformer import functional as F
 from jaxformer.layers.mode import Axes, Mode
 
-# What an axis of a parameter counts; one that is never shared out has no name.
-Logical = Literal["model", "heads", "kv_heads", "hidden", "vocabulary", "experts"]
-Names = tuple[Logical | None, ...]
+# What an axis of a parameter may count.
+COUNTED = ("model", "heads", "kv_heads", "hidden", "vocabulary", "experts", "rows", "features")
+
+
+class ParameterAxes(NamedTuple):
+    """What each axis of a parameter counts; the last `outputs` are a matrix's, 0 of a vector."""
+
+    names: tuple[str, ...]
+    outputs: int
+
+    @property
+    def inputs(self) -> int:
+        """How many axes are a matrix's inputs, or a vector's own."""
+        return len(self.names) - self.outputs
+
+
+class Declared(nn.Partitioned):
+    """Flax's box for a parameter and `ParameterAxes`."""
+
+    outputs: int = struct.field(default=0, pytree_node=False)
+
+
+@cache
+def read_axes(axes: str) -> ParameterAxes:
+    """What the words of a declaration say.
+
+    Args:
+        axes: Of `COUNTED`, for instance "model -> heads features".
+
+    Returns:
+        Names of the axes, and how many are outputs.
+
+    Raises:
+        ValueError: A word is none of `COUNTED`.
+    """
+    left, _, right = axes.partition("->")
+    names, outputs = (*left.split(), *right.split()), len(right.split())
+    if unknown := [name for name in names if name not in COUNTED]:
+        raise ValueError(
+            f"An axis of a parameter counts one of {', '.join(COUNTED)}; "
+            f"got {', '.join(map(repr, unknown))} in {axes!r}."
+        )
+    return ParameterAxes(names, outputs)
 
 
 def mesh_axis(
-    logical: Logical | None, size: int, axes: Axes, sizes: Mapping[str, int] | None = None
+    logical: str, size: int, axes: Axes, sizes: Mapping[str, int] | None = None
 ) -> str | None:
     """The device axis that an axis of a parameter is shared out over: the one table of it.
 
@@ -32,8 +80,6 @@ def mesh_axis(
         Its name. Key-value heads that are fewer than the devices of "tensor" stay whole.
     """
     match logical:
-        case None:
-            return None
         case "model":
             return axes.fsdp
         case "experts":
@@ -43,6 +89,7 @@ def mesh_axis(
             return axes.tensor if size % devices == 0 else None
         case "heads" | "hidden" | "vocabulary":
             return axes.tensor
+    return None
 
 
 def shards(axis_name: str | None) -> int:
@@ -55,7 +102,7 @@ def parameter(
     name: str,
     start: Callable[..., Array],
     shape: tuple[int, ...],
-    names: Names,
+    axes: str,
     mode: Mode,
     *,
     dtype: DTypeLike = jnp.float32,
@@ -70,7 +117,7 @@ def parameter(
         name: Its name.
         start: The initialiser.
         shape: On all devices together.
-        names: What each of its axes counts.
+        axes: What each of its axes counts, as `read_axes` reads it.
         mode: How the model runs.
         dtype: Of the result.
 
@@ -78,9 +125,19 @@ def parameter(
         The numbers; what is learned are float32.
 
     Raises:
-        ValueError: The parameter that was passed in has another shape.
+        ValueError: The axes are not those of the shape, or the parameter that was passed in has
+            another shape.
     """
-    draw: Callable = nn.with_partitioning(start, names) if mode.annotate else start
+    names, outputs = read_axes(axes)
+    if len(names) != len(shape):
+        raise ValueError(
+            f"The parameter {'/'.join((*module.path, name))} {shape} has {len(shape)} axes; "
+            f"{axes!r} names {len(names)}."
+        )
+
+    def draw(*args: Any) -> Any:
+        return Declared(start(*args), names, None, outputs) if mode.annotate else start(*args)
+
     over = [mesh_axis(logical, n, mode.axes) for logical, n in zip(names, shape, strict=True)]
     local = tuple(n // shards(axis) for n, axis in zip(shape, over, strict=True))
     if module.has_variable("params", name):  # `module.param` would trace the initialiser again

@@ -42,14 +42,14 @@ class SharedKV(nn.Module):
             (cfg.num_heads, cfg.head_dim),
             init.query or init.projection,
             self.mode,
-            ("model", "heads", None),
+            "model -> heads features",
             bias="query" in cfg.biases,
         )
         self.key_value = Linear(
             (cfg.num_kv_heads, cfg.head_dim),
             init.projection,
             self.mode,
-            ("model", "kv_heads", None),
+            "model -> kv_heads features",
             bias="key_value" in cfg.biases,
         )
         self.out = out_of_heads(self.config, (cfg.num_heads, cfg.head_dim), self.mode, self.parts)

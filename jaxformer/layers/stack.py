@@ -129,7 +129,7 @@ class Stack(nn.Module):
             layers = nn.scan(
                 Period,
                 variable_axes=dict.fromkeys(STACKED, 0),
-                metadata_params={nn.PARTITION_NAME: None},
+                metadata_params={nn.PARTITION_NAME: "layers"},
                 split_rngs={"params": True, "dropout": True},
                 in_axes=(nn.broadcast, nn.broadcast, nn.broadcast, 0),  # caches go round
                 length=repeats,
@@ -279,7 +279,7 @@ class Stack(nn.Module):
                 case c.T5Bias(num_buckets=buckets, max_distance=distance):
                     wide = replace(self.mode, dtype=jnp.float32)
                     table = table or Table(
-                        buckets, heads, c.Normal(), wide, (None, "heads"), name="relative_bias"
+                        buckets, heads, c.Normal(), wide, "rows -> heads", name="relative_bias"
                     )
                     sorting = F.Buckets(bidirectional=not self.causal, max_distance=distance)
                     rule = F.BucketRule(at, others, table(), sorting)

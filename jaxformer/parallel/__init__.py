@@ -12,8 +12,10 @@ from jaxformer.parallel.mesh import make_mesh as make_mesh
 from jaxformer.parallel.mesh import row_shares as row_shares
 from jaxformer.parallel.mesh import token_axes as token_axes
 from jaxformer.parallel.overlap import overlap_options as overlap_options
+from jaxformer.parallel.placement import Declaration as Declaration
 from jaxformer.parallel.placement import abstract_parameters as abstract_parameters
 from jaxformer.parallel.placement import batch_spec as batch_spec
+from jaxformer.parallel.placement import declarations as declarations
 from jaxformer.parallel.placement import local_rows as local_rows
 from jaxformer.parallel.placement import parameter_specs as parameter_specs
 from jaxformer.parallel.placement import put as put

@@ -3,15 +3,17 @@
 import math
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
+import jax
 import jax.numpy as jnp
+from jax.tree_util import DictKey, tree_leaves_with_path
 from jax.typing import DTypeLike
 
 from jaxformer import config as c
 from jaxformer import costs
 from jaxformer.parallel.mesh import AXES, ROWS, check_fits
-from jaxformer.parallel.placement import Leaf, leaves
+from jaxformer.parallel.placement import Declaration, declarations
 
 OptimizerKind = Literal["adamw", "adafactor", "lion", "muon", "sgd"]
 WIDE = 4  # bytes of a parameter
@@ -101,11 +103,11 @@ def memory(
         expert=slots(n["expert"], expert_room),
         kernels=kernels,
     )
-    shares = [(leaf, _share(leaf, n)) for leaf in leaves(config)]
+    shares = [(x, _share(x, n)) for x in jax.tree.leaves(declarations(config))]
     parameters = sum(share for _, share in shares)
     return Memory(
         parameters=WIDE * parameters,
-        optimizer=WIDE * sum(_numbers_kept(leaf, optimizer) * share for leaf, share in shares),
+        optimizer=WIDE * sum(_numbers_kept(x, optimizer) * share for x, share in shares),
         gradients=WIDE * parameters * min(accumulation, 2),
         kernels=narrow * _put_together(config, n, cast=narrow < WIDE, remat=remat),
         activations=activations - logits,
@@ -118,9 +120,9 @@ def slots(devices: int, expert_room: float | None) -> float:
     return float(devices if expert_room is None else min(devices, expert_room))
 
 
-def _share(leaf: Leaf, n: Mapping[str, int]) -> int:
+def _share(x: Declaration, n: Mapping[str, int]) -> int:
     """Numbers of a parameter that a device keeps."""
-    return math.prod(leaf.shape) // math.prod(n[axis] for axis in leaf.spec(n) if axis)
+    return math.prod(x.shape) // math.prod(n[axis] for axis in x.spec(n) if axis)
 
 
 def _put_together(
@@ -130,26 +132,26 @@ def _put_together(
     if n["fsdp"] == 1 and not cast:
         return 0
     every = n["fsdp"] == 1 and remat == "none"
-    layers: dict[str, int] = defaultdict(int)
+    layers: dict[Any, int] = defaultdict(int)
     ends = 0
-    for leaf in leaves(config):
-        whole = _share(leaf, {**n, "fsdp": 1})
-        if not leaf.layers:
+    for path, x in tree_leaves_with_path(declarations(config)):
+        whole = _share(x, {**n, "fsdp": 1})
+        if path[1] not in (DictKey("layers"), DictKey("tail")):
             ends += whole
+        elif every:
+            layers["all"] += whole
         else:
-            layers["all" if every else "/".join(leaf.path[:3])] += (
-                whole if every else whole // leaf.layers
-            )
+            layers[path[:3]] += whole // (x.shape[0] if "layers" in x.names else 1)
     return ends + max(layers.values())
 
 
-def _numbers_kept(leaf: Leaf, optimizer: str) -> int:
+def _numbers_kept(x: Declaration, optimizer: str) -> int:
     """What an optimizer keeps of each number of a parameter."""
     match optimizer:
         case "adafactor":  # of a matrix a row and a column
-            return 0 if leaf.path[-1] in ("kernel", "embedding") else 1
+            return 0 if x.outputs else 1
         case "muon":
-            return 1 if leaf.updated_as_matrix else 2
+            return 1 if x.role == "kernel" else 2
         case "lion" | "sgd":
             return 1
     return 2

@@ -1,47 +1,64 @@
 """Where arrays go on a mesh: parameters, what an optimizer keeps of them, and rows of a batch."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import linen as nn
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from jax.tree_util import (
-    keystr,
-    tree_flatten_with_path,
-    tree_leaves_with_path,
-    tree_map_with_path,
-)
+from jax.tree_util import keystr, tree_flatten_with_path, tree_map_with_path
 
 from jaxformer import functional as F
 from jaxformer.config import EncoderDecoder, TransformerConfig
 from jaxformer.layers import Transformer
-from jaxformer.layers.parameters import Names, mesh_axis
+from jaxformer.layers.parameters import Declared, mesh_axis
 from jaxformer.parallel.mesh import ROWS, axes_of
 
 Rows = TypeVar("Rows")
+Role = Literal["kernel", "head", "embedding", "vector"]
+Axes = tuple[int, ...]
 
 
-class Leaf(NamedTuple):
-    """A parameter without its numbers: its path, its shape, and what each of its axes counts."""
+@dataclass(frozen=True)
+class Declaration:
+    """A parameter without its numbers: what its layer declares of it.
 
-    path: tuple[str, ...]
+    Attributes:
+        shape: On all devices together.
+        names: What each of its axes counts.
+        outputs: How many of the last axes are a matrix's outputs; 0 of a vector.
+    """
+
     shape: tuple[int, ...]
-    names: Names
+    names: tuple[str, ...]
+    outputs: int
 
     @property
-    def layers(self) -> int:
-        """How many layers it has the numbers of; 0 if it is no parameter of layers."""
-        return self.shape[0] if "layers" in self.path else int("tail" in self.path)
+    def sides(self) -> tuple[Axes, Axes]:
+        """Axes of a matrix's inputs and of its outputs; those of a vector, and none.
+
+        "layers" and "experts" are on neither side: they count matrices and vectors.
+        """
+        split = len(self.shape) - self.outputs
+        inputs = [i for i in range(split) if self.names[i] not in ("layers", "experts")]
+        return tuple(inputs), tuple(range(split, len(self.shape)))
 
     @property
-    def updated_as_matrix(self) -> bool:
-        """Whether Muon makes its updates orthogonal."""
-        return self.path[-1] == "kernel" and self.path[-2:] != ("head", "kernel")
+    def role(self) -> Role:
+        """What it is for.
+
+        A "kernel" maps features to features, the "head" features to the vocabulary. An "embedding"
+        has a row for each token, position or distance. A "vector" is no matrix.
+        """
+        if not self.outputs:
+            return "vector"
+        if "vocabulary" in self.names[-self.outputs :]:
+            return "head"
+        return "embedding" if {"vocabulary", "rows"} & set(self.names) else "kernel"
 
     def spec(self, sizes: Mapping[str, int]) -> P:
         """How it is shared out over axes of these sizes."""
@@ -59,19 +76,7 @@ def parameter_specs(config: TransformerConfig, sizes: Mapping[str, int]) -> Any:
     Returns:
         A tree of `PartitionSpec`, like the parameters.
     """
-    specs = [leaf.spec(sizes) for leaf in leaves(config)]
-    return jax.tree.unflatten(jax.tree.structure(_noted(config), is_leaf=_is_noted), specs)
-
-
-@cache
-def leaves(config: TransformerConfig) -> tuple[Leaf, ...]:
-    """The parameters of a model, which is not built for it."""
-    found = []
-    for path, noted in tree_leaves_with_path(_noted(config), is_leaf=_is_noted):
-        names: Any = (*(None,) * (noted.value.ndim - len(noted.names)), *noted.names)
-        words = tuple(keystr(path, simple=True, separator="/").split("/"))
-        found.append(Leaf(words, noted.value.shape, names))
-    return tuple(found)
+    return jax.tree.map(lambda x: x.spec(sizes), declarations(config))
 
 
 def abstract_parameters(config: TransformerConfig, mesh: Mesh | None) -> Any:
@@ -84,18 +89,24 @@ def abstract_parameters(config: TransformerConfig, mesh: Mesh | None) -> Any:
     Returns:
         A tree of `jax.ShapeDtypeStruct`, like the parameters.
     """
-    shapes = jax.tree.map(
-        lambda x: x.value, _noted(config), is_leaf=lambda x: isinstance(x, nn.Partitioned)
-    )
-    if mesh is None:
-        return shapes
-    specs = parameter_specs(config, mesh.shape)
-    return jax.tree.map(lambda x, spec: x.update(sharding=NamedSharding(mesh, spec)), shapes, specs)
+
+    def one(x: Declaration) -> jax.ShapeDtypeStruct:
+        place = None if mesh is None else NamedSharding(mesh, x.spec(mesh.shape))
+        return jax.ShapeDtypeStruct(x.shape, jnp.float32, sharding=place)
+
+    return jax.tree.map(one, declarations(config))
 
 
 @cache
-def _noted(config: TransformerConfig) -> Any:
-    """Shapes of the parameters with what their axes count; no device is asked for."""
+def declarations(config: TransformerConfig) -> Any:
+    """What the layers of a model declare of its parameters; no device is asked for.
+
+    Args:
+        config: The model, which is not built.
+
+    Returns:
+        A tree of `Declaration`, like the parameters.
+    """
     reads = isinstance(config.topology, EncoderDecoder)
 
     def init() -> Any:
@@ -105,11 +116,11 @@ def _noted(config: TransformerConfig) -> Any:
         model = Transformer(config, annotate=True, attention_implementation="xla")
         return model.init(jax.random.key(0), blank, source=source)
 
-    return jax.eval_shape(init)["params"]
-
-
-def _is_noted(x: Any) -> bool:
-    return isinstance(x, nn.Partitioned)
+    return jax.tree.map(
+        lambda x: Declaration(x.value.shape, x.names, x.outputs),
+        jax.eval_shape(init)["params"],
+        is_leaf=lambda x: isinstance(x, Declared),
+    )
 
 
 def specs_like(tree: Any, params: Any, specs: Any) -> Any:

@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding
 from jaxformer.config import EncoderDecoder, TransformerConfig
 from jaxformer.data import Batch, PairBatch
 from jaxformer.layers import Transformer
-from jaxformer.parallel import MeshConfig, batch_spec, make_mesh
+from jaxformer.parallel import MeshConfig, batch_spec, declarations, make_mesh
 from jaxformer.parallel.plan import Work
 from jaxformer.training.optimizers import Optimizer, OptimizerConfig, make_optimizer
 from jaxformer.training.schedules import Constant
@@ -163,7 +163,7 @@ def compile_update(
     )
     kinds = {kind.__name__.lower(): kind for kind in get_args(Optimizer)}
     rule = OptimizerConfig(schedule=Constant(peak=1e-3), optimizer=kinds[work.optimizer]())
-    optimizer = make_optimizer(rule, 1)
+    optimizer = make_optimizer(rule, 1, declarations(config))
     update = make_update(model, optimizer, mesh, accumulation=work.accumulation)
     batch = abstract_batch(config, mesh, work.rows(sizes), work.length, work.source_length)
     state = abstract_state(model, optimizer, mesh)

@@ -1,33 +1,25 @@
 """Updates that read a kernel as a matrix: Muon and Adafactor.
 
 A kernel is stored with its own axes: `[D, N, H]`, stacked over layers `[L, D, N, H]`. Both rules
-are about one matrix from inputs to outputs, so each layer of a stack, and each expert, is updated
-as if it stood alone.
+are about one matrix from inputs to outputs, as its layer declares it, so each layer of a stack,
+and each expert, is updated as if it stood alone.
 """
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
-from jax.tree_util import KeyPath, keystr, tree_flatten_with_path, tree_map_with_path
 from jaxtyping import Array, Float, Int
 
-Role = Literal["kernel", "head", "embedding", "bias", "scale"]
+from jaxformer.parallel.placement import Declaration
 
-INTO_HEADS = frozenset("query key value relative key_value query_latent latent rotary_key".split())
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
-
-
-class Spread(NamedTuple):
-    """How parameters are shared out over a mesh: a spec for each, by its path."""
-
-    mesh: Mesh
-    specs: dict[KeyPath, P]
 
 
 class AdafactorState(NamedTuple):
@@ -35,57 +27,6 @@ class AdafactorState(NamedTuple):
 
     steps: Int[Array, ""]
     mean_squares: Any
-
-
-def role(path: KeyPath) -> Role:
-    """What a parameter is for, from its path in the tree.
-
-    Args:
-        path: As given by `jax.tree_util.tree_map_with_path`.
-
-    Returns:
-        "kernel" of a layer; "head", the kernel from features to the vocabulary; "embedding", a
-        table of vectors or biases; "bias"; or "scale" of a norm.
-
-    Raises:
-        ValueError: The last name on the path is none of those.
-    """
-    names = path_names(path)
-    match names[-1]:
-        case "kernel":
-            return "head" if names[-2:] == ["head", "kernel"] else "kernel"
-        case "embedding" | "bias" | "scale" as name:
-            return name
-    raise ValueError(
-        f"Parameter {'/'.join(names)} has no role: "
-        "its own name must be kernel, embedding, bias or scale."
-    )
-
-
-def path_names(path: KeyPath) -> list[str]:
-    """Names of the modules on the path, then the parameter's own."""
-    return keystr(path, simple=True, separator="/").split("/")
-
-
-def own_axes(path: KeyPath, ndim: int) -> tuple[int, ...]:
-    """Axes of a parameter without the one that stacks layers."""
-    return tuple(range(1 if "layers" in path_names(path) else 0, ndim))
-
-
-def matrix_axes(path: KeyPath, ndim: int) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Input axes and output axes of a kernel or table; None for what is no matrix.
-
-    Heads are outputs of query, key, value, what stands for them and relative positions, and inputs
-    of out. Axes before both, of stacked layers and of experts, count matrices.
-    """
-    if role(path) in ("bias", "scale"):
-        return None
-    module = path_names(path)[-2]
-    if len(own_axes(path, ndim)) >= 3 and module in INTO_HEADS:
-        return (ndim - 3,), (ndim - 2, ndim - 1)
-    if len(own_axes(path, ndim)) >= 3 and module == "out":
-        return (ndim - 3, ndim - 2), (ndim - 1,)
-    return (ndim - 2,), (ndim - 1,)
 
 
 def orthogonalize(x: Float[Array, "*batch R C"], *, steps: int = 5) -> Float[Array, "*batch R C"]:
@@ -151,8 +92,10 @@ def in_whole(
     return x[:count]
 
 
-def scale_by_muon(*, momentum: float, rms: float) -> optax.GradientTransformation:
-    """Replace each kernel's momentum by the nearest orthogonal matrix.
+def scale_by_muon(
+    declarations: Any, *, momentum: float, rms: float
+) -> optax.GradientTransformation:
+    """Replace each matrix's momentum by the nearest orthogonal matrix.
 
         m <- momentum m + g
         update = rms sqrt(max(inputs, outputs)) orthogonalize(g + momentum m)
@@ -161,24 +104,35 @@ def scale_by_muon(*, momentum: float, rms: float) -> optax.GradientTransformatio
     the update, whatever the matrix's shape. AdamW's is about 0.2, and then both take the same
     learning rate and weight decay.
 
-    `update` takes `spread`, where kernels are shared out over devices: layers are then exchanged
+    `update` takes `mesh`, where matrices are shared out over devices: layers are then exchanged
     for shares, so that each device works on whole matrices of some layers; see `in_whole`.
+
+    Args:
+        declarations: A tree of `Declaration`, like the parameters, of which updates may have a
+            part (`optax.MaskedNode` for the others); all of that part are matrices.
+        momentum: Share of the sum of gradients that an update keeps.
+        rms: Root mean square of an update at rate 1.
+
+    Returns:
+        The transformation.
 
     References:
         Jordan et al., Muon: An optimizer for hidden layers in neural networks, 2024.
         Liu et al., Muon is Scalable for LLM Training, 2025, section 2.2. arXiv:2502.16982
     """
 
-    def one(path, g, place):
-        inputs, outputs = matrix_axes(path, g.ndim)
+    def one(declared: Declaration, g: Any, mesh: Mesh | None) -> Any:
+        if isinstance(g, optax.MaskedNode):
+            return g
+        inputs, outputs = declared.sides
         rows, columns = (math.prod(g.shape[i] for i in axes) for axes in (inputs, outputs))
 
         def rule(matrices):
             return rms * max(rows, columns) ** 0.5 * orthogonalize(matrices)
 
-        if place is None:
+        if mesh is None:
             return rule(g.reshape(*g.shape[: inputs[0]], rows, columns)).reshape(g.shape)
-        mesh, spec = place
+        spec = declared.spec(mesh.shape)
         first, second = (_shared_axis(spec, axes) for axes in (inputs, outputs))
 
         def per_device(share):
@@ -188,11 +142,8 @@ def scale_by_muon(*, momentum: float, rms: float) -> optax.GradientTransformatio
 
         return jax.shard_map(per_device, mesh=mesh, in_specs=spec, out_specs=spec)(g)
 
-    def update(updates, state, params=None, *, spread=None, **extra):
-        def placed(path, g):
-            return one(path, g, None if spread is None else (spread.mesh, spread.specs[path]))
-
-        return tree_map_with_path(placed, updates), state
+    def update(updates, state, params=None, *, mesh=None, **extra):
+        return jax.tree.map(partial(one, mesh=mesh), declarations, updates), state
 
     return optax.chain(
         optax.trace(momentum, nesterov=True),
@@ -202,14 +153,14 @@ def scale_by_muon(*, momentum: float, rms: float) -> optax.GradientTransformatio
 
 def _shared_axis(spec: P, axes: tuple[int, ...]) -> str | None:
     """Which devices share a side of a matrix; its first axis is the one that can be shared out."""
-    names = [spec[i] if i < len(spec) else None for i in axes]
+    names = [spec[i] for i in axes]
     if any(names[1:]):
         raise ValueError(f"Only the first of axes {axes} can be shared out; got {spec}.")
     return names[0]
 
 
 def scale_by_adafactor(
-    *, decay_exponent: float, clip: float, min_scale: float, eps: float = 1e-30
+    declarations: Any, *, decay_exponent: float, clip: float, min_scale: float, eps: float = 1e-30
 ) -> optax.GradientTransformation:
     """Divide by the root of a mean square that is kept only per row and per column of a matrix.
 
@@ -218,44 +169,51 @@ def scale_by_adafactor(
         u = g / sqrt(r c / mean(r))                               vectors keep every mean square
         update = u / max(1, rms(u) / clip) * max(min_scale, rms(parameter))
 
+    Args:
+        declarations: A tree of `Declaration`, like the parameters.
+        decay_exponent: Mean squares forget as the update's number to the minus this.
+        clip: Largest root mean square of an update.
+        min_scale: Smallest size that a parameter is taken to have.
+        eps: Added to each square.
+
+    Returns:
+        The transformation.
+
     References:
         Shazeer and Stern, Adafactor: Adaptive Learning Rates with Sublinear Memory Cost, 2018,
             algorithms 4 and 5. arXiv:1804.04235
     """
 
-    def start(path, x):
-        axes = matrix_axes(path, x.ndim)
-        kept = ((),) if axes is None else reversed(axes)
+    def start(declared: Declaration, x: Array) -> tuple[Array, ...]:
+        kept = reversed(declared.sides) if declared.outputs else ((),)
         shapes = [[1 if i in gone else n for i, n in enumerate(x.shape)] for gone in kept]
         return tuple(jnp.zeros(shape, x.dtype) for shape in shapes)
 
-    def one(path, g, means, x, b):
-        axes, whole = matrix_axes(path, g.ndim), own_axes(path, g.ndim)
+    def one(declared: Declaration, g, means, x, b):
+        inputs, outputs = declared.sides
         square = jnp.square(g) + eps
-        kept = ((),) if axes is None else reversed(axes)
+        kept = (outputs, inputs) if outputs else ((),)
         means = tuple(
             b * old + (1 - b) * jnp.mean(square, axis=a, keepdims=True)
             for old, a in zip(means, kept, strict=True)
         )
-        if axes is None:
-            u = g * jax.lax.rsqrt(means[0])
-        else:
-            row = means[0] / jnp.mean(means[0], axis=axes[0], keepdims=True)
+        if outputs:
+            row = means[0] / jnp.mean(means[0], axis=inputs, keepdims=True)
             u = g * jax.lax.rsqrt(row) * jax.lax.rsqrt(means[1])
-            whole = axes[0] + axes[1]
+        else:
+            u = g * jax.lax.rsqrt(means[0])
+        whole = inputs + outputs
         u = u / jnp.maximum(1, root_mean_square(u, whole) / clip)
         return u * jnp.maximum(min_scale, root_mean_square(x, whole)), means
 
     def init(params):
-        return AdafactorState(jnp.zeros([], jnp.int32), tree_map_with_path(start, params))
+        return AdafactorState(jnp.zeros([], jnp.int32), jax.tree.map(start, declarations, params))
 
     def update(grads, state, params):
         b = 1 - (state.steps + 1).astype(jnp.float32) ** -decay_exponent
-        leaves, tree = tree_flatten_with_path(grads)
-        rest = zip(tree.flatten_up_to(state.mean_squares), tree.flatten_up_to(params), strict=True)
-        pairs = [
-            one(path, g, means, x, b) for (path, g), (means, x) in zip(leaves, rest, strict=True)
-        ]
+        leaves, tree = jax.tree.flatten(declarations)
+        rest = map(tree.flatten_up_to, (grads, state.mean_squares, params))
+        pairs = [one(*each, b) for each in zip(leaves, *rest, strict=True)]
         updates, means = ([pair[i] for pair in pairs] for i in (0, 1))
         steps = optax.safe_increment(state.steps)
         return tree.unflatten(updates), AdafactorState(steps, tree.unflatten(means))

@@ -7,15 +7,16 @@ float32; updates come back in the dtype of the parameters.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.tree_util import tree_map_with_path
 
 from jaxformer.config.checks import check_fields
-from jaxformer.training.matrices import Role, role, scale_by_adafactor, scale_by_muon
+from jaxformer.parallel.placement import Role
+from jaxformer.training.matrices import scale_by_adafactor, scale_by_muon
 from jaxformer.training.schedules import Schedule, make_schedule
 
 
@@ -192,7 +193,9 @@ def learning_rate(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
     return make_schedule(config.schedule, total_steps)
 
 
-def make_optimizer(config: OptimizerConfig, total_steps: int) -> optax.GradientTransformation:
+def make_optimizer(
+    config: OptimizerConfig, total_steps: int, declarations: Any
+) -> optax.GradientTransformation:
     """The whole road from gradients to updates.
 
     Its state is a tree of arrays under the names of the stages, so that a checkpoint made with
@@ -201,6 +204,8 @@ def make_optimizer(config: OptimizerConfig, total_steps: int) -> optax.GradientT
     Args:
         config: Which optimizer, schedule and clipping.
         total_steps: Number of updates in the run, for the schedule.
+        declarations: What decays and what is a matrix: `parallel.declarations` of the model, or
+            another tree of `parallel.Declaration`, like the parameters.
 
     Returns:
         A transformation whose `update` needs the parameters. Every leaf must be whole: norms and
@@ -212,7 +217,7 @@ def make_optimizer(config: OptimizerConfig, total_steps: int) -> optax.GradientT
     stages = {}
     if config.clip_norm is not None:
         stages["clip"] = clip_by_norm(config.clip_norm)
-    stages["optimizer"] = rescale(config.optimizer, config.decay_roles)
+    stages["optimizer"] = rescale(config.optimizer, config.decay_roles, declarations)
     stages["learning_rate"] = optax.scale_by_learning_rate(learning_rate(config, total_steps))
     return in_float32(optax.named_chain(*stages.items()))
 
@@ -234,42 +239,31 @@ def clip_by_norm(limit: float) -> optax.GradientTransformationExtraArgs:
     return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
 
 
-def rescale(optimizer: Optimizer, decay_roles: tuple[Role, ...]) -> optax.GradientTransformation:
+def rescale(
+    optimizer: Optimizer, decay_roles: tuple[Role, ...], declarations: Any
+) -> optax.GradientTransformation:
     """The optimizer's own part, and its decay of the parameters with one of `decay_roles`."""
+    mask = jax.tree.map(lambda x: x.role in decay_roles, declarations)
+    decay = partial(optax.add_decayed_weights, mask=mask)
     match optimizer:
         case AdamW(b1=b1, b2=b2, eps=eps):
             inner = optax.scale_by_adam(b1, b2, eps)
         case Adafactor(decay_exponent=exponent, clip=clip, min_scale=least):
-            inner = scale_by_adafactor(decay_exponent=exponent, clip=clip, min_scale=least)
+            inner = scale_by_adafactor(
+                declarations, decay_exponent=exponent, clip=clip, min_scale=least
+            )
         case Lion(b1=b1, b2=b2):
             inner = optax.scale_by_lion(b1, b2)
         case SGD(momentum=momentum, nesterov=nesterov):
             inner = optax.trace(momentum, nesterov) if momentum else optax.identity()
         case Muon(momentum=momentum, rms=rms, adamw=adamw, adamw_rate=rate):
-            kernels = decayed(
-                scale_by_muon(momentum=momentum, rms=rms), optimizer.weight_decay, decay_roles
+            muon = scale_by_muon(declarations, momentum=momentum, rms=rms)
+            rest = optax.chain(rescale(adamw, decay_roles, declarations), optax.scale(rate))
+            return optax.partition(
+                {"kernels": optax.chain(muon, decay(optimizer.weight_decay)), "rest": rest},
+                jax.tree.map(lambda x: "kernels" if x.role == "kernel" else "rest", declarations),
             )
-            rest = optax.chain(rescale(adamw, decay_roles), optax.scale(rate))
-            return optax.partition({"kernels": kernels, "rest": rest}, muon_labels)
-    return decayed(inner, optimizer.weight_decay, decay_roles)
-
-
-def muon_labels(params: Any) -> Any:
-    """Which of Muon's two parts updates each parameter."""
-    return tree_map_with_path(
-        lambda path, x: "kernels" if role(path) == "kernel" else "rest", params
-    )
-
-
-def decayed(
-    inner: optax.GradientTransformation, weight_decay: float, decay_roles: tuple[Role, ...]
-) -> optax.GradientTransformation:
-    """Add `weight_decay` times the parameter to the updates of those with one of `decay_roles`."""
-
-    def mask(params):
-        return tree_map_with_path(lambda path, x: role(path) in decay_roles, params)
-
-    return optax.chain(inner, optax.add_decayed_weights(weight_decay, mask))
+    return optax.chain(inner, decay(optimizer.weight_decay))
 
 
 def in_float32(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:

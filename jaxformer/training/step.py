@@ -9,11 +9,10 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from jax.tree_util import tree_leaves_with_path
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jaxformer import functional as F
-from jaxformer.config import EncoderDecoder, TransformerConfig
+from jaxformer.config import EncoderDecoder
 from jaxformer.layers import Transformer
 from jaxformer.parallel import (
     axes_of,
@@ -27,7 +26,6 @@ from jaxformer.parallel import (
 )
 from jaxformer.training.gradient import AnyBatch, Objective, apply_to, make_gradient, make_norm
 from jaxformer.training.guard import Guard, Skipping, judge, new_guard, where_made
-from jaxformer.training.matrices import Spread
 
 
 class TrainState(NamedTuple):
@@ -115,14 +113,6 @@ def _state(optimizer: optax.GradientTransformation, params: Any) -> TrainState:
     return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), new_guard())
 
 
-def spread_over(config: TransformerConfig, mesh: Mesh) -> Spread:
-    """Where each parameter is, for optimizers that look at whole matrices."""
-    specs = tree_leaves_with_path(
-        parameter_specs(config, mesh.shape), is_leaf=lambda x: isinstance(x, P)
-    )
-    return Spread(mesh, dict(specs))
-
-
 def make_update(
     model: Transformer,
     optimizer: optax.GradientTransformation,
@@ -156,12 +146,11 @@ def make_update(
     gradient = make_gradient(model, mesh, objective=objective, accumulation=accumulation, seed=seed)
 
     norm_of = make_norm(model, mesh)
-    spread = spread_over(model.config, mesh)
 
     def update(state: TrainState, batch: AnyBatch):
         loss, gradients = gradient(state.params, state.step, batch)
         norm = norm_of(gradients)
-        return finish_update(optimizer, skipping, state, loss, gradients, norm, spread)
+        return finish_update(optimizer, skipping, state, loss, gradients, norm, mesh)
 
     where = shardings(abstract_state(model, optimizer, mesh))
     return jax.jit(
@@ -179,12 +168,12 @@ def finish_update(
     loss: Float[Array, ""],
     gradients: Any,
     norm: Float[Array, ""],
-    spread: Spread | None = None,
+    mesh: Mesh | None = None,
 ) -> tuple[TrainState, StepMetrics]:
     """The state after a gradient: updated, or but for the count the same if that would do harm."""
     made, guard = judge(skipping, state.guard, loss, norm)
     updates, opt_state = optax.with_extra_args_support(optimizer).update(
-        gradients, state.opt_state, state.params, gradient_norm=norm, spread=spread
+        gradients, state.opt_state, state.params, gradient_norm=norm, mesh=mesh
     )
     after = optax.apply_updates(state.params, updates), opt_state
     params, opt_state = where_made(made, after, (state.params, state.opt_state))

@@ -29,7 +29,7 @@ from jaxformer import inspect
 from jaxformer.config import GLU, Embedding, Learned, MultiHead, TransformerConfig
 from jaxformer.data import BPE, Batches, ByteLevel, Characters, TextFiles, load_tokenizer
 from jaxformer.layers import Transformer
-from jaxformer.parallel import MeshConfig, make_mesh
+from jaxformer.parallel import MeshConfig, declarations, make_mesh
 from jaxformer.training import loop, step
 from jaxformer.training.checkpoints import Checkpoints
 from jaxformer.training.guard import Skipping
@@ -98,7 +98,7 @@ def corpus(tmp_path, monkeypatch):
 
 def restored(folder, number=None, run=BASE):
     model = Transformer(run.model, scan=run.scan)
-    optimizer = make_optimizer(run.optimizer, run.schedule_steps)
+    optimizer = make_optimizer(run.optimizer, run.schedule_steps, declarations(run.model))
     abstract = step.abstract_state(model, optimizer, make_mesh(MeshConfig(), jax.devices()[:1]))
     with Checkpoints(Path(folder) / "checkpoints") as checkpoints:
         return jax.device_get(checkpoints.restore(number, abstract))

@@ -28,7 +28,7 @@ from experiments.studies.tables import Column, difference_from, markdown, mean_a
 from jaxformer import Transformer, costs, data
 from jaxformer import config as c
 from jaxformer.layers import guide
-from jaxformer.parallel import MeshConfig, make_mesh, put_batch
+from jaxformer.parallel import MeshConfig, declarations, make_mesh, put_batch
 from jaxformer.training import step
 from jaxformer.training.guard import Skipping
 from jaxformer.training.optimizers import make_optimizer
@@ -96,7 +96,7 @@ def test_seeds_side_by_side_are_trained_as_one_alone(small, training):
     """Against the update that experiments.pretrain makes, of one seed on one device."""
     found = train_seeds(arm(small), training, "")
     model, mesh = Transformer(MODEL), make_mesh(MeshConfig(data=1), jax.devices()[:1])
-    optimizer = make_optimizer(small.optimizer, STEPS)
+    optimizer = make_optimizer(small.optimizer, STEPS, declarations(MODEL))
     for at, seed in enumerate(training.seeds):
         state = step.init_state(model, optimizer, jax.random.key(seed), mesh)
         update = step.make_update(model, optimizer, mesh, skipping=Skipping(spike=None))
@@ -115,7 +115,10 @@ def test_seeds_side_by_side_are_trained_as_one_alone(small, training):
 def programs(small, training, **options):
     """The update of all seeds, compiled some way; its first state, and a batch."""
     place = seeds.spread(1)  # so that a device has two
-    model, optimizer = Transformer(MODEL), make_optimizer(small.optimizer, STEPS)
+    model, optimizer = (
+        Transformer(MODEL),
+        make_optimizer(small.optimizer, STEPS, declarations(MODEL)),
+    )
     keys = jax.vmap(jax.random.key)(jnp.asarray(training.seeds, jnp.uint32))
     state = place.put(jax.vmap(partial(seeds.start, model, optimizer))(keys))
     batch = place.put(next(seeds.seed_batches(training)))

@@ -20,7 +20,7 @@ from jaxformer import data
 from jaxformer.config import Decoder, from_json, to_json
 from jaxformer.generation import Greedy
 from jaxformer.layers import Transformer
-from jaxformer.parallel import MeshConfig, make_mesh
+from jaxformer.parallel import MeshConfig, declarations, make_mesh
 from jaxformer.training import step
 from jaxformer.training.checkpoints import Checkpoints
 from jaxformer.training.metrics import read_json_lines
@@ -78,7 +78,9 @@ def params_of(folder, at=None):
     with Checkpoints(folder / "checkpoints") as checkpoints:
         model, mesh = Transformer(BASE.model, scan=True), make_mesh(MeshConfig(), jax.devices()[:1])
         abstract = step.abstract_state(
-            model, make_optimizer(BASE.optimizer, BASE.schedule_steps), mesh
+            model,
+            make_optimizer(BASE.optimizer, BASE.schedule_steps, declarations(BASE.model)),
+            mesh,
         )
         return checkpoints.restore(at, abstract).params
 

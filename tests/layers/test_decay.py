@@ -16,7 +16,7 @@ from jaxformer.generation import Beam, Greedy
 from jaxformer.layers import Guide, Mode, empty_cache, take_rows
 from jaxformer.layers.decay import Decay
 from jaxformer.layers.mode import Axes
-from jaxformer.parallel import MeshConfig, check_fits, make_mesh, put_batch
+from jaxformer.parallel import MeshConfig, check_fits, declarations, make_mesh, put_batch
 from jaxformer.training import step
 from jaxformer.training.optimizers import OptimizerConfig, make_optimizer
 from jaxformer.training.schedules import Constant
@@ -227,7 +227,9 @@ def test_training_lowers_the_loss():
     mesh = make_mesh(MeshConfig(), jax.devices()[:2])
     config = replace(CONFIG, attention=replace(KIND, angles=c.Angles(learned=True)))
     model_ = Transformer(config, remat="full")
-    optimizer = make_optimizer(OptimizerConfig(schedule=Constant(peak=1e-2)), 60)
+    optimizer = make_optimizer(
+        OptimizerConfig(schedule=Constant(peak=1e-2)), 60, declarations(config)
+    )
     state = step.init_state(model_, optimizer, jax.random.key(0), mesh)
     update = step.make_update(model_, optimizer, mesh)
     text = np.tile(np.random.default_rng(0).integers(0, 19, (8, 3)), 6)

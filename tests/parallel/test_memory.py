@@ -7,7 +7,7 @@ import pytest
 
 from jaxformer import Transformer, costs
 from jaxformer.config import GLU, Alibi, EncoderDecoder, Experts, MultiHead, TransformerConfig
-from jaxformer.parallel import MeshConfig, make_mesh
+from jaxformer.parallel import MeshConfig, declarations, make_mesh
 from jaxformer.parallel.memory import memory
 from jaxformer.training import step
 from jaxformer.training.optimizers import (
@@ -23,7 +23,7 @@ from jaxformer.training.schedules import Constant
 from tests.steps import step_on
 
 ROWS, LENGTH = 16, 64
-OPTIMIZER = make_optimizer(OptimizerConfig(schedule=Constant(peak=1e-3)), 1)
+RULE = OptimizerConfig(schedule=Constant(peak=1e-3))
 WIDE = TransformerConfig(
     vocab_size=512,
     model_dim=128,
@@ -38,8 +38,9 @@ CONFIGS = {"many": MANY, "wide": WIDE, "mixed": MIXED, "translating": TRANSLATIN
 
 
 def program(config, sizes, *, rows=ROWS, length=LENGTH, dtype="float32", **how):
+    optimizer = make_optimizer(RULE, 1, declarations(config))
     step = step_on(
-        config, sizes, OPTIMIZER, rows=rows, length=length, dtype=jnp.dtype(dtype), **how
+        config, sizes, optimizer, rows=rows, length=length, dtype=jnp.dtype(dtype), **how
     )
     return step.compiled
 
@@ -113,7 +114,9 @@ def test_what_optimizers_keep(kind):
     config = OptimizerConfig(
         schedule=Constant(peak=1e-3), optimizer=OPTIMIZERS.get(kind, Adafactor())
     )
-    state = step.abstract_state(Transformer(WIDE), make_optimizer(config, 1), mesh)
+    state = step.abstract_state(
+        Transformer(WIDE), make_optimizer(config, 1, declarations(WIDE)), mesh
+    )
 
     def kept(tree):
         arrays = [x for x in jax.tree.leaves(tree) if x.ndim]

@@ -12,6 +12,7 @@ from jaxformer.data import Batch
 from jaxformer.parallel import (
     MeshConfig,
     batch_spec,
+    declarations,
     local_rows,
     make_mesh,
     parameter_specs,
@@ -61,7 +62,9 @@ def test_experts_are_shared_out():
 @pytest.mark.slow
 def test_what_an_optimizer_keeps_is_shared_out_as_its_parameters(kind):
     """So a device holds an eighth of all that is large, and the update keeps it that way."""
-    optimizer = make_optimizer(OptimizerConfig(schedule=Constant(peak=1e-3), optimizer=kind), 9)
+    optimizer = make_optimizer(
+        OptimizerConfig(schedule=Constant(peak=1e-3), optimizer=kind), 9, declarations(LLAMA)
+    )
     mesh, model = mesh_of(fsdp=4, tensor=2), Transformer(LLAMA)
     state = step.init_state(model, optimizer, jax.random.key(0), mesh)
     tokens = np.zeros((8, 16), np.int32)

@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 from orbax.checkpoint._src.serialization import serialization
 
+from jaxformer.parallel import Declaration
 from jaxformer.training import checkpoints as module
 from jaxformer.training import records
 from jaxformer.training.checkpoints import Checkpoints
@@ -36,7 +37,15 @@ def make(step=3, seed=0, *, width=5, optimizer=None):
         "head": {"kernel": draw(seed + 1, 7, 3), "bias": draw(seed + 2, 3).astype(jnp.bfloat16)},
     }
     config = OptimizerConfig(schedule=Constant(peak=0.1), optimizer=optimizer or AdamW())
-    return State(jnp.int32(step), params, make_optimizer(config, 9).init(params))
+    return State(jnp.int32(step), params, rule(config, params).init(params))
+
+
+def rule(config, params):
+    """The optimizer, of matrices and vectors that are told by their axes."""
+    declared = jax.tree.map(
+        lambda x: Declaration(x.shape, ("features",) * x.ndim, int(x.ndim > 1)), params
+    )
+    return make_optimizer(config, 9, declared)
 
 
 def abstract(state):
@@ -103,7 +112,7 @@ def test_a_run_may_go_on_without_clipping_or_decay(saved):
         schedule=Constant(peak=0.1), optimizer=AdamW(weight_decay=0.0), clip_norm=None
     )
     state = make(5, seed=5)
-    state = state._replace(opt_state=make_optimizer(calmer, 9).init(state.params))
+    state = state._replace(opt_state=rule(calmer, state.params).init(state.params))
     with Checkpoints(saved) as checkpoints:
         assert_same(checkpoints.restore(5, abstract(state)), state)
 

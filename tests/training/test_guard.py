@@ -9,7 +9,7 @@ import pytest
 
 from jaxformer import Transformer, zoo
 from jaxformer.data import Batch
-from jaxformer.parallel import MeshConfig, make_mesh, put_batch
+from jaxformer.parallel import MeshConfig, declarations, make_mesh, put_batch
 from jaxformer.training import step
 from jaxformer.training.guard import Skipping, judge, new_guard
 from jaxformer.training.optimizers import OptimizerConfig, make_optimizer
@@ -76,7 +76,7 @@ def test_an_update_left_out_leaves_parameters_and_optimizer_as_they_were():
     config = zoo.get("llama-2-70b").tiny()
     mesh, model = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2)), Transformer(config)
     rates = OptimizerConfig(schedule=Constant(peak=1e-3))
-    optimizer = make_optimizer(rates, 10)
+    optimizer = make_optimizer(rates, 10, declarations(config))
     state = step.init_state(model, optimizer, jax.random.key(0), mesh)
     table = state.params["embedding"]["tokens"]["embedding"]
     table = jax.jit(lambda x: x.at[7, 0].set(jnp.inf), out_shardings=table.sharding)(table)

@@ -18,7 +18,7 @@ from jaxformer import functional as F
 from jaxformer.config import EncoderDecoder
 from jaxformer.data import Batch, PairBatch
 from jaxformer.layers.mode import Mode, dropout
-from jaxformer.parallel import MeshConfig, make_mesh, put_batch
+from jaxformer.parallel import MeshConfig, declarations, make_mesh, put_batch
 from jaxformer.training import step
 from jaxformer.training.compiled import Program
 from jaxformer.training.guard import new_guard
@@ -66,10 +66,11 @@ ADAM = AdamW(eps=1e-6)
 
 
 @lru_cache
-def optimizer(muon=False):
+def optimizer(name, muon=False):
     """One that keeps the gradients it was given."""
     kind = Muon() if muon else ADAM
-    inner = make_optimizer(OptimizerConfig(schedule=Constant(peak=1e-3), optimizer=kind), STEPS)
+    rule = OptimizerConfig(schedule=Constant(peak=1e-3), optimizer=kind)
+    inner = make_optimizer(rule, STEPS, declarations(model(name)))
 
     def update(gradients, state, params, **known):
         updates, kept = inner.update(gradients, state[1], params, **known)
@@ -104,12 +105,13 @@ def batches(name):
 
 def the_step(name, sizes, how):
     how = dict(how)
-    return step_on(model(name), sizes, optimizer(how.pop("muon", False)), **how)
+    return step_on(model(name), sizes, optimizer(name, how.pop("muon", False)), **how)
 
 
 def train(name, sizes, how):
     """Losses of the steps, gradients of the first, parameters after the last."""
-    its, rule, muon = the_step(name, sizes, how), optimizer(how.get("muon", False)), "muon" in how
+    its, muon = the_step(name, sizes, how), "muon" in how
+    rule = optimizer(name, how.get("muon", False))
     params = parameters(model(name), 0.1)
     state = step.TrainState(np.int32(0), params, rule.init(params), new_guard())
     state = jax.tree.map(lambda x, to: jax.device_put(np.array(x), to.sharding), state, its.state)
@@ -213,7 +215,7 @@ SAID = re.compile(
 @pytest.mark.slow
 def test_kernels_keys_and_tokens_travel_as_bfloat16_and_sums_as_float32(name, sizes, narrow):
     """From the program before a CPU, which has no bfloat16, widens what it says."""
-    its = step_on(model(name), sizes, optimizer(), dtype=jnp.bfloat16)
+    its = step_on(model(name), sizes, optimizer(name), dtype=jnp.bfloat16)
     said = SAID.findall(its.lowered.as_text())
     assert {kind for kind, dtype in said if dtype == "bf16"} == {*narrow, "all_reduce"}
     # Rows of the embedding: of the devices only one has a row that is not zero.
@@ -225,8 +227,8 @@ def test_kernels_keys_and_tokens_travel_as_bfloat16_and_sums_as_float32(name, si
 @pytest.mark.slow
 def test_pmap_does_as_shard_map(name):
     params = jax.tree.map(jnp.copy, parameters(model(name), 0.1))  # the state is consumed
-    state = step.TrainState(jnp.int32(0), params, optimizer().init(params), new_guard())
-    update = make_pmap_update(Transformer(model(name)), optimizer())
+    state = step.TrainState(jnp.int32(0), params, optimizer(name).init(params), new_guard())
+    update = make_pmap_update(Transformer(model(name)), optimizer(name))
     losses, gradients = [], None
     for batch in batches(name):
         state, metrics = update(state, jax.tree.map(lambda x: x[:, None], batch))

@@ -1,6 +1,7 @@
 import dataclasses
 import functools
 import json
+import re
 from pathlib import Path
 
 import jax
@@ -10,20 +11,15 @@ import optax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jax.tree_util import DictKey, keystr, tree_leaves_with_path, tree_map_with_path
+from jax.tree_util import keystr, tree_leaves_with_path
 from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
 from jaxformer import zoo
 from jaxformer.config import Decay, Latent, SharedKV
-from jaxformer.parallel.placement import leaves
+from jaxformer.layers.parameters import read_axes
+from jaxformer.parallel import Declaration, declarations
 from jaxformer.training import matrices
-from jaxformer.training.matrices import (
-    matrix_axes,
-    orthogonalize,
-    own_axes,
-    role,
-    scale_by_adafactor,
-)
+from jaxformer.training.matrices import orthogonalize, scale_by_adafactor
 from jaxformer.training.optimizers import (
     SGD,
     Adafactor,
@@ -36,7 +32,8 @@ from jaxformer.training.optimizers import (
 )
 from jaxformer.training.schedules import Constant, Cosine
 
-GOLDEN = json.loads((Path(__file__).parent / "golden" / "optimizers.json").read_text())
+GOLDEN_FOLDER = Path(__file__).parent / "golden"
+GOLDEN = json.loads((GOLDEN_FOLDER / "optimizers.json").read_text())
 OPTIMIZERS = [AdamW(), Adafactor(), Lion(), Muon(), SGD()]
 by_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
 STACKED = "decoder/layers/layer_0"
@@ -47,6 +44,17 @@ LAYER = {
     "attention/out/kernel": (2, 5, 7),
     "feed_forward/up/kernel": (7, 11),
     "pre_attention_norm/scale": (7,),
+}
+AXES = {
+    "embedding/embedding": "vocabulary -> model",
+    "head/kernel": "model -> vocabulary",
+    "head/bias": "vocabulary",
+    "query/kernel": "model -> heads features",
+    "query/bias": "heads features",
+    "out/kernel": "heads features -> model",
+    "out/bias": "features",
+    "up/kernel": "model -> hidden",
+    "pre_attention_norm/scale": "features",
 }
 SHAPES = {
     "embedding/embedding": (13, 7),
@@ -84,8 +92,15 @@ def flat(root):
     return {keystr(p, simple=True, separator="/"): x for p, x in tree_leaves_with_path(root)}
 
 
-def names(path):
-    return tuple(map(DictKey, path.split("/")))
+def declared(root):
+    """What a model would declare of parameters like these."""
+
+    def one(path, shape):
+        names, outputs = read_axes(AXES["/".join(path.split("/")[-2:])])
+        stacked = ("layers",) if STACKED in path else ()
+        return Declaration(shape, (*stacked, *names), outputs)
+
+    return tree({path: one(path, jnp.shape(x)) for path, x in flat(root).items()})
 
 
 @pytest.fixture
@@ -103,8 +118,8 @@ def one_of_each_role(root):
 
 
 @functools.cache
-def step_of(config):
-    transform = make_optimizer(config, 100)
+def _step_of(config, declared, treedef):
+    transform = make_optimizer(config, 100, treedef.unflatten(declared))
 
     @jax.jit
     def step(params, state, grads):
@@ -114,13 +129,17 @@ def step_of(config):
     return jax.jit(transform.init), step
 
 
+def step_of(config, params):
+    leaves, treedef = jax.tree.flatten(declared(params))
+    return _step_of(config, tuple(leaves), treedef)
+
+
 def run(optimizer, params, gradients, *, peak=0.03, clip_norm=None, **config):
     """Parameters after each gradient."""
-    init, step = step_of(
-        OptimizerConfig(
-            schedule=Constant(peak=peak), optimizer=optimizer, clip_norm=clip_norm, **config
-        )
+    config = OptimizerConfig(
+        schedule=Constant(peak=peak), optimizer=optimizer, clip_norm=clip_norm, **config
     )
+    init, step = step_of(config, params)
     state, steps = init(params), []
     for grads in gradients:
         params, state = step(params, state, grads)
@@ -194,23 +213,23 @@ def test_adafactor_matches_the_written_out_rule_for_heads_and_vectors():
 
 
 def test_clipping_bounds_the_global_norm_in_float32():
-    x = tree({"a/kernel": jnp.zeros((2, 2)), "b/bias": jnp.zeros(1)})
-    g = tree({"a/kernel": jnp.full((2, 2), 2.0), "b/bias": jnp.full(1, 3.0)})  # norm 5
+    x = tree({"up/kernel": jnp.zeros((2, 2)), "out/bias": jnp.zeros(1)})
+    g = tree({"up/kernel": jnp.full((2, 2), 2.0), "out/bias": jnp.full(1, 3.0)})  # norm 5
     (clipped,) = run(SGD(momentum=0.0), x, [g], peak=1.0, clip_norm=2.0)
-    np.testing.assert_allclose(clipped["a"]["kernel"], np.full((2, 2), -0.8), rtol=1e-6)
-    np.testing.assert_allclose(clipped["b"]["bias"], [-1.2], rtol=1e-6)
+    np.testing.assert_allclose(clipped["up"]["kernel"], np.full((2, 2), -0.8), rtol=1e-6)
+    np.testing.assert_allclose(clipped["out"]["bias"], [-1.2], rtol=1e-6)
     still, _ = run(SGD(momentum=0.0), x, [x, x], peak=1.0, clip_norm=2.0)
-    np.testing.assert_array_equal(still["b"]["bias"], np.zeros(1, np.float32))
+    np.testing.assert_array_equal(still["out"]["bias"], np.zeros(1, np.float32))
     (whole,) = run(SGD(momentum=0.0), x, [g], peak=1.0, clip_norm=6.0)
-    np.testing.assert_array_equal(whole["b"]["bias"], np.full(1, -3, np.float32))
+    np.testing.assert_array_equal(whole["out"]["bias"], np.full(1, -3, np.float32))
 
 
 def test_updates_follow_the_schedule_that_is_logged():
     config = OptimizerConfig(
         schedule=Cosine(peak=0.5, warmup_steps=3), optimizer=SGD(momentum=0.0), clip_norm=None
     )
-    transform, rate = make_optimizer(config, 9), learning_rate(config, 9)
     x = kernel(np.zeros((1, 1)))
+    transform, rate = make_optimizer(config, 9, declared(x)), learning_rate(config, 9)
     state = transform.init(x)
     for step in range(9):
         update, state = transform.update(kernel(np.ones((1, 1))), state, x)
@@ -220,22 +239,18 @@ def test_updates_follow_the_schedule_that_is_logged():
 # Roles
 
 
-def test_every_parameter_has_the_role_of_its_name(params):
-    roles = flat(tree_map_with_path(lambda path, x: role(path), params))
-    expected = {"embedding": "embedding", "bias": "bias", "scale": "scale", "kernel": "kernel"}
-    for path, found in roles.items():
-        wanted = "head" if path == "head/kernel" else expected[path.split("/")[-1]]
-        assert found == wanted, path
+def test_roles_and_matrices_of_every_preset_are_those_that_stood_in_a_table_of_names():
+    """The table was recorded when names of modules and parameters decided."""
+    found = {}
+    for name in zoo.names():
+        for path, x in tree_leaves_with_path(declarations(zoo.get(name).tiny())):
+            place = re.sub(r"layer_\d+", "layer_*", keystr(path, simple=True, separator="/"))
+            matrix = list(map(list, x.sides)) if x.outputs else None
+            assert found.setdefault(f"{place} {len(x.shape)}", [x.role, matrix]) == [x.role, matrix]
+    assert found == json.loads((GOLDEN_FOLDER / "roles.json").read_text())
 
 
-def test_a_name_without_a_role_is_refused():
-    with pytest.raises(ValueError, match="decoder/gates has no role: .* kernel, embedding, bias"):
-        make_optimizer(OptimizerConfig(schedule=Constant(peak=1.0)), 1).init(
-            {"decoder": {"gates": jnp.zeros(3)}}
-        )
-
-
-@pytest.mark.parametrize("roles", [("kernel", "head"), ("embedding", "scale", "bias")])
+@pytest.mark.parametrize("roles", [("kernel", "head"), ("embedding", "vector")])
 @by_optimizer
 def test_only_the_named_roles_decay(optimizer, roles, params):
     optimizer = dataclasses.replace(optimizer, weight_decay=0.5)
@@ -244,12 +259,10 @@ def test_only_the_named_roles_decay(optimizer, roles, params):
     params = one_of_each_role(params)
     zeros = jax.tree.map(jnp.zeros_like, params)
     (after,) = run(optimizer, params, [zeros], peak=0.1, decay_roles=roles)
-
-    def check(path, x, y):
-        factor = 0.95 if role(path) in roles else 1.0
-        np.testing.assert_allclose(y, factor * x, rtol=1e-6, err_msg=keystr(path))
-
-    tree_map_with_path(check, params, after)
+    each = "embedding", "head", "kernel", "vector", "vector"
+    for path, role in zip(ONE_OF_EACH_ROLE, each, strict=True):
+        factor = 0.95 if role in roles else 1.0
+        np.testing.assert_allclose(flat(after)[path], factor * flat(params)[path], rtol=1e-6)
 
 
 @pytest.mark.parametrize("optimizer", [AdamW(), Muon(), SGD()], ids=lambda o: type(o).__name__)
@@ -268,20 +281,6 @@ def test_decay_stays_out_of_the_statistics(optimizer, params, grads):
 # Matrices
 
 
-def test_matrix_axes_follow_the_module():
-    found = {path: matrix_axes(names(path), len(shape)) for path, shape in SHAPES.items()}
-    assert found["embedding/embedding"] == found["head/kernel"] == ((0,), (1,))
-    assert found["head/bias"] is None and found[f"{STACKED}/attention/query/bias"] is None
-    assert found[f"{STACKED}/pre_attention_norm/scale"] is None
-    for layer, first in ((STACKED, 1), (ALONE, 0)):
-        for name in ("query", "key", "value"):
-            path = names(f"{layer}/attention/{name}/kernel")
-            assert matrix_axes(path, first + 3) == ((first,), (first + 1, first + 2))
-        path = names(f"{layer}/attention/out/kernel")
-        assert matrix_axes(path, first + 3) == ((first, first + 1), (first + 2,))
-        assert found[f"{layer}/feed_forward/up/kernel"] == ((first,), (first + 1,))
-
-
 @pytest.mark.parametrize(
     "kind",
     [
@@ -293,17 +292,15 @@ def test_matrix_axes_follow_the_module():
 )
 def test_kernels_of_all_kinds_of_attention_are_one_matrix_each(kind):
     """None of their own axes counts matrices, and the model's width is a whole side."""
-    for leaf in leaves(dataclasses.replace(zoo.get("llama-2-70b").tiny(), attention=kind)):
-        if "attention" in leaf.path and leaf.path[-1] == "kernel":
-            path, ndim = names("/".join(leaf.path)), len(leaf.shape)
-            inputs, outputs = matrix_axes(path, ndim)
-            assert inputs + outputs == own_axes(path, ndim)
-            sides = [leaf.names[i] for i in inputs], [leaf.names[i] for i in outputs]
-            assert ["model"] in sides or leaf.path[-2] in ("query", "key", "value")
-
-
-def test_axes_of_experts_count_matrices():
-    assert matrix_axes(names(f"{STACKED}/feed_forward/up/kernel"), 4) == ((2,), (3,))
+    config = dataclasses.replace(zoo.get("llama-2-70b").tiny(), attention=kind)
+    for path, x in tree_leaves_with_path(declarations(config)):
+        place = keystr(path, simple=True, separator="/")
+        if "attention" in place and place.endswith("kernel"):
+            inputs, outputs = x.sides
+            assert (*inputs, *outputs) == tuple(range(1, len(x.shape)))
+            sides = [x.names[i] for i in inputs], [x.names[i] for i in outputs]
+            latent = isinstance(kind, Latent) and path[-2].key in ("query", "key", "value")
+            assert x.role == "kernel" and (["model"] in sides or latent), place
 
 
 @pytest.mark.parametrize("shape", [(5, 7), (7, 5), (2, 3, 5, 7)])
@@ -348,16 +345,17 @@ def test_orthogonalize_gradient_matches_finite_differences():
     np.testing.assert_allclose(slope, numeric, rtol=2e-2)
 
 
-def test_first_muon_update_is_that_of_optax():
+@pytest.mark.parametrize("name", ["query", "gate"])
+def test_first_muon_update_is_that_of_optax_whatever_the_name(name):
     g = draw(3, 7, 2, 5)
     axes = MuonDimensionNumbers(reduction_axis=1, output_axis=(2, 3))
-    theirs = scale_by_muon(weight_dimension_numbers={"kernel": axes})
+    theirs = scale_by_muon(weight_dimension_numbers={name: axes})
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        expected, _ = theirs.update({"kernel": g}, theirs.init({"kernel": g}))
-    path = f"{STACKED}/attention/query/kernel"
-    ours = matrices.scale_by_muon(momentum=0.95, rms=10**-0.5)
-    found, _ = ours.update(tree({path: g}), ours.init(tree({path: g})))
-    np.testing.assert_allclose(flat(found)[path], expected["kernel"], atol=1e-4)
+        expected, _ = theirs.update({name: g}, theirs.init({name: g}))
+    said = {name: Declaration(g.shape, ("layers", "model", "heads", "features"), 2)}
+    ours = matrices.scale_by_muon(said, momentum=0.95, rms=10**-0.5)
+    found, _ = ours.update({name: g}, ours.init({name: g}))
+    np.testing.assert_allclose(found[name], expected[name], atol=1e-4)
 
 
 def test_muon_updates_have_the_asked_root_mean_square_whatever_the_shape(params, grads):
@@ -406,7 +404,7 @@ def test_state_is_float32_and_updates_have_the_dtype_of_the_parameters(optimizer
         jax.tree.map(lambda x: x.astype(jnp.bfloat16), one_of_each_role(x)) for x in (params, grads)
     )
     config = OptimizerConfig(schedule=Constant(peak=0.1), optimizer=optimizer)
-    transform = make_optimizer(config, 10)
+    transform = make_optimizer(config, 10, declared(half))
     state = transform.init(half)
     assert {x.dtype.name for x in jax.tree.leaves(state)} <= {"float32", "int32"}
     assert jax.eval_shape(transform.init, half) == jax.eval_shape(lambda: state)
@@ -434,9 +432,8 @@ def test_every_optimizer_goes_downhill(optimizer, params):
             losses.append(sum(np.sum(np.square(x)) for x in leaves))
             yield jax.tree.map(lambda x: np.float32(2) * np.asarray(x), here[-1])
 
-    init, step = step_of(
-        OptimizerConfig(schedule=Constant(peak=0.03), optimizer=optimizer, clip_norm=None)
-    )
+    config = OptimizerConfig(schedule=Constant(peak=0.03), optimizer=optimizer, clip_norm=None)
+    init, step = step_of(config, params)
     here, state = [params], init(params)
     for gradient in gradients():
         x, state = step(here[-1], state, gradient)
@@ -445,11 +442,11 @@ def test_every_optimizer_goes_downhill(optimizer, params):
 
 
 def test_settings_of_adafactor_act_in_the_transformation():
-    g, x = tree({"a/bias": jnp.asarray([3.0, 0.0, 0.0, 0.0])}), tree({"a/bias": jnp.zeros(4)})
-    transform = scale_by_adafactor(decay_exponent=0.8, clip=0.25, min_scale=0.125)
+    g, x = ({"out": {"bias": jnp.asarray(v)}} for v in ([3.0, 0.0, 0.0, 0.0], [0.0] * 4))
+    transform = scale_by_adafactor(declared(x), decay_exponent=0.8, clip=0.25, min_scale=0.125)
     update, _ = transform.update(g, transform.init(x), x)
     # One element of 1 among four: root mean square 1/2, clipped to 1/4, then times 1/8.
-    np.testing.assert_allclose(update["a"]["bias"], [0.0625, 0, 0, 0], rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(update["out"]["bias"], [0.0625, 0, 0, 0], rtol=1e-6, atol=1e-9)
 
 
 # Users' mistakes
@@ -476,7 +473,7 @@ def test_settings_of_adafactor_act_in_the_transformation():
         ),
         (
             lambda: make_optimizer(
-                OptimizerConfig(schedule=Constant(peak=1.0, warmup_steps=9)), total_steps=3
+                OptimizerConfig(schedule=Constant(peak=1.0, warmup_steps=9)), 3, {}
             ),
             "9 steps of warm-up and 0 of decay do not fit into total_steps=3",
         ),

@@ -24,7 +24,7 @@ from jaxformer.config import (
 )
 from jaxformer.data import Batch, PairBatch
 from jaxformer.layers import Transformer
-from jaxformer.parallel import MeshConfig, make_mesh, put_batch, replicated
+from jaxformer.parallel import MeshConfig, declarations, make_mesh, put_batch, replicated
 from jaxformer.training import gradient as gradient_module
 from jaxformer.training import pmap_step, step
 from jaxformer.training.gradient import Objective
@@ -161,7 +161,8 @@ def test_three_updates_have_the_golden_losses_and_parameters():
     config = from_json(TransformerConfig, json.dumps(GOLDEN["config"]))
     settings = dict(GOLDEN["optimizer"])
     schedule = Constant(peak=settings.pop("peak"))
-    optimizer = make_optimizer(OptimizerConfig(schedule=schedule, optimizer=AdamW(**settings)), 3)
+    rule = OptimizerConfig(schedule=schedule, optimizer=AdamW(**settings))
+    optimizer = make_optimizer(rule, 3, declarations(config))
     mesh = data_mesh(1)
     kinds = {"mask": bool}
     rows = {n: np.asarray(x, kinds.get(n, np.int32)) for n, x in GOLDEN["batch"].items()}
@@ -491,7 +492,9 @@ def test_a_fresh_state_is_the_same_on_any_number_of_devices_and_fits_its_abstrac
 def test_a_tiny_model_learns_four_rows_by_heart_and_its_states_are_consumed():
     batch = make_batch(counts=(7, 7, 7, 7))
     optimizer = make_optimizer(
-        OptimizerConfig(schedule=Constant(peak=0.02), optimizer=AdamW(weight_decay=0.0)), 60
+        OptimizerConfig(schedule=Constant(peak=0.02), optimizer=AdamW(weight_decay=0.0)),
+        60,
+        declarations(CONFIG),
     )
     mesh, model = data_mesh(1), Transformer(CONFIG)
     state = step.init_state(model, optimizer, jax.random.key(0), mesh)
