@@ -38,6 +38,7 @@ _MODULES = (
     "inspect",
     "interop",
     "layers",
+    "options",
     "parallel",
     "training",
     "zoo",

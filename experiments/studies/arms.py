@@ -7,7 +7,6 @@ from typing import Any, Literal
 from experiments.pretrain import Pretrain
 from experiments.studies.seeds import Arm
 from jaxformer import config as c
-from jaxformer.config.axes import Activation
 from jaxformer.training.optimizers import SGD, Adafactor, AdamW, Lion, Muon
 
 Axis = Literal[
@@ -99,11 +98,11 @@ def activations(baseline: Arm, run: Pretrain) -> Iterator[Arm]:
     """Activations with and without a gate, at equal numbers of parameters."""
     width, gated, bias = width_of(run.model)
     plain = width * 3 // 2 if gated else width
-    gates: tuple[Activation, ...] = ("silu", "gelu", "relu", "sigmoid", "identity")
+    gates: tuple[str, ...] = ("silu", "gelu", "relu", "sigmoid", "identity")
     for activation in gates:
         choice = c.GLU(hidden_dim=plain * 2 // 3, activation=activation, bias=bias)
         yield like(baseline, f"{activation}, gated", feed_forward=(choice,))
-    alone: tuple[Activation, ...] = ("silu", "gelu", "relu", "relu_squared")
+    alone: tuple[str, ...] = ("silu", "gelu", "relu", "relu_squared")
     for activation in alone:
         branch = c.MLP(hidden_dim=plain, activation=activation, bias=bias)
         yield like(baseline, activation, feed_forward=(branch,))

@@ -10,7 +10,6 @@ from jaxformer.config.attention import MultiHead as MultiHead
 from jaxformer.config.attention import SharedKV as SharedKV
 from jaxformer.config.axes import GLU as GLU
 from jaxformer.config.axes import MLP as MLP
-from jaxformer.config.axes import Activation as Activation
 from jaxformer.config.axes import ClampedGEGLU as ClampedGEGLU
 from jaxformer.config.axes import Experts as Experts
 from jaxformer.config.axes import FeedForward as FeedForward

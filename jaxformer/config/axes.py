@@ -4,11 +4,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from jaxformer.config.checks import check_fields, require, require_positive
+from jaxformer.functional.activations import ACTIVATIONS
 
 NormParameters = Literal["none", "scale", "scale_bias"]
-Activation = Literal[
-    "relu", "relu_squared", "gelu", "gelu_tanh", "quick_gelu", "silu", "sigmoid", "identity"
-]
 
 
 # Norms
@@ -78,23 +76,35 @@ class QKNorm:
 # Feed-forward
 
 
+def require_activation(config: "MLP | GLU") -> None:
+    """Refuse a name that no function has."""
+    require(
+        config.activation in ACTIVATIONS,
+        f"{type(config).__name__}.activation must be one of {', '.join(map(repr, ACTIVATIONS))}; "
+        f"got {config.activation!r}. A function of your own has a name by @options.activation, "
+        "in a file that is imported first.",
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class MLP:
     """Two products with an activation between.
 
     Attributes:
         hidden_dim: Width between the products.
-        activation: What stands between them.
+        activation: What stands between them: a name in `functional.activations.ACTIVATIONS`, to
+            which `options.activation` adds.
         bias: Whether the products add a bias.
     """
 
     hidden_dim: int
-    activation: Activation = "gelu_tanh"
+    activation: str = "gelu_tanh"
     bias: bool = False
 
     def __post_init__(self):
         check_fields(self)
         require_positive(self, "hidden_dim")
+        require_activation(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,17 +113,18 @@ class GLU:
 
     Attributes:
         hidden_dim: Width between the products.
-        activation: What stands between them, on the gate.
+        activation: What stands between them, on the gate; as in `MLP`.
         bias: Whether the products add a bias.
     """
 
     hidden_dim: int
-    activation: Activation = "silu"
+    activation: str = "silu"
     bias: bool = False
 
     def __post_init__(self):
         check_fields(self)
         require_positive(self, "hidden_dim")
+        require_activation(self)
 
 
 @dataclass(frozen=True, kw_only=True)

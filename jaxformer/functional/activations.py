@@ -7,11 +7,16 @@ either path "the gate" is a matter of taste; which one is activated is not. `jax
 `torch.nn.functional.glu` take both in one array and activate its second half.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxformer.functional.arguments import checked
+
+Activation = Callable[[Array], Array]
 
 
 @checked
@@ -312,3 +317,51 @@ def soft_cap(x: Float[Array, "*batch"], cap: float) -> Float[Array, "*batch"]:
     if not cap > 0:
         raise ValueError(f"cap must be positive; got {cap}.")
     return (cap * jnp.tanh(x.astype(jnp.float32) / cap)).astype(x.dtype)
+
+
+ACTIVATIONS: dict[str, Activation] = {
+    "relu": relu,
+    "relu_squared": relu_squared,
+    "gelu": partial(gelu, approximate=False),
+    "gelu_tanh": partial(gelu, approximate=True),
+    "quick_gelu": quick_gelu,
+    "silu": silu,
+    "sigmoid": sigmoid,
+    "identity": lambda x: x,
+}
+OURS = frozenset(ACTIVATIONS)
+
+
+def activation(function: Activation) -> Activation:
+    """Make a function known by its name, from now on: `config.GLU(activation="its_name")`.
+
+    Defined once more in its own file or notebook, it replaces the earlier one, and programs that
+    were compiled with that one are compiled anew.
+
+    Args:
+        function: From an array to one of its shape and dtype, element by element.
+
+    Returns:
+        The function.
+
+    Raises:
+        ValueError: Another file's activation, or one of the library's, has this name.
+
+    Example:
+        >>> import jax
+        >>> from jaxformer import options
+        >>> from jaxformer.config import GLU
+        >>> @options.activation
+        ... def star_relu(x):
+        ...     return 0.8944 * jax.nn.relu(x) ** 2 - 0.4472
+        >>> GLU(hidden_dim=704, activation="star_relu")
+        GLU(hidden_dim=704, activation='star_relu', bias=False)
+    """
+    name = function.__name__
+    if name in ACTIVATIONS:
+        home = "jaxformer" if name in OURS else ACTIVATIONS[name].__module__
+        if home != function.__module__:
+            raise ValueError(f"{home} has an activation {name!r} already: this one needs another.")
+        jax.clear_caches()
+    ACTIVATIONS[name] = function
+    return function

@@ -164,12 +164,12 @@ def choose_family(
         theirs = "none has" if name is None else f"{name} has {_names([families[0].attention])}"
         refused.append(f"its attention is {_names(kinds)}, and {theirs}")
     for family in fitting:
-        values = family.write(config)
-        if values is None:
-            continue
-        values = {"architectures": [family.architecture], **NO_TOKENS, **values}
-        values["model_type"] = family.model_type
         try:
+            values = family.write(config)
+            if values is None:
+                continue
+            values = {"architectures": [family.architecture], **NO_TOKENS, **values}
+            values["model_type"] = family.model_type
             wrong = _changes(config, family, values)
         except ValueError as error:
             refused.append(str(error))

@@ -1,8 +1,6 @@
 """The feed-forward branch: plain, gated, gated and clamped, or a mixture of experts."""
 
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import jax
@@ -13,31 +11,11 @@ from jaxtyping import Array, Float, Int
 
 from jaxformer import config as c
 from jaxformer import functional as F
+from jaxformer.functional.activations import ACTIVATIONS
 from jaxformer.layers.initializers import initializer
 from jaxformer.layers.linear import Linear
 from jaxformer.layers.mode import Mode, dropout
 from jaxformer.layers.parameters import parameter
-
-ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
-    "relu": F.relu,
-    "relu_squared": F.relu_squared,
-    "gelu": partial(F.gelu, approximate=False),
-    "gelu_tanh": partial(F.gelu, approximate=True),
-    "quick_gelu": F.quick_gelu,
-    "silu": F.silu,
-    "sigmoid": F.sigmoid,
-    "identity": lambda x: x,
-}
-GATES: dict[str, Callable[[Array, Array], Array]] = {
-    "relu": F.reglu,
-    "relu_squared": lambda gate, value: F.relu_squared(gate) * value,
-    "gelu": partial(F.geglu, approximate=False),
-    "gelu_tanh": partial(F.geglu, approximate=True),
-    "quick_gelu": lambda gate, value: F.quick_gelu(gate) * value,
-    "silu": F.swiglu,
-    "sigmoid": F.glu,
-    "identity": F.bilinear,
-}
 
 
 class FeedForward(nn.Module):
@@ -161,6 +139,6 @@ def activate(choice: c.MLP | c.GLU | c.ClampedGEGLU, into: dict[str, Array]) -> 
         case c.MLP(activation=activation):
             return ACTIVATIONS[activation](into["up"])
         case c.GLU(activation=activation):
-            return GATES[activation](into["gate"], into["up"])
+            return ACTIVATIONS[activation](into["gate"]) * into["up"]
         case c.ClampedGEGLU(limit=limit):
             return F.clamped_geglu(into["gate"], into["up"], limit=limit)

@@ -4,7 +4,7 @@ Vocabularies are those of the released tables: padded beyond the tokenizer's 50,
 (GPT-NeoX) and 50,277 (Pythia).
 """
 
-from jaxformer.config import MLP, Activation, Head, LayerNorm, MultiHead, Rope, TransformerConfig
+from jaxformer.config import MLP, Head, LayerNorm, MultiHead, Rope, TransformerConfig
 from jaxformer.zoo.biases import ALL
 
 
@@ -37,7 +37,7 @@ def gpt_neox(
     num_layers: int,
     num_heads: int,
     vocab_size: int,
-    activation: Activation = "gelu",
+    activation: str = "gelu",
 ) -> TransformerConfig:
     """A norm for each branch, halves of the head paired, biases everywhere but on the head.
 

@@ -20,6 +20,7 @@ import jaxformer
 from jaxformer import config as c
 from jaxformer import costs, parallel, zoo
 from jaxformer.data import corpus, tokenizers
+from jaxformer.functional.activations import ACTIVATIONS
 from jaxformer.generation import samplers
 from jaxformer.training import optimizers, schedules, step
 
@@ -182,7 +183,7 @@ positions = st.one_of(
     plan(c.TransformerXL, base=numbers(1.5)),
 )
 windows = st.none() | few | plan(c.BlockSparse, block=few, local_blocks=few, stride=few)
-activations = st.sampled_from(typing.get_args(c.Activation))
+activations = st.sampled_from(sorted(ACTIVATIONS))
 feed_forwards = st.one_of(
     plan(c.MLP, hidden_dim=few, activation=activations, bias=st.booleans()),
     plan(c.GLU, hidden_dim=few, activation=activations, bias=st.booleans()),

@@ -239,6 +239,7 @@ def test_updates_follow_the_schedule_that_is_logged():
 # Roles
 
 
+@pytest.mark.slow
 def test_roles_and_matrices_of_every_preset_are_those_that_stood_in_a_table_of_names():
     """The table was recorded when names of modules and parameters decided."""
     found = {}

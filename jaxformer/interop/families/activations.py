@@ -2,9 +2,7 @@
 
 from collections.abc import Mapping
 
-from jaxformer.config import Activation
-
-ACTIVATIONS: Mapping[str, Activation] = {
+ACTIVATIONS: Mapping[str, str] = {
     "silu": "silu",
     "swish": "silu",
     "gelu": "gelu",
@@ -22,6 +20,13 @@ ACTIVATIONS: Mapping[str, Activation] = {
 }
 
 
-def name_of(activation: Activation) -> str:
-    """The first of the names that config.json may use."""
-    return next(name for name, ours in ACTIVATIONS.items() if ours == activation)
+def name_of(activation: str) -> str:
+    """The first of the names that config.json may use.
+
+    Raises:
+        ValueError: It has none.
+    """
+    for name, ours in ACTIVATIONS.items():
+        if ours == activation:
+            return name
+    raise ValueError(f"config.json has no name for the activation {activation!r}.")

@@ -15,7 +15,7 @@ QKV = ("attention/query", "attention/key", "attention/value")
 IGNORED = (rf"{LAYER}\.attn\.(masked_)?bias".format(layer=r"\d+"), r"transformer\.position_ids")
 # Files that were saved without the head lack the prefix.
 SPELLINGS = ((r"^(?!transformer\.|lm_head\.)", "transformer."),)
-GPT_ACTIVATIONS: dict[str, c.Activation] = {
+GPT_ACTIVATIONS: dict[str, str] = {
     "gelu": "gelu_tanh",  # the approximation, whatever the name says
     "relu": "relu",
     "silu": "silu",
