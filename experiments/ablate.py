@@ -27,7 +27,8 @@ class Ablation(Study):
 
     Attributes:
         axis: What differs between the arms.
-        arms: Names of those to train beside the baseline; none are all.
+        arms: Names of those to train beside the baseline; none are all. On the axis "position" also
+            a choice, such as "Rope(base=1e6)" or one of an imported file.
     """
 
     axis: Axis
@@ -37,15 +38,9 @@ class Ablation(Study):
 def main(study: Ablation) -> Path:
     """Train, compare, write; returns the folder of the results."""
     run = base_run(study, ABLATION_SIZES)
-    baseline, *others = arms_of(study.axis, run)
-    names = [arm.name for arm in others]
-    if baseline.name in study.arms:
-        raise ValueError(f"{baseline.name!r} is the baseline, which is always trained.")
-    if unknown := [name for name in study.arms if name not in names]:
-        raise ValueError(f"Axis {study.axis} has no arm {unknown[0]!r}. Arms: {'; '.join(names)}.")
-    chosen = [arm for arm in others if not study.arms or arm.name in study.arms]
+    arms = arms_of(study.axis, run, study.arms)
     measure = MEASURES.get(study.axis, nothing_more)
-    output, found = conduct(study, f"ablate_{study.axis}", run, [baseline, *chosen], measure)
+    output, found = conduct(study, f"ablate_{study.axis}", run, arms, measure)
     text = ablation_report(study.axis, found)
     (output / "table.md").write_text(text)
     plot_losses(output / "plot.png", found, title=f"Ablation: {study.axis}")

@@ -21,7 +21,9 @@ import tyro
 
 from experiments import INTERRUPTED, TRACEBACK, leave
 from jaxformer.config import Attention, from_python
+from jaxformer.config.option import kinds_of
 from jaxformer.extras import missing
+from jaxformer.options import IMPORT, imported
 
 Run = TypeVar("Run")
 
@@ -51,7 +53,7 @@ def parse(
     Returns:
         The named run with its fields replaced. Wrong arguments end the process with a message.
     """
-    arguments = sys.argv[1:] if arguments is None else arguments
+    arguments = imported(sys.argv[1:] if arguments is None else arguments)
     name = next(iter(runs))
     named = bool(arguments) and not arguments[0].startswith("-")
     if named:
@@ -67,7 +69,8 @@ def parse(
         default, arguments, kind = _with_kind(default, arguments)
     except ValueError as error:
         fail(str(error))
-    help_text = f"{description}\n\nRuns, named before the flags: {', '.join(runs)}. This is {name}."
+    named_before = f"Runs, named before the flags: {', '.join(runs)}. This is {name}."
+    help_text = f"{description}\n\n{named_before} {IMPORT}"
     if kind is not None:
         kinds = ", ".join(map(_signature, typing.get_args(Attention)))
         help_text += f"\n\nAnother kind of attention is given to {kind}: one of {kinds}."
@@ -87,10 +90,14 @@ def parse(
 
 def read(kind: type[Run], description: str, arguments: list[str] | None = None) -> Run:
     """Read a dataclass that has no named runs from the command line; see `parse`."""
+    arguments = imported(sys.argv[1:] if arguments is None else arguments)
     try:
         with registry:
             return tyro.cli(
-                kind, args=arguments, prog=f"python -m {_module()}", description=description
+                kind,
+                args=arguments,
+                prog=f"python -m {_module()}",
+                description=f"{description}\n\n{IMPORT}",
             )
     except ValueError as error:
         fail(str(error))
@@ -134,7 +141,7 @@ def readable_errors() -> Iterator[None]:
     except KeyboardInterrupt:
         print("\nInterrupted.", file=sys.stderr)
         raise SystemExit(INTERRUPTED) from None
-    except (ValueError, OSError, ImportError) as error:
+    except (ValueError, OSError, ImportError, NotImplementedError) as error:
         if os.environ.get(TRACEBACK):
             raise
         said = missing(error) if isinstance(error, ImportError) else error
@@ -178,7 +185,7 @@ def choice(info: tyro.constructors.PrimitiveTypeInfo):
     """Read a union of kinds, or a tuple of them, from the Python that prints it."""
     several = typing.get_origin(info.type) is tuple
     hint = typing.get_args(info.type)[0] if several else info.type
-    kinds = typing.get_args(hint) if _is_union(hint) else ()
+    kinds = kinds_of(hint) if _is_union(hint) else ()
     if hint == Attention or not any(dataclasses.is_dataclass(kind) for kind in kinds):
         return None
 
@@ -242,6 +249,7 @@ def reachable(hints: Iterable[Any]) -> dict[str, type]:
             found[hint.__name__] = hint
             waiting += typing.get_type_hints(hint).values()
         waiting += [arg for arg in typing.get_args(hint) if not isinstance(arg, str)]
+        waiting += [kind for kind in kinds_of(hint) if kind is not hint]
     return found
 
 

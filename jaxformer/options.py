@@ -1,6 +1,47 @@
 """What a file of your own adds to the library's options, and then uses as the library's own.
 
-@options.activation      a function of arrays: `GLU(activation="its_name")`
+    @options.activation      a function of arrays: `GLU(activation="its_name")`
+    options.ScoreBias        a term of attention's scores: `MultiHead(positions=(Fire(),))`
+
+Programs know what stands in the file by `--import`: `python -m experiments.pretrain --import
+my_ideas --model.attention.positions "Fire()"`.
 """
 
+from importlib import import_module
+from pathlib import Path
+
+from jaxformer.config.positions import ScoreBias as ScoreBias
 from jaxformer.functional.activations import activation as activation
+
+IMPORT = "With --import NAME a module of your own is imported, and its options are known by name."
+
+
+def imported(arguments: list[str]) -> list[str]:
+    """Import the modules that --import names.
+
+    Args:
+        arguments: Of a program.
+
+    Returns:
+        The other arguments.
+
+    Raises:
+        ValueError: There is no such module, or no name.
+    """
+    others, waiting = [], iter(arguments)
+    for argument in waiting:
+        flag, _, name = argument.partition("=")
+        if flag != "--import":
+            others.append(argument)
+            continue
+        name = name or next(waiting, "")
+        try:
+            import_module(name)
+        except (ModuleNotFoundError, ValueError) as error:
+            if name and getattr(error, "name", None) != name.partition(".")[0]:
+                raise
+            raise ValueError(
+                f"--import takes the name of a module in {Path.cwd()} or of one that is installed; "
+                f"got {name!r}."
+            ) from None
+    return others

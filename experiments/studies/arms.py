@@ -1,12 +1,15 @@
 """The arms of each axis that `experiments.ablate` varies: the baseline first."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from typing import Any, Literal
 
+from experiments.command_line import reachable
 from experiments.pretrain import Pretrain
 from experiments.studies.seeds import Arm
 from jaxformer import config as c
+from jaxformer.config import from_python
+from jaxformer.functional.activations import ACTIVATIONS, OURS
 from jaxformer.training.optimizers import SGD, Adafactor, AdamW, Lion, Muon
 
 Axis = Literal[
@@ -15,22 +18,40 @@ Axis = Literal[
 ]  # fmt: skip
 
 
-def arms_of(axis: Axis, run: Pretrain) -> list[Arm]:
+def arms_of(axis: Axis, run: Pretrain, asked: Collection[str] = ()) -> list[Arm]:
     """What is trained to vary one axis of a run.
 
     Args:
         axis: What differs between the arms.
         run: What they have in common; its own choice is the first arm, the baseline.
+        asked: Names of arms; on the axis "position" also choices, as Python prints them.
 
     Returns:
         The arms.
+
+    Raises:
+        ValueError: An arm has another name, or that of the baseline.
     """
     own = Arm(
         name="as the run is", model=run.model, optimizer=run.optimizer, objective=run.objective
     )
     arms = list(VARIATIONS[axis](own, run))
     same = [arm for arm in arms if replace(arm, name=own.name) == own]
-    return [*(same[:1] or [own]), *(arm for arm in arms if arm not in same[:1])]
+    baseline, *others = [*(same[:1] or [own]), *(arm for arm in arms if arm not in same[:1])]
+    if not asked:
+        return [baseline, *others]
+    by_name = {arm.name: arm for arm in others}
+    for name in asked:
+        if name == baseline.name:
+            raise ValueError(f"{name!r} is the baseline, which is always trained.")
+        if name not in by_name and axis == "position" and name.endswith(")"):
+            kind = from_python(name, reachable([c.Positions]))
+            by_name[name] = replace(
+                own, name=name, model=without_positions(run).with_positions(kind)
+            )
+        if name not in by_name:
+            raise ValueError(f"Axis {axis} has no arm {name!r}. Arms: {'; '.join(by_name)}.")
+    return [baseline, *(arm for name, arm in by_name.items() if name in asked)]
 
 
 def like(arm: Arm, name: str, **changes: Any) -> Arm:
@@ -98,12 +119,11 @@ def activations(baseline: Arm, run: Pretrain) -> Iterator[Arm]:
     """Activations with and without a gate, at equal numbers of parameters."""
     width, gated, bias = width_of(run.model)
     plain = width * 3 // 2 if gated else width
-    gates: tuple[str, ...] = ("silu", "gelu", "relu", "sigmoid", "identity")
-    for activation in gates:
+    own = sorted(ACTIVATIONS.keys() - OURS)  # of imported files
+    for activation in ("silu", "gelu", "relu", "sigmoid", "identity", *own):
         choice = c.GLU(hidden_dim=plain * 2 // 3, activation=activation, bias=bias)
         yield like(baseline, f"{activation}, gated", feed_forward=(choice,))
-    alone: tuple[str, ...] = ("silu", "gelu", "relu", "relu_squared")
-    for activation in alone:
+    for activation in ("silu", "gelu", "relu", "relu_squared", *own):
         branch = c.MLP(hidden_dim=plain, activation=activation, bias=bias)
         yield like(baseline, activation, feed_forward=(branch,))
 
@@ -123,11 +143,15 @@ def width_of(model: c.TransformerConfig) -> tuple[int, bool, bool]:
 # Positions
 
 
+def without_positions(run: Pretrain) -> c.TransformerConfig:
+    """A run's model whose embedding has none added."""
+    return replace(run.model, embedding=replace(run.model.embedding, positions=None))
+
+
 def positions(baseline: Arm, run: Pretrain) -> Iterator[Arm]:
     """Every kind of position encoding, inside attention or added to the embedding."""
-    table = replace(run.model.embedding, positions=None)
-    model = replace(run.model, embedding=table)
-    bare = model.with_positions(None)
+    model = without_positions(run)
+    table, bare = model.embedding, model.with_positions(None)
     kinds: dict[str, c.Positions] = {
         "RoPE": c.Rope(),
         "RoPE on a quarter": c.Rope(fraction=0.25),

@@ -39,6 +39,7 @@ from jaxformer.config.positions import BlockSparse as BlockSparse
 from jaxformer.config.positions import Learned as Learned
 from jaxformer.config.positions import Positions as Positions
 from jaxformer.config.positions import Rope as Rope
+from jaxformer.config.positions import ScoreBias as ScoreBias
 from jaxformer.config.positions import Sinusoid as Sinusoid
 from jaxformer.config.positions import T5Bias as T5Bias
 from jaxformer.config.positions import TransformerXL as TransformerXL

@@ -6,7 +6,7 @@ from typing import Literal
 from jaxformer.config.axes import Norm, QKNorm, RMSNorm
 from jaxformer.config.checks import check_fields, require, require_pattern, require_positive
 from jaxformer.config.decay import Decay
-from jaxformer.config.positions import Alibi, Positions, Rope, T5Bias, Window
+from jaxformer.config.positions import Positions, Rope, ScoreBias, T5Bias, Window
 from jaxformer.config.rope_scaling import DynamicNTK, LongRope, NTKScaling
 
 Projection = Literal["query", "key", "value", "out"]
@@ -217,8 +217,8 @@ def _check_kinds(choice: SharedKV | Latent) -> None:
     """Refuse positions that these kinds of attention have no term for."""
     for kind in choice.positions:
         require(
-            kind is None or isinstance(kind, Rope | Alibi | T5Bias),
-            f"{type(choice).__name__} takes Rope, Alibi or T5Bias as positions; "
+            kind is None or isinstance(kind, Rope | ScoreBias),
+            f"{type(choice).__name__} takes Rope or a bias of scores as positions; "
             f"got {type(kind).__name__}.",
         )
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from jaxformer.config.checks import check_fields, require, require_positive
+from jaxformer.config.option import Option, left_out
 from jaxformer.config.rope_scaling import RopeScaling
 
 RopeTarget = Literal["q", "k", "v", "o"]
@@ -54,6 +55,13 @@ class Sinusoid:
 # Positions inside attention
 
 
+class ScoreBias(Option, protocol=True):
+    """A term of attention's scores that follows from the positions of query and key."""
+
+    parameters = left_out("parameters", "the model")
+    __call__ = left_out("__call__", "attention")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rope:
     """Rotate feature pairs by an angle proportional to the position.
@@ -90,7 +98,7 @@ class Rope:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Alibi:
+class Alibi(ScoreBias):
     """Subtract slope * distance from the scores, with one slope per head.
 
     Attributes:
@@ -99,12 +107,9 @@ class Alibi:
 
     scale: float = 1.0
 
-    def __post_init__(self):
-        check_fields(self)
-
 
 @dataclass(frozen=True, kw_only=True)
-class T5Bias:
+class T5Bias(ScoreBias):
     """Add a learned number per head and bucket of distance; one table serves all layers.
 
     Attributes:
@@ -116,7 +121,7 @@ class T5Bias:
     max_distance: int = 128
 
     def __post_init__(self):
-        check_fields(self)
+        super().__post_init__()
         require(
             self.num_buckets >= 4 and self.num_buckets % 2 == 0,
             f"T5Bias.num_buckets splits by sign, and each half by near or far, so it must be even "
@@ -148,7 +153,7 @@ class TransformerXL:
         require(self.base > 1, f"TransformerXL.base must be above 1; got {self.base}.")
 
 
-Positions = Rope | Alibi | T5Bias | TransformerXL
+Positions = Rope | ScoreBias | TransformerXL
 
 
 # What a query may see

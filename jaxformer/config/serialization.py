@@ -8,6 +8,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+from jaxformer.config.option import kinds_of
 from jaxformer.json_files import parse_json
 
 T = TypeVar("T")
@@ -107,7 +108,7 @@ def _encode(value: Any) -> Any:
 def _decode(hint: Any, data: Any, path: str) -> Any:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        return _decode(_pick(args, data, path), data, path)
+        return _decode(_pick(kinds_of(hint), data, path), data, path)
     if dataclasses.is_dataclass(hint):
         return _decode_dataclass(hint, data, path)
     if origin is tuple:
@@ -133,7 +134,8 @@ def _pick(options: tuple, data: Any, path: str) -> Any:
         kinds = {o.__name__: o for o in options if dataclasses.is_dataclass(o) and type(o) is type}
         if data.get("type") not in kinds:
             raise ValueError(
-                f"{path}: expected one of {list(kinds)}, got type {data.get('type')!r}."
+                f"{path}: expected one of {list(kinds)}, got type {data.get('type')!r}. An option "
+                "of a file of your own is known once that is imported (--import)."
             )
         return kinds[data["type"]]
     if data is None and type(None) in options:

@@ -283,6 +283,8 @@ class Stack(nn.Module):
                     )
                     sorting = F.Buckets(bidirectional=not self.causal, max_distance=distance)
                     rule = F.BucketRule(at, others, table(), sorting)
+                case c.ScoreBias():
+                    kind(at, others)  # says what it leaves out
             if rule is not None:
                 by_rule = self.by_rule(window, queries, keys[window])
                 found[kind, window] = rule if by_rule else rule.whole()

@@ -3,14 +3,16 @@
 import signal
 import sys
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated, Literal
 
 import jax
 
 from jaxformer import zoo
-from jaxformer.config import EncoderDecoder, TransformerConfig
+from jaxformer.config import EncoderDecoder, TransformerConfig, from_json
 from jaxformer.extras import missing
 from jaxformer.layers.mode import Remat
+from jaxformer.options import IMPORT, imported
 from jaxformer.parallel import tables
 from jaxformer.parallel.chips import Chip, chip_of, get_chip
 from jaxformer.parallel.memory import OptimizerKind
@@ -23,7 +25,7 @@ except ModuleNotFoundError as error:
     sys.exit(f"error: {missing(error)}")
 
 COMMAND = "python -m jaxformer.parallel plan"
-SUMMARY = "Memory and time of one update of a preset, without a device."
+SUMMARY = f"Memory and time of one update of a model, without a device. {IMPORT}"
 LENGTH = 4096
 
 
@@ -32,7 +34,8 @@ class Question:
     """What to plan.
 
     Attributes:
-        name: A preset, such as llama-3-70b; `python -m jaxformer.zoo --list` names all.
+        name: A preset, such as llama-3-70b; `python -m jaxformer.zoo --list` names all. Or a file
+            of a configuration's JSON, as `config.to_json` writes it, with .json at its end.
         mesh: Devices along each axis; without any, the smallest mesh that has room is looked for.
         devices: How many there are, where the mesh leaves some over or is looked for.
         chip: What they are: h100, h200, a100, tpu-v5p, ...
@@ -80,8 +83,9 @@ def main(arguments: list[str] | None = None) -> None:
     elif arguments[:1] not in (["-h"], ["--help"]):
         sys.exit(f"There is one command: {COMMAND} NAME. --help says what it takes.")
     try:
+        arguments = imported(arguments)
         print(answer(tyro.cli(Question, args=arguments, prog=COMMAND, description=SUMMARY)))
-    except ValueError as error:
+    except (ValueError, OSError, NotImplementedError) as error:
         sys.exit(str(error))
 
 
@@ -91,7 +95,11 @@ def answer(question: Question) -> str:
     Raises:
         ValueError: There is no such preset or chip, or the mesh does not fit the model.
     """
-    config, chip = zoo.get(question.name), get_chip(question.chip)
+    chip = get_chip(question.chip)
+    if question.name.endswith(".json"):
+        config = from_json(TransformerConfig, Path(question.name).read_text(encoding="utf-8"))
+    else:
+        config = zoo.get(question.name)
     if question.compile is not None:
         from jaxformer.training import compiled
 
