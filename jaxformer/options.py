@@ -1,19 +1,24 @@
 """What a file of your own adds to the library's options, and then uses as the library's own.
 
     @options.activation      a function of arrays: `GLU(activation="its_name")`
-    options.ScoreBias        a term of attention's scores: `MultiHead(positions=(Fire(),))`
+    options.ScoreBias        a term of attention's scores: `MultiHead(positions=(YourBias(),))`
+    options.Parameter        what an option learns
 
 Programs know what stands in the file by `--import`: `python -m experiments.pretrain --import
-my_ideas --model.attention.positions "Fire()"`.
+my_ideas --model.attention.positions "YourBias()"`.
 """
 
 from importlib import import_module
 from pathlib import Path
 
+from jaxformer.config.option import Parameter as Parameter
 from jaxformer.config.positions import ScoreBias as ScoreBias
 from jaxformer.functional.activations import activation as activation
 
 IMPORT = "With --import NAME a module of your own is imported, and its options are known by name."
+
+
+IMPORTED: list[str] = []  # by this program's command line
 
 
 def imported(arguments: list[str]) -> list[str]:
@@ -29,6 +34,7 @@ def imported(arguments: list[str]) -> list[str]:
         ValueError: There is no such module, or no name.
     """
     others, waiting = [], iter(arguments)
+    IMPORTED.clear()
     for argument in waiting:
         flag, _, name = argument.partition("=")
         if flag != "--import":
@@ -44,4 +50,5 @@ def imported(arguments: list[str]) -> list[str]:
                 f"--import takes the name of a module in {Path.cwd()} or of one that is installed; "
                 f"got {name!r}."
             ) from None
+        IMPORTED.append(name)
     return others

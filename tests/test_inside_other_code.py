@@ -188,7 +188,7 @@ def dense_heads(query, key, value):
 
 
 def blocks_of_heads(w, x):
-    seen = F.PositionMask(TIMES, TIMES, sight=F.Sight(causal=True))
+    seen = F.AttentionMask(TIMES, TIMES, rule=F.MaskRule(causal=True))
     return F.blockwise_attention(*projected(w, x), seen, block=(2, 3))
 
 

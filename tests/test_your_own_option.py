@@ -1,19 +1,23 @@
 """Options that stand in a person's own file, here this one, do all that the library's own do."""
 
 import json
+import shlex
 import sys
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
+from jax.sharding import PartitionSpec as P
 
 from experiments import pretrain
 from experiments.command_line import parse
 from experiments.studies.arms import arms_of
-from jaxformer import Transformer, costs, options, save_pretrained, zoo
+from experiments.training.run import show_run
+from jaxformer import Transformer, costs, inspect, options, save_pretrained, zoo
 from jaxformer import functional as F
 from jaxformer.config import (
     GLU,
@@ -26,11 +30,20 @@ from jaxformer.config import (
     to_json,
 )
 from jaxformer.config.option import Option
+from jaxformer.data import Batch
+from jaxformer.functional import blockwise
+from jaxformer.layers import empty_cache
 from jaxformer.layers.feed_forward import activate
 from jaxformer.layers.mode import Mode
 from jaxformer.layers.parameters import parameter
+from jaxformer.parallel import declarations, put_batch
 from jaxformer.parallel.__main__ import main as plan
-from tests.models import parameters
+from jaxformer.training import step
+from jaxformer.training.guard import new_guard
+from jaxformer.training.optimizers import SGD, OptimizerConfig, make_optimizer
+from jaxformer.training.schedules import Constant
+from tests.models import compiled, parameters
+from tests.steps import step_on
 
 LLAMA = zoo.get("llama-2-7b").tiny()
 
@@ -38,6 +51,31 @@ LLAMA = zoo.get("llama-2-7b").tiny()
 @options.activation
 def star_relu(x):
     return 0.8944 * jax.nn.relu(x) ** 2 - 0.4472
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blend(options.ScoreBias):
+    """Three curves of the distance, of which each head has its blend, times one learned number."""
+
+    reach: float = 6.0
+
+    def parameters(self, num_heads):
+        return {
+            "gate": options.Parameter((3, num_heads), "features -> heads"),
+            "size": options.Parameter((), "", 1.5),
+        }
+
+    def __call__(self, params, query_positions, key_positions, *, causal):
+        away = jnp.abs(query_positions[:, None] - key_positions[None, :]).astype(jnp.float32)
+        curves = jnp.stack([1 / (1 + away), jnp.exp(-away / self.reach), jnp.tanh(away)], -1)
+        return params["size"] * jnp.einsum("tsf,fn->nts", curves, params["gate"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedBlend(Blend):
+    """One blend for all layers."""
+
+    shared = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +98,7 @@ def ideas(tmp_path, monkeypatch):
     yield write
     for name in set(sys.modules) - before:
         sys.modules.pop(name, None)
+    options.IMPORTED.clear()
 
 
 A_BIAS = """
@@ -191,6 +230,9 @@ def test_flags_know_what_is_imported_and_nothing_else(ideas, capsys):
     run = parse(pretrain.RUNS, "", ["--import", "ideas_of_flags", *chosen])
     sloped, none = run.model.attention.positions
     assert none is None and repr(sloped) == "Sloped(slope=2.0)"
+    again = shlex.split(show_run(run, pretrain.RUNS, pretrain.started_from))[3:]
+    assert parse(pretrain.RUNS, "", again) == run
+    capsys.readouterr()
     with pytest.raises(SystemExit):
         parse(pretrain.RUNS, "", ["--import", "ideas_of_flags", chosen[0], "Slopd()"])
     said = " ".join(capsys.readouterr().err.split())
@@ -271,3 +313,124 @@ def test_a_plan_counts_a_configuration_of_your_own(tmp_path, capsys):
     (tmp_path / "mine.json").write_text(to_json(wide))
     plan(["plan", str(tmp_path / "mine.json"), "--devices", "1", "--length", "64"])
     assert f"{costs.parameters(wide):,}" in capsys.readouterr().out
+
+
+# A bias of scores in the model
+
+TEXT, ROWS = 24, 8
+BLENDED = replace(with_positions(Blend(), Rope()), feed_forward=STARRED.feed_forward)
+SHARED = with_positions(SharedBlend(reach=2.0), Rope())
+KINDS = {"of each layer": BLENDED, "shared": SHARED}
+by_kind = pytest.mark.parametrize("config", KINDS.values(), ids=KINDS)
+
+
+def texts():
+    """Rows of two documents each."""
+    rng = np.random.default_rng(3)
+    tokens = rng.integers(0, LLAMA.vocab_size - 1, (ROWS, TEXT + 1), np.int32)
+    ends = rng.integers(5, TEXT - 5, (ROWS, 1))
+    places = np.broadcast_to(np.arange(TEXT), (ROWS, TEXT))
+    positions = np.where(places < ends, places, places - ends).astype(np.int32)
+    segments = 1 + np.int32(places >= ends)
+    return Batch(tokens[:, :-1], tokens[:, 1:], positions, segments, np.ones((ROWS, TEXT), bool))
+
+
+@by_kind
+def test_a_bias_by_blocks_is_that_of_whole_matrices(config, monkeypatch):
+    """In packed rows and grouped heads, values and all gradients; blocks of 8 queries and keys."""
+    monkeypatch.setattr(blockwise, "BLOCK", dict.fromkeys(blockwise.BLOCK, 8))
+    batch, found = texts(), {}
+    for implementation in ("xla", "blockwise"):
+        model = Transformer(config, attention_implementation=implementation)
+
+        @jax.jit
+        @jax.value_and_grad
+        def loss(params, model=model):
+            given = {"positions": batch.positions, "segments": batch.segments}
+            logits = model.apply({"params": params}, jnp.asarray(batch.tokens), **given)
+            return F.cross_entropy(logits, jnp.asarray(batch.targets))
+
+        found[implementation] = loss(parameters(config))
+    (value, whole), (other, by_blocks) = found.values()
+    np.testing.assert_allclose(value, other, rtol=1e-6)
+    largest = max(float(jnp.abs(x).max()) for x in jax.tree.leaves(whole))
+    for one, two in zip(jax.tree.leaves(whole), jax.tree.leaves(by_blocks), strict=True):
+        np.testing.assert_allclose(one, two, atol=1e-5 * largest)
+    place = whole["decoder"] if config is SHARED else whole["decoder"]["layers"]["layer_0"]
+    assert all(float(jnp.abs(x).max()) > 1e-3 * largest for x in place["relative_bias"].values())
+
+
+@by_kind
+def test_a_bias_with_a_cache_is_that_of_the_whole_text(config):
+    tokens, params = texts().tokens[:2, :12], parameters(config)
+    whole = compiled(config)(params, tokens)
+    cache, parts = empty_cache(config, (2,), 12), []
+    for part in np.split(tokens, [7, 8, 9, 10, 11], axis=1):
+        logits, cache = compiled(config)(params, part, cache=cache)
+        parts.append(logits)
+    np.testing.assert_allclose(np.concatenate(parts, axis=1), whole, atol=2e-5)
+
+
+@lru_cache
+def after_a_step(config, sizes):
+    """Loss, and parameters after a step by the whole gradient."""
+    rule = OptimizerConfig(schedule=Constant(peak=1.0), optimizer=SGD(momentum=0.0), clip_norm=None)
+    optimizer = make_optimizer(rule, 3, declarations(config))
+    its = step_on(config, dict(sizes), optimizer, rows=ROWS, length=TEXT)
+    params = parameters(config)
+    state = step.TrainState(np.int32(0), params, optimizer.init(params), new_guard())
+    state = jax.tree.map(lambda x, to: jax.device_put(np.array(x), to.sharding), state, its.state)
+    state, metrics = its.compiled(state, put_batch(texts(), its.mesh, ROWS))
+    return float(metrics.loss), jax.device_get(state.params)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [dict(data=2, fsdp=2, tensor=2), dict(context=2, tensor=2, data=2)],
+    ids=["fsdp and tensor", "ring"],
+)
+@by_kind
+@pytest.mark.slow(but=["of each layer-fsdp and tensor"])
+def test_a_bias_trains_on_eight_devices_as_on_one(config, sizes):
+    loss, params = after_a_step(config, tuple(sizes.items()))
+    expected, wanted = after_a_step(config, (("data", 1),))
+    np.testing.assert_allclose(loss, expected, rtol=1e-5)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=2e-5), params, wanted)
+
+
+def test_muon_takes_a_bias_by_its_axes_and_costs_count_it():
+    layer = declarations(BLENDED)["decoder"]["layers"]["layer_0"]["relative_bias"]
+    assert (layer["gate"].role, layer["gate"].sides) == ("kernel", ((1,), (2,)))
+    assert layer["gate"].spec({"tensor": 2}) == P(None, None, "tensor")
+    assert (layer["size"].role, layer["size"].sides) == ("vector", ((), ()))
+    table = declarations(SHARED)["decoder"]["relative_bias"]["gate"]
+    assert (table.role, table.sides) == ("kernel", ((0,), (1,)))
+    for config in KINDS.values():
+        count = sum(x.size for x in jax.tree.leaves(parameters(config)))
+        assert costs.parameters(config) == count
+
+
+def test_what_a_bias_leaves_out_is_named_by_the_model():
+    with pytest.raises(NotImplementedError, match=r"Nearness has no parameters\(...\), which the"):
+        Transformer(with_positions(Nearness())).init(jax.random.key(0), jnp.arange(5))
+
+    @dataclass(frozen=True, kw_only=True)
+    class Silent(options.ScoreBias):
+        def parameters(self, num_heads):
+            return {}
+
+    with pytest.raises(
+        NotImplementedError, match=r"Silent has no __call__\(...\), which attention"
+    ):
+        Transformer(with_positions(Silent())).init(jax.random.key(0), jnp.arange(5))
+
+
+def test_a_bias_is_looked_at_as_those_of_the_library():
+    params = parameters(BLENDED)
+    bias = inspect.position_bias(BLENDED, params, 5)
+    own = params["decoder"]["layers"]["layer_0"]["relative_bias"]
+    at = jnp.arange(5)
+    expected = Blend()(jax.tree.map(lambda x: x[0], own), at, at, causal=True)
+    np.testing.assert_allclose(bias, expected, rtol=1e-6)
+    curve = inspect.score_by_distance(BLENDED, 5, params=params)
+    np.testing.assert_allclose(curve, expected[:, -1, ::-1], rtol=1e-6)

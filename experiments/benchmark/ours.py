@@ -123,7 +123,7 @@ def attention(
     rows = jax.sharding.PartitionSpec("data")
     given = [jax.device_put(x, jax.sharding.NamedSharding(mesh, rows)) for x in given]
     at = jnp.arange(size.length)
-    mask = F.PositionMask(at, at, sight=F.Sight(causal=True, window=window, in_order=True))
+    mask = F.AttentionMask(at, at, rule=F.MaskRule(causal=True, window=window, contiguous=True))
 
     def slopes(*given: Any) -> Any:
         def total(query: Any, key: Any, value: Any) -> Any:

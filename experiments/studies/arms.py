@@ -158,6 +158,7 @@ def positions(baseline: Arm, run: Pretrain) -> Iterator[Arm]:
         "RoPE, base 500,000": c.Rope(base=5e5),
         "ALiBi": c.Alibi(),
         "T5 bias": c.T5Bias(),
+        "FIRE": c.Fire(),
         "Transformer-XL": c.TransformerXL(),
     }
     for name, kind in kinds.items():

@@ -21,6 +21,7 @@ from jaxformer import functional as F
 from jaxformer import parallel
 from jaxformer.config import TransformerConfig, to_json
 from jaxformer.layers.mode import Remat
+from jaxformer.options import IMPORTED
 from jaxformer.parallel import Hosts, MeshConfig
 from jaxformer.training.gradient import Objective
 from jaxformer.training.guard import Skipping
@@ -180,6 +181,7 @@ def show_run(
         print("Run: " + "\n  ".join(lines), flush=True)
     again = [x for x in found[name].values() if x[0] not in ("--output", *RESUMES)]
     words = [name] * (name != next(iter(runs))) + begun
+    words += chain(*(("--import", module) for module in IMPORTED))
     return shlex.join(["python", "-m", f"experiments.{run.name}", *words, *chain(*again)])
 
 

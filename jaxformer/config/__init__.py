@@ -36,6 +36,7 @@ from jaxformer.config.model import Topology as Topology
 from jaxformer.config.model import TransformerConfig as TransformerConfig
 from jaxformer.config.positions import Alibi as Alibi
 from jaxformer.config.positions import BlockSparse as BlockSparse
+from jaxformer.config.positions import Fire as Fire
 from jaxformer.config.positions import Learned as Learned
 from jaxformer.config.positions import Positions as Positions
 from jaxformer.config.positions import Rope as Rope

@@ -6,7 +6,7 @@ from typing import Literal
 from jaxformer.config.axes import Norm, QKNorm, RMSNorm
 from jaxformer.config.checks import check_fields, require, require_pattern, require_positive
 from jaxformer.config.decay import Decay
-from jaxformer.config.positions import Positions, Rope, ScoreBias, T5Bias, Window
+from jaxformer.config.positions import Positions, Rope, ScoreBias, Window
 from jaxformer.config.rope_scaling import DynamicNTK, LongRope, NTKScaling
 
 Projection = Literal["query", "key", "value", "out"]
@@ -203,10 +203,11 @@ def _check_patterns(choice: MultiHead | SharedKV | Latent) -> None:
     for window in choice.windows:
         empty = isinstance(window, int) and window < 1
         require(not empty, f"A window holds at least one key; got {window}.")
-    tables = {p for p in choice.positions if isinstance(p, T5Bias)}
+    shared = {p for p in choice.positions if isinstance(p, ScoreBias) and p.shared}
     require(
-        len(tables) < 2,
-        f"One T5Bias table serves all layers of a stack; got {len(tables)} different ones.",
+        len(shared) < 2,
+        "One bias of scores may be shared by the layers of a stack; got "
+        f"{', '.join(sorted(map(repr, shared)))}.",
     )
     for rope in choice.positions:
         if isinstance(rope, Rope):

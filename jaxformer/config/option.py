@@ -3,8 +3,7 @@
 import dataclasses
 import types
 import typing
-from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn, Self
 
 from jaxformer.config.checks import check_fields
 
@@ -47,8 +46,27 @@ class Option:
         """Hold every field against its annotation; what more there is to check follows this."""
         check_fields(self)
 
+    def small(self) -> Self:
+        """The option with small sizes, as `TransformerConfig.tiny` has them."""
+        return self
 
-def left_out(name: str, caller: str) -> Callable[..., NoReturn]:
+
+class Parameter(NamedTuple):
+    """What an option learns: a shape on all devices together, and what its axes count.
+
+    Attributes:
+        shape: Of the array.
+        axes: A word for each axis, such as "features -> heads" (see `layers.parameters`).
+        start: A number, a `config` initialiser, or a function of (key, shape, dtype). None draws a
+            matrix by `FanIn`; vectors begin with zeros.
+    """
+
+    shape: tuple[int, ...]
+    axes: str
+    start: Any = None
+
+
+def left_out(name: str, caller: str) -> Any:
     """A method that an option may lack: whoever calls it then is told so.
 
     Args:

@@ -1,10 +1,15 @@
 """Where a token stands, and what it may see: positions and windows."""
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self
 
+from jaxtyping import Array, Float
+
+from jaxformer import functional as F
 from jaxformer.config.checks import check_fields, require, require_positive
-from jaxformer.config.option import Option, left_out
+from jaxformer.config.initialisation import Normal
+from jaxformer.config.option import Option, Parameter, left_out
 from jaxformer.config.rope_scaling import RopeScaling
 
 RopeTarget = Literal["q", "k", "v", "o"]
@@ -56,10 +61,27 @@ class Sinusoid:
 
 
 class ScoreBias(Option, protocol=True):
-    """A term of attention's scores that follows from the positions of query and key."""
+    """A term of attention's scores that follows from the positions of query and key.
 
+    An option has two methods. They know nothing of batches, caches, windows or devices, and are
+    asked for whole matrices, for tiles of them, forwards and by `jax.vjp`, and for single queries:
+
+        parameters(self, num_heads)      names of what is learned, a `Parameter` each
+        __call__(self, params, query_positions, key_positions, *, causal)
+                                         [heads, queries, keys], for [queries] and [keys]
+
+    `params` are the arrays by name, and may be of some of the heads only; so is the answer.
+    Without `causal` keys after the query are seen, too; otherwise they are masked, and get any
+    finite number. So do slots of a cache that hold nothing, whose position is the largest int32.
+    """
+
+    shared = False  # whether layers of a stack have one set of parameters
     parameters = left_out("parameters", "the model")
     __call__ = left_out("__call__", "attention")
+
+    def constants(self, num_heads: int) -> Mapping[str, Float[Array, "N ..."]]:
+        """Numbers of each head that are not learned, by name; they join `params`."""
+        return {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +129,20 @@ class Alibi(ScoreBias):
 
     scale: float = 1.0
 
+    def parameters(self, num_heads: int) -> Mapping[str, Parameter]:
+        """None."""
+        return {}
+
+    def constants(self, num_heads: int) -> Mapping[str, Float[Array, " N"]]:
+        """The slopes."""
+        return {"slopes": self.scale * F.alibi_slopes(num_heads)}
+
+    def __call__(
+        self, params: Any, query_positions: Array, key_positions: Array, *, causal: bool
+    ) -> Float[Array, "N T S"]:
+        """`F.alibi_bias`."""
+        return F.alibi_bias(params["slopes"], query_positions, key_positions)
+
 
 @dataclass(frozen=True, kw_only=True)
 class T5Bias(ScoreBias):
@@ -119,6 +155,7 @@ class T5Bias(ScoreBias):
 
     num_buckets: int = 32
     max_distance: int = 128
+    shared = True
 
     def __post_init__(self):
         super().__post_init__()
@@ -132,6 +169,75 @@ class T5Bias(ScoreBias):
             f"T5Bias.max_distance must exceed num_buckets / 2, the distances that have a bucket "
             f"each; got max_distance={self.max_distance}, num_buckets={self.num_buckets}.",
         )
+
+    def parameters(self, num_heads: int) -> Mapping[str, Parameter]:
+        """The table."""
+        return {"embedding": Parameter((self.num_buckets, num_heads), "rows -> heads", Normal())}
+
+    def __call__(
+        self, params: Any, query_positions: Array, key_positions: Array, *, causal: bool
+    ) -> Float[Array, "N T S"]:
+        """`F.t5_bias`."""
+        return F.t5_bias(
+            params["embedding"],
+            query_positions,
+            key_positions,
+            bidirectional=not causal,
+            max_distance=self.max_distance,
+        )
+
+    def small(self) -> Self:
+        """With eight buckets."""
+        return replace(self, num_buckets=8, max_distance=14)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fire(ScoreBias):
+    """Add what a small network of each layer makes of distance, relative to the query's position.
+
+        score[n, i, j] += f(log(c d + 1) / log(c max(L, i) + 1))[n]      d = i - j
+
+    with f a network of one hidden layer; f, c and L are learned (see `functional.fire_bias`). Its
+    argument lies between 0 and 1 in texts of any length.
+
+    Attributes:
+        hidden_dim: Width of the network.
+        length: L at first, in tokens: from this position on distances are taken relative to it.
+
+    References:
+        Li et al., Functional Interpolation for Relative Positions Improves Long Context
+        Transformers, 2023. arXiv:2310.04418, section 3
+    """
+
+    hidden_dim: int = 32
+    length: float = 512.0
+
+    def __post_init__(self):
+        super().__post_init__()
+        require_positive(self, "hidden_dim", "length")
+
+    def parameters(self, num_heads: int) -> Mapping[str, Parameter]:
+        """Of the network, c, and what multiplies `length`."""
+        return {
+            "hidden_kernel": Parameter((1, self.hidden_dim), "features -> features"),
+            "hidden_bias": Parameter((self.hidden_dim,), "features"),
+            "out_kernel": Parameter((self.hidden_dim, num_heads), "features -> heads"),
+            "out_bias": Parameter((num_heads,), "heads"),
+            "c": Parameter((), "", 0.1),
+            "length_factor": Parameter((), "", 1.0),
+        }
+
+    def __call__(
+        self, params: Any, query_positions: Array, key_positions: Array, *, causal: bool
+    ) -> Float[Array, "N T S"]:
+        """`F.fire_bias`."""
+        others = dict(params)
+        length = self.length * others.pop("length_factor")
+        return F.fire_bias(query_positions, key_positions, length=length, **others)
+
+    def small(self) -> Self:
+        """Eight hidden features, relative from position 8 on."""
+        return replace(self, hidden_dim=8, length=8.0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from jaxformer.config.attention import Attention, Latent, MultiHead, SharedKV
 from jaxformer.config.axes import Experts, FeedForward
 from jaxformer.config.decay import Decay
 from jaxformer.config.model import Embedding, EncoderDecoder, Head, TransformerConfig
-from jaxformer.config.positions import BlockSparse, Learned, Positions, Rope, T5Bias, Window
+from jaxformer.config.positions import BlockSparse, Learned, Positions, Rope, ScoreBias, Window
 from jaxformer.config.rope_scaling import DynamicNTK, Llama3Scaling, LongRope, RopeScaling, Yarn
 
 VOCABULARY = 128
@@ -118,8 +118,8 @@ def _tiny_positions(positions: Positions | None) -> Positions | None:
                 fraction=2 * pairs / HEAD_DIM,
                 scaling=_tiny_scaling(positions.scaling, pairs),
             )
-        case T5Bias():
-            return replace(positions, num_buckets=8, max_distance=14)
+        case ScoreBias():
+            return positions.small()
     return positions
 
 

@@ -1,5 +1,7 @@
 """What a whole model costs."""
 
+import math
+
 from jaxformer import config as c
 from jaxformer import functional as F
 from jaxformer.costs.attention import (
@@ -247,7 +249,7 @@ def _ring_bytes(config: c.TransformerConfig, length: int, tensor: int, context: 
     if context == 1:
         return 0.0
     heads, own = config.attention.num_heads / tensor, length // context
-    by_bias = c.Alibi | c.T5Bias | c.TransformerXL
+    by_bias = c.ScoreBias | c.TransformerXL
     relative = any(isinstance(p, by_bias) for p in config.attention.positions)
     arrays = own * length * (1 + 4 * relative * heads)
     return arrays + 20 * heads * min(F.RING_BLOCK, own // 2) * own / 2
@@ -337,9 +339,11 @@ def _stack(config: c.TransformerConfig, num_layers: int, *, cross: bool) -> int:
         total += attention_parameters(config, positions) + _feed_forward(config, feed_forward)
     if config.final_norm:
         total += norm_parameters(config.norm, d)
-    used = {config.layer(i).positions for i in range(num_layers)}
-    tables = {p for p in used if isinstance(p, c.T5Bias)}
-    return total + sum(t.num_buckets * config.attention.num_heads for t in tables)
+    biases = [config.layer(i).positions for i in range(num_layers)]
+    each = [p for p in biases if isinstance(p, c.ScoreBias) and not p.shared]
+    once = {p for p in biases if isinstance(p, c.ScoreBias) and p.shared}
+    learned = [p.parameters(config.attention.num_heads).values() for p in (*each, *once)]
+    return total + sum(math.prod(p.shape) for option in learned for p in option)
 
 
 def _source_embedding(config: c.TransformerConfig, vocab_size: int) -> int:

@@ -8,13 +8,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, PRNGKeyArray
 
 from jaxformer.functional.arguments import checked
-from jaxformer.functional.blockwise import blockwise_attention
-from jaxformer.functional.by_position import (
-    PositionBias,
-    PositionMask,
-    as_array,
-    check_rules,
+from jaxformer.functional.attention_mask import (
+    AttentionMask,
+    ScoreBias,
+    check_mask_and_bias,
+    materialized,
 )
+from jaxformer.functional.blockwise import blockwise_attention
 from jaxformer.functional.heads import check_heads, over_heads, weights_shape
 from jaxformer.functional.implementations import Implementation, chosen_implementation
 from jaxformer.functional.kernels import Asked, cudnn_attention, splash_attention
@@ -87,8 +87,8 @@ def dot_product_attention(
     query: Float[Array, "*batch T N H"],
     key: Float[Array, "*batch S K H"],
     value: Float[Array, "*batch S K Hv"],
-    mask: Bool[Array, "..."] | PositionMask | None = None,
-    bias: Float[Array, "..."] | PositionBias | None = None,
+    mask: Bool[Array, "..."] | AttentionMask | None = None,
+    bias: Float[Array, "..."] | ScoreBias | None = None,
     *,
     scale: float | Float[Array, ""] | None = None,
     logit_softcap: float | None = None,
@@ -115,9 +115,9 @@ def dot_product_attention(
         mask: True where the query may attend to the key. None allows every pair. With as many axes
             as ``query`` it broadcasts to ``[*batch, N, T, S]``; with fewer it has no axis for heads
             and broadcasts to ``[*batch, T, S]``. (So ``[N, T, S]`` for a batch is ``mask[None]``.)
-            Or a rule, a `PositionMask`, so that no such array need exist.
+            Or an `AttentionMask`, so that no such array need exist.
         bias: Added to the scores after scale and cap; broadcasts to ``[*batch, N, T, S]``. Must be
-            finite: to forbid a pair use ``mask``. Or a rule, an `AlibiRule` or a `BucketRule`.
+            finite: to forbid a pair use ``mask``. Or a `score_bias`.
         scale: Multiplies the dot products. None is ``H ** -0.5``; T5 uses 1. It may be learned: an
             array without axes, which queries are multiplied by before.
         logit_softcap: Keep scores inside ``(-c, c)`` by ``c * tanh(scores / c)``, as Gemma 2 does.
@@ -127,9 +127,9 @@ def dot_product_attention(
         dropout_key: Randomness for dropout.
         implementation: "xla" multiplies whole matrices of scores; "blockwise" is
             `blockwise_attention`; "cudnn" and "splash" are kernels of NVIDIA GPUs and of TPUs.
-            These three take rules, not arrays. "auto" picks the kernel of the platform where it can
-            do what is asked, else blocks where there are many scores, else whole matrices. Only
-            "xla" has a `jax.jvp`.
+            These take an `AttentionMask` and a `score_bias`, not arrays. "auto" picks the kernel of
+            the platform where it can do what is asked, else blocks where there are many scores,
+            else whole matrices. Only "xla" has a `jax.jvp`.
 
     Returns:
         The mean values of each head, in the dtype of ``query``.
@@ -166,18 +166,18 @@ def dot_product_attention(
             f"implementation must be in {get_args(Implementation)}; got {implementation!r}."
         )
     check_heads(query, key)
-    check_rules(query, key, mask, bias)
+    check_mask_and_bias(query, key, mask, bias)
     check_choices(normalizer, logit_softcap, dropout_rate, dropout_key)
     query, scale = scaled(query, scale)
     asked = Asked(mask, bias, logit_softcap, normalizer, dropout_rate)
-    rules: Any = mask, bias
+    lazy: Any = mask, bias
     match chosen_implementation(query, key, value, implementation, asked):
         case "blockwise":
             return blockwise_attention(
                 query,
                 key,
                 value,
-                *rules,
+                *lazy,
                 scale=scale,
                 logit_softcap=logit_softcap,
                 normalizer=normalizer,
@@ -185,10 +185,10 @@ def dot_product_attention(
                 dropout_key=dropout_key,
             )
         case "cudnn":
-            return cudnn_attention(query, key, value, rules[0], scale=scale)
+            return cudnn_attention(query, key, value, lazy[0], scale=scale)
         case "splash":
             return splash_attention(
-                query, key, value, rules[0], scale=scale, logit_softcap=logit_softcap
+                query, key, value, lazy[0], scale=scale, logit_softcap=logit_softcap
             )
     one_head = partial(
         attend,
@@ -197,7 +197,7 @@ def dot_product_attention(
         normalizer=normalizer,
     )
     arrays: dict[str, Array | None]
-    arrays = {"value": value, "mask": as_array(mask), "bias": as_array(bias)}
+    arrays = {"value": value, "mask": materialized(mask), "bias": materialized(bias)}
     if dropout_rate != 0.0:
         ones = jnp.ones(weights_shape(query, key), jnp.float32)
         arrays["multipliers"] = dropout(ones, dropout_rate, dropout_key)
@@ -221,8 +221,8 @@ def equal_queries(query: Array, key: Array) -> int:
 def attention_weights(
     query: Float[Array, "*batch T N H"],
     key: Float[Array, "*batch S K H"],
-    mask: Bool[Array, "..."] | PositionMask | None = None,
-    bias: Float[Array, "..."] | PositionBias | None = None,
+    mask: Bool[Array, "..."] | AttentionMask | None = None,
+    bias: Float[Array, "..."] | ScoreBias | None = None,
     *,
     scale: float | Float[Array, ""] | None = None,
     logit_softcap: float | None = None,
@@ -248,7 +248,7 @@ def attention_weights(
         ValueError: Shapes do not fit, or an option is out of its range.
     """
     check_heads(query, key)
-    check_rules(query, key, mask, bias)
+    check_mask_and_bias(query, key, mask, bias)
     check_choices(normalizer, logit_softcap, 0.0, None)
     query, scale = scaled(query, scale)
     one_head = partial(
@@ -257,7 +257,7 @@ def attention_weights(
         logit_softcap=logit_softcap,
         normalizer=normalizer,
     )
-    arrays = {"mask": as_array(mask), "bias": as_array(bias)}
+    arrays = {"mask": materialized(mask), "bias": materialized(bias)}
     weights = over_heads(one_head, "(t,s)", query, key, **arrays)
     return weights.reshape(weights_shape(query, key))
 

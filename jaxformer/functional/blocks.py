@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int, PRNGKeyArray
 
-from jaxformer.functional.by_position import PositionBias, PositionMask
+from jaxformer.functional.attention_mask import AttentionMask, ScoreBias
 from jaxformer.functional.linear import dropout
 from jaxformer.functional.scores import Normalizer
 
@@ -28,8 +28,8 @@ class Unit(NamedTuple):
     query: Float[Array, "G T H"]
     key: Float[Array, "S H"]
     value: Float[Array, "S Hv"]
-    mask: PositionMask | None
-    bias: PositionBias | None
+    mask: AttentionMask | None
+    bias: ScoreBias | None
     dropout_key: PRNGKeyArray | None
 
 
@@ -50,7 +50,8 @@ class Columns(NamedTuple):
     number: Int[Array, ""]
 
 
-QUERY_SIDE, KEY_SIDE = ("queries", "query_segments"), ("keys", "key_segments")
+QUERY_SIDE = "query_positions", "query_segments"
+KEY_SIDE = "key_positions", "key_segments"
 
 
 def rows_of(how: How, unit: Unit, index: Int[Array, ""]) -> Rows:
@@ -72,12 +73,12 @@ def cut(x: Any, index: Int[Array, ""], size: int, axis: int = 0) -> Any:
 
 
 def _side(unit: Unit, names: tuple[str, ...]) -> dict[str, Any]:
-    """The positions and segments of the rules, of one side."""
-    rules = {"mask": unit.mask, "bias": unit.bias}
+    """The positions and segments of mask and bias, of one side."""
+    both = {"mask": unit.mask, "bias": unit.bias}
     return {
-        what: {name: getattr(rule, name) for name in names if hasattr(rule, name)}
-        for what, rule in rules.items()
-        if rule is not None
+        what: {name: getattr(given, name) for name in names if hasattr(given, name)}
+        for what, given in both.items()
+        if given is not None
     }
 
 
@@ -93,13 +94,13 @@ def near(how: How, unit: Unit) -> Bool[Array, "rows columns"]:
         least, greatest = jnp.min(each, axis=-1), jnp.max(each, axis=-1)
         return jnp.expand_dims(least, axis), jnp.expand_dims(greatest, axis)
 
-    sight = unit.mask.sight
-    first, last = ends(unit.mask.queries, how.block[0], 1)
-    start, end = ends(unit.mask.keys, how.block[1], 0)
-    if sight.causal:
+    rule = unit.mask.rule
+    first, last = ends(unit.mask.query_positions, how.block[0], 1)
+    start, end = ends(unit.mask.key_positions, how.block[1], 0)
+    if rule.causal:
         found &= start <= last
-    if sight.window is not None:
-        found &= (end > first - sight.window) & (start <= last + sight.lookahead)
+    if rule.window is not None:
+        found &= (end > first - rule.window) & (start <= last + rule.lookahead)
     if unit.mask.query_segments is not None and unit.mask.key_segments is not None:
         low, high = ends(unit.mask.query_segments, how.block[0], 1)
         least, most = ends(unit.mask.key_segments, how.block[1], 0)
@@ -110,19 +111,16 @@ def near(how: How, unit: Unit) -> Bool[Array, "rows columns"]:
 class Meeting(NamedTuple):
     """What holds between a block of queries and one of keys."""
 
-    bias: Float32[Array, "G R C"] | None
     allowed: Bool[Array, "R C"] | None
     multipliers: Float32[Array, "G R C"] | None  # of the weights, by dropout
 
 
 def meeting(how: How, unit: Unit, rows: Rows, columns: Columns) -> Meeting:
-    """Mask, bias and dropout of a block of queries and one of keys."""
+    """Mask and dropout of a block of queries and one of keys."""
     shape = *rows.query.shape[:-1], how.block[1]
-    bias, allowed, multipliers = None, None, None
-    if unit.bias is not None:
-        bias = bias_between(unit.bias, rows, columns)
+    allowed, multipliers = None, None
     if unit.mask is not None:
-        allowed = unit.mask._replace(**rows.at["mask"], **columns.at["mask"]).whole()
+        allowed = unit.mask._replace(**rows.at["mask"], **columns.at["mask"]).materialize()
     if how.num_keys % how.block[1]:
         real = jnp.arange(how.block[1]) + columns.number * how.block[1] < how.num_keys
         real = jnp.broadcast_to(real, shape[-2:])
@@ -130,10 +128,14 @@ def meeting(how: How, unit: Unit, rows: Rows, columns: Columns) -> Meeting:
     if unit.dropout_key is not None:
         own = jax.random.fold_in(jax.random.fold_in(unit.dropout_key, rows.number), columns.number)
         multipliers = dropout(jnp.ones(shape, jnp.float32), how.dropout_rate, own)
-    return Meeting(bias, allowed, multipliers)
+    return Meeting(allowed, multipliers)
 
 
-def bias_between(rule: PositionBias, rows: Rows, columns: Columns) -> Float32[Array, "G R C"]:
+def bias_between(
+    bias: ScoreBias | None, rows: Rows, columns: Columns
+) -> Float32[Array, "G R C"] | None:
     """What is added to the scores of two blocks."""
-    own = rule._replace(**rows.at["bias"], **columns.at["bias"])
-    return own.whole().astype(jnp.float32)
+    if bias is None:
+        return None
+    at = rows.at["bias"]["query_positions"], columns.at["bias"]["key_positions"]
+    return bias.formula(bias.params, *at).astype(jnp.float32)

@@ -11,15 +11,9 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Float32, Int, PRNGKeyArray
 
 from jaxformer.functional.arguments import checked
-from jaxformer.functional.blocks import How, Unit, columns_of, meeting, near, rows_of
+from jaxformer.functional.attention_mask import AttentionMask, ScoreBias, check_mask_and_bias
+from jaxformer.functional.blocks import How, Unit, bias_between, columns_of, meeting, near, rows_of
 from jaxformer.functional.blockwise_gradient import gradient_of_unit
-from jaxformer.functional.by_position import (
-    AlibiRule,
-    BucketRule,
-    PositionBias,
-    PositionMask,
-    check_rules,
-)
 from jaxformer.functional.collectives import varies_over, varying
 from jaxformer.functional.heads import check_heads
 from jaxformer.functional.online_softmax import (
@@ -44,8 +38,8 @@ def blockwise_attention(
     query: Float[Array, "*batch T N H"],
     key: Float[Array, "*batch S K H"],
     value: Float[Array, "*batch S K Hv"],
-    mask: PositionMask | None = None,
-    bias: PositionBias | None = None,
+    mask: AttentionMask | None = None,
+    bias: ScoreBias | None = None,
     *,
     scale: float | Float[Array, ""] | None = None,
     logit_softcap: float | None = None,
@@ -69,8 +63,8 @@ def blockwise_attention(
         query: Queries of N heads.
         key: Keys of K heads.
         value: Values of K heads.
-        mask: Who may attend to whom, as a rule. None allows every pair.
-        bias: Added to the scores after scale and cap, as a rule.
+        mask: Who may attend to whom. None allows every pair.
+        bias: Added to the scores after scale and cap.
         scale: As in `dot_product_attention`, as are the options below.
         logit_softcap: Bound on the absolute score.
         normalizer: "softmax" or "relu".
@@ -82,14 +76,14 @@ def blockwise_attention(
         The mean values of each head, in the dtype of ``query``.
 
     Raises:
-        ValueError: Shapes do not fit, a rule is about others than these, an option is out of its
-            range, or dropout has no key.
+        ValueError: Shapes do not fit, mask or bias are of other tokens than these, an option is out
+            of its range, or dropout has no key.
 
     Example:
         >>> import jax.numpy as jnp
         >>> from jaxformer import functional as F
         >>> positions = jnp.arange(1000)
-        >>> mask = F.PositionMask(positions, positions, sight=F.Sight(causal=True))
+        >>> mask = F.AttentionMask(positions, positions, rule=F.MaskRule(causal=True))
         >>> query = key = jnp.ones((1000, 2, 8))
         >>> value = jnp.broadcast_to(positions[:, None, None].astype(float), key.shape)
         >>> F.blockwise_attention(query, key, value, mask)[:3, 0, 0]  # means of what was said
@@ -101,7 +95,7 @@ def blockwise_attention(
         2022. arXiv:2205.14135, sections 3.1 and B.2
     """
     check_heads(query, key)
-    check_rules(query, key, mask, bias)
+    check_mask_and_bias(query, key, mask, bias)
     check_choices(normalizer, logit_softcap, dropout_rate, dropout_key)
     block = block or (BLOCK[platform()],) * 2
     if min(block) < 1:
@@ -152,32 +146,36 @@ def padded(x: Array, block: int, axis: int) -> Array:
     return jnp.pad(x, width, mode="edge") if width[axis][1] else x
 
 
-def _per_unit(rule: Any, *, batch: tuple[int, ...], num_kv_heads: int, block: tuple[int, int]):
-    """A rule for each sequence and head of keys: positions padded, heads in groups."""
-    if rule is None:
+def _per_unit(
+    given: AttentionMask | ScoreBias | None,
+    *,
+    batch: tuple[int, ...],
+    num_kv_heads: int,
+    block: tuple[int, int],
+) -> Any:
+    """Mask or bias for each sequence and head of keys: positions padded, heads in groups."""
+    if given is None:
         return None
     count = math.prod(batch)
 
-    def places(x: Int[Array, "*batch T"] | None, block: int):
-        if x is None:
-            return None
+    def for_each(x: Array, block: int) -> Int[Array, "B K T"]:
         x = padded(jnp.broadcast_to(x, (*batch, x.shape[-1])).reshape(count, -1), block, axis=1)
         return jnp.broadcast_to(x[:, None], (count, num_kv_heads, x.shape[-1]))
 
-    def heads(x: Float[Array, "*any N"]) -> Float[Array, "..."]:
-        by_group = jnp.moveaxis(x.reshape(*x.shape[:-1], num_kv_heads, -1), -2, 0)
+    def in_groups(x: Array, axis: int | None) -> Float[Array, "B K ..."]:
+        if axis is None:
+            return jnp.broadcast_to(x, (count, num_kv_heads, *x.shape))
+        by_group = x.reshape(*x.shape[:axis], num_kv_heads, -1, *x.shape[axis + 1 :])
+        by_group = jnp.moveaxis(by_group, axis, 0)
         return jnp.broadcast_to(by_group, (count, *by_group.shape))
 
-    at = {"queries": places(rule.queries, block[0]), "keys": places(rule.keys, block[1])}
-    match rule:
-        case PositionMask():
-            at["query_segments"] = places(rule.query_segments, block[0])
-            at["key_segments"] = places(rule.key_segments, block[1])
-        case AlibiRule():
-            at["slopes"] = heads(rule.slopes)
-        case BucketRule():
-            at["table"] = heads(rule.table)
-    return rule._replace(**at)
+    if isinstance(given, ScoreBias):
+        given = given.map_heads(in_groups)
+    sides = {"query_positions": block[0], "key_positions": block[1]}
+    if isinstance(given, AttentionMask) and given.query_segments is not None:
+        sides |= {"query_segments": block[0], "key_segments": block[1]}
+    padded_sides: Any = {name: for_each(getattr(given, name), n) for name, n in sides.items()}
+    return given._replace(**padded_sides)
 
 
 def _each(function: Callable[..., Any], how: How, *units: Any) -> Any:
@@ -234,7 +232,8 @@ def _of_unit(
 
         def meet(j: Int[Array, ""], so_far: PartialAttention) -> PartialAttention:
             columns = columns_of(how, unit, j)
-            bias, allowed, multipliers = meeting(how, unit, rows, columns)
+            allowed, multipliers = meeting(how, unit, rows, columns)
+            bias = bias_between(unit.bias, rows, columns)
 
             def one_head(query: Array, bias: Array | None, multipliers: Array | None):
                 return attend(query, columns.key, columns.value, allowed, bias, multipliers)

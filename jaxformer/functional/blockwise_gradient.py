@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int
 
+from jaxformer.functional.attention_mask import ScoreBias
 from jaxformer.functional.blocks import (
     Columns,
     How,
@@ -18,7 +19,6 @@ from jaxformer.functional.blocks import (
     meeting,
     rows_of,
 )
-from jaxformer.functional.by_position import AlibiRule, BucketRule, PositionBias
 from jaxformer.functional.collectives import varies_over, varying
 from jaxformer.functional.products import factors
 from jaxformer.functional.scores import attention_scores
@@ -33,7 +33,7 @@ class Slopes(NamedTuple):
     query: Float32[Array, "G T H"]
     key: Float32[Array, "H S"]
     value: Float32[Array, "Hv S"]
-    bias: Float32[Array, "..."] | None
+    bias: Any  # parameters
 
 
 class Given(NamedTuple):
@@ -94,20 +94,23 @@ def gradient_of_unit(
         found = jax.lax.fori_loop(0, told.shape[1], step, start)
         return found[1:], found.query
 
-    learned = _learned(unit.bias)
+    params = None if unit.bias is None else unit.bias.params
     start = (
         zeros(*unit.key.shape[::-1]),
         zeros(*unit.value.shape[::-1]),
-        None if learned is None else zeros(*learned.shape),
+        jax.tree.map(lambda x: zeros(*x.shape), params),
     )
     (key, value, bias), query = jax.lax.scan(block_of_rows, start, jnp.arange(told.shape[0]))
     query = jnp.moveaxis(query, 0, 1).reshape(unit.query.shape)
+    if unit.bias is not None:  # positions have no gradient
+        bias = jax.tree.map(lambda x, like: x.astype(like.dtype), bias, params)
+        bias = ScoreBias(bias, None, None, unit.bias.formula)  # type: ignore[arg-type]
     return Unit(
         query.astype(unit.query.dtype),
         key.T.astype(unit.key.dtype),
         value.T.astype(unit.value.dtype),
         None,
-        _with_gradient(unit.bias, bias),
+        bias,
         None,
     )
 
@@ -116,7 +119,11 @@ def _meet(
     how: How, unit: Unit, rows: Rows, columns: Columns, given: Given, so_far: Slopes
 ) -> Slopes:
     """With what a block of queries and one of keys add."""
-    bias, allowed, multipliers = meeting(how, unit, rows, columns)
+    allowed, multipliers = meeting(how, unit, rows, columns)
+    bias, learned = None, so_far.bias
+    if unit.bias is not None:
+        between = lambda x: bias_between(unit.bias._replace(params=x), rows, columns)  # noqa: E731
+        bias, pull = jax.vjp(between, unit.bias.params)
     score = partial(attention_scores, scale=how.scale, logit_softcap=how.logit_softcap)
     capped = jax.vmap(score, in_axes=(0, None))(rows.query, columns.key)
     scores = capped if bias is None else capped + bias
@@ -131,9 +138,8 @@ def _meet(
     of_used = _product(given.slopes, columns.value, ((2,), (1,)))
     of_weights = of_used if multipliers is None else of_used * multipliers
     of_scores = steepness * (of_weights - given.mean[..., None])
-    learned = so_far.bias
-    if learned is not None:
-        learned = learned + _pull(unit.bias, rows, columns, of_scores)
+    if unit.bias is not None:
+        learned = jax.tree.map(lambda x, y: x + y.astype(x.dtype), learned, *pull(of_scores))
     if how.logit_softcap is not None:
         of_scores = of_scores * (1.0 - jnp.square(capped / how.logit_softcap))
     of_products = (how.scale * of_scores).astype(rows.query.dtype)
@@ -162,38 +168,3 @@ def _add(whole: Array, part: Array, first: Int[Array, ""]) -> Array:
     """Add a part to the columns that it is of."""
     here = jax.lax.dynamic_slice_in_dim(whole, first, part.shape[1], axis=1)
     return jax.lax.dynamic_update_slice_in_dim(whole, here + part, first, axis=1)
-
-
-def _learned(rule: PositionBias | None) -> Array | None:
-    """What of a rule has a gradient."""
-    match rule:
-        case AlibiRule():
-            return rule.slopes
-        case BucketRule():
-            return rule.table
-    return None
-
-
-def _with(rule: PositionBias, learned: Array, **others: Any) -> PositionBias:
-    """A rule with other numbers where it learns."""
-    if isinstance(rule, AlibiRule):
-        return rule._replace(slopes=learned, **others)
-    return rule._replace(table=learned, **others)
-
-
-def _pull(rule: Any, rows: Rows, columns: Columns, given: Float32[Array, "G R C"]) -> Array:
-    """The gradient of what is learned in a rule."""
-
-    def bias(x: Array) -> Array:
-        return bias_between(_with(rule, x), rows, columns)
-
-    (found,) = jax.vjp(bias, _learned(rule))[1](given)
-    return found.astype(jnp.float32)
-
-
-def _with_gradient(rule: Any, found: Array | None) -> Any:
-    """A rule's gradient: nothing for positions."""
-    learned = _learned(rule)
-    if learned is None or found is None:
-        return None
-    return _with(rule, found.astype(learned.dtype), queries=None, keys=None)

@@ -3,7 +3,7 @@
 import logging
 from typing import Literal
 
-from jaxformer.functional.by_position import is_rule
+from jaxformer.functional.attention_mask import AttentionMask, ScoreBias
 from jaxformer.functional.kernels import AnyArray, Asked, cudnn_cannot, splash_cannot
 from jaxformer.functional.platforms import target
 
@@ -63,10 +63,10 @@ def chosen_implementation(
 
 def _needs_arrays(asked: Asked) -> str | None:
     """Why attention by blocks cannot do this; None if it can."""
-    given = {"mask": asked.mask, "bias": asked.bias}
-    arrays = [name for name, x in given.items() if x is not None and not is_rule(x)]
+    given, lazy = {"mask": asked.mask, "bias": asked.bias}, AttentionMask | ScoreBias | None
+    arrays = [name for name, x in given.items() if not isinstance(x, lazy)]
     found = " and ".join(arrays)
-    return f"it takes rules of positions; got an array as {found}" if found else None
+    return f"it takes an AttentionMask and a score_bias; got an array as {found}" if found else None
 
 
 def many_scores(queries: int, keys: int) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxformer.functional.arguments import checked
-from jaxformer.functional.by_position import PositionMask, Sight
+from jaxformer.functional.attention_mask import AttentionMask, MaskRule
 from jaxformer.functional.collectives import varies_over, varying
 from jaxformer.functional.foreign_kernels import Kernel, Segments, by_kernel, outside_traces
 from jaxformer.functional.masks import segment_mask
@@ -26,7 +26,7 @@ def cudnn_attention(
     query: Float[Array, "*batch T N H"],
     key: Float[Array, "*batch S K H"],
     value: Float[Array, "*batch S K H"],
-    mask: PositionMask | None = None,
+    mask: AttentionMask | None = None,
     *,
     scale: float | Float[Array, ""] | None = None,
 ) -> Float[Array, "*batch T N H"]:
@@ -39,7 +39,7 @@ def cudnn_attention(
         query: Queries of N heads, in bfloat16 or float16.
         key: Keys of K heads.
         value: Values of K heads.
-        mask: A rule for tokens in order, or None.
+        mask: Of contiguous tokens, or None.
         scale: Multiplies the dot products.
 
     Returns:
@@ -48,15 +48,17 @@ def cudnn_attention(
     References:
         Dao et al., FlashAttention, 2022. arXiv:2205.14135
     """
-    sight = Sight() if mask is None else mask.sight
+    rule = MaskRule() if mask is None else mask.rule
     # A window that ends with the query's own token is causal.
-    causal = sight.causal or (sight.window is not None and sight.lookahead == 0)
+    causal = rule.causal or (rule.window is not None and rule.lookahead == 0)
     query, scale = scaled(query, scale)
-    kernel = CuDNN(scale, causal, sight.window)
+    kernel = CuDNN(scale, causal, rule.window)
     return _rows(kernel, query, key, value, mask)
 
 
-def _rows(kernel: Kernel, query: Array, key: Array, value: Array, mask: PositionMask | None) -> Any:
+def _rows(
+    kernel: Kernel, query: Array, key: Array, value: Array, mask: AttentionMask | None
+) -> Any:
     """Rows of a batch, which vary over the same devices each; JAX adds up gradients of others."""
     rows = [x.reshape(-1, *x.shape[-3:]) for x in (query, key, value)]
     given = *rows, segments_of(mask, query.shape[:-3])
@@ -96,7 +98,7 @@ class CuDNN(Kernel):
         )
 
 
-def segments_of(mask: PositionMask | None, batch: tuple[int, ...]) -> Segments:
+def segments_of(mask: AttentionMask | None, batch: tuple[int, ...]) -> Segments:
     """The segments of all rows of a batch; None if they are one document each."""
     if mask is None or mask.query_segments is None or mask.key_segments is None:
         return None
@@ -112,7 +114,7 @@ def splash_attention(
     query: Float[Array, "*batch T N H"],
     key: Float[Array, "*batch S K H"],
     value: Float[Array, "*batch S K H"],
-    mask: PositionMask | None = None,
+    mask: AttentionMask | None = None,
     *,
     scale: float | Float[Array, ""] | None = None,
     logit_softcap: float | None = None,
@@ -126,7 +128,7 @@ def splash_attention(
         query: Queries of N heads.
         key: Keys of K heads.
         value: Values of K heads.
-        mask: A rule for tokens in order, or None.
+        mask: Of contiguous tokens, or None.
         scale: Multiplies the dot products.
         logit_softcap: Bound on the absolute score.
         interpret: Run the kernel's steps on any platform, slowly: for tests.
@@ -140,13 +142,13 @@ def splash_attention(
         Context, 2023. arXiv:2310.01889
     """
     (T, N, width), S = query.shape[-3:], key.shape[-3]
-    sight = Sight() if mask is None else mask.sight
+    rule = MaskRule() if mask is None else mask.rule
     query, scale = scaled(query, scale)
     query = query * scale
     if pad := -width % (LANES // 2):  # zeros add nothing to scores
         wider = [(0, 0)] * (query.ndim - 1) + [(0, pad)]
         query, key, value = (jnp.pad(x, wider) for x in (query, key, value))
-    kernel = Splash(N, T, S, sight, logit_softcap, interpret)
+    kernel = Splash(N, T, S, rule, logit_softcap, interpret)
     return _rows(kernel, query, key, value, mask)[..., :width]
 
 
@@ -158,7 +160,7 @@ class Splash(Kernel):
     heads: int
     queries: int
     keys: int
-    sight: Sight
+    rule: MaskRule
     softcap: float | None
     interpret: bool
 
@@ -186,11 +188,11 @@ def _splash(asked: Splash) -> Any:
     # Here, since few programs need it and it takes long to import.
     from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
-    (T, S), sight = (asked.queries, asked.keys), asked.sight
-    ahead = 0 if sight.causal else sight.lookahead
-    seen: Any = splash.CausalMask((T, S)) if sight.causal else splash.FullMask((T, S))
-    if sight.window is not None:
-        seen = splash.LocalMask((T, S), window_size=(sight.window - 1, ahead), offset=0)
+    (T, S), rule = (asked.queries, asked.keys), asked.rule
+    ahead = 0 if rule.causal else rule.lookahead
+    seen: Any = splash.CausalMask((T, S)) if rule.causal else splash.FullMask((T, S))
+    if rule.window is not None:
+        seen = splash.LocalMask((T, S), window_size=(rule.window - 1, ahead), offset=0)
     block_q, block_kv = (math.gcd(512, n) for n in (T, S))
     sizes = splash.BlockSizes(
         block_q=block_q,
@@ -216,7 +218,7 @@ class Asked(NamedTuple):
     """What `dot_product_attention` is asked for.
 
     Attributes:
-        mask: An array, a rule, or None.
+        mask: An array, an `AttentionMask`, or None.
         bias: Likewise.
         logit_softcap: Bound on the scores.
         normalizer: How scores become weights.
@@ -249,11 +251,11 @@ def cudnn_cannot(query: AnyArray, key: AnyArray, value: AnyArray, asked: Asked) 
         return f"it has no soft cap; got logit_softcap {asked.logit_softcap}"
     if (reason := _kernels_cannot(query, value, asked)) is not None or asked.mask is None:
         return reason
-    lengths, sight = (query.shape[-3], value.shape[-3]), asked.mask.sight
+    lengths, rule = (query.shape[-3], value.shape[-3]), asked.mask.rule
     if asked.mask.query_segments is not None and any(length % 2 for length in lengths):
         return f"with segments its lengths are even; got {lengths[0]} and {lengths[1]}"
-    if sight.window is not None and sight.lookahead > 0 and not sight.causal:
-        return f"its windows end with the query's token; got a lookahead of {sight.lookahead}"
+    if rule.window is not None and rule.lookahead > 0 and not rule.causal:
+        return f"its windows end with the query's token; got a lookahead of {rule.lookahead}"
     return None
 
 
@@ -285,10 +287,10 @@ def _kernels_cannot(query: AnyArray, value: AnyArray, asked: Asked) -> str | Non
     if value.shape[-1] != query.shape[-1]:
         return f"values are as wide as keys; got {value.shape[-1]} and {query.shape[-1]}"
     mask = asked.mask
-    if mask is not None and not (isinstance(mask, PositionMask) and mask.sight.in_order):
-        given = type(mask).__name__ if not isinstance(mask, PositionMask) else str(mask.sight)
+    if mask is not None and not (isinstance(mask, AttentionMask) and mask.rule.contiguous):
+        given = type(mask).__name__ if not isinstance(mask, AttentionMask) else str(mask.rule)
         return (
-            "it counts tokens itself; the mask must be a PositionMask whose sight is in_order; "
+            "it counts tokens itself; the mask must be an AttentionMask whose rule is contiguous; "
             f"got {given}"
         )
     if mask is not None and query.shape[-3] != value.shape[-3]:

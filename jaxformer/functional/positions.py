@@ -4,6 +4,7 @@ import bisect
 import math
 from typing import Literal, get_args
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Integer, Real
@@ -250,6 +251,95 @@ def relative_position_bias(
         Transformer, 2019. arXiv:1910.10683, section 2.1
     """
     return jnp.moveaxis(embed(table, buckets), -1, -3)
+
+
+@checked
+def t5_bias(
+    table: Float[Array, "buckets N"],
+    query_positions: Integer[Array, "*#batch T"],
+    key_positions: Integer[Array, "*#batch S"],
+    *,
+    bidirectional: bool,
+    max_distance: int = 128,
+) -> Float[Array, "*batch N T S"]:
+    """The bias of T5: `relative_position_bias` of the buckets of all distances.
+
+    Args:
+        table: Learned; one row per bucket.
+        query_positions: Absolute positions of the queries.
+        key_positions: Absolute positions of the keys.
+        bidirectional: As in `relative_position_buckets`.
+        max_distance: As in `relative_position_buckets`.
+
+    Returns:
+        Terms to add to the scores, in the dtype of the table.
+
+    References:
+        Raffel et al., Exploring the Limits of Transfer Learning with a Unified Text-to-Text
+        Transformer, 2019. arXiv:1910.10683, section 2.1
+    """
+    queries, keys = beside(query_positions, key_positions)
+    buckets = relative_position_buckets(
+        keys - queries,
+        bidirectional=bidirectional,
+        num_buckets=table.shape[0],
+        max_distance=max_distance,
+    )
+    return relative_position_bias(table, buckets)
+
+
+@checked
+def fire_bias(
+    query_positions: Integer[Array, "*#batch T"],
+    key_positions: Integer[Array, "*#batch S"],
+    *,
+    hidden_kernel: Float[Array, "1 F"],
+    hidden_bias: Float[Array, " F"],
+    out_kernel: Float[Array, "F N"],
+    out_bias: Float[Array, " N"],
+    c: Float[Array, ""],
+    length: Float[Array, ""],
+) -> Float[Array, "*batch N T S"]:
+    """A small network makes the bias of each head from the distance, on a bounded scale.
+
+        bias[:, i, j] = relu(x[i, j] @ hidden_kernel + hidden_bias) @ out_kernel + out_bias
+        x[i, j] = log(abs(c d) + 1) / (log(abs(c p) + 1) + 1e-6)
+        d = query_positions[i] - key_positions[j];    p = max(query_positions[i], abs(length))
+
+    Under a causal mask x stays between 0 and 1 however long the text: from position `length` on,
+    distances are taken relative to the query's position. It holds T * S * F numbers.
+
+    Args:
+        query_positions: Absolute positions of the queries.
+        key_positions: Absolute positions of the keys.
+        hidden_kernel: Of the network's hidden layer.
+        hidden_bias: Likewise.
+        out_kernel: From the hidden layer to heads.
+        out_bias: Likewise.
+        c: How fast the scale is compressed, 0.1 at first.
+        length: Positions before this share one scale, 512 at first.
+
+    Returns:
+        Terms to add to the scores, float32.
+
+    References:
+        Li et al., Functional Interpolation for Relative Positions Improves Long Context
+        Transformers, 2023. arXiv:2310.04418, section 3 and the code of appendix E
+    """
+    queries, keys = beside(query_positions, key_positions)
+    distance = (queries - keys).astype(jnp.float32)
+    furthest = jnp.maximum(queries.astype(jnp.float32), jnp.abs(length))
+
+    def compressed(x: Array) -> Array:
+        return jnp.log1p(jnp.abs(c * x))
+
+    x = compressed(distance) / (compressed(furthest) + 1e-6)
+    shape = (*x.shape, hidden_bias.shape[0])
+    kernel, bias = (jnp.broadcast_to(p, shape) for p in (hidden_kernel[0], hidden_bias))
+    hidden = jax.nn.relu(x[..., None] * kernel + bias)
+    highest = jax.lax.Precision.HIGHEST
+    found = jnp.einsum("...tsf,fn->...nts", hidden, out_kernel, precision=highest)
+    return found + jnp.broadcast_to(out_bias[:, None, None], found.shape)
 
 
 @checked

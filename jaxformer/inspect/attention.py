@@ -236,28 +236,24 @@ def _weights(
 
 def _of_heads(given: Any, axes: int, heads: Int[Array, " n"]) -> Any:
     """A mask or a bias of these heads; one without an axis for heads stays as it is."""
-    match given:
-        case F.AlibiRule():
-            return given._replace(slopes=given.slopes[heads])
-        case F.BucketRule():
-            return given._replace(table=given.table[:, heads])
-        case F.PositionMask() | None:
-            return given
+    if isinstance(given, F.ScoreBias):
+        return given.map_heads(lambda x, axis: x if axis is None else jnp.take(x, heads, axis))
+    if given is None or isinstance(given, F.AttentionMask):
+        return given
     by_head = given.ndim >= axes or jnp.issubdtype(given.dtype, jnp.floating)
     return given[..., heads, :, :] if by_head and given.shape[-3] > 1 else given
 
 
 def _of_queries(given: Any, rows: slice) -> Any:
     """A mask or a bias of these queries."""
-    match given:
-        case F.PositionMask(query_segments=segments):
-            segments = None if segments is None else segments[..., rows]
-            return given._replace(queries=given.queries[..., rows], query_segments=segments)
-        case F.AlibiRule() | F.BucketRule():
-            return given._replace(queries=given.queries[..., rows])
-        case None:
-            return None
-    return given[..., rows, :] if given.shape[-2] > 1 else given
+    if given is None:
+        return None
+    if not isinstance(given, F.AttentionMask | F.ScoreBias):
+        return given[..., rows, :] if given.shape[-2] > 1 else given
+    given = given._replace(query_positions=given.query_positions[..., rows])
+    if isinstance(given, F.AttentionMask) and given.query_segments is not None:
+        given = given._replace(query_segments=given.query_segments[..., rows])
+    return given
 
 
 def _decay_weights(

@@ -9,10 +9,11 @@ from jaxtyping import Array, Float, Float32, Int
 from jaxformer import config as c
 from jaxformer import functional as F
 from jaxformer.inspect.sizes import readable
-from jaxformer.inspect.trace import Params, Stack, read_by_head, stacks_of
+from jaxformer.inspect.trace import Params, Stack, layers_of, read_by_head, stacks_of
 from jaxformer.layers.embedding import Embedder
 from jaxformer.layers.guide import frequencies
 from jaxformer.layers.mode import Mode
+from jaxformer.layers.score_bias import score_bias
 
 
 def added_positions(
@@ -80,7 +81,7 @@ def position_bias(
     stack: Stack | None = None,
     max_bytes: int = 2**30,
 ) -> Float[Array, "N T T"]:
-    """What ALiBi or T5 buckets add to the scores of each head.
+    """What a bias of scores, such as ALiBi or T5's, adds to those of each head.
 
     Args:
         config: The model.
@@ -121,17 +122,20 @@ def _bias(
     """What positions add to the scores between these."""
     stack = stack or read_by_head(config)
     own, kind = _positions(config, layer, stack)
-    match kind:
-        case c.Alibi(scale=scale):
-            slopes = scale * F.alibi_slopes(own.attention.num_heads)
-            return F.AlibiRule(queries, keys, slopes).whole()
-        case c.T5Bias(max_distance=distance):
-            if stack not in params:
-                raise ValueError("T5's bias is learned; pass the model's parameters, params=.")
-            table = jnp.asarray(params[stack]["relative_bias"]["embedding"])
-            sorting = F.Buckets(bidirectional=stack == "encoder", max_distance=distance)
-            return F.BucketRule(queries, keys, table, sorting).whole()
-    raise ValueError(f"Layer {layer} of the {stack} adds no bias by position; it has {kind}.")
+    if not isinstance(kind, c.ScoreBias):
+        raise ValueError(f"Layer {layer} of the {stack} adds no bias by position; it has {kind}.")
+    heads = own.attention.num_heads
+    learned: Params = {}
+    if kind.parameters(heads):
+        if stack not in params:
+            raise ValueError(
+                f"The bias of {type(kind).__name__} is learned; pass the model's parameters, "
+                "params=."
+            )
+        of_stack = params[stack]
+        learned = (of_stack if kind.shared else layers_of(of_stack)[layer])["relative_bias"]
+    causal = stack != "encoder"
+    return score_bias(kind, learned, heads, queries, keys, causal=causal).materialize()
 
 
 def score_by_distance(
@@ -147,7 +151,7 @@ def score_by_distance(
         rotary     mean over feature pairs of cos(distance * frequency), 1 for pairs not turned:
                    the score of a query and a key that are equal, and whose pairs are of equal
                    size, in units of that at distance 0
-        ALiBi, T5  the bias
+        a bias     the bias, from the last token on
 
     Args:
         config: The model.
@@ -174,7 +178,7 @@ def score_by_distance(
             turned = kind.width(own.attention.rotary_dim) / _key_width(own)
             cosines = jnp.cos(rotation_angles(config, length, layer=layer, stack=stack))
             return (turned * jnp.mean(cosines, axis=-1) + 1 - turned)[None]
-        case c.Alibi() | c.T5Bias():
+        case c.ScoreBias():
             back = length - 1 - jnp.arange(length)  # from the last token to the first
             bias = _bias(config, params or {}, back[:1], back, layer, stack)
             return bias[:, 0].astype(jnp.float32)

@@ -16,6 +16,7 @@ from jaxformer.layers.guide import Guide
 from jaxformer.layers.kinds import own_attention
 from jaxformer.layers.mode import Mode, dropout
 from jaxformer.layers.norms import Norm
+from jaxformer.layers.score_bias import ScoreBias, of_each_layer
 from jaxformer.layers.watch import watch
 
 NO_GUIDE = Guide()
@@ -65,6 +66,10 @@ class Block(nn.Module):
         cfg, choice, together = self.config, self.choice, adds_up_once(self.config)
         attention = own_attention(cfg, choice.positions, self.mode, self.causal, parts=together)
         own = None if cache is None else cache.own
+        option = of_each_layer(choice.positions, heads := cfg.attention.num_heads)
+        if option is not None and guide.queries is not None and guide.keys is not None:
+            bias = ScoreBias(option, heads, self.mode, self.causal, name="relative_bias")
+            guide = guide._replace(bias=bias(guide.queries, guide.keys))
 
         def attend(y: Float[Array, "*batch T D"]) -> Float[Array, "*batch T D"]:
             nonlocal own

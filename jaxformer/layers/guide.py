@@ -41,8 +41,8 @@ class Guide(NamedTuple):
     arrays are those of several layers.
     """
 
-    mask: Bool[Array, "..."] | F.PositionMask | None = None
-    bias: Float[Array, "..."] | F.PositionBias | None = None
+    mask: Bool[Array, "..."] | F.AttentionMask | None = None
+    bias: Float[Array, "..."] | F.ScoreBias | None = None
     rotations: Complex64[Array, "*batch T C"] | None = None
     queries: Int[Array, "*batch T"] | None = None
     keys: Int[Array, "*batch S"] | None = None
@@ -52,16 +52,16 @@ class Guide(NamedTuple):
     layer: Int[Array, ""] | None = None
 
 
-def rule(
-    window: c.Window, queries: Places, keys: Places, *, causal: bool, in_order: bool = False
-) -> F.PositionMask:
+def attention_mask(
+    window: c.Window, queries: Places, keys: Places, *, causal: bool, contiguous: bool = False
+) -> F.AttentionMask:
     """Which keys each query may see, but for a window that is a pattern of blocks."""
     width = window if isinstance(window, int) else None
     lookahead = 0 if causal or width is None else width - 1
-    sight = F.Sight(causal=causal, window=width, lookahead=lookahead, in_order=in_order)
+    rule = F.MaskRule(causal=causal, window=width, lookahead=lookahead, contiguous=contiguous)
     segments = queries.segments, keys.segments
     own = (None, None) if any(x is None for x in segments) else segments
-    return F.PositionMask(queries.positions, keys.positions, *own, sight)
+    return F.AttentionMask(queries.positions, keys.positions, *own, rule)
 
 
 def mask(
@@ -79,7 +79,7 @@ def mask(
     none, since the number of axes tells it from one that heads share.
     """
     at, others = queries.positions, keys.positions
-    joined = rule(window, queries, keys, causal=causal).whole()
+    joined = attention_mask(window, queries, keys, causal=causal).materialize()
     if not isinstance(window, c.BlockSparse):
         return joined
     blocks = F.block_sparse_mask(
@@ -96,7 +96,7 @@ def mask(
 
 def source_rule(
     places: Places, source_segments: Int[Array, "*batch S"] | None
-) -> F.PositionMask | None:
+) -> F.AttentionMask | None:
     """Which source tokens each target token may see: those of its own pair, never padding (0)."""
     if source_segments is None:
         return None
@@ -107,7 +107,7 @@ def source_rule(
     else:
         own, others = places.segments, jnp.where(real, source_segments, -1)
     nowhere = jnp.zeros(others.shape[-1:], jnp.int32)
-    return F.PositionMask(jnp.zeros_like(places.positions), nowhere, own, others)
+    return F.AttentionMask(jnp.zeros_like(places.positions), nowhere, own, others)
 
 
 def rotations(

@@ -36,8 +36,8 @@ class Attended(NamedTuple):
 
     query: Float[Array, "*batch T N H"]
     key: Float[Array, "*batch S K H"]
-    mask: Bool[Array, "..."] | F.PositionMask | None
-    bias: Float[Array, "..."] | F.PositionBias | None
+    mask: Bool[Array, "..."] | F.AttentionMask | None
+    bias: Float[Array, "..."] | F.ScoreBias | None
     weighing: Weighing
 
 
@@ -141,10 +141,12 @@ def mix(
         weighing: Scale, soft cap and normalizer.
     """
     same, key = value is key, key.astype(query.dtype)
+    ring, bias = mode.axes.context, guide.bias
+    if ring is not None:
+        bias = F.materialized(bias)
     value = key if same else value.astype(query.dtype)
-    watch(module, "attended", Attended(query, key, guide.mask, guide.bias, weighing))
+    watch(module, "attended", Attended(query, key, guide.mask, bias, weighing))
     dropping = not mode.deterministic and dropout_rate > 0
-    ring = mode.axes.context
     attend: Callable[..., Array] = partial(
         F.dot_product_attention, implementation=mode.attention_implementation
     )
@@ -155,7 +157,7 @@ def mix(
         key,
         value,
         guide.mask,
-        guide.bias,
+        bias,
         dropout_rate=dropout_rate if dropping else 0.0,
         dropout_key=dropout_key(module, mode.axes.tensor) if dropping else None,
         **vars(weighing),

@@ -14,11 +14,11 @@ from jaxformer.functional.collectives import SUM
 from jaxformer.layers import guide as g
 from jaxformer.layers.block import NO_GUIDE, Block
 from jaxformer.layers.cache import NOWHERE, Cache, KVCache, LayerCache, turns, windows
-from jaxformer.layers.embedding import Table
 from jaxformer.layers.guide import Guide, Places
 from jaxformer.layers.mode import Mode
 from jaxformer.layers.norms import Norm
 from jaxformer.layers.parameters import my_share
+from jaxformer.layers.score_bias import ScoreBias, of_each_layer
 from jaxformer.layers.watch import NUDGED, WATCHED, watch
 
 # What stands between a kernel's shares and its product: to keep that would be to keep the kernel.
@@ -104,13 +104,17 @@ class Stack(nn.Module):
         memory_guide: Guide = NO_GUIDE,
         cache: Cache | None = None,
         *,
-        in_order: bool = False,
+        contiguous: bool = False,
     ) -> tuple[Float[Array, "*batch T D"], Cache | None]:
         """The last hidden vectors, and the cache with the new tokens where there is one."""
         period = self.config.period
         repeats, rest = divmod(self.num_layers, period)
         guides, positions = self.guides(
-            min(period, self.num_layers), places, cache, batch_axes=x.ndim - 2, in_order=in_order
+            min(period, self.num_layers),
+            places,
+            cache,
+            batch_axes=x.ndim - 2,
+            contiguous=contiguous,
         )
         stacked: Any = (NOTHING,) * period if cache is None else cache.layers
         tail: Any = (NOTHING,) * rest if cache is None else cache.tail
@@ -154,7 +158,7 @@ class Stack(nn.Module):
         cache: Cache | None,
         *,
         batch_axes: int,
-        in_order: bool,
+        contiguous: bool,
     ) -> tuple[tuple[Guide, ...], tuple[Int[Array, "*batch S"], ...]]:
         """One guide per layer of the pattern, and the positions that the cache then holds.
 
@@ -175,8 +179,8 @@ class Stack(nn.Module):
                 positions = (*positions, written)
             places = Places(places.positions)
         recurrent = isinstance(attention, c.Decay)
-        in_order = in_order and cache is None and self.mode.axes.context is None
-        masks = {} if recurrent else self.masks(places, keys, batch_axes, in_order)
+        contiguous = contiguous and cache is None and self.mode.axes.context is None
+        masks = {} if recurrent else self.masks(places, keys, batch_axes, contiguous)
         length = jnp.max(everyone.positions, axis=-1) + 1
         if cache is not None:
             length = jnp.maximum(cache.reach, cache.length + jnp.sum(real, axis=-1))
@@ -206,13 +210,15 @@ class Stack(nn.Module):
         queries: Places,
         keys: dict[c.Window, Places],
         batch_axes: int,
-        in_order: bool,
-    ) -> dict[c.Window, Bool[Array, "..."] | F.PositionMask | None]:
+        contiguous: bool,
+    ) -> dict[c.Window, Bool[Array, "..."] | F.AttentionMask | None]:
         """What may be seen of the keys of each window."""
 
-        def one(window: c.Window, others: Places) -> Bool[Array, "..."] | F.PositionMask | None:
+        def one(window: c.Window, others: Places) -> Bool[Array, "..."] | F.AttentionMask | None:
             if self.by_rule(window, queries, others):
-                return g.rule(window, queries, others, causal=self.causal, in_order=in_order)
+                return g.attention_mask(
+                    window, queries, others, causal=self.causal, contiguous=contiguous
+                )
             mask = g.mask(
                 window,
                 queries,
@@ -264,28 +270,17 @@ class Stack(nn.Module):
         pairs: set[tuple[c.Positions | None, c.Window]],
         queries: Places,
         keys: dict[c.Window, Places],
-    ) -> dict[tuple[c.Positions | None, c.Window], Float[Array, "*batch N T S"] | F.PositionBias]:
-        """What positions add to the scores, for each kind and window."""
-        heads, at = self.config.attention.num_heads, queries.positions
-        table: Table | None = None
+    ) -> dict[tuple[c.Positions | None, c.Window], Float[Array, "*batch N T S"] | F.ScoreBias]:
+        """What positions add to the scores, for each kind and window that layers share."""
+        heads, modules = self.config.attention.num_heads, dict[c.ScoreBias, ScoreBias]()
         found: dict[tuple[c.Positions | None, c.Window], Any] = {}
         for kind, window in sorted(pairs, key=repr):
-            others = keys[window].positions
-            rule: F.PositionBias | None = None
-            match kind:
-                case c.Alibi(scale=scale):
-                    slopes = my_share(scale * F.alibi_slopes(heads), self.mode.axes.tensor, axis=0)
-                    rule = F.AlibiRule(at, others, slopes)
-                case c.T5Bias(num_buckets=buckets, max_distance=distance):
-                    wide = replace(self.mode, dtype=jnp.float32)
-                    table = table or Table(
-                        buckets, heads, c.Normal(), wide, "rows -> heads", name="relative_bias"
-                    )
-                    sorting = F.Buckets(bidirectional=not self.causal, max_distance=distance)
-                    rule = F.BucketRule(at, others, table(), sorting)
-                case c.ScoreBias():
-                    kind(at, others)  # says what it leaves out
-            if rule is not None:
-                by_rule = self.by_rule(window, queries, keys[window])
-                found[kind, window] = rule if by_rule else rule.whole()
+            if not isinstance(kind, c.ScoreBias) or of_each_layer(kind, heads) is not None:
+                continue
+            if kind not in modules:
+                name = "relative_bias" if kind.shared else None  # others have no parameters
+                modules[kind] = ScoreBias(kind, heads, self.mode, self.causal, name=name)
+            bias = modules[kind](queries.positions, keys[window].positions)
+            lazy = self.by_rule(window, queries, keys[window])
+            found[kind, window] = bias if lazy else bias.materialize()
         return found

@@ -56,7 +56,7 @@ class Transformer(nn.Module):
         cache: Cache | None = None,
         logits_at: Integer[Array, "*batch Q"] | None = None,
         targets: Integer[Array, "*batch Q"] | None = None,
-        in_order: bool | None = None,
+        contiguous: bool | None = None,
         deterministic: bool = True,
     ) -> Float[Array, "*batch Q V"] | tuple[Float[Array, "*batch Q V"], Cache] | F.TokenScores:
         """Logits of the next token (decoders) or of each token (encoders).
@@ -79,7 +79,7 @@ class Transformer(nn.Module):
             targets: Token ids that should have been said. With them the answer is what losses ask
                 of the logits, which are not there all at once where they are many (see
                 `F.linear_scores`). Not with a cache.
-            in_order: Whether positions rise by one from each token to the next of its segment, as
+            contiguous: Whether positions rise by one from each token to the next of its segment, as
                 attention kernels that count tokens themselves need; by default, if none are given.
             deterministic: False switches dropout on (give rngs={"dropout": key} to apply).
 
@@ -128,7 +128,7 @@ class Transformer(nn.Module):
                 count = cfg.topology.num_encoder_layers
                 encoder = Stack(cfg.encoder, count, causal=False, mode=mode, name="encoder")
                 embedded = self.embed(reader, rows, source, at)
-                memory, _ = encoder(embedded, at, in_order=source_positions is None)
+                memory, _ = encoder(embedded, at, contiguous=source_positions is None)
                 memory = F.to_parts(memory, self.axes.tensor)  # once for the keys of all layers
                 if cache is not None:
                     cache = cache._replace(source_segments=source_segments)
@@ -140,15 +140,17 @@ class Transformer(nn.Module):
                     source_segments, self.axes.context, axis=source_segments.ndim - 1, tiled=True
                 )
             seen = source_rule(readers, source_segments)
-            blocks = seen is not None and mode.by_rule(seen.queries.shape[-1], seen.keys.shape[-1])
-            memory_guide = Guide(seen if blocks else F.as_array(seen))
+            lazy = seen is not None and mode.by_rule(
+                seen.query_positions.shape[-1], seen.key_positions.shape[-1]
+            )
+            memory_guide = Guide(seen if lazy else F.materialized(seen))
         causal = not isinstance(cfg.topology, c.Encoder)
         stack = Stack(
             cfg, cfg.num_layers, causal=causal, mode=mode, name="decoder" if causal else "encoder"
         )
         x = self.embed(embedder, table, tokens, places)
-        counted = positions is None if in_order is None else in_order
-        x, kept = stack(x, places, memory, memory_guide, cache, in_order=counted)
+        counted = positions is None if contiguous is None else contiguous
+        x, kept = stack(x, places, memory, memory_guide, cache, contiguous=counted)
         if logits_at is not None:
             x = jnp.take_along_axis(x, logits_at[..., None], axis=-2)
         logits = Head(cfg, mode, name="head")(x, table, targets)

@@ -54,7 +54,7 @@ def apply_to(batch: AnyBatch, model: Transformer, params: Any, **options: Any) -
         case PairBatch():
             inputs = {"source": batch.source, "source_segments": batch.source_segments}
         case Batch():
-            inputs = {"positions": batch.positions, "segments": batch.segments, "in_order": True}
+            inputs = {"positions": batch.positions, "segments": batch.segments, "contiguous": True}
     return model.apply({"params": params}, batch.tokens, **inputs, **options)
 
 

@@ -570,7 +570,7 @@ LONG_ROPE = c.LongRope(short=SHORT, long=LONG, original_max_length=4, max_length
         (lambda: change(dict(clip_qkv=-1.0)), "MultiHead.clip_qkv must be positive; got -1.0"),
         (
             lambda: change(dict(positions=(c.T5Bias(), c.T5Bias(num_buckets=8)))),
-            "One T5Bias table .* got 2 different",
+            "One bias of scores may be shared .* got T5Bias.*, T5Bias",
         ),
         (lambda: c.T5Bias(num_buckets=7), "even and at least 4; got 7"),
         (lambda: c.T5Bias(num_buckets=2), "even and at least 4; got 2"),

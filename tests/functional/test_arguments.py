@@ -63,9 +63,10 @@ def test_ids_and_positions_of_any_integer_dtype_are_as_int32(dtype):
     rows = jnp.asarray(RNG.normal(size=(8, 2)), jnp.float32)
 
     def rules(at, segments):
-        bucket = F.BucketRule(at, at, rows, F.Buckets(bidirectional=True, max_distance=8))
-        alibi = F.AlibiRule(at, at, F.alibi_slopes(2))
-        mask = F.PositionMask(at, at, segments, segments, F.Sight(window=2, lookahead=1))
+        settings = dict(bidirectional=True, max_distance=8)
+        bucket = F.score_bias(F.t5_bias, rows, at, at, head_axes=1, **settings)
+        alibi = F.score_bias(F.alibi_bias, F.alibi_slopes(2), at, at)
+        mask = F.AttentionMask(at, at, segments, segments, F.MaskRule(window=2, lookahead=1))
         return mask, alibi, bucket
 
     def everything(tokens, at, segments):
@@ -86,7 +87,7 @@ def test_ids_and_positions_of_any_integer_dtype_are_as_int32(dtype):
             "xl": F.transformer_xl_bias(query, ones(4, 2, 4), at, at, bidirectional=True),
             "slots": F.ring_slots(at, ones(6, dtype=bool), 4),
             "decay": F.decay_attention(query, jnp.array([0.5, 0.9]), segments=segments),
-            "rules": [rule.whole() for rule in (mask, alibi, bucket)],
+            "rules": [rule.materialize() for rule in (mask, alibi, bucket)],
             "blocks": F.blockwise_attention(query, query, query, mask, bucket, block=(2, 2)),
             "attention": F.dot_product_attention(query, query, query, mask, alibi),
         }
@@ -371,7 +372,7 @@ def test_a_prefix_of_each_sequence():
 
 def test_the_package_shows_functions_and_types_alone():
     assert dir(F) == F.__all__ == sorted(F.__all__)
-    assert {"cross_entropy", "PositionMask", "Implementation"} <= set(dir(F))
+    assert {"cross_entropy", "AttentionMask", "Implementation"} <= set(dir(F))
     for name in F.__all__:
         assert not inspect.ismodule(getattr(F, name)), name
     assert {"masks", "arguments", "attention", "RING_BLOCK", "checked"}.isdisjoint(dir(F))

@@ -739,15 +739,15 @@ def test_an_unknown_normalizer_is_named(no_checks_of_annotations):
 def test_weights_of_rules_are_those_of_their_arrays():
     query, key = jnp.asarray(np.random.default_rng(0).normal(size=(2, 5, 2, 3)), jnp.float32)
     at = jnp.arange(5)
-    mask = F.PositionMask(at, at, sight=F.Sight(causal=True, window=3))
-    bias = F.AlibiRule(at, at, F.alibi_slopes(2))
+    mask = F.AttentionMask(at, at, rule=F.MaskRule(causal=True, window=3))
+    bias = F.score_bias(F.alibi_bias, F.alibi_slopes(2), at, at)
     found = F.attention_weights(query, key, mask, bias)
     np.testing.assert_array_equal(
-        found, F.attention_weights(query, key, mask.whole(), bias.whole())
+        found, F.attention_weights(query, key, mask.materialize(), bias.materialize())
     )
-    assert not np.any(found[:, ~np.asarray(mask.whole())])
-    with pytest.raises(ValueError, match=r"PositionMask.keys has a number for each of 5 keys"):
-        F.attention_weights(query, key, mask._replace(keys=at[:3]))
+    assert not np.any(found[:, ~np.asarray(mask.materialize())])
+    with pytest.raises(ValueError, match="key_positions has a number for each of 5 keys"):
+        F.attention_weights(query, key, mask._replace(key_positions=at[:3]))
 
 
 # A scale that is learned

@@ -21,7 +21,7 @@ from jaxformer.functional.platforms import Target
 from tests.functional.compiled import F
 
 AT = jnp.arange(512)
-IN_ORDER = F.PositionMask(AT, AT, sight=F.Sight(causal=True, in_order=True))
+IN_ORDER = F.AttentionMask(AT, AT, rule=F.MaskRule(causal=True, contiguous=True))
 
 
 def shaped(length=512, width=64, dtype=jnp.bfloat16):
@@ -55,12 +55,15 @@ def platform(request, elsewhere):
 def test_each_platform_has_its_own(platform):
     best = {"cpu": "blockwise", "gpu": "cudnn", "tpu": "splash"}[platform]
     assert chosen(mask=IN_ORDER) == best
-    assert chosen(mask=IN_ORDER._replace(sight=F.Sight(causal=True))) == "blockwise"
+    assert chosen(mask=IN_ORDER._replace(rule=F.MaskRule(causal=True))) == "blockwise"
     assert chosen(mask=IN_ORDER, dropout_rate=0.1) == "blockwise"
     assert chosen(mask=IN_ORDER, normalizer="relu") == "blockwise"
     assert chosen(mask=jnp.ones((512, 512), bool)) == "xla"
     assert chosen(mask=IN_ORDER, bias=jnp.ones((4, 512, 512))) == "xla"
-    assert chosen(mask=IN_ORDER, bias=F.AlibiRule(AT, AT, F.alibi_slopes(4))) == "blockwise"
+    assert (
+        chosen(mask=IN_ORDER, bias=F.score_bias(F.alibi_bias, F.alibi_slopes(4), AT, AT))
+        == "blockwise"
+    )
     assert chosen(mask=np.ones((512, 512), bool)) == "xla"
 
 
@@ -106,8 +109,8 @@ def test_few_scores_are_whole_matrices(platform):
     assert chosen(one, shaped(100_000, 60, jnp.float32)) == "xla"
 
 
-WINDOW = F.Sight(window=9, lookahead=8, in_order=True)
-ODD = F.PositionMask(*[jnp.arange(511)] * 4, F.Sight(in_order=True))
+WINDOW = F.MaskRule(window=9, lookahead=8, contiguous=True)
+ODD = F.AttentionMask(*[jnp.arange(511)] * 4, F.MaskRule(contiguous=True))
 
 
 CANNOT = {
@@ -117,7 +120,7 @@ CANNOT = {
         (dict(query=shaped(width=264)), "at most 256 features; got 264"),
         (dict(key=shaped(dtype=jnp.float32)), "or float16; got bfloat16, float32"),
         (dict(logit_softcap=3.0), "no soft cap; got logit_softcap 3.0"),
-        (dict(mask=IN_ORDER._replace(sight=WINDOW)), "the query's token; got a lookahead of 8"),
+        (dict(mask=IN_ORDER._replace(rule=WINDOW)), "the query's token; got a lookahead of 8"),
         (dict(query=shaped(511), mask=ODD), "lengths are even; got 511 and 511"),
     ],
     "splash": [
@@ -127,7 +130,10 @@ CANNOT = {
     ],
     "either": [
         (dict(value=shaped(width=32)), "values are as wide as keys; got 32 and 64"),
-        (dict(mask=jnp.ones((512, 512), bool)), "must be a PositionMask whose sight is in_order"),
+        (
+            dict(mask=jnp.ones((512, 512), bool)),
+            "must be an AttentionMask whose rule is contiguous",
+        ),
         (dict(bias=jnp.ones((4, 512, 512))), "adds nothing to the scores; got a bias"),
         (dict(key=shaped(1024), mask=IN_ORDER), "got 512 queries and 1024 keys"),
         (dict(normalizer="relu"), "its weights are a softmax; got normalizer 'relu'"),
@@ -157,7 +163,7 @@ def test_a_kernel_of_another_platform_is_refused(kernel, home):
 
 def test_blocks_take_rules_alone():
     x = jnp.ones((3, 1, 2))
-    with pytest.raises(ValueError, match="rules of positions; got an array as mask and bias"):
+    with pytest.raises(ValueError, match="a score_bias; got an array as mask and bias"):
         F.dot_product_attention(
             x, x, x, jnp.ones((3, 3), bool), jnp.ones((1, 3, 3)), implementation="blockwise"
         )
@@ -168,10 +174,10 @@ SEGMENTS = np.repeat([[1] * 100 + [2] * 156, [1] * 256], 2, axis=0)
 POSITIONS = np.where(SEGMENTS == 2, np.arange(T) - 100, np.arange(T))
 CASES = {  # heads of queries, of keys, and their width
     "all": ((2, 2, 256), None, {}),
-    "causal": ((4, 2, 64), F.Sight(causal=True, in_order=True), {}),
-    "window": ((2, 2, 96), F.Sight(causal=True, window=70, in_order=True), dict(scale=0.2)),
-    "to both sides": ((2, 1, 128), F.Sight(window=40, lookahead=39, in_order=True), {}),
-    "capped": ((2, 1, 80), F.Sight(causal=True, in_order=True), dict(logit_softcap=0.5)),
+    "causal": ((4, 2, 64), F.MaskRule(causal=True, contiguous=True), {}),
+    "window": ((2, 2, 96), F.MaskRule(causal=True, window=70, contiguous=True), dict(scale=0.2)),
+    "to both sides": ((2, 1, 128), F.MaskRule(window=40, lookahead=39, contiguous=True), {}),
+    "capped": ((2, 1, 80), F.MaskRule(causal=True, contiguous=True), dict(logit_softcap=0.5)),
 }
 
 
@@ -185,16 +191,16 @@ def error(kernel, name, segmented, dtype):
 
     The kernel has a row on each of four devices, or of as many as there are.
     """
-    heads, sight, options = CASES[name]
+    heads, rule, options = CASES[name]
     rules = (POSITIONS, SEGMENTS) if segmented else ()
     mesh = jax.sharding.Mesh(jax.devices()[:ROWS], ("data",))
     by_row = jax.sharding.PartitionSpec("data")
 
     def both(function, query, key, value, slopes, rules):
-        mask = sight and F.PositionMask(jnp.arange(T), jnp.arange(T), sight=sight)
+        mask = rule and F.AttentionMask(jnp.arange(T), jnp.arange(T), rule=rule)
         if rules:
             at, ids = rules
-            mask = F.PositionMask(at, at, ids, ids, sight or F.Sight(in_order=True))
+            mask = F.AttentionMask(at, at, ids, ids, rule or F.MaskRule(contiguous=True))
         attend = partial(function, mask=mask, **options)
         output, pull = jax.vjp(attend, query, key, value)
         return output, pull(slopes.astype(output.dtype))

@@ -496,6 +496,25 @@ def test_t5_buckets_are_ordered_and_in_range(bidirectional, num_buckets, room):
     assert np.all(buckets[exact + room :] == last) and buckets.max() == last
 
 
+def test_fire_is_its_formula_in_float64(normal):
+    """At each pair, from near to far beyond the length from where distances are relative."""
+    kernel, hidden_bias, out, out_bias = normal(1, 5), normal(5), normal(5, 3), normal(3)
+    c, length = jnp.float32(-0.3), jnp.float32(-6.5)  # their sizes count, not their signs
+    queries, keys = jnp.array([[0, 3, 9, 40_000], [1, 2, 6, 7]]), jnp.arange(5)
+    found = F.fire_bias(
+        queries, keys, hidden_kernel=kernel, hidden_bias=hidden_bias,
+        out_kernel=out, out_bias=out_bias, c=c, length=length,
+    )  # fmt: skip
+    assert found.shape == (2, 3, 4, 5)
+    wide = [np.asarray(x, np.float64) for x in (kernel, hidden_bias, out, out_bias)]
+    for b, n, i, j in np.ndindex(*found.shape):
+        q, k = float(queries[b, i]), float(keys[j])
+        scale = np.log(abs(float(c)) * max(q, 6.5) + 1) + 1e-6
+        x = np.log(abs(float(c) * (q - k)) + 1) / scale
+        expected = np.maximum(x * wide[0][0] + wide[1], 0) @ wide[2][:, n] + wide[3][n]
+        np.testing.assert_allclose(found[b, n, i, j], expected, rtol=2e-5, atol=2e-5)
+
+
 def test_t5_bias_is_one_number_per_head_and_bucket(normal):
     """inventory row 111: each head has its own beta(i - j), as each has its own W_q and W_k."""
     table = normal(8, 3)
@@ -505,6 +524,8 @@ def test_t5_bias_is_one_number_per_head_and_bucket(normal):
         relative, bidirectional=True, num_buckets=8, max_distance=14
     )
     bias = F.relative_position_bias(table, buckets)
+    own = F.t5_bias(table, positions[:, 1:3], positions, bidirectional=True, max_distance=14)
+    np.testing.assert_array_equal(own, bias)
     assert bias.shape == (2, 3, 2, 5)
     for b, h, i, j in np.ndindex(*bias.shape):
         assert bias[b, h, i, j] == table[buckets[b, i, j], h]

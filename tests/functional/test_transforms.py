@@ -100,7 +100,7 @@ QKV = draw(2, 5, 4, 3), draw(2, 3, 2, 3, seed=1), draw(2, 3, 2, 7, seed=2)
 MASK, BIAS = draw(2, 5, 3, seed=3) > -0.5, draw(2, 4, 5, 3, seed=4)
 LATENT = draw(2, 3, 7), draw(2, 3, 2, seed=1), draw(2, 7, 4, 5, seed=2), draw(2, 7, 4, 6, seed=3)
 HEAD = tuple(x[..., 0, :] for x in QKV)
-SIGHT = F.Sight(causal=True, window=5)
+SIGHT = F.MaskRule(causal=True, window=5)
 DECAY = np.float32([[0.5, 0.9, 1.0]] * 2), draw(2, 3, 2, seed=5)  # of heads, angles of their pairs
 TEXT, STATE = draw(2, 5, 3, 4, seed=6), draw(2, 3, 4, seed=7)
 
@@ -137,10 +137,10 @@ CASES |= {
         (*HEAD[:2], BIAS[:, 0]),
     ),
     "blockwise_attention": (
-        lambda q, k, v, t, s: F.blockwise_attention(q, k, v, F.PositionMask(t, s, sight=SIGHT)),
+        lambda q, k, v, t, s: F.blockwise_attention(q, k, v, F.AttentionMask(t, s, rule=SIGHT)),
         (*QKV, *POSITIONS),
     ),
-    "as_array": (lambda t, s: F.as_array(F.PositionMask(t, s, sight=SIGHT)), POSITIONS),
+    "materialized": (lambda t, s: F.materialized(F.AttentionMask(t, s, rule=SIGHT)), POSITIONS),
     "attention_weights": (F.attention_weights, (*QKV[:2], MASK, BIAS)),
     "dot_product_attention": (F.dot_product_attention, QKV),
     "dot_product_attention_masked": (F.dot_product_attention, (*QKV, MASK, BIAS)),
@@ -225,7 +225,7 @@ def test_the_table_is_complete():
     """Of functions of arrays; those of positions stand in test_transforms_positions.py."""
     modules = {"norms", "activations", "linear", "embeddings", "losses", "sampling"}
     modules |= {"experts", "slots", "linear_losses"}
-    modules |= {"attention", "blockwise", "by_position", "kernels", "latent", "masks", "scores"}
+    modules |= {"attention", "blockwise", "attention_mask", "kernels", "latent", "masks", "scores"}
     modules |= {"decay", "implementations", "recurrence"}
     public = {
         name
@@ -235,6 +235,7 @@ def test_the_table_is_complete():
     of_numbers = {"check_token_ids", "check_positions", "room_for", "loss_chunk"}
     of_numbers |= {"absorbing_saves", "many_scores"}
     types = {"BatchStatistics", "Routing", "RouterTotals", "TokenScores", "DecayRates"}
-    types |= {"Recurrence", "AlibiRule", "BucketRule", "Buckets", "PositionMask", "Sight"}
+    types |= {"Recurrence", "AttentionMask", "ScoreBias", "MaskRule"}
+    types |= {"score_bias"}  # of a function, which is no array
     elsewhere = {"cudnn_attention", "splash_attention"}  # other platforms': test_kernels.py
     assert public - set(CASES) == of_numbers | types | elsewhere

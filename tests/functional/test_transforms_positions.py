@@ -1,5 +1,7 @@
 """Every function of positions under jit, vmap and grad."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,12 +19,27 @@ def buckets(relative):
     return F.relative_position_buckets(relative, bidirectional=True, num_buckets=8, max_distance=14)
 
 
+def fire(hidden, out, c, query_positions, key_positions):
+    return F.fire_bias(
+        query_positions,
+        key_positions,
+        hidden_kernel=hidden[None, :3],
+        hidden_bias=hidden[3:6],
+        out_kernel=out,
+        out_bias=out[0],
+        c=c,
+        length=5 * c,
+    )
+
+
 # name, function, arguments; gradients are taken in the arguments that are floats
 CASES = [
     ("sinusoid", lambda p: F.sinusoidal_positions(p, 6), (INTEGERS / 2,)),
     ("alibi", F.alibi_bias, (F.alibi_slopes(3), INTEGERS, INTEGERS[:2])),
     ("slopes", lambda x: x * F.alibi_slopes(3), (jnp.ones(3),)),
     ("buckets", buckets, (INTEGERS - 5,)),
+    ("t5", partial(F.t5_bias, bidirectional=True), (WAVES[:4, 0], INTEGERS, INTEGERS[:2])),
+    ("fire", fire, (WAVES[0, 0], WAVES[0], jnp.float32(0.3), INTEGERS, INTEGERS[:2])),
     ("bias", F.relative_position_bias, (WAVES[0, 0][:, None], jnp.arange(6).reshape(2, 3))),
     ("frequencies", lambda x: x * F.rope_frequencies(8), (jnp.ones(4),)),
     ("rotations", lambda p, f: F.rope_rotations(p, f).imag, (INTEGERS, FREQUENCIES)),

@@ -93,7 +93,7 @@ def test_buckets_are_rows_of_the_table(build):
     np.testing.assert_array_equal(falls, table[:3].T)
     with pytest.raises(ValueError, match="one of encoder, decoder in this model; got 'both'"):
         inspect.position_bias(config, params, 5, stack="both")
-    with pytest.raises(ValueError, match="T5's bias is learned; pass the model's parameters"):
+    with pytest.raises(ValueError, match="T5Bias is learned; pass the model's parameters"):
         inspect.score_by_distance(config, 3)
     seen = inspect.score_by_distance(config, 3, params=params, stack="encoder")
     np.testing.assert_array_equal(seen, both[:3].T)
