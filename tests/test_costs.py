@@ -392,12 +392,10 @@ def test_activation_bytes_by_hand():
     assert found(WIDE, B, T, tensor=2) == bytes_of(half, half, t=2)
     copies = layer(4) + scores / 4 + 3 * K * H / 4  # both heads of two are not divided by four
     assert found(WIDE, B, T, tensor=4) == bytes_of(copies, copies, t=4)
-    ring, own = layer() + 2 * 4 * K * H + 3 * N * H, T // 4
-    masks, block = own * T, 5 * 4 * N * (own // 2) * (own // 2)
-    whole = bytes_of(ring, ring, c=4) + B * (masks + block)
-    assert found(WIDE, B, T, context=4) == whole
+    ring = layer() + N
+    whole = bytes_of(ring, ring + 8 * K * H, c=4)
     biased = replace(WIDE, attention=replace(WIDE.attention, positions=(c.Alibi(),)))
-    assert found(biased, B, T, context=4) == whole + B * 4 * N * masks
+    assert found(WIDE, B, T, context=4) == found(biased, B, T, context=4) == whole
     experts = c.Experts(expert=c.GLU(hidden_dim=F_ // 2), num_experts=8, top_k=2)
     mixed = replace(WIDE, feed_forward=(experts,))
     room = none + 6 * F_

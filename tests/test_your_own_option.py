@@ -336,6 +336,7 @@ def texts():
 
 
 @by_kind
+@pytest.mark.slow(but=["of each layer"])
 def test_a_bias_by_blocks_is_that_of_whole_matrices(config, monkeypatch):
     """In packed rows and grouped heads, values and all gradients; blocks of 8 queries and keys."""
     monkeypatch.setattr(blockwise, "BLOCK", dict.fromkeys(blockwise.BLOCK, 8))
@@ -361,6 +362,7 @@ def test_a_bias_by_blocks_is_that_of_whole_matrices(config, monkeypatch):
 
 
 @by_kind
+@pytest.mark.slow(but=["shared"])
 def test_a_bias_with_a_cache_is_that_of_the_whole_text(config):
     tokens, params = texts().tokens[:2, :12], parameters(config)
     whole = compiled(config)(params, tokens)

@@ -238,21 +238,12 @@ def activation_bytes(
     ):
         for choice in map(stack.layer, range(count)):
             kept += own * _kept_per_token(stack, choice, keys, remat, *devices, kernels)
-            working = max(working, own * _kept_per_token(stack, choice, keys, "none", *devices))
+            at_work = _kept_per_token(stack, choice, keys, "none", *devices)
+            if context > 1:  # keys and values of another device, and their gradients
+                at_work += 4 * attention_widths(stack, choice.positions, tensor).around
+            working = max(working, own * at_work)
     logits = logit_bytes(config, tokens, tensor=tensor)
-    around = _ring_bytes(config, max(length, source_length), tensor, context) * batch
-    return round((kept + working) * bytes_per_number + around) + logits
-
-
-def _ring_bytes(config: c.TransformerConfig, length: int, tensor: int, context: int) -> float:
-    """Masks, biases and scores of a sequence that devices share."""
-    if context == 1:
-        return 0.0
-    heads, own = config.attention.num_heads / tensor, length // context
-    by_bias = c.ScoreBias | c.TransformerXL
-    relative = any(isinstance(p, by_bias) for p in config.attention.positions)
-    arrays = own * length * (1 + 4 * relative * heads)
-    return arrays + 20 * heads * min(F.RING_BLOCK, own // 2) * own / 2
+    return round((kept + working) * bytes_per_number) + logits
 
 
 def _kept_per_token(
@@ -271,7 +262,7 @@ def _kept_per_token(
     routed = isinstance(choice.feed_forward, c.Experts)
     inner = into * hidden / tensor * (expert if routed else 1)
     products = branch.products + d + inner + d
-    blocks = context == 1 and _by_blocks(config, choice, length)
+    blocks = _by_blocks(config, choice, length, context)
     mixed = branch.heads + a.num_heads / tensor if blocks else 0
     if remat == "full":
         return float(d + kernels * mixed)
@@ -279,17 +270,17 @@ def _kept_per_token(
         return d + products - (inner if routed else 0) + mixed
     seen = min(length, F.RECURRENCE_CHUNK) if isinstance(a, c.Decay) else length
     scores = (1 if blocks else 2 * seen) * a.num_heads / tensor
-    if context > 1:
-        scores = context * branch.around + (context - 1) * branch.heads
     return d + products + 7 * d + branch.beside + 2 * inner + scores
 
 
-def _by_blocks(config: c.TransformerConfig, choice: c.LayerChoice, length: int) -> bool:
+def _by_blocks(
+    config: c.TransformerConfig, choice: c.LayerChoice, length: int, context: int
+) -> bool:
     """Whether attention never holds the scores of all pairs; biases from queries need them."""
     a = config.attention
     pairs = isinstance(a, c.Decay) or isinstance(choice.window, c.BlockSparse)
     pairs = pairs or any(isinstance(kind, c.TransformerXL) for kind in a.positions)
-    return not pairs and F.many_scores(length, length)
+    return not pairs and (context > 1 or F.many_scores(length, length))
 
 
 def _layer_flops(config: c.TransformerConfig, choice: c.LayerChoice, length: int) -> int:

@@ -99,7 +99,6 @@ from jaxformer.functional.positions import transformer_xl_bias as transformer_xl
 from jaxformer.functional.recurrence import RECURRENCE_CHUNK as RECURRENCE_CHUNK
 from jaxformer.functional.recurrence import Recurrence as Recurrence
 from jaxformer.functional.recurrence import linear_recurrence as linear_recurrence
-from jaxformer.functional.ring import RING_BLOCK as RING_BLOCK
 from jaxformer.functional.ring import ring_attention as ring_attention
 from jaxformer.functional.ring import ring_order as ring_order
 from jaxformer.functional.rope import rope_frequencies as rope_frequencies

@@ -20,6 +20,7 @@ class How(NamedTuple):
     dropout_rate: float
     block: tuple[int, int]
     num_keys: int  # without padding
+    wide: bool = False  # whether results stay in float32
 
 
 class Unit(NamedTuple):
@@ -57,13 +58,13 @@ KEY_SIDE = "key_positions", "key_segments"
 def rows_of(how: How, unit: Unit, index: Int[Array, ""]) -> Rows:
     """A block of queries."""
     size = how.block[0]
-    at = cut(_side(unit, QUERY_SIDE), index, size)
+    at = cut(side(unit, QUERY_SIDE), index, size)
     return Rows(cut(unit.query, index, size, axis=1), at, index)
 
 
 def columns_of(how: How, unit: Unit, index: Int[Array, ""]) -> Columns:
     """A block of keys."""
-    key, value, at = cut((unit.key, unit.value, _side(unit, KEY_SIDE)), index, how.block[1])
+    key, value, at = cut((unit.key, unit.value, side(unit, KEY_SIDE)), index, how.block[1])
     return Columns(key, value, at, index)
 
 
@@ -72,7 +73,7 @@ def cut(x: Any, index: Int[Array, ""], size: int, axis: int = 0) -> Any:
     return jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, index * size, size, axis=axis), x)
 
 
-def _side(unit: Unit, names: tuple[str, ...]) -> dict[str, Any]:
+def side(unit: Unit, names: tuple[str, ...]) -> dict[str, Any]:
     """The positions and segments of mask and bias, of one side."""
     both = {"mask": unit.mask, "bias": unit.bias}
     return {

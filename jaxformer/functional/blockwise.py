@@ -94,36 +94,68 @@ def blockwise_attention(
         Dao et al., FlashAttention: Fast and Memory-Efficient Exact Attention with IO-Awareness,
         2022. arXiv:2205.14135, sections 3.1 and B.2
     """
-    check_heads(query, key)
-    check_mask_and_bias(query, key, mask, bias)
-    check_choices(normalizer, logit_softcap, dropout_rate, dropout_key)
+    check_attention(query, key, mask, bias, normalizer, logit_softcap, dropout_rate, dropout_key)
     block = block or (BLOCK[platform()],) * 2
     if min(block) < 1:
         raise ValueError(f"Blocks have queries and keys; got {block[0]} and {block[1]}.")
-    *batch, T, N, H = query.shape
-    S, K = key.shape[-3:-1]
-    if 0 in (*batch, T, S):
-        return jnp.zeros((*batch, T, N, value.shape[-1]), query.dtype)
+    if 0 in (*query.shape[:-2], key.shape[-3]):
+        return jnp.zeros((*query.shape[:-1], value.shape[-1]), query.dtype)
     query, scale = scaled(query, scale)
-    rows, columns = min(block[0], T), min(block[1], S)
     how = How(
         scale=scale,
         logit_softcap=logit_softcap,
         normalizer=normalizer,
         dropout_rate=dropout_rate,
-        block=(rows, columns),
-        num_keys=S,
+        block=(min(block[0], query.shape[-3]), min(block[1], key.shape[-3])),
+        num_keys=key.shape[-3],
     )
-    count, groups = math.prod(batch), N // K
-    by_head = padded(query.reshape(count, T, K, groups, H), rows, axis=1)
-    per_unit = partial(_per_unit, batch=tuple(batch), num_kv_heads=K, block=(rows, columns))
-    keys = None
-    if dropout_rate != 0.0 and dropout_key is not None:
-        keys = jax.random.split(dropout_key, (count, K))
+    units = in_units(how, query, key, value, mask, bias, dropout_key)
+    return out_of_units(_attend(how, units), query, key)
+
+
+def check_attention(
+    query: Array,
+    key: Array,
+    mask: AttentionMask | None,
+    bias: ScoreBias | None,
+    normalizer: Normalizer,
+    logit_softcap: float | None,
+    dropout_rate: float,
+    dropout_key: PRNGKeyArray | None,
+) -> None:
+    """Refuse arrays that do not belong together, and options out of their range."""
+    check_heads(query, key)
+    check_mask_and_bias(query, key, mask, bias)
+    check_choices(normalizer, logit_softcap, dropout_rate, dropout_key)
+
+
+def in_units(
+    how: How,
+    query: Float[Array, "*batch T N H"],
+    key: Float[Array, "*batch S K H"],
+    value: Float[Array, "*batch S K Hv"],
+    mask: AttentionMask | None,
+    bias: ScoreBias | None,
+    dropout_key: PRNGKeyArray | None,
+    *differs: str,
+) -> Unit:
+    """A unit for each sequence and head of keys, along the first axis, padded to whole blocks.
+
+    All arrays differ between devices along the same axes, so that loops carry one type: those of
+    `differs`, and those along which any of them does.
+    """
+    *batch, T, N, H = query.shape
+    S, K = key.shape[-3:-1]
+    count, (rows, columns) = math.prod(batch), how.block
+    by_head = padded(query.reshape(count, T, K, N // K, H), rows, axis=1)
     own_key, own_value = (
         jnp.moveaxis(padded(x.reshape(count, S, K, x.shape[-1]), columns, axis=1), 1, 2)
         for x in (key, value)
     )
+    per_unit = partial(_per_unit, batch=tuple(batch), num_kv_heads=K, block=how.block)
+    keys = None
+    if how.dropout_rate != 0.0 and dropout_key is not None:
+        keys = jax.random.split(dropout_key, (count, K))
     units = Unit(
         jnp.transpose(by_head, (0, 2, 3, 1, 4)),
         own_key,
@@ -133,10 +165,19 @@ def blockwise_attention(
         keys,
     )
     units = jax.tree.map(lambda x: x.reshape(count * K, *x.shape[2:]), units)
-    differs = frozenset[str]().union(*(varies_over(x) for x in jax.tree.leaves(units)))
-    units = jax.tree.map(lambda x: varying(x, *differs), units)  # so that loops carry one type
-    output = _attend(how, units).reshape(count, K, groups, -1, value.shape[-1])[..., :T, :]
-    return jnp.moveaxis(output, 3, 1).reshape(*batch, T, N, value.shape[-1])
+    axes = frozenset(differs).union(*(varies_over(x) for x in jax.tree.leaves(units)))
+    return jax.tree.map(lambda x: varying(x, *axes), units)
+
+
+def out_of_units(
+    output: Float[Array, "U G padded Hv"], query: Float[Array, "*batch T N H"], key: Array
+) -> Float[Array, "*batch T N Hv"]:
+    """The output of all units as that of all heads, without padding, in the queries' dtype."""
+    *batch, T, N, _ = query.shape
+    K = key.shape[-2]
+    by_head = output.reshape(-1, K, N // K, *output.shape[-2:])[..., :T, :]
+    whole = jnp.moveaxis(by_head, 3, 1).reshape(*batch, T, N, output.shape[-1])
+    return whole.astype(query.dtype)
 
 
 def padded(x: Array, block: int, axis: int) -> Array:
@@ -178,7 +219,7 @@ def _per_unit(
     return given._replace(**padded_sides)
 
 
-def _each(function: Callable[..., Any], how: How, *units: Any) -> Any:
+def each_unit(function: Callable[..., Any], how: How, *units: Any) -> Any:
     """For units one after the other on a CPU, else for all side by side.
 
     Behind a barrier: in a loop over layers, JAX would take all that positions alone decide, the
@@ -194,26 +235,29 @@ def _each(function: Callable[..., Any], how: How, *units: Any) -> Any:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(how: How, units: Unit) -> Float[Array, "U G T Hv"]:
-    return _each(_of_unit, how, units)[0]
+    return each_unit(of_unit, how, units)[0]
 
 
 def _attend_forward(how: How, units: Unit):
-    kept = _each(_of_unit, how, units)
+    kept = each_unit(of_unit, how, units)
     output, log_total = (checkpoint_name(x, BY_BLOCKS) for x in kept)
     return output, (units, output, log_total)
 
 
 def _attend_backward(how: How, kept: Any, given: Float[Array, "U G T Hv"]):
-    return (_each(gradient_of_unit, how, *kept, given),)
+    return (each_unit(gradient_of_unit, how, *kept, given),)
 
 
 _attend.defvjp(_attend_forward, _attend_backward)
 
 
-def _of_unit(
+def of_unit(
     how: How, told: Bool[Array, "rows columns"], unit: Unit
 ) -> tuple[Float[Array, "G T Hv"], Float32[Array, "G T"]]:
-    """The output of a unit, and the logarithm of what each query's weights were divided by."""
+    """The output of a unit, and the logarithm of what each query's weights were divided by.
+
+    With a softmax that is the log-sum-exp of its scores. A query that meets no key has `NOTHING`.
+    """
     G, T, _ = unit.query.shape
     attend = partial(
         attend_partially,
@@ -247,7 +291,9 @@ def _of_unit(
         nothing = PartialAttention(start(0.0, unit.value.shape[-1]), start(0.0), peak)
         found = jax.lax.fori_loop(0, told.shape[1], step, nothing)
         total = jnp.where(found.total > 0, found.total, 1.0)
-        return finish_attention(found).astype(unit.query.dtype), found.peak + jnp.log(total)
+        output = finish_attention(found)
+        log_total = jnp.where(found.total > 0, found.peak + jnp.log(total), NOTHING)
+        return output if how.wide else output.astype(unit.query.dtype), log_total
 
     output, log_total = jax.lax.map(block_of_rows, jnp.arange(told.shape[0]))
     return (

@@ -20,6 +20,7 @@ from jaxformer.functional.blocks import (
     rows_of,
 )
 from jaxformer.functional.collectives import varies_over, varying
+from jaxformer.functional.online_softmax import NOTHING
 from jaxformer.functional.products import factors
 from jaxformer.functional.scores import attention_scores
 
@@ -73,6 +74,7 @@ def gradient_of_unit(
     Returns:
         The gradients of queries, keys, values and what the bias learns, in their places.
     """
+    log_total = jnp.where(log_total > NOTHING, log_total, 0.0)  # who met no key has no weights
     mean = jnp.sum(slopes.astype(jnp.float32) * output.astype(jnp.float32), axis=-1)
     given, size = Given(slopes, log_total, mean), how.block[0]
 
@@ -103,16 +105,17 @@ def gradient_of_unit(
     (key, value, bias), query = jax.lax.scan(block_of_rows, start, jnp.arange(told.shape[0]))
     query = jnp.moveaxis(query, 0, 1).reshape(unit.query.shape)
     if unit.bias is not None:  # positions have no gradient
-        bias = jax.tree.map(lambda x, like: x.astype(like.dtype), bias, params)
         bias = ScoreBias(bias, None, None, unit.bias.formula)  # type: ignore[arg-type]
-    return Unit(
-        query.astype(unit.query.dtype),
-        key.T.astype(unit.key.dtype),
-        value.T.astype(unit.value.dtype),
-        None,
-        bias,
-        None,
-    )
+    found = Unit(query, key.T, value.T, None, bias, None)
+    return found if how.wide else like(found, unit)
+
+
+def like(gradient: Unit, unit: Unit) -> Unit:
+    """A gradient in the dtypes of what it is of."""
+    of: Any = unit._replace(mask=None, dropout_key=None)
+    if unit.bias is not None:
+        of = of._replace(bias=ScoreBias(unit.bias.params, None, None, unit.bias.formula))  # type: ignore[arg-type]
+    return jax.tree.map(lambda x, y: x.astype(y.dtype), gradient, of)
 
 
 def _meet(

@@ -1,29 +1,33 @@
 """Attention over a sequence that is shared out among devices."""
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Array, Float, Float32, Int, PRNGKeyArray
 
 from jaxformer.functional.arguments import checked
-from jaxformer.functional.collectives import varies_over, varying
-from jaxformer.functional.heads import check_heads, over_heads, weights_shape
-from jaxformer.functional.linear import dropout
-from jaxformer.functional.online_softmax import (
-    NOTHING,
-    PartialAttention,
-    attend_partially,
-    finish_attention,
-    merge_attention,
+from jaxformer.functional.attention_mask import AttentionMask, ScoreBias
+from jaxformer.functional.blocks import KEY_SIDE, How, Unit, side
+from jaxformer.functional.blockwise import (
+    BLOCK,
+    BY_BLOCKS,
+    check_attention,
+    each_unit,
+    in_units,
+    of_unit,
+    out_of_units,
 )
+from jaxformer.functional.blockwise_gradient import gradient_of_unit, like
+from jaxformer.functional.collectives import varies_over, varying
+from jaxformer.functional.online_softmax import NOTHING
+from jaxformer.functional.platforms import platform
 from jaxformer.functional.scores import Normalizer, scaled
 
-RING_BLOCK = 512  # queries whose scores are there at a time, and at most
-KeyValue = tuple[Float[Array, "..."], ...]  # or one array that is both
+Partial = tuple[Float32[Array, "U G T Hv"], Float32[Array, "U G T"]]  # output and log-sum-exp
 
 
 def ring_order(length: int, devices: int) -> Int[np.ndarray, " T"]:
@@ -68,8 +72,8 @@ def ring_attention(
     query: Float[Array, "*batch T N H"],
     key: Float[Array, "*batch S K H"],
     value: Float[Array, "*batch S K Hv"],
-    mask: Bool[Array, "..."] | None = None,
-    bias: Float[Array, "..."] | None = None,
+    mask: AttentionMask | None = None,
+    bias: ScoreBias | None = None,
     *,
     axis_name: str,
     scale: float | Float[Array, ""] | None = None,
@@ -80,24 +84,23 @@ def ring_attention(
 ) -> Float[Array, "*batch T N Hv"]:
     """`dot_product_attention` of a device's queries to the keys of all devices along an axis.
 
-        output = finish(merge over devices d of attend_partially(query, key_d, value_d))
+        output_d, lse_d = `blockwise_attention` of query to the keys and values of device d
+        output = sum over d of exp(lse_d - lse) output_d;      lse = logsumexp over d of lse_d
 
-    Keys and values go round the ring of devices, one step for each. Queries and keys of two devices
-    meet in halves, and a half works only on halves of which it may see something: with causal masks
-    all devices have equal work if the sequence is shared out in `ring_order`. Of long halves
-    `RING_BLOCK` queries do so at a time, and the backward pass computes their scores again, so that
-    of what grows with the square of the length only masks and biases are kept. Each step sends
-    ``S * K * (H + Hv)`` numbers per sequence to the next device, all together what an all-gather
-    would; ``S * K * H`` where one array is given as key and as value.
+    Keys, values, their positions and segments go round the ring of devices, one step for each. The
+    backward pass sends them round once more, with their gradients, and computes scores again, so a
+    device keeps its own share and no more, and memory grows with the length of the sequence. Blocks
+    in which the mask allows nothing are left out: with causal masks all devices have equal work if
+    the sequence is shared out in `ring_order`. Each step sends ``S * K * (H + Hv)`` numbers per
+    sequence to the next device, all together what an all-gather would; ``S * K * H`` where one
+    array is given as key and as value.
 
     Args:
         query: Queries of this device.
         key: Keys of this device.
         value: Values of this device.
-        mask: True where the query may attend to the key, for the queries of this device and the
-            keys of all, in the order of devices: ``[..., T, devices * S]``. Axes before as in
-            `dot_product_attention`.
-        bias: Likewise.
+        mask: Who may attend to whom, by positions and segments of this device's queries and keys.
+        bias: Added to the scores after scale and cap; likewise.
         axis_name: Of the devices that share the sequence, inside `jax.shard_map` or `jax.pmap`.
         scale: As in `dot_product_attention`.
         logit_softcap: As in `dot_product_attention`.
@@ -115,104 +118,135 @@ def ring_attention(
         Liu, Zaharia and Abbeel, Ring Attention with Blockwise Transformers for Near-Infinite
         Context, 2023. arXiv:2310.01889, section 3
     """
-    check_heads(query, key)
-    if dropout_rate != 0.0 and dropout_key is None:
-        raise ValueError(f"dropout_rate {dropout_rate} needs a dropout_key.")
+    check_attention(query, key, mask, bias, normalizer, logit_softcap, dropout_rate, dropout_key)
     query, scale = scaled(query, scale)
-    devices, here = jax.lax.axis_size(axis_name), jax.lax.axis_index(axis_name)
-    shared = value is key
-    # The loop carries arrays that differ between devices, and their types must say so at once.
-    given = [x for x in (query, key, value, mask, bias) if x is not None]
-    differs = {axis_name}.union(*(varies_over(x) for x in given))
-    query, key, value = (varying(x, *differs) for x in (query, key, value))
-    one_head = partial(
-        attend_partially,
+    how = How(
         scale=scale,
         logit_softcap=logit_softcap,
         normalizer=normalizer,
+        dropout_rate=dropout_rate,
+        block=(_block(query.shape[-3]), _block(key.shape[-3])),
+        num_keys=key.shape[-3],
+        wide=True,
     )
-    blocks, parts, length = _blocks(query.shape[-3]), _parts(key.shape[-3]), key.shape[-3]
-    rows, columns = query.shape[-3] // blocks, length // parts
-
-    def tile(array: Array | None, i: Array, j: int, owner: Array) -> Array | None:
-        """Of a mask or a bias, what concerns a block of queries and some keys of a device."""
-        if array is None:
-            return None
-        if array.shape[-2] > 1:
-            array = jax.lax.dynamic_slice_in_dim(array, i * rows, rows, axis=-2)
-        if array.shape[-1] == 1:
-            return array
-        start = owner * length + j * columns
-        return jax.lax.dynamic_slice_in_dim(array, start, columns, axis=-1)
-
-    def meet(gathered: PartialAttention, pair: KeyValue, owner: Array) -> PartialAttention:
-        """What each block of queries has gathered once it has met the keys of a device."""
-
-        @jax.checkpoint  # so that the backward pass has room for the scores of one block
-        def one(block: tuple[Array, Array, PartialAttention], pair: KeyValue) -> PartialAttention:
-            # Else what masks give would be made for all tiles before a loop over layers, and kept.
-            (i, query, so_far), seen, added = jax.lax.optimization_barrier((block, mask, bias))
-            for j in range(parts):
-                key, value = (_split(x, parts)[j] for x in (pair[0], pair[-1]))
-                arrays = {"value": value, "mask": tile(seen, i, j, owner)}
-                arrays["bias"] = tile(added, i, j, owner)
-                if dropout_rate != 0.0 and dropout_key is not None:
-                    place = (owner * blocks + i) * parts + j
-                    own = jax.random.fold_in(jax.random.fold_in(dropout_key, here), place)
-                    ones = jnp.ones(weights_shape(query, key), jnp.float32)
-                    arrays["multipliers"] = dropout(ones, dropout_rate, own)
-                more = partial(over_heads, one_head, "(t,v),(t),(t)", query, key, **arrays)
-                so_far = _merged(so_far, more, arrays["mask"])
-            return so_far
-
-        indices = varying(jnp.arange(blocks), *differs)
-        return jax.lax.map(lambda block: one(block, pair), (indices, queries, gathered))
-
-    def step(carry: Any, steps: Array):
-        gathered, pair = carry
-        pair = jax.lax.ppermute(pair, axis_name, [(i, (i - 1) % devices) for i in range(devices)])
-        return (meet(gathered, pair, (here + steps) % devices), pair), None
-
-    queries = jnp.stack(_split(query, blocks))
-    nothing = jax.tree.map(lambda x: varying(x, *differs), _nothing(queries, key, value))
-    pair = (key,) if shared else (key, value)
-    start = meet(nothing, pair, here), pair
-    (gathered, _), _ = jax.lax.scan(step, start, jnp.arange(1, devices))
-    output = jnp.concatenate(list(finish_attention(gathered)), axis=-2).astype(query.dtype)
-    return jnp.moveaxis(output, -2, -4).reshape(*query.shape[:-1], value.shape[-1])
+    if dropout_key is not None:
+        dropout_key = jax.random.fold_in(dropout_key, jax.lax.axis_index(axis_name))
+    units = in_units(how, query, key, value, mask, bias, dropout_key, axis_name)
+    ring = Ring(how, axis_name, key.shape[-2], value is key)
+    return out_of_units(_around(ring, units), query, key)
 
 
-def _blocks(length: int) -> int:
-    """In how many blocks queries meet keys: of at most `RING_BLOCK` where the length allows it."""
-    parts = _parts(length)
-    counts = range(parts, 4 * length // RING_BLOCK + 1, parts)
-    fitting = (n for n in counts if length % n == 0 and length // n <= RING_BLOCK)
-    return next(fitting, parts)
+def _block(length: int) -> int:
+    """Tokens of a block, of which none stands in both parts that `ring_order` gives a device.
+
+    For positions of both parts would say nothing of what lies between. A length that no such block
+    divides well has blocks across.
+    """
+    most, part = min(BLOCK[platform()], length), length // 2 if length % 2 == 0 else length
+    fitting = (n for n in range(min(most, part), most // 8, -1) if part % n == 0)
+    return next(fitting, most)
 
 
-def _parts(length: int) -> int:
-    """Two: the early and the late part of `ring_order`. One where the length is odd."""
-    return 1 if length % 2 else 2
+class Ring(NamedTuple):
+    """How attention goes round."""
+
+    how: How
+    axis_name: str
+    num_kv_heads: int
+    shared: bool  # whether keys are the values
 
 
-def _split(x: Float[Array, "*batch T N H"], parts: int) -> list[Float[Array, "*batch t N H"]]:
-    t = x.shape[-3] // parts  # not `jnp.split`, whose transpose fails up to JAX 0.7 if parts idle
-    return [jax.lax.slice_in_dim(x, i * t, (i + 1) * t, axis=-3) for i in range(parts)]
+def _travelling(ring: Ring, units: Unit) -> Any:
+    """What goes round: keys, values, and where they stand, once for all heads."""
+    places = jax.tree.map(lambda x: x[:: ring.num_kv_heads], side(units, KEY_SIDE))
+    return units.key, None if ring.shared else units.value, places
 
 
-def _merged(
-    so_far: PartialAttention, more: Callable[[], tuple[Array, ...]], mask: Array | None
-) -> PartialAttention:
-    """With what the mask lets through; nothing is computed where that is nothing."""
-    new = lambda: merge_attention(so_far, PartialAttention(*more()))  # noqa: E731
-    return new() if mask is None else jax.lax.cond(jnp.any(mask), new, lambda: so_far)
+def _meeting(ring: Ring, units: Unit, travelling: Any, owner: Int[Array, ""]) -> Unit:
+    """Units of this device's queries and another one's keys."""
+    key, value, places = travelling
+    places = jax.tree.map(lambda x: jnp.repeat(x, ring.num_kv_heads, axis=0), places)
+    both = {name: getattr(units, name)._replace(**at) for name, at in places.items()}
+    if units.dropout_key is not None:
+        both["dropout_key"] = jax.vmap(lambda k: jax.random.fold_in(k, owner))(units.dropout_key)
+    return units._replace(key=key, value=key if ring.shared else value, **both)
 
 
-def _nothing(query: Array, key: Array, value: Array) -> PartialAttention:
-    """What queries have gathered that have met no key."""
-    *batch, N, T, _ = weights_shape(query, key)
-    heads = (*batch, key.shape[-2], N // key.shape[-2], T)
-    total = jnp.zeros(heads, jnp.float32)
-    return PartialAttention(
-        jnp.zeros((*heads, value.shape[-1]), jnp.float32), total, jnp.full_like(total, NOTHING)
-    )
+def _next(axis_name: str, x: Any) -> Any:
+    """From the next device, the one before last at the end of a round."""
+    devices = jax.lax.axis_size(axis_name)
+    return jax.lax.ppermute(x, axis_name, [(i, (i - 1) % devices) for i in range(devices)])
+
+
+def _nothing(units: Unit) -> Partial:
+    """What queries have that have met no key."""
+    axes = varies_over(units.query)
+    output = jnp.zeros((*units.query.shape[:-1], units.value.shape[-1]), jnp.float32)
+    lse = jnp.full(units.query.shape[:-1], NOTHING, jnp.float32)
+    return varying(output, *axes), varying(lse, *axes)
+
+
+def _combined(a: Partial, b: Partial) -> Partial:
+    """Output and log-sum-exp of the keys of both."""
+    (output, lse), (other, other_lse) = a, b
+    peak = jnp.maximum(lse, other_lse)
+    one, two = jnp.exp(lse - peak), jnp.exp(other_lse - peak)
+    total = one + two
+    mean = (one / total)[..., None] * output + (two / total)[..., None] * other
+    return mean, peak + jnp.log(total)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _around(ring: Ring, units: Unit) -> Float32[Array, "U G T Hv"]:
+    return _forward(ring, units)[0]
+
+
+def _forward(ring: Ring, units: Unit) -> Any:
+    here, devices = jax.lax.axis_index(ring.axis_name), jax.lax.axis_size(ring.axis_name)
+
+    def meet(travelling: Any, owner: Array) -> Partial:
+        return each_unit(of_unit, ring.how, _meeting(ring, units, travelling, owner))
+
+    def step(carry: tuple[Partial, Any], number: Array) -> tuple[tuple[Partial, Any], None]:
+        so_far, travelling = carry
+        coming = _next(ring.axis_name, travelling)  # while this device works
+        more = meet(travelling, (here + number) % devices)
+        return (_combined(so_far, more), coming), None
+
+    start = _nothing(units), _travelling(ring, units)
+    (so_far, last), _ = jax.lax.scan(step, start, jnp.arange(devices - 1))
+    found = _combined(so_far, meet(last, (here - 1) % devices))
+    output, log_total = (checkpoint_name(x, BY_BLOCKS) for x in found)
+    return output, (units, output, log_total)
+
+
+def _backward(ring: Ring, kept: Any, given: Float32[Array, "U G T Hv"]) -> tuple[Unit]:
+    """Every device adds to the gradients of keys and values that come by."""
+    units, output, log_total = kept
+    here, devices = jax.lax.axis_index(ring.axis_name), jax.lax.axis_size(ring.axis_name)
+
+    def meet(travelling: Any, owner: Array) -> tuple[Any, Any]:
+        """Gradients of what stays here, and of what travels on."""
+        meeting = _meeting(ring, units, travelling, owner)
+        found = each_unit(gradient_of_unit, ring.how, meeting, output, log_total, given)
+        both = (found.key + found.value,) if ring.shared else (found.key, found.value)
+        return (found.query, found.bias), both
+
+    def step(carry: Any, number: Array) -> tuple[Any, None]:
+        own, travelling, others = carry
+        coming, others = _next(ring.axis_name, (travelling, others))  # while this device works
+        found = meet(travelling, (here + number) % devices)
+        own, others = jax.tree.map(jnp.add, (own, others), found)
+        return (own, coming, others), None
+
+    travelling = _travelling(ring, units)
+    own, others = meet(travelling, here)
+    start = own, _next(ring.axis_name, travelling), others
+    ((query, bias), _, others), _ = jax.lax.scan(step, start, jnp.arange(1, devices))
+    key, value = (*_next(ring.axis_name, others), None)[:2]  # home
+    if ring.shared:  # the keys have all of it
+        value = varying(jnp.zeros_like(key), *varies_over(key))
+    return (like(Unit(query, key, value, None, bias, None), units),)
+
+
+_around.defvjp(_forward, _backward)

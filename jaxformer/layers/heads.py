@@ -141,23 +141,25 @@ def mix(
         weighing: Scale, soft cap and normalizer.
     """
     same, key = value is key, key.astype(query.dtype)
-    ring, bias = mode.axes.context, guide.bias
-    if ring is not None:
-        bias = F.materialized(bias)
     value = key if same else value.astype(query.dtype)
-    watch(module, "attended", Attended(query, key, guide.mask, bias, weighing))
+    watch(module, "attended", Attended(query, key, guide.mask, guide.bias, weighing))
     dropping = not mode.deterministic and dropout_rate > 0
     attend: Callable[..., Array] = partial(
         F.dot_product_attention, implementation=mode.attention_implementation
     )
-    if ring is not None:
-        attend = partial(F.ring_attention, axis_name=ring)
+    if (ring := mode.axes.context) is not None:
+        if any(isinstance(x, jax.Array) for x in (guide.mask, guide.bias)):  # of all pairs
+            key, value = (
+                jax.lax.all_gather(x, ring, axis=x.ndim - 3, tiled=True) for x in (key, value)
+            )
+        else:
+            attend = partial(F.ring_attention, axis_name=ring)
     return attend(
         query,
         key,
         value,
         guide.mask,
-        bias,
+        guide.bias,
         dropout_rate=dropout_rate if dropping else 0.0,
         dropout_key=dropout_key(module, mode.axes.tensor) if dropping else None,
         **vars(weighing),

@@ -59,7 +59,9 @@ class Mode:
 
     def by_rule(self, queries: int, keys: int) -> bool:
         """Whether attention between so many is told masks and biases as rules, not as arrays."""
-        if self.axes.context is not None or self.attention_implementation == "xla":
+        if self.axes.context is not None:
+            return True
+        if self.attention_implementation == "xla":
             return False
         return self.attention_implementation != "auto" or F.many_scores(queries, keys)
 

@@ -168,7 +168,10 @@ class Stack(nn.Module):
         attention = self.config.attention
         choices = [self.config.layer(i) for i in range(count)]
         everyone = g.gathered(places, self.mode.axes.context)
-        keys = dict.fromkeys((choice.window for choice in choices), everyone)
+        keys = {  # around a ring each device tells of its own
+            choice.window: places if self.by_rule(choice.window, places, places) else everyone
+            for choice in choices
+        }
         slots: dict[c.Window, Array] = {}
         positions: tuple[Array, ...] = ()
         real = jnp.asarray(places.segments != 0)

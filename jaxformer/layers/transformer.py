@@ -1,6 +1,5 @@
 """The model: embedding, stacks, head. Decoder, encoder and encoder-decoder are one module."""
 
-import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax.typing import DTypeLike
@@ -135,10 +134,6 @@ class Transformer(nn.Module):
             elif cache is not None:
                 source_segments = cache.source_segments
             readers = places if cache is None else Places(places.positions)
-            if source_segments is not None and self.axes.context is not None:
-                source_segments = jax.lax.all_gather(
-                    source_segments, self.axes.context, axis=source_segments.ndim - 1, tiled=True
-                )
             seen = source_rule(readers, source_segments)
             lazy = seen is not None and mode.by_rule(
                 seen.query_positions.shape[-1], seen.key_positions.shape[-1]

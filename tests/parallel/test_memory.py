@@ -82,7 +82,7 @@ DISTANT = replace(WIDE, attention=replace(WIDE.attention, positions=(Alibi(),)))
 @pytest.mark.parametrize("config", [WIDE, DISTANT], ids=["rotary", "biases"])
 @pytest.mark.slow
 def test_long_rows_that_devices_share(config, remat, context):
-    """Masks and biases grow with the square of the length, the scores of a block with it."""
+    """No array of all pairs is anywhere, with a bias or without."""
     sizes = dict(context=context)
     found = program(config, sizes, remat=remat, rows=1, length=LONG).memory_analysis()
     expected = memory(config, sizes, batch_size=1, length=LONG, remat=remat)

@@ -51,6 +51,8 @@ MORE = [
     ("shared", dict(fsdp=2, context=2, tensor=2), {}),
     ("decay", dict(data=2, fsdp=2, tensor=2), dict(remat="full", accumulation=2)),
     ("gopher-280b", dict(fsdp=4, tensor=2), {}),  # kernels of distances
+    ("gopher-280b", dict(context=2, tensor=2), {}),  # terms of all pairs, so keys are gathered
+    ("phi-3-small", dict(context=4, tensor=2), dict(remat="full")),  # and here masks of each head
     ("bloom-560m", dict(data=2, tensor=2), {}),  # slopes of each device's heads
 ]
 SELDOM = [
