@@ -18,8 +18,7 @@ from experiments.studies.seeds import Arm, Training, held_out_nats, shared_by, t
 from experiments.training.run import check_numbers, chosen_devices, held, keep_programs, simulate
 from jaxformer import costs
 from jaxformer.config import Decoder
-from jaxformer.parallel import declarations
-from jaxformer.training.optimizers import make_optimizer
+from jaxformer.training.optimizers import learning_rate
 
 Measure = Callable[[Arm, Any, Text, Training], Numbers]
 
@@ -95,7 +94,7 @@ def check_arms(arms: Sequence[Arm], steps: int) -> None:
     for arm in arms:
         if names.count(arm.name) > 1:
             raise ValueError(f"{names.count(arm.name)} arms are called {arm.name!r}.")
-        make_optimizer(arm.optimizer, steps, declarations(arm.model))
+        learning_rate(arm.optimizer, steps)
         if not isinstance(arm.model.topology, Decoder):
             raise ValueError(f"A study trains decoders; arm {arm.name!r} is {arm.model.topology}.")
     for arm in others:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxformer.config.checks import check_fields, require, require_positive
+from jaxformer.checks import check_fields, require, require_positive
 from jaxformer.functional.activations import ACTIVATIONS
 
 NormParameters = Literal["none", "scale", "scale_bias"]

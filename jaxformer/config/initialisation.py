@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxformer.config.checks import check_fields, require_positive
+from jaxformer.checks import check_fields, require_positive
 
 
 @dataclass(frozen=True, kw_only=True)

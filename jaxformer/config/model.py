@@ -6,14 +6,14 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
-from jaxformer.config.attention import Attention, MultiHead
-from jaxformer.config.axes import FeedForward, Norm, RMSNorm
-from jaxformer.config.checks import (
+from jaxformer.checks import (
     check_fields,
     require,
     require_pattern,
     require_positive,
 )
+from jaxformer.config.attention import Attention, MultiHead
+from jaxformer.config.axes import FeedForward, Norm, RMSNorm
 from jaxformer.config.decay import Decay
 from jaxformer.config.initialisation import Initialisation
 from jaxformer.config.positions import (

@@ -5,7 +5,7 @@ import types
 import typing
 from typing import Any, NamedTuple, NoReturn, Self
 
-from jaxformer.config.checks import check_fields
+from jaxformer.checks import check_fields
 
 KNOWN: dict[str, type["Option"]] = {}
 

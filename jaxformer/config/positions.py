@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 from jaxtyping import Array, Float
 
 from jaxformer import functional as F
-from jaxformer.config.checks import check_fields, require, require_positive
+from jaxformer.checks import check_fields, require, require_positive
 from jaxformer.config.initialisation import Normal
 from jaxformer.config.option import Option, Parameter, left_out
 from jaxformer.config.rope_scaling import RopeScaling

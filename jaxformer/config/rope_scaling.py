@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from jaxformer.config.checks import check_fields, require, require_positive
+from jaxformer.checks import check_fields, require, require_positive
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from jaxformer.config.checks import check_fields
+from jaxformer.checks import check_fields
 from jaxformer.data.instructions import ChatTemplate, Pieces, pieces_of
 from jaxformer.data.records import RECORDS, Record, read_records, read_text, suffix_of
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol, SupportsIndex, TypeAlias, runtime_ch
 import numpy as np
 from jaxtyping import Int32
 
-from jaxformer.config.checks import check_fields
+from jaxformer.checks import check_fields
 from jaxformer.extras import import_extra
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jaxformer import functional as F
-from jaxformer.config.checks import check_fields
+from jaxformer.checks import check_fields
 from jaxformer.generation.checks import check_count
 
 

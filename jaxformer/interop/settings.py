@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
-from jaxformer.config.checks import LARGEST
+from jaxformer.checks import LARGEST
 
 T = TypeVar("T")
 

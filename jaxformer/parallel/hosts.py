@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxformer.config.checks import check_fields
+from jaxformer.checks import check_fields
 
 
 @dataclass(frozen=True, kw_only=True)

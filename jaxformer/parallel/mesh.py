@@ -11,7 +11,7 @@ from jax.experimental.mesh_utils import create_device_mesh, create_hybrid_device
 from jax.sharding import AxisType, Mesh
 
 from jaxformer import config as c
-from jaxformer.config.checks import check_fields
+from jaxformer.checks import check_fields
 from jaxformer.layers.mode import Axes
 
 # From the outermost to the innermost. Devices next to each other, which have the fastest links,

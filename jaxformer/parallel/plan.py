@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 from jaxformer import config as c
 from jaxformer import costs
-from jaxformer.config.checks import check_fields
+from jaxformer.checks import check_fields
 from jaxformer.layers.mode import Remat
 from jaxformer.parallel.chips import Chip
 from jaxformer.parallel.memory import Memory, OptimizerKind, memory, slots

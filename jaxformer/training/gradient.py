@@ -12,8 +12,8 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jaxformer import functional as F
+from jaxformer.checks import check_fields
 from jaxformer.config import Experts, TransformerConfig
-from jaxformer.config.checks import check_fields
 from jaxformer.data.batches import Batch
 from jaxformer.data.pairs import PairBatch
 from jaxformer.layers import Transformer

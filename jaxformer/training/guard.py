@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxformer.config.checks import check_fields
+from jaxformer.checks import check_fields
 
 MEMORY = 0.99  # share of the usual norm that an update keeps
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int
 
-from jaxformer.config.checks import check_fields
+from jaxformer.checks import check_fields
 
 
 @dataclass(frozen=True, kw_only=True)

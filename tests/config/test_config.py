@@ -50,7 +50,7 @@ ALL = dataclasses_of(
 CHOICES = [kind for kind in ALL if kind.__name__ not in ("Transformer",)]
 PACKAGE = Path(jaxformer.__file__).parent
 # Written for every configuration alike or for none, so what they read has no effect by itself.
-BESIDE = ("config/tiny.py", "config/serialization.py", "config/checks.py")
+BESIDE = ("config/tiny.py", "config/serialization.py", "checks.py")
 SOURCES = [
     p
     for p in [*PACKAGE.rglob("*.py"), *(PACKAGE.parent / "experiments").rglob("*.py")]
