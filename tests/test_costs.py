@@ -366,7 +366,7 @@ def test_activation_bytes_of_decay_are_near_the_compilers(remat):
         (LATENT, "none", 1, 320),
     ],
 )
-@pytest.mark.slow(but=["config8-dots-2-192"])
+@pytest.mark.slow
 def test_activation_bytes_are_near_the_compilers(config, remat, batch, length):
     config = replace(config, num_layers=6)
     measured = measured_bytes(config, batch, length, remat)

@@ -574,7 +574,6 @@ def every_transform():
 @pytest.mark.slow(
     but=[
         "plain JAX-vmap",
-        "NNX-remat",
         "rotate-shard_map",
         "dot_product_attention-shard_map",
     ]

@@ -176,15 +176,13 @@ def test_no_file_is_a_drawer_for_everything():
     assert not [relative(path) for path in names]
 
 
-@pytest.mark.parametrize("path", TESTS, ids=relative)
-def test_every_test_file_tests(path):
-    functions = [
-        node.name
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
-    ]
-    assert functions
-    assert len(functions) == len(set(functions)), "a test of the same name hides the first"
+def test_every_test_file_tests():
+    for path in TESTS:
+        nodes = ast.walk(ast.parse(path.read_text()))
+        functions = [node.name for node in nodes if isinstance(node, ast.FunctionDef)]
+        tests = [name for name in functions if name.startswith("test_")]
+        assert tests, path
+        assert len(tests) == len(set(tests)), f"{path}: a test of the same name hides the first"
 
 
 def test_the_changelog_knows_the_version():

@@ -165,6 +165,7 @@ def test_a_configuration_prints_and_is_read_back():
         from_json(TransformerConfig, json.dumps(misspelt))
 
 
+@pytest.mark.slow
 def test_another_definition_in_the_same_file_takes_the_place_of_the_first():
     """Also in programs that were compiled with the first, as in a notebook."""
 
@@ -174,11 +175,10 @@ def test_another_definition_in_the_same_file_takes_the_place_of_the_first():
             return factor * x
 
     define(2)
-    model = Transformer(replace(STARRED, feed_forward=(GLU(hidden_dim=24, activation="mine"),)))
-    run, params = jax.jit(model.apply), {"params": parameters(model.config)}
-    first = run(params, jnp.arange(9))
+    run = jax.jit(lambda x: activate(MLP(hidden_dim=3, activation="mine"), {"up": x}))
+    assert float(run(jnp.ones(()))) == 2
     define(3)
-    assert float(jnp.abs(run(params, jnp.arange(9)) - first).max()) > 0.01
+    assert float(run(jnp.ones(()))) == 3
 
 
 def test_a_name_of_another_file_is_refused():

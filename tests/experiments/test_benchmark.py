@@ -43,6 +43,7 @@ def dying(size, after, killed=False):
 """
 
 
+@pytest.mark.slow
 def test_programs_take_turns(tmp_path, monkeypatch, capsys):
     """One is ten times as fast; one never comes; three end: before, in between, without a word."""
     (tmp_path / "others.py").write_text(OTHERS)

@@ -176,6 +176,7 @@ def test_dates_depend_on_seed_index_part_and_nothing_else():
         assert sum(a == b for a, b in zip(some, others, strict=True)) <= 1
 
 
+@pytest.mark.slow
 def test_another_process_writes_the_same():
     """With other hashes of strings."""
     code = "from experiments.translate.dates import written_date as w; "

@@ -146,6 +146,7 @@ def test_a_tokenizer_of_another_kind_is_not_exported(tmp_path):
         data.export_tokenizer(Other(), tmp_path)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_exported_is_said_and_nothing_is_left(run, exported, tmp_path):
     def refused(message, **fields):
         with pytest.raises(ValueError, match=message):
@@ -162,6 +163,7 @@ def test_what_cannot_be_exported_is_said_and_nothing_is_left(run, exported, tmp_
 
 # Orbax leaves reads behind that end when their event loop is closed, which nobody can catch.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_not_exported(run, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(run, copy)
@@ -172,6 +174,7 @@ def test_a_damaged_checkpoint_is_not_exported(run, tmp_path):
     assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.slow
 def test_a_failed_export_leaves_no_folder(run, tmp_path, monkeypatch):
     def full(*_, **__):
         raise OSError("no space left")
@@ -182,6 +185,7 @@ def test_a_failed_export_leaves_no_folder(run, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_hugging_face_folder_is_written_again_with_its_tokenizer(exported, tmp_path):
     again = export.main(export.Export(checkpoint=exported, output=tmp_path / "x", dtype="bfloat16"))
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
@@ -191,6 +195,7 @@ def test_a_hugging_face_folder_is_written_again_with_its_tokenizer(exported, tmp
     assert changed == {"torch_dtype": "bfloat16"}
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_read_and_written_is_the_same_folder(exported, tmp_path):
     """Also what is said in words of its own, and tensors in the dtype that they had."""
     theirs = shutil.copytree(exported, tmp_path / "theirs")
@@ -212,6 +217,7 @@ def test_a_folder_that_is_read_and_written_is_the_same_folder(exported, tmp_path
     assert dtypes == {"F16"} and list(tmp_path.glob(".*")) == []
 
 
+@pytest.mark.slow
 def test_the_card_of_an_exported_run_has_its_figures(run, exported):
     card = (exported / "README.md").read_text()
     figures = read_json_lines(run / "metrics.jsonl")[-1]
@@ -248,6 +254,7 @@ def test_before_training_a_run_says_that_it_cannot_be_exported(capsys):
 
 @pytest.mark.parity
 @pytest.mark.filterwarnings("default")
+@pytest.mark.slow
 def test_transformers_loads_an_exported_run_with_the_same_logits_and_ids(run, exported):
     torch = pytest.importorskip("torch", reason="pip install 'jaxformer[parity]'")
     transformers = pytest.importorskip("transformers", reason="pip install 'jaxformer[parity]'")

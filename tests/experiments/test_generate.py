@@ -178,6 +178,7 @@ def test_a_checkpoint_of_another_program_is_refused(tmp_path):
         text(tmp_path)
 
 
+@pytest.mark.slow
 def test_text_beyond_the_learned_positions_is_refused(folder):
     message = "The model has 16 learned positions; a prompt of 14 tokens and 4 new ones, .* need 17"
     with pytest.raises(ValueError, match=message):
@@ -319,6 +320,7 @@ def greedily(folder, text):
     return backend.decode(new[: new.index(1)] if 1 in new else new)
 
 
+@pytest.mark.slow
 def test_a_conversation_goes_on_with_what_was_said_before(assistant, monkeypatch, capsys):
     monkeypatch.setattr("sys.stdin", io.StringIO("Hi\nAnd now?\n\nnever read\n"))
     asked = {"chat": True, "system": "Be brief.", "max_new_tokens": 6, "sampler": Greedy()}
@@ -332,7 +334,7 @@ def test_a_conversation_goes_on_with_what_was_said_before(assistant, monkeypatch
 
 
 @pytest.mark.parametrize("chat", [False, True])
-@pytest.mark.slow(but=["True"])
+@pytest.mark.slow
 def test_prompts_of_a_file_are_continued_together(assistant, tmp_path, chat):
     texts = ["Hi", "What?", "Go on"]
     (tmp_path / "x.txt").write_text("\n\n".join(texts))

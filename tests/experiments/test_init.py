@@ -78,6 +78,7 @@ def test_the_first_loss_is_that_of_the_weights_in_the_folder(folder, capsys):
     assert losses("out")[-1] < losses("out")[0]
 
 
+@pytest.mark.slow
 def test_an_export_says_what_the_folder_said(folder, tmp_path):
     said = json.loads((folder / "config.json").read_text())
     said |= {"eos_token_id": [0, 7], "bos_token_id": 3, "max_position_embeddings": 4096}
@@ -119,6 +120,7 @@ def test_flags_change_what_comes_along(folder):
     assert (run.init, run.length, run.tokenizer) == (str(folder), 8, data.Saved(path=str(folder)))
 
 
+@pytest.mark.slow
 def test_weights_of_another_model_are_refused(folder):
     message = r"parameters do not fit the configuration: .*/query/kernel is \[3, .*\], not \[2, "
     run = started_from(BASE, str(folder))

@@ -37,7 +37,7 @@ def test_targets_of_uint8():
 
 
 @pytest.mark.parametrize("dtype", NARROW)
-@pytest.mark.slow(but=["int8", "uint8"])
+@pytest.mark.slow(but=["int8"])
 def test_targets_of_any_integer_dtype_with_chunks(dtype):
     """A chunk that begins at 256 is id 0 to int8, were ids compared in it."""
     features, kernel = RNG.normal(size=(4, 8)), RNG.normal(size=(8, 600))

@@ -447,6 +447,7 @@ def test_the_future_has_exactly_zero_gradient(normal, kind, argument):
         np.testing.assert_array_equal(influence > 1e-7, expected)
 
 
+@pytest.mark.slow
 def test_packed_documents_do_not_leak(normal):
     segments = jnp.array([1, 1, 2, 2, 2, 0])
     positions = jnp.array([0, 1, 0, 1, 2, 0])

@@ -50,7 +50,6 @@ def with_gradients(linear, x, kernels, sizes, dy):
         "ragged-[130, 0, 169, 1]",
         "ragged-[0, 0, 0, 300]",
         "ragged-[128, 128, 44, 0]",
-        "megablox-[128, 128, 44, 0]",
     ]
 )
 def test_each_group_meets_its_own_kernel(linear, sizes):

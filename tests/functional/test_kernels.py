@@ -221,7 +221,7 @@ INTERPRET = jax.default_backend() != "tpu"  # the kernel's steps; on a TPU, the 
 
 @pytest.mark.parametrize("segmented", [False, True], ids=["one text", "packed"])
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.slow(but=["window-one text"])
+@pytest.mark.slow
 def test_splash_is_attention(name, segmented):
     """Inside `jax.shard_map`, which asks how results vary."""
     kernel = partial(splash_attention, interpret=INTERPRET)

@@ -81,7 +81,7 @@ OPTIONS = {
 
 @pytest.mark.parametrize("block", [512, 1])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.slow(but=["window-1", "alibi-512"])
+@pytest.mark.slow(but=["alibi-512"])
 def test_a_ring_of_devices_gives_what_one_gives(options, block, arrays, monkeypatch):
     """Values and gradients, whether a half's scores are there at once or a query's."""
     monkeypatch.setitem(blockwise.BLOCK, "cpu", block)

@@ -165,7 +165,7 @@ def mixed_by_hand(x, routing, kernels, *, devices, room):
 
 
 @pytest.mark.parametrize("room, rows", [(1.0, 3), (1.4, 5), (4.0, 12), (9.0, 12)])
-@pytest.mark.slow(but=["1.4-5"])
+@pytest.mark.slow
 def test_room_on_the_way_to_experts(room, rows):
     """Of 12 choices a device, to four devices with two experts each; gradients are those of what
     found room."""

@@ -244,6 +244,7 @@ def test_ids_beyond_the_vocabulary_of_the_tokenizer_are_never_chosen(config, par
 ROWS = [[3, 1], [9, 2, 6, 5, 30], [7, 8, 9]]
 
 
+@pytest.mark.slow
 def test_rows_of_different_lengths_are_rows_alone(config, params):
     together = generate(config, params, ROWS, max_new_tokens=6)
     assert together.shape == (3, 11)

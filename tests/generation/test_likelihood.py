@@ -51,7 +51,7 @@ def test_more_texts_than_are_looked_at_together_keep_their_order(monkeypatch):
 @pytest.mark.parametrize(
     "sizes", [dict(tensor=4), dict(fsdp=2, context=2, tensor=2), dict(data=2, fsdp=4)], ids=str
 )
-@pytest.mark.slow(but=["{'fsdp': 2, 'context': 2, 'tensor': 2}"])
+@pytest.mark.slow
 def test_likelihoods_on_many_devices_are_those_on_one(sizes):
     params, requests = parameters(LLAMA), list(zip(CONTEXTS, CONTINUATIONS, strict=True))
     requests += [(context, [c]) for context in CONTEXTS for c in range(40)]

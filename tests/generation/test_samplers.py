@@ -65,6 +65,7 @@ def test_draws_follow_the_distribution():
     assert shares[0] == 0
 
 
+@pytest.mark.slow
 def test_low_temperature_and_one_candidate_are_greedy(normal):
     logits, seen = normal(2, 3, 7), jnp.zeros((2, 3, 7), bool)
     best = jnp.argmax(logits, axis=-1)

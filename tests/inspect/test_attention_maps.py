@@ -111,7 +111,7 @@ def test_rules_of_long_texts_are_cut_likewise(kind, build):
 
 
 @pytest.mark.parametrize("kind", sorted(set(KINDS) - {"relu", "decay"}))
-@pytest.mark.slow(but=["blocks", "grouped", "latent", "t5"])
+@pytest.mark.slow(but=["blocks", "grouped", "t5"])
 def test_rows_are_shares_and_nothing_ahead_is_seen(kind, build):
     config, params, tokens, _ = build(attention=KINDS[kind])
     maps = inspect.attention_maps(config, params, tokens).decoder

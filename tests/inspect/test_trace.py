@@ -236,6 +236,7 @@ def test_the_gradient_in_the_stream_is_that_of_the_rest_of_the_model(build):
     assert found.shape == (3,) and float(found.min()) > 0
 
 
+@pytest.mark.slow
 def test_activations_are_those_of_the_trace(build):
     config, params, tokens, _ = build(feed_forward=(GLU(hidden_dim=11), MLP(hidden_dim=5)))
     found = inspect.activation_statistics(config, params, tokens)["decoder"]

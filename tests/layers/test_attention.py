@@ -166,6 +166,7 @@ def test_biases_where_named_and_nowhere_else(layer, normal, biases):
     np.testing.assert_allclose(attention(params, x, guide()), expected, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_rows_of_a_batch_and_gradient(layer, normal):
     params, attention = layer()
     x = normal(B, T, D)

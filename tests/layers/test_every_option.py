@@ -165,7 +165,6 @@ def config(request):
         "t5-branch_out-parallel-full-gqa-bare-glu-plain",
         "decay, real",
         "shared, in part",
-        "latent",
     ]
 )
 def test_logits_depend_on_no_later_token(config):
@@ -198,7 +197,6 @@ def test_layers_unrolled_compute_what_the_loop_does(config):
         "t5-branch_out-parallel-full-gqa-bare-glu-plain",
         "decay",
         "shared, in part",
-        "latent",
     ]
 )
 def test_token_by_token_with_a_cache_is_the_whole_text_at_once(config):

@@ -129,7 +129,7 @@ SIZES = {"data": dict(data=2), "fsdp and tensor": dict(fsdp=2, tensor=2)}
 
 @pytest.mark.parametrize("remat", ["none", "dots", "full"])
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
-@pytest.mark.slow(but=["fsdp and tensor-full"])
+@pytest.mark.slow
 def test_a_kernel_runs_once_each_way(sizes, remat, monkeypatch):
     """In the gradient of a mesh, which is that by whole matrices."""
     monkeypatch.setattr(kernels, "target", lambda: Target("tpu", "TPU v5"))

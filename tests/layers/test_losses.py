@@ -20,7 +20,7 @@ HEADS = {
 
 
 @pytest.mark.parametrize("name", HEADS)
-@pytest.mark.slow(but=["capped"])
+@pytest.mark.slow
 def test_losses_are_those_of_the_logits(name, config, tokens, randomise, monkeypatch):
     """Loss and every gradient, six of 31 ids at a time."""
     for constant, number in dict(WHOLE_UP_TO=0, AT_A_TIME=1, FEWEST_IDS=6).items():

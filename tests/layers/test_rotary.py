@@ -78,6 +78,7 @@ def test_wrong_width(normal):
         ROPE.apply({}, normal(5, 8), jnp.arange(5))
 
 
+@pytest.mark.slow
 def test_keeps_dtype_length_and_gradient(normal):
     x, positions = normal(5, 6), jnp.arange(5) + 3
     assert turn(x.astype(jnp.bfloat16), positions).dtype == jnp.bfloat16

@@ -131,6 +131,7 @@ def test_every_choice_by_hand(pairing, positions):
 
 
 @pytest.mark.parametrize("pairing", PAIRINGS)
+@pytest.mark.slow(but=["neighbours"])
 @settings(max_examples=10, deadline=None)
 @given(positions=places, shift=st.integers(1, 100))
 def test_what_sees_distances_only(pairing, positions, shift):

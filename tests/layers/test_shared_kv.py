@@ -139,7 +139,7 @@ EVERY = tuple(chosen for n in range(5) for chosen in combinations("qkvo", n))
 
 
 @pytest.mark.parametrize("scaling", [None, Yarn(factor=40.0, original_max_length=8)])
-@pytest.mark.slow(but=["None"])
+@pytest.mark.slow
 def test_whatever_is_turned_it_is_multi_head_with_one_kernel_for_both(
     config, layer, normal, scaling
 ):

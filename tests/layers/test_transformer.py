@@ -335,7 +335,7 @@ def test_dropout_only_when_asked_for(config, build, tokens):
 
 
 @pytest.mark.parametrize("place", ["embedding", "attention", "feed_forward", "residual"])
-@pytest.mark.slow(but=["feed_forward"])
+@pytest.mark.slow
 def test_each_place_of_dropout_acts(config, build, tokens, place):
     _, run = build(config(dropout=Dropout(**{place: 0.5})))
     dropped = run(tokens, deterministic=False, rngs={"dropout": jax.random.key(0)})
@@ -417,6 +417,7 @@ def test_the_stream_keeps_its_size_with_depth(config, tokens):
     assert size(24) < 2 * size(2)
 
 
+@pytest.mark.slow
 def test_under_vmap_grad_jit(config, build, tokens):
     params, run = build(config())
     stacked = jax.tree.map(lambda x: jnp.stack([x, x]), params)

@@ -32,8 +32,6 @@ RECORD = Path(__file__).parent / "golden" / "messages.json"  # messages.py there
 STEPS = 10
 CASES = [
     ("falcon-40b", dict(fsdp=2, tensor=4), dict(remat="full")),  # parallel, with a norm each
-]
-MORE = [
     ("mixtral-8x7b", dict(fsdp=2, expert=2), {}),
     ("llama-2-70b", dict(data=2, tensor=4), dict(remat="full", accumulation=2)),  # shared heads
     ("llama-2-70b", dict(fsdp=2, context=2), {}),
@@ -153,11 +151,10 @@ def label(case):
 @pytest.fixture(  # a module's, so that all claims of one go in turn
     scope="module",
     params=[
-        *CASES,
-        *(pytest.param(case, marks=pytest.mark.slow) for case in MORE),
+        *(pytest.param(case, marks=pytest.mark.slow) for case in CASES),
         *(pytest.param(case, marks=pytest.mark.exhaustive) for case in SELDOM),
     ],
-    ids=map(label, CASES + MORE + SELDOM),
+    ids=map(label, CASES + SELDOM),
 )
 def case(request):
     return request.param

@@ -347,6 +347,7 @@ def test_orthogonalize_gradient_matches_finite_differences():
 
 
 @pytest.mark.parametrize("name", ["query", "gate"])
+@pytest.mark.slow(but=["gate"])
 def test_first_muon_update_is_that_of_optax_whatever_the_name(name):
     g = draw(3, 7, 2, 5)
     axes = MuonDimensionNumbers(reduction_axis=1, output_axis=(2, 3))

@@ -185,7 +185,7 @@ def test_three_updates_have_the_golden_losses_and_parameters():
 
 
 @pytest.mark.parametrize("devices, accumulation", [(1, 1), (8, 1), (2, 4)], ids=lambda n: str(n))
-@pytest.mark.slow(but=["8-1"])
+@pytest.mark.slow
 def test_inventory_row_89_any_split_of_the_batch_gives_the_gradient_of_the_whole(
     devices, accumulation
 ):
@@ -211,6 +211,7 @@ def test_inventory_row_89_the_mean_of_the_shards_means_is_another_number():
     assert largest_difference(means[1], whole) > 0.05
 
 
+@pytest.mark.slow
 def test_rows_that_do_not_count_change_nothing():
     batch = make_batch()
     counts = np.asarray(COUNTS)
