@@ -3,11 +3,12 @@
 import dataclasses
 import types
 import typing
-from typing import Any, NamedTuple, NoReturn, Self
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from jaxformer.checks import check_fields
 
 KNOWN: dict[str, type["Option"]] = {}
+Own = TypeVar("Own")
 
 
 class Option:
@@ -46,7 +47,7 @@ class Option:
         """Hold every field against its annotation; what more there is to check follows this."""
         check_fields(self)
 
-    def small(self) -> Self:
+    def small(self: Own) -> Own:
         """The option with small sizes, as `TransformerConfig.tiny` has them."""
         return self
 

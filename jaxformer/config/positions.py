@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from jaxtyping import Array, Float
 
@@ -186,7 +186,7 @@ class T5Bias(ScoreBias):
             max_distance=self.max_distance,
         )
 
-    def small(self) -> Self:
+    def small(self) -> "T5Bias":
         """With eight buckets."""
         return replace(self, num_buckets=8, max_distance=14)
 
@@ -235,7 +235,7 @@ class Fire(ScoreBias):
         length = self.length * others.pop("length_factor")
         return F.fire_bias(query_positions, key_positions, length=length, **others)
 
-    def small(self) -> Self:
+    def small(self) -> "Fire":
         """Eight hidden features, relative from position 8 on."""
         return replace(self, hidden_dim=8, length=8.0)
 
