@@ -28,7 +28,8 @@ class Ablation(Study):
     Attributes:
         axis: What differs between the arms.
         arms: Names of those to train beside the baseline; none are all. On the axis "position" also
-            a choice, such as "Rope(base=1e6)" or one of an imported file.
+            a choice, such as "Rope(base=1e6)" or one of an imported file, and on "activation" the
+            name of an imported one.
     """
 
     axis: Axis

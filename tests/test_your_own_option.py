@@ -49,7 +49,7 @@ LLAMA = zoo.get("llama-2-7b").tiny()
 
 
 @options.activation
-def star_relu(x):
+def starred_relu(x):
     return 0.8944 * jax.nn.relu(x) ** 2 - 0.4472
 
 
@@ -108,7 +108,7 @@ class {name}(options.ScoreBias):
 """
 
 
-STARRED = replace(LLAMA, feed_forward=(GLU(hidden_dim=24, activation="star_relu"),))
+STARRED = replace(LLAMA, feed_forward=(GLU(hidden_dim=24, activation="starred_relu"),))
 
 
 @pytest.mark.parametrize(
@@ -132,9 +132,9 @@ def test_an_activation_stands_on_the_gate():
     gate, value = np.random.default_rng(0).normal(size=(2, 3, 5))
     into = {"gate": jnp.asarray(gate, jnp.float32), "up": jnp.asarray(value, jnp.float32)}
     expected = 0.8944 * np.maximum(gate, 0) ** 2 - 0.4472
-    found = activate(GLU(hidden_dim=5, activation="star_relu"), into)
+    found = activate(GLU(hidden_dim=5, activation="starred_relu"), into)
     np.testing.assert_allclose(found, expected * value, rtol=1e-5, atol=1e-6)
-    alone = activate(MLP(hidden_dim=5, activation="star_relu"), {"up": into["gate"]})
+    alone = activate(MLP(hidden_dim=5, activation="starred_relu"), {"up": into["gate"]})
     np.testing.assert_allclose(alone, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -160,8 +160,8 @@ def test_a_configuration_prints_and_is_read_back():
     branch = STARRED.feed_forward[0]
     assert from_python(repr(branch), {"GLU": GLU}) == branch
     misspelt = json.loads(to_json(STARRED))
-    misspelt["feed_forward"][0]["activation"] = "star_rely"
-    with pytest.raises(ValueError, match="GLU.activation must be one of 'relu', .*'star_rely'"):
+    misspelt["feed_forward"][0]["activation"] = "starred_rely"
+    with pytest.raises(ValueError, match="GLU.activation must be one of 'relu', .*'starred_rely'"):
         from_json(TransformerConfig, json.dumps(misspelt))
 
 
@@ -191,17 +191,17 @@ def test_a_name_of_another_file_is_refused():
     def other(x):
         return x
 
-    other.__name__, other.__module__ = "star_relu", "their_ideas"
-    with pytest.raises(ValueError, match=r"test_your_own_option has an activation 'star_relu'"):
+    other.__name__, other.__module__ = "starred_relu", "their_ideas"
+    with pytest.raises(ValueError, match=r"test_your_own_option has an activation 'starred_relu'"):
         options.activation(other)
 
 
 def test_an_export_refuses_what_its_readers_would_not_know(tmp_path):
-    with pytest.raises(ValueError, match="instead of .*activation='star_relu'"):
+    with pytest.raises(ValueError, match="instead of .*activation='starred_relu'"):
         save_pretrained(tmp_path / "mine", STARRED, parameters(STARRED))
     gpt = zoo.get("gpt-2-small").tiny()
-    gpt = replace(gpt, feed_forward=(replace(gpt.feed_forward[0], activation="star_relu"),))
-    with pytest.raises(ValueError, match="no name for the activation 'star_relu'"):
+    gpt = replace(gpt, feed_forward=(replace(gpt.feed_forward[0], activation="starred_relu"),))
+    with pytest.raises(ValueError, match="no name for the activation 'starred_relu'"):
         save_pretrained(tmp_path / "mine", gpt, parameters(gpt))
 
 
@@ -275,13 +275,13 @@ def test_an_option_of_another_protocol_has_no_place_here():
 
 def test_a_file_may_define_a_name_anew_and_another_may_not(ideas):
     ideas("ideas_a", A_BIAS.format(name="Anew") * 2 + "kind = Anew\n")
-    import ideas_a
-
-    made = from_json(TransformerConfig, to_json(with_positions(ideas_a.kind())))
-    assert type(made.attention.positions[0]) is ideas_a.kind
+    options.imported(["--import", "ideas_a"])
+    kind = sys.modules["ideas_a"].kind
+    made = from_json(TransformerConfig, to_json(with_positions(kind())))
+    assert type(made.attention.positions[0]) is kind
     ideas("ideas_b", A_BIAS.format(name="Anew"))
     with pytest.raises(ValueError, match="ideas_a has an option Anew already"):
-        import ideas_b  # noqa: F401
+        options.imported(["--import", "ideas_b"])
 
 
 def test_an_option_is_a_frozen_dataclass():
@@ -302,14 +302,16 @@ def test_a_study_has_arms_of_what_is_imported():
     found = arms_of("position", run, ["ALiBi", "Nearness(reach=2)"])
     assert [arm.name for arm in found[1:]] == ["ALiBi", "Nearness(reach=2)"]
     assert found[2].model.attention.positions == (Nearness(reach=2),)
-    names = [arm.name for arm in arms_of("activation", run)]
-    assert {"star_relu", "star_relu, gated"} <= set(names)
+    asked = ["starred_relu", "silu", "starred_relu, gated"]
+    branches = {arm.name: arm.model.feed_forward[0] for arm in arms_of("activation", run, asked)}
+    assert set(asked) < set(branches) and len(arms_of("activation", run)) == 9
+    assert isinstance(branches["starred_relu, gated"], GLU)
     with pytest.raises(ValueError, match="Axis position has no arm 'nearness'. Arms: "):
         arms_of("position", run, ["nearness"])
 
 
 def test_a_plan_counts_a_configuration_of_your_own(tmp_path, capsys):
-    wide = replace(STARRED, feed_forward=(GLU(hidden_dim=128, activation="star_relu"),))
+    wide = replace(STARRED, feed_forward=(GLU(hidden_dim=128, activation="starred_relu"),))
     (tmp_path / "mine.json").write_text(to_json(wide))
     plan(["plan", str(tmp_path / "mine.json"), "--devices", "1", "--length", "64"])
     assert f"{costs.parameters(wide):,}" in capsys.readouterr().out

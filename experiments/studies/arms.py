@@ -1,6 +1,6 @@
 """The arms of each axis that `experiments.ablate` varies: the baseline first."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -9,7 +9,7 @@ from experiments.pretrain import Pretrain
 from experiments.studies.seeds import Arm
 from jaxformer import config as c
 from jaxformer.config import from_python
-from jaxformer.functional.activations import ACTIVATIONS, OURS
+from jaxformer.functional.activations import ACTIVATIONS
 from jaxformer.training.optimizers import SGD, Adafactor, AdamW, Lion, Muon
 
 Axis = Literal[
@@ -24,7 +24,8 @@ def arms_of(axis: Axis, run: Pretrain, asked: Collection[str] = ()) -> list[Arm]
     Args:
         axis: What differs between the arms.
         run: What they have in common; its own choice is the first arm, the baseline.
-        asked: Names of arms; on the axis "position" also choices, as Python prints them.
+        asked: Names of arms; also choices of imported files, on the axis "position" as Python
+            prints them, on "activation" by name, with ", gated" behind it or without.
 
     Returns:
         The arms.
@@ -44,7 +45,10 @@ def arms_of(axis: Axis, run: Pretrain, asked: Collection[str] = ()) -> list[Arm]
     for name in asked:
         if name == baseline.name:
             raise ValueError(f"{name!r} is the baseline, which is always trained.")
-        if name not in by_name and axis == "position" and name.endswith(")"):
+        word = name.removesuffix(", gated")
+        if name not in by_name and axis == "activation" and word in ACTIVATIONS:
+            by_name |= {arm.name: arm for arm in activations(own, run, [word], [word])}
+        elif name not in by_name and axis == "position" and name.endswith(")"):
             kind = from_python(name, reachable([c.Positions]))
             by_name[name] = replace(
                 own, name=name, model=without_positions(run).with_positions(kind)
@@ -115,15 +119,19 @@ def placements(baseline: Arm, run: Pretrain) -> Iterator[Arm]:
 # The feed-forward branch
 
 
-def activations(baseline: Arm, run: Pretrain) -> Iterator[Arm]:
+def activations(
+    baseline: Arm,
+    run: Pretrain,
+    gates: Iterable[str] = ("silu", "gelu", "relu", "sigmoid", "identity"),
+    alone: Iterable[str] = ("silu", "gelu", "relu", "relu_squared"),
+) -> Iterator[Arm]:
     """Activations with and without a gate, at equal numbers of parameters."""
     width, gated, bias = width_of(run.model)
     plain = width * 3 // 2 if gated else width
-    own = sorted(ACTIVATIONS.keys() - OURS)  # of imported files
-    for activation in ("silu", "gelu", "relu", "sigmoid", "identity", *own):
+    for activation in gates:
         choice = c.GLU(hidden_dim=plain * 2 // 3, activation=activation, bias=bias)
         yield like(baseline, f"{activation}, gated", feed_forward=(choice,))
-    for activation in ("silu", "gelu", "relu", "relu_squared", *own):
+    for activation in alone:
         branch = c.MLP(hidden_dim=plain, activation=activation, bias=bias)
         yield like(baseline, activation, feed_forward=(branch,))
 
@@ -158,7 +166,6 @@ def positions(baseline: Arm, run: Pretrain) -> Iterator[Arm]:
         "RoPE, base 500,000": c.Rope(base=5e5),
         "ALiBi": c.Alibi(),
         "T5 bias": c.T5Bias(),
-        "FIRE": c.Fire(),
         "Transformer-XL": c.TransformerXL(),
     }
     for name, kind in kinds.items():

@@ -348,14 +348,13 @@ def activation(function: Activation) -> Activation:
         ValueError: Another file's activation, or one of the library's, has this name.
 
     Example:
-        >>> import jax
-        >>> from jaxformer import options
+        >>> from jaxformer import functional as F, options
         >>> from jaxformer.config import GLU
         >>> @options.activation
-        ... def star_relu(x):
-        ...     return 0.8944 * jax.nn.relu(x) ** 2 - 0.4472
-        >>> GLU(hidden_dim=704, activation="star_relu")
-        GLU(hidden_dim=704, activation='star_relu', bias=False)
+        ... def cubed_relu(x):
+        ...     return F.relu(x) ** 3
+        >>> GLU(hidden_dim=704, activation="cubed_relu")
+        GLU(hidden_dim=704, activation='cubed_relu', bias=False)
     """
     name = function.__name__
     if name in ACTIVATIONS:
