@@ -88,14 +88,16 @@ from jaxformer.functional.online_softmax import PartialAttention as PartialAtten
 from jaxformer.functional.online_softmax import attend_partially as attend_partially
 from jaxformer.functional.online_softmax import finish_attention as finish_attention
 from jaxformer.functional.online_softmax import merge_attention as merge_attention
-from jaxformer.functional.positions import alibi_bias as alibi_bias
-from jaxformer.functional.positions import alibi_slopes as alibi_slopes
-from jaxformer.functional.positions import fire_bias as fire_bias
-from jaxformer.functional.positions import relative_position_bias as relative_position_bias
-from jaxformer.functional.positions import relative_position_buckets as relative_position_buckets
+from jaxformer.functional.position_biases import alibi_bias as alibi_bias
+from jaxformer.functional.position_biases import alibi_slopes as alibi_slopes
+from jaxformer.functional.position_biases import fire_bias as fire_bias
+from jaxformer.functional.position_biases import relative_position_bias as relative_position_bias
+from jaxformer.functional.position_biases import (
+    relative_position_buckets as relative_position_buckets,
+)
+from jaxformer.functional.position_biases import t5_bias as t5_bias
+from jaxformer.functional.position_biases import transformer_xl_bias as transformer_xl_bias
 from jaxformer.functional.positions import sinusoidal_positions as sinusoidal_positions
-from jaxformer.functional.positions import t5_bias as t5_bias
-from jaxformer.functional.positions import transformer_xl_bias as transformer_xl_bias
 from jaxformer.functional.recurrence import RECURRENCE_CHUNK as RECURRENCE_CHUNK
 from jaxformer.functional.recurrence import Recurrence as Recurrence
 from jaxformer.functional.recurrence import linear_recurrence as linear_recurrence

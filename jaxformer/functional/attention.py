@@ -11,11 +11,10 @@ from jaxformer.functional.arguments import checked
 from jaxformer.functional.attention_mask import (
     AttentionMask,
     ScoreBias,
-    check_mask_and_bias,
     materialized,
 )
-from jaxformer.functional.blockwise import blockwise_attention
-from jaxformer.functional.heads import check_heads, over_heads, weights_shape
+from jaxformer.functional.blockwise import blockwise_attention, check_attention
+from jaxformer.functional.heads import over_heads, weights_shape
 from jaxformer.functional.implementations import Implementation, chosen_implementation
 from jaxformer.functional.kernels import Asked, cudnn_attention, splash_attention
 from jaxformer.functional.linear import dropout
@@ -165,9 +164,7 @@ def dot_product_attention(
         raise ValueError(
             f"implementation must be in {get_args(Implementation)}; got {implementation!r}."
         )
-    check_heads(query, key)
-    check_mask_and_bias(query, key, mask, bias)
-    check_choices(normalizer, logit_softcap, dropout_rate, dropout_key)
+    check_attention(query, key, mask, bias, normalizer, logit_softcap, dropout_rate, dropout_key)
     query, scale = scaled(query, scale)
     asked = Asked(mask, bias, logit_softcap, normalizer, dropout_rate)
     lazy: Any = mask, bias
@@ -247,9 +244,7 @@ def attention_weights(
     Raises:
         ValueError: Shapes do not fit, or an option is out of its range.
     """
-    check_heads(query, key)
-    check_mask_and_bias(query, key, mask, bias)
-    check_choices(normalizer, logit_softcap, 0.0, None)
+    check_attention(query, key, mask, bias, normalizer, logit_softcap)
     query, scale = scaled(query, scale)
     one_head = partial(
         _weigh,

@@ -116,12 +116,12 @@ def blockwise_attention(
 def check_attention(
     query: Array,
     key: Array,
-    mask: AttentionMask | None,
-    bias: ScoreBias | None,
+    mask: Any,
+    bias: Any,
     normalizer: Normalizer,
     logit_softcap: float | None,
-    dropout_rate: float,
-    dropout_key: PRNGKeyArray | None,
+    dropout_rate: float = 0.0,
+    dropout_key: PRNGKeyArray | None = None,
 ) -> None:
     """Refuse arrays that do not belong together, and options out of their range."""
     check_heads(query, key)

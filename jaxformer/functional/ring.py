@@ -91,9 +91,9 @@ def ring_attention(
     backward pass sends them round once more, with their gradients, and computes scores again, so a
     device keeps its own share and no more, and memory grows with the length of the sequence. Blocks
     in which the mask allows nothing are left out: with causal masks all devices have equal work if
-    the sequence is shared out in `ring_order`. Each step sends ``S * K * (H + Hv)`` numbers per
-    sequence to the next device, all together what an all-gather would; ``S * K * H`` where one
-    array is given as key and as value.
+    the sequence is shared out in `ring_order`. Forwards each step sends ``S * K * (H + Hv)``
+    numbers per sequence to the next device, all together what an all-gather would; backwards it
+    sends these and as many gradients in float32. Of one array that is key and value it sends one.
 
     Args:
         query: Queries of this device.
