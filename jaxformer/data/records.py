@@ -94,7 +94,7 @@ def _rows(path: Path, keys: Sequence[str]) -> Iterator[Record]:
     try:
         with arrow.OSFile(str(path)) as file:  # pages of a map would count as memory
             if path.suffix == ".parquet":
-                table = import_extra("pyarrow.parquet").ParquetFile(file)
+                table = import_extra("pyarrow.parquet").ParquetFile(file, pre_buffer=False)
                 names = table.schema_arrow.names
                 batches = table.iter_batches(ROWS_AT_ONCE, columns=_wanted(keys, names))
             elif file.read(6) == b"ARROW1":  # with an index at its end; else as datasets are saved

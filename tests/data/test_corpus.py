@@ -334,6 +334,16 @@ def test_rows_of_tables_are_documents(tmp_path, name):
         read(TextFiles(path=str(tmp_path)))
 
 
+def test_a_table_is_never_whole_in_memory(tmp_path):
+    """Arrow's own allocations while 14 MB in 20 groups of rows are read."""
+    rng, path = random.Random(0), tmp_path / "x.parquet"
+    write_table(path, [{"text": rng.randbytes(500).hex()} for _ in range(14_000)])
+    before, peak = pyarrow.total_allocated_bytes(), 0
+    for _ in data.documents(TextFiles(path=str(path))):
+        peak = max(peak, pyarrow.total_allocated_bytes() - before)
+    assert path.stat().st_size > 14e6 and peak < path.stat().st_size / 3
+
+
 def test_conversations_stand_in_tables_too(tmp_path):
     talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}]
     write_table(tmp_path / "x.parquet", [{"messages": talk}, {"messages": talk[:2]}])
