@@ -28,10 +28,9 @@ from jaxformer import functional as F
 from jaxformer.config import GLU, MultiHead, Rope, TransformerConfig
 
 T, D, N, K, H, V = 7, 6, 4, 2, 6, 11  # tokens, width, heads, of keys and values, their width, ids
-HIDDEN, EXPERTS, DEPTH = 5, 3, 3
+HIDDEN, DEPTH = 5, 3
 DEVICES = 8  # of tests/conftest.py; a row of data for each
 TIMES = jnp.arange(T)
-TARGETS, COUNTS = jnp.array([3, 0, 10, 7, 7, 2, 5]), jnp.array([1, 1, 0, 1, 0, 1, 1], bool)
 
 
 def drawn(*shape, seed=0):
@@ -44,7 +43,6 @@ class Case(NamedTuple):
     function: Callable[[Any, jax.Array], jax.Array]  # of weights and one row of data
     formula: Callable[[Any, np.ndarray], np.ndarray]
     weights: Any
-    row: tuple[int, ...] = (T, D)  # shape of a row
 
 
 # Formulas, in float64.
@@ -61,15 +59,6 @@ def silu(x):
 
 def rms(w, x):
     return w["scale"] * x / np.sqrt(np.mean(x**2, -1, keepdims=True) + 1e-6)
-
-
-def standardised(w, x):
-    centred = x - x.mean(-1, keepdims=True)
-    return w["scale"] * centred / np.sqrt(np.mean(centred**2, -1, keepdims=True) + 1e-5) + w["bias"]
-
-
-def exact_gelu(x):
-    return x * (1 + np.vectorize(math.erf)(x / math.sqrt(2))) / 2
 
 
 def turned(x, frequencies):
@@ -99,70 +88,6 @@ def in_heads(w, x):
     return [np.einsum("td,dnh->tnh", x, w[name]) for name in ("query", "key", "value")]
 
 
-def decays(w):
-    gamma = 1 / (1 + np.exp(-w["logits"]))
-    return gamma, np.sqrt(1 - gamma**2), np.exp(-1j * w["theta"])
-
-
-def as_pairs(x):
-    return x[..., : H // 2] + 1j * x[..., H // 2 :]
-
-
-def as_features(z):
-    return np.concatenate([z.real, z.imag], axis=-1)
-
-
-def decayed_sum(w, x):
-    """Every token, explicitly: the sum over those before it."""
-    gamma, gain, turn = decays(w)
-    z = as_pairs(x)
-    output = np.zeros(z.shape, complex)
-    for i in range(T):
-        for j in range(i + 1):
-            output[i] += (gamma[:, None] * turn) ** (i - j) * z[j]
-    return as_features(output) * gain[:, None]
-
-
-def remembered(w, x):
-    """Token by token, with the state at the end as one token more."""
-    gamma, _, turn = decays(w)
-    state, states = np.zeros((N, H // 2), complex), []
-    for z in as_pairs(x):
-        state = gamma[:, None] * turn * state + z
-        states.append(state)
-    return as_features(np.stack([*states, state]))
-
-
-def token_losses(w, x):
-    logits = x @ w["kernel"]
-    return np.log(np.exp(logits).sum(-1)) - logits[np.arange(T), np.asarray(TARGETS)]
-
-
-def mean_loss(w, x):
-    return token_losses(w, x)[np.asarray(COUNTS)].mean()
-
-
-def with_sinusoids(w, x):
-    waves = [[f(t / 10_000 ** (2 * j / D)) for j in range(D // 2) for f in (math.sin, math.cos)]
-             for t in range(T)]  # fmt: skip
-    return x + w["amount"] * np.array(waves)
-
-
-def falling_with_distance(w, x):
-    distance = np.abs(np.subtract.outer(np.arange(T), np.arange(T)))
-    return softmax(x @ x.T - w["slopes"][:, None, None] * distance)
-
-
-def mixed(w, x):
-    probabilities, output = softmax(x @ w["router"]), np.zeros((T, D))
-    for t in range(T):
-        chosen = np.argsort(-probabilities[t])[:2]
-        for e in chosen:
-            weight = probabilities[t, e] / probabilities[t, chosen].sum()
-            output[t] += weight * (x[t] @ w["kernels"][e])
-    return output
-
-
 def block(w, x):
     """Attention with rotary positions, then a gated unit, each after a norm and added."""
     frequencies = 10_000.0 ** (-np.arange(H // 2) / (H // 2))
@@ -185,37 +110,6 @@ def dense_heads(query, key, value):
     rotations = F.rope_rotations(TIMES, F.rope_frequencies(H))
     query, key = F.rotate(query, rotations), F.rotate(key, rotations)
     return F.dot_product_attention(query, key, value, F.causal_mask(TIMES, TIMES))
-
-
-def blocks_of_heads(w, x):
-    seen = F.AttentionMask(TIMES, TIMES, rule=F.MaskRule(causal=True))
-    return F.blockwise_attention(*projected(w, x), seen, block=(2, 3))
-
-
-def decay_with_gain(w, x):
-    gamma, gain = F.decay_rates(w["logits"])
-    output = F.decay_attention(x, gamma, w["theta"])
-    return output * jnp.broadcast_to(gain[:, None], output.shape)
-
-
-def recurrence_and_state(w, x):
-    found = F.linear_recurrence(x, F.decay_rates(w["logits"]).gamma, w["theta"], chunk=3)
-    return jnp.concatenate([found.output, found.state[None]])
-
-
-def alibi_softmax(w, x):
-    return jax.nn.softmax((x @ x.T)[None] + F.alibi_bias(w["slopes"], TIMES, TIMES), axis=-1)
-
-
-def sinusoids_added(w, x):
-    return x + w["amount"] * F.sinusoidal_positions(TIMES, D)
-
-
-def mixture(w, x):
-    def experts(rows, sizes):
-        return F.grouped_linear(rows, w["kernels"], sizes)
-
-    return F.mix_experts(x, F.route(x @ w["router"], top_k=2), experts, num_experts=EXPERTS)
 
 
 def plain_block(w, x):
@@ -346,60 +240,12 @@ def haiku():
     return Case(pure.apply, of_haiku, pure.init(jax.random.key(0), drawn(T, D)))
 
 
-HEADS = weights_of(query=(D, N, H), key=(D, K, H), value=(D, K, H))
-DECAY = weights_of(logits=(N,), theta=(N, H // 2))
-GATES = weights_of(gate=(D, HIDDEN), value=(D, HIDDEN))
-CASES = {
-    "rms_norm": Case(lambda w, x: F.rms_norm(x, w["scale"]), rms, weights_of(scale=(D,))),
-    "layer_norm": Case(
-        lambda w, x: F.layer_norm(x, w["scale"], w["bias"]),
-        standardised,
-        weights_of(scale=(D,), bias=(D,)),
-    ),
-    "swiglu": Case(
-        lambda w, x: F.swiglu(x @ w["gate"], x @ w["value"]),
-        lambda w, x: silu(x @ w["gate"]) * (x @ w["value"]),
-        GATES,
-    ),
-    "geglu": Case(
-        lambda w, x: F.geglu(x @ w["gate"], x @ w["value"]),
-        lambda w, x: exact_gelu(x @ w["gate"]) * (x @ w["value"]),
-        GATES,
-    ),
-    "rotate": Case(
-        lambda w, x: F.rotate(x, F.rope_rotations(TIMES, w["frequencies"])),
-        lambda w, x: turned(x, w["frequencies"]),
-        weights_of(frequencies=(H // 2,)),
-        (T, N, H),
-    ),
-    "dot_product_attention": Case(
-        lambda w, x: F.dot_product_attention(*projected(w, x), F.causal_mask(TIMES, TIMES)),
-        lambda w, x: attended(*in_heads(w, x)),
-        HEADS,
-    ),
-    "blockwise_attention": Case(blocks_of_heads, lambda w, x: attended(*in_heads(w, x)), HEADS),
-    "decay_attention": Case(decay_with_gain, decayed_sum, DECAY, (T, N, H)),
-    "linear_recurrence": Case(recurrence_and_state, remembered, DECAY, (T, N, H)),
-    "cross_entropy": Case(
-        lambda w, x: F.cross_entropy(x @ w["kernel"], TARGETS, mask=COUNTS),
-        mean_loss,
-        weights_of(kernel=(D, V)),
-    ),
-    "linear_cross_entropy": Case(
-        lambda w, x: F.linear_cross_entropy(x, w["kernel"], TARGETS, chunk=4),
-        token_losses,
-        weights_of(kernel=(D, V)),
-    ),
-    "sinusoidal_positions": Case(sinusoids_added, with_sinusoids, weights_of(amount=())),
-    "alibi_bias": Case(alibi_softmax, falling_with_distance, weights_of(slopes=(N,))),
-    "mix_experts": Case(mixture, mixed, weights_of(router=(D, EXPERTS), kernels=(EXPERTS, D, D))),
-}
 BLOCKS = {"plain JAX": plain, "Equinox": equinox, "NNX": nnx_pure, "Haiku": haiku}
 
 
 @functools.cache
 def case_of(name):
-    return CASES[name] if name in CASES else BLOCKS[name]()
+    return BLOCKS[name]()
 
 
 # What is expected: values of the formula, and its slope along some direction of the weights.
@@ -428,8 +274,7 @@ def several(weights, count):
     return jax.tree.map(lambda *w: jnp.stack(w), *layers)
 
 
-def rows_for(case):
-    return drawn(DEVICES, *case.row, seed=99)
+ROWS = drawn(DEVICES, T, D, seed=99)
 
 
 def formula_of_rows(formula, weights, rows):
@@ -447,7 +292,7 @@ def formula_of_rows(formula, weights, rows):
 @functools.cache
 def expected(name):
     case = case_of(name)
-    return formula_of_rows(case.formula, case.weights, rows_for(case))
+    return formula_of_rows(case.formula, case.weights, ROWS)
 
 
 def along_noise(gradient):
@@ -492,16 +337,6 @@ def added_up(pairs):
     return y, jax.tree.map(lambda x: jnp.sum(x, axis=0), slopes)
 
 
-def by_jit(function):
-    once = jax.jit(with_gradient(function))
-
-    def row_by_row(weights, rows):
-        answers = [once(weights, row) for row in rows]
-        return added_up(jax.tree.map(lambda *x: jnp.stack(x), *answers))
-
-    return row_by_row
-
-
 def by_vmap(function):
     """A gradient for each row, as in private learning."""
     return jax.jit(lambda *a: added_up(jax.vmap(with_gradient(function), (None, 0))(*a)))
@@ -543,41 +378,23 @@ def by_grad(function):
 
 TRANSFORMS = {
     "grad": by_grad,
-    "jit": by_jit,
     "vmap": by_vmap,
     "remat": by_remat,
     "shard_map": by_shard_map,
     "pmap": by_pmap,
-    "eager": with_gradient_of_all,  # not compiled: up to six seconds
 }
-BY_DEFAULT = ("grad", "vmap", "remat", "shard_map")
-OF_FUNCTIONS = ("shard_map",)  # the others: tests/functional/test_transforms.py
-every_case = pytest.mark.parametrize("name", [*CASES, *BLOCKS])
-blocks_by_default = pytest.mark.slow(but=[*BLOCKS])
+every_block = pytest.mark.parametrize("name", BLOCKS)
 
 
 @functools.cache
 def answer(name, transform):
     case = case_of(name)
-    return TRANSFORMS[transform](case.function)(case.weights, rows_for(case))
+    return TRANSFORMS[transform](case.function)(case.weights, ROWS)
 
 
-def every_transform():
-    for name in [*CASES, *BLOCKS]:
-        for transform in TRANSFORMS:
-            quick = transform in (OF_FUNCTIONS if name in CASES else BY_DEFAULT)
-            mark = pytest.mark.exhaustive if transform == "eager" else pytest.mark.slow
-            yield pytest.param(name, transform, marks=() if quick else mark)
-
-
-@pytest.mark.parametrize(("name", "transform"), list(every_transform()))
-@pytest.mark.slow(
-    but=[
-        "plain JAX-vmap",
-        "rotate-shard_map",
-        "dot_product_attention-shard_map",
-    ]
-)
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@every_block
+@pytest.mark.slow(but=["vmap-plain JAX"])
 def test_values_and_slopes_are_those_of_the_formula(name, transform):
     y, gradient = answer(name, transform)
     values, slope = expected(name)
@@ -587,7 +404,7 @@ def test_values_and_slopes_are_those_of_the_formula(name, transform):
 
 
 @pytest.mark.parametrize("transform", ["shard_map", "pmap"])
-@every_case
+@every_block
 @pytest.mark.slow(but=[f"{next(iter(BLOCKS))}-shard_map"])
 def test_gradients_on_eight_devices_are_those_of_one(name, transform):
     _, gradient = answer(name, transform)
@@ -613,8 +430,7 @@ def in_depth(formula):
     return deep
 
 
-@every_case
-@blocks_by_default
+@every_block
 @pytest.mark.slow(but=["NNX"])
 def test_scan_over_stacked_weights_is_one_layer_after_the_other(name):
     case = case_of(name)
@@ -626,19 +442,18 @@ def test_scan_over_stacked_weights_is_one_layer_after_the_other(name):
 
         return jax.lax.scan(layer, row, stacked)[1]
 
-    stacked, row = several(case.weights, DEPTH), rows_for(case)[0]
+    stacked, row = several(case.weights, DEPTH), ROWS[0]
     y, gradient = jax.jit(with_gradient(deep))(stacked, row)
     (values,), slope = formula_of_rows(in_depth(case.formula), stacked, row[None])
     check_close(y, values, 1e-4)
     np.testing.assert_allclose(along_noise(gradient), slope, rtol=3e-4)
 
 
-@every_case
-@blocks_by_default
+@every_block
 @pytest.mark.slow(but=["NNX", "Haiku"])
 def test_vmap_over_many_weights_is_each_of_them(name):
     case = case_of(name)
-    many, row = several(case.weights, DEPTH), rows_for(case)[0]
+    many, row = several(case.weights, DEPTH), ROWS[0]
     found = jax.jit(jax.vmap(case.function, (0, None)))(many, row)
     for i in range(DEPTH):
         own = in_float64(jax.tree.map(lambda w, i=i: w[i], many))

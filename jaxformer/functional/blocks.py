@@ -1,14 +1,18 @@
 """Blocks of queries and keys: where they stand, whether they meet, and what they score."""
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int, PRNGKeyArray
 
 from jaxformer.functional.attention_mask import AttentionMask, ScoreBias
+from jaxformer.functional.collectives import varies_over, varying
 from jaxformer.functional.linear import dropout
 from jaxformer.functional.scores import Normalizer
+
+T = TypeVar("T")
 
 
 class How(NamedTuple):
@@ -107,6 +111,15 @@ def near(how: How, unit: Unit) -> Bool[Array, "rows columns"]:
         least, most = ends(unit.mask.key_segments, how.block[1], 0)
         found &= (least <= high) & (most >= low)
     return found
+
+
+def where_told(
+    told: Bool[Array, ""], meet: Callable[[Array, T], T], number: Int[Array, ""], so_far: T
+) -> T:
+    """What comes of meeting a block of keys, if something of it may be seen."""
+    # Mapped over rows of several devices, the number differs as what is told does.
+    number = varying(number, *varies_over(told))
+    return jax.lax.cond(told, meet, lambda number, so_far: so_far, number, so_far)
 
 
 class Meeting(NamedTuple):

@@ -12,7 +12,16 @@ from jaxtyping import Array, Bool, Float, Float32, Int, PRNGKeyArray
 
 from jaxformer.functional.arguments import checked
 from jaxformer.functional.attention_mask import AttentionMask, ScoreBias, check_mask_and_bias
-from jaxformer.functional.blocks import How, Unit, bias_between, columns_of, meeting, near, rows_of
+from jaxformer.functional.blocks import (
+    How,
+    Unit,
+    bias_between,
+    columns_of,
+    meeting,
+    near,
+    rows_of,
+    where_told,
+)
 from jaxformer.functional.blockwise_gradient import gradient_of_unit
 from jaxformer.functional.collectives import varies_over, varying
 from jaxformer.functional.heads import check_heads
@@ -285,7 +294,7 @@ def of_unit(
             return merge_attention(so_far, jax.vmap(one_head)(rows.query, bias, multipliers))
 
         def step(j: Int[Array, ""], so_far: PartialAttention) -> PartialAttention:
-            return jax.lax.cond(told[index, j], meet, lambda j, so_far: so_far, j, so_far)
+            return where_told(told[index, j], meet, j, so_far)
 
         peak = start(NOTHING if how.normalizer == "softmax" else 0.0)
         nothing = PartialAttention(start(0.0, unit.value.shape[-1]), start(0.0), peak)

@@ -18,6 +18,7 @@ from jaxformer.functional.blocks import (
     cut,
     meeting,
     rows_of,
+    where_told,
 )
 from jaxformer.functional.collectives import varies_over, varying
 from jaxformer.functional.online_softmax import NOTHING
@@ -90,7 +91,7 @@ def gradient_of_unit(
             return _meet(how, unit, rows, columns_of(how, unit, j), own, so_far)
 
         def step(j: Int[Array, ""], so_far: Slopes) -> Slopes:
-            return jax.lax.cond(told[index, j], meet, lambda j, so_far: so_far, j, so_far)
+            return where_told(told[index, j], meet, j, so_far)
 
         start = Slopes(zeros(*rows.query.shape), *so_far)
         found = jax.lax.fori_loop(0, told.shape[1], step, start)

@@ -3,14 +3,11 @@ import dataclasses
 import inspect
 import math
 import re
-import typing
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import experiments.generate
 import experiments.pretrain
@@ -20,9 +17,9 @@ import jaxformer
 from jaxformer import config as c
 from jaxformer import costs, parallel, zoo
 from jaxformer.data import corpus, tokenizers
-from jaxformer.functional.activations import ACTIVATIONS
 from jaxformer.generation import samplers
 from jaxformer.training import optimizers, schedules, step
+from tests.layers.test_every_option import CONFIGS as EVERY_OPTION
 
 
 def dataclasses_of(*modules):
@@ -124,265 +121,6 @@ def test_every_field_is_documented(kind):
     }
     own = [name for name in kind.__annotations__ if name not in inherited]
     assert documented == own
-
-
-# Any configuration. beartype, which checks constructors here, draws random numbers, and hypothesis
-# forbids that while it draws; so strategies draw plans, and the tests build them.
-
-
-def plan(kind, **fields):
-    return st.fixed_dictionaries(fields).map(lambda values: (kind, values))
-
-
-def build(value):
-    match value:
-        case (type() as kind, dict(fields)):
-            return kind(**{name: build(x) for name, x in fields.items()})
-        case tuple():
-            return tuple(build(x) for x in value)
-    return value
-
-
-def numbers(low=0.1, high=100.0):
-    return st.floats(low, high, allow_nan=False).map(lambda x: float(f"{x:.6g}"))
-
-
-few = st.integers(1, 9)
-more = st.integers(2, 9)
-parameters = st.sampled_from(["none", "scale", "scale_bias"])
-offsets = st.sampled_from([0.0, 1.0])
-norms = plan(c.LayerNorm, eps=numbers(), parameters=parameters, scale_offset=offsets) | plan(
-    c.RMSNorm,
-    eps=numbers(),
-    eps_position=st.sampled_from(["inside", "outside"]),
-    parameters=parameters,
-    scale_offset=offsets,
-)
-factors = st.tuples(*[numbers()] * 4)
-scalings = st.one_of(
-    plan(c.LinearScaling, factor=numbers()),
-    plan(c.NTKScaling, factor=numbers()),
-    plan(c.DynamicNTK, factor=numbers(), original_max_length=few),
-    plan(c.Llama3Scaling, factor=numbers(), high_freq_factor=numbers(1.5)),
-    plan(c.Yarn, factor=numbers(), original_max_length=few, attention_factor=st.none() | numbers()),
-    plan(
-        c.LongRope,
-        short=factors,
-        long=factors,
-        original_max_length=st.integers(2, 9),
-        max_length=few,
-    ),
-)
-ropes = plan(
-    c.Rope,
-    base=numbers(1.5),
-    pairing=st.sampled_from(["halves", "neighbours"]),
-    scaling=st.none() | scalings,
-    targets=st.lists(st.sampled_from("qkvo"), unique=True).map(tuple),
-)
-positions = st.one_of(
-    st.none(),
-    ropes,
-    plan(c.Alibi, scale=numbers()),
-    plan(c.T5Bias, num_buckets=st.just(8)),
-    plan(c.TransformerXL, base=numbers(1.5)),
-)
-windows = st.none() | few | plan(c.BlockSparse, block=few, local_blocks=few, stride=few)
-activations = st.sampled_from(sorted(ACTIVATIONS))
-feed_forwards = st.one_of(
-    plan(c.MLP, hidden_dim=few, activation=activations, bias=st.booleans()),
-    plan(c.GLU, hidden_dim=few, activation=activations, bias=st.booleans()),
-    plan(c.ClampedGEGLU, hidden_dim=few, limit=numbers(), bias=st.booleans()),
-    plan(
-        c.Experts,
-        expert=st.one_of(
-            plan(kind, hidden_dim=few, activation=activations) for kind in (c.MLP, c.GLU)
-        ),
-        num_experts=st.integers(4, 9),
-        top_k=st.integers(1, 4),
-        renormalise=st.booleans(),
-    ),
-)
-initialisers = st.one_of(
-    plan(c.Normal, std=numbers()),
-    plan(c.FanIn, gain=numbers()),
-    plan(c.FanAverage, gain=numbers()),
-    plan(c.Zeros),
-)
-rates = st.sampled_from([0.0, 0.1, 0.5])
-
-
-def patterns(choices):
-    return st.lists(choices, min_size=1, max_size=3).map(tuple)
-
-
-grouped = st.sampled_from([(1, 1), (2, 2), (4, 1), (6, 3)])
-attentions = grouped.flatmap(
-    lambda heads: plan(
-        c.MultiHead,
-        num_heads=st.just(heads[0]),
-        num_kv_heads=st.just(heads[1]),
-        head_dim=st.just(8),
-        positions=patterns(positions),
-        windows=patterns(windows),
-        scale=st.none() | numbers(),
-        logit_softcap=st.none() | numbers(),
-        clip_qkv=st.none() | numbers(),
-        qk_norm=st.none()
-        | plan(c.QKNorm, norm=norms, over=st.sampled_from(["width", "head", "each_head"])),
-        biases=st.sampled_from([(), ("query",), ("query", "key", "value", "out")]),
-        normalizer=st.sampled_from(["softmax", "relu"]),
-    )
-)
-shared = plan(
-    c.SharedKV,
-    num_heads=st.just(4),
-    num_kv_heads=st.sampled_from([1, 2, 4]),
-    head_dim=st.just(8),
-    positions=patterns(
-        st.none() | plan(c.Rope, targets=st.just(("q", "k", "v", "o"))) | plan(c.Alibi)
-    ),
-    windows=patterns(windows),
-    scale=st.none() | numbers(),
-    logit_softcap=st.none() | numbers(),
-    qk_norm=st.none() | plan(c.QKNorm, norm=norms),
-    biases=st.sampled_from([(), ("query", "key_value", "out")]),
-)
-latents = plan(
-    c.Latent,
-    num_heads=few,
-    latent_dim=few,
-    query_latent_dim=few,
-    nope_dim=few,
-    rope_dim=st.just(4),
-    value_dim=few,
-    positions=patterns(st.none() | plan(c.Rope, pairing=st.just("neighbours")) | plan(c.Alibi)),
-    windows=patterns(windows),
-    scale=st.none() | numbers(),
-    norm=norms,
-    biases=st.sampled_from([(), ("query_latent", "latent", "rotary_key", "out")]),
-)
-
-
-decays = plan(
-    c.Decay,
-    num_heads=st.just(4),
-    head_dim=st.just(8),
-    shortest=st.floats(2, 9),
-    longest=st.floats(10, 99),
-    angles=st.none()
-    | plan(
-        c.Angles,
-        base=numbers(2.0),
-        pairing=st.sampled_from(["halves", "neighbours"]),
-        learned=st.booleans(),
-    ),
-    biases=st.sampled_from([(), ("value",), ("value", "out")]),
-)
-
-
-def causal(config):
-    """A plan with Decay becomes one of a decoder that drops no attention weights."""
-    kind, fields = config
-    if fields["attention"][0] is c.Decay:
-        dropping = c.Dropout, {**fields["dropout"][1], "attention": 0.0}
-        fields = {**fields, "topology": (c.Decoder, {}), "dropout": dropping}
-    return kind, fields
-
-
-def possible(config):
-    """Whether a plan has block-sparse windows only where they may be."""
-    _, fields = config
-    attentions = fields["attention"], fields["topology"][1].get("attention")
-    windows = [window for a in attentions if a is not None for window in a[1].get("windows", ())]
-    sparse = any(isinstance(window, tuple) for window in windows)
-    reads = fields["topology"][0] is c.EncoderDecoder
-    if reads and fields["attention"][0] is not c.MultiHead:
-        return False
-    return not sparse or fields["topology"][0] is c.Decoder
-
-
-anything = plan(
-    c.TransformerConfig,
-    vocab_size=st.integers(10, 99),
-    model_dim=st.integers(1, 20).map(lambda n: 2 * n),
-    num_layers=few,
-    attention=attentions | shared | latents | decays,
-    feed_forward=patterns(feed_forwards),
-    topology=st.one_of(
-        plan(c.Decoder),
-        plan(c.Encoder),
-        plan(
-            c.EncoderDecoder,
-            num_encoder_layers=few,
-            source_vocab_size=st.none() | few,
-            attention=st.none() | attentions | shared | latents,
-            feed_forward=st.none() | patterns(feed_forwards),
-        ),
-    ),
-    block=st.sampled_from(["serial", "parallel", "parallel_shared_norm"]),
-    norm=norms,
-    placement=st.sampled_from(["pre", "post", "sandwich", "branch_out"]),
-    final_norm=st.booleans(),
-    embedding=plan(
-        c.Embedding,
-        scale=numbers(),
-        positions=st.one_of(
-            st.none(),
-            plan(c.Learned, max_length=few, offset=st.integers(0, 3)),
-            plan(c.Sinusoid, layout=st.sampled_from(["interleaved", "halves"])),
-        ),
-        norm=st.none() | norms,
-        dim=st.none() | few,
-    ),
-    head=plan(
-        c.Head,
-        tied=st.booleans(),
-        softcap=st.none() | numbers(),
-        masked_ids=st.sampled_from([(), (3,), (0, 9)]),
-    ),
-    dropout=plan(c.Dropout, embedding=rates, attention=rates, feed_forward=rates, residual=rates),
-    initialisation=plan(
-        c.Initialisation,
-        embedding=initialisers,
-        projection=initialisers,
-        query=st.none() | initialisers,
-        residual=st.sampled_from(["plain", "depth"]),
-    ),
-)
-configs = anything.map(causal).filter(possible)
-
-
-@given(configs)
-@settings(max_examples=20, deadline=None)
-def test_text_rebuilds_the_config(plan):
-    config = build(plan)
-    for text in (c.to_json(config), c.to_json(config, indent=2)):
-        assert c.from_json(c.TransformerConfig, text) == config
-    rebuilt = eval(repr(config), dict(KINDS))
-    assert rebuilt == config and hash(rebuilt) == hash(config)
-    assert c.from_python(repr(config), KINDS) == config
-
-
-def members(hint):
-    return [k for k in typing.get_args(hint) if dataclasses.is_dataclass(k)]
-
-
-UNIONS = [c.Attention, c.Norm, c.RopeScaling, c.Positions, c.FeedForward, c.Topology, c.Initialiser]
-
-
-@pytest.mark.slow
-def test_the_strategy_draws_every_member_of_every_union():
-    seen = set()
-
-    @settings(max_examples=300, deadline=None, derandomize=True, database=None)
-    @given(configs, scalings)
-    def collect(plan, scaling):
-        seen.update(re.findall(r"config\.\w+\.(\w+)'", repr((plan, scaling))))
-
-    collect()
-    assert {k.__name__ for union in UNIONS for k in members(union)} <= seen
-    assert {"BlockSparse", "Learned", "Sinusoid", "QKNorm"} <= seen
 
 
 def test_frozen_defaults_are_values():
@@ -866,3 +604,102 @@ def test_rotary_positions_are_stretched_in_every_layer_that_has_them():
     decay = replace(small, attention=c.Decay(num_heads=2, head_dim=4))
     with pytest.raises(ValueError, match=r"Decay turns by its own angles; it takes no \(Alibi\("):
         decay.with_positions(c.Alibi())
+
+
+# Text, and back
+
+# What neither a preset nor a row of tests/layers/test_every_option.py has away from its default.
+OTHERS = [
+    change(
+        initialisation=c.Initialisation(
+            embedding=c.Normal(std=0.5),
+            projection=c.FanAverage(gain=2.0),
+            query=c.FanIn(gain=0.5),
+            residual="plain",
+            **dict.fromkeys(("key", "value", "out", "feed_forward_in"), c.Zeros()),
+            **dict.fromkeys(("feed_forward_out", "head"), c.FanIn()),
+        ),
+        dropout=c.Dropout(embedding=0.1, attention=0.2, feed_forward=0.3, residual=0.4),
+        feed_forward=(
+            c.ClampedGEGLU(hidden_dim=3, limit=2.0, bias=False),
+            c.GLU(hidden_dim=3, bias=True),
+            c.Experts(expert=c.MLP(hidden_dim=3), num_experts=4, top_k=3, renormalise=False),
+        ),
+        norm=c.RMSNorm(parameters="none"),
+        topology=c.Encoder(),
+        attention=dict(positions=(c.Alibi(scale=2.0), c.TransformerXL(base=9.0))),
+        embedding=c.Embedding(
+            positions=c.Sinusoid(base=9.0, layout="halves", sin_first=False, offset=2)
+        ),
+    ),
+    change(
+        topology=c.EncoderDecoder(
+            num_encoder_layers=2,
+            source_vocab_size=5,
+            attention=c.SharedKV(num_heads=4, head_dim=6, scale=0.5, logit_softcap=3.0),
+            feed_forward=(c.MLP(hidden_dim=3),),
+        ),
+        attention=dict(
+            positions=tuple(
+                c.Rope(scaling=scaling)
+                for scaling in (
+                    c.NTKScaling(factor=2.0),
+                    c.DynamicNTK(factor=2.0, original_max_length=4),
+                    c.Llama3Scaling(
+                        factor=8.0,
+                        low_freq_factor=2.0,
+                        high_freq_factor=3.0,
+                        original_max_length=9,
+                    ),
+                    c.Yarn(
+                        factor=2.0,
+                        original_max_length=9,
+                        beta_fast=9.0,
+                        beta_slow=2.0,
+                        attention_factor=1.5,
+                    ),
+                    replace(LONG_ROPE, short=LONG, attention_factor=1.5),
+                )
+            )
+        ),
+    ),
+    latent(norm=c.LayerNorm(eps=0.1)),
+    replace(
+        BASE,
+        attention=c.Decay(
+            num_heads=4, head_dim=6, longest=99.0, angles=c.Angles(base=9.0, learned=True)
+        ),
+    ),
+]
+WRITTEN = [*DESIGNS.values(), *EVERY_OPTION.values(), *OTHERS]
+
+
+def test_text_rebuilds_the_config():
+    for config in WRITTEN:
+        for text in (c.to_json(config), c.to_json(config, indent=2)):
+            assert c.from_json(c.TransformerConfig, text) == config
+        rebuilt = eval(repr(config), dict(KINDS))
+        assert rebuilt == config and hash(rebuilt) == hash(config)
+        assert c.from_python(repr(config), KINDS) == config
+
+
+def away_from_default(value):
+    """Each kind and field of a configuration that says something."""
+    if isinstance(value, tuple):
+        return {name for item in value for name in away_from_default(item)}
+    if not dataclasses.is_dataclass(value):
+        return set()
+    found = {type(value).__name__}
+    for field in dataclasses.fields(value):
+        given = getattr(value, field.name)
+        found |= away_from_default(given)
+        if given != field.default:
+            found.add(f"{type(value).__name__}.{field.name}")
+    return found
+
+
+def test_every_field_of_every_kind_is_written_and_read():
+    names = {f"{k.__name__}.{f.name}" for k in CONFIG for f in dataclasses.fields(k)}
+    names |= {kind.__name__ for kind in CONFIG}
+    names.remove("TransformerConfig.model_type")  # configurations that differ in it are equal
+    assert not names - away_from_default(tuple(WRITTEN))

@@ -1,4 +1,4 @@
-"""Every function under jit, vmap, grad and pmap gives what it gives row by row."""
+"""Every function under jit, vmap, grad, shard_map and pmap gives what it gives row by row."""
 
 import functools
 
@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
 from jaxformer import functional as F
 
@@ -219,6 +221,17 @@ def test_vmap_and_grad_under_pmap(name):
         return lambda *a: jax.tree.map(lambda x: x[0], parallel(*(x[None] for x in a)))
 
     check(name, on_one_device)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.slow(but=["blockwise_attention", "linear_cross_entropy"])
+def test_vmap_and_grad_under_shard_map(name):
+    def on_two_devices(function):
+        mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
+        shared_out = jax.shard_map(function, mesh=mesh, in_specs=P("data"), out_specs=P("data"))
+        return jax.jit(shared_out)
+
+    check(name, on_two_devices)
 
 
 def test_the_table_is_complete():
