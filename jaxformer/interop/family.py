@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
@@ -11,8 +11,10 @@ from jaxformer import config as c
 from jaxformer.interop.settings import Settings
 from jaxformer.interop.tables import Table
 
+FREQUENCIES = (r".*\.rotary_emb\.inv_freq",)  # of rotary positions, in many files
 
-@dataclass(frozen=True, kw_only=True)
+
+@dataclass(frozen=True)
 class Family:
     """One model_type.
 
@@ -40,7 +42,8 @@ class Family:
     read: Callable[[Settings], c.TransformerConfig]
     write: Callable[[c.TransformerConfig], dict[str, Any] | None]
     table: Table
-    ignored: tuple[str, ...] = ()
+    _: KW_ONLY
+    ignored: tuple[str, ...] = FREQUENCIES
     spellings: tuple[tuple[str, str], ...] = ()
     constants: Callable[[Mapping[str, Any]], Mapping[str, np.ndarray]] | None = None
     head_may_be_absent: bool = False

@@ -2,11 +2,10 @@
 
 import difflib
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, kw_only=True)
-class Chip:
+class Chip(NamedTuple):
     """One JAX device. What is not published, or of which we are not sure, is None.
 
     Attributes:
@@ -30,144 +29,39 @@ class Chip:
 # The first whose pattern is found counts.
 CHIPS: tuple[Chip, ...] = (
     # NVIDIA H200 data sheet, NVL: 1,671e12 with sparsity; 2- or 4-way NVLink bridge
-    Chip(
-        name="h200-nvl",
-        kind=r"\bH200 NVL\b",
-        peak_flops=835e12,
-        memory=141e9,
-        bandwidth=4.8e12,
-        domain=4,
-    ),
+    Chip("h200-nvl", r"\bH200 NVL\b", 835e12, 141e9, 4.8e12, 4),
     # NVIDIA H200 data sheet, SXM: 1,979e12 with sparsity; DGX H200 data sheet: 8 devices
-    Chip(
-        name="h200",
-        kind=r"\bH200\b",
-        peak_flops=989e12,
-        memory=141e9,
-        bandwidth=4.8e12,
-        domain=8,
-    ),
+    Chip("h200", r"\bH200\b", 989e12, 141e9, 4.8e12, 8),
     # NVIDIA H100 data sheet, PCIe: 1,513e12 with sparsity; NVLink bridge of two
-    Chip(
-        name="h100-pcie",
-        kind=r"\bH100 PCIe\b",
-        peak_flops=756e12,
-        memory=80e9,
-        bandwidth=2.0e12,
-        domain=2,
-    ),
+    Chip("h100-pcie", r"\bH100 PCIe\b", 756e12, 80e9, 2.0e12, 2),
     # NVIDIA H100 NVL data sheet: 1,671e12 with sparsity; NVLink bridge of two
-    Chip(
-        name="h100-nvl",
-        kind=r"\bH100 NVL\b",
-        peak_flops=835e12,
-        memory=94e9,
-        bandwidth=3.9e12,
-        domain=2,
-    ),
+    Chip("h100-nvl", r"\bH100 NVL\b", 835e12, 94e9, 3.9e12, 2),
     # NVIDIA H100 data sheet, SXM: 1,979e12 with sparsity; DGX H100 data sheet: 8 devices
-    Chip(
-        name="h100",
-        kind=r"\bH100\b",
-        peak_flops=989e12,
-        memory=80e9,
-        bandwidth=3.35e12,
-        domain=8,
-    ),
+    Chip("h100", r"\bH100\b", 989e12, 80e9, 3.35e12, 8),
     # NVIDIA A100 data sheet, PCIe: 624e12 with sparsity; NVLink bridge of two
-    Chip(
-        name="a100-pcie",
-        kind=r"\bA100 80GB PCIe\b",
-        peak_flops=312e12,
-        memory=80e9,
-        bandwidth=1.935e12,
-        domain=2,
-    ),
+    Chip("a100-pcie", r"\bA100 80GB PCIe\b", 312e12, 80e9, 1.935e12, 2),
     # NVIDIA A100 data sheet, PCIe with 40 GB
-    Chip(
-        name="a100-pcie-40gb",
-        kind=r"\bA100-PCIE-40GB\b",
-        peak_flops=312e12,
-        memory=40e9,
-        bandwidth=1.555e12,
-        domain=2,
-    ),
+    Chip("a100-pcie-40gb", r"\bA100-PCIE-40GB\b", 312e12, 40e9, 1.555e12, 2),
     # NVIDIA A100 data sheet, SXM with 40 GB; DGX A100 data sheet: 8 devices
-    Chip(
-        name="a100-40gb",
-        kind=r"\bA100-SXM4-40GB\b",
-        peak_flops=312e12,
-        memory=40e9,
-        bandwidth=1.555e12,
-        domain=8,
-    ),
+    Chip("a100-40gb", r"\bA100-SXM4-40GB\b", 312e12, 40e9, 1.555e12, 8),
     # NVIDIA A100 data sheet, SXM with 80 GB: 624e12 with sparsity; DGX A100 data sheet: 8 devices
-    Chip(
-        name="a100",
-        kind=r"\bA100\b",
-        peak_flops=312e12,
-        memory=80e9,
-        bandwidth=2.039e12,
-        domain=8,
-    ),
+    Chip("a100", r"\bA100\b", 312e12, 80e9, 2.039e12, 8),
     # NVIDIA L4 data sheet: 242e12 with sparsity
-    Chip(name="l4", kind=r"\bL4\b", peak_flops=121e12, memory=24e9, bandwidth=300e9, domain=1),
+    Chip("l4", r"\bL4\b", 121e12, 24e9, 300e9, 1),
     # NVIDIA T4 data sheet, float16
-    Chip(name="t4", kind=r"\bT4\b", peak_flops=65e12, memory=16e9, bandwidth=300e9, domain=1),
+    Chip("t4", r"\bT4\b", 65e12, 16e9, 300e9, 1),
     # NVIDIA V100 data sheet, PCIe, float16; there is one with 32 GB too
-    Chip(
-        name="v100-pcie",
-        kind=r"\bV100-PCIE\b",
-        peak_flops=112e12,
-        memory=16e9,
-        bandwidth=900e9,
-        domain=1,
-    ),
+    Chip("v100-pcie", r"\bV100-PCIE\b", 112e12, 16e9, 900e9, 1),
     # NVIDIA V100 data sheet, SXM2, float16; there is one with 32 GB too; DGX-1: 8 devices
-    Chip(
-        name="v100",
-        kind=r"\bV100\b",
-        peak_flops=125e12,
-        memory=16e9,
-        bandwidth=900e9,
-        domain=8,
-    ),
+    Chip("v100", r"\bV100\b", 125e12, 16e9, 900e9, 8),
     # Google Cloud, TPU v4, per chip; Jouppi et al., TPU v4, 2023. arXiv:2304.01433, table 4
-    Chip(
-        name="tpu-v4",
-        kind=r"^TPU v4$",
-        peak_flops=275e12,
-        memory=32.0 * 2**30,
-        bandwidth=1.2e12,
-        domain=4096,
-    ),
+    Chip("tpu-v4", r"^TPU v4$", 275e12, 32.0 * 2**30, 1.2e12, 4096),
     # Google Cloud, TPU v5e, per chip; pods of 256
-    Chip(
-        name="tpu-v5e",
-        kind=r"^TPU (v5 lite|v5e)$",
-        peak_flops=197e12,
-        memory=16e9,
-        bandwidth=819e9,
-        domain=256,
-    ),
+    Chip("tpu-v5e", r"^TPU (v5 lite|v5e)$", 197e12, 16e9, 819e9, 256),
     # Google Cloud, TPU v5p, per chip; slices to 6144
-    Chip(
-        name="tpu-v5p",
-        kind=r"^TPU (v5|v5p)$",
-        peak_flops=459e12,
-        memory=95.0 * 2**30,
-        bandwidth=2.765e12,
-        domain=6144,
-    ),
+    Chip("tpu-v5p", r"^TPU (v5|v5p)$", 459e12, 95.0 * 2**30, 2.765e12, 6144),
     # Google Cloud, TPU v6e, per chip; pods of 256
-    Chip(
-        name="tpu-v6e",
-        kind=r"^TPU (v6 lite|v6e)$",
-        peak_flops=918e12,
-        memory=32e9,
-        bandwidth=1.638e12,
-        domain=256,
-    ),
+    Chip("tpu-v6e", r"^TPU (v6 lite|v6e)$", 918e12, 32e9, 1.638e12, 256),
 )
 
 

@@ -35,6 +35,22 @@ HEADS = {
 }
 
 
+def test_rows_of_each_device_and_a_head_that_all_share():
+    x, kernel, targets = draw(4, 5, 3), draw(3, 12, seed=1), jnp.arange(20).reshape(4, 5) % 12
+
+    def slopes(x, kernel, targets, add=lambda loss: loss):
+        def loss(x, kernel):
+            return add(jnp.sum(F.linear_cross_entropy(x, kernel, targets, chunk=4)))
+
+        return jax.grad(loss, (0, 1))(x, kernel)
+
+    spread = partial(slopes, add=lambda loss: jax.lax.psum(loss, "parts"))
+    found = shared_out(spread, P("parts"), P(), P("parts"), out=(P("parts"), P()))
+    expected = jax.jit(slopes)(x, kernel, targets)
+    for one, other in zip(found(x, kernel, targets), expected, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+
+
 @pytest.mark.parametrize("options", [{}, {"z_loss": 0.3}, {"label_smoothing": 0.2}], ids=str)
 @pytest.mark.slow(but=["{'z_loss': 0.3}"])
 def test_cross_entropy_of_a_vocabulary_in_parts(options):

@@ -75,7 +75,7 @@ def test_an_unknown_chip_is_refused():
 
 def test_time_by_hand():
     """Llama 2 70B on 2 x 8 x 4 chips of which everything is worked out here."""
-    chip = replace(H100, peak_flops=1e15, bandwidth=1e12)
+    chip = H100._replace(peak_flops=1e15, bandwidth=1e12)
     work = Work(batch_size=32, length=2048, remat="full")
     found = plan(LLAMA, dict(data=2, fsdp=8, tensor=4), chip, work)
     forward = 32 * costs.forward_flops(LLAMA, 2048)

@@ -86,11 +86,11 @@ def _either(settings: Settings, name: str, other: str) -> int:
 
 FAMILIES = (
     Family(
-        model_type="bloom",
-        architecture="BloomForCausalLM",
-        read=read,
-        write=write,
-        table=TABLE,
+        "bloom",
+        "BloomForCausalLM",
+        read,
+        write,
+        TABLE,
         spellings=((r"^(?!transformer\.|lm_head\.)", "transformer."),),
     ),
 )

@@ -121,20 +121,6 @@ def _write(config: c.TransformerConfig) -> dict[str, Any] | None:
 
 
 FAMILIES = (
-    Family(
-        model_type="cohere",
-        architecture="CohereForCausalLM",
-        read=read_cohere,
-        write=write_cohere,
-        table=TABLE,
-        ignored=p.IGNORED,
-    ),
-    Family(
-        model_type="cohere2",
-        architecture="Cohere2ForCausalLM",
-        read=read_cohere2,
-        write=write_cohere2,
-        table=TABLE,
-        ignored=p.IGNORED,
-    ),
+    Family("cohere", "CohereForCausalLM", read_cohere, write_cohere, TABLE),
+    Family("cohere2", "Cohere2ForCausalLM", read_cohere2, write_cohere2, TABLE),
 )

@@ -202,12 +202,11 @@ def _write_scale(fields: dict[str, Any], rope: c.Rope, a: c.Latent) -> dict[str,
 
 FAMILIES = tuple(
     Family(
-        model_type=f"deepseek_{name}",
-        architecture=f"Deepseek{name.upper()}ForCausalLM",
-        read=read,
-        write=write,
-        table=TABLE,
-        ignored=p.IGNORED,
+        f"deepseek_{name}",
+        f"Deepseek{name.upper()}ForCausalLM",
+        read,
+        write,
+        TABLE,
         attention=c.Latent,
     )
     for name, read, write in (("v2", read_v2, write_v2), ("v3", read_v3, write_v3))

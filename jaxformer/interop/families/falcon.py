@@ -153,13 +153,4 @@ def write(config: c.TransformerConfig) -> dict[str, Any] | None:
     return fields if isinstance(positions, c.Alibi) else {**fields, **write_rope(positions)}
 
 
-FAMILIES = (
-    Family(
-        model_type="falcon",
-        architecture="FalconForCausalLM",
-        read=read,
-        write=write,
-        table=TABLE,
-        ignored=(r".*\.rotary_emb\.inv_freq",),
-    ),
-)
+FAMILIES = (Family("falcon", "FalconForCausalLM", read, write, TABLE),)

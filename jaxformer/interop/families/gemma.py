@@ -12,7 +12,7 @@ from jaxformer import config as c
 from jaxformer.interop.compare import shortest_cycle
 from jaxformer.interop.families import pieces as p
 from jaxformer.interop.families.activations import ACTIVATIONS, name_of
-from jaxformer.interop.family import Family
+from jaxformer.interop.family import FREQUENCIES, Family
 from jaxformer.interop.rope import read_rope, read_section, write_rope, write_section
 from jaxformer.interop.settings import Settings
 from jaxformer.interop.tables import Table, norm
@@ -200,29 +200,15 @@ def _untied(config: c.TransformerConfig) -> c.TransformerConfig:
 
 
 FAMILIES = (
+    Family("gemma2", "Gemma2ForCausalLM", read_gemma2, write_gemma2, TABLE),
+    Family("gemma3_text", "Gemma3ForCausalLM", read_gemma3_text, write_gemma3_text, TABLE),
     Family(
-        model_type="gemma2",
-        architecture="Gemma2ForCausalLM",
-        read=read_gemma2,
-        write=write_gemma2,
-        table=TABLE,
-        ignored=p.IGNORED,
-    ),
-    Family(
-        model_type="gemma3_text",
-        architecture="Gemma3ForCausalLM",
-        read=read_gemma3_text,
-        write=write_gemma3_text,
-        table=TABLE,
-        ignored=p.IGNORED,
-    ),
-    Family(
-        model_type="gemma3",
-        architecture="Gemma3ForConditionalGeneration",
-        read=read_gemma3,
-        write=lambda config: None,
-        table=TABLE,
-        ignored=(*p.IGNORED, r"(model\.)?(vision_tower|multi_modal_projector)\..*"),
+        "gemma3",
+        "Gemma3ForConditionalGeneration",
+        read_gemma3,
+        lambda config: None,
+        TABLE,
+        ignored=(*FREQUENCIES, r"(model\.)?(vision_tower|multi_modal_projector)\..*"),
         spellings=((r"^language_model\.", ""), (r"^model\.language_model\.", "model.")),
     ),
 )

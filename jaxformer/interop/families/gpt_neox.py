@@ -84,11 +84,11 @@ def write(config: c.TransformerConfig) -> dict[str, Any] | None:
 
 FAMILIES = (
     Family(
-        model_type="gpt_neox",
-        architecture="GPTNeoXForCausalLM",
-        read=read,
-        write=write,
-        table=TABLE,
+        "gpt_neox",
+        "GPTNeoXForCausalLM",
+        read,
+        write,
+        TABLE,
         ignored=(r"gpt_neox\.layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)",),
     ),
 )

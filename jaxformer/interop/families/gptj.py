@@ -98,11 +98,11 @@ def write(config: c.TransformerConfig) -> dict[str, Any] | None:
 
 FAMILIES = (
     Family(
-        model_type="gptj",
-        architecture="GPTJForCausalLM",
-        read=read,
-        write=write,
-        table=TABLE,
+        "gptj",
+        "GPTJForCausalLM",
+        read,
+        write,
+        TABLE,
         ignored=(r"transformer\.h\.\d+\.attn\.(masked_bias|bias|embed_positions)",),
     ),
 )

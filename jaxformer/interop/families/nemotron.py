@@ -15,23 +15,18 @@ TABLE = Table(whole=p.WHOLE, stacks={"decoder": (*p.PRE_NORMS, *p.ATTENTION, *p.
 
 def read(settings: Settings) -> c.TransformerConfig:
     """Our configuration from a nemotron's."""
-    return c.TransformerConfig(
-        **p.read_sizes(settings),
-        attention=c.MultiHead(
-            **p.read_heads(settings),
-            positions=(read_rope(settings, fraction=0.5, max_length=4096),),
-            biases=p.read_biases(settings),
-        ),
-        feed_forward=(
-            c.MLP(
-                hidden_dim=settings.integer("intermediate_size"),
-                activation=settings.choice("hidden_act", "relu2", ACTIVATIONS),
-                bias=settings.flag("mlp_bias", False),
-            ),
-        ),
-        norm=c.LayerNorm(eps=settings.number("norm_eps", 1e-5), scale_offset=1.0),
-        head=c.Head(tied=settings.flag("tie_word_embeddings", False)),
+    heads = dict(
+        **p.read_heads(settings),
+        positions=(read_rope(settings, fraction=0.5, max_length=4096),),
+        biases=p.read_biases(settings),
     )
+    branch = c.MLP(
+        hidden_dim=settings.integer("intermediate_size"),
+        activation=settings.choice("hidden_act", "relu2", ACTIVATIONS),
+        bias=settings.flag("mlp_bias", False),
+    )
+    norm = c.LayerNorm(eps=settings.number("norm_eps", 1e-5), scale_offset=1.0)
+    return p.read_decoder(settings, heads, feed_forward=branch, norm=norm)
 
 
 def write(config: c.TransformerConfig) -> dict[str, Any] | None:
@@ -48,13 +43,4 @@ def write(config: c.TransformerConfig) -> dict[str, Any] | None:
     }
 
 
-FAMILIES = (
-    Family(
-        model_type="nemotron",
-        architecture="NemotronForCausalLM",
-        read=read,
-        write=write,
-        table=TABLE,
-        ignored=p.IGNORED,
-    ),
-)
+FAMILIES = (Family("nemotron", "NemotronForCausalLM", read, write, TABLE),)

@@ -5,7 +5,7 @@ from typing import Any
 from jaxformer import config as c
 from jaxformer.interop.families import pieces as p
 from jaxformer.interop.family import Family
-from jaxformer.interop.rope import read_rope, write_rope
+from jaxformer.interop.rope import read_rope
 from jaxformer.interop.settings import Settings
 from jaxformer.interop.tables import Table, norm
 
@@ -27,77 +27,41 @@ EPS = 1e-5  # OLMo's is in no file
 
 def read_olmo(settings: Settings) -> c.TransformerConfig:
     """Our configuration from an olmo's."""
-    return c.TransformerConfig(
-        **p.read_sizes(settings),
-        attention=c.MultiHead(
-            **p.read_heads(settings),
-            positions=(read_rope(settings),),
-            clip_qkv=settings.optional_number("clip_qkv"),
-            biases=p.read_biases(settings),
-        ),
-        feed_forward=(p.read_glu(settings),),
-        norm=c.LayerNorm(eps=EPS, parameters="none"),
-        head=c.Head(tied=settings.flag("tie_word_embeddings", False)),
+    heads = dict(
+        **p.read_heads(settings),
+        positions=(read_rope(settings),),
+        clip_qkv=settings.optional_number("clip_qkv"),
+        biases=p.read_biases(settings),
     )
+    return p.read_decoder(settings, heads, norm=c.LayerNorm(eps=EPS, parameters="none"))
 
 
 def write_olmo(config: c.TransformerConfig) -> dict[str, Any] | None:
     """An olmo's configuration from ours."""
-    if not (p.plain_decoder(config) and isinstance(config.feed_forward[0], c.GLU)):
-        return None
-    return {
-        **p.write_sizes(config),
-        "attention_bias": "out" in config.multi_head.biases,
-        "clip_qkv": config.multi_head.clip_qkv,
-        **write_rope(p.rope_of(config)),
-    }
+    attention = config.multi_head
+    biases, clip = "out" in attention.biases, attention.clip_qkv
+    fields = p.write_decoder(config, attention_bias=biases, clip_qkv=clip)
+    return fields and {name: value for name, value in fields.items() if name != "rms_norm_eps"}
 
 
 def read_olmo2(settings: Settings) -> c.TransformerConfig:
     """Our configuration from an olmo2's."""
     norm = c.RMSNorm(eps=settings.number("rms_norm_eps", 1e-5))
-    return c.TransformerConfig(
-        **p.read_sizes(settings),
-        attention=c.MultiHead(
-            **p.read_heads(settings),
-            positions=(read_rope(settings),),
-            qk_norm=c.QKNorm(norm=norm, over="width"),
-            biases=p.read_biases(settings),
-        ),
-        feed_forward=(p.read_glu(settings),),
-        norm=norm,
-        placement="branch_out",
-        head=c.Head(tied=settings.flag("tie_word_embeddings", False)),
+    heads = dict(
+        **p.read_heads(settings),
+        positions=(read_rope(settings),),
+        qk_norm=c.QKNorm(norm=norm, over="width"),
+        biases=p.read_biases(settings),
     )
+    return p.read_decoder(settings, heads, norm=norm, placement="branch_out")
 
 
 def write_olmo2(config: c.TransformerConfig) -> dict[str, Any] | None:
     """An olmo2's configuration from ours."""
-    if not (p.plain_decoder(config) and isinstance(config.feed_forward[0], c.GLU)):
-        return None
-    return {
-        **p.write_sizes(config),
-        "attention_bias": "out" in config.multi_head.biases,
-        "rms_norm_eps": config.norm.eps,
-        **write_rope(p.rope_of(config)),
-    }
+    return p.write_decoder(config, attention_bias="out" in config.multi_head.biases)
 
 
 FAMILIES = (
-    Family(
-        model_type="olmo",
-        architecture="OlmoForCausalLM",
-        read=read_olmo,
-        write=write_olmo,
-        table=OLMO,
-        ignored=p.IGNORED,
-    ),
-    Family(
-        model_type="olmo2",
-        architecture="Olmo2ForCausalLM",
-        read=read_olmo2,
-        write=write_olmo2,
-        table=OLMO2,
-        ignored=p.IGNORED,
-    ),
+    Family("olmo", "OlmoForCausalLM", read_olmo, write_olmo, OLMO),
+    Family("olmo2", "Olmo2ForCausalLM", read_olmo2, write_olmo2, OLMO2),
 )

@@ -106,11 +106,6 @@ def write(config: c.TransformerConfig) -> dict[str, Any] | None:
 
 FAMILIES = (
     Family(
-        model_type="opt",
-        architecture="OPTForCausalLM",
-        read=read,
-        write=write,
-        table=TABLE,
-        spellings=((r"^decoder\.", "model.decoder."),),
+        "opt", "OPTForCausalLM", read, write, TABLE, spellings=((r"^decoder\.", "model.decoder."),)
     ),
 )

@@ -62,17 +62,12 @@ def read_phi3(settings: Settings) -> c.TransformerConfig:
     rope = read_rope(
         settings, fraction=1.0, max_length=4096, original_max_length=4096, aliases=("su", "yarn")
     )
-    return c.TransformerConfig(
-        **p.read_sizes(settings),
-        attention=c.MultiHead(
-            **p.read_heads(settings),
-            positions=(rope,),
-            windows=(settings.optional_integer("sliding_window"),),
-        ),
-        feed_forward=(p.read_glu(settings),),
-        norm=c.RMSNorm(eps=settings.number("rms_norm_eps", 1e-5)),
-        head=c.Head(tied=settings.flag("tie_word_embeddings", False)),
+    heads = dict(
+        **p.read_heads(settings),
+        positions=(rope,),
+        windows=(settings.optional_integer("sliding_window"),),
     )
+    return p.read_decoder(settings, heads, eps=1e-5)
 
 
 def write_phi3(config: c.TransformerConfig) -> dict[str, Any] | None:
@@ -181,21 +176,13 @@ def _read_blocks(settings: Settings, count: int) -> tuple[c.Window, ...]:
 
 
 FAMILIES = (
+    Family("phi3", "Phi3ForCausalLM", read_phi3, write_phi3, PHI3),
     Family(
-        model_type="phi3",
-        architecture="Phi3ForCausalLM",
-        read=read_phi3,
-        write=write_phi3,
-        table=PHI3,
-        ignored=p.IGNORED,
-    ),
-    Family(
-        model_type="phi3small",
+        "phi3small",
+        "Phi3SmallForCausalLM",
+        read_phi3small,
+        write_phi3small,
+        PHI3SMALL,
         in_transformers=False,
-        architecture="Phi3SmallForCausalLM",
-        read=read_phi3small,
-        write=write_phi3small,
-        table=PHI3SMALL,
-        ignored=p.IGNORED,
     ),
 )

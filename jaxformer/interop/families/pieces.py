@@ -6,6 +6,7 @@ from typing import Any
 from jaxformer import config as c
 from jaxformer.interop.compare import shortest_cycle
 from jaxformer.interop.families.activations import ACTIVATIONS, name_of
+from jaxformer.interop.rope import write_rope
 from jaxformer.interop.settings import Settings
 from jaxformer.interop.tables import Row, linear, norm
 from jaxformer.interop.transforms import Kernel
@@ -35,7 +36,6 @@ WHOLE = (
     *norm("model.norm", "decoder/final_norm"),
     Row("lm_head.weight", "head/kernel", Kernel()),
 )
-IGNORED = (r".*\.rotary_emb\.inv_freq",)
 ALL_BIASES: tuple[Any, ...] = ("query", "key", "value", "out")
 
 
@@ -90,6 +90,35 @@ def read_glu(
     )
 
 
+def read_decoder(
+    settings: Settings,
+    heads: dict[str, Any],
+    *,
+    feed_forward: c.FeedForward | None = None,
+    norm: c.Norm | None = None,
+    eps: float = 1e-6,
+    **fields: Any,
+) -> c.TransformerConfig:
+    """A decoder like Llama but for its attention, and for what else is given.
+
+    Args:
+        settings: The whole config.json.
+        heads: Fields of `MultiHead`.
+        feed_forward: Instead of a gated one.
+        norm: Instead of an RMSNorm.
+        eps: Of the RMSNorm, where the file gives none.
+        **fields: Other fields of `TransformerConfig`.
+    """
+    return c.TransformerConfig(
+        **read_sizes(settings),
+        attention=c.MultiHead(**heads),
+        feed_forward=(feed_forward or read_glu(settings),),
+        norm=norm or c.RMSNorm(eps=settings.number("rms_norm_eps", eps)),
+        head=c.Head(tied=settings.flag("tie_word_embeddings", False)),
+        **fields,
+    )
+
+
 def read_biases(settings: Settings) -> tuple[Any, ...]:
     """Biases of all four projections or of none."""
     return ALL_BIASES if settings.flag("attention_bias", False) else ()
@@ -125,8 +154,9 @@ def windows(settings: Settings, sliding: tuple[bool, ...], window: int | None) -
     return shortest_cycle(tuple(window if here else None for here in sliding))
 
 
-def read_late_windows(settings: Settings, count: int) -> tuple[Any, ...]:
+def read_late_windows(settings: Settings) -> tuple[Any, ...]:
     """Windows of Qwen's kind: of the last layers, where they are switched on; as a cycle."""
+    count = settings.integer("num_hidden_layers")
     window = settings.optional_integer("sliding_window", 4096)
     first = settings.integer("max_window_layers", 28)
     if not settings.flag("use_sliding_window", False):
@@ -164,6 +194,20 @@ def write_sizes(config: c.TransformerConfig) -> dict[str, Any]:
     if not isinstance(branch, c.ClampedGEGLU):
         fields["hidden_act"] = name_of(branch.activation)
     return fields
+
+
+def write_decoder(
+    config: c.TransformerConfig, *, branch: type = c.GLU, **more: Any
+) -> dict[str, Any] | None:
+    """What `read_decoder` reads, and more; None for other decoders and feed-forwards."""
+    if not (plain_decoder(config) and isinstance(config.feed_forward[0], branch)):
+        return None
+    return {
+        **write_sizes(config),
+        "rms_norm_eps": config.norm.eps,
+        **write_rope(rope_of(config)),
+        **more,
+    }
 
 
 def write_layer_types(config: c.TransformerConfig) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxformer import config as c
 from jaxformer.interop.families import pieces as p
-from jaxformer.interop.family import Family
+from jaxformer.interop.family import FREQUENCIES, Family
 from jaxformer.interop.settings import Settings
 from jaxformer.interop.tables import Row, Table, linear, norm
 from jaxformer.interop.transforms import Flat, Fused, Kernel
@@ -101,12 +101,12 @@ def write(config: c.TransformerConfig) -> dict[str, Any] | None:
 
 FAMILIES = (
     Family(
-        model_type="qwen",
+        "qwen",
+        "QWenLMHeadModel",
+        read,
+        write,
+        TABLE,
         in_transformers=False,
-        architecture="QWenLMHeadModel",
-        read=read,
-        write=write,
-        table=TABLE,
-        ignored=(*p.IGNORED, r".*\.attn\.(masked_)?bias"),
+        ignored=(*FREQUENCIES, r".*\.attn\.(masked_)?bias"),
     ),
 )
