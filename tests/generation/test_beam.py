@@ -13,10 +13,11 @@ VOCAB, STEPS, STOP = 4, 4, 3
 RNG = np.random.default_rng(3)
 # The next token depends on the last two, and on the row of the batch.
 TABLE = 2.0 * RNG.normal(size=(2, VOCAB, VOCAB, VOCAB))
+FLAT = 0.5 * RNG.normal(size=(16, VOCAB, VOCAB, VOCAB))  # so that many beginnings are close
 
 
-def log_p(row, before, last, token):
-    logits = TABLE[row, before, last]
+def log_p(row, before, last, token, table=TABLE):
+    logits = table[row, before, last]
     return logits[token] - np.log(np.exp(logits).sum())
 
 
@@ -36,24 +37,24 @@ def exhaustive(row, length_penalty, stop=STOP):
     return sorted(found, reverse=True)
 
 
-def search(num_beams, length_penalty=1.0, stop=((STOP,), (STOP,)), steps=STEPS):
-    table = jnp.asarray(TABLE, jnp.float32)
+def search(num_beams, length_penalty=1.0, stop=((STOP,), (STOP,)), table=TABLE):
+    rows, table = jnp.arange(len(table)), jnp.asarray(table, jnp.float32)
 
     def step(state, tokens):
         row, before, last = state.T
         new = jnp.stack([row, last, tokens], axis=-1)
         return table[row, last, tokens], new
 
-    start = jnp.asarray([[0, 0, 0], [1, 0, 0]])
+    start = jnp.stack([rows, 0 * rows, 0 * rows], axis=-1)
     run = jax.jit(
         lambda: beam_search(
             step,
             lambda state, rows: state[rows],
             start,
-            table[jnp.arange(2), 0, 0],
+            table[rows, 0, 0],
             jnp.asarray(stop, jnp.int32),
             num_beams=num_beams,
-            max_new_tokens=steps,
+            max_new_tokens=STEPS,
             length_penalty=length_penalty,
         )
     )
@@ -68,6 +69,35 @@ def test_enough_beams_find_what_exhaustive_search_finds(length_penalty):
         best = exhaustive(row, length_penalty)
         for i in range(5):
             score, text = best[i]
+            np.testing.assert_allclose(found.scores[row, i], score, rtol=1e-5)
+            assert tuple(found.tokens[row, i, : found.lengths[row, i]].tolist()) == text
+
+
+def by_hand(row, num_beams, length_penalty):
+    """The search as its docstring has it, with lists."""
+    going, ended, settled = [(0.0, ())], [], False
+    for length in range(1, STEPS + 1):
+        found = []
+        for total, text in going:
+            before, last = (0, 0, *text)[-2:]
+            found += [(total + log_p(row, before, last, t, FLAT), (*text, t)) for t in range(VOCAB)]
+        found = sorted(found, reverse=True)[: 2 * num_beams]
+        if not settled:
+            stops = [one for one in found[:num_beams] if one[1][-1] == STOP]
+            ended += [(total / length**length_penalty, text) for total, text in stops]
+            ended = sorted(ended, reverse=True)[:num_beams]
+        going = [one for one in found if one[1][-1] != STOP][:num_beams]
+        full = len(ended) == num_beams
+        settled |= full and going[0][0] / length**length_penalty <= ended[-1][0]
+    if not settled:
+        ended += [(total / STEPS**length_penalty, text) for total, text in going]
+    return sorted(ended, reverse=True)[:num_beams]
+
+
+def test_few_beams_find_what_lists_find():
+    found = search(2, 0.6, stop=((STOP,),) * len(FLAT), table=FLAT)
+    for row in range(len(FLAT)):
+        for i, (score, text) in enumerate(by_hand(row, 2, 0.6)):
             np.testing.assert_allclose(found.scores[row, i], score, rtol=1e-5)
             assert tuple(found.tokens[row, i, : found.lengths[row, i]].tolist()) == text
 
