@@ -20,51 +20,9 @@ class Widths(NamedTuple):
     around: float
 
 
-def norm_parameters(norm: c.Norm, width: int) -> int:
-    """Learned numbers of a norm over so many features."""
-    return {"none": 0, "scale": 1, "scale_bias": 2}[norm.parameters] * width
-
-
 def keys_seen(window: c.Window, length: int) -> int:
     """Keys that a window holds, of so many."""
     return min(length, window) if isinstance(window, int) else length
-
-
-def attention_parameters(config: c.TransformerConfig, positions: c.Positions | None = None) -> int:
-    """Learned numbers of a branch with these positions, those of all layers not counted."""
-    a, d = config.attention, config.model_dim
-    match a:
-        case c.MultiHead():
-            heads, kv = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
-            widths = {"query": heads, "key": kv, "value": kv, "out": d}
-            total = d * (heads + 2 * kv) + heads * d + sum(widths[name] for name in a.biases)
-            if isinstance(positions, c.TransformerXL):
-                total += (d + 2) * heads  # W, u and v
-            return total + _head_norms(a)
-        case c.SharedKV():
-            heads, kv = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
-            widths = {"query": heads, "key_value": kv, "out": d}
-            total = d * (heads + kv) + heads * d + sum(widths[name] for name in a.biases)
-            return total + _head_norms(a)
-        case c.Latent(num_heads=n, latent_dim=latent, query_latent_dim=query):
-            asked = n * (a.nope_dim + a.rope_dim)
-            kernels = d * asked if query is None else (d + asked) * query
-            kernels += d * (latent + a.rope_dim) + latent * n * (a.nope_dim + a.value_dim)
-            widths = {"query_latent": query or 0, "latent": latent, "rotary_key": a.rope_dim}
-            total = kernels + n * a.value_dim * d + norm_parameters(a.norm, latent + (query or 0))
-            return total + sum((widths | {"out": d})[name] for name in a.biases)
-        case c.Decay():
-            heads = a.num_heads * a.head_dim
-            widths = {"value": heads, "out": d}
-            total = 2 * d * heads + a.num_heads + sum(widths[name] for name in a.biases)
-            return total + (heads // 2 if a.angles is not None and a.angles.learned else 0)
-
-
-def _head_norms(a: c.MultiHead | c.SharedKV) -> int:
-    if a.qk_norm is None:
-        return 0
-    one = 2 if a.qk_norm.over == "head" else a.num_heads + a.num_kv_heads
-    return norm_parameters(a.qk_norm.norm, one * a.head_dim)
 
 
 def attention_flops(

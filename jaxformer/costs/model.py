@@ -2,17 +2,18 @@
 
 import math
 
+import jax
+
 from jaxformer import config as c
 from jaxformer import functional as F
 from jaxformer.costs.attention import (
     attention_flops,
-    attention_parameters,
     attention_widths,
     cached_numbers,
     keys_seen,
-    norm_parameters,
 )
 from jaxformer.costs.logits import head_flops, logit_bytes
+from jaxformer.layers.declarations import declarations
 
 REMAT = ("none", "dots", "full")
 TRAINING_FACTOR = 3  # the backward pass multiplies by each kernel twice: for inputs and for kernels
@@ -33,25 +34,7 @@ def parameters(config: c.TransformerConfig) -> int:
         >>> f"{costs.parameters(config):,}"
         '68,976,648,192'
     """
-    d, topology, embedding, head = config.model_dim, config.topology, config.embedding, config.head
-    width = embedding.dim or d
-    total = config.vocab_size * width
-    if embedding.dim is not None:
-        total += 2 * width * d  # into the model and out of it
-    if isinstance(embedding.positions, c.Learned):
-        total += (embedding.positions.max_length + embedding.positions.offset) * d
-    if embedding.norm is not None:
-        total += norm_parameters(embedding.norm, d)
-    if not head.tied:
-        total += width * config.vocab_size
-    if head.bias:
-        total += config.vocab_size
-    total += _stack(config, config.num_layers, cross=isinstance(topology, c.EncoderDecoder))
-    if isinstance(topology, c.EncoderDecoder):
-        total += _stack(config.encoder, topology.num_encoder_layers, cross=False)
-        if topology.source_vocab_size is not None:
-            total += _source_embedding(config, topology.source_vocab_size)
-    return total
+    return sum(math.prod(declared.shape) for declared in jax.tree.leaves(declarations(config)))
 
 
 def active_parameters(config: c.TransformerConfig) -> int:
@@ -68,7 +51,9 @@ def active_parameters(config: c.TransformerConfig) -> int:
     layers += [config.encoder.layer(i) for i in range(_encoder_layers(config))]
     for _, _, choice in layers:
         if isinstance(choice, c.Experts):
-            idle += (choice.num_experts - choice.top_k) * _feed_forward(config, choice.expert)
+            hidden, into = _hidden(choice.expert)
+            one = (into + 1) * config.model_dim * hidden
+            idle += (choice.num_experts - choice.top_k) * one
     return parameters(config) - idle
 
 
@@ -304,44 +289,6 @@ def _hidden(choice: c.FeedForward) -> tuple[int, int]:
     return choice.hidden_dim, 1 if isinstance(choice, c.MLP) else 2
 
 
-def _feed_forward(config: c.TransformerConfig, choice: c.FeedForward) -> int:
-    if isinstance(choice, c.Experts):
-        each = _feed_forward(config, choice.expert)
-        return choice.num_experts * (each + config.model_dim)  # a column of the router each
-    hidden, into = _hidden(choice)
-    total = (into + 1) * config.model_dim * hidden
-    return total + (into * hidden + config.model_dim if choice.bias else 0)
-
-
 def _encoder_layers(config: c.TransformerConfig) -> int:
     topology = config.topology
     return topology.num_encoder_layers if isinstance(topology, c.EncoderDecoder) else 0
-
-
-def _stack(config: c.TransformerConfig, num_layers: int, *, cross: bool) -> int:
-    d = config.model_dim
-    branches = 3 if cross else 2
-    norms = {"pre": 1, "post": 1, "branch_out": 1, "sandwich": 2}[config.placement]
-    norms *= 1 if config.block == "parallel_shared_norm" else branches
-    total = num_layers * (
-        norms * norm_parameters(config.norm, d) + (attention_parameters(config) if cross else 0)
-    )
-    for positions, _, feed_forward in map(config.layer, range(num_layers)):
-        total += attention_parameters(config, positions) + _feed_forward(config, feed_forward)
-    if config.final_norm:
-        total += norm_parameters(config.norm, d)
-    biases = [config.layer(i).positions for i in range(num_layers)]
-    each = [p for p in biases if isinstance(p, c.ScoreBias) and not p.shared]
-    once = {p for p in biases if isinstance(p, c.ScoreBias) and p.shared}
-    learned = [p.parameters(config.attention.num_heads).values() for p in (*each, *once)]
-    return total + sum(math.prod(p.shape) for option in learned for p in option)
-
-
-def _source_embedding(config: c.TransformerConfig, vocab_size: int) -> int:
-    d, embedding = config.model_dim, config.embedding
-    total = vocab_size * (embedding.dim or d)
-    if embedding.dim is not None:
-        total += embedding.dim * d
-    if isinstance(embedding.positions, c.Learned):
-        total += (embedding.positions.max_length + embedding.positions.offset) * d
-    return total + (0 if embedding.norm is None else norm_parameters(embedding.norm, d))

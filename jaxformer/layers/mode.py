@@ -1,5 +1,6 @@
 """How a model runs, as opposed to what it is."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -31,6 +32,19 @@ class Axes:
     tensor: str | None = None
     context: str | None = None
     expert: str | None = None
+
+
+def axes_of(sizes: Mapping[str, int]) -> Axes:
+    """The names by which a model knows the axes of a mesh (`mesh.shape`) with several devices.
+
+    Args:
+        sizes: Devices along each axis.
+
+    Returns:
+        For `Mode.axes`: each axis by its own name, None where there is one device.
+    """
+    here = {name: name for name in ("fsdp", "tensor", "context", "expert")}
+    return Axes(**{name: name for name in here if sizes.get(name, 1) > 1})
 
 
 @dataclass(frozen=True, kw_only=True)

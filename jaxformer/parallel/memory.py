@@ -12,8 +12,8 @@ from jax.typing import DTypeLike
 
 from jaxformer import config as c
 from jaxformer import costs
+from jaxformer.layers.declarations import Declaration, declarations
 from jaxformer.parallel.mesh import AXES, ROWS, check_fits
-from jaxformer.parallel.placement import Declaration, declarations
 
 OptimizerKind = Literal["adamw", "adafactor", "lion", "muon", "sgd"]
 WIDE = 4  # bytes of a parameter

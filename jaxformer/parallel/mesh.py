@@ -12,7 +12,6 @@ from jax.sharding import AxisType, Mesh
 
 from jaxformer import config as c
 from jaxformer.checks import check_fields
-from jaxformer.layers.mode import Axes
 
 # From the outermost to the innermost. Devices next to each other, which have the fastest links,
 # are neighbours along the innermost axis, and that is the one whose messages are waited for.
@@ -143,19 +142,6 @@ def crossing(sizes: Mapping[str, int], slices: int) -> tuple[int, ...]:
             f"cross; {given} is no multiple of {slices}. Make data a multiple of it."
         )
     return tuple(found.values())
-
-
-def axes_of(sizes: Mapping[str, int]) -> Axes:
-    """The names by which a model knows the axes of a mesh (`mesh.shape`) with several devices.
-
-    Args:
-        sizes: Devices along each axis.
-
-    Returns:
-        For `Mode.axes`: each axis by its own name, None where there is one device.
-    """
-    here = {name: name for name in ("fsdp", "tensor", "context", "expert")}
-    return Axes(**{name: name for name in here if sizes.get(name, 1) > 1})
 
 
 def token_axes(sizes: Mapping[str, int]) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
-from jaxformer.parallel.placement import Declaration
+from jaxformer.layers.declarations import Declaration
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxformer.checks import check_fields
-from jaxformer.parallel.placement import Role
+from jaxformer.layers.declarations import Role
 from jaxformer.training.matrices import scale_by_adafactor, scale_by_muon
 from jaxformer.training.schedules import Schedule, make_schedule
 

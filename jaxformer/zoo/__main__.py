@@ -7,7 +7,12 @@ import argparse
 import signal
 import sys
 
-from jaxformer.zoo import printing
+from jaxformer import costs
+from jaxformer.config import EncoderDecoder, Learned, TransformerConfig
+from jaxformer.zoo import get, printing, survey
+from jaxformer.zoo.printing import about, code
+
+LENGTH = 4096
 
 
 def main() -> None:
@@ -25,9 +30,58 @@ def main() -> None:
         print(printing.table())
     else:
         try:
-            print(printing.preset(arguments.name))
+            print(preset(arguments.name))
         except ValueError as error:
             sys.exit(str(error))
+
+
+def preset(name: str) -> str:
+    """One model: options, costs, and what the survey says of it.
+
+    Raises:
+        ValueError: There is no such preset.
+    """
+    config = get(name)
+    rows = [row for row in survey() if name in row.presets]
+    parts = [f"{name}\n{'=' * len(name)}", code(config), _costs(config), *map(about, rows)]
+    return "\n\n".join(parts)
+
+
+def _costs(config: TransformerConfig) -> str:
+    total, active = costs.parameters(config), costs.active_parameters(config)
+    length = min(LENGTH, config.max_length or LENGTH)
+    reads = isinstance(config.topology, EncoderDecoder)
+    flops = costs.forward_flops(config, length, length if reads else 0) / length
+    lines = [f"parameters              {total:,} ({_unit(total, 'MB')})"]
+    if active != total:
+        lines.append(f"  used by one token     {active:,} ({_unit(active, 'MB')})")
+    what = f"a text of {length:,} tokens" + (" and a source as long" if reads else "")
+    lines.append(f"forward FLOPs per token {flops:,.0f} ({_unit(flops, 'MGT')}), in {what}")
+    lines.append(f"KV cache per token      {_cache(config)}")
+    return "\n".join(lines)
+
+
+def _cache(config: TransformerConfig) -> str:
+    one = costs.cache_bytes(config, 1)
+    text = f"{one:,} bytes ({one / 1024:,.1f} KiB) in bfloat16"
+    windows = [config.layer(i).window for i in range(config.num_layers)]
+    widths = sorted({window for window in windows if isinstance(window, int)})
+    for width in widths:
+        grows = costs.cache_bytes(config, width + 1) - costs.cache_bytes(config, width)
+        count = windows.count(width)
+        text += f"\n{'':24}beyond {width:,} tokens {grows:,} bytes: {count} of {len(windows)} "
+        text += "layers keep no more"
+    if isinstance(config.topology, EncoderDecoder):
+        text += ", without those of the source"
+    if isinstance(config.embedding.positions, Learned):
+        text += f"; {config.max_length:,} tokens at most"
+    return text
+
+
+def _unit(number: int | float, letters: str) -> str:
+    """A number with one of `letters`, which stand for a million, a thousand of those, and so on."""
+    power = max(i for i in range(len(letters)) if number >= 1e6 * 1000**i or i == 0)
+    return f"{number / (1e6 * 1000**power):,.2f} {letters[power]}"
 
 
 if __name__ == "__main__":

@@ -4,9 +4,7 @@ import dataclasses
 import textwrap
 from typing import Any
 
-from jaxformer import costs
-from jaxformer.config import EncoderDecoder, Learned, TransformerConfig
-from jaxformer.zoo.catalogue import get, names
+from jaxformer.zoo.catalogue import names
 from jaxformer.zoo.cells import Cells
 from jaxformer.zoo.row import SurveyRow
 from jaxformer.zoo.survey import survey
@@ -16,7 +14,6 @@ COLUMNS = (
     *(("#", 3), ("model", 27), ("year", 6), ("norm", 11), ("block", 10), ("pre-norm", 10)),
     *(("position", 10), ("activation", 15), ("preset", 18), ("differs", 8)),
 )
-LENGTH = 4096
 
 
 def table() -> str:
@@ -56,18 +53,6 @@ def markdown() -> str:
         preset += " \\*" if row.assumptions and row.preset else ""
         rows.append([str(row.number), _short(row.name), str(row.year), *cells, tricks, preset])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-
-def preset(name: str) -> str:
-    """One model: options, costs, and what the survey says of it.
-
-    Raises:
-        ValueError: There is no such preset.
-    """
-    config = get(name)
-    rows = [row for row in survey() if name in row.presets]
-    parts = [f"{name}\n{'=' * len(name)}", code(config), _costs(config), *map(_about, rows)]
-    return "\n\n".join(parts)
 
 
 def listing() -> str:
@@ -157,38 +142,8 @@ def _shown(cells: Cells) -> list[str]:
     ]
 
 
-def _costs(config: TransformerConfig) -> str:
-    total, active = costs.parameters(config), costs.active_parameters(config)
-    length = min(LENGTH, config.max_length or LENGTH)
-    reads = isinstance(config.topology, EncoderDecoder)
-    flops = costs.forward_flops(config, length, length if reads else 0) / length
-    lines = [f"parameters              {total:,} ({_unit(total, 'MB')})"]
-    if active != total:
-        lines.append(f"  used by one token     {active:,} ({_unit(active, 'MB')})")
-    what = f"a text of {length:,} tokens" + (" and a source as long" if reads else "")
-    lines.append(f"forward FLOPs per token {flops:,.0f} ({_unit(flops, 'MGT')}), in {what}")
-    lines.append(f"KV cache per token      {_cache(config)}")
-    return "\n".join(lines)
-
-
-def _cache(config: TransformerConfig) -> str:
-    one = costs.cache_bytes(config, 1)
-    text = f"{one:,} bytes ({one / 1024:,.1f} KiB) in bfloat16"
-    windows = [config.layer(i).window for i in range(config.num_layers)]
-    widths = sorted({window for window in windows if isinstance(window, int)})
-    for width in widths:
-        grows = costs.cache_bytes(config, width + 1) - costs.cache_bytes(config, width)
-        count = windows.count(width)
-        text += f"\n{'':24}beyond {width:,} tokens {grows:,} bytes: {count} of {len(windows)} "
-        text += "layers keep no more"
-    if isinstance(config.topology, EncoderDecoder):
-        text += ", without those of the source"
-    if isinstance(config.embedding.positions, Learned):
-        text += f"; {config.max_length:,} tokens at most"
-    return text
-
-
-def _about(row: SurveyRow) -> str:
+def about(row: SurveyRow) -> str:
+    """What the survey says of a model."""
     lines = [f"Row {row.number} of the survey: {row.name}, {row.year}"]
     lines += _fill("released", [row.release])
     lines += _fill("differs", row.differences or ["In nothing that the table lists."])
@@ -209,9 +164,3 @@ def _fill(label: str, sentences: Any) -> list[str]:
         )
         for i, sentence in enumerate(sentences)
     ]
-
-
-def _unit(number: int | float, letters: str) -> str:
-    """A number with one of `letters`, which stand for a million, a thousand of those, and so on."""
-    power = max(i for i in range(len(letters)) if number >= 1e6 * 1000**i or i == 0)
-    return f"{number / (1e6 * 1000**power):,.2f} {letters[power]}"

@@ -1,13 +1,9 @@
 """Every preset has the size that was published for it."""
 
-import math
-
-import jax
 import pytest
 
 from jaxformer import config as c
 from jaxformer import costs, zoo
-from jaxformer.parallel import abstract_parameters
 
 # Elements of the released weights, as their model pages, papers or code state them; a tied table
 # counts once.
@@ -133,13 +129,6 @@ def test_published_parameter_counts(name):
         published, within = NON_EMBEDDING[name]
         tables = (1 if config.head.tied else 2) * config.vocab_size * config.model_dim
         assert (total - tables) / 1e9 == pytest.approx(published, rel=0, abs=within)
-
-
-@pytest.mark.parametrize("name", zoo.names())
-@pytest.mark.slow
-def test_a_preset_is_built_with_as_many_parameters(name):
-    shapes = jax.tree.leaves(abstract_parameters(zoo.get(name), None))
-    assert sum(math.prod(x.shape) for x in shapes) == costs.parameters(zoo.get(name))
 
 
 def test_mixtral_as_its_paper_counts():

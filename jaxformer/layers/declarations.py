@@ -1,0 +1,87 @@
+"""What layers declare of their parameters: shapes, what axes count, what is a matrix."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+from jaxformer.config import EncoderDecoder, TransformerConfig
+from jaxformer.layers.mode import axes_of
+from jaxformer.layers.parameters import Declared, mesh_axis
+from jaxformer.layers.transformer import Transformer
+
+Role = Literal["kernel", "head", "embedding", "vector"]
+Axes = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """A parameter without its numbers: what its layer declares of it.
+
+    Attributes:
+        shape: On all devices together.
+        names: What each of its axes counts.
+        outputs: How many of the last axes are a matrix's outputs; 0 of a vector.
+    """
+
+    shape: tuple[int, ...]
+    names: tuple[str, ...]
+    outputs: int
+
+    @property
+    def sides(self) -> tuple[Axes, Axes]:
+        """Axes of a matrix's inputs and of its outputs; those of a vector, and none.
+
+        "layers" and "experts" are on neither side: they count matrices and vectors.
+        """
+        split = len(self.shape) - self.outputs
+        inputs = [i for i in range(split) if self.names[i] not in ("layers", "experts")]
+        return tuple(inputs), tuple(range(split, len(self.shape)))
+
+    @property
+    def role(self) -> Role:
+        """What it is for.
+
+        A "kernel" maps features to features, the "head" features to the vocabulary. An "embedding"
+        has a row for each token, position or distance. A "vector" is no matrix.
+        """
+        if not self.outputs:
+            return "vector"
+        if "vocabulary" in self.names[-self.outputs :]:
+            return "head"
+        return "embedding" if {"vocabulary", "rows"} & set(self.names) else "kernel"
+
+    def spec(self, sizes: Mapping[str, int]) -> P:
+        """How it is shared out over axes of these sizes."""
+        axes, pairs = axes_of(sizes), zip(self.names, self.shape, strict=True)
+        return P(*(mesh_axis(name, size, axes, sizes) for name, size in pairs))
+
+
+@cache
+def declarations(config: TransformerConfig) -> Any:
+    """What the layers of a model declare of its parameters; no device is asked for.
+
+    Args:
+        config: The model, which is not built.
+
+    Returns:
+        A tree of `Declaration`, like the parameters.
+    """
+    reads = isinstance(config.topology, EncoderDecoder)
+
+    def init() -> Any:
+        blank = jnp.zeros((1, 2), jnp.int32)
+        source = blank if reads else None
+        # "auto" would ask which kernels the device has.
+        model = Transformer(config, annotate=True, attention_implementation="xla")
+        return model.init(jax.random.key(0), blank, source=source)
+
+    return jax.tree.map(
+        lambda x: Declaration(x.value.shape, x.names, x.outputs),
+        jax.eval_shape(init)["params"],
+        is_leaf=lambda x: isinstance(x, Declared),
+    )
