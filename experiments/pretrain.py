@@ -32,12 +32,7 @@ from experiments.trained import started_from
 from experiments.training.loop import Machinery, check_vocabulary, machinery, train
 from experiments.training.plot import plot_run
 from experiments.training.resume import asked_before, describe, explained_end, settled
-from experiments.training.run import (
-    Run,
-    output_folder,
-    prepare_devices,
-    show_run,
-)
+from experiments.training.run import Run, output_folder, prepare_devices, show_run
 from jaxformer import data
 from jaxformer import functional as F
 from jaxformer.config import GLU, Decoder, Head, MultiHead, QKNorm, TransformerConfig

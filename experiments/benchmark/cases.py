@@ -25,10 +25,7 @@ BOTH = ("torch", "transformers")
 WHOLE, PROMPT = {"implementation": "xla"}, {"only_prompt": True}
 
 TASKS: Mapping[Task, tuple[Entry, ...]] = {  # the baseline first
-    "machine": (
-        Entry("matrix products", f"{OURS}:products"),
-        Entry("copies", f"{OURS}:copies"),
-    ),
+    "machine": (Entry("matrix products", f"{OURS}:products"), Entry("copies", f"{OURS}:copies")),
     "train": (
         Entry("transformers, SDPA", f"{TORCH}:training", BOTH),
         Entry("transformers, SDPA, compiled", f"{TORCH}:training", BOTH, {"compiled": True}),
@@ -36,10 +33,7 @@ TASKS: Mapping[Task, tuple[Entry, ...]] = {  # the baseline first
         Entry("linen's attention", f"{LINEN}:training"),
         Entry("linen's attention, all devices", f"{LINEN}:training", (), {"spread": True}),
         Entry(
-            "jaxformer, whole matrices",
-            f"{OURS}:training",
-            (),
-            {"attention_implementation": "xla"},
+            "jaxformer, whole matrices", f"{OURS}:training", (), {"attention_implementation": "xla"}
         ),
         Entry("jaxformer", f"{OURS}:training"),
     ),

@@ -47,10 +47,7 @@ def summary(results: Mapping[str, Any]) -> str:
                 if not name.startswith(US)
             }
     names = list(dict.fromkeys(name for shares in cases.values() for name in shares))
-    lines = [
-        f"| times as fast as | {' | '.join(cases)} |",
-        "|:---" + "|---:" * len(cases) + "|",
-    ]
+    lines = [f"| times as fast as | {' | '.join(cases)} |", "|:---" + "|---:" * len(cases) + "|"]
     for name in names:
         cells = [f"{x[name]:.2f}" if name in x else "" for x in cases.values()]
         lines.append(f"| {name} | {' | '.join(cells)} |")

@@ -26,11 +26,7 @@ from experiments.command_line import parse, readable_errors
 from experiments.trained import started_from
 from experiments.training.loop import Machinery, check_vocabulary, machinery, train
 from experiments.training.resume import asked_before, describe, explained_end, settled
-from experiments.training.run import (
-    output_folder,
-    prepare_devices,
-    show_run,
-)
+from experiments.training.run import output_folder, prepare_devices, show_run
 from experiments.translate.date_forms import FORMS
 from experiments.translate.dates import WrittenDate, written_date
 from experiments.translate.runs import RUNS, Translate

@@ -6,12 +6,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
-from jaxformer.checks import (
-    check_fields,
-    require,
-    require_pattern,
-    require_positive,
-)
+from jaxformer.checks import check_fields, require, require_pattern, require_positive
 from jaxformer.config.attention import Attention, MultiHead
 from jaxformer.config.axes import FeedForward, Norm, RMSNorm
 from jaxformer.config.decay import Decay

@@ -6,12 +6,7 @@ import jax
 
 from jaxformer import config as c
 from jaxformer import functional as F
-from jaxformer.costs.attention import (
-    attention_flops,
-    attention_widths,
-    cached_numbers,
-    keys_seen,
-)
+from jaxformer.costs.attention import attention_flops, attention_widths, cached_numbers, keys_seen
 from jaxformer.costs.logits import head_flops, logit_bytes
 from jaxformer.layers.declarations import declarations
 

@@ -8,11 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, PRNGKeyArray
 
 from jaxformer.functional.arguments import checked
-from jaxformer.functional.attention_mask import (
-    AttentionMask,
-    ScoreBias,
-    materialized,
-)
+from jaxformer.functional.attention_mask import AttentionMask, ScoreBias, materialized
 from jaxformer.functional.blockwise import blockwise_attention, check_attention
 from jaxformer.functional.heads import over_heads, weights_shape
 from jaxformer.functional.implementations import Implementation, chosen_implementation
@@ -187,12 +183,7 @@ def dot_product_attention(
             return splash_attention(
                 query, key, value, lazy[0], scale=scale, logit_softcap=logit_softcap
             )
-    one_head = partial(
-        attend,
-        scale=scale,
-        logit_softcap=logit_softcap,
-        normalizer=normalizer,
-    )
+    one_head = partial(attend, scale=scale, logit_softcap=logit_softcap, normalizer=normalizer)
     arrays: dict[str, Array | None]
     arrays = {"value": value, "mask": materialized(mask), "bias": materialized(bias)}
     if dropout_rate != 0.0:
@@ -246,12 +237,7 @@ def attention_weights(
     """
     check_attention(query, key, mask, bias, normalizer, logit_softcap)
     query, scale = scaled(query, scale)
-    one_head = partial(
-        _weigh,
-        scale=scale,
-        logit_softcap=logit_softcap,
-        normalizer=normalizer,
-    )
+    one_head = partial(_weigh, scale=scale, logit_softcap=logit_softcap, normalizer=normalizer)
     arrays = {"mask": materialized(mask), "bias": materialized(bias)}
     weights = over_heads(one_head, "(t,s)", query, key, **arrays)
     return weights.reshape(weights_shape(query, key))

@@ -18,11 +18,7 @@ HEAD_AXES = {
 
 
 def over_heads(
-    one_head: Callable[..., Any],
-    output_axes: str,
-    query: Array,
-    key: Array,
-    **others: Array | None,
+    one_head: Callable[..., Any], output_axes: str, query: Array, key: Array, **others: Array | None
 ) -> Any:
     """Lift a function of one head to all heads and sequences: ``[*batch, K, N // K, ...]``."""
     shape = weights_shape(query, key)

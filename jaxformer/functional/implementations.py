@@ -12,11 +12,7 @@ Implementation = Literal["auto", "xla", "blockwise", "cudnn", "splash"]
 
 
 def chosen_implementation(
-    query: AnyArray,
-    key: AnyArray,
-    value: AnyArray,
-    implementation: Implementation,
-    asked: Asked,
+    query: AnyArray, key: AnyArray, value: AnyArray, implementation: Implementation, asked: Asked
 ) -> Implementation:
     """What "auto" comes to, and logs why; refuses what an implementation cannot do.
 

@@ -28,9 +28,7 @@ def check_trailing(name: str, given: Array, x: Array) -> None:
 
 
 def _affine(
-    y: Float[Array, "..."],
-    scale: Float[Array, "..."] | None,
-    bias: Float[Array, "..."] | None,
+    y: Float[Array, "..."], scale: Float[Array, "..."] | None, bias: Float[Array, "..."] | None
 ) -> Float[Array, "..."]:
     """``scale * y + bias`` with both broadcast over the leading axes of ``y``."""
     for name, given in (("scale", scale), ("bias", bias)):

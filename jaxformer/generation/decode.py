@@ -13,22 +13,10 @@ from jaxtyping import Array, Bool, Int, PRNGKeyArray
 from jaxformer.config import TransformerConfig
 from jaxformer.generation.checks import check_count
 from jaxformer.generation.programs import Plan, advance, begin, search, search_with_beams
-from jaxformer.generation.prompts import (
-    Request,
-    fill_rows,
-    in_bucket,
-    make_request,
-    one_batch_axis,
-)
+from jaxformer.generation.prompts import Request, fill_rows, in_bucket, make_request, one_batch_axis
 from jaxformer.generation.samplers import Beam, Greedy, Sample, Sampler
 from jaxformer.generation.unrolled import unroll, worth_unrolling
-from jaxformer.parallel import (
-    abstract_parameters,
-    check_fits,
-    put_whole,
-    row_shares,
-    shardings,
-)
+from jaxformer.parallel import abstract_parameters, check_fits, put_whole, row_shares, shardings
 
 
 def generate(

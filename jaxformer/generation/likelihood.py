@@ -169,12 +169,7 @@ def _side_by_side(
 
 @partial(jax.jit, static_argnames=("config", "dtype", "mesh"))
 def _score(
-    params: Any,
-    batch: dict[str, Array],
-    *,
-    config: TransformerConfig,
-    dtype: np.dtype,
-    mesh: Mesh,
+    params: Any, batch: dict[str, Array], *, config: TransformerConfig, dtype: np.dtype, mesh: Mesh
 ) -> tuple[Float[Array, " B"], Int[Array, " B"]]:
     """Of each row the sum of the logarithms, and how many tokens are not the likeliest."""
     axes = axes_of(mesh.shape)

@@ -252,11 +252,7 @@ def tokens_read(length: int, max_new_tokens: int) -> int:
 
 
 def check_lengths(
-    config: TransformerConfig,
-    prompt: Int[Array, "*batch P"],
-    lengths: Any,
-    *,
-    max_new_tokens: int,
+    config: TransformerConfig, prompt: Int[Array, "*batch P"], lengths: Any, *, max_new_tokens: int
 ) -> Int[Array, "*batch"]:
     """Tokens of each row; refuses none, more than there are places, and more than positions."""
     rows, places = prompt.shape[:-1], prompt.shape[-1]

@@ -199,11 +199,7 @@ def _last_logits(
 
 def _cache_specs(rows: Any, heads: str | None) -> Any:
     """How a cache is shared out: rows, and key-value heads."""
-    parts: Any = {
-        "layers": P(None, rows, heads),
-        "tail": P(rows, heads),
-        "capacity": P(),
-    }
+    parts: Any = {"layers": P(None, rows, heads), "tail": P(rows, heads), "capacity": P()}
     return Cache(**{name: parts.get(name, P(rows)) for name in Cache._fields})
 
 

@@ -13,14 +13,7 @@ from jaxformer import config as c
 from jaxformer import functional as F
 from jaxformer.functional.decay import steps_of, weights_within
 from jaxformer.inspect.sizes import readable
-from jaxformer.inspect.trace import (
-    Params,
-    check_inputs,
-    layers_of,
-    numbers,
-    observe,
-    stacks_of,
-)
+from jaxformer.inspect.trace import Params, check_inputs, layers_of, numbers, observe, stacks_of
 from jaxformer.layers import Transformer
 from jaxformer.layers.decay import Decayed
 from jaxformer.layers.heads import Attended

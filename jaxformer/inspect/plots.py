@@ -85,12 +85,7 @@ def plot_attention(
 
 
 def plot_heat(
-    values: Numbers,
-    *,
-    xlabel: str = "",
-    ylabel: str = "",
-    title: str = "",
-    centred: bool = False,
+    values: Numbers, *, xlabel: str = "", ylabel: str = "", title: str = "", centred: bool = False
 ) -> Any:
     """Draw a table of numbers as colours.
 

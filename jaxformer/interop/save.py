@@ -200,10 +200,7 @@ def _changes(config: c.TransformerConfig, family: Family, values: Mapping[str, A
 
 
 def _with_extra(
-    config: c.TransformerConfig,
-    family: Family,
-    values: Mapping[str, Any],
-    extra: Mapping[str, Any],
+    config: c.TransformerConfig, family: Family, values: Mapping[str, Any], extra: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The attributes with those that a user adds, if they say the same model."""
     found = {**values, **extra, "model_type": family.model_type}

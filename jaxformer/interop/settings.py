@@ -171,12 +171,7 @@ class Settings:
         return found
 
     def check(
-        self,
-        where: str,
-        ignore: Collection[str] = (),
-        *,
-        unread: bool = True,
-        remedy: str = REMEDY,
+        self, where: str, ignore: Collection[str] = (), *, unread: bool = True, remedy: str = REMEDY
     ) -> None:
         """Refuse what `offenders` finds.
 

@@ -29,9 +29,7 @@ class ScoreBias(nn.Module):
 
     @nn.compact
     def __call__(
-        self,
-        query_positions: Int[Array, "*batch T"],
-        key_positions: Int[Array, "*batch S"],
+        self, query_positions: Int[Array, "*batch T"], key_positions: Int[Array, "*batch S"]
     ) -> F.ScoreBias:
         """As `F.dot_product_attention` takes it."""
         declared = self.option.parameters(self.num_heads)

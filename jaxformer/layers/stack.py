@@ -152,13 +152,7 @@ class Stack(nn.Module):
         return x, cache
 
     def guides(
-        self,
-        count: int,
-        places: Places,
-        cache: Cache | None,
-        *,
-        batch_axes: int,
-        contiguous: bool,
+        self, count: int, places: Places, cache: Cache | None, *, batch_axes: int, contiguous: bool
     ) -> tuple[tuple[Guide, ...], tuple[Int[Array, "*batch S"], ...]]:
         """One guide per layer of the pattern, and the positions that the cache then holds.
 
@@ -209,11 +203,7 @@ class Stack(nn.Module):
         return guides, positions
 
     def masks(
-        self,
-        queries: Places,
-        keys: dict[c.Window, Places],
-        batch_axes: int,
-        contiguous: bool,
+        self, queries: Places, keys: dict[c.Window, Places], batch_axes: int, contiguous: bool
     ) -> dict[c.Window, Bool[Array, "..."] | F.AttentionMask | None]:
         """What may be seen of the keys of each window."""
 

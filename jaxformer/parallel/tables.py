@@ -18,12 +18,7 @@ WIDTH = 118
 def shown(name: str, config: c.TransformerConfig, found: Plan) -> str:
     """Memory and time of one update."""
     title = f"{name} on {found.devices:,} x {found.chip.name}: {_mesh(found)}"
-    parts = [
-        f"{title}\n{'=' * len(title)}",
-        _work(config, found),
-        _memory(found),
-        _time(found),
-    ]
+    parts = [f"{title}\n{'=' * len(title)}", _work(config, found), _memory(found), _time(found)]
     if not found.fits:
         parts.append(_remedies(config, found))
     return "\n\n".join(parts)

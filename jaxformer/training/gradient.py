@@ -176,10 +176,7 @@ def make_gradient(
         return loss, jax.tree.map(partial(add_copies, over=over), gradients, specs)
 
     return jax.shard_map(
-        per_device,
-        mesh=mesh,
-        in_specs=(specs, P(), batch_spec(mesh.shape)),
-        out_specs=(P(), specs),
+        per_device, mesh=mesh, in_specs=(specs, P(), batch_spec(mesh.shape)), out_specs=(P(), specs)
     )
 
 

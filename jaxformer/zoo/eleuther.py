@@ -32,12 +32,7 @@ def gpt_j() -> TransformerConfig:
 
 
 def gpt_neox(
-    *,
-    model_dim: int,
-    num_layers: int,
-    num_heads: int,
-    vocab_size: int,
-    activation: str = "gelu",
+    *, model_dim: int, num_layers: int, num_heads: int, vocab_size: int, activation: str = "gelu"
 ) -> TransformerConfig:
     """A norm for each branch, halves of the head paired, biases everywhere but on the head.
 

@@ -42,12 +42,7 @@ def falcon(
 PRESETS = {
     "falcon-7b": falcon(model_dim=4544, num_layers=32, num_heads=71, num_kv_heads=1, head_dim=64),
     "falcon-40b": falcon(
-        model_dim=8192,
-        num_layers=60,
-        num_heads=128,
-        num_kv_heads=8,
-        head_dim=64,
-        block="parallel",
+        model_dim=8192, num_layers=60, num_heads=128, num_kv_heads=8, head_dim=64, block="parallel"
     ),
     "falcon-2-11b": falcon(
         model_dim=4096,

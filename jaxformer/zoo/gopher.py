@@ -22,10 +22,7 @@ def gopher(*, model_dim: int, num_heads: int) -> TransformerConfig:
         model_dim=model_dim,
         num_layers=80,
         attention=MultiHead(
-            num_heads=num_heads,
-            num_kv_heads=num_heads,
-            head_dim=128,
-            positions=(TransformerXL(),),
+            num_heads=num_heads, num_kv_heads=num_heads, head_dim=128, positions=(TransformerXL(),)
         ),
         feed_forward=(MLP(hidden_dim=4 * model_dim, activation="relu"),),
         norm=RMSNorm(),

@@ -71,13 +71,7 @@ def gpt_3() -> TransformerConfig:
     References:
         Brown et al., Language Models are Few-Shot Learners, 2020. arXiv:2005.14165, section 2.1
     """
-    return gpt(
-        model_dim=12_288,
-        num_layers=96,
-        num_heads=96,
-        max_length=2048,
-        windows=(None, BAND),
-    )
+    return gpt(model_dim=12_288, num_layers=96, num_heads=96, max_length=2048, windows=(None, BAND))
 
 
 def gpt_neo(*, model_dim: int, num_layers: int, num_heads: int) -> TransformerConfig:

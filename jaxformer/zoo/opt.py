@@ -2,15 +2,7 @@
 
 from dataclasses import replace
 
-from jaxformer.config import (
-    MLP,
-    Embedding,
-    Head,
-    LayerNorm,
-    Learned,
-    MultiHead,
-    TransformerConfig,
-)
+from jaxformer.config import MLP, Embedding, Head, LayerNorm, Learned, MultiHead, TransformerConfig
 from jaxformer.zoo.biases import ALL
 
 

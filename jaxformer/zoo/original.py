@@ -30,11 +30,7 @@ def original(*, model_dim: int, num_heads: int) -> TransformerConfig:
         model_dim=model_dim,
         num_layers=6,
         attention=MultiHead(
-            num_heads=num_heads,
-            num_kv_heads=num_heads,
-            head_dim=64,
-            positions=(None,),
-            biases=ALL,
+            num_heads=num_heads, num_kv_heads=num_heads, head_dim=64, positions=(None,), biases=ALL
         ),
         feed_forward=(MLP(hidden_dim=4 * model_dim, activation="relu", bias=True),),
         topology=EncoderDecoder(num_encoder_layers=6),

@@ -50,12 +50,7 @@ def qwen_72b(*, eps: float) -> TransformerConfig:
 
 
 def qwen_3(
-    *,
-    model_dim: int,
-    num_layers: int,
-    num_heads: int,
-    hidden_dim: int,
-    tied: bool = False,
+    *, model_dim: int, num_layers: int, num_heads: int, hidden_dim: int, tied: bool = False
 ) -> TransformerConfig:
     """Heads of 128 whatever the width, normed before they turn; no biases; tied up to 4B.
 

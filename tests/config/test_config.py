@@ -312,10 +312,7 @@ LONG_ROPE = c.LongRope(short=SHORT, long=LONG, original_max_length=4, max_length
         ),
         (lambda: c.T5Bias(num_buckets=7), "even and at least 4; got 7"),
         (lambda: c.T5Bias(num_buckets=2), "even and at least 4; got 2"),
-        (
-            lambda: c.T5Bias(num_buckets=32, max_distance=16),
-            "got max_distance=16, num_buckets=32",
-        ),
+        (lambda: c.T5Bias(num_buckets=32, max_distance=16), "got max_distance=16, num_buckets=32"),
         (lambda: c.Rope(fraction=0.0), r"share of the head, in \(0, 1\]; got 0.0"),
         (lambda: c.Rope(fraction=1.5), r"in \(0, 1\]; got 1.5"),
         (lambda: c.Rope(base=1.0), "Rope.base must be above 1; got 1.0"),
@@ -402,19 +399,10 @@ def test_what_cannot_be_is_refused(build, message):
 @pytest.mark.parametrize(
     "build, message",
     [
-        (
-            lambda: change(dict(positions=c.Rope())),
-            r"positions must be a tuple, .* got Rope\(",
-        ),
-        (
-            lambda: change(dict(windows=4096)),
-            "windows must be a tuple, each .*; got 4096",
-        ),
+        (lambda: change(dict(positions=c.Rope())), r"positions must be a tuple, .* got Rope\("),
+        (lambda: change(dict(windows=4096)), "windows must be a tuple, each .*; got 4096"),
         (lambda: change(feed_forward=c.GLU(hidden_dim=3)), r"feed_forward .* got GLU\("),
-        (
-            lambda: c.Rope(targets=("q", "x")),
-            r"targets\[1\] must be one of 'q', .*; got 'x'",
-        ),
+        (lambda: c.Rope(targets=("q", "x")), r"targets\[1\] must be one of 'q', .*; got 'x'"),
         (lambda: c.Rope(targets="qk"), "Rope.targets must be a tuple, each .*; got 'qk'"),
         (lambda: change(block="series"), "TransformerConfig.block must be one of .*; got 'series'"),
         (lambda: change(norm=c.RMSNorm(parameters="all")), "RMSNorm.parameters .* got 'all'"),
@@ -646,10 +634,7 @@ OTHERS = [
                     c.NTKScaling(factor=2.0),
                     c.DynamicNTK(factor=2.0, original_max_length=4),
                     c.Llama3Scaling(
-                        factor=8.0,
-                        low_freq_factor=2.0,
-                        high_freq_factor=3.0,
-                        original_max_length=9,
+                        factor=8.0, low_freq_factor=2.0, high_freq_factor=3.0, original_max_length=9
                     ),
                     c.Yarn(
                         factor=2.0,

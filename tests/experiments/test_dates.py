@@ -234,7 +234,7 @@ def test_a_form_that_is_none_is_refused():
 def test_numbers_in_words():
     assert [numerals.english(n) for n in range(20)] == UNITS
     assert [numerals.english(n) for n in (20, 21, 40, 99)] == [
-        *("twenty", "twenty-one", "forty", "ninety-nine"),
+        *("twenty", "twenty-one", "forty", "ninety-nine")
     ]
     assert [numerals.english_ordinal(n) for n in range(1, 32)] == ORDINALS
     said = {1900: "nineteen hundred", 1905: "nineteen oh five", 1987: "nineteen eighty-seven"}

@@ -542,12 +542,7 @@ def test_a_batch_is_each_sequence_and_head():
     together = dot_product_attention(query, key, value, mask, bias)
     for b, n in np.ndindex(B, N):
         one = attend(
-            query[b, :, n],
-            key[b, :, n // G],
-            value[b, :, n // G],
-            mask[b],
-            bias[n],
-            scale=H**-0.5,
+            query[b, :, n], key[b, :, n // G], value[b, :, n // G], mask[b], bias[n], scale=H**-0.5
         )
         np.testing.assert_allclose(together[b, :, n], one, atol=1e-6)
     nested = dot_product_attention(query[:, None], key[:, None], value[:, None], mask[:, None])

@@ -46,11 +46,7 @@ def with_gradients(linear, x, kernels, sizes, dy):
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 @pytest.mark.slow(
-    but=[
-        "ragged-[130, 0, 169, 1]",
-        "ragged-[0, 0, 0, 300]",
-        "ragged-[128, 128, 44, 0]",
-    ]
+    but=["ragged-[130, 0, 169, 1]", "ragged-[0, 0, 0, 300]", "ragged-[128, 128, 44, 0]"]
 )
 def test_each_group_meets_its_own_kernel(linear, sizes):
     x, kernels, dy = draw(R, D), draw(E, D, H), draw(R, H)

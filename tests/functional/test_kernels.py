@@ -242,11 +242,7 @@ def test_arrays_of_a_kernel_are_mapped_all_or_none():
 
 def test_a_kernel_inside_vmap_and_on_devices():
     """Values and gradients, with keys that some share and others have of their own."""
-    T, mesh, P = (
-        128,
-        jax.sharding.Mesh(jax.devices()[:2], ("data",)),
-        jax.sharding.PartitionSpec,
-    )
+    T, mesh, P = (128, jax.sharding.Mesh(jax.devices()[:2], ("data",)), jax.sharding.PartitionSpec)
     rng = np.random.default_rng(0)
     query, key = (jnp.asarray(rng.normal(size=(*n, T, 1, 64)), jnp.float32) for n in ((3, 2), (2,)))
 

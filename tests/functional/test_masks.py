@@ -35,8 +35,7 @@ def test_causal_mask_is_the_lower_triangle():
 
 def test_causal_mask_continues_from_a_cache():
     np.testing.assert_array_equal(
-        F.causal_mask(jnp.array([3, 4]), jnp.array([4, 1, 2, 3, 9])),
-        picture(".xxx.", "xxxx."),
+        F.causal_mask(jnp.array([3, 4]), jnp.array([4, 1, 2, 3, 9])), picture(".xxx.", "xxxx.")
     )
 
 

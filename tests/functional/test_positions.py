@@ -274,10 +274,7 @@ def test_final_embedding_is_token_plus_position(normal):
     """inventory row 103: the input of the first block is token + position, sinusoid or learned."""
     tokens, table = normal(2, 5, 6), normal(7, 6)
     positions = jnp.array([[0, 1, 2, 3, 4], [0, 1, 2, 0, 1]])  # the second row is packed
-    for encode in (
-        lambda p: F.sinusoidal_positions(p, 6),
-        lambda p: F.learned_positions(table, p),
-    ):
+    for encode in (lambda p: F.sinusoidal_positions(p, 6), lambda p: F.learned_positions(table, p)):
         difference = tokens + encode(positions) - tokens
         np.testing.assert_allclose(difference[1, 3:], difference[0, :2], atol=1e-6)
 
@@ -474,11 +471,7 @@ def test_t5_buckets_match_transformers(case):
 
 
 @settings(max_examples=20, deadline=None)
-@given(
-    bidirectional=st.booleans(),
-    num_buckets=st.integers(4, 40),
-    room=st.integers(1, 500),
-)
+@given(bidirectional=st.booleans(), num_buckets=st.integers(4, 40), room=st.integers(1, 500))
 def test_t5_buckets_are_ordered_and_in_range(bidirectional, num_buckets, room):
     exact = num_buckets // 4 if bidirectional else num_buckets // 2
     distances = jnp.arange(0, -1000, -1, dtype=jnp.int16)

@@ -9,15 +9,7 @@ from hypothesis import strategies as st
 
 import jaxformer
 from jaxformer import generate
-from jaxformer.config import (
-    DynamicNTK,
-    Embedding,
-    Encoder,
-    EncoderDecoder,
-    Learned,
-    LongRope,
-    Rope,
-)
+from jaxformer.config import DynamicNTK, Embedding, Encoder, EncoderDecoder, Learned, LongRope, Rope
 from jaxformer.generation import Beam, Greedy, Sample, programs, steps, stream
 from jaxformer.generation.programs import search
 from jaxformer.generation.prompts import bucket, pad_rows

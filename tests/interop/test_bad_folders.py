@@ -187,10 +187,7 @@ def test_tensors_that_do_not_fit_are_all_named(refused, tmp_path, tensors):
 
 def test_a_tensor_under_two_names(refused, tmp_path):
     folder = tmp_path / "x"
-    config = {
-        "model_type": "gemma3",
-        "text_config": {"num_hidden_layers": 1},
-    }
+    config = {"model_type": "gemma3", "text_config": {"num_hidden_layers": 1}}
     twice = {f"{p}model.norm.weight": np.zeros(3, np.float32) for p in ("", "language_model.")}
     assert refused(write_folder(folder, config, twice), r"two names: .*model\.norm\.weight\)\.$")
 

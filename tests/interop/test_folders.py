@@ -32,10 +32,7 @@ def test_every_number_lands_where_it_belongs(loaded, tensors):
         model_dim=12,
         num_layers=3,
         attention=MultiHead(
-            num_heads=6,
-            num_kv_heads=2,
-            head_dim=4,
-            positions=(config.attention.positions[0],),
+            num_heads=6, num_kv_heads=2, head_dim=4, positions=(config.attention.positions[0],)
         ),
         feed_forward=(GLU(hidden_dim=11),),
         norm=config.norm,

@@ -161,11 +161,7 @@ def config(request):
 
 
 @pytest.mark.slow(
-    but=[
-        "t5-branch_out-parallel-full-gqa-bare-glu-plain",
-        "decay, real",
-        "shared, in part",
-    ]
+    but=["t5-branch_out-parallel-full-gqa-bare-glu-plain", "decay, real", "shared, in part"]
 )
 def test_logits_depend_on_no_later_token(config):
     """inventory row 123: what comes after a token changes nothing of its logits, not a bit."""
@@ -193,11 +189,7 @@ def test_layers_unrolled_compute_what_the_loop_does(config):
 
 
 @pytest.mark.slow(
-    but=[
-        "t5-branch_out-parallel-full-gqa-bare-glu-plain",
-        "decay",
-        "shared, in part",
-    ]
+    but=["t5-branch_out-parallel-full-gqa-bare-glu-plain", "decay", "shared, in part"]
 )
 def test_token_by_token_with_a_cache_is_the_whole_text_at_once(config):
     params, run, cache = parameters(config), compiled(config), empty_cache(config, (2,), LENGTH)

@@ -208,10 +208,7 @@ def test_other_chips_kinds_and_sources(capsys):
         (["llama-3-8b", "--devices", "0"], "devices must be at least 1; got 0."),
         (["llama-3-8b", "--devices", "-4"], "devices must be at least 1; got -4."),
         (["t5-11b", "--source-length", "0"], "source_length must be at least 1; got 0."),
-        (
-            ["mixtral-8x7b", "--expert-room", "-1"],
-            "expert_room must be at least 1, or None;",
-        ),
+        (["mixtral-8x7b", "--expert-room", "-1"], "expert_room must be at least 1, or None;"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

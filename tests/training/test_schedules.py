@@ -142,10 +142,7 @@ def test_a_warm_up_as_long_as_the_run_is_only_a_warm_up(schedule):
             lambda: InverseSquareRoot(peak=1.0, warmup_steps=0),
             "warmup_steps must be at least 1; got 0",
         ),
-        (
-            lambda: make_schedule(Constant(peak=1.0), 0),
-            "at least one step; got total_steps=0",
-        ),
+        (lambda: make_schedule(Constant(peak=1.0), 0), "at least one step; got total_steps=0"),
         (
             lambda: make_schedule(Cosine(peak=1.0, warmup_steps=11), 10),
             "11 steps of warm-up and 0 of decay do not fit into total_steps=10",

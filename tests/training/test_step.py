@@ -129,11 +129,7 @@ def reference(z_loss=0.0, label_smoothing=0.0):
             {"params": params}, batch.tokens, positions=batch.positions, segments=batch.segments
         )
         return F.cross_entropy(
-            logits,
-            batch.targets,
-            mask=batch.mask,
-            z_loss=z_loss,
-            label_smoothing=label_smoothing,
+            logits, batch.targets, mask=batch.mask, z_loss=z_loss, label_smoothing=label_smoothing
         )
 
     return jax.jit(jax.value_and_grad(loss))

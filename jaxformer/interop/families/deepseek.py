@@ -45,12 +45,7 @@ TABLE = Table(
             Row(f"{SELF}.q_proj.weight", "attention/query/kernel", Kernel(), _whole_query),
             *linear(f"{SELF}.q_a_proj", "attention/query_latent"),
             *norm(f"{SELF}.q_a_layernorm", "attention/query_latent_norm"),
-            Row(
-                f"{SELF}.q_b_proj.weight",
-                "attention/query/kernel",
-                Kernel(),
-                _query_from_latent,
-            ),
+            Row(f"{SELF}.q_b_proj.weight", "attention/query/kernel", Kernel(), _query_from_latent),
             Row(
                 f"{SELF}.kv_a_proj_with_mqa.weight",
                 tuple(f"{name}/kernel" for name in SHARED),

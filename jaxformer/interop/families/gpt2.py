@@ -39,9 +39,7 @@ def fused(theirs: str, kernels: Transform, biases: Transform) -> tuple[Row, Row]
 
 LAYERS = (
     *fused(
-        f"{LAYER}.attn.c_attn",
-        Fused(part=Kernel(outputs_first=False), axis=1),
-        Fused(part=Flat()),
+        f"{LAYER}.attn.c_attn", Fused(part=Kernel(outputs_first=False), axis=1), Fused(part=Flat())
     ),
     *conv(f"{LAYER}.attn.c_proj", "attention/out", input_axes=2),
     *conv(f"{LAYER}.mlp.c_fc", "feed_forward/up"),

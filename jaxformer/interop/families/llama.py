@@ -28,9 +28,7 @@ MIXTRAL = Table(whole=p.WHOLE, stacks={"decoder": (*p.PRE_NORMS, *p.ATTENTION, *
 def read_llama(settings: Settings) -> c.TransformerConfig:
     """Our configuration from a llama's."""
     heads = dict(
-        **p.read_heads(settings),
-        positions=(read_rope(settings),),
-        biases=p.read_biases(settings),
+        **p.read_heads(settings), positions=(read_rope(settings),), biases=p.read_biases(settings)
     )
     branch = p.read_glu(settings, bias=settings.flag("mlp_bias", False))
     return p.read_decoder(settings, heads, feed_forward=branch)

@@ -26,11 +26,7 @@ TABLE = Table(
             *norm(f"{LAYER}.ln_1", "pre_attention_norm"),
             *norm(f"{LAYER}.ln_2", "pre_feed_forward_norm"),
             Row(f"{LAYER}.attn.c_attn.weight", tuple(f"{x}/kernel" for x in QKV), Fused()),
-            Row(
-                f"{LAYER}.attn.c_attn.bias",
-                tuple(f"{x}/bias" for x in QKV),
-                Fused(part=Flat()),
-            ),
+            Row(f"{LAYER}.attn.c_attn.bias", tuple(f"{x}/bias" for x in QKV), Fused(part=Flat())),
             *linear(f"{LAYER}.attn.c_proj", "attention/out", input_axes=2),
             *linear(f"{LAYER}.mlp.w1", "feed_forward/up"),
             *linear(f"{LAYER}.mlp.w2", "feed_forward/gate"),

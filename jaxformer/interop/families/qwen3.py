@@ -10,8 +10,7 @@ from jaxformer.interop.settings import Settings
 from jaxformer.interop.tables import Table
 
 TABLE = Table(
-    whole=p.WHOLE,
-    stacks={"decoder": (*p.PRE_NORMS, *p.ATTENTION, *p.QK_NORMS, *p.FEED_FORWARD)},
+    whole=p.WHOLE, stacks={"decoder": (*p.PRE_NORMS, *p.ATTENTION, *p.QK_NORMS, *p.FEED_FORWARD)}
 )
 
 

@@ -46,12 +46,7 @@ LLAMA31 = rope(
     original_max_position_embeddings=64,
 )
 YARN = rope(
-    1e4,
-    "yarn",
-    factor=4.0,
-    beta_fast=4.0,
-    beta_slow=1.0,
-    original_max_position_embeddings=16,
+    1e4, "yarn", factor=4.0, beta_fast=4.0, beta_slow=1.0, original_max_position_embeddings=16
 )
 LONGROPE = rope(
     1e4,
@@ -60,10 +55,7 @@ LONGROPE = rope(
     short_factor=[1.0, 1.2, 1.5],
     long_factor=[1.0, 2.0, 6.0],
 )
-GEMMA3 = {
-    "full_attention": rope(1e6, "linear", factor=8.0),
-    "sliding_attention": rope(1e4),
-}
+GEMMA3 = {"full_attention": rope(1e6, "linear", factor=8.0), "sliding_attention": rope(1e4)}
 DEEPSEEK = MHA | {
     "q_lora_rank": 10,
     "kv_lora_rank": 12,
@@ -95,11 +87,7 @@ SPECS = {
         "LlamaForCausalLM",
         LLAMA | {"rms_norm_eps": 1e-5, "rope_parameters": rope(5e5)},
     ),
-    "llama31": (
-        "llama",
-        "LlamaForCausalLM",
-        LLAMA | {"head_dim": 12, "rope_parameters": LLAMA31},
-    ),
+    "llama31": ("llama", "LlamaForCausalLM", LLAMA | {"head_dim": 12, "rope_parameters": LLAMA31}),
     "llama_linear": (
         "llama",
         "LlamaForCausalLM",
@@ -131,11 +119,7 @@ SPECS = {
         "LlamaForCausalLM",
         MHA | {"tie_word_embeddings": True, "rope_parameters": rope(130000.0)},
     ),
-    "reka_flash3": (
-        "llama",
-        "LlamaForCausalLM",
-        LLAMA | NARROW | {"rope_parameters": rope(8e6)},
-    ),
+    "reka_flash3": ("llama", "LlamaForCausalLM", LLAMA | NARROW | {"rope_parameters": rope(8e6)}),
     "mistral": (
         "mistral",
         "MistralForCausalLM",
@@ -153,11 +137,7 @@ SPECS = {
         },
     ),
     "olmo": ("olmo", "OlmoForCausalLM", MHA | {"rope_parameters": rope(1e4)}),
-    "olmo_clip": (
-        "olmo",
-        "OlmoForCausalLM",
-        MHA | {"clip_qkv": 0.8, "rope_parameters": rope(1e4)},
-    ),
+    "olmo_clip": ("olmo", "OlmoForCausalLM", MHA | {"clip_qkv": 0.8, "rope_parameters": rope(1e4)}),
     "olmo_1b": (
         "olmo",
         "OlmoForCausalLM",
@@ -245,11 +225,7 @@ SPECS = {
         "falcon",
         "FalconForCausalLM",
         FALCON
-        | {
-            "num_ln_in_parallel_attn": 2,
-            "tie_word_embeddings": True,
-            "rope_parameters": rope(1e4),
-        },
+        | {"num_ln_in_parallel_attn": 2, "tie_word_embeddings": True, "rope_parameters": rope(1e4)},
     ),
     "falcon_7b": ("falcon", "FalconForCausalLM", OLD_FALCON),
     "falcon_rw": (
@@ -307,10 +283,7 @@ SPECS = {
         "deepseek_v3",
         "DeepseekV3ForCausalLM",
         DEEPSEEK
-        | {
-            "rms_norm_eps": 1e-5,
-            "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.5},
-        },
+        | {"rms_norm_eps": 1e-5, "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.5}},
     ),
     "deepseek_v3_halves": (
         "deepseek_v3",
