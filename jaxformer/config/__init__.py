@@ -25,6 +25,8 @@ from jaxformer.config.initialisation import Initialisation as Initialisation
 from jaxformer.config.initialisation import Initialiser as Initialiser
 from jaxformer.config.initialisation import Normal as Normal
 from jaxformer.config.initialisation import Zeros as Zeros
+from jaxformer.config.mixer import Mixer as Mixer
+from jaxformer.config.mixer import MixerInputs as MixerInputs
 from jaxformer.config.model import Decoder as Decoder
 from jaxformer.config.model import Dropout as Dropout
 from jaxformer.config.model import Embedding as Embedding

@@ -6,6 +6,7 @@ from typing import Literal
 from jaxformer.checks import check_fields, require, require_pattern, require_positive
 from jaxformer.config.axes import Norm, QKNorm, RMSNorm
 from jaxformer.config.decay import Decay
+from jaxformer.config.mixer import Mixer
 from jaxformer.config.positions import Positions, Rope, ScoreBias, Window
 from jaxformer.config.rope_scaling import DynamicNTK, LongRope, NTKScaling
 
@@ -177,7 +178,8 @@ class Latent:
         return self.rope_dim
 
 
-Attention = MultiHead | SharedKV | Latent | Decay
+Attention = MultiHead | SharedKV | Latent | Decay | Mixer
+RECURRENT = Decay, Mixer  # of which masks, windows and biases of scores mean nothing
 
 
 def _check_groups(choice: MultiHead | SharedKV) -> None:

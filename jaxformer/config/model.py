@@ -7,10 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from jaxformer.checks import check_fields, require, require_pattern, require_positive
-from jaxformer.config.attention import Attention, MultiHead
+from jaxformer.config.attention import RECURRENT, Attention, MultiHead
 from jaxformer.config.axes import FeedForward, Norm, RMSNorm
 from jaxformer.config.decay import Decay
 from jaxformer.config.initialisation import Initialisation
+from jaxformer.config.mixer import Mixer
 from jaxformer.config.positions import (
     BlockSparse,
     Learned,
@@ -214,14 +215,14 @@ class TransformerConfig:
             "Sinusoid's tensor2tensor layout spreads wavelengths over at least 2 pairs, so "
             f"model_dim must be at least 4; got {self.model_dim}.",
         )
-        decays = any(isinstance(a, Decay) for a in attentions)
+        recurrent = next((type(a).__name__ for a in attentions if isinstance(a, RECURRENT)), None)
         require(
-            not decays or isinstance(self.topology, Decoder),
-            f"Decay reads from left to right, so it is for a Decoder; got {self.topology}.",
+            recurrent is None or isinstance(self.topology, Decoder),
+            f"{recurrent} reads from left to right, so it is for a Decoder; got {self.topology}.",
         )
         require(
-            not decays or self.dropout.attention == 0,
-            "Decay has no attention weights to drop, so dropout.attention must be 0; got "
+            recurrent is None or self.dropout.attention == 0,
+            f"{recurrent} has no attention weights to drop, so dropout.attention must be 0; got "
             f"{self.dropout.attention}.",
         )
         reads = isinstance(self.topology, EncoderDecoder)
@@ -300,6 +301,8 @@ class TransformerConfig:
         match self.attention:
             case Decay():
                 raise ValueError(f"Decay turns by its own angles; it takes no {positions}.")
+            case Mixer():
+                raise ValueError(f"{type(self.attention).__name__} takes no {positions}.")
             case attention:
                 return replace(self, attention=replace(attention, positions=positions))
 

@@ -3,7 +3,7 @@
 import dataclasses
 import types
 import typing
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, ClassVar, NamedTuple, NoReturn, TypeVar
 
 from jaxformer.checks import check_fields
 
@@ -20,6 +20,8 @@ class Option:
     Raises:
         ValueError: Another file's option has this name; it is no frozen dataclass.
     """
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]  # each option has them
 
     def __init_subclass__(cls, *, protocol: bool = False) -> None:
         super().__init_subclass__()

@@ -8,6 +8,7 @@ from typing import TypeVar
 from jaxformer.config.attention import Attention, Latent, MultiHead, SharedKV
 from jaxformer.config.axes import Experts, FeedForward
 from jaxformer.config.decay import Decay
+from jaxformer.config.mixer import Mixer
 from jaxformer.config.model import Embedding, EncoderDecoder, Head, TransformerConfig
 from jaxformer.config.positions import BlockSparse, Learned, Positions, Rope, ScoreBias, Window
 from jaxformer.config.rope_scaling import DynamicNTK, Llama3Scaling, LongRope, RopeScaling, Yarn
@@ -72,6 +73,8 @@ def _heads_width(attention: Attention) -> int:
             return heads * width
         case Decay(num_heads=heads, head_dim=width):
             return heads * width
+        case Mixer(num_heads=heads):  # which alone knows
+            return heads * HEAD_DIM
 
 
 def _tiny_attention(attention: Attention) -> Attention:
@@ -105,6 +108,8 @@ def _tiny_attention(attention: Attention) -> Attention:
             )
         case Decay():
             return replace(attention, num_heads=few, head_dim=HEAD_DIM)
+        case Mixer():
+            return attention.small()
 
 
 def _tiny_positions(positions: Positions | None) -> Positions | None:

@@ -1,9 +1,14 @@
 """What one attention branch costs, for each kind there is."""
 
+import math
 from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
 
 from jaxformer import config as c
 from jaxformer import functional as F
+from jaxformer.layers.parameters import read_axes
 
 
 class Widths(NamedTuple):
@@ -45,19 +50,28 @@ def attention_flops(
         case c.Decay():
             heads = a.num_heads * a.head_dim
             return 2 * length * (2 * d + min(F.RECURRENCE_CHUNK, length)) * heads
+        case c.Mixer():
+            return a.flops(d, length)
 
 
-def cached_numbers(config: c.TransformerConfig, positions: c.Positions | None) -> int:
-    """Numbers that a layer with these positions keeps of each token it may still see."""
+def kept_bytes(
+    config: c.TransformerConfig, positions: c.Positions | None, seen: int, width: int
+) -> int:
+    """Bytes that a layer with these positions keeps of so many tokens, in numbers of this width."""
     match config.attention:
-        case c.MultiHead(num_kv_heads=heads, head_dim=width):
-            return 2 * heads * width
-        case c.SharedKV(num_kv_heads=heads, head_dim=width) as a:
-            return a.arrays_kept(positions) * heads * width
+        case c.MultiHead(num_kv_heads=heads, head_dim=features):
+            numbers = 2 * heads * features
+        case c.SharedKV(num_kv_heads=heads, head_dim=features) as a:
+            numbers = a.arrays_kept(positions) * heads * features
         case c.Latent(latent_dim=latent, rope_dim=rotary):
-            return latent + rotary
-        case c.Decay(num_heads=heads, head_dim=width):
-            return heads * width  # once for all tokens: it has one slot
+            numbers = latent + rotary
+        case c.Decay(num_heads=heads, head_dim=features):
+            return 4 * heads * features  # in float32, once for all tokens
+        case c.Mixer() as mixer:
+            dtype = jnp.bfloat16 if width == 2 else jnp.float32
+            empty = jax.eval_shape(lambda: mixer.empty_cache((), seen, dtype))
+            return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(empty))
+    return width * seen * numbers
 
 
 def attention_widths(
@@ -79,3 +93,16 @@ def attention_widths(
         case c.Decay() as a:
             heads = a.num_heads * a.head_dim / tensor
             return Widths(heads, 4 * heads, heads, heads)
+        case c.Mixer() as a:  # what its matrices make of a token, and the last one takes
+            declared = [
+                (p.shape, read_axes(p.axes)) for p in a.parameters(config.model_dim).values()
+            ]
+            products = (
+                sum(
+                    math.prod(shape[axes.inputs :])
+                    for shape, axes in declared
+                    if axes.outputs and axes.names[-1] != "model"
+                )
+                / tensor
+            )
+            return Widths(products, 2 * products, products, 0)

@@ -6,7 +6,8 @@ import jax
 
 from jaxformer import config as c
 from jaxformer import functional as F
-from jaxformer.costs.attention import attention_flops, attention_widths, cached_numbers, keys_seen
+from jaxformer.config.attention import RECURRENT
+from jaxformer.costs.attention import attention_flops, attention_widths, kept_bytes, keys_seen
 from jaxformer.costs.logits import head_flops, logit_bytes
 from jaxformer.layers.declarations import declarations
 
@@ -152,12 +153,12 @@ def cache_bytes(
         83.25
     """
     kept = sum(
-        keys_seen(choice.window, length) * cached_numbers(config, choice.positions)
+        kept_bytes(config, choice.positions, keys_seen(choice.window, length), bytes_per_number)
         for choice in map(config.layer, range(config.num_layers))
     )
     if isinstance(config.topology, c.EncoderDecoder):
-        kept += config.num_layers * source_length * cached_numbers(config, None)
-    return batch * kept * (4 if isinstance(config.attention, c.Decay) else bytes_per_number)
+        kept += config.num_layers * kept_bytes(config, None, source_length, bytes_per_number)
+    return batch * kept
 
 
 def activation_bytes(
@@ -248,7 +249,7 @@ def _kept_per_token(
         return float(d + kernels * mixed)
     if remat == "dots":
         return d + products - (inner if routed else 0) + mixed
-    seen = min(length, F.RECURRENCE_CHUNK) if isinstance(a, c.Decay) else length
+    seen = min(length, F.RECURRENCE_CHUNK) if isinstance(a, RECURRENT) else length
     scores = (1 if blocks else 2 * seen) * a.num_heads / tensor
     return d + products + 7 * d + branch.beside + 2 * inner + scores
 
@@ -258,7 +259,7 @@ def _by_blocks(
 ) -> bool:
     """Whether attention never holds the scores of all pairs; biases from queries need them."""
     a = config.attention
-    pairs = isinstance(a, c.Decay) or isinstance(choice.window, c.BlockSparse)
+    pairs = isinstance(a, RECURRENT) or isinstance(choice.window, c.BlockSparse)
     pairs = pairs or any(isinstance(kind, c.TransformerXL) for kind in a.positions)
     return not pairs and (context > 1 or F.many_scores(length, length))
 

@@ -150,6 +150,8 @@ def _count(
 ) -> int:
     """Numbers of one row in the maps of a part; refuses what does not exist."""
     own, depth = stacks_of(config)["encoder" if part == "encoder" else "decoder"]
+    if isinstance(own.attention, c.Mixer):
+        raise ValueError(f"{type(own.attention).__name__} has no attention weights to look at.")
     num_heads = own.attention.num_heads
     for name, chosen, limit in (
         ("layers", choice.layers, depth),

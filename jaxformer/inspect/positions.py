@@ -198,7 +198,7 @@ def _key_width(config: c.TransformerConfig) -> int:
         case c.Latent(nope_dim=plain, rope_dim=turned):
             return plain + turned
         case attention:
-            return attention.head_dim
+            return attention.rotary_dim
 
 
 def _positions(

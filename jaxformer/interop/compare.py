@@ -77,6 +77,8 @@ def _short(attention: c.Attention, depth: int) -> c.Attention:
             )
         case c.Decay():
             return replace(attention, biases=biases)
+        case c.Mixer():
+            return attention
 
 
 def differences(wanted: Any, found: Any, path: str = "") -> list[str]:

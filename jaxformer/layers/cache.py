@@ -50,7 +50,7 @@ class StateCache(NamedTuple):
     state: Float[Array, "*layers_and_batch N 1 H"]
 
 
-OwnCache = KVCache | SharedCache | LatentCache | StateCache
+OwnCache = Any  # one of these, or arrays of a `config.Mixer`
 Own = TypeVar("Own", bound=KVCache | SharedCache | LatentCache)
 
 
@@ -166,6 +166,8 @@ def _empty(
             return LatentCache(zeros(1, latent), zeros(1, rotary))
         case c.Decay(num_heads=heads, head_dim=width):
             return StateCache(zeros(heads, width)[..., :1, :].astype(jnp.float32))
+        case c.Mixer() as mixer:
+            return mixer.empty_cache(tuple(batch), count, dtype)
 
 
 def turns(window: c.Window, slots: int) -> bool:

@@ -9,6 +9,7 @@ from jaxformer import config as c
 from jaxformer.layers.attention import Attention
 from jaxformer.layers.decay import Decay
 from jaxformer.layers.latent import Latent
+from jaxformer.layers.mixer import Mixer
 from jaxformer.layers.mode import Mode
 from jaxformer.layers.shared_kv import SharedKV
 
@@ -36,3 +37,5 @@ def own_attention(
             return Latent(config, positions, mode, parts=parts, name="attention")
         case c.Decay():
             return Decay(config, mode, parts=parts, name="attention")
+        case c.Mixer():
+            return Mixer(config, mode, parts=parts, name="attention")

@@ -18,6 +18,9 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxformer import functional as F
+from jaxformer.config import FanIn, Initialiser, Zeros
+from jaxformer.config.option import Parameter
+from jaxformer.layers.initializers import initializer
 from jaxformer.layers.mode import Axes, Mode
 
 # What an axis of a parameter may count.
@@ -156,6 +159,18 @@ def parameter(
         if axis is not None and names[i] == "model":
             value = F.gather_shares(value, axis, i, dtype)
     return value.astype(dtype)
+
+
+def learned(module: nn.Module, name: str, declared: Parameter, mode: Mode) -> Float[Array, "..."]:
+    """A parameter of an option, as `parameter` gives it."""
+    axes, start = read_axes(declared.axes), declared.start
+    if start is None:
+        start = FanIn() if axes.outputs else Zeros()
+    if isinstance(start, Initialiser):
+        start = initializer(start, axes=axes.inputs)
+    elif not callable(start):
+        start = nn.initializers.constant(start)
+    return parameter(module, name, start, declared.shape, declared.axes, mode, dtype=mode.dtype)
 
 
 def my_share(x: Array, axis_name: str | None, *, axis: int) -> Array:

@@ -10,10 +10,8 @@ from jaxtyping import Array, Int
 
 from jaxformer import config as c
 from jaxformer import functional as F
-from jaxformer.config.option import Parameter
-from jaxformer.layers.initializers import initializer
 from jaxformer.layers.mode import Mode
-from jaxformer.layers.parameters import my_share, parameter, read_axes
+from jaxformer.layers.parameters import learned, my_share, read_axes
 
 
 class ScoreBias(nn.Module):
@@ -33,27 +31,16 @@ class ScoreBias(nn.Module):
     ) -> F.ScoreBias:
         """As `F.dot_product_attention` takes it."""
         declared = self.option.parameters(self.num_heads)
+        wide = replace(self.mode, dtype=jnp.float32)
         return score_bias(
             self.option,
-            {name: self.learned(name, one) for name, one in declared.items()},
+            {name: learned(self, name, one, wide) for name, one in declared.items()},
             self.num_heads,
             query_positions,
             key_positions,
             causal=self.causal,
             tensor=self.mode.axes.tensor,
         )
-
-    def learned(self, name: str, one: Parameter) -> Array:
-        """A parameter of the option."""
-        axes, start = read_axes(one.axes), one.start
-        if start is None:
-            start = c.FanIn() if axes.outputs else c.Zeros()
-        if isinstance(start, c.Initialiser):
-            start = initializer(start, axes=axes.inputs)
-        elif not callable(start):
-            start = nn.initializers.constant(start)
-        wide = replace(self.mode, dtype=jnp.float32)
-        return parameter(self, name, start, one.shape, one.axes, wide)
 
 
 def score_bias(

@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer import config as c
 from jaxformer import functional as F
+from jaxformer.config.attention import RECURRENT
 from jaxformer.functional.collectives import SUM
 from jaxformer.layers import guide as g
 from jaxformer.layers.block import NO_GUIDE, Block
@@ -41,7 +42,7 @@ POLICIES = {
     ),
     "full": jax.checkpoint_policies.save_only_these_names(F.BY_KERNEL),
 }
-NOTHING: Any = LayerCache(None)  # type: ignore[arg-type]
+NOTHING: Any = LayerCache(None)
 STACKED = ("params", "intermediates", "router", WATCHED, NUDGED)  # a value for each layer
 
 
@@ -175,7 +176,7 @@ class Stack(nn.Module):
                 keys[window], slots[window], written = self.keys(window, kept, places, real)
                 positions = (*positions, written)
             places = Places(places.positions)
-        recurrent = isinstance(attention, c.Decay)
+        recurrent = isinstance(attention, RECURRENT)
         contiguous = contiguous and cache is None and self.mode.axes.context is None
         masks = {} if recurrent else self.masks(places, keys, batch_axes, contiguous)
         length = jnp.max(everyone.positions, axis=-1) + 1

@@ -236,10 +236,10 @@ def _indivisible(config: c.TransformerConfig, n: Mapping[str, int]) -> Iterator[
                 | c.SharedKV(num_kv_heads=kv, qk_norm=norm)
             ):
                 yield from _ungrouped(f"{owner}num_kv_heads {kv}", kv, norm, tensor)
-            case c.Decay() if n["context"] > 1:
+            case c.Decay() | c.Mixer() if n["context"] > 1:
                 yield (
-                    f"context {n['context']}, but the state of Decay goes from token to token, so "
-                    "a text stays on one device"
+                    f"context {n['context']}, but the state of {type(attention).__name__} goes "
+                    "from token to token, so a text stays on one device"
                 )
         for choice in {stack.layer(i).feed_forward for i in range(num_layers)}:
             if isinstance(choice, c.Experts):

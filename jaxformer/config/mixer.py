@@ -1,0 +1,53 @@
+"""What stands where attention stands, from a person's own file."""
+
+from typing import NamedTuple
+
+from jaxtyping import Array, Bool, Int
+
+from jaxformer.config.option import Option, left_out
+from jaxformer.config.positions import Window
+
+
+class MixerInputs(NamedTuple):
+    """What a mixer is told of tokens beside their vectors.
+
+    Attributes:
+        positions: Of each token.
+        segments: The document of each, a number; with a cache there is one document.
+        valid: Which tokens are no padding. Padding leaves a cache as it was.
+    """
+
+    positions: Int[Array, "*batch T"]
+    segments: Int[Array, "*batch T"]
+    valid: Bool[Array, "*batch T"]
+
+
+class Mixer(Option, protocol=True):
+    """What mixes the tokens of a text, in every layer, where attention stands.
+
+    An option has a field `num_heads` and these methods; the last two may be left out:
+
+        parameters(self, model_dim)           names of what is learned, a `Parameter` each
+        __call__(self, params, x, inputs, cache)
+                                              [*batch, T, D] from [*batch, T, D], and the cache
+        empty_cache(self, batch, room, dtype) arrays [*batch, heads, ...] that `generate` hands on
+        flops(self, model_dim, length)        of the products for one text, for costs and plans
+
+    A token is to see itself and those before it in its own document (`inputs.segments`), no others.
+    `params` are the arrays by name. Where several devices share "heads", each is given those of
+    its own, and what they give is added up: so the last product is one with "heads" among its
+    inputs. The cache is None in training; then None is given back in its place.
+
+    A cache that has a place for each token, and not a state, sets `windows = (None,)`: more tokens
+    than there is `room` for are then refused.
+    """
+
+    num_heads: int
+    biases = ()
+    positions = (None,)
+    rotary_dim = 0
+    windows: tuple[Window, ...] = (1,)
+    parameters = left_out("parameters", "the model")
+    __call__ = left_out("__call__", "the model")
+    empty_cache = left_out("empty_cache", "a cache")
+    flops = left_out("flops", "costs")

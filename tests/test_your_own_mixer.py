@@ -1,0 +1,186 @@
+"""What stands where attention stands, from a person's own file: here this one."""
+
+import shlex
+from dataclasses import dataclass, replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from experiments import pretrain
+from experiments.command_line import parse
+from experiments.training.run import show_run
+from jaxformer import Transformer, costs, generate, inspect, options, save_pretrained, zoo
+from jaxformer import functional as F
+from jaxformer.config import Encoder, Rope, TransformerConfig, from_json, to_json
+from jaxformer.generation import Beam
+from jaxformer.layers import empty_cache
+from jaxformer.parallel import MeshConfig, check_fits, declarations, make_mesh
+from tests.models import compiled, parameters
+from tests.test_your_own_option import after_a_step, texts
+
+LLAMA = zoo.get("llama-2-7b").tiny()
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatedMemory(options.Mixer):
+    """Values that fade at a rate of their head, of which each token opens as much as it asks."""
+
+    num_heads: int = 4
+    head_dim: int = 6
+
+    def parameters(self, model_dim):
+        into = (model_dim, self.num_heads, self.head_dim)
+        return {
+            "value": options.Parameter(into, "model -> heads features"),
+            "gate": options.Parameter(into, "model -> heads features"),
+            "fading": options.Parameter((self.num_heads,), "heads", 2.0),
+            "out": options.Parameter((*into[1:], model_dim), "heads features -> model"),
+        }
+
+    def __call__(self, params, x, inputs, cache):
+        value, gate = (jnp.einsum("...d,dnh->...nh", x, params[n]) for n in ("value", "gate"))
+        found = F.linear_recurrence(
+            value,
+            jax.nn.sigmoid(params["fading"]),
+            initial=cache,
+            segments=inputs.segments,
+            valid=inputs.valid,
+        )
+        seen = found.output.astype(x.dtype) * jax.nn.sigmoid(gate)
+        y = jnp.einsum("...nh,nhd->...d", seen, params["out"])
+        return y, None if cache is None else found.state
+
+    def empty_cache(self, batch, room, dtype):
+        return jnp.zeros((*batch, self.num_heads, self.head_dim))
+
+    def flops(self, model_dim, length):
+        return 2 * length * 3 * model_dim * self.num_heads * self.head_dim
+
+    def small(self):
+        return replace(self, num_heads=4, head_dim=6)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneForAll(options.Mixer):
+    """The mean of the text so far, through one matrix that no device shares out by heads."""
+
+    num_heads: int = 1
+
+    def parameters(self, model_dim):
+        return {"kernel": options.Parameter((model_dim, model_dim), "model -> features")}
+
+    def __call__(self, params, x, inputs, cache):
+        same = inputs.segments[..., :, None] == inputs.segments[..., None, :]
+        seen = jnp.tril(same).astype(x.dtype)
+        mean = seen @ x / jnp.sum(seen, axis=-1, keepdims=True)
+        return mean @ params["kernel"], None
+
+
+MEMORY = replace(LLAMA, attention=GatedMemory(), num_layers=3)
+SIDE_BY_SIDE = replace(MEMORY, block="parallel")
+UNSHARED = replace(SIDE_BY_SIDE, attention=OneForAll())
+ONE_NORM = replace(UNSHARED, block="parallel_shared_norm")
+CONFIGS = {
+    "serial": MEMORY,
+    "parallel": SIDE_BY_SIDE,
+    "of no heads": replace(UNSHARED, block="serial"),
+    "of no heads, parallel": UNSHARED,
+    "of no heads, one norm": ONE_NORM,
+}
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+@pytest.mark.slow(but=["serial", "of no heads, parallel"])
+def test_it_trains_on_eight_devices_as_on_one(config):
+    """In packed rows; kernels shared out by width and by heads."""
+    found = after_a_step(config, tuple(dict(data=2, fsdp=2, tensor=2).items()))
+    expected = after_a_step(config, (("data", 1),))
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-5)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=2e-5), found[1], expected[1])
+
+
+def test_a_document_does_not_see_the_one_before_it():
+    batch, run = texts(), compiled(MEMORY)
+    given = {"positions": batch.positions[:1], "segments": batch.segments[:1]}
+    logits = run(parameters(MEMORY), batch.tokens[:1], **given)
+    second = batch.segments[0] == 2
+    alone = run(parameters(MEMORY), batch.tokens[:1, second])
+    np.testing.assert_allclose(logits[:, second], alone, atol=2e-5)
+
+
+def test_with_a_cache_it_is_that_of_the_whole_text():
+    tokens, params, run = texts().tokens[:2, :9], parameters(MEMORY), compiled(MEMORY)
+    cache, parts = empty_cache(MEMORY, (2,), 9), []
+    for part in np.split(tokens, [4, 5, 6, 8], axis=1):
+        logits, cache = run(params, part, cache=cache)
+        parts.append(logits)
+    np.testing.assert_allclose(np.concatenate(parts, axis=1), run(params, tokens), atol=2e-5)
+
+
+@pytest.mark.slow
+def test_it_generates_on_a_mesh_what_one_device_does():
+    prompts, params = [[1, 2, 3], [4, 5]], parameters(MEMORY)
+    alone = generate(MEMORY, params, prompts, max_new_tokens=5)
+    logits = compiled(MEMORY)(params, alone[1:, :6])  # of the prompt that was padded
+    np.testing.assert_array_equal(np.argmax(logits[0, 1:], axis=-1), alone[1, 2:7])
+    mesh = make_mesh(MeshConfig(data=1, fsdp=2, tensor=2), jax.devices()[:4])
+    together = generate(MEMORY, params, prompts, max_new_tokens=5, mesh=mesh)
+    np.testing.assert_array_equal(together, alone)
+    searched = generate(MEMORY, params, [[1, 2, 3]], max_new_tokens=4, sampler=Beam(num_beams=2))
+    assert searched.shape == (1, 7)
+
+
+def test_it_is_counted_and_its_matrices_are_known():
+    assert costs.parameters(MEMORY) == sum(x.size for x in jax.tree.leaves(parameters(MEMORY)))
+    D, width = MEMORY.model_dim, 24
+    without = costs.forward_flops(MEMORY, 8) - 3 * 2 * 8 * 3 * D * width
+    assert without == 2 * 8 * D * MEMORY.vocab_size + 3 * 2 * 8 * 3 * D * 88
+    assert costs.cache_bytes(MEMORY, 100, batch=2) == 2 * 3 * width * 4  # a state in float32
+    layer = declarations(MEMORY)["decoder"]["layers"]["layer_0"]["attention"]
+    assert {name: x.role for name, x in layer.items()} == {
+        "value": "kernel", "gate": "kernel", "out": "kernel", "fading": "vector",
+    }  # fmt: skip
+    assert layer["out"].spec({"tensor": 2, "fsdp": 2}) == P(None, "tensor", None, "fsdp")
+    assert isinstance(MEMORY.tiny().attention, GatedMemory)
+
+
+def test_it_prints_is_read_back_and_is_a_flag():
+    assert from_json(TransformerConfig, to_json(MEMORY)) == MEMORY
+    flags = ["--model.attention", "GatedMemory(head_dim=8)", "--model.attention.num-heads", "2"]
+    run = parse(pretrain.RUNS, "", flags)
+    assert run.model.attention == GatedMemory(num_heads=2, head_dim=8)
+    again = shlex.split(show_run(run, pretrain.RUNS, pretrain.started_from))[3:]
+    assert parse(pretrain.RUNS, "", again) == run
+
+
+def test_what_it_leaves_out_is_named(tmp_path, capsys):
+    @dataclass(frozen=True, kw_only=True)
+    class Silent(options.Mixer):
+        num_heads: int = 4
+
+    config = replace(LLAMA, attention=Silent())
+    for asked, method in (
+        (lambda: Transformer(config).init(jax.random.key(0), jnp.arange(5)), "parameters"),
+        (lambda: empty_cache(config, (1,), 5), "empty_cache"),
+        (lambda: costs.forward_flops(config, 8), "flops"),
+    ):
+        with pytest.raises(NotImplementedError, match=rf"Silent has no {method}\(...\), which"):
+            asked()
+
+
+def test_what_cannot_be_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="GatedMemory reads from left to right.*got Encoder"):
+        replace(MEMORY, topology=Encoder())
+    with pytest.raises(ValueError, match="GatedMemory takes no .Rope"):
+        MEMORY.with_positions(Rope())
+    with pytest.raises(ValueError, match="context 2, but the state of GatedMemory goes"):
+        check_fits(MEMORY, {"context": 2})
+    with pytest.raises(ValueError, match="its attention is GatedMemory, and none has"):
+        save_pretrained(tmp_path / "mine", MEMORY, parameters(MEMORY))
+    with pytest.raises(ValueError, match="GatedMemory has no attention weights to look at"):
+        inspect.attention_maps(MEMORY, parameters(MEMORY), jnp.asarray([[1, 2]]))
+    with pytest.raises(ValueError, match="num_heads 4 is not divisible by tensor 8"):
+        check_fits(MEMORY, {"tensor": 8})
