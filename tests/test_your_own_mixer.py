@@ -158,16 +158,16 @@ def test_it_prints_is_read_back_and_is_a_flag():
 
 def test_what_it_leaves_out_is_named(tmp_path, capsys):
     @dataclass(frozen=True, kw_only=True)
-    class Silent(options.Mixer):
+    class Mute(options.Mixer):
         num_heads: int = 4
 
-    config = replace(LLAMA, attention=Silent())
+    config = replace(LLAMA, attention=Mute())
     for asked, method in (
         (lambda: Transformer(config).init(jax.random.key(0), jnp.arange(5)), "parameters"),
         (lambda: empty_cache(config, (1,), 5), "empty_cache"),
         (lambda: costs.forward_flops(config, 8), "flops"),
     ):
-        with pytest.raises(NotImplementedError, match=rf"Silent has no {method}\(...\), which"):
+        with pytest.raises(NotImplementedError, match=rf"Mute has no {method}\(...\), which"):
             asked()
 
 

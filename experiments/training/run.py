@@ -121,6 +121,11 @@ class Run:
             raise ValueError(
                 "--resume-or-begin needs --output FOLDER, where the next start finds the run."
             )
+        if self.output is not None and self.output.parts[:1] in (("gs:",), ("s3:",)):
+            raise ValueError(
+                f"output is a folder of a file system that all processes mount; got {self.output}, "
+                "of an object store."
+            )
         if self.wandb == "":
             raise ValueError("wandb must name a project; got ''.")
 
