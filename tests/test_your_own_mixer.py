@@ -65,18 +65,31 @@ class GatedMemory(options.Mixer):
 
 @dataclass(frozen=True, kw_only=True)
 class OneForAll(options.Mixer):
-    """The mean of the text so far, through one matrix that no device shares out by heads."""
+    """The mean of the text so far, through one matrix that no device shares out by heads.
+
+    It keeps each token in a place of its own.
+    """
 
     num_heads: int = 1
+    width: int = 64
+    windows = (None,)
 
     def parameters(self, model_dim):
         return {"kernel": options.Parameter((model_dim, model_dim), "model -> features")}
 
     def __call__(self, params, x, inputs, cache):
         same = inputs.segments[..., :, None] == inputs.segments[..., None, :]
-        seen = jnp.tril(same).astype(x.dtype)
-        mean = seen @ x / jnp.sum(seen, axis=-1, keepdims=True)
-        return mean @ params["kernel"], None
+        seen, kept = jnp.tril(same), x
+        if cache is not None:
+            cache = F.write_slots(cache, x[..., None, :, :], inputs.positions[..., None, :])
+            kept = cache[..., 0, :, :]
+            seen = F.causal_mask(inputs.positions, jnp.arange(kept.shape[-2])[None])
+        weights = seen.astype(x.dtype)
+        mean = weights @ kept / jnp.sum(weights, axis=-1, keepdims=True)
+        return mean @ params["kernel"], cache
+
+    def empty_cache(self, batch, room, dtype):
+        return jnp.zeros((*batch, 1, room, self.width), dtype)
 
 
 MEMORY = replace(LLAMA, attention=GatedMemory(), num_layers=3)
@@ -111,13 +124,18 @@ def test_a_document_does_not_see_the_one_before_it():
     np.testing.assert_allclose(logits[:, second], alone, atol=2e-5)
 
 
-def test_with_a_cache_it_is_that_of_the_whole_text():
-    tokens, params, run = texts().tokens[:2, :9], parameters(MEMORY), compiled(MEMORY)
-    cache, parts = empty_cache(MEMORY, (2,), 9), []
+@pytest.mark.parametrize("config", [MEMORY, UNSHARED], ids=["a state", "places"])
+@pytest.mark.slow(but=["a state"])
+def test_with_a_cache_it_is_that_of_the_whole_text(config):
+    tokens, params, run = texts().tokens[:2, :9], parameters(config), compiled(config)
+    cache, parts = empty_cache(config, (2,), 9), []
     for part in np.split(tokens, [4, 5, 6, 8], axis=1):
         logits, cache = run(params, part, cache=cache)
         parts.append(logits)
     np.testing.assert_allclose(np.concatenate(parts, axis=1), run(params, tokens), atol=2e-5)
+    if config is UNSHARED:
+        with pytest.raises(ValueError, match="room for 9 tokens; with these there are 10"):
+            run(params, texts().tokens[:2, :10], cache=empty_cache(config, (2,), 9))
 
 
 @pytest.mark.slow

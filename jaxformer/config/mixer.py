@@ -38,8 +38,8 @@ class Mixer(Option, protocol=True):
     its own, and what they give is added up: so the last product is one with "heads" among its
     inputs. The cache is None in training; then None is given back in its place.
 
-    A cache that has a place for each token, and not a state, sets `windows = (None,)`: more tokens
-    than there is `room` for are then refused.
+    `room` is 1, for a state. A cache with a place for each token sets `windows = (None,)`; then
+    `room` is how many there may be, and more are refused.
     """
 
     num_heads: int
