@@ -179,7 +179,7 @@ class Latent:
 
 
 Attention = MultiHead | SharedKV | Latent | Decay | Mixer
-RECURRENT = Decay, Mixer  # of which masks, windows and biases of scores mean nothing
+RECURRENT = Decay, Mixer  # kinds without scores: no masks, windows or biases of them
 
 
 def _check_groups(choice: MultiHead | SharedKV) -> None:

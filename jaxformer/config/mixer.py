@@ -34,9 +34,9 @@ class Mixer(Option, protocol=True):
         flops(self, model_dim, length)        of the products for one text, for costs and plans
 
     A token is to see itself and those before it in its own document (`inputs.segments`), no others.
-    `params` are the arrays by name. Where several devices share "heads", each is given those of
-    its own, and what they give is added up: so the last product is one with "heads" among its
-    inputs. The cache is None in training; then None is given back in its place.
+    `params` are the arrays by name, in the dtype of the computation. Where several devices share
+    "heads", each is given those of its own, and what they give is added up: so the last product is
+    one with "heads" among its inputs. The cache is None in training, and given back so.
 
     `room` is 1, for a state. A cache with a place for each token sets `windows = (None,)`; then
     `room` is how many there may be, and more are refused.

@@ -93,16 +93,8 @@ def attention_widths(
         case c.Decay() as a:
             heads = a.num_heads * a.head_dim / tensor
             return Widths(heads, 4 * heads, heads, heads)
-        case c.Mixer() as a:  # what its matrices make of a token, and the last one takes
-            declared = [
-                (p.shape, read_axes(p.axes)) for p in a.parameters(config.model_dim).values()
-            ]
-            products = (
-                sum(
-                    math.prod(shape[axes.inputs :])
-                    for shape, axes in declared
-                    if axes.outputs and axes.names[-1] != "model"
-                )
-                / tensor
-            )
+        case c.Mixer() as a:  # what its matrices make of a token, but for the last
+            shapes = [(p.shape, read_axes(p.axes)) for p in a.parameters(config.model_dim).values()]
+            into = [(x, axes.inputs) for x, axes in shapes if "model" in axes.names[: axes.inputs]]
+            products = sum(math.prod(shape[inputs:]) for shape, inputs in into) / tensor
             return Widths(products, 2 * products, products, 0)
