@@ -13,6 +13,7 @@ from jaxformer.config import (
     Angles,
     Decay,
     Head,
+    Hybrid,
     Latent,
     MultiHead,
     QKNorm,
@@ -100,6 +101,9 @@ LLAMAS = {
         attention=Decay(
             num_heads=4, head_dim=16, angles=Angles(learned=True), biases=("value", "out")
         ),
+    ),
+    "hybrid": replace(
+        LLAMA, num_layers=4, attention=Hybrid(kinds=(Decay(num_heads=4, head_dim=16), LLAMA.kind))
     ),
     "shared": replace(
         LLAMA,

@@ -14,7 +14,7 @@ from experiments.command_line import parse
 from experiments.training.run import show_run
 from jaxformer import Transformer, costs, generate, inspect, options, save_pretrained, zoo
 from jaxformer import functional as F
-from jaxformer.config import Encoder, Rope, TransformerConfig, from_json, to_json
+from jaxformer.config import Encoder, Hybrid, Rope, TransformerConfig, from_json, to_json
 from jaxformer.generation import Beam
 from jaxformer.layers import empty_cache
 from jaxformer.parallel import MeshConfig, check_fits, declarations, make_mesh
@@ -99,6 +99,7 @@ ONE_NORM = replace(UNSHARED, block="parallel_shared_norm")
 CONFIGS = {
     "serial": MEMORY,
     "parallel": SIDE_BY_SIDE,
+    "beside heads": replace(MEMORY, attention=Hybrid(kinds=(GatedMemory(), LLAMA.kind))),
     "of no heads": replace(UNSHARED, block="serial"),
     "of no heads, parallel": UNSHARED,
     "of no heads, one norm": ONE_NORM,
@@ -115,12 +116,13 @@ def test_it_trains_on_eight_devices_as_on_one(config):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=2e-5), found[1], expected[1])
 
 
-def test_a_document_does_not_see_the_one_before_it():
-    batch, run = texts(), compiled(MEMORY)
+@pytest.mark.parametrize("name", ["serial", "beside heads"])
+def test_a_document_does_not_see_the_one_before_it(name):
+    batch, run, params = texts(), compiled(CONFIGS[name]), parameters(CONFIGS[name])
     given = {"positions": batch.positions[:1], "segments": batch.segments[:1]}
-    logits = run(parameters(MEMORY), batch.tokens[:1], **given)
+    logits = run(params, batch.tokens[:1], **given)
     second = batch.segments[0] == 2
-    alone = run(parameters(MEMORY), batch.tokens[:1, second])
+    alone = run(params, batch.tokens[:1, second])
     np.testing.assert_allclose(logits[:, second], alone, atol=2e-5)
 
 
@@ -170,6 +172,11 @@ def test_it_prints_is_read_back_and_is_a_flag():
     flags = ["--model.attention", "GatedMemory(head_dim=8)", "--model.attention.num-heads", "2"]
     run = parse(pretrain.RUNS, "", flags)
     assert run.model.attention == GatedMemory(num_heads=2, head_dim=8)
+    again = shlex.split(show_run(run, pretrain.RUNS, pretrain.started_from))[3:]
+    assert parse(pretrain.RUNS, "", again) == run
+    kinds = "(GatedMemory(), MultiHead(num_heads=4, num_kv_heads=2, head_dim=6))"
+    run = parse(pretrain.RUNS, "", ["--model.attention", f"Hybrid(kinds={kinds})"])
+    assert [type(kind).__name__ for kind in run.model.kinds] == ["GatedMemory", "MultiHead"]
     again = shlex.split(show_run(run, pretrain.RUNS, pretrain.started_from))[3:]
     assert parse(pretrain.RUNS, "", again) == run
 

@@ -95,7 +95,7 @@ def scalings(model: c.TransformerConfig, length: int, times: int) -> dict[str, c
 def wavelengths(model: c.TransformerConfig) -> list[float]:
     """Tokens of a whole turn of each rotary pair of the first rotary layer."""
     rope = next(kind for kind in model.attention.positions if isinstance(kind, c.Rope))
-    frequencies = F.rope_frequencies(rope.width(model.attention.rotary_dim), base=rope.base)
+    frequencies = F.rope_frequencies(rope.width(model.kind.rotary_dim), base=rope.base)
     return [2 * math.pi / float(x) for x in frequencies]
 
 

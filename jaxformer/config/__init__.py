@@ -5,6 +5,8 @@ tuple cycled over the layers. `TransformerConfig` puts them together and refuses
 """
 
 from jaxformer.config.attention import Attention as Attention
+from jaxformer.config.attention import Hybrid as Hybrid
+from jaxformer.config.attention import Kind as Kind
 from jaxformer.config.attention import Latent as Latent
 from jaxformer.config.attention import MultiHead as MultiHead
 from jaxformer.config.attention import SharedKV as SharedKV

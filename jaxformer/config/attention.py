@@ -1,7 +1,9 @@
 """Attention as a choice: its kinds, heads, positions, windows, what keeps scores in bounds."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from jaxformer.checks import check_fields, require, require_pattern, require_positive
 from jaxformer.config.axes import Norm, QKNorm, RMSNorm
@@ -178,8 +180,58 @@ class Latent:
         return self.rope_dim
 
 
-Attention = MultiHead | SharedKV | Latent | Decay | Mixer
+Kind = MultiHead | SharedKV | Latent | Decay | Mixer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hybrid:
+    """Layers of several kinds, in a pattern: most often many with a state and some with attention.
+
+    Attributes:
+        kinds: Those of the layers, cycled; the positions and windows of a kind are cycled over all
+            layers too.
+
+    References:
+        Lieber et al., Jamba: A Hybrid Transformer-Mamba Language Model, 2024. arXiv:2403.19887,
+        section 2
+    """
+
+    kinds: tuple[Kind, ...]
+
+    def __post_init__(self):
+        check_fields(self)
+        require_pattern(self, "kinds")
+        shared = {p for kind in self.kinds for p in kind.positions if _is_shared(p)}
+        heads = {kind.num_heads for kind in self.kinds if shared & set(kind.positions)}
+        require(
+            len(shared) < 2 and len(heads) < 2,
+            "Layers may share one bias of scores, and then have as many heads; got "
+            f"{', '.join(sorted(map(repr, shared)))} for {sorted(heads)} heads.",
+        )
+
+    @property
+    def positions(self) -> tuple[Positions | None, ...]:
+        """How positions enter the scores of each layer."""
+        return self._pattern([kind.positions for kind in self.kinds])
+
+    @property
+    def windows(self) -> tuple[Window, ...]:
+        """How far a query of each layer sees."""
+        return self._pattern([kind.windows for kind in self.kinds])
+
+    def _pattern(self, patterns: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+        count = math.lcm(len(patterns), *map(len, patterns))
+        each = (patterns[i % len(patterns)] for i in range(count))
+        return tuple(one[i % len(one)] for i, one in enumerate(each))
+
+
+Attention = Kind | Hybrid
 RECURRENT = Decay, Mixer  # kinds without scores: no masks, windows or biases of them
+
+
+def _is_shared(positions: Positions | None) -> bool:
+    """Whether layers have one set of its parameters."""
+    return isinstance(positions, ScoreBias) and positions.shared
 
 
 def _check_groups(choice: MultiHead | SharedKV) -> None:
@@ -193,7 +245,7 @@ def _check_groups(choice: MultiHead | SharedKV) -> None:
     _check_biases(choice)
 
 
-def _check_biases(choice: Attention) -> None:
+def _check_biases(choice: MultiHead | SharedKV | Latent) -> None:
     require(
         len(set(choice.biases)) == len(choice.biases), f"biases names one twice: {choice.biases}."
     )
@@ -205,7 +257,7 @@ def _check_patterns(choice: MultiHead | SharedKV | Latent) -> None:
     for window in choice.windows:
         empty = isinstance(window, int) and window < 1
         require(not empty, f"A window holds at least one key; got {window}.")
-    shared = {p for p in choice.positions if isinstance(p, ScoreBias) and p.shared}
+    shared = {p for p in choice.positions if _is_shared(p)}
     require(
         len(shared) < 2,
         "One bias of scores may be shared by the layers of a stack; got "

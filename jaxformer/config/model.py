@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from jaxformer.checks import check_fields, require, require_pattern, require_positive
-from jaxformer.config.attention import RECURRENT, Attention, MultiHead
+from jaxformer.config.attention import RECURRENT, Attention, Hybrid, Kind, MultiHead
 from jaxformer.config.axes import FeedForward, Norm, RMSNorm
 from jaxformer.config.decay import Decay
 from jaxformer.config.initialisation import Initialisation
@@ -196,7 +196,7 @@ class TransformerConfig:
         check_fields(self)
         require_positive(self, "vocab_size", "model_dim", "num_layers")
         require_pattern(self, "feed_forward")
-        attentions = self.attention, self.encoder.attention
+        attentions = [*self.kinds, *self.encoder.kinds]
         sparse = any(isinstance(window, BlockSparse) for a in attentions for window in a.windows)
         require(
             not sparse or isinstance(self.topology, Decoder),
@@ -241,6 +241,25 @@ class TransformerConfig:
             len(set(self.head.masked_ids)) < self.vocab_size,
             f"head.masked_ids leaves no token to choose: it names all {self.vocab_size} ids.",
         )
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """What stands where attention stands, cycled over the layers."""
+        return self.attention.kinds if isinstance(self.attention, Hybrid) else (self.attention,)
+
+    @property
+    def kind(self) -> Kind:
+        """What stands where attention stands, the same in all layers; else a ValueError."""
+        if isinstance(self.attention, Hybrid):
+            names = ", ".join(dict.fromkeys(type(kind).__name__ for kind in self.kinds))
+            raise ValueError(f"This needs layers of one kind; those of the model are {names}.")
+        return self.attention
+
+    def at(self, index: int) -> TransformerConfig:
+        """The model that a layer, counted from 0, is built by: of that layer's kind in all."""
+        if not isinstance(self.attention, Hybrid):
+            return self
+        return replace(self, attention=self.kinds[index % len(self.kinds)])
 
     @property
     def period(self) -> int:
@@ -301,7 +320,7 @@ class TransformerConfig:
         match self.attention:
             case Decay():
                 raise ValueError(f"Decay turns by its own angles; it takes no {positions}.")
-            case Mixer():
+            case Mixer() | Hybrid():
                 raise ValueError(f"{type(self.attention).__name__} takes no {positions}.")
             case attention:
                 return replace(self, attention=replace(attention, positions=positions))

@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import TypeVar
 
-from jaxformer.config.attention import Attention, Latent, MultiHead, SharedKV
+from jaxformer.config.attention import Attention, Hybrid, Kind, Latent, MultiHead, SharedKV
 from jaxformer.config.axes import Experts, FeedForward
 from jaxformer.config.decay import Decay
 from jaxformer.config.mixer import Mixer
@@ -75,9 +75,17 @@ def _heads_width(attention: Attention) -> int:
             return heads * width
         case Mixer(num_heads=heads):  # which alone knows
             return heads * HEAD_DIM
+        case Hybrid(kinds=kinds):
+            return max(map(_heads_width, kinds))
 
 
 def _tiny_attention(attention: Attention) -> Attention:
+    if isinstance(attention, Hybrid):
+        return replace(attention, kinds=tuple(map(_tiny_kind, _short_pattern(attention.kinds))))
+    return _tiny_kind(attention)
+
+
+def _tiny_kind(attention: Kind) -> Kind:
     heads = attention.num_heads
     few = 4 if heads & (heads - 1) == 0 else 6
     positions = tuple(_tiny_positions(p) for p in _short_pattern(attention.positions))

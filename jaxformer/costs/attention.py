@@ -34,7 +34,7 @@ def attention_flops(
     config: c.TransformerConfig, length: int, memory_length: int, window: c.Window
 ) -> int:
     """FLOPs of a branch whose queries are `length` tokens, and whose keys so many others."""
-    a, d, seen = config.attention, config.model_dim, keys_seen(window, memory_length)
+    a, d, seen = config.kind, config.model_dim, keys_seen(window, memory_length)
     match a:
         case c.MultiHead() | c.SharedKV():
             kernels = 2 if isinstance(a, c.MultiHead) else 1
@@ -58,7 +58,7 @@ def kept_bytes(
     config: c.TransformerConfig, positions: c.Positions | None, seen: int, width: int
 ) -> int:
     """Bytes that a layer with these positions keeps of so many tokens, in numbers of this width."""
-    match config.attention:
+    match config.kind:
         case c.MultiHead(num_kv_heads=heads, head_dim=features):
             numbers = 2 * heads * features
         case c.SharedKV(num_kv_heads=heads, head_dim=features) as a:
@@ -78,7 +78,7 @@ def attention_widths(
     config: c.TransformerConfig, positions: c.Positions | None, tensor: int
 ) -> Widths:
     """What a branch with these positions works with, where `tensor` devices share its heads."""
-    match config.attention:
+    match config.kind:
         case c.MultiHead() | c.SharedKV() as a:
             both = 2 if isinstance(a, c.MultiHead) else 1
             around = 2 if isinstance(a, c.MultiHead) else a.arrays_kept(positions)

@@ -76,12 +76,13 @@ def forward_flops(config: c.TransformerConfig, length: int, source_length: int =
         total += 2 * length * 2 * width * d
     cross = isinstance(config.topology, c.EncoderDecoder)
     for i in range(config.num_layers):
-        total += _layer_flops(config, config.layer(i), length)
+        total += _layer_flops(config.at(i), config.layer(i), length)
         total += attention_flops(config, length, source_length, None) if cross else 0
     if isinstance(config.topology, c.EncoderDecoder):
         total += 0 if width is None else 2 * source_length * width * d
         for i in range(config.topology.num_encoder_layers):
-            total += _layer_flops(config.encoder, config.encoder.layer(i), source_length)
+            own = config.encoder
+            total += _layer_flops(own.at(i), own.layer(i), source_length)
     return total
 
 
@@ -152,10 +153,11 @@ def cache_bytes(
         >>> costs.cache_bytes(zoo.get("gemma-3-27b"), 131_072, batch=8) / 2**30
         83.25
     """
-    kept = sum(
-        kept_bytes(config, choice.positions, keys_seen(choice.window, length), bytes_per_number)
-        for choice in map(config.layer, range(config.num_layers))
-    )
+    kept = 0
+    for i in range(config.num_layers):
+        positions, window, _ = config.layer(i)
+        seen = keys_seen(window, length)
+        kept += kept_bytes(config.at(i), positions, seen, bytes_per_number)
     if isinstance(config.topology, c.EncoderDecoder):
         kept += config.num_layers * kept_bytes(config, None, source_length, bytes_per_number)
     return batch * kept
@@ -217,11 +219,12 @@ def activation_bytes(
         (config, config.num_layers, tokens, length),
         (config.encoder, _encoder_layers(config), source, source_length),
     ):
-        for choice in map(stack.layer, range(count)):
-            kept += own * _kept_per_token(stack, choice, keys, remat, *devices, kernels)
-            at_work = _kept_per_token(stack, choice, keys, "none", *devices)
+        for i in range(count):
+            here, choice = stack.at(i), stack.layer(i)
+            kept += own * _kept_per_token(here, choice, keys, remat, *devices, kernels)
+            at_work = _kept_per_token(here, choice, keys, "none", *devices)
             if context > 1:  # keys and values of another device, and their gradients
-                at_work += 4 * attention_widths(stack, choice.positions, tensor).around
+                at_work += 4 * attention_widths(here, choice.positions, tensor).around
             working = max(working, own * at_work)
     logits = logit_bytes(config, tokens, tensor=tensor)
     return round((kept + working) * bytes_per_number) + logits
@@ -237,7 +240,7 @@ def _kept_per_token(
     expert: float,
     kernels: bool = False,
 ) -> float:
-    a, d = config.attention, config.model_dim
+    a, d = config.kind, config.model_dim
     branch = attention_widths(config, choice.positions, tensor)
     hidden, into = _hidden(choice.feed_forward)
     routed = isinstance(choice.feed_forward, c.Experts)
@@ -258,7 +261,7 @@ def _by_blocks(
     config: c.TransformerConfig, choice: c.LayerChoice, length: int, context: int
 ) -> bool:
     """Whether attention never holds the scores of all pairs; biases from queries need them."""
-    a = config.attention
+    a = config.kind
     pairs = isinstance(a, RECURRENT) or isinstance(choice.window, c.BlockSparse)
     pairs = pairs or any(isinstance(kind, c.TransformerXL) for kind in a.positions)
     return not pairs and (context > 1 or F.many_scores(length, length))

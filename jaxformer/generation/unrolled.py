@@ -34,17 +34,22 @@ def unroll(config: c.TransformerConfig, params: Any) -> tuple[c.TransformerConfi
     """
     if isinstance(config.topology, c.Encoder):
         raise ValueError(f"Models that decode are unrolled; got topology {config.topology}.")
-    depth, a, topology = config.num_layers, config.attention, config.topology
+    depth, topology = config.num_layers, config.topology
     if config.period >= depth:
         return config, params
 
     def lengthened(kinds: tuple[Any, ...]) -> tuple[Any, ...]:
         return tuple(kinds[i % len(kinds)] for i in range(depth))
 
-    patterns = {"positions": a.positions, "windows": a.windows}
-    if any(depth % len(kinds) for kinds in patterns.values()):
-        longer_patterns: Any = {name: lengthened(kinds) for name, kinds in patterns.items()}
-        a = replace(a, **longer_patterns)
+    def with_longer_patterns(kind: c.Kind) -> c.Kind:
+        patterns = {"positions": kind.positions, "windows": kind.windows}
+        if not any(depth % len(pattern) for pattern in patterns.values()):
+            return kind
+        longer: Any = {name: lengthened(pattern) for name, pattern in patterns.items()}
+        return replace(kind, **longer)
+
+    kinds = tuple(map(with_longer_patterns, lengthened(config.kinds)))
+    a = c.Hybrid(kinds=kinds) if isinstance(config.attention, c.Hybrid) else kinds[0]
     if isinstance(topology, c.EncoderDecoder):
         topology = replace(
             topology,

@@ -150,9 +150,12 @@ def _count(
 ) -> int:
     """Numbers of one row in the maps of a part; refuses what does not exist."""
     own, depth = stacks_of(config)["encoder" if part == "encoder" else "decoder"]
-    if isinstance(own.attention, c.Mixer):
-        raise ValueError(f"{type(own.attention).__name__} has no attention weights to look at.")
-    num_heads = own.attention.num_heads
+    for kind in own.kinds:
+        if isinstance(kind, c.Mixer):
+            raise ValueError(f"{type(kind).__name__} has no attention weights to look at.")
+    num_heads, *more = sorted({kind.num_heads for kind in own.kinds})
+    if more:
+        raise ValueError(f"Layers have {num_heads} and {more[0]} heads, so maps are no one array.")
     for name, chosen, limit in (
         ("layers", choice.layers, depth),
         ("heads", choice.heads, num_heads),

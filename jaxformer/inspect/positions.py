@@ -68,7 +68,7 @@ def rotation_angles(
     length = _counted(length)
     if not isinstance(rope, c.Rope):
         raise ValueError(f"Layer {layer} has no rotary positions to draw; it has {rope}.")
-    per_token = frequencies(rope, own.attention.rotary_dim, jnp.asarray(length))
+    per_token = frequencies(rope, own.kind.rotary_dim, jnp.asarray(length))
     return jnp.outer(jnp.arange(length, dtype=jnp.float32), per_token)
 
 
@@ -100,7 +100,7 @@ def position_bias(
     """
     own, _ = _positions(config, layer, stack)
     length = _counted(length)
-    at, heads = jnp.arange(length), own.attention.num_heads
+    at, heads = jnp.arange(length), own.kind.num_heads
     needed = 4 * heads * length**2
     if needed > max_bytes:
         raise ValueError(
@@ -124,7 +124,7 @@ def _bias(
     own, kind = _positions(config, layer, stack)
     if not isinstance(kind, c.ScoreBias):
         raise ValueError(f"Layer {layer} of the {stack} adds no bias by position; it has {kind}.")
-    heads = own.attention.num_heads
+    heads = own.kind.num_heads
     learned: Params = {}
     if kind.parameters(heads):
         if stack not in params:
@@ -175,7 +175,7 @@ def score_by_distance(
     length = _counted(length)
     match kind:
         case c.Rope(targets=targets) if {"q", "k"} <= set(targets):
-            turned = kind.width(own.attention.rotary_dim) / _key_width(own)
+            turned = kind.width(own.kind.rotary_dim) / _key_width(own)
             cosines = jnp.cos(rotation_angles(config, length, layer=layer, stack=stack))
             return (turned * jnp.mean(cosines, axis=-1) + 1 - turned)[None]
         case c.ScoreBias():
@@ -194,7 +194,7 @@ def _counted(length: Any) -> int:
 
 def _key_width(config: c.TransformerConfig) -> int:
     """Features of a key, turned or not."""
-    match config.attention:
+    match config.kind:
         case c.Latent(nope_dim=plain, rope_dim=turned):
             return plain + turned
         case attention:
@@ -211,4 +211,4 @@ def _positions(
     own, depth = stacks[stack or read_by_head(config)]
     if not 0 <= layer < depth:
         raise ValueError(f"Layers are counted from 0 to {depth - 1}; got layer={layer}.")
-    return own, own.layer(layer).positions
+    return own.at(layer), own.layer(layer).positions

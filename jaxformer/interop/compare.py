@@ -59,7 +59,7 @@ def _cycle(pattern: tuple[T, ...], depth: int) -> tuple[T, ...]:
 def _short(attention: c.Attention, depth: int) -> c.Attention:
     """The same attention, written as short as can be."""
     positions, windows = _cycle(attention.positions, depth), _cycle(attention.windows, depth)
-    biases: Any = tuple(sorted(attention.biases))
+    biases: Any = tuple(sorted(getattr(attention, "biases", ())))
     match attention:
         case c.MultiHead(scale=scale, head_dim=width) | c.SharedKV(scale=scale, head_dim=width):
             if scale is not None and math.isclose(scale, width**-0.5, rel_tol=ROUNDING):
@@ -77,7 +77,7 @@ def _short(attention: c.Attention, depth: int) -> c.Attention:
             )
         case c.Decay():
             return replace(attention, biases=biases)
-        case c.Mixer():
+        case c.Mixer() | c.Hybrid():
             return attention
 
 

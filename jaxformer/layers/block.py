@@ -66,7 +66,7 @@ class Block(nn.Module):
         cfg, choice, together = self.config, self.choice, adds_up_once(self.config)
         attention = own_attention(cfg, choice.positions, self.mode, self.causal, parts=together)
         own = None if cache is None else cache.own
-        option = of_each_layer(choice.positions, heads := cfg.attention.num_heads)
+        option = of_each_layer(choice.positions, heads := cfg.kind.num_heads)
         if option is not None and guide.queries is not None and guide.keys is not None:
             bias = ScoreBias(option, heads, self.mode, self.causal, name="relative_bias")
             guide = guide._replace(bias=bias(guide.queries, guide.keys))

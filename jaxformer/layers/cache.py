@@ -132,7 +132,8 @@ def empty_cache(
 
     def layer(index: int, *stacked: int) -> LayerCache:
         slots = num_slots(config.layer(index).window, capacity)
-        return LayerCache(_empty(config, index, (*stacked, *batch, slots), dtype, devices))
+        own, slots_of_all = config.at(index), (*stacked, *batch, slots)
+        return LayerCache(_empty(own, index, slots_of_all, dtype, devices))
 
     return Cache(
         layers=tuple(layer(i, repeats) for i in range(config.period if repeats else 0)),
@@ -155,7 +156,7 @@ def _empty(
     def zeros(heads: int, width: int) -> Float[Array, "..."]:
         return jnp.zeros((*batch, devices if heads % devices else heads, count, width), dtype)
 
-    match config.attention:
+    match config.kind:
         case c.MultiHead(num_kv_heads=heads, head_dim=width):
             return KVCache(zeros(heads, width), zeros(heads, width))
         case c.SharedKV(num_kv_heads=heads, head_dim=width) as a:

@@ -63,7 +63,7 @@ def out_of_heads(
         mode,
         "heads features -> model",
         inputs=heads,
-        bias="out" in config.attention.biases,
+        bias="out" in config.kind.biases,
         divisor=config.residual_divisor,
         parts=parts,
     )

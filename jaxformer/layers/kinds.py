@@ -28,7 +28,7 @@ def own_attention(
 
     It is part of the module that calls this, under the name "attention".
     """
-    match config.attention:
+    match config.kind:
         case c.MultiHead():
             return Attention(config, positions, mode, causal, parts=parts, name="attention")
         case c.SharedKV():

@@ -75,7 +75,7 @@ class Period(nn.Module):
         kept, read = [], []
         for i in range(self.count):
             choice, guide = self.config.layer(i), guides[i]._replace(layer=index)
-            layer = block(self.config, choice, self.mode, self.causal, name=f"layer_{i}")
+            layer = block(self.config.at(i), choice, self.mode, self.causal, name=f"layer_{i}")
             cache = None if caches[i] is None else LayerCache(caches[i], sources[i])
             x, cache = layer(x, guide, memory, memory_guide, cache)
             kept.append(None if cache is None else cache.own)
@@ -160,8 +160,8 @@ class Stack(nn.Module):
         Equal choices share their arrays. With a cache, what has no place (padding) stands in
         segment 0.
         """
-        attention = self.config.attention
         choices = [self.config.layer(i) for i in range(count)]
+        kinds = [self.config.at(i).kind for i in range(count)]
         everyone = g.gathered(places, self.mode.axes.context)
         keys = {  # around a ring each device tells of its own
             choice.window: places if self.by_rule(choice.window, places, places) else everyone
@@ -176,39 +176,52 @@ class Stack(nn.Module):
                 keys[window], slots[window], written = self.keys(window, kept, places, real)
                 positions = (*positions, written)
             places = Places(places.positions)
-        recurrent = isinstance(attention, RECURRENT)
         contiguous = contiguous and cache is None and self.mode.axes.context is None
-        masks = {} if recurrent else self.masks(places, keys, batch_axes, contiguous)
+        scored = {
+            (choice.positions, choice.window, kind.num_heads)
+            for choice, kind in zip(choices, kinds, strict=True)
+            if not isinstance(kind, RECURRENT)
+        }
+        masks = self.masks({pair[1:] for pair in scored}, places, keys, batch_axes, contiguous)
         length = jnp.max(everyone.positions, axis=-1) + 1
         if cache is not None:
             length = jnp.maximum(cache.reach, cache.length + jnp.sum(real, axis=-1))
-        rotations: dict[c.Positions | None, Array] = {
-            kind: g.rotations(kind, attention.rotary_dim, places, length)
-            for kind in dict.fromkeys(choice.positions for choice in choices)
-            if isinstance(kind, c.Rope)
+        turning = {
+            (choice.positions, kind.rotary_dim) for choice, kind in zip(choices, kinds, strict=True)
         }
-        pairs = {(choice.positions, choice.window) for choice in choices}
-        biases = self.biases(pairs, places, keys)
-        guides = tuple(
-            Guide(
-                masks.get(window),
-                biases.get((kind, window)),
-                rotations.get(kind),
+        rotations: dict[Any, Array] = {
+            (rope, width): g.rotations(rope, width, places, length)
+            for rope, width in sorted(turning, key=repr)
+            if isinstance(rope, c.Rope)
+        }
+        biases = self.biases(scored, places, keys)
+
+        def of_layer(choice: c.LayerChoice, kind: c.Kind) -> Guide:
+            at, window, _ = choice
+            return Guide(
+                masks.get((window, kind.num_heads)),
+                biases.get((at, window, kind.num_heads)),
+                rotations.get((at, kind.rotary_dim)),
                 places.positions,
                 keys[window].positions,
                 slots.get(window),
-                *(own if recurrent else ()),
+                *(own if isinstance(kind, RECURRENT) else ()),
             )
-            for kind, window, _ in choices
-        )
-        return guides, positions
+
+        return tuple(map(of_layer, choices, kinds)), positions
 
     def masks(
-        self, queries: Places, keys: dict[c.Window, Places], batch_axes: int, contiguous: bool
-    ) -> dict[c.Window, Bool[Array, "..."] | F.AttentionMask | None]:
-        """What may be seen of the keys of each window."""
+        self,
+        wanted: set[tuple[c.Window, int]],
+        queries: Places,
+        keys: dict[c.Window, Places],
+        batch_axes: int,
+        contiguous: bool,
+    ) -> dict[tuple[c.Window, int], Bool[Array, "..."] | F.AttentionMask | None]:
+        """What may be seen of the keys of each window, by so many heads."""
 
-        def one(window: c.Window, others: Places) -> Bool[Array, "..."] | F.AttentionMask | None:
+        def one(window: c.Window, num_heads: int) -> Any:
+            others = keys[window]
             if self.by_rule(window, queries, others):
                 return g.attention_mask(
                     window, queries, others, causal=self.causal, contiguous=contiguous
@@ -217,13 +230,13 @@ class Stack(nn.Module):
                 window,
                 queries,
                 others,
-                num_heads=self.config.attention.num_heads,
+                num_heads=num_heads,
                 causal=self.causal,
                 batch_axes=batch_axes,
             )
             return self.of_my_heads(mask, window)
 
-        return {window: one(window, others) for window, others in keys.items()}
+        return {pair: one(*pair) for pair in sorted(wanted, key=repr)}
 
     def by_rule(self, window: c.Window, queries: Places, keys: Places) -> bool:
         """Whether masks and biases of a window stay rules."""
@@ -261,20 +274,21 @@ class Stack(nn.Module):
 
     def biases(
         self,
-        pairs: set[tuple[c.Positions | None, c.Window]],
+        wanted: set[tuple[c.Positions | None, c.Window, int]],
         queries: Places,
         keys: dict[c.Window, Places],
-    ) -> dict[tuple[c.Positions | None, c.Window], Float[Array, "*batch N T S"] | F.ScoreBias]:
-        """What positions add to the scores, for each kind and window that layers share."""
-        heads, modules = self.config.attention.num_heads, dict[c.ScoreBias, ScoreBias]()
-        found: dict[tuple[c.Positions | None, c.Window], Any] = {}
-        for kind, window in sorted(pairs, key=repr):
+    ) -> dict[tuple[c.Positions | None, c.Window, int], Float[Array, "*batch N T S"] | F.ScoreBias]:
+        """What positions add to the scores, for each kind, window and number of heads."""
+        modules = dict[tuple[c.ScoreBias, int], ScoreBias]()
+        found: dict[tuple[c.Positions | None, c.Window, int], Any] = {}
+        for kind, window, heads in sorted(wanted, key=repr):
             if not isinstance(kind, c.ScoreBias) or of_each_layer(kind, heads) is not None:
                 continue
-            if kind not in modules:
+            if (kind, heads) not in modules:
                 name = "relative_bias" if kind.shared else None  # others have no parameters
-                modules[kind] = ScoreBias(kind, heads, self.mode, self.causal, name=name)
-            bias = modules[kind](queries.positions, keys[window].positions)
+                module = ScoreBias(kind, heads, self.mode, self.causal, name=name)
+                modules[kind, heads] = module
+            bias = modules[kind, heads](queries.positions, keys[window].positions)
             lazy = self.by_rule(window, queries, keys[window])
-            found[kind, window] = bias if lazy else bias.materialize()
+            found[kind, window, heads] = bias if lazy else bias.materialize()
         return found

@@ -228,19 +228,20 @@ def _indivisible(config: c.TransformerConfig, n: Mapping[str, int]) -> Iterator[
             yield f"{problem} (a model with {padded} has rows that no token uses)"
     mixtures = 0
     for owner, stack, num_layers in stacks:
-        attention, tensor = stack.attention, n["tensor"]
-        yield from uneven(f"{owner}num_heads", attention.num_heads, "tensor")
-        match attention:
-            case (
-                c.MultiHead(num_kv_heads=kv, qk_norm=norm)
-                | c.SharedKV(num_kv_heads=kv, qk_norm=norm)
-            ):
-                yield from _ungrouped(f"{owner}num_kv_heads {kv}", kv, norm, tensor)
-            case c.Decay() | c.Mixer() if n["context"] > 1:
-                yield (
-                    f"context {n['context']}, but the state of {type(attention).__name__} goes "
-                    "from token to token, so a text stays on one device"
-                )
+        for attention in dict.fromkeys(stack.kinds):
+            yield from uneven(f"{owner}num_heads", attention.num_heads, "tensor")
+            match attention:
+                case (
+                    c.MultiHead(num_kv_heads=kv, qk_norm=norm)
+                    | c.SharedKV(num_kv_heads=kv, qk_norm=norm)
+                ):
+                    heads = f"{owner}num_kv_heads {kv}"
+                    yield from _ungrouped(heads, kv, norm, n["tensor"])
+                case c.Decay() | c.Mixer() if n["context"] > 1:
+                    yield (
+                        f"context {n['context']}, but the state of {type(attention).__name__} goes "
+                        "from token to token, so a text stays on one device"
+                    )
         for choice in {stack.layer(i).feed_forward for i in range(num_layers)}:
             if isinstance(choice, c.Experts):
                 mixtures += 1

@@ -63,6 +63,7 @@ NEEDED = {
     "num_experts": 4,
     "num_encoder_layers": 2,
     "attention": c.MultiHead(num_heads=4, num_kv_heads=2, head_dim=8),
+    "kinds": (c.Decay(num_heads=4, head_dim=8),),
     "feed_forward": (c.MLP(hidden_dim=8),),
     "expert": c.MLP(hidden_dim=8),
     "peak": 0.1,

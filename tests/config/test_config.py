@@ -250,6 +250,8 @@ def change(attention=None, **fields):
     return replace(BASE, attention=replace(BASE.attention, **(attention or {})), **fields)
 
 
+ROPE_AND_NONE = replace(BASE.kind, positions=(c.Rope(), None, None), windows=(3, None))
+HYBRID = replace(BASE, attention=c.Hybrid(kinds=(c.Decay(num_heads=2, head_dim=4), ROPE_AND_NONE)))
 SHORT, LONG = (1.0, 1.1), (1.0, 2.0, 4.0)
 LONG_ROPE = c.LongRope(short=SHORT, long=LONG, original_max_length=4, max_length=16)
 
@@ -309,6 +311,24 @@ LONG_ROPE = c.LongRope(short=SHORT, long=LONG, original_max_length=4, max_length
         (
             lambda: change(dict(positions=(c.T5Bias(), c.T5Bias(num_buckets=8)))),
             "One bias of scores may be shared .* got T5Bias.*, T5Bias",
+        ),
+        (
+            lambda: replace(BASE, attention=c.Hybrid(kinds=())),
+            r"Hybrid.kinds is cycled .* got \(\)",
+        ),
+        (
+            lambda: c.Hybrid(
+                kinds=tuple(
+                    replace(BASE.kind, num_heads=n, positions=(c.T5Bias(),)) for n in (2, 4)
+                )
+            ),
+            r"may share one bias of scores, and then have as many heads; got T5B.* \[2, 4\] heads",
+        ),
+        (lambda: HYBRID.with_positions(c.Rope()), "Hybrid takes no .Rope"),
+        (lambda: HYBRID.kind, "needs layers of one kind; those of the model are Decay, MultiHead"),
+        (
+            lambda: replace(HYBRID, topology=c.Encoder()),
+            "Decay reads from left to right, so it is for a Decoder; got Encoder",
         ),
         (lambda: c.T5Bias(num_buckets=7), "even and at least 4; got 7"),
         (lambda: c.T5Bias(num_buckets=2), "even and at least 4; got 2"),
@@ -445,6 +465,25 @@ def test_patterns_cycle_and_the_period_is_their_common_multiple():
         assert choice.window == (4, 5, None)[i % 3]
         assert choice.feed_forward.hidden_dim == (3, 3, 3, 5)[i % 4]
     assert config.layer(13) == config.layer(1) != config.layer(2)
+
+
+def test_layers_of_several_kinds_have_the_patterns_of_their_kinds():
+    """The second kind's positions and windows are cycled over all layers, as they are alone."""
+    assert HYBRID.period == 6
+    for i in range(12):
+        assert HYBRID.at(i).kind == HYBRID.kinds[i % 2] and HYBRID.at(i).at(5) == HYBRID.at(i)
+        assert HYBRID.layer(i) == HYBRID.at(i).layer(i)
+    assert [HYBRID.layer(i).window for i in range(4)] == [1, None, 1, None]
+    assert [HYBRID.layer(i).positions for i in (1, 3, 5)] == [None, c.Rope(), None]
+    assert [type(kind) for kind in HYBRID.tiny().kinds] == [c.Decay, c.MultiHead]
+
+
+def test_layers_of_several_kinds_cost_what_each_does():
+    both = replace(HYBRID, attention=c.Hybrid(kinds=(c.Decay(num_heads=2, head_dim=4), BASE.kind)))
+    alone = [replace(both.at(i), num_layers=1) for i in range(3)]
+    flops = sum(costs.forward_flops(one, 7) for one in alone)
+    assert costs.forward_flops(both, 7) == flops - 2 * costs.head_flops(both, 7)
+    assert costs.cache_bytes(both, 7) == sum(costs.cache_bytes(one, 7) for one in alone)
 
 
 def test_what_follows_from_the_choices():

@@ -13,6 +13,7 @@ from jaxformer.config import (
     Decay,
     Encoder,
     EncoderDecoder,
+    Hybrid,
     Latent,
     MultiHead,
     Rope,
@@ -36,6 +37,12 @@ ATTENTION = {
         num_heads=4, latent_dim=12, query_latent_dim=10, nope_dim=4, rope_dim=6, value_dim=5
     ),
     "decay": Decay(num_heads=4, head_dim=6, angles=Angles(learned=True)),
+    "hybrid": Hybrid(
+        kinds=(
+            Decay(num_heads=2, head_dim=4),
+            MultiHead(num_heads=4, num_kv_heads=2, head_dim=6, positions=(Rope(), Alibi(), None)),
+        )
+    ),
 }
 IN_TURNS = (GLU(hidden_dim=11), MLP(hidden_dim=9))
 

@@ -15,7 +15,9 @@ from jaxformer.config import (
     Decay,
     Encoder,
     EncoderDecoder,
+    Hybrid,
     Latent,
+    MultiHead,
     SharedKV,
     T5Bias,
     TransformerXL,
@@ -36,6 +38,12 @@ KINDS = {
     "shared": SharedKV(num_heads=4, num_kv_heads=2, head_dim=6),
     "latent": Latent(num_heads=4, latent_dim=8, nope_dim=4, rope_dim=2, value_dim=6),
     "decay": Decay(num_heads=4, head_dim=6, angles=Angles()),
+    "hybrid": Hybrid(
+        kinds=(
+            Decay(num_heads=4, head_dim=6),
+            MultiHead(num_heads=4, num_kv_heads=2, head_dim=6, windows=(3, None)),
+        )
+    ),
 }
 
 
@@ -110,7 +118,7 @@ def test_rules_of_long_texts_are_cut_likewise(kind, build):
     assert float(jnp.abs(part.decoder[..., 15:, :100]).max()) == 0  # another document
 
 
-@pytest.mark.parametrize("kind", sorted(set(KINDS) - {"relu", "decay"}))
+@pytest.mark.parametrize("kind", sorted(set(KINDS) - {"relu", "decay", "hybrid"}))
 @pytest.mark.slow(but=["blocks", "grouped", "t5"])
 def test_rows_are_shares_and_nothing_ahead_is_seen(kind, build):
     config, params, tokens, _ = build(attention=KINDS[kind])

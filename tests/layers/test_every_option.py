@@ -18,9 +18,11 @@ from jaxformer.config import (
     Experts,
     Fire,
     Head,
+    Hybrid,
     Latent,
     LayerNorm,
     Learned,
+    MultiHead,
     QKNorm,
     RMSNorm,
     Rope,
@@ -113,6 +115,27 @@ KINDS = {
     ),
     "decay": Decay(num_heads=4, head_dim=4, shortest=1.5, angles=Angles(pairing="neighbours")),
     "decay, real": Decay(num_heads=2, head_dim=3, angles=None, biases=("value", "out")),
+    "hybrid": Hybrid(
+        kinds=(
+            Decay(num_heads=2, head_dim=4),
+            MultiHead(
+                num_heads=4,
+                num_kv_heads=2,
+                head_dim=6,
+                positions=(T5, Rope(), Rope(), Alibi()),
+                windows=(WINDOW, None),
+            ),
+        )
+    ),
+    "hybrid of three": Hybrid(
+        kinds=(
+            SharedKV(num_heads=2, head_dim=6, positions=(Alibi(),)),
+            MultiHead(num_heads=4, num_kv_heads=4, head_dim=6, positions=(Alibi(),)),
+            Latent(
+                num_heads=2, latent_dim=5, nope_dim=2, rope_dim=4, value_dim=3, windows=(WINDOW,)
+            ),
+        )
+    ),
 }
 
 

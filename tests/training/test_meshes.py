@@ -48,6 +48,7 @@ CASES = [
     ("norms of heads", dict(fsdp=2, tensor=4), dict(remat="dots")),
     ("shared", dict(fsdp=2, context=2, tensor=2), {}),
     ("decay", dict(data=2, fsdp=2, tensor=2), dict(remat="full", accumulation=2)),
+    ("hybrid", dict(data=2, fsdp=2, tensor=2), dict(remat="dots")),
     ("gopher-280b", dict(fsdp=4, tensor=2), {}),  # kernels of distances
     ("gopher-280b", dict(context=2, tensor=2), {}),  # terms of all pairs, so keys are gathered
     ("phi-3-small", dict(context=4, tensor=2), dict(remat="full")),  # and here masks of each head
