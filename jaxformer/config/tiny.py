@@ -67,16 +67,13 @@ def tiny(config: TransformerConfig) -> TransformerConfig:
 def _heads_width(attention: Attention) -> int:
     """Width of all heads side by side, before they are brought back to the model's."""
     match attention:
-        case MultiHead(num_heads=heads, head_dim=width) | SharedKV(num_heads=heads, head_dim=width):
-            return heads * width
-        case Latent(num_heads=heads, value_dim=width):
-            return heads * width
-        case Decay(num_heads=heads, head_dim=width):
-            return heads * width
-        case Mixer(num_heads=heads):  # which alone knows
-            return heads * HEAD_DIM
         case Hybrid(kinds=kinds):
             return max(map(_heads_width, kinds))
+        case Mixer(num_heads=heads):  # which alone knows
+            return heads * HEAD_DIM
+        case Latent(num_heads=heads, value_dim=width):
+            return heads * width
+    return attention.num_heads * attention.head_dim
 
 
 def _tiny_attention(attention: Attention) -> Attention:

@@ -8,6 +8,7 @@ import jax
 
 from jaxformer import config as c
 from jaxformer import costs
+from jaxformer.config.attention import RECURRENT
 from jaxformer.functional.platforms import platform
 
 MOST_LAYERS, MOST_PARAMETERS = 32, 250_000_000
@@ -42,11 +43,10 @@ def unroll(config: c.TransformerConfig, params: Any) -> tuple[c.TransformerConfi
         return tuple(kinds[i % len(kinds)] for i in range(depth))
 
     def with_longer_patterns(kind: c.Kind) -> c.Kind:
-        patterns = {"positions": kind.positions, "windows": kind.windows}
-        if not any(depth % len(pattern) for pattern in patterns.values()):
+        if isinstance(kind, RECURRENT):
             return kind
-        longer: Any = {name: lengthened(pattern) for name, pattern in patterns.items()}
-        return replace(kind, **longer)
+        positions, windows = lengthened(kind.positions), lengthened(kind.windows)
+        return replace(kind, positions=positions, windows=windows)
 
     kinds = tuple(map(with_longer_patterns, lengthened(config.kinds)))
     a = c.Hybrid(kinds=kinds) if isinstance(config.attention, c.Hybrid) else kinds[0]

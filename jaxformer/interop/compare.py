@@ -58,27 +58,26 @@ def _cycle(pattern: tuple[T, ...], depth: int) -> tuple[T, ...]:
 
 def _short(attention: c.Attention, depth: int) -> c.Attention:
     """The same attention, written as short as can be."""
-    positions, windows = _cycle(attention.positions, depth), _cycle(attention.windows, depth)
     biases: Any = tuple(sorted(getattr(attention, "biases", ())))
     match attention:
-        case c.MultiHead(scale=scale, head_dim=width) | c.SharedKV(scale=scale, head_dim=width):
-            if scale is not None and math.isclose(scale, width**-0.5, rel_tol=ROUNDING):
-                scale = None
-            return replace(
-                attention, positions=positions, windows=windows, scale=scale, biases=biases
-            )
-        case c.Latent(scale=scale, nope_dim=plain, rope_dim=rotary):
-            if scale is not None and math.isclose(
-                scale, (plain + rotary) ** -0.5, rel_tol=ROUNDING
-            ):
-                scale = None
-            return replace(
-                attention, positions=positions, windows=windows, scale=scale, biases=biases
-            )
-        case c.Decay():
-            return replace(attention, biases=biases)
         case c.Mixer() | c.Hybrid():
             return attention
+        case c.Decay():
+            return replace(attention, biases=biases)
+        case c.Latent(nope_dim=plain, rope_dim=rotary):
+            width = plain + rotary
+        case c.MultiHead(head_dim=width) | c.SharedKV(head_dim=width):
+            pass
+    usual = attention.scale is not None and math.isclose(
+        attention.scale, width**-0.5, rel_tol=ROUNDING
+    )
+    return replace(
+        attention,
+        positions=_cycle(attention.positions, depth),
+        windows=_cycle(attention.windows, depth),
+        scale=None if usual else attention.scale,
+        biases=biases,
+    )
 
 
 def differences(wanted: Any, found: Any, path: str = "") -> list[str]:

@@ -13,6 +13,7 @@ from jaxformer.config.attention import Projection
 from jaxformer.layers.cache import KVCache
 from jaxformer.layers.guide import Guide
 from jaxformer.layers.heads import (
+    PerHead,
     Weighing,
     head_norm,
     mine,
@@ -26,18 +27,6 @@ from jaxformer.layers.initializers import initializer
 from jaxformer.layers.linear import Linear
 from jaxformer.layers.mode import Mode
 from jaxformer.layers.parameters import parameter
-
-
-class Bias(nn.Module):
-    """A learned vector for each head."""
-
-    shape: tuple[int, ...]
-    mode: Mode
-
-    @nn.compact
-    def __call__(self) -> Float[Array, "N H"]:
-        zeros = nn.initializers.zeros
-        return parameter(self, "bias", zeros, self.shape, "heads features", self.mode)
 
 
 class Kernel(nn.Module):
@@ -86,8 +75,8 @@ class Attention(nn.Module):
             self.key_norm = norm("kv_heads", cfg.num_kv_heads)
         if isinstance(self.positions, c.TransformerXL):
             per_head = (cfg.num_heads, cfg.head_dim)
-            self.content_bias = Bias(per_head, self.mode)
-            self.position_bias = Bias(per_head, self.mode)
+            self.content_bias = PerHead(per_head, nn.initializers.zeros, self.mode)
+            self.position_bias = PerHead(per_head, nn.initializers.zeros, self.mode)
             self.relative = Kernel((self.config.model_dim, *per_head), init.projection, self.mode)
 
     def __call__(
@@ -152,7 +141,7 @@ class Attention(nn.Module):
         if not isinstance(kind, c.TransformerXL) or guide.queries is None or guide.keys is None:
             return query, guide.bias
 
-        def shifted(bias: Bias) -> Float[Array, "*batch T N H"]:
+        def shifted(bias: PerHead) -> Float[Array, "*batch T N H"]:
             return query + jnp.broadcast_to(bias().astype(query.dtype), query.shape)
 
         scale = self.config.multi_head.scale

@@ -1,6 +1,5 @@
 """The attention branch that is a linear recurrence."""
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -11,11 +10,10 @@ from jaxformer import config as c
 from jaxformer import functional as F
 from jaxformer.layers.cache import StateCache, of_layer, with_layer
 from jaxformer.layers.guide import Guide
-from jaxformer.layers.heads import out_of_heads
+from jaxformer.layers.heads import PerHead, out_of_heads
 from jaxformer.layers.initializers import same_angles, spread_memories
 from jaxformer.layers.linear import Linear
 from jaxformer.layers.mode import Mode
-from jaxformer.layers.parameters import parameter
 from jaxformer.layers.watch import watch
 
 
@@ -24,19 +22,6 @@ class Decayed(NamedTuple):
 
     rates: F.DecayRates
     segments: Int[Array, "*batch T"] | None
-
-
-class PerHead(nn.Module):
-    """Learned numbers of each head, of any kind."""
-
-    shape: tuple[int, ...]
-    start: Callable[..., Array]
-    mode: Mode
-
-    @nn.compact
-    def __call__(self) -> Float[Array, "N ..."]:
-        axes = " ".join(["heads", *["features"] * (len(self.shape) - 1)])
-        return parameter(self, "bias", self.start, self.shape, axes, self.mode)
 
 
 class Decay(nn.Module):

@@ -17,7 +17,7 @@ from jaxformer.layers.guide import Guide, magnitude
 from jaxformer.layers.linear import Linear
 from jaxformer.layers.mode import Mode, dropout_key
 from jaxformer.layers.norms import Norm
-from jaxformer.layers.parameters import mesh_axis, shards
+from jaxformer.layers.parameters import mesh_axis, parameter, shards
 from jaxformer.layers.watch import watch
 
 
@@ -39,6 +39,19 @@ class Attended(NamedTuple):
     mask: Bool[Array, "..."] | F.AttentionMask | None
     bias: Float[Array, "..."] | F.ScoreBias | None
     weighing: Weighing
+
+
+class PerHead(nn.Module):
+    """Learned numbers of each head, of any kind."""
+
+    shape: tuple[int, ...]
+    start: Callable[..., Array]
+    mode: Mode
+
+    @nn.compact
+    def __call__(self) -> Float[Array, "N ..."]:
+        axes = " ".join(["heads", *["features"] * (len(self.shape) - 1)])
+        return parameter(self, "bias", self.start, self.shape, axes, self.mode)
 
 
 def head_norm(choice: c.QKNorm, logical: str, heads: int, head_dim: int, mode: Mode) -> Norm:
