@@ -64,8 +64,16 @@ def like(arm: Arm, name: str, **changes: Any) -> Arm:
 
 
 def with_attention(arm: Arm, name: str, **changes: Any) -> Arm:
-    """An arm whose attention differs in some fields."""
-    return like(arm, name, attention=replace(arm.model.attention, **changes))
+    """An arm whose attention differs in some fields.
+
+    Raises:
+        ValueError: It has no such fields.
+    """
+    try:
+        return like(arm, name, attention=replace(arm.model.attention, **changes))
+    except TypeError as error:
+        kind = type(arm.model.attention).__name__
+        raise ValueError(f"{kind} has no {', '.join(changes)} to vary.") from error
 
 
 # Norms

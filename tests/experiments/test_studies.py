@@ -301,6 +301,9 @@ def test_an_unknown_arm_is_refused(small):
         ablate.main(ablate.Ablation(axis="block", size="smoke", arms=("none",)))
     with pytest.raises(ValueError, match="'serial' is the baseline, which is always trained"):
         ablate.main(ablate.Ablation(axis="block", size="smoke", arms=("serial",)))
+    decay = replace(RUNS["tiny"].model, attention=c.Decay(num_heads=4, head_dim=16))
+    with pytest.raises(ValueError, match="Decay has no qk_norm to vary"):
+        arms_of("qk_norm", replace(RUNS["tiny"], model=decay))
 
 
 @pytest.mark.parametrize("run", ["cpu", "gpu", "smoke", "default"])
