@@ -450,7 +450,7 @@ def test_scan_over_stacked_weights_is_one_layer_after_the_other(name):
 
 
 @every_block
-@pytest.mark.slow(but=["NNX", "Haiku"])
+@pytest.mark.slow(but=["Equinox"])
 def test_vmap_over_many_weights_is_each_of_them(name):
     case = case_of(name)
     many, row = several(case.weights, DEPTH), ROWS[0]

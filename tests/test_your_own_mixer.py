@@ -107,7 +107,7 @@ CONFIGS = {
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-@pytest.mark.slow(but=["serial", "of no heads, parallel"])
+@pytest.mark.slow(but=["serial"])
 def test_it_trains_on_eight_devices_as_on_one(config):
     """In packed rows; kernels shared out by width and by heads."""
     found = after_a_step(config, tuple(dict(data=2, fsdp=2, tensor=2).items()))

@@ -308,6 +308,7 @@ def test_an_unknown_arm_is_refused(small):
 
 @pytest.mark.parametrize("run", ["cpu", "gpu", "smoke", "default"])
 @pytest.mark.parametrize("axis", VARIATIONS)
+@pytest.mark.slow(but=[f"{axis}-smoke" for axis in VARIATIONS])
 def test_the_arms_of_every_axis_differ_in_that_axis_alone(axis, run):
     """The first is the run itself; no two are alike; parameters are equal where they can be."""
     base = ABLATION_SIZES[run] if run in ABLATION_SIZES else RUNS[run]
