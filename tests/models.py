@@ -4,7 +4,6 @@ from dataclasses import replace
 from functools import lru_cache
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxformer import Transformer, zoo
@@ -43,7 +42,7 @@ def draw(shapes, size=0.35):
             noise *= size
         else:
             noise = 0.2 * noise + (name == "scale")
-        return jnp.asarray(noise, x.dtype)
+        return jax.device_put(noise.astype(x.dtype))  # `jnp.asarray` compiles
 
     return jax.tree_util.tree_map_with_path(leaf, shapes)
 
@@ -72,7 +71,7 @@ def log_probabilities(config, params, tokens, width=128):
     """
     padded = np.zeros((1, width), np.int32)
     padded[0, : len(tokens)] = tokens
-    logits = np.float64(compiled(config)(params, padded)[0, : len(tokens)])
+    logits = np.float64(compiled(config)(params, padded))[0, : len(tokens)]
     return logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
 
 
@@ -85,8 +84,8 @@ def rounding(run, params, tokens, draws=4):
     logits = np.asarray(run(params, tokens))
     rng, moved = np.random.default_rng(0), []
     for _ in range(draws):
-        noise = jax.tree.map(lambda p: p * (1 + rng.choice([-6e-8, 6e-8], p.shape)), params)
-        noisy = jax.tree.map(lambda p: jnp.asarray(p, jnp.float32), noise)
+        noise = lambda p: np.float32(np.float64(p) * (1 + rng.choice([-6e-8, 6e-8], p.shape)))  # noqa: E731
+        noisy = jax.tree.map(noise, params)
         moved.append(np.abs(np.asarray(run(noisy, tokens)) - logits).max())
     return max(moved)
 

@@ -34,7 +34,7 @@ TIMES = jnp.arange(T)
 
 
 def drawn(*shape, seed=0):
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+    return np.float32(np.random.default_rng(seed).normal(size=shape))
 
 
 class Case(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
-from jax.typing import DTypeLike
+from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Float
 
 from jaxformer.functional.arguments import checked
@@ -18,7 +18,7 @@ from jaxformer.functional.arguments import checked
 SUM = "sum of parts"  # by which a policy of `jax.checkpoint` knows what was added up
 
 
-def varies_over(x: Array) -> frozenset[str]:
+def varies_over(x: ArrayLike) -> frozenset[str]:
     """Axes along which the type of x says that devices differ, inside `jax.shard_map`.
 
     Args:

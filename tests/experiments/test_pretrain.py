@@ -176,7 +176,7 @@ def test_what_a_run_left_can_be_looked_into(whole):
     tokens = jnp.asarray(run.tokenizer.encode("the fox"), jnp.int32)
     maps = inspect.attention_maps(run.config, run.params, tokens).decoder
     assert maps.shape == (2, 2, len(tokens), len(tokens))
-    np.testing.assert_allclose(jnp.sum(maps, axis=-1), 1.0, atol=1e-6)
+    np.testing.assert_allclose(np.sum(maps, axis=-1), 1.0, atol=1e-6)
     losses = inspect.token_losses(run.config, run.params, tokens)
     assert 0 < float(losses.mean()) < 6
 

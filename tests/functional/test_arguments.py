@@ -17,11 +17,11 @@ MASK = F.causal_mask(jnp.arange(5), jnp.arange(5))
 
 
 def ones(*shape, dtype="float32"):
-    return jnp.ones(shape, dtype)
+    return jax.device_put(np.ones(shape, dtype))
 
 
 def ids(*values, dtype="int32"):
-    return jnp.asarray(values, dtype)
+    return jax.device_put(np.asarray(values, dtype))
 
 
 # Integers that would wrap
@@ -30,7 +30,7 @@ def ids(*values, dtype="int32"):
 def test_targets_of_uint8():
     logits = RNG.normal(size=(3, 256))
     exact = np.log(np.exp(logits).sum(-1)) - logits[np.arange(3), [0, 1, 255]]
-    found = F.cross_entropy(jnp.asarray(logits, jnp.float32), np.array([0, 1, 255], np.uint8))
+    found = F.cross_entropy(np.float32(logits), np.array([0, 1, 255], np.uint8))
     np.testing.assert_allclose(found, exact.mean(), rtol=1e-5)
     zeros = F.cross_entropy(jnp.zeros((3, 256)), np.array([0, 1, 255], np.uint8))
     np.testing.assert_allclose(zeros, np.log(256), rtol=1e-6)
@@ -46,10 +46,7 @@ def test_targets_of_any_integer_dtype_with_chunks(dtype):
     exact = np.log(np.exp(logits).sum(-1)) - logits[np.arange(4), targets]
     for chunk in (128, 600):
         found = F.linear_cross_entropy(
-            jnp.asarray(features, jnp.float32),
-            jnp.asarray(kernel, jnp.float32),
-            jnp.asarray(targets, dtype),
-            chunk=chunk,
+            np.float32(features), np.float32(kernel), jnp.asarray(targets, dtype), chunk=chunk
         )
         np.testing.assert_allclose(found, exact, rtol=1e-4, atol=1e-4)
 
@@ -59,8 +56,8 @@ def test_targets_of_any_integer_dtype_with_chunks(dtype):
 def test_ids_and_positions_of_any_integer_dtype_are_as_int32(dtype):
     tokens, at = jnp.asarray([1, 127, 5, 3], dtype), jnp.arange(6, dtype=dtype)
     segments = jnp.asarray([0, 0, 0, 1, 1, 1], dtype)
-    query, table = jnp.asarray(RNG.normal(size=(6, 2, 4)), jnp.float32), ones(300, 2)
-    rows = jnp.asarray(RNG.normal(size=(8, 2)), jnp.float32)
+    query, table = np.float32(RNG.normal(size=(6, 2, 4))), ones(300, 2)
+    rows = np.float32(RNG.normal(size=(8, 2)))
 
     def rules(at, segments):
         settings = dict(bidirectional=True, max_distance=8)

@@ -20,7 +20,7 @@ SIZES = [[130, 0, 169, 1], [0, 0, 0, 300], [128, 128, 44, 0]]
 
 
 def draw(*shape):
-    return jnp.asarray(RNG.normal(size=shape), jnp.float32)
+    return np.float32(RNG.normal(size=shape))
 
 
 @pytest.fixture(params=WAYS)
@@ -99,12 +99,9 @@ def test_bfloat16_stays(linear):
 
 
 def test_tiles_hold_few_groups_and_suit_widths():
-    assert [Megablox().rows(draw(n, 1), draw(4)) for n in (1, 1024, 1100, 99999)] == [
-        128,
-        256,
-        256,
-        512,
-    ]
+    groups = jnp.zeros(4)
+    rows = [Megablox().rows(jnp.zeros((n, 1)), groups) for n in (1, 1024, 1100, 99999)]
+    assert rows == [128, 256, 256, 512]
     wide = [20, 576, 1408, 2048, 11008]
     assert [grouped.part(n, jnp.dtype("bfloat16")) for n in wide] == [20, 576, 768, 1024, 1024]
     assert [grouped.part(n, jnp.dtype("float32")) for n in wide] == [20, 384, 512, 512, 512]

@@ -244,7 +244,7 @@ def test_a_kernel_inside_vmap_and_on_devices():
     """Values and gradients, with keys that some share and others have of their own."""
     T, mesh, P = (128, jax.sharding.Mesh(jax.devices()[:2], ("data",)), jax.sharding.PartitionSpec)
     rng = np.random.default_rng(0)
-    query, key = (jnp.asarray(rng.normal(size=(*n, T, 1, 64)), jnp.float32) for n in ((3, 2), (2,)))
+    query, key = (np.float32(rng.normal(size=(*n, T, 1, 64))) for n in ((3, 2), (2,)))
 
     def slopes(attend, query, key):
         def total(query, key):

@@ -52,6 +52,7 @@ def test_both_forms_are_the_formula(form, arrays):
 
 def test_scores_are_exponentiated_once(arrays):
     """inventory row 73: the document writes s = exp(q @ c) and exponentiates s again."""
+    arrays = 0.2 * arrays[0], *arrays[1:]  # smaller scores: exp(exp(7)) is not a number
     twice = by_hand(*arrays, score=np.exp)
     assert np.abs(np.asarray(absorbed(*arrays)) - twice).max() > 0.1
 

@@ -126,7 +126,7 @@ def test_window_holds_the_latest_keys(window, start):
     positions = start + jnp.arange(7)
     mask = F.window_mask(positions, positions, window)
     causal = F.causal_mask(positions, positions)
-    np.testing.assert_array_equal(jnp.sum(mask, axis=-1), np.minimum(window, 1 + np.arange(7)))
+    np.testing.assert_array_equal(np.sum(mask, axis=-1), np.minimum(window, 1 + np.arange(7)))
     np.testing.assert_array_equal(mask & causal, mask)
     if window >= 7:
         np.testing.assert_array_equal(mask, causal)
@@ -172,7 +172,7 @@ def test_masks_survive_the_largest_positions():
     np.testing.assert_array_equal(
         F.window_mask(positions, positions, 2), F.window_mask(WAY, WAY, 2)
     )
-    assert not F.window_mask(WAY, jnp.array([last]), 4096).any()
+    assert not F.window_mask(WAY, np.array([last]), 4096).any()
 
 
 def test_window_names_the_bad_numbers():

@@ -22,7 +22,7 @@ batch_norm = jax.jit(F.batch_norm, static_argnames="over")
 
 
 def golden(part, name):
-    return jnp.asarray(GOLDEN[part][name], jnp.float32)
+    return np.float32(GOLDEN[part][name])
 
 
 def wide(*arrays):
@@ -61,7 +61,7 @@ def test_layer_norm_survives_a_mean_far_above_the_spread(normal):
 def test_layer_norm_takes_eps_as_torch_does_and_not_as_flax_does():
     """inventory row 8: the default is torch's 1e-5; Flax's 1e-6 is another function."""
     x = jnp.array([1e-3, -2e-3, 3e-3, 1e-3])
-    assert jnp.max(jnp.abs(F.layer_norm(x) - F.layer_norm(x, eps=1e-6))) > 0.1
+    assert np.max(np.abs(F.layer_norm(x) - F.layer_norm(x, eps=1e-6))) > 0.1
     np.testing.assert_allclose(F.layer_norm(x), layer_norm_64(x, 1.0, 0.0, 1e-5), rtol=1e-5)
 
 
@@ -75,8 +75,8 @@ def test_layer_norm_is_per_token_not_per_sample(normal):
     """inventory row 125: the document drops the time index; mu belongs to (sample, step)."""
     x = normal(2, 5, 7) + jnp.arange(5.0)[None, :, None]
     per_sample = layer_norm_64(x.reshape(2, 35), 1.0, 0.0).reshape(2, 5, 7)
-    np.testing.assert_allclose(jnp.mean(F.layer_norm(x), -1), 0.0, atol=1e-6)
-    np.testing.assert_allclose(jnp.var(F.layer_norm(x), -1), 1.0, rtol=1e-4)
+    np.testing.assert_allclose(np.mean(F.layer_norm(x), -1), 0.0, atol=1e-6)
+    np.testing.assert_allclose(np.var(F.layer_norm(x), -1), 1.0, rtol=1e-4)
     assert np.max(np.abs(F.layer_norm(x) - per_sample)) > 1.0
 
 
@@ -115,7 +115,7 @@ def test_rms_norm_where_eps_stands_shows_on_small_vectors():
 def test_rms_norm_brings_the_length_to_the_root_of_the_width(normal):
     """inventory row 12: the root mean square is the length divided by sqrt(D)."""
     y = F.rms_norm(normal(3, 11), eps=0.0)
-    np.testing.assert_allclose(jnp.linalg.norm(y, axis=-1), np.sqrt(11), rtol=1e-6)
+    np.testing.assert_allclose(np.linalg.norm(y, axis=-1), np.sqrt(11), rtol=1e-6)
 
 
 @pytest.mark.skipif(
@@ -151,7 +151,7 @@ def test_rms_norm_is_layer_norm_of_centred_vectors(normal):
 @settings(max_examples=10, deadline=None)
 @given(factor=st.floats(0.1, 1e3), seed=st.integers(0, 9))
 def test_norms_ignore_the_length_of_their_input(norm, factor, seed):
-    x = jnp.asarray(np.random.default_rng(seed).normal(size=(2, 7)), jnp.float32)
+    x = np.float32(np.random.default_rng(seed).normal(size=(2, 7)))
     np.testing.assert_allclose(norm(factor * x), norm(x), rtol=5e-3, atol=1e-4)
 
 
@@ -166,7 +166,7 @@ def test_norms_of_a_batch_are_the_norms_of_each_vector(norm, normal):
 def test_norms_take_one_gain_per_head(norm, normal):
     x, scale, bias = normal(2, 5, 3, 7), normal(3, 7), normal(3, 7)
     heads = [norm(x[:, :, n], scale[n], bias[n]) for n in range(3)]
-    np.testing.assert_allclose(norm(x, scale, bias), jnp.stack(heads, 2), rtol=1e-6)
+    np.testing.assert_allclose(norm(x, scale, bias), np.stack(heads, 2), rtol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
@@ -175,7 +175,7 @@ def test_norms_keep_dtype_and_survive_large_values(norm, dtype):
     x = jnp.tile(jnp.array([1e4, -1e4], dtype), 32)  # 1e4 ** 2 overflows float16
     y = norm(x, jnp.ones(64, "float32"), jnp.zeros(64, dtype))
     assert y.dtype == dtype
-    np.testing.assert_allclose(jnp.abs(y.astype("float32")), 1.0, rtol=1e-3)
+    np.testing.assert_allclose(np.abs(y.astype("float32")), 1.0, rtol=1e-3)
 
 
 def test_norms_have_the_slope_of_their_formula_at_zero():
@@ -222,11 +222,11 @@ def test_batch_norm_matches_the_formula_in_float64(normal, over, axes):
 
 def test_batch_norm_pooled_is_not_per_step(normal):
     """inventory row 124: a drift over time survives pooling and is erased per step."""
-    x = normal(5, 3, 2) + 10.0 * jnp.arange(3.0)[None, :, None]
+    x = normal(5, 3, 2) + 5.0 * jnp.arange(3.0)[None, :, None]
     per_step, _ = batch_norm(x, over="step")
     pooled, _ = batch_norm(x, over="pooled")
-    np.testing.assert_allclose(jnp.mean(per_step, 0), 0.0, atol=1e-5)
-    assert jnp.max(jnp.abs(jnp.mean(pooled, 0))) > 1.0
+    np.testing.assert_allclose(np.mean(per_step, 0), 0.0, atol=1e-5)
+    assert np.max(np.abs(np.mean(pooled, 0))) > 1.0
 
 
 def test_batch_norm_matches_torch_through_training_and_evaluation():
@@ -271,11 +271,11 @@ def test_batch_norm_of_one_value_is_refused_or_leaves_the_statistics_alone(norma
     running = F.BatchStatistics(jnp.full((3, 2), 7.0), jnp.full((3, 2), 9.0))
     mask = jnp.array([[True, True, False], [False, True, False]])
     y, moved = batch_norm(normal(2, 3, 2), running=running, over="step", mask=mask)
-    np.testing.assert_array_equal(moved.mean[jnp.array([0, 2])], 7.0)
-    np.testing.assert_array_equal(moved.var[jnp.array([0, 2])], 9.0)
-    assert jnp.all(moved.mean[1] != 7.0) and jnp.all(jnp.isfinite(y))
+    np.testing.assert_array_equal(moved.mean[np.array([0, 2])], 7.0)
+    np.testing.assert_array_equal(moved.var[np.array([0, 2])], 9.0)
+    assert np.all(moved.mean[1] != 7.0) and np.all(np.isfinite(y))
     _, unknown = batch_norm(normal(2, 3, 2), over="step", mask=mask)
-    np.testing.assert_array_equal(jnp.isnan(unknown.var[:, 0]), [True, False, True])
+    np.testing.assert_array_equal(np.isnan(unknown.var[:, 0]), [True, False, True])
 
 
 def test_layer_norm_of_a_sample_ignores_its_batch_and_batch_norm_does_not(normal):
@@ -286,7 +286,7 @@ def test_layer_norm_of_a_sample_ignores_its_batch_and_batch_norm_does_not(normal
         np.testing.assert_allclose(norm(together)[:1], norm(x), rtol=1e-6)
     alone, _ = batch_norm(x)
     in_company, _ = batch_norm(together)
-    assert jnp.max(jnp.abs(in_company[:1] - alone)) > 0.5
+    assert np.max(np.abs(in_company[:1] - alone)) > 0.5
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
@@ -295,7 +295,7 @@ def test_batch_norm_keeps_dtype_and_survives_large_values(dtype):
     x = jnp.tile(jnp.array([[[1e4]], [[-1e4]]], dtype), (1, 3, 2))
     y, statistics = batch_norm(x)
     assert y.dtype == dtype and statistics.mean.dtype == statistics.var.dtype == "float32"
-    np.testing.assert_allclose(jnp.abs(y.astype("float32")), 1.0, rtol=1e-3)
+    np.testing.assert_allclose(np.abs(y.astype("float32")), 1.0, rtol=1e-3)
     assert F.batch_norm_inference(x, statistics).dtype == dtype
 
 
@@ -303,8 +303,8 @@ def test_batch_norm_output_does_not_move_along_a_shift_of_its_input(normal):
     """The gradient sums to zero over the batch: a shift of all samples changes nothing."""
     x, weights = normal(5, 3, 2), normal(5, 3, 2)
     gradient = jax.jit(jax.grad(lambda x: jnp.vdot(batch_norm(x)[0], weights)))(x)
-    np.testing.assert_allclose(jnp.sum(gradient, (0, 1)), 0.0, atol=1e-4)
-    assert jnp.max(jnp.abs(gradient)) > 0.01
+    np.testing.assert_allclose(np.sum(gradient, (0, 1)), 0.0, atol=1e-4)
+    assert np.max(np.abs(gradient)) > 0.01
 
 
 def test_batch_norm_names_the_bad_axis(no_checks_of_annotations):

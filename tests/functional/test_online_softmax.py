@@ -16,9 +16,7 @@ T, S, H = 3, 8, 4
 
 def arrays(seed):
     rng = np.random.default_rng(seed)
-    query, key, value = (
-        jnp.asarray(4 * rng.normal(size=s), jnp.float32) for s in ((T, H), (S, H), (S, 5))
-    )
+    query, key, value = (np.float32(4 * rng.normal(size=s)) for s in ((T, H), (S, H), (S, 5)))
     mask = jnp.asarray(rng.random((T, S)) > 0.4)
     return query, key, value, mask.at[0].set(False), jnp.asarray(rng.normal(size=(T, S)), "float32")
 

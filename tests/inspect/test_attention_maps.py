@@ -115,7 +115,7 @@ def test_rules_of_long_texts_are_cut_likewise(kind, build):
         config, params, tokens, layers=(1,), heads=(2,), window=(90, 120), segments=segments
     )
     np.testing.assert_allclose(part.decoder, whole.decoder[:, :, 2:3, 90:120], atol=1e-6)
-    assert float(jnp.abs(part.decoder[..., 15:, :100]).max()) == 0  # another document
+    assert float(np.abs(part.decoder[..., 15:, :100]).max()) == 0  # another document
 
 
 @pytest.mark.parametrize("kind", sorted(set(KINDS) - {"relu", "decay", "hybrid"}))
@@ -123,8 +123,8 @@ def test_rules_of_long_texts_are_cut_likewise(kind, build):
 def test_rows_are_shares_and_nothing_ahead_is_seen(kind, build):
     config, params, tokens, _ = build(attention=KINDS[kind])
     maps = inspect.attention_maps(config, params, tokens).decoder
-    np.testing.assert_allclose(jnp.sum(maps, axis=-1), 1.0, atol=1e-6)
-    assert float(jnp.abs(jnp.triu(maps, 1)).max()) == 0
+    np.testing.assert_allclose(np.sum(maps, axis=-1), 1.0, atol=1e-6)
+    assert float(np.abs(jnp.triu(maps, 1)).max()) == 0
 
 
 def test_layers_after_the_last_whole_pattern_come_last(build):
@@ -266,4 +266,4 @@ def test_every_preset_can_be_looked_at(name):
     assert (maps.cross is not None) == reads
     for part in maps:
         if part is not None:
-            np.testing.assert_allclose(jnp.sum(part, axis=-1), 1.0, atol=1e-5)
+            np.testing.assert_allclose(np.sum(part, axis=-1), 1.0, atol=1e-5)

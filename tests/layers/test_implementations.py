@@ -56,10 +56,8 @@ def test_blocks_give_the_same(name, segmented):
         Transformer(config, attention_implementation=kind) for kind in ("xla", "blockwise")
     )
     shapes = jax.eval_shape(lambda: whole.init(jax.random.key(0), tokens, **given))["params"]
-    params = jax.tree.map(
-        lambda x: jnp.asarray(0.2 * rng.normal(size=x.shape), jnp.float32), shapes
-    )
-    weights = jnp.asarray(rng.normal(size=(2, T, config.vocab_size)), jnp.float32)
+    params = jax.tree.map(lambda x: np.float32(0.2 * rng.normal(size=x.shape)), shapes)
+    weights = np.float32(rng.normal(size=(2, T, config.vocab_size)))
 
     @jax.jit
     def both(params):

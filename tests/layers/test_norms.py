@@ -61,7 +61,7 @@ def test_where_eps_stands_shows_on_small_vectors(normal):
         choice = RMSNorm(eps=1e-4, eps_position=position, parameters="none")
         results.append(run(Norm(choice), {}, x))
         np.testing.assert_allclose(results[-1], reference(choice, x), rtol=1e-5)
-    assert jnp.abs(results[0] - results[1]).max() > 0.5
+    assert np.abs(results[0] - results[1]).max() > 0.5
 
 
 @pytest.mark.parametrize("parameters", ["none", "scale", "scale_bias"])
@@ -91,4 +91,4 @@ def test_gradients_are_finite_at_zero(randomise):
     x, module = jnp.zeros((3, 7)), Norm(RMSNorm())
     params = randomise(module, x)
     gradient = jax.jit(jax.grad(lambda p, x: run(module, p, x).sum(), argnums=(0, 1)))(params, x)
-    assert all(jnp.isfinite(g).all() for g in jax.tree.leaves(gradient))
+    assert all(np.isfinite(g).all() for g in jax.tree.leaves(gradient))

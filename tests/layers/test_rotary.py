@@ -83,7 +83,7 @@ def test_keeps_dtype_length_and_gradient(normal):
     x, positions = normal(5, 6), jnp.arange(5) + 3
     assert turn(x.astype(jnp.bfloat16), positions).dtype == jnp.bfloat16
     norms = jnp.linalg.norm(turn(x, positions), axis=-1)
-    np.testing.assert_allclose(norms, jnp.linalg.norm(x, axis=-1), rtol=1e-5)
+    np.testing.assert_allclose(norms, np.linalg.norm(x, axis=-1), rtol=1e-5)
     # The gradient of half the squared distance to zero is the input itself: lengths are kept.
     gradient = jax.jit(jax.grad(lambda x: jnp.square(turn(x, positions)).sum() / 2))(x)
     np.testing.assert_allclose(gradient, x, atol=1e-5)

@@ -28,7 +28,7 @@ class State(NamedTuple):
 
 
 def draw(seed, *shape):
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+    return jnp.asarray(np.float32(np.random.default_rng(seed).normal(size=shape)))
 
 
 def make(step=3, seed=0, *, width=5, optimizer=None):
@@ -97,7 +97,7 @@ def test_what_is_restored_is_bit_for_bit_what_was_saved(saved):
 def test_extreme_values_and_muons_masked_state_survive(tmp_path):
     state = make(2**31 - 1, optimizer=Muon())
     values = [np.nan, -np.nan, np.inf, -0.0, 1e-45, 3e38, -1.5]
-    state.params["odd"] = {"bias": jnp.asarray(values, jnp.float32)}
+    state.params["odd"] = {"bias": jnp.asarray(np.float32(values))}
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(1, state, {})
         checkpoints.wait()

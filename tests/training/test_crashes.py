@@ -24,7 +24,7 @@ FORK = multiprocessing.get_context("fork")
 
 def state(step):
     values = np.random.default_rng(step).normal(size=(3, 5))
-    return {"kernel": jnp.asarray(values, jnp.float32), "step": jnp.int32(step)}
+    return {"kernel": jnp.asarray(np.float32(values)), "step": jnp.int32(step)}
 
 
 def assert_is(found, step):

@@ -15,7 +15,7 @@ from jaxformer.training.checkpoints import Checkpoints
 
 def state(step):
     values = np.random.default_rng(step).normal(size=(7, 30))
-    return {"step": jnp.int32(step), "kernel": jnp.asarray(values, jnp.float32)}
+    return {"step": jnp.int32(step), "kernel": jnp.asarray(np.float32(values))}
 
 
 def write(folder, *steps, losses=None, **kwargs):

@@ -77,7 +77,7 @@ def draw(config):
 
     def start(path, x):
         wave = np.cos(np.arange(x.size) * 0.7 + len(keystr(path))).reshape(x.shape)
-        return jnp.asarray(0.3 * wave + float(path[-1].key == "scale"), jnp.float32)
+        return jnp.asarray(np.float32(0.3 * wave + float(path[-1].key == "scale")))
 
     return tree_map_with_path(start, shapes)
 
