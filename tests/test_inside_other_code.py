@@ -30,7 +30,7 @@ from jaxformer.config import GLU, MultiHead, Rope, TransformerConfig
 T, D, N, K, H, V = 7, 6, 4, 2, 6, 11  # tokens, width, heads, of keys and values, their width, ids
 HIDDEN, DEPTH = 5, 3
 DEVICES = 8  # of tests/conftest.py; a row of data for each
-TIMES = jnp.arange(T)
+TIMES = np.arange(T, dtype=np.int32)
 
 
 def drawn(*shape, seed=0):
@@ -542,7 +542,7 @@ MODEL = Transformer(
     ),
     attention_implementation="xla",
 )
-TEXT = jnp.array([[1, 4, 2, 8, 5, 7, 1], [3, 1, 4, 1, 5, 9, 2], [2, 7, 1, 8, 2, 8, 1]])
+TEXT = np.int32([[1, 4, 2, 8, 5, 7, 1], [3, 1, 4, 1, 5, 9, 2], [2, 7, 1, 8, 2, 8, 1]])
 
 
 @functools.cache

@@ -332,7 +332,7 @@ def keys_first(params, query_positions, key_positions):
     return jnp.zeros((len(key_positions), len(params)))
 
 
-AT = jnp.arange(3)
+AT = np.arange(3, dtype=np.int32)
 OTHERS = {
     "segments of one side": (
         dict(mask=F.AttentionMask(AT, AT, query_segments=AT)),

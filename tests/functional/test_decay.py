@@ -17,8 +17,8 @@ from tests.functional.compiled import F
 
 B, T, N, C = 2, 13, 3, 2
 METHODS = ["scan", "associative", "chunked"]
-GAMMA = jnp.array([0.3, 0.9, 1.0])
-THETA = jnp.array([[0.4, 2.0], [3.0, 0.01], [1.0, 0.0]])
+GAMMA = np.float32([0.3, 0.9, 1.0])
+THETA = np.float32([[0.4, 2.0], [3.0, 0.01], [1.0, 0.0]])
 WEIGHT = np.cos(np.arange(B * T * N * 2 * C)).reshape(B, T, N, 2 * C)
 
 
@@ -206,8 +206,8 @@ def test_only_distances_matter(form):
 # Documents, padding, parts
 
 
-DOCUMENTS = jnp.array([[4, 4, 4, 1, 1, 1, 1, 2, 2, 4, 4, 4, 4], [7] * 8 + [0] * 5])
-REAL = jnp.array([[True] * 5 + [False, True] * 4, [False] * 2 + [True] * 9 + [False] * 2])
+DOCUMENTS = np.int32([[4, 4, 4, 1, 1, 1, 1, 2, 2, 4, 4, 4, 4], [7] * 8 + [0] * 5])
+REAL = np.array([[True] * 5 + [False, True] * 4, [False] * 2 + [True] * 9 + [False] * 2])
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -20,7 +20,7 @@ from jaxformer.functional.kernels import Asked
 from jaxformer.functional.platforms import Target
 from tests.functional.compiled import F
 
-AT = jnp.arange(512)
+AT = np.arange(512, dtype=np.int32)
 IN_ORDER = F.AttentionMask(AT, AT, rule=F.MaskRule(causal=True, contiguous=True))
 
 

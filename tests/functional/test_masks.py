@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from tests.functional.compiled import F
 
 GOLDEN = np.load(Path(__file__).parent / "golden" / "attention.npz")
-WAY = jnp.arange(5)
+WAY = np.arange(5, dtype=np.int32)
 
 # name: function, and the positions (or segments) of 2 sequences with 5 queries and 7 keys
-QUERIES = jnp.array([[0, 1, 2, 3, 4], [9, 10, 11, 12, 3]])
-KEYS = jnp.array([[0, 1, 2, 3, 4, 5, 6], [12, 3, 4, 9, 10, 11, 99]])
+QUERIES = np.int32([[0, 1, 2, 3, 4], [9, 10, 11, 12, 3]])
+KEYS = np.int32([[0, 1, 2, 3, 4, 5, 6], [12, 3, 4, 9, 10, 11, 99]])
 FUNCTIONS = {
     "causal": F.causal_mask,
     "window": lambda q, k: F.window_mask(q, k, 3, lookahead=1),

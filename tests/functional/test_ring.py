@@ -13,8 +13,8 @@ from tests.functional.compiled import F
 
 DEVICES, LENGTH = 4, 16
 HEADS = {"N": 6, "K": 3, "H": 4, "Hv": 5}
-POSITIONS = jnp.arange(LENGTH)
-SEGMENTS = jnp.repeat(jnp.array([1, 2, 3, 4]), 4)
+POSITIONS = np.arange(LENGTH, dtype=np.int32)
+SEGMENTS = np.repeat(np.int32([1, 2, 3, 4]), 4)
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ import pytest
 
 from jaxformer import functional as F
 
-INTEGERS = jnp.array([3, 0, 7, 2, 11])
-WAVES = jnp.sin(jnp.arange(5.0 * 3 * 8)).reshape(5, 3, 8)
+INTEGERS = np.int32([3, 0, 7, 2, 11])
+WAVES = np.sin(np.arange(5 * 3 * 8, dtype=np.float32)).reshape(5, 3, 8)
 FREQUENCIES = F.rope_frequencies(8)
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_length": 64}
 
