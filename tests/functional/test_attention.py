@@ -395,14 +395,14 @@ def test_one_query_over_kept_keys_is_the_last_row(normal, kind):
 @pytest.mark.slow
 def test_on_a_tpu_equal_queries_stand_for_one(normal, monkeypatch, num_kv_heads, equal):
     """And nothing else: eight of them for each head of keys."""
-    query, key = normal(2, 1, 4, 3), normal(2, 9, num_kv_heads, 3)
+    query, key = map(jnp.asarray, (normal(2, 1, 4, 3), normal(2, 9, num_kv_heads, 3)))
     mask, bias = jnp.arange(9)[None, None] < jnp.array([[[4]], [[7]]]), normal(4, 1, 9)
     expected = attention_module.dot_product_attention(query, key, key, mask, bias)
     monkeypatch.setattr(attention_module, "platform", lambda: "tpu")
     found = attention_module.dot_product_attention(query, key, key, mask, bias)
     np.testing.assert_allclose(found, expected, atol=1e-6)
     assert attention_module.equal_queries(query, key) == equal
-    assert attention_module.equal_queries(normal(2, 3, 4, 3), key) == 3
+    assert attention_module.equal_queries(jnp.ones((2, 3, 4, 3)), key) == 3
 
 
 def test_a_sentence_seen_at_once_shows_each_token_its_past(normal):
