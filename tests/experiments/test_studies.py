@@ -33,6 +33,7 @@ from jaxformer.training import step
 from jaxformer.training.guard import Skipping
 from jaxformer.training.optimizers import make_optimizer
 from jaxformer.training.schedules import Cosine
+from tests.models import compiled
 
 LINES = [f"{n}: the {w} fox jumps over {n * n} lazy dogs\n" for n in range(90) for w in ("a", "b")]
 MODEL = c.TransformerConfig(
@@ -136,21 +137,23 @@ def test_seeds_side_by_side_are_those_one_by_one(small, training):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow
-def test_seeds_run_one_by_one_where_there_is_no_room(small, training):
-    def bytes_of(run):
-        memory = run.memory_analysis()
+def test_seeds_run_one_by_one_where_there_is_no_room():
+    def bytes_of(ways, room):
+        def update(state, batch):
+            wide = jnp.tanh(state @ jnp.tile(batch, (1, 16)))
+            return state + wide @ jnp.tile(batch, (16, 1)), jnp.sum(state)
+
+        arrays = np.ones((2, 64, 64), np.float32)
+        memory = seeds.compiled_for_all(
+            seeds.spread(1), update, arrays, arrays, ways=ways, room=room
+        ).memory_analysis()
         return memory.argument_size_in_bytes + memory.temp_size_in_bytes
 
-    beside, one_by_one = (
-        bytes_of(programs(small, training, ways=(way,), room=None)[0]) for way in (False, True)
-    )
-    assert one_by_one < beside
-    both = (False, True)
-    assert bytes_of(programs(small, training, ways=both, room=beside)[0]) == beside
-    assert bytes_of(programs(small, training, ways=both, room=beside - 1)[0]) == one_by_one
+    beside, one_by_one = bytes_of([False], None), bytes_of([True], None)
+    assert one_by_one < beside == bytes_of([False, True], beside)
+    assert one_by_one == bytes_of([False, True], beside - 1)
     with pytest.raises(ValueError, match=r"A device has 0\.0 GiB; a seed .* --batch-size or"):
-        programs(small, training, ways=both, room=one_by_one - 1)
+        bytes_of([False, True], one_by_one - 1)
 
 
 @pytest.mark.slow
@@ -159,15 +162,12 @@ def test_held_out_losses_are_means_over_the_tokens_that_count(small, training):
     text = read_corpus(small)
     params = train_seeds(arm(small), training, "").params
     found = held_out_nats(MODEL, params, text.held_out, training)
-    model = Transformer(MODEL)
     for at in range(2):
         own = jax.tree.map(lambda x: x[at], params)  # noqa: B023
         nats, tokens = 0.0, 0
         for row in range(len(text.held_out)):
             tokens_, segments, positions = (np.int32(x) for x in text.held_out[row])
-            logits = model.apply(
-                {"params": own}, tokens_[:-1], positions=positions, segments=segments
-            )
+            logits = compiled(MODEL)(own, tokens_[:-1], positions=positions, segments=segments)
             chosen = np.asarray(jax.nn.log_softmax(logits))[np.arange(8), tokens_[1:]]
             nats, tokens = nats - chosen[segments > 0].sum(), tokens + (segments > 0).sum()
         assert found[at] == pytest.approx(nats / tokens, rel=1e-5)

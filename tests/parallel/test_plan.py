@@ -164,8 +164,13 @@ def test_where_no_one_change_suffices():
 # The command
 
 
-@pytest.mark.parametrize("name", zoo.names())
-@pytest.mark.slow(but=["llama-2-70b", "mixtral-8x7b", "t5-small", "gemma-3-1b"])
+PLANNED = ("llama-2-70b", "mixtral-8x7b", "t5-small", "gemma-3-1b")
+SELDOM = (name for name in zoo.names() if name not in PLANNED)
+
+
+@pytest.mark.parametrize(
+    "name", [*PLANNED, *(pytest.param(name, marks=pytest.mark.exhaustive) for name in SELDOM)]
+)
 def test_every_preset_has_a_plan(name, capsys):
     """On H100 as they are, and on a TPU; the largest need at most a few thousand devices."""
     out = run(capsys, name)
