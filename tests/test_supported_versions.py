@@ -18,8 +18,8 @@ from jaxformer import Transformer, config, functional, generate, inspect, zoo
 from jaxformer.parallel import abstract_parameters
 
 ROOT = Path(jaxformer.__file__).parents[1]
-TEXT = np.int32([[5, 93, 17, 61, 2, 29, 44]])
-SOURCE = np.int32([[8, 71, 30, 12, 99]])
+TEXT = jnp.array([[5, 93, 17, 61, 2, 29, 44]])
+SOURCE = jnp.array([[8, 71, 30, 12, 99]])
 LATENT = config.Latent(num_heads=4, latent_dim=8, nope_dim=6, rope_dim=4, value_dim=6)
 KINDS = {  # a decoder of each kind of attention and feed-forward, an encoder with a decoder
     "learned positions": zoo.get("gpt-2-small").tiny(),
