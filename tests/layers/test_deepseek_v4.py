@@ -56,7 +56,7 @@ def ours(theirs):
         attention=choice,
         feed_forward=(GLU(hidden_dim=2),),
     )
-    return config, jax.tree.map(lambda a: np.float32(a), params)
+    return config, jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), params)
 
 
 def output(theirs):
