@@ -257,4 +257,4 @@ def test_devices_drop_other_parts_of_what_is_shared_out_and_the_same_of_what_all
     parts = dropped("tensor", P("tensor")).reshape(4, 64) > 0
     assert len(np.unique(parts, axis=0)) == 4 and 0.3 < parts.mean() < 0.7
     same = dropped(None, P())  # its type says that devices do not differ
-    np.testing.assert_array_equal(same, Dropping(None).apply({}, np.ones(256), rngs=rngs))
+    np.testing.assert_array_equal(same, Dropping(None).apply({}, jnp.ones(256), rngs=rngs))
