@@ -171,6 +171,7 @@ def score_bias(
     axes = jax.tree.broadcast(head_axes, params, is_leaf=lambda x: x is None)
     axes = tuple(jax.tree.leaves(axes, is_leaf=lambda x: x is None))
     formula = BiasFormula(function, tuple(sorted(settings.items())), axes)
+    params = jax.tree.map(jnp.asarray, params)
     return ScoreBias(params, query_positions, key_positions, formula)
 
 
