@@ -267,11 +267,12 @@ def noise_like(tree, seed=0):
 
 def several(weights, count):
     """Weights of so many layers or models, stacked; all different."""
+    weights = jax.device_get(weights)
     layers = [
-        jax.tree.map(lambda w, n: w * jnp.float32(1 + n / 5), weights, noise_like(weights, i))
+        jax.tree.map(lambda w, n: w * np.float32(1 + n / 5), weights, noise_like(weights, i))
         for i in range(count)
     ]
-    return jax.tree.map(lambda *w: jnp.stack(w), *layers)
+    return jax.tree.map(lambda *w: jax.device_put(np.stack(w)), *layers)
 
 
 ROWS = drawn(DEVICES, T, D, seed=99)

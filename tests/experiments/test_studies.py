@@ -513,15 +513,16 @@ def test_lengths_are_measured_for_every_way_of_stretching(small, training):
 def test_every_way_stretches_the_slowest_pair_as_far_as_it_says():
     """What NTK, linear, YaRN and the others do to a text of so many times the length."""
     model = PLACEMENT_SIZES["cpu"].model
+    frequencies = jax.jit(guide.frequencies, static_argnums=(0, 1))
     for times in (2, 4, 8):
         length = jnp.int32(times * 64)
-        plain = guide.frequencies(c.Rope(), 32, length)
+        plain = frequencies(c.Rope(), 32, length)
         for name, scaling in scalings(model, 64, times).items():
-            stretched = guide.frequencies(c.Rope(scaling=scaling), 32, length)
+            stretched = frequencies(c.Rope(scaling=scaling), 32, length)
             found = float(plain[-1] / stretched[-1])
             assert found == pytest.approx(times, rel=1e-3), (name, times)
     ways = scalings(model, 64, 8)
-    pairs = {n: guide.frequencies(c.Rope(scaling=s), 32, jnp.int32(512)) for n, s in ways.items()}
+    pairs = {n: frequencies(c.Rope(scaling=s), 32, jnp.int32(512)) for n, s in ways.items()}
     alike = [{a, b} for a in pairs for b in pairs if a < b and np.allclose(pairs[a], pairs[b])]
     assert alike == [{"NTK", "dynamic NTK"}]  # in rows of just that length
 

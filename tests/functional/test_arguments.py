@@ -1,5 +1,6 @@
 """What functions are given: narrow integers, lists, wrong shapes, wrong kinds, nothing at all."""
 
+import functools
 import inspect
 import math
 
@@ -13,7 +14,7 @@ from jaxformer.functional.arguments import _Number, _wanted
 
 NARROW = ["uint8", "int8", "uint16", "int16", "uint32"]
 RNG = np.random.default_rng(0)
-MASK = F.causal_mask(jnp.arange(5), jnp.arange(5))
+MASK = jax.device_put(np.tri(5, dtype=bool))
 
 
 def ones(*shape, dtype="float32"):
@@ -30,9 +31,10 @@ def ids(*values, dtype="int32"):
 def test_targets_of_uint8():
     logits = RNG.normal(size=(3, 256))
     exact = np.log(np.exp(logits).sum(-1)) - logits[np.arange(3), [0, 1, 255]]
-    found = F.cross_entropy(np.float32(logits), np.array([0, 1, 255], np.uint8))
+    cross_entropy = jax.jit(F.cross_entropy)
+    found = cross_entropy(np.float32(logits), np.array([0, 1, 255], np.uint8))
     np.testing.assert_allclose(found, exact.mean(), rtol=1e-5)
-    zeros = F.cross_entropy(jnp.zeros((3, 256)), np.array([0, 1, 255], np.uint8))
+    zeros = cross_entropy(np.zeros((3, 256), np.float32), np.array([0, 1, 255], np.uint8))
     np.testing.assert_allclose(zeros, np.log(256), rtol=1e-6)
 
 
@@ -45,9 +47,8 @@ def test_targets_of_any_integer_dtype_with_chunks(dtype):
     logits = features @ kernel
     exact = np.log(np.exp(logits).sum(-1)) - logits[np.arange(4), targets]
     for chunk in (128, 600):
-        found = F.linear_cross_entropy(
-            np.float32(features), np.float32(kernel), jnp.asarray(targets, dtype), chunk=chunk
-        )
+        losses = jax.jit(functools.partial(F.linear_cross_entropy, chunk=chunk))
+        found = losses(np.float32(features), np.float32(kernel), targets.astype(dtype))
         np.testing.assert_allclose(found, exact, rtol=1e-4, atol=1e-4)
 
 
@@ -94,10 +95,11 @@ def test_ids_and_positions_of_any_integer_dtype_are_as_int32(dtype):
 
 
 def test_windows_of_unsigned_positions():
-    at = jnp.arange(6, dtype="uint16")
-    np.testing.assert_array_equal(F.window_mask(at, at, 2)[-1], [0, 0, 0, 0, 1, 1])
-    marked_unused = jnp.asarray([0, 1, 2**32 - 1], "uint32")  # a slot after all queries
-    np.testing.assert_array_equal(F.causal_mask(at[1:2], marked_unused), [[1, 1, 0]])
+    at = np.arange(6, dtype="uint16")
+    seen = np.asarray(jax.jit(lambda at: F.window_mask(at, at, 2))(at))
+    np.testing.assert_array_equal(seen[-1], [0, 0, 0, 0, 1, 1])
+    marked_unused = np.asarray([0, 1, 2**32 - 1], "uint32")  # a slot after all queries
+    np.testing.assert_array_equal(jax.jit(F.causal_mask)(at[1:2], marked_unused), [[1, 1, 0]])
 
 
 def test_differences_of_unsigned_positions_are_refused():
@@ -131,7 +133,7 @@ def test_masks_that_are_not_boolean_are_refused(call):
         call(additive)
     with pytest.raises(ValueError, match="mask is int32, and must be boolean.* use mask != 0"):
         call(MASK.astype(jnp.int32))
-    call(additive == 0)
+    jax.eval_shape(call, additive == 0)
     with pytest.raises(ValueError, match="mask is float32, and must be boolean"):
         jax.jit(call)(additive)
 
@@ -357,11 +359,12 @@ def test_options_that_shape_the_program_are_refused_when_they_are_traced(
 def test_a_prefix_of_each_sequence():
     lengths, at = np.array([0, 2, 4]), np.arange(4)
     exact = (at[None, :] <= at[:, None]) | (at[None, None] < lengths[:, None, None])
-    np.testing.assert_array_equal(F.prefix_mask(at, at, lengths), exact)
+    prefix_mask = jax.jit(F.prefix_mask)
+    np.testing.assert_array_equal(prefix_mask(at, at, lengths), exact)
     rows = np.broadcast_to(at, (3, 4))
-    np.testing.assert_array_equal(F.prefix_mask(rows, at, lengths), exact)
-    np.testing.assert_array_equal(F.prefix_mask(rows[None], at, lengths)[0], exact)
-    np.testing.assert_array_equal(jax.vmap(F.prefix_mask, (None, None, 0))(at, at, lengths), exact)
+    np.testing.assert_array_equal(prefix_mask(rows, at, lengths), exact)
+    np.testing.assert_array_equal(prefix_mask(rows[None], at, lengths)[0], exact)
+    np.testing.assert_array_equal(jax.vmap(prefix_mask, (None, None, 0))(at, at, lengths), exact)
 
 
 # What is seen of the package

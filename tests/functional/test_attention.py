@@ -90,7 +90,7 @@ def test_soft_cap_matches_gemma_2():
 def projected_heads(x, weight, bias):
     """Query, key and value of three heads, ``[B, T, 3, 8]``, from torch's joint projection."""
     kernels, biases = weight.reshape(3, 3, 8, 24), bias.reshape(3, 1, 1, 3, 8)
-    return [jnp.einsum("btd,nhd->btnh", x, k) + b for k, b in zip(kernels, biases, strict=True)]
+    return [np.einsum("btd,nhd->btnh", x, k) + b for k, b in zip(kernels, biases, strict=True)]
 
 
 def test_matches_torch_multi_head_attention():
@@ -118,7 +118,8 @@ def test_matches_torch_multi_head_attention():
 def test_matches_jax_nn():
     query, key, value, mask, bias = golden(*QKV, "mask", "bias")
     value = value[..., :H]  # jax.nn wants one width for both
-    expected = jax.nn.dot_product_attention(query, key, value, bias[None], mask[:, None], scale=0.3)
+    theirs = jax.jit(functools.partial(jax.nn.dot_product_attention, scale=0.3))
+    expected = theirs(query, key, value, bias[None], mask[:, None])
     found = dot_product_attention(query, key, value, mask, bias, scale=0.3)
     np.testing.assert_allclose(found, expected, atol=2e-6)
 
@@ -183,13 +184,13 @@ def test_scaling_keeps_softmax_out_of_saturation(normal):
     """inventory row 96: q.k has variance d_k, so without 1/sqrt(d_k) softmax hardly passes on
     gradients."""
     query, key = normal(400, 1, 256), normal(37, 1, 256)
-    scores = jnp.einsum("tnh,snh->ts", query, key)
+    scores = np.einsum("tnh,snh->ts", query, key)
     np.testing.assert_allclose(np.var(scores), 256, rtol=0.1)
 
     def slope(scale):
         """Mean size of d weights / d scores, from the diagonal of softmax's Jacobian."""
         weights = attention_weights(query, key, scale=scale)
-        return float(jnp.mean(weights * (1 - weights)))
+        return float(np.mean(weights * (1 - weights)))
 
     assert slope(256**-0.5) > 4 * slope(1.0)
 
@@ -207,22 +208,22 @@ def test_two_stage_heads_are_a_split_of_one_product(normal):
     def heads(stage_two):
         """Stage-two matrices ``[head, q or k or v, 6, 3]``."""
         q, k, v = (
-            jnp.stack([x @ w @ w_head[i] for w_head in stage_two], axis=1)
+            np.stack([x @ w @ w_head[i] for w_head in stage_two], axis=1)
             for i, w in enumerate((w_query, w_key, w_value))
         )
         return dot_product_attention(q, k, v)
 
-    selectors = jnp.split(jnp.eye(6), 2, axis=1)
+    selectors = np.split(np.eye(6, dtype="float32"), 2, axis=1)
     by_selection = heads([[half] * 3 for half in selectors])
     by_splitting = dot_product_attention(
         *((x @ w).reshape(5, 2, 3) for w in (w_query, w_key, w_value))
     )
     np.testing.assert_allclose(by_selection, by_splitting, atol=1e-5)
 
-    collapsed = jnp.stack([w_query @ first[0], w_query @ second[0]], axis=1)
+    collapsed = np.stack([w_query @ first[0], w_query @ second[0]], axis=1)
     np.testing.assert_allclose(
-        jnp.stack([x @ w_query @ first[0], x @ w_query @ second[0]], axis=1),
-        jnp.einsum("td,dnh->tnh", x, collapsed),
+        np.stack([x @ w_query @ first[0], x @ w_query @ second[0]], axis=1),
+        np.einsum("td,dnh->tnh", x, collapsed),
         atol=2e-5,
     )
     as_printed = heads([[first[0]] * 3, [second[0]] * 3])
@@ -235,8 +236,8 @@ def test_a_layer_of_each_token_ignores_the_others(normal):
     A fully connected layer over the whole sequence would not; the claim holds token by token.
     """
     x, kernel = normal(5, 3), normal(3, 3)
-    by_token = jax.jacobian(lambda x: jnp.tanh(x @ kernel))(x)
-    mixed = jax.jacobian(lambda x: dot_product_attention(*[x[:, None]] * 3)[:, 0])(x)
+    by_token = jax.jit(jax.jacobian(lambda x: jnp.tanh(x @ kernel)))(x)
+    mixed = jax.jit(jax.jacobian(lambda x: dot_product_attention(*[x[:, None]] * 3)[:, 0]))(x)
     influence = np.abs(by_token).max(axis=(1, 3)), np.abs(mixed).max(axis=(1, 3))
     np.testing.assert_array_equal(influence[0] > 0, np.eye(5, dtype=bool))
     assert (influence[1] > 1e-4).all()
@@ -252,13 +253,13 @@ def test_the_sign_of_the_dot_product_decides():
 
 def test_relu_shares_by_positive_scores():
     """inventory row 101: ReLU with a normalisation instead of softmax; rows of zeros are safe."""
-    query = jnp.array([[[1.0]], [[-1.0]]])
-    key = jnp.array([[[1.0]], [[3.0]], [[0.0]]])
+    query = np.float32([[[1.0]], [[-1.0]]])
+    key = np.float32([[[1.0]], [[3.0]], [[0.0]]])
     options = dict(scale=1.0, normalizer="relu")
     weights = attention_weights(query, key, **options)[0]
     np.testing.assert_allclose(weights, [[0.25, 0.75, 0.0], [0.0, 0.0, 0.0]], rtol=1e-6)
-    gradient = jax.grad(lambda q: jnp.sum(dot_product_attention(q, key, key, **options)))(query)
-    np.testing.assert_allclose(gradient, jnp.zeros_like(query), atol=1e-6)
+    total = lambda q: jnp.sum(dot_product_attention(q, key, key, **options))  # noqa: E731
+    np.testing.assert_allclose(jax.jit(jax.grad(total))(query), 0.0, atol=1e-6)
 
 
 def test_the_mask_belongs_on_the_scores():
@@ -274,7 +275,7 @@ def test_the_mask_belongs_on_the_scores():
     np.testing.assert_allclose(weights, tril / tril.sum(axis=-1, keepdims=True), rtol=1e-5)
 
     right = dot_product_attention(x, x, x, causal(4))
-    seen_by_second = jnp.array([1.0, 1.0, 0.0, 0.0]).reshape(4, 1, 1)
+    seen_by_second = np.float32([1, 1, 0, 0]).reshape(4, 1, 1)
     masked_keys_and_values = dot_product_attention(x, x * seen_by_second, x * seen_by_second)
     assert np.abs(masked_keys_and_values - right)[1].max() > 0.1
 
@@ -283,22 +284,22 @@ def test_distances_form_a_lower_triangle_under_the_mask(normal):
     """inventory row 114: ALiBi's distances -(i - j) fill a lower triangle; what lies above never
     counts, and -(i - j) acts like j, the form [-(i - 1), ..., -1, 0] of the document."""
     query, key, value = (normal(5, 2, h) for h in (3, 3, 7))
-    slopes = jnp.array([0.5, 0.25]).reshape(2, 1, 1)
-    distance = jnp.arange(5.0)[:, None] - jnp.arange(5.0)[None, :]
+    slopes = np.float32([0.5, 0.25]).reshape(2, 1, 1)
+    distance = np.subtract.outer(np.arange(5), np.arange(5)).astype("float32")
     np.testing.assert_array_equal(distance[4], [4, 3, 2, 1, 0])
     bias = -slopes * distance[None]
 
     def attention(bias):
         return dot_product_attention(query, key, value, causal(5), bias)
 
-    above = jnp.broadcast_to(distance[None] < 0, bias.shape)
-    np.testing.assert_array_equal(attention(jnp.where(above, 9.0, bias)), attention(bias))
-    by_position = slopes * jnp.arange(5.0).reshape(1, 1, 5)
+    other = np.where(distance < 0, np.float32(9.0), bias)
+    np.testing.assert_array_equal(attention(other), attention(bias))
+    by_position = slopes * np.arange(5, dtype="float32")
     np.testing.assert_allclose(attention(by_position), attention(bias), atol=1e-6)
 
 
 def swap_first_two(x):
-    return x[jnp.array([1, 0, 2, 3, 4])]
+    return x[np.array([1, 0, 2, 3, 4])]
 
 
 def test_attention_is_equivariant_and_only_without_a_causal_mask(normal):
@@ -427,7 +428,7 @@ def test_the_future_has_exactly_zero_gradient(normal, kind, argument):
     def attention(*arrays):
         return dot_product_attention(*arrays, causal(5), **options[kind])
 
-    influence = np.abs(jax.jacrev(attention, argument)(*arrays)).max(axis=(1, 2, 4, 5))
+    influence = np.abs(jax.jit(jax.jacrev(attention, argument))(*arrays)).max((1, 2, 4, 5))
     np.testing.assert_array_equal(influence * (1 - np.tri(5)), 0.0)
     if kind != "relu":  # which also cuts keys that point away, and a lone key's score
         expected = np.tri(5, dtype=bool)
@@ -460,7 +461,7 @@ def test_packed_documents_do_not_leak(normal):
 @pytest.mark.slow(but=["relu"])
 def test_a_query_without_keys_gives_zero_and_no_gradient(normal, normalizer):
     arrays = normal(3, 2, 3), normal(5, 2, 3), normal(5, 2, 7)
-    mask = jnp.ones((3, 5), bool).at[1].set(False)
+    mask = np.arange(3)[:, None] != np.ones((3, 5))
 
     def attention(*arrays):
         return dot_product_attention(*arrays, mask, normalizer=normalizer)
@@ -468,8 +469,10 @@ def test_a_query_without_keys_gives_zero_and_no_gradient(normal, normalizer):
     with jax.debug_nans(True):
         np.testing.assert_array_equal(attention(*arrays)[1], 0.0)
         row, rest = (
-            jax.grad(lambda *a, i=i: jnp.sum(jnp.sin(attention(*a)[i])), (0, 1, 2))(*arrays)
-            for i in (jnp.array([1]), jnp.array([0, 2]))
+            jax.jit(jax.grad(lambda *a, i=i: jnp.sum(jnp.sin(attention(*a)[i])), (0, 1, 2)))(
+                *arrays
+            )
+            for i in (np.array([1]), np.array([0, 2]))
         )
     for zero, some in zip(row, rest, strict=True):
         np.testing.assert_array_equal(zero, 0.0)
@@ -502,15 +505,17 @@ def test_cap_then_bias_then_mask():
     query, key = jnp.array([[[100.0]]]), jnp.array([[[1.0]], [[-1.0]]])
     bias = jnp.array([[[0.0, 10.0]]])
     weights = attention_weights(query, key, None, bias, scale=1.0, logit_softcap=2.0)
-    np.testing.assert_allclose(weights[0, 0], jax.nn.softmax(np.array([2.0, 8.0])), rtol=1e-5)
+    np.testing.assert_allclose(
+        weights[0, 0], [1 / (1 + np.exp(6)), 1 / (1 + np.exp(-6))], rtol=1e-5
+    )
 
 
 def test_output_is_the_weights_times_the_values():
     query, key, value, mask, bias = golden(*QKV, "mask", "bias")
     weights = attention_weights(query, key, mask, bias)
-    values = jnp.repeat(value, G, axis=-2)
+    values = np.repeat(value, G, axis=-2)
     np.testing.assert_allclose(
-        jnp.einsum("bnts,bsnv->btnv", weights, values),
+        np.einsum("bnts,bsnv->btnv", weights, values),
         dot_product_attention(query, key, value, mask, bias),
         atol=1e-6,
     )
@@ -548,8 +553,8 @@ def test_a_mask_broadcasts(normal, axes):
     sizes = {"B": 2, "N": 6, "T": 5, "S": 7, "1": 1}
     query, key, value = golden(*QKV)
     mask = normal(*(sizes[axis] for axis in axes)) > -0.3
-    full = mask if len(axes) == 4 else jnp.expand_dims(mask, -3) if len(axes) > 1 else mask
-    full = jnp.broadcast_to(full, (B, N, T, S))
+    full = mask if len(axes) == 4 else np.expand_dims(mask, -3) if len(axes) > 1 else mask
+    full = np.broadcast_to(full, (B, N, T, S))
     np.testing.assert_allclose(
         dot_product_attention(query, key, value, mask),
         dot_product_attention(query, key, value, full),
@@ -564,7 +569,7 @@ def test_a_bias_broadcasts(normal, axes):
     bias = normal(*(sizes[axis] for axis in axes))
     np.testing.assert_allclose(
         dot_product_attention(query, key, value, None, bias),
-        dot_product_attention(query, key, value, None, jnp.broadcast_to(bias, (B, N, T, S))),
+        dot_product_attention(query, key, value, None, np.broadcast_to(bias, (B, N, T, S))),
         atol=1e-6,
     )
 
@@ -592,19 +597,20 @@ def test_half_precision_sums_in_float32(dtype, error):
     np.testing.assert_allclose(found.astype(jnp.float32), expected, atol=error)
     assert attention_weights(query, key).dtype == jnp.float32
     # neither half precision has the number 4099: rounded, the weight would move by 6e-5
-    ones = jnp.ones((1, 1, 4099), dtype)
-    weights = attention_weights(ones, jnp.concatenate([ones, 0 * ones]), scale=1e-3)
-    np.testing.assert_allclose(weights[0, 0, 0], jax.nn.sigmoid(4.099), rtol=5e-6)
+    ones = np.ones((1, 1, 4099), dtype)
+    weights = attention_weights(ones, np.concatenate([ones, 0 * ones]), scale=1e-3)
+    np.testing.assert_allclose(weights[0, 0, 0], 1 / (1 + np.exp(-4.099)), rtol=5e-6)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.slow(but=["float32"])
 def test_extreme_scores_neither_overflow_nor_lose_the_gradient(dtype):
-    query = jnp.full((2, 1, 3), 3e4, dtype)
-    key = jnp.array([3e4, -3e4, 0.0], dtype).reshape(3, 1, 1) * jnp.ones((1, 1, 3), dtype)
-    value = jnp.arange(3, dtype=dtype).reshape(3, 1, 1) + jnp.ones((3, 1, 1), dtype)
+    query = np.full((2, 1, 3), 3e4, dtype)
+    key = np.repeat(np.array([3e4, -3e4, 0.0], dtype), 3).reshape(3, 1, 3)
+    value = np.arange(1, 4).astype(dtype).reshape(3, 1, 1)
     np.testing.assert_array_equal(dot_product_attention(query, key, value), 1.0)
-    gradients = jax.grad(lambda *a: dot_product_attention(*a).sum(), (0, 1, 2))(query, key, value)
+    total = lambda *a: dot_product_attention(*a).sum()  # noqa: E731
+    gradients = jax.jit(jax.grad(total, (0, 1, 2)))(query, key, value)
     for gradient, x in zip(gradients, (query, key, value), strict=True):
         assert gradient.dtype == x.dtype and np.isfinite(gradient).all()
 
@@ -626,12 +632,12 @@ def test_dropout_keeps_the_mean(normal):
 
 def test_dropout_zeroes_weights_and_scales_the_rest():
     """With the identity as values and equal scores the output shows the weights themselves."""
-    query, key = jnp.zeros((50, 2, 3)), jnp.zeros((8, 2, 3))
-    value = jnp.broadcast_to(jnp.eye(8)[:, None], (8, 2, 8))
+    query, key = np.zeros((50, 2, 3), "float32"), np.zeros((8, 2, 3), "float32")
+    value = np.broadcast_to(np.eye(8, dtype="float32")[:, None], (8, 2, 8))
     weights = dot_product_attention(
         query, key, value, dropout_rate=0.25, dropout_key=jax.random.key(0)
     )
-    np.testing.assert_allclose(jnp.unique(weights), [0.0, 1 / 8 / 0.75], rtol=1e-6)
+    np.testing.assert_allclose(np.unique(weights), [0.0, 1 / 8 / 0.75], rtol=1e-6)
     np.testing.assert_allclose(np.mean(weights == 0), 0.25, atol=0.05)
     assert (weights[:, 0] != weights[:, 1]).any()
 
@@ -644,20 +650,15 @@ def test_gradients_match_finite_differences(normal, normalizer):
     arrays = normal(3, 2, 3), normal(5, 1, 3), normal(5, 1, 2), normal(2, 3, 5)
 
     def attention(*arrays):
-        query, key, value, bias = (jnp.asarray(x) for x in arrays)
-        return dot_product_attention(
-            query, key, value, None, bias, logit_softcap=3.0, normalizer=normalizer
-        )
+        options = {"logit_softcap": 3.0, "normalizer": normalizer}
+        return dot_product_attention(*arrays[:3], None, arrays[3], **options)
 
-    check_grads(attention, arrays, order=1, modes=["fwd", "rev"], rtol=2e-2)
+    check_grads(jax.jit(attention), arrays, order=1, modes=["fwd", "rev"], rtol=2e-2)
 
 
 def shapes(*, T=5, S=7, N=6, K=3, H=11, value=None, batch=(2,)):
-    return (
-        jnp.zeros((*batch, T, N, H)),
-        jnp.zeros((2, S, K, 11)),
-        jnp.zeros(value or (2, S, K, 13)),
-    )
+    sizes = (*batch, T, N, H), (2, S, K, 11), value or (2, S, K, 13)
+    return tuple(jax.device_put(np.zeros(size, "float32")) for size in sizes)
 
 
 @pytest.mark.parametrize(
@@ -678,15 +679,15 @@ def shapes(*, T=5, S=7, N=6, K=3, H=11, value=None, batch=(2,)):
             r"value has 2 key/value heads \(axis 2 of .* key has 3 \(axis 2",
         ),
         (
-            (*shapes(), jnp.ones((2, 7, 5), bool)),
+            (*shapes(), np.ones((2, 7, 5), bool)),
             r"mask of shape \(2, 7, 5\) .* \[\*batch, queries, keys\] = \(2, 5, 7\)",
         ),
         (
-            (*shapes(), jnp.ones((6, 5, 7), bool)),
+            (*shapes(), np.ones((6, 5, 7), bool)),
             r"mask of shape \(6, 5, 7\) .* \[\*batch, queries, keys\] = \(2, 5, 7\)",
         ),
         (
-            (*shapes(), jnp.ones((2, 3, 5, 7), bool)),
+            (*shapes(), np.ones((2, 3, 5, 7), bool)),
             r"mask of shape \(2, 3, 5, 7\) .* \[\*batch, heads, queries, keys\] = \(2, 6, 5, 7\)",
         ),
         (
@@ -778,10 +779,10 @@ def test_a_learned_scale_has_no_axes():
 
 @pytest.mark.parametrize("shape", [(0, 256, 2, 4), (3, 0, 256, 2, 4), (0, 5, 2, 4), (2, 0, 2, 4)])
 def test_attention_of_nothing_is_nothing(shape):
-    x = jnp.ones(shape)
+    total = lambda x: F.dot_product_attention(x, x, x).sum()  # noqa: E731
+    x = np.ones(shape, "float32")
     assert F.dot_product_attention(x, x, x).shape == shape
-    gradient = jax.grad(lambda x: F.dot_product_attention(x, x, x).sum())(x)
-    assert gradient.shape == shape
+    assert jax.jit(jax.grad(total))(x).shape == shape
 
 
 def test_queries_without_keys_get_zero():

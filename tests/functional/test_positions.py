@@ -304,7 +304,8 @@ def test_sinusoid_of_any_dtype_is_float32(dtype):
 
 def test_sinusoid_gradient_in_the_position():
     """d sin(p w) / dp = w cos(p w): features of a pair are each other's derivatives."""
-    derivative = jax.jacfwd(lambda p: F.sinusoidal_positions(p[None], 6)[0])(jnp.float32(0.7))
+    features = lambda p: F.sinusoidal_positions(p[None], 6)[0]  # noqa: E731
+    derivative = jax.jit(jax.jacfwd(features))(np.float32(0.7))
     sin, cos = np.asarray(sinusoid64(0.7, 6)).reshape(3, 2).T
     w = 10_000.0 ** (-np.arange(3) / 3)
     expected = np.stack([w * cos, -w * sin], axis=-1).ravel()

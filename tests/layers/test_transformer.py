@@ -476,7 +476,7 @@ def test_a_parameter_of_another_shape_is_named(config, build, tokens):
     message = r"decoder/final_norm/scale has the shape \(9,\), but the model's is \(14,\)"
     params["decoder"]["final_norm"]["scale"] = jnp.ones(9)
     with pytest.raises(ValueError, match=message):
-        Transformer(config()).apply({"params": params}, tokens)
+        jax.eval_shape(Transformer(config()).apply, {"params": params}, tokens)
 
 
 @pytest.mark.slow
