@@ -191,7 +191,7 @@ def main(run: Pretrain, runs: Mapping[str, Pretrain] = RUNS) -> Path:
         if run.sample_tokens is not None:
             encode_prompt(run, text.tokenizer)
         work(run, text, using)
-        print(f"\nEverything is in {output}. To repeat the run:\n  {again}")
+        print(f"\nEverything is in {using.kept}. To repeat the run:\n  {again}")
     return output
 
 
@@ -206,8 +206,8 @@ def work(run: Pretrain, text: Text, using: Machinery) -> None:
     """Train, sample, and draw what came of it."""
     output, gzip = using.output, data.gzip_bits_per_byte(text.documents)
     with (
-        Checkpoints(output / "checkpoints", keep=run.keep) as checkpoints,
-        explained_end(run, checkpoints, output),
+        Checkpoints(using.kept / "checkpoints", keep=run.keep) as checkpoints,
+        explained_end(run, checkpoints, using.kept),
     ):
         trained = train_on(run, text, using, checkpoints, gzip)
     if trained is not None:

@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 
 from experiments.training.resume import digest
 from experiments.training.run import AnyRun
+from experiments.training.stores import fetch, kept
 from jaxformer import data
 from jaxformer.config import EncoderDecoder, TransformerConfig, from_json
 from jaxformer.interop import find_folder, load_config, load_pretrained
@@ -119,7 +120,7 @@ def load_trained(
     Raises:
         ValueError: It is neither, or damaged.
     """
-    if (folder / "checkpoints").is_dir():
+    if (kept(folder) / "checkpoints").is_dir():
         return from_run(folder, step, mesh)
     if (folder / "config.json").is_file():
         if step is not None:
@@ -174,7 +175,7 @@ def copy_beside(source: Path, folder: Path, *more: str) -> None:
 
 def from_run(folder: Path, step: int | Literal["best"] | None, mesh: Mesh | None = None) -> Trained:
     """Configuration, parameters and tokenizer of a training run."""
-    with Checkpoints(folder / "checkpoints") as checkpoints:
+    with Checkpoints(kept(folder) / "checkpoints") as checkpoints:
         if step is None:
             step = checkpoints.newest()
         elif step == "best":
@@ -190,14 +191,15 @@ def from_run(folder: Path, step: int | Literal["best"] | None, mesh: Mesh | None
             check_fits(config, mesh.shape)
         shapes = abstract_parameters(config, mesh)
         state = checkpoints.restore(step, {"params": shapes}, partial=True)
-    tokenizer = data.load_tokenizer(folder)
+    here = fetch(folder)
+    tokenizer = data.load_tokenizer(here)
     if digest(tokenizer) != saved["tokenizer"]:
         raise ValueError(
             f"The tokenizer in {folder} is not the one the checkpoint was trained with."
         )
     end = (tokenizer.end_of_text,)
     length = saved["run"].get("length")
-    return Trained(config, state["params"], tokenizer, folder, end, end, length=length, step=step)
+    return Trained(config, state["params"], tokenizer, here, end, end, length=length, step=step)
 
 
 def from_hugging_face(

@@ -11,9 +11,11 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from etils import epath
 from jax.sharding import Mesh
 
 from experiments.trained import copy_beside, load_trained
+from experiments.training import stores
 from experiments.training.memory import check_memory, refuse_too_large
 from experiments.training.resume import find_start
 from experiments.training.run import RUN_FILE, Run, chosen_devices
@@ -47,6 +49,7 @@ class Machinery(NamedTuple):
     """What a run trains with, and where its results go."""
 
     output: Path
+    kept: epath.Path
     mesh: Mesh
     model: Transformer
 
@@ -88,7 +91,7 @@ def machinery(
         expert_room=run.expert_room,
         attention_implementation=run.attention_implementation,
     )
-    return Machinery(output, mesh, model)
+    return Machinery(output, stores.kept(run.output or output), mesh, model)
 
 
 def print_export_note(config: TransformerConfig) -> None:
@@ -205,6 +208,8 @@ def train(
                     rank = loss(numbers)
                 if at % run.save_every == 0 or at == run.steps or signals.stopping:
                     checkpoints.save(at, state, description, loss=rank)
+                    if parallel.is_first() and run.output is not None:
+                        stores.store(run.output)
                 if signals.stopping:
                     raise signals.interrupted()
                 if due(at):

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from etils import epath
 
 from experiments import INTERRUPTED
 from experiments.command_line import RESUMES, fail
 from experiments.training.memory import TooLargeError, advice, is_out_of_memory
 from experiments.training.run import RUN_FILE, AnyRun, Run, choose_folder, flatten
+from experiments.training.stores import kept
 from jaxformer import parallel
 from jaxformer.config import from_json, to_json
 from jaxformer.data import Tokenizer
@@ -58,7 +60,7 @@ def asked_before(run: AnyRun, output: str | None) -> AnyRun:
     What says where it runs, and not what it is, is that of the run given.
     """
     given = None if output is None else Path(output)
-    folder = choose_folder(replace(run, resume=True, output=given))
+    folder = kept(choose_folder(replace(run, resume=True, output=given)))
     if not saved(folder):
         return run
     try:
@@ -72,7 +74,7 @@ def asked_before(run: AnyRun, output: str | None) -> AnyRun:
     return replace(found, **{name: getattr(run, name) for name in here})
 
 
-def saved(folder: Path) -> bool:
+def saved(folder: epath.Path) -> bool:
     """Whether there is a run to go on with that says what it was asked for."""
     return (folder / RUN_FILE).is_file() and any((folder / "checkpoints").glob("[0-9]*"))
 
@@ -80,7 +82,8 @@ def saved(folder: Path) -> bool:
 def settled(run: AnyRun, output: Path) -> AnyRun:
     """A run with its schedule in numbers: that with which it began, and a warm-up that fits."""
     steps, schedule = run.planned_steps, run.optimizer.schedule
-    if run.schedule_steps is None and (run.resume or run.resume_or_begin) and saved(output):
+    resumed = run.resume or run.resume_or_begin
+    if run.schedule_steps is None and resumed and saved(kept(run.output or output)):
         steps = read_json(output / RUN_FILE)["schedule_steps"]
     if schedule.warmup_steps >= steps:
         shorter = max(1, steps // 10)
@@ -146,7 +149,7 @@ def is_evaluated(output: Path, step: int) -> bool:
 
 
 @contextlib.contextmanager
-def explained_end(run: Run, checkpoints: Checkpoints, output: Path) -> Iterator[None]:
+def explained_end(run: Run, checkpoints: Checkpoints, output: epath.PathLike) -> Iterator[None]:
     """Say of a run that ends early what is left of it, and how to go on.
 
     Where it trains with other processes, it then ends at once: what it would wait for would not
@@ -196,7 +199,7 @@ def tell(message: str) -> None:
     print(message, file=sys.stderr, flush=True)
 
 
-def last_checkpoint(checkpoints: Checkpoints, output: Path) -> str:
+def last_checkpoint(checkpoints: Checkpoints, output: epath.PathLike) -> str:
     """What is left of a run that ends early."""
     latest = checkpoints.latest()
     if latest is None:

@@ -17,6 +17,7 @@ from typing import Any, Literal, Protocol, TypeVar
 import jax
 
 from experiments.command_line import RESUMES, flags
+from experiments.training import stores
 from jaxformer import functional as F
 from jaxformer import parallel
 from jaxformer.config import TransformerConfig, to_json
@@ -32,7 +33,7 @@ try:
 except ImportError:  # Windows has no such locks
     fcntl = None  # type: ignore[assignment]
 
-LOCK = "lock"
+LOCK = ".lock"
 RUN_FILE = "run.json"  # everything that a run was asked for
 
 
@@ -68,8 +69,9 @@ class Run:
         distributed: Whether this is one of many processes, each started with the same command.
         hosts: How the processes find each other.
         seed: Of parameters, data and dropout.
-        output: Folder for checkpoints, metrics and the tokenizer; None is runs/NAME-N, a new one,
-            or with --resume the newest. Processes share it.
+        output: Folder for checkpoints, metrics and the tokenizer, or of an object store, such as
+            gs://bucket/run; None is runs/NAME-N, a new one, or with --resume the newest. Processes
+            share it.
         resume: Go on from the newest checkpoint in the output folder.
         resume_or_begin: Go on if --output has a checkpoint, else begin there; nothing is done where
             the run is finished. For a command that is given again until it ends with status 0.
@@ -120,11 +122,6 @@ class Run:
         if self.resume_or_begin and self.output is None:
             raise ValueError(
                 "--resume-or-begin needs --output FOLDER, where the next start finds the run."
-            )
-        if self.output is not None and self.output.parts[:1] in (("gs:",), ("s3:",)):
-            raise ValueError(
-                f"output is a folder of a file system that all processes mount; got {self.output}, "
-                "of an object store."
             )
         if self.wandb == "":
             raise ValueError("wandb must name a project; got ''.")
@@ -278,6 +275,8 @@ def flatten(tree: Any, path: str = "") -> dict[str, Any]:
 def output_folder(run: Run) -> Iterator[Path]:
     """The same folder for all processes, of which the first holds it; see `choose_folder`.
 
+    Where the run is kept in an object store, it is a folder of this machine; see `stores`.
+
     Raises:
         ValueError: Another run holds the folder, it holds an earlier run, or there is none to
             resume.
@@ -286,9 +285,9 @@ def output_folder(run: Run) -> Iterator[Path]:
 
         def take() -> str:
             folder = choose_folder(run)
-            holding.enter_context(held(folder))
+            holding.enter_context(held(stores.working(folder)))
             ours = ("checkpoints", "metrics.jsonl", "tokenizer.json", "tensorboard")
-            found = [name for name in ours if (folder / name).exists()]
+            found = [name for name in ours if (stores.kept(folder) / name).exists()]
             if found and not (run.resume or run.resume_or_begin):
                 raise ValueError(
                     f"{folder} holds {', '.join(found)} of an earlier run. Pass --resume to go on "
@@ -297,7 +296,10 @@ def output_folder(run: Run) -> Iterator[Path]:
                 )
             return str(folder)
 
-        yield Path(parallel.first_decides(take))
+        folder = Path(parallel.first_decides(take))
+        yield stores.fetch(folder)
+        if parallel.is_first():
+            stores.store(folder)
 
 
 def choose_folder(run: Run) -> Path:

@@ -60,16 +60,15 @@ def main(run: Translate) -> Path:
         check_vocabulary(run, tokenizer)
         work(run, tokenizer, using)
         print(f"\nWall time: {format_duration(time.monotonic() - since)}.")
-        print(f"\nEverything is in {output}. To repeat the run:\n  {again}")
+        print(f"\nEverything is in {using.kept}. To repeat the run:\n  {again}")
     return output
 
 
 def work(run: Translate, tokenizer: data.Tokenizer, using: Machinery) -> None:
     """Train, and report what came of it."""
-    output = using.output
     with (
-        Checkpoints(output / "checkpoints", keep=run.keep) as checkpoints,
-        explained_end(run, checkpoints, output),
+        Checkpoints(using.kept / "checkpoints", keep=run.keep) as checkpoints,
+        explained_end(run, checkpoints, using.kept),
     ):
         found = train_on(run, tokenizer, using, checkpoints)
     if found is not None:

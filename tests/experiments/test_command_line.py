@@ -233,7 +233,6 @@ def test_quotes_inside_a_default_are_left_as_they_are(capsys):
         (["--held-out", "1"], "held_out must lie between 0 and 1; got 1.0."),
         (["--held-out", "nan"], "held_out must lie between 0 and 1; got nan."),
         (["--wandb", ""], "wandb must name a project; got ''."),
-        (["--output", "gs://bucket/run"], "output is a folder of a file system"),
         (["--resume-or-begin"], "--resume-or-begin needs --output FOLDER"),
         (
             [

@@ -52,9 +52,9 @@ def test_the_holder_is_named(holder, tmp_path):
 def test_a_holder_that_was_killed_holds_nothing(holder, tmp_path):
     holder.kill()
     holder.wait()
-    assert (tmp_path / "run" / "lock").exists()
+    assert (tmp_path / "run" / ".lock").exists()
     with held(tmp_path / "run"):
-        assert (tmp_path / "run" / "lock").read_text().startswith(f"{os.getpid()} on ")
+        assert (tmp_path / "run" / ".lock").read_text().startswith(f"{os.getpid()} on ")
 
 
 def test_a_folder_into_which_nothing_came_goes(tmp_path):
@@ -70,7 +70,7 @@ def test_a_file_system_without_locks_keeps_nobody_out(tmp_path, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", unknown)
     with held(tmp_path / "run"), held(tmp_path / "run"):
         (tmp_path / "run" / "result").touch()
-    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["lock", "result"]
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [".lock", "result"]
 
 
 def test_names_are_taken_by_making_them(tmp_path):

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from etils import epath
 from jax.experimental.compilation_cache import compilation_cache
 
 from experiments import pretrain
@@ -289,6 +290,34 @@ def test_a_resumed_run_ends_bitwise_where_an_uninterrupted_one_does(whole, capsy
     assert "Resuming after step 6." in capsys.readouterr().out
     assert_same(restored("out"), restored(folder))
     assert losses("out") == losses(folder)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_kept_in_a_store_goes_on_elsewhere(whole, tmp_path, monkeypatch):
+    @epath.register_path_cls("shelf://")
+    class Shelf(epath.gpath.PosixGPath):
+        def __new__(cls, first, *rest):
+            return super().__new__(cls, str(first).replace("shelf:/", str(tmp_path)), *rest)
+
+    output, there = Path("shelf://bucket/run"), tmp_path / "bucket" / "run"
+    with monkeypatch.context() as patch, pytest.raises(TypeError):
+        patch.setattr(pretrain, "plot_run", None)  # it dies after its last checkpoint
+        run_main(replace(BASE, steps=6, output=output, tensorboard=True))
+    with pytest.raises(SystemExit):
+        run_main(replace(BASE, output=output))  # it holds an earlier run
+    shutil.rmtree("runs")  # all that the first machine has
+    flags = ["--resume", "--output", str(output), "--steps", "12"]
+    resumed = parse(pretrain.RUNS, "", flags, resume=asked_before)
+    assert resumed == replace(BASE, output=output, resume=True, tensorboard=True)
+    run_main(resumed)
+    assert_same(restored(there), restored(whole[0]))
+    assert losses(there) == losses(whole[0])
+    names = {path.name for path in there.iterdir()}
+    written = {"metrics.jsonl", "run.json", "run.png", "tokenizer.json"}
+    assert names == written | {"checkpoints", "tensorboard"}
+    assert len(list((there / "tensorboard").iterdir())) == 2
+    shutil.rmtree("runs")
+    assert_same(load_trained(output).params, restored(there).params)
 
 
 @pytest.fixture

@@ -380,7 +380,7 @@ def test_a_folder_of_something_else_is_refused_and_left_as_it_is(small, tmp_path
     (output / "config.json").write_text("{}")
     with pytest.raises(ValueError, match=r"holds files but no study\.json.*pass another --output"):
         ablate.main(ablate.Ablation(axis="block", size="smoke", seeds=2, output=output))
-    assert {file.name for file in output.iterdir()} == {"config.json", "lock"}
+    assert {file.name for file in output.iterdir()} == {"config.json", ".lock"}
 
 
 @pytest.mark.slow
