@@ -146,7 +146,7 @@ def of_text(using: Measured, corpus: data.Source) -> dict[str, float]:
     """Bits per byte, and perplexities, of the documents of a corpus."""
     template = None
     if isinstance(corpus, data.Instructions):
-        template = data.load_chat_template(using.run.checkpoint)
+        template = data.load_chat_template(using.model.folder)
     count = dict.fromkeys(("documents", "bytes", "words", "tokens"), 0)
 
     def requests() -> Iterator[Request]:

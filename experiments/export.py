@@ -62,7 +62,7 @@ def main(run: Export) -> Path:
     output = empty_folder(run.output, overwrite=run.overwrite)
     model = load_trained(run.checkpoint, run.step, ignore=run.ignore)
     # A Hugging Face folder, or a run that began with one and keeps what it said.
-    source = run.checkpoint if (run.checkpoint / "config.json").is_file() else None
+    source = model.folder if (model.folder / "config.json").is_file() else None
     extra = token_ids(model, source)
     if (length := max_positions(model, source)) is not None:
         extra["max_position_embeddings"] = length
@@ -84,7 +84,7 @@ def main(run: Export) -> Path:
         if (found := generation(model, source, extra)) is not None:
             write_json(folder / GENERATION, found)
         if model.step is not None:
-            text = model_card(run.checkpoint, model, family.model_type, output.name)
+            text = model_card(model, family.model_type, output.name)
             (folder / CARD).write_text(text, encoding="utf-8")
     named = "" if model.step is None else f"checkpoint {model.step} of "
     print(f"Wrote {named}{run.checkpoint} as a {family.model_type} to {output}.")

@@ -34,11 +34,10 @@ tokenizer = AutoTokenizer.from_pretrained("{name}")
 """
 
 
-def model_card(folder: Path, model: Trained, family: str, name: str) -> str:
+def model_card(model: Trained, family: str, name: str) -> str:
     """The card of a run.
 
     Args:
-        folder: Of the run.
         model: What is exported of it.
         family: Of transformers.
         name: What to call it.
@@ -46,14 +45,14 @@ def model_card(folder: Path, model: Trained, family: str, name: str) -> str:
     Returns:
         Markdown, with the facts that the hub reads in front.
     """
-    run = read_json(folder / RUN_FILE)
+    run = read_json(model.folder / RUN_FILE)
     init, decoder = run["init"], isinstance(model.config.topology, Decoder)
     facts = {"library_name": "transformers", "tags": "[jaxformer]"}
     if decoder:
         facts["pipeline_tag"] = "text-generation"
     if init is not None and not Path(init).exists():
         facts["base_model"] = init
-    table = asked(run) | measured(folder, model.step or 0)
+    table = asked(run) | measured(model.folder, model.step or 0)
     return TEXT.format(
         facts="\n".join(f"{key}: {value}" for key, value in facts.items()),
         name=name,

@@ -33,7 +33,7 @@ class Trained(NamedTuple):
         config: The model.
         params: Its parameters.
         tokenizer: Of its texts.
-        folder: Where all of it was read.
+        folder: Where it was read, or what there is here of a run in an object store.
         start: What a decoder's text, or an encoder-decoder's output, begins with.
         stop: Tokens that end a text.
         specials: Whether the tokenizer itself adds the special tokens of a prompt.
