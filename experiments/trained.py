@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from experiments.training.resume import digest
 from experiments.training.run import AnyRun
-from experiments.training.stores import fetch, kept
+from experiments.training.stores import READ, fetch, kept
 from jaxformer import data
 from jaxformer.config import EncoderDecoder, TransformerConfig, from_json
 from jaxformer.interop import find_folder, load_config, load_pretrained
@@ -191,7 +191,7 @@ def from_run(folder: Path, step: int | Literal["best"] | None, mesh: Mesh | None
             check_fits(config, mesh.shape)
         shapes = abstract_parameters(config, mesh)
         state = checkpoints.restore(step, {"params": shapes}, partial=True)
-    here = fetch(folder)
+    here = fetch(folder, READ)
     tokenizer = data.load_tokenizer(here)
     if digest(tokenizer) != saved["tokenizer"]:
         raise ValueError(

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from etils import epath
 
-WORKING = Path("runs/stores")
+WORKING = Path("runs/stores")  # of a run
+READ = Path("runs/cache/stores")  # by other programs, which leave a run's alone
 
 
 def kept(folder: Path) -> epath.Path:
@@ -19,18 +20,18 @@ def kept(folder: Path) -> epath.Path:
     return epath.Path(re.sub(r"^(\w{2,}):/", r"\1://", folder.as_posix()))
 
 
-def working(folder: Path) -> Path:
+def working(folder: Path, root: Path = WORKING) -> Path:
     """Where its small files are on this machine: the folder itself if it is no store's."""
-    store = re.fullmatch(r"(\w{2,}):/(.*)", folder.as_posix())
-    return WORKING / store[1] / store[2] if store else folder
+    address = re.fullmatch(r"(\w{2,}):/(.*)", folder.as_posix())
+    return root / address[1] / address[2] if address else folder
 
 
-def fetch(folder: Path) -> Path:
+def fetch(folder: Path, root: Path = WORKING) -> Path:
     """Bring the small files of a run that is kept in a store here; returns where they are."""
-    here, store = working(folder), kept(folder)
-    if here != folder and store.exists():
+    here, there = working(folder, root), kept(folder)
+    if here != folder and there.exists():
         here.mkdir(parents=True, exist_ok=True)
-        for file in store.iterdir():
+        for file in there.iterdir():
             if file.is_file():
                 beside = here / f".{file.name}.{os.getpid()}"  # others may be reading the old one
                 beside.write_bytes(file.read_bytes())
