@@ -18,6 +18,7 @@ from experiments.studies.seeds import Arm, Training, held_out_nats, shared_by, t
 from experiments.training.run import check_numbers, chosen_devices, held, keep_programs, simulate
 from jaxformer import costs
 from jaxformer.config import Decoder
+from jaxformer.parallel import MeshConfig, make_mesh
 from jaxformer.training.optimizers import learning_rate
 
 Measure = Callable[[Arm, Any, Text, Training], Numbers]
@@ -39,8 +40,8 @@ class Study:
         steps: Updates of each arm; None is the size's.
         batch_size: Rows of a batch, of each seed; None is the size's.
         length: Tokens of a row; None is the size's.
-        devices: That share the seeds; None is as many as divide them. On a CPU, how many to
-            simulate; None is one for each core.
+        devices: At most so many share the rows of a batch, as far as they divide them; None is
+            all. On a CPU, how many to simulate; None is one for each core.
         output: Folder for the results; None is runs/STUDY-SIZE. Arms that are finished there are
             not trained again.
         cache: Folder for tokenised text.
@@ -140,8 +141,9 @@ def train_arms(
     keep_programs()
     text = read_corpus(dataclasses.replace(run, cache=study.cache))
     seeds = tuple(range(study.first_seed, study.first_seed + study.seeds))
-    devices = shared_by(study.seeds, chosen_devices(study.devices))
-    training = Training(text.train, seeds, run.steps, run.batch_size, run.dtype, run.remat, devices)
+    devices = chosen_devices(study.devices)
+    mesh = make_mesh(MeshConfig(), devices[: shared_by(run.batch_size, devices)])
+    training = Training(text.train, seeds, run.steps, run.batch_size, run.dtype, run.remat, mesh)
     description = {
         "study": name,
         "size": study.size if study.run is None else study.run,
@@ -162,7 +164,7 @@ def train_arms(
     for at, arm in enumerate(arms, start=1):
         numbers = results.finished(arm)
         if numbers is None:
-            title = f"{at}/{len(arms)} {arm.name}, {study.seeds} seeds on {devices} device(s)"
+            title = f"{at}/{len(arms)} {arm.name}, {study.seeds} seeds on {mesh.size} device(s)"
             numbers = results.save(arm, try_arm(arm, training, text, measure, title))
         else:
             print(f"{at}/{len(arms)} {arm.name}: finished before.", flush=True)
@@ -187,7 +189,7 @@ def try_arm(arm: Arm, training: Training, text: Text, measure: Measure, title: s
         "seconds": round(trained.seconds, 2),
         "compile_seconds": round(trained.compile_seconds, 2),
         "measure_seconds": round(time.monotonic() - since, 2),
-        "machine": machine(training.devices),
+        "machine": machine(training.mesh.size),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         **more,
     }

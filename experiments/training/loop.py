@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 
 from experiments.trained import copy_beside, load_trained
 from experiments.training import stores
-from experiments.training.memory import check_memory, refuse_too_large
+from experiments.training.memory import advice, check_memory, refuse_too_large
 from experiments.training.resume import find_start
 from experiments.training.run import RUN_FILE, Run, chosen_devices
 from jaxformer import costs, parallel
@@ -254,7 +254,7 @@ def compile_updates(run: Run, using: Machinery, batches: Iterable[AnyBatch]) -> 
             f"batch, {memory.temp_size_in_bytes / 2**20:.0f} MiB of working space.",
             flush=True,
         )
-        refuse_too_large(run, compiled)
+        refuse_too_large(compiled, lambda: advice(run))
     return lambda state, batch: programs[shapes(batch)](state, batch)
 
 

@@ -1,7 +1,7 @@
 """What memory a run takes, before it takes it; where it does not fit, which flags would help."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -75,8 +75,12 @@ def check_memory(run: Run, mesh: Mesh, *, length: int, source_length: int) -> No
         )
 
 
-def refuse_too_large(run: Run, compiled: jax.stages.Compiled) -> None:
+def refuse_too_large(compiled: jax.stages.Compiled, advice: Callable[[], str]) -> None:
     """Refuse an update that needs more than a device has, before anything is lost.
+
+    Args:
+        compiled: The update.
+        advice: What would help.
 
     Raises:
         TooLargeError: With what it needs, what there is, and what would help.
@@ -89,7 +93,7 @@ def refuse_too_large(run: Run, compiled: jax.stages.Compiled) -> None:
         raise TooLargeError(
             f"The update needs {gib(kept + working)} on each device ({gib(kept)} of parameters, "
             f"optimizer state and batch, {gib(working)} of working space), which has "
-            f"{gib(limit)}.\n{advice(run)}"
+            f"{gib(limit)}.\n{advice()}"
         )
 
 

@@ -30,14 +30,14 @@ def test_an_update_that_needs_more_than_a_device_has_is_refused_with_the_numbers
     monkeypatch.setattr(memory, "memory_per_device", lambda: need - 1)
     monkeypatch.setattr(memory, "gib", lambda size: f"{size} bytes")
     with pytest.raises(memory.TooLargeError) as refused:
-        memory.refuse_too_large(RUN, program)
+        memory.refuse_too_large(program, lambda: memory.advice(RUN))
     assert str(refused.value) == (
         f"The update needs {need} bytes on each device ({found.argument_size_in_bytes} bytes of "
         f"parameters, optimizer state and batch, {found.temp_size_in_bytes} bytes of working "
         f"space), which has {need - 1} bytes.\n{HELP}"
     )
     monkeypatch.setattr(memory, "memory_per_device", lambda: need)
-    assert memory.refuse_too_large(RUN, program) is None
+    assert memory.refuse_too_large(program, lambda: memory.advice(RUN)) is None
 
 
 def test_a_cpu_has_its_share_of_the_machines_memory():

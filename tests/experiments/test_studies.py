@@ -5,7 +5,6 @@ import re
 import shutil
 import sys
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import jax
@@ -16,7 +15,7 @@ import pytest
 from experiments import ablate, report, rope_placement
 from experiments.pretrain import RUNS, read_corpus
 from experiments.rope_placement import SETTINGS, RopePlacement
-from experiments.studies import measures, seeds, study
+from experiments.studies import measures, study
 from experiments.studies import results as study_results
 from experiments.studies.arms import VARIATIONS, arms_of
 from experiments.studies.measures import at_lengths, by_depth, layer_norms, scalings
@@ -88,13 +87,13 @@ def canned(small, monkeypatch):
 
 @pytest.fixture
 def training(small):
-    rows = read_corpus(small).train
-    return Training(rows, (3, 5), STEPS, 2, "float32", "none", 2)
+    rows, mesh = read_corpus(small).train, make_mesh(MeshConfig(), jax.devices()[:2])
+    return Training(rows, (3, 5), STEPS, 2, "float32", "none", mesh)
 
 
 @pytest.mark.slow
-def test_seeds_side_by_side_are_trained_as_one_alone(small, training):
-    """Against the update that experiments.pretrain makes, of one seed on one device."""
+def test_each_seed_on_two_devices_is_trained_as_alone_on_one(small, training):
+    """Parameters, order of the data, and losses by update and seed."""
     found = train_seeds(arm(small), training, "")
     model, mesh = Transformer(MODEL), make_mesh(MeshConfig(data=1), jax.devices()[:1])
     optimizer = make_optimizer(small.optimizer, STEPS, declarations(MODEL))
@@ -107,53 +106,8 @@ def test_seeds_side_by_side_are_trained_as_one_alone(small, training):
             state, metrics = update(state, put_batch(batches[number], mesh, 2))
             losses.append(float(metrics.loss))
         np.testing.assert_allclose(found.losses[:, at], losses, rtol=2e-6)
-        for one, all_ in zip(
-            jax.tree.leaves(state.params), jax.tree.leaves(found.params), strict=True
-        ):
-            np.testing.assert_allclose(all_[at], one, atol=2e-6)
-
-
-def programs(small, training, **options):
-    """The update of all seeds, compiled some way; its first state, and a batch."""
-    place = seeds.spread(1)  # so that a device has two
-    model, optimizer = (
-        Transformer(MODEL),
-        make_optimizer(small.optimizer, STEPS, declarations(MODEL)),
-    )
-    keys = jax.vmap(jax.random.key)(jnp.asarray(training.seeds, jnp.uint32))
-    state = place.put(jax.vmap(partial(seeds.start, model, optimizer))(keys))
-    batch = place.put(next(seeds.seed_batches(training)))
-    function = partial(seeds.update, model, optimizer, seeds.Objective())
-    return seeds.compiled_for_all(place, function, state, batch, **options), state, batch
-
-
-@pytest.mark.slow
-def test_seeds_side_by_side_are_those_one_by_one(small, training):
-    ends = []
-    for one_by_one in (False, True):
-        run, state, batch = programs(small, training, ways=(one_by_one,), room=None)
-        ends.append(run(state, batch))
-    for one, other in zip(*map(jax.tree.leaves, ends), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
-
-
-def test_seeds_run_one_by_one_where_there_is_no_room():
-    def bytes_of(ways, room):
-        def update(state, batch):
-            wide = jnp.tanh(state @ jnp.tile(batch, (1, 16)))
-            return state + wide @ jnp.tile(batch, (16, 1)), jnp.sum(state)
-
-        arrays = np.ones((2, 64, 64), np.float32)
-        memory = seeds.compiled_for_all(
-            seeds.spread(1), update, arrays, arrays, ways=ways, room=room
-        ).memory_analysis()
-        return memory.argument_size_in_bytes + memory.temp_size_in_bytes
-
-    beside, one_by_one = bytes_of([False], None), bytes_of([True], None)
-    assert one_by_one < beside == bytes_of([False, True], beside)
-    assert one_by_one == bytes_of([False, True], beside - 1)
-    with pytest.raises(ValueError, match=r"A device has 0\.0 GiB; a seed .* --batch-size or"):
-        bytes_of([False, True], one_by_one - 1)
+        for one, other in zip(*map(jax.tree.leaves, (state.params, found.params[at])), strict=True):
+            np.testing.assert_allclose(other, one, atol=2e-6)
 
 
 @pytest.mark.slow
@@ -162,8 +116,7 @@ def test_held_out_losses_are_means_over_the_tokens_that_count(small, training):
     text = read_corpus(small)
     params = train_seeds(arm(small), training, "").params
     found = held_out_nats(MODEL, params, text.held_out, training)
-    for at in range(2):
-        own = jax.tree.map(lambda x: x[at], params)  # noqa: B023
+    for at, own in enumerate(params):
         nats, tokens = 0.0, 0
         for row in range(len(text.held_out)):
             tokens_, segments, positions = (np.int32(x) for x in text.held_out[row])
@@ -574,7 +527,7 @@ def test_layers_are_in_order_where_a_pattern_leaves_some_over():
     np.testing.assert_allclose(layer_norms(gradient), [1, 2, 3, 4, 5])
 
 
-def test_seeds_are_shared_out_evenly():
+def test_rows_are_shared_out_evenly():
     devices = [None] * 8
     assert [shared_by(n, devices) for n in (1, 2, 3, 4, 6, 9)] == [1, 2, 3, 4, 6, 3]
     assert shared_by(4, devices[:2]) == 2 and shared_by(3, devices[:2]) == 1
