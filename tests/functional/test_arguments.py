@@ -67,6 +67,7 @@ def test_ids_and_positions_of_any_integer_dtype_are_as_int32(dtype):
         mask = F.AttentionMask(at, at, segments, segments, F.MaskRule(window=2, lookahead=1))
         return mask, alibi, bucket
 
+    @jax.jit
     def everything(tokens, at, segments):
         mask, alibi, bucket = rules(at, segments)
         return {

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer import Transformer, generate
+from jaxformer import generate
 from jaxformer.config import EncoderDecoder
 from jaxformer.generation import Beam, Greedy, Sample, stream
 from jaxformer.generation.prompts import make_request, pad_rows
@@ -65,8 +65,7 @@ def test_forms_of_a_source(config):
 @pytest.mark.slow
 def test_a_flat_source_is_the_row_of_a_batch(config):
     reads = replace(config, topology=READS)
-    start = jnp.zeros((1, 1), jnp.int32)
-    params = Transformer(reads).init(jax.random.key(0), start, source=start)["params"]
+    params = parameters(reads)
     alone = generate(reads, params, [1], max_new_tokens=3, source=[5, 6])
     batch = generate(reads, params, [[1]], max_new_tokens=3, source=[[5, 6]])
     np.testing.assert_array_equal(alone, batch[0])

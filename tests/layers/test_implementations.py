@@ -78,20 +78,21 @@ def test_prompts_read_in_parts_by_blocks():
     """A cache's keys stand where they stand, empty slots too."""
     config, rng = zoo.get("gemma-2-2b").tiny(), np.random.default_rng(0)
     tokens, _ = inputs(config, rng, False)
-    params = Transformer(config).init(jax.random.key(0), tokens)["params"]
+    params = parameters(config)
 
-    def read(kind):
-        model, cache, found = (
+    @partial(jax.jit, static_argnums=0)
+    def read(kind, params):
+        model, cache = (
             Transformer(config, attention_implementation=kind),
             empty_cache(config, (2,), T),
-            [],
         )
+        found = []
         for part in (tokens[:, :9], tokens[:, 9:]):
             logits, cache = model.apply({"params": params}, part, cache=cache)
             found.append(logits)
         return jnp.concatenate(found, axis=1)
 
-    np.testing.assert_allclose(read("blockwise"), read("xla"), atol=2e-5)
+    np.testing.assert_allclose(read("blockwise", params), read("xla", params), atol=2e-5)
 
 
 @pytest.mark.slow

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from functools import partial
 
 import chex
 import jax
@@ -445,12 +446,13 @@ def test_an_encoder_may_have_choices_of_its_own():
     alone = replace(both, num_layers=2, topology=Encoder(), **own)
     source = jnp.asarray([[1, 5, 3, 9]])
 
-    def encoded(config, params, *tokens, **options):
+    @partial(jax.jit, static_argnums=0)
+    def encoded(config, params, tokens, **options):
         apply = Transformer(config).apply
-        _, kept = apply({"params": params}, *tokens, **options, capture_intermediates=True)
+        _, kept = apply({"params": params}, tokens, **options, capture_intermediates=True)
         return kept["intermediates"]["encoder"]["__call__"][0][0]
 
-    params = Transformer(both).init(jax.random.key(0), source[:, :2], source=source)["params"]
+    params = parameters(both)
     found = encoded(both, params, source[:, :2], source=source)
     parts = {name: params[name] for name in ("embedding", "encoder", "head")}
     np.testing.assert_allclose(found, encoded(alone, parts, source), atol=1e-6)
