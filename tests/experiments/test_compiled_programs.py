@@ -47,7 +47,7 @@ def train(tmp_path):
         *("--model.vocab-size", "257", "--model.model-dim", "16", "--model.num-layers", "2"),
         *("--model.attention.num-heads", "2", "--model.attention.num-kv-heads", "2"),
         *("--model.attention.head-dim", "8", "--length", "16", "--batch-size", "4"),
-        *("--steps", "3", "--sample-tokens", "3"),
+        *("--steps", "3", "--sample-tokens", "3", "--optimizer.optimizer", "AdamW()"),
     )
     return lambda devices: start(tmp_path, *arguments, "--devices", str(devices))
 
