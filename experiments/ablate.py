@@ -3,17 +3,19 @@
     python -m experiments.ablate --axis position --size smoke   # minutes: to see that it runs
     python -m experiments.ablate --axis placement               # about an hour of two cores
     python -m experiments.ablate --axis optimizer --run default --steps 300
+    python -m experiments.ablate --axis model.norm --arms "RMSNorm(eps=0.1)" "LayerNorm()"
 
-Axes: norm, placement, activation, position, block, qk_norm, z_loss, softcap, optimizer. Trains each
-arm from several seeds and compares it with the run's own choice, seed by seed. Writes JSON, a table
-and a plot. A study that is interrupted goes on where it was when it is started again.
+Axes: norm, block, qk_norm, z_loss, placement, activation, position, softcap, optimizer, or any
+field of a run's model, optimizer or objective. Trains each arm from several seeds and compares it
+with the run's own choice, seed by seed. Writes JSON, a table and a plot. A study that is
+interrupted goes on where it was when it is started again.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.command_line import read, readable_errors
-from experiments.studies.arms import Axis, arms_of
+from experiments.studies.arms import arms_of
 from experiments.studies.measures import MEASURES, nothing_more
 from experiments.studies.plots import plot_losses, plot_more
 from experiments.studies.sizes import ABLATION_SIZES
@@ -26,13 +28,13 @@ class Ablation(Study):
     """One axis.
 
     Attributes:
-        axis: What differs between the arms.
-        arms: Names of those to train beside the baseline; none are all. On the axis "position" also
-            a choice, such as "Rope(base=1e6)" or one of an imported file, and on "activation" the
-            name of an imported one.
+        axis: What differs between the arms: one of those above, or a field, such as model.norm.
+        arms: Names of those to train beside the baseline; none are all. Of a field, its values as
+            Python prints them, such as "LayerNorm()", imported ones too. So also on the axis
+            "position", and on "activation" the name of an imported one.
     """
 
-    axis: Axis
+    axis: str
     arms: tuple[str, ...] = ()
 
 

@@ -14,13 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import get_args
 
 from experiments import rope_placement
 from experiments.benchmark.report import plot_cases, sections, summary
 from experiments.command_line import read, readable_errors
 from experiments.pretrain import RUNS
-from experiments.studies.arms import Axis, arms_of
+from experiments.studies.arms import AXES, arms_of
 from experiments.studies.plots import plot_losses, plot_more
 from experiments.studies.results import SPEEDS, STUDY, Numbers, read_json
 from experiments.studies.sizes import ABLATION_SIZES
@@ -97,7 +96,7 @@ def main(
     results: Path = RESULTS, readme: Path = HERE / "README.md", pages: Sequence[Path] = PAGES
 ) -> None:
     """Write the file, and the table and pictures of each study; renew what pages say of results."""
-    parts = [HEAD.format(axes=", ".join(get_args(Axis)))]
+    parts = [HEAD.format(axes=", ".join(AXES))]
     for folder in sorted(path.parent for path in results.glob("*/study.json")):
         parts.append(section(folder, readme.parent))
     if not list(results.glob("*-gpu/study.json")):
@@ -194,8 +193,9 @@ def told(study: Numbers) -> tuple[str, list[str], Callable[[list[Numbers]], str]
         order = [setting.name for setting in rope_placement.SETTINGS]
         return f"Where rotary positions act ({study['size']})", order, rope_placement.report
     axis = study["study"].removeprefix("ablate_")
-    order = [arm.name for arm in arms_of(axis, {**RUNS, **ABLATION_SIZES}[study["size"]])]
-    title = f"Ablation: {axis.replace('_', ' ')} ({study['size']})"
+    run = {**RUNS, **ABLATION_SIZES}[study["size"]]
+    order = [arm.name for arm in arms_of(axis, run)] if axis in AXES else []
+    title = f"Ablation: {axis} ({study['size']})"
     return title, order, partial(ablation_report, axis)
 
 

@@ -1,8 +1,8 @@
 """The arms of each axis that `experiments.ablate` varies: the baseline first."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from experiments.command_line import reachable
 from experiments.pretrain import Pretrain
@@ -12,31 +12,73 @@ from jaxformer.config import from_python
 from jaxformer.functional.activations import ACTIVATIONS
 from jaxformer.training.optimizers import SGD, Adafactor, AdamW, Lion, Muon
 
-Axis = Literal[
-    "norm", "placement", "activation", "position", "block", "qk_norm", "z_loss", "softcap",
-    "optimizer",
-]  # fmt: skip
+FIELDS: Mapping[str, tuple[str, Mapping[str, Any]]] = {  # axes that are one field of a run
+    "norm": (
+        "model.norm",
+        {
+            "RMSNorm, epsilon inside the root": c.RMSNorm(),
+            "RMSNorm, epsilon outside": c.RMSNorm(eps_position="outside"),
+            "RMSNorm, epsilon 1e-2 inside": c.RMSNorm(eps=1e-2),
+            "RMSNorm, epsilon 1e-2 outside": c.RMSNorm(eps=1e-2, eps_position="outside"),
+            "RMSNorm without scale": c.RMSNorm(parameters="none"),
+            "LayerNorm": c.LayerNorm(),
+            "LayerNorm without bias": c.LayerNorm(parameters="scale"),
+            "LayerNorm without parameters": c.LayerNorm(parameters="none"),
+        },
+    ),
+    "block": (
+        "model.block",
+        {
+            "serial": "serial",
+            "parallel, a norm each": "parallel",
+            "parallel, one norm": "parallel_shared_norm",
+        },
+    ),
+    "qk_norm": (
+        "model.attention.qk_norm",
+        {
+            "none": None,
+            "each head, one gain": c.QKNorm(over="head"),
+            "each head, its gain": c.QKNorm(over="each_head"),
+            "all heads together": c.QKNorm(over="width"),
+        },
+    ),
+    "z_loss": ("objective.z_loss", {f"{weight:g}": weight for weight in (0.0, 1e-4, 1e-3, 1e-2)}),
+}
 
 
-def arms_of(axis: Axis, run: Pretrain, asked: Collection[str] = ()) -> list[Arm]:
+def arms_of(axis: str, run: Pretrain, asked: Collection[str] = ()) -> list[Arm]:
     """What is trained to vary one axis of a run.
 
     Args:
-        axis: What differs between the arms.
+        axis: What differs between the arms: a name of `AXES`, or a field such as "model.norm".
         run: What they have in common; its own choice is the first arm, the baseline.
-        asked: Names of arms; also choices of imported files, on the axis "position" as Python
-            prints them, on "activation" by name, with ", gated" behind it or without.
+        asked: Names of arms. Of a field, its values as Python prints them, and so also on the axis
+            "position"; on "activation" also an imported one, with ", gated" behind it or without.
 
     Returns:
         The arms.
 
     Raises:
-        ValueError: An arm has another name, or that of the baseline.
+        ValueError: There is no such axis or field, or an arm has another name, or that of the
+            baseline.
     """
     own = Arm(
         name="as the run is", model=run.model, optimizer=run.optimizer, objective=run.objective
     )
-    arms = list(VARIATIONS[axis](own, run))
+    if "." in axis and not asked:
+        raise ValueError(f"Say what {axis} is to be beside what it is: --arms VALUE VALUE ...")
+    if "." in axis:
+        return [own, *(with_field(own, axis, read_value(own, axis, x), x) for x in asked)]
+    if axis not in AXES:
+        raise ValueError(
+            f"There is no axis {axis!r}. Axes: {', '.join(AXES)}, or a field, such as model.norm."
+        )
+    if axis in FIELDS:
+        path, values = FIELDS[axis]
+        arms = [with_field(own, path, value, name) for name, value in values.items()]
+    else:
+        arms = list(VARIATIONS[axis](own, run))
     same = [arm for arm in arms if replace(arm, name=own.name) == own]
     baseline, *others = [*(same[:1] or [own]), *(arm for arm in arms if arm not in same[:1])]
     if not asked:
@@ -49,10 +91,8 @@ def arms_of(axis: Axis, run: Pretrain, asked: Collection[str] = ()) -> list[Arm]
         if name not in by_name and axis == "activation" and word in ACTIVATIONS:
             by_name |= {arm.name: arm for arm in activations(own, run, [word], [word])}
         elif name not in by_name and axis == "position" and name.endswith(")"):
-            kind = from_python(name, reachable([c.Positions]))
-            by_name[name] = replace(
-                own, name=name, model=without_positions(run).with_positions(kind)
-            )
+            path, bare = "model.attention.positions", replace(own, model=without_positions(run))
+            by_name[name] = with_field(bare, path, read_value(bare, path, name), name)
         if name not in by_name:
             raise ValueError(f"Axis {axis} has no arm {name!r}. Arms: {'; '.join(by_name)}.")
     return [baseline, *(arm for name, arm in by_name.items() if name in asked)]
@@ -63,38 +103,36 @@ def like(arm: Arm, name: str, **changes: Any) -> Arm:
     return replace(arm, name=name, model=replace(arm.model, **changes))
 
 
-def with_attention(arm: Arm, name: str, **changes: Any) -> Arm:
-    """An arm whose attention differs in some fields.
+def with_field(arm: Arm, path: str, value: Any, name: str) -> Arm:
+    """An arm that differs in one field, such as model.attention.qk_norm."""
+
+    def changed(whole: Any, path: str) -> Any:
+        field, _, rest = path.partition(".")
+        return replace(whole, **{field: changed(getattr(whole, field), rest) if rest else value})
+
+    hint_at(arm, path)
+    return replace(changed(arm, path), name=name)
+
+
+def read_value(arm: Arm, path: str, text: str) -> Any:
+    """What a text says that a field is to be: Python as it prints, or one of its words."""
+    hint = hint_at(arm, path)
+    value = text if text in get_args(hint) else from_python(text, reachable([hint]))
+    return (value,) if get_origin(hint) is tuple and not isinstance(value, tuple) else value
+
+
+def hint_at(whole: Any, path: str) -> Any:
+    """The type of a field.
 
     Raises:
-        ValueError: It has no such fields.
+        ValueError: There is none.
     """
-    try:
-        return like(arm, name, attention=replace(arm.model.attention, **changes))
-    except TypeError as error:
-        kind = type(arm.model.attention).__name__
-        raise ValueError(f"{kind} has no {', '.join(changes)} to vary.") from error
-
-
-# Norms
-
-
-NORMS: dict[str, c.Norm] = {
-    "RMSNorm, epsilon inside the root": c.RMSNorm(),
-    "RMSNorm, epsilon outside": c.RMSNorm(eps_position="outside"),
-    "RMSNorm, epsilon 1e-2 inside": c.RMSNorm(eps=1e-2),
-    "RMSNorm, epsilon 1e-2 outside": c.RMSNorm(eps=1e-2, eps_position="outside"),
-    "RMSNorm without scale": c.RMSNorm(parameters="none"),
-    "LayerNorm": c.LayerNorm(),
-    "LayerNorm without bias": c.LayerNorm(parameters="scale"),
-    "LayerNorm without parameters": c.LayerNorm(parameters="none"),
-}
-
-
-def norms(baseline: Arm, run: Pretrain) -> Iterator[Arm]:
-    """Kinds of norm, and where the epsilon stands."""
-    for name, norm in NORMS.items():
-        yield like(baseline, name, norm=norm)
+    for field in path.split("."):
+        hints = get_type_hints(type(whole))
+        if field not in hints:
+            raise ValueError(f"{type(whole).__name__} has no {field} to vary.")
+        whole, hint = getattr(whole, field), hints[field]
+    return hint
 
 
 PLACEMENTS: tuple[Literal["pre", "post", "sandwich", "branch_out"], ...] = (
@@ -193,45 +231,12 @@ def positions(baseline: Arm, run: Pretrain) -> Iterator[Arm]:
 # The rest
 
 
-def blocks(baseline: Arm, run: Pretrain) -> Iterator[Arm]:
-    """Branches one after the other or side by side."""
-    for block in ("serial", "parallel", "parallel_shared_norm"):
-        yield like(baseline, BLOCKS[block], block=block)
-
-
-BLOCKS = {
-    "serial": "serial",
-    "parallel": "parallel, a norm each",
-    "parallel_shared_norm": "parallel, one norm",
-}
-
-
-def qk_norms(baseline: Arm, run: Pretrain) -> Iterator[Arm]:
-    """Norms of queries and keys."""
-    yield with_attention(baseline, "none", qk_norm=None)
-    for over in ("head", "each_head", "width"):
-        yield with_attention(baseline, QK_NORMS[over], qk_norm=c.QKNorm(over=over))
-
-
-QK_NORMS = {
-    "head": "each head, one gain",
-    "each_head": "each head, its gain",
-    "width": "all heads together",
-}
-
-
-def z_losses(baseline: Arm, run: Pretrain) -> Iterator[Arm]:
-    """Weights of the squared log of the softmax's denominator."""
-    for weight in (0.0, 1e-4, 1e-3, 1e-2):
-        objective = replace(run.objective, z_loss=weight)
-        yield replace(baseline, name=f"{weight:g}", objective=objective)
-
-
 def softcaps(baseline: Arm, run: Pretrain) -> Iterator[Arm]:
     """Bounds on scores, on logits, and on both."""
     for scores, logits in ((None, None), (50.0, None), (None, 30.0), (50.0, 30.0), (5.0, None)):
-        arm = with_attention(baseline, f"scores {scores}, logits {logits}", logit_softcap=scores)
-        yield like(arm, arm.name, head=replace(run.model.head, softcap=logits))
+        name = f"scores {scores}, logits {logits}"
+        arm = with_field(baseline, "model.attention.logit_softcap", scores, name)
+        yield with_field(arm, "model.head.softcap", logits, name)
 
 
 def optimizers(baseline: Arm, run: Pretrain) -> Iterator[Arm]:
@@ -258,14 +263,11 @@ def optimizers(baseline: Arm, run: Pretrain) -> Iterator[Arm]:
         yield replace(baseline, name=f"{name}, {rate:g}", optimizer=chosen)
 
 
-VARIATIONS: dict[str, Callable[[Arm, Pretrain], Iterator[Arm]]] = {
-    "norm": norms,
+VARIATIONS: Mapping[str, Callable[[Arm, Pretrain], Iterator[Arm]]] = {
     "placement": placements,
     "activation": activations,
     "position": positions,
-    "block": blocks,
-    "qk_norm": qk_norms,
-    "z_loss": z_losses,
     "softcap": softcaps,
     "optimizer": optimizers,
 }
+AXES = (*FIELDS, *VARIATIONS)

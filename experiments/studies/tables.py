@@ -96,7 +96,7 @@ def ablation_report(axis: str, found: list[Numbers]) -> str:
     """Tables of losses and speeds, and of what else was measured."""
     baseline = found[0]
     columns = [
-        Column(axis.replace("_", " "), lambda numbers: numbers["arm"]["name"]),
+        Column(axis, lambda numbers: numbers["arm"]["name"]),
         Column("held-out loss", mean_and_interval("held_out")),
         Column("spread", deviation("held_out")),
         Column("minus the first", difference_from("held_out", found[0])),

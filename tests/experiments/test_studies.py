@@ -1,6 +1,7 @@
 """Studies: arms, results that are kept, and what is said of them."""
 
 import json
+import operator
 import re
 import shutil
 import sys
@@ -17,7 +18,7 @@ from experiments.pretrain import RUNS, read_corpus
 from experiments.rope_placement import SETTINGS, RopePlacement
 from experiments.studies import measures, study
 from experiments.studies import results as study_results
-from experiments.studies.arms import VARIATIONS, arms_of
+from experiments.studies.arms import AXES, arms_of, with_field
 from experiments.studies.measures import at_lengths, by_depth, layer_norms, scalings
 from experiments.studies.plots import can_draw, plot_losses
 from experiments.studies.results import Results
@@ -163,7 +164,7 @@ def test_a_study_that_was_interrupted_repeats_no_finished_arm(canned, tmp_path, 
     "axis",
     [
         pytest.param(axis, marks=pytest.mark.slow if axis == "block" else pytest.mark.exhaustive)
-        for axis in VARIATIONS
+        for axis in AXES
     ],
 )
 def test_every_axis_is_trained_and_told(axis, whole, small, tmp_path):
@@ -260,8 +261,8 @@ def test_an_unknown_arm_is_refused(small):
 
 
 @pytest.mark.parametrize("run", ["cpu", "gpu", "smoke", "default"])
-@pytest.mark.parametrize("axis", VARIATIONS)
-@pytest.mark.slow(but=[f"{axis}-smoke" for axis in VARIATIONS])
+@pytest.mark.parametrize("axis", AXES)
+@pytest.mark.slow(but=[f"{axis}-smoke" for axis in AXES])
 def test_the_arms_of_every_axis_differ_in_that_axis_alone(axis, run):
     """The first is the run itself; no two are alike; parameters are equal where they can be."""
     base = ABLATION_SIZES[run] if run in ABLATION_SIZES else RUNS[run]
@@ -274,6 +275,44 @@ def test_the_arms_of_every_axis_differ_in_that_axis_alone(axis, run):
     if axis not in ("position", "qk_norm"):  # tables and gains: said in the report
         near = [abs(n / sizes[arms[0].name] - 1) < 0.01 for n in sizes.values()]
         assert all(near), sizes
+
+
+@pytest.mark.parametrize(
+    "path, text, value",
+    [
+        ("model.norm", "RMSNorm(eps=0.1)", c.RMSNorm(eps=0.1)),
+        ("model.block", "parallel", "parallel"),
+        ("model.feed_forward", "MLP(hidden_dim=9)", (c.MLP(hidden_dim=9),)),
+        ("model.attention.positions", "(Rope(), None)", (c.Rope(), None)),
+        ("optimizer.schedule.peak", "0.5", 0.5),
+        ("objective.z_loss", "0.1", 0.1),
+    ],
+)
+def test_any_field_of_a_run_is_an_axis(small, path, text, value):
+    baseline, other = arms_of(path, small, [text])
+    assert other.name == text and operator.attrgetter(path)(other) == value
+    own = operator.attrgetter(path)(baseline)
+    assert own != value and with_field(other, path, own, baseline.name) == baseline
+
+
+@pytest.mark.parametrize(
+    "axis, asked, message",
+    [
+        ("norms", [], "There is no axis 'norms'. Axes: norm, block, .*, or a field, such as model"),
+        ("model.norm", [], "Say what model.norm is to be beside what it is: --arms VALUE VALUE"),
+        ("model.nrm", ["LayerNorm()"], "TransformerConfig has no nrm to vary"),
+        ("model.x.y", ["1"], "TransformerConfig has no x to vary"),
+        ("model.norm", ["3"], "TransformerConfig.norm must be .*; got 3"),
+        (
+            "model.norm",
+            ["LaterNorm()"],
+            r"Cannot read 'LaterNorm\(\)': expected .* or one of .*LayerN",
+        ),
+    ],
+)
+def test_what_is_no_axis_or_value_is_refused(small, axis, asked, message):
+    with pytest.raises(ValueError, match=message):
+        arms_of(axis, small, asked)
 
 
 def test_rotary_placements_are_the_nine_of_the_document():
@@ -312,6 +351,8 @@ def test_the_readme_of_studies_is_made_from_what_they_kept(canned, tmp_path):
     results = tmp_path / "results"
     asked = ablate.Ablation(axis="position", size="smoke", seeds=2, arms=("none",))
     ablate.main(replace(asked, output=results / "a"))
+    asked = replace(asked, axis="model.norm", arms=("LayerNorm()", "RMSNorm(eps=0.1)"))
+    ablate.main(replace(asked, output=results / "b"))
     table = (results / "a" / "table.md").read_text()
     for name in ("table.md", "plot.png", "more.png"):
         (results / "a" / name).unlink()
@@ -321,10 +362,11 @@ def test_the_readme_of_studies_is_made_from_what_they_kept(canned, tmp_path):
     flags = "--axis position --size smoke --steps 3 --batch-size 2 --length 8 --seeds 2"
     where = f"--first-seed 0 --arms none --output {tmp_path.name}/results/a"
     assert f"`python -m experiments.ablate {flags} {where}`" in text
+    assert f"--arms 'LayerNorm()' 'RMSNorm(eps=0.1)' --output {tmp_path.name}/results/b`" in text
     assert "each run saw 48 tokens (3 updates of 2 rows of 8; " in text
     for picture in re.findall(r"!\[.*\]\((.*)\)", text):
         assert (tmp_path / picture).stat().st_size > 10_000
-    assert text.count("![") == 2
+    assert text.count("![") == 3
 
 
 def test_a_folder_of_something_else_is_refused_and_left_as_it_is(small, tmp_path):
