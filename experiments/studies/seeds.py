@@ -132,9 +132,11 @@ def compile_arm(arm: Arm, training: Training) -> Program:
         compiled,
         lambda: "Pass a smaller --batch-size or --length, or --run with a run that has remat.",
     )
-    start = jax.jit(lambda key: step.init_state(model, optimizer, key, training.mesh))
-    begin = start.lower(jax.random.key(0)).compile()  # once for all seeds
-    return Program(lambda seed: begin(jax.random.key(seed)), compiled)
+
+    def begin(seed: int) -> step.TrainState:
+        return step.init_state(model, optimizer, jax.random.key(seed), training.mesh)
+
+    return Program(begin, compiled)
 
 
 def fetcher(training: Training, seed: int) -> Callable[[int], data.Batch]:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import optax
 from etils import epath
 from jax.sharding import Mesh
 
@@ -160,8 +161,12 @@ def train(
     start = find_start(run, using.output, checkpoints, description)
     if start is None:
         return None
-    update = compile_updates(run, using, [fetch(start)] if shaped is None else shaped(start))
-    state = begin(run, using, checkpoints, start)
+    optimizer = make_optimizer(
+        run.optimizer, run.planned_steps, parallel.declarations(using.model.config)
+    )
+    batches = [fetch(start)] if shaped is None else shaped(start)
+    update = compile_updates(run, using, optimizer, batches)
+    state = begin(run, using, optimizer, checkpoints, start)
     if parallel.is_first():
         tokenizer.save(using.output)
         (using.output / RUN_FILE).write_text(to_json(run, indent=1), encoding="utf-8")
@@ -221,15 +226,14 @@ def train(
     return state, last
 
 
-def compile_updates(run: Run, using: Machinery, batches: Iterable[AnyBatch]) -> Any:
+def compile_updates(
+    run: Run, using: Machinery, optimizer: optax.GradientTransformation, batches: Iterable[AnyBatch]
+) -> Any:
     """Compile the update for the shapes of each batch, and say what memory it will take.
 
     Raises:
         TooLargeError: A device has less, which is said before it has to hold any state.
     """
-    optimizer = make_optimizer(
-        run.optimizer, run.planned_steps, parallel.declarations(using.model.config)
-    )
     state = step.abstract_state(using.model, optimizer, using.mesh)
     update = step.make_update(
         using.model,
@@ -284,11 +288,14 @@ def choices_said() -> Iterator[None]:
         print(line)
 
 
-def begin(run: Run, using: Machinery, checkpoints: Checkpoints, start: int) -> step.TrainState:
+def begin(
+    run: Run,
+    using: Machinery,
+    optimizer: optax.GradientTransformation,
+    checkpoints: Checkpoints,
+    start: int,
+) -> step.TrainState:
     """A fresh state, one with the weights that there are already, or that of a checkpoint."""
-    optimizer = make_optimizer(
-        run.optimizer, run.planned_steps, parallel.declarations(using.model.config)
-    )
     if start == 0:
         params = None
         if run.init is not None:

@@ -81,7 +81,7 @@ def init_state(
     """
     where = shardings(abstract_state(model, optimizer, mesh))
     if params is None:
-        return jax.jit(partial(_start, model, optimizer), out_shardings=where)(key)
+        return jax.jit(_start, static_argnums=(0, 1), out_shardings=where)(model, optimizer, key)
     begin = jax.jit(partial(_state, optimizer), out_shardings=where, donate_argnums=0)
     return begin(params)
 
@@ -90,7 +90,9 @@ def abstract_state(
     model: Transformer, optimizer: optax.GradientTransformation, mesh: Mesh
 ) -> TrainState:
     """Shapes, dtypes and places of the state, without its numbers: what to restore into."""
-    shapes = jax.eval_shape(partial(_start, model, optimizer), jax.random.key(0))
+    # Traced once for a model and an optimizer, as `jax.eval_shape` would not.
+    traced = jax.jit(_start, static_argnums=(0, 1))
+    shapes = traced.eval_shape(model, optimizer, jax.random.key(0))
     specs = parameter_specs(model.config, mesh.shape)
     guard = jax.tree.map(lambda _: P(), shapes.guard)
     kept: Any = P(), specs, specs_like(shapes.opt_state, shapes.params, specs), guard

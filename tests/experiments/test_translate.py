@@ -7,6 +7,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
@@ -150,7 +151,7 @@ def test_every_length_of_sources_has_a_program_of_its_own(monkeypatch, capsys):
         return data.PairBatch(source, source, tokens, tokens, tokens > 0)
 
     using = loop.machinery(BASE, Path("out"), length=translate.TARGET)
-    updates = loop.compile_updates(BASE, using, map(batch, (3, 7)))
+    updates = loop.compile_updates(BASE, using, optax.identity(), map(batch, (3, 7)))
     assert capsys.readouterr().out.count("Compiled in ") == 2
     assert [int(updates(jnp.ones(()), batch(length))) for length in (7, 3)] == [8, 4]
 
