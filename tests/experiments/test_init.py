@@ -275,8 +275,10 @@ def test_two_thousand_instructions_halve_the_loss_of_answers_that_are_held_out(f
     tuned(*given, *stopped, *mesh, "--devices", "8", "--output", "eight")
     np.testing.assert_allclose(losses("eight"), losses("one")[:20], rtol=2e-3)
     tuned(*given, *stopped, "--devices", "1", "--output", "cut")
-    tuned("--resume", "--output", "cut", "--steps", "30")
-    assert losses("cut") == losses("one")[:30]
+    tuned("--resume", "--output", "cut", "--steps", str(steps))
+    assert losses("cut") == losses("one")
+    found, expected = (load_trained(Path(name)).params for name in ("cut", "one"))
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
 CHAT = "{% for m in messages %}{{ m.role }}: {{ m.content }}<|im_end|>\n{% endfor %}"
