@@ -56,6 +56,8 @@ class Model(nn.Module):
 
 def training(size: Size, *, spread: bool = False) -> Round:
     """An update by AdamW, on one device or with its rows shared out over all."""
+    if spread and len(jax.devices()) == 1:
+        raise ValueError("there is one device here")
     model, optimizer = Model(size), optax.adamw(1e-4)
     shape = size.batch_size, size.length + 1
     tokens = np.random.default_rng(0).integers(0, size.vocab_size, shape, dtype=np.int32)

@@ -144,7 +144,7 @@ def attention(
 def long_attention(size: Size, *, length: int, window: int | None = None) -> Round:
     """Four heads of width 64 over one text."""
     size = replace(size, batch_size=1, num_heads=4, model_dim=256, length=length)
-    return attention(size, implementation="blockwise", window=window)
+    return attention(size, window=window)
 
 
 def losses(size: Size, *, whole: bool = False) -> Round:

@@ -113,7 +113,7 @@ def table(task: Task, found: Sequence[Found], amount: Work, peak: Work) -> str:
     baseline = next((one for one in found if one.seconds), None)
     beside = "" if baseline is None else f"times {baseline.name}"
     heads.append("a second" if task == "machine" else beside)
-    heads += ["first round", "working space", "process"]
+    heads += ["first round", "working space", "peak memory"]
     lines = [f"| {' | '.join(heads)} |", "|:---" + "|---:" * (len(heads) - 1) + "|"]
     for number, one in enumerate(found):
         if baseline is None or not one.seconds:
@@ -130,7 +130,7 @@ def table(task: Task, found: Sequence[Found], amount: Work, peak: Work) -> str:
             beside: f"{statistics.median(shares):.2f} ({shares[0]:.2f} to {shares[-1]:.2f})",
             "first round": "" if one.first is None else f"{one.first:.1f} s",
             "working space": megabytes(one.working_bytes),
-            "process": megabytes(one.peak_bytes),
+            "peak memory": megabytes(one.peak_bytes),
         }
         lines.append(f"| {' | '.join(cells[head] for head in heads)} |")
     return "\n".join(lines)

@@ -74,7 +74,7 @@ class Found:
         working_bytes: Of a device beside arguments and results, as its compiler has it.
         devices: That it has.
         device: What they are.
-        peak_bytes: Of the whole process, at most.
+        peak_bytes: Of the whole process, at most; of a GPU that it uses, instead.
         missing: Why it does not take part.
     """
 
@@ -161,7 +161,11 @@ def turn() -> float:
 
 
 def peak_bytes() -> int:
-    """Of this process's memory, at most."""
+    """Of this process's memory, at most: a GPU's, if it uses one."""
+    if (torch := sys.modules.get("torch")) and torch.cuda.is_initialized():
+        return torch.cuda.max_memory_allocated()
+    if (jax := sys.modules.get("jax")) and (told := jax.devices()[0].memory_stats()):
+        return told["peak_bytes_in_use"]
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 

@@ -98,6 +98,19 @@ def test_bfloat16_stays(linear):
         np.testing.assert_allclose(np.float32(a), b, atol=np.abs(b).max() / 100)
 
 
+@pytest.mark.skipif(" H" not in jax.devices()[0].device_kind, reason="needs a Hopper GPU")
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_hoppers_kernels_are_the_same_products(sizes):
+    x, kernels, dy = (
+        a.astype(jnp.bfloat16) for a in (draw(R, 256), draw(E, 256, 384), draw(R, 384))
+    )
+    found = jax.jit(partial(with_gradients, partial(linear_by, Hopper())))(
+        x, kernels, jnp.asarray(sizes), dy
+    )
+    for a, b in zip(found, by_hand(x, kernels, sizes, dy), strict=True):
+        np.testing.assert_allclose(np.float32(a), b, atol=np.abs(b).max() / 100)
+
+
 def test_tiles_hold_few_groups_and_suit_widths():
     groups = jnp.zeros(4)
     rows = [Megablox().rows(jnp.zeros((n, 1)), groups) for n in (1, 1024, 1100, 99999)]

@@ -272,7 +272,7 @@ def test_a_kernel_inside_vmap_and_on_devices():
 
 @pytest.mark.skipif(jax.default_backend() != "gpu", reason="cuDNN needs an NVIDIA GPU")
 @pytest.mark.parametrize("segmented", [False, True], ids=["one text", "packed"])
-@pytest.mark.parametrize("name", ["causal", "window"])
+@pytest.mark.parametrize("name", ["all", "causal", "window"])
 def test_cudnn_is_attention(name, segmented):
     assert error(cudnn_attention, name, segmented, jnp.bfloat16) <= 3e-2
 
