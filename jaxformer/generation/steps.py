@@ -81,14 +81,14 @@ def prefill(
     cache = cache._replace(reach=lengths)
     room = [(0, 0)] * len(batch) + [(0, capacity - length)]
 
-    def read(cache: Cache, at: Int[Array, ""], **encoded: Any):
+    def read(cache: Cache, at: Int[Array, ""], *, fresh: bool = False, **encoded: Any):
         """The chunk that starts at `at`, and the logits of the rows that end in it."""
         tokens = jax.lax.dynamic_slice_in_dim(padded, at, chunk, axis=-1)
         place = jnp.broadcast_to(at + jnp.arange(chunk), tokens.shape)
         last = jnp.clip(lengths - 1 - at, 0, chunk - 1)[..., None]
         real = (place < lengths[..., None]).astype(jnp.int32)
         given = {"segments": real, "cache": cache, "logits_at": last, **encoded}
-        return _last_logits(model, mesh, params, tokens, **given)
+        return _last_logits(model, mesh, params, tokens, fresh=fresh, **given)
 
     def next_part(carry: tuple[Array, Cache], at: Int[Array, ""]):
         kept, cache = carry
@@ -96,7 +96,8 @@ def prefill(
         ends = (lengths > at)[..., None]
         return (jnp.where(jnp.broadcast_to(ends, kept.shape), logits, kept), cache), None
 
-    carry = read(cache, jnp.int32(0), source=source, source_segments=source_segments)
+    encoded = dict(source=source, source_segments=source_segments)
+    carry = read(cache, jnp.int32(0), fresh=True, **encoded)
     if parts > 1:
         carry, _ = jax.lax.scan(next_part, carry, chunk * jnp.arange(1, parts))
     logits, cache = carry
@@ -159,6 +160,7 @@ def decode_step(
             segments=F.length_mask(length, text.shape[-1]).astype(jnp.int32),
             cache=fresh,
             logits_at=length[..., None] - 1,
+            fresh=True,
         )
 
     if not any(looks_at_length(positions) for positions in config.attention.positions):
@@ -173,15 +175,17 @@ def _last_logits(
     mesh: Mesh | None,
     params: Any,
     tokens: Int[Array, "*batch T"],
+    *,
+    fresh: bool = False,
     **arguments: Any,
 ) -> tuple[Float[Array, "*batch V"], Cache]:
-    """Apply a model that gives the logits of one token a row, and its cache."""
+    """Apply a model that gives the logits of one token a row, and its cache; see its `fresh`."""
     given = {name: value for name, value in arguments.items() if value is not None}
     if mesh is not None:
         model = model.clone(axes=replace(axes_of(mesh.shape), context=None))
 
     def apply(params: Any, tokens: Array, given: dict[str, Any]) -> Any:
-        return model.apply({"params": params}, tokens, **given)
+        return model.apply({"params": params}, tokens, fresh=fresh, **given)
 
     if mesh is not None:
         rows, tensor = batch_spec(mesh.shape)[0], model.axes.tensor

@@ -85,7 +85,7 @@ class Attention(nn.Module):
         """Attend to the text itself; with a cache, to what it holds too. Returns the new cache."""
         x = F.to_parts(x, self.mode.axes.tensor)
         query = self.queries(x, guide)
-        seen, cache = with_earlier(self.keys_values(x, guide), cache, guide)
+        seen, cache = with_earlier(self.keys_values(x, guide), cache, guide, self.mode)
         return self.mix(query, seen, guide), cache
 
     def read(

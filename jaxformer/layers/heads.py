@@ -122,12 +122,13 @@ def mine(
     return jax.lax.dynamic_slice_in_dim(x, head, 1, axis=-2)
 
 
-def with_earlier(new: Own, cache: Own | None, guide: Guide) -> tuple[Own, Own | None]:
+def with_earlier(new: Own, cache: Own | None, guide: Guide, mode: Mode) -> tuple[Own, Own | None]:
     """What new tokens attend to, which with a cache is what it holds too, and the new cache."""
     if cache is None or guide.slots is None or guide.keys is None:
         return new, cache
     beside = guide.keys.shape[-1] > cache[0].shape[-2]
-    return remember(cache, new, guide.slots, beside=beside, layer=guide.layer)
+    seen, cache = remember(cache, new, guide.slots, beside=beside, layer=guide.layer)
+    return new if mode.fresh else seen, cache
 
 
 def mix(

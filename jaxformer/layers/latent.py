@@ -73,7 +73,7 @@ class Latent(nn.Module):
         absorbs = cache is not None and F.absorbing_saves(
             x.shape[-2], cfg.latent_dim, cfg.nope_dim, cfg.value_dim
         )
-        seen, cache = with_earlier(new, cache, guide)
+        seen, cache = with_earlier(new, cache, guide, self.mode)
         query, seen = self.queries(x, guide), LatentCache(*(y.astype(x.dtype) for y in seen))
         attend = self.absorbed if absorbs else self.expanded
         return self.out(attend(query, seen, guide)), cache

@@ -59,7 +59,7 @@ class Mode:
     so there remat saves memory only with `scan`. `axes` says how the model is spread over devices.
     `annotate` makes `init` note beside each parameter what its axes count, for those who share them
     out. `expert_room` is the `room` of `F.mix_experts`. `attention_implementation` is that of
-    `F.dot_product_attention`.
+    `F.dot_product_attention`. `fresh` says that a cache has nothing in it yet.
     """
 
     dtype: DTypeLike = jnp.float32
@@ -70,6 +70,7 @@ class Mode:
     annotate: bool = False
     expert_room: float | None = None
     attention_implementation: F.Implementation = "auto"
+    fresh: bool = False
 
     def by_rule(self, queries: int, keys: int) -> bool:
         """Whether attention between so many is told masks and biases as rules, not as arrays."""

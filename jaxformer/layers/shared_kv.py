@@ -87,7 +87,7 @@ class SharedKV(nn.Module):
             new = KVCache(key, value)
         else:
             query, new = self.sharpen(query), SharedCache(value)
-        seen, cache = with_earlier(new, cache, guide)
+        seen, cache = with_earlier(new, cache, guide, self.mode)
         heads = mix(
             self,
             query,

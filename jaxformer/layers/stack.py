@@ -176,7 +176,8 @@ class Stack(nn.Module):
                 keys[window], slots[window], written = self.keys(window, kept, places, real)
                 positions = (*positions, written)
             places = Places(places.positions)
-        contiguous = contiguous and cache is None and self.mode.axes.context is None
+        alone = cache is None or self.mode.fresh
+        contiguous = contiguous and alone and self.mode.axes.context is None
         scored = {
             (choice.positions, choice.window, kind.num_heads)
             for choice, kind in zip(choices, kinds, strict=True)
@@ -268,6 +269,8 @@ class Stack(nn.Module):
         slots = F.ring_slots(places.positions, real, kept.shape[-1])
         new = jnp.where(real, places.positions, NOWHERE)
         written = F.write_slots(kept, new, slots)
+        if self.mode.fresh:
+            return Places(new), slots, written
         beside = turns(window, kept.shape[-1]) and new.shape[-1] > 1
         seen = jnp.concatenate([kept, new], axis=-1) if beside else written
         return Places(seen), slots, written

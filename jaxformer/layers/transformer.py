@@ -56,6 +56,7 @@ class Transformer(nn.Module):
         logits_at: Integer[Array, "*batch Q"] | None = None,
         targets: Integer[Array, "*batch Q"] | None = None,
         contiguous: bool | None = None,
+        fresh: bool = False,
         deterministic: bool = True,
     ) -> Float[Array, "*batch Q V"] | tuple[Float[Array, "*batch Q V"], Cache] | F.TokenScores:
         """Logits of the next token (decoders) or of each token (encoders).
@@ -80,6 +81,8 @@ class Transformer(nn.Module):
                 `F.linear_scores`). Not with a cache.
             contiguous: Whether positions rise by one from each token to the next of its segment, as
                 attention kernels that count tokens themselves need; by default, if none are given.
+            fresh: Whether the cache has nothing in it yet, and padding stands behind each row. Then
+                the tokens attend to each other alone, by a kernel where there is one.
             deterministic: False switches dropout on (give rngs={"dropout": key} to apply).
 
         Returns:
@@ -103,6 +106,7 @@ class Transformer(nn.Module):
             annotate=self.annotate,
             expert_room=self.expert_room,
             attention_implementation=self.attention_implementation,
+            fresh=fresh,
         )
         cfg = self.config
         self.check_source(source, cache)
