@@ -35,6 +35,7 @@ TASKS: Mapping[Task, tuple[Entry, ...]] = {  # the baseline first
         Entry(
             "jaxformer, whole matrices", f"{OURS}:training", (), {"attention_implementation": "xla"}
         ),
+        Entry("jaxformer, unrolled", f"{OURS}:training", (), {"scan": False}),
         Entry("jaxformer", f"{OURS}:training"),
     ),
     "prefill": (
@@ -113,7 +114,7 @@ PRESETS: Mapping[str, Size] = {
         hidden_dim=2816,
         vocab_size=32_768,
         length=2048,
-        batch_size=8,
+        batch_size=4,
         prompt=512,
         new_tokens=256,
         dtype="bfloat16",

@@ -122,7 +122,7 @@ def table(task: Task, found: Sequence[Found], amount: Work, peak: Work) -> str:
         middle, shares = statistics.median(one.seconds), sorted(ratios(one, baseline))
         cells = {
             task: one.name,
-            "seconds": f"{middle:.3f}",
+            "seconds": f"{middle:.3g}",
             "tokens/s": f"{(amount.tokens or 0) / middle:,.0f}",
             "of peak FLOP/s": percent(amount.flops, middle, peak.flops),
             "of peak bandwidth": percent(amount.bytes_moved, middle, peak.bytes_moved),

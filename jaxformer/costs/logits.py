@@ -17,7 +17,9 @@ def head_flops(config: c.TransformerConfig, length: int) -> int:
     return 2 * length * (config.embedding.dim or config.model_dim) * config.vocab_size
 
 
-def logit_bytes(config: c.TransformerConfig, tokens: int, *, tensor: int = 1) -> int:
+def logit_bytes(
+    config: c.TransformerConfig, tokens: int, *, tensor: int = 1, platform: str | None = None
+) -> int:
     """Bytes of float32 logits of a device's tokens, and of their gradient, that there are at once.
 
     Those of `F.loss_chunk` ids for each token.
@@ -26,11 +28,12 @@ def logit_bytes(config: c.TransformerConfig, tokens: int, *, tensor: int = 1) ->
         config: The model.
         tokens: Of this device.
         tensor: Devices that share the vocabulary.
+        platform: As in `F.loss_chunk`.
 
     Returns:
         Bytes on each device.
     """
-    return 2 * 4 * tokens * F.loss_chunk(tokens, config.vocab_size // tensor)
+    return 2 * 4 * tokens * F.loss_chunk(tokens, config.vocab_size // tensor, platform=platform)
 
 
 def recomputes_logits(config: c.TransformerConfig, tokens: int, *, tensor: int = 1) -> bool:

@@ -121,7 +121,7 @@ class Megablox(Products):
 class Hopper(Products):
     """By JAX's kernels for NVIDIA's Hopper."""
 
-    tiles = dict(block_m=128, block_n=128, block_k=64, max_concurrent_steps=4, grid_block_n=1)
+    tiles = dict(block_m=128, block_n=128, block_k=64, max_concurrent_steps=4, grid_block_n=8)
 
     def times(self, x: Array, kernels: Array, sizes: Array, *, transposed: bool = False) -> Array:
         """By one kernel."""

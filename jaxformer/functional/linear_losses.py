@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Integer
 
+from jaxformer.functional import platforms
 from jaxformer.functional.annotated_axes import disagreement
 from jaxformer.functional.arguments import checked
 from jaxformer.functional.collectives import varies_over, varying
@@ -20,11 +21,12 @@ from jaxformer.functional.losses import (
 from jaxformer.functional.vocabulary_chunks import Head, Rule, chunked_scores, finish_logits
 
 WHOLE_UP_TO = 2**24  # logits of a device: fewer are kept for the backward pass
-AT_A_TIME = 2**22  # logits that there are at a time where there are more
+# Logits that there are at a time where there are more: few stay near a CPU, many fill a GPU.
+AT_A_TIME = {"cpu": 2**22, "gpu": 2**25, "tpu": 2**25}
 FEWEST_IDS = 512  # at a time: a narrower product leaves matrix units idle
 
 
-def loss_chunk(tokens: int, vocab_size: int) -> int:
+def loss_chunk(tokens: int, vocab_size: int, *, platform: str | None = None) -> int:
     """How many ids of the vocabulary `linear_scores` works on at a time.
 
     All of them where that makes at most `WHOLE_UP_TO` logits: they are kept then, and the backward
@@ -33,13 +35,15 @@ def loss_chunk(tokens: int, vocab_size: int) -> int:
     Args:
         tokens: Of this device.
         vocab_size: Ids that this device has.
+        platform: "cpu", "gpu" or "tpu"; None is what the program that is traced is for.
 
     Returns:
         The number of ids.
     """
     if tokens * vocab_size <= WHOLE_UP_TO:
         return vocab_size
-    return min(vocab_size, FEWEST_IDS * max(1, AT_A_TIME // (tokens * FEWEST_IDS)))
+    most = AT_A_TIME[platform or platforms.platform()]
+    return min(vocab_size, FEWEST_IDS * max(1, most // (tokens * FEWEST_IDS)))
 
 
 @checked

@@ -38,9 +38,9 @@ def generate(
 ) -> Int[Array, "*batch P_plus_new"]:
     """Continue each prompt by up to `max_new_tokens` tokens.
 
-    On a CPU, models of up to 32 layers and 250M parameters decode as `unroll` makes them, which
-    copies the parameters at each call; what it returned before is taken as it is. Prompts share a
-    compiled program with others of about their length.
+    On CPUs and GPUs, models of up to 32 layers and 250M parameters decode as `unroll` makes them,
+    which copies the parameters at each call; what it returned before is taken as it is, and so are
+    larger models. Prompts share a compiled program with others of about their length.
 
     Args:
         config: A decoder, or an encoder-decoder; its prompt is then the decoder's start token.

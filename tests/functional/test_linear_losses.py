@@ -218,7 +218,12 @@ def test_memory_is_under_a_tenth_of_the_logits(options, axis):
     ],
 )
 def test_ids_at_a_time(tokens, vocab_size, chunk):
-    assert F.loss_chunk(tokens, vocab_size) == chunk
+    assert F.loss_chunk(tokens, vocab_size, platform="cpu") == chunk
+
+
+@pytest.mark.parametrize("tokens, vocab_size, chunk", [(4096, 4096, 4096), (16_384, 32_768, 2048)])
+def test_accelerators_have_more_ids_at_a_time(tokens, vocab_size, chunk):
+    assert F.loss_chunk(tokens, vocab_size, platform="gpu") == chunk
 
 
 def test_wrong_options_are_named(no_checks_of_annotations):

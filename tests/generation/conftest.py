@@ -39,7 +39,7 @@ def prompts():
 
 @pytest.fixture(params=["a loop", pytest.param("layers of their own", marks=pytest.mark.slow)])
 def form(request, monkeypatch):
-    """How layers decode: as on GPUs and TPUs, where they are many, or as few do on a CPU."""
+    """How layers decode: as on TPUs, and where they are many, or as few do elsewhere."""
     if request.param == "a loop":
         monkeypatch.setattr(decode, "worth_unrolling", lambda config: False)
     return request.param

@@ -120,10 +120,10 @@ def test_a_pattern_as_long_as_the_model_is_deep_is_left_alone(config, depth):
     assert longer is model and apart is params
 
 
-def test_small_models_on_a_cpu_are_unrolled(config, monkeypatch):
+def test_small_models_are_unrolled_but_on_tpus(config, monkeypatch):
     assert worth_unrolling(config)
     assert worth_unrolling(replace(config, num_layers=32))
     assert not worth_unrolling(replace(config, num_layers=33))
     assert not worth_unrolling(zoo.get("llama-2-70b"))
-    monkeypatch.setattr("jaxformer.generation.unrolled.platform", lambda: "gpu")
+    monkeypatch.setattr("jaxformer.generation.unrolled.platform", lambda: "tpu")
     assert not worth_unrolling(config)

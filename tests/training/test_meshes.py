@@ -190,7 +190,7 @@ def test_the_vocabulary_in_chunks_sends_no_more(monkeypatch):
     """64 ids of a device, 24 at a time and 16 left over: the messages of all at once."""
     case = "llama-2-70b", dict(fsdp=2, tensor=2, context=2), dict(accumulation=2)
     whole = messages(*case)
-    for constant, number in dict(WHOLE_UP_TO=0, AT_A_TIME=1, FEWEST_IDS=24).items():
+    for constant, number in dict(WHOLE_UP_TO=0, AT_A_TIME=dict(cpu=1), FEWEST_IDS=24).items():
         monkeypatch.setattr(F.linear_losses, constant, number)
     assert F.loss_chunk(32, model("llama-2-70b").vocab_size // 2) == 24
     assert messages(*case[:2], case[2] | dict(remat="none")) == whole  # compiled anew
