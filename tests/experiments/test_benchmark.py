@@ -79,8 +79,8 @@ def test_tables_by_hand(tmp_path):
     assert ratios(found[1], found[0]) == [2.0, 4.0, 0.5]
     lines = table("train", found, Work(100, 50.0), Work(flops=100.0)).splitlines()
     assert lines[0].startswith("| train | seconds | tokens/s | of peak FLOP/s | times one |")
-    assert lines[2] == "| one | 2.000 | 50 | 25% | 1.00 (1.00 to 1.00) | 9.0 s |  |  |"
-    assert lines[3] == "| two | 1.000 | 100 | 50% | 2.00 (0.50 to 4.00) |  | 3 MB |  |"
+    assert lines[2] == "| one | 2 | 50 | 25% | 1.00 (1.00 to 1.00) | 9.0 s |  |  |"
+    assert lines[3] == "| two | 1 | 100 | 50% | 2.00 (0.50 to 4.00) |  | 3 MB |  |"
     machine = table("machine", found, Work(None, 4e9, 6e9), Work())
     assert "| 2 GFLOP |" in machine and "| 6.0 GB |" in machine
     plot_cases(tmp_path / "plot.png", {"train": [vars(one) for one in found]})
@@ -177,6 +177,21 @@ def test_each_case_has_a_panel_with_its_title(tmp_path, monkeypatch):
     (key,) = figure.legends
     assert [text.get_text() for text in key.get_texts()] == list(COLOURS)
     assert not any(panel.get_legend() for panel in figure.axes)
+
+
+@pytest.mark.parametrize("preset, sizes", [("gpu", [1] * 5), ("smoke", [5])])
+def test_on_a_gpu_each_program_has_all_of_its_memory(tmp_path, monkeypatch, preset, sizes):
+    met = []
+
+    def turns(task, entries, size, rounds):
+        met.append(len(entries))
+        return [Found(one.name, [1.0] * rounds) for one in entries]
+
+    monkeypatch.setattr(benchmark, "take_turns", turns)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    asked = benchmark.Benchmark(preset=preset, only=("loss",), output=tmp_path)
+    kept = json.loads((benchmark.main(asked) / "benchmark.json").read_text())
+    assert met == sizes and [len(kept[at]["loss"]) for at in ("cases", "peaks")] == [3, 2]
 
 
 @pytest.mark.slow

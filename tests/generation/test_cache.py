@@ -4,6 +4,7 @@ That token by token it changes nothing is shown in tests/layers/test_every_optio
 """
 
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from jaxformer import Transformer
+from jaxformer import functional as F
 from jaxformer.config import (
     GLU,
     Alibi,
@@ -196,6 +198,29 @@ def test_padding_takes_no_room():
     real = np.broadcast_to(np.arange(7) < 4, TOKENS.shape).astype(int)
     logits, _ = run(params, TOKENS, segments=real, cache=empty_cache(BASE, (2,), 4))
     np.testing.assert_allclose(logits[:, :4], run(params, TOKENS)[:, :4], atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["ring", "shared", "latent"])
+def test_a_prompt_is_read_by_what_sees_no_positions(name, monkeypatch):
+    """As kernels do: padding stands behind, where no real token looks; the cache goes on."""
+    config, attend = IN_PARTS[name], F.dot_product_attention
+
+    def by_order(query, key, value, mask, bias, *, implementation, **options):
+        assert mask.rule.contiguous and mask.query_segments is None
+        at = jnp.arange(query.shape[-3])
+        return attend(query, key, value, F.AttentionMask(at, at, rule=mask.rule), **options)
+
+    params, real = parameters(config), np.arange(LENGTH) < np.array([[LENGTH], [2]])
+    whole = compiled(config)(params, TOKENS)
+    monkeypatch.setattr(F, "dot_product_attention", by_order)
+    model = Transformer(config, attention_implementation="blockwise")
+    run = jax.jit(partial(model.apply, {"params": params}, fresh=True))
+    given = {"segments": real.astype(np.int32), "cache": empty_cache(config, (2,), LENGTH + 1)}
+    found, cache = run(TOKENS, **given)
+    np.testing.assert_allclose(found[real], whole[real], atol=1e-5 * np.abs(whole).max())
+    monkeypatch.undo()
+    following, _ = compiled(config)(params, TOKENS[:, 2:3], cache=cache)
+    np.testing.assert_allclose(following[1, 0], whole[1, 2], atol=1e-5 * np.abs(whole).max())
 
 
 def test_windows_alone_never_fill():
