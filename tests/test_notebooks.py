@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from tests.write_notebooks import NOTEBOOKS, ROOT, address, clean, execute, with_address
 
 FIGURES = 3  # at least, in each
-SECONDS = 120
+SECONDS = 120  # of processors, at most
 LARGEST_PICTURE = 60  # kilobytes
 # A number of a fresh run is that of the stored one up to 2 %: what is trained for some hundred
 # updates moves by less between processors. Numbers with an exponent, both below ROUNDING, are
@@ -155,6 +155,7 @@ def offline(tmp_path, monkeypatch):
     (tmp_path / "sitecustomize.py").write_text(OFFLINE)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "true")  # a sixth less time
     for name in ("DISPLAY", "MPLBACKEND", "XLA_FLAGS"):
         monkeypatch.delenv(name, raising=False)
 
@@ -317,4 +318,4 @@ def test_runs_and_says_what_is_stored(path, offline, capsys):
     assert drawn == len(pictures(stored)) >= FIGURES
     apart = [(a, b) for a, b in zip(texts(stored), texts(fresh), strict=True) if differ(a, b)]
     assert apart == []
-    assert wall < SECONDS
+    assert spent < SECONDS

@@ -18,7 +18,7 @@ def head_flops(config: c.TransformerConfig, length: int) -> int:
 
 
 def logit_bytes(
-    config: c.TransformerConfig, tokens: int, *, tensor: int = 1, platform: str | None = None
+    config: c.TransformerConfig, tokens: int, *, tensor: int = 1, platform: str = "cpu"
 ) -> int:
     """Bytes of float32 logits of a device's tokens, and of their gradient, that there are at once.
 
@@ -28,7 +28,7 @@ def logit_bytes(
         config: The model.
         tokens: Of this device.
         tensor: Devices that share the vocabulary.
-        platform: As in `F.loss_chunk`.
+        platform: That computes, as in `F.loss_chunk`.
 
     Returns:
         Bytes on each device.
@@ -36,16 +36,19 @@ def logit_bytes(
     return 2 * 4 * tokens * F.loss_chunk(tokens, config.vocab_size // tensor, platform=platform)
 
 
-def recomputes_logits(config: c.TransformerConfig, tokens: int, *, tensor: int = 1) -> bool:
+def recomputes_logits(
+    config: c.TransformerConfig, tokens: int, *, tensor: int = 1, platform: str = "cpu"
+) -> bool:
     """Whether the backward pass computes the logits of a device's tokens again.
 
     Args:
         config: The model.
         tokens: Of this device.
         tensor: Devices that share the vocabulary.
+        platform: That computes, as in `F.loss_chunk`.
 
     Returns:
         True where `F.loss_chunk` is less than the ids that the device has.
     """
     part = config.vocab_size // tensor
-    return F.loss_chunk(tokens, part) < part
+    return F.loss_chunk(tokens, part, platform=platform) < part

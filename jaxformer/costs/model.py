@@ -226,7 +226,7 @@ def activation_bytes(
             if context > 1:  # keys and values of another device, and their gradients
                 at_work += 4 * attention_widths(here, choice.positions, tensor).around
             working = max(working, own * at_work)
-    on = "gpu" if kernels else None
+    on = "gpu" if kernels else "cpu"
     logits = logit_bytes(config, tokens, tensor=tensor, platform=on)
     return round((kept + working) * bytes_per_number) + logits
 

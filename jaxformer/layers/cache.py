@@ -223,6 +223,16 @@ def check_room(
         )
 
 
+def check_empty(cache: Cache) -> None:
+    """Refuse a cache that is called fresh and is not, where its values can be seen."""
+    length = cache.length
+    if not isinstance(length, jax.core.Tracer) and (most := int(jnp.max(length, initial=0))):
+        raise ValueError(
+            f"fresh=True is for a cache with nothing in it; this one has {most} tokens of a row, "
+            "which would not be seen."
+        )
+
+
 def remember(
     kept: Own,
     new: Own,

@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, Int, Integer
 from jaxformer import config as c
 from jaxformer import functional as F
 from jaxformer.functional.arguments import checked
-from jaxformer.layers.cache import Cache, check_room, has_room
+from jaxformer.layers.cache import Cache, check_empty, check_room, has_room
 from jaxformer.layers.embedding import Embedder, Head
 from jaxformer.layers.guide import Guide, Places, source_rule
 from jaxformer.layers.mode import Axes, Mode, Remat
@@ -95,7 +95,8 @@ class Transformer(nn.Module):
             ValueError: A token id outside the vocabulary, a position outside a learned table or a
                 full cache (where values can be seen, that is outside jit); more tokens, without
                 padding, than a cache has slots for (inside jit too); a source given or missing,
-                positions or targets given with a cache.
+                positions or targets given with a cache; a fresh cache with something in it (outside
+                jit).
         """
         mode = Mode(
             dtype=self.dtype,
@@ -118,6 +119,8 @@ class Transformer(nn.Module):
             places = self.places(tokens, positions, segments)
         else:
             places = self.next_places(tokens, positions, segments, cache)
+            if fresh:
+                check_empty(cache)
         memory, memory_guide = None, Guide()
         if isinstance(cfg.topology, c.EncoderDecoder):
             if source is not None:

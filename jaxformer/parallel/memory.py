@@ -90,7 +90,7 @@ def memory(
     rows = batch_size // (math.prod(n[name] for name in ROWS) * accumulation)
     narrow = jnp.dtype(dtype).itemsize
     tensor, context = n["tensor"], n["context"]
-    on = "gpu" if kernels else None
+    on = "gpu" if kernels else "cpu"
     logits = costs.logit_bytes(config, rows * length // context, tensor=tensor, platform=on)
     activations = costs.activation_bytes(
         config,

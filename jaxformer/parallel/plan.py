@@ -156,7 +156,8 @@ def plan(config: c.TransformerConfig, sizes: Mapping[str, int], chip: Chip, work
     passes = costs.TRAINING_FACTOR + (work.remat == "full")
     computed = passes * (forward + empty)
     parts = math.prod(n[name] for name in ROWS) * work.accumulation * n["context"]
-    again = costs.recomputes_logits(config, rows * work.length // parts, tensor=n["tensor"])
+    tokens = rows * work.length // parts
+    again = costs.recomputes_logits(config, tokens, tensor=n["tensor"], platform="gpu")
     if again and work.remat != "full":
         computed += rows * costs.head_flops(config, work.length)
     return Plan(

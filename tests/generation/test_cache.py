@@ -223,6 +223,13 @@ def test_a_prompt_is_read_by_what_sees_no_positions(name, monkeypatch):
     np.testing.assert_allclose(following[1, 0], whole[1, 2], atol=1e-5 * np.abs(whole).max())
 
 
+def test_a_cache_that_is_not_fresh_is_not_called_so():
+    params, model = parameters(BASE), Transformer(BASE)
+    _, cache = compiled(BASE)(params, TOKENS[:, :4], cache=empty_cache(BASE, (2,), LENGTH))
+    with pytest.raises(ValueError, match="nothing in it; this one has 4 tokens of a row"):
+        model.apply({"params": params}, TOKENS[:, 4:], cache=cache, fresh=True)
+
+
 def test_windows_alone_never_fill():
     check(of(windows=(WINDOW,)), (LENGTH,), room=4)
 

@@ -32,9 +32,7 @@ RECORD = Path(__file__).parent / "golden" / "messages.json"  # messages.py there
 STEPS = 10
 CASES = [
     ("falcon-40b", dict(fsdp=2, tensor=4), dict(remat="full")),  # parallel, with a norm each
-    ("mixtral-8x7b", dict(fsdp=2, expert=2), {}),
     ("llama-2-70b", dict(data=2, tensor=4), dict(remat="full", accumulation=2)),  # shared heads
-    ("llama-2-70b", dict(fsdp=2, context=2), {}),
     ("mixtral-8x7b", dict(fsdp=2, expert=2, tensor=2), {}),
     ("llama-2-70b", dict(fsdp=2, tensor=2, context=2), {}),
     ("llama-2-70b", dict(data=8), {}),
@@ -55,6 +53,8 @@ CASES = [
     ("bloom-560m", dict(data=2, tensor=2), {}),  # slopes of each device's heads
 ]
 SELDOM = [
+    ("mixtral-8x7b", dict(fsdp=2, expert=2), {}),
+    ("llama-2-70b", dict(fsdp=2, context=2), {}),
     ("transformer-base", dict(fsdp=2, context=2, tensor=2), {}),
     ("bloom-560m", dict(data=2, context=4), {}),
     ("mixtral-8x7b", dict(fsdp=2, expert=2, tensor=2), dict(muon=True)),
