@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxformer.functional import grouped
 from jaxformer.functional.grouped import Hopper, Megablox, Ragged, linear_by
-from jaxformer.functional.platforms import Target
+from jaxformer.functional.platforms import Target, nvidia_generation
 from tests.functional.compiled import F
 
 RNG = np.random.default_rng(0)
@@ -98,7 +98,7 @@ def test_bfloat16_stays(linear):
         np.testing.assert_allclose(np.float32(a), b, atol=np.abs(b).max() / 100)
 
 
-@pytest.mark.skipif(" H" not in jax.devices()[0].device_kind, reason="needs a Hopper GPU")
+@pytest.mark.skipif(nvidia_generation(jax.devices()[0].device_kind) != 9, reason="needs a Hopper")
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_hoppers_kernels_are_the_same_products(sizes):
     x, kernels, dy = (
