@@ -13,7 +13,8 @@ import pytest
 from jaxformer import zoo
 from jaxformer.parallel import __main__ as command
 from jaxformer.parallel.plan import Work
-from jaxformer.training.compiled import chips, compile_update
+from jaxformer.training.compiled import Program, as_if_present, chips, compile_update
+from tests.decoding import compiled_search, narrow
 from tests.models import model
 
 pytestmark = [
@@ -46,6 +47,12 @@ def test_products_of_experts_are_hoppers(remat, backwards):
     """Three forwards; backwards, where "full" runs those again, in the loop and its last turn."""
     kernels = made_of(replace(zoo.get("mixtral-8x7b"), num_layers=2), remat).kernels
     assert kernels["mpmd_map"] == 3 + 2 * backwards
+
+
+def test_prompts_are_read_by_cudnn():
+    """They attend to each other by a kernel; the tokens after them attend to a cache."""
+    text = compiled_search(narrow("smollm2-1.7b"), chips("h100:1")[0], as_if_present)
+    assert Program(text).kernels() == {"cudnn$fmhaSoftmax": 1}
 
 
 def test_what_the_compiler_says_of_a_plan(capsys):

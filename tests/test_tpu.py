@@ -6,23 +6,17 @@ python -m pytest -m tpu
 
 import itertools
 import re
-from dataclasses import replace
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import optax
 import pytest
-from jax.sharding import SingleDeviceSharding
 
-from jaxformer import zoo
-from jaxformer.config import GLU
-from jaxformer.generation.programs import Plan, search
-from jaxformer.generation.prompts import Request
-from jaxformer.generation.samplers import Greedy
-from jaxformer.parallel import MeshConfig, abstract_parameters, make_mesh
+from jaxformer.parallel import MeshConfig, make_mesh
 from jaxformer.parallel import __main__ as command
 from jaxformer.training.compiled import chips
+from tests.decoding import compiled_search, narrow
 from tests.models import model
 from tests.steps import step_on
 
@@ -117,29 +111,12 @@ def test_two_slices_are_crossed_by_rows_alone():
 @pytest.mark.parametrize("name", ["smollm2-1.7b", "llama-2-7b", "gemma-2-2b"])
 def test_a_token_copies_no_cache(name):
     """No loop brings the keys of all layers into another order; before them, the program may."""
-    config = zoo.get(name)
-    width = 8 * config.attention.head_dim
-    config = replace(
-        config,
-        vocab_size=512,
-        model_dim=width,
-        attention=replace(config.attention, num_heads=8, num_kv_heads=8),
-        feed_forward=(GLU(hidden_dim=2 * width),),
-    )
-    (chip, *_) = devices("v5e:2x2")
-    place = SingleDeviceSharding(chip)
-    of = partial(jax.ShapeDtypeStruct, sharding=place)
-    params = jax.tree.map(lambda x: of(x.shape, x.dtype), abstract_parameters(config, None))
-    request = Request(
-        of((8, 1024), "int32"), of((8,), "int32"), of((8, 0), "int32"), of((), "int32")
-    )
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    plan = Plan(config, 128, None, jnp.dtype(jnp.bfloat16))
-    with jax.default_device(chip):
-        lowered = search.trace(plan, Greedy(), params, request, of(key.shape, key.dtype)).lower()
-    loops, _, entry = lowered.compile().as_text().partition("\nENTRY ")
+    config, (chip, *_) = narrow(name), devices("v5e:2x2")
+    text = compiled_search(config, chip)
+    loops, _, entry = text.partition("\nENTRY ")
     kept = rf"bf16\[{config.num_layers // config.period},8,8,\d+,{config.attention.head_dim}\]"
     assert re.search(kept, entry) and not re.search(rf" = {kept}\S* copy\(", loops)
+    assert "splash_mha_fwd" in text  # prompts attend to each other
 
 
 SAID = re.compile(
