@@ -34,7 +34,7 @@ def target() -> Target:
     # Devices of an abstract mesh say their platform from JAX 0.9 on.
     known = "tpu" if kind.startswith("TPU") else "cpu" if kind.lower() == "cpu" else "gpu"
     name = getattr(device, "platform", known)
-    return Target("gpu" if name in ("cuda", "rocm") else name, kind)
+    return Target(name if name in ("cpu", "tpu") else known, kind)
 
 
 def platform() -> str:

@@ -77,13 +77,13 @@ def init_state(
         optimizer: From `make_optimizer`.
         key: Of the parameters.
         mesh: The devices.
-        params: Parameters to begin with instead, in float32, which are given away.
+        params: Parameters to begin with instead, in float32, wherever they are; given away.
     """
     where = shardings(abstract_state(model, optimizer, mesh))
     if params is None:
         return jax.jit(_start, static_argnums=(0, 1), out_shardings=where)(model, optimizer, key)
     begin = jax.jit(partial(_state, optimizer), out_shardings=where, donate_argnums=0)
-    return begin(params)
+    return begin(jax.device_put(params, where.params, donate=True))
 
 
 def abstract_state(

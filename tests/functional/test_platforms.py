@@ -16,6 +16,7 @@ def device(kind, platform):
         ("TPU v5 lite", "tpu", "tpu"),
         ("NVIDIA H100 80GB HBM3", "cuda", "gpu"),
         ("AMD Instinct MI300X", "rocm", "gpu"),
+        ("Intel Data Center GPU Max 1550", "xpu", "gpu"),
         ("cpu", "cpu", "cpu"),
     ],
 )

@@ -486,6 +486,17 @@ def test_a_fresh_state_is_the_same_on_any_number_of_devices_and_fits_its_abstrac
     assert draws, "no parameter is random"
 
 
+def test_parameters_of_one_device_are_shared_out_over_a_mesh():
+    """Such as those of a model that was loaded."""
+    mesh, model = make_mesh(MeshConfig(fsdp=2), jax.devices()[:2]), Transformer(CONFIG)
+    loaded = jax.device_put(draw(CONFIG), jax.devices()[0])
+    expected = jax.device_get(loaded)
+    state = step.init_state(model, RECORDER, jax.random.key(0), mesh, params=loaded)
+    jax.tree.map(np.testing.assert_array_equal, state.params, expected)
+    where = jax.tree.map(lambda x: x.sharding, step.abstract_state(model, RECORDER, mesh))
+    assert jax.tree.map(lambda x: x.sharding, state) == where
+
+
 @pytest.mark.slow
 def test_a_tiny_model_learns_four_rows_by_heart_and_its_states_are_consumed():
     batch = make_batch(counts=(7, 7, 7, 7))
