@@ -127,7 +127,8 @@ def gradient_statistics(
 
     Returns:
         For each stack the norm of each part's parameters ("attention", "feed_forward",
-        "pre_attention_norm", ...), and for "stream" that of the stream after the layer.
+        "pre_attention_norm", ...), 0 in layers without that part, and for "stream" that of the
+        stream after the layer.
 
     Raises:
         ValueError: An encoder without targets, or as `Transformer` does.
@@ -156,7 +157,8 @@ def _gradient_norms(
     found: dict[str, dict[str, Array]] = {}
     for stack in zeros:
         layers = layers_of(by_params[stack])
-        norms = {part: _norms([layer[part] for layer in layers]) for part in layers[0]}
+        parts = dict.fromkeys(part for layer in layers for part in layer)
+        norms = {part: _norms([layer.get(part, {}) for layer in layers]) for part in parts}
         found[stack] = norms | {"stream": _norms(layers_of(by_stream[stack]))}
     return found
 

@@ -14,6 +14,7 @@ from jaxformer.config import (
     Encoder,
     EncoderDecoder,
     Experts,
+    Fire,
     LayerNorm,
     Learned,
 )
@@ -273,3 +274,10 @@ def test_other_layers_say_the_same_things(choice, build):
     assert {"attention", "feed_forward", "stream"} < set(found)
     for norms in found.values():
         assert norms.shape == (3,) and np.isfinite(norms).all()
+
+
+def test_layers_without_a_part_have_no_gradient_there(build):
+    bias = Fire(hidden_dim=3, length=3.0)
+    config, params, tokens, _ = build(attention={"positions": (None, bias)})
+    found = inspect.gradient_statistics(config, params, tokens)["decoder"]["relative_bias"]
+    np.testing.assert_array_equal(found > 0, [False, True, False])
