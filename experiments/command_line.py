@@ -185,8 +185,8 @@ def choice(info: tyro.constructors.PrimitiveTypeInfo):
     """Read a union of kinds, or a tuple of them, from the Python that prints it."""
     several = typing.get_origin(info.type) is tuple
     hint = typing.get_args(info.type)[0] if several else info.type
-    kinds = kinds_of(hint) if _is_union(hint) else ()
-    if hint == Attention or not any(dataclasses.is_dataclass(kind) for kind in kinds):
+    kinds = kinds_of(hint)
+    if hint == Attention or not any(map(dataclasses.is_dataclass, kinds)) or kinds == (hint,):
         return None
 
     def read(texts: list[str]) -> Any:

@@ -3,6 +3,7 @@
     @options.activation      a function of arrays: `GLU(activation="its_name")`
     options.ScoreBias        a term of attention's scores: `MultiHead(positions=(YourBias(),))`
     options.Mixer            what stands where attention stands: `attention=YourMixer(num_heads=8)`
+    options.FeedForward      what a layer makes of each token: `feed_forward=(YourOwn(),)`
     options.Parameter        what an option learns
 
 Programs know what stands in the file by `--import`: `python -m experiments.pretrain --import
@@ -12,6 +13,7 @@ my_ideas --model.attention.positions "YourBias()"`.
 from importlib import import_module
 from pathlib import Path
 
+from jaxformer.config.feed_forward import FeedForward as FeedForward
 from jaxformer.config.mixer import Mixer as Mixer
 from jaxformer.config.mixer import MixerInputs as MixerInputs
 from jaxformer.config.option import Parameter as Parameter

@@ -63,6 +63,7 @@ def arms_of(axis: str, run: Pretrain, asked: Collection[str] = ()) -> list[Arm]:
         ValueError: There is no such axis or field, or an arm has another name, or that of the
             baseline.
     """
+    axis = axis.replace("-", "_")  # as in flags
     own = Arm(
         name="as the run is", model=run.model, optimizer=run.optimizer, objective=run.objective
     )
@@ -186,11 +187,11 @@ def width_of(model: c.TransformerConfig) -> tuple[int, bool, bool]:
     """The hidden width of the first layer, whether it is gated, and whether it adds biases.
 
     Raises:
-        ValueError: It is a mixture of experts.
+        ValueError: It is a mixture of experts, or of a person's own file.
     """
     branch = model.feed_forward[0]
-    if isinstance(branch, c.Experts):
-        raise ValueError(f"The axis activation varies layers without experts; got {branch}.")
+    if not isinstance(branch, c.MLP | c.GLU | c.ClampedGEGLU):
+        raise ValueError(f"The axis activation varies an MLP or a GLU; got {branch}.")
     return branch.hidden_dim, not isinstance(branch, c.MLP), branch.bias
 
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from jaxformer.checks import check_fields, require, require_pattern, require_positive
-from jaxformer.config.axes import Norm, QKNorm, RMSNorm
 from jaxformer.config.decay import Decay
 from jaxformer.config.mixer import Mixer
+from jaxformer.config.norms import Norm, QKNorm, RMSNorm
 from jaxformer.config.positions import Positions, Rope, ScoreBias, Window
 from jaxformer.config.rope_scaling import DynamicNTK, LongRope, NTKScaling
 

@@ -8,10 +8,11 @@ from typing import Literal, NamedTuple
 
 from jaxformer.checks import check_fields, require, require_pattern, require_positive
 from jaxformer.config.attention import RECURRENT, Attention, Hybrid, Kind, MultiHead
-from jaxformer.config.axes import FeedForward, Norm, RMSNorm
 from jaxformer.config.decay import Decay
+from jaxformer.config.feed_forward import WITH_HIDDEN, FeedForward
 from jaxformer.config.initialisation import Initialisation
 from jaxformer.config.mixer import Mixer
+from jaxformer.config.norms import Norm, RMSNorm
 from jaxformer.config.positions import (
     BlockSparse,
     Learned,
@@ -225,6 +226,12 @@ class TransformerConfig:
             f"{recurrent} has no attention weights to drop, so dropout.attention must be 0; got "
             f"{self.dropout.attention}.",
         )
+        for branch in (*self.feed_forward, *self.encoder.feed_forward):
+            require(
+                isinstance(branch, WITH_HIDDEN) or self.dropout.feed_forward == 0,
+                f"{type(branch).__name__} has no hidden values to drop, so dropout.feed_forward "
+                f"must be 0; got {self.dropout.feed_forward}.",
+            )
         reads = isinstance(self.topology, EncoderDecoder)
         require(
             not reads or isinstance(self.attention, MultiHead),

@@ -3,7 +3,6 @@
 import ast
 import dataclasses
 import json
-import types
 import typing
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -107,8 +106,8 @@ def _encode(value: Any) -> Any:
 
 def _decode(hint: Any, data: Any, path: str) -> Any:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        return _decode(_pick(kinds_of(hint), data, path), data, path)
+    if (kinds := kinds_of(hint)) != (hint,):
+        return _decode(_pick(kinds, data, path), data, path)
     if dataclasses.is_dataclass(hint):
         return _decode_dataclass(hint, data, path)
     if origin is tuple:

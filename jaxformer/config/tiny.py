@@ -6,8 +6,8 @@ from itertools import groupby
 from typing import TypeVar
 
 from jaxformer.config.attention import Attention, Hybrid, Kind, Latent, MultiHead, SharedKV
-from jaxformer.config.axes import Experts, FeedForward
 from jaxformer.config.decay import Decay
+from jaxformer.config.feed_forward import GLU, MLP, ClampedGEGLU, Experts, FeedForward
 from jaxformer.config.mixer import Mixer
 from jaxformer.config.model import Embedding, EncoderDecoder, Head, TransformerConfig
 from jaxformer.config.positions import BlockSparse, Learned, Positions, Rope, ScoreBias, Window
@@ -151,14 +151,17 @@ def _tiny_scaling(scaling: RopeScaling | None, pairs: int) -> RopeScaling | None
 
 
 def _tiny_feed_forward(choice: FeedForward) -> FeedForward:
-    if not isinstance(choice, Experts):
-        return replace(choice, hidden_dim=HIDDEN)
-    return replace(
-        choice,
-        expert=replace(choice.expert, hidden_dim=HIDDEN),
-        num_experts=min(choice.num_experts, EXPERTS),
-        top_k=min(choice.top_k, EXPERTS - 1, choice.num_experts),
-    )
+    match choice:
+        case MLP() | GLU() | ClampedGEGLU():
+            return replace(choice, hidden_dim=HIDDEN)
+        case Experts(expert=expert, num_experts=count, top_k=top_k):
+            return replace(
+                choice,
+                expert=replace(expert, hidden_dim=HIDDEN),
+                num_experts=min(count, EXPERTS),
+                top_k=min(top_k, EXPERTS - 1, count),
+            )
+    return choice.small()
 
 
 def _tiny_window(window: Window) -> Window:

@@ -1,6 +1,7 @@
 """What one attention branch costs, for each kind there is."""
 
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 
 from jaxformer import config as c
 from jaxformer import functional as F
+from jaxformer.config.option import Parameter
 from jaxformer.layers.parameters import read_axes
 
 
@@ -93,8 +95,13 @@ def attention_widths(
         case c.Decay() as a:
             heads = a.num_heads * a.head_dim / tensor
             return Widths(heads, 4 * heads, heads, heads)
-        case c.Mixer() as a:  # what its matrices make of a token, but for the last
-            shapes = [(p.shape, read_axes(p.axes)) for p in a.parameters(config.model_dim).values()]
-            into = [(x, axes.inputs) for x, axes in shapes if "model" in axes.names[: axes.inputs]]
-            products = sum(math.prod(shape[inputs:]) for shape, inputs in into) / tensor
+        case c.Mixer() as a:
+            products = made_of_a_token(a.parameters(config.model_dim)) / tensor
             return Widths(products, 2 * products, products, 0)
+
+
+def made_of_a_token(parameters: Mapping[str, Parameter]) -> int:
+    """Numbers that the matrices of an option make of one token's vector."""
+    shapes = [(p.shape, read_axes(p.axes)) for p in parameters.values()]
+    into = [(x, axes.inputs) for x, axes in shapes if "model" in axes.names[: axes.inputs]]
+    return sum(math.prod(shape[inputs:]) for shape, inputs in into)

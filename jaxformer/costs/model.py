@@ -7,7 +7,13 @@ import jax
 from jaxformer import config as c
 from jaxformer import functional as F
 from jaxformer.config.attention import RECURRENT
-from jaxformer.costs.attention import attention_flops, attention_widths, kept_bytes, keys_seen
+from jaxformer.costs.attention import (
+    attention_flops,
+    attention_widths,
+    kept_bytes,
+    keys_seen,
+    made_of_a_token,
+)
 from jaxformer.costs.logits import head_flops, logit_bytes
 from jaxformer.layers.declarations import declarations
 
@@ -47,8 +53,7 @@ def active_parameters(config: c.TransformerConfig) -> int:
     layers += [config.encoder.layer(i) for i in range(_encoder_layers(config))]
     for _, _, choice in layers:
         if isinstance(choice, c.Experts):
-            hidden, into = _hidden(choice.expert)
-            one = (into + 1) * config.model_dim * hidden
+            one = choice.expert.flops(config.model_dim, 1) // 2
             idle += (choice.num_experts - choice.top_k) * one
     return parameters(config) - idle
 
@@ -100,8 +105,8 @@ def expert_flops(config: c.TransformerConfig, length: int, source_length: int = 
     layers = [(config.layer(i).feed_forward, length) for i in range(config.num_layers)]
     own = map(config.encoder.layer, range(_encoder_layers(config)))
     layers += [(layer.feed_forward, source_length) for layer in own]
-    mixtures = [(*_hidden(x), tokens) for x, tokens in layers if isinstance(x, c.Experts)]
-    return sum(2 * n * (into + 1) * config.model_dim * hidden for hidden, into, n in mixtures)
+    mixtures = [(x, tokens) for x, tokens in layers if isinstance(x, c.Experts)]
+    return sum(experts.expert_flops(config.model_dim, tokens) for experts, tokens in mixtures)
 
 
 def training_flops_per_token(config: c.TransformerConfig, length: int) -> float:
@@ -243,9 +248,8 @@ def _kept_per_token(
 ) -> float:
     a, d = config.kind, config.model_dim
     branch = attention_widths(config, choice.positions, tensor)
-    hidden, into = _hidden(choice.feed_forward)
     routed = isinstance(choice.feed_forward, c.Experts)
-    inner = into * hidden / tensor * (expert if routed else 1)
+    inner = _inner(choice.feed_forward, d) / tensor * (expert if routed else 1)
     products = branch.products + d + inner + d
     blocks = _by_blocks(config, choice, length, context)
     mixed = branch.heads + a.num_heads / tensor if blocks else 0
@@ -269,11 +273,8 @@ def _by_blocks(
 
 
 def _layer_flops(config: c.TransformerConfig, choice: c.LayerChoice, length: int) -> int:
-    hidden, into = _hidden(choice.feed_forward)
     total = attention_flops(config, length, length, choice.window)
-    total += 2 * length * (into + 1) * config.model_dim * hidden
-    if isinstance(choice.feed_forward, c.Experts):
-        total += 2 * length * config.model_dim * choice.feed_forward.num_experts  # the router
+    total += choice.feed_forward.flops(config.model_dim, length)
     if isinstance(choice.positions, c.TransformerXL):
         heads = config.multi_head.num_heads * config.multi_head.head_dim
         total += 2 * length * config.model_dim * heads  # W times one sinusoid per distance
@@ -281,12 +282,16 @@ def _layer_flops(config: c.TransformerConfig, choice: c.LayerChoice, length: int
     return total
 
 
-def _hidden(choice: c.FeedForward) -> tuple[int, int]:
-    """Width of the hidden values of one token, and how many products lead into them."""
-    if isinstance(choice, c.Experts):
-        width, into = _hidden(choice.expert)
-        return choice.top_k * width, into
-    return choice.hidden_dim, 1 if isinstance(choice, c.MLP) else 2
+def _inner(choice: c.FeedForward, model_dim: int) -> int:
+    """Numbers that the products into the hidden values make of one token."""
+    match choice:
+        case c.Experts(expert=expert, top_k=top_k):
+            return top_k * _inner(expert, model_dim)
+        case c.MLP(hidden_dim=hidden):
+            return hidden
+        case c.GLU(hidden_dim=hidden) | c.ClampedGEGLU(hidden_dim=hidden):
+            return 2 * hidden
+    return made_of_a_token(choice.parameters(model_dim))
 
 
 def _encoder_layers(config: c.TransformerConfig) -> int:

@@ -1,4 +1,4 @@
-"""The feed-forward branch: plain, gated, gated and clamped, or a mixture of experts."""
+"""The feed-forward branch: plain, gated, a mixture of experts, or of a person's own file."""
 
 from dataclasses import replace
 from typing import Any
@@ -15,11 +15,15 @@ from jaxformer.functional.activations import ACTIVATIONS
 from jaxformer.layers.initializers import initializer
 from jaxformer.layers.linear import Linear
 from jaxformer.layers.mode import Mode, dropout
+from jaxformer.layers.own_option import apply_option
 from jaxformer.layers.parameters import parameter
 
 
 class FeedForward(nn.Module):
-    """down(activation(up(x))), or down(activation(gate(x)) * up(x)), or a mixture of such."""
+    """down(activation(up(x))), or down(activation(gate(x)) * up(x)), or a mixture of such.
+
+    Or what an option of a person's own file makes of x.
+    """
 
     config: c.TransformerConfig
     choice: c.FeedForward
@@ -28,9 +32,20 @@ class FeedForward(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "*batch T D"]) -> Float[Array, "*batch T D"]:
-        choice, init = self.choice, self.config.initialisation
-        if isinstance(choice, c.Experts):
-            return self.mixture(x, choice)
+        match self.choice:
+            case c.Experts() as choice:
+                return self.mixture(x, choice)
+            case c.MLP() | c.GLU() | c.ClampedGEGLU() as choice:
+                return self.by_hidden(x, choice)
+        own: Any = self.choice
+        parameters, function = own.parameters(x.shape[-1]), lambda *given: (own(*given), None)
+        return apply_option(self, parameters, function, x, self.mode, parts=self.parts)[0]
+
+    def by_hidden(
+        self, x: Float[Array, "*batch T D"], choice: c.MLP | c.GLU | c.ClampedGEGLU
+    ) -> Float[Array, "*batch T D"]:
+        """Products into hidden values, and one out of them."""
+        init = self.config.initialisation
         x = F.to_parts(x, self.mode.axes.tensor)
         start = init.feed_forward_in or init.projection
         into = {

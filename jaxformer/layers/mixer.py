@@ -8,11 +8,10 @@ from flax import linen as nn
 from jaxtyping import Array, Float
 
 from jaxformer import config as c
-from jaxformer import functional as F
 from jaxformer.layers.cache import of_layer, with_layer
 from jaxformer.layers.guide import Guide
 from jaxformer.layers.mode import Mode
-from jaxformer.layers.parameters import learned, mesh_axis, read_axes
+from jaxformer.layers.own_option import apply_option
 
 
 class Mixer(nn.Module):
@@ -31,19 +30,11 @@ class Mixer(nn.Module):
     ) -> tuple[Float[Array, "*batch T D"], Any]:
         """What the option gives, and the cache with the new tokens where there is one."""
         option: Any = self.config.attention
-        axes, declared = self.mode.axes, option.parameters(self.config.model_dim)
-        if axes.context is not None:
+        if (context := self.mode.axes.context) is not None:
             raise ValueError(
-                f"{type(option).__name__} mixes a text on one device; got the axis "
-                f"{axes.context!r} for its time."
+                f"{type(option).__name__} mixes a text on one device; got the axis {context!r} for "
+                "its time."
             )
-        over = [
-            mesh_axis(name, size, axes)
-            for one in declared.values()
-            for name, size in zip(read_axes(one.axes).names, one.shape, strict=True)
-        ]
-        tensor = axes.tensor if axes.tensor in over else None
-        params = {name: learned(self, name, one, self.mode) for name, one in declared.items()}
         kept = jax.tree.map(lambda a: of_layer(a, guide.layer), cache)
 
         def of_all(array: Array | None, otherwise: int | bool) -> Array:
@@ -54,11 +45,14 @@ class Mixer(nn.Module):
             segments=of_all(guide.segments, 0),
             valid=of_all(guide.real, True),
         )
-        y, new = option(params, F.to_parts(x, tensor), inputs, kept)
+        y, new = apply_option(
+            self,
+            option.parameters(self.config.model_dim),
+            lambda params, x: option(params, x, inputs, kept),
+            x,
+            self.mode,
+            parts=self.parts,
+        )
         if cache is not None:
             new = jax.tree.map(lambda a, b: with_layer(a, b, guide.layer), cache, new)
-        if not self.parts:
-            return F.sum_parts(y, tensor), new
-        if axes.tensor is not None and tensor is None:  # all have the whole: one of them tells it
-            y = jnp.where(jax.lax.axis_index(axes.tensor) == 0, y, jnp.zeros_like(y))
         return y, new

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import jax
@@ -12,6 +13,8 @@ from jax.sharding import AxisType, Mesh
 
 from jaxformer import config as c
 from jaxformer.checks import check_fields
+from jaxformer.layers.mode import axes_of
+from jaxformer.layers.parameters import mesh_axis, read_axes
 
 # From the outermost to the innermost. Devices next to each other, which have the fastest links,
 # are neighbours along the innermost axis, and that is the one whose messages are waited for.
@@ -247,7 +250,14 @@ def _indivisible(config: c.TransformerConfig, n: Mapping[str, int]) -> Iterator[
                 mixtures += 1
                 yield from uneven(f"{owner}num_experts", choice.num_experts, "expert")
                 choice = choice.expert
-            yield from uneven(f"{owner}hidden_dim", choice.hidden_dim, "tensor")
+            if isinstance(choice, c.MLP | c.GLU | c.ClampedGEGLU):
+                yield from uneven(f"{owner}hidden_dim", choice.hidden_dim, "tensor")
+                continue
+            declared = choice.parameters(config.model_dim).values()
+            counted = [zip(read_axes(x.axes).names, x.shape, strict=False) for x in declared]
+            for name, size in dict.fromkeys(chain(*counted)):
+                if mesh_axis(name, size, axes_of(n), n) == "tensor":
+                    yield from uneven(f"{owner}{type(choice).__name__}'s {name}", size, "tensor")
     if n["expert"] > 1 and not mixtures:
         yield f"expert {n['expert']}, but the model has no experts"
 

@@ -182,6 +182,7 @@ def _activation(choice: FeedForward) -> Gate | None:
             return GATED.get(activation)
         case MLP(activation=activation):
             return PLAIN.get(activation)
+    return None
 
 
 def _feed_forward(name: Gate | None, *, hidden_dim: int) -> FeedForward:

@@ -152,7 +152,7 @@ BASE = c.TransformerConfig(
         ('"vocab_size": 31', '"vocab_size": null', "vocab_size: expected int, got None"),
         ('"final_norm": true', '"final_norm": 1', "final_norm: expected bool, got 1"),
         ('"hidden_dim": 11', '"hidden": 11', r"feed_forward\[0\]: GLU has no field hidden"),
-        ('"type": "GLU"', '"type": "SwiGLU"', r"feed_forward\[0\]: .*'Experts'\], .*'SwiGLU'"),
+        ('"type": "GLU"', '"type": "SwiGLU"', r"feed_forward\[0\]: .*'Experts'.*, got .*'SwiGLU'"),
         ('"type": "Head"', '"type": "Tail"', "TransformerConfig.head: expected .* type Head"),
         ('"block": "serial"', '"block": "series"', "block: expected one of .*, got 'series'"),
         ('"windows": [null]', '"windows": [2.5]', r"attention.windows\[0\]: expected int, got 2.5"),

@@ -289,7 +289,7 @@ def test_the_arms_of_every_axis_differ_in_that_axis_alone(axis, run):
     ],
 )
 def test_any_field_of_a_run_is_an_axis(small, path, text, value):
-    baseline, other = arms_of(path, small, [text])
+    baseline, other = arms_of(path.replace("_", "-"), small, [text])  # as in flags
     assert other.name == text and operator.attrgetter(path)(other) == value
     own = operator.attrgetter(path)(baseline)
     assert own != value and with_field(other, path, own, baseline.name) == baseline

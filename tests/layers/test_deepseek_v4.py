@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 from jaxformer import functional as F
-from jaxformer.config import QKNorm, RMSNorm, Rope, TransformerConfig
+from jaxformer.config import GLU, QKNorm, RMSNorm, Rope, TransformerConfig
 from jaxformer.config import SharedKV as Choice
-from jaxformer.config.axes import GLU
 from jaxformer.layers import Guide, Mode
 from jaxformer.layers.shared_kv import SharedKV
 

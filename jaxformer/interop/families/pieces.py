@@ -178,7 +178,8 @@ def write_late_windows(config: c.TransformerConfig) -> dict[str, Any]:
 
 def write_sizes(config: c.TransformerConfig) -> dict[str, Any]:
     """Sizes, heads and the feed-forward, under the names that most families use."""
-    attention, branch = config.multi_head, config.feed_forward[0]
+    attention = config.multi_head
+    branch: Any = config.feed_forward[0]
     if isinstance(branch, c.Experts):
         branch = branch.expert
     fields: dict[str, Any] = {

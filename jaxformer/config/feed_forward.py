@@ -1,79 +1,29 @@
-"""Norms and feed-forward branches: what can be chosen of each."""
+"""What a layer makes of each token by itself: the library's choices, and a person's own."""
 
 from dataclasses import dataclass
-from typing import Literal
 
-from jaxformer.checks import check_fields, require, require_positive
+from jaxformer.checks import require, require_positive
+from jaxformer.config.option import Option, left_out
 from jaxformer.functional.activations import ACTIVATIONS
 
-NormParameters = Literal["none", "scale", "scale_bias"]
 
+class FeedForward(Option, protocol=True):
+    """What a layer makes of each token by itself, after attention or beside it.
 
-# Norms
+    An option of a person's own file has these methods; the last may be left out:
 
+        parameters(self, model_dim)      names of what is learned, a `Parameter` each
+        __call__(self, params, x)        [*batch, T, D] from [*batch, T, D]
+        flops(self, model_dim, length)   of the products for so many tokens, for costs and plans
 
-@dataclass(frozen=True, kw_only=True)
-class LayerNorm:
-    """Subtract the mean and divide by the standard deviation of each vector.
-
-    Attributes:
-        eps: Added to the variance.
-        parameters: What is learned.
-        scale_offset: Added to the stored scale; 1 for checkpoints that store scale - 1 (Nemotron).
+    `params` are the arrays by name, in the dtype of the computation. Where several devices share
+    "hidden" or "heads", each is given its part of those, and what they give is added up: so the
+    last product is one with that axis among its inputs, and nothing is added to it.
     """
 
-    eps: float = 1e-5
-    parameters: NormParameters = "scale_bias"
-    scale_offset: float = 0.0
-
-    def __post_init__(self):
-        check_fields(self)
-        require_positive(self, "eps")
-
-
-@dataclass(frozen=True, kw_only=True)
-class RMSNorm:
-    """Divide each vector by its root mean square.
-
-    Attributes:
-        eps: Added to the mean square, or to its root.
-        eps_position: Whether eps stands inside or outside the root.
-        parameters: What is learned.
-        scale_offset: Added to the stored scale; 1 for checkpoints that store scale - 1 (Gemma).
-    """
-
-    eps: float = 1e-6
-    eps_position: Literal["inside", "outside"] = "inside"
-    parameters: NormParameters = "scale"
-    scale_offset: float = 0.0
-
-    def __post_init__(self):
-        check_fields(self)
-        require_positive(self, "eps")
-
-
-Norm = LayerNorm | RMSNorm
-
-
-@dataclass(frozen=True, kw_only=True)
-class QKNorm:
-    """Normalise queries and keys before their positions are applied.
-
-    Attributes:
-        norm: The kind of norm.
-        over: What one norm sees: "width" all heads side by side (OLMo 2), "head" each head with
-            one scale shared by all heads (Gemma 3), "each_head" each head with a scale of its own
-            (Command R+).
-    """
-
-    norm: Norm = RMSNorm()
-    over: Literal["width", "head", "each_head"] = "head"
-
-    def __post_init__(self):
-        check_fields(self)
-
-
-# Feed-forward
+    parameters = left_out("parameters", "the model")
+    __call__ = left_out("__call__", "the model")
+    flops = left_out("flops", "costs")
 
 
 def require_activation(config: "MLP | GLU") -> None:
@@ -87,7 +37,7 @@ def require_activation(config: "MLP | GLU") -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MLP:
+class MLP(FeedForward):
     """Two products with an activation between.
 
     Attributes:
@@ -102,13 +52,17 @@ class MLP:
     bias: bool = False
 
     def __post_init__(self):
-        check_fields(self)
+        super().__post_init__()
         require_positive(self, "hidden_dim")
         require_activation(self)
 
+    def flops(self, model_dim: int, length: int) -> int:
+        """Of both products."""
+        return 2 * 2 * length * model_dim * self.hidden_dim
+
 
 @dataclass(frozen=True, kw_only=True)
-class GLU:
+class GLU(FeedForward):
     """A gated hidden layer: the activated gate times a second projection.
 
     Attributes:
@@ -122,13 +76,17 @@ class GLU:
     bias: bool = False
 
     def __post_init__(self):
-        check_fields(self)
+        super().__post_init__()
         require_positive(self, "hidden_dim")
         require_activation(self)
 
+    def flops(self, model_dim: int, length: int) -> int:
+        """Of three products."""
+        return 3 * 2 * length * model_dim * self.hidden_dim
+
 
 @dataclass(frozen=True, kw_only=True)
-class ClampedGEGLU:
+class ClampedGEGLU(FeedForward):
     """Quick-GELU gate times (value + 1), both clamped (Phi-3-small).
 
     Attributes:
@@ -142,12 +100,16 @@ class ClampedGEGLU:
     bias: bool = True
 
     def __post_init__(self):
-        check_fields(self)
+        super().__post_init__()
         require_positive(self, "hidden_dim", "limit")
+
+    def flops(self, model_dim: int, length: int) -> int:
+        """Of three products."""
+        return 3 * 2 * length * model_dim * self.hidden_dim
 
 
 @dataclass(frozen=True, kw_only=True)
-class Experts:
+class Experts(FeedForward):
     """A router sends each token to a few of many feed-forwards and mixes what they give.
 
     Attributes:
@@ -163,7 +125,7 @@ class Experts:
     renormalise: bool = True
 
     def __post_init__(self):
-        check_fields(self)
+        super().__post_init__()
         require_positive(self, "num_experts", "top_k")
         require(
             self.top_k <= self.num_experts,
@@ -171,5 +133,13 @@ class Experts:
         )
         require(not self.expert.bias, f"Experts have no biases; got {self.expert}.")
 
+    def flops(self, model_dim: int, length: int) -> int:
+        """Of the router, and of the experts that a token is sent to."""
+        return 2 * length * model_dim * self.num_experts + self.expert_flops(model_dim, length)
 
-FeedForward = MLP | GLU | ClampedGEGLU | Experts
+    def expert_flops(self, model_dim: int, length: int) -> int:
+        """Of the experts that a token is sent to."""
+        return self.top_k * self.expert.flops(model_dim, length)
+
+
+WITH_HIDDEN = MLP, GLU, ClampedGEGLU, Experts  # kinds whose hidden values may be dropped

@@ -1,0 +1,69 @@
+"""Norms: what can be chosen of them."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from jaxformer.checks import check_fields, require_positive
+
+NormParameters = Literal["none", "scale", "scale_bias"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerNorm:
+    """Subtract the mean and divide by the standard deviation of each vector.
+
+    Attributes:
+        eps: Added to the variance.
+        parameters: What is learned.
+        scale_offset: Added to the stored scale; 1 for checkpoints that store scale - 1 (Nemotron).
+    """
+
+    eps: float = 1e-5
+    parameters: NormParameters = "scale_bias"
+    scale_offset: float = 0.0
+
+    def __post_init__(self):
+        check_fields(self)
+        require_positive(self, "eps")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RMSNorm:
+    """Divide each vector by its root mean square.
+
+    Attributes:
+        eps: Added to the mean square, or to its root.
+        eps_position: Whether eps stands inside or outside the root.
+        parameters: What is learned.
+        scale_offset: Added to the stored scale; 1 for checkpoints that store scale - 1 (Gemma).
+    """
+
+    eps: float = 1e-6
+    eps_position: Literal["inside", "outside"] = "inside"
+    parameters: NormParameters = "scale"
+    scale_offset: float = 0.0
+
+    def __post_init__(self):
+        check_fields(self)
+        require_positive(self, "eps")
+
+
+Norm = LayerNorm | RMSNorm
+
+
+@dataclass(frozen=True, kw_only=True)
+class QKNorm:
+    """Normalise queries and keys before their positions are applied.
+
+    Attributes:
+        norm: The kind of norm.
+        over: What one norm sees: "width" all heads side by side (OLMo 2), "head" each head with
+            one scale shared by all heads (Gemma 3), "each_head" each head with a scale of its own
+            (Command R+).
+    """
+
+    norm: Norm = RMSNorm()
+    over: Literal["width", "head", "each_head"] = "head"
+
+    def __post_init__(self):
+        check_fields(self)
