@@ -201,6 +201,7 @@ def test_padding_takes_no_room():
 
 
 @pytest.mark.parametrize("name", ["ring", "shared", "latent"])
+@pytest.mark.slow(but=["ring"])
 def test_a_prompt_is_read_by_what_sees_no_positions(name, monkeypatch):
     """As kernels do: padding stands behind, where no real token looks; the cache goes on."""
     config, attend = IN_PARTS[name], F.dot_product_attention
