@@ -8,6 +8,7 @@ it, as in ``--corpus my.txt``.
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import signal
 import sys
@@ -150,7 +151,7 @@ def readable_errors() -> Iterator[None]:
 
 def _given(flag: str, arguments: list[str]) -> str | None:
     """What follows a flag, if it is there."""
-    for argument, following in zip(arguments, [*arguments[1:], None], strict=True):
+    for argument, following in itertools.zip_longest(arguments, arguments[1:]):
         name, is_one, value = argument.partition("=")
         if name == flag:
             return value if is_one else following

@@ -1,4 +1,7 @@
+import ast
+import importlib
 import re
+import sys
 import types
 import typing
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -333,3 +336,29 @@ def test_generating_refuses_numbers_that_count_nothing():
         (name,) = flags
         with pytest.raises(ValueError, match=f"{name} must "):
             generate.Generate(checkpoint="x", **flags)
+
+
+PROGRAMS = [
+    f"experiments.{name}"
+    for name in (
+        *("pretrain", "finetune", "generate", "translate.__main__", "export", "evaluate"),
+        *("ablate", "rope_placement", "benchmark.__main__", "report"),
+    )
+]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_starts_without_flags(name, monkeypatch, capsys):
+    """The lines under `if __name__ == "__main__"` read a command of no arguments."""
+    module, runs = importlib.import_module(name), []
+    last = ast.parse(Path(module.__file__).read_text()).body[-1]
+    monkeypatch.setattr(sys, "argv", [module.__file__])
+    monkeypatch.setattr("experiments.benchmark.run.main", runs.append)
+    code = compile(ast.Module(last.body, []), name, "exec")
+    try:
+        exec(code, {**vars(module), "main": lambda *run: runs.append(run)})
+    except SystemExit:  # it asks for something to work on
+        printed = " ".join(inside_of_boxes(capsys.readouterr().err))
+        assert name.endswith((".evaluate", ".export", ".ablate")) and "required" in printed
+    else:
+        assert len(runs) == 1
