@@ -1,7 +1,6 @@
 """Where text comes from."""
 
 import math
-import os
 import platform
 import sysconfig
 from collections.abc import Callable, Iterator
@@ -10,8 +9,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from jaxformer.checks import check_fields
+from jaxformer.data.corpus_files import corpus_files
 from jaxformer.data.instructions import ChatTemplate, Pieces, pieces_of
-from jaxformer.data.records import RECORDS, Record, read_records, read_text, suffix_of
+from jaxformer.data.records import RECORDS, Record, has_records, read_records, read_text, suffix_of
 
 # Tests are data and fragments; the packages installed beside the library are not part of it.
 LIBRARY_EXCLUDES = frozenset(
@@ -35,14 +35,17 @@ class StandardLibrary:
 class TextFiles:
     """UTF-8 text from one file or a folder.
 
-    A file of any name is one document; a ``.jsonl`` file has one on each line that is not blank, a
-    ``.parquet`` or ``.arrow`` file one in each row. A folder is read to any depth, files and
-    folders whose names begin with a dot and links to folders left out; it may be one that the
-    library datasets saved. What ends in ``.gz`` or ``.zst`` besides is unpacked.
+    A file of any name is one document, without a byte order mark. Of JSON lines each line that is
+    not blank is one, by the names ``.jsonl``, ``.ndjson``, ``.jl`` and ``.json`` or, whatever the
+    name, by a first line that has the field; of one JSON array each entry, of a table in Parquet or
+    Arrow each row. What gzip or Zstandard packed is unpacked. A folder is read to any depth, files
+    and folders whose names begin with a dot and links to folders left out; it may be one that the
+    library datasets saved.
 
     Attributes:
         path: The file or the folder.
-        suffixes: Which files of a folder are read.
+        suffixes: Which files of a folder are read, packed (``.gz``, ``.zst``) or not; those that
+            end in ``.json`` only if they begin with a record that has the field.
         field: The key or column of the text in each line or row.
     """
 
@@ -63,8 +66,7 @@ class Instructions:
     answer stands behind the prompt, and an end of text behind that.
 
     Attributes:
-        path: A ``.jsonl``, ``.parquet`` or ``.arrow`` file, which may be packed (``.jsonl.gz``), or
-            a folder of them.
+        path: A file of records, as `TextFiles` knows them, or a folder of such.
         prompt: The key of the prompt.
         answer: The key of the answer.
         messages: The key of a conversation, where a line has one.
@@ -184,16 +186,20 @@ def documents(corpus: Source, *, template: ChatTemplate | None = None) -> Docume
         ImportError: A file needs ``pyarrow``, which is not installed.
     """
     suffixes: tuple[str, ...]
+    keys: tuple[str, ...] = ()
     match corpus:
         case StandardLibrary():
             where, suffixes = Path(sysconfig.get_path("stdlib")), (".py",)
-            files = _files(where, suffixes, LIBRARY_EXCLUDES)
+            files = corpus_files(where, suffixes, keys, LIBRARY_EXCLUDES)
             # Not the build's own record.
             files = [file for file in files if not file.name.startswith("_sysconfigdata")]
         case TextFiles(path=path) | Instructions(path=path):
             where = Path(path)
-            suffixes = corpus.suffixes if isinstance(corpus, TextFiles) else RECORDS
-            files = _files(where, suffixes)
+            if isinstance(corpus, TextFiles):
+                suffixes, keys = corpus.suffixes, (corpus.field,)
+            else:
+                suffixes, keys = RECORDS, (corpus.prompt, corpus.answer, corpus.messages)
+            files = corpus_files(where, suffixes, keys)
     if not files:
         raise ValueError(
             f"{where} has no text: no file in it, at any depth, ends in {' or '.join(suffixes)}."
@@ -203,7 +209,7 @@ def documents(corpus: Source, *, template: ChatTemplate | None = None) -> Docume
     def read() -> Iterator[AnyDocument]:
         found = kept = 0
         for file in files:
-            for document in _read(file, file.relative_to(root).as_posix(), corpus, template):
+            for document in _read(file, file.relative_to(root).as_posix(), corpus, keys, template):
                 found += 1
                 if document.text:
                     kept += 1
@@ -216,41 +222,13 @@ def documents(corpus: Source, *, template: ChatTemplate | None = None) -> Docume
     return Documents(read)
 
 
-def _files(
-    where: Path, suffixes: tuple[str, ...], leave_out: frozenset[str] = frozenset()
-) -> list[Path]:
-    """The file itself, or those of a folder."""
-    if not where.exists():
-        raise ValueError(f"{where} does not exist.")
-    if where.is_file():
-        return [where]
-    found = []
-    for folder, folders, names in os.walk(where, onerror=_pass_on):
-        if "dataset_dict.json" in names:
-            raise ValueError(
-                f"{folder} holds the splits {', '.join(sorted(folders))} of a dataset; name the "
-                "folder of one."
-            )
-        folders[:] = [f for f in folders if f not in leave_out and not f.startswith(".")]
-        # What begins with cache- beside a saved dataset are results of the library datasets.
-        paths = [Path(folder, name) for name in names if not name.startswith((".", "cache-"))]
-        found += [path for path in paths if suffix_of(path) in suffixes and path.is_file()]
-    return sorted(found, key=lambda path: path.relative_to(where).as_posix())
-
-
-def _pass_on(error: OSError) -> None:
-    """A folder that cannot be read is an error, not a smaller corpus."""
-    raise error
-
-
 def _read(
-    path: Path, name: str, corpus: Source, template: ChatTemplate | None
+    path: Path, name: str, corpus: Source, keys: tuple[str, ...], template: ChatTemplate | None
 ) -> Iterator[AnyDocument]:
     if isinstance(corpus, Instructions):
-        keys = (corpus.prompt, corpus.answer, corpus.messages)
         for number, record, where in read_records(path, keys):
             pieces = pieces_of(
-                record,
+                {key: x for key, x in record.items() if x is not None},
                 prompt=corpus.prompt,
                 answer=corpus.answer,
                 messages=corpus.messages,
@@ -259,9 +237,9 @@ def _read(
             )
             text = "".join(piece for piece, _ in pieces)
             yield Instruction(f"{name}:{number}", text, pieces, opens=template is None)
-    elif isinstance(corpus, TextFiles) and suffix_of(path) in RECORDS:
-        for number, record, where in read_records(path, (corpus.field,)):
-            yield Document(f"{name}:{number}", _field(record, corpus.field, where=where))
+    elif keys and (suffix_of(path) in RECORDS or has_records(path, keys)):
+        for number, record, where in read_records(path, keys):
+            yield Document(f"{name}:{number}", _field(record, *keys, where=where))
     else:
         yield Document(name, read_text(path))
 
@@ -274,11 +252,4 @@ def _field(record: Record, field: str, *, where: str) -> str:
         raise ValueError(f"{where}: field {field!r} is null; leave it out.")
     if not isinstance(text, str):
         raise ValueError(f"{where}: field {field!r} is a {type(text).__name__}, not text.")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(
-            f"{where}: field {field!r} has half a surrogate pair, {text[error.start]!a}, "
-            f"at character {error.start}."
-        ) from error
     return text

@@ -1,112 +1,167 @@
-"""Files as they are found: text, or records in JSON lines, Parquet and Arrow; packed or not."""
+"""Files as they are found: text, or records in JSON lines, Parquet and Arrow; packed or not.
 
+A file is packed, and a table is one, by the bytes that it begins with. JSON lines are known by the
+file's name, in small letters or capitals, or by a first line that has a key which is looked for.
+"""
+
+import codecs
 import contextlib
 import gzip
 import io
 import zlib
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, TypeAlias
 
 from jaxformer.extras import import_extra
-from jaxformer.json_files import parse_object
+from jaxformer.json_files import NAMES, parse_json, parse_object
 
 Record: TypeAlias = dict[str, Any]
 
 # Files of many records, and what may stand behind any file's name: it is packed.
 TABLES = (".parquet", ".arrow")
-RECORDS = (".jsonl", *TABLES)
+RECORDS = (".jsonl", ".ndjson", ".jl", ".json", *TABLES)
 PACKED = (".gz", ".zst")
+SPREADSHEETS = (".csv", ".tsv")
 ROWS_AT_ONCE = 1024
+GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+PARQUET, ARROW_FILE, ARROW_STREAM = b"PAR1", b"ARROW1", b"\xff\xff\xff\xff"
+UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 def suffix_of(path: Path) -> str:
-    """What a file holds, packed or not."""
-    return path.with_suffix("").suffix if path.suffix in PACKED else path.suffix
+    """What a file holds by its name, in small letters, packed or not."""
+    name = Path(path.name.lower())
+    return Path(name.stem).suffix if name.suffix in PACKED else name.suffix
 
 
 def read_text(path: Path) -> str:
-    """The text of a file of UTF-8, its line ends as they are.
+    """The text of a file of UTF-8, its line ends as they are, without a byte order mark.
 
     Raises:
-        ValueError: It is not UTF-8, or cannot be unpacked.
+        ValueError: It is not UTF-8 or has a zero byte, it is a table of comma-separated values, or
+            it cannot be unpacked.
     """
+    if suffix_of(path) in SPREADSHEETS:
+        raise ValueError(
+            f"{path} is a table, and of {' and '.join(SPREADSHEETS)} no rows are read. Write them "
+            "as JSON lines or Parquet, or name the file .txt to learn it as it is."
+        )
     with _unpacked(path) as file:
         data = file.read()
     try:
-        return data.decode()
+        text, wrong = data.decode(), data.find(0)
     except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise ValueError(
-            f"{path} is not UTF-8: byte {data[error.start]:#04x} at offset {error.start} "
-            f"of {len(data)}, in line {line}. Convert it (`iconv -f ENCODING -t UTF-8`) or leave "
-            "it out."
-        ) from error
+        wrong = error.start
+    if wrong < 0:
+        return text.removeprefix("\ufeff")
+    line = data.count(b"\n", 0, wrong) + 1
+    encoding = "UTF-16" if data.startswith(UTF16) else "ENCODING"
+    raise ValueError(
+        f"{path} is {'not UTF-8' if data[wrong] else 'no text'}: byte {data[wrong]:#04x} at offset "
+        f"{wrong} of {len(data)}, in line {line}. Convert it (`iconv -f {encoding} -t UTF-8`) or "
+        "leave it out."
+    )
 
 
 def read_records(path: Path, keys: Sequence[str]) -> Iterator[tuple[int, Record, str]]:
     """The records of a file, one at a time.
 
     Args:
-        path: Its suffix says which of `RECORDS` it is; any other is read as JSON lines.
-        keys: Which columns are wanted of a table, if it has any of them.
+        path: A table, one JSON array of objects, or else JSON lines.
+        keys: Which columns are wanted of a table, if it has any of them; their texts are checked.
 
     Returns:
-        An iterator over the number of the line, or of the row from 1; the record; and what to call
-        it in errors.
+        An iterator over the number of the line, or of the row or object from 1; the record; and
+        what to call it in errors.
 
     Raises:
-        ValueError: The file cannot be unpacked or read, or a line is no JSON object.
+        ValueError: The file cannot be unpacked or read, a line is no JSON object, or a text has
+            half a surrogate pair.
         ImportError: ``pyarrow`` is needed and not installed.
     """
-    if path.suffix in TABLES:
-        for number, record in enumerate(_rows(path, keys), start=1):
-            yield number, record, f"{path} row {number}"
-        return
+    for number, record, where in _records(path, keys):
+        for key in keys:
+            _check_text(record.get(key), f"{where}: field {key!r}")
+        yield number, record, where
+
+
+def has_records(path: Path, keys: Sequence[str]) -> bool:
+    """Whether a file has records, of which the first has one of the keys."""
+    try:
+        first = islice(_records(path, keys), 1)
+        return any(key in record for _, record, _ in first for key in keys)
+    except ValueError:
+        return False
+
+
+def _records(path: Path, keys: Sequence[str]) -> Iterator[tuple[int, Record, str]]:
     with _unpacked(path) as file:
-        # Lines of bytes end in \n alone: U+2028 and its like may stand inside a JSON string.
-        for number, line in enumerate(file, start=1):
-            if line.strip():
-                where = f"{path} line {number}"
-                yield number, parse_object(line, where=where), where
+        head, number = file.peek(8), 0
+        if head.startswith((PARQUET, ARROW_FILE, ARROW_STREAM)) or suffix_of(path) in TABLES:
+            try:
+                for number, record in enumerate(_rows(path, file, keys), start=1):
+                    yield number, record, f"{path} row {number}"
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{path} row {number + 1} is not UTF-8: {error}.") from error
+        elif head.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
+            for number, record in enumerate(parse_json(file.read(), where=path), start=1):
+                where = f"{path} entry {number}"
+                if not isinstance(record, dict):
+                    raise ValueError(f"{where} is {NAMES[type(record)]}, not an object.")
+                yield number, record, where
+        else:
+            # Lines of bytes end in \n alone: U+2028 and its like may stand inside a JSON string.
+            for number, line in enumerate(file, start=1):
+                if line.removeprefix(codecs.BOM_UTF8).strip():
+                    where = f"{path} line {number}"
+                    yield number, parse_object(line, where=where), where
 
 
 @contextlib.contextmanager
-def _unpacked(path: Path) -> Iterator[BinaryIO]:
-    if path.suffix not in PACKED:
-        with open(path, "rb") as file:
+def _unpacked(path: Path) -> Iterator[io.BufferedReader]:
+    with open(path, "rb") as file:
+        magic = file.peek(4)
+        if not magic.startswith((GZIP, ZSTD)):
             yield file
-        return
-    try:
-        if path.suffix == ".gz":
-            opened = gzip.open(path)
-        else:
-            opened = import_extra("pyarrow").input_stream(str(path), compression="zstd")
-        with opened as raw, io.BufferedReader(raw, 1 << 20) as file:
-            yield file
-    except (OSError, EOFError, zlib.error) as error:
-        raise ValueError(f"{path} cannot be unpacked: {error}.") from error
+            return
+        try:
+            if magic.startswith(GZIP):
+                opened: Any = gzip.open(file)
+            else:
+                opened = import_extra("pyarrow").input_stream(str(path), compression="zstd")
+            with opened as raw, io.BufferedReader(raw, 1 << 20) as unpacked:
+                yield unpacked
+        except (OSError, EOFError, zlib.error) as error:
+            raise ValueError(f"{path} cannot be unpacked: {error}.") from error
 
 
-def _rows(path: Path, keys: Sequence[str]) -> Iterator[Record]:
-    """The rows of a table, a batch in memory at a time."""
-    arrow = import_extra("pyarrow")
+def _rows(path: Path, file: io.BufferedReader, keys: Sequence[str]) -> Iterator[Record]:
+    """The rows of a table, a batch in memory at a time; of one that is packed, all."""
+    arrow, head = import_extra("pyarrow"), file.peek(8)
+    plain = isinstance(file.raw, io.FileIO)
     try:
-        with arrow.OSFile(str(path)) as file:  # pages of a map would count as memory
-            if path.suffix == ".parquet":
-                table = import_extra("pyarrow.parquet").ParquetFile(file, pre_buffer=False)
-                names = table.schema_arrow.names
-                batches = table.iter_batches(ROWS_AT_ONCE, columns=_wanted(keys, names))
-            elif file.read(6) == b"ARROW1":  # with an index at its end; else as datasets are saved
-                table = arrow.ipc.open_file(file)
+        # Pages of a map would count as memory.
+        with arrow.OSFile(str(path)) if plain else arrow.BufferReader(file.read()) as source:
+            if head.startswith(ARROW_FILE):  # with an index at its end; else as datasets are saved
+                table = arrow.ipc.open_file(source)
                 batches = map(table.get_batch, range(table.num_record_batches))
                 names = table.schema.names
-            else:
-                file.seek(0)
-                batches = table = arrow.ipc.open_stream(file)
+            elif head.startswith(ARROW_STREAM) or suffix_of(path) == ".arrow":
+                batches = table = arrow.ipc.open_stream(source)
                 names = table.schema.names
+            else:
+                table = import_extra("pyarrow.parquet").ParquetFile(source, pre_buffer=False)
+                names = table.schema_arrow.names
+                batches = table.iter_batches(ROWS_AT_ONCE, columns=_wanted(keys, names))
             for batch in batches:
-                yield from batch.select(_wanted(keys, names)).to_pylist()
+                wanted = batch.select(_wanted(keys, names))
+                try:
+                    rows = wanted.to_pylist()
+                except UnicodeDecodeError:  # one by one, so that the row can be named
+                    rows = (wanted.slice(i, 1).to_pylist()[0] for i in range(len(wanted)))
+                yield from map(_without_nulls, rows)
     except (arrow.ArrowException, OSError) as error:
         raise ValueError(f"{path} cannot be read: {error}.") from error
 
@@ -114,3 +169,33 @@ def _rows(path: Path, keys: Sequence[str]) -> Iterator[Record]:
 def _wanted(keys: Sequence[str], names: list[str]) -> list[str]:
     """The columns to read; all of them where none is wanted, so that an error can name them."""
     return [name for name in keys if name in names] or names
+
+
+def _without_nulls(value: Any) -> Any:
+    """A row without the nulls that tables fill it with; a message's content may be null itself."""
+    match value:
+        case dict():
+            kept = {name: x for name, x in value.items() if x is not None or name == "content"}
+            return {name: _without_nulls(x) for name, x in kept.items()}
+        case list():
+            return [_without_nulls(x) for x in value]
+    return value
+
+
+def _check_text(value: Any, what: str) -> None:
+    """Refuse half a surrogate pair, which JSON can spell and no tokenizer reads."""
+    match value:
+        case str():
+            try:
+                value.encode()
+            except UnicodeEncodeError as error:
+                raise ValueError(
+                    f"{what} has half a surrogate pair, {value[error.start]!a}, "
+                    f"at character {error.start}."
+                ) from error
+        case dict():
+            for x in value.values():
+                _check_text(x, what)
+        case list():
+            for x in value:
+                _check_text(x, what)

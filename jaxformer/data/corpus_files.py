@@ -1,0 +1,96 @@
+"""Which files of a folder are a corpus."""
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxformer.data.records import TABLES, has_records, suffix_of
+from jaxformer.json_files import field, read_json
+
+
+def corpus_files(
+    where: Path,
+    suffixes: Sequence[str],
+    keys: Sequence[str],
+    leave_out: frozenset[str] = frozenset(),
+) -> list[Path]:
+    """The file itself, or those of a folder at any depth.
+
+    Files in JSON, which many programs write beside texts, are a corpus if they have records. Of a
+    dataset that was saved, the files are those that its own index names.
+
+    Args:
+        where: The file or the folder.
+        suffixes: Which files of a folder are read, in small letters or capitals.
+        keys: What a record has.
+        leave_out: Folders to leave out.
+
+    Returns:
+        The files in the order of their names.
+
+    Raises:
+        ValueError: There is nothing, a dataset has several splits, or a file that it names is
+            missing.
+        OSError: A folder cannot be read.
+    """
+    if not where.exists():
+        raise ValueError(f"{where} does not exist.")
+    if where.is_file():
+        return [where]
+    suffixes = [suffix.lower() for suffix in suffixes]
+    found = []
+    for folder, folders, names in os.walk(where, onerror=_pass_on):
+        folders[:] = [f for f in folders if f not in leave_out and not f.startswith(".")]
+        for path in (Path(folder, name) for name in _corpus_names(Path(folder), names)):
+            suffix = suffix_of(path)
+            if suffix in suffixes and path.is_file():
+                if suffix != ".json" or has_records(path, keys):
+                    found.append(path)
+    return sorted(found, key=lambda path: path.relative_to(where).as_posix())
+
+
+def _pass_on(error: OSError) -> None:
+    """A folder that cannot be read is an error, not a smaller corpus."""
+    raise error
+
+
+def _corpus_names(folder: Path, names: list[str]) -> list[str]:
+    """The files of a folder; where the library datasets saved one, those that it names."""
+    # What begins with cache- are results of that library.
+    names = [x for x in names if not x.startswith(".") and not re.fullmatch(r"cache-.*\.arrow", x)]
+    if "dataset_dict.json" in names:
+        index = folder / "dataset_dict.json"
+        raise _several(folder, field(read_json(index), "splits", list, where=index), "folder")
+    if not any(name.endswith(TABLES) for name in names):
+        return names
+    index = folder / "state.json"
+    state = read_json(index) if index.name in names else {}
+    if "_data_files" in state:
+        files = field(state, "_data_files", list, where=index)
+        named = [field(file, "filename", str, where=index) for file in files]
+        if missing := sorted(set(named) - set(names)):
+            raise ValueError(f"{index} names {', '.join(missing)}, which {folder} lacks.")
+        return named
+    index = folder / "dataset_info.json"
+    info = read_json(index) if index.name in names else {}
+    splits = field(info, "splits", dict, where=index) if info.get("splits") else {}
+    shards = {x: _shards(names, x, field(splits, x, dict, where=index)) for x in splits}
+    present = {split: files for split, files in shards.items() if files}
+    if len(present) > 1:
+        raise _several(folder, list(present), "file")
+    return next(iter(present.values()), names)
+
+
+def _shards(names: list[str], split: str, said: dict[str, Any]) -> list[str]:
+    """The files of a split, by what dataset_info.json says of it."""
+    count = len(said.get("shard_lengths") or [0])
+    number = rf"(-\d{{5}}-of-{count:05d}){'?' if count == 1 else ''}"
+    pattern = re.compile(rf".+-{re.escape(split)}{number}\.(arrow|parquet)")
+    return [name for name in names if pattern.fullmatch(name)]
+
+
+def _several(folder: Path, splits: list[str], thing: str) -> ValueError:
+    listed = ", ".join(sorted(splits))
+    return ValueError(f"{folder} holds the splits {listed} of a dataset; name the {thing} of one.")
