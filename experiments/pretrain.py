@@ -15,10 +15,12 @@ status is 130, 143 or 129, and --resume goes on from there. The third such signa
 One folder is one run's at a time.
 """
 
+import math
 import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,7 +44,7 @@ from jaxformer.training import loop, step
 from jaxformer.training.checkpoints import Checkpoints
 from jaxformer.training.metrics import read_json_lines
 from jaxformer.training.optimizers import Muon, OptimizerConfig
-from jaxformer.training.progress import Progress, format_count, printable
+from jaxformer.training.progress import Progress, format_count, format_times, printable
 from jaxformer.training.schedules import Cosine
 
 # What a resumed run may not change, for its result would be another one. Devices, remat and scan
@@ -65,7 +67,8 @@ class Pretrain(Run):
         tokenizer: How text becomes tokens; trained on the training text where it needs training.
         held_out: Share of the text that is kept for evaluation.
         length: Tokens of a row.
-        epochs: How often to go through the text, instead of --steps; None counts steps.
+        epochs: How often to go through the text, instead of --steps: every row, of each part of a
+            mixture too, is read at least so often. None counts steps.
         cache: Folder for tokenised text.
         evaluate_rows: Held-out rows of an evaluation during the run; the last one reads all.
         prompt: Text that the sample at the end continues.
@@ -89,8 +92,8 @@ class Pretrain(Run):
         super().__post_init__()
         if not 0 < self.held_out < 1:
             raise ValueError(f"held_out must lie between 0 and 1; got {self.held_out}.")
-        if self.epochs is not None and not self.epochs > 0:
-            raise ValueError(f"epochs must be above 0, or None; got {self.epochs}.")
+        if self.epochs is not None and not 0 < self.epochs < math.inf:
+            raise ValueError(f"epochs must be above 0 and finite, or None; got {self.epochs}.")
         longest = self.model.max_length
         if longest is not None and self.length > longest:
             raise ValueError(
@@ -197,8 +200,10 @@ def main(run: Pretrain, runs: Mapping[str, Pretrain] = RUNS) -> Path:
 
 def in_epochs(run: Pretrain, epochs: float, rows: data.AnyRows) -> Pretrain:
     """A run of as many updates as go so many times through the rows."""
-    steps = max(1, round(epochs * len(rows) / run.batch_size))
-    print(f"{epochs:g} times through the text: {steps:,} updates.")
+    # As the number is written: 0.7 times 10 rows are 7, not 8.
+    steps = math.ceil(Fraction(str(epochs)) * rows.epoch / run.batch_size)
+    updates = f"{steps:,} update{'s' * (steps > 1)}"
+    print(f"{format_times(epochs).capitalize()} through the text: {updates}.")
     return replace(run, steps=steps, epochs=None)
 
 

@@ -26,7 +26,7 @@ from experiments.studies.sizes import ABLATION_SIZES
 from experiments.studies.tables import ablation_report
 from experiments.training.plot import plot_run
 from jaxformer.training.metrics import read_json_lines
-from jaxformer.training.progress import format_count, format_duration
+from jaxformer.training.progress import format_count, format_duration, format_times
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -225,7 +225,7 @@ def made(study: Numbers, found: list[Numbers]) -> str:
         f"{found[0]['parameters']:,} parameters ({model['num_layers']} layers of width "
         f"{model['model_dim']}, a vocabulary of {model['vocab_size']:,}) in the first arm; each "
         f"run saw {study['tokens']:,} tokens ({study['steps']:,} updates of {study['batch_size']} "
-        f"rows of {study['length']}; {study['epochs']:g} times through the text) of the "
+        f"rows of {study['length']}; {format_times(study['epochs'])} through the text) of the "
         f"{study['corpus']}; {len(study['seeds'])} seeds; "
         f"{study['held_out_tokens']:,} held-out tokens. {format_duration(seconds)} on "
         f"{machine['devices']} device(s) of {machine['cores']} cores ({machine['device']}, "

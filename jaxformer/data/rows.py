@@ -19,8 +19,10 @@ of text that do not count fill the place. Of them the answers' tokens are target
 """
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -73,6 +75,11 @@ class PackedRows:
     def row_length(self) -> int:
         """Inputs of a row."""
         return self.segments.shape[1]
+
+    @property
+    def epoch(self) -> int:
+        """Rows to draw until each was drawn."""
+        return len(self)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -142,6 +149,16 @@ class MixedRows:
     def num_targets(self) -> int:
         """Targets that count."""
         return sum(part.num_targets for part in self.parts)
+
+    @property
+    def epoch(self) -> int:
+        """Rows to draw until each was drawn, of the part that takes longest too.
+
+        By weights as they are; `Batches` draws by shares rounded to a percent of the smallest.
+        """
+        weights = [Fraction(str(weight)) for weight in self.weights]
+        parts = zip(self.parts, weights, strict=True)
+        return max(math.ceil(len(part) * sum(weights) / weight) for part, weight in parts)
 
     def __len__(self) -> int:
         return sum(map(len, self.parts))

@@ -42,6 +42,18 @@ def format_count(count: float | int) -> str:
     return f"{rounded:g}"
 
 
+def format_times(count: float | int) -> str:
+    """Say how often.
+
+    Args:
+        count: Any number.
+
+    Returns:
+        For example "once", "2 times" or "0.75 times".
+    """
+    return "once" if count == 1 else f"{count:g} times"
+
+
 def format_duration(seconds: float | int) -> str:
     """Write a time with its two greatest units.
 

@@ -232,6 +232,15 @@ def test_rows_are_drawn_by_weight_and_each_part_goes_through_epochs_of_its_own()
     assert drawn(Batches(MIXED, batch_size=12, seed=6), [0]) != [rows[:12]]
 
 
+@pytest.mark.parametrize(("weights", "epoch"), [((3, 1), 160), ((0.1, 0.7), 72)])
+def test_an_epoch_draws_every_row_of_every_part(weights, epoch):
+    mixed = replace(MIXED, weights=weights)
+    assert mixed.epoch == epoch
+    rows = sum(drawn(Batches(mixed, batch_size=1, seed=5), range(epoch)), [])
+    assert len(set(rows)) == 49 > len(set(rows[: epoch - 8]))
+    assert (numbered(9).epoch, data.mix(MIXED.parts).epoch) == (9, 49)
+
+
 def test_mixed_rows_are_those_of_their_parts(pack, documents):
     parts = pack(documents[:9]), pack(documents[9:])
     mixed, first = data.mix(parts), len(parts[0])

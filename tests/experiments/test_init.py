@@ -1,6 +1,7 @@
 """Runs that begin with the weights, the model and the tokenizer of a folder."""
 
 import json
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -184,7 +185,7 @@ def test_fine_tuning_goes_through_the_text_as_often_as_asked(folder, capsys):
     run = parse(finetune.RUNS, "", given, begin=started_from)
     finetune.main(run)
     rows = pretrain.read_corpus(run).train
-    steps = round(0.75 * len(rows) / run.batch_size)
+    steps = math.ceil(0.75 * len(rows) / run.batch_size)
     said = capsys.readouterr().out
     assert f"0.75 times through the text: {steps} updates.\n" in said and steps >= 10
     assert f"A warm-up of 20 in {steps} updates is shortened to {steps // 10}.\n" in said
@@ -193,6 +194,33 @@ def test_fine_tuning_goes_through_the_text_as_often_as_asked(folder, capsys):
     lines = [line for line in read_json_lines(Path("out/metrics.jsonl")) if "loss" in line]
     assert [line["step"] for line in lines] == list(range(1, steps + 1))
     assert max(line["learning_rate"] for line in lines) == pytest.approx(2e-5)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "rows", "batch_size", "words"),
+    [
+        (1.0, 5, 4, "Once through the text: 2 updates."),
+        (1.0, 4, 4, "Once through the text: 1 update."),
+        (2.0, 5, 4, "2 times through the text: 3 updates."),
+        (0.7, 10, 1, "0.7 times through the text: 7 updates."),  # in floats 7.000000000000001
+    ],
+)
+def test_every_row_is_seen_as_often_as_epochs_say(epochs, rows, batch_size, words, capsys):
+    arrays = (np.zeros((rows, width), np.int32) for width in (2, 2, 3))
+    packed = data.PackedRows(
+        **dict(zip(("segments", "positions", "tokens"), arrays, strict=True)),
+        **dict.fromkeys(("end_of_text", "num_documents", "num_bytes", "num_targets"), 1),
+    )
+    run = replace(finetune.RUNS["default"], batch_size=batch_size)
+    run = pretrain.in_epochs(run, epochs, packed)
+    assert (run.epochs, capsys.readouterr().out) == (None, f"{words}\n")
+    assert run.steps == int(words.split()[-2])
+
+
+@pytest.mark.parametrize("epochs", ["0", "-1", "inf", "nan"])
+def test_epochs_that_do_not_end_or_begin_are_refused(epochs):
+    with pytest.raises(ValueError, match="epochs must be above 0 and finite, or None; got"):
+        replace(finetune.RUNS["default"], epochs=float(epochs))
 
 
 def test_fine_tuning_nothing_is_refused():

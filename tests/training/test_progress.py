@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxformer.training.progress import Progress, format_count, format_duration
+from jaxformer.training.progress import Progress, format_count, format_duration, format_times
 
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
 
@@ -90,6 +90,11 @@ def test_format_count_is_right_to_three_digits(count):
 )
 def test_format_duration(seconds, text):
     assert format_duration(seconds) == text
+
+
+def test_format_times():
+    words = {1.0: "once", 2.0: "2 times", 0.75: "0.75 times", 0.12: "0.12 times"}
+    assert {count: format_times(count) for count in words} == words
 
 
 @pytest.mark.parametrize("seconds", [-1.5, math.nan, math.inf])
