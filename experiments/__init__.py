@@ -8,6 +8,7 @@ from types import FrameType
 from typing import Any
 
 INTERRUPTED = 130  # exit status after Ctrl-C, as shells have it
+UNREAD = 141  # and where `head` or a pager stops reading what is printed
 TRACEBACK = "JAXFORMER_TRACEBACK"  # the variable that asks for one
 
 

@@ -16,11 +16,11 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TextIO, TypeVar
 
 import tyro
 
-from experiments import INTERRUPTED, TRACEBACK, leave
+from experiments import INTERRUPTED, TRACEBACK, UNREAD, leave
 from jaxformer.config import Attention, from_python
 from jaxformer.config.option import kinds_of
 from jaxformer.extras import missing
@@ -134,19 +134,37 @@ def fail(message: str) -> NoReturn:
 
 @contextlib.contextmanager
 def readable_errors() -> Iterator[None]:
-    """End the process with the message of an expected error instead of a traceback."""
+    """End the process with the message of an expected error instead of a traceback.
+
+    Where nobody reads what it prints any more, as after ``| head``, it ends in silence.
+    """
     try:
         if signal.getsignal(signal.SIGINT) is leave:  # the imports are done
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        yield
+        try:
+            yield
+        finally:
+            sys.stdout.flush()  # after this Python would say itself that it cannot
     except KeyboardInterrupt:
         print("\nInterrupted.", file=sys.stderr)
         raise SystemExit(INTERRUPTED) from None
     except (ValueError, OSError, ImportError, NotImplementedError) as error:
+        if isinstance(error, BrokenPipeError) and _is_unread(sys.stdout):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+            raise SystemExit(getattr(error.__context__, "code", None) or UNREAD) from None
         if os.environ.get(TRACEBACK):
             raise
         said = missing(error) if isinstance(error, ImportError) else error
         fail(f"{said}\n({TRACEBACK}=1 shows where this came from.)")
+
+
+def _is_unread(stream: TextIO) -> bool:
+    """Whether a stream is a pipe that nobody reads, by an empty line more."""
+    try:
+        print(file=stream, flush=True)
+    except BrokenPipeError:
+        return True
+    return False
 
 
 def _given(flag: str, arguments: list[str]) -> str | None:

@@ -77,7 +77,7 @@ def init_state(
         optimizer: From `make_optimizer`.
         key: Of the parameters.
         mesh: The devices.
-        params: Parameters to begin with instead, in float32, wherever they are; given away.
+        params: Parameters to begin with instead, in float32, wherever they are; donated.
     """
     where = shardings(abstract_state(model, optimizer, mesh))
     if params is None:

@@ -1,5 +1,6 @@
 import ast
 import importlib
+import os
 import re
 import sys
 import types
@@ -301,6 +302,30 @@ def test_ctrl_c_ends_the_process_without_a_traceback(capsys):
         raise KeyboardInterrupt
     assert ended.value.code == 130
     assert capsys.readouterr().err == "\nInterrupted.\n"
+
+
+@pytest.mark.parametrize(
+    "goes_on, status",
+    [(lambda: None, 141), (lambda: print("x" * 99_999), 141), (lambda: fail("Not so."), 1)],
+    ids=["a short text", "a long one", "a failure"],
+)
+def test_a_reader_that_leaves_ends_the_process_in_silence(goes_on, status, capfd, monkeypatch):
+    """As `head` does; Python's own last flush is that of closing the stream."""
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    with open(write_end, "w") as pipe:
+        monkeypatch.setattr("sys.stdout", pipe)
+        with pytest.raises(SystemExit) as ended, readable_errors():
+            print("a line")
+            goes_on()
+    assert ended.value.code == status
+    assert "pipe" not in capfd.readouterr().err
+
+
+def test_another_pipe_that_breaks_is_said(capsys):
+    with pytest.raises(SystemExit) as ended, readable_errors():
+        raise BrokenPipeError("The store has hung up.")
+    assert ended.value.code == 1 and "The store has hung up." in capsys.readouterr().err
 
 
 def test_unexpected_errors_keep_their_traceback():
