@@ -14,12 +14,13 @@ written by the chat template of the folder; an empty line ends it.
 
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TextIO
 
 import jax
 import numpy as np
@@ -27,11 +28,12 @@ from jax.sharding import Mesh
 
 from experiments.command_line import parse, readable_errors
 from experiments.trained import Trained, load_trained
-from experiments.training.run import check_numbers, chosen_devices, prepare_devices
+from experiments.training.run import check_numbers, check_uses, chosen_devices, prepare_devices
 from jaxformer import data
 from jaxformer.config import RopeScaling
 from jaxformer.generation import Beam, Greedy, Sample, generate, stream
-from jaxformer.parallel import Hosts, MeshConfig, make_mesh
+from jaxformer.generation.prompts import make_request
+from jaxformer.parallel import Hosts, MeshConfig, is_first, make_mesh
 from jaxformer.training.progress import printable
 
 
@@ -44,9 +46,11 @@ class Generate:
         prompt: The text to continue, or an encoder-decoder's source; empty starts a document.
         chat: Answer as an assistant: what is typed, line by line, or --prompt or each of --prompts.
         system: What a conversation begins with, said by the system; empty is nothing.
-        prompts: Texts to continue: the lines of a .txt file, or the field "prompt" of JSON lines.
+        prompts: Texts to continue: each line of a file, an empty one too, or of JSON lines the
+            field "prompt". The file may be packed.
         batch_size: Prompts of the file that are continued together.
-        output: JSON lines for the prompts and their texts; None prints them.
+        output: JSON lines for the prompts and their texts, in a file that is there once all are
+            written; None prints them.
         step: Which checkpoint of the run; None is the newest.
         max_new_tokens: Most tokens to add; a text may end before.
         sampler: How each token is chosen. A beam search shows its text when it is done.
@@ -84,6 +88,19 @@ class Generate:
 
     def __post_init__(self):
         check_numbers(self)
+        check_uses(
+            self,
+            needs={"system": "chat", "output": "prompts", "batch_size": "prompts"},
+            excludes={"prompt": "prompts"},
+        )
+
+
+class Prompt(NamedTuple):
+    """A text, the tokens to continue, and those that an encoder reads."""
+
+    text: str
+    tokens: list[int]
+    source: list[int] | None
 
 
 class Speaker(NamedTuple):
@@ -98,6 +115,24 @@ class Speaker(NamedTuple):
         if not self.run.chat:
             return self.model.inputs(text)
         return self.model.asked([*self.opening(), {"role": "user", "content": text}]), None
+
+    def read_line(self, text: str, where: str) -> Prompt:
+        """The same of a text in a file, if it can be continued.
+
+        Raises:
+            ValueError: It cannot; says where the text stands.
+        """
+        try:
+            tokens, source = self.read(text)
+            make_request(
+                self.model.config,
+                [tokens],
+                max_new_tokens=self.run.max_new_tokens,
+                source=None if source is None else [source],
+            )
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from error
+        return Prompt(text, tokens, source)
 
     def opening(self) -> list[dict[str, str]]:
         """What a conversation begins with: the system's words, if there are any."""
@@ -119,19 +154,26 @@ class Speaker(NamedTuple):
 def main(run: Generate) -> str:
     """Print what the model says, as it grows; returns it."""
     prepare_devices(run)
-    mesh = make_mesh(run.mesh, chosen_devices(run.devices))
-    model = load_trained(run.checkpoint, run.step, ignore=run.ignore, mesh=mesh)
-    if run.rope_scaling is not None:
-        model = model._replace(config=model.config.with_rope_scaling(run.rope_scaling))
-    speaker = Speaker(model, run, mesh)
     if run.prompts is not None:
-        return continue_all(speaker, run.prompts)
+        texts = data.lines(run.prompts, field="prompt")
+        with output_file(run.output if is_first() else None) as file:
+            return continue_all(load_speaker(run), texts, file)
+    speaker = load_speaker(run)
     if run.chat and not run.prompt:
         return converse(speaker)
     prompt, source = speaker.read(run.prompt)
     text = "" if source is not None or run.chat else run.prompt
     show(text)
     return text + say(speaker, prompt, source, seed=run.seed)
+
+
+def load_speaker(run: Generate) -> Speaker:
+    """The model of a folder, on its devices."""
+    mesh = make_mesh(run.mesh, chosen_devices(run.devices))
+    model = load_trained(run.checkpoint, run.step, ignore=run.ignore, mesh=mesh)
+    if run.rope_scaling is not None:
+        model = model._replace(config=model.config.with_rope_scaling(run.rope_scaling))
+    return Speaker(model, run, mesh)
 
 
 def say(speaker: Speaker, prompt: list[int], source: list[int] | None = None, *, seed: int) -> str:
@@ -168,31 +210,51 @@ def converse(speaker: Speaker) -> str:
     return answer
 
 
-def continue_all(speaker: Speaker, path: Path) -> str:
-    """Continue the prompts of a file, some at a time; returns what was written, as JSON lines."""
+def continue_all(speaker: Speaker, texts: list[tuple[str, str]], file: TextIO) -> str:
+    """Continue the prompts of a file, some at a time; returns what was written, as JSON lines.
+
+    Raises:
+        ValueError: One of them cannot be continued, which is said before the first one is.
+    """
     run, model, written = speaker.run, speaker.model, ""
-    source = data.TextFiles(path=str(path), field="prompt")
-    texts = [document.text for document in data.documents(source)]
-    if path.suffix == ".txt":
-        texts = [line for text in texts for line in text.splitlines() if line.strip()]
-    with (
-        contextlib.nullcontext(sys.stdout) if run.output is None else open(run.output, "w") as file
-    ):
-        for first in range(0, len(texts), run.batch_size):
-            batch = texts[first : first + run.batch_size]
-            prompts, sources = zip(*map(speaker.read, batch), strict=True)
-            options = speaker.options(run.seed + first)
-            options["source"] = None if sources[0] is None else list(sources)
-            found = np.asarray(generate(model.config, model.params, list(prompts), **options))
-            for text, prompt, row in zip(batch, prompts, found.tolist(), strict=True):
-                new = cut(row[len(prompt) :][: run.max_new_tokens], model.stop)
-                line = json.dumps({"prompt": text, "text": model.tokenizer.decode(new)}) + "\n"
-                file.write(line)
-                written += line
-            file.flush()
-            if run.output is not None:
-                print(f"{first + len(batch)} of {len(texts)} prompts", flush=True)
+    prompts = [speaker.read_line(text, where) for text, where in texts]
+    for first in range(0, len(prompts), run.batch_size):
+        batch = prompts[first : first + run.batch_size]
+        options = speaker.options(run.seed + first)
+        tokens, sources = [each.tokens for each in batch], [each.source for each in batch]
+        options["source"] = None if sources[0] is None else sources
+        rows = generate(model.config, model.params, tokens, **options)
+        for each, row in zip(batch, np.asarray(rows).tolist(), strict=True):
+            new = cut(row[len(each.tokens) :][: run.max_new_tokens], model.stop)
+            line = json.dumps({"prompt": each.text, "text": model.tokenizer.decode(new)}) + "\n"
+            file.write(line)
+            written += line
+        file.flush()
+        if run.output is not None:
+            print(f"{first + len(batch)} of {len(prompts)} prompts", flush=True)
     return written
+
+
+@contextlib.contextmanager
+def output_file(path: Path | None) -> Iterator[TextIO]:
+    """Where lines go: what is printed, or a file that is there once the block is done.
+
+    Until then it is written beside; a pipe or a device is written as it is.
+    """
+    if path is None:
+        yield sys.stdout
+        return
+    path = path.resolve()
+    is_file = path.is_file() or not path.exists()
+    beside = path.with_name(f".{path.name}.{os.getpid()}") if is_file else path
+    try:
+        with open(beside, "w", encoding="utf-8") as file:
+            yield file
+        if is_file:
+            beside.replace(path)
+    finally:
+        if is_file:
+            beside.unlink(missing_ok=True)
 
 
 def show(text: str) -> None:

@@ -158,6 +158,29 @@ def check_numbers(asked: Any) -> None:
             raise ValueError(f"{field.name} must lie between {least} and {most}; got {number}.")
 
 
+def check_uses(
+    asked: Any, *, needs: Mapping[str, str] = {}, excludes: Mapping[str, str] = {}
+) -> None:
+    """Refuse flags that would be of no use.
+
+    Args:
+        asked: A dataclass, whose fields are flags.
+        needs: For a field the one without which it changes nothing.
+        excludes: For a field one that it may not stand beside.
+
+    Raises:
+        ValueError: With the two flags.
+    """
+    flag = {f.name: f"--{f.name.replace('_', '-')}" for f in dataclasses.fields(asked)}
+    chosen = {f.name for f in dataclasses.fields(asked) if getattr(asked, f.name) != f.default}
+    for name, other in needs.items():
+        if name in chosen and getattr(asked, other) in (None, False, ()):
+            raise ValueError(f"{flag[name]} is for {flag[other]}.")
+    for name, other in excludes.items():
+        if {name, other} <= chosen:
+            raise ValueError(f"{flag[name]} and {flag[other]} exclude each other.")
+
+
 def show_run(
     run: AnyRun, runs: Mapping[str, AnyRun], begin: Callable[[AnyRun, str], AnyRun]
 ) -> str:

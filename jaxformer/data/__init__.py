@@ -14,6 +14,7 @@ from jaxformer.data.corpus import Source as Source
 from jaxformer.data.corpus import StandardLibrary as StandardLibrary
 from jaxformer.data.corpus import TextFiles as TextFiles
 from jaxformer.data.corpus import documents as documents
+from jaxformer.data.corpus import lines as lines
 from jaxformer.data.exported_tokenizers import export_tokenizer as export_tokenizer
 from jaxformer.data.instructions import ChatTemplate as ChatTemplate
 from jaxformer.data.instructions import load_chat_template as load_chat_template

@@ -222,6 +222,36 @@ def documents(corpus: Source, *, template: ChatTemplate | None = None) -> Docume
     return Documents(read)
 
 
+def lines(path: str | Path, *, field: str) -> list[tuple[str, str]]:
+    """The texts of a file, one a line, empty ones too.
+
+    A line ends in a newline, and a carriage return before that belongs to its end; no other
+    character ends one. What gzip or Zstandard packed is unpacked.
+
+    Args:
+        path: A file of text or of records, as `TextFiles` knows them.
+        field: The key or column of the text where lines are JSON or rows.
+
+    Returns:
+        The texts, and what to call each in errors.
+
+    Raises:
+        ValueError: There is no line, bytes are not UTF-8, or a line or row lacks the field.
+        ImportError: The file needs ``pyarrow``, which is not installed.
+    """
+    path = Path(path)
+    if suffix_of(path) in RECORDS or has_records(path, (field,)):
+        records = read_records(path, (field,))
+        found = [(_field(record, field, where=where), where) for _, record, where in records]
+    else:
+        *texts, last = read_text(path).split("\n")
+        texts += [last] * bool(last)
+        found = [(x.removesuffix("\r"), f"{path} line {i}") for i, x in enumerate(texts, start=1)]
+    if not found:
+        raise ValueError(f"{path} has no lines.")
+    return found
+
+
 def _read(
     path: Path, name: str, corpus: Source, keys: tuple[str, ...], template: ChatTemplate | None
 ) -> Iterator[AnyDocument]:

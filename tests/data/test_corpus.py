@@ -383,3 +383,31 @@ def test_without_pyarrow_the_error_says_what_to_install(tmp_path, monkeypatch):
 def test_a_mixture_that_cannot_be_drawn_is_refused(parts, weights, message):
     with pytest.raises(ValueError, match=message):
         data.Mixture(parts=parts, weights=weights)
+
+
+TEXTS = ["one", "", "\u2028 \x85\x0c\x0b\x1c", " ", "a\rb", ""]
+
+
+@pytest.mark.parametrize(
+    "name, content",
+    [
+        ("x.txt", "\n".join([*TEXTS, ""])),
+        ("x.md", "\r\n".join([*TEXTS, ""])),
+        ("x.txt", "\n".join([*TEXTS[:-1], "end"])),
+        ("x.jsonl", "\n".join(json.dumps({"prompt": text}) for text in TEXTS)),
+        ("x.jsonl", "\n".join(json.dumps({"prompt": text}, ensure_ascii=False) for text in TEXTS)),
+    ],
+)
+@pytest.mark.parametrize("packed", [False, True])
+def test_lines_end_in_a_newline_and_nothing_else(name, content, packed, tmp_path):
+    path = tmp_path / (name + ".gz" * packed)
+    path.write_bytes(gzip.compress(content.encode()) if packed else content.encode())
+    found = data.lines(path, field="prompt")
+    assert [text for text, _ in found] == [*TEXTS[:-1], "end" if content[-3:] == "end" else ""]
+    assert [where for _, where in found] == [f"{path} line {i}" for i in range(1, 7)]
+
+
+def test_rows_of_a_table_are_lines(tmp_path):
+    parquet.write_table(pyarrow.table({"prompt": ["one", ""]}), tmp_path / "x.parquet")
+    found = data.lines(tmp_path / "x.parquet", field="prompt")
+    assert found == [(text, f"{tmp_path}/x.parquet row {i}") for i, text in ((1, "one"), (2, ""))]

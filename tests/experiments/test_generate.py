@@ -1,5 +1,7 @@
+import gzip
 import io
 import json
+import os
 import shutil
 import sys
 from dataclasses import replace
@@ -337,7 +339,7 @@ def test_a_conversation_goes_on_with_what_was_said_before(assistant, monkeypatch
 @pytest.mark.slow
 def test_prompts_of_a_file_are_continued_together(assistant, tmp_path, chat):
     texts = ["Hi", "What?", "Go on"]
-    (tmp_path / "x.txt").write_text("\n\n".join(texts))
+    (tmp_path / "x.txt").write_text("\n".join(texts))
     (tmp_path / "x.jsonl").write_text("\n".join(json.dumps({"prompt": text}) for text in texts))
     expected = [
         {"prompt": text, "text": greedily(assistant, written(("user", text)) if chat else text)}
@@ -349,6 +351,96 @@ def test_prompts_of_a_file_are_continued_together(assistant, tmp_path, chat):
         said = generate.main(generate.Generate(checkpoint=assistant, **fields))
         assert [json.loads(line) for line in said.splitlines()] == expected
         assert (tmp_path / "said.jsonl").read_text() == said
+
+
+def continued(folder, prompts, output, **fields):
+    fields = {"max_new_tokens": 3, "sampler": Greedy(), "batch_size": 2, **fields}
+    return generate.main(
+        generate.Generate(checkpoint=folder, prompts=prompts, output=output, **fields)
+    )
+
+
+def test_every_line_of_a_packed_file_has_its_answer(folder, tmp_path, monkeypatch):
+    """Line i answers line i, an empty one too; here a model says once more what it was asked."""
+
+    def echo(config, params, prompts, *, max_new_tokens, **options):
+        rows = [[*prompt, *prompt[1:], *[256] * 16] for prompt in prompts]
+        return np.array([row[:15] for row in rows])
+
+    monkeypatch.setattr(generate, "generate", echo)
+    texts = ["the", "", "a\u2028\x85", "\x0c\r\x0b", "", "\rz"]
+    (tmp_path / "asked.txt.gz").write_bytes(gzip.compress("\n".join([*texts, ""]).encode()))
+    said = continued(folder, tmp_path / "asked.txt.gz", tmp_path / "said.jsonl", max_new_tokens=7)
+    assert [json.loads(line) for line in said.splitlines()] == [
+        {"prompt": text, "text": text} for text in texts
+    ]
+    assert (tmp_path / "said.jsonl").read_text() == said
+
+
+@pytest.mark.parametrize(
+    "name, content, message",
+    [
+        ("x.txt", b"a\nb\n" + 14 * b"c" + b"\n", r"x.txt line 3: The model has 16 .* 15 tokens"),
+        ("x.txt", b"a\n\xff\n", r"x.txt is not UTF-8: .*, in line 2\."),
+        ("x.jsonl", b'{"prompt": "a"}\n{"prompt": "b"\n', r"x.jsonl line 2 is not JSON"),
+        ("x.jsonl", b'{"prompt": "a"}\n{"prompt": 5}\n', r"x.jsonl line 2: field .* is a int"),
+        ("x.txt", b"", r"x.txt has no lines\."),
+    ],
+)
+def test_a_prompt_that_cannot_be_continued_is_named_before_any_is(
+    folder, tmp_path, monkeypatch, name, content, message
+):
+    monkeypatch.setattr(generate, "generate", None)
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        continued(folder, tmp_path / name, tmp_path / "said.jsonl")
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_an_output_is_whole_or_as_it_was(folder, tmp_path, monkeypatch):
+    """Where the second batch fails; a folder is refused before a model is read."""
+    calls, real = [], generate.generate
+
+    def once(*arguments, **options):
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(generate, "generate", once)
+    asked, output = tmp_path / "asked.txt", tmp_path / "said.jsonl"
+    asked.write_text("a\nb\nc\n")
+    output.write_text("earlier")
+    with pytest.raises(KeyboardInterrupt):
+        continued(folder, asked, output)
+    assert output.read_text() == "earlier" and set(tmp_path.iterdir()) == {asked, output}
+    with pytest.raises(IsADirectoryError, match=str(tmp_path)):
+        continued(tmp_path, asked, tmp_path)
+
+
+def test_a_device_is_written_as_it_is(tmp_path):
+    """And stays what it is, as /dev/stdout must."""
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    with generate.output_file(tmp_path / "pipe") as file:
+        file.write("a line")
+    assert os.read(reader, 99) == b"a line" and (tmp_path / "pipe").is_fifo()
+    os.close(reader)
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (["--system", "Be brief."], "--system is for --chat."),
+        (["--output", "x"], "--output is for --prompts."),
+        (["--chat", "--batch-size", "3"], "--batch-size is for --prompts."),
+        (["--prompt", "a", "--prompts", "x"], "--prompt and --prompts exclude each other."),
+    ],
+)
+def test_flags_that_are_of_no_use_together_are_refused(flags, message, capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse(generate.RUNS, "", flags)
+    assert ended.value.code and message in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.slow
