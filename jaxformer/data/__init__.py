@@ -3,6 +3,8 @@
 from jaxformer.data.batches import Batch as Batch
 from jaxformer.data.batches import Batches as Batches
 from jaxformer.data.batches import evaluation_batches as evaluation_batches
+from jaxformer.data.chat_templates import ChatTemplate as ChatTemplate
+from jaxformer.data.chat_templates import load_chat_template as load_chat_template
 from jaxformer.data.corpus import AnyDocument as AnyDocument
 from jaxformer.data.corpus import Corpus as Corpus
 from jaxformer.data.corpus import Document as Document
@@ -16,8 +18,6 @@ from jaxformer.data.corpus import TextFiles as TextFiles
 from jaxformer.data.corpus import documents as documents
 from jaxformer.data.corpus import lines as lines
 from jaxformer.data.exported_tokenizers import export_tokenizer as export_tokenizer
-from jaxformer.data.instructions import ChatTemplate as ChatTemplate
-from jaxformer.data.instructions import load_chat_template as load_chat_template
 from jaxformer.data.packing import open_packed as open_packed
 from jaxformer.data.packing import pack as pack
 from jaxformer.data.pairs import Lengths as Lengths

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from jaxformer.checks import check_fields
+from jaxformer.data.chat_templates import ChatTemplate, Pieces
 from jaxformer.data.corpus_files import corpus_files
-from jaxformer.data.instructions import ChatTemplate, Pieces, pieces_of
+from jaxformer.data.instructions import pieces_of
 from jaxformer.data.records import RECORDS, Record, has_records, read_records, read_text, suffix_of
 
 # Tests are data and fragments; the packages installed beside the library are not part of it.

@@ -13,6 +13,9 @@ from jaxformer.data.tokenizers import (
 from jaxformer.extras import import_extra
 from jaxformer.json_files import parse_object, read_json
 
+CONFIG = "tokenizer_config.json"
+SPECIAL = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
+
 # Where a tokenizer of another library does not say how its texts end, one of these is it.
 KNOWN_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
 
@@ -63,7 +66,7 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
         names = {str(token["content"]) for token in saved.get("added_tokens") or ()}
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path} is no tokenizer: an added token has no content.") from error
-    end = _eos_token(path.with_name("tokenizer_config.json"))
+    end = special_tokens(path.parent).get("eos_token")
     end = end or next((name for name in KNOWN_ENDS if name in names), None)
     if end is None:
         raise ValueError(
@@ -96,11 +99,26 @@ def _bpe(saved: dict, end_of_text: str, *, where: str | Path) -> BPETokenizer:
         raise ValueError(f"{where} is no tokenizer: {error}") from error
 
 
-def _eos_token(path: Path) -> str | None:
-    if not path.is_file():
-        return None
-    token = read_json(path).get("eos_token")
-    name = token.get("content") if isinstance(token, dict) else token
-    if token is not None and not isinstance(name, str):
-        raise ValueError(f"{path}: eos_token is {str(token)[:60]}, neither a text nor null.")
-    return name
+def special_tokens(folder: Path) -> dict[str, str]:
+    """The special tokens that a folder names, by the keys of `SPECIAL`.
+
+    Raises:
+        ValueError: One is no text; says which file has it.
+    """
+    tokens: dict[str, str] = {}
+    for path in (folder / CONFIG, folder / "special_tokens_map.json"):
+        if not path.is_file():
+            continue
+        found = read_json(path)
+        for key in SPECIAL:
+            token = found.get(key)
+            name = token.get("content") if isinstance(token, dict) else token
+            if token is not None and not isinstance(name, str):
+                raise ValueError(
+                    f"{path}: {key} is {str(token)[:60]}, neither a text nor null, nor an object "
+                    "whose content is a text."
+                )
+            tokens |= {key: name} if name is not None else {}
+        if "added_tokens_decoder" in found:  # the older file is then not read, as in transformers
+            break
+    return tokens

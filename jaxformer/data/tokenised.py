@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int64, UInt
 
+from jaxformer.data.chat_templates import Pieces
 from jaxformer.data.corpus import AnyDocument, Instruction
-from jaxformer.data.instructions import Pieces
 from jaxformer.data.tokenizers import BPETokenizer, Tokenizer
 
 CHARACTERS_AT_ONCE = 1 << 22

@@ -155,7 +155,12 @@ def test_a_template_may_stand_in_a_file_of_its_own(chatting):
     [
         ("{{ raise_exception('No system here.') }}", "No system here"),
         ("{{ messages.__class__.__mro__ }}", "refuses these messages: .* is unsafe"),
-        ("{{ messages|length }}", "otherwise once it follows"),
+        ("{{ messages|length }}", "writes nothing that the assistant says"),
+        (
+            "{{ messages|map(attribute='content')|map('length')|sum }}"
+            "{% for m in messages %}{{ m.content }}{% endfor %}",
+            "writes other messages otherwise with what number 3 says",
+        ),
     ],
 )
 def test_templates_are_run_in_a_sandbox_and_must_be_consistent(source, message):

@@ -1,0 +1,218 @@
+"""Chat templates: how a tokenizer's makers write a conversation, and what of it counts."""
+
+import os
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, groupby, pairwise
+from pathlib import Path
+from typing import Any
+
+from jaxformer.data.records import read_text
+from jaxformer.data.saved_tokenizers import CONFIG, special_tokens
+from jaxformer.extras import import_extra
+from jaxformer.json_files import NAMES, read_json
+
+Pieces = tuple[tuple[str, bool], ...]
+Message = Mapping[str, Any]
+
+MARK = "70615243847362514051"  # digits, which no template trims, quotes or changes in case
+FIXED = ("role", "type", "id", "tool_call_id")  # what a template may compare with a word
+
+
+class ChatTemplate:
+    """How a tokenizer's makers write a conversation as one text, in the Jinja of transformers."""
+
+    def __init__(self, source: str, tokens: Mapping[str, str]):
+        """Compile a template, in a sandbox: it may come from anywhere.
+
+        Args:
+            source: The template.
+            tokens: What it may name beside messages, such as ``bos_token``.
+
+        Raises:
+            ValueError: It is no template.
+            ImportError: It needs ``jinja2``, which is not installed.
+        """
+        import_extra("jinja2")
+        from jaxformer.data.template_sandbox import Generated, Sandbox
+
+        self._sandbox, self._generated, self._tokens = Sandbox(), Generated, dict(tokens)
+        try:
+            self._template = self._sandbox.compile_bounded(source)
+        except Exception as error:  # of Python's own compiler too
+            raise ValueError(f"The chat template is none: {_said(error)}") from error
+
+    def render(self, messages: Sequence[Message], *, answering: bool = False) -> str:
+        """The text of a conversation.
+
+        Args:
+            messages: Each with ``role`` and ``content``.
+            answering: Whether the beginning of the assistant's next message follows.
+
+        Raises:
+            ValueError: The template refuses them, fails, or does not end.
+        """
+        return "".join(self._chunks(messages, answering=answering))
+
+    def _chunks(self, messages: Sequence[Message], *, answering: bool = False) -> list[str]:
+        try:
+            return self._sandbox.chunks(
+                self._template,
+                messages=[_normalised(message) for message in messages],
+                tools=None,
+                documents=None,
+                add_generation_prompt=answering,
+                **self._tokens,
+            )
+        except Exception as error:  # whatever an expression of the template raises
+            refused = f"The chat template refuses these messages: {_said(error)}"
+            raise ValueError(refused) from error
+
+    def pieces(self, messages: Sequence[Message]) -> Pieces:
+        """The text of a conversation, of which the assistant's messages count.
+
+        What counts is what the template marks by ``{% generation %}``. Of one that marks nothing it
+        is what follows the beginning of an assistant's message, up to what the template writes for
+        the next message.
+
+        Raises:
+            ValueError: The template refuses it, changes its other messages with what the assistant
+                says, or writes nothing that the assistant says.
+        """
+        numbers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+        if not numbers:
+            raise ValueError("No message is the assistant's, so nothing would be learned from it.")
+        chunks = self._chunks(messages)
+        if not any(isinstance(chunk, self._generated) for chunk in chunks):
+            text, chunks, ends = "".join(chunks), [], [0]
+            for i in numbers:
+                ends += self._answer(messages, i, text, after=ends[-1])
+            bounds = [*ends, len(text)]
+            chunks = [text[begin:end] for begin, end in pairwise(bounds)]
+            chunks[1::2] = map(self._generated, chunks[1::2])
+        parts = groupby(filter(None, chunks), key=lambda chunk: isinstance(chunk, self._generated))
+        pieces = tuple(("".join(part), counts) for counts, part in parts)
+        if not any(counts for _, counts in pieces):
+            raise ValueError(
+                "The chat template writes nothing that the assistant says, so nothing would be "
+                "learned from it."
+            )
+        return (*pieces, ("", False))
+
+    def _answer(
+        self, messages: Sequence[Message], number: int, text: str, *, after: int
+    ) -> tuple[int, int]:
+        """Where in the text of a conversation a message of the assistant begins and ends.
+
+        The conversation is written with marks in the place of what the message says. What stands
+        before the first mark and behind the last is of the template; so is what the message begins
+        and ends with where it is the last.
+        """
+        mark = MARK
+        while mark in text:
+            mark += MARK
+        marked = [*messages]
+        marked[number] = _marked(messages[number], mark)
+        parts = self._chunks(marked)
+        whole, last_parts = "".join(parts), self._chunks(marked[: number + 1])
+        last = "".join(last_parts)
+        if mark not in whole or mark not in last:
+            return after, after  # this template leaves it out
+        lead = ""  # what the message begins with, as far as the assistant is not given it
+        if number:  # templates look at the first message
+            asked = self.render(messages[:number], answering=True)
+            lead = last[_common(asked, last) : last.index(mark)]
+        before = whole[: whole.index(mark)].removesuffix(lead)
+        ends = [joined.rindex(mark) + len(mark) for joined in (whole, last)]
+        rest = whole[ends[0] :]
+        closing = _common(last[ends[1] :], rest)
+        if closing < min(len(rest), len(last) - ends[1]):  # they part within: take whole chunks
+            bounds = [
+                {bound - end for bound in accumulate(map(len, each))}
+                for each, end in zip((parts, last_parts), ends, strict=True)
+            ]
+            closing = max((b for b in bounds[0] & bounds[1] if 0 <= b <= closing), default=closing)
+        begin, end = len(before), len(text) - len(rest) + closing
+        if not (after <= begin <= end and text[:begin] == before and text[end:] == rest[closing:]):
+            raise ValueError(
+                f"The chat template writes other messages otherwise with what number {number + 1} "
+                "says, so what counts in it cannot be told."
+            )
+        return begin, end
+
+
+def _said(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+def _normalised(message: Message) -> dict[str, Any]:
+    """A message as transformers hands it to a template: without null, reasoning by two names."""
+    known = {key: value for key, value in message.items() if value is not None}
+    for name in ("reasoning_content", "thinking", "reasoning"):
+        if name in known:
+            return {"thinking": known[name], **known, "reasoning_content": known[name]}
+    return known
+
+
+def _marked(value: Any, mark: str) -> Any:
+    """A value with a mark in the place of every text."""
+    if isinstance(value, Mapping):
+        return {k: v if k in FIXED else _marked(v, mark) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_marked(each, mark) for each in value]
+    return mark if isinstance(value, str) else value
+
+
+def _common(first: str, second: str) -> int:
+    """How many characters two texts begin with together."""
+    if second.startswith(first):
+        return len(first)
+    return len(os.path.commonprefix([first, second]))
+
+
+def load_chat_template(path: str | Path) -> ChatTemplate | None:
+    """The chat template beside a tokenizer.
+
+    Args:
+        path: The tokenizer's ``tokenizer.json``, or its folder.
+
+    Returns:
+        That of ``chat_template.jinja`` or of ``tokenizer_config.json``; None where there is none.
+
+    Raises:
+        ValueError: It is no template, or a file is not what it should be.
+    """
+    folder = Path(path).parent if Path(path).suffix == ".json" else Path(path)
+    source: Any = None
+    if (folder / "chat_template.jinja").is_file():
+        source = read_text(folder / "chat_template.jinja")
+    elif (folder / CONFIG).is_file():
+        source = read_json(folder / CONFIG).get("chat_template")
+        if isinstance(source, list):
+            source = _default(source, where=folder / CONFIG)
+    if source is None:
+        return None
+    if not isinstance(source, str):
+        raise ValueError(
+            f"{folder / CONFIG}: chat_template is {NAMES[type(source)]}, neither a string nor "
+            "a list of objects with name and template."
+        )
+    return ChatTemplate(source, special_tokens(folder))
+
+
+def _default(named: list[Any], *, where: Path) -> str:
+    """The one of several templates that is not for tools or documents."""
+    templates = {}
+    for each in named:
+        match each:
+            case {"name": str(name), "template": str(template)}:
+                templates[name] = template
+            case _:
+                raise ValueError(
+                    f"{where}: chat_template has {str(each)[:60]}, no object with name "
+                    "and template."
+                )
+    if "default" not in templates:
+        raise ValueError(
+            f"{where}: chat_template has {', '.join(templates) or 'nothing'}, none named default."
+        )
+    return templates["default"]

@@ -1,0 +1,230 @@
+"""Chat templates: the Jinja they are written in, what of a conversation counts, what ends them."""
+
+import datetime
+import json
+
+import pytest
+
+from jaxformer import data
+from jaxformer.data import template_sandbox
+from jaxformer.data.chat_templates import MARK, ChatTemplate
+
+TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
+HELLO = [{"role": "user", "content": "a <b> & 'c' é"}]
+TALK = [
+    {"role": "user", "content": "hi"},
+    {"role": "assistant", "content": "yo"},
+    {"role": "user", "content": "more"},
+    {"role": "assistant", "content": "yes"},
+]
+TURN = "<{{ m.role }}>{{ m.content }}<|end|>"
+LOOP = "{% for m in messages %}" + TURN + "{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    "source, expected",
+    [
+        # each as apply_chat_template of transformers 5.24 writes it
+        ("{{ messages[0]|tojson }}", '{"role": "user", "content": "a <b> & \'c\' é"}'),
+        ("{{ {'b': 'é', 'a': 1}|tojson(ensure_ascii=true) }}", '{"b": "\\u00e9", "a": 1}'),
+        ("{{ {'b': [1], 'a': 2}|tojson(sort_keys=true) }}", '{"a": 2, "b": [1]}'),
+        ("{{ [1, 2]|tojson(separators=(',', ':')) }}", "[1,2]"),
+        ("{{ [1]|tojson(indent=2) }}", "[\n  1\n]"),
+        ("{{ tools is none }} {{ documents is none }}", "True True"),
+        ("{{ tools is defined }} {{ pad_token is defined }}", "True False"),
+        ("{{ add_generation_prompt }}{{ bos_token }}", "False<s>"),
+        ("{% for i in [1, 2, 3] %}{{ i }}{% break %}{% endfor %}", "1"),
+        ("{% for i in [1, 2] if i > 1 %}{{ i }}{{ loop.last }}{% endfor %}", "2True"),
+        ("{% for i in [1, 2] %}{% if i == 1 %}{% continue %}{% endif %}{{ i }}{% endfor %}", "2"),
+        ("{%- generation -%} x {%- endgeneration %}", "x"),
+        ("  {% if true %}\n a\n  {% endif %}\n", " a\n"),
+    ],
+)
+def test_templates_find_what_transformers_gives_them(source, expected):
+    assert ChatTemplate(source, TOKENS).render(HELLO) == expected
+
+
+def test_a_template_knows_the_date():
+    years = {str(datetime.datetime.now().year) for _ in range(2)}
+    assert ChatTemplate("{{ strftime_now('%Y') }}", {}).render(HELLO) in years
+
+
+def test_messages_come_without_null_and_with_reasoning_by_both_names():
+    message = {"role": "assistant", "content": None, "reasoning": "r", "tool_calls": None}
+    found = ChatTemplate("{{ messages[0]|tojson }}", {}).render([message])
+    expected = {"thinking": "r", "role": "assistant", "reasoning": "r", "reasoning_content": "r"}
+    assert found == json.dumps(expected)
+
+
+def counted(source, messages):
+    """What counts, of pieces that make the text."""
+    template = ChatTemplate(source, TOKENS)
+    pieces = template.pieces(messages)
+    assert "".join(text for text, _ in pieces) == template.render(messages)
+    assert pieces[-1] == ("", False)
+    return [text for text, counts in pieces if counts]
+
+
+HEAD = "{% if add_generation_prompt %}<assistant>{% endif %}"
+THOUGHTS = """{% for m in messages %}<{{ m.role }}>
+{%- if m.role == 'assistant' and loop.last %}
+<think>{{ m.reasoning_content }}</think>
+{%- endif %}
+{{- m.content.split('</think>')[-1] }}<|end|>
+{%- endfor %}"""
+CALLS = """{% for m in messages %}<{{ m.role }}>
+{%- if m.tool_calls %}{{ m.tool_calls|tojson }}{% else %}{{ m.content }}{% endif %}<|end|>
+{%- endfor %}"""
+
+
+@pytest.mark.parametrize(
+    "source, expected",
+    [
+        (LOOP + HEAD, ["yo<|end|>", "yes<|end|>"]),
+        # a finished conversation is closed, as by Phi 3; the next message begins as that end does
+        (
+            LOOP + "{% if add_generation_prompt %}<assistant>{% else %}{{ eos_token }}{% endif %}",
+            ["yo<|end|>", "yes<|end|></s>"],
+        ),
+        # the space before an answer is the assistant's to say, as in Llama 2
+        (
+            "{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]"
+            "{% else %} {{ m.content }} {{ eos_token }}{% endif %}{% endfor %}",
+            [" yo </s>", " yes </s>"],
+        ),
+        # so are empty thoughts, which the last answer alone has, as in Qwen 3
+        (THOUGHTS + HEAD, ["yo<|end|>", "<think></think>yes<|end|>"]),
+        # text that is gathered and written at once
+        (
+            "{% set ns = namespace(text='') %}{% for m in messages %}"
+            "{% set ns.text = ns.text + m.role + ': ' + m.content + '\n' %}{% endfor %}"
+            "{{ ns.text }}{% if add_generation_prompt %}assistant: {% endif %}",
+            ["yo\n", "yes\n"],
+        ),
+        # what the template itself marks, more or less as it may be
+        (
+            "{% for m in messages %}{{ m.role }} {% if m.role == 'assistant' %}"
+            "{% generation %}{{ m.content }}{% endgeneration %}{% else %}{{ m.content }}"
+            "{% endif %}.{% endfor %}",
+            ["yo", "yes"],
+        ),
+        # one that writes the last messages alone
+        ("{{ messages[-1].role }}:{{ messages[-1].content }}", ["assistant:yes"]),
+    ],
+    ids=["plain", "closed", "space", "thoughts", "gathered", "marked", "last"],
+)
+def test_answers_are_told_from_the_whole_conversation(source, expected):
+    assert counted(source, TALK) == expected
+
+
+def test_thoughts_that_a_later_turn_drops_do_not_count_where_they_are_not_written():
+    talk = [dict(message) for message in TALK]
+    talk[1]["content"] = "<think>hm</think>yo"
+    talk[3] = {"role": "assistant", "content": "yes", "reasoning_content": "ah"}
+    expected = ["yo<|end|>", "<think>ah</think>yes<|end|>"]
+    assert counted(THOUGHTS + HEAD, talk) == expected
+
+
+def test_a_call_of_a_tool_counts():
+    call = {"type": "function", "function": {"name": "f", "arguments": {"x": "1", "n": 2}}}
+    talk = [TALK[0], {"role": "assistant", "tool_calls": [call]}, *TALK[2:]]
+    assert counted(CALLS + HEAD, talk) == [json.dumps([call]) + "<|end|>", "yes<|end|>"]
+
+
+def test_a_conversation_may_begin_with_the_assistant():
+    source = "{% if messages[0].role == 'system' %}{% endif %}" + LOOP + HEAD
+    assert counted(source, TALK[1:]) == ["yo<|end|>", "yes<|end|>"]
+
+
+def test_an_answer_may_hold_the_mark():
+    talk = [TALK[0], {"role": "assistant", "content": f"{MARK} is it"}]
+    assert counted(LOOP + HEAD, talk) == [f"{MARK} is it<|end|>"]
+
+
+@pytest.mark.parametrize(
+    "source, message",
+    [
+        ("{{ 1 / 0 }}", "division by zero"),
+        ("{% for i in range(10 ** 6) %}x{% endfor %}", "Range too big"),
+        ("{{ 'a'.encode('nope') }}", "unknown encoding: nope"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "maximum recursion depth"),
+        ("{{ 'a'.index('z') }}", "substring not found"),
+        ("{{ 'a' * 10 ** 11 }}", "it repeats 1 items 100000000000 times"),
+        ("{{ 10 ** (10 ** 10) }}", "it raises a number to too high a power"),
+        ("{% for i in range(9) %}{{ 'xyz' * 10 ** 6 }}{% endfor %}", "more than 10000000 char"),
+        ("{{ raise_exception('No.') }}", r"No\.$"),
+        ("{{ [].append(1) }}", "access to attribute 'append'"),
+    ],
+)
+def test_whatever_a_template_raises_is_its_refusal(source, message):
+    with pytest.raises(ValueError, match=f"The chat template refuses these messages: .*{message}"):
+        ChatTemplate(source, {}).render(HELLO)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for a in range(99999) %}" * 3 + "{% endfor %}" * 3,
+        "{% for a in 'x' * 99999 %}{% for b in range(99999) if false %}{% endfor %}{% endfor %}",
+        "{% macro m(n) %}{% if n %}{{ m(n-1) }}{{ m(n-1) }}{% endif %}{% endmacro %}{{ m(60) }}",
+        "{% for a in range(99999) %}{{ range(99999)|sum }}{% endfor %}",
+    ],
+    ids=["loops", "filtered", "macro", "sums"],
+)
+def test_a_template_that_does_not_end_is_ended(source, monkeypatch):
+    monkeypatch.setattr(template_sandbox, "MOST_SECONDS", 0.05)
+    with pytest.raises(ValueError, match=r"refuses .*: it has run for 0\.05 seconds"):
+        ChatTemplate(source, {}).render(HELLO)
+
+
+def test_a_template_that_python_cannot_compile_is_none():
+    with pytest.raises(ValueError, match="The chat template is none: too many statically nested"):
+        ChatTemplate("{% for a in b %}" * 30 + "{% endfor %}" * 30, {})
+
+
+NAMED = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "{{ bos_token }}d"}]
+
+
+@pytest.mark.parametrize(
+    "config, more, expected",
+    [
+        ({"chat_template": NAMED, "bos_token": {"content": "<s>", "lstrip": False}}, {}, "<s>d"),
+        # of switches, whose names end as those of tokens do, a template knows nothing
+        ({"chat_template": "{{ add_bos_token is defined }}", "add_bos_token": True}, {}, "False"),
+        ({"chat_template": "{{ bos_token }}"}, {"bos_token": "<b>"}, "<b>"),
+        (
+            {"chat_template": "{{ bos_token }}", "bos_token": "<a>", "added_tokens_decoder": {}},
+            {"bos_token": "<b>"},
+            "<a>",
+        ),
+    ],
+    ids=["named", "switch", "map", "newer"],
+)
+def test_a_folders_tokens_are_those_that_transformers_reads(config, more, expected, tmp_path):
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps(more))
+    assert data.load_chat_template(tmp_path).render(HELLO) == expected
+
+
+@pytest.mark.parametrize(
+    "config, message",
+    [
+        ({"chat_template": 5}, "chat_template is a whole number, neither a string nor a list"),
+        ({"chat_template": {"default": "x"}}, "chat_template is an object, neither"),
+        ({"chat_template": [{}]}, r"chat_template has \{\}, no object with name and template"),
+        ({"chat_template": [5]}, "chat_template has 5, no object"),
+        ({"chat_template": NAMED[:1]}, "chat_template has tool_use, none named default"),
+        ({"chat_template": "x", "bos_token": {"lstrip": False}}, "bos_token is {'lstrip': False}"),
+        ({"chat_template": "x", "unk_token": 5}, "unk_token is 5, neither a text nor null"),
+    ],
+)
+def test_what_a_config_has_of_another_type_is_named(config, message, tmp_path):
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=rf"tokenizer_config\.json: {message}"):
+        data.load_chat_template(tmp_path)
+
+
+def test_a_template_file_that_is_no_text_is_named(tmp_path):
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(ValueError, match=r"chat_template\.jinja is not UTF-8"):
+        data.load_chat_template(tmp_path)
