@@ -85,11 +85,11 @@ class Sandbox(ImmutableSandboxedEnvironment):
         """What every turn of a loop calls; `call` looks at the clock."""
         return True
 
-    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Call something for a template."""
-        if time.thread_time() > __context.parent[DEADLINE]:
+        if time.thread_time() > context.parent[DEADLINE]:
             raise TemplateRuntimeError(f"it has run for {MOST_SECONDS:g} seconds without an end")
-        return super().call(__context, __obj, *args, **kwargs)
+        return super().call(context, obj, *args, **kwargs)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Multiply or raise for a template, unless that could take all memory or time."""
