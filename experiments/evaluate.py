@@ -26,7 +26,7 @@ from jax.sharding import Mesh
 
 from experiments.command_line import read, readable_errors
 from experiments.trained import Trained, load_trained
-from experiments.training.run import check_numbers, chosen_devices, simulate
+from experiments.training.run import check_numbers, check_output_file, chosen_devices, simulate
 from jaxformer import data
 from jaxformer import functional as F
 from jaxformer.generation import Likelihood, likelihoods, windows
@@ -122,24 +122,38 @@ def measured(run: Evaluate) -> Measured:
 
 def main(run: Evaluate) -> dict[str, Any]:
     """Measure and print; returns the figures."""
+    if run.output is not None:
+        check_output_file(run.output)
+    if run.text is not None:
+        data.documents(run.text)  # refuses a path that has no text
+    questions = None if run.choices is None else read_questions(run.choices)
+    if run.tasks:
+        from experiments.harness import run_tasks, task_manager
+
+        tasks = task_manager(run)
     using = measured(run)
     found: dict[str, Any] = {}
     if run.text is not None:
         found["text"] = of_text(using, run.text)
-    if run.choices is not None:
-        found["choices"] = of_choices(using, run.choices)
+    if questions is not None:
+        found["choices"] = of_choices(using, questions)
     for name, figures in found.items():
         print(f"{getattr(run, name)}, at most {using.length} tokens at a time:")
         for key, value in figures.items():
             shown = f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
             print(f"  {key.replace('_', ' ')}: {shown}")
     if run.tasks:
-        from experiments.harness import run_tasks
-
-        found["tasks"] = run_tasks(using)
+        found["tasks"] = run_tasks(using, tasks)
     if run.output is not None:
-        run.output.write_text(json.dumps(found, indent=2, default=str) + "\n", encoding="utf-8")
+        write_figures(run.output, found)
     return found
+
+
+def write_figures(path: Path, figures: dict[str, Any]) -> None:
+    """Write figures as JSON, which has no infinity: null stands for it."""
+    text = json.dumps(figures, default=str)
+    finite = json.loads(text, parse_constant=lambda _: None)
+    path.write_text(json.dumps(finite, indent=2) + "\n", encoding="utf-8")
 
 
 def of_text(using: Measured, corpus: data.Source) -> dict[str, float]:
@@ -167,9 +181,17 @@ def of_text(using: Measured, corpus: data.Source) -> dict[str, float]:
     return {
         **count,
         "bits_per_byte": float(F.bits_per_byte(nats, count["bytes"])),
-        "perplexity_of_a_token": math.exp(nats / count["tokens"]),
-        "perplexity_of_a_word": math.exp(nats / max(1, count["words"])),
+        "perplexity_of_a_token": perplexity(nats, count["tokens"]),
+        "perplexity_of_a_word": perplexity(nats, max(1, count["words"])),
     }
+
+
+def perplexity(nats: float, count: int) -> float:
+    """Of each of so many; infinite beyond what a float holds."""
+    try:
+        return math.exp(nats / count)
+    except OverflowError:
+        return math.inf
 
 
 def of_document(using: Measured, document: data.AnyDocument) -> Iterator[Request]:
@@ -224,13 +246,12 @@ def read_questions(path: Path) -> list[Question]:
     return found
 
 
-def of_choices(using: Measured, path: Path) -> dict[str, float]:
+def of_choices(using: Measured, questions: Sequence[Question]) -> dict[str, float]:
     """How often the right choice is the likeliest, as a whole and for each of its bytes."""
-    questions = read_questions(path)
     found = using.likelihoods(
-        using.model.continued(question.prompt, choice)
+        request
         for question in questions
-        for choice in question.choices
+        for request in using.model.continuations(question.prompt, question.choices)
     )
     right = right_by_byte = 0
     for question in questions:

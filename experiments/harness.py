@@ -72,6 +72,11 @@ class Harness(TemplateLM):
             return self._model.tokenizer.encode(string).tolist()
         return self._model.inputs(string)[0]
 
+    def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        """As the harness cuts them; if that leaves nothing to score, the last token is scored."""
+        pair = super()._encode_pair(context, continuation)
+        return pair if pair[1] else self._model.continued(context, continuation)
+
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[Any, list[int], list[int]]], **kwargs: Any
     ) -> list[tuple[float, bool]]:
@@ -128,15 +133,29 @@ class Harness(TemplateLM):
         return self._model.template().render(chat_history, answering=add_generation_prompt)
 
 
-def run_tasks(using: Measured) -> dict[str, Any]:
+def task_manager(run: Evaluate) -> TaskManager:
+    """The tasks that there are.
+
+    Raises:
+        ValueError: One that is to be run is not among them, or its folder does not exist.
+    """
+    if run.task_folder is not None and not run.task_folder.is_dir():
+        raise ValueError(f"task_folder {run.task_folder} does not exist.")
+    manager = TaskManager(include_path=None if run.task_folder is None else str(run.task_folder))
+    unknown = [n for n in run.tasks if n not in manager.all_tasks and not Path(n).is_file()]
+    if unknown:
+        raise ValueError(
+            f"lm-evaluation-harness has no task {', '.join(map(repr, unknown))}. "
+            "Tasks of your own are read from --task-folder."
+        )
+    return manager
+
+
+def run_tasks(using: Measured, manager: TaskManager) -> dict[str, Any]:
     """Evaluate by tasks, and print their table; returns the figures of each."""
     run = using.run
-    folder = None if run.task_folder is None else str(run.task_folder)
     found = lm_eval.simple_evaluate(
-        model=Harness(using),
-        tasks=list(run.tasks),
-        limit=run.limit,
-        task_manager=TaskManager(include_path=folder),
+        model=Harness(using), tasks=list(run.tasks), limit=run.limit, task_manager=manager
     )
     print(make_table(found))
     return found["results"]

@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from os.path import commonprefix
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -88,17 +89,25 @@ class Trained(NamedTuple):
         return tokenizer.encode_rendered([text])[0].tolist()
 
     def continued(self, text: str, more: str) -> tuple[list[int], list[int]]:
-        """The tokens of a decoder's text, and those that make it the longer one.
+        """The tokens of a decoder's text, and those that make it the longer one."""
+        (pair,) = self.continuations(text, [more])
+        return pair
 
-        Spaces at the end of the text belong to what follows, as tokenizers join them.
+    def continuations(self, text: str, choices: Sequence[str]) -> list[tuple[list[int], list[int]]]:
+        """The tokens of a decoder's text, and those with which each choice continues it.
+
+        Spaces at the end of the text belong to what follows, as tokenizers join them. If a choice
+        joins the text's last tokens, these belong to every choice: all begin at the same place.
         """
-        end = len(text.rstrip())
-        before, after = text[:end], text[end:] + more
-        if not before:
-            return [self.start[0]], self.tokenizer.encode(after).tolist()
-        first, _ = self.inputs(before)
-        whole, _ = self.inputs(before + after)
-        return first, whole[len(first) :]
+        before = text.rstrip()
+        if before:
+            first = self.inputs(before)[0]
+            wholes = [self.inputs(text + choice)[0] for choice in choices]
+        else:
+            first = []
+            wholes = [self.tokenizer.encode(text + choice).tolist() for choice in choices]
+        shared = min(len(commonprefix([first, *wholes])), *(len(whole) - 1 for whole in wholes))
+        return [(first[:shared] or [self.start[0]], whole[shared:]) for whole in wholes]
 
 
 def load_trained(

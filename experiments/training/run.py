@@ -181,6 +181,20 @@ def check_uses(
             raise ValueError(f"{flag[name]} and {flag[other]} exclude each other.")
 
 
+def check_output_file(path: Path) -> None:
+    """Refuse a path that no file can be written to, before what it is to hold is worked out.
+
+    Raises:
+        ValueError: It is a folder, or its folder does not exist or may not be written to.
+    """
+    if path.is_dir():
+        raise ValueError(f"output must name a file; {str(path)!r} is a folder.")
+    if not path.parent.is_dir():
+        raise ValueError(f"output {path}: the folder {path.parent} does not exist.")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ValueError(f"output {path} may not be written.")
+
+
 def show_run(
     run: AnyRun, runs: Mapping[str, AnyRun], begin: Callable[[AnyRun, str], AnyRun]
 ) -> str:

@@ -103,6 +103,34 @@ def test_of_instructions_the_answers_are_measured(folder):
     assert windowed["tokens"] == found["tokens"] == sum(len(encode(t)) + 1 for t in TEXTS)
 
 
+def test_a_perplexity_beyond_all_floats_is_infinite(folder, tmp_path):
+    """A hundred characters, one word: e to the power of some 1,500."""
+    (tmp_path / "x.txt").write_text("\u5929" * 100, encoding="utf-8")
+    text, output = data.TextFiles(path=str(tmp_path / "x.txt")), tmp_path / "figures.json"
+    found = evaluate.main(Evaluate(checkpoint=folder, text=text, output=output))["text"]
+    nats = found["bits_per_byte"] * math.log(2) * 300
+    assert nats > 710 and found["perplexity_of_a_word"] == math.inf
+    assert found["perplexity_of_a_token"] == pytest.approx(math.exp(nats / found["tokens"]))
+    written = json.loads(output.read_text(), parse_constant=pytest.fail)
+    assert written == {"text": found | {"perplexity_of_a_word": None}}
+
+
+def test_a_choice_that_joins_the_last_token_is_scored_with_it(folder, tmp_path):
+    """So are the others of its question: the likeliest text wins, from where all of them part."""
+    model = load_trained(folder)
+    encode, prompt, choices = model.tokenizer.encode, "the qu", ["ick", "iz"]
+    assert len(encode(prompt)) == len(encode(prompt + choices[0])) == 2
+    scores = []
+    for choice, (first, more) in zip(choices, model.continuations(prompt, choices), strict=True):
+        assert [*first, *more] == model.inputs(prompt + choice)[0]
+        assert len(first) == 2  # the start of a text, and "the"
+        scores.append(log_probability(model, [*first, *more], 2))
+    assert max(scores) < 0
+    path = tmp_path / "q.jsonl"
+    path.write_text(json.dumps({"prompt": prompt, "choices": choices, "answer": 1}))
+    assert run(folder, choices=path)["choices"]["accuracy"] == float(np.argmax(scores) == 1)
+
+
 def test_the_likeliest_choice_is_compared_with_the_right_one(folder, tmp_path):
     model = load_trained(folder)
     right = right_by_byte = 0
@@ -131,9 +159,20 @@ def test_many_devices_measure_what_one_does(folder):
     assert many["bits_per_byte"] == pytest.approx(one["bits_per_byte"], rel=1e-5)
 
 
-def test_what_cannot_be_measured_is_said(folder, tmp_path):
+def test_what_cannot_be_measured_or_written_is_said_before_the_model_is_read(
+    folder, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(evaluate, "load_trained", pytest.fail)
     with pytest.raises(ValueError, match="pass --text, --choices or --tasks"):
         Evaluate(checkpoint=folder)
+    with pytest.raises(ValueError, match=r"nothing\.txt does not exist"):
+        run(folder, text="nothing.txt")
+    for output, message in (
+        (Path(""), r"output must name a file; '\.' is a folder"),
+        (tmp_path / "no" / "x.json", "the folder .*no does not exist"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            run(folder, text="x.jsonl", output=output)
     path = tmp_path / "q.jsonl"
     for line, message in (
         ({"choices": ["a"], "answer": 0}, r"q\.jsonl line 1 does not say prompt; it has answer"),
@@ -151,6 +190,19 @@ def test_the_command_names_the_folder_and_a_text_by_its_path(folder):
     run = read(Evaluate, "", [str(folder), "--text", path, "--step", "best"])
     assert run == Evaluate(checkpoint=folder, text=data.TextFiles(path=path), step="best")
     assert replace(run, choices=Path("q")).choices == Path("q")
+
+
+@pytest.mark.parity
+@pytest.mark.filterwarnings("default")
+def test_tasks_that_there_are_not_are_said_before_the_model_is_read(folder, monkeypatch):
+    pytest.importorskip("lm_eval", reason="pip install 'jaxformer[eval]'")
+    monkeypatch.setattr(evaluate, "load_trained", pytest.fail)
+    for fields, message in (
+        ({"tasks": ("nope", "hellaswag")}, r"lm-evaluation-harness has no task 'nope'\."),
+        ({"tasks": ("nope",), "task_folder": Path("no")}, r"task_folder no does not exist"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            run(folder, **fields)
 
 
 @pytest.mark.parity
@@ -176,6 +228,8 @@ def test_the_harness_has_the_figures_of_its_own_transformers_backend(folder):
 
     expected, found = (np.array(ask(x, "loglikelihood", *pairs)) for x in (theirs, ours))
     np.testing.assert_allclose(found, expected, atol=1e-4)
+    joined = np.array(ask(ours, "loglikelihood", ("the qu", "ick")))  # theirs has no token for it
+    assert joined[0, 0] < 0
     expected, found = (
         ask(x, "loglikelihood_rolling", (text,), (TEXTS[0],), ("x",)) for x in (theirs, ours)
     )
