@@ -15,9 +15,9 @@ import numpy as np
 from experiments.pretrain import RUNS, Pretrain, Text, read_corpus
 from experiments.studies.results import Numbers, Results
 from experiments.studies.seeds import Arm, Training, held_out_nats, shared_by, train_seeds
+from experiments.training.loop import check_vocabulary
 from experiments.training.run import check_numbers, chosen_devices, held, keep_programs, simulate
 from jaxformer import costs
-from jaxformer.config import Decoder
 from jaxformer.parallel import MeshConfig, make_mesh
 from jaxformer.training.optimizers import learning_rate
 
@@ -84,20 +84,22 @@ def base_run(study: Study, sizes: Mapping[str, Pretrain]) -> Pretrain:
     return dataclasses.replace(base, **changes)
 
 
-def check_arms(arms: Sequence[Arm], steps: int) -> None:
+def check_arms(arms: Sequence[Arm], run: Pretrain) -> None:
     """Refuse arms that do not differ from the first, the baseline, or share its name.
 
     Raises:
-        ValueError: There is such an arm, or one that cannot be trained on text or in so few steps.
+        ValueError: There is such an arm, or one that cannot be trained as the run is.
     """
     baseline, *others = arms
     names = [arm.name for arm in arms]
     for arm in arms:
         if names.count(arm.name) > 1:
             raise ValueError(f"{names.count(arm.name)} arms are called {arm.name!r}.")
-        learning_rate(arm.optimizer, steps)
-        if not isinstance(arm.model.topology, Decoder):
-            raise ValueError(f"A study trains decoders; arm {arm.name!r} is {arm.model.topology}.")
+        try:
+            learning_rate(arm.optimizer, run.steps)
+            dataclasses.replace(run, model=arm.model)
+        except ValueError as error:
+            raise ValueError(f"Arm {arm.name!r}: {error}") from error
     for arm in others:
         if dataclasses.replace(arm, name=baseline.name) == baseline:
             raise ValueError(
@@ -126,7 +128,7 @@ def conduct(
         ValueError: An arm equals the baseline, the folder holds another study, or another process
             is at work in it.
     """
-    check_arms(arms, run.steps)
+    check_arms(arms, run)
     size = study.size if study.run is None else study.run
     output = study.output or Path("runs") / f"{name}-{size}"
     with held(output):
@@ -140,6 +142,8 @@ def train_arms(
     simulate(study.devices if study.devices is not None else os.cpu_count())
     keep_programs()
     text = read_corpus(dataclasses.replace(run, cache=study.cache))
+    for arm in arms:
+        check_vocabulary(arm.model, text.tokenizer, f"give arm {arm.name!r} a vocab_size of")
     seeds = tuple(range(study.first_seed, study.first_seed + study.seeds))
     devices = chosen_devices(study.devices)
     mesh = make_mesh(MeshConfig(), devices[: shared_by(run.batch_size, devices)])

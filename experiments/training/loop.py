@@ -114,13 +114,13 @@ def check_login() -> str:
     return ""
 
 
-def check_vocabulary(run: Run, tokenizer: Tokenizer) -> None:
+def check_vocabulary(
+    model: TransformerConfig, tokenizer: Tokenizer, remedy: str = "pass --model.vocab-size"
+) -> None:
     """Refuse a tokenizer whose last tokens would have no row in the model's table."""
-    have, need = run.model.vocab_size, tokenizer.vocab_size
+    have, need = model.vocab_size, tokenizer.vocab_size
     if have < need:
-        raise ValueError(
-            f"The tokenizer has {need} tokens, the model {have}; pass --model.vocab-size {need}."
-        )
+        raise ValueError(f"The tokenizer has {need} tokens, the model {have}; {remedy} {need}.")
 
 
 def train(

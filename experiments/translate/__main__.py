@@ -57,7 +57,7 @@ def main(run: Translate) -> Path:
         run = settled(run, output)
         using = machinery(run, output, length=TARGET, source_lengths=run.source_lengths)
         tokenizer = prepare(run)
-        check_vocabulary(run, tokenizer)
+        check_vocabulary(run.model, tokenizer)
         work(run, tokenizer, using)
         print(f"\nWall time: {format_duration(time.monotonic() - since)}.")
         print(f"\nEverything is in {using.kept}. To repeat the run:\n  {again}")

@@ -231,16 +231,26 @@ def test_impossible_studies_are_refused(changes, message):
         study.Study(**changes)
 
 
-def test_an_arm_that_equals_the_baseline_is_refused(small):
+def test_an_arm_that_cannot_be_trained_or_equals_the_baseline_is_refused(small):
     with pytest.raises(ValueError, match="Arm 'same' equals the baseline 'base'"):
-        study.check_arms([arm(small), arm(small, "same")], STEPS)
+        study.check_arms([arm(small), arm(small, "same")], small)
     with pytest.raises(ValueError, match="2 arms are called 'base'"):
-        study.check_arms([arm(small), arm(small, num_layers=3)], STEPS)
-    with pytest.raises(ValueError, match=r"trains decoders; arm 'e' is Encoder\(\)"):
-        study.check_arms([arm(small), arm(small, "e", topology=c.Encoder())], STEPS)
+        study.check_arms([arm(small), arm(small, num_layers=3)], small)
+    with pytest.raises(ValueError, match=r"Arm 'e': Pretraining on text takes a Decoder"):
+        study.check_arms([arm(small), arm(small, "e", topology=c.Encoder())], small)
+    table = c.Embedding(positions=c.Learned(max_length=5))
+    with pytest.raises(ValueError, match="Arm 'e': length 8 exceeds the model's 5 learned positi"):
+        study.check_arms([arm(small), arm(small, "e", embedding=table)], small)
     slow = replace(small.optimizer, schedule=Cosine(peak=1e-2, warmup_steps=9))
     with pytest.raises(ValueError, match="9 steps of warm-up"):
-        study.check_arms([replace(arm(small), optimizer=slow)], STEPS)
+        study.check_arms([replace(arm(small), optimizer=slow)], small)
+
+
+def test_an_arm_without_rows_for_all_tokens_is_refused_before_any_is_trained(canned, monkeypatch):
+    monkeypatch.setattr(study, "train_seeds", pytest.fail)
+    message = "has 257 tokens, the model 10; give arm '10' a vocab_size of 257"
+    with pytest.raises(ValueError, match=message):
+        ablate.main(ablate.Ablation(axis="model.vocab_size", size="smoke", arms=("300", "10")))
 
 
 def test_another_number_of_updates_scales_the_warm_up():
@@ -268,7 +278,7 @@ def test_the_arms_of_every_axis_differ_in_that_axis_alone(axis, run):
     base = ABLATION_SIZES[run] if run in ABLATION_SIZES else RUNS[run]
     arms = arms_of(axis, base)
     assert len(arms) >= 3
-    study.check_arms(arms, base.steps)
+    study.check_arms(arms, base)
     assert (arms[0].model, arms[0].optimizer) == (base.model, base.optimizer)
     assert len({repr(replace(a, name="")) for a in arms}) == len(arms)
     sizes = {a.name: costs.parameters(a.model) for a in arms}
