@@ -1,7 +1,11 @@
 """Many processes that run one program, each with its own devices."""
 
+import contextlib
+import inspect
 import json
+import socket
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +16,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxformer.checks import check_fields
+
+SECONDS_TO_SAY = 5.0  # for which process 0 listens to who comes, while others wait
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,13 +73,12 @@ def is_address(text: str) -> bool:
 def join(hosts: Hosts) -> None:
     """Connect this process with the others; the first thing that a process does with JAX.
 
-    If they do not come, JAX aborts the process; what it waits for is said before.
-
     Args:
         hosts: Where the others are, and how long to wait for them.
 
     Raises:
-        ValueError: How to find the others is neither said nor known.
+        ValueError: How to find the others is neither said nor known, or not all of them come. Where
+            Slurm or another scheduler knows how, JAX aborts a process whose others do not come.
     """
     print(
         f"Waits {hosts.wait} seconds for the other processes; this one is {hosts}. Each is started "
@@ -81,20 +86,102 @@ def join(hosts: Hosts) -> None:
         file=sys.stderr,
         flush=True,
     )
+    if hosts.coordinator is not None:
+        meet(hosts)
+    seconds: dict[str, Any] = {
+        "initialization_timeout": hosts.wait,
+        "heartbeat_timeout_seconds": hosts.patience,
+        "shutdown_timeout_seconds": hosts.patience,  # unknown to JAX 0.7 and 0.8
+    }
+    known = inspect.signature(jax.distributed.initialize).parameters
+    seconds = {name: limit for name, limit in seconds.items() if name in known}
     try:
-        jax.distributed.initialize(
-            hosts.coordinator,
-            hosts.processes,
-            hosts.process,
-            initialization_timeout=hosts.wait,
-            heartbeat_timeout_seconds=hosts.patience,
-            shutdown_timeout_seconds=hosts.patience,
-        )
+        jax.distributed.initialize(hosts.coordinator, hosts.processes, hosts.process, **seconds)
     except (ValueError, RuntimeError) as error:
         raise ValueError(
             f"This process could not join the others: {error} Outside Slurm, TPU pods and Open MPI "
             "say how: coordinator host:port, the number of processes, and which one this is."
         ) from error
+
+
+def meet(hosts: Hosts) -> None:
+    """Wait for all processes at the coordinator's port, before JAX listens there.
+
+    JAX would wait too, but then abort the process without saying who is missing.
+
+    Raises:
+        ValueError: Not all have come after `hosts.wait` seconds; who is missing.
+    """
+    try:
+        missing = (report if hosts.process else receive)(hosts, time.monotonic() + hosts.wait)
+        if not missing:
+            return
+        came = (hosts.processes or 0) - len(missing)
+        what = (
+            f"{came} of {hosts.processes} processes came to {hosts.coordinator} in {hosts.wait} "
+            f"seconds, and not {', '.join(map(str, missing))}."
+        )
+    except OSError as error:
+        does = f"reached nobody in {hosts.wait} seconds" if hosts.process else "cannot listen"
+        which = f"Process {hosts.process} of {hosts.processes}"
+        what = f"{which} {does} at {hosts.coordinator}: {error}."
+    raise ValueError(
+        f"{what} Look whether each was started, with the same coordinator and a number of its own "
+        "from 0, whether process 0 is on the coordinator's machine, and whether the others reach "
+        "that machine at that port."
+    )
+
+
+def receive(hosts: Hosts, until: float) -> list[int]:
+    """The processes that do not come to process 0, this one; those that do are told at once."""
+    missing, connections = list(range(1, hosts.processes or 1)), list[socket.socket]()
+    with contextlib.ExitStack() as stack:
+        both = socket.has_dualstack_ipv6()
+        listening = stack.enter_context(
+            socket.create_server(
+                ("", address(hosts)[1]),
+                family=socket.AF_INET6 if both else socket.AF_INET,
+                dualstack_ipv6=both,
+            )
+        )
+        while missing and (left := until - time.monotonic()) > 0:
+            listening.settimeout(left)
+            with contextlib.suppress(OSError, ValueError):  # who comes may be none of them
+                connections.append(stack.enter_context(listening.accept()[0]))
+                connections[-1].settimeout(SECONDS_TO_SAY)
+                missing.remove(int(connections[-1].recv(16)))
+            for connection in connections:
+                with contextlib.suppress(OSError):  # it has ended since
+                    connection.sendall(json.dumps(missing).encode() + b"\n")
+    return missing
+
+
+def report(hosts: Hosts, until: float) -> list[int]:
+    """The processes that are missing where this one goes, which is to process 0.
+
+    Raises:
+        OSError: It never answers.
+    """
+    missing, reason = None, "no answer"
+    while missing != [] and (left := until - time.monotonic()) > 0:
+        try:
+            with socket.create_connection(address(hosts), timeout=left) as connection:
+                connection.sendall(str(hosts.process).encode())
+                for line in connection.makefile():
+                    missing = json.loads(line)
+                    connection.settimeout(max(0.01, until - time.monotonic()))
+        except (OSError, ValueError) as error:  # it is not there yet, or something else is
+            reason = str(error)
+            time.sleep(min(0.2, left))
+    if missing is None:
+        raise OSError(reason)
+    return missing
+
+
+def address(hosts: Hosts) -> tuple[str, int]:
+    """Host and port of the coordinator."""
+    host, _, port = (hosts.coordinator or "").rpartition(":")
+    return host.strip("[]"), int(port)
 
 
 def is_first() -> bool:

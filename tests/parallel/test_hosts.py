@@ -2,6 +2,8 @@
 
 import json
 import re
+import socket
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import numpy as np
@@ -56,6 +58,85 @@ def test_a_process_that_cannot_find_the_others_says_what_it_needs(capfd):
     with pytest.raises(ValueError, match=r"could not join the others: .*Outside Slurm, TPU pods"):
         join(Hosts())
     assert "did not come together" not in capfd.readouterr().err
+
+
+@pytest.fixture
+def port():
+    with socket.create_server(("localhost", 0)) as chosen:
+        number = chosen.getsockname()[1]
+    return number
+
+
+def met(port, *ranks, processes=3, wait=1):
+    """What these processes, which begin in this order, say in the end; None where all met."""
+
+    def meet(rank):
+        at = f"localhost:{port}"
+        asked = Hosts(coordinator=at, processes=processes, process=rank, wait=wait)
+        try:
+            return hosts.meet(asked)
+        except ValueError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(len(ranks)) as pool:
+        return list(pool.map(meet, ranks))
+
+
+def test_processes_meet_in_any_order_and_leave_the_port_to_jax(port):
+    assert met(port, 2, 0, 1, wait=30) == [None] * 3
+    with socket.create_server(("localhost", port)):
+        pass
+    assert met(port, 0, processes=1) == [None]
+
+
+def test_all_that_came_are_told_who_is_missing(port):
+    said = met(port, 0, 2)
+    assert said[0] == said[1]
+    start = f"2 of 3 processes came to localhost:{port} in 1 seconds, and not 1. Look whether each "
+    assert said[0].startswith(start)
+
+
+def test_a_process_that_reaches_nobody_says_where(port):
+    (said,) = met(port, 1)
+    start = rf"Process 1 of 3 reached nobody in 1 seconds at localhost:{port}: .*refused\. Look "
+    assert re.match(start, said)
+
+
+def test_what_answers_otherwise_is_not_process_0(port):
+    def answer():
+        with listening.accept()[0] as connection:
+            connection.sendall(b"\xff\n")
+        listening.close()
+
+    listening = socket.create_server(("localhost", port))
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(answer)
+        (said,) = met(port, 1)
+    assert said.startswith(f"Process 1 of 3 reached nobody in 1 seconds at localhost:{port}: ")
+
+
+def test_process_0_whose_port_is_taken_says_so(port):
+    with socket.create_server(("localhost", port)):
+        (said,) = met(port, 0)
+    assert re.match(rf"Process 0 of 3 cannot listen at localhost:{port}: .* in use", said)
+
+
+def test_a_stranger_at_the_port_is_no_process(port):
+    def bother():
+        for said in (b"GET / HTTP/1.1", b"7"):
+            with socket.create_connection(("localhost", port), timeout=1) as connection:
+                connection.sendall(said)
+                assert connection.makefile().readline() == "[1]\n"
+
+    with ThreadPoolExecutor(2) as pool:
+        zero = pool.submit(met, port, 0, processes=2, wait=30)
+        while True:
+            try:
+                bother()
+                break
+            except ConnectionRefusedError:
+                continue
+        assert met(port, 1, processes=2, wait=30) == zero.result() == [None]
 
 
 def test_one_process_is_the_first_and_agrees_with_itself():
