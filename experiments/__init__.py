@@ -4,25 +4,15 @@ import logging
 import os
 import signal
 import sys
-from types import FrameType
 from typing import Any
 
-INTERRUPTED = 130  # exit status after Ctrl-C, as shells have it
-UNREAD = 141  # and where `head` or a pager stops reading what is printed
-TRACEBACK = "JAXFORMER_TRACEBACK"  # the variable that asks for one
-
-
-def leave(number: int, frame: FrameType | None) -> None:
-    """Handle Ctrl-C during the imports, which take seconds; see `command_line.readable_errors`."""
-    os.write(2, b"\nInterrupted.\n")
-    os._exit(INTERRUPTED)
+from jaxformer.errors import TRACEBACK, leave
+from jaxformer.extras import missing
 
 
 def explain(kind: Any, error: BaseException, trace: Any) -> None:
     """Say which extra is missing; of any other error, what Python says."""
     if isinstance(error, ImportError) and not os.environ.get(TRACEBACK):
-        from jaxformer.extras import missing
-
         print(f"error: {missing(error)}", file=sys.stderr)
     else:
         sys.__excepthook__(kind, error, trace)

@@ -6,24 +6,21 @@ written so too, and its fields are flags besides. A path that exists stands for 
 it, as in ``--corpus my.txt``.
 """
 
-import contextlib
 import dataclasses
 import itertools
-import os
-import signal
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn, TextIO, TypeVar
+from typing import Any, TypeVar
 
 import tyro
 
-from experiments import INTERRUPTED, TRACEBACK, UNREAD, leave
 from jaxformer.config import Attention, from_python
 from jaxformer.config.option import kinds_of
-from jaxformer.extras import missing
+from jaxformer.errors import fail
+from jaxformer.errors import readable_errors as readable_errors
 from jaxformer.options import IMPORT, imported
 
 Run = TypeVar("Run")
@@ -62,46 +59,37 @@ def parse(
         if name not in runs:
             fail(f"There is no run {name!r}. Runs: {', '.join(runs)}.")
     default = runs[name]
-    try:
-        if resume is not None and not named and set(RESUMES) & set(arguments):
-            default = resume(default, _given("--output", arguments))
-        if begin is not None and (init := _given("--init", arguments)) is not None:
-            default = begin(default, init)
-        default, arguments, kind = _with_kind(default, arguments)
-    except ValueError as error:
-        fail(str(error))
+    if resume is not None and not named and set(RESUMES) & set(arguments):
+        default = resume(default, _given("--output", arguments))
+    if begin is not None and (init := _given("--init", arguments)) is not None:
+        default = begin(default, init)
+    default, arguments, kind = _with_kind(default, arguments)
     named_before = f"Runs, named before the flags: {', '.join(runs)}. This is {name}."
     help_text = f"{description}\n\n{named_before} {IMPORT}"
     if kind is not None:
         kinds = ", ".join(map(_signature, typing.get_args(Attention)))
         help_text += f"\n\nAnother kind of attention is given to {kind}: one of {kinds}."
-    try:
-        with registry:
-            return tyro.cli(
-                type(default),
-                default=default,
-                args=arguments,
-                prog=f"python -m {_module()} {name}",
-                description=help_text,
-                config=(tyro.conf.AvoidSubcommands,),  # the fields of the kind that there is
-            )
-    except ValueError as error:
-        fail(str(error))
+    with registry:
+        return tyro.cli(
+            type(default),
+            default=default,
+            args=arguments,
+            prog=f"python -m {_module()} {name}",
+            description=help_text,
+            config=(tyro.conf.AvoidSubcommands,),  # the fields of the kind that there is
+        )
 
 
 def read(kind: type[Run], description: str, arguments: list[str] | None = None) -> Run:
     """Read a dataclass that has no named runs from the command line; see `parse`."""
     arguments = imported(sys.argv[1:] if arguments is None else arguments)
-    try:
-        with registry:
-            return tyro.cli(
-                kind,
-                args=arguments,
-                prog=f"python -m {_module()}",
-                description=f"{description}\n\n{IMPORT}",
-            )
-    except ValueError as error:
-        fail(str(error))
+    with registry:
+        return tyro.cli(
+            kind,
+            args=arguments,
+            prog=f"python -m {_module()}",
+            description=f"{description}\n\n{IMPORT}",
+        )
 
 
 def flags(value: Any, before: Any, path: str = "") -> dict[str, list[str]]:
@@ -124,47 +112,6 @@ def _flag(path: str, value: Any) -> list[str]:
     values = value if isinstance(value, tuple) else (value,)
     shown = (str(v) if isinstance(v, str | Path) else _quoted(_python(v)) for v in values)
     return ["--" + ".".join([*parents, name]), *shown]
-
-
-def fail(message: str) -> NoReturn:
-    """End the process with a message on standard error, status 1."""
-    print(f"error: {message}", file=sys.stderr)
-    raise SystemExit(1)
-
-
-@contextlib.contextmanager
-def readable_errors() -> Iterator[None]:
-    """End the process with the message of an expected error instead of a traceback.
-
-    Where nobody reads what it prints any more, as after ``| head``, it ends in silence.
-    """
-    try:
-        if signal.getsignal(signal.SIGINT) is leave:  # the imports are done
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-        try:
-            yield
-        finally:
-            sys.stdout.flush()  # after this Python would say itself that it cannot
-    except KeyboardInterrupt:
-        print("\nInterrupted.", file=sys.stderr)
-        raise SystemExit(INTERRUPTED) from None
-    except (ValueError, OSError, ImportError, NotImplementedError) as error:
-        if isinstance(error, BrokenPipeError) and _is_unread(sys.stdout):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
-            raise SystemExit(getattr(error.__context__, "code", None) or UNREAD) from None
-        if os.environ.get(TRACEBACK):
-            raise
-        said = missing(error) if isinstance(error, ImportError) else error
-        fail(f"{said}\n({TRACEBACK}=1 shows where this came from.)")
-
-
-def _is_unread(stream: TextIO) -> bool:
-    """Whether a stream is a pipe that nobody reads, by an empty line more."""
-    try:
-        print(file=stream, flush=True)
-    except BrokenPipeError:
-        return True
-    return False
 
 
 def _given(flag: str, arguments: list[str]) -> str | None:

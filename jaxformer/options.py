@@ -12,18 +12,17 @@ my_ideas --model.attention.positions "YourBias()"`.
 
 from importlib import import_module
 from pathlib import Path
+from traceback import walk_tb
 
 from jaxformer.config.feed_forward import FeedForward as FeedForward
 from jaxformer.config.mixer import Mixer as Mixer
 from jaxformer.config.mixer import MixerInputs as MixerInputs
 from jaxformer.config.option import Parameter as Parameter
 from jaxformer.config.positions import ScoreBias as ScoreBias
+from jaxformer.errors import IMPORTED
 from jaxformer.functional.activations import activation as activation
 
 IMPORT = "With --import NAME a module of your own is imported, and its options are known by name."
-
-
-IMPORTED: list[str] = []  # by this program's command line
 
 
 def imported(arguments: list[str]) -> list[str]:
@@ -36,7 +35,7 @@ def imported(arguments: list[str]) -> list[str]:
         The other arguments.
 
     Raises:
-        ValueError: There is no such module, or no name.
+        ValueError: There is no such module, or no name; or what it raises, with the line.
     """
     others, waiting = [], iter(arguments)
     IMPORTED.clear()
@@ -48,12 +47,27 @@ def imported(arguments: list[str]) -> list[str]:
         name = name or next(waiting, "")
         try:
             import_module(name)
-        except (ModuleNotFoundError, ValueError) as error:
-            if name and getattr(error, "name", None) != name.partition(".")[0]:
-                raise
-            raise ValueError(
-                f"--import takes the name of a module in {Path.cwd()} or of one that is installed; "
-                f"got {name!r}."
-            ) from None
+        except (Exception, SystemExit) as error:
+            raise ValueError(_refusal(name, error)) from error
         IMPORTED.append(name)
     return others
+
+
+def _refusal(name: str, error: BaseException) -> str:
+    """What an import that failed is told as."""
+    lacks = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
+    if name[:1] in ("", ".") or (lacks is not None and f"{name}.".startswith(f"{lacks}.")):
+        return (
+            f"--import takes the name of a module in {Path.cwd()} or of one that is installed; "
+            f"got {name!r}."
+        )
+    what = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+    lines = [
+        (frame.f_code.co_filename, line)
+        for frame, line in walk_tb(error.__traceback__)
+        if frame.f_globals.get("__name__", "").partition(".")[0] == name.partition(".")[0]
+    ]
+    if isinstance(error, SyntaxError):
+        what, lines = error.msg, [(error.filename or name, error.lineno or 1)]
+    at = [f"line {line} of {Path(file).name}: " for file, line in lines[-1:]]
+    return f"--import {name}: {''.join(at)}{what}"

@@ -1,6 +1,7 @@
 """Options that stand in a person's own file, here this one, do all that the library's own do."""
 
 import json
+import re
 import shlex
 import sys
 from dataclasses import dataclass, replace
@@ -239,17 +240,35 @@ def test_flags_know_what_is_imported_and_nothing_else(ideas, capsys):
     assert "Slopd" in said and "Rope" in said and "Sloped" in said
 
 
-def test_a_file_that_is_not_there_is_named():
-    with pytest.raises(ValueError, match="--import takes the name of a module .*'nobodys_ideas'"):
-        options.imported(["--import", "nobodys_ideas"])
-    with pytest.raises(ValueError, match="got ''"):
-        options.imported(["--steps", "3", "--import"])
+@pytest.mark.parametrize(
+    "name", ["nobodys_ideas", "", ".", ".mine", "../mine", "some/mine", "ideas_here.py"]
+)
+def test_a_name_that_is_of_no_module_is_refused(ideas, name):
+    ideas("ideas_here", "")
+    with pytest.raises(ValueError, match=rf"--import takes .* installed; got '{re.escape(name)}'"):
+        options.imported(["--steps", "3", "--import", name])
 
 
-def test_a_mistake_inside_the_file_is_shown_as_it_is(ideas):
-    ideas("ideas_that_need_more", "import a_module_that_nobody_has\n")
-    with pytest.raises(ModuleNotFoundError, match="a_module_that_nobody_has"):
-        options.imported(["--import=ideas_that_need_more"])
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("\ndef f(:", "line 5 of NAME.py: invalid syntax"),
+        ("import nope_nope", "line 4 of NAME.py: ModuleNotFoundError: No module named 'nope_nope'"),
+        ("import json\njson.loads('')", "line 5 of NAME.py: Expecting value: line 1 column 1"),
+        ("def f():\n    {}['x']\nf()", "line 5 of NAME.py: KeyError: 'x'"),
+        ("raise SystemExit(3)", "line 4 of NAME.py: SystemExit: 3"),
+        ("text = '\0'", ": source code string cannot contain null bytes"),
+    ],
+    ids=["syntax", "module", "library", "function", "exit", "no text"],
+)
+def test_what_an_imported_file_raises_is_told_with_its_line(ideas, request, text, message):
+    name = f"ideas_{request.node.callspec.id.replace(' ', '_')}"
+    ideas(name, text)
+    with pytest.raises(ValueError) as refused:
+        options.imported([f"--import={name}"])
+    said = str(refused.value)
+    assert said.startswith(f"--import {name}: ") and message.replace("NAME", name) in said
+    assert refused.value.__cause__ is not None  # for JAXFORMER_TRACEBACK=1
 
 
 def test_json_names_what_must_be_imported():

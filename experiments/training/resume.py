@@ -14,14 +14,14 @@ from typing import Any
 import jax
 from etils import epath
 
-from experiments import INTERRUPTED
-from experiments.command_line import RESUMES, fail
+from experiments.command_line import RESUMES
 from experiments.training.memory import TooLargeError, advice, is_out_of_memory
 from experiments.training.run import RUN_FILE, AnyRun, Run, choose_folder, flatten
 from experiments.training.stores import kept
 from jaxformer import parallel
 from jaxformer.config import from_json, to_json
 from jaxformer.data import Tokenizer
+from jaxformer.errors import INTERRUPTED, fail
 from jaxformer.json_files import read_json
 from jaxformer.training.checkpoints import Checkpoints
 from jaxformer.training.interruption import deferred, raised

@@ -21,8 +21,8 @@ from experiments.training import stores
 from jaxformer import functional as F
 from jaxformer import parallel
 from jaxformer.config import TransformerConfig, to_json
+from jaxformer.errors import IMPORTED
 from jaxformer.layers.mode import Remat
-from jaxformer.options import IMPORTED
 from jaxformer.parallel import Hosts, MeshConfig
 from jaxformer.training.gradient import Objective
 from jaxformer.training.guard import Skipping

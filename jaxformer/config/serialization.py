@@ -26,12 +26,12 @@ def to_json(config: Any, *, indent: int | None = None) -> str:
     return json.dumps(_encode(config), indent=indent)
 
 
-def from_json(kind: type[T], text: str) -> T:
+def from_json(kind: type[T], text: str | bytes) -> T:
     """Rebuild what `to_json` wrote.
 
     Args:
         kind: The dataclass that was written.
-        text: Its JSON.
+        text: Its JSON; bytes are UTF-8.
 
     Returns:
         An instance of `kind`; fields that are not written have their defaults.

@@ -10,6 +10,7 @@ import jax
 
 from jaxformer import zoo
 from jaxformer.config import EncoderDecoder, TransformerConfig, from_json
+from jaxformer.errors import fail, readable_errors
 from jaxformer.extras import missing
 from jaxformer.layers.mode import Remat
 from jaxformer.options import IMPORT, imported
@@ -22,7 +23,7 @@ from jaxformer.parallel.plan import Work, filled, plan, sensible_mesh
 try:
     import tyro
 except ModuleNotFoundError as error:
-    sys.exit(f"error: {missing(error)}")
+    fail(missing(error))
 
 COMMAND = "python -m jaxformer.parallel plan"
 SUMMARY = f"Memory and time of one update of a model, without a device. {IMPORT}"
@@ -81,12 +82,10 @@ def main(arguments: list[str] | None = None) -> None:
     if arguments[:1] == ["plan"]:
         arguments = arguments[1:]
     elif arguments[:1] not in (["-h"], ["--help"]):
-        sys.exit(f"There is one command: {COMMAND} NAME. --help says what it takes.")
-    try:
+        fail(f"There is one command: {COMMAND} NAME. --help says what it takes.")
+    with readable_errors():
         arguments = imported(arguments)
         print(answer(tyro.cli(Question, args=arguments, prog=COMMAND, description=SUMMARY)))
-    except (ValueError, OSError, NotImplementedError) as error:
-        sys.exit(str(error))
 
 
 def answer(question: Question) -> str:
@@ -97,7 +96,7 @@ def answer(question: Question) -> str:
     """
     chip = get_chip(question.chip)
     if question.name.endswith(".json"):
-        config = from_json(TransformerConfig, Path(question.name).read_text(encoding="utf-8"))
+        config = from_json(TransformerConfig, Path(question.name).read_bytes())
     else:
         config = zoo.get(question.name)
     if question.compile is not None:

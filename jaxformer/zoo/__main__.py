@@ -5,10 +5,10 @@ python -m jaxformer.zoo [NAME | --list | --markdown]
 
 import argparse
 import signal
-import sys
 
 from jaxformer import costs
 from jaxformer.config import EncoderDecoder, Learned, TransformerConfig
+from jaxformer.errors import readable_errors
 from jaxformer.zoo import get, printing, survey
 from jaxformer.zoo.printing import about, code
 
@@ -22,17 +22,15 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", help="name all presets")
     parser.add_argument("--markdown", action="store_true", help="the survey, for a README")
     arguments = parser.parse_args()
-    if arguments.list:
-        print(printing.listing())
-    elif arguments.markdown:
-        print(printing.markdown())
-    elif arguments.name is None:
-        print(printing.table())
-    else:
-        try:
+    with readable_errors():
+        if arguments.list:
+            print(printing.listing())
+        elif arguments.markdown:
+            print(printing.markdown())
+        elif arguments.name is None:
+            print(printing.table())
+        else:
             print(preset(arguments.name))
-        except ValueError as error:
-            sys.exit(str(error))
 
 
 def preset(name: str) -> str:

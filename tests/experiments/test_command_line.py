@@ -13,7 +13,7 @@ import pytest
 
 from experiments import command_line, generate, pretrain, report
 from experiments.command_line import fail, parse, readable_errors
-from jaxformer import zoo
+from jaxformer import errors, zoo
 from jaxformer.config import GLU, MLP, Attention, Latent, LayerNorm, RMSNorm, Rope, SharedKV
 from jaxformer.data import ByteLevel, TextFiles
 from jaxformer.generation import Greedy, Sample
@@ -28,7 +28,7 @@ def read(*arguments):
 
 def refusal(capsys, *arguments):
     """What is said of wrong arguments, without the box around it."""
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as ended, readable_errors():
         read(*arguments)
     assert ended.value.code not in (0, None)
     out, err = capsys.readouterr()
@@ -287,6 +287,7 @@ def test_the_command_of_the_help_is_that_of_the_module(monkeypatch, capsys):
 @pytest.mark.parametrize("error", [ValueError, OSError, ImportError, FileNotFoundError])
 def test_expected_errors_end_the_process_with_their_message(capsys, monkeypatch, error):
     monkeypatch.delenv("JAXFORMER_TRACEBACK", raising=False)
+    monkeypatch.setattr(errors, "IMPORTED", ["tests.mine"])  # so this file's are a person's own
     with pytest.raises(SystemExit) as ended, readable_errors():
         raise error("No 3 of 7.")
     assert ended.value.code == 1
@@ -295,6 +296,27 @@ def test_expected_errors_end_the_process_with_their_message(capsys, monkeypatch,
     monkeypatch.setenv("JAXFORMER_TRACEBACK", "1")
     with pytest.raises(error, match="No 3 of 7."), readable_errors():
         raise error("No 3 of 7.")
+
+
+@pytest.mark.parametrize(
+    "module, text, line",
+    [
+        ("experiments.here", "list(zip([1], [2, 3], strict=True))", 2),
+        ("jaxformer.here", "a, b = 1, 2, 3", 2),
+        ("__main__", "try:\n        int('x')\n    finally:\n        pass", 3),
+        ("__main__", "try:\n        int('x')\n    except ValueError:\n        raise", 3),
+        ("experiments.here", "import numpy; numpy.zeros(2) + numpy.zeros(3)", 2),
+        ("a_library", "raise ValueError('as it likes')", 2),
+    ],
+)
+def test_a_value_error_that_nobody_raised_on_purpose_is_told_as_a_bug(module, text, line):
+    names = {"__name__": module}
+    exec(compile(f"def work():\n    {text}\n", "here.py", "exec"), names)
+    with pytest.raises(ValueError) as raised, readable_errors():
+        names["work"]()
+    assert raised.value.__notes__ == [
+        f"This is a bug, and no mistake of yours: here.py:{line}, in work."
+    ]
 
 
 def test_ctrl_c_ends_the_process_without_a_traceback(capsys):

@@ -213,6 +213,7 @@ def test_other_chips_kinds_and_sources(capsys):
         (["llama-3-8b", "--devices", "0"], "devices must be at least 1; got 0."),
         (["llama-3-8b", "--devices", "-4"], "devices must be at least 1; got -4."),
         (["t5-11b", "--source-length", "0"], "source_length must be at least 1; got 0."),
+        (["gpt-2", "--import", "../mine"], "--import takes the name of a module in "),
         (["mixtral-8x7b", "--expert-room", "-1"], "expert_room must be at least 1, or None;"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -225,11 +226,13 @@ def test_mistakes_are_said(arguments, message, capsys):
     assert message in f"{ended.value.code} {' '.join(err.replace('│', ' ').split())}"
 
 
-def test_there_is_one_command():
+def test_there_is_one_command(capsys):
     with pytest.raises(SystemExit) as ended:
         command.main(["llama-3-70b"])
-    assert ended.value.code == (
-        "There is one command: python -m jaxformer.parallel plan NAME. --help says what it takes."
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == (
+        "error: There is one command: python -m jaxformer.parallel plan NAME. --help says what it "
+        "takes.\n"
     )
 
 

@@ -1,0 +1,87 @@
+"""How a program ends: a mistake of its user is told in one sentence, a bug with all there is."""
+
+import contextlib
+import dis
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from types import FrameType
+from typing import NoReturn, TextIO
+
+from jaxformer.extras import missing
+
+INTERRUPTED = 130  # exit status after Ctrl-C, as shells have it
+UNREAD = 141  # and where `head` or a pager stops reading what is printed
+TRACEBACK = "JAXFORMER_TRACEBACK"  # the variable that asks for one
+PROGRAMS = ["jaxformer", "experiments", "__main__"]  # whose sentences are for people
+IMPORTED: list[str] = []  # by this program's command line
+
+
+def leave(number: int, frame: FrameType | None) -> None:
+    """Handle Ctrl-C during the imports, which take seconds; see `readable_errors`."""
+    os.write(2, b"\nInterrupted.\n")
+    os._exit(INTERRUPTED)
+
+
+def fail(message: str) -> NoReturn:
+    """End the process with a message on standard error, status 1."""
+    print(f"error: {message}", file=sys.stderr)
+    raise SystemExit(1)
+
+
+@contextlib.contextmanager
+def readable_errors() -> Iterator[None]:
+    """End the process with the message of an expected error instead of a traceback.
+
+    Where nobody reads what it prints any more, as after ``| head``, it ends in silence.
+    """
+    try:
+        if signal.getsignal(signal.SIGINT) is leave:  # the imports are done
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            yield
+        finally:
+            sys.stdout.flush()  # after this Python would say itself that it cannot
+    except KeyboardInterrupt:
+        print("\nInterrupted.", file=sys.stderr)
+        raise SystemExit(INTERRUPTED) from None
+    except (ValueError, OSError, ImportError, NotImplementedError) as error:
+        if isinstance(error, BrokenPipeError) and _is_unread(sys.stdout):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+            raise SystemExit(getattr(error.__context__, "code", None) or UNREAD) from None
+        bug = isinstance(error, ValueError) and where_by_accident(error)
+        if bug:
+            error.add_note(f"This is a bug, and no mistake of yours: {bug}.")
+        if bug or os.environ.get(TRACEBACK):
+            raise
+        said = missing(error) if isinstance(error, ImportError) else error
+        fail(f"{said}\n({TRACEBACK}=1 shows where this came from.)")
+
+
+def _is_unread(stream: TextIO) -> bool:
+    """Whether a stream is a pipe that nobody reads, by an empty line more."""
+    try:
+        print(file=stream, flush=True)
+    except BrokenPipeError:
+        return True
+    return False
+
+
+def where_by_accident(error: BaseException) -> str | None:
+    """Where an error came up that no `raise` of ours, or of an imported file's, made on purpose.
+
+    Returns:
+        The file, the line and the function; None of one that was made on purpose.
+    """
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return None
+    frame, code = trace.tb_frame, trace.tb_frame.f_code
+    package = frame.f_globals.get("__name__", "").partition(".")[0]
+    ours = package in {*PROGRAMS, *(name.partition(".")[0] for name in IMPORTED)}
+    if ours and code.co_code[trace.tb_lasti] == dis.opmap["RAISE_VARARGS"]:
+        return None
+    return f"{code.co_filename}:{trace.tb_lineno}, in {code.co_name}"
