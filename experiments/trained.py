@@ -167,7 +167,8 @@ def started_from(run: AnyRun, name: str) -> AnyRun:
 
 def said_config(saved: dict[str, Any], folder: Path) -> TransformerConfig:
     """The model of a checkpoint, from what it says of itself."""
-    if lost := [name for name in ("config", "run", "tokenizer") if name not in saved]:
+    kinds = {"config": dict, "run": dict, "tokenizer": str}
+    if lost := [name for name, kind in kinds.items() if not isinstance(saved.get(name), kind)]:
         raise ValueError(
             f"A checkpoint in {folder} does not say {', '.join(lost)}: another program saved it. "
             "Read it with jaxformer.training.checkpoints.Checkpoints."

@@ -18,9 +18,17 @@ from jax.experimental import multihost_utils
 from jax.sharding import SingleDeviceSharding
 
 from jaxformer.parallel import is_first
-from jaxformer.training.records import Stored, by_path, differences, record, shortened
+from jaxformer.training.records import (
+    SCHEMA,
+    Stored,
+    by_path,
+    check_contents,
+    differences,
+    record,
+    shortened,
+    stored_in,
+)
 
-SCHEMA = 2  # 1 was that of the versions before Orbax's CheckpointManager kept the folder
 NONE = -1  # no step, where processes agree on one
 UNFINISHED, TRASH = "*.orbax-checkpoint-tmp", ".trash"
 
@@ -286,9 +294,10 @@ class Checkpoints:
     def _loss(self, step: int) -> float | None:
         if step not in self._losses:
             try:
-                self._losses[step] = self._description(step)["loss"]
+                contents = self._description(step)
             except ValueError:  # damaged, as whoever reads it will be told
                 return None
+            self._losses[step] = contents["loss"] if contents["schema"] == SCHEMA else None
         return self._losses[step]
 
     def _find(self, step: int | None) -> int:
@@ -316,14 +325,16 @@ class Checkpoints:
 
     def _description(self, step: int) -> dict[str, Any]:
         if (self.folder / str(step) / "description.json").exists():
-            return {"schema": 1, "loss": None}
+            return {"schema": 1}
         try:
             found = ocp.JsonCheckpointHandler().restore(self.folder / str(step) / "description")
-            if found.pop("digest", None) == digest(found):
-                return found
+            whole = found.pop("digest", None) == digest(found)
         except Exception as error:
             raise ValueError(f"its description cannot be read: {error}") from error
-        raise ValueError("its description has changed")
+        if not whole:
+            raise ValueError("its description has changed")
+        check_contents(found)
+        return found
 
     def _damage(self, step: int) -> str:
         """What of a checkpoint is no longer as it was saved; empty if all is well."""
@@ -354,7 +365,7 @@ class Checkpoints:
 
     def _damaged(self, step: int, reason: object) -> ValueError:
         return ValueError(
-            f"Checkpoint {step} in {self.folder} is damaged: {str(reason)[:200]}. "
+            f"Checkpoint {step} in {self.folder} is damaged: {str(reason)[:200].rstrip('.')}. "
             f"The folder holds {self._listing()}."
         )
 
@@ -382,11 +393,6 @@ class Checkpoints:
 def digest(contents: Mapping[str, Any]) -> str:
     """SHA-256 of JSON."""
     return hashlib.sha256(json.dumps(contents, sort_keys=True).encode()).hexdigest()
-
-
-def stored_in(contents: Mapping[str, Any]) -> dict[str, Stored]:
-    """What a description records of each array."""
-    return {path: Stored(d, tuple(shape), s) for path, (d, shape, s) in contents["arrays"].items()}
 
 
 def placed(x: Any) -> jax.ShapeDtypeStruct:

@@ -1,5 +1,7 @@
 """What a checkpoint records of its arrays, and how they are compared with those asked for."""
 
+import json
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -9,6 +11,9 @@ import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path
 from jaxtyping import Array, Shaped, UInt32
 
+from jaxformer.json_files import field
+
+SCHEMA = 2  # 1 was that of the versions before Orbax's CheckpointManager kept the folder
 LISTED = 10  # lines of a message before the rest is only counted
 AT_ONCE = 16  # where devices of a CPU exchange messages, JAX stalls for ever with 33 programs
 
@@ -28,6 +33,31 @@ def record(arrays: Mapping[str, Array]) -> dict[str, Stored]:
     """Of each array."""
     sums = checksums(arrays)
     return {path: Stored(x.dtype.name, x.shape, sums[path]) for path, x in arrays.items()}
+
+
+def check_contents(contents: dict[str, Any]) -> None:
+    """Refuse a description of this version that lacks something, or has it of another type."""
+    if field(contents, "schema", int, where="it") != SCHEMA:
+        return
+    field(contents, "description", dict, where="it")
+    if contents.get("loss", math.nan) is not None:
+        field(contents, "loss", float, where="it")
+    field(contents, "arrays", dict, where="it")
+    stored_in(contents)
+
+
+def stored_in(contents: Mapping[str, Any]) -> dict[str, Stored]:
+    """What a description records of each array."""
+    stored = {}
+    for path, recorded in contents["arrays"].items():
+        match recorded:
+            case [str() as dtype, [*shape], int() as checksum] if all(
+                isinstance(size, int) and size >= 0 for size in shape
+            ):
+                stored[path] = Stored(dtype, tuple(shape), checksum)
+            case _:
+                raise ValueError(f"of the array {path} it says {json.dumps(recorded)[:100]}")
+    return stored
 
 
 def by_path(tree: Any) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Any byte of any file of a checkpoint, changed or gone, is noticed, and the one before is used."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.training.checkpoints import Checkpoints
+from jaxformer.training.checkpoints import Checkpoints, digest
 
 
 def state(step):
@@ -131,6 +132,42 @@ def test_a_damaged_checkpoint_asked_for_by_its_step_is_an_error(copied):
         for read in (checkpoints.describe, lambda step: checkpoints.restore(step, state(0))):
             with pytest.raises(ValueError, match=message):
                 read(5)
+
+
+@unraisable
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda x: x.pop("description"), "it does not say description; it has arrays, loss, sch"),
+        (lambda x: x.pop("arrays"), "it does not say arrays; it has description, loss, schema"),
+        (lambda x: x.pop("schema"), "it does not say schema; it has arrays, description, loss"),
+        (lambda x: x.pop("loss"), "it does not say loss; it has arrays, description, schema"),
+        (lambda x: x.update(schema="x"), "it: schema is a string, not a whole number"),
+        (lambda x: x.update(schema=True), "it: schema is a truth value, not a whole number"),
+        (lambda x: x.update(loss="low"), "it: loss is a string, not a number"),
+        (lambda x: x.update(description=[]), "it: description is a list, not an object"),
+        (lambda x: x.update(arrays=[]), "it: arrays is a list, not an object"),
+        (lambda x: x["arrays"].update(step=5), "of the array step it says 5"),
+        (lambda x: x["arrays"]["step"].pop(), r'of the array step it says \["int32", \[\]\]'),
+        (lambda x: x["arrays"]["kernel"][1].append(-1), r"of the array kernel it says .*30, -1\]"),
+    ],
+)
+def test_a_whole_description_that_lacks_something_is_damage(copied, change, message):
+    """Its digest is right, so that another program wrote it, or a hand."""
+    file = copied / "5" / "description" / "metadata"
+    contents = json.loads(file.read_text())
+    del contents["digest"]
+    change(contents)
+    file.write_text(json.dumps(contents | {"digest": digest(contents)}))
+    message = rf"^Checkpoint 5 in {copied} is damaged: {message}.*(?<!\.)\. The folder holds 2, 5"
+    with Checkpoints(copied) as checkpoints:
+        for read in (checkpoints.describe, lambda step: checkpoints.restore(step, state(0))):
+            with pytest.raises(ValueError, match=message):
+                read(5)
+        assert checkpoints.best() is None
+        said = []
+        assert checkpoints.newest(said.append) == 2
+        assert said[0].startswith(f"Checkpoint 5 in {copied} is damaged: ")
 
 
 @unraisable
