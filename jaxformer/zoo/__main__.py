@@ -4,7 +4,6 @@ python -m jaxformer.zoo [NAME | --list | --markdown]
 """
 
 import argparse
-import signal
 
 from jaxformer import costs
 from jaxformer.config import EncoderDecoder, Learned, TransformerConfig
@@ -83,6 +82,4 @@ def _unit(number: int | float, letters: str) -> str:
 
 
 if __name__ == "__main__":
-    if hasattr(signal, "SIGPIPE"):
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a pager that was left ends us quietly
     main()
