@@ -1,6 +1,5 @@
 """Plan the training of a preset on paper: python -m jaxformer.parallel plan llama-3-70b."""
 
-import signal
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -147,6 +146,4 @@ def mesh_of(
 
 
 if __name__ == "__main__":
-    if hasattr(signal, "SIGPIPE"):
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a pager that was left ends us quietly
     main()
