@@ -6,10 +6,14 @@ JAX_PLATFORMS=cpu python -m pytest -m gpu
 
 import re
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 
+import jax
 import pytest
+from jax.sharding import SingleDeviceSharding
 
+from jaxformer import functional as F
 from jaxformer import zoo
 from jaxformer.parallel import __main__ as command
 from jaxformer.parallel.plan import Work
@@ -62,3 +66,15 @@ def test_what_the_compiler_says_of_a_plan(capsys):
     peak, planned = re.search(r"at the peak +(\S+) .*planned (\S+)\n", out).groups()
     assert abs(float(planned) / float(peak) - 1) <= 0.15
     assert re.search(r"waited for +none", out) and "cudnn$fmha" in out
+
+
+def test_a_single_row_is_multiplied_by_the_matrix_units():
+    """The compiler would write each product with a matrix of this size, and add them apart."""
+    chip = chips("h100:1")[0]
+    of = partial(jax.ShapeDtypeStruct, dtype="bfloat16", sharding=SingleDeviceSharding(chip))
+    with jax.default_device(chip):
+        lowered = (
+            jax.jit(partial(F.linear, axes=2)).trace(of((1, 1, 32, 64)), of((32, 64, 2048))).lower()
+        )
+    text = lowered.compile({"xla_gpu_autotune_level": 0}).as_text()
+    assert " dot(" in text and " multiply(" not in text

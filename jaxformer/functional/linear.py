@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxformer.functional.arguments import checked
+from jaxformer.functional.platforms import platform
 
 
 @checked
@@ -44,7 +45,12 @@ def linear(
     batch, features = x.shape[:-axes], math.prod(x.shape[-axes:])
     # No preferred_element_type=float32: its transpose multiplies float32 cotangents with narrow
     # operands, so the whole backward pass would leave the narrow matrix units.
-    y = jnp.matmul(x.reshape(math.prod(batch), features), kernel.reshape(features, math.prod(out)))
+    rows, matrix = x.reshape(math.prod(batch), features), kernel.reshape(features, math.prod(out))
+    if len(rows) == 1 and platform() == "gpu":
+        # XLA writes all products of a single row and a matrix of up to 1e7 numbers, then adds them.
+        y = jnp.matmul(jnp.pad(rows, [(0, 1), (0, 0)]), matrix)[:1]
+    else:
+        y = jnp.matmul(rows, matrix)
     if bias is not None:
         y = y + jnp.broadcast_to(bias.reshape(-1).astype(x.dtype), y.shape)
     return y.reshape(*batch, *out)

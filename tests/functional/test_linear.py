@@ -1,3 +1,5 @@
+from importlib import import_module
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -36,6 +38,25 @@ def test_linear_takes_any_batch_axes_and_multiplies_once(batch):
         e for e in jax.make_jaxpr(functional.linear)(x, kernel).eqns if "dot" in str(e.primitive)
     ]
     assert [p.invars[0].aval.ndim for p in products] == [2]
+
+
+@pytest.mark.parametrize("batch", [(), (1, 1)])
+def test_a_single_row_is_multiplied_with_another_on_a_gpu(batch, normal, monkeypatch):
+    """The numbers and gradients are those of the row alone, also of each of many rows."""
+    x, kernel, bias = normal(*batch, 5), normal(5, 2, 7), normal(2, 7)
+
+    def slopes(x, kernel, bias):
+        return jax.grad(lambda *a: jnp.sum(functional.linear(*a) ** 2), (0, 1, 2))(x, kernel, bias)
+
+    alone = functional.linear(x, kernel, bias), *slopes(x, kernel, bias)
+    monkeypatch.setattr(import_module("jaxformer.functional.linear"), "platform", lambda: "gpu")
+    program = jax.make_jaxpr(lambda x, kernel: functional.linear(x, kernel))(x, kernel)
+    (product,) = (e for e in program.eqns if "dot" in str(e.primitive))
+    assert product.invars[0].aval.shape == (2, 5)
+    beside = functional.linear(x, kernel, bias), *slopes(x, kernel, bias)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), beside, alone)
+    many = jax.vmap(functional.linear, in_axes=(0, None, None))(np.stack([x, 2 * x]), kernel, bias)
+    np.testing.assert_allclose(many[0], alone[0], rtol=1e-5)
 
 
 def test_linear_is_linear(normal):
