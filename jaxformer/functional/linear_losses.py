@@ -22,7 +22,7 @@ from jaxformer.functional.vocabulary_chunks import Head, Rule, chunked_scores, f
 
 WHOLE_UP_TO = 2**24  # logits of a device: fewer are kept for the backward pass
 # Logits that there are at a time where there are more: few stay near a CPU, many fill a GPU.
-AT_A_TIME = {"cpu": 2**22, "gpu": 2**25, "tpu": 2**25}
+AT_A_TIME = {"cpu": 2**22, "gpu": 2**26, "tpu": 2**25}
 FEWEST_IDS = 512  # at a time: a narrower product leaves matrix units idle
 
 
