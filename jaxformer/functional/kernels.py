@@ -249,11 +249,12 @@ def cudnn_cannot(query: AnyArray, key: AnyArray, value: AnyArray, asked: Asked) 
         )
     if asked.logit_softcap is not None:
         return f"it has no soft cap; got logit_softcap {asked.logit_softcap}"
+    lengths = query.shape[-3], value.shape[-3]
+    if any(length % 2 for length in lengths):
+        return f"its gradient is of even lengths; got {lengths[0]} and {lengths[1]}"
     if (reason := _kernels_cannot(query, value, asked)) is not None or asked.mask is None:
         return reason
-    lengths, rule = (query.shape[-3], value.shape[-3]), asked.mask.rule
-    if asked.mask.query_segments is not None and any(length % 2 for length in lengths):
-        return f"with segments its lengths are even; got {lengths[0]} and {lengths[1]}"
+    rule = asked.mask.rule
     if rule.window is not None and rule.lookahead > 0 and not rule.causal:
         return f"its windows end with the query's token; got a lookahead of {rule.lookahead}"
     return None

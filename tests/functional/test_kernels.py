@@ -120,7 +120,8 @@ CANNOT = {
         (dict(key=shaped(dtype=jnp.float32)), "or float16; got bfloat16, float32"),
         (dict(logit_softcap=3.0), "no soft cap; got logit_softcap 3.0"),
         (dict(mask=IN_ORDER._replace(rule=WINDOW)), "the query's token; got a lookahead of 8"),
-        (dict(query=shaped(511), mask=ODD), "lengths are even; got 511 and 511"),
+        (dict(query=shaped(511), mask=ODD), "of even lengths; got 511 and 511"),
+        (dict(query=shaped(511)), "of even lengths; got 511 and 511"),
     ],
     "splash": [
         (dict(query=shaped(length=60)), "multiples of 128; got 60 queries and 60 keys"),
