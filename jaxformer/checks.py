@@ -1,9 +1,11 @@
 """Refusals that configurations share: each field against its annotation, then what it means."""
 
+import contextlib
 import dataclasses
 import functools
 import numbers
 import types
+from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -11,6 +13,55 @@ import numpy as np
 LARGEST = float(np.finfo(np.float32).max)  # models compute in float32
 LARGEST_SIZE = 2**31 - 1  # and count in int32
 SHOWN = 100  # characters of a refused value
+
+
+class OptionError(ValueError):
+    """A person's own option gave or raised something that cannot be; the message names it."""
+
+
+class LeftOutError(NotImplementedError):
+    """An option has no method of this name; the message says who asks for it."""
+
+
+@contextlib.contextmanager
+def named_errors(giver: str) -> Iterator[None]:
+    """Tell whose code raised an error, in one sentence; the error itself is its cause.
+
+    Args:
+        giver: What of an option runs inside, such as "Pooled.__call__".
+
+    Raises:
+        OptionError: Whatever is raised inside, but what names an option already.
+    """
+    try:
+        yield
+    except (OptionError, LeftOutError):
+        raise
+    except Exception as error:
+        line = str(error).partition("\n")[0]
+        raise OptionError(f"{giver} raises {type(error).__name__}: {line}"[:300]) from error
+
+
+def require_like(giver: str, axes: str, result: Any, shape: tuple[int, ...], dtype: Any) -> None:
+    """Refuse what an option gives instead of an array of this shape and dtype.
+
+    Args:
+        giver: The option.
+        axes: What the array is, in words, such as "[rows, tokens, width]".
+        result: What it gave.
+        shape: That the array has.
+        dtype: Likewise.
+
+    Raises:
+        OptionError: Another shape or dtype, or no array.
+    """
+    actual = getattr(result, "shape", None)
+    if actual is None or not hasattr(result, "dtype"):
+        raise OptionError(f"{giver} gives {axes}, here {shape}; got {shown(result)}.")
+    if actual != shape:
+        raise OptionError(f"{giver} gives {axes}, here {shape}; got {actual}.")
+    if result.dtype != dtype:
+        raise OptionError(f"{giver} gives {axes} of dtype {dtype}; got {result.dtype}.")
 
 
 class Kept(NamedTuple):
@@ -38,7 +89,7 @@ def check_fields(config: Any) -> None:
         kept = _fit(hint, value)
         if kept is None:
             at, expected, found = _culprit(f"{type(config).__name__}.{name}", hint, value)
-            raise ValueError(f"{at} must be {expected}; got {_shown(found)}.")
+            raise ValueError(f"{at} must be {expected}; got {shown(found)}.")
         if kept.value is not value:
             object.__setattr__(config, name, kept.value)
 
@@ -159,6 +210,7 @@ def _expected(hint: Any) -> str:
     return words.get(hint, getattr(hint, "__name__", str(hint)))
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A refused value, shortened."""
     text = repr(value)
     return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."

@@ -17,7 +17,7 @@ from traceback import walk_tb
 from jaxformer.config.feed_forward import FeedForward as FeedForward
 from jaxformer.config.mixer import Mixer as Mixer
 from jaxformer.config.mixer import MixerInputs as MixerInputs
-from jaxformer.config.option import Parameter as Parameter
+from jaxformer.config.parameter import Parameter as Parameter
 from jaxformer.config.positions import ScoreBias as ScoreBias
 from jaxformer.errors import IMPORTED
 from jaxformer.functional.activations import activation as activation

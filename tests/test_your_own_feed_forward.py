@@ -138,14 +138,6 @@ def test_what_it_leaves_out_is_named():
     with pytest.raises(NotImplementedError, match=r"Hollow has no parameters\(...\), which the mo"):
         init(jax.random.key(0), jnp.arange(5))
 
-    @dataclass(frozen=True, kw_only=True)
-    class Miscounted(Whole):
-        def parameters(self, model_dim):
-            return {"kernel": options.Parameter((model_dim, model_dim), "hidden")}
-
-    check_fits(of(Miscounted()), {"tensor": 2})
-    with pytest.raises(ValueError, match=r"kernel \(64, 64\) has 2 axes; 'hidden' names 1"):
-        Transformer(of(Miscounted())).init(jax.random.key(0), jnp.arange(5))
     with pytest.raises(NotImplementedError, match=r"Soft has no flops\(...\), which costs asks"):
         costs.forward_flops(of(Soft()), 8)
 

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from jaxtyping import Array, Bool, Int
 
+from jaxformer.checks import require
 from jaxformer.config.option import Option, left_out
 from jaxformer.config.positions import Window
 
@@ -51,3 +52,17 @@ class Mixer(Option, protocol=True):
     __call__ = left_out("__call__", "the model")
     empty_cache = left_out("empty_cache", "a cache")
     flops = left_out("flops", "costs")
+
+    def __post_init__(self) -> None:
+        """Refuse heads and windows that nothing can follow from."""
+        super().__post_init__()
+        name, heads = type(self).__name__, getattr(self, "num_heads", None)
+        require(
+            type(heads) is int and heads > 0,
+            f"{name}.num_heads must be a whole number of at least 1; got {heads!r}.",
+        )
+        require(
+            self.windows in ((1,), (None,)),
+            f"{name}.windows is (1,), for a state, or (None,), for a place for each token; "
+            f"got {self.windows!r}.",
+        )

@@ -1,11 +1,18 @@
 """Options that are known by name: the library's own, and those of a person's own file."""
 
 import dataclasses
+import functools
+import math
+import numbers
 import types
 import typing
-from typing import Any, ClassVar, NamedTuple, NoReturn, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NoReturn, TypeVar
 
-from jaxformer.checks import check_fields
+import jax
+
+from jaxformer.checks import LeftOutError, OptionError, check_fields, named_errors, shown
+from jaxformer.config.parameter import check_parameters
 
 KNOWN: dict[str, type["Option"]] = {}
 Own = TypeVar("Own")
@@ -15,7 +22,9 @@ class Option:
     """What is chosen: a frozen dataclass, which text finds by its name once its file is imported.
 
     A protocol, such as `ScoreBias`, is a class of options that says what they must be able to do.
-    Defined once more in its own file or notebook, an option replaces the earlier one.
+    Defined once more in its own file or notebook, an option replaces the earlier one. What its
+    methods raise comes as an `OptionError` that names option and method, with the error itself as
+    its cause; what they give is looked at.
 
     Raises:
         ValueError: Another file's option has this name; it is no frozen dataclass.
@@ -34,6 +43,10 @@ class Option:
                 "name."
             )
         KNOWN[cls.__name__] = cls
+        for name in CHECKS:
+            home = next((base for base in cls.__mro__ if name in vars(base)), None)
+            if home is cls or (home is not None and not issubclass(home, Option)):
+                setattr(cls, name, _checked_method(name, vars(home)[name]))
 
     def __new__(cls, *args: Any, **fields: Any) -> Any:
         """An instance, of a frozen dataclass alone."""
@@ -54,19 +67,55 @@ class Option:
         return self
 
 
-class Parameter(NamedTuple):
-    """What an option learns: a shape on all devices together, and what its axes count.
+def _check_flops(giver: str, flops: Any, *_: Any) -> None:
+    """Refuse what is no count of operations."""
+    number = isinstance(flops, numbers.Real) and not isinstance(flops, bool)
+    if not number or not 0 <= flops < math.inf:
+        raise OptionError(f"{giver} gives a finite number of at least 0; got {shown(flops)}.")
 
-    Attributes:
-        shape: Of the array.
-        axes: A word for each axis, such as "features -> heads" (see `layers.parameters`).
-        start: A number, a `config` initialiser, or a function of (key, shape, dtype). None draws a
-            matrix by `FanIn`; vectors begin with zeros.
-    """
 
-    shape: tuple[int, ...]
-    axes: str
-    start: Any = None
+def _check_cache(giver: str, cache: Any, batch: Sequence[int] = (), *_: Any) -> None:
+    """Refuse what has no place for each row."""
+    shapes = [getattr(leaf, "shape", ()) for leaf in jax.tree.leaves(cache)]
+    rows = tuple(batch)
+    if cache is None or any(x[: len(rows)] != rows or len(x) == len(rows) for x in shapes):
+        raise OptionError(
+            f"{giver} gives arrays [*batch, heads, ...], here {rows} and heads; got "
+            f"{', '.join(map(str, shapes)) or shown(cache)}."
+        )
+
+
+def _check_small(giver: str, small: Any, *_: Any) -> None:
+    """Refuse what is no option."""
+    if not isinstance(small, Option):
+        raise OptionError(f"{giver} gives an option; got {shown(small)}.")
+
+
+# What is looked at of that which an option's methods give, whoever calls them. What `__call__`
+# and `constants` give is looked at where the arrays are that it must go with: `layers.own_option`.
+CHECKS: dict[str, Callable[..., None]] = {
+    "parameters": check_parameters,
+    "flops": _check_flops,
+    "empty_cache": _check_cache,
+    "small": _check_small,
+    "constants": lambda *_: None,
+    "__call__": lambda *_: None,
+}
+
+
+def _checked_method(name: str, raw: Any) -> Callable[..., Any]:
+    """The method, whose errors name the option, and whose result is looked at."""
+
+    @functools.wraps(raw)
+    def method(self: Option, *args: Any, **kwargs: Any) -> Any:
+        giver = f"{type(self).__name__}.{name}"
+        bound = raw.__get__(self, type(self)) if hasattr(raw, "__get__") else raw
+        with named_errors(giver):
+            result = bound(*args, **kwargs)
+        CHECKS[name](giver, result, *args)
+        return result
+
+    return method
 
 
 def left_out(name: str, caller: str) -> Any:
@@ -81,9 +130,7 @@ def left_out(name: str, caller: str) -> Any:
     """
 
     def method(self: Option, *args: Any, **kwargs: Any) -> NoReturn:
-        raise NotImplementedError(
-            f"{type(self).__name__} has no {name}(...), which {caller} asks for."
-        )
+        raise LeftOutError(f"{type(self).__name__} has no {name}(...), which {caller} asks for.")
 
     return method
 

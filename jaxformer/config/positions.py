@@ -9,7 +9,8 @@ from jaxtyping import Array, Float
 from jaxformer import functional as F
 from jaxformer.checks import check_fields, require, require_positive
 from jaxformer.config.initialisation import Normal
-from jaxformer.config.option import Option, Parameter, left_out
+from jaxformer.config.option import Option, left_out
+from jaxformer.config.parameter import Parameter
 from jaxformer.config.rope_scaling import RopeScaling
 
 RopeTarget = Literal["q", "k", "v", "o"]
@@ -70,7 +71,8 @@ class ScoreBias(Option, protocol=True):
         __call__(self, params, query_positions, key_positions, *, causal)
                                          [heads, queries, keys], for [queries] and [keys]
 
-    `params` are the arrays by name, and may be of some of the heads only; so is the answer.
+    `params` are the arrays by name, and may be of some of the heads only; so is the answer, which
+    has all of those. A term that heads share is given their number by `constants`.
     Without `causal` keys after the query are seen, too; otherwise they are masked, and get any
     finite number. So do slots of a cache that hold nothing, whose position is the largest int32.
     """

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 
 from jaxformer import config as c
 from jaxformer import functional as F
-from jaxformer.config.option import Parameter
-from jaxformer.layers.parameters import read_axes
+from jaxformer.config.parameter import Parameter, read_axes
 
 
 class Widths(NamedTuple):

@@ -7,6 +7,7 @@ either path "the gate" is a matter of taste; which one is activated is not. `jax
 `torch.nn.functional.glu` take both in one array and activate its second half.
 """
 
+import functools
 from collections.abc import Callable
 from functools import partial
 
@@ -14,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jaxformer.checks import named_errors, require_like
 from jaxformer.functional.arguments import checked
 
 Activation = Callable[[Array], Array]
@@ -345,7 +347,8 @@ def activation(function: Activation) -> Activation:
         The function.
 
     Raises:
-        ValueError: Another file's activation, or one of the library's, has this name.
+        ValueError: It has no name, or another file's activation or one of the library's has it
+            already.
 
     Example:
         >>> from jaxformer import functional as F, options
@@ -356,11 +359,22 @@ def activation(function: Activation) -> Activation:
         >>> GLU(hidden_dim=704, activation="cubed_relu")
         GLU(hidden_dim=704, activation='cubed_relu', bias=False)
     """
-    name = function.__name__
+    name = getattr(function, "__name__", "")
+    if not callable(function) or not name.isidentifier():
+        raise ValueError(f"An activation is chosen by its name: write def name(x); got {function}.")
     if name in ACTIVATIONS:
         home = "jaxformer" if name in OURS else ACTIVATIONS[name].__module__
         if home != function.__module__:
             raise ValueError(f"{home} has an activation {name!r} already: this one needs another.")
         jax.clear_caches()
-    ACTIVATIONS[name] = function
+
+    @functools.wraps(function)
+    def looked_at(x: Array) -> Array:
+        giver = f"The activation {name!r}"
+        with named_errors(giver):
+            y = function(x)
+        require_like(giver, "an array like its own", y, x.shape, x.dtype)
+        return y
+
+    ACTIVATIONS[name] = looked_at
     return function

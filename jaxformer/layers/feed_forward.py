@@ -38,8 +38,11 @@ class FeedForward(nn.Module):
             case c.MLP() | c.GLU() | c.ClampedGEGLU() as choice:
                 return self.by_hidden(x, choice)
         own: Any = self.choice
-        parameters, function = own.parameters(x.shape[-1]), lambda *given: (own(*given), None)
-        return apply_option(self, parameters, function, x, self.mode, parts=self.parts)[0]
+
+        def function(*inputs: Any) -> tuple[Array, None]:
+            return own(*inputs), None
+
+        return apply_option(self, own, function, x, self.mode, parts=self.parts)[0]
 
     def by_hidden(
         self, x: Float[Array, "*batch T D"], choice: c.MLP | c.GLU | c.ClampedGEGLU

@@ -7,9 +7,10 @@ from jaxtyping import Array, Float
 
 from jaxformer import functional as F
 from jaxformer.config import Initialiser
+from jaxformer.config.parameter import read_axes
 from jaxformer.layers.initializers import initializer
 from jaxformer.layers.mode import Mode
-from jaxformer.layers.parameters import parameter, read_axes
+from jaxformer.layers.parameters import parameter
 
 
 class Linear(nn.Module):

@@ -8,6 +8,7 @@ from flax import linen as nn
 from jaxtyping import Array, Float
 
 from jaxformer import config as c
+from jaxformer.checks import OptionError, shown
 from jaxformer.layers.cache import of_layer, with_layer
 from jaxformer.layers.guide import Guide
 from jaxformer.layers.mode import Mode
@@ -45,14 +46,29 @@ class Mixer(nn.Module):
             segments=of_all(guide.segments, 0),
             valid=of_all(guide.real, True),
         )
-        y, new = apply_option(
-            self,
-            option.parameters(self.config.model_dim),
-            lambda params, x: option(params, x, inputs, kept),
-            x,
-            self.mode,
-            parts=self.parts,
-        )
+
+        def mixed(params: dict[str, Array], x: Array) -> tuple[Array, Any]:
+            pair = option(params, x, inputs, kept)
+            if not isinstance(pair, tuple) or len(pair) != 2:
+                name = type(option).__name__
+                raise OptionError(f"{name} gives a pair, vectors and cache; got {shown(pair)}.")
+            check_kept(option, kept, pair[1])
+            return pair
+
+        y, new = apply_option(self, option, mixed, x, self.mode, parts=self.parts)
         if cache is not None:
             new = jax.tree.map(lambda a, b: with_layer(a, b, guide.layer), cache, new)
         return y, new
+
+
+def check_kept(option: c.Mixer, cache: Any, new: Any) -> None:
+    """Refuse a cache that is not given back as it was given: its arrays, shapes and dtypes."""
+
+    def said(tree: Any) -> Any:
+        return jax.tree.map(lambda x: f"{jnp.result_type(x)}{jnp.shape(x)}", tree)
+
+    if (before := said(cache)) != (after := said(new)):
+        raise OptionError(
+            f"{type(option).__name__} gives back its cache as it was given, here {before}; got "
+            f"{after}."
+        )

@@ -8,8 +8,9 @@ from jaxtyping import Array, Float
 
 from jaxformer import config as c
 from jaxformer import functional as F
+from jaxformer.config.parameter import read_axes
 from jaxformer.layers.mode import Mode
-from jaxformer.layers.parameters import mesh_axis, parameter, read_axes
+from jaxformer.layers.parameters import mesh_axis, parameter
 
 
 class Norm(nn.Module):

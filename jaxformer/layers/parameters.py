@@ -7,8 +7,7 @@ parameters decide nothing.
 """
 
 from collections.abc import Callable, Mapping
-from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,54 +17,14 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxformer import functional as F
-from jaxformer.config import FanIn, Initialiser, Zeros
-from jaxformer.config.option import Parameter
-from jaxformer.layers.initializers import initializer
+from jaxformer.config.parameter import read_axes
 from jaxformer.layers.mode import Axes, Mode
-
-# What an axis of a parameter may count.
-COUNTED = ("model", "heads", "kv_heads", "hidden", "vocabulary", "experts", "rows", "features")
-
-
-class ParameterAxes(NamedTuple):
-    """What each axis of a parameter counts; the last `outputs` are a matrix's, 0 of a vector."""
-
-    names: tuple[str, ...]
-    outputs: int
-
-    @property
-    def inputs(self) -> int:
-        """How many axes are a matrix's inputs, or a vector's own."""
-        return len(self.names) - self.outputs
 
 
 class Declared(nn.Partitioned):
-    """Flax's box for a parameter and `ParameterAxes`."""
+    """Flax's box for a parameter and its `config.parameter.ParameterAxes`."""
 
     outputs: int = struct.field(default=0, pytree_node=False)
-
-
-@cache
-def read_axes(axes: str) -> ParameterAxes:
-    """What the words of a declaration say.
-
-    Args:
-        axes: Of `COUNTED`, for instance "model -> heads features".
-
-    Returns:
-        Names of the axes, and how many are outputs.
-
-    Raises:
-        ValueError: A word is none of `COUNTED`.
-    """
-    left, _, right = axes.partition("->")
-    names, outputs = (*left.split(), *right.split()), len(right.split())
-    if unknown := [name for name in names if name not in COUNTED]:
-        raise ValueError(
-            f"An axis of a parameter counts one of {', '.join(COUNTED)}; "
-            f"got {', '.join(map(repr, unknown))} in {axes!r}."
-        )
-    return ParameterAxes(names, outputs)
 
 
 def mesh_axis(
@@ -159,18 +118,6 @@ def parameter(
         if axis is not None and names[i] == "model":
             value = F.gather_shares(value, axis, i, dtype)
     return value.astype(dtype)
-
-
-def learned(module: nn.Module, name: str, declared: Parameter, mode: Mode) -> Float[Array, "..."]:
-    """A parameter of an option, as `parameter` gives it."""
-    axes, start = read_axes(declared.axes), declared.start
-    if start is None:
-        start = FanIn() if axes.outputs else Zeros()
-    if isinstance(start, Initialiser):
-        start = initializer(start, axes=axes.inputs)
-    elif not callable(start):
-        start = nn.initializers.constant(start)
-    return parameter(module, name, start, declared.shape, declared.axes, mode, dtype=mode.dtype)
 
 
 def my_share(x: Array, axis_name: str | None, *, axis: int) -> Array:

@@ -2,16 +2,21 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Int
 
 from jaxformer import config as c
 from jaxformer import functional as F
+from jaxformer.checks import OptionError, require_like, shown
+from jaxformer.config.parameter import Parameter, read_axes
 from jaxformer.layers.mode import Mode
-from jaxformer.layers.parameters import learned, my_share, read_axes
+from jaxformer.layers.own_option import learned
+from jaxformer.layers.parameters import my_share, shards
 
 
 class ScoreBias(nn.Module):
@@ -34,7 +39,7 @@ class ScoreBias(nn.Module):
         wide = replace(self.mode, dtype=jnp.float32)
         return score_bias(
             self.option,
-            {name: learned(self, name, one, wide) for name, one in declared.items()},
+            learned(self, self.option, declared, wide),
             self.num_heads,
             query_positions,
             key_positions,
@@ -67,20 +72,17 @@ def score_bias(
     Returns:
         As `F.dot_product_attention` takes it.
     """
-    constants = option.constants(num_heads)
-    shares = {name: my_share(x, tensor, axis=0) for name, x in constants.items()}
+    constants, declared = option.constants(num_heads), option.parameters(num_heads)
+    check_constants(option, constants, declared, num_heads)
+    shares = {name: my_share(jnp.asarray(x), tensor, axis=0) for name, x in constants.items()}
     head_axes = dict.fromkeys(shares, 0) | {
         name: read_axes(one.axes).names.index("heads") if "heads" in one.axes.split() else None
-        for name, one in option.parameters(num_heads).items()
+        for name, one in declared.items()
     }
-    return F.score_bias(
-        option,
-        {**params, **shares},
-        query_positions,
-        key_positions,
-        head_axes=head_axes,
-        causal=causal,
-    )
+    everything = {**params, **shares}
+    at = query_positions, key_positions
+    check_bias(option, everything, at, num_heads // shards(tensor), causal=causal)
+    return F.score_bias(option, everything, *at, head_axes=head_axes, causal=causal)
 
 
 def of_each_layer(positions: c.Positions | None, num_heads: int) -> c.ScoreBias | None:
@@ -88,3 +90,40 @@ def of_each_layer(positions: c.Positions | None, num_heads: int) -> c.ScoreBias 
     if not isinstance(positions, c.ScoreBias) or positions.shared:
         return None
     return positions if positions.parameters(num_heads) else None
+
+
+def check_constants(
+    option: c.ScoreBias, constants: Any, declared: Mapping[str, Parameter], num_heads: int
+) -> None:
+    """Refuse constants that are no numbers of each head, by names of their own."""
+    giver = f"{type(option).__name__}.constants"
+    wanted = "a dict of names, an array [heads, ...] each"
+    if not isinstance(constants, Mapping):
+        raise OptionError(f"{giver} gives {wanted}; got {shown(constants)}.")
+    for name, x in constants.items():
+        if name in declared:
+            raise OptionError(f"{giver} and parameters both give {name!r}.")
+        shape, dtype = getattr(x, "shape", ()), getattr(x, "dtype", None)
+        if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
+            raise OptionError(f"{giver} gives {wanted}, of floats; got {shown(x)} for {name!r}.")
+        if shape[:1] != (num_heads,):
+            raise OptionError(
+                f"{giver} gives {wanted}, here of {num_heads} heads; got {shape} for {name!r}."
+            )
+
+
+def check_bias(
+    option: Any,
+    params: dict[str, Array],
+    positions: tuple[Array, Array],
+    num_heads: int,
+    *,
+    causal: bool,
+) -> None:
+    """Refuse a bias that is not of all heads of this device, all queries and all keys."""
+    T, S = (jax.ShapeDtypeStruct(x.shape[-1:], x.dtype) for x in positions)
+    bias = jax.eval_shape(partial(option, causal=causal), params, T, S)
+    floats = jnp.issubdtype(getattr(bias, "dtype", jnp.int32), jnp.floating)
+    shape = num_heads, *T.shape, *S.shape
+    dtype = bias.dtype if floats else jnp.dtype(jnp.float32)
+    require_like(type(option).__name__, "[heads, queries, keys]", bias, shape, dtype)

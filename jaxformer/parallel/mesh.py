@@ -13,8 +13,9 @@ from jax.sharding import AxisType, Mesh
 
 from jaxformer import config as c
 from jaxformer.checks import check_fields
+from jaxformer.config.parameter import read_axes
 from jaxformer.layers.mode import axes_of
-from jaxformer.layers.parameters import mesh_axis, read_axes
+from jaxformer.layers.parameters import mesh_axis
 
 # From the outermost to the innermost. Devices next to each other, which have the fastest links,
 # are neighbours along the innermost axis, and that is the one whose messages are waited for.
@@ -254,7 +255,7 @@ def _indivisible(config: c.TransformerConfig, n: Mapping[str, int]) -> Iterator[
                 yield from uneven(f"{owner}hidden_dim", choice.hidden_dim, "tensor")
                 continue
             declared = choice.parameters(config.model_dim).values()
-            counted = [zip(read_axes(x.axes).names, x.shape, strict=False) for x in declared]
+            counted = [zip(read_axes(x.axes).names, x.shape, strict=True) for x in declared]
             for name, size in dict.fromkeys(chain(*counted)):
                 if mesh_axis(name, size, axes_of(n), n) == "tensor":
                     yield from uneven(f"{owner}{type(choice).__name__}'s {name}", size, "tensor")

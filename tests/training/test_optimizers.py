@@ -16,7 +16,7 @@ from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
 from jaxformer import zoo
 from jaxformer.config import Decay, Latent, SharedKV
-from jaxformer.layers.parameters import read_axes
+from jaxformer.config.parameter import read_axes
 from jaxformer.parallel import Declaration, declarations
 from jaxformer.training import matrices
 from jaxformer.training.matrices import orthogonalize, scale_by_adafactor
