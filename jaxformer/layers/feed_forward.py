@@ -81,7 +81,8 @@ class FeedForward(nn.Module):
         """What the experts of each token make of it; the router computes in float32."""
         wide, start = replace(self.mode, dtype=jnp.float32), self.config.initialisation.projection
         logits = Linear((choice.num_experts,), start, wide, "model -> features", name="router")(x)
-        self.sow("router", "logits", logits)
+        if not self.is_initializing():  # there are parameters alone then
+            self.sow("router", "logits", logits)
         tensor = self.mode.axes.tensor
         mixed = F.mix_experts(
             F.to_parts(x.astype(self.mode.dtype), tensor),

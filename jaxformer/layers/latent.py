@@ -57,6 +57,7 @@ class Latent(nn.Module):
                 return attention
         raise ValueError(f"Latent reads its own choices; got {self.config.attention}.")
 
+    @nn.nowrap
     def shared(self, width: int, name: str) -> Linear:
         """A projection to what all heads read."""
         start, bias = self.config.initialisation.projection, name in self.choice.biases

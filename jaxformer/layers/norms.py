@@ -48,6 +48,7 @@ class Norm(nn.Module):
             spread = mesh_axis(read_axes(axes).names[-1], width, self.mode.axes)
         return self.function()(x, scale, bias, axis_name=spread)
 
+    @nn.nowrap
     def function(self):
         """The pure function of (x, scale, bias)."""
         match self.config:

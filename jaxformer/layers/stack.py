@@ -211,6 +211,7 @@ class Stack(nn.Module):
 
         return tuple(map(of_layer, choices, kinds)), positions
 
+    @nn.nowrap
     def masks(
         self,
         wanted: set[tuple[c.Window, int]],
@@ -275,6 +276,7 @@ class Stack(nn.Module):
         seen = jnp.concatenate([kept, new], axis=-1) if beside else written
         return Places(seen), slots, written
 
+    @nn.nowrap
     def biases(
         self,
         wanted: set[tuple[c.Positions | None, c.Window, int]],
