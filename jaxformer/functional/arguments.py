@@ -113,7 +113,8 @@ def _read(name: str, annotation: Any) -> "_Wanted | _Fields | _Number | None":
         axes = read_axes(arrays[0].dim_str)
         return _Wanted(name, arrays[0].dtype.__name__, axes, arrays[0].dim_str, others, tuples)
     if tuples and not arrays:
-        return _Fields(tuples)
+        known = len(members) == len(get_args(annotation) or (annotation,))
+        return _Fields(name, tuples, (*tuples, *others) if known else (object,))
     numbers = [kind for kind in members if kind in (int, float)]
     rest = get_args(annotation) if origin in (Union, UnionType) else (annotation,)
     if len(numbers) == 1 and set(rest) <= {*numbers, type(None)}:
@@ -154,10 +155,15 @@ def _fields(name: str, kind: Any) -> "dict[str, _Wanted]":
 class _Fields(NamedTuple):
     """What is checked of a NamedTuple."""
 
+    name: str
     of: dict[Any, "dict[str, _Wanted]"]
+    kinds: tuple[Any, ...]  # what may be given, these tuples among them
 
     def take(self, given: Any, seen: dict[str, Any]) -> Any:
         """The tuple with its fields converted."""
+        if not isinstance(given, self.kinds):
+            wanted = " or ".join(kind.__name__ for kind in self.of)
+            raise Refused(f"{self.name} must be a {wanted}; got {type(given).__name__}")
         fields = self.of.get(type(given), {})
         new = {field: want.take(getattr(given, field), {}) for field, want in fields.items()}
         return given._replace(**new) if new else given
@@ -179,7 +185,7 @@ class _Wanted(NamedTuple):
             if isinstance(given, self.others):
                 return given
             if type(given) in self.tuples:
-                return _Fields(self.tuples).take(given, seen)
+                return _Fields(self.name, self.tuples, (object,)).take(given, seen)
             if isinstance(given, np.generic) and float in self.others:
                 return given.item()
             given = _as_array(self, given)

@@ -82,7 +82,8 @@ def mix_experts(
         The mixtures, summed in float32, in the dtype of `x`.
 
     Raises:
-        ValueError: If `room` is below 1, or `routing` is of other tokens.
+        ValueError: If `room` is below 1, `routing` is of other tokens, or `experts` give other
+            rows than theirs.
 
     References:
         Shazeer et al., 2017. arXiv:1701.06538, section 2
@@ -103,10 +104,20 @@ def mix_experts(
     order = jnp.argsort(chosen)
     sizes = jnp.sum(chosen[:, None] == jnp.arange(num_experts)[None], axis=0)
     rows = x.reshape(-1, x.shape[-1])[order // top_k]
-    if axis_name is None:
+
+    def answer(rows: Float[Array, "R D"], sizes: Int[Array, " E"]) -> Float[Array, "R D"]:
         answers = experts(rows, sizes)
+        if getattr(answers, "shape", None) != rows.shape:
+            raise ValueError(
+                f"experts give a row for each row, here {rows.shape}; got "
+                f"{getattr(answers, 'shape', answers)}."
+            )
+        return answers
+
+    if axis_name is None:
+        answers = answer(rows, sizes)
     else:
-        answers = _at_their_devices(rows, sizes, experts, axis_name, room)
+        answers = _at_their_devices(rows, sizes, answer, axis_name, room)
     given = answers[jnp.argsort(order)].reshape(*routing.weights.shape, x.shape[-1])
     weighted = given.astype(jnp.float32) * routing.weights[..., None]
     return jnp.sum(weighted, axis=-2).astype(x.dtype)
@@ -192,7 +203,7 @@ def router_totals(
     *,
     top_k: int,
     mask: Bool[Array, "*#batch T"] | None = None,
-    axes: int = 2,
+    axes: int | None = None,
 ) -> RouterTotals:
     """Add up over tokens what `load_balance_loss` and `router_z_loss` need.
 
@@ -200,12 +211,22 @@ def router_totals(
         logits: A router's scores, or those of many layers along leading axes.
         top_k: How many experts a token goes to.
         mask: True where a token counts.
-        axes: How many axes before the last are of tokens; those before them are of layers.
+        axes: How many axes before the last are of tokens; those before them are of layers. None is
+            two, rows and tokens, or one where there is no other, as of flat [tokens, experts].
 
     Returns:
         The totals of each layer.
+
+    Raises:
+        ValueError: If `axes` are more than there are before the last, or none.
     """
     wide = logits.astype(jnp.float32)
+    axes = min(2, wide.ndim - 1) if axes is None else axes
+    if not 1 <= axes < wide.ndim:
+        raise ValueError(
+            f"axes counts those of tokens, between 1 and {wide.ndim - 1} of logits {logits.shape}; "
+            f"got {axes}."
+        )
     over = tuple(range(wide.ndim - 1 - axes, wide.ndim - 1))
     shape = wide.shape[:-1]
     counts = jnp.ones(shape, jnp.float32)

@@ -109,6 +109,43 @@ def test_losses_are_those_of_the_papers():
     np.testing.assert_allclose(F.router_z_loss(found), square, rtol=1e-5)
 
 
+def test_flat_tokens_have_the_totals_of_rows():
+    """As other libraries have a router's logits: [tokens, experts]."""
+    logits, mask = draw(2, R, E), jnp.asarray(RNG.random((2, R)) > 0.4)
+    flat = logits.reshape(-1, E)
+    for counted, in_flat in ((None, None), (mask, mask.reshape(-1))):
+        for a, b in zip(totals(flat, in_flat), totals(logits, counted), strict=True):
+            assert a.shape == b.shape
+            np.testing.assert_allclose(a, b, rtol=1e-5)
+    by_layer = F.router_totals(logits, top_k=2, axes=1)
+    assert by_layer.chosen.shape == (2, E)
+
+
+@pytest.mark.parametrize("axes", [0, 2, -1])
+def test_axes_of_tokens_are_those_that_there_are(axes):
+    with pytest.raises(ValueError, match=rf"between 1 and 1 of logits \(6, 4\); got {axes}\."):
+        F.router_totals(draw(6, 4), top_k=2, axes=axes)
+
+
+@pytest.mark.parametrize(
+    "experts, got",
+    [(lambda rows, _: rows[:1], r"\(1, 4\)"), (lambda rows, _: rows[:, :1], r"\(12, 1\)"),
+     (lambda rows, _: None, "None")],
+)  # fmt: skip
+def test_experts_give_a_row_for_each_row(experts, got):
+    x = draw(6, 4)
+    with pytest.raises(ValueError, match=rf"row for each row, here \(12, 4\); got {got}\."):
+        F.mix_experts(x, F.route(x, top_k=2), experts, num_experts=4)
+    with pytest.raises(ValueError, match="routing must be a Routing; got tuple"):
+        F.mix_experts(x, (x, x), experts, num_experts=4)
+
+
+@pytest.mark.parametrize("loss", [F.load_balance_loss, F.router_z_loss])
+def test_losses_are_of_totals(loss):
+    with pytest.raises(ValueError, match=f"{loss.__name__}: totals must be a RouterTotals; got "):
+        loss(draw(6, 4))
+
+
 def test_totals_of_parts_add_up_and_masked_tokens_do_not_count():
     logits = draw(3, 2, R, E)  # three layers
     mask = jnp.asarray(RNG.random((2, R)) > 0.4)
