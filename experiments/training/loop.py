@@ -24,7 +24,7 @@ from jaxformer import costs, parallel
 from jaxformer.config import Decoder, TransformerConfig, to_json
 from jaxformer.data import Tokenizer
 from jaxformer.interop import find_folder
-from jaxformer.interop.save import check_parameters, choose_family
+from jaxformer.interop.save import choose_family
 from jaxformer.layers import Transformer
 from jaxformer.parallel.chips import chip_of
 from jaxformer.training import loop, step
@@ -300,7 +300,6 @@ def begin(
         params = None
         if run.init is not None:
             params = load_trained(find_folder(run.init), mesh=using.mesh).params
-            check_parameters(run.model, params)
             print(f"Beginning with the weights of {run.init}.")
         key = jax.random.key(run.seed)
         return step.init_state(using.model, optimizer, key, using.mesh, params=params)

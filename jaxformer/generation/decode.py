@@ -16,6 +16,7 @@ from jaxformer.generation.programs import Plan, advance, begin, search, search_w
 from jaxformer.generation.prompts import Request, fill_rows, in_bucket, make_request, one_batch_axis
 from jaxformer.generation.samplers import Beam, Greedy, Sample, Sampler
 from jaxformer.generation.unrolled import unroll, worth_unrolling
+from jaxformer.layers.declarations import check_parameters
 from jaxformer.parallel import abstract_parameters, check_fits, put_whole, row_shares, shardings
 
 
@@ -76,7 +77,7 @@ def generate(
             learned positions (the last new one is not read and needs none), lengths, stop tokens,
             sources or segments that do not fit the rows, a source missing or not read, a number
             that is not whole or out of range, a missing key, a mesh that does not fit, an encoder
-            alone, or logits of the prompt that are NaN or infinite.
+            alone, parameters of another model, or logits of the prompt that are NaN or infinite.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -188,9 +189,10 @@ def _spread(
 
 def _prepared(config: TransformerConfig, params: Any) -> tuple[TransformerConfig, Any]:
     """The model in the form in which it decodes best here."""
-    if "decoder" not in params:
-        raise ValueError(f"params has {', '.join(params)}, and must be variables['params'].")
-    return unroll(config, params) if worth_unrolling(config) else (config, params)
+    if worth_unrolling(config):
+        return unroll(config, params)
+    check_parameters(config, params)
+    return config, params
 
 
 def _check_finite(finite: Bool[Array, ""]) -> None:

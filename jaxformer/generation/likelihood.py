@@ -18,6 +18,7 @@ from jaxformer.config import Decoder, TransformerConfig
 from jaxformer.generation.checks import check_count
 from jaxformer.generation.prompts import bucket
 from jaxformer.layers import Transformer
+from jaxformer.layers.declarations import check_parameters
 from jaxformer.parallel import (
     MeshConfig,
     abstract_parameters,
@@ -73,8 +74,8 @@ def likelihoods(
         An iterator, in the order of the requests.
 
     Raises:
-        ValueError: The model is no decoder, a context is empty, or a continuation is longer than
-            `length`.
+        ValueError: The model is no decoder, parameters are of another model, a context is empty, or
+            a continuation is longer than `length`.
 
     References:
         Brown et al., Language Models are Few-Shot Learners, 2020. arXiv:2005.14165, section 2.4
@@ -85,6 +86,7 @@ def likelihoods(
     check_count("batch_size", batch_size)
     mesh = make_mesh(MeshConfig(), jax.devices()[:1]) if mesh is None else mesh
     check_fits(config, mesh.shape, batch_size=batch_size)
+    check_parameters(config, params)
     params = jax.device_put(params, shardings(abstract_parameters(config, mesh)))
     score = partial(_score, config=config, dtype=jnp.dtype(dtype), mesh=mesh)
     waiting = (_row(*request, length) for request in requests)

@@ -10,6 +10,7 @@ from jaxformer import config as c
 from jaxformer import costs
 from jaxformer.config.attention import RECURRENT
 from jaxformer.functional.platforms import platform
+from jaxformer.layers.declarations import check_parameters
 
 MOST_LAYERS, MOST_PARAMETERS = 32, 250_000_000
 
@@ -32,10 +33,11 @@ def unroll(config: c.TransformerConfig, params: Any) -> tuple[c.TransformerConfi
         A configuration and parameters that give the same logits.
 
     Raises:
-        ValueError: An encoder, which decodes nothing.
+        ValueError: An encoder, which decodes nothing, or parameters of another model.
     """
     if isinstance(config.topology, c.Encoder):
         raise ValueError(f"Models that decode are unrolled; got topology {config.topology}.")
+    check_parameters(config, params)
     depth = config.num_layers
     if config.period >= depth:
         return config, params

@@ -22,6 +22,7 @@ from jaxformer.inspect.trace import (
     trace,
 )
 from jaxformer.layers import Mode, Norm, Transformer
+from jaxformer.layers.declarations import check_parameters
 from jaxformer.layers.embedding import Head
 
 
@@ -129,6 +130,7 @@ def token_losses(
 
 @partial(jax.jit, static_argnums=0)
 def _scores(model: Transformer, params: Params, tokens: Array, targets: Array, inputs: Any) -> Any:
+    check_parameters(model.config, params)
     return model.apply({"params": params}, tokens, targets=targets, **inputs)
 
 

@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Int
 from jaxformer import config as c
 from jaxformer import functional as F
 from jaxformer.layers import Transformer
+from jaxformer.layers.declarations import check_parameters
 from jaxformer.layers.watch import NUDGED, WATCHED
 
 Params = Any
@@ -115,7 +116,11 @@ def observe(
         tokens: Token ids.
         inputs: Arrays that it takes beside them.
         nudges: What to add to values that modules let be changed (see `layers.watch`).
+
+    Raises:
+        ValueError: The parameters are of another model.
     """
+    check_parameters(model.config, params)
     variables = {"params": params} | ({} if nudges is None else {NUDGED: nudges})
     logits, said = model.apply(variables, tokens, **inputs, mutable=[WATCHED])
     return logits, said[WATCHED]

@@ -24,6 +24,7 @@ from jaxformer.interop.load import build_config
 from jaxformer.interop.shapes import parameter_shapes
 from jaxformer.interop.tables import Link, links, uncovered
 from jaxformer.interop.transforms import Constant
+from jaxformer.layers.declarations import check_parameters
 
 MAX_SHARD_BYTES = 5_000_000_000
 # The defaults of transformers name tokens of the released vocabularies.
@@ -69,9 +70,8 @@ def save_pretrained(
     folder = empty_folder(folder, overwrite=overwrite)
     if max_shard_bytes < 1:
         raise ValueError(f"max_shard_bytes must be positive; got {max_shard_bytes}.")
-    arrays = flatten_dict(params, sep="/")
-    shapes = parameter_shapes(config)
     check_parameters(config, params)
+    arrays, shapes = flatten_dict(params, sep="/"), parameter_shapes(config)
     chosen, values = choose_family(config, dict(extra or {}), family)
     found = [*links(chosen.table, config, shapes), *_constants(chosen, values)]
     found.sort(key=lambda link: link.theirs)
@@ -234,25 +234,6 @@ def _explain(differing: Mapping[str, list[str]], refused: list[str], name: str |
     named = f" None has {', '.join(shared)} as given." if name is None and shared else ""
     listed = "\n".join(f"  {line}" for line in differing[nearest])
     return f"{who} {verb} this configuration.{named} With {nearest} these would change:\n{listed}"
-
-
-def check_parameters(config: c.TransformerConfig, params: Mapping[str, Any]) -> None:
-    """Refuse parameters that are not those of the configuration.
-
-    Raises:
-        ValueError: Names those that are missing, left over or of another shape.
-    """
-    arrays, shapes = flatten_dict(params, sep="/"), parameter_shapes(config)
-    complaints = [f"{path} is missing" for path in sorted(set(shapes) - set(arrays))]
-    complaints += [f"{path} is no parameter of it" for path in sorted(set(arrays) - set(shapes))]
-    for path in sorted(set(shapes) & set(arrays)):
-        if tuple(arrays[path].shape) != shapes[path]:
-            got, expected = list(arrays[path].shape), list(shapes[path])
-            complaints.append(f"{path} is {got}, not {expected}")
-    if complaints:
-        raise ValueError(
-            f"{len(complaints)} parameters do not fit the configuration: {'; '.join(complaints)}."
-        )
 
 
 def _constants(family: Family, values: Mapping[str, Any]) -> Iterator[Link]:

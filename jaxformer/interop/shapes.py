@@ -3,13 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 from flax.traverse_util import flatten_dict
 
 from jaxformer import config as c
 from jaxformer.interop.transforms import Shape
-from jaxformer.layers import Transformer
+from jaxformer.layers.declarations import declarations
 
 
 def parameter_shapes(config: c.TransformerConfig) -> dict[str, Shape]:
@@ -21,12 +19,7 @@ def parameter_shapes(config: c.TransformerConfig) -> dict[str, Shape]:
     Returns:
         The shapes, such as ``{"head/kernel": (4096, 32000), ...}``.
     """
-    tokens = jnp.zeros((1, 1), jnp.int32)
-    source = tokens if isinstance(config.topology, c.EncoderDecoder) else None
-    made = jax.eval_shape(
-        lambda key: Transformer(config).init(key, tokens, source=source), jax.random.key(0)
-    )
-    return flat_shapes(made["params"])
+    return flat_shapes(declarations(config))
 
 
 def flat_shapes(params: Mapping[str, Any]) -> dict[str, Shape]:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+from flax.traverse_util import flatten_dict
 from jax.sharding import PartitionSpec as P
 
 from jaxformer.config import EncoderDecoder, TransformerConfig
@@ -16,6 +17,7 @@ from jaxformer.layers.transformer import Transformer
 
 Role = Literal["kernel", "head", "embedding", "vector"]
 Axes = tuple[int, ...]
+LISTED = 8  # parameters of a message before the rest is only counted
 
 
 @dataclass(frozen=True)
@@ -85,3 +87,32 @@ def declarations(config: TransformerConfig) -> Any:
         jax.eval_shape(init)["params"],
         is_leaf=lambda x: isinstance(x, Declared),
     )
+
+
+def check_parameters(config: TransformerConfig, params: Any) -> None:
+    """Refuse parameters that are not those of a model: of another depth, width or kind of layer.
+
+    Args:
+        config: The model.
+        params: Arrays or their shapes, of all devices together.
+
+    Raises:
+        ValueError: Names those that are missing, left over or of another shape.
+    """
+    expected, got = (flatten_dict(tree, sep="/") for tree in (declarations(config), params))
+    if not expected.keys() & got.keys():
+        names = ", ".join(params) or "nothing"
+        raise ValueError(f"params has {names}, and must be variables['params'].")
+    complaints = [f"{path} is missing" for path in sorted(expected.keys() - got.keys())]
+    complaints += [f"{path} is no parameter of it" for path in sorted(got.keys() - expected.keys())]
+    for path in sorted(expected.keys() & got.keys()):
+        shapes = list(got[path].shape), list(expected[path].shape)
+        if shapes[0] != shapes[1]:
+            complaints.append(f"{path} is {shapes[0]}, not {shapes[1]}")
+    if complaints:
+        count = len(complaints)
+        more = f"; and {count - LISTED} more" if count > LISTED else ""
+        raise ValueError(
+            f"{count} parameter{'s do' if count > 1 else ' does'} not fit the configuration: "
+            f"{'; '.join(complaints[:LISTED])}{more}."
+        )

@@ -110,6 +110,8 @@ class Stack(nn.Module):
         """The last hidden vectors, and the cache with the new tokens where there is one."""
         period = self.config.period
         repeats, rest = divmod(self.num_layers, period)
+        if not self.is_mutable_collection("params"):
+            self.check_depth(repeats, rest)
         guides, positions = self.guides(
             min(period, self.num_layers),
             places,
@@ -151,6 +153,19 @@ class Stack(nn.Module):
         if cache is not None:
             cache = cache._replace(layers=stacked, tail=tail, positions=positions)
         return x, cache
+
+    def check_depth(self, repeats: int, rest: int) -> None:
+        """Refuse parameters of another number of layers, of which JAX would take some."""
+        params = self.variables.get("params", {})
+        layers, tail = params.get("layers", {}), params.get("tail", {})
+        deep = max((x.shape[0] for x in jax.tree.leaves(layers)), default=repeats)
+        period = self.config.period if repeats else 0
+        if (deep, len(layers), len(tail)) != (repeats, period, rest):
+            raise ValueError(
+                f"The parameters of the {self.name} are {deep * len(layers) + len(tail)} layers in "
+                f"a pattern of {len(layers) or len(tail)}, the configuration's {self.num_layers} "
+                f"in one of {period or rest}. Were they made for another configuration?"
+            )
 
     def guides(
         self, count: int, places: Places, cache: Cache | None, *, batch_axes: int, contiguous: bool

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from jaxformer import functional as F
 from jaxformer.config import EncoderDecoder
 from jaxformer.layers import Transformer
+from jaxformer.layers.declarations import check_parameters
 from jaxformer.parallel import (
     axes_of,
     batch_spec,
@@ -78,10 +79,14 @@ def init_state(
         key: Of the parameters.
         mesh: The devices.
         params: Parameters to begin with instead, in float32, wherever they are; donated.
+
+    Raises:
+        ValueError: The parameters are of another model.
     """
     where = shardings(abstract_state(model, optimizer, mesh))
     if params is None:
         return jax.jit(_start, static_argnums=(0, 1), out_shardings=where)(model, optimizer, key)
+    check_parameters(model.config, params)
     begin = jax.jit(partial(_state, optimizer), out_shardings=where, donate_argnums=0)
     return begin(jax.device_put(params, where.params, donate=True))
 

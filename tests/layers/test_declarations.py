@@ -1,0 +1,106 @@
+"""Parameters of another model are refused by whoever takes them beside a configuration."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+from jaxformer import Transformer, generate, inspect, save_pretrained
+from jaxformer.config import MLP
+from jaxformer.generation import Beam, likelihoods, stream, unroll
+from jaxformer.generation import decode as decoding
+from jaxformer.layers.declarations import check_parameters
+from jaxformer.parallel import MeshConfig, make_mesh
+from jaxformer.training.step import init_state
+from tests.models import BASE, parameters
+
+QUERY = "decoder/layers/layer_0/attention/query/kernel"
+GATE = "decoder/layers/layer_0/feed_forward/gate/kernel"
+PLAIN = replace(BASE, feed_forward=(MLP(hidden_dim=11),))
+OTHERS = {
+    "of two layers": (replace(BASE, num_layers=2), rf"{QUERY} is \[2, 14, 4, 6\], not \[3, 14, "),
+    "of five layers": (replace(BASE, num_layers=5), rf"{QUERY} is \[5, 14, 4, 6\], not \[3, 14, "),
+    "narrower": (
+        replace(BASE, vocab_size=29),
+        r"^2 parameters .*/embedding is \[29, 14\], not \[3",
+    ),
+    "without a gate": (PLAIN, f"^1 parameter does not fit the configuration: {GATE} is missing.$"),
+}
+TAKING = {
+    "generate": lambda config, params: generate(config, params, [[1, 2]], max_new_tokens=3),
+    "beams": lambda config, params: generate(
+        config, params, [[1, 2]], max_new_tokens=3, sampler=Beam(num_beams=2)
+    ),
+    "stream": lambda config, params: stream(config, params, [[1, 2]], max_new_tokens=3),
+    "unroll": unroll,
+    "likelihoods": lambda config, params: next(likelihoods(config, params, [], length=4)),
+    "trace": lambda config, params: inspect.trace(config, params, [[1, 2]]),
+    "token_losses": lambda config, params: inspect.token_losses(config, params, [[1, 2]]),
+    "attention_maps": lambda config, params: inspect.attention_maps(config, params, [[1, 2]]),
+    "init_state": lambda config, params: init_state(
+        Transformer(config),
+        optax.identity(),
+        jax.random.key(0),
+        make_mesh(MeshConfig(), jax.devices()[:1]),
+        params=params,
+    ),
+    "save_pretrained": lambda config, params: save_pretrained("never", config, params),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_what_is_otherwise_is_named(other):
+    config, message = OTHERS[other]
+    with pytest.raises(ValueError, match=message):
+        check_parameters(BASE, parameters(config))
+    assert check_parameters(config, parameters(config)) is None
+
+
+def test_what_is_left_over_is_named_and_of_much_a_part():
+    with pytest.raises(ValueError, match=f"^1 parameter .*: {GATE} is no parameter of it.$"):
+        check_parameters(PLAIN, parameters(BASE))
+    deep = replace(BASE, feed_forward=BASE.feed_forward * 3)
+    with pytest.raises(ValueError, match=r"^27 parameters do not fit .* of it; and 19 more\.$"):
+        check_parameters(BASE, parameters(deep))
+    for params in ({}, {"params": parameters(BASE)}):
+        with pytest.raises(
+            ValueError, match=r"has (nothing|params), and must be variables\['params'\]"
+        ):
+            check_parameters(BASE, params)
+
+
+@pytest.mark.parametrize("taking", TAKING)
+def test_whoever_takes_parameters_looks_at_them(taking, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=f"^1 parameter .*: {GATE} is no parameter of it\\."):
+        TAKING[taking](PLAIN, parameters(BASE))
+
+
+def test_a_model_too_large_to_unroll_is_looked_at_too(monkeypatch):
+    monkeypatch.setattr(decoding, "worth_unrolling", lambda config: False)
+    with pytest.raises(ValueError, match="9 parameters do not fit the configuration: "):
+        TAKING["generate"](BASE, parameters(replace(BASE, num_layers=2)))
+
+
+@pytest.mark.parametrize("scan", [True, False])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_layers": 2}, "are 2 layers in a pattern of 1, the configuration's 3 in one of 1"),
+        ({"num_layers": 5}, "are 5 layers in a pattern of 1, the configuration's 3 in one of 1"),
+        (
+            {"feed_forward": BASE.feed_forward * 2},
+            "are 3 layers in a pattern of 2, the configuration's 3 in one of 1",
+        ),
+        (
+            {"feed_forward": BASE.feed_forward * 4},
+            "are 3 layers in a pattern of 3, the configuration's 3 in one of 1",
+        ),
+    ],
+)
+def test_applying_counts_the_layers(change, message, scan):
+    model, params = Transformer(BASE, scan=scan), parameters(replace(BASE, **change))
+    with pytest.raises(ValueError, match=f"The parameters of the decoder {message}"):
+        jax.eval_shape(model.apply, {"params": params}, jnp.ones((1, 2), int))
