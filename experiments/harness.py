@@ -69,7 +69,7 @@ class Harness(TemplateLM):
     ) -> list[int]:
         """The tokens of a text, with what its makers put around one unless told not to."""
         if add_special_tokens is False or not string:
-            return self._model.tokenizer.encode(string).tolist()
+            return self._model.encode(string, add_special_tokens=False)
         return self._model.inputs(string)[0]
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:

@@ -340,25 +340,25 @@ def chat_template(run: Pretrain) -> data.ChatTemplate | None:
 
 
 def encode_prompt(run: Pretrain, tokenizer: data.Tokenizer) -> list[int]:
-    """The prompt of the sample at the end, after an end of text; to an assistant, a question.
+    """The prompt of the sample at the end, after what begins a text; to an assistant, a question.
 
     Raises:
         ValueError: The tokenizer does not know it, or it leaves no room in a row.
     """
     template = chat_template(run)
     try:
-        if template is not None and isinstance(tokenizer, data.BPETokenizer):
-            asked = template.render([{"role": "user", "content": run.prompt}], answering=True)
-            prompt = tokenizer.encode_rendered([asked])[0].tolist()
+        if template is not None:
+            asked = [{"role": "user", "content": run.prompt}]
+            prompt = data.asked_tokens(asked, template, tokenizer)
         else:
-            prompt = [tokenizer.end_of_text, *tokenizer.encode(run.prompt).tolist()]
+            prompt = [data.begin_of_text(tokenizer), *tokenizer.encode(run.prompt).tolist()]
     except ValueError as error:
         raise ValueError(f"prompt {run.prompt[:40]!a} cannot be encoded: {error}") from error
     longest = run.model.max_length or run.length
     if len(prompt) >= longest:
         raise ValueError(
-            f"prompt has {len(prompt)} tokens, its end of text included, which leave no room in "
-            f"the length of {longest}; shorten it."
+            f"prompt has {len(prompt)} tokens, the first of a text included, which leave no room "
+            f"in the length of {longest}; shorten it."
         )
     return prompt
 

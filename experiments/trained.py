@@ -54,15 +54,19 @@ class Trained(NamedTuple):
 
     def inputs(self, text: str) -> tuple[list[int], list[int] | None]:
         """The decoder's prompt, and the source of an encoder-decoder."""
-        if self.specials and isinstance(self.tokenizer, data.BPETokenizer):
-            ids = self.tokenizer.encode_with_specials(text).tolist()
-        else:
-            ids = self.tokenizer.encode(text).tolist()
+        ids = self.encode(text, add_special_tokens=self.specials)
         if isinstance(self.config.topology, EncoderDecoder):
             return list(self.start), ids or list(self.stop[:1])
         if self.specials:
             return ids or list(self.start), None
         return [*self.start, *ids], None
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """The tokens of a prompt, in which the special tokens of a tokenizer may be spelt out."""
+        if isinstance(self.tokenizer, data.BPETokenizer):
+            encode = self.tokenizer.encode_with_specials
+            return encode(text, add_special_tokens=add_special_tokens).tolist()
+        return self.tokenizer.encode(text).tolist()
 
     def template(self) -> data.ChatTemplate:
         """How its makers write a conversation.
@@ -84,9 +88,7 @@ class Trained(NamedTuple):
         Raises:
             ValueError: There is no template, or it refuses the messages.
         """
-        text = self.template().render(messages, answering=True)
-        tokenizer: Any = self.tokenizer  # one that has a template knows rendered text
-        return tokenizer.encode_rendered([text])[0].tolist()
+        return data.asked_tokens(messages, self.template(), self.tokenizer)
 
     def continued(self, text: str, more: str) -> tuple[list[int], list[int]]:
         """The tokens of a decoder's text, and those that make it the longer one."""
@@ -98,6 +100,9 @@ class Trained(NamedTuple):
 
         Spaces at the end of the text belong to what follows, as tokenizers join them. If a choice
         joins the text's last tokens, these belong to every choice: all begin at the same place.
+
+        Raises:
+            ValueError: There is neither a text nor a token of a choice.
         """
         before = text.rstrip()
         if before:
@@ -105,7 +110,9 @@ class Trained(NamedTuple):
             wholes = [self.inputs(text + choice)[0] for choice in choices]
         else:
             first = []
-            wholes = [self.tokenizer.encode(text + choice).tolist() for choice in choices]
+            wholes = [self.encode(text + c, add_special_tokens=False) for c in choices]
+        if not all(wholes):
+            raise ValueError(f"The tokenizer has no token for one of the choices {choices}.")
         shared = min(len(commonprefix([first, *wholes])), *(len(whole) - 1 for whole in wholes))
         return [(first[:shared] or [self.start[0]], whole[shared:]) for whole in wholes]
 
@@ -208,8 +215,10 @@ def from_run(folder: Path, step: int | Literal["best"] | None, mesh: Mesh | None
             f"The tokenizer in {folder} is not the one the checkpoint was trained with."
         )
     end = (tokenizer.end_of_text,)
+    pairs = isinstance(config.topology, EncoderDecoder)
+    start = end if pairs else (data.begin_of_text(tokenizer),)
     length = saved["run"].get("length")
-    return Trained(config, state["params"], tokenizer, here, end, end, length=length, step=step)
+    return Trained(config, state["params"], tokenizer, here, start, end, length=length, step=step)
 
 
 def from_hugging_face(

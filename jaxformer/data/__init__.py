@@ -37,6 +37,7 @@ from jaxformer.data.saved_tokenizers import tokenizer_from_json as tokenizer_fro
 from jaxformer.data.splits import Split as Split
 from jaxformer.data.splits import gzip_bits_per_byte as gzip_bits_per_byte
 from jaxformer.data.splits import split as split
+from jaxformer.data.tokenised import asked_tokens as asked_tokens
 from jaxformer.data.tokenised import tokens_of as tokens_of
 from jaxformer.data.tokenizers import BPE as BPE
 from jaxformer.data.tokenizers import BPETokenizer as BPETokenizer
@@ -47,5 +48,6 @@ from jaxformer.data.tokenizers import CharacterTokenizer as CharacterTokenizer
 from jaxformer.data.tokenizers import Saved as Saved
 from jaxformer.data.tokenizers import Tokenizer as Tokenizer
 from jaxformer.data.tokenizers import TokenizerConfig as TokenizerConfig
+from jaxformer.data.tokenizers import begin_of_text as begin_of_text
 from jaxformer.data.tokenizers import build_tokenizer as build_tokenizer
 from jaxformer.data.tokenizers import train_bpe as train_bpe

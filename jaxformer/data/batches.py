@@ -136,8 +136,12 @@ def _check(rows: AnyRows, batch_size: int) -> None:
 
 def _gather(rows: AnyRows, indices: np.ndarray) -> Batch:
     tokens, segments, positions = rows[indices]
+    inputs = tokens[:, :-1]
+    if rows.begin_of_text is not None:
+        opens = (positions == 0) & (inputs == rows.end_of_text) & (segments > 0)
+        inputs = np.where(opens, np.int32(rows.begin_of_text), inputs)
     return Batch(
-        tokens=tokens[:, :-1],
+        tokens=inputs,
         targets=tokens[:, 1:],
         positions=positions,
         segments=segments,

@@ -18,11 +18,11 @@ from jaxformer.data.corpus import AnyDocument, Instruction
 from jaxformer.data.row_writer import RowWriter
 from jaxformer.data.rows import PackedRows
 from jaxformer.data.tokenised import tokenised
-from jaxformer.data.tokenizers import Tokenizer
+from jaxformer.data.tokenizers import Tokenizer, begin_of_text
 from jaxformer.json_files import read_json
 
 # Raised whenever the layout of rows or files changes, so that older caches are not found.
-FORMAT = 2
+FORMAT = 3
 METADATA = "metadata.json"
 
 
@@ -83,6 +83,7 @@ def pack(
                 writer.finish()
             metadata = {
                 "end_of_text": tokenizer.end_of_text,
+                "begin_of_text": begin_of_text(tokenizer),
                 "num_documents": size.documents,
                 "num_bytes": size.counted,
                 "num_targets": writer.num_targets,

@@ -4,7 +4,8 @@ The stream is one end of text, then every document followed by one end of text::
 
     E a a a E b b E c c c c E
 
-so an end of text is the target that closes one document and the input that opens the next. Rows of
+so an end of text is the target that closes one document and the input that opens the next; a
+tokenizer whose texts begin with another token has that one as the input. Rows of
 ``row_length + 1`` tokens are cut from it, each beginning with the last token of the one before.
 Inputs are ``row[:-1]``, targets ``row[1:]``; thus every token of every document, its first
 included, and every closing end of text is a target exactly once. What a token may be predicted from
@@ -60,6 +61,8 @@ class PackedRows:
             byte: ``sum of -log2 p(target) / num_bytes``.
         num_targets: Targets that count: the documents' tokens and one end of text for each.
         counted: Which targets count, where that is not every one: of instructions the answers.
+        begin_of_text: What batches have in the place of an end of text that opens a document; None
+            is the end of text.
     """
 
     segments: Integer[np.ndarray, "R T"]
@@ -70,6 +73,7 @@ class PackedRows:
     num_bytes: int
     num_targets: int
     counted: Bool[np.ndarray, "R T"] | None = None
+    begin_of_text: int | None = None
 
     @property
     def row_length(self) -> int:
@@ -106,6 +110,8 @@ class PackedRows:
         for array in (self.tokens, self.segments, self.positions, *more):
             digest.update(f"{array.dtype.str} {array.shape} ".encode())
             digest.update(np.ascontiguousarray(array).data)
+        if self.begin_of_text not in (None, self.end_of_text):
+            digest.update(f"{self.begin_of_text}".encode())
         return digest.hexdigest()
 
 
@@ -134,6 +140,11 @@ class MixedRows:
     def end_of_text(self) -> int:
         """The token that fills a last row."""
         return self.parts[0].end_of_text
+
+    @property
+    def begin_of_text(self) -> int | None:
+        """What opens a document, where that is not the end of text."""
+        return self.parts[0].begin_of_text
 
     @property
     def num_documents(self) -> int:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from jaxformer.data.tokenizers import (
     END_OF_TEXT,
@@ -11,7 +12,7 @@ from jaxformer.data.tokenizers import (
     Tokenizer,
 )
 from jaxformer.extras import import_extra
-from jaxformer.json_files import parse_object, read_json
+from jaxformer.json_files import field, parse_object, read_json
 
 CONFIG = "tokenizer_config.json"
 SPECIAL = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
@@ -73,7 +74,10 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
             f"{path} does not tell how a text ends: no eos_token in tokenizer_config.json, and "
             f"none of {list(KNOWN_ENDS)} among its {len(names)} added tokens."
         )
-    return _bpe(saved, end, where=path)
+    config = path.with_name(CONFIG)
+    said = {"split_special_tokens": False} | (read_json(config) if config.is_file() else {})
+    split = field(said, "split_special_tokens", bool, where=config)
+    return _bpe(saved, end, where=path, split_special_tokens=split)
 
 
 def _from_saved(saved: dict, *, where: str | Path) -> Tokenizer:
@@ -91,10 +95,10 @@ def _from_saved(saved: dict, *, where: str | Path) -> Tokenizer:
     raise ValueError(f"{where} is no tokenizer; its {len(saved)} keys: {some}.")
 
 
-def _bpe(saved: dict, end_of_text: str, *, where: str | Path) -> BPETokenizer:
+def _bpe(saved: dict, end_of_text: str, *, where: str | Path, **settings: Any) -> BPETokenizer:
     read = import_extra("tokenizers").Tokenizer.from_str
     try:
-        return BPETokenizer(read(json.dumps(saved)), end_of_text=end_of_text)
+        return BPETokenizer(read(json.dumps(saved)), end_of_text=end_of_text, **settings)
     except Exception as error:  # The library raises no narrower type.
         raise ValueError(f"{where} is no tokenizer: {error}") from error
 

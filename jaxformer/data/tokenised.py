@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Int64, UInt
+from jaxtyping import Bool, Int32, Int64, UInt
 
-from jaxformer.data.chat_templates import Pieces
+from jaxformer.data.chat_templates import ChatTemplate, Message, Pieces
 from jaxformer.data.corpus import AnyDocument, Instruction
 from jaxformer.data.tokenizers import BPETokenizer, Tokenizer
 
@@ -88,6 +88,25 @@ def tokens_of(document: AnyDocument, tokenizer: Tokenizer) -> tuple[list[int], l
     return part.tokens.tolist(), part.counts.tolist()
 
 
+def asked_tokens(
+    messages: Sequence[Message], template: ChatTemplate, tokenizer: Tokenizer
+) -> list[int]:
+    """The tokens of a conversation, up to where the assistant is to speak.
+
+    Args:
+        messages: Each with ``role`` and ``content``.
+        template: What writes them.
+        tokenizer: What encodes what is written.
+
+    Raises:
+        ValueError: The template refuses the messages, or the text cannot be encoded.
+    """
+    text = template.render(messages, answering=True)
+    if isinstance(tokenizer, BPETokenizer):
+        return tokenizer.encode_rendered([text])[0].tolist()
+    return tokenizer.encode(text).tolist()
+
+
 def unsigned(count: int) -> np.dtype:
     """16 or 32 bits, whichever hold the numbers below ``count``."""
     return np.dtype(np.uint16 if count <= 1 << 16 else np.uint32)
@@ -106,34 +125,71 @@ def _groups(documents: Iterable[AnyDocument]) -> Iterator[list[AnyDocument]]:
 
 
 def _encode(documents: Sequence[AnyDocument], tokenizer: Tokenizer) -> Part:
-    pieces = [_pieces(document) for document in documents]
-    opens = [not isinstance(document, Instruction) or document.opens for document in documents]
-    encode = tokenizer.encode_batch
-    if not all(opens) and isinstance(tokenizer, BPETokenizer):
-        encode = tokenizer.encode_rendered  # a template spells out special tokens
     try:
-        found = iter(encode([text for each in pieces for text, _ in each]))
+        encoded = _tokens(documents, tokenizer)
     except ValueError:
-        for document, each in zip(documents, pieces, strict=True):
+        for document in documents:
             try:
-                encode([text for text, _ in each])
+                _tokens([document], tokenizer)
             except ValueError as error:
                 raise ValueError(f"{document.name}: {error}") from error
         raise
+    end = np.array([tokenizer.end_of_text])
     tokens, counts, lengths = list[np.ndarray](), list[np.ndarray](), list[int]()
-    for each in pieces:
-        *ids, _ = (next(found) for _ in each)
-        ids.append(np.array([tokenizer.end_of_text]))
-        tokens += ids
-        counts += [np.full(len(i), count) for i, (_, count) in zip(ids, each, strict=True)]
-        lengths.append(sum(map(len, ids)))
+    for document, (ids, count) in zip(documents, encoded, strict=True):
+        tokens += ids, end
+        counts += count, np.array([_pieces(document)[-1][1]])
+        lengths.append(len(ids) + 1)
     return Part(
         np.concatenate(tokens).astype(unsigned(tokenizer.vocab_size)),
         np.concatenate(counts),
         np.array(lengths),
-        np.array(opens),
+        np.array([_opens(document) for document in documents]),
         sum(len(document.text.encode()) for document in documents),
     )
+
+
+def _tokens(
+    documents: Sequence[AnyDocument], tokenizer: Tokenizer
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """The tokens of each document and which of them count, without its end of text."""
+    pieces = [_pieces(document)[:-1] for document in documents]
+    texts = [document.text for document in documents]
+    if not any(isinstance(document, Instruction) for document in documents):
+        return [(ids, np.ones(len(ids), bool)) for ids in tokenizer.encode_batch(texts)]
+    if isinstance(tokenizer, BPETokenizer):
+        rendered = not all(map(_opens, documents))
+        encoded = tokenizer.encode_offsets(texts, rendered=rendered)
+        return [
+            (ids, _counts(offsets, each))
+            for (ids, offsets), each in zip(encoded, pieces, strict=True)
+        ]
+    # Bytes and characters are the same in parts as in the whole.
+    found = iter(tokenizer.encode_batch([text for each in pieces for text, _ in each]))
+    parts = [[(next(found), counts) for _, counts in each] for each in pieces]
+    return [
+        (
+            np.concatenate([ids for ids, _ in each]),
+            np.concatenate([np.full(len(ids), counts) for ids, counts in each]),
+        )
+        for each in parts
+    ]
+
+
+def _opens(document: AnyDocument) -> bool:
+    """Whether the token that begins a text opens it; a chat template opens its own."""
+    return not isinstance(document, Instruction) or document.opens
+
+
+def _counts(offsets: Int32[np.ndarray, "T 2"], pieces: Pieces) -> Bool[np.ndarray, " T"]:
+    """Which tokens of a text count: those with a character of a piece that does."""
+    lengths = [len(text) for text, _ in pieces]
+    counted = np.repeat([counts for _, counts in pieces], lengths)
+    before = np.concatenate([[0], np.cumsum(counted)])  # each character, of those that count
+    begin, end = offsets.T
+    # Where a tokenizer leaves spaces out of its offsets, a token of spaces alone has no width.
+    begin = np.where(begin < end, begin, np.minimum(begin, np.append(0, end[:-1])))
+    return before[end] > before[begin]
 
 
 def _pieces(document: AnyDocument) -> Pieces:

@@ -1,7 +1,8 @@
 """Text to integers and back: bytes, characters, or byte-level BPE by ``tokenizers``."""
 
+import contextlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import index
 from pathlib import Path
@@ -77,7 +78,8 @@ class Tokenizer(Protocol):
     """What turns text into integers below ``vocab_size`` and back.
 
     ``end_of_text`` is an integer that no text encodes to, even one that spells it out. Decoding
-    leaves it out, and replaces what is not UTF-8 by U+FFFD.
+    leaves it out, and replaces what is not UTF-8 by U+FFFD. A tokenizer whose texts begin with
+    another token has that as ``begin_of_text``; see `begin_of_text`.
     """
 
     @property
@@ -186,26 +188,37 @@ class BPETokenizer:
     One that `train_bpe` made gives back every text it encodes. One from elsewhere may normalise.
     """
 
-    def __init__(self, backend: "tokenizers.Tokenizer", *, end_of_text: str = END_OF_TEXT):
+    def __init__(
+        self,
+        backend: "tokenizers.Tokenizer",
+        *,
+        end_of_text: str = END_OF_TEXT,
+        split_special_tokens: bool = True,
+    ):
         """Take over a tokenizer, and switch off its truncation, padding and added special tokens.
 
         Args:
             backend: The tokenizer.
             end_of_text: Its special token that ends a text.
+            split_special_tokens: Whether a special token that a prompt spells out is no more than
+                its letters, as it always is in a document.
 
         Raises:
             ValueError: The vocabulary has no such token.
         """
         backend.no_truncation()
         backend.no_padding()
-        # A text that spells out a special token must not become one.
+        # A document that spells out a special token must not become one.
         backend.encode_special_tokens = True
+        self._split_special_tokens = split_special_tokens
         ids = backend.get_vocab(with_added_tokens=True)
         if end_of_text not in ids:
             raise ValueError(f"None of the {len(ids)} tokens is the end of text {end_of_text!r}.")
         self._backend = backend
         self._end_name = end_of_text
         self.end_of_text: int = ids[end_of_text]
+        with self._special_tokens(split=False):
+            self.begin_of_text: int = backend.encode(end_of_text).ids[0]
         # Not the number of tokens: a vocabulary may have gaps.
         self.vocab_size: int = max(ids.values()) + 1
 
@@ -218,15 +231,47 @@ class BPETokenizer:
         found = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, np.int32) for encoding in found]
 
-    def encode_with_specials(self, text: str) -> Int32[np.ndarray, " T"]:
-        """Cut a text into pieces, with the special tokens that its makers put around one."""
-        return np.array(self._backend.encode(text, add_special_tokens=True).ids, np.int32)
+    def encode_with_specials(
+        self, text: str, *, add_special_tokens: bool = True
+    ) -> Int32[np.ndarray, " T"]:
+        """Cut a prompt into pieces, as transformers does.
+
+        Args:
+            text: The prompt; a special token in it is one, unless the tokenizer splits those.
+            add_special_tokens: Whether those are added that its makers put around a text.
+        """
+        with self._special_tokens(split=self._split_special_tokens):
+            encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
+        return np.array(encoding.ids, np.int32)
 
     def encode_rendered(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Encode many texts in which special tokens are spelt out, as templates write them."""
-        self._backend.encode_special_tokens = False
+        return [ids for ids, _ in self.encode_offsets(texts, rendered=True)]
+
+    def encode_offsets(
+        self, texts: Sequence[str], *, rendered: bool
+    ) -> list[tuple[Int32[np.ndarray, " T"], Int32[np.ndarray, "T 2"]]]:
+        """Encode many texts, on all cores, and say where in them each token begins and ends.
+
+        Args:
+            texts: Whole ones.
+            rendered: Whether a chat template wrote them; else they are read as prompts are.
+
+        Returns:
+            The tokens of each text, and the characters of each token.
+        """
+        with self._special_tokens(split=self._split_special_tokens and not rendered):
+            found = self._backend.encode_batch(list(texts), add_special_tokens=False)
+        return [
+            (np.array(each.ids, np.int32), np.array(each.offsets, np.int32).reshape(-1, 2))
+            for each in found
+        ]
+
+    @contextlib.contextmanager
+    def _special_tokens(self, *, split: bool) -> Iterator[None]:
+        self._backend.encode_special_tokens = split
         try:
-            return self.encode_batch(texts)
+            yield
         finally:
             self._backend.encode_special_tokens = True
 
@@ -244,8 +289,17 @@ class BPETokenizer:
     def save(self, folder: str | Path) -> None:
         """Write the two files of a Hugging Face folder, for `load_tokenizer` and for others."""
         _write(folder, "tokenizer.json", self._backend.to_str())
-        settings = {"eos_token": self._end_name, "tokenizer_class": "PreTrainedTokenizerFast"}
+        settings = {
+            "eos_token": self._end_name,
+            "split_special_tokens": self._split_special_tokens,
+            "tokenizer_class": "PreTrainedTokenizerFast",
+        }
         _write(folder, "tokenizer_config.json", json.dumps(settings))
+
+
+def begin_of_text(tokenizer: Tokenizer) -> int:
+    """The token that a document begins with: that of the tokenizer's makers, or the end of text."""
+    return getattr(tokenizer, "begin_of_text", tokenizer.end_of_text)
 
 
 def build_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:

@@ -188,6 +188,42 @@ def test_what_is_saved_opens_with_the_library_alone(tmp_path):
     assert settings["eos_token"] == END_OF_TEXT
 
 
+@pytest.mark.parametrize(
+    "config, expected",
+    [
+        # as transformers 5.24 encodes "a<x> b" of such a folder
+        ({}, ["<s>", "a", "<x>", "b"]),
+        ({"add_bos_token": False, "add_eos_token": True}, ["<s>", "a", "<x>", "b"]),
+        ({"split_special_tokens": True}, ["<s>", "a", "<", "x", ">", "b"]),
+    ],
+)
+def test_a_prompt_has_the_special_tokens_that_its_folder_says(config, expected, tmp_path):
+    names = ["a", "b", "<", "x", ">", "<s>", "</s>", "<x>"]
+    backend = hf.Tokenizer(hf.models.WordLevel({n: i for i, n in enumerate(names)}))
+    backend.pre_tokenizer = hf.pre_tokenizers.Whitespace()
+    backend.add_special_tokens(names[5:])
+    backend.post_processor = hf.processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 5)]
+    )
+    backend.save(str(tmp_path / "tokenizer.json"))
+    said = {"bos_token": "<s>", "eos_token": "</s>", **config}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(said))
+    tokenizer = data.load_tokenizer(tmp_path)
+    assert [names[i] for i in tokenizer.encode_with_specials("a<x> b")] == expected
+    plain = tokenizer.encode_with_specials("a<x> b", add_special_tokens=False)
+    assert [names[i] for i in plain] == expected[1:]
+    # A document that spells a special token out does not become it.
+    assert [names[i] for i in tokenizer.encode("a<x> b")] == ["a", "<", "x", ">", "b"]
+    assert names[tokenizer.begin_of_text] == "<s>"
+
+
+def test_a_switch_that_is_none_is_refused(tmp_path):
+    plain_hugging_face(tmp_path, split_special_tokens="yes")
+    message = r"tokenizer_config\.json: split_special_tokens is a string, not a truth value"
+    with pytest.raises(ValueError, match=message):
+        data.load_tokenizer(tmp_path)
+
+
 def test_what_is_no_tokenizer_is_refused(tmp_path):
     path = tmp_path / "tokenizer.json"
     with pytest.raises(ValueError, match=r"tokenizer\.json does not exist"):

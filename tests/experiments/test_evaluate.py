@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -93,8 +94,9 @@ def test_of_instructions_the_answers_are_measured(folder):
     asked = encode("what? ").tolist()
     nats = 0.0
     for text in TEXTS:
-        tokens = [*model.start, *asked, *encode(text).tolist(), end]
-        nats -= log_probability(model, tokens, len(asked) + 1)
+        whole = encode("what? " + text).tolist()  # its first word may have the space before it
+        first = len(os.path.commonprefix([asked, whole])) + 1
+        nats -= log_probability(model, [*model.start, *whole, end], first)
     corpus = data.Instructions(path=str(folder.parent / "asked.jsonl"))
     found = evaluate.main(Evaluate(checkpoint=folder, text=corpus))["text"]
     size = len("".join(TEXTS).encode())

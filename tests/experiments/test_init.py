@@ -228,8 +228,8 @@ def test_fine_tuning_nothing_is_refused():
         finetune.main(finetune.RUNS["default"])
 
 
-TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
-TEMPLATE += "{% if add_generation_prompt %}assistant: {% endif %}"
+TEMPLATE = "{% for m in messages %}{{ m.role }}:\n{{ m.content }}\n{% endfor %}"
+TEMPLATE += "{% if add_generation_prompt %}assistant:\n{% endif %}"
 
 
 @pytest.mark.parametrize("templated", [False, True], ids=["plain", "template"])
@@ -240,7 +240,8 @@ def test_held_out_answers_are_measured_alone(templated, folder, capsys):
     settings.pop("chat_template")
     more = {"chat_template": TEMPLATE} if templated else {}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings | more))
-    lines = [{"prompt": f"the {n} fox", "answer": f"jumps {n * n}"} for n in range(60)]
+    space = "" if templated else " "  # no token is of both
+    lines = [{"prompt": f"the {n} fox", "answer": f"{space}jumps {n * n}"} for n in range(60)]
     Path("x.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     corpus = data.Instructions(path="x.jsonl")
     run = replace(started_from(BASE, str(folder)), corpus=corpus, length=48, sample_tokens=3)
@@ -280,7 +281,7 @@ def test_two_thousand_instructions_halve_the_loss_of_answers_that_are_held_out(f
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     words = ("fox", "dog", "cat", "owl")
     lines = [
-        {"prompt": f"say {word} {n} times, please {i}: ", "answer": " ".join([word] * n)}
+        {"prompt": f"say {word} {n} times, please {i}:\n", "answer": " ".join([word] * n)}
         for i in range(100)
         for word in words
         for n in range(1, 6)

@@ -627,7 +627,7 @@ def test_a_run_that_cannot_log_is_refused_before_text_is_read(monkeypatch):
         ),
         (
             {"prompt": "seventeen letters"},
-            r"prompt has 18 tokens, its end of text included, .* length of 16; shorten it",
+            r"prompt has 18 tokens, the first of a text included, .* length of 16; shorten it",
         ),
         (
             {"prompt": "→", "tokenizer": Characters()},
