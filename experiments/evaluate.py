@@ -45,6 +45,8 @@ class Evaluate:
     Attributes:
         checkpoint: Output folder of a run, or a Hugging Face folder.
         text: The text, or the instructions.
+        chat_template: How instructions and the questions of tasks are written, instead of as the
+            folder says: a file of Jinja, or "chatml".
         choices: JSON lines of questions, each with its choices and the number of the right one,
             from 0.
         tasks: Names of tasks of lm-evaluation-harness.
@@ -66,6 +68,7 @@ class Evaluate:
 
     checkpoint: tyro.conf.Positional[Path]
     text: data.TextFiles | data.Instructions | data.StandardLibrary | None = None
+    chat_template: str | None = None
     choices: Path | None = None
     tasks: tuple[str, ...] = ()
     task_folder: Path | None = None
@@ -117,7 +120,8 @@ def measured(run: Evaluate) -> Measured:
     """The model of a folder, on its devices."""
     simulate(run.devices)
     mesh = make_mesh(run.mesh, chosen_devices(run.devices))
-    return Measured(load_trained(run.checkpoint, run.step, ignore=run.ignore, mesh=mesh), mesh, run)
+    model = load_trained(run.checkpoint, run.step, ignore=run.ignore, mesh=mesh)
+    return Measured(model._replace(chat_template=run.chat_template), mesh, run)
 
 
 def main(run: Evaluate) -> dict[str, Any]:
@@ -160,7 +164,7 @@ def of_text(using: Measured, corpus: data.Source) -> dict[str, float]:
     """Bits per byte, and perplexities, of the documents of a corpus."""
     template = None
     if isinstance(corpus, data.Instructions):
-        template = data.load_chat_template(using.model.folder)
+        template = data.load_chat_template(using.model.folder, using.run.chat_template)
     count = dict.fromkeys(("documents", "bytes", "words", "tokens"), 0)
 
     def requests() -> Iterator[Request]:

@@ -11,6 +11,7 @@ tokenizer_config.json and a model card, all or nothing. Then, in transformers:
 """
 
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -28,6 +29,7 @@ from jaxformer.interop.save import choose_family, empty_folder, save_pretrained,
 from jaxformer.json_files import read_json
 
 GENERATION = "generation_config.json"
+TEMPLATE = "chat_template.jinja"
 KEPT = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 
 
@@ -118,7 +120,10 @@ def write_tokenizer(model: Trained, source: Path | None, folder: Path) -> None:
     """A run's in the form that transformers reads; that of a Hugging Face folder as it is."""
     if source is None:
         begins = not isinstance(model.config.topology, EncoderDecoder)
-        data.export_tokenizer(model.tokenizer, folder, begins=begins)
+        templated = (model.folder / TEMPLATE).is_file()
+        data.export_tokenizer(model.tokenizer, folder, begins=begins, split=not templated)
+        if templated:
+            shutil.copy(model.folder / TEMPLATE, folder)
         return
     copy_beside(source, folder, *[CARD] * (model.step is None))
 

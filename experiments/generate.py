@@ -45,6 +45,8 @@ class Generate:
         checkpoint: Output folder of a run, or a Hugging Face folder.
         prompt: The text to continue, or an encoder-decoder's source; empty starts a document.
         chat: Answer as an assistant: what is typed, line by line, or --prompt or each of --prompts.
+        chat_template: How a conversation is written, instead of as the folder says: a file of
+            Jinja, or "chatml".
         system: What a conversation begins with, said by the system; empty is nothing.
         prompts: Texts to continue: each line of a file, an empty one too, or of JSON lines the
             field "prompt". The file may be packed.
@@ -70,6 +72,7 @@ class Generate:
     checkpoint: Path
     prompt: str = ""
     chat: bool = False
+    chat_template: str | None = None
     system: str = ""
     prompts: Path | None = None
     batch_size: int = 8
@@ -90,7 +93,12 @@ class Generate:
         check_numbers(self)
         check_uses(
             self,
-            needs={"system": "chat", "output": "prompts", "batch_size": "prompts"},
+            needs={
+                "system": "chat",
+                "chat_template": "chat",
+                "output": "prompts",
+                "batch_size": "prompts",
+            },
             excludes={"prompt": "prompts"},
         )
 
@@ -171,6 +179,7 @@ def load_speaker(run: Generate) -> Speaker:
     """The model of a folder, on its devices."""
     mesh = make_mesh(run.mesh, chosen_devices(run.devices))
     model = load_trained(run.checkpoint, run.step, ignore=run.ignore, mesh=mesh)
+    model = model._replace(chat_template=run.chat_template)
     if run.rope_scaling is not None:
         model = model._replace(config=model.config.with_rope_scaling(run.rope_scaling))
     return Speaker(model, run, mesh)

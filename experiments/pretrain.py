@@ -65,6 +65,8 @@ class Pretrain(Run):
     Attributes:
         corpus: The text.
         tokenizer: How text becomes tokens; trained on the training text where it needs training.
+        chat_template: How instructions are written, instead of as the tokenizer's folder says: a
+            file of Jinja, or "chatml". The run keeps it.
         held_out: Share of the text that is kept for evaluation.
         length: Tokens of a row.
         epochs: How often to go through the text, instead of --steps: every row, of each part of a
@@ -77,6 +79,7 @@ class Pretrain(Run):
 
     corpus: data.Corpus = data.StandardLibrary()
     tokenizer: data.TokenizerConfig = data.BPE(vocab_size=4096)
+    chat_template: str | None = None
     held_out: float = 0.05
     length: int = 256
     batch_size: int = 8
@@ -101,6 +104,19 @@ class Pretrain(Run):
             )
         if not isinstance(self.model.topology, Decoder):
             raise ValueError(f"Pretraining on text takes a Decoder; got {self.model.topology}.")
+        if self.chat_template is not None and not (
+            instructs(self.corpus) and isinstance(self.tokenizer, data.Saved)
+        ):
+            raise ValueError(
+                "--chat-template is for Instructions, and for a tokenizer that there is: pass "
+                "--init FOLDER or --tokenizer FOLDER."
+            )
+
+    def files(self) -> dict[str, str]:
+        """The chat template that the run was given."""
+        if self.chat_template is None or (template := chat_template(self)) is None:
+            return {}
+        return {"chat_template.jinja": template.source}
 
 
 def llama(*, model_dim: int, num_layers: int, num_heads: int, vocab_size: int) -> TransformerConfig:
@@ -335,7 +351,7 @@ def instructs(corpus: data.Corpus) -> bool:
 def chat_template(run: Pretrain) -> data.ChatTemplate | None:
     """What writes the instructions of a run, if its tokenizer says."""
     if instructs(run.corpus) and isinstance(run.tokenizer, data.Saved):
-        return data.load_chat_template(run.tokenizer.path)
+        return data.load_chat_template(run.tokenizer.path, run.chat_template)
     return None
 
 

@@ -40,6 +40,7 @@ class Trained(NamedTuple):
         specials: Whether the tokenizer itself adds the special tokens of a prompt.
         length: Tokens of the rows it was trained on, where that is known.
         step: Of a run's checkpoint.
+        chat_template: Instead of the folder's; see `data.load_chat_template`.
     """
 
     config: TransformerConfig
@@ -51,6 +52,7 @@ class Trained(NamedTuple):
     specials: bool = False
     length: int | None = None
     step: int | None = None
+    chat_template: str | None = None
 
     def inputs(self, text: str) -> tuple[list[int], list[int] | None]:
         """The decoder's prompt, and the source of an encoder-decoder."""
@@ -74,11 +76,12 @@ class Trained(NamedTuple):
         Raises:
             ValueError: The folder does not say.
         """
-        found = data.load_chat_template(self.folder)
-        if found is None or not isinstance(self.tokenizer, data.BPETokenizer):
+        found = data.load_chat_template(self.folder, self.chat_template)
+        if found is None:
             raise ValueError(
                 f"{self.folder} has no chat template, so how a conversation is written is not "
-                "known; --prompt continues a text."
+                "known: pass --chat-template chatml, or a file of the one it was trained with; "
+                "without --chat, --prompt continues a text."
             )
         return found
 

@@ -173,6 +173,8 @@ def train(
         if run.init is not None:
             source = find_folder(run.init)  # what it says is kept for experiments.export
             copy_beside(source, using.output, "config.json", "generation_config.json")
+        for name, content in run.files().items():
+            (using.output / name).write_text(content, encoding="utf-8")
     meter = Meter(run, using.mesh, length=length)
 
     def due(at: int) -> bool:

@@ -136,6 +136,10 @@ class Run:
         """What it is called in commands and folders."""
         return type(self).__name__.lower()
 
+    def files(self) -> dict[str, str]:
+        """What its folder has besides what every run's has, by name."""
+        return {}
+
 
 AnyRun = TypeVar("AnyRun", bound=Run)
 

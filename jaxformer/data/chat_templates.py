@@ -15,6 +15,12 @@ Pieces = tuple[tuple[str, bool], ...]
 Message = Mapping[str, Any]
 
 MARK = "70615243847362514051"  # digits, which no template trims, quotes or changes in case
+# By the name that stands for one. A message ends as a text does, so that an answer ends too.
+TEMPLATES = {
+    "chatml": "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}"
+    "{{ eos_token or '<|im_end|>' }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+}
 FIXED = ("role", "type", "id", "tool_call_id")  # what a template may compare with a word
 
 
@@ -35,6 +41,7 @@ class ChatTemplate:
         import_extra("jinja2")
         from jaxformer.data.template_sandbox import Generated, Sandbox
 
+        self.source = source
         self._sandbox, self._generated, self._tokens = Sandbox(), Generated, dict(tokens)
         try:
             self._template = self._sandbox.compile_bounded(source)
@@ -169,11 +176,12 @@ def _common(first: str, second: str) -> int:
     return len(os.path.commonprefix([first, second]))
 
 
-def load_chat_template(path: str | Path) -> ChatTemplate | None:
+def load_chat_template(path: str | Path, override: str | None = None) -> ChatTemplate | None:
     """The chat template beside a tokenizer.
 
     Args:
         path: The tokenizer's ``tokenizer.json``, or its folder.
+        override: Instead of the folder's own: a file of a template, or one of `TEMPLATES`.
 
     Returns:
         That of ``chat_template.jinja`` or of ``tokenizer_config.json``; None where there is none.
@@ -183,7 +191,13 @@ def load_chat_template(path: str | Path) -> ChatTemplate | None:
     """
     folder = Path(path).parent if Path(path).suffix == ".json" else Path(path)
     source: Any = None
-    if (folder / "chat_template.jinja").is_file():
+    if override is not None:
+        if override not in TEMPLATES and not Path(override).is_file():
+            raise ValueError(
+                f"{override} is no file of a chat template, and none of {', '.join(TEMPLATES)}."
+            )
+        source = TEMPLATES.get(override) or read_text(Path(override))
+    elif (folder / "chat_template.jinja").is_file():
         source = read_text(folder / "chat_template.jinja")
     elif (folder / CONFIG).is_file():
         source = read_json(folder / CONFIG).get("chat_template")

@@ -13,7 +13,9 @@ from jaxformer.data.tokenizers import (
 )
 
 
-def export_tokenizer(tokenizer: Tokenizer, folder: str | Path, *, begins: bool = True) -> None:
+def export_tokenizer(
+    tokenizer: Tokenizer, folder: str | Path, *, begins: bool = True, split: bool = True
+) -> None:
     """Write ``tokenizer.json`` and ``tokenizer_config.json`` for ``tokenizers`` and transformers.
 
     Transformers' ``AutoTokenizer`` then gives the ids of `Tokenizer.encode`, after the end of text
@@ -25,6 +27,8 @@ def export_tokenizer(tokenizer: Tokenizer, folder: str | Path, *, begins: bool =
         tokenizer: One of bytes, of characters, or a BPE.
         folder: Made where it is missing; `load_tokenizer` reads it too.
         begins: Whether texts begin with the end of text; an encoder's do not.
+        split: Whether a text that spells out the end of text does not become it; a chat template's
+            text does.
 
     Raises:
         ValueError: The tokenizer is of another kind.
@@ -51,7 +55,7 @@ def export_tokenizer(tokenizer: Tokenizer, folder: str | Path, *, begins: bool =
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": end,
         "eos_token": end,
-        "split_special_tokens": True,
+        "split_special_tokens": split,
         "clean_up_tokenization_spaces": False,
     }
     folder = Path(folder)

@@ -33,8 +33,8 @@ def pieces_of(
                 raise ValueError(f"{messages} is no list of objects with role and content.")
             if template is None:
                 raise ValueError(
-                    f"{messages} needs a tokenizer with a chat template: pass --tokenizer FOLDER, "
-                    f"or lines with {prompt} and {answer}."
+                    f"{messages} needs a tokenizer with a chat template: pass --tokenizer FOLDER "
+                    f"or --chat-template FILE, or lines with {prompt} and {answer}."
                 )
             return template.pieces(spoken)
         missing = [name for name in (prompt, answer) if not isinstance(line.get(name), str)]

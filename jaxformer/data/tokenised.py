@@ -98,6 +98,9 @@ def asked_tokens(
         template: What writes them.
         tokenizer: What encodes what is written.
 
+    Returns:
+        The tokens, special ones as the template spells them.
+
     Raises:
         ValueError: The template refuses the messages, or the text cannot be encoded.
     """

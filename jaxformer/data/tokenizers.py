@@ -298,7 +298,14 @@ class BPETokenizer:
 
 
 def begin_of_text(tokenizer: Tokenizer) -> int:
-    """The token that a document begins with: that of the tokenizer's makers, or the end of text."""
+    """The token that a document begins with.
+
+    Args:
+        tokenizer: Any.
+
+    Returns:
+        Its ``begin_of_text``, which its makers put before every text; else its end of text.
+    """
     return getattr(tokenizer, "begin_of_text", tokenizer.end_of_text)
 
 

@@ -224,6 +224,25 @@ def test_what_a_config_has_of_another_type_is_named(config, message, tmp_path):
         data.load_chat_template(tmp_path)
 
 
+@pytest.mark.parametrize("end", ["<|im_end|>", "</s>", None])
+def test_a_template_may_be_given_by_name_or_file(end, tmp_path):
+    """ChatML, whose messages end as the tokenizer's texts do."""
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": end}))
+    (tmp_path / "chat_template.jinja").write_text("the folder's")
+    (tmp_path / "mine.jinja").write_text("mine")
+    end = end or "<|im_end|>"
+    expected = f"<|im_start|>user\nhi{end}\n<|im_start|>assistant\n"
+    template = data.load_chat_template(tmp_path, "chatml")
+    assert template.render(TALK[:1], answering=True) == expected
+    assert [text for text, counts in template.pieces(TALK) if counts] == [
+        f"yo{end}\n",
+        f"yes{end}\n",
+    ]
+    assert data.load_chat_template(tmp_path, str(tmp_path / "mine.jinja")).render(TALK) == "mine"
+    with pytest.raises(ValueError, match="nope is no file of a chat template, and none of chatml"):
+        data.load_chat_template(tmp_path, "nope")
+
+
 def test_a_template_file_that_is_no_text_is_named(tmp_path):
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
     with pytest.raises(ValueError, match=r"chat_template\.jinja is not UTF-8"):

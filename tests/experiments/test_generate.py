@@ -452,5 +452,7 @@ def test_an_assistant_answers_one_prompt(assistant, capsys):
 
 
 def test_who_has_no_template_does_not_talk(folder):
-    with pytest.raises(ValueError, match=r"out has no chat template, .*--prompt continues a text"):
+    with pytest.raises(ValueError, match=r"out has no chat template, .*--chat-template chatml"):
         generate.main(generate.Generate(checkpoint=folder, chat=True))
+    with pytest.raises(ValueError, match=r"--chat-template is for --chat\."):
+        generate.Generate(checkpoint=folder, chat_template="chatml")

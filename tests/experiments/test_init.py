@@ -265,6 +265,33 @@ def test_held_out_answers_are_measured_alone(templated, folder, capsys):
     assert len(held_out) >= 5 and final == pytest.approx(bits / size, rel=1e-4)
 
 
+def test_a_template_is_for_instructions_and_a_tokenizer_that_there_is(folder):
+    for run in (BASE, started_from(BASE, str(folder))):
+        with pytest.raises(ValueError, match="--chat-template is for Instructions, and for a tok"):
+            replace(run, chat_template="chatml")
+
+
+@pytest.mark.slow
+def test_a_model_without_a_template_is_given_one_that_its_run_and_its_export_keep(folder):
+    data.export_tokenizer(data.load_tokenizer(folder), folder)  # has no template
+    lines = [{"prompt": f"the {n} fox", "answer": f"jumps {n}"} for n in range(60)]
+    Path("x.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    corpus, more = data.Instructions(path="x.jsonl"), {"chat_template": "chatml", "length": 64}
+    pretrain.main(replace(started_from(BASE, str(folder)), corpus=corpus, steps=2, **more))
+    exported = export.main(export.Export(checkpoint=Path("out"), output=Path("ours")))
+    talk = [{"role": "user", "content": "hi"}]
+    expected = "<|im_start|>user\nhi<|endoftext|>\n<|im_start|>assistant\n"
+    for at in (Path("out"), exported):
+        assert data.load_chat_template(at).render(talk, answering=True) == expected
+        ids = load_trained(at).asked(talk)
+        assert ids.count(data.load_tokenizer(at).end_of_text) == 1
+    run, given = (
+        evaluate.main(evaluate.Evaluate(checkpoint=checkpoint, text=corpus, chat_template=named))
+        for checkpoint, named in ((Path("out"), None), (Path("out"), "chatml"))
+    )
+    assert run == given
+
+
 @pytest.fixture
 def optimized():
     """As users compile: what makes hundreds of updates is sooner done."""
