@@ -61,7 +61,8 @@ def parse(
     default = runs[name]
     if resume is not None and not named and set(RESUMES) & set(arguments):
         default = resume(default, _given("--output", arguments))
-    if begin is not None and (init := _given("--init", arguments)) is not None:
+    init = _given("--init", arguments)
+    if begin is not None and init not in (None, getattr(default, "init", None)):
         default = begin(default, init)
     default, arguments, kind = _with_kind(default, arguments)
     named_before = f"Runs, named before the flags: {', '.join(runs)}. This is {name}."

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from experiments.command_line import parse, readable_errors
 from experiments.model_card import CARD, model_card
-from experiments.trained import Trained, copy_beside, load_trained
+from experiments.trained import BESIDE, Trained, copy_files, load_trained
 from jaxformer import data
 from jaxformer.config import EncoderDecoder, Rope
 from jaxformer.interop import load_config
@@ -125,7 +125,7 @@ def write_tokenizer(model: Trained, source: Path | None, folder: Path) -> None:
         if templated:
             shutil.copy(model.folder / TEMPLATE, folder)
         return
-    copy_beside(source, folder, *[CARD] * (model.step is None))
+    copy_files(source, folder, *BESIDE, *[CARD] * (model.step is None))
 
 
 def same_model(

@@ -30,10 +30,16 @@ import numpy as np
 from jax.sharding import Mesh
 
 from experiments.command_line import parse, readable_errors
-from experiments.trained import started_from
+from experiments.trained import learned_stop, origin, started_from
 from experiments.training.loop import Machinery, check_vocabulary, machinery, train
 from experiments.training.plot import plot_run
-from experiments.training.resume import asked_before, describe, explained_end, settled
+from experiments.training.resume import (
+    asked_before,
+    describe,
+    explained_end,
+    own_beginning,
+    settled,
+)
 from experiments.training.run import Run, output_folder, prepare_devices, show_run
 from jaxformer import data
 from jaxformer import functional as F
@@ -187,13 +193,25 @@ class Tokenising:
 
 
 class Text(NamedTuple):
-    """Rows to train on and to evaluate on, and what they were made from."""
+    """Rows to train on and to evaluate on, and what they were made from.
+
+    Attributes:
+        tokenizer: Of the text.
+        template: That wrote the instructions.
+        stop: Tokens that end a text.
+        train: Rows to train on.
+        held_out: Rows to evaluate on.
+        documents: Those that are held out.
+        cache: Folder of the rows.
+    """
 
     tokenizer: data.Tokenizer
+    template: data.ChatTemplate | None
+    stop: tuple[int, ...]
     train: data.AnyRows
     held_out: data.AnyRows
-    documents: data.Documents  # held out
-    cache: Path  # of the rows
+    documents: data.Documents
+    cache: Path
 
 
 def main(run: Pretrain, runs: Mapping[str, Pretrain] = RUNS) -> Path:
@@ -202,13 +220,13 @@ def main(run: Pretrain, runs: Mapping[str, Pretrain] = RUNS) -> Path:
     with output_folder(run) as output:
         again = show_run(run, runs, started_from)
         using = machinery(run, output, length=run.length)
-        text = read_corpus(run)
+        text = read_corpus(own_beginning(run, output))
         check_vocabulary(run.model, text.tokenizer)
         if run.epochs is not None:
             run = in_epochs(run, run.epochs, text.train)
         run = settled(run, output)
         if run.sample_tokens is not None:
-            encode_prompt(run, text.tokenizer)
+            encode_prompt(run, text)
         work(run, text, using)
         print(f"\nEverything is in {using.kept}. To repeat the run:\n  {again}")
     return output
@@ -260,7 +278,8 @@ def read_corpus(run: Pretrain) -> Text:
     weights = run.corpus.weights if isinstance(run.corpus, data.Mixture) else None
     train, held_out = (data.mix(rows, weights) for rows in zip(*packed, strict=True))
     documents = data.Documents(lambda: chain.from_iterable(part.held_out for part in parts))
-    return Text(tokenizer, train, held_out, documents, run.cache)
+    stop = learned_stop(origin(run, tokenizer), tokenizer)
+    return Text(tokenizer, template, stop, train, held_out, documents, run.cache)
 
 
 def read_part(
@@ -355,13 +374,13 @@ def chat_template(run: Pretrain) -> data.ChatTemplate | None:
     return None
 
 
-def encode_prompt(run: Pretrain, tokenizer: data.Tokenizer) -> list[int]:
+def encode_prompt(run: Pretrain, text: Text) -> list[int]:
     """The prompt of the sample at the end, after what begins a text; to an assistant, a question.
 
     Raises:
         ValueError: The tokenizer does not know it, or it leaves no room in a row.
     """
-    template = chat_template(run)
+    template, tokenizer = text.template, text.tokenizer
     try:
         if template is not None:
             asked = [{"role": "user", "content": run.prompt}]
@@ -382,7 +401,7 @@ def encode_prompt(run: Pretrain, tokenizer: data.Tokenizer) -> list[int]:
 def print_sample(run: Pretrain, text: Text, params: Any, mesh: Mesh, *, new: int) -> None:
     """Print how the model goes on from the prompt."""
     tokenizer = text.tokenizer
-    prompt = encode_prompt(run, tokenizer)
+    prompt = encode_prompt(run, text)
     longest = run.model.max_length or run.length
     tokens = generate(
         run.model,
@@ -391,7 +410,7 @@ def print_sample(run: Pretrain, text: Text, params: Any, mesh: Mesh, *, new: int
         max_new_tokens=min(new, longest - len(prompt)),
         vocab_size=tokenizer.vocab_size,
         sampler=Sample(temperature=0.8, top_p=0.95),
-        stop_tokens=(tokenizer.end_of_text,) if instructs(run.corpus) else (),
+        stop_tokens=text.stop if instructs(run.corpus) else (),
         key=jax.random.key(run.seed),
         dtype=run.dtype,
         mesh=mesh,

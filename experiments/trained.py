@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 from jax.sharding import Mesh
 
 from experiments.training.resume import digest
-from experiments.training.run import AnyRun
+from experiments.training.run import AnyRun, Run
 from experiments.training.stores import READ, fetch, kept
 from jaxformer import data
 from jaxformer.config import EncoderDecoder, TransformerConfig, from_json
@@ -186,9 +186,36 @@ def said_config(saved: dict[str, Any], folder: Path) -> TransformerConfig:
     return from_json(TransformerConfig, json.dumps(saved["config"]))
 
 
-def copy_beside(source: Path, folder: Path, *more: str) -> None:
-    """Copy what a Hugging Face folder has beside its weights, if it has it, and more files."""
-    for name in (*BESIDE, *more):
+def write_beginning(run: Run, tokenizer: data.Tokenizer, output: Path) -> None:
+    """Write the tokenizer of a run, and what the folders it begins with say beside it.
+
+    So that its own folder is enough to go on, to generate and to export.
+    """
+    if isinstance(run.tokenizer, data.Saved):
+        path = Path(run.tokenizer.path)
+        path = path if path.suffix == ".json" else path / "tokenizer.json"
+        copy_files(path.parent, output, *BESIDE)
+        shutil.copy(path, output / "tokenizer.json")
+    else:
+        tokenizer.save(output)
+    if (source := origin(run, tokenizer)) is not None:
+        copy_files(source, output, "config.json", "generation_config.json")
+    for name, content in run.files().items():
+        (output / name).write_text(content, encoding="utf-8")
+
+
+def origin(run: Run, tokenizer: data.Tokenizer) -> Path | None:
+    """The folder of --init, if its numbers of tokens are those of the run's tokenizer."""
+    if run.init is None:
+        return None
+    folder = find_folder(run.init)
+    known = (folder / "tokenizer.json").is_file()
+    return None if known and digest(data.load_tokenizer(folder)) != digest(tokenizer) else folder
+
+
+def copy_files(source: Path, folder: Path, *names: str) -> None:
+    """Copy the files of these names that there are."""
+    for name in names:
         if (source / name).is_file():
             shutil.copy(source / name, folder)
 
@@ -217,11 +244,10 @@ def from_run(folder: Path, step: int | Literal["best"] | None, mesh: Mesh | None
         raise ValueError(
             f"The tokenizer in {folder} is not the one the checkpoint was trained with."
         )
-    end = (tokenizer.end_of_text,)
     pairs = isinstance(config.topology, EncoderDecoder)
-    start = end if pairs else (data.begin_of_text(tokenizer),)
-    length = saved["run"].get("length")
-    return Trained(config, state["params"], tokenizer, here, start, end, length=length, step=step)
+    start = (tokenizer.end_of_text if pairs else data.begin_of_text(tokenizer),)
+    stop, length = learned_stop(here, tokenizer), saved["run"].get("length")
+    return Trained(config, state["params"], tokenizer, here, start, stop, length=length, step=step)
 
 
 def from_hugging_face(
@@ -230,14 +256,30 @@ def from_hugging_face(
     """Configuration, parameters and tokenizer, with the special tokens that the folder names."""
     tokenizer = data.load_tokenizer(folder)
     config, params = load_pretrained(folder, ignore=ignore, mesh=mesh)
+    said, stop = generation_ids(folder), stop_tokens(folder, tokenizer)
+    start = (said.get("bos_token_id", stop[0]),)
+    if isinstance(config.topology, EncoderDecoder):
+        start = (said.get("decoder_start_token_id", said.get("pad_token_id", start[0])),)
+    return Trained(config, params, tokenizer, folder, start, stop, specials=True)
+
+
+def generation_ids(folder: Path) -> dict[str, Any]:
+    """What config.json and, before it, generation_config.json say of a folder, if they do."""
     said: dict[str, Any] = {}
     for name in ("config.json", "generation_config.json"):
         if (folder / name).is_file():
             found = read_json(folder / name)
             said |= {key: value for key, value in found.items() if value is not None}
-    ends = said.get("eos_token_id", tokenizer.end_of_text)
-    stop = tuple(ends) if isinstance(ends, list) else (ends,)
-    start = (said.get("bos_token_id", stop[0]),)
-    if isinstance(config.topology, EncoderDecoder):
-        start = (said.get("decoder_start_token_id", said.get("pad_token_id", start[0])),)
-    return Trained(config, params, tokenizer, folder, start, stop, specials=True)
+    return said
+
+
+def stop_tokens(folder: Path, tokenizer: data.Tokenizer) -> tuple[int, ...]:
+    """What ends a text, by what a folder says of generation, else by its tokenizer."""
+    ends = generation_ids(folder).get("eos_token_id", tokenizer.end_of_text)
+    return tuple(ends) if isinstance(ends, list) else (ends,)
+
+
+def learned_stop(folder: Path | None, tokenizer: data.Tokenizer) -> tuple[int, ...]:
+    """What ends a text of a run: as in the folder it began with, and as it was trained to."""
+    before = () if folder is None else stop_tokens(folder, tokenizer)
+    return tuple(dict.fromkeys((*before, tokenizer.end_of_text)))

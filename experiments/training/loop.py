@@ -15,14 +15,14 @@ import optax
 from etils import epath
 from jax.sharding import Mesh
 
-from experiments.trained import copy_beside, load_trained
+from experiments.trained import load_trained, write_beginning
 from experiments.training import stores
 from experiments.training.memory import advice, check_memory, refuse_too_large
 from experiments.training.resume import find_start
 from experiments.training.run import RUN_FILE, Run, chosen_devices
 from jaxformer import costs, parallel
 from jaxformer.config import Decoder, TransformerConfig, to_json
-from jaxformer.data import Tokenizer
+from jaxformer.data import Saved, Tokenizer
 from jaxformer.interop import find_folder
 from jaxformer.interop.save import choose_family
 from jaxformer.layers import Transformer
@@ -168,13 +168,11 @@ def train(
     update = compile_updates(run, using, optimizer, batches)
     state = begin(run, using, optimizer, checkpoints, start)
     if parallel.is_first():
-        tokenizer.save(using.output)
+        if start == 0:
+            write_beginning(run, tokenizer, using.output)
+        elif not isinstance(run.tokenizer, Saved):  # its file may be damaged
+            tokenizer.save(using.output)
         (using.output / RUN_FILE).write_text(to_json(run, indent=1), encoding="utf-8")
-        if run.init is not None:
-            source = find_folder(run.init)  # what it says is kept for experiments.export
-            copy_beside(source, using.output, "config.json", "generation_config.json")
-        for name, content in run.files().items():
-            (using.output / name).write_text(content, encoding="utf-8")
     meter = Meter(run, using.mesh, length=length)
 
     def due(at: int) -> bool:

@@ -20,7 +20,7 @@ from experiments.training.run import RUN_FILE, AnyRun, Run, choose_folder, flatt
 from experiments.training.stores import kept
 from jaxformer import parallel
 from jaxformer.config import from_json, to_json
-from jaxformer.data import Tokenizer
+from jaxformer.data import Saved, Tokenizer
 from jaxformer.errors import INTERRUPTED, fail
 from jaxformer.json_files import read_json
 from jaxformer.training.checkpoints import Checkpoints
@@ -79,11 +79,29 @@ def saved(folder: epath.Path) -> bool:
     return (folder / RUN_FILE).is_file() and any((folder / "checkpoints").glob("[0-9]*"))
 
 
+def goes_on(run: Run, output: Path) -> bool:
+    """Whether it goes on where an earlier start of it ended."""
+    return (run.resume or run.resume_or_begin) and saved(kept(run.output or output))
+
+
+def own_beginning(run: AnyRun, output: Path) -> AnyRun:
+    """A run that goes on as one that began with its own folder, which has all that it needs."""
+    if not goes_on(run, output):
+        return run
+    changes: dict[str, Any] = {}
+    if run.init is not None:
+        changes["init"] = str(output)
+    if isinstance(run.tokenizer, Saved):
+        changes["tokenizer"] = Saved(path=str(output))
+    if getattr(run, "chat_template", None) is not None:
+        changes["chat_template"] = None  # it is beside the tokenizer
+    return replace(run, **changes)
+
+
 def settled(run: AnyRun, output: Path) -> AnyRun:
     """A run with its schedule in numbers: that with which it began, and a warm-up that fits."""
     steps, schedule = run.planned_steps, run.optimizer.schedule
-    resumed = run.resume or run.resume_or_begin
-    if run.schedule_steps is None and resumed and saved(kept(run.output or output)):
+    if run.schedule_steps is None and goes_on(run, output):
         steps = read_json(output / RUN_FILE)["schedule_steps"]
     if schedule.warmup_steps >= steps:
         shorter = max(1, steps // 10)

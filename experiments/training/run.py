@@ -9,7 +9,7 @@ import shlex
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
@@ -21,6 +21,7 @@ from experiments.training import stores
 from jaxformer import functional as F
 from jaxformer import parallel
 from jaxformer.config import TransformerConfig, to_json
+from jaxformer.data import TokenizerConfig
 from jaxformer.errors import IMPORTED
 from jaxformer.layers.mode import Remat
 from jaxformer.parallel import Hosts, MeshConfig
@@ -46,6 +47,7 @@ class Run:
         init: Begin with the weights of this folder instead of fresh ones: of Hugging Face, of its
             hub by name (Qwen/Qwen3-0.6B), or the output of a run. On the command line its model and
             its tokenizer come along, and other flags change them.
+        tokenizer: How text becomes tokens.
         batch_size: Rows of a batch, over all devices.
         accumulation: In how many parts a device works through its rows, to save memory.
         steps: Stop after this many updates, counted from the start of the run.
@@ -86,6 +88,7 @@ class Run:
 
     model: TransformerConfig
     init: str | None = None
+    tokenizer: TokenizerConfig
     batch_size: int
     accumulation: int = 1
     steps: int
@@ -214,7 +217,8 @@ def show_run(
     """
     begun = []
     if run.init is not None:
-        runs, begun = {name: begin(x, run.init) for name, x in runs.items()}, ["--init", run.init]
+        begun = ["--init", run.init]
+        runs = {name: _begun(named, run, begin) for name, named in runs.items()}
     found = {name: flags(run, named) for name, named in runs.items()}
     name = min(found, key=lambda name: len(found[name]))
     if run.show == "all":
@@ -226,6 +230,16 @@ def show_run(
     words = [name] * (name != next(iter(runs))) + begun
     words += chain(*(("--import", module) for module in IMPORTED))
     return shlex.join(["python", "-m", f"experiments.{run.name}", *words, *chain(*again)])
+
+
+def _begun(named: AnyRun, run: AnyRun, begin: Callable[[AnyRun, str], AnyRun]) -> AnyRun:
+    """A named run with what --init names; with that of the run, if it goes on and that is gone."""
+    try:
+        return begin(named, str(run.init))
+    except (ValueError, OSError, ImportError):
+        if not (run.resume or run.resume_or_begin):
+            raise
+        return replace(named, init=run.init, model=run.model, tokenizer=run.tokenizer)
 
 
 # Devices

@@ -25,7 +25,13 @@ from jax.sharding import Mesh
 from experiments.command_line import parse, readable_errors
 from experiments.trained import started_from
 from experiments.training.loop import Machinery, check_vocabulary, machinery, train
-from experiments.training.resume import asked_before, describe, explained_end, settled
+from experiments.training.resume import (
+    asked_before,
+    describe,
+    explained_end,
+    own_beginning,
+    settled,
+)
 from experiments.training.run import output_folder, prepare_devices, show_run
 from experiments.translate.date_forms import FORMS
 from experiments.translate.dates import WrittenDate, written_date
@@ -56,7 +62,7 @@ def main(run: Translate) -> Path:
         again = show_run(run, RUNS, started_from)
         run = settled(run, output)
         using = machinery(run, output, length=TARGET, source_lengths=run.source_lengths)
-        tokenizer = prepare(run)
+        tokenizer = prepare(own_beginning(run, output))
         check_vocabulary(run.model, tokenizer)
         work(run, tokenizer, using)
         print(f"\nWall time: {format_duration(time.monotonic() - since)}.")

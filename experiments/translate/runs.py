@@ -28,7 +28,6 @@ class Translate(Run):
     """What to train, for how long, and how to decode.
 
     Attributes:
-        tokenizer: How text becomes tokens.
         source_lengths: To how many tokens sources are padded, in rising order; a batch takes the
             first that holds its longest source, and the update is compiled once for each.
         group: How many batches are sorted by length together.

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,13 @@ import pytest
 
 from experiments import evaluate, export, finetune, pretrain
 from experiments.command_line import parse
-from experiments.trained import load_trained, started_from
+from experiments.trained import (
+    learned_stop,
+    load_trained,
+    started_from,
+    stop_tokens,
+    write_beginning,
+)
 from experiments.training.resume import asked_before
 from jaxformer import Transformer, data, generate, load_pretrained
 from jaxformer import functional as F
@@ -102,6 +109,77 @@ def test_an_export_says_what_the_folder_said(folder, tmp_path):
         assert written[name] == said[name]
     found = load_pretrained(tmp_path / "given")
     jax.tree.map(np.testing.assert_array_equal, found.params, load_trained(Path("out")).params)
+
+
+@pytest.fixture
+def ended(folder):
+    """The folder, which says that a text ends in token 0 or 9, by the second of its two files."""
+    said = json.loads((folder / "config.json").read_text()) | {"eos_token_id": [0, 7]}
+    (folder / "config.json").write_text(json.dumps(said))
+    (folder / "generation_config.json").write_text('{"eos_token_id": [0, 9]}')
+    return folder
+
+
+def test_what_ends_a_text_is_kept_with_a_run(ended):
+    """So are the tokenizer and its template, whatever its file is called; not ids of another."""
+    run, kept = started_from(BASE, str(ended)), Path("kept")
+    kept.mkdir()
+    write_beginning(run, data.load_tokenizer(ended), kept)
+    tokenizer = data.load_tokenizer(kept)
+    assert (kept / "tokenizer.json").read_bytes() == (ended / "tokenizer.json").read_bytes()
+    assert learned_stop(kept, tokenizer) == stop_tokens(ended, tokenizer) == (0, 9)
+    assert "chat_template" in json.loads((kept / "tokenizer_config.json").read_text())
+
+    other, path = Path("other"), ended / "another.json"
+    other.mkdir()
+    data.export_tokenizer(data.train_bpe(LINES, vocab_size=290), "made")
+    path.write_bytes(Path("made/tokenizer.json").read_bytes())
+    tokenizer = data.load_tokenizer(path)
+    write_beginning(replace(run, tokenizer=data.Saved(path=str(path))), tokenizer, other)
+    assert data.load_tokenizer(other).to_json() == tokenizer.to_json()
+    assert learned_stop(other, tokenizer) == (0,) and not (other / "config.json").exists()
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_without_the_folder_it_began_with(ended, capsys, monkeypatch):
+    """Bitwise as with it; and it answers, and ends its answers, as the folder would."""
+    stops, real = [], pretrain.generate
+
+    def spied(*arguments, stop_tokens, **options):
+        stops.append(stop_tokens)
+        return real(*arguments, stop_tokens=stop_tokens, **options)
+
+    monkeypatch.setattr(pretrain, "generate", spied)
+    settings = json.loads((ended / "tokenizer_config.json").read_text())
+    settings["chat_template"] = TEMPLATE
+    (ended / "tokenizer_config.json").write_text(json.dumps(settings))
+    lines = [{"prompt": f"the {n} fox", "answer": f"jumps {n * n}"} for n in range(60)]
+    Path("x.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    first = ["--init", str(ended), "--corpus", "Instructions(path='x.jsonl')", "--length", "48"]
+    first += ["--model.dropout.residual", "0.1", "--devices", "1", "--scan", "--no-tensorboard"]
+    first += ["--epochs", "None", "--batch-size", "8", "--sample-tokens", "2", "--cache", "cache"]
+    first += ["--schedule-steps", "9", "--log-every", "1", "--held-out", "0.2"]
+
+    def tuned(*arguments):
+        hooks = {"begin": started_from, "resume": asked_before}
+        finetune.main(parse(finetune.RUNS, "", [*arguments], **hooks))
+
+    tuned(*first, "--steps", "4", "--output", "whole")
+    again = ["--resume-or-begin", "--output", "out"]
+    tuned(*first, *again, "--steps", "2")
+    shutil.move(ended, "gone")
+    tuned("--resume", "--output", "out", "--steps", "3")
+    capsys.readouterr()
+    tuned(*first, *again, "--steps", "4")
+    assert f"  python -m experiments.finetune --init {ended} --" in capsys.readouterr().out
+    assert losses("out") == losses("whole")
+    assert stops == [(0, 9)] * 4
+    model, whole = load_trained(Path("out")), load_trained(Path("whole"))
+    assert model.stop == (0, 9) and model.config.dropout.residual == 0.1
+    jax.tree.map(np.testing.assert_array_equal, model.params, whole.params)
+    assert model.template().render([{"role": "user", "content": "x"}]) == "user: x\n"
+    export.main(export.Export(checkpoint=Path("out"), output=Path("given")))
+    assert load_trained(Path("given")).stop == (0, 9)
 
 
 @pytest.mark.slow
