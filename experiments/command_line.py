@@ -61,9 +61,9 @@ def parse(
     default = runs[name]
     if resume is not None and not named and set(RESUMES) & set(arguments):
         default = resume(default, _given("--output", arguments))
-    init = _given("--init", arguments)
-    if begin is not None and init not in (None, getattr(default, "init", None)):
-        default = begin(default, init)
+    before = (None, getattr(default, "init", None))  # what goes on with that has it already
+    if begin is not None and (init := _given("--init", arguments)) not in before:
+        default = begin(default, str(init))
     default, arguments, kind = _with_kind(default, arguments)
     named_before = f"Runs, named before the flags: {', '.join(runs)}. This is {name}."
     help_text = f"{description}\n\n{named_before} {IMPORT}"

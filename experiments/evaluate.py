@@ -26,7 +26,13 @@ from jax.sharding import Mesh
 
 from experiments.command_line import read, readable_errors
 from experiments.trained import Trained, load_trained
-from experiments.training.run import check_numbers, check_output_file, chosen_devices, simulate
+from experiments.training.run import (
+    check_numbers,
+    check_output_file,
+    check_uses,
+    chosen_devices,
+    simulate,
+)
 from jaxformer import data
 from jaxformer import functional as F
 from jaxformer.generation import Likelihood, likelihoods, windows
@@ -85,6 +91,7 @@ class Evaluate:
 
     def __post_init__(self):
         check_numbers(self)
+        check_uses(self, needs={"stride": "text", "limit": "tasks", "task_folder": "tasks"})
         if self.text is None and self.choices is None and not self.tasks:
             raise ValueError("There is nothing to measure: pass --text, --choices or --tasks.")
 

@@ -37,10 +37,11 @@ from experiments.training.resume import (
     asked_before,
     describe,
     explained_end,
+    goes_on,
     own_beginning,
     settled,
 )
-from experiments.training.run import Run, output_folder, prepare_devices, show_run
+from experiments.training.run import Run, check_uses, output_folder, prepare_devices, show_run
 from jaxformer import data
 from jaxformer import functional as F
 from jaxformer.config import GLU, Decoder, Head, MultiHead, QKNorm, TransformerConfig
@@ -99,6 +100,7 @@ class Pretrain(Run):
 
     def __post_init__(self):
         super().__post_init__()
+        check_uses(self, needs={"prompt": "sample_tokens"})
         if not 0 < self.held_out < 1:
             raise ValueError(f"held_out must lie between 0 and 1; got {self.held_out}.")
         if self.epochs is not None and not 0 < self.epochs < math.inf:
@@ -218,6 +220,8 @@ def main(run: Pretrain, runs: Mapping[str, Pretrain] = RUNS) -> Path:
     """Train, evaluate, sample; returns the output folder."""
     prepare_devices(run)
     with output_folder(run) as output:
+        if not goes_on(run, output):
+            check_length(run, runs)
         again = show_run(run, runs, started_from)
         using = machinery(run, output, length=run.length)
         text = read_corpus(own_beginning(run, output))
@@ -230,6 +234,15 @@ def main(run: Pretrain, runs: Mapping[str, Pretrain] = RUNS) -> Path:
         work(run, text, using)
         print(f"\nEverything is in {using.kept}. To repeat the run:\n  {again}")
     return output
+
+
+def check_length(run: Pretrain, runs: Mapping[str, Pretrain]) -> None:
+    """Refuse a run whose length is told twice, once otherwise than by a named run."""
+    if run.epochs is not None and run.steps not in {named.steps for named in runs.values()}:
+        raise ValueError(
+            f"--steps {run.steps} and --epochs {run.epochs:g} exclude each other; --epochs None "
+            "counts steps."
+        )
 
 
 def in_epochs(run: Pretrain, epochs: float, rows: data.AnyRows) -> Pretrain:

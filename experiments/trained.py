@@ -137,9 +137,11 @@ def load_trained(
         mesh: Devices to share the parameters out to.
 
     Raises:
-        ValueError: It is neither, or damaged.
+        ValueError: It is neither, or damaged; or what is asked for is for the other kind.
     """
     if (kept(folder) / "checkpoints").is_dir():
+        if ignore:
+            raise ValueError(f"--ignore is for a Hugging Face folder; {folder} is a run.")
         return from_run(folder, step, mesh)
     if (folder / "config.json").is_file():
         if step is not None:

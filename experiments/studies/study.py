@@ -16,7 +16,14 @@ from experiments.pretrain import RUNS, Pretrain, Text, read_corpus
 from experiments.studies.results import Numbers, Results
 from experiments.studies.seeds import Arm, Training, held_out_nats, shared_by, train_seeds
 from experiments.training.loop import check_vocabulary
-from experiments.training.run import check_numbers, chosen_devices, held, keep_programs, simulate
+from experiments.training.run import (
+    check_numbers,
+    check_uses,
+    chosen_devices,
+    held,
+    keep_programs,
+    simulate,
+)
 from jaxformer import costs
 from jaxformer.parallel import MeshConfig, make_mesh
 from jaxformer.training.optimizers import learning_rate
@@ -60,6 +67,7 @@ class Study:
 
     def __post_init__(self):
         check_numbers(self)
+        check_uses(self, excludes={"size": "run"})
         if self.seeds < 2:
             raise ValueError(f"A confidence interval needs at least 2 seeds; got {self.seeds}.")
         if self.run is not None and self.run not in RUNS:

@@ -120,6 +120,7 @@ class Run:
 
     def __post_init__(self):
         check_numbers(self)
+        check_uses(self, excludes={"resume": "resume_or_begin"})
         if self.expert_room is not None and not self.expert_room >= 1:
             raise ValueError(f"expert_room must be at least 1, or None; got {self.expert_room}.")
         if self.resume_or_begin and self.output is None:
@@ -264,7 +265,7 @@ def prepare_devices(run: Spread) -> None:
     Raises:
         ValueError: The processes were told different things, or not that they are many.
     """
-    if run.hosts.coordinator is not None and not run.distributed:
+    if run.hosts != Hosts() and not run.distributed:
         raise ValueError(f"{run.hosts} is for many processes; pass --distributed too.")
     simulate(run.devices)
     if run.distributed:

@@ -99,11 +99,18 @@ def answer(question: Question) -> str:
     else:
         config = zoo.get(question.name)
     if question.compile is not None:
+        if question.devices is not None:
+            raise ValueError(
+                f"compile {question.compile} says how many devices there are; leave out devices."
+            )
         from jaxformer.training import compiled
 
         jax.config.update("jax_platforms", "cpu")  # nothing is run
         devices = compiled.chips(question.compile)
-        chip = chip_of(devices[0].device_kind) or chip
+        known = chip_of(devices[0].device_kind)
+        if known is not None and question.chip not in (Question.chip, known.name):
+            raise ValueError(f"compile {question.compile} is for {known.name}; leave out chip.")
+        chip = known or chip
         question = replace(question, devices=len(devices))
     longest = config.max_length
     length = min(LENGTH, longest or LENGTH) if question.length is None else question.length

@@ -17,9 +17,10 @@ LENGTH = 4096
 def main() -> None:
     """Read the command line and print."""
     parser = argparse.ArgumentParser(prog="python -m jaxformer.zoo", description=__doc__)
-    parser.add_argument("name", nargs="?", help="a preset, such as llama-2-70b")
-    parser.add_argument("--list", action="store_true", help="name all presets")
-    parser.add_argument("--markdown", action="store_true", help="the survey, for a README")
+    one = parser.add_mutually_exclusive_group()
+    one.add_argument("name", nargs="?", help="a preset, such as llama-2-70b")
+    one.add_argument("--list", action="store_true", help="name all presets")
+    one.add_argument("--markdown", action="store_true", help="the survey, for a README")
     arguments = parser.parse_args()
     with readable_errors():
         if arguments.list:

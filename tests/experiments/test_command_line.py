@@ -12,12 +12,14 @@ from pathlib import Path
 import pytest
 
 from experiments import command_line, generate, pretrain, report
+from experiments.ablate import Ablation
 from experiments.command_line import fail, parse, readable_errors
+from experiments.evaluate import Evaluate
 from jaxformer import errors, zoo
 from jaxformer.config import GLU, MLP, Attention, Latent, LayerNorm, RMSNorm, Rope, SharedKV
 from jaxformer.data import ByteLevel, TextFiles
 from jaxformer.generation import Greedy, Sample
-from jaxformer.parallel import MeshConfig
+from jaxformer.parallel import Hosts, MeshConfig
 from jaxformer.training.optimizers import SGD, OptimizerConfig
 from jaxformer.training.schedules import Constant
 
@@ -376,6 +378,33 @@ def test_the_report_reads_its_flags_before_it_writes(arguments, status, said, ca
     assert ended.value.code == status
     shown = capsys.readouterr()
     assert said in " ".join((shown.out + shown.err).split())
+
+
+TINY = pretrain.RUNS["tiny"]
+
+
+@pytest.mark.parametrize(
+    "run, fields, message",
+    [
+        (TINY, {"resume": True, "resume_or_begin": True}, "--resume and --resume-or-begin exclude"),
+        (TINY, {"prompt": "a", "sample_tokens": None}, "--prompt is for --sample-tokens."),
+        (Evaluate(checkpoint="x", tasks=("any",)), {"stride": 3}, "--stride is for --text."),
+        (Evaluate(checkpoint="x", choices="x"), {"limit": 3}, "--limit is for --tasks."),
+        (Evaluate(checkpoint="x", choices="x"), {"task_folder": "x"}, "--task-folder is for --tas"),
+        (Ablation(axis="norm", run="tiny"), {"size": "gpu"}, "--size and --run exclude each"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
+)
+def test_what_would_change_nothing_is_refused(run, fields, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        replace(run, **fields)
+
+
+@pytest.mark.parametrize("fields", [{"steps": 7, "epochs": 2.0}, {"hosts": Hosts(wait=5)}])
+def test_a_run_whose_flags_do_not_go_together_leaves_nothing(fields, tmp_path):
+    with pytest.raises(ValueError, match=r"steps 7 and --epochs 2 excl|Hosts.*pass --distributed"):
+        pretrain.main(replace(TINY, output=tmp_path / "out", devices=1, **fields))
+    assert not (tmp_path / "out").exists()
 
 
 def test_generating_refuses_numbers_that_count_nothing():

@@ -150,6 +150,11 @@ def test_an_unknown_step_is_refused_with_those_there_are(folder):
         text(folder, step=7)
 
 
+def test_what_is_ignored_of_a_config_is_no_runs(folder):
+    with pytest.raises(ValueError, match="--ignore is for a Hugging Face folder; .*/out is a run"):
+        text(folder, ignore=("my_note",))
+
+
 def test_a_folder_without_checkpoints_is_refused(tmp_path, folder):
     message = "has no checkpoints and no config.json; give the output folder of a run, or a Hugg"
     with pytest.raises(ValueError, match=f"^{tmp_path} {message}"):

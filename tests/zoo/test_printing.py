@@ -105,6 +105,13 @@ def test_the_command_line_refuses_unknown_names():
     assert done.stderr.startswith("There is no preset 'lama-2-70b'. Similar: llama-2-70b")
 
 
+@pytest.mark.parametrize("flags", [["gpt-2-xl", "--list"], ["--list", "--markdown"]])
+def test_one_thing_is_printed_at_a_time(flags, monkeypatch, capsys):
+    with pytest.raises(SystemExit) as ended:
+        run(monkeypatch, capsys, *flags)
+    assert ended.value.code == 2 and "not allowed with argument" in capsys.readouterr().err
+
+
 def test_a_reader_that_leaves_early_is_no_error():
     command = [sys.executable, "-m", "jaxformer.zoo"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
