@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import tyro
 
+from experiments.training import stores
 from jaxformer.config import Attention, from_python
 from jaxformer.config.option import kinds_of
 from jaxformer.errors import fail
@@ -172,6 +173,30 @@ def choice(info: tyro.constructors.PrimitiveTypeInfo):
         instance_from_str=read,
         is_instance=fits,
         str_from_instance=lambda value: [_shown(v) for v in (value if several else [value])],
+    )
+
+
+@registry.primitive_rule
+def path(info: tyro.constructors.PrimitiveTypeInfo):
+    """Read a path that may be the address of a store."""
+    optional = info.type == Path | None
+    if not optional and info.type is not Path:
+        return None
+
+    def read(texts: list[str]) -> Path | None:
+        if optional and texts == ["None"]:
+            return None
+        if texts == [""]:
+            raise ValueError("a path must not be empty; got ''.")
+        stores.kept(Path(texts[0]))
+        return Path(texts[0])
+
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="{None}|PATH" if optional else "PATH",
+        instance_from_str=read,
+        is_instance=lambda value: isinstance(value, Path) or (optional and value is None),
+        str_from_instance=lambda value: [str(value)],
     )
 
 

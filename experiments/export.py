@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from experiments.command_line import parse, readable_errors
 from experiments.model_card import CARD, model_card
 from experiments.trained import BESIDE, Trained, copy_files, load_trained
+from experiments.training.stores import here
 from jaxformer import data
 from jaxformer.config import EncoderDecoder, Rope
 from jaxformer.interop import load_config
@@ -61,7 +62,7 @@ class Export:
 
 def main(run: Export) -> Path:
     """Write the folder; returns it."""
-    output = empty_folder(run.output, overwrite=run.overwrite)
+    output = empty_folder(here(run.output), overwrite=run.overwrite)
     model = load_trained(run.checkpoint, run.step, ignore=run.ignore)
     # A Hugging Face folder, or a run that began with one and keeps what it said.
     source = model.folder if (model.folder / "config.json").is_file() else None

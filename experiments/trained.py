@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from experiments.training.resume import digest
 from experiments.training.run import AnyRun, Run
-from experiments.training.stores import READ, fetch, kept
+from experiments.training.stores import READ, fetch, kept, reached
 from jaxformer import data
 from jaxformer.config import EncoderDecoder, TransformerConfig, from_json
 from jaxformer.interop import find_folder, load_config, load_pretrained
@@ -139,7 +139,7 @@ def load_trained(
     Raises:
         ValueError: It is neither, or damaged; or what is asked for is for the other kind.
     """
-    if (kept(folder) / "checkpoints").is_dir():
+    if (reached(folder) / "checkpoints").is_dir():
         if ignore:
             raise ValueError(f"--ignore is for a Hugging Face folder; {folder} is a run.")
         return from_run(folder, step, mesh)

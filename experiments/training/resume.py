@@ -17,7 +17,7 @@ from etils import epath
 from experiments.command_line import RESUMES
 from experiments.training.memory import TooLargeError, advice, is_out_of_memory
 from experiments.training.run import RUN_FILE, AnyRun, Run, choose_folder, flatten
-from experiments.training.stores import kept
+from experiments.training.stores import kept, reached
 from jaxformer import parallel
 from jaxformer.config import from_json, to_json
 from jaxformer.data import Saved, Tokenizer
@@ -60,7 +60,7 @@ def asked_before(run: AnyRun, output: str | None) -> AnyRun:
     What says where it runs, and not what it is, is that of the run given.
     """
     given = None if output is None else Path(output)
-    folder = kept(choose_folder(replace(run, resume=True, output=given)))
+    folder = reached(choose_folder(replace(run, resume=True, output=given)))
     if not saved(folder):
         return run
     try:

@@ -334,16 +334,17 @@ def output_folder(run: Run) -> Iterator[Path]:
     Where the run is kept in an object store, it is a folder of this machine; see `stores`.
 
     Raises:
-        ValueError: Another run holds the folder, it holds an earlier run, or there is none to
-            resume.
+        ValueError: Another run holds the folder, it holds an earlier run, there is none to resume,
+            or its store does not answer.
     """
     with contextlib.ExitStack() as holding:
 
         def take() -> str:
             folder = choose_folder(run)
+            there = stores.reached(folder, writes=True)
             holding.enter_context(held(stores.working(folder)))
             ours = ("checkpoints", "metrics.jsonl", "tokenizer.json", "tensorboard")
-            found = [name for name in ours if (stores.kept(folder) / name).exists()]
+            found = [name for name in ours if (there / name).exists()]
             if found and not (run.resume or run.resume_or_begin):
                 raise ValueError(
                     f"{folder} holds {', '.join(found)} of an earlier run. Pass --resume to go on "
@@ -392,9 +393,9 @@ def held(folder: Path) -> Iterator[None]:
         folder: Made where it is missing; it goes if nothing comes into it.
 
     Raises:
-        ValueError: Another process holds it; says which.
+        ValueError: Another process holds it, and which; or it is of no machine, but in a store.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    stores.here(folder).mkdir(parents=True, exist_ok=True)
     with open(folder / LOCK, "a+") as file:
         try:
             if fcntl is not None:

@@ -11,19 +11,64 @@ from pathlib import Path
 
 from etils import epath
 
+ADDRESS = re.compile(r"(\w{2,}):(?:/(.*))?")  # what `Path` makes of gs://bucket/run
 WORKING = Path("runs/stores")  # of a run
+PROBE = ".probe"  # an object that is written and removed
 READ = Path("runs/cache/stores")  # by other programs, which leave a run's alone
 
 
 def kept(folder: Path) -> epath.Path:
-    """Where a run is kept: the folder, or the store of whose address `Path` made gs:/bucket/run."""
-    return epath.Path(re.sub(r"^(\w{2,}):/", r"\1://", folder.as_posix()))
+    """Where a run is kept: the folder, or the store whose address it is.
+
+    Raises:
+        ValueError: No store has such an address.
+    """
+    address = ADDRESS.fullmatch(folder.as_posix())
+    if address is None:
+        return epath.Path(folder)
+    scheme, rest = address.groups("")
+    try:
+        there = epath.Path(f"{scheme}://{rest}")
+    except KeyError:
+        raise ValueError(f"{scheme}:// is no store; there are gs://, s3:// and az://.") from None
+    if not rest:
+        raise ValueError(f"{scheme}:// names no bucket; write {scheme}://bucket/run.")
+    return there
+
+
+def reached(folder: Path, *, writes: bool = False) -> epath.Path:
+    """Where a run is kept, which answers, and takes what is written.
+
+    Raises:
+        ValueError: The store does not, or a library that knows it is missing.
+    """
+    there = kept(folder)
+    try:
+        there.exists()
+        if writes and working(folder) != folder:
+            there.mkdir(parents=True, exist_ok=True)
+            (there / PROBE).write_bytes(b"")
+            (there / PROBE).unlink()
+    except Exception as error:  # of whatever library knows it
+        raise ValueError(f"{there} cannot be {'written' if writes else 'read'}: {error}") from error
+    return there
+
+
+def here(folder: Path) -> Path:
+    """A folder of this machine.
+
+    Raises:
+        ValueError: It is the address of a store.
+    """
+    if ADDRESS.fullmatch(folder.as_posix()):
+        raise ValueError(f"{kept(folder)} is in a store; this goes to a folder of this machine.")
+    return folder
 
 
 def working(folder: Path, root: Path = WORKING) -> Path:
     """Where its small files are on this machine: the folder itself if it is no store's."""
-    address = re.fullmatch(r"(\w{2,}):/(.*)", folder.as_posix())
-    return root / address[1] / address[2] if address else folder
+    address = ADDRESS.fullmatch(folder.as_posix())
+    return root / address[1] / (address[2] or "") if address else folder
 
 
 def fetch(folder: Path, root: Path = WORKING) -> Path:

@@ -428,7 +428,7 @@ def test_a_resumed_run_needs_none_of_its_flags_again(six):
     )
     assert named == replace(pretrain.RUNS["tiny"], resume=True, output=six)
     (six / "run.json").write_text('{"type": "Translate"}')
-    with pytest.raises(SystemExit):
+    with pytest.raises(ValueError, match="run.json is of another program or version: .* as in `sm"):
         given("--output", str(six))
 
 

@@ -1,0 +1,108 @@
+"""Addresses of object stores, which are looked at before anything is done."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from etils import epath
+
+from experiments import ablate, evaluate, export, generate, pretrain
+from experiments.benchmark.run import Benchmark
+from experiments.command_line import parse, read
+from experiments.trained import load_trained
+from experiments.training.run import held, output_folder
+from experiments.training.stores import kept, working
+from experiments.translate import runs
+
+PROGRAMS = {
+    "pretrain": lambda *flags: parse(pretrain.RUNS, "", [*flags]),
+    "translate": lambda *flags: parse(runs.RUNS, "", [*flags]),
+    "export": lambda *flags: parse(export.RUNS, "", [*flags]),
+    "generate": lambda *flags: parse(generate.RUNS, "", [*flags]),
+    "evaluate": lambda *flags: read(evaluate.Evaluate, "", ["x", *flags]),
+    "ablate": lambda *flags: read(ablate.Ablation, "", ["--axis", "norm", *flags]),
+    "benchmark": lambda *flags: read(Benchmark, "", [*flags]),
+}
+
+
+@pytest.mark.parametrize(
+    "program, address, message",
+    [
+        *((program, "", "a path must not be empty; got ''.") for program in PROGRAMS),
+        ("pretrain", "nope://b/run", "nope:// is no store; there are gs://, s3:// and az://."),
+        ("evaluate", "file:///x/run", "file:// is no store; there are gs://, s3:// and az://."),
+        ("generate", "gs://", "gs:// names no bucket; write gs://bucket/run."),
+    ],
+)
+def test_an_address_that_no_store_has_is_refused_by_its_flag(program, address, message, capsys):
+    with pytest.raises(SystemExit) as ended:
+        PROGRAMS[program]("--output", address)
+    assert ended.value.code == 2
+    said = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert f"Error parsing --output: {message}" in said
+
+
+def test_a_path_is_read_as_it_is():
+    for text in ("runs/a b", "None", ".", "gs://bucket/run", "12:30/run"):
+        expected = None if text == "None" else Path(text)
+        assert PROGRAMS["pretrain"]("--output", text).output == expected
+    assert str(kept(Path("gs://bucket/run"))) == "gs://bucket/run"
+    assert working(Path("gs://bucket/run")) == Path("runs/stores/gs/bucket/run")
+    assert PROGRAMS["export"]("--output", "None").output == Path("None")
+
+
+@pytest.fixture(scope="module")
+def unreachable():
+    """Stores of which one has no answer and the other may only be read."""
+
+    @epath.register_path_cls("shut://")
+    class Shut(epath.gpath.PosixGPath):
+        def exists(self):
+            raise RuntimeError("no credentials")  # of a library's own kind
+
+        is_dir = exists
+
+    @epath.register_path_cls("readonly://")
+    class ReadOnly(epath.gpath.PosixGPath):
+        def exists(self):
+            return False
+
+        def mkdir(self, **_):
+            pass
+
+        def write_bytes(self, _):
+            raise PermissionError("may not write")
+
+
+@pytest.mark.usefixtures("unreachable")
+@pytest.mark.parametrize(
+    "address, message",
+    [
+        ("shut://b/run", "shut:/.*b/run cannot be written: no credentials$"),
+        ("readonly://b/run", "readonly:/.*b/run cannot be written: may not write$"),
+    ],
+)
+def test_a_store_that_takes_nothing_is_refused_before_anything_is_there(
+    address, message, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    run = replace(pretrain.RUNS["tiny"], output=Path(address))
+    with pytest.raises(ValueError, match=message), output_folder(run):
+        pytest.fail("it would train")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("unreachable")
+def test_a_model_in_a_store_that_does_not_answer_is_refused():
+    with pytest.raises(ValueError, match="cannot be read: no credentials$"):
+        load_trained(Path("shut://b/run"))
+
+
+def test_what_goes_to_a_folder_of_this_machine_goes_to_no_store(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    message = "^gs://bucket/run is in a store; this goes to a folder of this machine.$"
+    with pytest.raises(ValueError, match=message), held(Path("gs://bucket/run")):
+        pytest.fail("it would begin")
+    with pytest.raises(ValueError, match=message):
+        export.main(export.Export(checkpoint=Path("x"), output=Path("gs://bucket/run")))
+    assert not list(tmp_path.iterdir())
