@@ -23,6 +23,7 @@ from experiments.training.run import RUN_FILE, Run, chosen_devices
 from jaxformer import costs, parallel
 from jaxformer.config import Decoder, TransformerConfig, to_json
 from jaxformer.data import Saved, Tokenizer
+from jaxformer.extras import import_extra
 from jaxformer.interop import find_folder
 from jaxformer.interop.save import choose_family
 from jaxformer.layers import Transformer
@@ -71,6 +72,7 @@ def machinery(
     Raises:
         ValueError: The devices cannot share the work or have no room, or nobody is logged in where
             the run would log to.
+        ImportError: What would write for TensorBoard is not installed.
     """
     mesh = parallel.make_mesh(run.mesh, chosen_devices(run.devices))
     parallel.check_fits(
@@ -82,6 +84,8 @@ def machinery(
     )
     check_memory(run, mesh, length=length, source_length=max(source_lengths, default=0))
     print_export_note(run.model)
+    if run.tensorboard:
+        import_extra("tensorboardX")
     if run.wandb is not None:
         parallel.first_decides(check_login)
     model = Transformer(

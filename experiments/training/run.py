@@ -393,9 +393,12 @@ def held(folder: Path) -> Iterator[None]:
         folder: Made where it is missing; it goes if nothing comes into it.
 
     Raises:
-        ValueError: Another process holds it, and which; or it is of no machine, but in a store.
+        ValueError: Another process holds it, and which; it is in a store, or a file.
     """
-    stores.here(folder).mkdir(parents=True, exist_ok=True)
+    try:
+        stores.here(folder).mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise ValueError(f"output must name a folder; {folder} is a file, or in one.") from None
     with open(folder / LOCK, "a+") as file:
         try:
             if fcntl is not None:

@@ -63,6 +63,14 @@ def test_a_folder_into_which_nothing_came_goes(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["ours"]
 
 
+@pytest.mark.parametrize("name", ["file", "file/run"])
+def test_a_file_is_no_folder(name, tmp_path):
+    (tmp_path / "file").touch()
+    message = f"^output must name a folder; .*{name} is a file, or in one.$"
+    with pytest.raises(ValueError, match=message), held(tmp_path / name):
+        pytest.fail("it would begin")
+
+
 def test_a_file_system_without_locks_keeps_nobody_out(tmp_path, monkeypatch):
     def unknown(*_):
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))

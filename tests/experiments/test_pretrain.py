@@ -593,6 +593,9 @@ def test_a_run_that_cannot_log_is_refused_before_text_is_read(monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ValueError, match=r"needs wandb, .* pip install 'jaxformer\[wandb\]'"):
         pretrain.main(replace(BASE, wandb="project"))
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    with pytest.raises(ImportError, match="needs tensorboardX, which is not installed: pip inst"):
+        pretrain.main(replace(BASE, tensorboard=True))
     assert not Path("out").exists()
 
 
