@@ -172,13 +172,17 @@ def of_text(using: Measured, corpus: data.Source) -> dict[str, float]:
     template = None
     if isinstance(corpus, data.Instructions):
         template = data.load_chat_template(using.model.folder, using.run.chat_template)
+    documents, tokenizer = data.documents(corpus, template=template), using.model.tokenizer
+    if not any(data.counted_text(document, tokenizer) for document in documents):
+        raise ValueError(f"The answers of {corpus} are empty.")
     count = dict.fromkeys(("documents", "bytes", "words", "tokens"), 0)
 
     def requests() -> Iterator[Request]:
-        for document in data.documents(corpus, template=template):
+        for document in documents:
+            text = data.counted_text(document, tokenizer)
             count["documents"] += 1
-            count["bytes"] += len(document.counted.encode())
-            count["words"] += len(document.counted.split())
+            count["bytes"] += len(text.encode())
+            count["words"] += len(text.split())
             for request in of_document(using, document):
                 count["tokens"] += len(request[1])
                 yield request

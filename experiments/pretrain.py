@@ -256,7 +256,11 @@ def in_epochs(run: Pretrain, epochs: float, rows: data.AnyRows) -> Pretrain:
 
 def work(run: Pretrain, text: Text, using: Machinery) -> None:
     """Train, sample, and draw what came of it."""
-    output, gzip = using.output, data.gzip_bits_per_byte(text.documents)
+    output = using.output
+    gzip = data.gzip_bits_per_byte(
+        data.Document(document.name, data.counted_text(document, text.tokenizer))
+        for document in text.documents
+    )
     with (
         Checkpoints(using.kept / "checkpoints", keep=run.keep) as checkpoints,
         explained_end(run, checkpoints, using.kept),
@@ -301,11 +305,18 @@ def read_part(
     """Tokenise what of a corpus is to train on and what is held out."""
     if source is not run.corpus:
         print(f"  {source}", flush=True)
-    train, held_out = (
-        data.pack(documents, tokenizer, row_length=run.length, folder=run.cache, told=Tokenising())
-        for documents in parts
-    )
-    for rows, name in ((train, "to train on"), (held_out, "held out")):
+    names, packed = ("to train on", "held out"), []
+    for name, documents in zip(names, parts, strict=True):
+        try:
+            packed.append(
+                data.pack(
+                    documents, tokenizer, row_length=run.length, folder=run.cache, told=Tokenising()
+                )
+            )
+        except ValueError as error:
+            raise ValueError(f"{source}, {name}: {error}") from error
+    train, held_out = packed
+    for rows, name in zip(packed, names, strict=True):
         if rows.num_targets < run.length and rows.counted is None:
             raise ValueError(
                 f"held_out {run.held_out} of {train.num_bytes + held_out.num_bytes} bytes leaves "

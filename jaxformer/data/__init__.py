@@ -38,6 +38,7 @@ from jaxformer.data.splits import Split as Split
 from jaxformer.data.splits import gzip_bits_per_byte as gzip_bits_per_byte
 from jaxformer.data.splits import split as split
 from jaxformer.data.tokenised import asked_tokens as asked_tokens
+from jaxformer.data.tokenised import counted_text as counted_text
 from jaxformer.data.tokenised import tokens_of as tokens_of
 from jaxformer.data.tokenizers import BPE as BPE
 from jaxformer.data.tokenizers import BPETokenizer as BPETokenizer

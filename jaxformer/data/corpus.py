@@ -123,11 +123,6 @@ class Document(NamedTuple):
     name: str
     text: str
 
-    @property
-    def counted(self) -> str:
-        """What of it is to be learned: all."""
-        return self.text
-
 
 class Instruction(NamedTuple):
     """A text of which some is to be learned.
@@ -144,11 +139,6 @@ class Instruction(NamedTuple):
     text: str
     pieces: Pieces
     opens: bool
-
-    @property
-    def counted(self) -> str:
-        """What of it is to be learned: the answers."""
-        return "".join(text for text, counts in self.pieces if counts)
 
 
 AnyDocument: TypeAlias = Document | Instruction

@@ -54,7 +54,8 @@ def pack(
         The rows, memory-mapped.
 
     Raises:
-        ValueError: The row length is below 1, or there is nothing to pack.
+        ValueError: The row length is below 1, or there is nothing to pack: no document, or of
+            instructions no answer.
         OSError: Writing failed. A full disk is reported with the folder and how far it went.
             Nothing is left but the parts.
     """
@@ -81,11 +82,18 @@ def pack(
                     if told is not None:
                         told(written, size.bytes)
                 writer.finish()
+            if size.instructions and not writer.num_bytes:
+                raise ValueError(
+                    f"The prompts of {size.documents} instructions leave no room for an answer in "
+                    f"rows of {row_length} tokens; take longer rows."
+                    if writer.cut
+                    else f"The answers of {size.documents} instructions are empty."
+                )
             metadata = {
                 "end_of_text": tokenizer.end_of_text,
                 "begin_of_text": begin_of_text(tokenizer),
-                "num_documents": size.documents,
-                "num_bytes": size.counted,
+                "num_documents": writer.num_documents,
+                "num_bytes": writer.num_bytes,
                 "num_targets": writer.num_targets,
             }
             _describe(partial, metadata)
@@ -152,27 +160,21 @@ def _file_digest(path: Path) -> str:
 
 
 class Size(NamedTuple):
-    """How many documents, whether instructions, and the bytes of all text and of what counts."""
+    """How many documents, whether instructions, and the bytes of their text."""
 
     documents: int
     instructions: bool
     bytes: int
-    counted: int
 
 
 def _digest(
     documents: Iterable[AnyDocument], tokenizer: Tokenizer, *, row_length: int
 ) -> tuple[str, Size]:
     digest = hashlib.sha256(f"{FORMAT} {row_length} {tokenizer.to_json()}".encode())
-    size = Size(0, False, 0, 0)
+    size = Size(0, False, 0)
     for document in documents:
         data = document.text.encode()
-        size = Size(
-            size.documents + 1,
-            isinstance(document, Instruction),
-            size.bytes + len(data),
-            size.counted + len(document.counted.encode()),
-        )
+        size = Size(size.documents + 1, isinstance(document, Instruction), size.bytes + len(data))
         # The length keeps two documents apart from one that joins them.
         digest.update(f" {len(data)} ".encode() + data)
         if isinstance(document, Instruction):

@@ -18,7 +18,9 @@ class RowWriter:
     """Writes rows in the layout of `jaxformer.data.rows`; less than one is kept in memory.
 
     Attributes:
-        num_targets: Targets that count, so far.
+        num_documents: Documents of which something counts, so far.
+        num_targets: Targets that count, as far as rows are written.
+        num_bytes: Bytes of the text that counts, so far, as far as it fits.
         cut: Documents that were longer than a row, where none may cross its end.
     """
 
@@ -45,7 +47,7 @@ class RowWriter:
         # What no row has yet: the last token of the last row, and what followed it.
         self._stream, self._counts = np.array([self._end], tokens), np.zeros(1, bool)
         self._starts = list[int]()
-        self._rows = self.num_targets = self.cut = 0
+        self._rows = self.num_documents = self.num_targets = self.num_bytes = self.cut = 0
         with contextlib.ExitStack() as stack:
             # Not memory maps: on a full disk, writing to one ends the process by a signal.
             self._files = {
@@ -67,18 +69,23 @@ class RowWriter:
         for num_tokens, opens in zip(part.lengths.tolist(), part.opens.tolist(), strict=True):
             begin, end = end, end + num_tokens
             ids, ids_count = part.tokens[begin:end], part.counts[begin:end]
+            sizes = part.sizes[begin:end]
             first = size - opens  # its first input
             if self._whole:
                 room = length - opens
                 if num_tokens - 1 > room:
                     ids = np.append(ids[:room], ids[-1:])
-                    ids_count = np.append(ids_count[:room], False)
+                    ids_count, sizes = np.append(ids_count[:room], False), sizes[:room]
                     self.cut += 1
+                if not ids_count.any():  # a row of nothing to learn would be an update of nothing
+                    continue
                 if first // length != (size + len(ids) - 2) // length:
                     fill = -first % length
                     stream.append(np.full(fill, self._end, ids.dtype))
                     counts.append(np.zeros(fill, bool))
                     size, first = size + fill, first + fill
+            self.num_documents += 1
+            self.num_bytes += int(sizes.sum())
             starts.append(first)
             stream.append(ids)
             counts.append(ids_count)

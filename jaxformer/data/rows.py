@@ -57,8 +57,8 @@ class PackedRows:
         tokens: As in `Row`, of all rows, as stored.
         end_of_text: The token that fills the last row.
         num_documents: Documents packed.
-        num_bytes: Bytes of their text in UTF-8, as far as it counts, the denominator of bits per
-            byte: ``sum of -log2 p(target) / num_bytes``.
+        num_bytes: Bytes in UTF-8 of the text of the targets that count, special tokens apart, the
+            denominator of bits per byte: ``sum of -log2 p(target) / num_bytes``.
         num_targets: Targets that count: the documents' tokens and one end of text for each.
         counted: Which targets count, where that is not every one: of instructions the answers.
         begin_of_text: What batches have in the place of an end of text that opens a document; None
@@ -153,7 +153,7 @@ class MixedRows:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of their text, as far as it counts."""
+        """Bytes of the text of the targets that count, special tokens apart."""
         return sum(part.num_bytes for part in self.parts)
 
     @property

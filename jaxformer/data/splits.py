@@ -84,7 +84,7 @@ def gzip_bits_per_byte(documents: Iterable[AnyDocument]) -> float:
     ``8 * len(gzip(text)) / len(text)`` of all texts joined, in UTF-8.
 
     Args:
-        documents: At least one byte of text.
+        documents: At least one byte of text; see `counted_text` for what counts of instructions.
 
     Returns:
         Bits per byte.
@@ -95,7 +95,7 @@ def gzip_bits_per_byte(documents: Iterable[AnyDocument]) -> float:
     packer = zlib.compressobj(9, wbits=31)  # the form of gzip
     size = packed = 0
     for document in documents:
-        data = document.counted.encode()
+        data = document.text.encode()
         size += len(data)
         packed += len(packer.compress(data))
     if not size:

@@ -12,8 +12,8 @@ import numpy as np
 from jaxtyping import Bool, Int32, Int64, UInt
 
 from jaxformer.data.chat_templates import ChatTemplate, Message, Pieces
-from jaxformer.data.corpus import AnyDocument, Instruction
-from jaxformer.data.tokenizers import BPETokenizer, Tokenizer
+from jaxformer.data.corpus import AnyDocument, Document, Instruction
+from jaxformer.data.tokenizers import BPETokenizer, Tokenizer, special_ids
 
 CHARACTERS_AT_ONCE = 1 << 22
 
@@ -24,6 +24,8 @@ class Part(NamedTuple):
     Attributes:
         tokens: Of all of them, each with the end of text that closes it.
         counts: Which of them count.
+        sizes: Bytes of the text that counts, of each; special tokens have none. Those of a text
+            that counts as a whole stand at its first token.
         lengths: How many each document has.
         opens: Whether an end of text opens it.
         num_bytes: Of their text.
@@ -31,6 +33,7 @@ class Part(NamedTuple):
 
     tokens: UInt[np.ndarray, " N"]
     counts: Bool[np.ndarray, " N"]
+    sizes: Int64[np.ndarray, " N"]
     lengths: Int64[np.ndarray, " D"]
     opens: Bool[np.ndarray, " D"]
     num_bytes: int
@@ -88,6 +91,29 @@ def tokens_of(document: AnyDocument, tokenizer: Tokenizer) -> tuple[list[int], l
     return part.tokens.tolist(), part.counts.tolist()
 
 
+def counted_text(document: AnyDocument, tokenizer: Tokenizer) -> str:
+    """The text of those tokens of a document that count, special tokens apart.
+
+    Its bytes are those of bits per byte, so that no figure depends on how a special token is spelt.
+
+    Args:
+        document: A text, of which all counts, or an instruction.
+        tokenizer: What encodes it.
+
+    Returns:
+        All of a text; the answers of an instruction.
+
+    Raises:
+        ValueError: It cannot be encoded; says which.
+    """
+    if isinstance(document, Document):
+        return document.text
+    (tokens,) = _tokens([document], tokenizer)
+    text, ends, sizes = document.text.encode(), np.cumsum(tokens.sizes), tokens.counted_sizes
+    parts = (text[end - size : end] for end, size in zip(ends, sizes, strict=True))
+    return b"".join(parts).decode(errors="replace")
+
+
 def asked_tokens(
     messages: Sequence[Message], template: ChatTemplate, tokenizer: Tokenizer
 ) -> list[int]:
@@ -127,56 +153,127 @@ def _groups(documents: Iterable[AnyDocument]) -> Iterator[list[AnyDocument]]:
         yield group
 
 
+class _Tokens(NamedTuple):
+    """Of one document, without its end of text.
+
+    Attributes:
+        ids: The tokens.
+        counts: Which of them count.
+        special: Which of them stand for no text.
+        sizes: Bytes that each has of the text as it is written.
+    """
+
+    ids: Int32[np.ndarray, " T"]
+    counts: Bool[np.ndarray, " T"]
+    special: Bool[np.ndarray, " T"]
+    sizes: Int64[np.ndarray, " T"]
+
+    @property
+    def counted_sizes(self) -> Int64[np.ndarray, " T"]:
+        """Bytes that each has of the text that counts."""
+        return self.sizes * (self.counts & ~self.special)
+
+
 def _encode(documents: Sequence[AnyDocument], tokenizer: Tokenizer) -> Part:
-    try:
-        encoded = _tokens(documents, tokenizer)
-    except ValueError:
-        for document in documents:
-            try:
-                _tokens([document], tokenizer)
-            except ValueError as error:
-                raise ValueError(f"{document.name}: {error}") from error
-        raise
-    end = np.array([tokenizer.end_of_text])
-    tokens, counts, lengths = list[np.ndarray](), list[np.ndarray](), list[int]()
-    for document, (ids, count) in zip(documents, encoded, strict=True):
-        tokens += ids, end
-        counts += count, np.array([_pieces(document)[-1][1]])
-        lengths.append(len(ids) + 1)
+    end, none = np.array([tokenizer.end_of_text]), np.zeros(1, np.int64)
+    tokens, counts, sizes = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
+    lengths = list[int]()
+    for document, each in zip(documents, _tokens(documents, tokenizer), strict=True):
+        tokens += each.ids, end
+        counts += each.counts, np.array([_pieces(document)[-1][1]])
+        sizes += each.counted_sizes, none
+        lengths.append(len(each.ids) + 1)
     return Part(
         np.concatenate(tokens).astype(unsigned(tokenizer.vocab_size)),
         np.concatenate(counts),
+        np.concatenate(sizes),
         np.array(lengths),
         np.array([_opens(document) for document in documents]),
         sum(len(document.text.encode()) for document in documents),
     )
 
 
-def _tokens(
-    documents: Sequence[AnyDocument], tokenizer: Tokenizer
-) -> list[tuple[np.ndarray, np.ndarray]]:
-    """The tokens of each document and which of them count, without its end of text."""
+def _tokens(documents: Sequence[AnyDocument], tokenizer: Tokenizer) -> list[_Tokens]:
+    try:
+        return _tokens_at_once(documents, tokenizer)
+    except ValueError:
+        for document in documents:
+            try:
+                _tokens_at_once([document], tokenizer)
+            except ValueError as error:
+                raise ValueError(f"{document.name}: {error}") from error
+        raise
+
+
+def _tokens_at_once(documents: Sequence[AnyDocument], tokenizer: Tokenizer) -> list[_Tokens]:
     pieces = [_pieces(document)[:-1] for document in documents]
     texts = [document.text for document in documents]
     if not any(isinstance(document, Instruction) for document in documents):
-        return [(ids, np.ones(len(ids), bool)) for ids in tokenizer.encode_batch(texts)]
+        encoded = zip(texts, tokenizer.encode_batch(texts), strict=True)
+        return [_all_counts(ids, len(text.encode())) for text, ids in encoded]
+    special = list(special_ids(tokenizer))
     if isinstance(tokenizer, BPETokenizer):
         rendered = not all(map(_opens, documents))
-        encoded = tokenizer.encode_offsets(texts, rendered=rendered)
+        offsets = tokenizer.encode_offsets(texts, rendered=rendered)
         return [
-            (ids, _counts(offsets, each))
-            for (ids, offsets), each in zip(encoded, pieces, strict=True)
+            _Tokens(ids, _counts(spans, each), np.isin(ids, special), _sizes(text, spans))
+            for text, (ids, spans), each in zip(texts, offsets, pieces, strict=True)
         ]
     # Bytes and characters are the same in parts as in the whole.
     found = iter(tokenizer.encode_batch([text for each in pieces for text, _ in each]))
-    parts = [[(next(found), counts) for _, counts in each] for each in pieces]
+    parts = [[(next(found), text, counts) for text, counts in each] for each in pieces]
     return [
-        (
-            np.concatenate([ids for ids, _ in each]),
-            np.concatenate([np.full(len(ids), counts) for ids, counts in each]),
+        _Tokens(
+            ids := np.concatenate([ids for ids, _, _ in each]),
+            np.concatenate([np.full(len(ids), counts) for ids, _, counts in each]),
+            np.isin(ids, special),
+            np.concatenate([_even_sizes(text, len(ids)) for ids, text, _ in each]),
         )
         for each in parts
     ]
+
+
+def _all_counts(ids: Int32[np.ndarray, " T"], size: int) -> _Tokens:
+    """Those of a text; no row leaves a part of them out, so all its bytes stand at the first."""
+    sizes = np.zeros(len(ids), np.int64)
+    sizes[:1] = size
+    return _Tokens(ids, np.ones(len(ids), bool), np.zeros(len(ids), bool), sizes)
+
+
+def _sizes(text: str, offsets: Int32[np.ndarray, "T 2"]) -> Int64[np.ndarray, " T"]:
+    """Bytes of a text that belong to each token, by its characters; together they are all.
+
+    What stands between two tokens belongs to the second, and at the end of the text to the last. A
+    character of which several tokens have some bytes is divided among them evenly.
+    """
+    if not len(offsets):
+        return np.zeros(0, np.int64)
+    before = np.concatenate([[0], np.cumsum(_character_sizes(text))])
+    ends = np.maximum.accumulate(offsets[:, 1])
+    ends[-1] = len(text)
+    # Tokens of one character, or of several that were normalised to one, form a group.
+    new = np.ones(len(offsets), bool)
+    new[1:] = (offsets[1:] != offsets[:-1]).any(axis=1) | (offsets[1:, 0] >= offsets[1:, 1])
+    groups, places = np.cumsum(new) - 1, np.flatnonzero(new)
+    counts = np.diff(np.append(places, len(new)))
+    totals = np.diff(before[ends[places + counts - 1]], prepend=0)
+    place = np.arange(len(new)) - places[groups]
+    shares = totals[groups] * np.stack([place, place + 1]) // counts[groups]
+    return shares[1] - shares[0]
+
+
+def _even_sizes(text: str, count: int) -> Int64[np.ndarray, " T"]:
+    """Of tokens that are characters, or else of tokens that are alike, such as bytes."""
+    sizes = _character_sizes(text)
+    if len(sizes) == count:
+        return sizes
+    return np.diff(sizes.sum() * np.arange(count + 1) // max(count, 1))
+
+
+def _character_sizes(text: str) -> Int64[np.ndarray, " C"]:
+    """Bytes of each character in UTF-8."""
+    codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+    return 1 + np.sum([codes >= first for first in (0x80, 0x800, 0x10000)], axis=0)
 
 
 def _opens(document: AnyDocument) -> bool:

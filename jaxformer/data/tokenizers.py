@@ -219,6 +219,10 @@ class BPETokenizer:
         self.end_of_text: int = ids[end_of_text]
         with self._special_tokens(split=False):
             self.begin_of_text: int = backend.encode(end_of_text).ids[0]
+        added = backend.get_added_tokens_decoder()
+        self.special_ids = frozenset(i for i, token in added.items() if token.special) | {
+            self.end_of_text
+        }
         # Not the number of tokens: a vocabulary may have gaps.
         self.vocab_size: int = max(ids.values()) + 1
 
@@ -307,6 +311,11 @@ def begin_of_text(tokenizer: Tokenizer) -> int:
         Its ``begin_of_text``, which its makers put before every text; else its end of text.
     """
     return getattr(tokenizer, "begin_of_text", tokenizer.end_of_text)
+
+
+def special_ids(tokenizer: Tokenizer) -> frozenset[int]:
+    """The tokens that stand for no text: the end of text, and all that its makers call special."""
+    return getattr(tokenizer, "special_ids", frozenset([tokenizer.end_of_text]))
 
 
 def build_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:

@@ -79,6 +79,51 @@ def test_what_is_longer_than_a_row_is_counted_and_said(tmp_path):
         rows = rows_of(data.documents(write(tmp_path / "x.jsonl", *lines)), 6, tmp_path)
     assert [spelt(rows[i].tokens) for i in (0, 1)] == ["EabcdeE", "EijEEEE"]
     assert rows.num_targets == 2 + 2  # of the first answer what fits, and no end
+    assert rows.num_bytes == 2 + 1
+
+
+@pytest.mark.filterwarnings("ignore:.* are longer than a row")
+@pytest.mark.parametrize("length", [7, 11, 12, 13, 14, 15, 16, 24, 40])
+@pytest.mark.parametrize("kind", ["bytes", "characters", "pieces"])
+def test_bytes_are_those_of_the_targets_that_count(kind, length, tmp_path):
+    """Wherever a row cuts an answer: they are what its tokens are decoded to."""
+    answer = "z\u00e9\u5929z\U0001f600z" * 3
+    tokenizer = {
+        "bytes": BYTES,
+        "characters": data.CharacterTokenizer("".join(sorted(set("abc" + answer)))),
+        "pieces": data.train_bpe(["abc abc z"], vocab_size=262),
+    }[kind]
+    corpus = write(tmp_path / "x.jsonl", {"prompt": "abc", "answer": answer})
+    rows = rows_of(data.documents(corpus), length, tmp_path, tokenizer)
+    targets = rows.tokens[:, 1:][rows.mask([0])].tolist()
+    if kind == "characters":
+        size = len(tokenizer.decode(targets).encode())
+    else:  # a byte each
+        size = len(targets) - targets.count(tokenizer.end_of_text)
+    assert rows.num_bytes == size > 0
+
+
+def test_instructions_whose_prompts_fill_a_row_are_left_out(tmp_path):
+    lines = [{"prompt": "a" * n, "answer": "b"} for n in (6, 2, 9)]
+    corpus = write(tmp_path / "x.jsonl", *lines)
+    with pytest.warns(UserWarning, match="2 of 3 instructions are longer than a row of 6 tokens"):
+        rows = rows_of(data.documents(corpus), 6, tmp_path)
+    assert [spelt(rows[i].tokens) for i in range(len(rows))] == ["EaabEEE"]
+    assert (rows.num_documents, rows.num_targets, rows.num_bytes) == (1, 2, 1)
+
+
+@pytest.mark.parametrize(
+    "prompt, answer, message",
+    [
+        ("a" * 9, "b", "prompts of 2 instructions leave no room for an answer in rows of 6 tokens"),
+        ("a", "", "The answers of 2 instructions are empty"),
+    ],
+)
+def test_instructions_that_teach_nothing_are_refused(prompt, answer, message, tmp_path):
+    corpus = write(tmp_path / "x.jsonl", *[{"prompt": prompt, "answer": answer}] * 2)
+    with pytest.raises(ValueError, match=message):
+        rows_of(data.documents(corpus), 6, tmp_path / "cache")
+    assert all(path.suffix == ".parts" for path in (tmp_path / "cache").iterdir())
 
 
 def test_rows_are_opened_again_and_differ_by_what_counts(tmp_path):
@@ -139,6 +184,31 @@ def test_special_tokens_of_a_template_are_single_tokens(chatting, tmp_path):
         "4<|im_end|>\n6<|im_end|>\nYes<|im_end|>\n"
     )
     assert batch.positions[0][1] == 0  # a template opens its text itself
+    assert rows.num_bytes == len("4\n6\nYes\n")  # however <|im_end|> is spelt
+    said = [data.counted_text(document, tokenizer) for document in documents]
+    assert said == ["4\n6\n", "Yes\n"]
+
+
+@pytest.mark.parametrize("normaliser", [None, hf.normalizers.NFKC()], ids=["as it is", "NFKC"])
+@pytest.mark.parametrize("pieces", ["words", "byte fallback"])
+def test_the_text_that_counts_is_that_of_the_file(pieces, normaliser, tmp_path):
+    """What a tokenizer leaves out or writes otherwise is of it; bytes are those of the file."""
+    answer = " the \ufb01rst\u2003\u212b  \u5929 "
+    if pieces == "words":
+        names = {"<eos>": 0, "?": 1, "what": 2}
+        backend = hf.Tokenizer(hf.models.WordLevel(names, unk_token="?"))
+        backend.pre_tokenizer = hf.pre_tokenizers.Whitespace()
+    else:
+        names = {f"<0x{i:02X}>": i for i in range(256)} | {"<eos>": 256, "\u2581": 257, "what": 258}
+        backend = hf.Tokenizer(hf.models.BPE(names, [], byte_fallback=True, unk_token="<0x3F>"))
+        backend.pre_tokenizer = hf.pre_tokenizers.Metaspace(prepend_scheme="first")
+    if normaliser is not None:
+        backend.normalizer = normaliser
+    tokenizer = data.BPETokenizer(backend, end_of_text="<eos>")
+    corpus = write(tmp_path / "x.jsonl", {"prompt": "what", "answer": answer})
+    (document,) = data.documents(corpus)
+    assert data.counted_text(document, tokenizer) == answer
+    assert rows_of([document], 99, tmp_path, tokenizer).num_bytes == len(answer.encode())
 
 
 def test_a_template_may_stand_in_a_file_of_its_own(chatting):

@@ -92,17 +92,25 @@ def test_of_instructions_the_answers_are_measured(folder):
     model = load_trained(folder)
     end, encode = model.tokenizer.end_of_text, model.tokenizer.encode
     asked = encode("what? ").tolist()
-    nats = 0.0
+    nats, size = 0.0, 0
     for text in TEXTS:
         whole = encode("what? " + text).tolist()  # its first word may have the space before it
         first = len(os.path.commonprefix([asked, whole])) + 1
+        size += len(model.tokenizer.decode(whole[first - 1 :]).encode())
         nats -= log_probability(model, [*model.start, *whole, end], first)
     corpus = data.Instructions(path=str(folder.parent / "asked.jsonl"))
     found = evaluate.main(Evaluate(checkpoint=folder, text=corpus))["text"]
-    size = len("".join(TEXTS).encode())
+    assert found["bytes"] == size
     assert found["bits_per_byte"] == pytest.approx(nats / math.log(2) / size, rel=1e-5)
     windowed = evaluate.main(Evaluate(checkpoint=folder, text=corpus, length=7))["text"]
     assert windowed["tokens"] == found["tokens"] == sum(len(encode(t)) + 1 for t in TEXTS)
+
+
+def test_answers_that_are_all_empty_have_no_figures(folder, tmp_path):
+    (tmp_path / "none.jsonl").write_text('{"prompt": "what?", "answer": ""}\n' * 2)
+    corpus = data.Instructions(path=str(tmp_path / "none.jsonl"))
+    with pytest.raises(ValueError, match=r"The answers of .*none\.jsonl are empty\."):
+        evaluate.main(Evaluate(checkpoint=folder, text=corpus))
 
 
 def test_a_perplexity_beyond_all_floats_is_infinite(folder, tmp_path):

@@ -28,7 +28,16 @@ from experiments.training.resume import asked_before, settled
 from experiments.training.run import flatten, show_run
 from jaxformer import inspect
 from jaxformer.config import GLU, Embedding, Learned, MultiHead, TransformerConfig
-from jaxformer.data import BPE, Batches, ByteLevel, Characters, TextFiles, load_tokenizer
+from jaxformer.data import (
+    BPE,
+    Batches,
+    ByteLevel,
+    Characters,
+    Instructions,
+    TextFiles,
+    counted_text,
+    load_tokenizer,
+)
 from jaxformer.layers import Transformer
 from jaxformer.parallel import MeshConfig, declarations, make_mesh
 from jaxformer.training import loop, step
@@ -274,7 +283,7 @@ def test_texts_and_instructions_are_mixed_by_weight(tmp_path, monkeypatch, capsy
     assert [int(rows.sum()) for rows in of_sums] == [2, 2, 2, 2]
     names = {document.name.partition(".")[0] for document in text.documents}
     assert names == {"corpus", "sums"}
-    sums = sum(len(document.counted) for document in text.documents)
+    sums = sum(len(counted_text(each, text.tokenizer)) for each in text.documents)
     assert text.held_out.num_bytes == sums
 
 
@@ -636,6 +645,15 @@ def test_a_run_that_cannot_log_is_refused_before_text_is_read(monkeypatch):
             {"prompt": "→", "tokenizer": Characters()},
             r"prompt '.u2192' cannot be encoded: Character '.u2192' \(U\+2192\) at 0, in line 1",
         ),
+        (
+            {"corpus": Instructions(path="long.jsonl")},
+            r"long\.jsonl, to train on: The prompts of 18 instructions leave no room for an answer "
+            r"in rows of 16 tokens; take longer rows\.",
+        ),
+        (
+            {"corpus": Instructions(path="half.jsonl")},
+            r"half\.jsonl, held out: The answers of 2 instructions are empty\.",
+        ),
         ({"held_out": 1.5}, r"held_out must lie between 0 and 1; got 1\.5\."),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
@@ -643,6 +661,11 @@ def test_a_run_that_cannot_log_is_refused_before_text_is_read(monkeypatch):
 def test_what_cannot_be_is_refused_before_anything_is_written(changes, message):
     Path("empty.txt").write_text("")
     Path("latin.txt").write_bytes(b"Ba\xe4r\n")
+    asked = {"prompt": "a prompt as long as a row", "answer": "b"}
+    Path("long.jsonl").write_text("\n".join([json.dumps(asked)] * 20))
+    answers = ["" if line in (5, 12) else "b" * 3 for line in range(1, 21)]  # those are held out
+    lines = (json.dumps({"prompt": "?" * (4 - len(a)), "answer": a}) for a in answers)
+    Path("half.jsonl").write_text("\n".join(lines))
     with pytest.raises(ValueError, match=message):
         pretrain.main(replace(BASE, **changes))
     assert not Path("out").exists()
