@@ -31,7 +31,7 @@ from jaxformer.config import (
     TransformerConfig,
     Yarn,
 )
-from jaxformer.data import ByteLevel, TextFiles, train_bpe
+from jaxformer.data import ByteLevel, CharacterTokenizer, TextFiles, export_tokenizer, train_bpe
 from jaxformer.generation import Beam, Greedy, Sample
 from jaxformer.training.checkpoints import Checkpoints
 from jaxformer.training.optimizers import OptimizerConfig
@@ -400,6 +400,18 @@ def test_a_prompt_that_cannot_be_continued_is_named_before_any_is(
     with pytest.raises(ValueError, match=message):
         continued(folder, tmp_path / name, tmp_path / "said.jsonl")
     assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_a_character_that_an_exported_tokenizer_lacks_is_named(tmp_path):
+    config = zoo.get("llama-2-7b").tiny()
+    folder, tokenizer = tmp_path / "model", CharacterTokenizer("ab")
+    params = jax.eval_shape(Transformer(config).init, jax.random.key(0), jnp.zeros((1, 2), int))
+    params = jax.tree.map(lambda x: np.zeros(x.shape, np.float32), params["params"])
+    save_pretrained(folder, config, params)
+    export_tokenizer(tokenizer, folder)
+    (tmp_path / "x.txt").write_text("ab\nac\n")
+    with pytest.raises(ValueError, match="x.txt line 2: The prompt 'ac' cannot be encoded: .*Miss"):
+        continued(folder, tmp_path / "x.txt", tmp_path / "said.jsonl")
 
 
 def test_an_output_is_whole_or_as_it_was(folder, tmp_path, monkeypatch):
