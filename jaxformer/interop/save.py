@@ -96,9 +96,11 @@ def empty_folder(folder: str | Path, *, overwrite: bool = False) -> Path:
         overwrite: Whether it may also be a model's, which has a config.json.
 
     Raises:
-        ValueError: There is something else in it, or it is a file.
+        ValueError: There is something else in it, or it is a file, or in one.
     """
     folder = Path(folder).expanduser().resolve()
+    if files := [parent for parent in folder.parents if parent.is_file()]:
+        raise ValueError(f"{folder} cannot be a folder: {files[0]} is a file.")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         if not overwrite:
             raise ValueError(

@@ -21,6 +21,8 @@ def test_a_folder_with_something_in_it_is_left_alone(tmp_path, loaded):
         save_pretrained(tmp_path, *loaded)
     with pytest.raises(ValueError, match=r"mine exists and is not empty"):
         save_pretrained(tmp_path / "mine", *loaded)
+    with pytest.raises(ValueError, match=r"out cannot be a folder: .*mine is a file\."):
+        save_pretrained(tmp_path / "mine" / "new" / "out", *loaded)
     (tmp_path / "empty").mkdir()
     save_pretrained(tmp_path / "empty", *loaded)
     assert (tmp_path / "empty" / "config.json").is_file()
