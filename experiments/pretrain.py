@@ -71,7 +71,6 @@ class Pretrain(Run):
 
     Attributes:
         corpus: The text.
-        tokenizer: How text becomes tokens; trained on the training text where it needs training.
         chat_template: How instructions are written, instead of as the tokenizer's folder says: a
             file of Jinja, or "chatml". The run keeps it.
         held_out: Share of the text that is kept for evaluation.

@@ -47,7 +47,7 @@ class Run:
         init: Begin with the weights of this folder instead of fresh ones: of Hugging Face, of its
             hub by name (Qwen/Qwen3-0.6B), or the output of a run. On the command line its model and
             its tokenizer come along, and other flags change them.
-        tokenizer: How text becomes tokens.
+        tokenizer: How text becomes tokens; trained on the training text where it needs training.
         batch_size: Rows of a batch, over all devices.
         accumulation: In how many parts a device works through its rows, to save memory.
         steps: Stop after this many updates, counted from the start of the run.

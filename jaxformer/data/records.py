@@ -172,11 +172,10 @@ def _wanted(keys: Sequence[str], names: list[str]) -> list[str]:
 
 
 def _without_nulls(value: Any) -> Any:
-    """A row without the nulls that tables fill it with; a message's content may be null itself."""
+    """A row without the nulls that tables fill it with."""
     match value:
         case dict():
-            kept = {name: x for name, x in value.items() if x is not None or name == "content"}
-            return {name: _without_nulls(x) for name, x in kept.items()}
+            return {name: _without_nulls(x) for name, x in value.items() if x is not None}
         case list():
             return [_without_nulls(x) for x in value]
     return value

@@ -134,9 +134,10 @@ def test_null_is_absent(name, tmp_path):
     assert [x.text for x in found] == ["<user Ann>a<assistant>b", "<user>q<assistant>r"]
 
 
-def test_a_message_may_have_null_as_its_content(tmp_path):
-    """As of one that calls tools; a template can tell it from one that is missing."""
-    talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": None}]
+def test_a_message_whose_content_is_null_has_none(tmp_path):
+    """As one that calls tools; transformers leaves null out of messages too."""
+    said = [("user", "a"), ("assistant", None), ("tool", "b"), ("assistant", "c")]
+    talk = [{"role": role, "content": content} for role, content in said]
     (tmp_path / "x.parquet").write_bytes(table([{"messages": talk}]))
     (found,) = data.documents(Instructions(path=str(tmp_path)), template=ROLES)
-    assert found.text == "<user>a<assistant>None"
+    assert found.text == "<user>a<assistant><tool>b<assistant>c"
