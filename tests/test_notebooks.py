@@ -6,12 +6,14 @@ import re
 import sys
 import time
 import tomllib
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 
 import nbformat
 import pytest
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from tests.write_notebooks import NOTEBOOKS, ROOT, address, clean, execute, with_address
 
@@ -24,19 +26,28 @@ LARGEST_PICTURE = 60  # kilobytes
 TOLERANCE = 0.02
 ROUNDING = 1e-4
 NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
-# Imported by each kernel at its start: whoever looks for another machine hears that there is none.
-OFFLINE = """
-import socket
+# Imported by each kernel at its start: whoever looks for another machine, or for a module that the
+# first cell does not install, finds none.
+BARE = """
+import socket, sys
+from importlib.machinery import PathFinder
+
+class Bare(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name in {absent} else super().find_spec(name, path, target)
+
+sys.meta_path[:] = [Bare if finder is PathFinder else finder for finder in sys.meta_path]
 
 def refuse(self, address, *rest):
     where = address[0] if isinstance(address, tuple) else address
     if self.family != socket.AF_UNIX and where not in ("127.0.0.1", "::1", "localhost"):
-        raise OSError(f"no network: {address}")
+        raise OSError(f"no network: {{address}}")
     return connect(self, address, *rest)
 
 def nowhere(host, *rest, **options):
     if host not in (None, "", "127.0.0.1", "::1", "localhost"):
-        raise OSError(f"no network: {host}")
+        raise OSError(f"no network: {{host}}")
     return look_up(host, *rest, **options)
 
 connect, socket.socket.connect = socket.socket.connect, refuse
@@ -48,9 +59,31 @@ def cells(path, kind):
     return [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == kind]
 
 
-def first_cell():
-    """What every notebook begins with."""
-    return cells(NOTEBOOKS[0], "code")[0].source
+def first_cell(path=NOTEBOOKS[0]):
+    """What a notebook begins with."""
+    return cells(path, "code")[0].source
+
+
+NEEDED = re.compile(r"^needed = \((.*?)\)$", re.MULTILINE | re.DOTALL)
+
+
+def absent(path):
+    """The modules here that there are not where Jupyter, JAX and what the first cell installs are.
+
+    So are those of what these depend on.
+    """
+    needed = re.findall(r'"(\w+)"', NEEDED.search(first_cell(path))[1])
+    waiting, present = ["jax", "ipykernel", *needed], set()
+    while waiting:
+        name = canonicalize_name(waiting.pop())
+        if name not in present:
+            present.add(name)
+            requirements = map(Requirement, metadata.requires(name) or ())
+            here = (r for r in requirements if r.marker is None or r.marker.evaluate({"extra": ""}))
+            waiting += [requirement.name for requirement in here]
+    modules = metadata.packages_distributions().items()
+    names = {m for m, those in modules if not present & set(map(canonicalize_name, those))}
+    return names - {"jaxformer"}
 
 
 def texts_of(cell):
@@ -141,7 +174,7 @@ class TestStored:
         assert notebook.metadata.kernelspec.name == "python3"
 
     def test_with_the_cell_that_finds_jaxformer(self, path):
-        assert cells(path, "code")[0].source == first_cell()
+        assert NEEDED.sub("", first_cell(path)) == NEEDED.sub("", first_cell())
 
     def test_with_its_sources(self, path):
         prose = "\n".join(cell.source for cell in cells(path, "markdown"))
@@ -150,19 +183,26 @@ class TestStored:
 
 
 @pytest.fixture
-def offline(tmp_path, monkeypatch):
-    """Kernels started from here have no network, no accelerator and no display."""
-    (tmp_path / "sitecustomize.py").write_text(OFFLINE)
+def bare(request, tmp_path, monkeypatch):
+    """A notebook's kernel has no network, no accelerator, no display and no more than it needs."""
+    path = request.param
+    (tmp_path / "sitecustomize.py").write_text(BARE.format(absent=absent(path)))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "true")  # a sixth less time
     for name in ("DISPLAY", "MPLBACKEND", "XLA_FLAGS"):
         monkeypatch.delenv(name, raising=False)
+    return path
 
 
-def test_a_kernel_of_these_tests_has_no_network(offline):
+@pytest.mark.parametrize("bare", [NOTEBOOKS[0]], indirect=True, ids=lambda p: p.stem)
+def test_a_kernel_of_these_tests_has_no_network_and_little_else(bare):
     look = """
 import socket, sys
+try:
+    import tokenizers
+except ModuleNotFoundError as error:
+    print(error)
 try:
     socket.create_connection(("example.org", 80), timeout=5)
 except OSError as error:
@@ -171,7 +211,8 @@ print(sys.executable)
 """
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(look)])
     said = execute(notebook).cells[0].outputs[0].text
-    assert said.splitlines() == ["refused: no network: example.org", sys.executable]
+    refusals = ["No module named 'tokenizers'", "refused: no network: example.org"]
+    assert said.splitlines() == [*refusals, sys.executable]
 
 
 @pytest.fixture
@@ -305,9 +346,9 @@ def test_numbers_are_compared():
 
 
 @pytest.mark.notebooks
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
-def test_runs_and_says_what_is_stored(path, offline, capsys):
-    before, start = os.times(), time.monotonic()
+@pytest.mark.parametrize("bare", NOTEBOOKS, indirect=True, ids=lambda p: p.stem)
+def test_runs_and_says_what_is_stored(bare, capsys):
+    path, before, start = bare, os.times(), time.monotonic()
     stored = nbformat.read(path, as_version=4)
     fresh = clean(execute(nbformat.read(path, as_version=4)))
     after, wall = os.times(), time.monotonic() - start
