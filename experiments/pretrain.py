@@ -57,8 +57,8 @@ from jaxformer.training.schedules import Cosine
 # What a resumed run may not change, for its result would be another one. Devices, remat and scan
 # may change; they round differently, and devices draw other dropout.
 FIXED = (
-    "model", "tokenizer", "held_out", "length", "batch_size", "accumulation", "schedule_steps",
-    "optimizer", "objective", "expert_room", "dtype", "seed",
+    "model", "tokenizer", "chat_template", "held_out", "length", "batch_size", "accumulation",
+    "schedule_steps", "optimizer", "objective", "expert_room", "dtype", "seed",
 )  # fmt: skip
 
 
