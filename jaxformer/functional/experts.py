@@ -103,7 +103,8 @@ def mix_experts(
         chosen = _with_room(chosen, room, num_experts=num_experts, axis_name=axis_name)
     order = jnp.argsort(chosen)
     sizes = jnp.sum(chosen[:, None] == jnp.arange(num_experts)[None], axis=0)
-    rows = x.reshape(-1, x.shape[-1])[order // top_k]
+    places = jnp.argsort(order)
+    rows = _dispatch(top_k, x.reshape(-1, x.shape[-1]), order, places)
 
     def answer(rows: Float[Array, "R D"], sizes: Int[Array, " E"]) -> Float[Array, "R D"]:
         answers = experts(rows, sizes)
@@ -118,9 +119,51 @@ def mix_experts(
         answers = answer(rows, sizes)
     else:
         answers = _at_their_devices(rows, sizes, answer, axis_name, room)
-    given = answers[jnp.argsort(order)].reshape(*routing.weights.shape, x.shape[-1])
-    weighted = given.astype(jnp.float32) * routing.weights[..., None]
+    by_token = _permute(answers, places, order).reshape(*routing.weights.shape, x.shape[-1])
+    weighted = by_token.astype(jnp.float32) * routing.weights[..., None]
     return jnp.sum(weighted, axis=-2).astype(x.dtype)
+
+
+# The gradient of a gather is a scatter-add, whose order, and so whose last bits, a GPU leaves open,
+# and which adds up in the dtype of the rows. Both gathers have a gather for their gradient.
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _dispatch(
+    top_k: int, x: Float[Array, "T D"], order: Int[Array, " R"], places: Int[Array, " R"]
+) -> Float[Array, "R D"]:
+    """Each token `top_k` times, sorted by expert; `places` is the inverse of `order`."""
+    return x[order // top_k]
+
+
+def _dispatch_forward(
+    top_k: int, x: Float[Array, "T D"], order: Int[Array, " R"], places: Int[Array, " R"]
+) -> tuple[Float[Array, "R D"], Int[Array, " R"]]:
+    return x[order // top_k], places
+
+
+def _dispatch_backward(
+    top_k: int, places: Int[Array, " R"], gradient: Float[Array, "R D"]
+) -> tuple[Float[Array, "T D"], None, None]:
+    by_token = gradient[places].reshape(-1, top_k, gradient.shape[-1])
+    return jnp.sum(by_token.astype(jnp.float32), axis=1).astype(gradient.dtype), None, None
+
+
+_dispatch.defvjp(_dispatch_forward, _dispatch_backward)
+
+
+@jax.custom_vjp
+def _permute(
+    x: Float[Array, "R D"], order: Int[Array, " R"], inverse: Int[Array, " R"]
+) -> Float[Array, "R D"]:
+    """Rows in another order."""
+    return x[order]
+
+
+_permute.defvjp(
+    lambda x, order, inverse: (x[order], inverse),
+    lambda inverse, gradient: (gradient[inverse], None, None),
+)
 
 
 def _with_room(
@@ -177,8 +220,9 @@ def _at_their_devices(
     order = jnp.argsort(local)
     total = jnp.sum(arriving, axis=0)
     total = total.at[-1].add(local.size - jnp.sum(total))
-    answers = experts(arrived.reshape(local.size, -1)[order], total)[jnp.argsort(order)]
-    back = exchange(answers.reshape(devices, room, -1))  # [expert's device, slot, D]
+    places = jnp.argsort(order)
+    answers = experts(_permute(arrived.reshape(local.size, -1), order, places), total)
+    back = exchange(_permute(answers, places, order).reshape(devices, room, -1))
     row = jnp.arange(count)
     device = jnp.sum(row[:, None] >= jnp.cumsum(counts)[None], axis=-1)
     found = back[jnp.minimum(device, devices - 1), jnp.clip(row - starts[device], 0, room - 1)]

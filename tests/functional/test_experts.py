@@ -60,6 +60,28 @@ def test_weights_sum_to_one_only_if_asked():
     np.testing.assert_allclose(F.route(LOGITS, top_k=2).weights.sum(-1), 1, rtol=1e-6)
 
 
+def test_the_gradient_of_tokens_is_gathered_and_summed_in_float32():
+    """A scatter-add would sum a token's eight parts in bfloat16, on a GPU in any order."""
+    top_k, scales = 8, jnp.asarray(RNG.normal(size=8), jnp.bfloat16)
+    routing = F.route(draw(R, 8), top_k=top_k)
+    upward = jnp.asarray(draw(R, D), jnp.bfloat16)
+
+    def scaled(rows, sizes):
+        expert = jnp.sum(jnp.arange(len(rows))[:, None] >= jnp.cumsum(sizes)[None], axis=-1)
+        return rows * scales[expert][:, None]
+
+    def gradient(x):
+        return jax.vjp(lambda x: F.mix_experts(x, routing, scaled, num_experts=8), x)[1](upward)[0]
+
+    x = jnp.asarray(draw(R, D), jnp.bfloat16)
+    assert "scatter" not in str(jax.make_jaxpr(gradient)(x))
+    weights, parts = np.asarray(routing.weights, np.float64), np.float64(scales)[routing.experts]
+    of_rows = jnp.asarray(weights[..., None] * np.float64(upward)[:, None], jnp.bfloat16)
+    of_rows = jnp.asarray(np.float64(of_rows) * parts[..., None], jnp.bfloat16)  # as it is stored
+    expected = np.float64(of_rows).sum(1)
+    np.testing.assert_allclose(np.float64(gradient(x)), expected, rtol=2**-8, atol=1e-6)
+
+
 @settings(max_examples=20, deadline=None)
 @given(st.permutations(range(E)))
 def test_the_order_of_experts_means_nothing(order):
