@@ -224,7 +224,7 @@ def main(run: Pretrain, runs: Mapping[str, Pretrain] = RUNS) -> Path:
         again = show_run(run, runs, started_from)
         using = machinery(run, output, length=run.length)
         text = read_corpus(own_beginning(run, output))
-        check_vocabulary(run.model, text.tokenizer)
+        check_vocabulary(run.model, text.tokenizer, init=run.init)
         if run.epochs is not None:
             run = in_epochs(run, run.epochs, text.train)
         run = settled(run, output)

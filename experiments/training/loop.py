@@ -119,12 +119,22 @@ def check_login() -> str:
 
 
 def check_vocabulary(
-    model: TransformerConfig, tokenizer: Tokenizer, remedy: str = "pass --model.vocab-size"
+    model: TransformerConfig,
+    tokenizer: Tokenizer,
+    remedy: str = "pass --model.vocab-size",
+    *,
+    init: str | None = None,
 ) -> None:
     """Refuse a tokenizer whose last tokens would have no row in the model's table."""
     have, need = model.vocab_size, tokenizer.vocab_size
-    if have < need:
-        raise ValueError(f"The tokenizer has {need} tokens, the model {have}; {remedy} {need}.")
+    if have >= need:
+        return
+    if init is not None:
+        raise ValueError(
+            f"The tokenizer has {need} tokens, the model of {init} {have}. Pass the tokenizer that "
+            "the model was trained with as --tokenizer, or train a new model without --init."
+        )
+    raise ValueError(f"The tokenizer has {need} tokens, the model {have}; {remedy} {need}.")
 
 
 def train(

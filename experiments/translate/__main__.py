@@ -63,7 +63,7 @@ def main(run: Translate) -> Path:
         run = settled(run, output)
         using = machinery(run, output, length=TARGET, source_lengths=run.source_lengths)
         tokenizer = prepare(own_beginning(run, output))
-        check_vocabulary(run.model, tokenizer)
+        check_vocabulary(run.model, tokenizer, init=run.init)
         work(run, tokenizer, using)
         print(f"\nWall time: {format_duration(time.monotonic() - since)}.")
         print(f"\nEverything is in {using.kept}. To repeat the run:\n  {again}")

@@ -141,10 +141,14 @@ def write_folder(
         tensors = {
             e.name: np.ascontiguousarray(next(values), e.dtype).reshape(e.shape) for e in shard
         }
+        path = folder / name
+        path.touch()
+        mode = path.stat().st_mode  # as other files have it; safetensors lets nobody else read
         try:
-            save_file(tensors, folder / name, metadata={"format": "pt"})
+            save_file(tensors, path, metadata={"format": "pt"})
         except SafetensorError as error:  # as of a full disk
-            raise OSError(f"{folder / name} could not be written: {error}.") from error
+            raise OSError(f"{path} could not be written: {error}.") from error
+        path.chmod(mode)
     if len(shards) > 1:
         weight_map = {e.name: n for n, shard in zip(names, shards, strict=True) for e in shard}
         index = {

@@ -104,8 +104,8 @@ def empty_folder(folder: str | Path, *, overwrite: bool = False) -> Path:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         if not overwrite:
             raise ValueError(
-                f"{folder} exists and is not empty; name a folder that does not exist, or say that "
-                "it is to be overwritten."
+                f"{folder} exists and is not empty; name a folder that does not exist, or "
+                "overwrite it by overwrite=True (the flag --overwrite)."
             )
         if not (folder / "config.json").is_file():
             raise ValueError(f"{folder} has no config.json: it is no model, and not overwritten.")

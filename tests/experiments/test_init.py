@@ -215,7 +215,7 @@ def test_weights_of_another_model_are_refused(folder):
 def test_a_vocabulary_that_does_not_fit_is_refused_before_training(folder):
     data.export_tokenizer(data.train_bpe(LINES, vocab_size=340), folder)
     have = data.load_tokenizer(folder).vocab_size
-    message = f"The tokenizer has {have} tokens, the model 320; pass --model.vocab-size {have}"
+    message = f"The tokenizer has {have} tokens, the model of {folder} 320. Pass the tokenizer that"
     with pytest.raises(ValueError, match=re.escape(message)):
         pretrain.main(started_from(BASE, str(folder)))
 

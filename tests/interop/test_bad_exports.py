@@ -33,7 +33,7 @@ def test_a_model_is_overwritten_only_by_word_and_whole(tmp_path, loaded, monkeyp
     save_pretrained(tmp_path / "x", config, params)
     (tmp_path / "x" / "old").write_text("x")
     before = (tmp_path / "x" / "model.safetensors").read_bytes()
-    with pytest.raises(ValueError, match="or say that it is to be overwritten"):
+    with pytest.raises(ValueError, match="or overwrite it by overwrite=True"):
         save_pretrained(tmp_path / "x", config, params)
     twice = jax.tree.map(lambda p: 2 * p, params)
     with monkeypatch.context() as patch, pytest.raises(OSError, match="cannot be renamed"):

@@ -208,6 +208,8 @@ def test_shards_and_their_index(tmp_path, loaded, tensors):
     count = len(names)
     assert count > 3
     assert names == [f"model-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)]
+    modes = {path.stat().st_mode for path in (tmp_path / "out").iterdir()}
+    assert len(modes) == 1, "whoever may read config.json may read the weights"
     found = {}
     for name in names:
         part = load_file(tmp_path / "out" / name)
