@@ -67,7 +67,7 @@ class Whole(options.FeedForward):
     """One matrix, of which every device along `tensor` has all."""
 
     def parameters(self, model_dim):
-        return {"kernel": options.Parameter((model_dim, model_dim), "model -> features")}
+        return {"kernel": options.Parameter((model_dim, model_dim), "model -> model")}
 
     def __call__(self, params, x):
         return jnp.sin(x @ params["kernel"])
@@ -118,6 +118,8 @@ def test_its_matrices_are_known():
     layer = declarations(OWN)["decoder"]["layers"]["layer_0"]["feed_forward"]
     assert {x.role for x in layer.values()} == {"kernel"}
     assert layer["down"].spec({"tensor": 2, "fsdp": 2}) == P(None, "tensor", "fsdp")
+    square = declarations(of(Whole()))["decoder"]["layers"]["layer_0"]["feed_forward"]["kernel"]
+    assert square.spec({"tensor": 2, "fsdp": 2}) == P(None, "fsdp", None)
     assert OWN.tiny().feed_forward == OWN.feed_forward
 
 

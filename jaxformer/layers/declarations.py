@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxformer.config import EncoderDecoder, TransformerConfig
 from jaxformer.layers.mode import axes_of
-from jaxformer.layers.parameters import Declared, mesh_axis
+from jaxformer.layers.parameters import Declared, mesh_axes
 from jaxformer.layers.transformer import Transformer
 
 Role = Literal["kernel", "head", "embedding", "vector"]
@@ -59,8 +59,7 @@ class Declaration:
 
     def spec(self, sizes: Mapping[str, int]) -> P:
         """How it is shared out over axes of these sizes."""
-        axes, pairs = axes_of(sizes), zip(self.names, self.shape, strict=True)
-        return P(*(mesh_axis(name, size, axes, sizes) for name, size in pairs))
+        return P(*mesh_axes(self.names, self.shape, axes_of(sizes), sizes))
 
 
 @cache

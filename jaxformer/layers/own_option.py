@@ -14,7 +14,7 @@ from jaxformer.config import FanIn, FeedForward, Initialiser, Mixer, ScoreBias, 
 from jaxformer.config.parameter import Parameter, read_axes
 from jaxformer.layers.initializers import initializer
 from jaxformer.layers.mode import Mode
-from jaxformer.layers.parameters import mesh_axis, parameter
+from jaxformer.layers.parameters import mesh_axes, parameter
 
 
 def learned(
@@ -85,9 +85,9 @@ def apply_option(
     """
     axes, declared = mode.axes, option.parameters(x.shape[-1])
     over = [
-        mesh_axis(name, size, axes)
+        axis
         for one in declared.values()
-        for name, size in zip(read_axes(one.axes).names, one.shape, strict=True)
+        for axis in mesh_axes(read_axes(one.axes).names, one.shape, axes)
     ]
     if axes.expert is not None and axes.expert in over:
         raise ValueError(

@@ -6,7 +6,7 @@ matrices. Optimizers, meshes and estimates of memory read nothing else; names of
 parameters decide nothing.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -52,6 +52,17 @@ def mesh_axis(
         case "heads" | "hidden" | "vocabulary":
             return axes.tensor
     return None
+
+
+def mesh_axes(
+    names: Sequence[str], shape: Sequence[int], axes: Axes, sizes: Mapping[str, int] | None = None
+) -> tuple[str | None, ...]:
+    """The device axes of a parameter; of several axes that count the model, fsdp has the first."""
+    over: list[str | None] = []
+    for name, size in zip(names, shape, strict=True):
+        axis = mesh_axis(name, size, axes, sizes)
+        over.append(None if axis == axes.fsdp and axis in over else axis)
+    return tuple(over)
 
 
 def shards(axis_name: str | None) -> int:
@@ -100,7 +111,7 @@ def parameter(
     def draw(*args: Any) -> Any:
         return Declared(start(*args), names, None, outputs) if mode.annotate else start(*args)
 
-    over = [mesh_axis(logical, n, mode.axes) for logical, n in zip(names, shape, strict=True)]
+    over = mesh_axes(names, shape, mode.axes)
     local = tuple(n // shards(axis) for n, axis in zip(shape, over, strict=True))
     if module.has_variable("params", name):  # `module.param` would trace the initialiser again
         value = nn.meta.unbox(module.get_variable("params", name))
