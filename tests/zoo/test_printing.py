@@ -102,7 +102,7 @@ def test_the_command_line_refuses_unknown_names():
         [sys.executable, "-m", "jaxformer.zoo", "lama-2-70b"], capture_output=True, text=True
     )
     assert done.returncode == 1 and done.stdout == ""
-    assert done.stderr.startswith("There is no preset 'lama-2-70b'. Similar: llama-2-70b")
+    assert done.stderr.startswith("error: There is no preset 'lama-2-70b'. Similar: llama-2-70b")
 
 
 @pytest.mark.parametrize("flags", [["gpt-2-xl", "--list"], ["--list", "--markdown"]])
