@@ -10,6 +10,7 @@ either path "the gate" is a matter of taste; which one is activated is not. `jax
 import functools
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -369,12 +370,12 @@ def activation(function: Activation) -> Activation:
         jax.clear_caches()
 
     @functools.wraps(function)
-    def looked_at(x: Array) -> Array:
+    def with_checks(x: Any) -> Any:  # an array of NumPy's too
         giver = f"The activation {name!r}"
         with named_errors(giver):
             y = function(x)
         require_like(giver, "an array like its own", y, x.shape, x.dtype)
         return y
 
-    ACTIVATIONS[name] = looked_at
+    ACTIVATIONS[name] = with_checks
     return function
