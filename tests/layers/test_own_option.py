@@ -1,10 +1,10 @@
 """What an option of a person's own file gives: taken if it is right, else refused by its name."""
 
-import inspect
 import re
 import traceback
 from dataclasses import dataclass, replace
 from functools import partial
+from inspect import unwrap
 
 import jax
 import jax.numpy as jnp
@@ -197,7 +197,7 @@ def test_an_activation_gives_an_array_like_its_own(name, monkeypatch):
 @pytest.mark.parametrize("function", [lambda x: x, partial(jnp.maximum, 0), "relu", None])
 def test_an_activation_has_a_name(function):
     with refused("An activation is chosen by its name: write def name(x); got "):
-        inspect.unwrap(options.activation)(function)  # as users have it, without beartype
+        unwrap(options.activation)(function)  # as users have it, without beartype
 
 
 def shaped(shape, axes="model -> features", start=None):
