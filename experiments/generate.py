@@ -257,22 +257,22 @@ def continue_all(speaker: Speaker, texts: list[tuple[str, str]], file: TextIO) -
 def output_file(path: Path | None) -> Iterator[TextIO]:
     """Where lines go: what is printed, or a file that is there once the block is done.
 
-    Until then it is written beside; a pipe or a device is written as it is.
+    Until then a temporary file beside it is written; a pipe or a device is written as it is.
     """
     if path is None:
         yield sys.stdout
         return
     path = path.resolve()
     is_file = path.is_file() or not path.exists()
-    beside = path.with_name(f".{path.name}.{os.getpid()}") if is_file else path
+    temporary = path.with_name(f".{path.name}.{os.getpid()}") if is_file else path
     try:
-        with open(beside, "w", encoding="utf-8") as file:
+        with open(temporary, "w", encoding="utf-8") as file:
             yield file
         if is_file:
-            beside.replace(path)
+            temporary.replace(path)
     finally:
         if is_file:
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
 
 
 def show(text: str) -> None:

@@ -258,21 +258,21 @@ def from_hugging_face(
     """Configuration, parameters and tokenizer, with the special tokens that the folder names."""
     tokenizer = data.load_tokenizer(folder)
     config, params = load_pretrained(folder, ignore=ignore, mesh=mesh)
-    said, stop = generation_ids(folder), stop_tokens(folder, tokenizer)
-    start = (said.get("bos_token_id", stop[0]),)
+    settings, stop = generation_ids(folder), stop_tokens(folder, tokenizer)
+    start = (settings.get("bos_token_id", stop[0]),)
     if isinstance(config.topology, EncoderDecoder):
-        start = (said.get("decoder_start_token_id", said.get("pad_token_id", start[0])),)
+        start = (settings.get("decoder_start_token_id", settings.get("pad_token_id", start[0])),)
     return Trained(config, params, tokenizer, folder, start, stop, specials=True)
 
 
 def generation_ids(folder: Path) -> dict[str, Any]:
     """What config.json and, before it, generation_config.json say of a folder, if they do."""
-    said: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for name in ("config.json", "generation_config.json"):
         if (folder / name).is_file():
-            found = read_json(folder / name)
-            said |= {key: value for key, value in found.items() if value is not None}
-    return said
+            contents = read_json(folder / name)
+            settings |= {key: value for key, value in contents.items() if value is not None}
+    return settings
 
 
 def stop_tokens(folder: Path, tokenizer: data.Tokenizer) -> tuple[int, ...]:

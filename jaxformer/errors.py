@@ -55,8 +55,8 @@ def readable_errors() -> Iterator[None]:
             error.add_note(f"This is a bug, and no mistake of yours: {bug}.")
         if bug or os.environ.get(TRACEBACK):
             raise
-        said = missing(error) if isinstance(error, ImportError) else error
-        fail(f"{said}\n({TRACEBACK}=1 shows where this came from.)")
+        message = missing(error) if isinstance(error, ImportError) else error
+        fail(f"{message}\n({TRACEBACK}=1 shows where this came from.)")
 
 
 def _is_unread(stream: TextIO) -> bool:

@@ -233,14 +233,14 @@ def lines(path: str | Path, *, field: str) -> list[tuple[str, str]]:
     path = Path(path)
     if suffix_of(path) in RECORDS or has_records(path, (field,)):
         records = read_records(path, (field,))
-        found = [(_field(record, field, where=where), where) for _, record, where in records]
+        pairs = [(_field(record, field, where=where), where) for _, record, where in records]
     else:
         *texts, last = read_text(path).split("\n")
         texts += [last] * bool(last)
-        found = [(x.removesuffix("\r"), f"{path} line {i}") for i, x in enumerate(texts, start=1)]
-    if not found:
+        pairs = [(x.removesuffix("\r"), f"{path} line {i}") for i, x in enumerate(texts, start=1)]
+    if not pairs:
         raise ValueError(f"{path} has no lines.")
-    return found
+    return pairs
 
 
 def _read(

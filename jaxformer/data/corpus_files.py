@@ -40,15 +40,15 @@ def corpus_files(
     if where.is_file():
         return [where]
     suffixes = [suffix.lower() for suffix in suffixes]
-    found = []
+    paths = []
     for folder, folders, names in os.walk(where, onerror=_pass_on):
         folders[:] = [f for f in folders if f not in leave_out and not f.startswith(".")]
         for path in (Path(folder, name) for name in _corpus_names(Path(folder), names)):
             suffix = suffix_of(path)
             if suffix in suffixes and path.is_file():
                 if suffix != ".json" or has_records(path, keys):
-                    found.append(path)
-    return sorted(found, key=lambda path: path.relative_to(where).as_posix())
+                    paths.append(path)
+    return sorted(paths, key=lambda path: path.relative_to(where).as_posix())
 
 
 def _pass_on(error: OSError) -> None:
@@ -83,9 +83,9 @@ def _corpus_names(folder: Path, names: list[str]) -> list[str]:
     return next(iter(present.values()), names)
 
 
-def _shards(names: list[str], split: str, said: dict[str, Any]) -> list[str]:
+def _shards(names: list[str], split: str, info: dict[str, Any]) -> list[str]:
     """The files of a split, by what dataset_info.json says of it."""
-    count = len(said.get("shard_lengths") or [0])
+    count = len(info.get("shard_lengths") or [0])
     number = rf"(-\d{{5}}-of-{count:05d}){'?' if count == 1 else ''}"
     pattern = re.compile(rf".+-{re.escape(split)}{number}\.(arrow|parquet)")
     return [name for name in names if pattern.fullmatch(name)]
