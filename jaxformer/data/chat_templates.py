@@ -1,7 +1,8 @@
 """Chat templates: how a tokenizer's makers write a conversation, and what of it counts."""
 
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, groupby, pairwise
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,8 @@ TEMPLATES = {
     "{{ eos_token or '<|im_end|>' }}\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 }
-FIXED = ("role", "type", "id", "tool_call_id")  # what a template may compare with a word
+BRACKETS = "[\ufdd0\ufdd1]"  # around what a template marks as the assistant's
+FIXED = ("role", "type", "id", "name", "tool_call_id")  # what a template may compare with a word
 
 
 class ChatTemplate:
@@ -39,10 +41,10 @@ class ChatTemplate:
             ImportError: It needs ``jinja2``, which is not installed.
         """
         import_extra("jinja2")
-        from jaxformer.data.template_sandbox import Generated, Sandbox
+        from jaxformer.data.template_sandbox import Sandbox
 
         self.source = source
-        self._sandbox, self._generated, self._tokens = Sandbox(), Generated, dict(tokens)
+        self._sandbox, self._tokens = Sandbox(), dict(tokens)
         try:
             self._template = self._sandbox.compile_bounded(source)
         except Exception as error:  # of Python's own compiler too
@@ -60,10 +62,13 @@ class ChatTemplate:
         """
         return "".join(self._chunks(messages, answering=answering))
 
-    def _chunks(self, messages: Sequence[Message], *, answering: bool = False) -> list[str]:
+    def _chunks(
+        self, messages: Sequence[Message], *, answering: bool = False, bracketed: bool = False
+    ) -> list[str]:
         try:
             return self._sandbox.chunks(
                 self._template,
+                bracketed=bracketed,
                 messages=[_normalised(message) for message in messages],
                 tools=None,
                 documents=None,
@@ -82,22 +87,29 @@ class ChatTemplate:
         the next message.
 
         Raises:
-            ValueError: The template refuses it, changes its other messages with what the assistant
-                says, or writes nothing that the assistant says.
+            ValueError: The template refuses it, changes what it marks or its other messages with
+                what the assistant says, or writes nothing that the assistant says.
         """
         numbers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         if not numbers:
             raise ValueError("No message is the assistant's, so nothing would be learned from it.")
-        chunks = self._chunks(messages)
-        if not any(isinstance(chunk, self._generated) for chunk in chunks):
-            text, chunks, ends = "".join(chunks), [], [0]
+        text = self.render(messages)
+        parts = re.split(BRACKETS, "".join(self._chunks(messages, bracketed=True)))
+        if len(parts) == 1:  # the template marks nothing
+            bounds = [0]
             for i in numbers:
-                ends += self._answer(messages, i, text, after=ends[-1])
-            bounds = [*ends, len(text)]
-            chunks = [text[begin:end] for begin, end in pairwise(bounds)]
-            chunks[1::2] = map(self._generated, chunks[1::2])
-        parts = groupby(filter(None, chunks), key=lambda chunk: isinstance(chunk, self._generated))
-        pieces = tuple(("".join(part), counts) for counts, part in parts)
+                bounds += self._answer(messages, i, text, after=bounds[-1])
+            parts = [text[begin:end] for begin, end in pairwise([*bounds, len(text)])]
+        if "".join(parts) != text:
+            raise ValueError(
+                "The chat template changes what it marks by {% generation %}, so what counts in it "
+                "cannot be told."
+            )
+        counts = (part for part in enumerate(parts) if part[1])
+        pieces = tuple(
+            ("".join(part for _, part in group), odd)
+            for odd, group in groupby(counts, key=lambda part: part[0] % 2 == 1)
+        )
         if not any(counts for _, counts in pieces):
             raise ValueError(
                 "The chat template writes nothing that the assistant says, so nothing would be "
@@ -115,19 +127,16 @@ class ChatTemplate:
         and ends with where it is the last.
         """
         mark = MARK
-        while mark in text:
+        while mark in text or mark[::-1] in text:
             mark += MARK
         marked = [*messages]
         marked[number] = _marked(messages[number], mark)
         parts = self._chunks(marked)
-        whole, last_parts = "".join(parts), self._chunks(marked[: number + 1])
-        last = "".join(last_parts)
+        last_parts = self._chunks(marked[: number + 1])
+        whole, last = "".join(parts), "".join(last_parts)
         if mark not in whole or mark not in last:
             return after, after  # this template leaves it out
-        lead = ""  # what the message begins with, as far as the assistant is not given it
-        if number:  # templates look at the first message
-            asked = self.render(messages[:number], answering=True)
-            lead = last[_common(asked, last) : last.index(mark)]
+        lead, alone = self._lead(marked, number, mark)
         before = whole[: whole.index(mark)].removesuffix(lead)
         ends = [joined.rindex(mark) + len(mark) for joined in (whole, last)]
         rest = whole[ends[0] :]
@@ -139,12 +148,35 @@ class ChatTemplate:
             ]
             closing = max((b for b in bounds[0] & bounds[1] if 0 <= b <= closing), default=closing)
         begin, end = len(before), len(text) - len(rest) + closing
-        if not (after <= begin <= end and text[:begin] == before and text[end:] == rest[closing:]):
+        unchanged = text[:begin] == before and text[end:] == rest[closing:]
+        if not (alone and after <= begin <= end and unchanged):
             raise ValueError(
                 f"The chat template writes other messages otherwise with what number {number + 1} "
                 "says, so what counts in it cannot be told."
             )
         return begin, end
+
+    def _lead(self, marked: Sequence[Message], number: int, mark: str) -> tuple[str, bool]:
+        """What the template writes between the beginning of a marked answer and its first mark.
+
+        The other messages hold another mark, behind whose last one the beginning is compared with
+        the prompt for this answer.
+
+        Returns:
+            That text, and whether no other message stands between the answer's marks.
+        """
+        other = mark[::-1]
+        messages = [
+            message if i == number else _changed(message, lambda text: _inserted(text, other))
+            for i, message in enumerate(marked)
+        ]
+        before, _, rest = self.render(messages).partition(mark)
+        alone = other not in rest.rpartition(mark)[0]
+        if not number:  # templates look at the first message
+            return "", alone
+        prompt = self.render(messages[:number], answering=True).rpartition(other)[2]
+        before = before.rpartition(other)[2]
+        return before.removeprefix(prompt) if before.startswith(prompt) else "", alone
 
 
 def _said(error: Exception) -> str:
@@ -160,13 +192,31 @@ def _normalised(message: Message) -> dict[str, Any]:
     return known
 
 
-def _marked(value: Any, mark: str) -> Any:
-    """A value with a mark in the place of every text."""
+def _marked(message: Message, mark: str) -> Message:
+    """A message that says a mark, wherever it says something."""
+    marked = _changed(message, lambda text: mark if text.strip() else text, argument=mark)
+    return _changed(message, lambda text: mark) if marked == message else marked
+
+
+def _changed(value: Any, change: Callable[[str], str], *, argument: str = "") -> Any:
+    """A value whose texts are changed, and whose tool calls have one argument more."""
     if isinstance(value, Mapping):
-        return {k: v if k in FIXED else _marked(v, mark) for k, v in value.items()}
+        changed = {
+            key: each if key in FIXED else _changed(each, change, argument=argument)
+            for key, each in value.items()
+        }
+        if argument and isinstance(value.get("arguments"), Mapping):
+            changed["arguments"][argument] = argument
+        return changed
     if isinstance(value, list):
-        return [_marked(each, mark) for each in value]
-    return mark if isinstance(value, str) else value
+        return [_changed(each, change, argument=argument) for each in value]
+    return change(value) if isinstance(value, str) else value
+
+
+def _inserted(text: str, mark: str) -> str:
+    """A text with a mark in its middle, which begins and ends as it did."""
+    middle = len(text) // 2
+    return text[:middle] + mark + text[middle:] if text.strip() else text
 
 
 def _common(first: str, second: str) -> int:

@@ -16,11 +16,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MOST_SECONDS = 10.0  # of a processor, for one rendering
 MOST_ITEMS = 10**7  # characters written; of a text or list that * makes; bits that ** makes
-DEADLINE = "the deadline"  # no name that a template can spell
-
-
-class Generated(str):
-    """What a template marks as the assistant's."""
+DEADLINE, BRACKETS = "the deadline", "the brackets"  # no names that a template can spell
 
 
 class _Generation(Extension):
@@ -31,10 +27,12 @@ class _Generation(Extension):
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.CallBlock(self.call_method("_mark"), [], [], body).set_lineno(line)
+        mark = self.call_method("_mark", [nodes.ContextReference()])
+        return nodes.CallBlock(mark, [], [], body).set_lineno(line)
 
-    def _mark(self, caller: Any) -> Generated:
-        return Generated(caller())
+    def _mark(self, context: Context, caller: Any) -> str:
+        begin, end = context.parent[BRACKETS]
+        return f"{begin}{caller()}{end}"
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
@@ -66,15 +64,22 @@ class Sandbox(ImmutableSandboxedEnvironment):
         tree.set_environment(self)
         return self.from_string(tree)
 
-    def chunks(self, template: Template, **names: Any) -> list[str]:
+    def chunks(self, template: Template, *, bracketed: bool = False, **names: Any) -> list[str]:
         """The text that a template writes, in the parts it is written in.
+
+        Args:
+            template: What `compile_bounded` gave.
+            bracketed: Whether U+FDD0 and U+FDD1, which no text holds, stand around what the
+                template marks as the assistant's.
+            **names: What the template may name.
 
         Raises:
             Exception: Of any type; the template fails.
         """
         end = time.thread_time() + MOST_SECONDS
         chunks, size = list[str](), 0
-        for chunk in template.generate(**names, **{DEADLINE: end}):
+        brackets = "\ufdd0\ufdd1" if bracketed else ("", "")
+        for chunk in template.generate(**names, **{DEADLINE: end, BRACKETS: brackets}):
             chunks.append(chunk)
             size += len(chunk)
             if size > MOST_ITEMS:

@@ -109,9 +109,23 @@ CALLS = """{% for m in messages %}<{{ m.role }}>
             ["yo", "yes"],
         ),
         # one that writes the last messages alone
-        ("{{ messages[-1].role }}:{{ messages[-1].content }}", ["assistant:yes"]),
+        ("{{ messages[-1].role }}:{{ messages[-1].content }}", ["yes"]),
+        # marked in a macro, behind text of it, and in a block that is written later
+        (
+            "{% macro say(m) %}<{{ m.role }}>{% generation %}{{ m.content }}{% endgeneration %}"
+            "{% endmacro %}{% for m in messages %}{% set text %}{{ say(m) }};{% endset %}"
+            "{% if m.role == 'assistant' %}{{ text }}{% else %}{{ m.content }}{% endif %}"
+            "{% endfor %}",
+            ["yo", "yes"],
+        ),
+        # the last message of all is written otherwise than the same one in a longer conversation
+        (
+            "{% for m in messages %}{{ loop.length }}/{{ loop.revindex }}/{{ loop.last }}/"
+            "{{ loop.nextitem is defined }}:" + TURN + "{% endfor %}" + HEAD,
+            ["yo<|end|>", "yes<|end|>"],
+        ),
     ],
-    ids=["plain", "closed", "space", "thoughts", "gathered", "marked", "last"],
+    ids="plain closed space thoughts gathered marked last macro neighbours".split(),
 )
 def test_answers_are_told_from_the_whole_conversation(source, expected):
     assert counted(source, TALK) == expected
@@ -129,6 +143,70 @@ def test_a_call_of_a_tool_counts():
     call = {"type": "function", "function": {"name": "f", "arguments": {"x": "1", "n": 2}}}
     talk = [TALK[0], {"role": "assistant", "tool_calls": [call]}, *TALK[2:]]
     assert counted(CALLS + HEAD, talk) == [json.dumps([call]) + "<|end|>", "yes<|end|>"]
+
+
+def test_a_question_that_is_written_otherwise_where_it_is_the_last_does_not_count():
+    """In the form of Mistral 7B Instruct v0.3, system words stand before a question that nobody has
+    answered yet."""
+    source = """{% set system = messages[0].content %}{% for m in messages[1:] %}
+{%- if m.role == 'user' %}[INST] {{ system + ' ' if loop.last }}
+{{- m.content }}[/INST]{% else %} {{ m.content }}</s>{% endif %}{% endfor %}"""
+    talk = [{"role": "system", "content": "Be brief."}, *TALK]
+    assert counted(source, talk) == [" yo</s>", " yes</s>"]
+
+
+# In the form of gpt-oss, a tool's message repeats the name of the call, and thoughts that led to
+# an answer are dropped from the next turn on.
+HARMONY = """{% set calls = namespace(name='') %}{% for m in messages %}
+{%- if m.role == 'tool' %}<|start|>{{ calls.name }} to=assistant<|message|>{{ m.content }}<|end|>
+{%- elif m.tool_calls %}{% set calls.name = m.tool_calls[0].function.name %}
+{%- if m.content %}<|start|>assistant<|message|>{{ m.content }}<|end|>{% endif -%}
+<|start|>assistant to={{ calls.name }}<|message|>{{ m.tool_calls[0].function.arguments|tojson }}
+{{- '<|call|>' }}
+{%- elif m.role == 'assistant' %}
+{%- if m.thinking and loop.last %}<|start|>assistant<|thinks|>{{ m.thinking }}<|end|>{% endif -%}
+<|start|>assistant<|says|>{{ m.content }}<|end|>
+{%- else %}<|start|>user<|message|>{{ m.content }}<|end|>{% endif %}{% endfor %}
+{%- if add_generation_prompt %}<|start|>assistant{% endif %}"""
+
+
+@pytest.mark.parametrize("content", [None, "", "I ask."])
+@pytest.mark.parametrize("arguments", [{"x": "1", "n": 2}, {"n": 2}, {}])
+def test_of_a_turn_with_a_tool_all_that_the_assistant_says_counts(content, arguments):
+    function = {"name": "f", "arguments": arguments}
+    call = {"role": "assistant", "content": content, "tool_calls": [{"function": function}]}
+    talk = [
+        TALK[0],
+        call,
+        {"role": "tool", "content": "sunny"},
+        {"role": "assistant", "content": "yo", "thinking": "hm"},
+        TALK[2],
+        {"role": "assistant", "content": "yes", "thinking": "ah"},
+    ]
+    said = f"<|message|>{content}<|end|><|start|>assistant" if content else ""
+    assert counted(HARMONY, talk) == [
+        f"{said} to=f<|message|>{json.dumps(arguments)}<|call|>",
+        "<|says|>yo<|end|>",
+        "<|thinks|>ah<|end|><|start|>assistant<|says|>yes<|end|>",
+    ]
+
+
+REPEATED = """{% for m in messages %}{{ m.content }},{% endfor %}
+{% for m in messages if m.role == 'assistant' %}{{ m.content }}{% endfor %}"""
+TRIMMED = """{% set text %}{% generation %}{{ messages[1].content }} {% endgeneration %}{% endset %}
+{{ text|trim }}"""
+
+
+@pytest.mark.parametrize(
+    "source, message",
+    [
+        (REPEATED, "writes other messages otherwise with what number 2 says"),
+        (TRIMMED, "changes what it marks by {% generation %}"),
+    ],
+)
+def test_what_cannot_be_told_apart_is_refused(source, message):
+    with pytest.raises(ValueError, match=message):
+        ChatTemplate(source, TOKENS).pieces(TALK[:3])
 
 
 def test_a_conversation_may_begin_with_the_assistant():

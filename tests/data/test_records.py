@@ -82,7 +82,11 @@ def test_a_byte_order_mark_is_no_text(tmp_path):
         ("x.txt", "né".encode("utf-16"), "x.txt is not UTF-8: byte 0xff at offset 0 .*-f UTF-16"),
         ("x.txt", b"a\nb\0", "x.txt is no text: byte 0x00 at offset 3 of 4, in line 2"),
         ("x.csv", b"text\na\n", r"x.csv is a table, and of .csv and .tsv no rows are read"),
-        ("x.tsv.gz", gzip.compress(b"text\n", mtime=0), r"x.tsv.gz is a table, and of .csv and .tsv no"),
+        (
+            "x.tsv.gz",
+            gzip.compress(b"text\n", mtime=0),
+            r"x.tsv.gz is a table, and of .csv and .tsv no",
+        ),
         ("x.jsonl", "{}".encode("utf-16"), "x.jsonl line 1 is not JSON: .*byte 0xff"),
         ("x.json", b'{\n "text": "a"\n}\n', "x.json line 1 is not JSON"),
         ("x.json", b'[{"text": "a"}, 5]', "x.json entry 2 is a whole number, not an object"),
