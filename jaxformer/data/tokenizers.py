@@ -4,6 +4,7 @@ import contextlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, SupportsIndex, TypeAlias, runtime_checkable
@@ -219,12 +220,17 @@ class BPETokenizer:
         self.end_of_text: int = ids[end_of_text]
         with self._special_tokens(split=False):
             self.begin_of_text: int = backend.encode(end_of_text).ids[0]
-        added = backend.get_added_tokens_decoder()
-        self.special_ids = frozenset(i for i, token in added.items() if token.special) | {
-            self.end_of_text
-        }
         # Not the number of tokens: a vocabulary may have gaps.
         self.vocab_size: int = max(ids.values()) + 1
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """The end of text and all special tokens, without that of what the vocabulary lacks."""
+        model = json.loads(self._backend.to_str())["model"]
+        unknown = model.get("unk_id", self._backend.token_to_id(model.get("unk_token") or ""))
+        added = self._backend.get_added_tokens_decoder()
+        special = {i for i, token in added.items() if token.special}
+        return frozenset(special - {unknown} | {self.end_of_text})
 
     def encode(self, text: str) -> Int32[np.ndarray, " T"]:
         """Cut a text into pieces."""
@@ -314,7 +320,10 @@ def begin_of_text(tokenizer: Tokenizer) -> int:
 
 
 def special_ids(tokenizer: Tokenizer) -> frozenset[int]:
-    """The tokens that stand for no text: the end of text, and all that its makers call special."""
+    """The tokens that stand for no text: the end of text, and those that its makers call special.
+
+    The one for what the vocabulary lacks stands for the text that it covers, and is not among them.
+    """
     return getattr(tokenizer, "special_ids", frozenset([tokenizer.end_of_text]))
 
 

@@ -190,7 +190,7 @@ def test_special_tokens_of_a_template_are_single_tokens(chatting, tmp_path):
 
 
 @pytest.mark.parametrize("normaliser", [None, hf.normalizers.NFKC()], ids=["as it is", "NFKC"])
-@pytest.mark.parametrize("pieces", ["words", "byte fallback"])
+@pytest.mark.parametrize("pieces", ["words", "unigrams", "byte fallback"])
 def test_the_text_that_counts_is_that_of_the_file(pieces, normaliser, tmp_path):
     """What a tokenizer leaves out or writes otherwise is of it; bytes are those of the file."""
     answer = " the \ufb01rst\u2003\u212b  \u5929 "
@@ -198,6 +198,11 @@ def test_the_text_that_counts_is_that_of_the_file(pieces, normaliser, tmp_path):
         names = {"<eos>": 0, "?": 1, "what": 2}
         backend = hf.Tokenizer(hf.models.WordLevel(names, unk_token="?"))
         backend.pre_tokenizer = hf.pre_tokenizers.Whitespace()
+        backend.add_special_tokens(["?"])
+    elif pieces == "unigrams":
+        scores = [("<eos>", 0.0), ("?", 0.0), ("what", -1.0), (" ", -1.0)]
+        backend = hf.Tokenizer(hf.models.Unigram(scores, unk_id=1))
+        backend.add_special_tokens(["?"])
     else:
         names = {f"<0x{i:02X}>": i for i in range(256)} | {"<eos>": 256, "\u2581": 257, "what": 258}
         backend = hf.Tokenizer(hf.models.BPE(names, [], byte_fallback=True, unk_token="<0x3F>"))
