@@ -1,15 +1,13 @@
 """How a model knows where a token stands, as arrays to draw."""
 
-from typing import Any
-
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, Float32, Int
 
 from jaxformer import config as c
 from jaxformer import functional as F
-from jaxformer.inspect.sizes import readable
+from jaxformer.inspect.sizes import check_whole, readable
 from jaxformer.inspect.trace import Params, Stack, layers_of, read_by_head, stacks_of
+from jaxformer.layers.declarations import check_parameters
 from jaxformer.layers.embedding import Embedder
 from jaxformer.layers.guide import frequencies
 from jaxformer.layers.mode import Mode
@@ -30,12 +28,15 @@ def added_positions(
         A row for each position.
 
     Raises:
-        ValueError: The embedding adds nothing, its table has fewer rows, or there is no position.
+        ValueError: The embedding adds nothing, its table has fewer rows, there is no position,
+            or the parameters are of another model.
     """
     if config.embedding.positions is None:
         kinds = config.attention.positions
         raise ValueError(f"This model adds no positions to its embedding; attention has {kinds}.")
-    positions = jnp.arange(_counted(length))
+    check_whole("length", length, least=1)
+    check_parameters(config, params)
+    positions = jnp.arange(length)
     if config.max_length is not None:
         F.check_positions(positions, config.max_length)
     embedder = Embedder(config, config.vocab_size, Mode())
@@ -65,7 +66,7 @@ def rotation_angles(
         ValueError: The layer has no rotary positions or does not exist, or there is no position.
     """
     own, rope = _positions(config, layer, stack)
-    length = _counted(length)
+    check_whole("length", length, least=1)
     if not isinstance(rope, c.Rope):
         raise ValueError(f"Layer {layer} has no rotary positions to draw; it has {rope}.")
     per_token = frequencies(rope, own.kind.rotary_dim, jnp.asarray(length))
@@ -95,11 +96,11 @@ def position_bias(
         The bias of each head, query and key; a causal mask is not part of it.
 
     Raises:
-        ValueError: The layer has no such bias or does not exist, the answer is too large, or there
-            is no position.
+        ValueError: The layer has no such bias or does not exist, the answer is too large, there is
+            no position, or the parameters are of another model.
     """
     own, _ = _positions(config, layer, stack)
-    length = _counted(length)
+    check_whole("length", length, least=1)
     at, heads = jnp.arange(length), own.kind.num_heads
     needed = 4 * heads * length**2
     if needed > max_bytes:
@@ -132,6 +133,7 @@ def _bias(
                 f"The bias of {type(kind).__name__} is learned; pass the model's parameters, "
                 "params=."
             )
+        check_parameters(config, params)
         of_stack = params[stack]
         learned = (of_stack if kind.shared else layers_of(of_stack)[layer])["relative_bias"]
     causal = stack != "encoder"
@@ -165,14 +167,15 @@ def score_by_distance(
 
     Raises:
         ValueError: The layer has no positions that change scores by distance (rotary ones do where
-            they turn both queries and keys) or does not exist, or there is no distance.
+            they turn both queries and keys) or does not exist, there is no
+            distance, or the parameters are of another model.
 
     References:
         Su et al., RoFormer: Enhanced Transformer with Rotary Position Embedding, 2021.
         arXiv:2104.09864, section 3.4.3 (a bound that falls with distance; the mean need not)
     """
     own, kind = _positions(config, layer, stack)
-    length = _counted(length)
+    check_whole("length", length, least=1)
     match kind:
         case c.Rope(targets=targets) if {"q", "k"} <= set(targets):
             turned = kind.width(own.kind.rotary_dim) / _key_width(own)
@@ -183,13 +186,6 @@ def score_by_distance(
             bias = _bias(config, params or {}, back[:1], back, layer, stack)
             return bias[:, 0].astype(jnp.float32)
     raise ValueError(f"Layer {layer} has no score that follows from distance; it has {kind}.")
-
-
-def _counted(length: Any) -> int:
-    """A length that there can be."""
-    if not isinstance(length, int | np.integer) or length < 1:
-        raise ValueError(f"length is a whole number from 1 on; got {length!r}.")
-    return int(length)
 
 
 def _key_width(config: c.TransformerConfig) -> int:

@@ -75,6 +75,12 @@ def readable(size: int) -> str:
     return f"{size / 1e9:,.2f} GB" if size >= 1e8 else f"{size / 1e6:,.3f} MB"
 
 
+def check_whole(name: str, number: Any, *, least: int) -> None:
+    """Refuse what is no whole number from `least` on."""
+    if not isinstance(number, int | np.integer) or number < least:
+        raise ValueError(f"{name} is a whole number from {least} on; got {number!r}.")
+
+
 def cache_sizes(
     config: c.TransformerConfig,
     lengths: Sequence[int],
@@ -96,16 +102,19 @@ def cache_sizes(
         Bytes for each length.
 
     Raises:
-        ValueError: A model that keeps no cache, a length below 0, or a source without an
-            encoder.
+        ValueError: A model that keeps no cache, a length or a number that is not whole or too
+            small, or a source without an encoder.
     """
     if isinstance(config.topology, c.Encoder):
         raise ValueError("An Encoder reads its text at once and keeps no cache.")
     if source_length and not isinstance(config.topology, c.EncoderDecoder):
         raise ValueError(f"This model reads no source; got source_length={source_length}.")
-    below = [n for n in (*lengths, source_length) if n < 0]
-    if below:
-        raise ValueError(f"A text has at least 0 tokens; got {below[0]}.")
+    if np.ndim(lengths) != 1:
+        raise ValueError(f"lengths is a sequence, such as [1, 2048]; got {lengths!r}.")
+    for length in (*lengths, source_length):
+        check_whole("A length", length, least=0)
+    check_whole("batch", batch, least=1)
+    check_whole("bytes_per_number", bytes_per_number, least=1)
     size = partial(
         costs.cache_bytes,
         config,

@@ -12,12 +12,11 @@ from jax.sharding import PartitionSpec as P
 
 from jaxformer.config import EncoderDecoder, TransformerConfig
 from jaxformer.layers.mode import axes_of
-from jaxformer.layers.parameters import Declared, mesh_axes
+from jaxformer.layers.parameters import Declared, mesh_axes, raise_misfits
 from jaxformer.layers.transformer import Transformer
 
 Role = Literal["kernel", "head", "embedding", "vector"]
 Axes = tuple[int, ...]
-LISTED = 8  # parameters of a message before the rest is only counted
 
 
 @dataclass(frozen=True)
@@ -108,10 +107,4 @@ def check_parameters(config: TransformerConfig, params: Any) -> None:
         shapes = list(got[path].shape), list(expected[path].shape)
         if shapes[0] != shapes[1]:
             complaints.append(f"{path} is {shapes[0]}, not {shapes[1]}")
-    if complaints:
-        count = len(complaints)
-        more = f"; and {count - LISTED} more" if count > LISTED else ""
-        raise ValueError(
-            f"{count} parameter{'s do' if count > 1 else ' does'} not fit the configuration: "
-            f"{'; '.join(complaints[:LISTED])}{more}."
-        )
+    raise_misfits(complaints)

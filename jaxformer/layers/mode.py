@@ -1,7 +1,7 @@
 """How a model runs, as opposed to what it is."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import jax
@@ -59,7 +59,8 @@ class Mode:
     so there remat saves memory only with `scan`. `axes` says how the model is spread over devices.
     `annotate` makes `init` note beside each parameter what its axes count, for those who share them
     out. `expert_room` is the `room` of `F.mix_experts`. `attention_implementation` is that of
-    `F.dot_product_attention`. `fresh` says that a cache has nothing in it yet.
+    `F.dot_product_attention`. `fresh` says that a cache has nothing in it yet. `read` collects the
+    paths of the parameters that modules read in this call.
     """
 
     dtype: DTypeLike = jnp.float32
@@ -71,6 +72,7 @@ class Mode:
     expert_room: float | None = None
     attention_implementation: F.Implementation = "auto"
     fresh: bool = False
+    read: set[tuple[str, ...]] = field(default_factory=set, compare=False, repr=False)
 
     def by_rule(self, queries: int, keys: int) -> bool:
         """Whether attention between so many is told masks and biases as rules, not as arrays."""

@@ -27,6 +27,20 @@ class Declared(nn.Partitioned):
     outputs: int = struct.field(default=0, pytree_node=False)
 
 
+LISTED = 8  # parameters of a message before the rest is only counted
+
+
+def raise_misfits(complaints: Sequence[str]) -> None:
+    """Refuse parameters of which there is something to complain."""
+    if complaints:
+        count = len(complaints)
+        more = f"; and {count - LISTED} more" if count > LISTED else ""
+        raise ValueError(
+            f"{count} parameter{'s do' if count > 1 else ' does'} not fit the configuration: "
+            f"{'; '.join(complaints[:LISTED])}{more}."
+        )
+
+
 def mesh_axis(
     logical: str, size: int, axes: Axes, sizes: Mapping[str, int] | None = None
 ) -> str | None:
@@ -107,6 +121,8 @@ def parameter(
             f"The parameter {'/'.join((*module.path, name))} {shape} has {len(shape)} axes; "
             f"{axes!r} names {len(names)}."
         )
+
+    mode.read.add((*module.path, name))
 
     def draw(*args: Any) -> Any:
         return Declared(start(*args), names, None, outputs) if mode.annotate else start(*args)

@@ -2,6 +2,7 @@
 
 import jax.numpy as jnp
 from flax import linen as nn
+from flax.traverse_util import flatten_dict
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Integer
 
@@ -12,7 +13,7 @@ from jaxformer.layers.cache import Cache, check_empty, check_room, has_room
 from jaxformer.layers.embedding import Embedder, Head
 from jaxformer.layers.guide import Guide, Places, source_rule
 from jaxformer.layers.mode import Axes, Mode, Remat
-from jaxformer.layers.parameters import my_share, shards
+from jaxformer.layers.parameters import my_share, raise_misfits, shards
 from jaxformer.layers.stack import Stack
 
 
@@ -92,11 +93,11 @@ class Transformer(nn.Module):
             With targets, `F.TokenScores`.
 
         Raises:
-            ValueError: A token id outside the vocabulary, a position outside a learned table or a
-                full cache (where values can be seen, that is outside jit); more tokens, without
-                padding, than a cache has slots for (inside jit too); a source given or missing,
-                positions or targets given with a cache; a fresh cache with something in it (outside
-                jit).
+            ValueError: Parameters of another model; a token id outside the vocabulary, a position
+                outside a learned table or a full cache (where values can be seen, that is outside
+                jit); more tokens, without padding, than a cache has slots for (inside jit too); a
+                source given or missing, positions or targets given with a cache; a fresh cache with
+                something in it (outside jit).
         """
         mode = Mode(
             dtype=self.dtype,
@@ -156,6 +157,8 @@ class Transformer(nn.Module):
         if logits_at is not None:
             x = jnp.take_along_axis(x, logits_at[..., None], axis=-2)
         logits = Head(cfg, mode, name="head")(x, table, targets)
+        if memory is not None or not isinstance(cfg.topology, c.EncoderDecoder):
+            self.check_read(mode.read)  # a source that a cache has is not read again
         if isinstance(logits, F.TokenScores) or cache is None or kept is None:
             return logits
         length = cache.length + jnp.sum(jnp.asarray(places.segments), axis=-1)
@@ -173,6 +176,12 @@ class Transformer(nn.Module):
             raise ValueError("An EncoderDecoder reads a source: pass source=token_ids.")
         if not reads and source is not None:
             raise ValueError(f"A model of topology {kind} has no encoder for a source.")
+
+    def check_read(self, read: set[tuple[str, ...]]) -> None:
+        """Refuse parameters that no module read: they are of another model."""
+        paths = flatten_dict(self.variables.get("params", {}))
+        unread = ("/".join(path) for path in paths if (*self.path, *path) not in read)
+        raise_misfits([f"{path} is no parameter of it" for path in sorted(unread)])
 
     def places(
         self,

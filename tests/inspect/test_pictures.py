@@ -25,6 +25,7 @@ from jaxformer.config import (
     T5Bias,
 )
 from jaxformer.generation import prefill
+from tests.models import BASE, parameters
 
 
 def test_sinusoids_are_sines_and_cosines(build):
@@ -168,6 +169,26 @@ def test_the_table_of_parameters_counts_them_all(build):
     assert printed[-1].split()[:2] == ["all", f"{costs.parameters(config):,}"]
 
 
+@pytest.mark.parametrize(
+    "show",
+    [
+        lambda config, params: inspect.position_bias(config, params, 5),
+        lambda config, params: inspect.score_by_distance(config, 5, params=params),
+        lambda config, params: inspect.added_positions(config, params, 5),
+    ],
+)
+def test_positions_of_another_model_are_not_shown(show):
+    learned = replace(BASE, embedding=Embedding(positions=Learned(max_length=8)))
+    config = replace(learned, attention=replace(BASE.attention, positions=(T5Bias(),)))
+    missing = "^1 parameter does not fit .*: decoder/relative_bias/embedding is missing.$"
+    with pytest.raises(ValueError, match=missing):
+        show(config, parameters(learned))
+    with pytest.raises(
+        ValueError, match=r"^9 parameters do not fit .* is \[3, 14\], not \[1, 14\]"
+    ):
+        show(replace(config, num_layers=1), parameters(config))
+
+
 def test_a_table_needs_shapes_only():
     config = zoo.get("llama-2-70b")
     tokens = jax.ShapeDtypeStruct((1, 2), jnp.int32)
@@ -179,8 +200,15 @@ def test_caches_grow_with_the_text_up_to_the_window():
     mistral = zoo.get("mistral-7b")
     sizes = inspect.cache_sizes(mistral, (1, 4096, 8192))
     assert sizes.tolist() == [2 * 32 * 8 * 128 * 2 * n for n in (1, 4096, 4096)]
-    with pytest.raises(ValueError, match="at least 0 tokens; got -3"):
-        inspect.cache_sizes(mistral, (1, -3))
+    for lengths, more, message in (
+        ((1, -3), {}, "A length is a whole number from 0 on; got -3"),
+        ([1.5], {}, "A length is a whole number from 0 on; got 1.5"),
+        (8, {}, r"lengths is a sequence, such as \[1, 2048\]; got 8"),
+        ([8], {"batch": 0}, "batch is a whole number from 1 on; got 0"),
+        ([8], {"bytes_per_number": 0}, "bytes_per_number is a whole number from 1 on; got 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            inspect.cache_sizes(mistral, lengths, **more)
     with pytest.raises(ValueError, match="reads no source; got source_length=5"):
         inspect.cache_sizes(mistral, (1,), source_length=5)
     with pytest.raises(ValueError, match="An Encoder reads its text at once"):

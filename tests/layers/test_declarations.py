@@ -9,7 +9,7 @@ import pytest
 
 from jaxformer import Transformer, generate, inspect, save_pretrained
 from jaxformer.config import MLP
-from jaxformer.generation import Beam, likelihoods, stream, unroll
+from jaxformer.generation import Beam, decode_step, likelihoods, prefill, stream, unroll
 from jaxformer.generation import decode as decoding
 from jaxformer.layers.declarations import check_parameters
 from jaxformer.parallel import MeshConfig, make_mesh
@@ -28,6 +28,7 @@ OTHERS = {
     ),
     "without a gate": (PLAIN, f"^1 parameter does not fit the configuration: {GATE} is missing.$"),
 }
+ONE = jnp.array([[1, 2]])
 TAKING = {
     "generate": lambda config, params: generate(config, params, [[1, 2]], max_new_tokens=3),
     "beams": lambda config, params: generate(
@@ -45,6 +46,11 @@ TAKING = {
         jax.random.key(0),
         make_mesh(MeshConfig(), jax.devices()[:1]),
         params=params,
+    ),
+    "apply": lambda config, params: Transformer(config).apply({"params": params}, ONE),
+    "prefill": lambda config, params: prefill(config, params, ONE, jnp.array([2]), capacity=4),
+    "decode_step": lambda config, params: decode_step(
+        config, params, jnp.array([1]), TAKING["prefill"](config, parameters(config))[1]
     ),
     "save_pretrained": lambda config, params: save_pretrained("never", config, params),
 }
