@@ -85,6 +85,8 @@ def check_parameters(giver: str, declared: Any, *_: Any) -> None:
             raise OptionError(
                 f"{giver} gives a dict of names, a Parameter each; got {shown(one)} for {name!r}."
             )
+        if not name or "/" in name:
+            raise OptionError(f"{giver}: a parameter has a name without '/'; got {name!r}.")
         if not isinstance(one.shape, tuple | list) or not all(map(_is_size, one.shape)):
             raise OptionError(
                 f"{giver}: the shape of {name!r} is a tuple of whole numbers from 1 to "

@@ -72,7 +72,8 @@ class ScoreBias(Option, protocol=True):
                                          [heads, queries, keys], for [queries] and [keys]
 
     `params` are the arrays by name, and may be of some of the heads only; so is the answer, which
-    has all of those. A term that heads share is given their number by `constants`.
+    has all of those. It is float32, as bfloat16 cannot tell distances above 256 from the next.
+    A term that heads share is given their number by `constants`.
     Without `causal` keys after the query are seen, too; otherwise they are masked, and get any
     finite number. So do slots of a cache that hold nothing, whose position is the largest int32.
     """

@@ -102,7 +102,7 @@ def position_bias(
     own, _ = _positions(config, layer, stack)
     check_whole("length", length, least=1)
     at, heads = jnp.arange(length), own.kind.num_heads
-    needed = 4 * heads * length**2
+    needed = 4 * heads * int(length) ** 2
     if needed > max_bytes:
         raise ValueError(
             f"The bias of {heads} heads between {length:,} tokens takes {readable(needed)} and "
@@ -167,8 +167,8 @@ def score_by_distance(
 
     Raises:
         ValueError: The layer has no positions that change scores by distance (rotary ones do where
-            they turn both queries and keys) or does not exist, there is no
-            distance, or the parameters are of another model.
+            they turn both queries and keys) or does not exist, there is no distance, or the
+            parameters are of another model.
 
     References:
         Su et al., RoFormer: Enhanced Transformer with Rotary Position Embedding, 2021.

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 from jaxtyping import Array, Int
 
@@ -110,6 +111,8 @@ def check_constants(
             raise OptionError(
                 f"{giver} gives {wanted}, here of {num_heads} heads; got {shape} for {name!r}."
             )
+        if not isinstance(x, jax.core.Tracer) and np.isnan(x).any():
+            raise OptionError(f"{giver} gives {wanted}; got NaN for {name!r}.")
 
 
 def check_bias(
@@ -125,5 +128,5 @@ def check_bias(
     bias = jax.eval_shape(partial(option, causal=causal), params, T, S)
     floats = jnp.issubdtype(getattr(bias, "dtype", jnp.int32), jnp.floating)
     shape = num_heads, *T.shape, *S.shape
-    dtype = bias.dtype if floats else jnp.dtype(jnp.float32)
+    dtype = bias.dtype if floats and bias.dtype.itemsize >= 4 else jnp.dtype(jnp.float32)
     require_like(type(option).__name__, "[heads, queries, keys]", bias, shape, dtype)

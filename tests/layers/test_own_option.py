@@ -148,6 +148,7 @@ BIASES = {  # instead of a bias (4, 5, 5)
     "a number": (lambda b: 0.5, ", here (4, 5, 5); got "),
     "nothing": (lambda b: None, ", here (4, 5, 5); got None."),
     "whole numbers": (lambda b: b.astype("int32"), " of dtype float32; got int32."),
+    "of few digits": (lambda b: b.astype("bfloat16"), " of dtype float32; got bfloat16."),
 }
 
 
@@ -164,6 +165,7 @@ CONSTANTS = {
     "of other heads": (
         lambda n: {"a": np.ones((3, n))}, "each, here of 4 heads; got (3, 4) for 'a'."
     ),
+    "no number": (lambda n: {"a": np.full(n, np.nan)}, "[heads, ...] each; got NaN for 'a'."),
     "learned, too": (lambda n: {"w": np.ones(n)}, "Mine.constants and parameters both give 'w'."),
 }  # fmt: skip
 
@@ -206,12 +208,15 @@ def shaped(shape, axes="model -> features", start=None):
 
 STARTS = "Mine.parameters: 'w' starts from a finite number, a config initialiser such as Normal()"
 SIZES = "Mine.parameters: the shape of 'w' is a tuple of whole numbers from 1 to 2147483647; got "
+NAME = "Mine.parameters: a parameter has a name without '/'; got "
 DICT = "Mine.parameters gives a dict of names, a Parameter each; got "
 DECLARED = {
     "nothing": (lambda d: None, DICT + "None."),
     "a list": (lambda d: [SQUARE], DICT + "[Parameter(shape=(14, 14), axes='model -> "),
     "a tuple": (lambda d: {"w": ((d, d), "model -> hidden")}, DICT + "((14, 14), 'model -> hidd"),
     "no name": (lambda d: {3: SQUARE}, DICT + "Parameter("),
+    "an empty name": (lambda d: {"": SQUARE}, NAME + "''."),
+    "a path": (lambda d: {"a/b": SQUARE}, NAME + "'a/b'."),
     "half a size": (shaped((14, 7.0)), SIZES + "(14, 7.0)."),
     "a size below 0": (shaped((14, -14)), SIZES + "(14, -14)."),
     "no size": (shaped((14, 0)), SIZES + "(14, 0)."),
@@ -383,7 +388,5 @@ def test_a_model_refuses_them_inside_its_loop_over_layers():
         with refused("Mine gives ["):
             abstract_parameters(replace(BASE, **changed), None)
     config = replace(BASE, attention=replace(BASE.attention, positions=(bias(lambda b: b[:1]),)))
-    learned = {"relative_bias": {"w": np.ones((3, N), np.float32)}}
-    params = {"decoder": {"layers": {"layer_0": learned}}}
-    with refused("Mine gives [heads, queries, keys], here (4, 5, 5); got (1, 5, 5)."):
-        inspect.position_bias(config, params, 5)
+    with refused("Mine gives [heads, queries, keys], here (4, 2, 2); got (1, 2, 2)."):
+        inspect.position_bias(config, {"decoder": {}}, 5)
