@@ -37,12 +37,12 @@ def record(arrays: Mapping[str, Array]) -> dict[str, Stored]:
 
 def check_contents(contents: dict[str, Any]) -> None:
     """Refuse a description of this version that lacks something, or has it of another type."""
-    if field(contents, "schema", int, where="it") != SCHEMA:
+    if field(contents, "schema", int, where="its description") != SCHEMA:
         return
-    field(contents, "description", dict, where="it")
+    field(contents, "description", dict, where="its description")
     if contents.get("loss", math.nan) is not None:
-        field(contents, "loss", float, where="it")
-    field(contents, "arrays", dict, where="it")
+        field(contents, "loss", float, where="its description")
+    field(contents, "arrays", dict, where="its description")
     stored_in(contents)
 
 

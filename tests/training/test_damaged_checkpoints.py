@@ -138,15 +138,33 @@ def test_a_damaged_checkpoint_asked_for_by_its_step_is_an_error(copied):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda x: x.pop("description"), "it does not say description; it has arrays, loss, sch"),
-        (lambda x: x.pop("arrays"), "it does not say arrays; it has description, loss, schema"),
-        (lambda x: x.pop("schema"), "it does not say schema; it has arrays, description, loss"),
-        (lambda x: x.pop("loss"), "it does not say loss; it has arrays, description, schema"),
-        (lambda x: x.update(schema="x"), "it: schema is a string, not a whole number"),
-        (lambda x: x.update(schema=True), "it: schema is a truth value, not a whole number"),
-        (lambda x: x.update(loss="low"), "it: loss is a string, not a number"),
-        (lambda x: x.update(description=[]), "it: description is a list, not an object"),
-        (lambda x: x.update(arrays=[]), "it: arrays is a list, not an object"),
+        (
+            lambda x: x.pop("description"),
+            "its description does not say description; it has arrays, loss, sch",
+        ),
+        (
+            lambda x: x.pop("arrays"),
+            "its description does not say arrays; it has description, loss, schema",
+        ),
+        (
+            lambda x: x.pop("schema"),
+            "its description does not say schema; it has arrays, description, loss",
+        ),
+        (
+            lambda x: x.pop("loss"),
+            "its description does not say loss; it has arrays, description, schema",
+        ),
+        (lambda x: x.update(schema="x"), "its description: schema is a string, not a whole number"),
+        (
+            lambda x: x.update(schema=True),
+            "its description: schema is a truth value, not a whole number",
+        ),
+        (lambda x: x.update(loss="low"), "its description: loss is a string, not a number"),
+        (
+            lambda x: x.update(description=[]),
+            "its description: description is a list, not an object",
+        ),
+        (lambda x: x.update(arrays=[]), "its description: arrays is a list, not an object"),
         (lambda x: x["arrays"].update(step=5), "of the array step it says 5"),
         (lambda x: x["arrays"]["step"].pop(), r'of the array step it says \["int32", \[\]\]'),
         (lambda x: x["arrays"]["kernel"][1].append(-1), r"of the array kernel it says .*30, -1\]"),
