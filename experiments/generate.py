@@ -124,14 +124,9 @@ class Speaker(NamedTuple):
         Raises:
             ValueError: It cannot be encoded.
         """
-        try:
-            if not self.run.chat:
-                return self.model.inputs(text)
-            return self.model.asked([*self.opening(), {"role": "user", "content": text}]), None
-        except Exception as error:
-            if type(error) is not Exception:  # which the library tokenizers raises
-                raise
-            raise ValueError(f"The prompt {text[:40]!a} cannot be encoded: {error}") from error
+        if not self.run.chat:
+            return self.model.inputs(text)
+        return self.model.asked([*self.opening(), {"role": "user", "content": text}]), None
 
     def read_line(self, text: str, where: str) -> Prompt:
         """The same of a text in a file, if it can be continued.

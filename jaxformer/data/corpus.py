@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 from jaxformer.checks import check_fields
 from jaxformer.data.chat_templates import ChatTemplate, Pieces
 from jaxformer.data.corpus_files import corpus_files
-from jaxformer.data.instructions import pieces_of
+from jaxformer.data.instructions import TOOLS, pieces_of
 from jaxformer.data.records import RECORDS, Record, has_records, read_records, read_text, suffix_of
 
 # Tests are data and fragments; the packages installed beside the library are not part of it.
@@ -63,8 +63,9 @@ class Instructions:
     """Prompts and answers, of which the answers alone are learned.
 
     JSON lines, or rows of Parquet or Arrow, with a prompt and an answer, or with messages of roles
-    system, user and assistant. A tokenizer that has a chat template writes both; without one, the
-    answer stands behind the prompt, and an end of text behind that.
+    system, user and assistant; tools beside messages are not read, and refused. A tokenizer that
+    has a chat template writes both; without one, the answer stands behind the prompt, and an end of
+    text behind that.
 
     Attributes:
         path: A file of records, as `TextFiles` knows them, or a folder of such.
@@ -227,10 +228,13 @@ def lines(path: str | Path, *, field: str) -> list[tuple[str, str]]:
         The texts, and what to call each in errors.
 
     Raises:
-        ValueError: There is no line, bytes are not UTF-8, or a line or row lacks the field.
+        ValueError: It is a folder, there is no line, bytes are not UTF-8, or a line or row lacks
+            the field.
         ImportError: The file needs ``pyarrow``, which is not installed.
     """
     path = Path(path)
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder; name a file in it.")
     if suffix_of(path) in RECORDS or has_records(path, (field,)):
         records = read_records(path, (field,))
         pairs = [(_field(record, field, where=where), where) for _, record, where in records]
@@ -247,7 +251,7 @@ def _read(
     path: Path, name: str, corpus: Source, keys: tuple[str, ...], template: ChatTemplate | None
 ) -> Iterator[AnyDocument]:
     if isinstance(corpus, Instructions):
-        for number, record, where in read_records(path, keys):
+        for number, record, where in read_records(path, (*keys, TOOLS)):
             pieces = pieces_of(
                 {key: x for key, x in record.items() if x is not None},
                 prompt=corpus.prompt,

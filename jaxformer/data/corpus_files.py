@@ -31,14 +31,16 @@ def corpus_files(
         The files in the order of their names.
 
     Raises:
-        ValueError: There is nothing, a dataset has several splits, or a file that it names is
-            missing.
+        ValueError: There is nothing, or what is neither a file nor a folder; a dataset has several
+            splits, or a file that it names is missing.
         OSError: A folder cannot be read.
     """
     if not where.exists():
         raise ValueError(f"{where} does not exist.")
     if where.is_file():
         return [where]
+    if not where.is_dir():
+        raise ValueError(f"{where} is neither a file nor a folder; write its text to a file.")
     suffixes = [suffix.lower() for suffix in suffixes]
     paths = []
     for folder, folders, names in os.walk(where, onerror=_pass_on):

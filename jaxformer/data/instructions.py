@@ -7,6 +7,8 @@ from typing import Any
 
 from jaxformer.data.chat_templates import ChatTemplate, Pieces
 
+TOOLS = "tools"  # what datasets call the functions that a conversation may call
+
 
 def pieces_of(
     line: dict[str, Any],
@@ -23,10 +25,15 @@ def pieces_of(
     that stands behind each other. The last piece is empty, and says whether the end of text counts.
 
     Raises:
-        ValueError: A field is missing, or is not what it should be; says where.
+        ValueError: A field is missing, not read, or not what it should be; says where.
     """
     try:
         if messages in line:
+            if line.get(TOOLS):
+                raise ValueError(
+                    f"{TOOLS} beside {messages} are not read: write them into a message of role "
+                    f"system, or leave out {TOOLS}."
+                )
             spoken = line[messages]
             whole = isinstance(spoken, list) and all(_is_message(m) for m in spoken)
             if not whole:

@@ -19,7 +19,7 @@ from jaxformer.data.row_writer import RowWriter
 from jaxformer.data.rows import PackedRows
 from jaxformer.data.tokenised import tokenised
 from jaxformer.data.tokenizers import Tokenizer, begin_of_text
-from jaxformer.json_files import read_json
+from jaxformer.json_files import field, read_json
 
 # Raised whenever the layout of rows or files changes, so that older caches are not found.
 FORMAT = 3
@@ -133,25 +133,36 @@ def open_packed(folder: str | Path) -> PackedRows:
         ValueError: The folder holds no rows, or its files are not as they were written.
     """
     folder = Path(folder)
+    where = folder / METADATA
     try:
-        saved = read_json(folder / METADATA, "checksum", "content")
+        saved = read_json(where, "checksum", "content")
     except (OSError, ValueError) as error:
         raise ValueError(f"{folder} holds no packed rows: {METADATA} cannot be read.") from error
-    checksum, content = saved["checksum"], saved["content"]
+    checksum, content = saved["checksum"], field(saved, "content", dict, where=where)
     if _checksum(content) != checksum:
         raise ValueError(f"{folder} is damaged: {METADATA} does not match its checksum {checksum}.")
-    if content["format"] != FORMAT:
-        raise ValueError(f"{folder} has format {content['format']}; this version reads {FORMAT}.")
+    if (version := field(content, "format", int, where=where)) != FORMAT:
+        raise ValueError(f"{folder} has format {version}; this version reads {FORMAT}.")
+    files, numbers = (field(content, name, dict, where=where) for name in ("files", "metadata"))
+    for name in ("segments", "positions", "tokens"):
+        field(files, f"{name}.npy", dict, where=where)
+    for name in ("end_of_text", "num_documents", "num_bytes", "num_targets"):
+        field(numbers, name, int, where=where)
     arrays = {}
-    for name, written in content["files"].items():
-        path = folder / name
+    for name in files:
+        path, of = folder / name, f"{where}: {name}"
+        written = field(files, name, dict, where=where)
+        size, sha256 = (
+            field(written, "size", int, where=of),
+            field(written, "sha256", str, where=of),
+        )
         found = path.stat().st_size if path.is_file() else 0
-        if found != written["size"]:
-            raise ValueError(f"{folder} is damaged: {name} has {found} of {written['size']} bytes.")
-        if _file_digest(path) != written["sha256"]:
+        if found != size:
+            raise ValueError(f"{folder} is damaged: {name} has {found} of {size} bytes.")
+        if _file_digest(path) != sha256:
             raise ValueError(f"{folder} is damaged: {name} does not match its SHA-256.")
         arrays[path.stem] = np.load(path, mmap_mode="r")
-    return PackedRows(**arrays, **content["metadata"])
+    return PackedRows(**arrays, **numbers)
 
 
 def _file_digest(path: Path) -> str:

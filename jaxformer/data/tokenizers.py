@@ -218,7 +218,7 @@ class BPETokenizer:
         self._backend = backend
         self._end_name = end_of_text
         self.end_of_text: int = ids[end_of_text]
-        with self._special_tokens(split=False):
+        with self._encoding(split_special_tokens=False):
             self.begin_of_text: int = backend.encode(end_of_text).ids[0]
         # Not the number of tokens: a vocabulary may have gaps.
         self.vocab_size: int = max(ids.values()) + 1
@@ -238,7 +238,8 @@ class BPETokenizer:
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Encode many texts, on all cores."""
-        found = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        with self._encoding(split_special_tokens=True):
+            found = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, np.int32) for encoding in found]
 
     def encode_with_specials(
@@ -250,7 +251,7 @@ class BPETokenizer:
             text: The prompt; a special token in it is one, unless the tokenizer splits those.
             add_special_tokens: Whether those are added that its makers put around a text.
         """
-        with self._special_tokens(split=self._split_special_tokens):
+        with self._encoding(split_special_tokens=self._split_special_tokens):
             encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
         return np.array(encoding.ids, np.int32)
 
@@ -270,7 +271,7 @@ class BPETokenizer:
         Returns:
             The tokens of each text, and the characters of each token.
         """
-        with self._special_tokens(split=self._split_special_tokens and not rendered):
+        with self._encoding(split_special_tokens=self._split_special_tokens and not rendered):
             found = self._backend.encode_batch(list(texts), add_special_tokens=False)
         return [
             (np.array(each.ids, np.int32), np.array(each.offsets, np.int32).reshape(-1, 2))
@@ -278,10 +279,14 @@ class BPETokenizer:
         ]
 
     @contextlib.contextmanager
-    def _special_tokens(self, *, split: bool) -> Iterator[None]:
-        self._backend.encode_special_tokens = split
+    def _encoding(self, *, split_special_tokens: bool) -> Iterator[None]:
+        self._backend.encode_special_tokens = split_special_tokens
         try:
             yield
+        except Exception as error:
+            if type(error) is not Exception:  # which the library raises
+                raise
+            raise ValueError(f"The text cannot be encoded: {error}.") from error
         finally:
             self._backend.encode_special_tokens = True
 

@@ -126,6 +126,10 @@ def test_bytes_that_are_not_utf8_are_named(tmp_path):
 
 
 def test_a_missing_or_empty_corpus_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="^/dev/null is neither a file nor a folder; write its"):
+        data.documents(TextFiles(path="/dev/null"))
+    with pytest.raises(ValueError, match=f"^{tmp_path} is a folder; name a file in it"):
+        data.lines(tmp_path, field="text")
     with pytest.raises(ValueError, match="nowhere does not exist"):
         read(TextFiles(path=str(tmp_path / "nowhere")))
     with pytest.raises(ValueError, match=r"no file in it, .* ends in \.txt or \.md or"):

@@ -251,6 +251,7 @@ def test_templates_are_run_in_a_sandbox_and_must_be_consistent(source, message):
         ({}, "line 2: prompt and answer is no text here; the line has none"),
         ({"messages": TALK}, "line 2: messages needs a tokenizer with a chat template"),
         ({"messages": [3]}, "line 2: messages is no list of objects with role and content"),
+        ({"messages": TALK, "tools": [{}]}, "line 2: tools beside messages are not read: write"),
     ],
 )
 def test_a_line_that_is_no_instruction_is_refused_with_its_place(line, message, tmp_path):

@@ -244,7 +244,27 @@ def damage_type(folder):
     np.save(path, array.astype(np.int16))
 
 
+def without(*path):
+    """Another program's metadata, which lacks a key and has the right checksum."""
+
+    def damage(folder):
+        saved = json.loads((folder / "metadata.json").read_text())
+        content = saved["content"]
+        for key in path[:-1]:
+            content = content[key]
+        del content[path[-1]]
+        saved["checksum"] = packing._checksum(saved["content"])
+        (folder / "metadata.json").write_text(json.dumps(saved))
+
+    return damage, rf"metadata\.json.* does not say {path[-1]}"
+
+
 DAMAGES = {
+    "no format": without("format"),
+    "no files": without("files"),
+    "no tokens": without("files", "tokens.npy"),
+    "no digest": without("files", "tokens.npy", "sha256"),
+    "no number": without("metadata", "num_bytes"),
     "a bit of the tokens": (flip("tokens.npy", -1), r"tokens\.npy does not match its SHA-256"),
     "a bit of the segments": (flip("segments.npy", -30), r"segments\.npy does not match its"),
     "a bit of the positions": (flip("positions.npy", 130), r"positions\.npy does not match its"),

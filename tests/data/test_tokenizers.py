@@ -179,6 +179,20 @@ def test_a_vocabulary_with_gaps_counts_to_its_largest_token():
     assert tokenizer.vocab_size == 70_001
 
 
+def test_a_text_that_the_vocabulary_lacks_is_refused():
+    backend = hf.Tokenizer(hf.models.WordLevel({"<eos>": 0, "a": 1}, unk_token="[UNK]"))
+    tokenizer = data.BPETokenizer(backend, end_of_text="<eos>")
+    for encode in (
+        tokenizer.encode,
+        tokenizer.encode_with_specials,
+        lambda text: tokenizer.encode_offsets([text], rendered=False),
+        lambda text: data.tokenised.tokens_of(data.Document("x", text), tokenizer),
+    ):
+        assert encode("a") is not None
+        with pytest.raises(ValueError, match=r"The text cannot be encoded: .*Missing \[UNK\]"):
+            encode("b")
+
+
 def test_what_is_saved_opens_with_the_library_alone(tmp_path):
     BPE.save(tmp_path)
     backend = hf.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))

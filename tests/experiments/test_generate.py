@@ -410,7 +410,7 @@ def test_a_character_that_an_exported_tokenizer_lacks_is_named(tmp_path):
     save_pretrained(folder, config, params)
     export_tokenizer(tokenizer, folder)
     (tmp_path / "x.txt").write_text("ab\nac\n")
-    with pytest.raises(ValueError, match="x.txt line 2: The prompt 'ac' cannot be encoded: .*Miss"):
+    with pytest.raises(ValueError, match="x.txt line 2: The text cannot be encoded: .*Miss"):
         continued(folder, tmp_path / "x.txt", tmp_path / "said.jsonl")
 
 
