@@ -8,10 +8,11 @@ it, as in ``--corpus my.txt``.
 
 import dataclasses
 import itertools
+import shlex
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -66,6 +67,7 @@ def parse(
     if begin is not None and (init := _given("--init", arguments)) not in before:
         default = begin(default, str(init))
     default, arguments, kind = _with_kind(default, arguments)
+    check_flags(default, arguments)
     named_before = f"Runs, named before the flags: {', '.join(runs)}. This is {name}."
     help_text = f"{description}\n\n{named_before} {IMPORT}"
     if kind is not None:
@@ -92,6 +94,28 @@ def read(kind: type[Run], description: str, arguments: list[str] | None = None) 
             prog=f"python -m {_module()}",
             description=f"{description}\n\n{IMPORT}",
         )
+
+
+def check_flags(run: Any, arguments: Iterable[str]) -> None:
+    """End the process at a flag of a record that has no such field, and say what there is."""
+    known = dict(_flagged(run))
+    for flag in (argument.partition("=")[0].replace("_", "-") for argument in arguments):
+        above, _, name = flag.rpartition(".")
+        if above not in known or {flag, f"{above}.{name.removeprefix('no-')}"} & known.keys():
+            continue
+        if below := [other for other in known if other.rpartition(".")[0] == above]:
+            fail(f"There is no flag {flag}. Of {above} there are {', '.join(below)}.")
+        whole = shlex.join(_flag(above[2:], known[above]))
+        fail(f"There is no flag {flag}. {above} is written as a whole, as in {whole}")
+
+
+def _flagged(value: Any, path: str = "--") -> Iterator[tuple[str, Any]]:
+    """The flags of a dataclass and their values, those of the records in it too."""
+    for name, hint in typing.get_type_hints(type(value)).items():
+        own, at = getattr(value, name), path + name.replace("_", "-")
+        yield at, own
+        if dataclasses.is_dataclass(own) and (hint == Attention or not _is_union(hint)):
+            yield from _flagged(own, f"{at}.")
 
 
 def flags(value: Any, before: Any, path: str = "") -> dict[str, list[str]]:

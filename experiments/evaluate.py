@@ -94,6 +94,9 @@ class Evaluate:
         check_uses(self, needs={"stride": "text", "limit": "tasks", "task_folder": "tasks"})
         if self.text is None and self.choices is None and not self.tasks:
             raise ValueError("There is nothing to measure: pass --text, --choices or --tasks.")
+        templated = self.tasks or isinstance(self.text, data.Instructions)
+        if self.chat_template is not None and not templated:
+            raise ValueError("--chat-template is for --text 'Instructions(...)' and for --tasks.")
 
 
 class Measured(NamedTuple):

@@ -103,6 +103,27 @@ def test_the_help_of_pretrain_names_only_runs_that_exist():
     assert set(named) <= set(pretrain.RUNS)
 
 
+@pytest.mark.parametrize(
+    "flag, message",
+    [
+        (
+            "--optimizer.learning-rate",
+            "Of --optimizer there are --optimizer.schedule, --optimizer.o",
+        ),
+        (
+            "--optimizer.schedule.peak=3",
+            "as in --optimizer.schedule 'Cosine(peak=0.02, warmup_step",
+        ),
+        ("--steps.more", "--steps is written as a whole, as in --steps 600"),
+    ],
+)
+def test_a_flag_that_a_record_lacks_is_told_what_it_has(capsys, flag, message):
+    said = refusal(capsys, flag, "3e-4")
+    assert (
+        said.startswith(f"error: There is no flag {flag.removesuffix('=3')}.") and message in said
+    )
+
+
 @pytest.mark.parametrize("name", ["nope", "Tiny", ""])
 def test_an_unknown_run_lists_those_there_are(capsys, name):
     assert refusal(capsys, name) == f"error: There is no run {name!r}. Runs: default, tiny, small."
@@ -380,7 +401,7 @@ def test_the_report_reads_its_flags_before_it_writes(arguments, status, said, ca
     assert said in " ".join((shown.out + shown.err).split())
 
 
-TINY = pretrain.RUNS["tiny"]
+TINY, TEXT = pretrain.RUNS["tiny"], TextFiles(path="plain.txt")
 
 
 @pytest.mark.parametrize(
@@ -391,6 +412,12 @@ TINY = pretrain.RUNS["tiny"]
         (Evaluate(checkpoint="x", tasks=("any",)), {"stride": 3}, "--stride is for --text."),
         (Evaluate(checkpoint="x", choices="x"), {"limit": 3}, "--limit is for --tasks."),
         (Evaluate(checkpoint="x", choices="x"), {"task_folder": "x"}, "--task-folder is for --tas"),
+        (Evaluate(checkpoint="x", choices="x"), {"chat_template": "chatml"}, "--chat-template is"),
+        (
+            Evaluate(checkpoint="x", text=TEXT),
+            {"chat_template": "x"},
+            "--chat-template is for --te",
+        ),
         (Ablation(axis="norm", run="tiny"), {"size": "gpu"}, "--size and --run exclude each"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
