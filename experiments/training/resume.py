@@ -22,7 +22,7 @@ from jaxformer import parallel
 from jaxformer.config import from_json, to_json
 from jaxformer.data import Saved, Tokenizer
 from jaxformer.errors import INTERRUPTED, fail
-from jaxformer.json_files import read_json
+from jaxformer.json_files import field, read_json
 from jaxformer.training.checkpoints import Checkpoints
 from jaxformer.training.interruption import deferred, raised
 from jaxformer.training.loop import TooManySkipsError
@@ -68,7 +68,7 @@ def asked_before(run: AnyRun, output: str | None) -> AnyRun:
     except ValueError as error:
         raise ValueError(
             f"{folder / RUN_FILE} is of another program or version: {error} Name the run instead, "
-            "as in `small`, with all of its flags."
+            "as in `default`, with all of its flags."
         ) from error
     here = ("output", "resume", "resume_or_begin", "distributed", "hosts", "show")
     return replace(found, **{name: getattr(run, name) for name in here})
@@ -102,7 +102,8 @@ def settled(run: AnyRun, output: Path) -> AnyRun:
     """A run with its schedule in numbers: that with which it began, and a warm-up that fits."""
     steps, schedule = run.planned_steps, run.optimizer.schedule
     if run.schedule_steps is None and goes_on(run, output):
-        steps = read_json(output / RUN_FILE)["schedule_steps"]
+        file = output / RUN_FILE
+        steps = field(read_json(file), "schedule_steps", int, where=file)
     if schedule.warmup_steps >= steps:
         shorter = max(1, steps // 10)
         print(f"A warm-up of {schedule.warmup_steps} in {steps} updates is shortened to {shorter}.")

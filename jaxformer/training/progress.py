@@ -85,7 +85,7 @@ class Progress:
 
     A terminal gets a bar that stays in place, with the latest numbers beside it. Anything else (a
     file, a pipe, a notebook, a build server) gets one plain line at most every `interval` seconds,
-    without control codes.
+    without control codes; the first comes at once, that of a resumed run after an interval.
 
         with Progress(1_000, title="llama, 12.3M parameters") as progress:
             progress.update(1, loss=6.2, tokens_per_second=4_900.0, utilisation=0.4)
@@ -124,7 +124,8 @@ class Progress:
         self._step, self._numbers = start_step, dict[str, float]()
         self._smooth = self._weight = 0.0
         self._first: tuple[int, float] | None = None
-        self._told, self._told_at = True, -math.inf
+        # A resumed run waits, so that its first line too has the mean of several losses.
+        self._told, self._told_at = True, clock() if start_step else -math.inf
         self._bar = _bar(self._stream)
 
     def __enter__(self) -> "Progress":

@@ -437,7 +437,9 @@ def test_a_resumed_run_needs_none_of_its_flags_again(six):
     )
     assert named == replace(pretrain.RUNS["tiny"], resume=True, output=six)
     (six / "run.json").write_text('{"type": "Translate"}')
-    with pytest.raises(ValueError, match="run.json is of another program or version: .* as in `sm"):
+    with pytest.raises(
+        ValueError, match="run.json is of another program or version: .* as in `def"
+    ):
         given("--output", str(six))
 
 
@@ -447,6 +449,12 @@ def test_the_schedule_is_as_long_as_the_run_that_began(six, capsys):
     resumed = replace(run, resume=True)
     assert settled(resumed, six).schedule_steps == 12 and settled(run, six).schedule_steps == 40
     assert "The schedule ends after 12 updates" in capsys.readouterr().out
+    said = json.loads((six / "run.json").read_text()) | {"schedule_steps": None}
+    (six / "run.json").write_text(json.dumps(said))
+    with pytest.raises(
+        ValueError, match=r"out/run\.json: schedule_steps is null, not a whole numbe"
+    ):
+        settled(resumed, six)
     short = settled(replace(run, steps=3), Path("nowhere"))
     assert short.optimizer.schedule == Cosine(peak=0.01, warmup_steps=1)
     assert capsys.readouterr().out == "A warm-up of 3 in 3 updates is shortened to 1.\n"

@@ -144,6 +144,15 @@ def test_time_left_counts_from_the_first_update_of_a_resumed_run():
     assert stream.getvalue() == "step 91/100\nstep 95/100  time left 15s\n"
 
 
+def test_the_first_line_of_a_resumed_run_has_the_mean_of_several_losses():
+    stream, clock = io.StringIO(), Clock()
+    with Progress(100, start_step=90, interval=10, stream=stream, clock=clock) as progress:
+        for step, loss in ((91, 2.0), (92, 4.0)):
+            clock.now += 5
+            progress.update(step, loss=loss)
+    assert stream.getvalue().startswith(f"step 92/100  loss {(0.09 * 2 + 0.1 * 4) / 0.19:.4f}  ")
+
+
 def test_the_loss_is_smoothed_and_survives_a_number_that_is_not_finite():
     stream = io.StringIO()
     with Progress(9, interval=0, stream=stream, clock=Clock()) as progress:
