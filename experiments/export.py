@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from experiments.command_line import parse, readable_errors
 from experiments.model_card import CARD, model_card
-from experiments.trained import BESIDE, Trained, copy_files, load_trained
+from experiments.trained import BESIDE, Trained, copy_files, generation_ids, load_trained
 from experiments.training.stores import here
 from jaxformer import data
 from jaxformer.config import EncoderDecoder, Rope
@@ -164,8 +164,11 @@ def generation(model: Trained, source: Path | None, extra: dict[str, Any]) -> di
     The filler is not said in config.json, for torch would then not train that token's row.
     """
     if source is not None:
-        path = source / GENERATION
-        return read_json(path) if path.is_file() else None
+        path, ends = source / GENERATION, generation_ids(source).get("eos_token_id")
+        said, stop = read_json(path) if path.is_file() else None, list(model.stop)
+        if model.step is None or stop in (ends, [ends]):
+            return said
+        return {**(said or {}), "eos_token_id": stop if len(stop) > 1 else stop[0]}  # as it learned
     found = {name: extra[name] for name in KEPT if extra.get(name) is not None}
     found["pad_token_id"] = model.stop[0]
     unused = list(range(model.tokenizer.vocab_size, model.config.vocab_size))

@@ -67,8 +67,20 @@ class Trained(NamedTuple):
         """The tokens of a prompt, in which the special tokens of a tokenizer may be spelt out."""
         if isinstance(self.tokenizer, data.BPETokenizer):
             encode = self.tokenizer.encode_with_specials
-            return encode(text, add_special_tokens=add_special_tokens).tolist()
-        return self.tokenizer.encode(text).tolist()
+            return self._known(encode(text, add_special_tokens=add_special_tokens).tolist())
+        return self._known(self.tokenizer.encode(text).tolist())
+
+    def _known(self, ids: list[int]) -> list[int]:
+        """The tokens of a text, if the model has them all."""
+        topology, size = self.config.topology, self.config.vocab_size
+        if isinstance(topology, EncoderDecoder):
+            size = topology.source_vocab_size or size
+        if (largest := max(ids, default=0)) >= size:
+            raise ValueError(
+                f"The tokenizer in {self.folder} gives the token {largest}, and the model's tokens "
+                f"end at {size - 1}: the tokenizer is not that of the model."
+            )
+        return ids
 
     def template(self) -> data.ChatTemplate:
         """How its makers write a conversation.
@@ -91,7 +103,7 @@ class Trained(NamedTuple):
         Raises:
             ValueError: There is no template, or it refuses the messages.
         """
-        return data.asked_tokens(messages, self.template(), self.tokenizer)
+        return self._known(data.asked_tokens(messages, self.template(), self.tokenizer))
 
     def continued(self, text: str, more: str) -> tuple[list[int], list[int]]:
         """The tokens of a decoder's text, and those that make it the longer one."""

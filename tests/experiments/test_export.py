@@ -12,7 +12,7 @@ import pytest
 
 from experiments import export, generate, pretrain
 from experiments.command_line import parse
-from experiments.trained import load_trained
+from experiments.trained import Trained, load_trained
 from experiments.training.loop import machinery, print_export_note
 from experiments.translate import runs
 from jaxformer import Transformer, data, load_pretrained
@@ -28,6 +28,9 @@ TOKENIZERS = {
     "bpe": data.train_bpe([TEXT] * 9, vocab_size=300),
     "characters": data.CharacterTokenizer("".join(sorted(set("".join([*TEXTS, TEXT]))))),
 }
+
+
+SMALL = pretrain.RUNS["tiny"].model
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +108,36 @@ def test_the_best_checkpoint_or_one_by_its_number_is_exported(run, tmp_path):
         jax.tree.leaves(load_pretrained(tmp_path / "best").params)[0],
         jax.tree.leaves(load_trained(run, 1).params)[0],
     )
+
+
+@pytest.mark.parametrize(
+    "said, stop, expected",
+    [
+        (None, (256,), {"eos_token_id": 256}),
+        ({"top_k": 3}, (256,), {"top_k": 3, "eos_token_id": 256}),
+        ({"eos_token_id": [0, 9], "top_k": 3}, (0, 9), {"eos_token_id": [0, 9], "top_k": 3}),
+        ({"eos_token_id": 256}, (256,), {"eos_token_id": 256}),
+        ({"eos_token_id": 9}, (9, 256), {"eos_token_id": [9, 256]}),
+    ],
+)
+def test_a_run_that_began_with_a_folder_says_what_ends_its_texts(said, stop, expected, tmp_path):
+    """The folder itself, which may not say it, is written as it is."""
+    (tmp_path / "config.json").write_text('{"eos_token_id": null}')
+    if said is not None:
+        (tmp_path / "generation_config.json").write_text(json.dumps(said))
+    model = Trained(SMALL, None, TOKENIZERS["bytes"], tmp_path, (256,), stop, step=2)
+    assert export.generation(model, tmp_path, {}) == expected
+    assert export.generation(model._replace(step=None), tmp_path, {}) == said
+
+
+def test_a_token_that_the_model_lacks_is_told_of_the_tokenizer(tmp_path):
+    tokenizer = TOKENIZERS["bytes"]
+    model = Trained(replace(SMALL, vocab_size=98), None, tokenizer, tmp_path, (0,), (0,))
+    assert model.inputs("a") == ([0, 97], None)
+    with pytest.raises(
+        ValueError, match=f"^The tokenizer in {tmp_path} gives the token 98, .* 97:"
+    ):
+        model.inputs("ab")
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
