@@ -54,6 +54,12 @@ def printed(tmp_path_factory):
     return ran.stdout + ran.stderr[-2000:]
 
 
+def test_the_folders_that_its_commands_write_are_ignored():
+    written = re.findall(r"--output ([\w-]+)|save_pretrained\(\"([\w-]+)", README)
+    names = {f"/{first or second}/" for first, second in written}
+    assert len(names) >= 3 and names <= set((ROOT / ".gitignore").read_text().split())
+
+
 def test_there_are_examples_of_every_feature():
     features = GUIDES["features"].partition("## Feature by feature")[2].partition("\n## ")[0]
     parts = re.split(r"^\*\*", features, flags=re.M)[1:]
