@@ -22,7 +22,7 @@ from jaxformer.data.tokenizers import Tokenizer, begin_of_text
 from jaxformer.json_files import field, read_json
 
 # Raised whenever the layout of rows or files changes, so that older caches are not found.
-FORMAT = 3
+FORMAT = 4
 METADATA = "metadata.json"
 
 
