@@ -348,7 +348,7 @@ def test_a_truncated_file_is_told_with_its_numbers(pack, tmp_path, documents):
 def test_another_format_is_told(pack, tmp_path, documents, monkeypatch):
     pack(documents)
     monkeypatch.setattr(packing, "FORMAT", 7)
-    with pytest.raises(ValueError, match="has format 3; this version reads 7"):
+    with pytest.raises(ValueError, match="has format 4; this version reads 7"):
         data.open_packed(folder_of(tmp_path))
     pack(documents)
     assert len(list((tmp_path / "cache").iterdir())) == 2
