@@ -18,7 +18,6 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from etils import epath
-from jax.experimental.compilation_cache import compilation_cache
 
 from experiments import pretrain
 from experiments.command_line import parse, readable_errors
@@ -81,22 +80,6 @@ BASE = pretrain.Pretrain(
     prompt="the ",
     sample_tokens=2,
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_before(tmp_path_factory):
-    """Keep compiled programs for the next run of the same model, which most of these are."""
-    settings = {
-        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("programs")),
-        "jax_persistent_cache_min_compile_time_secs": 0.5,
-    }
-    before = {name: getattr(jax.config, name) for name in settings}
-    for values in (settings, before):
-        for name, value in values.items():
-            jax.config.update(name, value)
-        compilation_cache.reset_cache()
-        if values is settings:
-            yield
 
 
 @pytest.fixture(autouse=True)

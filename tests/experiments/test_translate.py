@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 
 from experiments.command_line import parse
 from experiments.training import loop
@@ -45,22 +44,6 @@ BASE = replace(
     tensorboard=False,
 )
 LINE = re.compile(r"^ *([\d.]+)% +([\d.]+)% +(\d+)  (.+)$", flags=re.M)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_before(tmp_path_factory):
-    """Keep compiled programs for the resumed run, which needs the same."""
-    settings = {
-        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("programs")),
-        "jax_persistent_cache_min_compile_time_secs": 0.3,
-    }
-    before = {name: getattr(jax.config, name) for name in settings}
-    for values in (settings, before):
-        for name, value in values.items():
-            jax.config.update(name, value)
-        compilation_cache.reset_cache()
-        if values is settings:
-            yield
 
 
 @pytest.fixture(scope="module")
