@@ -380,7 +380,7 @@ def optimized():
 
 
 @pytest.mark.slow
-def test_two_thousand_instructions_halve_the_loss_of_answers_that_are_held_out(folder, optimized):
+def test_a_thousand_instructions_halve_the_loss_of_answers_that_are_held_out(folder, optimized):
     """Also on eight devices, and where the run is stopped and gone on with by its own flags."""
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     settings["chat_template"] = TEMPLATE
@@ -388,12 +388,12 @@ def test_two_thousand_instructions_halve_the_loss_of_answers_that_are_held_out(f
     words = ("fox", "dog", "cat", "owl")
     lines = [
         {"prompt": f"say {word} {n} times, please {i}:\n", "answer": " ".join([word] * n)}
-        for i in range(100)
+        for i in range(50)
         for word in words
         for n in range(1, 6)
     ]
     Path("x.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    asked = [{**line, "prompt": line["prompt"].replace("please", "now")} for line in lines[::40]]
+    asked = [{**line, "prompt": line["prompt"].replace("please", "now")} for line in lines[::20]]
     Path("held_out.jsonl").write_text("".join(json.dumps(line) + "\n" for line in asked))
     given = ["--init", str(folder), "--corpus", "Instructions(path='x.jsonl')", "--length", "96"]
     given += ["--batch-size", "16", "--scan", "--held-out", "0.05", "--cache", "cache"]
@@ -413,10 +413,10 @@ def test_two_thousand_instructions_halve_the_loss_of_answers_that_are_held_out(f
     assert before["documents"] == 50 and before["tokens"] == after["tokens"]
     assert after["bits_per_byte"] < before["bits_per_byte"] / 2
     steps = len(losses("one"))
-    stopped = ["--epochs", "None", "--steps", "20", "--schedule-steps", str(steps)]
+    stopped = ["--epochs", "None", "--steps", "9", "--schedule-steps", str(steps)]
     mesh = ["--mesh.data", "2", "--mesh.fsdp", "2", "--mesh.tensor", "2"]
     tuned(*given, *stopped, *mesh, "--devices", "8", "--output", "eight")
-    np.testing.assert_allclose(losses("eight"), losses("one")[:20], rtol=2e-3)
+    np.testing.assert_allclose(losses("eight"), losses("one")[:9], rtol=2e-3)
     tuned(*given, *stopped, "--devices", "1", "--output", "cut")
     tuned("--resume", "--output", "cut", "--steps", str(steps))
     assert losses("cut") == losses("one")
