@@ -1,4 +1,4 @@
-"""Programs that train, measure and report; each is started with `python -m experiments.NAME`."""
+"""Command-line programs: train, evaluate, generate, export; `python -m experiments.NAME`."""
 
 import logging
 import os
@@ -11,7 +11,7 @@ from jaxformer.extras import missing
 
 
 def explain(kind: Any, error: BaseException, trace: Any) -> None:
-    """Say which extra is missing; of any other error, what Python says."""
+    """Print which extra a missing import needs; print any other exception as Python does."""
     if isinstance(error, ImportError) and not os.environ.get(TRACEBACK):
         print(f"error: {missing(error)}", file=sys.stderr)
     else:
@@ -19,7 +19,7 @@ def explain(kind: Any, error: BaseException, trace: Any) -> None:
 
 
 def remark(unraisable: Any) -> None:
-    """Say what Python says, but of the other writes of a save that failed, which end after it."""
+    """Print an unraisable exception, unless it is another write of a save that already failed."""
     if str(unraisable.exc_value) != "Event loop is closed":
         sys.__unraisablehook__(unraisable)
 

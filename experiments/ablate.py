@@ -1,4 +1,4 @@
-"""Vary one axis of a run: everything else, the data and the seeds stay the same.
+"""Ablate one choice of a run; text, data order and seeds are shared by all variants.
 
     python -m experiments.ablate --axis position --size smoke   # minutes: to see that it runs
     python -m experiments.ablate --axis placement               # about an hour of two cores
@@ -25,7 +25,7 @@ from experiments.studies.tables import ablation_report
 
 @dataclass(frozen=True, kw_only=True)
 class Ablation(Study):
-    """One axis.
+    """Options of an ablation of one axis.
 
     Attributes:
         axis: What differs between the arms: one of those above, or a field, such as model.norm.
@@ -39,7 +39,7 @@ class Ablation(Study):
 
 
 def main(study: Ablation) -> Path:
-    """Train, compare, write; returns the folder of the results."""
+    """Run the study and write its report; returns the results folder."""
     run = base_run(study, ABLATION_SIZES)
     arms = arms_of(study.axis, run, study.arms)
     measure = MEASURES.get(study.axis, nothing_more)

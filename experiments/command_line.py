@@ -1,4 +1,4 @@
-"""Flags from dataclasses: every field of a run is one, documented where the field is.
+"""Command-line flags from dataclass fields (tyro).
 
 A choice among kinds is written as the Python that prints it, as in
 ``--model.norm "LayerNorm(eps=1e-6)"``; a choice per layer takes several. The kind of attention is
@@ -119,7 +119,7 @@ def _flagged(value: Any, path: str = "--") -> Iterator[tuple[str, Any]]:
 
 
 def flags(value: Any, before: Any, path: str = "") -> dict[str, list[str]]:
-    """The flags that make one dataclass of another of its type, by the path of the field."""
+    """The flags that turn `baseline` into `run`, keyed by field path."""
     found = dict[str, list[str]]()
     for name, hint in typing.get_type_hints(type(value)).items():
         own, other, at = getattr(value, name), getattr(before, name), f"{path}.{name}".lstrip(".")
@@ -141,7 +141,7 @@ def _flag(path: str, value: Any) -> list[str]:
 
 
 def _given(flag: str, arguments: list[str]) -> str | None:
-    """What follows a flag, if it is there."""
+    """The value after a flag, or None where the flag is absent."""
     for argument, following in itertools.zip_longest(arguments, arguments[1:]):
         name, is_one, value = argument.partition("=")
         if name == flag:
@@ -152,7 +152,7 @@ def _given(flag: str, arguments: list[str]) -> str | None:
 def _with_kind(
     run: Run, arguments: list[str], path: str = "--"
 ) -> tuple[Run, list[str], str | None]:
-    """A run with the kind of attention that arguments name, the others, and the flag for it."""
+    """Apply the attention type that the flags name; also return the other arguments."""
     for name, hint in typing.get_type_hints(type(run)).items():
         value, flag = getattr(run, name), path + name.replace("_", "-")
         found = None
@@ -174,7 +174,7 @@ def _with_kind(
 
 @registry.primitive_rule
 def choice(info: tyro.constructors.PrimitiveTypeInfo):
-    """Read a union of kinds, or a tuple of them, from the Python that prints it."""
+    """Tyro rule that reads a union of option classes, or a tuple of them, from their repr."""
     several = typing.get_origin(info.type) is tuple
     hint = typing.get_args(info.type)[0] if several else info.type
     kinds = kinds_of(hint)
@@ -236,7 +236,7 @@ def _one(text: str, kinds: tuple[type, ...]) -> Any:
 
 
 def _shown(value: Any) -> str:
-    """As Python, with the quotes that a shell leaves alone inside its own where that is safe."""
+    """A value's repr, shell-quoted where the shell needs it."""
     return _quoted(repr(value))
 
 
@@ -245,7 +245,7 @@ def _quoted(text: str) -> str:
 
 
 def _python(value: Any) -> str:
-    """As it prints, without the fields that have their default."""
+    """`repr` of an option without the fields that equal their defaults."""
     if isinstance(value, tuple):
         return f"({', '.join(map(_python, value))}{',' * (len(value) == 1)})"
     if not dataclasses.is_dataclass(value):
@@ -256,7 +256,7 @@ def _python(value: Any) -> str:
 
 
 def reachable(hints: Iterable[Any]) -> dict[str, type]:
-    """The dataclasses among some types and among the types of their fields, by name."""
+    """All dataclasses among these types and their fields' types, keyed by name."""
     found: dict[str, type] = {}
     waiting = list(hints)
     while waiting:

@@ -1,4 +1,4 @@
-"""Measure a model: on text, on questions with choices, or by tasks of lm-evaluation-harness.
+"""Evaluate a model: bits per byte of text, multiple choice, or lm-evaluation-harness tasks.
 
     python -m experiments.evaluate runs/pretrain-1 --text my.txt
     python -m experiments.evaluate path/to/folder --text 'Instructions(path="answers.jsonl")'
@@ -46,7 +46,7 @@ Request = tuple[Sequence[int], Sequence[int]]
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate:
-    """What to measure, and on what.
+    """Options: the model, and the text, questions or tasks to evaluate it on.
 
     Attributes:
         checkpoint: Output folder of a run, or a Hugging Face folder.
@@ -100,7 +100,7 @@ class Evaluate:
 
 
 class Measured(NamedTuple):
-    """A model, and how it is looked at."""
+    """A loaded model with the options of its evaluation."""
 
     model: Trained
     mesh: Mesh
@@ -108,13 +108,13 @@ class Measured(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Most tokens that are read at once."""
+        """Longest input in tokens."""
         most = self.model.config.max_length
         length = self.run.length or self.model.length or 1024
         return length if most is None else min(length, most)
 
     def likelihoods(self, requests: Iterable[Request]) -> Iterator[Likelihood]:
-        """Of each continuation, given its context."""
+        """Log-likelihood of each continuation given its context."""
         return likelihoods(
             self.model.config,
             self.model.params,
@@ -127,7 +127,7 @@ class Measured(NamedTuple):
 
 
 def measured(run: Evaluate) -> Measured:
-    """The model of a folder, on its devices."""
+    """Load the model of a folder onto its devices."""
     simulate(run.devices)
     mesh = make_mesh(run.mesh, chosen_devices(run.devices))
     model = load_trained(run.checkpoint, run.step, ignore=run.ignore, mesh=mesh)
@@ -135,7 +135,7 @@ def measured(run: Evaluate) -> Measured:
 
 
 def main(run: Evaluate) -> dict[str, Any]:
-    """Measure and print; returns the figures."""
+    """Evaluate and print; returns the metrics."""
     if run.output is not None:
         check_output_file(run.output)
     if run.text is not None:
@@ -171,7 +171,7 @@ def write_figures(path: Path, figures: dict[str, Any]) -> None:
 
 
 def of_text(using: Measured, corpus: data.Source) -> dict[str, float]:
-    """Bits per byte, and perplexities, of the documents of a corpus."""
+    """Bits per byte and perplexity of the documents of a corpus."""
     template = None
     if isinstance(corpus, data.Instructions):
         template = data.load_chat_template(using.model.folder, using.run.chat_template)
@@ -213,7 +213,7 @@ def perplexity(nats: float, count: int) -> float:
 
 
 def of_document(using: Measured, document: data.AnyDocument) -> Iterator[Request]:
-    """Windows of a text, each with those of its tokens that no other counts; or the answers."""
+    """Scoring requests of one document: rolling windows, or the assistant's answers."""
     model, length = using.model, using.length
     stride = min(length, using.run.stride or max(1, length // 2))
     tokens, counts = data.tokens_of(document, model.tokenizer)
@@ -228,7 +228,7 @@ def of_document(using: Measured, document: data.AnyDocument) -> Iterator[Request
 def answers(
     tokens: list[int], counts: list[bool], *, length: int, stride: int
 ) -> Iterator[Request]:
-    """Requests for the tokens that count, each of which follows one that does not."""
+    """Scoring requests for each run of tokens in the loss mask, given the tokens before it."""
     for counted, places in groupby(range(len(tokens)), key=counts.__getitem__):
         first, *_, last = [*places] * 2
         if counted:
@@ -236,7 +236,7 @@ def answers(
 
 
 class Question(NamedTuple):
-    """A question, its choices, and which of them is right."""
+    """A multiple-choice question: context, choices, index of the right choice."""
 
     prompt: str
     choices: list[str]
@@ -244,7 +244,7 @@ class Question(NamedTuple):
 
 
 def read_questions(path: Path) -> list[Question]:
-    """The questions of a file.
+    """Read the questions of a JSON Lines file.
 
     Raises:
         ValueError: A line lacks something, or its answer is none of its choices.
@@ -265,7 +265,7 @@ def read_questions(path: Path) -> list[Question]:
 
 
 def of_choices(using: Measured, questions: Sequence[Question]) -> dict[str, float]:
-    """How often the right choice is the likeliest, as a whole and for each of its bytes."""
+    """Accuracy by log-likelihood, and by log-likelihood per byte (lm-eval's acc and acc_norm)."""
     found = using.likelihoods(
         request
         for question in questions

@@ -1,4 +1,4 @@
-"""Write a trained model as a folder that transformers loads, with its tokenizer.
+"""Export a trained model and its tokenizer as a Hugging Face folder.
 
     python -m experiments.export --checkpoint runs/pretrain-1 --output exported
     python -m experiments.export --checkpoint runs/pretrain-1 --output exported --step best
@@ -36,7 +36,7 @@ KEPT = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"
 
 @dataclass(frozen=True, kw_only=True)
 class Export:
-    """What to write, and where.
+    """Options: the model folder and the folder to write.
 
     Attributes:
         checkpoint: Output folder of a run, or a Hugging Face folder.
@@ -61,7 +61,7 @@ class Export:
 
 
 def main(run: Export) -> Path:
-    """Write the folder; returns it."""
+    """Write a folder that transformers can load; returns it."""
     output = empty_folder(here(run.output), overwrite=run.overwrite)
     model = load_trained(run.checkpoint, run.step, ignore=run.ignore)
     # A Hugging Face folder, or a run that began with one and keeps what it said.
@@ -95,7 +95,7 @@ def main(run: Export) -> Path:
 
 
 def token_ids(model: Trained, source: Path | None) -> dict[str, Any]:
-    """What config.json says of special tokens: as the folder it comes from, or the run's."""
+    """bos, eos and pad ids for config.json, from the source folder or the tokenizer of the run."""
     if source is not None:
         said = read_json(source / "config.json")
         return {name: said[name] for name in KEPT if name in said}
@@ -106,7 +106,7 @@ def token_ids(model: Trained, source: Path | None) -> dict[str, Any]:
 
 
 def max_positions(model: Trained, source: Path | None) -> int | None:
-    """The longest text, as the folder it comes from has it, or the length it was trained for.
+    """max_position_embeddings of the source, or the row length; None if RoPE is scaled.
 
     Only where nothing in the numbers depends on what is said of it.
     """
@@ -118,7 +118,7 @@ def max_positions(model: Trained, source: Path | None) -> int | None:
 
 
 def write_tokenizer(model: Trained, source: Path | None, folder: Path) -> None:
-    """A run's in the form that transformers reads; that of a Hugging Face folder as it is."""
+    """Write tokenizer.json for transformers, or copy the files of the Hugging Face folder."""
     if source is None:
         begins = not isinstance(model.config.topology, EncoderDecoder)
         templated = (model.folder / TEMPLATE).is_file()
@@ -132,7 +132,7 @@ def write_tokenizer(model: Trained, source: Path | None, folder: Path) -> None:
 def same_model(
     model: Trained, source: Path | None, family: str, ignore: tuple[str, ...]
 ) -> dict[str, Any]:
-    """The config.json of the folder it comes from, if the model is still what that says."""
+    """config.json of the source folder if it still describes this model, else {}."""
     if source is None:
         return {}
     said = read_json(source / "config.json")
@@ -142,24 +142,24 @@ def same_model(
 
 
 def said_dtype(said: dict[str, Any]) -> str:
-    """Of the tensors, by a config.json; older ones have another name for it."""
+    """`dtype` of a config.json, or `torch_dtype` of older ones; float32 by default."""
     return said.get("dtype") or said.get("torch_dtype") or "float32"
 
 
 def with_dtype(said: dict[str, Any], dtype: str) -> dict[str, Any]:
-    """A config.json for tensors of this dtype."""
+    """Copy of a config.json with its dtype set."""
     if said_dtype(said) == dtype:
         return said
     return {**said, "dtype" if "dtype" in said else "torch_dtype": dtype}
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write an object, its keys in order."""
+    """Write JSON with sorted keys."""
     path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def generation(model: Trained, source: Path | None, extra: dict[str, Any]) -> dict[str, Any] | None:
-    """How transformers ends a text and fills a batch; None where a folder does not say.
+    """Fields of generation_config.json: eos, pad and decoder start ids; None without any.
 
     The filler is not said in config.json, for torch would then not train that token's row.
     """

@@ -1,4 +1,4 @@
-"""Fine-tune a model that there is on text of your own.
+"""Fine-tune an existing model on your own text or instructions.
 
     python -m experiments.finetune --init Qwen/Qwen3-0.6B --corpus my.txt
     python -m experiments.finetune --init path/to/folder --corpus my/texts --epochs 2
@@ -22,7 +22,7 @@ from jaxformer.training.schedules import Cosine
 
 @dataclass(frozen=True, kw_only=True)
 class Finetune(pretrain.Pretrain):
-    """A model that there is, and what it reads more."""
+    """Options of fine-tuning: a pretrained model and the text to train it on."""
 
     epochs: float | None = 1.0
     length: int = 512
@@ -32,7 +32,7 @@ class Finetune(pretrain.Pretrain):
 
 
 def main(run: Finetune) -> Path:
-    """Train what --init names; returns the output folder."""
+    """Fine-tune the model that --init names; returns the output folder."""
     if run.init is None:
         raise ValueError("Fine-tuning begins with a model: pass --init FOLDER.")
     return pretrain.main(run, RUNS)

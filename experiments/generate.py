@@ -1,4 +1,4 @@
-"""Continue a prompt with a trained model, token by token on the terminal.
+"""Generate text with a trained model, streamed to the terminal.
 
     python -m experiments.generate --checkpoint runs/pretrain-1 --prompt "def main("
     python -m experiments.generate --checkpoint runs/translate-1 --prompt "2nd of April, 1987"
@@ -39,7 +39,7 @@ from jaxformer.training.progress import printable
 
 @dataclass(frozen=True, kw_only=True)
 class Generate:
-    """What to continue, and how.
+    """Options: the model, the prompt and the sampling.
 
     Attributes:
         checkpoint: Output folder of a run, or a Hugging Face folder.
@@ -112,14 +112,14 @@ class Prompt(NamedTuple):
 
 
 class Speaker(NamedTuple):
-    """A model, and how it is asked."""
+    """A loaded model with its generation options."""
 
     model: Trained
     run: Generate
     mesh: Mesh
 
     def read(self, text: str) -> tuple[list[int], list[int] | None]:
-        """The prompt of a text, or of a question to the assistant, and an encoder's source.
+        """Encode a prompt, or a question with the chat template, and an encoder's source.
 
         Raises:
             ValueError: It cannot be encoded.
@@ -147,11 +147,11 @@ class Speaker(NamedTuple):
         return Prompt(text, tokens, source)
 
     def opening(self) -> list[dict[str, str]]:
-        """What a conversation begins with: the system's words, if there are any."""
+        """The system message, as a list of none or one."""
         return [{"role": "system", "content": self.run.system}] if self.run.system else []
 
     def options(self, seed: int) -> dict[str, Any]:
-        """What decoding is told."""
+        """Keyword arguments of `jaxformer.generate`."""
         return {
             "max_new_tokens": self.run.max_new_tokens,
             "stop_tokens": self.model.stop,
@@ -164,7 +164,7 @@ class Speaker(NamedTuple):
 
 
 def main(run: Generate) -> str:
-    """Print what the model says, as it grows; returns it."""
+    """Print generated text as it is decoded; returns it."""
     prepare_devices(run)
     if run.prompts is not None:
         texts = data.lines(run.prompts, field="prompt")
@@ -190,7 +190,7 @@ def load_speaker(run: Generate) -> Speaker:
 
 
 def say(speaker: Speaker, prompt: list[int], source: list[int] | None = None, *, seed: int) -> str:
-    """Print what follows a prompt, token by token; returns it."""
+    """Print the continuation of a prompt token by token; returns it."""
     model, options = speaker.model, speaker.options(seed)
     options["source"] = None if source is None else [source]
     if isinstance(speaker.run.sampler, Beam):
@@ -208,7 +208,7 @@ def say(speaker: Speaker, prompt: list[int], source: list[int] | None = None, *,
 
 
 def converse(speaker: Speaker) -> str:
-    """Answer line by line what is typed, each with all that was said before; returns the last."""
+    """Chat on the terminal: answer each typed line, given all before; returns the last answer."""
     speaker.model.template()  # before anything is typed
     said, answer = speaker.opening(), ""
     for turn in count():
@@ -224,7 +224,7 @@ def converse(speaker: Speaker) -> str:
 
 
 def continue_all(speaker: Speaker, texts: list[tuple[str, str]], file: TextIO) -> str:
-    """Continue the prompts of a file, some at a time; returns what was written, as JSON lines.
+    """Continue the prompts of a file in batches; returns JSON lines.
 
     Raises:
         ValueError: One of them cannot be continued, which is said before the first one is.
@@ -271,12 +271,12 @@ def output_file(path: Path | None) -> Iterator[TextIO]:
 
 
 def show(text: str) -> None:
-    """Write to the terminal at once."""
+    """Print without a newline and flush."""
     print(printable(text, sys.stdout), end="", flush=True)
 
 
 def cut(tokens: list[int], stop: Sequence[int]) -> list[int]:
-    """Tokens up to the first that ends a text."""
+    """Tokens up to the first stop token."""
     ends = [i for i, token in enumerate(tokens) if token in stop]
     return tokens[: ends[0]] if ends else tokens
 
@@ -284,7 +284,7 @@ def cut(tokens: list[int], stop: Sequence[int]) -> list[int]:
 def pieces(
     tokens: Iterable[int], decode: Callable[[list[int]], str], before: list[int]
 ) -> Iterator[str]:
-    """The text of each token in turn; one that is part of a character waits for the rest."""
+    """Decode tokens incrementally; an incomplete character waits for its other tokens."""
     ids, shown = list(before), decode(before)
     for token in tokens:
         ids.append(token)

@@ -1,4 +1,4 @@
-"""A model as lm-evaluation-harness takes it (extra ``eval``).
+"""Adapter for lm-evaluation-harness (extra ``eval``).
 
     import lm_eval
     from experiments.harness import Harness
@@ -28,7 +28,7 @@ MOST_NEW = 256  # tokens of an answer, where a task does not say
 
 
 class Harness(TemplateLM):
-    """Likelihoods and answers of a model, for tasks."""
+    """A model as lm-evaluation-harness sees it: log-likelihoods and generated answers."""
 
     def __init__(self, using: Measured):
         """Take a model; `of` reads one."""
@@ -37,17 +37,17 @@ class Harness(TemplateLM):
 
     @classmethod
     def of(cls, folder: str | Path, **fields: Any) -> "Harness":
-        """The model of a folder, looked at as these fields of `Evaluate` say."""
+        """Load the model of a folder with these fields of `Evaluate`."""
         return cls(measured(Evaluate(checkpoint=Path(folder), tasks=("any",), **fields)))
 
     @property
     def eot_token_id(self) -> int:
-        """What ends a text."""
+        """End-of-text token."""
         return self._model.stop[0]
 
     @property
     def prefix_token_id(self) -> int:
-        """What begins one: by the tokenizer, as the harness has it; config.json may differ."""
+        """Token before an empty context: the tokenizer's bos, else its eos."""
         path, tokenizer = self._model.folder / "tokenizer_config.json", self._model.tokenizer
         if isinstance(tokenizer, data.BPETokenizer) and path.is_file():
             said = read_json(path)
@@ -61,13 +61,13 @@ class Harness(TemplateLM):
 
     @property
     def tokenizer_name(self) -> str:
-        """What the harness keeps rendered requests by."""
+        """Cache key of the rendered requests."""
         return str(self._using.run.checkpoint)
 
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
     ) -> list[int]:
-        """The tokens of a text, with what its makers put around one unless told not to."""
+        """Encode a text, with the tokenizer's special tokens unless told otherwise."""
         if add_special_tokens is False or not string:
             return self._model.encode(string, add_special_tokens=False)
         return self._model.inputs(string)[0]
@@ -84,7 +84,7 @@ class Harness(TemplateLM):
         return [(each.log_probability, each.greedy) for each in self._using.likelihoods(pairs)]
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list:
-        """Of whole texts, in windows that share one token."""
+        """Log-likelihood of whole texts in windows that overlap by one token."""
         texts = [
             list(
                 windows(
@@ -99,7 +99,7 @@ class Harness(TemplateLM):
         return [sum(next(found).log_probability for _ in text) for text in texts]
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """Answers, each up to the first of the texts that end it."""
+        """Generate each answer up to the first of its stop texts."""
         return [self._answer(*request.args) for request in requests]
 
     def _answer(self, context: str, options: dict[str, Any]) -> str:
@@ -129,7 +129,7 @@ class Harness(TemplateLM):
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
-        """A conversation as the tokenizer's makers write it."""
+        """Render a conversation with the tokenizer's chat template."""
         return self._model.template().render(chat_history, answering=add_generation_prompt)
 
 
@@ -152,7 +152,7 @@ def task_manager(run: Evaluate) -> TaskManager:
 
 
 def run_tasks(using: Measured, manager: TaskManager) -> dict[str, Any]:
-    """Evaluate by tasks, and print their table; returns the figures of each."""
+    """Run lm-evaluation-harness tasks and print their table; returns the results."""
     run = using.run
     found = lm_eval.simple_evaluate(
         model=Harness(using), tasks=list(run.tasks), limit=run.limit, task_manager=manager

@@ -1,4 +1,4 @@
-"""What people and the hub read first of an exported run: what it learned from, and how well."""
+"""Model card of an exported run: training data, settings and results."""
 
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ tokenizer = AutoTokenizer.from_pretrained("{name}")
 
 
 def model_card(model: Trained, family: str, name: str) -> str:
-    """The card of a run.
+    """Model card (README.md) of an exported run.
 
     Args:
         model: What is exported of it.
@@ -66,7 +66,7 @@ def model_card(model: Trained, family: str, name: str) -> str:
 
 
 def asked(run: dict[str, Any]) -> dict[str, Any]:
-    """How it was trained, from what is saved of the run."""
+    """Training facts of the card, from the saved run.json."""
     optimizer, found = run["optimizer"], dict[str, Any]()
     if "corpus" in run:
         sources = run["corpus"].get("parts", [run["corpus"]])
@@ -80,7 +80,7 @@ def asked(run: dict[str, Any]) -> dict[str, Any]:
 
 
 def measured(folder: Path, step: int) -> dict[str, Any]:
-    """The numbers of the last evaluation up to a checkpoint."""
+    """Metrics of the last evaluation at or before a checkpoint, for the card."""
     lines = [x for x in read_json_lines(folder / "metrics.jsonl") if x["step"] <= step]
     found: dict[str, Any] = {"updates": step}
     for line in reversed(lines):

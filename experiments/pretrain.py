@@ -67,7 +67,7 @@ SECONDS_BETWEEN = 10  # lines that say how much text is tokenised
 
 @dataclass(frozen=True, kw_only=True)
 class Pretrain(Run):
-    """What to train, on what, for how long.
+    """Options of a pretraining run: corpus, tokenizer, row length, epochs, sample.
 
     Attributes:
         corpus: The text.
@@ -127,7 +127,7 @@ class Pretrain(Run):
 
 
 def llama(*, model_dim: int, num_layers: int, num_heads: int, vocab_size: int) -> TransformerConfig:
-    """A small decoder of today's common design: RoPE, RMSNorm, SwiGLU, QK-norm, tied head."""
+    """A small Qwen3-like decoder: RoPE, RMSNorm, SwiGLU, QK-norm, tied embeddings."""
     return TransformerConfig(
         vocab_size=vocab_size,
         model_dim=model_dim,
@@ -144,7 +144,7 @@ def llama(*, model_dim: int, num_layers: int, num_heads: int, vocab_size: int) -
 
 
 def muon(*, warmup_steps: int) -> OptimizerConfig:
-    """The recipe of all runs: Muon under a cosine."""
+    """Muon with a cosine schedule, the optimizer of all named runs."""
     return OptimizerConfig(
         schedule=Cosine(peak=0.02, warmup_steps=warmup_steps), optimizer=Muon(adamw_rate=0.15)
     )
@@ -182,7 +182,7 @@ RUNS = {
 
 
 class Tokenising:
-    """Says now and then how much text is tokenised."""
+    """Prints tokenization progress every few seconds."""
 
     def __init__(self) -> None:
         self._told_at = time.monotonic()
@@ -194,7 +194,7 @@ class Tokenising:
 
 
 class Text(NamedTuple):
-    """Rows to train on and to evaluate on, and what they were made from.
+    """Packed training and evaluation rows, with their tokenizer and held-out documents.
 
     Attributes:
         tokenizer: Of the text.
@@ -216,7 +216,7 @@ class Text(NamedTuple):
 
 
 def main(run: Pretrain, runs: Mapping[str, Pretrain] = RUNS) -> Path:
-    """Train, evaluate, sample; returns the output folder."""
+    """Pretrain, evaluate and sample; returns the output folder."""
     prepare_devices(run)
     with output_folder(run) as output:
         if not goes_on(run, output):
@@ -245,7 +245,7 @@ def check_length(run: Pretrain, runs: Mapping[str, Pretrain]) -> None:
 
 
 def in_epochs(run: Pretrain, epochs: float, rows: data.AnyRows) -> Pretrain:
-    """A run of as many updates as go so many times through the rows."""
+    """Replace epochs by the number of steps that they are."""
     # As the number is written: 0.7 times 10 rows are 7, not 8.
     steps = math.ceil(Fraction(str(epochs)) * rows.epoch / run.batch_size)
     updates = f"{steps:,} update{'s' * (steps > 1)}"
@@ -254,7 +254,7 @@ def in_epochs(run: Pretrain, epochs: float, rows: data.AnyRows) -> Pretrain:
 
 
 def work(run: Pretrain, text: Text, using: Machinery) -> None:
-    """Train, sample, and draw what came of it."""
+    """Train, print the sample and plot the losses."""
     output = using.output
     gzip = data.gzip_bits_per_byte(
         data.Document(document.name, data.counted_text(document, text.tokenizer))
@@ -276,7 +276,7 @@ def work(run: Pretrain, text: Text, using: Machinery) -> None:
 
 
 def read_corpus(run: Pretrain) -> Text:
-    """Read the text, split it, tokenise it; packed rows are opened again where they exist.
+    """Read, split, tokenize and pack the corpus, or open the packed rows of an earlier run.
 
     Raises:
         ValueError: The text cannot be read, split or encoded, or a part fills no row.
@@ -301,7 +301,7 @@ def read_corpus(run: Pretrain) -> Text:
 def read_part(
     run: Pretrain, source: data.Source, parts: data.Split, tokenizer: data.Tokenizer
 ) -> tuple[data.PackedRows, data.PackedRows]:
-    """Tokenise what of a corpus is to train on and what is held out."""
+    """Tokenize and pack the training part and the held-out part of one source."""
     if source is not run.corpus:
         print(f"  {source}", flush=True)
     names, packed = ("to train on", "held out"), []
@@ -333,7 +333,7 @@ def read_part(
 def train_on(
     run: Pretrain, text: Text, using: Machinery, checkpoints: Checkpoints, gzip: float
 ) -> tuple[step.TrainState, dict[str, float]] | None:
-    """Make the updates; returns the last state and numbers, None if it was all done before."""
+    """Train on the packed rows; returns last state and metrics, None if already complete."""
     mesh = using.mesh
     digests = {"train": text.train.digest(), "held_out": text.held_out.digest()}
     rows = local_rows(mesh, run.batch_size)
@@ -375,7 +375,7 @@ def held_out_bits(
     *,
     rows: int | None = None,
 ) -> float:
-    """Bits per byte of held-out text: of all of it, or of some rows evenly spread."""
+    """Bits per byte of held-out text, of all rows or of an even sample."""
     held_out, size = whole, run.batch_size
     if rows is not None and rows < len(whole):
         held_out = whole.part(np.linspace(0, len(whole) - 1, rows).astype(int))
@@ -385,13 +385,13 @@ def held_out_bits(
 
 
 def instructs(corpus: data.Corpus) -> bool:
-    """Whether it has instructions."""
+    """Whether any source of the corpus has instructions."""
     parts = corpus.parts if isinstance(corpus, data.Mixture) else (corpus,)
     return any(isinstance(part, data.Instructions) for part in parts)
 
 
 def chat_template(run: Pretrain) -> data.ChatTemplate | None:
-    """What writes the instructions of a run, if its tokenizer says."""
+    """Chat template for the instructions of a run, if the tokenizer has one."""
     if instructs(run.corpus) and isinstance(run.tokenizer, data.Saved):
         return data.load_chat_template(run.tokenizer.path, run.chat_template)
     return None
@@ -422,7 +422,7 @@ def encode_prompt(run: Pretrain, text: Text) -> list[int]:
 
 
 def print_sample(run: Pretrain, text: Text, params: Any, mesh: Mesh, *, new: int) -> None:
-    """Print how the model goes on from the prompt."""
+    """Print the model's continuation of the sample prompt."""
     tokenizer = text.tokenizer
     prompt = encode_prompt(run, text)
     longest = run.model.max_length or run.length

@@ -1,4 +1,4 @@
-"""Write experiments/README.md from the results that are kept beside it.
+"""Write experiments/README.md from the stored results of studies and benchmarks.
 
     python -m experiments.report
 
@@ -77,7 +77,7 @@ To measure again on such a machine, and renew every table and picture, here and 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What to read, and what to write.
+    """Options: the results folder and the files to write.
 
     Attributes:
         results: Folder of studies and benchmarks; their tables and pictures are written into it.
@@ -95,7 +95,7 @@ class Report:
 def main(
     results: Path = RESULTS, readme: Path = HERE / "README.md", pages: Sequence[Path] = PAGES
 ) -> None:
-    """Write the file, and the table and pictures of each study; renew what pages say of results."""
+    """Write the report, each study's tables and plots, and the snippets in the guides."""
     parts = [HEAD.format(axes=", ".join(AXES))]
     for folder in sorted(path.parent for path in results.glob("*/study.json")):
         parts.append(section(folder, readme.parent))
@@ -114,7 +114,7 @@ def main(
 
 
 def excerpts(results: Path) -> dict[str, str]:
-    """What pages say of each kept run and benchmark, by the name of its folder."""
+    """Snippets for the guides, keyed by the folder name of the run or benchmark."""
     found = {path.parent.name: told_run(path.parent) for path in results.glob("*/metrics.jsonl")}
     for path in results.glob("*/benchmark.json"):
         found[path.parent.name] = summary(read_json(path, "cases"))
@@ -122,7 +122,7 @@ def excerpts(results: Path) -> dict[str, str]:
 
 
 def renewed(page: str, told: Mapping[str, str]) -> str:
-    """A page with what stands between the comments of each result as it is now."""
+    """The page with the snippet of each result replaced between its comment markers."""
     for name, text in told.items():
         begin, end = f"<!-- results/{name} -->", f"<!-- end of results/{name} -->"
         head, found, rest = page.partition(begin)
@@ -134,14 +134,14 @@ def renewed(page: str, told: Mapping[str, str]) -> str:
 
 
 def told_run(folder: Path) -> str:
-    """Draw the picture of a kept run; returns what came of it."""
+    """Plot a kept run; returns its snippet."""
     lines = read_json_lines(folder / "metrics.jsonl")
     plot_run(folder / "run.png", lines, gzip=lines[-1]["gzip_bits_per_byte"])
     return sentence(folder)
 
 
 def sentence(folder: Path) -> str:
-    """What came of a kept run, and how long it took."""
+    """One sentence: the result of a kept run and its duration."""
     lines = read_json_lines(folder / "metrics.jsonl")
     last, first = lines[-1], lines[0]
     return (
@@ -153,7 +153,7 @@ def sentence(folder: Path) -> str:
 
 
 def speed(folder: Path, beside: Path) -> str:
-    """One benchmark: how it was made, what came of it."""
+    """Report section of one benchmark: its command, tables and plot."""
     results = read_json(folder / "benchmark.json", "flags", "size", "machine", "cases")
     told = sections(results)
     (folder / "table.md").write_text("\n\n".join(told) + "\n")
@@ -165,7 +165,7 @@ def speed(folder: Path, beside: Path) -> str:
 
 
 def section(folder: Path, beside: Path) -> str:
-    """One study: how it was made, what came of it."""
+    """Report section of one study: its command, provenance, tables and plots."""
     study = read_json(folder / "study.json", *STUDY)
     found = [read_json(path, "arm") for path in sorted((folder / "arms").glob("*.json"))]
     title, order, table_of = told(study)
@@ -188,7 +188,7 @@ def section(folder: Path, beside: Path) -> str:
 
 
 def told(study: Numbers) -> tuple[str, list[str], Callable[[list[Numbers]], str]]:
-    """The title of a study, the names of all its arms in order, and what makes its tables."""
+    """Title of a study, the order of its variants, and the function that formats its tables."""
     if study["study"] == "rope_placement":
         order = [setting.name for setting in rope_placement.SETTINGS]
         return f"Where rotary positions act ({study['size']})", order, rope_placement.report
@@ -200,7 +200,7 @@ def told(study: Numbers) -> tuple[str, list[str], Callable[[list[Numbers]], str]
 
 
 def in_order(study: Numbers, found: list[Numbers], how: str) -> list[Numbers]:
-    """The arms in their order.
+    """Results in the order of the study's variants.
 
     Raises:
         ValueError: The study is not finished.
@@ -216,7 +216,7 @@ def in_order(study: Numbers, found: list[Numbers], how: str) -> list[Numbers]:
 
 
 def made(study: Numbers, found: list[Numbers]) -> str:
-    """What it takes to make the results again."""
+    """How to reproduce the results: command, commit and machine."""
     machine = found[0]["machine"]
     seconds = sum(n["seconds"] + n["compile_seconds"] + n["measure_seconds"] for n in found)
     dates = sorted({numbers["date"] for numbers in found})
@@ -236,7 +236,7 @@ def made(study: Numbers, found: list[Numbers]) -> str:
 
 
 def command(study: Numbers, order: list[str], folder: Path) -> str:
-    """The command that makes the results, or goes on with them."""
+    """The command that reproduces or resumes the study."""
     name, size = study["study"], study["size"]
     module = name if name == "rope_placement" else f"ablate --axis {name.removeprefix('ablate_')}"
     base = f"--run {size}" if size in RUNS else f"--size {size}"

@@ -1,4 +1,4 @@
-"""Where rotary positions may act: on queries, keys, values, the output, and some of these together.
+"""Ablation: RoPE on queries, keys, values, the output, and combinations of them.
 
     python -m experiments.rope_placement --size smoke       # minutes: to see that it runs
     python -m experiments.rope_placement                    # hours of two cores
@@ -39,7 +39,7 @@ SOURCE = "Su, Rotary Position Embedding of the Second Kind, 2025. spaces.ac.cn/a
 
 
 class Setting(NamedTuple):
-    """What is turned, and the loss that was published for it."""
+    """Which of queries, keys and values are rotated, and the published loss."""
 
     name: str
     targets: tuple[RopeTarget, ...]
@@ -63,11 +63,11 @@ GROUPS = max(setting.group for setting in SETTINGS)
 
 @dataclass(frozen=True, kw_only=True)
 class RopePlacement(Study):
-    """The nine settings."""
+    """Options of the study of nine RoPE settings."""
 
 
 def main(study: RopePlacement) -> Path:
-    """Train, compare, write; returns the folder of the results."""
+    """Run the study and write its report; returns the results folder."""
     run = base_run(study, PLACEMENT_SIZES)
     arms = [
         Arm(
@@ -89,7 +89,7 @@ def main(study: RopePlacement) -> Path:
 
 
 def report(found: list[Numbers]) -> str:
-    """The table and what it says of the published order."""
+    """Table of the losses, and how they agree with the published order."""
     first = SETTINGS[0].published
     columns = [
         Column("rotary positions on", lambda numbers: numbers["arm"]["name"]),
@@ -119,7 +119,7 @@ def report(found: list[Numbers]) -> str:
 
 
 def group_order(found: list[Numbers]) -> str:
-    """Which neighbouring groups of the published order come in that order here.
+    """Whether each pair of neighbouring groups of the published order has the same order here.
 
     An order holds, or is reversed, where the intervals of all differences between their members
     say so.
@@ -147,23 +147,23 @@ def group_order(found: list[Numbers]) -> str:
 
 
 def named(found: list[Numbers], name: str) -> Numbers:
-    """The arm of that name."""
+    """Result of the variant of that name."""
     return next(numbers for numbers in found if numbers["arm"]["name"] == name)
 
 
 def by_seed(found: list[Numbers]) -> list[list[float]]:
-    """The losses of all arms, for each seed; one that came to nothing is infinite."""
+    """Losses of all variants, one row for each seed; infinite for a diverged seed."""
     losses = [[float("inf") if x is None else x for x in numbers["held_out"]] for numbers in found]
     return [list(one) for one in zip(*losses, strict=True)]
 
 
 def published(numbers: Numbers) -> float:
-    """The loss that was published for an arm."""
+    """Published loss of a variant."""
     return next(s.published for s in SETTINGS if s.name == numbers["arm"]["name"])
 
 
 def mean_loss(numbers: Numbers) -> float:
-    """Over the seeds; a seed that came to nothing makes it infinite."""
+    """Mean loss over the seeds; infinite if one of them diverged."""
     losses = numbers["held_out"]
     return float("inf") if None in losses else sum(losses) / len(losses)
 

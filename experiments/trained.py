@@ -1,4 +1,4 @@
-"""Models to generate from: what a training run wrote, or a Hugging Face folder."""
+"""Loads a model for inference, from a training run or a Hugging Face folder."""
 
 import json
 import shutil
@@ -28,7 +28,7 @@ BESIDE = (
 
 
 class Trained(NamedTuple):
-    """A model, its tokenizer, and how its texts begin and end.
+    """A loaded model: configuration, parameters, tokenizer, and its bos and stop tokens.
 
     Attributes:
         config: The model.
@@ -55,7 +55,7 @@ class Trained(NamedTuple):
     chat_template: str | None = None
 
     def inputs(self, text: str) -> tuple[list[int], list[int] | None]:
-        """The decoder's prompt, and the source of an encoder-decoder."""
+        """Encode the decoder's prompt, and the source of an encoder-decoder."""
         ids = self.encode(text, add_special_tokens=self.specials)
         if isinstance(self.config.topology, EncoderDecoder):
             return list(self.start), ids or list(self.stop[:1])
@@ -83,7 +83,7 @@ class Trained(NamedTuple):
         return ids
 
     def template(self) -> data.ChatTemplate:
-        """How its makers write a conversation.
+        """Chat template of the model.
 
         Raises:
             ValueError: The folder does not say.
@@ -98,7 +98,7 @@ class Trained(NamedTuple):
         return found
 
     def asked(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """The tokens of a conversation, up to where the assistant is to speak.
+        """Encode a conversation, up to where the assistant's answer starts.
 
         Raises:
             ValueError: There is no template, or it refuses the messages.
@@ -106,7 +106,7 @@ class Trained(NamedTuple):
         return self._known(data.asked_tokens(messages, self.template(), self.tokenizer))
 
     def continued(self, text: str, more: str) -> tuple[list[int], list[int]]:
-        """The tokens of a decoder's text, and those that make it the longer one."""
+        """Tokenize context and continuation so that they join as one text does."""
         (pair,) = self.continuations(text, [more])
         return pair
 
@@ -139,7 +139,7 @@ def load_trained(
     ignore: Collection[str] = (),
     mesh: Mesh | None = None,
 ) -> Trained:
-    """Read either kind of folder.
+    """Load a model from a run folder or a Hugging Face folder.
 
     Args:
         folder: Output of a training run, or a folder with config.json and safetensors.
@@ -167,7 +167,7 @@ def load_trained(
 
 
 def started_from(run: AnyRun, name: str) -> AnyRun:
-    """A run of the model in a folder, with its tokenizer; see `Run.init`.
+    """The run with the model and tokenizer of the folder that --init names.
 
     Args:
         run: All else of the run.
@@ -190,7 +190,7 @@ def started_from(run: AnyRun, name: str) -> AnyRun:
 
 
 def said_config(saved: dict[str, Any], folder: Path) -> TransformerConfig:
-    """The model of a checkpoint, from what it says of itself."""
+    """Model configuration from the description saved in a checkpoint."""
     kinds = {"config": dict, "run": dict, "tokenizer": str}
     if lost := [name for name, kind in kinds.items() if not isinstance(saved.get(name), kind)]:
         raise ValueError(
@@ -235,7 +235,7 @@ def copy_files(source: Path, folder: Path, *names: str) -> None:
 
 
 def from_run(folder: Path, step: int | Literal["best"] | None, mesh: Mesh | None = None) -> Trained:
-    """Configuration, parameters and tokenizer of a training run."""
+    """Load configuration, parameters and tokenizer of a training run."""
     with Checkpoints(kept(folder) / "checkpoints") as checkpoints:
         if step is None:
             step = checkpoints.newest()
@@ -267,7 +267,7 @@ def from_run(folder: Path, step: int | Literal["best"] | None, mesh: Mesh | None
 def from_hugging_face(
     folder: Path, ignore: Collection[str] = (), mesh: Mesh | None = None
 ) -> Trained:
-    """Configuration, parameters and tokenizer, with the special tokens that the folder names."""
+    """Load configuration, parameters, tokenizer and special tokens of a Hugging Face folder."""
     tokenizer = data.load_tokenizer(folder)
     config, params = load_pretrained(folder, ignore=ignore, mesh=mesh)
     settings, stop = generation_ids(folder), stop_tokens(folder, tokenizer)

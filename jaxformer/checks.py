@@ -1,4 +1,4 @@
-"""Refusals that configurations share: each field against its annotation, then what it means."""
+"""Validate configuration dataclasses: fields against annotations, then common constraints."""
 
 import contextlib
 import dataclasses
@@ -65,13 +65,13 @@ def require_like(giver: str, axes: str, result: Any, shape: tuple[int, ...], dty
 
 
 class Kept(NamedTuple):
-    """A value as a configuration keeps it."""
+    """A field's value after coercion to its annotation."""
 
     value: Any
 
 
 def check_fields(config: Any) -> None:
-    """Hold every field of a frozen dataclass against its annotation; its `__post_init__` begins so.
+    """Check and coerce every field of a frozen dataclass by its annotation.
 
     An int is a whole number and no bool; a float is a number that float32 holds; a tuple, a
     `Literal`, a union and a dataclass are what they say. Numbers become Python's own (numpy's do
@@ -95,13 +95,13 @@ def check_fields(config: Any) -> None:
 
 
 def require(condition: bool, message: str) -> None:
-    """Refuse an impossible choice with a ValueError that says why."""
+    """Raise ValueError(message) unless the condition holds."""
     if not condition:
         raise ValueError(message)
 
 
 def require_positive(config: Any, *names: str) -> None:
-    """Refuse sizes and bounds that are not above 0. None, where a field allows it, is no size."""
+    """Require that the named fields are above 0 and sizes fit int32; None is allowed."""
     for name in names:
         value = getattr(config, name)
         require(
@@ -115,7 +115,7 @@ def require_positive(config: Any, *names: str) -> None:
 
 
 def require_pattern(config: Any, *names: str) -> None:
-    """Refuse what cannot be cycled over the layers."""
+    """Require that the named per-layer tuples have at least one entry."""
     for name in names:
         value = getattr(config, name)
         require(
@@ -127,13 +127,13 @@ def require_pattern(config: Any, *names: str) -> None:
 
 @functools.cache
 def _hints(kind: type) -> dict[str, Any]:
-    """The annotations of a dataclass's fields, resolved."""
+    """Return the resolved annotations of a dataclass's init fields, by name."""
     hints = get_type_hints(kind)
     return {field.name: hints[field.name] for field in dataclasses.fields(kind) if field.init}
 
 
 def _fit(hint: Any, value: Any) -> Kept | None:
-    """The value as it is kept, if the annotation has it."""
+    """Return the value coerced to the annotation, or None if it does not fit."""
     origin, args = get_origin(hint), get_args(hint)
     if hint is Any:
         return Kept(value)
@@ -181,7 +181,7 @@ def _fit_number(kind: type, value: Any) -> Kept | None:
 
 
 def _culprit(path: str, hint: Any, value: Any) -> tuple[str, str, Any]:
-    """Where in a field the fault is, what may stand there, and what does."""
+    """Return the path, expected type and value of the first mismatch inside a field."""
     if isinstance(value, tuple):
         options = [hint, *get_args(hint)]
         for item_hint in (get_args(o)[0] for o in options if get_args(o)[1:] == (...,)):
@@ -192,7 +192,7 @@ def _culprit(path: str, hint: Any, value: Any) -> tuple[str, str, Any]:
 
 
 def _expected(hint: Any) -> str:
-    """An annotation in words."""
+    """Describe an annotation in words, for error messages."""
     origin, args = get_origin(hint), get_args(hint)
     words = {
         int: "a whole number",

@@ -1,4 +1,4 @@
-"""What the extras of the package bring: imported where it is used, or named if it is missing."""
+"""Import optional dependencies; if one is missing, name the extra that installs it."""
 
 import importlib
 from types import ModuleType
@@ -15,7 +15,7 @@ EXTRAS = {
 
 
 def missing(error: ImportError) -> str:
-    """Say of a failed import which extra brings the module.
+    """Return the message for a failed import: which extra installs the module.
 
     Args:
         error: What was raised.
@@ -32,7 +32,7 @@ def missing(error: ImportError) -> str:
 
 
 def import_extra(name: str) -> ModuleType:
-    """Import a module that an extra brings.
+    """Import a module of an optional extra, or raise ImportError with the install command.
 
     Args:
         name: The module, such as ``"grain"``.

@@ -1,4 +1,4 @@
-"""JSON that others wrote: read whole, or refused in a sentence that names the file.
+"""Read JSON strictly: errors name the file, and NaN, Infinity and too deep nesting are rejected.
 
 Python's reader takes NaN and Infinity, which JSON does not have, and its recursion ends in an error
 of its own. Here each is a ValueError.
@@ -23,7 +23,7 @@ NAMES: dict[type, str] = {
 
 
 def read_json(path: str | Path, *names: str) -> dict[str, Any]:
-    """The object in a file.
+    """Read a JSON file and return its object.
 
     Args:
         path: The file.
@@ -40,7 +40,7 @@ def read_json(path: str | Path, *names: str) -> dict[str, Any]:
 
 
 def parse_object(text: str | bytes, *names: str, where: str | Path) -> dict[str, Any]:
-    """The object that a text is.
+    """Parse JSON text whose top level must be an object, and return it.
 
     Args:
         text: JSON.
@@ -63,7 +63,7 @@ def parse_object(text: str | bytes, *names: str, where: str | Path) -> dict[str,
 
 
 def parse_json(text: str | bytes, *, where: str | Path) -> Any:
-    """The value that a text is.
+    """Parse JSON text and return its value; all numbers in it are finite.
 
     Args:
         text: JSON; bytes are UTF-8, a byte order mark may stand in front.
@@ -92,7 +92,7 @@ def parse_json(text: str | bytes, *, where: str | Path) -> Any:
 
 
 def field(found: dict[str, Any], name: str, kind: type[T], *, where: str | Path) -> T:
-    """What stands under a key, if it is of the type that belongs there.
+    """Return the value of a key, checked to have the expected type.
 
     Args:
         found: An object that was read.
@@ -118,7 +118,7 @@ def field(found: dict[str, Any], name: str, kind: type[T], *, where: str | Path)
 
 
 def _some(found: dict[str, Any]) -> str:
-    """The keys of an object, the first of them if they are many."""
+    """List the keys of an object for an error message, at most eight of them."""
     if not found:
         return "no keys"
     shown = ", ".join(key[:60] for key in sorted(found)[:8])

@@ -1,4 +1,4 @@
-"""What a file of your own adds to the library's options, and then uses as the library's own.
+"""Extension points: add activations, score biases, mixers and feed-forwards from your own module.
 
     @options.activation      a function of arrays: `GLU(activation="its_name")`
     options.ScoreBias        a term of attention's scores: `MultiHead(positions=(YourBias(),))`
@@ -26,7 +26,7 @@ IMPORT = "With --import NAME a module of your own is imported, and its options a
 
 
 def imported(arguments: list[str]) -> list[str]:
-    """Import the modules that --import names.
+    """Import the modules named by --import flags and return the remaining arguments.
 
     Args:
         arguments: Of a program.

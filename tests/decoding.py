@@ -1,4 +1,4 @@
-"""Decoding, compiled for chips of which none need be there."""
+"""Decoding, compiled ahead of time for absent chips."""
 
 from contextlib import nullcontext
 from dataclasses import replace

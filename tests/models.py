@@ -1,4 +1,4 @@
-"""Small models that tests share: parameters drawn and programs compiled once in a process."""
+"""Small models shared by tests, initialized and compiled once per process."""
 
 from dataclasses import replace
 from functools import lru_cache

@@ -1,4 +1,4 @@
-"""Training steps on meshes of simulated devices, lowered and compiled once in a process."""
+"""Train steps on simulated meshes, lowered and compiled once per process."""
 
 import math
 from functools import cached_property, lru_cache

@@ -1,4 +1,4 @@
-"""What others write around jaxformer: their JAX, Equinox, NNX and Haiku, their training loops.
+"""jaxformer inside other code: plain JAX, Equinox, NNX, Haiku, and other training loops.
 
 Formulas are written a second time here, in float64 numpy, and slopes are differences of those.
 """

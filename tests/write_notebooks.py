@@ -1,4 +1,4 @@
-"""Run the notebooks and store what they say: `python -m tests.write_notebooks [NAME ...]`.
+"""Execute the notebooks and save their outputs: `python -m tests.write_notebooks [NAME ...]`.
 
 The same versions give the same files: nothing of a run is kept that another run would not repeat.
 """

@@ -1,1 +1,1 @@
-"""Who is faster: `python -m experiments.benchmark`."""
+"""Speed benchmark against other libraries: `python -m experiments.benchmark`."""

@@ -1,4 +1,4 @@
-"""Who is faster: our programs beside others that do the same work, turn by turn.
+"""Benchmark jaxformer against other libraries on the same work, in interleaved rounds.
 
     python -m experiments.benchmark --preset peers             # all cases of one size
     python -m experiments.benchmark --preset peers --only machine train decode --rounds 9

@@ -1,4 +1,4 @@
-"""The cases: who takes part, and how much work a round is."""
+"""Benchmark cases: the programs compared, and the tokens, FLOPs and bytes of a round."""
 
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
@@ -125,12 +125,12 @@ PRESETS: Mapping[str, Size] = {
 
 
 def has_share(task: Task) -> bool:
-    """Whether a case's work is told as a share of what the machine can do."""
+    """Whether the case can be reported as a share of the machine's peak."""
     return task in ("train", "remat", "prefill", "decode", "attention", "loss")
 
 
 class Work(NamedTuple):
-    """What a round does.
+    """What one round computes: FLOPs, bytes and tokens.
 
     Attributes:
         tokens: That it works on, or makes.
@@ -144,7 +144,7 @@ class Work(NamedTuple):
 
 
 def work(task: Task, size: Size, devices: int) -> Work:
-    """How much a round is; nothing where programs do different work.
+    """Work of one round; all fields None where the compared programs do different work.
 
     Args:
         task: The case.

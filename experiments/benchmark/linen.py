@@ -1,4 +1,4 @@
-"""A Llama-like decoder whose attention is linen's own."""
+"""Benchmark program: a Llama-like decoder with Flax linen's own attention."""
 
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ from experiments.benchmark.turns import Round, Size, with_working_space
 
 
 class Block(nn.Module):
-    """Attention and a gated feed-forward, each after a norm."""
+    """Pre-norm attention and a gated feed-forward."""
 
     size: Size
 
@@ -31,7 +31,7 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """Positions are learned: linen's attention has none of its own."""
+    """A decoder of Flax linen layers with learned positions (linen's attention has none)."""
 
     size: Size
 
@@ -55,7 +55,7 @@ class Model(nn.Module):
 
 
 def training(size: Size, *, spread: bool = False) -> Round:
-    """An update by AdamW, on one device or with its rows shared out over all."""
+    """Build an AdamW training step, on one device or data-parallel over all."""
     if spread and len(jax.devices()) == 1:
         raise ValueError("there is one device here")
     model, optimizer = Model(size), optax.adamw(1e-4)

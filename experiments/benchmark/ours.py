@@ -1,4 +1,4 @@
-"""Our programs."""
+"""Benchmark programs of jaxformer."""
 
 import math
 from dataclasses import replace
@@ -28,7 +28,7 @@ from jaxformer.training.schedules import Constant
 
 
 def config_of(size: Size) -> TransformerConfig:
-    """The model of a size."""
+    """Model configuration of a benchmark size."""
     return TransformerConfig(
         vocab_size=size.vocab_size,
         model_dim=size.model_dim,
@@ -43,7 +43,7 @@ def config_of(size: Size) -> TransformerConfig:
 
 
 def training(size: Size, *, remat: Remat = "dots", **options: Any) -> Round:
-    """An update by AdamW, its rows shared out over all devices; as experiments do it."""
+    """Build an AdamW training step, data-parallel over all devices, as the experiments do."""
     model = Transformer(config_of(size), dtype=jnp.dtype(size.dtype), remat=remat, **options)
     mesh = make_mesh(MeshConfig())
     rule = OptimizerConfig(schedule=Constant(peak=1e-4), optimizer=AdamW())
@@ -61,7 +61,7 @@ def training(size: Size, *, remat: Remat = "dots", **options: Any) -> Round:
 
 
 def compiling(size: Size, *, layers: int) -> Round:
-    """A training step made from nothing, for a model of so many layers."""
+    """Build a program that compiles a training step of `layers` layers from scratch."""
     size = replace(size, num_layers=layers)
     model = Transformer(config_of(size), dtype=jnp.dtype(size.dtype))
     mesh = make_mesh(MeshConfig())
@@ -77,7 +77,7 @@ def compiling(size: Size, *, layers: int) -> Round:
 
 
 def drawn_batch(size: Size, mesh: jax.sharding.Mesh) -> Any:
-    """Rows of random tokens, shared out over devices."""
+    """A batch of random tokens, sharded over the devices."""
     shape = size.batch_size, size.length + 1
     tokens = np.random.default_rng(0).integers(0, size.vocab_size, shape, dtype=np.int32)
     ones = np.ones((size.batch_size, size.length), np.int32)
@@ -87,7 +87,7 @@ def drawn_batch(size: Size, mesh: jax.sharding.Mesh) -> Any:
 
 
 def decoding(size: Size, *, only_prompt: bool = False) -> Round:
-    """Prompts continued greedily, their rows shared out over all devices; or long ones, by one."""
+    """Build greedy decoding, data-parallel; or prefill of long prompts plus one token."""
     config, dtype, mesh = config_of(size), jnp.dtype(size.dtype), make_mesh(MeshConfig())
 
     def start() -> Any:
@@ -114,7 +114,7 @@ def decoding(size: Size, *, only_prompt: bool = False) -> Round:
 def attention(
     size: Size, *, implementation: F.Implementation = "auto", window: int | None = None
 ) -> Round:
-    """Causal attention and its gradient, the sequences shared out over devices."""
+    """Build causal attention with its gradient, the batch sharded over all devices."""
     shape = size.batch_size, size.length, size.num_heads, size.model_dim // size.num_heads
     rng = np.random.default_rng(0)
     given = [jnp.asarray(rng.normal(size=shape), jnp.dtype(size.dtype)) for _ in range(3)]
@@ -142,13 +142,13 @@ def attention(
 
 
 def long_attention(size: Size, *, length: int, window: int | None = None) -> Round:
-    """Four heads of width 64 over one text."""
+    """Build attention of four heads of width 64 over one long sequence."""
     size = replace(size, batch_size=1, num_heads=4, model_dim=256, length=length)
     return attention(size, window=window)
 
 
 def losses(size: Size, *, whole: bool = False) -> Round:
-    """Cross-entropy of hidden vectors, with the gradients of vectors and head."""
+    """Build the cross-entropy of hidden states, with gradients of hidden states and output head."""
     tokens = size.batch_size * size.length
     rng = np.random.default_rng(0)
     features = jnp.asarray(rng.normal(size=(tokens, size.model_dim)), jnp.dtype(size.dtype))
@@ -169,12 +169,12 @@ def losses(size: Size, *, whole: bool = False) -> Round:
 
 
 def large_losses(size: Size, *, whole: bool = False) -> Round:
-    """Of 4,096 tokens out of 128,000."""
+    """Build the cross-entropy of 4,096 tokens over a vocabulary of 128,000."""
     return losses(replace(size, batch_size=8, length=512, vocab_size=128_000), whole=whole)
 
 
 def rotations(size: Size, *, real: bool) -> Round:
-    """Queries turned a hundred times, and the gradient: by complex products, or by real ones."""
+    """Build 100 applications of RoPE with their gradient, in complex or in real arithmetic."""
     shape = size.batch_size, size.length, size.num_heads, size.model_dim // size.num_heads
     x = jnp.asarray(np.random.default_rng(0).normal(size=shape), jnp.dtype(size.dtype))
     turns = F.rope_rotations(jnp.arange(size.length), F.rope_frequencies(shape[-1]))
@@ -202,7 +202,7 @@ TURNS = 8
 
 
 def products(size: Size) -> Round:
-    """Square matrices, on all devices at once: what the machine can do at most."""
+    """Build square matmuls on all devices at once: the reachable peak FLOP/s."""
     square = jnp.full((size.matrix, size.matrix), 1 / size.matrix, jnp.dtype(size.dtype))
     each = [jax.device_put(square, device) for device in jax.devices()]
     multiply = jax.jit(lambda x: jax.lax.fori_loop(0, TURNS, lambda _, y: y @ x, x))
@@ -214,7 +214,7 @@ def products(size: Size) -> Round:
 
 
 def copies(size: Size) -> Round:
-    """Large arrays read and written, on all devices at once."""
+    """Build copies of large arrays on all devices at once: the reachable memory bandwidth."""
     large = jnp.ones(size.copied, jnp.float32)
     each = [jax.device_put(large, device) for device in jax.devices()]
     add = jax.jit(lambda x: jax.lax.fori_loop(0, TURNS, lambda _, y: y + 1, x), donate_argnums=0)

@@ -1,4 +1,4 @@
-"""Llama of transformers, and a like model of x-transformers, both on torch."""
+"""Benchmark programs in torch: Hugging Face Llama and x-transformers."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,7 @@ from experiments.benchmark.turns import Round, Size
 
 
 def llama(size: Size) -> Any:
-    """Llama with torch's scaled_dot_product_attention."""
+    """A transformers Llama model with scaled_dot_product_attention."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
@@ -32,30 +32,30 @@ def llama(size: Size) -> Any:
 
 
 def computing(size: Size) -> Any:
-    """Parameters stay float32 in training, as ours do."""
+    """torch.autocast in the benchmark's dtype; parameters stay float32 in training."""
     dtype = getattr(torch, size.dtype)
     return torch.autocast(device().type, dtype, enabled=dtype != torch.float32)
 
 
 def device() -> torch.device:
-    """A GPU if there is one."""
+    """The GPU if there is one, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def drawn(size: Size, length: int) -> torch.Tensor:
-    """Token ids."""
+    """A batch of random token ids."""
     torch.manual_seed(0)
     return torch.randint(0, size.vocab_size, (size.batch_size, length), device=device())
 
 
 def wait() -> None:
-    """Until a GPU has done all that it was told."""
+    """Wait until the GPU has finished all queued work."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
 
 def training(size: Size, *, compiled: bool = False) -> Round:
-    """An update by AdamW."""
+    """Build an AdamW training step of transformers' Llama."""
     model = llama(size)
     run = torch.compile(model) if compiled else model
     return updates(size, model, lambda tokens: run(tokens, use_cache=False).logits)
@@ -64,7 +64,7 @@ def training(size: Size, *, compiled: bool = False) -> Round:
 def updates(
     size: Size, model: torch.nn.Module, logits_of: Callable[[torch.Tensor], torch.Tensor]
 ) -> Round:
-    """Forward, backward and AdamW, for a model that gives logits of tokens."""
+    """Build forward, backward and AdamW update of a model that maps tokens to logits."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     tokens = drawn(size, size.length + 1)
 
@@ -83,7 +83,7 @@ def updates(
 
 
 def x_transformers_training(size: Size) -> Round:
-    """An update by AdamW of a decoder with RoPE, RMSNorm and SwiGLU."""
+    """Build an AdamW training step of an x-transformers decoder with RoPE, RMSNorm and SwiGLU."""
     from x_transformers import Decoder, TransformerWrapper
 
     torch.manual_seed(0)
@@ -111,7 +111,7 @@ def x_transformers_training(size: Size) -> Round:
 
 
 def decoding(size: Size, *, only_prompt: bool = False, compiled: bool = False) -> Round:
-    """Prompts continued greedily, with transformers' cache; or long ones, by a token.
+    """Build greedy decoding with transformers' cache; or prefill of long prompts plus one token.
 
     Compiled, the cache has its full size from the start, as compilers need it.
     """
@@ -140,7 +140,7 @@ def decoding(size: Size, *, only_prompt: bool = False, compiled: bool = False) -
 
 
 def attention(size: Size) -> Round:
-    """Causal attention and its gradient."""
+    """Build causal attention with its gradient."""
     shape = size.batch_size, size.num_heads, size.length, size.model_dim // size.num_heads
     torch.manual_seed(0)
     kind = getattr(torch, size.dtype)
@@ -155,7 +155,7 @@ def attention(size: Size) -> Round:
 
 
 def losses(size: Size) -> Round:
-    """Cross-entropy of hidden vectors, with the gradients of vectors and head."""
+    """Build the cross-entropy of hidden states, with gradients of hidden states and output head."""
     torch.manual_seed(0)
     tokens = size.batch_size * size.length
     kind = getattr(torch, size.dtype)

@@ -1,4 +1,4 @@
-"""What is said of a benchmark: its tables, and its picture."""
+"""Tables and plot of a benchmark."""
 
 import importlib
 import statistics
@@ -21,7 +21,7 @@ COLUMNS = 2
 
 
 def sections(results: Mapping[str, Any]) -> list[str]:
-    """A benchmark in Markdown: how it was made, and each case.
+    """A benchmark as Markdown: its setup, then one table for each case.
 
     Args:
         results: What benchmark.json holds.
@@ -36,7 +36,7 @@ def sections(results: Mapping[str, Any]) -> list[str]:
 
 
 def summary(results: Mapping[str, Any]) -> str:
-    """How many times as fast as each other program ours is, in every case where both are."""
+    """Markdown table: speed of jaxformer relative to every other program, for each case."""
     cases: dict[str, dict[str, float]] = {}
     for task, many in results["cases"].items():
         found = {one["name"]: Found(**one) for one in many if one["seconds"]}
@@ -55,7 +55,7 @@ def summary(results: Mapping[str, Any]) -> str:
 
 
 def made(results: Mapping[str, Any]) -> str:
-    """Where, when and with what it was measured."""
+    """Sizes, rounds, machine, package versions and date of a benchmark, as text."""
     machine, size = results["machine"], Size(**results["size"])
     versions = ", ".join(f"{name} {number}" for name, number in results["versions"].items())
     ran = [one for found in results["cases"].values() for one in found if one["seconds"]]
@@ -72,19 +72,19 @@ def made(results: Mapping[str, Any]) -> str:
 
 
 def load(results: Mapping[str, Any]) -> str:
-    """What figures are to be read with; from a load of 1 on a machine is not quiet."""
+    """Sentence on the load average before the start; below 1 is called a quiet machine."""
     before = results["load"]
     kind = "a quiet machine" if before < 1 else f"a machine under load {before:.1f}"
     return f"Measured on {kind}: a load average of {before:.2f} in the minute before the start."
 
 
 def amount_of(task: Task, found: Sequence[Found], size: Size) -> Work:
-    """How much a round is, on the devices of ours."""
+    """Work of one round on the devices that jaxformer used."""
     return work(task, size, max((one.devices for one in found if one.seconds), default=1))
 
 
 def peak_of(machine: Sequence[Found], size: Size) -> Work:
-    """What the machine was seen to do in a second of its best round; nothing if nobody looked."""
+    """Measured peak FLOP/s and bytes/s, from the best rounds; all None where not measured."""
     if len(machine) != 2:
         return Work()
     products, copies = machine
@@ -95,7 +95,7 @@ def peak_of(machine: Sequence[Found], size: Size) -> Work:
 
 
 def table(task: Task, found: Sequence[Found], amount: Work, peak: Work) -> str:
-    """A case as Markdown.
+    """Markdown table of one case.
 
     Args:
         task: Its name.
@@ -137,17 +137,17 @@ def table(task: Task, found: Sequence[Found], amount: Work, peak: Work) -> str:
 
 
 def ratios(one: Found, baseline: Found) -> list[float]:
-    """Of each round: how many times as fast as the baseline."""
+    """Speed relative to the baseline program, for each round."""
     return [theirs / ours for ours, theirs in zip(one.seconds, baseline.seconds, strict=True)]
 
 
 def share_of(one: Found, amount: float | None) -> float | None:
-    """Of so much work, what was done in a second of the best round."""
+    """Amount per second of the fastest round; None without an amount or without rounds."""
     return amount / min(one.seconds) if amount is not None and one.seconds else None
 
 
 def percent(amount: float | None, seconds: float, peak: float | None) -> str:
-    """What was done in a second, of what could be; more than that shows that it was no peak."""
+    """Rate as a percentage of the measured peak; "peak not reached" where it is above 100%."""
     if not amount or not peak:
         return ""
     share = amount / seconds / peak
@@ -155,7 +155,7 @@ def percent(amount: float | None, seconds: float, peak: float | None) -> str:
 
 
 def each_second(amount: Work, number: int, seconds: float) -> str:
-    """Of products first, of copies second."""
+    """Measured peak as text: GFLOP of the matmuls, or GB of the copies."""
     if amount.flops is None or amount.bytes_moved is None:
         return ""
     if number == 0:
@@ -164,12 +164,12 @@ def each_second(amount: Work, number: int, seconds: float) -> str:
 
 
 def megabytes(count: int | None) -> str:
-    """As a person reads it; compilers of others do not say."""
+    """Format bytes as MB; "" where the program's compiler does not report memory."""
     return "" if count is None else f"{count / 1e6:,.0f} MB"
 
 
 def plot_cases(path: Path, cases: Mapping[Task, Sequence[Mapping[str, Any]]]) -> None:
-    """Speeds as multiples of the first program's, with the whole range of rounds.
+    """Plot speeds relative to the first program, with the range over all rounds.
 
     Each case has a panel with its title, and all share a key of colours.
 
@@ -200,7 +200,7 @@ def plot_cases(path: Path, cases: Mapping[Task, Sequence[Mapping[str, Any]]]) ->
 
 
 def draw_case(panel: Any, task: Task, found: Sequence[Found]) -> None:
-    """One case: a bar for each program, and its value."""
+    """Plot one case: one bar for each program, labelled with its value."""
     for row, one in enumerate(found):
         shares = sorted(ratios(one, found[0]))
         middle = statistics.median(shares)
@@ -226,7 +226,7 @@ def draw_case(panel: Any, task: Task, found: Sequence[Found]) -> None:
 
 
 def colour_of(task: Task, name: str) -> str:
-    """Cases that are all ours, of lengths or of options, have no others."""
+    """Bar colour of a program; cases of jaxformer alone use one colour."""
     alone = task in ("long", "vocabulary", "rotary", "remat", "compile")
     default, option, others = COLOURS.values()
     if name == US or (alone and name == "remat dots"):

@@ -1,4 +1,4 @@
-"""A benchmark: its flags, the cases in turn, and the files that are written."""
+"""Runs a benchmark: flags, cases, result files."""
 
 import json
 import math
@@ -18,7 +18,7 @@ from experiments.training.run import check_numbers, held
 
 @dataclass(frozen=True, kw_only=True)
 class Benchmark:
-    """What to measure.
+    """Options of a benchmark run.
 
     Attributes:
         preset: The shapes.
@@ -43,7 +43,7 @@ class Benchmark:
 
 
 def main(asked: Benchmark) -> Path:
-    """Measure every case and write what is found; returns the folder of the results."""
+    """Run every case and write its measurements; returns the results folder."""
     size = PRESETS[asked.preset]
     size = replace(
         size, num_layers=asked.layers or size.num_layers, length=asked.length or size.length
@@ -86,7 +86,7 @@ def main(asked: Benchmark) -> Path:
 
 
 def flags(asked: Benchmark) -> str:
-    """What was asked for, as one types it; where results go is left out."""
+    """The command-line flags of this run, without those that name the results folder."""
     told = [f"--preset {asked.preset}"]
     if asked.only:
         told.append(f"--only {' '.join(asked.only)}")
@@ -98,7 +98,7 @@ def flags(asked: Benchmark) -> str:
 
 
 def prepare_environment(devices: int) -> None:
-    """Of all programs: as many devices of ours as asked for; a GPU's memory as it is needed.
+    """Set the environment variables: number of CPU devices, no GPU memory preallocation.
 
     Nothing is taken from programs compiled before.
     """
@@ -110,12 +110,12 @@ def prepare_environment(devices: int) -> None:
 
 
 def cores() -> int:
-    """That this process may use."""
+    """Number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def processor() -> str:
-    """Its maker's name for it, where the system tells."""
+    """Model name of the processor, where the system reports it."""
     told = Path("/proc/cpuinfo")
     lines = told.read_text().splitlines() if told.exists() else []
     named = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
@@ -123,7 +123,7 @@ def processor() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of what takes part."""
+    """Versions of the packages that are compared."""
     names = ("jax", "jaxlib", "flax", "torch", "transformers", "x-transformers")
     there = {d.metadata["Name"].lower(): d.version for d in metadata.distributions()}
     return {"python": platform.python_version()} | {n: there[n] for n in names if n in there}

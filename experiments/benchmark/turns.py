@@ -1,4 +1,4 @@
-"""Programs that do the same work, each in a process of its own, turn by turn.
+"""Runs programs in separate processes, in interleaved rounds, and times each round.
 
 A program is a function of a size, and of options, that does what comes before the clock starts, and
 returns a round: a function without arguments that does the work once, to its end.
@@ -22,7 +22,7 @@ Round = Callable[[], Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """The shape of what is done; a model is like Llama's, with a gated feed-forward.
+    """Sizes of the benchmark: model (Llama-like, gated feed-forward), batch and arrays.
 
     Attributes:
         model_dim: Width of the model.
@@ -54,7 +54,7 @@ class Size:
 
 
 class Entry(NamedTuple):
-    """A program: where its function is, and what it must have installed."""
+    """A program to measure: the import path of its function and the packages it needs."""
 
     name: str
     function: str  # module:function
@@ -64,7 +64,7 @@ class Entry(NamedTuple):
 
 @dataclass
 class Found:
-    """What was measured of a program.
+    """Measurement of one program.
 
     Attributes:
         name: As the table calls it.
@@ -89,7 +89,7 @@ class Found:
 
 
 def take_turns(task: str, entries: Sequence[Entry], size: Size, rounds: int) -> list[Found]:
-    """What is found of each program when all take turns; one that ends has no figures.
+    """Measure all programs, their rounds interleaved; a program that crashes has no measurement.
 
     Args:
         task: Shown on the way.
@@ -139,7 +139,7 @@ def take_turns(task: str, entries: Sequence[Entry], size: Size, rounds: int) -> 
 
 
 def prepare(function: str, size: Size, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Do what comes before the first round that counts; returns how long it took."""
+    """Compile and warm up in the worker; returns the seconds that took."""
     global do_round
     module, name = function.split(":")
     since = time.perf_counter()
@@ -154,14 +154,14 @@ def prepare(function: str, size: Size, options: Mapping[str, Any]) -> dict[str, 
 
 
 def turn() -> float:
-    """Seconds of one more round."""
+    """Run one more round in the worker; returns its seconds."""
     since = time.perf_counter()
     do_round()
     return time.perf_counter() - since
 
 
 def peak_bytes() -> int:
-    """Of this process's memory, at most: a GPU's, if it uses one."""
+    """Peak memory of this process: GPU memory if it uses a GPU, else resident memory."""
     if (torch := sys.modules.get("torch")) and torch.cuda.is_initialized():
         return torch.cuda.max_memory_allocated()
     if (jax := sys.modules.get("jax")) and (told := jax.devices()[0].memory_stats()):
@@ -170,6 +170,6 @@ def peak_bytes() -> int:
 
 
 def with_working_space(do_round: Round, program: Any) -> Round:
-    """A round that says what a device holds beside arguments and results, as its compiler does."""
+    """Attach the compiler's count of temporary bytes of a device to a round function."""
     do_round.working_bytes = program.memory_analysis().temp_size_in_bytes  # type: ignore
     return do_round

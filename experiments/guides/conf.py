@@ -1,4 +1,4 @@
-"""How Sphinx makes the documentation: sphinx-build -c experiments/guides . build/documentation."""
+"""Sphinx configuration: sphinx-build -c experiments/guides . build/documentation."""
 
 import re
 
@@ -24,7 +24,7 @@ napoleon_use_rtype = False
 
 
 def prepare_docstring(app, what, name, thing, options, lines):
-    """As reStructuredText: what is indented before the first heading is shown as it is."""
+    """Convert a docstring to reStructuredText; indented text before the sections becomes code."""
     text = "\n".join(lines)
     heading = re.search(r"^[A-Z][a-z]+:$", text, re.M)
     end = heading.start() if heading else len(text)
@@ -34,37 +34,37 @@ def prepare_docstring(app, what, name, thing, options, lines):
 
 
 def link(form):
-    """From a number of arXiv to a link."""
+    """Replace an arXiv number by a link."""
     return lambda found: form.format(found[0], f"https://arxiv.org/abs/{found[1]}")
 
 
 def link_guide(app, name, content):
-    """In guides, where they are not links already."""
+    """Replace arXiv numbers in guides that are not links yet."""
     number = r"(?<!\[)\barXiv:(\d{4}\.\d{4,5})"
     if not name.startswith("notebooks"):
         content[0] = re.sub(number, link("[{0}]({1})"), content[0])
 
 
 def shorten(app, what, name, thing, options, signature, returned):
-    """Arrays by the name that their users know."""
+    """Write array types by their public names."""
     return tuple(
         text and text.replace("jaxlib._jax.Array", "Array") for text in (signature, returned)
     )
 
 
 def skip(app, what, name, thing, skipped, options):
-    """The fields of named tuples, of which their classes tell."""
+    """Skip the fields of named tuples: the class docstring describes them."""
     return skipped or (thing.__doc__ or "").startswith("Alias for field number")
 
 
 def write_index(app, failed):
-    """Where the documentation begins."""
+    """Write the root page of the documentation."""
     begin = f'<meta http-equiv="refresh" content="0; url={root_doc}.html">'
     (app.outdir / "index.html").write_text(begin)
 
 
 def setup(app):
-    """Connect these."""
+    """Connect the hooks of this file to Sphinx."""
     app.connect("build-finished", write_index)
     app.connect("autodoc-process-docstring", prepare_docstring, priority=400)  # before napoleon
     app.connect("autodoc-process-signature", shorten)

@@ -1,1 +1,1 @@
-"""What `python -m experiments.ablate` and `python -m experiments.rope_placement` share."""
+"""Shared code of `python -m experiments.ablate` and `python -m experiments.rope_placement`."""

@@ -1,4 +1,4 @@
-"""The arms of each axis that `experiments.ablate` varies: the baseline first."""
+"""The variants of each ablation axis; the baseline comes first."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -48,7 +48,7 @@ FIELDS: Mapping[str, tuple[str, Mapping[str, Any]]] = {  # axes that are one fie
 
 
 def arms_of(axis: str, run: Pretrain, asked: Collection[str] = ()) -> list[Arm]:
-    """What is trained to vary one axis of a run.
+    """Variants of one axis of a run; the first is the run itself.
 
     Args:
         axis: What differs between the arms: a name of `AXES`, or a field such as "model.norm".
@@ -100,12 +100,12 @@ def arms_of(axis: str, run: Pretrain, asked: Collection[str] = ()) -> list[Arm]:
 
 
 def like(arm: Arm, name: str, **changes: Any) -> Arm:
-    """An arm whose model differs in some fields."""
+    """Variant whose model configuration differs in these fields."""
     return replace(arm, name=name, model=replace(arm.model, **changes))
 
 
 def with_field(arm: Arm, path: str, value: Any, name: str) -> Arm:
-    """An arm that differs in one field, such as model.attention.qk_norm."""
+    """Variant that differs in one field, for example model.attention.qk_norm."""
 
     def changed(whole: Any, path: str) -> Any:
         field, _, rest = path.partition(".")
@@ -116,14 +116,14 @@ def with_field(arm: Arm, path: str, value: Any, name: str) -> Arm:
 
 
 def read_value(arm: Arm, path: str, text: str) -> Any:
-    """What a text says that a field is to be: Python as it prints, or one of its words."""
+    """Parse a field value: a Python literal, an option's repr, or one of its strings."""
     hint = hint_at(arm, path)
     value = text if text in get_args(hint) else from_python(text, reachable([hint]))
     return (value,) if get_origin(hint) is tuple and not isinstance(value, tuple) else value
 
 
 def hint_at(whole: Any, path: str) -> Any:
-    """The type of a field.
+    """Type annotation of the field at a dotted path.
 
     Raises:
         ValueError: There is none.
@@ -148,7 +148,7 @@ WITHOUT_WARM_UP = ", no warm-up"  # behind the name of an arm
 
 
 def placements(baseline: Arm, run: Pretrain) -> Iterator[Arm]:
-    """Where norms stand, with the run's warm-up and without."""
+    """Every norm placement, each with the run's warm-up and without warm-up."""
     warms_up = run.optimizer.schedule.warmup_steps > 0
     schedule = replace(run.optimizer.schedule, warmup_steps=0)
     for placement in PLACEMENTS:
@@ -172,7 +172,7 @@ def activations(
     gates: Iterable[str] = ("silu", "gelu", "relu", "sigmoid", "identity"),
     alone: Iterable[str] = ("silu", "gelu", "relu", "relu_squared"),
 ) -> Iterator[Arm]:
-    """Activations with and without a gate, at equal numbers of parameters."""
+    """Activations with and without a gate, at equal parameter counts."""
     width, gated, bias = width_of(run.model)
     plain = width * 3 // 2 if gated else width
     for activation in gates:
@@ -184,7 +184,7 @@ def activations(
 
 
 def width_of(model: c.TransformerConfig) -> tuple[int, bool, bool]:
-    """The hidden width of the first layer, whether it is gated, and whether it adds biases.
+    """Hidden width of the first feed-forward, whether it is gated, and whether it has biases.
 
     Raises:
         ValueError: It is a mixture of experts, or of a person's own file.
@@ -199,12 +199,12 @@ def width_of(model: c.TransformerConfig) -> tuple[int, bool, bool]:
 
 
 def without_positions(run: Pretrain) -> c.TransformerConfig:
-    """A run's model whose embedding has none added."""
+    """The run with no positions added to its embedding."""
     return replace(run.model, embedding=replace(run.model.embedding, positions=None))
 
 
 def positions(baseline: Arm, run: Pretrain) -> Iterator[Arm]:
-    """Every kind of position encoding, inside attention or added to the embedding."""
+    """Every position encoding: inside attention, and added to the embedding."""
     model = without_positions(run)
     table, bare = model.embedding, model.with_positions(None)
     kinds: dict[str, c.Positions] = {
@@ -233,7 +233,7 @@ def positions(baseline: Arm, run: Pretrain) -> Iterator[Arm]:
 
 
 def softcaps(baseline: Arm, run: Pretrain) -> Iterator[Arm]:
-    """Bounds on scores, on logits, and on both."""
+    """Soft caps on attention scores, on logits, and on both."""
     for scores, logits in ((None, None), (50.0, None), (None, 30.0), (50.0, 30.0), (5.0, None)):
         name = f"scores {scores}, logits {logits}"
         arm = with_field(baseline, "model.attention.logit_softcap", scores, name)
@@ -241,7 +241,7 @@ def softcaps(baseline: Arm, run: Pretrain) -> Iterator[Arm]:
 
 
 def optimizers(baseline: Arm, run: Pretrain) -> Iterator[Arm]:
-    """Kinds of optimizer, at rates in the usual proportion to that of the run's own.
+    """Every optimizer, its learning rate scaled by the usual ratio to the run's own.
 
     Weight decay is what each has by default: of AdamW and Muon 0.1, of Lion 0.5, of the others 0.
     """

@@ -1,4 +1,4 @@
-"""What some ablations measure beside the loss: longer texts, and gradients by depth."""
+"""Extra metrics of ablations: loss on longer texts, gradient norm by depth."""
 
 import math
 from collections.abc import Mapping
@@ -26,12 +26,12 @@ DEPTH = 24  # layers of the model whose gradients are looked at
 
 
 def nothing_more(arm: Arm, params: Any, text: Text, training: Training) -> Numbers:
-    """The loss is all that is asked."""
+    """No metric beside the loss."""
     return {}
 
 
 def at_lengths(arm: Arm, params: Any, text: Text, training: Training) -> Numbers:
-    """Losses of the same held-out tokens in rows of 1, 2, 4 and 8 times the length of training.
+    """Loss of the same held-out tokens in rows of 1, 2, 4 and 8 times the training length.
 
     Where the arm is rotary, also with each way of stretching its positions so many times. They are
     the first `CHARACTERS` of each document, so that no long one speaks for all.
@@ -59,13 +59,13 @@ def at_lengths(arm: Arm, params: Any, text: Text, training: Training) -> Numbers
 
 
 def packed(text: Text, length: int) -> data.AnyRows:
-    """The held-out documents in rows of another length."""
+    """The held-out documents packed into rows of another length."""
     starts = [d._replace(text=d.text[:CHARACTERS]) for d in text.documents]
     return data.pack(starts, text.tokenizer, row_length=length, folder=text.cache)
 
 
 def scalings(model: c.TransformerConfig, length: int, times: int) -> dict[str, c.RopeScaling]:
-    """Every way of stretching rotary positions so many times.
+    """Every RoPE scaling for a context extended by this factor.
 
     NTK keeps the fastest pair and slows the slowest: not among them where one pair is both.
     """
@@ -93,14 +93,14 @@ def scalings(model: c.TransformerConfig, length: int, times: int) -> dict[str, c
 
 
 def wavelengths(model: c.TransformerConfig) -> list[float]:
-    """Tokens of a whole turn of each rotary pair of the first rotary layer."""
+    """Wavelength in tokens of each rotary frequency of the first RoPE layer."""
     rope = next(kind for kind in model.attention.positions if isinstance(kind, c.Rope))
     frequencies = F.rope_frequencies(rope.width(model.kind.rotary_dim), base=rope.base)
     return [2 * math.pi / float(x) for x in frequencies]
 
 
 def by_depth(arm: Arm, params: Any, text: Text, training: Training) -> Numbers:
-    """Norms of the gradient of each layer's kernels before the first update, in a deep model.
+    """Gradient norm of each layer's kernels before the first step, in a deep model.
 
     All projections begin alike: to begin those into the residual stream smaller, by depth, would
     divide what some placements add and not what others do, whose norms undo it. An arm without
@@ -128,7 +128,7 @@ def by_depth(arm: Arm, params: Any, text: Text, training: Training) -> Numbers:
 
 
 def layer_norms(gradient: Any) -> np.ndarray:
-    """Of all kernels of each layer of the decoder together, from the first to the last."""
+    """Norm over all kernels of each decoder layer, first layer first."""
 
     def norm(layer: Any) -> float:
         leaves = tree_leaves_with_path(layer)

@@ -1,4 +1,4 @@
-"""Results as pictures."""
+"""Plots of study results."""
 
 import importlib
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ NAME_HEIGHT = 0.065  # of a panel, what the name of a line takes
 
 
 def plot_losses(path: Path, arms: Sequence[Numbers], *, title: str) -> None:
-    """Held-out losses beside the baseline's, the lowest on top; how training came there.
+    """Plot held-out losses relative to the baseline, the best on top, and the training curves.
 
     All arms see the same batches, so what is drawn of training is each loss minus the baseline's:
     of the best two arms, of the worst, and of the others in gray. Without matplotlib nothing is
@@ -72,7 +72,7 @@ def _draw_training(axes: Any, arms: Sequence[Numbers], colours: Mapping[int, str
 
 
 def name_ends(axes: Any, lines: Sequence[tuple[str, float, float, str]]) -> None:
-    """Names at the right of lines, in their colours, as high as their ends as far as there is room.
+    """Label lines at their right ends in their colours, moved apart where labels would overlap.
 
     Args:
         axes: Where the lines are, its scales and limits chosen.
@@ -103,7 +103,7 @@ def name_ends(axes: Any, lines: Sequence[tuple[str, float, float, str]]) -> None
 
 
 def plot_more(path: Path, arms: Sequence[Numbers], *, length: int) -> None:
-    """What an ablation measured beside the loss, if anything: by length or by depth.
+    """Plot the extra metric of an ablation, if it has one: loss by length or gradient by depth.
 
     Args:
         path: Of the picture.
@@ -138,7 +138,7 @@ Lines = dict[str, tuple[Sequence[float], Sequence[float]]]
 
 
 def _by_length(arms: Sequence[Numbers], length: int) -> dict[str, Lines]:
-    """Panels of lines: ways to stretch the baseline, arms of its kind, all others."""
+    """Panels of loss by length: RoPE scalings, variants like the baseline, all others."""
     base = arms[0]["arm"]["name"]
     panels: dict[str, Lines] = {
         f"{base}, stretched after training": {},

@@ -1,4 +1,4 @@
-"""Where the results of a study are kept: a folder with a file for each arm that is finished."""
+"""Result folder of a study: one JSON file per finished variant."""
 
 import json
 import os
@@ -17,7 +17,7 @@ STUDY = ("study", "size", "seeds", "steps", "arms")  # some of what every study 
 
 
 class Results:
-    """A folder with a file for the study and one for each arm that is finished.
+    """Results folder of a study: study.json, and one JSON file for each finished variant.
 
     Args:
         folder: Made where it is missing.
@@ -59,7 +59,7 @@ class Results:
             write_json(file, {**there, "arms": arms})
 
     def finished(self, arm: Arm) -> Numbers | None:
-        """What was found for an arm, if it is finished.
+        """Load the result of a variant; None if it is not finished.
 
         Raises:
             ValueError: An arm of that name was another one.
@@ -73,13 +73,13 @@ class Results:
         return found
 
     def save(self, arm: Arm, numbers: Numbers) -> Numbers:
-        """Keep what was found, whole or not at all."""
+        """Save the result of a variant atomically."""
         kept = {"arm": json.loads(to_json(arm)), **numbers}
         write_json(self._file(arm), kept)
         return kept
 
     def speeds(self, arms: Sequence[Arm], training: Training) -> list[list[float]]:
-        """Tokens per second of each arm in each round; measured once, all together."""
+        """Tokens per second of every variant and round, measured once and saved."""
         file, names = self.folder / SPEEDS, [arm.name for arm in arms]
         kept = read_json(file) if file.exists() else {}
         if not kept.keys() >= set(names):
@@ -94,7 +94,7 @@ class Results:
 
 
 def read_json(path: Path, *names: str) -> Numbers:
-    """What `write_json` wrote, with these names in it.
+    """Read a JSON object written by `write_json` and check that it has these keys.
 
     Raises:
         ValueError: Something else stands there.
@@ -110,7 +110,7 @@ def read_json(path: Path, *names: str) -> Numbers:
 
 
 def write_json(path: Path, content: Numbers) -> None:
-    """In one move. Numbers must be finite."""
+    """Write a JSON file atomically; all numbers must be finite."""
     beside = path.with_name(path.name + ".tmp")
     beside.write_text(json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
     os.replace(beside, path)

@@ -1,4 +1,4 @@
-"""One arm of a study, trained from several seeds, one after the other, by the step of all runs."""
+"""Trains one variant from several seeds, one after the other."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ ROUNDS, UPDATES = 5, 2  # of the turns in which arms are timed
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """What is trained.
+    """One variant of a study: a name and the run to train.
 
     Attributes:
         name: In tables.
@@ -43,7 +43,7 @@ class Arm:
 
 
 class Training(NamedTuple):
-    """How long arms are trained, and on what: the same for all of a study."""
+    """What all variants of a study share: data, seeds, steps, batch size, precision and mesh."""
 
     rows: data.AnyRows
     seeds: tuple[int, ...]
@@ -55,7 +55,7 @@ class Training(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """The parameters of each seed, the losses of all updates, and what it took."""
+    """Final parameters and loss curve of each seed, and the training time."""
 
     params: list[Any]
     losses: np.ndarray  # [steps, seeds]
@@ -65,7 +65,7 @@ class Trained(NamedTuple):
 
 
 def train_seeds(arm: Arm, training: Training, title: str) -> Trained:
-    """Train an arm from every seed: the same program, other parameters and data.
+    """Train a variant from every seed with one compiled program.
 
     A seed draws its parameters and the order of its data, which are thus the same in every arm of
     equal parameters.
@@ -108,14 +108,14 @@ def train_seeds(arm: Arm, training: Training, title: str) -> Trained:
 
 
 class Program(NamedTuple):
-    """An arm ready to train: the state of a seed before its first update, and the update."""
+    """A compiled variant: `init` of a seed's state, and its train step."""
 
     begin: Callable[[int], step.TrainState]
     update: Callable[[step.TrainState, AnyBatch], tuple[step.TrainState, step.StepMetrics]]
 
 
 def compile_arm(arm: Arm, training: Training) -> Program:
-    """Compile the update of one seed, its rows shared out over the devices.
+    """Compile the train step of a variant, its batch sharded over the devices.
 
     Raises:
         ValueError: A device has not enough memory.
@@ -140,7 +140,7 @@ def compile_arm(arm: Arm, training: Training) -> Program:
 
 
 def fetcher(training: Training, seed: int) -> Callable[[int], data.Batch]:
-    """The batch of update k + 1, given k, in a seed's order of the rows."""
+    """Function from the step number to the batch of one seed."""
     batches = data.Batches(training.rows, batch_size=training.batch_size, seed=seed)
     return lambda at: put_batch(batches[at], training.mesh, training.batch_size)
 
@@ -148,7 +148,7 @@ def fetcher(training: Training, seed: int) -> Callable[[int], data.Batch]:
 def speeds_of(
     arms: Sequence[Arm], training: Training, *, rounds: int = ROUNDS, updates: int = UPDATES
 ) -> dict[str, list[float]]:
-    """Time a few updates of every arm, in turns: what else a machine does falls on all alike.
+    """Time a few steps of every variant, interleaved, so that machine load affects all equally.
 
         tokens/s = updates * batch_size * row_length / seconds
 
@@ -179,7 +179,7 @@ def speeds_of(
 def held_out_nats(
     model: TransformerConfig, params: Sequence[Any], rows: data.AnyRows, training: Training
 ) -> list[float]:
-    """Nats per token of held-out rows, of each seed; the rows may have any length.
+    """Held-out loss in nats per token, for each seed; rows of any length.
 
     Args:
         model: The model; it may read positions otherwise than in training.
@@ -204,5 +204,5 @@ def held_out_nats(
 
 
 def shared_by(rows: int, devices: Sequence[Any]) -> int:
-    """The largest number of devices that can share so many rows evenly."""
+    """Largest number of devices that divides the number of rows."""
     return max(n for n in range(1, len(devices) + 1) if rows % n == 0)

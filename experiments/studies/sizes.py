@@ -1,4 +1,4 @@
-"""What studies train by default: a plain Llama-like decoder at three sizes."""
+"""Base runs of studies: a plain Llama-like decoder at three sizes."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -20,7 +20,7 @@ from jaxformer.training.schedules import Cosine
 
 
 def llama_like(*, model_dim: int, num_layers: int, num_heads: int, vocab: int) -> TransformerConfig:
-    """RoPE, RMSNorm before each branch, SwiGLU, one table for both ends; nothing else.
+    """Llama-like decoder: pre-norm RMSNorm, RoPE, SwiGLU, tied embeddings.
 
     The table starts at model_dim ** -0.5 and its rows are multiplied by the root of model_dim, as
     in the first transformer, so that token vectors begin as large as what branches add to them.
@@ -53,7 +53,7 @@ def study_run(
     held_out: float = 0.05,
     **more: Any,
 ) -> Pretrain:
-    """A run in all that a study reads of it: AdamW under a cosine, a tenth of it to warm up."""
+    """Run of a study: AdamW, cosine schedule, warm-up of a tenth of the steps."""
     schedule = Cosine(peak=peak, warmup_steps=max(1, steps // 10))
     return Pretrain(
         model=model,
@@ -87,7 +87,7 @@ GPU = study_run(
 
 
 def untied(run: Pretrain) -> Pretrain:
-    """The same with a head of its own, whose loss begins at the logarithm of the vocabulary."""
+    """The run with an untied head, whose initial loss is ln(vocabulary size)."""
     return replace(run, model=replace(run.model, head=Head(tied=False)))
 
 
@@ -108,7 +108,7 @@ ABLATION_CPU = study_run(
 
 
 def sizes(cpu: Pretrain) -> dict[str, Pretrain]:
-    """By name; the smallest and the largest are those of all studies."""
+    """Study runs by name; smoke and gpu are the same in all studies."""
     return {"smoke": SMOKE, "cpu": cpu, "untied": untied(cpu), "gpu": GPU}
 
 

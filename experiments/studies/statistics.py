@@ -1,4 +1,4 @@
-"""Means of seeds with their uncertainty, and how well two orders agree."""
+"""Confidence intervals over seeds, paired differences, rank correlation."""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ CONFIDENCE = 0.95
 
 
 class Estimate(NamedTuple):
-    """A mean, the spread of what it is of, and half the width of its confidence interval."""
+    """Mean, standard deviation and half-width of the confidence interval."""
 
     mean: float
     deviation: float
@@ -19,7 +19,7 @@ class Estimate(NamedTuple):
 
 
 def estimate(values: Sequence[float], *, confidence: float = CONFIDENCE) -> Estimate:
-    """The mean of independent values, with an interval by Student's t.
+    """Mean of independent values, with a confidence interval by Student's t.
 
         half_width = t(confidence, n - 1) * deviation / sqrt(n)
 
@@ -46,7 +46,7 @@ def estimate(values: Sequence[float], *, confidence: float = CONFIDENCE) -> Esti
 def paired_difference(
     values: Sequence[float], baseline: Sequence[float], *, confidence: float = CONFIDENCE
 ) -> Estimate:
-    """The mean of differences between two arms, seed by seed.
+    """Mean difference between two variants, paired by seed.
 
     Both arms of a seed saw the same data in the same order, so what a seed adds to both drops out.
 
@@ -69,7 +69,7 @@ def paired_difference(
 
 
 def rank_correlation(found: Sequence[float], published: Sequence[float]) -> float:
-    """Spearman's rank correlation: 1 where the orders agree, -1 where one is the other reversed.
+    """Spearman's rank correlation: 1 for equal orders, -1 for reversed ones.
 
     References:
         Spearman, The Proof and Measurement of Association between Two Things, 1904
@@ -78,7 +78,7 @@ def rank_correlation(found: Sequence[float], published: Sequence[float]) -> floa
 
 
 def rank_chance(found: Sequence[float], published: Sequence[float]) -> float:
-    """How likely a random order has as large a rank correlation, in size.
+    """p-value: the chance that a random order has at least this absolute rank correlation.
 
     From Student's t with n - 2 degrees of freedom, which for fewer than ten is approximate.
     """

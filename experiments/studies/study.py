@@ -1,4 +1,4 @@
-"""Arms trained alike but for one choice, from several seeds each: what all studies share."""
+"""Runs a study: variants that differ in one choice, several seeds each."""
 
 import dataclasses
 import os
@@ -33,7 +33,7 @@ Measure = Callable[[Arm, Any, Text, Training], Numbers]
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """What every study says of itself.
+    """Options that all studies share.
 
     Attributes:
         size: "smoke" to see that it runs, "cpu" for a few hours of two cores, "untied" to see
@@ -75,7 +75,7 @@ class Study:
 
 
 def base_run(study: Study, sizes: Mapping[str, Pretrain]) -> Pretrain:
-    """The run that a study varies: a size's or a named one, with the numbers asked for.
+    """Baseline run of a study: a study size or a named run, with these overrides.
 
     Another number of updates scales the warm-up with it.
     """
@@ -93,7 +93,7 @@ def base_run(study: Study, sizes: Mapping[str, Pretrain]) -> Pretrain:
 
 
 def check_arms(arms: Sequence[Arm], run: Pretrain) -> None:
-    """Refuse arms that do not differ from the first, the baseline, or share its name.
+    """Raise unless every variant has its own name and differs from the baseline.
 
     Raises:
         ValueError: There is such an arm, or one that cannot be trained as the run is.
@@ -119,7 +119,7 @@ def check_arms(arms: Sequence[Arm], run: Pretrain) -> None:
 def conduct(
     study: Study, name: str, run: Pretrain, arms: Sequence[Arm], measure: Measure
 ) -> tuple[Path, list[Numbers]]:
-    """Train and measure every arm that is not finished yet.
+    """Train and evaluate every variant without a saved result.
 
     Args:
         study: As asked for.
@@ -187,7 +187,7 @@ def train_arms(
 
 
 def try_arm(arm: Arm, training: Training, text: Text, measure: Measure, title: str) -> Numbers:
-    """Train one arm and measure it."""
+    """Train and evaluate one variant."""
     trained = train_seeds(arm, training, title)
     since = time.monotonic()
     held_out = held_out_nats(arm.model, trained.params, text.held_out, training)
@@ -208,24 +208,24 @@ def try_arm(arm: Arm, training: Training, text: Text, measure: Measure, title: s
 
 
 def kept_steps(steps: int, points: int = 50) -> np.ndarray:
-    """Which updates stand in the curves that are kept: the last, and evenly those before."""
+    """Mask of the steps kept in saved curves: the last, and evenly spaced ones before it."""
     kept = np.zeros(steps, bool)
     kept[np.linspace(0, steps - 1, min(points, steps)).round().astype(int)] = True
     return kept
 
 
 def thinned(losses: np.ndarray) -> np.ndarray:
-    """The curves at the updates that are kept."""
+    """Curves at the kept steps only."""
     return losses[kept_steps(len(losses))]
 
 
 def finite_or_none(values: Sequence[float] | np.ndarray) -> list[float | None]:
-    """As JSON has numbers: five digits or so, and nothing for what is none."""
+    """Round to about five digits for JSON; None for NaN and infinity."""
     return [round(float(x), 5) if np.isfinite(x) else None for x in values]
 
 
 def machine(devices: int) -> dict[str, str | int]:
-    """What this ran on."""
+    """Hardware and software versions of this process, for the results."""
     return {
         "device": jax.devices()[0].device_kind,
         "devices": devices,

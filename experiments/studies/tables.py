@@ -1,4 +1,4 @@
-"""Results as Markdown tables."""
+"""Study results as Markdown tables."""
 
 import math
 import statistics
@@ -30,14 +30,14 @@ NOTE = (
 
 
 class Column(NamedTuple):
-    """A heading, and what stands under it for an arm."""
+    """A table column: its heading, and a function from a result to the cell text."""
 
     heading: str
     cell: Callable[[Numbers], str]
 
 
 def markdown(columns: Sequence[Column], arms: Sequence[Numbers]) -> str:
-    """One row for each arm; the first column to the left, the others to the right."""
+    """Markdown table, one row for each variant; all but the first column right-aligned."""
     rows = [[column.cell(numbers) for column in columns] for numbers in arms]
     rule = [":---", *(["---:"] * (len(columns) - 1))]
     lines = [[column.heading for column in columns], rule, *rows]
@@ -45,23 +45,23 @@ def markdown(columns: Sequence[Column], arms: Sequence[Numbers]) -> str:
 
 
 def values(numbers: Numbers, name: str) -> list[float]:
-    """One number for each seed; NaN for one that came to nothing."""
+    """Value of each seed; NaN for a diverged one."""
     return [math.nan if x is None else x for x in numbers[name]]
 
 
 def mean_and_interval(name: str, digits: int = 3) -> Callable[[Numbers], str]:
-    """The mean over the seeds and half the width of its interval of 95 %."""
+    """Mean over the seeds and half-width of its 95% confidence interval."""
     return lambda numbers: shown(estimate(values(numbers, name)), digits)
 
 
 def first_loss(numbers: Numbers) -> str:
-    """Of the first batch, before any update: the mean over the seeds."""
+    """Initial loss: mean over the seeds, first batch, before any update."""
     found = estimate(values({"first": [losses[0] for losses in numbers["train"]]}, "first"))
     return NOTHING if math.isnan(found.mean) else f"{found.mean:.2f}"
 
 
 def deviation(name: str, digits: int = 3) -> Callable[[Numbers], str]:
-    """The standard deviation of the seeds."""
+    """Standard deviation over the seeds."""
 
     def cell(numbers: Numbers) -> str:
         found = estimate(values(numbers, name)).deviation
@@ -71,7 +71,7 @@ def deviation(name: str, digits: int = 3) -> Callable[[Numbers], str]:
 
 
 def difference_from(name: str, other: Numbers, digits: int = 3) -> Callable[[Numbers], str]:
-    """The mean of the differences from another arm, seed by seed, and its interval."""
+    """Mean difference from another variant, paired by seed, with its interval."""
 
     def cell(numbers: Numbers) -> str:
         if numbers is other:
@@ -83,7 +83,7 @@ def difference_from(name: str, other: Numbers, digits: int = 3) -> Callable[[Num
 
 
 def shown(found: Estimate, digits: int, sign: str = "") -> str:
-    """For example 2.712 ± 0.004."""
+    """Format an estimate, for example 2.712 ± 0.004."""
     if math.isnan(found.mean):
         return NOTHING
     return f"{found.mean:{sign}.{digits}f} ± {found.half_width:.{digits}f}"
@@ -93,7 +93,7 @@ def shown(found: Estimate, digits: int, sign: str = "") -> str:
 
 
 def ablation_report(axis: str, found: list[Numbers]) -> str:
-    """Tables of losses and speeds, and of what else was measured."""
+    """Tables of losses, throughput and extra metrics."""
     baseline = found[0]
     columns = [
         Column(axis, lambda numbers: numbers["arm"]["name"]),
@@ -115,7 +115,7 @@ def ablation_report(axis: str, found: list[Numbers]) -> str:
 
 
 def _beside_warm_up(found: list[Numbers]) -> list[Column]:
-    """What an arm without warm-up differs by from the same with it, where there are such arms."""
+    """Columns with the effect of warm-up, for variants that were trained with and without it."""
     by_name = {numbers["arm"]["name"]: numbers for numbers in found}
     pairs = {name: name.removesuffix(WITHOUT_WARM_UP) for name in by_name}
 
@@ -131,7 +131,7 @@ def _beside_warm_up(found: list[Numbers]) -> list[Column]:
 
 
 def _speed(baseline: Numbers, numbers: Numbers) -> str:
-    """Tokens per second beside the baseline's, round by round."""
+    """Throughput relative to the baseline: median, minimum and maximum over the rounds."""
     pairs = zip(numbers["speeds"], baseline["speeds"], strict=True)
     times = sorted(own / other for own, other in pairs)
     if numbers is baseline:
@@ -140,7 +140,7 @@ def _speed(baseline: Numbers, numbers: Numbers) -> str:
 
 
 def _sizes(found: list[Numbers]) -> str:
-    """Which arms have other numbers of parameters."""
+    """Note on the variants whose parameter counts differ."""
     first = found[0]["parameters"]
     shares = {n["arm"]["name"]: n["parameters"] / first - 1 for n in found}
     far = [f"{name} {share:+.1%}" for name, share in shares.items() if abs(share) > NEAR]
@@ -150,10 +150,10 @@ def _sizes(found: list[Numbers]) -> str:
 
 
 def _lengths(found: list[Numbers]) -> str:
-    """Losses in longer rows, of each arm and way."""
+    """Table of losses in longer rows, for each variant and RoPE scaling."""
 
     def as_trained(numbers: Numbers) -> Numbers:
-        """At the length of training, where nothing is stretched."""
+        """Loss at the training length, where no scaling applies."""
         return {"1": numbers["at_lengths"]["as trained"]["1"]}
 
     def cell(times: int) -> Callable[[Numbers], str]:
@@ -183,7 +183,7 @@ def _lengths(found: list[Numbers]) -> str:
 
 
 def _depths(found: list[Numbers]) -> str:
-    """The gradient of the first layer over that of the last; means of logarithms."""
+    """Ratio of the first to the last layer's gradient norm, as a geometric mean over seeds."""
 
     def ratios(numbers: Numbers) -> list[float]:
         layers = np.asarray(numbers["gradient_by_depth"], float)

@@ -1,1 +1,1 @@
-"""What every training run does, whatever it trains: its flags, its loop, how it is gone on with."""
+"""Shared code of all training programs: configuration, loop, resume, memory checks."""

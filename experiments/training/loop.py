@@ -1,4 +1,4 @@
-"""The training loop: what it trains with, its compiled update, and what is told on the way."""
+"""Builds the model and the train step, then trains, evaluates, logs and saves."""
 
 import contextlib
 import logging
@@ -48,7 +48,7 @@ SECONDS, UPDATES = 1.0, 8  # over which speed is a mean, or since the last resta
 
 
 class Machinery(NamedTuple):
-    """What a run trains with, and where its results go."""
+    """Output folders, mesh and model of a run."""
 
     output: Path
     kept: epath.Path
@@ -59,7 +59,7 @@ class Machinery(NamedTuple):
 def machinery(
     run: Run, output: Path, *, length: int, source_lengths: Sequence[int] = ()
 ) -> Machinery:
-    """The mesh and the model that a run asks for, before any text is read.
+    """Build the mesh and the model of a run, before any text is read.
 
     Says what memory a device will need, and what will not be possible later.
 
@@ -100,7 +100,7 @@ def machinery(
 
 
 def print_export_note(config: TransformerConfig) -> None:
-    """Say why no family of transformers can hold a model, where none can."""
+    """Print why `experiments.export` cannot write this model, where it cannot."""
     try:
         choose_family(config, {})
     except ValueError as error:
@@ -110,7 +110,7 @@ def print_export_note(config: TransformerConfig) -> None:
 
 
 def check_login() -> str:
-    """Ask who is logged in to Weights & Biases."""
+    """Raise unless this machine is logged in to Weights & Biases."""
     try:
         check_weights_and_biases()
     except ImportError as error:
@@ -125,7 +125,7 @@ def check_vocabulary(
     *,
     init: str | None = None,
 ) -> None:
-    """Refuse a tokenizer whose last tokens would have no row in the model's table."""
+    """Raise if the tokenizer has more tokens than the model's embedding."""
     have, need = model.vocab_size, tokenizer.vocab_size
     if have >= need:
         return
@@ -150,7 +150,7 @@ def train(
     evaluate: Callable[[int, Any, Progress], dict[str, float]],
     loss: Callable[[dict[str, float]], float],
 ) -> tuple[step.TrainState, dict[str, float]] | None:
-    """Bring the state to `run.steps` updates, reporting, evaluating and saving on the way.
+    """Train up to `run.steps`, with logging, evaluation and checkpoints.
 
     Args:
         run: The run.
@@ -243,7 +243,7 @@ def train(
 def compile_updates(
     run: Run, using: Machinery, optimizer: optax.GradientTransformation, batches: Iterable[AnyBatch]
 ) -> Any:
-    """Compile the update for the shapes of each batch, and say what memory it will take.
+    """Compile the train step for each batch shape and print the memory it needs.
 
     Raises:
         TooLargeError: A device has less, which is said before it has to hold any state.
@@ -277,13 +277,13 @@ def compile_updates(
 
 
 def shapes(batch: AnyBatch) -> tuple[tuple[int, ...], ...]:
-    """What a program is compiled for."""
+    """Shapes and dtypes of a batch, the key of its compiled program."""
     return tuple(x.shape for x in jax.tree.leaves(batch))
 
 
 @contextlib.contextmanager
 def choices_said() -> Iterator[None]:
-    """Print what the package logs of its choices, each line once."""
+    """Print what the library logs about its choices, each line once."""
     log, said = logging.getLogger("jaxformer"), dict[str, None]()
     level = log.level
 
@@ -309,7 +309,7 @@ def begin(
     checkpoints: Checkpoints,
     start: int,
 ) -> step.TrainState:
-    """A fresh state, one with the weights that there are already, or that of a checkpoint."""
+    """Initialize the train state, from pretrained weights if given, or restore a checkpoint."""
     if start == 0:
         params = None
         if run.init is not None:
@@ -324,7 +324,7 @@ def begin(
 
 
 def writers(run: Run, output: Path, description: dict[str, Any], start: int) -> list[Writer]:
-    """Where the first process writes; what an earlier attempt wrote after `start` is dropped."""
+    """Metric writers of process 0, resumed so that they drop lines after `start_step`."""
     if not parallel.is_first():
         return []
     earlier = start if run.resume or run.resume_or_begin else None
@@ -340,14 +340,14 @@ def writers(run: Run, output: Path, description: dict[str, Any], start: int) -> 
 
 
 class Meter:
-    """Turns finished updates into the numbers that are shown.
+    """Computes throughput, MFU and learning rate of finished steps.
 
     Model FLOP utilisation is known where `parallel.chips` has the devices and the model is a
     decoder (Chowdhery et al., PaLM, 2022. arXiv:2204.02311, section 4.1 and appendix B).
     """
 
     def __init__(self, run: Run, mesh: Mesh, *, length: int):
-        """Begin to measure.
+        """Start the clock.
 
         Args:
             run: The run.
@@ -364,7 +364,7 @@ class Meter:
         self.restart()
 
     def rate(self, step: int) -> float:
-        """The learning rate of an update, counted from 1."""
+        """Learning rate of a step, counted from 1."""
         # Many at once: computed one by one they would wait in line behind the updates.
         block, at = divmod(step - 1, RATES)
         if block != self._rates[0]:
@@ -373,11 +373,11 @@ class Meter:
         return float(self._rates[1][at])
 
     def restart(self) -> None:
-        """Leave out the time until now, which went into something else."""
+        """Exclude the time since the last step (evaluation, checkpoints) from the throughput."""
         self.marks: deque[tuple[float, int]] = deque([(time.monotonic(), 0)])
 
     def speed(self, updates: int) -> float:
-        """Updates a second, of these and those before, over at least some time and updates.
+        """Steps per second over a window of at least a few seconds and steps.
 
         Several that the devices have made may be read within a moment, and the next after a while.
         """
@@ -389,7 +389,7 @@ class Meter:
         return (count - before) / (now - since)
 
     def read(self, finished: list[loop.Finished]) -> list[tuple[loop.Finished, dict[str, float]]]:
-        """Each finished update with its loss, learning rate, and the speed of the last ones."""
+        """Metrics of each finished step: loss, learning rate, throughput, MFU."""
         if not finished:
             return []
         speed = self.tokens * self.speed(len(finished))

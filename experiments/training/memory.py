@@ -1,4 +1,4 @@
-"""What memory a run takes, before it takes it; where it does not fit, which flags would help."""
+"""Checks memory before training, and suggests flags where it does not fit."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -18,11 +18,11 @@ CGROUP = Path("/sys/fs/cgroup/memory.max")
 
 
 class TooLargeError(ValueError):
-    """A run needs more memory than a device has."""
+    """The run needs more memory than a device has."""
 
 
 def memory_per_device() -> int | None:
-    """Bytes that each device of this process may take; None where nobody says."""
+    """Memory limit of each device of this process in bytes; None if unknown."""
     device = jax.local_devices()[0]
     stats = device.memory_stats()
     if stats is not None:
@@ -36,7 +36,7 @@ def memory_per_device() -> int | None:
 
 
 def check_memory(run: Run, mesh: Mesh, *, length: int, source_length: int) -> None:
-    """Say what memory a device will need, before anything is allocated.
+    """Print the estimated memory per device before allocation; raise if it does not fit.
 
     What is worked on is an estimate, of which the compiler has the last word.
 
@@ -76,7 +76,7 @@ def check_memory(run: Run, mesh: Mesh, *, length: int, source_length: int) -> No
 
 
 def refuse_too_large(compiled: jax.stages.Compiled, advice: Callable[[], str]) -> None:
-    """Refuse an update that needs more than a device has, before anything is lost.
+    """Raise if the compiled train step needs more memory than a device has.
 
     Args:
         compiled: The update.
@@ -98,18 +98,18 @@ def refuse_too_large(compiled: jax.stages.Compiled, advice: Callable[[], str]) -
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether the runtime says that memory was not enough."""
+    """Whether an exception means that the device ran out of memory."""
     return isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
 
 
 def advice(run: Run) -> str:
-    """Up to three flags that would help and fit the devices there are."""
+    """Up to three flags that reduce memory enough to fit."""
     found = [f"  {flags}: {why}" for flags, why, changed in changes(run) if fits(changed)][:3]
     return "What would help:\n" + ";\n".join([*found, "  more devices"][:3]) + "."
 
 
 def changes(run: Run) -> Iterator[tuple[str, str, Run]]:
-    """Flags, what they do, and the run with them."""
+    """Memory-saving changes: flags, description, and the run with them."""
     if run.remat != "full" or not run.scan:
         why = f"less is kept for the backward pass (now {run.remat})"
         yield "--remat full --scan", why, replace(run, remat="full", scan=True)
@@ -128,7 +128,7 @@ def changes(run: Run) -> Iterator[tuple[str, str, Run]]:
 
 
 def fits(run: Run) -> bool:
-    """Whether the devices there are could share the work of a run."""
+    """Whether the batch and the model divide evenly over the mesh of the run."""
     try:
         sizes = run.mesh.sizes(len(chosen_devices(run.devices)))
         check_fits(run.model, sizes, batch_size=run.batch_size, accumulation=run.accumulation)
@@ -138,5 +138,5 @@ def fits(run: Run) -> bool:
 
 
 def gib(size: int) -> str:
-    """Bytes as people read them."""
+    """Format bytes as GiB."""
     return f"{size / 2**30:.1f} GiB"

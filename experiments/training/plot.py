@@ -1,4 +1,4 @@
-"""A run as a picture."""
+"""Plot of one run: training and held-out bits per byte."""
 
 import importlib
 import sys
@@ -13,7 +13,7 @@ DPI = 90
 
 
 def plot_run(path: Path, numbers: Sequence[Mapping[str, float]], *, gzip: float) -> None:
-    """One run in bits per byte: the smoothed loss of training, and that of held-out text.
+    """Plot bits per byte of a run: smoothed training loss and held-out loss.
 
     The last point is the loss of all held-out text, and its number stands beside it.
 
@@ -55,20 +55,20 @@ def plot_run(path: Path, numbers: Sequence[Mapping[str, float]], *, gzip: float)
 
 
 def _series(numbers: Sequence[Mapping[str, float]], name: str) -> Any:
-    """Steps, and values of all lines that have one: [2, lines]."""
+    """Steps and values of all metric lines that have this key: [2, lines]."""
     found = [(line["step"], line[name]) for line in numbers if line.get(name) is not None]
     return np.asarray(found, float).reshape(-1, 2).T
 
 
 def smoothed(series: Any, *, window: int) -> Any:
-    """Means of so many values around each one; of fewer at the ends."""
+    """Centred moving average; the window shrinks at both ends."""
     numbers, half = np.asarray(series, float), window // 2
     return np.array([numbers[max(0, i - half) : i + half + 1].mean() for i in range(len(numbers))])
 
 
 @cache
 def can_draw() -> bool:
-    """Whether there is matplotlib; says so if not, once."""
+    """Whether matplotlib is installed; prints a note once if it is not."""
     try:
         importlib.import_module("matplotlib")
     except ModuleNotFoundError:
@@ -78,7 +78,7 @@ def can_draw() -> bool:
 
 
 def new_figure(count: int, title: str, *, width: float = 6.5) -> Any:
-    """A figure of panels beside each other, without a window."""
+    """A matplotlib figure with panels side by side, without a display."""
     figures = importlib.import_module("matplotlib.figure")
     figure = figures.Figure(figsize=(width * count, 4.2), layout="constrained")
     figure.suptitle(title)

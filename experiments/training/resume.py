@@ -1,4 +1,4 @@
-"""How a run ends early and is gone on with: what may not change, and the commands to say."""
+"""Resuming a run: which fields must not change, where it starts, and the command to print."""
 
 import contextlib
 import hashlib
@@ -32,7 +32,7 @@ OURS = (*RESUMES, "--no-resume", "--no-resume-or-begin")
 
 
 def describe(run: Run, fixed: tuple[str, ...], tokenizer: Tokenizer, **data: Any) -> dict[str, Any]:
-    """What a checkpoint says of itself: everything that the result depends on.
+    """Description saved with a checkpoint: every setting that affects the result.
 
     Args:
         run: The run.
@@ -50,12 +50,12 @@ def describe(run: Run, fixed: tuple[str, ...], tokenizer: Tokenizer, **data: Any
 
 
 def digest(tokenizer: Tokenizer) -> str:
-    """What says whether two tokenizers are the same."""
+    """Hash of a tokenizer."""
     return hashlib.sha256(tokenizer.to_json().encode()).hexdigest()
 
 
 def asked_before(run: AnyRun, output: str | None) -> AnyRun:
-    """The run to be gone on with, as it was asked for; the run given where no folder says.
+    """Load the saved run for --resume; the given run if no folder has one.
 
     What says where it runs, and not what it is, is that of the run given.
     """
@@ -75,7 +75,7 @@ def asked_before(run: AnyRun, output: str | None) -> AnyRun:
 
 
 def saved(folder: epath.Path) -> bool:
-    """Whether there is a run to go on with that says what it was asked for."""
+    """Whether the folder has a saved run.json."""
     return (folder / RUN_FILE).is_file() and any((folder / "checkpoints").glob("[0-9]*"))
 
 
@@ -99,7 +99,7 @@ def own_beginning(run: AnyRun, output: Path) -> AnyRun:
 
 
 def settled(run: AnyRun, output: Path) -> AnyRun:
-    """A run with its schedule in numbers: that with which it began, and a warm-up that fits."""
+    """The run with schedule_steps fixed to the first attempt's, and a warm-up that fits into it."""
     steps, schedule = run.planned_steps, run.optimizer.schedule
     if run.schedule_steps is None and goes_on(run, output):
         file = output / RUN_FILE
@@ -120,7 +120,7 @@ def settled(run: AnyRun, output: Path) -> AnyRun:
 def find_start(
     run: Run, output: Path, checkpoints: Checkpoints, description: dict[str, Any]
 ) -> int | None:
-    """After how many updates a run goes on: 0 is from the beginning, None is not at all.
+    """Step to start from: 0 for a new run, None if the run is already complete.
 
     Raises:
         ValueError: A resumed run is another one, or has nothing left to do. Where it resumes or
@@ -144,7 +144,7 @@ def find_start(
 
 
 def refuse_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
-    """Refuse to resume what was another run, naming each difference."""
+    """Raise if a checkpoint belongs to a different run, naming each difference."""
     old, new = flatten(before), flatten(now)
     changed = [
         f"  {name}: {old.get(name)} in the checkpoint, {new.get(name)} now"
@@ -156,7 +156,7 @@ def refuse_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
 
 
 def is_evaluated(output: Path, step: int) -> bool:
-    """Whether the evaluation that ends a run was written."""
+    """Whether the final evaluation of the run is in metrics.jsonl."""
 
     def found() -> str:
         file = output / "metrics.jsonl"
@@ -169,7 +169,7 @@ def is_evaluated(output: Path, step: int) -> bool:
 
 @contextlib.contextmanager
 def explained_end(run: Run, checkpoints: Checkpoints, output: epath.PathLike) -> Iterator[None]:
-    """Say of a run that ends early what is left of it, and how to go on.
+    """If the run ends early, print the last checkpoint and the command to resume.
 
     Where it trains with other processes, it then ends at once: what it would wait for would not
     come. Which of them notices, and whether JAX aborts it before, is chance, so how to go on is
@@ -214,12 +214,12 @@ def explained_end(run: Run, checkpoints: Checkpoints, output: epath.PathLike) ->
 
 
 def tell(message: str) -> None:
-    """Print on standard error."""
+    """Print to stderr."""
     print(message, file=sys.stderr, flush=True)
 
 
 def last_checkpoint(checkpoints: Checkpoints, output: epath.PathLike) -> str:
-    """What is left of a run that ends early."""
+    """Text that names the last checkpoint, or says that there is none."""
     latest = checkpoints.latest()
     if latest is None:
         return "There is no checkpoint yet."
@@ -227,7 +227,7 @@ def last_checkpoint(checkpoints: Checkpoints, output: epath.PathLike) -> str:
 
 
 def command_line(run: Run, *more: str) -> str:
-    """The command that started this process, without what is said of its folder, with more."""
+    """The command that resumes this process: its arguments, --resume and the folder."""
     kept, arguments = list[str](), iter(sys.argv[1:])
     for argument in arguments:
         if argument == "--output":

@@ -1,4 +1,4 @@
-"""What a training run says of itself, the devices it uses, and the folder that is its own."""
+"""Run configuration, device setup and output folder."""
 
 import contextlib
 import dataclasses
@@ -40,7 +40,7 @@ RUN_FILE = "run.json"  # everything that a run was asked for
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What every training run says of itself.
+    """Options that all training programs share.
 
     Attributes:
         model: The model.
@@ -132,12 +132,12 @@ class Run:
 
     @property
     def planned_steps(self) -> int:
-        """Updates that the learning-rate schedule is planned for."""
+        """Number of steps of the learning-rate schedule."""
         return self.schedule_steps or self.steps
 
     @property
     def name(self) -> str:
-        """What it is called in commands and folders."""
+        """Name of the program, for commands and folder names."""
         return type(self).__name__.lower()
 
     def files(self) -> dict[str, str]:
@@ -149,7 +149,7 @@ AnyRun = TypeVar("AnyRun", bound=Run)
 
 
 def check_numbers(asked: Any) -> None:
-    """Refuse a count below 1, or more than JAX counts, and a seed that is not of 32 bits.
+    """Raise if a count is below 1 or above 2**31 - 1, or the seed is not a 32-bit integer.
 
     Args:
         asked: A dataclass, of which each whole number is a count, but for seeds.
@@ -206,7 +206,7 @@ def check_output_file(path: Path) -> None:
 def show_run(
     run: AnyRun, runs: Mapping[str, AnyRun], begin: Callable[[AnyRun, str], AnyRun]
 ) -> str:
-    """Print in what a run differs from the named one that it is nearest to, or all of it.
+    """Print the run as a diff to the nearest named run, or in full.
 
     Args:
         run: The run.
@@ -247,7 +247,7 @@ def _begun(named: AnyRun, run: AnyRun, begin: Callable[[AnyRun, str], AnyRun]) -
 
 
 class Spread(Protocol):
-    """What says on which devices it works, and whether it is one of many processes."""
+    """Protocol of options with devices, distributed and its settings."""
 
     @property
     def devices(self) -> int | None: ...  # noqa: D102
@@ -258,7 +258,7 @@ class Spread(Protocol):
 
 
 def prepare_devices(run: Spread) -> None:
-    """Simulate a CPU's devices as asked for; join the other processes; keep compiled programs.
+    """Simulate CPU devices, initialize jax.distributed, enable the compilation cache.
 
     The first process speaks for all; the others are silent but for errors.
 
@@ -279,14 +279,14 @@ def prepare_devices(run: Spread) -> None:
 
 
 def simulate(count: int | None) -> None:
-    """On a CPU, so many devices; elsewhere they are what they are."""
+    """Simulate this many CPU devices; no effect on other platforms."""
     if count is not None:
         with contextlib.suppress(RuntimeError):  # JAX runs already; then it has what it has
             jax.config.update("jax_num_cpu_devices", count)
 
 
 def chosen_devices(count: int | None) -> list[jax.Device]:
-    """The first devices of each process, or all."""
+    """The first `devices` devices, equally many of each process; all by default."""
     everyone = jax.devices()
     if count is None:
         return everyone
@@ -300,7 +300,7 @@ def chosen_devices(count: int | None) -> list[jax.Device]:
 
 
 def keep_programs() -> None:
-    """Keep compiled programs on disk, so that the second start of a run compiles nothing.
+    """Enable JAX's persistent compilation cache, so that a resumed run does not recompile.
 
     JAX's own settings come first: where JAX_COMPILATION_CACHE_DIR names a folder it is that one,
     and JAX_ENABLE_COMPILATION_CACHE=0 keeps nothing. Programs for several CPU devices are never
@@ -316,7 +316,7 @@ def keep_programs() -> None:
 
 
 def flatten(tree: Any, path: str = "") -> dict[str, Any]:
-    """The leaves of nested dicts and lists by their path."""
+    """Leaves of nested dicts and lists, keyed by their dotted path."""
     if isinstance(tree, dict | list):
         items = tree.items() if isinstance(tree, dict) else enumerate(tree)
         parts = [flatten(value, f"{path}.{name}" if path else str(name)) for name, value in items]
@@ -329,7 +329,7 @@ def flatten(tree: Any, path: str = "") -> dict[str, Any]:
 
 @contextlib.contextmanager
 def output_folder(run: Run) -> Iterator[Path]:
-    """The same folder for all processes, of which the first holds it; see `choose_folder`.
+    """Open and lock the output folder, the same for all processes; see `choose_folder`.
 
     Where the run is kept in an object store, it is a folder of this machine; see `stores`.
 
@@ -360,7 +360,7 @@ def output_folder(run: Run) -> Iterator[Path]:
 
 
 def choose_folder(run: Run) -> Path:
-    """The folder asked for, or for example runs/pretrain-N: a new one, or the newest to resume."""
+    """The folder of --output; else a new runs/NAME-N, or the newest one with --resume."""
     if run.output is not None:
         return run.output
     # A run that ended before its first checkpoint is nothing to resume.
@@ -375,7 +375,7 @@ def choose_folder(run: Run) -> Path:
 
 
 def new_folder(name: str, number: int) -> Path:
-    """Make the first folder NAME-N that is not there, from a number on."""
+    """Create the first free folder NAME-N, counting up from `number`."""
     while True:
         folder = Path(f"{name}-{number}")
         try:
@@ -387,7 +387,7 @@ def new_folder(name: str, number: int) -> Path:
 
 @contextlib.contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Hold a folder while the block runs; the system forgets it when its holder ends, however.
+    """Lock a folder for the block; the operating system releases the lock if the process dies.
 
     Args:
         folder: Made where it is missing; it goes if nothing comes into it.

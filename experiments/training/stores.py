@@ -1,4 +1,4 @@
-"""Runs that are kept in an object store, such as gs://bucket/run, as on any file system.
+"""Runs in an object store such as gs://bucket/run.
 
 Checkpoints go straight there. Nothing can be added to an object, so the small files of a run (its
 settings, tokenizer, metrics, pictures) are written in a folder of this machine, `runs/stores`, and
@@ -66,13 +66,13 @@ def here(folder: Path) -> Path:
 
 
 def working(folder: Path, root: Path = WORKING) -> Path:
-    """Where its small files are on this machine: the folder itself if it is no store's."""
+    """Local folder for the small files of a run; the folder itself if it is local."""
     address = ADDRESS.fullmatch(folder.as_posix())
     return root / address[1] / (address[2] or "") if address else folder
 
 
 def fetch(folder: Path, root: Path = WORKING) -> Path:
-    """Bring the small files of a run that is kept in a store here; returns where they are."""
+    """Download the small files of a run from object storage; returns the local folder."""
     here, there = working(folder, root), kept(folder)
     if here != folder and there.exists():
         here.mkdir(parents=True, exist_ok=True)
@@ -85,7 +85,7 @@ def fetch(folder: Path, root: Path = WORKING) -> Path:
 
 
 def store(folder: Path) -> None:
-    """Copy the small files to the store, if the run is kept in one."""
+    """Upload the small files of a run, if it is kept in object storage."""
     here = working(folder)
     for file in here.rglob("[!.]*") if here != folder else ():
         if file.is_file():

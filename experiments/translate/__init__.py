@@ -1,1 +1,1 @@
-"""An encoder-decoder that reads dates: `python -m experiments.translate`."""
+"""Encoder-decoder example that reads dates: `python -m experiments.translate`."""

@@ -1,4 +1,4 @@
-"""Train the encoder-decoder of 2017 to read dates that people wrote, in English and Chinese.
+"""Train an encoder-decoder to rewrite English and Chinese dates as ISO 8601.
 
     python -m experiments.translate                                 # minutes on two CPU cores
     python -m experiments.translate --steps 1000 --model.num-layers 3
@@ -55,7 +55,7 @@ Found = dict[str, list[str]]  # what each way of decoding gives for each held-ou
 
 
 def main(run: Translate) -> Path:
-    """Train, decode held-out texts, report; returns the output folder."""
+    """Train, decode held-out dates and report; returns the output folder."""
     since = time.monotonic()
     prepare_devices(run)
     with output_folder(run) as output:
@@ -71,7 +71,7 @@ def main(run: Translate) -> Path:
 
 
 def work(run: Translate, tokenizer: data.Tokenizer, using: Machinery) -> None:
-    """Train, and report what came of it."""
+    """Train, then print and save the report."""
     with (
         Checkpoints(using.kept / "checkpoints", keep=run.keep) as checkpoints,
         explained_end(run, checkpoints, using.kept),
@@ -82,7 +82,7 @@ def work(run: Translate, tokenizer: data.Tokenizer, using: Machinery) -> None:
 
 
 def prepare(run: Translate) -> data.Tokenizer:
-    """The tokenizer, made from texts of the days to train on."""
+    """Train the tokenizer on texts of training days."""
     shown = [written_date(i, seed=run.seed) for i in range(TOKENIZER_TEXTS)]
     tokenizer = data.build_tokenizer(run.tokenizer, [text for d in shown for text in d.pair])
     print(
@@ -95,7 +95,7 @@ def prepare(run: Translate) -> data.Tokenizer:
 
 
 def held_out(run: Translate, count: int) -> list[WrittenDate]:
-    """Texts of days that are never trained on, each form in turn."""
+    """Held-out dates, the forms in turn."""
     forms = list(FORMS)
     return [
         written_date(i, seed=run.seed, part="held_out", form=forms[i % len(forms)])
@@ -106,7 +106,7 @@ def held_out(run: Translate, count: int) -> list[WrittenDate]:
 def train_on(
     run: Translate, tokenizer: data.Tokenizer, using: Machinery, checkpoints: Checkpoints
 ) -> Found | None:
-    """Make the updates; then decode all held-out texts. None if both was done before."""
+    """Train, then decode all held-out texts; None if both are already done."""
     batches = data.PairBatches(
         lambda i: written_date(i, seed=run.seed).pair,
         tokenizer,
@@ -155,7 +155,7 @@ def train_on(
 
 
 def average(checkpoints: Checkpoints, params: Any, *, count: int) -> Any:
-    """The mean of the newest checkpoints' parameters.
+    """Average of the parameters of the newest checkpoints.
 
     References:
         Vaswani et al., Attention Is All You Need, 2017, section 6.1. arXiv:1706.03762
@@ -174,7 +174,7 @@ def decode(
     dates: Sequence[WrittenDate],
     sampler: Sampler | Beam,
 ) -> Iterator[str]:
-    """What the model writes for each text."""
+    """Decoded output of each text."""
     end, size = tokenizer.end_of_text, run.batch_size
     batches = data.evaluation_pair_batches(
         [date.pair for date in dates],
@@ -200,13 +200,13 @@ def decode(
 
 
 def exact(dates: Sequence[WrittenDate], texts: Sequence[str]) -> float:
-    """The share of texts that are the date as ISO 8601 has it, nothing more and nothing less."""
+    """Exact match: share of outputs that equal the ISO 8601 date."""
     pairs = zip(dates, texts, strict=True)
     return float(np.mean([text == date.pair.target for date, text in pairs]))
 
 
 def report(dates: Sequence[WrittenDate], found: Found) -> Iterator[str]:
-    """Lines that say how well each form is read, and show some texts."""
+    """Text report: exact match for each form, and some examples."""
     forms = list(FORMS)
     groups = {
         **{name: {name} for name in forms},
@@ -238,7 +238,7 @@ def report(dates: Sequence[WrittenDate], found: Found) -> Iterator[str]:
 
 
 def example(date: WrittenDate, written: dict[str, str]) -> str:
-    """One line: the text, what it became, and what it should have become."""
+    """One line with source, output and expected date."""
     right = date.pair.target
     same = set(written.values()) == {right}
     became = right if same else ", ".join(f"{name} {text!r}" for name, text in written.items())

@@ -1,4 +1,4 @@
-"""Forms of dates: each writes a date as one of several texts.
+"""Written forms of dates, each with several variants.
 
     form            language   2 April 1987, a Thursday, for example
     --------------  --------   ---------------------------------------------------
@@ -57,7 +57,7 @@ Option = TypeVar("Option")
 
 
 class Pick:
-    """Chooses among options, at random and always the same for one seed and index."""
+    """Deterministic pseudo-random choices from a seed and an index."""
 
     def __init__(self, *key: int | str):
         # The only method that gives the same numbers in every release of Python.
@@ -67,12 +67,12 @@ class Pick:
         return options[self.below(len(options))]
 
     def below(self, count: int) -> int:
-        """A number from 0 to count - 1."""
+        """A pseudo-random integer in [0, count)."""
         return int(self._draw() * count)
 
 
 class Form(NamedTuple):
-    """One way of writing dates.
+    """One way to write a date: its name and a function.
 
     Attributes:
         language: Which.
@@ -123,7 +123,7 @@ def _hyphens(date: datetime.date, pick: Pick) -> str:
 
 
 def _joined(numbers: tuple[int, ...], mark: str, pick: Pick) -> str:
-    """Numbers with a mark between, as they are or each of two digits at least."""
+    """Join numbers with a separator, zero-padded to two digits or not."""
     width = pick(1, 2)
     return mark.join(f"{number:0{width}}" for number in numbers)
 
@@ -170,20 +170,20 @@ def _words(date: datetime.date, pick: Pick) -> str:
 
 
 def _chinese_day(day: int, pick: Pick) -> str:
-    """A day in numerals; the twenties and thirties have a short way too."""
+    """Day in Chinese numerals, in the long form or the short form of 20 to 39."""
     short = {2: "廿", 3: "卅"}.get(day // 10)
     rest = CHINESE[day % 10] if day % 10 else ""
     return pick(chinese(day), chinese(day), f"{short}{rest}") if short else chinese(day)
 
 
 def _numerals(year: str, date: datetime.date, pick: Pick) -> str:
-    """Month and day in numerals after a year."""
+    """Month and day in Chinese numerals."""
     day = _chinese_day(date.day, pick)
     return f"{year}年{chinese(date.month)}月{day}{pick('日', '日', '号', '號')}"
 
 
 def _digits(year: str, date: datetime.date, pick: Pick) -> str:
-    """Month and day in digits after a year."""
+    """Month and day in digits."""
     width, space = pick(1, 1, 2), pick("", "", " ")
     parts = (year, "年", f"{date.month:0{width}}", "月", f"{date.day:0{width}}")
     return space.join((*parts, pick("日", "日", "号", "號")))

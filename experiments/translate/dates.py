@@ -1,4 +1,4 @@
-"""Dates as people write them, and days that are never trained on: a function of (seed, index).
+"""Synthetic dates with a train / held-out split, a pure function of (seed, index).
 
 How they are written: `date_forms`.
 """
@@ -15,7 +15,7 @@ HELD_OUT = 0.1  # share of the calendar's days
 
 
 class WrittenDate(NamedTuple):
-    """A date and one of its texts."""
+    """A date and one written form of it."""
 
     form: str
     text: str
@@ -23,14 +23,14 @@ class WrittenDate(NamedTuple):
 
     @property
     def pair(self) -> Pair:
-        """The text, and the date as ISO 8601 has it."""
+        """Source text and target: the date in ISO 8601."""
         return Pair(self.text, self.date.isoformat())
 
 
 def written_date(
     index: int, *, seed: int, part: Part = "train", form: str | None = None
 ) -> WrittenDate:
-    """The date of a number, and how it is written.
+    """The date of this index, with its form and text.
 
     Args:
         index: Any number.
@@ -62,6 +62,6 @@ def written_date(
 
 
 def is_held_out(date: datetime.date) -> bool:
-    """Whether a day is never trained on: by a digest of the day alone."""
+    """Whether a day is held out, decided by a hash of the day."""
     digest = hashlib.md5(date.isoformat().encode(), usedforsecurity=False).digest()
     return int.from_bytes(digest[:6]) / 2**48 < HELD_OUT

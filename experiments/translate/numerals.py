@@ -1,4 +1,4 @@
-"""Numbers as English and Chinese write them, as far as dates need."""
+"""English and Chinese numerals, as far as dates need."""
 
 from collections.abc import Container
 
@@ -19,7 +19,7 @@ FULL_WIDTH = str.maketrans("0123456789-/", "０１２３４５６７８９－／
 
 
 def english(number: int) -> str:
-    """A number below 100 in words: "eighty-seven"."""
+    """Number below 100 in English words: "eighty-seven"."""
     if number < 20:
         return ONES[number]
     tens, ones = divmod(number, 10)
@@ -27,19 +27,19 @@ def english(number: int) -> str:
 
 
 def english_ordinal(number: int) -> str:
-    """A place below 40 in words: "twenty-second"."""
+    """Ordinal below 40 in English words: "twenty-second"."""
     head, hyphen, last = english(number).rpartition("-")
     return head + hyphen + ORDINALS.get(last, f"{last}th")
 
 
 def ordinal(number: int) -> str:
-    """A place in digits: "22nd"."""
+    """Ordinal in digits: "22nd"."""
     teens = 10 < number % 100 < 20
     return f"{number}{'th' if teens else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"
 
 
 def english_year(year: int) -> str:
-    """A year from 1100 to 2999 as it is said: "nineteen oh five", "two thousand and five"."""
+    """Year from 1100 to 2999 as spoken: "nineteen oh five", "two thousand and five"."""
     century, rest = divmod(year, 100)
     if century % 10 == 0 and rest < 10:
         thousand = f"{ONES[century // 10]} thousand"
@@ -50,7 +50,7 @@ def english_year(year: int) -> str:
 
 
 def chinese(number: int) -> str:
-    """A number below 200 by its value: "二十二", "一百零五"."""
+    """Number below 200 in Chinese numerals: "二十二", "一百零五"."""
     if number >= 100:
         rest = number - 100
         return "一百" + ("" if not rest else f"零{chinese(rest)}" if rest < 10 else _tens(rest))
@@ -66,7 +66,7 @@ def chinese_digits(digits: str, *, numerals: str = CHINESE) -> str:
 
 
 def chinese_capitals(number: int, *, zero_before: Container[int]) -> str:
-    """A number below 40 as on a cheque: ten says that it is one ten.
+    """Number below 40 in financial Chinese numerals; ten is written 壹拾.
 
     Args:
         number: The number.
@@ -79,5 +79,5 @@ def chinese_capitals(number: int, *, zero_before: Container[int]) -> str:
 
 
 def _tens(rest: int) -> str:
-    """What follows a hundred: there even ten says that it is one."""
+    """Numerals of the tens and units after a hundred, where ten is written 一十."""
     return ("一" if rest < 20 else "") + chinese(rest)

@@ -1,4 +1,4 @@
-"""What a translation run is, and the named ones."""
+"""Configuration and named runs of the translation example."""
 
 from dataclasses import dataclass
 
@@ -25,7 +25,7 @@ from jaxformer.training.schedules import InverseSquareRoot
 
 @dataclass(frozen=True, kw_only=True)
 class Translate(Run):
-    """What to train, for how long, and how to decode.
+    """Options of the translation run: model, steps and decoding.
 
     Attributes:
         source_lengths: To how many tokens sources are padded, in rising order; a batch takes the
@@ -67,7 +67,7 @@ class Translate(Run):
 def first_transformer(
     *, model_dim: int, num_layers: int, num_heads: int, vocab_size: int
 ) -> TransformerConfig:
-    """The design of 2017, small, and without dropout since no text is seen twice.
+    """A small transformer of 2017 without dropout, since no text is seen twice.
 
     Norms after the sums and none at the end, sinusoids, scaled embeddings, ReLU, biases in the
     feed-forward only, one table for source, target and logits.
@@ -99,7 +99,7 @@ def first_transformer(
 
 
 def adam(*, peak: float, warmup_steps: int) -> OptimizerConfig:
-    """Adam under the schedule of 2017, with gradients clipped."""
+    """Adam with the 2017 schedule and gradient clipping."""
     return OptimizerConfig(
         schedule=InverseSquareRoot(peak=peak, warmup_steps=warmup_steps),
         optimizer=AdamW(b2=0.98, eps=1e-9, weight_decay=0.0),

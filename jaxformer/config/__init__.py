@@ -1,4 +1,4 @@
-"""What can be chosen: frozen, keyword-only dataclasses, one per design axis. No arrays.
+"""Configuration options: frozen, keyword-only dataclasses, one per design choice; no arrays.
 
 A choice among kinds is a union of small types, each owning its settings. A choice per layer is a
 tuple cycled over the layers. `TransformerConfig` puts them together and refuses what cannot be.

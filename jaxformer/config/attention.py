@@ -1,4 +1,4 @@
-"""Attention as a choice: its kinds, heads, positions, windows, what keeps scores in bounds."""
+"""Attention options: multi-head (MHA, GQA, MQA), shared-KV, latent (MLA), and hybrids."""
 
 import math
 from collections.abc import Sequence
@@ -55,13 +55,13 @@ class MultiHead:
 
     @property
     def rotary_dim(self) -> int:
-        """Features of a head that rotary positions may turn."""
+        """Features per head that RoPE may rotate."""
         return self.head_dim
 
 
 @dataclass(frozen=True, kw_only=True)
 class SharedKV:
-    """Attention whose keys are its values: one vector a token for both, projected and kept once.
+    """Attention with one projection for key and value, cached once per token.
 
         o[i] = R[i]^-1 sum over j of a[i, j] R[j] c[j] = sum over j of a[i, j] R[j - i] c[j]
 
@@ -104,19 +104,19 @@ class SharedKV:
 
     @property
     def rotary_dim(self) -> int:
-        """Features of a head that rotary positions may turn."""
+        """Features per head that RoPE may rotate."""
         return self.head_dim
 
     @staticmethod
     def arrays_kept(positions: Positions | None) -> Literal[1, 2]:
-        """What a layer keeps of each token: two where only one of key and value is turned."""
+        """Arrays cached per token: 2 if RoPE rotates only one of key and value, else 1."""
         targets = positions.targets if isinstance(positions, Rope) else ()
         return 1 if ("k" in targets) == ("v" in targets) else 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Latent:
-    """Multi-head latent attention: keys and values of all heads from one short vector a token.
+    """Multi-head latent attention (MLA): keys and values are projections of one latent per token.
 
         score[i, j] = scale * (plain query[i] @ W_K latent[j] + R[i] query[i] @ R[j] key[j])
 
@@ -176,7 +176,7 @@ class Latent:
 
     @property
     def rotary_dim(self) -> int:
-        """Features of a head that rotary positions may turn."""
+        """Features per head that RoPE may rotate."""
         return self.rope_dim
 
 
@@ -185,7 +185,7 @@ Kind = MultiHead | SharedKV | Latent | Decay | Mixer
 
 @dataclass(frozen=True, kw_only=True)
 class Hybrid:
-    """Layers of several kinds, in a pattern: most often many with a state and some with attention.
+    """A pattern of attention kinds over the layers, such as recurrent layers with some attention.
 
     Attributes:
         kinds: Those of the layers, cycled; the positions and windows of a kind are cycled over all
@@ -211,12 +211,12 @@ class Hybrid:
 
     @property
     def positions(self) -> tuple[Positions | None, ...]:
-        """How positions enter the scores of each layer."""
+        """Position option of each layer, over one whole pattern."""
         return self._pattern([kind.positions for kind in self.kinds])
 
     @property
     def windows(self) -> tuple[Window, ...]:
-        """How far a query of each layer sees."""
+        """Attention window of each layer, over one whole pattern."""
         return self._pattern([kind.windows for kind in self.kinds])
 
     def _pattern(self, patterns: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
@@ -230,12 +230,12 @@ RECURRENT = Decay, Mixer  # kinds without scores: no masks, windows or biases of
 
 
 def _is_shared(positions: Positions | None) -> bool:
-    """Whether layers have one set of its parameters."""
+    """Whether the option is a score bias with one set of parameters for all layers."""
     return isinstance(positions, ScoreBias) and positions.shared
 
 
 def _check_groups(choice: MultiHead | SharedKV) -> None:
-    """Refuse heads that cannot be grouped, and a bias that is named twice."""
+    """Check that num_heads is a multiple of num_kv_heads, and that no bias is named twice."""
     require_positive(choice, "num_heads", "num_kv_heads", "head_dim", "logit_softcap")
     require(
         choice.num_heads % choice.num_kv_heads == 0,
@@ -252,7 +252,7 @@ def _check_biases(choice: MultiHead | SharedKV | Latent) -> None:
 
 
 def _check_patterns(choice: MultiHead | SharedKV | Latent) -> None:
-    """Refuse positions and windows that no layer can have."""
+    """Check the per-layer positions and windows, and that at most one bias is shared."""
     require_pattern(choice, "positions", "windows")
     for window in choice.windows:
         empty = isinstance(window, int) and window < 1
@@ -269,7 +269,7 @@ def _check_patterns(choice: MultiHead | SharedKV | Latent) -> None:
 
 
 def _check_kinds(choice: SharedKV | Latent) -> None:
-    """Refuse positions that these kinds of attention have no term for."""
+    """Check that every position option is Rope or a score bias, which these kinds support."""
     for kind in choice.positions:
         require(
             kind is None or isinstance(kind, Rope | ScoreBias),

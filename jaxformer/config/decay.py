@@ -1,4 +1,4 @@
-"""Decay attention as a choice: a recurrence with a state of constant size."""
+"""Decay attention options: a linear recurrence with a state of constant size."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -9,7 +9,7 @@ from jaxformer.config.positions import Window
 
 @dataclass(frozen=True, kw_only=True)
 class Angles:
-    """By how much each feature pair of a state turns for one token: as positions turn in `Rope`.
+    """Rotation of the state per token: one angle per feature pair, as RoPE frequencies.
 
     Attributes:
         base: Ratio of the slowest to the fastest wavelength, nearly.
@@ -28,7 +28,7 @@ class Angles:
 
 @dataclass(frozen=True, kw_only=True)
 class Decay:
-    """Attention whose weights decay with the distance, whatever the text says.
+    """Attention whose weights gamma ** (i - j) depend on distance only; no queries or keys.
 
         o[i] = gain * sum over j <= i of gamma ** (i - j) * R[j - i] v[j]
 
@@ -79,15 +79,15 @@ class Decay:
 
     @property
     def positions(self) -> tuple[None, ...]:
-        """None that enter scores: there are no scores."""
+        """(None,): there are no scores for positions to enter."""
         return (None,)
 
     @property
     def windows(self) -> tuple[Window, ...]:
-        """One slot, which every token overwrites: the state."""
+        """(1,): the cache has one slot, the state."""
         return (1,)
 
     @property
     def rotary_dim(self) -> int:
-        """Features of a head that turn."""
+        """Features per head that rotate."""
         return self.head_dim

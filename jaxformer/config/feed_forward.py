@@ -1,4 +1,4 @@
-"""What a layer makes of each token by itself: the library's choices, and a person's own."""
+"""Feed-forward options: MLP, GLU, clamped GEGLU, MoE, and the `FeedForward` protocol."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from jaxformer.functional.activations import ACTIVATIONS
 
 
 class FeedForward(Option, protocol=True):
-    """What a layer makes of each token by itself, after attention or beside it.
+    """A feed-forward network applied to each token separately.
 
     An option of a person's own file has these methods; the last may be left out:
 
@@ -27,7 +27,7 @@ class FeedForward(Option, protocol=True):
 
 
 def require_activation(config: "MLP | GLU") -> None:
-    """Refuse a name that no function has."""
+    """Check that the activation's name is registered."""
     require(
         config.activation in ACTIVATIONS,
         f"{type(config).__name__}.activation must be one of {', '.join(map(repr, ACTIVATIONS))}; "
@@ -38,7 +38,7 @@ def require_activation(config: "MLP | GLU") -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class MLP(FeedForward):
-    """Two products with an activation between.
+    """Two linear layers with an activation between them.
 
     Attributes:
         hidden_dim: Width between the products.
@@ -57,13 +57,13 @@ class MLP(FeedForward):
         require_activation(self)
 
     def flops(self, model_dim: int, length: int) -> int:
-        """Of both products."""
+        """FLOPs of both matrix products for `length` tokens."""
         return 2 * 2 * length * model_dim * self.hidden_dim
 
 
 @dataclass(frozen=True, kw_only=True)
 class GLU(FeedForward):
-    """A gated hidden layer: the activated gate times a second projection.
+    """Gated linear unit: down(activation(gate(x)) * up(x)).
 
     Attributes:
         hidden_dim: Width between the products.
@@ -81,7 +81,7 @@ class GLU(FeedForward):
         require_activation(self)
 
     def flops(self, model_dim: int, length: int) -> int:
-        """Of three products."""
+        """FLOPs of the three matrix products for `length` tokens."""
         return 3 * 2 * length * model_dim * self.hidden_dim
 
 
@@ -104,13 +104,13 @@ class ClampedGEGLU(FeedForward):
         require_positive(self, "hidden_dim", "limit")
 
     def flops(self, model_dim: int, length: int) -> int:
-        """Of three products."""
+        """FLOPs of the three matrix products for `length` tokens."""
         return 3 * 2 * length * model_dim * self.hidden_dim
 
 
 @dataclass(frozen=True, kw_only=True)
 class Experts(FeedForward):
-    """A router sends each token to a few of many feed-forwards and mixes what they give.
+    """Mixture of experts (MoE): a router sends each token to top_k experts and sums their outputs.
 
     Attributes:
         expert: What each expert is; without biases.
@@ -134,11 +134,11 @@ class Experts(FeedForward):
         require(not self.expert.bias, f"Experts have no biases; got {self.expert}.")
 
     def flops(self, model_dim: int, length: int) -> int:
-        """Of the router, and of the experts that a token is sent to."""
+        """FLOPs of the router and of the top_k experts for `length` tokens."""
         return 2 * length * model_dim * self.num_experts + self.expert_flops(model_dim, length)
 
     def expert_flops(self, model_dim: int, length: int) -> int:
-        """Of the experts that a token is sent to."""
+        """FLOPs of the top_k experts for `length` tokens."""
         return self.top_k * self.expert.flops(model_dim, length)
 
 

@@ -1,4 +1,4 @@
-"""Where parameters start: kinds of initial values, and which parameters take which."""
+"""Parameter initialisation: distributions, and which group of parameters uses which."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -61,7 +61,7 @@ Initialiser = Normal | FanIn | FanAverage | Zeros
 
 @dataclass(frozen=True, kw_only=True)
 class Initialisation:
-    """Where parameters start. None: as `projection`.
+    """Initialiser of each group of parameters; None means `projection`.
 
     Attributes:
         embedding: Tables of tokens and learned positions.

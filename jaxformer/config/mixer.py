@@ -1,4 +1,4 @@
-"""What stands where attention stands, from a person's own file."""
+"""`Mixer`: the protocol for your own sequence mixer in the place of attention."""
 
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ from jaxformer.config.positions import Window
 
 
 class MixerInputs(NamedTuple):
-    """What a mixer is told of tokens beside their vectors.
+    """What a mixer gets besides the token vectors: positions, segments, and which tokens are valid.
 
     Attributes:
         positions: Of each token.
@@ -24,7 +24,7 @@ class MixerInputs(NamedTuple):
 
 
 class Mixer(Option, protocol=True):
-    """What mixes the tokens of a text, in every layer, where attention stands.
+    """A custom sequence mixer, used in every layer in the place of attention.
 
     An option has a field `num_heads` and these methods; the last two may be left out:
 

@@ -1,4 +1,4 @@
-"""`TransformerConfig`: the axes put together; combinations that cannot be are refused."""
+"""`TransformerConfig`: all options of a model, with checks that reject impossible combinations."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from jaxformer.config.rope_scaling import RopeScaling
 
 @dataclass(frozen=True, kw_only=True)
 class Decoder:
-    """One causal stack."""
+    """A decoder: one stack with causal attention."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Encoder:
-    """One stack in which every token sees every other."""
+    """An encoder: one stack with bidirectional attention."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderDecoder:
-    """An encoder of the source, and a causal decoder that attends to it.
+    """An encoder for the source, and a causal decoder with cross-attention to its output.
 
     Attributes:
         num_encoder_layers: Layers of the encoder; the model's num_layers are the decoder's.
@@ -64,7 +64,7 @@ Topology = Decoder | Encoder | EncoderDecoder
 
 @dataclass(frozen=True, kw_only=True)
 class Embedding:
-    """Token vectors, and what is done to them before the first layer.
+    """Token embedding: scale, positions, norm, and an optional low-rank width.
 
     Attributes:
         scale: Multiplies the rows of the table; sqrt(model_dim) in the first transformer.
@@ -85,7 +85,7 @@ class Embedding:
 
 @dataclass(frozen=True, kw_only=True)
 class Head:
-    """From the last hidden vectors to logits.
+    """LM head: logits from the final hidden vectors.
 
         logits = softcap(multiplier * (x @ kernel + bias))
 
@@ -110,7 +110,7 @@ class Head:
 
 @dataclass(frozen=True, kw_only=True)
 class Dropout:
-    """Rates at which values are dropped in training, by place.
+    """Dropout rates by place.
 
     Attributes:
         embedding: Of the first layer's input.
@@ -131,7 +131,7 @@ class Dropout:
 
 
 class LayerChoice(NamedTuple):
-    """What one layer of the pattern uses."""
+    """Options of one layer: positions, window and feed-forward."""
 
     positions: Positions | None
     window: Window
@@ -140,7 +140,7 @@ class LayerChoice(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig:
-    """A whole model.
+    """Configuration of a whole model.
 
     Attributes:
         vocab_size: Number of token ids.
@@ -251,31 +251,31 @@ class TransformerConfig:
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """What stands where attention stands, cycled over the layers."""
+        """The attention kinds, cycled over the layers."""
         return self.attention.kinds if isinstance(self.attention, Hybrid) else (self.attention,)
 
     @property
     def kind(self) -> Kind:
-        """What stands where attention stands, the same in all layers; else a ValueError."""
+        """The attention kind of all layers; ValueError for a `Hybrid`."""
         if isinstance(self.attention, Hybrid):
             names = ", ".join(dict.fromkeys(type(kind).__name__ for kind in self.kinds))
             raise ValueError(f"This needs layers of one kind; those of the model are {names}.")
         return self.attention
 
     def at(self, index: int) -> TransformerConfig:
-        """The model that a layer, counted from 0, is built by: of that layer's kind in all."""
+        """The configuration of layer `index`: a `Hybrid` becomes that layer's attention kind."""
         if not isinstance(self.attention, Hybrid):
             return self
         return replace(self, attention=self.kinds[index % len(self.kinds)])
 
     @property
     def period(self) -> int:
-        """Number of layers after which the per-layer choices repeat."""
+        """Length of the layer pattern: after so many layers all per-layer options repeat."""
         a = self.attention
         return math.lcm(len(a.positions), len(a.windows), len(self.feed_forward))
 
     def layer(self, index: int) -> LayerChoice:
-        """The choices of one layer, counted from 0."""
+        """The options of layer `index`, counted from 0."""
         a = self.attention
         return LayerChoice(
             a.positions[index % len(a.positions)],
@@ -285,7 +285,7 @@ class TransformerConfig:
 
     @property
     def encoder(self) -> TransformerConfig:
-        """What an encoder's layers are built by: this, with the choices that are its own."""
+        """The configuration of the encoder stack."""
         match self.topology:
             case EncoderDecoder(attention=None, feed_forward=None) | Decoder() | Encoder():
                 return self
@@ -299,7 +299,7 @@ class TransformerConfig:
 
     @property
     def multi_head(self) -> MultiHead:
-        """The attention of a model that has this kind; a ValueError for one that has another."""
+        """The `MultiHead` attention option; ValueError for any other kind."""
         match self.attention:
             case MultiHead() as attention:
                 return attention
@@ -308,18 +308,18 @@ class TransformerConfig:
 
     @property
     def residual_divisor(self) -> float:
-        """What the initial values of projections into the residual stream are divided by."""
+        """Divisor of the initial values of projections into the residual stream."""
         depth = self.initialisation.residual == "depth"
         return math.sqrt(2 * self.num_layers) if depth else 1.0
 
     @property
     def max_length(self) -> int | None:
-        """Longest sequence the parameters allow, or None where any length works."""
+        """Longest sequence the learned positions allow; None if there is no limit."""
         positions = self.embedding.positions
         return positions.max_length if isinstance(positions, Learned) else None
 
     def with_positions(self, *positions: Positions | None) -> TransformerConfig:
-        """The same model with other positions inside attention, cycled over its layers.
+        """Return a copy with other attention positions, cycled over the layers.
 
         Raises:
             ValueError: The attention takes none, or not these.
@@ -333,7 +333,7 @@ class TransformerConfig:
                 return replace(self, attention=replace(attention, positions=positions))
 
     def with_rope_scaling(self, scaling: RopeScaling | None) -> TransformerConfig:
-        """The same model with rotary positions stretched this way, for texts beyond its training.
+        """Return a copy with this RoPE scaling, for contexts longer than in training.
 
         Args:
             scaling: How; None takes the scaling away.
@@ -359,7 +359,7 @@ class TransformerConfig:
         )
 
     def tiny(self) -> TransformerConfig:
-        """The same design at a size for tests: widths and depth shrink, every axis stays."""
+        """Return the same design at test size: fewer layers and smaller widths."""
         from jaxformer.config.tiny import tiny
 
         return tiny(self)

@@ -1,4 +1,4 @@
-"""Norms: what can be chosen of them."""
+"""Norm options: LayerNorm, RMSNorm and QK-norm."""
 
 from dataclasses import dataclass
 from typing import Literal

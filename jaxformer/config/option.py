@@ -1,4 +1,4 @@
-"""Options that are known by name: the library's own, and those of a person's own file."""
+"""`Option`: base class and name registry of extensible options."""
 
 import dataclasses
 import functools
@@ -19,7 +19,7 @@ Own = TypeVar("Own")
 
 
 class Option:
-    """What is chosen: a frozen dataclass, which text finds by its name once its file is imported.
+    """An extensible option: a frozen dataclass, registered by name when its module is imported.
 
     A protocol, such as `ScoreBias`, is a class of options that says what they must be able to do.
     Defined once more in its own file or notebook, an option replaces the earlier one. What its
@@ -49,7 +49,7 @@ class Option:
                 setattr(cls, name, _checked_method(name, vars(home)[name]))
 
     def __new__(cls, *args: Any, **fields: Any) -> Any:
-        """An instance, of a frozen dataclass alone."""
+        """Create an instance; refuse classes that are no frozen dataclass."""
         chosen = vars(cls).get("__dataclass_params__")
         if chosen is None or not chosen.frozen:
             raise ValueError(
@@ -59,11 +59,11 @@ class Option:
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        """Hold every field against its annotation; what more there is to check follows this."""
+        """Check every field against its annotation; subclasses add their own checks after this."""
         check_fields(self)
 
     def small(self: Own) -> Own:
-        """The option with small sizes, as `TransformerConfig.tiny` has them."""
+        """Return the option at test size, for `TransformerConfig.tiny`."""
         return self
 
 
@@ -119,7 +119,7 @@ def _checked_method(name: str, raw: Any) -> Callable[..., Any]:
 
 
 def left_out(name: str, caller: str) -> Any:
-    """A method that an option may lack: whoever calls it then is told so.
+    """Return a method that raises NotImplementedError and names the caller that needs it.
 
     Args:
         name: Of the method.
@@ -136,7 +136,7 @@ def left_out(name: str, caller: str) -> Any:
 
 
 def kinds_of(hint: Any) -> tuple[Any, ...]:
-    """What may stand where an annotation is: for a protocol, every option of it that is imported.
+    """Return the types an annotation allows; a protocol stands for every registered option of it.
 
     Args:
         hint: A type or a union of types.

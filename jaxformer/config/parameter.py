@@ -17,7 +17,7 @@ COUNTED = ("model", "heads", "kv_heads", "hidden", "vocabulary", "experts", "row
 
 
 class Parameter(NamedTuple):
-    """What an option learns: a shape on all devices together, and what its axes count.
+    """Declaration of a parameter: global shape, logical axes and initial value.
 
     Attributes:
         shape: Of the array.
@@ -32,20 +32,20 @@ class Parameter(NamedTuple):
 
 
 class ParameterAxes(NamedTuple):
-    """What each axis of a parameter counts; the last `outputs` are a matrix's, 0 of a vector."""
+    """Logical axes of a parameter, and how many of the last are a matrix's outputs."""
 
     names: tuple[str, ...]
     outputs: int
 
     @property
     def inputs(self) -> int:
-        """How many axes are a matrix's inputs, or a vector's own."""
+        """Number of input axes of a matrix, or of all axes of a vector."""
         return len(self.names) - self.outputs
 
 
 @cache
 def read_axes(axes: str) -> ParameterAxes:
-    """What the words of a declaration say.
+    """Parse a declaration such as "model -> heads features".
 
     Args:
         axes: Of `COUNTED`, for instance "model -> heads features".

@@ -1,4 +1,4 @@
-"""Where a token stands, and what it may see: positions and windows."""
+"""Position options (learned, sinusoidal, RoPE, score biases, Transformer-XL) and windows."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -62,7 +62,7 @@ class Sinusoid:
 
 
 class ScoreBias(Option, protocol=True):
-    """A term of attention's scores that follows from the positions of query and key.
+    """A bias added to attention scores, computed from query and key positions.
 
     An option has two methods. They know nothing of batches, caches, windows or devices, and are
     asked for whole matrices, for tiles of them, forwards and by `jax.vjp`, and for single queries:
@@ -83,13 +83,13 @@ class ScoreBias(Option, protocol=True):
     __call__ = left_out("__call__", "attention")
 
     def constants(self, num_heads: int) -> Mapping[str, Float[Array, "N ..."]]:
-        """Numbers of each head that are not learned, by name; they join `params`."""
+        """Per-head constants by name, such as ALiBi slopes; they are merged into `params`."""
         return {}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rope:
-    """Rotate feature pairs by an angle proportional to the position.
+    """RoPE: rotate feature pairs by an angle proportional to the position.
 
     Attributes:
         base: Ratio of the slowest to the fastest wavelength, nearly.
@@ -118,13 +118,13 @@ class Rope:
         )
 
     def width(self, head_dim: int) -> int:
-        """Number of features of a head that are rotated."""
+        """Number of features per head that are rotated."""
         return int(head_dim * self.fraction)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Alibi(ScoreBias):
-    """Subtract slope * distance from the scores, with one slope per head.
+    """ALiBi: subtract slope * distance from the scores, with one slope per head.
 
     Attributes:
         scale: Multiplies every slope.
@@ -133,11 +133,11 @@ class Alibi(ScoreBias):
     scale: float = 1.0
 
     def parameters(self, num_heads: int) -> Mapping[str, Parameter]:
-        """None."""
+        """No parameters."""
         return {}
 
     def constants(self, num_heads: int) -> Mapping[str, Float[Array, " N"]]:
-        """The slopes."""
+        """ALiBi slopes, one per head."""
         return {"slopes": self.scale * F.alibi_slopes(num_heads)}
 
     def __call__(
@@ -149,7 +149,7 @@ class Alibi(ScoreBias):
 
 @dataclass(frozen=True, kw_only=True)
 class T5Bias(ScoreBias):
-    """Add a learned number per head and bucket of distance; one table serves all layers.
+    """T5 relative position bias: a learned number per head and distance bucket, for all layers.
 
     Attributes:
         num_buckets: Rows of the table.
@@ -174,7 +174,7 @@ class T5Bias(ScoreBias):
         )
 
     def parameters(self, num_heads: int) -> Mapping[str, Parameter]:
-        """The table."""
+        """The table of buckets and heads."""
         return {"embedding": Parameter((self.num_buckets, num_heads), "rows -> heads", Normal())}
 
     def __call__(
@@ -190,13 +190,13 @@ class T5Bias(ScoreBias):
         )
 
     def small(self) -> "T5Bias":
-        """With eight buckets."""
+        """Return the option with eight buckets."""
         return replace(self, num_buckets=8, max_distance=14)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fire(ScoreBias):
-    """Add what a small network of each layer makes of distance, relative to the query's position.
+    """FIRE: a bias from a small MLP of the log-distance, relative to the query's position.
 
         score[n, i, j] += f(log(c d + 1) / log(c max(L, i) + 1))[n]      d = i - j
 
@@ -220,7 +220,7 @@ class Fire(ScoreBias):
         require_positive(self, "hidden_dim", "length")
 
     def parameters(self, num_heads: int) -> Mapping[str, Parameter]:
-        """Of the network, c, and what multiplies `length`."""
+        """MLP kernels and biases, c, and the factor of `length`."""
         return {
             "hidden_kernel": Parameter((1, self.hidden_dim), "features -> features"),
             "hidden_bias": Parameter((self.hidden_dim,), "features"),
@@ -239,13 +239,13 @@ class Fire(ScoreBias):
         return F.fire_bias(query_positions, key_positions, length=length, **others)
 
     def small(self) -> "Fire":
-        """Eight hidden features, relative from position 8 on."""
+        """Return the option with eight hidden features and length 8."""
         return replace(self, hidden_dim=8, length=8.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerXL:
-    """Add to the scores what a query makes of the projected sinusoid of the distance.
+    """Transformer-XL positions: add scores of the query with projected sinusoids of the distance.
 
         score[i, j] = (query[i] + u) @ key[j] + (query[i] + v) @ W sinusoid(i - j)
 
@@ -270,7 +270,7 @@ Positions = Rope | ScoreBias | TransformerXL
 
 @dataclass(frozen=True, kw_only=True)
 class BlockSparse:
-    """Attention between blocks of tokens, another pattern for every head (Phi-3-small).
+    """Block-sparse causal attention with another block pattern in each head (Phi-3-small).
 
     Attributes:
         block: Tokens of a block.

@@ -1,4 +1,4 @@
-"""Ways to stretch rotary positions beyond the length a model was trained on."""
+"""RoPE scaling options for contexts longer than in training."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from jaxformer.checks import check_fields, require, require_positive
 
 @dataclass(frozen=True, kw_only=True)
 class LinearScaling:
-    """Divide every frequency by the same number (position interpolation).
+    """Linear scaling (position interpolation): divide every frequency by `factor`.
 
     Attributes:
         factor: By how much the context grows.
@@ -22,7 +22,7 @@ class LinearScaling:
 
 @dataclass(frozen=True, kw_only=True)
 class NTKScaling:
-    """Raise the base so that the slowest frequency is divided by `factor`, the fastest by 1.
+    """NTK-aware scaling: divide the lowest frequency by `factor`, keep the highest.
 
     Attributes:
         factor: By how much the context grows.
@@ -37,7 +37,7 @@ class NTKScaling:
 
 @dataclass(frozen=True, kw_only=True)
 class DynamicNTK:
-    """NTK with a factor that grows with the length of the sequence.
+    """Dynamic NTK scaling: the factor grows with the sequence length.
 
     Attributes:
         factor: How fast it grows.
@@ -80,7 +80,7 @@ class Llama3Scaling:
 
 @dataclass(frozen=True, kw_only=True)
 class Yarn:
-    """Interpolate by the number of turns each pair makes over the training length.
+    """YaRN: scale each frequency by how many turns it makes within the training length.
 
     Attributes:
         factor: By how much the context grows.
@@ -107,7 +107,7 @@ class Yarn:
 
 @dataclass(frozen=True, kw_only=True)
 class LongRope:
-    """One divisor per feature pair, found by search.
+    """LongRoPE: one divisor per feature pair, for short and for long sequences.
 
     Attributes:
         short: Divisors for texts up to `original_max_length`.

@@ -1,4 +1,4 @@
-"""Any frozen dataclass of choices to text and back: JSON, and the Python that `repr` prints."""
+"""Write configurations as JSON or Python source, and read both back."""
 
 import ast
 import dataclasses
@@ -27,7 +27,7 @@ def to_json(config: Any, *, indent: int | None = None) -> str:
 
 
 def from_json(kind: type[T], text: str | bytes) -> T:
-    """Rebuild what `to_json` wrote.
+    """Parse the JSON of `to_json` into an instance of `kind`.
 
     Args:
         kind: The dataclass that was written.
@@ -44,7 +44,7 @@ def from_json(kind: type[T], text: str | bytes) -> T:
 
 
 def from_python(text: str, kinds: Mapping[str, type]) -> Any:
-    """Read a choice from the Python that prints it, such as ``"LayerNorm(eps=1e-6)"``.
+    """Parse a configuration from Python source such as "LayerNorm(eps=1e-6)".
 
     Nothing is executed but the constructors in `kinds`.
 
@@ -85,7 +85,7 @@ def from_python(text: str, kinds: Mapping[str, type]) -> Any:
 
 
 def _required(kind: Any) -> list[str]:
-    """Fields without a default."""
+    """Names of the fields without a default."""
     return [
         f.name
         for f in dataclasses.fields(kind)
@@ -128,7 +128,7 @@ def _decode(hint: Any, data: Any, path: str) -> Any:
 
 
 def _pick(options: tuple, data: Any, path: str) -> Any:
-    """The member of a union that `data` was written from."""
+    """Return the member of a union that the JSON data was written from."""
     if isinstance(data, dict):
         kinds = {o.__name__: o for o in options if dataclasses.is_dataclass(o) and type(o) is type}
         if data.get("type") not in kinds:

@@ -1,4 +1,4 @@
-"""Shrink a configuration for tests: every axis stays, every width and depth becomes small."""
+"""Shrink a configuration to test size: every option keeps its kind, every size becomes small."""
 
 import math
 from dataclasses import replace
@@ -26,7 +26,7 @@ Scale = TypeVar("Scale", float, float | None)
 
 
 def tiny(config: TransformerConfig) -> TransformerConfig:
-    """Keep the kind of every choice; shrink its size.
+    """Return the configuration with small sizes and the same kind of every option.
 
     Head counts keep whether they are a power of two and how they are grouped, the model width
     keeps whether it equals the heads side by side, depth keeps a whole pattern and whether layers
@@ -65,7 +65,7 @@ def tiny(config: TransformerConfig) -> TransformerConfig:
 
 
 def _heads_width(attention: Attention) -> int:
-    """Width of all heads side by side, before they are brought back to the model's."""
+    """Total width of all heads, the input of the output projection."""
     match attention:
         case Hybrid(kinds=kinds):
             return max(map(_heads_width, kinds))
@@ -192,7 +192,7 @@ def _tiny_head(head: Head, before: int, after: int, vocab_size: int) -> Head:
 
 
 def _follow_width(scale: Scale, before: int, after: int) -> Scale:
-    """A scale that is a power of a width is that power of the new width."""
+    """If the scale is a power of the old width, return that power of the new width."""
     for power in (0.5, -0.5, -1):
         if scale is not None and math.isclose(scale, before**power, rel_tol=1e-2):
             return after**power
@@ -200,7 +200,7 @@ def _follow_width(scale: Scale, before: int, after: int) -> Scale:
 
 
 def _short_pattern(pattern: tuple[T, ...]) -> tuple[T, ...]:
-    """A pattern spelled out layer by layer becomes its cycle, or else keeps one entry per run."""
+    """Shorten a per-layer pattern to its cycle, or else to one entry per run."""
     if len(pattern) <= LONGEST_PATTERN:
         return pattern
     for length in range(1, LONGEST_PATTERN + 1):

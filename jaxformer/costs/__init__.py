@@ -1,4 +1,4 @@
-"""What a model costs: parameters as its layers declare them; FLOPs and bytes as arithmetic.
+"""Cost model: parameter counts from layer declarations; FLOPs and bytes by formula.
 
 Nothing is built or compiled, so a model of any size can be planned on paper. A multiply and an add
 count as two FLOPs; norms, activations and softmax, a percent or so, are left out.

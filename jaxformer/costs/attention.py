@@ -1,4 +1,4 @@
-"""What one attention branch costs, for each kind there is."""
+"""FLOPs, cache bytes and activation widths of one attention layer, for each attention kind."""
 
 import math
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from jaxformer.config.parameter import Parameter, read_axes
 
 
 class Widths(NamedTuple):
-    """Numbers of one token that an attention branch works with, on one device.
+    """Numbers per token that an attention layer computes on one device, by group.
 
     `products` are what its kernels give, but for the last; `beside` is what norms, rotations and
     the mixing need beside those; `heads` is what all heads give, side by side; `around` is
@@ -27,14 +27,14 @@ class Widths(NamedTuple):
 
 
 def keys_seen(window: c.Window, length: int) -> int:
-    """Keys that a window holds, of so many."""
+    """Number of keys inside a window, of `length` keys."""
     return min(length, window) if isinstance(window, int) else length
 
 
 def attention_flops(
     config: c.TransformerConfig, length: int, memory_length: int, window: c.Window
 ) -> int:
-    """FLOPs of a branch whose queries are `length` tokens, and whose keys so many others."""
+    """FLOPs of one attention layer, from the projections to the output."""
     a, d, seen = config.kind, config.model_dim, keys_seen(window, memory_length)
     match a:
         case c.MultiHead() | c.SharedKV():
@@ -58,7 +58,7 @@ def attention_flops(
 def kept_bytes(
     config: c.TransformerConfig, positions: c.Positions | None, seen: int, width: int
 ) -> int:
-    """Bytes that a layer with these positions keeps of so many tokens, in numbers of this width."""
+    """Cache bytes of one layer for so many tokens."""
     match config.kind:
         case c.MultiHead(num_kv_heads=heads, head_dim=features):
             numbers = 2 * heads * features
@@ -78,7 +78,7 @@ def kept_bytes(
 def attention_widths(
     config: c.TransformerConfig, positions: c.Positions | None, tensor: int
 ) -> Widths:
-    """What a branch with these positions works with, where `tensor` devices share its heads."""
+    """Numbers per token that an attention layer computes, heads sharded over `tensor`."""
     match config.kind:
         case c.MultiHead() | c.SharedKV() as a:
             both = 2 if isinstance(a, c.MultiHead) else 1
@@ -100,7 +100,7 @@ def attention_widths(
 
 
 def made_of_a_token(parameters: Mapping[str, Parameter]) -> int:
-    """Numbers that the matrices of an option make of one token's vector."""
+    """Outputs per token of all matrices that read the model width."""
     shapes = [(p.shape, read_axes(p.axes)) for p in parameters.values()]
     into = [(x, axes.inputs) for x, axes in shapes if "model" in axes.names[: axes.inputs]]
     return sum(math.prod(shape[inputs:]) for shape, inputs in into)

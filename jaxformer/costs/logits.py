@@ -1,11 +1,11 @@
-"""What the logits of a model cost."""
+"""FLOPs and bytes of the logits."""
 
 from jaxformer import config as c
 from jaxformer import functional as F
 
 
 def head_flops(config: c.TransformerConfig, length: int) -> int:
-    """Those of `forward_flops` that make logits.
+    """FLOPs of the LM head for a sequence.
 
     Args:
         config: The model.
@@ -20,7 +20,7 @@ def head_flops(config: c.TransformerConfig, length: int) -> int:
 def logit_bytes(
     config: c.TransformerConfig, tokens: int, *, tensor: int = 1, platform: str = "cpu"
 ) -> int:
-    """Bytes of float32 logits of a device's tokens, and of their gradient, that there are at once.
+    """Peak bytes of float32 logits and their gradient on one device.
 
     Those of `F.loss_chunk` ids for each token.
 
@@ -39,7 +39,7 @@ def logit_bytes(
 def recomputes_logits(
     config: c.TransformerConfig, tokens: int, *, tensor: int = 1, platform: str = "cpu"
 ) -> bool:
-    """Whether the backward pass computes the logits of a device's tokens again.
+    """Whether the backward pass recomputes the logits, since they are chunked.
 
     Args:
         config: The model.

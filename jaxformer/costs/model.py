@@ -1,4 +1,4 @@
-"""What a whole model costs."""
+"""Parameters, FLOPs, cache bytes and activation bytes of a whole model."""
 
 import math
 
@@ -22,7 +22,7 @@ TRAINING_FACTOR = 3  # the backward pass multiplies by each kernel twice: for in
 
 
 def parameters(config: c.TransformerConfig) -> int:
-    """Number of learned numbers.
+    """Number of parameters.
 
     Args:
         config: The model.
@@ -40,7 +40,7 @@ def parameters(config: c.TransformerConfig) -> int:
 
 
 def active_parameters(config: c.TransformerConfig) -> int:
-    """Number of learned numbers that one token uses: of many experts, those it is sent to.
+    """Number of parameters used per token: of the experts, only the top_k.
 
     Args:
         config: The model.
@@ -92,7 +92,7 @@ def forward_flops(config: c.TransformerConfig, length: int, source_length: int =
 
 
 def expert_flops(config: c.TransformerConfig, length: int, source_length: int = 0) -> int:
-    """Those of `forward_flops` that experts spend on the tokens sent to them.
+    """FLOPs of the experts within `forward_flops`.
 
     Args:
         config: The model.
@@ -110,7 +110,7 @@ def expert_flops(config: c.TransformerConfig, length: int, source_length: int = 
 
 
 def training_flops_per_token(config: c.TransformerConfig, length: int) -> float:
-    """FLOPs of forward and backward pass per token of a sequence of `length`, for decoders.
+    """FLOPs per token of forward and backward pass, for decoders.
 
         TRAINING_FACTOR * forward_flops(config, length) / length
 
@@ -132,7 +132,7 @@ def cache_bytes(
     source_length: int = 0,
     bytes_per_number: int = 2,
 ) -> int:
-    """Bytes of keys and values kept while generating.
+    """Bytes of the KV cache of a whole model.
 
         batch * layers * (min(length, window) + source_length) * numbers * bytes_per_number
 
@@ -181,7 +181,7 @@ def activation_bytes(
     expert: float = 1.0,
     kernels: bool = False,
 ) -> int:
-    """Bytes that a device keeps of the forward pass for the backward pass: an estimate.
+    """Estimate of the activation bytes a device saves for the backward pass.
 
     Per token and layer, with D, F, N, K, H as in `shapes`: "full" keeps the block's input, D, and
     what attention's kernel makes where it is one, N H, and a number for each head;
@@ -265,7 +265,7 @@ def _kept_per_token(
 def _by_blocks(
     config: c.TransformerConfig, choice: c.LayerChoice, length: int, context: int
 ) -> bool:
-    """Whether attention never holds the scores of all pairs; biases from queries need them."""
+    """Whether attention runs blockwise, so that its scores are never in memory all at once."""
     a = config.kind
     pairs = isinstance(a, RECURRENT) or isinstance(choice.window, c.BlockSparse)
     pairs = pairs or any(isinstance(kind, c.TransformerXL) for kind in a.positions)
@@ -283,7 +283,7 @@ def _layer_flops(config: c.TransformerConfig, choice: c.LayerChoice, length: int
 
 
 def _inner(choice: c.FeedForward, model_dim: int) -> int:
-    """Numbers that the products into the hidden values make of one token."""
+    """Outputs per token of the input projections of a feed-forward."""
     match choice:
         case c.Experts(expert=expert, top_k=top_k):
             return top_k * _inner(expert, model_dim)

@@ -1,4 +1,4 @@
-"""Text to tokens to batches; every batch a pure function of (seed, step)."""
+"""Documents to tokens to packed batches; each batch is a pure function of (seed, step)."""
 
 from jaxformer.data.batches import Batch as Batch
 from jaxformer.data.batches import Batches as Batches

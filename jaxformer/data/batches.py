@@ -12,7 +12,7 @@ from jaxformer.extras import import_extra
 
 
 class Batch(NamedTuple):
-    """Rows side by side; inputs, what they predict, and where that counts.
+    """A batch of packed rows: inputs, targets, positions, segment ids and loss mask.
 
     Attributes:
         tokens: Inputs.
@@ -31,7 +31,7 @@ class Batch(NamedTuple):
 
 
 class Batches:
-    """Endless batches of packed rows: ``batches[step]`` depends on the arguments and step alone.
+    """Infinite batches of packed rows; ``batches[step]`` depends on arguments and step only.
 
     Every epoch has each row once, in an order of its own; a batch may span the end of one and the
     beginning of the next, and is longer than an epoch if ``batch_size`` exceeds the number of rows.
@@ -49,7 +49,7 @@ class Batches:
         shuffle: bool = True,
         local: slice | None = None,
     ):
-        """Prepare to draw.
+        """Set up the batches.
 
         Args:
             rows: What to draw from.
@@ -94,7 +94,7 @@ class Batches:
 def evaluation_batches(
     rows: AnyRows, *, batch_size: int, local: slice | None = None
 ) -> Iterator[Batch]:
-    """Give every row once, in order, in batches of one shape.
+    """Yield every row once, in order, in batches of equal shape.
 
     The last batch is filled with rows whose targets do not count.
 

@@ -30,7 +30,7 @@ class ChatTemplate:
     """How a tokenizer's makers write a conversation as one text, in the Jinja of transformers."""
 
     def __init__(self, source: str, tokens: Mapping[str, str]):
-        """Compile a template, in a sandbox: it may come from anywhere.
+        """Compile the template in a sandbox, since it may be untrusted.
 
         Args:
             source: The template.
@@ -51,7 +51,7 @@ class ChatTemplate:
             raise ValueError(f"The chat template is none: {_said(error)}") from error
 
     def render(self, messages: Sequence[Message], *, answering: bool = False) -> str:
-        """The text of a conversation.
+        """Render messages to text.
 
         Args:
             messages: Each with ``role`` and ``content``.
@@ -80,7 +80,7 @@ class ChatTemplate:
             raise ValueError(refused) from error
 
     def pieces(self, messages: Sequence[Message]) -> Pieces:
-        """The text of a conversation, of which the assistant's messages count.
+        """Rendered conversation as (text, has loss) spans; the assistant's messages have loss.
 
         What counts is what the template marks by ``{% generation %}``. Of one that marks nothing it
         is what follows the beginning of an assistant's message, up to what the template writes for
@@ -227,7 +227,7 @@ def _common(first: str, second: str) -> int:
 
 
 def load_chat_template(path: str | Path, override: str | None = None) -> ChatTemplate | None:
-    """The chat template beside a tokenizer.
+    """Load the chat template from a tokenizer's folder.
 
     Args:
         path: The tokenizer's ``tokenizer.json``, or its folder.

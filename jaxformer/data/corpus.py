@@ -1,4 +1,4 @@
-"""Where text comes from."""
+"""Corpora: text files, JSON lines, Parquet, instructions, mixtures."""
 
 import math
 import platform
@@ -60,7 +60,7 @@ class TextFiles:
 
 @dataclass(frozen=True, kw_only=True)
 class Instructions:
-    """Prompts and answers, of which the answers alone are learned.
+    """Instruction data; the loss is on the answers only.
 
     JSON lines, or rows of Parquet or Arrow, with a prompt and an answer, or with messages of roles
     system, user and assistant; tools beside messages are not read, and refused. A tokenizer that
@@ -88,7 +88,7 @@ Source: TypeAlias = StandardLibrary | TextFiles | Instructions
 
 @dataclass(frozen=True, kw_only=True)
 class Mixture:
-    """Several corpora, each with its share of every batch.
+    """Several corpora, sampled by weight in every batch.
 
     Attributes:
         parts: The corpora.
@@ -119,14 +119,14 @@ Corpus: TypeAlias = Source | Mixture
 
 
 class Document(NamedTuple):
-    """One text and the name it is known by, unique within its corpus."""
+    """One text with a name that is unique in its corpus."""
 
     name: str
     text: str
 
 
 class Instruction(NamedTuple):
-    """A text of which some is to be learned.
+    """One instruction: a text of which only some spans have loss.
 
     Attributes:
         name: It is known by, unique within its corpus.
@@ -146,10 +146,10 @@ AnyDocument: TypeAlias = Document | Instruction
 
 
 class Documents:
-    """Documents that are read one at a time, anew whenever they are gone through."""
+    """A re-iterable stream of documents, read from disk on each pass."""
 
     def __init__(self, read: Callable[[], Iterator[AnyDocument]]):
-        """Keep what reads them."""
+        """Store the function that starts a pass."""
         self._read = read
 
     def __iter__(self) -> Iterator[AnyDocument]:
@@ -157,7 +157,7 @@ class Documents:
 
 
 def documents(corpus: Source, *, template: ChatTemplate | None = None) -> Documents:
-    """The documents of a corpus, in the order of names relative to its folder.
+    """Documents of a corpus, sorted by path.
 
     Texts are taken as they are, line ends included. Empty ones are left out. One document is in
     memory at a time, so a corpus may be larger than that; going through it raises what is said of

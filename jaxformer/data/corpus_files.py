@@ -54,7 +54,7 @@ def corpus_files(
 
 
 def _pass_on(error: OSError) -> None:
-    """A folder that cannot be read is an error, not a smaller corpus."""
+    """Raise os.walk's error: an unreadable folder must not make the corpus smaller."""
     raise error
 
 

@@ -1,4 +1,4 @@
-"""Tokenizers in the form that Hugging Face's libraries read."""
+"""Writes a tokenizer as tokenizer.json and tokenizer_config.json for Hugging Face libraries."""
 
 import json
 from pathlib import Path
@@ -66,7 +66,7 @@ def export_tokenizer(
 
 
 def byte_characters() -> list[str]:
-    """The character that stands for each byte in byte-level vocabularies.
+    """GPT-2's mapping from bytes to printable characters.
 
     Printable ones stand for themselves; the others are numbered from 256 on.
 
@@ -80,7 +80,7 @@ def byte_characters() -> list[str]:
 
 
 def _bytes() -> dict[str, Any]:
-    """A BPE of the 256 bytes, numbered by value, that merges nothing."""
+    """tokenizer.json parts of a byte-level BPE without merges."""
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
     vocab = {character: byte for byte, character in enumerate(byte_characters())}
     return {
@@ -91,7 +91,7 @@ def _bytes() -> dict[str, Any]:
 
 
 def _characters(alphabet: str) -> dict[str, Any]:
-    """A vocabulary of characters; one that is not in it is an error, as here."""
+    """tokenizer.json parts of a character vocabulary; unknown characters are errors."""
     return {
         "pre_tokenizer": {
             "type": "Split",
@@ -109,7 +109,7 @@ def _characters(alphabet: str) -> dict[str, Any]:
 
 
 def _form(parts: dict[str, Any], end: str, end_id: int) -> dict[str, Any]:
-    """A whole tokenizer.json."""
+    """A complete tokenizer.json."""
     special = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     return {
         "version": "1.0",
@@ -123,7 +123,7 @@ def _form(parts: dict[str, Any], end: str, end_id: int) -> dict[str, Any]:
 
 
 def _begin(end: str, end_id: int) -> dict[str, Any]:
-    """What puts the end of text before a text, as training does before every document."""
+    """Post-processor that prepends the end-of-text token, which acts as BOS."""
     mark, first = (
         {"SpecialToken": {"id": end, "type_id": 0}},
         {"Sequence": {"id": "A", "type_id": 0}},

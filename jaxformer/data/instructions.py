@@ -1,4 +1,4 @@
-"""Prompts and answers: read from JSON lines, rendered by a chat template, cut into pieces.
+"""Chat templates, and the (text, has loss) spans of instruction data.
 
 A piece is text and whether it counts: what a model has to say counts, what it is told does not.
 """
@@ -19,7 +19,7 @@ def pieces_of(
     template: ChatTemplate | None,
     where: str,
 ) -> Pieces:
-    """The pieces of one line: a conversation, or a prompt and its answer.
+    """(text, has loss) spans of one record: a conversation, or a prompt and its answer.
 
     With a template a prompt and its answer are a conversation of two messages; without one, text
     that stands behind each other. The last piece is empty, and says whether the end of text counts.

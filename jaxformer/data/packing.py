@@ -1,4 +1,4 @@
-"""Documents to packed rows, tokenised once and kept in memory-mapped files."""
+"""Packs tokenized documents into rows, cached on disk and memory-mapped."""
 
 import contextlib
 import errno
@@ -34,7 +34,7 @@ def pack(
     folder: str | Path,
     told: Callable[[int, int], None] | None = None,
 ) -> PackedRows:
-    """Tokenise documents into rows, or open the rows if that was done before.
+    """Tokenize and pack documents into rows, or open the cached rows.
 
     The layout is that of `jaxformer.data.rows`. The files lie in a subfolder of ``folder`` whose
     name is a digest of the texts, the tokenizer, the row length and `FORMAT`. It appears there
@@ -118,7 +118,7 @@ def pack(
 
 
 def open_packed(folder: str | Path) -> PackedRows:
-    """Open the rows of one folder that `pack` wrote.
+    """Open a packed folder after verifying its checksums.
 
     Every byte is read once and compared with the digest taken when it was written: about a second
     for a gigabyte.
@@ -196,7 +196,7 @@ def _digest(
 
 @contextlib.contextmanager
 def _appearing(final: Path) -> Iterator[Path]:
-    """A folder to write into, which becomes ``final`` at the end, whole, or goes."""
+    """Temporary folder that is renamed to `final` on success and deleted on failure."""
     partial = final.with_name(f".{final.name}.{secrets.token_hex(8)}")
     partial.mkdir(parents=True)
     try:
@@ -231,7 +231,7 @@ def _is_whole(folder: Path) -> bool:
 
 
 def _describe(folder: Path, metadata: dict[str, int]) -> None:
-    """Write what is said of the rows of a folder, with a digest of each of its files."""
+    """Write metadata.json with a SHA-256 of each file."""
     paths = sorted(folder.glob("*.npy"))
     files = {p.name: {"size": p.stat().st_size, "sha256": _file_digest(p)} for p in paths}
     content = {"format": FORMAT, "files": files, "metadata": metadata}

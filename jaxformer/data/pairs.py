@@ -1,4 +1,4 @@
-"""Pairs of texts to batches for an encoder-decoder; every batch a pure function of its step."""
+"""Batches of (source, target) texts for an encoder-decoder, sorted by length."""
 
 from collections.abc import Callable, Iterator, Sequence
 from operator import index
@@ -11,14 +11,14 @@ from jaxformer.data.tokenizers import Tokenizer
 
 
 class Pair(NamedTuple):
-    """A text to read, and the text to write for it."""
+    """Source text and target text."""
 
     source: str
     target: str
 
 
 class PairBatch(NamedTuple):
-    """Sources side by side, and the targets that are learned from them by teacher forcing.
+    """A batch of padded sources and targets, for teacher forcing.
 
     Attributes:
         source: What the encoder reads.
@@ -36,7 +36,7 @@ class PairBatch(NamedTuple):
 
 
 class Lengths(NamedTuple):
-    """To how many tokens the texts of a batch are padded.
+    """Padded lengths of sources and targets.
 
     Attributes:
         source: In rising order; a batch takes the first that holds its longest source.
@@ -48,7 +48,7 @@ class Lengths(NamedTuple):
 
 
 class PairBatches:
-    """Endless batches of texts of similar length: ``batches[step]`` depends on the step alone.
+    """Infinite batches of pairs of similar length; ``batches[step]`` is a pure function of step.
 
     The pairs of every `group` batches are sorted by the length of their sources, cut into batches,
     and these put in an order of their own. A group depends on its number alone, so a run resumes by
@@ -68,7 +68,7 @@ class PairBatches:
         lengths: Lengths,
         group: int = 1,
     ):
-        """Prepare to draw.
+        """Set up the batches.
 
         Args:
             pair: The pair of each number from 0, a pure function.
@@ -102,7 +102,7 @@ class PairBatches:
             step += 1
 
     def _sorted(self, number: int) -> list[list[Pair]]:
-        """The pairs of each batch of a group."""
+        """Draw one group of pairs, sort it by source length, cut it into shuffled batches."""
         size, count = self._batch_size, self._batch_size * self._group
         drawn = [self._pair(i) for i in range(number * count, (number + 1) * count)]
         drawn.sort(key=lambda pair: len(pair.source))
@@ -113,7 +113,7 @@ class PairBatches:
 def evaluation_pair_batches(
     pairs: Sequence[Pair], tokenizer: Tokenizer, *, batch_size: int, lengths: Lengths
 ) -> Iterator[PairBatch]:
-    """Give every pair once, in order, in batches of one shape.
+    """Yield every pair once, in order, in batches of equal shape.
 
     The last batch is filled with its last pair again, whose targets then do not count.
 
@@ -147,7 +147,7 @@ def _in_order(
 
 
 def pair_batch(pairs: Sequence[Pair], tokenizer: Tokenizer, *, lengths: Lengths) -> PairBatch:
-    """Encode pairs and pad them.
+    """Tokenize and pad pairs.
 
     The tokenizer's end of text ends targets, pads both sides, and opens the decoder's input.
 
@@ -189,7 +189,7 @@ def pair_batch(pairs: Sequence[Pair], tokenizer: Tokenizer, *, lengths: Lengths)
 def _padded(
     rows: Sequence[np.ndarray], length: int, fill: int, *, what: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of one length, and where they have tokens of their own."""
+    """Rows padded to one length, and the mask of real tokens."""
     lengths = np.array([len(row) for row in rows])
     if lengths.max() > length:
         raise ValueError(

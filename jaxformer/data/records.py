@@ -1,4 +1,4 @@
-"""Files as they are found: text, or records in JSON lines, Parquet and Arrow; packed or not.
+"""Reads text, JSON lines, Parquet and Arrow files, compressed or not.
 
 A file is packed, and a table is one, by the bytes that it begins with. JSON lines are known by the
 file's name, in small letters or capitals, or by a first line that has a key which is looked for.
@@ -66,7 +66,7 @@ def read_text(path: Path) -> str:
 
 
 def read_records(path: Path, keys: Sequence[str]) -> Iterator[tuple[int, Record, str]]:
-    """The records of a file, one at a time.
+    """Yield the records of a JSON-lines, Parquet or Arrow file.
 
     Args:
         path: A table, one JSON array of objects, or else JSON lines.
@@ -167,7 +167,7 @@ def _rows(path: Path, file: io.BufferedReader, keys: Sequence[str]) -> Iterator[
 
 
 def _wanted(keys: Sequence[str], names: list[str]) -> list[str]:
-    """The columns to read; all of them where none is wanted, so that an error can name them."""
+    """Columns to read: the requested ones, or all if none of them exists."""
     return [name for name in keys if name in names] or names
 
 

@@ -1,4 +1,4 @@
-"""Files of rows, written as the tokens of documents come."""
+"""Writes packed rows to .npy files while documents are being tokenized."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ TOKENS_AT_ONCE = 1 << 20
 
 
 class RowWriter:
-    """Writes rows in the layout of `jaxformer.data.rows`; less than one is kept in memory.
+    """Writes packed rows to .npy files, buffering less than one row.
 
     Attributes:
         num_documents: Documents of which something counts, so far.
@@ -62,7 +62,7 @@ class RowWriter:
         self._closing.close()
 
     def add(self, part: Part) -> None:
-        """Write the rows that some more documents fill."""
+        """Append tokenized documents and write the rows that are complete."""
         length = self._length
         stream, counts, starts = [self._stream], [self._counts], self._starts
         size, end = len(self._stream), 0
@@ -94,7 +94,7 @@ class RowWriter:
         self._write((size - 1) // length)
 
     def finish(self) -> None:
-        """Write the last row, filled up, and how many there are."""
+        """Pad and write the last row, and the final headers."""
         self._write(-(-(len(self._stream) - 1) // self._length))
         self._write_headers()
         for file in self._files.values():
@@ -102,7 +102,7 @@ class RowWriter:
             os.fsync(file.fileno())
 
     def _write(self, num_rows: int) -> None:
-        """Write the first rows of the stream, and forget them."""
+        """Write the first `num_rows` rows of the buffer and drop them from it."""
         length, stream, counts = self._length, self._stream, self._counts
         opens = np.zeros(len(stream), bool)
         opens[self._starts] = True
@@ -130,7 +130,7 @@ class RowWriter:
             self._files[name].write(np.ascontiguousarray(arrays[name], dtype).data)
 
     def _write_headers(self) -> None:
-        """Say at the beginning of each file what it holds; NumPy leaves room for more rows."""
+        """Write the .npy headers with the current number of rows."""
         for name, (dtype, width) in self._layout.items():
             self._files[name].seek(0)
             header = {"descr": dtype.str, "fortran_order": False, "shape": (self._rows, width)}

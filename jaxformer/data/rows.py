@@ -1,4 +1,4 @@
-"""The layout of packed rows.
+"""Packed rows: layout, segment ids, positions and loss mask.
 
 The stream is one end of text, then every document followed by one end of text::
 
@@ -77,7 +77,7 @@ class PackedRows:
 
     @property
     def row_length(self) -> int:
-        """Inputs of a row."""
+        """Input tokens per row."""
         return self.segments.shape[1]
 
     @property
@@ -95,11 +95,11 @@ class PackedRows:
         return Row(*arrays)
 
     def mask(self, index: int | np.integer | list[int] | np.ndarray) -> Bool[np.ndarray, "*rows T"]:
-        """Where targets of some rows count."""
+        """Loss mask of the given rows."""
         return np.array(self.segments[index] > 0 if self.counted is None else self.counted[index])
 
     def part(self, index: list[int] | np.ndarray) -> "PackedRows":
-        """Some rows; what is said of all of them stays as it is."""
+        """The given rows; totals such as num_bytes stay those of all rows."""
         counted = None if self.counted is None else self.counted[index]
         return replace(self, **self[index]._asdict(), counted=counted)
 
@@ -117,7 +117,7 @@ class PackedRows:
 
 @dataclass(frozen=True, eq=False)
 class MixedRows:
-    """Rows of several parts, numbered one part after another; else as `PackedRows`.
+    """Rows of several corpora, numbered consecutively.
 
     Attributes:
         parts: Rows of one length.
@@ -180,12 +180,12 @@ class MixedRows:
         return Row(*(np.concatenate(arrays)[back] for arrays in zip(*rows, strict=True)))
 
     def mask(self, index: list[int] | np.ndarray) -> Bool[np.ndarray, "rows T"]:
-        """Where targets of some rows count."""
+        """Loss mask of the given rows."""
         of_parts, back = self._of_parts(index)
         return np.concatenate([part.mask(own) for part, own in of_parts])[back]
 
     def part(self, index: list[int] | np.ndarray) -> "MixedRows":
-        """Some rows; what is said of all of them stays as it is."""
+        """The given rows; totals such as num_bytes stay those of all rows."""
         of_parts, _ = self._of_parts(index)
         return MixedRows(tuple(part.part(own) for part, own in of_parts), self.weights)
 
@@ -197,7 +197,7 @@ class MixedRows:
     def _of_parts(
         self, index: list[int] | np.ndarray
     ) -> tuple[list[tuple[PackedRows, np.ndarray]], np.ndarray]:
-        """Which rows of each part, and where each of the index stands among all of these."""
+        """(part, row indices in it) for each part, and the order that restores the index."""
         sizes = np.array([len(part) for part in self.parts])
         ends = np.cumsum(sizes)
         which = np.searchsorted(ends, index, side="right")
@@ -210,7 +210,7 @@ AnyRows: TypeAlias = PackedRows | MixedRows
 
 
 def mix(parts: Sequence[PackedRows], weights: Sequence[float] | None = None) -> AnyRows:
-    """The rows of several parts as those of one.
+    """Combine the rows of several corpora.
 
     Args:
         parts: At least one.
@@ -234,7 +234,7 @@ def pack_stream(
     row_length: int,
     end_of_text: int,
 ) -> Row:
-    """Cut a stream of tokens into rows that overlap by one token.
+    """Cut a token stream into rows that overlap by one token, with segments and positions.
 
     ``tokens[i] = stream[i * row_length : (i + 1) * row_length + 1]``
 

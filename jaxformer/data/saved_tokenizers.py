@@ -1,4 +1,4 @@
-"""Tokenizers read back from JSON and from folders."""
+"""Loads a tokenizer from our JSON or from a Hugging Face folder."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ KNOWN_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[S
 
 
 def tokenizer_from_json(text: str) -> Tokenizer:
-    """Rebuild the tokenizer that wrote this with its ``to_json``.
+    """Rebuild a tokenizer from its ``to_json``.
 
     Args:
         text: The JSON.
@@ -38,7 +38,7 @@ def tokenizer_from_json(text: str) -> Tokenizer:
 
 
 def load_tokenizer(folder: str | Path) -> Tokenizer:
-    """Read a tokenizer that was saved, or one of a Hugging Face folder.
+    """Load a tokenizer from tokenizer.json, ours or Hugging Face's.
 
     The end of text is ``eos_token`` of ``tokenizer_config.json``, else the first of `KNOWN_ENDS`
     among the added tokens.

@@ -1,4 +1,4 @@
-"""Which documents are held out, and what a model of them has to beat."""
+"""Train / held-out split of documents, and the gzip baseline."""
 
 import hashlib
 import zlib
@@ -13,14 +13,14 @@ from jaxformer.data.corpus import AnyDocument, Document, Documents, Instruction
 
 
 class Split(NamedTuple):
-    """Documents to learn from and documents never learned from."""
+    """Training documents and held-out documents."""
 
     train: Documents
     held_out: Documents
 
 
 def split(documents: Iterable[AnyDocument], *, held_out: float = 0.05) -> Split:
-    """Divide documents into those to train on and those to evaluate on.
+    """Split documents into a training and a held-out part.
 
     In the order of a digest of their names, documents are held out until the share of all bytes is
     reached. The one that crosses it is cut in two, and its end held out, so that the share is met
@@ -79,7 +79,7 @@ def split(documents: Iterable[AnyDocument], *, held_out: float = 0.05) -> Split:
 
 
 def gzip_bits_per_byte(documents: Iterable[AnyDocument]) -> float:
-    """Size under ``gzip -9`` in bits per byte: what a model of the text has to beat.
+    """Bits per byte of ``gzip -9``, the baseline for a language model.
 
     ``8 * len(gzip(text)) / len(text)`` of all texts joined, in UTF-8.
 
@@ -104,7 +104,7 @@ def gzip_bits_per_byte(documents: Iterable[AnyDocument]) -> float:
 
 
 def _place(name: str) -> bytes:
-    """Where a name stands in the order of holding out, the same in every process.
+    """Digest of a name, by which documents are ordered for the split.
 
     Any digest would do for a share that is met exactly; what this one holds out of the standard
     library is spread over its files (with SHA-256, one file is 62% of it).
@@ -113,7 +113,7 @@ def _place(name: str) -> bytes:
 
 
 def _cut(document: AnyDocument, *, end: int) -> tuple[AnyDocument, AnyDocument]:
-    """A document without its last ``end`` bytes, and those; no character is cut."""
+    """Split a document before its last bytes, at a character boundary."""
     name = document.name
     if not end or isinstance(document, Instruction):  # an answer stays with what was asked
         nothing = Document(name, "")

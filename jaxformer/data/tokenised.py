@@ -1,4 +1,4 @@
-"""Documents to tokens, in parts that are written as they are made: what was ended goes on."""
+"""Tokenizes documents in parts that are cached on disk, so that an interrupted run continues."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ CHARACTERS_AT_ONCE = 1 << 22
 
 
 class Part(NamedTuple):
-    """Some documents in tokens.
+    """Tokens, loss mask and lengths of some documents.
 
     Attributes:
         tokens: Of all of them, each with the end of text that closes it.
@@ -42,7 +42,7 @@ class Part(NamedTuple):
 def tokenised(
     documents: Iterable[AnyDocument], tokenizer: Tokenizer, folder: Path
 ) -> Iterator[Part]:
-    """The tokens of documents, a part at a time.
+    """Tokenize documents, yielding cached parts.
 
     Args:
         documents: Any number.
@@ -75,7 +75,7 @@ def tokenised(
 
 
 def tokens_of(document: AnyDocument, tokenizer: Tokenizer) -> tuple[list[int], list[bool]]:
-    """The tokens of one document and the end of text that closes it, and which of them count.
+    """Token ids and loss mask of one document, with its closing end-of-text.
 
     Args:
         document: A text, of which all counts, or an instruction.
@@ -137,7 +137,7 @@ def asked_tokens(
 
 
 def unsigned(count: int) -> np.dtype:
-    """16 or 32 bits, whichever hold the numbers below ``count``."""
+    """Smallest of uint16 and uint32 that holds the numbers below ``count``."""
     return np.dtype(np.uint16 if count <= 1 << 16 else np.uint32)
 
 
@@ -293,7 +293,7 @@ def _counts(offsets: Int32[np.ndarray, "T 2"], pieces: Pieces) -> Bool[np.ndarra
 
 
 def _pieces(document: AnyDocument) -> Pieces:
-    """Its parts and whether each counts; the last is empty, and stands for the end of text."""
+    """(text, has loss) spans of a document; the last, empty one stands for the end of text."""
     if isinstance(document, Instruction):
         return document.pieces
     return (document.text, True), ("", True)

@@ -1,4 +1,4 @@
-"""Text to integers and back: bytes, characters, or byte-level BPE by ``tokenizers``."""
+"""Tokenizers: UTF-8 bytes, characters, or byte-level BPE (Hugging Face ``tokenizers``)."""
 
 import contextlib
 import json
@@ -62,7 +62,7 @@ class Characters:
 
 @dataclass(frozen=True, kw_only=True)
 class Saved:
-    """A tokenizer that there is already.
+    """A tokenizer loaded from a file or folder.
 
     Attributes:
         path: Its ``tokenizer.json``, or the folder that has one; see `load_tokenizer`.
@@ -76,7 +76,7 @@ TokenizerConfig: TypeAlias = ByteLevel | BPE | Characters | Saved
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """What turns text into integers below ``vocab_size`` and back.
+    """Protocol of tokenizers: text to integers below ``vocab_size`` and back.
 
     ``end_of_text`` is an integer that no text encodes to, even one that spells it out. Decoding
     leaves it out, and replaces what is not UTF-8 by U+FFFD. A tokenizer whose texts begin with
@@ -184,7 +184,7 @@ class CharacterTokenizer:
 
 
 class BPETokenizer:
-    """A Hugging Face tokenizer with its end of text.
+    """Wrapper of a Hugging Face tokenizer, with its end-of-text token.
 
     One that `train_bpe` made gives back every text it encodes. One from elsewhere may normalise.
     """
@@ -196,7 +196,7 @@ class BPETokenizer:
         end_of_text: str = END_OF_TEXT,
         split_special_tokens: bool = True,
     ):
-        """Take over a tokenizer, and switch off its truncation, padding and added special tokens.
+        """Wrap a backend; truncation, padding and added special tokens are turned off.
 
         Args:
             backend: The tokenizer.
@@ -233,7 +233,7 @@ class BPETokenizer:
         return frozenset(special - {unknown} | {self.end_of_text})
 
     def encode(self, text: str) -> Int32[np.ndarray, " T"]:
-        """Cut a text into pieces."""
+        """Encode a text."""
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -256,7 +256,7 @@ class BPETokenizer:
         return np.array(encoding.ids, np.int32)
 
     def encode_rendered(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Encode many texts in which special tokens are spelt out, as templates write them."""
+        """Encode rendered chat templates, parsing special tokens in the text."""
         return [ids for ids, _ in self.encode_offsets(texts, rendered=True)]
 
     def encode_offsets(
@@ -291,7 +291,7 @@ class BPETokenizer:
             self._backend.encode_special_tokens = True
 
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
-        """Join pieces to text, special tokens left out."""
+        """Decode ids to text, without special tokens."""
         return self._backend.decode(_checked(ids, self.vocab_size), skip_special_tokens=True)
 
     def to_json(self) -> str:
@@ -356,7 +356,7 @@ def build_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
 
 
 def train_bpe(texts: Iterable[str], *, vocab_size: int) -> BPETokenizer:
-    """Learn byte-level byte pair encoding: join the most frequent pair, again and again.
+    """Train byte-level byte pair encoding.
 
     Every text can be encoded and comes back unchanged. Equal texts give equal tokenizers.
 

@@ -1,4 +1,4 @@
-"""Activation functions, elementwise, and the gated pairs of the feed-forward layer.
+"""Activation functions, gated linear units, and the registry of activations by name.
 
 A gated activation takes two projections of the same input. ``gate`` goes through the
 nonlinearity and ``value`` through nothing: ``gate`` is `gate_proj` of a Hugging Face checkpoint and
@@ -298,7 +298,7 @@ def clamped_geglu(
 
 @checked
 def soft_cap(x: Float[Array, "*batch"], cap: float) -> Float[Array, "*batch"]:
-    """Squeeze numbers smoothly into (-cap, cap): cap * tanh(x / cap).
+    """Soft cap: cap * tanh(x / cap), bounded by (-cap, cap).
 
     Nearly the identity for numbers far below the cap. Gemma 2 caps attention scores at 50 and
     logits at 30.
@@ -336,7 +336,7 @@ OURS = frozenset(ACTIVATIONS)
 
 
 def activation(function: Activation) -> Activation:
-    """Make a function known by its name, from now on: `config.GLU(activation="its_name")`.
+    """Register an elementwise function as an activation under its name (decorator).
 
     Defined once more in its own file or notebook, it replaces the earlier one, and programs that
     were compiled with that one are compiled anew.

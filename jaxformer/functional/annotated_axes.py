@@ -1,4 +1,4 @@
-"""The axes an annotation of arguments names, and whether those of a call agree."""
+"""Parse jaxtyping shape annotations, and check that the axes of a call's arguments agree."""
 
 from typing import Any, NamedTuple
 
@@ -6,11 +6,11 @@ from jaxformer.shapes import AXES
 
 
 class Refused(Exception):  # noqa: N818 - `checked` makes a ValueError of it
-    """An argument is not what it should be."""
+    """An argument does not match its annotation."""
 
 
 class Axes(NamedTuple):
-    """What an annotation says of axes. Sums of letters, as in results, are left alone."""
+    """Axes of a parsed annotation; sums such as "C+Q-P" are not checked."""
 
     named: tuple[tuple[str, int], ...]  # letters and their places; from the end behind any number
     any_number: str | None  # "...", "*batch", "*#batch", or None where there are none
@@ -19,7 +19,7 @@ class Axes(NamedTuple):
 
 
 def read_axes(dim_str: str) -> Axes:
-    """Of what jaxtyping calls dim_str: "*batch T N H"."""
+    """Parse jaxtyping's dim_str, such as "*batch T N H"."""
     letters = dim_str.split()
     many = [i for i, letter in enumerate(letters) if letter == "..." or letter.startswith("*")]
     before = many[0] if many else len(letters)
@@ -30,7 +30,7 @@ def read_axes(dim_str: str) -> Axes:
 
 
 def meet(name: str, axes: Axes, written: str, shape: tuple[int, ...], seen: dict[str, Any]) -> None:
-    """Compare axes with those of the same letters, and remember them."""
+    """Check a shape against its annotation and the sizes bound so far; bind new sizes."""
     named, any_number, before, behind = axes
     count, least = len(shape), before + behind
     if count < least or (any_number is None and count > least):
@@ -56,7 +56,7 @@ def meet(name: str, axes: Axes, written: str, shape: tuple[int, ...], seen: dict
 
 
 def disagreement(letter: str, one: Any, other: Any) -> str:
-    """Two arguments, each with its name, shape and axis, that differ in what one letter counts."""
+    """Return the error message for two arguments that have different sizes for one axis letter."""
     (name, shape, axis), (known, known_shape, known_axis) = one, other
     word = f"{AXES[letter]} " if letter in AXES else ""
     size, known_size = f"{shape[axis]} {word}", f"{known_shape[known_axis]} "

@@ -48,7 +48,7 @@ CALLED = {
 
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:
-    """Let a function's annotations hold for everyone who calls it.
+    """Decorator: check and convert arguments by their annotations at every call.
 
     Each argument that is annotated as an array, and each such field of a NamedTuple,
 
@@ -94,7 +94,7 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _wanted(function: Callable[..., Any]) -> "dict[str, _Wanted | _Fields | _Number]":
-    """What is checked of each parameter; those without arrays or numbers have nothing."""
+    """Return the spec of each argument that is annotated as an array, NamedTuple or number."""
     found: dict[str, _Wanted | _Fields | _Number] = {}
     for name, parameter in inspect.signature(function).parameters.items():
         if (want := _read(name, parameter.annotation)) is not None:
@@ -123,14 +123,14 @@ def _read(name: str, annotation: Any) -> "_Wanted | _Fields | _Number | None":
 
 
 class _Number(NamedTuple):
-    """What is checked of a number."""
+    """Spec of a number argument."""
 
     name: str
     kind: type  # int or float
     optional: bool  # whether None may stand in its place
 
     def take(self, given: Any, seen: dict[str, Any]) -> Any:
-        """The number, as one of Python's."""
+        """Return the number as a Python number; traced values pass unchanged."""
         if isinstance(given, jax.Array) or (given is None and self.optional):
             return given
         if isinstance(given, np.generic):
@@ -143,7 +143,7 @@ class _Number(NamedTuple):
 
 
 def _fields(name: str, kind: Any) -> "dict[str, _Wanted]":
-    """The arrays of a NamedTuple; of their axes only it knows what goes with what."""
+    """Return the specs of a NamedTuple's array fields; their axes are not compared."""
     found = {}
     for field, annotation in kind.__annotations__.items():
         want = _read(f"{name}.{field}", annotation)
@@ -153,14 +153,14 @@ def _fields(name: str, kind: Any) -> "dict[str, _Wanted]":
 
 
 class _Fields(NamedTuple):
-    """What is checked of a NamedTuple."""
+    """Spec of a NamedTuple argument."""
 
     name: str
     of: dict[Any, "dict[str, _Wanted]"]
     kinds: tuple[Any, ...]  # what may be given, these tuples among them
 
     def take(self, given: Any, seen: dict[str, Any]) -> Any:
-        """The tuple with its fields converted."""
+        """Return the tuple with its array fields checked and converted."""
         if not isinstance(given, self.kinds):
             wanted = " or ".join(kind.__name__ for kind in self.of)
             raise Refused(f"{self.name} must be a {wanted}; got {type(given).__name__}")
@@ -170,7 +170,7 @@ class _Fields(NamedTuple):
 
 
 class _Wanted(NamedTuple):
-    """What is checked of an array."""
+    """Spec of an array argument."""
 
     name: str
     dtype: str  # as jaxtyping calls it
@@ -199,7 +199,7 @@ class _Wanted(NamedTuple):
 
 
 def _as_array(want: _Wanted, given: Any) -> Array:
-    """An array of JAX from a list, a number, or an array of another library."""
+    """Convert a list, a number or a foreign array to a JAX array."""
     if given is None or isinstance(given, str | bytes | dict | set):
         raise Refused(f"{want.name} is {given!r:.40}, not an array")
     try:
@@ -221,7 +221,7 @@ def _as_array(want: _Wanted, given: Any) -> Array:
 
 
 def _check_range(want: _Wanted, host: np.ndarray) -> None:
-    """Refuse integers of NumPy that JAX would cut down to 32 bits."""
+    """Refuse NumPy integers that do not fit JAX's widest integer dtype."""
     if host.dtype.kind not in "iu" or host.size == 0:
         return
     most = jnp.iinfo(jax.dtypes.canonicalize_dtype(np.int64))
@@ -243,7 +243,7 @@ def _kind(dtype: Any) -> str:
 
 
 def _widened(given: Array, kind: str) -> Array:
-    """Signed integers of 32 bits or more; those that are so already as they are."""
+    """Convert integers to signed 32 bits or wider; too large unsigned values are clipped."""
     bits = jnp.iinfo(given.dtype).bits
     if kind == "signed" and bits >= 32:
         return given
@@ -254,7 +254,7 @@ def _widened(given: Array, kind: str) -> Array:
 
 
 def _wrong_kind(want: _Wanted, given: Array, kind: str) -> Refused:
-    """What to do instead, where that can be told."""
+    """Return the error for a wrong dtype, with advice where there is any."""
     name, more = want.name, ""
     match want.dtype, kind:
         case "Bool", "float":

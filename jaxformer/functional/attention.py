@@ -1,4 +1,4 @@
-"""Scaled dot-product attention, written for one head and lifted over heads and batch."""
+"""Scaled dot-product attention: one head, and all heads with a choice of implementation."""
 
 from functools import partial
 from typing import Any, get_args
@@ -32,7 +32,7 @@ def attend(
     logit_softcap: float | None = None,
     normalizer: Normalizer = "softmax",
 ) -> Float[Array, "T Hv"]:
-    """One head of attention: each query's weighted mean of the values.
+    """Attention of one head: the weighted mean of the values for each query.
 
         scores = scale * query @ key.T
         scores = c * tanh(scores / c)                        c = logit_softcap, if any
@@ -92,7 +92,7 @@ def dot_product_attention(
     dropout_key: PRNGKeyArray | None = None,
     implementation: Implementation = "auto",
 ) -> Float[Array, "*batch T N Hv"]:
-    """`attend` in every head of every sequence.
+    """Multi-head, grouped-query or multi-query attention; picks an implementation.
 
         output[t, n] = sum over s of weights[n, t, s] * value[s, n // (N // K)]
 
@@ -197,7 +197,7 @@ def dot_product_attention(
 
 
 def equal_queries(query: Array, key: Array) -> int:
-    """How many equal queries stand for one: on a TPU, eight for each head of keys.
+    """Copies of a single query, on a TPU: at least 8 query rows per key head; otherwise T.
 
     With fewer XLA multiplies in the vector unit, in float32, and pads keys to twice their size.
     """
@@ -216,7 +216,7 @@ def attention_weights(
     logit_softcap: float | None = None,
     normalizer: Normalizer = "softmax",
 ) -> Float32[Array, "*batch N T S"]:
-    """Give the weights that `dot_product_attention` multiplies the values by, to look at them.
+    """Return the attention weights of all heads, float32.
 
         weights[n, t] = softmax(scale * query[t, n] @ key[:, n // (N // K)].T + bias[n, t])
 

@@ -1,4 +1,4 @@
-"""Masks and biases that follow from positions, for attention without an array of all pairs."""
+"""Lazy masks and biases, computed per tile from positions, without a [T, S] array."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from jaxformer.functional.masks import causal_mask, segment_mask, window_mask
 @jax.tree_util.register_static
 @dataclass(frozen=True, kw_only=True)
 class MaskRule:
-    """Which keys a query may see, by where both stand.
+    """Static part of an `AttentionMask`: causal, window, lookahead, contiguous positions.
 
     Attributes:
         causal: Only keys at its own position and before.
@@ -43,7 +43,7 @@ class MaskRule:
 
 
 class AttentionMask(NamedTuple):
-    """Who may attend to whom, as a rule of positions and segments.
+    """Lazy attention mask, from positions, segments and a `MaskRule`.
 
     Attributes:
         query_positions: Of each query, in tokens.
@@ -60,7 +60,7 @@ class AttentionMask(NamedTuple):
     rule: MaskRule = MaskRule()
 
     def materialize(self) -> Bool[Array, "*batch T S"] | None:
-        """The mask as an array; None where everything is seen."""
+        """Return the mask as a boolean array, or None if everything is allowed."""
         rule, parts, at = self.rule, [], (self.query_positions, self.key_positions)
         if rule.causal:
             parts.append(causal_mask(*at))
@@ -87,7 +87,7 @@ class BiasFormula:
         query_positions: Integer[Array, " T"],
         key_positions: Integer[Array, " S"],
     ) -> Float[Array, "N T S"]:
-        """What is added to the scores of these queries and keys."""
+        """Return the bias [N, T, S] between these queries and keys."""
         settings = dict(self.settings)
         bias = jnp.asarray(self.function(params, query_positions, key_positions, **settings))
         expected = len(query_positions), len(key_positions)
@@ -101,7 +101,7 @@ class BiasFormula:
 
 
 class ScoreBias(NamedTuple):
-    """A term of the scores as a function of positions; made by `score_bias`.
+    """Lazy attention bias, a function of parameters and positions; made by `attention_bias`.
 
     Attributes:
         params: Arrays, of which it has a gradient.
@@ -116,14 +116,14 @@ class ScoreBias(NamedTuple):
     formula: BiasFormula
 
     def materialize(self) -> Float[Array, "*batch N T S"]:
-        """The bias as an array."""
+        """Return the bias as an array [*batch, N, T, S]."""
         of_sequence = jnp.vectorize(
             lambda *positions: self.formula(self.params, *positions), signature="(t),(s)->(n,t,s)"
         )
         return of_sequence(self.query_positions, self.key_positions)
 
     def map_heads(self, function: Callable[[Array, int | None], Array]) -> "ScoreBias":
-        """With each array of the parameters changed, by a function of it and its axis of heads."""
+        """Apply a function to each parameter array and its head axis."""
         leaves, tree = jax.tree.flatten(self.params)
         changed = map(function, leaves, self.formula.head_axes)
         return self._replace(params=jax.tree.unflatten(tree, changed))
@@ -139,7 +139,7 @@ def score_bias(
     head_axes: Any = 0,
     **settings: Any,
 ) -> ScoreBias:
-    """A term of attention's scores that is computed where it is needed, tile by tile.
+    """Make a lazy attention bias from a function of parameters and positions.
 
         bias = function(params, query_positions, key_positions, **settings)
 
@@ -176,7 +176,7 @@ def score_bias(
 
 
 def check_mask_and_bias(query: Array, key: Array, mask: Any, bias: Any) -> None:
-    """Refuse masks and biases of other queries, keys or heads than there are."""
+    """Check that a lazy mask and bias have one entry per query, key and head."""
     (T, N), S = query.shape[-3:-1], key.shape[-3]
     for given in (mask, bias):
         if not isinstance(given, AttentionMask | ScoreBias):
@@ -207,7 +207,7 @@ def check_mask_and_bias(query: Array, key: Array, mask: Any, bias: Any) -> None:
 
 
 def materialized(given: Any) -> Any:
-    """What a mask or a bias is, written out.
+    """Return a lazy mask or bias as an array; arrays and None pass unchanged.
 
     Args:
         given: An `AttentionMask`, a `ScoreBias`, an array or None.

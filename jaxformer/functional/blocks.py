@@ -1,4 +1,4 @@
-"""Blocks of queries and keys: where they stand, whether they meet, and what they score."""
+"""Tiles of blockwise attention: slicing, block mask, tile mask and tile bias."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class How(NamedTuple):
-    """What is chosen; see `blockwise_attention`."""
+    """Static options; see `blockwise_attention`."""
 
     scale: float
     logit_softcap: float | None
@@ -28,7 +28,7 @@ class How(NamedTuple):
 
 
 class Unit(NamedTuple):
-    """The G query heads of one sequence that read the same head of keys and values."""
+    """The G query heads of one sequence that share a key/value head, and that head."""
 
     query: Float[Array, "G T H"]
     key: Float[Array, "S H"]
@@ -39,7 +39,7 @@ class Unit(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """A block of queries, where they stand, and which one it is."""
+    """A tile of queries, with its positions and index."""
 
     query: Float[Array, "G R H"]
     at: dict[str, Any]
@@ -47,7 +47,7 @@ class Rows(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """A block of keys with their values, where they stand, and which one it is."""
+    """A tile of keys and values, with its positions and index."""
 
     key: Float[Array, "C H"]
     value: Float[Array, "C Hv"]
@@ -60,25 +60,25 @@ KEY_SIDE = "key_positions", "key_segments"
 
 
 def rows_of(how: How, unit: Unit, index: Int[Array, ""]) -> Rows:
-    """A block of queries."""
+    """Slice the query tile of this index."""
     size = how.block[0]
     at = cut(side(unit, QUERY_SIDE), index, size)
     return Rows(cut(unit.query, index, size, axis=1), at, index)
 
 
 def columns_of(how: How, unit: Unit, index: Int[Array, ""]) -> Columns:
-    """A block of keys."""
+    """Slice the key tile of this index."""
     key, value, at = cut((unit.key, unit.value, side(unit, KEY_SIDE)), index, how.block[1])
     return Columns(key, value, at, index)
 
 
 def cut(x: Any, index: Int[Array, ""], size: int, axis: int = 0) -> Any:
-    """One block of every array of a tree."""
+    """Slice one block from every array of a tree."""
     return jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, index * size, size, axis=axis), x)
 
 
 def side(unit: Unit, names: tuple[str, ...]) -> dict[str, Any]:
-    """The positions and segments of mask and bias, of one side."""
+    """Return the query or key fields of mask and bias: positions and segments."""
     both = {"mask": unit.mask, "bias": unit.bias}
     return {
         what: {name: getattr(given, name) for name in names if hasattr(given, name)}
@@ -88,7 +88,7 @@ def side(unit: Unit, names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def near(how: How, unit: Unit) -> Bool[Array, "rows columns"]:
-    """Between which blocks something may be seen: told by their least and greatest positions."""
+    """Return the block mask: False for blocks without any visible pair, by min and max position."""
     counts = unit.query.shape[-2] // how.block[0], unit.key.shape[-2] // how.block[1]
     found = jnp.ones(counts, bool)
     if unit.mask is None:
@@ -116,21 +116,21 @@ def near(how: How, unit: Unit) -> Bool[Array, "rows columns"]:
 def where_told(
     told: Bool[Array, ""], meet: Callable[[Array, T], T], number: Int[Array, ""], so_far: T
 ) -> T:
-    """What comes of meeting a block of keys, if something of it may be seen."""
+    """Update the carry with a key tile if the block mask shows it; else return the carry."""
     # Mapped over rows of several devices, the number differs as what is told does.
     number = varying(number, *varies_over(told))
     return jax.lax.cond(told, meet, lambda number, so_far: so_far, number, so_far)
 
 
 class Meeting(NamedTuple):
-    """What holds between a block of queries and one of keys."""
+    """Mask and dropout multipliers of one tile."""
 
     allowed: Bool[Array, "R C"] | None
     multipliers: Float32[Array, "G R C"] | None  # of the weights, by dropout
 
 
 def meeting(how: How, unit: Unit, rows: Rows, columns: Columns) -> Meeting:
-    """Mask and dropout of a block of queries and one of keys."""
+    """Compute the mask and dropout multipliers of one tile."""
     shape = *rows.query.shape[:-1], how.block[1]
     allowed, multipliers = None, None
     if unit.mask is not None:
@@ -148,7 +148,7 @@ def meeting(how: How, unit: Unit, rows: Rows, columns: Columns) -> Meeting:
 def bias_between(
     bias: ScoreBias | None, rows: Rows, columns: Columns
 ) -> Float32[Array, "G R C"] | None:
-    """What is added to the scores of two blocks."""
+    """Compute the bias of one tile."""
     if bias is None:
         return None
     at = rows.at["bias"]["query_positions"], columns.at["bias"]["key_positions"]

@@ -1,4 +1,4 @@
-"""Attention by blocks of queries and keys, with memory linear in their number."""
+"""Blockwise (FlashAttention-style) attention in plain JAX: memory is linear in sequence length."""
 
 import math
 from collections.abc import Callable
@@ -57,7 +57,7 @@ def blockwise_attention(
     dropout_key: PRNGKeyArray | None = None,
     block: tuple[int, int] | None = None,
 ) -> Float[Array, "*batch T N Hv"]:
-    """`dot_product_attention` with the scores of one block of queries and keys at a time.
+    """`dot_product_attention` computed tile by tile, without the full score matrix.
 
         for each block of keys:  peak' = max(peak, max(scores))
                                  sums' = exp(peak - peak') * sums + exp(scores - peak') @ [value, 1]
@@ -132,7 +132,7 @@ def check_attention(
     dropout_rate: float = 0.0,
     dropout_key: PRNGKeyArray | None = None,
 ) -> None:
-    """Refuse arrays that do not belong together, and options out of their range."""
+    """Check heads, mask, bias and options of attention."""
     check_heads(query, key)
     check_mask_and_bias(query, key, mask, bias)
     check_choices(normalizer, logit_softcap, dropout_rate, dropout_key)
@@ -190,7 +190,7 @@ def out_of_units(
 
 
 def padded(x: Array, block: int, axis: int) -> Array:
-    """More of the last entry along an axis, until it is a multiple of the block."""
+    """Pad an axis to a multiple by repeating its last entry."""
     width = [(0, 0)] * x.ndim
     width[axis] = (0, -x.shape[axis] % block)
     return jnp.pad(x, width, mode="edge") if width[axis][1] else x
@@ -276,7 +276,7 @@ def of_unit(
     )
 
     def start(fill: float, *shape: int) -> Float32[Array, "..."]:
-        """Of the type that the loop will give it."""
+        """A filled array with the varying axes of the loop carry."""
         whole = jnp.full((G, how.block[0], *shape), fill, jnp.float32)
         return varying(whole, *varies_over(unit.query))
 

@@ -1,4 +1,4 @@
-"""The gradient of attention by blocks."""
+"""Backward pass of blockwise attention; recomputes scores tile by tile."""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -27,7 +27,7 @@ from jaxformer.functional.scores import attention_scores
 
 
 class Slopes(NamedTuple):
-    """Gradients of queries, keys, values, and what is learned of the bias.
+    """Gradients of query, key, value and bias parameters; key and value are transposed.
 
     Those of keys and values lie on their sides, so that no scores need be turned for a product.
     """
@@ -39,7 +39,7 @@ class Slopes(NamedTuple):
 
 
 class Given(NamedTuple):
-    """What the gradient of a block of queries begins with.
+    """Inputs of the backward pass of a query tile: output cotangent, log-sum-exp and delta.
 
     Attributes:
         slopes: Of its output.
@@ -80,7 +80,7 @@ def gradient_of_unit(
     given, size = Given(slopes, log_total, mean), how.block[0]
 
     def zeros(*shape: int) -> Float32[Array, "..."]:
-        """What a loop begins with, of the type that it will have."""
+        """Zeros with the varying axes of the loop carry."""
         return varying(jnp.zeros(shape, jnp.float32), *varies_over(unit.query))
 
     def block_of_rows(so_far: Any, index: Int[Array, ""]):
@@ -112,7 +112,7 @@ def gradient_of_unit(
 
 
 def like(gradient: Unit, unit: Unit) -> Unit:
-    """A gradient in the dtypes of what it is of."""
+    """Cast gradients to the dtypes of the primals."""
     of: Any = unit._replace(mask=None, dropout_key=None)
     if unit.bias is not None:
         of = of._replace(bias=ScoreBias(unit.bias.params, None, None, unit.bias.formula))  # type: ignore[arg-type]
@@ -122,7 +122,7 @@ def like(gradient: Unit, unit: Unit) -> Unit:
 def _meet(
     how: How, unit: Unit, rows: Rows, columns: Columns, given: Given, so_far: Slopes
 ) -> Slopes:
-    """With what a block of queries and one of keys add."""
+    """Add one tile's contribution to the gradients of query, key, value and bias parameters."""
     allowed, multipliers = meeting(how, unit, rows, columns)
     bias, learned = None, so_far.bias
     if unit.bias is not None:
@@ -169,6 +169,6 @@ def _only(allowed: Bool[Array, "R C"] | None, x: Float32[Array, "G R C"]) -> Arr
 
 
 def _add(whole: Array, part: Array, first: Int[Array, ""]) -> Array:
-    """Add a part to the columns that it is of."""
+    """Add a block to the columns of an array from `start` on."""
     here = jax.lax.dynamic_slice_in_dim(whole, first, part.shape[1], axis=1)
     return jax.lax.dynamic_update_slice_in_dim(whole, here + part, first, axis=1)

@@ -1,4 +1,4 @@
-"""What devices say to each other inside `jax.shard_map`, and what their gradients say back.
+"""Collectives with explicit gradients, for tensor parallelism and FSDP inside `jax.shard_map`.
 
 Each function is a pair of transposes: what is gathered forwards is scattered backwards, what is
 added up forwards is passed on backwards, and the reverse. Sums are taken in float32 both ways.
@@ -19,7 +19,7 @@ SUM = "sum of parts"  # by which a policy of `jax.checkpoint` knows what was add
 
 
 def varies_over(x: ArrayLike) -> frozenset[str]:
-    """Axes along which the type of x says that devices differ, inside `jax.shard_map`.
+    """Return the mesh axes over which x varies, by its type inside `jax.shard_map`.
 
     Args:
         x: Any array.
@@ -34,7 +34,7 @@ def varies_over(x: ArrayLike) -> frozenset[str]:
 
 
 def varying(x: Array, *axis_names: str | None) -> Array:
-    """Let the type of x say that it differs along some axes; JAX adds up its gradient over them.
+    """`jax.lax.pvary`, for axes over which x does not vary yet; the gradient is summed over them.
 
     Args:
         x: Any array, inside `jax.shard_map`.
@@ -54,7 +54,7 @@ def varying(x: Array, *axis_names: str | None) -> Array:
 
 @checked
 def to_parts(x: Float[Array, "..."], axis_name: str | None) -> Float[Array, "..."]:
-    """Hand x, which all devices have, to devices that each compute a part from it.
+    """Copy a replicated x to tensor-parallel devices: identity forward, sum of gradients backward.
 
         y = x;    dx = sum over devices of dy
 
@@ -78,7 +78,7 @@ def to_parts(x: Float[Array, "..."], axis_name: str | None) -> Float[Array, "...
 
 @checked
 def sum_parts(x: Float[Array, "..."], axis_name: str | None) -> Float[Array, "..."]:
-    """Add up what devices computed each from a part.
+    """Sum partial results over tensor-parallel devices: all-reduce forward, identity backward.
 
         y = sum over devices of x;    dx = dy
 
@@ -102,7 +102,7 @@ def sum_parts(x: Float[Array, "..."], axis_name: str | None) -> Float[Array, "..
 def gather_shares(
     x: Float[Array, "..."], axis_name: str, axis: int, dtype: DTypeLike
 ) -> Float[Array, "..."]:
-    """Put together an array of which each device keeps a share.
+    """All-gather a sharded parameter in `dtype`; the gradient is reduce-scattered in float32.
 
         y = concatenate over devices of cast(x);    dx = this device's share of the sum of dy
 

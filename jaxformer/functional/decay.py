@@ -1,4 +1,4 @@
-"""Attention whose weights are powers of a decay, which is a linear recurrence in disguise."""
+"""Decay attention: weights gamma ** (i - j), the parallel form of a linear recurrence."""
 
 from typing import NamedTuple, get_args
 
@@ -15,14 +15,14 @@ EXACT_BITS = 11  # a float32 of 12 significant bits times a count below 4096 is 
 
 
 class DecayRates(NamedTuple):
-    """What a head forgets each token by, and what makes up for its memory."""
+    """Decay gamma of each head, and the gain that keeps the variance of its output."""
 
     gamma: Float[Array, " N"]
     gain: Float[Array, " N"]
 
 
 class Steps(NamedTuple):
-    """How time passes for the tokens of a row.
+    """Step count and segment of each token of a row.
 
     `clock` counts the valid tokens up to each, itself included, and `run` the documents that ended
     before it, so that weights are gamma ** (difference of clocks) between tokens of one run.
@@ -36,7 +36,7 @@ class Steps(NamedTuple):
 
 @checked
 def decay_rates(logits: Float[Array, " N"]) -> DecayRates:
-    """Rates of decay from numbers that may be any, and what keeps the size of values.
+    """Compute decay rates gamma = sigmoid(logit) and gains sqrt(1 - gamma ** 2).
 
         gamma = sigmoid(logit);    gain = sqrt(1 - gamma ** 2)
 
@@ -71,7 +71,7 @@ def decay_attention(
     segments: Integer[Array, "*#batch T"] | None = None,
     pairing: Pairing = "halves",
 ) -> Float[Array, "*batch T N H"]:
-    """Attention with weights that decay with the distance, of values turned by rotary positions.
+    """Attention with weights gamma ** (i - j), over values rotated by RoPE.
 
         output[i] = sum over j <= i of gamma ** (i - j) * R[j - i] @ value[j]
 
@@ -116,7 +116,7 @@ def decay_attention(
 
 
 def check_decay(value: Array, gamma: Array, theta: Array | None, pairing: Pairing) -> None:
-    """Refuse what cannot be a decay or has no angle for a pair."""
+    """Check the range of gamma, the shape of theta, and the pairing."""
     *_, heads, width = value.shape
     if pairing not in get_args(Pairing):
         raise ValueError(f"pairing must be one of {get_args(Pairing)}; got {pairing!r}.")
@@ -134,7 +134,7 @@ def check_decay(value: Array, gamma: Array, theta: Array | None, pairing: Pairin
 
 
 def rates_beside(value: Array, gamma: Array, theta: Array | None) -> tuple[Array, Array | None]:
-    """Rates that differ wherever values do, inside `jax.shard_map`.
+    """`pvary` gamma and theta over the axes of `value`, so that their own gradients are summed.
 
     So devices add up the gradients of the rates, and not of the complex numbers made from them.
     """
@@ -163,18 +163,18 @@ def steps_of(value: Array, segments: Array | None, valid: Array | None) -> Steps
 
 
 def by_token(x: Array) -> Array:
-    """``[*batch, T]`` beside ``[*batch, N, T, C]``."""
+    """Expand [*batch, T] to broadcast with [*batch, N, T, C]."""
     return x[..., None, :, None]
 
 
 def by_head(x: Array, other: Array) -> Float[Array, "..."]:
-    """``[N]`` or ``[N, C]`` beside ``[*batch, N, T, C]``."""
+    """Expand [N] or [N, C] to broadcast with [*batch, N, T, C]."""
     wide = x.astype(jnp.float32).reshape(x.shape[0], 1, -1)
     return jnp.expand_dims(wide, tuple(range(other.ndim - 3)))
 
 
 def pairs(x: Array, theta: Array | None, pairing: Pairing) -> Inexact[Array, "..."]:
-    """Complex numbers where pairs turn."""
+    """Read feature pairs as complex numbers; unchanged if theta is None."""
     return x if theta is None else as_complex(x, pairing=pairing)
 
 
@@ -184,7 +184,7 @@ def features(z: Array, pairing: Pairing) -> Float[Array, "..."]:
 
 
 def to_heads(value: Array, theta: Array | None, pairing: Pairing) -> Inexact[Array, "..."]:
-    """``[*batch, N, T, C]``: pairs as complex numbers, or C features where nothing turns."""
+    """Move heads before time, [*batch, N, T, C], with feature pairs as complex numbers."""
     return jnp.moveaxis(pairs(value.astype(jnp.float32), theta, pairing), -2, -3)
 
 
@@ -194,7 +194,7 @@ def from_heads(z: Array, value: Array, pairing: Pairing) -> Float[Array, "*batch
 
 
 def _shrunk(gamma: Array, count: Array) -> Float[Array, "..."]:
-    """``gamma ** count`` for counts above or at 0, in shape ``[*batch, 1, T, 1 or S]``.
+    """Compute gamma ** count, for counts of 0 or more.
 
     By logarithms a high power of a small decay is zero, where a quotient of powers would overflow.
     """
@@ -205,7 +205,7 @@ def _shrunk(gamma: Array, count: Array) -> Float[Array, "..."]:
 
 
 def _turned(theta: Array, count: Array) -> Complex64[Array, "..."]:
-    """``exp(i * theta * count)``, good to 1e-6 for counts up to 4,096.
+    """Compute exp(i * theta * count), accurate to 1e-6 for counts up to 4,096.
 
     The phase is a sum of two: a product that float32 holds exactly, and a small rest.
     """
@@ -216,7 +216,7 @@ def _turned(theta: Array, count: Array) -> Complex64[Array, "..."]:
 
 
 def passed(gamma: Array, theta: Array | None, count: Array) -> Inexact[Array, "..."]:
-    """What is left of a state after `count` tokens: ``(gamma * exp(-i theta)) ** count``."""
+    """State transition over `count` tokens: (gamma * exp(-i theta)) ** count."""
     shrunk = _shrunk(gamma, count)
     if theta is None:
         return shrunk
@@ -227,7 +227,7 @@ def passed(gamma: Array, theta: Array | None, count: Array) -> Inexact[Array, ".
 def weights_within(
     gamma: Float[Array, " N"], steps: Steps, rows: slice = slice(None)
 ) -> Float[Array, "*batch N T S"]:
-    """``gamma ** (i - j)`` for each j up to i in its document; `rows` are the i asked for."""
+    """Decay weights gamma ** (i - j) for j <= i in one segment, else 0; `rows` selects the i."""
     clock, run = steps.clock, steps.run
     count = jnp.arange(clock.shape[-1])
     distance = clock[..., None, rows, None] - clock[..., None, None, :]
@@ -239,7 +239,7 @@ def weights_within(
 def attend_within(
     z: Inexact[Array, "*batch N T C"], gamma: Array, theta: Array | None, steps: Steps
 ) -> Inexact[Array, "*batch N T C"]:
-    """Attention form: turn, add up with weights that are real, turn back."""
+    """Parallel form of decay attention: rotate values, multiply by decay weights, rotate back."""
     weights = weights_within(gamma, steps)
     if theta is None:
         return weights @ z

@@ -1,4 +1,4 @@
-"""Token ids and their rows: lookup, checks, and the decoder's shifted input."""
+"""Embedding lookup of tokens and learned positions, checks of ids, and `shift_right`."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from jaxformer.functional.arguments import checked
 def _rows(
     table: Float[Array, "rows D"], indices: Integer[Array, "*batch"]
 ) -> Float[Array, "*batch D"]:
-    """``table[indices]``, with rows of NaN for indices that are negative or too large.
+    """Gather rows of a table; indices out of range give rows of NaN.
 
     Plain indexing would clamp the one kind and wrap the other, to wrong rows that look right.
     """
@@ -23,7 +23,7 @@ def _rows(
 def embed(
     table: Float[Array, "V D"], tokens: Integer[Array, "*batch"], *, axis_name: str | None = None
 ) -> Float[Array, "*batch D"]:
-    """Look up the row of each token: the product of its one-hot vector with the table.
+    """Look up the embedding of each token.
 
         y = table[tokens]
 
@@ -53,7 +53,7 @@ def embed(
 def check_token_ids(
     tokens: Integer[Array, "*batch"] | Integer[np.ndarray, "*batch"], vocab_size: int
 ) -> None:
-    """Refuse token ids outside [0, vocab_size) before they reach a model.
+    """Check that token ids are in [0, vocab_size).
 
     A check on the host, for arrays that have values: it waits for the device, so call it where
     tokens enter, not in the training loop. Under a transformation such as `jax.jit` there are no
@@ -80,7 +80,7 @@ def check_token_ids(
 
 @checked
 def shift_right(tokens: Integer[Array, "*batch T"], start: int) -> Integer[Array, "*batch T"]:
-    """Turn the decoder's targets into its input for teacher forcing.
+    """Shift targets right by one to get the decoder's input (teacher forcing).
 
         y = [start, tokens[0], ..., tokens[T - 2]]
 
@@ -106,7 +106,7 @@ def shift_right(tokens: Integer[Array, "*batch T"], start: int) -> Integer[Array
 def learned_positions(
     table: Float[Array, "M D"], positions: Integer[Array, "*batch T"], *, offset: int = 0
 ) -> Float[Array, "*batch T D"]:
-    """Look up a learned vector per position.
+    """Look up the learned embedding of each position.
 
         y = table[positions + offset]
 
@@ -131,7 +131,7 @@ def learned_positions(
 def check_positions(
     positions: Integer[Array, "*batch"] | Integer[np.ndarray, "*batch"], max_length: int
 ) -> None:
-    """Refuse positions outside [0, max_length): a learned table, or one of angles, ends there.
+    """Check that positions are in [0, max_length).
 
     A check on the host, for arrays that have values; under a transformation it does nothing.
 

@@ -1,4 +1,4 @@
-"""Mixtures of experts: where tokens go, what they meet there, and what keeps the load even."""
+"""Mixture of experts (MoE): routing, dispatch to experts over devices, router losses."""
 
 import math
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from jaxformer.functional.arguments import checked
 
 
 class Routing(NamedTuple):
-    """The experts a token goes to, the most likely first, and the weight of what each gives."""
+    """The top_k experts of each token, most likely first, and their weights."""
 
     experts: Integer[Array, "*batch top_k"]
     weights: Float32[Array, "*batch top_k"]
@@ -21,7 +21,7 @@ class Routing(NamedTuple):
 
 @checked
 def route(logits: Float[Array, "*batch E"], *, top_k: int, renormalise: bool = True) -> Routing:
-    """Choose the `top_k` most likely experts of each token.
+    """Top-k routing: choose the most likely experts of each token.
 
         p = softmax(logits);    weights = p[chosen] / sum(p[chosen])
 
@@ -60,7 +60,7 @@ def mix_experts(
     axis_name: str | None = None,
     room: float | None = None,
 ) -> Float[Array, "*batch D"]:
-    """Send each token to its experts and add up what they give, by weight.
+    """Mixture of experts: dispatch each token to its experts and sum their outputs, weighted.
 
         y = sum over chosen e of weight[e] * expert_e(x)
 
@@ -169,7 +169,7 @@ _permute.defvjp(
 def _with_room(
     chosen: Int[Array, " R"], room: float, *, num_experts: int, axis_name: str
 ) -> Int[Array, " R"]:
-    """The expert of each row; none, which is E, of rows for which its device has no room left.
+    """Set the expert id of rows over the capacity of their device to E, which drops them.
 
     Rows have room in their order, whatever the expert, so that none is left out before others.
     """
@@ -203,7 +203,7 @@ def _at_their_devices(
     axis_name: str,
     share: float | None,
 ) -> Float[Array, "R D"]:
-    """What experts on all devices make of rows sorted by expert; 0 for those behind the last."""
+    """Send rows to the devices of their experts, apply the experts, and send the outputs back."""
     devices, count = jax.lax.axis_size(axis_name), rows.shape[0]
     room = room_for(count, devices, share)
     by_device = sizes.reshape(devices, -1)  # [to, expert]
@@ -230,7 +230,7 @@ def _at_their_devices(
 
 
 class RouterTotals(NamedTuple):
-    """Sums over the tokens of a batch, from which the routers' losses follow.
+    """Sums over tokens, for the router losses; sums of several batches can be added.
 
     Totals of parts of a batch, on one device or on several, add up to those of the batch.
     """
@@ -249,7 +249,7 @@ def router_totals(
     mask: Bool[Array, "*#batch T"] | None = None,
     axes: int | None = None,
 ) -> RouterTotals:
-    """Add up over tokens what `load_balance_loss` and `router_z_loss` need.
+    """Compute the sums that `load_balance_loss` and `router_z_loss` need.
 
     Args:
         logits: A router's scores, or those of many layers along leading axes.
@@ -291,7 +291,7 @@ def router_totals(
 
 @checked
 def load_balance_loss(totals: RouterTotals) -> Float32[Array, "*layers"]:
-    """How unevenly tokens are spread: 1 when even, the number of experts when all go to one.
+    """Load-balancing loss of Switch Transformers: E * sum of share * mean probability.
 
         loss = E * sum over e of share_e * p_e
 
@@ -315,7 +315,7 @@ def load_balance_loss(totals: RouterTotals) -> Float32[Array, "*layers"]:
 
 @checked
 def router_z_loss(totals: RouterTotals) -> Float32[Array, "*layers"]:
-    """Keep a router's logits small, where float32 tells them apart.
+    """Router z-loss of ST-MoE: mean squared log-sum-exp of the router logits.
 
         loss = mean over tokens of log(sum over e of exp(logits[e])) ** 2
 

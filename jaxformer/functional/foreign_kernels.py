@@ -1,4 +1,4 @@
-"""Kernels that others wrote, inside `jax.vmap` and `jax.shard_map`, run once each way.
+"""Run external kernels (Pallas, cuDNN) and their gradients under `jax.vmap` and shard_map.
 
 `jax.shard_map` asks of each result how it varies over devices, and `pallas_call` refuses results
 that do not say so; JAX's own kernels do not. Of a program that is traced already only its arguments
@@ -33,29 +33,29 @@ THREAD = ThreadPoolExecutor(1)
 
 @dataclass(frozen=True)
 class Kernel(ABC):
-    """Attention of rows; `head_axis` is that of its queries, keys, values and output."""
+    """An attention kernel; `head_axis` is the head axis of its queries, keys, values and output."""
 
     head_axis: ClassVar[int]
 
     def tables(self) -> Any:
-        """Arrays of NumPy that it is called with before others."""
+        """NumPy arrays passed as the kernel's first argument (splash: its mask info)."""
         return ()
 
     @abstractmethod
     def __call__(
         self, tables: Any, query: Array, key: Array, value: Array, segments: Segments
     ) -> Array:
-        """Attend; with a gradient of its own."""
+        """Run attention; differentiable by the kernel's own backward pass."""
 
 
 class Program(NamedTuple):
-    """A traced function, in which no array says how it varies, and how its results are nested."""
+    """A jaxpr traced without varying-axes types, with the tree structure of its results."""
 
     closed: Any
     structure: Any
 
     def __call__(self, *given: Any) -> Any:
-        """Run it; its results vary over what any argument does."""
+        """Run it; results vary over every mesh axis that any argument varies over."""
         arrays = [jnp.asarray(x) for x in jax.tree.leaves(given)]
         axes = frozenset[str]().union(*map(varies_over, arrays))
         flat = jaxpr_as_fun(self.closed)(*(varying(x, *axes) for x in arrays))
@@ -63,7 +63,7 @@ class Program(NamedTuple):
 
 
 def outside_traces(function: Callable[..., Any], *given: Any, **options: Any) -> Any:
-    """Call a function where nothing is traced yet, and results need not say how they vary."""
+    """Call a function in a thread without active traces or varying-axes checks."""
     mesh = jax.sharding.get_abstract_mesh()
 
     def work() -> Any:
@@ -82,13 +82,13 @@ def traced(function: Callable[..., Any], *shapes: Any) -> Program:
 
 
 def untyped(function: Callable[..., Any], *given: Any) -> Any:
-    """Call a function whose results do not say how they vary; it has no gradient."""
+    """Call a function whose results carry no varying-axes types; not differentiable."""
     return traced(function, *_shapes(given))(*given)
 
 
 @jax.custom_batching.custom_vmap
 def alike(*arrays: Array) -> tuple[Array, ...]:
-    """The same arrays, of which `jax.vmap` maps all or none: cuDNN's kernel can do no other."""
+    """Identity; under `jax.vmap` either all arrays are batched or none, as cuDNN needs."""
     return arrays
 
 
@@ -123,7 +123,7 @@ def by_kernel(
 
 
 def _given(kernel: Kernel, query: Array, key: Array, value: Array, segments: Segments) -> Any:
-    """What a kernel is called with. Axes move here: what it makes of its arguments is kept."""
+    """Return the kernel's arguments, with the head axis moved to where it expects it."""
     query, key, value, *ids = alike(query, key, value, *(segments or ()))
     heads = (jnp.moveaxis(x, 2, kernel.head_axis) for x in (query, key, value))
     return kernel.tables(), *heads, tuple(ids) or None
@@ -158,7 +158,7 @@ by_kernel.defvjp(_forward, _backward)
 
 
 class Programs(NamedTuple):
-    """Both ways; where each residual stands among arguments and output, None if it is neither."""
+    """Forward and backward program, and which argument or output each residual equals."""
 
     forward: Program
     backward: Program

@@ -1,4 +1,4 @@
-"""Products of groups of rows, each with a matrix of its own: by a kernel where there is one."""
+"""Grouped matrix multiplication (ragged dot): XLA, megablox on TPUs, Mosaic GPU on Hopper."""
 
 import logging
 import math
@@ -27,7 +27,7 @@ LOG = logging.getLogger("jaxformer")
 def grouped_linear(
     x: Float[Array, "R D"], kernels: Float[Array, "E D F"], sizes: Integer[Array, " E"]
 ) -> Float[Array, "R F"]:
-    """Multiply consecutive groups of rows by a kernel each.
+    """Multiply consecutive groups of rows by one kernel per group.
 
         y[r] = x[r] @ kernels[e]    for the sizes[e] rows r of group e
 
@@ -55,22 +55,22 @@ class Products(ABC):
 
     @abstractmethod
     def times(self, x: Array, kernels: Array, sizes: Array, *, transposed: bool = False) -> Array:
-        """Rows [R, D] and kernels [E, D, F], or [E, F, D] transposed, to rows [R, F]."""
+        """Multiply rows [R, D] by their kernels, [E, D, F] or transposed, to [R, F]."""
 
     @abstractmethod
     def outer(self, x: Array, y: Array, sizes: Array) -> Array:
-        """The sum over each group's rows of x[r] * y[r]: [R, D] and [R, F] to [E, D, F]."""
+        """Sum x[r] * y[r] over the rows of each group: [R, D], [R, F] to [E, D, F]."""
 
 
 class Ragged(Products):
-    """By XLA."""
+    """Backend with XLA's `jax.lax.ragged_dot`."""
 
     def times(self, x: Array, kernels: Array, sizes: Array, *, transposed: bool = False) -> Array:
-        """As XLA has it."""
+        """`jax.lax.ragged_dot`."""
         return jax.lax.ragged_dot(x, kernels.mT if transposed else kernels, sizes)
 
     def outer(self, x: Array, y: Array, sizes: Array) -> Array:
-        """As XLA has it."""
+        """`jax.lax.ragged_dot_general` over the ragged rows."""
         axes = jax.lax.RaggedDotDimensionNumbers(
             dot_dimension_numbers=(((0,), (0,)), ((), ())),
             lhs_ragged_dimensions=[0],
@@ -81,12 +81,12 @@ class Ragged(Products):
 
 @dataclass(frozen=True)
 class Megablox(Products):
-    """By JAX's kernels for TPUs. A tile of rows that groups share is computed for each of them."""
+    """Backend with JAX's megablox kernels for TPUs."""
 
     interpret: bool = False
 
     def times(self, x: Array, kernels: Array, sizes: Array, *, transposed: bool = False) -> Array:
-        """By one kernel."""
+        """Megablox `gmm`."""
         rows, whole = len(x), padded(x, tile := self.rows(x, sizes))
         width = kernels.shape[1 if transposed else 2]
 
@@ -98,7 +98,7 @@ class Megablox(Products):
         return untyped(multiply, whole, kernels, sizes)[:rows]
 
     def outer(self, x: Array, y: Array, sizes: Array) -> Array:
-        """By one kernel."""
+        """Megablox `tgmm`."""
         tile = self.rows(x, sizes)
 
         def multiply(x: Array, y: Array, sizes: Array) -> Array:
@@ -109,22 +109,22 @@ class Megablox(Products):
 
     @property
     def module(self) -> Any:
-        """JAX's, whose name a function in its package hides; that one's gradient fails."""
+        """The module `gmm`, which a function of the same name hides in its package."""
         return import_module("jax.experimental.pallas.ops.tpu.megablox.gmm")
 
     def rows(self, x: Array, sizes: Array) -> int:
-        """A tile's: as many as a group has, so that few tiles are shared; LANES to 4 * LANES."""
+        """Rows per tile: about the mean group size as a power of two, from LANES to 4 * LANES."""
         each = max(1, len(x) // len(sizes))
         return min(4 * LANES, max(LANES, 2 ** int(math.log2(each))))
 
 
 class Hopper(Products):
-    """By JAX's kernels for NVIDIA's Hopper."""
+    """Backend with JAX's Mosaic GPU kernels for Hopper."""
 
     tiles = dict(block_m=128, block_n=128, block_k=64, max_concurrent_steps=4, grid_block_n=8)
 
     def times(self, x: Array, kernels: Array, sizes: Array, *, transposed: bool = False) -> Array:
-        """By one kernel."""
+        """Mosaic GPU `ragged_dot`."""
         from jax.experimental.pallas.ops.gpu.ragged_dot_mgpu import ragged_dot
 
         def multiply(x: Array, kernels: Array, sizes: Array) -> Array:
@@ -134,7 +134,7 @@ class Hopper(Products):
         return untyped(multiply, padded(x, LANES), kernels, sizes)[: len(x)]
 
     def outer(self, x: Array, y: Array, sizes: Array) -> Array:
-        """By one kernel."""
+        """Mosaic GPU `transposed_ragged_dot`."""
         from jax.experimental.pallas.ops.gpu import transposed_ragged_dot_mgpu as kernels
 
         def multiply(x: Array, y: Array, sizes: Array) -> Array:
@@ -144,12 +144,12 @@ class Hopper(Products):
 
 
 def padded(x: Array, multiple: int) -> Array:
-    """With rows of zeros behind, which are of no group."""
+    """Append zero rows, which belong to no group, up to a multiple."""
     return jnp.pad(x, [(0, -len(x) % multiple), (0, 0)])
 
 
 def part(width: int, dtype: Any) -> int:
-    """A tile's share of a width, in whole registers: at most 2048 bytes, and as even as can be."""
+    """Width of a tile: at most 2048 bytes, a multiple of LANES, as even as possible."""
     even = width / math.ceil(width * dtype.itemsize / 2048)
     return min(width, math.ceil(even / LANES) * LANES)
 
@@ -189,7 +189,7 @@ def _hopper_cannot(kind: str, dtype: str, kernels: Array) -> str | None:
 
 
 def _batched_as_more_groups(product: Callable[..., Array]) -> Callable[..., Array]:
-    """Let `vmap` lay a batch of grouped products side by side as one with more groups.
+    """Make `vmap` run a batch of grouped products as one product with more groups.
 
     JAX's own rule for a ragged product maps all operands along their first axis or none.
     """

@@ -1,4 +1,4 @@
-"""From a function of one head to all heads of all sequences."""
+"""Vectorise a one-head function over heads and batch (MHA, GQA, MQA)."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +20,7 @@ HEAD_AXES = {
 def over_heads(
     one_head: Callable[..., Any], output_axes: str, query: Array, key: Array, **others: Array | None
 ) -> Any:
-    """Lift a function of one head to all heads and sequences: ``[*batch, K, N // K, ...]``."""
+    """Apply a one-head function to all heads and sequences, [*batch, K, N // K, ...]."""
     shape = weights_shape(query, key)
     num_kv_heads = key.shape[-2]
     given = {"query": query, "key": key}
@@ -48,7 +48,7 @@ def _split_heads(x: Float[Array, "*batch T N H"], num_kv_heads: int) -> Float[Ar
 
 
 def _align(name: str, array: Array, shape: tuple[int, ...], num_kv_heads: int) -> Array:
-    """Bring a mask or bias to ``[*batch, K, N // K, T, S]``; axes before T may stay 1."""
+    """Broadcast a mask or bias to [*batch, K, N // K, T, S]; axes before T may stay 1."""
     shared = name == "mask" and array.ndim < len(shape)
     fits = (*shape[:-3], *shape[-2:]) if shared else shape
     padded = (1,) * (len(fits) - array.ndim) + array.shape
@@ -62,13 +62,13 @@ def _align(name: str, array: Array, shape: tuple[int, ...], num_kv_heads: int) -
 
 
 def weights_shape(query: Array, key: Array) -> tuple[int, ...]:
-    """Give ``(*batch, N, T, S)``."""
+    """Shape of the attention weights: (*batch, N, T, S)."""
     *batch, T, N, _ = query.shape
     return (*batch, N, T, key.shape[-3])
 
 
 def check_heads(query: Array, key: Array) -> None:
-    """Refuse queries that no head of keys is for, or more than one."""
+    """Check that query heads are a multiple of key/value heads."""
     N, K = query.shape[-2], key.shape[-2]
     if K == 0 or N % K:
         raise ValueError(f"Query heads must be a multiple of key/value heads; got {N} and {K}.")

@@ -1,4 +1,4 @@
-"""Which of the forms of attention computes what is asked for."""
+"""Choose the attention implementation: xla, blockwise, cudnn or splash."""
 
 import logging
 from typing import Literal
@@ -14,7 +14,7 @@ Implementation = Literal["auto", "xla", "blockwise", "cudnn", "splash"]
 def chosen_implementation(
     query: AnyArray, key: AnyArray, value: AnyArray, implementation: Implementation, asked: Asked
 ) -> Implementation:
-    """What "auto" comes to, and logs why; refuses what an implementation cannot do.
+    """Resolve "auto" and log why; refuse an implementation that lacks what is requested.
 
     Args:
         query: Queries, of which shape and dtype count.
@@ -58,7 +58,7 @@ def chosen_implementation(
 
 
 def _needs_arrays(asked: Asked) -> str | None:
-    """Why attention by blocks cannot do this; None if it can."""
+    """Why blockwise attention does not support the request; None if it does."""
     given, lazy = {"mask": asked.mask, "bias": asked.bias}, AttentionMask | ScoreBias | None
     arrays = [name for name, x in given.items() if not isinstance(x, lazy)]
     found = " and ".join(arrays)
@@ -66,7 +66,7 @@ def _needs_arrays(asked: Asked) -> str | None:
 
 
 def many_scores(queries: int, keys: int) -> bool:
-    """Whether attention between so many is better done block by block, as "auto" does it.
+    """Whether "auto" prefers blockwise attention: from 64 queries and 65,536 scores per head on.
 
     Args:
         queries: How many.

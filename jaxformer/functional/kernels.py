@@ -1,4 +1,4 @@
-"""Attention kernels of NVIDIA GPUs and TPUs, for what they can do."""
+"""Fused attention kernels: cuDNN on NVIDIA GPUs, splash on TPUs; what each supports."""
 
 import math
 from dataclasses import dataclass
@@ -59,7 +59,7 @@ def cudnn_attention(
 def _rows(
     kernel: Kernel, query: Array, key: Array, value: Array, mask: AttentionMask | None
 ) -> Any:
-    """Rows of a batch, which vary over the same devices each; JAX adds up gradients of others."""
+    """Flatten the batch axes, make all arrays vary over common mesh axes, and run the kernel."""
     rows = [x.reshape(-1, *x.shape[-3:]) for x in (query, key, value)]
     given = *rows, segments_of(mask, query.shape[:-3])
     axes = frozenset[str]().union(*(varies_over(x) for x in jax.tree.leaves(given)))
@@ -69,7 +69,7 @@ def _rows(
 
 @dataclass(frozen=True)
 class CuDNN(Kernel):
-    """The kernel with what it is told beside arrays."""
+    """cuDNN's fused attention with its static options."""
 
     head_axis = 2
     scale: float
@@ -84,7 +84,7 @@ class CuDNN(Kernel):
         value: Float[Array, "B S K H"],
         segments: Segments,
     ) -> Float[Array, "B T N H"]:
-        """Attend."""
+        """Run cuDNN attention."""
         del tables
         return jax.nn.dot_product_attention(
             query,
@@ -99,7 +99,7 @@ class CuDNN(Kernel):
 
 
 def segments_of(mask: AttentionMask | None, batch: tuple[int, ...]) -> Segments:
-    """The segments of all rows of a batch; None if they are one document each."""
+    """Flatten segment ids of queries and keys over the batch; None if the mask has none."""
     if mask is None or mask.query_segments is None or mask.key_segments is None:
         return None
     own, others = (
@@ -154,7 +154,7 @@ def splash_attention(
 
 @dataclass(frozen=True)
 class Splash(Kernel):
-    """The kernel with what it is told beside arrays."""
+    """Splash attention with its static options."""
 
     head_axis = 1
     heads: int
@@ -165,7 +165,7 @@ class Splash(Kernel):
     interpret: bool
 
     def tables(self) -> Any:
-        """JAX's kernel: which blocks are seen, as arrays."""
+        """JAX's splash kernel object, whose mask info is NumPy arrays."""
         return _splash(self)
 
     def __call__(
@@ -176,7 +176,7 @@ class Splash(Kernel):
         value: Float[Array, "B K S H"],
         segments: Segments,
     ) -> Float[Array, "B N T H"]:
-        """Attend."""
+        """Run splash attention."""
         from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
         ids = None if segments is None else splash.SegmentIds(*segments)
@@ -215,7 +215,7 @@ def _splash(asked: Splash) -> Any:
 
 
 class Asked(NamedTuple):
-    """What `dot_product_attention` is asked for.
+    """Mask, bias and options of a `dot_product_attention` call.
 
     Attributes:
         mask: An array, an `AttentionMask`, or None.
@@ -233,7 +233,7 @@ class Asked(NamedTuple):
 
 
 def cudnn_cannot(query: AnyArray, key: AnyArray, value: AnyArray, asked: Asked) -> str | None:
-    """Why cuDNN's kernel cannot do this; None if it can."""
+    """Return why cuDNN attention does not support the request, or None."""
     platform, kind = target()
     if platform != "gpu":
         return f"it runs on NVIDIA GPUs, and this is a {platform}"
@@ -261,12 +261,12 @@ def cudnn_cannot(query: AnyArray, key: AnyArray, value: AnyArray, asked: Asked) 
 
 
 def dtypes_of(*arrays: AnyArray) -> str:
-    """The dtypes of arrays, each once."""
+    """Return the distinct dtypes of the arrays, as text."""
     return ", ".join(sorted({str(x.dtype) for x in arrays}))
 
 
 def splash_cannot(query: AnyArray, key: AnyArray, value: AnyArray, asked: Asked) -> str | None:
-    """Why the splash kernel cannot do this; None if it can."""
+    """Return why splash attention does not support the request, or None."""
     if (platform := target().platform) != "tpu":
         return f"it runs on TPUs, and this is a {platform}"
     if (names := dtypes_of(query, key, value)) not in ("bfloat16", "float32"):
@@ -282,7 +282,7 @@ def splash_cannot(query: AnyArray, key: AnyArray, value: AnyArray, asked: Asked)
 
 
 def _kernels_cannot(query: AnyArray, value: AnyArray, asked: Asked) -> str | None:
-    """What neither kernel can do."""
+    """Return why neither kernel supports the request, or None."""
     if jax.config.values["jax_enable_checks"]:
         return "in its program no type says how devices differ, which JAX_ENABLE_CHECKS asks for"
     if value.shape[-1] != query.shape[-1]:

@@ -1,4 +1,4 @@
-"""Latent attention: keys and values of all heads made from one short vector a token, or never made.
+"""Multi-head latent attention (MLA): expand latents to keys and values, or absorb the query.
 
 Heads n, tokens j with a latent c[j] and a rotated key r[j] that heads share, kernels W_K and W_V:
 
@@ -24,7 +24,7 @@ def expand_latent(
     key_kernel: Float[Array, "C N P"],
     value_kernel: Float[Array, "C N Hv"],
 ) -> tuple[Float[Array, "*batch S N P+R"], Float[Array, "*batch S N Hv"]]:
-    """Keys and values of each head, from what heads share.
+    """Expand latents and the shared rotary key to keys and values of each head.
 
         key[s, n] = [latent[s] @ key_kernel[:, n], rotary_key[s]]
         value[s, n] = latent[s] @ value_kernel[:, n]
@@ -51,7 +51,7 @@ def expand_latent(
 def absorb_query(
     query: Float[Array, "*batch T N Q"], key_kernel: Float[Array, "C N P"]
 ) -> Float[Array, "*batch T N C+Q-P"]:
-    """Queries that meet the latent itself instead of the keys that would be made from it.
+    """Absorb the key kernel into the queries, so that they score latents directly.
 
         y[t, n] = [key_kernel[:, n] @ query[t, n, :P], query[t, n, P:]]
 
@@ -77,7 +77,7 @@ def absorb_query(
 def values_from_latent(
     mean: Float[Array, "*batch T N C"], value_kernel: Float[Array, "C N Hv"]
 ) -> Float[Array, "*batch T N Hv"]:
-    """The weighted means of values, from those of latents.
+    """Project weighted means of latents to weighted means of values (W^UV after attention).
 
         y[t, n] = mean[t, n] @ value_kernel[:, n]
 
@@ -92,7 +92,7 @@ def values_from_latent(
 
 
 def absorbing_saves(queries: int, latent_dim: int, plain_dim: int, value_dim: int) -> bool:
-    """Whether so many queries to a text cost fewer products absorbed than expanded.
+    """Whether the absorbed form takes fewer multiply-adds than the expanded form.
 
     For each token of the text and each head, expanding takes C (P + Hv) products, and each query
     P + Hv more where absorbed it takes 2 C.

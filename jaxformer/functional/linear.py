@@ -1,4 +1,4 @@
-"""Matrix products on features, and dropout."""
+"""Linear maps over one or several axes, and dropout."""
 
 import math
 from typing import Any
@@ -19,7 +19,7 @@ def linear(
     *,
     axes: int = 1,
 ) -> Float[Array, "..."]:
-    """Affine map of the last `axes` axes of `x`.
+    """Affine map over the last `axes` axes of x.
 
         y[*batch, *out] = sum over *in of x[*batch, *in] * kernel[*in, *out] + bias[*out]
 
@@ -57,7 +57,7 @@ def linear(
 
 
 def check_linear(x: Any, kernel: Any, bias: Any = None, *, axes: int = 1) -> None:
-    """Refuse what `linear` cannot multiply; shapes and dtypes are enough to tell."""
+    """Check shapes and dtypes of the arguments of `linear`."""
     out = kernel.shape[axes:]
     if not 1 <= axes <= x.ndim or x.shape[-axes:] != kernel.shape[:axes]:
         raise ValueError(
@@ -71,7 +71,7 @@ def check_linear(x: Any, kernel: Any, bias: Any = None, *, axes: int = 1) -> Non
 
 
 def check_known(name: str, given: Any) -> None:
-    """Refuse what is traced where the program itself depends on the number."""
+    """Refuse a traced value where a static number is needed."""
     if isinstance(given, jax.core.Tracer):
         raise ValueError(
             f"{name} must be a number that is known when the program is made, and is traced here: "
@@ -80,7 +80,7 @@ def check_known(name: str, given: Any) -> None:
 
 
 def check_dropout(rate: float, key: PRNGKeyArray | None) -> None:
-    """Refuse a rate that is none, or one without a key."""
+    """Check the dropout rate, and that a nonzero rate has a key."""
     check_known("The dropout rate", rate)
     if not 0 <= rate < 1:
         raise ValueError(f"Dropout rate must be in [0, 1); got {rate}.")
@@ -92,7 +92,7 @@ def check_dropout(rate: float, key: PRNGKeyArray | None) -> None:
 def dropout(
     x: Float[Array, "*batch"], rate: float, key: PRNGKeyArray | None
 ) -> Float[Array, "*batch"]:
-    """Zero each number with probability `rate` and divide the others by ``1 - rate``.
+    """Dropout: zero each number with probability `rate`, divide the others by ``1 - rate``.
 
     The expectation stays `x`, so nothing is rescaled at evaluation, when `rate` is 0.
 

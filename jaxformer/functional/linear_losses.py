@@ -1,4 +1,4 @@
-"""The last matrix product and its loss together; many logits are never there all at once."""
+"""Logits and cross-entropy from features and output kernel, chunked if logits are many."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ FEWEST_IDS = 512  # at a time: a narrower product leaves matrix units idle
 
 
 def loss_chunk(tokens: int, vocab_size: int, *, platform: str | None = None) -> int:
-    """How many ids of the vocabulary `linear_scores` works on at a time.
+    """Number of vocabulary ids per chunk; the whole vocabulary if there are few logits.
 
     All of them where that makes at most `WHOLE_UP_TO` logits: they are kept then, and the backward
     pass has a product less to compute. Else a multiple of `FEWEST_IDS` for about `AT_A_TIME`.
@@ -58,7 +58,7 @@ def linear_logits(
     masked_ids: tuple[int, ...] = (),
     axis_name: str | None = None,
 ) -> Float32[Array, "*batch V"]:
-    """Logits over a vocabulary, in float32.
+    """Logits from features and kernel, with multiplier, soft cap and masked ids, float32.
 
         logits = soft_cap(multiplier * (features @ kernel + bias)), minus infinity at masked_ids
 
@@ -177,7 +177,7 @@ def linear_cross_entropy(
     chunk: int | None = None,
     axis_name: str | None = None,
 ) -> Float32[Array, "*batch"]:
-    """`token_cross_entropy` of `linear_logits`, of so many ids at a time as `loss_chunk` says.
+    """Cross-entropy of `linear_logits`, computed in chunks of the vocabulary.
 
     Args:
         features: See `linear_logits`.
@@ -225,7 +225,7 @@ def linear_cross_entropy(
 
 
 def _check_head(features: Array, kernel: Array, bias: Array | None, vocabulary_axis: int) -> None:
-    """Refuse what cannot be multiplied, in the words of those who call with a kernel or a table."""
+    """Check shapes and dtypes of features, kernel and bias."""
     if vocabulary_axis not in (0, 1):
         raise ValueError(f"vocabulary_axis must be 0 or 1; got {vocabulary_axis}.")
     if kernel.ndim != 2:
@@ -246,7 +246,7 @@ def _check_head(features: Array, kernel: Array, bias: Array | None, vocabulary_a
 def _masked(
     part: int, masked_ids: tuple[int, ...], axis_name: str | None
 ) -> Bool[Array, " V"] | None:
-    """Which ids of this device's part have no probability."""
+    """Mask of the ids of this device's shard that are masked; None if there are none."""
     if not masked_ids:
         return None
     devices = 1 if axis_name is None else jax.lax.axis_size(axis_name)

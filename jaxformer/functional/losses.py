@@ -1,4 +1,4 @@
-"""Losses over a vocabulary, in nats per token and always in float32."""
+"""Cross-entropy losses over a vocabulary: nats per token, float32."""
 
 import math
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from jaxformer.functional.arguments import checked
 
 
 class TokenScores(NamedTuple):
-    """What the losses ask of a token's logits: three numbers instead of one for each id."""
+    """Log-sum-exp, target logit and mean logit of each token."""
 
     log_z: Float32[Array, "*batch"]  # logsumexp(logits)
     target: Float32[Array, "*batch"]  # the target's logit; NaN where there is no such id
@@ -25,7 +25,7 @@ def token_scores(
     *,
     axis_name: str | None = None,
 ) -> TokenScores:
-    """What the losses ask of logits.
+    """Compute log-sum-exp, target logit and mean logit of each token.
 
         log_z = logsumexp(logits);    target = logits[target];    mean = mean(logits)
 
@@ -50,14 +50,14 @@ def token_scores(
 
 
 def first_id(part: int, axis_name: str | None) -> int | Int[Array, ""]:
-    """The first id of the part of a vocabulary that this device has."""
+    """First vocabulary id of this device's shard."""
     return 0 if axis_name is None else part * jax.lax.axis_index(axis_name)
 
 
 def join_scores(
     scores: TokenScores, targets: Integer[Array, "*batch"], part: int, *, axis_name: str | None
 ) -> TokenScores:
-    """Of the whole vocabulary, where each device has seen `part` ids; other targets' are 0."""
+    """Reduce statistics of vocabulary shards over devices; NaN for targets out of range."""
     log_z, target, mean = scores
     devices = 1
     if axis_name is not None:
@@ -156,7 +156,7 @@ def cross_entropy(
     z_loss: float = 0.0,
     label_smoothing: float = 0.0,
 ) -> Float32[Array, ""]:
-    """Mean of `token_cross_entropy` over the tokens that count.
+    """Mean cross-entropy over the tokens that count.
 
         loss = sum(mask * token_loss) / sum(mask)
 
@@ -202,7 +202,7 @@ def cross_entropy(
 
 @checked
 def bits_per_byte(nats_total: float | Float[Array, ""], num_bytes: int) -> float | Float[Array, ""]:
-    """Information per byte of text, comparable between tokenizers.
+    """Convert summed cross-entropy to bits per byte of text.
 
         bits_per_byte = nats_total / (ln(2) * num_bytes)
 

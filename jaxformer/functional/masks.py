@@ -1,4 +1,4 @@
-"""Who may attend to whom: functions of positions, True where attention is allowed.
+"""Attention masks as functions of positions and segments: True where attention is allowed.
 
 Masks say nothing about storage. The same function serves training (positions 0 to T - 1), packed
 rows, a prompt continued from a cache (later query positions) and a ring buffer (key positions in
@@ -18,13 +18,13 @@ from jaxformer.functional.arguments import checked
 def beside(
     queries: Shaped[Array, "*#batch T"], keys: Shaped[Array, "*#batch S"]
 ) -> tuple[Shaped[Array, "..."], Shaped[Array, "..."]]:
-    """Numbers of queries and of keys, ready for each pair: ``[*batch, T, 1], [*batch, 1, S]``."""
+    """Expand per-query and per-key numbers to [*batch, T, 1] and [*batch, 1, S]."""
     first, second = same_rank(queries[..., :, None], keys[..., None, :])
     return first, second
 
 
 def same_rank(*arrays: Array) -> list[Array]:
-    """Arrays that broadcast with each other, with as many axes each."""
+    """Add leading axes of size 1 until all arrays have the same rank."""
     axes = max(x.ndim for x in arrays)
     return [x.reshape((1,) * (axes - x.ndim) + x.shape) for x in arrays]
 
@@ -33,7 +33,7 @@ def same_rank(*arrays: Array) -> list[Array]:
 def causal_mask(
     query_positions: Integer[Array, "*#batch T"], key_positions: Integer[Array, "*#batch S"]
 ) -> Bool[Array, "*batch T S"]:
-    """Allow each query the keys at or before its own position.
+    """Causal mask: each query attends to keys at or before its position.
 
         mask[t, s] = key_positions[s] <= query_positions[t]
 
@@ -69,7 +69,7 @@ def window_mask(
     *,
     lookahead: int = 0,
 ) -> Bool[Array, "*batch T S"]:
-    """Allow each query the latest ``window`` keys, its own position included.
+    """Sliding-window mask: each query attends to the latest `window` keys, its own included.
 
         mask[t, s] = query[t] - window < key[s] <= query[t] + lookahead
 
@@ -117,7 +117,7 @@ def window_mask(
 def segment_mask(
     query_segments: Integer[Array, "*#batch T"], key_segments: Integer[Array, "*#batch S"]
 ) -> Bool[Array, "*batch T S"]:
-    """Allow attention inside a segment only, so that packed documents do not see each other.
+    """Segment mask: attention within a segment (packed document) only.
 
         mask[t, s] = query_segments[t] == key_segments[s]
 
@@ -156,7 +156,7 @@ def prefix_mask(
     key_positions: Integer[Array, "*#batch S"],
     prefix_length: Integer[Array, "*#batch"] | int,
 ) -> Bool[Array, "*batch T S"]:
-    """Allow every query the whole prefix, and causal attention after it.
+    """Prefix-LM mask: bidirectional over the prefix, causal after it.
 
         mask[t, s] = key_positions[s] <= query_positions[t]  or  key_positions[s] < prefix_length
 
@@ -191,7 +191,7 @@ def prefix_mask(
 
 @checked
 def key_mask(valid: Bool[Array, "*batch S"]) -> Bool[Array, "*batch 1 S"]:
-    """Allow every query the valid keys: the mask of padding, before it joins another.
+    """Key padding mask: every query attends to the valid keys.
 
         mask[0, s] = valid[s]
 
@@ -206,7 +206,7 @@ def key_mask(valid: Bool[Array, "*batch S"]) -> Bool[Array, "*batch 1 S"]:
 
 @checked
 def length_mask(lengths: Integer[Array, "*batch"], num_places: int) -> Bool[Array, "*batch T"]:
-    """Mark the first places of each row: the tokens of rows that are padded behind.
+    """Valid-token mask of rows padded on the right: True for the first `lengths` tokens.
 
         mask[t] = t < lengths
 
@@ -231,7 +231,7 @@ def block_sparse_mask(
     local_blocks: int,
     stride: int,
 ) -> Bool[Array, "*batch {num_heads} T S"]:
-    """Allow the latest blocks and every ``stride``-th block before them, other ones in each head.
+    """Block-sparse causal mask: local blocks and every stride-th earlier one, shifted per head.
 
         query_block[t], key_block[s] = query_positions[t] // block, key_positions[s] // block
         local[t, s] = query_block[t] - key_block[s] < local_blocks

@@ -1,4 +1,4 @@
-"""Normalisation of features. Statistics are always taken in float32."""
+"""Layer norm, RMS norm and batch norm, with float32 statistics."""
 
 import math
 from typing import Literal, NamedTuple
@@ -16,7 +16,7 @@ def _check_eps(eps: float) -> None:
 
 
 def check_trailing(name: str, given: Array, x: Array) -> None:
-    """Refuse what does not have the last axes of x; axes of one would broadcast in silence."""
+    """Check that the array's axes equal the last axes of x, without broadcasting."""
     for i in range(1, min(given.ndim, x.ndim) + 1):
         if given.shape[-i] != x.shape[-i]:
             raise ValueError(
@@ -97,7 +97,7 @@ def layer_norm(
 
 
 def _mean(x: Float[Array, "*batch D"], axis_name: str | None) -> Float[Array, "*batch 1"]:
-    """The mean of each vector, whose parts may be on several devices."""
+    """Mean over the last axis, and over the devices that shard it."""
     mean = jnp.mean(x, axis=-1, keepdims=True)
     return mean if axis_name is None else jax.lax.pmean(mean, axis_name)
 

@@ -1,4 +1,4 @@
-"""Attention to some of the keys, and putting such parts together."""
+"""Partial attention over some of the keys, and combining partial results (online softmax)."""
 
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ NOTHING = float(jnp.finfo(jnp.float32).min)  # the peak of a query that has seen
 
 
 class PartialAttention(NamedTuple):
-    """What queries have gathered from the keys that they have met so far.
+    """Softmax numerator, denominator and running maximum of each query, over the keys so far.
 
     `values` and `total` are sums over those keys of ``exp(score - peak) * value`` and of
     ``exp(score - peak)``; `peak` is the largest score.
@@ -38,7 +38,7 @@ def attend_partially(
     logit_softcap: float | None = None,
     normalizer: Normalizer = "softmax",
 ) -> PartialAttention:
-    """One head of attention to some of the keys: `attend` before the division.
+    """Partial attention of one head: numerator, denominator and maximum over these keys.
 
         values = exp(attention_scores(query, key, bias) - peak) @ value
                  over the keys that mask allows
@@ -79,7 +79,7 @@ def attend_partially(
 
 @checked
 def merge_attention(a: PartialAttention, b: PartialAttention) -> PartialAttention:
-    """What queries have gathered from the keys of two parts together.
+    """Combine the partial attention of two disjoint sets of keys.
 
         peak = max(peak_a, peak_b);    x = x_a * exp(peak_a - peak) + x_b * exp(peak_b - peak)
 
@@ -101,7 +101,7 @@ def merge_attention(a: PartialAttention, b: PartialAttention) -> PartialAttentio
 
 @checked
 def finish_attention(part: PartialAttention) -> Float32[Array, "*batch T Hv"]:
-    """The mean values of each query, once it has met all keys; zero where it may attend to none.
+    """Divide numerator by denominator; zero for queries without visible keys.
 
         output = values / total
 

@@ -1,4 +1,4 @@
-"""What kind of machine a program is for."""
+"""Platform and GPU generation that the traced program is compiled for."""
 
 import re
 from typing import Any, NamedTuple
@@ -14,14 +14,14 @@ LANES = 128  # numbers that a TPU's vector unit holds side by side
 
 
 class Target(NamedTuple):
-    """A kind of device: its platform, "cpu", "gpu" or "tpu", and the name of its kind."""
+    """Platform ("cpu", "gpu" or "tpu") and device kind of a device."""
 
     platform: str
     kind: str
 
 
 def target() -> Target:
-    """What the program that is traced is for.
+    """Return the device kind that the traced program is compiled for.
 
     Inside `jax.shard_map` its mesh says so, whatever devices this process has. Elsewhere programs
     are for the default device, another one by `jax.default_device`.
@@ -38,12 +38,12 @@ def target() -> Target:
 
 
 def platform() -> str:
-    """That of the target: "cpu", "gpu" or "tpu"."""
+    """Return the target's platform: "cpu", "gpu" or "tpu"."""
     return target().platform
 
 
 def nvidia_generation(kind: str) -> int:
-    """The major number of a GPU's compute capability, by its name; none is asked.
+    """Major CUDA compute capability of a GPU, inferred from its name.
 
     Args:
         kind: As `jax.Device.device_kind` has it.

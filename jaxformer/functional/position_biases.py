@@ -1,4 +1,4 @@
-"""Biases of scores that follow from positions: ALiBi, T5's buckets, FIRE, Transformer-XL."""
+"""Attention biases from relative positions: ALiBi, T5, FIRE, Transformer-XL."""
 
 import bisect
 import math
@@ -16,7 +16,7 @@ from jaxformer.functional.positions import sinusoidal_positions
 
 @checked
 def alibi_slopes(num_heads: int) -> Float[Array, " {num_heads}"]:
-    """How fast each head's attention falls with distance: a geometric series over the heads.
+    """ALiBi slope of each head, a geometric series.
 
         slopes[h] = 2 ** (-8 * (h + 1) / n),    n the largest power of two up to num_heads
 
@@ -59,7 +59,7 @@ def alibi_bias(
     query_positions: Integer[Array, "*#batch T"],
     key_positions: Integer[Array, "*#batch S"],
 ) -> Float[Array, "*batch N T S"]:
-    """Attention falls linearly with distance.
+    """ALiBi bias: -slope * distance.
 
         bias[h, i, j] = -slopes[h] * abs(query_positions[i] - key_positions[j])
 
@@ -102,7 +102,7 @@ def relative_position_buckets(
     num_buckets: int = 32,
     max_distance: int = 128,
 ) -> Int[Array, "*batch"]:
-    """Buckets of T5: one for each small distance, then ever wider ones, the last open.
+    """T5 bucket of each relative position: exact for small distances, logarithmic above.
 
         n = num_buckets, or half of it for each sign if bidirectional;  exact = n // 2
         bucket = distance                                               if distance < exact
@@ -166,7 +166,7 @@ def relative_position_buckets(
 def relative_position_bias(
     table: Float[Array, "buckets N"], buckets: Integer[Array, "*batch T S"]
 ) -> Float[Array, "*batch N T S"]:
-    """Look up one learned number per head and bucket, to add to the scores.
+    """Look up the learned bias of each head and bucket.
 
         bias[h, i, j] = table[buckets[i, j], h]
 
@@ -195,7 +195,7 @@ def t5_bias(
     bidirectional: bool,
     max_distance: int = 128,
 ) -> Float[Array, "*batch N T S"]:
-    """The bias of T5: `relative_position_bias` of the buckets of all distances.
+    """T5 relative position bias between queries and keys.
 
     Args:
         table: Learned; one row per bucket.
@@ -233,7 +233,7 @@ def fire_bias(
     c: Float[Array, ""],
     length: Float[Array, ""],
 ) -> Float[Array, "*batch N T S"]:
-    """A small network makes the bias of each head from the distance, on a bounded scale.
+    """FIRE bias: a small MLP of the normalised log-distance, for each head.
 
         bias[:, i, j] = relu(x[i, j] @ hidden_kernel + hidden_bias) @ out_kernel + out_bias
         x[i, j] = log(abs(c d) + 1) / (log(abs(c p) + 1) + 1e-6)
@@ -285,7 +285,7 @@ def transformer_xl_bias(
     base: float = 10_000.0,
     bidirectional: bool = False,
 ) -> Float[Array, "*batch N T S"]:
-    """Score each distance by what the query makes of its projected sinusoid.
+    """Transformer-XL position scores: query times projected sinusoid of the distance.
 
         bias[n, i, j] = sum over h of query[i, n, h] * (kernel.T @ s)[n, h]
         s = sinusoidal_positions(query_positions[i] - key_positions[j], layout="halves")

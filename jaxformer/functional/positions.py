@@ -1,4 +1,4 @@
-"""Positions that are added to the features: sinusoids."""
+"""Sinusoidal position embeddings."""
 
 from typing import Literal, get_args
 
@@ -20,7 +20,7 @@ def sinusoidal_positions(
     layout: Layout = "interleaved",
     sin_first: bool = True,
 ) -> Float[Array, "*batch T {dim}"]:
-    """A sine and a cosine per feature pair, of wavelengths from 2 pi to nearly 2 pi * base.
+    """Sinusoidal position embedding: a sine and a cosine per feature pair.
 
         phase[t, j] = positions[t] * base ** (-2 * j / dim),    j = 0 ... dim / 2 - 1
         y[t, 2 * j], y[t, 2 * j + 1] = sin(phase[t, j]), cos(phase[t, j])

@@ -1,4 +1,4 @@
-"""Products of narrow numbers that are added up in float32."""
+"""Operands for bfloat16 matrix products that accumulate in float32."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from jaxformer.functional.platforms import platform
 def factors(
     x: Float[Array, "..."], y: Float[Array, "..."]
 ) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
-    """What to multiply with `preferred_element_type=jnp.float32`: x and y, where that works.
+    """Return operands for `preferred_element_type=float32`; upcasts them where XLA needs it.
 
     Up to JAX 0.8.2, XLA for CPUs refuses some such products of bfloat16 ("Unsupported element type
     for DotThunk"). Converted to float32 first, they have the same products, and sums as wide.

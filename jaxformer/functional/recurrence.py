@@ -1,4 +1,4 @@
-"""The linear recurrence that decay attention is, token by token, in rounds or by chunks."""
+"""Linear recurrence of decay attention: sequential scan, associative scan, or chunkwise."""
 
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -29,7 +29,7 @@ RECURRENCE_CHUNK = 64
 
 
 class Recurrence(NamedTuple):
-    """What `linear_recurrence` gives: the output of every token, and the state after the last."""
+    """Output of every token, and the state after the last."""
 
     output: Float[Array, "*batch T N H"]
     state: Float[Array, "*batch N H"]
@@ -48,7 +48,7 @@ def linear_recurrence(
     chunk: int = RECURRENCE_CHUNK,
     pairing: Pairing = "halves",
 ) -> Recurrence:
-    """A linear recurrence that shrinks and turns its state by the same amount for every token.
+    """Diagonal linear recurrence: h[i] = gamma * exp(-i theta) * h[i - 1] + value[i].
 
         h[i] = gamma * exp(-i theta) * h[i - 1] + value[i];    output[i] = h[i]
 
@@ -120,7 +120,7 @@ def linear_recurrence(
 
 
 def _once(z: Array, gamma: Array, theta: Array | None) -> Inexact[Array, "..."]:
-    """The multiplier of one token, ``[*1, N, 1, C]``, rounded as seldom as can be."""
+    """One-step transition gamma * exp(-i theta), [*1, N, 1, C]."""
     shrunk = by_head(gamma, z)
     if theta is None:
         return shrunk
@@ -159,7 +159,7 @@ def _in_rounds(
 def _by_chunks(
     z: Array, gamma: Array, theta: Array | None, steps: Steps, start: Array, chunk: int
 ) -> Inexact[Array, "*batch N T C"]:
-    """Attention inside chunks; to it comes what is left of the state before each chunk."""
+    """Chunkwise form: parallel attention inside chunks, a recurrence over chunk states."""
     length, more = z.shape[-2], -z.shape[-2] % chunk
     z = jnp.pad(z, [(0, 0)] * (z.ndim - 2) + [(0, more), (0, 0)])
     z = jnp.moveaxis(z.reshape(*z.shape[:-2], -1, chunk, z.shape[-1]), -3, -4)
@@ -188,5 +188,5 @@ def _by_chunks(
 
 
 def _as_varying(start: Array, *others: Any) -> Array:
-    """Let devices differ in the state wherever they differ in what enters it."""
+    """`pvary` the initial state over every axis that any input varies over."""
     return varying(start, *(axis for x in jax.tree.leaves(others) for axis in varies_over(x)))

@@ -1,4 +1,4 @@
-"""Attention over a sequence that is shared out among devices."""
+"""Ring attention: attention over a sequence sharded over devices (context parallelism)."""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -31,7 +31,7 @@ Partial = tuple[Float32[Array, "U G T Hv"], Float32[Array, "U G T"]]  # output a
 
 
 def ring_order(length: int, devices: int) -> Int[np.ndarray, " T"]:
-    """In which order a sequence is shared out, so that causal attention gives all equal work.
+    """Zigzag order of positions, which balances causal attention over devices.
 
         device i of d has parts i and 2 d - 1 - i of 2 d equal ones
 
@@ -82,7 +82,7 @@ def ring_attention(
     dropout_rate: float = 0.0,
     dropout_key: PRNGKeyArray | None = None,
 ) -> Float[Array, "*batch T N Hv"]:
-    """`dot_product_attention` of a device's queries to the keys of all devices along an axis.
+    """Ring attention: this device's queries attend to the keys of all devices along an axis.
 
         output_d, lse_d = `blockwise_attention` of query to the keys and values of device d
         output = sum over d of exp(lse_d - lse) output_d;      lse = logsumexp over d of lse_d
@@ -137,7 +137,7 @@ def ring_attention(
 
 
 def _block(length: int) -> int:
-    """Tokens of a block, of which none stands in both parts that `ring_order` gives a device.
+    """Tile size such that, where the length allows, no tile spans both zigzag parts.
 
     For positions of both parts would say nothing of what lies between. A length that no such block
     divides well has blocks across.
@@ -148,7 +148,7 @@ def _block(length: int) -> int:
 
 
 class Ring(NamedTuple):
-    """How attention goes round."""
+    """Static options of ring attention."""
 
     how: How
     axis_name: str
@@ -157,7 +157,7 @@ class Ring(NamedTuple):
 
 
 def _travelling(ring: Ring, units: Unit) -> Any:
-    """What goes round: keys, values, and where they stand, once for all heads."""
+    """Return what the ring sends: keys, values, and one copy of the key positions."""
     places = jax.tree.map(lambda x: x[:: ring.num_kv_heads], side(units, KEY_SIDE))
     return units.key, None if ring.shared else units.value, places
 
@@ -173,7 +173,7 @@ def _meeting(ring: Ring, units: Unit, travelling: Any, owner: Int[Array, ""]) ->
 
 
 def _next(axis_name: str, x: Any) -> Any:
-    """From the next device, the one before last at the end of a round."""
+    """Receive from the next device of the ring (ppermute by one)."""
     devices = jax.lax.axis_size(axis_name)
     return jax.lax.ppermute(x, axis_name, [(i, (i - 1) % devices) for i in range(devices)])
 
@@ -187,7 +187,7 @@ def _nothing(units: Unit) -> Partial:
 
 
 def _combined(a: Partial, b: Partial) -> Partial:
-    """Output and log-sum-exp of the keys of both."""
+    """Combine outputs and log-sum-exps of two disjoint sets of keys."""
     (output, lse), (other, other_lse) = a, b
     peak = jnp.maximum(lse, other_lse)
     one, two = jnp.exp(lse - peak), jnp.exp(other_lse - peak)
@@ -221,12 +221,12 @@ def _forward(ring: Ring, units: Unit) -> Any:
 
 
 def _backward(ring: Ring, kept: Any, given: Float32[Array, "U G T Hv"]) -> tuple[Unit]:
-    """Every device adds to the gradients of keys and values that come by."""
+    """Backward ring: each device adds to the gradients of the keys and values that pass."""
     units, output, log_total = kept
     here, devices = jax.lax.axis_index(ring.axis_name), jax.lax.axis_size(ring.axis_name)
 
     def meet(travelling: Any, owner: Array) -> tuple[Any, Any]:
-        """Gradients of what stays here, and of what travels on."""
+        """Gradients of query and bias (which stay) and of keys and values (which move on)."""
         meeting = _meeting(ring, units, travelling, owner)
         found = each_unit(gradient_of_unit, ring.how, meeting, output, log_total, given)
         both = (found.key + found.value,) if ring.shared else (found.key, found.value)

@@ -1,4 +1,4 @@
-"""Rotary positions. A position is a complex number of modulus one per pair of features."""
+"""Rotary position embedding (RoPE): multiply feature pairs by unit complex numbers."""
 
 from typing import Literal, get_args
 
@@ -14,7 +14,7 @@ Pairing = Literal["halves", "neighbours"]
 
 @checked
 def rope_frequencies(head_dim: int, *, base: float = 10_000.0) -> Float[Array, " {head_dim//2}"]:
-    """Angular frequency of each feature pair, from 1 down to nearly ``1 / base``.
+    """RoPE frequency of each feature pair: base ** (-2 j / head_dim).
 
         frequencies[j] = base ** (-2 * j / head_dim),    j = 0 ... head_dim / 2 - 1
 
@@ -54,7 +54,7 @@ def rope_frequencies(head_dim: int, *, base: float = 10_000.0) -> Float[Array, "
 def rope_rotations(
     positions: Real[Array, "*batch T"], frequencies: Float[Array, " C"]
 ) -> Complex64[Array, "*batch T C"]:
-    """One unit complex number per position and feature pair.
+    """RoPE rotations: one unit complex number per position and feature pair.
 
         rotations[t, j] = exp(i * positions[t] * frequencies[j])
 
@@ -115,7 +115,7 @@ def rotate(
     *,
     pairing: Pairing = "halves",
 ) -> Float[Array, "*batch T N H"]:
-    """Apply rotary positions: read feature pairs as complex numbers and multiply.
+    """Apply RoPE: multiply feature pairs, read as complex numbers, by the rotations.
 
         z[j] -> z[j] * exp(i * position * frequency[j])
 

@@ -1,4 +1,4 @@
-"""Rotary positions beyond the length of training: each scaling is a function of the frequencies.
+"""RoPE scaling for long contexts: each method maps frequencies to scaled frequencies.
 
 All slow the pairs down so that long texts meet the phases short ones did. They differ in which
 pairs they slow; ``factor`` always says by how much the context grows.
@@ -14,7 +14,7 @@ from jaxformer.functional.arguments import checked
 
 @checked
 def rope_scale_linear(frequencies: Float[Array, " C"], *, factor: float) -> Float[Array, " C"]:
-    """Slow all pairs alike, as if positions were ``factor`` times closer together.
+    """Linear scaling (position interpolation): divide all frequencies by `factor`.
 
         frequencies[j] / factor
 
@@ -36,7 +36,7 @@ def rope_scale_linear(frequencies: Float[Array, " C"], *, factor: float) -> Floa
 def rope_scale_ntk(
     frequencies: Float[Array, " C"], *, factor: float | Float[Array, ""]
 ) -> Float[Array, " C"]:
-    """Keep the fastest pair, slow the slowest by ``factor``, and the others geometrically between.
+    """NTK-aware scaling: divide frequencies by 1 (highest) to `factor` (lowest), geometrically.
 
         frequencies[j] * factor ** (-j / (C - 1))
 
@@ -71,7 +71,7 @@ def rope_scale_dynamic_ntk(
     factor: float,
     original_max_length: int,
 ) -> Float[Array, " C"]:
-    """`rope_scale_ntk` by a factor that grows with the text, from 1 at the length of training.
+    """Dynamic NTK scaling: `rope_scale_ntk` with a factor that grows with the sequence length.
 
         growth = 1 + factor * (max(length, original_max_length) / original_max_length - 1)
 
@@ -104,7 +104,7 @@ def rope_scale_llama3(
     high_freq_factor: float,
     original_max_length: int,
 ) -> Float[Array, " C"]:
-    """Slow the pairs that turn seldom within the length of training, keep those that turn often.
+    """Llama 3 scaling: divide low frequencies by `factor`, keep high ones, interpolate between.
 
         turns[j] = original_max_length * frequencies[j] / (2 * pi)
         keep[j] = clip((turns[j] - low_freq_factor) / (high_freq_factor - low_freq_factor), 0, 1)
@@ -148,7 +148,7 @@ def rope_scale_yarn(
     beta_slow: float = 1.0,
     truncate: bool = True,
 ) -> Float[Array, " C"]:
-    """Keep the pairs before one index, slow those after another, go over linearly in between.
+    """YaRN scaling: keep high frequencies, divide low ones by `factor`, a linear ramp between.
 
         first, last = the (real) indices of the pairs that make beta_fast and beta_slow turns
                       within original_max_length
@@ -198,7 +198,7 @@ def rope_scale_yarn(
 def yarn_attention_factor(
     factor: float, *, mscale: float = 1.0, mscale_all_dim: float = 0.0
 ) -> float:
-    """What YaRN multiplies the rotations of queries and keys by; scores get its square.
+    """YaRN attention factor, which multiplies the rotations of queries and keys.
 
         (0.1 * mscale * ln(factor) + 1) / (0.1 * mscale_all_dim * ln(factor) + 1)
 
@@ -232,7 +232,7 @@ def rope_scale_longrope(
     length: int | Integer[Array, ""],
     original_max_length: int,
 ) -> Float[Array, " C"]:
-    """Slow each pair by a factor of its own, found by search; long texts have other factors.
+    """LongRoPE scaling: divide each frequency by its short or long factor, by sequence length.
 
         frequencies[j] / (long_factors[j] if length > original_max_length else short_factors[j])
 
@@ -259,7 +259,7 @@ def rope_scale_longrope(
 
 
 def longrope_attention_factor(max_length: int | float, original_max_length: int) -> float:
-    """What LongRoPE multiplies the rotations of queries and keys by, for short and long texts.
+    """LongRoPE attention factor, which multiplies the rotations of queries and keys.
 
         sqrt(1 + ln(max_length / original_max_length) / ln(original_max_length))
 

@@ -1,4 +1,4 @@
-"""Reshaping of next-token logits before sampling: logits in, logits out, -inf where unwanted.
+"""Logit processors for sampling: temperature, top-k, top-p, min-p, repetition penalty.
 
 Each takes ``[*batch, V]`` and keeps the dtype; they compose in any order a caller likes. Sample
 from the result with `jax.random.categorical`.
@@ -48,7 +48,7 @@ def scale_by_temperature(
 
 @checked
 def keep_top_k(logits: Float[Array, "*batch V"], k: int) -> Float[Array, "*batch V"]:
-    """Keep the `k` largest logits, and all that tie with the last of them.
+    """Top-k filter: keep the k largest logits and ties with the last of them.
 
     Args:
         logits: Next-token logits.
@@ -72,7 +72,7 @@ def keep_top_k(logits: Float[Array, "*batch V"], k: int) -> Float[Array, "*batch
 
 @checked
 def keep_top_p(logits: Float[Array, "*batch V"], p: float) -> Float[Array, "*batch V"]:
-    """Keep the fewest tokens whose probabilities add up to at least `p`: the nucleus.
+    """Top-p (nucleus) filter: keep the fewest tokens whose probabilities sum to at least p.
 
     A token stays if the tokens more likely than it hold less than `p` together. The likeliest
     token therefore always stays, and tokens that tie with the last kept one stay too (Hugging
@@ -114,7 +114,7 @@ def keep_top_p(logits: Float[Array, "*batch V"], p: float) -> Float[Array, "*bat
 
 @checked
 def keep_min_p(logits: Float[Array, "*batch V"], p: float) -> Float[Array, "*batch V"]:
-    """Keep tokens at least `p` times as likely as the likeliest one, which always stays.
+    """Min-p filter: keep tokens with at least p times the largest probability.
 
         keep if logit >= max(logits) + log(p)
 
@@ -140,7 +140,7 @@ def keep_min_p(logits: Float[Array, "*batch V"], p: float) -> Float[Array, "*bat
 
 @checked
 def seen_tokens(tokens: Integer[Array, "*batch T"], vocab_size: int) -> Bool[Array, "*batch V"]:
-    """Mark which tokens of the vocabulary occur; ids outside it, such as -1 for padding, do not.
+    """Mark the vocabulary ids that occur in each row; ids out of range are ignored.
 
         seen[v] = any(tokens == v)
 
@@ -168,7 +168,7 @@ def seen_tokens(tokens: Integer[Array, "*batch T"], vocab_size: int) -> Bool[Arr
 def penalise_repetition(
     logits: Float[Array, "*batch V"], seen: Bool[Array, "*#batch V"], penalty: float
 ) -> Float[Array, "*batch V"]:
-    """Make tokens that occurred less likely: positive logits shrink, negative ones grow.
+    """Repetition penalty of CTRL: lower the logits of tokens that occurred.
 
         y = logit / penalty if logit > 0 else logit * penalty        (where seen)
 

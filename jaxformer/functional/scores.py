@@ -1,4 +1,4 @@
-"""How well queries match keys, and what may be chosen about it."""
+"""Attention scores of one head, their scale, and checks of the score options."""
 
 from typing import Literal, get_args
 
@@ -23,7 +23,7 @@ def attention_scores(
     scale: float | Float[Array, ""],
     logit_softcap: float | None = None,
 ) -> Float32[Array, "T S"]:
-    """How well each query of one head matches each key.
+    """Scores of one head: soft_cap(scale * query @ key.T) + bias, float32.
 
         scores = c * tanh(scale * query @ key.T / c) + bias          c = logit_softcap, if any
 
@@ -48,7 +48,7 @@ def attention_scores(
 def scaled(
     query: Float[Array, "..."], scale: float | Float[Array, ""] | None
 ) -> tuple[Float[Array, "..."], float]:
-    """Queries, and by what number their products with keys are multiplied.
+    """Return the query and a Python scale; a traced scale is multiplied into the query instead.
 
     A number that is an array, as one that is learned is, multiplies the queries instead: kernels
     and loops are told a number of Python, and have no gradient of it.
@@ -66,7 +66,7 @@ def check_choices(
     dropout_rate: float,
     dropout_key: PRNGKeyArray | None,
 ) -> None:
-    """Refuse what no implementation of attention can do."""
+    """Check normalizer, soft cap and dropout of an attention call."""
     if normalizer not in get_args(Normalizer):
         raise ValueError(f"normalizer must be in {get_args(Normalizer)}; got {normalizer!r}.")
     check_known("logit_softcap", logit_softcap)

@@ -1,4 +1,4 @@
-"""Buffers of a fixed number of slots: where new entries go, and putting them there."""
+"""Ring-buffer slots (KV cache): slot of each position, and writing entries to slots."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, Integer, Shaped
@@ -10,7 +10,7 @@ from jaxformer.functional.arguments import checked
 def ring_slots(
     positions: Integer[Array, "*batch T"], valid: Bool[Array, "*batch T"], num_slots: int
 ) -> Int[Array, "*batch T"]:
-    """Where in a ring of `num_slots` each new entry goes; `num_slots`, which is nowhere, if not.
+    """Ring-buffer slot of each new entry; `num_slots` (out of range) for entries to drop.
 
         slot = position mod num_slots
 
@@ -43,7 +43,7 @@ def write_slots(
     *,
     stacked: Int[Array, ""] | None = None,
 ) -> Shaped[Array, "..."]:
-    """Put new entries into their slots.
+    """Write new entries to their slots of a buffer; out-of-range slots drop the entry.
 
         y[slots[t]] = new[t];    y[s] = buffer[s] elsewhere
 

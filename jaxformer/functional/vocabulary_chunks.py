@@ -1,4 +1,4 @@
-"""What losses ask of a head's logits, from some ids of the vocabulary at a time."""
+"""Log-sum-exp, target logit and mean logit per token, in chunks of the vocabulary."""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ def finish_logits(
     multiplier: float,
     softcap: float | None,
 ) -> Float32[Array, "*batch V"]:
-    """From products to logits."""
+    """Turn products into logits: multiplier, soft cap, -inf at masked ids."""
     logits = products.astype(jnp.float32) * multiplier
     if softcap is not None:
         logits = soft_cap(logits, softcap)
@@ -38,7 +38,7 @@ class Rule(NamedTuple):
 
 
 class Head(NamedTuple):
-    """What logits are made from; V counts the ids of this device, and targets are among them."""
+    """Arrays the logits are made from; V and targets are those of this device's shard."""
 
     features: Float[Array, "T D"]
     kernel: Float[Array, "..."]
@@ -48,7 +48,7 @@ class Head(NamedTuple):
 
 
 class _Chunk(NamedTuple):
-    """A head's ids from `first` on, and their products with the features."""
+    """A chunk of the vocabulary from id `first` on, and its products with the features."""
 
     first: int | Int[Array, ""]
     kernel: Float[Array, "..."]
@@ -69,7 +69,7 @@ def _chunk(rule: Rule, head: Head, first: int | Array, size: int) -> _Chunk:
 
 
 def _product(a: Array, b: Array, over: tuple[int, int], dtype: Any = None) -> Array:
-    """Of two matrices, over an axis of each."""
+    """Product of two matrices, contracted over one axis of each."""
     axes = (((over[0],), (over[1],)), ((), ()))
     if dtype == jnp.float32:
         a, b = factors(a, b)
@@ -77,7 +77,7 @@ def _product(a: Array, b: Array, over: tuple[int, int], dtype: Any = None) -> Ar
 
 
 def _each_chunk(rule: Rule, head: Head, step: Any, start: Any) -> Any:
-    """Go through the vocabulary: whole chunks in a loop, then what is left over."""
+    """Fold over the chunks of the vocabulary: whole chunks in a loop, then the remainder."""
     part = head.kernel.shape[rule.vocabulary_axis]
     whole, rest = divmod(part, rule.chunk)
     at = partial(_chunk, rule, head)
@@ -93,7 +93,7 @@ def _zeros(shape: tuple[int, ...], dtype: Any, like: Array) -> Array:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def chunked_scores(rule: Rule, head: Head) -> TokenScores:
-    """Scores over the ids of this device, the target's 0 where it is not among them."""
+    """Logit statistics over this device's shard; 0 for targets of other shards."""
     part, tokens = head.kernel.shape[rule.vocabulary_axis], head.targets.shape
 
     def step(chunk: _Chunk, so_far: TokenScores) -> TokenScores:

@@ -1,4 +1,4 @@
-"""From a prompt to more text."""
+"""Text generation: prefill, decoding, samplers, beam search, and log-likelihoods."""
 
 from jaxformer.generation.beam import Beams as Beams
 from jaxformer.generation.beam import beam_search as beam_search

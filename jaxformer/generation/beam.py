@@ -1,4 +1,4 @@
-"""Beam search: keep the few most likely beginnings, and the best texts that have ended."""
+"""Beam search over any decode-step function."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ TakeRows = Callable[[Any, Int[Array, " rows"]], Any]
 
 
 class Beams(NamedTuple):
-    """The texts found for each row of a batch, the best first.
+    """Result of a beam search: num_beams sequences per row, best first.
 
     Attributes:
         tokens: New tokens, the stop token included; behind `lengths` without meaning.
@@ -26,7 +26,7 @@ class Beams(NamedTuple):
 
 
 class Search(NamedTuple):
-    """Beginnings that go on, and texts that have ended."""
+    """Loop state: live beams, finished beams, and the decode state."""
 
     tokens: Int[Array, "B beams new"]
     total: Float[Array, "B beams"]  # log-probability
@@ -48,7 +48,7 @@ def beam_search(
     max_new_tokens: int,
     length_penalty: float = 1.0,
 ) -> Beams:
-    """Search for the texts with the highest score under any model.
+    """Return the sequences with the highest length-normalized log-probability.
 
         score = sum of log p(token) / number of tokens ** length_penalty
 
@@ -86,7 +86,7 @@ def beam_search(
     none = Beams(blank, jnp.zeros((batch, num_beams), jnp.int32), jnp.full(total.shape, -jnp.inf))
 
     def expand(search: Search) -> tuple[Search, Array]:
-        """Continue every beginning by one token; also give the rows that go on."""
+        """Extend every live beam by one token; also return each beam's parent row."""
         by_token = jax.nn.log_softmax(search.logits.astype(jnp.float32), axis=-1)
         by_token = by_token.reshape(batch, num_beams, vocab_size) + search.total[..., None]
         total, flat = jax.lax.top_k(by_token.reshape(batch, -1), few)

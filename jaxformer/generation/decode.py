@@ -1,4 +1,4 @@
-"""Continue text: one compiled loop, or token by token for those who want to watch."""
+"""`generate` decodes in one compiled loop; `stream` yields tokens one by one."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -128,7 +128,7 @@ def stream(
     mesh: Mesh | None = None,
     **request: Any,
 ) -> Iterator[Int[np.ndarray, "*batch"]]:
-    """Give the tokens of `generate` one by one, as they are chosen.
+    """Yield the tokens of `generate` one step at a time.
 
     Args:
         config: As for `generate`, like all that follow.
@@ -175,7 +175,7 @@ def stream(
 def _spread(
     mesh: Mesh, config: TransformerConfig, params: Any, request: Request, key: PRNGKeyArray
 ) -> tuple[Any, Request, PRNGKeyArray]:
-    """Parameters, rows and key on the devices of a mesh, which must fit."""
+    """Shard parameters, request and key over the mesh, after checking that they divide."""
     request = fill_rows(one_batch_axis(request), row_shares(mesh.shape))
     check_fits(config, mesh.shape, batch_size=len(request.lengths))
     params = jax.device_put(params, shardings(abstract_parameters(config, mesh)))
@@ -188,7 +188,7 @@ def _spread(
 
 
 def _prepared(config: TransformerConfig, params: Any) -> tuple[TransformerConfig, Any]:
-    """The model in the form in which it decodes best here."""
+    """Configuration and parameters, unrolled where that decodes faster on this platform."""
     if worth_unrolling(config):
         return unroll(config, params)
     check_parameters(config, params)
@@ -203,7 +203,7 @@ def _check_finite(finite: Bool[Array, ""]) -> None:
 def _check(
     sampler: Sampler | Beam, prefill_chunk: int | None, key: PRNGKeyArray | None
 ) -> PRNGKeyArray:
-    """Refuse settings that cannot be; the key, or any key where none is needed."""
+    """Check sampler, chunk and key; return the key, or a dummy key for samplers without one."""
     if not isinstance(sampler, Sampler | Beam):
         raise ValueError(f"sampler must be Greedy(), Sample(...) or Beam(...); got {sampler!r}.")
     if prefill_chunk is not None:

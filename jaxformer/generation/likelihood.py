@@ -1,4 +1,4 @@
-"""How likely a model finds texts that are given to it."""
+"""Log-likelihoods of given continuations, batched and sorted by length."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -35,7 +35,7 @@ BATCHES_AT_ONCE = 64  # of which texts of about one length go together
 
 
 class Likelihood(NamedTuple):
-    """How likely a continuation is to a model.
+    """Log-probability of a continuation, and whether greedy decoding would produce it.
 
     Attributes:
         log_probability: Natural logarithm of the probability of all its tokens.
@@ -56,7 +56,7 @@ def likelihoods(
     dtype: DTypeLike = jnp.float32,
     mesh: Mesh | None = None,
 ) -> Iterator[Likelihood]:
-    """The likelihood of each continuation, given the tokens before it.
+    """Yield the log-likelihood of each continuation given its context.
 
         log p(continuation | context) = sum over t of log p(x_t | the `length` tokens before it)
 
@@ -105,7 +105,7 @@ def likelihoods(
 def windows(
     tokens: Sequence[int], *, length: int, stride: int, begin: int = 1
 ) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
-    """Contexts and continuations in which each token from one on is to be said once.
+    """Split a text into (context, continuation) windows that score each token once.
 
     Every continuation has `stride` tokens, but for the last, and the first, which has all that the
     model can read at once; and before it all that the model can read besides.
@@ -155,7 +155,7 @@ def _row(context: Sequence[int], continuation: Sequence[int], length: int) -> _R
 def _side_by_side(
     rows: list[_Row], batch_size: int, mesh: Mesh, most: int | None
 ) -> dict[str, np.ndarray]:
-    """Rows of a batch, padded behind to a width that others share."""
+    """Batch of the rows, padded to a bucketed width."""
     parts = 2 * mesh.shape.get("context", 1)
     width = max(1, *(len(row.tokens) for row in rows))
     width = min(bucket(width), most or bucket(width))
@@ -173,7 +173,7 @@ def _side_by_side(
 def _score(
     params: Any, batch: dict[str, Array], *, config: TransformerConfig, dtype: np.dtype, mesh: Mesh
 ) -> tuple[Float[Array, " B"], Int[Array, " B"]]:
-    """Of each row the sum of the logarithms, and how many tokens are not the likeliest."""
+    """Log-probability of each row, and its number of tokens that are not the argmax."""
     axes = axes_of(mesh.shape)
     model = Transformer(config, dtype=dtype, axes=axes)
 

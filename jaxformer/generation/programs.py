@@ -1,4 +1,4 @@
-"""The compiled programs that read prompts and choose tokens."""
+"""The compiled decode loops: prefill, sampling or beam search, and stop tokens."""
 
 import sys
 from functools import partial
@@ -20,7 +20,7 @@ from jaxformer.parallel import replicated
 
 
 class Plan(NamedTuple):
-    """What a compiled loop is made for."""
+    """Static arguments of the compiled decode loop."""
 
     config: TransformerConfig
     max_new_tokens: int
@@ -30,7 +30,7 @@ class Plan(NamedTuple):
 
 
 class State(NamedTuple):
-    """A text on its way: what it is so far, and what choosing the next token needs."""
+    """State of the decode loop: tokens so far, cache, and stop flags."""
 
     text: Int[Array, "*batch P_plus_new"]
     length: Int[Array, "*batch"]
@@ -48,7 +48,7 @@ def _allowed(logits: Float[Array, "*batch V"], vocab_size: Int[Array, ""]) -> Ar
 
 
 def _read(plan: Plan, params: Any, request: Request) -> tuple[Float[Array, "*batch V"], Context]:
-    """Read the prompts, without padding for which the model has no positions."""
+    """Prefill the cache, without padding beyond the learned positions."""
     width = request.prompt.shape[-1]
     room = tokens_read(width, plan.max_new_tokens)
     most = plan.config.max_length or sys.maxsize
@@ -74,7 +74,7 @@ def _finite(plan: Plan, logits: Float[Array, "*batch V"]) -> Bool[Array, ""]:
 
 
 def _begin(plan: Plan, sampler: Sampler, params: Any, request: Request, key: PRNGKeyArray) -> State:
-    """Read the prompts and choose the first token of each row."""
+    """Prefill and sample the first token of each row."""
     prompt = request.prompt
     logits, context = _read(plan, params, request)
     real = F.length_mask(request.lengths, prompt.shape[-1])
@@ -100,7 +100,7 @@ def _add(
     state: State,
     logits: Float[Array, "*batch V"],
 ) -> State:
-    """Choose the next token of each row that has not ended."""
+    """Sample and append the next token of each unfinished row."""
     chosen = choose(sampler, logits, state.seen, jax.random.fold_in(key, state.added))
     token = jnp.where(state.done, state.token, chosen.astype(state.token.dtype))
     token = _everywhere(plan, token)
@@ -120,7 +120,7 @@ def _add(
 def _next(
     plan: Plan, params: Any, request: Request, tokens: Int[Array, "*batch"], context: Context
 ) -> tuple[Float[Array, "*batch V"], Context]:
-    """Read the last tokens."""
+    """Logits after the last tokens, from one decode step."""
     logits, context = decode_step(
         plan.config, params, tokens, context, dtype=plan.dtype, mesh=plan.mesh
     )
@@ -130,13 +130,13 @@ def _next(
 def _advance(
     plan: Plan, sampler: Sampler, params: Any, request: Request, key: PRNGKeyArray, state: State
 ) -> State:
-    """Read the last tokens and choose the next."""
+    """One decode step, then sample the next token."""
     logits, context = _next(plan, params, request, state.token, state.context)
     return _add(plan, sampler, request, key, state._replace(context=context), logits)
 
 
 def _finish(text: Int[Array, "*batch P"], length: Int[Array, "*batch"]) -> Int[Array, "*batch P"]:
-    """Repeat each row's last token from its end on."""
+    """Fill each row after its end with its last token."""
     last = jnp.take_along_axis(text, length[..., None] - 1, axis=-1)
     return jnp.where(
         F.length_mask(length, text.shape[-1]), text, jnp.broadcast_to(last, text.shape)
@@ -147,7 +147,7 @@ def _finish(text: Int[Array, "*batch P"], length: Int[Array, "*batch"]) -> Int[A
 def search(
     plan: Plan, sampler: Sampler, params: Any, request: Request, key: PRNGKeyArray
 ) -> tuple[Int[Array, "*batch P_plus_new"], Bool[Array, ""]]:
-    """The whole text of each row, in one loop, and whether the prompts gave finite logits."""
+    """Decode until all rows stop; also return whether the prompt's logits were finite."""
     state = _begin(plan, sampler, params, request, key)
     state = jax.lax.while_loop(
         lambda state: (state.added < plan.max_new_tokens) & ~jnp.all(state.done),
@@ -165,7 +165,7 @@ advance = jax.jit(_advance, static_argnums=(0, 1), donate_argnums=5)
 def search_with_beams(
     plan: Plan, beam: Beam, params: Any, request: Request
 ) -> tuple[Int[Array, "*batch P_plus_new"], Bool[Array, ""]]:
-    """The best text that beams find for each row, and whether the prompts gave finite logits."""
+    """Decode by beam search; also return whether the prompt's logits were finite."""
     flat, new = one_batch_axis(request), plan.max_new_tokens
     logits, context = _read(plan, params, flat)
     found = beam_search(
@@ -188,7 +188,7 @@ def search_with_beams(
 
 
 def _everywhere(plan: Plan, x: Array) -> Array:
-    """A copy on every device, so that each process can read it."""
+    """Replicate `x` on all devices, so that every process can read it."""
     if plan.mesh is None:
         return x
     return jax.lax.with_sharding_constraint(x, replicated(plan.mesh))

@@ -1,4 +1,4 @@
-"""What to continue: rows of different lengths, checked before anything runs."""
+"""Checks, pads and batches prompts and sources before decoding."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ Tokens = Int[Array, "..."] | Int[np.ndarray, "..."]
 
 
 class Request(NamedTuple):
-    """Prompts, and what they are continued with.
+    """Prompts with their lengths, stop tokens and optional encoder sources.
 
     Attributes:
         prompt: Token ids, padded behind.
@@ -46,7 +46,7 @@ def make_request(
     source: Any = None,
     source_segments: Any = None,
 ) -> Request:
-    """Check what is to be continued and bring it into one form.
+    """Check prompts, sources and stop tokens, and convert them to padded arrays.
 
     Args:
         config: The model.
@@ -90,7 +90,7 @@ def make_request(
 
 
 def one_batch_axis(request: Request) -> Request:
-    """The same rows along a single axis."""
+    """The request with its batch axes flattened to one."""
     count = request.lengths.size
 
     def rows(x: Array) -> Array:
@@ -107,7 +107,7 @@ def one_batch_axis(request: Request) -> Request:
 
 
 def in_bucket(request: Request, most: int | None) -> Request:
-    """The same rows with more padding, as wide as all of about their length.
+    """Pad prompts and sources to a bucketed width, so that compiled programs are reused.
 
     So that a program compiled for one prompt serves the next. Widths are multiples of 16, of more
     from 256 on, so that no more than an eighth is padding there.
@@ -129,7 +129,7 @@ def in_bucket(request: Request, most: int | None) -> Request:
 
 
 def bucket(length: int) -> int:
-    """The least width of a bucket that holds so many tokens."""
+    """Smallest bucket width of at least `length`."""
     step = max(16, 2 ** ((length - 1).bit_length() - 4))
     return -(-length // step) * step
 
@@ -139,7 +139,7 @@ def _padded(x: Int[Array, "*batch T"], count: int) -> Int[Array, "*batch T_plus_
 
 
 def fill_rows(request: Request, multiple: int) -> Request:
-    """With the last row again, until there are a multiple of rows; along one batch axis."""
+    """Repeat the last row until the number of rows is a multiple of `multiple`."""
     count = len(request.lengths)
     rows = np.minimum(np.arange(-(-count // multiple) * multiple), count - 1)
     return jax.tree.map(lambda x: jnp.take(x, rows, axis=0) if x.ndim else x, request)
@@ -148,7 +148,7 @@ def fill_rows(request: Request, multiple: int) -> Request:
 def pad_rows(
     rows: Sequence[Any], *, name: str = "prompt", fill: int = 0
 ) -> tuple[Int[np.ndarray, "B P"], Int[np.ndarray, " B"]]:
-    """Rows of different lengths as one array, `fill` behind, and their lengths.
+    """Right-pad rows of different lengths into one array; also return their lengths.
 
     Raises:
         ValueError: A row that is no list of whole numbers.
@@ -167,7 +167,7 @@ def pad_rows(
 def read_tokens(
     name: str, given: Any, vocab_size: int
 ) -> tuple[Int[Array, "*batch T"], Int[np.ndarray, " B"] | None]:
-    """Token ids as an array and, if they came as a list of rows, how many each row has."""
+    """Token ids as an array, and the row lengths if a list of rows was given."""
     lengths = None
     if _is_rows(given):
         given, lengths = pad_rows(given, name=name)
@@ -189,7 +189,7 @@ def read_tokens(
 def read_source(
     config: TransformerConfig, source: Any, segments: Any, rows: tuple[int, ...]
 ) -> tuple[Int[Array, "*batch S"] | None, Int[Array, "*batch S"] | None]:
-    """What an encoder reads for each row, and which of it is padding."""
+    """Encoder source as an array, and its padding mask as segments."""
     topology = config.topology
     if not isinstance(topology, EncoderDecoder):
         if source is not None or segments is not None:
@@ -228,7 +228,7 @@ def read_source(
 
 
 def read_stop_tokens(given: Any, rows: tuple[int, ...]) -> Int[Array, "*batch K"]:
-    """The ids that end each row, padded with -1, which is none."""
+    """Stop ids of each row, padded with -1."""
     if _is_rows(given):
         given, _ = pad_rows(given, name="stop tokens", fill=-1)
     stop = jnp.atleast_1d(given if isinstance(given, jax.Array) else np.asarray(given))
@@ -247,14 +247,14 @@ def _is_rows(given: Any) -> bool:
 
 
 def tokens_read(length: int, max_new_tokens: int) -> int:
-    """How many tokens of a text its model reads: the last new one is chosen and never read."""
+    """Tokens the model processes: all but the last generated one."""
     return length + max_new_tokens - 1
 
 
 def check_lengths(
     config: TransformerConfig, prompt: Int[Array, "*batch P"], lengths: Any, *, max_new_tokens: int
 ) -> Int[Array, "*batch"]:
-    """Tokens of each row; refuses none, more than there are places, and more than positions."""
+    """Row lengths as an array; raises if one is 0, exceeds the width, or exceeds max_length."""
     rows, places = prompt.shape[:-1], prompt.shape[-1]
     counts = np.full(rows, places) if lengths is None else lengths
     if not isinstance(counts, jax.Array):

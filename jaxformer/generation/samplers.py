@@ -19,7 +19,7 @@ class Greedy:
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """A random token from the distribution, sharpened and cut as asked. None: not cut.
+    """Sample from the softmax after temperature, top-k, top-p and min-p; None is no filter.
 
     The order is repetition penalty, temperature, top-k, top-p, min-p.
 
@@ -59,7 +59,7 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class Beam:
-    """The most likely text that a beam search finds (see `beam_search`).
+    """Beam search (see `beam_search`); returns the best sequence.
 
     Attributes:
         num_beams: How many beginnings are kept at each step.
@@ -85,7 +85,7 @@ def choose(
     seen: Bool[Array, "*batch V"],
     key: PRNGKeyArray,
 ) -> Int[Array, "*batch"]:
-    """The next token of each row.
+    """Next token id of each row.
 
     Args:
         sampler: How to choose.
@@ -106,7 +106,7 @@ def choose(
 def filtered(
     sampler: Sample, logits: Float[Array, "*batch V"], seen: Bool[Array, "*batch V"]
 ) -> Float[Array, "*batch V"]:
-    """The logits that `Sample` draws from."""
+    """Logits after repetition penalty, temperature, top-k, top-p and min-p."""
     if sampler.repetition_penalty != 1:
         logits = F.penalise_repetition(logits, seen, sampler.repetition_penalty)
     logits = F.scale_by_temperature(logits, sampler.temperature)

@@ -1,4 +1,4 @@
-"""The two passes that every way of decoding is made of: read the prompts, then token by token."""
+"""Prefill and single-token decode step, with a KV cache."""
 
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -20,14 +20,14 @@ from jaxformer.parallel import axes_of, batch_spec, parameter_specs
 
 
 class Context(NamedTuple):
-    """What has been read: the tokens, with room for those to come, and what they left behind."""
+    """Tokens processed so far, and their KV cache."""
 
     text: Int[Array, "*batch room"]
     cache: Cache
 
 
 def take_rows(context: Context, rows: Int[Array, " B"]) -> Context:
-    """The context of some rows of a batch, in this order; rows may repeat."""
+    """The context of the given rows, in this order; rows may repeat."""
     return Context(context.text[rows], layers.take_rows(context.cache, rows))
 
 
@@ -44,7 +44,7 @@ def prefill(
     dtype: DTypeLike = jnp.float32,
     mesh: Mesh | None = None,
 ) -> tuple[Float[Array, "*batch V"], Context]:
-    """Read prompts of different lengths into a cache.
+    """Process prompts of different lengths and fill the KV cache.
 
     Args:
         config: A decoder, or an encoder-decoder.
@@ -82,7 +82,7 @@ def prefill(
     room = [(0, 0)] * len(batch) + [(0, capacity - length)]
 
     def read(cache: Cache, at: Int[Array, ""], *, fresh: bool = False, **encoded: Any):
-        """The chunk that starts at `at`, and the logits of the rows that end in it."""
+        """Process the chunk that starts at `start`; logits are valid for rows that end in it."""
         tokens = jax.lax.dynamic_slice_in_dim(padded, at, chunk, axis=-1)
         place = jnp.broadcast_to(at + jnp.arange(chunk), tokens.shape)
         last = jnp.clip(lengths - 1 - at, 0, chunk - 1)[..., None]
@@ -113,7 +113,7 @@ def decode_step(
     dtype: DTypeLike = jnp.float32,
     mesh: Mesh | None = None,
 ) -> tuple[Float[Array, "*batch V"], Context]:
-    """Read one more token of each row.
+    """Process one more token of each row.
 
     Where that changes how a rotary scaling turns the tokens before it, the whole text is read
     again, so that the result is always that of the model without a cache.
@@ -179,7 +179,7 @@ def _last_logits(
     fresh: bool = False,
     **arguments: Any,
 ) -> tuple[Float[Array, "*batch V"], Cache]:
-    """Apply a model that gives the logits of one token a row, and its cache; see its `fresh`."""
+    """Logits of one token per row, and the updated cache."""
     given = {name: value for name, value in arguments.items() if value is not None}
     if mesh is not None:
         model = model.clone(axes=replace(axes_of(mesh.shape), context=None))
@@ -212,5 +212,5 @@ def _with_sources(fresh: tuple[LayerCache, ...], old: tuple[LayerCache, ...]):
 
 
 def looks_at_length(positions: Positions | None) -> bool:
-    """Whether a rotary scaling turns earlier tokens anew as the text grows."""
+    """Whether the RoPE scaling changes the rotation of earlier tokens as the text grows."""
     return isinstance(positions, Rope) and isinstance(positions.scaling, DynamicNTK | LongRope)

@@ -1,4 +1,4 @@
-"""A model whose layers each have parameters and a cache of their own, for CPUs and GPUs."""
+"""Unrolls scanned layers into separate parameters and caches, for faster decoding."""
 
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -16,7 +16,7 @@ MOST_LAYERS, MOST_PARAMETERS = 32, 250_000_000
 
 
 def unroll(config: c.TransformerConfig, params: Any) -> tuple[c.TransformerConfig, Any]:
-    """The same decoder, its pattern as long as it is deep.
+    """The same model with one parameter tree per layer instead of scanned layers.
 
     A loop over layers takes its layer's parameters out of stacks of all layers. The compilers for
     CPUs and GPUs copy them for every token; that for TPUs does not. Of eight rows, 256 tokens by 12
@@ -72,7 +72,7 @@ def _unrolled(config: c.TransformerConfig) -> c.TransformerConfig:
 
 @partial(jax.jit, static_argnums=(1, 2))
 def _apart(stack: Any, depth: int, period: int) -> Any:
-    """Layers that stood behind one another, side by side."""
+    """Split stacked layer parameters into one tree per layer."""
     whole = depth - depth % period
     layers = {}
     for index in range(depth):
@@ -87,6 +87,6 @@ def _apart(stack: Any, depth: int, period: int) -> Any:
 
 
 def worth_unrolling(config: c.TransformerConfig) -> bool:
-    """Whether `generate` unrolls a model by itself: not on a TPU, nor if it is deep or large."""
+    """Whether `generate` unrolls the model: not on TPUs, and not if it is deep or large."""
     small = costs.parameters(config) <= MOST_PARAMETERS and config.num_layers <= MOST_LAYERS
     return platform() != "tpu" and small

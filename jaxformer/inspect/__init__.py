@@ -1,4 +1,4 @@
-"""What goes on inside a model: arrays first, pictures second, one call each.
+"""Inspect a model: attention maps, residual stream, logit lens, statistics, plots.
 
 Most functions take a configuration, parameters and tokens, wherever they are from: `model.init`, a
 training run (`experiments.trained.load_trained`), or `load_pretrained`. They run the model once, by

@@ -1,4 +1,4 @@
-"""Where every head of every layer looks."""
+"""Attention weights of every layer and head."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -22,7 +22,7 @@ Part = Literal["decoder", "encoder", "cross"]
 
 
 class AttentionMaps(NamedTuple):
-    """Weights of attention: row t of a map is what token t makes its output of.
+    """Attention weights; row t of a map are the weights of query t.
 
     Attributes:
         decoder: Of the decoder to itself; None where there is none.
@@ -36,7 +36,7 @@ class AttentionMaps(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """Which maps are asked for; None is all of them."""
+    """Selected layers, heads and queries; None is all."""
 
     layers: tuple[int, ...] | None
     heads: tuple[int, ...] | None
@@ -56,7 +56,7 @@ def attention_maps(
     dtype: DTypeLike = jnp.float32,
     **inputs: Array,
 ) -> AttentionMaps:
-    """The attention weights of the layers and heads asked for.
+    """Attention weights of the selected layers and heads.
 
         maps[l, n, t] = softmax(scale * query[t, n] @ key[:, n // (N // K)].T + bias[n, t])
 
@@ -111,7 +111,7 @@ def attention_maps(
 def attention_entropy(
     maps: Float[Array, "layers *batch N T S"],
 ) -> Float32[Array, "layers *batch N T"]:
-    """How widely each token looks: 0 at one token, log n at n tokens alike.
+    """Entropy of each query's attention weights: 0 for one token, log n for n equal ones.
 
         entropy[t] = -sum over s of maps[t, s] * log(maps[t, s])
 
@@ -133,7 +133,7 @@ def attention_entropy(
 def _lengths(
     config: c.TransformerConfig, tokens: Array, inputs: dict[str, Array]
 ) -> dict[Part, tuple[int, int]]:
-    """How many queries and keys there are in each part that the model has."""
+    """(queries, keys) of each kind of attention the model has."""
     own = tokens.shape[-1]
     match config.topology:
         case c.Decoder():
@@ -148,7 +148,7 @@ def _lengths(
 def _count(
     config: c.TransformerConfig, part: Part, lengths: tuple[int, int], choice: Choice
 ) -> int:
-    """Numbers of one row in the maps of a part; refuses what does not exist."""
+    """Elements per batch row of the selected maps; raises for a selection that does not exist."""
     own, depth = stacks_of(config)["encoder" if part == "encoder" else "decoder"]
     for kind in own.kinds:
         if isinstance(kind, c.Mixer):
@@ -257,7 +257,7 @@ def _of_queries(given: Any, rows: slice) -> Any:
 def _decay_weights(
     seen: Decayed, tokens: Int[Array, "*batch time"], choice: Choice
 ) -> Float32[Array, "*batch N T S"]:
-    """What is left of each value, times the gain."""
+    """Decay weights times the gain."""
     rates = seen.rates
     if choice.heads is not None:
         rates = F.DecayRates(*(rate[jnp.asarray(choice.heads)] for rate in rates))

@@ -1,4 +1,4 @@
-"""What a model would say after each layer, and how well it says each token."""
+"""Logit lens and per-token losses."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -36,7 +36,7 @@ def logit_lens(
     dtype: DTypeLike = jnp.float32,
     **inputs: Array,
 ) -> Float32[Array, "depths *batch T V"]:
-    """The logits if the model stopped after so many layers: the last norm and the head on each.
+    """Logits after each layer: final norm and head applied to the residual stream.
 
         lens[l] = head(final_norm(stream after l layers))
 
@@ -84,7 +84,7 @@ def logit_lens(
 def _say(
     config: c.TransformerConfig, mode: Mode, stack: str, params: Params, x: Array
 ) -> Float32[Array, "depths *batch T V"]:
-    """What the head makes of a stream; the norm and the head are the model's own modules."""
+    """Apply the model's final norm and head to a residual stream."""
     if config.final_norm:
         own = {"params": params[stack].get("final_norm", {})}
         x = jnp.asarray(Norm(config.norm, mode).apply(own, x))
@@ -102,7 +102,7 @@ def token_losses(
     dtype: DTypeLike = jnp.float32,
     **inputs: Array,
 ) -> Float32[Array, "*batch L"]:
-    """How badly the model says each token: its cross-entropy in nats.
+    """Cross-entropy of each token, in nats.
 
         loss[t] = -log p(target[t] | tokens up to t)
 
@@ -140,7 +140,7 @@ def what_follows(
     targets: Int[Array, "*batch T"] | None,
     segments: Int[Array, "*batch T"] | None,
 ) -> tuple[Int[Array, "*batch T"], Bool[Array, "*batch T"]]:
-    """What each token should say, and which of them count.
+    """Next-token targets, and the mask of targets with loss.
 
     Raises:
         ValueError: An encoder, whose tokens see what follows, without targets; or targets of

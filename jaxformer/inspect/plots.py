@@ -1,4 +1,4 @@
-"""Pictures of the arrays that the rest of `inspect` gives; they need the extra `plots`.
+"""Plots of the arrays from this package; they need the extra `plots`.
 
 What is called plot gives a matplotlib Figure, what is called show a page of HTML; a notebook shows
 either where it is the last line of a cell.
@@ -87,7 +87,7 @@ def plot_attention(
 def plot_heat(
     values: Numbers, *, xlabel: str = "", ylabel: str = "", title: str = "", centred: bool = False
 ) -> Any:
-    """Draw a table of numbers as colours.
+    """Plot a matrix as a heatmap.
 
     Args:
         values: [rows, columns].
@@ -125,7 +125,7 @@ def plot_lines(
     title: str = "",
     logy: bool = False,
 ) -> Any:
-    """Draw rows of numbers, a line for each name.
+    """Plot one line per name.
 
     Args:
         lines: Numbers by name.
@@ -152,7 +152,7 @@ def plot_lines(
 def plot_lens(
     lens: Numbers, *, tokens: Sequence[str] | None = None, names: Sequence[str] | None = None
 ) -> Any:
-    """Draw what a model would say after each layer: the likeliest token and its probability.
+    """Plot the logit lens: most likely next token and its probability, per layer.
 
     Args:
         lens: Logits of one row, [depths, T, V], from `logit_lens`.
@@ -208,7 +208,7 @@ class Page:
 
 
 def show_losses(texts: Sequence[str], losses: Numbers) -> Page:
-    """A text with each token coloured by its loss, from white (0) to red, for a notebook.
+    """Show a text in a notebook with tokens coloured by their loss.
 
     Args:
         texts: The text of each token that has a loss: from the second on, for `token_losses`
@@ -241,7 +241,7 @@ def show_losses(texts: Sequence[str], losses: Numbers) -> Page:
 
 
 def show_tree(tree: Any) -> Page:
-    """A tree of parameters that a notebook lets one open, with a picture of each array.
+    """Show a parameter tree in a notebook, with a picture of each array (treescope).
 
     Args:
         tree: Any tree of arrays, a configuration, or both.
@@ -259,7 +259,7 @@ def show_tree(tree: Any) -> Page:
 
 
 def _figure(width: float, height: float) -> Any:
-    """An empty figure, which belongs to nobody: drawing it needs no display.
+    """New figure without a display backend.
 
     A notebook shows it where it is the last line of a cell, whichever backend is in use.
     """

@@ -1,4 +1,4 @@
-"""How a model knows where a token stands, as arrays to draw."""
+"""Position encodings as arrays to plot: added embeddings, rotation angles, score biases."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32, Int
@@ -17,7 +17,7 @@ from jaxformer.layers.score_bias import score_bias
 def added_positions(
     config: c.TransformerConfig, params: Params, length: int
 ) -> Float[Array, "T D"]:
-    """What the embedding adds at positions 0 to length - 1: a sinusoid or a learned table.
+    """Position embeddings added at positions 0 to length - 1 (sinusoidal or learned).
 
     Args:
         config: The model.
@@ -47,7 +47,7 @@ def added_positions(
 def rotation_angles(
     config: c.TransformerConfig, length: int, *, layer: int = 0, stack: Stack | None = None
 ) -> Float32[Array, "T C"]:
-    """By how much rotary positions turn each feature pair, in radians, full turns included.
+    """RoPE angle of each position and feature pair, in radians.
 
         angle[t, i] = t * frequency[i]
 
@@ -82,7 +82,7 @@ def position_bias(
     stack: Stack | None = None,
     max_bytes: int = 2**30,
 ) -> Float[Array, "N T T"]:
-    """What a bias of scores, such as ALiBi or T5's, adds to those of each head.
+    """Bias that positions add to the attention scores (ALiBi, T5, ...).
 
     Args:
         config: The model.
@@ -120,7 +120,7 @@ def _bias(
     layer: int,
     stack: Stack | None,
 ) -> Float[Array, "N T S"]:
-    """What positions add to the scores between these."""
+    """Score bias between these query and key positions."""
     stack = stack or read_by_head(config)
     own, kind = _positions(config, layer, stack)
     if not isinstance(kind, c.ScoreBias):
@@ -148,7 +148,7 @@ def score_by_distance(
     layer: int = 0,
     stack: Stack | None = None,
 ) -> Float32[Array, "heads T"]:
-    """How the score of a query changes with the distance of its key, by positions alone.
+    """Effect of distance on the attention score, from positions alone.
 
         rotary     mean over feature pairs of cos(distance * frequency), 1 for pairs not turned:
                    the score of a query and a key that are equal, and whose pairs are of equal
@@ -189,7 +189,7 @@ def score_by_distance(
 
 
 def _key_width(config: c.TransformerConfig) -> int:
-    """Features of a key, turned or not."""
+    """Features of a key."""
     match config.kind:
         case c.Latent(nope_dim=plain, rope_dim=turned):
             return plain + turned
@@ -200,7 +200,7 @@ def _key_width(config: c.TransformerConfig) -> int:
 def _positions(
     config: c.TransformerConfig, layer: int, stack: Stack | None
 ) -> tuple[c.TransformerConfig, c.Positions | None]:
-    """The configuration of a stack, and the positions of one of its layers."""
+    """Stack configuration, and the position encoding of one layer."""
     stacks = stacks_of(config)
     if stack is not None and stack not in stacks:
         raise ValueError(f"stack is one of {', '.join(stacks)} in this model; got {stack!r}.")

@@ -1,4 +1,4 @@
-"""How many numbers a model has, and how many bytes it keeps while it generates."""
+"""Parameter table, and KV-cache bytes by length."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -29,7 +29,7 @@ class ParameterRow(NamedTuple):
 
 
 def parameter_table(params: Any) -> tuple[ParameterRow, ...]:
-    """Every array of the parameters, with what it holds.
+    """One row per parameter array: path, shape, size, fraction.
 
     Args:
         params: Arrays, or shapes from `jax.eval_shape`, in a tree.
@@ -71,7 +71,7 @@ def format_parameters(params: Any) -> str:
 
 
 def readable(size: int) -> str:
-    """Bytes as people say them."""
+    """Bytes as MB or GB."""
     return f"{size / 1e9:,.2f} GB" if size >= 1e8 else f"{size / 1e6:,.3f} MB"
 
 

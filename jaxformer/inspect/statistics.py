@@ -1,4 +1,4 @@
-"""How large things are, layer by layer: activations, gradients, and what each branch adds."""
+"""Per-layer statistics of activations, gradients and branch outputs."""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ from jaxformer.layers import Transformer
 
 
 class Statistics(NamedTuple):
-    """Of all numbers of a layer.
+    """Mean, standard deviation, RMS and largest magnitude, per layer.
 
     Attributes:
         mean: Their mean.
@@ -47,7 +47,7 @@ def activation_statistics(
     dtype: DTypeLike = jnp.float32,
     **inputs: Array,
 ) -> dict[str, dict[str, Statistics]]:
-    """How large the stream is after each layer, and what each branch adds to it.
+    """Statistics of the residual stream after each layer and of each branch.
 
     Args:
         config: The model.
@@ -77,7 +77,7 @@ def residual_contributions(
     dtype: DTypeLike = jnp.float32,
     **inputs: Array,
 ) -> dict[str, dict[str, Float32[Array, "layers *batch T"]]]:
-    """How much each branch changes the stream that the layer reads.
+    """Norm of each branch relative to the residual stream it is added to.
 
         contribution[l, t] = |branch[l, t]| / |stream[l - 1, t]|
 
@@ -111,7 +111,7 @@ def gradient_statistics(
     dtype: DTypeLike = jnp.float32,
     **inputs: Array,
 ) -> dict[str, dict[str, Float32[Array, " layers"]]]:
-    """How the loss changes with each layer: norms of its gradient.
+    """Gradient norms of each layer's parameters and of the stream after it.
 
         norm[l] = sqrt(sum over the numbers of layer l of (d loss / d number) ** 2)
 
@@ -164,7 +164,7 @@ def _gradient_norms(
 
 
 def _only_streams(said: Any) -> Any:
-    """Of what a stack's modules say, the stream after each layer."""
+    """The sown residual streams of a stack, as zeros to perturb."""
     parts = {name: said[name] for name in ("layers", "tail") if name in said}
     return {
         name: {layer: {"stream": values["stream"]} for layer, values in part.items()}

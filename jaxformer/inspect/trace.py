@@ -1,4 +1,4 @@
-"""Run a model once and keep what it says of itself on the way."""
+"""Residual stream of every layer, from one forward pass with sown intermediates."""
 
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -20,7 +20,7 @@ Stack = Literal["decoder", "encoder"]
 
 
 class StackTrace(NamedTuple):
-    """The residual stream of one stack.
+    """Residual stream of one stack.
 
     Attributes:
         embedded: What the first layer reads.
@@ -38,7 +38,7 @@ class StackTrace(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """What a model makes of a text, layer by layer.
+    """Residual streams of all stacks, and the logits.
 
     Attributes:
         decoder: Of the decoder; None where there is none.
@@ -59,7 +59,7 @@ def trace(
     dtype: DTypeLike = jnp.float32,
     **inputs: Array,
 ) -> Trace:
-    """Run the model and keep the residual stream of each stack.
+    """Run the model and record the residual stream of each stack.
 
         stream[l] = stream[l - 1] + sum of branches[...][l]         stream[-1] = embedded
 
@@ -101,14 +101,14 @@ def stacks_of(config: c.TransformerConfig) -> dict[str, tuple[c.TransformerConfi
 
 
 def read_by_head(config: c.TransformerConfig) -> Stack:
-    """The stack whose last vectors become logits."""
+    """The stack that feeds the LM head."""
     return "encoder" if isinstance(config.topology, c.Encoder) else "decoder"
 
 
 def observe(
     model: Transformer, params: Params, tokens: Array, inputs: dict[str, Any], nudges: Any = None
 ) -> tuple[Float[Array, "*batch T V"], Any]:
-    """Logits, and all that modules say of themselves, under their paths.
+    """Logits and all sown intermediates, by module path.
 
     Args:
         model: The model.
@@ -132,7 +132,7 @@ INPUTS = ("source", "positions", "segments", "source_positions", "source_segment
 def check_inputs(
     config: c.TransformerConfig, tokens: Any, inputs: dict[str, Any]
 ) -> tuple[Array, dict[str, Array]]:
-    """The inputs as arrays; refuses what the model refuses, while values can still be seen."""
+    """Inputs as arrays; raises for what the model would refuse."""
     if unknown := set(inputs) - set(INPUTS):
         raise ValueError(f"A model takes {', '.join(INPUTS)}; got {', '.join(sorted(unknown))}.")
     tokens = ids("tokens", tokens)
@@ -161,7 +161,7 @@ def check_inputs(
 
 
 def _beside(text: Array, name: str, given: Array) -> Array:
-    """A number for each token of a text; rows that agree may be given once."""
+    """Broadcast `values` to one number per token."""
     try:
         return jnp.broadcast_to(given, text.shape)
     except ValueError as error:
@@ -172,7 +172,7 @@ def _beside(text: Array, name: str, given: Array) -> Array:
 
 
 def ids(name: str, given: Any) -> Array:
-    """An array of whole numbers; a list is made one."""
+    """`values` as an integer array."""
     array = jnp.asarray(given)
     if not jnp.issubdtype(array.dtype, jnp.integer) or array.ndim == 0 or not array.size:
         raise ValueError(
@@ -183,7 +183,7 @@ def ids(name: str, given: Any) -> Array:
 
 
 def layers_of(stack: Any) -> list[dict[str, Any]]:
-    """Each layer's part of a stack's tree (of parameters, of gradients, of what modules say).
+    """One tree per layer, from a stack's scanned parameters or intermediates.
 
     Args:
         stack: A stack's parameters, such as `params["decoder"]`, or a tree alike: whole periods of
@@ -205,7 +205,7 @@ def layers_of(stack: Any) -> list[dict[str, Any]]:
 
 
 def numbers(name: str, given: Any) -> tuple[int, ...] | None:
-    """A choice of some of many, as a tuple, whatever it was given as."""
+    """A selection as a tuple of integers, or None."""
     if given is None:
         return None
     array = np.atleast_1d(np.asarray(given))

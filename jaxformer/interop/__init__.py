@@ -1,4 +1,4 @@
-"""Checkpoints of other libraries, in and out: Hugging Face folders with safetensors.
+"""Reads and writes Hugging Face model folders (config.json and safetensors).
 
     config, params = load_pretrained(folder)
     save_pretrained(other_folder, config, params)

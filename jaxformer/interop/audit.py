@@ -1,4 +1,4 @@
-"""What a folder's tensors must be before a model is made of them."""
+"""Checks the tensors of a Hugging Face folder: names, shapes, dtypes, finite values."""
 
 import math
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ TOO_MANY = 1000  # times the values in the files: not a matter of missing tensor
 def check_size(
     stored: Mapping[str, files.Stored], shapes: Mapping[str, Shape], folder: Path
 ) -> None:
-    """Refuse a configuration of another order of size than what the files hold."""
+    """Raise if config.json describes far more parameters than the files hold."""
     described = sum(map(math.prod, shapes.values()))
     held = sum(math.prod(tensor.shape) for tensor in stored.values())
     if described > TOO_MANY * max(held, 1):
@@ -36,7 +36,7 @@ def check_tensors(
     shapes: Mapping[str, Shape],
     folder: Path,
 ) -> None:
-    """Refuse tensors that are missing, left over, or not what the configuration says."""
+    """Raise if tensors are missing, unexpected, or of the wrong shape or dtype."""
     expected = {link.theirs: link.shape for link in found}
     complaints = []
     missing = sorted(set(expected) - set(stored))
@@ -72,7 +72,7 @@ def check_tensors(
 
 
 def check_finite(tensor: np.ndarray, dtype: np.dtype, name: str) -> None:
-    """Refuse values that are no numbers, in the file or in the dtype that they go to."""
+    """Raise if values are NaN or infinite, or overflow in `dtype`."""
     values, count, lost = tensor.reshape(-1), 0, 0
     narrower = jnp.finfo(dtype).max < jnp.finfo(tensor.dtype).max
     for start in range(0, values.size, CHUNK):

@@ -1,4 +1,4 @@
-"""Whether two configurations say the same."""
+"""Canonical form of a configuration, and the fields in which two configurations differ."""
 
 import dataclasses
 import math
@@ -12,7 +12,7 @@ ROUNDING = 1e-12  # relative; numbers survive JSON exactly, but not a root and i
 
 
 def shortest_cycle(pattern: tuple[T, ...]) -> tuple[T, ...]:
-    """The shortest start of a pattern that, repeated, gives it all."""
+    """Shortest prefix whose repetition gives the pattern."""
     for length in range(1, len(pattern)):
         if all(entry == pattern[i % length] for i, entry in enumerate(pattern)):
             return pattern[:length]
@@ -20,7 +20,7 @@ def shortest_cycle(pattern: tuple[T, ...]) -> tuple[T, ...]:
 
 
 def canonical(config: c.TransformerConfig) -> c.TransformerConfig:
-    """The same model, written as short as can be; without dropout, initial values and name.
+    """The shortest equivalent configuration, without dropout, initializers and model_type.
 
     Args:
         config: A configuration.
@@ -52,12 +52,12 @@ def canonical(config: c.TransformerConfig) -> c.TransformerConfig:
 
 
 def _cycle(pattern: tuple[T, ...], depth: int) -> tuple[T, ...]:
-    """The shortest cycle that gives the layers the same."""
+    """Shortest cycle that gives the same `depth` layers."""
     return shortest_cycle(tuple(pattern[i % len(pattern)] for i in range(depth)))
 
 
 def _short(attention: c.Attention, depth: int) -> c.Attention:
-    """The same attention, written as short as can be."""
+    """The shortest equivalent attention configuration."""
     biases: Any = tuple(sorted(getattr(attention, "biases", ())))
     match attention:
         case c.Mixer() | c.Hybrid():
@@ -81,7 +81,7 @@ def _short(attention: c.Attention, depth: int) -> c.Attention:
 
 
 def differences(wanted: Any, found: Any, path: str = "") -> list[str]:
-    """Where two configurations differ, as lines "field: wanted, found".
+    """Fields in which two configurations differ, one line each.
 
     Args:
         wanted: One.

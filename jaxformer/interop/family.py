@@ -1,4 +1,4 @@
-"""What jaxformer knows of one kind of Hugging Face folder."""
+"""One Hugging Face model family: config reader and writer, and tensor mapping."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ FREQUENCIES = (r".*\.rotary_emb\.inv_freq",)  # of rotary positions, in many fil
 
 @dataclass(frozen=True)
 class Family:
-    """One model_type.
+    """How one model_type is read and written.
 
     Attributes:
         model_type: What config.json calls it.
@@ -51,11 +51,11 @@ class Family:
     in_transformers: bool = True
 
     def spell(self, name: str) -> str:
-        """The table's name of one of their tensors."""
+        """Rename a tensor key to the name that the mapping uses."""
         for pattern, replacement in self.spellings:
             name = re.sub(pattern, replacement, name)
         return name
 
     def ignores(self, name: str) -> bool:
-        """Whether a tensor holds no parameters."""
+        """Whether a tensor is not a parameter."""
         return any(re.fullmatch(pattern, name) for pattern in self.ignored)

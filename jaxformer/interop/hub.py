@@ -1,4 +1,4 @@
-"""Folders by their names on the Hugging Face hub."""
+"""Downloads a model folder from the Hugging Face hub."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ FILES = ("*.json", "model*.safetensors", "*.jinja")
 
 
 def find_folder(name: str | Path) -> Path:
-    """A folder of this machine, or of a model on the hub, downloaded where it is not here yet.
+    """A local folder, or a hub model downloaded to the cache.
 
     Args:
         name: A path, or a name of the hub such as ``Qwen/Qwen3-0.6B``. What exists here comes

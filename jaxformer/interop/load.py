@@ -1,4 +1,4 @@
-"""Hugging Face folders, in: config.json to a configuration, tensors to parameters."""
+"""Loads a Hugging Face folder: config.json to a configuration, tensors to parameters."""
 
 import sys
 from collections.abc import Collection, Iterator, Mapping
@@ -37,7 +37,7 @@ DEPTHS = frozenset(
 
 
 class Pretrained(NamedTuple):
-    """What a folder holds."""
+    """Configuration and parameters of a Hugging Face folder."""
 
     config: c.TransformerConfig
     params: dict[str, Any]
@@ -115,7 +115,7 @@ def load_pretrained(
 
 
 def load_config(folder: str | Path, *, ignore: Collection[str] = ()) -> c.TransformerConfig:
-    """The configuration of a Hugging Face folder; the weights may be absent.
+    """Read the configuration of a Hugging Face folder; weights are not needed.
 
     Args:
         folder: Where ``config.json`` is.
@@ -135,7 +135,7 @@ def load_config(folder: str | Path, *, ignore: Collection[str] = ()) -> c.Transf
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """The attributes in a folder's config.json."""
+    """Read config.json."""
     path = folder / "config.json"
     if not path.is_file():
         held = "has no config.json" if folder.is_dir() else "is no folder"
@@ -149,7 +149,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
 
 
 def find_family(values: Mapping[str, Any], where: Path) -> Family:
-    """The family that config.json names."""
+    """Family of config.json's model_type."""
     kind = values.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
         raise ValueError(
@@ -167,7 +167,7 @@ def build_config(
     ignore: Collection[str] = (),
     remedy: str = REMEDY,
 ) -> c.TransformerConfig:
-    """Our configuration from theirs, after its audit."""
+    """Convert config.json to our configuration; raises for attributes that are not supported."""
     settings = Settings(values)
     try:
         config = family.read(settings)
@@ -185,7 +185,7 @@ def build_config(
 def _spelled(
     family: Family, stored: Mapping[str, files.Stored], folder: Path
 ) -> dict[str, files.Stored]:
-    """The tensors that hold parameters, by the table's names."""
+    """Parameter tensors by renamed key."""
     found: dict[str, files.Stored] = {}
     twice = []
     for name, where in stored.items():
@@ -203,7 +203,7 @@ def _spelled(
 def _settle_head(
     family: Family, config: c.TransformerConfig, stored: dict[str, files.Stored]
 ) -> c.TransformerConfig:
-    """Tie or untie the head as the tensors ask for, and drop what is double."""
+    """Tie or untie the LM head depending on which tensors exist."""
     head, table = family.table.name_of(HEAD), family.table.name_of(EMBEDDING)
     if family.head_may_be_absent and head not in stored:
         return replace(config, head=replace(config.head, tied=True))
@@ -232,7 +232,7 @@ def _fill(
     dtype: np.dtype,
     places: Mapping[str, NamedSharding],
 ) -> dict[str, Any]:
-    """Read every tensor into its place."""
+    """Read all tensors into parameter arrays and place them on devices."""
     arrays = {path: _empty(shape, dtype) for path, shape in shapes.items()}
     with _progress(sum(stored[link.theirs].nbytes for link in found)) as tell:
         for link in found:
@@ -251,7 +251,7 @@ def _fill(
 
 
 def _empty(shape: Shape, dtype: np.dtype) -> np.ndarray:
-    """An array that starts where JAX wants it to."""
+    """Uninitialized array aligned to 64 bytes, which JAX can use without a copy."""
     size = int(np.prod(shape)) * dtype.itemsize
     raw = np.empty(size + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
@@ -260,7 +260,7 @@ def _empty(shape: Shape, dtype: np.dtype) -> np.ndarray:
 
 @contextmanager
 def _progress(total: int) -> Iterator[Any]:
-    """How much was read, on a terminal and for large folders only."""
+    """Progress bar for large folders on a terminal."""
     try:
         from rich.progress import Progress
     except ImportError:

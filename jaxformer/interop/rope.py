@@ -1,4 +1,4 @@
-"""Rotary positions in config.json: the fields of old files and of new ones, read and written.
+"""Reads and writes the RoPE fields of config.json (rope_theta, rope_scaling, rope_parameters).
 
 Old files have ``rope_theta`` and ``rope_scaling`` (with ``type`` or ``rope_type``), new ones a
 single ``rope_parameters``. Where both stand, ``rope_scaling`` counts and takes what it lacks from
@@ -25,7 +25,7 @@ def read_rope(
     original_max_length: int | None = None,
     aliases: tuple[str, ...] = (),
 ) -> c.Rope:
-    """Rotary positions of a model whose layers all rotate alike.
+    """RoPE of a model whose layers all use the same one.
 
     Args:
         settings: The whole config.json.
@@ -78,7 +78,7 @@ def read_section(
     original_max_length: int | None = None,
     aliases: tuple[str, ...] = (),
 ) -> c.Rope:
-    """Rotary positions from one ``rope_parameters`` or ``rope_scaling``.
+    """RoPE from one ``rope_parameters`` or ``rope_scaling`` object.
 
     Args:
         section: That object.
@@ -108,7 +108,7 @@ def read_section(
 def write_rope(
     rope: c.Rope, *, base_name: str = "rope_theta", fraction_name: str | None = None
 ) -> dict[str, Any]:
-    """The fields for rotary positions, of old files and of new ones.
+    """RoPE fields for config.json, in the old and the new format.
 
     Args:
         rope: The rotary positions.
@@ -129,7 +129,7 @@ def write_rope(
 
 
 def write_section(rope: c.Rope) -> tuple[dict[str, Any], dict[str, int]]:
-    """One ``rope_parameters``, and the fields outside it that it needs.
+    """A ``rope_parameters`` object, and the length fields it needs outside.
 
     Args:
         rope: The rotary positions; of their fraction and pairing nothing is written.
@@ -239,6 +239,6 @@ def _longrope(section: Settings, max_length: int, original: int) -> c.LongRope:
 
 
 def _skip(section: Settings) -> None:
-    """Mark what another field overrules as read."""
+    """Mark all attributes of a section as read."""
     for name in section.values:
         section.value(name)

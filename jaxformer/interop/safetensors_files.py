@@ -1,4 +1,4 @@
-"""Safetensors files: what they hold, one tensor at a time, and writing them, shard by shard.
+"""Reads tensors from safetensors files one at a time, and writes them in shards.
 
 Nothing of a file is ever executed, as opposed to pickles.
 """
@@ -27,7 +27,7 @@ INDEX = "model.safetensors.index.json"
 
 
 class Stored(NamedTuple):
-    """One tensor of a file; `dtype` is the format's name of it."""
+    """Header entry of one tensor: file, name, dtype name and shape."""
 
     path: Path
     name: str
@@ -54,7 +54,7 @@ class Entry(NamedTuple):
 
 
 def open_folder(folder: Path) -> dict[str, Stored]:
-    """Everything that a folder's safetensors files hold, by name; only headers are read.
+    """Header entries of all tensors in a folder, by name.
 
     Args:
         folder: Where ``model.safetensors`` is, or ``model.safetensors.index.json`` and its shards.
@@ -82,7 +82,7 @@ def open_folder(folder: Path) -> dict[str, Stored]:
 
 
 def read_header(path: Path) -> dict[str, Stored]:
-    """What one file holds, by name.
+    """Header entries of one file, by name.
 
     Raises:
         ValueError: The file is damaged.
@@ -107,7 +107,7 @@ def read_header(path: Path) -> dict[str, Stored]:
 
 
 def read(stored: Stored) -> np.ndarray:
-    """The values of one tensor of a float dtype, in that dtype."""
+    """Read one tensor."""
     with safe_open(stored.path, framework="numpy") as file:
         return file.get_tensor(stored.name)
 
@@ -115,7 +115,7 @@ def read(stored: Stored) -> np.ndarray:
 def write_folder(
     folder: Path, entries: list[Entry], arrays: Iterable[np.ndarray], *, max_shard_bytes: int
 ) -> None:
-    """Write a single file, or as many as the size of a shard asks for, with their index.
+    """Write tensors to one file, or to shards with an index.
 
     Args:
         folder: Where to.
@@ -159,7 +159,7 @@ def write_folder(
 
 
 def _open_shards(folder: Path) -> dict[str, Stored]:
-    """Everything in the shards that an index names."""
+    """Header entries of all shards in the index."""
     weight_map = field(read_json(folder / INDEX), "weight_map", dict, where=folder / INDEX)
     names = sorted({field(weight_map, name, str, where=folder / INDEX) for name in weight_map})
     outside = [name for name in names if Path(name).name != name or "\0" in name]

@@ -1,4 +1,4 @@
-"""Hugging Face folders, out: a configuration and parameters to what transformers loads."""
+"""Saves a configuration and parameters as a Hugging Face folder."""
 
 import json
 import shutil
@@ -42,7 +42,7 @@ def save_pretrained(
     family: str | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Write a folder that `load_pretrained`, and transformers, read.
+    """Save a model as a Hugging Face folder that `load_pretrained` and transformers can load.
 
         save_pretrained("exported", config, params, extra={"eos_token_id": 2})
 
@@ -89,7 +89,7 @@ def save_pretrained(
 
 
 def empty_folder(folder: str | Path, *, overwrite: bool = False) -> Path:
-    """The whole path of a folder to write, which must not exist, or be empty.
+    """Resolved output path; raises unless it is absent, empty, or may be overwritten.
 
     Args:
         folder: The folder.
@@ -114,7 +114,7 @@ def empty_folder(folder: str | Path, *, overwrite: bool = False) -> Path:
 
 @contextmanager
 def whole_folder(folder: Path) -> Iterator[Path]:
-    """A folder beside, renamed when all is written, so that the one asked for is whole or absent.
+    """Temporary folder that replaces `folder` on success and is deleted on failure.
 
     Args:
         folder: From `empty_folder`.
@@ -141,7 +141,7 @@ def whole_folder(folder: Path) -> Iterator[Path]:
 def choose_family(
     config: c.TransformerConfig, extra: Mapping[str, Any], name: str | None = None
 ) -> tuple[Family, dict[str, Any]]:
-    """The family that says all of a configuration, and its config.json.
+    """First family that can represent the configuration, and its config.json.
 
     Args:
         config: The model.
@@ -187,7 +187,7 @@ def _names(kinds: Iterable[type]) -> str:
 
 
 def _candidates(config: c.TransformerConfig, name: str | None) -> Iterable[Family]:
-    """The family asked for, or all, first the configuration's own if transformers has it."""
+    """Families to try: the one asked for, or all, the configuration's own first."""
     if name is not None:
         return [FAMILIES[name]]
     own = [family for kind, family in FAMILIES.items() if kind == config.model_type]
@@ -195,7 +195,7 @@ def _candidates(config: c.TransformerConfig, name: str | None) -> Iterable[Famil
 
 
 def _changes(config: c.TransformerConfig, family: Family, values: Mapping[str, Any]) -> list[str]:
-    """What would be otherwise if a configuration were read back from these attributes."""
+    """Differences between a configuration and its round trip through config.json."""
     where = f"a {family.model_type}'s config.json"
     back = build_config(family, values, where=where, remedy="Leave it out of extra.")
     return differences(canonical(config), canonical(back))
@@ -204,7 +204,7 @@ def _changes(config: c.TransformerConfig, family: Family, values: Mapping[str, A
 def _with_extra(
     config: c.TransformerConfig, family: Family, values: Mapping[str, Any], extra: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The attributes with those that a user adds, if they say the same model."""
+    """config.json with the user's extra attributes; raises if they change the model."""
     found = {**values, **extra, "model_type": family.model_type}
     try:
         wrong = _changes(config, family, found)
@@ -217,14 +217,14 @@ def _with_extra(
 
 
 def _plain(value: Any) -> Any:
-    """JSON's form of numpy's and JAX's numbers."""
+    """Convert numpy and JAX values for json.dumps."""
     if isinstance(value, np.generic | np.ndarray | jax.Array):
         return value.tolist()
     raise TypeError(f"extra holds {value!r} of type {type(value).__name__}, which is not JSON.")
 
 
 def _explain(differing: Mapping[str, list[str]], refused: list[str], name: str | None) -> str:
-    """Why no family was found, by the nearest one."""
+    """Error message: why no family fits, and what the nearest would change."""
     who = "No family" if name is None else f"{name}, which was asked for,"
     verb = "has" if name is None else "does not have"
     if not differing:
@@ -239,13 +239,13 @@ def _explain(differing: Mapping[str, list[str]], refused: list[str], name: str |
 
 
 def _constants(family: Family, values: Mapping[str, Any]) -> Iterator[Link]:
-    """Tensors that transformers expects beside the parameters."""
+    """Mappings of constant tensors that transformers expects."""
     for name, array in (family.constants(values) if family.constants else {}).items():
         yield Link(name, array.shape, (), (), Constant(values=array))
 
 
 def _dtype(arrays: Mapping[str, Any], link: Link, dtype: DTypeLike | None) -> np.dtype:
-    """What a tensor is written as."""
+    """Output dtype of a tensor."""
     kinds = [arrays[slot.path].dtype for slot in link.slots]
     found = np.dtype(jnp.result_type(*kinds)) if kinds else np.dtype(np.float32)
     found = found if dtype is None else np.dtype(dtype)
@@ -258,7 +258,7 @@ def _dtype(arrays: Mapping[str, Any], link: Link, dtype: DTypeLike | None) -> np
 def _tensors(
     arrays: Mapping[str, Any], found: list[Link], entries: list[files.Entry]
 ) -> Iterator[np.ndarray]:
-    """Their tensors, made one at a time; what training broke is not handed on."""
+    """Yield the Hugging Face tensors one at a time, checked to be finite."""
     for link, entry in zip(found, entries, strict=True):
         tensor = link.via.join([_on_host(arrays[path], at) for path, at in link.slots])
         check_finite(tensor, entry.dtype, link.theirs)
@@ -266,7 +266,7 @@ def _tensors(
 
 
 def _on_host(array: Any, at: tuple[int, ...]) -> np.ndarray:
-    """A part of a parameter, not copied from a CPU, and from elsewhere without the rest of it."""
+    """A slice of a parameter as numpy, transferring only the slice."""
     if isinstance(array, jax.Array) and all(d.platform == "cpu" for d in array.devices()):
         array = np.asarray(array)
     return np.asarray(array[at])

@@ -1,4 +1,4 @@
-"""A view of config.json that remembers what was read, so that nothing in it is overlooked.
+"""Reader of config.json that records which attributes were read, and refuses unknown ones.
 
 A family reads what it honours. Whatever is left must be known to be harmless, or it is refused: a
 setting that changes the model and is not honoured would give wrong numbers in silence.
@@ -77,12 +77,12 @@ class Settings:
         return self.values.get(name) is not None
 
     def value(self, name: str, default: Any = None) -> Any:
-        """Whatever stands there, null included."""
+        """The attribute, or the default; marks it as read."""
         self._read.add(name)
         return self.values.get(name, default)
 
     def refuse(self, name: str, reason: str) -> None:
-        """Note that an attribute cannot be honoured."""
+        """Record that an attribute is not supported."""
         self._read.add(name)
         problem = f"{self.path}{name} = {self.values.get(name)!r}: {reason}"
         if problem not in self.problems:
@@ -91,7 +91,7 @@ class Settings:
     def only(
         self, name: str, *allowed: Any, reason: str = "no part of jaxformer does this"
     ) -> None:
-        """Refuse an attribute unless it is absent, null, or one of the values allowed."""
+        """Record a problem unless the attribute is absent, null or an allowed value."""
         value = self.value(name)
         if value is not None and value not in allowed:
             shown = " or ".join(repr(item) for item in allowed)
@@ -118,7 +118,7 @@ class Settings:
         return self.number(name, default) if self.value(name, default) is not None else None
 
     def choice(self, name: str, default: str | None, choices: Mapping[str, T]) -> T:
-        """What a word stands for; the default is a word, and stands for null too."""
+        """Look up the attribute in `choices`; absent and null give the default."""
         word = self.value(name)
         word = default if word is None else word
         if isinstance(word, str) and word in choices:
@@ -153,7 +153,7 @@ class Settings:
         return inner
 
     def offenders(self, ignore: Collection[str] = (), *, unread: bool = True) -> list[str]:
-        """All that is wrong so far, and all that nobody read.
+        """All recorded problems and all attributes that were never read.
 
         Args:
             ignore: Attributes that the user says change nothing.
@@ -173,7 +173,7 @@ class Settings:
     def check(
         self, where: str, ignore: Collection[str] = (), *, unread: bool = True, remedy: str = REMEDY
     ) -> None:
-        """Refuse what `offenders` finds.
+        """Raise if any attribute is not supported.
 
         Args:
             where: What was read.
@@ -192,7 +192,7 @@ class Settings:
             )
 
     def behind(self, complaint: str) -> list[str]:
-        """The attributes that were read and hold a number that a complaint of ours names."""
+        """Attributes that were read and whose number an error message quotes."""
         named = re.findall(r"-?\d[\d.]*(?:e[+-]?\d+)?", complaint.partition("got ")[2])
         refused = {float(text.rstrip(".")) for text in named}
         found = [

@@ -1,4 +1,4 @@
-"""What parameters a configuration has: paths and shapes, without making any."""
+"""Paths and shapes of a configuration's parameters, from jax.eval_shape."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""Tables that say which of their tensors is which of our parameters; read in both directions.
+"""Mapping between Hugging Face tensor names and our parameter paths, used in both directions.
 
 A row holds for any configuration of its family. A row whose parameters a model lacks (a bias, an
 own head) is left out, so a table lists all that a family may have.
@@ -17,7 +17,7 @@ HEAD = "head/kernel"
 
 @dataclass(frozen=True)
 class Row:
-    """One of their tensors and those of ours that it holds.
+    """Rule that maps one Hugging Face tensor to one or more parameters.
 
     Attributes:
         theirs: Its name; "{layer}" and "{expert}" stand for numbers.
@@ -33,17 +33,17 @@ class Row:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Our paths, always as a tuple."""
+        """Parameter paths as a tuple."""
         return (self.ours,) if isinstance(self.ours, str) else self.ours
 
     def holds_in(self, config: c.TransformerConfig) -> bool:
-        """Whether a model's files may have it."""
+        """Whether the rule applies to a configuration."""
         return self.only is None or self.only(config)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """All rows of a family.
+    """All mapping rules of a family.
 
     Attributes:
         whole: Rows outside the layers; `ours` are full paths.
@@ -54,19 +54,19 @@ class Table:
     stacks: Mapping[str, tuple[Row, ...]]
 
     def name_of(self, path: str) -> str | None:
-        """Their name of one of our parameters outside the layers, or None."""
+        """Hugging Face name of a top-level parameter, or None."""
         return next((row.theirs for row in self.whole if row.paths == (path,)), None)
 
 
 class Slot(NamedTuple):
-    """A place in our parameters: one array, and the leading index into it."""
+    """A parameter path and the leading index of the slice."""
 
     path: str
     at: tuple[int, ...]
 
 
 class Link(NamedTuple):
-    """One of their tensors, the slots it fills, and how."""
+    """One Hugging Face tensor, the parameter slices it fills, and the transform."""
 
     theirs: str
     shape: Shape
@@ -76,7 +76,7 @@ class Link(NamedTuple):
 
 
 def links(table: Table, config: c.TransformerConfig, ours: Mapping[str, Shape]) -> list[Link]:
-    """The rows of a table, written out for one model.
+    """Expand the rules for all layers and experts of one model.
 
     Args:
         table: The family's.
@@ -100,7 +100,7 @@ def links(table: Table, config: c.TransformerConfig, ours: Mapping[str, Shape]) 
 
 
 def stack_config(config: c.TransformerConfig, stack: str) -> c.TransformerConfig:
-    """What the layers of "decoder" or "encoder" are built by."""
+    """Configuration of a stack's layers."""
     return config.encoder if stack == "encoder" else config
 
 
@@ -116,7 +116,7 @@ def stack_depth(config: c.TransformerConfig, stack: str) -> int:
 
 
 def layer_place(config: c.TransformerConfig, stack: str, layer: int) -> tuple[str, tuple[int, ...]]:
-    """Where a layer's parameters are: the section of its stack, and the index into its arrays."""
+    """Parameter path of a layer, and its index into the stacked arrays."""
     period = stack_config(config, stack).period
     repeats = stack_depth(config, stack) // period
     if layer < repeats * period:
@@ -125,19 +125,19 @@ def layer_place(config: c.TransformerConfig, stack: str, layer: int) -> tuple[st
 
 
 def uncovered(found: list[Link], ours: Mapping[str, Shape]) -> list[str]:
-    """Those of our parameters that no link fills."""
+    """Parameters that no tensor fills."""
     covered = {slot.path for link in found for slot in link.slots}
     return sorted(set(ours) - covered)
 
 
 def linear(theirs: str, ours: str, *, input_axes: int = 1, bias: bool = True) -> tuple[Row, ...]:
-    """Rows of a torch Linear: ``weight``, and ``bias`` where there is one."""
+    """Mapping rules of a torch Linear: weight, and bias if it has one."""
     kernel = Row(f"{theirs}.weight", f"{ours}/kernel", Kernel(input_axes=input_axes))
     return (kernel, Row(f"{theirs}.bias", f"{ours}/bias", Flat())) if bias else (kernel,)
 
 
 def norm(theirs: str, ours: str) -> tuple[Row, ...]:
-    """Rows of a norm: ``weight`` and ``bias``, as far as it has them."""
+    """Mapping rules of a norm: weight, and bias if it has one."""
     return Row(f"{theirs}.weight", f"{ours}/scale"), Row(f"{theirs}.bias", f"{ours}/bias")
 
 

@@ -1,4 +1,4 @@
-"""How one of their tensors becomes some of ours, and back: rearrangements that lose nothing.
+"""Lossless rearrangements between a Hugging Face tensor and our parameters.
 
 Each transform knows three things: the shape of their tensor from the shapes of ours, how to split
 theirs into ours, and how to join ours into theirs. Splitting gives views where it can.
@@ -16,24 +16,24 @@ Shape = tuple[int, ...]
 
 @runtime_checkable
 class Transform(Protocol):
-    """A rearrangement that can be undone."""
+    """Lossless conversion between one Hugging Face tensor and one or more parameters."""
 
     def shape(self, ours: Sequence[Shape]) -> Shape:
-        """Of their tensor, given those of ours."""
+        """Shape of the Hugging Face tensor, from the parameters' shapes."""
         ...
 
     def split(self, theirs: np.ndarray, ours: Sequence[Shape]) -> list[np.ndarray]:
-        """Their tensor as ours, of these shapes."""
+        """Convert the Hugging Face tensor to parameters of these shapes."""
         ...
 
     def join(self, ours: Sequence[np.ndarray]) -> np.ndarray:
-        """Ours as their tensor."""
+        """Convert parameters to the Hugging Face tensor."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Same:
-    """Theirs and ours are alike."""
+    """The tensor equals the parameter."""
 
     def shape(self, ours: Sequence[Shape]) -> Shape:
         return ours[0]
@@ -47,7 +47,7 @@ class Same:
 
 @dataclass(frozen=True, kw_only=True)
 class Constant:
-    """Theirs holds nothing of ours.
+    """A constant tensor that holds no parameter.
 
     Attributes:
         values: What it holds.
@@ -67,7 +67,7 @@ class Constant:
 
 @dataclass(frozen=True, kw_only=True)
 class Flat:
-    """Theirs has one axis, after `leading` axes of size one: a bias by head, for instance.
+    """The parameter flattened, after `leading` axes of size 1; for example a bias by head.
 
     Attributes:
         leading: Axes of size one before it.
@@ -87,7 +87,7 @@ class Flat:
 
 @dataclass(frozen=True, kw_only=True)
 class Kernel:
-    """A matrix: theirs is [outputs, inputs], ours has the inputs first and may have heads.
+    """Linear weight: [outputs, inputs] in torch, inputs first here, possibly split into heads.
 
     Attributes:
         input_axes: How many of our axes are inputs; 2 for the heads that enter `attention/out`.
@@ -115,7 +115,7 @@ class Kernel:
 
 @dataclass(frozen=True, kw_only=True)
 class Fused:
-    """Theirs is several of ours, one after the other along an axis: [q | k | v], [gate | up].
+    """Several parameters concatenated along an axis: [q | k | v], [gate | up].
 
     Attributes:
         part: How each of ours is arranged in it.
@@ -142,7 +142,7 @@ class Fused:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupedHeads:
-    """Theirs holds, for each key/value head, its query heads, then the key, then the value.
+    """Fused QKV: for each KV head its query heads, then its key, then its value.
 
     Ours are query, key and value: kernels ([D, N, H] and [D, K, H]) or biases ([N, H] and [K, H]).
     With as many key/value heads as heads this is [q, k, v] head by head (GPT-NeoX, BLOOM), with
@@ -170,7 +170,7 @@ class GroupedHeads:
 
 @dataclass(frozen=True, kw_only=True)
 class HeadByHead:
-    """Theirs is a matrix [outputs, inputs] whose outputs are, for each head, those of all of ours.
+    """Matrix [outputs, inputs] with the parameters concatenated per head: [k, v] of head 0, ...
 
     Ours are kernels [D, N, H] of as many heads, each of a width of its own: [k, v] head by head
     (DeepSeek).
@@ -190,7 +190,7 @@ class HeadByHead:
 
 @dataclass(frozen=True, kw_only=True)
 class Interleaved:
-    """Theirs takes turns between ours along its first axis: gate, up, gate, up (Phi-3-small).
+    """Parameters interleaved along the first axis: gate, up, gate, up (Phi-3-small).
 
     Attributes:
         part: How each of ours is arranged in it.

@@ -1,4 +1,4 @@
-"""Flax linen modules: parameters around calls into `functional`, and nothing else."""
+"""Flax linen modules: each holds parameters and calls `functional`."""
 
 from jaxformer.layers.attention import Attention as Attention
 from jaxformer.layers.block import Block as Block

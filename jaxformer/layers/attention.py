@@ -1,4 +1,4 @@
-"""The attention branch."""
+"""Multi-head attention module, for self-attention and cross-attention."""
 
 from functools import partial
 
@@ -30,7 +30,7 @@ from jaxformer.layers.parameters import parameter
 
 
 class Kernel(nn.Module):
-    """A learned matrix for each head, for functions that multiply by it themselves."""
+    """A kernel per head, for functions that do the product themselves."""
 
     shape: tuple[int, ...]
     initial: c.Initialiser
@@ -44,7 +44,7 @@ class Kernel(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head attention to the text itself, or to a source, with positions from the guide.
+    """Multi-head attention, over the sequence itself or over the encoder's output.
 
     Where heads are shared out among devices, each has its part of them, and of the key-value heads
     those that its query heads read.
@@ -82,7 +82,7 @@ class Attention(nn.Module):
     def __call__(
         self, x: Float[Array, "*batch T D"], guide: Guide, cache: KVCache | None = None
     ) -> tuple[Float[Array, "*batch T D"], KVCache | None]:
-        """Attend to the text itself; with a cache, to what it holds too. Returns the new cache."""
+        """Self-attention over the sequence and the cache; returns the output and the new cache."""
         x = F.to_parts(x, self.mode.axes.tensor)
         query = self.queries(x, guide)
         seen, cache = with_earlier(self.keys_values(x, guide), cache, guide, self.mode)
@@ -96,14 +96,14 @@ class Attention(nn.Module):
         return self.mix(self.queries(x, guide), source, guide)
 
     def queries(self, x: Float[Array, "*batch T D"], guide: Guide) -> Float[Array, "*batch T N H"]:
-        """What each token looks for, clipped, normalised and turned where the choices say so."""
+        """Project x to queries; apply clipping, QK-norm and RoPE as configured."""
         query = self.clip(self.query(x))
         if (choice := self.config.multi_head.qk_norm) is not None:
             query = normalise(choice, self.query_norm, query)
         return turn(self.positions, "q", query, guide)
 
     def keys_values(self, x: Float[Array, "*batch S D"], guide: Guide) -> KVCache:
-        """What each token offers and says, as it is remembered; x is from `F.to_parts`."""
+        """Project x to keys and values; apply clipping, QK-norm, RoPE; select local KV heads."""
         cfg, positions = self.config.multi_head, self.positions
         key, value = self.clip(self.key(x)), self.clip(self.value(x))
         if cfg.qk_norm is not None:
@@ -114,7 +114,7 @@ class Attention(nn.Module):
     def mix(
         self, query: Float[Array, "*batch T N H"], seen: KVCache, guide: Guide
     ) -> Float[Array, "*batch T D"]:
-        """The values that each query picks, back in the model's width."""
+        """Attend to keys and values, and project the heads to the model width."""
         cfg = self.config.multi_head
         query, bias = self.relative_terms(query, guide)
         heads = mix(
@@ -131,12 +131,12 @@ class Attention(nn.Module):
         return self.out(turn(self.positions, "o", heads, guide))
 
     def clip(self, x: Float[Array, "*batch T N H"]) -> Float[Array, "*batch T N H"]:
-        """Bound the numbers where the configuration says so."""
+        """Clip to [-clip_qkv, clip_qkv]; unchanged if it is None."""
         bound = self.config.multi_head.clip_qkv
         return x if bound is None else jnp.clip(x, -bound, bound)
 
     def relative_terms(self, query: Float[Array, "*batch T N H"], guide: Guide):
-        """Queries and what is added to the scores; Transformer-XL makes both from the queries."""
+        """Return query and bias; Transformer-XL changes both, other positions neither."""
         kind = self.positions
         if not isinstance(kind, c.TransformerXL) or guide.queries is None or guide.keys is None:
             return query, guide.bias

@@ -1,4 +1,4 @@
-"""One layer: attention, cross-attention where there is a source, feed-forward."""
+"""One transformer layer: self-attention, cross-attention, feed-forward, norms, residual sums."""
 
 from collections.abc import Callable
 from functools import partial, reduce
@@ -24,7 +24,7 @@ Branch = Callable[[Float[Array, "*batch T D"]], Float[Array, "*batch T D"]]
 
 
 def adds_up_once(config: c.TransformerConfig) -> bool:
-    """Whether devices add up once for all branches, since nothing is done to the sum of each."""
+    """Whether parallel branches share one tensor-parallel reduction of their sum."""
     match config.block:
         case "parallel_shared_norm":
             return True
@@ -35,7 +35,7 @@ def adds_up_once(config: c.TransformerConfig) -> bool:
 
 
 class Block(nn.Module):
-    """The residual branches of one layer, one after the other or side by side.
+    """A transformer layer with serial or parallel branches.
 
         serial    x + attention(x), then x + feed_forward(x)
         parallel  x + attention(x) + feed_forward(x)
@@ -59,7 +59,7 @@ class Block(nn.Module):
         memory_guide: Guide = NO_GUIDE,
         cache: LayerCache | None = None,
     ) -> tuple[Float[Array, "*batch T D"], LayerCache | None]:
-        """The layer's output, and its cache with the new tokens where there is one.
+        """Return the layer's output and its updated cache.
 
         Without a `memory`, cross-attention reads what the cache has kept of an earlier one.
         """
@@ -91,14 +91,14 @@ class Block(nn.Module):
         return x, None if own is None else LayerCache(own, source)
 
     def to_parts(self, x: Float[Array, "*batch T D"]) -> Float[Array, "*batch T D"]:
-        """Once for all branches; but a router must have what all devices have."""
+        """Copy x to tensor-parallel devices once for all branches; not before an MoE router."""
         routed = isinstance(self.choice.feed_forward, c.Experts)
         return x if routed else F.to_parts(x, self.mode.axes.tensor)
 
     def add_up(
         self, x: Float[Array, "*batch T D"], branches: dict[str, Branch]
     ) -> Float[Array, "*batch T D"]:
-        """The residual stream after all branches."""
+        """Apply all branches and return the residual stream after them."""
         match self.config.block:
             case "serial":
                 for name, branch in branches.items():
@@ -120,7 +120,7 @@ class Block(nn.Module):
     def branch(
         self, x: Float[Array, "*batch T D"], functions: dict[str, Branch], norm: str
     ) -> Float[Array, "*batch T D"]:
-        """The sum of functions of x that share the norms before and after them."""
+        """Apply branches that share norms: pre-norm, sum of their outputs, dropout, post-norm."""
         cfg = self.config
         if cfg.placement in ("pre", "sandwich"):
             x = Norm(cfg.norm, self.mode, name=f"pre_{norm}")(x)

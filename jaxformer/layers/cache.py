@@ -1,4 +1,4 @@
-"""What attention remembers of the text so far. The cache is an argument: passed in, returned."""
+"""Caches of attention: types, creation, capacity checks, updates; passed in and returned."""
 
 from typing import Any, NamedTuple, TypeVar
 
@@ -14,7 +14,7 @@ NOWHERE = jnp.iinfo(jnp.int32).max  # position of an empty slot: after every que
 
 
 class KVCache(NamedTuple):
-    """Keys and values, rotated where they are rotated at all. Layers of a scan stand in front.
+    """Keys and values, after RoPE. In a scanned stack, the layer axis comes first.
 
     This is how attention reads them. Inside a `Cache` heads stand before slots, ``[..., K, S, H]``,
     so that products need not bring them there for every token; `heads_first` goes from the one to
@@ -26,13 +26,13 @@ class KVCache(NamedTuple):
 
 
 class SharedCache(NamedTuple):
-    """What is key and value at once, rotated where it is rotated at all."""
+    """Vectors that are key and value at once (shared-KV attention), after RoPE."""
 
     key_value: Float[Array, "*batch S K H"]
 
 
 class LatentCache(NamedTuple):
-    """What keys and values are made from, and the rotated key that heads share.
+    """Latents and the shared rotary key (MLA).
 
     One head, K = 1, of which each device that has a part of the heads keeps a copy.
     """
@@ -42,7 +42,7 @@ class LatentCache(NamedTuple):
 
 
 class StateCache(NamedTuple):
-    """The state of a recurrence, in float32 whatever the computation is: it adds up long texts.
+    """State of a recurrence, always float32.
 
     It has a single slot.
     """
@@ -55,14 +55,14 @@ Own = TypeVar("Own", bound=KVCache | SharedCache | LatentCache)
 
 
 class LayerCache(NamedTuple):
-    """What one layer remembers: of its own text, and of the source that an encoder has read."""
+    """Cache of one layer: self-attention, and cross-attention if there is an encoder."""
 
     own: OwnCache
     source: KVCache | None = None
 
 
 class Cache(NamedTuple):
-    """What a model remembers of each row. Made by `empty_cache`, filled by the model.
+    """Cache of a whole model; made by `empty_cache`, updated by each call.
 
     A layer that sees everything has a slot for each of `capacity` tokens; one with a window has a
     ring of as many slots as its window, if that is less. A cache is full after `capacity` tokens
@@ -85,13 +85,13 @@ class Cache(NamedTuple):
 
 
 def windows(config: c.TransformerConfig) -> tuple[c.Window, ...]:
-    """The different windows of the layers, in order: one array of `Cache.positions` each."""
+    """The distinct windows of the layers, in order: one array of `Cache.positions` each."""
     count = min(config.period, config.num_layers)
     return tuple(dict.fromkeys(config.layer(i).window for i in range(count)))
 
 
 def num_slots(window: c.Window, capacity: int) -> int:
-    """Slots that a layer with this window needs for `capacity` tokens."""
+    """Number of cache slots of a layer with this window."""
     return min(capacity, window) if isinstance(window, int) else capacity
 
 
@@ -103,7 +103,7 @@ def empty_cache(
     dtype: DTypeLike = jnp.float32,
     devices: int = 1,
 ) -> Cache:
-    """A cache with nothing in it.
+    """Make an empty cache.
 
     Args:
         config: A decoder, or an encoder-decoder (the decoder remembers).
@@ -150,7 +150,7 @@ def empty_cache(
 def _empty(
     config: c.TransformerConfig, index: int, slots: tuple[int, ...], dtype: DTypeLike, devices: int
 ) -> OwnCache:
-    """Slots of a layer, the last of these axes, with nothing in them."""
+    """Make the empty cache of one layer."""
     *batch, count = slots
 
     def zeros(heads: int, width: int) -> Float[Array, "..."]:
@@ -172,12 +172,12 @@ def _empty(
 
 
 def turns(window: c.Window, slots: int) -> bool:
-    """Whether a buffer is a ring, whose entries are overwritten once they leave the window."""
+    """Whether the buffer is a ring buffer: slots are reused once they leave the window."""
     return isinstance(window, int) and slots == window
 
 
 def has_room(config: c.TransformerConfig, cache: Cache) -> int | None:
-    """Slots of the layers that keep every token; None where all are rings, which never fill.
+    """Number of tokens that fit; None if every layer has a ring buffer.
 
     A window wider than the capacity is no ring: its buffer has a slot for each of `capacity` tokens
     and none that may be overwritten.
@@ -194,7 +194,7 @@ def check_room(
     *,
     padded: bool = False,
 ) -> None:
-    """Refuse more new tokens than a cache has slots for, as far as that can be told.
+    """Refuse more new tokens than the cache holds, as far as values or shapes tell.
 
     Where values can be seen (outside jit) it always can. Where they are traced, shapes tell of more
     tokens than the whole cache holds; how many it holds already is not known then.
@@ -241,7 +241,7 @@ def remember(
     beside: bool,
     layer: Int[Array, ""] | None,
 ) -> tuple[Own, Own]:
-    """What the new tokens attend to, and the cache for those after them.
+    """Write new entries to the cache; return the entries to attend to, and the updated cache.
 
     New keys are written to their slots and the whole buffer is attended to. Where that could
     overwrite a key that an earlier one of the new tokens still sees, they stand `beside` instead.
@@ -251,7 +251,7 @@ def remember(
     kind, by_head = type(kept), heads_first(new)
 
     def write(old: Array, x: Array) -> Array:
-        """Each head of each row."""
+        """Write to the slots of every row, for all heads."""
         at = jnp.broadcast_to(slots[..., None, :], x.shape[:-1])
         return F.write_slots(old, x, at, stacked=layer)
 
@@ -276,12 +276,12 @@ def with_layer(x: Array, new: Array, layer: Int[Array, ""] | None) -> Array:
 
 
 def heads_first(x: Own) -> Own:
-    """Heads before slots where slots were before heads, and the reverse."""
+    """Swap the head and slot axes of every array."""
     return type(x)(*(jnp.swapaxes(array, -3, -2) for array in x))
 
 
 def take_rows(cache: Cache, rows: Int[Array, " B"]) -> Cache:
-    """The cache of some rows of a batch, in this order; rows may repeat (beam search).
+    """Select rows of a cache's batch; rows may repeat (beam search).
 
     Args:
         cache: Of a batch with one axis.

@@ -1,4 +1,4 @@
-"""The attention branch that is a linear recurrence."""
+"""Decay attention module, a linear recurrence."""
 
 from typing import NamedTuple
 
@@ -18,14 +18,14 @@ from jaxformer.layers.watch import watch
 
 
 class Decayed(NamedTuple):
-    """What the weights of decay attention follow from, for those who look on."""
+    """Decay rates and segments, sown for `inspect`."""
 
     rates: F.DecayRates
     segments: Int[Array, "*batch T"] | None
 
 
 class Decay(nn.Module):
-    """Decay attention, as `config.Decay` says: by chunks for many tokens, by its state for one.
+    """Decay attention: chunkwise for sequences, one recurrence step per token with a cache.
 
     Each device along `tensor` has a part of the heads. A text stays on one device, since its state
     goes from token to token.
@@ -60,7 +60,7 @@ class Decay(nn.Module):
 
     @property
     def choice(self) -> c.Decay:
-        """What is chosen of this kind."""
+        """The `config.Decay` option of this layer."""
         match self.config.attention:
             case c.Decay() as attention:
                 return attention
@@ -69,7 +69,7 @@ class Decay(nn.Module):
     def __call__(
         self, x: Float[Array, "*batch T D"], guide: Guide, cache: StateCache | None = None
     ) -> tuple[Float[Array, "*batch T D"], StateCache | None]:
-        """What is left of the text up to each token; with a cache, of what it holds too."""
+        """Decay attention over the sequence and the cached state; returns the new cache too."""
         choice = self.choice
         value = self.value(F.to_parts(x, self.mode.axes.tensor)).astype(jnp.float32)
         rates = F.decay_rates(self.memory())
@@ -89,7 +89,7 @@ class Decay(nn.Module):
         return y, StateCache(with_layer(cache.state, state[..., None, :], guide.layer))
 
     def theta(self, num_heads: int) -> Float[Array, "N C"] | None:
-        """Angles of this device's heads for one token."""
+        """Rotation angles per token of this device's heads, or None."""
         choice = self.choice
         match choice.angles:
             case None:

@@ -1,4 +1,4 @@
-"""What layers declare of their parameters: shapes, what axes count, what is a matrix."""
+"""Metadata of every parameter: shape, logical axes and role, without arrays."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ Axes = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Declaration:
-    """A parameter without its numbers: what its layer declares of it.
+    """Global shape and logical axes of a parameter.
 
     Attributes:
         shape: On all devices together.
@@ -35,7 +35,7 @@ class Declaration:
 
     @property
     def sides(self) -> tuple[Axes, Axes]:
-        """Axes of a matrix's inputs and of its outputs; those of a vector, and none.
+        """Indices of a matrix's input axes and of its output axes; a vector has input axes only.
 
         "layers" and "experts" are on neither side: they count matrices and vectors.
         """
@@ -45,7 +45,7 @@ class Declaration:
 
     @property
     def role(self) -> Role:
-        """What it is for.
+        """Role of the parameter: kernel, head, embedding or vector.
 
         A "kernel" maps features to features, the "head" features to the vocabulary. An "embedding"
         has a row for each token, position or distance. A "vector" is no matrix.
@@ -57,7 +57,7 @@ class Declaration:
         return "embedding" if {"vocabulary", "rows"} & set(self.names) else "kernel"
 
     def spec(self, sizes: Mapping[str, int]) -> P:
-        """How it is shared out over axes of these sizes."""
+        """Return the PartitionSpec of the parameter on a mesh of this shape."""
         return P(*mesh_axes(self.names, self.shape, axes_of(sizes), sizes))
 
 

@@ -1,4 +1,4 @@
-"""Token and position vectors."""
+"""Token embedding, position embedding and LM head."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from jaxformer.layers.parameters import parameter
 
 
 class Table(nn.Module):
-    """A learned row per number."""
+    """An embedding table."""
 
     rows: int
     width: int
@@ -32,7 +32,7 @@ class Table(nn.Module):
 
 
 class Embedder(nn.Module):
-    """From token ids to the vectors that the first layer reads."""
+    """Token embedding with scale, positions, norm and dropout."""
 
     config: c.TransformerConfig
     vocab_size: int
@@ -62,7 +62,7 @@ class Embedder(nn.Module):
         tokens: Int[Array, "*batch T"],
         positions: Int[Array, "*any T"],
     ) -> Float[Array, "*batch T D"]:
-        """Look tokens up in `table`, which `tokens()` gives once for all that reads it."""
+        """Embed tokens by `table`, which `tokens()` returns and the LM head may share."""
         cfg = self.config.embedding
         x = F.embed(table, tokens, axis_name=self.mode.axes.tensor)
         if cfg.scale != 1:
@@ -76,7 +76,7 @@ class Embedder(nn.Module):
         return dropout(self, x, self.config.dropout.embedding, self.mode)
 
     def place(self, positions: Int[Array, "*any T"]) -> Float[Array, "*any T D"]:
-        """What is added for the position."""
+        """Return the learned or sinusoidal position embeddings."""
         match self.config.embedding.positions:
             case c.Learned(offset=offset):
                 return F.learned_positions(self.positions(), positions, offset=offset)
@@ -93,7 +93,7 @@ class Embedder(nn.Module):
 
 
 class Head(nn.Module):
-    """From the last vectors to float32 logits; a tied head multiplies by the token table.
+    """LM head: float32 logits, or their statistics for targets; tied heads use the token table.
 
     With targets it gives what losses ask of the logits instead; where they are many, in chunks.
     """

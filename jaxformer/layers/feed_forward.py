@@ -1,4 +1,4 @@
-"""The feed-forward branch: plain, gated, a mixture of experts, or of a person's own file."""
+"""Feed-forward module: MLP, GLU, mixture of experts, or a custom option."""
 
 from dataclasses import replace
 from typing import Any
@@ -20,7 +20,7 @@ from jaxformer.layers.parameters import parameter
 
 
 class FeedForward(nn.Module):
-    """down(activation(up(x))), or down(activation(gate(x)) * up(x)), or a mixture of such.
+    """Feed-forward network: MLP, GLU, mixture of experts, or a custom option.
 
     Or what an option of a person's own file makes of x.
     """
@@ -47,7 +47,7 @@ class FeedForward(nn.Module):
     def by_hidden(
         self, x: Float[Array, "*batch T D"], choice: c.MLP | c.GLU | c.ClampedGEGLU
     ) -> Float[Array, "*batch T D"]:
-        """Products into hidden values, and one out of them."""
+        """MLP or GLU: project to the hidden width, activate, project back."""
         init = self.config.initialisation
         x = F.to_parts(x, self.mode.axes.tensor)
         start = init.feed_forward_in or init.projection
@@ -78,7 +78,7 @@ class FeedForward(nn.Module):
         return down(hidden)
 
     def mixture(self, x: Float[Array, "*batch T D"], choice: c.Experts) -> Float[Array, "..."]:
-        """What the experts of each token make of it; the router computes in float32."""
+        """Mixture of experts with a float32 router."""
         wide, start = replace(self.mode, dtype=jnp.float32), self.config.initialisation.projection
         logits = Linear((choice.num_experts,), start, wide, "model -> features", name="router")(x)
         if not self.is_initializing():  # there are parameters alone then
@@ -96,7 +96,7 @@ class FeedForward(nn.Module):
 
 
 class ExpertKernels(nn.Module):
-    """All experts at once: rows sorted by expert to what each row's expert makes of it."""
+    """All experts of a layer, as grouped matmuls over rows sorted by expert."""
 
     config: c.TransformerConfig
     choice: c.Experts
@@ -128,7 +128,7 @@ class ExpertKernels(nn.Module):
 
 
 class GroupedKernel(nn.Module):
-    """A kernel for each expert."""
+    """A kernel for each expert, [E, D, F]."""
 
     shape: tuple[int, int, int]
     axes: str
@@ -148,12 +148,12 @@ class GroupedKernel(nn.Module):
 
 
 def inputs(choice: c.MLP | c.GLU | c.ClampedGEGLU) -> tuple[str, ...]:
-    """Names of the projections into the hidden values."""
+    """Names of the input projections: ("up",) for an MLP, ("gate", "up") otherwise."""
     return ("up",) if isinstance(choice, c.MLP) else ("gate", "up")
 
 
 def activate(choice: c.MLP | c.GLU | c.ClampedGEGLU, into: dict[str, Array]) -> Array:
-    """Hidden values from what is projected into them."""
+    """Apply the activation, and the gate if there is one, to the input projections."""
     match choice:
         case c.MLP(activation=activation):
             return ACTIVATIONS[activation](into["up"])

@@ -1,4 +1,4 @@
-"""What positions mean to one layer: computed once a step, then read by every layer alike."""
+"""Attention inputs made once per forward pass: masks, rotations, positions, cache slots."""
 
 from functools import partial
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from jaxformer import functional as F
 
 
 class Places(NamedTuple):
-    """Where each token stands: its position, and the document it belongs to (None: only one).
+    """Position and segment (document) of each token; segments None means one document.
 
     Both have the same shape; [T] serves a whole batch.
     """
@@ -22,7 +22,7 @@ class Places(NamedTuple):
 
 
 def gathered(places: Places, axis_name: str | None) -> Places:
-    """The places of all devices that share a text, in their order."""
+    """All-gather positions and segments over the context axis."""
     if axis_name is None:
         return places
     return jax.tree.map(
@@ -31,7 +31,7 @@ def gathered(places: Places, axis_name: str | None) -> Places:
 
 
 class Guide(NamedTuple):
-    """The arrays that attention needs beside queries, keys and values. None: not used.
+    """Inputs of an attention module besides x: mask, bias, RoPE rotations, positions, cache slots.
 
     `mask` is `[*batch, T, S]`, or `[*batch, N, T, S]` where it differs by head; `bias` is
     `[*batch, N, T, S]`; where blocks of them will do, both are rules instead. `rotations` are unit
@@ -55,7 +55,7 @@ class Guide(NamedTuple):
 def attention_mask(
     window: c.Window, queries: Places, keys: Places, *, causal: bool, contiguous: bool = False
 ) -> F.AttentionMask:
-    """Which keys each query may see, but for a window that is a pattern of blocks."""
+    """Make the lazy `AttentionMask` of a layer; block-sparse windows are not part of it."""
     width = window if isinstance(window, int) else None
     lookahead = 0 if causal or width is None else width - 1
     rule = F.MaskRule(causal=causal, window=width, lookahead=lookahead, contiguous=contiguous)
@@ -73,7 +73,7 @@ def mask(
     causal: bool,
     batch_axes: int,
 ) -> Bool[Array, "..."] | None:
-    """Which keys each query may see. None where it may see all.
+    """Make the mask array of a layer, or None if everything is allowed.
 
     A mask that differs by head has all of the model's `batch_axes`, of size one where places have
     none, since the number of axes tells it from one that heads share.
@@ -97,7 +97,7 @@ def mask(
 def source_rule(
     places: Places, source_segments: Int[Array, "*batch S"] | None
 ) -> F.AttentionMask | None:
-    """Which source tokens each target token may see: those of its own pair, never padding (0)."""
+    """Lazy mask of cross-attention: source tokens of the same segment, never padding (0)."""
     if source_segments is None:
         return None
     real = source_segments > 0
@@ -113,7 +113,7 @@ def source_rule(
 def rotations(
     rope: c.Rope, head_dim: int, places: Places, length: Int[Array, "*batch"]
 ) -> Complex64[Array, "*batch T C"]:
-    """The unit complex numbers that turn queries and keys at these places.
+    """Compute the RoPE rotations of these positions, scaled for the given length of each row.
 
     Scalings that look at the length take the one given, of each row.
     """
@@ -126,7 +126,7 @@ def rotations(
 
 
 def frequencies(rope: c.Rope, head_dim: int, length: Int[Array, ""]) -> Float[Array, " C"]:
-    """Rotary frequencies of one head, stretched as the configuration says."""
+    """Compute RoPE frequencies with the configured scaling."""
     width = rope.width(head_dim)
     plain = F.rope_frequencies(width, base=rope.base)
     match rope.scaling:
@@ -168,7 +168,7 @@ def frequencies(rope: c.Rope, head_dim: int, length: Int[Array, ""]) -> Float[Ar
 
 
 def magnitude(rope: c.Rope) -> float:
-    """What multiplies rotated queries and keys (YaRN and LongRoPE; 1 otherwise)."""
+    """RoPE attention factor, which multiplies rotated queries and keys (YaRN, LongRoPE; else 1)."""
     match rope.scaling:
         case c.Yarn() as s:
             given, computed = s.attention_factor, F.yarn_attention_factor(s.factor)
@@ -181,7 +181,7 @@ def magnitude(rope: c.Rope) -> float:
 
 
 def turned_anew(config: c.TransformerConfig, length: Int[Array, "*batch"]) -> Bool[Array, "*batch"]:
-    """Whether rotary scalings turn the earlier tokens of a row anew when it reaches this length."""
+    """Whether reaching this length changes the rotation of cached keys (dynamic NTK, LongRoPE)."""
     anew = jnp.zeros(length.shape, bool)
     for rope in config.attention.positions:
         match rope:

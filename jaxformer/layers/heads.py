@@ -1,4 +1,4 @@
-"""What the kinds of attention do alike: norms of heads, rotations, and the mixing of values."""
+"""Steps shared by the attention modules: QK-norm, RoPE, cache, attention, output projection."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from jaxformer.layers.watch import watch
 @jax.tree_util.register_static
 @dataclass(frozen=True, kw_only=True)
 class Weighing:
-    """How scores become weights, as `F.attention_weights` is told."""
+    """Score options: scale, soft cap and normalizer."""
 
     scale: float | None = None
     logit_softcap: float | None = None
@@ -32,7 +32,7 @@ class Weighing:
 
 
 class Attended(NamedTuple):
-    """What the weights of one attention follow from, for those who look on."""
+    """Query, key, mask and bias of an attention call, sown for `inspect`."""
 
     query: Float[Array, "*batch T N H"]
     key: Float[Array, "*batch S K H"]
@@ -42,7 +42,7 @@ class Attended(NamedTuple):
 
 
 class PerHead(nn.Module):
-    """Learned numbers of each head, of any kind."""
+    """A parameter with a heads axis."""
 
     shape: tuple[int, ...]
     start: Callable[..., Array]
@@ -68,7 +68,7 @@ def head_norm(choice: c.QKNorm, logical: str, heads: int, head_dim: int, mode: M
 def out_of_heads(
     config: c.TransformerConfig, heads: tuple[int, int], mode: Mode, parts: bool
 ) -> Linear:
-    """The projection of all heads, so many of such a width, into the stream."""
+    """Make the output projection, from heads to the model width."""
     init = config.initialisation
     return Linear(
         (config.model_dim,),
@@ -85,7 +85,7 @@ def out_of_heads(
 def normalise(
     choice: c.QKNorm, norm: Norm, x: Float[Array, "*batch T N H"]
 ) -> Float[Array, "*batch T N H"]:
-    """Normalise all heads as one, each head, or each head on its own."""
+    """Apply QK-norm over the full width, or per head."""
     if choice.over == "width":
         return norm(x.reshape(*x.shape[:-2], -1)).reshape(x.shape)
     return norm(x)
@@ -97,7 +97,7 @@ def turn(
     x: Float[Array, "*batch T N H"],
     guide: Guide,
 ) -> Float[Array, "*batch T N H"]:
-    """Rotate x where its positions say so; the output by the conjugate.
+    """Apply RoPE to x if `target` is among the rotated ones; outputs are rotated by the conjugate.
 
     So rotated values, and with them the output, depend on distances only.
     """
@@ -113,7 +113,7 @@ def turn(
 def mine(
     x: Float[Array, "*batch S K H"], num_kv_heads: int, mode: Mode
 ) -> Float[Array, "*batch S K H"]:
-    """Of key-value heads that all devices have, the one that this device's queries read."""
+    """Slice the KV head that this device's queries read, if KV heads are replicated."""
     tensor = mode.axes.tensor
     if tensor is None or mesh_axis("kv_heads", num_kv_heads, mode.axes) is not None:
         return x
@@ -123,7 +123,7 @@ def mine(
 
 
 def with_earlier(new: Own, cache: Own | None, guide: Guide, mode: Mode) -> tuple[Own, Own | None]:
-    """What new tokens attend to, which with a cache is what it holds too, and the new cache."""
+    """Update the cache with new keys and values; return what to attend to, and the new cache."""
     if cache is None or guide.slots is None or guide.keys is None:
         return new, cache
     beside = guide.keys.shape[-1] > cache[0].shape[-2]
@@ -142,7 +142,7 @@ def mix(
     dropout_rate: float,
     weighing: Weighing,
 ) -> Float[Array, "*batch T N Hv"]:
-    """The values that each query picks, with keys of other devices where they share a text.
+    """Attend, with ring attention (or all-gathered keys) over the context axis and with dropout.
 
     Args:
         module: Whose "dropout" stream is drawn from.

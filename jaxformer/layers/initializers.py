@@ -1,4 +1,4 @@
-"""From `config.Initialiser` to functions that draw parameters."""
+"""Build Flax initialisers from configuration."""
 
 from collections.abc import Callable
 from functools import partial
@@ -51,7 +51,7 @@ def _draw(
 
 
 def spread_memories(shortest: float, longest: float) -> Callable:
-    """A flax initialiser of the logits by which heads remember so many tokens (`F.decay_rates`).
+    """Initialiser of decay logits with log-spaced memory lengths over the heads.
 
     From the first head to the last by equal factors.
     """
@@ -63,7 +63,7 @@ def spread_memories(shortest: float, longest: float) -> Callable:
 
 
 def same_angles(base: float) -> Callable:
-    """A flax initialiser that gives every head the angles of rotary positions."""
+    """Initialiser that gives every head the RoPE frequencies."""
 
     def start(_: jax.Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
         plain = F.rope_frequencies(2 * shape[-1], base=base)
@@ -79,7 +79,7 @@ def _scaled(
     axes: int,
     ndim: int,
 ) -> Callable:
-    """Variance gain**2 / fan."""
+    """Flax variance scaling with variance gain ** 2 / fan."""
     inputs, outputs = tuple(range(axes)), tuple(range(axes, ndim))
     return nn.initializers.variance_scaling(
         gain**2, mode, distribution, in_axis=inputs, out_axis=outputs

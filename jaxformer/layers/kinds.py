@@ -1,4 +1,4 @@
-"""Which module each kind of attention is."""
+"""Build the attention module of each attention kind."""
 
 from collections.abc import Callable
 from typing import Any
@@ -24,7 +24,7 @@ def own_attention(
     *,
     parts: bool,
 ) -> Attend:
-    """The attention of a text to itself: from vectors, guide and cache to vectors and cache.
+    """Build the self-attention module of a layer, as submodule "attention" of the caller.
 
     It is part of the module that calls this, under the name "attention".
     """

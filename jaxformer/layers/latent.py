@@ -1,4 +1,4 @@
-"""The attention branch whose keys and values come from one latent vector a token."""
+"""Multi-head latent attention module (MLA)."""
 
 import jax.numpy as jnp
 from flax import linen as nn
@@ -19,7 +19,7 @@ BY_HEAD = "features -> heads features"
 
 
 class Latent(nn.Module):
-    """Multi-head latent attention, as `config.Latent` says.
+    """Multi-head latent attention (MLA); see `config.Latent`.
 
     Without a cache keys and values are expanded; with one, whichever form takes fewer products,
     for one new token always the absorbed one. The latent is one key-value head for all: where
@@ -51,7 +51,7 @@ class Latent(nn.Module):
 
     @property
     def choice(self) -> c.Latent:
-        """What is chosen of this kind."""
+        """The `config.Latent` option of this layer."""
         match self.config.attention:
             case c.Latent() as attention:
                 return attention
@@ -59,14 +59,14 @@ class Latent(nn.Module):
 
     @nn.nowrap
     def shared(self, width: int, name: str) -> Linear:
-        """A projection to what all heads read."""
+        """Make a projection to one head that all query heads read."""
         start, bias = self.config.initialisation.projection, name in self.choice.biases
         return Linear((1, width), start, self.mode, SHARED, bias=bias)
 
     def __call__(
         self, x: Float[Array, "*batch T D"], guide: Guide, cache: LatentCache | None = None
     ) -> tuple[Float[Array, "*batch T D"], LatentCache | None]:
-        """Attend to the text itself; with a cache, to what it holds too. Returns the new cache."""
+        """Self-attention over the sequence and the cache; returns the output and the new cache."""
         cfg = self.choice
         x = F.to_parts(x, self.mode.axes.tensor)
         rotary_key = turn(self.positions, "k", self.rotary_key(x), guide)
@@ -80,7 +80,7 @@ class Latent(nn.Module):
         return self.out(attend(query, seen, guide)), cache
 
     def queries(self, x: Float[Array, "*batch T D"], guide: Guide) -> Float[Array, "*batch T N Q"]:
-        """What each token looks for: features for keys from the latent, then for the rotary key."""
+        """Project x to queries: nope_dim features, then rope_dim features with RoPE."""
         cfg = self.choice
         if cfg.query_latent_dim is not None:
             x = self.query_latent_norm(self.query_latent(x)).squeeze(-2)
@@ -90,7 +90,7 @@ class Latent(nn.Module):
     def expanded(
         self, query: Float[Array, "*batch T N Q"], seen: LatentCache, guide: Guide
     ) -> Float[Array, "*batch T N Hv"]:
-        """Attention with a key and a value for each head."""
+        """Attend with keys and values expanded from the latents."""
         latent, rotary_key = (y.squeeze(-2) for y in seen)
         key, value = self.key(query.dtype), self.value(query.dtype)
         return self.mix(query, *F.expand_latent(latent, rotary_key, key, value), guide)
@@ -98,7 +98,7 @@ class Latent(nn.Module):
     def absorbed(
         self, query: Float[Array, "*batch T N Q"], seen: LatentCache, guide: Guide
     ) -> Float[Array, "*batch T N Hv"]:
-        """Attention to the latents themselves."""
+        """Attend to the latents directly, with the key kernel absorbed into the query."""
         query = F.absorb_query(query, self.key(query.dtype))
         mean = self.mix(query, jnp.concatenate(seen, axis=-1), seen.latent, guide)
         return F.values_from_latent(mean, self.value(query.dtype))
@@ -110,7 +110,7 @@ class Latent(nn.Module):
         value: Float[Array, "*batch S K Hv"],
         guide: Guide,
     ) -> Float[Array, "*batch T N Hv"]:
-        """The values that each query picks, at the scale of expanded keys."""
+        """Attend with the scale of the expanded keys."""
         cfg = self.choice
         scale = (cfg.nope_dim + cfg.rope_dim) ** -0.5 if cfg.scale is None else cfg.scale
         return mix(

@@ -1,4 +1,4 @@
-"""A matrix product with its kernel."""
+"""Linear layer with tensor-parallel reduction of its output."""
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from jaxformer.layers.parameters import parameter
 
 
 class Linear(nn.Module):
-    """`F.linear` over the last axes, to output axes `features`.
+    """Linear layer over the last axes, summed over tensor-parallel devices if sharded.
 
     `axes` say what they count, and `inputs` how many numbers each input axis has on all devices
     together; None takes those of x. Where the inputs are shared out, so are the sums

@@ -1,4 +1,4 @@
-"""A mixer of a person's own file, as the attention branch of a layer."""
+"""Module of a custom sequence mixer (`config.Mixer`)."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from jaxformer.layers.own_option import apply_option
 
 
 class Mixer(nn.Module):
-    """The parameters of an option, and what it makes of a text.
+    """Parameters of a custom mixer, and its call.
 
     Each device along `tensor` has those of its heads. A text stays on one device.
     """
@@ -29,7 +29,7 @@ class Mixer(nn.Module):
     def __call__(
         self, x: Float[Array, "*batch T D"], guide: Guide, cache: Any = None
     ) -> tuple[Float[Array, "*batch T D"], Any]:
-        """What the option gives, and the cache with the new tokens where there is one."""
+        """Apply the mixer; returns its output and the new cache."""
         option: Any = self.config.attention
         if (context := self.mode.axes.context) is not None:
             raise ValueError(

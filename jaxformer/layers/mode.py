@@ -1,4 +1,4 @@
-"""How a model runs, as opposed to what it is."""
+"""Run-time options of a model, which change no parameter; and dropout."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ Remat = Literal["none", "dots", "full"]
 
 @dataclass(frozen=True, kw_only=True)
 class Axes:
-    """Names of the device axes that arrays are shared out over, inside `jax.shard_map`.
+    """Mesh axis names for each kind of sharding inside `jax.shard_map`.
 
     The rows of a batch may be shared out over `fsdp`, `expert` and any other axis.
 
@@ -49,7 +49,7 @@ def axes_of(sizes: Mapping[str, int]) -> Axes:
 
 @dataclass(frozen=True, kw_only=True)
 class Mode:
-    """Run-time choices that every module sees; none of them changes a parameter.
+    """Run-time options that every module gets; none of them changes a parameter.
 
     `dtype` is that of the computation (parameters stay float32 and are cast at use).
     `deterministic` switches dropout off. `remat` names what the backward pass recomputes: nothing
@@ -75,7 +75,7 @@ class Mode:
     read: set[tuple[str, ...]] = field(default_factory=set, compare=False, repr=False)
 
     def by_rule(self, queries: int, keys: int) -> bool:
-        """Whether attention between so many is told masks and biases as rules, not as arrays."""
+        """Whether attention of this size takes lazy masks and biases instead of arrays."""
         if self.axes.context is not None:
             return True
         if self.attention_implementation == "xla":
@@ -91,13 +91,13 @@ def dropout(
     *,
     part_of: str | None = None,
 ) -> Float[Array, "*shape"]:
-    """Drop values of `x` in training; devices along `part_of` have a part of them each."""
+    """Apply dropout in training, with another mask on each device along `axis_name`."""
     if mode.deterministic or rate == 0:
         return x
     return F.dropout(x, rate, dropout_key(module, part_of))
 
 
 def dropout_key(module: nn.Module, part_of: str | None = None) -> PRNGKeyArray:
-    """From the module's "dropout" stream; another one for each device along `part_of`."""
+    """Return a key of the "dropout" stream, another one on each device along `axis_name`."""
     key = module.make_rng("dropout")
     return key if part_of is None else jax.random.fold_in(key, jax.lax.axis_index(part_of))

@@ -1,4 +1,4 @@
-"""Normalisation: a gain and a bias around one pure function."""
+"""Norm module: scale and bias around `F.layer_norm` or `F.rms_norm`."""
 
 from collections.abc import Callable
 from functools import partial
@@ -14,7 +14,7 @@ from jaxformer.layers.parameters import mesh_axis, parameter
 
 
 class Norm(nn.Module):
-    """`F.layer_norm` or `F.rms_norm` with what the configuration says is learned.
+    """LayerNorm or RMSNorm, with the parameters its option asks for.
 
     With `heads` the input is [..., heads, width] and every head has its own parameters. `axes` say
     what those of the parameters count, and `width` how many features there are on all devices.
@@ -50,7 +50,7 @@ class Norm(nn.Module):
 
     @nn.nowrap
     def function(self):
-        """The pure function of (x, scale, bias)."""
+        """Return the pure norm function of (x, scale, bias)."""
         match self.config:
             case c.LayerNorm(eps=eps):
                 return partial(F.layer_norm, eps=eps)

@@ -66,7 +66,7 @@ def apply_option(
     *,
     parts: bool,
 ) -> tuple[Float[Array, "*batch T D"], Any]:
-    """The function of its parameters and vectors; what devices along `tensor` give is added up.
+    """Apply a custom option to x, and sum its outputs over tensor-parallel devices.
 
     Args:
         module: Whose the parameters are.

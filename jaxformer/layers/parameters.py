@@ -1,4 +1,4 @@
-"""Parameters, declared once with what their axes count, and shared out among devices by that.
+"""Declare parameters with logical axes, which decide sharding, optimizers and memory.
 
 The axes are words. "model -> heads features" is a matrix from inputs to outputs, "heads features"
 without an arrow a vector. What stands for many of its kind, "layers" and "experts", counts
@@ -44,7 +44,7 @@ def raise_misfits(complaints: Sequence[str]) -> None:
 def mesh_axis(
     logical: str, size: int, axes: Axes, sizes: Mapping[str, int] | None = None
 ) -> str | None:
-    """The device axis that an axis of a parameter is shared out over: the one table of it.
+    """Return the mesh axis that a logical axis is sharded over, or None.
 
     Args:
         logical: What the axis counts.
@@ -80,7 +80,7 @@ def mesh_axes(
 
 
 def shards(axis_name: str | None) -> int:
-    """Devices along an axis; 1 for none."""
+    """Number of devices along a mesh axis; 1 for None."""
     return 1 if axis_name is None else jax.lax.axis_size(axis_name)
 
 
@@ -94,7 +94,7 @@ def parameter(
     *,
     dtype: DTypeLike = jnp.float32,
 ) -> Float[Array, "..."]:
-    """Declare a parameter and give what this device computes with.
+    """Declare a parameter; return this device's shard, all-gathered over fsdp, in `dtype`.
 
     That is its share along the axes of `tensor` and `expert`. Over `fsdp` it is gathered here, so
     inside a loop over layers one layer at a time; the gradient is scattered in turn.
@@ -148,7 +148,7 @@ def parameter(
 
 
 def my_share(x: Array, axis_name: str | None, *, axis: int) -> Array:
-    """This device's equal part of something that all devices have."""
+    """Slice this device's equal share of a replicated array along an axis."""
     if axis_name is None:
         return x
     length = x.shape[axis] // jax.lax.axis_size(axis_name)

@@ -1,4 +1,4 @@
-"""Rotary positions as a module, for code that builds its own attention."""
+"""RoPE as a module, for your own attention."""
 
 import jax.numpy as jnp
 from flax import linen as nn
@@ -8,7 +8,7 @@ from jaxformer import functional as F
 
 
 class RotaryEmbedding(nn.Module):
-    """Rotate features by their token's position. No parameters.
+    """Rotary position embedding without parameters.
 
     Feature pairs are neighbours, (0, 1), (2, 3), ...; pair k turns by
     position * theta ** (-2 k / head_dim).

@@ -1,4 +1,4 @@
-"""Biases of scores: what they learn, and how attention is told of them."""
+"""Module of a score bias option: its parameters, and the lazy bias that attention takes."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -21,7 +21,7 @@ from jaxformer.layers.parameters import my_share, shards
 
 
 class ScoreBias(nn.Module):
-    """The parameters of an option, in float32, and its bias between some positions.
+    """Float32 parameters of a score bias option; call it with positions for the bias.
 
     Each device along `tensor` has those of its heads.
     """
@@ -87,7 +87,7 @@ def score_bias(
 
 
 def of_each_layer(positions: c.Positions | None, num_heads: int) -> c.ScoreBias | None:
-    """The bias of which each layer has parameters of its own, if these positions are one."""
+    """Return the score bias if each layer has its own parameters for it, else None."""
     if not isinstance(positions, c.ScoreBias) or positions.shared:
         return None
     return positions if positions.parameters(num_heads) else None

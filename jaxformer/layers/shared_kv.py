@@ -1,4 +1,4 @@
-"""The attention branch whose keys are its values."""
+"""Shared-KV attention module."""
 
 from functools import partial
 
@@ -25,7 +25,7 @@ from jaxformer.layers.mode import Mode
 
 
 class SharedKV(nn.Module):
-    """Attention to one vector a token, key and value at once, as `config.SharedKV` says.
+    """Attention with one projection for key and value; see `config.SharedKV`.
 
     It is turned once and kept as it was turned; twice where only one of key and value is turned.
     Heads are shared out as in `Attention`.
@@ -60,7 +60,7 @@ class SharedKV(nn.Module):
 
     @property
     def choice(self) -> c.SharedKV:
-        """What is chosen of this kind."""
+        """The `config.SharedKV` option of this layer."""
         match self.config.attention:
             case c.SharedKV() as attention:
                 return attention
@@ -72,7 +72,7 @@ class SharedKV(nn.Module):
         guide: Guide,
         cache: KVCache | SharedCache | None = None,
     ) -> tuple[Float[Array, "*batch T D"], KVCache | SharedCache | None]:
-        """Attend to the text itself; with a cache, to what it holds too. Returns the new cache."""
+        """Self-attention over the sequence and the cache; returns the output and the new cache."""
         cfg = self.choice
         x = F.to_parts(x, self.mode.axes.tensor)
         query, both = self.query(x), self.key_value(x)
@@ -101,7 +101,7 @@ class SharedKV(nn.Module):
         return self.out(turn(self.positions, "o", heads, guide)), cache
 
     def sharpen(self, query: Float[Array, "*batch T N H"]) -> Float[Array, "*batch T N H"]:
-        """What a scaling multiplies rotated keys by falls to the queries: a value must not grow."""
+        """Multiply rotated query features by the RoPE attention factor, for query and key."""
         rope = self.positions
         if not isinstance(rope, c.Rope) or "k" not in rope.targets or magnitude(rope) == 1:
             return query

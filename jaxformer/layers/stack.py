@@ -1,4 +1,4 @@
-"""Blocks over depth: one compiled loop over the pattern's period."""
+"""Stack of layers: `nn.scan` over repetitions of the layer pattern."""
 
 from dataclasses import replace
 from typing import Any
@@ -27,7 +27,7 @@ ON_THE_WAY = ("all_gather", "pvary", "reshape", "transpose", "squeeze", "broadca
 
 
 def all_but_gathered(primitive: Any, *inputs: Any, **options: Any) -> bool:
-    """A remat policy: keep everything but whole kernels, and complex numbers, which JAX cannot."""
+    """Remat policy: save everything except gathered kernels and complex arrays."""
     made = jnp.issubdtype(options.get("new_dtype", jnp.float32), jnp.complexfloating)
     if primitive.name == "complex" or made or any(jnp.iscomplexobj(x) for x in inputs):
         return False
@@ -47,7 +47,7 @@ STACKED = ("params", "intermediates", "router", WATCHED, NUDGED)  # a value for 
 
 
 class Period(nn.Module):
-    """The first `count` layers of the pattern, each with its own choices."""
+    """One repetition of the layer pattern: `num_layers` blocks."""
 
     config: c.TransformerConfig
     count: int
@@ -63,7 +63,7 @@ class Period(nn.Module):
         memory_guide: Guide,
         own: tuple[Int[Array, ""] | None, tuple[KVCache | None, ...]],
     ) -> tuple[tuple[Float[Array, "*batch T D"], tuple[Any, ...]], tuple[KVCache | None, ...]]:
-        """From the stream and what layers remember of their text, to both after these layers.
+        """Return x and the self-attention caches as carry, and new cross-attention caches.
 
         And what they read of a new `memory`. `own` is which repetition of the pattern it is, and
         what its layers have read of an earlier memory.
@@ -84,7 +84,7 @@ class Period(nn.Module):
 
 
 class Stack(nn.Module):
-    """`num_layers` blocks and the norm after them.
+    """`num_layers` blocks and the final norm.
 
     Whole periods of the pattern run under `nn.scan`, so that compile time does not grow with depth:
     their parameters are stacked along a leading axis under "layers". Layers left over after the
@@ -107,7 +107,7 @@ class Stack(nn.Module):
         *,
         contiguous: bool = False,
     ) -> tuple[Float[Array, "*batch T D"], Cache | None]:
-        """The last hidden vectors, and the cache with the new tokens where there is one."""
+        """Return the last hidden vectors and the updated cache."""
         period = self.config.period
         repeats, rest = divmod(self.num_layers, period)
         if not self.is_mutable_collection("params"):
@@ -235,7 +235,7 @@ class Stack(nn.Module):
         batch_axes: int,
         contiguous: bool,
     ) -> dict[tuple[c.Window, int], Bool[Array, "..."] | F.AttentionMask | None]:
-        """What may be seen of the keys of each window, by so many heads."""
+        """Return the mask of each (window, num_heads) pair, lazy or as an array."""
 
         def one(window: c.Window, num_heads: int) -> Any:
             others = keys[window]
@@ -256,20 +256,20 @@ class Stack(nn.Module):
         return {pair: one(*pair) for pair in sorted(wanted, key=repr)}
 
     def by_rule(self, window: c.Window, queries: Places, keys: Places) -> bool:
-        """Whether masks and biases of a window stay rules."""
+        """Whether the mask and bias of a window stay lazy."""
         if isinstance(window, c.BlockSparse) or self.has_relative_terms:
             return False
         return self.mode.by_rule(queries.positions.shape[-1], keys.positions.shape[-1])
 
     @property
     def has_relative_terms(self) -> bool:
-        """Whether a layer adds what it computes from its queries to the scores."""
+        """Whether any layer has Transformer-XL positions, whose bias depends on the query."""
         return any(isinstance(p, c.TransformerXL) for p in self.config.attention.positions)
 
     def of_my_heads(
         self, mask: Bool[Array, "..."] | None, window: c.Window
     ) -> Bool[Array, "..."] | None:
-        """A mask that differs by head, for the heads of this device."""
+        """Slice a per-head mask to this device's heads."""
         if mask is None or not isinstance(window, c.BlockSparse):
             return mask
         return my_share(mask, self.mode.axes.tensor, axis=-3)
@@ -281,7 +281,7 @@ class Stack(nn.Module):
         places: Places,
         real: Bool[Array, "*batch T"],
     ):
-        """What the new tokens attend to, their slots, and the positions kept after them."""
+        """Return attended key positions, slots of new tokens, and new cache positions."""
         slots = F.ring_slots(places.positions, real, kept.shape[-1])
         new = jnp.where(real, places.positions, NOWHERE)
         written = F.write_slots(kept, new, slots)
@@ -298,7 +298,7 @@ class Stack(nn.Module):
         queries: Places,
         keys: dict[c.Window, Places],
     ) -> dict[tuple[c.Positions | None, c.Window, int], Float[Array, "*batch N T S"] | F.ScoreBias]:
-        """What positions add to the scores, for each kind, window and number of heads."""
+        """Return the bias of each (positions, window, num_heads) triple, lazy or as an array."""
         modules = dict[tuple[c.ScoreBias, int], ScoreBias]()
         found: dict[tuple[c.Positions | None, c.Window, int], Any] = {}
         for kind, window, heads in sorted(wanted, key=repr):

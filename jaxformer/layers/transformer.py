@@ -1,4 +1,4 @@
-"""The model: embedding, stacks, head. Decoder, encoder and encoder-decoder are one module."""
+"""`Transformer`: embedding, encoder and/or decoder stack, and LM head."""
 
 import jax.numpy as jnp
 from flax import linen as nn
@@ -18,7 +18,7 @@ from jaxformer.layers.stack import Stack
 
 
 class Transformer(nn.Module):
-    """Any model that a `TransformerConfig` describes.
+    """The model of a `TransformerConfig`.
 
         logits = Transformer(config).apply({"params": params}, tokens)
 
@@ -168,7 +168,7 @@ class Transformer(nn.Module):
         return logits, kept._replace(length=length)
 
     def check_source(self, source: Int[Array, "*batch S"] | None, cache: Cache | None) -> None:
-        """Refuse a source that no encoder reads, or its absence where one does."""
+        """Require a source for an EncoderDecoder, and refuse it for other topologies."""
         reads = isinstance(self.config.topology, c.EncoderDecoder)
         kind = type(self.config.topology).__name__
         layers = () if cache is None else (*cache.layers, *cache.tail)
@@ -189,7 +189,7 @@ class Transformer(nn.Module):
         positions: Int[Array, "*any T"] | None,
         segments: Int[Array, "*batch T"] | None,
     ) -> Places:
-        """Where the tokens stand, by default at 0, 1, 2, ..."""
+        """Return positions (by default 0, 1, 2, ...) and segments of the tokens."""
         if positions is None:
             length, devices = tokens.shape[-1], shards(self.axes.context)
             order = jnp.asarray(F.ring_order(devices * length, devices))
@@ -207,7 +207,7 @@ class Transformer(nn.Module):
         segments: Int[Array, "*batch T"] | None,
         cache: Cache,
     ) -> Places:
-        """Where tokens stand that follow those in a cache; padding stands at 0, in segment 0."""
+        """Return positions of tokens that follow a cache; padding gets position 0 and segment 0."""
         if positions is not None:
             raise ValueError("Positions follow from the cache; do not pass both.")
         real = jnp.ones(tokens.shape, bool) if segments is None else segments != 0
@@ -222,6 +222,6 @@ class Transformer(nn.Module):
         tokens: Int[Array, "*batch T"],
         places: Places,
     ) -> Float[Array, "*batch T D"]:
-        """Vectors of token ids that were checked where their values can be seen."""
+        """Check token ids (outside jit) and embed them."""
         F.check_token_ids(tokens, embedder.vocab_size)
         return embedder(table, tokens, places.positions)

@@ -1,4 +1,4 @@
-"""Looking into a running model: what modules say of themselves to those who ask."""
+"""Sow intermediate values, and add perturbations to them."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ NUDGED = "nudged"
 
 
 def watch(module: nn.Module, name: str, value: Any) -> Any:
-    """Say a value to callers that ask for it, and let them change it.
+    """Sow a value as an intermediate, after adding its perturbation if one was passed in.
 
     `apply(..., mutable=["watched"])` gives the value under the module's path. An array in the
     collection "nudged" under the same path is added to it: zeros there, to differentiate in. To

@@ -1,4 +1,4 @@
-"""One program on many devices: the mesh, where arrays go, and what that costs."""
+"""Device meshes, sharding specs, multi-process setup, and memory and time estimates."""
 
 from jaxformer.layers.declarations import Declaration as Declaration
 from jaxformer.layers.declarations import declarations as declarations

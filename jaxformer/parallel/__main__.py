@@ -1,4 +1,4 @@
-"""Plan the training of a preset on paper: python -m jaxformer.parallel plan llama-3-70b."""
+"""Estimate memory and time of a training step: python -m jaxformer.parallel plan llama-3-70b."""
 
 import sys
 from dataclasses import dataclass, replace
@@ -31,7 +31,7 @@ LENGTH = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What to plan.
+    """Arguments of the plan command.
 
     Attributes:
         name: A preset, such as llama-3-70b; `python -m jaxformer.zoo --list` names all. Or a file
@@ -76,7 +76,7 @@ class Question:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Read the command line and print."""
+    """Parse the command line and print the plan."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments[:1] == ["plan"]:
         arguments = arguments[1:]
@@ -143,7 +143,7 @@ def answer(question: Question) -> str:
 def mesh_of(
     question: Question, config: TransformerConfig, chip: Chip, work: Work
 ) -> dict[str, int]:
-    """Devices along each axis, as asked for, or else looked for."""
+    """The mesh shape that was asked for, or the smallest one that fits."""
     if question.mesh == MeshConfig():
         return sensible_mesh(config, chip, work, devices=question.devices)
     mesh, devices = question.mesh, question.devices

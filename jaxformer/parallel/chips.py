@@ -1,4 +1,4 @@
-"""What makers publish of their chips: the one table of it."""
+"""Table of published accelerator specifications: peak FLOP/s, memory, bandwidth."""
 
 import difflib
 import re
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Chip(NamedTuple):
-    """One JAX device. What is not published, or of which we are not sure, is None.
+    """Published figures of one accelerator, counted as one JAX device; unknown figures are None.
 
     Attributes:
         name: As on a command line.
@@ -80,7 +80,7 @@ def get_chip(name: str) -> Chip:
 
 
 def chip_of(device_kind: str) -> Chip | None:
-    """What a device is.
+    """The chip of a `jax.Device.device_kind`, or None if it is not in the table.
 
     Args:
         device_kind: `jax.Device.device_kind`, as in "NVIDIA H100 80GB HBM3" or "TPU v5 lite".

@@ -1,4 +1,4 @@
-"""Many processes that run one program, each with its own devices."""
+"""Multi-process training: jax.distributed setup, broadcast and all-gather of strings."""
 
 import contextlib
 import inspect
@@ -22,7 +22,7 @@ SECONDS_TO_SAY = 5.0  # for which process 0 listens to who comes, while others w
 
 @dataclass(frozen=True, kw_only=True)
 class Hosts:
-    """How processes find each other; under Slurm, on TPU pods and under Open MPI they know.
+    """Arguments of jax.distributed.initialize; Slurm, TPU pods and Open MPI provide them.
 
     Attributes:
         coordinator: Address of process 0 as host:port, where the others can reach it.
@@ -63,7 +63,7 @@ class Hosts:
 
 
 def is_address(text: str) -> bool:
-    """Whether a text is host:port; of IPv6 the host stands in brackets."""
+    """Whether `text` is host:port; an IPv6 host is in brackets."""
     host, _, port = text.rpartition(":")
     whole = host[:1] == "[" and host[-1:] == "]" or not set(host) & set(":[]/ ")
     digits = port.isascii() and port.isdecimal() and len(port) <= 5
@@ -71,7 +71,7 @@ def is_address(text: str) -> bool:
 
 
 def join(hosts: Hosts) -> None:
-    """Connect this process with the others; the first thing that a process does with JAX.
+    """Call jax.distributed.initialize; must be the first use of JAX in the process.
 
     Args:
         hosts: Where the others are, and how long to wait for them.
@@ -185,7 +185,7 @@ def address(hosts: Hosts) -> tuple[str, int]:
 
 
 def is_first() -> bool:
-    """Whether this process is the one that speaks for all, and writes what is written once.
+    """Whether this is process 0, which logs and writes files.
 
     Returns:
         True in process 0, which may be the only one.
@@ -194,7 +194,7 @@ def is_first() -> bool:
 
 
 def refuse_differences(said: Mapping[str, Any]) -> None:
-    """Refuse to begin if processes were told different things, or have different devices.
+    """Raise on every process if configurations or devices differ between processes.
 
     Args:
         said: Flat, as JSON; the same on all processes, or else.
@@ -220,7 +220,7 @@ def refuse_differences(said: Mapping[str, Any]) -> None:
 
 
 def first_decides(decide: Callable[[], str]) -> str:
-    """What the first process decides, on all of them.
+    """Call `compute` on process 0 and return its string on all processes.
 
     Args:
         decide: Makes the decision; called in the first process only.
@@ -246,7 +246,7 @@ def first_decides(decide: Callable[[], str]) -> str:
 
 
 def gather_texts(text: str) -> list[str]:
-    """What each process says, in their order, on all of them."""
+    """All-gather one string per process, in process order."""
     said = np.frombuffer(text.encode(), np.uint8)
     lengths = gather(np.asarray([len(said)]))
     padded = np.zeros(np.max(lengths), np.uint8)
@@ -256,7 +256,7 @@ def gather_texts(text: str) -> list[str]:
 
 
 def gather(x: np.ndarray) -> np.ndarray:
-    """The array of each process, all of one shape, stacked; one device of each takes part."""
+    """All-gather one array per process, stacked; all have the same shape."""
     first = {device.process_index: device for device in reversed(jax.devices())}
     mesh = Mesh(np.asarray([device for _, device in sorted(first.items())]), "processes")
     apart, whole = NamedSharding(mesh, P("processes")), NamedSharding(mesh, P())

@@ -1,4 +1,4 @@
-"""What a device needs room for in training, as arithmetic on model and mesh."""
+"""Estimated training memory of one device, from the configuration and the mesh shape."""
 
 import math
 from collections import defaultdict
@@ -20,7 +20,7 @@ WIDE = 4  # bytes of a parameter
 
 
 class Memory(NamedTuple):
-    """Bytes of one device, by what they are for; `kernels` are those put together for use."""
+    """Estimated bytes on one device, by use."""
 
     parameters: int
     optimizer: int
@@ -31,7 +31,7 @@ class Memory(NamedTuple):
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """Sum of all parts."""
         return sum(self)
 
 
@@ -49,7 +49,7 @@ def memory(
     optimizer: str = "adamw",
     kernels: bool = False,
 ) -> Memory:
-    """What one device needs room for in training.
+    """Estimate the training memory of one device.
 
         parameters   4 * P       P: numbers of its share, exactly
         optimizer    4 * k * P   k: AdamW 2, Lion and SGD 1, Muon 1 for kernels and 2 for others,
@@ -117,19 +117,19 @@ def memory(
 
 
 def slots(devices: int, expert_room: float | None) -> float:
-    """For how many rows experts on several devices have room, for each row that is sent."""
+    """Expert slots on a device per row that it sends."""
     return float(devices if expert_room is None else min(devices, expert_room))
 
 
 def _share(x: Declaration, n: Mapping[str, int]) -> int:
-    """Numbers of a parameter that a device keeps."""
+    """Elements of a parameter stored on one device."""
     return math.prod(x.shape) // math.prod(n[axis] for axis in x.spec(n) if axis)
 
 
 def _put_together(
     config: c.TransformerConfig, n: Mapping[str, int], *, cast: bool, remat: str
 ) -> int:
-    """Numbers of kernels that a device has beside its shares."""
+    """Elements of all-gathered or cast weights held beside the shards."""
     if n["fsdp"] == 1 and not cast:
         return 0
     every = n["fsdp"] == 1 and remat == "none"
@@ -147,7 +147,7 @@ def _put_together(
 
 
 def _numbers_kept(x: Declaration, optimizer: str) -> int:
-    """What an optimizer keeps of each number of a parameter."""
+    """Optimizer-state values per parameter element."""
     match optimizer:
         case "adafactor":  # of a matrix a row and a column
             return 0 if x.outputs else 1

@@ -1,4 +1,4 @@
-"""The grid of devices: how many along each axis, and what can be shared out over them."""
+"""Builds the device mesh and checks that the model divides evenly over its axes."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ ROWS = ("data", "fsdp", "expert")  # axes over which the rows of a batch are sha
 
 @dataclass(frozen=True, kw_only=True)
 class MeshConfig:
-    """How many devices work along each axis; their product is the number of devices.
+    """Number of devices along each mesh axis; their product is the number of devices.
 
     Attributes:
         data: Groups that each have a whole model and other rows; None takes the devices left over.
@@ -49,7 +49,7 @@ class MeshConfig:
                 raise ValueError(f"A mesh has at least 1 device along {name}; got {size}.")
 
     def sizes(self, devices: int) -> dict[str, int]:
-        """Devices along each axis, outermost first.
+        """Mesh shape for a number of devices, outermost axis first.
 
         Args:
             devices: How many there are.
@@ -70,7 +70,7 @@ class MeshConfig:
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """Arrange devices. The mesh has the axis "data" and those along which there are several.
+    """Make a `jax.sharding.Mesh` with the axis "data" and every axis larger than 1.
 
     Args:
         config: How many along each axis.
@@ -90,7 +90,7 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
 
 
 def arranged(sizes: Mapping[str, int], devices: Sequence[Any]) -> np.ndarray:
-    """Devices along each axis, the fastest links for the innermost.
+    """Devices as a grid; neighbours on the innermost axis have the fastest links.
 
     TPUs of a slice form a torus, of which an axis has lines to itself where they fit, else parts of
     them. A slower network joins slices: along "data", then "fsdp", then "expert", messages cross
@@ -126,7 +126,7 @@ def arranged(sizes: Mapping[str, int], devices: Sequence[Any]) -> np.ndarray:
 
 
 def crossing(sizes: Mapping[str, int], slices: int) -> tuple[int, ...]:
-    """How many slices there are along each axis.
+    """Number of TPU slices along each mesh axis (the DCN mesh shape).
 
     Args:
         sizes: Devices along each axis.
@@ -149,7 +149,7 @@ def crossing(sizes: Mapping[str, int], slices: int) -> tuple[int, ...]:
 
 
 def token_axes(sizes: Mapping[str, int]) -> tuple[str, ...]:
-    """Axes over which the tokens of a batch are shared out: sums over tokens go over these.
+    """Mesh axes over which a batch's tokens are sharded; sums over tokens psum over these.
 
     Args:
         sizes: Devices along each axis of the mesh.
@@ -161,7 +161,7 @@ def token_axes(sizes: Mapping[str, int]) -> tuple[str, ...]:
 
 
 def row_shares(sizes: Mapping[str, int]) -> int:
-    """Among how many groups of devices the rows of a batch are shared out.
+    """Number of shards of the batch: devices along data, fsdp and expert.
 
     Args:
         sizes: Devices along each axis; an axis that is missing counts as 1.
@@ -180,7 +180,7 @@ def check_fits(
     lengths: Sequence[int] = (),
     accumulation: int = 1,
 ) -> None:
-    """Refuse what cannot be shared out evenly, before anything is compiled.
+    """Raise if model or batch do not divide evenly over the mesh.
 
     Args:
         config: The model.
@@ -213,7 +213,7 @@ def check_fits(
 
 
 def _indivisible(config: c.TransformerConfig, n: Mapping[str, int]) -> Iterator[str]:
-    """What of a model cannot be shared out evenly over axes of these sizes."""
+    """Messages for each size of the model that its mesh axis does not divide."""
     stacks = [("", config, config.num_layers)]
     vocabularies = {"vocab_size": config.vocab_size}
     if isinstance(config.topology, c.EncoderDecoder):
@@ -264,7 +264,7 @@ def _indivisible(config: c.TransformerConfig, n: Mapping[str, int]) -> Iterator[
 
 
 def _ungrouped(heads: str, count: int, norm: c.QKNorm | None, tensor: int) -> Iterator[str]:
-    """Why so many key-value heads cannot be shared out over so many devices."""
+    """Message if KV heads cannot be sharded over the tensor axis."""
     if count % tensor and tensor % count:
         yield f"{heads} and tensor {tensor}: one must be a multiple of the other"
     elif count % tensor and norm is not None and norm.over == "width":

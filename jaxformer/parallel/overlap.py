@@ -1,4 +1,4 @@
-"""Options of XLA's compilers with which messages travel while products are computed."""
+"""XLA compiler options that overlap collectives with compute."""
 
 from functools import lru_cache
 from typing import Any
@@ -18,7 +18,7 @@ OPTIONS: dict[str, dict[str, Any]] = {"tpu-v5p": SPARSE_CORES, "tpu-v6e": SPARSE
 
 
 def overlap_options(mesh: Mesh) -> dict[str, Any]:
-    """What `jax.jit(compiler_options=...)` takes for a training step on a mesh.
+    """Compiler options for `jax.jit` that overlap collectives with compute on this mesh.
 
     On TPU v5p and v6e the SparseCores gather kernels along `fsdp` and sum their gradients while
     the other cores multiply. A v5e has none. To lay `fsdp` there along both lines of the torus, one
@@ -41,7 +41,7 @@ def overlap_options(mesh: Mesh) -> dict[str, Any]:
 
 @lru_cache
 def _known(device: jax.Device, *options: tuple[str, Any]) -> bool:
-    """Whether the compiler at hand takes the options: it is asked, as versions differ."""
+    """Whether this compiler accepts the options, tried by compiling a scalar program."""
     number = jax.ShapeDtypeStruct((), "float32", sharding=SingleDeviceSharding(device))
     try:
         jax.jit(lambda x: x).lower(number).compile(compiler_options=dict(options))

@@ -1,4 +1,4 @@
-"""Where arrays go on a mesh: parameters, what an optimizer keeps of them, and rows of a batch."""
+"""Shardings of parameters, optimizer state and batches on a mesh."""
 
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -20,7 +20,7 @@ Rows = TypeVar("Rows")
 
 
 def parameter_specs(config: TransformerConfig, sizes: Mapping[str, int]) -> Any:
-    """How each parameter is shared out, by what its layer says that its axes count.
+    """PartitionSpec of each parameter, from the axis names that its layer declares.
 
     Args:
         config: The model.
@@ -82,7 +82,7 @@ def specs_like(tree: Any, params: Any, specs: Any) -> Any:
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """A whole copy on every device.
+    """The sharding that replicates an array on all devices.
 
     Args:
         mesh: The devices.
@@ -94,7 +94,7 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def put(x: np.ndarray, sharding: NamedSharding) -> jax.Array:
-    """Give each device its part of what every process has.
+    """Shard an array that every process holds in full.
 
     Args:
         x: The whole array, the same on every process.
@@ -107,7 +107,7 @@ def put(x: np.ndarray, sharding: NamedSharding) -> jax.Array:
 
 
 def put_whole(tree: Any, mesh: Mesh) -> Any:
-    """A copy of what every process has on every device.
+    """Replicate a tree that every process holds on all devices.
 
     Args:
         tree: Of arrays and numbers, the same on every process.
@@ -120,7 +120,7 @@ def put_whole(tree: Any, mesh: Mesh) -> Any:
 
 
 def shardings(tree: Any) -> Any:
-    """Where each array is, or is to be.
+    """Sharding of each leaf of a tree.
 
     Args:
         tree: Of arrays, or of shapes such as those of `abstract_parameters`.
@@ -132,7 +132,7 @@ def shardings(tree: Any) -> Any:
 
 
 def batch_spec(sizes: Mapping[str, int]) -> P:
-    """How [rows, time] is shared out.
+    """PartitionSpec of a [rows, time] batch.
 
     Args:
         sizes: Devices along each axis of the mesh.
@@ -144,7 +144,7 @@ def batch_spec(sizes: Mapping[str, int]) -> P:
 
 
 def local_rows(mesh: Mesh, batch_size: int) -> slice:
-    """The rows of a global batch that the devices of this process need.
+    """Slice of the global batch that this process loads.
 
     Args:
         mesh: The devices, of all processes.

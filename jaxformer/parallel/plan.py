@@ -1,4 +1,4 @@
-"""What one update takes on a mesh of chips: memory and time. On paper, without a device."""
+"""Roofline estimate of one training step on a mesh: memory and time, without a device."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -21,7 +21,7 @@ DOUBLINGS = (2, 4, 8, 16, 32)
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """One update.
+    """Settings of one training step: batch, length, remat, dtype, optimizer.
 
     Attributes:
         batch_size: Rows, over all devices and parts; None is one for each device that has its own
@@ -56,7 +56,7 @@ class Work:
             raise ValueError(f"source_length must not be negative; got {self.source_length}.")
 
     def rows(self, sizes: Mapping[str, int]) -> int:
-        """The batch size."""
+        """Global batch size."""
         own = math.prod(sizes.get(name, 1) for name in ROWS) * self.accumulation
         return own if self.batch_size is None else self.batch_size
 
@@ -66,7 +66,7 @@ class Work:
 
 
 class Plan(NamedTuple):
-    """What one update takes.
+    """Estimated memory, FLOPs and time of one training step.
 
     `flops` are those of the model, on all devices; `computed` are those that are spent.
     """
@@ -80,43 +80,43 @@ class Plan(NamedTuple):
 
     @property
     def devices(self) -> int:
-        """How many there are."""
+        """Number of devices."""
         return math.prod(self.sizes.values())
 
     @property
     def rows(self) -> int:
-        """Of the batch."""
+        """Global batch size."""
         return self.work.rows(self.sizes)
 
     @property
     def fits(self) -> bool:
-        """Whether a device has room for it."""
+        """Whether the estimated memory is below 90 % of the chip's."""
         return self.memory.total <= ROOM * self.chip.memory
 
     @property
     def computing(self) -> float:
-        """Seconds of matrix products at the chip's peak."""
+        """Seconds for the matrix products at the chip's peak FLOP/s."""
         return self.computed / (self.devices * self.chip.peak_flops)
 
     @property
     def updating(self) -> float:
-        """Seconds in which memory gives parameters, state and gradients, and takes the new."""
+        """Seconds to read and write parameters, gradients and optimizer state."""
         m = self.memory
         return (2 * (m.parameters + m.optimizer) + m.gradients) / self.chip.bandwidth
 
     @property
     def seconds(self) -> float:
-        """Of the update, at least."""
+        """Lower bound of the step time."""
         return self.computing + self.updating
 
     @property
     def utilisation(self) -> float:
-        """The model's FLOP/s, over the peak of all devices."""
+        """Upper bound of the model FLOPs utilization (MFU)."""
         return self.flops / (self.seconds * self.devices * self.chip.peak_flops)
 
 
 def plan(config: c.TransformerConfig, sizes: Mapping[str, int], chip: Chip, work: Work) -> Plan:
-    """Work out memory and time of one update, by roofline.
+    """Estimate memory and time of one training step by a roofline model.
 
         compute = training FLOPs / (devices * peak)
         update = (2 * (parameters + state) + gradients) / bandwidth of memory
@@ -173,7 +173,7 @@ def plan(config: c.TransformerConfig, sizes: Mapping[str, int], chip: Chip, work
 def sensible_mesh(
     config: c.TransformerConfig, chip: Chip, work: Work, *, devices: int | None = None
 ) -> dict[str, int]:
-    """The smallest mesh of `data`, `fsdp` and `tensor` on which a model has room.
+    """Smallest (data, fsdp, tensor) mesh on which the model fits.
 
     Args:
         config: The model.
@@ -236,7 +236,7 @@ def _meshes(chip: Chip, devices: int | None) -> Iterator[dict[str, int]]:
 
 
 def changes(config: c.TransformerConfig, before: Plan) -> Iterator[tuple[str, Plan]]:
-    """What could be changed for a device to have room, each on its own: as flags, with its plan."""
+    """Yield single changes that save memory, as (flags, plan with them)."""
     work, sizes = before.work, before.sizes
     others: list[tuple[str, dict[str, int], Work]] = []
     if work.remat != "full":

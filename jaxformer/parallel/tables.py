@@ -1,4 +1,4 @@
-"""A plan as plain text, for a terminal of 120 columns."""
+"""Formats a plan as plain text."""
 
 import textwrap
 from collections.abc import Iterator, Mapping
@@ -16,7 +16,7 @@ WIDTH = 118
 
 
 def shown(name: str, config: c.TransformerConfig, found: Plan) -> str:
-    """Memory and time of one update."""
+    """The plan as text: memory and time of one step."""
     title = f"{name} on {found.devices:,} x {found.chip.name}: {_mesh(found)}"
     parts = [f"{title}\n{'=' * len(title)}", _work(config, found), _memory(found), _time(found)]
     if not found.fits:
@@ -25,7 +25,7 @@ def shown(name: str, config: c.TransformerConfig, found: Plan) -> str:
 
 
 def compiled(found: Plan, made: Any) -> str:
-    """What the compiler makes of a plan, from `training.compiled`."""
+    """The compiler's figures as text, beside the plan's."""
 
     def parts(sizes: Mapping[str, int]) -> str:
         order = sorted(sizes.items(), key=lambda pair: -pair[1])
@@ -108,7 +108,7 @@ def _time(found: Plan) -> str:
 
 
 def _remedies(config: c.TransformerConfig, found: Plan) -> str:
-    """What would make it fit, or else which mesh does."""
+    """Changes that would make it fit, or else the nearest mesh."""
     lines = list(_helpful(config, found))
     if lines:
         return "\n".join(["It would fit with one of", *lines])
@@ -155,7 +155,7 @@ def _seconds(seconds: float) -> str:
 
 
 def _unit(number: int | float, units: tuple[str, ...]) -> str:
-    """Three digits or so, in the largest unit of which there is one."""
+    """The number with about three digits and the largest fitting unit."""
     power = max(i for i in range(len(units)) if number >= 1000**i or i == 0)
     scaled = number / 1000**power
     digits = 0 if scaled >= 100 or power == 0 else 1 if scaled >= 10 else 2

@@ -1,1 +1,1 @@
-"""State, optimizer, step, loop, checkpoints, metrics: what turns a model into a trained one."""
+"""Training: state, optimizers, train step, loop, checkpoints, metrics."""

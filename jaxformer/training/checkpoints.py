@@ -1,4 +1,4 @@
-"""Saved states, and how they are found again. The only module that knows orbax."""
+"""Checkpoints on Orbax, with checksums; the only module that imports orbax."""
 
 import contextlib
 import hashlib
@@ -95,7 +95,7 @@ class Checkpoints:
     def save(
         self, step: int, state: Any, description: Mapping[str, Any], *, loss: float | None = None
     ) -> None:
-        """Start saving; return once the arrays may change or be donated.
+        """Start an asynchronous save; returns once the arrays may be donated.
 
         Args:
             step: Not negative, and greater than that of every checkpoint in the folder but those
@@ -141,7 +141,7 @@ class Checkpoints:
         self._saving = step
 
     def wait(self) -> None:
-        """Return when the save in progress is complete.
+        """Wait until the current save is finished.
 
         Raises:
             OSError: It failed; says which checkpoint is the last good one.
@@ -158,7 +158,7 @@ class Checkpoints:
         self._sweep(TRASH)
 
     def steps(self) -> list[int]:
-        """The steps of all complete checkpoints, in order; one still being saved is not there.
+        """Steps of all complete checkpoints, ascending.
 
         Nor are those that `newest` passed over.
         """
@@ -166,15 +166,15 @@ class Checkpoints:
         return sorted(found.difference(self._passed_over))
 
     def latest(self) -> int | None:
-        """The newest complete checkpoint's step, or None."""
+        """Latest complete step, or None; arrays are not verified."""
         return max(self.steps(), default=None)
 
     def best(self) -> int | None:
-        """The step saved with the lowest loss, the later of two; None if no loss is known."""
+        """Step with the lowest saved loss (the later of equals), or None."""
         return self._best(self.steps())
 
     def newest(self, report: Callable[[str], None] = warnings.warn) -> int:
-        """The newest checkpoint of which every array is as it was saved.
+        """Latest step whose arrays all match their checksums.
 
         Args:
             report: Called with a message for each newer one; these no longer count.
@@ -199,7 +199,7 @@ class Checkpoints:
         return found
 
     def describe(self, step: int | None = None) -> dict[str, Any]:
-        """The description saved with a checkpoint (None: the newest whole one), and its "schema".
+        """Description of a checkpoint (None: the latest valid one), with its schema.
 
         Raises:
             ValueError: There is no such checkpoint, it is damaged, or from another version.
@@ -208,7 +208,7 @@ class Checkpoints:
         return {**contents["description"], "schema": contents["schema"]}
 
     def restore(self, step: int | None, abstract_state: Any, *, partial: bool = False) -> Any:
-        """Read a state, bit for bit as it was saved.
+        """Restore a state and verify its checksums.
 
         Args:
             step: Which checkpoint; None for the newest whole one.
@@ -243,7 +243,7 @@ class Checkpoints:
         return jax.tree.unflatten(jax.tree.structure(abstract_state), owned)
 
     def drop_old(self) -> None:
-        """Remove what a process that was killed while saving left: all but the newest and the best.
+        """Delete what a killed process left: old steps and unfinished saves.
 
         For a run that goes on from the newest, or has nothing left to do; if the newest was
         damaged, all stay until it has saved.
@@ -257,12 +257,12 @@ class Checkpoints:
         self._sweep(UNFINISHED, TRASH)
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        """Orbax asks which of all steps, with the one that is being saved, stay after it."""
+        """Orbax preservation policy: which steps stay after a save."""
         kept = self._kept(sorted(one.step for one in checkpoints))
         return [one.step in kept for one in checkpoints]
 
     def _managed(self) -> ocp.CheckpointManager:
-        """The folder's manager, which knows no more of what was passed over."""
+        """The Orbax manager; renames damaged steps first."""
         passed_over, self._passed_over = self._passed_over, []
         for old in passed_over if is_first() else ():
             aside = self.folder / f"{old}.damaged"
@@ -337,7 +337,7 @@ class Checkpoints:
         return found
 
     def _damage(self, step: int) -> str:
-        """What of a checkpoint is no longer as it was saved; empty if all is well."""
+        """Why a checkpoint is damaged; empty if its checksums match."""
         try:
             contents = self._description(step)
             if contents["schema"] != SCHEMA:
@@ -383,7 +383,7 @@ class Checkpoints:
         )
 
     def _sweep(self, *patterns: str) -> None:
-        """Remove what is no checkpoint, but for what is still being written by a failed save."""
+        """Delete matching temporary and trash folders."""
         for pattern in patterns if is_first() and self.folder.exists() else ():
             for left in self.folder.glob(pattern):
                 with contextlib.suppress(OSError):
@@ -396,11 +396,11 @@ def digest(contents: Mapping[str, Any]) -> str:
 
 
 def placed(x: Any) -> jax.ShapeDtypeStruct:
-    """Shape, dtype and the devices to put it on: the first one if `x` does not say."""
+    """ShapeDtypeStruct with a sharding; the first device if `x` has none."""
     sharding = getattr(x, "sharding", None) or SingleDeviceSharding(jax.devices()[0])
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
 
 def agreed(number: int) -> int:
-    """The first process's number, in every process; returns when all have asked."""
+    """Broadcast an integer from process 0; also a barrier."""
     return int(multihost_utils.broadcast_one_to_all(np.int32(number)))

@@ -1,4 +1,4 @@
-"""What a compiler makes of an update: compiled for chips of which none need be there, and read."""
+"""Ahead-of-time compilation of a train step for absent TPUs or GPUs, and its HLO statistics."""
 
 import math
 import os
@@ -59,7 +59,7 @@ KINDS = ("all-gather", "reduce-scatter", "all-reduce", "collective-permute", "al
 
 
 class Compiled(NamedTuple):
-    """What the compiler says of an update on one device.
+    """The compiler's figures for one device: memory, kernels, collectives, estimated time.
 
     Attributes:
         peak: Bytes that are held at most.
@@ -78,7 +78,7 @@ class Compiled(NamedTuple):
 
 @cache
 def chips(topology: str, slices: int = 1) -> tuple[jax.Device, ...]:
-    """Chips to compile for.
+    """Devices of a TPU or GPU topology to compile for.
 
     Args:
         topology: A TPU slice, as in "v5e:4x4", "v5p:2x2x4" or "v6e:16x16", or GPUs in hosts of
@@ -115,7 +115,7 @@ def chips(topology: str, slices: int = 1) -> tuple[jax.Device, ...]:
 
 @contextmanager
 def as_if_present() -> Iterator[None]:
-    """Let JAX's kernels for GPUs be lowered where there is none.
+    """Patch JAX's device checks, so that GPU kernels lower on a machine without a GPU.
 
     They ask the first device which generation it is, and how many cores it has.
     """
@@ -143,7 +143,7 @@ def abstract_batch(
 def compile_update(
     config: TransformerConfig, sizes: Mapping[str, int], devices: tuple[jax.Device, ...], work: Work
 ) -> Compiled:
-    """Compile one update, as `make_update` builds it, and read what the compiler says.
+    """Compile a train step ahead of time and report memory, kernels and collectives.
 
     Args:
         config: The model.
@@ -199,7 +199,7 @@ WIDTHS = {"pred": 1, "bf16": 2, "c64": 8, "c128": 16}
 
 
 class Instruction(NamedTuple):
-    """One line of a program: its name, the type of its result, what it does, and the rest."""
+    """One HLO instruction: name, result type, operation and operands."""
 
     name: str
     result: str
@@ -207,13 +207,13 @@ class Instruction(NamedTuple):
     rest: str
 
     def called(self, *words: str) -> list[str]:
-        """Computations that it calls as one of these."""
+        """Computations that the instruction calls under these attributes."""
         found = re.findall(rf"\b(?:{'|'.join(words)})=\{{?([^,}}\s]+(?:, %[^,}}\s]+)*)", self.rest)
         return [name.strip().lstrip("%") for names in found for name in names.split(",")]
 
 
 class Program:
-    """The text of a compiled program."""
+    """Parsed text of a compiled HLO module."""
 
     def __init__(self, text: str):
         self.parts: dict[str, list[Instruction]] = {}
@@ -227,7 +227,7 @@ class Program:
                 self.parts[name].append(Instruction(*found.groups()))
 
     def run(self, part: str, times: int = 1) -> Iterator[tuple[Instruction, int]]:
-        """Each instruction outside fusions, and how often it runs; all branches count."""
+        """Yield each executed instruction with its number of runs; all branches count."""
         for one in self.parts[part]:
             yield one, times
             match one.operation:
@@ -243,7 +243,7 @@ class Program:
                         yield from self.run(name, times)
 
     def turns(self, loop: Instruction) -> int:
-        """How often a loop runs: as XLA says, or to the one number it compares with, or once."""
+        """Trip count of a while loop; 1 if unknown."""
         if known := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.rest):
             return int(known[1])
         (condition,) = loop.called("condition")
@@ -252,7 +252,7 @@ class Program:
         return found[0] if len(found) == 1 else 1
 
     def cycles(self) -> int:
-        """XLA:TPU's estimate of all that runs."""
+        """Sum of XLA:TPU's estimated cycles."""
         return sum(
             times * int(found[1])
             for one, times in self.run(self.entry)
@@ -260,7 +260,7 @@ class Program:
         )
 
     def kernels(self) -> dict[str, int]:
-        """How often kernels of Pallas and cuDNN stand in the text."""
+        """Number of Pallas and cuDNN custom calls, by name."""
         found = Counter[str]()
         for one in (one for part in self.parts.values() for one in part):
             if target := re.search(
@@ -271,7 +271,7 @@ class Program:
         return dict(found)
 
     def messages(self) -> tuple[dict[str, int], dict[str, int]]:
-        """Bytes that arrive in messages that are waited for, and in others."""
+        """Received bytes of synchronous and of asynchronous collectives, by operation."""
         waiting, meanwhile = Counter[str](), Counter[str]()
         for one, times in self.run(self.entry):
             kind = one.operation.removesuffix("-start")
@@ -294,12 +294,12 @@ class Program:
 
 
 def began(part: Any, word: str) -> bool:
-    """Whether a fused computation has a call of this name."""
+    """Whether a computation has a custom call whose text contains `word`."""
     return any(word in one.rest for one in part if one.operation == "custom-call")
 
 
 def arriving(one: Instruction) -> int:
-    """Bytes of what a message brings: what is begun apart also names what it takes."""
+    """Bytes that a collective receives."""
     if re.search(r"replica_groups=(\{\{\d+\}|\[\d+,1\])", one.rest):
         return 0  # each device is alone in its group
     sizes = [

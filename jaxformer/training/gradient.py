@@ -1,4 +1,4 @@
-"""The loss of a batch and its gradient, as a program for every device of a mesh."""
+"""Sharded loss and gradient of a batch, with gradient accumulation."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ AnyBatch = Batch | PairBatch
 
 @dataclass(frozen=True, kw_only=True)
 class Objective:
-    """What training minimises beside the cross-entropy.
+    """Weights of the auxiliary losses beside cross-entropy.
 
     Attributes:
         z_loss: Weight of the squared log of the softmax's denominator.
@@ -48,7 +48,7 @@ class Objective:
 
 
 def apply_to(batch: AnyBatch, model: Transformer, params: Any, **options: Any) -> Any:
-    """What the model says of a batch: logits, or with targets what losses ask of them."""
+    """Apply the model to a batch: logits, or token scores if targets are given."""
     inputs: dict[str, Any]
     match batch:
         case PairBatch():
@@ -67,7 +67,7 @@ def total_loss(
     *,
     over: tuple[str, ...],
 ) -> Float[Array, ""]:
-    """Sum of the losses of this device's tokens that count, dropout on.
+    """Sum of the masked token losses on this device, with dropout.
 
     `over` are the axes that tokens are shared out over; routers balance their load over all.
     """
@@ -95,7 +95,7 @@ def router_loss(
     batch: AnyBatch,
     over: tuple[str, ...],
 ) -> Float[Array, ""]:
-    """The weighted losses of the routers, each over the tokens of all devices, then their mean."""
+    """Mean over MoE layers of the weighted load-balancing and z losses."""
     losses = []
     for path, logits in jax.tree_util.tree_leaves_with_path(said):
         names = jax.tree_util.keystr(path, simple=True, separator="/").split("/")
@@ -123,7 +123,7 @@ def make_gradient(
     accumulation: int = 1,
     seed: int = 0,
 ) -> Callable[[Any, Int[Array, ""], AnyBatch], tuple[Float[Array, ""], Any]]:
-    """Build (params, step, batch) -> (mean loss, its gradient), a program for every device.
+    """Build a sharded (params, step, batch) -> (mean loss, gradients).
 
     The mean is over the tokens that count in the whole batch, whatever device or accumulated part
     they are in, so without dropout neither changes the result beyond rounding. It is taken inside
@@ -181,14 +181,14 @@ def make_gradient(
 
 
 def add_copies(gradient: Float[Array, "..."], spec: P, *, over: tuple[str, ...]) -> Array:
-    """The sum over the devices, along the axes `over`, that have the same share of a parameter."""
+    """`psum` a gradient over the axes along which its parameter is replicated."""
     shared = {axis for axis in spec if axis is not None}
     copies = tuple(axis for axis in over if axis not in shared)
     return jax.lax.psum(gradient, copies) if copies else gradient
 
 
 def make_norm(model: Transformer, mesh: Mesh) -> Callable[[Any], Float[Array, ""]]:
-    """Build the norm of all gradients together: one sum for those that are shared out alike."""
+    """Build the global gradient norm of sharded gradients."""
     specs = parameter_specs(model.config, mesh.shape)
 
     def per_device(gradients: Any) -> Float[Array, ""]:

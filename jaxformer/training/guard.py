@@ -1,4 +1,4 @@
-"""Updates that would do harm are left out: gradients that are not finite, or far too large."""
+"""Skips updates whose loss or gradient norm is not finite or spikes."""
 
 import math
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ MEMORY = 0.99  # share of the usual norm that an update keeps
 
 @dataclass(frozen=True, kw_only=True)
 class Skipping:
-    """Which updates are left out, and when a run gives up. The batch of such an update is gone.
+    """When to skip an update, and when to stop the run.
 
     Attributes:
         spike: Gradients with a norm above this many times the usual one; None leaves none out but
@@ -38,7 +38,7 @@ class Skipping:
 
 
 class Guard(NamedTuple):
-    """What is known of the gradients so far.
+    """Running gradient-norm mean and skip counters.
 
     Attributes:
         usual: Mean of the norms of the updates made, the last hundred or so counting most.
@@ -54,14 +54,14 @@ class Guard(NamedTuple):
 
 
 def new_guard() -> Guard:
-    """Before the first update."""
+    """Initial skip state."""
     return Guard(jnp.zeros(()), *(jnp.zeros((), jnp.int32) for _ in range(3)))
 
 
 def judge(
     skipping: Skipping, guard: Guard, loss: Float[Array, ""], norm: Float[Array, ""]
 ) -> tuple[Bool[Array, ""], Guard]:
-    """Whether an update is made, and what is known after it.
+    """Decide whether to apply an update; also return the new skip state.
 
         made = loss and norm are finite, and norm <= spike * usual
         usual <- mean over the updates made; 0.99 usual + 0.01 norm once there are a hundred
@@ -90,5 +90,5 @@ def judge(
 
 
 def where_made(made: Bool[Array, ""], after: Any, before: Any) -> Any:
-    """The tree after an update that is made, else the one before."""
+    """The new tree if the update is applied, else the old one."""
     return jax.tree.map(lambda new, old: jnp.where(made, new, old), after, before)

@@ -1,4 +1,4 @@
-"""Signals that end a run: what is being done is finished first, and the exit status names them."""
+"""SIGINT, SIGTERM and SIGHUP: finish the step, save, exit with status 128 + signal."""
 
 import contextlib
 import os
@@ -18,7 +18,7 @@ Handler = Callable[[int, FrameType | None], None]
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal asked the process to end; `status` is its exit status then: 130, 143 or 129."""
+    """Raised after a signal; `status` is the exit status (130, 143 or 129)."""
 
     def __init__(self, number: int):
         super().__init__(signal.Signals(number).name)
@@ -26,7 +26,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Deferred:
-    """Signals that came while they were deferred.
+    """Signals received while they were deferred.
 
     Attributes:
         stopping: What `stops` said last.
@@ -37,7 +37,7 @@ class Deferred:
         self._numbers: list[int] = []
 
     def stops(self, step: int) -> bool:
-        """Whether to end after an update, the same in all processes; ask once for every update."""
+        """Whether to stop after this step; the same on all processes."""
         if jax.process_count() > 1:
             self.stopping = multihost_utils.reached_preemption_sync_point(step)
         else:
@@ -45,11 +45,11 @@ class Deferred:
         return self.stopping
 
     def interrupted(self) -> Interrupted:
-        """The error to raise when the state is saved."""
+        """The exception for the first signal."""
         return Interrupted((self._numbers or [signal.SIGTERM])[0])
 
     def note(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal."""
+        """Signal handler: record the signal, and exit at the third."""
         self._numbers.append(number)
         if len(self._numbers) > PATIENCE:
             signal.signal(number, signal.SIG_DFL)
@@ -63,7 +63,7 @@ class Deferred:
 
 @contextlib.contextmanager
 def deferred() -> Iterator[Deferred]:
-    """Let SIGINT, SIGTERM and SIGHUP wait; the third one ends the process at once."""
+    """Defer SIGINT, SIGTERM and SIGHUP; the third signal kills the process."""
     waiting = Deferred()
     with _handled(waiting.note):
         yield waiting
@@ -71,7 +71,7 @@ def deferred() -> Iterator[Deferred]:
 
 @contextlib.contextmanager
 def raised() -> Iterator[None]:
-    """Let SIGINT, SIGTERM and SIGHUP raise `Interrupted`.
+    """Raise `Interrupted` on SIGINT, SIGTERM and SIGHUP.
 
     Where several processes train, a signal to one of them is for all, so none raises: JAX itself
     handles SIGTERM and tells the others, and the other two become SIGTERM.

@@ -1,4 +1,4 @@
-"""The loop around the update: keep the devices busy, read the numbers a little later."""
+"""The inner training loop: dispatches steps ahead and reads their metrics later."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -24,7 +24,7 @@ class TooManySkipsError(RuntimeError):
 
 
 class Finished(NamedTuple):
-    """The numbers of one update, on the host; see `StepMetrics`."""
+    """Metrics of one finished step, on the host."""
 
     step: int
     loss: float
@@ -82,7 +82,7 @@ def train(
 def evaluate(
     tally: Callable[[Any, AnyBatch], Tally], params: Any, batches: Iterable[AnyBatch]
 ) -> tuple[float, int]:
-    """Sum of negative log-likelihoods in nats over the batches, and the number of tokens."""
+    """Summed negative log-likelihood (nats) and token count over the batches."""
     nats, tokens = 0.0, 0
     for batch in batches:
         part = jax.device_get(tally(params, batch))

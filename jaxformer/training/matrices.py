@@ -1,4 +1,4 @@
-"""Updates that read a kernel as a matrix: Muon and Adafactor.
+"""Muon and Adafactor as optax transformations on sharded, stacked kernels.
 
 A kernel is stored with its own axes: `[D, N, H]`, stacked over layers `[L, D, N, H]`. Both rules
 are about one matrix from inputs to outputs, as its layer declares it, so each layer of a stack,
@@ -23,14 +23,14 @@ NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 
 
 class AdafactorState(NamedTuple):
-    """Updates made, and per parameter its mean squares: of (rows, columns), or of (elements,)."""
+    """Step count, and mean squares per parameter: (row, column) or (element,)."""
 
     steps: Int[Array, ""]
     mean_squares: Any
 
 
 def orthogonalize(x: Float[Array, "*batch R C"], *, steps: int = 5) -> Float[Array, "*batch R C"]:
-    """Bring all singular values of a matrix near 1 and keep its singular vectors.
+    """Newton-Schulz iteration: set all singular values near 1, keep the singular vectors.
 
         y <- x / ||x||_F;   y <- 3.4445 y - 4.7750 (y y^T) y + 2.0315 (y y^T)^2 y   `steps` times
 
@@ -66,7 +66,7 @@ def in_whole(
     rows: str | None,
     columns: str | None,
 ) -> Float[Array, "M R C"]:
-    """Apply a rule for whole matrices to devices' shares of them: one exchange each way.
+    """Apply `fn` to whole matrices of a sharded stack, by all-to-all there and back.
 
     With d devices, each has all rows and columns of its ``ceil(M / d)`` matrices in between, so all
     work alike where M is a multiple of d, and nothing is computed twice.
@@ -152,7 +152,7 @@ def scale_by_muon(
 
 
 def _shared_axis(spec: P, axes: tuple[int, ...]) -> str | None:
-    """Which devices share a side of a matrix; its first axis is the one that can be shared out."""
+    """Mesh axis that shards one side of a matrix, or None."""
     names = [spec[i] for i in axes]
     if any(names[1:]):
         raise ValueError(f"Only the first of axes {axes} can be shared out; got {spec}.")
@@ -222,5 +222,5 @@ def scale_by_adafactor(
 
 
 def root_mean_square(x: Float[Array, "..."], axes: tuple[int, ...]) -> Float[Array, "..."]:
-    """Over `axes`, which stay with length one."""
+    """Root mean square over `axes`, which are kept with size 1."""
     return jnp.sqrt(jnp.mean(jnp.square(x), axis=axes, keepdims=True))

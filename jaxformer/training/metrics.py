@@ -1,4 +1,4 @@
-"""Where a run's numbers go: a file of JSON lines, TensorBoard, Weights & Biases.
+"""Metric writers: JSON lines, TensorBoard, Weights & Biases.
 
 Every writer has `write(step, metrics)` and `close()`, and `Metrics` sends to several at once.
 A writer that cannot store a number raises at once, from the call that brought it: a full disk
@@ -23,19 +23,19 @@ NON_FINITE = ("NaN", "Infinity", "-Infinity")
 
 @runtime_checkable
 class Writer(Protocol):
-    """Anything that stores numbers by step."""
+    """Protocol of metric writers."""
 
     def write(self, step: int, metrics: Mapping[str, SupportsFloat]) -> None:
-        """Store `metrics` as the numbers of `step`."""
+        """Write the metrics of one step."""
         ...
 
     def close(self) -> None:
-        """Finish; nothing may be written afterwards."""
+        """Flush and close."""
         ...
 
 
 class Metrics:
-    """Send every number to all of `writers`; none at all is allowed (a host that keeps quiet).
+    """Writes metrics to several writers; the list may be empty.
 
         with Metrics([JsonLines("runs/a/metrics.jsonl"), TensorBoard("runs/a")]) as metrics:
             metrics.write(1, {"loss": 5.2})
@@ -69,7 +69,7 @@ class Metrics:
 
 
 class JsonLines:
-    """One JSON object a line: the step, the time, then each number under its name.
+    """Writes one JSON object per line: step, time and metrics.
 
         {"step": 20, "time": 1767225600.0, "loss": 5.25, "learning_rate": 0.0003}
 
@@ -195,7 +195,7 @@ def _finite_or_text(value: float | int) -> float | int | str:
 
 @contextmanager
 def _explained(path: str | os.PathLike[str], step: int) -> Iterator[None]:
-    """Say of an operating system's error which file and step it hit."""
+    """Re-raise an OSError with the file and the step."""
     try:
         yield
     except OSError as error:
@@ -262,7 +262,7 @@ class TensorBoard:
 
 
 def check_weights_and_biases() -> None:
-    """Ask who is logged in to Weights & Biases, before there is anything that could be lost.
+    """Check the W&B login before training starts.
 
     Asks for a key on a terminal; nothing where `WANDB_MODE` is offline or disabled.
 

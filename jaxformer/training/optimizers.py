@@ -1,4 +1,4 @@
-"""Optimizers, chosen as frozen dataclasses and built from `optax` transformations.
+"""Optimizer configurations as frozen dataclasses, built into `optax` transformations.
 
     gradient -> clip by global norm -> optimizer -> + weight_decay * parameter -> * -learning_rate
 
@@ -21,7 +21,7 @@ from jaxformer.training.schedules import Schedule, make_schedule
 
 
 def check(optimizer: Any, *, rates: tuple[str, ...] = (), positive: tuple[str, ...] = ()) -> None:
-    """Refuse settings no update can have: means that forget nothing, a division by zero."""
+    """Raise for decay rates outside [0, 1), and for numbers that must be positive."""
     kind = type(optimizer).__name__
     for name in rates:
         if not 0 <= (value := getattr(optimizer, name)) < 1:
@@ -35,7 +35,7 @@ def check(optimizer: Any, *, rates: tuple[str, ...] = (), positive: tuple[str, .
 
 @dataclass(frozen=True, kw_only=True)
 class AdamW:
-    """Gradient's moving mean over the root of its moving mean square.
+    """Adam with decoupled weight decay.
 
     Attributes:
         b1: Share of the mean that an update keeps.
@@ -59,7 +59,7 @@ class AdamW:
 
 @dataclass(frozen=True, kw_only=True)
 class Adafactor:
-    """Mean squares per row and column only; steps in proportion to each parameter's size.
+    """Factored second moments; step size relative to the parameter's RMS.
 
     The learning rate is therefore relative: 0.01 moves a matrix by one hundredth of its root mean
     square. Parameters smaller than `min_scale` move as if they were that large.
@@ -87,7 +87,7 @@ class Adafactor:
 
 @dataclass(frozen=True, kw_only=True)
 class Lion:
-    """The sign of a moving mean.
+    """Sign of an interpolated momentum.
 
     Every element moves by the whole learning rate, so that is a third to a tenth of AdamW's, and
     the weight decay as many times larger.
@@ -113,7 +113,7 @@ class Lion:
 
 @dataclass(frozen=True, kw_only=True)
 class Muon:
-    """Orthogonalised momentum for the kernels of layers, AdamW for everything else.
+    """Muon for layer kernels, AdamW for all other parameters.
 
     The learning rate is that of the kernels; the rest takes `adamw_rate` times as much.
     `adamw.weight_decay` is the rest's decay. See `scale_by_muon` for `rms`.
@@ -143,7 +143,7 @@ class Muon:
 
 @dataclass(frozen=True, kw_only=True)
 class SGD:
-    """The gradient, or a decaying sum of gradients.
+    """Gradient descent, with optional momentum.
 
     Attributes:
         momentum: Share of the sum of gradients that an update keeps.
@@ -168,7 +168,7 @@ Optimizer = AdamW | Adafactor | Lion | Muon | SGD
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """How gradients become updates. `clip_norm` is the largest global norm a gradient may keep.
+    """Optimizer, learning-rate schedule, gradient clipping and weight-decay mask.
 
     Attributes:
         schedule: The learning rate over the run.
@@ -189,14 +189,14 @@ class OptimizerConfig:
 
 
 def learning_rate(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
-    """The rate that update number `step`, counted from 0, is multiplied by."""
+    """Learning-rate schedule of the run, a function of the step from 0."""
     return make_schedule(config.schedule, total_steps)
 
 
 def make_optimizer(
     config: OptimizerConfig, total_steps: int, declarations: Any
 ) -> optax.GradientTransformation:
-    """The whole road from gradients to updates.
+    """Build the optax transformation: clip, optimizer, weight decay, learning rate.
 
     Its state is a tree of arrays under the names of the stages, so that a checkpoint made with
     clipping or decay can be read without.
@@ -223,7 +223,7 @@ def make_optimizer(
 
 
 def clip_by_norm(limit: float) -> optax.GradientTransformationExtraArgs:
-    """Scale gradients down whose norm, over all together, is above a limit.
+    """Clip gradients by their global norm.
 
         g <- g * min(1, limit / norm)
 
@@ -242,7 +242,7 @@ def clip_by_norm(limit: float) -> optax.GradientTransformationExtraArgs:
 def rescale(
     optimizer: Optimizer, decay_roles: tuple[Role, ...], declarations: Any
 ) -> optax.GradientTransformation:
-    """The optimizer's own part, and its decay of the parameters with one of `decay_roles`."""
+    """The optimizer's transformation, with weight decay masked to `decay_roles`."""
     mask = jax.tree.map(lambda x: x.role in decay_roles, declarations)
     decay = partial(optax.add_decayed_weights, mask=mask)
     match optimizer:

@@ -1,4 +1,4 @@
-"""The update under `jax.pmap`, for programs that are built on it: data parallel, nothing else."""
+"""Data-parallel train step under `jax.pmap`."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ def make_pmap_update(
     skipping: Skipping = Skipping(),
     seed: int = 0,
 ) -> Any:
-    """Build the update as a mapped function: every device has the whole state.
+    """Build a pmapped train step; the state is replicated.
 
     Under `pmap` each device differentiates its own share of the mean loss, devices times its sum
     over the tokens of all; the mean over devices comes after the gradient. Inside the loss, where

@@ -1,4 +1,4 @@
-"""What a run shows while it runs: rich's bar, or plain lines where there is no terminal."""
+"""Progress display: rich's bar on a terminal, plain lines elsewhere."""
 
 import io
 import math
@@ -81,7 +81,7 @@ def format_duration(seconds: float | int) -> str:
 
 
 class Progress:
-    """Show how far a run is and how it goes.
+    """Shows step, metrics and remaining time of a run.
 
     A terminal gets a bar that stays in place, with the latest numbers beside it. Anything else (a
     file, a pipe, a notebook, a build server) gets one plain line at most every `interval` seconds,
@@ -138,7 +138,7 @@ class Progress:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Show the last state and give the terminal back."""
+        """Show the last metrics and restore the terminal."""
         if self._bar is not None:
             self._bar.stop()
         elif not self._told:
@@ -154,7 +154,7 @@ class Progress:
         learning_rate: SupportsFloat | None = None,
         bits_per_byte: SupportsFloat | None = None,
     ) -> None:
-        """Report what is known after `step`; a number that is left out keeps its last value.
+        """Show the metrics after `step`; omitted ones keep their last value.
 
         Args:
             step: Steps done so far.
@@ -211,7 +211,7 @@ class Progress:
 
 
 def printable(text: str, stream: Any) -> str:
-    """Replace what a terminal would obey instead of show, and what its encoding cannot hold."""
+    """Replace control characters and what the stream cannot encode."""
     return _printable(text, getattr(stream, "encoding", None) or "utf-8")
 
 
@@ -224,7 +224,7 @@ def _printable(text: str, encoding: str) -> str:
 
 
 def _bar(stream: Any) -> Any:
-    """Rich's bar, or None where plain lines are right."""
+    """A rich progress bar, or None if plain lines should be printed."""
     if (
         stream is None
         or not stream.isatty()

@@ -1,4 +1,4 @@
-"""What a checkpoint records of its arrays, and how they are compared with those asked for."""
+"""Dtype, shape and checksum of each saved array, and their comparison at restore."""
 
 import json
 import math
@@ -19,7 +19,7 @@ AT_ONCE = 16  # where devices of a CPU exchange messages, JAX stalls for ever wi
 
 
 class Stored(NamedTuple):
-    """What the description records of one array."""
+    """Dtype, shape and checksum of one saved array."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -61,7 +61,7 @@ def stored_in(contents: Mapping[str, Any]) -> dict[str, Stored]:
 
 
 def by_path(tree: Any) -> dict[str, Any]:
-    """The leaves of a tree by their names joined with "/"."""
+    """Leaves of a tree by path, such as "params/decoder/final_norm/scale"."""
     leaves, _ = tree_flatten_with_path(tree)
     return {keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
 
@@ -69,7 +69,7 @@ def by_path(tree: Any) -> dict[str, Any]:
 def differences(
     stored: Mapping[str, Stored], wanted: Mapping[str, Any], *, partial: bool
 ) -> list[str]:
-    """One line per array whose dtype or shape in the checkpoint is not the one asked for."""
+    """One line for each array whose dtype or shape differs from the expected one."""
     paths = wanted if partial else {**stored, **wanted}
     lines = []
     for path in sorted(paths):
@@ -91,7 +91,7 @@ def checksums(arrays: Mapping[str, Array]) -> dict[str, int]:
 
 
 def sum_of_bits(x: Array | np.ndarray) -> Any:
-    """Sum of the words of an array, worked out where it is: in this process, or on its devices."""
+    """Checksum of an array, computed where it is: on the host or on its devices."""
     if isinstance(x, np.ndarray):
         return np.sum(x.view(f"uint{8 * x.dtype.itemsize}"), dtype=np.uint32)
     return sum_of_words(x)
@@ -99,11 +99,11 @@ def sum_of_bits(x: Array | np.ndarray) -> Any:
 
 @jax.jit
 def sum_of_words(x: Shaped[Array, "..."]) -> UInt32[Array, ""]:
-    """Of the bits of each element, read as an unsigned number."""
+    """Sum of the elements' bits, read as unsigned integers."""
     return jnp.sum(x.view(f"uint{8 * x.dtype.itemsize}"), dtype=jnp.uint32)
 
 
 def shortened(lines: list[str]) -> list[str]:
-    """The first few, and how many more there are."""
+    """The first lines, and how many more there are."""
     more = len(lines) - LISTED
     return lines if more <= 0 else [*lines[:LISTED], f"  and {more} more"]

@@ -21,7 +21,7 @@ from jaxformer.checks import check_fields
 
 @dataclass(frozen=True, kw_only=True)
 class Constant:
-    """The peak, for ever.
+    """Constant learning rate after warm-up.
 
     Attributes:
         peak: The rate.
@@ -38,7 +38,7 @@ class Constant:
 
 @dataclass(frozen=True, kw_only=True)
 class Linear:
-    """A straight line from the peak down to `final_fraction * peak`.
+    """Linear decay from the peak to `final_fraction * peak`.
 
     Attributes:
         peak: The highest rate.
@@ -58,7 +58,7 @@ class Linear:
 
 @dataclass(frozen=True, kw_only=True)
 class Cosine:
-    """Half a cosine wave from the peak down to `final_fraction * peak`.
+    """Cosine decay from the peak to `final_fraction * peak`.
 
     Attributes:
         peak: The highest rate.
@@ -82,7 +82,7 @@ class Cosine:
 
 @dataclass(frozen=True, kw_only=True)
 class InverseSquareRoot:
-    """The rule of 2017: up in a straight line, down with the root of the number of updates n.
+    """Linear warm-up, then decay by the inverse square root of the step (Vaswani et al.).
 
         rate = peak min(n / warmup_steps, sqrt(warmup_steps / n))    n = step + 1
 
@@ -112,7 +112,7 @@ class InverseSquareRoot:
 
 @dataclass(frozen=True, kw_only=True)
 class WarmupStableDecay:
-    """The peak for most of the run, then a fall over its last `decay_fraction`.
+    """Warmup-stable-decay (WSD): constant, then decay over the last `decay_fraction`.
 
         rate / peak = 1 - (1 - final_fraction) p          shape "linear"
         rate / peak = 1 - (1 - final_fraction) sqrt(p)    shape "sqrt"
@@ -147,7 +147,7 @@ class WarmupStableDecay:
         check_fraction("final_fraction", self.final_fraction)
 
     def decay_steps(self, total_steps: int) -> int:
-        """Length of the fall."""
+        """Number of decay steps."""
         return round(self.decay_fraction * total_steps)
 
 
@@ -180,7 +180,7 @@ def make_schedule(schedule: Schedule, total_steps: int) -> optax.Schedule:
 def fraction_of_peak(
     schedule: Schedule, elapsed: Float[Array, ""], total_steps: int
 ) -> Float[Array, ""]:
-    """What is left of the peak after `elapsed` steps; 1 during the warm-up."""
+    """Decay factor after `elapsed` steps; 1 during warm-up."""
     warmup = schedule.warmup_steps
     match schedule:
         case Constant():
@@ -199,12 +199,12 @@ def fraction_of_peak(
 
 
 def progress(elapsed: Float[Array, ""], start: int, stop: int) -> Float[Array, ""]:
-    """From 0 at step `start` to 1 at step `stop`, and constant outside."""
+    """Linear ramp from 0 at `start` to 1 at `stop`, clipped."""
     return jnp.clip((elapsed - start) / max(stop - start, 1), 0, 1)
 
 
 def check(schedule: Schedule) -> None:
-    """Refuse a peak or a warm-up that no run can have."""
+    """Raise for a peak that is not positive or a negative warm-up."""
     if not schedule.peak > 0:
         raise ValueError(f"The peak learning rate must be positive; got {schedule.peak}.")
     if schedule.warmup_steps < 0:
@@ -212,13 +212,13 @@ def check(schedule: Schedule) -> None:
 
 
 def check_fraction(name: str, value: float) -> None:
-    """Refuse what is not between 0 and 1."""
+    """Raise unless the value is in [0, 1]."""
     if not 0 <= value <= 1:
         raise ValueError(f"{name} must be between 0 and 1; got {value}.")
 
 
 def check_length(schedule: Schedule, total_steps: int) -> None:
-    """Refuse a run too short for its warm-up and decay."""
+    """Raise if warm-up and decay do not fit into the run."""
     if total_steps < 1:
         raise ValueError(f"A run has at least one step; got total_steps={total_steps}.")
     warmup, decay = schedule.warmup_steps, 0

@@ -1,4 +1,4 @@
-"""One update of the parameters, and the state that it changes."""
+"""Train state, train step and eval step."""
 
 from collections.abc import Callable
 from functools import partial
@@ -30,7 +30,7 @@ from jaxformer.training.guard import Guard, Skipping, judge, new_guard, where_ma
 
 
 class TrainState(NamedTuple):
-    """Everything an update reads and writes. `step` counts the batches that were used."""
+    """Step, parameters, optimizer state and skip state; `step` counts batches used."""
 
     step: Int[Array, ""]
     params: Any
@@ -39,7 +39,7 @@ class TrainState(NamedTuple):
 
 
 class StepMetrics(NamedTuple):
-    """What one update reports.
+    """Metrics of one train step.
 
     Attributes:
         loss: Mean over the tokens that count.
@@ -55,7 +55,7 @@ class StepMetrics(NamedTuple):
 
 
 class Tally(NamedTuple):
-    """Sum of the negative log-likelihoods in nats, and over how many tokens."""
+    """Summed negative log-likelihood (nats) and token count."""
 
     nats: Float[Array, ""]
     tokens: Int[Array, ""]
@@ -69,7 +69,7 @@ def init_state(
     *,
     params: Any = None,
 ) -> TrainState:
-    """Fresh parameters and optimizer state, drawn in one compiled program.
+    """Initialize parameters and optimizer state, sharded, in one jitted program.
 
     The numbers do not depend on the mesh; each device draws only what it keeps.
 
@@ -131,7 +131,7 @@ def make_update(
     seed: int = 0,
     overlap: bool = True,
 ) -> Any:
-    """Build the jitted update: the gradient as `make_gradient` has it, then the optimizer.
+    """Build the jitted train step.
 
     The optimizer sees whole arrays, of which each device holds its share: a norm is that of all
     gradients and a matrix is the whole one, whatever the mesh, and rules that work element by
@@ -177,7 +177,7 @@ def finish_update(
     norm: Float[Array, ""],
     mesh: Mesh | None = None,
 ) -> tuple[TrainState, StepMetrics]:
-    """The state after a gradient: updated, or but for the count the same if that would do harm."""
+    """Apply the optimizer, or skip the update and advance only the counters."""
     made, guard = judge(skipping, state.guard, loss, norm)
     updates, opt_state = optax.with_extra_args_support(optimizer).update(
         gradients, state.opt_state, state.params, gradient_norm=norm, mesh=mesh
@@ -189,7 +189,7 @@ def finish_update(
 
 
 def make_tally(model: Transformer, mesh: Mesh) -> Callable[[Any, AnyBatch], Tally]:
-    """Build the jitted evaluation: (params, batch) -> nats and tokens, summed over devices."""
+    """Build the jitted eval step: (params, batch) -> summed loss and token count."""
     model, over = model.clone(axes=axes_of(mesh.shape)), token_axes(mesh.shape)
 
     def per_device(params: Any, batch: AnyBatch) -> Tally:

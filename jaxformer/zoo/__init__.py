@@ -1,4 +1,4 @@
-"""Published models as configurations, and the survey of 38 that they answer.
+"""Presets of published models, and the survey of 38 models.
 
     zoo.get("llama-2-70b")    a TransformerConfig at its published size; `.tiny()` shrinks it
     zoo.names()               every preset

@@ -1,4 +1,4 @@
-"""Print the survey, one preset, or the names of all.
+"""Command line: print the survey, one preset, or the names of all presets.
 
 python -m jaxformer.zoo [NAME | --list | --markdown]
 """
@@ -15,7 +15,7 @@ LENGTH = 4096
 
 
 def main() -> None:
-    """Read the command line and print."""
+    """Parse the command line and print."""
     parser = argparse.ArgumentParser(prog="python -m jaxformer.zoo", description=__doc__)
     one = parser.add_mutually_exclusive_group()
     one.add_argument("name", nargs="?", help="a preset, such as llama-2-70b")
@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def preset(name: str) -> str:
-    """One model: options, costs, and what the survey says of it.
+    """Describe one preset: configuration, costs, and its survey row.
 
     Raises:
         ValueError: There is no such preset.
@@ -77,7 +77,7 @@ def _cache(config: TransformerConfig) -> str:
 
 
 def _unit(number: int | float, letters: str) -> str:
-    """A number with one of `letters`, which stand for a million, a thousand of those, and so on."""
+    """Format a number in units of a million, with one letter per factor of 1000."""
     power = max(i for i in range(len(letters)) if number >= 1e6 * 1000**i or i == 0)
     return f"{number / (1e6 * 1000**power):,.2f} {letters[power]}"
 

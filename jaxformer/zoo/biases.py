@@ -1,4 +1,4 @@
-"""The sets of attention projections that have biases in released models."""
+"""Sets of attention projections with biases, as in released models."""
 
 from jaxformer.config.attention import Projection
 

@@ -1,4 +1,4 @@
-"""BLOOM: serial, ALiBi, a norm after the embedding. Its table is padded from 250,680 to 250,880."""
+"""BLOOM: serial blocks, ALiBi, embedding norm; vocabulary padded from 250,680 to 250,880."""
 
 from jaxformer.config import MLP, Alibi, Embedding, Head, LayerNorm, MultiHead, TransformerConfig
 from jaxformer.zoo.biases import ALL

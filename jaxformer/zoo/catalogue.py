@@ -1,4 +1,4 @@
-"""All presets by name."""
+"""Registry of all presets by name."""
 
 import difflib
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ PRESETS: Mapping[str, TransformerConfig] = MappingProxyType(
 
 
 def names() -> tuple[str, ...]:
-    """The presets that `get` knows, by age of their families.
+    """Names of all presets, by age of their families.
 
     Returns:
         Their names.
@@ -50,7 +50,7 @@ def names() -> tuple[str, ...]:
 
 
 def get(name: str) -> TransformerConfig:
-    """A published model's configuration.
+    """Return the configuration of a published model.
 
     Initial values and dropout, which are choices of training, are the defaults of
     `TransformerConfig`.

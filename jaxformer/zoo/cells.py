@@ -1,4 +1,4 @@
-"""The columns of the lecture's table: read off a configuration, and built into one."""
+"""Columns of the survey table: read off a configuration, or built into one."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -50,7 +50,7 @@ GATED: dict[str, Gate] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Cells:
-    """One row's cells under the table's columns. None: the cell is blank.
+    """Cells of one survey row; None is a blank cell.
 
     Attributes:
         norm: The kind of norm.
@@ -76,7 +76,7 @@ NEUTRAL = Cells(
 
 
 def cells(config: TransformerConfig) -> Cells:
-    """The cells that describe a configuration. Z-loss is no part of one."""
+    """Return the cells that describe a configuration (z-loss is not part of one)."""
     tricks: list[Trick] = []
     if config.multi_head.qk_norm is not None:
         tricks.append("QK-norm")
@@ -101,7 +101,7 @@ def fill(listed: Cells) -> Cells:
 
 
 def build(listed: Cells, *, relative: Positions, topology: Topology) -> TransformerConfig:
-    """A small model that has exactly these cells, and nothing that no cell asks for.
+    """Build a small configuration with exactly these cells.
 
     Two layers, or one whole pattern; four heads of 16; no biases on products, a head of its own.
     "Parallel" has a norm for each branch, as the lecture's formula writes it. Without pre-norm the

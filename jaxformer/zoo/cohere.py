@@ -1,4 +1,4 @@
-"""Command R, R+ and A: parallel branches under a LayerNorm without biases; scaled, tied logits."""
+"""Command R, R+ and A: parallel branches, one LayerNorm without bias, scaled tied logits."""
 
 from jaxformer.config import (
     GLU,
@@ -53,7 +53,7 @@ def cohere(
 
 
 def rope(base: float) -> Rope:
-    """Rotations of neighbouring features."""
+    """RoPE over neighbouring feature pairs."""
     return Rope(base=base, pairing="neighbours")
 
 

@@ -1,4 +1,4 @@
-"""GPT-J, GPT-NeoX and Pythia: parallel branches, a quarter of each head rotated.
+"""GPT-J, GPT-NeoX and Pythia: parallel branches, RoPE on a quarter of each head.
 
 Vocabularies are those of the released tables: padded beyond the tokenizer's 50,257 (GPT-J), 50,277
 (GPT-NeoX) and 50,277 (Pythia).

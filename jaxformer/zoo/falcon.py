@@ -1,4 +1,4 @@
-"""Falcon and Falcon 2: parallel branches, GeLU, few key-value heads, no biases on products."""
+"""Falcon and Falcon 2: parallel branches, GELU, few KV heads, no biases of linear layers."""
 
 from typing import Literal
 

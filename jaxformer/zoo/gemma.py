@@ -1,4 +1,4 @@
-"""Gemma 2 and 3: norms before and after every branch, GeGLU, narrow and wide layers in turn."""
+"""Gemma 2 and 3: pre- and post-norms, GeGLU, alternating local and global attention."""
 
 import math
 
@@ -27,7 +27,7 @@ def gemma(
     hidden_dim: int,
     softcap: float | None = None,
 ) -> TransformerConfig:
-    """What both versions share: scaled embeddings, a tied head, norms storing their scale - 1."""
+    """Common part of Gemma 2 and 3: scaled embeddings, tied head, norms stored as scale - 1."""
     return TransformerConfig(
         vocab_size=vocab_size,
         model_dim=model_dim,
@@ -51,7 +51,7 @@ def gemma_2(
     head_dim: int = 256,
     query_scalar: int = 256,
 ) -> TransformerConfig:
-    """A window in every other layer; scores capped at 50, logits at 30.
+    """Gemma 2: sliding window in every other layer, scores capped at 50, logits at 30.
 
     References:
         Gemma team, Gemma 2: Improving Open Language Models at a Practical Size, 2024.
@@ -88,7 +88,7 @@ def gemma_3(
     window: int,
     stretch: float | None = None,
 ) -> TransformerConfig:
-    """Five narrow layers to a wide one, which rotates by another base; queries and keys normalised.
+    """Gemma 3: five local layers per global layer, another RoPE base for global layers, QK-norm.
 
     References:
         Gemma team, Gemma 3 Technical Report, 2025. arXiv:2503.19786, section 2

@@ -1,4 +1,4 @@
-"""Gopher and Chinchilla: a GPT-2 with RMSNorm and Transformer-XL's relative attention.
+"""Gopher and Chinchilla: GPT-2 with RMSNorm and Transformer-XL relative positions.
 
 The papers do not name the activation; ReLU is the lecture's. Whether u and v are shared among
 layers, biases, and tying are not published: each layer has its own, there are no other biases, and
@@ -9,7 +9,7 @@ from jaxformer.config import MLP, Head, MultiHead, RMSNorm, TransformerConfig, T
 
 
 def gopher(*, model_dim: int, num_heads: int) -> TransformerConfig:
-    """80 layers with heads of 128.
+    """Gopher or Chinchilla: 80 layers, heads of 128.
 
     References:
         Rae et al., Scaling Language Models: Methods, Analysis & Insights from Training Gopher,

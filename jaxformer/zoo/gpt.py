@@ -1,4 +1,4 @@
-"""GPT, GPT-2, GPT-3, and GPT-Neo, which took over GPT-3's alternation of wide and narrow layers.
+"""GPT, GPT-2, GPT-3 and GPT-Neo; the last two alternate global and local attention layers.
 
 GPT-3's weights were never released. Its paper says that dense and locally banded layers alternate,
 and neither how wide the band is nor which come first; here even layers are dense and odd ones see
@@ -66,7 +66,7 @@ def gpt_1() -> TransformerConfig:
 
 
 def gpt_3() -> TransformerConfig:
-    """GPT-2 with alternating dense and banded layers; the band is our assumption.
+    """GPT-3: GPT-2 with alternating global and local layers; the window is our assumption.
 
     References:
         Brown et al., Language Models are Few-Shot Learners, 2020. arXiv:2005.14165, section 2.1
@@ -75,7 +75,7 @@ def gpt_3() -> TransformerConfig:
 
 
 def gpt_neo(*, model_dim: int, num_layers: int, num_heads: int) -> TransformerConfig:
-    """Wide and narrow layers in turn, scores without a scale, a bias on the output projection.
+    """GPT-Neo: alternating global and local layers, unscaled scores, only output biases.
 
     References:
         Black et al., GPT-Neo: Large Scale Autoregressive Language Modeling with Mesh-Tensorflow,

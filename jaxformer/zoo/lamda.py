@@ -1,10 +1,10 @@
-"""LaMDA: sizes, relative attention and the gate are published; the rest is taken from T5 v1.1."""
+"""LaMDA: sizes, relative positions and gated activation as published; the rest as in T5 v1.1."""
 
 from jaxformer.config import GLU, MultiHead, RMSNorm, T5Bias, TransformerConfig
 
 
 def lamda() -> TransformerConfig:
-    """A decoder with T5's biases by distance and GeGLU.
+    """LaMDA: decoder with T5 relative position bias and GeGLU.
 
     Norm, its place, the scale of the scores and the head are not published: those of T5 v1.1.
 

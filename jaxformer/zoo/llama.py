@@ -1,4 +1,4 @@
-"""LLaMA, Llama 2 and 3, and models of other makers with the same design.
+"""LLaMA, Llama 2 and Llama 3, and other models of the same architecture.
 
 Rotations pair the halves of a head, as in the files of the transformers library; Meta's own files
 pair neighbours, with queries and keys permuted to match.
@@ -29,7 +29,7 @@ def llama(
     scaling: RopeScaling | None = None,
     tied: bool = False,
 ) -> TransformerConfig:
-    """Pre-norm with RMSNorm, RoPE, SwiGLU, no biases.
+    """Llama: pre-norm with RMSNorm, RoPE, SwiGLU, no biases.
 
     References:
         Touvron et al., LLaMA: Open and Efficient Foundation Language Models, 2023.
@@ -54,7 +54,7 @@ def llama(
 
 
 def llama_3(*, small: bool, scaling: RopeScaling | None = None) -> TransformerConfig:
-    """8B or 70B; version 3.1 stretches the rotations."""
+    """Llama 3 or 3.1 at 8B or 70B; 3.1 scales RoPE."""
     sizes = (4096, 32, 32, 14_336) if small else (8192, 80, 64, 28_672)
     model_dim, num_layers, num_heads, hidden_dim = sizes
     return llama(
@@ -70,7 +70,7 @@ def llama_3(*, small: bool, scaling: RopeScaling | None = None) -> TransformerCo
 
 
 def llama_7b(*, eps: float) -> TransformerConfig:
-    """The smallest of the first two versions."""
+    """LLaMA 7B or Llama 2 7B, by eps."""
     return llama(
         vocab_size=32_000, model_dim=4096, num_layers=32, num_heads=32, hidden_dim=11_008, eps=eps
     )

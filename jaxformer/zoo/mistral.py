@@ -1,4 +1,4 @@
-"""Mistral 7B, whose first version sees 4096 tokens, and Mixtral, whose tokens go to experts."""
+"""Mistral 7B, whose version 0.1 has a 4096-token window, and Mixtral, with mixture of experts."""
 
 from dataclasses import replace
 
@@ -27,7 +27,7 @@ def mistral(*, base: float = 10_000.0, window: int | None = None) -> Transformer
 
 
 def mixtral() -> TransformerConfig:
-    """Mistral with eight feed-forwards a layer, two of them for each token, and no window.
+    """Mixtral 8x7B: Mistral with 8 experts per layer, top-2 routing, and no window.
 
     References:
         Jiang et al., Mixtral of Experts, 2024. arXiv:2401.04088, section 2

@@ -1,4 +1,4 @@
-"""Nemotron-4: squared ReLU, half of each head rotated, a LayerNorm that stores its scale - 1."""
+"""Nemotron-4: squared ReLU, RoPE on half of each head, LayerNorm that stores scale - 1."""
 
 from jaxformer.config import MLP, LayerNorm, MultiHead, Rope, TransformerConfig
 

@@ -1,4 +1,4 @@
-"""OLMo, whose norms learn nothing, and OLMo 2, whose norms follow the branches.
+"""OLMo (LayerNorm without parameters) and OLMo 2 (norms after the branches, QK-norm).
 
 Tables are padded: from 50,280 to 50,304 rows (OLMo) and from 100,278 to 100,352 (OLMo 2).
 """
@@ -32,7 +32,7 @@ def olmo(
 def olmo_2(
     *, model_dim: int, num_layers: int, num_heads: int, hidden_dim: int
 ) -> TransformerConfig:
-    """Norms on what branches give, before the sum; queries and keys normalised over all heads.
+    """OLMo 2: norm on each branch's output before the residual sum; QK-norm over the full width.
 
     References:
         OLMo team, 2 OLMo 2 Furious, 2024. arXiv:2501.00656, section 2

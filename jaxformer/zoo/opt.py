@@ -1,4 +1,4 @@
-"""OPT: a GPT with ReLU; its position table starts at row 2, its token table is padded to 50,272."""
+"""OPT: GPT with ReLU; position table offset by 2 rows, vocabulary padded to 50,272."""
 
 from dataclasses import replace
 
@@ -32,7 +32,7 @@ def opt(*, model_dim: int, num_layers: int, num_heads: int) -> TransformerConfig
 
 
 def opt_350m() -> TransformerConfig:
-    """The one that is post-norm, without a last norm, with token vectors of half the width."""
+    """OPT-350m: post-norm, no final norm, embedding width 512."""
     body = opt(model_dim=1024, num_layers=24, num_heads=16)
     return replace(
         body, placement="post", final_norm=False, embedding=replace(body.embedding, dim=512)

@@ -1,4 +1,4 @@
-"""The transformer of 2017, for translation.
+"""The original Transformer (Vaswani et al., 2017), for translation.
 
 Biases stand on every projection, as in the code that most people run; tensor2tensor's queries, keys
 and values had none. The vocabulary is the English-German one, "about 37000" byte pairs.
@@ -20,7 +20,7 @@ from jaxformer.zoo.biases import ALL
 
 
 def original(*, model_dim: int, num_heads: int) -> TransformerConfig:
-    """Six layers each side, post-norm, ReLU, sines, one table for source, target and logits.
+    """Original Transformer: 6 + 6 layers, post-norm, ReLU, sinusoids, one shared table.
 
     References:
         Vaswani et al., Attention Is All You Need, 2017. arXiv:1706.03762, section 3 and table 3

@@ -1,4 +1,4 @@
-"""PaLM: parallel branches under one norm, one key-value head, logits divided by sqrt(model_dim).
+"""PaLM: parallel branches under one norm, multi-query attention, logits divided by sqrt(model_dim).
 
 The paper gives the norm as LayerNorm without biases. Which features its rotation pairs, and the
 norm's eps, are not published: neighbours, as in the paper it cites, and 1e-5.

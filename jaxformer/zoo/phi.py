@@ -1,4 +1,4 @@
-"""Phi-3 and Phi-4, and Phi-3-small, which is of another design."""
+"""Phi-3, Phi-3-small (another architecture) and Phi-4."""
 
 from dataclasses import replace
 
@@ -40,7 +40,7 @@ def phi_3(
 
 
 def phi_3_small() -> TransformerConfig:
-    """Clamped GeGLU, biases, a block-sparse layer before every dense one, scales from muP.
+    """Phi-3-small: clamped GEGLU, biases, alternating block-sparse and dense layers, muP scales.
 
     References:
         Abdin et al., Phi-3 Technical Report, 2024. arXiv:2404.14219, section 2

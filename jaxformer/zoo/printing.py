@@ -1,4 +1,4 @@
-"""The survey and its models as plain text, for a terminal of 120 columns."""
+"""Render the survey and presets as text (120 columns) and as Markdown."""
 
 import dataclasses
 import textwrap
@@ -17,7 +17,7 @@ COLUMNS = (
 
 
 def table() -> str:
-    """The 38 rows as listed; under each, what is otherwise in the released model."""
+    """Render the survey as listed; under each row, what differs in the released model."""
     lines = [_line([title for title, _ in COLUMNS]), "-" * WIDTH]
     for row in survey():
         lines += _row(row)
@@ -35,7 +35,7 @@ def table() -> str:
 
 
 def markdown() -> str:
-    """The 38 rows as released, for a README; in brackets what the lecture lists instead.
+    """Render the survey in Markdown: released cells, with the listed ones in brackets.
 
     A star: something about the model is assumed.
     """
@@ -56,7 +56,7 @@ def markdown() -> str:
 
 
 def listing() -> str:
-    """The names of all presets, a line for each row of the survey that has one, then the others."""
+    """List the names of all presets by survey row, then the rest."""
     named = [(row.name, row.presets) for row in survey()]
     shown: set[str] = set()
     lines = []
@@ -71,7 +71,7 @@ def listing() -> str:
 
 
 def code(choice: Any, indent: int = 0) -> str:
-    """Python that builds a choice, leaving out fields that have their default."""
+    """Return Python source that builds a configuration, without fields at their default."""
     if isinstance(choice, tuple):
         return _bracket("(", [code(item, indent + 4) for item in choice], ")", indent, comma=True)
     if not dataclasses.is_dataclass(choice):
@@ -85,7 +85,7 @@ def code(choice: Any, indent: int = 0) -> str:
 
 
 def _bracket(start: str, items: list[str], end: str, indent: int, *, comma: bool) -> str:
-    """All on one line if that is short, else one item a line (short items: as many as fit)."""
+    """Join items on one line if they are short, else one item per line."""
     flat = start + ", ".join(items) + ("," if comma and len(items) == 1 else "") + end
     if "\n" not in flat and len(flat) + indent <= 80:
         return flat
@@ -143,7 +143,7 @@ def _shown(cells: Cells) -> list[str]:
 
 
 def about(row: SurveyRow) -> str:
-    """What the survey says of a model."""
+    """Describe a survey row: release, differences, assumptions, source."""
     lines = [f"Row {row.number} of the survey: {row.name}, {row.year}"]
     lines += _fill("released", [row.release])
     lines += _fill("differs", row.differences or ["In nothing that the table lists."])

@@ -1,4 +1,4 @@
-"""Qwen, Qwen 2 and 2.5: Llama with biases on queries, keys and values. Qwen 3: norms there instead.
+"""Qwen to Qwen 2.5 (Llama with QKV biases) and Qwen 3 (QK-norm instead of biases).
 
 Vocabularies are those of the released tables, padded to 152,064, since version 3 to 151,936. Beyond
 the length of its training the first Qwen also stretches rotations and scores; within it, what is

@@ -1,4 +1,4 @@
-"""`SurveyRow`: a row of the lecture's table, beside what its model really is."""
+"""`SurveyRow`: a row of the lecture's table, with the released model beside the listed one."""
 
 from dataclasses import dataclass, replace
 
@@ -48,12 +48,12 @@ class SurveyRow:
 
     @property
     def presets(self) -> tuple[str, ...]:
-        """The row's preset and the others of its family."""
+        """Names of the row's preset and of the others of its family."""
         return self.also if self.preset is None else (self.preset, *self.also)
 
     @property
     def released(self) -> Cells | None:
-        """The same columns, read off the preset; None where there is none."""
+        """Cells of the preset; None without a preset."""
         if self.preset is None:
             return None
         found = cells(get(self.preset))
@@ -61,11 +61,11 @@ class SurveyRow:
 
     @property
     def assumed(self) -> bool:
-        """Whether blank cells are filled by assumption: no difference tells of a publication."""
+        """Whether blank cells were filled by assumption, without a publication."""
         return None in vars(self.listed).values() and not self.differences
 
     def as_listed(self) -> TransformerConfig:
-        """A small model built exactly as the lecture lists the row.
+        """Build a small configuration exactly as the lecture lists the row.
 
         Blank cells become those of GPT-3, the plainest decoder of the table (`cells.NEUTRAL`): for
         GPT-4 and Anthropic LM that is all there is, since nothing else is listed. Z-loss changes no

@@ -12,7 +12,7 @@ from jaxformer.zoo.row import SurveyRow
 
 @functools.cache
 def survey() -> tuple[SurveyRow, ...]:
-    """Every row: as listed, as released, the preset's name, what differs and why.
+    """Return the 38 rows of the survey: as listed, as released, preset, differences and reasons.
 
     Returns:
         The rows, first the transformer of 2017.

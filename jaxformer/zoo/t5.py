@@ -1,4 +1,4 @@
-"""T5, T5 v1.1 and mT5: text to text, with biases by distance and no other biases.
+"""T5, T5 v1.1 and mT5: encoder-decoder with relative position biases and no other biases.
 
 Vocabularies are those of the released tables: padded beyond the tokenizer's 32,100 (T5) and 250,100
 (mT5).
@@ -30,7 +30,7 @@ def text_to_text(
     feed_forward: FeedForward,
     head: Head,
 ) -> TransformerConfig:
-    """Pre-norm with RMSNorm, scores without a scale, as many layers on each side."""
+    """Common part of the T5 models: RMSNorm pre-norm, unscaled scores, equal depths."""
     return TransformerConfig(
         vocab_size=vocab_size,
         model_dim=model_dim,
@@ -72,7 +72,7 @@ def t5(
 def t5_v1_1(
     *, model_dim: int, num_layers: int, num_heads: int, hidden_dim: int, vocab_size: int = ENGLISH
 ) -> TransformerConfig:
-    """T5 v1.1 and, with its vocabulary, mT5: GeGLU, a head of its own.
+    """T5 v1.1 or mT5: GeGLU and an untied head.
 
     References:
         Shazeer, GLU Variants Improve Transformer, 2020. arXiv:2002.05202

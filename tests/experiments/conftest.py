@@ -1,4 +1,4 @@
-"""Experiments run in the process of the tests, whose devices they may not change."""
+"""Fixtures that run experiments in the test process without changing its devices."""
 
 import jax
 import pytest

@@ -1,4 +1,4 @@
-"""Runs of tiny models by processes of their own."""
+"""Runs training programs with tiny models in subprocesses."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""Processes that train are killed; whoever goes on from there ends bitwise where nobody was.
+"""Training processes that are killed and resumed end bitwise equal to uninterrupted ones.
 
 Each strikes itself, before a change of a file that has a number: nothing here depends on a clock.
 Every such moment of the folder of checkpoints: tests/training/test_crashes.py.

@@ -1,4 +1,4 @@
-"""A folder is one run's at a time, whatever ends the run."""
+"""An output folder is locked by one run at a time, however that run ends."""
 
 import errno
 import fcntl

@@ -1,4 +1,4 @@
-"""Two real processes with two devices each train as one process with four does."""
+"""Two processes with two devices each train like one process with four."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Runs that begin with the weights, the model and the tokenizer of a folder."""
+"""Runs that start from the weights, model and tokenizer of a folder."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""What is left of two processes of which one is missing, told other things, or killed."""
+"""What two processes do if one is missing, has other settings, or is killed."""
 
 import re
 import shlex

@@ -1,4 +1,4 @@
-"""Speed, and the share of the devices' peak that a run reaches."""
+"""Throughput and MFU of a run."""
 
 from types import SimpleNamespace
 

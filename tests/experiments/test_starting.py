@@ -1,4 +1,4 @@
-"""Programs that are interrupted while they start, or that lack an extra."""
+"""Programs that are interrupted during startup, or that lack an extra."""
 
 import os
 import signal

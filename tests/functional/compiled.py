@@ -1,4 +1,4 @@
-"""`F`, its functions compiled as a whole: each of their operations alone takes much longer.
+"""`F` with every function under jax.jit: faster than executing single operations.
 
 What they give is numpy's, so that a test's own operations on it are not compiled either.
 

@@ -1,4 +1,4 @@
-"""Functions of arrays that are shared out among devices give what one device gives."""
+"""Functions of sharded arrays equal those of unsharded ones."""
 
 import re
 from functools import partial

@@ -1,4 +1,4 @@
-"""Write golden/*.npz beside this file: what transformers says of attention; needs the parity extra.
+"""Write golden/*.npz: attention weights of transformers; needs the extra parity.
 
 python -m tests.inspect.make_golden [names]
 

@@ -1,4 +1,4 @@
-"""Pictures of positions and sizes: the arrays by their formulas, the plots by what they hold."""
+"""Plots of positions and sizes: arrays against formulas, figures by their contents."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""A small llama, written without jaxformer."""
+"""Fixture: a small Llama folder written without jaxformer."""
 
 import pytest
 

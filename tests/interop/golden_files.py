@@ -1,4 +1,4 @@
-"""The golden files as folders, tensors and inputs, read without torch."""
+"""Reads the golden .npz files as folders, tensors and inputs, without torch."""
 
 import json
 from pathlib import Path

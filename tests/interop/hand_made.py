@@ -1,4 +1,4 @@
-"""Small folders as other libraries write them, made from numpy alone."""
+"""Small Hugging Face folders written with numpy alone."""
 
 import json
 

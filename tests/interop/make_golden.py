@@ -1,4 +1,4 @@
-"""Write golden/*.npz beside this file from torch and transformers; needs the parity extra.
+"""Write golden/*.npz from torch and transformers; needs the extra parity.
 
 python -m tests.interop.make_golden [names]
 

@@ -1,4 +1,4 @@
-"""References that no folder of ours holds: positions added to the embedding.
+"""References without a supported family: absolute positions.
 
 Each function gives a configuration by hand and our parameters.
 """

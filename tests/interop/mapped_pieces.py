@@ -1,4 +1,4 @@
-"""Trees of our parameters from tensors under other names."""
+"""Builds parameter trees from tensors with other names."""
 
 import numpy as np
 

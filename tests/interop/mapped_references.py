@@ -1,4 +1,4 @@
-"""References that are no transformers class of a family we read, by the names of their fixtures."""
+"""References without a supported family, by fixture name."""
 
 from tests.interop.mapped_absolute import gpt3_banded, gpt_neo, transformer_2017
 from tests.interop.mapped_relative import gopher, lamda_like, xlnet

@@ -1,4 +1,4 @@
-"""References that no folder of ours holds: positions relative to each other.
+"""References without a supported family: relative positions.
 
 Each function gives a configuration by hand and our parameters.
 """

@@ -1,4 +1,4 @@
-"""One change of each axis of a configuration, and a reference that must notice it."""
+"""One change for each configuration axis, with a reference whose logits must change."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What the words of each config.json mean, and that what is written reads back."""
+"""Meaning of each config.json attribute, and that written files read back."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""A step on many devices: the numbers of one device, and no messages but those on record."""
+"""Sharded train steps: numbers of one device, and only the recorded collectives."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Two processes with two devices each: they save, pass over, restore and stop as one."""
+"""Two processes with two devices each save, restore and stop together."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Presets are what the released config.json says, where transformers has a class for the model."""
+"""Presets equal the released config.json, where transformers has the model class."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Every preset, made tiny, and every row as listed: forward, one step of training, generation.
+"""Every preset, made tiny: forward, one train step, generation.
 
 By default one of each topology is trained and generates; the mark `slow` takes one of each kind of
 positions and windows, `exhaustive` all.

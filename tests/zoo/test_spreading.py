@@ -1,4 +1,4 @@
-"""Every design of the zoo, made tiny, over eight devices: loss and gradients are those of one.
+"""Every architecture of the zoo, made tiny, on eight devices equals one device.
 
 Presets that differ in numbers alone (sizes, eps, bases, scales) are one design.
 """

@@ -1,4 +1,4 @@
-"""What jaxformer knows of each model_type; a family per file, listed here once."""
+"""Registry of the supported model families by model_type."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""Names of activations in config.json."""
+"""Activation names used in config.json."""
 
 from collections.abc import Mapping
 
@@ -21,7 +21,7 @@ ACTIVATIONS: Mapping[str, str] = {
 
 
 def name_of(activation: str) -> str:
-    """The first of the names that config.json may use.
+    """First config.json name of an activation.
 
     Raises:
         ValueError: It has none.

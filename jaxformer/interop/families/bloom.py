@@ -1,4 +1,4 @@
-"""BLOOM: ALiBi, a norm after the embedding, query, key and value head by head."""
+"""BLOOM: ALiBi, embedding norm, fused QKV with heads interleaved."""
 
 from typing import Any
 
@@ -79,7 +79,7 @@ def write(config: c.TransformerConfig) -> dict[str, Any] | None:
 
 
 def _either(settings: Settings, name: str, other: str) -> int:
-    """A number under either of two names."""
+    """An integer stored under either of two names."""
     settings.value(name)
     return settings.integer(other if other in settings else name)
 

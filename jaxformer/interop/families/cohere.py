@@ -1,4 +1,4 @@
-"""Command R and Command A: branches side by side under one norm, logits scaled.
+"""Command R and Command A: parallel blocks with one shared norm, scaled logits.
 
 Command A (cohere2) rotates only in its layers with a window; the others see everything and no
 positions.

@@ -1,4 +1,4 @@
-"""DeepSeek V2 and V3 with dense layers: latent attention in a llama's block.
+"""DeepSeek V2 and V3 without experts: multi-head latent attention in a Llama block.
 
 Their layers of experts, routed ones beside shared ones, are refused.
 """
@@ -85,7 +85,7 @@ def read_v3(settings: Settings) -> c.TransformerConfig:
 def _read(
     settings: Settings, *, pairing: str, dense: int, max_length: int, bias: bool = False
 ) -> c.TransformerConfig:
-    """What both have; `dense` layers come first where the file does not say how many."""
+    """Configuration of either version; `dense` is the default of first_k_dense_replace."""
     sizes = p.read_sizes(settings)
     first = settings.integer("first_k_dense_replace", dense)
     if first < sizes["num_layers"]:
@@ -184,7 +184,7 @@ def _write(config: c.TransformerConfig) -> dict[str, Any] | None:
 
 
 def _write_scale(fields: dict[str, Any], rope: c.Rope, a: c.Latent) -> dict[str, Any]:
-    """The fields for rotary positions, with what else multiplies the scores, where they can."""
+    """RoPE fields with mscale_all_dim, which reproduces the attention scale."""
     factor = getattr(rope.scaling, "factor", 1.0)
     if a.scale is None or factor <= 1:
         return fields

@@ -1,4 +1,4 @@
-"""Falcon: branches side by side under one norm or two, or in turn with ALiBi (falcon-rw)."""
+"""Falcon: parallel blocks with one or two norms, or serial blocks with ALiBi (falcon-rw)."""
 
 import math
 from dataclasses import replace
@@ -33,7 +33,7 @@ def _in_turn(config: c.TransformerConfig) -> bool:
 
 
 def _norms() -> tuple[Row, ...]:
-    """Norms go by other names where each branch of two has its own."""
+    """Mapping rules of the norms, whose names depend on the block type."""
     rows = norm(f"{LAYER}.input_layernorm", "pre_norm")
     for only, names in (
         (_side_by_side, ("ln_attn", "ln_mlp")),
@@ -109,7 +109,7 @@ def _kv_heads(settings: Settings, heads: int) -> int:
 
 
 def _block(settings: Settings) -> Any:
-    """Whether branches stand side by side, and under how many norms."""
+    """Block type: serial, parallel, or parallel with one shared norm."""
     new = settings.flag("new_decoder_architecture", False)
     norms = settings.integer("num_ln_in_parallel_attn", 2 if new else 1)
     parallel = settings.flag("parallel_attn", True)

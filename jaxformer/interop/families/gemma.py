@@ -1,4 +1,4 @@
-"""Gemma 2 and Gemma 3: norms around each branch, scales stored less one, windows by layer.
+"""Gemma 2 and 3: pre- and post-norms, scales stored as scale - 1, windows by layer.
 
 `gemma3` is the text part of a model that also reads images; it can be read, and is written as
 `gemma3_text`.
@@ -176,7 +176,7 @@ def _norm(settings: Settings) -> c.RMSNorm:
 
 
 def _read_ropes(settings: Settings) -> tuple[c.Rope, c.Rope]:
-    """Rotary positions of layers without and with a window."""
+    """RoPE of full-attention layers and of sliding-window layers."""
     new, old = settings.section("rope_parameters"), settings.section("rope_scaling")
     length = settings.integer("max_position_embeddings", MAX_LENGTH)
     bases = (

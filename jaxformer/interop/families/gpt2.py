@@ -1,4 +1,4 @@
-"""GPT and GPT-2: learned positions, biases everywhere, linear layers stored with inputs first."""
+"""GPT and GPT-2: learned positions, biases, Conv1D kernels stored as [inputs, outputs]."""
 
 from typing import Any
 
@@ -24,13 +24,13 @@ GPT_ACTIVATIONS: dict[str, str] = {
 
 
 def conv(theirs: str, ours: str, *, input_axes: int = 1) -> tuple[Row, Row]:
-    """Rows of a linear layer stored with its inputs first."""
+    """Mapping rules of a GPT-2 Conv1D."""
     kernel = Kernel(input_axes=input_axes, outputs_first=False)
     return Row(f"{theirs}.weight", f"{ours}/kernel", kernel), Row(f"{theirs}.bias", f"{ours}/bias")
 
 
 def fused(theirs: str, kernels: Transform, biases: Transform) -> tuple[Row, Row]:
-    """Rows of one linear layer for query, key and value."""
+    """Mapping rules of a fused QKV projection."""
     return (
         Row(f"{theirs}.weight", tuple(f"{part}/kernel" for part in QKV), kernels),
         Row(f"{theirs}.bias", tuple(f"{part}/bias" for part in QKV), biases),

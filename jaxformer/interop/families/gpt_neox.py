@@ -1,4 +1,4 @@
-"""GPT-NeoX and Pythia: two norms side by side or in turn, query, key and value head by head."""
+"""GPT-NeoX and Pythia: parallel or serial blocks with two norms, fused QKV by head."""
 
 from typing import Any
 

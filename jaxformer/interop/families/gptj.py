@@ -1,4 +1,4 @@
-"""GPT-J: branches side by side under one norm, heads rotated in part, a bias on the logits."""
+"""GPT-J: parallel block with one norm, partial rotary positions, head bias."""
 
 import math
 from typing import Any
@@ -63,7 +63,7 @@ def read(settings: Settings) -> c.TransformerConfig:
 
 
 def share(width: int, head_dim: int) -> float:
-    """The share of a head that makes exactly this many features.
+    """Rotary fraction that gives exactly `width` features.
 
     Args:
         width: Features that are rotated.

@@ -1,4 +1,4 @@
-"""Llama, and what differs from it in a window, in biases or in its feed-forward.
+"""Llama, Mistral, Qwen 2 and Mixtral.
 
 Pre-norm decoders with RMSNorm, SwiGLU, rotary positions and grouped queries: llama, mistral, qwen2,
 mixtral.

@@ -1,4 +1,4 @@
-"""Marian and FSMT: translators like the first transformer, with other tables of sinusoids.
+"""Marian and FSMT: post-norm encoder-decoders with other sinusoid layouts.
 
 Marian shares one token table between source, target and head, and adds a bias to the logits. FSMT
 has three matrices, and counts its positions from the id of padding on.
@@ -24,7 +24,7 @@ ENCODER, DECODER = "model.encoder.layers.{layer}", "model.decoder.layers.{layer}
 
 
 def attention(theirs: str, ours: str) -> tuple[Row, ...]:
-    """Rows of one attention and of the norm after it."""
+    """Mapping rules of an attention branch and its post-norm."""
     return (
         *linear(f"{theirs}.q_proj", f"{ours}/query"),
         *linear(f"{theirs}.k_proj", f"{ours}/key"),
@@ -35,7 +35,7 @@ def attention(theirs: str, ours: str) -> tuple[Row, ...]:
 
 
 def feed_forward(theirs: str) -> tuple[Row, ...]:
-    """Rows of the last branch and of the norm after it."""
+    """Mapping rules of the feed-forward branch and its post-norm."""
     return (
         *linear(f"{theirs}.fc1", "feed_forward/up"),
         *linear(f"{theirs}.fc2", "feed_forward/down"),
@@ -195,7 +195,7 @@ def write_fsmt(config: c.TransformerConfig) -> dict[str, Any] | None:
 
 
 def sinusoids(values: Mapping[str, Any]) -> Mapping[str, np.ndarray]:
-    """The tables of sinusoids that an fsmt's files hold, though nothing in them is learned.
+    """Sinusoid tables that FSMT files store, by tensor name.
 
     Args:
         values: The config.json.

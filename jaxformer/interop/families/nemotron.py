@@ -1,4 +1,4 @@
-"""Nemotron: layer norms that store their scale less one, squared ReLU, half of a head rotated."""
+"""Nemotron: LayerNorm stored as scale - 1, squared ReLU, half of each head rotated."""
 
 from typing import Any
 

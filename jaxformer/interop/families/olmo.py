@@ -1,4 +1,4 @@
-"""OLMo (layer norms that learn nothing), OLMo 2 (norms of what branches give, of q and of k)."""
+"""OLMo (non-parametric LayerNorm) and OLMo 2 (norms on branch outputs, queries and keys)."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""OPT: learned positions from row 2 on; the 350M model norms late and factorises its table."""
+"""OPT: learned positions with offset 2; the 350M model is post-norm with a factorized embedding."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Phi-3: Llama with fused projections; Phi-3-small: a model of its own.
+"""Phi-3 (Llama with fused projections) and Phi-3-small (muP scaling, block-sparse attention).
 
 Phi-3-small scales as muP does (embedding, scores and logits), clamps its gated feed-forward, and
 attends by blocks in all but some layers.
@@ -164,7 +164,7 @@ def write_phi3small(config: c.TransformerConfig) -> dict[str, Any] | None:
 
 
 def _read_blocks(settings: Settings, count: int) -> tuple[c.Window, ...]:
-    """Blocks in every layer but each n-th."""
+    """Block-sparse windows of all layers; every n-th layer is dense."""
     blocks = c.BlockSparse(
         block=settings.integer("blocksparse_block_size", 64),
         local_blocks=settings.integer("blocksparse_num_local_blocks", 16),

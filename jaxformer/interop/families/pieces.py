@@ -1,4 +1,4 @@
-"""What the families around Llama share: names of tensors, and attributes read and written alike."""
+"""Tensor names and config.json fields shared by Llama-like families."""
 
 from collections.abc import Callable
 from typing import Any
@@ -99,7 +99,7 @@ def read_decoder(
     eps: float = 1e-6,
     **fields: Any,
 ) -> c.TransformerConfig:
-    """A decoder like Llama but for its attention, and for what else is given.
+    """A Llama-like decoder; arguments replace its attention, feed-forward or norm.
 
     Args:
         settings: The whole config.json.
@@ -155,7 +155,7 @@ def windows(settings: Settings, sliding: tuple[bool, ...], window: int | None) -
 
 
 def read_late_windows(settings: Settings) -> tuple[Any, ...]:
-    """Windows of Qwen's kind: of the last layers, where they are switched on; as a cycle."""
+    """Sliding windows of the last layers (Qwen's use_sliding_window), as a cycle."""
     count = settings.integer("num_hidden_layers")
     window = settings.optional_integer("sliding_window", 4096)
     first = settings.integer("max_window_layers", 28)
@@ -166,7 +166,7 @@ def read_late_windows(settings: Settings) -> tuple[Any, ...]:
 
 
 def write_late_windows(config: c.TransformerConfig) -> dict[str, Any]:
-    """The same from ours; `layer_types` also says what no number of first layers could."""
+    """The sliding-window fields of Qwen's config.json."""
     kinds = write_layer_types(config)
     sliding = [kind == "sliding_attention" for kind in kinds["layer_types"]]
     return {
@@ -200,7 +200,7 @@ def write_sizes(config: c.TransformerConfig) -> dict[str, Any]:
 def write_decoder(
     config: c.TransformerConfig, *, branch: type = c.GLU, **more: Any
 ) -> dict[str, Any] | None:
-    """What `read_decoder` reads, and more; None for other decoders and feed-forwards."""
+    """config.json fields of a Llama-like decoder, or None for other models."""
     if not (plain_decoder(config) and isinstance(config.feed_forward[0], branch)):
         return None
     return {
@@ -224,7 +224,7 @@ def window_of(config: c.TransformerConfig) -> int | None:
 
 
 def plain_decoder(config: c.TransformerConfig) -> bool:
-    """Whether the model is one stack with rotary positions in its first layer."""
+    """Whether the model is a decoder with RoPE in its first layer."""
     return isinstance(config.topology, c.Decoder) and isinstance(
         config.attention.positions[0], c.Rope
     )

@@ -1,4 +1,4 @@
-"""Qwen of 2023: Llama with biases on queries, keys and values, under names of its own.
+"""Qwen (2023): Llama with biases on queries, keys and values, under its own tensor names.
 
 Its code also stretches its rotations and scales its queries once a text is longer than
 ``seq_length``; up to there it is the plain model, and that is what is read.

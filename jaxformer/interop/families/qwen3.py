@@ -1,4 +1,4 @@
-"""Qwen 3: Llama with a norm of each head's queries and keys, and heads of any width."""
+"""Qwen 3: Llama with RMSNorm on each head's query and key, and an explicit head_dim."""
 
 from typing import Any
 

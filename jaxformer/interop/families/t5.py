@@ -1,4 +1,4 @@
-"""T5 and mT5: encoder-decoders with one table of relative positions per stack, no biases."""
+"""T5 and mT5: encoder-decoders with one relative-position table per stack, no biases."""
 
 import math
 from typing import Any
@@ -15,7 +15,7 @@ BIAS = "block.0.layer.0.SelfAttention.relative_attention_bias.weight"
 
 
 def attention(theirs: str, ours: str) -> tuple[Row, ...]:
-    """Rows of one attention."""
+    """Mapping rules of an attention branch."""
     return (
         *linear(f"{theirs}.q", f"{ours}/query", bias=False),
         *linear(f"{theirs}.k", f"{ours}/key", bias=False),
@@ -25,7 +25,7 @@ def attention(theirs: str, ours: str) -> tuple[Row, ...]:
 
 
 def feed_forward(theirs: str) -> tuple[Row, ...]:
-    """Rows of the last branch, gated or not."""
+    """Mapping rules of the feed-forward branch, gated or not."""
     return (
         *norm(f"{theirs}.layer_norm", "pre_feed_forward_norm"),
         Row(f"{theirs}.DenseReluDense.wi_0.weight", "feed_forward/gate/kernel", Kernel()),
@@ -116,7 +116,7 @@ def _read(settings: Settings, head: c.Head, projection: str) -> c.TransformerCon
 
 
 def _read_feed_forward(settings: Settings, projection: str) -> c.MLP | c.GLU:
-    """One word says gate and activation; two newer fields count before it."""
+    """Feed-forward from feed_forward_proj, or the newer dense_act_fn and is_gated_act."""
     said = settings.value("feed_forward_proj") or projection
     word = said if isinstance(said, str) else ""
     *gate, activation = word.split("-")

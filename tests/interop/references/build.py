@@ -1,4 +1,4 @@
-"""Build the reference models, every parameter random, and ask them for logits."""
+"""Builds reference models with random parameters and records their logits."""
 
 import math
 

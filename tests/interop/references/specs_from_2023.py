@@ -1,4 +1,4 @@
-"""Tiny configurations of transformers classes whose models came out from 2023 on.
+"""Tiny configurations of transformers models released in 2023 or later.
 
 `SPECS` gives for each name its model type, its class and the arguments of its configuration.
 """

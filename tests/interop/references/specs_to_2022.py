@@ -1,4 +1,4 @@
-"""Tiny configurations of transformers classes whose models came out by 2022.
+"""Tiny configurations of transformers models released before 2023.
 
 `SPECS` gives for each name its model type, its class and the arguments of its configuration.
 """

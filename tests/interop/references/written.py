@@ -1,4 +1,4 @@
-"""References that no transformers class is, from torch's own layers."""
+"""Reference models without a transformers class, built from torch layers."""
 
 import math
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Record what a step sends on each mesh: `python -m tests.training.golden.messages`."""
+"""Record the collectives of each mesh: `python -m tests.training.golden.collectives`."""
 
 import json
 

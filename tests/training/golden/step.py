@@ -1,4 +1,4 @@
-"""Write step.json: losses and parameters of three AdamW updates, made without the train step.
+"""Write step.json: three AdamW updates computed without the train step.
 
 The gradient is `jax.grad` of the mean over the whole batch; AdamW is written out in float64 numpy
 with the decay on kernels alone.
