@@ -41,13 +41,13 @@ class Ablation(Study):
 def main(study: Ablation) -> Path:
     """Run the study and write its report; returns the results folder."""
     run = base_run(study, ABLATION_SIZES)
-    arms = arms_of(study.axis, run, study.arms)
+    variants = arms_of(study.axis, run, study.arms)
     measure = MEASURES.get(study.axis, nothing_more)
-    output, found = conduct(study, f"ablate_{study.axis}", run, arms, measure)
-    text = ablation_report(study.axis, found)
+    output, results = conduct(study, f"ablate_{study.axis}", run, variants, measure)
+    text = ablation_report(study.axis, results)
     (output / "table.md").write_text(text)
-    plot_losses(output / "plot.png", found, title=f"Ablation: {study.axis}")
-    plot_more(output / "more.png", found, length=run.length)
+    plot_losses(output / "plot.png", results, title=f"Ablation: {study.axis}")
+    plot_more(output / "more.png", results, length=run.length)
     print(f"\n{text}\nEverything is in {output}.")
     return output
 

@@ -120,15 +120,23 @@ def _flagged(value: Any, path: str = "--") -> Iterator[tuple[str, Any]]:
 
 def flags(value: Any, before: Any, path: str = "") -> dict[str, list[str]]:
     """The flags that turn `baseline` into `run`, keyed by field path."""
-    found = dict[str, list[str]]()
+    changed = dict[str, list[str]]()
     for name, hint in typing.get_type_hints(type(value)).items():
-        own, other, at = getattr(value, name), getattr(before, name), f"{path}.{name}".lstrip(".")
+        value_here, baseline_value, field_path = (
+            getattr(value, name),
+            getattr(before, name),
+            f"{path}.{name}".lstrip("."),
+        )
         has_flags = hint == Attention or not _is_union(hint)  # a choice is written as one
-        if dataclasses.is_dataclass(own) and type(own) is type(other) and has_flags:
-            found |= flags(own, other, at)
-        elif own != other:
-            found[at] = _flag(at, own)
-    return found
+        if (
+            dataclasses.is_dataclass(value_here)
+            and type(value_here) is type(baseline_value)
+            and has_flags
+        ):
+            changed |= flags(value_here, baseline_value, field_path)
+        elif value_here != baseline_value:
+            changed[field_path] = _flag(field_path, value_here)
+    return changed
 
 
 def _flag(path: str, value: Any) -> list[str]:
@@ -136,8 +144,8 @@ def _flag(path: str, value: Any) -> list[str]:
     if isinstance(value, bool):
         return ["--" + ".".join([*parents, name if value else f"no-{name}"])]
     values = value if isinstance(value, tuple) else (value,)
-    shown = (str(v) if isinstance(v, str | Path) else _quoted(_python(v)) for v in values)
-    return ["--" + ".".join([*parents, name]), *shown]
+    texts = (str(v) if isinstance(v, str | Path) else _quoted(_python(v)) for v in values)
+    return ["--" + ".".join([*parents, name]), *texts]
 
 
 def _given(flag: str, arguments: list[str]) -> str | None:
@@ -155,20 +163,20 @@ def _with_kind(
     """Apply the attention type that the flags name; also return the other arguments."""
     for name, hint in typing.get_type_hints(type(run)).items():
         value, flag = getattr(run, name), path + name.replace("_", "-")
-        found = None
+        attention_flag = None
         if hint == Attention:
-            found, rest, waiting = flag, [], iter(arguments)
-            for argument in waiting:
-                named, _, text = argument.partition("=")
-                if named == flag:
-                    value = _one(text or next(waiting, "nothing"), typing.get_args(Attention))
+            attention_flag, other_arguments, remaining = flag, [], iter(arguments)
+            for argument in remaining:
+                argument_name, _, text = argument.partition("=")
+                if argument_name == flag:
+                    value = _one(text or next(remaining, "nothing"), typing.get_args(Attention))
                 else:
-                    rest.append(argument)
-            arguments = rest
+                    other_arguments.append(argument)
+            arguments = other_arguments
         elif dataclasses.is_dataclass(value):
-            value, arguments, found = _with_kind(value, arguments, f"{flag}.")
-        if found is not None:
-            return dataclasses.replace(run, **{name: value}), arguments, found  # type: ignore
+            value, arguments, attention_flag = _with_kind(value, arguments, f"{flag}.")
+        if attention_flag is not None:
+            return dataclasses.replace(run, **{name: value}), arguments, attention_flag  # type: ignore
     return run, arguments, None
 
 
@@ -225,9 +233,9 @@ def path(info: tyro.constructors.PrimitiveTypeInfo):
 
 
 def _one(text: str, kinds: tuple[type, ...]) -> Any:
-    of_paths = [k for k in kinds if "path" in getattr(k, "__dataclass_fields__", ())]
-    if of_paths and Path(text).exists():  # a path by itself
-        return of_paths[0](path=text)
+    path_types = [k for k in kinds if "path" in getattr(k, "__dataclass_fields__", ())]
+    if path_types and Path(text).exists():  # a path by itself
+        return path_types[0](path=text)
     value = from_python(text, reachable(kinds))
     if not isinstance(value, kinds):
         names = ", ".join(_signature(kind) for kind in kinds)
@@ -251,22 +259,28 @@ def _python(value: Any) -> str:
     if not dataclasses.is_dataclass(value):
         return repr(value)
     fields = ((f, getattr(value, f.name)) for f in dataclasses.fields(value))
-    said = (f"{f.name}={_python(own)}" for f, own in fields if own != f.default)
-    return f"{type(value).__name__}({', '.join(said)})"
+    field_texts = (
+        f"{f.name}={_python(field_value)}" for f, field_value in fields if field_value != f.default
+    )
+    return f"{type(value).__name__}({', '.join(field_texts)})"
 
 
 def reachable(hints: Iterable[Any]) -> dict[str, type]:
     """All dataclasses among these types and their fields' types, keyed by name."""
-    found: dict[str, type] = {}
-    waiting = list(hints)
-    while waiting:
-        hint = waiting.pop()
-        if isinstance(hint, type) and dataclasses.is_dataclass(hint) and hint not in found.values():
-            found[hint.__name__] = hint
-            waiting += typing.get_type_hints(hint).values()
-        waiting += [arg for arg in typing.get_args(hint) if not isinstance(arg, str)]
-        waiting += [kind for kind in kinds_of(hint) if kind is not hint]
-    return found
+    by_name: dict[str, type] = {}
+    pending = list(hints)
+    while pending:
+        hint = pending.pop()
+        if (
+            isinstance(hint, type)
+            and dataclasses.is_dataclass(hint)
+            and hint not in by_name.values()
+        ):
+            by_name[hint.__name__] = hint
+            pending += typing.get_type_hints(hint).values()
+        pending += [arg for arg in typing.get_args(hint) if not isinstance(arg, str)]
+        pending += [kind for kind in kinds_of(hint) if kind is not hint]
+    return by_name
 
 
 def _is_union(hint: Any) -> bool:

@@ -145,22 +145,22 @@ def main(run: Evaluate) -> dict[str, Any]:
         from experiments.harness import run_tasks, task_manager
 
         tasks = task_manager(run)
-    using = measured(run)
-    found: dict[str, Any] = {}
+    evaluator = measured(run)
+    figures_by_kind: dict[str, Any] = {}
     if run.text is not None:
-        found["text"] = of_text(using, run.text)
+        figures_by_kind["text"] = of_text(evaluator, run.text)
     if questions is not None:
-        found["choices"] = of_choices(using, questions)
-    for name, figures in found.items():
-        print(f"{getattr(run, name)}, at most {using.length} tokens at a time:")
+        figures_by_kind["choices"] = of_choices(evaluator, questions)
+    for name, figures in figures_by_kind.items():
+        print(f"{getattr(run, name)}, at most {evaluator.length} tokens at a time:")
         for key, value in figures.items():
-            shown = f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
-            print(f"  {key.replace('_', ' ')}: {shown}")
+            value_text = f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+            print(f"  {key.replace('_', ' ')}: {value_text}")
     if run.tasks:
-        found["tasks"] = run_tasks(using, tasks)
+        figures_by_kind["tasks"] = run_tasks(evaluator, tasks)
     if run.output is not None:
-        write_figures(run.output, found)
-    return found
+        write_figures(run.output, figures_by_kind)
+    return figures_by_kind
 
 
 def write_figures(path: Path, figures: dict[str, Any]) -> None:
@@ -190,11 +190,11 @@ def of_text(using: Measured, corpus: data.Source) -> dict[str, float]:
                 count["tokens"] += len(request[1])
                 yield request
 
-    nats, told_at = 0.0, time.monotonic()
-    for each in using.likelihoods(requests()):
-        nats -= each.log_probability
-        if time.monotonic() - told_at > SECONDS_BETWEEN:
-            told_at = time.monotonic()
+    nats, printed_at = 0.0, time.monotonic()
+    for likelihood in using.likelihoods(requests()):
+        nats -= likelihood.log_probability
+        if time.monotonic() - printed_at > SECONDS_BETWEEN:
+            printed_at = time.monotonic()
             print(f"  {format_count(count['tokens'])} tokens of {count['documents']:,} documents")
     return {
         **count,
@@ -216,22 +216,22 @@ def of_document(using: Measured, document: data.AnyDocument) -> Iterator[Request
     """Scoring requests of one document: rolling windows, or the assistant's answers."""
     model, length = using.model, using.length
     stride = min(length, using.run.stride or max(1, length // 2))
-    tokens, counts = data.tokens_of(document, model.tokenizer)
+    tokens, loss_mask = data.tokens_of(document, model.tokenizer)
     if isinstance(document, data.Document):
         tokens.pop()  # the end of text is no part of it
     elif not document.opens:  # its template does
-        yield from answers(tokens, counts, length=length, stride=stride)
+        yield from answers(tokens, loss_mask, length=length, stride=stride)
         return
-    yield from answers([model.start[0], *tokens], [False, *counts], length=length, stride=stride)
+    yield from answers([model.start[0], *tokens], [False, *loss_mask], length=length, stride=stride)
 
 
 def answers(
     tokens: list[int], counts: list[bool], *, length: int, stride: int
 ) -> Iterator[Request]:
     """Scoring requests for each run of tokens in the loss mask, given the tokens before it."""
-    for counted, places in groupby(range(len(tokens)), key=counts.__getitem__):
-        first, *_, last = [*places] * 2
-        if counted:
+    for has_loss, group in groupby(range(len(tokens)), key=counts.__getitem__):
+        first, *_, last = [*group] * 2
+        if has_loss:
             yield from windows(tokens[: last + 1], length=length, stride=stride, begin=first)
 
 
@@ -249,7 +249,7 @@ def read_questions(path: Path) -> list[Question]:
     Raises:
         ValueError: A line lacks something, or its answer is none of its choices.
     """
-    found = []
+    questions = []
     for _, line, where in data.read_records(path, Question._fields):
         prompt = field(line, "prompt", str, where=where)
         choices = field(line, "choices", list, where=where)
@@ -258,30 +258,30 @@ def read_questions(path: Path) -> list[Question]:
             raise ValueError(f"{where}: choices must be texts; got {choices}.")
         if not 0 <= answer < len(choices):
             raise ValueError(f"{where}: answer {answer} is none of its {len(choices)} choices.")
-        found.append(Question(prompt, choices, answer))
-    if not found:
+        questions.append(Question(prompt, choices, answer))
+    if not questions:
         raise ValueError(f"{path} has no questions.")
-    return found
+    return questions
 
 
 def of_choices(using: Measured, questions: Sequence[Question]) -> dict[str, float]:
     """Accuracy by log-likelihood, and by log-likelihood per byte (lm-eval's acc and acc_norm)."""
-    found = using.likelihoods(
+    scores_iterator = using.likelihoods(
         request
         for question in questions
         for request in using.model.continuations(question.prompt, question.choices)
     )
-    right = right_by_byte = 0
+    num_right = num_right_by_byte = 0
     for question in questions:
-        scores = np.array([next(found).log_probability for _ in question.choices])
+        scores = np.array([next(scores_iterator).log_probability for _ in question.choices])
         by_byte = scores / [len(choice.encode()) for choice in question.choices]
-        right += int(scores.argmax()) == question.answer
-        right_by_byte += int(by_byte.argmax()) == question.answer
+        num_right += int(scores.argmax()) == question.answer
+        num_right_by_byte += int(by_byte.argmax()) == question.answer
     count = len(questions)
     return {
         "questions": count,
-        "accuracy": right / count,
-        "accuracy_by_byte": right_by_byte / count,
+        "accuracy": num_right / count,
+        "accuracy_by_byte": num_right_by_byte / count,
     }
 
 

@@ -70,8 +70,8 @@ def main(run: Export) -> Path:
     if (length := max_positions(model, source)) is not None:
         extra["max_position_embeddings"] = length
     family, _ = choose_family(model.config, extra, run.family)
-    said = same_model(model, source, family.model_type, run.ignore)
-    dtype = run.dtype or (said_dtype(said) if model.step is None else "float32")
+    hf_config = same_model(model, source, family.model_type, run.ignore)
+    dtype = run.dtype or (said_dtype(hf_config) if model.step is None else "float32")
     with whole_folder(output) as folder:
         save_pretrained(
             folder,
@@ -82,23 +82,23 @@ def main(run: Export) -> Path:
             family=family.model_type,
         )
         write_tokenizer(model, source, folder)
-        if said:
-            write_json(folder / "config.json", with_dtype(said, dtype))
-        if (found := generation(model, source, extra)) is not None:
-            write_json(folder / GENERATION, found)
+        if hf_config:
+            write_json(folder / "config.json", with_dtype(hf_config, dtype))
+        if (generation_json := generation(model, source, extra)) is not None:
+            write_json(folder / GENERATION, generation_json)
         if model.step is not None:
             text = model_card(model, family.model_type, output.name)
             (folder / CARD).write_text(text, encoding="utf-8")
-    named = "" if model.step is None else f"checkpoint {model.step} of "
-    print(f"Wrote {named}{run.checkpoint} as a {family.model_type} to {output}.")
+    checkpoint_text = "" if model.step is None else f"checkpoint {model.step} of "
+    print(f"Wrote {checkpoint_text}{run.checkpoint} as a {family.model_type} to {output}.")
     return output
 
 
 def token_ids(model: Trained, source: Path | None) -> dict[str, Any]:
     """bos, eos and pad ids for config.json, from the source folder or the tokenizer of the run."""
     if source is not None:
-        said = read_json(source / "config.json")
-        return {name: said[name] for name in KEPT if name in said}
+        hf_config = read_json(source / "config.json")
+        return {name: hf_config[name] for name in KEPT if name in hf_config}
     ids = {"bos_token_id": model.start[0], "eos_token_id": model.stop[0]}
     if isinstance(model.config.topology, EncoderDecoder):
         ids["decoder_start_token_id"] = model.start[0]
@@ -110,8 +110,8 @@ def max_positions(model: Trained, source: Path | None) -> int | None:
 
     Only where nothing in the numbers depends on what is said of it.
     """
-    said = None if source is None else read_json(source / "config.json")
-    longest = (said or {}).get("max_position_embeddings", model.length)
+    hf_config = None if source is None else read_json(source / "config.json")
+    longest = (hf_config or {}).get("max_position_embeddings", model.length)
     ropes = [p for p in model.config.attention.positions if isinstance(p, Rope)]
     plain = ropes and all(rope.scaling is None for rope in ropes)
     return longest if plain else None
@@ -135,10 +135,13 @@ def same_model(
     """config.json of the source folder if it still describes this model, else {}."""
     if source is None:
         return {}
-    said = read_json(source / "config.json")
-    theirs = canonical(load_config(source, ignore=ignore))
-    same = not differences(theirs, canonical(model.config)) and said["model_type"] == family
-    return said if same else {}
+    hf_config = read_json(source / "config.json")
+    source_config = canonical(load_config(source, ignore=ignore))
+    same = (
+        not differences(source_config, canonical(model.config))
+        and hf_config["model_type"] == family
+    )
+    return hf_config if same else {}
 
 
 def said_dtype(said: dict[str, Any]) -> str:
@@ -169,10 +172,10 @@ def generation(model: Trained, source: Path | None, extra: dict[str, Any]) -> di
         if model.step is None or stop in (ends, [ends]):
             return said
         return {**(said or {}), "eos_token_id": stop if len(stop) > 1 else stop[0]}  # as it learned
-    found = {name: extra[name] for name in KEPT if extra.get(name) is not None}
-    found["pad_token_id"] = model.stop[0]
+    fields = {name: extra[name] for name in KEPT if extra.get(name) is not None}
+    fields["pad_token_id"] = model.stop[0]
     unused = list(range(model.tokenizer.vocab_size, model.config.vocab_size))
-    return found | ({"suppress_tokens": unused} if unused else {})  # rows that no text was seen in
+    return fields | ({"suppress_tokens": unused} if unused else {})  # rows that no text was seen in
 
 
 RUNS = {"default": Export(checkpoint=Path("runs/pretrain-1"), output=Path("exported"))}

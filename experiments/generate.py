@@ -170,13 +170,13 @@ def main(run: Generate) -> str:
         texts = data.lines(run.prompts, field="prompt")
         with output_file(run.output if is_first() else None) as file:
             return continue_all(load_speaker(run), texts, file)
-    speaker = load_speaker(run)
+    generator = load_speaker(run)
     if run.chat and not run.prompt:
-        return converse(speaker)
-    prompt, source = speaker.read(run.prompt)
+        return converse(generator)
+    prompt, source = generator.read(run.prompt)
     text = "" if source is not None or run.chat else run.prompt
     show(text)
-    return text + say(speaker, prompt, source, seed=run.seed)
+    return text + say(generator, prompt, source, seed=run.seed)
 
 
 def load_speaker(run: Generate) -> Speaker:
@@ -194,8 +194,8 @@ def say(speaker: Speaker, prompt: list[int], source: list[int] | None = None, *,
     model, options = speaker.model, speaker.options(seed)
     options["source"] = None if source is None else [source]
     if isinstance(speaker.run.sampler, Beam):
-        found = generate(model.config, model.params, [prompt], **options)
-        tokens: Iterable[int] = cut(np.asarray(found)[0, len(prompt) :].tolist(), model.stop)
+        generated = generate(model.config, model.params, [prompt], **options)
+        tokens: Iterable[int] = cut(np.asarray(generated)[0, len(prompt) :].tolist(), model.stop)
     else:
         rows = stream(model.config, model.params, [prompt], **options)
         tokens = (int(row[0]) for row in rows)
@@ -210,16 +210,16 @@ def say(speaker: Speaker, prompt: list[int], source: list[int] | None = None, *,
 def converse(speaker: Speaker) -> str:
     """Chat on the terminal: answer each typed line, given all before; returns the last answer."""
     speaker.model.template()  # before anything is typed
-    said, answer = speaker.opening(), ""
+    messages, answer = speaker.opening(), ""
     for turn in count():
         show("> ")
-        asked = sys.stdin.readline().strip()
-        if not asked:
+        user_text = sys.stdin.readline().strip()
+        if not user_text:
             show("\n")
             return answer
-        said.append({"role": "user", "content": asked})
-        answer = say(speaker, speaker.model.asked(said), seed=speaker.run.seed + turn)
-        said.append({"role": "assistant", "content": answer})
+        messages.append({"role": "user", "content": user_text})
+        answer = say(speaker, speaker.model.asked(messages), seed=speaker.run.seed + turn)
+        messages.append({"role": "assistant", "content": answer})
     return answer
 
 
@@ -285,14 +285,14 @@ def pieces(
     tokens: Iterable[int], decode: Callable[[list[int]], str], before: list[int]
 ) -> Iterator[str]:
     """Decode tokens incrementally; an incomplete character waits for its other tokens."""
-    ids, shown = list(before), decode(before)
+    ids, decoded = list(before), decode(before)
     for token in tokens:
         ids.append(token)
         text = decode(ids)
         if not text.endswith("\N{REPLACEMENT CHARACTER}"):
-            yield text[len(shown) :]
-            shown = text
-    yield decode(ids)[len(shown) :]
+            yield text[len(decoded) :]
+            decoded = text
+    yield decode(ids)[len(decoded) :]
 
 
 RUNS = {"default": Generate(checkpoint=Path("runs/pretrain-1"))}

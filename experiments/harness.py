@@ -50,8 +50,8 @@ class Harness(TemplateLM):
         """Token before an empty context: the tokenizer's bos, else its eos."""
         path, tokenizer = self._model.folder / "tokenizer_config.json", self._model.tokenizer
         if isinstance(tokenizer, data.BPETokenizer) and path.is_file():
-            said = read_json(path)
-            name = said.get("bos_token") or said.get("eos_token") or ""
+            tokenizer_config = read_json(path)
+            name = tokenizer_config.get("bos_token") or tokenizer_config.get("eos_token") or ""
             ids = tokenizer.encode_rendered([name["content"] if isinstance(name, dict) else name])[
                 0
             ]
@@ -95,24 +95,26 @@ class Harness(TemplateLM):
             )
             for request in requests
         ]
-        found = self._using.likelihoods(window for text in texts for window in text)
-        return [sum(next(found).log_probability for _ in text) for text in texts]
+        likelihoods = self._using.likelihoods(window for text in texts for window in text)
+        return [sum(next(likelihoods).log_probability for _ in text) for text in texts]
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """Generate each answer up to the first of its stop texts."""
         return [self._answer(*request.args) for request in requests]
 
     def _answer(self, context: str, options: dict[str, Any]) -> str:
-        most = next((options[n] for n in ("max_gen_toks", "max_new_tokens") if n in options), None)
-        new = most or MOST_NEW
-        prompt = self._model.inputs(context)[0][-max(1, self._using.length - new) :]
+        requested = next(
+            (options[n] for n in ("max_gen_toks", "max_new_tokens") if n in options), None
+        )
+        max_new_tokens = requested or MOST_NEW
+        prompt = self._model.inputs(context)[0][-max(1, self._using.length - max_new_tokens) :]
         temperature = options.get("temperature") or 0.0
         sampler = Sample(temperature=temperature) if temperature > 0 else Greedy()
         text = generate(
             self._model.config,
             self._model.params,
             [prompt],
-            max_new_tokens=new,
+            max_new_tokens=max_new_tokens,
             stop_tokens=self._model.stop,
             vocab_size=min(self._model.tokenizer.vocab_size, self._model.config.vocab_size),
             sampler=sampler,
@@ -154,8 +156,8 @@ def task_manager(run: Evaluate) -> TaskManager:
 def run_tasks(using: Measured, manager: TaskManager) -> dict[str, Any]:
     """Run lm-evaluation-harness tasks and print their table; returns the results."""
     run = using.run
-    found = lm_eval.simple_evaluate(
+    results = lm_eval.simple_evaluate(
         model=Harness(using), tasks=list(run.tasks), limit=run.limit, task_manager=manager
     )
-    print(make_table(found))
-    return found["results"]
+    print(make_table(results))
+    return results["results"]

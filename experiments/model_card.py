@@ -67,25 +67,25 @@ def model_card(model: Trained, family: str, name: str) -> str:
 
 def asked(run: dict[str, Any]) -> dict[str, Any]:
     """Training facts of the card, from the saved run.json."""
-    optimizer, found = run["optimizer"], dict[str, Any]()
+    optimizer, facts = run["optimizer"], dict[str, Any]()
     if "corpus" in run:
         sources = run["corpus"].get("parts", [run["corpus"]])
-        found["text"] = ", ".join(source.get("path", source["type"]) for source in sources)
-    found["rows of a batch"] = run["batch_size"]
+        facts["text"] = ", ".join(source.get("path", source["type"]) for source in sources)
+    facts["rows of a batch"] = run["batch_size"]
     if "length" in run:
-        found["tokens of a row"] = run["length"]
-    found["optimizer"] = optimizer["optimizer"]["type"]
-    found["highest learning rate"] = optimizer["schedule"]["peak"]
-    return found
+        facts["tokens of a row"] = run["length"]
+    facts["optimizer"] = optimizer["optimizer"]["type"]
+    facts["highest learning rate"] = optimizer["schedule"]["peak"]
+    return facts
 
 
 def measured(folder: Path, step: int) -> dict[str, Any]:
     """Metrics of the last evaluation at or before a checkpoint, for the card."""
     lines = [x for x in read_json_lines(folder / "metrics.jsonl") if x["step"] <= step]
-    found: dict[str, Any] = {"updates": step}
+    facts: dict[str, Any] = {"updates": step}
     for line in reversed(lines):
         numbers = {name: x for name, x in line.items() if name not in ("step", "time")}
         if "loss" not in numbers:  # those of training have one
-            found["measured after update"] = line["step"]
-            return found | {name.replace("_", " "): f"{x:.4g}" for name, x in numbers.items()}
-    return found
+            facts["measured after update"] = line["step"]
+            return facts | {name.replace("_", " "): f"{x:.4g}" for name, x in numbers.items()}
+    return facts

@@ -108,27 +108,27 @@ def main(
     readme.write_text("\n".join(parts))
     studies = len(list(results.glob("*/study.json")))
     print(f"{readme}: {studies} studies, {len(speeds)} benchmarks.")
-    told = excerpts(results)
+    snippets = excerpts(results)
     for page in pages if results == RESULTS else ():
-        page.write_text(renewed(page.read_text(), told))
+        page.write_text(renewed(page.read_text(), snippets))
 
 
 def excerpts(results: Path) -> dict[str, str]:
     """Snippets for the guides, keyed by the folder name of the run or benchmark."""
-    found = {path.parent.name: told_run(path.parent) for path in results.glob("*/metrics.jsonl")}
+    snippets = {path.parent.name: told_run(path.parent) for path in results.glob("*/metrics.jsonl")}
     for path in results.glob("*/benchmark.json"):
-        found[path.parent.name] = summary(read_json(path, "cases"))
-    return found
+        snippets[path.parent.name] = summary(read_json(path, "cases"))
+    return snippets
 
 
 def renewed(page: str, told: Mapping[str, str]) -> str:
     """The page with the snippet of each result replaced between its comment markers."""
     for name, text in told.items():
         begin, end = f"<!-- results/{name} -->", f"<!-- end of results/{name} -->"
-        head, found, rest = page.partition(begin)
-        if found and end not in rest:
+        head, marker, rest = page.partition(begin)
+        if marker and end not in rest:
             raise ValueError(f"{begin} stands without {end} after it.")
-        if found:
+        if marker:
             page = f"{head}{begin}\n{text}\n{end}{rest.partition(end)[2]}"
     return page
 
@@ -155,35 +155,35 @@ def sentence(folder: Path) -> str:
 def speed(folder: Path, beside: Path) -> str:
     """Report section of one benchmark: its command, tables and plot."""
     results = read_json(folder / "benchmark.json", "flags", "size", "machine", "cases")
-    told = sections(results)
-    (folder / "table.md").write_text("\n\n".join(told) + "\n")
+    sections_text = sections(results)
+    (folder / "table.md").write_text("\n\n".join(sections_text) + "\n")
     plot_cases(folder / "plot.png", results["cases"])
-    how = f"{results['flags']} --output {folder.relative_to(beside.parent)}"
+    command_text = f"{results['flags']} --output {folder.relative_to(beside.parent)}"
     picture = f"![Speed]({(folder / 'plot.png').relative_to(beside)})"
-    parts = [f"`python -m experiments.benchmark {how}`", *told, picture]
+    parts = [f"`python -m experiments.benchmark {command_text}`", *sections_text, picture]
     return "\n\n".join(parts) + "\n"
 
 
 def section(folder: Path, beside: Path) -> str:
     """Report section of one study: its command, provenance, tables and plots."""
     study = read_json(folder / "study.json", *STUDY)
-    found = [read_json(path, "arm") for path in sorted((folder / "arms").glob("*.json"))]
-    title, order, table_of = told(study)
-    how = command(study, order, folder.relative_to(beside.parent))
-    found = in_order(study, found, how)
+    results = [read_json(path, "arm") for path in sorted((folder / "arms").glob("*.json"))]
+    title, order, make_table = told(study)
+    command_text = command(study, order, folder.relative_to(beside.parent))
+    results = in_order(study, results, command_text)
     speeds = read_json(folder / SPEEDS) if (folder / SPEEDS).exists() else {}
     if missing := [name for name in study["arms"] if name not in speeds]:
         raise ValueError(
             f"{folder / SPEEDS} has no turns of {', '.join(missing)}; all arms take turns "
-            f"together, so measure them anew with\n  {how}"
+            f"together, so measure them anew with\n  {command_text}"
         )
-    found = [{**numbers, "speeds": speeds[numbers["arm"]["name"]]} for numbers in found]
-    table = table_of(found)
+    results = [{**numbers, "speeds": speeds[numbers["arm"]["name"]]} for numbers in results]
+    table = make_table(results)
     (folder / "table.md").write_text(table)
-    plot_losses(folder / "plot.png", found, title=title)
-    plot_more(folder / "more.png", found, length=study["length"])
+    plot_losses(folder / "plot.png", results, title=title)
+    plot_more(folder / "more.png", results, length=study["length"])
     pictures = [f"![{title}]({path.relative_to(beside)})" for path in sorted(folder.glob("*.png"))]
-    parts = [f"\n## {title}", f"`{how}`", made(study, found), table.rstrip(), *pictures]
+    parts = [f"\n## {title}", f"`{command_text}`", made(study, results), table.rstrip(), *pictures]
     return "\n\n".join(parts) + "\n"
 
 
@@ -244,8 +244,8 @@ def command(study: Numbers, order: list[str], folder: Path) -> str:
         f"--{flag.replace('_', '-')} {study[flag]}" for flag in ("steps", "batch_size", "length")
     )
     seeds = f"--seeds {len(study['seeds'])} --first-seed {study['seeds'][0]}"
-    chosen = " ".join(shlex.quote(arm) for arm in study["arms"][1:])
-    arms = "" if study["arms"] == order else f" --arms {chosen}"
+    variants_text = " ".join(shlex.quote(arm) for arm in study["arms"][1:])
+    arms = "" if study["arms"] == order else f" --arms {variants_text}"
     return f"python -m experiments.{module} {base} {numbers} {seeds}{arms} --output {folder}"
 
 

@@ -69,7 +69,7 @@ class RopePlacement(Study):
 def main(study: RopePlacement) -> Path:
     """Run the study and write its report; returns the results folder."""
     run = base_run(study, PLACEMENT_SIZES)
-    arms = [
+    variants = [
         Arm(
             name=setting.name,
             model=run.model.with_positions(
@@ -80,10 +80,10 @@ def main(study: RopePlacement) -> Path:
         )
         for setting in SETTINGS
     ]
-    output, found = conduct(study, "rope_placement", run, arms, nothing_more)
-    text = report(found)
+    output, results = conduct(study, "rope_placement", run, variants, nothing_more)
+    text = report(results)
     (output / "table.md").write_text(text)
-    plot_losses(output / "plot.png", found, title="Where rotary positions act")
+    plot_losses(output / "plot.png", results, title="Where rotary positions act")
     print(f"\n{text}\nEverything is in {output}.")
     return output
 
@@ -103,17 +103,17 @@ def report(found: list[Numbers]) -> str:
     ]
     ordered = sorted(found, key=mean_loss)
     names = " < ".join(numbers["arm"]["name"] for numbers in ordered)
-    theirs = [published(numbers) for numbers in found]
-    rho = rank_correlation([mean_loss(numbers) for numbers in found], theirs)
-    chance = rank_chance([mean_loss(numbers) for numbers in found], theirs)
-    seeds = [rank_correlation(losses, theirs) for losses in by_seed(found)]
+    published_losses = [published(numbers) for numbers in found]
+    rho = rank_correlation([mean_loss(numbers) for numbers in found], published_losses)
+    p_value = rank_chance([mean_loss(numbers) for numbers in found], published_losses)
+    seeds = [rank_correlation(losses, published_losses) for losses in by_seed(found)]
     return (
         f"{markdown(columns, ordered)}\n\n{NOTE}\n\n"
         f"Our order, from the lowest loss: {names}.\n\n"
         f"The published order: {' < '.join(setting.name for setting in SETTINGS)} ({SOURCE}; one "
         "run each of a model of about 1B, text and tokens not stated).\n\n"
         f"Spearman's rank correlation of both: {rho:.2f} (an order drawn at random is as near, or "
-        f"as near to the reverse, with probability {chance:.3f}); of single seeds "
+        f"as near to the reverse, with probability {p_value:.3f}); of single seeds "
         f"{min(seeds):.2f} to {max(seeds):.2f}. {group_order(found)}\n"
     )
 
@@ -125,7 +125,7 @@ def group_order(found: list[Numbers]) -> str:
     say so.
     """
     groups = [[s for s in SETTINGS if s.group == group] for group in range(1, 1 + GROUPS)]
-    said = []
+    verdicts = []
     for before, after in pairwise(groups):
         pairs = [
             paired_difference(
@@ -139,10 +139,10 @@ def group_order(found: list[Numbers]) -> str:
         elif all(mean + half < 0 for mean, _, half in pairs):
             verdict = "is reversed"
         names = (f"{{{', '.join(s.name for s in group)}}}" for group in (before, after))
-        said.append(f"{' < '.join(names)} {verdict}")
+        verdicts.append(f"{' < '.join(names)} {verdict}")
     return (
         "Of its groups, every member against every one by the interval of their difference: "
-        f"{'; '.join(said)}."
+        f"{'; '.join(verdicts)}."
     )
 
 

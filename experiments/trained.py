@@ -88,14 +88,14 @@ class Trained(NamedTuple):
         Raises:
             ValueError: The folder does not say.
         """
-        found = data.load_chat_template(self.folder, self.chat_template)
-        if found is None:
+        chat_template = data.load_chat_template(self.folder, self.chat_template)
+        if chat_template is None:
             raise ValueError(
                 f"{self.folder} has no chat template, so how a conversation is written is not "
                 "known: pass --chat-template chatml, or a file of the one it was trained with; "
                 "without --chat, --prompt continues a text."
             )
-        return found
+        return chat_template
 
     def asked(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Encode a conversation, up to where the assistant's answer starts.
@@ -157,8 +157,8 @@ def load_trained(
         return from_run(folder, step, mesh)
     if (folder / "config.json").is_file():
         if step is not None:
-            named = f"{step} checkpoint" if step == "best" else f"checkpoint {step}"
-            raise ValueError(f"{folder} is a Hugging Face folder; it has no {named}.")
+            checkpoint_text = f"{step} checkpoint" if step == "best" else f"checkpoint {step}"
+            raise ValueError(f"{folder} is a Hugging Face folder; it has no {checkpoint_text}.")
         return from_hugging_face(folder, ignore, mesh)
     raise ValueError(
         f"{folder} has no checkpoints and no config.json; give the output folder of a run, or a "
@@ -192,9 +192,12 @@ def started_from(run: AnyRun, name: str) -> AnyRun:
 def said_config(saved: dict[str, Any], folder: Path) -> TransformerConfig:
     """Model configuration from the description saved in a checkpoint."""
     kinds = {"config": dict, "run": dict, "tokenizer": str}
-    if lost := [name for name, kind in kinds.items() if not isinstance(saved.get(name), kind)]:
+    if missing_keys := [
+        name for name, kind in kinds.items() if not isinstance(saved.get(name), kind)
+    ]:
         raise ValueError(
-            f"A checkpoint in {folder} does not say {', '.join(lost)}: another program saved it. "
+            f"A checkpoint in {folder} does not say {', '.join(missing_keys)}: another program "
+            "saved it. "
             "Read it with jaxformer.training.checkpoints.Checkpoints."
         )
     return from_json(TransformerConfig, json.dumps(saved["config"]))
@@ -246,22 +249,24 @@ def from_run(folder: Path, step: int | Literal["best"] | None, mesh: Mesh | None
                     f"No checkpoint in {folder} was saved with a held-out loss, so none is the "
                     "best; leave --step out for the newest."
                 )
-        saved = checkpoints.describe(step)
-        config = said_config(saved, folder)
+        description = checkpoints.describe(step)
+        config = said_config(description, folder)
         if mesh is not None:
             check_fits(config, mesh.shape)
         shapes = abstract_parameters(config, mesh)
         state = checkpoints.restore(step, {"params": shapes}, partial=True)
-    here = fetch(folder, READ)
-    tokenizer = data.load_tokenizer(here)
-    if digest(tokenizer) != saved["tokenizer"]:
+    local_folder = fetch(folder, READ)
+    tokenizer = data.load_tokenizer(local_folder)
+    if digest(tokenizer) != description["tokenizer"]:
         raise ValueError(
             f"The tokenizer in {folder} is not the one the checkpoint was trained with."
         )
     pairs = isinstance(config.topology, EncoderDecoder)
     start = (tokenizer.end_of_text if pairs else data.begin_of_text(tokenizer),)
-    stop, length = learned_stop(here, tokenizer), saved["run"].get("length")
-    return Trained(config, state["params"], tokenizer, here, start, stop, length=length, step=step)
+    stop, length = learned_stop(local_folder, tokenizer), description["run"].get("length")
+    return Trained(
+        config, state["params"], tokenizer, local_folder, start, stop, length=length, step=step
+    )
 
 
 def from_hugging_face(

@@ -86,12 +86,12 @@ def check_fields(config: Any) -> None:
     """
     for name, hint in _hints(config.__class__).items():
         value = getattr(config, name)
-        kept = _fit(hint, value)
-        if kept is None:
-            at, expected, found = _culprit(f"{type(config).__name__}.{name}", hint, value)
-            raise ValueError(f"{at} must be {expected}; got {shown(found)}.")
-        if kept.value is not value:
-            object.__setattr__(config, name, kept.value)
+        coerced = _fit(hint, value)
+        if coerced is None:
+            path, expected, actual = _culprit(f"{type(config).__name__}.{name}", hint, value)
+            raise ValueError(f"{path} must be {expected}; got {shown(actual)}.")
+        if coerced.value is not value:
+            object.__setattr__(config, name, coerced.value)
 
 
 def require(condition: bool, message: str) -> None:
@@ -138,11 +138,11 @@ def _fit(hint: Any, value: Any) -> Kept | None:
     if hint is Any:
         return Kept(value)
     if origin in (Union, types.UnionType):
-        fits = (_fit(option, value) for option in args)
-        return next((kept for kept in fits if kept is not None), None)
+        candidates = (_fit(option, value) for option in args)
+        return next((coerced for coerced in candidates if coerced is not None), None)
     if origin is Literal:
-        same = [word for word in args if type(word) is type(value) and word == value]
-        return Kept(same[0]) if same else None
+        matches = [word for word in args if type(word) is type(value) and word == value]
+        return Kept(matches[0]) if matches else None
     if origin is tuple:
         return _fit_tuple(args, value)
     if hint in (int, float, bool):
@@ -160,20 +160,20 @@ def _fit_tuple(args: tuple, value: Any) -> Kept | None:
     items = [_fit(hint, item) for hint, item in zip(hints, value, strict=True)]
     if any(item is None for item in items):
         return None
-    kept = tuple(item.value for item in items if item is not None)
-    same = all(new is old for new, old in zip(kept, value, strict=True))
-    return Kept(value if same else kept)
+    coerced = tuple(item.value for item in items if item is not None)
+    is_unchanged = all(new is old for new, old in zip(coerced, value, strict=True))
+    return Kept(value if is_unchanged else coerced)
 
 
 def _fit_number(kind: type, value: Any) -> Kept | None:
-    truth = isinstance(value, bool | np.bool_)
-    if kind is bool or truth:
-        return Kept(bool(value)) if kind is bool and truth else None
+    is_bool = isinstance(value, bool | np.bool_)
+    if kind is bool or is_bool:
+        return Kept(bool(value)) if kind is bool and is_bool else None
     if isinstance(value, numbers.Integral):
-        whole = int(value)
+        integer = int(value)
         if kind is int:
-            return Kept(whole)
-        return Kept(float(whole)) if abs(whole) <= LARGEST else None
+            return Kept(integer)
+        return Kept(float(integer)) if abs(integer) <= LARGEST else None
     if kind is int or not isinstance(value, numbers.Real):
         return None
     number = float(value)

@@ -53,13 +53,13 @@ def parse_object(text: str | bytes, *names: str, where: str | Path) -> dict[str,
     Raises:
         ValueError: As for `parse_json`; or the text is no object, or lacks a key.
     """
-    found = parse_json(text, where=where)
-    if not isinstance(found, dict):
-        raise ValueError(f"{where} is {NAMES[type(found)]}, not an object.")
-    missing = [name for name in names if name not in found]
-    if missing:
-        raise ValueError(f"{where} does not say {', '.join(missing)}; it has {_some(found)}.")
-    return found
+    obj = parse_json(text, where=where)
+    if not isinstance(obj, dict):
+        raise ValueError(f"{where} is {NAMES[type(obj)]}, not an object.")
+    missing_keys = [name for name in names if name not in obj]
+    if missing_keys:
+        raise ValueError(f"{where} does not say {', '.join(missing_keys)}; it has {_some(obj)}.")
+    return obj
 
 
 def parse_json(text: str | bytes, *, where: str | Path) -> Any:

@@ -37,20 +37,20 @@ def imported(arguments: list[str]) -> list[str]:
     Raises:
         ValueError: There is no such module, or no name; or what it raises, with the line.
     """
-    others, waiting = [], iter(arguments)
+    remaining_args, arg_iterator = [], iter(arguments)
     IMPORTED.clear()
-    for argument in waiting:
+    for argument in arg_iterator:
         flag, _, name = argument.partition("=")
         if flag != "--import":
-            others.append(argument)
+            remaining_args.append(argument)
             continue
-        name = name or next(waiting, "")
+        name = name or next(arg_iterator, "")
         try:
             import_module(name)
         except (Exception, SystemExit) as error:
             raise ValueError(_refusal(name, error)) from error
         IMPORTED.append(name)
-    return others
+    return remaining_args
 
 
 def _refusal(name: str, error: BaseException) -> str:

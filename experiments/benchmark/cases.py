@@ -165,10 +165,12 @@ def work(task: Task, size: Size, devices: int) -> Work:
         case "decode":
             # At half the way as many keys are there as on average.
             middle = size.prompt + size.new_tokens // 2
-            kept = costs.cache_bytes(config, middle, batch=size.batch_size, bytes_per_number=width)
+            cache_bytes = costs.cache_bytes(
+                config, middle, batch=size.batch_size, bytes_per_number=width
+            )
             read = costs.parameters(config) - size.vocab_size * size.model_dim
-            step = devices * width * read + kept
-            return Work(size.batch_size * size.new_tokens, None, size.new_tokens * step)
+            bytes_per_step = devices * width * read + cache_bytes
+            return Work(size.batch_size * size.new_tokens, None, size.new_tokens * bytes_per_step)
         case "attention":
             # Two products forward and four backward, of half the pairs.
             return Work(rows, 6 * rows * size.length * size.model_dim)

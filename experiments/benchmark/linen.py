@@ -64,29 +64,29 @@ def training(size: Size, *, spread: bool = False) -> Round:
     mesh = jax.sharding.Mesh(jax.devices()[: None if spread else 1], ("data",))
     rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
     everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-    given = jax.device_put(tokens, rows)
+    placed_tokens = jax.device_put(tokens, rows)
     params = jax.jit(model.init, out_shardings=everywhere)(jax.random.key(0), tokens[:1, :-1])
     state = jax.jit(lambda p: (p, optimizer.init(p)), out_shardings=everywhere)(params)
 
     def update(state: Any, tokens: Any) -> Any:
-        params, rule = state
+        params, opt_state = state
 
         def loss(params: Any) -> Any:
             logits: Any = model.apply(params, tokens[:, :-1])
-            each = optax.softmax_cross_entropy_with_integer_labels(
+            token_losses = optax.softmax_cross_entropy_with_integer_labels(
                 logits.astype(jnp.float32), tokens[:, 1:]
             )
-            return jnp.mean(each)
+            return jnp.mean(token_losses)
 
-        value, slopes = jax.value_and_grad(loss)(params)
-        changes, rule = optimizer.update(slopes, rule, params)
-        return (optax.apply_updates(params, changes), rule), value
+        value, grads = jax.value_and_grad(loss)(params)
+        changes, opt_state = optimizer.update(grads, opt_state, params)
+        return (optax.apply_updates(params, changes), opt_state), value
 
-    program = jax.jit(update, donate_argnums=0).lower(state, given).compile()
+    program = jax.jit(update, donate_argnums=0).lower(state, placed_tokens).compile()
 
-    def one() -> None:
+    def run_round() -> None:
         nonlocal state
-        state, value = program(state, given)
+        state, value = program(state, placed_tokens)
         value.block_until_ready()
 
-    return with_working_space(one, program)
+    return with_working_space(run_round, program)

@@ -144,11 +144,11 @@ def attention(size: Size) -> Round:
     shape = size.batch_size, size.num_heads, size.length, size.model_dim // size.num_heads
     torch.manual_seed(0)
     kind = getattr(torch, size.dtype)
-    given = [torch.randn(shape, dtype=kind, device=device(), requires_grad=True) for _ in range(3)]
+    qkv = [torch.randn(shape, dtype=kind, device=device(), requires_grad=True) for _ in range(3)]
 
     def one() -> None:
-        found = torch.nn.functional.scaled_dot_product_attention(*given, is_causal=True)
-        torch.autograd.grad(found.float().square().sum(), given)
+        heads = torch.nn.functional.scaled_dot_product_attention(*qkv, is_causal=True)
+        torch.autograd.grad(heads.float().square().sum(), qkv)
         wait()
 
     return one

@@ -28,10 +28,11 @@ def sections(results: Mapping[str, Any]) -> list[str]:
     """
     size, parts = Size(**results["size"]), [made(results)]
     for task, many in results["cases"].items():
-        found = [Found(**one) for one in many]
-        beside = results["peaks"].get(task, results["cases"].get("machine", []))
-        peak = peak_of([Found(**one) for one in beside], size)
-        parts.append(f"{ABOUT[task]}\n\n{table(task, found, amount_of(task, found, size), peak)}")
+        measurements = [Found(**one) for one in many]
+        peak_entries = results["peaks"].get(task, results["cases"].get("machine", []))
+        peak = peak_of([Found(**one) for one in peak_entries], size)
+        rows = table(task, measurements, amount_of(task, measurements, size), peak)
+        parts.append(f"{ABOUT[task]}\n\n{rows}")
     return parts
 
 
@@ -39,11 +40,11 @@ def summary(results: Mapping[str, Any]) -> str:
     """Markdown table: speed of jaxformer relative to every other program, for each case."""
     cases: dict[str, dict[str, float]] = {}
     for task, many in results["cases"].items():
-        found = {one["name"]: Found(**one) for one in many if one["seconds"]}
-        if US in found and task not in ("vocabulary", "rotary"):
+        by_name = {one["name"]: Found(**one) for one in many if one["seconds"]}
+        if US in by_name and task not in ("vocabulary", "rotary"):
             cases[task] = {
-                name: statistics.median(ratios(found[US], other))
-                for name, other in found.items()
+                name: statistics.median(ratios(by_name[US], other))
+                for name, other in by_name.items()
                 if not name.startswith(US)
             }
     names = list(dict.fromkeys(name for shares in cases.values() for name in shares))
@@ -58,9 +59,9 @@ def made(results: Mapping[str, Any]) -> str:
     """Sizes, rounds, machine, package versions and date of a benchmark, as text."""
     machine, size = results["machine"], Size(**results["size"])
     versions = ", ".join(f"{name} {number}" for name, number in results["versions"].items())
-    ran = [one for found in results["cases"].values() for one in found if one["seconds"]]
-    on = sorted({one["device"] for one in ran if one["device"]})
-    rounds = max((len(one["seconds"]) for one in ran), default=0)
+    finished = [one for found in results["cases"].values() for one in found if one["seconds"]]
+    on = sorted({one["device"] for one in finished if one["device"]})
+    rounds = max((len(one["seconds"]) for one in finished), default=0)
     return (
         f"{size.num_layers} layers of width {size.model_dim}, {size.num_heads} heads, a gated "
         f"feed-forward of {size.hidden_dim}, {size.vocab_size:,} token ids, {size.batch_size} rows "
@@ -110,27 +111,32 @@ def table(task: Task, found: Sequence[Found], amount: Work, peak: Work) -> str:
         heads.append("of peak FLOP/s")
     if amount.tokens is not None and peak.bytes_moved and amount.bytes_moved:
         heads.append("of peak bandwidth")
-    baseline = next((one for one in found if one.seconds), None)
-    beside = "" if baseline is None else f"times {baseline.name}"
-    heads.append("a second" if task == "machine" else beside)
+    baseline = next((measurement for measurement in found if measurement.seconds), None)
+    ratio_heading = "" if baseline is None else f"times {baseline.name}"
+    heads.append("a second" if task == "machine" else ratio_heading)
     heads += ["first round", "working space", "peak memory"]
     lines = [f"| {' | '.join(heads)} |", "|:---" + "|---:" * (len(heads) - 1) + "|"]
-    for number, one in enumerate(found):
-        if baseline is None or not one.seconds:
-            lines.append(f"| {one.name} | {one.missing} |" + " |" * (len(heads) - 2))
+    for number, measurement in enumerate(found):
+        if baseline is None or not measurement.seconds:
+            lines.append(
+                f"| {measurement.name} | {measurement.missing} |" + " |" * (len(heads) - 2)
+            )
             continue
-        middle, shares = statistics.median(one.seconds), sorted(ratios(one, baseline))
+        middle, shares = (
+            statistics.median(measurement.seconds),
+            sorted(ratios(measurement, baseline)),
+        )
         cells = {
-            task: one.name,
+            task: measurement.name,
             "seconds": f"{middle:.3g}",
             "tokens/s": f"{(amount.tokens or 0) / middle:,.0f}",
             "of peak FLOP/s": percent(amount.flops, middle, peak.flops),
             "of peak bandwidth": percent(amount.bytes_moved, middle, peak.bytes_moved),
             "a second": each_second(amount, number, middle),
-            beside: f"{statistics.median(shares):.2f} ({shares[0]:.2f} to {shares[-1]:.2f})",
-            "first round": "" if one.first is None else f"{one.first:.1f} s",
-            "working space": megabytes(one.working_bytes),
-            "peak memory": megabytes(one.peak_bytes),
+            ratio_heading: f"{statistics.median(shares):.2f} ({shares[0]:.2f} to {shares[-1]:.2f})",
+            "first round": "" if measurement.first is None else f"{measurement.first:.1f} s",
+            "working space": megabytes(measurement.working_bytes),
+            "peak memory": megabytes(measurement.peak_bytes),
         }
         lines.append(f"| {' | '.join(cells[head] for head in heads)} |")
     return "\n".join(lines)
@@ -182,17 +188,17 @@ def plot_cases(path: Path, cases: Mapping[Task, Sequence[Mapping[str, Any]]]) ->
         for task, found in cases.items()
         if task != "machine"
     }
-    shown = {task: found for task, found in finished.items() if found}
-    if not shown or not can_draw():
+    measured = {task: found for task, found in finished.items() if found}
+    if not measured or not can_draw():
         return
     figures = importlib.import_module("matplotlib.figure")
     patches = importlib.import_module("matplotlib.patches")
-    rows = -(-len(shown) // COLUMNS)
+    rows = -(-len(measured) // COLUMNS)
     figure = figures.Figure(figsize=(12, 0.7 + 2.3 * rows), layout="constrained")
     panels = figure.subplots(rows, COLUMNS, squeeze=False).flat
-    for panel, (task, found) in zip(panels, shown.items(), strict=False):
+    for panel, (task, found) in zip(panels, measured.items(), strict=False):
         draw_case(panel, task, found)
-    for panel in list(panels)[len(shown) :]:
+    for panel in list(panels)[len(measured) :]:
         panel.set_axis_off()
     key = [patches.Patch(color=colour, label=name) for name, colour in COLOURS.items()]
     figure.legend(handles=key, loc="outside upper center", ncols=len(key), frameon=False)

@@ -65,21 +65,23 @@ def main(asked: Benchmark) -> Path:
     }
     with held(output):
         for task in asked.only or tuple(TASKS):
-            entries = TASKS[task]
+            programs = TASKS[task]
             # Shares are told of a peak that is measured in the same rounds, beside the same load.
-            beside = TASKS["machine"] if has_share(task) else ()
-            together = (*entries, *beside)
+            peak_programs = TASKS["machine"] if has_share(task) else ()
+            together = (*programs, *peak_programs)
             # A GPU has not the memory for all at once: there each has its turns alone.
             groups = [(one,) for one in together] if asked.preset == "gpu" else [together]
-            turns = [take_turns(task, group, size, asked.rounds) for group in groups]
-            found = [asdict(one) for group in turns for one in group]
-            results["cases"][task] = found[: len(entries)]
-            if beside:
-                results["peaks"][task] = found[len(entries) :]
+            measurements_by_group = [
+                take_turns(task, group, size, asked.rounds) for group in groups
+            ]
+            measurements = [asdict(one) for group in measurements_by_group for one in group]
+            results["cases"][task] = measurements[: len(programs)]
+            if peak_programs:
+                results["peaks"][task] = measurements[len(programs) :]
             (output / "benchmark.json").write_text(json.dumps(results, indent=1) + "\n")
-            told = sections(results)
-            (output / "table.md").write_text("\n\n".join(told) + "\n")
-            print(f"\n{told[-1]}\n", flush=True)
+            sections_text = sections(results)
+            (output / "table.md").write_text("\n\n".join(sections_text) + "\n")
+            print(f"\n{sections_text[-1]}\n", flush=True)
         plot_cases(output / "plot.png", results["cases"])
     print(f"Everything is in {output}.")
     return output
@@ -87,14 +89,14 @@ def main(asked: Benchmark) -> Path:
 
 def flags(asked: Benchmark) -> str:
     """The command-line flags of this run, without those that name the results folder."""
-    told = [f"--preset {asked.preset}"]
+    words = [f"--preset {asked.preset}"]
     if asked.only:
-        told.append(f"--only {' '.join(asked.only)}")
+        words.append(f"--only {' '.join(asked.only)}")
     for name in ("rounds", "layers", "length", "devices"):
         value = getattr(asked, name)
         if value is not None:
-            told.append(f"--{name} {value}")
-    return " ".join(told)
+            words.append(f"--{name} {value}")
+    return " ".join(words)
 
 
 def prepare_environment(devices: int) -> None:
@@ -102,8 +104,10 @@ def prepare_environment(devices: int) -> None:
 
     Nothing is taken from programs compiled before.
     """
-    given = os.environ.get("XLA_FLAGS", "")
-    os.environ["XLA_FLAGS"] = f"{given} --xla_force_host_platform_device_count={devices}".strip()
+    xla_flags = os.environ.get("XLA_FLAGS", "")
+    os.environ["XLA_FLAGS"] = (
+        f"{xla_flags} --xla_force_host_platform_device_count={devices}".strip()
+    )
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     os.environ.pop("JAX_COMPILATION_CACHE_DIR", None)
@@ -116,8 +120,8 @@ def cores() -> int:
 
 def processor() -> str:
     """Model name of the processor, where the system reports it."""
-    told = Path("/proc/cpuinfo")
-    lines = told.read_text().splitlines() if told.exists() else []
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     named = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return named[0] if named else platform.processor()
 
@@ -125,5 +129,7 @@ def processor() -> str:
 def versions() -> dict[str, str]:
     """Versions of the packages that are compared."""
     names = ("jax", "jaxlib", "flax", "torch", "transformers", "x-transformers")
-    there = {d.metadata["Name"].lower(): d.version for d in metadata.distributions()}
-    return {"python": platform.python_version()} | {n: there[n] for n in names if n in there}
+    installed = {d.metadata["Name"].lower(): d.version for d in metadata.distributions()}
+    return {"python": platform.python_version()} | {
+        n: installed[n] for n in names if n in installed
+    }

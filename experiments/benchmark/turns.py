@@ -97,42 +97,42 @@ def take_turns(task: str, entries: Sequence[Entry], size: Size, rounds: int) -> 
         size: The shapes.
         rounds: Turns of each, after one that does not count.
     """
-    found = {entry.name: Found(entry.name) for entry in entries}
+    measurements = {entry.name: Found(entry.name) for entry in entries}
     with contextlib.ExitStack() as processes:
-        here: dict[str, ProcessPoolExecutor] = {}
+        workers: dict[str, ProcessPoolExecutor] = {}
 
-        def ask(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        def call_worker(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
             try:
-                return here[name].submit(function, *arguments).result()
+                return workers[name].submit(function, *arguments).result()
             except Exception as error:  # whatever ended it
                 last = str(error).strip().splitlines()[-1:] or [""]
-                found[name] = Found(name, missing=f"{type(error).__name__}: {last[0][:200]}")
-                here.pop(name).shutdown(wait=False)
+                measurements[name] = Found(name, missing=f"{type(error).__name__}: {last[0][:200]}")
+                workers.pop(name).shutdown(wait=False)
                 return None
 
         for entry in entries:
             missing = [name for name in entry.needs if importlib.util.find_spec(name) is None]
             if missing:
-                found[entry.name].missing = f"needs {' and '.join(missing)}"
+                measurements[entry.name].missing = f"needs {' and '.join(missing)}"
                 continue
             start = multiprocessing.get_context("spawn")  # with nothing of this process
             process = ProcessPoolExecutor(
                 1, start, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN)
             )
-            here[entry.name] = processes.enter_context(process)
-            if said := ask(entry.name, prepare, entry.function, size, dict(entry.options)):
-                found[entry.name] = Found(entry.name, **said)
+            workers[entry.name] = processes.enter_context(process)
+            if reply := call_worker(entry.name, prepare, entry.function, size, dict(entry.options)):
+                measurements[entry.name] = Found(entry.name, **reply)
         for number in range(1, rounds + 1):
-            order = list(here)
+            order = list(workers)
             first = number % max(1, len(order))
             for name in order[first:] + order[:first]:
-                if (seconds := ask(name, turn)) is not None:
-                    found[name].seconds.append(seconds)
-            said = ", ".join(f"{name} {found[name].seconds[-1]:.3f} s" for name in here)
-            print(f"  {task}, round {number}/{rounds}: {said}", flush=True)
-        for name in list(here):
-            found[name].peak_bytes = ask(name, peak_bytes)
-    return list(found.values())
+                if (seconds := call_worker(name, turn)) is not None:
+                    measurements[name].seconds.append(seconds)
+            reply = ", ".join(f"{name} {measurements[name].seconds[-1]:.3f} s" for name in workers)
+            print(f"  {task}, round {number}/{rounds}: {reply}", flush=True)
+        for name in list(workers):
+            measurements[name].peak_bytes = call_worker(name, peak_bytes)
+    return list(measurements.values())
 
 
 # In the process of a program
@@ -142,30 +142,30 @@ def prepare(function: str, size: Size, options: Mapping[str, Any]) -> dict[str, 
     """Compile and warm up in the worker; returns the seconds that took."""
     global do_round
     module, name = function.split(":")
-    since = time.perf_counter()
+    started_at = time.perf_counter()
     do_round = getattr(importlib.import_module(module), name)(size, **options)
     do_round()
-    said = {"first": time.perf_counter() - since}
+    reply = {"first": time.perf_counter() - started_at}
     if "jax" in sys.modules:
         import jax
 
-        said |= {"devices": len(jax.devices()), "device": jax.devices()[0].device_kind}
-    return said | {"working_bytes": getattr(do_round, "working_bytes", None)}
+        reply |= {"devices": len(jax.devices()), "device": jax.devices()[0].device_kind}
+    return reply | {"working_bytes": getattr(do_round, "working_bytes", None)}
 
 
 def turn() -> float:
     """Run one more round in the worker; returns its seconds."""
-    since = time.perf_counter()
+    started_at = time.perf_counter()
     do_round()
-    return time.perf_counter() - since
+    return time.perf_counter() - started_at
 
 
 def peak_bytes() -> int:
     """Peak memory of this process: GPU memory if it uses a GPU, else resident memory."""
     if (torch := sys.modules.get("torch")) and torch.cuda.is_initialized():
         return torch.cuda.max_memory_allocated()
-    if (jax := sys.modules.get("jax")) and (told := jax.devices()[0].memory_stats()):
-        return told["peak_bytes_in_use"]
+    if (jax := sys.modules.get("jax")) and (memory_stats := jax.devices()[0].memory_stats()):
+        return memory_stats["peak_bytes_in_use"]
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 

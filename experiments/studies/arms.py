@@ -64,36 +64,49 @@ def arms_of(axis: str, run: Pretrain, asked: Collection[str] = ()) -> list[Arm]:
             baseline.
     """
     axis = axis.replace("-", "_")  # as in flags
-    own = Arm(
+    base_variant = Arm(
         name="as the run is", model=run.model, optimizer=run.optimizer, objective=run.objective
     )
     if "." in axis and not asked:
         raise ValueError(f"Say what {axis} is to be beside what it is: --arms VALUE VALUE ...")
     if "." in axis:
-        return [own, *(with_field(own, axis, read_value(own, axis, x), x) for x in asked)]
+        return [
+            base_variant,
+            *(with_field(base_variant, axis, read_value(base_variant, axis, x), x) for x in asked),
+        ]
     if axis not in AXES:
         raise ValueError(
             f"There is no axis {axis!r}. Axes: {', '.join(AXES)}, or a field, such as model.norm."
         )
     if axis in FIELDS:
         path, values = FIELDS[axis]
-        arms = [with_field(own, path, value, name) for name, value in values.items()]
+        variants = [with_field(base_variant, path, value, name) for name, value in values.items()]
     else:
-        arms = list(VARIATIONS[axis](own, run))
-    same = [arm for arm in arms if replace(arm, name=own.name) == own]
-    baseline, *others = [*(same[:1] or [own]), *(arm for arm in arms if arm not in same[:1])]
+        variants = list(VARIATIONS[axis](base_variant, run))
+    equal_to_base = [
+        arm for arm in variants if replace(arm, name=base_variant.name) == base_variant
+    ]
+    baseline, *other_variants = [
+        *(equal_to_base[:1] or [base_variant]),
+        *(arm for arm in variants if arm not in equal_to_base[:1]),
+    ]
     if not asked:
-        return [baseline, *others]
-    by_name = {arm.name: arm for arm in others}
+        return [baseline, *other_variants]
+    by_name = {arm.name: arm for arm in other_variants}
     for name in asked:
         if name == baseline.name:
             raise ValueError(f"{name!r} is the baseline, which is always trained.")
         word = name.removesuffix(", gated")
         if name not in by_name and axis == "activation" and word in ACTIVATIONS:
-            by_name |= {arm.name: arm for arm in activations(own, run, [word], [word])}
+            by_name |= {arm.name: arm for arm in activations(base_variant, run, [word], [word])}
         elif name not in by_name and axis == "position" and name.endswith(")"):
-            path, bare = "model.attention.positions", replace(own, model=without_positions(run))
-            by_name[name] = with_field(bare, path, read_value(bare, path, name), name)
+            path, without_added = (
+                "model.attention.positions",
+                replace(base_variant, model=without_positions(run)),
+            )
+            by_name[name] = with_field(
+                without_added, path, read_value(without_added, path, name), name
+            )
         if name not in by_name:
             raise ValueError(f"Axis {axis} has no arm {name!r}. Arms: {'; '.join(by_name)}.")
     return [baseline, *(arm for name, arm in by_name.items() if name in asked)]
@@ -107,12 +120,12 @@ def like(arm: Arm, name: str, **changes: Any) -> Arm:
 def with_field(arm: Arm, path: str, value: Any, name: str) -> Arm:
     """Variant that differs in one field, for example model.attention.qk_norm."""
 
-    def changed(whole: Any, path: str) -> Any:
+    def set_field(whole: Any, path: str) -> Any:
         field, _, rest = path.partition(".")
-        return replace(whole, **{field: changed(getattr(whole, field), rest) if rest else value})
+        return replace(whole, **{field: set_field(getattr(whole, field), rest) if rest else value})
 
     hint_at(arm, path)
-    return replace(changed(arm, path), name=name)
+    return replace(set_field(arm, path), name=name)
 
 
 def read_value(arm: Arm, path: str, text: str) -> Any:
@@ -149,18 +162,18 @@ WITHOUT_WARM_UP = ", no warm-up"  # behind the name of an arm
 
 def placements(baseline: Arm, run: Pretrain) -> Iterator[Arm]:
     """Every norm placement, each with the run's warm-up and without warm-up."""
-    warms_up = run.optimizer.schedule.warmup_steps > 0
+    has_warmup = run.optimizer.schedule.warmup_steps > 0
     schedule = replace(run.optimizer.schedule, warmup_steps=0)
     for placement in PLACEMENTS:
         # What is normalised after its last sum needs no norm more; all others do.
-        own = placement == run.model.placement
-        final = run.model.final_norm if own else placement != "post"
-        arm = like(baseline, placement, placement=placement, final_norm=final)
-        yield arm
-        if not warms_up:
+        is_baseline = placement == run.model.placement
+        final = run.model.final_norm if is_baseline else placement != "post"
+        variant = like(baseline, placement, placement=placement, final_norm=final)
+        yield variant
+        if not has_warmup:
             continue
         at_once = replace(run.optimizer, schedule=schedule)
-        yield replace(arm, name=f"{placement}{WITHOUT_WARM_UP}", optimizer=at_once)
+        yield replace(variant, name=f"{placement}{WITHOUT_WARM_UP}", optimizer=at_once)
 
 
 # The feed-forward branch
@@ -236,8 +249,8 @@ def softcaps(baseline: Arm, run: Pretrain) -> Iterator[Arm]:
     """Soft caps on attention scores, on logits, and on both."""
     for scores, logits in ((None, None), (50.0, None), (None, 30.0), (50.0, 30.0), (5.0, None)):
         name = f"scores {scores}, logits {logits}"
-        arm = with_field(baseline, "model.attention.logit_softcap", scores, name)
-        yield with_field(arm, "model.head.softcap", logits, name)
+        variant = with_field(baseline, "model.attention.logit_softcap", scores, name)
+        yield with_field(variant, "model.head.softcap", logits, name)
 
 
 def optimizers(baseline: Arm, run: Pretrain) -> Iterator[Arm]:
@@ -252,16 +265,18 @@ def optimizers(baseline: Arm, run: Pretrain) -> Iterator[Arm]:
         "Lion": (Lion(), 0.1),
         "SGD with momentum": (SGD(), 20.0),
     }
-    own = type(run.optimizer.optimizer)
-    unit = run.optimizer.schedule.peak / next(x for kind, x in kinds.values() if type(kind) is own)
+    own_type = type(run.optimizer.optimizer)
+    unit = run.optimizer.schedule.peak / next(
+        x for kind, x in kinds.values() if type(kind) is own_type
+    )
     for name, (kind, times) in kinds.items():
         rate = times * unit
-        if type(kind) is own:
+        if type(kind) is own_type:
             yield replace(baseline, name=f"{name}, {rate:g}")
             continue
         schedule = replace(run.optimizer.schedule, peak=rate)
-        chosen = replace(run.optimizer, optimizer=kind, schedule=schedule)
-        yield replace(baseline, name=f"{name}, {rate:g}", optimizer=chosen)
+        optimizer_config = replace(run.optimizer, optimizer=kind, schedule=schedule)
+        yield replace(baseline, name=f"{name}, {rate:g}", optimizer=optimizer_config)
 
 
 VARIATIONS: Mapping[str, Callable[[Arm, Pretrain], Iterator[Arm]]] = {

@@ -36,7 +36,7 @@ def at_lengths(arm: Arm, params: Any, text: Text, training: Training) -> Numbers
     Where the arm is rotary, also with each way of stretching its positions so many times. They are
     the first `CHARACTERS` of each document, so that no long one speaks for all.
     """
-    length, found = training.rows.row_length, {}
+    length, losses = training.rows.row_length, {}
     ways: dict[str, Mapping[int, c.TransformerConfig]] = {
         "as trained": {times: arm.model for times in TIMES}
     }
@@ -48,14 +48,14 @@ def at_lengths(arm: Arm, params: Any, text: Text, training: Training) -> Numbers
                 times: arm.model.with_rope_scaling(stretched[times][name]) for times in TIMES[1:]
             }
     for name, models in ways.items():
-        found[name] = {
+        losses[name] = {
             str(times): finite_or_none(
                 held_out_nats(model, params, packed(text, times * length), training)
             )
             for times, model in models.items()
             if model.max_length is None or times * length <= model.max_length
         }
-    return {"at_lengths": found}
+    return {"at_lengths": losses}
 
 
 def packed(text: Text, length: int) -> data.AnyRows:
@@ -117,14 +117,14 @@ def by_depth(arm: Arm, params: Any, text: Text, training: Training) -> Numbers:
         start = model.init(key, jnp.zeros((1, 2), jnp.int32))["params"]
 
         def loss(params: Any) -> Any:
-            total = total_loss(model, arm.objective, params, batch, key, over=())
-            return total / float(np.sum(batch.mask))
+            loss_total = total_loss(model, arm.objective, params, batch, key, over=())
+            return loss_total / float(np.sum(batch.mask))
 
         return jax.grad(loss)(start)
 
     keys = [jax.random.key(seed) for seed in training.seeds]
-    each = [layer_norms(gradient) for gradient in map(jax.jit(norms), keys)]
-    return {"gradient_by_depth": [finite_or_none(norm) for norm in each]}
+    norms_by_seed = [layer_norms(gradient) for gradient in map(jax.jit(norms), keys)]
+    return {"gradient_by_depth": [finite_or_none(norm) for norm in norms_by_seed]}
 
 
 def layer_norms(gradient: Any) -> np.ndarray:

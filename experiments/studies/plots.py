@@ -34,13 +34,22 @@ def plot_losses(path: Path, arms: Sequence[Numbers], *, title: str) -> None:
     figure, (left, right) = new_figure(2, title)
     first = values(arms[0], "held_out")
     seeds = [[x - y for x, y in zip(values(n, "held_out"), first, strict=True)] for n in arms]
-    found = [estimate(differences) for differences in seeds]
-    order = sorted(range(len(arms)), key=lambda i: (not np.isfinite(found[i].mean), found[i].mean))
-    rest = [i for i in order if i != 0]
-    named = [0, *(rest if len(rest) < SHOWN else [*rest[: SHOWN - 2], rest[-1]])]
-    colours = dict(zip(named, COLOURS, strict=False))
+    estimates = [estimate(differences) for differences in seeds]
+    order = sorted(
+        range(len(arms)), key=lambda i: (not np.isfinite(estimates[i].mean), estimates[i].mean)
+    )
+    other_indices = [i for i in order if i != 0]
+    named_indices = [
+        0,
+        *(
+            other_indices
+            if len(other_indices) < SHOWN
+            else [*other_indices[: SHOWN - 2], other_indices[-1]]
+        ),
+    ]
+    colours = dict(zip(named_indices, COLOURS, strict=False))
     for row, i in enumerate(order):
-        mean, _, half = found[i]
+        mean, _, half = estimates[i]
         if np.isfinite(mean):
             colour = colours.get(i, "0.5")
             left.errorbar(mean, row, xerr=half, fmt="o", color=colour, capsize=3)
@@ -80,15 +89,15 @@ def name_ends(axes: Any, lines: Sequence[tuple[str, float, float, str]]) -> None
     """
     axes.get_ylim()  # settles what the limits are
     to_axes = axes.transScale + axes.transLimits
-    shown = [(to_axes.transform((x, y))[1], *line) for line in lines for _, x, y, _ in [line]]
-    shown = sorted((end for end in shown if np.isfinite(end[0])), key=lambda end: end[0])
+    line_ends = [(to_axes.transform((x, y))[1], *line) for line in lines for _, x, y, _ in [line]]
+    line_ends = sorted((end for end in line_ends if np.isfinite(end[0])), key=lambda end: end[0])
     heights: list[float] = []
-    for height, *_ in shown:
+    for height, *_ in line_ends:
         heights.append(max(height, heights[-1] + NAME_HEIGHT if heights else 0.0))
     for i in reversed(range(len(heights))):  # what would stand above the panel moves down
         ceiling = heights[i + 1] - NAME_HEIGHT if i + 1 < len(heights) else 1.0
         heights[i] = min(heights[i], ceiling)
-    for height, (_, name, x, y, colour) in zip(heights, shown, strict=True):
+    for height, (_, name, x, y, colour) in zip(heights, line_ends, strict=True):
         axes.annotate(
             name,
             (x, y),
@@ -145,28 +154,28 @@ def _by_length(arms: Sequence[Numbers], length: int) -> dict[str, Lines]:
         f"{base} and its variants": {},
         f"{base} and other positions": {},
     }
-    stretched, variants, others = panels.values()
+    stretched, same_kind_lines, other_lines = panels.values()
     for arm in arms:
         name = arm["arm"]["name"]
-        own = arm is arms[0]
+        is_baseline = arm is arms[0]
         for way, losses in arm["at_lengths"].items():
-            if way != "as trained" and not own:
+            if way != "as trained" and not is_baseline:
                 continue
             means = [np.mean([np.nan if x is None else x for x in at]) for at in losses.values()]
-            known = [
+            finite_points = [
                 (int(times) * length, mean)
                 for times, mean in zip(losses, means, strict=True)
                 if np.isfinite(mean)
             ]
-            line = ([x for x, _ in known], [y for _, y in known])
-            if not known:
+            line = ([x for x, _ in finite_points], [y for _, y in finite_points])
+            if not finite_points:
                 continue
-            if own:
+            if is_baseline:
                 stretched[way] = line
-            if own and way == "as trained":
-                variants[name] = others[name] = line
-            elif not own:
-                (variants if name.startswith(base) else others)[name] = line
+            if is_baseline and way == "as trained":
+                same_kind_lines[name] = other_lines[name] = line
+            elif not is_baseline:
+                (same_kind_lines if name.startswith(base) else other_lines)[name] = line
     return {title: lines for title, lines in panels.items() if len(lines) > 1 or title == base}
 
 

@@ -31,7 +31,7 @@ class Results:
     def __init__(self, folder: Path, description: Numbers):
         self.folder = folder
         file = folder / "study.json"
-        arms = description["arms"]
+        variants = description["arms"]
         if not file.exists():
             if folder.exists() and any(path.name != LOCK for path in folder.iterdir()):
                 raise ValueError(
@@ -41,10 +41,12 @@ class Results:
             (folder / "arms").mkdir(parents=True, exist_ok=True)
             write_json(file, description)
             return
-        there = read_json(file, *STUDY)
-        more = [arm for arm in arms if arm not in there["arms"]]
-        arms = [*there["arms"], *more]
-        before, now = (flatten({**study, "arms": None}) for study in (there, description))
+        saved_description = read_json(file, *STUDY)
+        new_variants = [arm for arm in variants if arm not in saved_description["arms"]]
+        variants = [*saved_description["arms"], *new_variants]
+        before, now = (
+            flatten({**study, "arms": None}) for study in (saved_description, description)
+        )
         changed = [
             f"  {name}: {before.get(name)} there, {now.get(name)} now"
             for name in sorted(before.keys() | now.keys())
@@ -55,8 +57,8 @@ class Results:
                 f"{folder} holds results of another study; pass another --output.\n"
                 + "\n".join(changed)
             )
-        if more:
-            write_json(file, {**there, "arms": arms})
+        if new_variants:
+            write_json(file, {**saved_description, "arms": variants})
 
     def finished(self, arm: Arm) -> Numbers | None:
         """Load the result of a variant; None if it is not finished.
@@ -67,26 +69,26 @@ class Results:
         file = self._file(arm)
         if not file.exists():
             return None
-        found = read_json(file, "arm")
-        if found["arm"] != json.loads(to_json(arm)):
+        result = read_json(file, "arm")
+        if result["arm"] != json.loads(to_json(arm)):
             raise ValueError(f"{file} is of another arm of that name; pass another --output.")
-        return found
+        return result
 
     def save(self, arm: Arm, numbers: Numbers) -> Numbers:
         """Save the result of a variant atomically."""
-        kept = {"arm": json.loads(to_json(arm)), **numbers}
-        write_json(self._file(arm), kept)
-        return kept
+        result = {"arm": json.loads(to_json(arm)), **numbers}
+        write_json(self._file(arm), result)
+        return result
 
     def speeds(self, arms: Sequence[Arm], training: Training) -> list[list[float]]:
         """Tokens per second of every variant and round, measured once and saved."""
         file, names = self.folder / SPEEDS, [arm.name for arm in arms]
-        kept = read_json(file) if file.exists() else {}
-        if not kept.keys() >= set(names):
+        throughput_by_name = read_json(file) if file.exists() else {}
+        if not throughput_by_name.keys() >= set(names):
             print("How fast each arm is, in turns.", flush=True)
-            kept = speeds_of(arms, training)
-            write_json(file, kept)
-        return [kept[name] for name in names]
+            throughput_by_name = speeds_of(arms, training)
+            write_json(file, throughput_by_name)
+        return [throughput_by_name[name] for name in names]
 
     def _file(self, arm: Arm) -> Path:
         letters = [x if x.isalnum() or x in "-." else "_" for x in arm.name]
@@ -99,18 +101,18 @@ def read_json(path: Path, *names: str) -> Numbers:
     Raises:
         ValueError: Something else stands there.
     """
-    found = json_files.read_json(path)
-    missing = [name for name in names if name not in found]
+    content = json_files.read_json(path)
+    missing = [name for name in names if name not in content]
     if missing:
         raise ValueError(
             f"{path} does not say {', '.join(missing)}: it is of an earlier version, or of "
             "something else. Pass another --output, or remove it."
         )
-    return found
+    return content
 
 
 def write_json(path: Path, content: Numbers) -> None:
     """Write a JSON file atomically; all numbers must be finite."""
-    beside = path.with_name(path.name + ".tmp")
-    beside.write_text(json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
-    os.replace(beside, path)
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
+    os.replace(temporary, path)

@@ -82,29 +82,29 @@ def train_seeds(arm: Arm, training: Training, title: str) -> Trained:
     Raises:
         ValueError: A device has not enough memory.
     """
-    since = time.monotonic()
-    begin, update = compile_arm(arm, training)
+    started_at = time.monotonic()
+    init, train_step = compile_arm(arm, training)
     compiled = time.monotonic()
     params, losses, skipped = [], np.zeros((training.steps, len(training.seeds))), 0
     with Progress(losses.size, title=title) as progress:
-        for at, seed in enumerate(training.seeds):
+        for seed_index, seed in enumerate(training.seeds):
             updates = loop.train(
-                begin(seed),
-                update,
+                init(seed),
+                train_step,
                 fetcher(training, seed),
                 start=0,
                 stop=training.steps,
                 settle=lambda made: made == training.steps,
                 patience=training.steps,
             )
-            for made, state, finished in updates:
-                for done in finished:
-                    losses[done.step - 1, at] = done.loss
-                    progress.update(at * training.steps + done.step, loss=done.loss)
-                if made == training.steps:
+            for step, state, results in updates:
+                for result in results:
+                    losses[result.step - 1, seed_index] = result.loss
+                    progress.update(seed_index * training.steps + result.step, loss=result.loss)
+                if step == training.steps:
                     params.append(state.params)
-                    skipped += done.skipped
-    return Trained(params, losses, skipped, time.monotonic() - compiled, compiled - since)
+                    skipped += result.skipped
+    return Trained(params, losses, skipped, time.monotonic() - compiled, compiled - started_at)
 
 
 class Program(NamedTuple):
@@ -123,20 +123,20 @@ def compile_arm(arm: Arm, training: Training) -> Program:
     model = Transformer(arm.model, dtype=jnp.dtype(training.dtype), remat=training.remat)
     optimizer = make_optimizer(arm.optimizer, training.steps, declarations(arm.model))
     # Only what is not finite is left out: how an arm fares without mercy is what is asked.
-    update = step.make_update(
+    jitted = step.make_update(
         model, optimizer, training.mesh, objective=arm.objective, skipping=Skipping(spike=None)
     )
     state = step.abstract_state(model, optimizer, training.mesh)
-    compiled = update.lower(state, fetcher(training, seed=0)(0)).compile()
+    compiled = jitted.lower(state, fetcher(training, seed=0)(0)).compile()
     refuse_too_large(
         compiled,
         lambda: "Pass a smaller --batch-size or --length, or --run with a run that has remat.",
     )
 
-    def begin(seed: int) -> step.TrainState:
+    def init(seed: int) -> step.TrainState:
         return step.init_state(model, optimizer, jax.random.key(seed), training.mesh)
 
-    return Program(begin, compiled)
+    return Program(init, compiled)
 
 
 def fetcher(training: Training, seed: int) -> Callable[[int], data.Batch]:
@@ -164,7 +164,7 @@ def speeds_of(
     batch = fetcher(training, training.seeds[0])(0)
     programs = {arm.name: compile_arm(arm, training) for arm in arms}
     tokens = training.batch_size * training.rows.row_length * updates
-    found: dict[str, list[float]] = {arm.name: [] for arm in arms}
+    throughputs: dict[str, list[float]] = {arm.name: [] for arm in arms}
     for _ in range(rounds):
         for name, (begin, update) in programs.items():
             state, _ = jax.block_until_ready(update(begin(training.seeds[0]), batch))
@@ -172,8 +172,8 @@ def speeds_of(
             for _ in range(updates):
                 state, metrics = update(state, batch)
             jax.block_until_ready(metrics)
-            found[name].append(round(tokens / (time.monotonic() - since), 1))
-    return found
+            throughputs[name].append(round(tokens / (time.monotonic() - since), 1))
+    return throughputs
 
 
 def held_out_nats(
@@ -195,12 +195,14 @@ def held_out_nats(
     size = training.batch_size * training.rows.row_length // rows.row_length
     size = max(1, size // mesh.size) * mesh.size
     tally = step.make_tally(Transformer(model, dtype=jnp.dtype(training.dtype)), mesh)
-    found = []
-    for own in params:
+    losses = []
+    for seed_params in params:
         batches = data.evaluation_batches(rows, batch_size=size)
-        nats, tokens = loop.evaluate(tally, own, (put_batch(b, mesh, size) for b in batches))
-        found.append(nats / tokens)
-    return found
+        nats, tokens = loop.evaluate(
+            tally, seed_params, (put_batch(b, mesh, size) for b in batches)
+        )
+        losses.append(nats / tokens)
+    return losses
 
 
 def shared_by(rows: int, devices: Sequence[Any]) -> int:

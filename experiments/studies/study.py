@@ -80,13 +80,13 @@ def base_run(study: Study, sizes: Mapping[str, Pretrain]) -> Pretrain:
     Another number of updates scales the warm-up with it.
     """
     base = sizes[study.size] if study.run is None else RUNS[study.run]
-    asked = {name: getattr(study, name) for name in ("steps", "batch_size", "length")}
-    changes: dict[str, Any] = {name: x for name, x in asked.items() if x is not None}
+    overrides = {name: getattr(study, name) for name in ("steps", "batch_size", "length")}
+    changes: dict[str, Any] = {name: x for name, x in overrides.items() if x is not None}
     if study.steps is not None:
         schedule = base.optimizer.schedule
         warmup = round(schedule.warmup_steps * study.steps / base.planned_steps)
-        least = min(schedule.warmup_steps, 1)
-        schedule = dataclasses.replace(schedule, warmup_steps=max(warmup, least))
+        min_warmup = min(schedule.warmup_steps, 1)
+        schedule = dataclasses.replace(schedule, warmup_steps=max(warmup, min_warmup))
         changes["optimizer"] = dataclasses.replace(base.optimizer, schedule=schedule)
         changes["schedule_steps"] = study.steps
     return dataclasses.replace(base, **changes)
@@ -98,7 +98,7 @@ def check_arms(arms: Sequence[Arm], run: Pretrain) -> None:
     Raises:
         ValueError: There is such an arm, or one that cannot be trained as the run is.
     """
-    baseline, *others = arms
+    baseline, *other_variants = arms
     names = [arm.name for arm in arms]
     for arm in arms:
         if names.count(arm.name) > 1:
@@ -108,7 +108,7 @@ def check_arms(arms: Sequence[Arm], run: Pretrain) -> None:
             dataclasses.replace(run, model=arm.model)
         except ValueError as error:
             raise ValueError(f"Arm {arm.name!r}: {error}") from error
-    for arm in others:
+    for arm in other_variants:
         if dataclasses.replace(arm, name=baseline.name) == baseline:
             raise ValueError(
                 f"Arm {arm.name!r} equals the baseline {baseline.name!r}: nothing differs but the "
@@ -172,26 +172,26 @@ def train_arms(
         "arms": [arm.name for arm in arms],
     }
     results = Results(output, description)
-    found = []
-    for at, arm in enumerate(arms, start=1):
+    results_in_order = []
+    for index, arm in enumerate(arms, start=1):
         numbers = results.finished(arm)
         if numbers is None:
-            title = f"{at}/{len(arms)} {arm.name}, {study.seeds} seeds on {mesh.size} device(s)"
+            title = f"{index}/{len(arms)} {arm.name}, {study.seeds} seeds on {mesh.size} device(s)"
             numbers = results.save(arm, try_arm(arm, training, text, measure, title))
         else:
-            print(f"{at}/{len(arms)} {arm.name}: finished before.", flush=True)
-        found.append(numbers)
-    for numbers, speeds in zip(found, results.speeds(arms, training), strict=True):
+            print(f"{index}/{len(arms)} {arm.name}: finished before.", flush=True)
+        results_in_order.append(numbers)
+    for numbers, speeds in zip(results_in_order, results.speeds(arms, training), strict=True):
         numbers["speeds"] = speeds
-    return found
+    return results_in_order
 
 
 def try_arm(arm: Arm, training: Training, text: Text, measure: Measure, title: str) -> Numbers:
     """Train and evaluate one variant."""
     trained = train_seeds(arm, training, title)
-    since = time.monotonic()
+    started_at = time.monotonic()
     held_out = held_out_nats(arm.model, trained.params, text.held_out, training)
-    more = measure(arm, trained.params, text, training)
+    extra = measure(arm, trained.params, text, training)
     return {
         "parameters": costs.parameters(arm.model),
         "held_out": finite_or_none(held_out),
@@ -200,18 +200,18 @@ def try_arm(arm: Arm, training: Training, text: Text, measure: Measure, title: s
         "skipped": trained.skipped,
         "seconds": round(trained.seconds, 2),
         "compile_seconds": round(trained.compile_seconds, 2),
-        "measure_seconds": round(time.monotonic() - since, 2),
+        "measure_seconds": round(time.monotonic() - started_at, 2),
         "machine": machine(training.mesh.size),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        **more,
+        **extra,
     }
 
 
 def kept_steps(steps: int, points: int = 50) -> np.ndarray:
     """Mask of the steps kept in saved curves: the last, and evenly spaced ones before it."""
-    kept = np.zeros(steps, bool)
-    kept[np.linspace(0, steps - 1, min(points, steps)).round().astype(int)] = True
-    return kept
+    mask = np.zeros(steps, bool)
+    mask[np.linspace(0, steps - 1, min(points, steps)).round().astype(int)] = True
+    return mask
 
 
 def thinned(losses: np.ndarray) -> np.ndarray:

@@ -56,16 +56,16 @@ def mean_and_interval(name: str, digits: int = 3) -> Callable[[Numbers], str]:
 
 def first_loss(numbers: Numbers) -> str:
     """Initial loss: mean over the seeds, first batch, before any update."""
-    found = estimate(values({"first": [losses[0] for losses in numbers["train"]]}, "first"))
-    return NOTHING if math.isnan(found.mean) else f"{found.mean:.2f}"
+    estimated = estimate(values({"first": [losses[0] for losses in numbers["train"]]}, "first"))
+    return NOTHING if math.isnan(estimated.mean) else f"{estimated.mean:.2f}"
 
 
 def deviation(name: str, digits: int = 3) -> Callable[[Numbers], str]:
     """Standard deviation over the seeds."""
 
     def cell(numbers: Numbers) -> str:
-        found = estimate(values(numbers, name)).deviation
-        return NOTHING if math.isnan(found) else f"{found:.{digits}f}"
+        std = estimate(values(numbers, name)).deviation
+        return NOTHING if math.isnan(std) else f"{std:.{digits}f}"
 
     return cell
 
@@ -133,7 +133,7 @@ def _beside_warm_up(found: list[Numbers]) -> list[Column]:
 def _speed(baseline: Numbers, numbers: Numbers) -> str:
     """Throughput relative to the baseline: median, minimum and maximum over the rounds."""
     pairs = zip(numbers["speeds"], baseline["speeds"], strict=True)
-    times = sorted(own / other for own, other in pairs)
+    times = sorted(throughput / other for throughput, other in pairs)
     if numbers is baseline:
         return f"{statistics.median(numbers['speeds']):,.0f} tokens/s"
     return f"{statistics.median(times):.2f} ({times[0]:.2f} to {times[-1]:.2f})"

@@ -29,10 +29,10 @@ def memory_per_device() -> int | None:
         return stats.get("bytes_limit")
     if device.platform != "cpu":
         return None
-    whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if CGROUP.is_file() and (said := CGROUP.read_text().strip()).isdigit():
-        whole = min(whole, int(said))
-    return whole // len(jax.local_devices())
+    total_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if CGROUP.is_file() and (limit_text := CGROUP.read_text().strip()).isdigit():
+        total_bytes = min(total_bytes, int(limit_text))
+    return total_bytes // len(jax.local_devices())
 
 
 def check_memory(run: Run, mesh: Mesh, *, length: int, source_length: int) -> None:
@@ -67,10 +67,14 @@ def check_memory(run: Run, mesh: Mesh, *, length: int, source_length: int) -> No
         f"Estimate per device: {needed.total / 2**20:.0f} MiB ({parts}); "
         f"{format_count(costs.parameters(run.model))} parameters in all."
     )
-    limit, kept = memory_per_device(), needed.parameters + needed.optimizer + needed.gradients
-    if limit is not None and kept > limit:
+    limit, persistent_bytes = (
+        memory_per_device(),
+        needed.parameters + needed.optimizer + needed.gradients,
+    )
+    if limit is not None and persistent_bytes > limit:
         raise TooLargeError(
-            f"Parameters, optimizer state and gradients need {gib(kept)} on each device, which has "
+            f"Parameters, optimizer state and gradients need {gib(persistent_bytes)} on each "
+            "device, which has "
             f"{gib(limit)}.\n{advice(run)}"
         )
 
@@ -88,11 +92,12 @@ def refuse_too_large(compiled: jax.stages.Compiled, advice: Callable[[], str]) -
     memory, limit = compiled.memory_analysis(), memory_per_device()
     if memory is None or limit is None:
         return
-    kept, working = memory.argument_size_in_bytes, memory.temp_size_in_bytes
-    if kept + working > limit:
+    argument_bytes, temporary_bytes = memory.argument_size_in_bytes, memory.temp_size_in_bytes
+    if argument_bytes + temporary_bytes > limit:
         raise TooLargeError(
-            f"The update needs {gib(kept + working)} on each device ({gib(kept)} of parameters, "
-            f"optimizer state and batch, {gib(working)} of working space), which has "
+            f"The update needs {gib(argument_bytes + temporary_bytes)} on each device "
+            f"({gib(argument_bytes)} of parameters, "
+            f"optimizer state and batch, {gib(temporary_bytes)} of working space), which has "
             f"{gib(limit)}.\n{advice()}"
         )
 
@@ -104,8 +109,8 @@ def is_out_of_memory(error: Exception) -> bool:
 
 def advice(run: Run) -> str:
     """Up to three flags that reduce memory enough to fit."""
-    found = [f"  {flags}: {why}" for flags, why, changed in changes(run) if fits(changed)][:3]
-    return "What would help:\n" + ";\n".join([*found, "  more devices"][:3]) + "."
+    suggestions = [f"  {flags}: {why}" for flags, why, changed in changes(run) if fits(changed)][:3]
+    return "What would help:\n" + ";\n".join([*suggestions, "  more devices"][:3]) + "."
 
 
 def changes(run: Run) -> Iterator[tuple[str, str, Run]]:
@@ -113,9 +118,9 @@ def changes(run: Run) -> Iterator[tuple[str, str, Run]]:
     if run.remat != "full" or not run.scan:
         why = f"less is kept for the backward pass (now {run.remat})"
         yield "--remat full --scan", why, replace(run, remat="full", scan=True)
-    more = 2 * run.accumulation
+    doubled = 2 * run.accumulation
     why = f"fewer rows at a time (now {run.accumulation} parts)"
-    yield f"--accumulation {more}", why, replace(run, accumulation=more)
+    yield f"--accumulation {doubled}", why, replace(run, accumulation=doubled)
     for axis, what in (("fsdp", "parameters and optimizer"), ("tensor", "heads and hidden width")):
         now = getattr(run.mesh, axis)
         data = run.mesh.data and max(1, run.mesh.data // 2)

@@ -33,11 +33,13 @@ def plot_run(path: Path, numbers: Sequence[Mapping[str, float]], *, gzip: float)
         axes.plot(steps, bits, color="0.85", linewidth=0.8, label="training, single batches")
         mean = smoothed(bits, window=max(1, len(bits) // 8))
         axes.plot(steps, mean, color="tab:blue", label="training, moving average")
-    some, whole = (_series(numbers, f"{part}held_out_bits_per_byte") for part in ("", "final_"))
-    held_out = np.concatenate([some, whole], axis=1)
+    during_training, at_the_end = (
+        _series(numbers, f"{part}held_out_bits_per_byte") for part in ("", "final_")
+    )
+    held_out = np.concatenate([during_training, at_the_end], axis=1)
     axes.plot(*held_out, "o-", color="tab:orange", label="held-out text, some of it", markersize=5)
-    axes.plot(*whole, "o", color="tab:red", label="held-out text, all of it", markersize=8)
-    for step, value in whole.T[-1:]:
+    axes.plot(*at_the_end, "o", color="tab:red", label="held-out text, all of it", markersize=8)
+    for step, value in at_the_end.T[-1:]:
         axes.annotate(
             f"{value:.3f}",
             (step, value),
@@ -56,8 +58,8 @@ def plot_run(path: Path, numbers: Sequence[Mapping[str, float]], *, gzip: float)
 
 def _series(numbers: Sequence[Mapping[str, float]], name: str) -> Any:
     """Steps and values of all metric lines that have this key: [2, lines]."""
-    found = [(line["step"], line[name]) for line in numbers if line.get(name) is not None]
-    return np.asarray(found, float).reshape(-1, 2).T
+    points = [(line["step"], line[name]) for line in numbers if line.get(name) is not None]
+    return np.asarray(points, float).reshape(-1, 2).T
 
 
 def smoothed(series: Any, *, window: int) -> Any:

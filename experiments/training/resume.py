@@ -40,10 +40,10 @@ def describe(run: Run, fixed: tuple[str, ...], tokenizer: Tokenizer, **data: Any
         tokenizer: Of its texts.
         data: Digests of what it reads.
     """
-    chosen = json.loads(to_json(run))
+    run_json = json.loads(to_json(run))
     return {
-        "config": chosen["model"],
-        "run": {name: chosen[name] for name in fixed},
+        "config": run_json["model"],
+        "run": {name: run_json[name] for name in fixed},
         "tokenizer": digest(tokenizer),
         **data,
     }
@@ -59,19 +59,19 @@ def asked_before(run: AnyRun, output: str | None) -> AnyRun:
 
     What says where it runs, and not what it is, is that of the run given.
     """
-    given = None if output is None else Path(output)
-    folder = reached(choose_folder(replace(run, resume=True, output=given)))
+    output_path = None if output is None else Path(output)
+    folder = reached(choose_folder(replace(run, resume=True, output=output_path)))
     if not saved(folder):
         return run
     try:
-        found = from_json(type(run), (folder / RUN_FILE).read_text(encoding="utf-8"))
+        saved_run = from_json(type(run), (folder / RUN_FILE).read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(
             f"{folder / RUN_FILE} is of another program or version: {error} Name the run instead, "
             "as in `default`, with all of its flags."
         ) from error
-    here = ("output", "resume", "resume_or_begin", "distributed", "hosts", "show")
-    return replace(found, **{name: getattr(run, name) for name in here})
+    runtime_fields = ("output", "resume", "resume_or_begin", "distributed", "hosts", "show")
+    return replace(saved_run, **{name: getattr(run, name) for name in runtime_fields})
 
 
 def saved(folder: epath.Path) -> bool:
@@ -127,20 +127,20 @@ def find_start(
             begins, as may be, having nothing left to do is no error.
     """
     parallel.refuse_differences(flatten(description))
-    saved = run.resume
+    should_resume = run.resume
     if run.resume_or_begin:
-        saved = parallel.first_decides(lambda: str(bool(checkpoints.steps()))) == "True"
-    if not saved:
+        should_resume = parallel.first_decides(lambda: str(bool(checkpoints.steps()))) == "True"
+    if not should_resume:
         return 0
-    newest = checkpoints.newest(lambda message: print(message, file=sys.stderr))
-    refuse_changes(checkpoints.describe(newest), description)
+    step = checkpoints.newest(lambda message: print(message, file=sys.stderr))
+    refuse_changes(checkpoints.describe(step), description)
     checkpoints.drop_old()
-    if newest > run.steps or (newest == run.steps and is_evaluated(output, newest)):
-        if run.resume_or_begin and newest == run.steps:
-            print(f"{output} is finished: it has {newest} steps.")
+    if step > run.steps or (step == run.steps and is_evaluated(output, step)):
+        if run.resume_or_begin and step == run.steps:
+            print(f"{output} is finished: it has {step} steps.")
             return None
-        raise ValueError(f"The checkpoint has {newest} steps already; pass --steps N with N above.")
-    return newest
+        raise ValueError(f"The checkpoint has {step} steps already; pass --steps N with N above.")
+    return step
 
 
 def refuse_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
@@ -158,13 +158,13 @@ def refuse_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
 def is_evaluated(output: Path, step: int) -> bool:
     """Whether the final evaluation of the run is in metrics.jsonl."""
 
-    def found() -> str:
+    def check() -> str:
         file = output / "metrics.jsonl"
         lines = read_json_lines(file) if file.exists() else []
         last = (line for line in lines if line["step"] == step)
         return str(any(name.startswith("final_") for line in last for name in line))
 
-    return parallel.first_decides(found) == "True"
+    return parallel.first_decides(check) == "True"
 
 
 @contextlib.contextmanager
@@ -175,8 +175,8 @@ def explained_end(run: Run, checkpoints: Checkpoints, output: epath.PathLike) ->
     come. Which of them notices, and whether JAX aborts it before, is chance, so how to go on is
     said at the start.
     """
-    several = jax.process_count() > 1
-    if several:
+    is_distributed = jax.process_count() > 1
+    if is_distributed:
         mode = "--resume-or-begin" if run.resume_or_begin else "--resume"
         words = "If a process ends, all do. To go on, start every one again:"
         tell(f"{words}\n  {command_line(run, mode, '--output', str(output))}")
@@ -186,11 +186,11 @@ def explained_end(run: Run, checkpoints: Checkpoints, output: epath.PathLike) ->
     except KeyboardInterrupt as error:
         with deferred():
             checkpoints.wait()
-        found = checkpoints.latest() is not None
-        mode = "--resume" if found and not run.resume_or_begin else "--resume-or-begin"
+        has_checkpoint = checkpoints.latest() is not None
+        mode = "--resume" if has_checkpoint and not run.resume_or_begin else "--resume-or-begin"
         command = command_line(run, mode, "--output", str(output))
         tell(f"\nInterrupted. {last_checkpoint(checkpoints, output)}")
-        tell(f"To {'go on from there' if found else 'begin again'}:\n  {command}")
+        tell(f"To {'go on from there' if has_checkpoint else 'begin again'}:\n  {command}")
         raise SystemExit(getattr(error, "status", INTERRUPTED)) from None
     except TooManySkipsError as error:
         checkpoints.wait()
@@ -200,16 +200,16 @@ def explained_end(run: Run, checkpoints: Checkpoints, output: epath.PathLike) ->
             "learning rate usually helps."
         )
     except (TooLargeError, jax.errors.JaxRuntimeError, OSError) as error:
-        left, reason = last_checkpoint(checkpoints, output), str(error)
+        checkpoint_text, reason = last_checkpoint(checkpoints, output), str(error)
         if isinstance(error, TooLargeError):
-            fail(f"{error}\n{left}")
+            fail(f"{error}\n{checkpoint_text}")
         if isinstance(error, jax.errors.JaxRuntimeError):
             reason = reason.splitlines()[0][:200]
         if is_out_of_memory(error):
-            fail(f"A device has no memory left: {reason}\n{advice(run)}\n{left}")
-        if not several:
+            fail(f"A device has no memory left: {reason}\n{advice(run)}\n{checkpoint_text}")
+        if not is_distributed:
             raise
-        tell(f"\nerror: The work with the other processes failed: {reason}\n{left}")
+        tell(f"\nerror: The work with the other processes failed: {reason}\n{checkpoint_text}")
         os._exit(1)
 
 
@@ -228,10 +228,10 @@ def last_checkpoint(checkpoints: Checkpoints, output: epath.PathLike) -> str:
 
 def command_line(run: Run, *more: str) -> str:
     """The command that resumes this process: its arguments, --resume and the folder."""
-    kept, arguments = list[str](), iter(sys.argv[1:])
+    arguments_kept, arguments = list[str](), iter(sys.argv[1:])
     for argument in arguments:
         if argument == "--output":
             next(arguments, None)
         elif argument not in OURS and not argument.startswith("--output="):
-            kept.append(argument)
-    return shlex.join(["python", "-m", f"experiments.{run.name}", *kept, *more])
+            arguments_kept.append(argument)
+    return shlex.join(["python", "-m", f"experiments.{run.name}", *arguments_kept, *more])

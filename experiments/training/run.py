@@ -161,9 +161,11 @@ def check_numbers(asked: Any) -> None:
         number = getattr(asked, field.name)
         if field.type not in (int, int | None) or number is None:
             continue
-        least, most = (0, 2**32 - 1) if field.name.endswith("seed") else (1, 2**31 - 1)
-        if not least <= number <= most:
-            raise ValueError(f"{field.name} must lie between {least} and {most}; got {number}.")
+        minimum, maximum = (0, 2**32 - 1) if field.name.endswith("seed") else (1, 2**31 - 1)
+        if not minimum <= number <= maximum:
+            raise ValueError(
+                f"{field.name} must lie between {minimum} and {maximum}; got {number}."
+            )
 
 
 def check_uses(
@@ -216,21 +218,21 @@ def show_run(
     Returns:
         The command that begins it again, in another folder.
     """
-    begun = []
+    init_flags = []
     if run.init is not None:
-        begun = ["--init", run.init]
+        init_flags = ["--init", run.init]
         runs = {name: _begun(named, run, begin) for name, named in runs.items()}
-    found = {name: flags(run, named) for name, named in runs.items()}
-    name = min(found, key=lambda name: len(found[name]))
+    flags_by_run = {name: flags(run, named) for name, named in runs.items()}
+    name = min(flags_by_run, key=lambda name: len(flags_by_run[name]))
     if run.show == "all":
         print(pprint.pformat(run, width=100), flush=True)
     else:
-        lines = [shlex.join([name, *begun]), *map(shlex.join, found[name].values())]
+        lines = [shlex.join([name, *init_flags]), *map(shlex.join, flags_by_run[name].values())]
         print("Run: " + "\n  ".join(lines), flush=True)
-    again = [x for x in found[name].values() if x[0] not in ("--output", *RESUMES)]
-    words = [name] * (name != next(iter(runs))) + begun
+    rerun_flags = [x for x in flags_by_run[name].values() if x[0] not in ("--output", *RESUMES)]
+    words = [name] * (name != next(iter(runs))) + init_flags
     words += chain(*(("--import", module) for module in IMPORTED))
-    return shlex.join(["python", "-m", f"experiments.{run.name}", *words, *chain(*again)])
+    return shlex.join(["python", "-m", f"experiments.{run.name}", *words, *chain(*rerun_flags)])
 
 
 def _begun(named: AnyRun, run: AnyRun, begin: Callable[[AnyRun, str], AnyRun]) -> AnyRun:
@@ -274,8 +276,8 @@ def prepare_devices(run: Spread) -> None:
     if run.distributed:
         if not parallel.is_first():
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115
-        said = flatten(json.loads(to_json(run)))
-        parallel.refuse_differences({k: x for k, x in said.items() if k != "hosts.process"})
+        flat_config = flatten(json.loads(to_json(run)))
+        parallel.refuse_differences({k: x for k, x in flat_config.items() if k != "hosts.process"})
 
 
 def simulate(count: int | None) -> None:
@@ -337,23 +339,24 @@ def output_folder(run: Run) -> Iterator[Path]:
         ValueError: Another run holds the folder, it holds an earlier run, there is none to resume,
             or its store does not answer.
     """
-    with contextlib.ExitStack() as holding:
+    with contextlib.ExitStack() as stack:
 
-        def take() -> str:
+        def claim_folder() -> str:
             folder = choose_folder(run)
             there = stores.reached(folder, writes=True)
-            holding.enter_context(held(stores.working(folder)))
-            ours = ("checkpoints", "metrics.jsonl", "tokenizer.json", "tensorboard")
-            found = [name for name in ours if (there / name).exists()]
-            if found and not (run.resume or run.resume_or_begin):
+            stack.enter_context(held(stores.working(folder)))
+            run_files = ("checkpoints", "metrics.jsonl", "tokenizer.json", "tensorboard")
+            existing = [name for name in run_files if (there / name).exists()]
+            if existing and not (run.resume or run.resume_or_begin):
                 raise ValueError(
-                    f"{folder} holds {', '.join(found)} of an earlier run. Pass --resume to go on "
+                    f"{folder} holds {', '.join(existing)} of an earlier run. Pass --resume to go "
+                    "on "
                     "with it (--resume-or-begin if it may have no checkpoint yet), or another "
                     "--output."
                 )
             return str(folder)
 
-        folder = Path(parallel.first_decides(take))
+        folder = Path(parallel.first_decides(claim_folder))
         yield stores.fetch(folder)
         if parallel.is_first():
             stores.store(folder)

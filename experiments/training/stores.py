@@ -73,22 +73,23 @@ def working(folder: Path, root: Path = WORKING) -> Path:
 
 def fetch(folder: Path, root: Path = WORKING) -> Path:
     """Download the small files of a run from object storage; returns the local folder."""
-    here, there = working(folder, root), kept(folder)
-    if here != folder and there.exists():
-        here.mkdir(parents=True, exist_ok=True)
-        for file in there.iterdir():
+    local_folder, remote_folder = working(folder, root), kept(folder)
+    if local_folder != folder and remote_folder.exists():
+        local_folder.mkdir(parents=True, exist_ok=True)
+        for file in remote_folder.iterdir():
             if file.is_file():
-                beside = here / f".{file.name}.{os.getpid()}"  # others may be reading the old one
-                beside.write_bytes(file.read_bytes())
-                beside.replace(here / file.name)
-    return here
+                # Others may be reading the old one
+                temporary = local_folder / f".{file.name}.{os.getpid()}"
+                temporary.write_bytes(file.read_bytes())
+                temporary.replace(local_folder / file.name)
+    return local_folder
 
 
 def store(folder: Path) -> None:
     """Upload the small files of a run, if it is kept in object storage."""
-    here = working(folder)
-    for file in here.rglob("[!.]*") if here != folder else ():
+    local_folder = working(folder)
+    for file in local_folder.rglob("[!.]*") if local_folder != folder else ():
         if file.is_file():
-            there = kept(folder) / file.relative_to(here).as_posix()
-            there.parent.mkdir(parents=True, exist_ok=True)
-            there.write_bytes(file.read_bytes())
+            remote_file = kept(folder) / file.relative_to(local_folder).as_posix()
+            remote_file.parent.mkdir(parents=True, exist_ok=True)
+            remote_file.write_bytes(file.read_bytes())

@@ -59,14 +59,14 @@ def main(run: Translate) -> Path:
     since = time.monotonic()
     prepare_devices(run)
     with output_folder(run) as output:
-        again = show_run(run, RUNS, started_from)
+        rerun_command = show_run(run, RUNS, started_from)
         run = settled(run, output)
-        using = machinery(run, output, length=TARGET, source_lengths=run.source_lengths)
+        setup = machinery(run, output, length=TARGET, source_lengths=run.source_lengths)
         tokenizer = prepare(own_beginning(run, output))
         check_vocabulary(run.model, tokenizer, init=run.init)
-        work(run, tokenizer, using)
+        work(run, tokenizer, setup)
         print(f"\nWall time: {format_duration(time.monotonic() - since)}.")
-        print(f"\nEverything is in {using.kept}. To repeat the run:\n  {again}")
+        print(f"\nEverything is in {setup.kept}. To repeat the run:\n  {rerun_command}")
     return output
 
 
@@ -76,9 +76,9 @@ def work(run: Translate, tokenizer: data.Tokenizer, using: Machinery) -> None:
         Checkpoints(using.kept / "checkpoints", keep=run.keep) as checkpoints,
         explained_end(run, checkpoints, using.kept),
     ):
-        found = train_on(run, tokenizer, using, checkpoints)
-    if found is not None:
-        print(printable("\n".join(report(held_out(run, run.held_out_texts), found)), sys.stdout))
+        decoded = train_on(run, tokenizer, using, checkpoints)
+    if decoded is not None:
+        print(printable("\n".join(report(held_out(run, run.held_out_texts), decoded)), sys.stdout))
 
 
 def prepare(run: Translate) -> data.Tokenizer:
@@ -114,7 +114,7 @@ def train_on(
         lengths=data.Lengths(run.source_lengths, TARGET),
         group=run.group,
     )
-    found: Found = {}
+    decoded: Found = {}
 
     def fetch(at: int) -> data.PairBatch:
         return put_batch(batches[at], using.mesh, run.batch_size)
@@ -133,8 +133,8 @@ def train_on(
             ways["beam"] = run.beam
             params = average(checkpoints, params, count=run.average)
         for name, sampler in ways.items():
-            found[name] = list(decode(run, params, using.mesh, tokenizer, dates, sampler))
-        shares = {name: exact(dates, texts) for name, texts in found.items()}
+            decoded[name] = list(decode(run, params, using.mesh, tokenizer, dates, sampler))
+        shares = {name: exact(dates, texts) for name, texts in decoded.items()}
         shown = ", ".join(f"{name} {share:.2%}" for name, share in shares.items())
         progress.note(f"step {at:,}: {shown} of {len(dates)} held-out texts exactly right")
         return {f"{'final_' if last else ''}exact_{n}": share for n, share in shares.items()}
@@ -151,7 +151,7 @@ def train_on(
         evaluate=evaluate,
         loss=lambda numbers: -numbers["exact_greedy"],
     )
-    return None if trained is None else found
+    return None if trained is None else decoded
 
 
 def average(checkpoints: Checkpoints, params: Any, *, count: int) -> Any:
@@ -162,8 +162,10 @@ def average(checkpoints: Checkpoints, params: Any, *, count: int) -> Any:
     """
     checkpoints.wait()
     steps = checkpoints.steps()[-count:]
-    saved = [checkpoints.restore(at, {"params": params}, partial=True)["params"] for at in steps]
-    return jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *saved)
+    param_trees = [
+        checkpoints.restore(at, {"params": params}, partial=True)["params"] for at in steps
+    ]
+    return jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *param_trees)
 
 
 def decode(
@@ -220,8 +222,8 @@ def report(dates: Sequence[WrittenDate], found: Found) -> Iterator[str]:
         picked = [i for i, date in enumerate(dates) if date.form in members]
         if not picked:
             continue
-        some = [dates[i] for i in picked]
-        shares = (exact(some, [texts[i] for i in picked]) for texts in found.values())
+        group_dates = [dates[i] for i in picked]
+        shares = (exact(group_dates, [texts[i] for i in picked]) for texts in found.values())
         yield "  ".join([*(f"{share:>8.2%}" for share in shares), f"{len(picked):>5}", name])
     wrong = [
         i

@@ -49,14 +49,14 @@ def written_date(
     pick = Pick(seed, part, index)
     by_weight = [name for name, kind in FORMS.items() for _ in range(kind.weight)]
     name = pick(*by_weight) if form is None else form
-    chosen = FORMS[name]
-    first = datetime.date(chosen.first_year, 1, 1).toordinal()
-    days = datetime.date(chosen.last_year, 12, 31).toordinal() - first + 1
+    date_form = FORMS[name]
+    first = datetime.date(date_form.first_year, 1, 1).toordinal()
+    days = datetime.date(date_form.last_year, 12, 31).toordinal() - first + 1
     while True:
         date = datetime.date.fromordinal(first + pick.below(days))
         if is_held_out(date) == (part == "held_out"):
-            text = chosen.write(date, pick)
-            if chosen.language == "en":
+            text = date_form.write(date, pick)
+            if date_form.language == "en":
                 text = pick(text, text, text.lower(), text.upper())
             return WrittenDate(name, text, date)
 

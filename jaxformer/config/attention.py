@@ -201,12 +201,12 @@ class Hybrid:
     def __post_init__(self):
         check_fields(self)
         require_pattern(self, "kinds")
-        shared = {p for kind in self.kinds for p in kind.positions if _is_shared(p)}
-        heads = {kind.num_heads for kind in self.kinds if shared & set(kind.positions)}
+        shared_biases = {p for kind in self.kinds for p in kind.positions if _is_shared(p)}
+        head_counts = {kind.num_heads for kind in self.kinds if shared_biases & set(kind.positions)}
         require(
-            len(shared) < 2 and len(heads) < 2,
+            len(shared_biases) < 2 and len(head_counts) < 2,
             "Layers may share one bias of scores, and then have as many heads; got "
-            f"{', '.join(sorted(map(repr, shared)))} for {sorted(heads)} heads.",
+            f"{', '.join(sorted(map(repr, shared_biases)))} for {sorted(head_counts)} heads.",
         )
 
     @property
@@ -221,8 +221,8 @@ class Hybrid:
 
     def _pattern(self, patterns: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
         count = math.lcm(len(patterns), *map(len, patterns))
-        each = (patterns[i % len(patterns)] for i in range(count))
-        return tuple(one[i % len(one)] for i, one in enumerate(each))
+        layer_patterns = (patterns[i % len(patterns)] for i in range(count))
+        return tuple(pattern[i % len(pattern)] for i, pattern in enumerate(layer_patterns))
 
 
 Attention = Kind | Hybrid
@@ -255,13 +255,13 @@ def _check_patterns(choice: MultiHead | SharedKV | Latent) -> None:
     """Check the per-layer positions and windows, and that at most one bias is shared."""
     require_pattern(choice, "positions", "windows")
     for window in choice.windows:
-        empty = isinstance(window, int) and window < 1
-        require(not empty, f"A window holds at least one key; got {window}.")
-    shared = {p for p in choice.positions if _is_shared(p)}
+        is_empty = isinstance(window, int) and window < 1
+        require(not is_empty, f"A window holds at least one key; got {window}.")
+    shared_biases = {p for p in choice.positions if _is_shared(p)}
     require(
-        len(shared) < 2,
+        len(shared_biases) < 2,
         "One bias of scores may be shared by the layers of a stack; got "
-        f"{', '.join(sorted(map(repr, shared)))}.",
+        f"{', '.join(sorted(map(repr, shared_biases)))}.",
     )
     for rope in choice.positions:
         if isinstance(rope, Rope):

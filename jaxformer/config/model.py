@@ -198,32 +198,41 @@ class TransformerConfig:
         require_positive(self, "vocab_size", "model_dim", "num_layers")
         require_pattern(self, "feed_forward")
         attentions = [*self.kinds, *self.encoder.kinds]
-        sparse = any(isinstance(window, BlockSparse) for a in attentions for window in a.windows)
+        has_block_sparse = any(
+            isinstance(window, BlockSparse) for a in attentions for window in a.windows
+        )
         require(
-            not sparse or isinstance(self.topology, Decoder),
+            not has_block_sparse or isinstance(self.topology, Decoder),
             f"BlockSparse is a pattern of the past, for a Decoder; got {self.topology}.",
         )
-        waves = [self.embedding.positions, *(p for a in attentions for p in a.positions)]
-        for kind in waves:
+        position_options = [self.embedding.positions, *(p for a in attentions for p in a.positions)]
+        for kind in position_options:
             require(
                 not isinstance(kind, Sinusoid | TransformerXL) or self.model_dim % 2 == 0,
                 f"{type(kind).__name__} pairs sines with cosines, so model_dim must be even; "
                 f"got {self.model_dim}.",
             )
-        exact = isinstance(waves[0], Sinusoid) and waves[0].layout == "tensor2tensor"
+        is_tensor2tensor = (
+            isinstance(position_options[0], Sinusoid)
+            and position_options[0].layout == "tensor2tensor"
+        )
         require(
-            not exact or self.model_dim >= 4,
+            not is_tensor2tensor or self.model_dim >= 4,
             "Sinusoid's tensor2tensor layout spreads wavelengths over at least 2 pairs, so "
             f"model_dim must be at least 4; got {self.model_dim}.",
         )
-        recurrent = next((type(a).__name__ for a in attentions if isinstance(a, RECURRENT)), None)
-        require(
-            recurrent is None or isinstance(self.topology, Decoder),
-            f"{recurrent} reads from left to right, so it is for a Decoder; got {self.topology}.",
+        recurrent_kind = next(
+            (type(a).__name__ for a in attentions if isinstance(a, RECURRENT)), None
         )
         require(
-            recurrent is None or self.dropout.attention == 0,
-            f"{recurrent} has no attention weights to drop, so dropout.attention must be 0; got "
+            recurrent_kind is None or isinstance(self.topology, Decoder),
+            f"{recurrent_kind} reads from left to right, so it is for a Decoder; got "
+            f"{self.topology}.",
+        )
+        require(
+            recurrent_kind is None or self.dropout.attention == 0,
+            f"{recurrent_kind} has no attention weights to drop, so dropout.attention must be 0; "
+            "got "
             f"{self.dropout.attention}.",
         )
         for branch in (*self.feed_forward, *self.encoder.feed_forward):
@@ -232,17 +241,17 @@ class TransformerConfig:
                 f"{type(branch).__name__} has no hidden values to drop, so dropout.feed_forward "
                 f"must be 0; got {self.dropout.feed_forward}.",
             )
-        reads = isinstance(self.topology, EncoderDecoder)
+        has_encoder = isinstance(self.topology, EncoderDecoder)
         require(
-            not reads or isinstance(self.attention, MultiHead),
+            not has_encoder or isinstance(self.attention, MultiHead),
             "The decoder of an EncoderDecoder attends to a source, which MultiHead alone can; got "
             f"{type(self.attention).__name__}. (The encoder's attention may be another.)",
         )
-        outside = [i for i in self.head.masked_ids if not 0 <= i < self.vocab_size]
+        out_of_range = [i for i in self.head.masked_ids if not 0 <= i < self.vocab_size]
         require(
-            not outside,
+            not out_of_range,
             f"head.masked_ids must be from 0 to {self.vocab_size - 1}, since vocab_size is "
-            f"{self.vocab_size}; got {outside}.",
+            f"{self.vocab_size}; got {out_of_range}.",
         )
         require(
             len(set(self.head.masked_ids)) < self.vocab_size,
@@ -309,8 +318,8 @@ class TransformerConfig:
     @property
     def residual_divisor(self) -> float:
         """Divisor of the initial values of projections into the residual stream."""
-        depth = self.initialisation.residual == "depth"
-        return math.sqrt(2 * self.num_layers) if depth else 1.0
+        scales_with_depth = self.initialisation.residual == "depth"
+        return math.sqrt(2 * self.num_layers) if scales_with_depth else 1.0
 
     @property
     def max_length(self) -> int | None:

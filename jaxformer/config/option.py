@@ -36,10 +36,11 @@ class Option:
         super().__init_subclass__()
         if protocol:
             return
-        other = KNOWN.get(cls.__name__, cls)
-        if other.__module__ != cls.__module__:
+        registered = KNOWN.get(cls.__name__, cls)
+        if registered.__module__ != cls.__module__:
             raise ValueError(
-                f"{other.__module__} has an option {cls.__name__} already: this one needs another "
+                f"{registered.__module__} has an option {cls.__name__} already: this one needs "
+                "another "
                 "name."
             )
         KNOWN[cls.__name__] = cls
@@ -50,8 +51,8 @@ class Option:
 
     def __new__(cls, *args: Any, **fields: Any) -> Any:
         """Create an instance; refuse classes that are no frozen dataclass."""
-        chosen = vars(cls).get("__dataclass_params__")
-        if chosen is None or not chosen.frozen:
+        dataclass_params = vars(cls).get("__dataclass_params__")
+        if dataclass_params is None or not dataclass_params.frozen:
             raise ValueError(
                 f"{cls.__name__} is chosen and compared, so it is a frozen dataclass: write "
                 "@dataclass(frozen=True, kw_only=True) above it."
@@ -145,14 +146,14 @@ def kinds_of(hint: Any) -> tuple[Any, ...]:
         The types.
     """
     is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
-    found: list[Any] = []
+    allowed: list[Any] = []
     for kind in typing.get_args(hint) if is_union else (hint,):
         if (
             isinstance(kind, type)
             and issubclass(kind, Option)
             and not dataclasses.is_dataclass(kind)
         ):
-            found += (option for option in KNOWN.values() if issubclass(option, kind))
+            allowed += (option for option in KNOWN.values() if issubclass(option, kind))
         else:
-            found.append(kind)
-    return tuple(found)
+            allowed.append(kind)
+    return tuple(allowed)

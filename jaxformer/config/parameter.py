@@ -80,36 +80,39 @@ def check_parameters(giver: str, declared: Any, *_: Any) -> None:
         raise OptionError(
             f"{giver} gives a dict of names, a Parameter each; got {shown(declared)}."
         )
-    for name, one in declared.items():
-        if not isinstance(name, str) or not isinstance(one, Parameter):
+    for name, parameter in declared.items():
+        if not isinstance(name, str) or not isinstance(parameter, Parameter):
             raise OptionError(
-                f"{giver} gives a dict of names, a Parameter each; got {shown(one)} for {name!r}."
+                f"{giver} gives a dict of names, a Parameter each; got {shown(parameter)} for "
+                f"{name!r}."
             )
         if not name or "/" in name:
             raise OptionError(f"{giver}: a parameter has a name without '/'; got {name!r}.")
-        if not isinstance(one.shape, tuple | list) or not all(map(_is_size, one.shape)):
+        if not isinstance(parameter.shape, tuple | list) or not all(map(_is_size, parameter.shape)):
             raise OptionError(
                 f"{giver}: the shape of {name!r} is a tuple of whole numbers from 1 to "
-                f"{LARGEST_SIZE}; got {shown(one.shape)}."
+                f"{LARGEST_SIZE}; got {shown(parameter.shape)}."
             )
-        if not isinstance(one.axes, str):
+        if not isinstance(parameter.axes, str):
             raise OptionError(
                 f"{giver}: the axes of {name!r} are words in a text, such as 'model -> hidden'; "
-                f"got {shown(one.axes)}."
+                f"got {shown(parameter.axes)}."
             )
         try:
-            count = len(read_axes(one.axes).names)
+            num_axes = len(read_axes(parameter.axes).names)
         except ValueError as error:
             raise OptionError(f"{giver}: {name!r}: {error}") from None
-        if count != len(one.shape):
+        if num_axes != len(parameter.shape):
             raise OptionError(
-                f"{giver}: {name!r} {tuple(one.shape)} has {len(one.shape)} axes; {one.axes!r} "
-                f"names {count}."
+                f"{giver}: {name!r} {tuple(parameter.shape)} has {len(parameter.shape)} axes; "
+                f"{parameter.axes!r} "
+                f"names {num_axes}."
             )
-        if not _is_start(one.start):
+        if not _is_start(parameter.start):
             raise OptionError(
                 f"{giver}: {name!r} starts from a finite number, a config initialiser such as "
-                f"Normal(), a function of (key, shape, dtype), or None; got {shown(one.start)}."
+                "Normal(), a function of (key, shape, dtype), or None; got "
+                f"{shown(parameter.start)}."
             )
 
 

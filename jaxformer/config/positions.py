@@ -234,9 +234,9 @@ class Fire(ScoreBias):
         self, params: Any, query_positions: Array, key_positions: Array, *, causal: bool
     ) -> Float[Array, "N T S"]:
         """`F.fire_bias`."""
-        others = dict(params)
-        length = self.length * others.pop("length_factor")
-        return F.fire_bias(query_positions, key_positions, length=length, **others)
+        network = dict(params)
+        length = self.length * network.pop("length_factor")
+        return F.fire_bias(query_positions, key_positions, length=length, **network)
 
     def small(self) -> "Fire":
         """Return the option with eight hidden features and length 8."""

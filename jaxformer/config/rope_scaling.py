@@ -133,8 +133,11 @@ class LongRope:
             f"above 1; got {self.original_max_length}.",
         )
         for name in ("short", "long"):
-            wrong = [factor for factor in getattr(self, name) if factor <= 0]
-            require(not wrong, f"LongRope.{name} divides, so it must be positive; got {wrong}.")
+            nonpositive = [factor for factor in getattr(self, name) if factor <= 0]
+            require(
+                not nonpositive,
+                f"LongRope.{name} divides, so it must be positive; got {nonpositive}.",
+            )
 
 
 RopeScaling = LinearScaling | NTKScaling | DynamicNTK | Llama3Scaling | Yarn | LongRope

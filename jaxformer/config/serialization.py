@@ -72,9 +72,9 @@ def from_python(text: str, kinds: Mapping[str, type]) -> Any:
         try:
             return ast.literal_eval(node)
         except (ValueError, TypeError):
-            shown = ast.unparse(node)
+            source = ast.unparse(node)
             raise ValueError(
-                f"Cannot read {shown!r}: expected a number, a string, None, or one of "
+                f"Cannot read {source!r}: expected a number, a string, None, or one of "
                 f"{', '.join(sorted(kinds))} with keywords, such as RMSNorm(eps=1e-6)."
             ) from None
 
@@ -139,13 +139,13 @@ def _pick(options: tuple, data: Any, path: str) -> Any:
         return kinds[data["type"]]
     if data is None and type(None) in options:
         return type(None)
-    plain = [o for o in options if o is not type(None) and not dataclasses.is_dataclass(o)]
-    for option in plain:
+    scalar_types = [o for o in options if o is not type(None) and not dataclasses.is_dataclass(o)]
+    for option in scalar_types:
         if type(data) is option or (isinstance(data, list) and typing.get_origin(option) is tuple):
             return option
-    if not plain:
+    if not scalar_types:
         raise ValueError(f"{path}: expected an object with a type, got {data!r}.")
-    return plain[0]
+    return scalar_types[0]
 
 
 def _decode_dataclass(kind: Any, data: Any, path: str) -> Any:

@@ -34,28 +34,29 @@ def tiny(config: TransformerConfig) -> TransformerConfig:
     """
     attention = _tiny_attention(config.attention)
     heads_width = _heads_width(attention)
-    was_square = _heads_width(config.attention) == config.model_dim
-    model_dim = heads_width if was_square else heads_width - HEAD_DIM
+    heads_fill_width = _heads_width(config.attention) == config.model_dim
+    model_dim = heads_width if heads_fill_width else heads_width - HEAD_DIM
     feed_forward = tuple(map(_tiny_feed_forward, _short_pattern(config.feed_forward)))
     period = math.lcm(len(attention.positions), len(attention.windows), len(feed_forward))
-    left_over = config.num_layers % config.period != 0
+    has_remainder = config.num_layers % config.period != 0
     topology = config.topology
     if isinstance(topology, EncoderDecoder):
         source = None if topology.source_vocab_size is None else VOCABULARY + 3
-        own, branches = topology.attention, topology.feed_forward
+        encoder_attention, encoder_feed_forward = topology.attention, topology.feed_forward
         topology = replace(
             topology,
             num_encoder_layers=2,
             source_vocab_size=source,
-            attention=None if own is None else _tiny_attention(own),
-            feed_forward=branches and tuple(map(_tiny_feed_forward, _short_pattern(branches))),
+            attention=None if encoder_attention is None else _tiny_attention(encoder_attention),
+            feed_forward=encoder_feed_forward
+            and tuple(map(_tiny_feed_forward, _short_pattern(encoder_feed_forward))),
         )
     vocab_size = min(config.vocab_size, VOCABULARY)
     return replace(
         config,
         vocab_size=vocab_size,
         model_dim=model_dim,
-        num_layers=max(2, period) + (1 if left_over else 0),
+        num_layers=max(2, period) + (1 if has_remainder else 0),
         attention=attention,
         feed_forward=feed_forward,
         topology=topology,
@@ -84,15 +85,15 @@ def _tiny_attention(attention: Attention) -> Attention:
 
 def _tiny_kind(attention: Kind) -> Kind:
     heads = attention.num_heads
-    few = 4 if heads & (heads - 1) == 0 else 6
+    num_heads = 4 if heads & (heads - 1) == 0 else 6
     positions = tuple(_tiny_positions(p) for p in _short_pattern(attention.positions))
     windows = tuple(_tiny_window(w) for w in _short_pattern(attention.windows))
     match attention:
         case MultiHead(num_kv_heads=kv_heads) | SharedKV(num_kv_heads=kv_heads):
             return replace(
                 attention,
-                num_heads=few,
-                num_kv_heads=few if kv_heads == heads else 1 if kv_heads == 1 else 2,
+                num_heads=num_heads,
+                num_kv_heads=num_heads if kv_heads == heads else 1 if kv_heads == 1 else 2,
                 head_dim=HEAD_DIM,
                 positions=positions,
                 scale=_follow_width(attention.scale, attention.head_dim, HEAD_DIM),
@@ -101,7 +102,7 @@ def _tiny_kind(attention: Kind) -> Kind:
         case Latent(query_latent_dim=query, nope_dim=plain, rope_dim=rotary):
             return replace(
                 attention,
-                num_heads=few,
+                num_heads=num_heads,
                 latent_dim=2 * HEAD_DIM,
                 query_latent_dim=None if query is None else 3 * HEAD_DIM,
                 nope_dim=HEAD_DIM,
@@ -112,7 +113,7 @@ def _tiny_kind(attention: Kind) -> Kind:
                 windows=windows,
             )
         case Decay():
-            return replace(attention, num_heads=few, head_dim=HEAD_DIM)
+            return replace(attention, num_heads=num_heads, head_dim=HEAD_DIM)
         case Mixer():
             return attention.small()
 
@@ -139,11 +140,11 @@ def _tiny_scaling(scaling: RopeScaling | None, pairs: int) -> RopeScaling | None
             return replace(scaling, original_max_length=LENGTH // 4)
         case LongRope(short=short, long=long):
             step = len(short) / pairs
-            kept = [int(i * step) for i in range(pairs)]
+            pair_indices = [int(i * step) for i in range(pairs)]
             return replace(
                 scaling,
-                short=tuple(short[i] for i in kept),
-                long=tuple(long[i] for i in kept),
+                short=tuple(short[i] for i in pair_indices),
+                long=tuple(long[i] for i in pair_indices),
                 original_max_length=LENGTH // 4,
                 max_length=LENGTH,
             )

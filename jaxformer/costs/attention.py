@@ -35,19 +35,23 @@ def attention_flops(
     config: c.TransformerConfig, length: int, memory_length: int, window: c.Window
 ) -> int:
     """FLOPs of one attention layer, from the projections to the output."""
-    a, d, seen = config.kind, config.model_dim, keys_seen(window, memory_length)
+    a, d, num_keys = config.kind, config.model_dim, keys_seen(window, memory_length)
     match a:
         case c.MultiHead() | c.SharedKV():
-            kernels = 2 if isinstance(a, c.MultiHead) else 1
+            num_kv_projections = 2 if isinstance(a, c.MultiHead) else 1
             heads, kv = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
-            projections = length * 2 * d * heads + memory_length * kernels * d * kv
-            return 2 * (projections + 2 * length * seen * heads)
+            projections = length * 2 * d * heads + memory_length * num_kv_projections * d * kv
+            return 2 * (projections + 2 * length * num_keys * heads)
         case c.Latent(num_heads=n, latent_dim=latent, query_latent_dim=query):
-            asked, told = n * (a.nope_dim + a.rope_dim), n * a.value_dim
-            own = d * asked if query is None else (d + asked) * query
-            others = d * (latent + a.rope_dim) + latent * (n * a.nope_dim + told)
-            products = length * (own + told * d) + memory_length * others
-            return 2 * (products + length * seen * (asked + told))
+            query_width, value_width = n * (a.nope_dim + a.rope_dim), n * a.value_dim
+            query_projection = d * query_width if query is None else (d + query_width) * query
+            key_value_projection = d * (latent + a.rope_dim) + latent * (
+                n * a.nope_dim + value_width
+            )
+            products = (
+                length * (query_projection + value_width * d) + memory_length * key_value_projection
+            )
+            return 2 * (products + length * num_keys * (query_width + value_width))
         case c.Decay():
             heads = a.num_heads * a.head_dim
             return 2 * length * (2 * d + min(F.RECURRENCE_CHUNK, length)) * heads
@@ -61,18 +65,18 @@ def kept_bytes(
     """Cache bytes of one layer for so many tokens."""
     match config.kind:
         case c.MultiHead(num_kv_heads=heads, head_dim=features):
-            numbers = 2 * heads * features
+            numbers_per_token = 2 * heads * features
         case c.SharedKV(num_kv_heads=heads, head_dim=features) as a:
-            numbers = a.arrays_kept(positions) * heads * features
+            numbers_per_token = a.arrays_kept(positions) * heads * features
         case c.Latent(latent_dim=latent, rope_dim=rotary):
-            numbers = latent + rotary
+            numbers_per_token = latent + rotary
         case c.Decay(num_heads=heads, head_dim=features):
             return 4 * heads * features  # in float32, once for all tokens
         case c.Mixer() as mixer:
             dtype = jnp.bfloat16 if width == 2 else jnp.float32
             empty = jax.eval_shape(lambda: mixer.empty_cache((), seen, dtype))
             return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(empty))
-    return width * seen * numbers
+    return width * seen * numbers_per_token
 
 
 def attention_widths(
@@ -81,16 +85,21 @@ def attention_widths(
     """Numbers per token that an attention layer computes, heads sharded over `tensor`."""
     match config.kind:
         case c.MultiHead() | c.SharedKV() as a:
-            both = 2 if isinstance(a, c.MultiHead) else 1
-            around = 2 if isinstance(a, c.MultiHead) else a.arrays_kept(positions)
+            num_kv_projections = 2 if isinstance(a, c.MultiHead) else 1
+            ring_arrays = 2 if isinstance(a, c.MultiHead) else a.arrays_kept(positions)
             heads = a.num_heads * a.head_dim / tensor
             kv = a.num_kv_heads * a.head_dim / min(tensor, a.num_kv_heads)
-            return Widths(heads + both * kv, 2 * heads + kv, heads, around * kv)
+            return Widths(heads + num_kv_projections * kv, 2 * heads + kv, heads, ring_arrays * kv)
         case c.Latent() as a:
             n, latents = a.num_heads / tensor, a.latent_dim + (a.query_latent_dim or 0)
-            asked, told = n * (a.nope_dim + a.rope_dim), n * a.value_dim
-            made = n * a.nope_dim + told + latents + a.rope_dim
-            return Widths(asked + made, 2 * asked + told + latents, told, asked + told)
+            query_width, value_width = n * (a.nope_dim + a.rope_dim), n * a.value_dim
+            key_value_width = n * a.nope_dim + value_width + latents + a.rope_dim
+            return Widths(
+                query_width + key_value_width,
+                2 * query_width + value_width + latents,
+                value_width,
+                query_width + value_width,
+            )
         case c.Decay() as a:
             heads = a.num_heads * a.head_dim / tensor
             return Widths(heads, 4 * heads, heads, heads)
@@ -102,5 +111,7 @@ def attention_widths(
 def made_of_a_token(parameters: Mapping[str, Parameter]) -> int:
     """Outputs per token of all matrices that read the model width."""
     shapes = [(p.shape, read_axes(p.axes)) for p in parameters.values()]
-    into = [(x, axes.inputs) for x, axes in shapes if "model" in axes.names[: axes.inputs]]
-    return sum(math.prod(shape[inputs:]) for shape, inputs in into)
+    input_matrices = [
+        (x, axes.inputs) for x, axes in shapes if "model" in axes.names[: axes.inputs]
+    ]
+    return sum(math.prod(shape[inputs:]) for shape, inputs in input_matrices)

@@ -50,5 +50,5 @@ def recomputes_logits(
     Returns:
         True where `F.loss_chunk` is less than the ids that the device has.
     """
-    part = config.vocab_size // tensor
-    return F.loss_chunk(tokens, part, platform=platform) < part
+    local_vocab_size = config.vocab_size // tensor
+    return F.loss_chunk(tokens, local_vocab_size, platform=platform) < local_vocab_size

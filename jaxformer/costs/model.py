@@ -36,7 +36,7 @@ def parameters(config: c.TransformerConfig) -> int:
         >>> f"{costs.parameters(config):,}"
         '68,976,648,192'
     """
-    return sum(math.prod(declared.shape) for declared in jax.tree.leaves(declarations(config)))
+    return sum(math.prod(metadata.shape) for metadata in jax.tree.leaves(declarations(config)))
 
 
 def active_parameters(config: c.TransformerConfig) -> int:
@@ -48,14 +48,14 @@ def active_parameters(config: c.TransformerConfig) -> int:
     Returns:
         The exact count; that of `parameters` where there are no experts.
     """
-    idle = 0
+    unused = 0
     layers = [config.layer(i) for i in range(config.num_layers)]
     layers += [config.encoder.layer(i) for i in range(_encoder_layers(config))]
-    for _, _, choice in layers:
-        if isinstance(choice, c.Experts):
-            one = choice.expert.flops(config.model_dim, 1) // 2
-            idle += (choice.num_experts - choice.top_k) * one
-    return parameters(config) - idle
+    for _, _, feed_forward in layers:
+        if isinstance(feed_forward, c.Experts):
+            expert_size = feed_forward.expert.flops(config.model_dim, 1) // 2
+            unused += (feed_forward.num_experts - feed_forward.top_k) * expert_size
+    return parameters(config) - unused
 
 
 def forward_flops(config: c.TransformerConfig, length: int, source_length: int = 0) -> int:
@@ -86,8 +86,8 @@ def forward_flops(config: c.TransformerConfig, length: int, source_length: int =
     if isinstance(config.topology, c.EncoderDecoder):
         total += 0 if width is None else 2 * source_length * width * d
         for i in range(config.topology.num_encoder_layers):
-            own = config.encoder
-            total += _layer_flops(own.at(i), own.layer(i), source_length)
+            encoder_config = config.encoder
+            total += _layer_flops(encoder_config.at(i), encoder_config.layer(i), source_length)
     return total
 
 
@@ -103,8 +103,8 @@ def expert_flops(config: c.TransformerConfig, length: int, source_length: int = 
         FLOPs of the experts' products, without the router's; 0 where there are no experts.
     """
     layers = [(config.layer(i).feed_forward, length) for i in range(config.num_layers)]
-    own = map(config.encoder.layer, range(_encoder_layers(config)))
-    layers += [(layer.feed_forward, source_length) for layer in own]
+    encoder_layers = map(config.encoder.layer, range(_encoder_layers(config)))
+    layers += [(layer.feed_forward, source_length) for layer in encoder_layers]
     mixtures = [(x, tokens) for x, tokens in layers if isinstance(x, c.Experts)]
     return sum(experts.expert_flops(config.model_dim, tokens) for experts, tokens in mixtures)
 
@@ -158,14 +158,14 @@ def cache_bytes(
         >>> costs.cache_bytes(zoo.get("gemma-3-27b"), 131_072, batch=8) / 2**30
         83.25
     """
-    kept = 0
+    total = 0
     for i in range(config.num_layers):
         positions, window, _ = config.layer(i)
-        seen = keys_seen(window, length)
-        kept += kept_bytes(config.at(i), positions, seen, bytes_per_number)
+        num_tokens = keys_seen(window, length)
+        total += kept_bytes(config.at(i), positions, num_tokens, bytes_per_number)
     if isinstance(config.topology, c.EncoderDecoder):
-        kept += config.num_layers * kept_bytes(config, None, source_length, bytes_per_number)
-    return batch * kept
+        total += config.num_layers * kept_bytes(config, None, source_length, bytes_per_number)
+    return batch * total
 
 
 def activation_bytes(
@@ -219,21 +219,23 @@ def activation_bytes(
         raise ValueError(f"remat must be one of {REMAT}; got {remat!r}.")
     tokens, source = batch * length // context, batch * source_length // context
     devices = tensor, context, expert
-    kept, working = 0.0, 0.0
-    for stack, count, own, keys in (
+    saved, peak_layer = 0.0, 0.0
+    for stack, count, stack_tokens, keys in (
         (config, config.num_layers, tokens, length),
         (config.encoder, _encoder_layers(config), source, source_length),
     ):
         for i in range(count):
-            here, choice = stack.at(i), stack.layer(i)
-            kept += own * _kept_per_token(here, choice, keys, remat, *devices, kernels)
-            at_work = _kept_per_token(here, choice, keys, "none", *devices)
+            layer_config, layer = stack.at(i), stack.layer(i)
+            saved += stack_tokens * _kept_per_token(
+                layer_config, layer, keys, remat, *devices, kernels
+            )
+            layer_total = _kept_per_token(layer_config, layer, keys, "none", *devices)
             if context > 1:  # keys and values of another device, and their gradients
-                at_work += 4 * attention_widths(here, choice.positions, tensor).around
-            working = max(working, own * at_work)
-    on = "gpu" if kernels else "cpu"
-    logits = logit_bytes(config, tokens, tensor=tensor, platform=on)
-    return round((kept + working) * bytes_per_number) + logits
+                layer_total += 4 * attention_widths(layer_config, layer.positions, tensor).around
+            peak_layer = max(peak_layer, stack_tokens * layer_total)
+    platform = "gpu" if kernels else "cpu"
+    logits = logit_bytes(config, tokens, tensor=tensor, platform=platform)
+    return round((saved + peak_layer) * bytes_per_number) + logits
 
 
 def _kept_per_token(
@@ -247,19 +249,19 @@ def _kept_per_token(
     kernels: bool = False,
 ) -> float:
     a, d = config.kind, config.model_dim
-    branch = attention_widths(config, choice.positions, tensor)
+    widths = attention_widths(config, choice.positions, tensor)
     routed = isinstance(choice.feed_forward, c.Experts)
-    inner = _inner(choice.feed_forward, d) / tensor * (expert if routed else 1)
-    products = branch.products + d + inner + d
-    blocks = _by_blocks(config, choice, length, context)
-    mixed = branch.heads + a.num_heads / tensor if blocks else 0
+    hidden_width = _inner(choice.feed_forward, d) / tensor * (expert if routed else 1)
+    products = widths.products + d + hidden_width + d
+    is_blockwise = _by_blocks(config, choice, length, context)
+    attention_outputs = widths.heads + a.num_heads / tensor if is_blockwise else 0
     if remat == "full":
-        return float(d + kernels * mixed)
+        return float(d + kernels * attention_outputs)
     if remat == "dots":
-        return d + products - (inner if routed else 0) + mixed
-    seen = min(length, F.RECURRENCE_CHUNK) if isinstance(a, RECURRENT) else length
-    scores = (1 if blocks else 2 * seen) * a.num_heads / tensor
-    return d + products + 7 * d + branch.beside + 2 * inner + scores
+        return d + products - (hidden_width if routed else 0) + attention_outputs
+    num_keys = min(length, F.RECURRENCE_CHUNK) if isinstance(a, RECURRENT) else length
+    scores = (1 if is_blockwise else 2 * num_keys) * a.num_heads / tensor
+    return d + products + 7 * d + widths.beside + 2 * hidden_width + scores
 
 
 def _by_blocks(
@@ -267,9 +269,9 @@ def _by_blocks(
 ) -> bool:
     """Whether attention runs blockwise, so that its scores are never in memory all at once."""
     a = config.kind
-    pairs = isinstance(a, RECURRENT) or isinstance(choice.window, c.BlockSparse)
-    pairs = pairs or any(isinstance(kind, c.TransformerXL) for kind in a.positions)
-    return not pairs and (context > 1 or F.many_scores(length, length))
+    is_excluded = isinstance(a, RECURRENT) or isinstance(choice.window, c.BlockSparse)
+    is_excluded = is_excluded or any(isinstance(kind, c.TransformerXL) for kind in a.positions)
+    return not is_excluded and (context > 1 or F.many_scores(length, length))
 
 
 def _layer_flops(config: c.TransformerConfig, choice: c.LayerChoice, length: int) -> int:

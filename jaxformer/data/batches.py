@@ -69,12 +69,12 @@ class Batches:
         parts, weights = (
             (rows.parts, rows.weights) if isinstance(rows, MixedRows) else ((rows,), (1.0,))
         )
-        drawn, first = [], 0
+        datasets, offset = [], 0
         for part in parts:
-            indices = grain.MapDataset.source(range(first, first + len(part))).seed(seed)
-            drawn.append((indices.shuffle() if shuffle else indices).repeat())
-            first += len(part)
-        mixed = grain.MapDataset.mix(drawn, weights) if len(drawn) > 1 else drawn[0]
+            indices = grain.MapDataset.source(range(offset, offset + len(part))).seed(seed)
+            datasets.append((indices.shuffle() if shuffle else indices).repeat())
+            offset += len(part)
+        mixed = grain.MapDataset.mix(datasets, weights) if len(datasets) > 1 else datasets[0]
         self._indices = mixed.batch(batch_size)
         self._rows = rows
         self._local = slice(None) if local is None else local

@@ -106,16 +106,16 @@ class ChatTemplate:
                 "cannot be told."
             )
         counts = (part for part in enumerate(parts) if part[1])
-        pieces = tuple(
+        spans = tuple(
             ("".join(part for _, part in group), odd)
             for odd, group in groupby(counts, key=lambda part: part[0] % 2 == 1)
         )
-        if not any(counts for _, counts in pieces):
+        if not any(counts for _, counts in spans):
             raise ValueError(
                 "The chat template writes nothing that the assistant says, so nothing would be "
                 "learned from it."
             )
-        return (*pieces, ("", False))
+        return (*spans, ("", False))
 
     def _answer(
         self, messages: Sequence[Message], number: int, text: str, *, after: int

@@ -181,34 +181,36 @@ def documents(corpus: Source, *, template: ChatTemplate | None = None) -> Docume
     keys: tuple[str, ...] = ()
     match corpus:
         case StandardLibrary():
-            where, suffixes = Path(sysconfig.get_path("stdlib")), (".py",)
-            files = corpus_files(where, suffixes, keys, LIBRARY_EXCLUDES)
+            source_path, suffixes = Path(sysconfig.get_path("stdlib")), (".py",)
+            files = corpus_files(source_path, suffixes, keys, LIBRARY_EXCLUDES)
             # Not the build's own record.
             files = [file for file in files if not file.name.startswith("_sysconfigdata")]
         case TextFiles(path=path) | Instructions(path=path):
-            where = Path(path)
+            source_path = Path(path)
             if isinstance(corpus, TextFiles):
                 suffixes, keys = corpus.suffixes, (corpus.field,)
             else:
                 suffixes, keys = RECORDS, (corpus.prompt, corpus.answer, corpus.messages)
-            files = corpus_files(where, suffixes, keys)
+            files = corpus_files(source_path, suffixes, keys)
     if not files:
         raise ValueError(
-            f"{where} has no text: no file in it, at any depth, ends in {' or '.join(suffixes)}."
+            f"{source_path} has no text: no file in it, at any depth, ends in "
+            f"{' or '.join(suffixes)}."
         )
-    root = where if where.is_dir() else where.parent
+    root = source_path if source_path.is_dir() else source_path.parent
 
     def read() -> Iterator[AnyDocument]:
-        found = kept = 0
+        num_documents = num_nonempty = 0
         for file in files:
             for document in _read(file, file.relative_to(root).as_posix(), corpus, keys, template):
-                found += 1
+                num_documents += 1
                 if document.text:
-                    kept += 1
+                    num_nonempty += 1
                     yield document
-        if not kept:
+        if not num_nonempty:
             raise ValueError(
-                f"{where} has no text: {len(files)} files to read, {found} documents, all empty."
+                f"{source_path} has no text: {len(files)} files to read, {num_documents} "
+                "documents, all empty."
             )
 
     return Documents(read)

@@ -33,34 +33,36 @@ def export_tokenizer(
     Raises:
         ValueError: The tokenizer is of another kind.
     """
-    end = END_OF_TEXT
+    eos_token = END_OF_TEXT
     match tokenizer:
         case ByteTokenizer():
-            form = _form(_bytes(), end, tokenizer.end_of_text)
+            tokenizer_json = _form(_bytes(), eos_token, tokenizer.end_of_text)
         case CharacterTokenizer():
-            form = _form(
-                _characters(json.loads(tokenizer.to_json())["alphabet"]), end, tokenizer.end_of_text
+            tokenizer_json = _form(
+                _characters(json.loads(tokenizer.to_json())["alphabet"]),
+                eos_token,
+                tokenizer.end_of_text,
             )
         case BPETokenizer():
             saved = json.loads(tokenizer.to_json())
-            form, end = saved["tokenizer"], saved["end_of_text"]
+            tokenizer_json, eos_token = saved["tokenizer"], saved["end_of_text"]
         case _:
             raise ValueError(
                 f"{type(tokenizer).__name__} has no form that Hugging Face's libraries read; "
                 "ByteTokenizer, CharacterTokenizer and BPETokenizer have one."
             )
-    if begins and form["post_processor"] is None:
-        form["post_processor"] = _begin(end, tokenizer.end_of_text)
+    if begins and tokenizer_json["post_processor"] is None:
+        tokenizer_json["post_processor"] = _begin(eos_token, tokenizer.end_of_text)
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": end,
-        "eos_token": end,
+        "bos_token": eos_token,
+        "eos_token": eos_token,
         "split_special_tokens": split,
         "clean_up_tokenization_spaces": False,
     }
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    for name, content in (("tokenizer.json", form), ("tokenizer_config.json", settings)):
+    for name, content in (("tokenizer.json", tokenizer_json), ("tokenizer_config.json", settings)):
         text = json.dumps(content, ensure_ascii=False, indent=1)
         (folder / name).write_text(text + "\n", encoding="utf-8")
 
@@ -75,8 +77,8 @@ def byte_characters() -> list[str]:
         code, ``bytes_to_unicode``.
     """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = [byte for byte in range(256) if byte not in printable]
-    return [chr(b) if b in printable else chr(256 + others.index(b)) for b in range(256)]
+    unprintable = [byte for byte in range(256) if byte not in printable]
+    return [chr(b) if b in printable else chr(256 + unprintable.index(b)) for b in range(256)]
 
 
 def _bytes() -> dict[str, Any]:

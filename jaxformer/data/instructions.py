@@ -34,24 +34,24 @@ def pieces_of(
                     f"{TOOLS} beside {messages} are not read: write them into a message of role "
                     f"system, or leave out {TOOLS}."
                 )
-            spoken = line[messages]
-            whole = isinstance(spoken, list) and all(_is_message(m) for m in spoken)
-            if not whole:
+            conversation = line[messages]
+            is_valid = isinstance(conversation, list) and all(_is_message(m) for m in conversation)
+            if not is_valid:
                 raise ValueError(f"{messages} is no list of objects with role and content.")
             if template is None:
                 raise ValueError(
                     f"{messages} needs a tokenizer with a chat template: pass --tokenizer FOLDER "
                     f"or --chat-template FILE, or lines with {prompt} and {answer}."
                 )
-            return template.pieces(spoken)
+            return template.pieces(conversation)
         missing = [name for name in (prompt, answer) if not isinstance(line.get(name), str)]
         if missing:
             raise ValueError(
                 f"{' and '.join(missing)} is no text here; the line has {', '.join(line) or 'none'}"
             )
         if template is not None:
-            asked = {"role": "user", "content": line[prompt]}
-            return template.pieces([asked, {"role": "assistant", "content": line[answer]}])
+            user_message = {"role": "user", "content": line[prompt]}
+            return template.pieces([user_message, {"role": "assistant", "content": line[answer]}])
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
     return (line[prompt], False), (line[answer], True), ("", True)

@@ -70,7 +70,7 @@ def pack(
             return open_packed(final)
         except ValueError as error:
             warnings.warn(f"Packing again: {error}", stacklevel=2)
-    written = 0
+    num_bytes_done = 0
     parts = final.with_name(f".{final.name}.parts")
     try:
         with _appearing(final) as partial:
@@ -78,9 +78,9 @@ def pack(
             with contextlib.closing(writer):
                 for part in tokenised(documents, tokenizer, parts):
                     writer.add(part)
-                    written += int(part.num_bytes)
+                    num_bytes_done += int(part.num_bytes)
                     if told is not None:
-                        told(written, size.bytes)
+                        told(num_bytes_done, size.bytes)
                 writer.finish()
             if size.instructions and not writer.num_bytes:
                 raise ValueError(
@@ -103,7 +103,8 @@ def pack(
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         message = (
-            f"No space left in {folder}, where {written:,} of {size.bytes:,} bytes of text are "
+            f"No space left in {folder}, where {num_bytes_done:,} of {size.bytes:,} bytes of text "
+            "are "
             "tokenised; make room, and the same command goes on"
         )
         raise OSError(error.errno, message) from error
@@ -135,10 +136,10 @@ def open_packed(folder: str | Path) -> PackedRows:
     folder = Path(folder)
     where = folder / METADATA
     try:
-        saved = read_json(where, "checksum", "content")
+        metadata = read_json(where, "checksum", "content")
     except (OSError, ValueError) as error:
         raise ValueError(f"{folder} holds no packed rows: {METADATA} cannot be read.") from error
-    checksum, content = saved["checksum"], field(saved, "content", dict, where=where)
+    checksum, content = metadata["checksum"], field(metadata, "content", dict, where=where)
     if _checksum(content) != checksum:
         raise ValueError(f"{folder} is damaged: {METADATA} does not match its checksum {checksum}.")
     if (version := field(content, "format", int, where=where)) != FORMAT:
@@ -151,14 +152,14 @@ def open_packed(folder: str | Path) -> PackedRows:
     arrays = {}
     for name in files:
         path, of = folder / name, f"{where}: {name}"
-        written = field(files, name, dict, where=where)
+        expected = field(files, name, dict, where=where)
         size, sha256 = (
-            field(written, "size", int, where=of),
-            field(written, "sha256", str, where=of),
+            field(expected, "size", int, where=of),
+            field(expected, "sha256", str, where=of),
         )
-        found = path.stat().st_size if path.is_file() else 0
-        if found != size:
-            raise ValueError(f"{folder} is damaged: {name} has {found} of {size} bytes.")
+        actual_size = path.stat().st_size if path.is_file() else 0
+        if actual_size != size:
+            raise ValueError(f"{folder} is damaged: {name} has {actual_size} of {size} bytes.")
         if _file_digest(path) != sha256:
             raise ValueError(f"{folder} is damaged: {name} does not match its SHA-256.")
         arrays[path.stem] = np.load(path, mmap_mode="r")
@@ -189,8 +190,8 @@ def _digest(
         # The length keeps two documents apart from one that joins them.
         digest.update(f" {len(data)} ".encode() + data)
         if isinstance(document, Instruction):
-            said = [document.opens, *((len(text), counts) for text, counts in document.pieces)]
-            digest.update(json.dumps(said).encode())
+            span_info = [document.opens, *((len(text), counts) for text, counts in document.pieces)]
+            digest.update(json.dumps(span_info).encode())
     return digest.hexdigest()[:32], size
 
 
@@ -208,18 +209,18 @@ def _appearing(final: Path) -> Iterator[Path]:
 
 def _publish(partial: Path, final: Path) -> None:
     # A damaged one is moved aside, never emptied in place: by then it may be another's whole one.
-    aside = final.with_name(f"{partial.name}.damaged")
+    damaged_folder = final.with_name(f"{partial.name}.damaged")
     try:
         if final.exists() and not _is_whole(final):
             with contextlib.suppress(FileNotFoundError):
-                os.rename(final, aside)
+                os.rename(final, damaged_folder)
         os.rename(partial, final)
     except OSError:
         # If it is there now, another process was faster, with the same content.
         if not final.exists():
             raise
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(damaged_folder, ignore_errors=True)
 
 
 def _is_whole(folder: Path) -> bool:
@@ -235,8 +236,8 @@ def _describe(folder: Path, metadata: dict[str, int]) -> None:
     paths = sorted(folder.glob("*.npy"))
     files = {p.name: {"size": p.stat().st_size, "sha256": _file_digest(p)} for p in paths}
     content = {"format": FORMAT, "files": files, "metadata": metadata}
-    saved = {"checksum": _checksum(content), "content": content}
-    (folder / METADATA).write_text(json.dumps(saved, indent=1))
+    file_content = {"checksum": _checksum(content), "content": content}
+    (folder / METADATA).write_text(json.dumps(file_content, indent=1))
 
 
 def _checksum(content: object) -> str:

@@ -90,10 +90,10 @@ class PairBatches:
     def __getitem__(self, step: SupportsIndex) -> PairBatch:
         if index(step) < 0:
             raise ValueError(f"step must be at least 0; got {step}.")
-        number, place = divmod(index(step), self._group)
-        if self._latest[0] != number:
-            self._latest = (number, self._sorted(number))
-        return pair_batch(self._latest[1][place], self._tokenizer, lengths=self._lengths)
+        group_index, index_in_group = divmod(index(step), self._group)
+        if self._latest[0] != group_index:
+            self._latest = (group_index, self._sorted(group_index))
+        return pair_batch(self._latest[1][index_in_group], self._tokenizer, lengths=self._lengths)
 
     def __iter__(self) -> Iterator[PairBatch]:
         step = 0
@@ -104,10 +104,10 @@ class PairBatches:
     def _sorted(self, number: int) -> list[list[Pair]]:
         """Draw one group of pairs, sort it by source length, cut it into shuffled batches."""
         size, count = self._batch_size, self._batch_size * self._group
-        drawn = [self._pair(i) for i in range(number * count, (number + 1) * count)]
-        drawn.sort(key=lambda pair: len(pair.source))
+        pairs = [self._pair(i) for i in range(number * count, (number + 1) * count)]
+        pairs.sort(key=lambda pair: len(pair.source))
         order = np.random.default_rng(number).permutation(self._group)
-        return [drawn[place * size : (place + 1) * size] for place in order]
+        return [pairs[batch_index * size : (batch_index + 1) * size] for batch_index in order]
 
 
 def evaluation_pair_batches(
@@ -139,11 +139,11 @@ def _in_order(
     pairs: Sequence[Pair], tokenizer: Tokenizer, batch_size: int, lengths: Lengths
 ) -> Iterator[PairBatch]:
     for first in range(0, len(pairs), batch_size):
-        some = pairs[first : first + batch_size]
-        filled = [*some, *[some[-1]] * (batch_size - len(some))]
-        batch = pair_batch(filled, tokenizer, lengths=lengths)
-        real = np.arange(batch_size) < len(some)
-        yield batch._replace(mask=batch.mask & real[:, None])
+        batch_pairs = pairs[first : first + batch_size]
+        padded_pairs = [*batch_pairs, *[batch_pairs[-1]] * (batch_size - len(batch_pairs))]
+        batch = pair_batch(padded_pairs, tokenizer, lengths=lengths)
+        is_real_row = np.arange(batch_size) < len(batch_pairs)
+        yield batch._replace(mask=batch.mask & is_real_row[:, None])
 
 
 def pair_batch(pairs: Sequence[Pair], tokenizer: Tokenizer, *, lengths: Lengths) -> PairBatch:
@@ -175,11 +175,11 @@ def pair_batch(pairs: Sequence[Pair], tokenizer: Tokenizer, *, lengths: Lengths)
             raise ValueError(f"A source has 0 tokens; its target is {pair.target!r}.")
     longest = max(map(len, sources))
     width = next((length for length in lengths.source if length >= longest), lengths.source[-1])
-    source, real = _padded(sources, width, end, what="source")
+    source, is_source_token = _padded(sources, width, end, what="source")
     target, mask = _padded(targets, lengths.target, end, what="target")
     return PairBatch(
         source=source,
-        source_segments=real.astype(np.int32),
+        source_segments=is_source_token.astype(np.int32),
         tokens=np.pad(target[:, :-1], ((0, 0), (1, 0)), constant_values=end),
         targets=target,
         mask=mask,
@@ -195,10 +195,10 @@ def _padded(
         raise ValueError(
             f"The longest {what} has {lengths.max()} tokens; there is room for {length}."
         )
-    real = np.arange(length) < lengths[:, None]
-    padded = np.full(real.shape, fill, np.int32)
-    padded[real] = np.concatenate(rows)
-    return padded, real
+    is_token = np.arange(length) < lengths[:, None]
+    padded = np.full(is_token.shape, fill, np.int32)
+    padded[is_token] = np.concatenate(rows)
+    return padded, is_token
 
 
 def _check(batch_size: int, lengths: Lengths) -> None:

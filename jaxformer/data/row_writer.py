@@ -36,16 +36,16 @@ class RowWriter:
         """
         self._length, self._whole = row_length, whole
         self._end = tokenizer.end_of_text
-        tokens, places = unsigned(tokenizer.vocab_size), unsigned(row_length + 1)
+        token_dtype, position_dtype = unsigned(tokenizer.vocab_size), unsigned(row_length + 1)
         self._layout = {
-            "tokens": (tokens, row_length + 1),
-            "segments": (places, row_length),
-            "positions": (places, row_length),
+            "tokens": (token_dtype, row_length + 1),
+            "segments": (position_dtype, row_length),
+            "positions": (position_dtype, row_length),
         }
         if whole:
             self._layout["counted"] = (np.dtype(bool), row_length)
         # What no row has yet: the last token of the last row, and what followed it.
-        self._stream, self._counts = np.array([self._end], tokens), np.zeros(1, bool)
+        self._stream, self._counts = np.array([self._end], token_dtype), np.zeros(1, bool)
         self._starts = list[int]()
         self._rows = self.num_documents = self.num_targets = self.num_bytes = self.cut = 0
         with contextlib.ExitStack() as stack:
@@ -64,33 +64,37 @@ class RowWriter:
     def add(self, part: Part) -> None:
         """Append tokenized documents and write the rows that are complete."""
         length = self._length
-        stream, counts, starts = [self._stream], [self._counts], self._starts
+        stream, loss_masks, starts = [self._stream], [self._counts], self._starts
         size, end = len(self._stream), 0
         for num_tokens, opens in zip(part.lengths.tolist(), part.opens.tolist(), strict=True):
             begin, end = end, end + num_tokens
-            ids, ids_count = part.tokens[begin:end], part.counts[begin:end]
+            ids, ids_loss_mask = part.tokens[begin:end], part.counts[begin:end]
             sizes = part.sizes[begin:end]
             first = size - opens  # its first input
             if self._whole:
-                room = length - opens
-                if num_tokens - 1 > room:
-                    ids = np.append(ids[:room], ids[-1:])
-                    ids_count, sizes = np.append(ids_count[:room], False), sizes[:room]
+                max_tokens = length - opens
+                if num_tokens - 1 > max_tokens:
+                    ids = np.append(ids[:max_tokens], ids[-1:])
+                    ids_loss_mask, sizes = (
+                        np.append(ids_loss_mask[:max_tokens], False),
+                        sizes[:max_tokens],
+                    )
                     self.cut += 1
-                if not ids_count.any():  # a row of nothing to learn would be an update of nothing
+                # A row of nothing to learn would be an update of nothing
+                if not ids_loss_mask.any():
                     continue
                 if first // length != (size + len(ids) - 2) // length:
                     fill = -first % length
                     stream.append(np.full(fill, self._end, ids.dtype))
-                    counts.append(np.zeros(fill, bool))
+                    loss_masks.append(np.zeros(fill, bool))
                     size, first = size + fill, first + fill
             self.num_documents += 1
             self.num_bytes += int(sizes.sum())
             starts.append(first)
             stream.append(ids)
-            counts.append(ids_count)
+            loss_masks.append(ids_loss_mask)
             size += len(ids)
-        self._stream, self._counts = np.concatenate(stream), np.concatenate(counts)
+        self._stream, self._counts = np.concatenate(stream), np.concatenate(loss_masks)
         self._write((size - 1) // length)
 
     def finish(self) -> None:
@@ -103,16 +107,16 @@ class RowWriter:
 
     def _write(self, num_rows: int) -> None:
         """Write the first `num_rows` rows of the buffer and drop them from it."""
-        length, stream, counts = self._length, self._stream, self._counts
-        opens = np.zeros(len(stream), bool)
-        opens[self._starts] = True
-        step = max(1, TOKENS_AT_ONCE // length)
-        for row in range(0, num_rows, step):
-            part = slice(row * length, min(row + step, num_rows) * length + 1)
-            self._write_rows(stream[part], opens[part], counts[part])
-        done = num_rows * length
-        self._stream, self._counts = stream[done:], counts[done:]
-        self._starts = [start - done for start in self._starts if start >= done]
+        length, stream, token_loss_mask = self._length, self._stream, self._counts
+        starts_document = np.zeros(len(stream), bool)
+        starts_document[self._starts] = True
+        rows_per_write = max(1, TOKENS_AT_ONCE // length)
+        for row in range(0, num_rows, rows_per_write):
+            part = slice(row * length, min(row + rows_per_write, num_rows) * length + 1)
+            self._write_rows(stream[part], starts_document[part], token_loss_mask[part])
+        num_written = num_rows * length
+        self._stream, self._counts = stream[num_written:], token_loss_mask[num_written:]
+        self._starts = [start - num_written for start in self._starts if start >= num_written]
 
     def _write_rows(
         self,
@@ -122,10 +126,10 @@ class RowWriter:
     ) -> None:
         packed = pack_stream(stream, starts, row_length=self._length, end_of_text=self._end)
         shape = packed.segments.shape
-        counted = np.pad(counts[1:], (0, packed.segments.size - len(counts) + 1)).reshape(shape)
-        self._rows += len(counted)
-        self.num_targets += int(counted.sum())
-        arrays = {**packed._asdict(), "counted": counted}
+        loss_mask = np.pad(counts[1:], (0, packed.segments.size - len(counts) + 1)).reshape(shape)
+        self._rows += len(loss_mask)
+        self.num_targets += int(loss_mask.sum())
+        arrays = {**packed._asdict(), "counted": loss_mask}
         for name, (dtype, _) in self._layout.items():
             self._files[name].write(np.ascontiguousarray(arrays[name], dtype).data)
 

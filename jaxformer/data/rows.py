@@ -100,14 +100,14 @@ class PackedRows:
 
     def part(self, index: list[int] | np.ndarray) -> "PackedRows":
         """The given rows; totals such as num_bytes stay those of all rows."""
-        counted = None if self.counted is None else self.counted[index]
-        return replace(self, **self[index]._asdict(), counted=counted)
+        loss_mask = None if self.counted is None else self.counted[index]
+        return replace(self, **self[index]._asdict(), counted=loss_mask)
 
     def digest(self) -> str:
         """SHA-256 of everything that a batch is made of: types, shapes and all arrays."""
         digest = hashlib.sha256()
-        more = () if self.counted is None else (self.counted,)
-        for array in (self.tokens, self.segments, self.positions, *more):
+        extra_arrays = () if self.counted is None else (self.counted,)
+        for array in (self.tokens, self.segments, self.positions, *extra_arrays):
             digest.update(f"{array.dtype.str} {array.shape} ".encode())
             digest.update(np.ascontiguousarray(array).data)
         if self.begin_of_text not in (None, self.end_of_text):
@@ -175,9 +175,9 @@ class MixedRows:
         return sum(map(len, self.parts))
 
     def __getitem__(self, index: list[int] | np.ndarray) -> Row:
-        of_parts, back = self._of_parts(index)
-        rows = [part[own] for part, own in of_parts]
-        return Row(*(np.concatenate(arrays)[back] for arrays in zip(*rows, strict=True)))
+        located, order = self._of_parts(index)
+        rows = [part[own] for part, own in located]
+        return Row(*(np.concatenate(arrays)[order] for arrays in zip(*rows, strict=True)))
 
     def mask(self, index: list[int] | np.ndarray) -> Bool[np.ndarray, "rows T"]:
         """Loss mask of the given rows."""
@@ -191,8 +191,10 @@ class MixedRows:
 
     def digest(self) -> str:
         """SHA-256 of everything that a batch is made of, weights included."""
-        said = [(part.digest(), float(w)) for part, w in zip(self.parts, self.weights, strict=True)]
-        return hashlib.sha256(repr(said).encode()).hexdigest()
+        part_digests = [
+            (part.digest(), float(w)) for part, w in zip(self.parts, self.weights, strict=True)
+        ]
+        return hashlib.sha256(repr(part_digests).encode()).hexdigest()
 
     def _of_parts(
         self, index: list[int] | np.ndarray
@@ -200,10 +202,10 @@ class MixedRows:
         """(part, row indices in it) for each part, and the order that restores the index."""
         sizes = np.array([len(part) for part in self.parts])
         ends = np.cumsum(sizes)
-        which = np.searchsorted(ends, index, side="right")
-        own = np.asarray(index) - (ends - sizes)[which]
-        back = np.argsort(np.argsort(which, kind="stable"))
-        return [(part, own[which == i]) for i, part in enumerate(self.parts)], back
+        part_index = np.searchsorted(ends, index, side="right")
+        index_in_part = np.asarray(index) - (ends - sizes)[part_index]
+        order = np.argsort(np.argsort(part_index, kind="stable"))
+        return [(part, index_in_part[part_index == i]) for i, part in enumerate(self.parts)], order
 
 
 AnyRows: TypeAlias = PackedRows | MixedRows
@@ -252,10 +254,10 @@ def pack_stream(
     fill = num_rows * row_length - num_inputs
     filled = np.pad(stream, (0, fill), constant_values=end_of_text)
     tokens = np.lib.stride_tricks.sliding_window_view(filled, row_length + 1)[::row_length]
-    opens = np.pad(starts[:num_inputs], (0, fill)).reshape(num_rows, row_length)
-    opens[:, 0] = True
-    places = np.broadcast_to(np.arange(row_length), opens.shape)
-    segments = np.cumsum(opens, axis=1)
-    positions = places - np.maximum.accumulate(np.where(opens, places, 0), axis=1)
-    is_input = (np.arange(opens.size) < num_inputs).reshape(opens.shape)
+    starts_document = np.pad(starts[:num_inputs], (0, fill)).reshape(num_rows, row_length)
+    starts_document[:, 0] = True
+    columns = np.broadcast_to(np.arange(row_length), starts_document.shape)
+    segments = np.cumsum(starts_document, axis=1)
+    positions = columns - np.maximum.accumulate(np.where(starts_document, columns, 0), axis=1)
+    is_input = (np.arange(starts_document.size) < num_inputs).reshape(starts_document.shape)
     return Row(tokens, np.where(is_input, segments, 0), np.where(is_input, positions, 0))

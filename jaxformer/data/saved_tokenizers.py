@@ -67,9 +67,9 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
         names = {str(token["content"]) for token in saved.get("added_tokens") or ()}
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path} is no tokenizer: an added token has no content.") from error
-    end = special_tokens(path.parent).get("eos_token")
-    end = end or next((name for name in KNOWN_ENDS if name in names), None)
-    if end is None:
+    eos_token = special_tokens(path.parent).get("eos_token")
+    eos_token = eos_token or next((name for name in KNOWN_ENDS if name in names), None)
+    if eos_token is None:
         raise ValueError(
             f"{path} does not tell how a text ends: no eos_token in tokenizer_config.json, and "
             f"none of {list(KNOWN_ENDS)} among its {len(names)} added tokens."
@@ -77,7 +77,7 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
     config = path.with_name(CONFIG)
     said = {"split_special_tokens": False} | (read_json(config) if config.is_file() else {})
     split = field(said, "split_special_tokens", bool, where=config)
-    return _bpe(saved, end, where=path, split_special_tokens=split)
+    return _bpe(saved, eos_token, where=path, split_special_tokens=split)
 
 
 def _from_saved(saved: dict, *, where: str | Path) -> Tokenizer:
@@ -91,8 +91,8 @@ def _from_saved(saved: dict, *, where: str | Path) -> Tokenizer:
                 raise ValueError(f"{where} is no tokenizer: {error}") from error
         case {"type": "BPETokenizer", "end_of_text": str(end), "tokenizer": dict(backend)}:
             return _bpe(backend, end, where=where)
-    some = ", ".join(repr(key)[:40] for key in sorted(saved)[:8]) or "none"
-    raise ValueError(f"{where} is no tokenizer; its {len(saved)} keys: {some}.")
+    first_keys = ", ".join(repr(key)[:40] for key in sorted(saved)[:8]) or "none"
+    raise ValueError(f"{where} is no tokenizer; its {len(saved)} keys: {first_keys}.")
 
 
 def _bpe(saved: dict, end_of_text: str, *, where: str | Path, **settings: Any) -> BPETokenizer:

@@ -44,35 +44,37 @@ def split(documents: Iterable[AnyDocument], *, held_out: float = 0.05) -> Split:
     if not 0 < held_out < 1:
         raise ValueError(f"held_out must lie between 0 and 1; got {held_out}.")
     # Digests and sizes alone are kept, 24 bytes a document.
-    digests, counts = bytearray(), array("q")
+    digests, byte_counts = bytearray(), array("q")
     for document in documents:
         digests += _place(document.name)
-        counts.append(len(document.text.encode()))
-    sizes = np.array(counts)
-    places = np.frombuffer(bytes(digests), ">u8").reshape(-1, 2)
-    order = np.lexsort((places[:, 1], places[:, 0]))
-    same = (places[order][1:] == places[order][:-1]).all(axis=1)
-    if same.any():
+        byte_counts.append(len(document.text.encode()))
+    sizes = np.array(byte_counts)
+    keys = np.frombuffer(bytes(digests), ">u8").reshape(-1, 2)
+    order = np.lexsort((keys[:, 1], keys[:, 0]))
+    is_duplicate = (keys[order][1:] == keys[order][:-1]).all(axis=1)
+    if is_duplicate.any():
         raise ValueError(
-            f"{len(sizes)} documents have {len(sizes) - same.sum()} names; a split needs one each."
+            f"{len(sizes)} documents have {len(sizes) - is_duplicate.sum()} names; a split needs "
+            "one each."
         )
     # Of each document, the bytes at its end that are held out.
-    total, ends = int(sizes.sum()), np.empty_like(sizes)
-    before = np.cumsum(sizes[order]) - sizes[order]
-    ends[order] = np.clip(round(held_out * total) - before, 0, sizes[order])
+    total, held_out_bytes = int(sizes.sum()), np.empty_like(sizes)
+    bytes_before = np.cumsum(sizes[order]) - sizes[order]
+    held_out_bytes[order] = np.clip(round(held_out * total) - bytes_before, 0, sizes[order])
 
     def part(which: int) -> Iterator[AnyDocument]:
-        for document, end in zip(documents, ends.tolist(), strict=True):
+        for document, end in zip(documents, held_out_bytes.tolist(), strict=True):
             half = _cut(document, end=end)[which]
             if half.text:
                 yield half
 
     parts = Split(*(Documents(partial(part, which)) for which in (0, 1)))
     if any(next(iter(documents), None) is None for documents in parts):
-        left = [sum(len(d.text.encode()) for d in part) for part in parts]
+        part_bytes = [sum(len(d.text.encode()) for d in part) for part in parts]
         raise ValueError(
             f"held_out={held_out} of {len(sizes)} documents, {total} bytes in all, leaves "
-            f"{left[0]} bytes to train on and {left[1]} held out; give more text or another "
+            f"{part_bytes[0]} bytes to train on and {part_bytes[1]} held out; give more text or "
+            "another "
             "share."
         )
     return parts
@@ -92,15 +94,15 @@ def gzip_bits_per_byte(documents: Iterable[AnyDocument]) -> float:
     Raises:
         ValueError: There is no text.
     """
-    packer = zlib.compressobj(9, wbits=31)  # the form of gzip
-    size = packed = 0
+    compressor = zlib.compressobj(9, wbits=31)  # the form of gzip
+    size = compressed_size = 0
     for document in documents:
         data = document.text.encode()
         size += len(data)
-        packed += len(packer.compress(data))
+        compressed_size += len(compressor.compress(data))
     if not size:
         raise ValueError("The documents have 0 bytes of text; nothing to compress.")
-    return 8 * (packed + len(packer.flush())) / size
+    return 8 * (compressed_size + len(compressor.flush())) / size
 
 
 def _place(name: str) -> bytes:
@@ -119,11 +121,13 @@ def _cut(document: AnyDocument, *, end: int) -> tuple[AnyDocument, AnyDocument]:
         nothing = Document(name, "")
         return (nothing, document) if end else (document, nothing)
     data = document.text.encode()
-    at = len(data) - end
-    while at < len(data) and data[at] & 0xC0 == 0x80:  # inside a character of UTF-8
-        at -= 1
-    start, rest = data[:at].decode(), data[at:].decode()
+    split_at = len(data) - end
+    while split_at < len(data) and data[split_at] & 0xC0 == 0x80:  # inside a character of UTF-8
+        split_at -= 1
+    start, rest = data[:split_at].decode(), data[split_at:].decode()
     if not start or not rest:
         return Document(name, start), Document(name, rest)
-    place = len(start)
-    return Document(f"{name}[:{place}]", start), Document(f"{name}[{place}:]", rest)
+    num_characters = len(start)
+    return Document(f"{name}[:{num_characters}]", start), Document(
+        f"{name}[{num_characters}:]", rest
+    )

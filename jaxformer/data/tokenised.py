@@ -176,16 +176,16 @@ class _Tokens(NamedTuple):
 
 def _encode(documents: Sequence[AnyDocument], tokenizer: Tokenizer) -> Part:
     end, none = np.array([tokenizer.end_of_text]), np.zeros(1, np.int64)
-    tokens, counts, sizes = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
+    tokens, loss_masks, sizes = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
     lengths = list[int]()
-    for document, each in zip(documents, _tokens(documents, tokenizer), strict=True):
-        tokens += each.ids, end
-        counts += each.counts, np.array([_pieces(document)[-1][1]])
-        sizes += each.counted_sizes, none
-        lengths.append(len(each.ids) + 1)
+    for document, spans in zip(documents, _tokens(documents, tokenizer), strict=True):
+        tokens += spans.ids, end
+        loss_masks += spans.counts, np.array([_pieces(document)[-1][1]])
+        sizes += spans.counted_sizes, none
+        lengths.append(len(spans.ids) + 1)
     return Part(
         np.concatenate(tokens).astype(unsigned(tokenizer.vocab_size)),
-        np.concatenate(counts),
+        np.concatenate(loss_masks),
         np.concatenate(sizes),
         np.array(lengths),
         np.array([_opens(document) for document in documents]),

@@ -116,8 +116,8 @@ class ByteTokenizer:
 
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
         """Read bytes as text."""
-        kept = [i for i in _checked(ids, self.vocab_size) if i != self.end_of_text]
-        return bytes(kept).decode(errors="replace")
+        text_ids = [i for i in _checked(ids, self.vocab_size) if i != self.end_of_text]
+        return bytes(text_ids).decode(errors="replace")
 
     def to_json(self) -> str:
         """Write everything that `tokenizer_from_json` needs."""
@@ -156,11 +156,12 @@ class CharacterTokenizer:
             return np.array([self._ids[character] for character in text], np.int32)
         except KeyError as error:
             character = error.args[0]
-            place = text.index(character)
-            line = text.count("\n", 0, place) + 1
+            position = text.index(character)
+            line = text.count("\n", 0, position) + 1
             more = "..." if len(self._alphabet) > 20 else ""
             raise ValueError(
-                f"Character {character!a} (U+{ord(character):04X}) at {place}, in line {line} of "
+                f"Character {character!a} (U+{ord(character):04X}) at {position}, in line {line} "
+                "of "
                 f"the text, is none of the {len(self._ids)} that this tokenizer knows "
                 f"({self._alphabet[:20]!r}{more}); ByteLevel and BPE know every character."
             ) from None
@@ -171,8 +172,8 @@ class CharacterTokenizer:
 
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
         """Join characters."""
-        kept = [i for i in _checked(ids, self.vocab_size) if i != self.end_of_text]
-        return "".join(self._alphabet[i] for i in kept)
+        text_ids = [i for i in _checked(ids, self.vocab_size) if i != self.end_of_text]
+        return "".join(self._alphabet[i] for i in text_ids)
 
     def to_json(self) -> str:
         """Write everything that `tokenizer_from_json` needs."""
@@ -239,8 +240,8 @@ class BPETokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Encode many texts, on all cores."""
         with self._encoding(split_special_tokens=True):
-            found = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [np.array(encoding.ids, np.int32) for encoding in found]
+            encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(encoding.ids, np.int32) for encoding in encodings]
 
     def encode_with_specials(
         self, text: str, *, add_special_tokens: bool = True

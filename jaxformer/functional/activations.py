@@ -364,9 +364,9 @@ def activation(function: Activation) -> Activation:
     if not callable(function) or not name.isidentifier():
         raise ValueError(f"An activation is chosen by its name: write def name(x); got {function}.")
     if name in ACTIVATIONS:
-        home = "jaxformer" if name in OURS else ACTIVATIONS[name].__module__
-        if home != function.__module__:
-            raise ValueError(f"{home} has an activation {name!r} already: this one needs another.")
+        owner = "jaxformer" if name in OURS else ACTIVATIONS[name].__module__
+        if owner != function.__module__:
+            raise ValueError(f"{owner} has an activation {name!r} already: this one needs another.")
         jax.clear_caches()
 
     @functools.wraps(function)

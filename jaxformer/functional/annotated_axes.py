@@ -21,36 +21,40 @@ class Axes(NamedTuple):
 def read_axes(dim_str: str) -> Axes:
     """Parse jaxtyping's dim_str, such as "*batch T N H"."""
     letters = dim_str.split()
-    many = [i for i, letter in enumerate(letters) if letter == "..." or letter.startswith("*")]
-    before = many[0] if many else len(letters)
-    behind = len(letters) - before - len(many)
-    places = [*range(before), *range(-behind, 0)]
-    named = tuple((letters[i], i) for i in places if letters[i].isidentifier())
-    return Axes(named, letters[before] if many else None, before, behind)
+    variadic_indices = [
+        i for i, letter in enumerate(letters) if letter == "..." or letter.startswith("*")
+    ]
+    num_leading = variadic_indices[0] if variadic_indices else len(letters)
+    num_trailing = len(letters) - num_leading - len(variadic_indices)
+    indices = [*range(num_leading), *range(-num_trailing, 0)]
+    named_axes = tuple((letters[i], i) for i in indices if letters[i].isidentifier())
+    return Axes(
+        named_axes, letters[num_leading] if variadic_indices else None, num_leading, num_trailing
+    )
 
 
 def meet(name: str, axes: Axes, written: str, shape: tuple[int, ...], seen: dict[str, Any]) -> None:
     """Check a shape against its annotation and the sizes bound so far; bind new sizes."""
-    named, any_number, before, behind = axes
-    count, least = len(shape), before + behind
-    if count < least or (any_number is None and count > least):
-        at_least = "" if any_number is None else "at least "
+    named_axes, variadic, num_leading, num_trailing = axes
+    count, min_axes = len(shape), num_leading + num_trailing
+    if count < min_axes or (variadic is None and count > min_axes):
+        at_least = "" if variadic is None else "at least "
         raise Refused(
             f"{name} has {count} {'axis' if count == 1 else 'axes'}, shape {shape}, and must "
-            f"have {at_least}{least}: [{', '.join(written.split())}]"
+            f"have {at_least}{min_axes}: [{', '.join(written.split())}]"
         )
-    for letter, axis in named:
+    for letter, axis in named_axes:
         known = seen.get(letter)
         if known is None:
             seen[letter] = name, shape, axis
         elif known[1][known[2]] != shape[axis]:
             raise Refused(disagreement(letter, (name, shape, axis), known))
-    if any_number is not None and any_number[1:].isidentifier():  # those with # broadcast
-        sizes = shape[before : count - behind]
-        known_sizes, known_name, known_shape = seen.setdefault(any_number, (sizes, name, shape))
+    if variadic is not None and variadic[1:].isidentifier():  # those with # broadcast
+        sizes = shape[num_leading : count - num_trailing]
+        known_sizes, known_name, known_shape = seen.setdefault(variadic, (sizes, name, shape))
         if sizes != known_sizes:
             raise Refused(
-                f"{name} has {any_number[1:]} axes {sizes} (shape {shape}), which must be the "
+                f"{name} has {variadic[1:]} axes {sizes} (shape {shape}), which must be the "
                 f"{known_sizes} of {known_name} (shape {known_shape})"
             )
 

@@ -72,9 +72,9 @@ def attend(
     )
     if multipliers is not None:
         weights = weights * multipliers.astype(jnp.float32)
-    pair = factors(weights.astype(value.dtype), value)
-    mean = jnp.matmul(*pair, preferred_element_type=jnp.float32)
-    return mean.astype(query.dtype)
+    operands = factors(weights.astype(value.dtype), value)
+    output = jnp.matmul(*operands, preferred_element_type=jnp.float32)
+    return output.astype(query.dtype)
 
 
 @checked
@@ -162,15 +162,15 @@ def dot_product_attention(
         )
     check_attention(query, key, mask, bias, normalizer, logit_softcap, dropout_rate, dropout_key)
     query, scale = scaled(query, scale)
-    asked = Asked(mask, bias, logit_softcap, normalizer, dropout_rate)
-    lazy: Any = mask, bias
-    match chosen_implementation(query, key, value, implementation, asked):
+    request = Asked(mask, bias, logit_softcap, normalizer, dropout_rate)
+    mask_and_bias: Any = mask, bias
+    match chosen_implementation(query, key, value, implementation, request):
         case "blockwise":
             return blockwise_attention(
                 query,
                 key,
                 value,
-                *lazy,
+                *mask_and_bias,
                 scale=scale,
                 logit_softcap=logit_softcap,
                 normalizer=normalizer,
@@ -178,10 +178,10 @@ def dot_product_attention(
                 dropout_key=dropout_key,
             )
         case "cudnn":
-            return cudnn_attention(query, key, value, lazy[0], scale=scale)
+            return cudnn_attention(query, key, value, mask_and_bias[0], scale=scale)
         case "splash":
             return splash_attention(
-                query, key, value, lazy[0], scale=scale, logit_softcap=logit_softcap
+                query, key, value, mask_and_bias[0], scale=scale, logit_softcap=logit_softcap
             )
     one_head = partial(attend, scale=scale, logit_softcap=logit_softcap, normalizer=normalizer)
     arrays: dict[str, Array | None]
@@ -189,10 +189,10 @@ def dot_product_attention(
     if dropout_rate != 0.0:
         ones = jnp.ones(weights_shape(query, key), jnp.float32)
         arrays["multipliers"] = dropout(ones, dropout_rate, dropout_key)
-    rows = jnp.broadcast_to(
+    repeated_query = jnp.broadcast_to(
         query, (*query.shape[:-3], equal_queries(query, key), *query.shape[-2:])
     )
-    output = over_heads(one_head, "(t,v)", rows, key, **arrays)[..., : query.shape[-3], :]
+    output = over_heads(one_head, "(t,v)", repeated_query, key, **arrays)[..., : query.shape[-3], :]
     return jnp.moveaxis(output, -2, -4).reshape(*query.shape[:-1], value.shape[-1])
 
 

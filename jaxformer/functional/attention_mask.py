@@ -61,15 +61,15 @@ class AttentionMask(NamedTuple):
 
     def materialize(self) -> Bool[Array, "*batch T S"] | None:
         """Return the mask as a boolean array, or None if everything is allowed."""
-        rule, parts, at = self.rule, [], (self.query_positions, self.key_positions)
+        rule, masks, positions = self.rule, [], (self.query_positions, self.key_positions)
         if rule.causal:
-            parts.append(causal_mask(*at))
+            masks.append(causal_mask(*positions))
         if rule.window is not None:
-            parts.append(window_mask(*at, rule.window, lookahead=rule.lookahead))
+            masks.append(window_mask(*positions, rule.window, lookahead=rule.lookahead))
         if self.query_segments is not None and self.key_segments is not None:
-            parts.append(segment_mask(self.query_segments, self.key_segments))
-        shape = jnp.broadcast_shapes(*(part.shape for part in parts))
-        return reduce(and_, (jnp.broadcast_to(x, shape) for x in parts)) if parts else None
+            masks.append(segment_mask(self.query_segments, self.key_segments))
+        shape = jnp.broadcast_shapes(*(part.shape for part in masks))
+        return reduce(and_, (jnp.broadcast_to(x, shape) for x in masks)) if masks else None
 
 
 @jax.tree_util.register_static
@@ -88,8 +88,10 @@ class BiasFormula:
         key_positions: Integer[Array, " S"],
     ) -> Float[Array, "N T S"]:
         """Return the bias [N, T, S] between these queries and keys."""
-        settings = dict(self.settings)
-        bias = jnp.asarray(self.function(params, query_positions, key_positions, **settings))
+        keyword_arguments = dict(self.settings)
+        bias = jnp.asarray(
+            self.function(params, query_positions, key_positions, **keyword_arguments)
+        )
         expected = len(query_positions), len(key_positions)
         if bias.ndim != 3 or bias.shape[1:] != expected:
             raise ValueError(
@@ -170,34 +172,37 @@ def score_bias(
     """
     axes = jax.tree.broadcast(head_axes, params, is_leaf=lambda x: x is None)
     axes = tuple(jax.tree.leaves(axes, is_leaf=lambda x: x is None))
-    formula = BiasFormula(function, tuple(sorted(settings.items())), axes)
+    bias_function = BiasFormula(function, tuple(sorted(settings.items())), axes)
     params = jax.tree.map(jnp.asarray, params)
-    return ScoreBias(params, query_positions, key_positions, formula)
+    return ScoreBias(params, query_positions, key_positions, bias_function)
 
 
 def check_mask_and_bias(query: Array, key: Array, mask: Any, bias: Any) -> None:
     """Check that a lazy mask and bias have one entry per query, key and head."""
     (T, N), S = query.shape[-3:-1], key.shape[-3]
-    for given in (mask, bias):
-        if not isinstance(given, AttentionMask | ScoreBias):
+    for mask_or_bias in (mask, bias):
+        if not isinstance(mask_or_bias, AttentionMask | ScoreBias):
             continue
-        name = type(given).__name__
-        sides = {"query_positions": T, "key_positions": S}
-        if isinstance(given, AttentionMask):
-            if (given.query_segments is None) != (given.key_segments is None):
+        name = type(mask_or_bias).__name__
+        lengths = {"query_positions": T, "key_positions": S}
+        if isinstance(mask_or_bias, AttentionMask):
+            if (mask_or_bias.query_segments is None) != (mask_or_bias.key_segments is None):
                 raise ValueError(
                     f"{name} has segments of queries and of keys, or neither; give both."
                 )
-            sides |= {"query_segments": T, "key_segments": S}
-        for side, count in sides.items():
-            found = getattr(given, side)
-            if found is not None and found.shape[-1] != count:
+            lengths |= {"query_segments": T, "key_segments": S}
+        for attribute, count in lengths.items():
+            numbers = getattr(mask_or_bias, attribute)
+            if numbers is not None and numbers.shape[-1] != count:
                 raise ValueError(
-                    f"{name}.{side} has a number for each of {count} "
-                    f"{'queries' if side.startswith('quer') else 'keys'}; got shape {found.shape}."
+                    f"{name}.{attribute} has a number for each of {count} "
+                    f"{'queries' if attribute.startswith('quer') else 'keys'}; got shape "
+                    f"{numbers.shape}."
                 )
-        if isinstance(given, ScoreBias):
-            pairs = zip(jax.tree.leaves(given.params), given.formula.head_axes, strict=True)
+        if isinstance(mask_or_bias, ScoreBias):
+            pairs = zip(
+                jax.tree.leaves(mask_or_bias.params), mask_or_bias.formula.head_axes, strict=True
+            )
             for array, axis in pairs:
                 if axis is not None and array.shape[axis] != N:
                     raise ValueError(

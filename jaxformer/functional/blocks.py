@@ -62,14 +62,14 @@ KEY_SIDE = "key_positions", "key_segments"
 def rows_of(how: How, unit: Unit, index: Int[Array, ""]) -> Rows:
     """Slice the query tile of this index."""
     size = how.block[0]
-    at = cut(side(unit, QUERY_SIDE), index, size)
-    return Rows(cut(unit.query, index, size, axis=1), at, index)
+    positions = cut(side(unit, QUERY_SIDE), index, size)
+    return Rows(cut(unit.query, index, size, axis=1), positions, index)
 
 
 def columns_of(how: How, unit: Unit, index: Int[Array, ""]) -> Columns:
     """Slice the key tile of this index."""
-    key, value, at = cut((unit.key, unit.value, side(unit, KEY_SIDE)), index, how.block[1])
-    return Columns(key, value, at, index)
+    key, value, positions = cut((unit.key, unit.value, side(unit, KEY_SIDE)), index, how.block[1])
+    return Columns(key, value, positions, index)
 
 
 def cut(x: Any, index: Int[Array, ""], size: int, axis: int = 0) -> Any:
@@ -79,38 +79,40 @@ def cut(x: Any, index: Int[Array, ""], size: int, axis: int = 0) -> Any:
 
 def side(unit: Unit, names: tuple[str, ...]) -> dict[str, Any]:
     """Return the query or key fields of mask and bias: positions and segments."""
-    both = {"mask": unit.mask, "bias": unit.bias}
+    mask_and_bias = {"mask": unit.mask, "bias": unit.bias}
     return {
-        what: {name: getattr(given, name) for name in names if hasattr(given, name)}
-        for what, given in both.items()
-        if given is not None
+        what: {name: getattr(mask_or_bias, name) for name in names if hasattr(mask_or_bias, name)}
+        for what, mask_or_bias in mask_and_bias.items()
+        if mask_or_bias is not None
     }
 
 
 def near(how: How, unit: Unit) -> Bool[Array, "rows columns"]:
     """Return the block mask: False for blocks without any visible pair, by min and max position."""
     counts = unit.query.shape[-2] // how.block[0], unit.key.shape[-2] // how.block[1]
-    found = jnp.ones(counts, bool)
+    block_mask = jnp.ones(counts, bool)
     if unit.mask is None:
-        return found
+        return block_mask
 
     def ends(x: Int[Array, " T"], block: int, axis: int) -> tuple[Array, Array]:
-        each = x.reshape(-1, block)
-        least, greatest = jnp.min(each, axis=-1), jnp.max(each, axis=-1)
+        blocks = x.reshape(-1, block)
+        least, greatest = jnp.min(blocks, axis=-1), jnp.max(blocks, axis=-1)
         return jnp.expand_dims(least, axis), jnp.expand_dims(greatest, axis)
 
     rule = unit.mask.rule
-    first, last = ends(unit.mask.query_positions, how.block[0], 1)
-    start, end = ends(unit.mask.key_positions, how.block[1], 0)
+    query_min, query_max = ends(unit.mask.query_positions, how.block[0], 1)
+    key_min, key_max = ends(unit.mask.key_positions, how.block[1], 0)
     if rule.causal:
-        found &= start <= last
+        block_mask &= key_min <= query_max
     if rule.window is not None:
-        found &= (end > first - rule.window) & (start <= last + rule.lookahead)
+        block_mask &= (key_max > query_min - rule.window) & (key_min <= query_max + rule.lookahead)
     if unit.mask.query_segments is not None and unit.mask.key_segments is not None:
-        low, high = ends(unit.mask.query_segments, how.block[0], 1)
-        least, most = ends(unit.mask.key_segments, how.block[1], 0)
-        found &= (least <= high) & (most >= low)
-    return found
+        query_segment_min, query_segment_max = ends(unit.mask.query_segments, how.block[0], 1)
+        key_segment_min, key_segment_max = ends(unit.mask.key_segments, how.block[1], 0)
+        block_mask &= (key_segment_min <= query_segment_max) & (
+            key_segment_max >= query_segment_min
+        )
+    return block_mask
 
 
 def where_told(
@@ -132,17 +134,19 @@ class Meeting(NamedTuple):
 def meeting(how: How, unit: Unit, rows: Rows, columns: Columns) -> Meeting:
     """Compute the mask and dropout multipliers of one tile."""
     shape = *rows.query.shape[:-1], how.block[1]
-    allowed, multipliers = None, None
+    mask, dropout_multipliers = None, None
     if unit.mask is not None:
-        allowed = unit.mask._replace(**rows.at["mask"], **columns.at["mask"]).materialize()
+        mask = unit.mask._replace(**rows.at["mask"], **columns.at["mask"]).materialize()
     if how.num_keys % how.block[1]:
-        real = jnp.arange(how.block[1]) + columns.number * how.block[1] < how.num_keys
-        real = jnp.broadcast_to(real, shape[-2:])
-        allowed = real if allowed is None else allowed & real
+        is_key = jnp.arange(how.block[1]) + columns.number * how.block[1] < how.num_keys
+        is_key = jnp.broadcast_to(is_key, shape[-2:])
+        mask = is_key if mask is None else mask & is_key
     if unit.dropout_key is not None:
-        own = jax.random.fold_in(jax.random.fold_in(unit.dropout_key, rows.number), columns.number)
-        multipliers = dropout(jnp.ones(shape, jnp.float32), how.dropout_rate, own)
-    return Meeting(allowed, multipliers)
+        tile_key = jax.random.fold_in(
+            jax.random.fold_in(unit.dropout_key, rows.number), columns.number
+        )
+        dropout_multipliers = dropout(jnp.ones(shape, jnp.float32), how.dropout_rate, tile_key)
+    return Meeting(mask, dropout_multipliers)
 
 
 def bias_between(
@@ -151,5 +155,5 @@ def bias_between(
     """Compute the bias of one tile."""
     if bias is None:
         return None
-    at = rows.at["bias"]["query_positions"], columns.at["bias"]["key_positions"]
-    return bias.formula(bias.params, *at).astype(jnp.float32)
+    positions = rows.at["bias"]["query_positions"], columns.at["bias"]["key_positions"]
+    return bias.formula(bias.params, *positions).astype(jnp.float32)

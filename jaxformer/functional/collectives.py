@@ -27,10 +27,10 @@ def varies_over(x: ArrayLike) -> frozenset[str]:
     Returns:
         Names of axes of the mesh; none outside `jax.shard_map`.
     """
-    kind: Any = jax.typeof(x)
-    if hasattr(kind, "manual_axis_type"):
-        return frozenset(kind.manual_axis_type.varying)
-    return frozenset(kind.vma)  # its name up to JAX 0.9
+    array_type: Any = jax.typeof(x)
+    if hasattr(array_type, "manual_axis_type"):
+        return frozenset(array_type.manual_axis_type.varying)
+    return frozenset(array_type.vma)  # its name up to JAX 0.9
 
 
 def varying(x: Array, *axis_names: str | None) -> Array:
@@ -129,10 +129,10 @@ def _gather_forward(x: Array, axis_name: str, axis: int, dtype: DTypeLike):
 
 def _gather_backward(axis_name: str, axis: int, dtype: DTypeLike, x: Array, dy: Array):
     wide = dy.astype(jnp.float32)
-    more = tuple(sorted(varies_over(dy) - varies_over(x)))
+    extra_axes = tuple(sorted(varies_over(dy) - varies_over(x)))
     wide = varying(wide, axis_name)
     dx = jax.lax.psum_scatter(wide, axis_name, scatter_dimension=axis, tiled=True)
-    return ((jax.lax.psum(dx, more) if more else dx).astype(x.dtype),)
+    return ((jax.lax.psum(dx, extra_axes) if extra_axes else dx).astype(x.dtype),)
 
 
 gather_shares.defvjp(_gather_forward, _gather_backward)

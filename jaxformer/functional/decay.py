@@ -128,9 +128,9 @@ def check_decay(value: Array, gamma: Array, theta: Array | None, pairing: Pairin
     if isinstance(gamma, jax.core.Tracer):
         return
     values = np.asarray(gamma, np.float32)
-    wrong = values[~((values >= 0) & (values <= 1))]
-    if len(wrong):
-        raise ValueError(f"A decay is in [0, 1]; got gamma {wrong[0]}.")
+    out_of_range = values[~((values >= 0) & (values <= 1))]
+    if len(out_of_range):
+        raise ValueError(f"A decay is in [0, 1]; got gamma {out_of_range[0]}.")
 
 
 def rates_beside(value: Array, gamma: Array, theta: Array | None) -> tuple[Array, Array | None]:
@@ -138,28 +138,36 @@ def rates_beside(value: Array, gamma: Array, theta: Array | None) -> tuple[Array
 
     So devices add up the gradients of the rates, and not of the complex numbers made from them.
     """
-    over = varies_over(value)
-    return varying(gamma, *over), None if theta is None else varying(theta, *over)
+    axes = varies_over(value)
+    return varying(gamma, *axes), None if theta is None else varying(theta, *axes)
 
 
 def steps_of(value: Array, segments: Array | None, valid: Array | None) -> Steps:
     """Clocks and runs, with an axis for each axis of the batch, of size one where rows agree."""
     axes, count = value.ndim - 2, jnp.arange(value.shape[-3])
-    given = [x for x in (segments, valid) if x is not None]
-    shape = jnp.broadcast_shapes((1,) * (axes - 1) + count.shape, *(x.shape for x in given))
+    optional_arrays = [x for x in (segments, valid) if x is not None]
+    shape = jnp.broadcast_shapes(
+        (1,) * (axes - 1) + count.shape, *(x.shape for x in optional_arrays)
+    )
 
     def widened(x: Array) -> Array:
         return jnp.broadcast_to(x, shape)
 
     valid = widened(jnp.asarray(True) if valid is None else valid)
-    fresh = jnp.zeros(shape, bool)
+    starts_segment = jnp.zeros(shape, bool)
     if segments is not None:
         segments = widened(segments)
-        latest = jax.lax.cummax(jnp.where(valid, widened(count), -1), axis=axes - 1)
-        before = jnp.concatenate([jnp.full_like(latest[..., :1], -1), latest[..., :-1]], axis=-1)
-        other = jnp.take_along_axis(segments, jnp.maximum(before, 0), axis=-1) != segments
-        fresh = valid & (before >= 0) & other
-    return Steps(valid, fresh, jnp.cumsum(valid, axis=-1), jnp.cumsum(fresh, axis=-1))
+        last_valid = jax.lax.cummax(jnp.where(valid, widened(count), -1), axis=axes - 1)
+        previous_valid = jnp.concatenate(
+            [jnp.full_like(last_valid[..., :1], -1), last_valid[..., :-1]], axis=-1
+        )
+        changes_segment = (
+            jnp.take_along_axis(segments, jnp.maximum(previous_valid, 0), axis=-1) != segments
+        )
+        starts_segment = valid & (previous_valid >= 0) & changes_segment
+    return Steps(
+        valid, starts_segment, jnp.cumsum(valid, axis=-1), jnp.cumsum(starts_segment, axis=-1)
+    )
 
 
 def by_token(x: Array) -> Array:
@@ -200,8 +208,9 @@ def _shrunk(gamma: Array, count: Array) -> Float[Array, "..."]:
     """
     base = by_head(gamma, count)
     log = jnp.log(jnp.maximum(base, jnp.finfo(jnp.float32).tiny))
-    slope = jnp.where((count == 1) & (base == 0), base, 0)  # of 0 ** 1, which no logarithm has
-    return jnp.exp(count.astype(jnp.float32) * log) + slope
+    # Of 0 ** 1, which no logarithm has
+    zero_decay_gradient = jnp.where((count == 1) & (base == 0), base, 0)
+    return jnp.exp(count.astype(jnp.float32) * log) + zero_decay_gradient
 
 
 def _turned(theta: Array, count: Array) -> Complex64[Array, "..."]:
@@ -211,29 +220,29 @@ def _turned(theta: Array, count: Array) -> Complex64[Array, "..."]:
     """
     angle, n = by_head(theta, count), count.astype(jnp.float32)
     coarse = jax.lax.stop_gradient(jax.lax.reduce_precision(angle, 8, EXACT_BITS))
-    turns = [jax.lax.complex(jnp.cos(x * n), jnp.sin(x * n)) for x in (coarse, angle - coarse)]
-    return turns[0] * turns[1]
+    rotations = [jax.lax.complex(jnp.cos(x * n), jnp.sin(x * n)) for x in (coarse, angle - coarse)]
+    return rotations[0] * rotations[1]
 
 
 def passed(gamma: Array, theta: Array | None, count: Array) -> Inexact[Array, "..."]:
     """State transition over `count` tokens: (gamma * exp(-i theta)) ** count."""
-    shrunk = _shrunk(gamma, count)
+    decay = _shrunk(gamma, count)
     if theta is None:
-        return shrunk
-    turned = _turned(theta, count)
-    return jax.lax.complex(shrunk * turned.real, -shrunk * turned.imag)
+        return decay
+    rotation = _turned(theta, count)
+    return jax.lax.complex(decay * rotation.real, -decay * rotation.imag)
 
 
 def weights_within(
     gamma: Float[Array, " N"], steps: Steps, rows: slice = slice(None)
 ) -> Float[Array, "*batch N T S"]:
     """Decay weights gamma ** (i - j) for j <= i in one segment, else 0; `rows` selects the i."""
-    clock, run = steps.clock, steps.run
-    count = jnp.arange(clock.shape[-1])
-    distance = clock[..., None, rows, None] - clock[..., None, None, :]
-    same = run[..., None, rows, None] == run[..., None, None, :]
-    seen = same & (count[rows, None] >= count[None])[(None,) * (same.ndim - 2)]
-    return jnp.where(seen, _shrunk(gamma, jnp.maximum(distance, 0)), 0)
+    step, segment = steps.clock, steps.run
+    count = jnp.arange(step.shape[-1])
+    distance = step[..., None, rows, None] - step[..., None, None, :]
+    same_segment = segment[..., None, rows, None] == segment[..., None, None, :]
+    allowed = same_segment & (count[rows, None] >= count[None])[(None,) * (same_segment.ndim - 2)]
+    return jnp.where(allowed, _shrunk(gamma, jnp.maximum(distance, 0)), 0)
 
 
 def attend_within(
@@ -243,6 +252,6 @@ def attend_within(
     weights = weights_within(gamma, steps)
     if theta is None:
         return weights @ z
-    turned = _turned(theta, by_token(steps.clock - steps.clock[..., :1]))
-    mixed = weights @ as_real(z * turned, pairing="halves")
-    return as_complex(mixed, pairing="halves") * jnp.conj(turned)
+    rotation = _turned(theta, by_token(steps.clock - steps.clock[..., :1]))
+    mixed = weights @ as_real(z * rotation, pairing="halves")
+    return as_complex(mixed, pairing="halves") * jnp.conj(rotation)

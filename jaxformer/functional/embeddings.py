@@ -42,12 +42,12 @@ def embed(
     """
     if axis_name is None:
         return _rows(table, tokens)
-    part, devices = table.shape[0], jax.lax.axis_size(axis_name)
-    places = tokens - part * jax.lax.axis_index(axis_name)
-    here = ((places >= 0) & (places < part))[..., None]
-    found = jnp.where(here, _rows(table, places), 0)
-    known = ((tokens >= 0) & (tokens < part * devices))[..., None]
-    return jnp.where(known, jax.lax.psum(found, axis_name), jnp.nan)
+    rows_per_device, devices = table.shape[0], jax.lax.axis_size(axis_name)
+    local_ids = tokens - rows_per_device * jax.lax.axis_index(axis_name)
+    is_local = ((local_ids >= 0) & (local_ids < rows_per_device))[..., None]
+    rows = jnp.where(is_local, _rows(table, local_ids), 0)
+    in_vocabulary = ((tokens >= 0) & (tokens < rows_per_device * devices))[..., None]
+    return jnp.where(in_vocabulary, jax.lax.psum(rows, axis_name), jnp.nan)
 
 
 def check_token_ids(
@@ -69,9 +69,9 @@ def check_token_ids(
     if isinstance(tokens, jax.core.Tracer):
         return
     values = np.asarray(tokens)
-    wrong = np.argwhere((values < 0) | (values >= vocab_size))
-    if len(wrong):
-        place = tuple(int(i) for i in wrong[0])
+    invalid = np.argwhere((values < 0) | (values >= vocab_size))
+    if len(invalid):
+        place = tuple(int(i) for i in invalid[0])
         raise ValueError(
             f"Token id {values[place]} at position {place} is outside the vocabulary of "
             f"{vocab_size}: ids go from 0 to {vocab_size - 1}."
@@ -145,9 +145,10 @@ def check_positions(
     if isinstance(positions, jax.core.Tracer):
         return
     values = np.asarray(positions)
-    wrong = values[(values < 0) | (values >= max_length)]
-    if len(wrong):
+    invalid = values[(values < 0) | (values >= max_length)]
+    if len(invalid):
         raise ValueError(
-            f"Position {wrong[0]} is outside the {max_length} positions there are: they go from 0 "
+            f"Position {invalid[0]} is outside the {max_length} positions there are: they go from "
+            "0 "
             f"to {max_length - 1}."
         )

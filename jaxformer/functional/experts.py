@@ -98,11 +98,11 @@ def mix_experts(
             f"x {x.shape} it has top_k of each for every token {x.shape[:-1]}."
         )
     top_k = routing.experts.shape[-1]
-    chosen = routing.experts.reshape(-1)
+    expert_ids = routing.experts.reshape(-1)
     if axis_name is not None and room is not None:
-        chosen = _with_room(chosen, room, num_experts=num_experts, axis_name=axis_name)
-    order = jnp.argsort(chosen)
-    sizes = jnp.sum(chosen[:, None] == jnp.arange(num_experts)[None], axis=0)
+        expert_ids = _with_room(expert_ids, room, num_experts=num_experts, axis_name=axis_name)
+    order = jnp.argsort(expert_ids)
+    group_sizes = jnp.sum(expert_ids[:, None] == jnp.arange(num_experts)[None], axis=0)
     places = jnp.argsort(order)
     rows = _dispatch(top_k, x.reshape(-1, x.shape[-1]), order, places)
 
@@ -116,10 +116,10 @@ def mix_experts(
         return answers
 
     if axis_name is None:
-        answers = answer(rows, sizes)
+        expert_outputs = answer(rows, group_sizes)
     else:
-        answers = _at_their_devices(rows, sizes, answer, axis_name, room)
-    by_token = _permute(answers, places, order).reshape(*routing.weights.shape, x.shape[-1])
+        expert_outputs = _at_their_devices(rows, group_sizes, answer, axis_name, room)
+    by_token = _permute(expert_outputs, places, order).reshape(*routing.weights.shape, x.shape[-1])
     weighted = by_token.astype(jnp.float32) * routing.weights[..., None]
     return jnp.sum(weighted, axis=-2).astype(x.dtype)
 
@@ -174,10 +174,10 @@ def _with_room(
     Rows have room in their order, whatever the expert, so that none is left out before others.
     """
     devices = jax.lax.axis_size(axis_name)
-    to = chosen // (num_experts // devices)
-    same = (to[:, None] == jnp.arange(devices)[None]).astype(jnp.int32)
-    before = jnp.sum(jnp.cumsum(same, axis=0) * same, axis=-1) - 1
-    return jnp.where(before < room_for(len(chosen), devices, room), chosen, num_experts)
+    destination = chosen // (num_experts // devices)
+    is_destination = (destination[:, None] == jnp.arange(devices)[None]).astype(jnp.int32)
+    rank = jnp.sum(jnp.cumsum(is_destination, axis=0) * is_destination, axis=-1) - 1
+    return jnp.where(rank < room_for(len(chosen), devices, room), chosen, num_experts)
 
 
 def room_for(rows: int, devices: int, share: float | None) -> int:
@@ -205,28 +205,33 @@ def _at_their_devices(
 ) -> Float[Array, "R D"]:
     """Send rows to the devices of their experts, apply the experts, and send the outputs back."""
     devices, count = jax.lax.axis_size(axis_name), rows.shape[0]
-    room = room_for(count, devices, share)
-    by_device = sizes.reshape(devices, -1)  # [to, expert]
-    counts = jnp.sum(by_device, axis=-1)
+    capacity = room_for(count, devices, share)
+    sizes_by_device = sizes.reshape(devices, -1)  # [to, expert]
+    counts = jnp.sum(sizes_by_device, axis=-1)
     starts = jnp.cumsum(counts) - counts
-    slots = jnp.arange(room)
-    sent = rows[jnp.minimum(starts[:, None] + slots[None], count - 1)]
-    sent = jnp.where((slots[None] < counts[:, None])[..., None], sent, 0)
+    slots = jnp.arange(capacity)
+    send_buffer = rows[jnp.minimum(starts[:, None] + slots[None], count - 1)]
+    send_buffer = jnp.where((slots[None] < counts[:, None])[..., None], send_buffer, 0)
     exchange = partial(jax.lax.all_to_all, axis_name=axis_name, split_axis=0, concat_axis=0)
-    arrived, arriving = exchange(sent), exchange(by_device)  # [from, slot, D], [from, expert]
-    ends = jnp.cumsum(arriving, axis=-1)
-    local = jnp.sum(slots[None, :, None] >= ends[:, None, :], axis=-1).reshape(-1)
+    # [from, slot, D], [from, expert]
+    received, received_sizes = exchange(send_buffer), exchange(sizes_by_device)
+    ends = jnp.cumsum(received_sizes, axis=-1)
+    local_expert_ids = jnp.sum(slots[None, :, None] >= ends[:, None, :], axis=-1).reshape(-1)
     # Empty slots come last; they are zeros, and count for the last expert.
-    order = jnp.argsort(local)
-    total = jnp.sum(arriving, axis=0)
-    total = total.at[-1].add(local.size - jnp.sum(total))
+    order = jnp.argsort(local_expert_ids)
+    total = jnp.sum(received_sizes, axis=0)
+    total = total.at[-1].add(local_expert_ids.size - jnp.sum(total))
     places = jnp.argsort(order)
-    answers = experts(_permute(arrived.reshape(local.size, -1), order, places), total)
-    back = exchange(_permute(answers, places, order).reshape(devices, room, -1))
+    expert_outputs = experts(
+        _permute(received.reshape(local_expert_ids.size, -1), order, places), total
+    )
+    returned = exchange(_permute(expert_outputs, places, order).reshape(devices, capacity, -1))
     row = jnp.arange(count)
     device = jnp.sum(row[:, None] >= jnp.cumsum(counts)[None], axis=-1)
-    found = back[jnp.minimum(device, devices - 1), jnp.clip(row - starts[device], 0, room - 1)]
-    return jnp.where((device < devices)[:, None], found, 0)
+    outputs = returned[
+        jnp.minimum(device, devices - 1), jnp.clip(row - starts[device], 0, capacity - 1)
+    ]
+    return jnp.where((device < devices)[:, None], outputs, 0)
 
 
 class RouterTotals(NamedTuple):
@@ -271,21 +276,21 @@ def router_totals(
             f"axes counts those of tokens, between 1 and {wide.ndim - 1} of logits {logits.shape}; "
             f"got {axes}."
         )
-    over = tuple(range(wide.ndim - 1 - axes, wide.ndim - 1))
+    token_axes = tuple(range(wide.ndim - 1 - axes, wide.ndim - 1))
     shape = wide.shape[:-1]
-    counts = jnp.ones(shape, jnp.float32)
+    weights = jnp.ones(shape, jnp.float32)
     if mask is not None:
-        counts = jnp.broadcast_to(
+        weights = jnp.broadcast_to(
             mask.reshape(*(1,) * (len(shape) - mask.ndim), *mask.shape), shape
         )
-        counts = counts.astype(jnp.float32)
+        weights = weights.astype(jnp.float32)
     experts = route(wide, top_k=top_k).experts
-    chosen = jnp.sum(jax.nn.one_hot(experts, wide.shape[-1], dtype=jnp.float32), axis=-2)
+    choices = jnp.sum(jax.nn.one_hot(experts, wide.shape[-1], dtype=jnp.float32), axis=-2)
     return RouterTotals(
-        jnp.sum(chosen * counts[..., None], axis=over),
-        jnp.sum(jax.nn.softmax(wide, axis=-1) * counts[..., None], axis=over),
-        jnp.sum(jnp.square(jax.nn.logsumexp(wide, axis=-1)) * counts, axis=over),
-        jnp.sum(counts, axis=over),
+        jnp.sum(choices * weights[..., None], axis=token_axes),
+        jnp.sum(jax.nn.softmax(wide, axis=-1) * weights[..., None], axis=token_axes),
+        jnp.sum(jnp.square(jax.nn.logsumexp(wide, axis=-1)) * weights, axis=token_axes),
+        jnp.sum(weights, axis=token_axes),
     )
 
 

@@ -114,8 +114,8 @@ class Megablox(Products):
 
     def rows(self, x: Array, sizes: Array) -> int:
         """Rows per tile: about the mean group size as a power of two, from LANES to 4 * LANES."""
-        each = max(1, len(x) // len(sizes))
-        return min(4 * LANES, max(LANES, 2 ** int(math.log2(each))))
+        rows_per_group = max(1, len(x) // len(sizes))
+        return min(4 * LANES, max(LANES, 2 ** int(math.log2(rows_per_group))))
 
 
 class Hopper(Products):
@@ -150,23 +150,25 @@ def padded(x: Array, multiple: int) -> Array:
 
 def part(width: int, dtype: Any) -> int:
     """Width of a tile: at most 2048 bytes, a multiple of LANES, as even as possible."""
-    even = width / math.ceil(width * dtype.itemsize / 2048)
-    return min(width, math.ceil(even / LANES) * LANES)
+    even_width = width / math.ceil(width * dtype.itemsize / 2048)
+    return min(width, math.ceil(even_width / LANES) * LANES)
 
 
 def _chosen(x: Array, kernels: Array) -> Products:
     (platform, kind), dtype = target(), str(x.dtype)
-    ways: dict[str, tuple[Products, str | None]] = {
+    backends: dict[str, tuple[Products, str | None]] = {
         "tpu": (Megablox(), _megablox_cannot(dtype)),
         "gpu": (Hopper(), _hopper_cannot(kind, dtype, kernels)),
     }
-    choice, why = ways.get(platform, (Ragged(), f"there is no kernel for a {platform}"))
-    if why is None and jax.config.values["jax_enable_checks"]:
-        why = "in a kernel no type says how devices differ, which JAX_ENABLE_CHECKS asks for"
-    choice = choice if why is None else Ragged()
-    told = "" if why is None else f", since {why}"
-    LOG.info("Products of %d experts: %s%s", len(kernels), type(choice).__name__.lower(), told)
-    return choice
+    backend, reason = backends.get(platform, (Ragged(), f"there is no kernel for a {platform}"))
+    if reason is None and jax.config.values["jax_enable_checks"]:
+        reason = "in a kernel no type says how devices differ, which JAX_ENABLE_CHECKS asks for"
+    backend = backend if reason is None else Ragged()
+    explanation = "" if reason is None else f", since {reason}"
+    LOG.info(
+        "Products of %d experts: %s%s", len(kernels), type(backend).__name__.lower(), explanation
+    )
+    return backend
 
 
 def _megablox_cannot(dtype: str) -> str | None:
@@ -197,12 +199,12 @@ def _batched_as_more_groups(product: Callable[..., Array]) -> Callable[..., Arra
 
     @mappable.def_vmap
     def of_batch(count: int, mapped: list[bool], *operands: Array):
-        whole = [
-            x if own else jnp.broadcast_to(x, (count, *x.shape))
-            for x, own in zip(operands, mapped, strict=True)
+        batched = [
+            x if is_mapped else jnp.broadcast_to(x, (count, *x.shape))
+            for x, is_mapped in zip(operands, mapped, strict=True)
         ]
-        together = mappable(*(x.reshape(-1, *x.shape[2:]) for x in whole))
-        return together.reshape(count, -1, *together.shape[1:]), True
+        flat_result = mappable(*(x.reshape(-1, *x.shape[2:]) for x in batched))
+        return flat_result.reshape(count, -1, *flat_result.shape[1:]), True
 
     return mappable
 
@@ -223,9 +225,9 @@ def _forward(products: Products, x: Array, kernels: Array, sizes: Array):
 
 
 def _backward(products: Products, kept: tuple[Array, Array, Array], dy: Array):
-    x, kernels, sizes = kept
-    dx = _batched_as_more_groups(partial(products.times, transposed=True))(dy, kernels, sizes)
-    return dx, _batched_as_more_groups(products.outer)(x, dy, sizes), None
+    x, kernels, group_sizes = kept
+    dx = _batched_as_more_groups(partial(products.times, transposed=True))(dy, kernels, group_sizes)
+    return dx, _batched_as_more_groups(products.outer)(x, dy, group_sizes), None
 
 
 _linear.defvjp(_forward, _backward)

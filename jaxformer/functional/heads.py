@@ -23,22 +23,22 @@ def over_heads(
     """Apply a one-head function to all heads and sequences, [*batch, K, N // K, ...]."""
     shape = weights_shape(query, key)
     num_kv_heads = key.shape[-2]
-    given = {"query": query, "key": key}
-    given |= {name: array for name, array in others.items() if array is not None}
-    by_head = [
+    arrays = {"query": query, "key": key}
+    arrays |= {name: array for name, array in others.items() if array is not None}
+    grouped_arrays = [
         _split_heads(array, num_kv_heads)
         if name in ("query", "key", "value")
         else _align(name, array, shape, num_kv_heads)
-        for name, array in given.items()
+        for name, array in arrays.items()
     ]
-    signature = ",".join(HEAD_AXES[name] for name in given) + f"->{output_axes}"
+    signature = ",".join(HEAD_AXES[name] for name in arrays) + f"->{output_axes}"
 
     def positional(*values: Array) -> Any:
-        return one_head(**dict(zip(given, values, strict=True)))
+        return one_head(**dict(zip(arrays, values, strict=True)))
 
     # vectorize shares axes of size 1 instead of repeating them. Heads stand in front of time for
     # speed: on CPU an einsum over [T, N, H] takes twice as long forwards.
-    return jnp.vectorize(positional, signature=signature)(*by_head)
+    return jnp.vectorize(positional, signature=signature)(*grouped_arrays)
 
 
 def _split_heads(x: Float[Array, "*batch T N H"], num_kv_heads: int) -> Float[Array, "..."]:
@@ -49,16 +49,22 @@ def _split_heads(x: Float[Array, "*batch T N H"], num_kv_heads: int) -> Float[Ar
 
 def _align(name: str, array: Array, shape: tuple[int, ...], num_kv_heads: int) -> Array:
     """Broadcast a mask or bias to [*batch, K, N // K, T, S]; axes before T may stay 1."""
-    shared = name == "mask" and array.ndim < len(shape)
-    fits = (*shape[:-3], *shape[-2:]) if shared else shape
-    padded = (1,) * (len(fits) - array.ndim) + array.shape
-    if len(padded) > len(fits) or any(n not in (1, m) for n, m in zip(padded, fits, strict=True)):
-        axes = "[*batch, queries, keys]" if shared else "[*batch, heads, queries, keys]"
-        raise ValueError(f"{name} of shape {array.shape} does not broadcast to {axes} = {fits}.")
-    *batch, N, T, S = (*padded[:-2], 1, *padded[-2:]) if shared else padded
+    has_no_head_axis = name == "mask" and array.ndim < len(shape)
+    full_shape = (*shape[:-3], *shape[-2:]) if has_no_head_axis else shape
+    padded_shape = (1,) * (len(full_shape) - array.ndim) + array.shape
+    if len(padded_shape) > len(full_shape) or any(
+        n not in (1, m) for n, m in zip(padded_shape, full_shape, strict=True)
+    ):
+        axes = "[*batch, queries, keys]" if has_no_head_axis else "[*batch, heads, queries, keys]"
+        raise ValueError(
+            f"{name} of shape {array.shape} does not broadcast to {axes} = {full_shape}."
+        )
+    *batch, N, T, S = (
+        (*padded_shape[:-2], 1, *padded_shape[-2:]) if has_no_head_axis else padded_shape
+    )
     groups = (1, 1) if N == 1 else (num_kv_heads, N // num_kv_heads)
-    by_head = array.reshape(*batch, *groups, T, S)
-    return jnp.broadcast_to(by_head, (*batch, *groups, *shape[-2:]))
+    grouped = array.reshape(*batch, *groups, T, S)
+    return jnp.broadcast_to(grouped, (*batch, *groups, *shape[-2:]))
 
 
 def weights_shape(query: Array, key: Array) -> tuple[int, ...]:

@@ -49,20 +49,23 @@ def chosen_implementation(
     T, S = query.shape[-3], value.shape[-3]
     kernels: dict[str, Implementation] = {"gpu": "cudnn", "tpu": "splash"}
     choice = kernels.get(platform := target().platform)
-    why = f"there is no kernel for a {platform}" if choice is None else cannot(choice)
-    if choice is None or why is not None:
+    fallback_reason = f"there is no kernel for a {platform}" if choice is None else cannot(choice)
+    if choice is None or fallback_reason is not None:
         choice = "blockwise" if many_scores(T, S) and cannot("blockwise") is None else "xla"
-    told = "" if why is None else f", since {why}"
-    LOG.info("Attention of %d queries to %d keys: %s%s", T, S, choice, told)
+    explanation = "" if fallback_reason is None else f", since {fallback_reason}"
+    LOG.info("Attention of %d queries to %d keys: %s%s", T, S, choice, explanation)
     return choice
 
 
 def _needs_arrays(asked: Asked) -> str | None:
     """Why blockwise attention does not support the request; None if it does."""
-    given, lazy = {"mask": asked.mask, "bias": asked.bias}, AttentionMask | ScoreBias | None
-    arrays = [name for name, x in given.items() if not isinstance(x, lazy)]
-    found = " and ".join(arrays)
-    return f"it takes an AttentionMask and a score_bias; got an array as {found}" if found else None
+    mask_and_bias, lazy_types = (
+        {"mask": asked.mask, "bias": asked.bias},
+        AttentionMask | ScoreBias | None,
+    )
+    array_names = [name for name, x in mask_and_bias.items() if not isinstance(x, lazy_types)]
+    names = " and ".join(array_names)
+    return f"it takes an AttentionMask and a score_bias; got an array as {names}" if names else None
 
 
 def many_scores(queries: int, keys: int) -> bool:

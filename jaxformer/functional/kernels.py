@@ -60,11 +60,11 @@ def _rows(
     kernel: Kernel, query: Array, key: Array, value: Array, mask: AttentionMask | None
 ) -> Any:
     """Flatten the batch axes, make all arrays vary over common mesh axes, and run the kernel."""
-    rows = [x.reshape(-1, *x.shape[-3:]) for x in (query, key, value)]
-    given = *rows, segments_of(mask, query.shape[:-3])
-    axes = frozenset[str]().union(*(varies_over(x) for x in jax.tree.leaves(given)))
-    found = by_kernel(kernel, *jax.tree.map(lambda x: varying(x, *axes), given))
-    return found.reshape(query.shape)
+    flat_arrays = [x.reshape(-1, *x.shape[-3:]) for x in (query, key, value)]
+    kernel_args = *flat_arrays, segments_of(mask, query.shape[:-3])
+    axes = frozenset[str]().union(*(varies_over(x) for x in jax.tree.leaves(kernel_args)))
+    output = by_kernel(kernel, *jax.tree.map(lambda x: varying(x, *axes), kernel_args))
+    return output.reshape(query.shape)
 
 
 @dataclass(frozen=True)
@@ -102,11 +102,11 @@ def segments_of(mask: AttentionMask | None, batch: tuple[int, ...]) -> Segments:
     """Flatten segment ids of queries and keys over the batch; None if the mask has none."""
     if mask is None or mask.query_segments is None or mask.key_segments is None:
         return None
-    own, others = (
+    query_ids, key_ids = (
         jnp.broadcast_to(x, (*batch, x.shape[-1])).reshape(-1, x.shape[-1])
         for x in (mask.query_segments, mask.key_segments)
     )
-    return own, others
+    return query_ids, key_ids
 
 
 @checked
@@ -146,8 +146,8 @@ def splash_attention(
     query, scale = scaled(query, scale)
     query = query * scale
     if pad := -width % (LANES // 2):  # zeros add nothing to scores
-        wider = [(0, 0)] * (query.ndim - 1) + [(0, pad)]
-        query, key, value = (jnp.pad(x, wider) for x in (query, key, value))
+        padding = [(0, 0)] * (query.ndim - 1) + [(0, pad)]
+        query, key, value = (jnp.pad(x, padding) for x in (query, key, value))
     kernel = Splash(N, T, S, rule, logit_softcap, interpret)
     return _rows(kernel, query, key, value, mask)[..., :width]
 
@@ -189,10 +189,10 @@ def _splash(asked: Splash) -> Any:
     from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
     (T, S), rule = (asked.queries, asked.keys), asked.rule
-    ahead = 0 if rule.causal else rule.lookahead
-    seen: Any = splash.CausalMask((T, S)) if rule.causal else splash.FullMask((T, S))
+    lookahead = 0 if rule.causal else rule.lookahead
+    mask: Any = splash.CausalMask((T, S)) if rule.causal else splash.FullMask((T, S))
     if rule.window is not None:
-        seen = splash.LocalMask((T, S), window_size=(rule.window - 1, ahead), offset=0)
+        mask = splash.LocalMask((T, S), window_size=(rule.window - 1, lookahead), offset=0)
     block_q, block_kv = (math.gcd(512, n) for n in (T, S))
     sizes = splash.BlockSizes(
         block_q=block_q,
@@ -206,7 +206,7 @@ def _splash(asked: Splash) -> Any:
     )
     kernel = outside_traces(
         splash.make_splash_mha_single_device,
-        splash.MultiHeadMask([seen] * asked.heads),
+        splash.MultiHeadMask([mask] * asked.heads),
         block_sizes=sizes,
         attn_logits_soft_cap=asked.softcap,
         interpret=asked.interpret,
@@ -239,12 +239,12 @@ def cudnn_cannot(query: AnyArray, key: AnyArray, value: AnyArray, asked: Asked) 
         return f"it runs on NVIDIA GPUs, and this is a {platform}"
     if (generation := nvidia_generation(kind)) < 8:
         return f"it needs an NVIDIA GPU of compute capability 8.0 or more; got {kind}"
-    if (names := dtypes_of(query, key, value)) not in ("bfloat16", "float16"):
-        return f"it computes in bfloat16 or float16; got {names}"
-    widest = 256 if generation >= 9 else 128
-    if query.shape[-1] % 8 or query.shape[-1] > widest:
+    if (dtypes := dtypes_of(query, key, value)) not in ("bfloat16", "float16"):
+        return f"it computes in bfloat16 or float16; got {dtypes}"
+    max_head_dim = 256 if generation >= 9 else 128
+    if query.shape[-1] % 8 or query.shape[-1] > max_head_dim:
         return (
-            f"heads have a multiple of 8 and on an {kind} at most {widest} features; "
+            f"heads have a multiple of 8 and on an {kind} at most {max_head_dim} features; "
             f"got {query.shape[-1]}"
         )
     if asked.logit_softcap is not None:
@@ -269,8 +269,8 @@ def splash_cannot(query: AnyArray, key: AnyArray, value: AnyArray, asked: Asked)
     """Return why splash attention does not support the request, or None."""
     if (platform := target().platform) != "tpu":
         return f"it runs on TPUs, and this is a {platform}"
-    if (names := dtypes_of(query, key, value)) not in ("bfloat16", "float32"):
-        return f"it computes in bfloat16 or float32; got {names}"
+    if (dtypes := dtypes_of(query, key, value)) not in ("bfloat16", "float32"):
+        return f"it computes in bfloat16 or float32; got {dtypes}"
     if query.shape[-3] % LANES or value.shape[-3] % LANES:
         return (
             f"lengths are multiples of {LANES}; got {query.shape[-3]} queries and "
@@ -289,10 +289,12 @@ def _kernels_cannot(query: AnyArray, value: AnyArray, asked: Asked) -> str | Non
         return f"values are as wide as keys; got {value.shape[-1]} and {query.shape[-1]}"
     mask = asked.mask
     if mask is not None and not (isinstance(mask, AttentionMask) and mask.rule.contiguous):
-        given = type(mask).__name__ if not isinstance(mask, AttentionMask) else str(mask.rule)
+        mask_description = (
+            type(mask).__name__ if not isinstance(mask, AttentionMask) else str(mask.rule)
+        )
         return (
             "it counts tokens itself; the mask must be an AttentionMask whose rule is contiguous; "
-            f"got {given}"
+            f"got {mask_description}"
         )
     if mask is not None and query.shape[-3] != value.shape[-3]:
         return (

@@ -68,9 +68,9 @@ def absorb_query(
     References:
         DeepSeek-AI, DeepSeek-V2, 2024. arXiv:2405.04434, section 2.1.2
     """
-    plain, rotary = jnp.split(query, [key_kernel.shape[-1]], axis=-1)
-    absorbed = jnp.einsum("...tnp,cnp->...tnc", plain, key_kernel)
-    return jnp.concatenate([absorbed, rotary], axis=-1)
+    nope_query, rope_query = jnp.split(query, [key_kernel.shape[-1]], axis=-1)
+    absorbed = jnp.einsum("...tnp,cnp->...tnc", nope_query, key_kernel)
+    return jnp.concatenate([absorbed, rope_query], axis=-1)
 
 
 @checked

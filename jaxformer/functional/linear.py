@@ -115,7 +115,7 @@ def dropout(
     check_dropout(rate, key)
     if rate == 0 or key is None:
         return x
-    kept = jax.random.bernoulli(key, 1 - rate, x.shape)
+    keep_mask = jax.random.bernoulli(key, 1 - rate, x.shape)
     # float32: 1 - rate rounded to bfloat16 would shift the expectation by up to 0.4 %.
     scaled = (x.astype(jnp.float32) / (1 - rate)).astype(x.dtype)
-    return jnp.where(kept, scaled, jnp.zeros_like(x))
+    return jnp.where(keep_mask, scaled, jnp.zeros_like(x))

@@ -40,13 +40,15 @@ def token_scores(
     Returns:
         The scores, in float32.
     """
-    wide, part = logits.astype(jnp.float32), logits.shape[-1]
-    places = targets - first_id(part, axis_name)
-    here = (places >= 0) & (places < part)
-    found = jnp.take_along_axis(wide, jnp.where(here, places, 0)[..., None], axis=-1).squeeze(-1)
+    wide, local_vocab_size = logits.astype(jnp.float32), logits.shape[-1]
+    local_ids = targets - first_id(local_vocab_size, axis_name)
+    is_local = (local_ids >= 0) & (local_ids < local_vocab_size)
+    target_logit = jnp.take_along_axis(
+        wide, jnp.where(is_local, local_ids, 0)[..., None], axis=-1
+    ).squeeze(-1)
     log_z, mean = jax.nn.logsumexp(wide, axis=-1), jnp.mean(wide, axis=-1)
-    scores = TokenScores(log_z, jnp.where(here, found, 0.0), mean)
-    return join_scores(scores, targets, part, axis_name=axis_name)
+    statistics = TokenScores(log_z, jnp.where(is_local, target_logit, 0.0), mean)
+    return join_scores(statistics, targets, local_vocab_size, axis_name=axis_name)
 
 
 def first_id(part: int, axis_name: str | None) -> int | Int[Array, ""]:
@@ -62,11 +64,11 @@ def join_scores(
     devices = 1
     if axis_name is not None:
         devices = jax.lax.axis_size(axis_name)
-        peak = jax.lax.pmax(jax.lax.stop_gradient(log_z), axis_name)
-        log_z = peak + jnp.log(jax.lax.psum(jnp.exp(log_z - peak), axis_name))
+        max_log_z = jax.lax.pmax(jax.lax.stop_gradient(log_z), axis_name)
+        log_z = max_log_z + jnp.log(jax.lax.psum(jnp.exp(log_z - max_log_z), axis_name))
         target, mean = jax.lax.psum(target, axis_name), jax.lax.pmean(mean, axis_name)
-    known = (targets >= 0) & (targets < devices * part)
-    return TokenScores(log_z, jnp.where(known, target, jnp.nan), mean)
+    in_vocabulary = (targets >= 0) & (targets < devices * part)
+    return TokenScores(log_z, jnp.where(in_vocabulary, target, jnp.nan), mean)
 
 
 @checked
@@ -96,8 +98,8 @@ def score_cross_entropy(
         raise ValueError(f"z_loss must not be negative; got {z_loss}.")
     loss = scores.log_z - scores.target
     if label_smoothing:
-        even = scores.log_z - scores.mean
-        loss = (1 - label_smoothing) * loss + label_smoothing * even
+        uniform_loss = scores.log_z - scores.mean
+        loss = (1 - label_smoothing) * loss + label_smoothing * uniform_loss
     if z_loss:
         loss = loss + z_loss * jnp.square(scores.log_z)
     return loss
@@ -142,8 +144,8 @@ def token_cross_entropy(
         Chowdhery et al., PaLM: Scaling Language Modeling with Pathways, 2022. arXiv:2204.02311,
         section 5 (z-loss)
     """
-    scores = token_scores(logits, targets, axis_name=axis_name)
-    return score_cross_entropy(scores, z_loss=z_loss, label_smoothing=label_smoothing)
+    statistics = token_scores(logits, targets, axis_name=axis_name)
+    return score_cross_entropy(statistics, z_loss=z_loss, label_smoothing=label_smoothing)
 
 
 @checked
@@ -193,8 +195,8 @@ def cross_entropy(
     References:
         Vaswani et al., Attention Is All You Need, 2017. arXiv:1706.03762, section 5.4
     """
-    counts = targets.astype(jnp.int32) != ignore_index  # unsigned ones have no -100
-    mask = counts if mask is None else mask & counts
+    is_counted = targets.astype(jnp.int32) != ignore_index  # unsigned ones have no -100
+    mask = is_counted if mask is None else mask & is_counted
     losses = token_cross_entropy(logits, targets, z_loss=z_loss, label_smoothing=label_smoothing)
     total = jnp.sum(losses, where=mask)
     return total / jnp.maximum(jnp.sum(mask, dtype=jnp.float32), 1.0)

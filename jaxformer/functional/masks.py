@@ -19,8 +19,8 @@ def beside(
     queries: Shaped[Array, "*#batch T"], keys: Shaped[Array, "*#batch S"]
 ) -> tuple[Shaped[Array, "..."], Shaped[Array, "..."]]:
     """Expand per-query and per-key numbers to [*batch, T, 1] and [*batch, 1, S]."""
-    first, second = same_rank(queries[..., :, None], keys[..., None, :])
-    return first, second
+    query_rows, key_columns = same_rank(queries[..., :, None], keys[..., None, :])
+    return query_rows, key_columns
 
 
 def same_rank(*arrays: Array) -> list[Array]:
@@ -217,8 +217,8 @@ def length_mask(lengths: Integer[Array, "*batch"], num_places: int) -> Bool[Arra
     Returns:
         True for tokens, False for padding; for `key_mask`, or to choose by.
     """
-    places = jnp.broadcast_to(jnp.arange(num_places), (*lengths.shape, num_places))
-    return places < lengths[..., None]
+    positions = jnp.broadcast_to(jnp.arange(num_places), (*lengths.shape, num_places))
+    return positions < lengths[..., None]
 
 
 @checked

@@ -31,9 +31,9 @@ def _affine(
     y: Float[Array, "..."], scale: Float[Array, "..."] | None, bias: Float[Array, "..."] | None
 ) -> Float[Array, "..."]:
     """``scale * y + bias`` with both broadcast over the leading axes of ``y``."""
-    for name, given in (("scale", scale), ("bias", bias)):
-        if given is not None:
-            check_trailing(name, given, y)
+    for name, parameter in (("scale", scale), ("bias", bias)):
+        if parameter is not None:
+            check_trailing(name, parameter, y)
     if scale is not None:
         y = y * jnp.broadcast_to(scale.astype(y.dtype), y.shape)
     if bias is not None:
@@ -237,12 +237,12 @@ def batch_norm(
             f"{x.shape[0]} and {x.shape[1]} time steps with over={over!r}."
         )
     wide = x.astype(jnp.float32)
-    counts = jnp.ones(x.shape[:2], bool) if mask is None else mask
-    counts = jnp.broadcast_to(counts[..., None], x.shape)
-    n = jnp.sum(counts, axis=axes, keepdims=True, dtype=jnp.float32)
+    is_counted = jnp.ones(x.shape[:2], bool) if mask is None else mask
+    is_counted = jnp.broadcast_to(is_counted[..., None], x.shape)
+    n = jnp.sum(is_counted, axis=axes, keepdims=True, dtype=jnp.float32)
 
     def mean_that_counts(values):
-        return jnp.sum(values, axis=axes, keepdims=True, where=counts) / jnp.maximum(n, 1.0)
+        return jnp.sum(values, axis=axes, keepdims=True, where=is_counted) / jnp.maximum(n, 1.0)
 
     mean = mean_that_counts(wide)
     centred = wide - mean
@@ -256,15 +256,15 @@ def batch_norm(
             f"running.mean has shape {running.mean.shape}, but over={over!r} gives statistics of "
             f"shape {batch.mean.shape}."
         )
-    known = n.squeeze(axes) >= 2
+    has_variance = n.squeeze(axes) >= 2
     if running is None:
-        return y, jax.tree.map(lambda new: jnp.where(known, new, jnp.nan), batch)
-    moved = jax.tree.map(
-        lambda old, new: jnp.where(known, (1.0 - momentum) * old + momentum * new, old),
+        return y, jax.tree.map(lambda new: jnp.where(has_variance, new, jnp.nan), batch)
+    new_running = jax.tree.map(
+        lambda old, new: jnp.where(has_variance, (1.0 - momentum) * old + momentum * new, old),
         running,
         batch,
     )
-    return y, moved
+    return y, new_running
 
 
 @checked

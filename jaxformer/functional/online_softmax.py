@@ -61,20 +61,20 @@ def attend_partially(
         Milakov and Gimelshein, Online normalizer calculation for softmax, 2018. arXiv:1805.02867
     """
     scores = attention_scores(query, key, bias, scale=scale, logit_softcap=logit_softcap)
-    allowed = jnp.ones(scores.shape, bool) if mask is None else mask
+    visible = jnp.ones(scores.shape, bool) if mask is None else mask
     if normalizer == "relu":
-        peak = jnp.zeros_like(scores[:, 0])
-        weights = jnp.where(allowed, jax.nn.relu(scores), 0.0)
+        max_score = jnp.zeros_like(scores[:, 0])
+        weights = jnp.where(visible, jax.nn.relu(scores), 0.0)
     else:
-        scores = jnp.where(allowed, scores, NOTHING)
-        peak = jax.lax.stop_gradient(jnp.max(scores, axis=-1))
-        weights = jnp.where(allowed, jnp.exp(scores - peak[:, None]), 0.0)
-    total = jnp.sum(weights, axis=-1)
+        scores = jnp.where(visible, scores, NOTHING)
+        max_score = jax.lax.stop_gradient(jnp.max(scores, axis=-1))
+        weights = jnp.where(visible, jnp.exp(scores - max_score[:, None]), 0.0)
+    denominator = jnp.sum(weights, axis=-1)
     if multipliers is not None:
         weights = weights * multipliers.astype(jnp.float32)
-    pair = factors(weights.astype(value.dtype), value)
-    values = jnp.matmul(*pair, preferred_element_type=jnp.float32)
-    return PartialAttention(values, total, peak)
+    operands = factors(weights.astype(value.dtype), value)
+    numerator = jnp.matmul(*operands, preferred_element_type=jnp.float32)
+    return PartialAttention(numerator, denominator, max_score)
 
 
 @checked
@@ -90,12 +90,12 @@ def merge_attention(a: PartialAttention, b: PartialAttention) -> PartialAttentio
     Returns:
         The whole. In any order and grouping the result is the same, up to rounding.
     """
-    peak = jnp.maximum(a.peak, b.peak)
-    of_a, of_b = jnp.exp(a.peak - peak), jnp.exp(b.peak - peak)
+    max_score = jnp.maximum(a.peak, b.peak)
+    scale_a, scale_b = jnp.exp(a.peak - max_score), jnp.exp(b.peak - max_score)
     return PartialAttention(
-        a.values * of_a[..., None] + b.values * of_b[..., None],
-        a.total * of_a + b.total * of_b,
-        peak,
+        a.values * scale_a[..., None] + b.values * scale_b[..., None],
+        a.total * scale_a + b.total * scale_b,
+        max_score,
     )
 
 

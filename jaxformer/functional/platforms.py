@@ -32,9 +32,11 @@ def target() -> Target:
         device = jax.local_devices(backend=device)[0] if isinstance(device, str) else device
     kind = device.device_kind
     # Devices of an abstract mesh say their platform from JAX 0.9 on.
-    known = "tpu" if kind.startswith("TPU") else "cpu" if kind.lower() == "cpu" else "gpu"
-    name = getattr(device, "platform", known)
-    return Target(name if name in ("cpu", "tpu") else known, kind)
+    inferred_platform = (
+        "tpu" if kind.startswith("TPU") else "cpu" if kind.lower() == "cpu" else "gpu"
+    )
+    name = getattr(device, "platform", inferred_platform)
+    return Target(name if name in ("cpu", "tpu") else inferred_platform, kind)
 
 
 def platform() -> str:

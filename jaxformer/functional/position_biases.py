@@ -138,25 +138,28 @@ def relative_position_buckets(
         Transformer, 2019. arXiv:1910.10683, section 2.1
     """
     n = num_buckets // 2 if bidirectional else num_buckets
-    exact = n // 2
-    if exact < 1:
+    num_exact_buckets = n // 2
+    if num_exact_buckets < 1:
         least = 4 if bidirectional else 2
         raise ValueError(f"num_buckets must be at least {least}; got {num_buckets}.")
-    if max_distance <= exact:
+    if max_distance <= num_exact_buckets:
         raise ValueError(
-            f"max_distance must exceed the {exact} distances that have a bucket of their own; "
+            f"max_distance must exceed the {num_exact_buckets} distances that have a bucket of "
+            "their own; "
             f"got {max_distance}."
         )
-    wide = n - exact
+    num_log_buckets = n - num_exact_buckets
     edges = [  # the first distance d with (d / exact) ** wide >= (max_distance / exact) ** k
         bisect.bisect_left(
-            range(max_distance), exact ** (wide - k) * max_distance**k, key=lambda d: d**wide
+            range(max_distance),
+            num_exact_buckets ** (num_log_buckets - k) * max_distance**k,
+            key=lambda d: d**num_log_buckets,
         )
-        for k in range(1, wide)
+        for k in range(1, num_log_buckets)
     ]
     relative_positions = relative_positions.astype(jnp.int32)
     distance = jnp.abs(relative_positions) if bidirectional else -jnp.minimum(relative_positions, 0)
-    bucket = jnp.minimum(distance, exact)
+    bucket = jnp.minimum(distance, num_exact_buckets)
     for edge in edges:
         bucket += (distance >= edge).astype(jnp.int32)
     return bucket + n * (relative_positions > 0).astype(jnp.int32) if bidirectional else bucket
@@ -261,18 +264,18 @@ def fire_bias(
     """
     queries, keys = beside(query_positions, key_positions)
     distance = (queries - keys).astype(jnp.float32)
-    furthest = jnp.maximum(queries.astype(jnp.float32), jnp.abs(length))
+    normalizer_distance = jnp.maximum(queries.astype(jnp.float32), jnp.abs(length))
 
     def compressed(x: Array) -> Array:
         return jnp.log1p(jnp.abs(c * x))
 
-    x = compressed(distance) / (compressed(furthest) + 1e-6)
+    x = compressed(distance) / (compressed(normalizer_distance) + 1e-6)
     shape = (*x.shape, hidden_bias.shape[0])
     kernel, bias = (jnp.broadcast_to(p, shape) for p in (hidden_kernel[0], hidden_bias))
     hidden = jax.nn.relu(x[..., None] * kernel + bias)
     highest = jax.lax.Precision.HIGHEST
-    found = jnp.einsum("...tsf,fn->...nts", hidden, out_kernel, precision=highest)
-    return found + jnp.broadcast_to(out_bias[:, None, None], found.shape)
+    network_output = jnp.einsum("...tsf,fn->...nts", hidden, out_kernel, precision=highest)
+    return network_output + jnp.broadcast_to(out_bias[:, None, None], network_output.shape)
 
 
 @checked
@@ -330,7 +333,7 @@ def transformer_xl_bias(
     row = jnp.clip(distance, least, length - 1) - least
     row = jnp.broadcast_to(row, (*by_distance.shape[:-1], length))
     bias = jnp.take_along_axis(by_distance, row, axis=-1)
-    known = distance < length
+    in_range = distance < length
     if bidirectional:
-        known &= distance > -length
-    return jnp.where(known, bias, jnp.nan)
+        in_range &= distance > -length
+    return jnp.where(in_range, bias, jnp.nan)

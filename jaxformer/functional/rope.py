@@ -166,7 +166,9 @@ def rotate(
         )
     if pairing not in get_args(Pairing):
         raise ValueError(f"pairing must be one of {get_args(Pairing)}; got {pairing!r}.")
-    turning, passing = jnp.split(x, [width], axis=-1)
-    z = as_complex(turning, pairing=pairing)
-    turned = z * jnp.broadcast_to(rotations[..., None, :], z.shape)
-    return jnp.concatenate([as_real(turned, pairing=pairing).astype(x.dtype), passing], axis=-1)
+    rotated_part, unrotated_part = jnp.split(x, [width], axis=-1)
+    z = as_complex(rotated_part, pairing=pairing)
+    rotated = z * jnp.broadcast_to(rotations[..., None, :], z.shape)
+    return jnp.concatenate(
+        [as_real(rotated, pairing=pairing).astype(x.dtype), unrotated_part], axis=-1
+    )

@@ -40,9 +40,9 @@ def scale_by_temperature(
         raise ValueError(f"temperature must be positive and finite; got {temperature}.")
     wide = logits.astype(jnp.float32)
     divisor = max(temperature, float(jnp.finfo(jnp.float32).tiny))
-    peak = jnp.max(wide, axis=-1, keepdims=True, initial=-jnp.inf)
-    held = jnp.abs(peak / divisor) <= float(jnp.finfo(logits.dtype).max)
-    shift = jnp.where(held | ~jnp.isfinite(peak), 0.0, peak)
+    max_logit = jnp.max(wide, axis=-1, keepdims=True, initial=-jnp.inf)
+    is_representable = jnp.abs(max_logit / divisor) <= float(jnp.finfo(logits.dtype).max)
+    shift = jnp.where(is_representable | ~jnp.isfinite(max_logit), 0.0, max_logit)
     return ((wide - shift) / divisor).astype(logits.dtype)
 
 
@@ -66,8 +66,8 @@ def keep_top_k(logits: Float[Array, "*batch V"], k: int) -> Float[Array, "*batch
     """
     if not 1 <= k <= logits.shape[-1]:
         raise ValueError(f"k must be between 1 and the vocabulary {logits.shape[-1]}; got {k}.")
-    last = jax.lax.top_k(logits, k)[0][..., -1:]
-    return _keep(logits, logits >= last)
+    threshold = jax.lax.top_k(logits, k)[0][..., -1:]
+    return _keep(logits, logits >= threshold)
 
 
 @checked
@@ -107,9 +107,9 @@ def keep_top_p(logits: Float[Array, "*batch V"], p: float) -> Float[Array, "*bat
     wide = logits.astype(jnp.float32)
     descending = jnp.sort(wide, axis=-1, descending=True)
     probabilities = jax.nn.softmax(descending, axis=-1)
-    before = jnp.cumsum(probabilities, axis=-1) - probabilities
-    last = jnp.min(descending, axis=-1, keepdims=True, where=before < p, initial=jnp.inf)
-    return _keep(logits, wide >= last)
+    preceding = jnp.cumsum(probabilities, axis=-1) - probabilities
+    threshold = jnp.min(descending, axis=-1, keepdims=True, where=preceding < p, initial=jnp.inf)
+    return _keep(logits, wide >= threshold)
 
 
 @checked
@@ -193,7 +193,7 @@ def penalise_repetition(
     if not 0 < penalty < math.inf:
         raise ValueError(f"penalty must be positive and finite; got {penalty}.")
     wide = logits.astype(jnp.float32)
-    most = float(jnp.finfo(logits.dtype).max)  # a large penalty forbids nothing
-    penalised = jnp.clip(jnp.where(wide > 0, wide / penalty, wide * penalty), -most, most)
+    max_value = float(jnp.finfo(logits.dtype).max)  # a large penalty forbids nothing
+    penalised = jnp.clip(jnp.where(wide > 0, wide / penalty, wide * penalty), -max_value, max_value)
     changed = jnp.broadcast_to(seen, logits.shape) & jnp.isfinite(logits)
     return jnp.where(changed, penalised.astype(logits.dtype), logits)

@@ -31,8 +31,8 @@ def ring_slots(
     if num_slots < 1:
         raise ValueError(f"A ring has at least 1 slot; got {num_slots}.")
     last = jnp.max(jnp.where(valid, positions, -1), axis=-1, keepdims=True, initial=-1)
-    kept = valid & (positions > last - num_slots)
-    return jnp.where(kept, positions % num_slots, num_slots)
+    is_written = valid & (positions > last - num_slots)
+    return jnp.where(is_written, positions % num_slots, num_slots)
 
 
 @checked
@@ -60,14 +60,17 @@ def write_slots(
     Raises:
         ValueError: The shapes do not go together.
     """
-    batch, behind = slots.shape[:-1], slots.ndim
-    one = buffer.shape if stacked is None else buffer.shape[1:]
-    if one[: behind - 1] != batch or new.shape != slots.shape + one[behind:]:
+    batch, num_leading = slots.shape[:-1], slots.ndim
+    buffer_shape = buffer.shape if stacked is None else buffer.shape[1:]
+    if (
+        buffer_shape[: num_leading - 1] != batch
+        or new.shape != slots.shape + buffer_shape[num_leading:]
+    ):
         raise ValueError(
             f"buffer {buffer.shape} and new {new.shape} do not go with slots {slots.shape}: they "
             "are [*batch, S, *any], [*batch, T, *any] and [*batch, T]."
         )
     grid = jnp.meshgrid(*(jnp.arange(n) for n in slots.shape), indexing="ij")
-    first = () if stacked is None else (stacked,)
-    at = buffer.at[(*first, *grid[:-1], slots)]
+    layer = () if stacked is None else (stacked,)
+    at = buffer.at[(*layer, *grid[:-1], slots)]
     return at.set(new.astype(buffer.dtype), mode="drop", wrap_negative_indices=False)

@@ -78,13 +78,13 @@ def _product(a: Array, b: Array, over: tuple[int, int], dtype: Any = None) -> Ar
 
 def _each_chunk(rule: Rule, head: Head, step: Any, start: Any) -> Any:
     """Fold over the chunks of the vocabulary: whole chunks in a loop, then the remainder."""
-    part = head.kernel.shape[rule.vocabulary_axis]
-    whole, rest = divmod(part, rule.chunk)
-    at = partial(_chunk, rule, head)
+    local_vocab_size = head.kernel.shape[rule.vocabulary_axis]
+    num_chunks, rest = divmod(local_vocab_size, rule.chunk)
+    slice_at = partial(_chunk, rule, head)
     carry = jax.lax.fori_loop(
-        0, whole, lambda i, carry: step(at(i * rule.chunk, rule.chunk), carry), start
+        0, num_chunks, lambda i, carry: step(slice_at(i * rule.chunk, rule.chunk), carry), start
     )
-    return step(at(part - rest, rest), carry) if rest else carry
+    return step(slice_at(local_vocab_size - rest, rest), carry) if rest else carry
 
 
 def _zeros(shape: tuple[int, ...], dtype: Any, like: Array) -> Array:
@@ -94,58 +94,68 @@ def _zeros(shape: tuple[int, ...], dtype: Any, like: Array) -> Array:
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def chunked_scores(rule: Rule, head: Head) -> TokenScores:
     """Logit statistics over this device's shard; 0 for targets of other shards."""
-    part, tokens = head.kernel.shape[rule.vocabulary_axis], head.targets.shape
+    local_vocab_size, tokens = head.kernel.shape[rule.vocabulary_axis], head.targets.shape
 
     def step(chunk: _Chunk, so_far: TokenScores) -> TokenScores:
         logits = finish_logits(chunk.products, chunk.masked, rule.multiplier, rule.softcap)
-        places = head.targets - chunk.first
-        here = (places >= 0) & (places < logits.shape[-1])
-        found = jnp.take_along_axis(logits, jnp.where(here, places, 0)[:, None], axis=1)[:, 0]
+        local_ids = head.targets - chunk.first
+        in_chunk = (local_ids >= 0) & (local_ids < logits.shape[-1])
+        target_logit = jnp.take_along_axis(
+            logits, jnp.where(in_chunk, local_ids, 0)[:, None], axis=1
+        )[:, 0]
         return TokenScores(
             jnp.logaddexp(so_far.log_z, jax.nn.logsumexp(logits, axis=-1)),
-            jnp.where(here, found, so_far.target),
-            so_far.mean + jnp.sum(logits, axis=-1) / part,
+            jnp.where(in_chunk, target_logit, so_far.target),
+            so_far.mean + jnp.sum(logits, axis=-1) / local_vocab_size,
         )
 
-    nothing = _zeros(tokens, jnp.float32, head.features)
-    return _each_chunk(rule, head, step, TokenScores(nothing - jnp.inf, nothing, nothing))
+    zeros = _zeros(tokens, jnp.float32, head.features)
+    return _each_chunk(rule, head, step, TokenScores(zeros - jnp.inf, zeros, zeros))
 
 
 def _forward(rule: Rule, head: Head) -> tuple[TokenScores, tuple[Head, Array]]:
-    scores = chunked_scores(rule, head)
-    return scores, (head, scores.log_z)
+    statistics = chunked_scores(rule, head)
+    return statistics, (head, statistics.log_z)
 
 
 def _backward(rule: Rule, kept: tuple[Head, Array], wanted: TokenScores) -> tuple[Head]:
-    head, log_z = kept
-    axis, part = rule.vocabulary_axis, head.kernel.shape[rule.vocabulary_axis]
-    log_z, z, target, mean = (x[:, None] for x in (log_z, *wanted))
+    inputs, log_z = kept
+    axis, local_vocab_size = rule.vocabulary_axis, inputs.kernel.shape[rule.vocabulary_axis]
+    log_z, d_log_z, d_target, d_mean = (x[:, None] for x in (log_z, *wanted))
 
     def step(chunk: _Chunk, so_far: Any) -> Any:
-        logits, back = jax.vjp(
+        logits, postprocess_vjp = jax.vjp(
             lambda x: finish_logits(x, chunk.masked, rule.multiplier, rule.softcap), chunk.products
         )
         ids = jnp.arange(logits.shape[-1]) + chunk.first
-        hit = head.targets[:, None] == ids[None]
-        slopes = z * jnp.exp(logits - log_z) + jnp.where(hit, target, 0.0) + mean / part
-        (slopes,) = back(slopes)
+        is_target = inputs.targets[:, None] == ids[None]
+        d_logits = (
+            d_log_z * jnp.exp(logits - log_z)
+            + jnp.where(is_target, d_target, 0.0)
+            + d_mean / local_vocab_size
+        )
+        (d_logits,) = postprocess_vjp(d_logits)
         d_features, d_kernel, d_bias = so_far
-        rows, columns = (slopes, head.features) if axis == 0 else (head.features, slopes)
-        own = _product(rows, columns, (0, 0))
-        d_kernel = jax.lax.dynamic_update_slice_in_dim(d_kernel, own, chunk.first, axis=axis)
-        d_features = d_features + _product(slopes, chunk.kernel, (1, axis), jnp.float32)
+        rows, columns = (d_logits, inputs.features) if axis == 0 else (inputs.features, d_logits)
+        chunk_gradient = _product(rows, columns, (0, 0))
+        d_kernel = jax.lax.dynamic_update_slice_in_dim(
+            d_kernel, chunk_gradient, chunk.first, axis=axis
+        )
+        d_features = d_features + _product(d_logits, chunk.kernel, (1, axis), jnp.float32)
         if d_bias is not None:
-            own = jnp.sum(slopes.astype(jnp.float32), axis=0).astype(d_bias.dtype)
-            d_bias = jax.lax.dynamic_update_slice_in_dim(d_bias, own, chunk.first, axis=0)
+            chunk_gradient = jnp.sum(d_logits.astype(jnp.float32), axis=0).astype(d_bias.dtype)
+            d_bias = jax.lax.dynamic_update_slice_in_dim(
+                d_bias, chunk_gradient, chunk.first, axis=0
+            )
         return d_features, d_kernel, d_bias
 
-    x, kernel, bias, *_ = head
-    start = (
+    x, kernel, bias, *_ = inputs
+    initial = (
         _zeros(x.shape, jnp.float32, x),
         _zeros(kernel.shape, kernel.dtype, x),
         None if bias is None else _zeros(bias.shape, bias.dtype, x),
     )
-    d_features, d_kernel, d_bias = _each_chunk(rule, head, step, start)
+    d_features, d_kernel, d_bias = _each_chunk(rule, inputs, step, initial)
     gradients: Any = (d_features.astype(x.dtype), d_kernel, d_bias, None, None)
     return (Head(*gradients),)
 

@@ -77,62 +77,72 @@ def beam_search(
         (with another length penalty)
     """
     batch, vocab_size = logits.shape
-    few = min(num_beams * (1 + max(1, stop.shape[-1])), num_beams * vocab_size)
+    num_candidates = min(num_beams * (1 + max(1, stop.shape[-1])), num_beams * vocab_size)
     rows = jnp.repeat(jnp.arange(batch), num_beams)
     # All beams of a row begin alike, so only the first one may be continued at first.
-    total = jnp.where(jnp.arange(num_beams) == 0, 0.0, -jnp.inf)
-    total = jnp.broadcast_to(total, (batch, num_beams))
-    blank = jnp.zeros((batch, num_beams, max_new_tokens), jnp.int32)
-    none = Beams(blank, jnp.zeros((batch, num_beams), jnp.int32), jnp.full(total.shape, -jnp.inf))
+    log_probs = jnp.where(jnp.arange(num_beams) == 0, 0.0, -jnp.inf)
+    log_probs = jnp.broadcast_to(log_probs, (batch, num_beams))
+    empty_tokens = jnp.zeros((batch, num_beams, max_new_tokens), jnp.int32)
+    no_finished = Beams(
+        empty_tokens, jnp.zeros((batch, num_beams), jnp.int32), jnp.full(log_probs.shape, -jnp.inf)
+    )
 
-    def expand(search: Search) -> tuple[Search, Array]:
+    def expand_beams(search: Search) -> tuple[Search, Array]:
         """Extend every live beam by one token; also return each beam's parent row."""
-        by_token = jax.nn.log_softmax(search.logits.astype(jnp.float32), axis=-1)
-        by_token = by_token.reshape(batch, num_beams, vocab_size) + search.total[..., None]
-        total, flat = jax.lax.top_k(by_token.reshape(batch, -1), few)
+        candidate_log_probs = jax.nn.log_softmax(search.logits.astype(jnp.float32), axis=-1)
+        candidate_log_probs = (
+            candidate_log_probs.reshape(batch, num_beams, vocab_size) + search.total[..., None]
+        )
+        log_probs, flat = jax.lax.top_k(candidate_log_probs.reshape(batch, -1), num_candidates)
         beam, token = flat // vocab_size, flat % vocab_size
         tokens = jnp.take_along_axis(search.tokens, beam[..., None], axis=1)
         tokens = tokens.at[..., search.added].set(token)
         length = search.added + 1
         stops = jnp.any(token[..., None] == stop[:, None, :], axis=-1)
-        near = jnp.broadcast_to(jnp.arange(few) < num_beams, stops.shape)
-        ends = stops & near & ~search.settled[:, None]
-        scores = jnp.where(ends, total / length.astype(jnp.float32) ** length_penalty, -jnp.inf)
-        ended = best(search.ended, Beams(tokens, jnp.full(beam.shape, length), scores))
-        total, kept = jax.lax.top_k(jnp.where(stops, -jnp.inf, total), num_beams)
-        going = jnp.take_along_axis(tokens, kept[..., None], axis=1)
-        rows = jnp.arange(batch)[:, None] * num_beams + jnp.take_along_axis(beam, kept, axis=1)
-        if_ended_now = total[:, 0] / length.astype(jnp.float32) ** length_penalty
-        settled = search.settled | (if_ended_now <= ended.scores[:, -1])
+        is_top_beam = jnp.broadcast_to(jnp.arange(num_candidates) < num_beams, stops.shape)
+        newly_finished = stops & is_top_beam & ~search.settled[:, None]
+        scores = jnp.where(
+            newly_finished, log_probs / length.astype(jnp.float32) ** length_penalty, -jnp.inf
+        )
+        finished = top_beams(search.ended, Beams(tokens, jnp.full(beam.shape, length), scores))
+        log_probs, top_indices = jax.lax.top_k(jnp.where(stops, -jnp.inf, log_probs), num_beams)
+        live_tokens = jnp.take_along_axis(tokens, top_indices[..., None], axis=1)
+        rows = jnp.arange(batch)[:, None] * num_beams + jnp.take_along_axis(
+            beam, top_indices, axis=1
+        )
+        best_live_score = log_probs[:, 0] / length.astype(jnp.float32) ** length_penalty
+        is_done = search.settled | (best_live_score <= finished.scores[:, -1])
         search = search._replace(
-            tokens=going, total=total, ended=ended, added=length, settled=settled
+            tokens=live_tokens, total=log_probs, ended=finished, added=length, settled=is_done
         )
         return search, rows.reshape(-1)
 
-    def best(first: Beams, second: Beams) -> Beams:
-        both = jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=1), first, second)
-        scores, kept = jax.lax.top_k(both.scores, num_beams)
+    def top_beams(first: Beams, second: Beams) -> Beams:
+        candidates = jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=1), first, second)
+        scores, top_indices = jax.lax.top_k(candidates.scores, num_beams)
         return Beams(
-            jnp.take_along_axis(both.tokens, kept[..., None], axis=1),
-            jnp.take_along_axis(both.lengths, kept, axis=1),
+            jnp.take_along_axis(candidates.tokens, top_indices[..., None], axis=1),
+            jnp.take_along_axis(candidates.lengths, top_indices, axis=1),
             scores,
         )
 
-    def advance(search: Search) -> Search:
-        newest = search.tokens[..., search.added - 1].reshape(-1)
-        logits, state = step(search.state, newest)
-        search, rows = expand(search._replace(logits=logits, state=state))
+    def beam_step(search: Search) -> Search:
+        last_tokens = search.tokens[..., search.added - 1].reshape(-1)
+        logits, state = step(search.state, last_tokens)
+        search, rows = expand_beams(search._replace(logits=logits, state=state))
         return search._replace(state=take_rows(search.state, rows))
 
-    def unfinished(search: Search) -> Bool[Array, ""]:
+    def should_continue(search: Search) -> Bool[Array, ""]:
         return (search.added < max_new_tokens) & ~jnp.all(search.settled)
 
-    settled = jnp.zeros(batch, bool)
-    start = Search(blank, total, none, state, logits[rows], jnp.int32(0), settled)
-    search, _ = expand(start)
-    search = search._replace(state=take_rows(state, rows))
-    search = jax.lax.while_loop(unfinished, advance, search)
-    length = search.added
-    scores = search.total / length.astype(jnp.float32) ** length_penalty
-    scores = jnp.where(search.settled[:, None], -jnp.inf, scores)
-    return best(search.ended, Beams(search.tokens, jnp.full(scores.shape, length), scores))
+    is_done = jnp.zeros(batch, bool)
+    start = Search(empty_tokens, log_probs, no_finished, state, logits[rows], jnp.int32(0), is_done)
+    beam_state, _ = expand_beams(start)
+    beam_state = beam_state._replace(state=take_rows(state, rows))
+    beam_state = jax.lax.while_loop(should_continue, beam_step, beam_state)
+    length = beam_state.added
+    scores = beam_state.total / length.astype(jnp.float32) ** length_penalty
+    scores = jnp.where(beam_state.settled[:, None], -jnp.inf, scores)
+    return top_beams(
+        beam_state.ended, Beams(beam_state.tokens, jnp.full(scores.shape, length), scores)
+    )

@@ -89,17 +89,17 @@ def likelihoods(
     check_parameters(config, params)
     params = jax.device_put(params, shardings(abstract_parameters(config, mesh)))
     score = partial(_score, config=config, dtype=jnp.dtype(dtype), mesh=mesh)
-    waiting = (_row(*request, length) for request in requests)
-    while some := list(islice(waiting, BATCHES_AT_ONCE * batch_size)):
-        found = dict[int, Likelihood]()
-        order = sorted(range(len(some)), key=lambda i: len(some[i].tokens))
+    pending_rows = (_row(*request, length) for request in requests)
+    while buffer := list(islice(pending_rows, BATCHES_AT_ONCE * batch_size)):
+        results = dict[int, Likelihood]()
+        order = sorted(range(len(buffer)), key=lambda i: len(buffer[i].tokens))
         for first in range(0, len(order), batch_size):
-            chosen = order[first : first + batch_size]
-            rows = _side_by_side([some[i] for i in chosen], batch_size, mesh, config.max_length)
-            log_p, misses = jax.device_get(score(params, put_batch(rows, mesh, batch_size)))
-            for i, value, missed in zip(chosen, log_p, misses, strict=False):
-                found[i] = Likelihood(float(value), not missed)
-        yield from (found[i] for i in range(len(some)))
+            indices = order[first : first + batch_size]
+            batch = _side_by_side([buffer[i] for i in indices], batch_size, mesh, config.max_length)
+            log_p, misses = jax.device_get(score(params, put_batch(batch, mesh, batch_size)))
+            for i, value, missed in zip(indices, log_p, misses, strict=False):
+                results[i] = Likelihood(float(value), not missed)
+        yield from (results[i] for i in range(len(buffer)))
 
 
 def windows(
@@ -147,9 +147,9 @@ def _row(context: Sequence[int], continuation: Sequence[int], length: int) -> _R
         raise ValueError(
             f"A continuation has {len(continuation)} tokens, more than the length of {length}."
         )
-    both = np.asarray([*context, *continuation], np.int32)[-length - 1 :]
-    count = len(both) - 1
-    return _Row(both[:-1], both[1:], np.arange(count) >= count - len(continuation))
+    tokens = np.asarray([*context, *continuation], np.int32)[-length - 1 :]
+    count = len(tokens) - 1
+    return _Row(tokens[:-1], tokens[1:], np.arange(count) >= count - len(continuation))
 
 
 def _side_by_side(
@@ -179,20 +179,20 @@ def _score(
 
     def per_device(params: Any, batch: dict[str, Array]) -> tuple[Array, Array]:
         logits: Any = model.apply({"params": params}, batch["tokens"], segments=batch["segments"])
-        best = jnp.max(logits, axis=-1)
+        max_logits = jnp.max(logits, axis=-1)
         if axes.tensor is not None:
-            best = jax.lax.pmax(best, axes.tensor)
+            max_logits = jax.lax.pmax(max_logits, axes.tensor)
         scores = F.token_scores(logits, batch["targets"], axis_name=axes.tensor)
         log_p = jnp.sum(-F.score_cross_entropy(scores), axis=-1, where=batch["mask"])
-        misses = jnp.sum(batch["mask"] & (scores.target < best), axis=-1)
+        num_not_greedy = jnp.sum(batch["mask"] & (scores.target < max_logits), axis=-1)
         if axes.context is not None:
-            return jax.lax.psum((log_p, misses), axes.context)
-        return log_p, misses
+            return jax.lax.psum((log_p, num_not_greedy), axes.context)
+        return log_p, num_not_greedy
 
-    shares = batch_spec(mesh.shape)
+    spec = batch_spec(mesh.shape)
     return jax.shard_map(
         per_device,
         mesh=mesh,
-        in_specs=(parameter_specs(config, mesh.shape), shares),
-        out_specs=P(shares[0]),
+        in_specs=(parameter_specs(config, mesh.shape), spec),
+        out_specs=P(spec[0]),
     )(params, batch)

@@ -43,23 +43,23 @@ class State(NamedTuple):
 
 
 def _allowed(logits: Float[Array, "*batch V"], vocab_size: Int[Array, ""]) -> Array:
-    known = jnp.arange(logits.shape[-1]) < vocab_size
-    return jnp.where(jnp.broadcast_to(known, logits.shape), logits, -jnp.inf)
+    is_allowed = jnp.arange(logits.shape[-1]) < vocab_size
+    return jnp.where(jnp.broadcast_to(is_allowed, logits.shape), logits, -jnp.inf)
 
 
 def _read(plan: Plan, params: Any, request: Request) -> tuple[Float[Array, "*batch V"], Context]:
     """Prefill the cache, without padding beyond the learned positions."""
     width = request.prompt.shape[-1]
-    room = tokens_read(width, plan.max_new_tokens)
-    most = plan.config.max_length or sys.maxsize
-    beyond = max(0, room - most)
-    filled = LANES if platform() == "tpu" else 1
+    num_slots = tokens_read(width, plan.max_new_tokens)
+    max_positions = plan.config.max_length or sys.maxsize
+    excess = max(0, num_slots - max_positions)
+    slot_multiple = LANES if platform() == "tpu" else 1
     logits, context = prefill(
         plan.config,
         params,
-        request.prompt[..., : width - beyond],
+        request.prompt[..., : width - excess],
         request.lengths,
-        capacity=min(-(-room // filled) * filled, most),
+        capacity=min(-(-num_slots // slot_multiple) * slot_multiple, max_positions),
         chunk=plan.chunk,
         source=request.source,
         source_segments=request.source_segments,
@@ -77,14 +77,14 @@ def _begin(plan: Plan, sampler: Sampler, params: Any, request: Request, key: PRN
     """Prefill and sample the first token of each row."""
     prompt = request.prompt
     logits, context = _read(plan, params, request)
-    real = F.length_mask(request.lengths, prompt.shape[-1])
+    is_prompt = F.length_mask(request.lengths, prompt.shape[-1])
     width = [(0, 0)] * (prompt.ndim - 1) + [(0, plan.max_new_tokens)]
     state = State(
         text=jnp.pad(prompt, width),
         length=request.lengths,
         token=prompt[..., 0],
         done=jnp.zeros(prompt.shape[:-1], bool),
-        seen=F.seen_tokens(jnp.where(real, prompt, -1), plan.config.vocab_size),
+        seen=F.seen_tokens(jnp.where(is_prompt, prompt, -1), plan.config.vocab_size),
         context=context,
         added=jnp.int32(0),
         finite=_finite(plan, logits),
@@ -101,11 +101,11 @@ def _add(
     logits: Float[Array, "*batch V"],
 ) -> State:
     """Sample and append the next token of each unfinished row."""
-    chosen = choose(sampler, logits, state.seen, jax.random.fold_in(key, state.added))
-    token = jnp.where(state.done, state.token, chosen.astype(state.token.dtype))
+    sampled = choose(sampler, logits, state.seen, jax.random.fold_in(key, state.added))
+    token = jnp.where(state.done, state.token, sampled.astype(state.token.dtype))
     token = _everywhere(plan, token)
-    nowhere = state.text.shape[-1]
-    slot = jnp.where(state.done, nowhere, state.length)[..., None]
+    out_of_range = state.text.shape[-1]
+    slot = jnp.where(state.done, out_of_range, state.length)[..., None]
     stops = jnp.any(token[..., None] == request.stop.astype(token.dtype), axis=-1)
     return state._replace(
         text=F.write_slots(state.text, token[..., None], slot),
@@ -166,25 +166,25 @@ def search_with_beams(
     plan: Plan, beam: Beam, params: Any, request: Request
 ) -> tuple[Int[Array, "*batch P_plus_new"], Bool[Array, ""]]:
     """Decode by beam search; also return whether the prompt's logits were finite."""
-    flat, new = one_batch_axis(request), plan.max_new_tokens
-    logits, context = _read(plan, params, flat)
-    found = beam_search(
-        lambda context, tokens: _next(plan, params, flat, tokens, context),
+    flat_request, new = one_batch_axis(request), plan.max_new_tokens
+    logits, context = _read(plan, params, flat_request)
+    beams = beam_search(
+        lambda context, tokens: _next(plan, params, flat_request, tokens, context),
         take_rows,
         context,
         logits,
-        flat.stop,
+        flat_request.stop,
         num_beams=beam.num_beams,
         max_new_tokens=new,
         length_penalty=beam.length_penalty,
     )
-    text = jnp.pad(flat.prompt, [(0, 0), (0, new)])
-    best = found.tokens[:, 0].astype(text.dtype)
-    slots = flat.lengths[:, None] + jnp.arange(new)[None]
-    text = F.write_slots(text, best, slots)
-    text = _finish(text, flat.lengths + found.lengths[:, 0])
-    text = text.reshape(*request.prompt.shape[:-1], -1)
-    return _everywhere(plan, text), _finite(plan, logits)
+    output_tokens = jnp.pad(flat_request.prompt, [(0, 0), (0, new)])
+    best_tokens = beams.tokens[:, 0].astype(output_tokens.dtype)
+    slots = flat_request.lengths[:, None] + jnp.arange(new)[None]
+    output_tokens = F.write_slots(output_tokens, best_tokens, slots)
+    output_tokens = _finish(output_tokens, flat_request.lengths + beams.lengths[:, 0])
+    output_tokens = output_tokens.reshape(*request.prompt.shape[:-1], -1)
+    return _everywhere(plan, output_tokens), _finite(plan, logits)
 
 
 def _everywhere(plan: Plan, x: Array) -> Array:

@@ -73,20 +73,26 @@ def make_request(
             f"generate continues text with a Decoder or an EncoderDecoder; got {config.topology}."
         )
     check_count("max_new_tokens", max_new_tokens)
-    limit = config.vocab_size if vocab_size is None else vocab_size
-    check_count("vocab_size", limit, most=config.vocab_size)
-    tokens, counted = read_tokens("prompt", prompt, config.vocab_size)
-    if counted is not None and lengths is not None:
+    allowed_vocab_size = config.vocab_size if vocab_size is None else vocab_size
+    check_count("vocab_size", allowed_vocab_size, most=config.vocab_size)
+    tokens, list_lengths = read_tokens("prompt", prompt, config.vocab_size)
+    if list_lengths is not None and lengths is not None:
         raise ValueError(
-            f"lengths follow from a list of rows, here {counted.tolist()}; leave out {lengths}."
+            f"lengths follow from a list of rows, here {list_lengths.tolist()}; leave out "
+            f"{lengths}."
         )
-    counts = check_lengths(
-        config, tokens, lengths if counted is None else counted, max_new_tokens=max_new_tokens
+    row_lengths = check_lengths(
+        config,
+        tokens,
+        lengths if list_lengths is None else list_lengths,
+        max_new_tokens=max_new_tokens,
     )
-    rows = tokens.shape[:-1]
-    text, segments = read_source(config, source, source_segments, rows)
-    stop = read_stop_tokens(stop_tokens, rows)
-    return Request(tokens, counts, stop, jnp.int32(limit), text, segments)
+    batch_shape = tokens.shape[:-1]
+    source_tokens, segments = read_source(config, source, source_segments, batch_shape)
+    stop = read_stop_tokens(stop_tokens, batch_shape)
+    return Request(
+        tokens, row_lengths, stop, jnp.int32(allowed_vocab_size), source_tokens, segments
+    )
 
 
 def one_batch_axis(request: Request) -> Request:
@@ -130,8 +136,8 @@ def in_bucket(request: Request, most: int | None) -> Request:
 
 def bucket(length: int) -> int:
     """Smallest bucket width of at least `length`."""
-    step = max(16, 2 ** ((length - 1).bit_length() - 4))
-    return -(-length // step) * step
+    granularity = max(16, 2 ** ((length - 1).bit_length() - 4))
+    return -(-length // granularity) * granularity
 
 
 def _padded(x: Int[Array, "*batch T"], count: int) -> Int[Array, "*batch T_plus_count"]:
@@ -200,8 +206,8 @@ def read_source(
             "An EncoderDecoder reads a source: pass source=token_ids; the prompt is the decoder's "
             "start token."
         )
-    known = topology.source_vocab_size or config.vocab_size
-    tokens, counted = read_tokens("source", source, known)
+    source_vocab_size = topology.source_vocab_size or config.vocab_size
+    tokens, list_lengths = read_tokens("source", source, source_vocab_size)
     *batch, length = tokens.shape
     if tuple(batch) != rows:
         raise ValueError(
@@ -212,13 +218,14 @@ def read_source(
         raise ValueError(
             f"The model has {config.max_length} learned positions; the source has {length}."
         )
-    if counted is not None:
+    if list_lengths is not None:
         if segments is not None:
             raise ValueError(
-                f"source_segments follow from a list of rows, here of {counted.tolist()} tokens; "
+                f"source_segments follow from a list of rows, here of {list_lengths.tolist()} "
+                "tokens; "
                 "leave them out."
             )
-        return tokens, F.length_mask(jnp.asarray(counted), length).astype(jnp.int32)
+        return tokens, F.length_mask(jnp.asarray(list_lengths), length).astype(jnp.int32)
     if segments is not None and jnp.shape(segments) != tokens.shape:
         raise ValueError(
             f"source_segments has a number for each token of a source of shape {tokens.shape}; got "
@@ -255,26 +262,26 @@ def check_lengths(
     config: TransformerConfig, prompt: Int[Array, "*batch P"], lengths: Any, *, max_new_tokens: int
 ) -> Int[Array, "*batch"]:
     """Row lengths as an array; raises if one is 0, exceeds the width, or exceeds max_length."""
-    rows, places = prompt.shape[:-1], prompt.shape[-1]
-    counts = np.full(rows, places) if lengths is None else lengths
-    if not isinstance(counts, jax.Array):
-        counts = np.asarray(counts)
-    if counts.shape != rows or not jnp.issubdtype(counts.dtype, jnp.integer):
+    batch_shape, width = prompt.shape[:-1], prompt.shape[-1]
+    row_lengths = np.full(batch_shape, width) if lengths is None else lengths
+    if not isinstance(row_lengths, jax.Array):
+        row_lengths = np.asarray(row_lengths)
+    if row_lengths.shape != batch_shape or not jnp.issubdtype(row_lengths.dtype, jnp.integer):
         raise ValueError(
-            f"lengths has a whole number for each row, so its shape is {rows}; got "
-            f"{counts.dtype} of shape {counts.shape}."
+            f"lengths has a whole number for each row, so its shape is {batch_shape}; got "
+            f"{row_lengths.dtype} of shape {row_lengths.shape}."
         )
-    shortest, longest = 1, places
-    if not isinstance(counts, jax.core.Tracer) and counts.size:
-        shortest, longest = int(counts.min()), int(counts.max())
+    shortest, longest = 1, width
+    if not isinstance(row_lengths, jax.core.Tracer) and row_lengths.size:
+        shortest, longest = int(row_lengths.min()), int(row_lengths.max())
     if shortest < 1:
         raise ValueError(f"Each row has at least one token; lengths go down to {shortest}.")
-    if longest > places:
-        raise ValueError(f"lengths go up to {longest}, but the prompt has {places} places.")
-    read = tokens_read(longest, max_new_tokens)
-    if config.max_length is not None and read > config.max_length:
+    if longest > width:
+        raise ValueError(f"lengths go up to {longest}, but the prompt has {width} places.")
+    num_processed = tokens_read(longest, max_new_tokens)
+    if config.max_length is not None and num_processed > config.max_length:
         raise ValueError(
             f"The model has {config.max_length} learned positions; a prompt of {longest} tokens "
-            f"and {max_new_tokens} new ones, the last of which is not read, need {read}."
+            f"and {max_new_tokens} new ones, the last of which is not read, need {num_processed}."
         )
-    return jnp.asarray(counts, jnp.int32)
+    return jnp.asarray(row_lengths, jnp.int32)

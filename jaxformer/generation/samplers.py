@@ -47,9 +47,9 @@ class Sample:
         if self.top_k is not None:
             check_count("top_k", self.top_k)
         for name in ("top_p", "min_p"):
-            share = getattr(self, name)
-            if share is not None and not 0 < share <= 1:
-                raise ValueError(f"{name} is a probability in (0, 1]; got {share}.")
+            probability = getattr(self, name)
+            if probability is not None and not 0 < probability <= 1:
+                raise ValueError(f"{name} is a probability in (0, 1]; got {probability}.")
         if not 0 < self.repetition_penalty < math.inf:
             raise ValueError(
                 "repetition_penalty divides logits, so it must be above 0 and finite; "

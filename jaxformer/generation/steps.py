@@ -72,36 +72,39 @@ def prefill(
             f"each token to follow; got {capacity}."
         )
     chunk = length if chunk is None else min(chunk, length)
-    parts = -(-length // chunk)
-    width = [(0, 0)] * len(batch) + [(0, parts * chunk - length)]
-    padded = jnp.pad(prompt, width)
+    num_chunks = -(-length // chunk)
+    chunk_padding = [(0, 0)] * len(batch) + [(0, num_chunks * chunk - length)]
+    padded = jnp.pad(prompt, chunk_padding)
     model = Transformer(config, dtype=dtype)
-    devices = 1 if mesh is None else mesh.shape.get("tensor", 1)
-    cache = empty_cache(config, tuple(batch), capacity, dtype=dtype, devices=devices)
+    tensor_devices = 1 if mesh is None else mesh.shape.get("tensor", 1)
+    cache = empty_cache(config, tuple(batch), capacity, dtype=dtype, devices=tensor_devices)
     cache = cache._replace(reach=lengths)
-    room = [(0, 0)] * len(batch) + [(0, capacity - length)]
+    slot_padding = [(0, 0)] * len(batch) + [(0, capacity - length)]
 
-    def read(cache: Cache, at: Int[Array, ""], *, fresh: bool = False, **encoded: Any):
+    def read_chunk(cache: Cache, at: Int[Array, ""], *, fresh: bool = False, **encoded: Any):
         """Process the chunk that starts at `start`; logits are valid for rows that end in it."""
         tokens = jax.lax.dynamic_slice_in_dim(padded, at, chunk, axis=-1)
-        place = jnp.broadcast_to(at + jnp.arange(chunk), tokens.shape)
+        positions = jnp.broadcast_to(at + jnp.arange(chunk), tokens.shape)
         last = jnp.clip(lengths - 1 - at, 0, chunk - 1)[..., None]
-        real = (place < lengths[..., None]).astype(jnp.int32)
-        given = {"segments": real, "cache": cache, "logits_at": last, **encoded}
-        return _last_logits(model, mesh, params, tokens, fresh=fresh, **given)
+        segments = (positions < lengths[..., None]).astype(jnp.int32)
+        inputs = {"segments": segments, "cache": cache, "logits_at": last, **encoded}
+        return _last_logits(model, mesh, params, tokens, fresh=fresh, **inputs)
 
-    def next_part(carry: tuple[Array, Cache], at: Int[Array, ""]):
-        kept, cache = carry
-        logits, cache = read(cache, at)
+    def read_next_chunk(carry: tuple[Array, Cache], at: Int[Array, ""]):
+        logits_so_far, cache = carry
+        logits, cache = read_chunk(cache, at)
         ends = (lengths > at)[..., None]
-        return (jnp.where(jnp.broadcast_to(ends, kept.shape), logits, kept), cache), None
+        return (
+            jnp.where(jnp.broadcast_to(ends, logits_so_far.shape), logits, logits_so_far),
+            cache,
+        ), None
 
     encoded = dict(source=source, source_segments=source_segments)
-    carry = read(cache, jnp.int32(0), fresh=True, **encoded)
-    if parts > 1:
-        carry, _ = jax.lax.scan(next_part, carry, chunk * jnp.arange(1, parts))
+    carry = read_chunk(cache, jnp.int32(0), fresh=True, **encoded)
+    if num_chunks > 1:
+        carry, _ = jax.lax.scan(read_next_chunk, carry, chunk * jnp.arange(1, num_chunks))
     logits, cache = carry
-    return logits, Context(jnp.pad(prompt, room), cache)
+    return logits, Context(jnp.pad(prompt, slot_padding), cache)
 
 
 def decode_step(
@@ -134,19 +137,19 @@ def decode_step(
         ValueError: The context has no room for another token (outside jit).
     """
     model = Transformer(config, dtype=dtype)
-    text, cache = context
+    all_tokens, cache = context
     check_room(config, cache, jnp.ones((*tokens.shape, 1), bool))
-    text = F.write_slots(text, tokens[..., None], cache.length[..., None])
+    all_tokens = F.write_slots(all_tokens, tokens[..., None], cache.length[..., None])
     length = cache.length + 1
 
-    def read_one() -> tuple[Array, Cache]:
+    def decode_token() -> tuple[Array, Cache]:
         return _last_logits(model, mesh, params, tokens[..., None], cache=cache)
 
-    def read_again() -> tuple[Array, Cache]:
-        empty = jax.tree.map(jnp.zeros_like, cache)
-        fresh = empty._replace(
-            layers=_with_sources(empty.layers, cache.layers),
-            tail=_with_sources(empty.tail, cache.tail),
+    def recompute_cache() -> tuple[Array, Cache]:
+        zeroed_cache = jax.tree.map(jnp.zeros_like, cache)
+        cleared_cache = zeroed_cache._replace(
+            layers=_with_sources(zeroed_cache.layers, cache.layers),
+            tail=_with_sources(zeroed_cache.tail, cache.tail),
             positions=jax.tree.map(lambda x: jnp.full_like(x, NOWHERE), cache.positions),
             capacity=cache.capacity,
             reach=length,
@@ -156,18 +159,20 @@ def decode_step(
             model,
             mesh,
             params,
-            text,
-            segments=F.length_mask(length, text.shape[-1]).astype(jnp.int32),
-            cache=fresh,
+            all_tokens,
+            segments=F.length_mask(length, all_tokens.shape[-1]).astype(jnp.int32),
+            cache=cleared_cache,
             logits_at=length[..., None] - 1,
             fresh=True,
         )
 
     if not any(looks_at_length(positions) for positions in config.attention.positions):
-        logits, cache = read_one()
+        logits, cache = decode_token()
     else:
-        logits, cache = jax.lax.cond(jnp.any(turned_anew(config, length)), read_again, read_one)
-    return logits, Context(text, cache)
+        logits, cache = jax.lax.cond(
+            jnp.any(turned_anew(config, length)), recompute_cache, decode_token
+        )
+    return logits, Context(all_tokens, cache)
 
 
 def _last_logits(
@@ -180,7 +185,7 @@ def _last_logits(
     **arguments: Any,
 ) -> tuple[Float[Array, "*batch V"], Cache]:
     """Logits of one token per row, and the updated cache."""
-    given = {name: value for name, value in arguments.items() if value is not None}
+    inputs = {name: value for name, value in arguments.items() if value is not None}
     if mesh is not None:
         model = model.clone(axes=replace(axes_of(mesh.shape), context=None))
 
@@ -190,14 +195,14 @@ def _last_logits(
     if mesh is not None:
         rows, tensor = batch_spec(mesh.shape)[0], model.axes.tensor
         cache_specs = _cache_specs(rows, tensor)
-        specs = {name: cache_specs if name == "cache" else P(rows) for name in given}
+        specs = {name: cache_specs if name == "cache" else P(rows) for name in inputs}
         apply = jax.shard_map(
             apply,
             mesh=mesh,
             in_specs=(parameter_specs(model.config, mesh.shape), P(rows), specs),
             out_specs=(P(rows, None, tensor), cache_specs),
         )
-    logits, cache = apply(params, tokens, given)
+    logits, cache = apply(params, tokens, inputs)
     return logits[..., 0, :], cache
 
 
@@ -208,7 +213,9 @@ def _cache_specs(rows: Any, heads: str | None) -> Any:
 
 
 def _with_sources(fresh: tuple[LayerCache, ...], old: tuple[LayerCache, ...]):
-    return tuple(new._replace(source=kept.source) for new, kept in zip(fresh, old, strict=True))
+    return tuple(
+        new._replace(source=old_layer.source) for new, old_layer in zip(fresh, old, strict=True)
+    )
 
 
 def looks_at_length(positions: Positions | None) -> bool:

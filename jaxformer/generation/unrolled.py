@@ -49,41 +49,43 @@ def unroll(config: c.TransformerConfig, params: Any) -> tuple[c.TransformerConfi
 def _unrolled(config: c.TransformerConfig) -> c.TransformerConfig:
     depth, topology = config.num_layers, config.topology
 
-    def lengthened(kinds: tuple[Any, ...]) -> tuple[Any, ...]:
+    def repeat_to_depth(kinds: tuple[Any, ...]) -> tuple[Any, ...]:
         return tuple(kinds[i % len(kinds)] for i in range(depth))
 
     def with_longer_patterns(kind: c.Kind) -> c.Kind:
         if isinstance(kind, RECURRENT):
             return kind
-        positions, windows = lengthened(kind.positions), lengthened(kind.windows)
+        positions, windows = repeat_to_depth(kind.positions), repeat_to_depth(kind.windows)
         return replace(kind, positions=positions, windows=windows)
 
-    kinds = tuple(map(with_longer_patterns, lengthened(config.kinds)))
-    a = c.Hybrid(kinds=kinds) if isinstance(config.attention, c.Hybrid) else kinds[0]
+    kinds = tuple(map(with_longer_patterns, repeat_to_depth(config.kinds)))
+    attention = c.Hybrid(kinds=kinds) if isinstance(config.attention, c.Hybrid) else kinds[0]
     if isinstance(topology, c.EncoderDecoder):
         topology = replace(
             topology,
             attention=topology.attention or config.attention,
             feed_forward=topology.feed_forward or config.feed_forward,
         )
-    feed_forward = lengthened(config.feed_forward)
-    return replace(config, attention=a, topology=topology, feed_forward=feed_forward)
+    feed_forward = repeat_to_depth(config.feed_forward)
+    return replace(config, attention=attention, topology=topology, feed_forward=feed_forward)
 
 
 @partial(jax.jit, static_argnums=(1, 2))
 def _apart(stack: Any, depth: int, period: int) -> Any:
     """Split stacked layer parameters into one tree per layer."""
-    whole = depth - depth % period
+    num_stacked = depth - depth % period
     layers = {}
     for index in range(depth):
-        repeat, place = divmod(index, period)
-        if index < whole:
-            layer = jax.tree.map(lambda x, at=repeat: x[at], stack["layers"][f"layer_{place}"])
+        repeat, pattern_index = divmod(index, period)
+        if index < num_stacked:
+            layer = jax.tree.map(
+                lambda x, at=repeat: x[at], stack["layers"][f"layer_{pattern_index}"]
+            )
         else:
-            layer = stack["tail"][f"layer_{place}"]
+            layer = stack["tail"][f"layer_{pattern_index}"]
         layers[f"layer_{index}"] = jax.tree.map(lambda x: x[None], layer)
-    others = {name: x for name, x in stack.items() if name not in ("layers", "tail")}
-    return {**others, "layers": layers}
+    other_params = {name: x for name, x in stack.items() if name not in ("layers", "tail")}
+    return {**other_params, "layers": layers}
 
 
 def worth_unrolling(config: c.TransformerConfig) -> bool:

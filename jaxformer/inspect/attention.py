@@ -98,14 +98,14 @@ def attention_maps(
     tokens, inputs = check_inputs(config, tokens, inputs)
     choice = Choice(numbers("layers", layers), numbers("heads", heads), numbers("window", window))
     lengths = _lengths(config, tokens, inputs)
-    wanted = tuple(lengths) if parts is None else tuple(parts)
-    if isinstance(parts, str) or not wanted or set(wanted) - set(lengths):
+    requested_parts = tuple(lengths) if parts is None else tuple(parts)
+    if isinstance(parts, str) or not requested_parts or set(requested_parts) - set(lengths):
         raise ValueError(f"parts are some of {tuple(lengths)} in this model; got {parts!r}.")
     rows = tokens.size // tokens.shape[-1]
-    total = sum(_count(config, part, lengths[part], choice) for part in wanted)
+    total = sum(_count(config, part, lengths[part], choice) for part in requested_parts)
     _check_size(4 * rows * total, max_bytes, choice)
-    found = _maps(Transformer(config, dtype=dtype), choice, wanted, params, tokens, inputs)
-    return AttentionMaps(**found)
+    maps = _maps(Transformer(config, dtype=dtype), choice, requested_parts, params, tokens, inputs)
+    return AttentionMaps(**maps)
 
 
 def attention_entropy(
@@ -134,36 +134,42 @@ def _lengths(
     config: c.TransformerConfig, tokens: Array, inputs: dict[str, Array]
 ) -> dict[Part, tuple[int, int]]:
     """(queries, keys) of each kind of attention the model has."""
-    own = tokens.shape[-1]
+    num_tokens = tokens.shape[-1]
     match config.topology:
         case c.Decoder():
-            return {"decoder": (own, own)}
+            return {"decoder": (num_tokens, num_tokens)}
         case c.Encoder():
-            return {"encoder": (own, own)}
+            return {"encoder": (num_tokens, num_tokens)}
         case c.EncoderDecoder():
             source = inputs["source"].shape[-1]
-            return {"decoder": (own, own), "encoder": (source, source), "cross": (own, source)}
+            return {
+                "decoder": (num_tokens, num_tokens),
+                "encoder": (source, source),
+                "cross": (num_tokens, source),
+            }
 
 
 def _count(
     config: c.TransformerConfig, part: Part, lengths: tuple[int, int], choice: Choice
 ) -> int:
     """Elements per batch row of the selected maps; raises for a selection that does not exist."""
-    own, depth = stacks_of(config)["encoder" if part == "encoder" else "decoder"]
-    for kind in own.kinds:
+    stack_config, depth = stacks_of(config)["encoder" if part == "encoder" else "decoder"]
+    for kind in stack_config.kinds:
         if isinstance(kind, c.Mixer):
             raise ValueError(f"{type(kind).__name__} has no attention weights to look at.")
-    num_heads, *more = sorted({kind.num_heads for kind in own.kinds})
-    if more:
-        raise ValueError(f"Layers have {num_heads} and {more[0]} heads, so maps are no one array.")
-    for name, chosen, limit in (
+    num_heads, *other_counts = sorted({kind.num_heads for kind in stack_config.kinds})
+    if other_counts:
+        raise ValueError(
+            f"Layers have {num_heads} and {other_counts[0]} heads, so maps are no one array."
+        )
+    for name, selected, limit in (
         ("layers", choice.layers, depth),
         ("heads", choice.heads, num_heads),
     ):
-        outside = [i for i in chosen or () if not 0 <= i < limit]
-        if outside or chosen == ():
+        outside = [i for i in selected or () if not 0 <= i < limit]
+        if outside or selected == ():
             raise ValueError(
-                f"{name} of the {part} are counted from 0 to {limit - 1}; got {chosen}. "
+                f"{name} of the {part} are counted from 0 to {limit - 1}; got {selected}. "
                 "Give parts=(...) to ask for other maps only."
             )
     queries, keys = lengths
@@ -202,15 +208,15 @@ def _maps(
     inputs: dict[str, Array],
 ) -> dict[str, Array]:
     """The maps of each part."""
-    _, said = observe(model, params, tokens, inputs)
-    found: dict[str, Array] = {}
+    _, intermediates = observe(model, params, tokens, inputs)
+    maps: dict[str, Array] = {}
     for part in parts:
         stack, branch = ("decoder", "cross_attention") if part == "cross" else (part, "attention")
-        layers = layers_of(said[stack])
-        chosen = range(len(layers)) if choice.layers is None else choice.layers
-        seen = [layers[i][branch]["attended"] for i in chosen]
-        found[part] = jnp.stack([_weights(one, tokens, choice) for one in seen])
-    return found
+        layers = layers_of(intermediates[stack])
+        selected_layers = range(len(layers)) if choice.layers is None else choice.layers
+        records = [layers[i][branch]["attended"] for i in selected_layers]
+        maps[part] = jnp.stack([_weights(layer_record, tokens, choice) for layer_record in records])
+    return maps
 
 
 def _weights(
@@ -262,6 +268,10 @@ def _decay_weights(
     if choice.heads is not None:
         rates = F.DecayRates(*(rate[jnp.asarray(choice.heads)] for rate in rates))
     rows = slice(None) if choice.window is None else slice(*choice.window)
-    kept = weights_within(rates.gamma, steps_of(tokens[..., None, None], seen.segments, None), rows)
-    shape = (*tokens.shape[:-1], *kept.shape[-3:])
-    return jnp.broadcast_to(kept, shape) * jnp.broadcast_to(rates.gain[:, None, None], shape)
+    decay_matrix = weights_within(
+        rates.gamma, steps_of(tokens[..., None, None], seen.segments, None), rows
+    )
+    shape = (*tokens.shape[:-1], *decay_matrix.shape[-3:])
+    return jnp.broadcast_to(decay_matrix, shape) * jnp.broadcast_to(
+        rates.gain[:, None, None], shape
+    )

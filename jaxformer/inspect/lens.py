@@ -74,9 +74,11 @@ def logit_lens(
             f"Ask for some layers, as by layers=({depth},), or for fewer tokens, or raise "
             f"max_bytes to {needed}."
         )
-    seen = trace(config, params, tokens, dtype=dtype, **inputs)
-    found = getattr(seen, stack)
-    stream = jnp.concatenate([found.embedded[None], found.stream])[jnp.asarray(depths)]
+    recorded = trace(config, params, tokens, dtype=dtype, **inputs)
+    residual_trace = getattr(recorded, stack)
+    stream = jnp.concatenate([residual_trace.embedded[None], residual_trace.stream])[
+        jnp.asarray(depths)
+    ]
     return _say(config, Mode(dtype=dtype), stack, params, stream)
 
 
@@ -86,11 +88,11 @@ def _say(
 ) -> Float32[Array, "depths *batch T V"]:
     """Apply the model's final norm and head to a residual stream."""
     if config.final_norm:
-        own = {"params": params[stack].get("final_norm", {})}
-        x = jnp.asarray(Norm(config.norm, mode).apply(own, x))
+        norm_variables = {"params": params[stack].get("final_norm", {})}
+        x = jnp.asarray(Norm(config.norm, mode).apply(norm_variables, x))
     table = params["embedding"]["tokens"]["embedding"].astype(mode.dtype)
-    said: Any = Head(config, mode).apply({"params": params.get("head", {})}, x, table)
-    return said
+    logits: Any = Head(config, mode).apply({"params": params.get("head", {})}, x, table)
+    return logits
 
 
 def token_losses(
@@ -122,9 +124,9 @@ def token_losses(
         ValueError: An encoder without targets, or as `Transformer` does.
     """
     tokens, inputs = check_inputs(config, tokens, inputs)
-    wanted, counts = what_follows(config, tokens, targets, inputs.get("segments"))
-    scores = _scores(Transformer(config, dtype=dtype), params, tokens, wanted, inputs)
-    losses = jnp.where(counts, F.score_cross_entropy(scores), 0.0)
+    target_ids, has_loss = what_follows(config, tokens, targets, inputs.get("segments"))
+    scores = _scores(Transformer(config, dtype=dtype), params, tokens, target_ids, inputs)
+    losses = jnp.where(has_loss, F.score_cross_entropy(scores), 0.0)
     return losses if targets is not None else losses[..., :-1]
 
 
@@ -157,7 +159,7 @@ def what_follows(
     if isinstance(config.topology, c.Encoder):
         raise ValueError("Tokens of an Encoder see what follows them; pass targets=.")
     last = jnp.arange(tokens.shape[-1]) == tokens.shape[-1] - 1
-    counts = jnp.broadcast_to(~last, tokens.shape)
+    has_loss = jnp.broadcast_to(~last, tokens.shape)
     if segments is not None:
-        counts &= (segments == jnp.roll(segments, -1, axis=-1)) & (segments != 0)
-    return jnp.roll(tokens, -1, axis=-1), counts
+        has_loss &= (segments == jnp.roll(segments, -1, axis=-1)) & (segments != 0)
+    return jnp.roll(tokens, -1, axis=-1), has_loss

@@ -65,7 +65,7 @@ def plot_attention(
     _check_count("keys", keys, count)
     keys = tokens if keys is None and queries == count else keys
     names = range(len(panels)) if heads is None else heads
-    named = heads is not None or len(panels) > 1
+    show_names = heads is not None or len(panels) > 1
     across = min(columns, len(panels))
     down = math.ceil(len(panels) / across)
     figure = _figure(3.0 * across, 3.0 * down + 0.4)
@@ -73,7 +73,7 @@ def plot_attention(
     for i, panel in enumerate(panels):
         axes = figure.add_subplot(down, across, i + 1)
         axes.imshow(panel, cmap="viridis", vmin=0, vmax=top, interpolation="nearest")
-        axes.set_title(f"head {names[i]}" if named else "", fontsize=9)
+        axes.set_title(f"head {names[i]}" if show_names else "", fontsize=9)
         if queries <= MANY_LABELS:
             _label(axes.set_yticks, tokens)
         if count <= MANY_LABELS:
@@ -174,18 +174,23 @@ def plot_lens(
     _check_count("tokens", tokens, length)
     _check_count("names", names, vocab_size)
     logits -= logits.max(axis=-1, keepdims=True)
-    chances = np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
-    best, likeliest = chances.argmax(axis=-1), chances.max(axis=-1)
+    probabilities = np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
+    top_token, top_probability = probabilities.argmax(axis=-1), probabilities.max(axis=-1)
     figure = _figure(max(5.0, 0.7 * length), 0.45 * depths + 1.5)
     axes = figure.add_subplot()
-    shown = axes.imshow(likeliest, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+    image = axes.imshow(top_probability, cmap="Blues", vmin=0, vmax=1, aspect="auto")
     for depth in range(depths):
-        for place in range(length):
-            token = int(best[depth, place])
-            said = str(token) if names is None else repr(names[token])[1:-1]
-            style = {"color": "white" if likeliest[depth, place] > 0.5 else "black", "fontsize": 8}
-            axes.text(place, depth, said, ha="center", va="center", parse_math=False, **style)
-    figure.colorbar(shown, ax=axes, label="probability")
+        for position in range(length):
+            token = int(top_token[depth, position])
+            token_text = str(token) if names is None else repr(names[token])[1:-1]
+            style = {
+                "color": "white" if top_probability[depth, position] > 0.5 else "black",
+                "fontsize": 8,
+            }
+            axes.text(
+                position, depth, token_text, ha="center", va="center", parse_math=False, **style
+            )
+    figure.colorbar(image, ax=axes, label="probability")
     if tokens is not None:
         _label(axes.set_xticks, tokens, fontsize=8)
     axes.set_yticks(range(depths))

@@ -65,11 +65,11 @@ def rotation_angles(
     Raises:
         ValueError: The layer has no rotary positions or does not exist, or there is no position.
     """
-    own, rope = _positions(config, layer, stack)
+    stack_config, rope = _positions(config, layer, stack)
     check_whole("length", length, least=1)
     if not isinstance(rope, c.Rope):
         raise ValueError(f"Layer {layer} has no rotary positions to draw; it has {rope}.")
-    per_token = frequencies(rope, own.kind.rotary_dim, jnp.asarray(length))
+    per_token = frequencies(rope, stack_config.kind.rotary_dim, jnp.asarray(length))
     return jnp.outer(jnp.arange(length, dtype=jnp.float32), per_token)
 
 
@@ -99,9 +99,9 @@ def position_bias(
         ValueError: The layer has no such bias or does not exist, the answer is too large, there is
             no position, or the parameters are of another model.
     """
-    own, _ = _positions(config, layer, stack)
+    stack_config, _ = _positions(config, layer, stack)
     check_whole("length", length, least=1)
-    at, heads = jnp.arange(length), own.kind.num_heads
+    positions, heads = jnp.arange(length), stack_config.kind.num_heads
     needed = 4 * heads * int(length) ** 2
     if needed > max_bytes:
         raise ValueError(
@@ -109,7 +109,7 @@ def position_bias(
             f"max_bytes allows {readable(max_bytes)}. Ask for a shorter length, for "
             f"score_by_distance, which is linear in it, or raise max_bytes to {needed}."
         )
-    return _bias(config, params, at, at, layer, stack)
+    return _bias(config, params, positions, positions, layer, stack)
 
 
 def _bias(
@@ -122,10 +122,10 @@ def _bias(
 ) -> Float[Array, "N T S"]:
     """Score bias between these query and key positions."""
     stack = stack or read_by_head(config)
-    own, kind = _positions(config, layer, stack)
+    stack_config, kind = _positions(config, layer, stack)
     if not isinstance(kind, c.ScoreBias):
         raise ValueError(f"Layer {layer} of the {stack} adds no bias by position; it has {kind}.")
-    heads = own.kind.num_heads
+    heads = stack_config.kind.num_heads
     learned: Params = {}
     if kind.parameters(heads):
         if stack not in params:
@@ -134,8 +134,8 @@ def _bias(
                 "params=."
             )
         check_parameters(config, params)
-        of_stack = params[stack]
-        learned = (of_stack if kind.shared else layers_of(of_stack)[layer])["relative_bias"]
+        stack_params = params[stack]
+        learned = (stack_params if kind.shared else layers_of(stack_params)[layer])["relative_bias"]
     causal = stack != "encoder"
     return score_bias(kind, learned, heads, queries, keys, causal=causal).materialize()
 
@@ -174,16 +174,16 @@ def score_by_distance(
         Su et al., RoFormer: Enhanced Transformer with Rotary Position Embedding, 2021.
         arXiv:2104.09864, section 3.4.3 (a bound that falls with distance; the mean need not)
     """
-    own, kind = _positions(config, layer, stack)
+    stack_config, kind = _positions(config, layer, stack)
     check_whole("length", length, least=1)
     match kind:
         case c.Rope(targets=targets) if {"q", "k"} <= set(targets):
-            turned = kind.width(own.kind.rotary_dim) / _key_width(own)
+            rotated_fraction = kind.width(stack_config.kind.rotary_dim) / _key_width(stack_config)
             cosines = jnp.cos(rotation_angles(config, length, layer=layer, stack=stack))
-            return (turned * jnp.mean(cosines, axis=-1) + 1 - turned)[None]
+            return (rotated_fraction * jnp.mean(cosines, axis=-1) + 1 - rotated_fraction)[None]
         case c.ScoreBias():
-            back = length - 1 - jnp.arange(length)  # from the last token to the first
-            bias = _bias(config, params or {}, back[:1], back, layer, stack)
+            distances = length - 1 - jnp.arange(length)  # from the last token to the first
+            bias = _bias(config, params or {}, distances[:1], distances, layer, stack)
             return bias[:, 0].astype(jnp.float32)
     raise ValueError(f"Layer {layer} has no score that follows from distance; it has {kind}.")
 
@@ -204,7 +204,7 @@ def _positions(
     stacks = stacks_of(config)
     if stack is not None and stack not in stacks:
         raise ValueError(f"stack is one of {', '.join(stacks)} in this model; got {stack!r}.")
-    own, depth = stacks[stack or read_by_head(config)]
+    stack_config, depth = stacks[stack or read_by_head(config)]
     if not 0 <= layer < depth:
         raise ValueError(f"Layers are counted from 0 to {depth - 1}; got layer={layer}.")
-    return own.at(layer), own.layer(layer).positions
+    return stack_config.at(layer), stack_config.layer(layer).positions

@@ -62,10 +62,10 @@ def activation_statistics(
     Raises:
         ValueError: As `Transformer` does.
     """
-    seen = trace(config, params, tokens, dtype=dtype, **inputs)
+    recorded = trace(config, params, tokens, dtype=dtype, **inputs)
     return {
         name: {what: _statistics(x) for what, x in _streams(stack).items()}
-        for name, stack in _stacks(seen).items()
+        for name, stack in _stacks(recorded).items()
     }
 
 
@@ -94,12 +94,14 @@ def residual_contributions(
     Raises:
         ValueError: As `Transformer` does.
     """
-    found = {}
+    contributions = {}
     for name, stack in _stacks(trace(config, params, tokens, dtype=dtype, **inputs)).items():
-        before = _size(jnp.concatenate([stack.embedded[None], stack.stream[:-1]]))
-        shares = {branch: _size(added) / before for branch, added in stack.branches.items()}
-        found[name] = shares
-    return found
+        stream_norm = _size(jnp.concatenate([stack.embedded[None], stack.stream[:-1]]))
+        branch_ratios = {
+            branch: _size(added) / stream_norm for branch, added in stack.branches.items()
+        }
+        contributions[name] = branch_ratios
+    return contributions
 
 
 def gradient_statistics(
@@ -134,10 +136,10 @@ def gradient_statistics(
         ValueError: An encoder without targets, or as `Transformer` does.
     """
     tokens, inputs = check_inputs(config, tokens, inputs)
-    wanted, counts = what_follows(config, tokens, targets, inputs.get("segments"))
+    target_ids, has_loss = what_follows(config, tokens, targets, inputs.get("segments"))
     model = Transformer(config, dtype=dtype)
-    found = _gradient_norms(model, params, tokens, wanted, counts, inputs)
-    return {stack: found[stack] for stack in stacks_of(config)}  # a tree's names are sorted
+    norms = _gradient_norms(model, params, tokens, target_ids, has_loss, inputs)
+    return {stack: norms[stack] for stack in stacks_of(config)}  # a tree's names are sorted
 
 
 @partial(jax.jit, static_argnums=0)
@@ -154,13 +156,13 @@ def _gradient_norms(
         return F.cross_entropy(logits, targets, mask=counts)
 
     by_params, by_stream = jax.grad(loss, argnums=(0, 1))(params, zeros)
-    found: dict[str, dict[str, Array]] = {}
+    norms_by_stack: dict[str, dict[str, Array]] = {}
     for stack in zeros:
         layers = layers_of(by_params[stack])
         parts = dict.fromkeys(part for layer in layers for part in layer)
         norms = {part: _norms([layer.get(part, {}) for layer in layers]) for part in parts}
-        found[stack] = norms | {"stream": _norms(layers_of(by_stream[stack]))}
-    return found
+        norms_by_stack[stack] = norms | {"stream": _norms(layers_of(by_stream[stack]))}
+    return norms_by_stack
 
 
 def _only_streams(said: Any) -> Any:

@@ -84,8 +84,8 @@ def trace(
 
 @partial(jax.jit, static_argnums=0)
 def _trace(model: Transformer, params: Params, tokens: Array, inputs: dict[str, Any]) -> Trace:
-    logits, said = observe(model, params, tokens, inputs)
-    stacks = {name: _stack_trace(said[name]) for name in stacks_of(model.config)}
+    logits, intermediates = observe(model, params, tokens, inputs)
+    stacks = {name: _stack_trace(intermediates[name]) for name in stacks_of(model.config)}
     return Trace(stacks.get("decoder"), stacks.get("encoder"), logits)
 
 
@@ -122,8 +122,8 @@ def observe(
     """
     check_parameters(model.config, params)
     variables = {"params": params} | ({} if nudges is None else {NUDGED: nudges})
-    logits, said = model.apply(variables, tokens, **inputs, mutable=[WATCHED])
-    return logits, said[WATCHED]
+    logits, variables_out = model.apply(variables, tokens, **inputs, mutable=[WATCHED])
+    return logits, variables_out[WATCHED]
 
 
 INPUTS = ("source", "positions", "segments", "source_positions", "source_segments")
@@ -136,7 +136,7 @@ def check_inputs(
     if unknown := set(inputs) - set(INPUTS):
         raise ValueError(f"A model takes {', '.join(INPUTS)}; got {', '.join(sorted(unknown))}.")
     tokens = ids("tokens", tokens)
-    inputs = {name: ids(name, given) for name, given in inputs.items() if given is not None}
+    inputs = {name: ids(name, values) for name, values in inputs.items() if values is not None}
     Transformer(config).check_source(inputs.get("source"), None)
     F.check_token_ids(tokens, config.vocab_size)
     texts = {"": tokens}
@@ -148,15 +148,19 @@ def check_inputs(
                 f"A row of tokens has its row of source; got shapes {tokens.shape} and "
                 f"{source.shape}."
             )
-    elif alone := [name for name in inputs if name.startswith("source_")]:
-        raise ValueError(f"This model has no encoder for a source, and got {', '.join(alone)}.")
+    elif source_inputs := [name for name in inputs if name.startswith("source_")]:
+        raise ValueError(
+            f"This model has no encoder for a source, and got {', '.join(source_inputs)}."
+        )
     for prefix, text in texts.items():
         for name in (prefix + "positions", prefix + "segments"):
             if name in inputs:
                 inputs[name] = _beside(text, name, inputs[name])
         if config.max_length is not None:
-            counted = jnp.arange(text.shape[-1])
-            F.check_positions(inputs.get(prefix + "positions", counted), config.max_length)
+            default_positions = jnp.arange(text.shape[-1])
+            F.check_positions(
+                inputs.get(prefix + "positions", default_positions), config.max_length
+            )
     return tokens, inputs
 
 
@@ -192,16 +196,16 @@ def layers_of(stack: Any) -> list[dict[str, Any]]:
     Returns:
         A tree for each layer, from the first to the last.
     """
-    found = []
+    layers = []
     if (periods := stack.get("layers")) is not None:
         count = jax.tree.leaves(periods)[0].shape[0]
-        found = [
-            jax.tree.map(lambda x, i=i: x[i], periods[place])
+        layers = [
+            jax.tree.map(lambda x, i=i: x[i], periods[layer_name])
             for i in range(count)
-            for place in _in_order(periods)
+            for layer_name in _in_order(periods)
         ]
     tail = stack.get("tail", {})
-    return [*found, *(tail[place] for place in _in_order(tail))]
+    return [*layers, *(tail[layer_name] for layer_name in _in_order(tail))]
 
 
 def numbers(name: str, given: Any) -> tuple[int, ...] | None:

@@ -20,12 +20,13 @@ def check_size(
     stored: Mapping[str, files.Stored], shapes: Mapping[str, Shape], folder: Path
 ) -> None:
     """Raise if config.json describes far more parameters than the files hold."""
-    described = sum(map(math.prod, shapes.values()))
-    held = sum(math.prod(tensor.shape) for tensor in stored.values())
-    if described > TOO_MANY * max(held, 1):
+    described_size = sum(map(math.prod, shapes.values()))
+    stored_size = sum(math.prod(tensor.shape) for tensor in stored.values())
+    if described_size > TOO_MANY * max(stored_size, 1):
         raise ValueError(
-            f"{folder}: config.json describes {described} parameters, but the tensors beside it "
-            f"hold {held} values."
+            f"{folder}: config.json describes {described_size} parameters, but the tensors beside "
+            "it "
+            f"hold {stored_size} values."
         )
 
 
@@ -54,18 +55,18 @@ def check_tensors(
             f"{len(unfilled)} parameters get nothing from a {family.model_type}: "
             f"{', '.join(unfilled)}"
         )
-    both = [name for name in expected if name in stored]
-    wrong = [name for name in both if stored[name].shape != expected[name]]
+    common_names = [name for name in expected if name in stored]
+    wrong = [name for name in common_names if stored[name].shape != expected[name]]
     if wrong:
         listed = ", ".join(
             f"{name} is {list(stored[name].shape)}, not {list(expected[name])}" for name in wrong
         )
         complaints.append(f"{len(wrong)} tensors have the wrong shape: {listed}")
-    kinds = [name for name in both if stored[name].dtype not in files.FLOATS]
-    if kinds:
-        listed = ", ".join(f"{name} is {stored[name].dtype}" for name in kinds)
+    not_floats = [name for name in common_names if stored[name].dtype not in files.FLOATS]
+    if not_floats:
+        listed = ", ".join(f"{name} is {stored[name].dtype}" for name in not_floats)
         complaints.append(
-            f"{len(kinds)} tensors are no floats ({', '.join(files.FLOATS)}): {listed}"
+            f"{len(not_floats)} tensors are no floats ({', '.join(files.FLOATS)}): {listed}"
         )
     if complaints:
         raise ValueError(f"{folder}: " + ".\n".join(complaints) + ".")
@@ -73,18 +74,21 @@ def check_tensors(
 
 def check_finite(tensor: np.ndarray, dtype: np.dtype, name: str) -> None:
     """Raise if values are NaN or infinite, or overflow in `dtype`."""
-    values, count, lost = tensor.reshape(-1), 0, 0
+    values, num_not_finite, num_overflowed = tensor.reshape(-1), 0, 0
     narrower = jnp.finfo(dtype).max < jnp.finfo(tensor.dtype).max
     for start in range(0, values.size, CHUNK):
         part = values[start : start + CHUNK]
-        count += part.size - int(np.count_nonzero(np.isfinite(part)))
+        num_not_finite += part.size - int(np.count_nonzero(np.isfinite(part)))
         if narrower:
             with np.errstate(over="ignore", invalid="ignore"):
                 part = part.astype(dtype)
-            lost += part.size - int(np.count_nonzero(np.isfinite(part)))
-    if count:
-        raise ValueError(f"{name}: {count} of {values.size} values are not finite (NaN, infinity).")
-    if lost:
+            num_overflowed += part.size - int(np.count_nonzero(np.isfinite(part)))
+    if num_not_finite:
         raise ValueError(
-            f"{name}: {lost} of {values.size} values are too large for {dtype}; pass a wider dtype."
+            f"{name}: {num_not_finite} of {values.size} values are not finite (NaN, infinity)."
+        )
+    if num_overflowed:
+        raise ValueError(
+            f"{name}: {num_overflowed} of {values.size} values are too large for {dtype}; pass a "
+            "wider dtype."
         )

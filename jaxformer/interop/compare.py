@@ -34,11 +34,11 @@ def canonical(config: c.TransformerConfig) -> c.TransformerConfig:
         depth = max(depth, topology.num_encoder_layers)
     attention, branches = _short(config.attention, depth), _cycle(config.feed_forward, depth)
     if isinstance(topology, c.EncoderDecoder):
-        own = _short(encoder.attention, depth), _cycle(encoder.feed_forward, depth)
+        encoder_layers = _short(encoder.attention, depth), _cycle(encoder.feed_forward, depth)
         topology = replace(
             topology,
-            attention=None if own[0] == attention else own[0],
-            feed_forward=None if own[1] == branches else own[1],
+            attention=None if encoder_layers[0] == attention else encoder_layers[0],
+            feed_forward=None if encoder_layers[1] == branches else encoder_layers[1],
         )
     return replace(
         config,
@@ -94,8 +94,10 @@ def differences(wanted: Any, found: Any, path: str = "") -> list[str]:
     if dataclasses.is_dataclass(wanted) and type(wanted) is type(found):
         lines = []
         for field in dataclasses.fields(wanted):
-            here, there = getattr(wanted, field.name), getattr(found, field.name)
-            lines += differences(here, there, f"{path}.{field.name}" if path else field.name)
+            expected_value, actual_value = getattr(wanted, field.name), getattr(found, field.name)
+            lines += differences(
+                expected_value, actual_value, f"{path}.{field.name}" if path else field.name
+            )
         return lines
     if isinstance(wanted, float) and isinstance(found, float | int):
         same = math.isclose(wanted, found, rel_tol=ROUNDING)

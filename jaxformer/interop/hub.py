@@ -33,8 +33,8 @@ def find_folder(name: str | Path) -> Path:
     try:
         return Path(snapshot_download(str(name), allow_patterns=list(FILES)))
     except (OSError, ValueError) as error:
-        said = str(error).partition("\n")[0].rstrip(".")
+        reason = str(error).partition("\n")[0].rstrip(".")
         raise ValueError(
-            f"{name} is no folder here, and the Hugging Face hub did not give it: {said}. Where "
+            f"{name} is no folder here, and the Hugging Face hub did not give it: {reason}. Where "
             f"there is a network, `hf download {name}` prints the folder to pass instead."
         ) from error

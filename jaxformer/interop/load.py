@@ -97,21 +97,21 @@ def load_pretrained(
     dtype = np.dtype(jnp.float32 if dtype is None else dtype)
     if not jnp.issubdtype(dtype, jnp.floating):
         raise ValueError(f"Parameters are floats; got dtype {dtype}.")
-    values = read_settings(folder)
-    family = find_family(values, folder)
-    config = build_config(family, values, where=folder / "config.json", ignore=ignore)
+    hf_config = read_settings(folder)
+    family = find_family(hf_config, folder)
+    config = build_config(family, hf_config, where=folder / "config.json", ignore=ignore)
     stored = _spelled(family, files.open_folder(folder), folder)
     config = _settle_head(family, config, stored)
     shapes = parameter_shapes(config)
     check_size(stored, shapes, folder)
-    found = links(family.table, config, shapes)
-    check_tensors(family, found, stored, shapes, folder)
-    places: dict[str, NamedSharding] = {}
+    mapping = links(family.table, config, shapes)
+    check_tensors(family, mapping, stored, shapes, folder)
+    param_shardings: dict[str, NamedSharding] = {}
     if mesh is not None:
         check_fits(config, mesh.shape)
-        places = flatten_dict(shardings(abstract_parameters(config, mesh)), sep="/")
+        param_shardings = flatten_dict(shardings(abstract_parameters(config, mesh)), sep="/")
     dtype = jax.dtypes.canonicalize_dtype(dtype)
-    return Pretrained(config, _fill(found, stored, shapes, dtype, places))
+    return Pretrained(config, _fill(mapping, stored, shapes, dtype, param_shardings))
 
 
 def load_config(folder: str | Path, *, ignore: Collection[str] = ()) -> c.TransformerConfig:
@@ -129,17 +129,17 @@ def load_config(folder: str | Path, *, ignore: Collection[str] = ()) -> c.Transf
             does not honour.
     """
     folder = find_folder(folder)
-    values = read_settings(folder)
-    family = find_family(values, folder)
-    return build_config(family, values, where=folder / "config.json", ignore=ignore)
+    hf_config = read_settings(folder)
+    family = find_family(hf_config, folder)
+    return build_config(family, hf_config, where=folder / "config.json", ignore=ignore)
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
     """Read config.json."""
     path = folder / "config.json"
     if not path.is_file():
-        held = "has no config.json" if folder.is_dir() else "is no folder"
-        raise ValueError(f"{folder} {held}, so it is no Hugging Face model.")
+        problem = "has no config.json" if folder.is_dir() else "is no folder"
+        raise ValueError(f"{folder} {problem}, so it is no Hugging Face model.")
     values = read_json(path)
     for name in values.keys() & DEPTHS:
         depth = values[name]
@@ -168,17 +168,17 @@ def build_config(
     remedy: str = REMEDY,
 ) -> c.TransformerConfig:
     """Convert config.json to our configuration; raises for attributes that are not supported."""
-    settings = Settings(values)
+    reader = Settings(values)
     try:
-        config = family.read(settings)
+        config = family.read(reader)
     except (ValueError, ArithmeticError) as error:
-        settings.check(
+        reader.check(
             str(where), unread=False, remedy=remedy
         )  # stand-ins for bad values may not go together
-        behind = settings.behind(str(error))
-        said = f" The file says {', '.join(behind)}." if behind else ""
-        raise ValueError(f"{where}: {error}{said}") from error
-    settings.check(str(where), ignore, remedy=remedy)
+        related = reader.behind(str(error))
+        file_note = f" The file says {', '.join(related)}." if related else ""
+        raise ValueError(f"{where}: {error}{file_note}") from error
+    reader.check(str(where), ignore, remedy=remedy)
     return replace(config, model_type=family.model_type)
 
 
@@ -186,33 +186,33 @@ def _spelled(
     family: Family, stored: Mapping[str, files.Stored], folder: Path
 ) -> dict[str, files.Stored]:
     """Parameter tensors by renamed key."""
-    found: dict[str, files.Stored] = {}
+    renamed: dict[str, files.Stored] = {}
     twice = []
     for name, where in stored.items():
-        spelled = family.spell(name)
-        if family.ignores(spelled):
+        new_name = family.spell(name)
+        if family.ignores(new_name):
             continue
-        if spelled in found:
-            twice.append(f"{name} ({spelled})")
-        found[spelled] = where
+        if new_name in renamed:
+            twice.append(f"{name} ({new_name})")
+        renamed[new_name] = where
     if twice:
         raise ValueError(f"{folder} holds tensors under two names: {', '.join(twice)}.")
-    return found
+    return renamed
 
 
 def _settle_head(
     family: Family, config: c.TransformerConfig, stored: dict[str, files.Stored]
 ) -> c.TransformerConfig:
     """Tie or untie the LM head depending on which tensors exist."""
-    head, table = family.table.name_of(HEAD), family.table.name_of(EMBEDDING)
+    head, embedding = family.table.name_of(HEAD), family.table.name_of(EMBEDDING)
     if family.head_may_be_absent and head not in stored:
         return replace(config, head=replace(config.head, tied=True))
-    if not config.head.tied or head not in stored or table is None:
+    if not config.head.tied or head not in stored or embedding is None:
         return config
-    if table not in stored:
-        stored[table] = stored.pop(head)
+    if embedding not in stored:
+        stored[embedding] = stored.pop(head)
         return config
-    if _alike(stored[head], stored[table]):
+    if _alike(stored[head], stored[embedding]):
         del stored[head]
         return config
     return replace(config, head=replace(config.head, tied=False))
@@ -236,13 +236,13 @@ def _fill(
     arrays = {path: _empty(shape, dtype) for path, shape in shapes.items()}
     with _progress(sum(stored[link.theirs].nbytes for link in found)) as tell:
         for link in found:
-            where = stored[link.theirs]
-            tensor = files.read(where)
-            check_finite(tensor, dtype, f"{link.theirs} in {where.path}")
+            stored_tensor = stored[link.theirs]
+            tensor = files.read(stored_tensor)
+            check_finite(tensor, dtype, f"{link.theirs} in {stored_tensor.path}")
             parts = link.via.split(tensor, link.shapes)
             for (path, index), part in zip(link.slots, parts, strict=True):
                 arrays[path][index] = part
-            tell(where.nbytes)
+            tell(stored_tensor.nbytes)
     leaves: dict[str, Any] = {}
     for path in list(arrays):
         array = arrays.pop(path)

@@ -51,15 +51,17 @@ def read_rope(
     if fraction is None:
         settings.only(fraction_name, 1, reason="models of this kind rotate whole heads")
         section.only("partial_rotary_factor", 1, reason="models of this kind rotate whole heads")
-        share = 1.0
+        rotated_fraction = 1.0
     else:
-        share = section.number("partial_rotary_factor", settings.number(fraction_name, fraction))
+        rotated_fraction = section.number(
+            "partial_rotary_factor", settings.number(fraction_name, fraction)
+        )
     max_length = settings.integer("max_position_embeddings", max_length)
     return read_section(
         section,
         pairing=pairing,
         base=base,
-        fraction=share,
+        fraction=rotated_fraction,
         max_length=max_length,
         original_max_length=settings.optional_integer(
             "original_max_position_embeddings", original_max_length

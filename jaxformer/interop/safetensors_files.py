@@ -70,14 +70,14 @@ def open_folder(folder: Path) -> dict[str, Stored]:
     if (folder / INDEX).is_file():
         return _open_shards(folder)
     pickles = sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth"))
-    others = sorted(p.name for p in folder.glob("*.safetensors"))
+    other_files = sorted(p.name for p in folder.glob("*.safetensors"))
     if pickles:
         raise ValueError(
             f"{folder} has its weights only as pickles ({', '.join(pickles)}), which can run any "
             f"code when opened, so they are not read. Convert them to safetensors: load the folder "
             f"with the library that wrote it and save it again with safe_serialization=True."
         )
-    hint = f"; the names {', '.join(others)} are not theirs" if others else ""
+    hint = f"; the names {', '.join(other_files)} are not theirs" if other_files else ""
     raise ValueError(f"{folder} has neither {SINGLE} nor {INDEX}{hint}.")
 
 
@@ -128,8 +128,8 @@ def write_folder(
     """
     shards: list[list[Entry]] = [[]]
     for entry in entries:
-        held = sum(e.nbytes for e in shards[-1])
-        if shards[-1] and held + entry.nbytes > max_shard_bytes:
+        shard_bytes = sum(e.nbytes for e in shards[-1])
+        if shards[-1] and shard_bytes + entry.nbytes > max_shard_bytes:
             shards.append([])
         shards[-1].append(entry)
     names = [SINGLE]
@@ -179,10 +179,12 @@ def _open_shards(folder: Path) -> dict[str, Stored]:
             broken.append(str(error))
     if broken:
         raise ValueError("\n".join(broken))
-    lost = [
+    missing_tensors = [
         f"{name} (in {shard})" for name, shard in weight_map.items() if name not in headers[shard]
     ]
-    if lost:
-        raise ValueError(f"{folder / INDEX} names tensors that are absent: {', '.join(lost)}.")
+    if missing_tensors:
+        raise ValueError(
+            f"{folder / INDEX} names tensors that are absent: {', '.join(missing_tensors)}."
+        )
     unlisted = {name: stored for header in headers.values() for name, stored in header.items()}
     return unlisted | {name: headers[shard][name] for name, shard in weight_map.items()}

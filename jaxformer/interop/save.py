@@ -72,18 +72,20 @@ def save_pretrained(
         raise ValueError(f"max_shard_bytes must be positive; got {max_shard_bytes}.")
     check_parameters(config, params)
     arrays, shapes = flatten_dict(params, sep="/"), parameter_shapes(config)
-    chosen, values = choose_family(config, dict(extra or {}), family)
-    found = [*links(chosen.table, config, shapes), *_constants(chosen, values)]
-    found.sort(key=lambda link: link.theirs)
-    lost = uncovered(found, shapes)
-    if lost:
-        raise ValueError(f"A {chosen.model_type} has no tensors for {', '.join(lost)}.")
-    entries = [files.Entry(link.theirs, _dtype(arrays, link, dtype), link.shape) for link in found]
+    chosen_family, values = choose_family(config, dict(extra or {}), family)
+    mapping = [*links(chosen_family.table, config, shapes), *_constants(chosen_family, values)]
+    mapping.sort(key=lambda link: link.theirs)
+    unmapped = uncovered(mapping, shapes)
+    if unmapped:
+        raise ValueError(f"A {chosen_family.model_type} has no tensors for {', '.join(unmapped)}.")
+    entries = [
+        files.Entry(link.theirs, _dtype(arrays, link, dtype), link.shape) for link in mapping
+    ]
     values |= {"torch_dtype": max((e.dtype for e in entries), key=lambda d: d.itemsize).name}
     text = json.dumps(values, indent=2, sort_keys=True, default=_plain) + "\n"
     with whole_folder(folder) as partial:
         files.write_folder(
-            partial, entries, _tensors(arrays, found, entries), max_shard_bytes=max_shard_bytes
+            partial, entries, _tensors(arrays, mapping, entries), max_shard_bytes=max_shard_bytes
         )
         (partial / "config.json").write_text(text, encoding="utf-8")
 
@@ -123,19 +125,19 @@ def whole_folder(folder: Path) -> Iterator[Path]:
         Where to write.
     """
     partial = folder.parent / f".{folder.name}.{uuid.uuid4().hex}.partial"
-    aside = partial.with_suffix(".before")
+    replaced = partial.with_suffix(".before")
     partial.mkdir(parents=True)
     try:
         yield partial
         if folder.exists():
-            folder.rename(aside)
+            folder.rename(replaced)
         partial.rename(folder)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
-        if aside.exists():
-            aside.rename(folder)
+        if replaced.exists():
+            replaced.rename(folder)
         raise
-    shutil.rmtree(aside, ignore_errors=True)
+    shutil.rmtree(replaced, ignore_errors=True)
 
 
 def choose_family(
@@ -163,8 +165,10 @@ def choose_family(
     families = list(_candidates(config, name))
     fitting = [family for family in families if kinds == {family.attention}]
     if not fitting:
-        theirs = "none has" if name is None else f"{name} has {_names([families[0].attention])}"
-        refused.append(f"its attention is {_names(kinds)}, and {theirs}")
+        family_text = (
+            "none has" if name is None else f"{name} has {_names([families[0].attention])}"
+        )
+        refused.append(f"its attention is {_names(kinds)}, and {family_text}")
     for family in fitting:
         try:
             values = family.write(config)
@@ -190,30 +194,30 @@ def _candidates(config: c.TransformerConfig, name: str | None) -> Iterable[Famil
     """Families to try: the one asked for, or all, the configuration's own first."""
     if name is not None:
         return [FAMILIES[name]]
-    own = [family for kind, family in FAMILIES.items() if kind == config.model_type]
-    return [*(family for family in own if family.in_transformers), *FAMILIES.values()]
+    same_type = [family for kind, family in FAMILIES.items() if kind == config.model_type]
+    return [*(family for family in same_type if family.in_transformers), *FAMILIES.values()]
 
 
 def _changes(config: c.TransformerConfig, family: Family, values: Mapping[str, Any]) -> list[str]:
     """Differences between a configuration and its round trip through config.json."""
     where = f"a {family.model_type}'s config.json"
-    back = build_config(family, values, where=where, remedy="Leave it out of extra.")
-    return differences(canonical(config), canonical(back))
+    read_back = build_config(family, values, where=where, remedy="Leave it out of extra.")
+    return differences(canonical(config), canonical(read_back))
 
 
 def _with_extra(
     config: c.TransformerConfig, family: Family, values: Mapping[str, Any], extra: Mapping[str, Any]
 ) -> dict[str, Any]:
     """config.json with the user's extra attributes; raises if they change the model."""
-    found = {**values, **extra, "model_type": family.model_type}
+    merged = {**values, **extra, "model_type": family.model_type}
     try:
-        wrong = _changes(config, family, found)
+        wrong = _changes(config, family, merged)
     except ValueError as error:
         raise ValueError(f"extra={dict(extra)} does not fit: {error}") from error
     if wrong:
         listed = "\n".join(f"  {line}" for line in wrong)
         raise ValueError(f"extra={dict(extra)} would change the model:\n{listed}")
-    return found
+    return merged
 
 
 def _plain(value: Any) -> Any:
@@ -225,17 +229,19 @@ def _plain(value: Any) -> Any:
 
 def _explain(differing: Mapping[str, list[str]], refused: list[str], name: str | None) -> str:
     """Error message: why no family fits, and what the nearest would change."""
-    who = "No family" if name is None else f"{name}, which was asked for,"
+    subject = "No family" if name is None else f"{name}, which was asked for,"
     verb = "has" if name is None else "does not have"
     if not differing:
         reasons = "; ".join(refused) or "its topology, positions or feed-forward are in none"
-        return f"{who} {verb} this configuration: {reasons}."
+        return f"{subject} {verb} this configuration: {reasons}."
     nearest = min(differing, key=lambda kind: len(differing[kind]))
     fields = [{line.split(":")[0] for line in lines} for lines in differing.values()]
     shared = sorted(set.intersection(*fields))
     named = f" None has {', '.join(shared)} as given." if name is None and shared else ""
     listed = "\n".join(f"  {line}" for line in differing[nearest])
-    return f"{who} {verb} this configuration.{named} With {nearest} these would change:\n{listed}"
+    return (
+        f"{subject} {verb} this configuration.{named} With {nearest} these would change:\n{listed}"
+    )
 
 
 def _constants(family: Family, values: Mapping[str, Any]) -> Iterator[Link]:
@@ -246,13 +252,17 @@ def _constants(family: Family, values: Mapping[str, Any]) -> Iterator[Link]:
 
 def _dtype(arrays: Mapping[str, Any], link: Link, dtype: DTypeLike | None) -> np.dtype:
     """Output dtype of a tensor."""
-    kinds = [arrays[slot.path].dtype for slot in link.slots]
-    found = np.dtype(jnp.result_type(*kinds)) if kinds else np.dtype(np.float32)
-    found = found if dtype is None else np.dtype(dtype)
-    if found not in files.FLOATS.values():
-        known = ", ".join(kind.name for kind in files.FLOATS.values())
-        raise ValueError(f"{link.theirs} cannot be written as {found}; known are {known}.")
-    return found
+    param_dtypes = [arrays[slot.path].dtype for slot in link.slots]
+    tensor_dtype = (
+        np.dtype(jnp.result_type(*param_dtypes)) if param_dtypes else np.dtype(np.float32)
+    )
+    tensor_dtype = tensor_dtype if dtype is None else np.dtype(dtype)
+    if tensor_dtype not in files.FLOATS.values():
+        known_names = ", ".join(kind.name for kind in files.FLOATS.values())
+        raise ValueError(
+            f"{link.theirs} cannot be written as {tensor_dtype}; known are {known_names}."
+        )
+    return tensor_dtype
 
 
 def _tensors(

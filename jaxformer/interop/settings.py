@@ -159,16 +159,18 @@ class Settings:
             ignore: Attributes that the user says change nothing.
             unread: Whether what nobody read is wrong; not before everything was read that will be.
         """
-        found = [p for p in self.problems if p.split(" = ")[0] not in ignore]
+        unsupported_lines = [p for p in self.problems if p.split(" = ")[0] not in ignore]
         for name, value in self.values.items() if unread else ():
-            shown = f"{self.path}{name}"
+            path = f"{self.path}{name}"
             harmless = name in HARMLESS or name.endswith(HARMLESS_ENDS) or value is None
             neutral = name in NEUTRAL and value in NEUTRAL[name]
-            if not (name in self._read or harmless or neutral or shown in ignore):
-                found.append(f"{shown} = {value!r}: jaxformer does not know what this changes.")
+            if not (name in self._read or harmless or neutral or path in ignore):
+                unsupported_lines.append(
+                    f"{path} = {value!r}: jaxformer does not know what this changes."
+                )
         for inner in self._sections:
-            found += inner.offenders(ignore, unread=unread)
-        return found
+            unsupported_lines += inner.offenders(ignore, unread=unread)
+        return unsupported_lines
 
     def check(
         self, where: str, ignore: Collection[str] = (), *, unread: bool = True, remedy: str = REMEDY
@@ -184,23 +186,24 @@ class Settings:
         Raises:
             ValueError: There are any; all are named, with their values.
         """
-        found = self.offenders(ignore, unread=unread)
-        if found:
-            lines = "\n".join(f"  {line}" for line in found)
+        unsupported_lines = self.offenders(ignore, unread=unread)
+        if unsupported_lines:
+            lines = "\n".join(f"  {line}" for line in unsupported_lines)
             raise ValueError(
-                f"{where}: {len(found)} attributes cannot be honoured:\n{lines}\n{remedy}"
+                f"{where}: {len(unsupported_lines)} attributes cannot be "
+                f"honoured:\n{lines}\n{remedy}"
             )
 
     def behind(self, complaint: str) -> list[str]:
         """Attributes that were read and whose number an error message quotes."""
-        named = re.findall(r"-?\d[\d.]*(?:e[+-]?\d+)?", complaint.partition("got ")[2])
-        refused = {float(text.rstrip(".")) for text in named}
-        found = [
+        number_texts = re.findall(r"-?\d[\d.]*(?:e[+-]?\d+)?", complaint.partition("got ")[2])
+        refused = {float(text.rstrip(".")) for text in number_texts}
+        attributes = [
             f"{self.path}{name} = {value!r}"
             for name, value in self.values.items()
             if name in self._read and _fits(value, float) and value in refused
         ]
-        return found + [said for inner in self._sections for said in inner.behind(complaint)]
+        return attributes + [said for inner in self._sections for said in inner.behind(complaint)]
 
     def _typed(self, name: str, default: Any, kind: type, stand_in: Any) -> Any:
         value = self.value(name)

@@ -86,17 +86,17 @@ def links(table: Table, config: c.TransformerConfig, ours: Mapping[str, Shape]) 
     Returns:
         One link per tensor of theirs.
     """
-    found: list[Link] = []
+    tensor_mappings: list[Link] = []
     for row in (row for row in table.whole if row.holds_in(config)):
-        found += _expand(row, row.theirs, "", (), ours)
+        tensor_mappings += _expand(row, row.theirs, "", (), ours)
     for stack, rows in table.stacks.items():
         rows = tuple(row for row in rows if row.holds_in(stack_config(config, stack)))
         for layer in range(stack_depth(config, stack)):
             section, index = layer_place(config, stack, layer)
             for row in rows:
                 name = row.theirs.replace("{layer}", str(layer))
-                found += _expand(row, name, f"{stack}/{section}/", index, ours)
-    return found
+                tensor_mappings += _expand(row, name, f"{stack}/{section}/", index, ours)
+    return tensor_mappings
 
 
 def stack_config(config: c.TransformerConfig, stack: str) -> c.TransformerConfig:
@@ -149,12 +149,12 @@ def _expand(
         return
     expert = "{expert}" in name
     for i in range(ours[paths[0]][len(index)] if expert else 1):
-        at = (*index, i) if expert else index
-        shapes = tuple(ours[path][len(at) :] for path in paths)
+        slice_index = (*index, i) if expert else index
+        shapes = tuple(ours[path][len(slice_index) :] for path in paths)
         yield Link(
             theirs=name.replace("{expert}", str(i)),
             shape=row.via.shape(shapes),
-            slots=tuple(Slot(path, at) for path in paths),
+            slots=tuple(Slot(path, slice_index) for path in paths),
             shapes=shapes,
             via=row.via,
         )

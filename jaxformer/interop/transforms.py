@@ -156,8 +156,8 @@ class GroupedHeads:
     def split(self, theirs: np.ndarray, ours: Sequence[Shape]) -> list[np.ndarray]:
         *inputs, heads, width = ours[0]
         groups = ours[1][-2]
-        each = theirs.reshape(groups, heads // groups + 2, width, *inputs)
-        parts = each[:, :-2], each[:, -2:-1], each[:, -1:]
+        by_group = theirs.reshape(groups, heads // groups + 2, width, *inputs)
+        parts = by_group[:, :-2], by_group[:, -2:-1], by_group[:, -1:]
         return [np.moveaxis(part.reshape(-1, width, *inputs), (0, 1), (-2, -1)) for part in parts]
 
     def join(self, ours: Sequence[np.ndarray]) -> np.ndarray:

@@ -128,16 +128,16 @@ def empty_cache(
             f"The model has {config.max_length} learned positions; a cache for {capacity} tokens "
             "is more than it can fill."
         )
-    repeats, rest = divmod(config.num_layers, config.period)
+    repeats, remainder = divmod(config.num_layers, config.period)
 
     def layer(index: int, *stacked: int) -> LayerCache:
         slots = num_slots(config.layer(index).window, capacity)
-        own, slots_of_all = config.at(index), (*stacked, *batch, slots)
-        return LayerCache(_empty(own, index, slots_of_all, dtype, devices))
+        layer_config, slot_shape = config.at(index), (*stacked, *batch, slots)
+        return LayerCache(_empty(layer_config, index, slot_shape, dtype, devices))
 
     return Cache(
         layers=tuple(layer(i, repeats) for i in range(config.period if repeats else 0)),
-        tail=tuple(layer(i) for i in range(rest)),
+        tail=tuple(layer(i) for i in range(remainder)),
         positions=tuple(
             jnp.full((*batch, num_slots(window, capacity)), NOWHERE) for window in windows(config)
         ),
@@ -182,9 +182,11 @@ def has_room(config: c.TransformerConfig, cache: Cache) -> int | None:
     A window wider than the capacity is no ring: its buffer has a slot for each of `capacity` tokens
     and none that may be overwritten.
     """
-    sizes = [at.shape[-1] for at in cache.positions]
-    kept = [n for window, n in zip(windows(config), sizes, strict=True) if not turns(window, n)]
-    return min(kept, default=None)
+    sizes = [positions.shape[-1] for positions in cache.positions]
+    full_sizes = [
+        n for window, n in zip(windows(config), sizes, strict=True) if not turns(window, n)
+    ]
+    return min(full_sizes, default=None)
 
 
 def check_room(
@@ -208,17 +210,18 @@ def check_room(
     Raises:
         ValueError: There is no room.
     """
-    room = has_room(config, cache)
-    if room is None:
+    capacity = has_room(config, cache)
+    if capacity is None:
         return
     length = cache.length + jnp.sum(real, axis=-1)
     if not isinstance(length, jax.core.Tracer):
         needed = int(jnp.max(length, initial=0))
     else:
         needed = 0 if padded else real.shape[-1]
-    if needed > room:
+    if needed > capacity:
         raise ValueError(
-            f"The cache has room for {room} tokens; with these there are {needed}. Make it larger: "
+            f"The cache has room for {capacity} tokens; with these there are {needed}. Make it "
+            "larger: "
             f"empty_cache(..., capacity={needed})."
         )
 
@@ -226,9 +229,10 @@ def check_room(
 def check_empty(cache: Cache) -> None:
     """Refuse a cache that is called fresh and is not, where its values can be seen."""
     length = cache.length
-    if not isinstance(length, jax.core.Tracer) and (most := int(jnp.max(length, initial=0))):
+    if not isinstance(length, jax.core.Tracer) and (max_length := int(jnp.max(length, initial=0))):
         raise ValueError(
-            f"fresh=True is for a cache with nothing in it; this one has {most} tokens of a row, "
+            f"fresh=True is for a cache with nothing in it; this one has {max_length} tokens of a "
+            "row, "
             "which would not be seen."
         )
 
@@ -248,21 +252,21 @@ def remember(
     The buffers of several layers go round the loop over them whole, and only what is new is
     written: to take a layer's out and put it back would copy it for every token.
     """
-    kind, by_head = type(kept), heads_first(new)
+    cache_type, new_by_head = type(kept), heads_first(new)
 
     def write(old: Array, x: Array) -> Array:
         """Write to the slots of every row, for all heads."""
-        at = jnp.broadcast_to(slots[..., None, :], x.shape[:-1])
-        return F.write_slots(old, x, at, stacked=layer)
+        indices = jnp.broadcast_to(slots[..., None, :], x.shape[:-1])
+        return F.write_slots(old, x, indices, stacked=layer)
 
-    written = kind(*map(write, kept, by_head))
-    seen: Any = (of_layer(x, layer) for x in (kept if beside else written))
+    written = cache_type(*map(write, kept, new_by_head))
+    attended: Any = (of_layer(x, layer) for x in (kept if beside else written))
     if beside:
-        seen = (
+        attended = (
             jnp.concatenate([old, x.astype(old.dtype)], axis=-2)
-            for old, x in zip(seen, by_head, strict=True)
+            for old, x in zip(attended, new_by_head, strict=True)
         )
-    return heads_first(kind(*seen)), written
+    return heads_first(cache_type(*attended)), written
 
 
 def of_layer(x: Array, layer: Int[Array, ""] | None) -> Array:

@@ -70,7 +70,7 @@ class Decay(nn.Module):
         self, x: Float[Array, "*batch T D"], guide: Guide, cache: StateCache | None = None
     ) -> tuple[Float[Array, "*batch T D"], StateCache | None]:
         """Decay attention over the sequence and the cached state; returns the new cache too."""
-        choice = self.choice
+        attention = self.choice
         value = self.value(F.to_parts(x, self.mode.axes.tensor)).astype(jnp.float32)
         rates = F.decay_rates(self.memory())
         watch(self, "attended", Decayed(rates, guide.segments))
@@ -81,7 +81,7 @@ class Decay(nn.Module):
             initial=None if cache is None else of_layer(cache.state, guide.layer)[..., 0, :],
             segments=guide.segments,
             valid=guide.real,
-            pairing="halves" if choice.angles is None else choice.angles.pairing,
+            pairing="halves" if attention.angles is None else attention.angles.pairing,
         )
         y = self.out(output.astype(self.mode.dtype))
         if cache is None:
@@ -90,12 +90,12 @@ class Decay(nn.Module):
 
     def theta(self, num_heads: int) -> Float[Array, "N C"] | None:
         """Rotation angles per token of this device's heads, or None."""
-        choice = self.choice
-        match choice.angles:
+        attention = self.choice
+        match attention.angles:
             case None:
                 return None
             case c.Angles(learned=True):
                 return self.angles()
             case c.Angles(base=base):
-                plain = F.rope_frequencies(choice.head_dim, base=base)
-                return jnp.broadcast_to(plain, (num_heads, *plain.shape))
+                frequencies = F.rope_frequencies(attention.head_dim, base=base)
+                return jnp.broadcast_to(frequencies, (num_heads, *frequencies.shape))

@@ -71,14 +71,14 @@ def declarations(config: TransformerConfig) -> Any:
     Returns:
         A tree of `Declaration`, like the parameters.
     """
-    reads = isinstance(config.topology, EncoderDecoder)
+    has_encoder = isinstance(config.topology, EncoderDecoder)
 
     def init() -> Any:
-        blank = jnp.zeros((1, 2), jnp.int32)
-        source = blank if reads else None
+        tokens = jnp.zeros((1, 2), jnp.int32)
+        source = tokens if has_encoder else None
         # "auto" would ask which kernels the device has.
         model = Transformer(config, annotate=True, attention_implementation="xla")
-        return model.init(jax.random.key(0), blank, source=source)
+        return model.init(jax.random.key(0), tokens, source=source)
 
     return jax.tree.map(
         lambda x: Declaration(x.value.shape, x.names, x.outputs),

@@ -26,9 +26,9 @@ class Table(nn.Module):
 
     @nn.compact
     def __call__(self) -> Float[Array, "rows width"]:
-        shape, draw = (self.rows, self.width), initializer(self.initial)
+        shape, init_fn = (self.rows, self.width), initializer(self.initial)
         dtype = self.mode.dtype
-        return parameter(self, "embedding", draw, shape, self.axes, self.mode, dtype=dtype)
+        return parameter(self, "embedding", init_fn, shape, self.axes, self.mode, dtype=dtype)
 
 
 class Embedder(nn.Module):
@@ -111,17 +111,17 @@ class Head(nn.Module):
         cfg, init, dtype = self.config.head, self.config.initialisation, self.mode.dtype
         width, vocab_size = self.config.embedding.dim, self.config.vocab_size
         if width is not None:
-            down = Linear(
+            projection = Linear(
                 (width,), init.projection, self.mode, "model -> features", name="projection"
             )
-            x = down(x)
+            x = projection(x)
         x = F.to_parts(x.astype(dtype), self.mode.axes.tensor)
         if cfg.tied:
             kernel = table
         else:
-            draw, shape = initializer(init.head or init.projection), (x.shape[-1], vocab_size)
-            axes = "model -> vocabulary" if width is None else "features -> vocabulary"
-            kernel = parameter(self, "kernel", draw, shape, axes, self.mode, dtype=dtype)
+            init_fn, shape = initializer(init.head or init.projection), (x.shape[-1], vocab_size)
+            logical_axes = "model -> vocabulary" if width is None else "features -> vocabulary"
+            kernel = parameter(self, "kernel", init_fn, shape, logical_axes, self.mode, dtype=dtype)
         bias = None
         if cfg.bias:
             zeros = nn.initializers.zeros

@@ -60,8 +60,8 @@ def attention_mask(
     lookahead = 0 if causal or width is None else width - 1
     rule = F.MaskRule(causal=causal, window=width, lookahead=lookahead, contiguous=contiguous)
     segments = queries.segments, keys.segments
-    own = (None, None) if any(x is None for x in segments) else segments
-    return F.AttentionMask(queries.positions, keys.positions, *own, rule)
+    segment_pair = (None, None) if any(x is None for x in segments) else segments
+    return F.AttentionMask(queries.positions, keys.positions, *segment_pair, rule)
 
 
 def mask(
@@ -78,20 +78,20 @@ def mask(
     A mask that differs by head has all of the model's `batch_axes`, of size one where places have
     none, since the number of axes tells it from one that heads share.
     """
-    at, others = queries.positions, keys.positions
-    joined = attention_mask(window, queries, keys, causal=causal).materialize()
+    query_positions, key_positions = queries.positions, keys.positions
+    shared_mask = attention_mask(window, queries, keys, causal=causal).materialize()
     if not isinstance(window, c.BlockSparse):
-        return joined
+        return shared_mask
     blocks = F.block_sparse_mask(
-        at,
-        others,
+        query_positions,
+        key_positions,
         num_heads=num_heads,
         block=window.block,
         local_blocks=window.local_blocks,
         stride=window.stride,
     )
-    by_head = blocks if joined is None else blocks & jnp.expand_dims(joined, -3)
-    return jnp.expand_dims(by_head, tuple(range(batch_axes - (at.ndim - 1))))
+    by_head = blocks if shared_mask is None else blocks & jnp.expand_dims(shared_mask, -3)
+    return jnp.expand_dims(by_head, tuple(range(batch_axes - (query_positions.ndim - 1))))
 
 
 def source_rule(
@@ -100,14 +100,16 @@ def source_rule(
     """Lazy mask of cross-attention: source tokens of the same segment, never padding (0)."""
     if source_segments is None:
         return None
-    real = source_segments > 0
+    valid = source_segments > 0
     if places.segments is None:  # all see all that is real
-        others = real.astype(jnp.int32)
-        own = jnp.ones((*others.shape[:-1], places.positions.shape[-1]), jnp.int32)
+        key_segments = valid.astype(jnp.int32)
+        query_segments = jnp.ones((*key_segments.shape[:-1], places.positions.shape[-1]), jnp.int32)
     else:
-        own, others = places.segments, jnp.where(real, source_segments, -1)
-    nowhere = jnp.zeros(others.shape[-1:], jnp.int32)
-    return F.AttentionMask(jnp.zeros_like(places.positions), nowhere, own, others)
+        query_segments, key_segments = places.segments, jnp.where(valid, source_segments, -1)
+    zero_positions = jnp.zeros(key_segments.shape[-1:], jnp.int32)
+    return F.AttentionMask(
+        jnp.zeros_like(places.positions), zero_positions, query_segments, key_segments
+    )
 
 
 def rotations(
@@ -128,21 +130,21 @@ def rotations(
 def frequencies(rope: c.Rope, head_dim: int, length: Int[Array, ""]) -> Float[Array, " C"]:
     """Compute RoPE frequencies with the configured scaling."""
     width = rope.width(head_dim)
-    plain = F.rope_frequencies(width, base=rope.base)
+    unscaled = F.rope_frequencies(width, base=rope.base)
     match rope.scaling:
         case None:
-            return plain
+            return unscaled
         case c.LinearScaling() as s:
-            return F.rope_scale_linear(plain, factor=s.factor)
+            return F.rope_scale_linear(unscaled, factor=s.factor)
         case c.NTKScaling() as s:
-            return F.rope_scale_ntk(plain, factor=s.factor)
+            return F.rope_scale_ntk(unscaled, factor=s.factor)
         case c.DynamicNTK() as s:
             return F.rope_scale_dynamic_ntk(
-                plain, length=length, factor=s.factor, original_max_length=s.original_max_length
+                unscaled, length=length, factor=s.factor, original_max_length=s.original_max_length
             )
         case c.Llama3Scaling() as s:
             return F.rope_scale_llama3(
-                plain,
+                unscaled,
                 factor=s.factor,
                 low_freq_factor=s.low_freq_factor,
                 high_freq_factor=s.high_freq_factor,
@@ -150,7 +152,7 @@ def frequencies(rope: c.Rope, head_dim: int, length: Int[Array, ""]) -> Float[Ar
             )
         case c.Yarn() as s:
             return F.rope_scale_yarn(
-                plain,
+                unscaled,
                 base=rope.base,
                 factor=s.factor,
                 original_max_length=s.original_max_length,
@@ -159,7 +161,7 @@ def frequencies(rope: c.Rope, head_dim: int, length: Int[Array, ""]) -> Float[Ar
             )
         case c.LongRope() as s:
             return F.rope_scale_longrope(
-                plain,
+                unscaled,
                 jnp.asarray(s.short, jnp.float32),
                 jnp.asarray(s.long, jnp.float32),
                 length=length,
@@ -171,22 +173,22 @@ def magnitude(rope: c.Rope) -> float:
     """RoPE attention factor, which multiplies rotated queries and keys (YaRN, LongRoPE; else 1)."""
     match rope.scaling:
         case c.Yarn() as s:
-            given, computed = s.attention_factor, F.yarn_attention_factor(s.factor)
+            configured, computed = s.attention_factor, F.yarn_attention_factor(s.factor)
         case c.LongRope() as s:
-            given = s.attention_factor
+            configured = s.attention_factor
             computed = F.longrope_attention_factor(s.max_length, s.original_max_length)
         case _:
             return 1.0
-    return computed if given is None else given
+    return computed if configured is None else configured
 
 
 def turned_anew(config: c.TransformerConfig, length: Int[Array, "*batch"]) -> Bool[Array, "*batch"]:
     """Whether reaching this length changes the rotation of cached keys (dynamic NTK, LongRoPE)."""
-    anew = jnp.zeros(length.shape, bool)
+    invalidated = jnp.zeros(length.shape, bool)
     for rope in config.attention.positions:
         match rope:
             case c.Rope(scaling=c.DynamicNTK(original_max_length=original)):
-                anew |= length > original
+                invalidated |= length > original
             case c.Rope(scaling=c.LongRope(original_max_length=original)):
-                anew |= length == original + 1
-    return anew
+                invalidated |= length == original + 1
+    return invalidated

@@ -106,8 +106,8 @@ def turn(
         return x
     if target in "qk":
         rotations = rotations * magnitude(rope)
-    turned = jnp.conj(rotations) if target == "o" else rotations
-    return F.rotate(x, turned, pairing=rope.pairing)
+    rotation = jnp.conj(rotations) if target == "o" else rotations
+    return F.rotate(x, rotation, pairing=rope.pairing)
 
 
 def mine(
@@ -117,8 +117,8 @@ def mine(
     tensor = mode.axes.tensor
     if tensor is None or mesh_axis("kv_heads", num_kv_heads, mode.axes) is not None:
         return x
-    per_head = shards(tensor) // num_kv_heads  # devices
-    head = jax.lax.axis_index(tensor) // per_head
+    devices_per_head = shards(tensor) // num_kv_heads  # devices
+    head = jax.lax.axis_index(tensor) // devices_per_head
     return jax.lax.dynamic_slice_in_dim(x, head, 1, axis=-2)
 
 
@@ -126,9 +126,9 @@ def with_earlier(new: Own, cache: Own | None, guide: Guide, mode: Mode) -> tuple
     """Update the cache with new keys and values; return what to attend to, and the new cache."""
     if cache is None or guide.slots is None or guide.keys is None:
         return new, cache
-    beside = guide.keys.shape[-1] > cache[0].shape[-2]
-    seen, cache = remember(cache, new, guide.slots, beside=beside, layer=guide.layer)
-    return new if mode.fresh else seen, cache
+    append_new = guide.keys.shape[-1] > cache[0].shape[-2]
+    attended, cache = remember(cache, new, guide.slots, beside=append_new, layer=guide.layer)
+    return new if mode.fresh else attended, cache
 
 
 def mix(
@@ -154,10 +154,10 @@ def mix(
         dropout_rate: Of the weights.
         weighing: Scale, soft cap and normalizer.
     """
-    same, key = value is key, key.astype(query.dtype)
-    value = key if same else value.astype(query.dtype)
+    key_is_value, key = value is key, key.astype(query.dtype)
+    value = key if key_is_value else value.astype(query.dtype)
     watch(module, "attended", Attended(query, key, guide.mask, guide.bias, weighing))
-    dropping = not mode.deterministic and dropout_rate > 0
+    applies_dropout = not mode.deterministic and dropout_rate > 0
     attend: Callable[..., Array] = partial(
         F.dot_product_attention, implementation=mode.attention_implementation
     )
@@ -174,7 +174,7 @@ def mix(
         value,
         guide.mask,
         guide.bias,
-        dropout_rate=dropout_rate if dropping else 0.0,
-        dropout_key=dropout_key(module, mode.axes.tensor) if dropping else None,
+        dropout_rate=dropout_rate if applies_dropout else 0.0,
+        dropout_key=dropout_key(module, mode.axes.tensor) if applies_dropout else None,
         **vars(weighing),
     )

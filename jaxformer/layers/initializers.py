@@ -66,8 +66,8 @@ def same_angles(base: float) -> Callable:
     """Initialiser that gives every head the RoPE frequencies."""
 
     def start(_: jax.Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
-        plain = F.rope_frequencies(2 * shape[-1], base=base)
-        return jnp.broadcast_to(plain, shape).astype(dtype)
+        frequencies = F.rope_frequencies(2 * shape[-1], base=base)
+        return jnp.broadcast_to(frequencies, shape).astype(dtype)
 
     return start
 

@@ -32,22 +32,24 @@ class Latent(nn.Module):
     parts: bool = False  # as in Linear
 
     def setup(self):
-        cfg, init, mode = self.choice, self.config.initialisation, self.mode
-        start = init.projection
+        cfg, init, runtime = self.choice, self.config.initialisation, self.mode
+        kernel_init = init.projection
         per_query = (cfg.num_heads, cfg.nope_dim + cfg.rope_dim)
         if cfg.query_latent_dim is None:
-            self.query = Linear(per_query, init.query or start, mode, "model -> heads features")
+            self.query = Linear(
+                per_query, init.query or kernel_init, runtime, "model -> heads features"
+            )
         else:
             self.query_latent = self.shared(cfg.query_latent_dim, "query_latent")
-            self.query_latent_norm = Norm(cfg.norm, mode)
-            self.query = Linear(per_query, init.query or start, mode, BY_HEAD)
+            self.query_latent_norm = Norm(cfg.norm, runtime)
+            self.query = Linear(per_query, init.query or kernel_init, runtime, BY_HEAD)
         self.latent = self.shared(cfg.latent_dim, "latent")
-        self.latent_norm = Norm(cfg.norm, mode)
+        self.latent_norm = Norm(cfg.norm, runtime)
         self.rotary_key = self.shared(cfg.rope_dim, "rotary_key")
-        key, value = init.key or start, init.value or start
-        self.key = Kernel((cfg.latent_dim, cfg.num_heads, cfg.nope_dim), key, mode, BY_HEAD)
-        self.value = Kernel((cfg.latent_dim, cfg.num_heads, cfg.value_dim), value, mode, BY_HEAD)
-        self.out = out_of_heads(self.config, (cfg.num_heads, cfg.value_dim), mode, self.parts)
+        key, value = init.key or kernel_init, init.value or kernel_init
+        self.key = Kernel((cfg.latent_dim, cfg.num_heads, cfg.nope_dim), key, runtime, BY_HEAD)
+        self.value = Kernel((cfg.latent_dim, cfg.num_heads, cfg.value_dim), value, runtime, BY_HEAD)
+        self.out = out_of_heads(self.config, (cfg.num_heads, cfg.value_dim), runtime, self.parts)
 
     @property
     def choice(self) -> c.Latent:
@@ -60,8 +62,8 @@ class Latent(nn.Module):
     @nn.nowrap
     def shared(self, width: int, name: str) -> Linear:
         """Make a projection to one head that all query heads read."""
-        start, bias = self.config.initialisation.projection, name in self.choice.biases
-        return Linear((1, width), start, self.mode, SHARED, bias=bias)
+        kernel_init, bias = self.config.initialisation.projection, name in self.choice.biases
+        return Linear((1, width), kernel_init, self.mode, SHARED, bias=bias)
 
     def __call__(
         self, x: Float[Array, "*batch T D"], guide: Guide, cache: LatentCache | None = None
@@ -71,21 +73,21 @@ class Latent(nn.Module):
         x = F.to_parts(x, self.mode.axes.tensor)
         rotary_key = turn(self.positions, "k", self.rotary_key(x), guide)
         new = LatentCache(self.latent_norm(self.latent(x)), rotary_key)
-        absorbs = cache is not None and F.absorbing_saves(
+        use_absorbed = cache is not None and F.absorbing_saves(
             x.shape[-2], cfg.latent_dim, cfg.nope_dim, cfg.value_dim
         )
-        seen, cache = with_earlier(new, cache, guide, self.mode)
-        query, seen = self.queries(x, guide), LatentCache(*(y.astype(x.dtype) for y in seen))
-        attend = self.absorbed if absorbs else self.expanded
-        return self.out(attend(query, seen, guide)), cache
+        kv, cache = with_earlier(new, cache, guide, self.mode)
+        query, kv = self.queries(x, guide), LatentCache(*(y.astype(x.dtype) for y in kv))
+        attend = self.absorbed if use_absorbed else self.expanded
+        return self.out(attend(query, kv, guide)), cache
 
     def queries(self, x: Float[Array, "*batch T D"], guide: Guide) -> Float[Array, "*batch T N Q"]:
         """Project x to queries: nope_dim features, then rope_dim features with RoPE."""
         cfg = self.choice
         if cfg.query_latent_dim is not None:
             x = self.query_latent_norm(self.query_latent(x)).squeeze(-2)
-        plain, rotary = jnp.split(self.query(x), [cfg.nope_dim], axis=-1)
-        return jnp.concatenate([plain, turn(self.positions, "q", rotary, guide)], axis=-1)
+        nope_query, rope_query = jnp.split(self.query(x), [cfg.nope_dim], axis=-1)
+        return jnp.concatenate([nope_query, turn(self.positions, "q", rope_query, guide)], axis=-1)
 
     def expanded(
         self, query: Float[Array, "*batch T N Q"], seen: LatentCache, guide: Guide
@@ -100,8 +102,8 @@ class Latent(nn.Module):
     ) -> Float[Array, "*batch T N Hv"]:
         """Attend to the latents directly, with the key kernel absorbed into the query."""
         query = F.absorb_query(query, self.key(query.dtype))
-        mean = self.mix(query, jnp.concatenate(seen, axis=-1), seen.latent, guide)
-        return F.values_from_latent(mean, self.value(query.dtype))
+        latent_mean = self.mix(query, jnp.concatenate(seen, axis=-1), seen.latent, guide)
+        return F.values_from_latent(latent_mean, self.value(query.dtype))
 
     def mix(
         self,

@@ -32,19 +32,22 @@ class Linear(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
-        read = read_axes(self.axes)
-        draw = initializer(self.initial, axes=read.inputs, divisor=self.divisor)
-        shape = (*(self.inputs or x.shape[-read.inputs :]), *self.features)
+        logical_axes = read_axes(self.axes)
+        init_fn = initializer(self.initial, axes=logical_axes.inputs, divisor=self.divisor)
+        shape = (*(self.inputs or x.shape[-logical_axes.inputs :]), *self.features)
         dtype = self.mode.dtype
-        kernel = parameter(self, "kernel", draw, shape, self.axes, self.mode, dtype=dtype)
-        y = F.linear(x.astype(dtype), kernel, axes=read.inputs)
-        tensor = self.mode.axes.tensor if read.names[0] in ("heads", "hidden") else None
+        kernel = parameter(self, "kernel", init_fn, shape, self.axes, self.mode, dtype=dtype)
+        y = F.linear(x.astype(dtype), kernel, axes=logical_axes.inputs)
+        tensor = self.mode.axes.tensor if logical_axes.names[0] in ("heads", "hidden") else None
         if not self.parts:
             y = F.sum_parts(y, tensor)
         if self.bias:
-            outputs = " ".join(read.names[read.inputs :]).replace("model", "features")  # whole
+            # Whole
+            bias_axes = " ".join(logical_axes.names[logical_axes.inputs :]).replace(
+                "model", "features"
+            )
             zeros = nn.initializers.zeros
-            bias = parameter(self, "bias", zeros, self.features, outputs, self.mode)
+            bias = parameter(self, "bias", zeros, self.features, bias_axes, self.mode)
             if self.parts and tensor is not None:  # it is added once
                 bias = jnp.where(jax.lax.axis_index(tensor) == 0, bias, 0)
             y = y + jnp.broadcast_to(bias.astype(y.dtype), y.shape)

@@ -36,23 +36,23 @@ class Mixer(nn.Module):
                 f"{type(option).__name__} mixes a text on one device; got the axis {context!r} for "
                 "its time."
             )
-        kept = jax.tree.map(lambda a: of_layer(a, guide.layer), cache)
+        layer_cache = jax.tree.map(lambda a: of_layer(a, guide.layer), cache)
 
         def of_all(array: Array | None, otherwise: int | bool) -> Array:
             return jnp.broadcast_to(otherwise if array is None else array, x.shape[:-1])
 
-        inputs = c.MixerInputs(
+        mixer_inputs = c.MixerInputs(
             positions=of_all(guide.queries, 0),
             segments=of_all(guide.segments, 0),
             valid=of_all(guide.real, True),
         )
 
         def mixed(params: dict[str, Array], x: Array) -> tuple[Array, Any]:
-            pair = option(params, x, inputs, kept)
+            pair = option(params, x, mixer_inputs, layer_cache)
             if not isinstance(pair, tuple) or len(pair) != 2:
                 name = type(option).__name__
                 raise OptionError(f"{name} gives a pair, vectors and cache; got {shown(pair)}.")
-            check_kept(option, kept, pair[1])
+            check_kept(option, layer_cache, pair[1])
             return pair
 
         y, new = apply_option(self, option, mixed, x, self.mode, parts=self.parts)

@@ -43,8 +43,8 @@ def axes_of(sizes: Mapping[str, int]) -> Axes:
     Returns:
         For `Mode.axes`: each axis by its own name, None where there is one device.
     """
-    here = {name: name for name in ("fsdp", "tensor", "context", "expert")}
-    return Axes(**{name: name for name in here if sizes.get(name, 1) > 1})
+    names = {name: name for name in ("fsdp", "tensor", "context", "expert")}
+    return Axes(**{name: name for name in names if sizes.get(name, 1) > 1})
 
 
 @dataclass(frozen=True, kw_only=True)

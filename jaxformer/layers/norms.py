@@ -29,24 +29,24 @@ class Norm(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
         cfg = self.config
-        width = self.width or x.shape[-1]
-        shape = (width,) if self.heads is None else (self.heads, width)
-        axes = self.axes or " ".join(["features"] * len(shape))
+        num_features = self.width or x.shape[-1]
+        shape = (num_features,) if self.heads is None else (self.heads, num_features)
+        logical_axes = self.axes or " ".join(["features"] * len(shape))
 
         def learned(name: str, start: Callable) -> Float[Array, "..."]:
-            whole = parameter(self, name, start, shape, axes, self.mode)
-            return F.varying(whole, *F.varies_over(x))  # before it is as large as x
+            value = parameter(self, name, start, shape, logical_axes, self.mode)
+            return F.varying(value, *F.varies_over(x))  # before it is as large as x
 
         scale = bias = None
         if cfg.parameters != "none":
-            start = nn.initializers.constant(1.0 - cfg.scale_offset)
-            scale = learned("scale", start) + cfg.scale_offset
+            init_fn = nn.initializers.constant(1.0 - cfg.scale_offset)
+            scale = learned("scale", init_fn) + cfg.scale_offset
         if cfg.parameters == "scale_bias":
             bias = learned("bias", nn.initializers.zeros)
-        spread = None
+        axis_name = None
         if self.heads is None:
-            spread = mesh_axis(read_axes(axes).names[-1], width, self.mode.axes)
-        return self.function()(x, scale, bias, axis_name=spread)
+            axis_name = mesh_axis(read_axes(logical_axes).names[-1], num_features, self.mode.axes)
+        return self.function()(x, scale, bias, axis_name=axis_name)
 
     @nn.nowrap
     def function(self):

@@ -37,10 +37,10 @@ class ScoreBias(nn.Module):
     ) -> F.ScoreBias:
         """As `F.dot_product_attention` takes it."""
         declared = self.option.parameters(self.num_heads)
-        wide = replace(self.mode, dtype=jnp.float32)
+        float32_runtime = replace(self.mode, dtype=jnp.float32)
         return score_bias(
             self.option,
-            learned(self, self.option, declared, wide),
+            learned(self, self.option, declared, float32_runtime),
             self.num_heads,
             query_positions,
             key_positions,
@@ -75,12 +75,16 @@ def score_bias(
     """
     constants, declared = option.constants(num_heads), option.parameters(num_heads)
     check_constants(option, constants, declared, num_heads)
-    shares = {name: my_share(jnp.asarray(x), tensor, axis=0) for name, x in constants.items()}
-    head_axes = dict.fromkeys(shares, 0) | {
-        name: read_axes(one.axes).names.index("heads") if "heads" in one.axes.split() else None
-        for name, one in declared.items()
+    local_constants = {
+        name: my_share(jnp.asarray(x), tensor, axis=0) for name, x in constants.items()
     }
-    everything = {**params, **shares}
+    head_axes = dict.fromkeys(local_constants, 0) | {
+        name: read_axes(parameter.axes).names.index("heads")
+        if "heads" in parameter.axes.split()
+        else None
+        for name, parameter in declared.items()
+    }
+    everything = {**params, **local_constants}
     at = query_positions, key_positions
     check_bias(option, everything, at, num_heads // shards(tensor), causal=causal)
     return F.score_bias(option, everything, *at, head_axes=head_axes, causal=causal)

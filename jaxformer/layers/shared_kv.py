@@ -75,24 +75,24 @@ class SharedKV(nn.Module):
         """Self-attention over the sequence and the cache; returns the output and the new cache."""
         cfg = self.choice
         x = F.to_parts(x, self.mode.axes.tensor)
-        query, both = self.query(x), self.key_value(x)
+        query, key_value = self.query(x), self.key_value(x)
         if cfg.qk_norm is not None:
             query = normalise(cfg.qk_norm, self.query_norm, query)
-            both = normalise(cfg.qk_norm, self.key_norm, both)
+            key_value = normalise(cfg.qk_norm, self.key_norm, key_value)
         query = turn(self.positions, "q", query, guide)
-        value = mine(turn(self.positions, "v", both, guide), cfg.num_kv_heads, self.mode)
+        value = mine(turn(self.positions, "v", key_value, guide), cfg.num_kv_heads, self.mode)
         new: KVCache | SharedCache
         if cfg.arrays_kept(self.positions) == 2:
-            key = mine(turn(self.positions, "k", both, guide), cfg.num_kv_heads, self.mode)
+            key = mine(turn(self.positions, "k", key_value, guide), cfg.num_kv_heads, self.mode)
             new = KVCache(key, value)
         else:
             query, new = self.sharpen(query), SharedCache(value)
-        seen, cache = with_earlier(new, cache, guide, self.mode)
+        kv, cache = with_earlier(new, cache, guide, self.mode)
         heads = mix(
             self,
             query,
-            seen[0],
-            seen[-1],
+            kv[0],
+            kv[-1],
             guide,
             mode=self.mode,
             dropout_rate=self.config.dropout.attention,

@@ -99,7 +99,7 @@ class Transformer(nn.Module):
                 source given or missing, positions or targets given with a cache; a fresh cache with
                 something in it (outside jit).
         """
-        mode = Mode(
+        runtime = Mode(
             dtype=self.dtype,
             deterministic=deterministic,
             remat=self.remat,
@@ -114,67 +114,90 @@ class Transformer(nn.Module):
         self.check_source(source, cache)
         if cache is not None and targets is not None:
             raise ValueError("Losses are of whole texts; do not pass targets and a cache.")
-        embedder = Embedder(cfg, cfg.vocab_size, mode, name="embedding")
-        table = embedder.tokens()
+        embedder = Embedder(cfg, cfg.vocab_size, runtime, name="embedding")
+        token_table = embedder.tokens()
         if cache is None:
-            places = self.places(tokens, positions, segments)
+            token_positions = self.places(tokens, positions, segments)
         else:
-            places = self.next_places(tokens, positions, segments, cache)
+            token_positions = self.next_places(tokens, positions, segments, cache)
             if fresh:
                 check_empty(cache)
-        memory, memory_guide = None, Guide()
+        encoder_output, cross_inputs = None, Guide()
         if isinstance(cfg.topology, c.EncoderDecoder):
             if source is not None:
-                reader, rows, own = embedder, table, cfg.topology.source_vocab_size
-                if own is not None:
-                    reader = Embedder(cfg, own, mode, name="source_embedding")
-                    rows = reader.tokens()
-                at = self.places(source, source_positions, source_segments)
+                source_embedder, source_table, source_vocab_size = (
+                    embedder,
+                    token_table,
+                    cfg.topology.source_vocab_size,
+                )
+                if source_vocab_size is not None:
+                    source_embedder = Embedder(
+                        cfg, source_vocab_size, runtime, name="source_embedding"
+                    )
+                    source_table = source_embedder.tokens()
+                source_token_positions = self.places(source, source_positions, source_segments)
                 if source_segments is not None:  # padding does not make a text longer
-                    at = at._replace(positions=jnp.where(source_segments != 0, at.positions, 0))
+                    source_token_positions = source_token_positions._replace(
+                        positions=jnp.where(
+                            source_segments != 0, source_token_positions.positions, 0
+                        )
+                    )
                 count = cfg.topology.num_encoder_layers
-                encoder = Stack(cfg.encoder, count, causal=False, mode=mode, name="encoder")
-                embedded = self.embed(reader, rows, source, at)
-                memory, _ = encoder(embedded, at, contiguous=source_positions is None)
-                memory = F.to_parts(memory, self.axes.tensor)  # once for the keys of all layers
+                encoder = Stack(cfg.encoder, count, causal=False, mode=runtime, name="encoder")
+                source_vectors = self.embed(
+                    source_embedder, source_table, source, source_token_positions
+                )
+                encoder_output, _ = encoder(
+                    source_vectors, source_token_positions, contiguous=source_positions is None
+                )
+                # Once for the keys of all layers
+                encoder_output = F.to_parts(encoder_output, self.axes.tensor)
                 if cache is not None:
                     cache = cache._replace(source_segments=source_segments)
             elif cache is not None:
                 source_segments = cache.source_segments
-            readers = places if cache is None else Places(places.positions)
-            seen = source_rule(readers, source_segments)
-            lazy = seen is not None and mode.by_rule(
-                seen.query_positions.shape[-1], seen.key_positions.shape[-1]
+            target_positions = (
+                token_positions if cache is None else Places(token_positions.positions)
             )
-            memory_guide = Guide(seen if lazy else F.materialized(seen))
+            cross_mask = source_rule(target_positions, source_segments)
+            is_lazy = cross_mask is not None and runtime.by_rule(
+                cross_mask.query_positions.shape[-1], cross_mask.key_positions.shape[-1]
+            )
+            cross_inputs = Guide(cross_mask if is_lazy else F.materialized(cross_mask))
         causal = not isinstance(cfg.topology, c.Encoder)
         stack = Stack(
-            cfg, cfg.num_layers, causal=causal, mode=mode, name="decoder" if causal else "encoder"
+            cfg,
+            cfg.num_layers,
+            causal=causal,
+            mode=runtime,
+            name="decoder" if causal else "encoder",
         )
-        x = self.embed(embedder, table, tokens, places)
-        counted = positions is None if contiguous is None else contiguous
-        x, kept = stack(x, places, memory, memory_guide, cache, contiguous=counted)
+        x = self.embed(embedder, token_table, tokens, token_positions)
+        is_contiguous = positions is None if contiguous is None else contiguous
+        x, new_cache = stack(
+            x, token_positions, encoder_output, cross_inputs, cache, contiguous=is_contiguous
+        )
         if logits_at is not None:
             x = jnp.take_along_axis(x, logits_at[..., None], axis=-2)
-        logits = Head(cfg, mode, name="head")(x, table, targets)
-        if memory is not None or not isinstance(cfg.topology, c.EncoderDecoder):
-            self.check_read(mode.read)  # a source that a cache has is not read again
-        if isinstance(logits, F.TokenScores) or cache is None or kept is None:
+        logits = Head(cfg, runtime, name="head")(x, token_table, targets)
+        if encoder_output is not None or not isinstance(cfg.topology, c.EncoderDecoder):
+            self.check_read(runtime.read)  # a source that a cache has is not read again
+        if isinstance(logits, F.TokenScores) or cache is None or new_cache is None:
             return logits
-        length = cache.length + jnp.sum(jnp.asarray(places.segments), axis=-1)
-        if has_room(cfg, kept) is not None:
-            full = (length > cache.capacity)[..., None, None]
-            logits = jnp.where(jnp.broadcast_to(full, logits.shape), jnp.nan, logits)
-        return logits, kept._replace(length=length)
+        length = cache.length + jnp.sum(jnp.asarray(token_positions.segments), axis=-1)
+        if has_room(cfg, new_cache) is not None:
+            over_capacity = (length > cache.capacity)[..., None, None]
+            logits = jnp.where(jnp.broadcast_to(over_capacity, logits.shape), jnp.nan, logits)
+        return logits, new_cache._replace(length=length)
 
     def check_source(self, source: Int[Array, "*batch S"] | None, cache: Cache | None) -> None:
         """Require a source for an EncoderDecoder, and refuse it for other topologies."""
-        reads = isinstance(self.config.topology, c.EncoderDecoder)
+        has_encoder = isinstance(self.config.topology, c.EncoderDecoder)
         kind = type(self.config.topology).__name__
         layers = () if cache is None else (*cache.layers, *cache.tail)
-        if reads and source is None and not any(layer.source for layer in layers):
+        if has_encoder and source is None and not any(layer.source for layer in layers):
             raise ValueError("An EncoderDecoder reads a source: pass source=token_ids.")
-        if not reads and source is not None:
+        if not has_encoder and source is not None:
             raise ValueError(f"A model of topology {kind} has no encoder for a source.")
 
     def check_read(self, read: set[tuple[str, ...]]) -> None:
@@ -210,10 +233,10 @@ class Transformer(nn.Module):
         """Return positions of tokens that follow a cache; padding gets position 0 and segment 0."""
         if positions is not None:
             raise ValueError("Positions follow from the cache; do not pass both.")
-        real = jnp.ones(tokens.shape, bool) if segments is None else segments != 0
-        follow = jnp.cumsum(real, axis=-1) - 1 + cache.length[..., None]
-        check_room(self.config, cache, real, padded=segments is not None)
-        return Places(jnp.where(real, follow, 0), real.astype(jnp.int32))
+        valid = jnp.ones(tokens.shape, bool) if segments is None else segments != 0
+        positions_after_cache = jnp.cumsum(valid, axis=-1) - 1 + cache.length[..., None]
+        check_room(self.config, cache, valid, padded=segments is not None)
+        return Places(jnp.where(valid, positions_after_cache, 0), valid.astype(jnp.int32))
 
     def embed(
         self,

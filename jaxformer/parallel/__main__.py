@@ -112,32 +112,34 @@ def answer(question: Question) -> str:
             raise ValueError(f"compile {question.compile} is for {known.name}; leave out chip.")
         chip = known or chip
         question = replace(question, devices=len(devices))
-    longest = config.max_length
-    length = min(LENGTH, longest or LENGTH) if question.length is None else question.length
-    if longest is not None and length > longest:
-        raise ValueError(f"{question.name} has {longest} learned positions; got length {length}.")
-    reads = isinstance(config.topology, EncoderDecoder)
-    if question.source_length is not None and not reads:
+    max_length = config.max_length
+    length = min(LENGTH, max_length or LENGTH) if question.length is None else question.length
+    if max_length is not None and length > max_length:
+        raise ValueError(
+            f"{question.name} has {max_length} learned positions; got length {length}."
+        )
+    has_source = isinstance(config.topology, EncoderDecoder)
+    if question.source_length is not None and not has_source:
         raise ValueError(f"{question.name} reads no source; leave out source_length.")
     work = Work(
         batch_size=question.batch_size,
         length=length,
-        source_length=(question.source_length or length) if reads else 0,
+        source_length=(question.source_length or length) if has_source else 0,
         accumulation=question.accumulation,
         remat=question.remat,
         dtype=question.dtype,
         expert_room=question.expert_room,
         optimizer=question.optimizer,
     )
-    sizes = mesh_of(question, config, chip, work)
+    mesh_shape = mesh_of(question, config, chip, work)
     if question.batch_size is None:
-        work = filled(config, sizes, chip, work)
-    found = plan(config, sizes, chip, work)
-    shown = tables.shown(question.name, config, found)
+        work = filled(config, mesh_shape, chip, work)
+    estimate = plan(config, mesh_shape, chip, work)
+    text = tables.shown(question.name, config, estimate)
     if question.compile is None:
-        return shown
-    made = compiled.compile_update(config, sizes, devices, work)
-    return f"{shown}\n\n{tables.compiled(found, made)}"
+        return text
+    compiled_report = compiled.compile_update(config, mesh_shape, devices, work)
+    return f"{text}\n\n{tables.compiled(estimate, compiled_report)}"
 
 
 def mesh_of(

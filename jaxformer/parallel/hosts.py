@@ -41,8 +41,8 @@ class Hosts:
 
     def __post_init__(self):
         check_fields(self)
-        given = [self.coordinator, self.processes, self.process]
-        if None in given and any(x is not None for x in given):
+        process_fields = [self.coordinator, self.processes, self.process]
+        if None in process_fields and any(x is not None for x in process_fields):
             raise ValueError(
                 "Give coordinator, processes and process together, or none of them; got "
                 f"{self.coordinator}, {self.processes} and {self.process}."
@@ -65,9 +65,9 @@ class Hosts:
 def is_address(text: str) -> bool:
     """Whether `text` is host:port; an IPv6 host is in brackets."""
     host, _, port = text.rpartition(":")
-    whole = host[:1] == "[" and host[-1:] == "]" or not set(host) & set(":[]/ ")
+    is_valid_host = host[:1] == "[" and host[-1:] == "]" or not set(host) & set(":[]/ ")
     digits = port.isascii() and port.isdecimal() and len(port) <= 5
-    return bool(host) and whole and digits and 1 <= int(port) <= 65535
+    return bool(host) and is_valid_host and digits and 1 <= int(port) <= 65535
 
 
 def join(hosts: Hosts) -> None:
@@ -204,16 +204,17 @@ def refuse_differences(said: Mapping[str, Any]) -> None:
     """
     if jax.process_count() == 1:
         return
-    here = {"devices there": [jax.local_device_count(), jax.local_devices()[0].device_kind]}
-    texts = gather_texts(json.dumps({**said, **here}, sort_keys=True, default=str))
-    all_said = [json.loads(text) for text in texts]
+    device_info = {"devices there": [jax.local_device_count(), jax.local_devices()[0].device_kind]}
+    texts = gather_texts(json.dumps({**said, **device_info}, sort_keys=True, default=str))
+    values_by_process = [json.loads(text) for text in texts]
     lines = []
-    for name in sorted(set().union(*all_said)):
-        values = [one.get(name) for one in all_said]
-        odd = [i for i, value in enumerate(values) if value != values[0]]
-        if odd:
+    for name in sorted(set().union(*values_by_process)):
+        field_values = [process_values.get(name) for process_values in values_by_process]
+        differing = [i for i, value in enumerate(field_values) if value != field_values[0]]
+        if differing:
             lines.append(
-                f"  {name}: {values[0]} in process 0, {values[odd[0]]} in process {odd[0]}"
+                f"  {name}: {field_values[0]} in process 0, {field_values[differing[0]]} in "
+                f"process {differing[0]}"
             )
     if lines:
         raise ValueError("The processes were not started alike:\n" + "\n".join(lines))
@@ -233,32 +234,32 @@ def first_decides(decide: Callable[[], str]) -> str:
     """
     if jax.process_count() == 1:
         return decide()
-    found = ["", ""]
+    error_and_value = ["", ""]
     if is_first():
         try:
-            found = ["", decide()]
+            error_and_value = ["", decide()]
         except (ValueError, OSError) as error:
-            found = [str(error), ""]
-    refusal, decision = json.loads(gather_texts(json.dumps(found))[0])
-    if refusal:
-        raise ValueError(refusal)
+            error_and_value = [str(error), ""]
+    error_message, decision = json.loads(gather_texts(json.dumps(error_and_value))[0])
+    if error_message:
+        raise ValueError(error_message)
     return decision
 
 
 def gather_texts(text: str) -> list[str]:
     """All-gather one string per process, in process order."""
-    said = np.frombuffer(text.encode(), np.uint8)
-    lengths = gather(np.asarray([len(said)]))
+    encoded = np.frombuffer(text.encode(), np.uint8)
+    lengths = gather(np.asarray([len(encoded)]))
     padded = np.zeros(np.max(lengths), np.uint8)
-    padded[: len(said)] = said
+    padded[: len(encoded)] = encoded
     rows = gather(padded)
     return [row[:n].tobytes().decode() for row, n in zip(rows, np.ravel(lengths), strict=True)]
 
 
 def gather(x: np.ndarray) -> np.ndarray:
     """All-gather one array per process, stacked; all have the same shape."""
-    first = {device.process_index: device for device in reversed(jax.devices())}
-    mesh = Mesh(np.asarray([device for _, device in sorted(first.items())]), "processes")
-    apart, whole = NamedSharding(mesh, P("processes")), NamedSharding(mesh, P())
-    rows = jax.make_array_from_callback((mesh.size, *x.shape), apart, lambda _: x[None])
-    return np.asarray(jax.jit(lambda x: x, out_shardings=whole)(rows).addressable_data(0))
+    first_device = {device.process_index: device for device in reversed(jax.devices())}
+    mesh = Mesh(np.asarray([device for _, device in sorted(first_device.items())]), "processes")
+    sharded, replicated = NamedSharding(mesh, P("processes")), NamedSharding(mesh, P())
+    rows = jax.make_array_from_callback((mesh.size, *x.shape), sharded, lambda _: x[None])
+    return np.asarray(jax.jit(lambda x: x, out_shardings=replicated)(rows).addressable_data(0))

@@ -86,31 +86,32 @@ def memory(
         raise ValueError(f"optimizer must be one of {get_args(OptimizerKind)}; got {optimizer!r}.")
     lengths = [length, source_length] if source_length else [length]
     check_fits(config, sizes, batch_size=batch_size, lengths=lengths, accumulation=accumulation)
-    n = {name: sizes.get(name, 1) for name in AXES}
-    rows = batch_size // (math.prod(n[name] for name in ROWS) * accumulation)
-    narrow = jnp.dtype(dtype).itemsize
-    tensor, context = n["tensor"], n["context"]
-    on = "gpu" if kernels else "cpu"
-    logits = costs.logit_bytes(config, rows * length // context, tensor=tensor, platform=on)
+    axis_sizes = {name: sizes.get(name, 1) for name in AXES}
+    rows = batch_size // (math.prod(axis_sizes[name] for name in ROWS) * accumulation)
+    compute_bytes = jnp.dtype(dtype).itemsize
+    tensor, context = axis_sizes["tensor"], axis_sizes["context"]
+    platform = "gpu" if kernels else "cpu"
+    logits = costs.logit_bytes(config, rows * length // context, tensor=tensor, platform=platform)
     activations = costs.activation_bytes(
         config,
         rows,
         length,
         source_length=source_length,
         remat=remat,
-        bytes_per_number=narrow,
+        bytes_per_number=compute_bytes,
         tensor=tensor,
         context=context,
-        expert=slots(n["expert"], expert_room),
+        expert=slots(axis_sizes["expert"], expert_room),
         kernels=kernels,
     )
-    shares = [(x, _share(x, n)) for x in jax.tree.leaves(declarations(config))]
-    parameters = sum(share for _, share in shares)
+    local_sizes = [(x, _share(x, axis_sizes)) for x in jax.tree.leaves(declarations(config))]
+    parameters = sum(share for _, share in local_sizes)
     return Memory(
         parameters=WIDE * parameters,
-        optimizer=WIDE * sum(_numbers_kept(x, optimizer) * share for x, share in shares),
+        optimizer=WIDE * sum(_numbers_kept(x, optimizer) * share for x, share in local_sizes),
         gradients=WIDE * parameters * min(accumulation, 2),
-        kernels=narrow * _put_together(config, n, cast=narrow < WIDE, remat=remat),
+        kernels=compute_bytes
+        * _put_together(config, axis_sizes, cast=compute_bytes < WIDE, remat=remat),
         activations=activations - logits,
         logits=logits,
     )
@@ -132,18 +133,18 @@ def _put_together(
     """Elements of all-gathered or cast weights held beside the shards."""
     if n["fsdp"] == 1 and not cast:
         return 0
-    every = n["fsdp"] == 1 and remat == "none"
+    all_layers_at_once = n["fsdp"] == 1 and remat == "none"
     layers: dict[Any, int] = defaultdict(int)
-    ends = 0
+    outside_layers = 0
     for path, x in tree_leaves_with_path(declarations(config)):
-        whole = _share(x, {**n, "fsdp": 1})
+        gathered_size = _share(x, {**n, "fsdp": 1})
         if path[1] not in (DictKey("layers"), DictKey("tail")):
-            ends += whole
-        elif every:
-            layers["all"] += whole
+            outside_layers += gathered_size
+        elif all_layers_at_once:
+            layers["all"] += gathered_size
         else:
-            layers[path[:3]] += whole // (x.shape[0] if "layers" in x.names else 1)
-    return ends + max(layers.values())
+            layers[path[:3]] += gathered_size // (x.shape[0] if "layers" in x.names else 1)
+    return outside_layers + max(layers.values())
 
 
 def _numbers_kept(x: Declaration, optimizer: str) -> int:

@@ -57,16 +57,19 @@ class MeshConfig:
         Raises:
             ValueError: They do not suffice, or some would be left over.
         """
-        given = {name: getattr(self, name) for name in AXES}
-        shown = " x ".join(f"{name} {n}" for name, n in given.items() if n is not None and n > 1)
-        rest = math.prod(n for n in given.values() if n is not None)
-        data = devices // rest if self.data is None else 1
-        if data * rest != devices:
+        axis_sizes = {name: getattr(self, name) for name in AXES}
+        shown = " x ".join(
+            f"{name} {n}" for name, n in axis_sizes.items() if n is not None and n > 1
+        )
+        fixed_size = math.prod(n for n in axis_sizes.values() if n is not None)
+        data = devices // fixed_size if self.data is None else 1
+        if data * fixed_size != devices:
             fitting = "a multiple of " if self.data is None else ""
             raise ValueError(
-                f"The mesh {shown or 'data 1'} needs {fitting}{rest} devices; there are {devices}."
+                f"The mesh {shown or 'data 1'} needs {fitting}{fixed_size} devices; there are "
+                f"{devices}."
             )
-        return given | {"data": self.data or data}
+        return axis_sizes | {"data": self.data or data}
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
@@ -84,9 +87,11 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
             than the rows of a batch can be shared out to.
     """
     devices = jax.devices() if devices is None else devices
-    sizes = config.sizes(len(devices))
-    kept = {name: n for name, n in sizes.items() if n > 1 or name == "data"}
-    return Mesh(arranged(kept, devices), tuple(kept), axis_types=(AxisType.Auto,) * len(kept))
+    mesh_shape = config.sizes(len(devices))
+    used_axes = {name: n for name, n in mesh_shape.items() if n > 1 or name == "data"}
+    return Mesh(
+        arranged(used_axes, devices), tuple(used_axes), axis_types=(AxisType.Auto,) * len(used_axes)
+    )
 
 
 def arranged(sizes: Mapping[str, int], devices: Sequence[Any]) -> np.ndarray:
@@ -106,19 +111,19 @@ def arranged(sizes: Mapping[str, int], devices: Sequence[Any]) -> np.ndarray:
     shape = tuple(sizes.values())
     if devices[0].platform != "tpu":
         return np.asarray(devices, object).reshape(shape)
-    slices = len({getattr(device, "slice_index", 0) for device in devices})
-    between = crossing(sizes, slices)
-    within = tuple(n // m for n, m in zip(shape, between, strict=True))
+    num_slices = len({getattr(device, "slice_index", 0) for device in devices})
+    dcn_shape = crossing(sizes, num_slices)
+    ici_shape = tuple(n // m for n, m in zip(shape, dcn_shape, strict=True))
 
-    def lay(**options: bool) -> np.ndarray:
-        if slices == 1:
+    def make_grid(**options: bool) -> np.ndarray:
+        if num_slices == 1:
             return create_device_mesh(shape, devices, **options)
-        return create_hybrid_device_mesh(within, between, devices, **options)
+        return create_hybrid_device_mesh(ici_shape, dcn_shape, devices, **options)
 
     try:
-        return lay()
+        return make_grid()
     except NotImplementedError:  # an axis has no lines to itself
-        return lay(allow_split_physical_axes=True)
+        return make_grid(allow_split_physical_axes=True)
     except AssertionError:
         raise ValueError(
             f"The first {len(devices)} TPUs are no rectangle of their slice; choose another number."
@@ -135,17 +140,17 @@ def crossing(sizes: Mapping[str, int], slices: int) -> tuple[int, ...]:
     Raises:
         ValueError: The axes that may cross have not so many devices between them.
     """
-    left, found = slices, dict.fromkeys(sizes, 1)
+    remaining, per_axis = slices, dict.fromkeys(sizes, 1)
     for name in (name for name in ROWS if name in sizes):
-        found[name] = math.gcd(left, sizes[name])
-        left //= found[name]
-    if left > 1:
-        given = " x ".join(f"{name} {sizes[name]}" for name in ROWS if name in sizes)
+        per_axis[name] = math.gcd(remaining, sizes[name])
+        remaining //= per_axis[name]
+    if remaining > 1:
+        axes_text = " x ".join(f"{name} {sizes[name]}" for name in ROWS if name in sizes)
         raise ValueError(
             f"{slices} slices are joined by a slow network, which only data, fsdp and expert "
-            f"cross; {given} is no multiple of {slices}. Make data a multiple of it."
+            f"cross; {axes_text} is no multiple of {slices}. Make data a multiple of it."
         )
-    return tuple(found.values())
+    return tuple(per_axis.values())
 
 
 def token_axes(sizes: Mapping[str, int]) -> tuple[str, ...]:
@@ -192,22 +197,26 @@ def check_fits(
     Raises:
         ValueError: All that does not fit, with both numbers.
     """
-    n = {name: sizes.get(name, 1) for name in AXES}
-    parts = row_shares(n) * accumulation
+    axis_sizes = {name: sizes.get(name, 1) for name in AXES}
+    num_parts = row_shares(axis_sizes) * accumulation
     problems = []
-    if batch_size is not None and batch_size % parts:
-        over = " x ".join(f"{name} {n[name]}" for name in ROWS if n[name] > 1 or name == "data")
+    if batch_size is not None and batch_size % num_parts:
+        axes_text = " x ".join(
+            f"{name} {axis_sizes[name]}" for name in ROWS if axis_sizes[name] > 1 or name == "data"
+        )
         problems.append(
-            f"batch_size {batch_size} must be a multiple of {over} x accumulation {accumulation} "
-            f"= {parts}"
+            f"batch_size {batch_size} must be a multiple of {axes_text} x accumulation "
+            f"{accumulation} "
+            f"= {num_parts}"
         )
     for length in lengths:
-        if n["context"] > 1 and length % (2 * n["context"]):
+        if axis_sizes["context"] > 1 and length % (2 * axis_sizes["context"]):
             problems.append(
-                f"length {length} must be a multiple of 2 x context {n['context']} = "
-                f"{2 * n['context']}: each device has an early and a late part of a sequence"
+                f"length {length} must be a multiple of 2 x context {axis_sizes['context']} = "
+                f"{2 * axis_sizes['context']}: each device has an early and a late part of a "
+                "sequence"
             )
-    problems += _indivisible(config, n)
+    problems += _indivisible(config, axis_sizes)
     if problems:
         raise ValueError("The mesh does not fit:\n" + "\n".join(f"  {p}." for p in problems))
 
@@ -230,36 +239,38 @@ def _indivisible(config: c.TransformerConfig, n: Mapping[str, int]) -> Iterator[
         padded = -(-size // n["tensor"]) * n["tensor"]
         for problem in uneven(name, size, "tensor"):
             yield f"{problem} (a model with {padded} has rows that no token uses)"
-    mixtures = 0
-    for owner, stack, num_layers in stacks:
+    num_moe_layers = 0
+    for prefix, stack, num_layers in stacks:
         for attention in dict.fromkeys(stack.kinds):
-            yield from uneven(f"{owner}num_heads", attention.num_heads, "tensor")
+            yield from uneven(f"{prefix}num_heads", attention.num_heads, "tensor")
             match attention:
                 case (
                     c.MultiHead(num_kv_heads=kv, qk_norm=norm)
                     | c.SharedKV(num_kv_heads=kv, qk_norm=norm)
                 ):
-                    heads = f"{owner}num_kv_heads {kv}"
+                    heads = f"{prefix}num_kv_heads {kv}"
                     yield from _ungrouped(heads, kv, norm, n["tensor"])
                 case c.Decay() | c.Mixer() if n["context"] > 1:
                     yield (
                         f"context {n['context']}, but the state of {type(attention).__name__} goes "
                         "from token to token, so a text stays on one device"
                     )
-        for choice in {stack.layer(i).feed_forward for i in range(num_layers)}:
-            if isinstance(choice, c.Experts):
-                mixtures += 1
-                yield from uneven(f"{owner}num_experts", choice.num_experts, "expert")
-                choice = choice.expert
-            if isinstance(choice, c.MLP | c.GLU | c.ClampedGEGLU):
-                yield from uneven(f"{owner}hidden_dim", choice.hidden_dim, "tensor")
+        for feed_forward in {stack.layer(i).feed_forward for i in range(num_layers)}:
+            if isinstance(feed_forward, c.Experts):
+                num_moe_layers += 1
+                yield from uneven(f"{prefix}num_experts", feed_forward.num_experts, "expert")
+                feed_forward = feed_forward.expert
+            if isinstance(feed_forward, c.MLP | c.GLU | c.ClampedGEGLU):
+                yield from uneven(f"{prefix}hidden_dim", feed_forward.hidden_dim, "tensor")
                 continue
-            declared = choice.parameters(config.model_dim).values()
-            counted = [zip(read_axes(x.axes).names, x.shape, strict=True) for x in declared]
-            for name, size in dict.fromkeys(chain(*counted)):
+            declared = feed_forward.parameters(config.model_dim).values()
+            sizes_by_axis = [zip(read_axes(x.axes).names, x.shape, strict=True) for x in declared]
+            for name, size in dict.fromkeys(chain(*sizes_by_axis)):
                 if mesh_axis(name, size, axes_of(n), n) == "tensor":
-                    yield from uneven(f"{owner}{type(choice).__name__}'s {name}", size, "tensor")
-    if n["expert"] > 1 and not mixtures:
+                    yield from uneven(
+                        f"{prefix}{type(feed_forward).__name__}'s {name}", size, "tensor"
+                    )
+    if n["expert"] > 1 and not num_moe_layers:
         yield f"expert {n['expert']}, but the model has no experts"
 
 

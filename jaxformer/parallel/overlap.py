@@ -33,18 +33,22 @@ def overlap_options(mesh: Mesh) -> dict[str, Any]:
     Returns:
         The options, by name.
     """
-    own = [d for d in mesh.devices.flat if d.process_index == jax.process_index()]
-    chip = chip_of(own[0].device_kind) if own and mesh.shape.get("fsdp", 1) > 1 else None
+    local_devices = [d for d in mesh.devices.flat if d.process_index == jax.process_index()]
+    chip = (
+        chip_of(local_devices[0].device_kind)
+        if local_devices and mesh.shape.get("fsdp", 1) > 1
+        else None
+    )
     options = {} if chip is None else OPTIONS.get(chip.name, {})
-    return options if options and _known(own[0], *options.items()) else {}
+    return options if options and _known(local_devices[0], *options.items()) else {}
 
 
 @lru_cache
 def _known(device: jax.Device, *options: tuple[str, Any]) -> bool:
     """Whether this compiler accepts the options, tried by compiling a scalar program."""
-    number = jax.ShapeDtypeStruct((), "float32", sharding=SingleDeviceSharding(device))
+    abstract_scalar = jax.ShapeDtypeStruct((), "float32", sharding=SingleDeviceSharding(device))
     try:
-        jax.jit(lambda x: x).lower(number).compile(compiler_options=dict(options))
+        jax.jit(lambda x: x).lower(abstract_scalar).compile(compiler_options=dict(options))
     except jax.errors.JaxRuntimeError:
         return False
     return True

@@ -43,11 +43,11 @@ def abstract_parameters(config: TransformerConfig, mesh: Mesh | None) -> Any:
         A tree of `jax.ShapeDtypeStruct`, like the parameters.
     """
 
-    def one(x: Declaration) -> jax.ShapeDtypeStruct:
-        place = None if mesh is None else NamedSharding(mesh, x.spec(mesh.shape))
-        return jax.ShapeDtypeStruct(x.shape, jnp.float32, sharding=place)
+    def abstract_leaf(x: Declaration) -> jax.ShapeDtypeStruct:
+        sharding = None if mesh is None else NamedSharding(mesh, x.spec(mesh.shape))
+        return jax.ShapeDtypeStruct(x.shape, jnp.float32, sharding=sharding)
 
-    return jax.tree.map(one, declarations(config))
+    return jax.tree.map(abstract_leaf, declarations(config))
 
 
 def specs_like(tree: Any, params: Any, specs: Any) -> Any:
@@ -64,21 +64,23 @@ def specs_like(tree: Any, params: Any, specs: Any) -> Any:
         what belongs to none is whole on each device.
     """
     is_spec = lambda x: isinstance(x, P)  # noqa: E731
-    flat, _ = tree_flatten_with_path(params)
+    param_leaves, _ = tree_flatten_with_path(params)
     by_path = {
         f"/{keystr(path, simple=True, separator='/')}/": (x.shape, spec)
-        for (path, x), spec in zip(flat, jax.tree.leaves(specs, is_leaf=is_spec), strict=True)
+        for (path, x), spec in zip(
+            param_leaves, jax.tree.leaves(specs, is_leaf=is_spec), strict=True
+        )
     }
 
-    def one(path: Any, x: Any) -> P:
-        here = f"/{keystr(path, simple=True, separator='/')}/"
+    def leaf_spec(path: Any, x: Any) -> P:
+        leaf_path = f"/{keystr(path, simple=True, separator='/')}/"
         for name, (shape, spec) in by_path.items():
-            if name in here and len(shape) == x.ndim:
+            if name in leaf_path and len(shape) == x.ndim:
                 same = zip(x.shape, shape, spec, strict=True)
                 return P(*(axis if n == m else None for n, m, axis in same))
         return P()
 
-    return tree_map_with_path(one, tree)
+    return tree_map_with_path(leaf_spec, tree)
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -153,9 +155,9 @@ def local_rows(mesh: Mesh, batch_size: int) -> slice:
     Returns:
         From the first of these rows to the last.
     """
-    rows = NamedSharding(mesh, P(batch_spec(mesh.shape)[0]))
-    parts = rows.addressable_devices_indices_map((batch_size,)).values()
-    ends = [index[0].indices(batch_size)[:2] for index in parts if index is not None]
+    sharding = NamedSharding(mesh, P(batch_spec(mesh.shape)[0]))
+    indices = sharding.addressable_devices_indices_map((batch_size,)).values()
+    ends = [index[0].indices(batch_size)[:2] for index in indices if index is not None]
     return slice(min(start for start, _ in ends), max(stop for _, stop in ends))
 
 
@@ -174,23 +176,24 @@ def put_batch(batch: Rows, mesh: Mesh, batch_size: int) -> Rows:
         ValueError: An array has neither all rows nor those of this process.
     """
     sharding = NamedSharding(mesh, batch_spec(mesh.shape))
-    rows = local_rows(mesh, batch_size)
+    process_rows = local_rows(mesh, batch_size)
 
-    def place(given: Any) -> jax.Array:
+    def put_leaf(given: Any) -> jax.Array:
         x = np.asarray(given)
-        first = 0 if len(x) == batch_size else rows.start
-        if len(x) not in (batch_size, rows.stop - rows.start):
+        first_row = 0 if len(x) == batch_size else process_rows.start
+        if len(x) not in (batch_size, process_rows.stop - process_rows.start):
             raise ValueError(
-                f"This process needs rows {rows.start} to {rows.stop} of {batch_size}; "
+                f"This process needs rows {process_rows.start} to {process_rows.stop} of "
+                f"{batch_size}; "
                 f"got {len(x)}."
             )
-        columns = F.ring_order(x.shape[1], mesh.shape.get("context", 1))
+        token_order = F.ring_order(x.shape[1], mesh.shape.get("context", 1))
 
-        def part(index: tuple[slice, ...] | None) -> np.ndarray:
+        def shard_data(index: tuple[slice, ...] | None) -> np.ndarray:
             row, column = index or (slice(None), slice(None))
             start, stop, _ = row.indices(batch_size)
-            return x[start - first : stop - first, columns[column]]
+            return x[start - first_row : stop - first_row, token_order[column]]
 
-        return jax.make_array_from_callback((batch_size, x.shape[1]), sharding, part)
+        return jax.make_array_from_callback((batch_size, x.shape[1]), sharding, shard_data)
 
-    return jax.tree.map(place, batch)
+    return jax.tree.map(put_leaf, batch)

@@ -57,8 +57,8 @@ class Work:
 
     def rows(self, sizes: Mapping[str, int]) -> int:
         """Global batch size."""
-        own = math.prod(sizes.get(name, 1) for name in ROWS) * self.accumulation
-        return own if self.batch_size is None else self.batch_size
+        default_rows = math.prod(sizes.get(name, 1) for name in ROWS) * self.accumulation
+        return default_rows if self.batch_size is None else self.batch_size
 
     def on(self, sizes: Mapping[str, int]) -> dict[str, Any]:
         """What `memory` wants to know."""
@@ -148,25 +148,29 @@ def plan(config: c.TransformerConfig, sizes: Mapping[str, int], chip: Chip, work
         Chowdhery et al., PaLM: Scaling Language Modeling with Pathways, 2022. arXiv:2204.02311,
         appendix B (utilisation)
     """
-    n = {name: sizes.get(name, 1) for name in AXES}
-    rows = work.rows(n)
-    forward = rows * costs.forward_flops(config, work.length, work.source_length)
-    experts = rows * costs.expert_flops(config, work.length, work.source_length)
-    empty = experts * (slots(n["expert"], work.expert_room) - 1)
-    passes = costs.TRAINING_FACTOR + (work.remat == "full")
-    computed = passes * (forward + empty)
-    parts = math.prod(n[name] for name in ROWS) * work.accumulation * n["context"]
-    tokens = rows * work.length // parts
-    again = costs.recomputes_logits(config, tokens, tensor=n["tensor"], platform="gpu")
-    if again and work.remat != "full":
-        computed += rows * costs.head_flops(config, work.length)
+    axis_sizes = {name: sizes.get(name, 1) for name in AXES}
+    rows = work.rows(axis_sizes)
+    forward_flops = rows * costs.forward_flops(config, work.length, work.source_length)
+    expert_flops = rows * costs.expert_flops(config, work.length, work.source_length)
+    empty_slot_flops = expert_flops * (slots(axis_sizes["expert"], work.expert_room) - 1)
+    num_passes = costs.TRAINING_FACTOR + (work.remat == "full")
+    hardware_flops = num_passes * (forward_flops + empty_slot_flops)
+    num_shards = (
+        math.prod(axis_sizes[name] for name in ROWS) * work.accumulation * axis_sizes["context"]
+    )
+    tokens = rows * work.length // num_shards
+    recomputes_logits = costs.recomputes_logits(
+        config, tokens, tensor=axis_sizes["tensor"], platform="gpu"
+    )
+    if recomputes_logits and work.remat != "full":
+        hardware_flops += rows * costs.head_flops(config, work.length)
     return Plan(
-        sizes=n,
+        sizes=axis_sizes,
         chip=chip,
         work=work,
-        memory=memory(config, n, **work.on(n), kernels=True),
-        flops=float(costs.TRAINING_FACTOR * forward),
-        computed=float(computed),
+        memory=memory(config, axis_sizes, **work.on(axis_sizes), kernels=True),
+        flops=float(costs.TRAINING_FACTOR * forward_flops),
+        computed=float(hardware_flops),
     )
 
 
@@ -191,35 +195,37 @@ def sensible_mesh(
     """
     if devices is not None and devices < 1:
         raise ValueError(f"A mesh has at least 1 device; got devices={devices}.")
-    possible: list[tuple[int, dict[str, int]]] = []
-    for sizes in _meshes(chip, devices):
+    candidates: list[tuple[int, dict[str, int]]] = []
+    for mesh_shape in _meshes(chip, devices):
         try:
-            needed = memory(config, sizes, **work.on(sizes), kernels=True).total
+            bytes_needed = memory(config, mesh_shape, **work.on(mesh_shape), kernels=True).total
         except ValueError:
             continue
-        possible.append((needed, sizes))
-    if not possible:
+        candidates.append((bytes_needed, mesh_shape))
+    if not candidates:
         count = "any number of" if devices is None else f"{devices}"
         raise ValueError(
             f"No mesh of {count} devices along data, fsdp and tensor fits the model and a batch of "
             f"{work.batch_size} rows of {work.length} tokens in {work.accumulation} parts."
         )
-    with_room = [sizes for needed, sizes in possible if needed <= ROOM * chip.memory]
-    if not with_room:
-        return min(possible, key=lambda pair: pair[0])[1]
-    fewest = min(math.prod(sizes.values()) for sizes in with_room)
-    small = [sizes for sizes in with_room if math.prod(sizes.values()) == fewest]
+    fitting = [
+        mesh_shape for bytes_needed, mesh_shape in candidates if bytes_needed <= ROOM * chip.memory
+    ]
+    if not fitting:
+        return min(candidates, key=lambda pair: pair[0])[1]
+    fewest = min(math.prod(mesh_shape.values()) for mesh_shape in fitting)
+    small = [mesh_shape for mesh_shape in fitting if math.prod(mesh_shape.values()) == fewest]
     return min(small, key=lambda sizes: (sizes["tensor"], -sizes["fsdp"]))
 
 
 def filled(config: c.TransformerConfig, sizes: Mapping[str, int], chip: Chip, work: Work) -> Work:
     """With as many rows a device as have room, a power of two, up to `TOKENS` in the batch."""
     while work.rows(sizes) * 2 * work.length <= TOKENS:
-        more = replace(work, batch_size=2 * work.rows(sizes))
-        needed = memory(config, sizes, **more.on(sizes), kernels=True).total
-        if needed > ROOM * chip.memory:
+        doubled = replace(work, batch_size=2 * work.rows(sizes))
+        bytes_needed = memory(config, sizes, **doubled.on(sizes), kernels=True).total
+        if bytes_needed > ROOM * chip.memory:
             break
-        work = more
+        work = doubled
     return work
 
 
@@ -237,22 +243,24 @@ def _meshes(chip: Chip, devices: int | None) -> Iterator[dict[str, int]]:
 
 def changes(config: c.TransformerConfig, before: Plan) -> Iterator[tuple[str, Plan]]:
     """Yield single changes that save memory, as (flags, plan with them)."""
-    work, sizes = before.work, before.sizes
-    others: list[tuple[str, dict[str, int], Work]] = []
-    if work.remat != "full":
-        others.append(("--remat full", sizes, replace(work, remat="full")))
+    workload, mesh_shape = before.work, before.sizes
+    candidates: list[tuple[str, dict[str, int], Work]] = []
+    if workload.remat != "full":
+        candidates.append(("--remat full", mesh_shape, replace(workload, remat="full")))
     for parts in DOUBLINGS:
-        more = work.accumulation * parts
-        others.append((f"--accumulation {more}", sizes, replace(work, accumulation=more)))
+        steps = workload.accumulation * parts
+        candidates.append(
+            (f"--accumulation {steps}", mesh_shape, replace(workload, accumulation=steps))
+        )
     for axis in ("fsdp", "tensor", "context"):
-        for times in DOUBLINGS:
-            size = sizes[axis] * times
+        for factor in DOUBLINGS:
+            size = mesh_shape[axis] * factor
             if axis != "tensor" or size <= before.chip.domain:
-                others.append((f"--mesh.{axis} {size}", {**sizes, axis: size}, work))
-    if work.optimizer == "adamw":
-        others.append(("--optimizer lion", sizes, replace(work, optimizer="lion")))
-    for flags, other, changed in others:
+                candidates.append((f"--mesh.{axis} {size}", {**mesh_shape, axis: size}, workload))
+    if workload.optimizer == "adamw":
+        candidates.append(("--optimizer lion", mesh_shape, replace(workload, optimizer="lion")))
+    for flags, candidate_shape, candidate_workload in candidates:
         try:
-            yield flags, plan(config, other, before.chip, changed)
+            yield flags, plan(config, candidate_shape, before.chip, candidate_workload)
         except ValueError:
             continue

@@ -27,7 +27,7 @@ def shown(name: str, config: c.TransformerConfig, found: Plan) -> str:
 def compiled(found: Plan, made: Any) -> str:
     """The compiler's figures as text, beside the plan's."""
 
-    def parts(sizes: Mapping[str, int]) -> str:
+    def sizes_text(sizes: Mapping[str, int]) -> str:
         order = sorted(sizes.items(), key=lambda pair: -pair[1])
         return ", ".join(f"{kind} {_bytes(size)}" for kind, size in order) or "none"
 
@@ -38,8 +38,8 @@ def compiled(found: Plan, made: Any) -> str:
         f"{'memory at the peak':40}{_giga(made.peak)} of {found.chip.memory / 1e9:,.0f} GB; "
         f"planned {found.memory.total / 1e9:,.2f}",
         textwrap.fill(f"{'kernels in its text':40}{kernels}", WIDTH, subsequent_indent=" " * 40),
-        f"{'messages waited for':40}{parts(made.waiting)}",
-        f"{'messages begun and ended apart':40}{parts(made.meanwhile)}",
+        f"{'messages waited for':40}{sizes_text(made.waiting)}",
+        f"{'messages begun and ended apart':40}{sizes_text(made.meanwhile)}",
     ]
     if made.seconds:
         share = found.flops / (made.seconds * found.devices * found.chip.peak_flops)
@@ -56,15 +56,15 @@ def _mesh(found: Plan) -> str:
 
 
 def _work(config: c.TransformerConfig, found: Plan) -> str:
-    work, total = found.work, costs.parameters(config)
+    workload, num_parameters = found.work, costs.parameters(config)
     rows = found.rows
-    source = f" and sources of {work.source_length:,}" if work.source_length else ""
+    source = f" and sources of {workload.source_length:,}" if workload.source_length else ""
     batch = f"{rows:,} row{'s' * (rows > 1)}"
-    parts = f" in {work.accumulation:,} parts" if work.accumulation > 1 else ""
+    parts = f" in {workload.accumulation:,} parts" if workload.accumulation > 1 else ""
     return (
-        f"{total:,} parameters; an update of {batch} of {work.length:,} tokens{source}"
-        f"{parts}, {rows * work.length:,} tokens;\n"
-        f"{work.dtype}, remat {work.remat}, {work.optimizer}"
+        f"{num_parameters:,} parameters; an update of {batch} of {workload.length:,} tokens{source}"
+        f"{parts}, {rows * workload.length:,} tokens;\n"
+        f"{workload.dtype}, remat {workload.remat}, {workload.optimizer}"
     )
 
 
@@ -88,12 +88,17 @@ def _memory(found: Plan) -> str:
 
 
 def _time(found: Plan) -> str:
-    spent = found.computed / found.flops
-    again = "" if spent == 1 else f", with what is computed again or for nothing ({spent:.2f} x)"
+    flops_ratio = found.computed / found.flops
+    recompute_note = (
+        ""
+        if flops_ratio == 1
+        else f", with what is computed again or for nothing ({flops_ratio:.2f} x)"
+    )
     lines = [
         "time of an update",
         "-" * 48,
-        f"{'products at ' + _flops(found.chip.peak_flops):40}{_seconds(found.computing)}{again}",
+        f"{'products at ' + _flops(found.chip.peak_flops):40}"
+        f"{_seconds(found.computing)}{recompute_note}",
         f"{'parameters and state, read and written':40}{_seconds(found.updating)}",
         f"{'together':40}{_seconds(found.seconds)}",
         f"{'utilisation':40}{found.utilisation:.0%} at most",
@@ -112,22 +117,22 @@ def _remedies(config: c.TransformerConfig, found: Plan) -> str:
     lines = list(_helpful(config, found))
     if lines:
         return "\n".join(["It would fit with one of", *lines])
-    for work in (found.work, replace(found.work, remat="full")):
-        other = plan(config, sensible_mesh(config, found.chip, work), found.chip, work)
+    for workload in (found.work, replace(found.work, remat="full")):
+        other = plan(config, sensible_mesh(config, found.chip, workload), found.chip, workload)
         if other.fits:
             break
     flags = [f"--mesh.{axis} {n}" for axis, n in other.sizes.items() if n > 1]
-    flags += ["--remat full"] if work != found.work else []
+    flags += ["--remat full"] if workload != found.work else []
     heading = "It would fit with" if other.fits else "The nearest to it is"
     return f"No one change suffices. {heading}\n{_remedy(' '.join(flags), other)}"
 
 
 def _helpful(config: c.TransformerConfig, found: Plan) -> Iterator[str]:
-    seen: set[str] = set()
+    flags_seen: set[str] = set()
     for flags, other in changes(config, found):
         kind = flags.split()[0]
-        if other.fits and kind not in seen:
-            seen.add(kind)
+        if other.fits and kind not in flags_seen:
+            flags_seen.add(kind)
             yield _remedy(flags, other)
 
 

@@ -71,9 +71,9 @@ class Checkpoints:
         handler = ocp.type_handlers.ArrayHandler(
             use_replica_parallel=False, enable_write_sharding_file=False
         )
-        kinds = (jax.Array, handler), (np.ndarray, ocp.type_handlers.NumpyHandler())
+        handlers = (jax.Array, handler), (np.ndarray, ocp.type_handlers.NumpyHandler())
         self._arrays = ocp.PyTreeCheckpointHandler(
-            type_handler_registry=ocp.type_handlers.create_type_handler_registry(*kinds)
+            type_handler_registry=ocp.type_handlers.create_type_handler_registry(*handlers)
         )
 
     def __enter__(self) -> "Checkpoints":
@@ -162,8 +162,8 @@ class Checkpoints:
 
         Nor are those that `newest` passed over.
         """
-        found = {one.step for one in ocp.path.step.standard_name_format().find_all(self.folder)}
-        return sorted(found.difference(self._passed_over))
+        complete = {one.step for one in ocp.path.step.standard_name_format().find_all(self.folder)}
+        return sorted(complete.difference(self._passed_over))
 
     def latest(self) -> int | None:
         """Latest complete step, or None; arrays are not verified."""
@@ -184,19 +184,19 @@ class Checkpoints:
         """
         self.wait()
         self._passed_over = []
-        steps, found = self.steps(), NONE
+        steps, valid_step = self.steps(), NONE
         for step in reversed(steps if is_first() else []):
             damage = self._damage(step)
             if not damage:
-                found = step
+                valid_step = step
                 break
             report(f"{self._damaged(step, damage)} It is passed over.")
-        found = agreed(found)
-        if found == NONE:
+        valid_step = agreed(valid_step)
+        if valid_step == NONE:
             damaged = f": {self._listing()} are damaged" if steps else ""
             raise ValueError(f"There is no checkpoint in {self.folder}{damaged}.")
-        self._passed_over = [step for step in steps if step > found]
-        return found
+        self._passed_over = [step for step in steps if step > valid_step]
+        return valid_step
 
     def describe(self, step: int | None = None) -> dict[str, Any]:
         """Description of a checkpoint (None: the latest valid one), with its schema.
@@ -224,22 +224,22 @@ class Checkpoints:
                 damaged, or from another version.
         """
         step = self._find(step)
-        stored = stored_in(self._contents(step))
-        wanted = by_path(abstract_state)
-        if lines := differences(stored, wanted, partial=partial):
+        saved = stored_in(self._contents(step))
+        expected = by_path(abstract_state)
+        if lines := differences(saved, expected, partial=partial):
             raise ValueError(
                 f"Checkpoint {step} in {self.folder} does not fit: {len(lines)} of "
-                f"{len(stored | wanted)} arrays differ.\n" + "\n".join(shortened(lines))
+                f"{len(saved | expected)} arrays differ.\n" + "\n".join(shortened(lines))
             )
-        target = {path: placed(x) for path, x in wanted.items()}
-        kinds = ocp.checkpoint_utils.construct_restore_args(target)
+        target = {path: placed(x) for path, x in expected.items()}
+        restore_args = ocp.checkpoint_utils.construct_restore_args(target)
         try:
-            arrays = self._read(step, stored, target, kinds)
+            arrays = self._read(step, saved, target, restore_args)
         except Exception as error:
             raise self._damaged(step, error) from error
         # Buffers made by the reader are not always donatable; copies made by XLA are. One by one,
         # so that there need not be room for two states.
-        owned = [jax.block_until_ready(jnp.copy(arrays.pop(path))) for path in wanted]
+        owned = [jax.block_until_ready(jnp.copy(arrays.pop(path))) for path in expected]
         return jax.tree.unflatten(jax.tree.structure(abstract_state), owned)
 
     def drop_old(self) -> None:
@@ -258,8 +258,8 @@ class Checkpoints:
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
         """Orbax preservation policy: which steps stay after a save."""
-        kept = self._kept(sorted(one.step for one in checkpoints))
-        return [one.step in kept for one in checkpoints]
+        steps_to_keep = self._kept(sorted(one.step for one in checkpoints))
+        return [one.step in steps_to_keep for one in checkpoints]
 
     def _managed(self) -> ocp.CheckpointManager:
         """The Orbax manager; renames damaged steps first."""
@@ -327,14 +327,14 @@ class Checkpoints:
         if (self.folder / str(step) / "description.json").exists():
             return {"schema": 1}
         try:
-            found = ocp.JsonCheckpointHandler().restore(self.folder / str(step) / "description")
-            whole = found.pop("digest", None) == digest(found)
+            contents = ocp.JsonCheckpointHandler().restore(self.folder / str(step) / "description")
+            whole = contents.pop("digest", None) == digest(contents)
         except Exception as error:
             raise ValueError(f"its description cannot be read: {error}") from error
         if not whole:
             raise ValueError("its description has changed")
-        check_contents(found)
-        return found
+        check_contents(contents)
+        return contents
 
     def _damage(self, step: int) -> str:
         """Why a checkpoint is damaged; empty if its checksums match."""
@@ -355,7 +355,9 @@ class Checkpoints:
     ) -> dict[str, Any]:
         args = ocp.args.PyTreeRestore(target, restore_args=kinds, partial_restore=True)
         arrays = self._arrays.restore(self.folder / str(step) / "state", args=args)
-        wrong = [path for path, found in record(arrays).items() if found != stored[path]]
+        wrong = [
+            path for path, array_record in record(arrays).items() if array_record != stored[path]
+        ]
         if wrong:
             raise ValueError(f"wrong checksum of {', '.join(shortened(wrong))}")
         return arrays
@@ -385,9 +387,9 @@ class Checkpoints:
     def _sweep(self, *patterns: str) -> None:
         """Delete matching temporary and trash folders."""
         for pattern in patterns if is_first() and self.folder.exists() else ():
-            for left in self.folder.glob(pattern):
+            for path in self.folder.glob(pattern):
                 with contextlib.suppress(OSError):
-                    left.rmtree()
+                    path.rmtree()
 
 
 def digest(contents: Mapping[str, Any]) -> str:

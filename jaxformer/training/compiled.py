@@ -99,18 +99,22 @@ def chips(topology: str, slices: int = 1) -> tuple[jax.Device, ...]:
     try:
         if gpus:
             count = int(gpus[1])
-            each = count if count < 8 else math.gcd(count, 8)
-            options = dict(topology=f"1x{count // each}x{each}", target_config=H100)
-            found = topologies.get_topology_desc("", platform="cuda", **options)
+            gpus_per_host = count if count < 8 else math.gcd(count, 8)
+            options = dict(
+                topology=f"1x{count // gpus_per_host}x{gpus_per_host}", target_config=H100
+            )
+            topology_desc = topologies.get_topology_desc("", platform="cuda", **options)
         else:
-            found = topologies.get_topology_desc(topology, platform="tpu", num_slices=slices)
+            topology_desc = topologies.get_topology_desc(
+                topology, platform="tpu", num_slices=slices
+            )
     except Exception as error:
         raise ValueError(
             f"Nothing can be compiled for {topology!r} here. Chips are named as in v5p:2x2x4 or "
             f"h100:8; compilers are in the extras aot-tpu and aot-gpu, in an environment each: "
             f"pip install 'jaxformer[aot-tpu]'. It said: {error}"
         ) from error
-    return tuple(found.devices)
+    return tuple(topology_desc.devices)
 
 
 @contextmanager
@@ -120,8 +124,11 @@ def as_if_present() -> Iterator[None]:
     They ask the first device which generation it is, and how many cores it has.
     """
     device = SimpleNamespace(core_count=132)
-    asked = "jax._src.cudnn.fused_attention_stablehlo.check_compute_capability"
-    with mock.patch(asked, lambda *_: True), mock.patch("jax.devices", lambda *_: [device]):
+    patched_function = "jax._src.cudnn.fused_attention_stablehlo.check_compute_capability"
+    with (
+        mock.patch(patched_function, lambda *_: True),
+        mock.patch("jax.devices", lambda *_: [device]),
+    ):
         yield
 
 
@@ -162,16 +169,18 @@ def compile_update(
         config, dtype=jnp.dtype(work.dtype), remat=work.remat, expert_room=work.expert_room
     )
     kinds = {kind.__name__.lower(): kind for kind in get_args(Optimizer)}
-    rule = OptimizerConfig(schedule=Constant(peak=1e-3), optimizer=kinds[work.optimizer]())
-    optimizer = make_optimizer(rule, 1, declarations(config))
+    optimizer_config = OptimizerConfig(
+        schedule=Constant(peak=1e-3), optimizer=kinds[work.optimizer]()
+    )
+    optimizer = make_optimizer(optimizer_config, 1, declarations(config))
     update = make_update(model, optimizer, mesh, accumulation=work.accumulation)
     batch = abstract_batch(config, mesh, work.rows(sizes), work.length, work.source_length)
     state = abstract_state(model, optimizer, mesh)
-    alone = devices[0].platform == "gpu" and devices[0] not in jax.devices()
-    with as_if_present() if alone else nullcontext():
+    without_device = devices[0].platform == "gpu" and devices[0] not in jax.devices()
+    with as_if_present() if without_device else nullcontext():
         lowered = update.lower(state, batch)
     try:  # there is no GPU to try kernels of XLA's on
-        program = lowered.compile({"xla_gpu_autotune_level": 0} if alone else None)
+        compiled = lowered.compile({"xla_gpu_autotune_level": 0} if without_device else None)
     except jax.errors.JaxRuntimeError as error:
         reason = str(error).splitlines()[0]
         if not reason.startswith("RESOURCE_EXHAUSTED"):
@@ -179,16 +188,16 @@ def compile_update(
         raise ValueError(
             f"A chip has no room for this program. The compiler says: {reason}"
         ) from error
-    memory = program.memory_analysis()
+    memory = compiled.memory_analysis()
     peak = getattr(memory, "peak_memory_in_bytes", 0)
-    whole = memory.argument_size_in_bytes + memory.temp_size_in_bytes
-    said = Program(program.as_text())
+    total_bytes = memory.argument_size_in_bytes + memory.temp_size_in_bytes
+    hlo = Program(compiled.as_text())
     clock = CLOCKS.get(devices[0].device_kind)
     return Compiled(
-        peak or whole,
-        said.kernels(),
-        *said.messages(),
-        None if clock is None else said.cycles() / clock,
+        peak or total_bytes,
+        hlo.kernels(),
+        *hlo.messages(),
+        None if clock is None else hlo.cycles() / clock,
     )
 
 
@@ -208,8 +217,10 @@ class Instruction(NamedTuple):
 
     def called(self, *words: str) -> list[str]:
         """Computations that the instruction calls under these attributes."""
-        found = re.findall(rf"\b(?:{'|'.join(words)})=\{{?([^,}}\s]+(?:, %[^,}}\s]+)*)", self.rest)
-        return [name.strip().lstrip("%") for names in found for name in names.split(",")]
+        matches = re.findall(
+            rf"\b(?:{'|'.join(words)})=\{{?([^,}}\s]+(?:, %[^,}}\s]+)*)", self.rest
+        )
+        return [name.strip().lstrip("%") for names in matches for name in names.split(",")]
 
 
 class Program:
@@ -228,18 +239,18 @@ class Program:
 
     def run(self, part: str, times: int = 1) -> Iterator[tuple[Instruction, int]]:
         """Yield each executed instruction with its number of runs; all branches count."""
-        for one in self.parts[part]:
-            yield one, times
-            match one.operation:
+        for instruction in self.parts[part]:
+            yield instruction, times
+            match instruction.operation:
                 case "while":
-                    (body,) = one.called("body")
-                    yield from self.run(body, times * self.turns(one))
+                    (body,) = instruction.called("body")
+                    yield from self.run(body, times * self.turns(instruction))
                 case "conditional":
                     words = "branch_computations", "true_computation", "false_computation"
-                    for branch in one.called(*words):
+                    for branch in instruction.called(*words):
                         yield from self.run(branch, times)
                 case "call":
-                    for name in one.called("to_apply"):
+                    for name in instruction.called("to_apply"):
                         yield from self.run(name, times)
 
     def turns(self, loop: Instruction) -> int:
@@ -248,49 +259,51 @@ class Program:
             return int(known[1])
         (condition,) = loop.called("condition")
         numbers = [one.rest for one in self.parts[condition] if one.operation == "constant"]
-        found = [int(n[1]) for rest in numbers if (n := re.match(r"(\d+)\)", rest))]
-        return found[0] if len(found) == 1 else 1
+        constants = [int(n[1]) for rest in numbers if (n := re.match(r"(\d+)\)", rest))]
+        return constants[0] if len(constants) == 1 else 1
 
     def cycles(self) -> int:
         """Sum of XLA:TPU's estimated cycles."""
         return sum(
-            times * int(found[1])
+            times * int(cycles_match[1])
             for one, times in self.run(self.entry)
-            if (found := re.search(r'"estimated_cycles":"(\d+)"', one.rest))
+            if (cycles_match := re.search(r'"estimated_cycles":"(\d+)"', one.rest))
         )
 
     def kernels(self) -> dict[str, int]:
         """Number of Pallas and cuDNN custom calls, by name."""
-        found = Counter[str]()
+        counts = Counter[str]()
         for one in (one for part in self.parts.values() for one in part):
             if target := re.search(
                 r'custom_call_target="(tpu_custom_call|mosaic_\w+|__cudnn\$\w+)"', one.rest
             ):
-                own = target[1].startswith("__cudnn")
-                found[target[1].strip("_") if own else re.sub(r"[.\d]+$", "", one.name)] += 1
-        return dict(found)
+                is_cudnn = target[1].startswith("__cudnn")
+                counts[target[1].strip("_") if is_cudnn else re.sub(r"[.\d]+$", "", one.name)] += 1
+        return dict(counts)
 
     def messages(self) -> tuple[dict[str, int], dict[str, int]]:
         """Received bytes of synchronous and of asynchronous collectives, by operation."""
-        waiting, meanwhile = Counter[str](), Counter[str]()
-        for one, times in self.run(self.entry):
-            kind = one.operation.removesuffix("-start")
+        sync_bytes, async_bytes = Counter[str](), Counter[str]()
+        for instruction, times in self.run(self.entry):
+            kind = instruction.operation.removesuffix("-start")
             if kind in KINDS:
-                apart = kind != one.operation
-                (meanwhile if apart else waiting)[kind] += times * arriving(one)
-            elif one.operation in ("fusion", "call-start", "async-start"):
-                for name in one.called("calls", "to_apply"):
-                    inside = self.parts.get(name, ())
-                    apart = one.operation != "fusion" or began(inside, "AsyncCollectiveStart")
-                    if not apart and (
-                        "async_collective" in name or began(inside, "AsyncCollective")
+                is_async = kind != instruction.operation
+                (async_bytes if is_async else sync_bytes)[kind] += times * arriving(instruction)
+            elif instruction.operation in ("fusion", "call-start", "async-start"):
+                for name in instruction.called("calls", "to_apply"):
+                    body = self.parts.get(name, ())
+                    is_async = instruction.operation != "fusion" or began(
+                        body, "AsyncCollectiveStart"
+                    )
+                    if not is_async and (
+                        "async_collective" in name or began(body, "AsyncCollective")
                     ):
                         continue  # it goes on with, or ends, what was begun
-                    for each in inside:
-                        if each.operation in KINDS:
-                            size = times * arriving(each)
-                            (meanwhile if apart else waiting)[each.operation] += size
-        return dict(+waiting), dict(+meanwhile)
+                    for inner in body:
+                        if inner.operation in KINDS:
+                            size = times * arriving(inner)
+                            (async_bytes if is_async else sync_bytes)[inner.operation] += size
+        return dict(+sync_bytes), dict(+async_bytes)
 
 
 def began(part: Any, word: str) -> bool:

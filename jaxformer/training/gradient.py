@@ -71,7 +71,7 @@ def total_loss(
 
     `over` are the axes that tokens are shared out over; routers balance their load over all.
     """
-    scores, said = apply_to(
+    scores, router_outputs = apply_to(
         batch,
         model,
         params,
@@ -83,9 +83,11 @@ def total_loss(
     losses = F.score_cross_entropy(
         scores, z_loss=objective.z_loss, label_smoothing=objective.label_smoothing
     )
-    total = jnp.sum(jnp.where(batch.mask, losses, 0.0))
+    token_loss_sum = jnp.sum(jnp.where(batch.mask, losses, 0.0))
     tokens = jnp.sum(batch.mask).astype(jnp.float32)
-    return total + tokens * router_loss(model.config, objective, said, batch, over)
+    return token_loss_sum + tokens * router_loss(
+        model.config, objective, router_outputs, batch, over
+    )
 
 
 def router_loss(
@@ -101,15 +103,15 @@ def router_loss(
         names = jax.tree_util.keystr(path, simple=True, separator="/").split("/")
         layer = next(name for name in names if name.startswith("layer_"))
         stack = config.encoder if "encoder" in names else config
-        choice = stack.layer(int(layer.removeprefix("layer_"))).feed_forward
-        if not isinstance(choice, Experts):
+        feed_forward = stack.layer(int(layer.removeprefix("layer_"))).feed_forward
+        if not isinstance(feed_forward, Experts):
             continue
         mask = batch.mask
         if isinstance(batch, PairBatch) and "encoder" in names:
             mask = batch.source_segments > 0
-        here = F.router_totals(logits, top_k=choice.top_k, mask=jnp.asarray(mask))
+        local_totals = F.router_totals(logits, top_k=feed_forward.top_k, mask=jnp.asarray(mask))
         # One by one: up to JAX 0.7, a sum of several has no transpose if some have no gradient.
-        totals = jax.tree.map(lambda x: jax.lax.psum(x, over), here)
+        totals = jax.tree.map(lambda x: jax.lax.psum(x, over), local_totals)
         balance, square = F.load_balance_loss(totals), F.router_z_loss(totals)
         losses.append(objective.load_balance * balance + objective.router_z_loss * square)
     return jnp.mean(jnp.concatenate([jnp.ravel(x) for x in losses])) if losses else jnp.zeros(())
@@ -142,38 +144,40 @@ def make_gradient(
         The function. Gradients are in float32 and shared out as the parameters are. What a device
         has a whole copy of is added up over the devices once, after the last part.
     """
-    model, over = model.clone(axes=axes_of(mesh.shape)), token_axes(mesh.shape)
+    model, axis_names = model.clone(axes=axes_of(mesh.shape)), token_axes(mesh.shape)
     specs = parameter_specs(model.config, mesh.shape)
 
     def per_device(params: Any, step: Int[Array, ""], batch: AnyBatch):
-        tokens = jax.lax.psum(jnp.sum(batch.mask), over).astype(jnp.float32)
+        num_tokens = jax.lax.psum(jnp.sum(batch.mask), axis_names).astype(jnp.float32)
         key = jax.random.fold_in(jax.random.key(seed), step)
-        key = jax.random.fold_in(key, jax.lax.axis_index(over))
-        own = jax.tree.map(lambda x: F.varying(x, *over), params)
+        key = jax.random.fold_in(key, jax.lax.axis_index(axis_names))
+        varying_params = jax.tree.map(lambda x: F.varying(x, *axis_names), params)
 
-        def part(carry, indexed):
+        def microbatch_step(carry, indexed):
             index, rows = indexed
 
             def loss(params):
-                part_key = jax.random.fold_in(key, index)
-                total = total_loss(model, objective, params, rows, part_key, over=over)
-                return jax.lax.psum(total, over) / jnp.maximum(tokens, 1)
+                microbatch_key = jax.random.fold_in(key, index)
+                local_sum = total_loss(
+                    model, objective, params, rows, microbatch_key, over=axis_names
+                )
+                return jax.lax.psum(local_sum, axis_names) / jnp.maximum(num_tokens, 1)
 
-            return jax.tree.map(jnp.add, carry, jax.value_and_grad(loss)(own)), None
+            return jax.tree.map(jnp.add, carry, jax.value_and_grad(loss)(varying_params)), None
 
         def split(rows):
             return jnp.moveaxis(rows.reshape(-1, accumulation, *rows.shape[1:]), 1, 0)
 
         zeros = jax.tree.map(
-            lambda x: F.varying(jnp.zeros(x.shape, x.dtype), *F.varies_over(x)), own
+            lambda x: F.varying(jnp.zeros(x.shape, x.dtype), *F.varies_over(x)), varying_params
         )
-        start = (jnp.zeros(()), zeros)
+        zero_carry = (jnp.zeros(()), zeros)
         if accumulation == 1:
-            (loss, gradients), _ = part(start, (0, batch))
+            (loss, gradients), _ = microbatch_step(zero_carry, (0, batch))
         else:
-            parts = (jnp.arange(accumulation), jax.tree.map(split, batch))
-            (loss, gradients), _ = jax.lax.scan(part, start, parts)
-        return loss, jax.tree.map(partial(add_copies, over=over), gradients, specs)
+            microbatches = (jnp.arange(accumulation), jax.tree.map(split, batch))
+            (loss, gradients), _ = jax.lax.scan(microbatch_step, zero_carry, microbatches)
+        return loss, jax.tree.map(partial(add_copies, over=axis_names), gradients, specs)
 
     return jax.shard_map(
         per_device, mesh=mesh, in_specs=(specs, P(), batch_spec(mesh.shape)), out_specs=(P(), specs)
@@ -182,9 +186,9 @@ def make_gradient(
 
 def add_copies(gradient: Float[Array, "..."], spec: P, *, over: tuple[str, ...]) -> Array:
     """`psum` a gradient over the axes along which its parameter is replicated."""
-    shared = {axis for axis in spec if axis is not None}
-    copies = tuple(axis for axis in over if axis not in shared)
-    return jax.lax.psum(gradient, copies) if copies else gradient
+    sharded_axes = {axis for axis in spec if axis is not None}
+    replica_axes = tuple(axis for axis in over if axis not in sharded_axes)
+    return jax.lax.psum(gradient, replica_axes) if replica_axes else gradient
 
 
 def make_norm(model: Transformer, mesh: Mesh) -> Callable[[Any], Float[Array, ""]]:

@@ -75,17 +75,18 @@ def judge(
     Returns:
         True where it is made, and the guard.
     """
-    made = jnp.isfinite(loss) & jnp.isfinite(norm)
+    apply_update = jnp.isfinite(loss) & jnp.isfinite(norm)
     if skipping.spike is not None:
-        made &= (guard.made < skipping.after) | (norm <= skipping.spike * guard.usual)
-    counts = made & (norm > 0)  # a batch in which nothing counts says nothing of the others
+        apply_update &= (guard.made < skipping.after) | (norm <= skipping.spike * guard.usual)
+    # A batch in which nothing counts says nothing of the others
+    updates_norm_ema = apply_update & (norm > 0)
     weight = jnp.maximum(1 - MEMORY, 1 / (guard.made.astype(jnp.float32) + 1))
-    usual = guard.usual + weight * (jnp.where(counts, norm, guard.usual) - guard.usual)
-    return made, Guard(
-        usual=usual,
-        made=guard.made + counts.astype(jnp.int32),
-        skipped=guard.skipped + 1 - made.astype(jnp.int32),
-        in_a_row=jnp.where(made, 0, guard.in_a_row + 1),
+    norm_ema = guard.usual + weight * (jnp.where(updates_norm_ema, norm, guard.usual) - guard.usual)
+    return apply_update, Guard(
+        usual=norm_ema,
+        made=guard.made + updates_norm_ema.astype(jnp.int32),
+        skipped=guard.skipped + 1 - apply_update.astype(jnp.int32),
+        in_a_row=jnp.where(apply_update, 0, guard.in_a_row + 1),
     )
 
 

@@ -54,19 +54,19 @@ class Deferred:
         if len(self._numbers) > PATIENCE:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-        name, more = signal.Signals(number).name, PATIENCE + 1 - len(self._numbers)
+        name, num_left = signal.Signals(number).name, PATIENCE + 1 - len(self._numbers)
         # Not print, which cannot be called while it is itself interrupted.
-        said = f"\n{name}: ending once the state is saved ({more} more: at once).\n"
+        message = f"\n{name}: ending once the state is saved ({num_left} more: at once).\n"
         with contextlib.suppress(OSError):  # of a terminal that is gone
-            os.write(2, said.encode())
+            os.write(2, message.encode())
 
 
 @contextlib.contextmanager
 def deferred() -> Iterator[Deferred]:
     """Defer SIGINT, SIGTERM and SIGHUP; the third signal kills the process."""
-    waiting = Deferred()
-    with _handled(waiting.note):
-        yield waiting
+    signals = Deferred()
+    with _handled(signals.note):
+        yield signals
 
 
 @contextlib.contextmanager
@@ -95,9 +95,9 @@ def _handled(handler: Handler) -> Iterator[None]:
         handlers = {n: _terminate for n in SIGNALS if n != signal.SIGTERM}
     # A process in the background may have been started so that it ignores one.
     handlers = {n: h for n, h in handlers.items() if signal.getsignal(n) != signal.SIG_IGN}
-    before = {number: signal.signal(number, each) for number, each in handlers.items()}
+    previous = {number: signal.signal(number, each) for number, each in handlers.items()}
     try:
         yield
     finally:
-        for number, each in before.items():
+        for number, each in previous.items():
             signal.signal(number, each)

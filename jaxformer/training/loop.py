@@ -71,23 +71,23 @@ def train(
         with jax.transfer_guard("disallow"):
             state, metrics = update(state, batch)
         pending.append((step + 1, metrics))
-        keep = 0 if settle(step + 1) or step + 1 == stop else AHEAD
-        finished = [_read(*pending.popleft()) for _ in range(len(pending) - keep)]
-        for done in finished:
-            if done.in_a_row > patience:
-                raise TooManySkipsError(done)
-        yield step + 1, state, finished
+        max_pending = 0 if settle(step + 1) or step + 1 == stop else AHEAD
+        results = [_read(*pending.popleft()) for _ in range(len(pending) - max_pending)]
+        for result in results:
+            if result.in_a_row > patience:
+                raise TooManySkipsError(result)
+        yield step + 1, state, results
 
 
 def evaluate(
     tally: Callable[[Any, AnyBatch], Tally], params: Any, batches: Iterable[AnyBatch]
 ) -> tuple[float, int]:
     """Summed negative log-likelihood (nats) and token count over the batches."""
-    nats, tokens = 0.0, 0
+    nll_sum, num_tokens = 0.0, 0
     for batch in batches:
-        part = jax.device_get(tally(params, batch))
-        nats, tokens = nats + float(part.nats), tokens + int(part.tokens)
-    return nats, tokens
+        sums = jax.device_get(tally(params, batch))
+        nll_sum, num_tokens = nll_sum + float(sums.nats), num_tokens + int(sums.tokens)
+    return nll_sum, num_tokens
 
 
 def _read(step: int, metrics: StepMetrics) -> Finished:

@@ -80,15 +80,15 @@ def in_whole(
     Returns:
         This device's share of each result.
     """
-    shared = [(name, at) for name, at in ((rows, 1), (columns, 2)) if name is not None]
-    devices = math.prod(jax.lax.axis_size(name) for name, _ in shared)
+    sharded_axes = [(name, axis) for name, axis in ((rows, 1), (columns, 2)) if name is not None]
+    devices = math.prod(jax.lax.axis_size(name) for name, _ in sharded_axes)
     count = x.shape[0]
     x = jnp.pad(x, ((0, -count % devices), (0, 0), (0, 0)))
-    for name, at in shared:
-        x = jax.lax.all_to_all(x, name, split_axis=0, concat_axis=at, tiled=True)
+    for name, axis in sharded_axes:
+        x = jax.lax.all_to_all(x, name, split_axis=0, concat_axis=axis, tiled=True)
     x = rule(x)
-    for name, at in reversed(shared):
-        x = jax.lax.all_to_all(x, name, split_axis=at, concat_axis=0, tiled=True)
+    for name, axis in reversed(sharded_axes):
+        x = jax.lax.all_to_all(x, name, split_axis=axis, concat_axis=0, tiled=True)
     return x[:count]
 
 
@@ -121,29 +121,33 @@ def scale_by_muon(
         Liu et al., Muon is Scalable for LLM Training, 2025, section 2.2. arXiv:2502.16982
     """
 
-    def one(declared: Declaration, g: Any, mesh: Mesh | None) -> Any:
+    def update_leaf(declared: Declaration, g: Any, mesh: Mesh | None) -> Any:
         if isinstance(g, optax.MaskedNode):
             return g
         inputs, outputs = declared.sides
         rows, columns = (math.prod(g.shape[i] for i in axes) for axes in (inputs, outputs))
 
-        def rule(matrices):
+        def orthogonal_update(matrices):
             return rms * max(rows, columns) ** 0.5 * orthogonalize(matrices)
 
         if mesh is None:
-            return rule(g.reshape(*g.shape[: inputs[0]], rows, columns)).reshape(g.shape)
+            return orthogonal_update(g.reshape(*g.shape[: inputs[0]], rows, columns)).reshape(
+                g.shape
+            )
         spec = declared.spec(mesh.shape)
-        first, second = (_shared_axis(spec, axes) for axes in (inputs, outputs))
+        row_axis, column_axis = (_shared_axis(spec, axes) for axes in (inputs, outputs))
 
         def per_device(share):
             sides = [math.prod(share.shape[i] for i in axes) for axes in (inputs, outputs)]
             matrices = share.reshape(-1, *sides)
-            return in_whole(rule, matrices, rows=first, columns=second).reshape(share.shape)
+            return in_whole(
+                orthogonal_update, matrices, rows=row_axis, columns=column_axis
+            ).reshape(share.shape)
 
         return jax.shard_map(per_device, mesh=mesh, in_specs=spec, out_specs=spec)(g)
 
     def update(updates, state, params=None, *, mesh=None, **extra):
-        return jax.tree.map(partial(one, mesh=mesh), declarations, updates), state
+        return jax.tree.map(partial(update_leaf, mesh=mesh), declarations, updates), state
 
     return optax.chain(
         optax.trace(momentum, nesterov=True),
@@ -184,36 +188,43 @@ def scale_by_adafactor(
             algorithms 4 and 5. arXiv:1804.04235
     """
 
-    def start(declared: Declaration, x: Array) -> tuple[Array, ...]:
-        kept = reversed(declared.sides) if declared.outputs else ((),)
-        shapes = [[1 if i in gone else n for i, n in enumerate(x.shape)] for gone in kept]
+    def init_leaf(declared: Declaration, x: Array) -> tuple[Array, ...]:
+        mean_axes = reversed(declared.sides) if declared.outputs else ((),)
+        shapes = [
+            [1 if i in averaged else n for i, n in enumerate(x.shape)] for averaged in mean_axes
+        ]
         return tuple(jnp.zeros(shape, x.dtype) for shape in shapes)
 
-    def one(declared: Declaration, g, means, x, b):
+    def update_leaf(declared: Declaration, g, means, x, b):
         inputs, outputs = declared.sides
         square = jnp.square(g) + eps
-        kept = (outputs, inputs) if outputs else ((),)
+        mean_axes = (outputs, inputs) if outputs else ((),)
         means = tuple(
             b * old + (1 - b) * jnp.mean(square, axis=a, keepdims=True)
-            for old, a in zip(means, kept, strict=True)
+            for old, a in zip(means, mean_axes, strict=True)
         )
         if outputs:
             row = means[0] / jnp.mean(means[0], axis=inputs, keepdims=True)
             u = g * jax.lax.rsqrt(row) * jax.lax.rsqrt(means[1])
         else:
             u = g * jax.lax.rsqrt(means[0])
-        whole = inputs + outputs
-        u = u / jnp.maximum(1, root_mean_square(u, whole) / clip)
-        return u * jnp.maximum(min_scale, root_mean_square(x, whole)), means
+        matrix_axes = inputs + outputs
+        u = u / jnp.maximum(1, root_mean_square(u, matrix_axes) / clip)
+        return u * jnp.maximum(min_scale, root_mean_square(x, matrix_axes)), means
 
     def init(params):
-        return AdafactorState(jnp.zeros([], jnp.int32), jax.tree.map(start, declarations, params))
+        return AdafactorState(
+            jnp.zeros([], jnp.int32), jax.tree.map(init_leaf, declarations, params)
+        )
 
     def update(grads, state, params):
-        b = 1 - (state.steps + 1).astype(jnp.float32) ** -decay_exponent
+        decay = 1 - (state.steps + 1).astype(jnp.float32) ** -decay_exponent
         leaves, tree = jax.tree.flatten(declarations)
-        rest = map(tree.flatten_up_to, (grads, state.mean_squares, params))
-        pairs = [one(*each, b) for each in zip(leaves, *rest, strict=True)]
+        other_trees = map(tree.flatten_up_to, (grads, state.mean_squares, params))
+        pairs = [
+            update_leaf(*leaf_arguments, decay)
+            for leaf_arguments in zip(leaves, *other_trees, strict=True)
+        ]
         updates, means = ([pair[i] for pair in pairs] for i in (0, 1))
         steps = optax.safe_increment(state.steps)
         return tree.unflatten(updates), AdafactorState(steps, tree.unflatten(means))

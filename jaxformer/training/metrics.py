@@ -105,16 +105,16 @@ class JsonLines:
                     f"{records[-1]['step']}. Resume from a step, or write to another file."
                 )
             return
-        kept = b"".join(_line(record) for record in records if record["step"] <= resume_from)
-        beside = self._path.with_name(self._path.name + ".tmp")
+        kept_lines = b"".join(_line(record) for record in records if record["step"] <= resume_from)
+        temporary = self._path.with_name(self._path.name + ".tmp")
         try:
-            with _explained(beside, resume_from), open(beside, "wb") as file:
-                file.write(kept)
+            with _explained(temporary, resume_from), open(temporary, "wb") as file:
+                file.write(kept_lines)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(beside, self._path)
+            os.replace(temporary, self._path)
         finally:
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
 
     def write(self, step: int, metrics: Mapping[str, SupportsFloat]) -> None:
         """Append one line.
@@ -123,17 +123,19 @@ class JsonLines:
             ValueError: A metric is called "step" or "time".
             OSError: The line could not be stored; the file ends with the line before it.
         """
-        taken = [name for name in RESERVED if name in metrics]
-        if taken:
-            raise ValueError(f"A metric cannot be called {taken[0]!r}: every line has that field.")
+        reserved = [name for name in RESERVED if name in metrics]
+        if reserved:
+            raise ValueError(
+                f"A metric cannot be called {reserved[0]!r}: every line has that field."
+            )
         numbers = {name: float(value) for name, value in metrics.items()}
         line = _line({"step": int(step), "time": time.time(), **numbers})
         end = os.fstat(self._file.fileno()).st_size
         with _explained(self._path, step):
             try:
-                rest = line
-                while rest:  # a nearly full disk takes a part and fails on the next call
-                    rest = rest[self._file.write(rest) :]
+                remaining = line
+                while remaining:  # a nearly full disk takes a part and fails on the next call
+                    remaining = remaining[self._file.write(remaining) :]
             except OSError:
                 self._file.truncate(end)
                 raise

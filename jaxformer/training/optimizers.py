@@ -258,9 +258,14 @@ def rescale(
             inner = optax.trace(momentum, nesterov) if momentum else optax.identity()
         case Muon(momentum=momentum, rms=rms, adamw=adamw, adamw_rate=rate):
             muon = scale_by_muon(declarations, momentum=momentum, rms=rms)
-            rest = optax.chain(rescale(adamw, decay_roles, declarations), optax.scale(rate))
+            other_transform = optax.chain(
+                rescale(adamw, decay_roles, declarations), optax.scale(rate)
+            )
             return optax.partition(
-                {"kernels": optax.chain(muon, decay(optimizer.weight_decay)), "rest": rest},
+                {
+                    "kernels": optax.chain(muon, decay(optimizer.weight_decay)),
+                    "rest": other_transform,
+                },
                 jax.tree.map(lambda x: "kernels" if x.role == "kernel" else "rest", declarations),
             )
     return optax.chain(inner, decay(optimizer.weight_decay))
@@ -272,17 +277,19 @@ def in_float32(inner: optax.GradientTransformation) -> optax.GradientTransformat
     `optax` raises floats to integer powers, which callers with strict dtype promotion would not
     get past.
     """
-    known = optax.with_extra_args_support(inner)
+    inner_with_extra = optax.with_extra_args_support(inner)
 
-    def widen(tree):
+    def to_float32(tree):
         return jax.tree.map(lambda x: x.astype(jnp.float32), tree)
 
     def init(params):
-        return inner.init(widen(params))
+        return inner.init(to_float32(params))
 
     def update(grads, state, params, **extra):
         with jax.numpy_dtype_promotion("standard"):
-            updates, state = known.update(widen(grads), state, widen(params), **extra)
+            updates, state = inner_with_extra.update(
+                to_float32(grads), state, to_float32(params), **extra
+            )
         return jax.tree.map(lambda u, x: u.astype(x.dtype), updates, params), state
 
     return optax.GradientTransformationExtraArgs(init, update)

@@ -43,15 +43,15 @@ def make_pmap_update(
     """
 
     def per_device(state: TrainState, batch: AnyBatch):
-        tokens = jax.lax.psum(jnp.sum(batch.mask), AXIS).astype(jnp.float32)
+        num_tokens = jax.lax.psum(jnp.sum(batch.mask), AXIS).astype(jnp.float32)
         key = jax.random.fold_in(jax.random.key(seed), state.step)
         key = jax.random.fold_in(key, jax.lax.axis_index(AXIS))
 
-        def share(params: Any):
-            total = total_loss(model, objective, params, batch, key, over=(AXIS,))
-            return total * jax.lax.axis_size(AXIS) / jnp.maximum(tokens, 1)
+        def loss_share(params: Any):
+            local_sum = total_loss(model, objective, params, batch, key, over=(AXIS,))
+            return local_sum * jax.lax.axis_size(AXIS) / jnp.maximum(num_tokens, 1)
 
-        loss, gradients = jax.lax.pmean(jax.value_and_grad(share)(state.params), AXIS)
+        loss, gradients = jax.lax.pmean(jax.value_and_grad(loss_share)(state.params), AXIS)
         norm = optax.tree.norm(gradients)
         return finish_update(optimizer, skipping, state, loss, gradients, norm)
 

@@ -172,17 +172,17 @@ class Progress:
             "bits_per_byte": bits_per_byte,
         }
         self._numbers |= {name: float(v) for name, v in news.items() if v is not None}
-        at, self._step, self._told = self._clock(), step, False
+        now, self._step, self._told = self._clock(), step, False
         if self._first is None:
-            self._first = (step, at)  # from here, because the first step also compiles
+            self._first = (step, now)  # from here, because the first step also compiles
         first_step, first_at = self._first
         if step > first_step:
-            pace = (at - first_at) / (step - first_step)
+            pace = (now - first_at) / (step - first_step)
             self._numbers["seconds_left"] = pace * max(0, self._total - step)
         if self._bar is not None:
             self._bar.update(self._task, completed=step, numbers=self._text())
-        elif at - self._told_at >= self._interval:
-            self._told_at = at
+        elif now - self._told_at >= self._interval:
+            self._told_at = now
             self._print_line()
 
     def note(self, text: str) -> None:
@@ -200,9 +200,9 @@ class Progress:
         return self._smooth / self._weight
 
     def _text(self) -> str:
-        known = [(words, self._numbers.get(name)) for name, words in SHOWN.items()]
+        known_values = [(words, self._numbers.get(name)) for name, words in SHOWN.items()]
         return "  ".join(
-            f"{word} {text(value)}" for (word, text), value in known if value is not None
+            f"{word} {text(value)}" for (word, text), value in known_values if value is not None
         )
 
     def _print_line(self) -> None:
@@ -216,11 +216,11 @@ def printable(text: str, stream: Any) -> str:
 
 
 def _printable(text: str, encoding: str) -> str:
-    shown = "".join(
+    visible = "".join(
         "\N{REPLACEMENT CHARACTER}" if unicodedata.category(c) == "Cc" and c not in "\n\t" else c
         for c in text
     )
-    return shown.encode(encoding, "replace").decode(encoding)
+    return visible.encode(encoding, "replace").decode(encoding)
 
 
 def _bar(stream: Any) -> Any:

@@ -73,11 +73,11 @@ def differences(
     paths = wanted if partial else {**stored, **wanted}
     lines = []
     for path in sorted(paths):
-        saved, here = str(stored.get(path, "nothing")), "nothing"
+        saved_text, expected_text = str(stored.get(path, "nothing")), "nothing"
         if path in wanted:
-            here = str(Stored(np.dtype(wanted[path].dtype).name, wanted[path].shape, 0))
-        if saved != here:
-            lines.append(f"  {path}: saved {saved}, asked for {here}")
+            expected_text = str(Stored(np.dtype(wanted[path].dtype).name, wanted[path].shape, 0))
+        if saved_text != expected_text:
+            lines.append(f"  {path}: saved {saved_text}, asked for {expected_text}")
     return lines
 
 
@@ -85,8 +85,8 @@ def checksums(arrays: Mapping[str, Array]) -> dict[str, int]:
     """Sum of the words of each array, modulo 2 ** 32: any one changed bit changes it."""
     paths, sums = list(arrays), dict[str, Any]()
     for first in range(0, len(paths), AT_ONCE):
-        some = {path: sum_of_bits(arrays[path]) for path in paths[first : first + AT_ONCE]}
-        sums |= jax.device_get(some)
+        device_sums = {path: sum_of_bits(arrays[path]) for path in paths[first : first + AT_ONCE]}
+        sums |= jax.device_get(device_sums)
     return {path: int(x) for path, x in sums.items()}
 
 
@@ -105,5 +105,5 @@ def sum_of_words(x: Shaped[Array, "..."]) -> UInt32[Array, ""]:
 
 def shortened(lines: list[str]) -> list[str]:
     """The first lines, and how many more there are."""
-    more = len(lines) - LISTED
-    return lines if more <= 0 else [*lines[:LISTED], f"  and {more} more"]
+    num_omitted = len(lines) - LISTED
+    return lines if num_omitted <= 0 else [*lines[:LISTED], f"  and {num_omitted} more"]

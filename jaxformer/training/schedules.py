@@ -188,14 +188,14 @@ def fraction_of_peak(
         case InverseSquareRoot():
             return jnp.sqrt(warmup / jnp.maximum(elapsed + 1, warmup))
         case Linear(final_fraction=final):
-            fallen = progress(elapsed, warmup, total_steps)
+            decayed = progress(elapsed, warmup, total_steps)
         case Cosine(final_fraction=final):
-            fallen = (1 - jnp.cos(jnp.pi * progress(elapsed, warmup, total_steps))) / 2
+            decayed = (1 - jnp.cos(jnp.pi * progress(elapsed, warmup, total_steps))) / 2
         case WarmupStableDecay(final_fraction=final):
             start = total_steps - schedule.decay_steps(total_steps)
-            fallen = progress(elapsed, start, total_steps)
-            fallen = jnp.sqrt(fallen) if schedule.shape == "sqrt" else fallen
-    return 1 - (1 - final) * fallen
+            decayed = progress(elapsed, start, total_steps)
+            decayed = jnp.sqrt(decayed) if schedule.shape == "sqrt" else decayed
+    return 1 - (1 - final) * decayed
 
 
 def progress(elapsed: Float[Array, ""], start: int, stop: int) -> Float[Array, ""]:

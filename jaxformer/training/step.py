@@ -83,12 +83,16 @@ def init_state(
     Raises:
         ValueError: The parameters are of another model.
     """
-    where = shardings(abstract_state(model, optimizer, mesh))
+    state_shardings = shardings(abstract_state(model, optimizer, mesh))
     if params is None:
-        return jax.jit(_start, static_argnums=(0, 1), out_shardings=where)(model, optimizer, key)
+        return jax.jit(_start, static_argnums=(0, 1), out_shardings=state_shardings)(
+            model, optimizer, key
+        )
     check_parameters(model.config, params)
-    begin = jax.jit(partial(_state, optimizer), out_shardings=where, donate_argnums=0)
-    return begin(jax.device_put(params, where.params, donate=True))
+    init_from_params = jax.jit(
+        partial(_state, optimizer), out_shardings=state_shardings, donate_argnums=0
+    )
+    return init_from_params(jax.device_put(params, state_shardings.params, donate=True))
 
 
 def abstract_state(
@@ -100,20 +104,23 @@ def abstract_state(
     shapes = traced.eval_shape(model, optimizer, jax.random.key(0))
     specs = parameter_specs(model.config, mesh.shape)
     guard = jax.tree.map(lambda _: P(), shapes.guard)
-    kept: Any = P(), specs, specs_like(shapes.opt_state, shapes.params, specs), guard
+    state_specs: Any = P(), specs, specs_like(shapes.opt_state, shapes.params, specs), guard
     return jax.tree.map(
         lambda x, spec: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, spec)),
         shapes,
-        TrainState(*kept),
+        TrainState(*state_specs),
     )
 
 
 def _start(
     model: Transformer, optimizer: optax.GradientTransformation, key: PRNGKeyArray
 ) -> TrainState:
-    blank = jnp.zeros((1, 2), jnp.int32)
-    reads = isinstance(model.config.topology, EncoderDecoder)
-    return _state(optimizer, model.init(key, blank, source=blank if reads else None)["params"])
+    dummy_tokens = jnp.zeros((1, 2), jnp.int32)
+    has_source = isinstance(model.config.topology, EncoderDecoder)
+    return _state(
+        optimizer,
+        model.init(key, dummy_tokens, source=dummy_tokens if has_source else None)["params"],
+    )
 
 
 def _state(optimizer: optax.GradientTransformation, params: Any) -> TrainState:
@@ -150,20 +157,22 @@ def make_update(
     Returns:
         (state, batch) -> (state, metrics). The state passed in is consumed.
     """
-    gradient = make_gradient(model, mesh, objective=objective, accumulation=accumulation, seed=seed)
+    value_and_grad = make_gradient(
+        model, mesh, objective=objective, accumulation=accumulation, seed=seed
+    )
 
-    norm_of = make_norm(model, mesh)
+    global_norm = make_norm(model, mesh)
 
-    def update(state: TrainState, batch: AnyBatch):
-        loss, gradients = gradient(state.params, state.step, batch)
-        norm = norm_of(gradients)
+    def train_step(state: TrainState, batch: AnyBatch):
+        loss, gradients = value_and_grad(state.params, state.step, batch)
+        norm = global_norm(gradients)
         return finish_update(optimizer, skipping, state, loss, gradients, norm, mesh)
 
-    where = shardings(abstract_state(model, optimizer, mesh))
+    state_shardings = shardings(abstract_state(model, optimizer, mesh))
     return jax.jit(
-        update,
+        train_step,
         donate_argnums=0,
-        out_shardings=(where, replicated(mesh)),
+        out_shardings=(state_shardings, replicated(mesh)),
         compiler_options=overlap_options(mesh) if overlap else {},
     )
 
@@ -178,25 +187,25 @@ def finish_update(
     mesh: Mesh | None = None,
 ) -> tuple[TrainState, StepMetrics]:
     """Apply the optimizer, or skip the update and advance only the counters."""
-    made, guard = judge(skipping, state.guard, loss, norm)
+    apply_update, skip_state = judge(skipping, state.guard, loss, norm)
     updates, opt_state = optax.with_extra_args_support(optimizer).update(
         gradients, state.opt_state, state.params, gradient_norm=norm, mesh=mesh
     )
-    after = optax.apply_updates(state.params, updates), opt_state
-    params, opt_state = where_made(made, after, (state.params, state.opt_state))
-    metrics = StepMetrics(loss, norm, guard.skipped, guard.in_a_row)
-    return TrainState(state.step + 1, params, opt_state, guard), metrics
+    new_values = optax.apply_updates(state.params, updates), opt_state
+    params, opt_state = where_made(apply_update, new_values, (state.params, state.opt_state))
+    metrics = StepMetrics(loss, norm, skip_state.skipped, skip_state.in_a_row)
+    return TrainState(state.step + 1, params, opt_state, skip_state), metrics
 
 
 def make_tally(model: Transformer, mesh: Mesh) -> Callable[[Any, AnyBatch], Tally]:
     """Build the jitted eval step: (params, batch) -> summed loss and token count."""
-    model, over = model.clone(axes=axes_of(mesh.shape)), token_axes(mesh.shape)
+    model, axis_names = model.clone(axes=axes_of(mesh.shape)), token_axes(mesh.shape)
 
     def per_device(params: Any, batch: AnyBatch) -> Tally:
         scores = apply_to(batch, model, params, targets=jnp.asarray(batch.targets))
         losses = F.score_cross_entropy(scores)
-        tally = Tally(jnp.sum(jnp.where(batch.mask, losses, 0.0)), jnp.sum(batch.mask))
-        return jax.lax.psum(tally, over)
+        sums = Tally(jnp.sum(jnp.where(batch.mask, losses, 0.0)), jnp.sum(batch.mask))
+        return jax.lax.psum(sums, axis_names)
 
-    places = (parameter_specs(model.config, mesh.shape), batch_spec(mesh.shape))
-    return jax.jit(jax.shard_map(per_device, mesh=mesh, in_specs=places, out_specs=P()))
+    in_specs = (parameter_specs(model.config, mesh.shape), batch_spec(mesh.shape))
+    return jax.jit(jax.shard_map(per_device, mesh=mesh, in_specs=in_specs, out_specs=P()))

@@ -48,26 +48,28 @@ def preset(name: str) -> str:
 def _costs(config: TransformerConfig) -> str:
     total, active = costs.parameters(config), costs.active_parameters(config)
     length = min(LENGTH, config.max_length or LENGTH)
-    reads = isinstance(config.topology, EncoderDecoder)
-    flops = costs.forward_flops(config, length, length if reads else 0) / length
+    has_encoder = isinstance(config.topology, EncoderDecoder)
+    flops = costs.forward_flops(config, length, length if has_encoder else 0) / length
     lines = [f"parameters              {total:,} ({_unit(total, 'MB')})"]
     if active != total:
         lines.append(f"  used by one token     {active:,} ({_unit(active, 'MB')})")
-    what = f"a text of {length:,} tokens" + (" and a source as long" if reads else "")
-    lines.append(f"forward FLOPs per token {flops:,.0f} ({_unit(flops, 'MGT')}), in {what}")
+    setting = f"a text of {length:,} tokens" + (" and a source as long" if has_encoder else "")
+    lines.append(f"forward FLOPs per token {flops:,.0f} ({_unit(flops, 'MGT')}), in {setting}")
     lines.append(f"KV cache per token      {_cache(config)}")
     return "\n".join(lines)
 
 
 def _cache(config: TransformerConfig) -> str:
-    one = costs.cache_bytes(config, 1)
-    text = f"{one:,} bytes ({one / 1024:,.1f} KiB) in bfloat16"
+    bytes_per_token = costs.cache_bytes(config, 1)
+    text = f"{bytes_per_token:,} bytes ({bytes_per_token / 1024:,.1f} KiB) in bfloat16"
     windows = [config.layer(i).window for i in range(config.num_layers)]
     widths = sorted({window for window in windows if isinstance(window, int)})
     for width in widths:
-        grows = costs.cache_bytes(config, width + 1) - costs.cache_bytes(config, width)
+        extra_bytes = costs.cache_bytes(config, width + 1) - costs.cache_bytes(config, width)
         count = windows.count(width)
-        text += f"\n{'':24}beyond {width:,} tokens {grows:,} bytes: {count} of {len(windows)} "
+        text += (
+            f"\n{'':24}beyond {width:,} tokens {extra_bytes:,} bytes: {count} of {len(windows)} "
+        )
         text += "layers keep no more"
     if isinstance(config.topology, EncoderDecoder):
         text += ", without those of the source"

@@ -96,8 +96,8 @@ def cells(config: TransformerConfig) -> Cells:
 
 def fill(listed: Cells) -> Cells:
     """The same cells, with those of `NEUTRAL` where they are blank."""
-    blank = {name: getattr(NEUTRAL, name) for name, x in vars(listed).items() if x is None}
-    return replace(listed, **blank)
+    defaults = {name: getattr(NEUTRAL, name) for name, x in vars(listed).items() if x is None}
+    return replace(listed, **defaults)
 
 
 def build(listed: Cells, *, relative: Positions, topology: Topology) -> TransformerConfig:
@@ -113,18 +113,18 @@ def build(listed: Cells, *, relative: Positions, topology: Topology) -> Transfor
         relative: What the word "Relative" stands for.
         topology: Decoder, encoder, or both.
     """
-    full = fill(listed)
+    filled = fill(listed)
     heads, head_dim = 4, 16
-    norm = LayerNorm() if full.norm == "LayerNorm" else RMSNorm()
-    capped = "Logit soft capping" in full.tricks
-    placement: Literal["pre", "post", "sandwich"] = "pre" if full.pre_norm else "post"
+    norm = LayerNorm() if filled.norm == "LayerNorm" else RMSNorm()
+    has_softcap = "Logit soft capping" in filled.tricks
+    placement: Literal["pre", "post", "sandwich"] = "pre" if filled.pre_norm else "post"
     positions: tuple[Positions | None, ...] = {
         "Relative": (relative,),
         "RoPE": (Rope(),),
         "Alibi": (Alibi(),),
         "Hybrid (RoPE+NoPE)": (Rope(), Rope(), Rope(), None),
-    }.get(full.position or "", (None,))
-    added: dict[str | None, Sinusoid | Learned] = {
+    }.get(filled.position or "", (None,))
+    embedding_positions: dict[str | None, Sinusoid | Learned] = {
         "Sine": Sinusoid(),
         "Absolute": Learned(max_length=64),
     }
@@ -137,17 +137,17 @@ def build(listed: Cells, *, relative: Positions, topology: Topology) -> Transfor
             num_kv_heads=heads,
             head_dim=head_dim,
             positions=positions,
-            qk_norm=QKNorm(norm=norm) if "QK-norm" in full.tricks else None,
-            logit_softcap=50.0 if capped else None,
+            qk_norm=QKNorm(norm=norm) if "QK-norm" in filled.tricks else None,
+            logit_softcap=50.0 if has_softcap else None,
         ),
-        feed_forward=(_feed_forward(full.activation, hidden_dim=88),),
+        feed_forward=(_feed_forward(filled.activation, hidden_dim=88),),
         topology=topology,
-        block="serial" if full.block == "Serial" else "parallel",
+        block="serial" if filled.block == "Serial" else "parallel",
         norm=norm,
-        placement="sandwich" if "Pre+post norm" in full.tricks else placement,
-        final_norm=bool(full.pre_norm),
-        embedding=Embedding(positions=added.get(full.position)),
-        head=Head(softcap=30.0 if capped else None),
+        placement="sandwich" if "Pre+post norm" in filled.tricks else placement,
+        final_norm=bool(filled.pre_norm),
+        embedding=Embedding(positions=embedding_positions.get(filled.position)),
+        head=Head(softcap=30.0 if has_softcap else None),
     )
 
 

@@ -94,12 +94,12 @@ def gemma_3(
         Gemma team, Gemma 3 Technical Report, 2025. arXiv:2503.19786, section 2
     """
     scaling = None if stretch is None else LinearScaling(factor=stretch)
-    wide = Rope(base=1_000_000.0, scaling=scaling)
+    global_rope = Rope(base=1_000_000.0, scaling=scaling)
     attention = MultiHead(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        positions=(*(Rope(),) * LOCALS_TO_ONE_GLOBAL, wide),
+        positions=(*(Rope(),) * LOCALS_TO_ONE_GLOBAL, global_rope),
         windows=(*(window,) * LOCALS_TO_ONE_GLOBAL, None),
         scale=query_scalar**-0.5,
         qk_norm=QKNorm(norm=NORM, over="head"),

@@ -58,14 +58,14 @@ def markdown() -> str:
 def listing() -> str:
     """List the names of all presets by survey row, then the rest."""
     named = [(row.name, row.presets) for row in survey()]
-    shown: set[str] = set()
+    listed: set[str] = set()
     lines = []
     for title, presets in [*named, ("Later than the table", names())]:
-        fresh = [name for name in presets if name not in shown]
-        shown.update(fresh)
-        if fresh:
+        new_presets = [name for name in presets if name not in listed]
+        listed.update(new_presets)
+        if new_presets:
             lines.append(
-                textwrap.fill(f"{title}: {', '.join(fresh)}", WIDTH, subsequent_indent="    ")
+                textwrap.fill(f"{title}: {', '.join(new_presets)}", WIDTH, subsequent_indent="    ")
             )
     return "\n".join(lines)
 
@@ -111,16 +111,16 @@ def _row(row: SurveyRow) -> list[str]:
         lines.append(f"{'':9}tricks: {', '.join(tricks)}")
     if row.released is None:
         return lines
-    found = [
+    changed = [
         "" if old == new else new for old, new in zip(listed, _shown(row.released), strict=True)
     ]
     label = "assumed:" if row.assumed else "released:"
-    if any(found):
-        lines.append(_line(["", f"      {label}", "", *found, "", ""]))
-    beside = [f"+ {trick}" for trick in row.released.tricks if trick not in tricks]
-    beside += [f"- {trick}" for trick in tricks if trick not in row.released.tricks]
-    if beside:
-        lines.append(f"{'':9}{label} {', '.join(beside)}")
+    if any(changed):
+        lines.append(_line(["", f"      {label}", "", *changed, "", ""]))
+    trick_changes = [f"+ {trick}" for trick in row.released.tricks if trick not in tricks]
+    trick_changes += [f"- {trick}" for trick in tricks if trick not in row.released.tricks]
+    if trick_changes:
+        lines.append(f"{'':9}{label} {', '.join(trick_changes)}")
     return lines
 
 

@@ -56,8 +56,12 @@ class SurveyRow:
         """Cells of the preset; None without a preset."""
         if self.preset is None:
             return None
-        found = cells(get(self.preset))
-        return replace(found, tricks=("Z-loss", *found.tricks)) if self.z_loss else found
+        released_cells = cells(get(self.preset))
+        return (
+            replace(released_cells, tricks=("Z-loss", *released_cells.tricks))
+            if self.z_loss
+            else released_cells
+        )
 
     @property
     def assumed(self) -> bool:

@@ -26,7 +26,7 @@ def survey() -> tuple[SurveyRow, ...]:
         The table says parallel; released code runs attention, then feed-forward.
     """
     text = resources.files("jaxformer.zoo").joinpath("survey.toml").read_text(encoding="utf-8")
-    return tuple(_row(i, said) for i, said in enumerate(tomllib.loads(text)["row"], start=1))
+    return tuple(_row(i, entry) for i, entry in enumerate(tomllib.loads(text)["row"], start=1))
 
 
 def _row(number: int, said: dict[str, Any]) -> SurveyRow:

@@ -87,8 +87,8 @@ def write_phi3(config: c.TransformerConfig) -> dict[str, Any] | None:
             return None
         fields["original_max_position_embeddings"] = rope.scaling.original_max_length
         if rope.scaling.attention_factor is None:  # the first Phi-3 code takes no more than this
-            kept = ("type", "short_factor", "long_factor")
-            fields["rope_scaling"] = {name: fields["rope_scaling"][name] for name in kept}
+            old_fields = ("type", "short_factor", "long_factor")
+            fields["rope_scaling"] = {name: fields["rope_scaling"][name] for name in old_fields}
     return fields
 
 

@@ -117,12 +117,12 @@ def _read(settings: Settings, head: c.Head, projection: str) -> c.TransformerCon
 
 def _read_feed_forward(settings: Settings, projection: str) -> c.MLP | c.GLU:
     """Feed-forward from feed_forward_proj, or the newer dense_act_fn and is_gated_act."""
-    said = settings.value("feed_forward_proj") or projection
-    word = said if isinstance(said, str) else ""
-    *gate, activation = word.split("-")
+    projection_text = settings.value("feed_forward_proj") or projection
+    projection_name = projection_text if isinstance(projection_text, str) else ""
+    *gate, activation = projection_name.split("-")
     if gate not in ([], ["gated"]):
         settings.refuse("feed_forward_proj", "expected an activation, or gated-activation.")
-    activation = "gelu_new" if word == "gated-gelu" else activation
+    activation = "gelu_new" if projection_name == "gated-gelu" else activation
     if "dense_act_fn" not in settings and activation not in ACTIVATIONS:
         settings.refuse("feed_forward_proj", f"expected one of {', '.join(ACTIVATIONS)}.")
         activation = "relu"
