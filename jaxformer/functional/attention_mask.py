@@ -118,7 +118,7 @@ class ScoreBias(NamedTuple):
     formula: BiasFormula
 
     def materialize(self) -> Float[Array, "*batch N T S"]:
-        """Return the bias as an array [*batch, N, T, S]."""
+        """Return the bias as an array, ``[*batch, N, T, S]``."""
         of_sequence = jnp.vectorize(
             lambda *positions: self.formula(self.params, *positions), signature="(t),(s)->(n,t,s)"
         )
