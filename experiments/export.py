@@ -168,10 +168,13 @@ def generation(model: Trained, source: Path | None, extra: dict[str, Any]) -> di
     """
     if source is not None:
         path, ends = source / GENERATION, generation_ids(source).get("eos_token_id")
-        said, stop = read_json(path) if path.is_file() else None, list(model.stop)
+        fields, stop = read_json(path) if path.is_file() else None, list(model.stop)
         if model.step is None or stop in (ends, [ends]):
-            return said
-        return {**(said or {}), "eos_token_id": stop if len(stop) > 1 else stop[0]}  # as it learned
+            return fields
+        return {
+            **(fields or {}),
+            "eos_token_id": stop if len(stop) > 1 else stop[0],
+        }  # as it learned
     fields = {name: extra[name] for name in KEPT if extra.get(name) is not None}
     fields["pad_token_id"] = model.stop[0]
     unused = list(range(model.tokenizer.vocab_size, model.config.vocab_size))

@@ -22,7 +22,6 @@ TEMPLATES = {
     "{{ eos_token or '<|im_end|>' }}\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 }
-BRACKETS = "[\ufdd0\ufdd1]"  # around what a template marks as the assistant's
 FIXED = ("role", "type", "id", "name", "tool_call_id")  # what a template may compare with a word
 
 
@@ -63,12 +62,16 @@ class ChatTemplate:
         return "".join(self._chunks(messages, answering=answering))
 
     def _chunks(
-        self, messages: Sequence[Message], *, answering: bool = False, bracketed: bool = False
+        self,
+        messages: Sequence[Message],
+        *,
+        answering: bool = False,
+        brackets: tuple[str, str] = ("", ""),
     ) -> list[str]:
         try:
             return self._sandbox.chunks(
                 self._template,
-                bracketed=bracketed,
+                brackets=brackets,
                 messages=[_normalised(message) for message in messages],
                 tools=None,
                 documents=None,
@@ -94,7 +97,8 @@ class ChatTemplate:
         if not numbers:
             raise ValueError("No message is the assistant's, so nothing would be learned from it.")
         text = self.render(messages)
-        parts = re.split(BRACKETS, "".join(self._chunks(messages, bracketed=True)))
+        brackets = (mark := _mark_for(text)), mark[::-1]
+        parts = re.split("|".join(brackets), "".join(self._chunks(messages, brackets=brackets)))
         if len(parts) == 1:  # the template marks nothing
             bounds = [0]
             for i in numbers:
@@ -126,9 +130,7 @@ class ChatTemplate:
         before the first mark and behind the last is of the template; so is what the message begins
         and ends with where it is the last.
         """
-        mark = MARK
-        while mark in text or mark[::-1] in text:
-            mark += MARK
+        mark = _mark_for(text)
         marked = [*messages]
         marked[number] = _marked(messages[number], mark)
         parts = self._chunks(marked)
@@ -190,6 +192,14 @@ def _normalised(message: Message) -> dict[str, Any]:
         if name in known:
             return {"thinking": known[name], **known, "reasoning_content": known[name]}
     return known
+
+
+def _mark_for(text: str) -> str:
+    """A mark that a text holds neither as it is nor reversed."""
+    mark = MARK
+    while mark in text or mark[::-1] in text:
+        mark += MARK
+    return mark
 
 
 def _marked(message: Message, mark: str) -> Message:

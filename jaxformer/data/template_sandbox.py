@@ -64,13 +64,14 @@ class Sandbox(ImmutableSandboxedEnvironment):
         tree.set_environment(self)
         return self.from_string(tree)
 
-    def chunks(self, template: Template, *, bracketed: bool = False, **names: Any) -> list[str]:
+    def chunks(
+        self, template: Template, *, brackets: tuple[str, str] = ("", ""), **names: Any
+    ) -> list[str]:
         """The text that a template writes, in the parts it is written in.
 
         Args:
             template: What `compile_bounded` gave.
-            bracketed: Whether U+FDD0 and U+FDD1, which no text holds, stand around what the
-                template marks as the assistant's.
+            brackets: What stands around all that the template marks as the assistant's.
             **names: What the template may name.
 
         Raises:
@@ -78,7 +79,6 @@ class Sandbox(ImmutableSandboxedEnvironment):
         """
         end = time.thread_time() + MOST_SECONDS
         chunks, size = list[str](), 0
-        brackets = "\ufdd0\ufdd1" if bracketed else ("", "")
         for chunk in template.generate(**names, **{DEADLINE: end, BRACKETS: brackets}):
             chunks.append(chunk)
             size += len(chunk)

@@ -214,9 +214,19 @@ def test_a_conversation_may_begin_with_the_assistant():
     assert counted(source, TALK[1:]) == ["yo<|end|>", "yes<|end|>"]
 
 
-def test_an_answer_may_hold_the_mark():
-    talk = [TALK[0], {"role": "assistant", "content": f"{MARK} is it"}]
-    assert counted(LOOP + HEAD, talk) == [f"{MARK} is it<|end|>"]
+@pytest.mark.parametrize(
+    "source",
+    [
+        LOOP + HEAD,
+        "{{ messages[0].content }}"
+        "{% generation %}{{ messages[1].content }}<|end|>{% endgeneration %}",
+    ],
+    ids=["unmarked", "marked"],
+)
+@pytest.mark.parametrize("mark", [MARK, MARK[::-1], "\ufdd0"])
+def test_an_answer_may_hold_the_mark(source, mark):
+    talk = [TALK[0], {"role": "assistant", "content": f"{mark} is it"}]
+    assert counted(source, talk) == [f"{mark} is it<|end|>"]
 
 
 @pytest.mark.parametrize(
