@@ -34,6 +34,7 @@ from jaxformer.functional.collectives import sum_parts as sum_parts
 from jaxformer.functional.collectives import to_parts as to_parts
 from jaxformer.functional.collectives import varies_over as varies_over
 from jaxformer.functional.collectives import varying as varying
+from jaxformer.functional.cudnn import segment_offsets as segment_offsets
 from jaxformer.functional.decay import DecayRates as DecayRates
 from jaxformer.functional.decay import decay_attention as decay_attention
 from jaxformer.functional.decay import decay_rates as decay_rates

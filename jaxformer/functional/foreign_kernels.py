@@ -6,9 +6,9 @@ and results are asked, and `untyped` tells of those. Whether `pallas_call` asks 
 the thread that traces, and `jax.shard_map` makes it for its own thread: so kernels are traced in
 another one, which no context manager of the caller reaches.
 
-`jax.vjp` gives what attention's kernel keeps for its backward pass. What it made beside arguments,
-its output and a number for each row of it, has the name `BY_KERNEL`, so that policies of
-`jax.checkpoint` may keep it and the kernel need not run forwards again.
+`jax.vjp` gives what attention's kernel keeps for its backward pass. Its output and a number for
+each row of it have the name `BY_KERNEL`, so that policies of `jax.checkpoint` may keep them and the
+kernel need not run forwards again. The rest, such as a mask, is made again from the arguments.
 """
 
 from abc import ABC, abstractmethod
@@ -46,6 +46,21 @@ class Kernel(ABC):
         self, tables: Any, query: Array, key: Array, value: Array, segments: Segments
     ) -> Array:
         """Run attention; differentiable by the kernel's own backward pass."""
+
+    def alternatives(self, segments: Segments) -> tuple[Any, tuple["Kernel", ...]]:
+        """Kernels, and the index of the one that runs, which may depend on the segments."""
+        del segments
+        return 0, (self,)
+
+    def compact(self, sums: Array, segments: Segments) -> Float[Array, "B N T"]:
+        """Return a number for each row of the output, from what the forward pass keeps."""
+        del segments
+        return sums
+
+    def expand(self, sums: Float[Array, "B N T"], segments: Segments) -> Array:
+        """Return what the backward pass reads, from a number for each row of the output."""
+        del segments
+        return sums
 
 
 class Program(NamedTuple):
@@ -86,19 +101,22 @@ def untyped(function: Callable[..., Any], *given: Any) -> Any:
     return traced(function, *_shapes(given))(*given)
 
 
-@jax.custom_batching.custom_vmap
-def alike(*arrays: Array) -> tuple[Array, ...]:
-    """Identity; under `jax.vmap` either all arrays are batched or none, as cuDNN needs."""
-    return arrays
+@lru_cache(maxsize=64)
+def over_batch(function: Callable[..., Any], *static: Hashable) -> Callable[..., Any]:
+    """Merge each axis of `jax.vmap` into the first axis of all arrays: a batch is one call."""
+    call = jax.custom_batching.custom_vmap(partial(function, *static))
 
+    @call.def_vmap
+    def merge(size: int, mapped: Any, *arrays: Any) -> tuple[Any, Any]:
+        def merged(x: Array, is_mapped: bool) -> Array:
+            x = x if is_mapped else jnp.broadcast_to(x[None], (size, *x.shape))
+            return x.reshape(-1, *x.shape[2:])
 
-@alike.def_vmap
-def _alike_under_vmap(size: int, mapped: Any, *arrays: Array) -> tuple[tuple[Array, ...], Any]:
-    wide = (
-        x if has else jnp.broadcast_to(x[None], (size, *x.shape))
-        for x, has in zip(arrays, mapped, strict=True)
-    )
-    return alike(*wide), (True,) * len(arrays)
+        results = call(*jax.tree.map(merged, arrays, tuple(mapped)))
+        results = jax.tree.map(lambda x: x.reshape(size, -1, *x.shape[1:]), results)
+        return results, jax.tree.map(lambda _: True, results)
+
+    return call
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -118,51 +136,79 @@ def by_kernel(
         value: Of K heads.
         segments: Of queries and keys.
     """
-    given = _given(kernel, query, key, value, segments)
-    return jnp.moveaxis(untyped(kernel, *given), kernel.head_axis, 2)
+    return over_batch(_output, kernel)(query, key, value, segments)[0]
 
 
-def _given(kernel: Kernel, query: Array, key: Array, value: Array, segments: Segments) -> Any:
+def _output(kernel: Kernel, *arrays: Any) -> tuple[Array, Array]:
+    """Output [B, T, N, H] and sums [B, N, T] of the alternative that the segments choose."""
+
+    def run(kernel: Kernel, *arrays: Any) -> tuple[Array, Array]:
+        arguments = _arguments(kernel, *arrays)
+        programs = _programs_for(kernel, arguments)
+        output, residuals = programs.forward(*arguments)
+        sums = kernel.compact(residuals[programs.sums], arrays[-1])
+        return jnp.moveaxis(output, kernel.head_axis, 2), sums
+
+    index, kernels = kernel.alternatives(arrays[-1])
+    return jax.lax.switch(index, [partial(run, x) for x in kernels], *arrays)
+
+
+def _gradients(kernel: Kernel, *arrays: Any) -> tuple[Array, Array, Array]:
+    """Gradients of queries, keys and values, by the alternative that `_output` ran."""
+
+    def run(kernel: Kernel, *arrays: Any) -> tuple[Array, ...]:
+        *inputs, output, sums, cotangent = arrays
+        arguments = _arguments(kernel, *inputs)
+        programs = _programs_for(kernel, arguments)
+        # The compiler drops the kernel of this call: nothing reads its output and its sums.
+        _, made = programs.forward(*arguments)
+        made[programs.sums] = kernel.expand(sums, inputs[-1])
+        output, cotangent = (jnp.moveaxis(x, 2, kernel.head_axis) for x in (output, cotangent))
+        known, others = [*jax.tree.leaves(arguments), output], iter(made)
+        residuals = [next(others) if place is None else known[place] for place in programs.places]
+        gradients = programs.backward(residuals, cotangent)
+        return tuple(jnp.moveaxis(x, kernel.head_axis, 2) for x in gradients)
+
+    index, kernels = kernel.alternatives(arrays[3])
+    return jax.lax.switch(index, [partial(run, x) for x in kernels], *arrays)
+
+
+def _arguments(kernel: Kernel, query: Array, key: Array, value: Array, segments: Segments) -> Any:
     """Return the kernel's arguments, with the head axis moved to where it expects it."""
-    query, key, value, *ids = alike(query, key, value, *(segments or ()))
     heads = (jnp.moveaxis(x, 2, kernel.head_axis) for x in (query, key, value))
-    return kernel.tables(), *heads, tuple(ids) or None
+    return kernel.tables(), *heads, segments
 
 
 def _forward(kernel: Kernel, *arrays: Any):
-    given = _given(kernel, *arrays)
-    output, made = _programs_for(kernel, given).forward(*given)
-    whole = jnp.moveaxis(output, kernel.head_axis, 2)
-    rows = whole.reshape(*whole.shape[:2], -1)  # heads that do not fill lanes would take their room
-    rows = checkpoint_name(rows, BY_KERNEL)
-    sums = output.size // output.shape[-1]  # masks, which are larger, are made again
-    made = [checkpoint_name(x, BY_KERNEL) if x.size == sums else x for x in made]
-    return rows.reshape(whole.shape), (arrays, rows, made)
+    output, sums = over_batch(_output, kernel)(*arrays)
+    rows = output.reshape(*output.shape[:2], -1)  # heads that do not fill lanes take their room
+    rows, sums = checkpoint_name(rows, BY_KERNEL), checkpoint_name(sums, BY_KERNEL)
+    return rows.reshape(output.shape), (*arrays, rows, sums)
 
 
-def _backward(kernel: Kernel, kept: Any, slopes: Array) -> Any:
-    leaves, structure = jax.tree.flatten((*kept, slopes))
-    arrays, rows, made, slopes = jax.tree.unflatten(structure, alike(*leaves))
-    given, made = _given(kernel, *arrays), iter(made)
-    programs = _programs_for(kernel, given)
-    output, slopes = (
-        jnp.moveaxis(x.reshape(slopes.shape), 2, kernel.head_axis) for x in (rows, slopes)
-    )
-    known = [*jax.tree.leaves(given), output]
-    residuals = [next(made) if place is None else known[place] for place in programs.places]
-    found = programs.backward(residuals, slopes)
-    return *(jnp.moveaxis(x, kernel.head_axis, 2) for x in found), None
+def _backward(kernel: Kernel, residuals: Any, cotangent: Array) -> Any:
+    *arrays, rows, sums = residuals
+    output = rows.reshape(cotangent.shape)
+    return *over_batch(_gradients, kernel)(*arrays, output, sums, cotangent), None
 
 
 by_kernel.defvjp(_forward, _backward)
 
 
 class Programs(NamedTuple):
-    """Forward and backward program, and which argument or output each residual equals."""
+    """Programs of a kernel, and what the residuals between them are.
+
+    Attributes:
+        forward: From arguments to the output and the residuals that are neither of them.
+        backward: From all residuals and the output's cotangent to gradients.
+        places: Which argument or output each residual is; None for those that `forward` makes.
+        sums: Which of those that `forward` makes has a number for each row of the output.
+    """
 
     forward: Program
     backward: Program
     places: tuple[int | None, ...]
+    sums: int
 
 
 def _shapes(tree: Any) -> Any:
@@ -188,8 +234,8 @@ def _programs(kernel: Kernel, mesh: Hashable, structure: Any, *shapes: Any) -> P
     whole, (out, pullback) = outside_traces(jax.make_jaxpr(forward, return_shape=True), *given)
     # What a program returns of its arguments, or twice, is the very same variable.
     output, *residuals = whole.jaxpr.outvars
-    known = {var: place for place, var in enumerate([*whole.jaxpr.invars, output])}
-    places = tuple(known.get(x) for x in residuals)
+    known = {id(var): place for place, var in enumerate([*whole.jaxpr.invars, output])}
+    places = tuple(known.get(id(x)) for x in residuals)
 
     def results(*given: Any) -> tuple[Array, list[Array]]:
         output, *residuals = jaxpr_as_fun(whole)(*jax.tree.leaves(given))
@@ -199,4 +245,7 @@ def _programs(kernel: Kernel, mesh: Hashable, structure: Any, *shapes: Any) -> P
         return jax.tree.unflatten(jax.tree.structure(pullback), residuals)(slopes)
 
     kept = _shapes([x.aval for x in residuals])
-    return Programs(traced(results, *given), traced(pull, kept, out), places)
+    made = [x.aval for x, place in zip(residuals, places, strict=True) if place is None]
+    N, T = out.shape[kernel.head_axis], out.shape[3 - kernel.head_axis]
+    (sums,) = (i for i, x in enumerate(made) if x.dtype == jnp.float32 and x.shape[1:] == (N, T))
+    return Programs(traced(results, *given), traced(pull, kept, out), places, sums)

@@ -13,8 +13,8 @@ from jaxtyping import Array, Float
 from jaxformer.functional.arguments import checked
 from jaxformer.functional.attention_mask import AttentionMask, MaskRule
 from jaxformer.functional.collectives import varies_over, varying
+from jaxformer.functional.cudnn import CuDNN, SegmentedCuDNN
 from jaxformer.functional.foreign_kernels import Kernel, Segments, by_kernel, outside_traces
-from jaxformer.functional.masks import segment_mask
 from jaxformer.functional.platforms import LANES, nvidia_generation, target
 from jaxformer.functional.scores import scaled
 
@@ -32,8 +32,9 @@ def cudnn_attention(
 ) -> Float[Array, "*batch T N H"]:
     """`dot_product_attention` by cuDNN's fused kernel, for what `cudnn_cannot` does not name.
 
-    Memory is linear in length, but for segments: they are told to cuDNN as an array of T times S
-    numbers for each sequence, once for all heads.
+    Hopper GPUs and later ones get the segments of packed rows as offsets, and skip blocks between
+    segments; rows of one segment need none. A batch that has more than 16 segments in a row, and
+    older GPUs, have a mask [T, S] for each sequence, once for all heads.
 
     Args:
         query: Queries of N heads, in bfloat16 or float16.
@@ -52,7 +53,8 @@ def cudnn_attention(
     # A window that ends with the query's own token is causal.
     causal = rule.causal or (rule.window is not None and rule.lookahead == 0)
     query, scale = scaled(query, scale)
-    kernel = CuDNN(scale, causal, rule.window)
+    packs = nvidia_generation(target().kind) >= 9
+    kernel = (SegmentedCuDNN if packs else CuDNN)(scale, causal, rule.window)
     return _rows(kernel, query, key, value, mask)
 
 
@@ -65,37 +67,6 @@ def _rows(
     axes = frozenset[str]().union(*(varies_over(x) for x in jax.tree.leaves(kernel_args)))
     output = by_kernel(kernel, *jax.tree.map(lambda x: varying(x, *axes), kernel_args))
     return output.reshape(query.shape)
-
-
-@dataclass(frozen=True)
-class CuDNN(Kernel):
-    """cuDNN's fused attention with its static options."""
-
-    head_axis = 2
-    scale: float
-    causal: bool
-    window: int | None
-
-    def __call__(
-        self,
-        tables: Any,
-        query: Float[Array, "B T N H"],
-        key: Float[Array, "B S K H"],
-        value: Float[Array, "B S K H"],
-        segments: Segments,
-    ) -> Float[Array, "B T N H"]:
-        """Run cuDNN attention."""
-        del tables
-        return jax.nn.dot_product_attention(
-            query,
-            key,
-            value,
-            mask=None if segments is None else segment_mask(*segments)[:, None],
-            scale=self.scale,
-            is_causal=self.causal,
-            local_window_size=None if self.window is None else (self.window - 1, 0),
-            implementation="cudnn",
-        )
 
 
 def segments_of(mask: AttentionMask | None, batch: tuple[int, ...]) -> Segments:

@@ -14,7 +14,7 @@ from jaxformer.functional import (
     kernels,
     splash_attention,
 )
-from jaxformer.functional.foreign_kernels import alike
+from jaxformer.functional.foreign_kernels import over_batch
 from jaxformer.functional.implementations import chosen_implementation
 from jaxformer.functional.kernels import Asked
 from jaxformer.functional.platforms import Target
@@ -170,8 +170,12 @@ def test_blocks_take_rules_alone():
 
 
 ROWS, T = 4, 256
-SEGMENTS = np.repeat([[1] * 100 + [2] * 156, [1] * 256], 2, axis=0)
-POSITIONS = np.where(SEGMENTS == 2, np.arange(T) - 100, np.arange(T))
+SEGMENTS = {
+    "one text": None,
+    "whole rows": np.ones((ROWS, T), np.int64),
+    "packed": np.repeat([[1] * 100 + [2] * 156, [1] * 256], 2, axis=0),
+    "many": np.repeat([np.arange(T) // 10, [0] * 9 + [1] * 247], 2, axis=0),
+}
 CASES = {  # heads of queries, of keys, and their width
     "all": ((2, 2, 256), None, {}),
     "causal": ((4, 2, 64), F.MaskRule(causal=True, contiguous=True), {}),
@@ -186,20 +190,21 @@ def arrays(heads, dtype=jnp.float32):
     return [jnp.asarray(rng.normal(size=(ROWS, T, n, H)), dtype) for n in (N, K, K, N)]
 
 
-def error(kernel, name, segmented, dtype):
+def error(kernel, name, segments, dtype):
     """Of values and gradients beside whole matrices in float32, relative to the largest too.
 
     The kernel has a row on each of four devices, or of as many as there are.
     """
     heads, rule, options = CASES[name]
-    rules = (POSITIONS, SEGMENTS) if segmented else ()
+    rules = () if SEGMENTS[segments] is None else (SEGMENTS[segments],)
     mesh = jax.sharding.Mesh(jax.devices()[:ROWS], ("data",))
     by_row = jax.sharding.PartitionSpec("data")
 
     def both(function, query, key, value, slopes, rules):
         mask = rule and F.AttentionMask(jnp.arange(T), jnp.arange(T), rule=rule)
         if rules:
-            at, ids = rules
+            (ids,) = rules
+            at = jnp.broadcast_to(jnp.arange(T), ids.shape)
             mask = F.AttentionMask(at, at, ids, ids, rule or F.MaskRule(contiguous=True))
         attend = partial(function, mask=mask, **options)
         output, pull = jax.vjp(attend, query, key, value)
@@ -219,25 +224,30 @@ def error(kernel, name, segmented, dtype):
 INTERPRET = jax.default_backend() != "tpu"  # the kernel's steps; on a TPU, the kernel itself
 
 
-@pytest.mark.parametrize("segmented", [False, True], ids=["one text", "packed"])
+@pytest.mark.parametrize("segments", ["one text", "packed"])
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.slow
-def test_splash_is_attention(name, segmented):
+def test_splash_is_attention(name, segments):
     """Inside `jax.shard_map`, which asks how results vary."""
     kernel = partial(splash_attention, interpret=INTERPRET)
-    assert error(kernel, name, segmented, jnp.float32) <= (1e-5 if INTERPRET else 2e-2)
+    assert error(kernel, name, segments, jnp.float32) <= (1e-5 if INTERPRET else 2e-2)
 
 
-def test_arrays_of_a_kernel_are_mapped_all_or_none():
-    """`jax.vmap` of some of them, twice, repeats the others; cuDNN's kernel can do no other."""
-    one, two, three = (jnp.full((5, n), float(n)) for n in (2, 3, 4))
+def test_axes_of_vmap_are_merged_into_a_kernels_batch():
+    """`jax.vmap` of some of the arrays, twice, repeats the others: a batch is one call."""
+    one, two = np.arange(5.0), np.arange(15.0).reshape(3, 5)
+    shapes = []
 
-    def inner(two, three):
-        return jax.vmap(lambda x: alike(x, two, three))(one)
+    def batched(x, y):
+        shapes.append((x.shape, y.shape))
+        return {"sum": x + y}, x
 
-    found = jax.vmap(inner, in_axes=(None, 0))(two, three)
-    assert [x.shape for x in found] == [(5, 5, 2), (5, 5, 5, 3), (5, 5, 4)]
-    assert [set(np.ravel(x)) for x in found] == [{2.0}, {3.0}, {4.0}]
+    call = over_batch(batched)
+    mapped = jax.vmap(jax.vmap(call, in_axes=(None, 0)), in_axes=(0, None))
+    sums, repeated = mapped(np.stack([one, 2 * one]), two)
+    np.testing.assert_array_equal(sums["sum"], np.stack([one + two, 2 * one + two]))
+    np.testing.assert_array_equal(repeated[:, 2], np.stack([one, 2 * one]))
+    assert shapes[-1] == ((30,), (30,))
 
 
 def test_a_kernel_inside_vmap_and_on_devices():
@@ -271,10 +281,11 @@ def test_a_kernel_inside_vmap_and_on_devices():
 
 
 @pytest.mark.skipif(jax.default_backend() != "gpu", reason="cuDNN needs an NVIDIA GPU")
-@pytest.mark.parametrize("segmented", [False, True], ids=["one text", "packed"])
+@pytest.mark.parametrize("segments", SEGMENTS)
 @pytest.mark.parametrize("name", ["all", "causal", "window"])
-def test_cudnn_is_attention(name, segmented):
-    assert error(cudnn_attention, name, segmented, jnp.bfloat16) <= 3e-2
+def test_cudnn_is_attention(name, segments):
+    """Segments are nothing, offsets or a mask, as many as there are."""
+    assert error(cudnn_attention, name, segments, jnp.bfloat16) <= 3e-2
 
 
 def test_a_learned_scale_reaches_kernels_through_their_queries():
@@ -290,19 +301,3 @@ def test_a_learned_scale_reaches_kernels_through_their_queries():
         jnp.float32(0.1)
     )
     np.testing.assert_allclose(found, wanted, rtol=1e-4)
-
-
-def test_a_learned_scale_is_none_of_what_cudnn_compares(monkeypatch):
-    """Without a GPU, the kernel in its place is attention by whole matrices."""
-    told = []
-
-    def attention(query, key, value, *, scale, **_):
-        told.append(scale)
-        return F.dot_product_attention(query, key, value, scale=scale)
-
-    monkeypatch.setattr(kernels.jax.nn, "dot_product_attention", attention)
-    x = jax.random.normal(jax.random.key(0), (1, 4, 1, 8), jnp.float32)
-    found = jax.grad(lambda s: F.cudnn_attention(x, x, x, scale=s).sum())(jnp.float32(0.1))
-    wanted = jax.grad(lambda s: F.dot_product_attention(x, x, x, scale=s).sum())(jnp.float32(0.1))
-    np.testing.assert_allclose(found, wanted, rtol=1e-5)
-    assert set(told) == {1.0}
