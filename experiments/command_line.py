@@ -18,58 +18,58 @@ from typing import Any, TypeVar
 
 import tyro
 
-from experiments.training import stores
+from experiments.training import object_store as stores
 from jaxformer.config import Attention, from_python
-from jaxformer.config.option import kinds_of
-from jaxformer.errors import fail
+from jaxformer.config.registry import allowed_types
+from jaxformer.errors import exit_with_error
 from jaxformer.errors import readable_errors as readable_errors
-from jaxformer.options import IMPORT, imported
+from jaxformer.options import IMPORT_FLAG_HELP, import_from_flags
 
-Run = TypeVar("Run")
+RunType = TypeVar("RunType")
 
-RESUMES = ("--resume", "--resume-or-begin")
+RESUME_FLAGS = ("--resume", "--resume-or-begin")
 
 registry = tyro.constructors.ConstructorRegistry()
 
 
-def parse(
-    runs: Mapping[str, Run],
+def parse_run(
+    runs: Mapping[str, RunType],
     description: str,
     arguments: list[str] | None = None,
     *,
-    begin: Callable[[Run, str], Run] | None = None,
-    resume: Callable[[Run, str | None], Run] | None = None,
-) -> Run:
-    """Read a run from the command line: ``[RUN] [--field value ...]``.
+    init_run: Callable[[RunType, str], RunType] | None = None,
+    resume_run: Callable[[RunType, str | None], RunType] | None = None,
+) -> RunType:
+    """Parse a RunConfig from the command line: ``[NAMED_RUN] [--field value ...]``.
 
     Args:
         runs: Named runs; the first is the default.
         description: Printed by --help.
         arguments: Instead of the process's own.
-        begin: From a named run and what --init names, the run that other flags change.
-        resume: From the default run and --output, the run that is gone on with, whose flags need
-            not be given again; not asked where a run is named.
+        init_run: From a named run and what --init names, the run that other flags change.
+        resume_run: From the default run and --output, the run that is gone on with, whose flags
+            need not be given again; not asked where a run is named.
 
     Returns:
         The named run with its fields replaced. Wrong arguments end the process with a message.
     """
-    arguments = imported(sys.argv[1:] if arguments is None else arguments)
+    arguments = import_from_flags(sys.argv[1:] if arguments is None else arguments)
     name = next(iter(runs))
     named = bool(arguments) and not arguments[0].startswith("-")
     if named:
         name, *arguments = arguments
         if name not in runs:
-            fail(f"There is no run {name!r}. Runs: {', '.join(runs)}.")
+            exit_with_error(f"There is no run {name!r}. Runs: {', '.join(runs)}.")
     default = runs[name]
-    if resume is not None and not named and set(RESUMES) & set(arguments):
-        default = resume(default, _given("--output", arguments))
+    if resume_run is not None and not named and set(RESUME_FLAGS) & set(arguments):
+        default = resume_run(default, _flag_value("--output", arguments))
     before = (None, getattr(default, "init", None))  # what goes on with that has it already
-    if begin is not None and (init := _given("--init", arguments)) not in before:
-        default = begin(default, str(init))
-    default, arguments, kind = _with_kind(default, arguments)
+    if init_run is not None and (init := _flag_value("--init", arguments)) not in before:
+        default = init_run(default, str(init))
+    default, arguments, kind = _choose_attention_type(default, arguments)
     check_flags(default, arguments)
     named_before = f"Runs, named before the flags: {', '.join(runs)}. This is {name}."
-    help_text = f"{description}\n\n{named_before} {IMPORT}"
+    help_text = f"{description}\n\n{named_before} {IMPORT_FLAG_HELP}"
     if kind is not None:
         kinds = ", ".join(map(_signature, typing.get_args(Attention)))
         help_text += f"\n\nAnother kind of attention is given to {kind}: one of {kinds}."
@@ -78,21 +78,23 @@ def parse(
             type(default),
             default=default,
             args=arguments,
-            prog=f"python -m {_module()} {name}",
+            prog=f"python -m {_program_name()} {name}",
             description=help_text,
             config=(tyro.conf.AvoidSubcommands,),  # the fields of the kind that there is
         )
 
 
-def read(kind: type[Run], description: str, arguments: list[str] | None = None) -> Run:
-    """Read a dataclass that has no named runs from the command line; see `parse`."""
-    arguments = imported(sys.argv[1:] if arguments is None else arguments)
+def parse_args(
+    kind: type[RunType], description: str, arguments: list[str] | None = None
+) -> RunType:
+    """Parse a dataclass without named runs from the command line; see `parse_run`."""
+    arguments = import_from_flags(sys.argv[1:] if arguments is None else arguments)
     with registry:
         return tyro.cli(
             kind,
             args=arguments,
-            prog=f"python -m {_module()}",
-            description=f"{description}\n\n{IMPORT}",
+            prog=f"python -m {_program_name()}",
+            description=f"{description}\n\n{IMPORT_FLAG_HELP}",
         )
 
 
@@ -104,9 +106,9 @@ def check_flags(run: Any, arguments: Iterable[str]) -> None:
         if above not in known or {flag, f"{above}.{name.removeprefix('no-')}"} & known.keys():
             continue
         if below := [other for other in known if other.rpartition(".")[0] == above]:
-            fail(f"There is no flag {flag}. Of {above} there are {', '.join(below)}.")
-        whole = shlex.join(_flag(above[2:], known[above]))
-        fail(f"There is no flag {flag}. {above} is written as a whole, as in {whole}")
+            exit_with_error(f"There is no flag {flag}. Of {above} there are {', '.join(below)}.")
+        whole = shlex.join(_flag_tokens(above[2:], known[above]))
+        exit_with_error(f"There is no flag {flag}. {above} is written as a whole, as in {whole}")
 
 
 def _flagged(value: Any, path: str = "--") -> Iterator[tuple[str, Any]]:
@@ -118,13 +120,13 @@ def _flagged(value: Any, path: str = "--") -> Iterator[tuple[str, Any]]:
             yield from _flagged(own, f"{at}.")
 
 
-def flags(value: Any, before: Any, path: str = "") -> dict[str, list[str]]:
+def changed_flags(value: Any, baseline: Any, path: str = "") -> dict[str, list[str]]:
     """The flags that turn `baseline` into `run`, keyed by field path."""
     changed = dict[str, list[str]]()
     for name, hint in typing.get_type_hints(type(value)).items():
         value_here, baseline_value, field_path = (
             getattr(value, name),
-            getattr(before, name),
+            getattr(baseline, name),
             f"{path}.{name}".lstrip("."),
         )
         has_flags = hint == Attention or not _is_union(hint)  # a choice is written as one
@@ -133,22 +135,22 @@ def flags(value: Any, before: Any, path: str = "") -> dict[str, list[str]]:
             and type(value_here) is type(baseline_value)
             and has_flags
         ):
-            changed |= flags(value_here, baseline_value, field_path)
+            changed |= changed_flags(value_here, baseline_value, field_path)
         elif value_here != baseline_value:
-            changed[field_path] = _flag(field_path, value_here)
+            changed[field_path] = _flag_tokens(field_path, value_here)
     return changed
 
 
-def _flag(path: str, value: Any) -> list[str]:
+def _flag_tokens(path: str, value: Any) -> list[str]:
     *parents, name = path.replace("_", "-").split(".")
     if isinstance(value, bool):
         return ["--" + ".".join([*parents, name if value else f"no-{name}"])]
     values = value if isinstance(value, tuple) else (value,)
-    texts = (str(v) if isinstance(v, str | Path) else _quoted(_python(v)) for v in values)
+    texts = (str(v) if isinstance(v, str | Path) else _quoted(_short_repr(v)) for v in values)
     return ["--" + ".".join([*parents, name]), *texts]
 
 
-def _given(flag: str, arguments: list[str]) -> str | None:
+def _flag_value(flag: str, arguments: list[str]) -> str | None:
     """The value after a flag, or None where the flag is absent."""
     for argument, following in itertools.zip_longest(arguments, arguments[1:]):
         name, is_one, value = argument.partition("=")
@@ -157,9 +159,9 @@ def _given(flag: str, arguments: list[str]) -> str | None:
     return None
 
 
-def _with_kind(
-    run: Run, arguments: list[str], path: str = "--"
-) -> tuple[Run, list[str], str | None]:
+def _choose_attention_type(
+    run: RunType, arguments: list[str], path: str = "--"
+) -> tuple[RunType, list[str], str | None]:
     """Apply the attention type that the flags name; also return the other arguments."""
     for name, hint in typing.get_type_hints(type(run)).items():
         value, flag = getattr(run, name), path + name.replace("_", "-")
@@ -169,28 +171,30 @@ def _with_kind(
             for argument in remaining:
                 argument_name, _, text = argument.partition("=")
                 if argument_name == flag:
-                    value = _one(text or next(remaining, "nothing"), typing.get_args(Attention))
+                    value = _parse_choice(
+                        text or next(remaining, "nothing"), typing.get_args(Attention)
+                    )
                 else:
                     other_arguments.append(argument)
             arguments = other_arguments
         elif dataclasses.is_dataclass(value):
-            value, arguments, attention_flag = _with_kind(value, arguments, f"{flag}.")
+            value, arguments, attention_flag = _choose_attention_type(value, arguments, f"{flag}.")
         if attention_flag is not None:
             return dataclasses.replace(run, **{name: value}), arguments, attention_flag  # type: ignore
     return run, arguments, None
 
 
 @registry.primitive_rule
-def choice(info: tyro.constructors.PrimitiveTypeInfo):
+def choice_rule(info: tyro.constructors.PrimitiveTypeInfo):
     """Tyro rule that reads a union of option classes, or a tuple of them, from their repr."""
     several = typing.get_origin(info.type) is tuple
     hint = typing.get_args(info.type)[0] if several else info.type
-    kinds = kinds_of(hint)
+    kinds = allowed_types(hint)
     if hint == Attention or not any(map(dataclasses.is_dataclass, kinds)) or kinds == (hint,):
         return None
 
     def read(texts: list[str]) -> Any:
-        values = tuple(_one(text, kinds) for text in texts)
+        values = tuple(_parse_choice(text, kinds) for text in texts)
         return values if several else values[0]
 
     def fits(value: Any) -> bool:
@@ -204,7 +208,7 @@ def choice(info: tyro.constructors.PrimitiveTypeInfo):
         metavar=f"{names} ..." if several else names,
         instance_from_str=read,
         is_instance=fits,
-        str_from_instance=lambda value: [_shown(v) for v in (value if several else [value])],
+        str_from_instance=lambda value: [_quoted_repr(v) for v in (value if several else [value])],
     )
 
 
@@ -220,7 +224,7 @@ def path(info: tyro.constructors.PrimitiveTypeInfo):
             return None
         if texts == [""]:
             raise ValueError("a path must not be empty; got ''.")
-        stores.kept(Path(texts[0]))
+        stores.storage_path(Path(texts[0]))
         return Path(texts[0])
 
     return tyro.constructors.PrimitiveConstructorSpec(
@@ -232,18 +236,18 @@ def path(info: tyro.constructors.PrimitiveTypeInfo):
     )
 
 
-def _one(text: str, kinds: tuple[type, ...]) -> Any:
+def _parse_choice(text: str, kinds: tuple[type, ...]) -> Any:
     path_types = [k for k in kinds if "path" in getattr(k, "__dataclass_fields__", ())]
     if path_types and Path(text).exists():  # a path by itself
         return path_types[0](path=text)
-    value = from_python(text, reachable(kinds))
+    value = from_python(text, dataclasses_by_name(kinds))
     if not isinstance(value, kinds):
         names = ", ".join(_signature(kind) for kind in kinds)
         raise ValueError(f"{text} is none of {names}.")
     return value
 
 
-def _shown(value: Any) -> str:
+def _quoted_repr(value: Any) -> str:
     """A value's repr, shell-quoted where the shell needs it."""
     return _quoted(repr(value))
 
@@ -252,20 +256,22 @@ def _quoted(text: str) -> str:
     return text if '"' in text else text.replace("'", '"')
 
 
-def _python(value: Any) -> str:
+def _short_repr(value: Any) -> str:
     """`repr` of an option without the fields that equal their defaults."""
     if isinstance(value, tuple):
-        return f"({', '.join(map(_python, value))}{',' * (len(value) == 1)})"
+        return f"({', '.join(map(_short_repr, value))}{',' * (len(value) == 1)})"
     if not dataclasses.is_dataclass(value):
         return repr(value)
     fields = ((f, getattr(value, f.name)) for f in dataclasses.fields(value))
     field_texts = (
-        f"{f.name}={_python(field_value)}" for f, field_value in fields if field_value != f.default
+        f"{f.name}={_short_repr(field_value)}"
+        for f, field_value in fields
+        if field_value != f.default
     )
     return f"{type(value).__name__}({', '.join(field_texts)})"
 
 
-def reachable(hints: Iterable[Any]) -> dict[str, type]:
+def dataclasses_by_name(hints: Iterable[Any]) -> dict[str, type]:
     """All dataclasses among these types and their fields' types, keyed by name."""
     by_name: dict[str, type] = {}
     pending = list(hints)
@@ -279,7 +285,7 @@ def reachable(hints: Iterable[Any]) -> dict[str, type]:
             by_name[hint.__name__] = hint
             pending += typing.get_type_hints(hint).values()
         pending += [arg for arg in typing.get_args(hint) if not isinstance(arg, str)]
-        pending += [kind for kind in kinds_of(hint) if kind is not hint]
+        pending += [kind for kind in allowed_types(hint) if kind is not hint]
     return by_name
 
 
@@ -295,6 +301,6 @@ def _signature(kind: type) -> str:
     return f"{kind.__name__}({', '.join(f.name for f in dataclasses.fields(kind))})"
 
 
-def _module() -> str:
+def _program_name() -> str:
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     return spec.name.removesuffix(".__main__") if spec is not None else "experiments"

@@ -18,20 +18,31 @@ from typing import Any, Literal
 
 import jax.numpy as jnp
 
-from experiments.command_line import parse, readable_errors
-from experiments.model_card import CARD, model_card
-from experiments.trained import BESIDE, Trained, copy_files, generation_ids, load_trained
-from experiments.training.stores import here
+from experiments.command_line import parse_run, readable_errors
+from experiments.load_model import (
+    TOKENIZER_FILES,
+    LoadedModel,
+    copy_files,
+    generation_ids,
+    load_model,
+)
+from experiments.model_card import CARD_FILE, model_card
+from experiments.training.object_store import here
 from jaxformer import data
 from jaxformer.config import EncoderDecoder, Rope
 from jaxformer.interop import load_config
-from jaxformer.interop.compare import canonical, differences
-from jaxformer.interop.save import choose_family, empty_folder, save_pretrained, whole_folder
+from jaxformer.interop.config_comparison import canonical, config_differences
+from jaxformer.interop.save import (
+    atomic_folder,
+    check_output_folder,
+    choose_family,
+    save_pretrained,
+)
 from jaxformer.json_files import read_json
 
-GENERATION = "generation_config.json"
+GENERATION_CONFIG = "generation_config.json"
 TEMPLATE = "chat_template.jinja"
-KEPT = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+SPECIAL_TOKEN_FIELDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,17 +73,17 @@ class Export:
 
 def main(run: Export) -> Path:
     """Write a folder that transformers can load; returns it."""
-    output = empty_folder(here(run.output), overwrite=run.overwrite)
-    model = load_trained(run.checkpoint, run.step, ignore=run.ignore)
+    output = check_output_folder(here(run.output), overwrite=run.overwrite)
+    model = load_model(run.checkpoint, run.step, ignore=run.ignore)
     # A Hugging Face folder, or a run that began with one and keeps what it said.
     source = model.folder if (model.folder / "config.json").is_file() else None
-    extra = token_ids(model, source)
+    extra = special_token_ids(model, source)
     if (length := max_positions(model, source)) is not None:
         extra["max_position_embeddings"] = length
     family, _ = choose_family(model.config, extra, run.family)
-    hf_config = same_model(model, source, family.model_type, run.ignore)
-    dtype = run.dtype or (said_dtype(hf_config) if model.step is None else "float32")
-    with whole_folder(output) as folder:
+    hf_config = unchanged_hf_config(model, source, family.model_type, run.ignore)
+    dtype = run.dtype or (config_dtype(hf_config) if model.step is None else "float32")
+    with atomic_folder(output) as folder:
         save_pretrained(
             folder,
             model.config,
@@ -84,53 +95,53 @@ def main(run: Export) -> Path:
         write_tokenizer(model, source, folder)
         if hf_config:
             write_json(folder / "config.json", with_dtype(hf_config, dtype))
-        if (generation_json := generation(model, source, extra)) is not None:
-            write_json(folder / GENERATION, generation_json)
+        if (generation_json := generation_config(model, source, extra)) is not None:
+            write_json(folder / GENERATION_CONFIG, generation_json)
         if model.step is not None:
             text = model_card(model, family.model_type, output.name)
-            (folder / CARD).write_text(text, encoding="utf-8")
+            (folder / CARD_FILE).write_text(text, encoding="utf-8")
     checkpoint_text = "" if model.step is None else f"checkpoint {model.step} of "
     print(f"Wrote {checkpoint_text}{run.checkpoint} as a {family.model_type} to {output}.")
     return output
 
 
-def token_ids(model: Trained, source: Path | None) -> dict[str, Any]:
+def special_token_ids(model: LoadedModel, source: Path | None) -> dict[str, Any]:
     """bos, eos and pad ids for config.json, from the source folder or the tokenizer of the run."""
     if source is not None:
         hf_config = read_json(source / "config.json")
-        return {name: hf_config[name] for name in KEPT if name in hf_config}
-    ids = {"bos_token_id": model.start[0], "eos_token_id": model.stop[0]}
+        return {name: hf_config[name] for name in SPECIAL_TOKEN_FIELDS if name in hf_config}
+    ids = {"bos_token_id": model.bos_tokens[0], "eos_token_id": model.stop_tokens[0]}
     if isinstance(model.config.topology, EncoderDecoder):
-        ids["decoder_start_token_id"] = model.start[0]
+        ids["decoder_start_token_id"] = model.bos_tokens[0]
     return ids
 
 
-def max_positions(model: Trained, source: Path | None) -> int | None:
+def max_positions(model: LoadedModel, source: Path | None) -> int | None:
     """max_position_embeddings of the source, or the row length; None if RoPE is scaled.
 
     Only where nothing in the numbers depends on what is said of it.
     """
     hf_config = None if source is None else read_json(source / "config.json")
-    longest = (hf_config or {}).get("max_position_embeddings", model.length)
+    longest = (hf_config or {}).get("max_position_embeddings", model.row_length)
     ropes = [p for p in model.config.attention.positions if isinstance(p, Rope)]
     plain = ropes and all(rope.scaling is None for rope in ropes)
     return longest if plain else None
 
 
-def write_tokenizer(model: Trained, source: Path | None, folder: Path) -> None:
+def write_tokenizer(model: LoadedModel, source: Path | None, folder: Path) -> None:
     """Write tokenizer.json for transformers, or copy the files of the Hugging Face folder."""
     if source is None:
         begins = not isinstance(model.config.topology, EncoderDecoder)
         templated = (model.folder / TEMPLATE).is_file()
-        data.export_tokenizer(model.tokenizer, folder, begins=begins, split=not templated)
+        data.export_tokenizer(model.tokenizer, folder, add_bos=begins, split=not templated)
         if templated:
             shutil.copy(model.folder / TEMPLATE, folder)
         return
-    copy_files(source, folder, *BESIDE, *[CARD] * (model.step is None))
+    copy_files(source, folder, *TOKENIZER_FILES, *[CARD_FILE] * (model.step is None))
 
 
-def same_model(
-    model: Trained, source: Path | None, family: str, ignore: tuple[str, ...]
+def unchanged_hf_config(
+    model: LoadedModel, source: Path | None, family: str, ignore: tuple[str, ...]
 ) -> dict[str, Any]:
     """config.json of the source folder if it still describes this model, else {}."""
     if source is None:
@@ -138,22 +149,22 @@ def same_model(
     hf_config = read_json(source / "config.json")
     source_config = canonical(load_config(source, ignore=ignore))
     same = (
-        not differences(source_config, canonical(model.config))
+        not config_differences(source_config, canonical(model.config))
         and hf_config["model_type"] == family
     )
     return hf_config if same else {}
 
 
-def said_dtype(said: dict[str, Any]) -> str:
+def config_dtype(hf_config: dict[str, Any]) -> str:
     """`dtype` of a config.json, or `torch_dtype` of older ones; float32 by default."""
-    return said.get("dtype") or said.get("torch_dtype") or "float32"
+    return hf_config.get("dtype") or hf_config.get("torch_dtype") or "float32"
 
 
-def with_dtype(said: dict[str, Any], dtype: str) -> dict[str, Any]:
+def with_dtype(hf_config: dict[str, Any], dtype: str) -> dict[str, Any]:
     """Copy of a config.json with its dtype set."""
-    if said_dtype(said) == dtype:
-        return said
-    return {**said, "dtype" if "dtype" in said else "torch_dtype": dtype}
+    if config_dtype(hf_config) == dtype:
+        return hf_config
+    return {**hf_config, "dtype" if "dtype" in hf_config else "torch_dtype": dtype}
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
@@ -161,22 +172,24 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def generation(model: Trained, source: Path | None, extra: dict[str, Any]) -> dict[str, Any] | None:
+def generation_config(
+    model: LoadedModel, source: Path | None, extra: dict[str, Any]
+) -> dict[str, Any] | None:
     """Fields of generation_config.json: eos, pad and decoder start ids; None without any.
 
     The filler is not said in config.json, for torch would then not train that token's row.
     """
     if source is not None:
-        path, ends = source / GENERATION, generation_ids(source).get("eos_token_id")
-        fields, stop = read_json(path) if path.is_file() else None, list(model.stop)
+        path, ends = source / GENERATION_CONFIG, generation_ids(source).get("eos_token_id")
+        fields, stop = read_json(path) if path.is_file() else None, list(model.stop_tokens)
         if model.step is None or stop in (ends, [ends]):
             return fields
         return {
             **(fields or {}),
             "eos_token_id": stop if len(stop) > 1 else stop[0],
         }  # as it learned
-    fields = {name: extra[name] for name in KEPT if extra.get(name) is not None}
-    fields["pad_token_id"] = model.stop[0]
+    fields = {name: extra[name] for name in SPECIAL_TOKEN_FIELDS if extra.get(name) is not None}
+    fields["pad_token_id"] = model.stop_tokens[0]
     unused = list(range(model.tokenizer.vocab_size, model.config.vocab_size))
     return fields | ({"suppress_tokens": unused} if unused else {})  # rows that no text was seen in
 
@@ -185,4 +198,4 @@ RUNS = {"default": Export(checkpoint=Path("runs/pretrain-1"), output=Path("expor
 
 if __name__ == "__main__":
     with readable_errors():
-        main(parse(RUNS, __doc__))
+        main(parse_run(RUNS, __doc__))

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments import pretrain
-from experiments.command_line import parse, readable_errors
-from experiments.trained import started_from
-from experiments.training.resume import asked_before
+from experiments.command_line import parse_run, readable_errors
+from experiments.load_model import run_from_checkpoint
+from experiments.training.resume import load_resumed_run
 from jaxformer.training.optimizers import AdamW, OptimizerConfig
 from jaxformer.training.schedules import Cosine
 
@@ -49,4 +49,4 @@ RUNS = {
 
 if __name__ == "__main__":
     with readable_errors():
-        main(parse(RUNS, __doc__, begin=started_from, resume=asked_before))
+        main(parse_run(RUNS, __doc__, init_run=run_from_checkpoint, resume_run=load_resumed_run))

@@ -26,15 +26,20 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments.command_line import parse, readable_errors
-from experiments.trained import Trained, load_trained
-from experiments.training.run import check_numbers, check_uses, chosen_devices, prepare_devices
+from experiments.command_line import parse_run, readable_errors
+from experiments.load_model import LoadedModel, load_model
+from experiments.training.run_config import (
+    check_integers,
+    check_uses,
+    select_devices,
+    setup_devices,
+)
 from jaxformer import data
 from jaxformer.config import RopeScaling
 from jaxformer.generation import Beam, Greedy, Sample, generate, stream
 from jaxformer.generation.prompts import make_request
-from jaxformer.parallel import Hosts, MeshConfig, is_first, make_mesh
-from jaxformer.training.progress import printable
+from jaxformer.parallel import DistributedConfig, MeshConfig, is_primary_process, make_mesh
+from jaxformer.training.progress import sanitize_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,12 +90,12 @@ class Generate:
     mesh: MeshConfig = MeshConfig()
     devices: int | None = 1
     distributed: bool = False
-    hosts: Hosts = Hosts()
+    hosts: DistributedConfig = DistributedConfig()
     seed: int = 0
     ignore: tuple[str, ...] = ()
 
     def __post_init__(self):
-        check_numbers(self)
+        check_integers(self)
         check_uses(
             self,
             needs={
@@ -111,22 +116,24 @@ class Prompt(NamedTuple):
     source: list[int] | None
 
 
-class Speaker(NamedTuple):
+class TextGenerator(NamedTuple):
     """A loaded model with its generation options."""
 
-    model: Trained
+    model: LoadedModel
     run: Generate
     mesh: Mesh
 
-    def read(self, text: str) -> tuple[list[int], list[int] | None]:
+    def encode(self, text: str) -> tuple[list[int], list[int] | None]:
         """Encode a prompt, or a question with the chat template, and an encoder's source.
 
         Raises:
             ValueError: It cannot be encoded.
         """
         if not self.run.chat:
-            return self.model.inputs(text)
-        return self.model.asked([*self.opening(), {"role": "user", "content": text}]), None
+            return self.model.encode_prompt(text)
+        return self.model.encode_chat(
+            [*self.system_messages(), {"role": "user", "content": text}]
+        ), None
 
     def read_line(self, text: str, where: str) -> Prompt:
         """The same of a text in a file, if it can be continued.
@@ -135,7 +142,7 @@ class Speaker(NamedTuple):
             ValueError: It cannot; says where the text stands.
         """
         try:
-            tokens, source = self.read(text)
+            tokens, source = self.encode(text)
             make_request(
                 self.model.config,
                 [tokens],
@@ -146,15 +153,15 @@ class Speaker(NamedTuple):
             raise ValueError(f"{where}: {error}") from error
         return Prompt(text, tokens, source)
 
-    def opening(self) -> list[dict[str, str]]:
+    def system_messages(self) -> list[dict[str, str]]:
         """The system message, as a list of none or one."""
         return [{"role": "system", "content": self.run.system}] if self.run.system else []
 
-    def options(self, seed: int) -> dict[str, Any]:
+    def generate_kwargs(self, seed: int) -> dict[str, Any]:
         """Keyword arguments of `jaxformer.generate`."""
         return {
             "max_new_tokens": self.run.max_new_tokens,
-            "stop_tokens": self.model.stop,
+            "stop_tokens": self.model.stop_tokens,
             "vocab_size": min(self.model.tokenizer.vocab_size, self.model.config.vocab_size),
             "key": jax.random.key(seed),
             "dtype": self.run.dtype,
@@ -165,80 +172,86 @@ class Speaker(NamedTuple):
 
 def main(run: Generate) -> str:
     """Print generated text as it is decoded; returns it."""
-    prepare_devices(run)
+    setup_devices(run)
     if run.prompts is not None:
         texts = data.lines(run.prompts, field="prompt")
-        with output_file(run.output if is_first() else None) as file:
-            return continue_all(load_speaker(run), texts, file)
+        with output_file(run.output if is_primary_process() else None) as file:
+            return continue_file(load_speaker(run), texts, file)
     generator = load_speaker(run)
     if run.chat and not run.prompt:
-        return converse(generator)
-    prompt, source = generator.read(run.prompt)
+        return chat_loop(generator)
+    prompt, source = generator.encode(run.prompt)
     text = "" if source is not None or run.chat else run.prompt
-    show(text)
-    return text + say(generator, prompt, source, seed=run.seed)
+    print_text(text)
+    return text + print_continuation(generator, prompt, source, seed=run.seed)
 
 
-def load_speaker(run: Generate) -> Speaker:
-    """The model of a folder, on its devices."""
-    mesh = make_mesh(run.mesh, chosen_devices(run.devices))
-    model = load_trained(run.checkpoint, run.step, ignore=run.ignore, mesh=mesh)
+def load_speaker(run: Generate) -> TextGenerator:
+    """Load the model of a folder onto its devices."""
+    mesh = make_mesh(run.mesh, select_devices(run.devices))
+    model = load_model(run.checkpoint, run.step, ignore=run.ignore, mesh=mesh)
     model = model._replace(chat_template=run.chat_template)
     if run.rope_scaling is not None:
         model = model._replace(config=model.config.with_rope_scaling(run.rope_scaling))
-    return Speaker(model, run, mesh)
+    return TextGenerator(model, run, mesh)
 
 
-def say(speaker: Speaker, prompt: list[int], source: list[int] | None = None, *, seed: int) -> str:
+def print_continuation(
+    generator: TextGenerator, prompt: list[int], source: list[int] | None = None, *, seed: int
+) -> str:
     """Print the continuation of a prompt token by token; returns it."""
-    model, options = speaker.model, speaker.options(seed)
+    model, options = generator.model, generator.generate_kwargs(seed)
     options["source"] = None if source is None else [source]
-    if isinstance(speaker.run.sampler, Beam):
+    if isinstance(generator.run.sampler, Beam):
         generated = generate(model.config, model.params, [prompt], **options)
-        tokens: Iterable[int] = cut(np.asarray(generated)[0, len(prompt) :].tolist(), model.stop)
+        tokens: Iterable[int] = truncate_at_stop(
+            np.asarray(generated)[0, len(prompt) :].tolist(), model.stop_tokens
+        )
     else:
         rows = stream(model.config, model.params, [prompt], **options)
         tokens = (int(row[0]) for row in rows)
     text = ""
-    for piece in pieces(tokens, model.tokenizer.decode, prompt):
-        show(piece)
+    for piece in decode_stream(tokens, model.tokenizer.decode, prompt):
+        print_text(piece)
         text += piece
-    show("\n")
+    print_text("\n")
     return text
 
 
-def converse(speaker: Speaker) -> str:
+def chat_loop(generator: TextGenerator) -> str:
     """Chat on the terminal: answer each typed line, given all before; returns the last answer."""
-    speaker.model.template()  # before anything is typed
-    messages, answer = speaker.opening(), ""
+    generator.model.load_chat_template()  # before anything is typed
+    messages, answer = generator.system_messages(), ""
     for turn in count():
-        show("> ")
+        print_text("> ")
         user_text = sys.stdin.readline().strip()
         if not user_text:
-            show("\n")
+            print_text("\n")
             return answer
         messages.append({"role": "user", "content": user_text})
-        answer = say(speaker, speaker.model.asked(messages), seed=speaker.run.seed + turn)
+        answer = print_continuation(
+            generator, generator.model.encode_chat(messages), seed=generator.run.seed + turn
+        )
         messages.append({"role": "assistant", "content": answer})
     return answer
 
 
-def continue_all(speaker: Speaker, texts: list[tuple[str, str]], file: TextIO) -> str:
+def continue_file(generator: TextGenerator, texts: list[tuple[str, str]], file: TextIO) -> str:
     """Continue the prompts of a file in batches; returns JSON lines.
 
     Raises:
         ValueError: One of them cannot be continued, which is said before the first one is.
     """
-    run, model, written = speaker.run, speaker.model, ""
-    prompts = [speaker.read_line(text, where) for text, where in texts]
+    run, model, written = generator.run, generator.model, ""
+    prompts = [generator.read_line(text, where) for text, where in texts]
     for first in range(0, len(prompts), run.batch_size):
         batch = prompts[first : first + run.batch_size]
-        options = speaker.options(run.seed + first)
+        options = generator.generate_kwargs(run.seed + first)
         tokens, sources = [each.tokens for each in batch], [each.source for each in batch]
         options["source"] = None if sources[0] is None else sources
         rows = generate(model.config, model.params, tokens, **options)
         for each, row in zip(batch, np.asarray(rows).tolist(), strict=True):
-            new = cut(row[len(each.tokens) :][: run.max_new_tokens], model.stop)
+            new = truncate_at_stop(row[len(each.tokens) :][: run.max_new_tokens], model.stop_tokens)
             line = json.dumps({"prompt": each.text, "text": model.tokenizer.decode(new)}) + "\n"
             file.write(line)
             written += line
@@ -270,18 +283,18 @@ def output_file(path: Path | None) -> Iterator[TextIO]:
             temporary.unlink(missing_ok=True)
 
 
-def show(text: str) -> None:
+def print_text(text: str) -> None:
     """Print without a newline and flush."""
-    print(printable(text, sys.stdout), end="", flush=True)
+    print(sanitize_text(text, sys.stdout), end="", flush=True)
 
 
-def cut(tokens: list[int], stop: Sequence[int]) -> list[int]:
+def truncate_at_stop(tokens: list[int], stop: Sequence[int]) -> list[int]:
     """Tokens up to the first stop token."""
     ends = [i for i, token in enumerate(tokens) if token in stop]
     return tokens[: ends[0]] if ends else tokens
 
 
-def pieces(
+def decode_stream(
     tokens: Iterable[int], decode: Callable[[list[int]], str], before: list[int]
 ) -> Iterator[str]:
     """Decode tokens incrementally; an incomplete character waits for its other tokens."""
@@ -299,4 +312,4 @@ RUNS = {"default": Generate(checkpoint=Path("runs/pretrain-1"))}
 
 if __name__ == "__main__":
     with readable_errors():
-        main(parse(RUNS, __doc__))
+        main(parse_run(RUNS, __doc__))

@@ -4,16 +4,16 @@ from pathlib import Path
 from typing import Any
 
 import jaxformer
-from experiments.trained import Trained
-from experiments.training.run import RUN_FILE
+from experiments.load_model import LoadedModel
+from experiments.training.run_config import RUN_FILE
 from jaxformer import costs
 from jaxformer.config import Decoder
 from jaxformer.json_files import read_json
 from jaxformer.training.metrics import read_json_lines
 from jaxformer.training.progress import format_count
 
-CARD = "README.md"
-TEXT = """---
+CARD_FILE = "README.md"
+CARD_TEMPLATE = """---
 {facts}
 ---
 
@@ -34,7 +34,7 @@ tokenizer = AutoTokenizer.from_pretrained("{name}")
 """
 
 
-def model_card(model: Trained, family: str, name: str) -> str:
+def model_card(model: LoadedModel, family: str, name: str) -> str:
     """Model card (README.md) of an exported run.
 
     Args:
@@ -52,12 +52,12 @@ def model_card(model: Trained, family: str, name: str) -> str:
         facts["pipeline_tag"] = "text-generation"
     if init is not None and not Path(init).exists():
         facts["base_model"] = init
-    table = asked(run) | measured(model.folder, model.step or 0)
-    return TEXT.format(
+    table = training_facts(run) | evaluation_facts(model.folder, model.step or 0)
+    return CARD_TEMPLATE.format(
         facts="\n".join(f"{key}: {value}" for key, value in facts.items()),
         name=name,
         family=family,
-        count=format_count(costs.parameters(model.config)),
+        count=format_count(costs.num_parameters(model.config)),
         version=jaxformer.__version__,
         origin="from fresh weights" if init is None else f"from the weights of {init}",
         table="\n".join(f"| {key} | {value} |" for key, value in table.items()),
@@ -65,7 +65,7 @@ def model_card(model: Trained, family: str, name: str) -> str:
     )
 
 
-def asked(run: dict[str, Any]) -> dict[str, Any]:
+def training_facts(run: dict[str, Any]) -> dict[str, Any]:
     """Training facts of the card, from the saved run.json."""
     optimizer, facts = run["optimizer"], dict[str, Any]()
     if "corpus" in run:
@@ -79,7 +79,7 @@ def asked(run: dict[str, Any]) -> dict[str, Any]:
     return facts
 
 
-def measured(folder: Path, step: int) -> dict[str, Any]:
+def evaluation_facts(folder: Path, step: int) -> dict[str, Any]:
     """Metrics of the last evaluation at or before a checkpoint, for the card."""
     lines = [x for x in read_json_lines(folder / "metrics.jsonl") if x["step"] <= step]
     facts: dict[str, Any] = {"updates": step}

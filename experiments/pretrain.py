@@ -29,44 +29,51 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments.command_line import parse, readable_errors
-from experiments.trained import learned_stop, origin, started_from
-from experiments.training.loop import Machinery, check_vocabulary, machinery, train
+from experiments.command_line import parse_run, readable_errors
+from experiments.load_model import learned_stop, origin, run_from_checkpoint
 from experiments.training.plot import plot_run
 from experiments.training.resume import (
-    asked_before,
-    describe,
-    explained_end,
+    checkpoint_description,
     goes_on,
+    load_resumed_run,
     own_beginning,
-    settled,
+    report_early_end,
+    with_fixed_schedule,
 )
-from experiments.training.run import Run, check_uses, output_folder, prepare_devices, show_run
+from experiments.training.run_config import (
+    RunConfig,
+    check_uses,
+    open_output_folder,
+    print_run,
+    setup_devices,
+)
+from experiments.training.trainer import TrainSetup, check_vocabulary, make_train_setup, train_run
 from jaxformer import data
 from jaxformer import functional as F
-from jaxformer.config import GLU, Decoder, Head, MultiHead, QKNorm, TransformerConfig
+from jaxformer.config import GLU, Decoder, LMHead, MultiHead, QKNorm, TransformerConfig
 from jaxformer.generation import Sample, generate
-from jaxformer.parallel import is_first, local_rows, put_batch
-from jaxformer.training import loop, step
+from jaxformer.parallel import is_primary_process, local_batch_slice, put_batch
+from jaxformer.training import loop, train_step
 from jaxformer.training.checkpoints import Checkpoints
 from jaxformer.training.metrics import read_json_lines
 from jaxformer.training.optimizers import Muon, OptimizerConfig
-from jaxformer.training.progress import Progress, format_count, format_times, printable
+from jaxformer.training.progress import Progress, format_count, format_times, sanitize_text
 from jaxformer.training.schedules import Cosine
 
 # What a resumed run may not change, for its result would be another one. Devices, remat and scan
 # may change; they round differently, and devices draw other dropout.
-FIXED = (
-    "model", "tokenizer", "chat_template", "held_out", "length", "batch_size", "accumulation",
-    "schedule_steps", "optimizer", "objective", "expert_room", "dtype", "seed",
+FIXED_ON_RESUME = (
+    "model", "tokenizer", "chat_template", "held_out", "length", "batch_size",
+    "gradient_accumulation_steps", "schedule_steps", "optimizer", "objective",
+    "expert_capacity_factor", "dtype", "seed",
 )  # fmt: skip
 
 
-SECONDS_BETWEEN = 10  # lines that say how much text is tokenised
+PROGRESS_SECONDS = 10  # lines that say how much text is tokenised
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pretrain(Run):
+class Pretrain(RunConfig):
     """Options of a pretraining run: corpus, tokenizer, row length, epochs, sample.
 
     Attributes:
@@ -112,7 +119,7 @@ class Pretrain(Run):
         if not isinstance(self.model.topology, Decoder):
             raise ValueError(f"Pretraining on text takes a Decoder; got {self.model.topology}.")
         if self.chat_template is not None and not (
-            instructs(self.corpus) and isinstance(self.tokenizer, data.Saved)
+            has_instructions(self.corpus) and isinstance(self.tokenizer, data.PretrainedTokenizer)
         ):
             raise ValueError(
                 "--chat-template is for Instructions, and for a tokenizer that there is: pass "
@@ -126,7 +133,9 @@ class Pretrain(Run):
         return {"chat_template.jinja": template.source}
 
 
-def llama(*, model_dim: int, num_layers: int, num_heads: int, vocab_size: int) -> TransformerConfig:
+def qwen3_like(
+    *, model_dim: int, num_layers: int, num_heads: int, vocab_size: int
+) -> TransformerConfig:
     """A small Qwen3-like decoder: RoPE, RMSNorm, SwiGLU, QK-norm, tied embeddings."""
     return TransformerConfig(
         vocab_size=vocab_size,
@@ -139,11 +148,11 @@ def llama(*, model_dim: int, num_layers: int, num_heads: int, vocab_size: int) -
             qk_norm=QKNorm(),
         ),
         feed_forward=(GLU(hidden_dim=8 * model_dim // 3 // 32 * 32),),
-        head=Head(tied=True),
+        head=LMHead(tied=True),
     )
 
 
-def muon(*, warmup_steps: int) -> OptimizerConfig:
+def muon_config(*, warmup_steps: int) -> OptimizerConfig:
     """Muon with a cosine schedule, the optimizer of all named runs."""
     return OptimizerConfig(
         schedule=Cosine(peak=0.02, warmup_steps=warmup_steps), optimizer=Muon(adamw_rate=0.15)
@@ -152,20 +161,20 @@ def muon(*, warmup_steps: int) -> OptimizerConfig:
 
 RUNS = {
     "default": Pretrain(
-        model=llama(model_dim=192, num_layers=4, num_heads=4, vocab_size=4096),
-        optimizer=muon(warmup_steps=20),
+        model=qwen3_like(model_dim=192, num_layers=4, num_heads=4, vocab_size=4096),
+        optimizer=muon_config(warmup_steps=20),
     ),
     "tiny": Pretrain(
-        model=llama(model_dim=64, num_layers=2, num_heads=4, vocab_size=512),
+        model=qwen3_like(model_dim=64, num_layers=2, num_heads=4, vocab_size=512),
         tokenizer=data.BPE(vocab_size=512),
         length=64,
         steps=20,
         evaluate_every=10,
         save_every=10,
-        optimizer=muon(warmup_steps=2),
+        optimizer=muon_config(warmup_steps=2),
     ),
     "small": Pretrain(
-        model=llama(model_dim=768, num_layers=12, num_heads=12, vocab_size=32768),
+        model=qwen3_like(model_dim=768, num_layers=12, num_heads=12, vocab_size=32768),
         tokenizer=data.BPE(vocab_size=32768),
         length=1024,
         batch_size=64,
@@ -176,24 +185,24 @@ RUNS = {
         dtype="bfloat16",
         remat="dots",
         scan=True,
-        optimizer=muon(warmup_steps=200),
+        optimizer=muon_config(warmup_steps=200),
     ),
 }
 
 
-class Tokenising:
+class TokenizationProgress:
     """Prints tokenization progress every few seconds."""
 
     def __init__(self) -> None:
-        self._told_at = time.monotonic()
+        self._printed_at = time.monotonic()
 
     def __call__(self, done: int, total: int) -> None:
-        if time.monotonic() - self._told_at > SECONDS_BETWEEN:
-            self._told_at = time.monotonic()
+        if time.monotonic() - self._printed_at > PROGRESS_SECONDS:
+            self._printed_at = time.monotonic()
             print(f"  tokenised {done / total:.0%} of {format_count(total)} bytes", flush=True)
 
 
-class Text(NamedTuple):
+class PackedCorpus(NamedTuple):
     """Packed training and evaluation rows, with their tokenizer and held-out documents.
 
     Attributes:
@@ -202,7 +211,7 @@ class Text(NamedTuple):
         stop: Tokens that end a text.
         train: Rows to train on.
         held_out: Rows to evaluate on.
-        documents: Those that are held out.
+        held_out_documents: Those that are held out.
         cache: Folder of the rows.
     """
 
@@ -211,27 +220,27 @@ class Text(NamedTuple):
     stop: tuple[int, ...]
     train: data.AnyRows
     held_out: data.AnyRows
-    documents: data.Documents
+    held_out_documents: data.Documents
     cache: Path
 
 
 def main(run: Pretrain, runs: Mapping[str, Pretrain] = RUNS) -> Path:
     """Pretrain, evaluate and sample; returns the output folder."""
-    prepare_devices(run)
-    with output_folder(run) as output:
+    setup_devices(run)
+    with open_output_folder(run) as output:
         if not goes_on(run, output):
             check_length(run, runs)
-        again = show_run(run, runs, started_from)
-        using = machinery(run, output, length=run.length)
-        text = read_corpus(own_beginning(run, output))
-        check_vocabulary(run.model, text.tokenizer, init=run.init)
+        rerun_command = print_run(run, runs, run_from_checkpoint)
+        setup = make_train_setup(run, output, length=run.length)
+        corpus = prepare_corpus(own_beginning(run, output))
+        check_vocabulary(run.model, corpus.tokenizer, init=run.init)
         if run.epochs is not None:
-            run = in_epochs(run, run.epochs, text.train)
-        run = settled(run, output)
+            run = with_epochs_as_steps(run, run.epochs, corpus.train)
+        run = with_fixed_schedule(run, output)
         if run.sample_tokens is not None:
-            encode_prompt(run, text)
-        work(run, text, using)
-        print(f"\nEverything is in {using.kept}. To repeat the run:\n  {again}")
+            encode_prompt(run, corpus)
+        train_and_sample(run, corpus, setup)
+        print(f"\nEverything is in {setup.storage}. To repeat the run:\n  {rerun_command}")
     return output
 
 
@@ -244,7 +253,7 @@ def check_length(run: Pretrain, runs: Mapping[str, Pretrain]) -> None:
         )
 
 
-def in_epochs(run: Pretrain, epochs: float, rows: data.AnyRows) -> Pretrain:
+def with_epochs_as_steps(run: Pretrain, epochs: float, rows: data.AnyRows) -> Pretrain:
     """Replace epochs by the number of steps that they are."""
     # As the number is written: 0.7 times 10 rows are 7, not 8.
     steps = math.ceil(Fraction(str(epochs)) * rows.epoch / run.batch_size)
@@ -253,29 +262,29 @@ def in_epochs(run: Pretrain, epochs: float, rows: data.AnyRows) -> Pretrain:
     return replace(run, steps=steps, epochs=None)
 
 
-def work(run: Pretrain, text: Text, using: Machinery) -> None:
+def train_and_sample(run: Pretrain, corpus: PackedCorpus, setup: TrainSetup) -> None:
     """Train, print the sample and plot the losses."""
-    output = using.output
+    output = setup.local_folder
     gzip = data.gzip_bits_per_byte(
-        data.Document(document.name, data.counted_text(document, text.tokenizer))
-        for document in text.documents
+        data.Document(document.name, data.loss_text(document, corpus.tokenizer))
+        for document in corpus.held_out_documents
     )
     with (
-        Checkpoints(using.kept / "checkpoints", keep=run.keep) as checkpoints,
-        explained_end(run, checkpoints, using.kept),
+        Checkpoints(setup.storage / "checkpoints", max_to_keep=run.keep) as checkpoints,
+        report_early_end(run, checkpoints, setup.storage),
     ):
-        trained = train_on(run, text, using, checkpoints, gzip)
-    if trained is not None:
-        state, numbers = trained
+        result = train_model(run, corpus, setup, checkpoints, gzip)
+    if result is not None:
+        state, numbers = result
         bits = numbers["final_held_out_bits_per_byte"]
         print(f"\nHeld-out text: {bits:.3f} bits per byte; gzip -9 needs {gzip:.3f}.")
         if run.sample_tokens is not None:
-            print_sample(run, text, state.params, using.mesh, new=run.sample_tokens)
-    if is_first():
+            print_sample(run, corpus, state.params, setup.mesh, num_new_tokens=run.sample_tokens)
+    if is_primary_process():
         plot_run(output / "run.png", read_json_lines(output / "metrics.jsonl"), gzip=gzip)
 
 
-def read_corpus(run: Pretrain) -> Text:
+def prepare_corpus(run: Pretrain) -> PackedCorpus:
     """Read, split, tokenize and pack the corpus, or open the packed rows of an earlier run.
 
     Raises:
@@ -284,21 +293,21 @@ def read_corpus(run: Pretrain) -> Text:
     print(f"Corpus: {run.corpus}", flush=True)
     sources = run.corpus.parts if isinstance(run.corpus, data.Mixture) else (run.corpus,)
     template = chat_template(run)
-    parts = [
+    splits = [
         data.split(data.documents(source, template=template), held_out=run.held_out)
         for source in sources
     ]
-    texts = (document.text for part in parts for document in part.train)
+    texts = (document.text for part in splits for document in part.train)
     tokenizer = data.build_tokenizer(run.tokenizer, texts)
-    packed = [read_part(run, *each, tokenizer) for each in zip(sources, parts, strict=True)]
+    packed = [prepare_source(run, *each, tokenizer) for each in zip(sources, splits, strict=True)]
     weights = run.corpus.weights if isinstance(run.corpus, data.Mixture) else None
-    train, held_out = (data.mix(rows, weights) for rows in zip(*packed, strict=True))
-    documents = data.Documents(lambda: chain.from_iterable(part.held_out for part in parts))
+    train, held_out = (data.mix_rows(rows, weights) for rows in zip(*packed, strict=True))
+    documents = data.Documents(lambda: chain.from_iterable(part.held_out for part in splits))
     stop = learned_stop(origin(run, tokenizer), tokenizer)
-    return Text(tokenizer, template, stop, train, held_out, documents, run.cache)
+    return PackedCorpus(tokenizer, template, stop, train, held_out, documents, run.cache)
 
 
-def read_part(
+def prepare_source(
     run: Pretrain, source: data.Source, parts: data.Split, tokenizer: data.Tokenizer
 ) -> tuple[data.PackedRows, data.PackedRows]:
     """Tokenize and pack the training part and the held-out part of one source."""
@@ -309,14 +318,18 @@ def read_part(
         try:
             packed.append(
                 data.pack(
-                    documents, tokenizer, row_length=run.length, folder=run.cache, told=Tokenising()
+                    documents,
+                    tokenizer,
+                    row_length=run.length,
+                    folder=run.cache,
+                    on_progress=TokenizationProgress(),
                 )
             )
         except ValueError as error:
             raise ValueError(f"{source}, {name}: {error}") from error
     train, held_out = packed
     for rows, name in zip(packed, names, strict=True):
-        if rows.num_targets < run.length and rows.counted is None:
+        if rows.num_targets < run.length and rows.loss_mask is None:
             raise ValueError(
                 f"held_out {run.held_out} of {train.num_bytes + held_out.num_bytes} bytes leaves "
                 f"{rows.num_targets} tokens {name}, less than one row of length {run.length}; give "
@@ -330,61 +343,67 @@ def read_part(
     return train, held_out
 
 
-def train_on(
-    run: Pretrain, text: Text, using: Machinery, checkpoints: Checkpoints, gzip: float
-) -> tuple[step.TrainState, dict[str, float]] | None:
+def train_model(
+    run: Pretrain, corpus: PackedCorpus, setup: TrainSetup, checkpoints: Checkpoints, gzip: float
+) -> tuple[train_step.TrainState, dict[str, float]] | None:
     """Train on the packed rows; returns last state and metrics, None if already complete."""
-    mesh = using.mesh
-    digests = {"train": text.train.digest(), "held_out": text.held_out.digest()}
-    rows = local_rows(mesh, run.batch_size)
-    batches = data.Batches(text.train, batch_size=run.batch_size, seed=run.seed, local=rows)
-    tally = step.make_tally(using.model, mesh)
+    mesh = setup.mesh
+    digests = {"train": corpus.train.digest(), "held_out": corpus.held_out.digest()}
+    local_rows = local_batch_slice(mesh, run.batch_size)
+    batches = data.Batches(
+        corpus.train, batch_size=run.batch_size, seed=run.seed, local_rows=local_rows
+    )
+    eval_step = train_step.make_eval_step(setup.model, mesh)
 
-    def evaluate(at: int, params: Any, progress: Progress) -> dict[str, float]:
-        last = at == run.steps
-        rows = None if last else run.evaluate_rows
-        bits = held_out_bits(run, text.held_out, mesh, tally, params, rows=rows)
-        progress.update(at, bits_per_byte=bits)
+    def evaluate(step: int, params: Any, progress: Progress) -> dict[str, float]:
+        last = step == run.steps
+        local_rows = None if last else run.evaluate_rows
+        bits = held_out_bits_per_byte(
+            run, corpus.held_out, mesh, eval_step, params, num_rows=local_rows
+        )
+        progress.update(step, bits_per_byte=bits)
         if not last:
             return {"held_out_bits_per_byte": bits}
         return {
             "final_held_out_bits_per_byte": bits,
             "gzip_bits_per_byte": gzip,
-            "tokens_per_byte": text.train.num_targets / text.train.num_bytes,
+            "tokens_per_byte": corpus.train.num_targets / corpus.train.num_bytes,
         }
 
-    return train(
+    return train_run(
         run,
-        using,
-        text.tokenizer,
+        setup,
+        corpus.tokenizer,
         checkpoints,
-        describe(run, FIXED, text.tokenizer, data=digests),
-        fetch=lambda at: put_batch(batches[at], mesh, run.batch_size),
+        checkpoint_description(run, FIXED_ON_RESUME, corpus.tokenizer, data=digests),
+        get_batch=lambda step: put_batch(batches[step], mesh, run.batch_size),
         length=run.length,
         evaluate=evaluate,
-        loss=lambda numbers: numbers["held_out_bits_per_byte"],
+        selection_loss=lambda numbers: numbers["held_out_bits_per_byte"],
     )
 
 
-def held_out_bits(
+def held_out_bits_per_byte(
     run: Pretrain,
-    whole: data.AnyRows,
+    held_out: data.AnyRows,
     mesh: Mesh,
-    tally: Any,
+    eval_step: Any,
     params: Any,
     *,
-    rows: int | None = None,
+    num_rows: int | None = None,
 ) -> float:
     """Bits per byte of held-out text, of all rows or of an even sample."""
-    held_out, size = whole, run.batch_size
-    if rows is not None and rows < len(whole):
-        held_out = whole.part(np.linspace(0, len(whole) - 1, rows).astype(int))
-    batches = data.evaluation_batches(held_out, batch_size=size, local=local_rows(mesh, size))
-    nats, tokens = loop.evaluate(tally, params, (put_batch(b, mesh, size) for b in batches))
-    return float(F.bits_per_byte(nats * whole.num_targets / tokens, whole.num_bytes))
+    sampled_rows, size = held_out, run.batch_size
+    if num_rows is not None and num_rows < len(held_out):
+        sampled_rows = held_out.take(np.linspace(0, len(held_out) - 1, num_rows).astype(int))
+    batches = data.evaluation_batches(
+        sampled_rows, batch_size=size, local_rows=local_batch_slice(mesh, size)
+    )
+    nats, tokens = loop.evaluate(eval_step, params, (put_batch(b, mesh, size) for b in batches))
+    return float(F.bits_per_byte(nats * held_out.num_targets / tokens, held_out.num_bytes))
 
 
-def instructs(corpus: data.Corpus) -> bool:
+def has_instructions(corpus: data.Corpus) -> bool:
     """Whether any source of the corpus has instructions."""
     parts = corpus.parts if isinstance(corpus, data.Mixture) else (corpus,)
     return any(isinstance(part, data.Instructions) for part in parts)
@@ -392,12 +411,12 @@ def instructs(corpus: data.Corpus) -> bool:
 
 def chat_template(run: Pretrain) -> data.ChatTemplate | None:
     """Chat template for the instructions of a run, if the tokenizer has one."""
-    if instructs(run.corpus) and isinstance(run.tokenizer, data.Saved):
+    if has_instructions(run.corpus) and isinstance(run.tokenizer, data.PretrainedTokenizer):
         return data.load_chat_template(run.tokenizer.path, run.chat_template)
     return None
 
 
-def encode_prompt(run: Pretrain, text: Text) -> list[int]:
+def encode_prompt(run: Pretrain, text: PackedCorpus) -> list[int]:
     """The prompt of the sample at the end, after what begins a text; to an assistant, a question.
 
     Raises:
@@ -406,10 +425,10 @@ def encode_prompt(run: Pretrain, text: Text) -> list[int]:
     template, tokenizer = text.template, text.tokenizer
     try:
         if template is not None:
-            asked = [{"role": "user", "content": run.prompt}]
-            prompt = data.asked_tokens(asked, template, tokenizer)
+            chat_text = [{"role": "user", "content": run.prompt}]
+            prompt = data.encode_chat(chat_text, template, tokenizer)
         else:
-            prompt = [data.begin_of_text(tokenizer), *tokenizer.encode(run.prompt).tolist()]
+            prompt = [data.bos_token_id(tokenizer), *tokenizer.encode(run.prompt).tolist()]
     except ValueError as error:
         raise ValueError(f"prompt {run.prompt[:40]!a} cannot be encoded: {error}") from error
     longest = run.model.max_length or run.length
@@ -421,26 +440,28 @@ def encode_prompt(run: Pretrain, text: Text) -> list[int]:
     return prompt
 
 
-def print_sample(run: Pretrain, text: Text, params: Any, mesh: Mesh, *, new: int) -> None:
+def print_sample(
+    run: Pretrain, corpus: PackedCorpus, params: Any, mesh: Mesh, *, num_new_tokens: int
+) -> None:
     """Print the model's continuation of the sample prompt."""
-    tokenizer = text.tokenizer
-    prompt = encode_prompt(run, text)
+    tokenizer = corpus.tokenizer
+    prompt = encode_prompt(run, corpus)
     longest = run.model.max_length or run.length
     tokens = generate(
         run.model,
         params,
         np.asarray(prompt, np.int32),
-        max_new_tokens=min(new, longest - len(prompt)),
+        max_new_tokens=min(num_new_tokens, longest - len(prompt)),
         vocab_size=tokenizer.vocab_size,
         sampler=Sample(temperature=0.8, top_p=0.95),
-        stop_tokens=text.stop if instructs(run.corpus) else (),
+        stop_tokens=corpus.stop if has_instructions(run.corpus) else (),
         key=jax.random.key(run.seed),
         dtype=run.dtype,
         mesh=mesh,
     )
-    print(f"\nSample:\n{printable(tokenizer.decode(np.asarray(tokens)), sys.stdout)}")
+    print(f"\nSample:\n{sanitize_text(tokenizer.decode(np.asarray(tokens)), sys.stdout)}")
 
 
 if __name__ == "__main__":
     with readable_errors():
-        main(parse(RUNS, __doc__, begin=started_from, resume=asked_before))
+        main(parse_run(RUNS, __doc__, init_run=run_from_checkpoint, resume_run=load_resumed_run))

@@ -14,51 +14,51 @@ from itertools import pairwise, product
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments.command_line import read, readable_errors
-from experiments.studies.measures import nothing_more
+from experiments.command_line import parse_args, readable_errors
+from experiments.studies.extra_metrics import no_extra_metrics
 from experiments.studies.plots import plot_losses
-from experiments.studies.results import Numbers
-from experiments.studies.seeds import Arm
+from experiments.studies.results import ResultDict
 from experiments.studies.sizes import PLACEMENT_SIZES
-from experiments.studies.statistics import paired_difference, rank_chance, rank_correlation
-from experiments.studies.study import Study, base_run, conduct
+from experiments.studies.statistics import paired_difference, rank_correlation, rank_p_value
+from experiments.studies.study import Study, base_run, run_study
 from experiments.studies.tables import (
     NOTE,
     Column,
-    deviation,
     difference_from,
-    first_loss,
+    initial_loss,
     markdown,
     mean_and_interval,
-    values,
+    seed_values,
+    std_over_seeds,
 )
+from experiments.studies.train_seeds import Variant
 from jaxformer.config import Rope
 from jaxformer.config.positions import RopeTarget
 
 SOURCE = "Su, Rotary Position Embedding of the Second Kind, 2025. spaces.ac.cn/archives/10862"
 
 
-class Setting(NamedTuple):
+class RopeSetting(NamedTuple):
     """Which of queries, keys and values are rotated, and the published loss."""
 
     name: str
     targets: tuple[RopeTarget, ...]
-    published: float
-    group: int  # in the published order; losses within a group are called about equal
+    published_loss: float
+    published_group: int  # in the published order; losses within a group are called about equal
 
 
 SETTINGS = (
-    Setting("QK", ("q", "k"), 2.712, 1),
-    Setting("QKVO", ("q", "k", "v", "o"), 2.719, 1),
-    Setting("K", ("k",), 2.769, 2),
-    Setting("VO", ("v", "o"), 2.770, 2),
-    Setting("QKV", ("q", "k", "v"), 2.783, 3),
-    Setting("none", (), 2.795, 4),
-    Setting("O", ("o",), 2.841, 5),
-    Setting("Q", ("q",), 2.851, 5),
-    Setting("V", ("v",), 2.856, 5),
+    RopeSetting("QK", ("q", "k"), 2.712, 1),
+    RopeSetting("QKVO", ("q", "k", "v", "o"), 2.719, 1),
+    RopeSetting("K", ("k",), 2.769, 2),
+    RopeSetting("VO", ("v", "o"), 2.770, 2),
+    RopeSetting("QKV", ("q", "k", "v"), 2.783, 3),
+    RopeSetting("none", (), 2.795, 4),
+    RopeSetting("O", ("o",), 2.841, 5),
+    RopeSetting("Q", ("q",), 2.851, 5),
+    RopeSetting("V", ("v",), 2.856, 5),
 )
-GROUPS = max(setting.group for setting in SETTINGS)
+GROUPS = max(setting.published_group for setting in SETTINGS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ def main(study: RopePlacement) -> Path:
     """Run the study and write its report; returns the results folder."""
     run = base_run(study, PLACEMENT_SIZES)
     variants = [
-        Arm(
+        Variant(
             name=setting.name,
             model=run.model.with_positions(
                 Rope(targets=setting.targets) if setting.targets else None
@@ -80,33 +80,33 @@ def main(study: RopePlacement) -> Path:
         )
         for setting in SETTINGS
     ]
-    output, results = conduct(study, "rope_placement", run, variants, nothing_more)
-    text = report(results)
+    output, results = run_study(study, "rope_placement", run, variants, no_extra_metrics)
+    text = format_report(results)
     (output / "table.md").write_text(text)
     plot_losses(output / "plot.png", results, title="Where rotary positions act")
     print(f"\n{text}\nEverything is in {output}.")
     return output
 
 
-def report(found: list[Numbers]) -> str:
+def format_report(results: list[ResultDict]) -> str:
     """Table of the losses, and how they agree with the published order."""
-    first = SETTINGS[0].published
+    first = SETTINGS[0].published_loss
     columns = [
-        Column("rotary positions on", lambda numbers: numbers["arm"]["name"]),
+        Column("rotary positions on", lambda numbers: numbers["variant"]["name"]),
         Column("held-out loss", mean_and_interval("held_out")),
-        Column("spread", deviation("held_out")),
-        Column("minus QK", difference_from("held_out", found[0])),
-        Column("minus none", difference_from("held_out", named(found, "none"))),
-        Column("loss at first", first_loss),
-        Column("published", lambda numbers: f"{published(numbers):.3f}"),
-        Column("its minus QK", lambda numbers: f"{published(numbers) - first:+.3f}"),
+        Column("spread", std_over_seeds("held_out")),
+        Column("minus QK", difference_from("held_out", results[0])),
+        Column("minus none", difference_from("held_out", find_result(results, "none"))),
+        Column("loss at first", initial_loss),
+        Column("published", lambda numbers: f"{published_loss_of(numbers):.3f}"),
+        Column("its minus QK", lambda numbers: f"{published_loss_of(numbers) - first:+.3f}"),
     ]
-    ordered = sorted(found, key=mean_loss)
-    names = " < ".join(numbers["arm"]["name"] for numbers in ordered)
-    published_losses = [published(numbers) for numbers in found]
-    rho = rank_correlation([mean_loss(numbers) for numbers in found], published_losses)
-    p_value = rank_chance([mean_loss(numbers) for numbers in found], published_losses)
-    seeds = [rank_correlation(losses, published_losses) for losses in by_seed(found)]
+    ordered = sorted(results, key=mean_loss)
+    names = " < ".join(numbers["variant"]["name"] for numbers in ordered)
+    published_losses = [published_loss_of(numbers) for numbers in results]
+    rho = rank_correlation([mean_loss(numbers) for numbers in results], published_losses)
+    p_value = rank_p_value([mean_loss(numbers) for numbers in results], published_losses)
+    seeds = [rank_correlation(losses, published_losses) for losses in losses_by_seed(results)]
     return (
         f"{markdown(columns, ordered)}\n\n{NOTE}\n\n"
         f"Our order, from the lowest loss: {names}.\n\n"
@@ -114,22 +114,23 @@ def report(found: list[Numbers]) -> str:
         "run each of a model of about 1B, text and tokens not stated).\n\n"
         f"Spearman's rank correlation of both: {rho:.2f} (an order drawn at random is as near, or "
         f"as near to the reverse, with probability {p_value:.3f}); of single seeds "
-        f"{min(seeds):.2f} to {max(seeds):.2f}. {group_order(found)}\n"
+        f"{min(seeds):.2f} to {max(seeds):.2f}. {compare_group_order(results)}\n"
     )
 
 
-def group_order(found: list[Numbers]) -> str:
+def compare_group_order(results: list[ResultDict]) -> str:
     """Whether each pair of neighbouring groups of the published order has the same order here.
 
     An order holds, or is reversed, where the intervals of all differences between their members
     say so.
     """
-    groups = [[s for s in SETTINGS if s.group == group] for group in range(1, 1 + GROUPS)]
+    groups = [[s for s in SETTINGS if s.published_group == group] for group in range(1, 1 + GROUPS)]
     verdicts = []
     for before, after in pairwise(groups):
         pairs = [
             paired_difference(
-                values(named(found, b.name), "held_out"), values(named(found, a.name), "held_out")
+                seed_values(find_result(results, b.name), "held_out"),
+                seed_values(find_result(results, a.name), "held_out"),
             )
             for a, b in product(before, after)
         ]
@@ -146,23 +147,25 @@ def group_order(found: list[Numbers]) -> str:
     )
 
 
-def named(found: list[Numbers], name: str) -> Numbers:
+def find_result(results: list[ResultDict], name: str) -> ResultDict:
     """Result of the variant of that name."""
-    return next(numbers for numbers in found if numbers["arm"]["name"] == name)
+    return next(numbers for numbers in results if numbers["variant"]["name"] == name)
 
 
-def by_seed(found: list[Numbers]) -> list[list[float]]:
+def losses_by_seed(results: list[ResultDict]) -> list[list[float]]:
     """Losses of all variants, one row for each seed; infinite for a diverged seed."""
-    losses = [[float("inf") if x is None else x for x in numbers["held_out"]] for numbers in found]
+    losses = [
+        [float("inf") if x is None else x for x in numbers["held_out"]] for numbers in results
+    ]
     return [list(one) for one in zip(*losses, strict=True)]
 
 
-def published(numbers: Numbers) -> float:
+def published_loss_of(numbers: ResultDict) -> float:
     """Published loss of a variant."""
-    return next(s.published for s in SETTINGS if s.name == numbers["arm"]["name"])
+    return next(s.published_loss for s in SETTINGS if s.name == numbers["variant"]["name"])
 
 
-def mean_loss(numbers: Numbers) -> float:
+def mean_loss(numbers: ResultDict) -> float:
     """Mean loss over the seeds; infinite if one of them diverged."""
     losses = numbers["held_out"]
     return float("inf") if None in losses else sum(losses) / len(losses)
@@ -170,4 +173,4 @@ def mean_loss(numbers: Numbers) -> float:
 
 if __name__ == "__main__":
     with readable_errors():
-        main(read(RopePlacement, __doc__))
+        main(parse_args(RopePlacement, __doc__))

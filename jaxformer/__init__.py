@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from jaxformer.layers import RotaryEmbedding as RotaryEmbedding
     from jaxformer.layers import Transformer as Transformer
 
-_HOMES = {
+_LAZY_ATTRIBUTES = {
     "RotaryEmbedding": "jaxformer.layers",
     "Transformer": "jaxformer.layers",
     "TransformerConfig": "jaxformer.config",
@@ -29,7 +29,7 @@ _HOMES = {
     "save_pretrained": "jaxformer.interop",
 }
 
-_MODULES = (
+_LAZY_SUBMODULES = (
     "config",
     "costs",
     "data",
@@ -55,12 +55,12 @@ __all__ = [
 
 
 def __getattr__(name: str):
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
-    if name in _MODULES:
+    if name in _LAZY_ATTRIBUTES:
+        return getattr(importlib.import_module(_LAZY_ATTRIBUTES[name]), name)
+    if name in _LAZY_SUBMODULES:
         return importlib.import_module(f"jaxformer.{name}")
     raise AttributeError(f"module 'jaxformer' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES, *_MODULES])
+    return sorted([*globals(), *_LAZY_ATTRIBUTES, *_LAZY_SUBMODULES])

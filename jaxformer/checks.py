@@ -10,9 +10,9 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_ty
 
 import numpy as np
 
-LARGEST = float(np.finfo(np.float32).max)  # models compute in float32
-LARGEST_SIZE = 2**31 - 1  # and count in int32
-SHOWN = 100  # characters of a refused value
+FLOAT32_MAX = float(np.finfo(np.float32).max)  # models compute in float32
+INT32_MAX = 2**31 - 1  # and count in int32
+MAX_REPR_LENGTH = 100  # characters of a refused value
 
 
 class OptionError(ValueError):
@@ -64,7 +64,7 @@ def require_like(giver: str, axes: str, result: Any, shape: tuple[int, ...], dty
         raise OptionError(f"{giver} gives {axes} of dtype {dtype}; got {result.dtype}.")
 
 
-class Kept(NamedTuple):
+class Coerced(NamedTuple):
     """A field's value after coercion to its annotation."""
 
     value: Any
@@ -84,11 +84,11 @@ def check_fields(config: Any) -> None:
         ValueError: A field holds something else; the class, the field, the value and what may stand
             there are named.
     """
-    for name, hint in _hints(config.__class__).items():
+    for name, hint in _field_types(config.__class__).items():
         value = getattr(config, name)
-        coerced = _fit(hint, value)
+        coerced = _coerce(hint, value)
         if coerced is None:
-            path, expected, actual = _culprit(f"{type(config).__name__}.{name}", hint, value)
+            path, expected, actual = _find_mismatch(f"{type(config).__name__}.{name}", hint, value)
             raise ValueError(f"{path} must be {expected}; got {shown(actual)}.")
         if coerced.value is not value:
             object.__setattr__(config, name, coerced.value)
@@ -109,12 +109,12 @@ def require_positive(config: Any, *names: str) -> None:
             f"{type(config).__name__}.{name} must be positive; got {value}.",
         )
         require(
-            type(value) is not int or value <= LARGEST_SIZE,
-            f"{type(config).__name__}.{name} must be at most {LARGEST_SIZE}; got {value}.",
+            type(value) is not int or value <= INT32_MAX,
+            f"{type(config).__name__}.{name} must be at most {INT32_MAX}; got {value}.",
         )
 
 
-def require_pattern(config: Any, *names: str) -> None:
+def require_nonempty(config: Any, *names: str) -> None:
     """Require that the named per-layer tuples have at least one entry."""
     for name in names:
         value = getattr(config, name)
@@ -126,72 +126,72 @@ def require_pattern(config: Any, *names: str) -> None:
 
 
 @functools.cache
-def _hints(kind: type) -> dict[str, Any]:
+def _field_types(kind: type) -> dict[str, Any]:
     """Return the resolved annotations of a dataclass's init fields, by name."""
     hints = get_type_hints(kind)
     return {field.name: hints[field.name] for field in dataclasses.fields(kind) if field.init}
 
 
-def _fit(hint: Any, value: Any) -> Kept | None:
+def _coerce(hint: Any, value: Any) -> Coerced | None:
     """Return the value coerced to the annotation, or None if it does not fit."""
     origin, args = get_origin(hint), get_args(hint)
     if hint is Any:
-        return Kept(value)
+        return Coerced(value)
     if origin in (Union, types.UnionType):
-        candidates = (_fit(option, value) for option in args)
+        candidates = (_coerce(option, value) for option in args)
         return next((coerced for coerced in candidates if coerced is not None), None)
     if origin is Literal:
         matches = [word for word in args if type(word) is type(value) and word == value]
-        return Kept(matches[0]) if matches else None
+        return Coerced(matches[0]) if matches else None
     if origin is tuple:
-        return _fit_tuple(args, value)
+        return _coerce_tuple(args, value)
     if hint in (int, float, bool):
-        return _fit_number(hint, value)
+        return _coerce_number(hint, value)
     kind = type(None) if hint is None else origin or hint
-    return Kept(value) if isinstance(value, kind) else None
+    return Coerced(value) if isinstance(value, kind) else None
 
 
-def _fit_tuple(args: tuple, value: Any) -> Kept | None:
+def _coerce_tuple(args: tuple, value: Any) -> Coerced | None:
     if not isinstance(value, tuple):
         return None
     hints = args[:1] * len(value) if args[1:] == (...,) else args
     if len(hints) != len(value):
         return None
-    items = [_fit(hint, item) for hint, item in zip(hints, value, strict=True)]
+    items = [_coerce(hint, item) for hint, item in zip(hints, value, strict=True)]
     if any(item is None for item in items):
         return None
     coerced = tuple(item.value for item in items if item is not None)
     is_unchanged = all(new is old for new, old in zip(coerced, value, strict=True))
-    return Kept(value if is_unchanged else coerced)
+    return Coerced(value if is_unchanged else coerced)
 
 
-def _fit_number(kind: type, value: Any) -> Kept | None:
+def _coerce_number(kind: type, value: Any) -> Coerced | None:
     is_bool = isinstance(value, bool | np.bool_)
     if kind is bool or is_bool:
-        return Kept(bool(value)) if kind is bool and is_bool else None
+        return Coerced(bool(value)) if kind is bool and is_bool else None
     if isinstance(value, numbers.Integral):
         integer = int(value)
         if kind is int:
-            return Kept(integer)
-        return Kept(float(integer)) if abs(integer) <= LARGEST else None
+            return Coerced(integer)
+        return Coerced(float(integer)) if abs(integer) <= FLOAT32_MAX else None
     if kind is int or not isinstance(value, numbers.Real):
         return None
     number = float(value)
-    return Kept(number) if abs(number) <= LARGEST else None  # NaN is not
+    return Coerced(number) if abs(number) <= FLOAT32_MAX else None  # NaN is not
 
 
-def _culprit(path: str, hint: Any, value: Any) -> tuple[str, str, Any]:
+def _find_mismatch(path: str, hint: Any, value: Any) -> tuple[str, str, Any]:
     """Return the path, expected type and value of the first mismatch inside a field."""
     if isinstance(value, tuple):
         options = [hint, *get_args(hint)]
         for item_hint in (get_args(o)[0] for o in options if get_args(o)[1:] == (...,)):
             for index, item in enumerate(value):
-                if _fit(item_hint, item) is None:
-                    return _culprit(f"{path}[{index}]", item_hint, item)
-    return path, _expected(hint), value
+                if _coerce(item_hint, item) is None:
+                    return _find_mismatch(f"{path}[{index}]", item_hint, item)
+    return path, _describe_type(hint), value
 
 
-def _expected(hint: Any) -> str:
+def _describe_type(hint: Any) -> str:
     """Describe an annotation in words, for error messages."""
     origin, args = get_origin(hint), get_args(hint)
     words = {
@@ -202,15 +202,15 @@ def _expected(hint: Any) -> str:
     }
     words[type(None)] = "None"
     if origin in (Union, types.UnionType):
-        return " or ".join(_expected(option) for option in args)
+        return " or ".join(_describe_type(option) for option in args)
     if origin is Literal:
         return f"one of {', '.join(map(repr, args))}"
     if origin is tuple:
-        return f"a tuple, each entry {_expected(args[0])}"
+        return f"a tuple, each entry {_describe_type(args[0])}"
     return words.get(hint, getattr(hint, "__name__", str(hint)))
 
 
 def shown(value: Any) -> str:
     """A refused value, shortened."""
     text = repr(value)
-    return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
+    return text if len(text) <= MAX_REPR_LENGTH else f"{text[: MAX_REPR_LENGTH - 3]}..."

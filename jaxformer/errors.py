@@ -9,22 +9,22 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import NoReturn, TextIO
 
-from jaxformer.extras import missing
+from jaxformer.extras import missing_extra_message
 
-INTERRUPTED = 130  # exit status after Ctrl-C, as shells have it
-UNREAD = 141  # and where `head` or a pager stops reading what is printed
-TRACEBACK = "JAXFORMER_TRACEBACK"  # the variable that asks for one
-PROGRAMS = ["jaxformer", "experiments", "__main__"]  # whose sentences are for people
-IMPORTED: list[str] = []  # by this program's command line
+INTERRUPTED_STATUS = 130  # exit status after Ctrl-C, as shells have it
+BROKEN_PIPE_STATUS = 141  # and where `head` or a pager stops reading what is printed
+TRACEBACK_VARIABLE = "JAXFORMER_TRACEBACK"  # the variable that asks for one
+OWN_PACKAGES = ["jaxformer", "experiments", "__main__"]  # whose sentences are for people
+IMPORTED_MODULES: list[str] = []  # by this program's command line
 
 
-def leave(number: int, frame: FrameType | None) -> None:
+def exit_on_interrupt(number: int, frame: FrameType | None) -> None:
     """Handle Ctrl-C during the imports, which take seconds; see `readable_errors`."""
     os.write(2, b"\nInterrupted.\n")
-    os._exit(INTERRUPTED)
+    os._exit(INTERRUPTED_STATUS)
 
 
-def fail(message: str) -> NoReturn:
+def exit_with_error(message: str) -> NoReturn:
     """End the process with a message on standard error, status 1."""
     print(f"error: {message}", file=sys.stderr)
     raise SystemExit(1)
@@ -37,7 +37,7 @@ def readable_errors() -> Iterator[None]:
     Where nobody reads what it prints any more, as after ``| head``, it ends in silence.
     """
     try:
-        if signal.getsignal(signal.SIGINT) is leave:  # the imports are done
+        if signal.getsignal(signal.SIGINT) is exit_on_interrupt:  # the imports are done
             signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             yield
@@ -45,21 +45,23 @@ def readable_errors() -> Iterator[None]:
             sys.stdout.flush()  # after this Python would say itself that it cannot
     except KeyboardInterrupt:
         print("\nInterrupted.", file=sys.stderr)
-        raise SystemExit(INTERRUPTED) from None
+        raise SystemExit(INTERRUPTED_STATUS) from None
     except (ValueError, OSError, ImportError, NotImplementedError) as error:
-        if isinstance(error, BrokenPipeError) and _is_unread(sys.stdout):
+        if isinstance(error, BrokenPipeError) and _is_broken_pipe(sys.stdout):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
-            raise SystemExit(getattr(error.__context__, "code", None) or UNREAD) from None
-        bug = isinstance(error, ValueError) and where_by_accident(error)
+            raise SystemExit(
+                getattr(error.__context__, "code", None) or BROKEN_PIPE_STATUS
+            ) from None
+        bug = isinstance(error, ValueError) and unintended_error_location(error)
         if bug:
             error.add_note(f"This is a bug, and no mistake of yours: {bug}.")
-        if bug or os.environ.get(TRACEBACK):
+        if bug or os.environ.get(TRACEBACK_VARIABLE):
             raise
-        message = missing(error) if isinstance(error, ImportError) else error
-        fail(f"{message}\n({TRACEBACK}=1 shows where this came from.)")
+        message = missing_extra_message(error) if isinstance(error, ImportError) else error
+        exit_with_error(f"{message}\n({TRACEBACK_VARIABLE}=1 shows where this came from.)")
 
 
-def _is_unread(stream: TextIO) -> bool:
+def _is_broken_pipe(stream: TextIO) -> bool:
     """Whether a stream is a pipe that nobody reads, by an empty line more."""
     try:
         print(file=stream, flush=True)
@@ -68,7 +70,7 @@ def _is_unread(stream: TextIO) -> bool:
     return False
 
 
-def where_by_accident(error: BaseException) -> str | None:
+def unintended_error_location(error: BaseException) -> str | None:
     """Where an error came up that no `raise` of ours, or of an imported file's, made on purpose.
 
     Returns:
@@ -81,7 +83,7 @@ def where_by_accident(error: BaseException) -> str | None:
         return None
     frame, code = trace.tb_frame, trace.tb_frame.f_code
     package = frame.f_globals.get("__name__", "").partition(".")[0]
-    ours = package in {*PROGRAMS, *(name.partition(".")[0] for name in IMPORTED)}
+    ours = package in {*OWN_PACKAGES, *(name.partition(".")[0] for name in IMPORTED_MODULES)}
     if ours and code.co_code[trace.tb_lasti] == dis.opmap["RAISE_VARARGS"]:
         return None
     return f"{code.co_filename}:{trace.tb_lineno}, in {code.co_name}"

@@ -4,7 +4,7 @@ import importlib
 from types import ModuleType
 
 # Modules by the extra that brings them; `pip install 'jaxformer[NAME]'`.
-EXTRAS = {
+MODULES_BY_EXTRA = {
     "train": ("grain", "tokenizers", "tyro", "rich", "tensorboardX", "scipy", "jinja2"),
     "hub": ("huggingface_hub",),
     "data": ("pyarrow",),
@@ -14,7 +14,7 @@ EXTRAS = {
 }
 
 
-def missing(error: ImportError) -> str:
+def missing_extra_message(error: ImportError) -> str:
     """Return the message for a failed import: which extra installs the module.
 
     Args:
@@ -25,7 +25,7 @@ def missing(error: ImportError) -> str:
         no extra.
     """
     module = (error.name or "").partition(".")[0]
-    for extra, modules in EXTRAS.items():
+    for extra, modules in MODULES_BY_EXTRA.items():
         if isinstance(error, ModuleNotFoundError) and module in modules:
             return f"This needs {module}, which is not installed: pip install 'jaxformer[{extra}]'"
     return str(error)
@@ -49,4 +49,4 @@ def import_extra(name: str) -> ModuleType:
         # A module missing inside an installed library is that library's own story.
         if error.name != name.partition(".")[0]:
             raise
-        raise ImportError(missing(error)) from error
+        raise ImportError(missing_extra_message(error)) from error

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-NAMES: dict[type, str] = {
+JSON_TYPE_NAMES: dict[type, str] = {
     dict: "an object",
     list: "a list",
     str: "a string",
@@ -22,12 +22,12 @@ NAMES: dict[type, str] = {
 }
 
 
-def read_json(path: str | Path, *names: str) -> dict[str, Any]:
+def read_json(path: str | Path, *required_keys: str) -> dict[str, Any]:
     """Read a JSON file and return its object.
 
     Args:
         path: The file.
-        names: Keys that the object must have.
+        required_keys: Keys that the object must have.
 
     Returns:
         The object.
@@ -36,16 +36,18 @@ def read_json(path: str | Path, *names: str) -> dict[str, Any]:
         ValueError: As for `parse_json`; or the text is no object, or lacks a key.
         OSError: The file cannot be read.
     """
-    return parse_object(Path(path).read_bytes(), *names, where=path)
+    return parse_json_object(Path(path).read_bytes(), *required_keys, location=path)
 
 
-def parse_object(text: str | bytes, *names: str, where: str | Path) -> dict[str, Any]:
+def parse_json_object(
+    text: str | bytes, *required_keys: str, location: str | Path
+) -> dict[str, Any]:
     """Parse JSON text whose top level must be an object, and return it.
 
     Args:
         text: JSON.
-        names: Keys that the object must have.
-        where: What to call the text in errors: its file, and the line where it is one of many.
+        required_keys: Keys that the object must have.
+        location: What to call the text in errors: its file, and the line where it is one of many.
 
     Returns:
         The object.
@@ -53,21 +55,23 @@ def parse_object(text: str | bytes, *names: str, where: str | Path) -> dict[str,
     Raises:
         ValueError: As for `parse_json`; or the text is no object, or lacks a key.
     """
-    obj = parse_json(text, where=where)
+    obj = parse_json(text, location=location)
     if not isinstance(obj, dict):
-        raise ValueError(f"{where} is {NAMES[type(obj)]}, not an object.")
-    missing_keys = [name for name in names if name not in obj]
+        raise ValueError(f"{location} is {JSON_TYPE_NAMES[type(obj)]}, not an object.")
+    missing_keys = [name for name in required_keys if name not in obj]
     if missing_keys:
-        raise ValueError(f"{where} does not say {', '.join(missing_keys)}; it has {_some(obj)}.")
+        raise ValueError(
+            f"{location} does not say {', '.join(missing_keys)}; it has {_format_keys(obj)}."
+        )
     return obj
 
 
-def parse_json(text: str | bytes, *, where: str | Path) -> Any:
+def parse_json(text: str | bytes, *, location: str | Path) -> Any:
     """Parse JSON text and return its value; all numbers in it are finite.
 
     Args:
         text: JSON; bytes are UTF-8, a byte order mark may stand in front.
-        where: What to call the text in errors.
+        location: What to call the text in errors.
 
     Returns:
         The value; all of its numbers are finite.
@@ -86,20 +90,20 @@ def parse_json(text: str | bytes, *, where: str | Path) -> Any:
         text = text.decode("utf-8-sig") if isinstance(text, bytes) else text
         return json.loads(text, parse_constant=finite, parse_float=finite)
     except RecursionError:
-        raise ValueError(f"{where} is nested too deeply.") from None
+        raise ValueError(f"{location} is nested too deeply.") from None
     except ValueError as error:  # of Python's reader too
-        raise ValueError(f"{where} is not JSON: {error}.") from error
+        raise ValueError(f"{location} is not JSON: {error}.") from error
 
 
-def field(found: dict[str, Any], name: str, kind: type[T], *, where: str | Path) -> T:
+def get_field(obj: dict[str, Any], name: str, expected_type: type[T], *, location: str | Path) -> T:
     """Return the value of a key, checked to have the expected type.
 
     Args:
-        found: An object that was read.
+        obj: An object that was read.
         name: The key.
-        kind: dict, list, str, bool, int or float; a whole number is a number, a truth value is
-            none.
-        where: What to call the object in errors.
+        expected_type: dict, list, str, bool, int or float; a whole number is a number, a truth
+            value is none.
+        location: What to call the object in errors.
 
     Returns:
         The value.
@@ -107,19 +111,22 @@ def field(found: dict[str, Any], name: str, kind: type[T], *, where: str | Path)
     Raises:
         ValueError: The key is missing, or its value is of another type.
     """
-    if name not in found:
-        raise ValueError(f"{where} does not say {name}; it has {_some(found)}.")
-    value = found[name]
-    if kind is float and type(value) is int:
+    if name not in obj:
+        raise ValueError(f"{location} does not say {name}; it has {_format_keys(obj)}.")
+    value = obj[name]
+    if expected_type is float and type(value) is int:
         return float(value)  # type: ignore[return-value]
-    if type(value) is not kind:
-        raise ValueError(f"{where}: {name} is {NAMES[type(value)]}, not {NAMES[kind]}.")
+    if type(value) is not expected_type:
+        raise ValueError(
+            f"{location}: {name} is {JSON_TYPE_NAMES[type(value)]}, not "
+            f"{JSON_TYPE_NAMES[expected_type]}."
+        )
     return value
 
 
-def _some(found: dict[str, Any]) -> str:
+def _format_keys(obj: dict[str, Any]) -> str:
     """List the keys of an object for an error message, at most eight of them."""
-    if not found:
+    if not obj:
         return "no keys"
-    shown = ", ".join(key[:60] for key in sorted(found)[:8])
-    return shown if len(found) <= 8 else f"{shown} and {len(found) - 8} more"
+    shown = ", ".join(key[:60] for key in sorted(obj)[:8])
+    return shown if len(obj) <= 8 else f"{shown} and {len(obj) - 8} more"

@@ -19,17 +19,19 @@ from jaxformer.config.mixer import Mixer as Mixer
 from jaxformer.config.mixer import MixerInputs as MixerInputs
 from jaxformer.config.parameter import Parameter as Parameter
 from jaxformer.config.positions import ScoreBias as ScoreBias
-from jaxformer.errors import IMPORTED
+from jaxformer.errors import IMPORTED_MODULES
 from jaxformer.functional.activations import activation as activation
 
-IMPORT = "With --import NAME a module of your own is imported, and its options are known by name."
+IMPORT_FLAG_HELP = (
+    "With --import NAME a module of your own is imported, and its options are known by name."
+)
 
 
-def imported(arguments: list[str]) -> list[str]:
+def import_from_flags(argv: list[str]) -> list[str]:
     """Import the modules named by --import flags and return the remaining arguments.
 
     Args:
-        arguments: Of a program.
+        argv: Of a program.
 
     Returns:
         The other arguments.
@@ -37,8 +39,8 @@ def imported(arguments: list[str]) -> list[str]:
     Raises:
         ValueError: There is no such module, or no name; or what it raises, with the line.
     """
-    remaining_args, arg_iterator = [], iter(arguments)
-    IMPORTED.clear()
+    remaining_args, arg_iterator = [], iter(argv)
+    IMPORTED_MODULES.clear()
     for argument in arg_iterator:
         flag, _, name = argument.partition("=")
         if flag != "--import":
@@ -49,7 +51,7 @@ def imported(arguments: list[str]) -> list[str]:
             import_module(name)
         except (Exception, SystemExit) as error:
             raise ValueError(_refusal(name, error)) from error
-        IMPORTED.append(name)
+        IMPORTED_MODULES.append(name)
     return remaining_args
 
 

@@ -24,7 +24,7 @@ WITH_EXAMPLES = {
     "config.TransformerConfig",
     "config.TransformerConfig.with_rope_scaling",
     "costs.cache_bytes",
-    "costs.parameters",
+    "costs.num_parameters",
     "functional.alibi_bias",
     "functional.alibi_slopes",
     "functional.attend",
@@ -45,7 +45,7 @@ WITH_EXAMPLES = {
     "functional.prefix_mask",
     "functional.relative_position_buckets",
     "functional.relu_squared",
-    "functional.ring_order",
+    "functional.zigzag_order",
     "functional.rms_norm",
     "functional.rope_frequencies",
     "functional.rope_rotations",
@@ -102,8 +102,8 @@ def public_names(module):
 
 def packages():
     """The public packages that pass on names; the top-level one too."""
-    found = [m.name for m in pkgutil.iter_modules(jaxformer.__path__, "jaxformer.") if m.ispkg]
-    return [name for name in ["jaxformer", *found] if public_names(name)]
+    names = [m.name for m in pkgutil.iter_modules(jaxformer.__path__, "jaxformer.") if m.ispkg]
+    return [name for name in ["jaxformer", *names] if public_names(name)]
 
 
 PUBLIC = {
@@ -120,8 +120,8 @@ def text_of(name):
 
 def section(text, heading):
     """The lines under a heading of a docstring; nothing where there is none."""
-    found = re.search(rf"^{heading}:\n((?:    .*\n?|\n)*)", text, re.M)
-    return found[1] if found else ""
+    match = re.search(rf"^{heading}:\n((?:    .*\n?|\n)*)", text, re.M)
+    return match[1] if match else ""
 
 
 def equations(text):
@@ -135,10 +135,10 @@ def equations(text):
 @pytest.mark.parametrize("name", EXAMPLES)
 @pytest.mark.slow(but=["jaxformer.functional.norms.rms_norm", "jaxformer.functional.rope.rotate"])
 def test_examples_give_what_they_say(name):
-    told = []
+    output = []
     runner = doctest.DocTestRunner(verbose=False)
-    runner.run(EXAMPLES[name], out=told.append)
-    assert not runner.failures, "".join(told)
+    runner.run(EXAMPLES[name], out=output.append)
+    assert not runner.failures, "".join(output)
 
 
 def test_what_people_call_first_has_an_example():
@@ -202,8 +202,8 @@ def test_the_reference_has_every_public_name_and_none_of_flax(names):
     assert not every - {f"jaxformer.{name}" for name in elsewhere} - names
     modules = {module.name for module in pkgutil.iter_modules(jaxformer.training.__path__)}
     assert {f"jaxformer.training.{name}" for name in modules} <= names
-    own = {"clone", "init_with_output", "lazy_init", "tabulate", "perturb", "sow", "scope"}
-    assert not own & {name.rpartition(".")[2] for name in names}
+    flax_names = {"clone", "init_with_output", "lazy_init", "tabulate", "perturb", "sow", "scope"}
+    assert not flax_names & {name.rpartition(".")[2] for name in names}
     assert "jaxformer.layers.Transformer.__call__" in names
 
 
@@ -219,16 +219,16 @@ def test_the_reference_keeps_equations_and_examples(site):
     pages = {}
     for path in (site / "experiments/guides/reference").glob("*.html"):
         pages[path.stem] = html.unescape(re.sub(r"<[^>]*>", "", path.read_text()))
-    kept = 0
+    count = 0
     for name in PUBLIC:
         page = pages[name.split(".")[1] if name.count(".") > 1 else "jaxformer"]
         if name in ("jaxformer.Transformer", "jaxformer.TransformerConfig"):
             continue
-        told = [*equations(text_of(name)), textwrap.dedent(section(text_of(name), "Example"))]
-        for text in filter(None, told):
-            kept += 1
+        texts = [*equations(text_of(name)), textwrap.dedent(section(text_of(name), "Example"))]
+        for text in filter(None, texts):
+            count += 1
             assert text.rstrip() in page, name
-    assert kept > 100
+    assert count > 100
 
 
 @pytest.mark.slow

@@ -16,10 +16,15 @@ from jax.sharding import SingleDeviceSharding
 from jaxformer import functional as F
 from jaxformer import zoo
 from jaxformer.parallel import __main__ as command
-from jaxformer.parallel.plan import Work
-from jaxformer.training.compiled import Program, as_if_present, chips, compile_update
-from tests.decoding import compiled_search, narrow
-from tests.models import model
+from jaxformer.parallel.plan import Workload
+from jaxformer.training.aot_compile import (
+    HloModule,
+    compile_update,
+    patched_gpu_checks,
+    topology_devices,
+)
+from tests.compiled_decoding import compiled_decode, narrow_preset
+from tests.small_models import model
 
 pytestmark = [
     pytest.mark.gpu,
@@ -31,8 +36,8 @@ pytestmark = [
 
 
 def made_of(config, remat="full"):
-    work = Work(batch_size=8, length=640, remat=remat)
-    return compile_update(config, dict(fsdp=4), chips("h100:4"), work)
+    work = Workload(batch_size=8, length=640, remat=remat)
+    return compile_update(config, dict(fsdp=4), topology_devices("h100:4"), work)
 
 
 @pytest.mark.parametrize("remat", ["none", "dots", "full"])
@@ -42,7 +47,7 @@ def test_attention_is_cudnns_once_each_way(name, remat):
 
     The last layer of the loop may stand beside it, so each is there at most twice.
     """
-    kernels = made_of(model(name), remat).kernels
+    kernels = made_of(model(name), remat).custom_kernels
     assert kernels.pop("cudnn$fmhaSoftmax") == 2 and kernels.pop("cudnn$fmhaScaleBiasSoftmax") == 1
     assert kernels.pop("cudnn$fmhaSoftmaxBackward") in (2, 4)
     assert kernels.pop("cudnn$fmhaScaleBiasSoftmaxBackward") in (1, 2) and not kernels
@@ -51,14 +56,16 @@ def test_attention_is_cudnns_once_each_way(name, remat):
 @pytest.mark.parametrize("remat, backwards", [("none", 6), ("full", 9)])
 def test_products_of_experts_are_hoppers(remat, backwards):
     """Three forwards; backwards, where "full" runs those again, in the loop and its last turn."""
-    kernels = made_of(replace(zoo.get("mixtral-8x7b"), num_layers=2), remat).kernels
+    kernels = made_of(replace(zoo.get("mixtral-8x7b"), num_layers=2), remat).custom_kernels
     assert kernels["mpmd_map"] == 3 + 2 * backwards
 
 
 def test_prompts_are_read_by_cudnn():
     """They attend to each other by a kernel; the tokens after them attend to a cache."""
-    text = compiled_search(narrow("smollm2-1.7b"), chips("h100:1")[0], as_if_present)
-    assert Program(text).kernels() == {"cudnn$fmhaSoftmax": 1}
+    text = compiled_decode(
+        narrow_preset("smollm2-1.7b"), topology_devices("h100:1")[0], patched_gpu_checks
+    )
+    assert HloModule(text).count_custom_kernels() == {"cudnn$fmhaSoftmax": 1}
 
 
 def test_what_the_compiler_says_of_a_plan(capsys):
@@ -72,7 +79,7 @@ def test_what_the_compiler_says_of_a_plan(capsys):
 
 def test_a_single_row_is_multiplied_by_the_matrix_units():
     """The compiler would write each product with a matrix of this size, and add them apart."""
-    chip = chips("h100:1")[0]
+    chip = topology_devices("h100:1")[0]
     of = partial(jax.ShapeDtypeStruct, dtype="bfloat16", sharding=SingleDeviceSharding(chip))
     with jax.default_device(chip):
         lowered = (

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from jaxformer.json_files import field, parse_json, parse_object, read_json
+from jaxformer.json_files import get_field, parse_json, parse_json_object, read_json
 
 
 @pytest.fixture
@@ -18,10 +18,10 @@ def file(tmp_path):
 
 
 def test_what_json_says_is_read(file):
-    said = {"layers": 2, "eps": 1e-6, "names": ["ä", None, True, {}], "large": 2**100}
-    assert read_json(file(json.dumps(said)), "layers", "eps") == said
+    value = {"layers": 2, "eps": 1e-6, "names": ["ä", None, True, {}], "large": 2**100}
+    assert read_json(file(json.dumps(value)), "layers", "eps") == value
     assert read_json(file(b"\xef\xbb\xbf{}")) == {}
-    assert parse_json("[1, 2]", where="a line") == [1, 2]
+    assert parse_json("[1, 2]", location="a line") == [1, 2]
 
 
 REFUSED = {
@@ -44,15 +44,17 @@ def test_untrusted_json_is_refused_in_a_sentence_that_names_the_file(file, text,
     path = file(text)
     with pytest.raises(ValueError) as raised:
         read_json(path, "layers")
-    said = str(raised.value)
-    assert message in said and said.startswith(str(path)), said
-    assert len(said) < len(str(path)) + 160 and "\n" not in said
+    refusal = str(raised.value)
+    assert message in refusal and refusal.startswith(str(path)), refusal
+    assert len(refusal) < len(str(path)) + 160 and "\n" not in refusal
 
 
 def test_a_field_has_the_type_that_belongs_there():
-    found = parse_object('{"n": 3, "x": 0.5, "yes": true, "map": [], "no": null}', where="a.json")
-    assert field(found, "n", int, where="a.json") == 3
-    assert type(field(found, "n", float, where="a.json")) is float
+    parsed = parse_json_object(
+        '{"n": 3, "x": 0.5, "yes": true, "map": [], "no": null}', location="a.json"
+    )
+    assert get_field(parsed, "n", int, location="a.json") == 3
+    assert type(get_field(parsed, "n", float, location="a.json")) is float
     wrong = {
         ("map", dict): "a.json: map is a list, not an object",
         ("yes", int): "a.json: yes is a truth value, not a whole number",
@@ -62,4 +64,4 @@ def test_a_field_has_the_type_that_belongs_there():
     }
     for (name, kind), message in wrong.items():
         with pytest.raises(ValueError, match=message.replace(".", "[.]")):
-            field(found, name, kind, where="a.json")
+            get_field(parsed, name, kind, location="a.json")

@@ -137,9 +137,11 @@ class TestStored:
         assert len(sizes) >= FIGURES and max(sizes) < 1000 * LARGEST_PICTURE, sizes
 
     def test_without_traces_of_a_machine(self, path):
-        said = "\n".join(texts(nbformat.read(path, as_version=4)))
-        found = re.findall(r"/(?:work|root|home|tmp|Users|var)/\S*|0x[0-9a-f]{6,}|\w*Warning", said)
-        assert found == []
+        text = "\n".join(texts(nbformat.read(path, as_version=4)))
+        traces = re.findall(
+            r"/(?:work|root|home|tmp|Users|var)/\S*|0x[0-9a-f]{6,}|\w*Warning", text
+        )
+        assert traces == []
 
     def test_with_a_verdict_that_has_a_number(self, path):
         notebook = nbformat.read(path, as_version=4)
@@ -152,16 +154,16 @@ class TestStored:
                 assert re.search(r"\d|bitwise: True", rest), sentence
 
     def test_with_a_table_that_agrees_with_its_verdicts(self, path):
-        said = (
+        text = (
             "\n".join(texts(nbformat.read(path, as_version=4))).replace("|", "/").replace("\n", " ")
         )
         prose = "\n".join(cell.source for cell in cells(path, "markdown"))
         rows = re.findall(
             r"^\| (“.*”) \| (.*) \| (holds|holds loosely|fails|not decided) \|$", prose, re.M
         )
-        assert len(rows) == said.count("”* (")
+        assert len(rows) == text.count("”* (")
         for claim, source, verdict in rows:
-            assert f"**{verdict.capitalize()}.** *{claim}* ({source})" in said
+            assert f"**{verdict.capitalize()}.** *{claim}* ({source})" in text
 
     def test_without_letters_for_its_sources(self, path):
         prose = "\n".join(cell.source for cell in nbformat.read(path, as_version=4).cells)
@@ -210,9 +212,9 @@ except OSError as error:
 print(sys.executable)
 """
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(look)])
-    said = execute(notebook).cells[0].outputs[0].text
+    output = execute(notebook).cells[0].outputs[0].text
     refusals = ["No module named 'tokenizers'", "refused: no network: example.org"]
-    assert said.splitlines() == [*refusals, sys.executable]
+    assert output.splitlines() == [*refusals, sys.executable]
 
 
 @pytest.fixture
@@ -276,9 +278,9 @@ def test_a_clone_beside_or_in_a_mounted_drive_is_found(at, begin, tmp_path):
 def test_what_is_missing_is_installed_beside_the_jax_that_is_here(without, begin, tmp_path):
     clone_in(tmp_path / "jaxformer")
     plugins = {"jax-cuda12-plugin": "0.7.2", "flax": "0.11.2", "rich": "14"}
-    [(wanted, kept)] = begin(without=(*without, "treescope", "chex"), versions=plugins)
+    [(wanted, constraints)] = begin(without=(*without, "treescope", "chex"), versions=plugins)
     assert wanted == ["chex", "treescope"]
-    assert kept == [
+    assert constraints == [
         "jax==0.7.2", "jaxlib==0.7.2", "numpy==2.0.2", "jax-cuda12-plugin==0.7.2", "flax==0.11.2"
     ]  # fmt: skip
 
@@ -308,11 +310,13 @@ def test_outside_a_clone_and_without_an_address_it_says_so(begin):
 
 
 def test_outside_a_clone_it_installs_from_the_address(begin):
-    [(wanted, kept)] = begin(without=("jaxformer",), url="https://example.org/some/where.git")
-    [asked] = map(Requirement, wanted)
-    assert (asked.name, asked.extras) == ("jaxformer", {"plots", "hub"})
-    assert asked.url == "git+https://example.org/some/where.git"
-    assert "jax==0.7.2" in kept
+    [(wanted, constraints)] = begin(
+        without=("jaxformer",), url="https://example.org/some/where.git"
+    )
+    [requirement] = map(Requirement, wanted)
+    assert (requirement.name, requirement.extras) == ("jaxformer", {"plots", "hub"})
+    assert requirement.url == "git+https://example.org/some/where.git"
+    assert "jax==0.7.2" in constraints
 
 
 def test_the_address_is_that_of_the_project():

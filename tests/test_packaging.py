@@ -33,14 +33,14 @@ def relative(path):
 
 def requirements(extra=None):
     """What an extra asks for, with the extras it names in their place; None is the core."""
-    found = []
+    required = []
     for text in PROJECT["dependencies"] if extra is None else EXTRAS[extra]:
         requirement = Requirement(text)
         if requirement.name == PROJECT["name"]:
-            found += [r for name in requirement.extras for r in requirements(name)]
+            required += [r for name in requirement.extras for r in requirements(name)]
         else:
-            found.append(requirement)
-    return found
+            required.append(requirement)
+    return required
 
 
 CONSTRAINTS = ["constraints.txt", "constraints-oldest.txt", "constraints-newest.txt"]
@@ -63,8 +63,8 @@ def test_functional_needs_jax_alone():
         text=True,
     ).stdout.split()
     assert {"jax", "jaxformer"} <= set(imported)
-    others = {"flax", "orbax", "grain", "tensorstore", "optax", "tokenizers"}
-    assert not others & set(imported)
+    packages = {"flax", "orbax", "grain", "tensorstore", "optax", "tokenizers"}
+    assert not packages & set(imported)
 
 
 def test_type_annotations_are_shipped():
@@ -77,13 +77,13 @@ def test_every_package_folder_is_a_package():
     folders = {path.parent for path in (ROOT / "jaxformer").rglob("*.py")}
     assert not [relative(folder) for folder in folders if not (folder / "__init__.py").is_file()]
     parts = {folder.name for folder in folders if folder.parent == ROOT / "jaxformer"}
-    assert parts | {"options"} == set(jaxformer._MODULES)  # `jaxformer.NAME` imports it
+    assert parts | {"options"} == set(jaxformer._LAZY_SUBMODULES)  # `jaxformer.NAME` imports it
 
 
 @pytest.mark.parametrize("extra", EXTRAS)
 def test_extras_name_extras_that_exist(extra):
-    own = [Requirement(r) for r in EXTRAS[extra] if Requirement(r).name == PROJECT["name"]]
-    assert {name for requirement in own for name in requirement.extras} <= set(EXTRAS)
+    nested = [Requirement(r) for r in EXTRAS[extra] if Requirement(r).name == PROJECT["name"]]
+    assert {name for requirement in nested for name in requirement.extras} <= set(EXTRAS)
     assert requirements(extra)
 
 

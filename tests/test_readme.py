@@ -12,7 +12,7 @@ import pytest
 
 import jaxformer
 from experiments import report
-from experiments.benchmark.report import summary
+from experiments.benchmark.report import speed_summary
 from jaxformer import inspect, zoo
 from jaxformer.training.metrics import read_json_lines
 from jaxformer.zoo import printing
@@ -109,13 +109,13 @@ def test_the_picture_has_every_floor():
 
 
 def test_the_survey_is_that_of_the_zoo():
-    assert printing.markdown() in GUIDES["models"]
+    assert printing.survey_markdown() in GUIDES["models"]
 
 
 def test_numbers_of_models_are_counted():
-    said = re.findall(r"38 rows .*?, and (\d+) presets", PAGES, re.S)
-    assert len(zoo.survey()) == 38 and {int(x) for x in said} == {len(zoo.names())}
-    assert len(said) == 2
+    counts = re.findall(r"38 rows .*?, and (\d+) presets", PAGES, re.S)
+    assert len(zoo.survey()) == 38 and {int(x) for x in counts} == {len(zoo.names())}
+    assert len(counts) == 2
     references = list((ROOT / "tests" / "interop" / "golden").glob("*.npz"))
     assert f"the logits of {len(references)} small references" in GUIDES["speed"]
     looked_at = list((ROOT / "tests" / "inspect" / "golden").glob("*.npz"))
@@ -124,8 +124,8 @@ def test_numbers_of_models_are_counted():
 
 def test_the_run_that_is_shown_is_the_one_that_is_kept():
     lines = read_json_lines(report.RESULTS / "pretrain-cpu" / "metrics.jsonl")
-    said = re.search(r"`Held-out text: ([\d.]+) bits per byte; gzip -9 needs [\d.]+\.`", README)
-    assert f"{lines[-1]['final_held_out_bits_per_byte']:.3f}" == said[1]
+    match = re.search(r"`Held-out text: ([\d.]+) bits per byte; gzip -9 needs [\d.]+\.`", README)
+    assert f"{lines[-1]['final_held_out_bits_per_byte']:.3f}" == match[1]
     assert len([line for line in lines if "loss" in line]) >= 60
 
 
@@ -133,21 +133,21 @@ def test_the_run_that_is_shown_is_the_one_that_is_kept():
 def test_what_pages_say_of_results_is_as_the_report_writes_it(page):
     """`python -m experiments.report` would change nothing; README has the run and the speed."""
     text = page.read_text()
-    kept = json.loads((report.RESULTS / "benchmark-peers" / "benchmark.json").read_text())
-    told = {
-        "pretrain-cpu": report.sentence(report.RESULTS / "pretrain-cpu"),
-        "benchmark-peers": summary(kept),
+    results = json.loads((report.RESULTS / "benchmark-peers" / "benchmark.json").read_text())
+    snippets = {
+        "pretrain-cpu": report.run_summary(report.RESULTS / "pretrain-cpu"),
+        "benchmark-peers": speed_summary(results),
     }
-    assert report.renewed(text, told) == text
+    assert report.replace_snippets(text, snippets) == text
     if page == ROOT / "README.md":
-        assert all(f"<!-- results/{name} -->" in text for name in told)
+        assert all(f"<!-- results/{name} -->" in text for name in snippets)
 
 
 def test_what_pages_say_of_results_is_renewed_between_its_comments():
     text = "x\n<!-- results/a -->\nold\n<!-- end of results/a -->\ny"
-    assert report.renewed(text, {"a": "new", "b": "z"}) == text.replace("old", "new")
+    assert report.replace_snippets(text, {"a": "new", "b": "z"}) == text.replace("old", "new")
     with pytest.raises(ValueError, match="results/a --> stands without <!-- end of results/a -->"):
-        report.renewed("<!-- results/a -->\nold", {"a": "new"})
+        report.replace_snippets("<!-- results/a -->\nold", {"a": "new"})
 
 
 def test_losses_of_studies_are_those_of_their_tables():
@@ -182,7 +182,7 @@ def test_links_and_pictures_lead_somewhere(name):
 def test_every_call_of_inspect_is_told():
     calls = [n for n in vars(inspect) if n[0].islower() and callable(getattr(inspect, n))]
     missing = {name for name in calls if f"`{name}`" not in GUIDES["inside"]}
-    assert missing <= {"layers_of", "format_parameters"}
+    assert missing <= {"unstack_layers", "format_parameters"}
 
 
 def test_every_notebook_is_listed():

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxformer import Transformer, data, save_pretrained, zoo
-from tests.experiments.processes import PATIENCE, ROOT
+from tests.experiments.processes import ROOT, TIMEOUT_SECONDS
 
 HUB_NAME = "Qwen/Qwen3-0.6B"  # the one word that is replaced, by a folder
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>"
@@ -55,7 +55,7 @@ def run(line, place):
         )
     process.stdin.write(b"What is 1 plus 1?\n")
     process.stdin.close()
-    until, trains = time.monotonic() + PATIENCE, "experiments.pretrain " in line
+    until, trains = time.monotonic() + TIMEOUT_SECONDS, "experiments.pretrain " in line
     try:
         while process.poll() is None and time.monotonic() < until:
             time.sleep(0.2)

@@ -70,10 +70,10 @@ def test_each_kind_of_model_has_finite_losses_and_gradients(model):
 
 def test_each_kind_of_model_generates_from_its_cache_what_it_says_of_the_whole_text(model):
     choice, params, more = model
-    found = generate(choice, params, TEXT, max_new_tokens=3, **more)
-    logits = Transformer(choice).apply({"params": params}, found[:, :-1], **more)
+    actual = generate(choice, params, TEXT, max_new_tokens=3, **more)
+    logits = Transformer(choice).apply({"params": params}, actual[:, :-1], **more)
     best = jnp.argmax(logits[..., : choice.vocab_size], axis=-1)
-    np.testing.assert_array_equal(found[:, 7:], best[:, 6:])
+    np.testing.assert_array_equal(actual[:, 7:], best[:, 6:])
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "float16"])
@@ -81,9 +81,11 @@ def test_narrow_numbers_are_attended_to_with_grouped_heads(name):
     rng = np.random.default_rng(0)
     query, key = (np.float32(rng.normal(size=(2, 9, n, 8))) for n in (6, 2))
     exact = functional.dot_product_attention(query, key, key)
-    found = functional.dot_product_attention(query.astype(name), key.astype(name), key.astype(name))
-    assert found.dtype == name
-    np.testing.assert_allclose(found.astype(jnp.float32), exact, atol=0.03)
+    actual = functional.dot_product_attention(
+        query.astype(name), key.astype(name), key.astype(name)
+    )
+    assert actual.dtype == name
+    np.testing.assert_allclose(actual.astype(jnp.float32), exact, atol=0.03)
 
 
 def test_attention_maps_are_seen():
@@ -108,12 +110,12 @@ def test_the_command_line_trains_saves_and_goes_on(tmp_path):
     command += ["--cache", "cache", "--sample-tokens", "2", "--scan"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
     environment["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # it compiles far more than it runs
-    said = ""
+    output = ""
     for more in (["--steps", "3"], ["--steps", "5", "--resume"]):
         done = subprocess.run(
             [*command, *more], cwd=tmp_path, env=environment, capture_output=True, text=True
         )
         assert done.returncode == 0, done.stderr
-        said += done.stdout
-    assert "Sample:" in said
+        output += done.stdout
+    assert "Sample:" in output
     assert {path.name for path in (tmp_path / "out" / "checkpoints").iterdir()} >= {"3", "5"}

@@ -15,10 +15,10 @@ import pytest
 
 from jaxformer.parallel import MeshConfig, make_mesh
 from jaxformer.parallel import __main__ as command
-from jaxformer.training.compiled import chips
-from tests.decoding import compiled_search, narrow
-from tests.models import model
-from tests.steps import step_on
+from jaxformer.training.aot_compile import topology_devices
+from tests.compiled_decoding import compiled_decode, narrow_preset
+from tests.compiled_steps import train_step_on
+from tests.small_models import model
 
 pytestmark = pytest.mark.tpu
 T = 640  # no width of any model
@@ -36,7 +36,7 @@ def as_it_is_used():
 def devices(topology, **options):
     """Devices that programs are compiled for, of which none need be there."""
     pytest.importorskip("libtpu", reason="The compiler for TPUs is in the aot-tpu extra.")
-    return chips(topology, **options)
+    return topology_devices(topology, **options)
 
 
 KINDS = {  # kinds of layers, each of which has a kernel forwards and two backwards
@@ -53,7 +53,7 @@ KINDS = {  # kinds of layers, each of which has a kernel forwards and two backwa
 def test_attention_in_a_step_is_a_kernel_once_each_way(name, remat):
     """Of packed rows, without an array of all pairs of tokens."""
     options = dict(rows=8, length=T, dtype=jnp.bfloat16, remat=remat)
-    step = step_on(model(name), dict(fsdp=4), SGD, devices=devices("v5e:2x2"), **options)
+    step = train_step_on(model(name), dict(fsdp=4), SGD, devices=devices("v5e:2x2"), **options)
     text = step.compiled.as_text()
     calls = re.findall(r"splash_m[hq]a_(fwd|dq|dkv)\w*\S* = .*custom-call\(", text)
     assert sorted(calls) == sorted(KINDS[name] * ["fwd", "dq", "dkv"])
@@ -64,7 +64,9 @@ def test_attention_in_a_step_is_a_kernel_once_each_way(name, remat):
 def test_products_of_experts_are_kernels(remat):
     """Three forwards, and two backwards of each; with "full" remat those forwards run again."""
     options = dict(rows=8, length=T, dtype=jnp.bfloat16, remat=remat)
-    step = step_on(model("mixtral-8x7b"), dict(fsdp=4), SGD, devices=devices("v5e:2x2"), **options)
+    step = train_step_on(
+        model("mixtral-8x7b"), dict(fsdp=4), SGD, devices=devices("v5e:2x2"), **options
+    )
     calls = re.findall(r"%(t?gmm)\S* = .*custom-call\(", step.compiled.as_text())
     assert sorted(calls) == ["gmm"] * {"none": 6, "full": 9}[remat] + ["tgmm"] * 3
 
@@ -73,7 +75,7 @@ def test_products_of_experts_are_kernels(remat):
 def test_kernels_of_layers_are_gathered_and_scattered_by_sparse_cores(chips):
     """Seven of a layer, forwards and again backwards."""
     options = dict(rows=8, length=T, dtype=jnp.bfloat16, remat="full")
-    step = step_on(model("llama-2-70b"), dict(fsdp=4), SGD, devices=devices(chips), **options)
+    step = train_step_on(model("llama-2-70b"), dict(fsdp=4), SGD, devices=devices(chips), **options)
     lines = re.findall(r".* (?:all-gather|reduce-scatter)\(.*layer_0.*", step.compiled.as_text())
     assert len(lines) >= 7 + 7 and all("DEVICE_TYPE_SPARSECORE" in line for line in lines)
 
@@ -111,11 +113,13 @@ def test_two_slices_are_crossed_by_rows_alone():
 @pytest.mark.parametrize("name", ["smollm2-1.7b", "llama-2-7b", "gemma-2-2b"])
 def test_a_token_copies_no_cache(name):
     """No loop brings the keys of all layers into another order; before them, the program may."""
-    config, (chip, *_) = narrow(name), devices("v5e:2x2")
-    text = compiled_search(config, chip)
+    config, (chip, *_) = narrow_preset(name), devices("v5e:2x2")
+    text = compiled_decode(config, chip)
     loops, _, entry = text.partition("\nENTRY ")
-    kept = rf"bf16\[{config.num_layers // config.period},8,8,\d+,{config.attention.head_dim}\]"
-    assert re.search(kept, entry) and not re.search(rf" = {kept}\S* copy\(", loops)
+    pattern = (
+        rf"bf16\[{config.num_layers // config.pattern_length},8,8,\d+,{config.attention.head_dim}\]"
+    )
+    assert re.search(pattern, entry) and not re.search(rf" = {pattern}\S* copy\(", loops)
     assert "splash_mha_fwd" in text  # prompts attend to each other
 
 
@@ -138,8 +142,8 @@ def test_what_the_compiler_says_of_a_plan(name, chips, flags, most, kinds, capsy
     peak, planned, kernels, milliseconds = SAID.search(capsys.readouterr().out).groups()
     assert abs(float(planned) / float(peak) - 1) <= 0.15
     assert int(milliseconds) <= most
-    found = re.findall(r"splash_mha_(fwd|dq|dkv)\w*\s+(\d+)", kernels)
-    assert sorted(found) == [(way, str(kinds)) for way in ("dkv", "dq", "fwd")]
+    actual = re.findall(r"splash_mha_(fwd|dq|dkv)\w*\s+(\d+)", kernels)
+    assert sorted(actual) == [(way, str(kinds)) for way in ("dkv", "dq", "fwd")]
 
 
 def test_a_program_too_large_is_refused_with_the_compilers_numbers():

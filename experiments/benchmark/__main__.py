@@ -13,7 +13,7 @@ of the machine stands beside the figures.
 
 if __name__ == "__main__":  # the processes that it starts import this file too
     from experiments.benchmark.run import Benchmark, main
-    from experiments.command_line import read, readable_errors
+    from experiments.command_line import parse_args, readable_errors
 
     with readable_errors():
-        main(read(Benchmark, __doc__))
+        main(parse_args(Benchmark, __doc__))

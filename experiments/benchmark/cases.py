@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
-from experiments.benchmark.ours import TURNS, config_of
-from experiments.benchmark.turns import Entry, Size
+from experiments.benchmark.jaxformer_programs import REPEATS, model_config
+from experiments.benchmark.runner import BenchmarkSize, Program
 from jaxformer import costs
 
-Task = Literal[
+CaseName = Literal[
     "machine",
     "train",
     "prefill",
@@ -20,66 +20,108 @@ Task = Literal[
     "remat",
     "compile",
 ]
-OURS, TORCH, LINEN = (f"experiments.benchmark.{name}" for name in ("ours", "peers", "linen"))
-BOTH = ("torch", "transformers")
-WHOLE, PROMPT = {"implementation": "xla"}, {"only_prompt": True}
+JAXFORMER_MODULE, TORCH_MODULE, LINEN_MODULE = (
+    f"experiments.benchmark.{name}"
+    for name in ("jaxformer_programs", "torch_programs", "linen_programs")
+)
+TORCH_AND_TRANSFORMERS = ("torch", "transformers")
+XLA_ATTENTION, PREFILL_ONLY = {"implementation": "xla"}, {"prefill_only": True}
 
-TASKS: Mapping[Task, tuple[Entry, ...]] = {  # the baseline first
-    "machine": (Entry("matrix products", f"{OURS}:products"), Entry("copies", f"{OURS}:copies")),
+CASES: Mapping[CaseName, tuple[Program, ...]] = {  # the baseline first
+    "machine": (
+        Program("matrix products", f"{JAXFORMER_MODULE}:matmul_program"),
+        Program("copies", f"{JAXFORMER_MODULE}:copy_program"),
+    ),
     "train": (
-        Entry("transformers, SDPA", f"{TORCH}:training", BOTH),
-        Entry("transformers, SDPA, compiled", f"{TORCH}:training", BOTH, {"compiled": True}),
-        Entry("x-transformers", f"{TORCH}:x_transformers_training", ("torch", "x_transformers")),
-        Entry("linen's attention", f"{LINEN}:training"),
-        Entry("linen's attention, all devices", f"{LINEN}:training", (), {"spread": True}),
-        Entry(
-            "jaxformer, whole matrices", f"{OURS}:training", (), {"attention_implementation": "xla"}
+        Program("transformers, SDPA", f"{TORCH_MODULE}:train_program", TORCH_AND_TRANSFORMERS),
+        Program(
+            "transformers, SDPA, compiled",
+            f"{TORCH_MODULE}:train_program",
+            TORCH_AND_TRANSFORMERS,
+            {"compiled": True},
         ),
-        Entry("jaxformer, unrolled", f"{OURS}:training", (), {"scan": False}),
-        Entry("jaxformer", f"{OURS}:training"),
+        Program(
+            "x-transformers",
+            f"{TORCH_MODULE}:x_transformers_train_program",
+            ("torch", "x_transformers"),
+        ),
+        Program("linen's attention", f"{LINEN_MODULE}:train_program"),
+        Program(
+            "linen's attention, all devices",
+            f"{LINEN_MODULE}:train_program",
+            (),
+            {"all_devices": True},
+        ),
+        Program(
+            "jaxformer, whole matrices",
+            f"{JAXFORMER_MODULE}:train_program",
+            (),
+            {"attention_implementation": "xla"},
+        ),
+        Program("jaxformer, unrolled", f"{JAXFORMER_MODULE}:train_program", (), {"scan": False}),
+        Program("jaxformer", f"{JAXFORMER_MODULE}:train_program"),
     ),
     "prefill": (
-        Entry("transformers, SDPA", f"{TORCH}:decoding", BOTH, PROMPT),
-        Entry("jaxformer", f"{OURS}:decoding", (), PROMPT),
+        Program(
+            "transformers, SDPA",
+            f"{TORCH_MODULE}:decode_program",
+            TORCH_AND_TRANSFORMERS,
+            PREFILL_ONLY,
+        ),
+        Program("jaxformer", f"{JAXFORMER_MODULE}:decode_program", (), PREFILL_ONLY),
     ),
     "decode": (
-        Entry("transformers, SDPA", f"{TORCH}:decoding", BOTH),
-        Entry("transformers, SDPA, compiled", f"{TORCH}:decoding", BOTH, {"compiled": True}),
-        Entry("jaxformer", f"{OURS}:decoding"),
+        Program("transformers, SDPA", f"{TORCH_MODULE}:decode_program", TORCH_AND_TRANSFORMERS),
+        Program(
+            "transformers, SDPA, compiled",
+            f"{TORCH_MODULE}:decode_program",
+            TORCH_AND_TRANSFORMERS,
+            {"compiled": True},
+        ),
+        Program("jaxformer", f"{JAXFORMER_MODULE}:decode_program"),
     ),
     "attention": (
-        Entry("torch, SDPA", f"{TORCH}:attention", ("torch",)),
-        Entry("jaxformer, whole matrices", f"{OURS}:attention", (), WHOLE),
-        Entry("jaxformer", f"{OURS}:attention"),
+        Program("torch, SDPA", f"{TORCH_MODULE}:attention_program", ("torch",)),
+        Program(
+            "jaxformer, whole matrices", f"{JAXFORMER_MODULE}:attention_program", (), XLA_ATTENTION
+        ),
+        Program("jaxformer", f"{JAXFORMER_MODULE}:attention_program"),
     ),
     "loss": (
-        Entry("torch", f"{TORCH}:losses", ("torch",)),
-        Entry("jaxformer, whole logits", f"{OURS}:losses", (), {"whole": True}),
-        Entry("jaxformer", f"{OURS}:losses"),
+        Program("torch", f"{TORCH_MODULE}:loss_program", ("torch",)),
+        Program(
+            "jaxformer, whole logits", f"{JAXFORMER_MODULE}:loss_program", (), {"all_logits": True}
+        ),
+        Program("jaxformer", f"{JAXFORMER_MODULE}:loss_program"),
     ),
     "long": tuple(
-        Entry(f"{length:,} tokens{seen}", f"{OURS}:long_attention", (), options)
+        Program(
+            f"{length:,} tokens{seen}", f"{JAXFORMER_MODULE}:long_attention_program", (), options
+        )
         for window, seen in ((None, ""), (512, ", a window of 512"))
         for length in (8192, 16384)
         for options in ({"length": length, "window": window},)
     ),
     "vocabulary": (
-        Entry("whole logits", f"{OURS}:large_losses", (), {"whole": True}),
-        Entry("jaxformer", f"{OURS}:large_losses"),
+        Program(
+            "whole logits", f"{JAXFORMER_MODULE}:large_vocabulary_program", (), {"all_logits": True}
+        ),
+        Program("jaxformer", f"{JAXFORMER_MODULE}:large_vocabulary_program"),
     ),
     "rotary": (
-        Entry("in real numbers", f"{OURS}:rotations", (), {"real": True}),
-        Entry("jaxformer", f"{OURS}:rotations", (), {"real": False}),
+        Program("in real numbers", f"{JAXFORMER_MODULE}:rope_program", (), {"real_numbers": True}),
+        Program("jaxformer", f"{JAXFORMER_MODULE}:rope_program", (), {"real_numbers": False}),
     ),
     "remat": tuple(
-        Entry(f"remat {kind}", f"{OURS}:training", (), {"remat": kind})
+        Program(f"remat {kind}", f"{JAXFORMER_MODULE}:train_program", (), {"remat": kind})
         for kind in ("none", "dots", "full")
     ),
     "compile": tuple(
-        Entry(f"{layers} layers", f"{OURS}:compiling", (), {"layers": layers}) for layers in (4, 32)
+        Program(f"{layers} layers", f"{JAXFORMER_MODULE}:compile_program", (), {"layers": layers})
+        for layers in (4, 32)
     ),
 }
-ABOUT: Mapping[Task, str] = {
+CASE_DESCRIPTIONS: Mapping[CaseName, str] = {
     "machine": "What the machine can do at most, in products and in memory.",
     "train": "An update: forward, backward, AdamW.",
     "prefill": "Prompts read, and one token chosen for each.",
@@ -92,9 +134,9 @@ ABOUT: Mapping[Task, str] = {
     "remat": "An update: what is kept for the backward pass, and what is computed again.",
     "compile": "The training step compiled.",
 }
-PRESETS: Mapping[str, Size] = {
-    "peers": Size(),
-    "smoke": Size(
+PRESETS: Mapping[str, BenchmarkSize] = {
+    "peers": BenchmarkSize(),
+    "smoke": BenchmarkSize(
         model_dim=32,
         num_heads=2,
         num_layers=2,
@@ -104,10 +146,10 @@ PRESETS: Mapping[str, Size] = {
         batch_size=2,
         prompt=4,
         new_tokens=4,
-        matrix=128,
-        copied=2**16,
+        matrix_dim=128,
+        copy_size=2**16,
     ),
-    "gpu": Size(
+    "gpu": BenchmarkSize(
         model_dim=1024,
         num_heads=16,
         num_layers=12,
@@ -118,18 +160,18 @@ PRESETS: Mapping[str, Size] = {
         prompt=512,
         new_tokens=256,
         dtype="bfloat16",
-        matrix=8192,
-        copied=2**28,
+        matrix_dim=8192,
+        copy_size=2**28,
     ),
 }
 
 
-def has_share(task: Task) -> bool:
+def has_peak_share(case: CaseName) -> bool:
     """Whether the case can be reported as a share of the machine's peak."""
-    return task in ("train", "remat", "prefill", "decode", "attention", "loss")
+    return case in ("train", "remat", "prefill", "decode", "attention", "loss")
 
 
-class Work(NamedTuple):
+class WorkCounts(NamedTuple):
     """What one round computes: FLOPs, bytes and tokens.
 
     Attributes:
@@ -143,41 +185,45 @@ class Work(NamedTuple):
     bytes_moved: float | None = None
 
 
-def work(task: Task, size: Size, devices: int) -> Work:
+def count_work(case: CaseName, size: BenchmarkSize, devices: int) -> WorkCounts:
     """Work of one round; all fields None where the compared programs do different work.
 
     Args:
-        task: The case.
+        case: The case.
         size: The shapes.
         devices: Of ours. Each makes its own products and copies, and reads all parameters but the
             table of tokens, of which it reads some rows.
     """
-    config, rows = config_of(size), size.batch_size * size.length
+    config, rows = model_config(size), size.batch_size * size.length
     width = 2 if size.dtype == "bfloat16" else 4
-    match task:
+    match case:
         case "train" | "remat":
-            return Work(rows, rows * costs.training_flops_per_token(config, size.length))
+            return WorkCounts(rows, rows * costs.training_flops_per_token(config, size.length))
         case "prefill":
             # The head reads the last token of each row alone.
-            head = costs.head_flops(config, size.length) - costs.head_flops(config, 1)
+            head = costs.logit_flops(config, size.length) - costs.logit_flops(config, 1)
             flops = size.batch_size * (costs.forward_flops(config, size.length) - head)
-            return Work(rows, flops)
+            return WorkCounts(rows, flops)
         case "decode":
             # At half the way as many keys are there as on average.
             middle = size.prompt + size.new_tokens // 2
             cache_bytes = costs.cache_bytes(
                 config, middle, batch=size.batch_size, bytes_per_number=width
             )
-            read = costs.parameters(config) - size.vocab_size * size.model_dim
+            read = costs.num_parameters(config) - size.vocab_size * size.model_dim
             bytes_per_step = devices * width * read + cache_bytes
-            return Work(size.batch_size * size.new_tokens, None, size.new_tokens * bytes_per_step)
+            return WorkCounts(
+                size.batch_size * size.new_tokens, None, size.new_tokens * bytes_per_step
+            )
         case "attention":
             # Two products forward and four backward, of half the pairs.
-            return Work(rows, 6 * rows * size.length * size.model_dim)
+            return WorkCounts(rows, 6 * rows * size.length * size.model_dim)
         case "loss":
-            return Work(rows, 6 * rows * size.model_dim * size.vocab_size)
+            return WorkCounts(rows, 6 * rows * size.model_dim * size.vocab_size)
         case "machine":
-            return Work(
-                None, devices * TURNS * 2 * size.matrix**3, devices * TURNS * 2 * 4 * size.copied
+            return WorkCounts(
+                None,
+                devices * REPEATS * 2 * size.matrix_dim**3,
+                devices * REPEATS * 2 * 4 * size.copy_size,
             )
-    return Work()
+    return WorkCounts()

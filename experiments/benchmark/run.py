@@ -10,10 +10,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from experiments.benchmark.cases import PRESETS, TASKS, Task, has_share
-from experiments.benchmark.report import plot_cases, sections
-from experiments.benchmark.turns import take_turns
-from experiments.training.run import check_numbers, held
+from experiments.benchmark.cases import CASES, PRESETS, CaseName, has_peak_share
+from experiments.benchmark.report import markdown_sections, plot_cases
+from experiments.benchmark.runner import run_interleaved
+from experiments.training.run_config import check_integers, lock_folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class Benchmark:
     """
 
     preset: Literal["peers", "smoke", "gpu"] = "peers"
-    only: tuple[Task, ...] = ()
+    only: tuple[CaseName, ...] = ()
     rounds: int = 7
     layers: int | None = None
     length: int | None = None
@@ -39,47 +39,51 @@ class Benchmark:
     output: Path | None = None
 
     def __post_init__(self):
-        check_numbers(self)
+        check_integers(self)
 
 
-def main(asked: Benchmark) -> Path:
+def main(options: Benchmark) -> Path:
     """Run every case and write its measurements; returns the results folder."""
-    size = PRESETS[asked.preset]
+    size = PRESETS[options.preset]
     size = replace(
-        size, num_layers=asked.layers or size.num_layers, length=asked.length or size.length
+        size, num_layers=options.layers or size.num_layers, length=options.length or size.length
     )
-    devices = asked.devices or math.gcd(cores(), size.batch_size)
+    devices = options.devices or math.gcd(num_cores(), size.batch_size)
     prepare_environment(devices)
-    output = asked.output or Path("runs") / f"benchmark-{asked.preset}"
+    output = options.output or Path("runs") / f"benchmark-{options.preset}"
     results: dict[str, Any] = {
-        "preset": asked.preset,
-        "flags": flags(asked),
+        "preset": options.preset,
+        "flags": flag_text(options),
         "size": asdict(size),
         "simulated_devices": devices,
-        "machine": {"cores": cores(), "architecture": platform.machine(), "processor": processor()},
-        "versions": versions(),
+        "machine": {
+            "cores": num_cores(),
+            "architecture": platform.machine(),
+            "processor": processor_name(),
+        },
+        "versions": package_versions(),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "load": os.getloadavg()[0],
         "peaks": {},
         "cases": {},
     }
-    with held(output):
-        for task in asked.only or tuple(TASKS):
-            programs = TASKS[task]
+    with lock_folder(output):
+        for task in options.only or tuple(CASES):
+            programs = CASES[task]
             # Shares are told of a peak that is measured in the same rounds, beside the same load.
-            peak_programs = TASKS["machine"] if has_share(task) else ()
+            peak_programs = CASES["machine"] if has_peak_share(task) else ()
             together = (*programs, *peak_programs)
             # A GPU has not the memory for all at once: there each has its turns alone.
-            groups = [(one,) for one in together] if asked.preset == "gpu" else [together]
+            groups = [(one,) for one in together] if options.preset == "gpu" else [together]
             measurements_by_group = [
-                take_turns(task, group, size, asked.rounds) for group in groups
+                run_interleaved(task, group, size, options.rounds) for group in groups
             ]
             measurements = [asdict(one) for group in measurements_by_group for one in group]
             results["cases"][task] = measurements[: len(programs)]
             if peak_programs:
                 results["peaks"][task] = measurements[len(programs) :]
             (output / "benchmark.json").write_text(json.dumps(results, indent=1) + "\n")
-            sections_text = sections(results)
+            sections_text = markdown_sections(results)
             (output / "table.md").write_text("\n\n".join(sections_text) + "\n")
             print(f"\n{sections_text[-1]}\n", flush=True)
         plot_cases(output / "plot.png", results["cases"])
@@ -87,13 +91,13 @@ def main(asked: Benchmark) -> Path:
     return output
 
 
-def flags(asked: Benchmark) -> str:
+def flag_text(options: Benchmark) -> str:
     """The command-line flags of this run, without those that name the results folder."""
-    words = [f"--preset {asked.preset}"]
-    if asked.only:
-        words.append(f"--only {' '.join(asked.only)}")
+    words = [f"--preset {options.preset}"]
+    if options.only:
+        words.append(f"--only {' '.join(options.only)}")
     for name in ("rounds", "layers", "length", "devices"):
-        value = getattr(asked, name)
+        value = getattr(options, name)
         if value is not None:
             words.append(f"--{name} {value}")
     return " ".join(words)
@@ -113,12 +117,12 @@ def prepare_environment(devices: int) -> None:
     os.environ.pop("JAX_COMPILATION_CACHE_DIR", None)
 
 
-def cores() -> int:
+def num_cores() -> int:
     """Number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def processor() -> str:
+def processor_name() -> str:
     """Model name of the processor, where the system reports it."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
@@ -126,7 +130,7 @@ def processor() -> str:
     return named[0] if named else platform.processor()
 
 
-def versions() -> dict[str, str]:
+def package_versions() -> dict[str, str]:
     """Versions of the packages that are compared."""
     names = ("jax", "jaxlib", "flax", "torch", "transformers", "x-transformers")
     installed = {d.metadata["Name"].lower(): d.version for d in metadata.distributions()}

@@ -7,44 +7,46 @@ from typing import Any
 
 import numpy as np
 
-from experiments.studies.results import Numbers
+from experiments.studies.results import ResultDict
 from experiments.studies.statistics import estimate
-from experiments.studies.tables import values
-from experiments.training.plot import DPI, can_draw, new_figure, smoothed
+from experiments.studies.tables import seed_values
+from experiments.training.plot import DPI, has_matplotlib, moving_average, new_figure
 
-SHOWN = 4  # curves of training that have a colour and a name
+MAX_NAMED_CURVES = 4  # curves of training that have a colour and a name
 COLOURS = ("black", "tab:blue", "tab:green", "tab:red")
 NAME_HEIGHT = 0.065  # of a panel, what the name of a line takes
 
 
-def plot_losses(path: Path, arms: Sequence[Numbers], *, title: str) -> None:
+def plot_losses(path: Path, variants: Sequence[ResultDict], *, title: str) -> None:
     """Plot held-out losses relative to the baseline, the best on top, and the training curves.
 
-    All arms see the same batches, so what is drawn of training is each loss minus the baseline's:
-    of the best two arms, of the worst, and of the others in gray. Without matplotlib nothing is
-    drawn but a line that says what is missing.
+    All variants see the same batches, so what is drawn of training is each loss minus the
+    baseline's: of the best two variants, of the worst, and of the others in gray. Without
+    matplotlib nothing is drawn but a line that says what is missing.
 
     Args:
         path: Of the picture.
-        arms: The baseline first.
+        variants: The baseline first.
         title: Over it.
     """
-    if not can_draw():
+    if not has_matplotlib():
         return
     figure, (left, right) = new_figure(2, title)
-    first = values(arms[0], "held_out")
-    seeds = [[x - y for x, y in zip(values(n, "held_out"), first, strict=True)] for n in arms]
+    first = seed_values(variants[0], "held_out")
+    seeds = [
+        [x - y for x, y in zip(seed_values(n, "held_out"), first, strict=True)] for n in variants
+    ]
     estimates = [estimate(differences) for differences in seeds]
     order = sorted(
-        range(len(arms)), key=lambda i: (not np.isfinite(estimates[i].mean), estimates[i].mean)
+        range(len(variants)), key=lambda i: (not np.isfinite(estimates[i].mean), estimates[i].mean)
     )
     other_indices = [i for i in order if i != 0]
     named_indices = [
         0,
         *(
             other_indices
-            if len(other_indices) < SHOWN
-            else [*other_indices[: SHOWN - 2], other_indices[-1]]
+            if len(other_indices) < MAX_NAMED_CURVES
+            else [*other_indices[: MAX_NAMED_CURVES - 2], other_indices[-1]]
         ),
     ]
     colours = dict(zip(named_indices, COLOURS, strict=False))
@@ -55,32 +57,32 @@ def plot_losses(path: Path, arms: Sequence[Numbers], *, title: str) -> None:
             left.errorbar(mean, row, xerr=half, fmt="o", color=colour, capsize=3)
             left.plot(seeds[i], [row] * len(seeds[i]), "|", color="k")
     left.axvline(0, color="0.8", zorder=0)
-    left.set_yticks(range(len(arms)), [arms[i]["arm"]["name"] for i in order])
+    left.set_yticks(range(len(variants)), [variants[i]["variant"]["name"] for i in order])
     left.invert_yaxis()
-    name = arms[0]["arm"]["name"]
+    name = variants[0]["variant"]["name"]
     left.set_xlabel(f"held-out loss minus that of {name}, nats\n(mean, 95 % interval, seeds)")
-    _draw_training(right, arms, colours)
+    _draw_training(right, variants, colours)
     figure.savefig(path, dpi=DPI)
 
 
-def _draw_training(axes: Any, arms: Sequence[Numbers], colours: Mapping[int, str]) -> None:
-    curves = [np.nanmean(np.asarray(arm["train"], float), axis=0) for arm in arms]
+def _draw_training(axes: Any, variants: Sequence[ResultDict], colours: Mapping[int, str]) -> None:
+    curves = [np.nanmean(np.asarray(variant["train"], float), axis=0) for variant in variants]
     lines = []
-    for i, arm in enumerate(arms):
-        steps, line = arm["train_steps"], smoothed(curves[i] - curves[0], window=5)
+    for i, variant in enumerate(variants):
+        steps, line = variant["train_steps"], moving_average(curves[i] - curves[0], window=5)
         axes.plot(steps, line, color=colours.get(i, "0.85"), zorder=3 if i in colours else 1)
         if i in colours:
-            lines.append((arm["arm"]["name"], steps[-1], line[-1], colours[i]))
+            lines.append((variant["variant"]["name"], steps[-1], line[-1], colours[i]))
     axes.set_xlabel("updates")
-    axes.set_ylabel(f"training loss minus that of {arms[0]['arm']['name']}, nats")
+    axes.set_ylabel(f"training loss minus that of {variants[0]['variant']['name']}, nats")
     late = [(curve - curves[0])[len(curve) // 5 :] for curve in curves]
     low, high = np.nanmin(late), np.nanmax(late)
     if np.isfinite(high - low) and high > low:  # the start, often far off, may leave the panel
         axes.set_ylim(low - 0.1 * (high - low), high + 0.1 * (high - low))
-    name_ends(axes, lines)
+    label_line_ends(axes, lines)
 
 
-def name_ends(axes: Any, lines: Sequence[tuple[str, float, float, str]]) -> None:
+def label_line_ends(axes: Any, lines: Sequence[tuple[str, float, float, str]]) -> None:
     """Label lines at their right ends in their colours, moved apart where labels would overlap.
 
     Args:
@@ -111,24 +113,24 @@ def name_ends(axes: Any, lines: Sequence[tuple[str, float, float, str]]) -> None
         )
 
 
-def plot_more(path: Path, arms: Sequence[Numbers], *, length: int) -> None:
+def plot_extra_metrics(path: Path, variants: Sequence[ResultDict], *, length: int) -> None:
     """Plot the extra metric of an ablation, if it has one: loss by length or gradient by depth.
 
     Args:
         path: Of the picture.
-        arms: The baseline first.
+        variants: The baseline first.
         length: Tokens of a row in training.
     """
-    if not can_draw() or not {"at_lengths", "gradient_by_depth"} & arms[0].keys():
+    if not has_matplotlib() or not {"at_lengths", "gradient_by_depth"} & variants[0].keys():
         return
-    if "at_lengths" in arms[0]:
-        panels = _by_length(arms, length)
+    if "at_lengths" in variants[0]:
+        panels = _by_length(variants, length)
         labels = {
             "xlabel": f"tokens of a row (training: {length})",
             "ylabel": "held-out loss, nats per token",
         }
     else:
-        panels = {"At the start": _by_depth(arms)}
+        panels = {"At the start": _by_depth(variants)}
         labels = {"xlabel": "layer", "ylabel": "norm of the gradient", "yscale": "log"}
     figure, all_axes = new_figure(len(panels), "")
     for axes, (title, lines) in zip(np.atleast_1d(all_axes), panels.items(), strict=True):
@@ -137,28 +139,28 @@ def plot_more(path: Path, arms: Sequence[Numbers], *, length: int) -> None:
             axes.plot(x, y, marker=".", color=colour)
             ends.append((name, x[-1], y[-1], colour))
         axes.set(title=title, **labels)
-        if "at_lengths" in arms[0]:
+        if "at_lengths" in variants[0]:
             axes.set_xscale("log", base=2)
-        name_ends(axes, ends)
+        label_line_ends(axes, ends)
     figure.savefig(path, dpi=DPI)
 
 
 Lines = dict[str, tuple[Sequence[float], Sequence[float]]]
 
 
-def _by_length(arms: Sequence[Numbers], length: int) -> dict[str, Lines]:
+def _by_length(variants: Sequence[ResultDict], length: int) -> dict[str, Lines]:
     """Panels of loss by length: RoPE scalings, variants like the baseline, all others."""
-    base = arms[0]["arm"]["name"]
+    base = variants[0]["variant"]["name"]
     panels: dict[str, Lines] = {
         f"{base}, stretched after training": {},
         f"{base} and its variants": {},
         f"{base} and other positions": {},
     }
     stretched, same_kind_lines, other_lines = panels.values()
-    for arm in arms:
-        name = arm["arm"]["name"]
-        is_baseline = arm is arms[0]
-        for way, losses in arm["at_lengths"].items():
+    for variant in variants:
+        name = variant["variant"]["name"]
+        is_baseline = variant is variants[0]
+        for way, losses in variant["at_lengths"].items():
             if way != "as trained" and not is_baseline:
                 continue
             means = [np.mean([np.nan if x is None else x for x in at]) for at in losses.values()]
@@ -179,11 +181,13 @@ def _by_length(arms: Sequence[Numbers], length: int) -> dict[str, Lines]:
     return {title: lines for title, lines in panels.items() if len(lines) > 1 or title == base}
 
 
-def _by_depth(arms: Sequence[Numbers]) -> Lines:
+def _by_depth(variants: Sequence[ResultDict]) -> Lines:
     norms = {
-        arm["arm"]["name"]: np.mean(np.asarray(arm["gradient_by_depth"], float), axis=0).tolist()
-        for arm in arms
-        if "gradient_by_depth" in arm
+        variant["variant"]["name"]: np.mean(
+            np.asarray(variant["gradient_by_depth"], float), axis=0
+        ).tolist()
+        for variant in variants
+        if "gradient_by_depth" in variant
     }
     return {name: (list(range(1, len(line) + 1)), line) for name, line in norms.items()}
 

@@ -6,46 +6,54 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.studies.seeds import Arm, Training, speeds_of
-from experiments.training.run import LOCK, flatten
+from experiments.studies.train_seeds import StudyTraining, Variant, measure_throughput
+from experiments.training.run_config import LOCK_FILE, flatten
 from jaxformer import json_files
 from jaxformer.config import to_json
 
-Numbers = dict[str, Any]
-SPEEDS = "speeds.json"
-STUDY = ("study", "size", "seeds", "steps", "arms")  # some of what every study says of itself
+ResultDict = dict[str, Any]
+THROUGHPUT_FILE = "speeds.json"
+STUDY_KEYS = (
+    "study",
+    "size",
+    "seeds",
+    "steps",
+    "variants",
+)  # some of what every study says of itself
 
 
-class Results:
+class StudyResults:
     """Results folder of a study: study.json, and one JSON file for each finished variant.
 
     Args:
         folder: Made where it is missing.
-        description: What the results depend on, beside the arm; and which arms there are to be,
-            to which others may be added later.
+        description: What the results depend on, beside the variant; and which variants there are
+            to be, to which others may be added later.
 
     Raises:
         ValueError: The folder holds results of another study, or something else.
     """
 
-    def __init__(self, folder: Path, description: Numbers):
+    def __init__(self, folder: Path, description: ResultDict):
         self.folder = folder
         file = folder / "study.json"
-        variants = description["arms"]
+        variants = description["variants"]
         if not file.exists():
-            if folder.exists() and any(path.name != LOCK for path in folder.iterdir()):
+            if folder.exists() and any(path.name != LOCK_FILE for path in folder.iterdir()):
                 raise ValueError(
                     f"{folder} holds files but no study.json, so it is no study's; pass another "
                     "--output, or remove it."
                 )
-            (folder / "arms").mkdir(parents=True, exist_ok=True)
+            (folder / "variants").mkdir(parents=True, exist_ok=True)
             write_json(file, description)
             return
-        saved_description = read_json(file, *STUDY)
-        new_variants = [arm for arm in variants if arm not in saved_description["arms"]]
-        variants = [*saved_description["arms"], *new_variants]
+        saved_description = read_json(file, *STUDY_KEYS)
+        new_variants = [
+            variant for variant in variants if variant not in saved_description["variants"]
+        ]
+        variants = [*saved_description["variants"], *new_variants]
         before, now = (
-            flatten({**study, "arms": None}) for study in (saved_description, description)
+            flatten({**study, "variants": None}) for study in (saved_description, description)
         )
         changed = [
             f"  {name}: {before.get(name)} there, {now.get(name)} now"
@@ -58,44 +66,46 @@ class Results:
                 + "\n".join(changed)
             )
         if new_variants:
-            write_json(file, {**saved_description, "arms": variants})
+            write_json(file, {**saved_description, "variants": variants})
 
-    def finished(self, arm: Arm) -> Numbers | None:
+    def load(self, variant: Variant) -> ResultDict | None:
         """Load the result of a variant; None if it is not finished.
 
         Raises:
-            ValueError: An arm of that name was another one.
+            ValueError: A variant of that name was another one.
         """
-        file = self._file(arm)
+        file = self._file(variant)
         if not file.exists():
             return None
-        result = read_json(file, "arm")
-        if result["arm"] != json.loads(to_json(arm)):
-            raise ValueError(f"{file} is of another arm of that name; pass another --output.")
+        result = read_json(file, "variant")
+        if result["variant"] != json.loads(to_json(variant)):
+            raise ValueError(f"{file} is of another variant of that name; pass another --output.")
         return result
 
-    def save(self, arm: Arm, numbers: Numbers) -> Numbers:
+    def save(self, variant: Variant, numbers: ResultDict) -> ResultDict:
         """Save the result of a variant atomically."""
-        result = {"arm": json.loads(to_json(arm)), **numbers}
-        write_json(self._file(arm), result)
+        result = {"variant": json.loads(to_json(variant)), **numbers}
+        write_json(self._file(variant), result)
         return result
 
-    def speeds(self, arms: Sequence[Arm], training: Training) -> list[list[float]]:
+    def throughputs(
+        self, variants: Sequence[Variant], training: StudyTraining
+    ) -> list[list[float]]:
         """Tokens per second of every variant and round, measured once and saved."""
-        file, names = self.folder / SPEEDS, [arm.name for arm in arms]
+        file, names = self.folder / THROUGHPUT_FILE, [variant.name for variant in variants]
         throughput_by_name = read_json(file) if file.exists() else {}
         if not throughput_by_name.keys() >= set(names):
-            print("How fast each arm is, in turns.", flush=True)
-            throughput_by_name = speeds_of(arms, training)
+            print("How fast each variant is, in turns.", flush=True)
+            throughput_by_name = measure_throughput(variants, training)
             write_json(file, throughput_by_name)
         return [throughput_by_name[name] for name in names]
 
-    def _file(self, arm: Arm) -> Path:
-        letters = [x if x.isalnum() or x in "-." else "_" for x in arm.name]
-        return self.folder / "arms" / f"{''.join(letters)}.json"
+    def _file(self, variant: Variant) -> Path:
+        letters = [x if x.isalnum() or x in "-." else "_" for x in variant.name]
+        return self.folder / "variants" / f"{''.join(letters)}.json"
 
 
-def read_json(path: Path, *names: str) -> Numbers:
+def read_json(path: Path, *names: str) -> ResultDict:
     """Read a JSON object written by `write_json` and check that it has these keys.
 
     Raises:
@@ -111,7 +121,7 @@ def read_json(path: Path, *names: str) -> Numbers:
     return content
 
 
-def write_json(path: Path, content: Numbers) -> None:
+def write_json(path: Path, content: ResultDict) -> None:
     """Write a JSON file atomically; all numbers must be finite."""
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_text(json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False) + "\n")

@@ -9,8 +9,8 @@ from jaxformer import data
 from jaxformer.config import (
     GLU,
     Embedding,
-    Head,
     Initialisation,
+    LMHead,
     MultiHead,
     Normal,
     TransformerConfig,
@@ -37,7 +37,7 @@ def llama_like(*, model_dim: int, num_layers: int, num_heads: int, vocab: int) -
             num_heads=num_heads, num_kv_heads=num_heads, head_dim=model_dim // num_heads
         ),
         feed_forward=(GLU(hidden_dim=8 * model_dim // 3 // 32 * 32),),
-        head=Head(tied=True),
+        head=LMHead(tied=True),
         embedding=Embedding(scale=model_dim**0.5),
         initialisation=Initialisation(embedding=Normal(std=model_dim**-0.5)),
     )
@@ -51,7 +51,7 @@ def study_run(
     length: int,
     batch_size: int,
     held_out: float = 0.05,
-    **more: Any,
+    **other_fields: Any,
 ) -> Pretrain:
     """Run of a study: AdamW, cosine schedule, warm-up of a tenth of the steps."""
     schedule = Cosine(peak=peak, warmup_steps=max(1, steps // 10))
@@ -63,7 +63,7 @@ def study_run(
         batch_size=batch_size,
         steps=steps,
         optimizer=OptimizerConfig(schedule=schedule, optimizer=AdamW()),
-        **more,
+        **other_fields,
     )
 
 
@@ -86,9 +86,9 @@ GPU = study_run(
 )
 
 
-def untied(run: Pretrain) -> Pretrain:
+def with_untied_head(run: Pretrain) -> Pretrain:
     """The run with an untied head, whose initial loss is ln(vocabulary size)."""
-    return replace(run, model=replace(run.model, head=Head(tied=False)))
+    return replace(run, model=replace(run.model, head=LMHead(tied=False)))
 
 
 PLACEMENT_CPU = study_run(
@@ -107,10 +107,10 @@ ABLATION_CPU = study_run(
 )
 
 
-def sizes(cpu: Pretrain) -> dict[str, Pretrain]:
+def study_sizes(cpu: Pretrain) -> dict[str, Pretrain]:
     """Study runs by name; smoke and gpu are the same in all studies."""
-    return {"smoke": SMOKE, "cpu": cpu, "untied": untied(cpu), "gpu": GPU}
+    return {"smoke": SMOKE, "cpu": cpu, "untied": with_untied_head(cpu), "gpu": GPU}
 
 
-PLACEMENT_SIZES: Mapping[str, Pretrain] = sizes(PLACEMENT_CPU)
-ABLATION_SIZES: Mapping[str, Pretrain] = sizes(ABLATION_CPU)
+PLACEMENT_SIZES: Mapping[str, Pretrain] = study_sizes(PLACEMENT_CPU)
+ABLATION_SIZES: Mapping[str, Pretrain] = study_sizes(ABLATION_CPU)

@@ -14,7 +14,7 @@ class Estimate(NamedTuple):
     """Mean, standard deviation and half-width of the confidence interval."""
 
     mean: float
-    deviation: float
+    std: float
     half_width: float
 
 
@@ -48,11 +48,12 @@ def paired_difference(
 ) -> Estimate:
     """Mean difference between two variants, paired by seed.
 
-    Both arms of a seed saw the same data in the same order, so what a seed adds to both drops out.
+    Both variants of a seed saw the same data in the same order, so what a seed adds to both drops
+    out.
 
     Args:
         values: One for each seed.
-        baseline: Those of the other arm, in the same order.
+        baseline: Those of the other variant, in the same order.
         confidence: Of the interval.
 
     Returns:
@@ -68,18 +69,18 @@ def paired_difference(
     return estimate([a - b for a, b in zip(values, baseline, strict=True)], confidence=confidence)
 
 
-def rank_correlation(found: Sequence[float], published: Sequence[float]) -> float:
+def rank_correlation(values: Sequence[float], published: Sequence[float]) -> float:
     """Spearman's rank correlation: 1 for equal orders, -1 for reversed ones.
 
     References:
         Spearman, The Proof and Measurement of Association between Two Things, 1904
     """
-    return float(stats.spearmanr(found, published).statistic)
+    return float(stats.spearmanr(values, published).statistic)
 
 
-def rank_chance(found: Sequence[float], published: Sequence[float]) -> float:
+def rank_p_value(values: Sequence[float], published: Sequence[float]) -> float:
     """p-value: the chance that a random order has at least this absolute rank correlation.
 
     From Student's t with n - 2 degrees of freedom, which for fewer than ten is approximate.
     """
-    return float(stats.spearmanr(found, published).pvalue)
+    return float(stats.spearmanr(values, published).pvalue)

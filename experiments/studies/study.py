@@ -12,23 +12,29 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from experiments.pretrain import RUNS, Pretrain, Text, read_corpus
-from experiments.studies.results import Numbers, Results
-from experiments.studies.seeds import Arm, Training, held_out_nats, shared_by, train_seeds
-from experiments.training.loop import check_vocabulary
-from experiments.training.run import (
-    check_numbers,
-    check_uses,
-    chosen_devices,
-    held,
-    keep_programs,
-    simulate,
+from experiments.pretrain import RUNS, PackedCorpus, Pretrain, prepare_corpus
+from experiments.studies.results import ResultDict, StudyResults
+from experiments.studies.train_seeds import (
+    StudyTraining,
+    Variant,
+    held_out_losses,
+    num_sharing_devices,
+    train_seeds,
 )
+from experiments.training.run_config import (
+    check_integers,
+    check_uses,
+    enable_compilation_cache,
+    lock_folder,
+    select_devices,
+    simulate_cpu_devices,
+)
+from experiments.training.trainer import check_vocabulary
 from jaxformer import costs
 from jaxformer.parallel import MeshConfig, make_mesh
-from jaxformer.training.optimizers import learning_rate
+from jaxformer.training.optimizers import learning_rate_schedule
 
-Measure = Callable[[Arm, Any, Text, Training], Numbers]
+ExtraMetric = Callable[[Variant, Any, PackedCorpus, StudyTraining], ResultDict]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,15 +48,15 @@ class Study:
         run: A named run of experiments.pretrain to vary instead: its model, text, optimizer,
             objective, batch, remat and number of updates. What it says of meshes, accumulation,
             skipped updates and seeds is the study's own to say.
-        seeds: Of each arm: this many, from `first_seed` on.
+        seeds: Of each variant: this many, from `first_seed` on.
         first_seed: The first one.
-        steps: Updates of each arm; None is the size's.
+        steps: Updates of each variant; None is the size's.
         batch_size: Rows of a batch, of each seed; None is the size's.
         length: Tokens of a row; None is the size's.
         devices: At most so many share the rows of a batch, as far as they divide them; None is
             all. On a CPU, how many to simulate; None is one for each core.
-        output: Folder for the results; None is runs/STUDY-SIZE. Arms that are finished there are
-            not trained again.
+        output: Folder for the results; None is runs/STUDY-SIZE. Variants that are finished there
+            are not trained again.
         cache: Folder for tokenised text.
     """
 
@@ -66,7 +72,7 @@ class Study:
     cache: Path = Path("runs/cache")
 
     def __post_init__(self):
-        check_numbers(self)
+        check_integers(self)
         check_uses(self, excludes={"size": "run"})
         if self.seeds < 2:
             raise ValueError(f"A confidence interval needs at least 2 seeds; got {self.seeds}.")
@@ -92,70 +98,80 @@ def base_run(study: Study, sizes: Mapping[str, Pretrain]) -> Pretrain:
     return dataclasses.replace(base, **changes)
 
 
-def check_arms(arms: Sequence[Arm], run: Pretrain) -> None:
+def check_variants(variants: Sequence[Variant], run: Pretrain) -> None:
     """Raise unless every variant has its own name and differs from the baseline.
 
     Raises:
-        ValueError: There is such an arm, or one that cannot be trained as the run is.
+        ValueError: There is such a variant, or one that cannot be trained as the run is.
     """
-    baseline, *other_variants = arms
-    names = [arm.name for arm in arms]
-    for arm in arms:
-        if names.count(arm.name) > 1:
-            raise ValueError(f"{names.count(arm.name)} arms are called {arm.name!r}.")
+    baseline, *other_variants = variants
+    names = [variant.name for variant in variants]
+    for variant in variants:
+        if names.count(variant.name) > 1:
+            raise ValueError(f"{names.count(variant.name)} variants are called {variant.name!r}.")
         try:
-            learning_rate(arm.optimizer, run.steps)
-            dataclasses.replace(run, model=arm.model)
+            learning_rate_schedule(variant.optimizer, run.steps)
+            dataclasses.replace(run, model=variant.model)
         except ValueError as error:
-            raise ValueError(f"Arm {arm.name!r}: {error}") from error
-    for arm in other_variants:
-        if dataclasses.replace(arm, name=baseline.name) == baseline:
+            raise ValueError(f"Variant {variant.name!r}: {error}") from error
+    for variant in other_variants:
+        if dataclasses.replace(variant, name=baseline.name) == baseline:
             raise ValueError(
-                f"Arm {arm.name!r} equals the baseline {baseline.name!r}: nothing differs but the "
+                f"Variant {variant.name!r} equals the baseline {baseline.name!r}: nothing differs "
+                "but the "
                 "name. Vary another axis or run."
             )
 
 
-def conduct(
-    study: Study, name: str, run: Pretrain, arms: Sequence[Arm], measure: Measure
-) -> tuple[Path, list[Numbers]]:
+def run_study(
+    study: Study, name: str, run: Pretrain, variants: Sequence[Variant], extra_metric: ExtraMetric
+) -> tuple[Path, list[ResultDict]]:
     """Train and evaluate every variant without a saved result.
 
     Args:
         study: As asked for.
         name: Of the study, without its size.
         run: What is varied.
-        arms: The baseline first.
-        measure: More numbers of an arm, once it is trained: from the arm, the parameters of all
-            seeds, the text, and how it was trained.
+        variants: The baseline first.
+        extra_metric: More numbers of a variant, once it is trained: from the variant, the
+            parameters of all seeds, the text, and how it was trained.
 
     Returns:
-        The folder of the results, and those of each arm in order.
+        The folder of the results, and those of each variant in order.
 
     Raises:
-        ValueError: An arm equals the baseline, the folder holds another study, or another process
-            is at work in it.
+        ValueError: A variant equals the baseline, the folder holds another study, or another
+            process is at work in it.
     """
-    check_arms(arms, run)
+    check_variants(variants, run)
     size = study.size if study.run is None else study.run
     output = study.output or Path("runs") / f"{name}-{size}"
-    with held(output):
-        return output, train_arms(study, name, run, arms, measure, output)
+    with lock_folder(output):
+        return output, run_variants(study, name, run, variants, extra_metric, output)
 
 
-def train_arms(
-    study: Study, name: str, run: Pretrain, arms: Sequence[Arm], measure: Measure, output: Path
-) -> list[Numbers]:
-    """Train and measure every arm that is not finished in a folder; see `conduct`."""
-    simulate(study.devices if study.devices is not None else os.cpu_count())
-    keep_programs()
-    text = read_corpus(dataclasses.replace(run, cache=study.cache))
-    for arm in arms:
-        check_vocabulary(arm.model, text.tokenizer, f"give arm {arm.name!r} a vocab_size of")
+def run_variants(
+    study: Study,
+    name: str,
+    run: Pretrain,
+    variants: Sequence[Variant],
+    extra_metric: ExtraMetric,
+    output: Path,
+) -> list[ResultDict]:
+    """Train and evaluate every variant without a result in the folder; see `run_study`."""
+    simulate_cpu_devices(study.devices if study.devices is not None else os.cpu_count())
+    enable_compilation_cache()
+    text = prepare_corpus(dataclasses.replace(run, cache=study.cache))
+    for variant in variants:
+        check_vocabulary(
+            variant.model, text.tokenizer, f"give variant {variant.name!r} a vocab_size of"
+        )
     seeds = tuple(range(study.first_seed, study.first_seed + study.seeds))
-    devices = chosen_devices(study.devices)
-    mesh = make_mesh(MeshConfig(), devices[: shared_by(run.batch_size, devices)])
-    training = Training(text.train, seeds, run.steps, run.batch_size, run.dtype, run.remat, mesh)
+    devices = select_devices(study.devices)
+    mesh = make_mesh(MeshConfig(), devices[: num_sharing_devices(run.batch_size, devices)])
+    training = StudyTraining(
+        text.train, seeds, run.steps, run.batch_size, run.dtype, run.remat, mesh
+    )
     description = {
         "study": name,
         "size": study.size if study.run is None else study.run,
@@ -169,54 +185,67 @@ def train_arms(
         "text": {"train": text.train.digest()[:16], "held_out": text.held_out.digest()[:16]},
         "held_out_tokens": text.held_out.num_targets,
         "epochs": round(run.steps * run.batch_size / len(text.train), 2),
-        "arms": [arm.name for arm in arms],
+        "variants": [variant.name for variant in variants],
     }
-    results = Results(output, description)
+    results = StudyResults(output, description)
     results_in_order = []
-    for index, arm in enumerate(arms, start=1):
-        numbers = results.finished(arm)
+    for index, variant in enumerate(variants, start=1):
+        numbers = results.load(variant)
         if numbers is None:
-            title = f"{index}/{len(arms)} {arm.name}, {study.seeds} seeds on {mesh.size} device(s)"
-            numbers = results.save(arm, try_arm(arm, training, text, measure, title))
+            title = (
+                f"{index}/{len(variants)} {variant.name}, "
+                f"{study.seeds} seeds on {mesh.size} device(s)"
+            )
+            numbers = results.save(
+                variant, run_variant(variant, training, text, extra_metric, title)
+            )
         else:
-            print(f"{index}/{len(arms)} {arm.name}: finished before.", flush=True)
+            print(f"{index}/{len(variants)} {variant.name}: finished before.", flush=True)
         results_in_order.append(numbers)
-    for numbers, speeds in zip(results_in_order, results.speeds(arms, training), strict=True):
+    for numbers, speeds in zip(
+        results_in_order, results.throughputs(variants, training), strict=True
+    ):
         numbers["speeds"] = speeds
     return results_in_order
 
 
-def try_arm(arm: Arm, training: Training, text: Text, measure: Measure, title: str) -> Numbers:
+def run_variant(
+    variant: Variant,
+    training: StudyTraining,
+    text: PackedCorpus,
+    extra_metric: ExtraMetric,
+    title: str,
+) -> ResultDict:
     """Train and evaluate one variant."""
-    trained = train_seeds(arm, training, title)
+    trained = train_seeds(variant, training, title)
     started_at = time.monotonic()
-    held_out = held_out_nats(arm.model, trained.params, text.held_out, training)
-    extra = measure(arm, trained.params, text, training)
+    held_out = held_out_losses(variant.model, trained.params, text.held_out, training)
+    extra = extra_metric(variant, trained.params, text, training)
     return {
-        "parameters": costs.parameters(arm.model),
+        "parameters": costs.num_parameters(variant.model),
         "held_out": finite_or_none(held_out),
-        "train": [finite_or_none(row) for row in thinned(trained.losses).T],
-        "train_steps": [int(at) + 1 for at in np.flatnonzero(kept_steps(training.steps))],
+        "train": [finite_or_none(row) for row in thin_curves(trained.losses).T],
+        "train_steps": [int(at) + 1 for at in np.flatnonzero(curve_steps_mask(training.steps))],
         "skipped": trained.skipped,
         "seconds": round(trained.seconds, 2),
         "compile_seconds": round(trained.compile_seconds, 2),
         "measure_seconds": round(time.monotonic() - started_at, 2),
-        "machine": machine(training.mesh.size),
+        "machine": machine_info(training.mesh.size),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         **extra,
     }
 
 
-def kept_steps(steps: int, points: int = 50) -> np.ndarray:
+def curve_steps_mask(steps: int, points: int = 50) -> np.ndarray:
     """Mask of the steps kept in saved curves: the last, and evenly spaced ones before it."""
     mask = np.zeros(steps, bool)
     mask[np.linspace(0, steps - 1, min(points, steps)).round().astype(int)] = True
     return mask
 
 
-def thinned(losses: np.ndarray) -> np.ndarray:
+def thin_curves(losses: np.ndarray) -> np.ndarray:
     """Curves at the kept steps only."""
-    return losses[kept_steps(len(losses))]
+    return losses[curve_steps_mask(len(losses))]
 
 
 def finite_or_none(values: Sequence[float] | np.ndarray) -> list[float | None]:
@@ -224,7 +253,7 @@ def finite_or_none(values: Sequence[float] | np.ndarray) -> list[float | None]:
     return [round(float(x), 5) if np.isfinite(x) else None for x in values]
 
 
-def machine(devices: int) -> dict[str, str | int]:
+def machine_info(devices: int) -> dict[str, str | int]:
     """Hardware and software versions of this process, for the results."""
     return {
         "device": jax.devices()[0].device_kind,

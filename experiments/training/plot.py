@@ -23,7 +23,7 @@ def plot_run(path: Path, numbers: Sequence[Mapping[str, float]], *, gzip: float)
             which brings its loss, in nats per token, to bits per byte.
         gzip: Bits per byte of the held-out text.
     """
-    if not can_draw():
+    if not has_matplotlib():
         return
     figure, axes = new_figure(1, "")
     steps, losses = _series(numbers, "loss")
@@ -31,7 +31,7 @@ def plot_run(path: Path, numbers: Sequence[Mapping[str, float]], *, gzip: float)
     if len(ratio) and len(losses):
         bits = losses * ratio[-1] / np.log(2)
         axes.plot(steps, bits, color="0.85", linewidth=0.8, label="training, single batches")
-        mean = smoothed(bits, window=max(1, len(bits) // 8))
+        mean = moving_average(bits, window=max(1, len(bits) // 8))
         axes.plot(steps, mean, color="tab:blue", label="training, moving average")
     during_training, at_the_end = (
         _series(numbers, f"{part}held_out_bits_per_byte") for part in ("", "final_")
@@ -62,14 +62,14 @@ def _series(numbers: Sequence[Mapping[str, float]], name: str) -> Any:
     return np.asarray(points, float).reshape(-1, 2).T
 
 
-def smoothed(series: Any, *, window: int) -> Any:
+def moving_average(series: Any, *, window: int) -> Any:
     """Centred moving average; the window shrinks at both ends."""
     numbers, half = np.asarray(series, float), window // 2
     return np.array([numbers[max(0, i - half) : i + half + 1].mean() for i in range(len(numbers))])
 
 
 @cache
-def can_draw() -> bool:
+def has_matplotlib() -> bool:
     """Whether matplotlib is installed; prints a note once if it is not."""
     try:
         importlib.import_module("matplotlib")

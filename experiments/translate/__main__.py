@@ -22,17 +22,17 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments.command_line import parse, readable_errors
-from experiments.trained import started_from
-from experiments.training.loop import Machinery, check_vocabulary, machinery, train
+from experiments.command_line import parse_run, readable_errors
+from experiments.load_model import run_from_checkpoint
 from experiments.training.resume import (
-    asked_before,
-    describe,
-    explained_end,
+    checkpoint_description,
+    load_resumed_run,
     own_beginning,
-    settled,
+    report_early_end,
+    with_fixed_schedule,
 )
-from experiments.training.run import output_folder, prepare_devices, show_run
+from experiments.training.run_config import open_output_folder, print_run, setup_devices
+from experiments.training.trainer import TrainSetup, check_vocabulary, make_train_setup, train_run
 from experiments.translate.date_forms import FORMS
 from experiments.translate.dates import WrittenDate, written_date
 from experiments.translate.runs import RUNS, Translate
@@ -40,135 +40,143 @@ from jaxformer import data
 from jaxformer.generation import Beam, Greedy, Sampler, generate
 from jaxformer.parallel import put_batch
 from jaxformer.training.checkpoints import Checkpoints
-from jaxformer.training.progress import Progress, format_count, format_duration, printable
+from jaxformer.training.progress import Progress, format_count, format_duration, sanitize_text
 
 # What a resumed run may not change, for its result would be another one.
 FIXED = (
-    "model", "tokenizer", "source_lengths", "batch_size", "group", "accumulation",
-    "schedule_steps", "optimizer", "objective", "expert_room", "dtype", "seed",
+    "model", "tokenizer", "source_lengths", "batch_size", "group",
+    "gradient_accumulation_steps", "schedule_steps", "optimizer", "objective",
+    "expert_capacity_factor", "dtype", "seed",
 )  # fmt: skip
-TARGET = len("1987-04-02") + 1  # and the end of text
-TOKENIZER_TEXTS = 5_000  # texts that show every character
-EXAMPLES = 8
+TARGET_LENGTH = len("1987-04-02") + 1  # and the end of text
+NUM_TOKENIZER_TEXTS = 5_000  # texts that show every character
+NUM_EXAMPLES = 8
 
-Found = dict[str, list[str]]  # what each way of decoding gives for each held-out text
+Decoded = dict[str, list[str]]  # what each way of decoding gives for each held-out text
 
 
 def main(run: Translate) -> Path:
     """Train, decode held-out dates and report; returns the output folder."""
     since = time.monotonic()
-    prepare_devices(run)
-    with output_folder(run) as output:
-        rerun_command = show_run(run, RUNS, started_from)
-        run = settled(run, output)
-        setup = machinery(run, output, length=TARGET, source_lengths=run.source_lengths)
-        tokenizer = prepare(own_beginning(run, output))
+    setup_devices(run)
+    with open_output_folder(run) as output:
+        rerun_command = print_run(run, RUNS, run_from_checkpoint)
+        run = with_fixed_schedule(run, output)
+        setup = make_train_setup(
+            run, output, length=TARGET_LENGTH, source_lengths=run.source_lengths
+        )
+        tokenizer = make_tokenizer(own_beginning(run, output))
         check_vocabulary(run.model, tokenizer, init=run.init)
-        work(run, tokenizer, setup)
+        train_and_report(run, tokenizer, setup)
         print(f"\nWall time: {format_duration(time.monotonic() - since)}.")
-        print(f"\nEverything is in {setup.kept}. To repeat the run:\n  {rerun_command}")
+        print(f"\nEverything is in {setup.storage}. To repeat the run:\n  {rerun_command}")
     return output
 
 
-def work(run: Translate, tokenizer: data.Tokenizer, using: Machinery) -> None:
+def train_and_report(run: Translate, tokenizer: data.Tokenizer, setup: TrainSetup) -> None:
     """Train, then print and save the report."""
     with (
-        Checkpoints(using.kept / "checkpoints", keep=run.keep) as checkpoints,
-        explained_end(run, checkpoints, using.kept),
+        Checkpoints(setup.storage / "checkpoints", max_to_keep=run.keep) as checkpoints,
+        report_early_end(run, checkpoints, setup.storage),
     ):
-        decoded = train_on(run, tokenizer, using, checkpoints)
+        decoded = train_model(run, tokenizer, setup, checkpoints)
     if decoded is not None:
-        print(printable("\n".join(report(held_out(run, run.held_out_texts), decoded)), sys.stdout))
+        print(
+            sanitize_text(
+                "\n".join(format_report(held_out_dates(run, run.held_out_texts), decoded)),
+                sys.stdout,
+            )
+        )
 
 
-def prepare(run: Translate) -> data.Tokenizer:
+def make_tokenizer(run: Translate) -> data.Tokenizer:
     """Train the tokenizer on texts of training days."""
-    shown = [written_date(i, seed=run.seed) for i in range(TOKENIZER_TEXTS)]
+    shown = [written_date(i, seed=run.seed) for i in range(NUM_TOKENIZER_TEXTS)]
     tokenizer = data.build_tokenizer(run.tokenizer, [text for d in shown for text in d.pair])
     print(
         f"Dates: {len(FORMS)} forms, {tokenizer.vocab_size} tokens, "
         f"{format_count(run.steps * run.batch_size)} texts to train on, for example "
-        f"{printable(shown[0].text, sys.stdout)!r} -> {shown[0].pair.target!r}",
+        f"{sanitize_text(shown[0].text, sys.stdout)!r} -> {shown[0].pair.target!r}",
         flush=True,
     )
     return tokenizer
 
 
-def held_out(run: Translate, count: int) -> list[WrittenDate]:
+def held_out_dates(run: Translate, count: int) -> list[WrittenDate]:
     """Held-out dates, the forms in turn."""
     forms = list(FORMS)
     return [
-        written_date(i, seed=run.seed, part="held_out", form=forms[i % len(forms)])
+        written_date(i, seed=run.seed, split="held_out", form=forms[i % len(forms)])
         for i in range(count)
     ]
 
 
-def train_on(
-    run: Translate, tokenizer: data.Tokenizer, using: Machinery, checkpoints: Checkpoints
-) -> Found | None:
+def train_model(
+    run: Translate, tokenizer: data.Tokenizer, setup: TrainSetup, checkpoints: Checkpoints
+) -> Decoded | None:
     """Train, then decode all held-out texts; None if both are already done."""
     batches = data.PairBatches(
         lambda i: written_date(i, seed=run.seed).pair,
         tokenizer,
         batch_size=run.batch_size,
-        lengths=data.Lengths(run.source_lengths, TARGET),
+        lengths=data.PaddedLengths(run.source_lengths, TARGET_LENGTH),
         group=run.group,
     )
-    decoded: Found = {}
+    decoded: Decoded = {}
 
-    def fetch(at: int) -> data.PairBatch:
-        return put_batch(batches[at], using.mesh, run.batch_size)
+    def fetch(step: int) -> data.PairBatch:
+        return put_batch(batches[step], setup.mesh, run.batch_size)
 
-    def of_every_length(at: int) -> Iterator[data.PairBatch]:
+    def of_every_length(step: int) -> Iterator[data.PairBatch]:
         for length in run.source_lengths:
             blank = np.zeros((run.batch_size, length), np.int32)
-            sized = batches[at]._replace(source=blank, source_segments=blank)
-            yield put_batch(sized, using.mesh, run.batch_size)
+            sized = batches[step]._replace(source=blank, source_segments=blank)
+            yield put_batch(sized, setup.mesh, run.batch_size)
 
-    def evaluate(at: int, params: Any, progress: Progress) -> dict[str, float]:
-        last = at == run.steps
-        dates = held_out(run, run.held_out_texts if last else run.evaluate_texts)
+    def evaluate(step: int, params: Any, progress: Progress) -> dict[str, float]:
+        last = step == run.steps
+        dates = held_out_dates(run, run.held_out_texts if last else run.evaluate_texts)
         ways: dict[str, Sampler | Beam] = {"greedy": Greedy()}
         if last:
             ways["beam"] = run.beam
-            params = average(checkpoints, params, count=run.average)
+            params = average_checkpoints(checkpoints, params, count=run.average)
         for name, sampler in ways.items():
-            decoded[name] = list(decode(run, params, using.mesh, tokenizer, dates, sampler))
-        shares = {name: exact(dates, texts) for name, texts in decoded.items()}
+            decoded[name] = list(decode_dates(run, params, setup.mesh, tokenizer, dates, sampler))
+        shares = {name: exact_match(dates, texts) for name, texts in decoded.items()}
         shown = ", ".join(f"{name} {share:.2%}" for name, share in shares.items())
-        progress.note(f"step {at:,}: {shown} of {len(dates)} held-out texts exactly right")
+        progress.print(f"step {step:,}: {shown} of {len(dates)} held-out texts exactly right")
         return {f"{'final_' if last else ''}exact_{n}": share for n, share in shares.items()}
 
-    trained = train(
+    trained = train_run(
         run,
-        using,
+        setup,
         tokenizer,
         checkpoints,
-        describe(run, FIXED, tokenizer),
-        fetch=fetch,
-        shaped=of_every_length,
-        length=TARGET,
+        checkpoint_description(run, FIXED, tokenizer),
+        get_batch=fetch,
+        batch_of_each_shape=of_every_length,
+        length=TARGET_LENGTH,
         evaluate=evaluate,
-        loss=lambda numbers: -numbers["exact_greedy"],
+        selection_loss=lambda numbers: -numbers["exact_greedy"],
     )
     return None if trained is None else decoded
 
 
-def average(checkpoints: Checkpoints, params: Any, *, count: int) -> Any:
+def average_checkpoints(checkpoints: Checkpoints, params: Any, *, count: int) -> Any:
     """Average of the parameters of the newest checkpoints.
 
     References:
         Vaswani et al., Attention Is All You Need, 2017, section 6.1. arXiv:1706.03762
     """
-    checkpoints.wait()
-    steps = checkpoints.steps()[-count:]
+    checkpoints.wait_until_finished()
+    steps = checkpoints.all_steps()[-count:]
     param_trees = [
         checkpoints.restore(at, {"params": params}, partial=True)["params"] for at in steps
     ]
     return jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *param_trees)
 
 
-def decode(
+def decode_dates(
     run: Translate,
     params: Any,
     mesh: Mesh,
@@ -182,14 +190,14 @@ def decode(
         [date.pair for date in dates],
         tokenizer,
         batch_size=size,
-        lengths=data.Lengths(run.source_lengths[-1:], TARGET),
+        lengths=data.PaddedLengths(run.source_lengths[-1:], TARGET_LENGTH),
     )
     for first, batch in zip(range(0, len(dates), size), batches, strict=True):
         tokens = generate(
             run.model,
             params,
             np.full((size, 1), end, np.int32),
-            max_new_tokens=TARGET,
+            max_new_tokens=TARGET_LENGTH,
             sampler=sampler,
             stop_tokens=(end,),
             source=batch.source,
@@ -201,13 +209,13 @@ def decode(
         yield from map(tokenizer.decode, np.asarray(tokens)[: len(dates) - first, 1:])
 
 
-def exact(dates: Sequence[WrittenDate], texts: Sequence[str]) -> float:
+def exact_match(dates: Sequence[WrittenDate], texts: Sequence[str]) -> float:
     """Exact match: share of outputs that equal the ISO 8601 date."""
     pairs = zip(dates, texts, strict=True)
     return float(np.mean([text == date.pair.target for date, text in pairs]))
 
 
-def report(dates: Sequence[WrittenDate], found: Found) -> Iterator[str]:
+def format_report(dates: Sequence[WrittenDate], decoded: Decoded) -> Iterator[str]:
     """Text report: exact match for each form, and some examples."""
     forms = list(FORMS)
     groups = {
@@ -223,23 +231,25 @@ def report(dates: Sequence[WrittenDate], found: Found) -> Iterator[str]:
         if not picked:
             continue
         group_dates = [dates[i] for i in picked]
-        shares = (exact(group_dates, [texts[i] for i in picked]) for texts in found.values())
+        shares = (
+            exact_match(group_dates, [texts[i] for i in picked]) for texts in decoded.values()
+        )
         yield "  ".join([*(f"{share:>8.2%}" for share in shares), f"{len(picked):>5}", name])
     wrong = [
         i
         for i, date in enumerate(dates)
-        if any(texts[i] != date.pair.target for texts in found.values())
+        if any(texts[i] != date.pair.target for texts in decoded.values())
     ]
-    shown = range(0, min(len(dates), EXAMPLES * 7), 7)  # of eight different forms
-    for title, numbers in (("Examples", shown), ("Errors", wrong[:EXAMPLES])):
+    shown = range(0, min(len(dates), NUM_EXAMPLES * 7), 7)  # of eight different forms
+    for title, numbers in (("Examples", shown), ("Errors", wrong[:NUM_EXAMPLES])):
         if len(numbers):
             yield f"\n{title}:"
         for i in numbers:
-            yield example(dates[i], {name: texts[i] for name, texts in found.items()})
+            yield format_example(dates[i], {name: texts[i] for name, texts in decoded.items()})
     yield f"\n{len(wrong)} of {len(dates)} texts came out wrong in one way of decoding or both."
 
 
-def example(date: WrittenDate, written: dict[str, str]) -> str:
+def format_example(date: WrittenDate, written: dict[str, str]) -> str:
     """One line with source, output and expected date."""
     right = date.pair.target
     same = set(written.values()) == {right}
@@ -249,4 +259,4 @@ def example(date: WrittenDate, written: dict[str, str]) -> str:
 
 if __name__ == "__main__":
     with readable_errors():
-        main(parse(RUNS, __doc__, begin=started_from, resume=asked_before))
+        main(parse_run(RUNS, __doc__, init_run=run_from_checkpoint, resume_run=load_resumed_run))

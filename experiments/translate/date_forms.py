@@ -56,7 +56,7 @@ WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", 
 Option = TypeVar("Option")
 
 
-class Pick:
+class SeededChoice:
     """Deterministic pseudo-random choices from a seed and an index."""
 
     def __init__(self, *key: int | str):
@@ -84,7 +84,7 @@ class Form(NamedTuple):
     """
 
     language: Literal["en", "zh"]
-    write: Callable[[datetime.date, Pick], str]
+    write: Callable[[datetime.date, SeededChoice], str]
     weight: int = 1
     first_year: int = 1900
     last_year: int = 2099
@@ -93,54 +93,54 @@ class Form(NamedTuple):
 # English
 
 
-def _month(date: datetime.date, pick: Pick) -> str:
+def _month(date: datetime.date, pick: SeededChoice) -> str:
     name = MONTHS[date.month - 1]
     return pick(name, name, name[:3], f"{name[:3]}.")
 
 
-def _day_first(date: datetime.date, pick: Pick) -> str:
+def _day_first(date: datetime.date, pick: SeededChoice) -> str:
     return f"{pick(date.day, f'{date.day:02}')} {_month(date, pick)} {date.year}"
 
 
-def _month_first(date: datetime.date, pick: Pick) -> str:
+def _month_first(date: datetime.date, pick: SeededChoice) -> str:
     return f"{_month(date, pick)} {date.day}{pick(',', '')} {date.year}"
 
 
-def _ordinal(date: datetime.date, pick: Pick) -> str:
+def _ordinal(date: datetime.date, pick: SeededChoice) -> str:
     month, day, comma = _month(date, pick), ordinal(date.day), pick(",", "")
     front = pick(f"{month} {day}", f"{day} {month}", f"{day} of {month}", f"the {day} of {month}")
     return f"{front}{comma} {date.year}"
 
 
-def _weekday(date: datetime.date, pick: Pick) -> str:
+def _weekday(date: datetime.date, pick: SeededChoice) -> str:
     name = WEEKDAYS[date.weekday()]
     rest = pick(_day_first, _month_first, _ordinal)(date, pick)
     return f"{pick(name, name[:3])}{pick(', ', ' ')}{rest}"
 
 
-def _hyphens(date: datetime.date, pick: Pick) -> str:
+def _hyphens(date: datetime.date, pick: SeededChoice) -> str:
     return f"{pick(date.day, f'{date.day:02}')}-{MONTHS[date.month - 1][:3]}-{date.year}"
 
 
-def _joined(numbers: tuple[int, ...], mark: str, pick: Pick) -> str:
+def _joined(numbers: tuple[int, ...], mark: str, pick: SeededChoice) -> str:
     """Join numbers with a separator, zero-padded to two digits or not."""
     width = pick(1, 2)
     return mark.join(f"{number:0{width}}" for number in numbers)
 
 
-def _slashes(date: datetime.date, pick: Pick) -> str:
+def _slashes(date: datetime.date, pick: SeededChoice) -> str:
     return _joined((date.month, date.day, date.year), "/", pick)
 
 
-def _dots(date: datetime.date, pick: Pick) -> str:
+def _dots(date: datetime.date, pick: SeededChoice) -> str:
     return _joined((date.day, date.month, date.year), ".", pick)
 
 
-def _roman(date: datetime.date, pick: Pick) -> str:
+def _roman(date: datetime.date, pick: SeededChoice) -> str:
     return pick(".", " ").join([str(date.day), ROMAN[date.month - 1], str(date.year)])
 
 
-def _year_first(date: datetime.date, pick: Pick) -> str:
+def _year_first(date: datetime.date, pick: SeededChoice) -> str:
     numbers = (date.year, date.month, date.day)
     return pick(
         f"{date:%Y%m%d}",
@@ -149,7 +149,7 @@ def _year_first(date: datetime.date, pick: Pick) -> str:
     )
 
 
-def _short_year(date: datetime.date, pick: Pick) -> str:
+def _short_year(date: datetime.date, pick: SeededChoice) -> str:
     month, year, mark = _month(date, pick), f"{date.year % 100:02}", pick("", "'")
     return pick(
         f"{date.day} {month} {mark}{year}",
@@ -160,7 +160,7 @@ def _short_year(date: datetime.date, pick: Pick) -> str:
     )
 
 
-def _words(date: datetime.date, pick: Pick) -> str:
+def _words(date: datetime.date, pick: SeededChoice) -> str:
     month, day = MONTHS[date.month - 1], english_ordinal(date.day)
     front = pick(f"the {day} of {month}", f"{day} of {month}", f"{month} {day},")
     return f"{front} {english_year(date.year)}"
@@ -169,68 +169,68 @@ def _words(date: datetime.date, pick: Pick) -> str:
 # Chinese
 
 
-def _chinese_day(day: int, pick: Pick) -> str:
+def _chinese_day(day: int, pick: SeededChoice) -> str:
     """Day in Chinese numerals, in the long form or the short form of 20 to 39."""
     short = {2: "廿", 3: "卅"}.get(day // 10)
     rest = CHINESE[day % 10] if day % 10 else ""
     return pick(chinese(day), chinese(day), f"{short}{rest}") if short else chinese(day)
 
 
-def _numerals(year: str, date: datetime.date, pick: Pick) -> str:
+def _numerals(year: str, date: datetime.date, pick: SeededChoice) -> str:
     """Month and day in Chinese numerals."""
     day = _chinese_day(date.day, pick)
     return f"{year}年{chinese(date.month)}月{day}{pick('日', '日', '号', '號')}"
 
 
-def _digits(year: str, date: datetime.date, pick: Pick) -> str:
+def _digits(year: str, date: datetime.date, pick: SeededChoice) -> str:
     """Month and day in digits."""
     width, space = pick(1, 1, 2), pick("", "", " ")
     parts = (year, "年", f"{date.month:0{width}}", "月", f"{date.day:0{width}}")
     return space.join((*parts, pick("日", "日", "号", "號")))
 
 
-def _chinese_year(date: datetime.date, pick: Pick) -> str:
+def _chinese_year(date: datetime.date, pick: SeededChoice) -> str:
     return chinese_digits(str(date.year)).replace("〇", pick("〇", "零"))
 
 
-def _in_digits(date: datetime.date, pick: Pick) -> str:
+def _in_digits(date: datetime.date, pick: SeededChoice) -> str:
     return pick("", "", "公元") + _digits(str(date.year), date, pick)
 
 
-def _in_numerals(date: datetime.date, pick: Pick) -> str:
+def _in_numerals(date: datetime.date, pick: SeededChoice) -> str:
     return pick("", "", "公元") + _numerals(_chinese_year(date, pick), date, pick)
 
 
-def _mixed(date: datetime.date, pick: Pick) -> str:
+def _mixed(date: datetime.date, pick: SeededChoice) -> str:
     return _numerals(str(date.year), date, pick)
 
 
-def _chinese_weekday(date: datetime.date, pick: Pick) -> str:
+def _chinese_weekday(date: datetime.date, pick: SeededChoice) -> str:
     name = pick("星期", "周", "週", "礼拜", "禮拜") + "一二三四五六日"[date.weekday()]
     rest = pick(_in_digits, _in_numerals)(date, pick)
     return pick(f"{rest} {name}", f"{rest}，{name}", f"{rest}（{name}）", f"{name}，{rest}")
 
 
-def _chinese_short_year(date: datetime.date, pick: Pick) -> str:
+def _chinese_short_year(date: datetime.date, pick: SeededChoice) -> str:
     year = f"{date.year % 100:02}"
     return pick(_digits(year, date, pick), _numerals(chinese_digits(year), date, pick))
 
 
-def _republic(date: datetime.date, pick: Pick) -> str:
+def _republic(date: datetime.date, pick: SeededChoice) -> str:
     year = date.year - 1911
     era = pick("民国", "民國")
     numerals = _numerals("元" if year == 1 else chinese(year), date, pick)
     return era + pick(_digits(str(year), date, pick), numerals)
 
 
-def _cheque(date: datetime.date, pick: Pick) -> str:
+def _cheque(date: datetime.date, pick: SeededChoice) -> str:
     year = chinese_digits(str(date.year), numerals=CAPITALS)
     month = chinese_capitals(date.month, zero_before=(1, 2, 10))
     day = chinese_capitals(date.day, zero_before=(*range(1, 11), 20, 30))
     return f"{year}年{month}月{day}日"
 
 
-def _full_width(date: datetime.date, pick: Pick) -> str:
+def _full_width(date: datetime.date, pick: SeededChoice) -> str:
     numbers = (date.year, date.month, date.day)
     text = pick(
         f"{date.year}年{date.month}月{date.day}日", *(_joined(numbers, m, pick) for m in "-/")

@@ -7,11 +7,11 @@ import datetime
 import hashlib
 from typing import Literal, NamedTuple
 
-from experiments.translate.date_forms import FORMS, Pick
+from experiments.translate.date_forms import FORMS, SeededChoice
 from jaxformer.data import Pair
 
-Part = Literal["train", "held_out"]
-HELD_OUT = 0.1  # share of the calendar's days
+SplitName = Literal["train", "held_out"]
+HELD_OUT_FRACTION = 0.1  # share of the calendar's days
 
 
 class WrittenDate(NamedTuple):
@@ -28,14 +28,14 @@ class WrittenDate(NamedTuple):
 
 
 def written_date(
-    index: int, *, seed: int, part: Part = "train", form: str | None = None
+    index: int, *, seed: int, split: SplitName = "train", form: str | None = None
 ) -> WrittenDate:
     """The date of this index, with its form and text.
 
     Args:
         index: Any number.
         seed: Another one gives other dates.
-        part: Days to train on or days held out; no day is in both, in any form.
+        split: Days to train on or days held out; no day is in both, in any form.
         form: How to write; None draws a form.
 
     Returns:
@@ -46,7 +46,7 @@ def written_date(
     """
     if form is not None and form not in FORMS:
         raise ValueError(f"There is no form {form!r}; there are {', '.join(FORMS)}.")
-    pick = Pick(seed, part, index)
+    pick = SeededChoice(seed, split, index)
     by_weight = [name for name, kind in FORMS.items() for _ in range(kind.weight)]
     name = pick(*by_weight) if form is None else form
     date_form = FORMS[name]
@@ -54,7 +54,7 @@ def written_date(
     days = datetime.date(date_form.last_year, 12, 31).toordinal() - first + 1
     while True:
         date = datetime.date.fromordinal(first + pick.below(days))
-        if is_held_out(date) == (part == "held_out"):
+        if is_held_out(date) == (split == "held_out"):
             text = date_form.write(date, pick)
             if date_form.language == "en":
                 text = pick(text, text, text.lower(), text.upper())
@@ -64,4 +64,4 @@ def written_date(
 def is_held_out(date: datetime.date) -> bool:
     """Whether a day is held out, decided by a hash of the day."""
     digest = hashlib.md5(date.isoformat().encode(), usedforsecurity=False).digest()
-    return int.from_bytes(digest[:6]) / 2**48 < HELD_OUT
+    return int.from_bytes(digest[:6]) / 2**48 < HELD_OUT_FRACTION

@@ -2,16 +2,16 @@
 
 from dataclasses import dataclass
 
-from experiments.training.run import Run
+from experiments.training.run_config import RunConfig
 from jaxformer import data
 from jaxformer.config import (
     MLP,
     Embedding,
     EncoderDecoder,
     FanAverage,
-    Head,
     Initialisation,
     LayerNorm,
+    LMHead,
     MultiHead,
     Normal,
     Sinusoid,
@@ -24,7 +24,7 @@ from jaxformer.training.schedules import InverseSquareRoot
 
 
 @dataclass(frozen=True, kw_only=True)
-class Translate(Run):
+class Translate(RunConfig):
     """Options of the translation run: model, steps and decoding.
 
     Attributes:
@@ -88,10 +88,10 @@ def first_transformer(
         feed_forward=(MLP(hidden_dim=4 * model_dim, activation="relu", bias=True),),
         topology=EncoderDecoder(num_encoder_layers=num_layers),
         norm=LayerNorm(),
-        placement="post",
+        norm_placement="post",
         final_norm=False,
         embedding=Embedding(scale=model_dim**0.5, positions=Sinusoid()),
-        head=Head(tied=True),
+        head=LMHead(tied=True),
         initialisation=Initialisation(
             embedding=Normal(std=model_dim**-0.5), projection=FanAverage(), residual="plain"
         ),

@@ -5,18 +5,20 @@ tuple cycled over the layers. `TransformerConfig` puts them together and refuses
 """
 
 from jaxformer.config.attention import Attention as Attention
+from jaxformer.config.attention import AttentionKind as AttentionKind
 from jaxformer.config.attention import Hybrid as Hybrid
-from jaxformer.config.attention import Kind as Kind
 from jaxformer.config.attention import Latent as Latent
 from jaxformer.config.attention import MultiHead as MultiHead
 from jaxformer.config.attention import SharedKV as SharedKV
 from jaxformer.config.decay import Angles as Angles
 from jaxformer.config.decay import Decay as Decay
+from jaxformer.config.embedding import Embedding as Embedding
+from jaxformer.config.embedding import LMHead as LMHead
 from jaxformer.config.feed_forward import GLU as GLU
 from jaxformer.config.feed_forward import MLP as MLP
 from jaxformer.config.feed_forward import ClampedGEGLU as ClampedGEGLU
-from jaxformer.config.feed_forward import Experts as Experts
 from jaxformer.config.feed_forward import FeedForward as FeedForward
+from jaxformer.config.feed_forward import MoE as MoE
 from jaxformer.config.initialisation import FanAverage as FanAverage
 from jaxformer.config.initialisation import FanIn as FanIn
 from jaxformer.config.initialisation import Initialisation as Initialisation
@@ -25,14 +27,8 @@ from jaxformer.config.initialisation import Normal as Normal
 from jaxformer.config.initialisation import Zeros as Zeros
 from jaxformer.config.mixer import Mixer as Mixer
 from jaxformer.config.mixer import MixerInputs as MixerInputs
-from jaxformer.config.model import Decoder as Decoder
 from jaxformer.config.model import Dropout as Dropout
-from jaxformer.config.model import Embedding as Embedding
-from jaxformer.config.model import Encoder as Encoder
-from jaxformer.config.model import EncoderDecoder as EncoderDecoder
-from jaxformer.config.model import Head as Head
-from jaxformer.config.model import LayerChoice as LayerChoice
-from jaxformer.config.model import Topology as Topology
+from jaxformer.config.model import LayerConfig as LayerConfig
 from jaxformer.config.model import TransformerConfig as TransformerConfig
 from jaxformer.config.norms import LayerNorm as LayerNorm
 from jaxformer.config.norms import Norm as Norm
@@ -59,3 +55,7 @@ from jaxformer.config.rope_scaling import Yarn as Yarn
 from jaxformer.config.serialization import from_json as from_json
 from jaxformer.config.serialization import from_python as from_python
 from jaxformer.config.serialization import to_json as to_json
+from jaxformer.config.topology import Decoder as Decoder
+from jaxformer.config.topology import Encoder as Encoder
+from jaxformer.config.topology import EncoderDecoder as EncoderDecoder
+from jaxformer.config.topology import Topology as Topology

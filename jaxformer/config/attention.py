@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from jaxformer.checks import check_fields, require, require_pattern, require_positive
+from jaxformer.checks import check_fields, require, require_nonempty, require_positive
 from jaxformer.config.decay import Decay
 from jaxformer.config.mixer import Mixer
 from jaxformer.config.norms import Norm, QKNorm, RMSNorm
@@ -13,7 +13,7 @@ from jaxformer.config.positions import Positions, Rope, ScoreBias, Window
 from jaxformer.config.rope_scaling import DynamicNTK, LongRope, NTKScaling
 
 Projection = Literal["query", "key", "value", "out"]
-TURNS_ALL = Rope(targets=("q", "k", "v", "o"))
+ROPE_ON_QKVO = Rope(targets=("q", "k", "v", "o"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,11 +50,11 @@ class MultiHead:
     def __post_init__(self):
         check_fields(self)
         require_positive(self, "clip_qkv")
-        _check_groups(self)
-        _check_patterns(self)
+        _check_heads(self)
+        _check_layer_patterns(self)
 
     @property
-    def rotary_dim(self) -> int:
+    def rope_head_dim(self) -> int:
         """Features per head that RoPE may rotate."""
         return self.head_dim
 
@@ -89,7 +89,7 @@ class SharedKV:
     num_heads: int
     num_kv_heads: int = 1
     head_dim: int
-    positions: tuple[Positions | None, ...] = (TURNS_ALL,)
+    positions: tuple[Positions | None, ...] = (ROPE_ON_QKVO,)
     windows: tuple[Window, ...] = (None,)
     scale: float | None = None
     logit_softcap: float | None = None
@@ -98,17 +98,17 @@ class SharedKV:
 
     def __post_init__(self):
         check_fields(self)
-        _check_groups(self)
-        _check_patterns(self)
-        _check_kinds(self)
+        _check_heads(self)
+        _check_layer_patterns(self)
+        _check_position_types(self)
 
     @property
-    def rotary_dim(self) -> int:
+    def rope_head_dim(self) -> int:
         """Features per head that RoPE may rotate."""
         return self.head_dim
 
     @staticmethod
-    def arrays_kept(positions: Positions | None) -> Literal[1, 2]:
+    def num_cached_arrays(positions: Positions | None) -> Literal[1, 2]:
         """Arrays cached per token: 2 if RoPE rotates only one of key and value, else 1."""
         targets = positions.targets if isinstance(positions, Rope) else ()
         return 1 if ("k" in targets) == ("v" in targets) else 2
@@ -160,12 +160,12 @@ class Latent:
         require_positive(self, "num_heads", "latent_dim", "query_latent_dim")
         require_positive(self, "nope_dim", "rope_dim", "value_dim")
         _check_biases(self)
-        _check_patterns(self)
+        _check_layer_patterns(self)
         require(
             "query_latent" not in self.biases or self.query_latent_dim is not None,
             "A bias of the query_latent needs query_latent_dim; got None.",
         )
-        _check_kinds(self)
+        _check_position_types(self)
         for kind in self.positions:
             targets = kind.targets if isinstance(kind, Rope) else ()
             require(
@@ -175,12 +175,12 @@ class Latent:
             )
 
     @property
-    def rotary_dim(self) -> int:
+    def rope_head_dim(self) -> int:
         """Features per head that RoPE may rotate."""
         return self.rope_dim
 
 
-Kind = MultiHead | SharedKV | Latent | Decay | Mixer
+AttentionKind = MultiHead | SharedKV | Latent | Decay | Mixer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,12 +196,12 @@ class Hybrid:
         section 2
     """
 
-    kinds: tuple[Kind, ...]
+    kinds: tuple[AttentionKind, ...]
 
     def __post_init__(self):
         check_fields(self)
-        require_pattern(self, "kinds")
-        shared_biases = {p for kind in self.kinds for p in kind.positions if _is_shared(p)}
+        require_nonempty(self, "kinds")
+        shared_biases = {p for kind in self.kinds for p in kind.positions if _is_shared_bias(p)}
         head_counts = {kind.num_heads for kind in self.kinds if shared_biases & set(kind.positions)}
         require(
             len(shared_biases) < 2 and len(head_counts) < 2,
@@ -212,87 +212,88 @@ class Hybrid:
     @property
     def positions(self) -> tuple[Positions | None, ...]:
         """Position option of each layer, over one whole pattern."""
-        return self._pattern([kind.positions for kind in self.kinds])
+        return self._interleave_patterns([kind.positions for kind in self.kinds])
 
     @property
     def windows(self) -> tuple[Window, ...]:
         """Attention window of each layer, over one whole pattern."""
-        return self._pattern([kind.windows for kind in self.kinds])
+        return self._interleave_patterns([kind.windows for kind in self.kinds])
 
-    def _pattern(self, patterns: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+    def _interleave_patterns(self, patterns: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
         count = math.lcm(len(patterns), *map(len, patterns))
         layer_patterns = (patterns[i % len(patterns)] for i in range(count))
         return tuple(pattern[i % len(pattern)] for i, pattern in enumerate(layer_patterns))
 
 
-Attention = Kind | Hybrid
-RECURRENT = Decay, Mixer  # kinds without scores: no masks, windows or biases of them
+Attention = AttentionKind | Hybrid
+RECURRENT_KINDS = Decay, Mixer  # kinds without scores: no masks, windows or biases of them
 
 
-def _is_shared(positions: Positions | None) -> bool:
+def _is_shared_bias(positions: Positions | None) -> bool:
     """Whether the option is a score bias with one set of parameters for all layers."""
-    return isinstance(positions, ScoreBias) and positions.shared
+    return isinstance(positions, ScoreBias) and positions.shared_across_layers
 
 
-def _check_groups(choice: MultiHead | SharedKV) -> None:
+def _check_heads(attention: MultiHead | SharedKV) -> None:
     """Check that num_heads is a multiple of num_kv_heads, and that no bias is named twice."""
-    require_positive(choice, "num_heads", "num_kv_heads", "head_dim", "logit_softcap")
+    require_positive(attention, "num_heads", "num_kv_heads", "head_dim", "logit_softcap")
     require(
-        choice.num_heads % choice.num_kv_heads == 0,
+        attention.num_heads % attention.num_kv_heads == 0,
         "num_heads must be a multiple of num_kv_heads; "
-        f"got num_heads={choice.num_heads}, num_kv_heads={choice.num_kv_heads}.",
+        f"got num_heads={attention.num_heads}, num_kv_heads={attention.num_kv_heads}.",
     )
-    _check_biases(choice)
+    _check_biases(attention)
 
 
-def _check_biases(choice: MultiHead | SharedKV | Latent) -> None:
+def _check_biases(attention: MultiHead | SharedKV | Latent) -> None:
     require(
-        len(set(choice.biases)) == len(choice.biases), f"biases names one twice: {choice.biases}."
+        len(set(attention.biases)) == len(attention.biases),
+        f"biases names one twice: {attention.biases}.",
     )
 
 
-def _check_patterns(choice: MultiHead | SharedKV | Latent) -> None:
+def _check_layer_patterns(attention: MultiHead | SharedKV | Latent) -> None:
     """Check the per-layer positions and windows, and that at most one bias is shared."""
-    require_pattern(choice, "positions", "windows")
-    for window in choice.windows:
+    require_nonempty(attention, "positions", "windows")
+    for window in attention.windows:
         is_empty = isinstance(window, int) and window < 1
         require(not is_empty, f"A window holds at least one key; got {window}.")
-    shared_biases = {p for p in choice.positions if _is_shared(p)}
+    shared_biases = {p for p in attention.positions if _is_shared_bias(p)}
     require(
         len(shared_biases) < 2,
         "One bias of scores may be shared by the layers of a stack; got "
         f"{', '.join(sorted(map(repr, shared_biases)))}.",
     )
-    for rope in choice.positions:
+    for rope in attention.positions:
         if isinstance(rope, Rope):
-            _check_rope(rope, choice)
+            _check_rope(rope, attention)
 
 
-def _check_kinds(choice: SharedKV | Latent) -> None:
+def _check_position_types(attention: SharedKV | Latent) -> None:
     """Check that every position option is Rope or a score bias, which these kinds support."""
-    for kind in choice.positions:
+    for kind in attention.positions:
         require(
             kind is None or isinstance(kind, Rope | ScoreBias),
-            f"{type(choice).__name__} takes Rope or a bias of scores as positions; "
+            f"{type(attention).__name__} takes Rope or a bias of scores as positions; "
             f"got {type(kind).__name__}.",
         )
 
 
-def _check_rope(rope: Rope, choice: MultiHead | SharedKV | Latent) -> None:
-    name = "rope_dim" if isinstance(choice, Latent) else "head_dim"
-    width = rope.width(choice.rotary_dim)
+def _check_rope(rope: Rope, attention: MultiHead | SharedKV | Latent) -> None:
+    name = "rope_dim" if isinstance(attention, Latent) else "head_dim"
+    width = rope.rotary_dim(attention.rope_head_dim)
     require(
         width > 0 and width % 2 == 0,
         "Rotary positions pair up features, so the rotated width must be even and above 0; "
-        f"got {width} of {name}={choice.rotary_dim} (fraction {rope.fraction}).",
+        f"got {width} of {name}={attention.rope_head_dim} (fraction {rope.fraction}).",
     )
     require(
         width >= 4 or not isinstance(rope.scaling, NTKScaling | DynamicNTK),
         f"{type(rope.scaling).__name__} slows the last pair of features and keeps the first, so at "
-        f"least 4 features must be rotated; got {width} of {name}={choice.rotary_dim}.",
+        f"least 4 features must be rotated; got {width} of {name}={attention.rope_head_dim}.",
     )
     if isinstance(rope.scaling, LongRope):
-        counts = len(rope.scaling.short), len(rope.scaling.long)
+        counts = len(rope.scaling.short_factors), len(rope.scaling.long_factors)
         require(
             counts == (width // 2, width // 2),
             f"LongRope needs one factor per feature pair, {width // 2} of them; "

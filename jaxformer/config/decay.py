@@ -41,8 +41,8 @@ class Decay:
     Attributes:
         num_heads: Heads; each has its own gamma.
         head_dim: Width of a head.
-        shortest: Tokens that the first head remembers at first, 1 / (1 - gamma).
-        longest: Tokens that the last head does; those between are spread evenly on a logarithmic
+        min_memory: Tokens that the first head remembers at first, 1 / (1 - gamma).
+        max_memory: Tokens that the last head does; those between are spread evenly on a logarithmic
             scale. Eight heads from 32 to 4,096 are RetNet's 1 - 2 ** (-5 - n).
         angles: How the state turns; None is a real decay.
         biases: Which projections add a bias.
@@ -56,8 +56,8 @@ class Decay:
 
     num_heads: int
     head_dim: int
-    shortest: float = 32.0
-    longest: float = 4096.0
+    min_memory: float = 32.0
+    max_memory: float = 4096.0
     angles: Angles | None = Angles()
     biases: tuple[Literal["value", "out"], ...] = ()
 
@@ -65,9 +65,9 @@ class Decay:
         check_fields(self)
         require_positive(self, "num_heads", "head_dim")
         require(
-            1 < self.shortest <= self.longest,
-            "A head remembers more than 1 token, the last no fewer than the first; got shortest="
-            f"{self.shortest}, longest={self.longest}.",
+            1 < self.min_memory <= self.max_memory,
+            "A head remembers more than 1 token, the last no fewer than the first; got min_memory="
+            f"{self.min_memory}, max_memory={self.max_memory}.",
         )
         require(
             self.angles is None or self.head_dim % 2 == 0,
@@ -88,6 +88,6 @@ class Decay:
         return (1,)
 
     @property
-    def rotary_dim(self) -> int:
+    def rope_head_dim(self) -> int:
         """Features per head that rotate."""
         return self.head_dim

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from jaxformer.checks import require, require_positive
-from jaxformer.config.option import Option, left_out
+from jaxformer.config.registry import Option, unimplemented_method
 from jaxformer.functional.activations import ACTIVATIONS
 
 
@@ -21,12 +21,12 @@ class FeedForward(Option, protocol=True):
     last product is one with that axis among its inputs, and nothing is added to it.
     """
 
-    parameters = left_out("parameters", "the model")
-    __call__ = left_out("__call__", "the model")
-    flops = left_out("flops", "costs")
+    parameters = unimplemented_method("parameters", "the model")
+    __call__ = unimplemented_method("__call__", "the model")
+    flops = unimplemented_method("flops", "costs")
 
 
-def require_activation(config: "MLP | GLU") -> None:
+def check_activation(config: "MLP | GLU") -> None:
     """Check that the activation's name is registered."""
     require(
         config.activation in ACTIVATIONS,
@@ -54,7 +54,7 @@ class MLP(FeedForward):
     def __post_init__(self):
         super().__post_init__()
         require_positive(self, "hidden_dim")
-        require_activation(self)
+        check_activation(self)
 
     def flops(self, model_dim: int, length: int) -> int:
         """FLOPs of both matrix products for `length` tokens."""
@@ -78,7 +78,7 @@ class GLU(FeedForward):
     def __post_init__(self):
         super().__post_init__()
         require_positive(self, "hidden_dim")
-        require_activation(self)
+        check_activation(self)
 
     def flops(self, model_dim: int, length: int) -> int:
         """FLOPs of the three matrix products for `length` tokens."""
@@ -109,7 +109,7 @@ class ClampedGEGLU(FeedForward):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Experts(FeedForward):
+class MoE(FeedForward):
     """Mixture of experts (MoE): a router sends each token to top_k experts and sums their outputs.
 
     Attributes:
@@ -129,7 +129,7 @@ class Experts(FeedForward):
         require_positive(self, "num_experts", "top_k")
         require(
             self.top_k <= self.num_experts,
-            f"Experts.top_k chooses among num_experts; got {self.top_k} of {self.num_experts}.",
+            f"MoE.top_k chooses among num_experts; got {self.top_k} of {self.num_experts}.",
         )
         require(not self.expert.bias, f"Experts have no biases; got {self.expert}.")
 
@@ -142,4 +142,4 @@ class Experts(FeedForward):
         return self.top_k * self.expert.flops(model_dim, length)
 
 
-WITH_HIDDEN = MLP, GLU, ClampedGEGLU, Experts  # kinds whose hidden values may be dropped
+HIDDEN_DROPOUT_TYPES = MLP, GLU, ClampedGEGLU, MoE  # kinds whose hidden values may be dropped

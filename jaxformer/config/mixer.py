@@ -5,8 +5,8 @@ from typing import NamedTuple
 from jaxtyping import Array, Bool, Int
 
 from jaxformer.checks import require
-from jaxformer.config.option import Option, left_out
 from jaxformer.config.positions import Window
+from jaxformer.config.registry import Option, unimplemented_method
 
 
 class MixerInputs(NamedTuple):
@@ -46,12 +46,12 @@ class Mixer(Option, protocol=True):
     num_heads: int
     biases = ()
     positions = (None,)
-    rotary_dim = 0
+    rope_head_dim = 0
     windows: tuple[Window, ...] = (1,)
-    parameters = left_out("parameters", "the model")
-    __call__ = left_out("__call__", "the model")
-    empty_cache = left_out("empty_cache", "a cache")
-    flops = left_out("flops", "costs")
+    parameters = unimplemented_method("parameters", "the model")
+    __call__ = unimplemented_method("__call__", "the model")
+    empty_cache = unimplemented_method("empty_cache", "a cache")
+    flops = unimplemented_method("flops", "costs")
 
     def __post_init__(self) -> None:
         """Refuse heads and windows that nothing can follow from."""

@@ -6,10 +6,11 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
-from jaxformer.checks import check_fields, require, require_pattern, require_positive
-from jaxformer.config.attention import RECURRENT, Attention, Hybrid, Kind, MultiHead
+from jaxformer.checks import check_fields, require, require_nonempty, require_positive
+from jaxformer.config.attention import RECURRENT_KINDS, Attention, AttentionKind, Hybrid, MultiHead
 from jaxformer.config.decay import Decay
-from jaxformer.config.feed_forward import WITH_HIDDEN, FeedForward
+from jaxformer.config.embedding import Embedding, LMHead
+from jaxformer.config.feed_forward import HIDDEN_DROPOUT_TYPES, FeedForward
 from jaxformer.config.initialisation import Initialisation
 from jaxformer.config.mixer import Mixer
 from jaxformer.config.norms import Norm, RMSNorm
@@ -23,89 +24,18 @@ from jaxformer.config.positions import (
     Window,
 )
 from jaxformer.config.rope_scaling import RopeScaling
-
-
-@dataclass(frozen=True, kw_only=True)
-class Decoder:
-    """A decoder: one stack with causal attention."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Encoder:
-    """An encoder: one stack with bidirectional attention."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class EncoderDecoder:
-    """An encoder for the source, and a causal decoder with cross-attention to its output.
-
-    Attributes:
-        num_encoder_layers: Layers of the encoder; the model's num_layers are the decoder's.
-        source_vocab_size: Size of the source's own token table; None shares the target's.
-        attention: Heads, positions and windows of the encoder; None takes the decoder's.
-        feed_forward: The encoder's feed-forward branch, cycled over its layers; None takes the
-            decoder's.
-    """
-
-    num_encoder_layers: int
-    source_vocab_size: int | None = None
-    attention: Attention | None = None
-    feed_forward: tuple[FeedForward, ...] | None = None
-
-    def __post_init__(self):
-        check_fields(self)
-        require_positive(self, "num_encoder_layers", "source_vocab_size")
-        if self.feed_forward is not None:
-            require_pattern(self, "feed_forward")
-
-
-Topology = Decoder | Encoder | EncoderDecoder
-
-
-@dataclass(frozen=True, kw_only=True)
-class Embedding:
-    """Token embedding: scale, positions, norm, and an optional low-rank width.
-
-    Attributes:
-        scale: Multiplies the rows of the table; sqrt(model_dim) in the first transformer.
-        positions: What is added for the position.
-        norm: Norm of the sum.
-        dim: Width of the table's rows where a projection brings them to model_dim.
-    """
-
-    scale: float = 1.0
-    positions: Learned | Sinusoid | None = None
-    norm: Norm | None = None
-    dim: int | None = None
-
-    def __post_init__(self):
-        check_fields(self)
-        require_positive(self, "dim")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Head:
-    """LM head: logits from the final hidden vectors.
-
-        logits = softcap(multiplier * (x @ kernel + bias))
-
-    Attributes:
-        tied: Whether the kernel is the token table.
-        bias: Whether a bias is added.
-        multiplier: Multiplies the logits.
-        softcap: Logits y become c * tanh(y / c).
-        masked_ids: Token ids that never receive probability.
-    """
-
-    tied: bool = False
-    bias: bool = False
-    multiplier: float = 1.0
-    softcap: float | None = None
-    masked_ids: tuple[int, ...] = ()
-
-    def __post_init__(self):
-        check_fields(self)
-        require_positive(self, "softcap")
+from jaxformer.config.tiny import (
+    TINY_HEAD_DIM,
+    TINY_VOCAB_SIZE,
+    heads_width,
+    shorten_pattern,
+    tiny_attention,
+    tiny_embedding,
+    tiny_feed_forward,
+    tiny_head,
+    tiny_topology,
+)
+from jaxformer.config.topology import Decoder, Encoder, EncoderDecoder, Topology
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +60,7 @@ class Dropout:
             require(0 <= rate < 1, f"dropout.{name} must be in [0, 1); got {rate}.")
 
 
-class LayerChoice(NamedTuple):
+class LayerConfig(NamedTuple):
     """Options of one layer: positions, window and feed-forward."""
 
     positions: Positions | None
@@ -152,8 +82,8 @@ class TransformerConfig:
         block: Whether branches run one after the other or side by side, and then under a norm each
             or a shared one.
         norm: The kind of norm.
-        placement: Where norms stand: before a branch, after the sum, around a branch, or after a
-            branch.
+        norm_placement: Where norms stand: before a branch, after the sum, around a branch, or
+            after a branch.
         final_norm: Whether a norm follows the last layer of each stack.
         embedding: From token ids to vectors.
         head: From vectors to logits.
@@ -185,10 +115,10 @@ class TransformerConfig:
     topology: Topology = Decoder()
     block: Literal["serial", "parallel", "parallel_shared_norm"] = "serial"
     norm: Norm = RMSNorm()
-    placement: Literal["pre", "post", "sandwich", "branch_out"] = "pre"
+    norm_placement: Literal["pre", "post", "sandwich", "res_post"] = "pre"
     final_norm: bool = True
     embedding: Embedding = Embedding()
-    head: Head = Head()
+    head: LMHead = LMHead()
     dropout: Dropout = Dropout()
     initialisation: Initialisation = Initialisation()
     model_type: str | None = field(default=None, compare=False, repr=False)
@@ -196,8 +126,8 @@ class TransformerConfig:
     def __post_init__(self):
         check_fields(self)
         require_positive(self, "vocab_size", "model_dim", "num_layers")
-        require_pattern(self, "feed_forward")
-        attentions = [*self.kinds, *self.encoder.kinds]
+        require_nonempty(self, "feed_forward")
+        attentions = [*self.attention_kinds, *self.encoder_config.attention_kinds]
         has_block_sparse = any(
             isinstance(window, BlockSparse) for a in attentions for window in a.windows
         )
@@ -222,7 +152,7 @@ class TransformerConfig:
             f"model_dim must be at least 4; got {self.model_dim}.",
         )
         recurrent_kind = next(
-            (type(a).__name__ for a in attentions if isinstance(a, RECURRENT)), None
+            (type(a).__name__ for a in attentions if isinstance(a, RECURRENT_KINDS)), None
         )
         require(
             recurrent_kind is None or isinstance(self.topology, Decoder),
@@ -235,9 +165,9 @@ class TransformerConfig:
             "got "
             f"{self.dropout.attention}.",
         )
-        for branch in (*self.feed_forward, *self.encoder.feed_forward):
+        for branch in (*self.feed_forward, *self.encoder_config.feed_forward):
             require(
-                isinstance(branch, WITH_HIDDEN) or self.dropout.feed_forward == 0,
+                isinstance(branch, HIDDEN_DROPOUT_TYPES) or self.dropout.feed_forward == 0,
                 f"{type(branch).__name__} has no hidden values to drop, so dropout.feed_forward "
                 f"must be 0; got {self.dropout.feed_forward}.",
             )
@@ -259,41 +189,41 @@ class TransformerConfig:
         )
 
     @property
-    def kinds(self) -> tuple[Kind, ...]:
+    def attention_kinds(self) -> tuple[AttentionKind, ...]:
         """The attention kinds, cycled over the layers."""
         return self.attention.kinds if isinstance(self.attention, Hybrid) else (self.attention,)
 
     @property
-    def kind(self) -> Kind:
+    def attention_kind(self) -> AttentionKind:
         """The attention kind of all layers; ValueError for a `Hybrid`."""
         if isinstance(self.attention, Hybrid):
-            names = ", ".join(dict.fromkeys(type(kind).__name__ for kind in self.kinds))
+            names = ", ".join(dict.fromkeys(type(kind).__name__ for kind in self.attention_kinds))
             raise ValueError(f"This needs layers of one kind; those of the model are {names}.")
         return self.attention
 
-    def at(self, index: int) -> TransformerConfig:
+    def for_layer(self, index: int) -> TransformerConfig:
         """The configuration of layer `index`: a `Hybrid` becomes that layer's attention kind."""
         if not isinstance(self.attention, Hybrid):
             return self
-        return replace(self, attention=self.kinds[index % len(self.kinds)])
+        return replace(self, attention=self.attention_kinds[index % len(self.attention_kinds)])
 
     @property
-    def period(self) -> int:
+    def pattern_length(self) -> int:
         """Length of the layer pattern: after so many layers all per-layer options repeat."""
         a = self.attention
         return math.lcm(len(a.positions), len(a.windows), len(self.feed_forward))
 
-    def layer(self, index: int) -> LayerChoice:
+    def layer(self, index: int) -> LayerConfig:
         """The options of layer `index`, counted from 0."""
         a = self.attention
-        return LayerChoice(
+        return LayerConfig(
             a.positions[index % len(a.positions)],
             a.windows[index % len(a.windows)],
             self.feed_forward[index % len(self.feed_forward)],
         )
 
     @property
-    def encoder(self) -> TransformerConfig:
+    def encoder_config(self) -> TransformerConfig:
         """The configuration of the encoder stack."""
         match self.topology:
             case EncoderDecoder(attention=None, feed_forward=None) | Decoder() | Encoder():
@@ -316,7 +246,7 @@ class TransformerConfig:
         raise ValueError(f"This needs MultiHead attention; the model has {kind}.")
 
     @property
-    def residual_divisor(self) -> float:
+    def residual_init_divisor(self) -> float:
         """Divisor of the initial values of projections into the residual stream."""
         scales_with_depth = self.initialisation.residual == "depth"
         return math.sqrt(2 * self.num_layers) if scales_with_depth else 1.0
@@ -368,7 +298,28 @@ class TransformerConfig:
         )
 
     def tiny(self) -> TransformerConfig:
-        """Return the same design at test size: fewer layers and smaller widths."""
-        from jaxformer.config.tiny import tiny
+        """Return the configuration with small sizes and the same kind of every option.
 
-        return tiny(self)
+        Head counts keep whether they are a power of two and how they are grouped, the model width
+        keeps whether it equals the heads side by side, depth keeps a whole pattern and whether
+        layers are left over after it, and scales that follow from a width follow from the new one.
+        """
+        attention = tiny_attention(self.attention)
+        width = heads_width(attention)
+        heads_fill_width = heads_width(self.attention) == self.model_dim
+        model_dim = width if heads_fill_width else width - TINY_HEAD_DIM
+        feed_forward = tuple(map(tiny_feed_forward, shorten_pattern(self.feed_forward)))
+        period = math.lcm(len(attention.positions), len(attention.windows), len(feed_forward))
+        has_remainder = self.num_layers % self.pattern_length != 0
+        vocab_size = min(self.vocab_size, TINY_VOCAB_SIZE)
+        return replace(
+            self,
+            vocab_size=vocab_size,
+            model_dim=model_dim,
+            num_layers=max(2, period) + (1 if has_remainder else 0),
+            attention=attention,
+            feed_forward=feed_forward,
+            topology=tiny_topology(self.topology),
+            embedding=tiny_embedding(self.embedding, self.model_dim, model_dim),
+            head=tiny_head(self.head, self.model_dim, model_dim, vocab_size),
+        )

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxformer.checks import LARGEST, LARGEST_SIZE, OptionError, shown
+from jaxformer.checks import FLOAT32_MAX, INT32_MAX, OptionError, shown
 from jaxformer.config.initialisation import Initialiser
 
 # What an axis of a parameter may count.
-COUNTED = ("model", "heads", "kv_heads", "hidden", "vocabulary", "experts", "rows", "features")
+LOGICAL_AXES = ("model", "heads", "kv_heads", "hidden", "vocabulary", "experts", "rows", "features")
 
 
 class Parameter(NamedTuple):
@@ -22,55 +22,55 @@ class Parameter(NamedTuple):
     Attributes:
         shape: Of the array.
         axes: A word for each axis, such as "features -> heads" (see `layers.parameters`).
-        start: A number, a `config` initialiser, or a function of (key, shape, dtype). None draws a
+        init: A number, a `config` initialiser, or a function of (key, shape, dtype). None draws a
             matrix by `FanIn`; vectors begin with zeros.
     """
 
     shape: tuple[int, ...]
     axes: str
-    start: Any = None
+    init: Any = None
 
 
-class ParameterAxes(NamedTuple):
+class LogicalAxes(NamedTuple):
     """Logical axes of a parameter, and how many of the last are a matrix's outputs."""
 
     names: tuple[str, ...]
-    outputs: int
+    num_output_axes: int
 
     @property
-    def inputs(self) -> int:
+    def num_input_axes(self) -> int:
         """Number of input axes of a matrix, or of all axes of a vector."""
-        return len(self.names) - self.outputs
+        return len(self.names) - self.num_output_axes
 
 
 @cache
-def read_axes(axes: str) -> ParameterAxes:
+def parse_logical_axes(axes: str) -> LogicalAxes:
     """Parse a declaration such as "model -> heads features".
 
     Args:
-        axes: Of `COUNTED`, for instance "model -> heads features".
+        axes: Of `LOGICAL_AXES`, for instance "model -> heads features".
 
     Returns:
         Names of the axes, and how many are outputs.
 
     Raises:
-        ValueError: A word is none of `COUNTED`.
+        ValueError: A word is none of `LOGICAL_AXES`.
     """
     left, _, right = axes.partition("->")
     names, outputs = (*left.split(), *right.split()), len(right.split())
-    if unknown := [name for name in names if name not in COUNTED]:
+    if unknown := [name for name in names if name not in LOGICAL_AXES]:
         raise ValueError(
-            f"An axis of a parameter counts one of {', '.join(COUNTED)}; "
+            f"An axis of a parameter counts one of {', '.join(LOGICAL_AXES)}; "
             f"got {', '.join(map(repr, unknown))} in {axes!r}."
         )
-    return ParameterAxes(names, outputs)
+    return LogicalAxes(names, outputs)
 
 
-def check_parameters(giver: str, declared: Any, *_: Any) -> None:
+def check_parameters(method_name: str, declared: Any, *_: Any) -> None:
     """Refuse what is no dict of names and a sound `Parameter` each.
 
     Args:
-        giver: The method that gave it, named in the message.
+        method_name: The method that gave it, named in the message.
         declared: What it gave.
 
     Raises:
@@ -78,53 +78,57 @@ def check_parameters(giver: str, declared: Any, *_: Any) -> None:
     """
     if not isinstance(declared, Mapping):
         raise OptionError(
-            f"{giver} gives a dict of names, a Parameter each; got {shown(declared)}."
+            f"{method_name} gives a dict of names, a Parameter each; got {shown(declared)}."
         )
     for name, parameter in declared.items():
         if not isinstance(name, str) or not isinstance(parameter, Parameter):
             raise OptionError(
-                f"{giver} gives a dict of names, a Parameter each; got {shown(parameter)} for "
+                f"{method_name} gives a dict of names, a Parameter each; got {shown(parameter)} "
+                "for "
                 f"{name!r}."
             )
         if not name or "/" in name:
-            raise OptionError(f"{giver}: a parameter has a name without '/'; got {name!r}.")
+            raise OptionError(f"{method_name}: a parameter has a name without '/'; got {name!r}.")
         if not isinstance(parameter.shape, tuple | list) or not all(map(_is_size, parameter.shape)):
             raise OptionError(
-                f"{giver}: the shape of {name!r} is a tuple of whole numbers from 1 to "
-                f"{LARGEST_SIZE}; got {shown(parameter.shape)}."
+                f"{method_name}: the shape of {name!r} is a tuple of whole numbers from 1 to "
+                f"{INT32_MAX}; got {shown(parameter.shape)}."
             )
         if not isinstance(parameter.axes, str):
             raise OptionError(
-                f"{giver}: the axes of {name!r} are words in a text, such as 'model -> hidden'; "
+                f"{method_name}: the axes of {name!r} are words in a text, such as 'model -> "
+                "hidden'; "
                 f"got {shown(parameter.axes)}."
             )
         try:
-            num_axes = len(read_axes(parameter.axes).names)
+            num_axes = len(parse_logical_axes(parameter.axes).names)
         except ValueError as error:
-            raise OptionError(f"{giver}: {name!r}: {error}") from None
+            raise OptionError(f"{method_name}: {name!r}: {error}") from None
         if num_axes != len(parameter.shape):
             raise OptionError(
-                f"{giver}: {name!r} {tuple(parameter.shape)} has {len(parameter.shape)} axes; "
+                f"{method_name}: {name!r} {tuple(parameter.shape)} has {len(parameter.shape)} "
+                "axes; "
                 f"{parameter.axes!r} "
                 f"names {num_axes}."
             )
-        if not _is_start(parameter.start):
+        if not _is_init(parameter.init):
             raise OptionError(
-                f"{giver}: {name!r} starts from a finite number, a config initialiser such as "
+                f"{method_name}: {name!r} starts from a finite number, a config initialiser such "
+                "as "
                 "Normal(), a function of (key, shape, dtype), or None; got "
-                f"{shown(parameter.start)}."
+                f"{shown(parameter.init)}."
             )
 
 
 def _is_size(size: Any) -> bool:
     whole = isinstance(size, numbers.Integral) and not isinstance(size, bool)
-    return whole and 1 <= size <= LARGEST_SIZE
+    return whole and 1 <= size <= INT32_MAX
 
 
-def _is_start(start: Any) -> bool:
-    if isinstance(start, jax.Array):  # which numbers it holds, a traced one does not tell
-        traced = isinstance(start, jax.core.Tracer)
-        return start.ndim == 0 and (traced or math.isfinite(start))
-    if isinstance(start, int | float | np.floating | np.integer) and not isinstance(start, bool):
-        return bool(-LARGEST <= start <= LARGEST)
-    return start is None or isinstance(start, Initialiser) or callable(start)
+def _is_init(init: Any) -> bool:
+    if isinstance(init, jax.Array):  # which numbers it holds, a traced one does not tell
+        traced = isinstance(init, jax.core.Tracer)
+        return init.ndim == 0 and (traced or math.isfinite(init))
+    if isinstance(init, int | float | np.floating | np.integer) and not isinstance(init, bool):
+        return bool(-FLOAT32_MAX <= init <= FLOAT32_MAX)
+    return init is None or isinstance(init, Initialiser) or callable(init)

@@ -9,8 +9,8 @@ from jaxtyping import Array, Float
 from jaxformer import functional as F
 from jaxformer.checks import check_fields, require, require_positive
 from jaxformer.config.initialisation import Normal
-from jaxformer.config.option import Option, left_out
 from jaxformer.config.parameter import Parameter
+from jaxformer.config.registry import Option, unimplemented_method
 from jaxformer.config.rope_scaling import RopeScaling
 
 RopeTarget = Literal["q", "k", "v", "o"]
@@ -78,9 +78,9 @@ class ScoreBias(Option, protocol=True):
     finite number. So do slots of a cache that hold nothing, whose position is the largest int32.
     """
 
-    shared = False  # whether layers of a stack have one set of parameters
-    parameters = left_out("parameters", "the model")
-    __call__ = left_out("__call__", "attention")
+    shared_across_layers = False  # whether layers of a stack have one set of parameters
+    parameters = unimplemented_method("parameters", "the model")
+    __call__ = unimplemented_method("__call__", "attention")
 
     def constants(self, num_heads: int) -> Mapping[str, Float[Array, "N ..."]]:
         """Per-head constants by name, such as ALiBi slopes; they are merged into `params`."""
@@ -117,7 +117,7 @@ class Rope:
             f"Rope.targets names a target twice: {self.targets}.",
         )
 
-    def width(self, head_dim: int) -> int:
+    def rotary_dim(self, head_dim: int) -> int:
         """Number of features per head that are rotated."""
         return int(head_dim * self.fraction)
 
@@ -158,7 +158,7 @@ class T5Bias(ScoreBias):
 
     num_buckets: int = 32
     max_distance: int = 128
-    shared = True
+    shared_across_layers = True
 
     def __post_init__(self):
         super().__post_init__()
@@ -189,7 +189,7 @@ class T5Bias(ScoreBias):
             max_distance=self.max_distance,
         )
 
-    def small(self) -> "T5Bias":
+    def tiny(self) -> "T5Bias":
         """Return the option with eight buckets."""
         return replace(self, num_buckets=8, max_distance=14)
 
@@ -238,7 +238,7 @@ class Fire(ScoreBias):
         length = self.length * network.pop("length_factor")
         return F.fire_bias(query_positions, key_positions, length=length, **network)
 
-    def small(self) -> "Fire":
+    def tiny(self) -> "Fire":
         """Return the option with eight hidden features and length 8."""
         return replace(self, hidden_dim=8, length=8.0)
 
@@ -273,18 +273,18 @@ class BlockSparse:
     """Block-sparse causal attention with another block pattern in each head (Phi-3-small).
 
     Attributes:
-        block: Tokens of a block.
+        block_size: Tokens of a block.
         local_blocks: How many blocks back a query sees whole, its own included.
         stride: Beyond them it sees every stride-th block.
     """
 
-    block: int = 64
+    block_size: int = 64
     local_blocks: int = 16
     stride: int = 8
 
     def __post_init__(self):
         check_fields(self)
-        require_positive(self, "block", "local_blocks", "stride")
+        require_positive(self, "block_size", "local_blocks", "stride")
 
 
 Window = int | BlockSparse | None

@@ -110,16 +110,16 @@ class LongRope:
     """LongRoPE: one divisor per feature pair, for short and for long sequences.
 
     Attributes:
-        short: Divisors for texts up to `original_max_length`.
-        long: Divisors for longer texts.
+        short_factors: Divisors for texts up to `original_max_length`.
+        long_factors: Divisors for longer texts.
         original_max_length: Longest text in training.
         max_length: Longest text after the extension.
         attention_factor: Multiplies rotated queries and keys; None takes
             sqrt(1 + ln(max_length / original_max_length) / ln(original_max_length)).
     """
 
-    short: tuple[float, ...]
-    long: tuple[float, ...]
+    short_factors: tuple[float, ...]
+    long_factors: tuple[float, ...]
     original_max_length: int
     max_length: int
     attention_factor: float | None = None
@@ -132,7 +132,7 @@ class LongRope:
             "LongRope divides by ln(original_max_length), so without attention_factor it must be "
             f"above 1; got {self.original_max_length}.",
         )
-        for name in ("short", "long"):
+        for name in ("short_factors", "long_factors"):
             nonpositive = [factor for factor in getattr(self, name) if factor <= 0]
             require(
                 not nonpositive,

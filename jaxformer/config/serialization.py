@@ -7,7 +7,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from jaxformer.config.option import kinds_of
+from jaxformer.config.registry import allowed_types
 from jaxformer.json_files import parse_json
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ def from_json(kind: type[T], text: str | bytes) -> T:
         ValueError: The text is not JSON; a field is unknown or missing, or a value does not fit its
             type, and the path to it is named.
     """
-    return _decode(kind, parse_json(text, where=f"The JSON of {kind.__name__}"), kind.__name__)
+    return _decode(kind, parse_json(text, location=f"The JSON of {kind.__name__}"), kind.__name__)
 
 
 def from_python(text: str, kinds: Mapping[str, type]) -> Any:
@@ -84,7 +84,7 @@ def from_python(text: str, kinds: Mapping[str, type]) -> Any:
         raise ValueError(f"Cannot read {text[:100]!r} as a choice.") from None
 
 
-def _required(kind: Any) -> list[str]:
+def _required_fields(kind: Any) -> list[str]:
     """Names of the fields without a default."""
     return [
         f.name
@@ -106,8 +106,8 @@ def _encode(value: Any) -> Any:
 
 def _decode(hint: Any, data: Any, path: str) -> Any:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if (kinds := kinds_of(hint)) != (hint,):
-        return _decode(_pick(kinds, data, path), data, path)
+    if (kinds := allowed_types(hint)) != (hint,):
+        return _decode(_select_union_member(kinds, data, path), data, path)
     if dataclasses.is_dataclass(hint):
         return _decode_dataclass(hint, data, path)
     if origin is tuple:
@@ -127,7 +127,7 @@ def _decode(hint: Any, data: Any, path: str) -> Any:
     return hint(data)
 
 
-def _pick(options: tuple, data: Any, path: str) -> Any:
+def _select_union_member(options: tuple, data: Any, path: str) -> Any:
     """Return the member of a union that the JSON data was written from."""
     if isinstance(data, dict):
         kinds = {o.__name__: o for o in options if dataclasses.is_dataclass(o) and type(o) is type}
@@ -158,7 +158,7 @@ def _decode_dataclass(kind: Any, data: Any, path: str) -> Any:
         raise ValueError(
             f"{path}: {kind.__name__} has no field {', '.join(unknown)}; its fields are {known}."
         )
-    missing = [name for name in _required(kind) if name not in data]
+    missing = [name for name in _required_fields(kind) if name not in data]
     if missing:
         raise ValueError(f"{path}: {kind.__name__} needs {', '.join(missing)}.")
     return kind(**{n: _decode(hints[n], v, f"{path}.{n}") for n, v in data.items() if n != "type"})

@@ -4,7 +4,7 @@ from jaxformer import config as c
 from jaxformer import functional as F
 
 
-def head_flops(config: c.TransformerConfig, length: int) -> int:
+def logit_flops(config: c.TransformerConfig, length: int) -> int:
     """FLOPs of the LM head for a sequence.
 
     Args:
@@ -22,18 +22,20 @@ def logit_bytes(
 ) -> int:
     """Peak bytes of float32 logits and their gradient on one device.
 
-    Those of `F.loss_chunk` ids for each token.
+    Those of `F.vocab_chunk_size` ids for each token.
 
     Args:
         config: The model.
         tokens: Of this device.
         tensor: Devices that share the vocabulary.
-        platform: That computes, as in `F.loss_chunk`.
+        platform: That computes, as in `F.vocab_chunk_size`.
 
     Returns:
         Bytes on each device.
     """
-    return 2 * 4 * tokens * F.loss_chunk(tokens, config.vocab_size // tensor, platform=platform)
+    return (
+        2 * 4 * tokens * F.vocab_chunk_size(tokens, config.vocab_size // tensor, platform=platform)
+    )
 
 
 def recomputes_logits(
@@ -45,10 +47,10 @@ def recomputes_logits(
         config: The model.
         tokens: Of this device.
         tensor: Devices that share the vocabulary.
-        platform: That computes, as in `F.loss_chunk`.
+        platform: That computes, as in `F.vocab_chunk_size`.
 
     Returns:
-        True where `F.loss_chunk` is less than the ids that the device has.
+        True where `F.vocab_chunk_size` is less than the ids that the device has.
     """
     local_vocab_size = config.vocab_size // tensor
-    return F.loss_chunk(tokens, local_vocab_size, platform=platform) < local_vocab_size
+    return F.vocab_chunk_size(tokens, local_vocab_size, platform=platform) < local_vocab_size

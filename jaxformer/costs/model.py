@@ -6,22 +6,22 @@ import jax
 
 from jaxformer import config as c
 from jaxformer import functional as F
-from jaxformer.config.attention import RECURRENT
+from jaxformer.config.attention import RECURRENT_KINDS
 from jaxformer.costs.attention import (
+    activation_widths,
     attention_flops,
-    attention_widths,
-    kept_bytes,
-    keys_seen,
-    made_of_a_token,
+    layer_cache_bytes,
+    projected_width,
+    visible_keys,
 )
-from jaxformer.costs.logits import head_flops, logit_bytes
-from jaxformer.layers.declarations import declarations
+from jaxformer.costs.logits import logit_bytes, logit_flops
+from jaxformer.layers.parameter_metadata import parameter_metadata
 
-REMAT = ("none", "dots", "full")
+REMAT_POLICIES = ("none", "dots", "full")
 TRAINING_FACTOR = 3  # the backward pass multiplies by each kernel twice: for inputs and for kernels
 
 
-def parameters(config: c.TransformerConfig) -> int:
+def num_parameters(config: c.TransformerConfig) -> int:
     """Number of parameters.
 
     Args:
@@ -33,29 +33,31 @@ def parameters(config: c.TransformerConfig) -> int:
     Example:
         >>> from jaxformer import costs, zoo
         >>> config = zoo.get("llama-2-70b")
-        >>> f"{costs.parameters(config):,}"
+        >>> f"{costs.num_parameters(config):,}"
         '68,976,648,192'
     """
-    return sum(math.prod(metadata.shape) for metadata in jax.tree.leaves(declarations(config)))
+    return sum(
+        math.prod(metadata.shape) for metadata in jax.tree.leaves(parameter_metadata(config))
+    )
 
 
-def active_parameters(config: c.TransformerConfig) -> int:
+def num_active_parameters(config: c.TransformerConfig) -> int:
     """Number of parameters used per token: of the experts, only the top_k.
 
     Args:
         config: The model.
 
     Returns:
-        The exact count; that of `parameters` where there are no experts.
+        The exact count; that of `num_parameters` where there are no experts.
     """
     unused = 0
     layers = [config.layer(i) for i in range(config.num_layers)]
-    layers += [config.encoder.layer(i) for i in range(_encoder_layers(config))]
+    layers += [config.encoder_config.layer(i) for i in range(_num_encoder_layers(config))]
     for _, _, feed_forward in layers:
-        if isinstance(feed_forward, c.Experts):
+        if isinstance(feed_forward, c.MoE):
             expert_size = feed_forward.expert.flops(config.model_dim, 1) // 2
             unused += (feed_forward.num_experts - feed_forward.top_k) * expert_size
-    return parameters(config) - unused
+    return num_parameters(config) - unused
 
 
 def forward_flops(config: c.TransformerConfig, length: int, source_length: int = 0) -> int:
@@ -76,18 +78,20 @@ def forward_flops(config: c.TransformerConfig, length: int, source_length: int =
         FLOPs of the matrix products.
     """
     d, width = config.model_dim, config.embedding.dim
-    total = head_flops(config, length)
+    total = logit_flops(config, length)
     if width is not None:
         total += 2 * length * 2 * width * d
     cross = isinstance(config.topology, c.EncoderDecoder)
     for i in range(config.num_layers):
-        total += _layer_flops(config.at(i), config.layer(i), length)
+        total += _layer_flops(config.for_layer(i), config.layer(i), length)
         total += attention_flops(config, length, source_length, None) if cross else 0
     if isinstance(config.topology, c.EncoderDecoder):
         total += 0 if width is None else 2 * source_length * width * d
         for i in range(config.topology.num_encoder_layers):
-            encoder_config = config.encoder
-            total += _layer_flops(encoder_config.at(i), encoder_config.layer(i), source_length)
+            encoder_config = config.encoder_config
+            total += _layer_flops(
+                encoder_config.for_layer(i), encoder_config.layer(i), source_length
+            )
     return total
 
 
@@ -103,9 +107,9 @@ def expert_flops(config: c.TransformerConfig, length: int, source_length: int = 
         FLOPs of the experts' products, without the router's; 0 where there are no experts.
     """
     layers = [(config.layer(i).feed_forward, length) for i in range(config.num_layers)]
-    encoder_layers = map(config.encoder.layer, range(_encoder_layers(config)))
+    encoder_layers = map(config.encoder_config.layer, range(_num_encoder_layers(config)))
     layers += [(layer.feed_forward, source_length) for layer in encoder_layers]
-    mixtures = [(x, tokens) for x, tokens in layers if isinstance(x, c.Experts)]
+    mixtures = [(x, tokens) for x, tokens in layers if isinstance(x, c.MoE)]
     return sum(experts.expert_flops(config.model_dim, tokens) for experts, tokens in mixtures)
 
 
@@ -136,9 +140,9 @@ def cache_bytes(
 
         batch * layers * (min(length, window) + source_length) * numbers * bytes_per_number
 
-    with numbers = 2 * kv_heads * head_dim, half as many where keys are the values (`SharedKV`,
-    unless only one of them is turned), and latent_dim + rope_dim where keys and values come from a
-    `Latent`.
+    with numbers = 2 * kv_heads * head_dim, half as many where keys are the values
+    (`SharedKV`, unless only one of them is turned), and latent_dim + rope_dim where keys
+    and values come from `Latent` attention.
     `Decay` keeps a state instead, as if of one token, in float32.
 
     Args:
@@ -161,10 +165,12 @@ def cache_bytes(
     total = 0
     for i in range(config.num_layers):
         positions, window, _ = config.layer(i)
-        num_tokens = keys_seen(window, length)
-        total += kept_bytes(config.at(i), positions, num_tokens, bytes_per_number)
+        num_tokens = visible_keys(window, length)
+        total += layer_cache_bytes(config.for_layer(i), positions, num_tokens, bytes_per_number)
     if isinstance(config.topology, c.EncoderDecoder):
-        total += config.num_layers * kept_bytes(config, None, source_length, bytes_per_number)
+        total += config.num_layers * layer_cache_bytes(
+            config, None, source_length, bytes_per_number
+        )
     return batch * total
 
 
@@ -178,8 +184,8 @@ def activation_bytes(
     bytes_per_number: int = 4,
     tensor: int = 1,
     context: int = 1,
-    expert: float = 1.0,
-    kernels: bool = False,
+    expert_capacity_factor: float = 1.0,
+    fused_attention: bool = False,
 ) -> int:
     """Estimate of the activation bytes a device saves for the backward pass.
 
@@ -201,12 +207,12 @@ def activation_bytes(
         batch: Sequences of a device.
         length: Tokens of each, on all devices that share it.
         source_length: Tokens of each source, for an encoder-decoder.
-        remat: As in `layers.Mode`.
+        remat: As in `layers.RuntimeConfig`.
         bytes_per_number: 4 for float32 computation, 2 for bfloat16.
         tensor: Devices that share heads, hidden width and vocabulary.
         context: Devices that share each sequence.
-        expert: Rows for which experts have room, for each row that is sent to them.
-        kernels: Whether attention is a kernel's, as on TPUs and GPUs.
+        expert_capacity_factor: Rows for which experts have room, for each row that is sent to them.
+        fused_attention: Whether attention is a kernel's, as on TPUs and GPUs.
 
     Returns:
         Bytes of the layers, with `logit_bytes`. The compiler may keep less (it fuses) or more
@@ -215,87 +221,91 @@ def activation_bytes(
     Raises:
         ValueError: An unknown `remat`.
     """
-    if remat not in REMAT:
-        raise ValueError(f"remat must be one of {REMAT}; got {remat!r}.")
+    if remat not in REMAT_POLICIES:
+        raise ValueError(f"remat must be one of {REMAT_POLICIES}; got {remat!r}.")
     tokens, source = batch * length // context, batch * source_length // context
-    devices = tensor, context, expert
+    devices = tensor, context, expert_capacity_factor
     saved, peak_layer = 0.0, 0.0
     for stack, count, stack_tokens, keys in (
         (config, config.num_layers, tokens, length),
-        (config.encoder, _encoder_layers(config), source, source_length),
+        (config.encoder_config, _num_encoder_layers(config), source, source_length),
     ):
         for i in range(count):
-            layer_config, layer = stack.at(i), stack.layer(i)
-            saved += stack_tokens * _kept_per_token(
-                layer_config, layer, keys, remat, *devices, kernels
+            layer_config, layer = stack.for_layer(i), stack.layer(i)
+            saved += stack_tokens * _saved_per_token(
+                layer_config, layer, keys, remat, *devices, fused_attention
             )
-            layer_total = _kept_per_token(layer_config, layer, keys, "none", *devices)
+            layer_total = _saved_per_token(layer_config, layer, keys, "none", *devices)
             if context > 1:  # keys and values of another device, and their gradients
-                layer_total += 4 * attention_widths(layer_config, layer.positions, tensor).around
+                layer_total += (
+                    4 * activation_widths(layer_config, layer.positions, tensor).ring_payload
+                )
             peak_layer = max(peak_layer, stack_tokens * layer_total)
-    platform = "gpu" if kernels else "cpu"
+    platform = "gpu" if fused_attention else "cpu"
     logits = logit_bytes(config, tokens, tensor=tensor, platform=platform)
     return round((saved + peak_layer) * bytes_per_number) + logits
 
 
-def _kept_per_token(
+def _saved_per_token(
     config: c.TransformerConfig,
-    choice: c.LayerChoice,
+    layer: c.LayerConfig,
     length: int,
     remat: str,
     tensor: int,
     context: int,
-    expert: float,
-    kernels: bool = False,
+    expert_capacity_factor: float,
+    fused_attention: bool = False,
 ) -> float:
-    a, d = config.kind, config.model_dim
-    widths = attention_widths(config, choice.positions, tensor)
-    routed = isinstance(choice.feed_forward, c.Experts)
-    hidden_width = _inner(choice.feed_forward, d) / tensor * (expert if routed else 1)
-    products = widths.products + d + hidden_width + d
-    is_blockwise = _by_blocks(config, choice, length, context)
-    attention_outputs = widths.heads + a.num_heads / tensor if is_blockwise else 0
+    a, d = config.attention_kind, config.model_dim
+    widths = activation_widths(config, layer.positions, tensor)
+    routed = isinstance(layer.feed_forward, c.MoE)
+    hidden_width = (
+        _hidden_width(layer.feed_forward, d) / tensor * (expert_capacity_factor if routed else 1)
+    )
+    products = widths.projections + d + hidden_width + d
+    is_blockwise = _is_blockwise(config, layer, length, context)
+    attention_outputs = widths.head_outputs + a.num_heads / tensor if is_blockwise else 0
     if remat == "full":
-        return float(d + kernels * attention_outputs)
+        return float(d + fused_attention * attention_outputs)
     if remat == "dots":
         return d + products - (hidden_width if routed else 0) + attention_outputs
-    num_keys = min(length, F.RECURRENCE_CHUNK) if isinstance(a, RECURRENT) else length
+    num_keys = min(length, F.RECURRENCE_CHUNK) if isinstance(a, RECURRENT_KINDS) else length
     scores = (1 if is_blockwise else 2 * num_keys) * a.num_heads / tensor
-    return d + products + 7 * d + widths.beside + 2 * hidden_width + scores
+    return d + products + 7 * d + widths.intermediates + 2 * hidden_width + scores
 
 
-def _by_blocks(
-    config: c.TransformerConfig, choice: c.LayerChoice, length: int, context: int
+def _is_blockwise(
+    config: c.TransformerConfig, layer: c.LayerConfig, length: int, context: int
 ) -> bool:
     """Whether attention runs blockwise, so that its scores are never in memory all at once."""
-    a = config.kind
-    is_excluded = isinstance(a, RECURRENT) or isinstance(choice.window, c.BlockSparse)
+    a = config.attention_kind
+    is_excluded = isinstance(a, RECURRENT_KINDS) or isinstance(layer.window, c.BlockSparse)
     is_excluded = is_excluded or any(isinstance(kind, c.TransformerXL) for kind in a.positions)
-    return not is_excluded and (context > 1 or F.many_scores(length, length))
+    return not is_excluded and (context > 1 or F.prefer_blockwise(length, length))
 
 
-def _layer_flops(config: c.TransformerConfig, choice: c.LayerChoice, length: int) -> int:
-    total = attention_flops(config, length, length, choice.window)
-    total += choice.feed_forward.flops(config.model_dim, length)
-    if isinstance(choice.positions, c.TransformerXL):
+def _layer_flops(config: c.TransformerConfig, layer: c.LayerConfig, length: int) -> int:
+    total = attention_flops(config, length, length, layer.window)
+    total += layer.feed_forward.flops(config.model_dim, length)
+    if isinstance(layer.positions, c.TransformerXL):
         heads = config.multi_head.num_heads * config.multi_head.head_dim
         total += 2 * length * config.model_dim * heads  # W times one sinusoid per distance
-        total += 2 * length * keys_seen(choice.window, length) * heads  # scores of distances
+        total += 2 * length * visible_keys(layer.window, length) * heads  # scores of distances
     return total
 
 
-def _inner(choice: c.FeedForward, model_dim: int) -> int:
+def _hidden_width(feed_forward: c.FeedForward, model_dim: int) -> int:
     """Outputs per token of the input projections of a feed-forward."""
-    match choice:
-        case c.Experts(expert=expert, top_k=top_k):
-            return top_k * _inner(expert, model_dim)
+    match feed_forward:
+        case c.MoE(expert=expert, top_k=top_k):
+            return top_k * _hidden_width(expert, model_dim)
         case c.MLP(hidden_dim=hidden):
             return hidden
         case c.GLU(hidden_dim=hidden) | c.ClampedGEGLU(hidden_dim=hidden):
             return 2 * hidden
-    return made_of_a_token(choice.parameters(model_dim))
+    return projected_width(feed_forward.parameters(model_dim))
 
 
-def _encoder_layers(config: c.TransformerConfig) -> int:
+def _num_encoder_layers(config: c.TransformerConfig) -> int:
     topology = config.topology
     return topology.num_encoder_layers if isinstance(topology, c.EncoderDecoder) else 0

@@ -19,15 +19,15 @@ class Batch(NamedTuple):
         targets: The token after each input.
         positions: Place of each input in its document, as far as its row reaches back.
         segments: Document of each input within its row, from 1; 0 is padding.
-        mask: True where the target counts. It is then of the input's document, of which the end of
-            text that closes it is the last token; of instructions it is of an answer.
+        loss_mask: True where the target counts. It is then of the input's document, of which the
+            end of text that closes it is the last token; of instructions it is of an answer.
     """
 
     tokens: Int32[np.ndarray, "B T"]
     targets: Int32[np.ndarray, "B T"]
     positions: Int32[np.ndarray, "B T"]
     segments: Int32[np.ndarray, "B T"]
-    mask: Bool[np.ndarray, "B T"]
+    loss_mask: Bool[np.ndarray, "B T"]
 
 
 class Batches:
@@ -47,7 +47,7 @@ class Batches:
         batch_size: int,
         seed: int,
         shuffle: bool = True,
-        local: slice | None = None,
+        local_rows: slice | None = None,
     ):
         """Set up the batches.
 
@@ -56,13 +56,13 @@ class Batches:
             batch_size: Rows of a global batch.
             seed: From 0 to ``2**32 - 1``.
             shuffle: False takes the rows in their order, epoch after epoch.
-            local: The part of each global batch to give, for one of many hosts.
+            local_rows: The part of each global batch to give, for one of many hosts.
 
         Raises:
             ValueError: There are no rows, or a number is out of range.
             ImportError: ``grain`` is not installed.
         """
-        _check(rows, batch_size)
+        _check_arguments(rows, batch_size)
         if not 0 <= seed < 1 << 32:
             raise ValueError(f"seed must lie between 0 and {(1 << 32) - 1}; got {seed}.")
         grain = import_extra("grain")
@@ -77,12 +77,12 @@ class Batches:
         mixed = grain.MapDataset.mix(datasets, weights) if len(datasets) > 1 else datasets[0]
         self._indices = mixed.batch(batch_size)
         self._rows = rows
-        self._local = slice(None) if local is None else local
+        self._local = slice(None) if local_rows is None else local_rows
 
     def __getitem__(self, step: SupportsIndex) -> Batch:
         if index(step) < 0:
             raise ValueError(f"step must be at least 0; got {step}.")
-        return _gather(self._rows, self._indices[index(step)][self._local])
+        return _make_batch(self._rows, self._indices[index(step)][self._local])
 
     def __iter__(self) -> Iterator[Batch]:
         step = 0
@@ -92,7 +92,7 @@ class Batches:
 
 
 def evaluation_batches(
-    rows: AnyRows, *, batch_size: int, local: slice | None = None
+    rows: AnyRows, *, batch_size: int, local_rows: slice | None = None
 ) -> Iterator[Batch]:
     """Yield every row once, in order, in batches of equal shape.
 
@@ -101,7 +101,7 @@ def evaluation_batches(
     Args:
         rows: What to go through.
         batch_size: Rows of a batch.
-        local: The part of each batch to give, for one of many hosts.
+        local_rows: The part of each batch to give, for one of many hosts.
 
     Returns:
         An iterator of ``ceil(len(rows) / batch_size)`` batches.
@@ -109,41 +109,41 @@ def evaluation_batches(
     Raises:
         ValueError: There are no rows, or the batch size is below 1.
     """
-    _check(rows, batch_size)
-    return _in_order(rows, batch_size, slice(None) if local is None else local)
+    _check_arguments(rows, batch_size)
+    return _sequential_batches(rows, batch_size, slice(None) if local_rows is None else local_rows)
 
 
-def _in_order(rows: AnyRows, batch_size: int, local: slice) -> Iterator[Batch]:
+def _sequential_batches(rows: AnyRows, batch_size: int, local_rows: slice) -> Iterator[Batch]:
     for first in range(0, len(rows), batch_size):
-        indices = np.arange(first, first + batch_size)[local]
-        batch = _gather(rows, indices[indices < len(rows)])
+        indices = np.arange(first, first + batch_size)[local_rows]
+        batch = _make_batch(rows, indices[indices < len(rows)])
         fill = ((0, len(indices) - len(batch.tokens)), (0, 0))
         yield Batch(
             tokens=np.pad(batch.tokens, fill, constant_values=rows.end_of_text),
             targets=np.pad(batch.targets, fill, constant_values=rows.end_of_text),
             positions=np.pad(batch.positions, fill),
             segments=np.pad(batch.segments, fill),
-            mask=np.pad(batch.mask, fill),
+            loss_mask=np.pad(batch.loss_mask, fill),
         )
 
 
-def _check(rows: AnyRows, batch_size: int) -> None:
+def _check_arguments(rows: AnyRows, batch_size: int) -> None:
     if not len(rows):
         raise ValueError("There are 0 rows to draw batches from.")
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1; got {batch_size}.")
 
 
-def _gather(rows: AnyRows, indices: np.ndarray) -> Batch:
+def _make_batch(rows: AnyRows, indices: np.ndarray) -> Batch:
     tokens, segments, positions = rows[indices]
     inputs = tokens[:, :-1]
-    if rows.begin_of_text is not None:
+    if rows.bos_token_id is not None:
         opens = (positions == 0) & (inputs == rows.end_of_text) & (segments > 0)
-        inputs = np.where(opens, np.int32(rows.begin_of_text), inputs)
+        inputs = np.where(opens, np.int32(rows.bos_token_id), inputs)
     return Batch(
         tokens=inputs,
         targets=tokens[:, 1:],
         positions=positions,
         segments=segments,
-        mask=rows.mask(indices),
+        loss_mask=rows.loss_mask_at(indices),
     )

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from jaxformer.data.records import read_text
-from jaxformer.data.saved_tokenizers import CONFIG, special_tokens
+from jaxformer.data.tokenizer_loading import CONFIG, special_tokens
 from jaxformer.extras import import_extra
-from jaxformer.json_files import NAMES, read_json
+from jaxformer.json_files import JSON_TYPE_NAMES, read_json
 
-Pieces = tuple[tuple[str, bool], ...]
+Spans = tuple[tuple[str, bool], ...]
 Message = Mapping[str, Any]
 
 MARK = "70615243847362514051"  # digits, which no template trims, quotes or changes in case
@@ -22,7 +22,13 @@ TEMPLATES = {
     "{{ eos_token or '<|im_end|>' }}\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 }
-FIXED = ("role", "type", "id", "name", "tool_call_id")  # what a template may compare with a word
+UNMARKED_KEYS = (
+    "role",
+    "type",
+    "id",
+    "name",
+    "tool_call_id",
+)  # what a template may compare with a word
 
 
 class ChatTemplate:
@@ -47,25 +53,25 @@ class ChatTemplate:
         try:
             self._template = self._sandbox.compile_bounded(source)
         except Exception as error:  # of Python's own compiler too
-            raise ValueError(f"The chat template is none: {_said(error)}") from error
+            raise ValueError(f"The chat template is none: {_error_text(error)}") from error
 
-    def render(self, messages: Sequence[Message], *, answering: bool = False) -> str:
+    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = False) -> str:
         """Render messages to text.
 
         Args:
             messages: Each with ``role`` and ``content``.
-            answering: Whether the beginning of the assistant's next message follows.
+            add_generation_prompt: Whether the beginning of the assistant's next message follows.
 
         Raises:
             ValueError: The template refuses them, fails, or does not end.
         """
-        return "".join(self._chunks(messages, answering=answering))
+        return "".join(self._chunks(messages, add_generation_prompt=add_generation_prompt))
 
     def _chunks(
         self,
         messages: Sequence[Message],
         *,
-        answering: bool = False,
+        add_generation_prompt: bool = False,
         brackets: tuple[str, str] = ("", ""),
     ) -> list[str]:
         try:
@@ -75,14 +81,14 @@ class ChatTemplate:
                 messages=[_normalised(message) for message in messages],
                 tools=None,
                 documents=None,
-                add_generation_prompt=answering,
+                add_generation_prompt=add_generation_prompt,
                 **self._tokens,
             )
         except Exception as error:  # whatever an expression of the template raises
-            refused = f"The chat template refuses these messages: {_said(error)}"
+            refused = f"The chat template refuses these messages: {_error_text(error)}"
             raise ValueError(refused) from error
 
-    def pieces(self, messages: Sequence[Message]) -> Pieces:
+    def spans(self, messages: Sequence[Message]) -> Spans:
         """Rendered conversation as (text, has loss) spans; the assistant's messages have loss.
 
         What counts is what the template marks by ``{% generation %}``. Of one that marks nothing it
@@ -142,7 +148,7 @@ class ChatTemplate:
         before = whole[: whole.index(mark)].removesuffix(lead)
         ends = [joined.rindex(mark) + len(mark) for joined in (whole, last)]
         rest = whole[ends[0] :]
-        closing = _common(last[ends[1] :], rest)
+        closing = _common_prefix_length(last[ends[1] :], rest)
         if closing < min(len(rest), len(last) - ends[1]):  # they part within: take whole chunks
             bounds = [
                 {bound - end for bound in accumulate(map(len, each))}
@@ -169,19 +175,19 @@ class ChatTemplate:
         """
         other = mark[::-1]
         messages = [
-            message if i == number else _changed(message, lambda text: _inserted(text, other))
+            message if i == number else _map_texts(message, lambda text: _insert_mark(text, other))
             for i, message in enumerate(marked)
         ]
         before, _, rest = self.render(messages).partition(mark)
         alone = other not in rest.rpartition(mark)[0]
         if not number:  # templates look at the first message
             return "", alone
-        prompt = self.render(messages[:number], answering=True).rpartition(other)[2]
+        prompt = self.render(messages[:number], add_generation_prompt=True).rpartition(other)[2]
         before = before.rpartition(other)[2]
         return before.removeprefix(prompt) if before.startswith(prompt) else "", alone
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
@@ -204,32 +210,32 @@ def _mark_for(text: str) -> str:
 
 def _marked(message: Message, mark: str) -> Message:
     """A message that says a mark, wherever it says something."""
-    marked = _changed(message, lambda text: mark if text.strip() else text, argument=mark)
-    return _changed(message, lambda text: mark) if marked == message else marked
+    marked = _map_texts(message, lambda text: mark if text.strip() else text, argument=mark)
+    return _map_texts(message, lambda text: mark) if marked == message else marked
 
 
-def _changed(value: Any, change: Callable[[str], str], *, argument: str = "") -> Any:
+def _map_texts(value: Any, change: Callable[[str], str], *, argument: str = "") -> Any:
     """A value whose texts are changed, and whose tool calls have one argument more."""
     if isinstance(value, Mapping):
         changed = {
-            key: each if key in FIXED else _changed(each, change, argument=argument)
+            key: each if key in UNMARKED_KEYS else _map_texts(each, change, argument=argument)
             for key, each in value.items()
         }
         if argument and isinstance(value.get("arguments"), Mapping):
             changed["arguments"][argument] = argument
         return changed
     if isinstance(value, list):
-        return [_changed(each, change, argument=argument) for each in value]
+        return [_map_texts(each, change, argument=argument) for each in value]
     return change(value) if isinstance(value, str) else value
 
 
-def _inserted(text: str, mark: str) -> str:
+def _insert_mark(text: str, mark: str) -> str:
     """A text with a mark in its middle, which begins and ends as it did."""
     middle = len(text) // 2
     return text[:middle] + mark + text[middle:] if text.strip() else text
 
 
-def _common(first: str, second: str) -> int:
+def _common_prefix_length(first: str, second: str) -> int:
     """How many characters two texts begin with together."""
     if second.startswith(first):
         return len(first)
@@ -262,31 +268,31 @@ def load_chat_template(path: str | Path, override: str | None = None) -> ChatTem
     elif (folder / CONFIG).is_file():
         source = read_json(folder / CONFIG).get("chat_template")
         if isinstance(source, list):
-            source = _default(source, where=folder / CONFIG)
+            source = _default_template(source, path=folder / CONFIG)
     if source is None:
         return None
     if not isinstance(source, str):
         raise ValueError(
-            f"{folder / CONFIG}: chat_template is {NAMES[type(source)]}, neither a string nor "
+            f"{folder / CONFIG}: chat_template is {JSON_TYPE_NAMES[type(source)]}, neither a "
+            "string nor "
             "a list of objects with name and template."
         )
     return ChatTemplate(source, special_tokens(folder))
 
 
-def _default(named: list[Any], *, where: Path) -> str:
+def _default_template(named_templates: list[Any], *, path: Path) -> str:
     """The one of several templates that is not for tools or documents."""
     templates = {}
-    for each in named:
+    for each in named_templates:
         match each:
             case {"name": str(name), "template": str(template)}:
                 templates[name] = template
             case _:
                 raise ValueError(
-                    f"{where}: chat_template has {str(each)[:60]}, no object with name "
-                    "and template."
+                    f"{path}: chat_template has {str(each)[:60]}, no object with name and template."
                 )
     if "default" not in templates:
         raise ValueError(
-            f"{where}: chat_template has {', '.join(templates) or 'nothing'}, none named default."
+            f"{path}: chat_template has {', '.join(templates) or 'nothing'}, none named default."
         )
     return templates["default"]

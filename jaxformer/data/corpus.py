@@ -9,10 +9,17 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from jaxformer.checks import check_fields
-from jaxformer.data.chat_templates import ChatTemplate, Pieces
+from jaxformer.data.chat_templates import ChatTemplate, Spans
 from jaxformer.data.corpus_files import corpus_files
-from jaxformer.data.instructions import TOOLS, pieces_of
-from jaxformer.data.records import RECORDS, Record, has_records, read_records, read_text, suffix_of
+from jaxformer.data.instructions import TOOLS, instruction_spans
+from jaxformer.data.records import (
+    RECORD_SUFFIXES,
+    Record,
+    data_suffix,
+    has_records,
+    read_records,
+    read_text,
+)
 
 # Tests are data and fragments; the packages installed beside the library are not part of it.
 LIBRARY_EXCLUDES = frozenset(
@@ -51,7 +58,7 @@ class TextFiles:
     """
 
     path: str
-    suffixes: tuple[str, ...] = (".txt", ".md", ".py", *RECORDS)
+    suffixes: tuple[str, ...] = (".txt", ".md", ".py", *RECORD_SUFFIXES)
     field: str = "text"
 
     def __str__(self) -> str:
@@ -131,15 +138,15 @@ class Instruction(NamedTuple):
     Attributes:
         name: It is known by, unique within its corpus.
         text: All of it.
-        pieces: Its parts in order, and whether each counts; the last is empty, and stands for the
+        spans: Its parts in order, and whether each counts; the last is empty, and stands for the
             end of text.
-        opens: Whether an end of text opens it; a chat template opens its own.
+        prepend_end_of_text: Whether an end of text opens it; a chat template opens its own.
     """
 
     name: str
     text: str
-    pieces: Pieces
-    opens: bool
+    spans: Spans
+    prepend_end_of_text: bool
 
 
 AnyDocument: TypeAlias = Document | Instruction
@@ -190,7 +197,7 @@ def documents(corpus: Source, *, template: ChatTemplate | None = None) -> Docume
             if isinstance(corpus, TextFiles):
                 suffixes, keys = corpus.suffixes, (corpus.field,)
             else:
-                suffixes, keys = RECORDS, (corpus.prompt, corpus.answer, corpus.messages)
+                suffixes, keys = RECORD_SUFFIXES, (corpus.prompt, corpus.answer, corpus.messages)
             files = corpus_files(source_path, suffixes, keys)
     if not files:
         raise ValueError(
@@ -202,7 +209,9 @@ def documents(corpus: Source, *, template: ChatTemplate | None = None) -> Docume
     def read() -> Iterator[AnyDocument]:
         num_documents = num_nonempty = 0
         for file in files:
-            for document in _read(file, file.relative_to(root).as_posix(), corpus, keys, template):
+            for document in _read_documents(
+                file, file.relative_to(root).as_posix(), corpus, keys, template
+            ):
                 num_documents += 1
                 if document.text:
                     num_nonempty += 1
@@ -237,9 +246,9 @@ def lines(path: str | Path, *, field: str) -> list[tuple[str, str]]:
     path = Path(path)
     if path.is_dir():
         raise ValueError(f"{path} is a folder; name a file in it.")
-    if suffix_of(path) in RECORDS or has_records(path, (field,)):
+    if data_suffix(path) in RECORD_SUFFIXES or has_records(path, (field,)):
         records = read_records(path, (field,))
-        pairs = [(_field(record, field, where=where), where) for _, record, where in records]
+        pairs = [(_text_field(record, field, where=where), where) for _, record, where in records]
     else:
         *texts, last = read_text(path).split("\n")
         texts += [last] * bool(last)
@@ -249,12 +258,12 @@ def lines(path: str | Path, *, field: str) -> list[tuple[str, str]]:
     return pairs
 
 
-def _read(
+def _read_documents(
     path: Path, name: str, corpus: Source, keys: tuple[str, ...], template: ChatTemplate | None
 ) -> Iterator[AnyDocument]:
     if isinstance(corpus, Instructions):
         for number, record, where in read_records(path, (*keys, TOOLS)):
-            pieces = pieces_of(
+            pieces = instruction_spans(
                 {key: x for key, x in record.items() if x is not None},
                 prompt=corpus.prompt,
                 answer=corpus.answer,
@@ -263,15 +272,17 @@ def _read(
                 where=where,
             )
             text = "".join(piece for piece, _ in pieces)
-            yield Instruction(f"{name}:{number}", text, pieces, opens=template is None)
-    elif keys and (suffix_of(path) in RECORDS or has_records(path, keys)):
+            yield Instruction(
+                f"{name}:{number}", text, pieces, prepend_end_of_text=template is None
+            )
+    elif keys and (data_suffix(path) in RECORD_SUFFIXES or has_records(path, keys)):
         for number, record, where in read_records(path, keys):
-            yield Document(f"{name}:{number}", _field(record, *keys, where=where))
+            yield Document(f"{name}:{number}", _text_field(record, *keys, where=where))
     else:
         yield Document(name, read_text(path))
 
 
-def _field(record: Record, field: str, *, where: str) -> str:
+def _text_field(record: Record, field: str, *, where: str) -> str:
     if field not in record:
         raise ValueError(f"{where} does not say {field}; it has {', '.join(record) or 'no keys'}.")
     text: Any = record[field]

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxformer.data.records import TABLES, has_records, suffix_of
-from jaxformer.json_files import field, read_json
+from jaxformer.data.records import TABLE_SUFFIXES, data_suffix, has_records
+from jaxformer.json_files import get_field, read_json
 
 
 def corpus_files(
@@ -43,17 +43,17 @@ def corpus_files(
         raise ValueError(f"{where} is neither a file nor a folder; write its text to a file.")
     suffixes = [suffix.lower() for suffix in suffixes]
     paths = []
-    for folder, folders, names in os.walk(where, onerror=_pass_on):
+    for folder, folders, names in os.walk(where, onerror=_raise):
         folders[:] = [f for f in folders if f not in leave_out and not f.startswith(".")]
         for path in (Path(folder, name) for name in _corpus_names(Path(folder), names)):
-            suffix = suffix_of(path)
+            suffix = data_suffix(path)
             if suffix in suffixes and path.is_file():
                 if suffix != ".json" or has_records(path, keys):
                     paths.append(path)
     return sorted(paths, key=lambda path: path.relative_to(where).as_posix())
 
 
-def _pass_on(error: OSError) -> None:
+def _raise(error: OSError) -> None:
     """Raise os.walk's error: an unreadable folder must not make the corpus smaller."""
     raise error
 
@@ -64,21 +64,23 @@ def _corpus_names(folder: Path, names: list[str]) -> list[str]:
     names = [x for x in names if not x.startswith(".") and not re.fullmatch(r"cache-.*\.arrow", x)]
     if "dataset_dict.json" in names:
         index = folder / "dataset_dict.json"
-        raise _several(folder, field(read_json(index), "splits", list, where=index), "folder")
-    if not any(name.endswith(TABLES) for name in names):
+        raise _several(
+            folder, get_field(read_json(index), "splits", list, location=index), "folder"
+        )
+    if not any(name.endswith(TABLE_SUFFIXES) for name in names):
         return names
     index = folder / "state.json"
     state = read_json(index) if index.name in names else {}
     if "_data_files" in state:
-        files = field(state, "_data_files", list, where=index)
-        named = [field(file, "filename", str, where=index) for file in files]
+        files = get_field(state, "_data_files", list, location=index)
+        named = [get_field(file, "filename", str, location=index) for file in files]
         if missing := sorted(set(named) - set(names)):
             raise ValueError(f"{index} names {', '.join(missing)}, which {folder} lacks.")
         return named
     index = folder / "dataset_info.json"
     info = read_json(index) if index.name in names else {}
-    splits = field(info, "splits", dict, where=index) if info.get("splits") else {}
-    shards = {x: _shards(names, x, field(splits, x, dict, where=index)) for x in splits}
+    splits = get_field(info, "splits", dict, location=index) if info.get("splits") else {}
+    shards = {x: _shards(names, x, get_field(splits, x, dict, location=index)) for x in splits}
     present = {split: files for split, files in shards.items() if files}
     if len(present) > 1:
         raise _several(folder, list(present), "file")

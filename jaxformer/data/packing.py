@@ -17,12 +17,12 @@ import numpy as np
 from jaxformer.data.corpus import AnyDocument, Instruction
 from jaxformer.data.row_writer import RowWriter
 from jaxformer.data.rows import PackedRows
-from jaxformer.data.tokenised import tokenised
-from jaxformer.data.tokenizers import Tokenizer, begin_of_text
-from jaxformer.json_files import field, read_json
+from jaxformer.data.tokenization import tokenize_documents
+from jaxformer.data.tokenizers import Tokenizer, bos_token_id
+from jaxformer.json_files import get_field, read_json
 
 # Raised whenever the layout of rows or files changes, so that older caches are not found.
-FORMAT = 4
+FORMAT_VERSION = 5
 METADATA = "metadata.json"
 
 
@@ -32,13 +32,13 @@ def pack(
     *,
     row_length: int,
     folder: str | Path,
-    told: Callable[[int, int], None] | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> PackedRows:
     """Tokenize and pack documents into rows, or open the cached rows.
 
     The layout is that of `jaxformer.data.rows`. The files lie in a subfolder of ``folder`` whose
-    name is a digest of the texts, the tokenizer, the row length and `FORMAT`. It appears there
-    complete or not at all, also when several processes write it at once; one that was damaged
+    name is a digest of the texts, the tokenizer, the row length and `FORMAT_VERSION`. It appears
+    there complete or not at all, also when several processes write it at once; one that was damaged
     since, in a single bit, is written anew, with a warning. Texts are tokenised on all cores, in
     parts that are kept until the whole is written, so that what was ended goes on; a part is in
     memory at a time.
@@ -48,7 +48,7 @@ def pack(
         tokenizer: Its vocabulary decides between 16 and 32 bits per token.
         row_length: Inputs of a row.
         folder: Where caches are kept; made if it is not there.
-        told: Called after each part with the bytes of text that are tokenised, and with all.
+        on_progress: Called after each part with the bytes of text that are tokenised, and with all.
 
     Returns:
         The rows, memory-mapped.
@@ -61,8 +61,8 @@ def pack(
     """
     if row_length < 1:
         raise ValueError(f"row_length must be at least 1; got {row_length}.")
-    digest, size = _digest(documents, tokenizer, row_length=row_length)
-    if not size.documents:
+    digest, size = _corpus_digest(documents, tokenizer, row_length=row_length)
+    if not size.num_documents:
         raise ValueError("There are 0 documents to pack.")
     final = Path(folder) / digest
     if final.exists():
@@ -73,45 +73,48 @@ def pack(
     num_bytes_done = 0
     parts = final.with_name(f".{final.name}.parts")
     try:
-        with _appearing(final) as partial:
-            writer = RowWriter(partial, tokenizer, row_length, whole=size.instructions)
+        with _atomic_folder(final) as partial:
+            writer = RowWriter(partial, tokenizer, row_length, keep_whole=size.has_instructions)
             with contextlib.closing(writer):
-                for part in tokenised(documents, tokenizer, parts):
+                for part in tokenize_documents(documents, tokenizer, parts):
                     writer.add(part)
                     num_bytes_done += int(part.num_bytes)
-                    if told is not None:
-                        told(num_bytes_done, size.bytes)
+                    if on_progress is not None:
+                        on_progress(num_bytes_done, size.num_bytes)
                 writer.finish()
-            if size.instructions and not writer.num_bytes:
+            if size.has_instructions and not writer.num_bytes:
                 raise ValueError(
-                    f"The prompts of {size.documents} instructions leave no room for an answer in "
+                    f"The prompts of {size.num_documents} instructions leave no room for an answer "
+                    "in "
                     f"rows of {row_length} tokens; take longer rows."
-                    if writer.cut
-                    else f"The answers of {size.documents} instructions are empty."
+                    if writer.num_truncated
+                    else f"The answers of {size.num_documents} instructions are empty."
                 )
             metadata = {
                 "end_of_text": tokenizer.end_of_text,
-                "begin_of_text": begin_of_text(tokenizer),
+                "bos_token_id": bos_token_id(tokenizer),
                 "num_documents": writer.num_documents,
                 "num_bytes": writer.num_bytes,
                 "num_targets": writer.num_targets,
             }
-            _describe(partial, metadata)
+            _write_metadata(partial, metadata)
             # Opened before it has its name: another process may replace what bears that.
             rows = open_packed(partial)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         message = (
-            f"No space left in {folder}, where {num_bytes_done:,} of {size.bytes:,} bytes of text "
+            f"No space left in {folder}, where {num_bytes_done:,} of {size.num_bytes:,} bytes of "
+            "text "
             "are "
             "tokenised; make room, and the same command goes on"
         )
         raise OSError(error.errno, message) from error
     shutil.rmtree(parts, ignore_errors=True)
-    if writer.cut:
+    if writer.num_truncated:
         warnings.warn(
-            f"{writer.cut} of {size.documents} instructions are longer than a row of {row_length} "
+            f"{writer.num_truncated} of {size.num_documents} instructions are longer than a row of "
+            f"{row_length} "
             "tokens: what does not fit is left out.",
             stacklevel=2,
         )
@@ -139,23 +142,25 @@ def open_packed(folder: str | Path) -> PackedRows:
         metadata = read_json(where, "checksum", "content")
     except (OSError, ValueError) as error:
         raise ValueError(f"{folder} holds no packed rows: {METADATA} cannot be read.") from error
-    checksum, content = metadata["checksum"], field(metadata, "content", dict, where=where)
-    if _checksum(content) != checksum:
+    checksum, content = metadata["checksum"], get_field(metadata, "content", dict, location=where)
+    if _json_digest(content) != checksum:
         raise ValueError(f"{folder} is damaged: {METADATA} does not match its checksum {checksum}.")
-    if (version := field(content, "format", int, where=where)) != FORMAT:
-        raise ValueError(f"{folder} has format {version}; this version reads {FORMAT}.")
-    files, numbers = (field(content, name, dict, where=where) for name in ("files", "metadata"))
+    if (version := get_field(content, "format", int, location=where)) != FORMAT_VERSION:
+        raise ValueError(f"{folder} has format {version}; this version reads {FORMAT_VERSION}.")
+    files, numbers = (
+        get_field(content, name, dict, location=where) for name in ("files", "metadata")
+    )
     for name in ("segments", "positions", "tokens"):
-        field(files, f"{name}.npy", dict, where=where)
+        get_field(files, f"{name}.npy", dict, location=where)
     for name in ("end_of_text", "num_documents", "num_bytes", "num_targets"):
-        field(numbers, name, int, where=where)
+        get_field(numbers, name, int, location=where)
     arrays = {}
     for name in files:
         path, of = folder / name, f"{where}: {name}"
-        expected = field(files, name, dict, where=where)
+        expected = get_field(files, name, dict, location=where)
         size, sha256 = (
-            field(expected, "size", int, where=of),
-            field(expected, "sha256", str, where=of),
+            get_field(expected, "size", int, location=of),
+            get_field(expected, "sha256", str, location=of),
         )
         actual_size = path.stat().st_size if path.is_file() else 0
         if actual_size != size:
@@ -171,47 +176,52 @@ def _file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-class Size(NamedTuple):
+class CorpusSize(NamedTuple):
     """How many documents, whether instructions, and the bytes of their text."""
 
-    documents: int
-    instructions: bool
-    bytes: int
+    num_documents: int
+    has_instructions: bool
+    num_bytes: int
 
 
-def _digest(
+def _corpus_digest(
     documents: Iterable[AnyDocument], tokenizer: Tokenizer, *, row_length: int
-) -> tuple[str, Size]:
-    digest = hashlib.sha256(f"{FORMAT} {row_length} {tokenizer.to_json()}".encode())
-    size = Size(0, False, 0)
+) -> tuple[str, CorpusSize]:
+    digest = hashlib.sha256(f"{FORMAT_VERSION} {row_length} {tokenizer.to_json()}".encode())
+    size = CorpusSize(0, False, 0)
     for document in documents:
         data = document.text.encode()
-        size = Size(size.documents + 1, isinstance(document, Instruction), size.bytes + len(data))
+        size = CorpusSize(
+            size.num_documents + 1, isinstance(document, Instruction), size.num_bytes + len(data)
+        )
         # The length keeps two documents apart from one that joins them.
         digest.update(f" {len(data)} ".encode() + data)
         if isinstance(document, Instruction):
-            span_info = [document.opens, *((len(text), counts) for text, counts in document.pieces)]
+            span_info = [
+                document.prepend_end_of_text,
+                *((len(text), counts) for text, counts in document.spans),
+            ]
             digest.update(json.dumps(span_info).encode())
     return digest.hexdigest()[:32], size
 
 
 @contextlib.contextmanager
-def _appearing(final: Path) -> Iterator[Path]:
+def _atomic_folder(final: Path) -> Iterator[Path]:
     """Temporary folder that is renamed to `final` on success and deleted on failure."""
     partial = final.with_name(f".{final.name}.{secrets.token_hex(8)}")
     partial.mkdir(parents=True)
     try:
         yield partial
-        _publish(partial, final)
+        _move_into_place(partial, final)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _publish(partial: Path, final: Path) -> None:
+def _move_into_place(partial: Path, final: Path) -> None:
     # A damaged one is moved aside, never emptied in place: by then it may be another's whole one.
     damaged_folder = final.with_name(f"{partial.name}.damaged")
     try:
-        if final.exists() and not _is_whole(final):
+        if final.exists() and not _is_intact(final):
             with contextlib.suppress(FileNotFoundError):
                 os.rename(final, damaged_folder)
         os.rename(partial, final)
@@ -223,7 +233,7 @@ def _publish(partial: Path, final: Path) -> None:
         shutil.rmtree(damaged_folder, ignore_errors=True)
 
 
-def _is_whole(folder: Path) -> bool:
+def _is_intact(folder: Path) -> bool:
     try:
         open_packed(folder)
     except (OSError, ValueError):
@@ -231,14 +241,14 @@ def _is_whole(folder: Path) -> bool:
     return True
 
 
-def _describe(folder: Path, metadata: dict[str, int]) -> None:
+def _write_metadata(folder: Path, metadata: dict[str, int]) -> None:
     """Write metadata.json with a SHA-256 of each file."""
     paths = sorted(folder.glob("*.npy"))
     files = {p.name: {"size": p.stat().st_size, "sha256": _file_digest(p)} for p in paths}
-    content = {"format": FORMAT, "files": files, "metadata": metadata}
-    file_content = {"checksum": _checksum(content), "content": content}
+    content = {"format": FORMAT_VERSION, "files": files, "metadata": metadata}
+    file_content = {"checksum": _json_digest(content), "content": content}
     (folder / METADATA).write_text(json.dumps(file_content, indent=1))
 
 
-def _checksum(content: object) -> str:
+def _json_digest(content: object) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -25,17 +25,17 @@ class PairBatch(NamedTuple):
         source_segments: 1 where a source has a token, 0 where it is padding.
         tokens: What the decoder reads: a start token, then the targets before the last.
         targets: What the decoder is to write: a text and the end of text.
-        mask: True where the target counts, up to and with the end of text.
+        loss_mask: True where the target counts, up to and with the end of text.
     """
 
     source: Int32[np.ndarray, "B S"]
     source_segments: Int32[np.ndarray, "B S"]
     tokens: Int32[np.ndarray, "B T"]
     targets: Int32[np.ndarray, "B T"]
-    mask: Bool[np.ndarray, "B T"]
+    loss_mask: Bool[np.ndarray, "B T"]
 
 
-class Lengths(NamedTuple):
+class PaddedLengths(NamedTuple):
     """Padded lengths of sources and targets.
 
     Attributes:
@@ -61,17 +61,17 @@ class PairBatches:
 
     def __init__(
         self,
-        pair: Callable[[int], Pair],
+        get_pair: Callable[[int], Pair],
         tokenizer: Tokenizer,
         *,
         batch_size: int,
-        lengths: Lengths,
+        lengths: PaddedLengths,
         group: int = 1,
     ):
         """Set up the batches.
 
         Args:
-            pair: The pair of each number from 0, a pure function.
+            get_pair: The pair of each number from 0, a pure function.
             tokenizer: Of sources and targets.
             batch_size: Pairs of a batch.
             lengths: What to pad to.
@@ -80,10 +80,10 @@ class PairBatches:
         Raises:
             ValueError: A number is below 1, or the lengths are not in order.
         """
-        _check(batch_size, lengths)
+        _check_arguments(batch_size, lengths)
         if group < 1:
             raise ValueError(f"group must be at least 1; got {group}.")
-        self._pair, self._tokenizer, self._lengths = pair, tokenizer, lengths
+        self._pair, self._tokenizer, self._lengths = get_pair, tokenizer, lengths
         self._batch_size, self._group = batch_size, group
         self._latest: tuple[int, list[list[Pair]]] = (-1, [])  # the next step is mostly of it too
 
@@ -92,8 +92,10 @@ class PairBatches:
             raise ValueError(f"step must be at least 0; got {step}.")
         group_index, index_in_group = divmod(index(step), self._group)
         if self._latest[0] != group_index:
-            self._latest = (group_index, self._sorted(group_index))
-        return pair_batch(self._latest[1][index_in_group], self._tokenizer, lengths=self._lengths)
+            self._latest = (group_index, self._load_group(group_index))
+        return make_pair_batch(
+            self._latest[1][index_in_group], self._tokenizer, lengths=self._lengths
+        )
 
     def __iter__(self) -> Iterator[PairBatch]:
         step = 0
@@ -101,7 +103,7 @@ class PairBatches:
             yield self[step]
             step += 1
 
-    def _sorted(self, number: int) -> list[list[Pair]]:
+    def _load_group(self, number: int) -> list[list[Pair]]:
         """Draw one group of pairs, sort it by source length, cut it into shuffled batches."""
         size, count = self._batch_size, self._batch_size * self._group
         pairs = [self._pair(i) for i in range(number * count, (number + 1) * count)]
@@ -111,7 +113,7 @@ class PairBatches:
 
 
 def evaluation_pair_batches(
-    pairs: Sequence[Pair], tokenizer: Tokenizer, *, batch_size: int, lengths: Lengths
+    pairs: Sequence[Pair], tokenizer: Tokenizer, *, batch_size: int, lengths: PaddedLengths
 ) -> Iterator[PairBatch]:
     """Yield every pair once, in order, in batches of equal shape.
 
@@ -129,24 +131,26 @@ def evaluation_pair_batches(
     Raises:
         ValueError: There are no pairs, the batch size is below 1, or a text is too long.
     """
-    _check(batch_size, lengths)
+    _check_arguments(batch_size, lengths)
     if not pairs:
         raise ValueError("There are 0 pairs to make batches of.")
-    return _in_order(pairs, tokenizer, batch_size, lengths)
+    return _sequential_batches(pairs, tokenizer, batch_size, lengths)
 
 
-def _in_order(
-    pairs: Sequence[Pair], tokenizer: Tokenizer, batch_size: int, lengths: Lengths
+def _sequential_batches(
+    pairs: Sequence[Pair], tokenizer: Tokenizer, batch_size: int, lengths: PaddedLengths
 ) -> Iterator[PairBatch]:
     for first in range(0, len(pairs), batch_size):
         batch_pairs = pairs[first : first + batch_size]
         padded_pairs = [*batch_pairs, *[batch_pairs[-1]] * (batch_size - len(batch_pairs))]
-        batch = pair_batch(padded_pairs, tokenizer, lengths=lengths)
+        batch = make_pair_batch(padded_pairs, tokenizer, lengths=lengths)
         is_real_row = np.arange(batch_size) < len(batch_pairs)
-        yield batch._replace(mask=batch.mask & is_real_row[:, None])
+        yield batch._replace(loss_mask=batch.loss_mask & is_real_row[:, None])
 
 
-def pair_batch(pairs: Sequence[Pair], tokenizer: Tokenizer, *, lengths: Lengths) -> PairBatch:
+def make_pair_batch(
+    pairs: Sequence[Pair], tokenizer: Tokenizer, *, lengths: PaddedLengths
+) -> PairBatch:
     """Tokenize and pad pairs.
 
     The tokenizer's end of text ends targets, pads both sides, and opens the decoder's input.
@@ -175,18 +179,18 @@ def pair_batch(pairs: Sequence[Pair], tokenizer: Tokenizer, *, lengths: Lengths)
             raise ValueError(f"A source has 0 tokens; its target is {pair.target!r}.")
     longest = max(map(len, sources))
     width = next((length for length in lengths.source if length >= longest), lengths.source[-1])
-    source, is_source_token = _padded(sources, width, end, what="source")
-    target, mask = _padded(targets, lengths.target, end, what="target")
+    source, is_source_token = _pad(sources, width, end, what="source")
+    target, mask = _pad(targets, lengths.target, end, what="target")
     return PairBatch(
         source=source,
         source_segments=is_source_token.astype(np.int32),
         tokens=np.pad(target[:, :-1], ((0, 0), (1, 0)), constant_values=end),
         targets=target,
-        mask=mask,
+        loss_mask=mask,
     )
 
 
-def _padded(
+def _pad(
     rows: Sequence[np.ndarray], length: int, fill: int, *, what: str
 ) -> tuple[np.ndarray, np.ndarray]:
     """Rows padded to one length, and the mask of real tokens."""
@@ -201,7 +205,7 @@ def _padded(
     return padded, is_token
 
 
-def _check(batch_size: int, lengths: Lengths) -> None:
+def _check_arguments(batch_size: int, lengths: PaddedLengths) -> None:
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1; got {batch_size}.")
     source = lengths.source

@@ -15,25 +15,25 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from jaxformer.extras import import_extra
-from jaxformer.json_files import NAMES, parse_json, parse_object
+from jaxformer.json_files import JSON_TYPE_NAMES, parse_json, parse_json_object
 
 Record: TypeAlias = dict[str, Any]
 
 # Files of many records, and what may stand behind any file's name: it is packed.
-TABLES = (".parquet", ".arrow")
-RECORDS = (".jsonl", ".ndjson", ".jl", ".json", *TABLES)
-PACKED = (".gz", ".zst")
+TABLE_SUFFIXES = (".parquet", ".arrow")
+RECORD_SUFFIXES = (".jsonl", ".ndjson", ".jl", ".json", *TABLE_SUFFIXES)
+COMPRESSED_SUFFIXES = (".gz", ".zst")
 SPREADSHEETS = (".csv", ".tsv")
-ROWS_AT_ONCE = 1024
+ROWS_PER_BATCH = 1024
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 PARQUET, ARROW_FILE, ARROW_STREAM = b"PAR1", b"ARROW1", b"\xff\xff\xff\xff"
 UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
-def suffix_of(path: Path) -> str:
+def data_suffix(path: Path) -> str:
     """What a file holds by its name, in small letters, packed or not."""
     name = Path(path.name.lower())
-    return Path(name.stem).suffix if name.suffix in PACKED else name.suffix
+    return Path(name.stem).suffix if name.suffix in COMPRESSED_SUFFIXES else name.suffix
 
 
 def read_text(path: Path) -> str:
@@ -43,12 +43,12 @@ def read_text(path: Path) -> str:
         ValueError: It is not UTF-8 or has a zero byte, it is a table of comma-separated values, or
             it cannot be unpacked.
     """
-    if suffix_of(path) in SPREADSHEETS:
+    if data_suffix(path) in SPREADSHEETS:
         raise ValueError(
             f"{path} is a table, and of {' and '.join(SPREADSHEETS)} no rows are read. Write them "
             "as JSON lines or Parquet, or name the file .txt to learn it as it is."
         )
-    with _unpacked(path) as file:
+    with _open_decompressed(path) as file:
         data = file.read()
     try:
         text, wrong = data.decode(), data.find(0)
@@ -97,30 +97,33 @@ def has_records(path: Path, keys: Sequence[str]) -> bool:
 
 
 def _records(path: Path, keys: Sequence[str]) -> Iterator[tuple[int, Record, str]]:
-    with _unpacked(path) as file:
+    with _open_decompressed(path) as file:
         head, number = file.peek(8), 0
-        if head.startswith((PARQUET, ARROW_FILE, ARROW_STREAM)) or suffix_of(path) in TABLES:
+        if (
+            head.startswith((PARQUET, ARROW_FILE, ARROW_STREAM))
+            or data_suffix(path) in TABLE_SUFFIXES
+        ):
             try:
-                for number, record in enumerate(_rows(path, file, keys), start=1):
+                for number, record in enumerate(_table_rows(path, file, keys), start=1):
                     yield number, record, f"{path} row {number}"
             except UnicodeDecodeError as error:
                 raise ValueError(f"{path} row {number + 1} is not UTF-8: {error}.") from error
         elif head.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
-            for number, record in enumerate(parse_json(file.read(), where=path), start=1):
+            for number, record in enumerate(parse_json(file.read(), location=path), start=1):
                 where = f"{path} entry {number}"
                 if not isinstance(record, dict):
-                    raise ValueError(f"{where} is {NAMES[type(record)]}, not an object.")
+                    raise ValueError(f"{where} is {JSON_TYPE_NAMES[type(record)]}, not an object.")
                 yield number, record, where
         else:
             # Lines of bytes end in \n alone: U+2028 and its like may stand inside a JSON string.
             for number, line in enumerate(file, start=1):
                 if line.removeprefix(codecs.BOM_UTF8).strip():
                     where = f"{path} line {number}"
-                    yield number, parse_object(line, where=where), where
+                    yield number, parse_json_object(line, location=where), where
 
 
 @contextlib.contextmanager
-def _unpacked(path: Path) -> Iterator[io.BufferedReader]:
+def _open_decompressed(path: Path) -> Iterator[io.BufferedReader]:
     with open(path, "rb") as file:
         magic = file.peek(4)
         if not magic.startswith((GZIP, ZSTD)):
@@ -137,7 +140,7 @@ def _unpacked(path: Path) -> Iterator[io.BufferedReader]:
             raise ValueError(f"{path} cannot be unpacked: {error}.") from error
 
 
-def _rows(path: Path, file: io.BufferedReader, keys: Sequence[str]) -> Iterator[Record]:
+def _table_rows(path: Path, file: io.BufferedReader, keys: Sequence[str]) -> Iterator[Record]:
     """The rows of a table, a batch in memory at a time; of one that is packed, all."""
     arrow, head = import_extra("pyarrow"), file.peek(8)
     plain = isinstance(file.raw, io.FileIO)
@@ -148,15 +151,15 @@ def _rows(path: Path, file: io.BufferedReader, keys: Sequence[str]) -> Iterator[
                 table = arrow.ipc.open_file(source)
                 batches = map(table.get_batch, range(table.num_record_batches))
                 names = table.schema.names
-            elif head.startswith(ARROW_STREAM) or suffix_of(path) == ".arrow":
+            elif head.startswith(ARROW_STREAM) or data_suffix(path) == ".arrow":
                 batches = table = arrow.ipc.open_stream(source)
                 names = table.schema.names
             else:
                 table = import_extra("pyarrow.parquet").ParquetFile(source, pre_buffer=False)
                 names = table.schema_arrow.names
-                batches = table.iter_batches(ROWS_AT_ONCE, columns=_wanted(keys, names))
+                batches = table.iter_batches(ROWS_PER_BATCH, columns=_columns_to_read(keys, names))
             for batch in batches:
-                wanted = batch.select(_wanted(keys, names))
+                wanted = batch.select(_columns_to_read(keys, names))
                 try:
                     rows = wanted.to_pylist()
                 except UnicodeDecodeError:  # one by one, so that the row can be named
@@ -166,7 +169,7 @@ def _rows(path: Path, file: io.BufferedReader, keys: Sequence[str]) -> Iterator[
         raise ValueError(f"{path} cannot be read: {error}.") from error
 
 
-def _wanted(keys: Sequence[str], names: list[str]) -> list[str]:
+def _columns_to_read(keys: Sequence[str], names: list[str]) -> list[str]:
     """Columns to read: the requested ones, or all if none of them exists."""
     return [name for name in keys if name in names] or names
 

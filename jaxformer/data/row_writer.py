@@ -8,10 +8,10 @@ import numpy as np
 from jaxtyping import Bool, UInt
 
 from jaxformer.data.rows import pack_stream
-from jaxformer.data.tokenised import Part, unsigned
+from jaxformer.data.tokenization import TokenizedPart, smallest_unsigned_dtype
 from jaxformer.data.tokenizers import Tokenizer
 
-TOKENS_AT_ONCE = 1 << 20
+TOKENS_PER_WRITE = 1 << 20
 
 
 class RowWriter:
@@ -21,33 +21,36 @@ class RowWriter:
         num_documents: Documents of which something counts, so far.
         num_targets: Targets that count, as far as rows are written.
         num_bytes: Bytes of the text that counts, so far, as far as it fits.
-        cut: Documents that were longer than a row, where none may cross its end.
+        num_truncated: Documents that were longer than a row, where none may cross its end.
     """
 
-    def __init__(self, folder: Path, tokenizer: Tokenizer, row_length: int, *, whole: bool):
+    def __init__(self, folder: Path, tokenizer: Tokenizer, row_length: int, *, keep_whole: bool):
         """Open the files.
 
         Args:
             folder: Gets ``tokens.npy``, ``segments.npy`` and ``positions.npy``.
             tokenizer: Its vocabulary decides between 16 and 32 bits per token.
             row_length: Inputs of a row.
-            whole: Whether no document crosses the end of a row, and ``counted.npy`` says which
-                targets count.
+            keep_whole: Whether no document crosses the end of a row, and ``loss_mask.npy`` says
+                which targets count.
         """
-        self._length, self._whole = row_length, whole
+        self._length, self._whole = row_length, keep_whole
         self._end = tokenizer.end_of_text
-        token_dtype, position_dtype = unsigned(tokenizer.vocab_size), unsigned(row_length + 1)
+        token_dtype, position_dtype = (
+            smallest_unsigned_dtype(tokenizer.vocab_size),
+            smallest_unsigned_dtype(row_length + 1),
+        )
         self._layout = {
             "tokens": (token_dtype, row_length + 1),
             "segments": (position_dtype, row_length),
             "positions": (position_dtype, row_length),
         }
-        if whole:
-            self._layout["counted"] = (np.dtype(bool), row_length)
+        if keep_whole:
+            self._layout["loss_mask"] = (np.dtype(bool), row_length)
         # What no row has yet: the last token of the last row, and what followed it.
         self._stream, self._counts = np.array([self._end], token_dtype), np.zeros(1, bool)
         self._starts = list[int]()
-        self._rows = self.num_documents = self.num_targets = self.num_bytes = self.cut = 0
+        self._rows = self.num_documents = self.num_targets = self.num_bytes = self.num_truncated = 0
         with contextlib.ExitStack() as stack:
             # Not memory maps: on a full disk, writing to one ends the process by a signal.
             self._files = {
@@ -61,14 +64,16 @@ class RowWriter:
         """Close the files, whether or not all is written."""
         self._closing.close()
 
-    def add(self, part: Part) -> None:
+    def add(self, part: TokenizedPart) -> None:
         """Append tokenized documents and write the rows that are complete."""
         length = self._length
         stream, loss_masks, starts = [self._stream], [self._counts], self._starts
         size, end = len(self._stream), 0
-        for num_tokens, opens in zip(part.lengths.tolist(), part.opens.tolist(), strict=True):
+        for num_tokens, opens in zip(
+            part.lengths.tolist(), part.prepend_end_of_text.tolist(), strict=True
+        ):
             begin, end = end, end + num_tokens
-            ids, ids_loss_mask = part.tokens[begin:end], part.counts[begin:end]
+            ids, ids_loss_mask = part.tokens[begin:end], part.loss_mask[begin:end]
             sizes = part.sizes[begin:end]
             first = size - opens  # its first input
             if self._whole:
@@ -79,7 +84,7 @@ class RowWriter:
                         np.append(ids_loss_mask[:max_tokens], False),
                         sizes[:max_tokens],
                     )
-                    self.cut += 1
+                    self.num_truncated += 1
                 # A row of nothing to learn would be an update of nothing
                 if not ids_loss_mask.any():
                     continue
@@ -110,7 +115,7 @@ class RowWriter:
         length, stream, token_loss_mask = self._length, self._stream, self._counts
         starts_document = np.zeros(len(stream), bool)
         starts_document[self._starts] = True
-        rows_per_write = max(1, TOKENS_AT_ONCE // length)
+        rows_per_write = max(1, TOKENS_PER_WRITE // length)
         for row in range(0, num_rows, rows_per_write):
             part = slice(row * length, min(row + rows_per_write, num_rows) * length + 1)
             self._write_rows(stream[part], starts_document[part], token_loss_mask[part])
@@ -122,14 +127,16 @@ class RowWriter:
         self,
         stream: UInt[np.ndarray, " N"],
         starts: Bool[np.ndarray, " N"],
-        counts: Bool[np.ndarray, " N"],
+        token_loss_mask: Bool[np.ndarray, " N"],
     ) -> None:
         packed = pack_stream(stream, starts, row_length=self._length, end_of_text=self._end)
         shape = packed.segments.shape
-        loss_mask = np.pad(counts[1:], (0, packed.segments.size - len(counts) + 1)).reshape(shape)
+        loss_mask = np.pad(
+            token_loss_mask[1:], (0, packed.segments.size - len(token_loss_mask) + 1)
+        ).reshape(shape)
         self._rows += len(loss_mask)
         self.num_targets += int(loss_mask.sum())
-        arrays = {**packed._asdict(), "counted": loss_mask}
+        arrays = {**packed._asdict(), "loss_mask": loss_mask}
         for name, (dtype, _) in self._layout.items():
             self._files[name].write(np.ascontiguousarray(arrays[name], dtype).data)
 

@@ -30,7 +30,7 @@ import numpy as np
 from jaxtyping import Bool, Int32, Integer
 
 
-class Row(NamedTuple):
+class PackedRow(NamedTuple):
     """One row, or several with leading axes.
 
     Attributes:
@@ -46,22 +46,22 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PackedRows:
-    """Packed documents; ``rows[i]`` is a `Row` of int32, ``rows[[i, j]]`` several.
+    """Packed documents; ``rows[i]`` is a `PackedRow` of int32, ``rows[[i, j]]`` several.
 
     The arrays lie in memory or in files as narrow as their values allow. Narrow integers wrap in
     arithmetic, so hand a model ``rows[i]``, not these.
 
     Attributes:
-        segments: As in `Row`, of all rows, as stored.
-        positions: As in `Row`, of all rows, as stored.
-        tokens: As in `Row`, of all rows, as stored.
+        segments: As in `PackedRow`, of all rows, as stored.
+        positions: As in `PackedRow`, of all rows, as stored.
+        tokens: As in `PackedRow`, of all rows, as stored.
         end_of_text: The token that fills the last row.
         num_documents: Documents packed.
         num_bytes: Bytes in UTF-8 of the text of the targets that count, special tokens apart, the
             denominator of bits per byte: ``sum of -log2 p(target) / num_bytes``.
         num_targets: Targets that count: the documents' tokens and one end of text for each.
-        counted: Which targets count, where that is not every one: of instructions the answers.
-        begin_of_text: What batches have in the place of an end of text that opens a document; None
+        loss_mask: Which targets count, where that is not every one: of instructions the answers.
+        bos_token_id: What batches have in the place of an end of text that opens a document; None
             is the end of text.
     """
 
@@ -72,8 +72,8 @@ class PackedRows:
     num_documents: int
     num_bytes: int
     num_targets: int
-    counted: Bool[np.ndarray, "R T"] | None = None
-    begin_of_text: int | None = None
+    loss_mask: Bool[np.ndarray, "R T"] | None = None
+    bos_token_id: int | None = None
 
     @property
     def row_length(self) -> int:
@@ -88,30 +88,34 @@ class PackedRows:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def __getitem__(self, index: int | np.integer | list[int] | np.ndarray) -> Row:
+    def __getitem__(self, index: int | np.integer | list[int] | np.ndarray) -> PackedRow:
         arrays: tuple[Int32[np.ndarray, ...], ...] = tuple(
             array[index].astype(np.int32) for array in (self.tokens, self.segments, self.positions)
         )
-        return Row(*arrays)
+        return PackedRow(*arrays)
 
-    def mask(self, index: int | np.integer | list[int] | np.ndarray) -> Bool[np.ndarray, "*rows T"]:
+    def loss_mask_at(
+        self, index: int | np.integer | list[int] | np.ndarray
+    ) -> Bool[np.ndarray, "*rows T"]:
         """Loss mask of the given rows."""
-        return np.array(self.segments[index] > 0 if self.counted is None else self.counted[index])
+        return np.array(
+            self.segments[index] > 0 if self.loss_mask is None else self.loss_mask[index]
+        )
 
-    def part(self, index: list[int] | np.ndarray) -> "PackedRows":
+    def take(self, index: list[int] | np.ndarray) -> "PackedRows":
         """The given rows; totals such as num_bytes stay those of all rows."""
-        loss_mask = None if self.counted is None else self.counted[index]
-        return replace(self, **self[index]._asdict(), counted=loss_mask)
+        loss_mask = None if self.loss_mask is None else self.loss_mask[index]
+        return replace(self, **self[index]._asdict(), loss_mask=loss_mask)
 
     def digest(self) -> str:
         """SHA-256 of everything that a batch is made of: types, shapes and all arrays."""
         digest = hashlib.sha256()
-        extra_arrays = () if self.counted is None else (self.counted,)
+        extra_arrays = () if self.loss_mask is None else (self.loss_mask,)
         for array in (self.tokens, self.segments, self.positions, *extra_arrays):
             digest.update(f"{array.dtype.str} {array.shape} ".encode())
             digest.update(np.ascontiguousarray(array).data)
-        if self.begin_of_text not in (None, self.end_of_text):
-            digest.update(f"{self.begin_of_text}".encode())
+        if self.bos_token_id not in (None, self.end_of_text):
+            digest.update(f"{self.bos_token_id}".encode())
         return digest.hexdigest()
 
 
@@ -133,7 +137,7 @@ class MixedRows:
 
     @property
     def row_length(self) -> int:
-        """Inputs of a row."""
+        """Input tokens per row."""
         return self.parts[0].row_length
 
     @property
@@ -142,9 +146,9 @@ class MixedRows:
         return self.parts[0].end_of_text
 
     @property
-    def begin_of_text(self) -> int | None:
+    def bos_token_id(self) -> int | None:
         """What opens a document, where that is not the end of text."""
-        return self.parts[0].begin_of_text
+        return self.parts[0].bos_token_id
 
     @property
     def num_documents(self) -> int:
@@ -174,20 +178,20 @@ class MixedRows:
     def __len__(self) -> int:
         return sum(map(len, self.parts))
 
-    def __getitem__(self, index: list[int] | np.ndarray) -> Row:
-        located, order = self._of_parts(index)
+    def __getitem__(self, index: list[int] | np.ndarray) -> PackedRow:
+        located, order = self._locate(index)
         rows = [part[own] for part, own in located]
-        return Row(*(np.concatenate(arrays)[order] for arrays in zip(*rows, strict=True)))
+        return PackedRow(*(np.concatenate(arrays)[order] for arrays in zip(*rows, strict=True)))
 
-    def mask(self, index: list[int] | np.ndarray) -> Bool[np.ndarray, "rows T"]:
+    def loss_mask_at(self, index: list[int] | np.ndarray) -> Bool[np.ndarray, "rows T"]:
         """Loss mask of the given rows."""
-        of_parts, back = self._of_parts(index)
-        return np.concatenate([part.mask(own) for part, own in of_parts])[back]
+        of_parts, back = self._locate(index)
+        return np.concatenate([part.loss_mask_at(own) for part, own in of_parts])[back]
 
-    def part(self, index: list[int] | np.ndarray) -> "MixedRows":
+    def take(self, index: list[int] | np.ndarray) -> "MixedRows":
         """The given rows; totals such as num_bytes stay those of all rows."""
-        of_parts, _ = self._of_parts(index)
-        return MixedRows(tuple(part.part(own) for part, own in of_parts), self.weights)
+        of_parts, _ = self._locate(index)
+        return MixedRows(tuple(part.take(own) for part, own in of_parts), self.weights)
 
     def digest(self) -> str:
         """SHA-256 of everything that a batch is made of, weights included."""
@@ -196,7 +200,7 @@ class MixedRows:
         ]
         return hashlib.sha256(repr(part_digests).encode()).hexdigest()
 
-    def _of_parts(
+    def _locate(
         self, index: list[int] | np.ndarray
     ) -> tuple[list[tuple[PackedRows, np.ndarray]], np.ndarray]:
         """(part, row indices in it) for each part, and the order that restores the index."""
@@ -211,7 +215,7 @@ class MixedRows:
 AnyRows: TypeAlias = PackedRows | MixedRows
 
 
-def mix(parts: Sequence[PackedRows], weights: Sequence[float] | None = None) -> AnyRows:
+def mix_rows(parts: Sequence[PackedRows], weights: Sequence[float] | None = None) -> AnyRows:
     """Combine the rows of several corpora.
 
     Args:
@@ -235,7 +239,7 @@ def pack_stream(
     *,
     row_length: int,
     end_of_text: int,
-) -> Row:
+) -> PackedRow:
     """Cut a token stream into rows that overlap by one token, with segments and positions.
 
     ``tokens[i] = stream[i * row_length : (i + 1) * row_length + 1]``
@@ -260,4 +264,4 @@ def pack_stream(
     segments = np.cumsum(starts_document, axis=1)
     positions = columns - np.maximum.accumulate(np.where(starts_document, columns, 0), axis=1)
     is_input = (np.arange(starts_document.size) < num_inputs).reshape(starts_document.shape)
-    return Row(tokens, np.where(is_input, segments, 0), np.where(is_input, positions, 0))
+    return PackedRow(tokens, np.where(is_input, segments, 0), np.where(is_input, positions, 0))

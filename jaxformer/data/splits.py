@@ -46,7 +46,7 @@ def split(documents: Iterable[AnyDocument], *, held_out: float = 0.05) -> Split:
     # Digests and sizes alone are kept, 24 bytes a document.
     digests, byte_counts = bytearray(), array("q")
     for document in documents:
-        digests += _place(document.name)
+        digests += _split_key(document.name)
         byte_counts.append(len(document.text.encode()))
     sizes = np.array(byte_counts)
     keys = np.frombuffer(bytes(digests), ">u8").reshape(-1, 2)
@@ -64,7 +64,7 @@ def split(documents: Iterable[AnyDocument], *, held_out: float = 0.05) -> Split:
 
     def part(which: int) -> Iterator[AnyDocument]:
         for document, end in zip(documents, held_out_bytes.tolist(), strict=True):
-            half = _cut(document, end=end)[which]
+            half = _split_document(document, num_held_out_bytes=end)[which]
             if half.text:
                 yield half
 
@@ -86,7 +86,7 @@ def gzip_bits_per_byte(documents: Iterable[AnyDocument]) -> float:
     ``8 * len(gzip(text)) / len(text)`` of all texts joined, in UTF-8.
 
     Args:
-        documents: At least one byte of text; see `counted_text` for what counts of instructions.
+        documents: At least one byte of text; see `loss_text` for what counts of instructions.
 
     Returns:
         Bits per byte.
@@ -105,7 +105,7 @@ def gzip_bits_per_byte(documents: Iterable[AnyDocument]) -> float:
     return 8 * (compressed_size + len(compressor.flush())) / size
 
 
-def _place(name: str) -> bytes:
+def _split_key(name: str) -> bytes:
     """Digest of a name, by which documents are ordered for the split.
 
     Any digest would do for a share that is met exactly; what this one holds out of the standard
@@ -114,14 +114,18 @@ def _place(name: str) -> bytes:
     return hashlib.md5(name.encode(), usedforsecurity=False).digest()
 
 
-def _cut(document: AnyDocument, *, end: int) -> tuple[AnyDocument, AnyDocument]:
+def _split_document(
+    document: AnyDocument, *, num_held_out_bytes: int
+) -> tuple[AnyDocument, AnyDocument]:
     """Split a document before its last bytes, at a character boundary."""
     name = document.name
-    if not end or isinstance(document, Instruction):  # an answer stays with what was asked
+    if not num_held_out_bytes or isinstance(
+        document, Instruction
+    ):  # an answer stays with what was asked
         nothing = Document(name, "")
-        return (nothing, document) if end else (document, nothing)
+        return (nothing, document) if num_held_out_bytes else (document, nothing)
     data = document.text.encode()
-    split_at = len(data) - end
+    split_at = len(data) - num_held_out_bytes
     while split_at < len(data) and data[split_at] & 0xC0 == 0x80:  # inside a character of UTF-8
         split_at -= 1
     start, rest = data[:split_at].decode(), data[split_at:].decode()

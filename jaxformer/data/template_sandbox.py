@@ -14,8 +14,8 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-MOST_SECONDS = 10.0  # of a processor, for one rendering
-MOST_ITEMS = 10**7  # characters written; of a text or list that * makes; bits that ** makes
+MAX_SECONDS = 10.0  # of a processor, for one rendering
+MAX_ITEMS = 10**7  # characters written; of a text or list that * makes; bits that ** makes
 DEADLINE, BRACKETS = "the deadline", "the brackets"  # no names that a template can spell
 
 
@@ -46,7 +46,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
         )
         self.filters["tojson"] = _to_json
-        self.globals |= {"raise_exception": _refuse, "strftime_now": _now}
+        self.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
 
     def compile_bounded(self, source: str) -> Template:
         """Compile a template each of whose loops looks at the clock.
@@ -77,13 +77,13 @@ class Sandbox(ImmutableSandboxedEnvironment):
         Raises:
             Exception: Of any type; the template fails.
         """
-        end = time.thread_time() + MOST_SECONDS
+        end = time.thread_time() + MAX_SECONDS
         chunks, size = list[str](), 0
         for chunk in template.generate(**names, **{DEADLINE: end, BRACKETS: brackets}):
             chunks.append(chunk)
             size += len(chunk)
-            if size > MOST_ITEMS:
-                raise TemplateRuntimeError(f"it writes more than {MOST_ITEMS} characters")
+            if size > MAX_ITEMS:
+                raise TemplateRuntimeError(f"it writes more than {MAX_ITEMS} characters")
         return chunks
 
     def step(self) -> bool:
@@ -93,7 +93,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Call something for a template."""
         if time.thread_time() > context.parent[DEADLINE]:
-            raise TemplateRuntimeError(f"it has run for {MOST_SECONDS:g} seconds without an end")
+            raise TemplateRuntimeError(f"it has run for {MAX_SECONDS:g} seconds without an end")
         return super().call(context, obj, *args, **kwargs)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
@@ -101,10 +101,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
         for number, other in ((left, right), (right, left)):
             if not isinstance(number, int):
                 continue
-            if isinstance(other, (str, list, tuple)) and number * len(other) > MOST_ITEMS:
+            if isinstance(other, (str, list, tuple)) and number * len(other) > MAX_ITEMS:
                 raise TemplateRuntimeError(f"it repeats {len(other)} items {number} times")
         if operator == "**" and isinstance(left, int) and isinstance(right, int):
-            if left.bit_length() * right > MOST_ITEMS:
+            if left.bit_length() * right > MAX_ITEMS:
                 raise TemplateRuntimeError("it raises a number to too high a power")
         return super().call_binop(context, operator, left, right)
 
@@ -122,9 +122,9 @@ def _to_json(
     )
 
 
-def _refuse(message: str) -> NoReturn:
+def _raise_exception(message: str) -> NoReturn:
     raise TemplateRuntimeError(message)
 
 
-def _now(form: str) -> str:
+def _strftime_now(form: str) -> str:
     return datetime.now().strftime(form)

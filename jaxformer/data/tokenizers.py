@@ -25,7 +25,7 @@ END_OF_TEXT = "<|endoftext|>"
 # and the indentation after it. On the standard library (mean of four held-out twentieths, bytes per
 # token with 2048 and 4096 pieces): this 3.22 and 3.70; without the punctuation before a line end
 # 3.13 and 3.56; GPT-2's pattern 3.10 and 3.49; GPT-4's 3.04 and 3.46.
-PIECES = (
+SPLIT_PATTERN = (
     r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]+[ \t]*"
     r"|\s*[\r\n]+[ \t]*| ?[^\s\p{L}\p{N}]+|\s+"
 )
@@ -61,7 +61,7 @@ class Characters:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Saved:
+class PretrainedTokenizer:
     """A tokenizer loaded from a file or folder.
 
     Attributes:
@@ -71,7 +71,7 @@ class Saved:
     path: str
 
 
-TokenizerConfig: TypeAlias = ByteLevel | BPE | Characters | Saved
+TokenizerConfig: TypeAlias = ByteLevel | BPE | Characters | PretrainedTokenizer
 
 
 @runtime_checkable
@@ -80,7 +80,7 @@ class Tokenizer(Protocol):
 
     ``end_of_text`` is an integer that no text encodes to, even one that spells it out. Decoding
     leaves it out, and replaces what is not UTF-8 by U+FFFD. A tokenizer whose texts begin with
-    another token has that as ``begin_of_text``; see `begin_of_text`.
+    another token has that as ``bos_token_id``; see `bos_token_id`.
     """
 
     @property
@@ -116,7 +116,7 @@ class ByteTokenizer:
 
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
         """Read bytes as text."""
-        text_ids = [i for i in _checked(ids, self.vocab_size) if i != self.end_of_text]
+        text_ids = [i for i in _check_ids(ids, self.vocab_size) if i != self.end_of_text]
         return bytes(text_ids).decode(errors="replace")
 
     def to_json(self) -> str:
@@ -125,7 +125,7 @@ class ByteTokenizer:
 
     def save(self, folder: str | Path) -> None:
         """Write ``tokenizer.json`` into a folder, for `load_tokenizer`."""
-        _write(folder, "tokenizer.json", self.to_json())
+        _write_file(folder, "tokenizer.json", self.to_json())
 
 
 class CharacterTokenizer:
@@ -172,7 +172,7 @@ class CharacterTokenizer:
 
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
         """Join characters."""
-        text_ids = [i for i in _checked(ids, self.vocab_size) if i != self.end_of_text]
+        text_ids = [i for i in _check_ids(ids, self.vocab_size) if i != self.end_of_text]
         return "".join(self._alphabet[i] for i in text_ids)
 
     def to_json(self) -> str:
@@ -181,7 +181,7 @@ class CharacterTokenizer:
 
     def save(self, folder: str | Path) -> None:
         """Write ``tokenizer.json`` into a folder, for `load_tokenizer`."""
-        _write(folder, "tokenizer.json", self.to_json())
+        _write_file(folder, "tokenizer.json", self.to_json())
 
 
 class BPETokenizer:
@@ -220,7 +220,7 @@ class BPETokenizer:
         self._end_name = end_of_text
         self.end_of_text: int = ids[end_of_text]
         with self._encoding(split_special_tokens=False):
-            self.begin_of_text: int = backend.encode(end_of_text).ids[0]
+            self.bos_token_id: int = backend.encode(end_of_text).ids[0]
         # Not the number of tokens: a vocabulary may have gaps.
         self.vocab_size: int = max(ids.values()) + 1
 
@@ -243,7 +243,7 @@ class BPETokenizer:
             encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, np.int32) for encoding in encodings]
 
-    def encode_with_specials(
+    def encode_with_special_tokens(
         self, text: str, *, add_special_tokens: bool = True
     ) -> Int32[np.ndarray, " T"]:
         """Cut a prompt into pieces, as transformers does.
@@ -256,7 +256,7 @@ class BPETokenizer:
             encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
         return np.array(encoding.ids, np.int32)
 
-    def encode_rendered(self, texts: Sequence[str]) -> list[np.ndarray]:
+    def encode_rendered_chat(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Encode rendered chat templates, parsing special tokens in the text."""
         return [ids for ids, _ in self.encode_offsets(texts, rendered=True)]
 
@@ -293,7 +293,7 @@ class BPETokenizer:
 
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
         """Decode ids to text, without special tokens."""
-        return self._backend.decode(_checked(ids, self.vocab_size), skip_special_tokens=True)
+        return self._backend.decode(_check_ids(ids, self.vocab_size), skip_special_tokens=True)
 
     def to_json(self) -> str:
         """Write everything that `tokenizer_from_json` needs."""
@@ -304,25 +304,25 @@ class BPETokenizer:
 
     def save(self, folder: str | Path) -> None:
         """Write the two files of a Hugging Face folder, for `load_tokenizer` and for others."""
-        _write(folder, "tokenizer.json", self._backend.to_str())
+        _write_file(folder, "tokenizer.json", self._backend.to_str())
         settings = {
             "eos_token": self._end_name,
             "split_special_tokens": self._split_special_tokens,
             "tokenizer_class": "PreTrainedTokenizerFast",
         }
-        _write(folder, "tokenizer_config.json", json.dumps(settings))
+        _write_file(folder, "tokenizer_config.json", json.dumps(settings))
 
 
-def begin_of_text(tokenizer: Tokenizer) -> int:
+def bos_token_id(tokenizer: Tokenizer) -> int:
     """The token that a document begins with.
 
     Args:
         tokenizer: Any.
 
     Returns:
-        Its ``begin_of_text``, which its makers put before every text; else its end of text.
+        Its ``bos_token_id``, which its makers put before every text; else its end of text.
     """
-    return getattr(tokenizer, "begin_of_text", tokenizer.end_of_text)
+    return getattr(tokenizer, "bos_token_id", tokenizer.end_of_text)
 
 
 def special_ids(tokenizer: Tokenizer) -> frozenset[int]:
@@ -331,29 +331,6 @@ def special_ids(tokenizer: Tokenizer) -> frozenset[int]:
     The one for what the vocabulary lacks stands for the text that it covers, and is not among them.
     """
     return getattr(tokenizer, "special_ids", frozenset([tokenizer.end_of_text]))
-
-
-def build_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
-    """Make the tokenizer a configuration asks for.
-
-    Args:
-        config: Which.
-        texts: What to train it on, if it is trained; never held-out text.
-
-    Returns:
-        The tokenizer.
-    """
-    match config:
-        case ByteLevel():
-            return ByteTokenizer()
-        case BPE(vocab_size=vocab_size):
-            return train_bpe(texts, vocab_size=vocab_size)
-        case Characters():
-            return CharacterTokenizer("".join(sorted(set().union(*texts))))
-        case Saved(path=path):
-            from jaxformer.data.saved_tokenizers import load_tokenizer
-
-            return load_tokenizer(path)
 
 
 def train_bpe(texts: Iterable[str], *, vocab_size: int) -> BPETokenizer:
@@ -383,7 +360,7 @@ def train_bpe(texts: Iterable[str], *, vocab_size: int) -> BPETokenizer:
     backend = hf.Tokenizer(hf.models.BPE())
     backend.pre_tokenizer = hf.pre_tokenizers.Sequence(
         [
-            hf.pre_tokenizers.Split(hf.Regex(PIECES), "isolated"),
+            hf.pre_tokenizers.Split(hf.Regex(SPLIT_PATTERN), "isolated"),
             hf.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
@@ -398,14 +375,14 @@ def train_bpe(texts: Iterable[str], *, vocab_size: int) -> BPETokenizer:
     return BPETokenizer(backend)
 
 
-def _checked(ids: Iterable[SupportsIndex], vocab_size: int) -> list[int]:
+def _check_ids(ids: Iterable[SupportsIndex], vocab_size: int) -> list[int]:
     checked = [index(i) for i in ids]
     if bad := [i for i in checked if not 0 <= i < vocab_size]:
         raise ValueError(f"Tokens run from 0 to {vocab_size - 1}; got {bad[0]}.")
     return checked
 
 
-def _write(folder: str | Path, name: str, text: str) -> None:
+def _write_file(folder: str | Path, name: str, text: str) -> None:
     path = Path(folder) / name
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

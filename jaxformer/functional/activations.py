@@ -17,12 +17,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxformer.checks import named_errors, require_like
-from jaxformer.functional.arguments import checked
+from jaxformer.functional.argument_checks import typechecked
 
 Activation = Callable[[Array], Array]
 
 
-@checked
+@typechecked
 def relu(x: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
     """Rectified linear unit, max(x, 0), with slope 0 at 0.
 
@@ -35,7 +35,7 @@ def relu(x: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
     return jax.nn.relu(x)
 
 
-@checked
+@typechecked
 def relu_squared(x: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
     """Squared rectified linear unit, max(x, 0) ** 2.
 
@@ -58,7 +58,7 @@ def relu_squared(x: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
     return jnp.square(jax.nn.relu(x))
 
 
-@checked
+@typechecked
 def sigmoid(x: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
     """Logistic function, 1 / (1 + exp(-x)).
 
@@ -71,7 +71,7 @@ def sigmoid(x: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
     return jax.nn.sigmoid(x)
 
 
-@checked
+@typechecked
 def silu(x: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
     """Sigmoid linear unit, x * sigmoid(x), also called swish.
 
@@ -96,7 +96,7 @@ def silu(x: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
     return jax.nn.silu(x)
 
 
-@checked
+@typechecked
 def gelu(x: Float[Array, "*batch"], *, approximate: bool = False) -> Float[Array, "*batch"]:
     """Gaussian error linear unit, x times the chance that a standard normal stays below x.
 
@@ -128,7 +128,7 @@ def gelu(x: Float[Array, "*batch"], *, approximate: bool = False) -> Float[Array
     return jax.nn.gelu(x.astype(jnp.float32), approximate=approximate).astype(x.dtype)
 
 
-@checked
+@typechecked
 def quick_gelu(x: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
     """Sigmoid approximation of `gelu`, x * sigmoid(1.702 * x), up to 0.02 away from it.
 
@@ -144,7 +144,7 @@ def quick_gelu(x: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
     return x * jax.nn.sigmoid(1.702 * x)
 
 
-@checked
+@typechecked
 def glu(gate: Float[Array, "*batch"], value: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
     """Gated linear unit, sigmoid(gate) * value.
 
@@ -169,7 +169,7 @@ def glu(gate: Float[Array, "*batch"], value: Float[Array, "*batch"]) -> Float[Ar
     return jax.nn.sigmoid(gate) * value
 
 
-@checked
+@typechecked
 def bilinear(gate: Float[Array, "*batch"], value: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
     """Gated unit without a nonlinearity, gate * value.
 
@@ -192,7 +192,7 @@ def bilinear(gate: Float[Array, "*batch"], value: Float[Array, "*batch"]) -> Flo
     return gate * value
 
 
-@checked
+@typechecked
 def reglu(gate: Float[Array, "*batch"], value: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
     """Gated linear unit with `relu`, max(gate, 0) * value.
 
@@ -209,7 +209,7 @@ def reglu(gate: Float[Array, "*batch"], value: Float[Array, "*batch"]) -> Float[
     return relu(gate) * value
 
 
-@checked
+@typechecked
 def geglu(
     gate: Float[Array, "*batch"], value: Float[Array, "*batch"], *, approximate: bool = False
 ) -> Float[Array, "*batch"]:
@@ -241,7 +241,7 @@ def geglu(
     return gelu(gate, approximate=approximate) * value
 
 
-@checked
+@typechecked
 def swiglu(gate: Float[Array, "*batch"], value: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
     """Gated linear unit with `silu`, silu(gate) * value.
 
@@ -269,7 +269,7 @@ def swiglu(gate: Float[Array, "*batch"], value: Float[Array, "*batch"]) -> Float
     return silu(gate) * value
 
 
-@checked
+@typechecked
 def clamped_geglu(
     gate: Float[Array, "*batch"], value: Float[Array, "*batch"], *, limit: float
 ) -> Float[Array, "*batch"]:
@@ -296,7 +296,7 @@ def clamped_geglu(
     return quick_gelu(jnp.minimum(gate, limit)) * (jnp.clip(value, -limit, limit) + 1)
 
 
-@checked
+@typechecked
 def soft_cap(x: Float[Array, "*batch"], cap: float) -> Float[Array, "*batch"]:
     """Soft cap: cap * tanh(x / cap), bounded by (-cap, cap).
 
@@ -332,7 +332,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "sigmoid": sigmoid,
     "identity": lambda x: x,
 }
-OURS = frozenset(ACTIVATIONS)
+BUILTIN_ACTIVATIONS = frozenset(ACTIVATIONS)
 
 
 def activation(function: Activation) -> Activation:
@@ -364,7 +364,7 @@ def activation(function: Activation) -> Activation:
     if not callable(function) or not name.isidentifier():
         raise ValueError(f"An activation is chosen by its name: write def name(x); got {function}.")
     if name in ACTIVATIONS:
-        owner = "jaxformer" if name in OURS else ACTIVATIONS[name].__module__
+        owner = "jaxformer" if name in BUILTIN_ACTIVATIONS else ACTIVATIONS[name].__module__
         if owner != function.__module__:
             raise ValueError(f"{owner} has an activation {name!r} already: this one needs another.")
         jax.clear_caches()

@@ -13,12 +13,14 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Float
 
-from jaxformer.functional.arguments import checked
+from jaxformer.functional.argument_checks import typechecked
 
-SUM = "sum of parts"  # by which a policy of `jax.checkpoint` knows what was added up
+TENSOR_SUM_REMAT_NAME = (
+    "sum of parts"  # by which a policy of `jax.checkpoint` knows what was added up
+)
 
 
-def varies_over(x: ArrayLike) -> frozenset[str]:
+def varying_axes(x: ArrayLike) -> frozenset[str]:
     """Return the mesh axes over which x varies, by its type inside `jax.shard_map`.
 
     Args:
@@ -33,7 +35,7 @@ def varies_over(x: ArrayLike) -> frozenset[str]:
     return frozenset(array_type.vma)  # its name up to JAX 0.9
 
 
-def varying(x: Array, *axis_names: str | None) -> Array:
+def pvary(x: Array, *axis_names: str | None) -> Array:
     """`jax.lax.pvary`, for axes over which x does not vary yet; the gradient is summed over them.
 
     Args:
@@ -43,7 +45,7 @@ def varying(x: Array, *axis_names: str | None) -> Array:
     Returns:
         The same numbers.
     """
-    missing = {name for name in axis_names if name is not None} - varies_over(x)
+    missing = {name for name in axis_names if name is not None} - varying_axes(x)
     if not missing:
         return x
     lax: Any = jax.lax
@@ -52,8 +54,8 @@ def varying(x: Array, *axis_names: str | None) -> Array:
     return lax.pvary(x, tuple(sorted(missing)))  # its name up to JAX 0.8.0
 
 
-@checked
-def to_parts(x: Float[Array, "..."], axis_name: str | None) -> Float[Array, "..."]:
+@typechecked
+def copy_to_tensor_parallel(x: Float[Array, "..."], axis_name: str | None) -> Float[Array, "..."]:
     """Copy a replicated x to tensor-parallel devices: identity forward, sum of gradients backward.
 
         y = x;    dx = sum over devices of dy
@@ -73,11 +75,13 @@ def to_parts(x: Float[Array, "..."], axis_name: str | None) -> Float[Array, "...
     """
     if axis_name is None:
         return x
-    return varying(x.astype(jnp.float32), axis_name).astype(x.dtype)
+    return pvary(x.astype(jnp.float32), axis_name).astype(x.dtype)
 
 
-@checked
-def sum_parts(x: Float[Array, "..."], axis_name: str | None) -> Float[Array, "..."]:
+@typechecked
+def reduce_from_tensor_parallel(
+    x: Float[Array, "..."], axis_name: str | None
+) -> Float[Array, "..."]:
     """Sum partial results over tensor-parallel devices: all-reduce forward, identity backward.
 
         y = sum over devices of x;    dx = dy
@@ -94,12 +98,12 @@ def sum_parts(x: Float[Array, "..."], axis_name: str | None) -> Float[Array, "..
     """
     if axis_name is None:
         return x
-    total = jax.lax.psum(varying(x, axis_name).astype(jnp.float32), axis_name)
-    return checkpoint_name(total.astype(x.dtype), SUM)
+    total = jax.lax.psum(pvary(x, axis_name).astype(jnp.float32), axis_name)
+    return checkpoint_name(total.astype(x.dtype), TENSOR_SUM_REMAT_NAME)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
-def gather_shares(
+def fsdp_all_gather(
     x: Float[Array, "..."], axis_name: str, axis: int, dtype: DTypeLike
 ) -> Float[Array, "..."]:
     """All-gather a sharded parameter in `dtype`; the gradient is reduce-scattered in float32.
@@ -122,17 +126,17 @@ def gather_shares(
     return jax.lax.all_gather(x.astype(dtype), axis_name, axis=axis, tiled=True)
 
 
-def _gather_forward(x: Array, axis_name: str, axis: int, dtype: DTypeLike):
+def _fsdp_all_gather_forward(x: Array, axis_name: str, axis: int, dtype: DTypeLike):
     whole = jax.lax.all_gather(x.astype(dtype), axis_name, axis=axis, tiled=True)
     return whole, x  # not by gather_shares itself, which would hide the gather from `remat`
 
 
-def _gather_backward(axis_name: str, axis: int, dtype: DTypeLike, x: Array, dy: Array):
+def _fsdp_all_gather_backward(axis_name: str, axis: int, dtype: DTypeLike, x: Array, dy: Array):
     wide = dy.astype(jnp.float32)
-    extra_axes = tuple(sorted(varies_over(dy) - varies_over(x)))
-    wide = varying(wide, axis_name)
+    extra_axes = tuple(sorted(varying_axes(dy) - varying_axes(x)))
+    wide = pvary(wide, axis_name)
     dx = jax.lax.psum_scatter(wide, axis_name, scatter_dimension=axis, tiled=True)
     return ((jax.lax.psum(dx, extra_axes) if extra_axes else dx).astype(x.dtype),)
 
 
-gather_shares.defvjp(_gather_forward, _gather_backward)
+fsdp_all_gather.defvjp(_fsdp_all_gather_forward, _fsdp_all_gather_backward)

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Complex64, Float, Inexact, Int, Integer
 
-from jaxformer.functional.arguments import checked
-from jaxformer.functional.collectives import varies_over, varying
+from jaxformer.functional.argument_checks import typechecked
+from jaxformer.functional.collectives import pvary, varying_axes
 from jaxformer.functional.rope import Pairing, as_complex, as_real
 
 EXACT_BITS = 11  # a float32 of 12 significant bits times a count below 4096 is exact
@@ -21,20 +21,20 @@ class DecayRates(NamedTuple):
     gain: Float[Array, " N"]
 
 
-class Steps(NamedTuple):
+class TokenSteps(NamedTuple):
     """Step count and segment of each token of a row.
 
-    `clock` counts the valid tokens up to each, itself included, and `run` the documents that ended
-    before it, so that weights are gamma ** (difference of clocks) between tokens of one run.
+    `step` counts the valid tokens up to each, itself included, and `segment` the documents that
+    ended before it, so that weights are gamma ** (difference of clocks) between tokens of one run.
     """
 
     valid: Bool[Array, "*batch T"]
-    fresh: Bool[Array, "*batch T"]  # first token of a document, not of the row
-    clock: Int[Array, "*batch T"]
-    run: Int[Array, "*batch T"]
+    starts_segment: Bool[Array, "*batch T"]  # first token of a document, not of the row
+    step: Int[Array, "*batch T"]
+    segment: Int[Array, "*batch T"]
 
 
-@checked
+@typechecked
 def decay_rates(logits: Float[Array, " N"]) -> DecayRates:
     """Compute decay rates gamma = sigmoid(logit) and gains sqrt(1 - gamma ** 2).
 
@@ -62,7 +62,7 @@ def decay_rates(logits: Float[Array, " N"]) -> DecayRates:
     return DecayRates(gamma, jnp.exp((jax.nn.log_sigmoid(-wide) + jnp.log1p(gamma)) / 2))
 
 
-@checked
+@typechecked
 def decay_attention(
     value: Float[Array, "*batch T N H"],
     gamma: Float[Array, " N"],
@@ -109,10 +109,10 @@ def decay_attention(
         arXiv:2307.08621, section 2.1 (parallel representation)
     """
     check_decay(value, gamma, theta, pairing)
-    gamma, theta = rates_beside(value, gamma, theta)
-    z = to_heads(value, theta, pairing)
-    mixed = attend_within(z, gamma, theta, steps_of(value, segments, None))
-    return from_heads(mixed, value, pairing)
+    gamma, theta = pvary_rates(value, gamma, theta)
+    z = to_head_major(value, theta, pairing)
+    mixed = parallel_decay_attention(z, gamma, theta, token_steps(value, segments, None))
+    return from_head_major(mixed, value, pairing)
 
 
 def check_decay(value: Array, gamma: Array, theta: Array | None, pairing: Pairing) -> None:
@@ -133,17 +133,17 @@ def check_decay(value: Array, gamma: Array, theta: Array | None, pairing: Pairin
         raise ValueError(f"A decay is in [0, 1]; got gamma {out_of_range[0]}.")
 
 
-def rates_beside(value: Array, gamma: Array, theta: Array | None) -> tuple[Array, Array | None]:
+def pvary_rates(value: Array, gamma: Array, theta: Array | None) -> tuple[Array, Array | None]:
     """`pvary` gamma and theta over the axes of `value`, so that their own gradients are summed.
 
     So devices add up the gradients of the rates, and not of the complex numbers made from them.
     """
-    axes = varies_over(value)
-    return varying(gamma, *axes), None if theta is None else varying(theta, *axes)
+    axes = varying_axes(value)
+    return pvary(gamma, *axes), None if theta is None else pvary(theta, *axes)
 
 
-def steps_of(value: Array, segments: Array | None, valid: Array | None) -> Steps:
-    """Clocks and runs, with an axis for each axis of the batch, of size one where rows agree."""
+def token_steps(value: Array, segments: Array | None, valid: Array | None) -> TokenSteps:
+    """Compute the `TokenSteps` of each row from segments and valid tokens."""
     axes, count = value.ndim - 2, jnp.arange(value.shape[-3])
     optional_arrays = [x for x in (segments, valid) if x is not None]
     shape = jnp.broadcast_shapes(
@@ -165,93 +165,93 @@ def steps_of(value: Array, segments: Array | None, valid: Array | None) -> Steps
             jnp.take_along_axis(segments, jnp.maximum(previous_valid, 0), axis=-1) != segments
         )
         starts_segment = valid & (previous_valid >= 0) & changes_segment
-    return Steps(
+    return TokenSteps(
         valid, starts_segment, jnp.cumsum(valid, axis=-1), jnp.cumsum(starts_segment, axis=-1)
     )
 
 
-def by_token(x: Array) -> Array:
+def expand_tokens(x: Array) -> Array:
     """Expand [*batch, T] to broadcast with [*batch, N, T, C]."""
     return x[..., None, :, None]
 
 
-def by_head(x: Array, other: Array) -> Float[Array, "..."]:
+def expand_heads(x: Array, other: Array) -> Float[Array, "..."]:
     """Expand [N] or [N, C] to broadcast with [*batch, N, T, C]."""
     wide = x.astype(jnp.float32).reshape(x.shape[0], 1, -1)
     return jnp.expand_dims(wide, tuple(range(other.ndim - 3)))
 
 
-def pairs(x: Array, theta: Array | None, pairing: Pairing) -> Inexact[Array, "..."]:
+def to_complex(x: Array, theta: Array | None, pairing: Pairing) -> Inexact[Array, "..."]:
     """Read feature pairs as complex numbers; unchanged if theta is None."""
     return x if theta is None else as_complex(x, pairing=pairing)
 
 
-def features(z: Array, pairing: Pairing) -> Float[Array, "..."]:
-    """The inverse of `pairs`."""
+def to_real(z: Array, pairing: Pairing) -> Float[Array, "..."]:
+    """Inverse of `to_complex`: complex numbers back to feature pairs."""
     return as_real(z, pairing=pairing) if jnp.iscomplexobj(z) else z
 
 
-def to_heads(value: Array, theta: Array | None, pairing: Pairing) -> Inexact[Array, "..."]:
+def to_head_major(value: Array, theta: Array | None, pairing: Pairing) -> Inexact[Array, "..."]:
     """Move heads before time, [*batch, N, T, C], with feature pairs as complex numbers."""
-    return jnp.moveaxis(pairs(value.astype(jnp.float32), theta, pairing), -2, -3)
+    return jnp.moveaxis(to_complex(value.astype(jnp.float32), theta, pairing), -2, -3)
 
 
-def from_heads(z: Array, value: Array, pairing: Pairing) -> Float[Array, "*batch T N H"]:
-    """The inverse of `to_heads`, in the dtype of `value`."""
-    return jnp.moveaxis(features(z, pairing), -3, -2).astype(value.dtype)
+def from_head_major(z: Array, value: Array, pairing: Pairing) -> Float[Array, "*batch T N H"]:
+    """Inverse of `to_head_major`, in the dtype of `value`."""
+    return jnp.moveaxis(to_real(z, pairing), -3, -2).astype(value.dtype)
 
 
-def _shrunk(gamma: Array, count: Array) -> Float[Array, "..."]:
+def _decay_power(gamma: Array, count: Array) -> Float[Array, "..."]:
     """Compute gamma ** count, for counts of 0 or more.
 
     By logarithms a high power of a small decay is zero, where a quotient of powers would overflow.
     """
-    base = by_head(gamma, count)
+    base = expand_heads(gamma, count)
     log = jnp.log(jnp.maximum(base, jnp.finfo(jnp.float32).tiny))
     # Of 0 ** 1, which no logarithm has
     zero_decay_gradient = jnp.where((count == 1) & (base == 0), base, 0)
     return jnp.exp(count.astype(jnp.float32) * log) + zero_decay_gradient
 
 
-def _turned(theta: Array, count: Array) -> Complex64[Array, "..."]:
+def _rotation_power(theta: Array, count: Array) -> Complex64[Array, "..."]:
     """Compute exp(i * theta * count), accurate to 1e-6 for counts up to 4,096.
 
     The phase is a sum of two: a product that float32 holds exactly, and a small rest.
     """
-    angle, n = by_head(theta, count), count.astype(jnp.float32)
+    angle, n = expand_heads(theta, count), count.astype(jnp.float32)
     coarse = jax.lax.stop_gradient(jax.lax.reduce_precision(angle, 8, EXACT_BITS))
     rotations = [jax.lax.complex(jnp.cos(x * n), jnp.sin(x * n)) for x in (coarse, angle - coarse)]
     return rotations[0] * rotations[1]
 
 
-def passed(gamma: Array, theta: Array | None, count: Array) -> Inexact[Array, "..."]:
+def transition_power(gamma: Array, theta: Array | None, count: Array) -> Inexact[Array, "..."]:
     """State transition over `count` tokens: (gamma * exp(-i theta)) ** count."""
-    decay = _shrunk(gamma, count)
+    decay = _decay_power(gamma, count)
     if theta is None:
         return decay
-    rotation = _turned(theta, count)
+    rotation = _rotation_power(theta, count)
     return jax.lax.complex(decay * rotation.real, -decay * rotation.imag)
 
 
-def weights_within(
-    gamma: Float[Array, " N"], steps: Steps, rows: slice = slice(None)
+def decay_weights(
+    gamma: Float[Array, " N"], steps: TokenSteps, rows: slice = slice(None)
 ) -> Float[Array, "*batch N T S"]:
     """Decay weights gamma ** (i - j) for j <= i in one segment, else 0; `rows` selects the i."""
-    step, segment = steps.clock, steps.run
+    step, segment = steps.step, steps.segment
     count = jnp.arange(step.shape[-1])
     distance = step[..., None, rows, None] - step[..., None, None, :]
     same_segment = segment[..., None, rows, None] == segment[..., None, None, :]
     allowed = same_segment & (count[rows, None] >= count[None])[(None,) * (same_segment.ndim - 2)]
-    return jnp.where(allowed, _shrunk(gamma, jnp.maximum(distance, 0)), 0)
+    return jnp.where(allowed, _decay_power(gamma, jnp.maximum(distance, 0)), 0)
 
 
-def attend_within(
-    z: Inexact[Array, "*batch N T C"], gamma: Array, theta: Array | None, steps: Steps
+def parallel_decay_attention(
+    z: Inexact[Array, "*batch N T C"], gamma: Array, theta: Array | None, steps: TokenSteps
 ) -> Inexact[Array, "*batch N T C"]:
     """Parallel form of decay attention: rotate values, multiply by decay weights, rotate back."""
-    weights = weights_within(gamma, steps)
+    weights = decay_weights(gamma, steps)
     if theta is None:
         return weights @ z
-    rotation = _turned(theta, by_token(steps.clock - steps.clock[..., :1]))
+    rotation = _rotation_power(theta, expand_tokens(steps.step - steps.step[..., :1]))
     mixed = weights @ as_real(z * rotation, pairing="halves")
     return as_complex(mixed, pairing="halves") * jnp.conj(rotation)

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Integer
 
-from jaxformer.functional.arguments import checked
+from jaxformer.functional.argument_checks import typechecked
 
 
-def _rows(
+def _gather_rows(
     table: Float[Array, "rows D"], indices: Integer[Array, "*batch"]
 ) -> Float[Array, "*batch D"]:
     """Gather rows of a table; indices out of range give rows of NaN.
@@ -19,7 +19,7 @@ def _rows(
     return table.at[indices].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
 
 
-@checked
+@typechecked
 def embed(
     table: Float[Array, "V D"], tokens: Integer[Array, "*batch"], *, axis_name: str | None = None
 ) -> Float[Array, "*batch D"]:
@@ -41,11 +41,11 @@ def embed(
         Parallelism, 2019. arXiv:1909.08053, section 3 (the shared vocabulary)
     """
     if axis_name is None:
-        return _rows(table, tokens)
+        return _gather_rows(table, tokens)
     rows_per_device, devices = table.shape[0], jax.lax.axis_size(axis_name)
     local_ids = tokens - rows_per_device * jax.lax.axis_index(axis_name)
     is_local = ((local_ids >= 0) & (local_ids < rows_per_device))[..., None]
-    rows = jnp.where(is_local, _rows(table, local_ids), 0)
+    rows = jnp.where(is_local, _gather_rows(table, local_ids), 0)
     in_vocabulary = ((tokens >= 0) & (tokens < rows_per_device * devices))[..., None]
     return jnp.where(in_vocabulary, jax.lax.psum(rows, axis_name), jnp.nan)
 
@@ -78,7 +78,7 @@ def check_token_ids(
         )
 
 
-@checked
+@typechecked
 def shift_right(tokens: Integer[Array, "*batch T"], start: int) -> Integer[Array, "*batch T"]:
     """Shift targets right by one to get the decoder's input (teacher forcing).
 
@@ -102,7 +102,7 @@ def shift_right(tokens: Integer[Array, "*batch T"], start: int) -> Integer[Array
     return jnp.concatenate([first, tokens[..., :-1]], axis=-1)
 
 
-@checked
+@typechecked
 def learned_positions(
     table: Float[Array, "M D"], positions: Integer[Array, "*batch T"], *, offset: int = 0
 ) -> Float[Array, "*batch T D"]:
@@ -125,7 +125,7 @@ def learned_positions(
         Gehring et al., Convolutional Sequence to Sequence Learning, 2017. arXiv:1705.03122,
         section 3.1
     """
-    return _rows(table, positions + offset)
+    return _gather_rows(table, positions + offset)
 
 
 def check_positions(

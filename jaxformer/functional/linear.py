@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxformer.functional.arguments import checked
-from jaxformer.functional.platforms import platform
+from jaxformer.functional.argument_checks import typechecked
+from jaxformer.functional.platforms import target_platform
 
 
-@checked
+@typechecked
 def linear(
     x: Float[Array, "..."],
     kernel: Float[Array, "..."],
@@ -46,7 +46,7 @@ def linear(
     # No preferred_element_type=float32: its transpose multiplies float32 cotangents with narrow
     # operands, so the whole backward pass would leave the narrow matrix units.
     rows, matrix = x.reshape(math.prod(batch), features), kernel.reshape(features, math.prod(out))
-    if len(rows) == 1 and platform() == "gpu":
+    if len(rows) == 1 and target_platform() == "gpu":
         # XLA writes all products of a single row and a matrix of up to 1e7 numbers, then adds them.
         y = jnp.matmul(jnp.pad(rows, [(0, 1), (0, 0)]), matrix)[:1]
     else:
@@ -70,9 +70,9 @@ def check_linear(x: Any, kernel: Any, bias: Any = None, *, axes: int = 1) -> Non
         raise ValueError(f"Cast kernel to the dtype of x; got {kernel.dtype} and {x.dtype}.")
 
 
-def check_known(name: str, given: Any) -> None:
+def check_static(name: str, value: Any) -> None:
     """Refuse a traced value where a static number is needed."""
-    if isinstance(given, jax.core.Tracer):
+    if isinstance(value, jax.core.Tracer):
         raise ValueError(
             f"{name} must be a number that is known when the program is made, and is traced here: "
             "it has no gradient, and under jax.jit it belongs into static_argnames."
@@ -81,14 +81,14 @@ def check_known(name: str, given: Any) -> None:
 
 def check_dropout(rate: float, key: PRNGKeyArray | None) -> None:
     """Check the dropout rate, and that a nonzero rate has a key."""
-    check_known("The dropout rate", rate)
+    check_static("The dropout rate", rate)
     if not 0 <= rate < 1:
         raise ValueError(f"Dropout rate must be in [0, 1); got {rate}.")
     if rate != 0 and key is None:
         raise ValueError(f"Dropout at rate {rate} needs a random key.")
 
 
-@checked
+@typechecked
 def dropout(
     x: Float[Array, "*batch"], rate: float, key: PRNGKeyArray | None
 ) -> Float[Array, "*batch"]:

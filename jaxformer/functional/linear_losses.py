@@ -7,30 +7,36 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Integer
 
 from jaxformer.functional import platforms
-from jaxformer.functional.annotated_axes import disagreement
-from jaxformer.functional.arguments import checked
-from jaxformer.functional.collectives import varies_over, varying
+from jaxformer.functional.argument_checks import typechecked
+from jaxformer.functional.chunked_logits import (
+    LogitInputs,
+    LogitOptions,
+    chunked_logit_statistics,
+    postprocess_logits,
+)
+from jaxformer.functional.collectives import pvary, varying_axes
 from jaxformer.functional.linear import linear
 from jaxformer.functional.losses import (
-    TokenScores,
-    first_id,
-    join_scores,
-    score_cross_entropy,
-    token_scores,
+    LogitStatistics,
+    cross_entropy_from_statistics,
+    logit_statistics,
+    reduce_logit_statistics,
+    vocab_shard_start,
 )
-from jaxformer.functional.vocabulary_chunks import Head, Rule, chunked_scores, finish_logits
+from jaxformer.functional.shape_annotations import axis_mismatch_message
 
-WHOLE_UP_TO = 2**24  # logits of a device: fewer are kept for the backward pass
+MAX_UNCHUNKED_LOGITS = 2**24  # logits of a device: fewer are kept for the backward pass
 # Logits that there are at a time where there are more: few stay near a CPU, many fill a GPU.
-AT_A_TIME = {"cpu": 2**22, "gpu": 2**26, "tpu": 2**25}
-FEWEST_IDS = 512  # at a time: a narrower product leaves matrix units idle
+LOGITS_PER_CHUNK = {"cpu": 2**22, "gpu": 2**26, "tpu": 2**25}
+MIN_CHUNK_SIZE = 512  # at a time: a narrower product leaves matrix units idle
 
 
-def loss_chunk(tokens: int, vocab_size: int, *, platform: str | None = None) -> int:
+def vocab_chunk_size(tokens: int, vocab_size: int, *, platform: str | None = None) -> int:
     """Number of vocabulary ids per chunk; the whole vocabulary if there are few logits.
 
-    All of them where that makes at most `WHOLE_UP_TO` logits: they are kept then, and the backward
-    pass has a product less to compute. Else a multiple of `FEWEST_IDS` for about `AT_A_TIME`.
+    All of them where that makes at most `MAX_UNCHUNKED_LOGITS` logits: they are kept then, and the
+    backward pass has a product less to compute. Else a multiple of `MIN_CHUNK_SIZE` for about
+    `LOGITS_PER_CHUNK`.
 
     Args:
         tokens: Of this device.
@@ -40,13 +46,13 @@ def loss_chunk(tokens: int, vocab_size: int, *, platform: str | None = None) -> 
     Returns:
         The number of ids.
     """
-    if tokens * vocab_size <= WHOLE_UP_TO:
+    if tokens * vocab_size <= MAX_UNCHUNKED_LOGITS:
         return vocab_size
-    most = AT_A_TIME[platform or platforms.platform()]
-    return min(vocab_size, FEWEST_IDS * max(1, most // (tokens * FEWEST_IDS)))
+    max_logits = LOGITS_PER_CHUNK[platform or platforms.target_platform()]
+    return min(vocab_size, MIN_CHUNK_SIZE * max(1, max_logits // (tokens * MIN_CHUNK_SIZE)))
 
 
-@checked
+@typechecked
 def linear_logits(
     features: Float[Array, "*batch D"],
     kernel: Float[Array, "..."],
@@ -79,14 +85,14 @@ def linear_logits(
     Raises:
         ValueError: As in `linear`, or `vocabulary_axis` is neither 0 nor 1.
     """
-    _check_head(features, kernel, bias, vocabulary_axis)
+    _check_head_shapes(features, kernel, bias, vocabulary_axis)
     products = linear(features, kernel if vocabulary_axis else kernel.T, bias)
-    masked = _masked(kernel.shape[vocabulary_axis], masked_ids, axis_name)
-    return finish_logits(products, masked, multiplier, softcap)
+    masked = _id_mask(kernel.shape[vocabulary_axis], masked_ids, axis_name)
+    return postprocess_logits(products, masked, multiplier, softcap)
 
 
-@checked
-def linear_scores(
+@typechecked
+def linear_logit_statistics(
     features: Float[Array, "*batch D"],
     kernel: Float[Array, "..."],
     targets: Integer[Array, "*batch"],
@@ -96,13 +102,13 @@ def linear_scores(
     multiplier: float = 1.0,
     softcap: float | None = None,
     masked_ids: tuple[int, ...] = (),
-    chunk: int | None = None,
+    chunk_size: int | None = None,
     axis_name: str | None = None,
-) -> TokenScores:
-    """`token_scores` of `linear_logits`, some ids of the vocabulary at a time.
+) -> LogitStatistics:
+    """`logit_statistics` of `linear_logits`, computed in chunks of the vocabulary.
 
     The forward pass keeps the log-normaliser of each token, the backward pass computes the logits
-    again, so that neither ever has more than ``tokens * chunk`` of them. Per chunk C, with the
+    again, so that neither ever has more than ``tokens * chunk_size`` of them. Per chunk C, with the
     cotangents z', t' and m' of log_z, target and mean:
 
         log_z = logsumexp over C of logsumexp(logits_C)
@@ -121,47 +127,49 @@ def linear_scores(
         multiplier: See `linear_logits`.
         softcap: See `linear_logits`.
         masked_ids: See `linear_logits`.
-        chunk: Ids at a time. Where it is the vocabulary, logits are kept for the backward pass.
-            None leaves it to `loss_chunk`.
-        axis_name: See `linear_logits`. Devices talk once, as in `token_scores`.
+        chunk_size: Ids at a time. Where it is the vocabulary, logits are kept for the backward
+            pass. None leaves it to `vocab_chunk_size`.
+        axis_name: See `linear_logits`. Devices talk once, as in `logit_statistics`.
 
     Returns:
         The scores, in float32.
 
     Raises:
-        ValueError: As in `linear_logits`, or `chunk` is not positive.
+        ValueError: As in `linear_logits`, or `chunk_size` is not positive.
 
     References:
         Wijmans et al., Cut Your Losses in Large-Vocabulary Language Models, 2024. arXiv:2411.09009
         Milakov and Gimelshein, Online normalizer calculation for softmax, 2018. arXiv:1805.02867
     """
-    _check_head(features, kernel, bias, vocabulary_axis)
-    part = kernel.shape[vocabulary_axis]
-    if chunk is None:
-        chunk = loss_chunk(targets.size, part)
-    if chunk < 1:
-        raise ValueError(f"chunk must be positive; got {chunk}.")
-    if chunk >= part:
+    _check_head_shapes(features, kernel, bias, vocabulary_axis)
+    local_vocab_size = kernel.shape[vocabulary_axis]
+    if chunk_size is None:
+        chunk_size = vocab_chunk_size(targets.size, local_vocab_size)
+    if chunk_size < 1:
+        raise ValueError(f"chunk_size must be positive; got {chunk_size}.")
+    if chunk_size >= local_vocab_size:
         options: Any = dict(vocabulary_axis=vocabulary_axis, multiplier=multiplier, softcap=softcap)
         options |= dict(masked_ids=masked_ids, axis_name=axis_name)
         logits = linear_logits(features, kernel, bias, **options)
-        return token_scores(logits, targets, axis_name=axis_name)
-    head = Head(
+        return logit_statistics(logits, targets, axis_name=axis_name)
+    inputs = LogitInputs(
         features.reshape(-1, features.shape[-1]),
         kernel,
         bias,
-        _masked(part, masked_ids, axis_name),
-        targets.reshape(-1) - first_id(part, axis_name),
+        _id_mask(local_vocab_size, masked_ids, axis_name),
+        targets.reshape(-1) - vocab_shard_start(local_vocab_size, axis_name),
     )
     # The loops carry arrays that differ between devices, and their types must say so at once.
-    over = frozenset().union(*map(varies_over, jax.tree.leaves(head)))
-    head = jax.tree.map(lambda x: varying(x, *over), head)
-    rule = Rule(vocabulary_axis, multiplier, softcap, chunk)
-    scores = TokenScores(*(x.reshape(targets.shape) for x in chunked_scores(rule, head)))
-    return join_scores(scores, targets, part, axis_name=axis_name)
+    axes = frozenset().union(*map(varying_axes, jax.tree.leaves(inputs)))
+    inputs = jax.tree.map(lambda x: pvary(x, *axes), inputs)
+    logit_options = LogitOptions(vocabulary_axis, multiplier, softcap, chunk_size)
+    statistics = LogitStatistics(
+        *(x.reshape(targets.shape) for x in chunked_logit_statistics(logit_options, inputs))
+    )
+    return reduce_logit_statistics(statistics, targets, local_vocab_size, axis_name=axis_name)
 
 
-@checked
+@typechecked
 def linear_cross_entropy(
     features: Float[Array, "*batch D"],
     kernel: Float[Array, "..."],
@@ -174,7 +182,7 @@ def linear_cross_entropy(
     multiplier: float = 1.0,
     softcap: float | None = None,
     masked_ids: tuple[int, ...] = (),
-    chunk: int | None = None,
+    chunk_size: int | None = None,
     axis_name: str | None = None,
 ) -> Float32[Array, "*batch"]:
     """Cross-entropy of `linear_logits`, computed in chunks of the vocabulary.
@@ -190,14 +198,14 @@ def linear_cross_entropy(
         multiplier: See `linear_logits`.
         softcap: See `linear_logits`.
         masked_ids: See `linear_logits`.
-        chunk: See `linear_scores`.
+        chunk_size: See `linear_logit_statistics`.
         axis_name: See `linear_logits`.
 
     Returns:
         The loss of each token, in nats; NaN where a target is out of range.
 
     Raises:
-        ValueError: As in `linear_scores` and `token_cross_entropy`.
+        ValueError: As in `linear_logit_statistics` and `token_cross_entropy`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -205,11 +213,11 @@ def linear_cross_entropy(
         >>> from jaxformer import functional as F
         >>> features, kernel = jnp.ones((3, 8)), jnp.zeros((8, 1000))  # [tokens, D], [D, V]
         >>> targets = jnp.array([0, 500, 1000])
-        >>> losses = F.linear_cross_entropy(features, kernel, targets, chunk=256)
+        >>> losses = F.linear_cross_entropy(features, kernel, targets, chunk_size=256)
         >>> np.asarray(losses).round(3)  # log(1000), and no such id
         array([6.908, 6.908,   nan], dtype=float32)
     """
-    scores = linear_scores(
+    statistics = linear_logit_statistics(
         features,
         kernel,
         targets,
@@ -218,13 +226,15 @@ def linear_cross_entropy(
         multiplier=multiplier,
         softcap=softcap,
         masked_ids=masked_ids,
-        chunk=chunk,
+        chunk_size=chunk_size,
         axis_name=axis_name,
     )
-    return score_cross_entropy(scores, z_loss=z_loss, label_smoothing=label_smoothing)
+    return cross_entropy_from_statistics(statistics, z_loss=z_loss, label_smoothing=label_smoothing)
 
 
-def _check_head(features: Array, kernel: Array, bias: Array | None, vocabulary_axis: int) -> None:
+def _check_head_shapes(
+    features: Array, kernel: Array, bias: Array | None, vocabulary_axis: int
+) -> None:
     """Check shapes and dtypes of features, kernel and bias."""
     if vocabulary_axis not in (0, 1):
         raise ValueError(f"vocabulary_axis must be 0 or 1; got {vocabulary_axis}.")
@@ -232,23 +242,27 @@ def _check_head(features: Array, kernel: Array, bias: Array | None, vocabulary_a
         raise ValueError(f"kernel has two axes, [D, V] or [V, D]; got shape {kernel.shape}.")
     of_kernel, of_features = (kernel.shape, 1 - vocabulary_axis), (features.shape, -1)
     if kernel.shape[1 - vocabulary_axis] != features.shape[-1]:
-        reason = disagreement("D", ("kernel", *of_kernel), ("features", *of_features))
+        reason = axis_mismatch_message("D", ("kernel", *of_kernel), ("features", *of_features))
         raise ValueError(f"{reason}; vocabulary_axis is {vocabulary_axis}.")
     if bias is not None and bias.shape[0] != kernel.shape[vocabulary_axis]:
         of_kernel = kernel.shape, vocabulary_axis
-        raise ValueError(f"{disagreement('V', ('bias', bias.shape, 0), ('kernel', *of_kernel))}.")
+        raise ValueError(
+            f"{axis_mismatch_message('V', ('bias', bias.shape, 0), ('kernel', *of_kernel))}."
+        )
     if features.dtype != kernel.dtype:
         raise ValueError(
             f"Cast kernel to the dtype of features; got {kernel.dtype} and {features.dtype}."
         )
 
 
-def _masked(
-    part: int, masked_ids: tuple[int, ...], axis_name: str | None
+def _id_mask(
+    local_vocab_size: int, masked_ids: tuple[int, ...], axis_name: str | None
 ) -> Bool[Array, " V"] | None:
     """Mask of the ids of this device's shard that are masked; None if there are none."""
     if not masked_ids:
         return None
     devices = 1 if axis_name is None else jax.lax.axis_size(axis_name)
-    masked = jnp.zeros(devices * part, bool).at[jnp.asarray(masked_ids)].set(True)
-    return jax.lax.dynamic_slice_in_dim(masked, first_id(part, axis_name), part)
+    masked = jnp.zeros(devices * local_vocab_size, bool).at[jnp.asarray(masked_ids)].set(True)
+    return jax.lax.dynamic_slice_in_dim(
+        masked, vocab_shard_start(local_vocab_size, axis_name), local_vocab_size
+    )

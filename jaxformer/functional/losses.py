@@ -7,24 +7,24 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int, Integer
 
-from jaxformer.functional.arguments import checked
+from jaxformer.functional.argument_checks import typechecked
 
 
-class TokenScores(NamedTuple):
+class LogitStatistics(NamedTuple):
     """Log-sum-exp, target logit and mean logit of each token."""
 
     log_z: Float32[Array, "*batch"]  # logsumexp(logits)
-    target: Float32[Array, "*batch"]  # the target's logit; NaN where there is no such id
-    mean: Float32[Array, "*batch"]
+    target_logit: Float32[Array, "*batch"]  # the target's logit; NaN where there is no such id
+    mean_logit: Float32[Array, "*batch"]
 
 
-@checked
-def token_scores(
+@typechecked
+def logit_statistics(
     logits: Float[Array, "*batch V"],
     targets: Integer[Array, "*batch"],
     *,
     axis_name: str | None = None,
-) -> TokenScores:
+) -> LogitStatistics:
     """Compute log-sum-exp, target logit and mean logit of each token.
 
         log_z = logsumexp(logits);    target = logits[target];    mean = mean(logits)
@@ -41,48 +41,52 @@ def token_scores(
         The scores, in float32.
     """
     wide, local_vocab_size = logits.astype(jnp.float32), logits.shape[-1]
-    local_ids = targets - first_id(local_vocab_size, axis_name)
+    local_ids = targets - vocab_shard_start(local_vocab_size, axis_name)
     is_local = (local_ids >= 0) & (local_ids < local_vocab_size)
     target_logit = jnp.take_along_axis(
         wide, jnp.where(is_local, local_ids, 0)[..., None], axis=-1
     ).squeeze(-1)
     log_z, mean = jax.nn.logsumexp(wide, axis=-1), jnp.mean(wide, axis=-1)
-    statistics = TokenScores(log_z, jnp.where(is_local, target_logit, 0.0), mean)
-    return join_scores(statistics, targets, local_vocab_size, axis_name=axis_name)
+    statistics = LogitStatistics(log_z, jnp.where(is_local, target_logit, 0.0), mean)
+    return reduce_logit_statistics(statistics, targets, local_vocab_size, axis_name=axis_name)
 
 
-def first_id(part: int, axis_name: str | None) -> int | Int[Array, ""]:
+def vocab_shard_start(local_vocab_size: int, axis_name: str | None) -> int | Int[Array, ""]:
     """First vocabulary id of this device's shard."""
-    return 0 if axis_name is None else part * jax.lax.axis_index(axis_name)
+    return 0 if axis_name is None else local_vocab_size * jax.lax.axis_index(axis_name)
 
 
-def join_scores(
-    scores: TokenScores, targets: Integer[Array, "*batch"], part: int, *, axis_name: str | None
-) -> TokenScores:
+def reduce_logit_statistics(
+    statistics: LogitStatistics,
+    targets: Integer[Array, "*batch"],
+    local_vocab_size: int,
+    *,
+    axis_name: str | None,
+) -> LogitStatistics:
     """Reduce statistics of vocabulary shards over devices; NaN for targets out of range."""
-    log_z, target, mean = scores
+    log_z, target, mean = statistics
     devices = 1
     if axis_name is not None:
         devices = jax.lax.axis_size(axis_name)
         max_log_z = jax.lax.pmax(jax.lax.stop_gradient(log_z), axis_name)
         log_z = max_log_z + jnp.log(jax.lax.psum(jnp.exp(log_z - max_log_z), axis_name))
         target, mean = jax.lax.psum(target, axis_name), jax.lax.pmean(mean, axis_name)
-    in_vocabulary = (targets >= 0) & (targets < devices * part)
-    return TokenScores(log_z, jnp.where(in_vocabulary, target, jnp.nan), mean)
+    in_vocabulary = (targets >= 0) & (targets < devices * local_vocab_size)
+    return LogitStatistics(log_z, jnp.where(in_vocabulary, target, jnp.nan), mean)
 
 
-@checked
-def score_cross_entropy(
-    scores: TokenScores, *, z_loss: float = 0.0, label_smoothing: float = 0.0
+@typechecked
+def cross_entropy_from_statistics(
+    statistics: LogitStatistics, *, z_loss: float = 0.0, label_smoothing: float = 0.0
 ) -> Float32[Array, "*batch"]:
-    """Cross-entropy of each token, in nats, from what was asked of its logits.
+    """Cross-entropy of each token from its `LogitStatistics`, in nats.
 
         loss = (1 - label_smoothing) * (log_z - target)
              + label_smoothing * (log_z - mean)
              + z_loss * log_z ** 2
 
     Args:
-        scores: From `token_scores` or `linear_scores`.
+        statistics: From `logit_statistics` or `linear_logit_statistics`.
         z_loss: See `token_cross_entropy`.
         label_smoothing: See `token_cross_entropy`.
 
@@ -96,16 +100,16 @@ def score_cross_entropy(
         raise ValueError(f"label_smoothing must be in [0, 1]; got {label_smoothing}.")
     if not z_loss >= 0:
         raise ValueError(f"z_loss must not be negative; got {z_loss}.")
-    loss = scores.log_z - scores.target
+    loss = statistics.log_z - statistics.target_logit
     if label_smoothing:
-        uniform_loss = scores.log_z - scores.mean
+        uniform_loss = statistics.log_z - statistics.mean_logit
         loss = (1 - label_smoothing) * loss + label_smoothing * uniform_loss
     if z_loss:
-        loss = loss + z_loss * jnp.square(scores.log_z)
+        loss = loss + z_loss * jnp.square(statistics.log_z)
     return loss
 
 
-@checked
+@typechecked
 def token_cross_entropy(
     logits: Float[Array, "*batch V"],
     targets: Integer[Array, "*batch"],
@@ -129,7 +133,7 @@ def token_cross_entropy(
         z_loss: Weight of the penalty that keeps ``log_z`` near 0; PaLM uses 1e-4.
         label_smoothing: Share of the target spread evenly over the whole vocabulary, the target
             included (PyTorch's convention). Not for logits with entries of minus infinity.
-        axis_name: See `token_scores`.
+        axis_name: See `logit_statistics`.
 
     Returns:
         The loss of each token; NaN where a target is out of range, PyTorch's -100 included. Leave
@@ -144,11 +148,11 @@ def token_cross_entropy(
         Chowdhery et al., PaLM: Scaling Language Modeling with Pathways, 2022. arXiv:2204.02311,
         section 5 (z-loss)
     """
-    statistics = token_scores(logits, targets, axis_name=axis_name)
-    return score_cross_entropy(statistics, z_loss=z_loss, label_smoothing=label_smoothing)
+    statistics = logit_statistics(logits, targets, axis_name=axis_name)
+    return cross_entropy_from_statistics(statistics, z_loss=z_loss, label_smoothing=label_smoothing)
 
 
-@checked
+@typechecked
 def cross_entropy(
     logits: Float[Array, "*batch V"],
     targets: Integer[Array, "*batch"],
@@ -202,7 +206,7 @@ def cross_entropy(
     return total / jnp.maximum(jnp.sum(mask, dtype=jnp.float32), 1.0)
 
 
-@checked
+@typechecked
 def bits_per_byte(nats_total: float | Float[Array, ""], num_bytes: int) -> float | Float[Array, ""]:
     """Convert summed cross-entropy to bits per byte of text.
 

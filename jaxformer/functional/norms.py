@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jaxformer.functional.arguments import checked
+from jaxformer.functional.argument_checks import typechecked
 
 
 def _check_eps(eps: float) -> None:
@@ -15,16 +15,16 @@ def _check_eps(eps: float) -> None:
         raise ValueError(f"eps must be at least 0; got {eps}.")
 
 
-def check_trailing(name: str, given: Array, x: Array) -> None:
+def check_trailing_axes(name: str, array: Array, x: Array) -> None:
     """Check that the array's axes equal the last axes of x, without broadcasting."""
-    for i in range(1, min(given.ndim, x.ndim) + 1):
-        if given.shape[-i] != x.shape[-i]:
+    for i in range(1, min(array.ndim, x.ndim) + 1):
+        if array.shape[-i] != x.shape[-i]:
             raise ValueError(
-                f"{name} has {given.shape[-i]} in axis {given.ndim - i} of its shape "
-                f"{given.shape}, but x has {x.shape[-i]} in axis {x.ndim - i} of {x.shape}."
+                f"{name} has {array.shape[-i]} in axis {array.ndim - i} of its shape "
+                f"{array.shape}, but x has {x.shape[-i]} in axis {x.ndim - i} of {x.shape}."
             )
-    if given.ndim > x.ndim:
-        raise ValueError(f"{name} has more axes, shape {given.shape}, than x, {x.shape}.")
+    if array.ndim > x.ndim:
+        raise ValueError(f"{name} has more axes, shape {array.shape}, than x, {x.shape}.")
 
 
 def _affine(
@@ -33,7 +33,7 @@ def _affine(
     """``scale * y + bias`` with both broadcast over the leading axes of ``y``."""
     for name, parameter in (("scale", scale), ("bias", bias)):
         if parameter is not None:
-            check_trailing(name, parameter, y)
+            check_trailing_axes(name, parameter, y)
     if scale is not None:
         y = y * jnp.broadcast_to(scale.astype(y.dtype), y.shape)
     if bias is not None:
@@ -41,7 +41,7 @@ def _affine(
     return y
 
 
-@checked
+@typechecked
 def layer_norm(
     x: Float[Array, "*batch D"],
     scale: Float[Array, "*heads D"] | None = None,
@@ -102,7 +102,7 @@ def _mean(x: Float[Array, "*batch D"], axis_name: str | None) -> Float[Array, "*
     return mean if axis_name is None else jax.lax.pmean(mean, axis_name)
 
 
-@checked
+@typechecked
 def rms_norm(
     x: Float[Array, "*batch D"],
     scale: Float[Array, "*heads D"] | None = None,
@@ -172,7 +172,7 @@ class BatchStatistics(NamedTuple):
     var: Float[Array, "*steps D"]
 
 
-@checked
+@typechecked
 def batch_norm(
     x: Float[Array, "B T D"],
     scale: Float[Array, " D"] | None = None,
@@ -241,12 +241,12 @@ def batch_norm(
     is_counted = jnp.broadcast_to(is_counted[..., None], x.shape)
     n = jnp.sum(is_counted, axis=axes, keepdims=True, dtype=jnp.float32)
 
-    def mean_that_counts(values):
+    def masked_mean(values):
         return jnp.sum(values, axis=axes, keepdims=True, where=is_counted) / jnp.maximum(n, 1.0)
 
-    mean = mean_that_counts(wide)
+    mean = masked_mean(wide)
     centred = wide - mean
-    variance = mean_that_counts(jnp.square(centred))
+    variance = masked_mean(jnp.square(centred))
     y = _affine(centred * jax.lax.rsqrt(variance + eps), scale, bias).astype(x.dtype)
     batch = BatchStatistics(
         mean.squeeze(axes), (variance * n / jnp.maximum(n - 1.0, 1.0)).squeeze(axes)
@@ -267,7 +267,7 @@ def batch_norm(
     return y, new_running
 
 
-@checked
+@typechecked
 def batch_norm_inference(
     x: Float[Array, "*batch T D"],
     running: BatchStatistics,
@@ -296,8 +296,8 @@ def batch_norm_inference(
         Ioffe and Szegedy, Batch Normalization: Accelerating Deep Network Training by Reducing
         Internal Covariate Shift, 2015. arXiv:1502.03167, algorithm 2
     """
-    check_trailing("running.mean", running.mean, x)
-    check_trailing("running.var", running.var, x)
+    check_trailing_axes("running.mean", running.mean, x)
+    check_trailing_axes("running.var", running.var, x)
     inverse = jax.lax.rsqrt(running.var + eps)
     centred = x.astype(jnp.float32) - jnp.broadcast_to(running.mean, x.shape)
     y = centred * jnp.broadcast_to(inverse, x.shape)

@@ -6,21 +6,21 @@ from typing import Any, NamedTuple
 import jax
 
 # NVIDIA's names of GPUs before Ampere, of Ampere and Ada, of Hopper; others are newer.
-BEFORE_AMPERE = r"Tesla|Quadro|TITAN|GTX|RTX 20|\b[KMPVT]\d"
-AMPERE_OR_ADA = r"\b[AL]\d|RTX 30|RTX 40|RTX A\d|\bAda\b|Orin"
-HOPPER = r"\bG?H\d"
+PRE_AMPERE_GPUS = r"Tesla|Quadro|TITAN|GTX|RTX 20|\b[KMPVT]\d"
+AMPERE_ADA_GPUS = r"\b[AL]\d|RTX 30|RTX 40|RTX A\d|\bAda\b|Orin"
+HOPPER_GPUS = r"\bG?H\d"
 
 LANES = 128  # numbers that a TPU's vector unit holds side by side
 
 
-class Target(NamedTuple):
+class TargetDevice(NamedTuple):
     """Platform ("cpu", "gpu" or "tpu") and device kind of a device."""
 
     platform: str
     kind: str
 
 
-def target() -> Target:
+def target_device() -> TargetDevice:
     """Return the device kind that the traced program is compiled for.
 
     Inside `jax.shard_map` its mesh says so, whatever devices this process has. Elsewhere programs
@@ -36,15 +36,15 @@ def target() -> Target:
         "tpu" if kind.startswith("TPU") else "cpu" if kind.lower() == "cpu" else "gpu"
     )
     name = getattr(device, "platform", inferred_platform)
-    return Target(name if name in ("cpu", "tpu") else inferred_platform, kind)
+    return TargetDevice(name if name in ("cpu", "tpu") else inferred_platform, kind)
 
 
-def platform() -> str:
+def target_platform() -> str:
     """Return the target's platform: "cpu", "gpu" or "tpu"."""
-    return target().platform
+    return target_device().platform
 
 
-def nvidia_generation(kind: str) -> int:
+def compute_capability_major(kind: str) -> int:
     """Major CUDA compute capability of a GPU, inferred from its name.
 
     Args:
@@ -57,10 +57,10 @@ def nvidia_generation(kind: str) -> int:
     References:
         NVIDIA, CUDA GPU Compute Capability, developer.nvidia.com/cuda-gpus
     """
-    if re.search(BEFORE_AMPERE, kind):
+    if re.search(PRE_AMPERE_GPUS, kind):
         return 7
     if "NVIDIA" not in kind:
         return 0
-    if re.search(AMPERE_OR_ADA, kind):
+    if re.search(AMPERE_ADA_GPUS, kind):
         return 8
-    return 9 if re.search(HOPPER, kind) else 10
+    return 9 if re.search(HOPPER_GPUS, kind) else 10

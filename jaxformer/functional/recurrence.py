@@ -6,21 +6,21 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Inexact, Integer
 
-from jaxformer.functional.arguments import checked
-from jaxformer.functional.collectives import varies_over, varying
+from jaxformer.functional.argument_checks import typechecked
+from jaxformer.functional.collectives import pvary, varying_axes
 from jaxformer.functional.decay import (
-    Steps,
-    attend_within,
-    by_head,
-    by_token,
+    TokenSteps,
     check_decay,
-    features,
-    from_heads,
-    pairs,
-    passed,
-    rates_beside,
-    steps_of,
-    to_heads,
+    expand_heads,
+    expand_tokens,
+    from_head_major,
+    parallel_decay_attention,
+    pvary_rates,
+    to_complex,
+    to_head_major,
+    to_real,
+    token_steps,
+    transition_power,
 )
 from jaxformer.functional.rope import Pairing
 
@@ -35,17 +35,17 @@ class Recurrence(NamedTuple):
     state: Float[Array, "*batch N H"]
 
 
-@checked
+@typechecked
 def linear_recurrence(
     value: Float[Array, "*batch T N H"],
     gamma: Float[Array, " N"],
     theta: Float[Array, "N C"] | None = None,
     *,
-    initial: Float[Array, "*batch N H"] | None = None,
+    initial_state: Float[Array, "*batch N H"] | None = None,
     segments: Integer[Array, "*#batch T"] | None = None,
     valid: Bool[Array, "*#batch T"] | None = None,
     method: RecurrenceMethod = "chunked",
-    chunk: int = RECURRENCE_CHUNK,
+    chunk_size: int = RECURRENCE_CHUNK,
     pairing: Pairing = "halves",
 ) -> Recurrence:
     """Diagonal linear recurrence: h[i] = gamma * exp(-i theta) * h[i - 1] + value[i].
@@ -59,7 +59,7 @@ def linear_recurrence(
         value: In any float dtype.
         gamma: Decay of each head for one token, in [0, 1].
         theta: Angle of each head and feature pair for one token, in radians; None turns nothing.
-        initial: The state before the first token, of whose document it is; None is zero.
+        initial_state: The state before the first token, of whose document it is; None is zero.
         segments: Document of each token. A document is a run of equal numbers; the state is zero
             before its first token.
         valid: False for padding, over which the state passes unchanged.
@@ -67,7 +67,7 @@ def linear_recurrence(
             rounds; "chunked" is attention inside chunks and a recurrence between them: for T tokens
             work of T * chunk in matrix products, in T / chunk steps. It is the most precise for a
             long memory, since the state is rounded once a chunk.
-        chunk: Tokens of a chunk.
+        chunk_size: Tokens of a chunk.
         pairing: Which features form a pair, as in `rotate`.
 
     Returns:
@@ -83,7 +83,7 @@ def linear_recurrence(
         >>> from jaxformer import functional as F
         >>> value, gamma = jnp.array([1.0, 0.0, 0.0, 1.0]).reshape(4, 1, 1), jnp.array([0.5])
         >>> first = F.linear_recurrence(value[:2], gamma)
-        >>> rest = F.linear_recurrence(value[2:], gamma, initial=first.state)
+        >>> rest = F.linear_recurrence(value[2:], gamma, initial_state=first.state)
         >>> jnp.concatenate([first.output, rest.output]).ravel()
         Array([1.   , 0.5  , 0.25 , 1.125], dtype=float32)
 
@@ -98,95 +98,97 @@ def linear_recurrence(
     check_decay(value, gamma, theta, pairing)
     if method not in get_args(RecurrenceMethod):
         raise ValueError(f"method must be one of {get_args(RecurrenceMethod)}; got {method!r}.")
-    if chunk < 1:
-        raise ValueError(f"A chunk holds at least 1 token; got {chunk}.")
-    gamma, theta = rates_beside(value, gamma, theta)
-    steps = steps_of(value, segments, valid)
-    z = to_heads(value, theta, pairing)
-    z = jnp.where(by_token(steps.valid), z, 0)
-    start = jnp.zeros_like(z, shape=(*z.shape[:-2], z.shape[-1]))
-    if initial is not None:
-        start = pairs(initial.astype(jnp.float32), theta, pairing)
+    if chunk_size < 1:
+        raise ValueError(f"A chunk holds at least 1 token; got {chunk_size}.")
+    gamma, theta = pvary_rates(value, gamma, theta)
+    steps = token_steps(value, segments, valid)
+    z = to_head_major(value, theta, pairing)
+    z = jnp.where(expand_tokens(steps.valid), z, 0)
+    state = jnp.zeros_like(z, shape=(*z.shape[:-2], z.shape[-1]))
+    if initial_state is not None:
+        state = to_complex(initial_state.astype(jnp.float32), theta, pairing)
     if value.size == 0:
-        return Recurrence(from_heads(z, value, pairing), features(start, pairing))
+        return Recurrence(from_head_major(z, value, pairing), to_real(state, pairing))
     match method:
         case "scan":
-            h = _token_by_token(z, gamma, theta, steps, start)
+            h = _sequential_scan(z, gamma, theta, steps, state)
         case "associative":
-            h = _in_rounds(z, gamma, theta, steps, start)
+            h = _associative_scan(z, gamma, theta, steps, state)
         case "chunked":
-            h = _by_chunks(z, gamma, theta, steps, start, min(chunk, value.shape[-3]))
-    return Recurrence(from_heads(h, value, pairing), features(h[..., -1, :], pairing))
+            h = _chunkwise(z, gamma, theta, steps, state, min(chunk_size, value.shape[-3]))
+    return Recurrence(from_head_major(h, value, pairing), to_real(h[..., -1, :], pairing))
 
 
-def _once(z: Array, gamma: Array, theta: Array | None) -> Inexact[Array, "..."]:
+def _one_step_transition(z: Array, gamma: Array, theta: Array | None) -> Inexact[Array, "..."]:
     """One-step transition gamma * exp(-i theta), [*1, N, 1, C]."""
-    shrunk = by_head(gamma, z)
+    decay = expand_heads(gamma, z)
     if theta is None:
-        return shrunk
-    angle = by_head(theta, z)
-    return jax.lax.complex(shrunk * jnp.cos(angle), -shrunk * jnp.sin(angle))
+        return decay
+    angle = expand_heads(theta, z)
+    return jax.lax.complex(decay * jnp.cos(angle), -decay * jnp.sin(angle))
 
 
-def _token_by_token(
-    z: Array, gamma: Array, theta: Array | None, steps: Steps, start: Array
+def _sequential_scan(
+    z: Array, gamma: Array, theta: Array | None, steps: TokenSteps, state: Array
 ) -> Inexact[Array, "*batch N T C"]:
-    once = _once(z, gamma, theta)[..., 0, :]
+    transition = _one_step_transition(z, gamma, theta)[..., 0, :]
 
     def step(h: Array, token: tuple[Array, ...]):
-        z, valid, fresh = token
-        h = jnp.where(valid, once, 1) * jnp.where(fresh, 0, h) + z
+        z, valid, starts_segment = token
+        h = jnp.where(valid, transition, 1) * jnp.where(starts_segment, 0, h) + z
         return h, h
 
-    flags = (jnp.moveaxis(by_token(x), -2, 0) for x in (steps.valid, steps.fresh))
-    start = _as_varying(start, z, gamma, theta, steps)
-    _, h = jax.lax.scan(step, start, (jnp.moveaxis(z, -2, 0), *flags))
+    flags = (jnp.moveaxis(expand_tokens(x), -2, 0) for x in (steps.valid, steps.starts_segment))
+    state = _pvary_like(state, z, gamma, theta, steps)
+    _, h = jax.lax.scan(step, state, (jnp.moveaxis(z, -2, 0), *flags))
     return jnp.moveaxis(h, 0, -2)
 
 
-def _in_rounds(
-    z: Array, gamma: Array, theta: Array | None, steps: Steps, start: Array
+def _associative_scan(
+    z: Array, gamma: Array, theta: Array | None, steps: TokenSteps, state: Array
 ) -> Inexact[Array, "*batch N T C"]:
-    def both(first: tuple[Array, Array], then: tuple[Array, Array]):
-        return then[0] * first[0], then[0] * first[1] + then[1]
+    def combine(left: tuple[Array, Array], right: tuple[Array, Array]):
+        return right[0] * left[0], right[0] * left[1] + right[1]
 
-    once = jnp.where(by_token(steps.valid), _once(z, gamma, theta), 1)
-    once = jnp.where(by_token(steps.fresh), 0, once)
-    since, h = jax.lax.associative_scan(both, (once, z), axis=z.ndim - 2)
-    return h + since * start[..., None, :]
+    transition = jnp.where(expand_tokens(steps.valid), _one_step_transition(z, gamma, theta), 1)
+    transition = jnp.where(expand_tokens(steps.starts_segment), 0, transition)
+    decay_from_start, h = jax.lax.associative_scan(combine, (transition, z), axis=z.ndim - 2)
+    return h + decay_from_start * state[..., None, :]
 
 
-def _by_chunks(
-    z: Array, gamma: Array, theta: Array | None, steps: Steps, start: Array, chunk: int
+def _chunkwise(
+    z: Array, gamma: Array, theta: Array | None, steps: TokenSteps, state: Array, chunk_size: int
 ) -> Inexact[Array, "*batch N T C"]:
     """Chunkwise form: parallel attention inside chunks, a recurrence over chunk states."""
-    length, more = z.shape[-2], -z.shape[-2] % chunk
-    z = jnp.pad(z, [(0, 0)] * (z.ndim - 2) + [(0, more), (0, 0)])
-    z = jnp.moveaxis(z.reshape(*z.shape[:-2], -1, chunk, z.shape[-1]), -3, -4)
+    length, padding = z.shape[-2], -z.shape[-2] % chunk_size
+    z = jnp.pad(z, [(0, 0)] * (z.ndim - 2) + [(0, padding), (0, 0)])
+    z = jnp.moveaxis(z.reshape(*z.shape[:-2], -1, chunk_size, z.shape[-1]), -3, -4)
 
     def split(x: Array, mode: str) -> Array:
-        x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, more)], mode=mode)
-        return x.reshape(*x.shape[:-1], -1, chunk)
+        x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, padding)], mode=mode)
+        return x.reshape(*x.shape[:-1], -1, chunk_size)
 
-    flags = (split(x, "constant") for x in (steps.valid, steps.fresh))
-    parts = Steps(*flags, *(split(x, "edge") for x in (steps.clock, steps.run)))
-    inside = attend_within(z, gamma, theta, parts)
-    count = jnp.cumsum(parts.valid, axis=-1)
-    same = jnp.cumsum(parts.fresh, axis=-1) == 0
-    left = jnp.where(by_token(same), passed(gamma, theta, by_token(count)), 0)
+    flags = (split(x, "constant") for x in (steps.valid, steps.starts_segment))
+    chunk_steps = TokenSteps(*flags, *(split(x, "edge") for x in (steps.step, steps.segment)))
+    within_chunk = parallel_decay_attention(z, gamma, theta, chunk_steps)
+    count = jnp.cumsum(chunk_steps.valid, axis=-1)
+    same_segment = jnp.cumsum(chunk_steps.starts_segment, axis=-1) == 0
+    decay_from_start = jnp.where(
+        expand_tokens(same_segment), transition_power(gamma, theta, expand_tokens(count)), 0
+    )
 
-    def step(h: Array, part: tuple[Array, ...]):
-        left, new = part
-        return left * h + new, h
+    def step(h: Array, chunk: tuple[Array, ...]):
+        decay, output = chunk
+        return decay * h + output, h
 
-    ends = (jnp.moveaxis(x[..., -1, :], -3, 0) for x in (left, inside))
-    start = _as_varying(start, z, gamma, theta, steps)
-    _, before = jax.lax.scan(step, start, tuple(ends))
-    h = inside + left * jnp.moveaxis(before, 0, -3)[..., None, :]
+    chunk_ends = (jnp.moveaxis(x[..., -1, :], -3, 0) for x in (decay_from_start, within_chunk))
+    state = _pvary_like(state, z, gamma, theta, steps)
+    _, states = jax.lax.scan(step, state, tuple(chunk_ends))
+    h = within_chunk + decay_from_start * jnp.moveaxis(states, 0, -3)[..., None, :]
     h = jnp.moveaxis(h, -4, -3)
     return h.reshape(*h.shape[:-3], -1, h.shape[-1])[..., :length, :]
 
 
-def _as_varying(start: Array, *others: Any) -> Array:
+def _pvary_like(state: Array, *others: Any) -> Array:
     """`pvary` the initial state over every axis that any input varies over."""
-    return varying(start, *(axis for x in jax.tree.leaves(others) for axis in varies_over(x)))
+    return pvary(state, *(axis for x in jax.tree.leaves(others) for axis in varying_axes(x)))

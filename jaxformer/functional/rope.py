@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Complex, Complex64, Float, Real
 
-from jaxformer.functional.arguments import checked
+from jaxformer.functional.argument_checks import typechecked
 
 Pairing = Literal["halves", "neighbours"]
 
 
-@checked
+@typechecked
 def rope_frequencies(head_dim: int, *, base: float = 10_000.0) -> Float[Array, " {head_dim//2}"]:
     """RoPE frequency of each feature pair: base ** (-2 j / head_dim).
 
@@ -50,7 +50,7 @@ def rope_frequencies(head_dim: int, *, base: float = 10_000.0) -> Float[Array, "
     return jnp.asarray(base ** (-np.arange(0, head_dim, 2) / head_dim), jnp.float32)
 
 
-@checked
+@typechecked
 def rope_rotations(
     positions: Real[Array, "*batch T"], frequencies: Float[Array, " C"]
 ) -> Complex64[Array, "*batch T C"]:
@@ -108,7 +108,7 @@ def as_real(z: Complex[Array, "*batch C"], *, pairing: Pairing) -> Float[Array, 
     return jnp.stack([z.real, z.imag], axis=-1).reshape(*z.shape[:-1], -1)
 
 
-@checked
+@typechecked
 def rotate(
     x: Float[Array, "*batch T N H"],
     rotations: Complex64[Array, "*#batch T C"],

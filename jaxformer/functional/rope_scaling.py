@@ -9,10 +9,10 @@ import math
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer
 
-from jaxformer.functional.arguments import checked
+from jaxformer.functional.argument_checks import typechecked
 
 
-@checked
+@typechecked
 def rope_scale_linear(frequencies: Float[Array, " C"], *, factor: float) -> Float[Array, " C"]:
     """Linear scaling (position interpolation): divide all frequencies by `factor`.
 
@@ -32,7 +32,7 @@ def rope_scale_linear(frequencies: Float[Array, " C"], *, factor: float) -> Floa
     return frequencies / factor
 
 
-@checked
+@typechecked
 def rope_scale_ntk(
     frequencies: Float[Array, " C"], *, factor: float | Float[Array, ""]
 ) -> Float[Array, " C"]:
@@ -63,7 +63,7 @@ def rope_scale_ntk(
     return frequencies * jnp.asarray(factor, jnp.float32) ** exponents
 
 
-@checked
+@typechecked
 def rope_scale_dynamic_ntk(
     frequencies: Float[Array, " C"],
     *,
@@ -95,7 +95,7 @@ def rope_scale_dynamic_ntk(
     return rope_scale_ntk(frequencies, factor=1.0 + factor * excess)
 
 
-@checked
+@typechecked
 def rope_scale_llama3(
     frequencies: Float[Array, " C"],
     *,
@@ -137,7 +137,7 @@ def rope_scale_llama3(
     return keep * frequencies + (1 - keep) * frequencies / factor
 
 
-@checked
+@typechecked
 def rope_scale_yarn(
     frequencies: Float[Array, " C"],
     *,
@@ -223,7 +223,7 @@ def yarn_attention_factor(
     return (mscale * growth + 1) / (mscale_all_dim * growth + 1)
 
 
-@checked
+@typechecked
 def rope_scale_longrope(
     frequencies: Float[Array, " C"],
     short_factors: Float[Array, " C"],

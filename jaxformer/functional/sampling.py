@@ -10,16 +10,16 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Integer
 
-from jaxformer.functional.arguments import checked
+from jaxformer.functional.argument_checks import typechecked
 
 
-def _keep(
-    logits: Float[Array, "*batch V"], kept: Bool[Array, "*batch V"]
+def _mask_logits(
+    logits: Float[Array, "*batch V"], keep_mask: Bool[Array, "*batch V"]
 ) -> Float[Array, "*batch V"]:
-    return jnp.where(kept, logits, jnp.full_like(logits, -jnp.inf))
+    return jnp.where(keep_mask, logits, jnp.full_like(logits, -jnp.inf))
 
 
-@checked
+@typechecked
 def scale_by_temperature(
     logits: Float[Array, "*batch V"], temperature: float
 ) -> Float[Array, "*batch V"]:
@@ -46,7 +46,7 @@ def scale_by_temperature(
     return ((wide - shift) / divisor).astype(logits.dtype)
 
 
-@checked
+@typechecked
 def keep_top_k(logits: Float[Array, "*batch V"], k: int) -> Float[Array, "*batch V"]:
     """Top-k filter: keep the k largest logits and ties with the last of them.
 
@@ -67,10 +67,10 @@ def keep_top_k(logits: Float[Array, "*batch V"], k: int) -> Float[Array, "*batch
     if not 1 <= k <= logits.shape[-1]:
         raise ValueError(f"k must be between 1 and the vocabulary {logits.shape[-1]}; got {k}.")
     threshold = jax.lax.top_k(logits, k)[0][..., -1:]
-    return _keep(logits, logits >= threshold)
+    return _mask_logits(logits, logits >= threshold)
 
 
-@checked
+@typechecked
 def keep_top_p(logits: Float[Array, "*batch V"], p: float) -> Float[Array, "*batch V"]:
     """Top-p (nucleus) filter: keep the fewest tokens whose probabilities sum to at least p.
 
@@ -109,10 +109,10 @@ def keep_top_p(logits: Float[Array, "*batch V"], p: float) -> Float[Array, "*bat
     probabilities = jax.nn.softmax(descending, axis=-1)
     preceding = jnp.cumsum(probabilities, axis=-1) - probabilities
     threshold = jnp.min(descending, axis=-1, keepdims=True, where=preceding < p, initial=jnp.inf)
-    return _keep(logits, wide >= threshold)
+    return _mask_logits(logits, wide >= threshold)
 
 
-@checked
+@typechecked
 def keep_min_p(logits: Float[Array, "*batch V"], p: float) -> Float[Array, "*batch V"]:
     """Min-p filter: keep tokens with at least p times the largest probability.
 
@@ -135,10 +135,10 @@ def keep_min_p(logits: Float[Array, "*batch V"], p: float) -> Float[Array, "*bat
     if not 0 < p <= 1:
         raise ValueError(f"p must be in (0, 1]; got {p}.")
     wide = logits.astype(jnp.float32)
-    return _keep(logits, wide >= jnp.max(wide, axis=-1, keepdims=True) + math.log(p))
+    return _mask_logits(logits, wide >= jnp.max(wide, axis=-1, keepdims=True) + math.log(p))
 
 
-@checked
+@typechecked
 def seen_tokens(tokens: Integer[Array, "*batch T"], vocab_size: int) -> Bool[Array, "*batch V"]:
     """Mark the vocabulary ids that occur in each row; ids out of range are ignored.
 
@@ -164,7 +164,7 @@ def seen_tokens(tokens: Integer[Array, "*batch T"], vocab_size: int) -> Bool[Arr
     return seen.reshape(*batch, vocab_size)
 
 
-@checked
+@typechecked
 def penalise_repetition(
     logits: Float[Array, "*batch V"], seen: Bool[Array, "*#batch V"], penalty: float
 ) -> Float[Array, "*batch V"]:

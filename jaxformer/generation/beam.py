@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-Step = Callable[[Any, Int[Array, " rows"]], tuple[Float[Array, "rows V"], Any]]
+DecodeStep = Callable[[Any, Int[Array, " rows"]], tuple[Float[Array, "rows V"], Any]]
 TakeRows = Callable[[Any, Int[Array, " rows"]], Any]
 
 
@@ -25,24 +25,24 @@ class Beams(NamedTuple):
     scores: Float[Array, "B beams"]
 
 
-class Search(NamedTuple):
+class BeamState(NamedTuple):
     """Loop state: live beams, finished beams, and the decode state."""
 
-    tokens: Int[Array, "B beams new"]
-    total: Float[Array, "B beams"]  # log-probability
-    ended: Beams
+    live_tokens: Int[Array, "B beams new"]
+    live_log_probs: Float[Array, "B beams"]  # log-probability
+    finished: Beams
     state: Any
     logits: Float[Array, "rows V"]
-    added: Int[Array, ""]
-    settled: Bool[Array, " B"]  # nothing that goes on can still win
+    num_generated: Int[Array, ""]
+    is_done: Bool[Array, " B"]  # nothing that goes on can still win
 
 
 def beam_search(
-    step: Step,
+    step: DecodeStep,
     take_rows: TakeRows,
     state: Any,
     logits: Float[Array, "B V"],
-    stop: Int[Array, "B K"],
+    stop_tokens: Int[Array, "B K"],
     *,
     num_beams: int,
     max_new_tokens: int,
@@ -64,7 +64,7 @@ def beam_search(
         take_rows: (state, row numbers) to the state of those rows.
         state: After the prompts, of B rows.
         logits: After the prompts.
-        stop: Token ids that end a text; -1 is none.
+        stop_tokens: Token ids that end a text; -1 is none.
         num_beams: How many beginnings are kept for each row.
         max_new_tokens: Most tokens of a text.
         length_penalty: 0 compares sums, which favours short texts; 1 compares means.
@@ -77,7 +77,7 @@ def beam_search(
         (with another length penalty)
     """
     batch, vocab_size = logits.shape
-    num_candidates = min(num_beams * (1 + max(1, stop.shape[-1])), num_beams * vocab_size)
+    num_candidates = min(num_beams * (1 + max(1, stop_tokens.shape[-1])), num_beams * vocab_size)
     rows = jnp.repeat(jnp.arange(batch), num_beams)
     # All beams of a row begin alike, so only the first one may be continued at first.
     log_probs = jnp.where(jnp.arange(num_beams) == 0, 0.0, -jnp.inf)
@@ -87,33 +87,38 @@ def beam_search(
         empty_tokens, jnp.zeros((batch, num_beams), jnp.int32), jnp.full(log_probs.shape, -jnp.inf)
     )
 
-    def expand_beams(search: Search) -> tuple[Search, Array]:
+    def expand_beams(search: BeamState) -> tuple[BeamState, Array]:
         """Extend every live beam by one token; also return each beam's parent row."""
         candidate_log_probs = jax.nn.log_softmax(search.logits.astype(jnp.float32), axis=-1)
         candidate_log_probs = (
-            candidate_log_probs.reshape(batch, num_beams, vocab_size) + search.total[..., None]
+            candidate_log_probs.reshape(batch, num_beams, vocab_size)
+            + search.live_log_probs[..., None]
         )
         log_probs, flat = jax.lax.top_k(candidate_log_probs.reshape(batch, -1), num_candidates)
         beam, token = flat // vocab_size, flat % vocab_size
-        tokens = jnp.take_along_axis(search.tokens, beam[..., None], axis=1)
-        tokens = tokens.at[..., search.added].set(token)
-        length = search.added + 1
-        stops = jnp.any(token[..., None] == stop[:, None, :], axis=-1)
+        tokens = jnp.take_along_axis(search.live_tokens, beam[..., None], axis=1)
+        tokens = tokens.at[..., search.num_generated].set(token)
+        length = search.num_generated + 1
+        stops = jnp.any(token[..., None] == stop_tokens[:, None, :], axis=-1)
         is_top_beam = jnp.broadcast_to(jnp.arange(num_candidates) < num_beams, stops.shape)
-        newly_finished = stops & is_top_beam & ~search.settled[:, None]
+        newly_finished = stops & is_top_beam & ~search.is_done[:, None]
         scores = jnp.where(
             newly_finished, log_probs / length.astype(jnp.float32) ** length_penalty, -jnp.inf
         )
-        finished = top_beams(search.ended, Beams(tokens, jnp.full(beam.shape, length), scores))
+        finished = top_beams(search.finished, Beams(tokens, jnp.full(beam.shape, length), scores))
         log_probs, top_indices = jax.lax.top_k(jnp.where(stops, -jnp.inf, log_probs), num_beams)
         live_tokens = jnp.take_along_axis(tokens, top_indices[..., None], axis=1)
         rows = jnp.arange(batch)[:, None] * num_beams + jnp.take_along_axis(
             beam, top_indices, axis=1
         )
         best_live_score = log_probs[:, 0] / length.astype(jnp.float32) ** length_penalty
-        is_done = search.settled | (best_live_score <= finished.scores[:, -1])
+        is_done = search.is_done | (best_live_score <= finished.scores[:, -1])
         search = search._replace(
-            tokens=live_tokens, total=log_probs, ended=finished, added=length, settled=is_done
+            live_tokens=live_tokens,
+            live_log_probs=log_probs,
+            finished=finished,
+            num_generated=length,
+            is_done=is_done,
         )
         return search, rows.reshape(-1)
 
@@ -126,23 +131,25 @@ def beam_search(
             scores,
         )
 
-    def beam_step(search: Search) -> Search:
-        last_tokens = search.tokens[..., search.added - 1].reshape(-1)
+    def beam_step(search: BeamState) -> BeamState:
+        last_tokens = search.live_tokens[..., search.num_generated - 1].reshape(-1)
         logits, state = step(search.state, last_tokens)
         search, rows = expand_beams(search._replace(logits=logits, state=state))
         return search._replace(state=take_rows(search.state, rows))
 
-    def should_continue(search: Search) -> Bool[Array, ""]:
-        return (search.added < max_new_tokens) & ~jnp.all(search.settled)
+    def should_continue(search: BeamState) -> Bool[Array, ""]:
+        return (search.num_generated < max_new_tokens) & ~jnp.all(search.is_done)
 
     is_done = jnp.zeros(batch, bool)
-    start = Search(empty_tokens, log_probs, no_finished, state, logits[rows], jnp.int32(0), is_done)
+    start = BeamState(
+        empty_tokens, log_probs, no_finished, state, logits[rows], jnp.int32(0), is_done
+    )
     beam_state, _ = expand_beams(start)
     beam_state = beam_state._replace(state=take_rows(state, rows))
     beam_state = jax.lax.while_loop(should_continue, beam_step, beam_state)
-    length = beam_state.added
-    scores = beam_state.total / length.astype(jnp.float32) ** length_penalty
-    scores = jnp.where(beam_state.settled[:, None], -jnp.inf, scores)
+    length = beam_state.num_generated
+    scores = beam_state.live_log_probs / length.astype(jnp.float32) ** length_penalty
+    scores = jnp.where(beam_state.is_done[:, None], -jnp.inf, scores)
     return top_beams(
-        beam_state.ended, Beams(beam_state.tokens, jnp.full(scores.shape, length), scores)
+        beam_state.finished, Beams(beam_state.live_tokens, jnp.full(scores.shape, length), scores)
     )

@@ -12,12 +12,30 @@ from jaxtyping import Array, Bool, Int, PRNGKeyArray
 
 from jaxformer.config import TransformerConfig
 from jaxformer.generation.checks import check_count
-from jaxformer.generation.programs import Plan, advance, begin, search, search_with_beams
-from jaxformer.generation.prompts import Request, fill_rows, in_bucket, make_request, one_batch_axis
+from jaxformer.generation.decode_loop import (
+    DecodeConfig,
+    decode_next,
+    decode_tokens,
+    decode_with_beams,
+    start_decoding,
+)
+from jaxformer.generation.prompts import (
+    Request,
+    flatten_batch,
+    make_request,
+    pad_batch,
+    pad_to_bucket,
+)
 from jaxformer.generation.samplers import Beam, Greedy, Sample, Sampler
-from jaxformer.generation.unrolled import unroll, worth_unrolling
-from jaxformer.layers.declarations import check_parameters
-from jaxformer.parallel import abstract_parameters, check_fits, put_whole, row_shares, shardings
+from jaxformer.generation.unrolled import should_unroll, unroll
+from jaxformer.layers.parameter_metadata import check_parameters
+from jaxformer.parallel import (
+    abstract_parameters,
+    check_divisible,
+    num_batch_shards,
+    put_replicated,
+    shardings,
+)
 
 
 def generate(
@@ -89,7 +107,7 @@ def generate(
         Array([[5, 6, 7, 0, 0],
                [8, 0, 0, 0, 0]], dtype=int32)
     """
-    key = _check(sampler, prefill_chunk, key)
+    key = _check_arguments(sampler, prefill_chunk, key)
     request = make_request(
         config,
         prompt,
@@ -100,19 +118,19 @@ def generate(
         source=source,
         source_segments=source_segments,
     )
-    config, params = _prepared(config, params)
-    plan = Plan(config, max_new_tokens, prefill_chunk, jnp.dtype(dtype), mesh)
-    *rows, width = request.prompt.shape
-    count, request = request.lengths.size, in_bucket(request, config.max_length)
+    config, params = _maybe_unroll(config, params)
+    decode_config = DecodeConfig(config, max_new_tokens, prefill_chunk, jnp.dtype(dtype), mesh)
+    *batch_shape, width = request.prompt.shape
+    count, request = request.lengths.size, pad_to_bucket(request, config.max_length)
     if mesh is not None:
-        params, request, key = _spread(mesh, config, params, request, key)
+        params, request, key = _shard_inputs(mesh, config, params, request, key)
     if isinstance(sampler, Beam):
-        text, finite = search_with_beams(plan, sampler, params, request)
+        tokens, finite = decode_with_beams(decode_config, sampler, params, request)
     else:
-        text, finite = search(plan, sampler, params, request, key)
+        tokens, finite = decode_tokens(decode_config, sampler, params, request, key)
     _check_finite(finite)
-    text = text if mesh is None else text[:count].reshape(*rows, -1)
-    return text[..., : width + max_new_tokens]
+    tokens = tokens if mesh is None else tokens[:count].reshape(*batch_shape, -1)
+    return tokens[..., : width + max_new_tokens]
 
 
 def stream(
@@ -126,7 +144,7 @@ def stream(
     dtype: DTypeLike = jnp.float32,
     prefill_chunk: int | None = None,
     mesh: Mesh | None = None,
-    **request: Any,
+    **request_options: Any,
 ) -> Iterator[Int[np.ndarray, "*batch"]]:
     """Yield the tokens of `generate` one step at a time.
 
@@ -140,7 +158,7 @@ def stream(
         dtype: Of the computation.
         prefill_chunk: Tokens of the prompt to read at a time.
         mesh: Devices that share the work.
-        **request: `lengths`, `stop_tokens`, `source`, `source_segments`, `vocab_size`.
+        **request_options: `lengths`, `stop_tokens`, `source`, `source_segments`, `vocab_size`.
 
     Returns:
         An iterator over the next token of each row; a row that has ended repeats its stop token.
@@ -151,45 +169,45 @@ def stream(
     """
     if isinstance(sampler, Beam):
         raise ValueError(f"{sampler} knows its text only at the end of the search; use generate.")
-    key = _check(sampler, prefill_chunk, key)
-    checked = make_request(config, prompt, max_new_tokens=max_new_tokens, **request)
-    config, params = _prepared(config, params)
-    plan = Plan(config, max_new_tokens, prefill_chunk, jnp.dtype(dtype), mesh)
-    checked = in_bucket(checked, config.max_length)
-    rows, count = checked.prompt.shape[:-1], checked.lengths.size
-    given = params, checked, key
+    key = _check_arguments(sampler, prefill_chunk, key)
+    request = make_request(config, prompt, max_new_tokens=max_new_tokens, **request_options)
+    config, params = _maybe_unroll(config, params)
+    decode_config = DecodeConfig(config, max_new_tokens, prefill_chunk, jnp.dtype(dtype), mesh)
+    request = pad_to_bucket(request, config.max_length)
+    batch_shape, count = request.prompt.shape[:-1], request.lengths.size
+    decode_inputs = params, request, key
     if mesh is not None:
-        given = _spread(mesh, config, *given)
+        decode_inputs = _shard_inputs(mesh, config, *decode_inputs)
 
     def tokens() -> Iterator[Int[np.ndarray, "*batch"]]:
-        state = begin(plan, sampler, *given)
-        _check_finite(state.finite)
-        yield np.asarray(state.token)[:count].reshape(rows)
-        while int(state.added) < max_new_tokens and not bool(jnp.all(state.done)):
-            state = advance(plan, sampler, *given, state)
-            yield np.asarray(state.token)[:count].reshape(rows)
+        state = start_decoding(decode_config, sampler, *decode_inputs)
+        _check_finite(state.prompt_logits_finite)
+        yield np.asarray(state.last_token)[:count].reshape(batch_shape)
+        while int(state.num_generated) < max_new_tokens and not bool(jnp.all(state.is_done)):
+            state = decode_next(decode_config, sampler, *decode_inputs, state)
+            yield np.asarray(state.last_token)[:count].reshape(batch_shape)
 
     return tokens()
 
 
-def _spread(
+def _shard_inputs(
     mesh: Mesh, config: TransformerConfig, params: Any, request: Request, key: PRNGKeyArray
 ) -> tuple[Any, Request, PRNGKeyArray]:
     """Shard parameters, request and key over the mesh, after checking that they divide."""
-    request = fill_rows(one_batch_axis(request), row_shares(mesh.shape))
-    check_fits(config, mesh.shape, batch_size=len(request.lengths))
+    request = pad_batch(flatten_batch(request), num_batch_shards(mesh.shape))
+    check_divisible(config, mesh.shape, batch_size=len(request.lengths))
     params = jax.device_put(params, shardings(abstract_parameters(config, mesh)))
-    data = put_whole(jax.random.key_data(key), mesh)
+    data = put_replicated(jax.random.key_data(key), mesh)
     return (
         params,
-        put_whole(request, mesh),
+        put_replicated(request, mesh),
         jax.random.wrap_key_data(data, impl=jax.random.key_impl(key)),
     )
 
 
-def _prepared(config: TransformerConfig, params: Any) -> tuple[TransformerConfig, Any]:
+def _maybe_unroll(config: TransformerConfig, params: Any) -> tuple[TransformerConfig, Any]:
     """Configuration and parameters, unrolled where that decodes faster on this platform."""
-    if worth_unrolling(config):
+    if should_unroll(config):
         return unroll(config, params)
     check_parameters(config, params)
     return config, params
@@ -200,7 +218,7 @@ def _check_finite(finite: Bool[Array, ""]) -> None:
         raise ValueError("The prompt's logits are NaN or infinite: look at params.")
 
 
-def _check(
+def _check_arguments(
     sampler: Sampler | Beam, prefill_chunk: int | None, key: PRNGKeyArray | None
 ) -> PRNGKeyArray:
     """Check sampler, chunk and key; return the key, or a dummy key for samplers without one."""

@@ -21,7 +21,7 @@ class Request(NamedTuple):
     Attributes:
         prompt: Token ids, padded behind.
         lengths: Tokens of each row.
-        stop: Token ids that end each row; -1 is none.
+        stop_tokens: Token ids that end each row; -1 is none.
         vocab_size: Only ids below it are chosen.
         source: What an encoder-decoder reads.
         source_segments: 0 marks its padding.
@@ -29,7 +29,7 @@ class Request(NamedTuple):
 
     prompt: Int[Array, "*batch P"]
     lengths: Int[Array, "*batch"]
-    stop: Int[Array, "*batch K"]
+    stop_tokens: Int[Array, "*batch K"]
     vocab_size: Int[Array, ""]
     source: Int[Array, "*batch S"] | None = None
     source_segments: Int[Array, "*batch S"] | None = None
@@ -75,7 +75,7 @@ def make_request(
     check_count("max_new_tokens", max_new_tokens)
     allowed_vocab_size = config.vocab_size if vocab_size is None else vocab_size
     check_count("vocab_size", allowed_vocab_size, most=config.vocab_size)
-    tokens, list_lengths = read_tokens("prompt", prompt, config.vocab_size)
+    tokens, list_lengths = as_token_array("prompt", prompt, config.vocab_size)
     if list_lengths is not None and lengths is not None:
         raise ValueError(
             f"lengths follow from a list of rows, here {list_lengths.tolist()}; leave out "
@@ -88,14 +88,14 @@ def make_request(
         max_new_tokens=max_new_tokens,
     )
     batch_shape = tokens.shape[:-1]
-    source_tokens, segments = read_source(config, source, source_segments, batch_shape)
-    stop = read_stop_tokens(stop_tokens, batch_shape)
+    source_tokens, segments = as_source_array(config, source, source_segments, batch_shape)
+    stop = as_stop_array(stop_tokens, batch_shape)
     return Request(
         tokens, row_lengths, stop, jnp.int32(allowed_vocab_size), source_tokens, segments
     )
 
 
-def one_batch_axis(request: Request) -> Request:
+def flatten_batch(request: Request) -> Request:
     """The request with its batch axes flattened to one."""
     count = request.lengths.size
 
@@ -106,13 +106,13 @@ def one_batch_axis(request: Request) -> Request:
     return request._replace(
         prompt=rows(request.prompt),
         lengths=request.lengths.reshape(count),
-        stop=rows(request.stop),
+        stop_tokens=rows(request.stop_tokens),
         source=None if source is None else rows(source),
         source_segments=None if segments is None else rows(segments),
     )
 
 
-def in_bucket(request: Request, most: int | None) -> Request:
+def pad_to_bucket(request: Request, max_source_length: int | None) -> Request:
     """Pad prompts and sources to a bucketed width, so that compiled programs are reused.
 
     So that a program compiled for one prompt serves the next. Widths are multiples of 16, of more
@@ -120,31 +120,33 @@ def in_bucket(request: Request, most: int | None) -> Request:
 
     Args:
         request: Prompts, and sources.
-        most: The longest source that there may be.
+        max_source_length: The longest source that there may be.
     """
     prompt = request.prompt
-    wider = bucket(prompt.shape[-1]) - prompt.shape[-1]
-    request = request._replace(prompt=_padded(prompt, wider))
+    wider = bucket_length(prompt.shape[-1]) - prompt.shape[-1]
+    request = request._replace(prompt=_pad_right(prompt, wider))
     source, segments = request.source, request.source_segments
     if source is None:
         return request
     length = source.shape[-1]
-    wider = min(bucket(length), most or bucket(length)) - length
+    wider = min(bucket_length(length), max_source_length or bucket_length(length)) - length
     segments = jnp.ones(source.shape, jnp.int32) if segments is None else segments
-    return request._replace(source=_padded(source, wider), source_segments=_padded(segments, wider))
+    return request._replace(
+        source=_pad_right(source, wider), source_segments=_pad_right(segments, wider)
+    )
 
 
-def bucket(length: int) -> int:
+def bucket_length(length: int) -> int:
     """Smallest bucket width of at least `length`."""
     granularity = max(16, 2 ** ((length - 1).bit_length() - 4))
     return -(-length // granularity) * granularity
 
 
-def _padded(x: Int[Array, "*batch T"], count: int) -> Int[Array, "*batch T_plus_count"]:
+def _pad_right(x: Int[Array, "*batch T"], count: int) -> Int[Array, "*batch T_plus_count"]:
     return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, count)])
 
 
-def fill_rows(request: Request, multiple: int) -> Request:
+def pad_batch(request: Request, multiple: int) -> Request:
     """Repeat the last row until the number of rows is a multiple of `multiple`."""
     count = len(request.lengths)
     rows = np.minimum(np.arange(-(-count // multiple) * multiple), count - 1)
@@ -170,16 +172,16 @@ def pad_rows(
     return padded, lengths
 
 
-def read_tokens(
-    name: str, given: Any, vocab_size: int
+def as_token_array(
+    name: str, values: Any, vocab_size: int
 ) -> tuple[Int[Array, "*batch T"], Int[np.ndarray, " B"] | None]:
     """Token ids as an array, and the row lengths if a list of rows was given."""
     lengths = None
-    if _is_rows(given):
-        given, lengths = pad_rows(given, name=name)
-    tokens = given if isinstance(given, jax.Array) else np.asarray(given)
+    if _is_list_of_rows(values):
+        values, lengths = pad_rows(values, name=name)
+    tokens = values if isinstance(values, jax.Array) else np.asarray(values)
     if tokens.ndim < 1:
-        raise ValueError(f"The {name} is token ids along an axis; got {given}.")
+        raise ValueError(f"The {name} is token ids along an axis; got {values}.")
     shortest = tokens.shape[-1] if lengths is None else min(lengths)
     if shortest < 1:
         raise ValueError(f"The {name} is empty; give at least one token (end-of-text will do).")
@@ -192,7 +194,7 @@ def read_tokens(
     return jnp.asarray(tokens, jnp.int32), lengths  # narrow ones would wrap where they grow
 
 
-def read_source(
+def as_source_array(
     config: TransformerConfig, source: Any, segments: Any, rows: tuple[int, ...]
 ) -> tuple[Int[Array, "*batch S"] | None, Int[Array, "*batch S"] | None]:
     """Encoder source as an array, and its padding mask as segments."""
@@ -207,7 +209,7 @@ def read_source(
             "start token."
         )
     source_vocab_size = topology.source_vocab_size or config.vocab_size
-    tokens, list_lengths = read_tokens("source", source, source_vocab_size)
+    tokens, list_lengths = as_token_array("source", source, source_vocab_size)
     *batch, length = tokens.shape
     if tuple(batch) != rows:
         raise ValueError(
@@ -234,11 +236,11 @@ def read_source(
     return tokens, None if segments is None else jnp.asarray(segments)
 
 
-def read_stop_tokens(given: Any, rows: tuple[int, ...]) -> Int[Array, "*batch K"]:
+def as_stop_array(values: Any, rows: tuple[int, ...]) -> Int[Array, "*batch K"]:
     """Stop ids of each row, padded with -1."""
-    if _is_rows(given):
-        given, _ = pad_rows(given, name="stop tokens", fill=-1)
-    stop = jnp.atleast_1d(given if isinstance(given, jax.Array) else np.asarray(given))
+    if _is_list_of_rows(values):
+        values, _ = pad_rows(values, name="stop tokens", fill=-1)
+    stop = jnp.atleast_1d(values if isinstance(values, jax.Array) else np.asarray(values))
     if stop.size and not jnp.issubdtype(stop.dtype, jnp.integer):
         raise ValueError(f"stop_tokens are token ids, integers; got dtype {stop.dtype}.")
     if stop.shape[:-1] not in ((), rows):
@@ -249,11 +251,11 @@ def read_stop_tokens(given: Any, rows: tuple[int, ...]) -> Int[Array, "*batch K"
     return jnp.broadcast_to(stop.astype(jnp.int32), (*rows, stop.shape[-1]))
 
 
-def _is_rows(given: Any) -> bool:
-    return isinstance(given, list | tuple) and any(np.ndim(item) == 1 for item in given)
+def _is_list_of_rows(values: Any) -> bool:
+    return isinstance(values, list | tuple) and any(np.ndim(item) == 1 for item in values)
 
 
-def tokens_read(length: int, max_new_tokens: int) -> int:
+def num_processed_tokens(length: int, max_new_tokens: int) -> int:
     """Tokens the model processes: all but the last generated one."""
     return length + max_new_tokens - 1
 
@@ -278,7 +280,7 @@ def check_lengths(
         raise ValueError(f"Each row has at least one token; lengths go down to {shortest}.")
     if longest > width:
         raise ValueError(f"lengths go up to {longest}, but the prompt has {width} places.")
-    num_processed = tokens_read(longest, max_new_tokens)
+    num_processed = num_processed_tokens(longest, max_new_tokens)
     if config.max_length is not None and num_processed > config.max_length:
         raise ValueError(
             f"The model has {config.max_length} learned positions; a prompt of {longest} tokens "

@@ -1,4 +1,4 @@
-"""How the next token is chosen from logits: frozen values, applied by `choose`."""
+"""Samplers: frozen dataclasses that say how `sample_token` picks the next token."""
 
 import math
 from dataclasses import dataclass
@@ -79,10 +79,10 @@ class Beam:
 Sampler = Greedy | Sample
 
 
-def choose(
+def sample_token(
     sampler: Sampler,
     logits: Float[Array, "*batch V"],
-    seen: Bool[Array, "*batch V"],
+    seen_tokens: Bool[Array, "*batch V"],
     key: PRNGKeyArray,
 ) -> Int[Array, "*batch"]:
     """Next token id of each row.
@@ -90,7 +90,7 @@ def choose(
     Args:
         sampler: How to choose.
         logits: Of the next token.
-        seen: Which tokens stand in the text so far.
+        seen_tokens: Which tokens stand in the text so far.
         key: Used by `Sample` alone.
 
     Returns:
@@ -100,15 +100,15 @@ def choose(
         case Greedy():
             return jnp.argmax(logits, axis=-1)
         case Sample():
-            return jax.random.categorical(key, filtered(sampler, logits, seen), axis=-1)
+            return jax.random.categorical(key, filter_logits(sampler, logits, seen_tokens), axis=-1)
 
 
-def filtered(
-    sampler: Sample, logits: Float[Array, "*batch V"], seen: Bool[Array, "*batch V"]
+def filter_logits(
+    sampler: Sample, logits: Float[Array, "*batch V"], seen_tokens: Bool[Array, "*batch V"]
 ) -> Float[Array, "*batch V"]:
     """Logits after repetition penalty, temperature, top-k, top-p and min-p."""
     if sampler.repetition_penalty != 1:
-        logits = F.penalise_repetition(logits, seen, sampler.repetition_penalty)
+        logits = F.penalise_repetition(logits, seen_tokens, sampler.repetition_penalty)
     logits = F.scale_by_temperature(logits, sampler.temperature)
     if sampler.top_k is not None:
         logits = F.keep_top_k(logits, min(sampler.top_k, logits.shape[-1]))

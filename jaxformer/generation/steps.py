@@ -14,21 +14,21 @@ from jaxformer import functional as F
 from jaxformer import layers
 from jaxformer.config import DynamicNTK, LongRope, Positions, Rope, TransformerConfig
 from jaxformer.layers import Cache, LayerCache, Transformer, empty_cache
-from jaxformer.layers.cache import NOWHERE, check_room
-from jaxformer.layers.guide import turned_anew
-from jaxformer.parallel import axes_of, batch_spec, parameter_specs
+from jaxformer.layers.attention.inputs import rope_invalidates_cache
+from jaxformer.layers.cache import EMPTY_SLOT_POSITION, check_capacity
+from jaxformer.parallel import active_mesh_axes, batch_spec, parameter_specs
 
 
 class Context(NamedTuple):
     """Tokens processed so far, and their KV cache."""
 
-    text: Int[Array, "*batch room"]
+    tokens: Int[Array, "*batch room"]
     cache: Cache
 
 
 def take_rows(context: Context, rows: Int[Array, " B"]) -> Context:
     """The context of the given rows, in this order; rows may repeat."""
-    return Context(context.text[rows], layers.take_rows(context.cache, rows))
+    return Context(context.tokens[rows], layers.take_rows(context.cache, rows))
 
 
 def prefill(
@@ -77,30 +77,34 @@ def prefill(
     padded = jnp.pad(prompt, chunk_padding)
     model = Transformer(config, dtype=dtype)
     tensor_devices = 1 if mesh is None else mesh.shape.get("tensor", 1)
-    cache = empty_cache(config, tuple(batch), capacity, dtype=dtype, devices=tensor_devices)
-    cache = cache._replace(reach=lengths)
+    cache = empty_cache(
+        config, tuple(batch), capacity, dtype=dtype, tensor_parallel_size=tensor_devices
+    )
+    cache = cache._replace(min_rope_length=lengths)
     slot_padding = [(0, 0)] * len(batch) + [(0, capacity - length)]
 
-    def read_chunk(cache: Cache, at: Int[Array, ""], *, fresh: bool = False, **encoded: Any):
+    def read_chunk(
+        cache: Cache, start: Int[Array, ""], *, cache_is_empty: bool = False, **encoded: Any
+    ):
         """Process the chunk that starts at `start`; logits are valid for rows that end in it."""
-        tokens = jax.lax.dynamic_slice_in_dim(padded, at, chunk, axis=-1)
-        positions = jnp.broadcast_to(at + jnp.arange(chunk), tokens.shape)
-        last = jnp.clip(lengths - 1 - at, 0, chunk - 1)[..., None]
+        tokens = jax.lax.dynamic_slice_in_dim(padded, start, chunk, axis=-1)
+        positions = jnp.broadcast_to(start + jnp.arange(chunk), tokens.shape)
+        last = jnp.clip(lengths - 1 - start, 0, chunk - 1)[..., None]
         segments = (positions < lengths[..., None]).astype(jnp.int32)
         inputs = {"segments": segments, "cache": cache, "logits_at": last, **encoded}
-        return _last_logits(model, mesh, params, tokens, fresh=fresh, **inputs)
+        return _last_logits(model, mesh, params, tokens, cache_is_empty=cache_is_empty, **inputs)
 
-    def read_next_chunk(carry: tuple[Array, Cache], at: Int[Array, ""]):
+    def read_next_chunk(carry: tuple[Array, Cache], start: Int[Array, ""]):
         logits_so_far, cache = carry
-        logits, cache = read_chunk(cache, at)
-        ends = (lengths > at)[..., None]
+        logits, cache = read_chunk(cache, start)
+        ends = (lengths > start)[..., None]
         return (
             jnp.where(jnp.broadcast_to(ends, logits_so_far.shape), logits, logits_so_far),
             cache,
         ), None
 
     encoded = dict(source=source, source_segments=source_segments)
-    carry = read_chunk(cache, jnp.int32(0), fresh=True, **encoded)
+    carry = read_chunk(cache, jnp.int32(0), cache_is_empty=True, **encoded)
     if num_chunks > 1:
         carry, _ = jax.lax.scan(read_next_chunk, carry, chunk * jnp.arange(1, num_chunks))
     logits, cache = carry
@@ -138,7 +142,7 @@ def decode_step(
     """
     model = Transformer(config, dtype=dtype)
     all_tokens, cache = context
-    check_room(config, cache, jnp.ones((*tokens.shape, 1), bool))
+    check_capacity(config, cache, jnp.ones((*tokens.shape, 1), bool))
     all_tokens = F.write_slots(all_tokens, tokens[..., None], cache.length[..., None])
     length = cache.length + 1
 
@@ -148,11 +152,13 @@ def decode_step(
     def recompute_cache() -> tuple[Array, Cache]:
         zeroed_cache = jax.tree.map(jnp.zeros_like, cache)
         cleared_cache = zeroed_cache._replace(
-            layers=_with_sources(zeroed_cache.layers, cache.layers),
-            tail=_with_sources(zeroed_cache.tail, cache.tail),
-            positions=jax.tree.map(lambda x: jnp.full_like(x, NOWHERE), cache.positions),
+            layers=_keep_source_kv(zeroed_cache.layers, cache.layers),
+            tail=_keep_source_kv(zeroed_cache.tail, cache.tail),
+            positions=jax.tree.map(
+                lambda x: jnp.full_like(x, EMPTY_SLOT_POSITION), cache.positions
+            ),
             capacity=cache.capacity,
-            reach=length,
+            min_rope_length=length,
             source_segments=cache.source_segments,
         )
         return _last_logits(
@@ -163,14 +169,14 @@ def decode_step(
             segments=F.length_mask(length, all_tokens.shape[-1]).astype(jnp.int32),
             cache=cleared_cache,
             logits_at=length[..., None] - 1,
-            fresh=True,
+            cache_is_empty=True,
         )
 
-    if not any(looks_at_length(positions) for positions in config.attention.positions):
+    if not any(depends_on_length(positions) for positions in config.attention.positions):
         logits, cache = decode_token()
     else:
         logits, cache = jax.lax.cond(
-            jnp.any(turned_anew(config, length)), recompute_cache, decode_token
+            jnp.any(rope_invalidates_cache(config, length)), recompute_cache, decode_token
         )
     return logits, Context(all_tokens, cache)
 
@@ -181,19 +187,19 @@ def _last_logits(
     params: Any,
     tokens: Int[Array, "*batch T"],
     *,
-    fresh: bool = False,
+    cache_is_empty: bool = False,
     **arguments: Any,
 ) -> tuple[Float[Array, "*batch V"], Cache]:
     """Logits of one token per row, and the updated cache."""
     inputs = {name: value for name, value in arguments.items() if value is not None}
     if mesh is not None:
-        model = model.clone(axes=replace(axes_of(mesh.shape), context=None))
+        model = model.clone(mesh_axes=replace(active_mesh_axes(mesh.shape), context=None))
 
-    def apply(params: Any, tokens: Array, given: dict[str, Any]) -> Any:
-        return model.apply({"params": params}, tokens, fresh=fresh, **given)
+    def apply(params: Any, tokens: Array, inputs: dict[str, Any]) -> Any:
+        return model.apply({"params": params}, tokens, cache_is_empty=cache_is_empty, **inputs)
 
     if mesh is not None:
-        rows, tensor = batch_spec(mesh.shape)[0], model.axes.tensor
+        rows, tensor = batch_spec(mesh.shape)[0], model.mesh_axes.tensor
         cache_specs = _cache_specs(rows, tensor)
         specs = {name: cache_specs if name == "cache" else P(rows) for name in inputs}
         apply = jax.shard_map(
@@ -207,17 +213,18 @@ def _last_logits(
 
 
 def _cache_specs(rows: Any, heads: str | None) -> Any:
-    """How a cache is shared out: rows, and key-value heads."""
+    """PartitionSpecs of a cache: rows and KV heads are sharded."""
     parts: Any = {"layers": P(None, rows, heads), "tail": P(rows, heads), "capacity": P()}
     return Cache(**{name: parts.get(name, P(rows)) for name in Cache._fields})
 
 
-def _with_sources(fresh: tuple[LayerCache, ...], old: tuple[LayerCache, ...]):
+def _keep_source_kv(fresh: tuple[LayerCache, ...], old: tuple[LayerCache, ...]):
     return tuple(
-        new._replace(source=old_layer.source) for new, old_layer in zip(fresh, old, strict=True)
+        new._replace(cross_attention=old_layer.cross_attention)
+        for new, old_layer in zip(fresh, old, strict=True)
     )
 
 
-def looks_at_length(positions: Positions | None) -> bool:
+def depends_on_length(positions: Positions | None) -> bool:
     """Whether the RoPE scaling changes the rotation of earlier tokens as the text grows."""
     return isinstance(positions, Rope) and isinstance(positions.scaling, DynamicNTK | LongRope)

@@ -8,11 +8,11 @@ import jax
 
 from jaxformer import config as c
 from jaxformer import costs
-from jaxformer.config.attention import RECURRENT
-from jaxformer.functional.platforms import platform
-from jaxformer.layers.declarations import check_parameters
+from jaxformer.config.attention import RECURRENT_KINDS
+from jaxformer.functional.platforms import target_platform
+from jaxformer.layers.parameter_metadata import check_parameters
 
-MOST_LAYERS, MOST_PARAMETERS = 32, 250_000_000
+MAX_UNROLLED_LAYERS, MAX_UNROLLED_PARAMETERS = 32, 250_000_000
 
 
 def unroll(config: c.TransformerConfig, params: Any) -> tuple[c.TransformerConfig, Any]:
@@ -39,26 +39,26 @@ def unroll(config: c.TransformerConfig, params: Any) -> tuple[c.TransformerConfi
         raise ValueError(f"Models that decode are unrolled; got topology {config.topology}.")
     check_parameters(config, params)
     depth = config.num_layers
-    if config.period >= depth:
+    if config.pattern_length >= depth:
         return config, params
-    decoder = _apart(params["decoder"], depth, config.period)
-    return _unrolled(config), {**params, "decoder": decoder}
+    decoder = _unstack_layers(params["decoder"], depth, config.pattern_length)
+    return _unroll_config(config), {**params, "decoder": decoder}
 
 
 @lru_cache(maxsize=64)
-def _unrolled(config: c.TransformerConfig) -> c.TransformerConfig:
+def _unroll_config(config: c.TransformerConfig) -> c.TransformerConfig:
     depth, topology = config.num_layers, config.topology
 
     def repeat_to_depth(kinds: tuple[Any, ...]) -> tuple[Any, ...]:
         return tuple(kinds[i % len(kinds)] for i in range(depth))
 
-    def with_longer_patterns(kind: c.Kind) -> c.Kind:
-        if isinstance(kind, RECURRENT):
+    def with_longer_patterns(kind: c.AttentionKind) -> c.AttentionKind:
+        if isinstance(kind, RECURRENT_KINDS):
             return kind
         positions, windows = repeat_to_depth(kind.positions), repeat_to_depth(kind.windows)
         return replace(kind, positions=positions, windows=windows)
 
-    kinds = tuple(map(with_longer_patterns, repeat_to_depth(config.kinds)))
+    kinds = tuple(map(with_longer_patterns, repeat_to_depth(config.attention_kinds)))
     attention = c.Hybrid(kinds=kinds) if isinstance(config.attention, c.Hybrid) else kinds[0]
     if isinstance(topology, c.EncoderDecoder):
         topology = replace(
@@ -71,7 +71,7 @@ def _unrolled(config: c.TransformerConfig) -> c.TransformerConfig:
 
 
 @partial(jax.jit, static_argnums=(1, 2))
-def _apart(stack: Any, depth: int, period: int) -> Any:
+def _unstack_layers(stack: Any, depth: int, period: int) -> Any:
     """Split stacked layer parameters into one tree per layer."""
     num_stacked = depth - depth % period
     layers = {}
@@ -88,7 +88,10 @@ def _apart(stack: Any, depth: int, period: int) -> Any:
     return {**other_params, "layers": layers}
 
 
-def worth_unrolling(config: c.TransformerConfig) -> bool:
+def should_unroll(config: c.TransformerConfig) -> bool:
     """Whether `generate` unrolls the model: not on TPUs, and not if it is deep or large."""
-    small = costs.parameters(config) <= MOST_PARAMETERS and config.num_layers <= MOST_LAYERS
-    return platform() != "tpu" and small
+    small = (
+        costs.num_parameters(config) <= MAX_UNROLLED_PARAMETERS
+        and config.num_layers <= MAX_UNROLLED_LAYERS
+    )
+    return target_platform() != "tpu" and small

@@ -1,23 +1,27 @@
 """Inspect a model: attention maps, residual stream, logit lens, statistics, plots.
 
 Most functions take a configuration, parameters and tokens, wherever they are from: `model.init`, a
-training run (`experiments.trained.load_trained`), or `load_pretrained`. They run the model once, by
-the same code that training runs.
+training run (`experiments.load_model.load_model`), or `load_pretrained`. They run the model once,
+by the same code that training runs.
 """
 
-from jaxformer.inspect.attention import AttentionMaps as AttentionMaps
-from jaxformer.inspect.attention import attention_entropy as attention_entropy
-from jaxformer.inspect.attention import attention_maps as attention_maps
+from jaxformer.inspect.attention_weights import AttentionMaps as AttentionMaps
+from jaxformer.inspect.attention_weights import attention_entropy as attention_entropy
+from jaxformer.inspect.attention_weights import attention_maps as attention_maps
 from jaxformer.inspect.lens import logit_lens as logit_lens
 from jaxformer.inspect.lens import token_losses as token_losses
+from jaxformer.inspect.model_trace import ModelTrace as ModelTrace
+from jaxformer.inspect.model_trace import ResidualTrace as ResidualTrace
+from jaxformer.inspect.model_trace import trace as trace
+from jaxformer.inspect.model_trace import unstack_layers as unstack_layers
 from jaxformer.inspect.plots import plot_attention as plot_attention
-from jaxformer.inspect.plots import plot_heat as plot_heat
+from jaxformer.inspect.plots import plot_heatmap as plot_heatmap
 from jaxformer.inspect.plots import plot_lens as plot_lens
 from jaxformer.inspect.plots import plot_lines as plot_lines
 from jaxformer.inspect.plots import show_losses as show_losses
 from jaxformer.inspect.plots import show_tree as show_tree
-from jaxformer.inspect.positions import added_positions as added_positions
 from jaxformer.inspect.positions import position_bias as position_bias
+from jaxformer.inspect.positions import position_embeddings as position_embeddings
 from jaxformer.inspect.positions import rotation_angles as rotation_angles
 from jaxformer.inspect.positions import score_by_distance as score_by_distance
 from jaxformer.inspect.sizes import ParameterRow as ParameterRow
@@ -28,7 +32,3 @@ from jaxformer.inspect.statistics import Statistics as Statistics
 from jaxformer.inspect.statistics import activation_statistics as activation_statistics
 from jaxformer.inspect.statistics import gradient_statistics as gradient_statistics
 from jaxformer.inspect.statistics import residual_contributions as residual_contributions
-from jaxformer.inspect.trace import StackTrace as StackTrace
-from jaxformer.inspect.trace import Trace as Trace
-from jaxformer.inspect.trace import layers_of as layers_of
-from jaxformer.inspect.trace import trace as trace

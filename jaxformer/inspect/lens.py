@@ -11,19 +11,19 @@ from jaxtyping import Array, Bool, Float32, Int
 
 from jaxformer import config as c
 from jaxformer import functional as F
-from jaxformer.inspect.sizes import readable
-from jaxformer.inspect.trace import (
+from jaxformer.inspect.model_trace import (
     Params,
+    as_id_array,
+    as_int_tuple,
     check_inputs,
-    ids,
-    numbers,
-    read_by_head,
-    stacks_of,
+    head_stack,
+    stack_configs,
     trace,
 )
-from jaxformer.layers import Mode, Norm, Transformer
-from jaxformer.layers.declarations import check_parameters
-from jaxformer.layers.embedding import Head
+from jaxformer.inspect.sizes import format_bytes
+from jaxformer.layers import Norm, RuntimeConfig, Transformer
+from jaxformer.layers.embedding import LMHead
+from jaxformer.layers.parameter_metadata import check_parameters
 
 
 def logit_lens(
@@ -59,9 +59,9 @@ def logit_lens(
     References:
         nostalgebraist, Interpreting GPT: the Logit Lens, 2020
     """
-    stack = read_by_head(config)
-    depth = stacks_of(config)[stack][1]
-    depths = numbers("layers", range(depth + 1) if layers is None else layers) or ()
+    stack = head_stack(config)
+    depth = stack_configs(config)[stack][1]
+    depths = as_int_tuple("layers", range(depth + 1) if layers is None else layers) or ()
     outside = [i for i in depths if not 0 <= i <= depth]
     if outside or not depths:
         raise ValueError(f"layers counts layers, from 0 to {depth}; got {layers}.")
@@ -70,28 +70,28 @@ def logit_lens(
     if needed > max_bytes:
         raise ValueError(
             f"Logits of {tokens.size:,} tokens out of {config.vocab_size:,} at {len(depths)} "
-            f"depths take {readable(needed)} and max_bytes allows {readable(max_bytes)}. "
+            f"depths take {format_bytes(needed)} and max_bytes allows {format_bytes(max_bytes)}. "
             f"Ask for some layers, as by layers=({depth},), or for fewer tokens, or raise "
             f"max_bytes to {needed}."
         )
     recorded = trace(config, params, tokens, dtype=dtype, **inputs)
     residual_trace = getattr(recorded, stack)
-    stream = jnp.concatenate([residual_trace.embedded[None], residual_trace.stream])[
+    stream = jnp.concatenate([residual_trace.embeddings[None], residual_trace.stream])[
         jnp.asarray(depths)
     ]
-    return _say(config, Mode(dtype=dtype), stack, params, stream)
+    return _apply_head(config, RuntimeConfig(dtype=dtype), stack, params, stream)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def _say(
-    config: c.TransformerConfig, mode: Mode, stack: str, params: Params, x: Array
+def _apply_head(
+    config: c.TransformerConfig, mode: RuntimeConfig, stack: str, params: Params, x: Array
 ) -> Float32[Array, "depths *batch T V"]:
     """Apply the model's final norm and head to a residual stream."""
     if config.final_norm:
         norm_variables = {"params": params[stack].get("final_norm", {})}
         x = jnp.asarray(Norm(config.norm, mode).apply(norm_variables, x))
     table = params["embedding"]["tokens"]["embedding"].astype(mode.dtype)
-    logits: Any = Head(config, mode).apply({"params": params.get("head", {})}, x, table)
+    logits: Any = LMHead(config, mode).apply({"params": params.get("head", {})}, x, table)
     return logits
 
 
@@ -124,9 +124,9 @@ def token_losses(
         ValueError: An encoder without targets, or as `Transformer` does.
     """
     tokens, inputs = check_inputs(config, tokens, inputs)
-    target_ids, has_loss = what_follows(config, tokens, targets, inputs.get("segments"))
+    target_ids, has_loss = next_token_targets(config, tokens, targets, inputs.get("segments"))
     scores = _scores(Transformer(config, dtype=dtype), params, tokens, target_ids, inputs)
-    losses = jnp.where(has_loss, F.score_cross_entropy(scores), 0.0)
+    losses = jnp.where(has_loss, F.cross_entropy_from_statistics(scores), 0.0)
     return losses if targets is not None else losses[..., :-1]
 
 
@@ -136,7 +136,7 @@ def _scores(model: Transformer, params: Params, tokens: Array, targets: Array, i
     return model.apply({"params": params}, tokens, targets=targets, **inputs)
 
 
-def what_follows(
+def next_token_targets(
     config: c.TransformerConfig,
     tokens: Int[Array, "*batch T"],
     targets: Int[Array, "*batch T"] | None,
@@ -149,7 +149,7 @@ def what_follows(
             another shape, or outside the vocabulary.
     """
     if targets is not None:
-        targets = ids("targets", targets)
+        targets = as_id_array("targets", targets)
         if targets.shape != tokens.shape:
             raise ValueError(
                 f"There is a target for each token; got shapes {targets.shape} and {tokens.shape}."

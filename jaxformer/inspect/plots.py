@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Array
 
-from jaxformer.inspect.attention import AttentionMaps
+from jaxformer.inspect.attention_weights import AttentionMaps
 
-MANY_LABELS = 40
+MAX_TICK_LABELS = 40
 Numbers = Array | np.ndarray | Sequence[Any]
 
 
@@ -68,24 +68,24 @@ def plot_attention(
     show_names = heads is not None or len(panels) > 1
     across = min(columns, len(panels))
     down = math.ceil(len(panels) / across)
-    figure = _figure(3.0 * across, 3.0 * down + 0.4)
+    figure = _new_figure(3.0 * across, 3.0 * down + 0.4)
     top = float(panels.max())
     for i, panel in enumerate(panels):
         axes = figure.add_subplot(down, across, i + 1)
         axes.imshow(panel, cmap="viridis", vmin=0, vmax=top, interpolation="nearest")
         axes.set_title(f"head {names[i]}" if show_names else "", fontsize=9)
-        if queries <= MANY_LABELS:
-            _label(axes.set_yticks, tokens)
-        if count <= MANY_LABELS:
-            _label(axes.set_xticks, keys, rotation=90)
+        if queries <= MAX_TICK_LABELS:
+            _set_tick_labels(axes.set_yticks, tokens)
+        if count <= MAX_TICK_LABELS:
+            _set_tick_labels(axes.set_xticks, keys, rotation=90)
     figure.supxlabel("key", fontsize=9)
     figure.supylabel("query", fontsize=9)
     figure.suptitle(title)
     return figure
 
 
-def plot_heat(
-    values: Numbers, *, xlabel: str = "", ylabel: str = "", title: str = "", centred: bool = False
+def plot_heatmap(
+    values: Numbers, *, xlabel: str = "", ylabel: str = "", title: str = "", centered: bool = False
 ) -> Any:
     """Plot a matrix as a heatmap.
 
@@ -94,7 +94,7 @@ def plot_heat(
         xlabel: What columns are.
         ylabel: What rows are.
         title: Over the picture.
-        centred: Whether white is 0, for numbers of both signs.
+        centered: Whether white is 0, for numbers of both signs.
 
     Returns:
         The figure.
@@ -105,10 +105,10 @@ def plot_heat(
     values = np.asarray(values, np.float32)
     if values.ndim != 2:
         raise ValueError(f"A table is [rows, columns]; got shape {values.shape}.")
-    figure = _figure(7.0, 4.0)
+    figure = _new_figure(7.0, 4.0)
     axes = figure.add_subplot()
     options: dict[str, Any] = {"aspect": "auto", "interpolation": "nearest"}
-    if centred:
+    if centered:
         limit = float(np.abs(values).max()) or 1.0
         options |= {"cmap": "RdBu", "vmin": -limit, "vmax": limit}
     figure.colorbar(axes.imshow(values, **options), ax=axes)
@@ -138,7 +138,7 @@ def plot_lines(
     Returns:
         The figure.
     """
-    figure = _figure(8.0, 4.0)
+    figure = _new_figure(8.0, 4.0)
     axes = figure.add_subplot()
     for name, line in lines.items():
         y = np.asarray(line)
@@ -176,7 +176,7 @@ def plot_lens(
     logits -= logits.max(axis=-1, keepdims=True)
     probabilities = np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
     top_token, top_probability = probabilities.argmax(axis=-1), probabilities.max(axis=-1)
-    figure = _figure(max(5.0, 0.7 * length), 0.45 * depths + 1.5)
+    figure = _new_figure(max(5.0, 0.7 * length), 0.45 * depths + 1.5)
     axes = figure.add_subplot()
     image = axes.imshow(top_probability, cmap="Blues", vmin=0, vmax=1, aspect="auto")
     for depth in range(depths):
@@ -192,13 +192,13 @@ def plot_lens(
             )
     figure.colorbar(image, ax=axes, label="probability")
     if tokens is not None:
-        _label(axes.set_xticks, tokens, fontsize=8)
+        _set_tick_labels(axes.set_xticks, tokens, fontsize=8)
     axes.set_yticks(range(depths))
     axes.set(xlabel="read so far", ylabel="layers", title="Likeliest next token after each layer")
     return figure
 
 
-class Page:
+class HtmlPage:
     """HTML that a notebook shows.
 
     Attributes:
@@ -212,7 +212,7 @@ class Page:
         return self.text
 
 
-def show_losses(texts: Sequence[str], losses: Numbers) -> Page:
+def show_losses(texts: Sequence[str], losses: Numbers) -> HtmlPage:
     """Show a text in a notebook with tokens coloured by their loss.
 
     Args:
@@ -242,10 +242,10 @@ def show_losses(texts: Sequence[str], losses: Numbers) -> Page:
         for text, loss, colour in zip(texts, numbers, colours, strict=True)
     ]
     style = "white-space: pre-wrap; font-family: monospace; color: black; background: white"
-    return Page(f'<div style="{style}">{"".join(spans)}</div>')
+    return HtmlPage(f'<div style="{style}">{"".join(spans)}</div>')
 
 
-def show_tree(tree: Any) -> Page:
+def show_tree(tree: Any) -> HtmlPage:
     """Show a parameter tree in a notebook, with a picture of each array (treescope).
 
     Args:
@@ -257,18 +257,20 @@ def show_tree(tree: Any) -> Page:
     Raises:
         ModuleNotFoundError: treescope is not installed.
     """
-    treescope = _needed("treescope")
+    treescope = _import_plotting("treescope")
     pictures = treescope.ArrayAutovisualizer()
     with treescope.active_autovisualizer.set_scoped(pictures):
-        return Page(treescope.render_to_html(tree))
+        return HtmlPage(treescope.render_to_html(tree))
 
 
-def _figure(width: float, height: float) -> Any:
+def _new_figure(width: float, height: float) -> Any:
     """New figure without a display backend.
 
     A notebook shows it where it is the last line of a cell, whichever backend is in use.
     """
-    figure = _needed("matplotlib.figure").Figure(figsize=(width, height), layout="constrained")
+    figure = _import_plotting("matplotlib.figure").Figure(
+        figsize=(width, height), layout="constrained"
+    )
     figure._repr_png_ = partial(_png, figure)
     return figure
 
@@ -279,7 +281,7 @@ def _png(figure: Any) -> bytes:
     return file.getvalue()
 
 
-def _needed(module: str) -> Any:
+def _import_plotting(module: str) -> Any:
     """A module of the extra `plots`; says what brings it where it is missing."""
     try:
         return importlib.import_module(module)
@@ -294,13 +296,13 @@ def _needed(module: str) -> Any:
         ) from error
 
 
-def _check_count(name: str, given: Numbers | None, count: int) -> None:
+def _check_count(name: str, values: Numbers | None, count: int) -> None:
     """Refuse names of other things than are drawn."""
-    if given is not None and len(given) != count:
-        raise ValueError(f"{name} has one for each of {count}; got {len(given)}.")
+    if values is not None and len(values) != count:
+        raise ValueError(f"{name} has one for each of {count}; got {len(values)}.")
 
 
-def _label(
+def _set_tick_labels(
     set_ticks: Callable[..., Any], words: Sequence[str] | None, *, fontsize: int = 6, **how: Any
 ) -> None:
     """Words along an axis as they are: a dollar sign begins no formula."""

@@ -5,16 +5,16 @@ from jaxtyping import Array, Float, Float32, Int
 
 from jaxformer import config as c
 from jaxformer import functional as F
-from jaxformer.inspect.sizes import check_whole, readable
-from jaxformer.inspect.trace import Params, Stack, layers_of, read_by_head, stacks_of
-from jaxformer.layers.declarations import check_parameters
+from jaxformer.inspect.model_trace import Params, Stack, head_stack, stack_configs, unstack_layers
+from jaxformer.inspect.sizes import check_whole, format_bytes
+from jaxformer.layers.attention.inputs import scaled_rope_frequencies
+from jaxformer.layers.attention.score_bias import bind_score_bias
 from jaxformer.layers.embedding import Embedder
-from jaxformer.layers.guide import frequencies
-from jaxformer.layers.mode import Mode
-from jaxformer.layers.score_bias import score_bias
+from jaxformer.layers.parameter_metadata import check_parameters
+from jaxformer.layers.runtime import RuntimeConfig
 
 
-def added_positions(
+def position_embeddings(
     config: c.TransformerConfig, params: Params, length: int
 ) -> Float[Array, "T D"]:
     """Position embeddings added at positions 0 to length - 1 (sinusoidal or learned).
@@ -39,8 +39,8 @@ def added_positions(
     positions = jnp.arange(length)
     if config.max_length is not None:
         F.check_positions(positions, config.max_length)
-    embedder = Embedder(config, config.vocab_size, Mode())
-    placed = embedder.apply({"params": params["embedding"]}, positions, method="place")
+    embedder = Embedder(config, config.vocab_size, RuntimeConfig())
+    placed = embedder.apply({"params": params["embedding"]}, positions, method="embed_positions")
     return jnp.asarray(placed)
 
 
@@ -65,11 +65,13 @@ def rotation_angles(
     Raises:
         ValueError: The layer has no rotary positions or does not exist, or there is no position.
     """
-    stack_config, rope = _positions(config, layer, stack)
+    stack_config, rope = _layer_positions(config, layer, stack)
     check_whole("length", length, least=1)
     if not isinstance(rope, c.Rope):
         raise ValueError(f"Layer {layer} has no rotary positions to draw; it has {rope}.")
-    per_token = frequencies(rope, stack_config.kind.rotary_dim, jnp.asarray(length))
+    per_token = scaled_rope_frequencies(
+        rope, stack_config.attention_kind.rope_head_dim, jnp.asarray(length)
+    )
     return jnp.outer(jnp.arange(length, dtype=jnp.float32), per_token)
 
 
@@ -99,20 +101,20 @@ def position_bias(
         ValueError: The layer has no such bias or does not exist, the answer is too large, there is
             no position, or the parameters are of another model.
     """
-    stack_config, _ = _positions(config, layer, stack)
+    stack_config, _ = _layer_positions(config, layer, stack)
     check_whole("length", length, least=1)
-    positions, heads = jnp.arange(length), stack_config.kind.num_heads
+    positions, heads = jnp.arange(length), stack_config.attention_kind.num_heads
     needed = 4 * heads * int(length) ** 2
     if needed > max_bytes:
         raise ValueError(
-            f"The bias of {heads} heads between {length:,} tokens takes {readable(needed)} and "
-            f"max_bytes allows {readable(max_bytes)}. Ask for a shorter length, for "
+            f"The bias of {heads} heads between {length:,} tokens takes {format_bytes(needed)} and "
+            f"max_bytes allows {format_bytes(max_bytes)}. Ask for a shorter length, for "
             f"score_by_distance, which is linear in it, or raise max_bytes to {needed}."
         )
-    return _bias(config, params, positions, positions, layer, stack)
+    return _bias_between(config, params, positions, positions, layer, stack)
 
 
-def _bias(
+def _bias_between(
     config: c.TransformerConfig,
     params: Params,
     queries: Int[Array, " T"],
@@ -121,11 +123,11 @@ def _bias(
     stack: Stack | None,
 ) -> Float[Array, "N T S"]:
     """Score bias between these query and key positions."""
-    stack = stack or read_by_head(config)
-    stack_config, kind = _positions(config, layer, stack)
+    stack = stack or head_stack(config)
+    stack_config, kind = _layer_positions(config, layer, stack)
     if not isinstance(kind, c.ScoreBias):
         raise ValueError(f"Layer {layer} of the {stack} adds no bias by position; it has {kind}.")
-    heads = stack_config.kind.num_heads
+    heads = stack_config.attention_kind.num_heads
     learned: Params = {}
     if kind.parameters(heads):
         if stack not in params:
@@ -135,9 +137,11 @@ def _bias(
             )
         check_parameters(config, params)
         stack_params = params[stack]
-        learned = (stack_params if kind.shared else layers_of(stack_params)[layer])["relative_bias"]
+        learned = (
+            stack_params if kind.shared_across_layers else unstack_layers(stack_params)[layer]
+        )["relative_bias"]
     causal = stack != "encoder"
-    return score_bias(kind, learned, heads, queries, keys, causal=causal).materialize()
+    return bind_score_bias(kind, learned, heads, queries, keys, causal=causal).materialize()
 
 
 def score_by_distance(
@@ -174,37 +178,39 @@ def score_by_distance(
         Su et al., RoFormer: Enhanced Transformer with Rotary Position Embedding, 2021.
         arXiv:2104.09864, section 3.4.3 (a bound that falls with distance; the mean need not)
     """
-    stack_config, kind = _positions(config, layer, stack)
+    stack_config, kind = _layer_positions(config, layer, stack)
     check_whole("length", length, least=1)
     match kind:
         case c.Rope(targets=targets) if {"q", "k"} <= set(targets):
-            rotated_fraction = kind.width(stack_config.kind.rotary_dim) / _key_width(stack_config)
+            rotated_fraction = kind.rotary_dim(
+                stack_config.attention_kind.rope_head_dim
+            ) / _key_dim(stack_config)
             cosines = jnp.cos(rotation_angles(config, length, layer=layer, stack=stack))
             return (rotated_fraction * jnp.mean(cosines, axis=-1) + 1 - rotated_fraction)[None]
         case c.ScoreBias():
             distances = length - 1 - jnp.arange(length)  # from the last token to the first
-            bias = _bias(config, params or {}, distances[:1], distances, layer, stack)
+            bias = _bias_between(config, params or {}, distances[:1], distances, layer, stack)
             return bias[:, 0].astype(jnp.float32)
     raise ValueError(f"Layer {layer} has no score that follows from distance; it has {kind}.")
 
 
-def _key_width(config: c.TransformerConfig) -> int:
+def _key_dim(config: c.TransformerConfig) -> int:
     """Features of a key."""
-    match config.kind:
+    match config.attention_kind:
         case c.Latent(nope_dim=plain, rope_dim=turned):
             return plain + turned
         case attention:
-            return attention.rotary_dim
+            return attention.rope_head_dim
 
 
-def _positions(
+def _layer_positions(
     config: c.TransformerConfig, layer: int, stack: Stack | None
 ) -> tuple[c.TransformerConfig, c.Positions | None]:
     """Stack configuration, and the position encoding of one layer."""
-    stacks = stacks_of(config)
+    stacks = stack_configs(config)
     if stack is not None and stack not in stacks:
         raise ValueError(f"stack is one of {', '.join(stacks)} in this model; got {stack!r}.")
-    stack_config, depth = stacks[stack or read_by_head(config)]
+    stack_config, depth = stacks[stack or head_stack(config)]
     if not 0 <= layer < depth:
         raise ValueError(f"Layers are counted from 0 to {depth - 1}; got layer={layer}.")
-    return stack_config.at(layer), stack_config.layer(layer).positions
+    return stack_config.for_layer(layer), stack_config.layer(layer).positions

@@ -19,13 +19,13 @@ class ParameterRow(NamedTuple):
         path: Where it stands in the tree.
         shape: Of the array; layers of a pattern are stacked along the first axis.
         size: Its numbers.
-        share: Of all numbers of the model.
+        fraction: Of all numbers of the model.
     """
 
     path: str
     shape: tuple[int, ...]
     size: int
-    share: float
+    fraction: float
 
 
 def parameter_table(params: Any) -> tuple[ParameterRow, ...]:
@@ -61,7 +61,7 @@ def format_parameters(params: Any) -> str:
     """
     rows = parameter_table(params)
     cells = [
-        (row.path, " x ".join(map(str, row.shape)), f"{row.size:,}", f"{row.share:.1%}")
+        (row.path, " x ".join(map(str, row.shape)), f"{row.size:,}", f"{row.fraction:.1%}")
         for row in rows
     ]
     cells.append(("all", "", f"{sum(row.size for row in rows):,}", "100.0%"))
@@ -70,7 +70,7 @@ def format_parameters(params: Any) -> str:
     return "\n".join(lines)
 
 
-def readable(size: int) -> str:
+def format_bytes(size: int) -> str:
     """Bytes as MB or GB."""
     return f"{size / 1e9:,.2f} GB" if size >= 1e8 else f"{size / 1e6:,.3f} MB"
 

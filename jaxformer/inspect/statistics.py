@@ -10,15 +10,15 @@ from jaxtyping import Array, Float, Float32, Int
 
 from jaxformer import config as c
 from jaxformer import functional as F
-from jaxformer.inspect.lens import what_follows
-from jaxformer.inspect.trace import (
+from jaxformer.inspect.lens import next_token_targets
+from jaxformer.inspect.model_trace import (
     Params,
-    StackTrace,
+    ResidualTrace,
+    apply_with_intermediates,
     check_inputs,
-    layers_of,
-    observe,
-    stacks_of,
+    stack_configs,
     trace,
+    unstack_layers,
 )
 from jaxformer.layers import Transformer
 
@@ -28,15 +28,15 @@ class Statistics(NamedTuple):
 
     Attributes:
         mean: Their mean.
-        deviation: Their standard deviation.
+        std: Their standard deviation.
         rms: The root of their mean square.
-        largest: The largest in size.
+        max_abs: The largest in size.
     """
 
     mean: Float32[Array, " layers"]
-    deviation: Float32[Array, " layers"]
+    std: Float32[Array, " layers"]
     rms: Float32[Array, " layers"]
-    largest: Float32[Array, " layers"]
+    max_abs: Float32[Array, " layers"]
 
 
 def activation_statistics(
@@ -64,8 +64,8 @@ def activation_statistics(
     """
     recorded = trace(config, params, tokens, dtype=dtype, **inputs)
     return {
-        name: {what: _statistics(x) for what, x in _streams(stack).items()}
-        for name, stack in _stacks(recorded).items()
+        name: {what: _statistics(x) for what, x in _stream_and_branches(stack).items()}
+        for name, stack in _present_stacks(recorded).items()
     }
 
 
@@ -95,10 +95,12 @@ def residual_contributions(
         ValueError: As `Transformer` does.
     """
     contributions = {}
-    for name, stack in _stacks(trace(config, params, tokens, dtype=dtype, **inputs)).items():
-        stream_norm = _size(jnp.concatenate([stack.embedded[None], stack.stream[:-1]]))
+    for name, stack in _present_stacks(
+        trace(config, params, tokens, dtype=dtype, **inputs)
+    ).items():
+        stream_norm = _vector_norm(jnp.concatenate([stack.embeddings[None], stack.stream[:-1]]))
         branch_ratios = {
-            branch: _size(added) / stream_norm for branch, added in stack.branches.items()
+            branch: _vector_norm(added) / stream_norm for branch, added in stack.branches.items()
         }
         contributions[name] = branch_ratios
     return contributions
@@ -136,52 +138,56 @@ def gradient_statistics(
         ValueError: An encoder without targets, or as `Transformer` does.
     """
     tokens, inputs = check_inputs(config, tokens, inputs)
-    target_ids, has_loss = what_follows(config, tokens, targets, inputs.get("segments"))
+    target_ids, has_loss = next_token_targets(config, tokens, targets, inputs.get("segments"))
     model = Transformer(config, dtype=dtype)
     norms = _gradient_norms(model, params, tokens, target_ids, has_loss, inputs)
-    return {stack: norms[stack] for stack in stacks_of(config)}  # a tree's names are sorted
+    return {stack: norms[stack] for stack in stack_configs(config)}  # a tree's names are sorted
 
 
 @partial(jax.jit, static_argnums=0)
 def _gradient_norms(
-    model: Transformer, params: Params, tokens: Array, targets: Array, counts: Array, inputs: Any
+    model: Transformer, params: Params, tokens: Array, targets: Array, has_loss: Array, inputs: Any
 ) -> dict[str, dict[str, Array]]:
     """Of the loss in the parameters, and in zeros added to the stream after each layer."""
-    _, shapes = jax.eval_shape(partial(observe, model), params, tokens, inputs)
-    streams = {name: _only_streams(stack) for name, stack in shapes.items()}
+    _, shapes = jax.eval_shape(partial(apply_with_intermediates, model), params, tokens, inputs)
+    streams = {name: _stream_shapes(stack) for name, stack in shapes.items()}
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), streams)
 
-    def loss(params: Params, nudges: Any) -> Float[Array, ""]:
-        logits, _ = observe(model, params, tokens, inputs, nudges)
-        return F.cross_entropy(logits, targets, mask=counts)
+    def loss(params: Params, perturbations: Any) -> Float[Array, ""]:
+        logits, _ = apply_with_intermediates(model, params, tokens, inputs, perturbations)
+        return F.cross_entropy(logits, targets, mask=has_loss)
 
     by_params, by_stream = jax.grad(loss, argnums=(0, 1))(params, zeros)
     norms_by_stack: dict[str, dict[str, Array]] = {}
     for stack in zeros:
-        layers = layers_of(by_params[stack])
+        layers = unstack_layers(by_params[stack])
         parts = dict.fromkeys(part for layer in layers for part in layer)
-        norms = {part: _norms([layer.get(part, {}) for layer in layers]) for part in parts}
-        norms_by_stack[stack] = norms | {"stream": _norms(layers_of(by_stream[stack]))}
+        norms = {part: _tree_norms([layer.get(part, {}) for layer in layers]) for part in parts}
+        norms_by_stack[stack] = norms | {
+            "residual_stream": _tree_norms(unstack_layers(by_stream[stack]))
+        }
     return norms_by_stack
 
 
-def _only_streams(said: Any) -> Any:
+def _stream_shapes(intermediates: Any) -> Any:
     """The sown residual streams of a stack, as zeros to perturb."""
-    parts = {name: said[name] for name in ("layers", "tail") if name in said}
+    parts = {name: intermediates[name] for name in ("layers", "tail") if name in intermediates}
     return {
-        name: {layer: {"stream": values["stream"]} for layer, values in part.items()}
+        name: {
+            layer: {"residual_stream": values["residual_stream"]} for layer, values in part.items()
+        }
         for name, part in parts.items()
     }
 
 
-def _stacks(seen: Any) -> dict[str, StackTrace]:
+def _present_stacks(recorded: Any) -> dict[str, ResidualTrace]:
     """The stacks that a model has, in the order in which they run."""
-    pairs = {"encoder": seen.encoder, "decoder": seen.decoder}
+    pairs = {"encoder": recorded.encoder, "decoder": recorded.decoder}
     return {name: stack for name, stack in pairs.items() if stack is not None}
 
 
-def _streams(stack: StackTrace) -> dict[str, Array]:
-    return {"stream": stack.stream} | stack.branches
+def _stream_and_branches(stack: ResidualTrace) -> dict[str, Array]:
+    return {"residual_stream": stack.stream} | stack.branches
 
 
 def _statistics(x: Float[Array, "layers ..."]) -> Statistics:
@@ -194,11 +200,11 @@ def _statistics(x: Float[Array, "layers ..."]) -> Statistics:
     )
 
 
-def _size(x: Float[Array, "*shape D"]) -> Float32[Array, "*shape"]:
+def _vector_norm(x: Float[Array, "*shape D"]) -> Float32[Array, "*shape"]:
     return jnp.linalg.norm(x.astype(jnp.float32), axis=-1)
 
 
-def _norms(trees: list[Any]) -> Float32[Array, " layers"]:
+def _tree_norms(trees: list[Any]) -> Float32[Array, " layers"]:
     """The norm of all numbers of each tree."""
 
     def norm(tree: Any) -> Float32[Array, ""]:

@@ -6,7 +6,7 @@
 The tokenizer beside them (``tokenizer.json``) is read by `jaxformer.data.load_tokenizer`.
 """
 
-from jaxformer.interop.hub import find_folder as find_folder
+from jaxformer.interop.hub import fetch_folder as fetch_folder
 from jaxformer.interop.load import Pretrained as Pretrained
 from jaxformer.interop.load import load_config as load_config
 from jaxformer.interop.load import load_pretrained as load_pretrained

@@ -3,13 +3,13 @@
 import re
 from pathlib import Path
 
-from jaxformer.extras import missing
+from jaxformer.extras import missing_extra_message
 
 # What a model is made of here; other libraries' copies of its weights stay there.
-FILES = ("*.json", "model*.safetensors", "*.jinja")
+DOWNLOAD_PATTERNS = ("*.json", "model*.safetensors", "*.jinja")
 
 
-def find_folder(name: str | Path) -> Path:
+def fetch_folder(name: str | Path) -> Path:
     """A local folder, or a hub model downloaded to the cache.
 
     Args:
@@ -29,9 +29,9 @@ def find_folder(name: str | Path) -> Path:
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:
-        raise ImportError(missing(error)) from error
+        raise ImportError(missing_extra_message(error)) from error
     try:
-        return Path(snapshot_download(str(name), allow_patterns=list(FILES)))
+        return Path(snapshot_download(str(name), allow_patterns=list(DOWNLOAD_PATTERNS)))
     except (OSError, ValueError) as error:
         reason = str(error).partition("\n")[0].rstrip(".")
         raise ValueError(

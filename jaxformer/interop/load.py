@@ -16,21 +16,21 @@ from jax.typing import DTypeLike
 
 from jaxformer import config as c
 from jaxformer.interop import safetensors_files as files
-from jaxformer.interop.audit import check_finite, check_size, check_tensors
+from jaxformer.interop.config_reader import IGNORE_HINT, ConfigReader
 from jaxformer.interop.families import FAMILIES
 from jaxformer.interop.family import Family
-from jaxformer.interop.hub import find_folder
-from jaxformer.interop.settings import REMEDY, Settings
-from jaxformer.interop.shapes import parameter_shapes
-from jaxformer.interop.tables import EMBEDDING, HEAD, Link, links
+from jaxformer.interop.hub import fetch_folder
+from jaxformer.interop.param_mapping import EMBEDDING_PATH, HEAD_PATH, TensorMapping, expand_mapping
+from jaxformer.interop.parameter_shapes import parameter_shapes
+from jaxformer.interop.tensor_checks import check_finite, check_size, check_tensors
 from jaxformer.interop.transforms import Shape
 from jaxformer.json_files import read_json
-from jaxformer.parallel import abstract_parameters, check_fits, put, shardings
+from jaxformer.parallel import abstract_parameters, check_divisible, put_sharded, shardings
 
 ALIGNMENT = 64  # bytes; JAX takes over numpy memory so aligned on a CPU without copying it
-SHOWN_FROM_BYTES = 1 << 30
+PROGRESS_MIN_BYTES = 1 << 30
 MAX_LAYERS = 10_000
-DEPTHS = frozenset(
+DEPTH_FIELDS = frozenset(
     "num_hidden_layers n_layer n_layers num_layers num_decoder_layers encoder_layers "
     "decoder_layers".split()
 )
@@ -93,25 +93,25 @@ def load_pretrained(
         >>> again == config, bool(jax.tree.all(jax.tree.map(jnp.array_equal, params, loaded)))
         (True, True)
     """
-    folder = find_folder(folder)
+    folder = fetch_folder(folder)
     dtype = np.dtype(jnp.float32 if dtype is None else dtype)
     if not jnp.issubdtype(dtype, jnp.floating):
         raise ValueError(f"Parameters are floats; got dtype {dtype}.")
-    hf_config = read_settings(folder)
+    hf_config = read_hf_config(folder)
     family = find_family(hf_config, folder)
     config = build_config(family, hf_config, where=folder / "config.json", ignore=ignore)
-    stored = _spelled(family, files.open_folder(folder), folder)
-    config = _settle_head(family, config, stored)
+    stored = _rename_keys(family, files.read_folder_headers(folder), folder)
+    config = _resolve_tied_head(family, config, stored)
     shapes = parameter_shapes(config)
     check_size(stored, shapes, folder)
-    mapping = links(family.table, config, shapes)
+    mapping = expand_mapping(family.mapping, config, shapes)
     check_tensors(family, mapping, stored, shapes, folder)
     param_shardings: dict[str, NamedSharding] = {}
     if mesh is not None:
-        check_fits(config, mesh.shape)
+        check_divisible(config, mesh.shape)
         param_shardings = flatten_dict(shardings(abstract_parameters(config, mesh)), sep="/")
     dtype = jax.dtypes.canonicalize_dtype(dtype)
-    return Pretrained(config, _fill(mapping, stored, shapes, dtype, param_shardings))
+    return Pretrained(config, _load_params(mapping, stored, shapes, dtype, param_shardings))
 
 
 def load_config(folder: str | Path, *, ignore: Collection[str] = ()) -> c.TransformerConfig:
@@ -128,20 +128,20 @@ def load_config(folder: str | Path, *, ignore: Collection[str] = ()) -> c.Transf
         ValueError: There is no config.json, its model_type is unknown, or it has what jaxformer
             does not honour.
     """
-    folder = find_folder(folder)
-    hf_config = read_settings(folder)
+    folder = fetch_folder(folder)
+    hf_config = read_hf_config(folder)
     family = find_family(hf_config, folder)
     return build_config(family, hf_config, where=folder / "config.json", ignore=ignore)
 
 
-def read_settings(folder: Path) -> dict[str, Any]:
+def read_hf_config(folder: Path) -> dict[str, Any]:
     """Read config.json."""
     path = folder / "config.json"
     if not path.is_file():
         problem = "has no config.json" if folder.is_dir() else "is no folder"
         raise ValueError(f"{folder} {problem}, so it is no Hugging Face model.")
     values = read_json(path)
-    for name in values.keys() & DEPTHS:
+    for name in values.keys() & DEPTH_FIELDS:
         depth = values[name]
         if isinstance(depth, int | float) and depth > MAX_LAYERS:
             raise ValueError(f"{path}: {name} = {depth}; models have at most {MAX_LAYERS} layers.")
@@ -165,32 +165,32 @@ def build_config(
     *,
     where: Path | str,
     ignore: Collection[str] = (),
-    remedy: str = REMEDY,
+    remedy: str = IGNORE_HINT,
 ) -> c.TransformerConfig:
     """Convert config.json to our configuration; raises for attributes that are not supported."""
-    reader = Settings(values)
+    reader = ConfigReader(values)
     try:
         config = family.read(reader)
     except (ValueError, ArithmeticError) as error:
         reader.check(
-            str(where), unread=False, remedy=remedy
+            str(where), unread=False, hint=remedy
         )  # stand-ins for bad values may not go together
-        related = reader.behind(str(error))
+        related = reader.attributes_with_number(str(error))
         file_note = f" The file says {', '.join(related)}." if related else ""
         raise ValueError(f"{where}: {error}{file_note}") from error
-    reader.check(str(where), ignore, remedy=remedy)
+    reader.check(str(where), ignore, hint=remedy)
     return replace(config, model_type=family.model_type)
 
 
-def _spelled(
-    family: Family, stored: Mapping[str, files.Stored], folder: Path
-) -> dict[str, files.Stored]:
+def _rename_keys(
+    family: Family, stored: Mapping[str, files.StoredTensor], folder: Path
+) -> dict[str, files.StoredTensor]:
     """Parameter tensors by renamed key."""
-    renamed: dict[str, files.Stored] = {}
+    renamed: dict[str, files.StoredTensor] = {}
     twice = []
     for name, where in stored.items():
-        new_name = family.spell(name)
-        if family.ignores(new_name):
+        new_name = family.rename_key(name)
+        if family.is_ignored(new_name):
             continue
         if new_name in renamed:
             twice.append(f"{name} ({new_name})")
@@ -200,57 +200,64 @@ def _spelled(
     return renamed
 
 
-def _settle_head(
-    family: Family, config: c.TransformerConfig, stored: dict[str, files.Stored]
+def _resolve_tied_head(
+    family: Family, config: c.TransformerConfig, stored: dict[str, files.StoredTensor]
 ) -> c.TransformerConfig:
     """Tie or untie the LM head depending on which tensors exist."""
-    head, embedding = family.table.name_of(HEAD), family.table.name_of(EMBEDDING)
-    if family.head_may_be_absent and head not in stored:
+    head, embedding = (
+        family.mapping.hf_name_of(HEAD_PATH),
+        family.mapping.hf_name_of(EMBEDDING_PATH),
+    )
+    if family.lm_head_optional and head not in stored:
         return replace(config, head=replace(config.head, tied=True))
     if not config.head.tied or head not in stored or embedding is None:
         return config
     if embedding not in stored:
         stored[embedding] = stored.pop(head)
         return config
-    if _alike(stored[head], stored[embedding]):
+    if _same_bytes(stored[head], stored[embedding]):
         del stored[head]
         return config
     return replace(config, head=replace(config.head, tied=False))
 
 
-def _alike(a: files.Stored, b: files.Stored) -> bool:
+def _same_bytes(a: files.StoredTensor, b: files.StoredTensor) -> bool:
     """Whether two tensors hold the same bytes."""
     if (a.dtype, a.shape) != (b.dtype, b.shape):
         return False
-    return np.array_equal(files.read(a).view(np.uint8), files.read(b).view(np.uint8))
+    return np.array_equal(files.read_tensor(a).view(np.uint8), files.read_tensor(b).view(np.uint8))
 
 
-def _fill(
-    found: list[Link],
-    stored: Mapping[str, files.Stored],
+def _load_params(
+    mapping: list[TensorMapping],
+    stored: Mapping[str, files.StoredTensor],
     shapes: Mapping[str, Shape],
     dtype: np.dtype,
-    places: Mapping[str, NamedSharding],
+    param_shardings: Mapping[str, NamedSharding],
 ) -> dict[str, Any]:
     """Read all tensors into parameter arrays and place them on devices."""
-    arrays = {path: _empty(shape, dtype) for path, shape in shapes.items()}
-    with _progress(sum(stored[link.theirs].nbytes for link in found)) as tell:
-        for link in found:
-            stored_tensor = stored[link.theirs]
-            tensor = files.read(stored_tensor)
-            check_finite(tensor, dtype, f"{link.theirs} in {stored_tensor.path}")
-            parts = link.via.split(tensor, link.shapes)
-            for (path, index), part in zip(link.slots, parts, strict=True):
+    arrays = {path: _empty_aligned(shape, dtype) for path, shape in shapes.items()}
+    with _progress(sum(stored[link.hf_name].nbytes for link in mapping)) as tell:
+        for link in mapping:
+            stored_tensor = stored[link.hf_name]
+            tensor = files.read_tensor(stored_tensor)
+            check_finite(tensor, dtype, f"{link.hf_name} in {stored_tensor.path}")
+            parts = link.transform.from_hf(tensor, link.slice_shapes)
+            for (path, index), part in zip(link.slices, parts, strict=True):
                 arrays[path][index] = part
             tell(stored_tensor.nbytes)
     leaves: dict[str, Any] = {}
     for path in list(arrays):
         array = arrays.pop(path)
-        leaves[path] = put(array, places[path]) if path in places else jax.device_put(array)
+        leaves[path] = (
+            put_sharded(array, param_shardings[path])
+            if path in param_shardings
+            else jax.device_put(array)
+        )
     return unflatten_dict(leaves, sep="/")
 
 
-def _empty(shape: Shape, dtype: np.dtype) -> np.ndarray:
+def _empty_aligned(shape: Shape, dtype: np.dtype) -> np.ndarray:
     """Uninitialized array aligned to 64 bytes, which JAX can use without a copy."""
     size = int(np.prod(shape)) * dtype.itemsize
     raw = np.empty(size + ALIGNMENT, np.uint8)
@@ -265,7 +272,7 @@ def _progress(total: int) -> Iterator[Any]:
         from rich.progress import Progress
     except ImportError:
         total = 0
-    if total < SHOWN_FROM_BYTES or not sys.stderr.isatty():
+    if total < PROGRESS_MIN_BYTES or not sys.stderr.isatty():
         yield lambda count: None
         return
     from rich.console import Console

@@ -14,19 +14,19 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from jaxformer.json_files import field, read_json
+from jaxformer.json_files import get_field, read_json
 
-FLOATS: Mapping[str, np.dtype] = {
+FLOAT_DTYPES: Mapping[str, np.dtype] = {
     "F64": np.dtype(np.float64),
     "F32": np.dtype(np.float32),
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
 
 
-class Stored(NamedTuple):
+class StoredTensor(NamedTuple):
     """Header entry of one tensor: file, name, dtype name and shape."""
 
     path: Path
@@ -37,10 +37,10 @@ class Stored(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Bytes of its values, which are of a float dtype."""
-        return math.prod(self.shape) * FLOATS[self.dtype].itemsize
+        return math.prod(self.shape) * FLOAT_DTYPES[self.dtype].itemsize
 
 
-class Entry(NamedTuple):
+class TensorSpec(NamedTuple):
     """A tensor to be written."""
 
     name: str
@@ -53,7 +53,7 @@ class Entry(NamedTuple):
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def open_folder(folder: Path) -> dict[str, Stored]:
+def read_folder_headers(folder: Path) -> dict[str, StoredTensor]:
     """Header entries of all tensors in a folder, by name.
 
     Args:
@@ -65,9 +65,9 @@ def open_folder(folder: Path) -> dict[str, Stored]:
     Raises:
         ValueError: There is no such file, or files are missing or damaged; all of them are named.
     """
-    if (folder / SINGLE).is_file():
-        return read_header(folder / SINGLE)
-    if (folder / INDEX).is_file():
+    if (folder / SINGLE_FILE).is_file():
+        return read_header(folder / SINGLE_FILE)
+    if (folder / INDEX_FILE).is_file():
         return _open_shards(folder)
     pickles = sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth"))
     other_files = sorted(p.name for p in folder.glob("*.safetensors"))
@@ -78,10 +78,10 @@ def open_folder(folder: Path) -> dict[str, Stored]:
             f"with the library that wrote it and save it again with safe_serialization=True."
         )
     hint = f"; the names {', '.join(other_files)} are not theirs" if other_files else ""
-    raise ValueError(f"{folder} has neither {SINGLE} nor {INDEX}{hint}.")
+    raise ValueError(f"{folder} has neither {SINGLE_FILE} nor {INDEX_FILE}{hint}.")
 
 
-def read_header(path: Path) -> dict[str, Stored]:
+def read_header(path: Path) -> dict[str, StoredTensor]:
     """Header entries of one file, by name.
 
     Raises:
@@ -96,7 +96,7 @@ def read_header(path: Path) -> dict[str, Stored]:
         with safe_open(path, framework="numpy") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
             return {
-                name: Stored(path, name, part.get_dtype(), tuple(part.get_shape()))
+                name: StoredTensor(path, name, part.get_dtype(), tuple(part.get_shape()))
                 for name, part in slices.items()
             }
     except SafetensorError as error:
@@ -106,14 +106,14 @@ def read_header(path: Path) -> dict[str, Stored]:
         ) from error
 
 
-def read(stored: Stored) -> np.ndarray:
+def read_tensor(stored: StoredTensor) -> np.ndarray:
     """Read one tensor."""
     with safe_open(stored.path, framework="numpy") as file:
         return file.get_tensor(stored.name)
 
 
 def write_folder(
-    folder: Path, entries: list[Entry], arrays: Iterable[np.ndarray], *, max_shard_bytes: int
+    folder: Path, entries: list[TensorSpec], arrays: Iterable[np.ndarray], *, max_shard_bytes: int
 ) -> None:
     """Write tensors to one file, or to shards with an index.
 
@@ -126,13 +126,13 @@ def write_folder(
     Raises:
         OSError: A file cannot be written.
     """
-    shards: list[list[Entry]] = [[]]
+    shards: list[list[TensorSpec]] = [[]]
     for entry in entries:
         shard_bytes = sum(e.nbytes for e in shards[-1])
         if shards[-1] and shard_bytes + entry.nbytes > max_shard_bytes:
             shards.append([])
         shards[-1].append(entry)
-    names = [SINGLE]
+    names = [SINGLE_FILE]
     if len(shards) > 1:
         count = len(shards)
         names = [f"model-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)]
@@ -155,20 +155,24 @@ def write_folder(
             "metadata": {"total_size": sum(entry.nbytes for entry in entries)},
             "weight_map": weight_map,
         }
-        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+        (folder / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
-def _open_shards(folder: Path) -> dict[str, Stored]:
+def _open_shards(folder: Path) -> dict[str, StoredTensor]:
     """Header entries of all shards in the index."""
-    weight_map = field(read_json(folder / INDEX), "weight_map", dict, where=folder / INDEX)
-    names = sorted({field(weight_map, name, str, where=folder / INDEX) for name in weight_map})
+    weight_map = get_field(
+        read_json(folder / INDEX_FILE), "weight_map", dict, location=folder / INDEX_FILE
+    )
+    names = sorted(
+        {get_field(weight_map, name, str, location=folder / INDEX_FILE) for name in weight_map}
+    )
     outside = [name for name in names if Path(name).name != name or "\0" in name]
     if outside:
-        raise ValueError(f"{folder / INDEX} names files outside its folder: {outside}.")
+        raise ValueError(f"{folder / INDEX_FILE} names files outside its folder: {outside}.")
     absent = [name for name in names if not (folder / name).is_file()]
     if absent:
         raise ValueError(
-            f"{folder / INDEX} names {len(names)} shards, of which {len(absent)} are absent: "
+            f"{folder / INDEX_FILE} names {len(names)} shards, of which {len(absent)} are absent: "
             f"{', '.join(absent)}."
         )
     headers, broken = {}, []
@@ -184,7 +188,7 @@ def _open_shards(folder: Path) -> dict[str, Stored]:
     ]
     if missing_tensors:
         raise ValueError(
-            f"{folder / INDEX} names tensors that are absent: {', '.join(missing_tensors)}."
+            f"{folder / INDEX_FILE} names tensors that are absent: {', '.join(missing_tensors)}."
         )
     unlisted = {name: stored for header in headers.values() for name, stored in header.items()}
     return unlisted | {name: headers[shard][name] for name, shard in weight_map.items()}

@@ -16,19 +16,19 @@ from jax.typing import DTypeLike
 
 from jaxformer import config as c
 from jaxformer.interop import safetensors_files as files
-from jaxformer.interop.audit import check_finite
-from jaxformer.interop.compare import canonical, differences
+from jaxformer.interop.config_comparison import canonical, config_differences
 from jaxformer.interop.families import FAMILIES
 from jaxformer.interop.family import Family
 from jaxformer.interop.load import build_config
-from jaxformer.interop.shapes import parameter_shapes
-from jaxformer.interop.tables import Link, links, uncovered
-from jaxformer.interop.transforms import Constant
-from jaxformer.layers.declarations import check_parameters
+from jaxformer.interop.param_mapping import TensorMapping, expand_mapping, unmapped_params
+from jaxformer.interop.parameter_shapes import parameter_shapes
+from jaxformer.interop.tensor_checks import check_finite
+from jaxformer.interop.transforms import ConstantTensor
+from jaxformer.layers.parameter_metadata import check_parameters
 
 MAX_SHARD_BYTES = 5_000_000_000
 # The defaults of transformers name tokens of the released vocabularies.
-NO_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+NO_SPECIAL_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 
 
 def save_pretrained(
@@ -67,30 +67,34 @@ def save_pretrained(
             message says what; `extra` changes the model or is unknown; parameters are missing,
             left over, of the wrong shape, not finite, or too large for the dtype.
     """
-    folder = empty_folder(folder, overwrite=overwrite)
+    folder = check_output_folder(folder, overwrite=overwrite)
     if max_shard_bytes < 1:
         raise ValueError(f"max_shard_bytes must be positive; got {max_shard_bytes}.")
     check_parameters(config, params)
     arrays, shapes = flatten_dict(params, sep="/"), parameter_shapes(config)
     chosen_family, values = choose_family(config, dict(extra or {}), family)
-    mapping = [*links(chosen_family.table, config, shapes), *_constants(chosen_family, values)]
-    mapping.sort(key=lambda link: link.theirs)
-    unmapped = uncovered(mapping, shapes)
+    mapping = [
+        *expand_mapping(chosen_family.mapping, config, shapes),
+        *_constant_tensors(chosen_family, values),
+    ]
+    mapping.sort(key=lambda link: link.hf_name)
+    unmapped = unmapped_params(mapping, shapes)
     if unmapped:
         raise ValueError(f"A {chosen_family.model_type} has no tensors for {', '.join(unmapped)}.")
     entries = [
-        files.Entry(link.theirs, _dtype(arrays, link, dtype), link.shape) for link in mapping
+        files.TensorSpec(link.hf_name, _output_dtype(arrays, link, dtype), link.hf_shape)
+        for link in mapping
     ]
     values |= {"torch_dtype": max((e.dtype for e in entries), key=lambda d: d.itemsize).name}
-    text = json.dumps(values, indent=2, sort_keys=True, default=_plain) + "\n"
-    with whole_folder(folder) as partial:
+    text = json.dumps(values, indent=2, sort_keys=True, default=_json_default) + "\n"
+    with atomic_folder(folder) as partial:
         files.write_folder(
-            partial, entries, _tensors(arrays, mapping, entries), max_shard_bytes=max_shard_bytes
+            partial, entries, _hf_tensors(arrays, mapping, entries), max_shard_bytes=max_shard_bytes
         )
         (partial / "config.json").write_text(text, encoding="utf-8")
 
 
-def empty_folder(folder: str | Path, *, overwrite: bool = False) -> Path:
+def check_output_folder(folder: str | Path, *, overwrite: bool = False) -> Path:
     """Resolved output path; raises unless it is absent, empty, or may be overwritten.
 
     Args:
@@ -115,11 +119,11 @@ def empty_folder(folder: str | Path, *, overwrite: bool = False) -> Path:
 
 
 @contextmanager
-def whole_folder(folder: Path) -> Iterator[Path]:
+def atomic_folder(folder: Path) -> Iterator[Path]:
     """Temporary folder that replaces `folder` on success and is deleted on failure.
 
     Args:
-        folder: From `empty_folder`.
+        folder: From `check_output_folder`.
 
     Yields:
         Where to write.
@@ -161,36 +165,38 @@ def choose_family(
         raise ValueError(f"family {name!r} is unknown; known are {', '.join(sorted(FAMILIES))}.")
     differing: dict[str, list[str]] = {}
     refused: list[str] = []
-    kinds = {type(stack.attention) for stack in (config, config.encoder)}
-    families = list(_candidates(config, name))
-    fitting = [family for family in families if kinds == {family.attention}]
+    kinds = {type(stack.attention) for stack in (config, config.encoder_config)}
+    families = list(_candidate_families(config, name))
+    fitting = [family for family in families if kinds == {family.attention_type}]
     if not fitting:
         family_text = (
-            "none has" if name is None else f"{name} has {_names([families[0].attention])}"
+            "none has"
+            if name is None
+            else f"{name} has {_type_names([families[0].attention_type])}"
         )
-        refused.append(f"its attention is {_names(kinds)}, and {family_text}")
+        refused.append(f"its attention is {_type_names(kinds)}, and {family_text}")
     for family in fitting:
         try:
             values = family.write(config)
             if values is None:
                 continue
-            values = {"architectures": [family.architecture], **NO_TOKENS, **values}
+            values = {"architectures": [family.architecture], **NO_SPECIAL_TOKENS, **values}
             values["model_type"] = family.model_type
-            wrong = _changes(config, family, values)
+            wrong = _round_trip_differences(config, family, values)
         except ValueError as error:
             refused.append(str(error))
             continue
         if not wrong:
             return family, _with_extra(config, family, values, extra)
         differing[family.model_type] = wrong
-    raise ValueError(_explain(differing, refused, name))
+    raise ValueError(_no_family_message(differing, refused, name))
 
 
-def _names(kinds: Iterable[type]) -> str:
+def _type_names(kinds: Iterable[type]) -> str:
     return " and ".join(sorted(kind.__name__ for kind in kinds))
 
 
-def _candidates(config: c.TransformerConfig, name: str | None) -> Iterable[Family]:
+def _candidate_families(config: c.TransformerConfig, name: str | None) -> Iterable[Family]:
     """Families to try: the one asked for, or all, the configuration's own first."""
     if name is not None:
         return [FAMILIES[name]]
@@ -198,11 +204,13 @@ def _candidates(config: c.TransformerConfig, name: str | None) -> Iterable[Famil
     return [*(family for family in same_type if family.in_transformers), *FAMILIES.values()]
 
 
-def _changes(config: c.TransformerConfig, family: Family, values: Mapping[str, Any]) -> list[str]:
+def _round_trip_differences(
+    config: c.TransformerConfig, family: Family, values: Mapping[str, Any]
+) -> list[str]:
     """Differences between a configuration and its round trip through config.json."""
     where = f"a {family.model_type}'s config.json"
     read_back = build_config(family, values, where=where, remedy="Leave it out of extra.")
-    return differences(canonical(config), canonical(read_back))
+    return config_differences(canonical(config), canonical(read_back))
 
 
 def _with_extra(
@@ -211,7 +219,7 @@ def _with_extra(
     """config.json with the user's extra attributes; raises if they change the model."""
     merged = {**values, **extra, "model_type": family.model_type}
     try:
-        wrong = _changes(config, family, merged)
+        wrong = _round_trip_differences(config, family, merged)
     except ValueError as error:
         raise ValueError(f"extra={dict(extra)} does not fit: {error}") from error
     if wrong:
@@ -220,14 +228,16 @@ def _with_extra(
     return merged
 
 
-def _plain(value: Any) -> Any:
+def _json_default(value: Any) -> Any:
     """Convert numpy and JAX values for json.dumps."""
     if isinstance(value, np.generic | np.ndarray | jax.Array):
         return value.tolist()
     raise TypeError(f"extra holds {value!r} of type {type(value).__name__}, which is not JSON.")
 
 
-def _explain(differing: Mapping[str, list[str]], refused: list[str], name: str | None) -> str:
+def _no_family_message(
+    differing: Mapping[str, list[str]], refused: list[str], name: str | None
+) -> str:
     """Error message: why no family fits, and what the nearest would change."""
     subject = "No family" if name is None else f"{name}, which was asked for,"
     verb = "has" if name is None else "does not have"
@@ -244,38 +254,40 @@ def _explain(differing: Mapping[str, list[str]], refused: list[str], name: str |
     )
 
 
-def _constants(family: Family, values: Mapping[str, Any]) -> Iterator[Link]:
+def _constant_tensors(family: Family, values: Mapping[str, Any]) -> Iterator[TensorMapping]:
     """Mappings of constant tensors that transformers expects."""
-    for name, array in (family.constants(values) if family.constants else {}).items():
-        yield Link(name, array.shape, (), (), Constant(values=array))
+    for name, array in (family.constant_tensors(values) if family.constant_tensors else {}).items():
+        yield TensorMapping(name, array.shape, (), (), ConstantTensor(values=array))
 
 
-def _dtype(arrays: Mapping[str, Any], link: Link, dtype: DTypeLike | None) -> np.dtype:
+def _output_dtype(
+    arrays: Mapping[str, Any], link: TensorMapping, dtype: DTypeLike | None
+) -> np.dtype:
     """Output dtype of a tensor."""
-    param_dtypes = [arrays[slot.path].dtype for slot in link.slots]
+    param_dtypes = [arrays[slot.path].dtype for slot in link.slices]
     tensor_dtype = (
         np.dtype(jnp.result_type(*param_dtypes)) if param_dtypes else np.dtype(np.float32)
     )
     tensor_dtype = tensor_dtype if dtype is None else np.dtype(dtype)
-    if tensor_dtype not in files.FLOATS.values():
-        known_names = ", ".join(kind.name for kind in files.FLOATS.values())
+    if tensor_dtype not in files.FLOAT_DTYPES.values():
+        known_names = ", ".join(kind.name for kind in files.FLOAT_DTYPES.values())
         raise ValueError(
-            f"{link.theirs} cannot be written as {tensor_dtype}; known are {known_names}."
+            f"{link.hf_name} cannot be written as {tensor_dtype}; known are {known_names}."
         )
     return tensor_dtype
 
 
-def _tensors(
-    arrays: Mapping[str, Any], found: list[Link], entries: list[files.Entry]
+def _hf_tensors(
+    arrays: Mapping[str, Any], mapping: list[TensorMapping], entries: list[files.TensorSpec]
 ) -> Iterator[np.ndarray]:
     """Yield the Hugging Face tensors one at a time, checked to be finite."""
-    for link, entry in zip(found, entries, strict=True):
-        tensor = link.via.join([_on_host(arrays[path], at) for path, at in link.slots])
-        check_finite(tensor, entry.dtype, link.theirs)
+    for link, entry in zip(mapping, entries, strict=True):
+        tensor = link.transform.to_hf([_to_host(arrays[path], at) for path, at in link.slices])
+        check_finite(tensor, entry.dtype, link.hf_name)
         yield tensor
 
 
-def _on_host(array: Any, at: tuple[int, ...]) -> np.ndarray:
+def _to_host(array: Any, at: tuple[int, ...]) -> np.ndarray:
     """A slice of a parameter as numpy, transferring only the slice."""
     if isinstance(array, jax.Array) and all(d.platform == "cpu" for d in array.devices()):
         array = np.asarray(array)

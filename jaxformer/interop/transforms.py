@@ -18,35 +18,35 @@ Shape = tuple[int, ...]
 class Transform(Protocol):
     """Lossless conversion between one Hugging Face tensor and one or more parameters."""
 
-    def shape(self, ours: Sequence[Shape]) -> Shape:
+    def hf_shape(self, params: Sequence[Shape]) -> Shape:
         """Shape of the Hugging Face tensor, from the parameters' shapes."""
         ...
 
-    def split(self, theirs: np.ndarray, ours: Sequence[Shape]) -> list[np.ndarray]:
+    def from_hf(self, hf_tensor: np.ndarray, params: Sequence[Shape]) -> list[np.ndarray]:
         """Convert the Hugging Face tensor to parameters of these shapes."""
         ...
 
-    def join(self, ours: Sequence[np.ndarray]) -> np.ndarray:
+    def to_hf(self, params: Sequence[np.ndarray]) -> np.ndarray:
         """Convert parameters to the Hugging Face tensor."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
-class Same:
+class Identity:
     """The tensor equals the parameter."""
 
-    def shape(self, ours: Sequence[Shape]) -> Shape:
-        return ours[0]
+    def hf_shape(self, params: Sequence[Shape]) -> Shape:
+        return params[0]
 
-    def split(self, theirs: np.ndarray, ours: Sequence[Shape]) -> list[np.ndarray]:
-        return [theirs]
+    def from_hf(self, hf_tensor: np.ndarray, params: Sequence[Shape]) -> list[np.ndarray]:
+        return [hf_tensor]
 
-    def join(self, ours: Sequence[np.ndarray]) -> np.ndarray:
-        return ours[0]
+    def to_hf(self, params: Sequence[np.ndarray]) -> np.ndarray:
+        return params[0]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Constant:
+class ConstantTensor:
     """A constant tensor that holds no parameter.
 
     Attributes:
@@ -55,18 +55,18 @@ class Constant:
 
     values: np.ndarray
 
-    def shape(self, ours: Sequence[Shape]) -> Shape:
+    def hf_shape(self, params: Sequence[Shape]) -> Shape:
         return self.values.shape
 
-    def split(self, theirs: np.ndarray, ours: Sequence[Shape]) -> list[np.ndarray]:
+    def from_hf(self, hf_tensor: np.ndarray, params: Sequence[Shape]) -> list[np.ndarray]:
         return []
 
-    def join(self, ours: Sequence[np.ndarray]) -> np.ndarray:
+    def to_hf(self, params: Sequence[np.ndarray]) -> np.ndarray:
         return self.values
 
 
 @dataclass(frozen=True, kw_only=True)
-class Flat:
+class Flatten:
     """The parameter flattened, after `leading` axes of size 1; for example a bias by head.
 
     Attributes:
@@ -75,18 +75,18 @@ class Flat:
 
     leading: int = 0
 
-    def shape(self, ours: Sequence[Shape]) -> Shape:
-        return (1,) * self.leading + (math.prod(ours[0]),)
+    def hf_shape(self, params: Sequence[Shape]) -> Shape:
+        return (1,) * self.leading + (math.prod(params[0]),)
 
-    def split(self, theirs: np.ndarray, ours: Sequence[Shape]) -> list[np.ndarray]:
-        return [theirs.reshape(ours[0])]
+    def from_hf(self, hf_tensor: np.ndarray, params: Sequence[Shape]) -> list[np.ndarray]:
+        return [hf_tensor.reshape(params[0])]
 
-    def join(self, ours: Sequence[np.ndarray]) -> np.ndarray:
-        return ours[0].reshape(self.shape([ours[0].shape]))
+    def to_hf(self, params: Sequence[np.ndarray]) -> np.ndarray:
+        return params[0].reshape(self.hf_shape([params[0].shape]))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kernel:
+class LinearKernel:
     """Linear weight: [outputs, inputs] in torch, inputs first here, possibly split into heads.
 
     Attributes:
@@ -98,19 +98,19 @@ class Kernel:
     input_axes: int = 1
     outputs_first: bool = True
 
-    def shape(self, ours: Sequence[Shape]) -> Shape:
-        inputs, outputs = self._sizes(ours[0])
+    def hf_shape(self, params: Sequence[Shape]) -> Shape:
+        inputs, outputs = self._sizes(params[0])
         return (outputs, inputs) if self.outputs_first else (inputs, outputs)
 
-    def split(self, theirs: np.ndarray, ours: Sequence[Shape]) -> list[np.ndarray]:
-        return [(theirs.T if self.outputs_first else theirs).reshape(ours[0])]
+    def from_hf(self, hf_tensor: np.ndarray, params: Sequence[Shape]) -> list[np.ndarray]:
+        return [(hf_tensor.T if self.outputs_first else hf_tensor).reshape(params[0])]
 
-    def join(self, ours: Sequence[np.ndarray]) -> np.ndarray:
-        matrix = ours[0].reshape(self._sizes(ours[0].shape))
+    def to_hf(self, params: Sequence[np.ndarray]) -> np.ndarray:
+        matrix = params[0].reshape(self._sizes(params[0].shape))
         return matrix.T if self.outputs_first else matrix
 
-    def _sizes(self, ours: Shape) -> tuple[int, int]:
-        return math.prod(ours[: self.input_axes]), math.prod(ours[self.input_axes :])
+    def _sizes(self, params: Shape) -> tuple[int, int]:
+        return math.prod(params[: self.input_axes]), math.prod(params[self.input_axes :])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,26 +122,26 @@ class Fused:
         axis: The axis they follow each other along.
     """
 
-    part: Transform = Kernel()
+    part: Transform = LinearKernel()
     axis: int = 0
 
-    def shape(self, ours: Sequence[Shape]) -> Shape:
-        parts = [self.part.shape([shape]) for shape in ours]
+    def hf_shape(self, params: Sequence[Shape]) -> Shape:
+        parts = [self.part.hf_shape([shape]) for shape in params]
         first = list(parts[0])
         first[self.axis] = sum(part[self.axis] for part in parts)
         return tuple(first)
 
-    def split(self, theirs: np.ndarray, ours: Sequence[Shape]) -> list[np.ndarray]:
-        sizes = [self.part.shape([shape])[self.axis] for shape in ours]
-        parts = np.split(theirs, np.cumsum(sizes)[:-1], axis=self.axis)
-        return [self.part.split(x, [shape])[0] for x, shape in zip(parts, ours, strict=True)]
+    def from_hf(self, hf_tensor: np.ndarray, params: Sequence[Shape]) -> list[np.ndarray]:
+        sizes = [self.part.hf_shape([shape])[self.axis] for shape in params]
+        parts = np.split(hf_tensor, np.cumsum(sizes)[:-1], axis=self.axis)
+        return [self.part.from_hf(x, [shape])[0] for x, shape in zip(parts, params, strict=True)]
 
-    def join(self, ours: Sequence[np.ndarray]) -> np.ndarray:
-        return np.concatenate([self.part.join([x]) for x in ours], axis=self.axis)
+    def to_hf(self, params: Sequence[np.ndarray]) -> np.ndarray:
+        return np.concatenate([self.part.to_hf([x]) for x in params], axis=self.axis)
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupedHeads:
+class FusedQKVPerGroup:
     """Fused QKV: for each KV head its query heads, then its key, then its value.
 
     Ours are query, key and value: kernels ([D, N, H] and [D, K, H]) or biases ([N, H] and [K, H]).
@@ -149,43 +149,43 @@ class GroupedHeads:
     one it is [all queries, k, v] (Falcon 7B).
     """
 
-    def shape(self, ours: Sequence[Shape]) -> Shape:
-        outputs = sum(math.prod(shape[-2:]) for shape in ours)
-        return (outputs, *ours[0][:-2])
+    def hf_shape(self, params: Sequence[Shape]) -> Shape:
+        outputs = sum(math.prod(shape[-2:]) for shape in params)
+        return (outputs, *params[0][:-2])
 
-    def split(self, theirs: np.ndarray, ours: Sequence[Shape]) -> list[np.ndarray]:
-        *inputs, heads, width = ours[0]
-        groups = ours[1][-2]
-        by_group = theirs.reshape(groups, heads // groups + 2, width, *inputs)
+    def from_hf(self, hf_tensor: np.ndarray, params: Sequence[Shape]) -> list[np.ndarray]:
+        *inputs, heads, width = params[0]
+        groups = params[1][-2]
+        by_group = hf_tensor.reshape(groups, heads // groups + 2, width, *inputs)
         parts = by_group[:, :-2], by_group[:, -2:-1], by_group[:, -1:]
         return [np.moveaxis(part.reshape(-1, width, *inputs), (0, 1), (-2, -1)) for part in parts]
 
-    def join(self, ours: Sequence[np.ndarray]) -> np.ndarray:
-        width, groups = ours[0].shape[-1], ours[1].shape[-2]
-        inputs = ours[0].shape[:-2]
-        front = [np.moveaxis(x, (-2, -1), (0, 1)) for x in ours]
+    def to_hf(self, params: Sequence[np.ndarray]) -> np.ndarray:
+        width, groups = params[0].shape[-1], params[1].shape[-2]
+        inputs = params[0].shape[:-2]
+        front = [np.moveaxis(x, (-2, -1), (0, 1)) for x in params]
         parts = [x.reshape(groups, -1, width, *inputs) for x in front]
-        return np.concatenate(parts, axis=1).reshape(self.shape([x.shape for x in ours]))
+        return np.concatenate(parts, axis=1).reshape(self.hf_shape([x.shape for x in params]))
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeadByHead:
+class FusedPerHead:
     """Matrix [outputs, inputs] with the parameters concatenated per head: [k, v] of head 0, ...
 
     Ours are kernels [D, N, H] of as many heads, each of a width of its own: [k, v] head by head
     (DeepSeek).
     """
 
-    def shape(self, ours: Sequence[Shape]) -> Shape:
-        return sum(math.prod(shape[1:]) for shape in ours), ours[0][0]
+    def hf_shape(self, params: Sequence[Shape]) -> Shape:
+        return sum(math.prod(shape[1:]) for shape in params), params[0][0]
 
-    def split(self, theirs: np.ndarray, ours: Sequence[Shape]) -> list[np.ndarray]:
-        inputs, heads, _ = ours[0]
-        by_head = theirs.T.reshape(inputs, heads, -1)
-        return np.split(by_head, np.cumsum([shape[-1] for shape in ours])[:-1], axis=-1)
+    def from_hf(self, hf_tensor: np.ndarray, params: Sequence[Shape]) -> list[np.ndarray]:
+        inputs, heads, _ = params[0]
+        by_head = hf_tensor.T.reshape(inputs, heads, -1)
+        return np.split(by_head, np.cumsum([shape[-1] for shape in params])[:-1], axis=-1)
 
-    def join(self, ours: Sequence[np.ndarray]) -> np.ndarray:
-        return np.concatenate(ours, axis=-1).reshape(ours[0].shape[0], -1).T
+    def to_hf(self, params: Sequence[np.ndarray]) -> np.ndarray:
+        return np.concatenate(params, axis=-1).reshape(params[0].shape[0], -1).T
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,16 +196,16 @@ class Interleaved:
         part: How each of ours is arranged in it.
     """
 
-    part: Transform = Kernel()
+    part: Transform = LinearKernel()
 
-    def shape(self, ours: Sequence[Shape]) -> Shape:
-        first, *rest = self.part.shape([ours[0]])
-        return (len(ours) * first, *rest)
+    def hf_shape(self, params: Sequence[Shape]) -> Shape:
+        first, *rest = self.part.hf_shape([params[0]])
+        return (len(params) * first, *rest)
 
-    def split(self, theirs: np.ndarray, ours: Sequence[Shape]) -> list[np.ndarray]:
-        count = len(ours)
-        return [self.part.split(theirs[i::count], [s])[0] for i, s in enumerate(ours)]
+    def from_hf(self, hf_tensor: np.ndarray, params: Sequence[Shape]) -> list[np.ndarray]:
+        count = len(params)
+        return [self.part.from_hf(hf_tensor[i::count], [s])[0] for i, s in enumerate(params)]
 
-    def join(self, ours: Sequence[np.ndarray]) -> np.ndarray:
-        parts = [self.part.join([x]) for x in ours]
-        return np.stack(parts, axis=1).reshape(self.shape([x.shape for x in ours]))
+    def to_hf(self, params: Sequence[np.ndarray]) -> np.ndarray:
+        parts = [self.part.to_hf([x]) for x in params]
+        return np.stack(parts, axis=1).reshape(self.hf_shape([x.shape for x in params]))

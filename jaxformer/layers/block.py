@@ -9,27 +9,27 @@ from jaxtyping import Array, Float
 
 from jaxformer import config as c
 from jaxformer import functional as F
-from jaxformer.layers.attention import Attention
-from jaxformer.layers.cache import LayerCache, heads_first
+from jaxformer.layers.attention.build import build_attention
+from jaxformer.layers.attention.inputs import AttentionInputs
+from jaxformer.layers.attention.multi_head import MultiHeadAttention
+from jaxformer.layers.attention.score_bias import ScoreBiasModule, per_layer_score_bias
+from jaxformer.layers.cache import LayerCache, swap_heads_and_slots
 from jaxformer.layers.feed_forward import FeedForward
-from jaxformer.layers.guide import Guide
-from jaxformer.layers.kinds import own_attention
-from jaxformer.layers.mode import Mode, dropout
+from jaxformer.layers.intermediates import sow_and_perturb
 from jaxformer.layers.norms import Norm
-from jaxformer.layers.score_bias import ScoreBias, of_each_layer
-from jaxformer.layers.watch import watch
+from jaxformer.layers.runtime import RuntimeConfig, apply_dropout
 
-NO_GUIDE = Guide()
+NO_INPUTS = AttentionInputs()
 Branch = Callable[[Float[Array, "*batch T D"]], Float[Array, "*batch T D"]]
 
 
-def adds_up_once(config: c.TransformerConfig) -> bool:
+def reduces_branches_together(config: c.TransformerConfig) -> bool:
     """Whether parallel branches share one tensor-parallel reduction of their sum."""
     match config.block:
         case "parallel_shared_norm":
             return True
         case "parallel":
-            return config.placement == "pre"
+            return config.norm_placement == "pre"
         case "serial":
             return False
 
@@ -40,109 +40,147 @@ class Block(nn.Module):
         serial    x + attention(x), then x + feed_forward(x)
         parallel  x + attention(x) + feed_forward(x)
 
-    with norms where `placement` puts them: before a branch ("pre"), after the sum ("post"), before
-    and after a branch ("sandwich"), or after a branch only ("branch_out"). Parallel branches with a
-    norm each and "post" are added one by one, each sum followed by its norm.
+    with norms where `norm_placement` puts them: before a branch ("pre"), after the sum ("post"),
+    before and after a branch ("sandwich"), or after a branch only ("res_post"). Parallel branches
+    with a norm each and "post" are added one by one, each sum followed by its norm.
     """
 
     config: c.TransformerConfig
-    choice: c.LayerChoice
-    mode: Mode
+    layer_config: c.LayerConfig
+    runtime: RuntimeConfig
     causal: bool = True
 
     @nn.compact
     def __call__(
         self,
         x: Float[Array, "*batch T D"],
-        guide: Guide,
-        memory: Float[Array, "*batch S D"] | None = None,
-        memory_guide: Guide = NO_GUIDE,
+        inputs: AttentionInputs,
+        encoder_output: Float[Array, "*batch S D"] | None = None,
+        cross_inputs: AttentionInputs = NO_INPUTS,
         cache: LayerCache | None = None,
     ) -> tuple[Float[Array, "*batch T D"], LayerCache | None]:
         """Return the layer's output and its updated cache.
 
-        Without a `memory`, cross-attention reads what the cache has kept of an earlier one.
+        Without an `encoder_output`, cross-attention reads what the cache has kept of an earlier
+        one.
         """
-        cfg, choice, together = self.config, self.choice, adds_up_once(self.config)
-        attention = own_attention(cfg, choice.positions, self.mode, self.causal, parts=together)
-        own = None if cache is None else cache.own
-        option = of_each_layer(choice.positions, heads := cfg.kind.num_heads)
-        if option is not None and guide.queries is not None and guide.keys is not None:
-            bias = ScoreBias(option, heads, self.mode, self.causal, name="relative_bias")
-            guide = guide._replace(bias=bias(guide.queries, guide.keys))
+        cfg, layer_config, reduces_together = (
+            self.config,
+            self.layer_config,
+            reduces_branches_together(self.config),
+        )
+        attention = build_attention(
+            cfg,
+            layer_config.positions,
+            self.runtime,
+            self.causal,
+            keep_partial_sums=reduces_together,
+        )
+        self_cache = None if cache is None else cache.self_attention
+        score_bias = per_layer_score_bias(
+            layer_config.positions, heads := cfg.attention_kind.num_heads
+        )
+        if (
+            score_bias is not None
+            and inputs.query_positions is not None
+            and inputs.key_positions is not None
+        ):
+            bias = ScoreBiasModule(
+                score_bias, heads, self.runtime, self.causal, name="relative_bias"
+            )
+            inputs = inputs._replace(bias=bias(inputs.query_positions, inputs.key_positions))
 
         def attend(y: Float[Array, "*batch T D"]) -> Float[Array, "*batch T D"]:
-            nonlocal own
-            y, own = attention(y, guide, own)
+            nonlocal self_cache
+            y, self_cache = attention(y, inputs, self_cache)
             return y
 
         branches: dict[str, Branch] = {"attention": attend}
-        source = None if cache is None else cache.source
-        cross = Attention(cfg, None, self.mode, parts=together, name="cross_attention")
-        if memory is not None:
-            source = heads_first(cross.keys_values(memory, memory_guide))
-        if source is not None:
-            seen = heads_first(source)
-            branches["cross_attention"] = partial(cross.read, guide=memory_guide, source=seen)
-        branches["feed_forward"] = FeedForward(
-            cfg, choice.feed_forward, self.mode, parts=together, name="feed_forward"
+        cross_cache = None if cache is None else cache.cross_attention
+        cross = MultiHeadAttention(
+            cfg, None, self.runtime, keep_partial_sums=reduces_together, name="cross_attention"
         )
-        x = watch(self, "stream", self.add_up(x, branches))
-        return x, None if own is None else LayerCache(own, source)
+        if encoder_output is not None:
+            cross_cache = swap_heads_and_slots(
+                cross.project_key_value(encoder_output, cross_inputs)
+            )
+        if cross_cache is not None:
+            cross_kv = swap_heads_and_slots(cross_cache)
+            branches["cross_attention"] = partial(
+                cross.cross_attend, inputs=cross_inputs, source_kv=cross_kv
+            )
+        branches["feed_forward"] = FeedForward(
+            cfg,
+            layer_config.feed_forward,
+            self.runtime,
+            keep_partial_sums=reduces_together,
+            name="feed_forward",
+        )
+        x = sow_and_perturb(self, "residual_stream", self.apply_branches(x, branches))
+        return x, None if self_cache is None else LayerCache(self_cache, cross_cache)
 
-    def to_parts(self, x: Float[Array, "*batch T D"]) -> Float[Array, "*batch T D"]:
+    def copy_to_branches(self, x: Float[Array, "*batch T D"]) -> Float[Array, "*batch T D"]:
         """Copy x to tensor-parallel devices once for all branches; not before an MoE router."""
-        routed = isinstance(self.choice.feed_forward, c.Experts)
-        return x if routed else F.to_parts(x, self.mode.axes.tensor)
+        is_moe = isinstance(self.layer_config.feed_forward, c.MoE)
+        return x if is_moe else F.copy_to_tensor_parallel(x, self.runtime.mesh_axes.tensor)
 
-    def add_up(
+    def apply_branches(
         self, x: Float[Array, "*batch T D"], branches: dict[str, Branch]
     ) -> Float[Array, "*batch T D"]:
         """Apply all branches and return the residual stream after them."""
         match self.config.block:
             case "serial":
                 for name, branch in branches.items():
-                    x = self.add(x, self.branch(x, {name: branch}, f"{name}_norm"), f"{name}_norm")
-            case "parallel" if adds_up_once(self.config):
-                shared = self.to_parts(x)
-                parts = [self.branch(shared, {n: b}, f"{n}_norm") for n, b in branches.items()]
-                x = x + F.sum_parts(reduce(add, parts), self.mode.axes.tensor)
+                    x = self.add_residual(
+                        x, self.apply_branch(x, {name: branch}, f"{name}_norm"), f"{name}_norm"
+                    )
+            case "parallel" if reduces_branches_together(self.config):
+                copied = self.copy_to_branches(x)
+                branch_outputs = [
+                    self.apply_branch(copied, {n: b}, f"{n}_norm") for n, b in branches.items()
+                ]
+                x = x + F.reduce_from_tensor_parallel(
+                    reduce(add, branch_outputs), self.runtime.mesh_axes.tensor
+                )
             case "parallel":
-                each = {
-                    f"{n}_norm": self.branch(x, {n: b}, f"{n}_norm") for n, b in branches.items()
+                outputs_by_norm = {
+                    f"{n}_norm": self.apply_branch(x, {n: b}, f"{n}_norm")
+                    for n, b in branches.items()
                 }
-                for norm, y in each.items():
-                    x = self.add(x, y, norm)
+                for norm, y in outputs_by_norm.items():
+                    x = self.add_residual(x, y, norm)
             case "parallel_shared_norm":
-                x = self.add(x, self.branch(x, branches, "norm"), "norm")
+                x = self.add_residual(x, self.apply_branch(x, branches, "norm"), "norm")
         return x
 
-    def branch(
-        self, x: Float[Array, "*batch T D"], functions: dict[str, Branch], norm: str
+    def apply_branch(
+        self, x: Float[Array, "*batch T D"], branches: dict[str, Branch], norm: str
     ) -> Float[Array, "*batch T D"]:
         """Apply branches that share norms: pre-norm, sum of their outputs, dropout, post-norm."""
         cfg = self.config
-        if cfg.placement in ("pre", "sandwich"):
-            x = Norm(cfg.norm, self.mode, name=f"pre_{norm}")(x)
-        if len(functions) > 1:
-            x = self.to_parts(x)
-        normed = cfg.placement in ("sandwich", "branch_out")
-        apart = len(functions) > 1 and not normed
-        each = {name: function(x) for name, function in functions.items()}
-        if apart:
-            each = {name: watch(self, f"from_{name}", y) for name, y in each.items()}
-        y = reduce(add, each.values())
-        if len(functions) > 1:
-            y = F.sum_parts(y, self.mode.axes.tensor)
-        y = dropout(self, y, cfg.dropout.residual, self.mode)
-        if normed:
-            y = Norm(cfg.norm, self.mode, name=f"post_{norm}")(y)
-        return y if apart else watch(self, f"from_{'_and_'.join(functions)}", y)
+        if cfg.norm_placement in ("pre", "sandwich"):
+            x = Norm(cfg.norm, self.runtime, name=f"pre_{norm}")(x)
+        if len(branches) > 1:
+            x = self.copy_to_branches(x)
+        has_post_norm = cfg.norm_placement in ("sandwich", "res_post")
+        sows_each = len(branches) > 1 and not has_post_norm
+        outputs = {name: function(x) for name, function in branches.items()}
+        if sows_each:
+            outputs = {
+                name: sow_and_perturb(self, f"from_{name}", y) for name, y in outputs.items()
+            }
+        y = reduce(add, outputs.values())
+        if len(branches) > 1:
+            y = F.reduce_from_tensor_parallel(y, self.runtime.mesh_axes.tensor)
+        y = apply_dropout(self, y, cfg.dropout.residual, self.runtime)
+        if has_post_norm:
+            y = Norm(cfg.norm, self.runtime, name=f"post_{norm}")(y)
+        return y if sows_each else sow_and_perturb(self, f"from_{'_and_'.join(branches)}", y)
 
-    def add(
+    def add_residual(
         self, x: Float[Array, "*batch T D"], y: Float[Array, "*batch T D"], norm: str
     ) -> Float[Array, "*batch T D"]:
-        """The residual sum, normalised where placement is "post"."""
-        if self.config.placement == "post":
-            return Norm(self.config.norm, self.mode, name=f"post_{norm}")(x + y)
+        """Residual sum x + y, normalised if norm_placement is "post"."""
+        if self.config.norm_placement == "post":
+            return Norm(self.config.norm, self.runtime, name=f"post_{norm}")(x + y)
         return x + y

@@ -10,15 +10,17 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxformer import config as c
 from jaxformer import functional as F
 
-NOWHERE = jnp.iinfo(jnp.int32).max  # position of an empty slot: after every query, so never seen
+EMPTY_SLOT_POSITION = jnp.iinfo(
+    jnp.int32
+).max  # position of an empty slot: after every query, so never seen
 
 
 class KVCache(NamedTuple):
     """Keys and values, after RoPE. In a scanned stack, the layer axis comes first.
 
     This is how attention reads them. Inside a `Cache` heads stand before slots, ``[..., K, S, H]``,
-    so that products need not bring them there for every token; `heads_first` goes from the one to
-    the other, and back. So it is with the next two.
+    so that products need not bring them there for every token; `swap_heads_and_slots` goes from
+    the one to the other, and back. So it is with the next two.
     """
 
     key: Float[Array, "*batch S K H"]
@@ -50,15 +52,15 @@ class StateCache(NamedTuple):
     state: Float[Array, "*layers_and_batch N 1 H"]
 
 
-OwnCache = Any  # one of these, or arrays of a `config.Mixer`
-Own = TypeVar("Own", bound=KVCache | SharedCache | LatentCache)
+SelfAttentionCache = Any  # one of these, or arrays of a `config.Mixer`
+CacheT = TypeVar("CacheT", bound=KVCache | SharedCache | LatentCache)
 
 
 class LayerCache(NamedTuple):
     """Cache of one layer: self-attention, and cross-attention if there is an encoder."""
 
-    own: OwnCache
-    source: KVCache | None = None
+    self_attention: SelfAttentionCache
+    cross_attention: KVCache | None = None
 
 
 class Cache(NamedTuple):
@@ -70,9 +72,9 @@ class Cache(NamedTuple):
     array for each different window of the pattern. Rows may have different lengths.
 
     Keys are kept as they were turned. Rotary scalings that look at the length (dynamic NTK,
-    LongRoPE) see that of the row up to the new tokens, or `reach` if that is more: set it before a
-    text is read in parts. Beyond the original length they turn earlier keys anew; the cache cannot,
-    so then read the text again, as `generate` does.
+    LongRoPE) see that of the row up to the new tokens, or `min_rope_length` if that is more: set
+    it before a text is read in parts. Beyond the original length they turn earlier keys anew; the
+    cache cannot, so then read the text again, as `generate` does.
     """
 
     layers: tuple[LayerCache, ...]  # of the pattern's layers, their repetitions along axis 0
@@ -80,13 +82,15 @@ class Cache(NamedTuple):
     positions: tuple[Int[Array, "*batch S"], ...]
     length: Int[Array, "*batch"]  # tokens so far
     capacity: Int[Array, ""]
-    reach: Int[Array, "*batch"]  # length that rotary scalings see, while the row is no longer
+    min_rope_length: Int[
+        Array, "*batch"
+    ]  # length that rotary scalings see, while the row is no longer
     source_segments: Int[Array, "*batch S"] | None = None
 
 
-def windows(config: c.TransformerConfig) -> tuple[c.Window, ...]:
+def distinct_windows(config: c.TransformerConfig) -> tuple[c.Window, ...]:
     """The distinct windows of the layers, in order: one array of `Cache.positions` each."""
-    count = min(config.period, config.num_layers)
+    count = min(config.pattern_length, config.num_layers)
     return tuple(dict.fromkeys(config.layer(i).window for i in range(count)))
 
 
@@ -101,7 +105,7 @@ def empty_cache(
     capacity: int,
     *,
     dtype: DTypeLike = jnp.float32,
-    devices: int = 1,
+    tensor_parallel_size: int = 1,
 ) -> Cache:
     """Make an empty cache.
 
@@ -110,8 +114,8 @@ def empty_cache(
         batch: Batch axes of the tokens to come, such as ``(8,)``.
         capacity: Most tokens a row will have; a TPU is quickest with a multiple of 128.
         dtype: Of keys and values; that of the computation.
-        devices: That heads are shared out among. Where they are more than key-value heads, each
-            keeps the one head that it reads.
+        tensor_parallel_size: That heads are shared out among. Where they are more than key-value
+            heads, each keeps the one head that it reads.
 
     Returns:
         The cache of all devices together, to be passed to the model with the first tokens.
@@ -128,39 +132,49 @@ def empty_cache(
             f"The model has {config.max_length} learned positions; a cache for {capacity} tokens "
             "is more than it can fill."
         )
-    repeats, remainder = divmod(config.num_layers, config.period)
+    repeats, remainder = divmod(config.num_layers, config.pattern_length)
 
     def layer(index: int, *stacked: int) -> LayerCache:
         slots = num_slots(config.layer(index).window, capacity)
-        layer_config, slot_shape = config.at(index), (*stacked, *batch, slots)
-        return LayerCache(_empty(layer_config, index, slot_shape, dtype, devices))
+        layer_config, slot_shape = config.for_layer(index), (*stacked, *batch, slots)
+        return LayerCache(
+            _empty_layer_cache(layer_config, index, slot_shape, dtype, tensor_parallel_size)
+        )
 
     return Cache(
-        layers=tuple(layer(i, repeats) for i in range(config.period if repeats else 0)),
+        layers=tuple(layer(i, repeats) for i in range(config.pattern_length if repeats else 0)),
         tail=tuple(layer(i) for i in range(remainder)),
         positions=tuple(
-            jnp.full((*batch, num_slots(window, capacity)), NOWHERE) for window in windows(config)
+            jnp.full((*batch, num_slots(window, capacity)), EMPTY_SLOT_POSITION)
+            for window in distinct_windows(config)
         ),
         length=jnp.zeros(batch, jnp.int32),
         capacity=jnp.int32(capacity),
-        reach=jnp.zeros(batch, jnp.int32),
+        min_rope_length=jnp.zeros(batch, jnp.int32),
     )
 
 
-def _empty(
-    config: c.TransformerConfig, index: int, slots: tuple[int, ...], dtype: DTypeLike, devices: int
-) -> OwnCache:
+def _empty_layer_cache(
+    config: c.TransformerConfig,
+    index: int,
+    slot_shape: tuple[int, ...],
+    dtype: DTypeLike,
+    tensor_parallel_size: int,
+) -> SelfAttentionCache:
     """Make the empty cache of one layer."""
-    *batch, count = slots
+    *batch, count = slot_shape
 
     def zeros(heads: int, width: int) -> Float[Array, "..."]:
-        return jnp.zeros((*batch, devices if heads % devices else heads, count, width), dtype)
+        return jnp.zeros(
+            (*batch, tensor_parallel_size if heads % tensor_parallel_size else heads, count, width),
+            dtype,
+        )
 
-    match config.kind:
+    match config.attention_kind:
         case c.MultiHead(num_kv_heads=heads, head_dim=width):
             return KVCache(zeros(heads, width), zeros(heads, width))
         case c.SharedKV(num_kv_heads=heads, head_dim=width) as a:
-            if a.arrays_kept(config.layer(index).positions) == 2:
+            if a.num_cached_arrays(config.layer(index).positions) == 2:
                 return KVCache(zeros(heads, width), zeros(heads, width))
             return SharedCache(zeros(heads, width))
         case c.Latent(latent_dim=latent, rope_dim=rotary):
@@ -171,12 +185,12 @@ def _empty(
             return mixer.empty_cache(tuple(batch), count, dtype)
 
 
-def turns(window: c.Window, slots: int) -> bool:
+def is_ring_buffer(window: c.Window, slots: int) -> bool:
     """Whether the buffer is a ring buffer: slots are reused once they leave the window."""
     return isinstance(window, int) and slots == window
 
 
-def has_room(config: c.TransformerConfig, cache: Cache) -> int | None:
+def token_capacity(config: c.TransformerConfig, cache: Cache) -> int | None:
     """Number of tokens that fit; None if every layer has a ring buffer.
 
     A window wider than the capacity is no ring: its buffer has a slot for each of `capacity` tokens
@@ -184,15 +198,17 @@ def has_room(config: c.TransformerConfig, cache: Cache) -> int | None:
     """
     sizes = [positions.shape[-1] for positions in cache.positions]
     full_sizes = [
-        n for window, n in zip(windows(config), sizes, strict=True) if not turns(window, n)
+        n
+        for window, n in zip(distinct_windows(config), sizes, strict=True)
+        if not is_ring_buffer(window, n)
     ]
     return min(full_sizes, default=None)
 
 
-def check_room(
+def check_capacity(
     config: c.TransformerConfig,
     cache: Cache,
-    real: Bool[Array, "*batch T"],
+    valid: Bool[Array, "*batch T"],
     *,
     padded: bool = False,
 ) -> None:
@@ -204,20 +220,20 @@ def check_room(
     Args:
         config: The model.
         cache: What it remembers so far.
-        real: Which of the new tokens are no padding.
+        valid: Which of the new tokens are no padding.
         padded: Whether there may be padding among them.
 
     Raises:
         ValueError: There is no room.
     """
-    capacity = has_room(config, cache)
+    capacity = token_capacity(config, cache)
     if capacity is None:
         return
-    length = cache.length + jnp.sum(real, axis=-1)
+    length = cache.length + jnp.sum(valid, axis=-1)
     if not isinstance(length, jax.core.Tracer):
         needed = int(jnp.max(length, initial=0))
     else:
-        needed = 0 if padded else real.shape[-1]
+        needed = 0 if padded else valid.shape[-1]
     if needed > capacity:
         raise ValueError(
             f"The cache has room for {capacity} tokens; with these there are {needed}. Make it "
@@ -227,59 +243,63 @@ def check_room(
 
 
 def check_empty(cache: Cache) -> None:
-    """Refuse a cache that is called fresh and is not, where its values can be seen."""
+    """Refuse a nonempty cache where cache_is_empty=True was given, outside jit."""
     length = cache.length
     if not isinstance(length, jax.core.Tracer) and (max_length := int(jnp.max(length, initial=0))):
         raise ValueError(
-            f"fresh=True is for a cache with nothing in it; this one has {max_length} tokens of a "
-            "row, "
-            "which would not be seen."
+            "cache_is_empty=True is for a cache with nothing in it; this one has "
+            f"{max_length} tokens of a row, which would not be seen."
         )
 
 
-def remember(
-    kept: Own,
-    new: Own,
+def update_layer_cache(
+    cached: CacheT,
+    new: CacheT,
     slots: Int[Array, "*batch T"],
     *,
-    beside: bool,
-    layer: Int[Array, ""] | None,
-) -> tuple[Own, Own]:
+    append_new: bool,
+    layer_index: Int[Array, ""] | None,
+) -> tuple[CacheT, CacheT]:
     """Write new entries to the cache; return the entries to attend to, and the updated cache.
 
     New keys are written to their slots and the whole buffer is attended to. Where that could
-    overwrite a key that an earlier one of the new tokens still sees, they stand `beside` instead.
-    The buffers of several layers go round the loop over them whole, and only what is new is
+    overwrite a key that an earlier one of the new tokens still sees, they stand `append_new`
+    instead. The buffers of several layers go round the loop over them whole, and only what is new
+    is
     written: to take a layer's out and put it back would copy it for every token.
     """
-    cache_type, new_by_head = type(kept), heads_first(new)
+    cache_type, new_by_head = type(cached), swap_heads_and_slots(new)
 
     def write(old: Array, x: Array) -> Array:
         """Write to the slots of every row, for all heads."""
         indices = jnp.broadcast_to(slots[..., None, :], x.shape[:-1])
-        return F.write_slots(old, x, indices, stacked=layer)
+        return F.write_slots(old, x, indices, layer_index=layer_index)
 
-    written = cache_type(*map(write, kept, new_by_head))
-    attended: Any = (of_layer(x, layer) for x in (kept if beside else written))
-    if beside:
+    written = cache_type(*map(write, cached, new_by_head))
+    attended: Any = (get_layer(x, layer_index) for x in (cached if append_new else written))
+    if append_new:
         attended = (
             jnp.concatenate([old, x.astype(old.dtype)], axis=-2)
             for old, x in zip(attended, new_by_head, strict=True)
         )
-    return heads_first(cache_type(*attended)), written
+    return swap_heads_and_slots(cache_type(*attended)), written
 
 
-def of_layer(x: Array, layer: Int[Array, ""] | None) -> Array:
-    """A layer's part of an array of several layers; the array itself where it is of one."""
-    return x if layer is None else jax.lax.dynamic_index_in_dim(x, layer, keepdims=False)
+def get_layer(x: Array, layer_index: Int[Array, ""] | None) -> Array:
+    """Index the leading layer axis; unchanged if layer_index is None."""
+    return (
+        x if layer_index is None else jax.lax.dynamic_index_in_dim(x, layer_index, keepdims=False)
+    )
 
 
-def with_layer(x: Array, new: Array, layer: Int[Array, ""] | None) -> Array:
-    """The array of several layers with a layer's new part; that itself where it is of one."""
-    return new if layer is None else jax.lax.dynamic_update_index_in_dim(x, new, layer, 0)
+def set_layer(x: Array, new: Array, layer_index: Int[Array, ""] | None) -> Array:
+    """Replace one layer along the layer axis; return `new` itself if layer_index is None."""
+    return (
+        new if layer_index is None else jax.lax.dynamic_update_index_in_dim(x, new, layer_index, 0)
+    )
 
 
-def heads_first(x: Own) -> Own:
+def swap_heads_and_slots(x: CacheT) -> CacheT:
     """Swap the head and slot axes of every array."""
     return type(x)(*(jnp.swapaxes(array, -3, -2) for array in x))
 
@@ -295,15 +315,15 @@ def take_rows(cache: Cache, rows: Int[Array, " B"]) -> Cache:
         A cache of as many rows as `rows` names, of the same capacity.
     """
 
-    def of(tree: Any, axis: int) -> Any:
+    def take(tree: Any, axis: int) -> Any:
         return jax.tree.map(lambda x: jnp.take(x, rows, axis), tree)
 
     return Cache(
-        layers=of(cache.layers, 1),
-        tail=of(cache.tail, 0),
-        positions=of(cache.positions, 0),
-        length=of(cache.length, 0),
+        layers=take(cache.layers, 1),
+        tail=take(cache.tail, 0),
+        positions=take(cache.positions, 0),
+        length=take(cache.length, 0),
         capacity=cache.capacity,
-        reach=of(cache.reach, 0),
-        source_segments=of(cache.source_segments, 0),
+        min_rope_length=take(cache.min_rope_length, 0),
+        source_segments=take(cache.source_segments, 0),
     )

@@ -10,25 +10,27 @@ from jaxformer import config as c
 from jaxformer import functional as F
 from jaxformer.layers.initializers import initializer
 from jaxformer.layers.linear import Linear
-from jaxformer.layers.mode import Mode, dropout
 from jaxformer.layers.norms import Norm
-from jaxformer.layers.parameters import parameter
+from jaxformer.layers.parameters import sharded_parameter
+from jaxformer.layers.runtime import RuntimeConfig, apply_dropout
 
 
-class Table(nn.Module):
+class Embed(nn.Module):
     """An embedding table."""
 
-    rows: int
-    width: int
-    initial: c.Initialiser
-    mode: Mode = Mode()
-    axes: str = "rows -> features"
+    num_embeddings: int
+    features: int
+    embedding_init: c.Initialiser
+    runtime: RuntimeConfig = RuntimeConfig()
+    logical_axes: str = "rows -> features"
 
     @nn.compact
     def __call__(self) -> Float[Array, "rows width"]:
-        shape, init_fn = (self.rows, self.width), initializer(self.initial)
-        dtype = self.mode.dtype
-        return parameter(self, "embedding", init_fn, shape, self.axes, self.mode, dtype=dtype)
+        shape, init_fn = (self.num_embeddings, self.features), initializer(self.embedding_init)
+        dtype = self.runtime.dtype
+        return sharded_parameter(
+            self, "embedding", init_fn, shape, self.logical_axes, self.runtime, dtype=dtype
+        )
 
 
 class Embedder(nn.Module):
@@ -36,25 +38,25 @@ class Embedder(nn.Module):
 
     config: c.TransformerConfig
     vocab_size: int
-    mode: Mode
+    runtime: RuntimeConfig
 
     def setup(self):
         cfg, init = self.config.embedding, self.config.initialisation
         width = self.config.model_dim
-        self.tokens = Table(
+        self.tokens = Embed(
             self.vocab_size,
             cfg.dim or width,
             init.embedding,
-            self.mode,
+            self.runtime,
             "vocabulary -> model" if cfg.dim is None else "vocabulary -> features",
         )
         if cfg.dim is not None:
-            self.projection = Linear((width,), init.projection, self.mode, "features -> model")
+            self.projection = Linear((width,), init.projection, self.runtime, "features -> model")
         if isinstance(cfg.positions, c.Learned):
             rows = cfg.positions.max_length + cfg.positions.offset
-            self.positions = Table(rows, width, init.embedding, self.mode, "rows -> model")
+            self.positions = Embed(rows, width, init.embedding, self.runtime, "rows -> model")
         if cfg.norm is not None:
-            self.norm = Norm(cfg.norm, self.mode)
+            self.norm = Norm(cfg.norm, self.runtime)
 
     def __call__(
         self,
@@ -64,18 +66,18 @@ class Embedder(nn.Module):
     ) -> Float[Array, "*batch T D"]:
         """Embed tokens by `table`, which `tokens()` returns and the LM head may share."""
         cfg = self.config.embedding
-        x = F.embed(table, tokens, axis_name=self.mode.axes.tensor)
+        x = F.embed(table, tokens, axis_name=self.runtime.mesh_axes.tensor)
         if cfg.scale != 1:
             x = x * jnp.asarray(cfg.scale, x.dtype)
         if cfg.dim is not None:
             x = self.projection(x)
         if cfg.positions is not None:
-            x = x + jnp.broadcast_to(self.place(positions).astype(x.dtype), x.shape)
+            x = x + jnp.broadcast_to(self.embed_positions(positions).astype(x.dtype), x.shape)
         if cfg.norm is not None:
             x = self.norm(x)
-        return dropout(self, x, self.config.dropout.embedding, self.mode)
+        return apply_dropout(self, x, self.config.dropout.embedding, self.runtime)
 
-    def place(self, positions: Int[Array, "*any T"]) -> Float[Array, "*any T D"]:
+    def embed_positions(self, positions: Int[Array, "*any T"]) -> Float[Array, "*any T D"]:
         """Return the learned or sinusoidal position embeddings."""
         match self.config.embedding.positions:
             case c.Learned(offset=offset):
@@ -92,14 +94,14 @@ class Embedder(nn.Module):
                 raise ValueError("This model adds no positions to its embedding.")
 
 
-class Head(nn.Module):
+class LMHead(nn.Module):
     """LM head: float32 logits, or their statistics for targets; tied heads use the token table.
 
     With targets it gives what losses ask of the logits instead; where they are many, in chunks.
     """
 
     config: c.TransformerConfig
-    mode: Mode
+    runtime: RuntimeConfig
 
     @nn.compact
     def __call__(
@@ -107,32 +109,34 @@ class Head(nn.Module):
         x: Float[Array, "*batch T D"],
         table: Float[Array, "V E"],
         targets: Int[Array, "*batch T"] | None = None,
-    ) -> Float[Array, "*batch T V"] | F.TokenScores:
-        cfg, init, dtype = self.config.head, self.config.initialisation, self.mode.dtype
+    ) -> Float[Array, "*batch T V"] | F.LogitStatistics:
+        cfg, init, dtype = self.config.head, self.config.initialisation, self.runtime.dtype
         width, vocab_size = self.config.embedding.dim, self.config.vocab_size
         if width is not None:
             projection = Linear(
-                (width,), init.projection, self.mode, "model -> features", name="projection"
+                (width,), init.projection, self.runtime, "model -> features", name="projection"
             )
             x = projection(x)
-        x = F.to_parts(x.astype(dtype), self.mode.axes.tensor)
+        x = F.copy_to_tensor_parallel(x.astype(dtype), self.runtime.mesh_axes.tensor)
         if cfg.tied:
             kernel = table
         else:
             init_fn, shape = initializer(init.head or init.projection), (x.shape[-1], vocab_size)
             logical_axes = "model -> vocabulary" if width is None else "features -> vocabulary"
-            kernel = parameter(self, "kernel", init_fn, shape, logical_axes, self.mode, dtype=dtype)
+            kernel = sharded_parameter(
+                self, "kernel", init_fn, shape, logical_axes, self.runtime, dtype=dtype
+            )
         bias = None
         if cfg.bias:
             zeros = nn.initializers.zeros
-            bias = parameter(self, "bias", zeros, (vocab_size,), "vocabulary", self.mode)
+            bias = sharded_parameter(self, "bias", zeros, (vocab_size,), "vocabulary", self.runtime)
         options: dict[str, Any] = {
             "vocabulary_axis": 0 if cfg.tied else 1,
             "multiplier": cfg.multiplier,
             "softcap": cfg.softcap,
             "masked_ids": cfg.masked_ids,
-            "axis_name": self.mode.axes.tensor,
+            "axis_name": self.runtime.mesh_axes.tensor,
         }
         if targets is None:
             return F.linear_logits(x, kernel, bias, **options)
-        return F.linear_scores(x, kernel, targets, bias, **options)
+        return F.linear_logit_statistics(x, kernel, targets, bias, **options)

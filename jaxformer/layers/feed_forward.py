@@ -12,11 +12,11 @@ from jaxtyping import Array, Float, Int
 from jaxformer import config as c
 from jaxformer import functional as F
 from jaxformer.functional.activations import ACTIVATIONS
+from jaxformer.layers.custom_option import apply_option
 from jaxformer.layers.initializers import initializer
 from jaxformer.layers.linear import Linear
-from jaxformer.layers.mode import Mode, dropout
-from jaxformer.layers.own_option import apply_option
-from jaxformer.layers.parameters import parameter
+from jaxformer.layers.parameters import sharded_parameter
+from jaxformer.layers.runtime import RuntimeConfig, apply_dropout
 
 
 class FeedForward(nn.Module):
@@ -26,138 +26,157 @@ class FeedForward(nn.Module):
     """
 
     config: c.TransformerConfig
-    choice: c.FeedForward
-    mode: Mode
-    parts: bool = False  # as in Linear
+    option: c.FeedForward
+    runtime: RuntimeConfig
+    keep_partial_sums: bool = False  # as in Linear
 
     @nn.compact
     def __call__(self, x: Float[Array, "*batch T D"]) -> Float[Array, "*batch T D"]:
-        match self.choice:
-            case c.Experts() as choice:
-                return self.mixture(x, choice)
-            case c.MLP() | c.GLU() | c.ClampedGEGLU() as choice:
-                return self.by_hidden(x, choice)
-        own: Any = self.choice
+        match self.option:
+            case c.MoE() as option:
+                return self.moe(x, option)
+            case c.MLP() | c.GLU() | c.ClampedGEGLU() as option:
+                return self.dense_feed_forward(x, option)
+        custom_option: Any = self.option
 
         def function(*inputs: Any) -> tuple[Array, None]:
-            return own(*inputs), None
+            return custom_option(*inputs), None
 
-        return apply_option(self, own, function, x, self.mode, parts=self.parts)[0]
+        return apply_option(
+            self, custom_option, function, x, self.runtime, keep_partial_sums=self.keep_partial_sums
+        )[0]
 
-    def by_hidden(
-        self, x: Float[Array, "*batch T D"], choice: c.MLP | c.GLU | c.ClampedGEGLU
+    def dense_feed_forward(
+        self, x: Float[Array, "*batch T D"], option: c.MLP | c.GLU | c.ClampedGEGLU
     ) -> Float[Array, "*batch T D"]:
         """MLP or GLU: project to the hidden width, activate, project back."""
         init = self.config.initialisation
-        x = F.to_parts(x, self.mode.axes.tensor)
-        start = init.feed_forward_in or init.projection
-        into = {
+        x = F.copy_to_tensor_parallel(x, self.runtime.mesh_axes.tensor)
+        kernel_init = init.feed_forward_in or init.projection
+        projections = {
             name: Linear(
-                (choice.hidden_dim,),
-                start,
-                self.mode,
+                (option.hidden_dim,),
+                kernel_init,
+                self.runtime,
                 "model -> hidden",
-                bias=choice.bias,
+                bias=option.bias,
                 name=name,
             )(x)
-            for name in inputs(choice)
+            for name in input_projections(option)
         }
-        rate, tensor = self.config.dropout.feed_forward, self.mode.axes.tensor
-        hidden = dropout(self, activate(choice, into), rate, self.mode, part_of=tensor)
+        rate, tensor = self.config.dropout.feed_forward, self.runtime.mesh_axes.tensor
+        hidden = apply_dropout(
+            self, activate(option, projections), rate, self.runtime, axis_name=tensor
+        )
         down = Linear(
             (self.config.model_dim,),
             init.feed_forward_out or init.projection,
-            self.mode,
+            self.runtime,
             "hidden -> model",
-            inputs=(choice.hidden_dim,),
-            bias=choice.bias,
-            divisor=self.config.residual_divisor,
-            parts=self.parts,
+            input_shape=(option.hidden_dim,),
+            bias=option.bias,
+            init_divisor=self.config.residual_init_divisor,
+            keep_partial_sums=self.keep_partial_sums,
             name="down",
         )
         return down(hidden)
 
-    def mixture(self, x: Float[Array, "*batch T D"], choice: c.Experts) -> Float[Array, "..."]:
+    def moe(self, x: Float[Array, "*batch T D"], option: c.MoE) -> Float[Array, "..."]:
         """Mixture of experts with a float32 router."""
-        wide, start = replace(self.mode, dtype=jnp.float32), self.config.initialisation.projection
-        logits = Linear((choice.num_experts,), start, wide, "model -> features", name="router")(x)
+        float32_runtime, kernel_init = (
+            replace(self.runtime, dtype=jnp.float32),
+            self.config.initialisation.projection,
+        )
+        logits = Linear(
+            (option.num_experts,), kernel_init, float32_runtime, "model -> features", name="router"
+        )(x)
         if not self.is_initializing():  # there are parameters alone then
             self.sow("router", "logits", logits)
-        tensor = self.mode.axes.tensor
-        mixed = F.mix_experts(
-            F.to_parts(x.astype(self.mode.dtype), tensor),
-            F.route(logits, top_k=choice.top_k, renormalise=choice.renormalise),
-            ExpertKernels(self.config, choice, self.mode, name="experts"),
-            num_experts=choice.num_experts,
-            axis_name=self.mode.axes.expert,
-            room=self.mode.expert_room,
+        tensor = self.runtime.mesh_axes.tensor
+        output = F.mixture_of_experts(
+            F.copy_to_tensor_parallel(x.astype(self.runtime.dtype), tensor),
+            F.route(logits, top_k=option.top_k, renormalise=option.renormalise),
+            GroupedExperts(self.config, option, self.runtime, name="experts"),
+            num_experts=option.num_experts,
+            axis_name=self.runtime.mesh_axes.expert,
+            capacity_factor=self.runtime.expert_capacity_factor,
         )
-        return mixed if self.parts else F.sum_parts(mixed, tensor)
+        return output if self.keep_partial_sums else F.reduce_from_tensor_parallel(output, tensor)
 
 
-class ExpertKernels(nn.Module):
+class GroupedExperts(nn.Module):
     """All experts of a layer, as grouped matmuls over rows sorted by expert."""
 
     config: c.TransformerConfig
-    choice: c.Experts
-    mode: Mode
+    option: c.MoE
+    runtime: RuntimeConfig
 
     @nn.compact
-    def __call__(self, rows: Float[Array, "R D"], sizes: Int[Array, " E"]) -> Float[Array, "R D"]:
-        expert, init = self.choice.expert, self.config.initialisation
-        width, count = self.config.model_dim, self.choice.num_experts
+    def __call__(
+        self, rows: Float[Array, "R D"], group_sizes: Int[Array, " E"]
+    ) -> Float[Array, "R D"]:
+        expert, init = self.option.expert, self.config.initialisation
+        width, count = self.config.model_dim, self.option.num_experts
 
-        def grouped(name: str, x: Array, shape: tuple[int, int], axes: str, **start: Any):
-            kernel = GroupedKernel(
-                (count, *shape), f"experts {axes}", self.mode, **start, name=name
+        def grouped(name: str, x: Array, shape: tuple[int, int], logical_axes: str, **start: Any):
+            kernel = ExpertKernel(
+                (count, *shape), f"experts {logical_axes}", self.runtime, **start, name=name
             )
-            return F.grouped_linear(x, kernel(), sizes)
+            return F.grouped_matmul(x, kernel(), group_sizes)
 
-        start = init.feed_forward_in or init.projection
+        kernel_init = init.feed_forward_in or init.projection
         shape = width, expert.hidden_dim
-        into = {
-            name: grouped(name, rows, shape, "model -> hidden", initial=start)
-            for name in inputs(expert)
+        projections = {
+            name: grouped(name, rows, shape, "model -> hidden", kernel_init=kernel_init)
+            for name in input_projections(expert)
         }
-        rate, tensor = self.config.dropout.feed_forward, self.mode.axes.tensor
-        hidden = dropout(self, activate(expert, into), rate, self.mode, part_of=tensor)
-        start = init.feed_forward_out or init.projection
-        divisor = self.config.residual_divisor
-        axes = "hidden -> model"
-        return grouped("down", hidden, shape[::-1], axes, initial=start, divisor=divisor)
+        rate, tensor = self.config.dropout.feed_forward, self.runtime.mesh_axes.tensor
+        hidden = apply_dropout(
+            self, activate(expert, projections), rate, self.runtime, axis_name=tensor
+        )
+        kernel_init = init.feed_forward_out or init.projection
+        divisor = self.config.residual_init_divisor
+        logical_axes = "hidden -> model"
+        return grouped(
+            "down", hidden, shape[::-1], logical_axes, kernel_init=kernel_init, init_divisor=divisor
+        )
 
 
-class GroupedKernel(nn.Module):
+class ExpertKernel(nn.Module):
     """A kernel for each expert, [E, D, F]."""
 
     shape: tuple[int, int, int]
-    axes: str
-    mode: Mode
-    initial: c.Initialiser
-    divisor: float = 1.0
+    logical_axes: str
+    runtime: RuntimeConfig
+    kernel_init: c.Initialiser
+    init_divisor: float = 1.0
 
     @nn.compact
     def __call__(self) -> Float[Array, "E D F"]:
-        one = initializer(self.initial, divisor=self.divisor)
+        init_one = initializer(self.kernel_init, divisor=self.init_divisor)
 
-        def draw(key: Array, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
-            return jax.vmap(lambda key: one(key, shape[1:], dtype))(jax.random.split(key, shape[0]))
+        def init_fn(key: Array, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
+            return jax.vmap(lambda key: init_one(key, shape[1:], dtype))(
+                jax.random.split(key, shape[0])
+            )
 
-        dtype = self.mode.dtype
-        return parameter(self, "kernel", draw, self.shape, self.axes, self.mode, dtype=dtype)
+        dtype = self.runtime.dtype
+        return sharded_parameter(
+            self, "kernel", init_fn, self.shape, self.logical_axes, self.runtime, dtype=dtype
+        )
 
 
-def inputs(choice: c.MLP | c.GLU | c.ClampedGEGLU) -> tuple[str, ...]:
+def input_projections(option: c.MLP | c.GLU | c.ClampedGEGLU) -> tuple[str, ...]:
     """Names of the input projections: ("up",) for an MLP, ("gate", "up") otherwise."""
-    return ("up",) if isinstance(choice, c.MLP) else ("gate", "up")
+    return ("up",) if isinstance(option, c.MLP) else ("gate", "up")
 
 
-def activate(choice: c.MLP | c.GLU | c.ClampedGEGLU, into: dict[str, Array]) -> Array:
+def activate(option: c.MLP | c.GLU | c.ClampedGEGLU, projections: dict[str, Array]) -> Array:
     """Apply the activation, and the gate if there is one, to the input projections."""
-    match choice:
+    match option:
         case c.MLP(activation=activation):
-            return ACTIVATIONS[activation](into["up"])
+            return ACTIVATIONS[activation](projections["up"])
         case c.GLU(activation=activation):
-            return ACTIVATIONS[activation](into["gate"]) * into["up"]
+            return ACTIVATIONS[activation](projections["gate"]) * projections["up"]
         case c.ClampedGEGLU(limit=limit):
-            return F.clamped_geglu(into["gate"], into["up"], limit=limit)
+            return F.clamped_geglu(projections["gate"], projections["up"], limit=limit)

@@ -14,73 +14,80 @@ from jaxformer import functional as F
 from jaxformer.config import FanAverage, FanIn, Initialiser, Normal, Zeros
 
 
-def initializer(choice: Initialiser, *, axes: int = 1, divisor: float = 1.0) -> Callable:
-    """A flax initialiser whose first `axes` axes are inputs and whose others are outputs.
+def initializer(
+    initialiser: Initialiser, *, num_input_axes: int = 1, divisor: float = 1.0
+) -> Callable:
+    """Build a Flax initialiser; the first `num_input_axes` axes count as inputs.
 
     Args:
-        choice: The kind and its settings.
-        axes: Number of leading axes that a product sums over; they count as inputs together.
+        initialiser: The kind and its settings.
+        num_input_axes: Number of leading axes that a product sums over; they count as inputs
+            together.
         divisor: Divides every value.
     """
-    return partial(_draw, choice=choice, axes=axes, divisor=divisor)
+    return partial(_sample, initialiser=initialiser, num_input_axes=num_input_axes, divisor=divisor)
 
 
 # flax asks every parameter's initialiser for its shape each time a model is traced; behind `jit`
 # the answer is kept.
-@partial(jax.jit, static_argnames=("shape", "dtype", "choice", "axes", "divisor"))
-def _draw(
+@partial(jax.jit, static_argnames=("shape", "dtype", "initialiser", "num_input_axes", "divisor"))
+def _sample(
     key: jax.Array,
     shape: tuple[int, ...],
     dtype: DTypeLike = jnp.float32,
     *,
-    choice: Initialiser,
-    axes: int,
+    initialiser: Initialiser,
+    num_input_axes: int,
     divisor: float,
 ) -> jax.Array:
-    match choice:
+    match initialiser:
         case Normal(std=std):
             return nn.initializers.normal(std / divisor)(key, shape, dtype)
         case FanIn(gain=gain):
-            scaled = _scaled(gain / divisor, "fan_in", "normal", axes, len(shape))
+            scaled = _variance_scaling(
+                gain / divisor, "fan_in", "normal", num_input_axes, len(shape)
+            )
             return scaled(key, shape, dtype)
         case FanAverage(gain=gain):
-            scaled = _scaled(gain / divisor, "fan_avg", "uniform", axes, len(shape))
+            scaled = _variance_scaling(
+                gain / divisor, "fan_avg", "uniform", num_input_axes, len(shape)
+            )
             return scaled(key, shape, dtype)
         case Zeros():
             return nn.initializers.zeros(key, shape, dtype)
 
 
-def spread_memories(shortest: float, longest: float) -> Callable:
+def log_spaced_memory_init(min_memory: float, max_memory: float) -> Callable:
     """Initialiser of decay logits with log-spaced memory lengths over the heads.
 
     From the first head to the last by equal factors.
     """
 
-    def start(_: jax.Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
-        return jnp.asarray(np.log(np.geomspace(shortest, longest, shape[0]) - 1), dtype)
+    def init_fn(_: jax.Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
+        return jnp.asarray(np.log(np.geomspace(min_memory, max_memory, shape[0]) - 1), dtype)
 
-    return start
+    return init_fn
 
 
-def same_angles(base: float) -> Callable:
+def rope_frequency_init(base: float) -> Callable:
     """Initialiser that gives every head the RoPE frequencies."""
 
-    def start(_: jax.Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
+    def init_fn(_: jax.Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
         frequencies = F.rope_frequencies(2 * shape[-1], base=base)
         return jnp.broadcast_to(frequencies, shape).astype(dtype)
 
-    return start
+    return init_fn
 
 
-def _scaled(
+def _variance_scaling(
     gain: float,
     mode: Literal["fan_in", "fan_avg"],
     distribution: Literal["normal", "uniform"],
-    axes: int,
+    num_input_axes: int,
     ndim: int,
 ) -> Callable:
     """Flax variance scaling with variance gain ** 2 / fan."""
-    inputs, outputs = tuple(range(axes)), tuple(range(axes, ndim))
+    inputs, outputs = tuple(range(num_input_axes)), tuple(range(num_input_axes, ndim))
     return nn.initializers.variance_scaling(
         gain**2, mode, distribution, in_axis=inputs, out_axis=outputs
     )

@@ -8,48 +8,51 @@ from jaxtyping import Array, Float
 
 from jaxformer import config as c
 from jaxformer import functional as F
-from jaxformer.config.parameter import read_axes
-from jaxformer.layers.mode import Mode
-from jaxformer.layers.parameters import mesh_axis, parameter
+from jaxformer.config.parameter import parse_logical_axes
+from jaxformer.layers.parameters import logical_to_mesh_axis, sharded_parameter
+from jaxformer.layers.runtime import RuntimeConfig
 
 
 class Norm(nn.Module):
     """LayerNorm or RMSNorm, with the parameters its option asks for.
 
-    With `heads` the input is [..., heads, width] and every head has its own parameters. `axes` say
-    what those of the parameters count, and `width` how many features there are on all devices.
+    With `num_heads` the input is [..., heads, width] and every head has its own parameters.
+    `logical_axes` say what those of the parameters count, and `num_features` how many features
+    there are on all devices.
     """
 
     config: c.Norm
-    mode: Mode = Mode()
-    heads: int | None = None
-    axes: str | None = None
-    width: int | None = None
+    runtime: RuntimeConfig = RuntimeConfig()
+    num_heads: int | None = None
+    logical_axes: str | None = None
+    num_features: int | None = None
 
     @nn.compact
     def __call__(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
         cfg = self.config
-        num_features = self.width or x.shape[-1]
-        shape = (num_features,) if self.heads is None else (self.heads, num_features)
-        logical_axes = self.axes or " ".join(["features"] * len(shape))
+        num_features = self.num_features or x.shape[-1]
+        shape = (num_features,) if self.num_heads is None else (self.num_heads, num_features)
+        logical_axes = self.logical_axes or " ".join(["features"] * len(shape))
 
-        def learned(name: str, start: Callable) -> Float[Array, "..."]:
-            value = parameter(self, name, start, shape, logical_axes, self.mode)
-            return F.varying(value, *F.varies_over(x))  # before it is as large as x
+        def norm_parameter(name: str, init_fn: Callable) -> Float[Array, "..."]:
+            value = sharded_parameter(self, name, init_fn, shape, logical_axes, self.runtime)
+            return F.pvary(value, *F.varying_axes(x))  # before it is as large as x
 
         scale = bias = None
         if cfg.parameters != "none":
             init_fn = nn.initializers.constant(1.0 - cfg.scale_offset)
-            scale = learned("scale", init_fn) + cfg.scale_offset
+            scale = norm_parameter("scale", init_fn) + cfg.scale_offset
         if cfg.parameters == "scale_bias":
-            bias = learned("bias", nn.initializers.zeros)
+            bias = norm_parameter("bias", nn.initializers.zeros)
         axis_name = None
-        if self.heads is None:
-            axis_name = mesh_axis(read_axes(logical_axes).names[-1], num_features, self.mode.axes)
-        return self.function()(x, scale, bias, axis_name=axis_name)
+        if self.num_heads is None:
+            axis_name = logical_to_mesh_axis(
+                parse_logical_axes(logical_axes).names[-1], num_features, self.runtime.mesh_axes
+            )
+        return self.norm_function()(x, scale, bias, axis_name=axis_name)
 
     @nn.nowrap
-    def function(self):
+    def norm_function(self):
         """Return the pure norm function of (x, scale, bias)."""
         match self.config:
             case c.LayerNorm(eps=eps):

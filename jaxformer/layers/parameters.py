@@ -17,14 +17,14 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxformer import functional as F
-from jaxformer.config.parameter import read_axes
-from jaxformer.layers.mode import Axes, Mode
+from jaxformer.config.parameter import parse_logical_axes
+from jaxformer.layers.runtime import MeshAxes, RuntimeConfig
 
 
-class Declared(nn.Partitioned):
-    """Flax's box for a parameter and its `config.parameter.ParameterAxes`."""
+class AnnotatedParameter(nn.Partitioned):
+    """Flax's box for a parameter and its `config.parameter.LogicalAxes`."""
 
-    outputs: int = struct.field(default=0, pytree_node=False)
+    num_output_axes: int = struct.field(default=0, pytree_node=False)
 
 
 LISTED = 8  # parameters of a message before the rest is only counted
@@ -41,56 +41,61 @@ def raise_misfits(complaints: Sequence[str]) -> None:
         )
 
 
-def mesh_axis(
-    logical: str, size: int, axes: Axes, sizes: Mapping[str, int] | None = None
+def logical_to_mesh_axis(
+    logical_axis: str, size: int, mesh_axes: MeshAxes, mesh_shape: Mapping[str, int] | None = None
 ) -> str | None:
     """Return the mesh axis that a logical axis is sharded over, or None.
 
     Args:
-        logical: What the axis counts.
+        logical_axis: What the axis counts.
         size: Of the axis, on all devices together.
-        axes: Those of the devices.
-        sizes: Devices along each; None asks the mesh, inside `jax.shard_map`.
+        mesh_axes: Those of the devices.
+        mesh_shape: Devices along each; None asks the mesh, inside `jax.shard_map`.
 
     Returns:
         Its name. Key-value heads that are fewer than the devices of "tensor" stay whole.
     """
-    match logical:
+    match logical_axis:
         case "model":
-            return axes.fsdp
+            return mesh_axes.fsdp
         case "experts":
-            return axes.expert
+            return mesh_axes.expert
         case "kv_heads":
-            devices = shards(axes.tensor) if sizes is None else sizes.get("tensor", 1)
-            return axes.tensor if size % devices == 0 else None
+            devices = (
+                axis_size(mesh_axes.tensor) if mesh_shape is None else mesh_shape.get("tensor", 1)
+            )
+            return mesh_axes.tensor if size % devices == 0 else None
         case "heads" | "hidden" | "vocabulary":
-            return axes.tensor
+            return mesh_axes.tensor
     return None
 
 
 def mesh_axes(
-    names: Sequence[str], shape: Sequence[int], axes: Axes, sizes: Mapping[str, int] | None = None
+    names: Sequence[str],
+    shape: Sequence[int],
+    axes: MeshAxes,
+    sizes: Mapping[str, int] | None = None,
 ) -> tuple[str | None, ...]:
     """The device axes of a parameter; of several axes that count the model, fsdp has the first."""
     over: list[str | None] = []
     for name, size in zip(names, shape, strict=True):
-        axis = mesh_axis(name, size, axes, sizes)
+        axis = logical_to_mesh_axis(name, size, axes, sizes)
         over.append(None if axis == axes.fsdp and axis in over else axis)
     return tuple(over)
 
 
-def shards(axis_name: str | None) -> int:
+def axis_size(axis_name: str | None) -> int:
     """Number of devices along a mesh axis; 1 for None."""
     return 1 if axis_name is None else jax.lax.axis_size(axis_name)
 
 
-def parameter(
+def sharded_parameter(
     module: nn.Module,
     name: str,
-    start: Callable[..., Array],
+    init_fn: Callable[..., Array],
     shape: tuple[int, ...],
-    axes: str,
-    mode: Mode,
+    logical_axes: str,
+    runtime: RuntimeConfig,
     *,
     dtype: DTypeLike = jnp.float32,
 ) -> Float[Array, "..."]:
@@ -102,10 +107,10 @@ def parameter(
     Args:
         module: Whose it is.
         name: Its name.
-        start: The initialiser.
+        init_fn: The initialiser.
         shape: On all devices together.
-        axes: What each of its axes counts, as `read_axes` reads it.
-        mode: How the model runs.
+        logical_axes: What each of its axes counts, as `parse_logical_axes` reads it.
+        runtime: How the model runs.
         dtype: Of the result.
 
     Returns:
@@ -115,39 +120,45 @@ def parameter(
         ValueError: The axes are not those of the shape, or the parameter that was passed in has
             another shape.
     """
-    names, outputs = read_axes(axes)
+    names, num_output_axes = parse_logical_axes(logical_axes)
     if len(names) != len(shape):
         raise ValueError(
             f"The parameter {'/'.join((*module.path, name))} {shape} has {len(shape)} axes; "
-            f"{axes!r} names {len(names)}."
+            f"{logical_axes!r} names {len(names)}."
         )
 
-    mode.read.add((*module.path, name))
+    runtime.read.add((*module.path, name))
 
-    def draw(*args: Any) -> Any:
-        return Declared(start(*args), names, None, outputs) if mode.annotate else start(*args)
+    def boxed_init(*args: Any) -> Any:
+        return (
+            AnnotatedParameter(init_fn(*args), names, None, num_output_axes)
+            if runtime.annotate_axes
+            else init_fn(*args)
+        )
 
-    over = mesh_axes(names, shape, mode.axes)
-    local = tuple(n // shards(axis) for n, axis in zip(shape, over, strict=True))
+    axes = mesh_axes(names, shape, runtime.mesh_axes)
+    local_shape = tuple(n // axis_size(axis) for n, axis in zip(shape, axes, strict=True))
     if module.has_variable("params", name):  # `module.param` would trace the initialiser again
         value = nn.meta.unbox(module.get_variable("params", name))
-        if jnp.shape(value) != local:
+        if jnp.shape(value) != local_shape:
             path = "/".join((*module.path, name))
             raise ValueError(
                 f"The parameter {path} has the shape {jnp.shape(value)}, but the model's is "
-                f"{local}. Were the parameters made for another configuration?"
+                f"{local_shape}. Were the parameters made for another configuration?"
             )
     else:
-        value = module.param(name, draw, local, jnp.float32)
-    if "kv_heads" in names and mode.axes.tensor not in over:  # copies, of which each reads a part
-        value = F.to_parts(value, mode.axes.tensor)
-    for i, axis in enumerate(over):
+        value = module.param(name, boxed_init, local_shape, jnp.float32)
+    if (
+        "kv_heads" in names and runtime.mesh_axes.tensor not in axes
+    ):  # copies, of which each reads a part
+        value = F.copy_to_tensor_parallel(value, runtime.mesh_axes.tensor)
+    for i, axis in enumerate(axes):
         if axis is not None and names[i] == "model":
-            value = F.gather_shares(value, axis, i, dtype)
+            value = F.fsdp_all_gather(value, axis, i, dtype)
     return value.astype(dtype)
 
 
-def my_share(x: Array, axis_name: str | None, *, axis: int) -> Array:
+def local_shard(x: Array, axis_name: str | None, *, axis: int) -> Array:
     """Slice this device's equal share of a replicated array along an axis."""
     if axis_name is None:
         return x

@@ -10,77 +10,90 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer import config as c
 from jaxformer import functional as F
-from jaxformer.config.attention import RECURRENT
-from jaxformer.functional.collectives import SUM
-from jaxformer.layers import guide as g
-from jaxformer.layers.block import NO_GUIDE, Block
-from jaxformer.layers.cache import NOWHERE, Cache, KVCache, LayerCache, turns, windows
-from jaxformer.layers.guide import Guide, Places
-from jaxformer.layers.mode import Mode
+from jaxformer.config.attention import RECURRENT_KINDS
+from jaxformer.functional.collectives import TENSOR_SUM_REMAT_NAME
+from jaxformer.layers.attention import inputs as g
+from jaxformer.layers.attention.inputs import AttentionInputs, TokenPositions
+from jaxformer.layers.attention.score_bias import ScoreBiasModule, per_layer_score_bias
+from jaxformer.layers.block import NO_INPUTS, Block
+from jaxformer.layers.cache import (
+    EMPTY_SLOT_POSITION,
+    Cache,
+    KVCache,
+    LayerCache,
+    distinct_windows,
+    is_ring_buffer,
+)
+from jaxformer.layers.intermediates import INTERMEDIATES, PERTURBATIONS, sow_and_perturb
 from jaxformer.layers.norms import Norm
-from jaxformer.layers.parameters import my_share
-from jaxformer.layers.score_bias import ScoreBias, of_each_layer
-from jaxformer.layers.watch import NUDGED, WATCHED, watch
+from jaxformer.layers.parameters import local_shard
+from jaxformer.layers.runtime import RuntimeConfig
 
 # What stands between a kernel's shares and its product: to keep that would be to keep the kernel.
-ON_THE_WAY = ("all_gather", "pvary", "reshape", "transpose", "squeeze", "broadcast_in_dim")
+UNSAVED_PRIMITIVES = ("all_gather", "pvary", "reshape", "transpose", "squeeze", "broadcast_in_dim")
 
 
-def all_but_gathered(primitive: Any, *inputs: Any, **options: Any) -> bool:
+def save_all_but_gathered(primitive: Any, *inputs: Any, **options: Any) -> bool:
     """Remat policy: save everything except gathered kernels and complex arrays."""
-    made = jnp.issubdtype(options.get("new_dtype", jnp.float32), jnp.complexfloating)
-    if primitive.name == "complex" or made or any(jnp.iscomplexobj(x) for x in inputs):
+    is_complex = jnp.issubdtype(options.get("new_dtype", jnp.float32), jnp.complexfloating)
+    if primitive.name == "complex" or is_complex or any(jnp.iscomplexobj(x) for x in inputs):
         return False
-    return primitive.name not in ON_THE_WAY
+    return primitive.name not in UNSAVED_PRIMITIVES
 
 
-POLICIES = {
-    "none": all_but_gathered,
+REMAT_POLICIES = {
+    "none": save_all_but_gathered,
     "dots": jax.checkpoint_policies.save_from_both_policies(
         jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-        jax.checkpoint_policies.save_only_these_names(SUM, F.BY_BLOCKS, F.BY_KERNEL),
+        jax.checkpoint_policies.save_only_these_names(
+            TENSOR_SUM_REMAT_NAME, F.BLOCKWISE_REMAT_NAME, F.KERNEL_REMAT_NAME
+        ),
     ),
-    "full": jax.checkpoint_policies.save_only_these_names(F.BY_KERNEL),
+    "full": jax.checkpoint_policies.save_only_these_names(F.KERNEL_REMAT_NAME),
 }
-NOTHING: Any = LayerCache(None)
-STACKED = ("params", "intermediates", "router", WATCHED, NUDGED)  # a value for each layer
+NO_CACHE: Any = LayerCache(None)
+SCANNED_COLLECTIONS = ("params", "router", INTERMEDIATES, PERTURBATIONS)  # a value for each layer
 
 
-class Period(nn.Module):
+class LayerGroup(nn.Module):
     """One repetition of the layer pattern: `num_layers` blocks."""
 
     config: c.TransformerConfig
-    count: int
+    num_layers: int
     causal: bool
-    mode: Mode
+    runtime: RuntimeConfig
 
     @nn.compact
     def __call__(
         self,
-        carried: tuple[Float[Array, "*batch T D"], tuple[Any, ...]],
-        guides: tuple[Guide, ...],
-        memory: Float[Array, "*batch S D"] | None,
-        memory_guide: Guide,
-        own: tuple[Int[Array, ""] | None, tuple[KVCache | None, ...]],
+        carry: tuple[Float[Array, "*batch T D"], tuple[Any, ...]],
+        inputs: tuple[AttentionInputs, ...],
+        encoder_output: Float[Array, "*batch S D"] | None,
+        cross_inputs: AttentionInputs,
+        scanned: tuple[Int[Array, ""] | None, tuple[KVCache | None, ...]],
     ) -> tuple[tuple[Float[Array, "*batch T D"], tuple[Any, ...]], tuple[KVCache | None, ...]]:
         """Return x and the self-attention caches as carry, and new cross-attention caches.
 
-        And what they read of a new `memory`. `own` is which repetition of the pattern it is, and
-        what its layers have read of an earlier memory.
+        `scanned` is the index of this repetition of the pattern, and the cross-attention caches of
+        its layers. The new ones hold the keys and values of `encoder_output`, where there is one.
         """
-        block, policy = Block, POLICIES[self.mode.remat]
-        if self.mode.remat != "none" or self.mode.axes.fsdp is not None:
-            block = nn.remat(Block, policy=policy, prevent_cse=not self.mode.scan)
-        (x, caches), (index, sources) = carried, own
-        kept, read = [], []
-        for i in range(self.count):
-            choice, guide = self.config.layer(i), guides[i]._replace(layer=index)
-            layer = block(self.config.at(i), choice, self.mode, self.causal, name=f"layer_{i}")
-            cache = None if caches[i] is None else LayerCache(caches[i], sources[i])
-            x, cache = layer(x, guide, memory, memory_guide, cache)
-            kept.append(None if cache is None else cache.own)
-            read.append(None if cache is None or memory is None else cache.source)
-        return (x, tuple(kept)), tuple(read)
+        block, policy = Block, REMAT_POLICIES[self.runtime.remat]
+        if self.runtime.remat != "none" or self.runtime.mesh_axes.fsdp is not None:
+            block = nn.remat(Block, policy=policy, prevent_cse=not self.runtime.scan)
+        (x, caches), (index, cached_sources) = carry, scanned
+        self_caches, cross_caches = [], []
+        for i in range(self.num_layers):
+            layer_config, layer_inputs = self.config.layer(i), inputs[i]._replace(layer_index=index)
+            layer = block(
+                self.config.for_layer(i), layer_config, self.runtime, self.causal, name=f"layer_{i}"
+            )
+            cache = None if caches[i] is None else LayerCache(caches[i], cached_sources[i])
+            x, cache = layer(x, layer_inputs, encoder_output, cross_inputs, cache)
+            self_caches.append(None if cache is None else cache.self_attention)
+            cross_caches.append(
+                None if cache is None or encoder_output is None else cache.cross_attention
+            )
+        return (x, tuple(self_caches)), tuple(cross_caches)
 
 
 class Stack(nn.Module):
@@ -94,64 +107,74 @@ class Stack(nn.Module):
     config: c.TransformerConfig
     num_layers: int
     causal: bool
-    mode: Mode
+    runtime: RuntimeConfig
 
     @nn.compact
     def __call__(
         self,
         x: Float[Array, "*batch T D"],
-        places: Places,
-        memory: Float[Array, "*batch S D"] | None = None,
-        memory_guide: Guide = NO_GUIDE,
+        token_positions: TokenPositions,
+        encoder_output: Float[Array, "*batch S D"] | None = None,
+        cross_inputs: AttentionInputs = NO_INPUTS,
         cache: Cache | None = None,
         *,
-        contiguous: bool = False,
+        contiguous_positions: bool = False,
     ) -> tuple[Float[Array, "*batch T D"], Cache | None]:
         """Return the last hidden vectors and the updated cache."""
-        period = self.config.period
-        repeats, rest = divmod(self.num_layers, period)
+        pattern_length = self.config.pattern_length
+        repeats, remainder = divmod(self.num_layers, pattern_length)
         if not self.is_mutable_collection("params"):
-            self.check_depth(repeats, rest)
-        guides, positions = self.guides(
-            min(period, self.num_layers),
-            places,
+            self.check_depth(repeats, remainder)
+        inputs, positions = self.attention_inputs(
+            min(pattern_length, self.num_layers),
+            token_positions,
             cache,
             batch_axes=x.ndim - 2,
-            contiguous=contiguous,
+            contiguous_positions=contiguous_positions,
         )
-        stacked: Any = (NOTHING,) * period if cache is None else cache.layers
-        tail: Any = (NOTHING,) * rest if cache is None else cache.tail
-        loose = replace(self.mode, scan=False)  # layers that no loop keeps apart
-        x = watch(self, "embedded", x)
+        group_caches: Any = (NO_CACHE,) * pattern_length if cache is None else cache.layers
+        remainder_caches: Any = (NO_CACHE,) * remainder if cache is None else cache.tail
+        unrolled_runtime = replace(self.runtime, scan=False)  # layers that no loop keeps apart
+        x = sow_and_perturb(self, "stack_input", x)
 
-        def through(layers: Period, x: Array, index: Array | None, caches: Any) -> Any:
-            """All of these layers, whose caches are at `index` of the arrays of several."""
-            own, sources = zip(*caches, strict=True)
-            kept = index, sources
-            (x, own), read = layers((x, own), guides[: len(own)], memory, memory_guide, kept)
-            return x, tuple(map(LayerCache, own, sources if memory is None else read))
+        def run_group(layers: LayerGroup, x: Array, index: Array | None, caches: Any) -> Any:
+            """Apply a `LayerGroup` to x and its caches."""
+            self_caches, cross_caches = zip(*caches, strict=True)
+            scanned = index, cross_caches
+            (x, self_caches), new_cross_caches = layers(
+                (x, self_caches), inputs[: len(self_caches)], encoder_output, cross_inputs, scanned
+            )
+            return x, tuple(
+                map(
+                    LayerCache,
+                    self_caches,
+                    cross_caches if encoder_output is None else new_cross_caches,
+                )
+            )
 
         if repeats:
-            mode = self.mode if repeats > 1 else loose
+            group_runtime = self.runtime if repeats > 1 else unrolled_runtime
             layers = nn.scan(
-                Period,
-                variable_axes=dict.fromkeys(STACKED, 0),
+                LayerGroup,
+                variable_axes=dict.fromkeys(SCANNED_COLLECTIONS, 0),
                 metadata_params={nn.PARTITION_NAME: "layers"},
                 split_rngs={"params": True, "dropout": True},
                 in_axes=(nn.broadcast, nn.broadcast, nn.broadcast, 0),  # caches go round
                 length=repeats,
-                unroll=1 if self.mode.scan else repeats,
+                unroll=1 if self.runtime.scan else repeats,
                 check_constancy_invariants=self.is_initializing(),  # it traces again
-            )(self.config, period, self.causal, mode, name="layers")
-            x, stacked = through(layers, x, jnp.arange(repeats), stacked)
-        if rest:
-            last = Period(self.config, rest, self.causal, loose, name="tail")
-            x, tail = through(last, x, None, tail)
+            )(self.config, pattern_length, self.causal, group_runtime, name="layers")
+            x, group_caches = run_group(layers, x, jnp.arange(repeats), group_caches)
+        if remainder:
+            remainder_group = LayerGroup(
+                self.config, remainder, self.causal, unrolled_runtime, name="tail"
+            )
+            x, remainder_caches = run_group(remainder_group, x, None, remainder_caches)
         if self.config.final_norm:
-            x = Norm(self.config.norm, self.mode, name="final_norm")(x)
-        x = watch(self, "normed", x)
+            x = Norm(self.config.norm, self.runtime, name="final_norm")(x)
+        x = sow_and_perturb(self, "stack_output", x)
         if cache is not None:
-            cache = cache._replace(layers=stacked, tail=tail, positions=positions)
+            cache = cache._replace(layers=group_caches, tail=remainder_caches, positions=positions)
         return x, cache
 
     def check_depth(self, repeats: int, rest: int) -> None:
@@ -159,7 +182,7 @@ class Stack(nn.Module):
         params = self.variables.get("params", {})
         layers, tail = params.get("layers", {}), params.get("tail", {})
         deep = max((x.shape[0] for x in jax.tree.leaves(layers)), default=repeats)
-        period = self.config.period if repeats else 0
+        period = self.config.pattern_length if repeats else 0
         if (deep, len(layers), len(tail)) != (repeats, period, rest):
             raise ValueError(
                 f"The parameters of the {self.name} are {deep * len(layers) + len(tail)} layers in "
@@ -167,148 +190,190 @@ class Stack(nn.Module):
                 f"in one of {period or rest}. Were they made for another configuration?"
             )
 
-    def guides(
-        self, count: int, places: Places, cache: Cache | None, *, batch_axes: int, contiguous: bool
-    ) -> tuple[tuple[Guide, ...], tuple[Int[Array, "*batch S"], ...]]:
-        """One guide per layer of the pattern, and the positions that the cache then holds.
+    def attention_inputs(
+        self,
+        count: int,
+        token_positions: TokenPositions,
+        cache: Cache | None,
+        *,
+        batch_axes: int,
+        contiguous_positions: bool,
+    ) -> tuple[tuple[AttentionInputs, ...], tuple[Int[Array, "*batch S"], ...]]:
+        """Return the `AttentionInputs` of each layer of the pattern, and new cache positions.
 
         Equal choices share their arrays. With a cache, what has no place (padding) stands in
         segment 0.
         """
-        choices = [self.config.layer(i) for i in range(count)]
-        kinds = [self.config.at(i).kind for i in range(count)]
-        everyone = g.gathered(places, self.mode.axes.context)
-        keys = {  # around a ring each device tells of its own
-            choice.window: places if self.by_rule(choice.window, places, places) else everyone
-            for choice in choices
+        layer_configs = [self.config.layer(i) for i in range(count)]
+        attentions = [self.config.for_layer(i).attention_kind for i in range(count)]
+        gathered_positions = g.all_gather_positions(token_positions, self.runtime.mesh_axes.context)
+        key_positions = {  # around a ring each device tells of its own
+            layer_config.window: token_positions
+            if self.uses_lazy_masks(layer_config.window, token_positions, token_positions)
+            else gathered_positions
+            for layer_config in layer_configs
         }
         slots: dict[c.Window, Array] = {}
         positions: tuple[Array, ...] = ()
-        real = jnp.asarray(places.segments != 0)
-        own = (places.segments, None) if cache is None else (None, real)
+        valid = jnp.asarray(token_positions.segments != 0)
+        segments_and_valid = (token_positions.segments, None) if cache is None else (None, valid)
         if cache is not None:
-            for window, kept in zip(windows(self.config), cache.positions, strict=True):
-                keys[window], slots[window], written = self.keys(window, kept, places, real)
-                positions = (*positions, written)
-            places = Places(places.positions)
-        alone = cache is None or self.mode.fresh
-        contiguous = contiguous and alone and self.mode.axes.context is None
-        scored = {
-            (choice.positions, choice.window, kind.num_heads)
-            for choice, kind in zip(choices, kinds, strict=True)
-            if not isinstance(kind, RECURRENT)
+            for window, cached_positions in zip(
+                distinct_windows(self.config), cache.positions, strict=True
+            ):
+                key_positions[window], slots[window], new_positions = self.update_key_positions(
+                    window, cached_positions, token_positions, valid
+                )
+                positions = (*positions, new_positions)
+            token_positions = TokenPositions(token_positions.positions)
+        is_self_contained = cache is None or self.runtime.cache_is_empty
+        contiguous_positions = (
+            contiguous_positions and is_self_contained and self.runtime.mesh_axes.context is None
+        )
+        triples = {
+            (layer_config.positions, layer_config.window, attention.num_heads)
+            for layer_config, attention in zip(layer_configs, attentions, strict=True)
+            if not isinstance(attention, RECURRENT_KINDS)
         }
-        masks = self.masks({pair[1:] for pair in scored}, places, keys, batch_axes, contiguous)
-        length = jnp.max(everyone.positions, axis=-1) + 1
+        masks = self.masks(
+            {pair[1:] for pair in triples},
+            token_positions,
+            key_positions,
+            batch_axes,
+            contiguous_positions,
+        )
+        length = jnp.max(gathered_positions.positions, axis=-1) + 1
         if cache is not None:
-            length = jnp.maximum(cache.reach, cache.length + jnp.sum(real, axis=-1))
-        turning = {
-            (choice.positions, kind.rotary_dim) for choice, kind in zip(choices, kinds, strict=True)
+            length = jnp.maximum(cache.min_rope_length, cache.length + jnp.sum(valid, axis=-1))
+        rope_choices = {
+            (layer_config.positions, attention.rope_head_dim)
+            for layer_config, attention in zip(layer_configs, attentions, strict=True)
         }
         rotations: dict[Any, Array] = {
-            (rope, width): g.rotations(rope, width, places, length)
-            for rope, width in sorted(turning, key=repr)
+            (rope, width): g.token_rotations(rope, width, token_positions, length)
+            for rope, width in sorted(rope_choices, key=repr)
             if isinstance(rope, c.Rope)
         }
-        biases = self.biases(scored, places, keys)
+        biases = self.biases(triples, token_positions, key_positions)
 
-        def of_layer(choice: c.LayerChoice, kind: c.Kind) -> Guide:
-            at, window, _ = choice
-            return Guide(
-                masks.get((window, kind.num_heads)),
-                biases.get((at, window, kind.num_heads)),
-                rotations.get((at, kind.rotary_dim)),
-                places.positions,
-                keys[window].positions,
+        def layer_inputs(
+            layer_config: c.LayerConfig, attention: c.AttentionKind
+        ) -> AttentionInputs:
+            positions, window, _ = layer_config
+            return AttentionInputs(
+                masks.get((window, attention.num_heads)),
+                biases.get((positions, window, attention.num_heads)),
+                rotations.get((positions, attention.rope_head_dim)),
+                token_positions.positions,
+                key_positions[window].positions,
                 slots.get(window),
-                *(own if isinstance(kind, RECURRENT) else ()),
+                *(segments_and_valid if isinstance(attention, RECURRENT_KINDS) else ()),
             )
 
-        return tuple(map(of_layer, choices, kinds)), positions
+        return tuple(map(layer_inputs, layer_configs, attentions)), positions
 
     @nn.nowrap
     def masks(
         self,
-        wanted: set[tuple[c.Window, int]],
-        queries: Places,
-        keys: dict[c.Window, Places],
+        pairs: set[tuple[c.Window, int]],
+        queries: TokenPositions,
+        keys: dict[c.Window, TokenPositions],
         batch_axes: int,
-        contiguous: bool,
+        contiguous_positions: bool,
     ) -> dict[tuple[c.Window, int], Bool[Array, "..."] | F.AttentionMask | None]:
         """Return the mask of each (window, num_heads) pair, lazy or as an array."""
 
-        def one(window: c.Window, num_heads: int) -> Any:
-            others = keys[window]
-            if self.by_rule(window, queries, others):
-                return g.attention_mask(
-                    window, queries, others, causal=self.causal, contiguous=contiguous
+        def make_mask(window: c.Window, num_heads: int) -> Any:
+            key_positions = keys[window]
+            if self.uses_lazy_masks(window, queries, key_positions):
+                return g.lazy_mask(
+                    window,
+                    queries,
+                    key_positions,
+                    causal=self.causal,
+                    contiguous_positions=contiguous_positions,
                 )
-            mask = g.mask(
+            mask = g.dense_mask(
                 window,
                 queries,
-                others,
+                key_positions,
                 num_heads=num_heads,
                 causal=self.causal,
                 batch_axes=batch_axes,
             )
-            return self.of_my_heads(mask, window)
+            return self.local_head_mask(mask, window)
 
-        return {pair: one(*pair) for pair in sorted(wanted, key=repr)}
+        return {pair: make_mask(*pair) for pair in sorted(pairs, key=repr)}
 
-    def by_rule(self, window: c.Window, queries: Places, keys: Places) -> bool:
+    def uses_lazy_masks(
+        self, window: c.Window, queries: TokenPositions, keys: TokenPositions
+    ) -> bool:
         """Whether the mask and bias of a window stay lazy."""
-        if isinstance(window, c.BlockSparse) or self.has_relative_terms:
+        if isinstance(window, c.BlockSparse) or self.has_transformer_xl:
             return False
-        return self.mode.by_rule(queries.positions.shape[-1], keys.positions.shape[-1])
+        return self.runtime.uses_lazy_masks(queries.positions.shape[-1], keys.positions.shape[-1])
 
     @property
-    def has_relative_terms(self) -> bool:
+    def has_transformer_xl(self) -> bool:
         """Whether any layer has Transformer-XL positions, whose bias depends on the query."""
         return any(isinstance(p, c.TransformerXL) for p in self.config.attention.positions)
 
-    def of_my_heads(
+    def local_head_mask(
         self, mask: Bool[Array, "..."] | None, window: c.Window
     ) -> Bool[Array, "..."] | None:
         """Slice a per-head mask to this device's heads."""
         if mask is None or not isinstance(window, c.BlockSparse):
             return mask
-        return my_share(mask, self.mode.axes.tensor, axis=-3)
+        return local_shard(mask, self.runtime.mesh_axes.tensor, axis=-3)
 
-    def keys(
+    def update_key_positions(
         self,
         window: c.Window,
-        kept: Int[Array, "*batch S"],
-        places: Places,
-        real: Bool[Array, "*batch T"],
+        cached_positions: Int[Array, "*batch S"],
+        token_positions: TokenPositions,
+        valid: Bool[Array, "*batch T"],
     ):
         """Return attended key positions, slots of new tokens, and new cache positions."""
-        slots = F.ring_slots(places.positions, real, kept.shape[-1])
-        new = jnp.where(real, places.positions, NOWHERE)
-        written = F.write_slots(kept, new, slots)
-        if self.mode.fresh:
-            return Places(new), slots, written
-        beside = turns(window, kept.shape[-1]) and new.shape[-1] > 1
-        seen = jnp.concatenate([kept, new], axis=-1) if beside else written
-        return Places(seen), slots, written
+        slots = F.ring_buffer_slots(token_positions.positions, valid, cached_positions.shape[-1])
+        new_positions = jnp.where(valid, token_positions.positions, EMPTY_SLOT_POSITION)
+        updated_positions = F.write_slots(cached_positions, new_positions, slots)
+        if self.runtime.cache_is_empty:
+            return TokenPositions(new_positions), slots, updated_positions
+        append_new = (
+            is_ring_buffer(window, cached_positions.shape[-1]) and new_positions.shape[-1] > 1
+        )
+        attended_positions = (
+            jnp.concatenate([cached_positions, new_positions], axis=-1)
+            if append_new
+            else updated_positions
+        )
+        return TokenPositions(attended_positions), slots, updated_positions
 
     @nn.nowrap
     def biases(
         self,
-        wanted: set[tuple[c.Positions | None, c.Window, int]],
-        queries: Places,
-        keys: dict[c.Window, Places],
-    ) -> dict[tuple[c.Positions | None, c.Window, int], Float[Array, "*batch N T S"] | F.ScoreBias]:
+        triples: set[tuple[c.Positions | None, c.Window, int]],
+        queries: TokenPositions,
+        keys: dict[c.Window, TokenPositions],
+    ) -> dict[
+        tuple[c.Positions | None, c.Window, int], Float[Array, "*batch N T S"] | F.AttentionBias
+    ]:
         """Return the bias of each (positions, window, num_heads) triple, lazy or as an array."""
-        modules = dict[tuple[c.ScoreBias, int], ScoreBias]()
-        found: dict[tuple[c.Positions | None, c.Window, int], Any] = {}
-        for kind, window, heads in sorted(wanted, key=repr):
-            if not isinstance(kind, c.ScoreBias) or of_each_layer(kind, heads) is not None:
+        modules = dict[tuple[c.ScoreBias, int], ScoreBiasModule]()
+        biases: dict[tuple[c.Positions | None, c.Window, int], Any] = {}
+        for positions, window, num_heads in sorted(triples, key=repr):
+            if (
+                not isinstance(positions, c.ScoreBias)
+                or per_layer_score_bias(positions, num_heads) is not None
+            ):
                 continue
-            if (kind, heads) not in modules:
-                name = "relative_bias" if kind.shared else None  # others have no parameters
-                module = ScoreBias(kind, heads, self.mode, self.causal, name=name)
-                modules[kind, heads] = module
-            bias = modules[kind, heads](queries.positions, keys[window].positions)
-            lazy = self.by_rule(window, queries, keys[window])
-            found[kind, window, heads] = bias if lazy else bias.materialize()
-        return found
+            if (positions, num_heads) not in modules:
+                name = (
+                    "relative_bias" if positions.shared_across_layers else None
+                )  # others have no parameters
+                module = ScoreBiasModule(positions, num_heads, self.runtime, self.causal, name=name)
+                modules[positions, num_heads] = module
+            bias = modules[positions, num_heads](queries.positions, keys[window].positions)
+            is_lazy = self.uses_lazy_masks(window, queries, keys[window])
+            biases[positions, window, num_heads] = bias if is_lazy else bias.materialize()
+        return biases

@@ -8,12 +8,12 @@ from jaxtyping import Array, Float, Int, Integer
 
 from jaxformer import config as c
 from jaxformer import functional as F
-from jaxformer.functional.arguments import checked
-from jaxformer.layers.cache import Cache, check_empty, check_room, has_room
-from jaxformer.layers.embedding import Embedder, Head
-from jaxformer.layers.guide import Guide, Places, source_rule
-from jaxformer.layers.mode import Axes, Mode, Remat
-from jaxformer.layers.parameters import my_share, raise_misfits, shards
+from jaxformer.functional.argument_checks import typechecked
+from jaxformer.layers.attention.inputs import AttentionInputs, TokenPositions, cross_attention_mask
+from jaxformer.layers.cache import Cache, check_capacity, check_empty, token_capacity
+from jaxformer.layers.embedding import Embedder, LMHead
+from jaxformer.layers.parameters import axis_size, local_shard, raise_misfits
+from jaxformer.layers.runtime import MeshAxes, Remat, RuntimeConfig
 from jaxformer.layers.stack import Stack
 
 
@@ -25,11 +25,12 @@ class Transformer(nn.Module):
     Attributes:
         config: What the model is.
         dtype: Of the computation; parameters stay float32.
-        remat: What the backward pass recomputes: "none", "dots" or "full" (see `Mode`).
+        remat: What the backward pass recomputes: "none", "dots" or "full" (see `RuntimeConfig`).
         scan: Whether layers run as one compiled loop or unrolled; same parameters, same results.
-        axes: How the model is spread over devices, inside `jax.shard_map`.
-        annotate: Whether `init` notes beside each parameter what its axes count.
-        expert_room: Room for tokens on the way to experts on other devices; see `F.mix_experts`.
+        mesh_axes: How the model is spread over devices, inside `jax.shard_map`.
+        annotate_axes: Whether `init` notes beside each parameter what its axes count.
+        expert_capacity_factor: Room for tokens on the way to experts on other devices; see
+            `F.mixture_of_experts`.
         attention_implementation: How scores are computed; see `F.dot_product_attention`.
     """
 
@@ -37,13 +38,13 @@ class Transformer(nn.Module):
     dtype: DTypeLike = jnp.float32
     remat: Remat = "none"
     scan: bool = True
-    axes: Axes = Axes()
-    annotate: bool = False
-    expert_room: float | None = None
+    mesh_axes: MeshAxes = MeshAxes()
+    annotate_axes: bool = False
+    expert_capacity_factor: float | None = None
     attention_implementation: F.Implementation = "auto"
 
     @nn.compact
-    @checked
+    @typechecked
     def __call__(
         self,
         tokens: Integer[Array, "*batch T"],
@@ -56,10 +57,10 @@ class Transformer(nn.Module):
         cache: Cache | None = None,
         logits_at: Integer[Array, "*batch Q"] | None = None,
         targets: Integer[Array, "*batch Q"] | None = None,
-        contiguous: bool | None = None,
-        fresh: bool = False,
+        contiguous_positions: bool | None = None,
+        cache_is_empty: bool = False,
         deterministic: bool = True,
-    ) -> Float[Array, "*batch Q V"] | tuple[Float[Array, "*batch Q V"], Cache] | F.TokenScores:
+    ) -> Float[Array, "*batch Q V"] | tuple[Float[Array, "*batch Q V"], Cache] | F.LogitStatistics:
         """Logits of the next token (decoders) or of each token (encoders).
 
         Args:
@@ -67,7 +68,7 @@ class Transformer(nn.Module):
             source: Token ids that an encoder-decoder reads; nothing else takes them. With a cache,
                 only the first call needs it.
             positions: Position of each token; by default 0, 1, 2, ..., with a cache those that
-                follow what it holds, and over devices those of `F.ring_order`.
+                follow what it holds, and over devices those of `F.zigzag_order`.
             segments: Document of each token in a packed row; tokens see their own document only.
                 With a cache there is one document, and 0 marks padding, which is not remembered.
             source_positions: As `positions`, for the source.
@@ -79,18 +80,19 @@ class Transformer(nn.Module):
                 default all of them.
             targets: Token ids that should have been said. With them the answer is what losses ask
                 of the logits, which are not there all at once where they are many (see
-                `F.linear_scores`). Not with a cache.
-            contiguous: Whether positions rise by one from each token to the next of its segment, as
-                attention kernels that count tokens themselves need; by default, if none are given.
-            fresh: Whether the cache has nothing in it yet, and padding stands behind each row. Then
-                the tokens attend to each other alone, by a kernel where there is one.
+                `F.linear_logit_statistics`). Not with a cache.
+            contiguous_positions: Whether positions rise by one from each token to the next of its
+                segment, as attention kernels that count tokens themselves need; by default, if
+                none are given.
+            cache_is_empty: Whether the cache has nothing in it yet, and padding stands behind each
+                row. Then the tokens attend to each other alone, by a kernel where there is one.
             deterministic: False switches dropout on (give rngs={"dropout": key} to apply).
 
         Returns:
             Logits as float32; the product that gives them has the precision of `dtype`. With a
             cache, (logits, the cache with these tokens). Logits are NaN in rows that a cache has no
             room for, where that cannot be told before.
-            With targets, `F.TokenScores`.
+            With targets, `F.LogitStatistics`.
 
         Raises:
             ValueError: Parameters of another model; a token id outside the vocabulary, a position
@@ -99,16 +101,16 @@ class Transformer(nn.Module):
                 source given or missing, positions or targets given with a cache; a fresh cache with
                 something in it (outside jit).
         """
-        runtime = Mode(
+        runtime = RuntimeConfig(
             dtype=self.dtype,
             deterministic=deterministic,
             remat=self.remat,
             scan=self.scan,
-            axes=self.axes,
-            annotate=self.annotate,
-            expert_room=self.expert_room,
+            mesh_axes=self.mesh_axes,
+            annotate_axes=self.annotate_axes,
+            expert_capacity_factor=self.expert_capacity_factor,
             attention_implementation=self.attention_implementation,
-            fresh=fresh,
+            cache_is_empty=cache_is_empty,
         )
         cfg = self.config
         self.check_source(source, cache)
@@ -117,12 +119,12 @@ class Transformer(nn.Module):
         embedder = Embedder(cfg, cfg.vocab_size, runtime, name="embedding")
         token_table = embedder.tokens()
         if cache is None:
-            token_positions = self.places(tokens, positions, segments)
+            token_positions = self.token_positions(tokens, positions, segments)
         else:
-            token_positions = self.next_places(tokens, positions, segments, cache)
-            if fresh:
+            token_positions = self.next_token_positions(tokens, positions, segments, cache)
+            if cache_is_empty:
                 check_empty(cache)
-        encoder_output, cross_inputs = None, Guide()
+        encoder_output, cross_inputs = None, AttentionInputs()
         if isinstance(cfg.topology, c.EncoderDecoder):
             if source is not None:
                 source_embedder, source_table, source_vocab_size = (
@@ -135,7 +137,9 @@ class Transformer(nn.Module):
                         cfg, source_vocab_size, runtime, name="source_embedding"
                     )
                     source_table = source_embedder.tokens()
-                source_token_positions = self.places(source, source_positions, source_segments)
+                source_token_positions = self.token_positions(
+                    source, source_positions, source_segments
+                )
                 if source_segments is not None:  # padding does not make a text longer
                     source_token_positions = source_token_positions._replace(
                         positions=jnp.where(
@@ -143,49 +147,58 @@ class Transformer(nn.Module):
                         )
                     )
                 count = cfg.topology.num_encoder_layers
-                encoder = Stack(cfg.encoder, count, causal=False, mode=runtime, name="encoder")
+                encoder = Stack(
+                    cfg.encoder_config, count, causal=False, runtime=runtime, name="encoder"
+                )
                 source_vectors = self.embed(
                     source_embedder, source_table, source, source_token_positions
                 )
                 encoder_output, _ = encoder(
-                    source_vectors, source_token_positions, contiguous=source_positions is None
+                    source_vectors,
+                    source_token_positions,
+                    contiguous_positions=source_positions is None,
                 )
                 # Once for the keys of all layers
-                encoder_output = F.to_parts(encoder_output, self.axes.tensor)
+                encoder_output = F.copy_to_tensor_parallel(encoder_output, self.mesh_axes.tensor)
                 if cache is not None:
                     cache = cache._replace(source_segments=source_segments)
             elif cache is not None:
                 source_segments = cache.source_segments
             target_positions = (
-                token_positions if cache is None else Places(token_positions.positions)
+                token_positions if cache is None else TokenPositions(token_positions.positions)
             )
-            cross_mask = source_rule(target_positions, source_segments)
-            is_lazy = cross_mask is not None and runtime.by_rule(
+            cross_mask = cross_attention_mask(target_positions, source_segments)
+            is_lazy = cross_mask is not None and runtime.uses_lazy_masks(
                 cross_mask.query_positions.shape[-1], cross_mask.key_positions.shape[-1]
             )
-            cross_inputs = Guide(cross_mask if is_lazy else F.materialized(cross_mask))
+            cross_inputs = AttentionInputs(cross_mask if is_lazy else F.materialize(cross_mask))
         causal = not isinstance(cfg.topology, c.Encoder)
         stack = Stack(
             cfg,
             cfg.num_layers,
             causal=causal,
-            mode=runtime,
+            runtime=runtime,
             name="decoder" if causal else "encoder",
         )
         x = self.embed(embedder, token_table, tokens, token_positions)
-        is_contiguous = positions is None if contiguous is None else contiguous
+        is_contiguous = positions is None if contiguous_positions is None else contiguous_positions
         x, new_cache = stack(
-            x, token_positions, encoder_output, cross_inputs, cache, contiguous=is_contiguous
+            x,
+            token_positions,
+            encoder_output,
+            cross_inputs,
+            cache,
+            contiguous_positions=is_contiguous,
         )
         if logits_at is not None:
             x = jnp.take_along_axis(x, logits_at[..., None], axis=-2)
-        logits = Head(cfg, runtime, name="head")(x, token_table, targets)
+        logits = LMHead(cfg, runtime, name="head")(x, token_table, targets)
         if encoder_output is not None or not isinstance(cfg.topology, c.EncoderDecoder):
             self.check_read(runtime.read)  # a source that a cache has is not read again
-        if isinstance(logits, F.TokenScores) or cache is None or new_cache is None:
+        if isinstance(logits, F.LogitStatistics) or cache is None or new_cache is None:
             return logits
         length = cache.length + jnp.sum(jnp.asarray(token_positions.segments), axis=-1)
-        if has_room(cfg, new_cache) is not None:
+        if token_capacity(cfg, new_cache) is not None:
             over_capacity = (length > cache.capacity)[..., None, None]
             logits = jnp.where(jnp.broadcast_to(over_capacity, logits.shape), jnp.nan, logits)
         return logits, new_cache._replace(length=length)
@@ -195,7 +208,7 @@ class Transformer(nn.Module):
         has_encoder = isinstance(self.config.topology, c.EncoderDecoder)
         kind = type(self.config.topology).__name__
         layers = () if cache is None else (*cache.layers, *cache.tail)
-        if has_encoder and source is None and not any(layer.source for layer in layers):
+        if has_encoder and source is None and not any(layer.cross_attention for layer in layers):
             raise ValueError("An EncoderDecoder reads a source: pass source=token_ids.")
         if not has_encoder and source is not None:
             raise ValueError(f"A model of topology {kind} has no encoder for a source.")
@@ -206,45 +219,45 @@ class Transformer(nn.Module):
         unread = ("/".join(path) for path in paths if (*self.path, *path) not in read)
         raise_misfits([f"{path} is no parameter of it" for path in sorted(unread)])
 
-    def places(
+    def token_positions(
         self,
         tokens: Int[Array, "*batch T"],
         positions: Int[Array, "*any T"] | None,
         segments: Int[Array, "*batch T"] | None,
-    ) -> Places:
+    ) -> TokenPositions:
         """Return positions (by default 0, 1, 2, ...) and segments of the tokens."""
         if positions is None:
-            length, devices = tokens.shape[-1], shards(self.axes.context)
-            order = jnp.asarray(F.ring_order(devices * length, devices))
-            positions = my_share(order, self.axes.context, axis=0)
+            length, devices = tokens.shape[-1], axis_size(self.mesh_axes.context)
+            order = jnp.asarray(F.zigzag_order(devices * length, devices))
+            positions = local_shard(order, self.mesh_axes.context, axis=0)
         if segments is not None:
             positions = jnp.broadcast_to(positions, segments.shape)
         if self.config.max_length is not None:
             F.check_positions(positions, self.config.max_length)
-        return Places(positions, segments)
+        return TokenPositions(positions, segments)
 
-    def next_places(
+    def next_token_positions(
         self,
         tokens: Int[Array, "*batch T"],
         positions: Int[Array, "*any T"] | None,
         segments: Int[Array, "*batch T"] | None,
         cache: Cache,
-    ) -> Places:
+    ) -> TokenPositions:
         """Return positions of tokens that follow a cache; padding gets position 0 and segment 0."""
         if positions is not None:
             raise ValueError("Positions follow from the cache; do not pass both.")
         valid = jnp.ones(tokens.shape, bool) if segments is None else segments != 0
         positions_after_cache = jnp.cumsum(valid, axis=-1) - 1 + cache.length[..., None]
-        check_room(self.config, cache, valid, padded=segments is not None)
-        return Places(jnp.where(valid, positions_after_cache, 0), valid.astype(jnp.int32))
+        check_capacity(self.config, cache, valid, padded=segments is not None)
+        return TokenPositions(jnp.where(valid, positions_after_cache, 0), valid.astype(jnp.int32))
 
     def embed(
         self,
         embedder: Embedder,
         table: Float[Array, "V E"],
         tokens: Int[Array, "*batch T"],
-        places: Places,
+        token_positions: TokenPositions,
     ) -> Float[Array, "*batch T D"]:
         """Check token ids (outside jit) and embed them."""
         F.check_token_ids(tokens, embedder.vocab_size)
-        return embedder(table, tokens, places.positions)
+        return embedder(table, tokens, token_positions.positions)

@@ -9,28 +9,28 @@ import jax
 
 from jaxformer import zoo
 from jaxformer.config import EncoderDecoder, TransformerConfig, from_json
-from jaxformer.errors import fail, readable_errors
-from jaxformer.extras import missing
-from jaxformer.layers.mode import Remat
-from jaxformer.options import IMPORT, imported
-from jaxformer.parallel import tables
-from jaxformer.parallel.chips import Chip, chip_of, get_chip
+from jaxformer.errors import exit_with_error, readable_errors
+from jaxformer.extras import missing_extra_message
+from jaxformer.layers.runtime import Remat
+from jaxformer.options import IMPORT_FLAG_HELP, import_from_flags
+from jaxformer.parallel import plan_report
+from jaxformer.parallel.chips import Chip, chip_from_device_kind, get_chip
 from jaxformer.parallel.memory import OptimizerKind
 from jaxformer.parallel.mesh import MeshConfig
-from jaxformer.parallel.plan import Work, filled, plan, sensible_mesh
+from jaxformer.parallel.plan import Workload, plan, smallest_fitting_mesh, with_largest_batch
 
 try:
     import tyro
 except ModuleNotFoundError as error:
-    fail(missing(error))
+    exit_with_error(missing_extra_message(error))
 
 COMMAND = "python -m jaxformer.parallel plan"
-SUMMARY = f"Memory and time of one update of a model, without a device. {IMPORT}"
-LENGTH = 4096
+SUMMARY = f"Memory and time of one update of a model, without a device. {IMPORT_FLAG_HELP}"
+DEFAULT_LENGTH = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class PlanArguments:
     """Arguments of the plan command.
 
     Attributes:
@@ -43,11 +43,11 @@ class Question:
             tokens.
         length: Tokens of a row; None is 4096, or as many as the model can take.
         source_length: Tokens of a source, where the model reads one; None is as many.
-        accumulation: In how many parts a device works through its rows.
+        gradient_accumulation_steps: In how many parts a device works through its rows.
         remat: What the backward pass recomputes.
         dtype: Of the computation.
-        expert_room: Rows that a device has room for from each other one on the way to experts, as
-            a multiple of an even share; None has room for all.
+        expert_capacity_factor: Rows that a device has room for from each other one on the way to
+            experts, as a multiple of an even share; None has room for all.
         optimizer: Which kind.
         compile: A TPU slice or GPUs to compile the update for beside, without one: v5e:4x4,
             v5p:2x2x4, v6e:16x16, ..., h100:8, h100:64. It says which chips there are and how many.
@@ -61,10 +61,10 @@ class Question:
     batch_size: int | None = None
     length: int | None = None
     source_length: int | None = None
-    accumulation: int = 1
+    gradient_accumulation_steps: int = 1
     remat: Remat = "full"
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    expert_room: float | None = None
+    expert_capacity_factor: float | None = None
     optimizer: OptimizerKind = "adamw"
     compile: str | None = None
 
@@ -81,77 +81,79 @@ def main(arguments: list[str] | None = None) -> None:
     if arguments[:1] == ["plan"]:
         arguments = arguments[1:]
     elif arguments[:1] not in (["-h"], ["--help"]):
-        fail(f"There is one command: {COMMAND} NAME. --help says what it takes.")
+        exit_with_error(f"There is one command: {COMMAND} NAME. --help says what it takes.")
     with readable_errors():
-        arguments = imported(arguments)
-        print(answer(tyro.cli(Question, args=arguments, prog=COMMAND, description=SUMMARY)))
+        arguments = import_from_flags(arguments)
+        print(plan_text(tyro.cli(PlanArguments, args=arguments, prog=COMMAND, description=SUMMARY)))
 
 
-def answer(question: Question) -> str:
+def plan_text(options: PlanArguments) -> str:
     """The plan as text.
 
     Raises:
         ValueError: There is no such preset or chip, or the mesh does not fit the model.
     """
-    chip = get_chip(question.chip)
-    if question.name.endswith(".json"):
-        config = from_json(TransformerConfig, Path(question.name).read_bytes())
+    chip = get_chip(options.chip)
+    if options.name.endswith(".json"):
+        config = from_json(TransformerConfig, Path(options.name).read_bytes())
     else:
-        config = zoo.get(question.name)
-    if question.compile is not None:
-        if question.devices is not None:
+        config = zoo.get(options.name)
+    if options.compile is not None:
+        if options.devices is not None:
             raise ValueError(
-                f"compile {question.compile} says how many devices there are; leave out devices."
+                f"compile {options.compile} says how many devices there are; leave out devices."
             )
-        from jaxformer.training import compiled
+        from jaxformer.training import aot_compile as compiled
 
         jax.config.update("jax_platforms", "cpu")  # nothing is run
-        devices = compiled.chips(question.compile)
-        known = chip_of(devices[0].device_kind)
-        if known is not None and question.chip not in (Question.chip, known.name):
-            raise ValueError(f"compile {question.compile} is for {known.name}; leave out chip.")
+        devices = compiled.topology_devices(options.compile)
+        known = chip_from_device_kind(devices[0].device_kind)
+        if known is not None and options.chip not in (PlanArguments.chip, known.name):
+            raise ValueError(f"compile {options.compile} is for {known.name}; leave out chip.")
         chip = known or chip
-        question = replace(question, devices=len(devices))
+        options = replace(options, devices=len(devices))
     max_length = config.max_length
-    length = min(LENGTH, max_length or LENGTH) if question.length is None else question.length
-    if max_length is not None and length > max_length:
-        raise ValueError(
-            f"{question.name} has {max_length} learned positions; got length {length}."
-        )
-    has_source = isinstance(config.topology, EncoderDecoder)
-    if question.source_length is not None and not has_source:
-        raise ValueError(f"{question.name} reads no source; leave out source_length.")
-    work = Work(
-        batch_size=question.batch_size,
-        length=length,
-        source_length=(question.source_length or length) if has_source else 0,
-        accumulation=question.accumulation,
-        remat=question.remat,
-        dtype=question.dtype,
-        expert_room=question.expert_room,
-        optimizer=question.optimizer,
+    length = (
+        min(DEFAULT_LENGTH, max_length or DEFAULT_LENGTH)
+        if options.length is None
+        else options.length
     )
-    mesh_shape = mesh_of(question, config, chip, work)
-    if question.batch_size is None:
-        work = filled(config, mesh_shape, chip, work)
+    if max_length is not None and length > max_length:
+        raise ValueError(f"{options.name} has {max_length} learned positions; got length {length}.")
+    has_source = isinstance(config.topology, EncoderDecoder)
+    if options.source_length is not None and not has_source:
+        raise ValueError(f"{options.name} reads no source; leave out source_length.")
+    work = Workload(
+        batch_size=options.batch_size,
+        length=length,
+        source_length=(options.source_length or length) if has_source else 0,
+        gradient_accumulation_steps=options.gradient_accumulation_steps,
+        remat=options.remat,
+        dtype=options.dtype,
+        expert_capacity_factor=options.expert_capacity_factor,
+        optimizer=options.optimizer,
+    )
+    mesh_shape = choose_mesh_shape(options, config, chip, work)
+    if options.batch_size is None:
+        work = with_largest_batch(config, mesh_shape, chip, work)
     estimate = plan(config, mesh_shape, chip, work)
-    text = tables.shown(question.name, config, estimate)
-    if question.compile is None:
+    text = plan_report.format_plan(options.name, config, estimate)
+    if options.compile is None:
         return text
     compiled_report = compiled.compile_update(config, mesh_shape, devices, work)
-    return f"{text}\n\n{tables.compiled(estimate, compiled_report)}"
+    return f"{text}\n\n{plan_report.format_compiled(estimate, compiled_report)}"
 
 
-def mesh_of(
-    question: Question, config: TransformerConfig, chip: Chip, work: Work
+def choose_mesh_shape(
+    options: PlanArguments, config: TransformerConfig, chip: Chip, work: Workload
 ) -> dict[str, int]:
     """The mesh shape that was asked for, or the smallest one that fits."""
-    if question.mesh == MeshConfig():
-        return sensible_mesh(config, chip, work, devices=question.devices)
-    mesh, devices = question.mesh, question.devices
+    if options.mesh == MeshConfig():
+        return smallest_fitting_mesh(config, chip, work, devices=options.devices)
+    mesh, devices = options.mesh, options.devices
     if devices is None:
         devices = (mesh.data or 1) * mesh.fsdp * mesh.tensor * mesh.context * mesh.expert
-    return mesh.sizes(devices)
+    return mesh.shape(devices)
 
 
 if __name__ == "__main__":

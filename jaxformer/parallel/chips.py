@@ -10,20 +10,20 @@ class Chip(NamedTuple):
 
     Attributes:
         name: As on a command line.
-        kind: A pattern found in `jax.Device.device_kind`.
+        device_kind_pattern: A pattern found in `jax.Device.device_kind`.
         peak_flops: Dense FLOP/s with bfloat16 inputs (float16 where the chip has no bfloat16),
             without structured sparsity.
         memory: Bytes.
         bandwidth: Of the memory, bytes/s.
-        domain: How many devices fast links join.
+        link_domain_size: How many devices fast links join.
     """
 
     name: str
-    kind: str
+    device_kind_pattern: str
     peak_flops: float
     memory: float
     bandwidth: float
-    domain: int
+    link_domain_size: int
 
 
 # The first whose pattern is found counts.
@@ -79,7 +79,7 @@ def get_chip(name: str) -> Chip:
     return CHIPS[names.index(name)]
 
 
-def chip_of(device_kind: str) -> Chip | None:
+def chip_from_device_kind(device_kind: str) -> Chip | None:
     """The chip of a `jax.Device.device_kind`, or None if it is not in the table.
 
     Args:
@@ -91,4 +91,4 @@ def chip_of(device_kind: str) -> Chip | None:
     """
     if re.search(r"\bMIG\b", device_kind):
         return None
-    return next((chip for chip in CHIPS if re.search(chip.kind, device_kind)), None)
+    return next((chip for chip in CHIPS if re.search(chip.device_kind_pattern, device_kind)), None)

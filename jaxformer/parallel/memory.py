@@ -12,20 +12,20 @@ from jax.typing import DTypeLike
 
 from jaxformer import config as c
 from jaxformer import costs
-from jaxformer.layers.declarations import Declaration, declarations
-from jaxformer.parallel.mesh import AXES, ROWS, check_fits
+from jaxformer.layers.parameter_metadata import ParameterMetadata, parameter_metadata
+from jaxformer.parallel.mesh import BATCH_AXES, MESH_AXES, check_divisible
 
 OptimizerKind = Literal["adamw", "adafactor", "lion", "muon", "sgd"]
-WIDE = 4  # bytes of a parameter
+PARAM_BYTES = 4  # bytes of a parameter
 
 
-class Memory(NamedTuple):
+class MemoryEstimate(NamedTuple):
     """Estimated bytes on one device, by use."""
 
     parameters: int
     optimizer: int
     gradients: int
-    kernels: int
+    gathered_kernels: int
     activations: int
     logits: int
 
@@ -35,20 +35,20 @@ class Memory(NamedTuple):
         return sum(self)
 
 
-def memory(
+def estimate_memory(
     config: c.TransformerConfig,
-    sizes: Mapping[str, int],
+    mesh_shape: Mapping[str, int],
     *,
     batch_size: int,
     length: int,
     source_length: int = 0,
-    accumulation: int = 1,
+    gradient_accumulation_steps: int = 1,
     remat: str = "none",
     dtype: DTypeLike = "float32",
-    expert_room: float | None = None,
+    expert_capacity_factor: float | None = None,
     optimizer: str = "adamw",
-    kernels: bool = False,
-) -> Memory:
+    fused_attention: bool = False,
+) -> MemoryEstimate:
     """Estimate the training memory of one device.
 
         parameters   4 * P       P: numbers of its share, exactly
@@ -63,16 +63,16 @@ def memory(
 
     Args:
         config: The model.
-        sizes: Devices along each axis.
+        mesh_shape: Devices along each axis.
         batch_size: Rows of a batch, over all devices and parts.
         length: Tokens of a row (of its target, for an encoder-decoder).
         source_length: Tokens of its source.
-        accumulation: In how many parts a device works through its rows.
-        remat: As in `layers.Mode`.
+        gradient_accumulation_steps: In how many parts a device works through its rows.
+        remat: As in `layers.RuntimeConfig`.
         dtype: Of the computation.
-        expert_room: As `room` of `F.mix_experts`.
+        expert_capacity_factor: As `capacity_factor` of `F.mixture_of_experts`.
         optimizer: Which kind.
-        kernels: As in `costs.activation_bytes`.
+        fused_attention: As in `costs.activation_bytes`.
 
     Returns:
         Bytes. Parameters are exact, the rest is an estimate: in our tests the total is within a
@@ -85,12 +85,20 @@ def memory(
     if optimizer not in get_args(OptimizerKind):
         raise ValueError(f"optimizer must be one of {get_args(OptimizerKind)}; got {optimizer!r}.")
     lengths = [length, source_length] if source_length else [length]
-    check_fits(config, sizes, batch_size=batch_size, lengths=lengths, accumulation=accumulation)
-    axis_sizes = {name: sizes.get(name, 1) for name in AXES}
-    rows = batch_size // (math.prod(axis_sizes[name] for name in ROWS) * accumulation)
+    check_divisible(
+        config,
+        mesh_shape,
+        batch_size=batch_size,
+        lengths=lengths,
+        gradient_accumulation_steps=gradient_accumulation_steps,
+    )
+    axis_sizes = {name: mesh_shape.get(name, 1) for name in MESH_AXES}
+    rows = batch_size // (
+        math.prod(axis_sizes[name] for name in BATCH_AXES) * gradient_accumulation_steps
+    )
     compute_bytes = jnp.dtype(dtype).itemsize
     tensor, context = axis_sizes["tensor"], axis_sizes["context"]
-    platform = "gpu" if kernels else "cpu"
+    platform = "gpu" if fused_attention else "cpu"
     logits = costs.logit_bytes(config, rows * length // context, tensor=tensor, platform=platform)
     activations = costs.activation_bytes(
         config,
@@ -101,33 +109,38 @@ def memory(
         bytes_per_number=compute_bytes,
         tensor=tensor,
         context=context,
-        expert=slots(axis_sizes["expert"], expert_room),
-        kernels=kernels,
+        expert_capacity_factor=expert_slots(axis_sizes["expert"], expert_capacity_factor),
+        fused_attention=fused_attention,
     )
-    local_sizes = [(x, _share(x, axis_sizes)) for x in jax.tree.leaves(declarations(config))]
+    local_sizes = [
+        (x, _local_size(x, axis_sizes)) for x in jax.tree.leaves(parameter_metadata(config))
+    ]
     parameters = sum(share for _, share in local_sizes)
-    return Memory(
-        parameters=WIDE * parameters,
-        optimizer=WIDE * sum(_numbers_kept(x, optimizer) * share for x, share in local_sizes),
-        gradients=WIDE * parameters * min(accumulation, 2),
-        kernels=compute_bytes
-        * _put_together(config, axis_sizes, cast=compute_bytes < WIDE, remat=remat),
+    return MemoryEstimate(
+        parameters=PARAM_BYTES * parameters,
+        optimizer=PARAM_BYTES
+        * sum(_optimizer_values_per_element(x, optimizer) * share for x, share in local_sizes),
+        gradients=PARAM_BYTES * parameters * min(gradient_accumulation_steps, 2),
+        gathered_kernels=compute_bytes
+        * _gathered_size(config, axis_sizes, cast=compute_bytes < PARAM_BYTES, remat=remat),
         activations=activations - logits,
         logits=logits,
     )
 
 
-def slots(devices: int, expert_room: float | None) -> float:
+def expert_slots(devices: int, expert_capacity_factor: float | None) -> float:
     """Expert slots on a device per row that it sends."""
-    return float(devices if expert_room is None else min(devices, expert_room))
+    return float(
+        devices if expert_capacity_factor is None else min(devices, expert_capacity_factor)
+    )
 
 
-def _share(x: Declaration, n: Mapping[str, int]) -> int:
+def _local_size(x: ParameterMetadata, n: Mapping[str, int]) -> int:
     """Elements of a parameter stored on one device."""
-    return math.prod(x.shape) // math.prod(n[axis] for axis in x.spec(n) if axis)
+    return math.prod(x.shape) // math.prod(n[axis] for axis in x.partition_spec(n) if axis)
 
 
-def _put_together(
+def _gathered_size(
     config: c.TransformerConfig, n: Mapping[str, int], *, cast: bool, remat: str
 ) -> int:
     """Elements of all-gathered or cast weights held beside the shards."""
@@ -136,22 +149,22 @@ def _put_together(
     all_layers_at_once = n["fsdp"] == 1 and remat == "none"
     layers: dict[Any, int] = defaultdict(int)
     outside_layers = 0
-    for path, x in tree_leaves_with_path(declarations(config)):
-        gathered_size = _share(x, {**n, "fsdp": 1})
+    for path, x in tree_leaves_with_path(parameter_metadata(config)):
+        gathered_size = _local_size(x, {**n, "fsdp": 1})
         if path[1] not in (DictKey("layers"), DictKey("tail")):
             outside_layers += gathered_size
         elif all_layers_at_once:
             layers["all"] += gathered_size
         else:
-            layers[path[:3]] += gathered_size // (x.shape[0] if "layers" in x.names else 1)
+            layers[path[:3]] += gathered_size // (x.shape[0] if "layers" in x.logical_axes else 1)
     return outside_layers + max(layers.values())
 
 
-def _numbers_kept(x: Declaration, optimizer: str) -> int:
+def _optimizer_values_per_element(x: ParameterMetadata, optimizer: str) -> int:
     """Optimizer-state values per parameter element."""
     match optimizer:
         case "adafactor":  # of a matrix a row and a column
-            return 0 if x.outputs else 1
+            return 0 if x.num_output_axes else 1
         case "muon":
             return 1 if x.role == "kernel" else 2
         case "lion" | "sgd":

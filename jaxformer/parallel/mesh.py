@@ -13,14 +13,14 @@ from jax.sharding import AxisType, Mesh
 
 from jaxformer import config as c
 from jaxformer.checks import check_fields
-from jaxformer.config.parameter import read_axes
-from jaxformer.layers.mode import axes_of
-from jaxformer.layers.parameters import mesh_axis
+from jaxformer.config.parameter import parse_logical_axes
+from jaxformer.layers.parameters import logical_to_mesh_axis
+from jaxformer.layers.runtime import active_mesh_axes
 
 # From the outermost to the innermost. Devices next to each other, which have the fastest links,
 # are neighbours along the innermost axis, and that is the one whose messages are waited for.
-AXES = ("data", "fsdp", "expert", "context", "tensor")
-ROWS = ("data", "fsdp", "expert")  # axes over which the rows of a batch are shared out
+MESH_AXES = ("data", "fsdp", "expert", "context", "tensor")
+BATCH_AXES = ("data", "fsdp", "expert")  # axes over which the rows of a batch are shared out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,31 +43,31 @@ class MeshConfig:
 
     def __post_init__(self):
         check_fields(self)
-        for name in AXES:
+        for name in MESH_AXES:
             size = getattr(self, name)
             if size is not None and size < 1:
                 raise ValueError(f"A mesh has at least 1 device along {name}; got {size}.")
 
-    def sizes(self, devices: int) -> dict[str, int]:
+    def shape(self, num_devices: int) -> dict[str, int]:
         """Mesh shape for a number of devices, outermost axis first.
 
         Args:
-            devices: How many there are.
+            num_devices: How many there are.
 
         Raises:
             ValueError: They do not suffice, or some would be left over.
         """
-        axis_sizes = {name: getattr(self, name) for name in AXES}
+        axis_sizes = {name: getattr(self, name) for name in MESH_AXES}
         shown = " x ".join(
             f"{name} {n}" for name, n in axis_sizes.items() if n is not None and n > 1
         )
         fixed_size = math.prod(n for n in axis_sizes.values() if n is not None)
-        data = devices // fixed_size if self.data is None else 1
-        if data * fixed_size != devices:
+        data = num_devices // fixed_size if self.data is None else 1
+        if data * fixed_size != num_devices:
             fitting = "a multiple of " if self.data is None else ""
             raise ValueError(
                 f"The mesh {shown or 'data 1'} needs {fitting}{fixed_size} devices; there are "
-                f"{devices}."
+                f"{num_devices}."
             )
         return axis_sizes | {"data": self.data or data}
 
@@ -80,21 +80,23 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
         devices: Those to use; None is all, of all processes.
 
     Returns:
-        The mesh, its axes from the outermost to the innermost as in `AXES`.
+        The mesh, its axes from the outermost to the innermost as in `MESH_AXES`.
 
     Raises:
         ValueError: The devices do not suffice, some would be left over, or slices of TPUs are more
             than the rows of a batch can be shared out to.
     """
     devices = jax.devices() if devices is None else devices
-    mesh_shape = config.sizes(len(devices))
+    mesh_shape = config.shape(len(devices))
     used_axes = {name: n for name, n in mesh_shape.items() if n > 1 or name == "data"}
     return Mesh(
-        arranged(used_axes, devices), tuple(used_axes), axis_types=(AxisType.Auto,) * len(used_axes)
+        arrange_devices(used_axes, devices),
+        tuple(used_axes),
+        axis_types=(AxisType.Auto,) * len(used_axes),
     )
 
 
-def arranged(sizes: Mapping[str, int], devices: Sequence[Any]) -> np.ndarray:
+def arrange_devices(mesh_shape: Mapping[str, int], devices: Sequence[Any]) -> np.ndarray:
     """Devices as a grid; neighbours on the innermost axis have the fastest links.
 
     TPUs of a slice form a torus, of which an axis has lines to itself where they fit, else parts of
@@ -102,17 +104,17 @@ def arranged(sizes: Mapping[str, int], devices: Sequence[Any]) -> np.ndarray:
     it, along others never. Other devices stay in their order, which is that of their hosts.
 
     Args:
-        sizes: Devices along each axis, from the outermost to the innermost.
+        mesh_shape: Devices along each axis, from the outermost to the innermost.
         devices: As many.
 
     Raises:
         ValueError: There are more slices than may be crossed to.
     """
-    shape = tuple(sizes.values())
+    shape = tuple(mesh_shape.values())
     if devices[0].platform != "tpu":
         return np.asarray(devices, object).reshape(shape)
     num_slices = len({getattr(device, "slice_index", 0) for device in devices})
-    dcn_shape = crossing(sizes, num_slices)
+    dcn_shape = slices_per_axis(mesh_shape, num_slices)
     ici_shape = tuple(n // m for n, m in zip(shape, dcn_shape, strict=True))
 
     def make_grid(**options: bool) -> np.ndarray:
@@ -130,84 +132,87 @@ def arranged(sizes: Mapping[str, int], devices: Sequence[Any]) -> np.ndarray:
         ) from None
 
 
-def crossing(sizes: Mapping[str, int], slices: int) -> tuple[int, ...]:
+def slices_per_axis(mesh_shape: Mapping[str, int], num_slices: int) -> tuple[int, ...]:
     """Number of TPU slices along each mesh axis (the DCN mesh shape).
 
     Args:
-        sizes: Devices along each axis.
-        slices: How many there are in all.
+        mesh_shape: Devices along each axis.
+        num_slices: How many there are in all.
 
     Raises:
         ValueError: The axes that may cross have not so many devices between them.
     """
-    remaining, per_axis = slices, dict.fromkeys(sizes, 1)
-    for name in (name for name in ROWS if name in sizes):
-        per_axis[name] = math.gcd(remaining, sizes[name])
+    remaining, per_axis = num_slices, dict.fromkeys(mesh_shape, 1)
+    for name in (name for name in BATCH_AXES if name in mesh_shape):
+        per_axis[name] = math.gcd(remaining, mesh_shape[name])
         remaining //= per_axis[name]
     if remaining > 1:
-        axes_text = " x ".join(f"{name} {sizes[name]}" for name in ROWS if name in sizes)
+        axes_text = " x ".join(
+            f"{name} {mesh_shape[name]}" for name in BATCH_AXES if name in mesh_shape
+        )
         raise ValueError(
-            f"{slices} slices are joined by a slow network, which only data, fsdp and expert "
-            f"cross; {axes_text} is no multiple of {slices}. Make data a multiple of it."
+            f"{num_slices} slices are joined by a slow network, which only data, fsdp and expert "
+            f"cross; {axes_text} is no multiple of {num_slices}. Make data a multiple of it."
         )
     return tuple(per_axis.values())
 
 
-def token_axes(sizes: Mapping[str, int]) -> tuple[str, ...]:
+def token_axes(mesh_shape: Mapping[str, int]) -> tuple[str, ...]:
     """Mesh axes over which a batch's tokens are sharded; sums over tokens psum over these.
 
     Args:
-        sizes: Devices along each axis of the mesh.
+        mesh_shape: Devices along each axis of the mesh.
 
     Returns:
         Those of "data", "fsdp", "expert" and "context" that the mesh has, in this order.
     """
-    return tuple(name for name in (*ROWS, "context") if name in sizes)
+    return tuple(name for name in (*BATCH_AXES, "context") if name in mesh_shape)
 
 
-def row_shares(sizes: Mapping[str, int]) -> int:
+def num_batch_shards(mesh_shape: Mapping[str, int]) -> int:
     """Number of shards of the batch: devices along data, fsdp and expert.
 
     Args:
-        sizes: Devices along each axis; an axis that is missing counts as 1.
+        mesh_shape: Devices along each axis; an axis that is missing counts as 1.
 
     Returns:
         The product of those along "data", "fsdp" and "expert".
     """
-    return math.prod(sizes.get(name, 1) for name in ROWS)
+    return math.prod(mesh_shape.get(name, 1) for name in BATCH_AXES)
 
 
-def check_fits(
+def check_divisible(
     config: c.TransformerConfig,
-    sizes: Mapping[str, int],
+    mesh_shape: Mapping[str, int],
     *,
     batch_size: int | None = None,
     lengths: Sequence[int] = (),
-    accumulation: int = 1,
+    gradient_accumulation_steps: int = 1,
 ) -> None:
     """Raise if model or batch do not divide evenly over the mesh.
 
     Args:
         config: The model.
-        sizes: Devices along each axis.
+        mesh_shape: Devices along each axis.
         batch_size: Rows of a batch, over all devices; None for the model alone.
         lengths: Those of the sequences in a row: of tokens, and of sources.
-        accumulation: In how many parts a device works through its rows.
+        gradient_accumulation_steps: In how many parts a device works through its rows.
 
     Raises:
         ValueError: All that does not fit, with both numbers.
     """
-    axis_sizes = {name: sizes.get(name, 1) for name in AXES}
-    num_parts = row_shares(axis_sizes) * accumulation
+    axis_sizes = {name: mesh_shape.get(name, 1) for name in MESH_AXES}
+    num_parts = num_batch_shards(axis_sizes) * gradient_accumulation_steps
     problems = []
     if batch_size is not None and batch_size % num_parts:
         axes_text = " x ".join(
-            f"{name} {axis_sizes[name]}" for name in ROWS if axis_sizes[name] > 1 or name == "data"
+            f"{name} {axis_sizes[name]}"
+            for name in BATCH_AXES
+            if axis_sizes[name] > 1 or name == "data"
         )
         problems.append(
-            f"batch_size {batch_size} must be a multiple of {axes_text} x accumulation "
-            f"{accumulation} "
-            f"= {num_parts}"
+            f"batch_size {batch_size} must be a multiple of {axes_text} x "
+            f"gradient_accumulation_steps {gradient_accumulation_steps} = {num_parts}"
         )
     for length in lengths:
         if axis_sizes["context"] > 1 and length % (2 * axis_sizes["context"]):
@@ -216,17 +221,17 @@ def check_fits(
                 f"{2 * axis_sizes['context']}: each device has an early and a late part of a "
                 "sequence"
             )
-    problems += _indivisible(config, axis_sizes)
+    problems += _indivisible_sizes(config, axis_sizes)
     if problems:
         raise ValueError("The mesh does not fit:\n" + "\n".join(f"  {p}." for p in problems))
 
 
-def _indivisible(config: c.TransformerConfig, n: Mapping[str, int]) -> Iterator[str]:
+def _indivisible_sizes(config: c.TransformerConfig, n: Mapping[str, int]) -> Iterator[str]:
     """Messages for each size of the model that its mesh axis does not divide."""
     stacks = [("", config, config.num_layers)]
     vocabularies = {"vocab_size": config.vocab_size}
     if isinstance(config.topology, c.EncoderDecoder):
-        stacks.append(("encoder's ", config.encoder, config.topology.num_encoder_layers))
+        stacks.append(("encoder's ", config.encoder_config, config.topology.num_encoder_layers))
         if config.topology.source_vocab_size is not None:
             vocabularies["source_vocab_size"] = config.topology.source_vocab_size
 
@@ -241,7 +246,7 @@ def _indivisible(config: c.TransformerConfig, n: Mapping[str, int]) -> Iterator[
             yield f"{problem} (a model with {padded} has rows that no token uses)"
     num_moe_layers = 0
     for prefix, stack, num_layers in stacks:
-        for attention in dict.fromkeys(stack.kinds):
+        for attention in dict.fromkeys(stack.attention_kinds):
             yield from uneven(f"{prefix}num_heads", attention.num_heads, "tensor")
             match attention:
                 case (
@@ -249,14 +254,14 @@ def _indivisible(config: c.TransformerConfig, n: Mapping[str, int]) -> Iterator[
                     | c.SharedKV(num_kv_heads=kv, qk_norm=norm)
                 ):
                     heads = f"{prefix}num_kv_heads {kv}"
-                    yield from _ungrouped(heads, kv, norm, n["tensor"])
+                    yield from _indivisible_kv_heads(heads, kv, norm, n["tensor"])
                 case c.Decay() | c.Mixer() if n["context"] > 1:
                     yield (
                         f"context {n['context']}, but the state of {type(attention).__name__} goes "
                         "from token to token, so a text stays on one device"
                     )
         for feed_forward in {stack.layer(i).feed_forward for i in range(num_layers)}:
-            if isinstance(feed_forward, c.Experts):
+            if isinstance(feed_forward, c.MoE):
                 num_moe_layers += 1
                 yield from uneven(f"{prefix}num_experts", feed_forward.num_experts, "expert")
                 feed_forward = feed_forward.expert
@@ -264,9 +269,11 @@ def _indivisible(config: c.TransformerConfig, n: Mapping[str, int]) -> Iterator[
                 yield from uneven(f"{prefix}hidden_dim", feed_forward.hidden_dim, "tensor")
                 continue
             declared = feed_forward.parameters(config.model_dim).values()
-            sizes_by_axis = [zip(read_axes(x.axes).names, x.shape, strict=True) for x in declared]
+            sizes_by_axis = [
+                zip(parse_logical_axes(x.axes).names, x.shape, strict=True) for x in declared
+            ]
             for name, size in dict.fromkeys(chain(*sizes_by_axis)):
-                if mesh_axis(name, size, axes_of(n), n) == "tensor":
+                if logical_to_mesh_axis(name, size, active_mesh_axes(n), n) == "tensor":
                     yield from uneven(
                         f"{prefix}{type(feed_forward).__name__}'s {name}", size, "tensor"
                     )
@@ -274,7 +281,9 @@ def _indivisible(config: c.TransformerConfig, n: Mapping[str, int]) -> Iterator[
         yield f"expert {n['expert']}, but the model has no experts"
 
 
-def _ungrouped(heads: str, count: int, norm: c.QKNorm | None, tensor: int) -> Iterator[str]:
+def _indivisible_kv_heads(
+    heads: str, count: int, norm: c.QKNorm | None, tensor: int
+) -> Iterator[str]:
     """Message if KV heads cannot be sharded over the tensor axis."""
     if count % tensor and tensor % count:
         yield f"{heads} and tensor {tensor}: one must be a multiple of the other"

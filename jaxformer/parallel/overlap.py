@@ -6,18 +6,21 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, SingleDeviceSharding
 
-from jaxformer.parallel.chips import chip_of
+from jaxformer.parallel.chips import chip_from_device_kind
 
-OFFLOAD = "xla_tpu_enable_sparse_core_collective_offload_"
+OFFLOAD_PREFIX = "xla_tpu_enable_sparse_core_collective_offload_"
 GATHERS = ("all_gather", "2d_all_gather", "3d_all_gather")
 SUMS = ("reduce_scatter", "nd_reduce_scatter", "all_reduce")
-SPARSE_CORES = {f"{OFFLOAD}{what}": True for what in (*GATHERS, *SUMS)} | {
+SPARSE_CORE_OPTIONS = {f"{OFFLOAD_PREFIX}{what}": True for what in (*GATHERS, *SUMS)} | {
     "xla_tpu_enable_async_collective_fusion_fuse_all_gather": False
 }
-OPTIONS: dict[str, dict[str, Any]] = {"tpu-v5p": SPARSE_CORES, "tpu-v6e": SPARSE_CORES}
+OPTIONS_BY_CHIP: dict[str, dict[str, Any]] = {
+    "tpu-v5p": SPARSE_CORE_OPTIONS,
+    "tpu-v6e": SPARSE_CORE_OPTIONS,
+}
 
 
-def overlap_options(mesh: Mesh) -> dict[str, Any]:
+def overlap_compiler_options(mesh: Mesh) -> dict[str, Any]:
     """Compiler options for `jax.jit` that overlap collectives with compute on this mesh.
 
     On TPU v5p and v6e the SparseCores gather kernels along `fsdp` and sum their gradients while
@@ -35,16 +38,16 @@ def overlap_options(mesh: Mesh) -> dict[str, Any]:
     """
     local_devices = [d for d in mesh.devices.flat if d.process_index == jax.process_index()]
     chip = (
-        chip_of(local_devices[0].device_kind)
+        chip_from_device_kind(local_devices[0].device_kind)
         if local_devices and mesh.shape.get("fsdp", 1) > 1
         else None
     )
-    options = {} if chip is None else OPTIONS.get(chip.name, {})
-    return options if options and _known(local_devices[0], *options.items()) else {}
+    options = {} if chip is None else OPTIONS_BY_CHIP.get(chip.name, {})
+    return options if options and _compiler_accepts(local_devices[0], *options.items()) else {}
 
 
 @lru_cache
-def _known(device: jax.Device, *options: tuple[str, Any]) -> bool:
+def _compiler_accepts(device: jax.Device, *options: tuple[str, Any]) -> bool:
     """Whether this compiler accepts the options, tried by compiling a scalar program."""
     abstract_scalar = jax.ShapeDtypeStruct((), "float32", sharding=SingleDeviceSharding(device))
     try:

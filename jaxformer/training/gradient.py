@@ -13,11 +13,11 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jaxformer import functional as F
 from jaxformer.checks import check_fields
-from jaxformer.config import Experts, TransformerConfig
+from jaxformer.config import MoE, TransformerConfig
 from jaxformer.data.batches import Batch
 from jaxformer.data.pairs import PairBatch
 from jaxformer.layers import Transformer
-from jaxformer.parallel import axes_of, batch_spec, parameter_specs, token_axes
+from jaxformer.parallel import active_mesh_axes, batch_spec, parameter_specs, token_axes
 
 AnyBatch = Batch | PairBatch
 
@@ -47,31 +47,35 @@ class Objective:
             raise ValueError(f"label_smoothing must be in [0, 1); got {self.label_smoothing}.")
 
 
-def apply_to(batch: AnyBatch, model: Transformer, params: Any, **options: Any) -> Any:
+def apply_model(batch: AnyBatch, model: Transformer, params: Any, **options: Any) -> Any:
     """Apply the model to a batch: logits, or token scores if targets are given."""
     inputs: dict[str, Any]
     match batch:
         case PairBatch():
             inputs = {"source": batch.source, "source_segments": batch.source_segments}
         case Batch():
-            inputs = {"positions": batch.positions, "segments": batch.segments, "contiguous": True}
+            inputs = {
+                "positions": batch.positions,
+                "segments": batch.segments,
+                "contiguous_positions": True,
+            }
     return model.apply({"params": params}, batch.tokens, **inputs, **options)
 
 
-def total_loss(
+def summed_loss(
     model: Transformer,
     objective: Objective,
     params: Any,
     batch: AnyBatch,
     key: PRNGKeyArray,
     *,
-    over: tuple[str, ...],
+    axis_names: tuple[str, ...],
 ) -> Float[Array, ""]:
     """Sum of the masked token losses on this device, with dropout.
 
-    `over` are the axes that tokens are shared out over; routers balance their load over all.
+    `axis_names` are the axes that tokens are shared out over; routers balance their load over all.
     """
-    scores, router_outputs = apply_to(
+    scores, router_outputs = apply_model(
         batch,
         model,
         params,
@@ -80,49 +84,49 @@ def total_loss(
         rngs={"dropout": key},
         mutable=["router"],
     )
-    losses = F.score_cross_entropy(
+    losses = F.cross_entropy_from_statistics(
         scores, z_loss=objective.z_loss, label_smoothing=objective.label_smoothing
     )
-    token_loss_sum = jnp.sum(jnp.where(batch.mask, losses, 0.0))
-    tokens = jnp.sum(batch.mask).astype(jnp.float32)
-    return token_loss_sum + tokens * router_loss(
-        model.config, objective, router_outputs, batch, over
+    token_loss_sum = jnp.sum(jnp.where(batch.loss_mask, losses, 0.0))
+    tokens = jnp.sum(batch.loss_mask).astype(jnp.float32)
+    return token_loss_sum + tokens * router_losses(
+        model.config, objective, router_outputs, batch, axis_names
     )
 
 
-def router_loss(
+def router_losses(
     config: TransformerConfig,
     objective: Objective,
-    said: dict[str, Any],
+    router_outputs: dict[str, Any],
     batch: AnyBatch,
-    over: tuple[str, ...],
+    axis_names: tuple[str, ...],
 ) -> Float[Array, ""]:
     """Mean over MoE layers of the weighted load-balancing and z losses."""
     losses = []
-    for path, logits in jax.tree_util.tree_leaves_with_path(said):
+    for path, logits in jax.tree_util.tree_leaves_with_path(router_outputs):
         names = jax.tree_util.keystr(path, simple=True, separator="/").split("/")
         layer = next(name for name in names if name.startswith("layer_"))
-        stack = config.encoder if "encoder" in names else config
+        stack = config.encoder_config if "encoder" in names else config
         feed_forward = stack.layer(int(layer.removeprefix("layer_"))).feed_forward
-        if not isinstance(feed_forward, Experts):
+        if not isinstance(feed_forward, MoE):
             continue
-        mask = batch.mask
+        mask = batch.loss_mask
         if isinstance(batch, PairBatch) and "encoder" in names:
             mask = batch.source_segments > 0
         local_totals = F.router_totals(logits, top_k=feed_forward.top_k, mask=jnp.asarray(mask))
         # One by one: up to JAX 0.7, a sum of several has no transpose if some have no gradient.
-        totals = jax.tree.map(lambda x: jax.lax.psum(x, over), local_totals)
+        totals = jax.tree.map(lambda x: jax.lax.psum(x, axis_names), local_totals)
         balance, square = F.load_balance_loss(totals), F.router_z_loss(totals)
         losses.append(objective.load_balance * balance + objective.router_z_loss * square)
     return jnp.mean(jnp.concatenate([jnp.ravel(x) for x in losses])) if losses else jnp.zeros(())
 
 
-def make_gradient(
+def make_value_and_grad(
     model: Transformer,
     mesh: Mesh,
     *,
     objective: Objective = Objective(),
-    accumulation: int = 1,
+    gradient_accumulation_steps: int = 1,
     seed: int = 0,
 ) -> Callable[[Any, Int[Array, ""], AnyBatch], tuple[Float[Array, ""], Any]]:
     """Build a sharded (params, step, batch) -> (mean loss, gradients).
@@ -130,68 +134,75 @@ def make_gradient(
     The mean is over the tokens that count in the whole batch, whatever device or accumulated part
     they are in, so without dropout neither changes the result beyond rounding. It is taken inside
     the loss, before the gradient. One thing depends on the accumulation: the load of experts is
-    balanced within each part, whose rows are the same on any mesh. With `expert_room` the mesh
-    decides for which tokens there is room.
+    balanced within each part, whose rows are the same on any mesh. With `expert_capacity_factor`
+    the mesh decides for which tokens there is room.
 
     Args:
         model: Applied with dropout on; spread over the mesh here.
         mesh: From `parallel.make_mesh`.
         objective: Terms beside the cross-entropy.
-        accumulation: In how many parts a device's rows are worked through, to save memory.
+        gradient_accumulation_steps: In how many parts a device's rows are worked through, to save
+            memory.
         seed: Of dropout; the key also depends on the step, the device and the part.
 
     Returns:
         The function. Gradients are in float32 and shared out as the parameters are. What a device
         has a whole copy of is added up over the devices once, after the last part.
     """
-    model, axis_names = model.clone(axes=axes_of(mesh.shape)), token_axes(mesh.shape)
+    model, axis_names = model.clone(mesh_axes=active_mesh_axes(mesh.shape)), token_axes(mesh.shape)
     specs = parameter_specs(model.config, mesh.shape)
 
     def per_device(params: Any, step: Int[Array, ""], batch: AnyBatch):
-        num_tokens = jax.lax.psum(jnp.sum(batch.mask), axis_names).astype(jnp.float32)
+        num_tokens = jax.lax.psum(jnp.sum(batch.loss_mask), axis_names).astype(jnp.float32)
         key = jax.random.fold_in(jax.random.key(seed), step)
         key = jax.random.fold_in(key, jax.lax.axis_index(axis_names))
-        varying_params = jax.tree.map(lambda x: F.varying(x, *axis_names), params)
+        varying_params = jax.tree.map(lambda x: F.pvary(x, *axis_names), params)
 
         def microbatch_step(carry, indexed):
             index, rows = indexed
 
             def loss(params):
                 microbatch_key = jax.random.fold_in(key, index)
-                local_sum = total_loss(
-                    model, objective, params, rows, microbatch_key, over=axis_names
+                local_sum = summed_loss(
+                    model, objective, params, rows, microbatch_key, axis_names=axis_names
                 )
                 return jax.lax.psum(local_sum, axis_names) / jnp.maximum(num_tokens, 1)
 
             return jax.tree.map(jnp.add, carry, jax.value_and_grad(loss)(varying_params)), None
 
         def split(rows):
-            return jnp.moveaxis(rows.reshape(-1, accumulation, *rows.shape[1:]), 1, 0)
+            return jnp.moveaxis(
+                rows.reshape(-1, gradient_accumulation_steps, *rows.shape[1:]), 1, 0
+            )
 
         zeros = jax.tree.map(
-            lambda x: F.varying(jnp.zeros(x.shape, x.dtype), *F.varies_over(x)), varying_params
+            lambda x: F.pvary(jnp.zeros(x.shape, x.dtype), *F.varying_axes(x)), varying_params
         )
         zero_carry = (jnp.zeros(()), zeros)
-        if accumulation == 1:
+        if gradient_accumulation_steps == 1:
             (loss, gradients), _ = microbatch_step(zero_carry, (0, batch))
         else:
-            microbatches = (jnp.arange(accumulation), jax.tree.map(split, batch))
+            microbatches = (jnp.arange(gradient_accumulation_steps), jax.tree.map(split, batch))
             (loss, gradients), _ = jax.lax.scan(microbatch_step, zero_carry, microbatches)
-        return loss, jax.tree.map(partial(add_copies, over=axis_names), gradients, specs)
+        return loss, jax.tree.map(
+            partial(sum_over_replicas, axis_names=axis_names), gradients, specs
+        )
 
     return jax.shard_map(
         per_device, mesh=mesh, in_specs=(specs, P(), batch_spec(mesh.shape)), out_specs=(P(), specs)
     )
 
 
-def add_copies(gradient: Float[Array, "..."], spec: P, *, over: tuple[str, ...]) -> Array:
+def sum_over_replicas(
+    gradient: Float[Array, "..."], spec: P, *, axis_names: tuple[str, ...]
+) -> Array:
     """`psum` a gradient over the axes along which its parameter is replicated."""
     sharded_axes = {axis for axis in spec if axis is not None}
-    replica_axes = tuple(axis for axis in over if axis not in sharded_axes)
+    replica_axes = tuple(axis for axis in axis_names if axis not in sharded_axes)
     return jax.lax.psum(gradient, replica_axes) if replica_axes else gradient
 
 
-def make_norm(model: Transformer, mesh: Mesh) -> Callable[[Any], Float[Array, ""]]:
+def make_global_norm(model: Transformer, mesh: Mesh) -> Callable[[Any], Float[Array, ""]]:
     """Build the global gradient norm of sharded gradients."""
     specs = parameter_specs(model.config, mesh.shape)
 

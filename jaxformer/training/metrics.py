@@ -1,6 +1,6 @@
 """Metric writers: JSON lines, TensorBoard, Weights & Biases.
 
-Every writer has `write(step, metrics)` and `close()`, and `Metrics` sends to several at once.
+Every writer has `write(step, metrics)` and `close()`, and `MultiWriter` sends to several at once.
 A writer that cannot store a number raises at once, from the call that brought it: a full disk
 ends a run with a message, never with a silent gap in its curves.
 """
@@ -14,15 +14,15 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol, SupportsFloat, runtime_checkable
 
-from jaxformer.extras import missing
+from jaxformer.extras import missing_extra_message
 
-RESERVED = ("step", "time")
-SHOWN = 200  # bytes of a line that an error shows
+RESERVED_NAMES = ("step", "time")
+MAX_SHOWN_BYTES = 200  # bytes of a line that an error shows
 NON_FINITE = ("NaN", "Infinity", "-Infinity")
 
 
 @runtime_checkable
-class Writer(Protocol):
+class MetricWriter(Protocol):
     """Protocol of metric writers."""
 
     def write(self, step: int, metrics: Mapping[str, SupportsFloat]) -> None:
@@ -34,7 +34,7 @@ class Writer(Protocol):
         ...
 
 
-class Metrics:
+class MultiWriter:
     """Writes metrics to several writers; the list may be empty.
 
         with Metrics([JsonLines("runs/a/metrics.jsonl"), TensorBoard("runs/a")]) as metrics:
@@ -44,7 +44,7 @@ class Metrics:
         writers: Where to. They are closed together, each of them even when another fails.
     """
 
-    def __init__(self, writers: Sequence[Writer]) -> None:
+    def __init__(self, writers: Sequence[MetricWriter]) -> None:
         self._writers = tuple(writers)
         self._exits = ExitStack()
         for writer in self._writers:
@@ -59,7 +59,7 @@ class Metrics:
         """Close every writer. Closing twice does nothing the second time."""
         self._exits.close()
 
-    def __enter__(self) -> "Metrics":
+    def __enter__(self) -> "MultiWriter":
         """Give itself to `with`, which closes it."""
         return self
 
@@ -68,7 +68,7 @@ class Metrics:
         self.close()
 
 
-class JsonLines:
+class JsonLinesWriter:
     """Writes one JSON object per line: step, time and metrics.
 
         {"step": 20, "time": 1767225600.0, "loss": 5.25, "learning_rate": 0.0003}
@@ -92,11 +92,11 @@ class JsonLines:
         self._path = Path(path)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         if self._path.exists():
-            self._keep(resume_from)
+            self._drop_lines_after(resume_from)
         # Unbuffered, so that an error belongs to the line that caused it.
         self._file = open(self._path, "ab", buffering=0)
 
-    def _keep(self, resume_from: int | None) -> None:
+    def _drop_lines_after(self, resume_from: int | None) -> None:
         records = read_json_lines(self._path)
         if resume_from is None:
             if records:
@@ -105,10 +105,12 @@ class JsonLines:
                     f"{records[-1]['step']}. Resume from a step, or write to another file."
                 )
             return
-        kept_lines = b"".join(_line(record) for record in records if record["step"] <= resume_from)
+        kept_lines = b"".join(
+            _encode_line(record) for record in records if record["step"] <= resume_from
+        )
         temporary = self._path.with_name(self._path.name + ".tmp")
         try:
-            with _explained(temporary, resume_from), open(temporary, "wb") as file:
+            with _name_file_and_step(temporary, resume_from), open(temporary, "wb") as file:
                 file.write(kept_lines)
                 file.flush()
                 os.fsync(file.fileno())
@@ -123,15 +125,15 @@ class JsonLines:
             ValueError: A metric is called "step" or "time".
             OSError: The line could not be stored; the file ends with the line before it.
         """
-        reserved = [name for name in RESERVED if name in metrics]
+        reserved = [name for name in RESERVED_NAMES if name in metrics]
         if reserved:
             raise ValueError(
                 f"A metric cannot be called {reserved[0]!r}: every line has that field."
             )
         numbers = {name: float(value) for name, value in metrics.items()}
-        line = _line({"step": int(step), "time": time.time(), **numbers})
+        line = _encode_line({"step": int(step), "time": time.time(), **numbers})
         end = os.fstat(self._file.fileno()).st_size
-        with _explained(self._path, step):
+        with _name_file_and_step(self._path, step):
             try:
                 remaining = line
                 while remaining:  # a nearly full disk takes a part and fails on the next call
@@ -146,7 +148,7 @@ class JsonLines:
 
 
 def read_json_lines(path: str | os.PathLike[str]) -> list[dict[str, float | int]]:
-    """Read what `JsonLines` wrote: one mapping a line, with `step` and `time` among its names.
+    """Read what `JsonLinesWriter` wrote: one mapping a line, `step` and `time` among its names.
 
     Args:
         path: The file.
@@ -161,19 +163,20 @@ def read_json_lines(path: str | os.PathLike[str]) -> list[dict[str, float | int]
     records = []
     for number, line in enumerate(lines, start=1):
         try:
-            numbers = {name: _number(value) for name, value in json.loads(line).items()}
+            numbers = {name: _parse_number(value) for name, value in json.loads(line).items()}
             if not isinstance(numbers["step"], int):
                 raise ValueError("A step is a whole number.")
             records.append({"step": numbers.pop("step"), **numbers})
         except (ValueError, AttributeError, KeyError, RecursionError) as error:
             raise ValueError(
-                f"{path}, line {number} is no line of metrics: {line[:SHOWN]!r}. Remove the line, "
+                f"{path}, line {number} is no line of metrics: {line[:MAX_SHOWN_BYTES]!r}. Remove "
+                "the line, "
                 "or move the file away."
             ) from error
     return records
 
 
-def _number(value: object) -> float | int:
+def _parse_number(value: object) -> float | int:
     if isinstance(value, str):
         return float(value)
     if isinstance(value, bool) or not isinstance(value, float | int):
@@ -181,12 +184,12 @@ def _number(value: object) -> float | int:
     return value
 
 
-def _line(record: Mapping[str, float | int]) -> bytes:
-    writable = {name: _finite_or_text(value) for name, value in record.items()}
+def _encode_line(record: Mapping[str, float | int]) -> bytes:
+    writable = {name: _encode_number(value) for name, value in record.items()}
     return json.dumps(writable, allow_nan=False, ensure_ascii=False).encode() + b"\n"
 
 
-def _finite_or_text(value: float | int) -> float | int | str:
+def _encode_number(value: float | int) -> float | int | str:
     if math.isfinite(value):
         return value
     not_a_number, infinity, minus_infinity = NON_FINITE
@@ -196,7 +199,7 @@ def _finite_or_text(value: float | int) -> float | int | str:
 
 
 @contextmanager
-def _explained(path: str | os.PathLike[str], step: int) -> Iterator[None]:
+def _name_file_and_step(path: str | os.PathLike[str], step: int) -> Iterator[None]:
     """Re-raise an OSError with the file and the step."""
     try:
         yield
@@ -207,7 +210,7 @@ def _explained(path: str | os.PathLike[str], step: int) -> Iterator[None]:
         ) from error
 
 
-class TensorBoard:
+class TensorBoardWriter:
     """An event file that `tensorboard --logdir` reads. Needs the `train` extra.
 
     Args:
@@ -225,7 +228,7 @@ class TensorBoard:
             from tensorboardX.proto import event_pb2, summary_pb2
             from tensorboardX.record_writer import directory_check
         except ImportError as error:
-            raise ImportError(missing(error)) from error
+            raise ImportError(missing_extra_message(error)) from error
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
         self._folder = os.fspath(folder)
         directory_check(self._folder)
@@ -236,7 +239,7 @@ class TensorBoard:
         if resume_from is not None:
             start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
             purge = self._event(wall_time=time.time(), step=resume_from + 1, session_log=start)
-            self._store(resume_from + 1, purge)
+            self._write_event(resume_from + 1, purge)
 
     def write(self, step: int, metrics: Mapping[str, SupportsFloat]) -> None:
         """Store one scalar a name; a slash in a name makes a group in TensorBoard.
@@ -249,21 +252,21 @@ class TensorBoard:
             for name, value in metrics.items()
         ]
         summary = self._summary(value=values)
-        self._store(step, self._event(wall_time=time.time(), step=int(step), summary=summary))
+        self._write_event(step, self._event(wall_time=time.time(), step=int(step), summary=summary))
 
-    def _store(self, step: int, event: Any) -> None:
+    def _write_event(self, step: int, event: Any) -> None:
         self._step = step
-        with _explained(self._folder, step):
+        with _name_file_and_step(self._folder, step):
             self._events.write_event(event)
             self._events.flush()
 
     def close(self) -> None:
         """Close the event file."""
-        with _explained(self._folder, self._step):
+        with _name_file_and_step(self._folder, self._step):
             self._events.close()
 
 
-def check_weights_and_biases() -> None:
+def check_wandb_login() -> None:
     """Check the W&B login before training starts.
 
     Asks for a key on a terminal; nothing where `WANDB_MODE` is offline or disabled.
@@ -286,11 +289,11 @@ def _import_wandb() -> Any:
     try:
         import wandb
     except ImportError as error:
-        raise ImportError(missing(error)) from error
+        raise ImportError(missing_extra_message(error)) from error
     return wandb
 
 
-class WeightsAndBiases:
+class WandbWriter:
     """A run on Weights & Biases. Needs the `wandb` extra.
 
     Args:

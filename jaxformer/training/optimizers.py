@@ -15,12 +15,14 @@ import jax.numpy as jnp
 import optax
 
 from jaxformer.checks import check_fields
-from jaxformer.layers.declarations import Role
-from jaxformer.training.matrices import scale_by_adafactor, scale_by_muon
+from jaxformer.layers.parameter_metadata import ParameterRole
+from jaxformer.training.muon import scale_by_adafactor, scale_by_muon
 from jaxformer.training.schedules import Schedule, make_schedule
 
 
-def check(optimizer: Any, *, rates: tuple[str, ...] = (), positive: tuple[str, ...] = ()) -> None:
+def check_hyperparameters(
+    optimizer: Any, *, rates: tuple[str, ...] = (), positive: tuple[str, ...] = ()
+) -> None:
     """Raise for decay rates outside [0, 1), and for numbers that must be positive."""
     kind = type(optimizer).__name__
     for name in rates:
@@ -54,7 +56,7 @@ class AdamW:
 
     def __post_init__(self):
         check_fields(self)
-        check(self, rates=("b1", "b2"), positive=("eps",))
+        check_hyperparameters(self, rates=("b1", "b2"), positive=("eps",))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +84,7 @@ class Adafactor:
 
     def __post_init__(self):
         check_fields(self)
-        check(self, positive=("decay_exponent", "clip", "min_scale"))
+        check_hyperparameters(self, positive=("decay_exponent", "clip", "min_scale"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +110,7 @@ class Lion:
 
     def __post_init__(self):
         check_fields(self)
-        check(self, rates=("b1", "b2"))
+        check_hyperparameters(self, rates=("b1", "b2"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +140,7 @@ class Muon:
 
     def __post_init__(self):
         check_fields(self)
-        check(self, rates=("momentum",), positive=("rms", "adamw_rate"))
+        check_hyperparameters(self, rates=("momentum",), positive=("rms", "adamw_rate"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +162,7 @@ class SGD:
 
     def __post_init__(self):
         check_fields(self)
-        check(self, rates=("momentum",))
+        check_hyperparameters(self, rates=("momentum",))
 
 
 Optimizer = AdamW | Adafactor | Lion | Muon | SGD
@@ -180,7 +182,7 @@ class OptimizerConfig:
     schedule: Schedule
     optimizer: Optimizer = AdamW()
     clip_norm: float | None = 1.0
-    decay_roles: tuple[Role, ...] = ("kernel", "head")
+    decay_roles: tuple[ParameterRole, ...] = ("kernel", "head")
 
     def __post_init__(self):
         check_fields(self)
@@ -188,13 +190,13 @@ class OptimizerConfig:
             raise ValueError(f"clip_norm must be positive, or None for off; got {self.clip_norm}.")
 
 
-def learning_rate(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
+def learning_rate_schedule(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
     """Learning-rate schedule of the run, a function of the step from 0."""
     return make_schedule(config.schedule, total_steps)
 
 
 def make_optimizer(
-    config: OptimizerConfig, total_steps: int, declarations: Any
+    config: OptimizerConfig, total_steps: int, metadata: Any
 ) -> optax.GradientTransformation:
     """Build the optax transformation: clip, optimizer, weight decay, learning rate.
 
@@ -204,8 +206,8 @@ def make_optimizer(
     Args:
         config: Which optimizer, schedule and clipping.
         total_steps: Number of updates in the run, for the schedule.
-        declarations: What decays and what is a matrix: `parallel.declarations` of the model, or
-            another tree of `parallel.Declaration`, like the parameters.
+        metadata: What decays and what is a matrix: `parallel.parameter_metadata` of the model, or
+            another tree of `parallel.ParameterMetadata`, like the parameters.
 
     Returns:
         A transformation whose `update` needs the parameters. Every leaf must be whole: norms and
@@ -216,13 +218,15 @@ def make_optimizer(
     """
     stages = {}
     if config.clip_norm is not None:
-        stages["clip"] = clip_by_norm(config.clip_norm)
-    stages["optimizer"] = rescale(config.optimizer, config.decay_roles, declarations)
-    stages["learning_rate"] = optax.scale_by_learning_rate(learning_rate(config, total_steps))
-    return in_float32(optax.named_chain(*stages.items()))
+        stages["clip"] = clip_by_global_norm(config.clip_norm)
+    stages["optimizer"] = optimizer_transform(config.optimizer, config.decay_roles, metadata)
+    stages["learning_rate"] = optax.scale_by_learning_rate(
+        learning_rate_schedule(config, total_steps)
+    )
+    return run_in_float32(optax.named_chain(*stages.items()))
 
 
-def clip_by_norm(limit: float) -> optax.GradientTransformationExtraArgs:
+def clip_by_global_norm(limit: float) -> optax.GradientTransformationExtraArgs:
     """Clip gradients by their global norm.
 
         g <- g * min(1, limit / norm)
@@ -239,39 +243,39 @@ def clip_by_norm(limit: float) -> optax.GradientTransformationExtraArgs:
     return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
 
 
-def rescale(
-    optimizer: Optimizer, decay_roles: tuple[Role, ...], declarations: Any
+def optimizer_transform(
+    optimizer: Optimizer, decay_roles: tuple[ParameterRole, ...], metadata: Any
 ) -> optax.GradientTransformation:
     """The optimizer's transformation, with weight decay masked to `decay_roles`."""
-    mask = jax.tree.map(lambda x: x.role in decay_roles, declarations)
+    mask = jax.tree.map(lambda x: x.role in decay_roles, metadata)
     decay = partial(optax.add_decayed_weights, mask=mask)
     match optimizer:
         case AdamW(b1=b1, b2=b2, eps=eps):
             inner = optax.scale_by_adam(b1, b2, eps)
         case Adafactor(decay_exponent=exponent, clip=clip, min_scale=least):
             inner = scale_by_adafactor(
-                declarations, decay_exponent=exponent, clip=clip, min_scale=least
+                metadata, decay_exponent=exponent, clip=clip, min_scale=least
             )
         case Lion(b1=b1, b2=b2):
             inner = optax.scale_by_lion(b1, b2)
         case SGD(momentum=momentum, nesterov=nesterov):
             inner = optax.trace(momentum, nesterov) if momentum else optax.identity()
         case Muon(momentum=momentum, rms=rms, adamw=adamw, adamw_rate=rate):
-            muon = scale_by_muon(declarations, momentum=momentum, rms=rms)
+            muon = scale_by_muon(metadata, momentum=momentum, rms=rms)
             other_transform = optax.chain(
-                rescale(adamw, decay_roles, declarations), optax.scale(rate)
+                optimizer_transform(adamw, decay_roles, metadata), optax.scale(rate)
             )
             return optax.partition(
                 {
                     "kernels": optax.chain(muon, decay(optimizer.weight_decay)),
                     "rest": other_transform,
                 },
-                jax.tree.map(lambda x: "kernels" if x.role == "kernel" else "rest", declarations),
+                jax.tree.map(lambda x: "kernels" if x.role == "kernel" else "rest", metadata),
             )
     return optax.chain(inner, decay(optimizer.weight_decay))
 
 
-def in_float32(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+def run_in_float32(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
     """Run `inner` on float32 copies; give updates in the dtype of the parameters.
 
     `optax` raises floats to integer powers, which callers with strict dtype promotion would not

@@ -9,14 +9,14 @@ import unicodedata
 from collections.abc import Callable
 from typing import Any, SupportsFloat
 
-from jaxformer.extras import missing
+from jaxformer.extras import missing_extra_message
 
-SMOOTHING = 0.9
-SHOWN = {
+LOSS_EMA_DECAY = 0.9
+DISPLAYED = {
     "loss": ("loss", lambda v: f"{v:.4f}"),
     "learning_rate": ("learning rate", lambda v: f"{v:.2e}"),
     "tokens_per_second": ("tokens/s", lambda v: format_count(v)),
-    "utilisation": ("MFU", lambda v: f"{v:.1%}"),
+    "mfu": ("MFU", lambda v: f"{v:.1%}"),
     "bits_per_byte": ("held-out bits/byte", lambda v: f"{v:.3f}"),
     "seconds_left": ("time left", lambda v: format_duration(v)),
 }
@@ -125,13 +125,13 @@ class Progress:
         self._smooth = self._weight = 0.0
         self._first: tuple[int, float] | None = None
         # A resumed run waits, so that its first line too has the mean of several losses.
-        self._told, self._told_at = True, clock() if start_step else -math.inf
-        self._bar = _bar(self._stream)
+        self._status_printed, self._printed_at = True, clock() if start_step else -math.inf
+        self._bar = _make_bar(self._stream)
 
     def __enter__(self) -> "Progress":
         """Begin to show."""
         if self._title:
-            self.note(self._title)
+            self.print(self._title)
         if self._bar is not None:
             self._bar.start()
             self._task = self._bar.add_task("", total=self._total, completed=self._step, numbers="")
@@ -141,8 +141,8 @@ class Progress:
         """Show the last metrics and restore the terminal."""
         if self._bar is not None:
             self._bar.stop()
-        elif not self._told:
-            self._print_line()
+        elif not self._status_printed:
+            self._print_status()
 
     def update(
         self,
@@ -150,7 +150,7 @@ class Progress:
         *,
         loss: SupportsFloat | None = None,
         tokens_per_second: SupportsFloat | None = None,
-        utilisation: SupportsFloat | None = None,
+        mfu: SupportsFloat | None = None,
         learning_rate: SupportsFloat | None = None,
         bits_per_byte: SupportsFloat | None = None,
     ) -> None:
@@ -160,7 +160,7 @@ class Progress:
             step: Steps done so far.
             loss: Training loss in nats per token. Shown smoothed; not finite, shown as it is.
             tokens_per_second: Tokens trained on in one second, on all devices.
-            utilisation: Model FLOP utilisation (MFU), as a fraction of the machine's peak.
+            mfu: Model FLOP utilisation (MFU), as a fraction of the machine's peak.
             learning_rate: The optimizer's step size.
             bits_per_byte: Latest held-out result, in bits per byte of text.
         """
@@ -168,11 +168,11 @@ class Progress:
             "loss": None if loss is None else self._smoothed(float(loss)),
             "learning_rate": learning_rate,
             "tokens_per_second": tokens_per_second,
-            "utilisation": utilisation,
+            "mfu": mfu,
             "bits_per_byte": bits_per_byte,
         }
         self._numbers |= {name: float(v) for name, v in news.items() if v is not None}
-        now, self._step, self._told = self._clock(), step, False
+        now, self._step, self._status_printed = self._clock(), step, False
         if self._first is None:
             self._first = (step, now)  # from here, because the first step also compiles
         first_step, first_at = self._first
@@ -180,42 +180,42 @@ class Progress:
             pace = (now - first_at) / (step - first_step)
             self._numbers["seconds_left"] = pace * max(0, self._total - step)
         if self._bar is not None:
-            self._bar.update(self._task, completed=step, numbers=self._text())
-        elif now - self._told_at >= self._interval:
-            self._told_at = now
-            self._print_line()
+            self._bar.update(self._task, completed=step, numbers=self._status_text())
+        elif now - self._printed_at >= self._interval:
+            self._printed_at = now
+            self._print_status()
 
-    def note(self, text: str) -> None:
+    def print(self, text: str) -> None:
         """Print `text` on lines of its own, above the bar where there is one."""
         if self._bar is not None:
-            self._bar.console.print(_printable(text, "utf-8"), markup=False, highlight=False)
+            self._bar.console.print(_sanitize(text, "utf-8"), markup=False, highlight=False)
         elif self._stream is not None:  # Python has none where standard output is closed
-            print(printable(text, self._stream), file=self._stream, flush=True)
+            print(sanitize_text(text, self._stream), file=self._stream, flush=True)
 
     def _smoothed(self, loss: float) -> float:
         if not math.isfinite(loss):  # one NaN would stay in the mean for ever
             return loss
-        self._smooth = SMOOTHING * self._smooth + (1 - SMOOTHING) * loss
-        self._weight = SMOOTHING * self._weight + (1 - SMOOTHING)
+        self._smooth = LOSS_EMA_DECAY * self._smooth + (1 - LOSS_EMA_DECAY) * loss
+        self._weight = LOSS_EMA_DECAY * self._weight + (1 - LOSS_EMA_DECAY)
         return self._smooth / self._weight
 
-    def _text(self) -> str:
-        known_values = [(words, self._numbers.get(name)) for name, words in SHOWN.items()]
+    def _status_text(self) -> str:
+        known_values = [(words, self._numbers.get(name)) for name, words in DISPLAYED.items()]
         return "  ".join(
             f"{word} {text(value)}" for (word, text), value in known_values if value is not None
         )
 
-    def _print_line(self) -> None:
-        self._told = True
-        self.note(f"step {self._step:,}/{self._total:,}  {self._text()}".rstrip())
+    def _print_status(self) -> None:
+        self._status_printed = True
+        self.print(f"step {self._step:,}/{self._total:,}  {self._status_text()}".rstrip())
 
 
-def printable(text: str, stream: Any) -> str:
+def sanitize_text(text: str, stream: Any) -> str:
     """Replace control characters and what the stream cannot encode."""
-    return _printable(text, getattr(stream, "encoding", None) or "utf-8")
+    return _sanitize(text, getattr(stream, "encoding", None) or "utf-8")
 
 
-def _printable(text: str, encoding: str) -> str:
+def _sanitize(text: str, encoding: str) -> str:
     visible = "".join(
         "\N{REPLACEMENT CHARACTER}" if unicodedata.category(c) == "Cc" and c not in "\n\t" else c
         for c in text
@@ -223,7 +223,7 @@ def _printable(text: str, encoding: str) -> str:
     return visible.encode(encoding, "replace").decode(encoding)
 
 
-def _bar(stream: Any) -> Any:
+def _make_bar(stream: Any) -> Any:
     """A rich progress bar, or None if plain lines should be printed."""
     if (
         stream is None
@@ -237,7 +237,7 @@ def _bar(stream: Any) -> Any:
         from rich.console import Console
         from rich.table import Column
     except ImportError as error:
-        raise ImportError(missing(error)) from error
+        raise ImportError(missing_extra_message(error)) from error
     console = Console(file=stream)
     if console.is_jupyter or not console.is_terminal or not console.encoding.startswith("utf"):
         return None

@@ -33,7 +33,7 @@ class Constant:
 
     def __post_init__(self):
         check_fields(self)
-        check(self)
+        check_schedule(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class Linear:
 
     def __post_init__(self):
         check_fields(self)
-        check(self)
+        check_schedule(self)
         check_fraction("final_fraction", self.final_fraction)
 
 
@@ -76,7 +76,7 @@ class Cosine:
 
     def __post_init__(self):
         check_fields(self)
-        check(self)
+        check_schedule(self)
         check_fraction("final_fraction", self.final_fraction)
 
 
@@ -102,7 +102,7 @@ class InverseSquareRoot:
 
     def __post_init__(self):
         check_fields(self)
-        check(self)
+        check_schedule(self)
         if self.warmup_steps < 1:
             raise ValueError(
                 "InverseSquareRoot falls from the end of its warm-up, so warmup_steps must be at "
@@ -142,7 +142,7 @@ class WarmupStableDecay:
 
     def __post_init__(self):
         check_fields(self)
-        check(self)
+        check_schedule(self)
         check_fraction("decay_fraction", self.decay_fraction)
         check_fraction("final_fraction", self.final_fraction)
 
@@ -167,7 +167,7 @@ def make_schedule(schedule: Schedule, total_steps: int) -> optax.Schedule:
     Raises:
         ValueError: The run is empty, or too short for its warm-up and decay.
     """
-    check_length(schedule, total_steps)
+    check_total_steps(schedule, total_steps)
 
     def rate(step: int | Int[Array, ""]) -> Float[Array, ""]:
         elapsed = jnp.asarray(step).astype(jnp.float32)
@@ -188,22 +188,22 @@ def fraction_of_peak(
         case InverseSquareRoot():
             return jnp.sqrt(warmup / jnp.maximum(elapsed + 1, warmup))
         case Linear(final_fraction=final):
-            decayed = progress(elapsed, warmup, total_steps)
+            decayed = linear_ramp(elapsed, warmup, total_steps)
         case Cosine(final_fraction=final):
-            decayed = (1 - jnp.cos(jnp.pi * progress(elapsed, warmup, total_steps))) / 2
+            decayed = (1 - jnp.cos(jnp.pi * linear_ramp(elapsed, warmup, total_steps))) / 2
         case WarmupStableDecay(final_fraction=final):
             start = total_steps - schedule.decay_steps(total_steps)
-            decayed = progress(elapsed, start, total_steps)
+            decayed = linear_ramp(elapsed, start, total_steps)
             decayed = jnp.sqrt(decayed) if schedule.shape == "sqrt" else decayed
     return 1 - (1 - final) * decayed
 
 
-def progress(elapsed: Float[Array, ""], start: int, stop: int) -> Float[Array, ""]:
+def linear_ramp(elapsed: Float[Array, ""], start: int, stop: int) -> Float[Array, ""]:
     """Linear ramp from 0 at `start` to 1 at `stop`, clipped."""
     return jnp.clip((elapsed - start) / max(stop - start, 1), 0, 1)
 
 
-def check(schedule: Schedule) -> None:
+def check_schedule(schedule: Schedule) -> None:
     """Raise for a peak that is not positive or a negative warm-up."""
     if not schedule.peak > 0:
         raise ValueError(f"The peak learning rate must be positive; got {schedule.peak}.")
@@ -217,7 +217,7 @@ def check_fraction(name: str, value: float) -> None:
         raise ValueError(f"{name} must be between 0 and 1; got {value}.")
 
 
-def check_length(schedule: Schedule, total_steps: int) -> None:
+def check_total_steps(schedule: Schedule, total_steps: int) -> None:
     """Raise if warm-up and decay do not fit into the run."""
     if total_steps < 1:
         raise ValueError(f"A run has at least one step; got total_steps={total_steps}.")

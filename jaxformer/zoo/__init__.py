@@ -7,8 +7,8 @@
 `python -m jaxformer.zoo` prints the table, `python -m jaxformer.zoo llama-2-70b` one model.
 """
 
-from jaxformer.zoo.catalogue import get as get
-from jaxformer.zoo.catalogue import names as names
-from jaxformer.zoo.cells import Cells as Cells
-from jaxformer.zoo.row import SurveyRow as SurveyRow
+from jaxformer.zoo.presets import get as get
+from jaxformer.zoo.presets import names as names
 from jaxformer.zoo.survey import survey as survey
+from jaxformer.zoo.survey_cells import SurveyCells as SurveyCells
+from jaxformer.zoo.survey_row import SurveyRow as SurveyRow

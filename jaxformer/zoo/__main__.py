@@ -9,9 +9,9 @@ from jaxformer import costs
 from jaxformer.config import EncoderDecoder, Learned, TransformerConfig
 from jaxformer.errors import readable_errors
 from jaxformer.zoo import get, printing, survey
-from jaxformer.zoo.printing import about, code
+from jaxformer.zoo.printing import describe_row, to_python_source
 
-LENGTH = 4096
+MAX_LENGTH = 4096
 
 
 def main() -> None:
@@ -24,16 +24,16 @@ def main() -> None:
     arguments = parser.parse_args()
     with readable_errors():
         if arguments.list:
-            print(printing.listing())
+            print(printing.preset_listing())
         elif arguments.markdown:
-            print(printing.markdown())
+            print(printing.survey_markdown())
         elif arguments.name is None:
-            print(printing.table())
+            print(printing.survey_table())
         else:
-            print(preset(arguments.name))
+            print(describe_preset(arguments.name))
 
 
-def preset(name: str) -> str:
+def describe_preset(name: str) -> str:
     """Describe one preset: configuration, costs, and its survey row.
 
     Raises:
@@ -41,25 +41,30 @@ def preset(name: str) -> str:
     """
     config = get(name)
     rows = [row for row in survey() if name in row.presets]
-    parts = [f"{name}\n{'=' * len(name)}", code(config), _costs(config), *map(about, rows)]
+    parts = [
+        f"{name}\n{'=' * len(name)}",
+        to_python_source(config),
+        _describe_costs(config),
+        *map(describe_row, rows),
+    ]
     return "\n\n".join(parts)
 
 
-def _costs(config: TransformerConfig) -> str:
-    total, active = costs.parameters(config), costs.active_parameters(config)
-    length = min(LENGTH, config.max_length or LENGTH)
+def _describe_costs(config: TransformerConfig) -> str:
+    total, active = costs.num_parameters(config), costs.num_active_parameters(config)
+    length = min(MAX_LENGTH, config.max_length or MAX_LENGTH)
     has_encoder = isinstance(config.topology, EncoderDecoder)
     flops = costs.forward_flops(config, length, length if has_encoder else 0) / length
-    lines = [f"parameters              {total:,} ({_unit(total, 'MB')})"]
+    lines = [f"parameters              {total:,} ({_with_unit(total, 'MB')})"]
     if active != total:
-        lines.append(f"  used by one token     {active:,} ({_unit(active, 'MB')})")
+        lines.append(f"  used by one token     {active:,} ({_with_unit(active, 'MB')})")
     setting = f"a text of {length:,} tokens" + (" and a source as long" if has_encoder else "")
-    lines.append(f"forward FLOPs per token {flops:,.0f} ({_unit(flops, 'MGT')}), in {setting}")
-    lines.append(f"KV cache per token      {_cache(config)}")
+    lines.append(f"forward FLOPs per token {flops:,.0f} ({_with_unit(flops, 'MGT')}), in {setting}")
+    lines.append(f"KV cache per token      {_describe_cache(config)}")
     return "\n".join(lines)
 
 
-def _cache(config: TransformerConfig) -> str:
+def _describe_cache(config: TransformerConfig) -> str:
     bytes_per_token = costs.cache_bytes(config, 1)
     text = f"{bytes_per_token:,} bytes ({bytes_per_token / 1024:,.1f} KiB) in bfloat16"
     windows = [config.layer(i).window for i in range(config.num_layers)]
@@ -78,7 +83,7 @@ def _cache(config: TransformerConfig) -> str:
     return text
 
 
-def _unit(number: int | float, letters: str) -> str:
+def _with_unit(number: int | float, letters: str) -> str:
     """Format a number in units of a million, with one letter per factor of 1000."""
     power = max(i for i in range(len(letters)) if number >= 1e6 * 1000**i or i == 0)
     return f"{number / (1e6 * 1000**power):,.2f} {letters[power]}"

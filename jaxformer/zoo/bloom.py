@@ -1,7 +1,7 @@
 """BLOOM: serial blocks, ALiBi, embedding norm; vocabulary padded from 250,680 to 250,880."""
 
-from jaxformer.config import MLP, Alibi, Embedding, Head, LayerNorm, MultiHead, TransformerConfig
-from jaxformer.zoo.biases import ALL
+from jaxformer.config import MLP, Alibi, Embedding, LayerNorm, LMHead, MultiHead, TransformerConfig
+from jaxformer.zoo.projection_biases import QKVO
 
 
 def bloom(*, model_dim: int, num_layers: int, num_heads: int) -> TransformerConfig:
@@ -20,12 +20,12 @@ def bloom(*, model_dim: int, num_layers: int, num_heads: int) -> TransformerConf
             num_kv_heads=num_heads,
             head_dim=model_dim // num_heads,
             positions=(Alibi(),),
-            biases=ALL,
+            biases=QKVO,
         ),
         feed_forward=(MLP(hidden_dim=4 * model_dim, activation="gelu_tanh", bias=True),),
         norm=LayerNorm(),
         embedding=Embedding(norm=LayerNorm()),
-        head=Head(tied=True),
+        head=LMHead(tied=True),
     )
 
 

@@ -2,8 +2,8 @@
 
 from jaxformer.config import (
     GLU,
-    Head,
     LayerNorm,
+    LMHead,
     MultiHead,
     Positions,
     QKNorm,
@@ -48,7 +48,7 @@ def cohere(
         feed_forward=(GLU(hidden_dim=hidden_dim),),
         block="parallel_shared_norm",
         norm=NORM,
-        head=Head(tied=True, multiplier=multiplier),
+        head=LMHead(tied=True, multiplier=multiplier),
     )
 
 

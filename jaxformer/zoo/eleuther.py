@@ -4,8 +4,8 @@ Vocabularies are those of the released tables: padded beyond the tokenizer's 50,
 (GPT-NeoX) and 50,277 (Pythia).
 """
 
-from jaxformer.config import MLP, Head, LayerNorm, MultiHead, Rope, TransformerConfig
-from jaxformer.zoo.biases import ALL
+from jaxformer.config import MLP, LayerNorm, LMHead, MultiHead, Rope, TransformerConfig
+from jaxformer.zoo.projection_biases import QKVO
 
 
 def gpt_j() -> TransformerConfig:
@@ -27,7 +27,7 @@ def gpt_j() -> TransformerConfig:
         feed_forward=(MLP(hidden_dim=16_384, activation="gelu_tanh", bias=True),),
         block="parallel_shared_norm",
         norm=LayerNorm(),
-        head=Head(bias=True),
+        head=LMHead(bias=True),
     )
 
 
@@ -50,7 +50,7 @@ def gpt_neox(
             num_kv_heads=num_heads,
             head_dim=model_dim // num_heads,
             positions=(Rope(fraction=0.25),),
-            biases=ALL,
+            biases=QKVO,
         ),
         feed_forward=(MLP(hidden_dim=4 * model_dim, activation=activation, bias=True),),
         block="parallel",

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from jaxformer.config import MLP, Head, LayerNorm, MultiHead, Rope, TransformerConfig
+from jaxformer.config import MLP, LayerNorm, LMHead, MultiHead, Rope, TransformerConfig
 
 
 def falcon(
@@ -35,7 +35,7 @@ def falcon(
         feed_forward=(MLP(hidden_dim=4 * model_dim, activation="gelu"),),
         block=block,
         norm=LayerNorm(),
-        head=Head(tied=tied),
+        head=LMHead(tied=tied),
     )
 
 

@@ -5,8 +5,8 @@ import math
 from jaxformer.config import (
     GLU,
     Embedding,
-    Head,
     LinearScaling,
+    LMHead,
     MultiHead,
     QKNorm,
     RMSNorm,
@@ -15,7 +15,7 @@ from jaxformer.config import (
 )
 
 NORM = RMSNorm(eps=1e-6, scale_offset=1.0)
-LOCALS_TO_ONE_GLOBAL = 5
+LOCAL_LAYERS_PER_GLOBAL = 5
 
 
 def gemma(
@@ -35,9 +35,9 @@ def gemma(
         attention=attention,
         feed_forward=(GLU(hidden_dim=hidden_dim, activation="gelu_tanh"),),
         norm=NORM,
-        placement="sandwich",
+        norm_placement="sandwich",
         embedding=Embedding(scale=math.sqrt(model_dim)),
-        head=Head(tied=True, softcap=softcap),
+        head=LMHead(tied=True, softcap=softcap),
     )
 
 
@@ -86,21 +86,21 @@ def gemma_3(
     head_dim: int,
     query_scalar: int,
     window: int,
-    stretch: float | None = None,
+    rope_scaling_factor: float | None = None,
 ) -> TransformerConfig:
     """Gemma 3: five local layers per global layer, another RoPE base for global layers, QK-norm.
 
     References:
         Gemma team, Gemma 3 Technical Report, 2025. arXiv:2503.19786, section 2
     """
-    scaling = None if stretch is None else LinearScaling(factor=stretch)
+    scaling = None if rope_scaling_factor is None else LinearScaling(factor=rope_scaling_factor)
     global_rope = Rope(base=1_000_000.0, scaling=scaling)
     attention = MultiHead(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        positions=(*(Rope(),) * LOCALS_TO_ONE_GLOBAL, global_rope),
-        windows=(*(window,) * LOCALS_TO_ONE_GLOBAL, None),
+        positions=(*(Rope(),) * LOCAL_LAYERS_PER_GLOBAL, global_rope),
+        windows=(*(window,) * LOCAL_LAYERS_PER_GLOBAL, None),
         scale=query_scalar**-0.5,
         qk_norm=QKNorm(norm=NORM, over="head"),
     )
@@ -150,6 +150,6 @@ PRESETS = {
         head_dim=128,
         query_scalar=168,
         window=1024,
-        stretch=8.0,
+        rope_scaling_factor=8.0,
     ),
 }

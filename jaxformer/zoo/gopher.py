@@ -5,7 +5,7 @@ layers, biases, and tying are not published: each layer has its own, there are n
 the head is tied. The published totals need a W in every layer.
 """
 
-from jaxformer.config import MLP, Head, MultiHead, RMSNorm, TransformerConfig, TransformerXL
+from jaxformer.config import MLP, LMHead, MultiHead, RMSNorm, TransformerConfig, TransformerXL
 
 
 def gopher(*, model_dim: int, num_heads: int) -> TransformerConfig:
@@ -26,7 +26,7 @@ def gopher(*, model_dim: int, num_heads: int) -> TransformerConfig:
         ),
         feed_forward=(MLP(hidden_dim=4 * model_dim, activation="relu"),),
         norm=RMSNorm(),
-        head=Head(tied=True),
+        head=LMHead(tied=True),
     )
 
 

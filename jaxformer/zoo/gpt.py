@@ -10,16 +10,16 @@ from dataclasses import replace
 from jaxformer.config import (
     MLP,
     Embedding,
-    Head,
     LayerNorm,
     Learned,
+    LMHead,
     MultiHead,
     TransformerConfig,
     Window,
 )
-from jaxformer.zoo.biases import ALL
+from jaxformer.zoo.projection_biases import QKVO
 
-BAND = 256
+LOCAL_WINDOW = 256
 
 
 def gpt(
@@ -46,12 +46,12 @@ def gpt(
             head_dim=model_dim // num_heads,
             positions=(None,),
             windows=windows,
-            biases=ALL,
+            biases=QKVO,
         ),
         feed_forward=(MLP(hidden_dim=4 * model_dim, activation="gelu_tanh", bias=True),),
         norm=LayerNorm(),
         embedding=Embedding(positions=Learned(max_length=max_length)),
-        head=Head(tied=True),
+        head=LMHead(tied=True),
     )
 
 
@@ -62,7 +62,7 @@ def gpt_1() -> TransformerConfig:
         Radford et al., Improving Language Understanding by Generative Pre-Training, 2018
     """
     body = gpt(model_dim=768, num_layers=12, num_heads=12, vocab_size=40_478, max_length=512)
-    return replace(body, placement="post", final_norm=False)
+    return replace(body, norm_placement="post", final_norm=False)
 
 
 def gpt_3() -> TransformerConfig:
@@ -71,7 +71,9 @@ def gpt_3() -> TransformerConfig:
     References:
         Brown et al., Language Models are Few-Shot Learners, 2020. arXiv:2005.14165, section 2.1
     """
-    return gpt(model_dim=12_288, num_layers=96, num_heads=96, max_length=2048, windows=(None, BAND))
+    return gpt(
+        model_dim=12_288, num_layers=96, num_heads=96, max_length=2048, windows=(None, LOCAL_WINDOW)
+    )
 
 
 def gpt_neo(*, model_dim: int, num_layers: int, num_heads: int) -> TransformerConfig:
@@ -86,7 +88,7 @@ def gpt_neo(*, model_dim: int, num_layers: int, num_heads: int) -> TransformerCo
         num_layers=num_layers,
         num_heads=num_heads,
         max_length=2048,
-        windows=(None, BAND),
+        windows=(None, LOCAL_WINDOW),
     )
     return replace(body, attention=replace(body.multi_head, scale=1.0, biases=("out",)))
 

@@ -6,8 +6,8 @@ pair neighbours, with queries and keys permuted to match.
 
 from jaxformer.config import (
     GLU,
-    Head,
     Llama3Scaling,
+    LMHead,
     MultiHead,
     RMSNorm,
     Rope,
@@ -49,7 +49,7 @@ def llama(
         ),
         feed_forward=(GLU(hidden_dim=hidden_dim),),
         norm=RMSNorm(eps=eps),
-        head=Head(tied=tied),
+        head=LMHead(tied=tied),
     )
 
 
@@ -76,7 +76,7 @@ def llama_7b(*, eps: float) -> TransformerConfig:
     )
 
 
-STRETCHED = Llama3Scaling(
+LLAMA_3_1_SCALING = Llama3Scaling(
     factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_length=8192
 )
 
@@ -99,8 +99,8 @@ PRESETS = {
     ),
     "llama-3-8b": llama_3(small=True),
     "llama-3-70b": llama_3(small=False),
-    "llama-3.1-8b": llama_3(small=True, scaling=STRETCHED),
-    "llama-3.1-70b": llama_3(small=False, scaling=STRETCHED),
+    "llama-3.1-8b": llama_3(small=True, scaling=LLAMA_3_1_SCALING),
+    "llama-3.1-70b": llama_3(small=False, scaling=LLAMA_3_1_SCALING),
     "deepseek-67b": llama(
         vocab_size=102_400,
         model_dim=8192,

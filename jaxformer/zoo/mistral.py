@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from jaxformer.config import GLU, Experts, TransformerConfig
+from jaxformer.config import GLU, MoE, TransformerConfig
 from jaxformer.zoo.llama import llama
 
 HIDDEN_DIM = 14_336
@@ -32,7 +32,7 @@ def mixtral() -> TransformerConfig:
     References:
         Jiang et al., Mixtral of Experts, 2024. arXiv:2401.04088, section 2
     """
-    experts = Experts(expert=GLU(hidden_dim=HIDDEN_DIM), num_experts=8, top_k=2)
+    experts = MoE(expert=GLU(hidden_dim=HIDDEN_DIM), num_experts=8, top_k=2)
     return replace(mistral(base=1_000_000.0), feed_forward=(experts,))
 
 

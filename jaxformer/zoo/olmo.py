@@ -48,7 +48,7 @@ def olmo_2(
     )
     qk_norm = QKNorm(norm=RMSNorm(eps=1e-6), over="width")
     return replace(
-        body, attention=replace(body.multi_head, qk_norm=qk_norm), placement="branch_out"
+        body, attention=replace(body.multi_head, qk_norm=qk_norm), norm_placement="res_post"
     )
 
 

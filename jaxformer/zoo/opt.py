@@ -2,8 +2,16 @@
 
 from dataclasses import replace
 
-from jaxformer.config import MLP, Embedding, Head, LayerNorm, Learned, MultiHead, TransformerConfig
-from jaxformer.zoo.biases import ALL
+from jaxformer.config import (
+    MLP,
+    Embedding,
+    LayerNorm,
+    Learned,
+    LMHead,
+    MultiHead,
+    TransformerConfig,
+)
+from jaxformer.zoo.projection_biases import QKVO
 
 
 def opt(*, model_dim: int, num_layers: int, num_heads: int) -> TransformerConfig:
@@ -22,12 +30,12 @@ def opt(*, model_dim: int, num_layers: int, num_heads: int) -> TransformerConfig
             num_kv_heads=num_heads,
             head_dim=model_dim // num_heads,
             positions=(None,),
-            biases=ALL,
+            biases=QKVO,
         ),
         feed_forward=(MLP(hidden_dim=4 * model_dim, activation="relu", bias=True),),
         norm=LayerNorm(),
         embedding=Embedding(positions=Learned(max_length=2048, offset=2)),
-        head=Head(tied=True),
+        head=LMHead(tied=True),
     )
 
 
@@ -35,7 +43,7 @@ def opt_350m() -> TransformerConfig:
     """OPT-350m: post-norm, no final norm, embedding width 512."""
     body = opt(model_dim=1024, num_layers=24, num_heads=16)
     return replace(
-        body, placement="post", final_norm=False, embedding=replace(body.embedding, dim=512)
+        body, norm_placement="post", final_norm=False, embedding=replace(body.embedding, dim=512)
     )
 
 

@@ -4,7 +4,7 @@ The paper gives the norm as LayerNorm without biases. Which features its rotatio
 norm's eps, are not published: neighbours, as in the paper it cites, and 1e-5.
 """
 
-from jaxformer.config import GLU, Head, LayerNorm, MultiHead, Rope, TransformerConfig
+from jaxformer.config import GLU, LayerNorm, LMHead, MultiHead, Rope, TransformerConfig
 
 
 def palm(*, model_dim: int, num_layers: int, num_heads: int) -> TransformerConfig:
@@ -27,7 +27,7 @@ def palm(*, model_dim: int, num_layers: int, num_heads: int) -> TransformerConfi
         feed_forward=(GLU(hidden_dim=4 * model_dim),),
         block="parallel_shared_norm",
         norm=LayerNorm(parameters="scale"),
-        head=Head(tied=True, multiplier=model_dim**-0.5),
+        head=LMHead(tied=True, multiplier=model_dim**-0.5),
     )
 
 

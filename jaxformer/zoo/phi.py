@@ -6,18 +6,18 @@ from jaxformer.config import (
     BlockSparse,
     ClampedGEGLU,
     Embedding,
-    Head,
     LayerNorm,
+    LMHead,
     MultiHead,
     Rope,
     TransformerConfig,
 )
-from jaxformer.zoo.biases import ALL
 from jaxformer.zoo.llama import llama
+from jaxformer.zoo.projection_biases import QKVO
 
 PHI_3_WINDOW = 2047
 # Ids that Phi-3-small's tokenizer never gives, most of them padding of its vocabulary.
-UNUSED = (100_256, 100_258, 100_259, 100_260, 100_264, 100_265, *range(100_267, 100_352))
+UNUSED_TOKEN_IDS = (100_256, 100_258, 100_259, 100_260, 100_264, 100_265, *range(100_267, 100_352))
 
 
 def phi_3(
@@ -54,14 +54,14 @@ def phi_3_small() -> TransformerConfig:
             num_kv_heads=8,
             head_dim=128,
             positions=(Rope(base=1_000_000.0),),
-            windows=(BlockSparse(block=64, local_blocks=16, stride=8), None),
+            windows=(BlockSparse(block_size=64, local_blocks=16, stride=8), None),
             scale=1 / 128,
-            biases=ALL,
+            biases=QKVO,
         ),
         feed_forward=(ClampedGEGLU(hidden_dim=14_336, limit=20.0, bias=True),),
         norm=LayerNorm(),
         embedding=Embedding(scale=10.0),
-        head=Head(tied=True, multiplier=1 / 8, masked_ids=UNUSED),
+        head=LMHead(tied=True, multiplier=1 / 8, masked_ids=UNUSED_TOKEN_IDS),
     )
 
 

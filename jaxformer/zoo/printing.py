@@ -4,10 +4,10 @@ import dataclasses
 import textwrap
 from typing import Any
 
-from jaxformer.zoo.catalogue import names
-from jaxformer.zoo.cells import Cells
-from jaxformer.zoo.row import SurveyRow
+from jaxformer.zoo.presets import names
 from jaxformer.zoo.survey import survey
+from jaxformer.zoo.survey_cells import SurveyCells
+from jaxformer.zoo.survey_row import SurveyRow
 
 WIDTH = 118
 COLUMNS = (
@@ -16,11 +16,11 @@ COLUMNS = (
 )
 
 
-def table() -> str:
+def survey_table() -> str:
     """Render the survey as listed; under each row, what differs in the released model."""
-    lines = [_line([title for title, _ in COLUMNS]), "-" * WIDTH]
+    lines = [_format_columns([title for title, _ in COLUMNS]), "-" * WIDTH]
     for row in survey():
-        lines += _row(row)
+        lines += _row_lines(row)
     named = sum(row.preset is not None for row in survey())
     closing = (
         f"{len(survey())} rows as the lecture lists them, {named} with a preset. Under a row "
@@ -34,7 +34,7 @@ def table() -> str:
     return "\n".join([*lines, "", textwrap.fill(closing, WIDTH)])
 
 
-def markdown() -> str:
+def survey_markdown() -> str:
     """Render the survey in Markdown: released cells, with the listed ones in brackets.
 
     A star: something about the model is assumed.
@@ -42,8 +42,8 @@ def markdown() -> str:
     titles = ("#", "model", "year", "norm", "block", "pre-norm", "position", "activation")
     rows = [[*titles, "tricks", "preset"], ["---"] * (len(titles) + 2)]
     for row in survey():
-        listed = _shown(row.listed)
-        released = listed if row.released is None else _shown(row.released)
+        listed = _cell_texts(row.listed)
+        released = listed if row.released is None else _cell_texts(row.released)
         cells = [
             new if old == new or old == "." else f"{new} ({old})"
             for old, new in zip(listed, released, strict=True)
@@ -51,11 +51,11 @@ def markdown() -> str:
         tricks = ", ".join((row.released or row.listed).tricks)
         preset = f"`{row.preset}`" if row.preset else "not published"
         preset += " \\*" if row.assumptions and row.preset else ""
-        rows.append([str(row.number), _short(row.name), str(row.year), *cells, tricks, preset])
+        rows.append([str(row.number), _short_name(row.name), str(row.year), *cells, tricks, preset])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def listing() -> str:
+def preset_listing() -> str:
     """List the names of all presets by survey row, then the rest."""
     named = [(row.name, row.presets) for row in survey()]
     listed: set[str] = set()
@@ -70,18 +70,20 @@ def listing() -> str:
     return "\n".join(lines)
 
 
-def code(choice: Any, indent: int = 0) -> str:
+def to_python_source(config: Any, indent: int = 0) -> str:
     """Return Python source that builds a configuration, without fields at their default."""
-    if isinstance(choice, tuple):
-        return _bracket("(", [code(item, indent + 4) for item in choice], ")", indent, comma=True)
-    if not dataclasses.is_dataclass(choice):
-        return repr(choice)
+    if isinstance(config, tuple):
+        return _bracket(
+            "(", [to_python_source(item, indent + 4) for item in config], ")", indent, comma=True
+        )
+    if not dataclasses.is_dataclass(config):
+        return repr(config)
     fields = [
-        f"{field.name}={code(getattr(choice, field.name), indent + 4)}"
-        for field in dataclasses.fields(choice)
-        if getattr(choice, field.name) != field.default
+        f"{field.name}={to_python_source(getattr(config, field.name), indent + 4)}"
+        for field in dataclasses.fields(config)
+        if getattr(config, field.name) != field.default
     ]
-    return _bracket(f"{type(choice).__name__}(", fields, ")", indent, comma=False)
+    return _bracket(f"{type(config).__name__}(", fields, ")", indent, comma=False)
 
 
 def _bracket(start: str, items: list[str], end: str, indent: int, *, comma: bool) -> str:
@@ -97,26 +99,31 @@ def _bracket(start: str, items: list[str], end: str, indent: int, *, comma: bool
     return f"{start}\n{body}\n{' ' * indent}{end}"
 
 
-def _line(values: list[str]) -> str:
+def _format_columns(values: list[str]) -> str:
     cut = (text.ljust(width) for text, (_, width) in zip(values, COLUMNS, strict=True))
     return "".join(cut).rstrip()
 
 
-def _row(row: SurveyRow) -> list[str]:
-    listed, tricks = _shown(row.listed), row.listed.tricks
+def _row_lines(row: SurveyRow) -> list[str]:
+    listed, tricks = _cell_texts(row.listed), row.listed.tricks
     name = row.preset or "unpublished"
     differs = ("yes" if row.differences else "") + ("*" if row.assumptions else "")
-    lines = [_line([str(row.number), _short(row.name), str(row.year), *listed, name, differs])]
+    lines = [
+        _format_columns(
+            [str(row.number), _short_name(row.name), str(row.year), *listed, name, differs]
+        )
+    ]
     if tricks:
         lines.append(f"{'':9}tricks: {', '.join(tricks)}")
     if row.released is None:
         return lines
     changed = [
-        "" if old == new else new for old, new in zip(listed, _shown(row.released), strict=True)
+        "" if old == new else new
+        for old, new in zip(listed, _cell_texts(row.released), strict=True)
     ]
-    label = "assumed:" if row.assumed else "released:"
+    label = "assumed:" if row.is_assumed else "released:"
     if any(changed):
-        lines.append(_line(["", f"      {label}", "", *changed, "", ""]))
+        lines.append(_format_columns(["", f"      {label}", "", *changed, "", ""]))
     trick_changes = [f"+ {trick}" for trick in row.released.tricks if trick not in tricks]
     trick_changes += [f"- {trick}" for trick in tricks if trick not in row.released.tricks]
     if trick_changes:
@@ -124,12 +131,12 @@ def _row(row: SurveyRow) -> list[str]:
     return lines
 
 
-def _short(name: str) -> str:
+def _short_name(name: str) -> str:
     """A row's name within its column."""
     return name.replace(" - same for ", ", ")
 
 
-def _shown(cells: Cells) -> list[str]:
+def _cell_texts(cells: SurveyCells) -> list[str]:
     blank = "."
     pre_norm = {True: "yes", False: "no", None: blank}[cells.pre_norm]
     position = (cells.position or blank).replace("Hybrid (RoPE+NoPE)", "RoPE+NoPE")
@@ -142,19 +149,19 @@ def _shown(cells: Cells) -> list[str]:
     ]
 
 
-def about(row: SurveyRow) -> str:
+def describe_row(row: SurveyRow) -> str:
     """Describe a survey row: release, differences, assumptions, source."""
     lines = [f"Row {row.number} of the survey: {row.name}, {row.year}"]
-    lines += _fill("released", [row.release])
-    lines += _fill("differs", row.differences or ["In nothing that the table lists."])
-    lines += _fill("assumed", row.assumptions)
+    lines += _wrap("released", [row.release_notes])
+    lines += _wrap("differs", row.differences or ["In nothing that the table lists."])
+    lines += _wrap("assumed", row.assumptions)
     if row.z_loss is not None:
-        lines += _fill("z-loss", [f"{row.z_loss:g}, in training only."])
-    lines += _fill("source", [row.reference])
+        lines += _wrap("z-loss", [f"{row.z_loss:g}, in training only."])
+    lines += _wrap("source", [row.reference])
     return "\n".join(lines)
 
 
-def _fill(label: str, sentences: Any) -> list[str]:
+def _wrap(label: str, sentences: Any) -> list[str]:
     return [
         textwrap.fill(
             sentence,

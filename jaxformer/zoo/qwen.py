@@ -7,9 +7,9 @@ here is all.
 
 from dataclasses import replace
 
-from jaxformer.config import GLU, Head, MultiHead, QKNorm, RMSNorm, Rope, TransformerConfig
-from jaxformer.zoo.biases import QKV
+from jaxformer.config import GLU, LMHead, MultiHead, QKNorm, RMSNorm, Rope, TransformerConfig
 from jaxformer.zoo.llama import llama
+from jaxformer.zoo.projection_biases import QKV
 
 
 def qwen(
@@ -71,7 +71,7 @@ def qwen_3(
         ),
         feed_forward=(GLU(hidden_dim=hidden_dim),),
         norm=norm,
-        head=Head(tied=tied),
+        head=LMHead(tied=tied),
     )
 
 

@@ -6,8 +6,8 @@ from importlib import resources
 from typing import Any
 
 from jaxformer import config
-from jaxformer.zoo.cells import Cells
-from jaxformer.zoo.row import SurveyRow
+from jaxformer.zoo.survey_cells import SurveyCells
+from jaxformer.zoo.survey_row import SurveyRow
 
 
 @functools.cache
@@ -29,11 +29,11 @@ def survey() -> tuple[SurveyRow, ...]:
     return tuple(_row(i, entry) for i, entry in enumerate(tomllib.loads(text)["row"], start=1))
 
 
-def _row(number: int, said: dict[str, Any]) -> SurveyRow:
-    fields = _with_tuples(said) | {"listed": Cells(**_with_tuples(said.get("listed", {})))}
-    for name in ("relative", "topology"):
-        if name in said:
-            fields[name] = config.from_python(said[name], vars(config))
+def _row(number: int, entry: dict[str, Any]) -> SurveyRow:
+    fields = _with_tuples(entry) | {"listed": SurveyCells(**_with_tuples(entry.get("listed", {})))}
+    for name in ("relative_positions", "topology"):
+        if name in entry:
+            fields[name] = config.from_python(entry[name], vars(config))
     return SurveyRow(number=number, **fields)
 
 

@@ -9,18 +9,18 @@ from jaxformer.config import (
     MLP,
     EncoderDecoder,
     FeedForward,
-    Head,
+    LMHead,
     MultiHead,
     RMSNorm,
     T5Bias,
     TransformerConfig,
 )
 
-ENGLISH = 32_128
-MULTILINGUAL = 250_112
+T5_VOCAB_SIZE = 32_128
+MT5_VOCAB_SIZE = 250_112
 
 
-def text_to_text(
+def t5_family(
     *,
     vocab_size: int,
     model_dim: int,
@@ -28,7 +28,7 @@ def text_to_text(
     num_heads: int,
     head_dim: int,
     feed_forward: FeedForward,
-    head: Head,
+    head: LMHead,
 ) -> TransformerConfig:
     """Common part of the T5 models: RMSNorm pre-norm, unscaled scores, equal depths."""
     return TransformerConfig(
@@ -58,19 +58,24 @@ def t5(
         Raffel et al., Exploring the Limits of Transfer Learning with a Unified Text-to-Text
         Transformer, 2019. arXiv:1910.10683, sections 2.1 and 3.7
     """
-    return text_to_text(
-        vocab_size=ENGLISH,
+    return t5_family(
+        vocab_size=T5_VOCAB_SIZE,
         model_dim=model_dim,
         num_layers=num_layers,
         num_heads=num_heads,
         head_dim=head_dim,
         feed_forward=MLP(hidden_dim=hidden_dim, activation="relu"),
-        head=Head(tied=True, multiplier=model_dim**-0.5),
+        head=LMHead(tied=True, multiplier=model_dim**-0.5),
     )
 
 
 def t5_v1_1(
-    *, model_dim: int, num_layers: int, num_heads: int, hidden_dim: int, vocab_size: int = ENGLISH
+    *,
+    model_dim: int,
+    num_layers: int,
+    num_heads: int,
+    hidden_dim: int,
+    vocab_size: int = T5_VOCAB_SIZE,
 ) -> TransformerConfig:
     """T5 v1.1 or mT5: GeGLU and an untied head.
 
@@ -79,14 +84,14 @@ def t5_v1_1(
         Xue et al., mT5: A Massively Multilingual Pre-trained Text-to-Text Transformer, 2020.
         arXiv:2010.11934, section 3.2
     """
-    return text_to_text(
+    return t5_family(
         vocab_size=vocab_size,
         model_dim=model_dim,
         num_layers=num_layers,
         num_heads=num_heads,
         head_dim=64,
         feed_forward=GLU(hidden_dim=hidden_dim, activation="gelu_tanh"),
-        head=Head(),
+        head=LMHead(),
     )
 
 
@@ -105,5 +110,5 @@ PRESETS = {
     "t5-3b": t5(model_dim=1024, num_layers=24, num_heads=32, hidden_dim=16_384, head_dim=128),
     "t5-11b": t5(model_dim=1024, num_layers=24, num_heads=128, hidden_dim=65_536, head_dim=128),
     **{f"t5-v1.1-{name}": t5_v1_1(**size) for name, size in SIZES.items()},
-    **{f"mt5-{name}": t5_v1_1(vocab_size=MULTILINGUAL, **size) for name, size in SIZES.items()},
+    **{f"mt5-{name}": t5_v1_1(vocab_size=MT5_VOCAB_SIZE, **size) for name, size in SIZES.items()},
 }

@@ -13,7 +13,8 @@ from jaxformer import parallel
 from jaxformer.data import tokenizers
 from jaxformer.generation import samplers
 from jaxformer.parallel import plan
-from jaxformer.training import gradient, guard, optimizers, schedules
+from jaxformer.training import gradient, optimizers, schedules
+from jaxformer.training import skip_step as guard
 
 BASE = c.TransformerConfig(
     vocab_size=31,
@@ -40,8 +41,8 @@ CHECKED = [
     *(samplers.Sample, samplers.Beam),
     *(typing.get_args(schedules.Schedule)),
     *(typing.get_args(optimizers.Optimizer)),
-    *(optimizers.OptimizerConfig, guard.Skipping, gradient.Objective),
-    *(parallel.MeshConfig, parallel.Hosts, plan.Work, tokenizers.BPE),
+    *(optimizers.OptimizerConfig, guard.SkipStepConfig, gradient.Objective),
+    *(parallel.MeshConfig, parallel.DistributedConfig, plan.Workload, tokenizers.BPE),
 ]
 NEEDED = {
     "num_heads": 4,
@@ -58,8 +59,8 @@ NEEDED = {
     "max_length": 8,
     "original_max_length": 8,
     "factor": 2.0,
-    "short": (1.0,),
-    "long": (1.0,),
+    "short_factors": (1.0,),
+    "long_factors": (1.0,),
     "num_experts": 4,
     "num_encoder_layers": 2,
     "attention": c.MultiHead(num_heads=4, num_kv_heads=2, head_dim=8),
@@ -137,12 +138,16 @@ CANNOT = {
         "DynamicNTK .* at least 4 features must be rotated; got 2 of rope_dim=2",
     ),
     "LongRoPE of length 1": (
-        lambda: c.LongRope(short=(1.0,), long=(1.0,), original_max_length=1, max_length=8),
+        lambda: c.LongRope(
+            short_factors=(1.0,), long_factors=(1.0,), original_max_length=1, max_length=8
+        ),
         r"LongRope divides by ln\(original_max_length\), .* above 1; got 1",
     ),
     "LongRoPE by nothing": (
-        lambda: c.LongRope(short=(0.0,), long=(1.0,), original_max_length=4, max_length=8),
-        r"LongRope.short divides, so it must be positive; got \[0.0\]",
+        lambda: c.LongRope(
+            short_factors=(0.0,), long_factors=(1.0,), original_max_length=4, max_length=8
+        ),
+        r"LongRope.short_factors divides, so it must be positive; got \[0.0\]",
     ),
     "tensor2tensor of one pair": (
         lambda: change(
@@ -151,7 +156,7 @@ CANNOT = {
         "tensor2tensor layout .* model_dim must be at least 4; got 2",
     ),
     "every id masked": (
-        lambda: change(head=c.Head(masked_ids=tuple(range(31)))),
+        lambda: change(head=c.LMHead(masked_ids=tuple(range(31)))),
         "masked_ids leaves no token to choose: it names all 31 ids",
     ),
     "sinusoid of base 1": (lambda: c.Sinusoid(base=1.0), "Sinusoid.base must be above 1; got 1.0"),

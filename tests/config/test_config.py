@@ -11,21 +11,22 @@ import pytest
 
 import experiments.generate
 import experiments.pretrain
-import experiments.training.run
+import experiments.training.run_config
 import experiments.translate.runs
 import jaxformer
 from jaxformer import config as c
 from jaxformer import costs, parallel, zoo
 from jaxformer.data import corpus, tokenizers
 from jaxformer.generation import samplers
-from jaxformer.training import optimizers, schedules, step
+from jaxformer.training import optimizers, schedules
+from jaxformer.training import train_step as step
 from tests.layers.test_every_option import CONFIGS as EVERY_OPTION
 
 
 def dataclasses_of(*modules):
     """The dataclasses among a module's names, those of its own package only."""
-    found = [kind for module in modules for kind in vars(module).values()]
-    ours = [k for k in found if dataclasses.is_dataclass(k) and isinstance(k, type)]
+    members = [kind for module in modules for kind in vars(module).values()]
+    ours = [k for k in members if dataclasses.is_dataclass(k) and isinstance(k, type)]
     return sorted(
         {k for k in ours if k.__module__.split(".")[0] in ("jaxformer", "experiments")},
         key=lambda k: (k.__module__, k.__name__),
@@ -102,9 +103,9 @@ def test_frozen_keyword_only_and_hashable(kind):
 
 
 DOCUMENTED = [k for k in CHOICES if k in CONFIG or k in dataclasses_of(samplers)]
-DOCUMENTED += [experiments.training.run.Run, experiments.pretrain.Pretrain]
+DOCUMENTED += [experiments.training.run_config.RunConfig, experiments.pretrain.Pretrain]
 DOCUMENTED += [experiments.translate.runs.Translate, experiments.generate.Generate]
-DOCUMENTED += [parallel.MeshConfig, parallel.Hosts]
+DOCUMENTED += [parallel.MeshConfig, parallel.DistributedConfig]
 
 
 @pytest.mark.parametrize("kind", DOCUMENTED, ids=lambda k: k.__name__)
@@ -119,8 +120,8 @@ def test_every_field_is_documented(kind):
         if dataclasses.is_dataclass(base)
         for f in dataclasses.fields(base)
     }
-    own = [name for name in kind.__annotations__ if name not in inherited]
-    assert documented == own
+    own_fields = [name for name in kind.__annotations__ if name not in inherited]
+    assert documented == own_fields
 
 
 def test_frozen_defaults_are_values():
@@ -152,8 +153,8 @@ BASE = c.TransformerConfig(
         ('"vocab_size": 31', '"vocab_size": null', "vocab_size: expected int, got None"),
         ('"final_norm": true', '"final_norm": 1', "final_norm: expected bool, got 1"),
         ('"hidden_dim": 11', '"hidden": 11', r"feed_forward\[0\]: GLU has no field hidden"),
-        ('"type": "GLU"', '"type": "SwiGLU"', r"feed_forward\[0\]: .*'Experts'.*, got .*'SwiGLU'"),
-        ('"type": "Head"', '"type": "Tail"', "TransformerConfig.head: expected .* type Head"),
+        ('"type": "GLU"', '"type": "SwiGLU"', r"feed_forward\[0\]: .*'MoE'.*, got .*'SwiGLU'"),
+        ('"type": "LMHead"', '"type": "Tail"', "TransformerConfig.head: expected .* type LMHead"),
         ('"block": "serial"', '"block": "series"', "block: expected one of .*, got 'series'"),
         ('"windows": [null]', '"windows": [2.5]', r"attention.windows\[0\]: expected int, got 2.5"),
         ('"windows": [null]', '"windows": 4', "attention.windows: expected a list, got 4"),
@@ -192,7 +193,7 @@ def test_whole_numbers_serve_as_floats_and_defaults_may_be_left_out():
             "Rope(targets=('q', 'v'), scaling=LinearScaling(factor=4.0))",
             c.Rope(targets=("q", "v"), scaling=c.LinearScaling(factor=4.0)),
         ),
-        ("BlockSparse(block=-(-2))", None),
+        ("BlockSparse(block_size=-(-2))", None),
     ],
 )
 def test_python_that_is_read(text, value):
@@ -250,10 +251,10 @@ def change(attention=None, **fields):
     return replace(BASE, attention=replace(BASE.attention, **(attention or {})), **fields)
 
 
-ROPE_AND_NONE = replace(BASE.kind, positions=(c.Rope(), None, None), windows=(3, None))
+ROPE_AND_NONE = replace(BASE.attention_kind, positions=(c.Rope(), None, None), windows=(3, None))
 HYBRID = replace(BASE, attention=c.Hybrid(kinds=(c.Decay(num_heads=2, head_dim=4), ROPE_AND_NONE)))
 SHORT, LONG = (1.0, 1.1), (1.0, 2.0, 4.0)
-LONG_ROPE = c.LongRope(short=SHORT, long=LONG, original_max_length=4, max_length=16)
+LONG_ROPE = c.LongRope(short_factors=SHORT, long_factors=LONG, original_max_length=4, max_length=16)
 
 
 @pytest.mark.parametrize(
@@ -319,13 +320,17 @@ LONG_ROPE = c.LongRope(short=SHORT, long=LONG, original_max_length=4, max_length
         (
             lambda: c.Hybrid(
                 kinds=tuple(
-                    replace(BASE.kind, num_heads=n, positions=(c.T5Bias(),)) for n in (2, 4)
+                    replace(BASE.attention_kind, num_heads=n, positions=(c.T5Bias(),))
+                    for n in (2, 4)
                 )
             ),
             r"may share one bias of scores, and then have as many heads; got T5B.* \[2, 4\] heads",
         ),
         (lambda: HYBRID.with_positions(c.Rope()), "Hybrid takes no .Rope"),
-        (lambda: HYBRID.kind, "needs layers of one kind; those of the model are Decay, MultiHead"),
+        (
+            lambda: HYBRID.attention_kind,
+            "needs layers of one kind; those of the model are Decay, MultiHead",
+        ),
         (
             lambda: replace(HYBRID, topology=c.Encoder()),
             "Decay reads from left to right, so it is for a Decoder; got Encoder",
@@ -337,7 +342,7 @@ LONG_ROPE = c.LongRope(short=SHORT, long=LONG, original_max_length=4, max_length
         (lambda: c.Rope(fraction=1.5), r"in \(0, 1\]; got 1.5"),
         (lambda: c.Rope(base=1.0), "Rope.base must be above 1; got 1.0"),
         (lambda: c.Rope(targets=("q", "q")), r"twice: \('q', 'q'\)"),
-        (lambda: c.BlockSparse(block=0), "BlockSparse.block must be positive; got 0"),
+        (lambda: c.BlockSparse(block_size=0), "BlockSparse.block_size must be positive; got 0"),
         (lambda: c.BlockSparse(local_blocks=0), "local_blocks must be positive; got 0"),
         (lambda: c.BlockSparse(stride=-1), "stride must be positive; got -1"),
         (lambda: c.MLP(hidden_dim=0), "MLP.hidden_dim must be positive; got 0"),
@@ -346,7 +351,7 @@ LONG_ROPE = c.LongRope(short=SHORT, long=LONG, original_max_length=4, max_length
         (lambda: c.Learned(max_length=0), "Learned.max_length must be positive; got 0"),
         (lambda: c.Learned(max_length=3, offset=-1), "offset counts rows; got -1"),
         (lambda: c.Embedding(dim=0), "Embedding.dim must be positive; got 0"),
-        (lambda: c.Head(softcap=0.0), "Head.softcap must be positive; got 0.0"),
+        (lambda: c.LMHead(softcap=0.0), "LMHead.softcap must be positive; got 0.0"),
         (lambda: c.Dropout(attention=1.0), r"dropout.attention must be in \[0, 1\); got 1.0"),
         (lambda: c.Dropout(residual=-0.1), "dropout.residual .* got -0.1"),
         (lambda: c.EncoderDecoder(num_encoder_layers=0), "num_encoder_layers .* got 0"),
@@ -368,15 +373,15 @@ LONG_ROPE = c.LongRope(short=SHORT, long=LONG, original_max_length=4, max_length
             "high_freq_factor must exceed low_freq_factor; got 4.0 and 4.0",
         ),
         (
-            lambda: c.Experts(expert=c.GLU(hidden_dim=3), num_experts=4, top_k=5),
+            lambda: c.MoE(expert=c.GLU(hidden_dim=3), num_experts=4, top_k=5),
             "top_k chooses among num_experts; got 5 of 4",
         ),
         (
-            lambda: c.Experts(expert=c.GLU(hidden_dim=3), num_experts=0),
-            "Experts.num_experts must be positive; got 0",
+            lambda: c.MoE(expert=c.GLU(hidden_dim=3), num_experts=0),
+            "MoE.num_experts must be positive; got 0",
         ),
         (
-            lambda: c.Experts(expert=c.MLP(hidden_dim=3, bias=True), num_experts=4),
+            lambda: c.MoE(expert=c.MLP(hidden_dim=3, bias=True), num_experts=4),
             "Experts have no biases; got MLP.hidden_dim=3",
         ),
         (lambda: c.TransformerXL(base=1.0), "TransformerXL.base must be above 1; got 1.0"),
@@ -406,7 +411,7 @@ LONG_ROPE = c.LongRope(short=SHORT, long=LONG, original_max_length=4, max_length
             "Sinusoid pairs .* model_dim must be even; got 13",
         ),
         (
-            lambda: change(head=c.Head(masked_ids=(3, 31, -1))),
+            lambda: change(head=c.LMHead(masked_ids=(3, 31, -1))),
             r"masked_ids must be from 0 to 30, since vocab_size is 31; got \[31, -1\]",
         ),
     ],
@@ -458,7 +463,7 @@ def test_patterns_cycle_and_the_period_is_their_common_multiple():
         feed_forward=(narrow, narrow, narrow, wide),
         num_layers=14,
     )
-    assert config.period == 12
+    assert config.pattern_length == 12
     for i in range(14):
         choice = config.layer(i)
         assert choice.positions == (c.Rope(), None)[i % 2]
@@ -469,32 +474,36 @@ def test_patterns_cycle_and_the_period_is_their_common_multiple():
 
 def test_layers_of_several_kinds_have_the_patterns_of_their_kinds():
     """The second kind's positions and windows are cycled over all layers, as they are alone."""
-    assert HYBRID.period == 6
+    assert HYBRID.pattern_length == 6
     for i in range(12):
-        assert HYBRID.at(i).kind == HYBRID.kinds[i % 2] and HYBRID.at(i).at(5) == HYBRID.at(i)
-        assert HYBRID.layer(i) == HYBRID.at(i).layer(i)
+        layer_config = HYBRID.for_layer(i)
+        assert layer_config.attention_kind == HYBRID.attention_kinds[i % 2]
+        assert layer_config.for_layer(5) == layer_config
+        assert HYBRID.layer(i) == HYBRID.for_layer(i).layer(i)
     assert [HYBRID.layer(i).window for i in range(4)] == [1, None, 1, None]
     assert [HYBRID.layer(i).positions for i in (1, 3, 5)] == [None, c.Rope(), None]
-    assert [type(kind) for kind in HYBRID.tiny().kinds] == [c.Decay, c.MultiHead]
+    assert [type(kind) for kind in HYBRID.tiny().attention_kinds] == [c.Decay, c.MultiHead]
 
 
 def test_layers_of_several_kinds_cost_what_each_does():
-    both = replace(HYBRID, attention=c.Hybrid(kinds=(c.Decay(num_heads=2, head_dim=4), BASE.kind)))
-    alone = [replace(both.at(i), num_layers=1) for i in range(3)]
-    flops = sum(costs.forward_flops(one, 7) for one in alone)
-    assert costs.forward_flops(both, 7) == flops - 2 * costs.head_flops(both, 7)
-    assert costs.cache_bytes(both, 7) == sum(costs.cache_bytes(one, 7) for one in alone)
+    both = replace(
+        HYBRID, attention=c.Hybrid(kinds=(c.Decay(num_heads=2, head_dim=4), BASE.attention_kind))
+    )
+    alone = [replace(both.for_layer(i), num_layers=1) for i in range(3)]
+    flops = sum(costs.forward_flops(config, 7) for config in alone)
+    assert costs.forward_flops(both, 7) == flops - 2 * costs.logit_flops(both, 7)
+    assert costs.cache_bytes(both, 7) == sum(costs.cache_bytes(config, 7) for config in alone)
 
 
 def test_what_follows_from_the_choices():
-    assert BASE.residual_divisor == math.sqrt(6)
+    assert BASE.residual_init_divisor == math.sqrt(6)
     plain = change(initialisation=c.Initialisation(residual="plain"))
-    assert plain.residual_divisor == 1.0
+    assert plain.residual_init_divisor == 1.0
     assert BASE.max_length is None
     assert change(embedding=c.Embedding(positions=c.Sinusoid())).max_length is None
     learned = c.Embedding(positions=c.Learned(max_length=9, offset=2))
     assert change(embedding=learned).max_length == 9
-    assert c.Rope(fraction=0.25).width(256) == 64
+    assert c.Rope(fraction=0.25).rotary_dim(256) == 64
 
 
 # The same designs, small
@@ -503,9 +512,9 @@ def test_what_follows_from_the_choices():
 def changed(name, attention=None, **fields):
     """A preset with another design in it."""
     config = zoo.get(name)
-    own = attention if isinstance(attention, c.SharedKV | c.Latent) else None
-    own = own or replace(config.attention, **(attention or {}))
-    return replace(config, attention=own, **fields)
+    new_attention = attention if isinstance(attention, c.SharedKV | c.Latent) else None
+    new_attention = new_attention or replace(config.attention, **(attention or {}))
+    return replace(config, attention=new_attention, **fields)
 
 
 def latent_heads(**attention):
@@ -589,10 +598,16 @@ def test_tiny_keeps_every_choice(name):
         for x, width in zip((config, tiny), widths, strict=True)
     ]
     assert square[0] == square[1]
-    assert (config.num_layers % config.period == 0) == (tiny.num_layers % tiny.period == 0)
-    assert tiny.num_layers >= tiny.period
-    pairs = {(config.layer(i).positions, config.layer(i).window) for i in range(config.period)}
-    tiny_pairs = {(tiny.layer(i).positions, tiny.layer(i).window) for i in range(tiny.period)}
+    assert (config.num_layers % config.pattern_length == 0) == (
+        tiny.num_layers % tiny.pattern_length == 0
+    )
+    assert tiny.num_layers >= tiny.pattern_length
+    pairs = {
+        (config.layer(i).positions, config.layer(i).window) for i in range(config.pattern_length)
+    }
+    tiny_pairs = {
+        (tiny.layer(i).positions, tiny.layer(i).window) for i in range(tiny.pattern_length)
+    }
     assert {skeleton(pair) for pair in tiny_pairs} == {skeleton(pair) for pair in pairs}
     assert tiny.tiny() == tiny
 
@@ -600,7 +615,7 @@ def test_tiny_keeps_every_choice(name):
 @pytest.mark.parametrize("name", DESIGNS)
 @pytest.mark.slow(but=["llama-2-70b", "gemma-3-27b", "t5-11b", "latent"])
 def test_tiny_has_few_parameters(name):
-    assert costs.parameters(DESIGNS[name].tiny()) < 1_000_000
+    assert costs.num_parameters(DESIGNS[name].tiny()) < 1_000_000
 
 
 def test_tiny_scales_follow_their_width():
@@ -655,7 +670,7 @@ OTHERS = [
         feed_forward=(
             c.ClampedGEGLU(hidden_dim=3, limit=2.0, bias=False),
             c.GLU(hidden_dim=3, bias=True),
-            c.Experts(expert=c.MLP(hidden_dim=3), num_experts=4, top_k=3, renormalise=False),
+            c.MoE(expert=c.MLP(hidden_dim=3), num_experts=4, top_k=3, renormalise=False),
         ),
         norm=c.RMSNorm(parameters="none"),
         topology=c.Encoder(),
@@ -687,7 +702,7 @@ OTHERS = [
                         beta_slow=2.0,
                         attention_factor=1.5,
                     ),
-                    replace(LONG_ROPE, short=LONG, attention_factor=1.5),
+                    replace(LONG_ROPE, short_factors=LONG, attention_factor=1.5),
                 )
             )
         ),
@@ -696,7 +711,7 @@ OTHERS = [
     replace(
         BASE,
         attention=c.Decay(
-            num_heads=4, head_dim=6, longest=99.0, angles=c.Angles(base=9.0, learned=True)
+            num_heads=4, head_dim=6, max_memory=99.0, angles=c.Angles(base=9.0, learned=True)
         ),
     ),
 ]
@@ -718,13 +733,13 @@ def away_from_default(value):
         return {name for item in value for name in away_from_default(item)}
     if not dataclasses.is_dataclass(value):
         return set()
-    found = {type(value).__name__}
+    names = {type(value).__name__}
     for field in dataclasses.fields(value):
-        given = getattr(value, field.name)
-        found |= away_from_default(given)
-        if given != field.default:
-            found.add(f"{type(value).__name__}.{field.name}")
-    return found
+        setting = getattr(value, field.name)
+        names |= away_from_default(setting)
+        if setting != field.default:
+            names.add(f"{type(value).__name__}.{field.name}")
+    return names
 
 
 def test_every_field_of_every_kind_is_written_and_read():

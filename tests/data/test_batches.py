@@ -59,7 +59,7 @@ def test_the_mask_counts_every_target_that_is_not_padding(pack):
     rows = pack([Document("1", "aaa"), Document("2", "bb")], row_length=11)
     (batch,) = evaluation_batches(rows, batch_size=1)
     assert batch.targets[0, :7].tolist() == [*b"aaa", 256, *b"bb", 256]
-    assert batch.mask.tolist() == [[True] * 7 + [False] * 4]
+    assert batch.loss_mask.tolist() == [[True] * 7 + [False] * 4]
     assert batch.segments.tolist() == [[1] * 4 + [2] * 3 + [0] * 4]
 
 
@@ -126,7 +126,7 @@ def test_the_batch_does_not_depend_on_the_process(tmp_path):
 
 def test_the_hosts_together_have_the_global_batch(rows):
     whole = Batches(rows, batch_size=8, seed=2)
-    parts = [Batches(rows, batch_size=8, seed=2, local=slice(i, i + 2)) for i in (0, 2, 4, 6)]
+    parts = [Batches(rows, batch_size=8, seed=2, local_rows=slice(i, i + 2)) for i in (0, 2, 4, 6)]
     for step in (0, 5, 23):
         joined = Batch(*map(np.concatenate, zip(*(part[step] for part in parts), strict=True)))
         assert equal(joined, whole[step])
@@ -140,7 +140,7 @@ def test_evaluation_has_every_row_once_in_batches_of_one_shape(num_rows, batch_s
     whole = Batch(*map(np.concatenate, zip(*batches, strict=True)))
     assert [x.dtype.name for x in whole] == ["int32"] * 4 + ["bool"]
     assert whole.tokens[:num_rows, 0].tolist() == list(range(num_rows))
-    assert whole.mask[:num_rows].all() and not whole.mask[num_rows:].any()
+    assert whole.loss_mask[:num_rows].all() and not whole.loss_mask[num_rows:].any()
     assert (whole.tokens[num_rows:] == 999).all() and (whole.targets[num_rows:] == 999).all()
     assert not whole.segments[num_rows:].any() and not whole.positions[num_rows:].any()
 
@@ -149,7 +149,7 @@ def test_evaluation_has_every_row_once_in_batches_of_one_shape(num_rows, batch_s
 @pytest.mark.parametrize("batch_size", [1, 5])
 def test_evaluation_counts_every_token_once(pack, documents, tokenizer, row_length, batch_size):
     rows = pack(documents, row_length=row_length)
-    counted = [b.targets[b.mask] for b in evaluation_batches(rows, batch_size=batch_size)]
+    counted = [b.targets[b.loss_mask] for b in evaluation_batches(rows, batch_size=batch_size)]
     expected = [[*tokenizer.encode(d.text), tokenizer.end_of_text] for d in documents]
     assert np.concatenate(counted).tolist() == sum(expected, [])
     assert len(np.concatenate(counted)) == rows.num_targets
@@ -216,18 +216,20 @@ def test_importing_the_package_needs_no_extra():
     subprocess.run([sys.executable, "-W", "error", "-c", script], cwd=root, check=True)
 
 
-MIXED = data.mix([numbered(9), replace(numbered(40), tokens=100 + numbered(40).tokens)], (3, 1))
+MIXED = data.mix_rows(
+    [numbered(9), replace(numbered(40), tokens=100 + numbered(40).tokens)], (3, 1)
+)
 
 
 def test_rows_are_drawn_by_weight_and_each_part_goes_through_epochs_of_its_own():
     batches = Batches(MIXED, batch_size=12, seed=5)
     rows = sum(drawn(batches, range(12)), [])
     assert {sum(n < 100 for n in rows[i : i + 4]) for i in range(0, 144, 4)} == {3}
-    own = [n for n in rows if n < 100]
-    assert all(sorted(own[i : i + 9]) == list(range(9)) for i in range(0, 108, 9))
+    first_part = [n for n in rows if n < 100]
+    assert all(sorted(first_part[i : i + 9]) == list(range(9)) for i in range(0, 108, 9))
     assert len({n for n in rows if n >= 100}) == 36  # of forty, each once
     assert drawn(batches, [7]) == [rows[84:96]]  # in any order
-    halves = [Batches(MIXED, batch_size=12, seed=5, local=slice(a, a + 6)) for a in (0, 6)]
+    halves = [Batches(MIXED, batch_size=12, seed=5, local_rows=slice(a, a + 6)) for a in (0, 6)]
     assert sum(drawn(halves[0], [3]) + drawn(halves[1], [3]), []) == rows[36:48]
     assert drawn(Batches(MIXED, batch_size=12, seed=6), [0]) != [rows[:12]]
 
@@ -238,25 +240,28 @@ def test_an_epoch_draws_every_row_of_every_part(weights, epoch):
     assert mixed.epoch == epoch
     rows = sum(drawn(Batches(mixed, batch_size=1, seed=5), range(epoch)), [])
     assert len(set(rows)) == 49 > len(set(rows[: epoch - 8]))
-    assert (numbered(9).epoch, data.mix(MIXED.parts).epoch) == (9, 49)
+    assert (numbered(9).epoch, data.mix_rows(MIXED.parts).epoch) == (9, 49)
 
 
 def test_mixed_rows_are_those_of_their_parts(pack, documents):
     parts = pack(documents[:9]), pack(documents[9:])
-    mixed, first = data.mix(parts), len(parts[0])
+    mixed, first = data.mix_rows(parts), len(parts[0])
     assert mixed.weights == (len(parts[0]), len(parts[1])) and len(mixed) == sum(mixed.weights)
     index = [first + 1, 0, first, 2]
     for of_mixed, of_parts in (
         (mixed[index], [parts[1][1], parts[0][0], parts[1][0], parts[0][2]]),
-        ([mixed.mask(index)], [[parts[i].mask(j)] for i, j in ((1, 1), (0, 0), (1, 0), (0, 2))]),
+        (
+            [mixed.loss_mask_at(index)],
+            [[parts[i].loss_mask_at(j)] for i, j in ((1, 1), (0, 0), (1, 0), (0, 2))],
+        ),
     ):
-        assert equal(of_mixed, [np.stack(each) for each in zip(*of_parts, strict=True)])
+        assert equal(of_mixed, [np.stack(arrays) for arrays in zip(*of_parts, strict=True)])
     for name in ("num_documents", "num_bytes", "num_targets"):
         assert getattr(mixed, name) == sum(getattr(part, name) for part in parts)
-    assert len(mixed.part(index)) == 4
+    assert len(mixed.take(index)) == 4
     batches = list(evaluation_batches(mixed, batch_size=4))
-    assert sum(batch.mask.sum() for batch in batches) == mixed.num_targets
-    assert len({rows.digest() for rows in (mixed, data.mix(parts, (1, 2)), *parts)}) == 4
-    assert data.mix(parts[:1]) is parts[0]
+    assert sum(batch.loss_mask.sum() for batch in batches) == mixed.num_targets
+    assert len({rows.digest() for rows in (mixed, data.mix_rows(parts, (1, 2)), *parts)}) == 4
+    assert data.mix_rows(parts[:1]) is parts[0]
     with pytest.raises(ValueError, match=r"have one length; got \[5, 13\]"):
-        data.mix([parts[0], numbered(3)])
+        data.mix_rows([parts[0], numbered(3)])

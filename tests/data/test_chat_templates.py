@@ -51,15 +51,15 @@ def test_a_template_knows_the_date():
 
 def test_messages_come_without_null_and_with_reasoning_by_both_names():
     message = {"role": "assistant", "content": None, "reasoning": "r", "tool_calls": None}
-    found = ChatTemplate("{{ messages[0]|tojson }}", {}).render([message])
+    actual = ChatTemplate("{{ messages[0]|tojson }}", {}).render([message])
     expected = {"thinking": "r", "role": "assistant", "reasoning": "r", "reasoning_content": "r"}
-    assert found == json.dumps(expected)
+    assert actual == json.dumps(expected)
 
 
 def counted(source, messages):
     """What counts, of pieces that make the text."""
     template = ChatTemplate(source, TOKENS)
-    pieces = template.pieces(messages)
+    pieces = template.spans(messages)
     assert "".join(text for text, _ in pieces) == template.render(messages)
     assert pieces[-1] == ("", False)
     return [text for text, counts in pieces if counts]
@@ -183,9 +183,9 @@ def test_of_a_turn_with_a_tool_all_that_the_assistant_says_counts(content, argum
         TALK[2],
         {"role": "assistant", "content": "yes", "thinking": "ah"},
     ]
-    said = f"<|message|>{content}<|end|><|start|>assistant" if content else ""
+    message = f"<|message|>{content}<|end|><|start|>assistant" if content else ""
     assert counted(HARMONY, talk) == [
-        f"{said} to=f<|message|>{json.dumps(arguments)}<|call|>",
+        f"{message} to=f<|message|>{json.dumps(arguments)}<|call|>",
         "<|says|>yo<|end|>",
         "<|thinks|>ah<|end|><|start|>assistant<|says|>yes<|end|>",
     ]
@@ -206,7 +206,7 @@ TRIMMED = """{% set text %}{% generation %}{{ messages[1].content }} {% endgener
 )
 def test_what_cannot_be_told_apart_is_refused(source, message):
     with pytest.raises(ValueError, match=message):
-        ChatTemplate(source, TOKENS).pieces(TALK[:3])
+        ChatTemplate(source, TOKENS).spans(TALK[:3])
 
 
 def test_a_conversation_may_begin_with_the_assistant():
@@ -260,7 +260,7 @@ def test_whatever_a_template_raises_is_its_refusal(source, message):
     ids=["loops", "filtered", "macro", "sums"],
 )
 def test_a_template_that_does_not_end_is_ended(source, monkeypatch):
-    monkeypatch.setattr(template_sandbox, "MOST_SECONDS", 0.05)
+    monkeypatch.setattr(template_sandbox, "MAX_SECONDS", 0.05)
     with pytest.raises(ValueError, match=r"refuses .*: it has run for 0\.05 seconds"):
         ChatTemplate(source, {}).render(HELLO)
 
@@ -321,8 +321,8 @@ def test_a_template_may_be_given_by_name_or_file(end, tmp_path):
     end = end or "<|im_end|>"
     expected = f"<|im_start|>user\nhi{end}\n<|im_start|>assistant\n"
     template = data.load_chat_template(tmp_path, "chatml")
-    assert template.render(TALK[:1], answering=True) == expected
-    assert [text for text, counts in template.pieces(TALK) if counts] == [
+    assert template.render(TALK[:1], add_generation_prompt=True) == expected
+    assert [text for text, counts in template.spans(TALK) if counts] == [
         f"yo{end}\n",
         f"yes{end}\n",
     ]

@@ -37,20 +37,20 @@ def named(count):
 
 
 def test_standard_library_is_megabytes_of_source_on_this_machine():
-    found = read(StandardLibrary())
-    assert len(found) > 500
-    assert sum(len(text.encode()) for _, text in found) > 8_000_000
-    names = [name for name, _ in found]
+    documents = read(StandardLibrary())
+    assert len(documents) > 500
+    assert sum(len(text.encode()) for _, text in documents) > 8_000_000
+    names = [name for name, _ in documents]
     assert names == sorted(names) and len(set(names)) == len(names)
     assert {"ast.py", "json/decoder.py"} < set(names)
     parts = {part for name in names for part in name.split("/")}
     assert not parts & {"test", "tests", "idle_test", "site-packages", "__pycache__"}
     assert not any(name.startswith("_sysconfigdata") for name in names)
     root = Path(sysconfig.get_path("stdlib"))
-    assert dict(found)["ast.py"].encode() == (root / "ast.py").read_bytes()
+    assert dict(documents)["ast.py"].encode() == (root / "ast.py").read_bytes()
 
-    parts = split(found)
-    share = sum(len(d.text) for d in parts.held_out) / sum(len(d.text) for d in found)
+    parts = split(documents)
+    share = sum(len(d.text) for d in parts.held_out) / sum(len(d.text) for d in documents)
     assert abs(share - 0.05) < 1e-4
     assert 1.7 < data.gzip_bits_per_byte(parts.held_out) < 2.2
 
@@ -79,16 +79,16 @@ def test_a_folder_is_read_in_order_of_relative_names(tmp_path):
         "empty.txt": "",
     }
     write(tmp_path, files)
-    found = read(TextFiles(path=str(tmp_path)))
-    assert found == [("a.txt", "a"), ("a/deep/er/c.py", "c"), ("a/z.md", "z"), ("b.txt", "b")]
-    found = read(TextFiles(path=str(tmp_path), suffixes=(".md",)))
-    assert found == [("a/z.md", "z")]
+    actual = read(TextFiles(path=str(tmp_path)))
+    assert actual == [("a.txt", "a"), ("a/deep/er/c.py", "c"), ("a/z.md", "z"), ("b.txt", "b")]
+    actual = read(TextFiles(path=str(tmp_path), suffixes=(".md",)))
+    assert actual == [("a/z.md", "z")]
 
 
 def test_one_file_of_any_name_is_one_document_with_its_line_ends(tmp_path):
     write(tmp_path, {"notes.anything": "a\r\nb\rc\n\ufeff\u2028"})
-    found = read(TextFiles(path=str(tmp_path / "notes.anything")))
-    assert found == [("notes.anything", "a\r\nb\rc\n\ufeff\u2028")]
+    actual = read(TextFiles(path=str(tmp_path / "notes.anything")))
+    assert actual == [("notes.anything", "a\r\nb\rc\n\ufeff\u2028")]
 
 
 def test_each_line_of_jsonl_is_a_document(tmp_path):
@@ -96,8 +96,8 @@ def test_each_line_of_jsonl_is_a_document(tmp_path):
     write(tmp_path, {"a/x.jsonl": "\r\n".join(lines) + "\n"})
     expected = [("a/x.jsonl:1", "eins\n\u2028 zwei"), ("a/x.jsonl:4", "drei")]
     assert read(TextFiles(path=str(tmp_path), field="body")) == expected
-    one = read(TextFiles(path=str(tmp_path / "a/x.jsonl"), field="body"))
-    assert one == [("x.jsonl:1", "eins\n\u2028 zwei"), ("x.jsonl:4", "drei")]
+    documents = read(TextFiles(path=str(tmp_path / "a/x.jsonl"), field="body"))
+    assert documents == [("x.jsonl:1", "eins\n\u2028 zwei"), ("x.jsonl:4", "drei")]
 
 
 @pytest.mark.parametrize(
@@ -204,8 +204,8 @@ def test_a_split_is_known_by_value():
     digests = {"0.txt": "008f", "32.txt": "0fab", "49.txt": "0430"}
     assert sorted(digests, key=digests.get) == ["0.txt", "49.txt", "32.txt"]
     documents = [Document(f"{i}.txt", "twenty bytes of text") for i in range(60)]
-    found = split(documents, held_out=50 / 1200).held_out
-    assert found == [
+    actual = split(documents, held_out=50 / 1200).held_out
+    assert actual == [
         ("0.txt", "twenty bytes of text"),
         ("32.txt[10:]", "es of text"),
         ("49.txt", "twenty bytes of text"),
@@ -225,8 +225,8 @@ def test_a_share_out_of_range_is_refused(share):
 
 
 def test_a_split_with_an_empty_part_is_refused():
-    said = "held_out=0.001 of 9 documents, 63 bytes in all, leaves 63 bytes to train on and 0 held"
-    with pytest.raises(ValueError, match=said):
+    error = "held_out=0.001 of 9 documents, 63 bytes in all, leaves 63 bytes to train on and 0 held"
+    with pytest.raises(ValueError, match=error):
         split(named(9), held_out=0.001)
     with pytest.raises(ValueError, match="leaves 0 bytes to train on and 63 held out"):
         split(named(9), held_out=0.999)
@@ -300,8 +300,8 @@ def test_what_is_packed_is_read_as_what_it_holds(tmp_path):
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b'{"text": "one"}\n{"text": "two"}\n'))
     (tmp_path / "b.txt.gz").write_bytes(gzip.compress(b"drei"))
     (tmp_path / "c.bin.gz").write_bytes(gzip.compress(b"not read"))
-    found = read(data.TextFiles(path=str(tmp_path)))
-    assert found == [("a.jsonl.gz:1", "one"), ("a.jsonl.gz:2", "two"), ("b.txt.gz", "drei")]
+    actual = read(data.TextFiles(path=str(tmp_path)))
+    assert actual == [("a.jsonl.gz:1", "one"), ("a.jsonl.gz:2", "two"), ("b.txt.gz", "drei")]
     (tmp_path / "b.txt.gz").write_bytes(gzip.compress(b"drei")[:-9])
     with pytest.raises(ValueError, match=r"b\.txt\.gz cannot be unpacked: "):
         read(data.TextFiles(path=str(tmp_path / "b.txt.gz")))
@@ -406,12 +406,12 @@ TEXTS = ["one", "", "\u2028 \x85\x0c\x0b\x1c", " ", "a\rb", ""]
 def test_lines_end_in_a_newline_and_nothing_else(name, content, packed, tmp_path):
     path = tmp_path / (name + ".gz" * packed)
     path.write_bytes(gzip.compress(content.encode()) if packed else content.encode())
-    found = data.lines(path, field="prompt")
-    assert [text for text, _ in found] == [*TEXTS[:-1], "end" if content[-3:] == "end" else ""]
-    assert [where for _, where in found] == [f"{path} line {i}" for i in range(1, 7)]
+    lines = data.lines(path, field="prompt")
+    assert [text for text, _ in lines] == [*TEXTS[:-1], "end" if content[-3:] == "end" else ""]
+    assert [where for _, where in lines] == [f"{path} line {i}" for i in range(1, 7)]
 
 
 def test_rows_of_a_table_are_lines(tmp_path):
     parquet.write_table(pyarrow.table({"prompt": ["one", ""]}), tmp_path / "x.parquet")
-    found = data.lines(tmp_path / "x.parquet", field="prompt")
-    assert found == [(text, f"{tmp_path}/x.parquet row {i}") for i, text in ((1, "one"), (2, ""))]
+    actual = data.lines(tmp_path / "x.parquet", field="prompt")
+    assert actual == [(text, f"{tmp_path}/x.parquet row {i}") for i, text in ((1, "one"), (2, ""))]

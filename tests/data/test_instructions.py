@@ -28,8 +28,8 @@ def write(path, *lines):
     return Instructions(path=str(path))
 
 
-def rows_of(found, length, folder, tokenizer=BYTES):
-    return data.pack(found, tokenizer, row_length=length, folder=folder)
+def rows_of(documents, length, folder, tokenizer=BYTES):
+    return data.pack(documents, tokenizer, row_length=length, folder=folder)
 
 
 def spelt(tokens):
@@ -43,7 +43,7 @@ def test_answers_count_and_prompts_do_not(tmp_path):
     rows = rows_of(data.documents(corpus), 9, tmp_path)
     batch = next(iter(data.evaluation_batches(rows, batch_size=1)))
     assert spelt(rows[0].tokens) == "EabcEdefEE"
-    assert spelt(batch.targets[0][batch.mask[0]]) == "cEefE"
+    assert spelt(batch.targets[0][batch.loss_mask[0]]) == "cEefE"
     assert rows[0].segments.tolist() == [1, 1, 1, 1, 2, 2, 2, 2, 0]
     assert (rows.num_targets, rows.num_bytes, rows.num_documents) == (5, 3, 2)
 
@@ -58,7 +58,7 @@ def test_no_instruction_crosses_the_end_of_a_row(tmp_path):
         "EaaabbbE",
     ]
     batches = list(data.evaluation_batches(rows, batch_size=4))
-    counted = [spelt(t[m]) for t, m in zip(batches[0].targets, batches[0].mask, strict=True)]
+    counted = [spelt(t[m]) for t, m in zip(batches[0].targets, batches[0].loss_mask, strict=True)]
     assert counted == ["bE", "bbE", "bE", "bbbE"]
 
 
@@ -74,8 +74,10 @@ def test_an_instruction_may_end_with_its_row(tmp_path):
 
 def test_what_is_longer_than_a_row_is_counted_and_said(tmp_path):
     lines = [{"prompt": "abc", "answer": "defgh"}, {"prompt": "i", "answer": "j"}]
-    said = "1 of 2 instructions are longer than a row of 6 tokens: what does not fit is left out."
-    with pytest.warns(UserWarning, match=said):
+    warning = (
+        "1 of 2 instructions are longer than a row of 6 tokens: what does not fit is left out."
+    )
+    with pytest.warns(UserWarning, match=warning):
         rows = rows_of(data.documents(write(tmp_path / "x.jsonl", *lines)), 6, tmp_path)
     assert [spelt(rows[i].tokens) for i in (0, 1)] == ["EabcdeE", "EijEEEE"]
     assert rows.num_targets == 2 + 2  # of the first answer what fits, and no end
@@ -95,7 +97,7 @@ def test_bytes_are_those_of_the_targets_that_count(kind, length, tmp_path):
     }[kind]
     corpus = write(tmp_path / "x.jsonl", {"prompt": "abc", "answer": answer})
     rows = rows_of(data.documents(corpus), length, tmp_path, tokenizer)
-    targets = rows.tokens[:, 1:][rows.mask([0])].tolist()
+    targets = rows.tokens[:, 1:][rows.loss_mask_at([0])].tolist()
     if kind == "characters":
         size = len(tokenizer.decode(targets).encode())
     else:  # a byte each
@@ -133,11 +135,11 @@ def test_rows_are_opened_again_and_differ_by_what_counts(tmp_path):
     other = data.documents(write(tmp_path / "x.jsonl", {"prompt": "abc", "answer": "d"}))
     assert rows_of(other, 9, tmp_path / "cache").digest() != rows.digest()
     plain = [data.Document("x", "abcd")]
-    assert rows_of(plain, 9, tmp_path / "cache").counted is None
+    assert rows_of(plain, 9, tmp_path / "cache").loss_mask is None
 
 
 def test_a_template_writes_a_conversation_of_which_the_assistants_part_counts():
-    pieces = ChatTemplate(TEMPLATE, {}).pieces(TALK)
+    pieces = ChatTemplate(TEMPLATE, {}).spans(TALK)
     assert [text for text, counts in pieces if counts] == ["4<|im_end|>\n", "6<|im_end|>\n"]
     assert "".join(text for text, _ in pieces) == ChatTemplate(TEMPLATE, {}).render(TALK)
     assert pieces[0][0].endswith("2+2?<|im_end|>\n<|im_start|>assistant\n")
@@ -172,21 +174,21 @@ def test_special_tokens_of_a_template_are_single_tokens(chatting, tmp_path):
     rows = rows_of(documents, 400, tmp_path, tokenizer)
     end = tokenizer.end_of_text
     theirs = hf.Tokenizer.from_file(str(chatting / "tokenizer.json"))
-    own = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}]
+    conversation = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}]
     expected = [end]
-    for messages in (TALK, own):
+    for messages in (TALK, conversation):
         expected += [*theirs.encode(template.render(messages)).ids, end]
     tokens = rows[0].tokens
     assert tokens[: len(expected)].tolist() == expected
     batch = next(iter(data.evaluation_batches(rows, batch_size=1)))
-    counted = batch.targets[0][batch.mask[0]].tolist()
+    counted = batch.targets[0][batch.loss_mask[0]].tolist()
     assert theirs.decode(counted, skip_special_tokens=False) == (
         "4<|im_end|>\n6<|im_end|>\nYes<|im_end|>\n"
     )
     assert batch.positions[0][1] == 0  # a template opens its text itself
     assert rows.num_bytes == len("4\n6\nYes\n")  # however <|im_end|> is spelt
-    said = [data.counted_text(document, tokenizer) for document in documents]
-    assert said == ["4\n6\n", "Yes\n"]
+    answers = [data.loss_text(document, tokenizer) for document in documents]
+    assert answers == ["4\n6\n", "Yes\n"]
 
 
 @pytest.mark.parametrize("normaliser", [None, hf.normalizers.NFKC()], ids=["as it is", "NFKC"])
@@ -212,14 +214,14 @@ def test_the_text_that_counts_is_that_of_the_file(pieces, normaliser, tmp_path):
     tokenizer = data.BPETokenizer(backend, end_of_text="<eos>")
     corpus = write(tmp_path / "x.jsonl", {"prompt": "what", "answer": answer})
     (document,) = data.documents(corpus)
-    assert data.counted_text(document, tokenizer) == answer
+    assert data.loss_text(document, tokenizer) == answer
     assert rows_of([document], 99, tmp_path, tokenizer).num_bytes == len(answer.encode())
 
 
 def test_a_template_may_stand_in_a_file_of_its_own(chatting):
     (chatting / "chat_template.jinja").write_text("{{ eos_token }}{{ messages[0].content }}")
-    found = data.load_chat_template(chatting / "tokenizer.json")
-    assert found.render([{"role": "user", "content": "x"}]) == "<|im_end|>x"
+    template = data.load_chat_template(chatting / "tokenizer.json")
+    assert template.render([{"role": "user", "content": "x"}]) == "<|im_end|>x"
     (chatting / "chat_template.jinja").write_text("{% if %}")
     with pytest.raises(ValueError, match=r"The chat template is none: "):
         data.load_chat_template(chatting)
@@ -240,7 +242,7 @@ def test_a_template_may_stand_in_a_file_of_its_own(chatting):
 )
 def test_templates_are_run_in_a_sandbox_and_must_be_consistent(source, message):
     with pytest.raises(ValueError, match=message):
-        ChatTemplate(source, {}).pieces(TALK)
+        ChatTemplate(source, {}).spans(TALK)
 
 
 @pytest.mark.parametrize(

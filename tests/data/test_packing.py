@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxformer import data
-from jaxformer.data import Document, packing, row_writer, tokenised
+from jaxformer.data import Document, packing, row_writer
+from jaxformer.data import tokenization as tokenised
 from jaxformer.data.rows import pack_stream
 
 END = 256
@@ -26,8 +27,8 @@ def whole_of(tmp_path):
 
 
 def folder_of(tmp_path):
-    (found,) = whole_of(tmp_path)
-    return found
+    (folder,) = whole_of(tmp_path)
+    return folder
 
 
 def only_parts_are_left(tmp_path):
@@ -134,12 +135,12 @@ def test_writing_in_parts_gives_the_same_files(
         ]
         row_length *= 20  # none is longer
     whole = data.pack(documents, tokenizer, row_length=row_length, folder=tmp_path / "a")
-    monkeypatch.setattr(row_writer, "TOKENS_AT_ONCE", 29)
-    monkeypatch.setattr(tokenised, "CHARACTERS_AT_ONCE", 100)
+    monkeypatch.setattr(row_writer, "TOKENS_PER_WRITE", 29)
+    monkeypatch.setattr(tokenised, "CHARACTERS_PER_PART", 100)
     parts = data.pack(documents, tokenizer, row_length=row_length, folder=tmp_path / "b")
     files = [{p.name: p.read_bytes() for p in tmp_path.rglob(f"{x}/*/*")} for x in "ab"]
     assert files[0] == files[1] and len(files[0]) == 4 + (kind == "instructions")
-    assert whole.num_targets == parts.num_targets == whole.mask(slice(None)).sum()
+    assert whole.num_targets == parts.num_targets == whole.loss_mask_at(slice(None)).sum()
 
 
 def test_rows_are_sequences(pack, documents):
@@ -179,7 +180,7 @@ def test_positions_have_the_bits_the_row_length_needs(pack):
 
 def test_packing_again_opens_what_is_there(pack, tmp_path, documents, monkeypatch):
     first = pack(documents)
-    monkeypatch.setattr(packing, "tokenised", None)
+    monkeypatch.setattr(packing, "tokenize_documents", None)
     again = pack(documents)
     assert np.array_equal(first.tokens, again.tokens) and again.num_bytes == first.num_bytes
     opened = data.open_packed(folder_of(tmp_path))
@@ -253,7 +254,7 @@ def without(*path):
         for key in path[:-1]:
             content = content[key]
         del content[path[-1]]
-        saved["checksum"] = packing._checksum(saved["content"])
+        saved["checksum"] = packing._json_digest(saved["content"])
         (folder / "metadata.json").write_text(json.dumps(saved))
 
     return damage, rf"metadata\.json.* does not say {path[-1]}"
@@ -316,15 +317,15 @@ def test_what_another_put_in_place_of_a_damaged_one_is_not_emptied(
     folder = folder_of(tmp_path)
     shutil.copytree(folder, tmp_path / "whole")
     flip("tokens.npy", -1)(folder)
-    is_whole = packing._is_whole
+    is_whole = packing._is_intact
 
     def meanwhile(final):
-        found = is_whole(final)
+        intact = is_whole(final)
         shutil.rmtree(final)
         shutil.copytree(tmp_path / "whole", final)
-        return found
+        return intact
 
-    monkeypatch.setattr(packing, "_is_whole", meanwhile)
+    monkeypatch.setattr(packing, "_is_intact", meanwhile)
     with pytest.warns(UserWarning, match="Packing again"):
         rows = pack(documents)
     assert rows.digest() == data.open_packed(folder_of(tmp_path)).digest()
@@ -347,14 +348,14 @@ def test_a_truncated_file_is_told_with_its_numbers(pack, tmp_path, documents):
 
 def test_another_format_is_told(pack, tmp_path, documents, monkeypatch):
     pack(documents)
-    monkeypatch.setattr(packing, "FORMAT", 7)
-    with pytest.raises(ValueError, match="has format 4; this version reads 7"):
+    monkeypatch.setattr(packing, "FORMAT_VERSION", 7)
+    with pytest.raises(ValueError, match="has format 5; this version reads 7"):
         data.open_packed(folder_of(tmp_path))
     pack(documents)
     assert len(list((tmp_path / "cache").iterdir())) == 2
 
 
-@pytest.mark.parametrize("where", ["_describe", "_publish"])
+@pytest.mark.parametrize("where", ["_write_metadata", "_move_into_place"])
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 def test_an_interrupted_writer_leaves_parts_alone(
     pack, tmp_path, documents, monkeypatch, where, error
@@ -376,7 +377,7 @@ def test_what_was_tokenised_is_not_tokenised_again(pack, tmp_path, documents, mo
     """Ended within the third part; a part that was damaged since is made anew."""
     expected = pack(documents).digest()
     shutil.rmtree(folder_of(tmp_path))
-    monkeypatch.setattr(tokenised, "CHARACTERS_AT_ONCE", 400)
+    monkeypatch.setattr(tokenised, "CHARACTERS_PER_PART", 400)
     texts, encoded = "".join(d.text for d in documents), []
 
     class Ending(data.ByteTokenizer):
@@ -427,20 +428,20 @@ def test_a_killed_writer_leaves_nothing_that_is_used(tmp_path):
 def test_two_writers_at_once_agree(pack, tmp_path, documents, monkeypatch):
     """Both find nothing, both write, the later one leaves the earlier one's files in place."""
     barrier = threading.Barrier(2, timeout=30)
-    describe = packing._describe
+    describe = packing._write_metadata
 
     def together(*args, **kwargs):
         describe(*args, **kwargs)
         barrier.wait()
 
-    monkeypatch.setattr(packing, "_describe", together)
-    found = []
-    threads = [threading.Thread(target=lambda: found.append(pack(documents))) for _ in range(2)]
+    monkeypatch.setattr(packing, "_write_metadata", together)
+    packed = []
+    threads = [threading.Thread(target=lambda: packed.append(pack(documents))) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(found) == 2 and np.array_equal(found[0].tokens, found[1].tokens)
+    assert len(packed) == 2 and np.array_equal(packed[0].tokens, packed[1].tokens)
     assert len(list((tmp_path / "cache").iterdir())) == 1
 
 
@@ -473,8 +474,8 @@ def test_a_full_disk_leaves_parts_alone_and_says_how_far_it_went(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    said = rf"in .*cache, where {size:,} of {size:,} bytes of text are tokenised; make room"
-    with pytest.raises(OSError, match=said) as caught:
+    message = rf"in .*cache, where {size:,} of {size:,} bytes of text are tokenised; make room"
+    with pytest.raises(OSError, match=message) as caught:
         pack(documents)
     assert caught.value.errno == errno.ENOSPC
     assert only_parts_are_left(tmp_path)

@@ -6,11 +6,17 @@ import pytest
 
 from jaxformer import data
 from jaxformer import functional as F
-from jaxformer.data import Lengths, Pair, PairBatches, evaluation_pair_batches, pair_batch
+from jaxformer.data import (
+    PaddedLengths,
+    Pair,
+    PairBatches,
+    evaluation_pair_batches,
+    make_pair_batch,
+)
 
 LETTERS = data.CharacterTokenizer("abcdefg")
 END = LETTERS.end_of_text
-SHORT_OR_LONG = Lengths((3, 7), 5)
+SHORT_OR_LONG = PaddedLengths((3, 7), 5)
 
 
 def numbered(index):
@@ -34,7 +40,9 @@ def texts(batch):
     sources = (
         row[: count.sum()] for row, count in zip(batch.source, batch.source_segments, strict=True)
     )
-    targets = (row[: count.sum()] for row, count in zip(batch.targets, batch.mask, strict=True))
+    targets = (
+        row[: count.sum()] for row, count in zip(batch.targets, batch.loss_mask, strict=True)
+    )
     return [Pair(*map(LETTERS.decode, pair)) for pair in zip(sources, targets, strict=True)]
 
 
@@ -42,12 +50,12 @@ def texts(batch):
 
 
 def test_a_batch_by_hand():
-    batch = pair_batch([Pair("ab", "c"), Pair("gfe", "dcb")], LETTERS, lengths=SHORT_OR_LONG)
+    batch = make_pair_batch([Pair("ab", "c"), Pair("gfe", "dcb")], LETTERS, lengths=SHORT_OR_LONG)
     assert batch.source.tolist() == [[0, 1, END], [6, 5, 4]]
     assert batch.source_segments.tolist() == [[1, 1, 0], [1, 1, 1]]
     assert batch.tokens.tolist() == [[END, 2, END, END, END], [END, 3, 2, 1, END]]
     assert batch.targets.tolist() == [[2, END, END, END, END], [3, 2, 1, END, END]]
-    assert batch.mask.tolist() == [[True, True, False, False, False], [True] * 4 + [False]]
+    assert batch.loss_mask.tolist() == [[True, True, False, False, False], [True] * 4 + [False]]
     assert [x.dtype.name for x in batch] == ["int32"] * 4 + ["bool"]
 
 
@@ -59,7 +67,9 @@ def test_the_decoder_reads_the_targets_shifted_right():
 
 def test_sources_take_the_first_length_that_holds_the_longest():
     widths = [
-        pair_batch([Pair("a", "b"), Pair(source, "b")], LETTERS, lengths=SHORT_OR_LONG).source.shape
+        make_pair_batch(
+            [Pair("a", "b"), Pair(source, "b")], LETTERS, lengths=SHORT_OR_LONG
+        ).source.shape
         for source in ("a", "abc", "abcd", "abcdefg")
     ]
     assert widths == [(2, 3), (2, 3), (2, 7), (2, 7)]
@@ -79,7 +89,7 @@ def test_sources_take_the_first_length_that_holds_the_longest():
 )
 def test_a_text_that_does_not_fit_is_refused(pair, message):
     with pytest.raises(ValueError, match=message):
-        pair_batch([Pair("a", "b"), pair], LETTERS, lengths=SHORT_OR_LONG)
+        make_pair_batch([Pair("a", "b"), pair], LETTERS, lengths=SHORT_OR_LONG)
 
 
 # Batches of a run
@@ -117,10 +127,13 @@ def test_seeking_is_iterating():
     [
         ({"batch_size": 0}, "batch_size must be at least 1; got 0"),
         ({"group": 0}, "group must be at least 1; got 0"),
-        ({"lengths": Lengths((), 5)}, r"got \(\) for sources and 5 for targets"),
-        ({"lengths": Lengths((7, 3), 5)}, r"those of sources rise; got \(7, 3\) for sources"),
-        ({"lengths": Lengths((0, 3), 5)}, r"Lengths are at least 1, .* got \(0, 3\) for sources"),
-        ({"lengths": Lengths((3,), 0)}, r"got \(3,\) for sources and 0 for targets"),
+        ({"lengths": PaddedLengths((), 5)}, r"got \(\) for sources and 5 for targets"),
+        ({"lengths": PaddedLengths((7, 3), 5)}, r"those of sources rise; got \(7, 3\) for sources"),
+        (
+            {"lengths": PaddedLengths((0, 3), 5)},
+            r"Lengths are at least 1, .* got \(0, 3\) for sources",
+        ),
+        ({"lengths": PaddedLengths((3,), 0)}, r"got \(3,\) for sources and 0 for targets"),
     ],
 )
 def test_what_cannot_be_is_refused(how, message):
@@ -139,13 +152,13 @@ def test_a_negative_step_is_refused():
 @pytest.mark.parametrize("count", [1, 3, 4, 9])
 def test_an_evaluation_has_every_pair_once_in_order_and_one_shape(count):
     pairs = [numbered(i) for i in range(count)]
-    lengths = Lengths((7,), 5)
-    found = list(evaluation_pair_batches(pairs, LETTERS, batch_size=4, lengths=lengths))
-    assert len(found) == -(-count // 4)
-    assert {batch.source.shape for batch in found} == {(4, 7)}
-    real = np.concatenate([batch.mask.any(axis=1) for batch in found])
+    lengths = PaddedLengths((7,), 5)
+    batches = list(evaluation_pair_batches(pairs, LETTERS, batch_size=4, lengths=lengths))
+    assert len(batches) == -(-count // 4)
+    assert {batch.source.shape for batch in batches} == {(4, 7)}
+    real = np.concatenate([batch.loss_mask.any(axis=1) for batch in batches])
     assert real.tolist() == [True] * count + [False] * (len(real) - count)
-    assert sum(map(texts, found), [])[:count] == pairs
+    assert sum(map(texts, batches), [])[:count] == pairs
 
 
 def test_an_evaluation_of_nothing_is_refused():

@@ -134,14 +134,14 @@ def test_null_is_absent(name, tmp_path):
     lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
     kinds = {"x.jsonl": lines, "x.parquet": table(rows), "x.arrow": table(rows, "stream")}
     (tmp_path / name).write_bytes(kinds[name])
-    found = data.documents(Instructions(path=str(tmp_path)), template=ROLES)
-    assert [x.text for x in found] == ["<user Ann>a<assistant>b", "<user>q<assistant>r"]
+    documents = data.documents(Instructions(path=str(tmp_path)), template=ROLES)
+    assert [x.text for x in documents] == ["<user Ann>a<assistant>b", "<user>q<assistant>r"]
 
 
 def test_a_message_whose_content_is_null_has_none(tmp_path):
     """As one that calls tools; transformers leaves null out of messages too."""
-    said = [("user", "a"), ("assistant", None), ("tool", "b"), ("assistant", "c")]
-    talk = [{"role": role, "content": content} for role, content in said]
+    turns = [("user", "a"), ("assistant", None), ("tool", "b"), ("assistant", "c")]
+    talk = [{"role": role, "content": content} for role, content in turns]
     (tmp_path / "x.parquet").write_bytes(table([{"messages": talk}]))
-    (found,) = data.documents(Instructions(path=str(tmp_path)), template=ROLES)
-    assert found.text == "<user>a<assistant><tool>b<assistant>c"
+    (document,) = data.documents(Instructions(path=str(tmp_path)), template=ROLES)
+    assert document.text == "<user>a<assistant><tool>b<assistant>c"

@@ -184,9 +184,9 @@ def test_a_text_that_the_vocabulary_lacks_is_refused():
     tokenizer = data.BPETokenizer(backend, end_of_text="<eos>")
     for encode in (
         tokenizer.encode,
-        tokenizer.encode_with_specials,
+        tokenizer.encode_with_special_tokens,
         lambda text: tokenizer.encode_offsets([text], rendered=False),
-        lambda text: data.tokenised.tokens_of(data.Document("x", text), tokenizer),
+        lambda text: data.tokenize_document(data.Document("x", text), tokenizer),
     ):
         assert encode("a") is not None
         with pytest.raises(ValueError, match=r"The text cannot be encoded: .*Missing \[UNK\]"):
@@ -220,15 +220,15 @@ def test_a_prompt_has_the_special_tokens_that_its_folder_says(config, expected, 
         single="<s> $A", special_tokens=[("<s>", 5)]
     )
     backend.save(str(tmp_path / "tokenizer.json"))
-    said = {"bos_token": "<s>", "eos_token": "</s>", **config}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(said))
+    settings = {"bos_token": "<s>", "eos_token": "</s>", **config}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     tokenizer = data.load_tokenizer(tmp_path)
-    assert [names[i] for i in tokenizer.encode_with_specials("a<x> b")] == expected
-    plain = tokenizer.encode_with_specials("a<x> b", add_special_tokens=False)
+    assert [names[i] for i in tokenizer.encode_with_special_tokens("a<x> b")] == expected
+    plain = tokenizer.encode_with_special_tokens("a<x> b", add_special_tokens=False)
     assert [names[i] for i in plain] == expected[1:]
     # A document that spells a special token out does not become it.
     assert [names[i] for i in tokenizer.encode("a<x> b")] == ["a", "<", "x", ">", "b"]
-    assert names[tokenizer.begin_of_text] == "<s>"
+    assert names[tokenizer.bos_token_id] == "<s>"
 
 
 def test_a_switch_that_is_none_is_refused(tmp_path):

@@ -4,7 +4,7 @@ import jax
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
-from experiments.training import run
+from experiments.training import run_config as run
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -17,7 +17,7 @@ def eight_devices():
 def compiled_before(tmp_path_factory):
     """Keep programs of runs on one device for the next run of the same model.
 
-    Those of several devices are never kept, see `run.keep_programs`.
+    Those of several devices are never kept, see `run.enable_compilation_cache`.
     """
 
     def keep(devices):
@@ -31,8 +31,8 @@ def compiled_before(tmp_path_factory):
     }
     before = {name: getattr(jax.config, name) for name in settings}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run, "simulate", keep)
-        patch.setattr(run, "keep_programs", lambda: None)
+        patch.setattr(run, "simulate_cpu_devices", keep)
+        patch.setattr(run, "enable_compilation_cache", lambda: None)
         for values in (settings, before):
             for name, value in values.items():
                 jax.config.update(name, value)

@@ -9,9 +9,11 @@ from pathlib import Path
 from experiments import pretrain
 
 ROOT = Path(pretrain.__file__).parents[1]
-LINES = [f"{n}: the {w} fox jumps over {n * n} lazy dogs\n" for n in range(60) for w in ("a", "b")]
-PATIENCE = 240  # seconds for any one process
-ARGUMENTS = [
+CORPUS_LINES = [
+    f"{n}: the {w} fox jumps over {n * n} lazy dogs\n" for n in range(60) for w in ("a", "b")
+]
+TIMEOUT_SECONDS = 240  # seconds for any one process
+TINY_RUN_FLAGS = [
     *("tiny", "--corpus", "TextFiles(path='texts')", "--tokenizer", "ByteLevel()"),
     *("--model.vocab-size", "260", "--model.model-dim", "16", "--model.num-layers", "1"),
     *("--length", "16", "--batch-size", "8", "--optimizer.optimizer", "AdamW()"),
@@ -27,14 +29,14 @@ def free_port():
         return str(chosen.getsockname()[1])
 
 
-def hosts(port, *, devices=2):
+def distributed_flags(port, *, devices=2):
     return [
-        *("--devices", str(devices), "--distributed", "--hosts.processes", "2"),
-        *("--hosts.coordinator", f"localhost:{port}"),
+        *("--devices", str(devices), "--distributed", "--hosts.num-processes", "2"),
+        *("--hosts.coordinator-address", f"localhost:{port}"),
     ]
 
 
-def slurm(rank, port):
+def slurm_environment(rank, port):
     """What Slurm tells the tasks of a job."""
     return {
         **{"SLURM_JOB_ID": "1", "SLURM_STEP_NODELIST": "localhost", "JAX_COORDINATOR_PORT": port},
@@ -42,7 +44,7 @@ def slurm(rank, port):
     }
 
 
-def start(place, *arguments, **variables):
+def start_python(place, *arguments, **variables):
     """Python in a folder; programs that were compiled are kept beside it for the next one."""
     environment = {
         **os.environ,
@@ -64,13 +66,13 @@ def start(place, *arguments, **variables):
     )
 
 
-def ended(processes):
+def wait_for_output(processes):
     """What they said, when all have ended by themselves or after long enough."""
-    said = []
+    outputs = []
     try:
         for process in processes:
-            said.append(process.communicate(timeout=PATIENCE)[1])
+            outputs.append(process.communicate(timeout=TIMEOUT_SECONDS)[1])
     finally:
         for process in processes:
             process.kill()
-    return said
+    return outputs

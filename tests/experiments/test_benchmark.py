@@ -9,20 +9,28 @@ import jax
 import pytest
 
 from experiments import report
-from experiments.benchmark import linen, ours
+from experiments.benchmark import jaxformer_programs as ours
+from experiments.benchmark import linen_programs as linen
 from experiments.benchmark import run as benchmark
-from experiments.benchmark.cases import ABOUT, OURS, PRESETS, TASKS, Work, work
+from experiments.benchmark.cases import (
+    CASE_DESCRIPTIONS,
+    CASES,
+    JAXFORMER_MODULE,
+    PRESETS,
+    WorkCounts,
+    count_work,
+)
 from experiments.benchmark.report import (
     COLOURS,
-    load,
-    percent,
+    case_table,
+    load_text,
+    markdown_sections,
+    peak_share,
     plot_cases,
     ratios,
-    sections,
-    summary,
-    table,
+    speed_summary,
 )
-from experiments.benchmark.turns import Entry, Found, take_turns
+from experiments.benchmark.runner import Measurement, Program, run_interleaved
 
 SMOKE = PRESETS["smoke"]
 OTHERS = """
@@ -49,41 +57,49 @@ def test_programs_take_turns(tmp_path, monkeypatch, capsys):
     (tmp_path / "others.py").write_text(OTHERS)
     monkeypatch.syspath_prepend(tmp_path)
     entries = (
-        Entry("first", "others:slow", (), {"seconds": 0.2}),
-        Entry("faster", "others:slow", (), {"seconds": 0.02}),
-        Entry("absent", "others:slow", ("no_such_module",)),
-        Entry("broken", "others:dying", (), {"after": 0}),
-        Entry("dying", "others:dying", (), {"after": 3}),
-        Entry("killed", "others:dying", (), {"after": 2, "killed": True}),
+        Program("first", "others:slow", (), {"seconds": 0.2}),
+        Program("faster", "others:slow", (), {"seconds": 0.02}),
+        Program("absent", "others:slow", ("no_such_module",)),
+        Program("broken", "others:dying", (), {"after": 0}),
+        Program("dying", "others:dying", (), {"after": 3}),
+        Program("killed", "others:dying", (), {"after": 2, "killed": True}),
     )
-    found = {one.name: one for one in take_turns("train", entries, SMOKE, 4)}
-    assert statistics.median(ratios(found["faster"], found["first"])) > 2
-    assert found["absent"].missing == "needs no_such_module"
-    assert found["broken"].missing == found["dying"].missing == "MemoryError: no room for 32"
-    assert found["killed"].missing.startswith("BrokenProcessPool: ")
-    assert found["dying"].seconds == [] and len(found["first"].seconds) == 4
-    assert found["first"].peak_bytes > 1e6 and found["first"].first >= 0.2
+    timings = {timing.name: timing for timing in run_interleaved("train", entries, SMOKE, 4)}
+    assert statistics.median(ratios(timings["faster"], timings["first"])) > 2
+    assert timings["absent"].skip_reason == "needs no_such_module"
+    assert (
+        timings["broken"].skip_reason
+        == timings["dying"].skip_reason
+        == "MemoryError: no room for 32"
+    )
+    assert timings["killed"].skip_reason.startswith("BrokenProcessPool: ")
+    assert timings["dying"].seconds == [] and len(timings["first"].seconds) == 4
+    assert timings["first"].peak_bytes > 1e6 and timings["first"].first_seconds >= 0.2
     assert "train, round 4/4: first 0." in capsys.readouterr().out
-    text = table("train", list(found.values()), Work(tokens=80), Work())
+    text = case_table("train", list(timings.values()), WorkCounts(tokens=80), WorkCounts())
     assert "| train | seconds | tokens/s | times first |" in text
     assert "| absent | needs no_such_module |" in text
-    nobody = [found["broken"]]
-    assert "| broken | MemoryError: no room for 32 |" in table("train", nobody, Work(), Work())
+    nobody = [timings["broken"]]
+    assert "| broken | MemoryError: no room for 32 |" in case_table(
+        "train", nobody, WorkCounts(), WorkCounts()
+    )
 
 
 def test_tables_by_hand(tmp_path):
-    found = [
-        Found("one", [2.0, 4.0, 2.0], first=9.0),
-        Found("two", [1.0, 1.0, 4.0], working_bytes=3_000_000),
+    timings = [
+        Measurement("one", [2.0, 4.0, 2.0], first_seconds=9.0),
+        Measurement("two", [1.0, 1.0, 4.0], temp_bytes=3_000_000),
     ]
-    assert ratios(found[1], found[0]) == [2.0, 4.0, 0.5]
-    lines = table("train", found, Work(100, 50.0), Work(flops=100.0)).splitlines()
+    assert ratios(timings[1], timings[0]) == [2.0, 4.0, 0.5]
+    lines = case_table(
+        "train", timings, WorkCounts(100, 50.0), WorkCounts(flops=100.0)
+    ).splitlines()
     assert lines[0].startswith("| train | seconds | tokens/s | of peak FLOP/s | times one |")
     assert lines[2] == "| one | 2 | 50 | 25% | 1.00 (1.00 to 1.00) | 9.0 s |  |  |"
     assert lines[3] == "| two | 1 | 100 | 50% | 2.00 (0.50 to 4.00) |  | 3 MB |  |"
-    machine = table("machine", found, Work(None, 4e9, 6e9), Work())
+    machine = case_table("machine", timings, WorkCounts(None, 4e9, 6e9), WorkCounts())
     assert "| 2 GFLOP |" in machine and "| 6.0 GB |" in machine
-    plot_cases(tmp_path / "plot.png", {"train": [vars(one) for one in found]})
+    plot_cases(tmp_path / "plot.png", {"train": [vars(timing) for timing in timings]})
     assert (tmp_path / "plot.png").stat().st_size > 1000
 
 
@@ -98,8 +114,11 @@ def results_of(**cases):
         "load": 0.3,
         "peaks": {},
         "cases": {
-            task: [vars(Found(name, seconds, device="cpu")) for name, seconds in found.items()]
-            for task, found in cases.items()
+            task: [
+                vars(Measurement(name, seconds, device_kind="cpu"))
+                for name, seconds in programs.items()
+            ]
+            for task, programs in cases.items()
         },
     }
 
@@ -110,20 +129,20 @@ def test_a_summary_by_hand():
         decode={"b": [3.0], "jaxformer, whole": [1.0], "jaxformer": [2.0]},
         machine={"products": [1.0], "copies": [1.0]},
     )
-    assert summary(results).splitlines() == [
+    assert speed_summary(results).splitlines() == [
         "| times as fast as | train | decode |",
         "|:---|---:|---:|",
         "| a | 3.00 |  |",
         "| b | 1.00 | 1.50 |",
         "",
-        load(results),
+        load_text(results),
     ]
-    head, *cases = sections(results)
+    head, *cases = markdown_sections(results)
     assert "3 rounds. 2 cores (x86_64, fast), devices: cpu. jax 0.10. 2026-11-22." in head
     assert [text.splitlines()[0] for text in cases] == [
-        ABOUT[task] for task in ("train", "decode", "machine")
+        CASE_DESCRIPTIONS[task] for task in ("train", "decode", "machine")
     ]
-    share = work("train", SMOKE, 1).flops / 2.0 / (8 * 2 * 128**3)
+    share = count_work("train", SMOKE, 1).flops / 2.0 / (8 * 2 * 128**3)
     assert 0.1 < share < 0.9 and f"| {share:.0%} | 3.00" in cases[0].splitlines()[-1]
 
 
@@ -132,27 +151,30 @@ def test_shares_are_of_the_peak_of_the_same_rounds():
     results = results_of(
         train={"jaxformer": [2.0, 2.0]}, machine={"products": [1.0], "copies": [1.0]}
     )
-    alone = work("train", SMOKE, 1).flops / 2.0 / (8 * 2 * 128**3)
-    assert f"| {alone:.0%} |" in sections(results)[1]
+    alone = count_work("train", SMOKE, 1).flops / 2.0 / (8 * 2 * 128**3)
+    assert f"| {alone:.0%} |" in markdown_sections(results)[1]
     beside = [
-        vars(Found(name, seconds)) for name, seconds in (("p", [4.0, 0.5]), ("c", [1.0, 1.0]))
+        vars(Measurement(name, seconds)) for name, seconds in (("p", [4.0, 0.5]), ("c", [1.0, 1.0]))
     ]
     results["peaks"] = {"train": beside}
-    assert f"| {alone / 2:.0%} |" in sections(results)[1]
+    assert f"| {alone / 2:.0%} |" in markdown_sections(results)[1]
 
 
 def test_no_share_of_a_peak_is_above_it():
-    assert percent(100.0, 2.0, 50.0) == "100%" and percent(100.0, 2.0, None) == ""
-    assert percent(100.0, 2.0, 40.0) == "peak not reached"
+    assert peak_share(100.0, 2.0, 50.0) == "100%" and peak_share(100.0, 2.0, None) == ""
+    assert peak_share(100.0, 2.0, 40.0) == "peak not reached"
 
 
 def test_only_a_quiet_machine_is_called_quiet():
-    said = {before: load({"load": before}) for before in (0.3, 1.0)}
+    sentences = {before: load_text({"load": before}) for before in (0.3, 1.0)}
     start = "load average of {:.2f} in the minute before the start."
-    assert said[0.3] == f"Measured on a quiet machine: a {start.format(0.3)}"
-    assert said[1.0] == f"Measured on a machine under load 1.0: a {start.format(1)}"
+    assert sentences[0.3] == f"Measured on a quiet machine: a {start.format(0.3)}"
+    assert sentences[1.0] == f"Measured on a machine under load 1.0: a {start.format(1)}"
     results = results_of(train={"a": [1.0], "jaxformer": [1.0]})
-    assert summary(results).endswith(f"\n\n{said[0.3]}") and said[0.3] in sections(results)[0]
+    assert (
+        speed_summary(results).endswith(f"\n\n{sentences[0.3]}")
+        and sentences[0.3] in markdown_sections(results)[0]
+    )
 
 
 def test_each_case_has_a_panel_with_its_title(tmp_path, monkeypatch):
@@ -170,7 +192,7 @@ def test_each_case_has_a_panel_with_its_title(tmp_path, monkeypatch):
     plot_cases(tmp_path / "plot.png", results["cases"])
     (figure,) = drawn
     train, loss = figure.axes
-    assert train.get_title(loc="left") == f"train: {ABOUT['train'].rstrip('.')}"
+    assert train.get_title(loc="left") == f"train: {CASE_DESCRIPTIONS['train'].rstrip('.')}"
     assert loss.get_xlabel() == "times as fast as torch"
     assert [bar.get_width() for bar in train.patches] == [1.0, 1.75, 2.0]
     assert [text.get_text() for text in train.texts] == ["1.00", "1.75", "2.00"]
@@ -185,13 +207,13 @@ def test_on_a_gpu_each_program_has_all_of_its_memory(tmp_path, monkeypatch, pres
 
     def turns(task, entries, size, rounds):
         met.append(len(entries))
-        return [Found(one.name, [1.0] * rounds) for one in entries]
+        return [Measurement(entry.name, [1.0] * rounds) for entry in entries]
 
-    monkeypatch.setattr(benchmark, "take_turns", turns)
+    monkeypatch.setattr(benchmark, "run_interleaved", turns)
     monkeypatch.setattr(os, "environ", dict(os.environ))
-    asked = benchmark.Benchmark(preset=preset, only=("loss",), output=tmp_path)
-    kept = json.loads((benchmark.main(asked) / "benchmark.json").read_text())
-    assert met == sizes and [len(kept[at]["loss"]) for at in ("cases", "peaks")] == [3, 2]
+    options = benchmark.Benchmark(preset=preset, only=("loss",), output=tmp_path)
+    results = json.loads((benchmark.main(options) / "benchmark.json").read_text())
+    assert met == sizes and [len(results[at]["loss"]) for at in ("cases", "peaks")] == [3, 2]
 
 
 @pytest.mark.slow
@@ -199,21 +221,21 @@ def test_a_benchmark_and_its_report(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(os, "getloadavg", lambda: (3.0, 0, 0))
     monkeypatch.setattr(os, "environ", dict(os.environ))
     folder = tmp_path / "results" / "fast"
-    asked = benchmark.Benchmark(preset="smoke", only=("rotary",), rounds=2, output=folder)
-    assert benchmark.main(asked) == folder
-    said = capsys.readouterr().out
-    told = "Measured on a machine under load 3.0: a load average of 3.00 in the minute"
-    assert "| in real numbers |" in said
+    options = benchmark.Benchmark(preset="smoke", only=("rotary",), rounds=2, output=folder)
+    assert benchmark.main(options) == folder
+    output = capsys.readouterr().out
+    load_sentence = "Measured on a machine under load 3.0: a load average of 3.00 in the minute"
+    assert "| in real numbers |" in output
     report.main(tmp_path / "results", tmp_path / "README.md")
     text = (tmp_path / "README.md").read_text()
     assert (folder / "table.md").read_text().rstrip() in text
     flags = f"--preset smoke --only rotary --rounds 2 --output {tmp_path.name}/results/fast"
     assert f"`python -m experiments.benchmark {flags}`" in text
     assert "![Speed](results/fast/plot.png)" in text
-    kept = json.loads((folder / "benchmark.json").read_text())
-    assert kept["load"] == 3.0 and told in text and kept["peaks"] == {}
-    found = kept["cases"]["rotary"]
-    assert [len(one["seconds"]) for one in found] == [2, 2]
+    results = json.loads((folder / "benchmark.json").read_text())
+    assert results["load"] == 3.0 and load_sentence in text and results["peaks"] == {}
+    timings = results["cases"]["rotary"]
+    assert [len(timing["seconds"]) for timing in timings] == [2, 2]
 
 
 KEPT = report.RESULTS / "benchmark-peers"
@@ -222,12 +244,12 @@ KEPT = report.RESULTS / "benchmark-peers"
 def test_the_tables_that_are_committed_are_those_of_the_json():
     """And both READMEs hold them."""
     results = json.loads((KEPT / "benchmark.json").read_text())
-    assert set(results["cases"]) == set(TASKS)
-    assert all(one["seconds"] for found in results["cases"].values() for one in found)
+    assert set(results["cases"]) == set(CASES)
+    assert all(timing["seconds"] for timings in results["cases"].values() for timing in timings)
     table = (KEPT / "table.md").read_text()
-    assert table == "\n\n".join(sections(results)) + "\n"
+    assert table == "\n\n".join(markdown_sections(results)) + "\n"
     assert table.rstrip() in (report.HERE / "README.md").read_text()
-    assert summary(results) in (report.HERE.parent / "README.md").read_text()
+    assert speed_summary(results) in (report.HERE.parent / "README.md").read_text()
 
 
 def test_work_by_hand():
@@ -237,22 +259,23 @@ def test_work_by_hand():
     layer = 4 * D * D + 3 * D * F
     products = 2 * T * (L * layer) + 2 * T * D * V
     pairs = L * 2 * 2 * T * T * D
-    assert work("train", size, 2).flops == 3 * B * (products + pairs)
-    assert work("prefill", size, 2).flops == B * (products + pairs - 2 * (T - 1) * D * V)
+    assert count_work("train", size, 2).flops == 3 * B * (products + pairs)
+    assert count_work("prefill", size, 2).flops == B * (products + pairs - 2 * (T - 1) * D * V)
     read = L * layer + D * V + (2 * L + 1) * D
-    kept = B * L * 2 * D * (size.prompt + size.new_tokens // 2)
-    assert work("decode", size, 2).bytes_moved == size.new_tokens * 4 * (2 * read + kept)
+    cached = B * L * 2 * D * (size.prompt + size.new_tokens // 2)
+    assert count_work("decode", size, 2).bytes_moved == size.new_tokens * 4 * (2 * read + cached)
     half = replace(size, dtype="bfloat16")
-    assert work("decode", half, 1).bytes_moved == size.new_tokens * 2 * (read + kept)
-    assert work("attention", size, 1).flops == 6 * B * T * T * D
-    assert work("compile", size, 1) == Work()
+    assert count_work("decode", half, 1).bytes_moved == size.new_tokens * 2 * (read + cached)
+    assert count_work("attention", size, 1).flops == 6 * B * T * T * D
+    assert count_work("compile", size, 1) == WorkCounts()
 
 
 OWN = [
     pytest.param(entry, id=f"{task}: {entry.name}")
-    for task, entries in TASKS.items()
+    for task, entries in CASES.items()
     for entry in entries
-    if entry.function.startswith(OURS) and task not in ("machine", "long", "vocabulary", "compile")
+    if entry.function.startswith(JAXFORMER_MODULE)
+    and task not in ("machine", "long", "vocabulary", "compile")
 ]
 
 
@@ -267,23 +290,23 @@ def as_in_a_process_of_its_own():
 @pytest.mark.slow(but=["attention: jaxformer"])
 def test_each_of_ours_does_a_round(entry, as_in_a_process_of_its_own):
     size = replace(SMOKE, batch_size=8)  # a row for each device
-    one = getattr(ours, entry.function.split(":")[1])(size, **entry.options)
-    one()
-    one()  # what the first gave away, the second does not need
-    assert getattr(one, "working_bytes", 0) >= 0
+    program = getattr(ours, entry.function.split(":")[1])(size, **entry.options)
+    program()
+    program()  # what the first gave away, the second does not need
+    assert getattr(program, "temp_bytes", 0) >= 0
 
 
 @pytest.mark.parametrize("spread", [False, True])
 @pytest.mark.slow
 def test_linen_does_a_round(spread, as_in_a_process_of_its_own):
-    one = linen.training(replace(SMOKE, batch_size=8), spread=spread)
-    one()
-    one()
-    assert one.working_bytes > 0
+    program = linen.train_program(replace(SMOKE, batch_size=8), all_devices=spread)
+    program()
+    program()
+    assert program.temp_bytes > 0
 
 
 def test_each_case_is_described():
-    assert set(ABOUT) == set(TASKS)
+    assert set(CASE_DESCRIPTIONS) == set(CASES)
 
 
 def test_wrong_numbers_are_refused():

@@ -13,19 +13,19 @@ import pytest
 
 from experiments import command_line, generate, pretrain, report
 from experiments.ablate import Ablation
-from experiments.command_line import fail, parse, readable_errors
+from experiments.command_line import exit_with_error, parse_run, readable_errors
 from experiments.evaluate import Evaluate
 from jaxformer import errors, zoo
 from jaxformer.config import GLU, MLP, Attention, Latent, LayerNorm, RMSNorm, Rope, SharedKV
 from jaxformer.data import ByteLevel, TextFiles
 from jaxformer.generation import Greedy, Sample
-from jaxformer.parallel import Hosts, MeshConfig
+from jaxformer.parallel import DistributedConfig, MeshConfig
 from jaxformer.training.optimizers import SGD, OptimizerConfig
 from jaxformer.training.schedules import Constant
 
 
 def read(*arguments):
-    return parse(pretrain.RUNS, "Trains.", list(arguments))
+    return parse_run(pretrain.RUNS, "Trains.", list(arguments))
 
 
 def refusal(capsys, *arguments):
@@ -46,16 +46,16 @@ def inside_of_boxes(text):
 
 def help_by_flag(capsys, runs, *arguments):
     with pytest.raises(SystemExit) as ended:
-        parse(runs, "Trains.", [*arguments, "--help"])
+        parse_run(runs, "Trains.", [*arguments, "--help"])
     assert ended.value.code == 0
-    found, flag = {}, None
+    texts, flag = {}, None
     for line in inside_of_boxes(capsys.readouterr().out):
         if match := re.match(r"--[\w.-]*\w", line):
             flag, beside = match[0], re.split(r"  +", line)[1:]
-            found[flag] = " ".join(beside)
+            texts[flag] = " ".join(beside)
         elif flag is not None and line.startswith(6 * " "):  # the flag's values are not indented
-            found[flag] += f" {line.strip()}"
-    return {flag: text.partition("(default:")[0].strip() for flag, text in found.items()}
+            texts[flag] += f" {line.strip()}"
+    return {flag: text.partition("(default:")[0].strip() for flag, text in texts.items()}
 
 
 def flags(run, prefix=""):
@@ -74,12 +74,12 @@ def flags(run, prefix=""):
     ids=["pretrain", "pretrain small", "generate"],
 )
 def test_help_documents_every_field(capsys, module, arguments):
-    found = help_by_flag(capsys, module.RUNS, *arguments)
+    texts = help_by_flag(capsys, module.RUNS, *arguments)
     run = module.RUNS[arguments[0] if arguments else "default"]
     wanted = set(flags(run))
     assert len(wanted) >= len(fields(run))
-    assert found.keys() == wanted
-    undocumented = {flag for flag, text in found.items() if not re.search(r"[a-z]{3}.*\.", text)}
+    assert texts.keys() == wanted
+    undocumented = {flag for flag, text in texts.items() if not re.search(r"[a-z]{3}.*\.", text)}
     assert not undocumented
 
 
@@ -118,9 +118,10 @@ def test_the_help_of_pretrain_names_only_runs_that_exist():
     ],
 )
 def test_a_flag_that_a_record_lacks_is_told_what_it_has(capsys, flag, message):
-    said = refusal(capsys, flag, "3e-4")
+    output = refusal(capsys, flag, "3e-4")
     assert (
-        said.startswith(f"error: There is no flag {flag.removesuffix('=3')}.") and message in said
+        output.startswith(f"error: There is no flag {flag.removesuffix('=3')}.")
+        and message in output
     )
 
 
@@ -157,8 +158,8 @@ OTHERS = {
 @pytest.mark.parametrize("name", OTHERS)
 def test_the_flags_of_a_run_make_it_again(name):
     run = OTHERS[name]
-    given = list(chain(*command_line.flags(run, TINY).values()))
-    assert given and parse(pretrain.RUNS, "", ["tiny", *given]) == run
+    flags = list(chain(*command_line.changed_flags(run, TINY).values()))
+    assert flags and parse_run(pretrain.RUNS, "", ["tiny", *flags]) == run
 
 
 def test_plain_flags_replace_fields_and_nothing_else():
@@ -226,7 +227,7 @@ def test_quotes_inside_a_default_are_left_as_they_are(capsys):
         corpus: TextFiles | ByteLevel = TextFiles(path="it's.txt")
 
     with pytest.raises(SystemExit):
-        parse({"default": Reading()}, "Reads.", ["--help"])
+        parse_run({"default": Reading()}, "Reads.", ["--help"])
     shown = re.sub(r"[│\s]+", " ", capsys.readouterr().out)
     assert "it's.txt" in shown.replace("'\"'\"'", "'")
 
@@ -263,10 +264,11 @@ def test_quotes_inside_a_default_are_left_as_they_are(capsys):
         (["--resume-or-begin"], "--resume-or-begin needs --output FOLDER"),
         (
             [
-                *("--hosts.coordinator", "localhost:x", "--hosts.processes", "2"),
-                *("--hosts.process", "0"),
+                *("--hosts.coordinator-address", "localhost:x", "--hosts.num-processes", "2"),
+                *("--hosts.process-id", "0"),
             ],
-            "coordinator must be host:port, with a port from 1 to 65535; got 'localhost:x'.",
+            "coordinator_address must be host:port, with a port from 1 to 65535; got "
+            "'localhost:x'.",
         ),
         (["--seed", "-1"], "seed must lie between 0 and 4294967295; got -1."),
         (["--dtype", "float16"], "invalid choice 'float16'"),
@@ -282,20 +284,20 @@ def test_quotes_inside_a_default_are_left_as_they_are(capsys):
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_wrong_flags_are_refused_with_a_message(capsys, arguments, message):
-    said = refusal(capsys, *arguments)
-    assert message.replace(" ", "") in said.replace(" ", "")
-    assert "Traceback" not in said
+    output = refusal(capsys, *arguments)
+    assert message.replace(" ", "") in output.replace(" ", "")
+    assert "Traceback" not in output
 
 
 def test_samplers_of_generate():
-    assert parse(generate.RUNS, "", ["--sampler", "Greedy()"]).sampler == Greedy()
-    chosen = parse(generate.RUNS, "", ["--sampler", "Sample(top_k=3)"]).sampler
+    assert parse_run(generate.RUNS, "", ["--sampler", "Greedy()"]).sampler == Greedy()
+    chosen = parse_run(generate.RUNS, "", ["--sampler", "Sample(top_k=3)"]).sampler
     assert chosen == Sample(top_k=3)
 
 
 def test_the_process_own_arguments_are_the_default(monkeypatch):
     monkeypatch.setattr("sys.argv", ["pretrain.py", "tiny", "--seed", "5"])
-    assert parse(pretrain.RUNS, "").seed == 5
+    assert parse_run(pretrain.RUNS, "").seed == 5
 
 
 def test_the_command_of_the_help_is_that_of_the_module(monkeypatch, capsys):
@@ -310,7 +312,9 @@ def test_the_command_of_the_help_is_that_of_the_module(monkeypatch, capsys):
 @pytest.mark.parametrize("error", [ValueError, OSError, ImportError, FileNotFoundError])
 def test_expected_errors_end_the_process_with_their_message(capsys, monkeypatch, error):
     monkeypatch.delenv("JAXFORMER_TRACEBACK", raising=False)
-    monkeypatch.setattr(errors, "IMPORTED", ["tests.mine"])  # so this file's are a person's own
+    monkeypatch.setattr(
+        errors, "IMPORTED_MODULES", ["tests.mine"]
+    )  # so this file's are a person's own
     with pytest.raises(SystemExit) as ended, readable_errors():
         raise error("No 3 of 7.")
     assert ended.value.code == 1
@@ -351,7 +355,11 @@ def test_ctrl_c_ends_the_process_without_a_traceback(capsys):
 
 @pytest.mark.parametrize(
     "goes_on, status",
-    [(lambda: None, 141), (lambda: print("x" * 99_999), 141), (lambda: fail("Not so."), 1)],
+    [
+        (lambda: None, 141),
+        (lambda: print("x" * 99_999), 141),
+        (lambda: exit_with_error("Not so."), 1),
+    ],
     ids=["a short text", "a long one", "a failure"],
 )
 def test_a_reader_that_leaves_ends_the_process_in_silence(goes_on, status, capfd, monkeypatch):
@@ -380,25 +388,25 @@ def test_unexpected_errors_keep_their_traceback():
 
 def test_failing_ends_with_status_1(capsys):
     with pytest.raises(SystemExit) as ended:
-        fail("Not so.")
+        exit_with_error("Not so.")
     assert ended.value.code == 1
     assert capsys.readouterr().err == "error: Not so.\n"
 
 
 @pytest.mark.parametrize(
-    "arguments, status, said",
+    "arguments, status, message",
     [
         (["--help"], 0, "Folder of studies and benchmarks"),
         (["--nope"], 2, "--nope"),
         (["--results", "nowhere"], 2, "results must name a folder; nowhere is none."),
     ],
 )
-def test_the_report_reads_its_flags_before_it_writes(arguments, status, said, capsys):
+def test_the_report_reads_its_flags_before_it_writes(arguments, status, message, capsys):
     with pytest.raises(SystemExit) as ended:
-        command_line.read(report.Report, report.__doc__, arguments)
+        command_line.parse_args(report.Report, report.__doc__, arguments)
     assert ended.value.code == status
     shown = capsys.readouterr()
-    assert said in " ".join((shown.out + shown.err).split())
+    assert message in " ".join((shown.out + shown.err).split())
 
 
 TINY, TEXT = pretrain.RUNS["tiny"], TextFiles(path="plain.txt")
@@ -427,9 +435,13 @@ def test_what_would_change_nothing_is_refused(run, fields, message):
         replace(run, **fields)
 
 
-@pytest.mark.parametrize("fields", [{"steps": 7, "epochs": 2.0}, {"hosts": Hosts(wait=5)}])
+@pytest.mark.parametrize(
+    "fields", [{"steps": 7, "epochs": 2.0}, {"hosts": DistributedConfig(initialization_timeout=5)}]
+)
 def test_a_run_whose_flags_do_not_go_together_leaves_nothing(fields, tmp_path):
-    with pytest.raises(ValueError, match=r"steps 7 and --epochs 2 excl|Hosts.*pass --distributed"):
+    with pytest.raises(
+        ValueError, match=r"steps 7 and --epochs 2 excl|DistributedConfig.*pass --distributed"
+    ):
         pretrain.main(replace(TINY, output=tmp_path / "out", devices=1, **fields))
     assert not (tmp_path / "out").exists()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from experiments.training.run import keep_programs
+from experiments.training.run_config import enable_compilation_cache
 
 ROOT = Path(__file__).parents[2]
 COUNTING = """
@@ -24,7 +24,7 @@ print("counted", found["cache_hits"], found["cache_misses"])
 
 def start(folder, *arguments):
     """Programs taken from the disk, and programs compiled, of a run in a process of its own."""
-    said = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", COUNTING, "experiments.pretrain", *arguments],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT), "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"},
@@ -32,8 +32,8 @@ def start(folder, *arguments):
         text=True,
         timeout=300,
     )
-    assert said.returncode == 0, said.stderr[-2000:]
-    hits, misses = said.stdout.split("counted ")[1].split()
+    assert process.returncode == 0, process.stderr[-2000:]
+    hits, misses = process.stdout.split("counted ")[1].split()
     return int(hits), int(misses)
 
 
@@ -74,7 +74,7 @@ def test_a_folder_that_was_chosen_stays(tmp_path, monkeypatch):
     before = jax.config.jax_compilation_cache_dir
     try:
         jax.config.update("jax_compilation_cache_dir", str(tmp_path / "mine"))
-        keep_programs()
+        enable_compilation_cache()
         assert jax.config.jax_compilation_cache_dir == str(tmp_path / "mine")
     finally:
         jax.config.update("jax_compilation_cache_dir", before)

@@ -9,7 +9,7 @@ import pytest
 
 from experiments.translate import date_forms as forms
 from experiments.translate import dates, numerals
-from experiments.translate.date_forms import FORMS, Pick
+from experiments.translate.date_forms import FORMS, SeededChoice
 from experiments.translate.dates import written_date
 
 DAY = datetime.date(1987, 4, 2)  # a Thursday
@@ -51,8 +51,8 @@ def spoken_year(words):
 
 
 def read_words(text):
-    found = re.fullmatch(r"(?:the )?(\S+) of (\w+) (.+)|(\w+) (\S+), (.+)", text)
-    day, month, year = found.group(1, 2, 3) if found[1] else found.group(5, 4, 6)
+    match = re.fullmatch(r"(?:the )?(\S+) of (\w+) (.+)|(\w+) (\S+), (.+)", text)
+    day, month, year = match.group(1, 2, 3) if match[1] else match.group(5, 4, 6)
     year = re.sub(r" oh (\w+)$", r" \1", year)
     return spoken_year(year), MONTHS[month[:3]], 1 + ORDINALS.index(day)
 
@@ -135,7 +135,7 @@ def test_the_table_of_forms_shows_what_they_write():
     for name, language, examples in lines:
         form = FORMS[name]
         assert form.language == language
-        texts = {form.write(DAY, Pick(i)) for i in range(500)}
+        texts = {form.write(DAY, SeededChoice(i)) for i in range(500)}
         assert set(examples.split(" | ")) <= texts, name
     assert DAY.strftime("%A") == "Thursday"
 
@@ -171,9 +171,9 @@ def test_dates_depend_on_seed_index_part_and_nothing_else():
         return [written_date(i, **how) for i in range(50)]
 
     assert draw(seed=0) == draw(seed=0)
-    different = [draw(seed=0), draw(seed=1), draw(seed=0, part="held_out")]
-    for some, others in itertools.combinations(different, 2):
-        assert sum(a == b for a, b in zip(some, others, strict=True)) <= 1
+    different = [draw(seed=0), draw(seed=1), draw(seed=0, split="held_out")]
+    for some, other_dates in itertools.combinations(different, 2):
+        assert sum(a == b for a, b in zip(some, other_dates, strict=True)) <= 1
 
 
 @pytest.mark.slow
@@ -196,7 +196,7 @@ def test_another_process_writes_the_same():
 
 def test_a_day_is_to_train_on_or_held_out_in_every_form():
     parts = {
-        part: {written_date(i, seed=0, part=part).date for i in range(1500)}
+        part: {written_date(i, seed=0, split=part).date for i in range(1500)}
         for part in ("train", "held_out")
     }
     assert not parts["train"] & parts["held_out"]
@@ -237,9 +237,9 @@ def test_numbers_in_words():
         *("twenty", "twenty-one", "forty", "ninety-nine")
     ]
     assert [numerals.english_ordinal(n) for n in range(1, 32)] == ORDINALS
-    said = {1900: "nineteen hundred", 1905: "nineteen oh five", 1987: "nineteen eighty-seven"}
-    said |= {2000: "two thousand", 2009: "two thousand and nine", 2010: "twenty ten"}
-    assert {year: numerals.english_year(year) for year in said} == said
+    words = {1900: "nineteen hundred", 1905: "nineteen oh five", 1987: "nineteen eighty-seven"}
+    words |= {2000: "two thousand", 2009: "two thousand and nine", 2010: "twenty ten"}
+    assert {year: numerals.english_year(year) for year in words} == words
 
 
 def test_places_in_digits():

@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments import evaluate
-from experiments.command_line import read
+from experiments import evaluate, evaluator
+from experiments.command_line import parse_args
 from experiments.evaluate import Evaluate
-from experiments.trained import load_trained
+from experiments.load_model import load_model
 from jaxformer import data
 from jaxformer.parallel import MeshConfig
-from tests.interop.hand_made import LLAMA, llama_shapes, random_tensors, write_folder
-from tests.models import log_probabilities
+from tests.interop.numpy_folders import LLAMA, llama_shapes, random_tensors, write_folder
+from tests.small_models import float64_log_probs
 
 TEXTS = ["the quick fox jumps over the lazy dog\n", "sphinx of black quartz, judge my vow →\n"]
 SIZES = {"hidden_size": 24, "intermediate_size": 22}
@@ -37,8 +37,8 @@ def folder(tmp_path_factory):
     data.export_tokenizer(tokenizer, folder)
     (path / "x.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in TEXTS))
     (path / "questions.jsonl").write_text("\n".join(map(json.dumps, QUESTIONS)))
-    asked = [{"prompt": "what? ", "answer": text} for text in TEXTS]
-    (path / "asked.jsonl").write_text("\n".join(map(json.dumps, asked)))
+    questions = [{"prompt": "what? ", "answer": text} for text in TEXTS]
+    (path / "asked.jsonl").write_text("\n".join(map(json.dumps, questions)))
     return folder
 
 
@@ -52,58 +52,58 @@ def run(folder, **fields):
 
 def log_probability(model, tokens, first):
     """Of the tokens from one on, given all before."""
-    found = log_probabilities(model.config, model.params, tokens[:-1])
-    return found[np.arange(first - 1, len(tokens) - 1), tokens[first:]].sum()
+    log_probs = float64_log_probs(model.config, model.params, tokens[:-1])
+    return log_probs[np.arange(first - 1, len(tokens) - 1), tokens[first:]].sum()
 
 
 def test_a_text_is_measured_by_documents(folder, capsys):
-    model = load_trained(folder)
-    ids = [[*model.start, *model.tokenizer.encode(text).tolist()] for text in TEXTS]
+    model = load_model(folder)
+    ids = [[*model.bos_tokens, *model.tokenizer.encode(text).tolist()] for text in TEXTS]
     nats = -sum(log_probability(model, tokens, 1) for tokens in ids)
     size, words = len("".join(TEXTS).encode()), len("".join(TEXTS).split())
-    found = run(folder, text="x.jsonl")["text"]
+    stats = run(folder, text="x.jsonl")["text"]
     tokens = sum(map(len, ids)) - 2
-    assert [found[n] for n in ("documents", "bytes", "words", "tokens")] == [2, size, words, tokens]
-    assert found["bits_per_byte"] == pytest.approx(nats / math.log(2) / size, rel=1e-5)
-    assert found["perplexity_of_a_token"] == pytest.approx(math.exp(nats / tokens), rel=1e-4)
-    assert found["perplexity_of_a_word"] == pytest.approx(math.exp(nats / words), rel=1e-3)
-    said = capsys.readouterr().out
-    assert "x.jsonl, at most 1024 tokens at a time:\n  documents: 2\n" in said
-    assert f"  bits per byte: {found['bits_per_byte']:.4g}\n" in said
+    assert [stats[n] for n in ("documents", "bytes", "words", "tokens")] == [2, size, words, tokens]
+    assert stats["bits_per_byte"] == pytest.approx(nats / math.log(2) / size, rel=1e-5)
+    assert stats["token_perplexity"] == pytest.approx(math.exp(nats / tokens), rel=1e-4)
+    assert stats["word_perplexity"] == pytest.approx(math.exp(nats / words), rel=1e-3)
+    output = capsys.readouterr().out
+    assert "x.jsonl, at most 1024 tokens at a time:\n  documents: 2\n" in output
+    assert f"  bits per byte: {stats['bits_per_byte']:.4g}\n" in output
 
 
 def test_a_window_slides_over_what_is_longer(folder):
     """With a stride of one each token is given as many before it as the model may read."""
-    model = load_trained(folder)
+    model = load_model(folder)
     nats = 0.0
     for text in TEXTS:
-        tokens = [*model.start, *model.tokenizer.encode(text).tolist()]
+        tokens = [*model.bos_tokens, *model.tokenizer.encode(text).tolist()]
         for i in range(1, len(tokens)):
             part = tokens[max(0, i - 5) : i + 1]
             nats -= log_probability(model, part, len(part) - 1)
-    found = run(folder, text="x.jsonl", length=5, stride=1)["text"]
+    figures = run(folder, text="x.jsonl", length=5, stride=1)["text"]
     size = len("".join(TEXTS).encode())
-    assert found["bits_per_byte"] == pytest.approx(nats / math.log(2) / size, rel=1e-5)
+    assert figures["bits_per_byte"] == pytest.approx(nats / math.log(2) / size, rel=1e-5)
     wide = run(folder, text="x.jsonl", length=5)["text"]
-    assert wide["tokens"] == found["tokens"] and wide["bits_per_byte"] != found["bits_per_byte"]
+    assert wide["tokens"] == figures["tokens"] and wide["bits_per_byte"] != figures["bits_per_byte"]
 
 
 def test_of_instructions_the_answers_are_measured(folder):
-    model = load_trained(folder)
+    model = load_model(folder)
     end, encode = model.tokenizer.end_of_text, model.tokenizer.encode
-    asked = encode("what? ").tolist()
+    prompt = encode("what? ").tolist()
     nats, size = 0.0, 0
     for text in TEXTS:
         whole = encode("what? " + text).tolist()  # its first word may have the space before it
-        first = len(os.path.commonprefix([asked, whole])) + 1
+        first = len(os.path.commonprefix([prompt, whole])) + 1
         size += len(model.tokenizer.decode(whole[first - 1 :]).encode())
-        nats -= log_probability(model, [*model.start, *whole, end], first)
+        nats -= log_probability(model, [*model.bos_tokens, *whole, end], first)
     corpus = data.Instructions(path=str(folder.parent / "asked.jsonl"))
-    found = evaluate.main(Evaluate(checkpoint=folder, text=corpus))["text"]
-    assert found["bytes"] == size
-    assert found["bits_per_byte"] == pytest.approx(nats / math.log(2) / size, rel=1e-5)
+    figures = evaluate.main(Evaluate(checkpoint=folder, text=corpus))["text"]
+    assert figures["bytes"] == size
+    assert figures["bits_per_byte"] == pytest.approx(nats / math.log(2) / size, rel=1e-5)
     windowed = evaluate.main(Evaluate(checkpoint=folder, text=corpus, length=7))["text"]
-    assert windowed["tokens"] == found["tokens"] == sum(len(encode(t)) + 1 for t in TEXTS)
+    assert windowed["tokens"] == figures["tokens"] == sum(len(encode(t)) + 1 for t in TEXTS)
 
 
 def test_answers_that_are_all_empty_have_no_figures(folder, tmp_path):
@@ -117,47 +117,47 @@ def test_a_perplexity_beyond_all_floats_is_infinite(folder, tmp_path):
     """A hundred characters, one word: e to the power of some 1,500."""
     (tmp_path / "x.txt").write_text("\u5929" * 100, encoding="utf-8")
     text, output = data.TextFiles(path=str(tmp_path / "x.txt")), tmp_path / "figures.json"
-    found = evaluate.main(Evaluate(checkpoint=folder, text=text, output=output))["text"]
-    nats = found["bits_per_byte"] * math.log(2) * 300
-    assert nats > 710 and found["perplexity_of_a_word"] == math.inf
-    assert found["perplexity_of_a_token"] == pytest.approx(math.exp(nats / found["tokens"]))
+    figures = evaluate.main(Evaluate(checkpoint=folder, text=text, output=output))["text"]
+    nats = figures["bits_per_byte"] * math.log(2) * 300
+    assert nats > 710 and figures["word_perplexity"] == math.inf
+    assert figures["token_perplexity"] == pytest.approx(math.exp(nats / figures["tokens"]))
     written = json.loads(output.read_text(), parse_constant=pytest.fail)
-    assert written == {"text": found | {"perplexity_of_a_word": None}}
+    assert written == {"text": figures | {"word_perplexity": None}}
 
 
 def test_a_choice_that_joins_the_last_token_is_scored_with_it(folder, tmp_path):
     """So are the others of its question: the likeliest text wins, from where all of them part."""
-    model = load_trained(folder)
+    model = load_model(folder)
     encode, prompt, choices = model.tokenizer.encode, "the qu", ["ick", "iz"]
     assert len(encode(prompt)) == len(encode(prompt + choices[0])) == 2
     scores = []
     for choice, (first, more) in zip(choices, model.continuations(prompt, choices), strict=True):
-        assert [*first, *more] == model.inputs(prompt + choice)[0]
+        assert [*first, *more] == model.encode_prompt(prompt + choice)[0]
         assert len(first) == 2  # the start of a text, and "the"
         scores.append(log_probability(model, [*first, *more], 2))
     assert max(scores) < 0
     path = tmp_path / "q.jsonl"
     path.write_text(json.dumps({"prompt": prompt, "choices": choices, "answer": 1}))
-    assert run(folder, choices=path)["choices"]["accuracy"] == float(np.argmax(scores) == 1)
+    assert run(folder, choices=path)["choices"]["acc"] == float(np.argmax(scores) == 1)
 
 
 def test_the_likeliest_choice_is_compared_with_the_right_one(folder, tmp_path):
-    model = load_trained(folder)
+    model = load_model(folder)
     right = right_by_byte = 0
     for question in QUESTIONS:
         scores, sizes = [], []
         for choice in question["choices"]:
-            first, more = model.continued(question["prompt"], choice)
-            said = model.tokenizer.decode([*first[not question["prompt"] :], *more])
-            assert said == question["prompt"] + choice
+            first, more = model.encode_continuation(question["prompt"], choice)
+            text = model.tokenizer.decode([*first[not question["prompt"] :], *more])
+            assert text == question["prompt"] + choice
             scores.append(log_probability(model, [*first, *more], len(first)))
             sizes.append(len(choice.encode()))
         right += int(np.argmax(scores)) == question["answer"]
         right_by_byte += int(np.argmax(np.divide(scores, sizes))) == question["answer"]
     path = folder.parent / "questions.jsonl"
-    found = run(folder, choices=path, output=tmp_path / "figures.json")
-    expected = {"questions": 3, "accuracy": right / 3, "accuracy_by_byte": right_by_byte / 3}
-    assert found["choices"] == expected
+    figures = run(folder, choices=path, output=tmp_path / "figures.json")
+    expected = {"questions": 3, "acc": right / 3, "acc_norm": right_by_byte / 3}
+    assert figures["choices"] == expected
     assert json.loads((tmp_path / "figures.json").read_text()) == {"choices": expected}
 
 
@@ -172,7 +172,7 @@ def test_many_devices_measure_what_one_does(folder):
 def test_what_cannot_be_measured_or_written_is_said_before_the_model_is_read(
     folder, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(evaluate, "load_trained", pytest.fail)
+    monkeypatch.setattr(evaluator, "load_model", pytest.fail)
     with pytest.raises(ValueError, match="pass --text, --choices or --tasks"):
         Evaluate(checkpoint=folder)
     with pytest.raises(ValueError, match=r"nothing\.txt does not exist"):
@@ -197,7 +197,7 @@ def test_what_cannot_be_measured_or_written_is_said_before_the_model_is_read(
 
 def test_the_command_names_the_folder_and_a_text_by_its_path(folder):
     path = str(folder.parent / "x.jsonl")
-    run = read(Evaluate, "", [str(folder), "--text", path, "--step", "best"])
+    run = parse_args(Evaluate, "", [str(folder), "--text", path, "--step", "best"])
     assert run == Evaluate(checkpoint=folder, text=data.TextFiles(path=path), step="best")
     assert replace(run, choices=Path("q")).choices == Path("q")
 
@@ -206,7 +206,7 @@ def test_the_command_names_the_folder_and_a_text_by_its_path(folder):
 @pytest.mark.filterwarnings("default")
 def test_tasks_that_there_are_not_are_said_before_the_model_is_read(folder, monkeypatch):
     pytest.importorskip("lm_eval", reason="pip install 'jaxformer[eval]'")
-    monkeypatch.setattr(evaluate, "load_trained", pytest.fail)
+    monkeypatch.setattr(evaluator, "load_model", pytest.fail)
     for fields, message in (
         ({"tasks": ("nope", "hellaswag")}, r"lm-evaluation-harness has no task 'nope'\."),
         ({"tasks": ("nope",), "task_folder": Path("no")}, r"task_folder no does not exist"),
@@ -224,29 +224,31 @@ def test_the_harness_has_the_figures_of_its_own_transformers_backend(folder):
     from lm_eval.api.instance import Instance
     from lm_eval.models.huggingface import HFLM
 
-    from experiments.harness import Harness
+    from experiments.lm_eval_harness import LMEvalModel
 
     theirs = HFLM(pretrained=str(folder), device="cpu", max_length=16, batch_size=2)
-    ours = Harness.of(folder, length=16)
+    ours = LMEvalModel.from_folder(folder, length=16)
     assert ours.prefix_token_id == theirs.prefix_token_id == 0  # config.json says another
     text = "".join(TEXTS)
     pairs = [(text[:i], text[i : i + n]) for i, n in ((0, 9), (7, 1), (10, 4), (60, 12), (4, 3))]
 
     def ask(model, kind, *arguments):
-        requests = [Instance(kind, {}, each, i) for i, each in enumerate(arguments)]
+        requests = [Instance(kind, {}, argument, i) for i, argument in enumerate(arguments)]
         return getattr(model, kind)(requests)
 
-    expected, found = (np.array(ask(x, "loglikelihood", *pairs)) for x in (theirs, ours))
-    np.testing.assert_allclose(found, expected, atol=1e-4)
+    expected, actual = (np.array(ask(x, "loglikelihood", *pairs)) for x in (theirs, ours))
+    np.testing.assert_allclose(actual, expected, atol=1e-4)
     joined = np.array(ask(ours, "loglikelihood", ("the qu", "ick")))  # theirs has no token for it
     assert joined[0, 0] < 0
-    expected, found = (
+    expected, actual = (
         ask(x, "loglikelihood_rolling", (text,), (TEXTS[0],), ("x",)) for x in (theirs, ours)
     )
-    np.testing.assert_allclose(found, expected, atol=1e-4)
+    np.testing.assert_allclose(actual, expected, atol=1e-4)
     options = {"until": [" "], "max_gen_toks": 9, "do_sample": False}
-    said = [ask(x, "generate_until", (TEXTS[0], options), ("my", options)) for x in (theirs, ours)]
-    assert said[0] == said[1]
+    answers = [
+        ask(x, "generate_until", (TEXTS[0], options), ("my", options)) for x in (theirs, ours)
+    ]
+    assert answers[0] == answers[1]
     task = {
         "task": "quiz",
         "dataset_path": "json",
@@ -264,5 +266,5 @@ def test_the_harness_has_the_figures_of_its_own_transformers_backend(folder):
         for x in (theirs, ours)
     ]
     assert results[0] == results[1]
-    own = run(folder, choices=folder.parent / "questions.jsonl", length=16)["choices"]
-    assert results[1]["acc,none"] == own["accuracy"]
+    figures = run(folder, choices=folder.parent / "questions.jsonl", length=16)["choices"]
+    assert results[1]["acc,none"] == figures["acc"]

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from experiments import export, generate, pretrain
-from experiments.command_line import parse
-from experiments.trained import Trained, load_trained
-from experiments.training.loop import machinery, print_export_note
+from experiments.command_line import parse_run
+from experiments.load_model import LoadedModel, load_model
+from experiments.training.trainer import make_train_setup, print_export_note
 from experiments.translate import runs
 from jaxformer import Transformer, data, load_pretrained
 from jaxformer.generation import Greedy
-from jaxformer.interop.safetensors_files import open_folder
+from jaxformer.interop.safetensors_files import read_folder_headers
 from jaxformer.training.checkpoints import Checkpoints
 from jaxformer.training.metrics import read_json_lines
 
@@ -69,19 +69,19 @@ def logits(config, params, tokens):
 
 @pytest.mark.slow
 def test_an_exported_run_has_the_same_logits_and_tokens(run, exported):
-    model = load_trained(run)
+    model = load_model(run)
     config, params = load_pretrained(exported)
     assert config == model.config
     tokens = jnp.asarray([[0, 5, 300, 511, 7, 9, 40]])
     expected = logits(model.config, model.params, tokens)
     np.testing.assert_array_equal(logits(config, params, tokens), expected)
-    again = load_trained(exported)
+    again = load_model(exported)
     for text in TEXTS[1:]:
         assert again.tokenizer.encode(text).tolist() == model.tokenizer.encode(text).tolist()
-        assert again.inputs(text) == model.inputs(text)
-    assert (again.start, again.stop) == (model.start, model.stop)
-    said = json.loads((exported / "config.json").read_text())
-    assert (said["model_type"], said["max_position_embeddings"]) == ("qwen3", 32)
+        assert again.encode_prompt(text) == model.encode_prompt(text)
+    assert (again.bos_tokens, again.stop_tokens) == (model.bos_tokens, model.stop_tokens)
+    config_json = json.loads((exported / "config.json").read_text())
+    assert (config_json["model_type"], config_json["max_position_embeddings"]) == ("qwen3", 32)
     ends = json.loads((exported / "generation_config.json").read_text())
     unused = ends.pop("suppress_tokens")
     assert ends == {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
@@ -98,15 +98,15 @@ def test_generate_says_the_same_from_an_exported_run(run, exported):
 @pytest.mark.slow
 def test_the_best_checkpoint_or_one_by_its_number_is_exported(run, tmp_path):
     with Checkpoints(run / "checkpoints") as checkpoints:
-        assert checkpoints.best() == 1  # the last one's evaluation comes after it is saved
+        assert checkpoints.best_step() == 1  # the last one's evaluation comes after it is saved
     arguments = ["--checkpoint", str(run), "--output", str(tmp_path / "best"), "--step", "best"]
-    export.main(parse(export.RUNS, "Exports.", arguments))
+    export.main(parse_run(export.RUNS, "Exports.", arguments))
     export.main(export.Export(checkpoint=run, output=tmp_path / "first", step=1))
     files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("best", "first")]
     assert files[0] == files[1]
     np.testing.assert_array_equal(
         jax.tree.leaves(load_pretrained(tmp_path / "best").params)[0],
-        jax.tree.leaves(load_trained(run, 1).params)[0],
+        jax.tree.leaves(load_model(run, 1).params)[0],
     )
 
 
@@ -125,19 +125,19 @@ def test_a_run_that_began_with_a_folder_says_what_ends_its_texts(said, stop, exp
     (tmp_path / "config.json").write_text('{"eos_token_id": null}')
     if said is not None:
         (tmp_path / "generation_config.json").write_text(json.dumps(said))
-    model = Trained(SMALL, None, TOKENIZERS["bytes"], tmp_path, (256,), stop, step=2)
-    assert export.generation(model, tmp_path, {}) == expected
-    assert export.generation(model._replace(step=None), tmp_path, {}) == said
+    model = LoadedModel(SMALL, None, TOKENIZERS["bytes"], tmp_path, (256,), stop, step=2)
+    assert export.generation_config(model, tmp_path, {}) == expected
+    assert export.generation_config(model._replace(step=None), tmp_path, {}) == said
 
 
 def test_a_token_that_the_model_lacks_is_told_of_the_tokenizer(tmp_path):
     tokenizer = TOKENIZERS["bytes"]
-    model = Trained(replace(SMALL, vocab_size=98), None, tokenizer, tmp_path, (0,), (0,))
-    assert model.inputs("a") == ([0, 97], None)
+    model = LoadedModel(replace(SMALL, vocab_size=98), None, tokenizer, tmp_path, (0,), (0,))
+    assert model.encode_prompt("a") == ([0, 97], None)
     with pytest.raises(
         ValueError, match=f"^The tokenizer in {tmp_path} gives the token 98, .* 97:"
     ):
-        model.inputs("ab")
+        model.encode_prompt("ab")
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
@@ -150,15 +150,15 @@ def test_an_exported_tokenizer_gives_the_same_ids(name, tmp_path):
     for text in TEXTS:
         ids = tokenizer.encode(text).tolist()
         assert again.encode(text).tolist() == ids
-        assert again.encode_with_specials(text).tolist() == [end, *ids]
+        assert again.encode_with_special_tokens(text).tolist() == [end, *ids]
     rng = np.random.default_rng(0)
     for row in rng.integers(0, tokenizer.vocab_size, (50, 9)):  # mostly no UTF-8
         assert again.decode(row) == tokenizer.decode(row)
 
 
 def test_an_encoders_texts_begin_with_nothing(tmp_path):
-    data.export_tokenizer(TOKENIZERS["bytes"], tmp_path, begins=False)
-    assert data.load_tokenizer(tmp_path).encode_with_specials("a").tolist() == [97]
+    data.export_tokenizer(TOKENIZERS["bytes"], tmp_path, add_bos=False)
+    assert data.load_tokenizer(tmp_path).encode_with_special_tokens("a").tolist() == [97]
 
 
 def test_an_unknown_character_is_an_error_after_export_too(tmp_path):
@@ -223,8 +223,10 @@ def test_a_hugging_face_folder_is_written_again_with_its_tokenizer(exported, tmp
     again = export.main(export.Export(checkpoint=exported, output=tmp_path / "x", dtype="bfloat16"))
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         assert (again / name).read_bytes() == (exported / name).read_bytes()
-    said = [json.loads((x / "config.json").read_text()) for x in (exported, again)]
-    changed = {key: said[1].get(key) for key in said[0] if said[0][key] != said[1].get(key)}
+    configs = [json.loads((x / "config.json").read_text()) for x in (exported, again)]
+    changed = {
+        key: configs[1].get(key) for key in configs[0] if configs[0][key] != configs[1].get(key)
+    }
     assert changed == {"torch_dtype": "bfloat16"}
 
 
@@ -232,21 +234,23 @@ def test_a_hugging_face_folder_is_written_again_with_its_tokenizer(exported, tmp
 def test_a_folder_that_is_read_and_written_is_the_same_folder(exported, tmp_path):
     """Also what is said in words of its own, and tensors in the dtype that they had."""
     theirs = shutil.copytree(exported, tmp_path / "theirs")
-    said = json.loads((theirs / "config.json").read_text()) | {"transformers_version": "5.0.0"}
-    said["dtype"] = said.pop("torch_dtype")
-    (theirs / "config.json").write_text(json.dumps(said))
+    config_json = json.loads((theirs / "config.json").read_text()) | {
+        "transformers_version": "5.0.0"
+    }
+    config_json["dtype"] = config_json.pop("torch_dtype")
+    (theirs / "config.json").write_text(json.dumps(config_json))
     (theirs / "generation_config.json").unlink()
     again = export.main(export.Export(checkpoint=theirs, output=tmp_path / "x"))
     assert {p.name for p in again.iterdir()} == {p.name for p in theirs.iterdir()}
     for path in again.iterdir():
         if path.name == "config.json":
-            assert json.loads(path.read_text()) == said
+            assert json.loads(path.read_text()) == config_json
         else:
             assert path.read_bytes() == (theirs / path.name).read_bytes(), path.name
     half = export.main(export.Export(checkpoint=theirs, output=tmp_path / "y", dtype="float16"))
     export.main(export.Export(checkpoint=half, output=half, overwrite=True))
-    assert json.loads((half / "config.json").read_text()) == said | {"dtype": "float16"}
-    dtypes = {stored.dtype for stored in open_folder(half).values()}
+    assert json.loads((half / "config.json").read_text()) == config_json | {"dtype": "float16"}
+    dtypes = {stored.dtype for stored in read_folder_headers(half).values()}
     assert dtypes == {"F16"} and list(tmp_path.glob(".*")) == []
 
 
@@ -275,11 +279,11 @@ def test_every_named_pretraining_run_can_be_exported(name, capsys):
 def test_before_training_a_run_says_that_it_cannot_be_exported(capsys):
     """One line with the nearest family and the fields that stand in the way."""
     tiny = pretrain.RUNS["tiny"]
-    odd = replace(tiny, model=replace(tiny.model, placement="sandwich"), devices=1)
-    machinery(odd, Path(), length=odd.length)
+    odd = replace(tiny, model=replace(tiny.model, norm_placement="sandwich"), devices=1)
+    make_train_setup(odd, Path(), length=odd.length)
     assert capsys.readouterr().out.splitlines()[-1] == (
         "Note: experiments.export will not be able to write this model. No family has this "
-        "configuration. With qwen3 these would change: placement: pre instead of sandwich"
+        "configuration. With qwen3 these would change: norm_placement: pre instead of sandwich"
     )
     print_export_note(runs.RUNS["tiny"].model)
     assert "attention.biases" in capsys.readouterr().out
@@ -291,11 +295,11 @@ def test_before_training_a_run_says_that_it_cannot_be_exported(capsys):
 def test_transformers_loads_an_exported_run_with_the_same_logits_and_ids(run, exported):
     torch = pytest.importorskip("torch", reason="pip install 'jaxformer[parity]'")
     transformers = pytest.importorskip("transformers", reason="pip install 'jaxformer[parity]'")
-    model = load_trained(run)
-    theirs, found = transformers.AutoModelForCausalLM.from_pretrained(
+    model = load_model(run)
+    theirs, loading_info = transformers.AutoModelForCausalLM.from_pretrained(
         exported, output_loading_info=True
     )
-    assert not {word: names for word, names in found.items() if names}
+    assert not {word: names for word, names in loading_info.items() if names}
     tokens = np.random.default_rng(0).integers(0, 512, (2, 21))
     with torch.no_grad():
         got = theirs.eval()(torch.asarray(tokens)).logits.numpy()
@@ -303,7 +307,7 @@ def test_transformers_loads_an_exported_run_with_the_same_logits_and_ids(run, ex
     np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5)
     tokenizer = transformers.AutoTokenizer.from_pretrained(exported)
     for text in TEXTS:
-        assert tokenizer(text).input_ids == model.inputs(text)[0]
+        assert tokenizer(text).input_ids == model.encode_prompt(text)[0]
         plain = tokenizer(text, add_special_tokens=False).input_ids
         assert plain == model.tokenizer.encode(text).tolist()
 

@@ -13,8 +13,8 @@ import pytest
 import tokenizers as hf
 
 from experiments import generate, pretrain
-from experiments.command_line import parse
-from experiments.trained import load_trained
+from experiments.command_line import parse_run
+from experiments.load_model import load_model
 from jaxformer import Transformer, generation, save_pretrained, zoo
 from jaxformer.config import (
     GLU,
@@ -35,9 +35,9 @@ from jaxformer.data import ByteLevel, CharacterTokenizer, TextFiles, export_toke
 from jaxformer.generation import Beam, Greedy, Sample
 from jaxformer.training.checkpoints import Checkpoints
 from jaxformer.training.optimizers import OptimizerConfig
-from jaxformer.training.progress import printable
+from jaxformer.training.progress import sanitize_text
 from jaxformer.training.schedules import Constant
-from tests.interop.hand_made import LLAMA, llama_shapes, random_tensors, write_folder
+from tests.interop.numpy_folders import LLAMA, llama_shapes, random_tensors, write_folder
 
 MODEL = TransformerConfig(
     vocab_size=257,
@@ -80,9 +80,9 @@ def text(folder, **fields):
 
 
 def test_the_text_begins_with_the_prompt_and_is_printed(folder, capsys):
-    found = text(folder)
-    assert found.startswith("the la")
-    assert capsys.readouterr().out == f"{found}\n"
+    output = text(folder)
+    assert output.startswith("the la")
+    assert capsys.readouterr().out == f"{output}\n"
 
 
 @pytest.mark.slow
@@ -98,8 +98,12 @@ SCALINGS = {
         factor=8.0, original_max_length=16
     ),
     "Yarn(factor=4, original_max_length=16)": Yarn(factor=4.0, original_max_length=16),
-    "LongRope(short=(1, 1, 1), long=(1, 2, 4), original_max_length=16, max_length=64)": LongRope(
-        short=(1.0, 1.0, 1.0), long=(1.0, 2.0, 4.0), original_max_length=16, max_length=64
+    "LongRope(short_factors=(1, 1, 1), long_factors=(1, 2, 4), "
+    "original_max_length=16, max_length=64)": LongRope(
+        short_factors=(1.0, 1.0, 1.0),
+        long_factors=(1.0, 2.0, 4.0),
+        original_max_length=16,
+        max_length=64,
     ),
 }
 
@@ -118,7 +122,7 @@ def test_rotary_positions_are_stretched_by_a_flag(folder, monkeypatch, flag):
     monkeypatch.setattr(generate, "stream", spied)
     arguments = ["--checkpoint", str(folder), "--rope-scaling", flag]
     arguments += ["--prompt", "the la", "--max-new-tokens", "3"]
-    generate.main(parse(generate.RUNS, "Generates.", arguments))
+    generate.main(parse_run(generate.RUNS, "Generates.", arguments))
     assert seen == [MODEL.with_rope_scaling(SCALINGS[flag])] != [MODEL]
 
 
@@ -127,7 +131,7 @@ def test_sampled_text_depends_on_the_seed(folder):
     sampler = Sample(temperature=5.0)
     texts = [text(folder, sampler=sampler, seed=seed) for seed in (1, 1, 2)]
     assert texts[0] == texts[1] != texts[2]
-    assert all(found.startswith("the la") for found in texts)
+    assert all(output.startswith("the la") for output in texts)
 
 
 def test_an_empty_prompt_starts_a_document(folder):
@@ -136,7 +140,7 @@ def test_an_empty_prompt_starts_a_document(folder):
 
 def test_the_checkpoint_of_a_step_is_read(folder):
     """The newest without a step. Of two steps, so that another was not read."""
-    loaded = {step: load_trained(folder, step) for step in (None, 1, 2)}
+    loaded = {step: load_model(folder, step) for step in (None, 1, 2)}
     leaves = {step: jax.tree.leaves(model.params) for step, model in loaded.items()}
     assert loaded[None].config == MODEL
     for newest, first, second in zip(leaves[None], leaves[1], leaves[2], strict=True):
@@ -169,11 +173,11 @@ def test_a_folder_without_checkpoints_is_refused(tmp_path, folder):
 def test_a_checkpoint_of_another_model_is_refused(folder, tmp_path):
     """One whose description does not fit its arrays."""
     with Checkpoints(folder / "checkpoints") as saved:
-        said = saved.describe()
-    said["config"]["model_dim"] = 14
-    del said["schema"]
+        description = saved.read_description()
+    description["config"]["model_dim"] = 14
+    del description["schema"]
     with Checkpoints(tmp_path / "checkpoints") as changed:
-        changed.save(1, {"params": load_trained(folder).params}, said)
+        changed.save(1, {"params": load_model(folder).params}, description)
     with pytest.raises(ValueError, match=r"Checkpoint 1 in .* does not fit"):
         text(tmp_path)
 
@@ -238,19 +242,19 @@ def test_a_hugging_face_folder_continues_text_as_its_makers_begin_it(tmp_path):
         MODEL, vocab_size=272, embedding=Embedding(), feed_forward=(GLU(hidden_dim=11),)
     )
     tokenizer, params, first = export(tmp_path / "hub", config)
-    found = text(tmp_path / "hub", prompt="the la", max_new_tokens=9)
+    actual = text(tmp_path / "hub", prompt="the la", max_new_tokens=9)
     prompt = [first, *tokenizer.encode("the la").tolist()]
     tokens = generation.generate(
         config, params, [prompt], max_new_tokens=9, stop_tokens=(3,), vocab_size=270
     )[0, len(prompt) :].tolist()
-    assert found == "the la" + tokenizer.decode(generate.cut(tokens, (3,)))
+    assert actual == "the la" + tokenizer.decode(generate.truncate_at_stop(tokens, (3,)))
     with pytest.raises(ValueError, match="is a Hugging Face folder; it has no checkpoint 4"):
         text(tmp_path / "hub", step=4)
     path = tmp_path / "hub/config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"my_note": 1}))
     with pytest.raises(ValueError, match="my_note = 1: jaxformer does not know what this changes"):
         text(tmp_path / "hub")
-    assert text(tmp_path / "hub", ignore=("my_note",)) == found
+    assert text(tmp_path / "hub", ignore=("my_note",)) == actual
 
 
 @pytest.mark.parametrize("sampler", [Greedy(), Beam(num_beams=2)])
@@ -258,7 +262,7 @@ def test_a_hugging_face_folder_continues_text_as_its_makers_begin_it(tmp_path):
 def test_an_encoder_decoder_folder_answers_its_source(tmp_path, sampler):
     config = replace(zoo.get("t5-small").tiny(), vocab_size=272)
     tokenizer, params, first = export(tmp_path / "hub", config, decoder_start_token_id=7)
-    found = text(tmp_path / "hub", prompt="the lazy", max_new_tokens=5, sampler=sampler)
+    actual = text(tmp_path / "hub", prompt="the lazy", max_new_tokens=5, sampler=sampler)
     source = [first, *tokenizer.encode("the lazy").tolist()]
     tokens = generation.generate(
         config,
@@ -270,7 +274,7 @@ def test_an_encoder_decoder_folder_answers_its_source(tmp_path, sampler):
         vocab_size=270,
         sampler=sampler,
     )[0, 1:].tolist()
-    assert found == tokenizer.decode(generate.cut(tokens, (3,)))
+    assert actual == tokenizer.decode(generate.truncate_at_stop(tokens, (3,)))
 
 
 def test_pieces_wait_for_whole_characters():
@@ -280,8 +284,8 @@ def test_pieces_wait_for_whole_characters():
     def decode(ids):
         return bytes(ids).decode(errors="replace")
 
-    assert list(generate.pieces(ids[1:], decode, ids[:1])) == ["é", "→", "z", ""]
-    assert list(generate.pieces(ids[1:2], decode, ids[:1])) == ["\N{REPLACEMENT CHARACTER}"]
+    assert list(generate.decode_stream(ids[1:], decode, ids[:1])) == ["é", "→", "z", ""]
+    assert list(generate.decode_stream(ids[1:2], decode, ids[:1])) == ["\N{REPLACEMENT CHARACTER}"]
 
 
 CHAT = (
@@ -313,30 +317,30 @@ def assistant(tmp_path_factory):
 
 
 def written(*messages):
-    said = [f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in messages]
-    return "".join(said) + "<|im_start|>assistant\n"
+    turns = [f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in messages]
+    return "".join(turns) + "<|im_start|>assistant\n"
 
 
 def greedily(folder, text):
     """What follows a conversation that is written so, read by the tokenizers library."""
     backend = hf.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    model = load_trained(folder)
+    model = load_model(folder)
     prompt = backend.encode(text).ids
-    found = generation.generate(model.config, model.params, [prompt], max_new_tokens=6)
-    new = np.asarray(found)[0, len(prompt) :].tolist()
+    tokens = generation.generate(model.config, model.params, [prompt], max_new_tokens=6)
+    new = np.asarray(tokens)[0, len(prompt) :].tolist()
     return backend.decode(new[: new.index(1)] if 1 in new else new)
 
 
 @pytest.mark.slow
 def test_a_conversation_goes_on_with_what_was_said_before(assistant, monkeypatch, capsys):
     monkeypatch.setattr("sys.stdin", io.StringIO("Hi\nAnd now?\n\nnever read\n"))
-    asked = {"chat": True, "system": "Be brief.", "max_new_tokens": 6, "sampler": Greedy()}
-    last = generate.main(generate.Generate(checkpoint=assistant, **asked))
+    options = {"chat": True, "system": "Be brief.", "max_new_tokens": 6, "sampler": Greedy()}
+    last = generate.main(generate.Generate(checkpoint=assistant, **options))
     begun = [("system", "Be brief."), ("user", "Hi")]
     first = greedily(assistant, written(*begun))
     more = [*begun, ("assistant", first), ("user", "And now?")]
     assert last == greedily(assistant, written(*more)) != first
-    first, last = (printable(text, sys.stdout) for text in (first, last))
+    first, last = (sanitize_text(text, sys.stdout) for text in (first, last))
     assert capsys.readouterr().out == f"> {first}\n> {last}\n> \n"
 
 
@@ -351,11 +355,11 @@ def test_prompts_of_a_file_are_continued_together(assistant, tmp_path, chat):
         for text in texts
     ]
     for name in ("x.txt", "x.jsonl"):
-        asked = {"chat": chat, "max_new_tokens": 6, "sampler": Greedy(), "batch_size": 2}
-        fields = {"prompts": tmp_path / name, "output": tmp_path / "said.jsonl", **asked}
-        said = generate.main(generate.Generate(checkpoint=assistant, **fields))
-        assert [json.loads(line) for line in said.splitlines()] == expected
-        assert (tmp_path / "said.jsonl").read_text() == said
+        options = {"chat": chat, "max_new_tokens": 6, "sampler": Greedy(), "batch_size": 2}
+        fields = {"prompts": tmp_path / name, "output": tmp_path / "said.jsonl", **options}
+        answers = generate.main(generate.Generate(checkpoint=assistant, **fields))
+        assert [json.loads(line) for line in answers.splitlines()] == expected
+        assert (tmp_path / "said.jsonl").read_text() == answers
 
 
 def continued(folder, prompts, output, **fields):
@@ -375,11 +379,13 @@ def test_every_line_of_a_packed_file_has_its_answer(folder, tmp_path, monkeypatc
     monkeypatch.setattr(generate, "generate", echo)
     texts = ["the", "", "a\u2028\x85", "\x0c\r\x0b", "", "\rz"]
     (tmp_path / "asked.txt.gz").write_bytes(gzip.compress("\n".join([*texts, ""]).encode()))
-    said = continued(folder, tmp_path / "asked.txt.gz", tmp_path / "said.jsonl", max_new_tokens=7)
-    assert [json.loads(line) for line in said.splitlines()] == [
+    answers = continued(
+        folder, tmp_path / "asked.txt.gz", tmp_path / "said.jsonl", max_new_tokens=7
+    )
+    assert [json.loads(line) for line in answers.splitlines()] == [
         {"prompt": text, "text": text} for text in texts
     ]
-    assert (tmp_path / "said.jsonl").read_text() == said
+    assert (tmp_path / "said.jsonl").read_text() == answers
 
 
 @pytest.mark.parametrize(
@@ -425,14 +431,14 @@ def test_an_output_is_whole_or_as_it_was(folder, tmp_path, monkeypatch):
         return real(*arguments, **options)
 
     monkeypatch.setattr(generate, "generate", once)
-    asked, output = tmp_path / "asked.txt", tmp_path / "said.jsonl"
-    asked.write_text("a\nb\nc\n")
+    prompts, output = tmp_path / "asked.txt", tmp_path / "said.jsonl"
+    prompts.write_text("a\nb\nc\n")
     output.write_text("earlier")
     with pytest.raises(KeyboardInterrupt):
-        continued(folder, asked, output)
-    assert output.read_text() == "earlier" and set(tmp_path.iterdir()) == {asked, output}
+        continued(folder, prompts, output)
+    assert output.read_text() == "earlier" and set(tmp_path.iterdir()) == {prompts, output}
     with pytest.raises(IsADirectoryError, match=str(tmp_path)):
-        continued(tmp_path, asked, tmp_path)
+        continued(tmp_path, prompts, tmp_path)
 
 
 def test_a_device_is_written_as_it_is(tmp_path):
@@ -456,16 +462,16 @@ def test_a_device_is_written_as_it_is(tmp_path):
 )
 def test_flags_that_are_of_no_use_together_are_refused(flags, message, capsys):
     with pytest.raises(SystemExit) as ended:
-        parse(generate.RUNS, "", flags)
+        parse_run(generate.RUNS, "", flags)
     assert ended.value.code and message in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.slow
 def test_an_assistant_answers_one_prompt(assistant, capsys):
-    asked = {"chat": True, "prompt": "Hi", "max_new_tokens": 6, "sampler": Greedy()}
-    said = generate.main(generate.Generate(checkpoint=assistant, **asked))
-    assert said == greedily(assistant, written(("user", "Hi")))
-    assert capsys.readouterr().out == f"{printable(said, sys.stdout)}\n"
+    options = {"chat": True, "prompt": "Hi", "max_new_tokens": 6, "sampler": Greedy()}
+    answer = generate.main(generate.Generate(checkpoint=assistant, **options))
+    assert answer == greedily(assistant, written(("user", "Hi")))
+    assert capsys.readouterr().out == f"{sanitize_text(answer, sys.stdout)}\n"
 
 
 def test_who_has_no_template_does_not_talk(folder):

@@ -7,15 +7,15 @@ import jax.numpy as jnp
 import pytest
 
 from experiments.pretrain import RUNS
-from experiments.training import memory
-from experiments.training.resume import explained_end
+from experiments.training import memory_checks as memory
+from experiments.training.resume import report_early_end
 from jaxformer.parallel import MeshConfig
 from jaxformer.training.checkpoints import Checkpoints
 
-RUN = replace(RUNS["tiny"], accumulation=2, devices=1)
+RUN = replace(RUNS["tiny"], gradient_accumulation_steps=2, devices=1)
 HELP = """What would help:
   --remat full --scan: less is kept for the backward pass (now dots);
-  --accumulation 4: fewer rows at a time (now 2 parts);
+  --gradient-accumulation-steps 4: fewer rows at a time (now 2 parts);
   --batch-size 4: fewer rows (now 8)."""
 
 
@@ -25,51 +25,58 @@ def compiled():
 
 def test_an_update_that_needs_more_than_a_device_has_is_refused_with_the_numbers(monkeypatch):
     program = compiled()
-    found = program.memory_analysis()
-    need = found.argument_size_in_bytes + found.temp_size_in_bytes
-    monkeypatch.setattr(memory, "memory_per_device", lambda: need - 1)
-    monkeypatch.setattr(memory, "gib", lambda size: f"{size} bytes")
+    analysis = program.memory_analysis()
+    need = analysis.argument_size_in_bytes + analysis.temp_size_in_bytes
+    monkeypatch.setattr(memory, "device_memory_limit", lambda: need - 1)
+    monkeypatch.setattr(memory, "format_gib", lambda size: f"{size} bytes")
     with pytest.raises(memory.TooLargeError) as refused:
-        memory.refuse_too_large(program, lambda: memory.advice(RUN))
+        memory.check_compiled_memory(program, lambda: memory.memory_advice(RUN))
     assert str(refused.value) == (
-        f"The update needs {need} bytes on each device ({found.argument_size_in_bytes} bytes of "
-        f"parameters, optimizer state and batch, {found.temp_size_in_bytes} bytes of working "
+        f"The update needs {need} bytes on each device ({analysis.argument_size_in_bytes} bytes of "
+        f"parameters, optimizer state and batch, {analysis.temp_size_in_bytes} bytes of working "
         f"space), which has {need - 1} bytes.\n{HELP}"
     )
-    monkeypatch.setattr(memory, "memory_per_device", lambda: need)
-    assert memory.refuse_too_large(program, lambda: memory.advice(RUN)) is None
+    monkeypatch.setattr(memory, "device_memory_limit", lambda: need)
+    assert memory.check_compiled_memory(program, lambda: memory.memory_advice(RUN)) is None
 
 
 def test_a_cpu_has_its_share_of_the_machines_memory():
     devices = len(jax.local_devices())
-    assert 1 << 24 < memory.memory_per_device() * devices < 1 << 50
+    assert 1 << 24 < memory.device_memory_limit() * devices < 1 << 50
 
 
 @pytest.mark.parametrize(
-    "changes, said",
+    "changes, suggestions",
     [
         (
-            dict(devices=8, accumulation=1, mesh=MeshConfig(fsdp=2, data=4)),
+            dict(devices=8, gradient_accumulation_steps=1, mesh=MeshConfig(fsdp=2, data=4)),
             ["--mesh.fsdp 4 --mesh.data 2: parameters and optimizer are shared out (now 2);"],
         ),
-        (dict(devices=8, accumulation=1, mesh=MeshConfig(fsdp=8)), ["more devices."]),
         (
-            dict(devices=8, batch_size=16, accumulation=1, mesh=MeshConfig(fsdp=8)),
-            ["--accumulation 2: fewer rows at a time (now 1 parts);"],
+            dict(devices=8, gradient_accumulation_steps=1, mesh=MeshConfig(fsdp=8)),
+            ["more devices."],
+        ),
+        (
+            dict(devices=8, batch_size=16, gradient_accumulation_steps=1, mesh=MeshConfig(fsdp=8)),
+            ["--gradient-accumulation-steps 2: fewer rows at a time (now 1 parts);"],
         ),
     ],
     ids=["a free axis", "nothing", "more rows"],
 )
-def test_what_is_suggested_fits_the_devices(changes, said):
+def test_what_is_suggested_fits_the_devices(changes, suggestions):
     run = replace(RUN, remat="full", scan=True, **changes)
-    lines = [line.strip() for line in memory.advice(run).splitlines()[1:]]
-    assert lines[: len(said)] == said and len(lines) <= 3
-    fitting = [flags for flags, _, changed in memory.changes(run) if memory.fits(changed)]
+    lines = [line.strip() for line in memory.memory_advice(run).splitlines()[1:]]
+    assert lines[: len(suggestions)] == suggestions and len(lines) <= 3
+    fitting = [
+        flags
+        for flags, _, changed in memory.memory_saving_changes(run)
+        if memory.mesh_fits(changed)
+    ]
     assert sum(line.startswith("--") for line in lines) == len(fitting[:3])
 
 
 @pytest.mark.parametrize(
-    "error, said",
+    "error, message",
     [
         (
             jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 7 bytes.\nx"),
@@ -83,21 +90,21 @@ def test_what_is_suggested_fits_the_devices(changes, said):
     ],
     ids=["while running", "before"],
 )
-def test_the_run_ends_with_a_message(error, said, tmp_path, capsys):
+def test_the_run_ends_with_a_message(error, message, tmp_path, capsys):
     with (
         Checkpoints(tmp_path / "checkpoints") as checkpoints,
         pytest.raises(SystemExit) as ended,
-        explained_end(RUN, checkpoints, tmp_path),
+        report_early_end(RUN, checkpoints, tmp_path),
     ):
         raise error
     assert ended.value.code == 1
-    assert capsys.readouterr().err == said
+    assert capsys.readouterr().err == message
 
 
 def test_other_failures_of_the_runtime_are_not_explained_away(tmp_path):
     with (
         Checkpoints(tmp_path / "checkpoints") as checkpoints,
         pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"),
-        explained_end(RUN, checkpoints, tmp_path),
+        report_early_end(RUN, checkpoints, tmp_path),
     ):
         raise jax.errors.JaxRuntimeError("INTERNAL: something else")

@@ -20,11 +20,11 @@ import pytest
 from etils import epath
 
 from experiments import pretrain
-from experiments.command_line import parse, readable_errors
-from experiments.trained import load_trained, started_from
+from experiments.command_line import parse_run, readable_errors
+from experiments.load_model import load_model, run_from_checkpoint
 from experiments.training.plot import plot_run
-from experiments.training.resume import asked_before, settled
-from experiments.training.run import flatten, show_run
+from experiments.training.resume import load_resumed_run, with_fixed_schedule
+from experiments.training.run_config import flatten, print_run
 from jaxformer import inspect
 from jaxformer.config import GLU, Embedding, Learned, MultiHead, TransformerConfig
 from jaxformer.data import (
@@ -34,17 +34,18 @@ from jaxformer.data import (
     Characters,
     Instructions,
     TextFiles,
-    counted_text,
     load_tokenizer,
+    loss_text,
 )
 from jaxformer.layers import Transformer
-from jaxformer.parallel import MeshConfig, declarations, make_mesh
-from jaxformer.training import loop, step
+from jaxformer.parallel import MeshConfig, make_mesh, parameter_metadata
+from jaxformer.training import loop
+from jaxformer.training import train_step as step
 from jaxformer.training.checkpoints import Checkpoints
-from jaxformer.training.guard import Skipping
 from jaxformer.training.metrics import read_json_lines
 from jaxformer.training.optimizers import SGD, AdamW, OptimizerConfig, make_optimizer
 from jaxformer.training.schedules import Constant, Cosine
+from jaxformer.training.skip_step import SkipStepConfig
 
 ROOT = Path(pretrain.__file__).parents[1]
 MODEL = TransformerConfig(
@@ -91,20 +92,22 @@ def corpus(tmp_path, monkeypatch):
 
 def restored(folder, number=None, run=BASE):
     model = Transformer(run.model, scan=run.scan)
-    optimizer = make_optimizer(run.optimizer, run.schedule_steps, declarations(run.model))
-    abstract = step.abstract_state(model, optimizer, make_mesh(MeshConfig(), jax.devices()[:1]))
+    optimizer = make_optimizer(run.optimizer, run.schedule_steps, parameter_metadata(run.model))
+    abstract = step.abstract_train_state(
+        model, optimizer, make_mesh(MeshConfig(), jax.devices()[:1])
+    )
     with Checkpoints(Path(folder) / "checkpoints") as checkpoints:
         return jax.device_get(checkpoints.restore(number, abstract))
 
 
 def saved_steps(folder):
     with Checkpoints(Path(folder) / "checkpoints") as checkpoints:
-        return checkpoints.steps()
+        return checkpoints.all_steps()
 
 
-def assert_same(found, expected):
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
+def assert_same(actual, expected):
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    jax.tree.map(np.testing.assert_array_equal, actual, expected)
 
 
 def losses(folder):
@@ -145,27 +148,27 @@ def whole(tmp_path_factory):
 
 def test_a_run_prints_its_settings_first_and_its_results_last(whole):
     folder, shown, _ = whole
-    asked = shown.split("Corpus:")[0]
-    assert asked.startswith("Run: tiny\n  --model.vocab-size 257\n")
-    assert "\n  --steps 12\n" in asked and "--seed" not in asked
+    settings = shown.split("Corpus:")[0]
+    assert settings.startswith("Run: tiny\n  --model.vocab-size 257\n")
+    assert "\n  --steps 12\n" in settings and "--seed" not in settings
     assert re.search(r"Corpus: corpus\.txt\n  to train on: 1 documents, [\d.]+k? bytes,", shown)
     assert re.search(r"Compiled in [\d.]+ s\. Memory per device: \d+ MiB", shown)
     assert shown.count("Attention of ") == 1
-    said = re.search(r"Held-out text: ([\d.]+) bits per byte; gzip -9 needs ([\d.]+)\.", shown)
-    assert 0 < float(said[2]) < 8 and 0 < float(said[1]) < 12
+    match = re.search(r"Held-out text: ([\d.]+) bits per byte; gzip -9 needs ([\d.]+)\.", shown)
+    assert 0 < float(match[2]) < 8 and 0 < float(match[1]) < 12
     lines = read_json_lines(folder / "metrics.jsonl")
-    assert f"{lines[-1]['final_held_out_bits_per_byte']:.3f}" == said[1]
-    assert f"{lines[-1]['gzip_bits_per_byte']:.3f}" == said[2]
+    assert f"{lines[-1]['final_held_out_bits_per_byte']:.3f}" == match[1]
+    assert f"{lines[-1]['gzip_bits_per_byte']:.3f}" == match[2]
     assert 0 < lines[-1]["tokens_per_byte"] <= 1.1  # bytes are the tokens of this run
     assert "\nSample:\nthe " in shown
     repeat = shown.partition("Everything is in out. To repeat the run:\n")[2]
-    assert parse(pretrain.RUNS, "", shlex.split(repeat)[3:]) == replace(BASE, output=None)
+    assert parse_run(pretrain.RUNS, "", shlex.split(repeat)[3:]) == replace(BASE, output=None)
     assert (folder / "run.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_what_a_run_left_can_be_looked_into(whole):
     folder, _, _ = whole
-    run = load_trained(folder)
+    run = load_model(folder)
     tokens = jnp.asarray(run.tokenizer.encode("the fox"), jnp.int32)
     maps = inspect.attention_maps(run.config, run.params, tokens).decoder
     assert maps.shape == (2, 2, len(tokens), len(tokens))
@@ -226,28 +229,28 @@ def test_checkpoints_hold_what_is_needed_to_use_them(whole):
     assert saved_steps(folder) == [3, 6, 9, 12]
     assert load_tokenizer(folder).vocab_size == 257
     with Checkpoints(folder / "checkpoints") as checkpoints:
-        said = checkpoints.describe()
-    assert said["config"]["model_dim"] == 16
-    assert said["run"]["batch_size"] == 4
+        description = checkpoints.read_description()
+    assert description["config"]["model_dim"] == 16
+    assert description["run"]["batch_size"] == 4
     assert int(restored(folder).step) == 12
 
 
 def test_held_out_bits_per_byte_are_those_of_the_whole_text(whole):
     """From the parameters: -sum of log2 p over the held-out text, over its bytes."""
     folder, _, _ = whole
-    rows = pretrain.read_corpus(replace(BASE, cache=folder.parent / "cache")).held_out
+    rows = pretrain.prepare_corpus(replace(BASE, cache=folder.parent / "cache")).held_out
     tokens, segments, positions = (jnp.asarray(x, jnp.int32) for x in rows[list(range(len(rows)))])
     params = jax.tree.map(jnp.asarray, restored(folder).params)
     logits = jax.jit(Transformer(MODEL).apply)(
         {"params": params}, tokens[:, :-1], positions=positions, segments=segments
     )
-    each = np.float64(jax.nn.log_softmax(logits))
-    each = np.take_along_axis(each, np.asarray(tokens)[:, 1:, None], axis=-1)[..., 0]
+    log_probs = np.float64(jax.nn.log_softmax(logits))
+    log_probs = np.take_along_axis(log_probs, np.asarray(tokens)[:, 1:, None], axis=-1)[..., 0]
     counts = np.asarray(segments) > 0
     assert counts.sum() == rows.num_targets < counts.size
     lines = read_json_lines(folder / "metrics.jsonl")
     final = lines[-1]["final_held_out_bits_per_byte"]
-    bits = -np.sum(each[counts]) / np.log(2)
+    bits = -np.sum(log_probs[counts]) / np.log(2)
     assert final == pytest.approx(bits / rows.num_bytes, rel=1e-5)
     assert rows.num_bytes == rows.num_targets - 1 < 0.12 * len("".join(LINES))
 
@@ -255,18 +258,18 @@ def test_held_out_bits_per_byte_are_those_of_the_whole_text(whole):
 def test_texts_and_instructions_are_mixed_by_weight(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("corpus.txt").write_text("".join(LINES))
-    asked = [json.dumps({"prompt": f"{i}+1=", "answer": str(i + 1)}) for i in range(100)]
-    Path("sums.jsonl").write_text("\n".join(asked))
+    lines = [json.dumps({"prompt": f"{i}+1=", "answer": str(i + 1)}) for i in range(100)]
+    Path("sums.jsonl").write_text("\n".join(lines))
     parts = 'TextFiles(path="corpus.txt"), Instructions(path="sums.jsonl")'
     mixture = f"Mixture(parts=({parts}), weights=(3, 1))"
-    text = pretrain.read_corpus(parse({"x": BASE}, "", ["--corpus", mixture]))
+    text = pretrain.prepare_corpus(parse_run({"x": BASE}, "", ["--corpus", mixture]))
     assert "  sums.jsonl\n  to train on: 89 documents" in capsys.readouterr().out
     batches = Batches(text.train, batch_size=8, seed=0)
-    of_sums = [batches[i].mask.sum(axis=1) < 16 for i in range(4)]
+    of_sums = [batches[i].loss_mask.sum(axis=1) < 16 for i in range(4)]
     assert [int(rows.sum()) for rows in of_sums] == [2, 2, 2, 2]
-    names = {document.name.partition(".")[0] for document in text.documents}
+    names = {document.name.partition(".")[0] for document in text.held_out_documents}
     assert names == {"corpus", "sums"}
-    sums = sum(len(counted_text(each, text.tokenizer)) for each in text.documents)
+    sums = sum(len(loss_text(example, text.tokenizer)) for example in text.held_out_documents)
     assert text.held_out.num_bytes == sums
 
 
@@ -299,7 +302,7 @@ def test_a_run_that_is_kept_in_a_store_goes_on_elsewhere(whole, tmp_path, monkey
         run_main(replace(BASE, output=output))  # it holds an earlier run
     shutil.rmtree("runs")  # all that the first machine has
     flags = ["--resume", "--output", str(output), "--steps", "12"]
-    resumed = parse(pretrain.RUNS, "", flags, resume=asked_before)
+    resumed = parse_run(pretrain.RUNS, "", flags, resume_run=load_resumed_run)
     assert resumed == replace(BASE, output=output, resume=True, tensorboard=True)
     run_main(resumed)
     assert_same(restored(there), restored(whole[0]))
@@ -309,7 +312,7 @@ def test_a_run_that_is_kept_in_a_store_goes_on_elsewhere(whole, tmp_path, monkey
     assert names == written | {"checkpoints", "tensorboard"}
     assert len(list((there / "tensorboard").iterdir())) == 2
     shutil.rmtree("runs")
-    assert_same(load_trained(output).params, restored(there).params)
+    assert_same(load_model(output).params, restored(there).params)
     assert not Path("runs/stores").exists()  # where a run would be writing
 
 
@@ -407,46 +410,51 @@ def test_a_change_that_would_give_another_result_is_refused(six, changes, messag
 def test_a_resumed_run_needs_none_of_its_flags_again(six):
     """And what is given anew is compared."""
 
-    def given(*flags):
-        return parse(pretrain.RUNS, "", ["--resume", *flags], resume=asked_before)
+    def resumed(*flags):
+        return parse_run(pretrain.RUNS, "", ["--resume", *flags], resume_run=load_resumed_run)
 
-    assert given("--output", str(six)) == replace(BASE, resume=True, output=six)
-    more = given("--output", str(six), "--steps", "9", "--log-every", "3")
+    assert resumed("--output", str(six)) == replace(BASE, resume=True, output=six)
+    more = resumed("--output", str(six), "--steps", "9", "--log-every", "3")
     assert more == replace(BASE, steps=9, log_every=3, resume=True, output=six)
     with pytest.raises(ValueError, match="run.seed: 0 in the checkpoint, 4 now"):
-        pretrain.main(given("--output", str(six), "--seed", "4"))
-    named = parse(
-        pretrain.RUNS, "", ["tiny", "--resume", "--output", str(six)], resume=asked_before
+        pretrain.main(resumed("--output", str(six), "--seed", "4"))
+    named = parse_run(
+        pretrain.RUNS, "", ["tiny", "--resume", "--output", str(six)], resume_run=load_resumed_run
     )
     assert named == replace(pretrain.RUNS["tiny"], resume=True, output=six)
     (six / "run.json").write_text('{"type": "Translate"}')
     with pytest.raises(
         ValueError, match="run.json is of another program or version: .* as in `def"
     ):
-        given("--output", str(six))
+        resumed("--output", str(six))
 
 
 def test_the_schedule_is_as_long_as_the_run_that_began(six, capsys):
     run = replace(BASE, schedule_steps=None, steps=40)
-    assert settled(run, Path("nowhere")).schedule_steps == 40
+    assert with_fixed_schedule(run, Path("nowhere")).schedule_steps == 40
     resumed = replace(run, resume=True)
-    assert settled(resumed, six).schedule_steps == 12 and settled(run, six).schedule_steps == 40
+    assert (
+        with_fixed_schedule(resumed, six).schedule_steps == 12
+        and with_fixed_schedule(run, six).schedule_steps == 40
+    )
     assert "The schedule ends after 12 updates" in capsys.readouterr().out
-    said = json.loads((six / "run.json").read_text()) | {"schedule_steps": None}
-    (six / "run.json").write_text(json.dumps(said))
+    run_json = json.loads((six / "run.json").read_text()) | {"schedule_steps": None}
+    (six / "run.json").write_text(json.dumps(run_json))
     with pytest.raises(
         ValueError, match=r"out/run\.json: schedule_steps is null, not a whole numbe"
     ):
-        settled(resumed, six)
-    short = settled(replace(run, steps=3), Path("nowhere"))
+        with_fixed_schedule(resumed, six)
+    short = with_fixed_schedule(replace(run, steps=3), Path("nowhere"))
     assert short.optimizer.schedule == Cosine(peak=0.01, warmup_steps=1)
     assert capsys.readouterr().out == "A warm-up of 3 in 3 updates is shortened to 1.\n"
 
 
 def test_all_of_a_run_is_shown_where_that_is_asked_for(capsys):
-    show_run(replace(BASE, show="all"), pretrain.RUNS, started_from)
-    said = capsys.readouterr().out
-    assert said.startswith("Pretrain(model=TransformerConfig(vocab_size=257,") and "seed=0" in said
+    print_run(replace(BASE, show="all"), pretrain.RUNS, run_from_checkpoint)
+    output = capsys.readouterr().out
+    assert (
+        output.startswith("Pretrain(model=TransformerConfig(vocab_size=257,") and "seed=0" in output
+    )
 
 
 def test_resuming_what_is_done_is_refused(six):
@@ -491,8 +499,8 @@ def test_a_folder_with_files_of_those_names_is_refused(name):
 
 def test_folders_are_numbered_and_the_newest_with_a_checkpoint_is_resumed():
     def folder(**fields):
-        with pretrain.output_folder(replace(BASE, output=None, **fields)) as found:
-            return str(found)
+        with pretrain.open_output_folder(replace(BASE, output=None, **fields)) as path:
+            return str(path)
 
     assert folder() == "runs/pretrain-1"
     assert not list(Path("runs").iterdir()), "nothing came into it"
@@ -503,8 +511,8 @@ def test_folders_are_numbered_and_the_newest_with_a_checkpoint_is_resumed():
 
 
 def test_two_runs_at_once_take_two_folders_and_one_that_is_named_only_once(capsys):
-    asked = replace(BASE, output=None)
-    with pretrain.output_folder(asked) as first, pretrain.output_folder(asked) as second:
+    run = replace(BASE, output=None)
+    with pretrain.open_output_folder(run) as first, pretrain.open_output_folder(run) as second:
         assert (str(first), str(second)) == ("runs/pretrain-1", "runs/pretrain-2")
         held = rf"runs/pretrain-1 is in use by process {os.getpid()} on \S+\. Wait for it"
         for fields in ({}, {"resume": True}, {"resume_or_begin": True}):
@@ -543,8 +551,8 @@ def test_small_files_of_a_run_that_were_damaged_are_written_again(six, capsys):
     (six / "tokenizer.json").write_bytes(tokenizer[:-3])
     (six / "metrics.jsonl").write_text("")
     pretrain.main(replace(BASE, resume=True))
-    said = capsys.readouterr().err
-    assert "out/metrics.jsonl has lost the lines of the first 6 steps." in said
+    output = capsys.readouterr().err
+    assert "out/metrics.jsonl has lost the lines of the first 6 steps." in output
     assert (six / "tokenizer.json").read_bytes() == tokenizer
     assert [number for number, _ in losses(six)] == list(range(7, 13))
 
@@ -558,8 +566,8 @@ def test_a_line_of_metrics_without_a_number_is_refused(six):
 
 
 def test_what_a_device_has_no_room_for_is_refused_before_text_is_read(monkeypatch):
-    monkeypatch.setattr(pretrain, "read_corpus", lambda run: pytest.fail("text was read"))
-    monkeypatch.setattr("experiments.training.memory.memory_per_device", lambda: 1 << 14)
+    monkeypatch.setattr(pretrain, "prepare_corpus", lambda run: pytest.fail("text was read"))
+    monkeypatch.setattr("experiments.training.memory_checks.device_memory_limit", lambda: 1 << 14)
     message = r"gradients need 0\.0 GiB on each device, which has 0\.0 GiB\.\nWhat would help:"
     with pytest.raises(ValueError, match=message):
         pretrain.main(BASE)
@@ -568,9 +576,10 @@ def test_what_a_device_has_no_room_for_is_refused_before_text_is_read(monkeypatc
 
 @pytest.mark.slow
 def test_the_update_is_compiled_before_there_is_a_state(monkeypatch, capsys):
-    monkeypatch.setattr("experiments.training.memory.memory_per_device", lambda: 1 << 18)
+    monkeypatch.setattr("experiments.training.memory_checks.device_memory_limit", lambda: 1 << 18)
     monkeypatch.setattr(
-        "experiments.training.loop.begin", lambda *_: pytest.fail("memory was taken")
+        "experiments.training.trainer.init_or_restore_state",
+        lambda *_: pytest.fail("memory was taken"),
     )
     with pytest.raises(SystemExit) as ended:
         pretrain.main(replace(BASE, length=128))
@@ -586,7 +595,7 @@ def test_a_run_that_cannot_log_is_refused_before_text_is_read(monkeypatch):
         raise UsageError("No API key configured.")
 
     monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(login=login, Error=UsageError))
-    monkeypatch.setattr(pretrain, "read_corpus", lambda run: pytest.fail("text was read"))
+    monkeypatch.setattr(pretrain, "prepare_corpus", lambda run: pytest.fail("text was read"))
     message = r"cannot be logged to: No API key configured\. Run `wandb login`, or set"
     with pytest.raises(ValueError, match=message):
         pretrain.main(replace(BASE, wandb="project"))
@@ -611,11 +620,11 @@ def test_a_run_that_cannot_log_is_refused_before_text_is_read(monkeypatch):
         ),
         (
             {"devices": 8, "batch_size": 12},
-            r"batch_size 12 must be a multiple of data 8 x accumulation 1 = 8\.",
+            r"batch_size 12 must be a multiple of data 8 x gradient_accumulation_steps 1 = 8\.",
         ),
         (
-            {"batch_size": 9, "accumulation": 2},
-            r"batch_size 9 must be a multiple of data 1 x accumulation 2 = 2\.",
+            {"batch_size": 9, "gradient_accumulation_steps": 2},
+            r"batch_size 9 must be a multiple of data 1 x gradient_accumulation_steps 2 = 2\.",
         ),
         ({"devices": 9}, r"Asked for 9 devices; this machine has 8\."),
         ({"corpus": TextFiles(path="nowhere.txt")}, r"nowhere\.txt does not exist\."),
@@ -652,8 +661,8 @@ def test_a_run_that_cannot_log_is_refused_before_text_is_read(monkeypatch):
 def test_what_cannot_be_is_refused_before_anything_is_written(changes, message):
     Path("empty.txt").write_text("")
     Path("latin.txt").write_bytes(b"Ba\xe4r\n")
-    asked = {"prompt": "a prompt as long as a row", "answer": "b"}
-    Path("long.jsonl").write_text("\n".join([json.dumps(asked)] * 20))
+    instruction = {"prompt": "a prompt as long as a row", "answer": "b"}
+    Path("long.jsonl").write_text("\n".join([json.dumps(instruction)] * 20))
     answers = ["" if line in (5, 12) else "b" * 3 for line in range(1, 21)]  # those are held out
     lines = (json.dumps({"prompt": "?" * (4 - len(a)), "answer": a}) for a in answers)
     Path("half.jsonl").write_text("\n".join(lines))
@@ -677,14 +686,16 @@ WILD = OptimizerConfig(schedule=Constant(peak=1e30), optimizer=SGD(momentum=0.0)
 
 
 def test_losses_that_are_not_finite_make_no_update_and_end_the_run_in_the_end(capsys):
-    run = replace(BASE, optimizer=WILD, save_every=1, skipping=Skipping(patience=2))
+    run = replace(
+        BASE, optimizer=WILD, save_every=1, skip_step=SkipStepConfig(max_consecutive_skips=2)
+    )
     with pytest.raises(SystemExit) as ended:
         run_main(run)
     assert ended.value.code == 1
     shown = capsys.readouterr()
     assert re.search(
         r"error: 3 updates in a row were left out up to step 4, whose loss is (nan|inf) and its "
-        r"gradient's norm \S+\. The last good checkpoint is 3 in out\. --skipping",
+        r"gradient's norm \S+\. The last good checkpoint is 3 in out\. --skip-step",
         shown.err,
     )
     for step_, so_far in ((2, 1), (3, 2)):
@@ -696,7 +707,7 @@ def test_losses_that_are_not_finite_make_no_update_and_end_the_run_in_the_end(ca
     states = [restored("out", at, run) for at in (1, 3)]
     jax.tree.map(np.testing.assert_array_equal, states[0].params, states[1].params)
     assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(states[1]))
-    assert (int(states[1].step), int(states[1].guard.skipped)) == (3, 2)
+    assert (int(states[1].step), int(states[1].skip_state.num_skipped)) == (3, 2)
     lines = [line for line in read_json_lines(Path("out/metrics.jsonl")) if "loss" in line]
     assert [line.get("skipped_updates", 0) for line in lines] == [0, 1, 2]
 
@@ -706,7 +717,7 @@ def test_a_run_that_ends_before_its_first_checkpoint_says_so(monkeypatch, capsys
     def stop(at):
         raise at
 
-    for error, code, said in [
+    for error, code, message in [
         (
             KeyboardInterrupt(),
             130,
@@ -714,20 +725,23 @@ def test_a_run_that_ends_before_its_first_checkpoint_says_so(monkeypatch, capsys
             "  python -m experiments.pretrain tiny --resume-or-begin --output out\n",
         ),
         (
-            loop.TooManySkipsError(loop.Finished(7, float("nan"), 3.5, 9, 3)),
+            loop.TooManySkipsError(loop.StepResult(7, float("nan"), 3.5, 9, 3)),
             1,
             "error: 3 updates in a row were left out up to step 7, whose loss is nan and its "
-            "gradient's norm 3.5. There is no checkpoint yet. --skipping.patience and "
-            "--skipping.spike may be changed with --resume; a new run with a lower peak of the "
-            "learning rate usually helps.\n",
+            "gradient's norm 3.5. There is no checkpoint yet. --skip-step.max-consecutive-skips "
+            "and --skip-step.max-norm-ratio may be changed with --resume; a new run with a lower "
+            "peak of the learning rate usually helps.\n",
         ),
     ]:
         monkeypatch.setattr(sys, "argv", ["pretrain", "tiny"])
-        monkeypatch.setattr("experiments.training.loop.begin", lambda *_, error=error: stop(error))
+        monkeypatch.setattr(
+            "experiments.training.trainer.init_or_restore_state",
+            lambda *_, error=error: stop(error),
+        )
         with pytest.raises(SystemExit) as ended:
             run_main(BASE)
         assert ended.value.code == code
-        assert capsys.readouterr().err == said
+        assert capsys.readouterr().err == message
 
 
 @pytest.mark.slow
@@ -743,11 +757,11 @@ def test_a_full_disk_is_a_message_and_leaves_the_earlier_checkpoint(
     with pytest.raises(SystemExit) as ended:
         run_main(replace(BASE, resume=True))
     assert ended.value.code == 1
-    said = capsys.readouterr().err
+    output = capsys.readouterr().err
     assert re.search(
         r"error: Saving checkpoint 9 in .*out/checkpoints failed: .*No space left on device.*"
         r"The last good checkpoint is 6\.\n",
-        said,
+        output,
     )
     monkeypatch.undo()
     assert saved_steps(six) == [3, 6]
@@ -814,8 +828,8 @@ def test_the_module_runs_and_says_how_to_repeat_it():
     assert re.search(r"Estimate per device: \d+ MiB \(parameters \d+, optimizer \d+, ", done.stdout)
     printed = done.stdout.splitlines()[-1]
     assert printed.startswith("  python -m experiments.pretrain tiny --batch-size 2 --steps 4")
-    again = parse(pretrain.RUNS, "", shlex.split(printed)[3:])
-    assert again == replace(parse(pretrain.RUNS, "", arguments), output=None)
+    again = parse_run(pretrain.RUNS, "", shlex.split(printed)[3:])
+    assert again == replace(parse_run(pretrain.RUNS, "", arguments), output=None)
     assert saved_steps("my run") == [4]
     assert list(Path("my run/tensorboard").iterdir())
     assert json.loads(Path("my run/metrics.jsonl").read_text().splitlines()[0])["step"] == 4

@@ -7,30 +7,30 @@ from scipy import stats
 from experiments.studies.statistics import (
     estimate,
     paired_difference,
-    rank_chance,
     rank_correlation,
+    rank_p_value,
 )
 
 
 def test_an_interval_is_that_of_students_t():
     """Against scipy's own one-sample test, from which the interval follows."""
     values = [2.71, 2.75, 2.69, 2.74]
-    found = estimate(values)
+    interval = estimate(values)
     theirs = stats.ttest_1samp(values, 0.0).confidence_interval(0.95)
-    assert found.mean == pytest.approx(np.mean(values))
-    assert found.mean - found.half_width == pytest.approx(theirs.low)
-    assert found.mean + found.half_width == pytest.approx(theirs.high)
-    assert found.deviation == pytest.approx(np.std(values, ddof=1))
+    assert interval.mean == pytest.approx(np.mean(values))
+    assert interval.mean - interval.half_width == pytest.approx(theirs.low)
+    assert interval.mean + interval.half_width == pytest.approx(theirs.high)
+    assert interval.std == pytest.approx(np.std(values, ddof=1))
 
 
 def test_pairs_are_compared_seed_by_seed():
-    """What a seed adds to both arms drops out, so the interval is that of the differences."""
+    """What a seed adds to both variants drops out, so the interval is that of the differences."""
     baseline, values = [1.0, 2.0, 3.0], [1.1, 2.2, 3.3]
     theirs = stats.ttest_rel(values, baseline).confidence_interval(0.9)
-    found = paired_difference(values, baseline, confidence=0.9)
-    assert found.mean == pytest.approx(0.2)
-    assert found.mean + found.half_width == pytest.approx(theirs.high)
-    assert found.half_width < estimate(values).half_width / 3
+    difference = paired_difference(values, baseline, confidence=0.9)
+    assert difference.mean == pytest.approx(0.2)
+    assert difference.mean + difference.half_width == pytest.approx(theirs.high)
+    assert difference.half_width < estimate(values).half_width / 3
 
 
 def test_intervals_cover_the_truth_as_often_as_they_say():
@@ -53,8 +53,8 @@ def test_how_likely_a_rank_correlation_is_by_chance():
     rng = np.random.default_rng(0)
     drawn = np.argsort(rng.random((100_000, 9)), axis=1)
     shares = 1 - 6 * np.sum((drawn - np.arange(9)) ** 2, axis=1) / (9 * 80)
-    assert rank_chance(order, range(9)) == pytest.approx(np.mean(abs(shares) >= rho), abs=2e-3)
-    assert rank_chance([1, 2, 3, 4], [2, 4, 1, 3]) == pytest.approx(1.0)
+    assert rank_p_value(order, range(9)) == pytest.approx(np.mean(abs(shares) >= rho), abs=2e-3)
+    assert rank_p_value([1, 2, 3, 4], [2, 4, 1, 3]) == pytest.approx(1.0)
 
 
 def test_a_seed_that_came_to_nothing_shows():

@@ -8,20 +8,20 @@ from etils import epath
 
 from experiments import ablate, evaluate, export, generate, pretrain
 from experiments.benchmark.run import Benchmark
-from experiments.command_line import parse, read
-from experiments.trained import load_trained
-from experiments.training.run import held, output_folder
-from experiments.training.stores import kept, working
+from experiments.command_line import parse_args, parse_run
+from experiments.load_model import load_model
+from experiments.training.object_store import local_path, storage_path
+from experiments.training.run_config import lock_folder, open_output_folder
 from experiments.translate import runs
 
 PROGRAMS = {
-    "pretrain": lambda *flags: parse(pretrain.RUNS, "", [*flags]),
-    "translate": lambda *flags: parse(runs.RUNS, "", [*flags]),
-    "export": lambda *flags: parse(export.RUNS, "", [*flags]),
-    "generate": lambda *flags: parse(generate.RUNS, "", [*flags]),
-    "evaluate": lambda *flags: read(evaluate.Evaluate, "", ["x", *flags]),
-    "ablate": lambda *flags: read(ablate.Ablation, "", ["--axis", "norm", *flags]),
-    "benchmark": lambda *flags: read(Benchmark, "", [*flags]),
+    "pretrain": lambda *flags: parse_run(pretrain.RUNS, "", [*flags]),
+    "translate": lambda *flags: parse_run(runs.RUNS, "", [*flags]),
+    "export": lambda *flags: parse_run(export.RUNS, "", [*flags]),
+    "generate": lambda *flags: parse_run(generate.RUNS, "", [*flags]),
+    "evaluate": lambda *flags: parse_args(evaluate.Evaluate, "", ["x", *flags]),
+    "ablate": lambda *flags: parse_args(ablate.Ablation, "", ["--axis", "norm", *flags]),
+    "benchmark": lambda *flags: parse_args(Benchmark, "", [*flags]),
 }
 
 
@@ -38,16 +38,16 @@ def test_an_address_that_no_store_has_is_refused_by_its_flag(program, address, m
     with pytest.raises(SystemExit) as ended:
         PROGRAMS[program]("--output", address)
     assert ended.value.code == 2
-    said = " ".join(capsys.readouterr().err.replace("│", " ").split())
-    assert f"Error parsing --output: {message}" in said
+    output = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert f"Error parsing --output: {message}" in output
 
 
 def test_a_path_is_read_as_it_is():
     for text in ("runs/a b", "None", ".", "gs://bucket/run", "12:30/run"):
         expected = None if text == "None" else Path(text)
         assert PROGRAMS["pretrain"]("--output", text).output == expected
-    assert str(kept(Path("gs://bucket/run"))) == "gs://bucket/run"
-    assert working(Path("gs://bucket/run")) == Path("runs/stores/gs/bucket/run")
+    assert str(storage_path(Path("gs://bucket/run"))) == "gs://bucket/run"
+    assert local_path(Path("gs://bucket/run")) == Path("runs/stores/gs/bucket/run")
     assert PROGRAMS["export"]("--output", "None").output == Path("None")
 
 
@@ -87,7 +87,7 @@ def test_a_store_that_takes_nothing_is_refused_before_anything_is_there(
 ):
     monkeypatch.chdir(tmp_path)
     run = replace(pretrain.RUNS["tiny"], output=Path(address))
-    with pytest.raises(ValueError, match=message), output_folder(run):
+    with pytest.raises(ValueError, match=message), open_output_folder(run):
         pytest.fail("it would train")
     assert not list(tmp_path.iterdir())
 
@@ -95,13 +95,13 @@ def test_a_store_that_takes_nothing_is_refused_before_anything_is_there(
 @pytest.mark.usefixtures("unreachable")
 def test_a_model_in_a_store_that_does_not_answer_is_refused():
     with pytest.raises(ValueError, match="cannot be read: no credentials$"):
-        load_trained(Path("shut://b/run"))
+        load_model(Path("shut://b/run"))
 
 
 def test_what_goes_to_a_folder_of_this_machine_goes_to_no_store(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     message = "^gs://bucket/run is in a store; this goes to a folder of this machine.$"
-    with pytest.raises(ValueError, match=message), held(Path("gs://bucket/run")):
+    with pytest.raises(ValueError, match=message), lock_folder(Path("gs://bucket/run")):
         pytest.fail("it would begin")
     with pytest.raises(ValueError, match=message):
         export.main(export.Export(checkpoint=Path("x"), output=Path("gs://bucket/run")))

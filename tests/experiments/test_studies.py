@@ -1,4 +1,4 @@
-"""Studies: arms, results that are kept, and what is said of them."""
+"""Studies: variants, results that are kept, and what is said of them."""
 
 import json
 import operator
@@ -14,26 +14,39 @@ import numpy as np
 import pytest
 
 from experiments import ablate, report, rope_placement
-from experiments.pretrain import RUNS, read_corpus
+from experiments.pretrain import RUNS, prepare_corpus
 from experiments.rope_placement import SETTINGS, RopePlacement
-from experiments.studies import measures, study
+from experiments.studies import extra_metrics as measures
 from experiments.studies import results as study_results
-from experiments.studies.arms import AXES, arms_of, with_field
-from experiments.studies.measures import at_lengths, by_depth, layer_norms, scalings
-from experiments.studies.plots import can_draw, plot_losses
-from experiments.studies.results import Results
-from experiments.studies.seeds import Arm, Trained, Training, held_out_nats, shared_by, train_seeds
+from experiments.studies import study
+from experiments.studies.extra_metrics import (
+    gradient_by_depth,
+    layer_gradient_norms,
+    loss_by_length,
+    rope_scalings,
+)
+from experiments.studies.plots import has_matplotlib, plot_losses
+from experiments.studies.results import StudyResults
 from experiments.studies.sizes import ABLATION_SIZES, PLACEMENT_SIZES, study_run
 from experiments.studies.tables import Column, difference_from, markdown, mean_and_interval
+from experiments.studies.train_seeds import (
+    SeedResults,
+    StudyTraining,
+    Variant,
+    held_out_losses,
+    num_sharing_devices,
+    train_seeds,
+)
+from experiments.studies.variants import AXES, make_variants, with_field
 from jaxformer import Transformer, costs, data
 from jaxformer import config as c
-from jaxformer.layers import guide
-from jaxformer.parallel import MeshConfig, declarations, make_mesh, put_batch
-from jaxformer.training import step
-from jaxformer.training.guard import Skipping
+from jaxformer.layers.attention import inputs as guide
+from jaxformer.parallel import MeshConfig, make_mesh, parameter_metadata, put_batch
+from jaxformer.training import train_step as step
 from jaxformer.training.optimizers import make_optimizer
 from jaxformer.training.schedules import Cosine
-from tests.models import compiled
+from jaxformer.training.skip_step import SkipStepConfig
+from tests.small_models import jitted_forward
 
 LINES = [f"{n}: the {w} fox jumps over {n * n} lazy dogs\n" for n in range(90) for w in ("a", "b")]
 MODEL = c.TransformerConfig(
@@ -42,7 +55,7 @@ MODEL = c.TransformerConfig(
     num_layers=2,
     attention=c.MultiHead(num_heads=2, num_kv_heads=2, head_dim=8),
     feed_forward=(c.GLU(hidden_dim=6),),
-    head=c.Head(tied=True),
+    head=c.LMHead(tied=True),
 )
 STEPS = 3
 
@@ -61,70 +74,76 @@ def small(tmp_path, monkeypatch):
     return run
 
 
-def arm(run, name="base", **changes):
-    return Arm(name=name, model=replace(run.model, **changes), optimizer=run.optimizer)
+def variant(run, name="base", **changes):
+    return Variant(name=name, model=replace(run.model, **changes), optimizer=run.optimizer)
 
 
 @pytest.fixture
 def canned(small, monkeypatch):
-    """Arms that are not trained: losses near 5.5, another for each arm and seed; speeds too."""
+    """Variants that are not trained: losses near 5.5, another for each and its seed; speeds too."""
     drawn = np.random.default_rng(0)
 
-    def train(arm, training, title):
+    def train(variant, training, title):
         losses = 5.5 + 0.1 * drawn.normal(size=(training.steps, len(training.seeds)))
-        return Trained(None, losses, 0, 1.0, 1.0)
+        return SeedResults(None, losses, 0, 1.0, 1.0)
 
     def held_out(model, params, rows, training):
         return (5.5 + 0.1 * drawn.normal(size=len(training.seeds))).tolist()
 
-    def speeds(arms, training):
-        return {arm.name: drawn.uniform(900, 1100, 5).tolist() for arm in arms}
+    def speeds(variants, training):
+        return {variant.name: drawn.uniform(900, 1100, 5).tolist() for variant in variants}
 
     monkeypatch.setattr(study, "train_seeds", train)
     for module in (study, measures):
-        monkeypatch.setattr(module, "held_out_nats", held_out)
-    monkeypatch.setattr(study_results, "speeds_of", speeds)
+        monkeypatch.setattr(module, "held_out_losses", held_out)
+    monkeypatch.setattr(study_results, "measure_throughput", speeds)
 
 
 @pytest.fixture
 def training(small):
-    rows, mesh = read_corpus(small).train, make_mesh(MeshConfig(), jax.devices()[:2])
-    return Training(rows, (3, 5), STEPS, 2, "float32", "none", mesh)
+    rows, mesh = prepare_corpus(small).train, make_mesh(MeshConfig(), jax.devices()[:2])
+    return StudyTraining(rows, (3, 5), STEPS, 2, "float32", "none", mesh)
 
 
 @pytest.mark.slow
 def test_each_seed_on_two_devices_is_trained_as_alone_on_one(small, training):
     """Parameters, order of the data, and losses by update and seed."""
-    found = train_seeds(arm(small), training, "")
+    trained = train_seeds(variant(small), training, "")
     model, mesh = Transformer(MODEL), make_mesh(MeshConfig(data=1), jax.devices()[:1])
-    optimizer = make_optimizer(small.optimizer, STEPS, declarations(MODEL))
+    optimizer = make_optimizer(small.optimizer, STEPS, parameter_metadata(MODEL))
     for at, seed in enumerate(training.seeds):
-        state = step.init_state(model, optimizer, jax.random.key(seed), mesh)
-        update = step.make_update(model, optimizer, mesh, skipping=Skipping(spike=None))
+        state = step.init_train_state(model, optimizer, jax.random.key(seed), mesh)
+        update = step.make_train_step(
+            model, optimizer, mesh, skip_step=SkipStepConfig(max_norm_ratio=None)
+        )
         batches = data.Batches(training.rows, batch_size=2, seed=seed)
         losses = []
         for number in range(STEPS):
             state, metrics = update(state, put_batch(batches[number], mesh, 2))
             losses.append(float(metrics.loss))
-        np.testing.assert_allclose(found.losses[:, at], losses, rtol=2e-6)
-        for one, other in zip(*map(jax.tree.leaves, (state.params, found.params[at])), strict=True):
+        np.testing.assert_allclose(trained.losses[:, at], losses, rtol=2e-6)
+        for one, other in zip(
+            *map(jax.tree.leaves, (state.params, trained.params[at])), strict=True
+        ):
             np.testing.assert_allclose(other, one, atol=2e-6)
 
 
 @pytest.mark.slow
 def test_held_out_losses_are_means_over_the_tokens_that_count(small, training):
     """In rows of other lengths the same tokens count."""
-    text = read_corpus(small)
-    params = train_seeds(arm(small), training, "").params
-    found = held_out_nats(MODEL, params, text.held_out, training)
-    for at, own in enumerate(params):
+    text = prepare_corpus(small)
+    params = train_seeds(variant(small), training, "").params
+    actual = held_out_losses(MODEL, params, text.held_out, training)
+    for at, seed_params in enumerate(params):
         nats, tokens = 0.0, 0
         for row in range(len(text.held_out)):
             tokens_, segments, positions = (np.int32(x) for x in text.held_out[row])
-            logits = compiled(MODEL)(own, tokens_[:-1], positions=positions, segments=segments)
+            logits = jitted_forward(MODEL)(
+                seed_params, tokens_[:-1], positions=positions, segments=segments
+            )
             chosen = np.asarray(jax.nn.log_softmax(logits))[np.arange(8), tokens_[1:]]
             nats, tokens = nats - chosen[segments > 0].sum(), tokens + (segments > 0).sum()
-        assert found[at] == pytest.approx(nats / tokens, rel=1e-5)
+        assert actual[at] == pytest.approx(nats / tokens, rel=1e-5)
     assert tokens == text.held_out.num_targets
 
 
@@ -132,22 +151,22 @@ def test_a_study_that_was_interrupted_repeats_no_finished_arm(canned, tmp_path, 
     made = []
     real = study.train_seeds
 
-    def counted(arm, *more):
-        made.append(arm.name)
+    def counted(variant, *more):
+        made.append(variant.name)
         if len(made) == 3:
             raise KeyboardInterrupt
-        return real(arm, *more)
+        return real(variant, *more)
 
     monkeypatch.setattr(study, "train_seeds", counted)
-    asked = ablate.Ablation(axis="block", size="smoke", seeds=2, output=tmp_path / "out")
+    options = ablate.Ablation(axis="block", size="smoke", seeds=2, output=tmp_path / "out")
     with pytest.raises(KeyboardInterrupt):
-        ablate.main(asked)
-    kept = {p.name: p.read_bytes() for p in (tmp_path / "out" / "arms").iterdir()}
-    assert sorted(kept) == ["parallel__a_norm_each.json", "serial.json"]
-    ablate.main(asked)
+        ablate.main(options)
+    finished = {p.name: p.read_bytes() for p in (tmp_path / "out" / "variants").iterdir()}
+    assert sorted(finished) == ["parallel__a_norm_each.json", "serial.json"]
+    ablate.main(options)
     assert made == ["serial", "parallel, a norm each", *["parallel, one norm"] * 2]
-    for name, content in kept.items():
-        assert (tmp_path / "out" / "arms" / name).read_bytes() == content
+    for name, content in finished.items():
+        assert (tmp_path / "out" / "variants" / name).read_bytes() == content
     table = (tmp_path / "out" / "table.md").read_text()
     assert re.search(r"\| serial \| 5\.\d+ ± 0\.\d+ \| 0\.\d+ \| 0 \| 5\.\d\d \| [\d,]+ \|", table)
     assert (tmp_path / "out" / "plot.png").stat().st_size > 10_000
@@ -156,8 +175,8 @@ def test_a_study_that_was_interrupted_repeats_no_finished_arm(canned, tmp_path, 
 @pytest.mark.parametrize(
     "whole",
     [
-        pytest.param(False, id="one arm"),
-        pytest.param(True, marks=pytest.mark.exhaustive, id="all arms"),
+        pytest.param(False, id="one variant"),
+        pytest.param(True, marks=pytest.mark.exhaustive, id="all variants"),
     ],
 )
 @pytest.mark.parametrize(
@@ -168,18 +187,18 @@ def test_a_study_that_was_interrupted_repeats_no_finished_arm(canned, tmp_path, 
     ],
 )
 def test_every_axis_is_trained_and_told(axis, whole, small, tmp_path):
-    """Each arm has a row of finite numbers with intervals, and no update was left out."""
-    arms = arms_of(axis, small)
-    arms = arms if whole else [arms[0], arms[-1]]
-    chosen = tuple(arm.name for arm in arms[1:])
+    """Each variant has a row of finite numbers with intervals, and no update was left out."""
+    variants = make_variants(axis, small)
+    variants = variants if whole else [variants[0], variants[-1]]
+    chosen = tuple(variant.name for variant in variants[1:])
     ablate.main(
-        ablate.Ablation(axis=axis, size="smoke", seeds=2, arms=chosen, output=tmp_path / "out")
+        ablate.Ablation(axis=axis, size="smoke", seeds=2, variants=chosen, output=tmp_path / "out")
     )
     table = (tmp_path / "out" / "table.md").read_text()
     number = r"\d\.\d{3} ± \d\.\d{3}"
-    for arm in arms:
+    for variant in variants:
         cells = [
-            re.escape(arm.name),
+            re.escape(variant.name),
             number,
             r"\d\.\d{3}",
             rf"(0|[+-]{number})",
@@ -190,31 +209,35 @@ def test_every_axis_is_trained_and_told(axis, whole, small, tmp_path):
             "0",
         ]
         row = "^" + r"\| " + r" \| ".join(cells) + r" \|$"
-        assert re.search(row, table, re.M), (arm.name, table)
-    assert len(list((tmp_path / "out" / "arms").iterdir())) == len(arms)
+        assert re.search(row, table, re.M), (variant.name, table)
+    assert len(list((tmp_path / "out" / "variants").iterdir())) == len(variants)
 
 
 def test_results_of_another_study_are_refused(canned, tmp_path):
-    asked = ablate.Ablation(
-        axis="block", size="smoke", seeds=2, output=tmp_path / "out", arms=("parallel, one norm",)
+    options = ablate.Ablation(
+        axis="block",
+        size="smoke",
+        seeds=2,
+        output=tmp_path / "out",
+        variants=("parallel, one norm",),
     )
-    ablate.main(asked)
+    ablate.main(options)
     with pytest.raises(ValueError, match=r"another study; .*\n  seeds\.0: 0 there, 1 now\n"):
-        ablate.main(replace(asked, seeds=2, first_seed=1))
+        ablate.main(replace(options, seeds=2, first_seed=1))
     with pytest.raises(ValueError, match="  steps: 3 there, 4 now"):
-        ablate.main(replace(asked, steps=4))
+        ablate.main(replace(options, steps=4))
     with pytest.raises(ValueError, match="  study: ablate_block there, ablate_qk_norm now"):
-        ablate.main(replace(asked, axis="qk_norm", arms=()))
+        ablate.main(replace(options, axis="qk_norm", variants=()))
 
 
 def test_an_arm_of_another_design_is_refused(small, tmp_path):
-    results = Results(tmp_path / "out", {"study": "mine", "arms": ["base"]})
-    first = arm(small)
+    results = StudyResults(tmp_path / "out", {"study": "mine", "variants": ["base"]})
+    first = variant(small)
     results.save(first, {"held_out": [1.0]})
-    assert results.finished(first)["held_out"] == [1.0]
-    assert results.finished(replace(first, name="new")) is None
-    with pytest.raises(ValueError, match=r"base\.json is of another arm of that name"):
-        results.finished(replace(first, model=replace(MODEL, num_layers=3)))
+    assert results.load(first)["held_out"] == [1.0]
+    assert results.load(replace(first, name="new")) is None
+    with pytest.raises(ValueError, match=r"base\.json is of another variant of that name"):
+        results.load(replace(first, model=replace(MODEL, num_layers=3)))
 
 
 @pytest.mark.parametrize(
@@ -232,25 +255,27 @@ def test_impossible_studies_are_refused(changes, message):
 
 
 def test_an_arm_that_cannot_be_trained_or_equals_the_baseline_is_refused(small):
-    with pytest.raises(ValueError, match="Arm 'same' equals the baseline 'base'"):
-        study.check_arms([arm(small), arm(small, "same")], small)
-    with pytest.raises(ValueError, match="2 arms are called 'base'"):
-        study.check_arms([arm(small), arm(small, num_layers=3)], small)
-    with pytest.raises(ValueError, match=r"Arm 'e': Pretraining on text takes a Decoder"):
-        study.check_arms([arm(small), arm(small, "e", topology=c.Encoder())], small)
+    with pytest.raises(ValueError, match="Variant 'same' equals the baseline 'base'"):
+        study.check_variants([variant(small), variant(small, "same")], small)
+    with pytest.raises(ValueError, match="2 variants are called 'base'"):
+        study.check_variants([variant(small), variant(small, num_layers=3)], small)
+    with pytest.raises(ValueError, match=r"Variant 'e': Pretraining on text takes a Decoder"):
+        study.check_variants([variant(small), variant(small, "e", topology=c.Encoder())], small)
     table = c.Embedding(positions=c.Learned(max_length=5))
-    with pytest.raises(ValueError, match="Arm 'e': length 8 exceeds the model's 5 learned positi"):
-        study.check_arms([arm(small), arm(small, "e", embedding=table)], small)
+    with pytest.raises(
+        ValueError, match="Variant 'e': length 8 exceeds the model's 5 learned positi"
+    ):
+        study.check_variants([variant(small), variant(small, "e", embedding=table)], small)
     slow = replace(small.optimizer, schedule=Cosine(peak=1e-2, warmup_steps=9))
     with pytest.raises(ValueError, match="9 steps of warm-up"):
-        study.check_arms([replace(arm(small), optimizer=slow)], small)
+        study.check_variants([replace(variant(small), optimizer=slow)], small)
 
 
 def test_an_arm_without_rows_for_all_tokens_is_refused_before_any_is_trained(canned, monkeypatch):
     monkeypatch.setattr(study, "train_seeds", pytest.fail)
-    message = "has 257 tokens, the model 10; give arm '10' a vocab_size of 257"
+    message = "has 257 tokens, the model 10; give variant '10' a vocab_size of 257"
     with pytest.raises(ValueError, match=message):
-        ablate.main(ablate.Ablation(axis="model.vocab_size", size="smoke", arms=("300", "10")))
+        ablate.main(ablate.Ablation(axis="model.vocab_size", size="smoke", variants=("300", "10")))
 
 
 def test_another_number_of_updates_scales_the_warm_up():
@@ -261,13 +286,15 @@ def test_another_number_of_updates_scales_the_warm_up():
 
 
 def test_an_unknown_arm_is_refused(small):
-    with pytest.raises(ValueError, match="has no arm 'none'. Arms: parallel, a norm each; "):
-        ablate.main(ablate.Ablation(axis="block", size="smoke", arms=("none",)))
+    with pytest.raises(
+        ValueError, match="has no variant 'none'. Variants: parallel, a norm each; "
+    ):
+        ablate.main(ablate.Ablation(axis="block", size="smoke", variants=("none",)))
     with pytest.raises(ValueError, match="'serial' is the baseline, which is always trained"):
-        ablate.main(ablate.Ablation(axis="block", size="smoke", arms=("serial",)))
+        ablate.main(ablate.Ablation(axis="block", size="smoke", variants=("serial",)))
     decay = replace(RUNS["tiny"].model, attention=c.Decay(num_heads=4, head_dim=16))
     with pytest.raises(ValueError, match="Decay has no qk_norm to vary"):
-        arms_of("qk_norm", replace(RUNS["tiny"], model=decay))
+        make_variants("qk_norm", replace(RUNS["tiny"], model=decay))
 
 
 @pytest.mark.parametrize("run", ["cpu", "gpu", "smoke", "default"])
@@ -276,14 +303,14 @@ def test_an_unknown_arm_is_refused(small):
 def test_the_arms_of_every_axis_differ_in_that_axis_alone(axis, run):
     """The first is the run itself; no two are alike; parameters are equal where they can be."""
     base = ABLATION_SIZES[run] if run in ABLATION_SIZES else RUNS[run]
-    arms = arms_of(axis, base)
-    assert len(arms) >= 3
-    study.check_arms(arms, base)
-    assert (arms[0].model, arms[0].optimizer) == (base.model, base.optimizer)
-    assert len({repr(replace(a, name="")) for a in arms}) == len(arms)
-    sizes = {a.name: costs.parameters(a.model) for a in arms}
+    variants = make_variants(axis, base)
+    assert len(variants) >= 3
+    study.check_variants(variants, base)
+    assert (variants[0].model, variants[0].optimizer) == (base.model, base.optimizer)
+    assert len({repr(replace(a, name="")) for a in variants}) == len(variants)
+    sizes = {a.name: costs.num_parameters(a.model) for a in variants}
     if axis not in ("position", "qk_norm"):  # tables and gains: said in the report
-        near = [abs(n / sizes[arms[0].name] - 1) < 0.01 for n in sizes.values()]
+        near = [abs(n / sizes[variants[0].name] - 1) < 0.01 for n in sizes.values()]
         assert all(near), sizes
 
 
@@ -299,17 +326,21 @@ def test_the_arms_of_every_axis_differ_in_that_axis_alone(axis, run):
     ],
 )
 def test_any_field_of_a_run_is_an_axis(small, path, text, value):
-    baseline, other = arms_of(path.replace("_", "-"), small, [text])  # as in flags
+    baseline, other = make_variants(path.replace("_", "-"), small, [text])  # as in flags
     assert other.name == text and operator.attrgetter(path)(other) == value
-    own = operator.attrgetter(path)(baseline)
-    assert own != value and with_field(other, path, own, baseline.name) == baseline
+    default = operator.attrgetter(path)(baseline)
+    assert default != value and with_field(other, path, default, baseline.name) == baseline
 
 
 @pytest.mark.parametrize(
     "axis, asked, message",
     [
         ("norms", [], "There is no axis 'norms'. Axes: norm, block, .*, or a field, such as model"),
-        ("model.norm", [], "Say what model.norm is to be beside what it is: --arms VALUE VALUE"),
+        (
+            "model.norm",
+            [],
+            "Say what model.norm is to be beside what it is: --variants VALUE VALUE",
+        ),
         ("model.nrm", ["LayerNorm()"], "TransformerConfig has no nrm to vary"),
         ("model.x.y", ["1"], "TransformerConfig has no x to vary"),
         ("model.norm", ["3"], "TransformerConfig.norm must be .*; got 3"),
@@ -322,12 +353,12 @@ def test_any_field_of_a_run_is_an_axis(small, path, text, value):
 )
 def test_what_is_no_axis_or_value_is_refused(small, axis, asked, message):
     with pytest.raises(ValueError, match=message):
-        arms_of(axis, small, asked)
+        make_variants(axis, small, asked)
 
 
 def test_rotary_placements_are_the_nine_of_the_document():
     """inventory row 69, with the losses of row 71 and their order, rows 71 and 72."""
-    assert [("".join(s.targets), s.published, s.group) for s in SETTINGS] == [
+    assert [("".join(s.targets), s.published_loss, s.published_group) for s in SETTINGS] == [
         ("qk", 2.712, 1), ("qkvo", 2.719, 1), ("k", 2.769, 2), ("vo", 2.770, 2), ("qkv", 2.783, 3),
         ("", 2.795, 4), ("o", 2.841, 5), ("q", 2.851, 5), ("v", 2.856, 5),
     ]  # fmt: skip
@@ -337,11 +368,11 @@ def test_rotary_placements_are_the_nine_of_the_document():
 
 def test_a_study_of_placements_reports_orders_and_their_correlation(canned, tmp_path, capsys):
     """inventory rows 71 and 72: the published losses stand beside ours."""
-    asked = RopePlacement(size="smoke", seeds=2, output=tmp_path / "out")
-    rope_placement.main(asked)
-    said = capsys.readouterr().out
+    options = RopePlacement(size="smoke", seeds=2, output=tmp_path / "out")
+    rope_placement.main(options)
+    output = capsys.readouterr().out
     table = (tmp_path / "out" / "table.md").read_text()
-    assert table in said
+    assert table in output
     assert len(re.findall(r"^\| (?:QK|K|VO|QKVO|QKV|none|O|Q|V) \| \d", table, re.M)) == 9
     assert re.search(
         r"\| VO \| \d\.\d{3} ± \d\.\d{3} \| \d\.\d{3} \| [+-]\d\.\d{3} ± .* \| 2\.770 \| \+0\.058",
@@ -351,18 +382,18 @@ def test_a_study_of_placements_reports_orders_and_their_correlation(canned, tmp_
         r"of both: -?\d\.\d\d \(.*0\.\d{3}\); of single seeds -?\d\.\d\d to -?\d\.\d\d\.", table
     )
     assert len(re.findall(r"\} (holds|is reversed|are not told apart)[;.]", table)) == 4
-    arms = [json.loads(p.read_text()) for p in (tmp_path / "out" / "arms").iterdir()]
-    assert len(arms) == 9 and all(len(a["held_out"]) == 2 for a in arms)
+    variants = [json.loads(p.read_text()) for p in (tmp_path / "out" / "variants").iterdir()]
+    assert len(variants) == 9 and all(len(a["held_out"]) == 2 for a in variants)
 
 
 @pytest.mark.slow
 def test_the_readme_of_studies_is_made_from_what_they_kept(canned, tmp_path):
     """Command, seeds, tokens, table and pictures; what is in a table is in the JSON."""
     results = tmp_path / "results"
-    asked = ablate.Ablation(axis="position", size="smoke", seeds=2, arms=("none",))
-    ablate.main(replace(asked, output=results / "a"))
-    asked = replace(asked, axis="model.norm", arms=("LayerNorm()", "RMSNorm(eps=0.1)"))
-    ablate.main(replace(asked, output=results / "b"))
+    options = ablate.Ablation(axis="position", size="smoke", seeds=2, variants=("none",))
+    ablate.main(replace(options, output=results / "a"))
+    options = replace(options, axis="model.norm", variants=("LayerNorm()", "RMSNorm(eps=0.1)"))
+    ablate.main(replace(options, output=results / "b"))
     table = (results / "a" / "table.md").read_text()
     for name in ("table.md", "plot.png", "more.png"):
         (results / "a" / name).unlink()
@@ -370,9 +401,11 @@ def test_the_readme_of_studies_is_made_from_what_they_kept(canned, tmp_path):
     text = (tmp_path / "README.md").read_text()
     assert (results / "a" / "table.md").read_text() == table and table in text
     flags = "--axis position --size smoke --steps 3 --batch-size 2 --length 8 --seeds 2"
-    where = f"--first-seed 0 --arms none --output {tmp_path.name}/results/a"
+    where = f"--first-seed 0 --variants none --output {tmp_path.name}/results/a"
     assert f"`python -m experiments.ablate {flags} {where}`" in text
-    assert f"--arms 'LayerNorm()' 'RMSNorm(eps=0.1)' --output {tmp_path.name}/results/b`" in text
+    assert (
+        f"--variants 'LayerNorm()' 'RMSNorm(eps=0.1)' --output {tmp_path.name}/results/b`" in text
+    )
     assert "each run saw 48 tokens (3 updates of 2 rows of 8; " in text
     for picture in re.findall(r"!\[.*\]\((.*)\)", text):
         assert (tmp_path / picture).stat().st_size > 10_000
@@ -390,44 +423,48 @@ def test_a_folder_of_something_else_is_refused_and_left_as_it_is(small, tmp_path
 
 @pytest.mark.slow
 def test_an_unfinished_study_is_not_reported(canned, tmp_path):
-    asked = RopePlacement(size="smoke", seeds=2, output=tmp_path / "results" / "a")
-    rope_placement.main(asked)
-    (tmp_path / "results" / "a" / "arms" / "V.json").unlink()
+    options = RopePlacement(size="smoke", seeds=2, output=tmp_path / "results" / "a")
+    rope_placement.main(options)
+    (tmp_path / "results" / "a" / "variants" / "V.json").unlink()
     with pytest.raises(
-        ValueError, match=r"has 8 of 9 arms; without V\. Finish it with\n  python -m"
+        ValueError, match=r"has 8 of 9 variants; without V\. Finish it with\n  python -m"
     ):
         report.main(tmp_path / "results", tmp_path / "README.md")
     assert not (tmp_path / "README.md").exists()
-    rope_placement.main(asked)
+    rope_placement.main(options)
     ablate.main(
         ablate.Ablation(axis="block", size="smoke", seeds=2, output=tmp_path / "results" / "b")
     )
-    (tmp_path / "results" / "b" / "arms" / "parallel__one_norm.json").unlink()
+    (tmp_path / "results" / "b" / "variants" / "parallel__one_norm.json").unlink()
     with pytest.raises(
-        ValueError, match=r"2 of 3 arms; without parallel, one norm\.(.|\n)*--output"
+        ValueError, match=r"2 of 3 variants; without parallel, one norm\.(.|\n)*--output"
     ):
         report.main(tmp_path / "results", tmp_path / "README.md")
     turns = tmp_path / "results" / "a" / "speeds.json"
-    kept = json.loads(turns.read_text())
-    turns.write_text(json.dumps({name: x for name, x in kept.items() if name != "V"}))
+    speeds = json.loads(turns.read_text())
+    turns.write_text(json.dumps({name: x for name, x in speeds.items() if name != "V"}))
     shutil.rmtree(tmp_path / "results" / "b")
     with pytest.raises(ValueError, match=r"speeds\.json has no turns of V; .*\n  python -m"):
         report.main(tmp_path / "results", tmp_path / "README.md")
-    (tmp_path / "results" / "a" / "arms" / "V.json").write_text("[]")
+    (tmp_path / "results" / "a" / "variants" / "V.json").write_text("[]")
     with pytest.raises(ValueError, match=r"V\.json is a list, not an object"):
-        rope_placement.main(asked)
+        rope_placement.main(options)
     (tmp_path / "results" / "a" / "study.json").write_text('{"study": "rope_placement"}')
-    with pytest.raises(ValueError, match=r"study\.json does not say size, seeds, steps, arms: "):
-        rope_placement.main(asked)
+    with pytest.raises(
+        ValueError, match=r"study\.json does not say size, seeds, steps, variants: "
+    ):
+        rope_placement.main(options)
     (tmp_path / "results" / "a" / "study.json").write_text("{")
     with pytest.raises(ValueError, match=r"study\.json is not JSON: "):
-        rope_placement.main(asked)
+        rope_placement.main(options)
 
 
 KEPT = {
     "rope_placement-cpu": [setting.name for setting in SETTINGS],
     **{
-        f"ablate_{axis}-cpu": [arm.name for arm in arms_of(axis, ABLATION_SIZES["cpu"])]
+        f"ablate_{axis}-cpu": [
+            variant.name for variant in make_variants(axis, ABLATION_SIZES["cpu"])
+        ]
         for axis in ("placement", "activation", "position", "block")
     },
     # Whether it was the start that told activations apart; it was.
@@ -440,13 +477,13 @@ KEPT = {
 }
 
 
-@pytest.mark.parametrize("name, arms", KEPT.items(), ids=KEPT)
+@pytest.mark.parametrize("name, variants", KEPT.items(), ids=KEPT)
 @pytest.mark.slow(but=["ablate_block-cpu", "ablate_activation-untied"])
-def test_the_tables_that_are_committed_are_those_of_the_json(name, arms, tmp_path):
-    """And the README of experiments holds them; every arm is there, of three seeds or more."""
+def test_the_tables_that_are_committed_are_those_of_the_json(name, variants, tmp_path):
+    """And the README of experiments holds them; every variant is there, of three seeds or more."""
     path = Path(report.RESULTS) / name / "table.md"
-    told = json.loads((path.parent / "study.json").read_text())
-    assert told["arms"] == arms and len(told["seeds"]) >= 3
+    description = json.loads((path.parent / "study.json").read_text())
+    assert description["variants"] == variants and len(description["seeds"]) >= 3
     copied = tmp_path / "results" / path.parent.name
     shutil.copytree(path.parent, copied)
     report.main(tmp_path / "results", tmp_path / "README.md")
@@ -455,38 +492,43 @@ def test_the_tables_that_are_committed_are_those_of_the_json(name, arms, tmp_pat
     assert table in (report.HERE / "README.md").read_text()
 
 
-def found(name, losses):
-    return {"arm": {"name": name}, "held_out": losses, "train": [[7.0, loss] for loss in losses]}
+def result_of(name, losses):
+    return {
+        "variant": {"name": name},
+        "held_out": losses,
+        "train": [[7.0, loss] for loss in losses],
+    }
 
 
 def test_a_report_knows_the_published_order_again():
     """Losses that are the published ones agree fully; a reversed order does not."""
-    same = [found(s.name, [s.published, s.published + 0.001]) for s in SETTINGS]
-    text = rope_placement.report(same)
+    same = [result_of(s.name, [s.published_loss, s.published_loss + 0.001]) for s in SETTINGS]
+    text = rope_placement.format_report(same)
     assert "correlation of both: 1.00 (" in text and "0.000); of single seeds 1.00 to 1.00" in text
     assert text.count(" holds") == 4 and "reversed" not in text and "told apart" not in text
     assert "| -0.083 ± 0.000 | 7.00 | 2.712 | +0.000 |" in text
-    other = [found(s.name, [-s.published, 0.001 - s.published]) for s in SETTINGS]
-    text = rope_placement.report(other)
+    other = [result_of(s.name, [-s.published_loss, 0.001 - s.published_loss]) for s in SETTINGS]
+    text = rope_placement.format_report(other)
     assert "correlation of both: -1.00" in text
     assert text.count(" is reversed") == 4
     noise = {"QKV": [0.0, 0.05], "none": [0.05, 0.0]}  # by more than what is between their groups
     near = [
-        found(s.name, [s.published + x for x in noise.get(s.name, [0.0, 0.0])]) for s in SETTINGS
+        result_of(s.name, [s.published_loss + x for x in noise.get(s.name, [0.0, 0.0])])
+        for s in SETTINGS
     ]
-    text = rope_placement.report(near)
+    text = rope_placement.format_report(near)
     assert "{QKV} < {none} are not told apart" in text and "{QK, QKVO} < {K, VO} holds" in text
 
 
 def test_tables_by_hand():
-    arms = [found("a", [1.0, 3.0]), found("b", [1.5, 3.7]), found("c", [None, 1.0])]
+    variants = [result_of("a", [1.0, 3.0]), result_of("b", [1.5, 3.7]), result_of("c", [None, 1.0])]
     columns = [
-        Column("arm", lambda numbers: numbers["arm"]["name"]),
+        Column("variant", lambda numbers: numbers["variant"]["name"]),
         Column("loss", mean_and_interval("held_out", 1)),
-        Column("minus a", difference_from("held_out", arms[0], 1)),
+        Column("minus a", difference_from("held_out", variants[0], 1)),
     ]
-    assert markdown(columns, arms).splitlines() == [
-        "| arm | loss | minus a |",
+    assert markdown(columns, variants).splitlines() == [
+        "| variant | loss | minus a |",
         "| :--- | ---: | ---: |",
         "| a | 2.0 ± 12.7 | 0 |",  # t of one degree of freedom: 12.706
         "| b | 2.6 ± 14.0 | +0.6 ± 1.3 |",
@@ -497,36 +539,36 @@ def test_tables_by_hand():
 @pytest.mark.slow
 def test_lengths_are_measured_for_every_way_of_stretching(small, training):
     """Dynamic scalings leave the trained length as it is; others are compared from twice on."""
-    text = read_corpus(small)
-    base = arm(small)
+    text = prepare_corpus(small)
+    base = variant(small)
     params = train_seeds(base, training, "").params
-    lengths = at_lengths(base, params, text, training)["at_lengths"]
-    assert set(lengths) == {"as trained", *scalings(MODEL, 8, 2)}
+    lengths = loss_by_length(base, params, text, training)["at_lengths"]
+    assert set(lengths) == {"as trained", *rope_scalings(MODEL, 8, 2)}
     assert (
         len(lengths) == 7
         and set(lengths["linear"]) == {"2", "4", "8"}
         and set(lengths["as trained"]) == {"1", "2", "4", "8"}
     )
-    own = held_out_nats(MODEL, params, text.held_out, training)
-    np.testing.assert_allclose(lengths["as trained"]["1"], own, atol=1e-5)
+    trained_losses = held_out_losses(MODEL, params, text.held_out, training)
+    np.testing.assert_allclose(lengths["as trained"]["1"], trained_losses, atol=1e-5)
     doubled = MODEL.with_rope_scaling(c.LinearScaling(factor=2.0))
-    rows = data.pack(text.documents, text.tokenizer, row_length=16, folder=text.cache)
-    expected = held_out_nats(doubled, params, rows, training)
+    rows = data.pack(text.held_out_documents, text.tokenizer, row_length=16, folder=text.cache)
+    expected = held_out_losses(doubled, params, rows, training)
     np.testing.assert_allclose(lengths["linear"]["2"], expected, atol=1e-5)
 
 
 def test_every_way_stretches_the_slowest_pair_as_far_as_it_says():
     """What NTK, linear, YaRN and the others do to a text of so many times the length."""
     model = PLACEMENT_SIZES["cpu"].model
-    frequencies = jax.jit(guide.frequencies, static_argnums=(0, 1))
+    frequencies = jax.jit(guide.scaled_rope_frequencies, static_argnums=(0, 1))
     for times in (2, 4, 8):
         length = jnp.int32(times * 64)
         plain = frequencies(c.Rope(), 32, length)
-        for name, scaling in scalings(model, 64, times).items():
+        for name, scaling in rope_scalings(model, 64, times).items():
             stretched = frequencies(c.Rope(scaling=scaling), 32, length)
-            found = float(plain[-1] / stretched[-1])
-            assert found == pytest.approx(times, rel=1e-3), (name, times)
-    ways = scalings(model, 64, 8)
+            stretch = float(plain[-1] / stretched[-1])
+            assert stretch == pytest.approx(times, rel=1e-3), (name, times)
+    ways = rope_scalings(model, 64, 8)
     pairs = {n: frequencies(c.Rope(scaling=s), 32, jnp.int32(512)) for n, s in ways.items()}
     alike = [{a, b} for a in pairs for b in pairs if a < b and np.allclose(pairs[a], pairs[b])]
     assert alike == [{"NTK", "dynamic NTK"}]  # in rows of just that length
@@ -534,12 +576,12 @@ def test_every_way_stretches_the_slowest_pair_as_far_as_it_says():
 
 @pytest.mark.slow
 def test_learned_positions_reach_no_further_than_their_table(small, training):
-    text = read_corpus(small)
+    text = prepare_corpus(small)
     table = c.Embedding(positions=c.Learned(max_length=16))
     attention = replace(MODEL.attention, positions=(None,))
-    other = arm(small, embedding=table, attention=attention)
+    other = variant(small, embedding=table, attention=attention)
     params = train_seeds(other, training, "").params
-    lengths = at_lengths(other, params, text, training)["at_lengths"]
+    lengths = loss_by_length(other, params, text, training)["at_lengths"]
     assert {way: set(losses) for way, losses in lengths.items()} == {"as trained": {"1", "2"}}
 
 
@@ -548,7 +590,7 @@ def test_gradients_by_depth_are_one_for_each_layer_in_order(small, training):
     """inventory row 5: before the first update the first of 24 layers has several times the
     gradient of the last with norms before branches, or before and after; not so with norms after
     sums. (The row has 3.75, 5.1 and 0.30; here it is 4, 5 and 1.3.)"""
-    text = read_corpus(small)
+    text = prepare_corpus(small)
     start = c.Initialisation(residual="plain", embedding=c.Normal(std=1.0))
     same = dict(
         model_dim=64,
@@ -558,8 +600,8 @@ def test_gradients_by_depth_are_one_for_each_layer_in_order(small, training):
     )
     ratios = {}
     for placement in ("pre", "sandwich", "post"):
-        base = arm(small, placement=placement, final_norm=placement != "post", **same)
-        layers = np.asarray(by_depth(base, None, text, training)["gradient_by_depth"])
+        base = variant(small, norm_placement=placement, final_norm=placement != "post", **same)
+        layers = np.asarray(gradient_by_depth(base, None, text, training)["gradient_by_depth"])
         assert layers.shape == (2, 24)
         ratios[placement] = layers[:, 0] / layers[:, -1]
     assert (ratios["pre"] > 2).all() and (ratios["sandwich"] > 2).all()
@@ -576,22 +618,22 @@ def test_layers_are_in_order_where_a_pattern_leaves_some_over():
         },
         "head": {"kernel": np.ones(3)},
     }
-    np.testing.assert_allclose(layer_norms(gradient), [1, 2, 3, 4, 5])
+    np.testing.assert_allclose(layer_gradient_norms(gradient), [1, 2, 3, 4, 5])
 
 
 def test_rows_are_shared_out_evenly():
     devices = [None] * 8
-    assert [shared_by(n, devices) for n in (1, 2, 3, 4, 6, 9)] == [1, 2, 3, 4, 6, 3]
-    assert shared_by(4, devices[:2]) == 2 and shared_by(3, devices[:2]) == 1
+    assert [num_sharing_devices(n, devices) for n in (1, 2, 3, 4, 6, 9)] == [1, 2, 3, 4, 6, 3]
+    assert num_sharing_devices(4, devices[:2]) == 2 and num_sharing_devices(3, devices[:2]) == 1
 
 
 def test_without_matplotlib_one_line_says_what_brings_it(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    can_draw.cache_clear()
+    has_matplotlib.cache_clear()
     try:
         for _ in range(2):
             plot_losses(tmp_path / "plot.png", [], title="none")
     finally:
-        can_draw.cache_clear()
+        has_matplotlib.cache_clear()
     assert capsys.readouterr().err == "No plots: `pip install -e '.[plots]'` brings matplotlib.\n"
     assert not list(tmp_path.iterdir())

@@ -6,12 +6,12 @@ from matplotlib.figure import Figure
 
 from experiments import report
 from experiments.studies.plots import (
+    MAX_NAMED_CURVES,
     NAME_HEIGHT,
-    SHOWN,
-    name_ends,
+    label_line_ends,
+    moving_average,
+    plot_extra_metrics,
     plot_losses,
-    plot_more,
-    smoothed,
 )
 from experiments.studies.results import read_json
 
@@ -26,12 +26,12 @@ def drawn(monkeypatch):
     return figures
 
 
-def kept(study):
-    """The arms of a study that is kept, the baseline first."""
+def variants_of(study):
+    """The variants of a study that is kept, the baseline first."""
     folder = report.RESULTS / study
-    numbers = [read_json(path, "arm") for path in sorted((folder / "arms").glob("*.json"))]
-    names = read_json(folder / "study.json")["arms"]
-    return sorted(numbers, key=lambda n: names.index(n["arm"]["name"]))
+    numbers = [read_json(path, "variant") for path in sorted((folder / "variants").glob("*.json"))]
+    names = read_json(folder / "study.json")["variants"]
+    return sorted(numbers, key=lambda n: names.index(n["variant"]["name"]))
 
 
 def names_beside(axes):
@@ -42,28 +42,30 @@ def names_beside(axes):
 @pytest.mark.parametrize("study", ["ablate_position-cpu", "rope_placement-cpu", "ablate_block-cpu"])
 def test_few_curves_have_names_and_those_stand_beside_them(study, drawn, tmp_path):
     """The baseline, the best two and the worst; others are gray. No legend covers a curve."""
-    arms = kept(study)
-    plot_losses(tmp_path / "plot.png", arms, title="a study")
+    variants = variants_of(study)
+    plot_losses(tmp_path / "plot.png", variants, title="a study")
     (figure,) = drawn
     dots, curves = figure.axes
     beside = names_beside(curves)
-    assert len(curves.lines) == len(arms) and len(beside) == min(SHOWN, len(arms))
+    assert len(curves.lines) == len(variants) and len(beside) == min(
+        MAX_NAMED_CURVES, len(variants)
+    )
     assert all(x > 1 for x, _ in beside.values())
     heights = sorted(y for _, y in beside.values())
     assert np.all(np.diff(heights) > 0.06)
     order = [label.get_text() for label in dots.get_yticklabels()]
-    base = arms[0]["arm"]["name"]
+    base = variants[0]["variant"]["name"]
     best = [name for name in order if name != base]
     assert set(beside) == {base, *best[:2], best[-1]}
     gray = [line for line in curves.lines if line.get_color() == "0.85"]
-    assert len(gray) == len(arms) - len(beside)
+    assert len(gray) == len(variants) - len(beside)
     assert dots.get_legend() is None and curves.get_legend() is None
     np.testing.assert_array_equal(curves.lines[0].get_ydata(), 0)  # the baseline minus itself
 
 
 def test_lengths_are_drawn_in_panels_of_few_lines(drawn, tmp_path):
-    arms = kept("ablate_position-cpu")
-    plot_more(tmp_path / "more.png", arms, length=128)
+    variants = variants_of("ablate_position-cpu")
+    plot_extra_metrics(tmp_path / "more.png", variants, length=128)
     (figure,) = drawn
     assert [axes.get_title() for axes in figure.axes] == [
         "RoPE, stretched after training",
@@ -74,14 +76,14 @@ def test_lengths_are_drawn_in_panels_of_few_lines(drawn, tmp_path):
         assert 1 < len(axes.lines) == len(names_beside(axes)) < 8
         assert axes.get_legend() is None
     everywhere = {name for axes in figure.axes for name in names_beside(axes)}
-    assert {arm["arm"]["name"] for arm in arms} <= everywhere
+    assert {variant["variant"]["name"] for variant in variants} <= everywhere
     assert {"as trained", "NTK", "YaRN", "linear"} <= everywhere
 
 
 def test_depths_are_drawn_with_names_beside_them(drawn, tmp_path):
-    plot_more(tmp_path / "more.png", kept("ablate_placement-cpu"), length=128)
+    plot_extra_metrics(tmp_path / "more.png", variants_of("ablate_placement-cpu"), length=128)
     (axes,) = drawn[0].axes
-    assert set(names_beside(axes)) == {"pre", "post", "sandwich", "branch_out"}
+    assert set(names_beside(axes)) == {"pre", "post", "sandwich", "res_post"}
     assert axes.get_yscale() == "log" and axes.get_legend() is None
 
 
@@ -99,11 +101,11 @@ def test_depths_are_drawn_with_names_beside_them(drawn, tmp_path):
 def test_names_do_not_cover_each_other(ends, heights):
     axes = Figure().subplots()
     axes.set(xlim=(0, 1), ylim=(0, 1))
-    name_ends(axes, [(f"line {i}", 1.0, y, "k") for i, y in enumerate(ends)])
+    label_line_ends(axes, [(f"line {i}", 1.0, y, "k") for i, y in enumerate(ends)])
     np.testing.assert_allclose(sorted(y for _, y in names_beside(axes).values()), heights)
 
 
 def test_moving_averages_by_hand():
-    assert smoothed([1, 2, 6, 4], window=3).tolist() == [1.5, 3.0, 4.0, 5.0]
-    assert smoothed([1, 5], window=1).tolist() == [1, 5]
-    assert smoothed([], window=3).tolist() == []
+    assert moving_average([1, 2, 6, 4], window=3).tolist() == [1.5, 3.0, 4.0, 5.0]
+    assert moving_average([1, 5], window=1).tolist() == [1, 5]
+    assert moving_average([], window=3).tolist() == []

@@ -10,8 +10,8 @@ import numpy as np
 import optax
 import pytest
 
-from experiments.command_line import parse
-from experiments.training import loop
+from experiments.command_line import parse_run
+from experiments.training import trainer as loop
 from experiments.translate import __main__ as translate
 from experiments.translate.date_forms import FORMS
 from experiments.translate.dates import written_date
@@ -20,8 +20,8 @@ from jaxformer import data
 from jaxformer.config import Decoder, from_json, to_json
 from jaxformer.generation import Greedy
 from jaxformer.layers import Transformer
-from jaxformer.parallel import MeshConfig, declarations, make_mesh
-from jaxformer.training import step
+from jaxformer.parallel import MeshConfig, make_mesh, parameter_metadata
+from jaxformer.training import train_step as step
 from jaxformer.training.checkpoints import Checkpoints
 from jaxformer.training.metrics import read_json_lines
 from jaxformer.training.optimizers import make_optimizer
@@ -61,9 +61,9 @@ def whole(tmp_path_factory):
 def params_of(folder, at=None):
     with Checkpoints(folder / "checkpoints") as checkpoints:
         model, mesh = Transformer(BASE.model, scan=True), make_mesh(MeshConfig(), jax.devices()[:1])
-        abstract = step.abstract_state(
+        abstract = step.abstract_train_state(
             model,
-            make_optimizer(BASE.optimizer, BASE.schedule_steps, declarations(BASE.model)),
+            make_optimizer(BASE.optimizer, BASE.schedule_steps, parameter_metadata(BASE.model)),
             mesh,
         )
         return checkpoints.restore(at, abstract).params
@@ -89,7 +89,7 @@ def test_a_run_reports_every_form_and_language_greedily_and_with_beams(whole):
     assert re.search(r"\nWall time: [\dms. ]+\.\n", shown)
     repeat = shown.partition("Everything is in out. To repeat the run:\n")[2]
     assert repeat.startswith("  python -m experiments.translate tiny --")
-    assert parse(RUNS, "", shlex.split(repeat)[3:]) == replace(BASE, output=None)
+    assert parse_run(RUNS, "", shlex.split(repeat)[3:]) == replace(BASE, output=None)
 
 
 @pytest.mark.slow
@@ -99,19 +99,19 @@ def test_a_run_writes_its_numbers_its_tokenizer_and_its_checkpoints(whole):
     updates = [line for line in lines if "loss" in line]
     assert [line["step"] for line in updates] == [1, 2, 3, 4]
     assert all(0 < line["loss"] < 8 and line["tokens_per_second"] > 0 for line in updates)
-    found = [(line["step"], set(line) - {"step", "time"}) for line in lines if "loss" not in line]
-    assert found == [(2, {"exact_greedy"}), (4, {"final_exact_greedy", "final_exact_beam"})]
+    actual = [(line["step"], set(line) - {"step", "time"}) for line in lines if "loss" not in line]
+    assert actual == [(2, {"exact_greedy"}), (4, {"final_exact_greedy", "final_exact_beam"})]
     assert data.load_tokenizer(folder).vocab_size == 120
     with Checkpoints(folder / "checkpoints") as checkpoints:
-        assert checkpoints.steps() == [2, 4]
-        assert checkpoints.describe()["run"]["batch_size"] == 8
+        assert checkpoints.all_steps() == [2, 4]
+        assert checkpoints.read_description()["run"]["batch_size"] == 8
 
 
 @pytest.mark.slow
 def test_a_resumed_run_ends_bitwise_where_an_uninterrupted_one_does(whole, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
-        translate, "decode", lambda run, params, mesh, tokenizer, dates, _: [""] * len(dates)
+        translate, "decode_dates", lambda run, params, mesh, tokenizer, dates, _: [""] * len(dates)
     )
     translate.main(replace(BASE, steps=2))
     for _ in range(2):  # the second finds nothing left to do
@@ -125,16 +125,19 @@ def test_a_resumed_run_ends_bitwise_where_an_uninterrupted_one_does(whole, tmp_p
 
 
 def test_every_length_of_sources_has_a_program_of_its_own(monkeypatch, capsys):
-    monkeypatch.setattr(step, "abstract_state", lambda *_: jnp.zeros(()))
+    monkeypatch.setattr(step, "abstract_train_state", lambda *_: jnp.zeros(()))
     update = jax.jit(lambda state, batch: state + batch.source.shape[1])
-    monkeypatch.setattr(step, "make_update", lambda *_, **__: update)
+    monkeypatch.setattr(step, "make_train_step", lambda *_, **__: update)
 
     def batch(length):
-        source, tokens = np.zeros((8, length), np.int32), np.zeros((8, translate.TARGET), np.int32)
+        source, tokens = (
+            np.zeros((8, length), np.int32),
+            np.zeros((8, translate.TARGET_LENGTH), np.int32),
+        )
         return data.PairBatch(source, source, tokens, tokens, tokens > 0)
 
-    using = loop.machinery(BASE, Path("out"), length=translate.TARGET)
-    updates = loop.compile_updates(BASE, using, optax.identity(), map(batch, (3, 7)))
+    using = loop.make_train_setup(BASE, Path("out"), length=translate.TARGET_LENGTH)
+    updates = loop.compile_train_step(BASE, using, optax.identity(), map(batch, (3, 7)))
     assert capsys.readouterr().out.count("Compiled in ") == 2
     assert [int(updates(jnp.ones(()), batch(length))) for length in (7, 3)] == [8, 4]
 
@@ -146,24 +149,24 @@ def test_every_length_of_sources_has_a_program_of_its_own(monkeypatch, capsys):
 def test_what_is_decoded_is_what_the_model_finds_most_likely(whole):
     """Token by token, by the whole model without a cache and without padding."""
     tokenizer, params = data.load_tokenizer(whole[0]), params_of(whole[0])
-    dates = translate.held_out(BASE, 3)
+    dates = translate.held_out_dates(BASE, 3)
     model = jax.jit(Transformer(BASE.model).apply)
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
-    found = list(translate.decode(BASE, params, mesh, tokenizer, dates, Greedy()))
-    assert len(found) == len(dates)
+    texts = list(translate.decode_dates(BASE, params, mesh, tokenizer, dates, Greedy()))
+    assert len(texts) == len(dates)
     length = max(len(date.text) for date in dates)
-    for date, text in zip(dates, found, strict=True):
+    for date, text in zip(dates, texts, strict=True):
         ids = tokenizer.encode(text)
         source = np.pad(tokenizer.encode(date.text), (0, length - len(date.text)))
         logits = model(
             {"params": params},
-            jnp.asarray([tokenizer.end_of_text, *ids, *[0] * (translate.TARGET - len(ids))]),
+            jnp.asarray([tokenizer.end_of_text, *ids, *[0] * (translate.TARGET_LENGTH - len(ids))]),
             source=jnp.asarray(source),
             source_segments=jnp.int32(np.arange(length) < len(date.text)),
         )
-        chosen = np.argmax(logits[: translate.TARGET], axis=-1)
+        chosen = np.argmax(logits[: translate.TARGET_LENGTH], axis=-1)
         assert chosen[: len(ids)].tolist() == ids.tolist()
-        if len(ids) < translate.TARGET:
+        if len(ids) < translate.TARGET_LENGTH:
             assert chosen[len(ids)] == tokenizer.end_of_text
 
 
@@ -173,31 +176,31 @@ def test_parameters_are_averaged_over_the_newest_checkpoints(tmp_path):
         return step.TrainState(jnp.int32(0), params, {"count": jnp.zeros(2)}, None)
 
     values = [1.0, 5.0, 2.0, 8.0]
-    with Checkpoints(tmp_path, keep=9) as checkpoints:
+    with Checkpoints(tmp_path, max_to_keep=9) as checkpoints:
         for at, value in enumerate(values):
             checkpoints.save(at, state(value), {})
         for count in (1, 3, 9):
-            found = translate.average(checkpoints, state(0.0).params, count=count)
+            averages = translate.average_checkpoints(checkpoints, state(0.0).params, count=count)
             mean = np.mean(values[-count:])
-            np.testing.assert_allclose(found["a"], np.full(3, mean), rtol=1e-6)
-            np.testing.assert_allclose(found["b"]["c"], np.full((1, 2), -mean), rtol=1e-6)
+            np.testing.assert_allclose(averages["a"], np.full(3, mean), rtol=1e-6)
+            np.testing.assert_allclose(averages["b"]["c"], np.full((1, 2), -mean), rtol=1e-6)
 
 
 # The data of a run
 
 
 def test_the_tokenizer_knows_every_character_that_is_written_and_the_models_have_its_size():
-    tokenizer = translate.prepare(BASE)
+    tokenizer = translate.make_tokenizer(BASE)
     for name in FORMS:
         for part in ("train", "held_out"):
-            texts = [written_date(i, seed=4, part=part, form=name).text for i in range(60)]
+            texts = [written_date(i, seed=4, split=part, form=name).text for i in range(60)]
             assert max(map(len, texts)) <= RUNS["default"].source_lengths[-1]
             tokenizer.encode_batch(texts)
     assert {run.model.vocab_size for run in RUNS.values()} == {tokenizer.vocab_size}
 
 
 def test_held_out_texts_take_each_form_in_turn_and_no_day_of_training():
-    dates = translate.held_out(BASE, 40)
+    dates = translate.held_out_dates(BASE, 40)
     assert [date.form for date in dates] == [*FORMS, *FORMS, "day first", "month first"]
     trained = {written_date(i, seed=0).date for i in range(1000)}
     assert not trained & {date.date for date in dates}
@@ -207,10 +210,10 @@ def test_held_out_texts_take_each_form_in_turn_and_no_day_of_training():
 
 
 def test_the_report_counts_what_is_exactly_right():
-    dates = translate.held_out(BASE, 38)
+    dates = translate.held_out_dates(BASE, 38)
     right = [date.pair.target for date in dates]
     greedy = [*right[:-1], right[-1] + "0"]
-    lines = "\n".join(translate.report(dates, {"greedy": greedy, "beam": right}))
+    lines = "\n".join(translate.format_report(dates, {"greedy": greedy, "beam": right}))
     rows = {name: row for *row, name in LINE.findall(lines)}
     assert rows["全角"] == ["50.00", "100.00", "2"]
     assert rows["English"] == ["100.00", "100.00", "22"]
@@ -225,11 +228,11 @@ def test_the_report_counts_what_is_exactly_right():
 
 
 def test_exactly_right_means_the_whole_text():
-    dates = translate.held_out(BASE, 4)
+    dates = translate.held_out_dates(BASE, 4)
     right = [date.pair.target for date in dates]
     wrong = [right[0][:-1], right[1] + " ", right[3], right[3]]
-    assert translate.exact(dates, right) == 1
-    assert translate.exact(dates, wrong) == 0.25
+    assert translate.exact_match(dates, right) == 1
+    assert translate.exact_match(dates, wrong) == 0.25
 
 
 # What cannot be
@@ -267,6 +270,6 @@ def test_a_vocabulary_that_is_too_small_is_refused_before_anything_is_written(
 
 def test_every_named_run_goes_to_flags_and_to_json_and_back():
     for name, run in RUNS.items():
-        assert parse(RUNS, "", [name]) == run
+        assert parse_run(RUNS, "", [name]) == run
         assert from_json(Translate, to_json(run)) == run
-    assert parse(RUNS, "", ["--beam.num-beams", "7"]).beam.num_beams == 7
+    assert parse_run(RUNS, "", ["--beam.num-beams", "7"]).beam.num_beams == 7

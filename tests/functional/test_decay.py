@@ -13,7 +13,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from jaxformer import functional
-from tests.functional.compiled import F
+from tests.functional.jitted_functions import F
 
 B, T, N, C = 2, 13, 3, 2
 METHODS = ["scan", "associative", "chunked"]
@@ -88,15 +88,15 @@ def everything(function, arguments, weight):
         return jnp.vdot(np.float32(weight), output), (output, state)
 
     chosen = tuple(range(len(arguments)))
-    gradients, found = jax.jit(jax.grad(loss, chosen, has_aux=True))(*arguments)
-    return *found, gradients
+    gradients, results = jax.jit(jax.grad(loss, chosen, has_aux=True))(*arguments)
+    return *results, gradients
 
 
-def error(found, expected):
+def error(actual, expected):
     """The largest error, as a part of the largest number; of what is small, as it is."""
-    assert np.shape(found) == np.shape(expected)
+    assert np.shape(actual) == np.shape(expected)
     largest = max(1.0, float(np.abs(expected).max()))
-    return float(np.abs(np.asarray(found, np.float64) - expected).max()) / largest
+    return float(np.abs(np.asarray(actual, np.float64) - expected).max()) / largest
 
 
 @functools.partial(jax.jit, static_argnames=("form", "pairing", "chunk"))
@@ -105,7 +105,7 @@ def run(value, gamma, theta=None, *, form, chunk=4, **options):
     if form == "attention":
         output = F.decay_attention(value, gamma, theta, **options)
         return output, output[..., -1, :, :]
-    return F.linear_recurrence(value, gamma, theta, method=form, chunk=chunk, **options)
+    return F.linear_recurrence(value, gamma, theta, method=form, chunk_size=chunk, **options)
 
 
 FORMS = ["attention", *METHODS]
@@ -129,8 +129,8 @@ def test_forms_agree_in_value_and_gradient(form, kind):
     value_64, state_64, gradients_64 = by_hand(VALUE, GAMMA, theta, WEIGHT, pairing=pairing)
     assert error(output, value_64) <= 1e-5
     assert error(state, state_64) <= 1e-5
-    for found, expected in zip(gradients, gradients_64, strict=True):
-        assert error(found, expected) <= 1e-5
+    for actual, expected in zip(gradients, gradients_64, strict=True):
+        assert error(actual, expected) <= 1e-5
 
 
 def test_attention_form_is_rotated_values_with_decaying_weights():
@@ -143,9 +143,9 @@ def test_attention_form_is_rotated_values_with_decaying_weights():
     turned = F.rotate(VALUE[0], turns)
     mixed = np.einsum("ts,snh->tnh", weights, np.asarray(turned))
     expected = F.rotate(np.float32(mixed), jnp.conj(turns))
-    found = F.decay_attention(VALUE[0], jnp.full(N, 0.9), jnp.stack([one_head] * N))
-    np.testing.assert_allclose(found, expected, atol=2e-5)
-    np.testing.assert_allclose(found[0], VALUE[0, 0], atol=1e-6)
+    actual = F.decay_attention(VALUE[0], jnp.full(N, 0.9), jnp.stack([one_head] * N))
+    np.testing.assert_allclose(actual, expected, atol=2e-5)
+    np.testing.assert_allclose(actual[0], VALUE[0, 0], atol=1e-6)
     assert weights[-1].sum() > 1
 
 
@@ -219,8 +219,8 @@ def test_documents_in_value_and_gradient(form):
     output, _, gradients = everything(function, (VALUE, GAMMA, THETA), WEIGHT)
     expected, _, gradients_64 = by_hand(VALUE, GAMMA, THETA, WEIGHT, keep=keep)
     assert error(output, expected) <= 1e-5
-    for found, slope in zip(gradients, gradients_64, strict=True):
-        assert error(found, slope) <= 1e-5
+    for actual, slope in zip(gradients, gradients_64, strict=True):
+        assert error(actual, slope) <= 1e-5
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -240,8 +240,8 @@ def test_documents_do_not_leak(form):
 
 def test_documents_shared_by_rows():
     one_for_all, _ = run(VALUE, GAMMA, THETA, form="chunked", segments=DOCUMENTS[0])
-    own, _ = run(VALUE[1], GAMMA, THETA, form="chunked", segments=DOCUMENTS[0])
-    np.testing.assert_allclose(one_for_all[1], own, atol=1e-6)
+    alone, _ = run(VALUE[1], GAMMA, THETA, form="chunked", segments=DOCUMENTS[0])
+    np.testing.assert_allclose(one_for_all[1], alone, atol=1e-6)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -251,7 +251,7 @@ def test_padding_passes_the_state_on(method):
     start = draw(B, N, 2 * C, seed=3)
 
     def of(value, gamma, theta):
-        return run(value, gamma, theta, form=method, initial=start, valid=REAL)
+        return run(value, gamma, theta, form=method, initial_state=start, valid=REAL)
 
     output, state, gradients = everything(of, (VALUE, GAMMA, THETA), WEIGHT)
     expected, last, gradients_64 = by_hand(
@@ -259,11 +259,11 @@ def test_padding_passes_the_state_on(method):
     )
     assert error(output, expected) <= 1e-5
     assert error(state, last) <= 1e-5
-    for found, slope in zip(gradients, gradients_64, strict=True):
-        assert error(found, slope) <= 1e-5
+    for actual, slope in zip(gradients, gradients_64, strict=True):
+        assert error(actual, slope) <= 1e-5
     for row in range(B):
         text = VALUE[row, np.asarray(REAL[row])]
-        alone, end = run(text, GAMMA, THETA, form=method, initial=start[row])
+        alone, end = run(text, GAMMA, THETA, form=method, initial_state=start[row])
         np.testing.assert_allclose(output[row, np.asarray(REAL[row])], alone, atol=1e-5)
         np.testing.assert_allclose(state[row], end, atol=1e-5)
 
@@ -274,7 +274,7 @@ def test_padding_between_documents(method):
     before the first token does not keep it from the state that there was."""
     numbers = jnp.array([9, 1, 1, 9, 1, 9, 9, 2, 2])
     real, value, start = numbers < 9, VALUE[0, :9], draw(N, 2 * C, seed=3)
-    go = functools.partial(run, gamma=GAMMA, theta=THETA, form=method, initial=start)
+    go = functools.partial(run, gamma=GAMMA, theta=THETA, form=method, initial_state=start)
     output, state = go(value, segments=numbers, valid=real)
     dense = np.asarray([1, 2, 4, 7, 8])
     alone, end = go(value[dense], segments=numbers[dense])
@@ -290,7 +290,7 @@ def test_reading_in_parts(method, parts):
     text, state, outputs = VALUE[:, :6], jnp.zeros((B, N, 2 * C)), []
     whole, last, _ = by_hand(text, GAMMA, THETA, text)
     for part in jnp.split(text, np.cumsum(parts)[:-1], axis=1):
-        output, state = run(part, GAMMA, THETA, form=method, initial=state)
+        output, state = run(part, GAMMA, THETA, form=method, initial_state=state)
         outputs.append(output)
     np.testing.assert_allclose(np.concatenate(outputs, axis=1), whole, atol=1e-5)
     np.testing.assert_allclose(state, last, atol=1e-5)
@@ -299,9 +299,9 @@ def test_reading_in_parts(method, parts):
 def test_initial_state_belongs_to_the_first_document():
     start = draw(B, N, 2 * C, seed=3)
     for method in METHODS:
-        given_it, _ = run(VALUE, GAMMA, THETA, form=method, initial=start, segments=DOCUMENTS)
+        given_it, _ = run(VALUE, GAMMA, THETA, form=method, initial_state=start, segments=DOCUMENTS)
         none = jnp.zeros_like(start)
-        without, _ = run(VALUE, GAMMA, THETA, form=method, initial=none, segments=DOCUMENTS)
+        without, _ = run(VALUE, GAMMA, THETA, form=method, initial_state=none, segments=DOCUMENTS)
         assert np.all(np.abs(given_it - without)[0, :3].max(axis=(-2, -1)) > 1e-3)
         np.testing.assert_array_equal(given_it[0, 3:], without[0, 3:])
 
@@ -327,8 +327,8 @@ def test_long_texts(form):
         largest = np.abs(expected[:, head]).max()
         part = 1e-6 + (6e-8 / (1 - decay) if by_one else 0)
         assert np.abs(output[:, head] - expected[:, head]).max() < part * largest
-    for found, exact in zip(gradients, gradients_64, strict=True):
-        assert error(found, exact) <= (1e-3 if by_one else 3e-5)
+    for actual, exact in zip(gradients, gradients_64, strict=True):
+        assert error(actual, exact) <= (1e-3 if by_one else 3e-5)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -383,7 +383,7 @@ def test_memory_is_linear_in_time(method):
         return max(v.aval.size for e in equations for v in e.outvars)
 
     gamma = jnp.array([0.5])
-    linear = lambda value: functional.linear_recurrence(value, gamma, method=method, chunk=8)  # noqa: E731
+    linear = lambda value: functional.linear_recurrence(value, gamma, method=method, chunk_size=8)  # noqa: E731
     assert largest(linear, 512) == 2 * largest(linear, 256) < 512 * 16
     square = lambda value: functional.decay_attention(value, gamma)  # noqa: E731
     assert largest(square, 512) == 512**2
@@ -506,7 +506,7 @@ def test_refused(no_checks_of_annotations, arguments, options, message):
 
 def test_refused_by_the_recurrence(no_checks_of_annotations):
     with pytest.raises(ValueError, match="A chunk holds at least 1 token; got 0"):
-        F.linear_recurrence(VALUE, GAMMA, chunk=0)
+        F.linear_recurrence(VALUE, GAMMA, chunk_size=0)
     with pytest.raises(ValueError, match="method must be one of .*'chunked'.; got 'loop'"):
         F.linear_recurrence(VALUE, GAMMA, method="loop")
     odd = VALUE[..., :3]
@@ -518,10 +518,12 @@ def test_refused_by_the_recurrence(no_checks_of_annotations):
 def test_a_text_of_no_tokens_leaves_the_state_as_it_was(method):
     state = VALUE[:, 0].astype(jnp.float32)
     for initial in (None, state):
-        found = F.linear_recurrence(VALUE[:, :0], GAMMA, THETA, initial=initial, method=method)
-        assert found.output.shape == VALUE[:, :0].shape
+        result = F.linear_recurrence(
+            VALUE[:, :0], GAMMA, THETA, initial_state=initial, method=method
+        )
+        assert result.output.shape == VALUE[:, :0].shape
         np.testing.assert_array_equal(
-            found.state, jnp.zeros_like(state) if initial is None else state
+            result.state, jnp.zeros_like(state) if initial is None else state
         )
     assert F.decay_attention(VALUE[:, :0], GAMMA, THETA).shape == VALUE[:, :0].shape
     assert F.linear_recurrence(VALUE[:0], GAMMA, method=method).state.shape == (0, *state.shape[1:])

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from jax.test_util import check_grads
 
 from jaxformer import functional
-from tests.functional.compiled import F
+from tests.functional.jitted_functions import F
 
 
 def test_embed_is_the_one_hot_product(normal):

@@ -7,7 +7,7 @@ import pytest
 from jax.test_util import check_grads
 
 from jaxformer import functional
-from tests.functional.compiled import F
+from tests.functional.jitted_functions import F
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,9 @@ def test_a_single_row_is_multiplied_with_another_on_a_gpu(batch, normal, monkeyp
         return jax.grad(lambda *a: jnp.sum(functional.linear(*a) ** 2), (0, 1, 2))(x, kernel, bias)
 
     alone = functional.linear(x, kernel, bias), *slopes(x, kernel, bias)
-    monkeypatch.setattr(import_module("jaxformer.functional.linear"), "platform", lambda: "gpu")
+    monkeypatch.setattr(
+        import_module("jaxformer.functional.linear"), "target_platform", lambda: "gpu"
+    )
     program = jax.make_jaxpr(lambda x, kernel: functional.linear(x, kernel))(x, kernel)
     (product,) = (e for e in program.eqns if "dot" in str(e.primitive))
     assert product.invars[0].aval.shape == (2, 5)

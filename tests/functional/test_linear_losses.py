@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.functional.compiled import F
+from tests.functional.jitted_functions import F
 
 
 def draw(tokens, width, vocab_size, *, axis=1, dtype="float32", seed=0):
@@ -51,7 +51,7 @@ def by_hand(
     return loss, (dy @ kernel.T, d_kernel if vocabulary_axis else d_kernel.T, dy.sum(0))
 
 
-def found(arrays, targets, weights, **options):
+def by_chunks(arrays, targets, weights, **options):
     """The same of `F.linear_cross_entropy`."""
 
     @jax.jit
@@ -93,7 +93,7 @@ def test_losses_and_gradients_are_those_of_all_logits_by_hand(name, axis, chunk)
     arrays, _, weights = draw(7, 3, 23, axis=axis)
     targets = jnp.array([1, 4, 16, 22, 3, 20, 19])
     expected = by_hand(arrays, targets, weights, **options)
-    assert_close(found(arrays, targets, weights, chunk=chunk, **options), expected)
+    assert_close(by_chunks(arrays, targets, weights, chunk_size=chunk, **options), expected)
 
 
 @settings(max_examples=12, deadline=None)
@@ -113,7 +113,7 @@ def test_any_shape_and_any_chunk(tokens, width, vocab_size, chunk, axis, options
     targets = jnp.where(targets == 1, 0, targets)
     options = dict(options, vocabulary_axis=axis)
     expected = by_hand(arrays, targets, weights, **options)
-    assert_close(found(arrays, targets, weights, chunk=chunk, **options), expected)
+    assert_close(by_chunks(arrays, targets, weights, chunk_size=chunk, **options), expected)
 
 
 def test_without_a_bias_and_with_leading_axes():
@@ -122,7 +122,9 @@ def test_without_a_bias_and_with_leading_axes():
     expected, slopes = by_hand((x, kernel, nothing), targets, weights)
 
     def loss(x, kernel):
-        losses = F.linear_cross_entropy(x.reshape(2, 6, 3), kernel, targets.reshape(2, 6), chunk=9)
+        losses = F.linear_cross_entropy(
+            x.reshape(2, 6, 3), kernel, targets.reshape(2, 6), chunk_size=9
+        )
         return jnp.sum(weights.reshape(2, 6) * losses), losses
 
     gradients, losses = jax.grad(loss, (0, 1), has_aux=True)(x, kernel)
@@ -133,13 +135,13 @@ def test_without_a_bias_and_with_leading_axes():
 def test_scores_are_those_of_whole_logits():
     """The three numbers one by one, against numpy."""
     (x, kernel, bias), targets, _ = draw(7, 3, 23)
-    scores = F.linear_scores(x, kernel, targets, bias, multiplier=1.5, chunk=4)
+    scores = F.linear_logit_statistics(x, kernel, targets, bias, multiplier=1.5, chunk_size=4)
     logits = 1.5 * (np.asarray(x, np.float64) @ np.asarray(kernel) + np.asarray(bias))
     np.testing.assert_allclose(scores.log_z, np.log(np.exp(logits).sum(-1)), rtol=1e-5)
     np.testing.assert_allclose(
-        scores.target, logits[np.arange(7), np.asarray(targets)], rtol=1e-5, atol=1e-6
+        scores.target_logit, logits[np.arange(7), np.asarray(targets)], rtol=1e-5, atol=1e-6
     )
-    np.testing.assert_allclose(scores.mean, logits.mean(-1), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(scores.mean_logit, logits.mean(-1), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("wrong", [-1, -100, 23, 2**31 - 1, -(2**31)])
@@ -148,7 +150,7 @@ def test_a_target_out_of_range_is_loud_unless_masked(wrong):
     targets = targets.at[2].set(wrong)
 
     def total(x):
-        losses = F.linear_cross_entropy(x, arrays[1], targets, chunk=7, label_smoothing=0.1)
+        losses = F.linear_cross_entropy(x, arrays[1], targets, chunk_size=7, label_smoothing=0.1)
         return jnp.sum(jnp.where(jnp.arange(4) != 2, losses, 0.0)), losses
 
     gradient, losses = jax.grad(total, has_aux=True)(arrays[0])
@@ -158,7 +160,7 @@ def test_a_target_out_of_range_is_loud_unless_masked(wrong):
 
 def test_large_logits_do_not_overflow():
     x, kernel = jnp.array([[1.0], [-1.0]]), jnp.array([[6e4, -6e4, 0.0, 3e4, 6e4]])
-    losses, slopes = found((x, kernel), jnp.array([1, 4]), jnp.ones(2), chunk=2)
+    losses, slopes = by_chunks((x, kernel), jnp.array([1, 4]), jnp.ones(2), chunk_size=2)
     np.testing.assert_allclose(losses, [1.2e5 + np.log(2), 1.2e5])
     assert all(np.isfinite(x).all() for x in slopes)
 
@@ -169,7 +171,7 @@ def test_bfloat16_products_as_the_head_makes_them():
     arrays, targets, weights = draw(32, 48, 512, dtype="bfloat16")
     arrays[1] = arrays[1] * 0.125
     expected, slopes = by_hand(arrays, targets, weights)
-    few, whole = (found(arrays, targets, weights, chunk=chunk) for chunk in (8, 512))
+    few, whole = (by_chunks(arrays, targets, weights, chunk_size=chunk) for chunk in (8, 512))
     assert few[0].dtype == jnp.float32 and {x.dtype for x in few[1]} == {jnp.dtype("bfloat16")}
     np.testing.assert_allclose(few[0], whole[0], atol=1e-3)
     np.testing.assert_allclose(few[0], expected, atol=0.03)
@@ -218,19 +220,19 @@ def test_memory_is_under_a_tenth_of_the_logits(options, axis):
     ],
 )
 def test_ids_at_a_time(tokens, vocab_size, chunk):
-    assert F.loss_chunk(tokens, vocab_size, platform="cpu") == chunk
+    assert F.vocab_chunk_size(tokens, vocab_size, platform="cpu") == chunk
 
 
 @pytest.mark.parametrize("tokens, vocab_size, chunk", [(4096, 4096, 4096), (16_384, 32_768, 4096)])
 def test_accelerators_have_more_ids_at_a_time(tokens, vocab_size, chunk):
-    assert F.loss_chunk(tokens, vocab_size, platform="gpu") == chunk
+    assert F.vocab_chunk_size(tokens, vocab_size, platform="gpu") == chunk
 
 
 def test_wrong_options_are_named(no_checks_of_annotations):
     (x, kernel, bias), targets, _ = draw(4, 3, 23)
-    with pytest.raises(ValueError, match="chunk must be positive; got 0"):
-        F.linear_scores(x, kernel, targets, chunk=0)
-    for function in (F.linear_scores, lambda x, k, _, **o: F.linear_logits(x, k, **o)):
+    with pytest.raises(ValueError, match="chunk_size must be positive; got 0"):
+        F.linear_logit_statistics(x, kernel, targets, chunk_size=0)
+    for function in (F.linear_logit_statistics, lambda x, k, _, **o: F.linear_logits(x, k, **o)):
         with pytest.raises(ValueError, match="vocabulary_axis must be 0 or 1; got 2"):
             function(x, kernel, targets, vocabulary_axis=2)
     with pytest.raises(ValueError, match="label_smoothing must be in .0, 1.; got 2"):
@@ -238,8 +240,8 @@ def test_wrong_options_are_named(no_checks_of_annotations):
     with pytest.raises(
         ValueError, match=r"kernel has 23 features \(axis 0 of .* but features has 3 "
     ):
-        F.linear_scores(x, kernel.T, targets, chunk=2)
+        F.linear_logit_statistics(x, kernel.T, targets, chunk_size=2)
     with pytest.raises(ValueError, match=r"bias has 23 vocabulary ids .* kernel has 22"):
-        F.linear_scores(x, kernel[:, 1:], targets, bias, chunk=2)
+        F.linear_logit_statistics(x, kernel[:, 1:], targets, bias, chunk_size=2)
     with pytest.raises(ValueError, match="Cast kernel to the dtype of features; got bfloat16"):
-        F.linear_scores(x, kernel.astype(jnp.bfloat16), targets, chunk=2)
+        F.linear_logit_statistics(x, kernel.astype(jnp.bfloat16), targets, chunk_size=2)

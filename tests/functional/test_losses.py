@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.test_util import check_grads
 
-from tests.functional.compiled import F
+from tests.functional.jitted_functions import F
 
 GOLDEN = json.loads(Path(__file__).with_name("golden").joinpath("basics.json").read_text())
 GOLDEN = GOLDEN["losses"]

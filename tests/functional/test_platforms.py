@@ -2,7 +2,12 @@ import jax
 import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, PartitionSpec, use_abstract_mesh
 
-from jaxformer.functional.platforms import Target, nvidia_generation, platform, target
+from jaxformer.functional.platforms import (
+    TargetDevice,
+    compute_capability_major,
+    target_device,
+    target_platform,
+)
 
 
 def device(kind, platform):
@@ -23,18 +28,18 @@ def device(kind, platform):
 def test_a_mesh_says_what_a_program_is_for(kind, of_device, expected):
     mesh = AbstractMesh((2,), ("data",), abstract_device=device(kind, of_device))
     with use_abstract_mesh(mesh):
-        assert target() == Target(expected, kind)
+        assert target_device() == TargetDevice(expected, kind)
 
 
 def test_a_program_is_for_the_devices_of_its_shard_map(monkeypatch):
     """And no device is asked, of which this process may have none of that kind."""
     mesh, spec = jax.sharding.Mesh(jax.devices()[:2], ("data",)), PartitionSpec("data")
-    here, seen = target(), []
-    assert here == Target(jax.default_backend(), jax.devices()[0].device_kind)
+    here, seen = target_device(), []
+    assert here == TargetDevice(jax.default_backend(), jax.devices()[0].device_kind)
     monkeypatch.setattr(jax, "local_devices", None)
 
     def inside(x):
-        seen.append(target())
+        seen.append(target_device())
         return x
 
     mapped = jax.shard_map(inside, mesh=mesh, in_specs=spec, out_specs=spec)
@@ -45,7 +50,7 @@ def test_a_program_is_for_the_devices_of_its_shard_map(monkeypatch):
 def test_elsewhere_the_default_device_says_it():
     for chosen in ("cpu", jax.devices("cpu")[1]):
         with jax.default_device(chosen):
-            assert platform() == "cpu"
+            assert target_platform() == "cpu"
 
 
 GENERATIONS = {
@@ -62,4 +67,4 @@ GENERATIONS = {
 
 @pytest.mark.parametrize("generation", GENERATIONS)
 def test_generations_of_nvidia_are_known_by_name(generation):
-    assert {nvidia_generation(kind) for kind in GENERATIONS[generation]} == {generation}
+    assert {compute_capability_major(kind) for kind in GENERATIONS[generation]} == {generation}

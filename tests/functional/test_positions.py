@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.functional.compiled import F
+from tests.functional.jitted_functions import F
 
 GOLDEN = json.loads(Path(__file__).with_name("golden").joinpath("positions.json").read_text())
 LAYOUTS = ["interleaved", "halves", "tensor2tensor"]
@@ -34,10 +34,10 @@ def sinusoid64(positions, dim, base=10_000.0):
 def test_sinusoid_matches_the_formula_in_float64():
     """inventory row 27: even features sin, odd features cos, of pos / 10000 ** (2 i / d)."""
     positions = np.array([[0, 1, 7], [40, 2000, 3]])
-    found = F.sinusoidal_positions(jnp.asarray(positions), 10)
-    assert found.shape == (2, 3, 10) and found.dtype == jnp.float32
-    np.testing.assert_allclose(found, sinusoid64(positions, 10), atol=2e-4)
-    np.testing.assert_allclose(found[0], sinusoid64(positions[0], 10), atol=1e-6)
+    actual = F.sinusoidal_positions(jnp.asarray(positions), 10)
+    assert actual.shape == (2, 3, 10) and actual.dtype == jnp.float32
+    np.testing.assert_allclose(actual, sinusoid64(positions, 10), atol=2e-4)
+    np.testing.assert_allclose(actual[0], sinusoid64(positions[0], 10), atol=1e-6)
     other = F.sinusoidal_positions(jnp.asarray(positions), 10, base=50.0)
     np.testing.assert_allclose(other, sinusoid64(positions, 10, base=50.0), atol=2e-4)
 
@@ -74,18 +74,18 @@ def test_sinusoid_order_of_sine_and_cosine(layout):
 def test_sinusoid_documents_example():
     """inventory row 92: PE(0..2) for d = 4; cos 0.01 and cos 0.02 were printed cut, not rounded."""
     printed = [[0, 1, 0, 1], [0.841, 0.540, 0.010, 0.999], [0.909, -0.416, 0.020, 0.999]]
-    found = sinusoid(3, 4)
-    np.testing.assert_allclose(found, printed, atol=1e-3)
-    np.testing.assert_allclose(found[1:, 3], [0.99995, 0.99980], atol=1e-6)
+    actual = sinusoid(3, 4)
+    np.testing.assert_allclose(actual, printed, atol=1e-3)
+    np.testing.assert_allclose(actual[1:, 3], [0.99995, 0.99980], atol=1e-6)
 
 
 def test_sinusoid_added_to_embeddings():
     """inventory row 93: "I love AI"; 1.699 and 1.499 were printed cut from 1.69995 and 1.4998."""
     words = jnp.array([[1.0, 0.5, -1.0, 0.3], [0.8, -0.2, 0.3, 0.7], [0.1, 0.9, -0.4, 0.5]])
     printed = [[1.0, 1.5, -1.0, 1.3], [1.641, 0.340, 0.310, 1.699], [1.009, 0.484, -0.380, 1.499]]
-    found = words + sinusoid(3, 4)
-    np.testing.assert_allclose(found, printed, atol=1e-3)
-    np.testing.assert_allclose(found[1:, 3], [1.69995, 1.4998], atol=1e-5)
+    actual = words + sinusoid(3, 4)
+    np.testing.assert_allclose(actual, printed, atol=1e-3)
+    np.testing.assert_allclose(actual[1:, 3], [1.69995, 1.4998], atol=1e-5)
 
 
 @pytest.mark.parametrize("dim", [4, 6, 512])
@@ -101,8 +101,8 @@ def test_absolute_positions_documents_example():
     words = jnp.array([[0.1, 0.2, 0.3, 0.4], [0.5, 0.6, 0.7, 0.8], [0.9, 1.0, 1.1, 1.2]])
     table = jnp.array([[9.0, 9.1, 9.2, 9.3], [8.0, 8.1, 8.2, 8.3], [7.0, 7.1, 7.2, 7.3]])
     expected = [[9.1, 9.3, 9.5, 9.7], [8.5, 8.7, 8.9, 9.1], [7.9, 8.1, 8.3, 8.5]]
-    found = words + F.learned_positions(table, jnp.arange(3))
-    np.testing.assert_allclose(found, expected, atol=1e-6)
+    actual = words + F.learned_positions(table, jnp.arange(3))
+    np.testing.assert_allclose(actual, expected, atol=1e-6)
 
 
 # Sinusoids: laws
@@ -137,8 +137,8 @@ def test_sinusoid_is_a_number_in_base_beta():
     n, d = np.arange(9), 8
     beta = 10_000.0 ** (2 / d)
     waves = [wave(n / beta**k) for k in range(d // 2) for wave in (np.cos, np.sin)]
-    found = F.sinusoidal_positions(jnp.asarray(n), d, sin_first=False)
-    np.testing.assert_allclose(found, np.stack(waves, axis=-1), atol=1e-6)
+    actual = F.sinusoidal_positions(jnp.asarray(n), d, sin_first=False)
+    np.testing.assert_allclose(actual, np.stack(waves, axis=-1), atol=1e-6)
 
 
 def test_sinusoid_wavelength():
@@ -156,8 +156,8 @@ def test_sinusoid_turns_faster_in_wider_models():
     """inventory row 106: at fixed i a larger d makes features faster: 100 positions of i = 1 turn
     74.99 radians at d = 64 and 96.47 at d = 512. What gets finer is the spacing of frequencies."""
     for dim, phase in [(64, 74.9894), (512, 96.4662)]:
-        found = F.sinusoidal_positions(jnp.array([100]), dim)[0, 2:4]
-        np.testing.assert_allclose(found, [np.sin(phase), np.cos(phase)], atol=1e-4)
+        actual = F.sinusoidal_positions(jnp.array([100]), dim)[0, 2:4]
+        np.testing.assert_allclose(actual, [np.sin(phase), np.cos(phase)], atol=1e-4)
     narrow, wide = F.rope_frequencies(64), F.rope_frequencies(512)
     assert wide[1] > narrow[1] and wide[1] / wide[0] > narrow[1] / narrow[0]
 
@@ -297,9 +297,9 @@ def test_sinusoid_beyond_training():
 
 @pytest.mark.parametrize("dtype", ["int8", "uint16", "int32", "bfloat16", "float16", "float32"])
 def test_sinusoid_of_any_dtype_is_float32(dtype):
-    found = F.sinusoidal_positions(jnp.arange(100).astype(dtype), 6)
-    assert found.dtype == jnp.float32
-    np.testing.assert_array_equal(found, sinusoid(100, 6))
+    actual = F.sinusoidal_positions(jnp.arange(100).astype(dtype), 6)
+    assert actual.dtype == jnp.float32
+    np.testing.assert_array_equal(actual, sinusoid(100, 6))
 
 
 def test_sinusoid_gradient_in_the_position():
@@ -418,13 +418,13 @@ def test_alibi_bias_equals_blooms_after_softmax(normal):
 def test_alibi_bias_of_a_batch_is_the_bias_of_each_text():
     slopes = F.alibi_slopes(3)
     queries, keys = jnp.array([[4, 5], [1, 2]]), jnp.array([[0, 1, 2, 3, 4], [7, 0, 1, 2, 9]])
-    found = F.alibi_bias(slopes, queries, keys)
-    assert found.shape == (2, 3, 2, 5) and found.dtype == jnp.float32
+    actual = F.alibi_bias(slopes, queries, keys)
+    assert actual.shape == (2, 3, 2, 5) and actual.dtype == jnp.float32
     for b in range(2):
-        np.testing.assert_array_equal(found[b], F.alibi_bias(slopes, queries[b], keys[b]))
+        np.testing.assert_array_equal(actual[b], F.alibi_bias(slopes, queries[b], keys[b]))
         for h, i, j in [(0, 1, 2), (2, 0, 4)]:
             expected = -slopes[h] * abs(int(queries[b, i]) - int(keys[b, j]))
-            np.testing.assert_allclose(found[b, h, i, j], expected, rtol=1e-6)
+            np.testing.assert_allclose(actual[b, h, i, j], expected, rtol=1e-6)
 
 
 def test_alibi_bias_at_far_positions_is_exact():
@@ -466,9 +466,9 @@ def test_t5_buckets_documents_question():
 def test_t5_buckets_match_transformers(case):
     expected = np.repeat(*np.asarray(case["runs"]).T)
     options = {name: value for name, value in case.items() if name != "runs"}
-    found = F.relative_position_buckets(jnp.arange(-2000, 2001), **options)
-    assert found.dtype == jnp.int32
-    np.testing.assert_array_equal(found, expected)
+    actual = F.relative_position_buckets(jnp.arange(-2000, 2001), **options)
+    assert actual.dtype == jnp.int32
+    np.testing.assert_array_equal(actual, expected)
 
 
 @settings(max_examples=20, deadline=None)
@@ -495,18 +495,18 @@ def test_fire_is_its_formula_in_float64(normal):
     kernel, hidden_bias, out, out_bias = normal(1, 5), normal(5), normal(5, 3), normal(3)
     c, length = jnp.float32(-0.3), jnp.float32(-6.5)  # their sizes count, not their signs
     queries, keys = jnp.array([[0, 3, 9, 40_000], [1, 2, 6, 7]]), jnp.arange(5)
-    found = F.fire_bias(
+    actual = F.fire_bias(
         queries, keys, hidden_kernel=kernel, hidden_bias=hidden_bias,
         out_kernel=out, out_bias=out_bias, c=c, length=length,
     )  # fmt: skip
-    assert found.shape == (2, 3, 4, 5)
+    assert actual.shape == (2, 3, 4, 5)
     wide = [np.asarray(x, np.float64) for x in (kernel, hidden_bias, out, out_bias)]
-    for b, n, i, j in np.ndindex(*found.shape):
+    for b, n, i, j in np.ndindex(*actual.shape):
         q, k = float(queries[b, i]), float(keys[j])
         scale = np.log(abs(float(c)) * max(q, 6.5) + 1) + 1e-6
         x = np.log(abs(float(c) * (q - k)) + 1) / scale
         expected = np.maximum(x * wide[0][0] + wide[1], 0) @ wide[2][:, n] + wide[3][n]
-        np.testing.assert_allclose(found[b, n, i, j], expected, rtol=2e-5, atol=2e-5)
+        np.testing.assert_allclose(actual[b, n, i, j], expected, rtol=2e-5, atol=2e-5)
 
 
 def test_t5_bias_is_one_number_per_head_and_bucket(normal):
@@ -518,8 +518,8 @@ def test_t5_bias_is_one_number_per_head_and_bucket(normal):
         relative, bidirectional=True, num_buckets=8, max_distance=14
     )
     bias = F.relative_position_bias(table, buckets)
-    own = F.t5_bias(table, positions[:, 1:3], positions, bidirectional=True, max_distance=14)
-    np.testing.assert_array_equal(own, bias)
+    per_row = F.t5_bias(table, positions[:, 1:3], positions, bidirectional=True, max_distance=14)
+    np.testing.assert_array_equal(per_row, bias)
     assert bias.shape == (2, 3, 2, 5)
     for b, h, i, j in np.ndindex(*bias.shape):
         assert bias[b, h, i, j] == table[buckets[b, i, j], h]
@@ -574,7 +574,7 @@ def xl_by_hand(query, kernel, queries, keys, base=10_000.0):
 def test_transformer_xl_projects_the_sinusoid_of_the_distance(normal, bidirectional):
     query, kernel = normal(5, 3, 2), normal(6, 3, 2)
     queries, keys = np.arange(2, 7), np.asarray([4, 0, 1, 2, 3, 5, 6])
-    found = F.transformer_xl_bias(
+    actual = F.transformer_xl_bias(
         query,
         kernel,
         jnp.asarray(queries),
@@ -584,8 +584,8 @@ def test_transformer_xl_projects_the_sinusoid_of_the_distance(normal, bidirectio
     )
     expected = xl_by_hand(query, kernel, queries, keys, base=500.0)
     seen = np.ones((5, 7), bool) if bidirectional else keys <= queries[:, None]
-    np.testing.assert_allclose(found[:, seen], expected[:, seen], atol=1e-5)
-    assert np.all(np.isfinite(found))
+    np.testing.assert_allclose(actual[:, seen], expected[:, seen], atol=1e-5)
+    assert np.all(np.isfinite(actual))
 
 
 def test_transformer_xl_depends_on_distances_only_and_rows_have_their_own(normal):

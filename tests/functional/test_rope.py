@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxformer import functional
-from tests.functional.compiled import F
+from tests.functional.jitted_functions import F
 
 GOLDEN = json.loads(Path(__file__).with_name("golden").joinpath("positions.json").read_text())
 PAIRINGS = ["halves", "neighbours"]
@@ -49,8 +49,8 @@ def test_rotation_of_the_plane(pairing):
     alpha, x = 0.7, np.array([[2.0, -1.0], [0.0, 3.0]])
     matrix = np.array([[np.cos(alpha), -np.sin(alpha)], [np.sin(alpha), np.cos(alpha)]])
     r = F.rope_rotations(jnp.array([alpha]), jnp.array([1.0]))
-    found = F.rotate(np.float32(x)[None], r, pairing=pairing)
-    np.testing.assert_allclose(found[0], x @ matrix.T, atol=1e-6)
+    actual = F.rotate(np.float32(x)[None], r, pairing=pairing)
+    np.testing.assert_allclose(actual[0], x @ matrix.T, atol=1e-6)
 
 
 @settings(max_examples=20, deadline=None)
@@ -74,11 +74,11 @@ def test_frequencies_in_float64(head_dim, base):
     """inventory rows 56, 119: pair k = 1 ... d / 2 turns by i / base ** ((2 k - 2) / d) at position
     i: the width of the head is in the exponent, not that of the model."""
     k = np.arange(1, head_dim // 2 + 1)
-    found = F.rope_frequencies(head_dim, base=base)
-    assert found.shape == (head_dim // 2,) and found.dtype == jnp.float32
-    np.testing.assert_allclose(found, base ** -((2 * k - 2) / head_dim), rtol=6e-8)
+    actual = F.rope_frequencies(head_dim, base=base)
+    assert actual.shape == (head_dim // 2,) and actual.dtype == jnp.float32
+    np.testing.assert_allclose(actual, base ** -((2 * k - 2) / head_dim), rtol=6e-8)
     i = 7
-    phases = np.angle(F.rope_rotations(jnp.array([i]), found)[0])
+    phases = np.angle(F.rope_rotations(jnp.array([i]), actual)[0])
     expected = i / base ** ((2 * k - 2) / head_dim)
     np.testing.assert_allclose(np.exp(1j * phases), np.exp(1j * expected), atol=1e-6)
 
@@ -137,8 +137,8 @@ def test_rotations_need_no_table():
 
 @pytest.mark.parametrize("dtype", ["int8", "uint16", "int32", "bfloat16", "float16", "float32"])
 def test_positions_of_any_dtype(dtype):
-    found = rotations(jnp.arange(100).astype(dtype), 6)
-    np.testing.assert_array_equal(found, rotations(jnp.arange(100), 6))
+    actual = rotations(jnp.arange(100).astype(dtype), 6)
+    np.testing.assert_array_equal(actual, rotations(jnp.arange(100), 6))
 
 
 @pytest.mark.parametrize(
@@ -176,22 +176,22 @@ def test_rope_has_the_precision_of_sinusoids():
 def test_rotate_matches_released_models(pairing):
     """Llama (halves) and Cohere (neighbours), as transformers computes them."""
     x = jnp.sin(jnp.arange(48.0)).reshape(3, 2, 8)
-    found = F.rotate(x, rotations(GOLDEN["rotated"]["positions"], 8), pairing=pairing)
-    np.testing.assert_allclose(found, np.asarray(GOLDEN["rotated"][pairing]), atol=2e-5)
+    actual = F.rotate(x, rotations(GOLDEN["rotated"]["positions"], 8), pairing=pairing)
+    np.testing.assert_allclose(actual, np.asarray(GOLDEN["rotated"][pairing]), atol=2e-5)
 
 
 def test_partial_rotation_matches_gptj():
     x = jnp.sin(jnp.arange(48.0)).reshape(3, 2, 8)
-    found = F.rotate(x, rotations(GOLDEN["rotated"]["positions"], 4), pairing="neighbours")
-    np.testing.assert_allclose(found, np.asarray(GOLDEN["rotated"]["gptj"]), atol=2e-5)
+    actual = F.rotate(x, rotations(GOLDEN["rotated"]["positions"], 4), pairing="neighbours")
+    np.testing.assert_allclose(actual, np.asarray(GOLDEN["rotated"]["gptj"]), atol=2e-5)
 
 
 @pytest.mark.parametrize("pairing", PAIRINGS)
 def test_partial_rotation_turns_the_first_features(normal, pairing):
     x, r = normal(2, 5, 3, 10), rotations(jnp.arange(5), 4)
-    found = F.rotate(x, r, pairing=pairing)
-    np.testing.assert_array_equal(found[..., 4:], x[..., 4:])
-    np.testing.assert_array_equal(found[..., :4], F.rotate(x[..., :4], r, pairing=pairing))
+    actual = F.rotate(x, r, pairing=pairing)
+    np.testing.assert_array_equal(actual[..., 4:], x[..., 4:])
+    np.testing.assert_array_equal(actual[..., :4], F.rotate(x[..., :4], r, pairing=pairing))
 
 
 def test_rotate_equals_the_dense_matrix(normal):
@@ -199,8 +199,8 @@ def test_rotate_equals_the_dense_matrix(normal):
     pairing; the pairs are (x_2i, x_2i+1), not (x_i, x_i+1), and make R block diagonal."""
     x = normal(4, 3, 8)
     for t, position in enumerate([0, 1, 6, 300]):
-        found = F.rotate(x[t][None], rotations([position], 8), pairing="neighbours")[0]
-        np.testing.assert_allclose(found, x[t] @ dense(position, 8).T, atol=2e-5)
+        actual = F.rotate(x[t][None], rotations([position], 8), pairing="neighbours")[0]
+        np.testing.assert_allclose(actual, x[t] @ dense(position, 8).T, atol=2e-5)
 
 
 def test_rotate_is_complex_multiplication(normal):
@@ -245,9 +245,9 @@ def test_each_pair_has_its_own_angle(pairing):
 def test_position_zero_is_the_identity(normal, pairing, dtype):
     """inventory row 50: R(x, 0) is x, bit for bit."""
     x = normal(2, 3, 3, 8, dtype=dtype)
-    found = F.rotate(x, rotations([0, 0, 0], 8), pairing=pairing)
-    assert found.dtype == x.dtype
-    np.testing.assert_array_equal(found, x)
+    actual = F.rotate(x, rotations([0, 0, 0], 8), pairing=pairing)
+    assert actual.dtype == x.dtype
+    np.testing.assert_array_equal(actual, x)
 
 
 def test_rope_adds_nothing_and_multiplies_no_matrix():
@@ -284,10 +284,10 @@ def test_rotations_are_shared_by_the_batch(normal, shape):
     x = normal(2, 3, 5, 4, 6)
     positions = jnp.arange(np.prod(shape)).reshape(shape)
     r = rotations(positions, 6)
-    found = F.rotate(x, r)
-    each = jnp.broadcast_to(r, (2, 3, 5, 3))
+    actual = F.rotate(x, r)
+    repeated = jnp.broadcast_to(r, (2, 3, 5, 3))
     for b in np.ndindex(2, 3):
-        np.testing.assert_array_equal(found[b], F.rotate(x[b], each[b]))
+        np.testing.assert_array_equal(actual[b], F.rotate(x[b], repeated[b]))
 
 
 # Scores

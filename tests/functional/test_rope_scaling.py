@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.functional.compiled import F
+from tests.functional.jitted_functions import F
 
 GOLDEN = json.loads(Path(__file__).with_name("golden").joinpath("positions.json").read_text())
 C = 8
@@ -43,8 +43,8 @@ def scale(name):
                 F.longrope_attention_factor(case["max_length"], options["original_max_length"]),
             )
         case "proportional":  # not a function of ours: pairs that do not turn have frequency zero
-            kept = round(C * options["partial_rotary_factor"])
-            some = jnp.where(jnp.arange(C) < kept, frequencies, 0.0)
+            num_turning = round(C * options["partial_rotary_factor"])
+            some = jnp.where(jnp.arange(C) < num_turning, frequencies, 0.0)
             return F.rope_scale_linear(some, factor=options["factor"]), 1.0
 
 
@@ -118,10 +118,10 @@ def test_linear_scaling_is_interpolation():
 def test_ntk_is_a_change_of_base():
     d, base, factor = 2 * C, 10_000.0, 8.0
     expected = F.rope_frequencies(d, base=base * factor ** (d / (d - 2)))
-    found = F.rope_scale_ntk(F.rope_frequencies(d, base=base), factor=factor)
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
-    np.testing.assert_allclose(found[0], 1.0)
-    np.testing.assert_allclose(found[-1], F.rope_frequencies(d, base=base)[-1] / factor, rtol=1e-6)
+    actual = F.rope_scale_ntk(F.rope_frequencies(d, base=base), factor=factor)
+    np.testing.assert_allclose(actual, expected, rtol=1e-6)
+    np.testing.assert_allclose(actual[0], 1.0)
+    np.testing.assert_allclose(actual[-1], F.rope_frequencies(d, base=base)[-1] / factor, rtol=1e-6)
 
 
 def test_dynamic_ntk_leaves_short_texts_alone():
@@ -165,9 +165,11 @@ def test_yarn_ramp_lies_between_the_betas():
     f, L = F.rope_frequencies(64), 2048
     indices = [32 * math.log(L / (2 * math.pi * turns)) / math.log(1e4) for turns in (32, 1)]
     for truncate, (first, last) in [(True, (8, 21)), (False, indices)]:
-        found = F.rope_scale_yarn(f, base=1e4, factor=4.0, original_max_length=L, truncate=truncate)
+        actual = F.rope_scale_yarn(
+            f, base=1e4, factor=4.0, original_max_length=L, truncate=truncate
+        )
         slow = np.clip((np.arange(32) - first) / (last - first), 0, 1)
-        np.testing.assert_allclose(found, f * (1 - slow) + f / 4 * slow, rtol=1e-5)
+        np.testing.assert_allclose(actual, f * (1 - slow) + f / 4 * slow, rtol=1e-5)
     np.testing.assert_allclose(indices, [8.06, 20.10], atol=0.01)
 
 

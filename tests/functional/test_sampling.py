@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.functional.compiled import F
+from tests.functional.jitted_functions import F
 
 GOLDEN = json.loads(Path(__file__).with_name("golden").joinpath("basics.json").read_text())
 GOLDEN = GOLDEN["sampling"]
@@ -30,7 +30,7 @@ PROCESSORS = {
 TRUNCATIONS = {name: f for name, f in PROCESSORS.items() if name[:4] in ("top_", "min_")}
 
 
-def kept(logits):
+def is_kept(logits):
     return np.isfinite(np.asarray(logits, np.float32))
 
 
@@ -54,7 +54,7 @@ def test_top_p_keeps_the_fewest_tokens_that_hold_p(x, p):
     mass_above = np.array([probabilities[x > value].sum() for value in x])
     if np.all(np.abs(mass_above - p) > 1e-5):  # not within rounding of the edge
         result = F.keep_top_p(np.float32(x), p)
-        np.testing.assert_array_equal(kept(result), mass_above < p)
+        np.testing.assert_array_equal(is_kept(result), mass_above < p)
         np.testing.assert_array_equal(np.asarray(result)[mass_above < p], x[mass_above < p])
 
 
@@ -63,7 +63,7 @@ def test_top_p_keeps_the_fewest_tokens_that_hold_p(x, p):
 def test_top_k_keeps_what_fewer_than_k_exceed(x, k):
     x = np.array(x) / 8.0
     above = np.array([np.sum(x > value) for value in x])
-    np.testing.assert_array_equal(kept(F.keep_top_k(np.float32(x), k)), above < k)
+    np.testing.assert_array_equal(is_kept(F.keep_top_k(np.float32(x), k)), above < k)
 
 
 @settings(max_examples=20, deadline=None)
@@ -72,7 +72,7 @@ def test_min_p_compares_with_the_likeliest(x, p):
     x = np.array(x) / 8.0
     ratio = np.exp(x - x.max())
     if np.all(np.abs(ratio - p) > 1e-5):
-        np.testing.assert_array_equal(kept(F.keep_min_p(np.float32(x), p)), ratio >= p)
+        np.testing.assert_array_equal(is_kept(F.keep_min_p(np.float32(x), p)), ratio >= p)
 
 
 @settings(max_examples=10, deadline=None)
@@ -80,9 +80,9 @@ def test_min_p_compares_with_the_likeliest(x, p):
 @pytest.mark.parametrize("name", TRUNCATIONS)
 def test_truncations_ignore_the_order_of_tokens_and_a_shift(name, order, shift):
     order = jnp.asarray(order)
-    expected = kept(TRUNCATIONS[name](LOGITS))
-    np.testing.assert_array_equal(kept(TRUNCATIONS[name](LOGITS[:, order])), expected[:, order])
-    np.testing.assert_array_equal(kept(TRUNCATIONS[name](LOGITS + shift)), expected)
+    expected = is_kept(TRUNCATIONS[name](LOGITS))
+    np.testing.assert_array_equal(is_kept(TRUNCATIONS[name](LOGITS[:, order])), expected[:, order])
+    np.testing.assert_array_equal(is_kept(TRUNCATIONS[name](LOGITS + shift)), expected)
 
 
 def test_the_widest_settings_change_nothing():
@@ -101,15 +101,15 @@ def test_the_widest_settings_change_nothing():
 def test_the_narrowest_settings_leave_the_likeliest_token():
     best = np.asarray(LOGITS) == np.asarray(LOGITS).max(-1, keepdims=True)
     for result in (F.keep_top_k(LOGITS, 1), F.keep_top_p(LOGITS, 1e-9), F.keep_min_p(LOGITS, 1.0)):
-        np.testing.assert_array_equal(kept(result), best)
+        np.testing.assert_array_equal(is_kept(result), best)
 
 
 def test_ties_with_the_last_kept_token_stay():
     x = jnp.array([1.0, 3.0, 1.0, 1.0, -2.0])
     expected = [True, True, True, True, False]
-    np.testing.assert_array_equal(kept(F.keep_top_k(x, 2)), expected)
-    np.testing.assert_array_equal(kept(F.keep_top_p(x, 0.75)), expected)  # 3.0 alone holds 0.71
-    np.testing.assert_array_equal(kept(F.keep_min_p(np.zeros(5), 1.0)), True)
+    np.testing.assert_array_equal(is_kept(F.keep_top_k(x, 2)), expected)
+    np.testing.assert_array_equal(is_kept(F.keep_top_p(x, 0.75)), expected)  # 3.0 alone holds 0.71
+    np.testing.assert_array_equal(is_kept(F.keep_min_p(np.zeros(5), 1.0)), True)
 
 
 def test_truncations_leave_forbidden_tokens_forbidden():
@@ -207,6 +207,6 @@ def test_rows_that_do_not_overflow_are_divided():
 
 def test_a_large_penalty_forbids_nothing():
     logits = jnp.asarray([-60_000.0, 60_000.0, -jnp.inf], "float16")
-    found = F.penalise_repetition(logits, jnp.ones(3, bool), 4.0)
-    np.testing.assert_array_equal(found, jnp.asarray([-65504.0, 15_000.0, -jnp.inf], "float16"))
+    actual = F.penalise_repetition(logits, jnp.ones(3, bool), 4.0)
+    np.testing.assert_array_equal(actual, jnp.asarray([-65504.0, 15_000.0, -jnp.inf], "float16"))
     assert np.isfinite(F.penalise_repetition(logits[1:2], jnp.ones(1, bool), 1e-6)).all()

@@ -28,9 +28,9 @@ GROUPS = np.array([[2, 0, 1], [0, 3, 0]])
 
 def mixture(x, logits, kernels):
     def experts(rows, sizes):
-        return F.grouped_linear(rows, kernels, sizes)
+        return F.grouped_matmul(rows, kernels, sizes)
 
-    return F.mix_experts(x, F.route(logits, top_k=2), experts, num_experts=3)
+    return F.mixture_of_experts(x, F.route(logits, top_k=2), experts, num_experts=3)
 
 
 # name: function, arguments with a leading axis to map over: the gradient is taken of the first
@@ -61,18 +61,20 @@ CASES = {
     "embed": (F.embed, (draw(2, 7, 5), TOKENS)),
     "learned_positions": (F.learned_positions, (draw(2, 7, 5), TOKENS)),
     "token_cross_entropy": (F.token_cross_entropy, (GATE, TOKENS)),
-    "token_scores": (lambda x, y: F.token_scores(x, y).log_z, (GATE, TOKENS)),
-    "score_cross_entropy": (
-        lambda x, y: F.score_cross_entropy(F.token_scores(x, y), z_loss=0.1, label_smoothing=0.2),
+    "logit_statistics": (lambda x, y: F.logit_statistics(x, y).log_z, (GATE, TOKENS)),
+    "cross_entropy_from_statistics": (
+        lambda x, y: F.cross_entropy_from_statistics(
+            F.logit_statistics(x, y), z_loss=0.1, label_smoothing=0.2
+        ),
         (GATE, TOKENS),
     ),
     "linear_logits": (F.linear_logits, (X, draw(2, 5, 7))),
-    "linear_scores": (
-        lambda x, k, y: F.linear_scores(x, k, y, chunk=3).target,
+    "linear_logit_statistics": (
+        lambda x, k, y: F.linear_logit_statistics(x, k, y, chunk_size=3).target_logit,
         (X, draw(2, 5, 7), TOKENS),
     ),
     "linear_cross_entropy": (
-        lambda x, k, y: F.linear_cross_entropy(x, k, y, chunk=3, z_loss=0.1),
+        lambda x, k, y: F.linear_cross_entropy(x, k, y, chunk_size=3, z_loss=0.1),
         (X, draw(2, 5, 7), TOKENS),
     ),
     "cross_entropy": (lambda x, y: F.cross_entropy(x, y, mask=y > 1), (GATE, TOKENS)),
@@ -84,15 +86,21 @@ CASES = {
     "penalise_repetition": (lambda x, s: F.penalise_repetition(x, s, 1.5), (LOGITS, SEEN)),
     "shift_right": (lambda x: F.shift_right(x, 1), (TOKENS,)),
     "route": (lambda x: F.route(x, top_k=2).weights, (GATE,)),
-    "grouped_linear": (F.grouped_linear, (X, KERNELS, GROUPS)),
-    "mix_experts": (mixture, (X, draw(2, 3, 3), KERNELS)),
-    "router_totals": (lambda x: F.router_totals(x, top_k=2, axes=1).probability, (GATE,)),
-    "load_balance_loss": (
-        lambda x: F.load_balance_loss(F.router_totals(x, top_k=2, axes=1)),
+    "grouped_matmul": (F.grouped_matmul, (X, KERNELS, GROUPS)),
+    "mixture_of_experts": (mixture, (X, draw(2, 3, 3), KERNELS)),
+    "router_totals": (
+        lambda x: F.router_totals(x, top_k=2, num_token_axes=1).probability_sums,
         (GATE,),
     ),
-    "router_z_loss": (lambda x: F.router_z_loss(F.router_totals(x, top_k=2, axes=1)), (GATE,)),
-    "ring_slots": (lambda p, valid: F.ring_slots(p, valid, 2), (TOKENS, TOKENS > 0)),
+    "load_balance_loss": (
+        lambda x: F.load_balance_loss(F.router_totals(x, top_k=2, num_token_axes=1)),
+        (GATE,),
+    ),
+    "router_z_loss": (
+        lambda x: F.router_z_loss(F.router_totals(x, top_k=2, num_token_axes=1)),
+        (GATE,),
+    ),
+    "ring_buffer_slots": (lambda p, valid: F.ring_buffer_slots(p, valid, 2), (TOKENS, TOKENS > 0)),
     "write_slots": (F.write_slots, (draw(2, 4, 5), X, SLOTS)),
     "seen_tokens": (lambda x: F.seen_tokens(x, 7), (TOKENS,)),
 }
@@ -112,7 +120,7 @@ def recurrences(value, gamma, theta, initial, valid):
     return jnp.stack(
         [
             F.linear_recurrence(
-                value, gamma, theta, initial=initial, valid=valid, method=method, chunk=2
+                value, gamma, theta, initial_state=initial, valid=valid, method=method, chunk_size=2
             ).output
             for method in ("scan", "associative", "chunked")
         ]
@@ -122,15 +130,15 @@ def recurrences(value, gamma, theta, initial, valid):
 CASES |= {
     "expand_latent": (lambda *a: sum(y.sum(-1) for y in F.expand_latent(*a)), LATENT),
     "absorb_query": (F.absorb_query, (QKV[0], draw(2, 7, 4, 2, seed=5))),
-    "values_from_latent": (F.values_from_latent, (QKV[0], draw(2, 3, 4, 7, seed=6))),
+    "up_project_values": (F.up_project_values, (QKV[0], draw(2, 3, 4, 7, seed=6))),
     "causal_mask": (F.causal_mask, POSITIONS),
     "window_mask": (lambda q, k: F.window_mask(q, k, 3, lookahead=1), POSITIONS),
     "segment_mask": (F.segment_mask, POSITIONS),
     "prefix_mask": (F.prefix_mask, (*POSITIONS, np.array([1, 10]))),
     "length_mask": (lambda n: F.length_mask(n, 5), (np.array([2, 5]),)),
-    "key_mask": (F.key_mask, (MASK[:, 0],)),
+    "key_padding_mask": (F.key_padding_mask, (MASK[:, 0],)),
     "block_sparse_mask": (
-        lambda q, k: F.block_sparse_mask(q, k, num_heads=2, block=2, local_blocks=1, stride=2),
+        lambda q, k: F.block_sparse_mask(q, k, num_heads=2, block_size=2, local_blocks=1, stride=2),
         POSITIONS,
     ),
     "attend": (lambda *a: F.attend(*a, scale=0.5), (*HEAD, MASK, BIAS[:, 0])),
@@ -142,7 +150,7 @@ CASES |= {
         lambda q, k, v, t, s: F.blockwise_attention(q, k, v, F.AttentionMask(t, s, rule=SIGHT)),
         (*QKV, *POSITIONS),
     ),
-    "materialized": (lambda t, s: F.materialized(F.AttentionMask(t, s, rule=SIGHT)), POSITIONS),
+    "materialize": (lambda t, s: F.materialize(F.AttentionMask(t, s, rule=SIGHT)), POSITIONS),
     "attention_weights": (F.attention_weights, (*QKV[:2], MASK, BIAS)),
     "dot_product_attention": (F.dot_product_attention, QKV),
     "dot_product_attention_masked": (F.dot_product_attention, (*QKV, MASK, BIAS)),
@@ -188,8 +196,8 @@ def check(name, transform):
     mapped = transform(jax.vmap(lambda *a: value_and_gradient(function, a)))
     results = jax.device_get(mapped(*arguments))
     for row, expected in enumerate(row_by_row(name)):
-        found = jax.tree.map(lambda a, row=row: a[row], results)
-        chex.assert_trees_all_close(found, expected, rtol=2e-5, atol=1e-5)
+        actual = jax.tree.map(lambda a, row=row: a[row], results)
+        chex.assert_trees_all_close(actual, expected, rtol=2e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -198,13 +206,13 @@ def check(name, transform):
         "rms_norm",
         "swiglu",
         "embed",
-        "grouped_linear",
+        "grouped_matmul",
         "route",
         "dot_product_attention",
         "attend",
         "keep_top_k",
         "cross_entropy",
-        "mix_experts",
+        "mixture_of_experts",
         "decay_attention",
         "causal_mask",
     ]
@@ -237,18 +245,18 @@ def test_vmap_and_grad_under_shard_map(name):
 def test_the_table_is_complete():
     """Of functions of arrays; those of positions stand in test_transforms_positions.py."""
     modules = {"norms", "activations", "linear", "embeddings", "losses", "sampling"}
-    modules |= {"experts", "slots", "linear_losses"}
-    modules |= {"attention", "blockwise", "attention_mask", "kernels", "latent", "masks", "scores"}
-    modules |= {"decay", "implementations", "recurrence"}
+    modules |= {"moe", "ring_buffer", "linear_losses"}
+    modules |= {"dot_product", "blockwise", "lazy_masks", "kernels", "latent", "masks", "scores"}
+    modules |= {"decay", "dispatch", "recurrence"}
     public = {
         name
         for name, thing in vars(F).items()
         if callable(thing) and thing.__module__.split(".")[-1] in modules
     }
-    of_numbers = {"check_token_ids", "check_positions", "room_for", "loss_chunk"}
-    of_numbers |= {"absorbing_saves", "many_scores"}
-    types = {"BatchStatistics", "Routing", "RouterTotals", "TokenScores", "DecayRates"}
-    types |= {"Recurrence", "AttentionMask", "ScoreBias", "MaskRule"}
-    types |= {"score_bias"}  # of a function, which is no array
+    of_numbers = {"check_token_ids", "check_positions", "expert_capacity", "vocab_chunk_size"}
+    of_numbers |= {"prefer_absorbed", "prefer_blockwise"}
+    types = {"BatchStatistics", "Routing", "RouterTotals", "LogitStatistics", "DecayRates"}
+    types |= {"Recurrence", "AttentionMask", "AttentionBias", "MaskRule"}
+    types |= {"attention_bias"}  # of a function, which is no array
     elsewhere = {"cudnn_attention", "splash_attention"}  # other platforms': test_kernels.py
     assert public - set(CASES) == of_numbers | types | elsewhere

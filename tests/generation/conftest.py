@@ -5,7 +5,7 @@ import pytest
 
 from jaxformer.config import Embedding, Learned
 from jaxformer.generation import decode
-from tests.models import BASE, parameters
+from tests.small_models import BASE, random_params
 
 LEARNED = replace(BASE, num_layers=2, embedding=Embedding(positions=Learned(max_length=11)))
 
@@ -24,12 +24,12 @@ def config():
 
 @pytest.fixture(scope="session")
 def params(config):
-    return parameters(config)
+    return random_params(config)
 
 
 @pytest.fixture(scope="session")
 def learned_params(learned):
-    return parameters(learned)
+    return random_params(learned)
 
 
 @pytest.fixture(scope="session")
@@ -41,5 +41,5 @@ def prompts():
 def form(request, monkeypatch):
     """How layers decode: as on TPUs, and where they are many, or as few do elsewhere."""
     if request.param == "a loop":
-        monkeypatch.setattr(decode, "worth_unrolling", lambda config: False)
+        monkeypatch.setattr(decode, "should_unroll", lambda config: False)
     return request.param

@@ -23,7 +23,7 @@ def log_p(row, before, last, token, table=TABLE):
 
 def exhaustive(row, length_penalty, stop=STOP):
     """All texts with their scores, the best first."""
-    found = []
+    scored = []
     for length in range(1, STEPS + 1):
         for text in product(range(VOCAB), repeat=length):
             ended = text[-1] == stop
@@ -33,8 +33,8 @@ def exhaustive(row, length_penalty, stop=STOP):
             for token in text:
                 total += log_p(row, before, last, token)
                 before, last = last, token
-            found.append((total / length**length_penalty, text))
-    return sorted(found, reverse=True)
+            scored.append((total / length**length_penalty, text))
+    return sorted(scored, reverse=True)
 
 
 def search(num_beams, length_penalty=1.0, stop=((STOP,), (STOP,)), table=TABLE):
@@ -64,29 +64,31 @@ def search(num_beams, length_penalty=1.0, stop=((STOP,), (STOP,)), table=TABLE):
 @pytest.mark.parametrize("length_penalty", [0.0, 0.6, 1.0, 2.0])
 @pytest.mark.slow(but=["1.0"])
 def test_enough_beams_find_what_exhaustive_search_finds(length_penalty):
-    found = search(VOCAB**STEPS, length_penalty)
+    result = search(VOCAB**STEPS, length_penalty)
     for row in range(2):
         best = exhaustive(row, length_penalty)
         for i in range(5):
             score, text = best[i]
-            np.testing.assert_allclose(found.scores[row, i], score, rtol=1e-5)
-            assert tuple(found.tokens[row, i, : found.lengths[row, i]].tolist()) == text
+            np.testing.assert_allclose(result.scores[row, i], score, rtol=1e-5)
+            assert tuple(result.tokens[row, i, : result.lengths[row, i]].tolist()) == text
 
 
 def by_hand(row, num_beams, length_penalty):
     """The search as its docstring has it, with lists."""
     going, ended, settled = [(0.0, ())], [], False
     for length in range(1, STEPS + 1):
-        found = []
+        candidates = []
         for total, text in going:
             before, last = (0, 0, *text)[-2:]
-            found += [(total + log_p(row, before, last, t, FLAT), (*text, t)) for t in range(VOCAB)]
-        found = sorted(found, reverse=True)[: 2 * num_beams]
+            candidates += [
+                (total + log_p(row, before, last, t, FLAT), (*text, t)) for t in range(VOCAB)
+            ]
+        candidates = sorted(candidates, reverse=True)[: 2 * num_beams]
         if not settled:
-            stops = [one for one in found[:num_beams] if one[1][-1] == STOP]
+            stops = [candidate for candidate in candidates[:num_beams] if candidate[1][-1] == STOP]
             ended += [(total / length**length_penalty, text) for total, text in stops]
             ended = sorted(ended, reverse=True)[:num_beams]
-        going = [one for one in found if one[1][-1] != STOP][:num_beams]
+        going = [candidate for candidate in candidates if candidate[1][-1] != STOP][:num_beams]
         full = len(ended) == num_beams
         settled |= full and going[0][0] / length**length_penalty <= ended[-1][0]
     if not settled:
@@ -95,33 +97,33 @@ def by_hand(row, num_beams, length_penalty):
 
 
 def test_few_beams_find_what_lists_find():
-    found = search(2, 0.6, stop=((STOP,),) * len(FLAT), table=FLAT)
+    result = search(2, 0.6, stop=((STOP,),) * len(FLAT), table=FLAT)
     for row in range(len(FLAT)):
         for i, (score, text) in enumerate(by_hand(row, 2, 0.6)):
-            np.testing.assert_allclose(found.scores[row, i], score, rtol=1e-5)
-            assert tuple(found.tokens[row, i, : found.lengths[row, i]].tolist()) == text
+            np.testing.assert_allclose(result.scores[row, i], score, rtol=1e-5)
+            assert tuple(result.tokens[row, i, : result.lengths[row, i]].tolist()) == text
 
 
 def test_two_beams_find_what_one_misses():
     narrow, wide = search(1), search(3)
     assert np.all(wide.scores[:, 0] >= narrow.scores[:, 0])
     assert np.any(wide.scores[:, 0] > narrow.scores[:, 0])
-    for found in (narrow, wide):  # what it claims to have found has that score
+    for result in (narrow, wide):  # what it claims to have found has that score
         for row in range(2):
-            text = tuple(found.tokens[row, 0, : found.lengths[row, 0]].tolist())
-            assert found.scores[row, 0] == pytest.approx(
+            text = tuple(result.tokens[row, 0, : result.lengths[row, 0]].tolist())
+            assert result.scores[row, 0] == pytest.approx(
                 dict((t, s) for s, t in exhaustive(row, 1.0))[text], rel=1e-5
             )
 
 
 def test_one_beam_without_stop_is_greedy():
-    found = search(1, stop=((-1,), (-1,)))
+    result = search(1, stop=((-1,), (-1,)))
     for row in range(2):
         before, last = 0, 0
-        for token in found.tokens[row, 0].tolist():
+        for token in result.tokens[row, 0].tolist():
             assert token == TABLE[row, before, last].argmax()
             before, last = last, token
-    np.testing.assert_array_equal(found.lengths, [[STEPS], [STEPS]])
+    np.testing.assert_array_equal(result.lengths, [[STEPS], [STEPS]])
 
 
 @pytest.mark.slow
@@ -137,8 +139,8 @@ def test_rows_do_not_see_each_other_and_may_stop_at_their_own_tokens():
 def test_a_model_searches_too(config, params, prompts, form):
     """One beam is greedy; more never give a less likely text; ragged rows equal rows alone."""
     greedy = generate(config, params, prompts, max_new_tokens=4)
-    one = generate(config, params, prompts, max_new_tokens=4, sampler=Beam(num_beams=1))
-    np.testing.assert_array_equal(one, greedy)
+    single_beam = generate(config, params, prompts, max_new_tokens=4, sampler=Beam(num_beams=1))
+    np.testing.assert_array_equal(single_beam, greedy)
     rows = [prompts[0, :3].tolist(), prompts[1].tolist()]
     beam = Beam(num_beams=3)
     together = generate(config, params, rows, max_new_tokens=4, sampler=beam, stop_tokens=(7,))

@@ -20,10 +20,10 @@ from jaxformer.config import (
     Embedding,
     Encoder,
     EncoderDecoder,
-    Experts,
     Latent,
     Learned,
     Llama3Scaling,
+    MoE,
     Rope,
     SharedKV,
     T5Bias,
@@ -31,7 +31,7 @@ from jaxformer.config import (
 )
 from jaxformer.generation.steps import decode_step, prefill
 from jaxformer.layers import empty_cache, take_rows
-from tests.models import BASE, compiled, parameters
+from tests.small_models import BASE, jitted_forward, random_params
 
 LENGTH, WINDOW = 7, 3
 TOKENS = np.random.default_rng(1).integers(0, BASE.vocab_size, (2, LENGTH))
@@ -48,7 +48,7 @@ def of(*, attention=None, **changes):
 
 def check(config, parts, tokens=TOKENS, room=LENGTH, **first):
     """A text read in parts of these lengths has the logits of the whole."""
-    params, run = parameters(config), compiled(config)
+    params, run = random_params(config), jitted_forward(config)
     whole = np.asarray(run(params, tokens, **first))
     cache = empty_cache(config, tokens.shape[:-1], room)
     for end, length in zip(np.cumsum(parts), parts, strict=True):
@@ -72,7 +72,7 @@ IN_PARTS = {
     "latent": of(attention=LATENT),
     "experts": replace(
         of(windows=(WINDOW, None)),
-        feed_forward=(Experts(expert=GLU(hidden_dim=5), num_experts=4), GLU(hidden_dim=7)),
+        feed_forward=(MoE(expert=GLU(hidden_dim=5), num_experts=4), GLU(hidden_dim=7)),
     ),
     "rotary targets": replace(of(positions=TURNED), num_layers=4),
     "shared rotary targets": replace(of(attention=replace(SHARED, positions=TURNED)), num_layers=4),
@@ -110,7 +110,7 @@ THREE = {"multi-head": of(windows=(WINDOW, None)).attention, "shared": SHARED, "
 def test_padding_is_not_remembered(kind):
     """Rows of two and four tokens in one call, then three more each, against each row alone."""
     config = of(attention=kind)
-    params, run = parameters(config), compiled(config)
+    params, run = random_params(config), jitted_forward(config)
     cache = empty_cache(config, (2,), LENGTH)
     segments = np.array([[1, 1, 0, 0], [1, 1, 1, 1]])
     first, cache = run(params, TOKENS[:, :4], segments=segments, cache=cache)
@@ -126,7 +126,7 @@ def test_padding_is_not_remembered(kind):
 @pytest.mark.slow
 def test_rows_can_be_taken_in_any_order(kind):
     config = of(attention=kind)
-    params, run = parameters(config), compiled(config)
+    params, run = random_params(config), jitted_forward(config)
     _, cache = run(params, TOKENS[:, :4], cache=empty_cache(config, (2,), LENGTH))
     after, _ = run(params, TOKENS[:, 4:], cache=cache)
     rows = np.array([1, 1, 0])
@@ -136,12 +136,12 @@ def test_rows_can_be_taken_in_any_order(kind):
 
 def test_a_window_keeps_no_more_than_it_sees():
     config = of(windows=(WINDOW, None))
-    shapes = [layer.own.key.shape for layer in empty_cache(config, (2,), 50).layers]
+    shapes = [layer.self_attention.key.shape for layer in empty_cache(config, (2,), 50).layers]
     assert shapes == [(1, 2, 2, WINDOW, 6), (1, 2, 2, 50, 6)]
 
 
 def test_a_full_cache_is_refused_or_answers_nan():
-    params, run = parameters(BASE), compiled(BASE)
+    params, run = random_params(BASE), jitted_forward(BASE)
     cache = empty_cache(BASE, (2,), 4)
     with pytest.raises(ValueError, match="room for 4 tokens; with these there are 7"):
         run(params, TOKENS, cache=cache)
@@ -153,7 +153,7 @@ def test_a_full_cache_is_refused_or_answers_nan():
 def test_a_step_has_no_second_cache():
     """What layers remember goes round the loop over them, and is written in place."""
     config = replace(BASE, num_layers=6)
-    params = jax.eval_shape(lambda: parameters(config))
+    params = jax.eval_shape(lambda: random_params(config))
     cache = jax.eval_shape(lambda: empty_cache(config, (2,), 4096))
     model = Transformer(config)
 
@@ -162,13 +162,13 @@ def test_a_step_has_no_second_cache():
 
     token = jax.ShapeDtypeStruct((2, 1), jnp.int32)
     program = jax.jit(step, donate_argnums=2).lower(params, token, cache).compile()
-    kept = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(cache.layers))
-    assert program.memory_analysis().temp_size_in_bytes < kept
+    cache_bytes = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(cache.layers))
+    assert program.memory_analysis().temp_size_in_bytes < cache_bytes
 
 
 ROOMS = {
     "some windows": of(windows=(2, None)),
-    "blocks": of(windows=(BlockSparse(block=2, local_blocks=2, stride=2),)),
+    "blocks": of(windows=(BlockSparse(block_size=2, local_blocks=2, stride=2),)),
     "shared, no window": of(attention=replace(SHARED, windows=(None,))),
     "latent, a wider window": of(attention=replace(LATENT, windows=(8,))),
 }
@@ -178,7 +178,7 @@ ROOMS = {
 @pytest.mark.slow
 def test_no_cache_is_written_beyond_its_room(config):
     """At once and token by token, in words outside jit; at trace time where shapes tell."""
-    params, model = parameters(config), Transformer(config)
+    params, model = random_params(config), Transformer(config)
     cache = empty_cache(config, (2,), 4)
     message = r"room for 4 tokens; with these there are {}\. Make it .*capacity={}\)"
     for apply in (model.apply, jax.jit(model.apply)):
@@ -194,7 +194,7 @@ def test_no_cache_is_written_beyond_its_room(config):
 
 
 def test_padding_takes_no_room():
-    params, run = parameters(BASE), compiled(BASE)
+    params, run = random_params(BASE), jitted_forward(BASE)
     real = np.broadcast_to(np.arange(7) < 4, TOKENS.shape).astype(int)
     logits, _ = run(params, TOKENS, segments=real, cache=empty_cache(BASE, (2,), 4))
     np.testing.assert_allclose(logits[:, :4], run(params, TOKENS)[:, :4], atol=2e-5)
@@ -207,28 +207,28 @@ def test_a_prompt_is_read_by_what_sees_no_positions(name, monkeypatch):
     config, attend = IN_PARTS[name], F.dot_product_attention
 
     def by_order(query, key, value, mask, bias, *, implementation, **options):
-        assert mask.rule.contiguous and mask.query_segments is None
+        assert mask.rule.contiguous_positions and mask.query_segments is None
         at = jnp.arange(query.shape[-3])
         return attend(query, key, value, F.AttentionMask(at, at, rule=mask.rule), **options)
 
-    params, real = parameters(config), np.arange(LENGTH) < np.array([[LENGTH], [2]])
-    whole = compiled(config)(params, TOKENS)
+    params, real = random_params(config), np.arange(LENGTH) < np.array([[LENGTH], [2]])
+    whole = jitted_forward(config)(params, TOKENS)
     monkeypatch.setattr(F, "dot_product_attention", by_order)
     model = Transformer(config, attention_implementation="blockwise")
-    run = jax.jit(partial(model.apply, {"params": params}, fresh=True))
-    given = {"segments": real.astype(np.int32), "cache": empty_cache(config, (2,), LENGTH + 1)}
-    found, cache = run(TOKENS, **given)
-    np.testing.assert_allclose(found[real], whole[real], atol=1e-5 * np.abs(whole).max())
+    run = jax.jit(partial(model.apply, {"params": params}, cache_is_empty=True))
+    inputs = {"segments": real.astype(np.int32), "cache": empty_cache(config, (2,), LENGTH + 1)}
+    logits, cache = run(TOKENS, **inputs)
+    np.testing.assert_allclose(logits[real], whole[real], atol=1e-5 * np.abs(whole).max())
     monkeypatch.undo()
-    following, _ = compiled(config)(params, TOKENS[:, 2:3], cache=cache)
+    following, _ = jitted_forward(config)(params, TOKENS[:, 2:3], cache=cache)
     np.testing.assert_allclose(following[1, 0], whole[1, 2], atol=1e-5 * np.abs(whole).max())
 
 
 def test_a_cache_that_is_not_fresh_is_not_called_so():
-    params, model = parameters(BASE), Transformer(BASE)
-    _, cache = compiled(BASE)(params, TOKENS[:, :4], cache=empty_cache(BASE, (2,), LENGTH))
+    params, model = random_params(BASE), Transformer(BASE)
+    _, cache = jitted_forward(BASE)(params, TOKENS[:, :4], cache=empty_cache(BASE, (2,), LENGTH))
     with pytest.raises(ValueError, match="nothing in it; this one has 4 tokens of a row"):
-        model.apply({"params": params}, TOKENS[:, 4:], cache=cache, fresh=True)
+        model.apply({"params": params}, TOKENS[:, 4:], cache=cache, cache_is_empty=True)
 
 
 def test_windows_alone_never_fill():
@@ -255,4 +255,4 @@ def test_caches_that_cannot_be(changes, capacity, message):
 def test_positions_follow_from_the_cache():
     cache = empty_cache(BASE, (2,), LENGTH)
     with pytest.raises(ValueError, match="Positions follow from the cache; do not pass both"):
-        compiled(BASE)(parameters(BASE), TOKENS, positions=np.arange(LENGTH), cache=cache)
+        jitted_forward(BASE)(random_params(BASE), TOKENS, positions=np.arange(LENGTH), cache=cache)

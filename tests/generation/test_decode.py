@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 import jaxformer
 from jaxformer import generate
 from jaxformer.config import DynamicNTK, Embedding, Encoder, EncoderDecoder, Learned, LongRope, Rope
-from jaxformer.generation import Beam, Greedy, Sample, programs, steps, stream
-from jaxformer.generation.programs import search
-from jaxformer.generation.prompts import bucket, pad_rows
+from jaxformer.generation import Beam, Greedy, Sample, steps, stream
+from jaxformer.generation import decode_loop as programs
+from jaxformer.generation.decode_loop import decode_tokens
+from jaxformer.generation.prompts import bucket_length, pad_rows
 from jaxformer.layers import empty_cache
-from tests.models import compiled, parameters
+from tests.small_models import jitted_forward, random_params
 
 LEARNED = Embedding(positions=Learned(max_length=11))
 
@@ -26,7 +27,7 @@ def stepwise(config, params):
     def decode(prompt, steps):
         text = np.pad(prompt, [(0, 0), (0, steps)])
         for end in range(prompt.shape[-1], text.shape[-1]):
-            text[:, end] = np.argmax(compiled(config)(params, text)[:, end - 1], axis=-1)
+            text[:, end] = np.argmax(jitted_forward(config)(params, text)[:, end - 1], axis=-1)
         return text
 
     return decode
@@ -52,8 +53,8 @@ def test_a_prompt_alone_a_batch_and_numpy_give_the_same(config, params, prompts)
 @pytest.mark.slow
 def test_a_sampler_that_leaves_one_candidate_is_greedy(config, params, prompts):
     greedy = generate(config, params, prompts, max_new_tokens=6, sampler=Greedy())
-    one = dict(sampler=Sample(top_k=1), key=jax.random.key(0))
-    tokens = generate(config, params, prompts, max_new_tokens=6, **one)
+    options = dict(sampler=Sample(top_k=1), key=jax.random.key(0))
+    tokens = generate(config, params, prompts, max_new_tokens=6, **options)
     np.testing.assert_array_equal(tokens, greedy)
 
 
@@ -97,7 +98,7 @@ def test_to_the_end_of_a_learned_table_and_not_beyond(learned, learned_params, p
     """The last token is chosen and never read, so it needs no position."""
     tokens = generate(learned, learned_params, prompts, max_new_tokens=7)
     assert tokens.shape == (2, learned.max_length + 1) and np.all((tokens >= 0) & (tokens < 31))
-    last = jnp.argmax(compiled(learned)(learned_params, tokens[:, :-1])[:, -1], axis=-1)
+    last = jnp.argmax(jitted_forward(learned)(learned_params, tokens[:, :-1])[:, -1], axis=-1)
     np.testing.assert_array_equal(tokens[:, -1], last)
     with pytest.raises(
         ValueError, match="11 learned positions; a prompt of 5 tokens and 8 new ones, .* need 12"
@@ -109,38 +110,40 @@ def test_to_the_end_of_a_learned_table_and_not_beyond(learned, learned_params, p
 @pytest.mark.slow
 def test_a_cache_on_a_tpu_fills_its_registers(config, prompts, monkeypatch, table, capacity):
     """But for a table of positions that ends before."""
-    config, given = replace(config, vocab_size=33, embedding=table), dict(max_new_tokens=6)
-    tokens, seen = generate(config, parameters(config), prompts, **given), []
+    config, settings = replace(config, vocab_size=33, embedding=table), dict(max_new_tokens=6)
+    tokens, seen = generate(config, random_params(config), prompts, **settings), []
 
     def empty(config, batch, capacity, **options):
         seen.append(capacity)
         return empty_cache(config, batch, capacity, **options)
 
     monkeypatch.setattr(steps, "empty_cache", empty)
-    monkeypatch.setattr(programs, "platform", lambda: "tpu")
+    monkeypatch.setattr(programs, "target_platform", lambda: "tpu")
     jax.clear_caches()
-    np.testing.assert_array_equal(generate(config, parameters(config), prompts, **given), tokens)
+    np.testing.assert_array_equal(
+        generate(config, random_params(config), prompts, **settings), tokens
+    )
     assert seen == [capacity]
 
 
 @pytest.mark.slow
 def test_compiles_once_for_prompts_of_one_bucket(config, params, prompts):
     generate(config, params, prompts, max_new_tokens=6)
-    compiled = search._cache_size()
+    compiled = decode_tokens._cache_size()
     generate(replace(config), params, prompts[::-1], max_new_tokens=6, sampler=Greedy())
     for width in (1, 2, 16):
         longer = jnp.tile(prompts, (1, 4))[:, :width]
         assert generate(config, params, longer, max_new_tokens=6).shape == (2, width + 6)
     generate(config, params, [[1, 2, 3], [4]], max_new_tokens=6)
-    assert search._cache_size() == compiled
+    assert decode_tokens._cache_size() == compiled
     generate(config, params, jnp.tile(prompts, (1, 4))[:, :17], max_new_tokens=6)
-    assert search._cache_size() == compiled + 1
+    assert decode_tokens._cache_size() == compiled + 1
 
 
 @given(st.integers(1, 10_000))
 def test_buckets_hold_what_they_are_asked_to(length):
-    width = bucket(length)
-    assert width >= length and bucket(width) == width and width % 16 == 0
+    width = bucket_length(length)
+    assert width >= length and bucket_length(width) == width and width % 16 == 0
     assert width - length < max(16, length / 8)
 
 
@@ -170,7 +173,7 @@ def test_what_cannot_be_generated_is_refused(config, params, prompts, changes, a
         generate(replace(config, **changes), params, arguments.pop("prompt"), **arguments)
 
 
-@pytest.mark.parametrize("write", [generate, lambda *given, **how: list(stream(*given, **how))])
+@pytest.mark.parametrize("write", [generate, lambda *inputs, **how: list(stream(*inputs, **how))])
 def test_parameters_that_are_no_numbers_write_no_text(config, params, write):
     broken = jax.tree.map(lambda x: x * jnp.nan, params)
     with pytest.raises(ValueError, match="The prompt's logits are NaN or infinite: look at params"):
@@ -195,7 +198,7 @@ SHORT, LONG = (1.0, 1.0, 1.0), (1.0, 3.0, 9.0)
     "scaling",
     [
         DynamicNTK(factor=8.0, original_max_length=3),
-        LongRope(short=SHORT, long=LONG, original_max_length=7, max_length=16),
+        LongRope(short_factors=SHORT, long_factors=LONG, original_max_length=7, max_length=16),
     ],
     ids=lambda scaling: type(scaling).__name__,
 )
@@ -206,7 +209,7 @@ def test_a_length_that_is_still_to_come_changes_nothing(config, params, prompts,
     cfg = replace(config, attention=attention)
     text = np.asarray(prompts)
     for _ in range(5):
-        logits = compiled(cfg)(params, text)[..., -1, :]
+        logits = jitted_forward(cfg)(params, text)[..., -1, :]
         text = np.concatenate([text, np.argmax(logits, axis=-1)[..., None]], axis=-1)
     np.testing.assert_array_equal(generate(cfg, params, prompts, max_new_tokens=5), text)
 
@@ -250,37 +253,37 @@ def test_padding_and_lengths_say_the_same_as_a_list(config, params):
     padded, lengths = pad_rows(ROWS)
     np.testing.assert_array_equal(lengths, [2, 5, 3])
     padded[0, 2:] = 17  # what stands in the padding does not matter
-    found = generate(config, params, padded, lengths=lengths, max_new_tokens=6)
-    np.testing.assert_array_equal(found, generate(config, params, ROWS, max_new_tokens=6))
+    actual = generate(config, params, padded, lengths=lengths, max_new_tokens=6)
+    np.testing.assert_array_equal(actual, generate(config, params, ROWS, max_new_tokens=6))
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 4, 9])
 @pytest.mark.slow
 def test_any_chunks_of_the_prompt_give_the_same(config, params, chunk):
-    found = generate(config, params, ROWS, max_new_tokens=6, prefill_chunk=chunk)
-    np.testing.assert_array_equal(found, generate(config, params, ROWS, max_new_tokens=6))
+    actual = generate(config, params, ROWS, max_new_tokens=6, prefill_chunk=chunk)
+    np.testing.assert_array_equal(actual, generate(config, params, ROWS, max_new_tokens=6))
 
 
 def test_a_row_ends_at_its_stop_token_and_repeats_it(config, params):
     free = np.asarray(generate(config, params, ROWS, max_new_tokens=6))
     stops = [int(free[0, 2 + 1]), int(free[1, 5 + 3])]  # what rows choose second and fourth
-    own = jnp.asarray([[stops[0]], [stops[1]], [-1]])
-    found = np.asarray(generate(config, params, ROWS, max_new_tokens=6, stop_tokens=own))
+    stop_tokens = jnp.asarray([[stops[0]], [stops[1]], [-1]])
+    actual = np.asarray(generate(config, params, ROWS, max_new_tokens=6, stop_tokens=stop_tokens))
     for row, (length, tokens) in enumerate(zip((2, 5, 3), ROWS, strict=True)):
         end = length + 6
-        if own[row, 0] >= 0:
+        if stop_tokens[row, 0] >= 0:
             chosen = free[row, length:end].tolist()
-            end = length + chosen.index(own[row, 0]) + 1
-        np.testing.assert_array_equal(found[row, :end], free[row, :end])
-        assert np.all(found[row, end:] == found[row, end - 1])
-        assert tokens == found[row, :length].tolist()
+            end = length + chosen.index(stop_tokens[row, 0]) + 1
+        np.testing.assert_array_equal(actual[row, :end], free[row, :end])
+        assert np.all(actual[row, end:] == actual[row, end - 1])
+        assert tokens == actual[row, :length].tolist()
 
 
 def test_a_stop_token_of_all_rows_ends_each(config, params):
     free = np.asarray(generate(config, params, ROWS, max_new_tokens=6))
     stop = int(free[0, 2])
-    found = np.asarray(generate(config, params, ROWS, max_new_tokens=6, stop_tokens=(stop,)))
-    assert np.all(found[0, 2:] == stop)
+    actual = np.asarray(generate(config, params, ROWS, max_new_tokens=6, stop_tokens=(stop,)))
+    assert np.all(actual[0, 2:] == stop)
 
 
 @pytest.mark.parametrize("sampler", [Greedy(), Sample(temperature=2.0, repetition_penalty=1.3)])
@@ -306,7 +309,11 @@ def test_a_stream_ends_when_all_rows_have(config, params):
     [
         Rope(),
         Rope(scaling=DynamicNTK(factor=8.0, original_max_length=3)),
-        Rope(scaling=LongRope(short=SHORT, long=LONG, original_max_length=5, max_length=16)),
+        Rope(
+            scaling=LongRope(
+                short_factors=SHORT, long_factors=LONG, original_max_length=5, max_length=16
+            )
+        ),
     ],
     ids=lambda rope: type(rope.scaling).__name__,
 )
@@ -317,12 +324,12 @@ def test_an_encoder_decoder_writes_from_a_source(config, rope):
     cfg = replace(config, attention=attention, topology=EncoderDecoder(num_encoder_layers=1))
     rng = np.random.default_rng(0)
     source, start = jnp.asarray(rng.integers(0, 31, (2, 6))), jnp.full((2, 1), 1)
-    weights, run = parameters(cfg), compiled(cfg)
+    weights, run = random_params(cfg), jitted_forward(cfg)
     rows = [source[0].tolist(), source[1, :4].tolist()]
-    found = generate(cfg, weights, start, max_new_tokens=4, source=rows)
+    actual = generate(cfg, weights, start, max_new_tokens=4, source=rows)
     for row in range(2):
-        logits = run(weights, found[row, :-1], source=jnp.asarray(rows[row]))
-        np.testing.assert_array_equal(found[row, 1:], np.argmax(logits, axis=-1))
+        logits = run(weights, actual[row, :-1], source=jnp.asarray(rows[row]))
+        np.testing.assert_array_equal(actual[row, 1:], np.argmax(logits, axis=-1))
     whole = generate(cfg, weights, start, max_new_tokens=4, source=source)
     logits = run(weights, whole[:, :-1], source=source)
     np.testing.assert_array_equal(whole[:, 1:], np.argmax(logits, axis=-1))

@@ -13,7 +13,7 @@ from jaxformer import zoo
 from jaxformer.config import EncoderDecoder, Latent, SharedKV
 from jaxformer.generation import Beam, Greedy, Sample, decode, stream
 from jaxformer.parallel import MeshConfig, abstract_parameters, make_mesh, shardings
-from tests.models import parameters
+from tests.small_models import random_params
 
 PROMPT = [[5, 1, 9, 3], [7], [2, 8, 6, 4, 5, 3]]
 SOURCE = [[3, 9, 4], [1, 2, 3, 4, 5, 6], [8]]
@@ -36,7 +36,7 @@ def model(name):
     if name in KINDS:  # two rounds of two layers, and one more
         config = replace(config, num_layers=5, attention=KINDS[name])
     size = 0.7 if name == "t5-small" else 0.2  # so that they say more than one word again and again
-    return config, parameters(config, size)
+    return config, random_params(config, size)
 
 
 def mesh_of(devices=8, **sizes):
@@ -85,22 +85,22 @@ def label(case):
 def test_tokens_are_those_of_one_device(case, form):
     name, sampler, sizes = case
     config, params = model(name)
-    found = jaxformer.generate(config, params, mesh=mesh_of(**sizes), **request(config, sampler))
-    np.testing.assert_array_equal(found, on_one_device(name, sampler))
+    actual = jaxformer.generate(config, params, mesh=mesh_of(**sizes), **request(config, sampler))
+    np.testing.assert_array_equal(actual, on_one_device(name, sampler))
 
 
 @pytest.mark.slow
 def test_tokens_stream_from_a_mesh_and_prompts_are_read_in_chunks(form):
     config, params = model("llama-2-70b")
     expected = on_one_device("llama-2-70b", "greedy")
-    given = request(config, "greedy") | {"mesh": mesh_of(tensor=2, data=4), "prefill_chunk": 2}
-    tokens = np.stack(list(stream(config, params, **given)), axis=-1)
+    options = request(config, "greedy") | {"mesh": mesh_of(tensor=2, data=4), "prefill_chunk": 2}
+    tokens = np.stack(list(stream(config, params, **options)), axis=-1)
     for row, prompt, whole in zip(tokens, PROMPT, expected, strict=True):
         np.testing.assert_array_equal(row, whole[len(prompt) : len(prompt) + 7])
-    one = np.asarray(
-        jaxformer.generate(config, params, PROMPT[0], mesh=given["mesh"], max_new_tokens=7)
+    alone = np.asarray(
+        jaxformer.generate(config, params, PROMPT[0], mesh=options["mesh"], max_new_tokens=7)
     )
-    np.testing.assert_array_equal(one, expected[0, : len(PROMPT[0]) + 7])
+    np.testing.assert_array_equal(alone, expected[0, : len(PROMPT[0]) + 7])
 
 
 @pytest.mark.slow
@@ -122,10 +122,12 @@ def test_no_device_needs_room_for_the_whole_model():
             if shard.device == device
         )
         assert held < whole / 6
-    plan = decode.Plan(config, 4, None, jnp.dtype(jnp.float32), mesh)
-    given = decode.make_request(config, [[1, 2]] * 2, max_new_tokens=4)
+    plan = decode.DecodeConfig(config, 4, None, jnp.dtype(jnp.float32), mesh)
+    prompts = decode.make_request(config, [[1, 2]] * 2, max_new_tokens=4)
     key = jax.random.key(0)
-    lowered = decode.search.lower(plan, Greedy(), *decode._spread(mesh, config, params, given, key))
+    lowered = decode.decode_tokens.lower(
+        plan, Greedy(), *decode._shard_inputs(mesh, config, params, prompts, key)
+    )
     memory = lowered.compile().memory_analysis()
     assert memory.argument_size_in_bytes + memory.temp_size_in_bytes < whole / 3
 

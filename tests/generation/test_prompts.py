@@ -11,7 +11,7 @@ from jaxformer import generate
 from jaxformer.config import EncoderDecoder
 from jaxformer.generation import Beam, Greedy, Sample, stream
 from jaxformer.generation.prompts import make_request, pad_rows
-from tests.models import parameters
+from tests.small_models import random_params
 
 ROWS = [[3, 1], [9, 2, 6]]
 READS = EncoderDecoder(num_encoder_layers=1)
@@ -45,7 +45,7 @@ def test_forms_of_a_prompt(config):
     ],
 )
 def test_forms_of_stop_tokens(config, given, expected):
-    stop = request(config, ROWS, stop_tokens=given).stop
+    stop = request(config, ROWS, stop_tokens=given).stop_tokens
     np.testing.assert_array_equal(stop, expected)
     assert stop.dtype == jnp.int32
 
@@ -58,14 +58,14 @@ def test_forms_of_a_source(config):
     rows = request(reads, [[1], [1]], source=[[5, 6, 7], [8]])
     np.testing.assert_array_equal(rows.source, [[5, 6, 7], [8, 0, 0]])
     np.testing.assert_array_equal(rows.source_segments, [[1, 1, 1], [1, 0, 0]])
-    own = replace(config, topology=replace(READS, source_vocab_size=50))
-    assert request(own, [1], source=[49]).source == 49
+    source_config = replace(config, topology=replace(READS, source_vocab_size=50))
+    assert request(source_config, [1], source=[49]).source == 49
 
 
 @pytest.mark.slow
 def test_a_flat_source_is_the_row_of_a_batch(config):
     reads = replace(config, topology=READS)
-    params = parameters(reads)
+    params = random_params(reads)
     alone = generate(reads, params, [1], max_new_tokens=3, source=[5, 6])
     batch = generate(reads, params, [[1]], max_new_tokens=3, source=[[5, 6]])
     np.testing.assert_array_equal(alone, batch[0])
@@ -101,9 +101,9 @@ def test_sources_that_cannot_be_read_are_refused(learned, options, message):
 
 
 def test_a_source_has_the_vocabulary_of_its_own(config):
-    own = replace(config, topology=replace(READS, source_vocab_size=7))
+    source_config = replace(config, topology=replace(READS, source_vocab_size=7))
     with pytest.raises(ValueError, match="In the source: Token id 7 .* vocabulary of 7"):
-        request(own, [30], source=[7])
+        request(source_config, [30], source=[7])
 
 
 @pytest.mark.parametrize(
@@ -174,17 +174,17 @@ def test_padding_needs_no_learned_positions(learned, learned_params, sampler, wi
     assert tight.shape == (2, 12)
     padded, lengths = pad_rows(rows)
     wide = np.pad(padded, [(0, 0), (0, width - 7)], constant_values=17)
-    found = generate(learned, learned_params, wide, lengths=lengths, **options)
-    np.testing.assert_array_equal(found, np.pad(tight, [(0, 0), (0, width - 7)], mode="edge"))
+    actual = generate(learned, learned_params, wide, lengths=lengths, **options)
+    np.testing.assert_array_equal(actual, np.pad(tight, [(0, 0), (0, width - 7)], mode="edge"))
 
 
 @pytest.mark.slow
 def test_a_stream_needs_no_positions_for_padding_either(learned, learned_params):
     wide = np.asarray([[3, 1, 4, 1, 17, 17, 17, 17, 17, 17]])
     options = dict(max_new_tokens=8)
-    found = list(stream(learned, learned_params, wide, lengths=[4], **options))
+    actual = list(stream(learned, learned_params, wide, lengths=[4], **options))
     expected = generate(learned, learned_params, wide[:, :4], **options)
-    np.testing.assert_array_equal(np.stack(found, axis=-1), expected[:, 4:])
+    np.testing.assert_array_equal(np.stack(actual, axis=-1), expected[:, 4:])
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "int16", "uint16", "uint32"])
@@ -193,7 +193,7 @@ def test_a_stream_needs_no_positions_for_padding_either(learned, learned_params)
 def test_prompts_of_any_integer_dtype_are_continued_alike(config, dtype, sampler):
     """Among 300 ids, of which uint8 does not hold all."""
     config = replace(config, vocab_size=300)
-    params = parameters(config)
+    params = random_params(config)
     rows = np.asarray([[3, 1, 4], [100, 2, 6]])
     options = dict(max_new_tokens=6, sampler=sampler, key=jax.random.key(0))
     expected = generate(config, params, rows, **options)
@@ -204,7 +204,7 @@ def test_prompts_of_any_integer_dtype_are_continued_alike(config, dtype, sampler
     if not isinstance(sampler, Beam):
         options["stop_tokens"] = ()
         one, other = (
-            [np.asarray(x).tolist() for x in stream(config, params, given, **options)]
-            for given in (rows, rows.astype(dtype))
+            [np.asarray(x).tolist() for x in stream(config, params, prompts, **options)]
+            for prompts in (rows, rows.astype(dtype))
         )
         assert one == other

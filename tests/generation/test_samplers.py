@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxformer.generation import Greedy, Sample
-from jaxformer.generation.samplers import choose, filtered
+from jaxformer.generation.samplers import filter_logits, sample_token
 
 LOGITS = np.log(np.asarray([0.1, 0.5, 0.15, 0.25])).astype(np.float32)
 NONE_SEEN = np.zeros(4, bool)
@@ -15,14 +15,14 @@ NONE_SEEN = np.zeros(4, bool)
 
 def probabilities(sampler, logits=LOGITS, seen=NONE_SEEN):
     """What `Sample` draws from, as probabilities."""
-    function = jax.jit(lambda x, s: jax.nn.softmax(filtered(sampler, x, s), axis=-1))
+    function = jax.jit(lambda x, s: jax.nn.softmax(filter_logits(sampler, x, s), axis=-1))
     return function(jnp.asarray(logits), jnp.asarray(seen))
 
 
 def test_greedy_is_the_argmax_and_ignores_key_and_text(normal):
     logits = normal(3, 7)
     for seed in range(2):
-        token = choose(Greedy(), logits, logits > 0, jax.random.key(seed))
+        token = sample_token(Greedy(), logits, logits > 0, jax.random.key(seed))
         np.testing.assert_array_equal(token, np.argmax(logits, axis=-1))
 
 
@@ -60,7 +60,7 @@ def test_draws_follow_the_distribution():
     """20,000 draws: each frequency within five standard errors, at most 0.018."""
     sampler = Sample(temperature=0.8, top_k=3)
     logits = np.broadcast_to(LOGITS, (20_000, 4))
-    draw = jax.jit(functools.partial(choose, sampler))
+    draw = jax.jit(functools.partial(sample_token, sampler))
     tokens = draw(logits, np.zeros((20_000, 4), bool), jax.random.key(0))
     shares = np.bincount(tokens, minlength=4) / 20_000
     np.testing.assert_allclose(shares, probabilities(sampler), atol=0.018)
@@ -77,7 +77,7 @@ def test_low_temperature_and_one_candidate_are_greedy(normal):
         Sample(top_p=1e-6),
         Sample(min_p=1.0),
     ):
-        np.testing.assert_array_equal(choose(sampler, logits, seen, jax.random.key(1)), best)
+        np.testing.assert_array_equal(sample_token(sampler, logits, seen, jax.random.key(1)), best)
 
 
 @pytest.mark.slow
@@ -85,18 +85,18 @@ def test_rows_are_filtered_alone(normal):
     logits = normal(5, 7)
     sampler = Sample(top_k=4, top_p=0.7, min_p=0.05, repetition_penalty=1.3)
     seen = logits > 0.5
-    batch = filtered(sampler, logits, seen)
+    batch = filter_logits(sampler, logits, seen)
     for row in range(5):
-        np.testing.assert_allclose(filtered(sampler, logits[row], seen[row]), batch[row])
+        np.testing.assert_allclose(filter_logits(sampler, logits[row], seen[row]), batch[row])
 
 
 def test_keeps_dtype_and_masked_logits():
     logits = np.asarray([-np.inf, 1.0, 2.0], jnp.bfloat16)
     sampler = Sample(temperature=0.7, top_p=0.99, repetition_penalty=1.1)
-    keep = jax.jit(functools.partial(filtered, sampler))
-    kept = np.asarray(keep(logits, np.asarray([True, True, False])))
-    assert kept.dtype == jnp.bfloat16
-    assert kept[0] == -np.inf and not np.isnan(kept).any()
+    keep = jax.jit(functools.partial(filter_logits, sampler))
+    kept_logits = np.asarray(keep(logits, np.asarray([True, True, False])))
+    assert kept_logits.dtype == jnp.bfloat16
+    assert kept_logits[0] == -np.inf and not np.isnan(kept_logits).any()
 
 
 @pytest.mark.parametrize(

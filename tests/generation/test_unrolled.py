@@ -20,8 +20,8 @@ from jaxformer.config import (
     SharedKV,
 )
 from jaxformer.generation import decode, unroll
-from jaxformer.generation.unrolled import worth_unrolling
-from tests.models import compiled, parameters
+from jaxformer.generation.unrolled import should_unroll
+from tests.small_models import jitted_forward, random_params
 
 ATTENTION = {
     "one kind": MultiHead(num_heads=4, num_kv_heads=2, head_dim=6),
@@ -56,32 +56,35 @@ def model(request, config):
 
 @pytest.mark.slow
 def test_layers_of_their_own_compute_what_the_loop_does(model, prompts):
-    params = parameters(model)
+    params = random_params(model)
     longer, apart = unroll(model, params)
-    assert longer.period == model.num_layers > model.period
+    assert longer.pattern_length == model.num_layers > model.pattern_length
     layers = apart["decoder"]["layers"]
     assert set(layers) == {f"layer_{i}" for i in range(7)} and "tail" not in apart["decoder"]
     assert {x.shape[0] for x in jax.tree.leaves(layers)} == {1}
     np.testing.assert_allclose(
-        compiled(longer)(apart, prompts), compiled(model)(params, prompts), rtol=1e-5, atol=1e-5
+        jitted_forward(longer)(apart, prompts),
+        jitted_forward(model)(params, prompts),
+        rtol=1e-5,
+        atol=1e-5,
     )
 
 
 @pytest.mark.slow
 def test_both_write_the_same_text(model, prompts, monkeypatch):
     """Through the cache: windows shorter than the text, and states of recurrences."""
-    params = parameters(model)
+    params = random_params(model)
     alone = generate(model, params, prompts, max_new_tokens=7)
-    monkeypatch.setattr(decode, "worth_unrolling", lambda config: False)
+    monkeypatch.setattr(decode, "should_unroll", lambda config: False)
     np.testing.assert_array_equal(generate(model, params, prompts, max_new_tokens=7), alone)
     assert len(np.unique(alone[:, 5:])) > 2
 
 
-@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("own_kinds", [False, True])
 @pytest.mark.slow
-def test_an_encoder_stays_as_it_is(config, prompts, own, monkeypatch):
+def test_an_encoder_stays_as_it_is(config, prompts, own_kinds, monkeypatch):
     """Also where it takes its kinds from the decoder."""
-    kinds = {"feed_forward": (MLP(hidden_dim=8),)} if own else {}
+    kinds = {"feed_forward": (MLP(hidden_dim=8),)} if own_kinds else {}
     model = replace(
         config,
         num_layers=3,
@@ -89,17 +92,17 @@ def test_an_encoder_stays_as_it_is(config, prompts, own, monkeypatch):
         topology=EncoderDecoder(num_encoder_layers=2, **kinds),
     )
     source = prompts[:, ::-1]
-    params = parameters(model)
+    params = random_params(model)
     longer, apart = unroll(model, params)
     jax.tree.map(np.testing.assert_array_equal, apart["encoder"], params["encoder"])
     np.testing.assert_allclose(
-        compiled(longer)(apart, prompts, source=source),
-        compiled(model)(params, prompts, source=source),
+        jitted_forward(longer)(apart, prompts, source=source),
+        jitted_forward(model)(params, prompts, source=source),
         rtol=1e-5,
         atol=1e-5,
     )
     alone = generate(model, params, prompts, max_new_tokens=5, source=source)
-    monkeypatch.setattr(decode, "worth_unrolling", lambda config: False)
+    monkeypatch.setattr(decode, "should_unroll", lambda config: False)
     looped = generate(model, params, prompts, max_new_tokens=5, source=source)
     np.testing.assert_array_equal(looped, alone)
 
@@ -109,21 +112,21 @@ def test_an_encoder_is_refused(config):
     with pytest.raises(ValueError, match=r"that decode are unrolled; got topology Encoder\(\)"):
         unroll(model, {})
     with pytest.raises(ValueError, match=r"Decoder or an EncoderDecoder; got Encoder\(\)"):
-        decode.generate(model, parameters(model), [[1]], max_new_tokens=2)
+        decode.generate(model, random_params(model), [[1]], max_new_tokens=2)
 
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_pattern_as_long_as_the_model_is_deep_is_left_alone(config, depth):
     model = replace(config, num_layers=depth, feed_forward=IN_TURNS)
-    params = parameters(model)
+    params = random_params(model)
     longer, apart = unroll(model, params)
     assert longer is model and apart is params
 
 
 def test_small_models_are_unrolled_but_on_tpus(config, monkeypatch):
-    assert worth_unrolling(config)
-    assert worth_unrolling(replace(config, num_layers=32))
-    assert not worth_unrolling(replace(config, num_layers=33))
-    assert not worth_unrolling(zoo.get("llama-2-70b"))
-    monkeypatch.setattr("jaxformer.generation.unrolled.platform", lambda: "tpu")
-    assert not worth_unrolling(config)
+    assert should_unroll(config)
+    assert should_unroll(replace(config, num_layers=32))
+    assert not should_unroll(replace(config, num_layers=33))
+    assert not should_unroll(zoo.get("llama-2-70b"))
+    monkeypatch.setattr("jaxformer.generation.unrolled.target_platform", lambda: "tpu")
+    assert not should_unroll(config)

@@ -7,8 +7,8 @@ import pytest
 
 from jaxformer import load_pretrained
 from jaxformer.config import EncoderDecoder
-from tests.interop.golden_files import read, write_folder
-from tests.models import BASE, parameters
+from tests.interop.golden_files import read_golden, write_folder
+from tests.small_models import BASE, random_params
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -16,19 +16,19 @@ GOLDEN = Path(__file__).parent / "golden"
 @pytest.fixture(scope="session")
 def reference(tmp_path_factory):
     """By name: what transformers says, our configuration and parameters, and the inputs."""
-    found = {}
+    references = {}
 
     def load(name):
-        if name not in found:
-            golden = read(name)
+        if name not in references:
+            golden = read_golden(name)
             folder = write_folder(golden, tmp_path_factory.mktemp("golden") / name)
             example = golden.examples[0]
             inputs = {} if example.source is None else {"source": jnp.asarray(example.source)}
             with np.load(GOLDEN / f"{name}.npz") as file:
-                said = {part: file[part] for part in file.files} | {"logits": example.logits}
+                outputs = {part: file[part] for part in file.files} | {"logits": example.logits}
             config, params = load_pretrained(folder)
-            found[name] = said, config, params, jnp.asarray(example.tokens), inputs
-        return found[name]
+            references[name] = outputs, config, params, jnp.asarray(example.tokens), inputs
+        return references[name]
 
     return load
 
@@ -46,6 +46,6 @@ def build():
         inputs = {}
         if isinstance(config.topology, EncoderDecoder):
             inputs["source"] = jnp.asarray(rng.integers(0, config.vocab_size, (2, 5)), jnp.int32)
-        return config, parameters(config), tokens, inputs
+        return config, random_params(config), tokens, inputs
 
     return make

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import transformers
 
-from tests.interop.golden_files import read, write_folder
+from tests.interop.golden_files import read_golden, write_folder
 
 GOLDEN = Path(__file__).parent / "golden"
 NAMES = (
@@ -33,7 +33,7 @@ PARTS = {
 
 def golden(name):
     """The arrays of one file."""
-    reference = read(name)
+    reference = read_golden(name)
     kind = transformers.AutoModelForCausalLM
     if reference.config.get("is_encoder_decoder"):
         kind = transformers.AutoModelForSeq2SeqLM
@@ -46,12 +46,12 @@ def golden(name):
         source = torch.tensor(example.source.astype(np.int64))
         ids = {"input_ids": source, "decoder_input_ids": ids["input_ids"]}
     with torch.no_grad():
-        said = model(**ids, output_attentions=True, output_hidden_states=True, use_cache=False)
-    if np.abs(said.logits.numpy() - example.logits).max() > 1e-5:
+        outputs = model(**ids, output_attentions=True, output_hidden_states=True, use_cache=False)
+    if np.abs(outputs.logits.numpy() - example.logits).max() > 1e-5:
         raise ValueError(f"{name}: these are not the logits of the golden file")
     arrays = {}
     for part, names in PARTS.items():
-        values = next((said[n] for n in names if said.get(n)), None)
+        values = next((outputs[n] for n in names if outputs.get(n)), None)
         if values is not None:
             arrays[part] = np.stack([x.numpy() for x in values]).astype(np.float32)
     return arrays

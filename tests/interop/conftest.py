@@ -3,7 +3,7 @@
 import pytest
 
 from jaxformer.interop import load_pretrained
-from tests.interop.hand_made import LLAMA, llama_shapes, random_tensors, write_folder
+from tests.interop.numpy_folders import LLAMA, llama_shapes, random_tensors, write_folder
 
 
 @pytest.fixture(scope="session")

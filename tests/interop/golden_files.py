@@ -18,13 +18,13 @@ class Example(NamedTuple):
     logits: np.ndarray
 
 
-class Golden(NamedTuple):
+class GoldenReference(NamedTuple):
     config: dict
     tensors: dict[str, np.ndarray]
     examples: list[Example]
 
 
-def read(name):
+def read_golden(name):
     with np.load(GOLDEN / f"{name}.npz") as file:
         arrays = {key: file[key] for key in file.files}
     layout = json.loads(str(arrays["layout"]))
@@ -42,7 +42,7 @@ def read(name):
         )
         for i in range(count)
     ]
-    return Golden(json.loads(str(arrays["config"])), tensors, examples)
+    return GoldenReference(json.loads(str(arrays["config"])), tensors, examples)
 
 
 def write_folder(golden, folder):

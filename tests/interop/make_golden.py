@@ -18,7 +18,14 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from tests.interop.references.build import NAMES, STEP, WRITTEN, build, logits, tokens
+from tests.interop.references.build import (
+    NAMES,
+    STEPS_PER_UNIT,
+    TORCH_MODELS,
+    build,
+    logits,
+    tokens,
+)
 
 GOLDEN = Path(__file__).parent / "golden"
 LENGTH, SOURCE_LENGTH = 13, 9
@@ -29,7 +36,7 @@ UNUSED = ("mask_emb", "seg_embed", "r_s_bias")  # parameters of XLNet that plain
 
 def folder(name, model):
     """What a folder of this model holds: its config, and its tensors by their names on disk."""
-    if name in WRITTEN:
+    if name in TORCH_MODELS:
         config = model.config
         config = config.to_dict() if hasattr(config, "to_dict") else vars(config)
         return config, model.state_dict()
@@ -93,10 +100,10 @@ def golden(name):
         if not key.endswith("embed_positions.weight") or "opt" in name
         if not any(part in key for part in UNUSED)
     }
-    steps = {key: x * STEP for key, x in tensors.items()}
+    steps = {key: x * STEPS_PER_UNIT for key, x in tensors.items()}
     inexact = [key for key, x in steps.items() if (x != x.astype(np.int8)).any()]
     if inexact:
-        raise ValueError(f"{name}: not whole numbers of steps of 1/{STEP}: {inexact}")
+        raise ValueError(f"{name}: not whole numbers of steps of 1/{STEPS_PER_UNIT}: {inexact}")
     arrays = {
         "config": json.dumps(config),
         "layout": json.dumps({key: x.shape for key, x in tensors.items()}),

@@ -47,7 +47,7 @@ def norm(**fields):
 
 def feed_forward(**fields):
     return lambda config: replace(
-        config, feed_forward=tuple(replace(one, **fields) for one in config.feed_forward)
+        config, feed_forward=tuple(replace(layer, **fields) for layer in config.feed_forward)
     )
 
 
@@ -58,8 +58,8 @@ def rope(**fields):
         attention=replace(
             config.attention,
             positions=tuple(
-                None if one is None else replace(one, **fields)
-                for one in config.attention.positions
+                None if position is None else replace(position, **fields)
+                for position in config.attention.positions
             ),
         ),
     )
@@ -85,7 +85,7 @@ def shorter_table(config):
 
 
 def sparse(**fields):
-    pattern = {"block": 3, "local_blocks": 2, "stride": 3} | fields
+    pattern = {"block_size": 3, "local_blocks": 2, "stride": 3} | fields
     return attention(windows=(BlockSparse(**pattern), None))
 
 
@@ -96,7 +96,7 @@ BIASES = ("query", "key", "value")
 MUTATIONS = {
     "window one longer": Mutation("mistral", attention(windows=(6,))),
     "windows the other way round": Mutation("gemma2", attention(windows=(None, 5))),
-    "sparse blocks": Mutation("ref_phi3_small", sparse(block=4)),
+    "sparse blocks": Mutation("ref_phi3_small", sparse(block_size=4)),
     "sparse stride": Mutation("ref_phi3_small", sparse(stride=4)),
     "no positions in full layers": Mutation("cohere2", everywhere),
     "rope base by layer": Mutation("gemma3", everywhere),
@@ -112,7 +112,7 @@ MUTATIONS = {
     "rope scaling of llama 3": Mutation("llama31", rope(scaling=None)),
     "rope scaling yarn": Mutation("llama_yarn", rope(scaling=None)),
     "rope yarn's factor of attention": Mutation("llama_yarn", scaling(attention_factor=1.0)),
-    "rope scaling longrope": Mutation("phi3_longrope", scaling(long=(1.0, 1.2, 1.5))),
+    "rope scaling longrope": Mutation("phi3_longrope", scaling(long_factors=(1.0, 1.2, 1.5))),
     "rope longrope's factor of attention": Mutation("phi3_longrope", scaling(attention_factor=1.0)),
     "alibi": Mutation("bloom", attention(positions=(None,))),
     "alibi scale": Mutation("falcon_rw", attention(positions=(Alibi(),))),
@@ -131,10 +131,10 @@ MUTATIONS = {
     "sinusoid offset": Mutation(
         "fsmt", embedding(positions=Sinusoid(layout="tensor2tensor", offset=0))
     ),
-    "placement post": Mutation("opt_350m", model(placement="pre"), TO_PRE),
-    "placement pre": Mutation("gpt_neox_serial", model(placement="post"), TO_POST),
-    "placement sandwich": Mutation("gemma2", model(placement="pre")),
-    "placement branch_out": Mutation("olmo2", model(placement="pre"), TO_PRE),
+    "placement post": Mutation("opt_350m", model(norm_placement="pre"), TO_PRE),
+    "placement pre": Mutation("gpt_neox_serial", model(norm_placement="post"), TO_POST),
+    "placement sandwich": Mutation("gemma2", model(norm_placement="pre")),
+    "placement res_post": Mutation("olmo2", model(norm_placement="pre"), TO_PRE),
     "block serial": Mutation("bloom", model(block="parallel")),
     "block parallel": Mutation("gpt_neox", model(block="serial")),
     "one norm for both branches": Mutation("falcon_7b", model(block="serial"), TO_TWO),

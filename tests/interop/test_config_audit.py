@@ -8,12 +8,12 @@ import pytest
 
 from jaxformer.config import Alibi
 from jaxformer.interop import load_config
+from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.families import FAMILIES
 from jaxformer.interop.load import build_config
-from jaxformer.interop.settings import Settings
 from tests.interop.golden_files import GOLDEN, NAMES
-from tests.interop.hand_made import LLAMA, SIZES, read, write_folder
-from tests.interop.mapped_references import MAPPED
+from tests.interop.numpy_folders import LLAMA, SIZES, config_from_fields, write_folder
+from tests.interop.references_without_family import REFERENCES_WITHOUT_FAMILY
 
 # The audit
 
@@ -74,7 +74,7 @@ def test_what_the_user_vouches_for_is_ignored(tmp_path):
 )
 def test_a_llama_refuses_what_others_have(name, value):
     with pytest.raises(ValueError, match=rf"here: 1 attributes .*:\n  {name} = "):
-        read("llama", **{name: value})
+        config_from_fields("llama", **{name: value})
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_a_llama_refuses_what_others_have(name, value):
     ],
 )
 def test_what_changes_nothing_is_let_through(name, value):
-    assert read("llama") == build_config(
+    assert config_from_fields("llama") == build_config(
         FAMILIES["llama"], {"model_type": "llama", **SIZES, name: value}, where="here"
     )
 
@@ -120,7 +120,7 @@ def test_slopes_that_transformers_rounds_need_a_word():
     fields = {"alibi": True, "num_attention_heads": 12}
     fields |= {"intermediate_size": None, "num_key_value_heads": None}
     with pytest.raises(ValueError, match=r"slopes of 12 heads .*ignore=\('alibi',\) reads it so\."):
-        read("falcon", **fields)
+        config_from_fields("falcon", **fields)
     values = {"model_type": "falcon", **SIZES, **fields}
     config = build_config(FAMILIES["falcon"], values, where="here", ignore=("alibi",))
     assert config.attention.positions == (Alibi(scale=1.0),)
@@ -129,7 +129,7 @@ def test_slopes_that_transformers_rounds_need_a_word():
 def test_every_family_audits():
     """An attribute nobody ever heard of is the one complaint of every reference's config.json."""
     kinds = set()
-    for name in set(NAMES) - set(MAPPED):
+    for name in set(NAMES) - set(REFERENCES_WITHOUT_FAMILY):
         with np.load(GOLDEN / f"{name}.npz") as file:
             values = json.loads(str(file["config"]))
         kinds.add(values["model_type"])
@@ -154,19 +154,19 @@ def test_an_empty_file_lacks_sizes(kind):
 
 def test_sizes_that_cannot_be_are_told_with_their_file():
     with pytest.raises(ValueError, match=r"^here: num_heads must be a multiple of num_kv_heads"):
-        read("llama", num_key_value_heads=4)
+        config_from_fields("llama", num_key_value_heads=4)
     with pytest.raises(ValueError, match=r"^here: 1 .*:\n  hidden_size = None: expected a val"):
-        read("llama", hidden_size=None)
+        config_from_fields("llama", hidden_size=None)
 
 
 def test_readers_stand_in_for_what_is_wrong():
-    settings = Settings({"a": "x", "b": True, "c": 2.5, "d": [1, "x"], "e": 3.0, "f": None})
+    settings = ConfigReader({"a": "x", "b": True, "c": 2.5, "d": [1, "x"], "e": 3.0, "f": None})
     assert settings.integer("a", 4) == 1
     assert settings.integer("b", 4) == 1
     assert settings.integer("c", 4) == 1
     assert settings.sequence("d", int) is None
     assert settings.section("a") is None
-    assert not settings.flag("e", True)
+    assert not settings.boolean("e", True)
     assert len(settings.problems) == 6
     assert settings.integer("e") == 3
     assert settings.optional_integer("f", 5) is None

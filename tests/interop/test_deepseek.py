@@ -8,7 +8,7 @@ from jaxformer.config import RMSNorm, Rope, SharedKV, Yarn
 from jaxformer.interop.families import FAMILIES
 from jaxformer.interop.load import build_config
 from jaxformer.interop.save import choose_family
-from tests.interop.hand_made import read
+from tests.interop.numpy_folders import config_from_fields
 
 DENSE = {"first_k_dense_replace": 4, "num_key_value_heads": None}
 SCALED = {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096}
@@ -25,7 +25,7 @@ RELEASED = {  # of DeepSeek-V3's config.json, what concerns attention
 
 def test_released_attention():
     """DeepSeek's modeling file has 0.1 ln 40 + 1 = 1.3689, squared, and rotations of length 1."""
-    attention = read("deepseek_v3", **DENSE, **RELEASED).attention
+    attention = config_from_fields("deepseek_v3", **DENSE, **RELEASED).attention
     assert attention.scale == pytest.approx(192**-0.5 * 1.3688879**2, rel=1e-6)
     (rope,) = attention.positions
     assert rope.pairing == "neighbours"
@@ -37,7 +37,7 @@ def test_released_attention():
 
 def test_what_a_file_leaves_out():
     """The defaults of transformers, and null for no latent of the queries."""
-    lite = read("deepseek_v2", **DENSE, attention_bias=True, rms_norm_eps=1e-5)
+    lite = config_from_fields("deepseek_v2", **DENSE, attention_bias=True, rms_norm_eps=1e-5)
     assert (lite.attention.latent_dim, lite.attention.query_latent_dim) == (512, 1536)
     assert lite.attention.biases == ("latent", "rotary_key", "out", "query_latent")
     assert (
@@ -68,13 +68,15 @@ def test_what_a_file_leaves_out():
 )
 def test_what_is_refused(kind, fields, message):
     with pytest.raises(ValueError, match=rf"(?s)here: 1 attributes .*\n  {message}"):
-        read(kind, **{**DENSE, **fields})
+        config_from_fields(kind, **{**DENSE, **fields})
 
 
 def test_what_experts_would_be_changes_nothing_where_all_layers_are_dense():
     fields = {"n_routed_experts": 64, "topk_method": "noaux_tc", "scoring_func": "sigmoid"}
     fields |= {"moe_layer_freq": 1, "num_nextn_predict_layers": 1, "routed_scaling_factor": 2.5}
-    assert read("deepseek_v3", **DENSE, **fields) == read("deepseek_v3", **DENSE)
+    assert config_from_fields("deepseek_v3", **DENSE, **fields) == config_from_fields(
+        "deepseek_v3", **DENSE
+    )
 
 
 @pytest.mark.parametrize(
@@ -89,21 +91,21 @@ def test_what_experts_would_be_changes_nothing_where_all_layers_are_dense():
     ],
 )
 def test_what_is_written_reads_back(kind, fields):
-    config = read(kind, **DENSE, **fields)
+    config = config_from_fields(kind, **DENSE, **fields)
     family, values = choose_family(config, {})
     assert family.model_type == kind
     assert build_config(family, values, where="") == config
 
 
 def test_a_scale_that_no_field_says_is_not_written():
-    config = read("deepseek_v3", **DENSE)
+    config = config_from_fields("deepseek_v3", **DENSE)
     scaled = replace(config, attention=replace(config.attention, scale=0.1))
     with pytest.raises(ValueError, match=r"(?s)No family .*attention.scale: None instead of 0.1"):
         choose_family(scaled, {})
 
 
 def test_other_kinds_of_attention_are_written_by_no_family_of_latents():
-    config = read("llama", num_hidden_layers=1)
+    config = config_from_fields("llama", num_hidden_layers=1)
     other = replace(config, attention=SharedKV(num_heads=6, head_dim=2), model_type=None)
     message = "No family has .*: its attention is SharedKV, and none has"
     with pytest.raises(ValueError, match=message):

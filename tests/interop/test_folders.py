@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 from jaxformer.config import GLU, MultiHead, TransformerConfig
 from jaxformer.interop import load, load_config, load_pretrained, save_pretrained
 from jaxformer.interop import safetensors_files as files
-from tests.interop.hand_made import LLAMA, llama_shapes, random_tensors, write_folder
+from tests.interop.numpy_folders import LLAMA, llama_shapes, random_tensors, write_folder
 
 
 def equal(a, b):
@@ -210,13 +210,13 @@ def test_shards_and_their_index(tmp_path, loaded, tensors):
     assert names == [f"model-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)]
     modes = {path.stat().st_mode for path in (tmp_path / "out").iterdir()}
     assert len(modes) == 1, "whoever may read config.json may read the weights"
-    found = {}
+    stored = {}
     for name in names:
         part = load_file(tmp_path / "out" / name)
         assert sum(x.nbytes for x in part.values()) <= 2000
         assert all(index["weight_map"][tensor] == name for tensor in part)
-        found |= part
-    assert {n: x.tobytes() for n, x in found.items()} == {
+        stored |= part
+    assert {n: x.tobytes() for n, x in stored.items()} == {
         n: x.tobytes() for n, x in tensors.items()
     }
     assert equal(load_pretrained(tmp_path / "out").params, params)
@@ -229,23 +229,23 @@ def test_memory_stays_near_one_copy(tmp_path):
     folder = write_folder(tmp_path / "x", config, random_tensors(shapes), shards=2)
     size = 4 * sum(np.prod(shape) for shape in shapes.values())
     largest = 4 * max(np.prod(shape) for shape in shapes.values())
-    found = load_config(folder)
-    ours = load.parameter_shapes(found)
-    table = load.FAMILIES["llama"].table
-    links = load.links(table, found, ours)
-    stored = files.open_folder(folder)
+    loaded_config = load_config(folder)
+    ours = load.parameter_shapes(loaded_config)
+    table = load.FAMILIES["llama"].mapping
+    links = load.expand_mapping(table, loaded_config, ours)
+    stored = files.read_folder_headers(folder)
     tracemalloc.start()
     try:
-        params = load._fill(links, stored, ours, np.dtype(np.float32), {})
-        kept, peak = tracemalloc.get_traced_memory()
+        params = load._load_params(links, stored, ours, np.dtype(np.float32), {})
+        current, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert sum(x.nbytes for x in jax.tree.leaves(params)) == size > 19e6
-    assert kept < 1.02 * size
+    assert current < 1.02 * size
     assert peak < 1.02 * size + 2 * largest
 
 
 def test_arrays_go_to_jax_without_a_copy():
-    array = load._empty((3, 5), np.dtype(np.float32))
+    array = load._empty_aligned((3, 5), np.dtype(np.float32))
     array[...] = 1
     assert jax.device_put(array).unsafe_buffer_pointer() == array.ctypes.data

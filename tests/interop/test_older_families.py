@@ -10,13 +10,13 @@ import pytest
 
 from jaxformer.config import GLU, MLP, Alibi, Learned, Sinusoid
 from jaxformer.interop import load_pretrained
-from jaxformer.interop.compare import canonical
+from jaxformer.interop.config_comparison import canonical
 from jaxformer.interop.families import FAMILIES
-from jaxformer.interop.families.gptj import share
+from jaxformer.interop.families.gptj import rotary_fraction
 from jaxformer.interop.load import build_config
+from jaxformer.interop.parameter_shapes import parameter_shapes
 from jaxformer.interop.save import choose_family
-from jaxformer.interop.shapes import parameter_shapes
-from tests.interop.golden_files import read as read_golden
+from tests.interop.golden_files import read_golden as read_golden
 from tests.interop.golden_files import write_folder
 
 # What the first files of each kind say beside sizes, as they were released.
@@ -66,18 +66,18 @@ def test_stacks_may_differ(kind):
     """As the translators of WMT 2019, whose encoders are wider."""
     config = read(kind, encoder_ffn_dim=40, encoder_attention_heads=2)
     assert config.feed_forward[0].hidden_dim == 20 and config.attention.num_heads == 3
-    own = config.encoder
-    assert own.feed_forward[0].hidden_dim == 40
-    assert (own.attention.num_heads, own.attention.head_dim) == (2, 6)
+    encoder = config.encoder_config
+    assert encoder.feed_forward[0].hidden_dim == 40
+    assert (encoder.attention.num_heads, encoder.attention.head_dim) == (2, 6)
     family, values = choose_family(config, {})
     assert build_config(family, values, where="") == config
     shapes = parameter_shapes(config)
     path = "layers/layer_0/feed_forward/up/kernel"
     assert shapes[f"encoder/{path}"][1:] == (12, 40) and shapes[f"decoder/{path}"][1:] == (12, 20)
     spelled_out = replace(
-        config, topology=replace(config.topology, attention=own.attention, feed_forward=None)
+        config, topology=replace(config.topology, attention=encoder.attention, feed_forward=None)
     )
-    both = replace(spelled_out, attention=own.attention)
+    both = replace(spelled_out, attention=encoder.attention)
     assert canonical(both).topology.attention is None
 
 
@@ -104,7 +104,7 @@ def test_positions_of_each_family():
     assert read("marian").embedding.positions == Sinusoid(layout="halves")
     assert read("fsmt").embedding.positions == Sinusoid(layout="tensor2tensor", offset=2)
     assert read("fsmt", pad_token_id=0).embedding.positions.offset == 1
-    assert read("gptj").attention.positions[0].width(4) == 2
+    assert read("gptj").attention.positions[0].rotary_dim(4) == 2
     assert read("gpt_neox").attention.positions[0].fraction == 0.25
     assert read("falcon", alibi=True).attention.positions == (Alibi(scale=0.5),)
 
@@ -112,7 +112,7 @@ def test_positions_of_each_family():
 def test_shares_of_a_head_make_the_number_of_features_they_say():
     for head_dim in range(2, 200):
         for width in range(2, head_dim + 1, 2):
-            assert int(head_dim * share(width, head_dim)) == width
+            assert int(head_dim * rotary_fraction(width, head_dim)) == width
 
 
 def test_heads_and_norms_of_falcons():
@@ -131,9 +131,9 @@ def test_heads_and_norms_of_falcons():
 
 def test_scaled_heads_of_t5():
     """Released files tie and scale, or do neither; transformers 5 writes two words for it."""
-    tied, own = read("t5").head, read("t5", tie_word_embeddings=False).head
-    assert (tied.tied, own.tied) == (True, False)
-    assert (tied.multiplier, own.multiplier) == (12**-0.5, 1.0)
+    tied, untied = read("t5").head, read("t5", tie_word_embeddings=False).head
+    assert (tied.tied, untied.tied) == (True, False)
+    assert (tied.multiplier, untied.multiplier) == (12**-0.5, 1.0)
     new = read("t5", tie_word_embeddings=True, scale_decoder_outputs=False).head
     assert (new.tied, new.multiplier) == (True, 1.0)
     assert read("mt5", tie_word_embeddings=True).head.multiplier == 1.0
@@ -142,10 +142,10 @@ def test_scaled_heads_of_t5():
 def test_an_opt_without_biases_scales_or_final_norm():
     config = read("opt", enable_bias=False, layer_norm_elementwise_affine=False)
     assert config.attention.biases == () and not config.feed_forward[0].bias
-    assert (config.placement, config.final_norm, config.embedding.dim) == ("post", False, 6)
+    assert (config.norm_placement, config.final_norm, config.embedding.dim) == ("post", False, 6)
     assert config.norm.parameters == "none"
     late = read("opt", do_layer_norm_before=True, _remove_final_layer_norm=True)
-    assert (late.placement, late.final_norm) == ("pre", False)
+    assert (late.norm_placement, late.final_norm) == ("pre", False)
 
 
 REFUSED = [
@@ -234,9 +234,9 @@ def test_files_that_spell_tensors_in_another_way(name, tmp_path):
     other = golden._replace(tensors=SPELLED[name](golden.tensors))
     assert set(other.tensors) != set(golden.tensors)
     expected = load_pretrained(write_folder(golden, tmp_path / "one"))
-    found = load_pretrained(write_folder(other, tmp_path / "other"))
-    assert found.config == expected.config
-    assert jax.tree.all(jax.tree.map(np.array_equal, found.params, expected.params))
+    actual = load_pretrained(write_folder(other, tmp_path / "other"))
+    assert actual.config == expected.config
+    assert jax.tree.all(jax.tree.map(np.array_equal, actual.params, expected.params))
 
 
 def test_embeddings_are_scaled_where_the_file_says_so():

@@ -10,17 +10,17 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxformer import Transformer
 from jaxformer.interop import load_pretrained, save_pretrained
-from jaxformer.interop.shapes import parameter_shapes
-from jaxformer.layers.declarations import declarations
-from tests.interop.golden_files import NAMES, read, write_folder
-from tests.interop.mapped_references import MAPPED
+from jaxformer.interop.parameter_shapes import parameter_shapes
+from jaxformer.layers.parameter_metadata import parameter_metadata
+from tests.interop.golden_files import NAMES, read_golden, write_folder
 from tests.interop.mutations import MUTATIONS
+from tests.interop.references_without_family import REFERENCES_WITHOUT_FAMILY
 
 TOLERANCE = 2e-5
 NOTICED = 1e-4
 # Only how fast it compiles: the tests run each model once or twice.
 COMPILER = {"xla_cpu_use_fusion_emitters": False, "xla_backend_optimization_level": 0}
-FOLDERS = [name for name in NAMES if name not in MAPPED]
+FOLDERS = [name for name in NAMES if name not in REFERENCES_WITHOUT_FAMILY]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -36,24 +36,27 @@ def one_trace_per_config():
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory):
     """Golden file, configuration and parameters of a reference, by name."""
-    found = {}
+    references = {}
 
     def load(name):
-        if name not in found:
-            golden = read(name)
-            if name in MAPPED:
-                found[name] = golden, *MAPPED[name](golden.config, golden.tensors)
+        if name not in references:
+            golden = read_golden(name)
+            if name in REFERENCES_WITHOUT_FAMILY:
+                references[name] = (
+                    golden,
+                    *REFERENCES_WITHOUT_FAMILY[name](golden.config, golden.tensors),
+                )
             else:
                 folder = write_folder(golden, tmp_path_factory.mktemp("golden") / name)
-                found[name] = golden, *load_pretrained(folder)
-        return found[name]
+                references[name] = golden, *load_pretrained(folder)
+        return references[name]
 
     return load
 
 
 def test_every_kind_of_reference_has_a_golden_file():
     assert len(NAMES) == 61
-    assert set(MAPPED) < set(NAMES)
+    assert set(REFERENCES_WITHOUT_FAMILY) < set(NAMES)
 
 
 def run(config, params, example):
@@ -98,7 +101,7 @@ def test_another_choice_gives_other_logits(loaded, axis):
     named = flatten_dict(params, sep="/")
     for old, new in renamed:
         named |= {path.replace(old, new): x for path, x in named.items()}
-    paths = flatten_dict(declarations(other), sep="/")
+    paths = flatten_dict(parameter_metadata(other), sep="/")
     params = unflatten_dict({path: x for path, x in named.items() if path in paths}, sep="/")
     example = golden.examples[-1]
     moved = np.abs(run(other, params, example) - example.logits).max()

@@ -7,8 +7,8 @@ import pytest
 
 from jaxformer import Transformer
 from jaxformer.interop import load_pretrained, save_pretrained
-from tests.interop.golden_files import NAMES, Golden, write_folder
-from tests.interop.mapped_references import MAPPED
+from tests.interop.golden_files import NAMES, GoldenReference, write_folder
+from tests.interop.references_without_family import REFERENCES_WITHOUT_FAMILY
 
 pytest.importorskip("torch", reason="compares with torch: pip install 'jaxformer[parity]'")
 transformers = pytest.importorskip(
@@ -105,18 +105,18 @@ def test_logits_both_ways(name, tmp_path):
     model = references.build(name, seed=SEED, **SIZES.get(name, GROUPED))
     ids = references.tokens(model, LENGTH, source_length=SOURCE_LENGTH, batch=BATCH, seed=SEED)
     expected = references.logits(model, ids)
-    if name in MAPPED or name in REKEYED:
+    if name in REFERENCES_WITHOUT_FAMILY or name in REKEYED:
         config, tensors = make_golden.folder(name, model)
-        golden = Golden(config, {key: x.numpy() for key, x in tensors.items()}, [])
-    if name in MAPPED:
-        config, params = MAPPED[name](golden.config, golden.tensors)
+        golden = GoldenReference(config, {key: x.numpy() for key, x in tensors.items()}, [])
+    if name in REFERENCES_WITHOUT_FAMILY:
+        config, params = REFERENCES_WITHOUT_FAMILY[name](golden.config, golden.tensors)
     elif name in REKEYED:
         config, params = load_pretrained(write_folder(golden, tmp_path / "theirs"))
     else:
         model.save_pretrained(tmp_path / "theirs")
         config, params = load_pretrained(tmp_path / "theirs")
     np.testing.assert_allclose(ours(config, params, ids), expected, rtol=0, atol=TOLERANCE)
-    if name in MAPPED or name == "ref_phi3_small":
+    if name in REFERENCES_WITHOUT_FAMILY or name == "ref_phi3_small":
         return  # transformers has no class for these
     save_pretrained(tmp_path / "ours", config, params)
     again = load_by_transformers(tmp_path / "ours", model)
@@ -125,11 +125,11 @@ def test_logits_both_ways(name, tmp_path):
 
 def load_by_transformers(folder, model):
     """What transformers makes of a folder that we wrote, without a word of complaint."""
-    again, found = type(model).from_pretrained(
+    again, loading_info = type(model).from_pretrained(
         folder,
         output_loading_info=True,
         attn_implementation=model.config._attn_implementation,
         experts_implementation="eager",
     )
-    assert not {word: names for word, names in found.items() if names}
+    assert not {word: names for word, names in loading_info.items() if names}
     return again.eval()

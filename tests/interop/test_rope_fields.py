@@ -6,11 +6,11 @@ import pytest
 
 from jaxformer.interop.families import FAMILIES
 from jaxformer.interop.load import build_config
-from tests.interop.hand_made import LLAMA3, YARN, read
+from tests.interop.numpy_folders import LLAMA3, YARN, config_from_fields
 
 
 def rope(kind="llama", **fields):
-    return read(kind, **fields).attention.positions[0]
+    return config_from_fields(kind, **fields).attention.positions[0]
 
 
 @pytest.mark.parametrize(
@@ -38,10 +38,10 @@ def rope(kind="llama", **fields):
 )
 def test_old_and_new_fields_say_the_same(old, new):
     length = {"max_position_embeddings": old.get("max_position_embeddings", 128), "head_dim": 4}
-    found = rope(**{**old, **length})
-    assert found == rope(rope_parameters=new, **length)
-    assert found == rope(rope_parameters=new, **{**old, **length})
-    assert type(found.scaling).__name__ == {
+    actual = rope(**{**old, **length})
+    assert actual == rope(rope_parameters=new, **length)
+    assert actual == rope(rope_parameters=new, **{**old, **length})
+    assert type(actual.scaling).__name__ == {
         "default": "NoneType",
         "linear": "LinearScaling",
         "dynamic": "DynamicNTK",
@@ -61,8 +61,8 @@ def test_lengths_and_factors_of_scalings():
     )
     scales = {"mscale": 1.0, "mscale_all_dim": 0.5}
     expected = (0.1 * math.log(4) + 1) / (0.05 * math.log(4) + 1)
-    found = rope(rope_scaling={"type": "yarn", **YARN, **scales}).scaling.attention_factor
-    assert math.isclose(found, expected, rel_tol=1e-12)
+    actual = rope(rope_scaling={"type": "yarn", **YARN, **scales}).scaling.attention_factor
+    assert math.isclose(actual, expected, rel_tol=1e-12)
     short = rope(rope_parameters={"rope_type": "yarn", "factor": 4.0}, max_position_embeddings=32)
     assert short.scaling.original_max_length == 32
 
@@ -72,7 +72,7 @@ def test_longrope_takes_its_growth_from_the_lengths_or_from_factor():
     kinds = {"type": "su", **factors}
     lengths = {"max_position_embeddings": 64, "original_max_position_embeddings": 16}
     scaling = rope("phi3", rope_scaling=kinds, **lengths).scaling
-    assert (scaling.short, scaling.long) == ((1.0,), (2.0,))
+    assert (scaling.short_factors, scaling.long_factors) == ((1.0,), (2.0,))
     assert (scaling.original_max_length, scaling.max_length) == (16, 64)
     assert scaling.attention_factor is None
     same = rope("phi3", rope_scaling={**kinds, "factor": 4.0}, **lengths).scaling
@@ -101,24 +101,24 @@ def test_scalings_that_are_not_built():
 )
 def test_both_kinds_of_fields_are_written(scaling):
     """A reader of old files and one of new files find the same."""
-    config = read("llama", rope_theta=5e5, rope_scaling=scaling)
+    config = config_from_fields("llama", rope_theta=5e5, rope_scaling=scaling)
     written = FAMILIES["llama"].write(config)
     assert written["rope_theta"] == 5e5
-    found = {"beta_slow": 1.0, **scaling} if scaling["rope_type"] == "yarn" else scaling
-    assert written["rope_scaling"] == {"type": scaling["rope_type"], **found}
-    assert written["rope_parameters"] == {"rope_theta": 5e5, **found}
+    expected = {"beta_slow": 1.0, **scaling} if scaling["rope_type"] == "yarn" else scaling
+    assert written["rope_scaling"] == {"type": scaling["rope_type"], **expected}
+    assert written["rope_parameters"] == {"rope_theta": 5e5, **expected}
     for dropped in ("rope_parameters", "rope_scaling"):
-        one = {name: x for name, x in written.items() if name != dropped}
-        assert build_config(FAMILIES["llama"], one, where="") == config
+        remaining = {name: x for name, x in written.items() if name != dropped}
+        assert build_config(FAMILIES["llama"], remaining, where="") == config
 
 
 def test_where_both_stand_the_old_one_counts():
-    found = rope(
+    actual = rope(
         rope_theta=2e4,
         rope_scaling={"type": "linear", "factor": 2.0},
         rope_parameters={"rope_type": "linear", "factor": 3.0, "rope_theta": 3e4},
     )
-    assert (found.base, found.scaling.factor) == (2e4, 2.0)
+    assert (actual.base, actual.scaling.factor) == (2e4, 2.0)
 
 
 def test_gemma_3_has_two():
@@ -132,15 +132,15 @@ def test_gemma_3_has_two():
         "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
     }
     fields = {"num_hidden_layers": 6, "sliding_window": 3}
-    found = read("gemma3_text", **fields, **old)
-    local, full = found.attention.positions[0], found.attention.positions[5]
+    config = config_from_fields("gemma3_text", **fields, **old)
+    local, full = config.attention.positions[0], config.attention.positions[5]
     assert (local.base, local.scaling) == (2e4, None)
     assert (full.base, full.scaling.factor) == (5e5, 8.0)
-    assert read("gemma3_text", **fields, rope_parameters=new) == found
-    written = FAMILIES["gemma3_text"].write(found)
+    assert config_from_fields("gemma3_text", **fields, rope_parameters=new) == config
+    written = FAMILIES["gemma3_text"].write(config)
     assert written["rope_parameters"] == new
     assert {name: written[name] for name in old} == old
     new["full_attention"]["extra"] = 1
     message = r"here: 1 .*:\n  rope_parameters\.full_attention\.extra = 1: jaxformer does not know"
     with pytest.raises(ValueError, match=message):
-        read("gemma3_text", **fields, rope_parameters=new)
+        config_from_fields("gemma3_text", **fields, rope_parameters=new)

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from jaxformer.interop.transforms import (
-    Flat,
+    Flatten,
     Fused,
-    GroupedHeads,
-    HeadByHead,
+    FusedPerHead,
+    FusedQKVPerGroup,
+    Identity,
     Interleaved,
-    Kernel,
-    Same,
+    LinearKernel,
 )
 
 D, N, K, H, F = 5, 6, 2, 3, 7
@@ -23,20 +23,20 @@ def numbered(shape):
 
 def split(transform, theirs, ours):
     """Ours, after checks that their shape was foreseen and that joining undoes splitting."""
-    assert transform.shape(ours) == theirs.shape
-    parts = transform.split(theirs, ours)
+    assert transform.hf_shape(ours) == theirs.shape
+    parts = transform.from_hf(theirs, ours)
     assert [part.shape for part in parts] == list(ours)
-    np.testing.assert_array_equal(transform.join(parts), theirs)
+    np.testing.assert_array_equal(transform.to_hf(parts), theirs)
     return parts
 
 
 def test_same_and_flat():
     x = numbered((D,))
-    assert split(Same(), x, [(D,)])[0] is x
+    assert split(Identity(), x, [(D,)])[0] is x
     bias = numbered((N * H,))
-    (ours,) = split(Flat(), bias, [(N, H)])
+    (ours,) = split(Flatten(), bias, [(N, H)])
     assert ours[4, 2] == bias[4 * H + 2]
-    (ours,) = split(Flat(leading=1), numbered((1, F)), [(F,)])
+    (ours,) = split(Flatten(leading=1), numbered((1, F)), [(F,)])
     np.testing.assert_array_equal(ours, np.arange(F))
 
 
@@ -47,13 +47,13 @@ def test_kernels(outputs_first):
 
     size = (N * H, D) if outputs_first else (D, N * H)
     theirs = numbered(size)
-    (ours,) = split(Kernel(outputs_first=outputs_first), theirs, [(D, N, H)])
+    (ours,) = split(LinearKernel(outputs_first=outputs_first), theirs, [(D, N, H)])
     for d in range(D):
         for n in range(N):
             for h in range(H):
                 assert ours[d, n, h] == of(theirs, d, n * H + h)
     theirs = numbered(size[::-1])
-    (ours,) = split(Kernel(input_axes=2, outputs_first=outputs_first), theirs, [(N, H, D)])
+    (ours,) = split(LinearKernel(input_axes=2, outputs_first=outputs_first), theirs, [(N, H, D)])
     for d in range(D):
         for n in range(N):
             for h in range(H):
@@ -67,40 +67,40 @@ def test_fused_rows_and_columns():
     assert key[3, 1, 2] == theirs[N * H + 1 * H + 2, 3]
     assert value[0, 1, 2] == theirs[(N + K) * H + 1 * H + 2, 0]
     theirs = numbered((D, 3 * N * H))
-    columns = Fused(part=Kernel(outputs_first=False), axis=1)
+    columns = Fused(part=LinearKernel(outputs_first=False), axis=1)
     query, key, value = split(columns, theirs, [(D, N, H)] * 3)
     assert query[3, 4, 1] == theirs[3, 4 * H + 1]
     assert key[3, 4, 1] == theirs[3, N * H + 4 * H + 1]
     assert value[3, 4, 1] == theirs[3, 2 * N * H + 4 * H + 1]
     biases = numbered(((N + 2 * K) * H,))
-    _, key, _ = split(Fused(part=Flat()), biases, [(N, H), (K, H), (K, H)])
+    _, key, _ = split(Fused(part=Flatten()), biases, [(N, H), (K, H), (K, H)])
     assert key[1, 2] == biases[N * H + H + 2]
 
 
 @pytest.mark.parametrize("groups", [1, 2, 3, 6])
 def test_grouped_heads(groups):
     """Row of each output: group, then place in it (queries, key, value), then feature."""
-    each = N // groups
-    theirs = numbered((groups * (each + 2) * H, D))
+    queries = N // groups
+    theirs = numbered((groups * (queries + 2) * H, D))
     shapes = [(D, N, H), (D, groups, H), (D, groups, H)]
-    query, key, value = split(GroupedHeads(), theirs, shapes)
-    biases = split(GroupedHeads(), theirs[:, 0], [shape[1:] for shape in shapes])
+    query, key, value = split(FusedQKVPerGroup(), theirs, shapes)
+    biases = split(FusedQKVPerGroup(), theirs[:, 0], [shape[1:] for shape in shapes])
     for group in range(groups):
-        start = group * (each + 2) * H
+        start = group * (queries + 2) * H
         for h in range(H):
-            for place in range(each):
+            for place in range(queries):
                 row = theirs[start + place * H + h]
-                np.testing.assert_array_equal(query[:, group * each + place, h], row)
-                assert biases[0][group * each + place, h] == row[0]
-            np.testing.assert_array_equal(key[:, group, h], theirs[start + each * H + h])
-            np.testing.assert_array_equal(value[:, group, h], theirs[start + (each + 1) * H + h])
-            assert biases[2][group, h] == theirs[start + (each + 1) * H + h, 0]
+                np.testing.assert_array_equal(query[:, group * queries + place, h], row)
+                assert biases[0][group * queries + place, h] == row[0]
+            np.testing.assert_array_equal(key[:, group, h], theirs[start + queries * H + h])
+            np.testing.assert_array_equal(value[:, group, h], theirs[start + (queries + 1) * H + h])
+            assert biases[2][group, h] == theirs[start + (queries + 1) * H + h, 0]
 
 
 def test_keys_and_values_head_by_head():
     V = 4
     theirs = numbered((N * (H + V), D))
-    key, value = split(HeadByHead(), theirs, [(D, N, H), (D, N, V)])
+    key, value = split(FusedPerHead(), theirs, [(D, N, H), (D, N, V)])
     for d, n in np.ndindex(D, N):
         start = n * (H + V)
         np.testing.assert_array_equal(key[d, n], theirs[start : start + H, d])
@@ -113,5 +113,5 @@ def test_interleaved():
     for f in range(F):
         np.testing.assert_array_equal(gate[:, f], theirs[2 * f])
         np.testing.assert_array_equal(up[:, f], theirs[2 * f + 1])
-    _, up = split(Interleaved(part=Flat()), theirs[:, 0], [(F,)] * 2)
+    _, up = split(Interleaved(part=Flatten()), theirs[:, 0], [(F,)] * 2)
     np.testing.assert_array_equal(up, theirs[1::2, 0])

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from tests.models import BASE, compiled, draw, parameters
+from tests.small_models import BASE, jitted_forward, random_params, random_tree
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def randomise():
 
     def make(module, *example, **arguments):
         shapes = jax.eval_shape(lambda: module.init(jax.random.key(0), *example, **arguments))
-        return draw(shapes["params"])
+        return random_tree(shapes["params"])
 
     return make
 
@@ -38,12 +38,12 @@ def build():
     """Random parameters of a config's model, and the function from tokens to logits."""
 
     def make(config):
-        own, forward = parameters(config), compiled(config)
+        drawn_params, forward = random_params(config), jitted_forward(config)
 
-        def run(tokens, params=own, **arguments):
+        def run(tokens, params=drawn_params, **arguments):
             return forward(params, tokens, **arguments)
 
-        return own, run
+        return drawn_params, run
 
     return make
 
@@ -61,9 +61,9 @@ def influence(build):
         rows = table[tokens].reshape(-1, table.shape[-1])
 
         def logits(rows):
-            own = jax.tree.map(lambda x: x, params)
-            own["embedding"]["tokens"]["embedding"] = table.at[: len(rows)].set(rows)
-            return run(places, own, **arguments).sum(axis=-1).reshape(-1)
+            varied_params = jax.tree.map(lambda x: x, params)
+            varied_params["embedding"]["tokens"]["embedding"] = table.at[: len(rows)].set(rows)
+            return run(places, varied_params, **arguments).sum(axis=-1).reshape(-1)
 
         return jnp.abs(jax.jit(jax.jacobian(logits))(rows)).sum(axis=-1)
 

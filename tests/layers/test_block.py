@@ -8,14 +8,14 @@ import pytest
 
 from jaxformer import functional as F
 from jaxformer.config import LayerNorm, RMSNorm
-from jaxformer.layers import Attention, Block, FeedForward, Guide, Mode
+from jaxformer.layers import AttentionInputs, Block, FeedForward, MultiHeadAttention, RuntimeConfig
 
-MODE = Mode()
+MODE = RuntimeConfig()
 
 
 def guide(length):
     at = jnp.arange(length)
-    return Guide(F.causal_mask(at, at), None, F.rope_rotations(at, F.rope_frequencies(6)))
+    return AttentionInputs(F.causal_mask(at, at), None, F.rope_rotations(at, F.rope_frequencies(6)))
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def parts(config, normal, randomise):
         x, g = normal(2, 5, 14), guide(5)
         block = Block(cfg, cfg.layer(0), MODE)
         params = randomise(block, x, g)
-        attention = Attention(cfg, cfg.layer(0).positions, MODE)
+        attention = MultiHeadAttention(cfg, cfg.layer(0).positions, MODE)
         feed_forward = FeedForward(cfg, cfg.layer(0).feed_forward, MODE)
 
         def norm(name, y):
@@ -79,27 +79,27 @@ def test_parallel_branches_read_one_input_so_their_products_fuse(normal):
 
 
 def test_post_placement(parts):
-    x, y, attention, feed_forward, norm = parts(placement="post")
+    x, y, attention, feed_forward, norm = parts(norm_placement="post")
     h = norm("post_attention_norm", x + attention(x))
     np.testing.assert_allclose(y, norm("post_feed_forward_norm", h + feed_forward(h)), atol=1e-5)
 
 
 def test_sandwich_placement(parts):
-    x, y, attention, feed_forward, norm = parts(placement="sandwich")
+    x, y, attention, feed_forward, norm = parts(norm_placement="sandwich")
     h = x + norm("post_attention_norm", attention(norm("pre_attention_norm", x)))
     branch = feed_forward(norm("pre_feed_forward_norm", h))
     np.testing.assert_allclose(y, h + norm("post_feed_forward_norm", branch), atol=1e-5)
 
 
-def test_branch_out_placement(parts):
-    x, y, attention, feed_forward, norm = parts(placement="branch_out")
+def test_res_post_placement(parts):
+    x, y, attention, feed_forward, norm = parts(norm_placement="res_post")
     h = x + norm("post_attention_norm", attention(x))
     np.testing.assert_allclose(y, h + norm("post_feed_forward_norm", feed_forward(h)), atol=1e-5)
 
 
 def test_parallel_branches_with_a_norm_each_after_their_sums(parts):
     """Both read the same x; the second sum is of the first one, normalised."""
-    x, y, attention, feed_forward, norm = parts(block="parallel", placement="post")
+    x, y, attention, feed_forward, norm = parts(block="parallel", norm_placement="post")
     first = norm("post_attention_norm", x + attention(x))
     np.testing.assert_allclose(
         y, norm("post_feed_forward_norm", first + feed_forward(x)), atol=1e-5
@@ -107,10 +107,12 @@ def test_parallel_branches_with_a_norm_each_after_their_sums(parts):
 
 
 def test_parallel_shared_placements(parts):
-    x, y, attention, feed_forward, norm = parts(block="parallel_shared_norm", placement="post")
+    x, y, attention, feed_forward, norm = parts(block="parallel_shared_norm", norm_placement="post")
     both = attention(x) + feed_forward(x)
     np.testing.assert_allclose(y, norm("post_norm", x + both), atol=1e-5)
-    x, y, attention, feed_forward, norm = parts(block="parallel_shared_norm", placement="sandwich")
+    x, y, attention, feed_forward, norm = parts(
+        block="parallel_shared_norm", norm_placement="sandwich"
+    )
     z = norm("pre_norm", x)
     np.testing.assert_allclose(y, x + norm("post_norm", attention(z) + feed_forward(z)), atol=1e-5)
 
@@ -155,9 +157,9 @@ def test_no_bias_leaf_unless_asked(config, build, norm, block):
 
 def test_pre_norm_keeps_an_identity_path_and_post_norm_does_not(parts):
     """A scaled input leaves a pre-norm block scaled (up to its branches), a post-norm one unit."""
-    x, y, *_ = parts(placement="pre")
+    x, y, *_ = parts(norm_placement="pre")
     assert np.abs(y - x).max() < np.abs(y).max() * 10
-    x, y, _, _, norm = parts(placement="post")
+    x, y, _, _, norm = parts(norm_placement="post")
     scale = norm("post_feed_forward_norm", jnp.ones_like(x))  # of a vector of unit mean square
     np.testing.assert_allclose(
         jnp.mean(jnp.square(y / scale), axis=-1), jnp.ones(x.shape[:-1]), rtol=1e-3

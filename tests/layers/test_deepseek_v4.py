@@ -15,8 +15,8 @@ import pytest
 from jaxformer import functional as F
 from jaxformer.config import GLU, QKNorm, RMSNorm, Rope, TransformerConfig
 from jaxformer.config import SharedKV as Choice
-from jaxformer.layers import Guide, Mode
-from jaxformer.layers.shared_kv import SharedKV
+from jaxformer.layers import AttentionInputs, RuntimeConfig
+from jaxformer.layers.attention.shared_kv import SharedKVAttention
 
 GOLDEN = Path(__file__).parent / "golden" / "shared_kv.npz"
 
@@ -63,10 +63,10 @@ def output(theirs):
     config, params = ours(theirs)
     x, rope = jnp.asarray(theirs["x"]), config.attention.positions[0]
     at = jnp.arange(x.shape[1])
-    turned = F.rope_rotations(at, F.rope_frequencies(rope.width(config.attention.head_dim)))
+    turned = F.rope_rotations(at, F.rope_frequencies(rope.rotary_dim(config.attention.head_dim)))
     mask = F.causal_mask(at, at) & F.window_mask(at, at, config.attention.windows[0])
-    module = SharedKV(config, rope, Mode())
-    return module.apply({"params": params}, x, Guide(mask, rotations=turned))[0]
+    module = SharedKVAttention(config, rope, RuntimeConfig())
+    return module.apply({"params": params}, x, AttentionInputs(mask, rotations=turned))[0]
 
 
 @pytest.mark.slow

@@ -15,13 +15,13 @@ from jaxformer.config import (
     ClampedGEGLU,
     Decay,
     Embedding,
-    Experts,
     Fire,
-    Head,
     Hybrid,
     Latent,
     LayerNorm,
     Learned,
+    LMHead,
+    MoE,
     MultiHead,
     QKNorm,
     RMSNorm,
@@ -33,7 +33,7 @@ from jaxformer.config import (
     Yarn,
 )
 from jaxformer.layers import empty_cache
-from tests.models import BASE, compiled, parameters, rounding
+from tests.small_models import BASE, jitted_forward, random_params, rounding_error
 
 LENGTH, WINDOW = 7, 3
 TOKENS = np.random.default_rng(5).integers(0, BASE.vocab_size, (2, LENGTH))
@@ -51,25 +51,27 @@ OPTIONS = {  # of attention where its name is there, else of the model
         "hybrid": dict(positions=(Rope(targets=EVERYWHERE), None)),
         "transformer-xl": dict(positions=(TransformerXL(),)),
     },
-    "placement": {name: dict(placement=name) for name in ("pre", "post", "sandwich", "branch_out")},
+    "placement": {
+        name: dict(norm_placement=name) for name in ("pre", "post", "sandwich", "res_post")
+    },
     "block": {name: dict(block=name) for name in ("serial", "parallel", "parallel_shared_norm")},
     "windows": {
         "full": {},
         "window": dict(windows=(WINDOW, None)),
-        "blocks": dict(windows=(BlockSparse(block=2, local_blocks=1, stride=2), None)),
+        "blocks": dict(windows=(BlockSparse(block_size=2, local_blocks=1, stride=2), None)),
     },
     "heads": {name: dict(num_kv_heads=n) for name, n in dict(mha=4, gqa=2, mqa=1).items()},
     "norm": {
-        "rms": dict(norm=RMSNorm(scale_offset=1.0, eps_position="outside"), head=Head(tied=True)),
+        "rms": dict(norm=RMSNorm(scale_offset=1.0, eps_position="outside"), head=LMHead(tied=True)),
         "layer": dict(norm=LayerNorm(), final_norm=False),
         "bare": dict(
-            norm=LayerNorm(parameters="none"), head=Head(softcap=3.0, multiplier=0.5, bias=True)
+            norm=LayerNorm(parameters="none"), head=LMHead(softcap=3.0, multiplier=0.5, bias=True)
         ),
     },
     "feed-forward": {
         "glu": {},
         "mixed": dict(feed_forward=(MLP(hidden_dim=9, bias=True), ClampedGEGLU(hidden_dim=5))),
-        "experts": dict(feed_forward=(Experts(expert=GLU(hidden_dim=5), num_experts=4),)),
+        "experts": dict(feed_forward=(MoE(expert=GLU(hidden_dim=5), num_experts=4),)),
     },
     "scores": {
         "plain": {},
@@ -113,7 +115,7 @@ KINDS = {
         value_dim=2,
         positions=(Rope(scaling=STRETCHED), T5),
     ),
-    "decay": Decay(num_heads=4, head_dim=4, shortest=1.5, angles=Angles(pairing="neighbours")),
+    "decay": Decay(num_heads=4, head_dim=4, min_memory=1.5, angles=Angles(pairing="neighbours")),
     "decay, real": Decay(num_heads=2, head_dim=3, angles=None, biases=("value", "out")),
     "hybrid": Hybrid(
         kinds=(
@@ -184,11 +186,11 @@ def config(request):
 
 
 @pytest.mark.slow(
-    but=["t5-branch_out-parallel-full-gqa-bare-glu-plain", "decay, real", "shared, in part"]
+    but=["t5-res_post-parallel-full-gqa-bare-glu-plain", "decay, real", "shared, in part"]
 )
 def test_logits_depend_on_no_later_token(config):
     """inventory row 123: what comes after a token changes nothing of its logits, not a bit."""
-    params, run = parameters(config), compiled(config)
+    params, run = random_params(config), jitted_forward(config)
     later = TOKENS.copy()
     later[:, 4:] = (later[:, 4:] + 1) % config.vocab_size
     logits, changed = (np.asarray(run(params, tokens)) for tokens in (TOKENS, later))
@@ -197,26 +199,23 @@ def test_logits_depend_on_no_later_token(config):
 
 
 @pytest.mark.slow(
-    but=[
-        "shared, in part",
-        "decay",
-        "decay, real",
-        "t5-branch_out-parallel-full-gqa-bare-glu-plain",
-    ]
+    but=["shared, in part", "decay", "decay, real", "t5-res_post-parallel-full-gqa-bare-glu-plain"]
 )
 def test_layers_unrolled_compute_what_the_loop_does(config):
-    params, run = parameters(config), compiled(config)
-    unrolled = compiled(config, scan=False)(params, TOKENS)
-    bound = 3 * rounding(run, params, TOKENS)
+    params, run = random_params(config), jitted_forward(config)
+    unrolled = jitted_forward(config, scan=False)(params, TOKENS)
+    bound = 3 * rounding_error(run, params, TOKENS)
     np.testing.assert_allclose(unrolled, run(params, TOKENS), rtol=0, atol=bound)
 
 
-@pytest.mark.slow(
-    but=["t5-branch_out-parallel-full-gqa-bare-glu-plain", "decay", "shared, in part"]
-)
+@pytest.mark.slow(but=["t5-res_post-parallel-full-gqa-bare-glu-plain", "decay", "shared, in part"])
 def test_token_by_token_with_a_cache_is_the_whole_text_at_once(config):
-    params, run, cache = parameters(config), compiled(config), empty_cache(config, (2,), LENGTH)
-    whole, bound = np.asarray(run(params, TOKENS)), 3 * rounding(run, params, TOKENS)
+    params, run, cache = (
+        random_params(config),
+        jitted_forward(config),
+        empty_cache(config, (2,), LENGTH),
+    )
+    whole, bound = np.asarray(run(params, TOKENS)), 3 * rounding_error(run, params, TOKENS)
     for t in range(LENGTH):
         logits, cache = run(params, TOKENS[:, t : t + 1], cache=cache)
         np.testing.assert_allclose(

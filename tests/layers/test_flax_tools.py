@@ -8,10 +8,10 @@ import pytest
 from flax import linen as nn
 
 from jaxformer import Transformer, costs
-from jaxformer.config import GLU, BlockSparse, EncoderDecoder, Experts
+from jaxformer.config import GLU, BlockSparse, EncoderDecoder, MoE
 from jaxformer.layers import empty_cache
 from tests.layers.test_every_option import KINDS, T5
-from tests.models import BASE
+from tests.small_models import BASE
 
 TOKENS = jnp.zeros((1, 4), jnp.int32)
 
@@ -22,10 +22,10 @@ def of(**attention):
 
 CONFIGS = {
     "windows": of(windows=(3, None)),
-    "blocks": of(windows=(BlockSparse(block=2, local_blocks=1, stride=2), None, 3)),
+    "blocks": of(windows=(BlockSparse(block_size=2, local_blocks=1, stride=2), None, 3)),
     "biases": of(positions=(T5, None), windows=(3, None)),
     "hybrid": replace(BASE, attention=KINDS["hybrid of three"]),
-    "experts": replace(BASE, feed_forward=(Experts(expert=GLU(hidden_dim=5), num_experts=4),)),
+    "experts": replace(BASE, feed_forward=(MoE(expert=GLU(hidden_dim=5), num_experts=4),)),
     "source": replace(of(windows=(3, None)), topology=EncoderDecoder(num_encoder_layers=1)),
 }
 every_model = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
@@ -39,7 +39,7 @@ def inputs(config):
 @pytest.mark.slow(but=["windows", "blocks"])
 def test_a_summary_counts_every_parameter(config):
     table = Transformer(config).tabulate(jax.random.key(0), TOKENS, **inputs(config))
-    assert f"Total Parameters: {costs.parameters(config):,}" in table
+    assert f"Total Parameters: {costs.num_parameters(config):,}" in table
 
 
 @every_model
@@ -47,8 +47,10 @@ def test_a_summary_counts_every_parameter(config):
 def test_parameters_are_all_that_init_gives(config):
     """From shapes of the inputs alone, as `lazy_init` has it."""
     shape = jax.ShapeDtypeStruct(TOKENS.shape, TOKENS.dtype)
-    given = dict.fromkeys(inputs(config), shape)
-    made = jax.eval_shape(lambda: Transformer(config).lazy_init(jax.random.key(0), shape, **given))
+    arguments = dict.fromkeys(inputs(config), shape)
+    made = jax.eval_shape(
+        lambda: Transformer(config).lazy_init(jax.random.key(0), shape, **arguments)
+    )
     assert set(made) == {"params"}
 
 

@@ -12,13 +12,15 @@ import pytest
 from jaxformer import Transformer, zoo
 from jaxformer.config import Encoder, EncoderDecoder, Rope, TransformerXL
 from jaxformer.data import Batch
-from jaxformer.functional import attention, kernels, splash_attention
-from jaxformer.functional.platforms import Target
+from jaxformer.functional import splash_attention
+from jaxformer.functional.attention import dot_product as attention
+from jaxformer.functional.attention import kernels
+from jaxformer.functional.platforms import TargetDevice
 from jaxformer.layers import empty_cache
-from jaxformer.layers.mode import Axes, Mode
+from jaxformer.layers.runtime import MeshAxes, RuntimeConfig
 from jaxformer.parallel import MeshConfig, make_mesh
-from jaxformer.training.gradient import make_gradient
-from tests.models import parameters
+from jaxformer.training.gradient import make_value_and_grad
+from tests.small_models import random_params
 
 T = 21
 MODELS = {
@@ -34,10 +36,13 @@ MODELS = {
 def inputs(config, rng, segmented):
     tokens = jnp.asarray(rng.integers(0, config.vocab_size - 1, (2, T)))
     segments = jnp.asarray(np.sort(rng.integers(1, 4, (2, T)), axis=1)) if segmented else None
-    given = {"segments": segments}
+    options = {"segments": segments}
     if isinstance(config.topology, EncoderDecoder):
-        given |= {"source": tokens[:, ::-1], "source_segments": jnp.arange(2 * T).reshape(2, T) % 3}
-    return tokens, given
+        options |= {
+            "source": tokens[:, ::-1],
+            "source_segments": jnp.arange(2 * T).reshape(2, T) % 3,
+        }
+    return tokens, options
 
 
 @pytest.mark.parametrize(
@@ -51,23 +56,23 @@ def test_blocks_give_the_same(name, segmented):
     """Loss and every gradient."""
     # Another seed than 0: there, a unit of T5's ReLU stands within 1e-7 of its corner.
     config, rng = MODELS[name], np.random.default_rng(1)
-    tokens, given = inputs(config, rng, segmented)
+    tokens, options = inputs(config, rng, segmented)
     whole, blocks = (
         Transformer(config, attention_implementation=kind) for kind in ("xla", "blockwise")
     )
-    shapes = jax.eval_shape(lambda: whole.init(jax.random.key(0), tokens, **given))["params"]
+    shapes = jax.eval_shape(lambda: whole.init(jax.random.key(0), tokens, **options))["params"]
     params = jax.tree.map(lambda x: np.float32(0.2 * rng.normal(size=x.shape)), shapes)
     weights = np.float32(rng.normal(size=(2, T, config.vocab_size)))
 
     @jax.jit
     def both(params):
         def total(params, model):
-            return jnp.mean(weights * model.apply({"params": params}, tokens, **given))
+            return jnp.mean(weights * model.apply({"params": params}, tokens, **options))
 
         return [jax.value_and_grad(total)(params, model) for model in (whole, blocks)]
 
-    (value, gradients), (found, slopes) = both(params)
-    np.testing.assert_allclose(found, value, rtol=1e-5, atol=1e-7)
+    (value, gradients), (actual, slopes) = both(params)
+    np.testing.assert_allclose(actual, value, rtol=1e-5, atol=1e-7)
     largest = max(float(jnp.abs(x).max()) for x in jax.tree.leaves(gradients))
     for one, other in zip(jax.tree.leaves(slopes), jax.tree.leaves(gradients), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5 * largest)
@@ -78,7 +83,7 @@ def test_prompts_read_in_parts_by_blocks():
     """A cache's keys stand where they stand, empty slots too."""
     config, rng = zoo.get("gemma-2-2b").tiny(), np.random.default_rng(0)
     tokens, _ = inputs(config, rng, False)
-    params = parameters(config)
+    params = random_params(config)
 
     @partial(jax.jit, static_argnums=0)
     def read(kind, params):
@@ -86,11 +91,11 @@ def test_prompts_read_in_parts_by_blocks():
             Transformer(config, attention_implementation=kind),
             empty_cache(config, (2,), T),
         )
-        found = []
+        parts = []
         for part in (tokens[:, :9], tokens[:, 9:]):
             logits, cache = model.apply({"params": params}, part, cache=cache)
-            found.append(logits)
-        return jnp.concatenate(found, axis=1)
+            parts.append(logits)
+        return jnp.concatenate(parts, axis=1)
 
     np.testing.assert_allclose(read("blockwise", params), read("xla", params), atol=2e-5)
 
@@ -131,23 +136,23 @@ SIZES = {"data": dict(data=2), "fsdp and tensor": dict(fsdp=2, tensor=2)}
 @pytest.mark.slow
 def test_a_kernel_runs_once_each_way(sizes, remat, monkeypatch):
     """In the gradient of a mesh, which is that by whole matrices."""
-    monkeypatch.setattr(kernels, "target", lambda: Target("tpu", "TPU v5"))
+    monkeypatch.setattr(kernels, "target_device", lambda: TargetDevice("tpu", "TPU v5"))
     monkeypatch.setattr(attention, "splash_attention", partial(splash_attention, interpret=True))
     config, T = MODELS["rotary, grouped"], 128
     mesh = make_mesh(MeshConfig(**sizes), jax.devices()[: math.prod(sizes.values())])
     tokens = np.random.default_rng(0).integers(0, config.vocab_size, (2, T))
     segments = 1 + (np.arange(T) > np.array([[50], [90]]))
     batch = Batch(tokens, tokens[:, ::-1], np.arange(T) + 0 * tokens, segments, tokens > 9)
-    given = parameters(config), np.int32(0), batch
+    arguments = random_params(config), np.int32(0), batch
 
     def traced(kind):
         model = Transformer(config, remat=remat, attention_implementation=kind)
-        return jax.jit(make_gradient(model, mesh)).trace(*given)
+        return jax.jit(make_value_and_grad(model, mesh)).trace(*arguments)
 
     splash, whole = traced("splash"), traced("xla")
     assert kernels_in(splash.jaxpr.jaxpr) == 3  # forwards, and backwards for queries and for keys
-    found, expected = (program.lower().compile()(*given) for program in (splash, whole))
-    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+    actual, expected = (program.lower().compile()(*arguments) for program in (splash, whole))
+    for one, other in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-5 * np.abs(other).max())
 
 
@@ -172,10 +177,16 @@ def test_memory_of_a_model_is_linear_in_length(remat):
 
 
 def test_when_masks_stay_rules():
-    assert Mode().by_rule(512, 512) and Mode(attention_implementation="blockwise").by_rule(1, 9)
-    assert not Mode().by_rule(16, 16) and not Mode().by_rule(1, 10**6)
-    assert not Mode(attention_implementation="xla").by_rule(512, 512)
-    assert Mode(axes=Axes(context="context")).by_rule(1, 9)  # which go round
+    assert RuntimeConfig().uses_lazy_masks(512, 512) and RuntimeConfig(
+        attention_implementation="blockwise"
+    ).uses_lazy_masks(1, 9)
+    assert not RuntimeConfig().uses_lazy_masks(16, 16) and not RuntimeConfig().uses_lazy_masks(
+        1, 10**6
+    )
+    assert not RuntimeConfig(attention_implementation="xla").uses_lazy_masks(512, 512)
+    assert RuntimeConfig(mesh_axes=MeshAxes(context="context")).uses_lazy_masks(
+        1, 9
+    )  # which go round
 
 
 @pytest.mark.slow

@@ -7,14 +7,14 @@ import pytest
 
 from jaxformer import Transformer
 from jaxformer import functional as F
-from jaxformer.config import Embedding, EncoderDecoder, Head
+from jaxformer.config import Embedding, EncoderDecoder, LMHead
 from jaxformer.layers import empty_cache
 
 HEADS = {
     "plain": {},
-    "capped": dict(head=Head(softcap=3.0, multiplier=0.5, bias=True)),
-    "tied": dict(head=Head(tied=True, masked_ids=(3, 30), bias=True)),
-    "factorised": dict(head=Head(tied=True, softcap=3.0), embedding=Embedding(dim=5)),
+    "capped": dict(head=LMHead(softcap=3.0, multiplier=0.5, bias=True)),
+    "tied": dict(head=LMHead(tied=True, masked_ids=(3, 30), bias=True)),
+    "factorised": dict(head=LMHead(tied=True, softcap=3.0), embedding=Embedding(dim=5)),
     "encoder-decoder": dict(topology=EncoderDecoder(num_encoder_layers=1), num_layers=1),
 }
 
@@ -23,7 +23,9 @@ HEADS = {
 @pytest.mark.slow
 def test_losses_are_those_of_the_logits(name, config, tokens, randomise, monkeypatch):
     """Loss and every gradient, six of 31 ids at a time."""
-    for constant, number in dict(WHOLE_UP_TO=0, AT_A_TIME=dict(cpu=1), FEWEST_IDS=6).items():
+    for constant, number in dict(
+        MAX_UNCHUNKED_LOGITS=0, LOGITS_PER_CHUNK=dict(cpu=1), MIN_CHUNK_SIZE=6
+    ).items():
         monkeypatch.setattr(F.linear_losses, constant, number)
     model = Transformer(config(**HEADS[name]))
     more = {"source": tokens[:, ::-1]} if name == "encoder-decoder" else {}
@@ -35,14 +37,14 @@ def test_losses_are_those_of_the_logits(name, config, tokens, randomise, monkeyp
     def by_scores(params):
         scores = model.apply({"params": params}, tokens, targets=targets, **more)
         assert scores.log_z.shape == targets.shape
-        return jnp.mean(F.score_cross_entropy(scores, **objective))
+        return jnp.mean(F.cross_entropy_from_statistics(scores, **objective))
 
     def by_logits(params):
         logits = model.apply({"params": params}, tokens, **more)
         return jnp.mean(F.token_cross_entropy(logits, targets, **objective))
 
-    found, expected = (jax.jit(jax.value_and_grad(f))(params) for f in (by_scores, by_logits))
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), found, expected)
+    actual, expected = (jax.jit(jax.value_and_grad(f))(params) for f in (by_scores, by_logits))
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), actual, expected)
 
 
 @pytest.mark.slow
@@ -54,7 +56,7 @@ def test_some_targets(config, tokens, build):
     logits = jax.nn.log_softmax(np.take_along_axis(run(tokens), at[..., None], axis=1))
     expected = np.take_along_axis(logits, np.minimum(targets, 30)[..., None], axis=-1)[..., 0]
     expected = jnp.where(targets == 31, jnp.nan, expected)
-    np.testing.assert_allclose(scores.target - scores.log_z, expected, atol=1e-5)
+    np.testing.assert_allclose(scores.target_logit - scores.log_z, expected, atol=1e-5)
 
 
 def test_targets_with_a_cache_are_refused(config, tokens, build):

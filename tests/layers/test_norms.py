@@ -68,13 +68,13 @@ def test_where_eps_stands_shows_on_small_vectors(normal):
 def test_every_head_has_its_own_parameters(normal, randomise, parameters):
     """Scale [heads, width]; each head as if it were alone."""
     choice = LayerNorm(parameters=parameters, scale_offset=1.0)
-    x, module = normal(2, 5, 3, 7), Norm(choice, heads=3)
+    x, module = normal(2, 5, 3, 7), Norm(choice, num_heads=3)
     params = randomise(module, x) if parameters != "none" else {}
     assert all(p.shape == (3, 7) for p in params.values())
     together = run(module, params, x)
     for head in range(3):
-        own = {name: p[head] for name, p in params.items()}
-        alone = run(Norm(choice), own, x[..., head, :])
+        head_params = {name: p[head] for name, p in params.items()}
+        alone = run(Norm(choice), head_params, x[..., head, :])
         np.testing.assert_allclose(together[..., head, :], alone, atol=1e-6)
 
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from experiments.rope_placement import SETTINGS
 from jaxformer.config import GLU, MultiHead, Rope, TransformerConfig
 from jaxformer.functional.rope import as_complex, as_real
-from jaxformer.layers import Attention, Guide, Mode
-from tests.functional.compiled import F
+from jaxformer.layers import AttentionInputs, MultiHeadAttention, RuntimeConfig
+from tests.functional.jitted_functions import F
 
 B, T, D, N, H, BASE = 2, 5, 14, 4, 6, 50.0
 NINE = ("", "qk", "vo", "q", "k", "v", "o", "qkv", "qkvo")  # the settings of the document
@@ -100,14 +100,16 @@ def attention(pairing):
     def run(params, x, positions):
         angles = F.rope_frequencies(H, base=BASE)
         mask = F.causal_mask(positions, positions)
-        guide = Guide(mask, None, F.rope_rotations(positions, angles))
+        guide = AttentionInputs(mask, None, F.rope_rotations(positions, angles))
 
-        def one(targets):
+        def output(targets):
             rope = Rope(base=BASE, pairing=pairing, targets=tuple(targets))
             config = replace(MODEL, attention=replace(MODEL.attention, positions=(rope,)))
-            return Attention(config, rope, Mode()).apply({"params": params}, x, guide)[0]
+            return MultiHeadAttention(config, rope, RuntimeConfig()).apply(
+                {"params": params}, x, guide
+            )[0]
 
-        return {targets: one(targets) for targets in EVERY}
+        return {targets: output(targets) for targets in EVERY}
 
     return jax.jit(run)
 
@@ -123,10 +125,10 @@ def test_every_choice_by_hand(pairing, positions):
     """inventory rows 64, 65, 67, 69: scores, softmax and sum, with queries, keys, values and
     output turned where the setting says so: the document's nine, and the other seven."""
     assert set(NINE) < set(EVERY)
-    found = attention(pairing)(PARAMS, X, jnp.asarray(positions))
+    actual = attention(pairing)(PARAMS, X, jnp.asarray(positions))
     for targets in EVERY:
         expected = by_hand(PARAMS, X, positions, targets, pairing)
-        np.testing.assert_allclose(found[targets], expected, atol=2e-4, err_msg=targets)
+        np.testing.assert_allclose(actual[targets], expected, atol=2e-4, err_msg=targets)
 
 
 @pytest.mark.parametrize("pairing", PAIRINGS)
@@ -149,10 +151,10 @@ def test_what_sees_distances_only(pairing, positions, shift):
 def test_values_turned_back_are_turned_by_the_distance(pairing, positions):
     """inventory rows 68, 79: R_i^T sum_j a_ij R_j v_j = sum_j a_ij R_(j-i) v_j, in VO-RoPE, and
     with turned queries and keys as well, which has been called RoPER."""
-    found = attention(pairing)(PARAMS, X, jnp.asarray(positions))
+    actual = attention(pairing)(PARAMS, X, jnp.asarray(positions))
     for targets in ("vo", "qkvo"):
         expected = relative_by_hand(PARAMS, X, positions, targets, pairing)
-        np.testing.assert_allclose(found[targets], expected, atol=2e-4)
+        np.testing.assert_allclose(actual[targets], expected, atol=2e-4)
 
 
 def test_rotated_values_alone_turn_the_output_with_the_text():
@@ -229,7 +231,7 @@ def test_powers_of_any_orthogonal_matrix_are_relative_and_are_rotations(seed, m,
 
 
 # What the document found: losses of a model of 1B
-PUBLISHED = {"".join(s.targets): s.published for s in SETTINGS}
+PUBLISHED = {"".join(s.targets): s.published_loss for s in SETTINGS}
 
 
 def test_relative_is_not_what_ranks_the_published_losses():

@@ -22,12 +22,12 @@ from jaxformer.config import (
     EncoderDecoder,
     FanAverage,
     FanIn,
-    Head,
     Initialisation,
     LayerNorm,
     Learned,
     LinearScaling,
     Llama3Scaling,
+    LMHead,
     LongRope,
     MultiHead,
     Normal,
@@ -39,7 +39,7 @@ from jaxformer.config import (
     Zeros,
 )
 from jaxformer.layers.block import Block
-from tests.models import parameters
+from tests.small_models import random_params
 
 MIXED = (MLP(hidden_dim=9, bias=True), ClampedGEGLU(hidden_dim=5))
 HYBRID = dict(attention=dict(positions=(Rope(), None), windows=(3, None)))
@@ -82,14 +82,14 @@ def test_remat_keeps_less(config, build):
     tokens = jnp.zeros((8, 32), int)
     params, _ = build(cfg)
 
-    def kept(remat):
+    def num_saved(remat):
         model = Transformer(cfg, remat=remat)
         _, pullback = jax.eval_shape(
             lambda p: jax.vjp(lambda p: model.apply({"params": p}, tokens), p), params
         )
         return sum(x.size for x in jax.tree.leaves(pullback))
 
-    assert kept("none") > kept("dots") > kept("full")
+    assert num_saved("none") > num_saved("dots") > num_saved("full")
 
 
 def test_every_prefix_gives_the_same_logits(config, build, tokens):
@@ -138,8 +138,8 @@ def test_pattern_with_layers_left_over(config, build, tokens):
 
 def test_layers_run_in_the_order_of_the_pattern(config, build, tokens):
     """With a window on even layers only, swapping the pattern changes the result."""
-    one = config(num_layers=4, attention=dict(windows=(1, None)))
-    params, run = build(one)
+    cfg = config(num_layers=4, attention=dict(windows=(1, None)))
+    params, run = build(cfg)
     other = Transformer(config(num_layers=4, attention=dict(windows=(None, 1))))
     assert np.abs(run(tokens) - jax.jit(other.apply)({"params": params}, tokens)).max() > 1e-3
 
@@ -151,13 +151,13 @@ def test_encoder_sees_both_ways(config, influence):
 ENCODER_DECODER = dict(
     topology=EncoderDecoder(num_encoder_layers=6),
     num_layers=6,
-    placement="post",
+    norm_placement="post",
     final_norm=False,
     norm=LayerNorm(),
     attention=dict(num_kv_heads=4, positions=(None,)),
     feed_forward=(MLP(hidden_dim=11, activation="relu", bias=True),),
     embedding=Embedding(positions=Sinusoid()),
-    head=Head(tied=True),
+    head=LMHead(tied=True),
 )
 
 
@@ -285,7 +285,12 @@ SCALINGS = [
     Llama3Scaling(factor=8.0, original_max_length=16),
     Yarn(factor=4.0, original_max_length=16, beta_fast=4.0),
     Yarn(factor=4.0, original_max_length=16, attention_factor=1.5),
-    LongRope(short=(1.0, 1.1, 1.2), long=(1.0, 2.0, 4.0), original_max_length=4, max_length=16),
+    LongRope(
+        short_factors=(1.0, 1.1, 1.2),
+        long_factors=(1.0, 2.0, 4.0),
+        original_max_length=4,
+        max_length=16,
+    ),
 ]
 
 
@@ -302,7 +307,7 @@ def test_every_rope_scaling_changes_the_model(config, build, tokens, scaling):
 def test_length_decides_between_long_and_short_factors(config, build, tokens):
     long_rope = SCALINGS[-1]
     params, run = build(config(attention=dict(positions=(Rope(scaling=long_rope),))))
-    always = replace(long_rope, short=long_rope.long)
+    always = replace(long_rope, short_factors=long_rope.long_factors)
     same = Transformer(config(attention=dict(positions=(Rope(scaling=always),))))
     apply = jax.jit(same.apply)
     np.testing.assert_allclose(apply({"params": params}, tokens), run(tokens), atol=1e-5)
@@ -348,21 +353,21 @@ def test_each_place_of_dropout_acts(config, build, tokens, place):
 def test_each_layer_drops_values_of_its_own(config, tokens, scan):
     """Where all but a bias is 0, its gradient is 0 where it was dropped and nowhere else."""
     cfg = config(feed_forward=MIXED[:1], dropout=Dropout(residual=0.5), final_norm=False)
-    zeros = jax.tree.map(jnp.zeros_like, parameters(cfg))
-    params = zeros | {"head": parameters(cfg)["head"]}
+    zeros = jax.tree.map(jnp.zeros_like, random_params(cfg))
+    params = zeros | {"head": random_params(cfg)["head"]}
     model, rngs = Transformer(cfg, scan=scan), {"dropout": jax.random.key(0)}
 
     def total(params):
         return model.apply({"params": params}, tokens[:1, :1], deterministic=False, rngs=rngs).sum()
 
     layers = jax.jit(jax.grad(total))(params)["decoder"]["layers"]["layer_0"]
-    kept = layers["feed_forward"]["down"]["bias"] != 0
-    assert kept.shape == (3, cfg.model_dim) and 10 < kept.sum() < 32
-    assert len(set(map(tuple, kept.tolist()))) == 3
+    is_kept = layers["feed_forward"]["down"]["bias"] != 0
+    assert is_kept.shape == (3, cfg.model_dim) and 10 < is_kept.sum() < 32
+    assert len(set(map(tuple, is_kept.tolist()))) == 3
 
 
 def test_masked_ids_get_no_probability(config, build, tokens):
-    _, run = build(config(head=Head(masked_ids=(3, 5))))
+    _, run = build(config(head=LMHead(masked_ids=(3, 5))))
     probabilities = jax.nn.softmax(run(tokens))
     np.testing.assert_array_equal(probabilities[..., jnp.asarray([3, 5])], 0.0)
 
@@ -402,7 +407,7 @@ def test_initial_sizes(config, tokens):
     assert std("feed_forward", "down") == pytest.approx(depth * 0.4, rel=0.02)
     assert np.all(params["head"]["kernel"] == 0)
     plain = replace(wide, initialisation=replace(wide.initialisation, residual="plain"))
-    assert (wide.residual_divisor, plain.residual_divisor) == (4.0, 1.0)
+    assert (wide.residual_init_divisor, plain.residual_init_divisor) == (4.0, 1.0)
 
 
 @pytest.mark.slow
@@ -431,7 +436,7 @@ def test_under_vmap_grad_jit(config, build, tokens):
 @pytest.mark.slow
 def test_an_encoder_may_have_choices_of_its_own():
     """It is the encoder of a model that has no other choices."""
-    own = dict(
+    choices = dict(
         attention=MultiHead(num_heads=2, num_kv_heads=1, head_dim=6, positions=(Alibi(),)),
         feed_forward=(GLU(hidden_dim=7),),
     )
@@ -441,21 +446,21 @@ def test_an_encoder_may_have_choices_of_its_own():
         num_layers=1,
         attention=MultiHead(num_heads=4, num_kv_heads=4, head_dim=2),
         feed_forward=(GLU(hidden_dim=5),),
-        topology=EncoderDecoder(num_encoder_layers=2, **own),
+        topology=EncoderDecoder(num_encoder_layers=2, **choices),
     )
-    alone = replace(both, num_layers=2, topology=Encoder(), **own)
+    alone = replace(both, num_layers=2, topology=Encoder(), **choices)
     source = jnp.asarray([[1, 5, 3, 9]])
 
     @partial(jax.jit, static_argnums=0)
     def encoded(config, params, tokens, **options):
         apply = Transformer(config).apply
-        _, kept = apply({"params": params}, tokens, **options, capture_intermediates=True)
-        return kept["intermediates"]["encoder"]["__call__"][0][0]
+        _, captured = apply({"params": params}, tokens, **options, capture_intermediates=True)
+        return captured["intermediates"]["encoder"]["__call__"][0][0]
 
-    params = parameters(both)
-    found = encoded(both, params, source[:, :2], source=source)
+    params = random_params(both)
+    actual = encoded(both, params, source[:, :2], source=source)
     parts = {name: params[name] for name in ("embedding", "encoder", "head")}
-    np.testing.assert_allclose(found, encoded(alone, parts, source), atol=1e-6)
+    np.testing.assert_allclose(actual, encoded(alone, parts, source), atol=1e-6)
 
 
 def test_a_forward_pass_traces_each_layer_once(config, build, tokens):
@@ -470,7 +475,7 @@ def test_a_forward_pass_traces_each_layer_once(config, build, tokens):
 
     with nn.intercept_methods(note):
         jax.eval_shape(Transformer(cfg).apply, {"params": params}, tokens)
-    assert len(calls) == cfg.period
+    assert len(calls) == cfg.pattern_length
 
 
 def test_a_parameter_of_another_shape_is_named(config, build, tokens):
@@ -493,7 +498,7 @@ def test_gradient_by_depth_at_initialisation(config, tokens):
         cfg = config(
             num_layers=24,
             model_dim=32,
-            placement=placement,
+            norm_placement=placement,
             norm=LayerNorm(),
             feed_forward=(feed_forward,),
             initialisation=Initialisation(residual="plain"),
@@ -537,7 +542,7 @@ def test_lists_and_narrow_ids_are_arrays(config, build):
     cfg = config()
     params, _ = build(cfg)
     model, variables = Transformer(cfg), {"params": params}
-    arrays = {name: jnp.asarray(given) for name, given in GIVEN.items()}
+    arrays = {name: jnp.asarray(values) for name, values in GIVEN.items()}
     expected = model.apply(variables, **arrays)
     forms = [GIVEN, {n: np.asarray(x, np.uint8) for n, x in GIVEN.items()}]
     for form in forms:

@@ -8,9 +8,9 @@ import pytest
 
 from jaxformer import zoo
 from jaxformer.config import MultiHead, QKNorm, RMSNorm
-from jaxformer.layers.mode import Axes
-from jaxformer.parallel import MeshConfig, axes_of, check_fits, make_mesh, token_axes
-from jaxformer.parallel.mesh import arranged
+from jaxformer.layers.runtime import MeshAxes
+from jaxformer.parallel import MeshConfig, active_mesh_axes, check_divisible, make_mesh, token_axes
+from jaxformer.parallel.mesh import arrange_devices
 
 LLAMA = zoo.get("llama-2-70b").tiny()  # width 64, 4 heads, 2 of keys and values
 
@@ -18,7 +18,13 @@ LLAMA = zoo.get("llama-2-70b").tiny()  # width 64, 4 heads, 2 of keys and values
 def fits(config=LLAMA, **sizes):
     batch_size, accumulation = sizes.pop("batch_size", 16), sizes.pop("accumulation", 1)
     lengths = sizes.pop("lengths", [32])
-    check_fits(config, sizes, batch_size=batch_size, lengths=lengths, accumulation=accumulation)
+    check_divisible(
+        config,
+        sizes,
+        batch_size=batch_size,
+        lengths=lengths,
+        gradient_accumulation_steps=accumulation,
+    )
 
 
 def test_a_mesh_has_data_and_the_axes_with_several_devices():
@@ -53,10 +59,10 @@ def test_any_division_of_a_slice_has_a_mesh():
     for powers in itertools.product(range(5), repeat=3):
         if sum(powers) == 4:
             sizes = dict(zip(("data", "fsdp", "tensor"), (2**n for n in powers), strict=True))
-            found = arranged(sizes, devices)
-            assert found.shape == tuple(sizes.values())
-            assert {d.id for d in found.flat} == set(range(16))
-    square = arranged(dict(data=4, tensor=4), devices)
+            grid = arrange_devices(sizes, devices)
+            assert grid.shape == tuple(sizes.values())
+            assert {d.id for d in grid.flat} == set(range(16))
+    square = arrange_devices(dict(data=4, tensor=4), devices)
     assert all(len({d.coords[0] for d in line}) in (1, 4) for line in square)
 
 
@@ -65,28 +71,28 @@ def test_any_division_of_a_slice_has_a_mesh():
     [(dict(data=2, fsdp=16), 0), (dict(data=1, fsdp=8, tensor=4), 1), (dict(data=8, tensor=4), 0)],
 )
 def test_only_one_axis_crosses_between_slices(sizes, axis):
-    found = arranged(sizes, tpus(4, 4, slices=2))
-    for place in range(found.ndim):
-        lines = np.moveaxis(found, place, -1).reshape(-1, found.shape[place])
+    grid = arrange_devices(sizes, tpus(4, 4, slices=2))
+    for place in range(grid.ndim):
+        lines = np.moveaxis(grid, place, -1).reshape(-1, grid.shape[place])
         crossed = {len({d.slice_index for d in line}) for line in lines}
         assert crossed == {2 if place == axis else 1}
 
 
 def test_hosts_of_gpus_have_whole_groups_of_inner_axes():
     gpus = [SimpleNamespace(platform="gpu", process_index=i // 8) for i in range(32)]
-    found = arranged(dict(data=2, fsdp=4, tensor=4), gpus)
-    assert all(len({d.process_index for d in line}) == 1 for line in found.reshape(-1, 4))
+    grid = arrange_devices(dict(data=2, fsdp=4, tensor=4), gpus)
+    assert all(len({d.process_index for d in line}) == 1 for line in grid.reshape(-1, 4))
 
 
 def test_what_no_slice_can_be_is_refused_with_both_numbers():
     with pytest.raises(ValueError, match="2 slices .*; data 1 x fsdp 1 is no multiple of 2. Make"):
-        arranged(dict(data=1, fsdp=1, tensor=32), tpus(4, 4, slices=2))
+        arrange_devices(dict(data=1, fsdp=1, tensor=32), tpus(4, 4, slices=2))
     with pytest.raises(ValueError, match="The first 5 TPUs are no rectangle of their slice"):
-        arranged(dict(data=5), tpus(4, 4)[:5])
+        arrange_devices(dict(data=5), tpus(4, 4)[:5])
 
 
 def test_a_model_knows_the_axes_with_several_devices():
-    assert axes_of({"data": 4, "fsdp": 1, "tensor": 2}) == Axes(tensor="tensor")
+    assert active_mesh_axes({"data": 4, "fsdp": 1, "tensor": 2}) == MeshAxes(tensor="tensor")
     assert token_axes({"data": 1, "tensor": 2, "context": 2}) == ("data", "context")
 
 
@@ -102,7 +108,7 @@ def test_a_model_knows_the_axes_with_several_devices():
 )
 def test_a_mesh_that_is_not_all_devices_is_refused(config, devices, message):
     with pytest.raises(ValueError, match=message):
-        config.sizes(devices)
+        config.shape(devices)
 
 
 def test_an_axis_without_devices_is_refused():
@@ -111,10 +117,14 @@ def test_an_axis_without_devices_is_refused():
 
 
 BAD = [
-    (dict(data=8, batch_size=12), r"batch_size 12 must be a multiple of data 8 x accumulation 1"),
+    (
+        dict(data=8, batch_size=12),
+        r"batch_size 12 must be a multiple of data 8 x gradient_accumulation_steps 1",
+    ),
     (
         dict(data=2, fsdp=2, batch_size=10, accumulation=3),
-        r"batch_size 10 must be a multiple of data 2 x fsdp 2 x accumulation 3 = 12\.",
+        r"batch_size 10 must be a multiple of data 2 x fsdp 2 x "
+        r"gradient_accumulation_steps 3 = 12\.",
     ),
     (dict(context=4, lengths=[32, 36]), r"length 36 must be a multiple of 2 x context 4 = 8"),
     (dict(fsdp=7, batch_size=14), r"model_dim 64 is not divisible by fsdp 7"),

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxformer.parallel import MeshConfig, make_mesh, overlap, overlap_options
+from jaxformer.parallel import MeshConfig, make_mesh, overlap, overlap_compiler_options
 
 
 def mesh_of(kind, process=0, **sizes):
@@ -15,23 +15,23 @@ def mesh_of(kind, process=0, **sizes):
 
 @pytest.fixture(params=[True, False])
 def known(request, monkeypatch):
-    monkeypatch.setattr(overlap, "_known", lambda *_: request.param)
+    monkeypatch.setattr(overlap, "_compiler_accepts", lambda *_: request.param)
     return request.param
 
 
 @pytest.mark.parametrize("kind", ["TPU v5", "TPU v6 lite"])
 def test_sparse_cores_are_used_where_there_are_some_and_the_compiler_knows_them(known, kind):
-    assert bool(overlap_options(mesh_of(kind, data=1, fsdp=4))) == known
-    assert overlap_options(mesh_of(kind, data=4, fsdp=1)) == {}
-    assert overlap_options(mesh_of(kind, process=1, fsdp=4)) == {}
+    assert bool(overlap_compiler_options(mesh_of(kind, data=1, fsdp=4))) == known
+    assert overlap_compiler_options(mesh_of(kind, data=4, fsdp=1)) == {}
+    assert overlap_compiler_options(mesh_of(kind, process=1, fsdp=4)) == {}
 
 
 @pytest.mark.parametrize("kind", ["TPU v5 lite", "NVIDIA H100 80GB HBM3", "abacus"])
 def test_others_have_no_options(known, kind):
-    assert overlap_options(mesh_of(kind, data=1, fsdp=4)) == {}
+    assert overlap_compiler_options(mesh_of(kind, data=1, fsdp=4)) == {}
 
 
 def test_a_compiler_is_asked_what_it_knows():
-    assert overlap_options(make_mesh(MeshConfig(fsdp=4), jax.devices()[:4])) == {}
-    assert overlap._known(jax.devices()[0], ("xla_cpu_enable_fast_math", False))
-    assert not overlap._known(jax.devices()[0], *overlap.SPARSE_CORES.items())
+    assert overlap_compiler_options(make_mesh(MeshConfig(fsdp=4), jax.devices()[:4])) == {}
+    assert overlap._compiler_accepts(jax.devices()[0], ("xla_cpu_enable_fast_math", False))
+    assert not overlap._compiler_accepts(jax.devices()[0], *overlap.SPARSE_CORE_OPTIONS.items())

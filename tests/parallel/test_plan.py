@@ -7,9 +7,16 @@ import pytest
 
 from jaxformer import costs, zoo
 from jaxformer.parallel import __main__ as command
-from jaxformer.parallel import tables
-from jaxformer.parallel.chips import CHIPS, chip_of, get_chip
-from jaxformer.parallel.plan import ROOM, Work, changes, filled, plan, sensible_mesh
+from jaxformer.parallel import plan_report as tables
+from jaxformer.parallel.chips import CHIPS, chip_from_device_kind, get_chip
+from jaxformer.parallel.plan import (
+    USABLE_MEMORY_FRACTION,
+    Workload,
+    memory_saving_changes,
+    plan,
+    smallest_fitting_mesh,
+    with_largest_batch,
+)
 
 LLAMA = zoo.get("llama-2-70b")
 H100 = get_chip("h100")
@@ -28,7 +35,7 @@ def test_names_of_chips_are_one_each_and_figures_have_their_units():
     for chip in CHIPS:
         assert 50e12 < chip.peak_flops < 1e15 and 10e9 < chip.memory < 200e9
         assert 100e9 < chip.bandwidth < 10e12
-        assert 1 <= chip.domain < 10_000
+        assert 1 <= chip.link_domain_size < 10_000
 
 
 KINDS = {
@@ -59,9 +66,9 @@ UNKNOWN = "cpu", "", "NVIDIA L40S", "NVIDIA GH200 480GB", "TPU v4 lite", "TPU v3
 def test_chips_by_the_kind_of_a_device():
     """Of parts of a GPU (MIG) and of neighbours in name nothing is known."""
     for kind, name in KINDS.items():
-        assert chip_of(kind) is get_chip(name), kind
+        assert chip_from_device_kind(kind) is get_chip(name), kind
     for kind in (*UNKNOWN, "NVIDIA H100 80GB HBM3 MIG 1g.10gb"):
-        assert chip_of(kind) is None, kind
+        assert chip_from_device_kind(kind) is None, kind
 
 
 def test_an_unknown_chip_is_refused():
@@ -76,88 +83,99 @@ def test_an_unknown_chip_is_refused():
 def test_time_by_hand():
     """Llama 2 70B on 2 x 8 x 4 chips of which everything is worked out here."""
     chip = H100._replace(peak_flops=1e15, bandwidth=1e12)
-    work = Work(batch_size=32, length=2048, remat="full")
-    found = plan(LLAMA, dict(data=2, fsdp=8, tensor=4), chip, work)
+    work = Workload(batch_size=32, length=2048, remat="full")
+    result = plan(LLAMA, dict(data=2, fsdp=8, tensor=4), chip, work)
     forward = 32 * costs.forward_flops(LLAMA, 2048)
-    assert found.devices == 64 and found.rows == 32
-    assert found.flops == 3 * forward and found.computed == 4 * forward
-    assert found.computing == 4 * forward / 64e15
-    m = found.memory
-    assert found.updating == (2 * (m.parameters + m.optimizer) + m.gradients) / 1e12
-    assert found.seconds == found.computing + found.updating
-    assert found.utilisation == found.flops / (found.seconds * 64e15)
+    assert result.num_devices == 64 and result.batch_size == 32
+    assert result.model_flops == 3 * forward and result.hardware_flops == 4 * forward
+    assert result.compute_seconds == 4 * forward / 64e15
+    m = result.memory
+    assert result.optimizer_seconds == (2 * (m.parameters + m.optimizer) + m.gradients) / 1e12
+    assert result.step_seconds == result.compute_seconds + result.optimizer_seconds
+    assert result.mfu == result.model_flops / (result.step_seconds * 64e15)
 
 
 def test_experts_compute_on_empty_slots():
     """Four devices have four times the room, and no token fewer."""
     mixtral = zoo.get("mixtral-8x7b")
-    found = plan(mixtral, dict(expert=4), H100, Work(batch_size=4, remat="none"))
+    result = plan(mixtral, dict(expert=4), H100, Workload(batch_size=4, remat="none"))
     forward, experts = (4 * of(mixtral, 4096) for of in (costs.forward_flops, costs.expert_flops))
     assert experts == 4 * 32 * 2 * 4096 * 3 * 4096 * 2 * 14_336
     logits = 4 * 2 * 4096 * 4096 * 32_000  # computed again in the backward pass
-    assert found.computed == 3 * (forward + 3 * experts) + logits
-    assert plan(mixtral, dict(fsdp=4), H100, Work(batch_size=4, remat="none")).computed == (
-        3 * forward + logits
-    )
-    few = plan(mixtral, dict(fsdp=4), H100, Work(batch_size=4, length=512, remat="none"))
-    assert few.computed == 3 * 4 * costs.forward_flops(mixtral, 512)
+    assert result.hardware_flops == 3 * (forward + 3 * experts) + logits
+    assert plan(
+        mixtral, dict(fsdp=4), H100, Workload(batch_size=4, remat="none")
+    ).hardware_flops == (3 * forward + logits)
+    few = plan(mixtral, dict(fsdp=4), H100, Workload(batch_size=4, length=512, remat="none"))
+    assert few.hardware_flops == 3 * 4 * costs.forward_flops(mixtral, 512)
 
 
 # Meshes that are looked for
 
 
 def test_the_smallest_mesh_with_room():
-    sizes = sensible_mesh(LLAMA, H100, Work())
+    sizes = smallest_fitting_mesh(LLAMA, H100, Workload())
     devices = math.prod(sizes.values())
-    assert plan(LLAMA, sizes, H100, Work()).fits
-    half = sensible_mesh(LLAMA, H100, Work(), devices=devices // 2)
+    assert plan(LLAMA, sizes, H100, Workload()).fits
+    half = smallest_fitting_mesh(LLAMA, H100, Workload(), devices=devices // 2)
     assert math.prod(half.values()) == devices // 2
-    assert not plan(LLAMA, half, H100, Work()).fits
+    assert not plan(LLAMA, half, H100, Workload()).fits
 
 
 def test_of_meshes_as_large_that_of_the_least_tensor_and_the_most_fsdp():
-    assert sensible_mesh(LLAMA, H100, Work(), devices=64) == dict(data=1, fsdp=64, tensor=1)
-    few_rows = Work(batch_size=16)
-    assert sensible_mesh(LLAMA, H100, few_rows, devices=64) == dict(data=1, fsdp=16, tensor=4)
+    assert smallest_fitting_mesh(LLAMA, H100, Workload(), devices=64) == dict(
+        data=1, fsdp=64, tensor=1
+    )
+    few_rows = Workload(batch_size=16)
+    assert smallest_fitting_mesh(LLAMA, H100, few_rows, devices=64) == dict(
+        data=1, fsdp=16, tensor=4
+    )
 
 
 def test_no_mesh():
     with pytest.raises(ValueError, match="No mesh of 3 devices .* a batch of 7 rows of 4096 tok"):
-        sensible_mesh(LLAMA, H100, Work(batch_size=7), devices=3)
+        smallest_fitting_mesh(LLAMA, H100, Workload(batch_size=7), devices=3)
 
 
 def test_a_batch_is_filled_up_to_the_memory():
     sizes = dict(data=1, fsdp=32, tensor=1)
-    work = filled(LLAMA, sizes, H100, Work())
+    work = with_largest_batch(LLAMA, sizes, H100, Workload())
     assert work.batch_size % 32 == 0 and plan(LLAMA, sizes, H100, work).fits
     more = replace(work, batch_size=2 * work.batch_size)
     assert not plan(LLAMA, sizes, H100, more).fits
     small = zoo.get("gpt-2-small")
-    assert filled(small, dict(data=4096), H100, Work(length=1024)).batch_size is None
+    assert (
+        with_largest_batch(small, dict(data=4096), H100, Workload(length=1024)).batch_size is None
+    )
 
 
 def test_what_would_make_it_fit():
-    before = plan(LLAMA, dict(fsdp=32), H100, Work(batch_size=64, remat="none"))
+    before = plan(LLAMA, dict(fsdp=32), H100, Workload(batch_size=64, remat="none"))
     assert not before.fits
-    found = dict(changes(LLAMA, before))
-    assert {"--remat full", "--accumulation 2", "--mesh.fsdp 64", "--mesh.tensor 2"} < set(found)
-    assert "--mesh.fsdp 128" not in found, "64 rows are not a multiple of 128"
-    assert found["--remat full"].memory.total < before.memory.total
-    assert found["--mesh.tensor 2"].devices == 64
-    text = tables.shown("llama-2-70b", LLAMA, before)
+    changes = dict(memory_saving_changes(LLAMA, before))
+    assert {
+        "--remat full",
+        "--gradient-accumulation-steps 2",
+        "--mesh.fsdp 64",
+        "--mesh.tensor 2",
+    } < set(changes)
+    assert "--mesh.fsdp 128" not in changes, "64 rows are not a multiple of 128"
+    assert changes["--remat full"].memory.total < before.memory.total
+    assert changes["--mesh.tensor 2"].num_devices == 64
+    text = tables.format_plan("llama-2-70b", LLAMA, before)
     listed = text.split("It would fit with one of\n")[1].splitlines()
-    assert all(found[line[2:38].strip()].fits for line in listed)
+    assert all(changes[line[2:38].strip()].fits for line in listed)
 
 
 @pytest.mark.slow
 def test_where_no_one_change_suffices():
-    found = plan(LLAMA, dict(fsdp=16), H100, Work(batch_size=64, remat="none"))
-    text = tables.shown("llama-2-70b", LLAMA, found)
-    assert "does not fit into 90% of it" in text and ROOM == 0.9
+    result = plan(LLAMA, dict(fsdp=16), H100, Workload(batch_size=64, remat="none"))
+    text = tables.format_plan("llama-2-70b", LLAMA, result)
+    assert "does not fit into 90% of it" in text and USABLE_MEMORY_FRACTION == 0.9
     last = text.split("No one change suffices. It would fit with\n")[1]
     assert "--mesh.fsdp" in last and "--remat full" in last
     palm, small = zoo.get("palm-540b"), get_chip("tpu-v5e")
-    text = tables.shown("palm-540b", palm, plan(palm, dict(data=1), small, Work()))
+    text = tables.format_plan("palm-540b", palm, plan(palm, dict(data=1), small, Workload()))
     assert "No one change suffices. The nearest to it is\n  --mesh.fsdp " in text
 
 
@@ -174,9 +192,9 @@ SELDOM = (name for name in zoo.names() if name not in PLANNED)
 def test_every_preset_has_a_plan(name, capsys):
     """On H100 as they are, and on a TPU; the largest need at most a few thousand devices."""
     out = run(capsys, name)
-    assert out.startswith(f"{name} on ") and f"{costs.parameters(zoo.get(name)):,} param" in out
-    assert "GB; fits" in out and "utilisation" in out and "at most" in out
-    assert max(map(len, out.splitlines())) <= tables.WIDTH
+    assert out.startswith(f"{name} on ") and f"{costs.num_parameters(zoo.get(name)):,} param" in out
+    assert "GB; fits" in out and "mfu" in out and "at most" in out
+    assert max(map(len, out.splitlines())) <= tables.LINE_WIDTH
     shares = [line for line in out.splitlines() if line.startswith(("parameters  ", "together  "))]
     parameters, total = (float(line[40:48].replace(",", "")) for line in shares[:2])
     assert 0 < parameters < total < 80
@@ -186,7 +204,7 @@ def test_a_mesh_on_the_command_line(capsys):
     out = run(
         capsys,
         *("llama-3-70b", "--mesh.data", "8", "--mesh.fsdp", "16", "--mesh.tensor", "8"),
-        *("--batch-size", "512", "--length", "8192", "--accumulation", "2"),
+        *("--batch-size", "512", "--length", "8192", "--gradient-accumulation-steps", "2"),
     )
     assert out.startswith("llama-3-70b on 1,024 x h100: data 8 x fsdp 16 x tensor 8\n")
     assert "512 rows of 8,192 tokens in 2 parts, 4,194,304 tokens;" in out
@@ -215,7 +233,10 @@ def test_other_chips_kinds_and_sources(capsys):
         (["t5-11b", "--source-length", "0"], "source_length must be at least 1; got 0."),
         (["gpt-2", "--import", "../mine"], "--import takes the name of a module in "),
         (["gpt-2-xl", "--compile", "h100:8", "--devices", "4"], "h100:8 says how many devices"),
-        (["mixtral-8x7b", "--expert-room", "-1"], "expert_room must be at least 1, or None;"),
+        (
+            ["mixtral-8x7b", "--expert-capacity-factor", "-1"],
+            "expert_capacity_factor must be at least 1, or None;",
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -243,7 +264,13 @@ def test_help(capsys):
     out = capsys.readouterr().out
     assert ended.value.code == 0
     assert command.SUMMARY in out and "Attributes" not in out
-    for flag in ("--mesh.fsdp", "--chip", "--batch-size", "--accumulation", "--optimizer"):
+    for flag in (
+        "--mesh.fsdp",
+        "--chip",
+        "--batch-size",
+        "--gradient-accumulation-steps",
+        "--optimizer",
+    ):
         assert flag in out
     assert "smallest mesh that has room" in " ".join(out.replace("│", " ").split())
 

@@ -7,8 +7,8 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jaxformer.training import array_records as records
 from jaxformer.training import checkpoints as module
-from jaxformer.training import records
 from jaxformer.training.checkpoints import Checkpoints
 
 SPECS = {
@@ -57,10 +57,10 @@ def restore(folder, shardings):
         return checkpoints.restore(None, abstract(shardings))
 
 
-def assert_bitwise(found):
+def assert_bitwise(actual):
     for name, x in values().items():
-        assert found[name].dtype == x.dtype, name
-        assert np.asarray(found[name]).tobytes() == x.tobytes(), name
+        assert actual[name].dtype == x.dtype, name
+        assert np.asarray(actual[name]).tobytes() == x.tobytes(), name
 
 
 @pytest.fixture(scope="module")
@@ -71,15 +71,15 @@ def saved(tmp_path_factory):
 @pytest.mark.parametrize("shape", [(4, 2), (2, 4), (8, 1), (1, 2), (1, 1)], ids=str)
 @pytest.mark.slow(but=["(4, 2)", "(1, 1)"])
 def test_a_state_shared_out_among_eight_devices_comes_back_on_any_number(saved, shape):
-    found = restore(saved, shardings(*shape))
-    assert {name: x.sharding for name, x in found.items()} == shardings(*shape)
-    assert_bitwise(found)
+    restored = restore(saved, shardings(*shape))
+    assert {name: x.sharding for name, x in restored.items()} == shardings(*shape)
+    assert_bitwise(restored)
 
 
 def test_a_state_of_one_device_comes_back_shared_out_among_eight(tmp_path):
-    found = restore(save(tmp_path, shardings(1, 1)), shardings(4, 2))
-    assert {name: x.sharding for name, x in found.items()} == shardings(4, 2)
-    assert_bitwise(found)
+    restored = restore(save(tmp_path, shardings(1, 1)), shardings(4, 2))
+    assert {name: x.sharding for name, x in restored.items()} == shardings(4, 2)
+    assert_bitwise(restored)
 
 
 @pytest.mark.parametrize("shape", [(2, 4), (1, 1)], ids=str)
@@ -106,11 +106,11 @@ def test_a_restored_state_is_donated_without_a_copy(saved, shape):
 
 def test_memory_holds_one_state_and_one_array_while_restoring(saved, monkeypatch):
     alive, copy = [], jnp.copy
-    others = sum(x.nbytes for x in jax.live_arrays())
+    bytes_before = sum(x.nbytes for x in jax.live_arrays())
 
     def watched(x):
         done = copy(x)
-        alive.append(sum(x.nbytes for x in jax.live_arrays()) - others)
+        alive.append(sum(x.nbytes for x in jax.live_arrays()) - bytes_before)
         return done
 
     monkeypatch.setattr(module.jnp, "copy", watched)
@@ -123,7 +123,7 @@ def test_memory_holds_one_state_and_one_array_while_restoring(saved, monkeypatch
 def test_few_checksums_are_under_way_at_once(monkeypatch):
     """With 33 that wait for messages between a CPU's devices, JAX waits for ever."""
     under_way, most = [], []
-    sum_of_words, device_get = records.sum_of_words, jax.device_get
+    sum_of_words, device_get = records._device_checksum, jax.device_get
 
     def begun(x):
         under_way.append(x)
@@ -134,9 +134,9 @@ def test_few_checksums_are_under_way_at_once(monkeypatch):
         under_way.clear()
         return device_get(sums)
 
-    monkeypatch.setattr(records, "sum_of_words", begun)
+    monkeypatch.setattr(records, "_device_checksum", begun)
     monkeypatch.setattr(jax, "device_get", read)
-    one = jnp.asarray(values()["both"])  # on one device, so that this ends when it fails
-    sums = records.checksums({str(i): one for i in range(40)})
+    array = jnp.asarray(values()["both"])  # on one device, so that this ends when it fails
+    sums = records.checksums({str(i): array for i in range(40)})
     assert max(most) == 16 and len(most) == 40
     assert set(sums.values()) == {int(np.sum(values()["both"].view(np.uint32), dtype=np.uint32))}

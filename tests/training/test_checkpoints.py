@@ -13,9 +13,9 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 from orbax.checkpoint._src.serialization import serialization
 
-from jaxformer.parallel import Declaration
+from jaxformer.parallel import ParameterMetadata
+from jaxformer.training import array_records as records
 from jaxformer.training import checkpoints as module
-from jaxformer.training import records
 from jaxformer.training.checkpoints import Checkpoints
 from jaxformer.training.optimizers import AdamW, Muon, OptimizerConfig, make_optimizer
 from jaxformer.training.schedules import Constant
@@ -43,7 +43,7 @@ def make(step=3, seed=0, *, width=5, optimizer=None):
 def rule(config, params):
     """The optimizer, of matrices and vectors that are told by their axes."""
     declared = jax.tree.map(
-        lambda x: Declaration(x.shape, ("features",) * x.ndim, int(x.ndim > 1)), params
+        lambda x: ParameterMetadata(x.shape, ("features",) * x.ndim, int(x.ndim > 1)), params
     )
     return make_optimizer(config, 9, declared)
 
@@ -52,9 +52,9 @@ def abstract(state):
     return jax.eval_shape(lambda: state)
 
 
-def assert_same(found, expected):
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
-    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+def assert_same(actual, expected):
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    for x, y in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         assert x.dtype == y.dtype
         np.testing.assert_array_equal(x, y)
 
@@ -71,7 +71,7 @@ def rewrite(folder, **fields):
     file = folder / "description" / "metadata"
     contents = {**json.loads(file.read_text()), **fields}
     del contents["digest"]
-    file.write_text(json.dumps({**contents, "digest": module.digest(contents)}))
+    file.write_text(json.dumps({**contents, "digest": module.json_digest(contents)}))
 
 
 @pytest.fixture(scope="module")
@@ -87,11 +87,11 @@ def copied(saved, tmp_path):
 
 def test_what_is_restored_is_bit_for_bit_what_was_saved(saved):
     with Checkpoints(saved) as checkpoints:
-        assert checkpoints.steps() == [2, 5] and checkpoints.latest() == 5
+        assert checkpoints.all_steps() == [2, 5] and checkpoints.latest_step() == 5
         assert_same(checkpoints.restore(None, abstract(make())), make(5, seed=5))
         assert_same(checkpoints.restore(2, make()), make(2, seed=2))
-        assert checkpoints.describe() == {"seed": 5, "schema": module.SCHEMA}
-        assert checkpoints.describe(2)["seed"] == 2
+        assert checkpoints.read_description() == {"seed": 5, "schema": module.SCHEMA}
+        assert checkpoints.read_description(2)["seed"] == 2
 
 
 def test_extreme_values_and_muons_masked_state_survive(tmp_path):
@@ -100,10 +100,10 @@ def test_extreme_values_and_muons_masked_state_survive(tmp_path):
     state.params["odd"] = {"bias": jnp.asarray(np.float32(values))}
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(1, state, {})
-        checkpoints.wait()
-        found = checkpoints.restore(1, abstract(state))
-    assert jax.tree.structure(found) == jax.tree.structure(state)
-    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(state), strict=True):
+        checkpoints.wait_until_finished()
+        restored = checkpoints.restore(1, abstract(state))
+    assert jax.tree.structure(restored) == jax.tree.structure(state)
+    for x, y in zip(jax.tree.leaves(restored), jax.tree.leaves(state), strict=True):
         assert np.asarray(x).tobytes() == np.asarray(y).tobytes()
 
 
@@ -121,44 +121,46 @@ def test_a_description_comes_back_as_json(tmp_path):
     description = {"config": {"a": [1, None, {"b": "x"}]}, "tokenizer": "tokenizer.json"}
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(1, make(), description)
-        checkpoints.wait()
-        assert checkpoints.describe() == {**description, "schema": module.SCHEMA}
+        checkpoints.wait_until_finished()
+        assert checkpoints.read_description() == {**description, "schema": module.SCHEMA}
 
 
 def test_a_checkpoint_counts_when_it_is_complete_and_saving_does_not_wait(tmp_path, monkeypatch):
     with Checkpoints(tmp_path / "deep" / "folder") as checkpoints:
-        assert checkpoints.steps() == [] and checkpoints.latest() is None
+        assert checkpoints.all_steps() == [] and checkpoints.latest_step() is None
         assert not (tmp_path / "deep").exists()
         checkpoints.save(1, make(), {})
-        assert checkpoints.steps() in ([], [1])
-        checkpoints.wait()
-        assert checkpoints.steps() == [1]
+        assert checkpoints.all_steps() in ([], [1])
+        checkpoints.wait_until_finished()
+        assert checkpoints.all_steps() == [1]
 
 
 def test_only_the_newest_stay(tmp_path):
-    with Checkpoints(write(tmp_path, 9, 10, 11, 100, keep=2)) as checkpoints:
-        assert checkpoints.steps() == [11, 100]
+    with Checkpoints(write(tmp_path, 9, 10, 11, 100, max_to_keep=2)) as checkpoints:
+        assert checkpoints.all_steps() == [11, 100]
 
 
 def test_what_a_killed_process_left_beside_the_newest_is_removed_unless_it_may_be_needed(tmp_path):
-    write(tmp_path, 9, 10, 11, keep=3)  # as if killed between a checkpoint's place and what goes
+    write(
+        tmp_path, 9, 10, 11, max_to_keep=3
+    )  # as if killed between a checkpoint's place and what goes
     shutil.copytree(tmp_path / "9", tmp_path / "12.orbax-checkpoint-tmp")  # or while saving
-    with Checkpoints(tmp_path, keep=1) as checkpoints:
-        checkpoints.drop_old()
+    with Checkpoints(tmp_path, max_to_keep=1) as checkpoints:
+        checkpoints.delete_old()
         assert [path.name for path in tmp_path.iterdir()] == ["11"]
-    write(tmp_path, 12, 13, keep=3)
+    write(tmp_path, 12, 13, max_to_keep=3)
     (tmp_path / "13" / "description" / "metadata").write_text("{}")
-    with Checkpoints(tmp_path, keep=1) as checkpoints:
-        assert checkpoints.newest(report=lambda _: None) == 12
-        checkpoints.drop_old()
-        assert (tmp_path / "13").is_dir() and checkpoints.steps() == [11, 12]
+    with Checkpoints(tmp_path, max_to_keep=1) as checkpoints:
+        assert checkpoints.latest_valid_step(report=lambda _: None) == 12
+        checkpoints.delete_old()
+        assert (tmp_path / "13").is_dir() and checkpoints.all_steps() == [11, 12]
         checkpoints.save(14, make(14), {})
-        checkpoints.wait()
+        checkpoints.wait_until_finished()
         shutil.copytree(tmp_path / "14", tmp_path / "3")
-        checkpoints.drop_old()
+        checkpoints.delete_old()
         checkpoints.save(15, make(15), {})
-        checkpoints.wait()
-        assert checkpoints.steps() == [15]
+        checkpoints.wait_until_finished()
+        assert checkpoints.all_steps() == [15]
 
 
 def test_arrays_may_be_donated_once_save_returns(tmp_path):
@@ -167,7 +169,7 @@ def test_arrays_may_be_donated_once_save_returns(tmp_path):
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(1, state, {})
         halve(state)
-        checkpoints.wait()
+        checkpoints.wait_until_finished()
         assert_same(checkpoints.restore(1, abstract(expected)), expected)
 
 
@@ -187,10 +189,10 @@ def test_arrays_go_where_the_abstract_state_says(saved):
     layer = target.params["decoder"]["layers"]["layer_0"]["up"]
     layer["kernel"] = jax.ShapeDtypeStruct((2, 7, 5), jnp.float32, sharding=kernel)
     with Checkpoints(saved) as checkpoints:
-        found = checkpoints.restore(5, target)
-    assert found.params["decoder"]["layers"]["layer_0"]["up"]["kernel"].sharding == kernel
-    assert found.step.devices() == {jax.devices()[0]}
-    assert_same(found, make(5, seed=5))
+        restored = checkpoints.restore(5, target)
+    assert restored.params["decoder"]["layers"]["layer_0"]["up"]["kernel"].sharding == kernel
+    assert restored.step.devices() == {jax.devices()[0]}
+    assert_same(restored, make(5, seed=5))
 
 
 def test_a_sharded_state_is_restored_on_one_device(tmp_path):
@@ -198,10 +200,10 @@ def test_a_sharded_state_is_restored_on_one_device(tmp_path):
     x = jax.device_put(draw(0, 16, 3), NamedSharding(mesh, P("data")))
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(1, {"x": x}, {})
-        checkpoints.wait()
-        found = checkpoints.restore(1, {"x": jax.ShapeDtypeStruct((16, 3), jnp.float32)})
-    assert found["x"].devices() == {jax.devices()[0]}
-    np.testing.assert_array_equal(found["x"], x)
+        checkpoints.wait_until_finished()
+        restored = checkpoints.restore(1, {"x": jax.ShapeDtypeStruct((16, 3), jnp.float32)})
+    assert restored["x"].devices() == {jax.devices()[0]}
+    np.testing.assert_array_equal(restored["x"], x)
 
 
 def test_part_of_a_state_is_read_only_when_asked(saved):
@@ -209,10 +211,10 @@ def test_part_of_a_state_is_read_only_when_asked(saved):
     with Checkpoints(saved) as checkpoints:
         with pytest.raises(ValueError, match="  step: saved int32\\[\\], asked for nothing"):
             checkpoints.restore(5, part)
-        found = checkpoints.restore(5, part, partial=True)
+        restored = checkpoints.restore(5, part, partial=True)
         with pytest.raises(ValueError, match="  extra: saved nothing, asked for float32\\[3\\]"):
             checkpoints.restore(5, {"extra": jnp.zeros(3)}, partial=True)
-    assert_same(found, {"params": make(5, seed=5).params})
+    assert_same(restored, {"params": make(5, seed=5).params})
 
 
 def test_differences_are_listed_with_both_shapes(saved):
@@ -243,7 +245,7 @@ def test_many_differences_are_counted(saved):
 def test_a_folder_without_checkpoints_is_refused_and_not_made(tmp_path):
     folder = tmp_path / "none"
     with Checkpoints(folder) as checkpoints:
-        for read in (checkpoints.describe, lambda: checkpoints.restore(None, make())):
+        for read in (checkpoints.read_description, lambda: checkpoints.restore(None, make())):
             with pytest.raises(ValueError, match=f"There is no checkpoint in {folder}"):
                 read()
     assert not folder.exists()
@@ -252,7 +254,7 @@ def test_a_folder_without_checkpoints_is_refused_and_not_made(tmp_path):
 def test_a_missing_step_is_refused_with_those_that_exist(saved):
     with Checkpoints(saved) as checkpoints:
         message = f"There is no checkpoint 4 in {saved}; it holds 2, 5"
-        for read in (checkpoints.describe, lambda step: checkpoints.restore(step, make())):
+        for read in (checkpoints.read_description, lambda step: checkpoints.restore(step, make())):
             with pytest.raises(ValueError, match=message):
                 read(4)
 
@@ -265,8 +267,8 @@ def test_a_step_that_is_not_the_newest_is_refused(saved, step):
 
 
 def test_other_mistakes_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="At least one checkpoint must stay; got keep=0"):
-        Checkpoints(tmp_path, keep=0)
+    with pytest.raises(ValueError, match="At least one checkpoint must stay; got max_to_keep=0"):
+        Checkpoints(tmp_path, max_to_keep=0)
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="file is a file, not a folder of checkpoints"):
         Checkpoints(tmp_path / "file")
@@ -279,7 +281,7 @@ def test_relative_folders_are_resolved(tmp_path, monkeypatch, saved):
     monkeypatch.chdir(saved.parent)
     with Checkpoints(saved.name) as checkpoints:
         monkeypatch.chdir(tmp_path)
-        assert checkpoints.describe()["seed"] == 5
+        assert checkpoints.read_description()["seed"] == 5
 
 
 @pytest.mark.parametrize("schema, age", [(7, "a newer"), (1, "an earlier")])
@@ -290,10 +292,10 @@ def test_another_schema_is_refused(copied, schema, age):
         rewrite(copied / "5", schema=schema)
     with Checkpoints(copied) as checkpoints:
         message = f"Checkpoint 5 in {copied} was written by {age} version of jaxformer: its schema"
-        for read in (checkpoints.describe, lambda: checkpoints.restore(None, make())):
+        for read in (checkpoints.read_description, lambda: checkpoints.restore(None, make())):
             with pytest.raises(ValueError, match=f"{message} is {schema}, and this one reads 2"):
                 read()
-        assert checkpoints.describe(2)["seed"] == 2
+        assert checkpoints.read_description(2)["seed"] == 2
 
 
 def test_arrays_that_cannot_be_read_are_damage(saved, monkeypatch):
@@ -328,9 +330,9 @@ def test_checksums_see_every_bit(dtype):
 def test_an_interrupted_save_is_not_listed_and_does_not_stand_in_the_way(copied):
     shutil.copytree(copied / "5", copied / "6.orbax-checkpoint-tmp")
     with Checkpoints(copied) as checkpoints:
-        assert checkpoints.steps() == [2, 5]
+        assert checkpoints.all_steps() == [2, 5]
         checkpoints.save(6, make(6), {})
-        checkpoints.wait()
+        checkpoints.wait_until_finished()
         assert_same(checkpoints.restore(6, make()), make(6))
 
 
@@ -353,9 +355,9 @@ async def full_disk_later(*args, **kwargs):
 def test_a_full_disk_is_an_error_that_names_the_last_good_checkpoint(
     tmp_path, monkeypatch, owner, name, fail
 ):
-    with Checkpoints(tmp_path, keep=1) as checkpoints:
+    with Checkpoints(tmp_path, max_to_keep=1) as checkpoints:
         checkpoints.save(1, make(1), {})
-        checkpoints.wait()
+        checkpoints.wait_until_finished()
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, fail)
             message = (
@@ -364,11 +366,11 @@ def test_a_full_disk_is_an_error_that_names_the_last_good_checkpoint(
             )
             with pytest.raises(OSError, match=message):
                 checkpoints.save(2, make(2), {})
-                checkpoints.wait()
+                checkpoints.wait_until_finished()
         assert_same(checkpoints.restore(None, make()), make(1))
         checkpoints.save(3, make(3), {})
-        checkpoints.wait()
-        assert checkpoints.steps() == [3]
+        checkpoints.wait_until_finished()
+        assert checkpoints.all_steps() == [3]
         assert_same(checkpoints.restore(None, make()), make(3))
 
 
@@ -388,7 +390,7 @@ def test_a_reader_sees_what_another_wrote_since(tmp_path):
     with Checkpoints(tmp_path) as reader:
         for step in (1, 2):
             write(tmp_path, step)
-            assert reader.latest() == step
+            assert reader.latest_step() == step
             assert_same(reader.restore(None, make()), make(step, seed=step))
 
 
@@ -406,7 +408,7 @@ def test_a_step_that_is_no_whole_number_is_refused(step, tmp_path):
             checkpoints.save(step, make(), {})
         checkpoints.save(np.int64(3), make(), {})
     assert [path.name for path in tmp_path.rglob("*") if path.name.startswith("x")] == []
-    assert Checkpoints(tmp_path / "inside" / "deep").steps() == [3]
+    assert Checkpoints(tmp_path / "inside" / "deep").all_steps() == [3]
 
 
 def test_what_is_of_others_is_left_alone(copied):
@@ -414,9 +416,9 @@ def test_what_is_of_others_is_left_alone(copied):
         (copied / name).mkdir()
     (copied / "notes.txt").write_text("theirs")
     with Checkpoints(copied) as checkpoints:
-        assert checkpoints.steps() == [2, 5] and checkpoints.newest() == 5
+        assert checkpoints.all_steps() == [2, 5] and checkpoints.latest_valid_step() == 5
         checkpoints.save(7, make(7, seed=7), {})
-        checkpoints.wait()
+        checkpoints.wait_until_finished()
         assert_same(checkpoints.restore(None, abstract(make())), make(7, seed=7))
     names = {path.name for path in copied.iterdir()}
     assert names == {"2", "5", "7", "007", "theirs", "8.damaged", "notes.txt"}
@@ -428,10 +430,10 @@ def test_a_folder_may_be_anywhere_that_epath_knows(tmp_path):
         def __new__(cls, first, *rest):
             return super().__new__(cls, str(first).replace("store:/", str(tmp_path)), *rest)
 
-    with Checkpoints("store://bucket/run", keep=1) as checkpoints:
+    with Checkpoints("store://bucket/run", max_to_keep=1) as checkpoints:
         for step in (1, 2, 3):
             checkpoints.save(step, make(step), {}, loss=float(step))
-        checkpoints.wait()
-        assert checkpoints.steps() == [1, 3]
+        checkpoints.wait_until_finished()
+        assert checkpoints.all_steps() == [1, 3]
         assert_same(checkpoints.restore(None, make()), make(3))
     assert {path.name for path in (tmp_path / "bucket" / "run").iterdir()} == {"1", "3"}

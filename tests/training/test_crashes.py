@@ -27,26 +27,26 @@ def state(step):
     return {"kernel": jnp.asarray(np.float32(values)), "step": jnp.int32(step)}
 
 
-def assert_is(found, step):
+def assert_is(actual, step):
     for name, x in state(step).items():
-        np.testing.assert_array_equal(found[name], x)
+        np.testing.assert_array_equal(actual[name], x)
 
 
 def train(folder, report):
     """Go on from the newest, as a run does."""
-    with Checkpoints(folder, keep=KEEP) as checkpoints:
+    with Checkpoints(folder, max_to_keep=KEEP) as checkpoints:
         done = 0
-        if checkpoints.steps():
-            done = checkpoints.newest()
+        if checkpoints.all_steps():
+            done = checkpoints.latest_valid_step()
             assert_is(checkpoints.restore(done, state(0)), done)
-            checkpoints.drop_old()
+            checkpoints.delete_old()
         report.send(("found", done))
         for step in range(done + 1, STEPS + 1):
             checkpoints.save(step, state(step), {"seed": step}, loss=LOSSES[step])
-            checkpoints.wait()
+            checkpoints.wait_until_finished()
             report.send(("saved", step))
-        checkpoints.drop_old()
-        assert checkpoints.steps() == [2, 5] and checkpoints.best() == 2
+        checkpoints.delete_old()
+        assert checkpoints.all_steps() == [2, 5] and checkpoints.best_step() == 2
     report.send(("lived", 0))
 
 
@@ -76,22 +76,22 @@ def life(folder, passed):
     child = FORK.Process(target=run)
     child.start()
     writer.close()
-    said = []
+    messages = []
     while True:
         try:
-            said.append(reader.recv())
+            messages.append(reader.recv())
         except EOFError:
             break
     child.join()
     assert child.exitcode in (0, 9), child.exitcode
-    return said
+    return messages
 
 
-def look(folder, said):
+def look(folder, messages):
     """The next process finds what was saved, or the one after, and ends as a whole run does."""
-    saved = max((step for word, step in said if word in ("saved", "found")), default=0)
-    found = life(folder, None)
-    assert found[-1] == ("lived", 0) and found[0][1] in (saved, saved + 1), (said, found)
+    saved = max((step for word, step in messages if word in ("saved", "found")), default=0)
+    again = life(folder, None)
+    assert again[-1] == ("lived", 0) and again[0][1] in (saved, saved + 1), (messages, again)
     assert {"2", "5"} == {path.name for path in folder.iterdir()}
 
 
@@ -100,12 +100,12 @@ def crash(base, every):
     passed = deaths = 0
     while True:
         folder = base / str(passed)
-        said = life(folder, passed)
-        if ("lived", 0) in said:
+        messages = life(folder, passed)
+        if ("lived", 0) in messages:
             return deaths
         if folder.exists():
-            said += life(folder, passed % 5)
-            look(folder, said)
+            messages += life(folder, passed % 5)
+            look(folder, messages)
         deaths += 1
         passed += every
 

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxformer.training.metrics import (
-    JsonLines,
-    Metrics,
-    TensorBoard,
-    WeightsAndBiases,
+    JsonLinesWriter,
+    MultiWriter,
+    TensorBoardWriter,
+    WandbWriter,
     read_json_lines,
 )
 
@@ -42,7 +42,7 @@ def file_size_limit():
 
 def test_a_line_is_the_step_the_time_and_the_numbers(path, monkeypatch):
     monkeypatch.setattr("time.time", lambda: 1767225600.25)
-    writer = JsonLines(path)
+    writer = JsonLinesWriter(path)
     writer.write(20, {"loss": 5.25, "learning_rate": 3e-4})
     line = '{"step": 20, "time": 1767225600.25, "loss": 5.25, "learning_rate": 0.0003}\n'
     assert path.read_text() == line, "the line must be there before close"
@@ -51,7 +51,7 @@ def test_a_line_is_the_step_the_time_and_the_numbers(path, monkeypatch):
 
 
 def test_numbers_of_numpy_and_whole_numbers_are_written(path):
-    writer = JsonLines(path)
+    writer = JsonLinesWriter(path)
     writer.write(1, {"loss": np.float32(0.5), "tokens": 7, "norm": np.array(2.0)})
     writer.close()
     (line,) = read_json_lines(path)
@@ -59,7 +59,7 @@ def test_numbers_of_numpy_and_whole_numbers_are_written(path):
 
 
 def test_numbers_that_are_not_finite_stay_valid_json(path):
-    writer = JsonLines(path)
+    writer = JsonLinesWriter(path)
     writer.write(1, {"a": math.nan, "b": math.inf, "c": -math.inf})
     writer.close()
     fields = json.loads(path.read_text(), parse_constant=refuse)
@@ -72,7 +72,7 @@ def test_numbers_that_are_not_finite_stay_valid_json(path):
 @given(st.dictionaries(st.text().filter(lambda n: n not in ("step", "time")), st.floats()))
 def test_what_is_written_is_read(tmp_path_factory, numbers):
     path = tmp_path_factory.mktemp("lines") / "metrics.jsonl"
-    writer = JsonLines(path)
+    writer = JsonLinesWriter(path)
     writer.write(3, numbers)
     writer.close()
     (line,) = read_json_lines(path)
@@ -92,12 +92,12 @@ def test_the_reader_accepts_lines_of_other_writers_only_if_they_have_a_step(path
 
 
 def test_resuming_drops_the_steps_that_come_again(path):
-    writer = JsonLines(path)
+    writer = JsonLinesWriter(path)
     for step in range(1, 8):
         writer.write(step, {"loss": 1.0 / step})
     writer.close()
     before = path.read_bytes().splitlines()
-    resumed = JsonLines(path, resume_from=4)
+    resumed = JsonLinesWriter(path, resume_from=4)
     assert path.read_bytes().splitlines() == before[:4], "kept lines must not change by one byte"
     resumed.write(5, {"loss": 9.0})
     resumed.close()
@@ -109,40 +109,40 @@ def test_resuming_drops_the_steps_that_come_again(path):
 def test_resuming_drops_a_line_that_was_cut_short(path):
     path.parent.mkdir()
     path.write_text('{"step": 1, "time": 0.0}\n{"step": 2, "ti')
-    JsonLines(path, resume_from=2).close()
+    JsonLinesWriter(path, resume_from=2).close()
     assert path.read_text() == '{"step": 1, "time": 0.0}\n'
 
 
 def test_resuming_from_zero_begins_anew_and_needs_no_file(path):
-    JsonLines(path, resume_from=0).close()
+    JsonLinesWriter(path, resume_from=0).close()
     assert path.read_text() == ""
-    writer = JsonLines(path)
+    writer = JsonLinesWriter(path)
     writer.write(1, {})
     writer.close()
-    JsonLines(path, resume_from=0).close()
+    JsonLinesWriter(path, resume_from=0).close()
     assert path.read_text() == ""
 
 
 def test_a_new_run_does_not_continue_the_file_of_another(path):
-    writer = JsonLines(path)
+    writer = JsonLinesWriter(path)
     writer.write(1, {})
     writer.write(17, {})
     writer.close()
     with pytest.raises(ValueError, match="already holds 2 lines, the last of step 17. Resume"):
-        JsonLines(path)
+        JsonLinesWriter(path)
     assert steps(path) == [1, 17]
 
 
 @pytest.mark.parametrize("name", ["step", "time"])
 def test_the_fields_of_every_line_are_taken(path, name):
-    writer = JsonLines(path)
+    writer = JsonLinesWriter(path)
     with pytest.raises(ValueError, match=f"A metric cannot be called '{name}': every line has"):
         writer.write(1, {name: 1.0})
     writer.close()
 
 
 def test_a_full_disk_is_an_error_and_leaves_whole_lines(path, file_size_limit):
-    writer = JsonLines(path)
+    writer = JsonLinesWriter(path)
     writer.write(1, {"loss": 1.0})
     before = path.read_bytes()
     file_size_limit(len(before) + 11)
@@ -153,14 +153,14 @@ def test_a_full_disk_is_an_error_and_leaves_whole_lines(path, file_size_limit):
 
 
 def test_a_full_disk_while_resuming_leaves_the_file_as_it_was(path, file_size_limit):
-    writer = JsonLines(path)
+    writer = JsonLinesWriter(path)
     writer.write(1, {"loss": 1.0})
     writer.write(2, {"loss": 1.0})
     writer.close()
     before = path.read_bytes()
     file_size_limit(5)
     with pytest.raises(OSError, match=r"Metrics of step 1 could not be written to .*jsonl\.tmp"):
-        JsonLines(path, resume_from=1)
+        JsonLinesWriter(path, resume_from=1)
     assert path.read_bytes() == before
     assert os.listdir(path.parent) == ["metrics.jsonl"]
 
@@ -178,7 +178,7 @@ def events(folder):
 
 
 def test_tensorboard_gets_scalars_by_name_and_step(tmp_path):
-    writer = TensorBoard(tmp_path)
+    writer = TensorBoardWriter(tmp_path)
     writer.write(3, {"train/loss": 0.5, "rate": np.float32(0.25)})
     first, second = events(tmp_path)
     assert first.file_version == "brain.Event:2"
@@ -192,7 +192,7 @@ def test_a_resumed_tensorboard_run_hides_the_steps_that_come_again(tmp_path):
     from tensorboardX.proto import event_pb2
 
     for resume_from in (None, 4):
-        writer = TensorBoard(tmp_path, resume_from=resume_from)
+        writer = TensorBoardWriter(tmp_path, resume_from=resume_from)
         writer.write(5, {"loss": 1.0})
         writer.close()
     assert len(list(tmp_path.iterdir())) == 2, "two writers of one second must not share a file"
@@ -203,7 +203,7 @@ def test_a_resumed_tensorboard_run_hides_the_steps_that_come_again(tmp_path):
 
 
 def test_a_full_disk_is_an_error_for_tensorboard(tmp_path, file_size_limit):
-    writer = TensorBoard(tmp_path)
+    writer = TensorBoardWriter(tmp_path)
     writer.write(1, {"loss": 1.0})
     (path,) = tmp_path.iterdir()
     file_size_limit(path.stat().st_size + 7)
@@ -228,7 +228,7 @@ class Recorder:
 def test_weights_and_biases_logs_by_step(monkeypatch):
     wandb = Recorder()
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=wandb.init))
-    with Metrics([WeightsAndBiases("project", "name", {"depth": 3})]) as metrics:
+    with MultiWriter([WandbWriter("project", "name", {"depth": 3})]) as metrics:
         metrics.write(7, {"loss": np.float32(0.5)})
     assert wandb.calls == [
         ("init", (), {"project": "project", "name": "name", "config": {"depth": 3}}),
@@ -241,9 +241,9 @@ def test_a_missing_library_is_named_with_its_extra(monkeypatch, tmp_path):
     for name in ("wandb", "tensorboardX", "tensorboardX.event_file_writer"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ImportError, match=r"needs wandb, .*: pip install 'jaxformer\[wandb\]'"):
-        WeightsAndBiases("project", "name", {})
+        WandbWriter("project", "name", {})
     with pytest.raises(ImportError, match=r"needs tensorboardX, .* 'jaxformer\[train\]'"):
-        TensorBoard(tmp_path)
+        TensorBoardWriter(tmp_path)
 
 
 class Memory:
@@ -261,7 +261,7 @@ class Memory:
 
 def test_metrics_go_to_every_writer_and_each_is_closed_once():
     writers = [Memory(), Memory()]
-    with Metrics(writers) as metrics:
+    with MultiWriter(writers) as metrics:
         metrics.write(1, {"loss": 2.0})
         metrics.write(2, {"loss": 1.0})
     metrics.close()
@@ -272,11 +272,11 @@ def test_metrics_go_to_every_writer_and_each_is_closed_once():
 
 def test_every_writer_is_closed_even_when_one_fails():
     writers = [Memory(), Memory(OSError("full")), Memory()]
-    with pytest.raises(OSError, match="full"), Metrics(writers):
+    with pytest.raises(OSError, match="full"), MultiWriter(writers):
         pass
     assert [writer.closed for writer in writers] == [1, 1, 1]
 
 
 def test_no_writers_is_fine():
-    with Metrics([]) as metrics:
+    with MultiWriter([]) as metrics:
         assert metrics.write(1, {"loss": 1.0}) is None

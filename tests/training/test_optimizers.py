@@ -16,10 +16,10 @@ from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
 from jaxformer import zoo
 from jaxformer.config import Decay, Latent, SharedKV
-from jaxformer.config.parameter import read_axes
-from jaxformer.parallel import Declaration, declarations
-from jaxformer.training import matrices
-from jaxformer.training.matrices import orthogonalize, scale_by_adafactor
+from jaxformer.config.parameter import parse_logical_axes
+from jaxformer.parallel import ParameterMetadata, parameter_metadata
+from jaxformer.training import muon as matrices
+from jaxformer.training.muon import orthogonalize, scale_by_adafactor
 from jaxformer.training.optimizers import (
     SGD,
     Adafactor,
@@ -27,7 +27,7 @@ from jaxformer.training.optimizers import (
     Lion,
     Muon,
     OptimizerConfig,
-    learning_rate,
+    learning_rate_schedule,
     make_optimizer,
 )
 from jaxformer.training.schedules import Constant, Cosine
@@ -95,12 +95,12 @@ def flat(root):
 def declared(root):
     """What a model would declare of parameters like these."""
 
-    def one(path, shape):
-        names, outputs = read_axes(AXES["/".join(path.split("/")[-2:])])
+    def metadata_of(path, shape):
+        names, outputs = parse_logical_axes(AXES["/".join(path.split("/")[-2:])])
         stacked = ("layers",) if STACKED in path else ()
-        return Declaration(shape, (*stacked, *names), outputs)
+        return ParameterMetadata(shape, (*stacked, *names), outputs)
 
-    return tree({path: one(path, jnp.shape(x)) for path, x in flat(root).items()})
+    return tree({path: metadata_of(path, jnp.shape(x)) for path, x in flat(root).items()})
 
 
 @pytest.fixture
@@ -229,7 +229,7 @@ def test_updates_follow_the_schedule_that_is_logged():
         schedule=Cosine(peak=0.5, warmup_steps=3), optimizer=SGD(momentum=0.0), clip_norm=None
     )
     x = kernel(np.zeros((1, 1)))
-    transform, rate = make_optimizer(config, 9, declared(x)), learning_rate(config, 9)
+    transform, rate = make_optimizer(config, 9, declared(x)), learning_rate_schedule(config, 9)
     state, change = transform.init(x), jax.jit(transform.update)
     for step in range(9):
         update, state = change(kernel(np.ones((1, 1))), state, x)
@@ -242,13 +242,13 @@ def test_updates_follow_the_schedule_that_is_logged():
 @pytest.mark.slow
 def test_roles_and_matrices_of_every_preset_are_those_that_stood_in_a_table_of_names():
     """The table was recorded when names of modules and parameters decided."""
-    found = {}
+    roles = {}
     for name in zoo.names():
-        for path, x in tree_leaves_with_path(declarations(zoo.get(name).tiny())):
+        for path, x in tree_leaves_with_path(parameter_metadata(zoo.get(name).tiny())):
             place = re.sub(r"layer_\d+", "layer_*", keystr(path, simple=True, separator="/"))
-            matrix = list(map(list, x.sides)) if x.outputs else None
-            assert found.setdefault(f"{place} {len(x.shape)}", [x.role, matrix]) == [x.role, matrix]
-    assert found == json.loads((GOLDEN_FOLDER / "roles.json").read_text())
+            matrix = list(map(list, x.input_and_output_axes)) if x.num_output_axes else None
+            assert roles.setdefault(f"{place} {len(x.shape)}", [x.role, matrix]) == [x.role, matrix]
+    assert roles == json.loads((GOLDEN_FOLDER / "roles.json").read_text())
 
 
 @pytest.mark.parametrize("roles", [("kernel", "head"), ("embedding", "vector")])
@@ -260,8 +260,8 @@ def test_only_the_named_roles_decay(optimizer, roles, params):
     params = one_of_each_role(params)
     zeros = jax.tree.map(jnp.zeros_like, params)
     (after,) = run(optimizer, params, [zeros], peak=0.1, decay_roles=roles)
-    each = "embedding", "head", "kernel", "vector", "vector"
-    for path, role in zip(ONE_OF_EACH_ROLE, each, strict=True):
+    kinds = "embedding", "head", "kernel", "vector", "vector"
+    for path, role in zip(ONE_OF_EACH_ROLE, kinds, strict=True):
         factor = 0.95 if role in roles else 1.0
         np.testing.assert_allclose(flat(after)[path], factor * flat(params)[path], rtol=1e-6)
 
@@ -294,12 +294,12 @@ def test_decay_stays_out_of_the_statistics(optimizer, params, grads):
 def test_kernels_of_all_kinds_of_attention_are_one_matrix_each(kind):
     """None of their own axes counts matrices, and the model's width is a whole side."""
     config = dataclasses.replace(zoo.get("llama-2-70b").tiny(), attention=kind)
-    for path, x in tree_leaves_with_path(declarations(config)):
+    for path, x in tree_leaves_with_path(parameter_metadata(config)):
         place = keystr(path, simple=True, separator="/")
         if "attention" in place and place.endswith("kernel"):
-            inputs, outputs = x.sides
+            inputs, outputs = x.input_and_output_axes
             assert (*inputs, *outputs) == tuple(range(1, len(x.shape)))
-            sides = [x.names[i] for i in inputs], [x.names[i] for i in outputs]
+            sides = [x.logical_axes[i] for i in inputs], [x.logical_axes[i] for i in outputs]
             latent = isinstance(kind, Latent) and path[-2].key in ("query", "key", "value")
             assert x.role == "kernel" and (["model"] in sides or latent), place
 
@@ -355,10 +355,10 @@ def test_first_muon_update_is_that_of_optax_whatever_the_name(name):
     theirs = scale_by_muon(weight_dimension_numbers={name: axes})
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         expected, _ = jax.jit(theirs.update)({name: g}, theirs.init({name: g}))
-    said = {name: Declaration(g.shape, ("layers", "model", "heads", "features"), 2)}
-    ours = matrices.scale_by_muon(said, momentum=0.95, rms=10**-0.5)
-    found, _ = jax.jit(ours.update)({name: g}, ours.init({name: g}))
-    np.testing.assert_allclose(found[name], expected[name], atol=1e-4)
+    metadata = {name: ParameterMetadata(g.shape, ("layers", "model", "heads", "features"), 2)}
+    ours = matrices.scale_by_muon(metadata, momentum=0.95, rms=10**-0.5)
+    actual, _ = jax.jit(ours.update)({name: g}, ours.init({name: g}))
+    np.testing.assert_allclose(actual[name], expected[name], atol=1e-4)
 
 
 def test_muon_updates_have_the_asked_root_mean_square_whatever_the_shape(params, grads):

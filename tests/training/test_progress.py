@@ -108,7 +108,7 @@ def test_a_stream_that_is_no_terminal_gets_one_plain_line_an_interval():
     with Progress(1_000, title="tiny", interval=10, stream=stream, clock=clock) as progress:
         for step in range(1, 7):
             progress.update(
-                step, loss=4.0, learning_rate=3e-4, tokens_per_second=4_900.0, utilisation=0.4123
+                step, loss=4.0, learning_rate=3e-4, tokens_per_second=4_900.0, mfu=0.4123
             )
             clock.now += 4.0
         progress.update(7, bits_per_byte=1.9304)
@@ -167,14 +167,14 @@ def test_the_loss_is_smoothed_and_survives_a_number_that_is_not_finite():
 def test_a_note_is_a_line_of_its_own_without_control_codes():
     stream = io.StringIO()
     with Progress(3, stream=stream) as progress:
-        progress.note("a [b] \x1b[31mc\r\td\ne")
+        progress.print("a [b] \x1b[31mc\r\td\ne")
     assert stream.getvalue() == "a [b] \ufffd[31mc\ufffd\td\ne\n"
 
 
 def test_a_note_never_fails_on_a_narrow_encoding():
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     with Progress(3, stream=stream) as progress:
-        progress.note("naïve \ud800")
+        progress.print("naïve \ud800")
     stream.flush()
     assert stream.buffer.getvalue() == b"na?ve ?\n"
 
@@ -189,10 +189,10 @@ def test_a_terminal_gets_a_bar(terminal):
                 loss=loss,
                 learning_rate=3e-4,
                 tokens_per_second=4_900.0,
-                utilisation=0.4123,
+                mfu=0.4123,
                 bits_per_byte=1.9304,
             )
-        progress.note("sample [/b] of text")
+        progress.print("sample [/b] of text")
     text = terminal.text()
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
     for part in [

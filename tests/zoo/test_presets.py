@@ -126,7 +126,7 @@ NON_EMBEDDING = {
 )
 def test_published_parameter_counts(name):
     config = zoo.get(name)
-    total = costs.parameters(config)
+    total = costs.num_parameters(config)
     if name in EXACT:
         assert total == EXACT[name]
     elif name in ROUNDED:
@@ -141,8 +141,8 @@ def test_published_parameter_counts(name):
 def test_mixtral_as_its_paper_counts():
     """47B in all, of which a token meets 13B."""
     config = zoo.get("mixtral-8x7b")
-    assert costs.active_parameters(config) == 12_879_925_248
-    assert costs.active_parameters(zoo.get("mistral-7b")) == EXACT["mistral-7b"]
+    assert costs.num_active_parameters(config) == 12_879_925_248
+    assert costs.num_active_parameters(zoo.get("mistral-7b")) == EXACT["mistral-7b"]
 
 
 @pytest.mark.parametrize(
@@ -185,9 +185,11 @@ def test_what_only_some_models_have():
     assert len(zoo.get("phi-3-small").head.masked_ids) == 91
     assert zoo.get("t5-11b").head.multiplier == 1 / 32
     assert zoo.get("palm-540b").head.multiplier == pytest.approx(18_432**-0.5)
-    assert zoo.get("opt-350m").placement == "post" and zoo.get("opt-175b").placement == "pre"
+    assert (
+        zoo.get("opt-350m").norm_placement == "post" and zoo.get("opt-175b").norm_placement == "pre"
+    )
     rotated = {n: zoo.get(n).attention for n in ("gpt-j-6b", "gpt-neox-20b", "nemotron-4-340b")}
-    assert {n: a.positions[0].width(a.head_dim) for n, a in rotated.items()} == {
+    assert {n: a.positions[0].rotary_dim(a.head_dim) for n, a in rotated.items()} == {
         "gpt-j-6b": 64,
         "gpt-neox-20b": 24,
         "nemotron-4-340b": 96,

@@ -19,7 +19,7 @@ def run(monkeypatch, capsys, *arguments):
 
 @pytest.mark.parametrize("name", zoo.names())
 def test_options_are_code_that_rebuilds_the_model(name):
-    text = printing.code(zoo.get(name))
+    text = printing.to_python_source(zoo.get(name))
     assert c.from_python(text, KINDS) == zoo.get(name)
     assert max(map(len, text.splitlines())) <= 100
 
@@ -55,7 +55,7 @@ def test_what_nobody_published_is_not_called_released(monkeypatch, capsys):
     assert lines[at].endswith("lamda-137b        *")
     assert lines[at + 1].split() == ["assumed:", "RMSNorm", "Serial", "yes"]
     assert sum(line.strip().startswith("assumed:") for line in lines) == 1
-    assert [row.name for row in zoo.survey() if row.assumed] == ["LaMDA"]
+    assert [row.name for row in zoo.survey() if row.is_assumed] == ["LaMDA"]
     assert "after `assumed:`, what we assume since nothing is published" in " ".join(lines)
 
 

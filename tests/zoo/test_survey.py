@@ -6,7 +6,12 @@ import pytest
 
 from jaxformer import config as c
 from jaxformer import zoo
-from jaxformer.zoo.cells import NEUTRAL, build, cells, fill
+from jaxformer.zoo.survey_cells import (
+    BLANK_DEFAULTS,
+    cells_from_config,
+    config_from_cells,
+    fill_blank_cells,
+)
 
 # The table as the lecture prints it.
 LECTURE = """\
@@ -68,11 +73,11 @@ def test_as_listed_has_the_listed_cells(row):
     """What is built, read back; blank cells are the neutral ones, Z-loss belongs to training."""
     config = row.as_listed()
     tricks = set(row.listed.tricks) - {"Z-loss"}
-    found = cells(config)
-    assert replace(found, tricks=()) == replace(fill(row.listed), tricks=())
-    assert set(found.tricks) == tricks
-    assert (config.placement == "post") == (row.listed.pre_norm is False)
-    assert config.final_norm == (config.placement != "post")
+    actual = cells_from_config(config)
+    assert replace(actual, tricks=()) == replace(fill_blank_cells(row.listed), tricks=())
+    assert set(actual.tricks) == tricks
+    assert (config.norm_placement == "post") == (row.listed.pre_norm is False)
+    assert config.final_norm == (config.norm_placement != "post")
     caps = (50.0, 30.0) if row.name == "Gemma 2 (27B)" else (None, None)
     assert (config.attention.logit_softcap, config.head.softcap) == caps
 
@@ -97,8 +102,8 @@ def test_rows_with_nothing_published():
         if row.preset is None:
             assert row.released is None and "no preset" in row.differences[0]
     anthropic, gpt_4 = ROWS[10].as_listed(), ROWS[20].as_listed()
-    assert cells(anthropic) == NEUTRAL
-    assert cells(gpt_4) == replace(NEUTRAL, pre_norm=False)
+    assert cells_from_config(anthropic) == BLANK_DEFAULTS
+    assert cells_from_config(gpt_4) == replace(BLANK_DEFAULTS, pre_norm=False)
 
 
 @NUMBERS
@@ -106,11 +111,11 @@ def test_a_row_that_differs_says_how(row):
     """A cell that the preset contradicts needs a sentence; a filled blank may be assumed."""
     if row.released is None:
         return
-    listed, found = vars(row.listed), vars(row.released)
+    listed, released = vars(row.listed), vars(row.released)
     wrong = [
-        name for name in listed if name != "tricks" and listed[name] not in (None, found[name])
+        name for name in listed if name != "tricks" and listed[name] not in (None, released[name])
     ]
-    wrong += ["tricks"] if set(listed["tricks"]) != set(found["tricks"]) else []
+    wrong += ["tricks"] if set(listed["tricks"]) != set(released["tricks"]) else []
     blank = [name for name in listed if listed[name] is None]
     assert row.differences or not wrong
     assert row.differences or row.assumptions or not blank
@@ -121,10 +126,10 @@ def test_where_the_table_is_wrong():
     wrong = {}
     for row in ROWS:
         if row.released is not None:
-            listed, found = vars(row.listed), vars(row.released)
+            listed, released = vars(row.listed), vars(row.released)
             names = [n for n in listed if listed[n] is not None and n != "tricks"]
-            names = [n for n in names if listed[n] != found[n]]
-            names += ["tricks"] if set(listed["tricks"]) != set(found["tricks"]) else []
+            names = [n for n in names if listed[n] != released[n]]
+            names += ["tricks"] if set(listed["tricks"]) != set(released["tricks"]) else []
             wrong |= {row.name: names} if names else {}
     assert wrong == {
         "GPT2": ["pre_norm"],
@@ -166,14 +171,14 @@ def test_z_loss_has_its_published_weight():
 def test_cells_of_models_that_no_row_has():
     llama = ROWS[18].as_listed()
     gated = replace(llama, feed_forward=(c.MLP(hidden_dim=8, activation="sigmoid"),))
-    assert cells(gated).activation is None
+    assert cells_from_config(gated).activation is None
     nothing = replace(llama, attention=replace(llama.attention, positions=(None,)))
-    assert cells(nothing).position == "none"
+    assert cells_from_config(nothing).position == "none"
     both = replace(llama, attention=replace(llama.attention, positions=(c.Rope(), c.Alibi())))
-    assert cells(both).position == "mixed"
+    assert cells_from_config(both).position == "mixed"
 
 
 def test_no_row_lists_a_clamped_gate():
     listed = replace(ROWS[0].listed, activation="Clamped GeGLU")
     with pytest.raises(ValueError, match="lists no activation 'Clamped GeGLU'"):
-        build(listed, relative=c.T5Bias(), topology=c.Decoder())
+        config_from_cells(listed, relative_positions=c.T5Bias(), topology=c.Decoder())

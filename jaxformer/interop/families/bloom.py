@@ -3,52 +3,54 @@
 from typing import Any
 
 from jaxformer import config as c
-from jaxformer.interop.families.gpt2 import fused
-from jaxformer.interop.families.pieces import ALL_BIASES
+from jaxformer.interop.config_reader import ConfigReader
+from jaxformer.interop.families.gpt2 import fused_qkv_rules
+from jaxformer.interop.families.llama_like import ALL_BIASES
 from jaxformer.interop.family import Family
-from jaxformer.interop.settings import Settings
-from jaxformer.interop.tables import Row, Table, linear, norm
-from jaxformer.interop.transforms import GroupedHeads, Kernel
+from jaxformer.interop.param_mapping import MappingRule, ParamMapping, linear_rules, norm_rules
+from jaxformer.interop.transforms import FusedQKVPerGroup, LinearKernel
 
 LAYER = "transformer.h.{layer}"
-TABLE = Table(
-    whole=(
-        Row("transformer.word_embeddings.weight", "embedding/tokens/embedding"),
-        *norm("transformer.word_embeddings_layernorm", "embedding/norm"),
-        *norm("transformer.ln_f", "decoder/final_norm"),
-        Row("lm_head.weight", "head/kernel", Kernel()),
+TABLE = ParamMapping(
+    top_level=(
+        MappingRule("transformer.word_embeddings.weight", "embedding/tokens/embedding"),
+        *norm_rules("transformer.word_embeddings_layernorm", "embedding/norm"),
+        *norm_rules("transformer.ln_f", "decoder/final_norm"),
+        MappingRule("lm_head.weight", "head/kernel", LinearKernel()),
     ),
     stacks={
         "decoder": (
-            *norm(f"{LAYER}.input_layernorm", "pre_attention_norm"),
-            *fused(f"{LAYER}.self_attention.query_key_value", GroupedHeads(), GroupedHeads()),
-            *linear(f"{LAYER}.self_attention.dense", "attention/out", input_axes=2),
-            *norm(f"{LAYER}.post_attention_layernorm", "pre_feed_forward_norm"),
-            *linear(f"{LAYER}.mlp.dense_h_to_4h", "feed_forward/up"),
-            *linear(f"{LAYER}.mlp.dense_4h_to_h", "feed_forward/down"),
+            *norm_rules(f"{LAYER}.input_layernorm", "pre_attention_norm"),
+            *fused_qkv_rules(
+                f"{LAYER}.self_attention.query_key_value", FusedQKVPerGroup(), FusedQKVPerGroup()
+            ),
+            *linear_rules(f"{LAYER}.self_attention.dense", "attention/out", input_axes=2),
+            *norm_rules(f"{LAYER}.post_attention_layernorm", "pre_feed_forward_norm"),
+            *linear_rules(f"{LAYER}.mlp.dense_h_to_4h", "feed_forward/up"),
+            *linear_rules(f"{LAYER}.mlp.dense_4h_to_h", "feed_forward/down"),
         )
     },
 )
 # What the first files say of the code that trained them.
-OF_TRAINING = (
+TRAINING_ATTRIBUTES = (
     "attention_softmax_in_fp32 bias_dropout_fusion masked_softmax_fusion offset_alibi "
     "seq_length skip_bias_add skip_bias_add_qkv".split()
 )
 
 
-def read(settings: Settings) -> c.TransformerConfig:
+def read(reader: ConfigReader) -> c.TransformerConfig:
     """Our configuration from a bloom's."""
-    settings.only("apply_residual_connection_post_layernorm", False)
-    for name in OF_TRAINING:
-        settings.value(name)
-    model_dim = _either(settings, "hidden_size", "n_embed")
-    heads = _either(settings, "n_head", "num_attention_heads")
-    settings.only("n_inner", 4 * model_dim)
-    norm = c.LayerNorm(eps=settings.number("layer_norm_epsilon", 1e-5))
+    reader.require_value("apply_residual_connection_post_layernorm", False)
+    for name in TRAINING_ATTRIBUTES:
+        reader.get(name)
+    model_dim = _read_either(reader, "hidden_size", "n_embed")
+    heads = _read_either(reader, "n_head", "num_attention_heads")
+    reader.require_value("n_inner", 4 * model_dim)
+    norm = c.LayerNorm(eps=reader.number("layer_norm_epsilon", 1e-5))
     return c.TransformerConfig(
-        vocab_size=settings.integer("vocab_size"),
+        vocab_size=reader.integer("vocab_size"),
         model_dim=model_dim,
-        num_layers=_either(settings, "n_layer", "num_hidden_layers"),
+        num_layers=_read_either(reader, "n_layer", "num_hidden_layers"),
         attention=c.MultiHead(
             num_heads=heads,
             num_kv_heads=heads,
@@ -59,7 +61,7 @@ def read(settings: Settings) -> c.TransformerConfig:
         feed_forward=(c.MLP(hidden_dim=4 * model_dim, activation="gelu_tanh", bias=True),),
         norm=norm,
         embedding=c.Embedding(norm=norm),
-        head=c.Head(tied=settings.flag("tie_word_embeddings", True)),
+        head=c.LMHead(tied=reader.boolean("tie_word_embeddings", True)),
     )
 
 
@@ -78,10 +80,10 @@ def write(config: c.TransformerConfig) -> dict[str, Any] | None:
     }
 
 
-def _either(settings: Settings, name: str, other: str) -> int:
+def _read_either(reader: ConfigReader, name: str, other: str) -> int:
     """An integer stored under either of two names."""
-    settings.value(name)
-    return settings.integer(other if other in settings else name)
+    reader.get(name)
+    return reader.integer(other if other in reader else name)
 
 
 FAMILIES = (
@@ -91,6 +93,6 @@ FAMILIES = (
         read,
         write,
         TABLE,
-        spellings=((r"^(?!transformer\.|lm_head\.)", "transformer."),),
+        key_renames=((r"^(?!transformer\.|lm_head\.)", "transformer."),),
     ),
 )

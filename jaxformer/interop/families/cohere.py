@@ -7,18 +7,18 @@ positions.
 from typing import Any
 
 from jaxformer import config as c
-from jaxformer.interop.compare import shortest_cycle
-from jaxformer.interop.families import pieces as p
+from jaxformer.interop.config_comparison import shortest_cycle
+from jaxformer.interop.config_reader import ConfigReader
+from jaxformer.interop.families import llama_like as p
 from jaxformer.interop.family import Family
-from jaxformer.interop.rope import read_rope, write_rope
-from jaxformer.interop.settings import Settings
-from jaxformer.interop.tables import Table, norm
+from jaxformer.interop.param_mapping import ParamMapping, norm_rules
+from jaxformer.interop.rope_config import read_rope, write_rope
 
-TABLE = Table(
-    whole=p.WHOLE,
+TABLE = ParamMapping(
+    top_level=p.TOP_LEVEL,
     stacks={
         "decoder": (
-            *norm(f"{p.LAYER}.input_layernorm", "pre_norm"),
+            *norm_rules(f"{p.LAYER_PREFIX}.input_layernorm", "pre_norm"),
             *p.ATTENTION,
             *p.QK_NORMS,
             *p.FEED_FORWARD,
@@ -27,49 +27,49 @@ TABLE = Table(
 )
 
 
-def read_cohere(settings: Settings) -> c.TransformerConfig:
+def read_cohere(reader: ConfigReader) -> c.TransformerConfig:
     """Our configuration from a cohere's."""
-    rope = read_rope(settings, pairing="neighbours", base=5e5, max_length=8192)
-    norm = _norm(settings)
+    rope = read_rope(reader, pairing="neighbours", base=5e5, max_length=8192)
+    norm = _norm(reader)
     return _read(
-        settings,
+        reader,
         positions=(rope,),
         qk_norm=c.QKNorm(norm=norm, over="each_head")
-        if settings.flag("use_qk_norm", False)
+        if reader.boolean("use_qk_norm", False)
         else None,
     )
 
 
 def write_cohere(config: c.TransformerConfig) -> dict[str, Any] | None:
     """A cohere's configuration from ours."""
-    fields = _write(config) if p.plain_decoder(config) else None
+    fields = _write(config) if p.is_rope_decoder(config) else None
     return fields and {
         **fields,
         "use_qk_norm": config.multi_head.qk_norm is not None,
-        **write_rope(p.rope_of(config)),
+        **write_rope(p.first_rope(config)),
     }
 
 
-def read_cohere2(settings: Settings) -> c.TransformerConfig:
+def read_cohere2(reader: ConfigReader) -> c.TransformerConfig:
     """Our configuration from a cohere2's."""
     # What the first files say of themselves, and what no file says otherwise.
-    settings.only("order_of_interleaved_layers", "local_attn_first")
-    settings.only("position_embedding_type", "rope_gptj")
-    settings.only("rotary_pct", 1)
-    settings.only("use_gated_activation", True)
-    settings.only("use_parallel_block", True)
-    settings.only("use_qk_norm", False)
-    settings.only("use_embedding_sharing", settings.flag("tie_word_embeddings", True))
-    every = settings.integer("sliding_window_pattern", settings.integer("layer_switch", 4))
-    settings.value("_sliding_window_pattern")
-    count = settings.integer("num_hidden_layers")
-    sliding = p.read_layer_types(settings, count, lambda i: (i + 1) % every != 0)
-    window = settings.optional_integer("sliding_window", 4096)
-    rope = read_rope(settings, pairing="neighbours", max_length=8192)
+    reader.require_value("order_of_interleaved_layers", "local_attn_first")
+    reader.require_value("position_embedding_type", "rope_gptj")
+    reader.require_value("rotary_pct", 1)
+    reader.require_value("use_gated_activation", True)
+    reader.require_value("use_parallel_block", True)
+    reader.require_value("use_qk_norm", False)
+    reader.require_value("use_embedding_sharing", reader.boolean("tie_word_embeddings", True))
+    every = reader.integer("sliding_window_pattern", reader.integer("layer_switch", 4))
+    reader.get("_sliding_window_pattern")
+    count = reader.integer("num_hidden_layers")
+    sliding = p.read_layer_types(reader, count, lambda i: (i + 1) % every != 0)
+    window = reader.optional_integer("sliding_window", 4096)
+    rope = read_rope(reader, pairing="neighbours", max_length=8192)
     return _read(
-        settings,
+        reader,
         positions=shortest_cycle(tuple(rope if here else None for here in sliding)),
-        windows=p.windows(settings, sliding, window),
+        windows=p.window_cycle(reader, sliding, window),
     )
 
 
@@ -79,7 +79,7 @@ def write_cohere2(config: c.TransformerConfig) -> dict[str, Any] | None:
     return fields and {
         **fields,
         **p.write_layer_types(config),
-        **(write_rope(p.rope_of(config)) if _rotates(config) else {}),
+        **(write_rope(p.first_rope(config)) if _rotates(config) else {}),
     }
 
 
@@ -87,24 +87,22 @@ def _rotates(config: c.TransformerConfig) -> bool:
     return any(isinstance(kind, c.Rope) for kind in config.multi_head.positions)
 
 
-def _read(settings: Settings, **attention: Any) -> c.TransformerConfig:
+def _read(reader: ConfigReader, **attention: Any) -> c.TransformerConfig:
     return c.TransformerConfig(
-        **p.read_sizes(settings),
-        attention=c.MultiHead(
-            **p.read_heads(settings), biases=p.read_biases(settings), **attention
-        ),
-        feed_forward=(p.read_glu(settings),),
-        norm=_norm(settings),
+        **p.read_sizes(reader),
+        attention=c.MultiHead(**p.read_heads(reader), biases=p.read_biases(reader), **attention),
+        feed_forward=(p.read_glu(reader),),
+        norm=_norm(reader),
         block="parallel_shared_norm",
-        head=c.Head(
-            tied=settings.flag("tie_word_embeddings", True),
-            multiplier=settings.number("logit_scale", 0.0625),
+        head=c.LMHead(
+            tied=reader.boolean("tie_word_embeddings", True),
+            multiplier=reader.number("logit_scale", 0.0625),
         ),
     )
 
 
-def _norm(settings: Settings) -> c.LayerNorm:
-    return c.LayerNorm(eps=settings.number("layer_norm_eps", 1e-5), parameters="scale")
+def _norm(reader: ConfigReader) -> c.LayerNorm:
+    return c.LayerNorm(eps=reader.number("layer_norm_eps", 1e-5), parameters="scale")
 
 
 def _write(config: c.TransformerConfig) -> dict[str, Any] | None:

@@ -8,119 +8,129 @@ from typing import Any
 
 from jaxformer import config as c
 from jaxformer.functional.rope_scaling import yarn_attention_factor
-from jaxformer.interop.families import pieces as p
-from jaxformer.interop.families.activations import name_of
+from jaxformer.interop.config_reader import ConfigReader
+from jaxformer.interop.families import llama_like as p
+from jaxformer.interop.families.hf_activations import hf_activation_name
 from jaxformer.interop.family import Family
-from jaxformer.interop.rope import read_rope, write_rope
-from jaxformer.interop.settings import Settings
-from jaxformer.interop.tables import Row, Table, linear, norm
-from jaxformer.interop.transforms import Flat, Fused, HeadByHead, Kernel
+from jaxformer.interop.param_mapping import MappingRule, ParamMapping, linear_rules, norm_rules
+from jaxformer.interop.rope_config import read_rope, write_rope
+from jaxformer.interop.transforms import Flatten, Fused, FusedPerHead, LinearKernel
 
 LATENT_EPS = 1e-6  # of the latents' norms, whatever the file says of the others
 # These say what experts do. Where all layers are dense, nothing.
-OF_EXPERTS = (
+EXPERT_ATTRIBUTES = (
     "moe_intermediate_size moe_layer_freq n_routed_experts n_shared_experts num_experts_per_tok "
     "n_group topk_group topk_method scoring_func norm_topk_prob routed_scaling_factor "
     "aux_loss_alpha seq_aux ep_size"
 ).split()
 # Further modules, which predict further tokens and have no part in the logits.
-BESIDE = ("num_nextn_predict_layers", "num_mtp_layers")
+MTP_ATTRIBUTES = ("num_nextn_predict_layers", "num_mtp_layers")
 
 
-def _whole_query(config: c.TransformerConfig) -> bool:
+def _has_direct_query(config: c.TransformerConfig) -> bool:
     return isinstance(config.attention, c.Latent) and config.attention.query_latent_dim is None
 
 
-def _query_from_latent(config: c.TransformerConfig) -> bool:
-    return not _whole_query(config)
+def _has_latent_query(config: c.TransformerConfig) -> bool:
+    return not _has_direct_query(config)
 
 
-SELF = f"{p.LAYER}.self_attn"
-SHARED = ("attention/latent", "attention/rotary_key")
-TABLE = Table(
-    whole=p.WHOLE,
+SELF_ATTENTION = f"{p.LAYER_PREFIX}.self_attn"
+KV_LATENT = ("attention/latent", "attention/rotary_key")
+TABLE = ParamMapping(
+    top_level=p.TOP_LEVEL,
     stacks={
         "decoder": (
             *p.PRE_NORMS,
-            Row(f"{SELF}.q_proj.weight", "attention/query/kernel", Kernel(), _whole_query),
-            *linear(f"{SELF}.q_a_proj", "attention/query_latent"),
-            *norm(f"{SELF}.q_a_layernorm", "attention/query_latent_norm"),
-            Row(f"{SELF}.q_b_proj.weight", "attention/query/kernel", Kernel(), _query_from_latent),
-            Row(
-                f"{SELF}.kv_a_proj_with_mqa.weight",
-                tuple(f"{name}/kernel" for name in SHARED),
+            MappingRule(
+                f"{SELF_ATTENTION}.q_proj.weight",
+                "attention/query/kernel",
+                LinearKernel(),
+                _has_direct_query,
+            ),
+            *linear_rules(f"{SELF_ATTENTION}.q_a_proj", "attention/query_latent"),
+            *norm_rules(f"{SELF_ATTENTION}.q_a_layernorm", "attention/query_latent_norm"),
+            MappingRule(
+                f"{SELF_ATTENTION}.q_b_proj.weight",
+                "attention/query/kernel",
+                LinearKernel(),
+                _has_latent_query,
+            ),
+            MappingRule(
+                f"{SELF_ATTENTION}.kv_a_proj_with_mqa.weight",
+                tuple(f"{name}/kernel" for name in KV_LATENT),
                 Fused(),
             ),
-            Row(
-                f"{SELF}.kv_a_proj_with_mqa.bias",
-                tuple(f"{name}/bias" for name in SHARED),
-                Fused(part=Flat()),
+            MappingRule(
+                f"{SELF_ATTENTION}.kv_a_proj_with_mqa.bias",
+                tuple(f"{name}/bias" for name in KV_LATENT),
+                Fused(part=Flatten()),
             ),
-            *norm(f"{SELF}.kv_a_layernorm", "attention/latent_norm"),
-            Row(
-                f"{SELF}.kv_b_proj.weight",
+            *norm_rules(f"{SELF_ATTENTION}.kv_a_layernorm", "attention/latent_norm"),
+            MappingRule(
+                f"{SELF_ATTENTION}.kv_b_proj.weight",
                 ("attention/key/kernel", "attention/value/kernel"),
-                HeadByHead(),
+                FusedPerHead(),
             ),
-            *linear(f"{SELF}.o_proj", "attention/out", input_axes=2),
+            *linear_rules(f"{SELF_ATTENTION}.o_proj", "attention/out", input_axes=2),
             *p.FEED_FORWARD,
         )
     },
 )
 
 
-def read_v2(settings: Settings) -> c.TransformerConfig:
+def read_v2(reader: ConfigReader) -> c.TransformerConfig:
     """Our configuration from a deepseek_v2's."""
-    bias = settings.flag("mlp_bias", False)
-    return _read(settings, pairing="neighbours", dense=0, max_length=2048, bias=bias)
+    bias = reader.boolean("mlp_bias", False)
+    return _read(reader, pairing="neighbours", dense=0, max_length=2048, bias=bias)
 
 
-def read_v3(settings: Settings) -> c.TransformerConfig:
+def read_v3(reader: ConfigReader) -> c.TransformerConfig:
     """Our configuration from a deepseek_v3's."""
-    neighbours = settings.flag("rope_interleave", True)
+    neighbours = reader.boolean("rope_interleave", True)
     pairing = "neighbours" if neighbours else "halves"
-    return _read(settings, pairing=pairing, dense=3, max_length=4096)
+    return _read(reader, pairing=pairing, dense=3, max_length=4096)
 
 
 def _read(
-    settings: Settings, *, pairing: str, dense: int, max_length: int, bias: bool = False
+    reader: ConfigReader, *, pairing: str, dense: int, max_length: int, bias: bool = False
 ) -> c.TransformerConfig:
     """Configuration of either version; `dense` is the default of first_k_dense_replace."""
-    sizes = p.read_sizes(settings)
-    first = settings.integer("first_k_dense_replace", dense)
+    sizes = p.read_sizes(reader)
+    first = reader.integer("first_k_dense_replace", dense)
     if first < sizes["num_layers"]:
-        settings.refuse(
+        reader.add_problem(
             "first_k_dense_replace",
             f"layers from {first} on have experts that are shared beside those that a router of "
             "DeepSeek's chooses, and jaxformer has neither; read are models with dense layers, "
             f"all {sizes['num_layers']}.",
         )
-    for name in (*OF_EXPERTS, *BESIDE):
-        settings.value(name)
+    for name in (*EXPERT_ATTRIBUTES, *MTP_ATTRIBUTES):
+        reader.get(name)
     return c.TransformerConfig(
         **sizes,
-        attention=_read_attention(settings, pairing, max_length),
-        feed_forward=(p.read_glu(settings, bias=bias),),
-        norm=c.RMSNorm(eps=settings.number("rms_norm_eps", 1e-6)),
-        head=c.Head(tied=settings.flag("tie_word_embeddings", False)),
+        attention=_read_attention(reader, pairing, max_length),
+        feed_forward=(p.read_glu(reader, bias=bias),),
+        norm=c.RMSNorm(eps=reader.number("rms_norm_eps", 1e-6)),
+        head=c.LMHead(tied=reader.boolean("tie_word_embeddings", False)),
     )
 
 
-def _read_attention(settings: Settings, pairing: str, max_length: int) -> c.Latent:
-    heads = settings.integer("num_attention_heads")
-    query = settings.optional_integer("q_lora_rank", 1536)
-    plain = settings.integer("qk_nope_head_dim", 128)
-    rotary = settings.integer("qk_rope_head_dim", 64)
+def _read_attention(reader: ConfigReader, pairing: str, max_length: int) -> c.Latent:
+    heads = reader.integer("num_attention_heads")
+    query = reader.optional_integer("q_lora_rank", 1536)
+    plain = reader.integer("qk_nope_head_dim", 128)
+    rotary = reader.integer("qk_rope_head_dim", 64)
     reason = "latent attention has a key and a value for each head"
-    settings.only("num_key_value_heads", heads, reason=reason)
-    settings.only("head_dim", rotary, reason="it repeats qk_rope_head_dim")
-    settings.only("qk_head_dim", plain + rotary, reason="the parts of a head add up to it")
+    reader.require_value("num_key_value_heads", heads, reason=reason)
+    reader.require_value("head_dim", rotary, reason="it repeats qk_rope_head_dim")
+    reader.require_value("qk_head_dim", plain + rotary, reason="the parts of a head add up to it")
     biases: tuple[Any, ...] = ()
-    if settings.flag("attention_bias", False):
+    if reader.boolean("attention_bias", False):
         biases = ("latent", "rotary_key", "out")
         biases += () if query is None else ("query_latent",)
-    rope = read_rope(settings, pairing=pairing, max_length=max_length)
-    section = settings.section("rope_scaling") or settings.section("rope_parameters")
+    rope = read_rope(reader, pairing=pairing, max_length=max_length)
+    section = reader.section("rope_scaling") or reader.section("rope_parameters")
     weight = None if section is None else section.optional_number("mscale_all_dim")
     scale = None
     if section is not None and rope.scaling is not None and weight:
@@ -128,11 +138,11 @@ def _read_attention(settings: Settings, pairing: str, max_length: int) -> c.Late
         scale = (plain + rotary) ** -0.5 * grown**2
     return c.Latent(
         num_heads=heads,
-        latent_dim=settings.integer("kv_lora_rank", 512),
+        latent_dim=reader.integer("kv_lora_rank", 512),
         query_latent_dim=query,
         nope_dim=plain,
         rope_dim=rotary,
-        value_dim=settings.integer("v_head_dim", 128),
+        value_dim=reader.integer("v_head_dim", 128),
         positions=(rope,),
         scale=scale,
         norm=c.RMSNorm(eps=LATENT_EPS),
@@ -143,7 +153,7 @@ def _read_attention(settings: Settings, pairing: str, max_length: int) -> c.Late
 def write_v2(config: c.TransformerConfig) -> dict[str, Any] | None:
     """A deepseek_v2's configuration from ours; transformers wants a width that heads divide."""
     fields = _write(config)
-    divides = config.model_dim % config.kind.num_heads == 0
+    divides = config.model_dim % config.attention_kind.num_heads == 0
     if fields is None or not divides:
         return None
     return fields | {"mlp_bias": getattr(config.feed_forward[0], "bias", False)}
@@ -154,19 +164,19 @@ def write_v3(config: c.TransformerConfig) -> dict[str, Any] | None:
     fields = _write(config)
     if fields is None:
         return None
-    return fields | {"rope_interleave": p.rope_of(config).pairing == "neighbours"}
+    return fields | {"rope_interleave": p.first_rope(config).pairing == "neighbours"}
 
 
 def _write(config: c.TransformerConfig) -> dict[str, Any] | None:
     a, branch = config.attention, config.feed_forward[0]
-    if not (isinstance(a, c.Latent) and p.plain_decoder(config) and isinstance(branch, c.GLU)):
+    if not (isinstance(a, c.Latent) and p.is_rope_decoder(config) and isinstance(branch, c.GLU)):
         return None
-    rope = p.rope_of(config)
+    rope = p.first_rope(config)
     return {
         "vocab_size": config.vocab_size,
         "hidden_size": config.model_dim,
         "intermediate_size": branch.hidden_dim,
-        "hidden_act": name_of(branch.activation),
+        "hidden_act": hf_activation_name(branch.activation),
         "num_hidden_layers": config.num_layers,
         "first_k_dense_replace": config.num_layers,
         "num_attention_heads": a.num_heads,
@@ -202,7 +212,7 @@ FAMILIES = tuple(
         read,
         write,
         TABLE,
-        attention=c.Latent,
+        attention_type=c.Latent,
     )
     for name, read, write in (("v2", read_v2, write_v2), ("v3", read_v3, write_v3))
 )

@@ -6,67 +6,71 @@ from typing import Any
 
 from jaxformer import config as c
 from jaxformer import functional as F
-from jaxformer.interop.families.activations import ACTIVATIONS, name_of
-from jaxformer.interop.families.gpt2 import fused
-from jaxformer.interop.families.pieces import ALL_BIASES, read_sizes
+from jaxformer.interop.config_reader import ConfigReader
+from jaxformer.interop.families.gpt2 import fused_qkv_rules
+from jaxformer.interop.families.hf_activations import HF_ACTIVATIONS, hf_activation_name
+from jaxformer.interop.families.llama_like import ALL_BIASES, read_sizes
 from jaxformer.interop.family import Family
-from jaxformer.interop.rope import read_rope, write_rope
-from jaxformer.interop.settings import Settings
-from jaxformer.interop.tables import Row, Table, linear, norm
-from jaxformer.interop.transforms import GroupedHeads, Kernel
+from jaxformer.interop.param_mapping import MappingRule, ParamMapping, linear_rules, norm_rules
+from jaxformer.interop.rope_config import read_rope, write_rope
+from jaxformer.interop.transforms import FusedQKVPerGroup, LinearKernel
 
 LAYER = "transformer.h.{layer}"
-COMMON = (
-    *fused(f"{LAYER}.self_attention.query_key_value", GroupedHeads(), GroupedHeads()),
-    *linear(f"{LAYER}.self_attention.dense", "attention/out", input_axes=2),
-    *linear(f"{LAYER}.mlp.dense_h_to_4h", "feed_forward/up"),
-    *linear(f"{LAYER}.mlp.dense_4h_to_h", "feed_forward/down"),
+LAYER_RULES = (
+    *fused_qkv_rules(
+        f"{LAYER}.self_attention.query_key_value", FusedQKVPerGroup(), FusedQKVPerGroup()
+    ),
+    *linear_rules(f"{LAYER}.self_attention.dense", "attention/out", input_axes=2),
+    *linear_rules(f"{LAYER}.mlp.dense_h_to_4h", "feed_forward/up"),
+    *linear_rules(f"{LAYER}.mlp.dense_4h_to_h", "feed_forward/down"),
 )
 
 
-def _side_by_side(config: c.TransformerConfig) -> bool:
+def _is_parallel(config: c.TransformerConfig) -> bool:
     return config.block == "parallel"
 
 
-def _in_turn(config: c.TransformerConfig) -> bool:
+def _is_serial(config: c.TransformerConfig) -> bool:
     return config.block == "serial"
 
 
-def _norms() -> tuple[Row, ...]:
+def _norm_rules() -> tuple[MappingRule, ...]:
     """Mapping rules of the norms, whose names depend on the block type."""
-    rows = norm(f"{LAYER}.input_layernorm", "pre_norm")
+    rows = norm_rules(f"{LAYER}.input_layernorm", "pre_norm")
     for only, names in (
-        (_side_by_side, ("ln_attn", "ln_mlp")),
-        (_in_turn, ("input_layernorm", "post_attention_layernorm")),
+        (_is_parallel, ("ln_attn", "ln_mlp")),
+        (_is_serial, ("input_layernorm", "post_attention_layernorm")),
     ):
         ours = ("pre_attention_norm", "pre_feed_forward_norm")
         for theirs, path in zip(names, ours, strict=True):
-            rows += tuple(replace(row, only=only) for row in norm(f"{LAYER}.{theirs}", path))
+            rows += tuple(
+                replace(row, condition=only) for row in norm_rules(f"{LAYER}.{theirs}", path)
+            )
     return rows
 
 
-TABLE = Table(
-    whole=(
-        Row("transformer.word_embeddings.weight", "embedding/tokens/embedding"),
-        *norm("transformer.ln_f", "decoder/final_norm"),
-        Row("lm_head.weight", "head/kernel", Kernel()),
+TABLE = ParamMapping(
+    top_level=(
+        MappingRule("transformer.word_embeddings.weight", "embedding/tokens/embedding"),
+        *norm_rules("transformer.ln_f", "decoder/final_norm"),
+        MappingRule("lm_head.weight", "head/kernel", LinearKernel()),
     ),
-    stacks={"decoder": (*_norms(), *COMMON)},
+    stacks={"decoder": (*_norm_rules(), *LAYER_RULES)},
 )
 
 
-def read(settings: Settings) -> c.TransformerConfig:
+def read(reader: ConfigReader) -> c.TransformerConfig:
     """Our configuration from a falcon's."""
-    settings.only("apply_residual_connection_post_layernorm", False)
-    settings.value("ff_factor")  # ffn_hidden_size says it again
-    settings.only("n_embed", settings.integer("hidden_size"))
-    sizes = read_sizes(settings)
-    heads = settings.integer("num_attention_heads")
+    reader.require_value("apply_residual_connection_post_layernorm", False)
+    reader.get("ff_factor")  # ffn_hidden_size says it again
+    reader.require_value("n_embed", reader.integer("hidden_size"))
+    sizes = read_sizes(reader)
+    heads = reader.integer("num_attention_heads")
     head_dim = max(1, sizes["model_dim"] // heads)
-    bias = settings.flag("bias", False)
-    alibi, rope = settings.flag("alibi", False), read_rope(settings)
+    bias = reader.boolean("bias", False)
+    alibi, rope = reader.boolean("alibi", False), read_rope(reader)
     if alibi and not _slopes_are_powers_of_two(heads):
-        settings.refuse(
+        reader.add_problem(
             "alibi",
             f"transformers rounds the slopes of {heads} heads to bfloat16, here they stay exact; "
             "ignore=('alibi',) reads it so.",
@@ -75,21 +79,21 @@ def read(settings: Settings) -> c.TransformerConfig:
         **sizes,
         attention=c.MultiHead(
             num_heads=heads,
-            num_kv_heads=_kv_heads(settings, heads),
+            num_kv_heads=_kv_heads(reader, heads),
             head_dim=head_dim,
             positions=(c.Alibi(scale=head_dim**-0.5) if alibi else rope,),
             biases=ALL_BIASES if bias else (),
         ),
         feed_forward=(
             c.MLP(
-                hidden_dim=settings.integer("ffn_hidden_size", 4 * sizes["model_dim"]),
-                activation=settings.choice("activation", "gelu", ACTIVATIONS),
+                hidden_dim=reader.integer("ffn_hidden_size", 4 * sizes["model_dim"]),
+                activation=reader.choice("activation", "gelu", HF_ACTIVATIONS),
                 bias=bias,
             ),
         ),
-        norm=c.LayerNorm(eps=settings.number("layer_norm_epsilon", 1e-5)),
-        block=_block(settings),
-        head=c.Head(tied=settings.flag("tie_word_embeddings", True)),
+        norm=c.LayerNorm(eps=reader.number("layer_norm_epsilon", 1e-5)),
+        block=_block(reader),
+        head=c.LMHead(tied=reader.boolean("tie_word_embeddings", True)),
     )
 
 
@@ -98,26 +102,26 @@ def _slopes_are_powers_of_two(heads: int) -> bool:
     return all(math.log2(slope).is_integer() for slope in F.alibi_slopes(heads).tolist())
 
 
-def _kv_heads(settings: Settings, heads: int) -> int:
-    stated = settings.integer("num_kv_heads", heads)
-    shared = settings.flag("multi_query", True)
-    if settings.flag("new_decoder_architecture", False):
+def _kv_heads(reader: ConfigReader, heads: int) -> int:
+    stated = reader.integer("num_kv_heads", heads)
+    shared = reader.boolean("multi_query", True)
+    if reader.boolean("new_decoder_architecture", False):
         return stated
     if not shared and stated != heads:
-        settings.refuse("num_kv_heads", f"without multi_query there are {heads}, one per head.")
+        reader.add_problem("num_kv_heads", f"without multi_query there are {heads}, one per head.")
     return 1 if shared else heads
 
 
-def _block(settings: Settings) -> Any:
+def _block(reader: ConfigReader) -> Any:
     """Block type: serial, parallel, or parallel with one shared norm."""
-    new = settings.flag("new_decoder_architecture", False)
-    norms = settings.integer("num_ln_in_parallel_attn", 2 if new else 1)
-    parallel = settings.flag("parallel_attn", True)
+    new = reader.boolean("new_decoder_architecture", False)
+    norms = reader.integer("num_ln_in_parallel_attn", 2 if new else 1)
+    parallel = reader.boolean("parallel_attn", True)
     if norms not in (1, 2) or (norms == 2 and not new):
         allowed = "1 or 2" if new else "1, without new_decoder_architecture"
-        settings.refuse("num_ln_in_parallel_attn", f"expected {allowed}.")
+        reader.add_problem("num_ln_in_parallel_attn", f"expected {allowed}.")
     if new and not parallel:
-        settings.refuse("parallel_attn", "with new_decoder_architecture it can only be True.")
+        reader.add_problem("parallel_attn", "with new_decoder_architecture it can only be True.")
     if not parallel:
         return "serial"
     return "parallel" if norms == 2 else "parallel_shared_norm"
@@ -144,7 +148,7 @@ def write(config: c.TransformerConfig) -> dict[str, Any] | None:
         "parallel_attn": not serial,
         "num_ln_in_parallel_attn": 2 if config.block == "parallel" else 1,
         "ffn_hidden_size": branch.hidden_dim,
-        "activation": name_of(branch.activation),
+        "activation": hf_activation_name(branch.activation),
         "bias": branch.bias,
         "alibi": isinstance(positions, c.Alibi),
         "layer_norm_epsilon": config.norm.eps,

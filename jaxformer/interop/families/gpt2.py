@@ -3,18 +3,21 @@
 from typing import Any
 
 from jaxformer import config as c
-from jaxformer.interop.families.activations import ACTIVATIONS, name_of
-from jaxformer.interop.families.pieces import ALL_BIASES
+from jaxformer.interop.config_reader import ConfigReader
+from jaxformer.interop.families.hf_activations import HF_ACTIVATIONS, hf_activation_name
+from jaxformer.interop.families.llama_like import ALL_BIASES
 from jaxformer.interop.family import Family
-from jaxformer.interop.settings import Settings
-from jaxformer.interop.tables import Row, Table, norm
-from jaxformer.interop.transforms import Flat, Fused, Kernel, Transform
+from jaxformer.interop.param_mapping import MappingRule, ParamMapping, norm_rules
+from jaxformer.interop.transforms import Flatten, Fused, LinearKernel, Transform
 
 LAYER = "transformer.h.{layer}"
 QKV = ("attention/query", "attention/key", "attention/value")
-IGNORED = (rf"{LAYER}\.attn\.(masked_)?bias".format(layer=r"\d+"), r"transformer\.position_ids")
+IGNORED_TENSORS = (
+    rf"{LAYER}\.attn\.(masked_)?bias".format(layer=r"\d+"),
+    r"transformer\.position_ids",
+)
 # Files that were saved without the head lack the prefix.
-SPELLINGS = ((r"^(?!transformer\.|lm_head\.)", "transformer."),)
+KEY_RENAMES = ((r"^(?!transformer\.|lm_head\.)", "transformer."),)
 GPT_ACTIVATIONS: dict[str, str] = {
     "gelu": "gelu_tanh",  # the approximation, whatever the name says
     "relu": "relu",
@@ -23,84 +26,90 @@ GPT_ACTIVATIONS: dict[str, str] = {
 }
 
 
-def conv(theirs: str, ours: str, *, input_axes: int = 1) -> tuple[Row, Row]:
+def conv1d_rules(theirs: str, ours: str, *, input_axes: int = 1) -> tuple[MappingRule, MappingRule]:
     """Mapping rules of a GPT-2 Conv1D."""
-    kernel = Kernel(input_axes=input_axes, outputs_first=False)
-    return Row(f"{theirs}.weight", f"{ours}/kernel", kernel), Row(f"{theirs}.bias", f"{ours}/bias")
+    kernel = LinearKernel(input_axes=input_axes, outputs_first=False)
+    return MappingRule(f"{theirs}.weight", f"{ours}/kernel", kernel), MappingRule(
+        f"{theirs}.bias", f"{ours}/bias"
+    )
 
 
-def fused(theirs: str, kernels: Transform, biases: Transform) -> tuple[Row, Row]:
+def fused_qkv_rules(
+    theirs: str, kernels: Transform, biases: Transform
+) -> tuple[MappingRule, MappingRule]:
     """Mapping rules of a fused QKV projection."""
     return (
-        Row(f"{theirs}.weight", tuple(f"{part}/kernel" for part in QKV), kernels),
-        Row(f"{theirs}.bias", tuple(f"{part}/bias" for part in QKV), biases),
+        MappingRule(f"{theirs}.weight", tuple(f"{part}/kernel" for part in QKV), kernels),
+        MappingRule(f"{theirs}.bias", tuple(f"{part}/bias" for part in QKV), biases),
     )
 
 
 LAYERS = (
-    *fused(
-        f"{LAYER}.attn.c_attn", Fused(part=Kernel(outputs_first=False), axis=1), Fused(part=Flat())
+    *fused_qkv_rules(
+        f"{LAYER}.attn.c_attn",
+        Fused(part=LinearKernel(outputs_first=False), axis=1),
+        Fused(part=Flatten()),
     ),
-    *conv(f"{LAYER}.attn.c_proj", "attention/out", input_axes=2),
-    *conv(f"{LAYER}.mlp.c_fc", "feed_forward/up"),
-    *conv(f"{LAYER}.mlp.c_proj", "feed_forward/down"),
+    *conv1d_rules(f"{LAYER}.attn.c_proj", "attention/out", input_axes=2),
+    *conv1d_rules(f"{LAYER}.mlp.c_fc", "feed_forward/up"),
+    *conv1d_rules(f"{LAYER}.mlp.c_proj", "feed_forward/down"),
 )
-HEAD = Row("lm_head.weight", "head/kernel", Kernel())
-GPT2_TABLE = Table(
-    whole=(
-        Row("transformer.wte.weight", "embedding/tokens/embedding"),
-        Row("transformer.wpe.weight", "embedding/positions/embedding"),
-        *norm("transformer.ln_f", "decoder/final_norm"),
+HEAD = MappingRule("lm_head.weight", "head/kernel", LinearKernel())
+GPT2_TABLE = ParamMapping(
+    top_level=(
+        MappingRule("transformer.wte.weight", "embedding/tokens/embedding"),
+        MappingRule("transformer.wpe.weight", "embedding/positions/embedding"),
+        *norm_rules("transformer.ln_f", "decoder/final_norm"),
         HEAD,
     ),
     stacks={
         "decoder": (
             *LAYERS,
-            *norm(f"{LAYER}.ln_1", "pre_attention_norm"),
-            *norm(f"{LAYER}.ln_2", "pre_feed_forward_norm"),
+            *norm_rules(f"{LAYER}.ln_1", "pre_attention_norm"),
+            *norm_rules(f"{LAYER}.ln_2", "pre_feed_forward_norm"),
         )
     },
 )
-GPT_TABLE = Table(
-    whole=(
-        Row("transformer.tokens_embed.weight", "embedding/tokens/embedding"),
-        Row("transformer.positions_embed.weight", "embedding/positions/embedding"),
+GPT_TABLE = ParamMapping(
+    top_level=(
+        MappingRule("transformer.tokens_embed.weight", "embedding/tokens/embedding"),
+        MappingRule("transformer.positions_embed.weight", "embedding/positions/embedding"),
         HEAD,
     ),
     stacks={
         "decoder": (
             *LAYERS,
-            *norm(f"{LAYER}.ln_1", "post_attention_norm"),
-            *norm(f"{LAYER}.ln_2", "post_feed_forward_norm"),
+            *norm_rules(f"{LAYER}.ln_1", "post_attention_norm"),
+            *norm_rules(f"{LAYER}.ln_2", "post_feed_forward_norm"),
         )
     },
 )
 
 
-def read_gpt2(settings: Settings) -> c.TransformerConfig:
+def read_gpt2(reader: ConfigReader) -> c.TransformerConfig:
     """Our configuration from a gpt2's."""
-    settings.only("scale_attn_by_inverse_layer_idx", False)
-    settings.value("reorder_and_upcast_attn")  # of the precision only
-    scaled = settings.flag("scale_attn_weights", True)
-    hidden_dim = settings.integer("n_inner", 4 * settings.integer("n_embd", 768))
-    activation = settings.choice("activation_function", "gelu_new", ACTIVATIONS)
+    reader.require_value("scale_attn_by_inverse_layer_idx", False)
+    reader.get("reorder_and_upcast_attn")  # of the precision only
+    scaled = reader.boolean("scale_attn_weights", True)
+    hidden_dim = reader.integer("n_inner", 4 * reader.integer("n_embd", 768))
+    activation = reader.choice("activation_function", "gelu_new", HF_ACTIVATIONS)
     return _read(
-        settings,
-        lengths=1024,
+        reader,
+        default_length=1024,
         scale=None if scaled else 1.0,
         feed_forward=(c.MLP(hidden_dim=hidden_dim, activation=activation, bias=True),),
     )
 
 
-def read_gpt(settings: Settings) -> c.TransformerConfig:
+def read_gpt(reader: ConfigReader) -> c.TransformerConfig:
     """Our configuration from an openai-gpt's."""
-    hidden_dim = 4 * settings.integer("n_embd", 768)
-    activation = settings.choice("afn", "gelu", GPT_ACTIVATIONS)
+    hidden_dim = 4 * reader.integer("n_embd", 768)
+    activation = reader.choice("afn", "gelu", GPT_ACTIVATIONS)
     return _read(
-        settings,
-        lengths=512,
+        reader,
+        default_length=512,
         feed_forward=(c.MLP(hidden_dim=hidden_dim, activation=activation, bias=True),),
-        placement="post",
+        norm_placement="post",
         final_norm=False,
     )
 
@@ -113,7 +122,7 @@ def write_gpt2(config: c.TransformerConfig) -> dict[str, Any] | None:
     return {
         **fields,
         "n_inner": branch.hidden_dim,
-        "activation_function": name_of(branch.activation),
+        "activation_function": hf_activation_name(branch.activation),
         "scale_attn_weights": config.multi_head.scale != 1,
     }
 
@@ -128,15 +137,15 @@ def write_gpt(config: c.TransformerConfig) -> dict[str, Any] | None:
 
 
 def _read(
-    settings: Settings, *, lengths: int, scale: float | None = None, **others: Any
+    reader: ConfigReader, *, default_length: int, scale: float | None = None, **others: Any
 ) -> c.TransformerConfig:
-    """What both have; `lengths` are the positions where the file gives no number."""
-    settings.only("n_special", 0)
-    model_dim, heads = settings.integer("n_embd", 768), settings.integer("n_head", 12)
+    """What both have; `default_length` are the positions where the file gives no number."""
+    reader.require_value("n_special", 0)
+    model_dim, heads = reader.integer("n_embd", 768), reader.integer("n_head", 12)
     return c.TransformerConfig(
-        vocab_size=settings.integer("vocab_size"),
+        vocab_size=reader.integer("vocab_size"),
         model_dim=model_dim,
-        num_layers=settings.integer("n_layer", 12),
+        num_layers=reader.integer("n_layer", 12),
         attention=c.MultiHead(
             num_heads=heads,
             num_kv_heads=heads,
@@ -145,11 +154,11 @@ def _read(
             scale=scale,
             biases=ALL_BIASES,
         ),
-        norm=c.LayerNorm(eps=settings.number("layer_norm_epsilon", 1e-5)),
+        norm=c.LayerNorm(eps=reader.number("layer_norm_epsilon", 1e-5)),
         embedding=c.Embedding(
-            positions=c.Learned(max_length=settings.integer("n_positions", lengths))
+            positions=c.Learned(max_length=reader.integer("n_positions", default_length))
         ),
-        head=c.Head(tied=settings.flag("tie_word_embeddings", True)),
+        head=c.LMHead(tied=reader.boolean("tie_word_embeddings", True)),
         **others,
     )
 
@@ -179,8 +188,8 @@ FAMILIES = (
         read_gpt2,
         write_gpt2,
         GPT2_TABLE,
-        ignored=IGNORED,
-        spellings=SPELLINGS,
+        ignored_tensors=IGNORED_TENSORS,
+        key_renames=KEY_RENAMES,
     ),
     Family(
         "openai-gpt",
@@ -188,7 +197,7 @@ FAMILIES = (
         read_gpt,
         write_gpt,
         GPT_TABLE,
-        ignored=IGNORED,
-        spellings=SPELLINGS,
+        ignored_tensors=IGNORED_TENSORS,
+        key_renames=KEY_RENAMES,
     ),
 )

@@ -3,43 +3,48 @@
 from typing import Any
 
 from jaxformer import config as c
-from jaxformer.interop.families.activations import ACTIVATIONS, name_of
-from jaxformer.interop.families.gpt2 import fused
-from jaxformer.interop.families.pieces import ALL_BIASES, plain_decoder, read_sizes, rope_of
+from jaxformer.interop.config_reader import ConfigReader
+from jaxformer.interop.families.gpt2 import fused_qkv_rules
+from jaxformer.interop.families.hf_activations import HF_ACTIVATIONS, hf_activation_name
+from jaxformer.interop.families.llama_like import (
+    ALL_BIASES,
+    first_rope,
+    is_rope_decoder,
+    read_sizes,
+)
 from jaxformer.interop.family import Family
-from jaxformer.interop.rope import read_rope, write_rope
-from jaxformer.interop.settings import Settings
-from jaxformer.interop.tables import Row, Table, linear, norm
-from jaxformer.interop.transforms import GroupedHeads, Kernel
+from jaxformer.interop.param_mapping import MappingRule, ParamMapping, linear_rules, norm_rules
+from jaxformer.interop.rope_config import read_rope, write_rope
+from jaxformer.interop.transforms import FusedQKVPerGroup, LinearKernel
 
 LAYER = "gpt_neox.layers.{layer}"
-TABLE = Table(
-    whole=(
-        Row("gpt_neox.embed_in.weight", "embedding/tokens/embedding"),
-        *norm("gpt_neox.final_layer_norm", "decoder/final_norm"),
-        Row("embed_out.weight", "head/kernel", Kernel()),
+TABLE = ParamMapping(
+    top_level=(
+        MappingRule("gpt_neox.embed_in.weight", "embedding/tokens/embedding"),
+        *norm_rules("gpt_neox.final_layer_norm", "decoder/final_norm"),
+        MappingRule("embed_out.weight", "head/kernel", LinearKernel()),
     ),
     stacks={
         "decoder": (
-            *norm(f"{LAYER}.input_layernorm", "pre_attention_norm"),
-            *fused(f"{LAYER}.attention.query_key_value", GroupedHeads(), GroupedHeads()),
-            *linear(f"{LAYER}.attention.dense", "attention/out", input_axes=2),
-            *norm(f"{LAYER}.post_attention_layernorm", "pre_feed_forward_norm"),
-            *linear(f"{LAYER}.mlp.dense_h_to_4h", "feed_forward/up"),
-            *linear(f"{LAYER}.mlp.dense_4h_to_h", "feed_forward/down"),
+            *norm_rules(f"{LAYER}.input_layernorm", "pre_attention_norm"),
+            *fused_qkv_rules(
+                f"{LAYER}.attention.query_key_value", FusedQKVPerGroup(), FusedQKVPerGroup()
+            ),
+            *linear_rules(f"{LAYER}.attention.dense", "attention/out", input_axes=2),
+            *norm_rules(f"{LAYER}.post_attention_layernorm", "pre_feed_forward_norm"),
+            *linear_rules(f"{LAYER}.mlp.dense_h_to_4h", "feed_forward/up"),
+            *linear_rules(f"{LAYER}.mlp.dense_4h_to_h", "feed_forward/down"),
         )
     },
 )
 
 
-def read(settings: Settings) -> c.TransformerConfig:
+def read(reader: ConfigReader) -> c.TransformerConfig:
     """Our configuration from a gpt_neox's."""
-    sizes = read_sizes(settings)
-    heads = settings.integer("num_attention_heads")
-    rope = read_rope(
-        settings, base_name="rotary_emb_base", fraction=0.25, fraction_name="rotary_pct"
-    )
-    parallel = settings.flag("use_parallel_residual", True)
+    sizes = read_sizes(reader)
+    heads = reader.integer("num_attention_heads")
+    rope = read_rope(reader, base_name="rotary_emb_base", fraction=0.25, fraction_name="rotary_pct")
+    parallel = reader.boolean("use_parallel_residual", True)
     return c.TransformerConfig(
         **sizes,
         attention=c.MultiHead(
@@ -47,25 +52,25 @@ def read(settings: Settings) -> c.TransformerConfig:
             num_kv_heads=heads,
             head_dim=max(1, sizes["model_dim"] // heads),
             positions=(rope,),
-            biases=ALL_BIASES if settings.flag("attention_bias", True) else (),
+            biases=ALL_BIASES if reader.boolean("attention_bias", True) else (),
         ),
         feed_forward=(
             c.MLP(
-                hidden_dim=settings.integer("intermediate_size"),
-                activation=settings.choice("hidden_act", "gelu", ACTIVATIONS),
+                hidden_dim=reader.integer("intermediate_size"),
+                activation=reader.choice("hidden_act", "gelu", HF_ACTIVATIONS),
                 bias=True,
             ),
         ),
-        norm=c.LayerNorm(eps=settings.number("layer_norm_eps", 1e-5)),
+        norm=c.LayerNorm(eps=reader.number("layer_norm_eps", 1e-5)),
         block="parallel" if parallel else "serial",
-        head=c.Head(tied=settings.flag("tie_word_embeddings", False)),
+        head=c.LMHead(tied=reader.boolean("tie_word_embeddings", False)),
     )
 
 
 def write(config: c.TransformerConfig) -> dict[str, Any] | None:
     """A gpt_neox's configuration from ours."""
     branch = config.feed_forward[0]
-    if not (plain_decoder(config) and isinstance(branch, c.MLP)):
+    if not (is_rope_decoder(config) and isinstance(branch, c.MLP)):
         return None
     return {
         "vocab_size": config.vocab_size,
@@ -74,11 +79,11 @@ def write(config: c.TransformerConfig) -> dict[str, Any] | None:
         "num_attention_heads": config.multi_head.num_heads,
         "attention_bias": "out" in config.multi_head.biases,
         "intermediate_size": branch.hidden_dim,
-        "hidden_act": name_of(branch.activation),
+        "hidden_act": hf_activation_name(branch.activation),
         "layer_norm_eps": config.norm.eps,
         "use_parallel_residual": config.block == "parallel",
         "tie_word_embeddings": config.head.tied,
-        **write_rope(rope_of(config), base_name="rotary_emb_base", fraction_name="rotary_pct"),
+        **write_rope(first_rope(config), base_name="rotary_emb_base", fraction_name="rotary_pct"),
     }
 
 
@@ -89,6 +94,8 @@ FAMILIES = (
         read,
         write,
         TABLE,
-        ignored=(r"gpt_neox\.layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)",),
+        ignored_tensors=(
+            r"gpt_neox\.layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)",
+        ),
     ),
 )

@@ -4,65 +4,65 @@ import math
 from typing import Any
 
 from jaxformer import config as c
-from jaxformer.interop.families.activations import ACTIVATIONS, name_of
+from jaxformer.interop.config_reader import ConfigReader
+from jaxformer.interop.families.hf_activations import HF_ACTIVATIONS, hf_activation_name
 from jaxformer.interop.family import Family
-from jaxformer.interop.settings import Settings
-from jaxformer.interop.tables import Row, Table, linear, norm
+from jaxformer.interop.param_mapping import MappingRule, ParamMapping, linear_rules, norm_rules
 
 LAYER = "transformer.h.{layer}"
-TABLE = Table(
-    whole=(
-        Row("transformer.wte.weight", "embedding/tokens/embedding"),
-        *norm("transformer.ln_f", "decoder/final_norm"),
-        *linear("lm_head", "head"),
+TABLE = ParamMapping(
+    top_level=(
+        MappingRule("transformer.wte.weight", "embedding/tokens/embedding"),
+        *norm_rules("transformer.ln_f", "decoder/final_norm"),
+        *linear_rules("lm_head", "head"),
     ),
     stacks={
         "decoder": (
-            *norm(f"{LAYER}.ln_1", "pre_norm"),
-            *linear(f"{LAYER}.attn.q_proj", "attention/query"),
-            *linear(f"{LAYER}.attn.k_proj", "attention/key"),
-            *linear(f"{LAYER}.attn.v_proj", "attention/value"),
-            *linear(f"{LAYER}.attn.out_proj", "attention/out", input_axes=2),
-            *linear(f"{LAYER}.mlp.fc_in", "feed_forward/up"),
-            *linear(f"{LAYER}.mlp.fc_out", "feed_forward/down"),
+            *norm_rules(f"{LAYER}.ln_1", "pre_norm"),
+            *linear_rules(f"{LAYER}.attn.q_proj", "attention/query"),
+            *linear_rules(f"{LAYER}.attn.k_proj", "attention/key"),
+            *linear_rules(f"{LAYER}.attn.v_proj", "attention/value"),
+            *linear_rules(f"{LAYER}.attn.out_proj", "attention/out", input_axes=2),
+            *linear_rules(f"{LAYER}.mlp.fc_in", "feed_forward/up"),
+            *linear_rules(f"{LAYER}.mlp.fc_out", "feed_forward/down"),
         )
     },
 )
 
 
-def read(settings: Settings) -> c.TransformerConfig:
+def read(reader: ConfigReader) -> c.TransformerConfig:
     """Our configuration from a gptj's."""
-    settings.value("n_positions")  # of no table
-    settings.only("rotary", True)
-    settings.only("scale_attn_weights", True)
-    model_dim, heads = settings.integer("n_embd", 4096), settings.integer("n_head", 16)
+    reader.get("n_positions")  # of no table
+    reader.require_value("rotary", True)
+    reader.require_value("scale_attn_weights", True)
+    model_dim, heads = reader.integer("n_embd", 4096), reader.integer("n_head", 16)
     head_dim = max(1, model_dim // heads)
-    width = settings.integer("rotary_dim", 64)
-    if "rotary_dim" in settings.values and "rotary_dim" not in settings:
-        settings.refuse("rotary_dim", "say how many features of a head are rotated.")
+    width = reader.integer("rotary_dim", 64)
+    if "rotary_dim" in reader.values and "rotary_dim" not in reader:
+        reader.add_problem("rotary_dim", "say how many features of a head are rotated.")
     if width > head_dim or width % 2:
-        settings.refuse("rotary_dim", f"expected an even number up to head_dim={head_dim}.")
+        reader.add_problem("rotary_dim", f"expected an even number up to head_dim={head_dim}.")
         width = head_dim
-    hidden_dim = settings.integer("n_inner", 4 * model_dim)
-    activation = settings.choice("activation_function", "gelu_new", ACTIVATIONS)
+    hidden_dim = reader.integer("n_inner", 4 * model_dim)
+    activation = reader.choice("activation_function", "gelu_new", HF_ACTIVATIONS)
     return c.TransformerConfig(
-        vocab_size=settings.integer("vocab_size"),
+        vocab_size=reader.integer("vocab_size"),
         model_dim=model_dim,
-        num_layers=settings.integer("n_layer", 28),
+        num_layers=reader.integer("n_layer", 28),
         attention=c.MultiHead(
             num_heads=heads,
             num_kv_heads=heads,
             head_dim=head_dim,
-            positions=(c.Rope(fraction=share(width, head_dim), pairing="neighbours"),),
+            positions=(c.Rope(fraction=rotary_fraction(width, head_dim), pairing="neighbours"),),
         ),
         feed_forward=(c.MLP(hidden_dim=hidden_dim, activation=activation, bias=True),),
-        norm=c.LayerNorm(eps=settings.number("layer_norm_epsilon", 1e-5)),
+        norm=c.LayerNorm(eps=reader.number("layer_norm_epsilon", 1e-5)),
         block="parallel_shared_norm",
-        head=c.Head(tied=settings.flag("tie_word_embeddings", False), bias=True),
+        head=c.LMHead(tied=reader.boolean("tie_word_embeddings", False), bias=True),
     )
 
 
-def share(width: int, head_dim: int) -> float:
+def rotary_fraction(width: int, head_dim: int) -> float:
     """Rotary fraction that gives exactly `width` features.
 
     Args:
@@ -89,8 +89,8 @@ def write(config: c.TransformerConfig) -> dict[str, Any] | None:
         "n_layer": config.num_layers,
         "n_head": config.multi_head.num_heads,
         "n_inner": branch.hidden_dim,
-        "activation_function": name_of(branch.activation),
-        "rotary_dim": rope.width(config.multi_head.head_dim),
+        "activation_function": hf_activation_name(branch.activation),
+        "rotary_dim": rope.rotary_dim(config.multi_head.head_dim),
         "layer_norm_epsilon": config.norm.eps,
         "tie_word_embeddings": config.head.tied,
     }
@@ -103,6 +103,6 @@ FAMILIES = (
         read,
         write,
         TABLE,
-        ignored=(r"transformer\.h\.\d+\.attn\.(masked_bias|bias|embed_positions)",),
+        ignored_tensors=(r"transformer\.h\.\d+\.attn\.(masked_bias|bias|embed_positions)",),
     ),
 )

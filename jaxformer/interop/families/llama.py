@@ -7,31 +7,41 @@ mixtral.
 from typing import Any
 
 from jaxformer import config as c
-from jaxformer.interop.families import pieces as p
+from jaxformer.interop.config_reader import ConfigReader
+from jaxformer.interop.families import llama_like as p
 from jaxformer.interop.family import Family
-from jaxformer.interop.rope import read_rope
-from jaxformer.interop.settings import Settings
-from jaxformer.interop.tables import Row, Table
-from jaxformer.interop.transforms import Kernel
+from jaxformer.interop.param_mapping import MappingRule, ParamMapping
+from jaxformer.interop.rope_config import read_rope
+from jaxformer.interop.transforms import LinearKernel
 
-TABLE = Table(whole=p.WHOLE, stacks={"decoder": (*p.PRE_NORMS, *p.ATTENTION, *p.FEED_FORWARD)})
-MOE = f"{p.LAYER}.block_sparse_moe"
-EXPERTS = (
-    Row(f"{MOE}.gate.weight", "feed_forward/router/kernel", Kernel()),
-    Row(f"{MOE}.experts.{{expert}}.w1.weight", "feed_forward/experts/gate/kernel", Kernel()),
-    Row(f"{MOE}.experts.{{expert}}.w3.weight", "feed_forward/experts/up/kernel", Kernel()),
-    Row(f"{MOE}.experts.{{expert}}.w2.weight", "feed_forward/experts/down/kernel", Kernel()),
+TABLE = ParamMapping(
+    top_level=p.TOP_LEVEL, stacks={"decoder": (*p.PRE_NORMS, *p.ATTENTION, *p.FEED_FORWARD)}
 )
-MIXTRAL = Table(whole=p.WHOLE, stacks={"decoder": (*p.PRE_NORMS, *p.ATTENTION, *EXPERTS)})
+MOE = f"{p.LAYER_PREFIX}.block_sparse_moe"
+EXPERTS = (
+    MappingRule(f"{MOE}.gate.weight", "feed_forward/router/kernel", LinearKernel()),
+    MappingRule(
+        f"{MOE}.experts.{{expert}}.w1.weight", "feed_forward/experts/gate/kernel", LinearKernel()
+    ),
+    MappingRule(
+        f"{MOE}.experts.{{expert}}.w3.weight", "feed_forward/experts/up/kernel", LinearKernel()
+    ),
+    MappingRule(
+        f"{MOE}.experts.{{expert}}.w2.weight", "feed_forward/experts/down/kernel", LinearKernel()
+    ),
+)
+MIXTRAL = ParamMapping(
+    top_level=p.TOP_LEVEL, stacks={"decoder": (*p.PRE_NORMS, *p.ATTENTION, *EXPERTS)}
+)
 
 
-def read_llama(settings: Settings) -> c.TransformerConfig:
+def read_llama(reader: ConfigReader) -> c.TransformerConfig:
     """Our configuration from a llama's."""
     heads = dict(
-        **p.read_heads(settings), positions=(read_rope(settings),), biases=p.read_biases(settings)
+        **p.read_heads(reader), positions=(read_rope(reader),), biases=p.read_biases(reader)
     )
-    branch = p.read_glu(settings, bias=settings.flag("mlp_bias", False))
-    return p.read_decoder(settings, heads, feed_forward=branch)
+    branch = p.read_glu(reader, bias=reader.boolean("mlp_bias", False))
+    return p.read_decoder(reader, heads, feed_forward=branch)
 
 
 def write_llama(config: c.TransformerConfig) -> dict[str, Any] | None:
@@ -43,63 +53,63 @@ def write_llama(config: c.TransformerConfig) -> dict[str, Any] | None:
     return p.write_decoder(config, attention_bias=biases, mlp_bias=branch.bias)
 
 
-def read_mistral(settings: Settings) -> c.TransformerConfig:
+def read_mistral(reader: ConfigReader) -> c.TransformerConfig:
     """Our configuration from a mistral's."""
     heads = dict(
-        **p.read_heads(settings, kv_heads=8),
-        positions=(read_rope(settings, max_length=131072),),
-        windows=(settings.optional_integer("sliding_window", 4096),),
+        **p.read_heads(reader, kv_heads=8),
+        positions=(read_rope(reader, max_length=131072),),
+        windows=(reader.optional_integer("sliding_window", 4096),),
     )
-    return p.read_decoder(settings, heads)
+    return p.read_decoder(reader, heads)
 
 
 def write_mistral(config: c.TransformerConfig) -> dict[str, Any] | None:
     """A mistral's configuration from ours."""
-    return p.write_decoder(config, sliding_window=p.window_of(config))
+    return p.write_decoder(config, sliding_window=p.first_window(config))
 
 
-def read_qwen2(settings: Settings) -> c.TransformerConfig:
+def read_qwen2(reader: ConfigReader) -> c.TransformerConfig:
     """Our configuration from a qwen2's."""
     heads = dict(
-        **p.read_heads(settings, kv_heads=32),
-        positions=(read_rope(settings, max_length=32768),),
-        windows=p.read_late_windows(settings),
+        **p.read_heads(reader, kv_heads=32),
+        positions=(read_rope(reader, max_length=32768),),
+        windows=p.read_last_layer_windows(reader),
         biases=("query", "key", "value"),
     )
-    return p.read_decoder(settings, heads)
+    return p.read_decoder(reader, heads)
 
 
 def write_qwen2(config: c.TransformerConfig) -> dict[str, Any] | None:
     """A qwen2's configuration from ours."""
-    return p.write_decoder(config, **p.write_late_windows(config))
+    return p.write_decoder(config, **p.write_last_layer_windows(config))
 
 
-def read_mixtral(settings: Settings) -> c.TransformerConfig:
+def read_mixtral(reader: ConfigReader) -> c.TransformerConfig:
     """Our configuration from a mixtral's."""
     heads = dict(
-        **p.read_heads(settings, kv_heads=8),
-        positions=(read_rope(settings, base=1e6, max_length=131072),),
-        windows=(settings.optional_integer("sliding_window"),),
+        **p.read_heads(reader, kv_heads=8),
+        positions=(read_rope(reader, base=1e6, max_length=131072),),
+        windows=(reader.optional_integer("sliding_window"),),
     )
-    experts = c.Experts(
-        expert=p.read_glu(settings),
-        num_experts=settings.integer("num_local_experts", settings.integer("num_experts", 8)),
-        top_k=settings.integer("num_experts_per_tok", 2),
+    experts = c.MoE(
+        expert=p.read_glu(reader),
+        num_experts=reader.integer("num_local_experts", reader.integer("num_experts", 8)),
+        top_k=reader.integer("num_experts_per_tok", 2),
     )
-    return p.read_decoder(settings, heads, feed_forward=experts, eps=1e-5)
+    return p.read_decoder(reader, heads, feed_forward=experts, eps=1e-5)
 
 
 def write_mixtral(config: c.TransformerConfig) -> dict[str, Any] | None:
     """A mixtral's configuration from ours."""
     branch = config.feed_forward[0]
-    if not isinstance(branch, c.Experts):
+    if not isinstance(branch, c.MoE):
         return None
     return p.write_decoder(
         config,
-        branch=c.Experts,
+        branch=c.MoE,
         num_local_experts=branch.num_experts,
         num_experts_per_tok=branch.top_k,
-        sliding_window=p.window_of(config),
+        sliding_window=p.first_window(config),
     )
 
 

@@ -13,123 +13,126 @@ import numpy as np
 
 from jaxformer import config as c
 from jaxformer import functional as F
-from jaxformer.interop.families.activations import ACTIVATIONS, name_of
-from jaxformer.interop.families.pieces import ALL_BIASES
+from jaxformer.interop.config_reader import ConfigReader
+from jaxformer.interop.families.hf_activations import HF_ACTIVATIONS, hf_activation_name
+from jaxformer.interop.families.llama_like import ALL_BIASES
 from jaxformer.interop.family import Family
-from jaxformer.interop.settings import Settings
-from jaxformer.interop.tables import Row, Table, linear, norm
-from jaxformer.interop.transforms import Flat, Kernel
+from jaxformer.interop.param_mapping import MappingRule, ParamMapping, linear_rules, norm_rules
+from jaxformer.interop.transforms import Flatten, LinearKernel
 
 ENCODER, DECODER = "model.encoder.layers.{layer}", "model.decoder.layers.{layer}"
 
 
-def attention(theirs: str, ours: str) -> tuple[Row, ...]:
+def attention_rules(theirs: str, ours: str) -> tuple[MappingRule, ...]:
     """Mapping rules of an attention branch and its post-norm."""
     return (
-        *linear(f"{theirs}.q_proj", f"{ours}/query"),
-        *linear(f"{theirs}.k_proj", f"{ours}/key"),
-        *linear(f"{theirs}.v_proj", f"{ours}/value"),
-        *linear(f"{theirs}.out_proj", f"{ours}/out", input_axes=2),
-        *norm(f"{theirs}_layer_norm", f"post_{ours}_norm"),
+        *linear_rules(f"{theirs}.q_proj", f"{ours}/query"),
+        *linear_rules(f"{theirs}.k_proj", f"{ours}/key"),
+        *linear_rules(f"{theirs}.v_proj", f"{ours}/value"),
+        *linear_rules(f"{theirs}.out_proj", f"{ours}/out", input_axes=2),
+        *norm_rules(f"{theirs}_layer_norm", f"post_{ours}_norm"),
     )
 
 
-def feed_forward(theirs: str) -> tuple[Row, ...]:
+def feed_forward_rules(theirs: str) -> tuple[MappingRule, ...]:
     """Mapping rules of the feed-forward branch and its post-norm."""
     return (
-        *linear(f"{theirs}.fc1", "feed_forward/up"),
-        *linear(f"{theirs}.fc2", "feed_forward/down"),
-        *norm(f"{theirs}.final_layer_norm", "post_feed_forward_norm"),
+        *linear_rules(f"{theirs}.fc1", "feed_forward/up"),
+        *linear_rules(f"{theirs}.fc2", "feed_forward/down"),
+        *norm_rules(f"{theirs}.final_layer_norm", "post_feed_forward_norm"),
     )
 
 
 STACKS = {
-    "encoder": (*attention(f"{ENCODER}.self_attn", "attention"), *feed_forward(ENCODER)),
+    "encoder": (
+        *attention_rules(f"{ENCODER}.self_attn", "attention"),
+        *feed_forward_rules(ENCODER),
+    ),
     "decoder": (
-        *attention(f"{DECODER}.self_attn", "attention"),
-        *attention(f"{DECODER}.encoder_attn", "cross_attention"),
-        *feed_forward(DECODER),
+        *attention_rules(f"{DECODER}.self_attn", "attention"),
+        *attention_rules(f"{DECODER}.encoder_attn", "cross_attention"),
+        *feed_forward_rules(DECODER),
     ),
 }
-MARIAN_TABLE = Table(
-    whole=(
-        Row("model.shared.weight", "embedding/tokens/embedding"),
-        Row("lm_head.weight", "head/kernel", Kernel()),
-        Row("final_logits_bias", "head/bias", Flat(leading=1)),
+MARIAN_TABLE = ParamMapping(
+    top_level=(
+        MappingRule("model.shared.weight", "embedding/tokens/embedding"),
+        MappingRule("lm_head.weight", "head/kernel", LinearKernel()),
+        MappingRule("final_logits_bias", "head/bias", Flatten(leading=1)),
     ),
     stacks=STACKS,
 )
-FSMT_TABLE = Table(
-    whole=(
-        Row("model.decoder.embed_tokens.weight", "embedding/tokens/embedding"),
-        Row("model.encoder.embed_tokens.weight", "source_embedding/tokens/embedding"),
-        Row("model.decoder.output_projection.weight", "head/kernel", Kernel()),
+FSMT_TABLE = ParamMapping(
+    top_level=(
+        MappingRule("model.decoder.embed_tokens.weight", "embedding/tokens/embedding"),
+        MappingRule("model.encoder.embed_tokens.weight", "source_embedding/tokens/embedding"),
+        MappingRule("model.decoder.output_projection.weight", "head/kernel", LinearKernel()),
     ),
     stacks=STACKS,
 )
-SINUSOIDS = r"model\.(encoder|decoder)\.embed_positions\.weights?"
+SINUSOID_TENSORS = r"model\.(encoder|decoder)\.embed_positions\.weights?"
 
 
-def read_marian(settings: Settings) -> c.TransformerConfig:
+def read_marian(reader: ConfigReader) -> c.TransformerConfig:
     """Our configuration from a marian's."""
-    settings.only("share_encoder_decoder_embeddings", True)
-    vocab_size = settings.integer("vocab_size")
-    settings.only("decoder_vocab_size", vocab_size)
-    settings.only("tie_word_embeddings", True)  # or else source and target are untied too
+    reader.require_value("share_encoder_decoder_embeddings", True)
+    vocab_size = reader.integer("vocab_size")
+    reader.require_value("decoder_vocab_size", vocab_size)
+    reader.require_value("tie_word_embeddings", True)  # or else source and target are untied too
     return _read(
-        settings,
+        reader,
         vocab_size=vocab_size,
         source_vocab_size=None,
         activation="gelu",
-        scaled=settings.flag("scale_embedding", False),
+        scaled=reader.boolean("scale_embedding", False),
         positions=c.Sinusoid(layout="halves"),
-        head=c.Head(tied=True, bias=True),
+        head=c.LMHead(tied=True, bias=True),
     )
 
 
-def read_fsmt(settings: Settings) -> c.TransformerConfig:
+def read_fsmt(reader: ConfigReader) -> c.TransformerConfig:
     """Our configuration from an fsmt's."""
-    settings.value("langs")
-    settings.value("decoder")
-    settings.only("tie_word_embeddings", False)
-    padding = settings.integer("pad_token_id", 1)
+    reader.get("langs")
+    reader.get("decoder")
+    reader.require_value("tie_word_embeddings", False)
+    padding = reader.integer("pad_token_id", 1)
     return _read(
-        settings,
-        vocab_size=settings.integer("tgt_vocab_size"),
-        source_vocab_size=settings.integer("src_vocab_size"),
+        reader,
+        vocab_size=reader.integer("tgt_vocab_size"),
+        source_vocab_size=reader.integer("src_vocab_size"),
         activation="relu",
-        scaled=settings.flag("scale_embedding", True),
+        scaled=reader.boolean("scale_embedding", True),
         positions=c.Sinusoid(layout="tensor2tensor", offset=padding + 1),
-        head=c.Head(),
+        head=c.LMHead(),
     )
 
 
 def _read(
-    settings: Settings,
+    reader: ConfigReader,
     *,
     vocab_size: int,
     source_vocab_size: int | None,
     activation: str,
     scaled: bool,
     positions: c.Sinusoid,
-    head: c.Head,
+    head: c.LMHead,
 ) -> c.TransformerConfig:
-    settings.only("is_encoder_decoder", True)
+    reader.require_value("is_encoder_decoder", True)
     for name in ("normalize_before", "normalize_embedding", "add_final_layer_norm"):
-        settings.only(name, False)
-    settings.only("static_position_embeddings", True)
+        reader.require_value(name, False)
+    reader.require_value("static_position_embeddings", True)
     for name in ("extra_pos_embeddings", "add_bias_logits", "_num_labels"):
-        settings.value(name)
-    model_dim, layers = settings.integer("d_model"), settings.integer("encoder_layers")
-    settings.only("num_hidden_layers", layers)
-    activation = settings.choice("activation_function", activation, ACTIVATIONS)
+        reader.get(name)
+    model_dim, layers = reader.integer("d_model"), reader.integer("encoder_layers")
+    reader.require_value("num_hidden_layers", layers)
+    activation = reader.choice("activation_function", activation, HF_ACTIVATIONS)
     decoder, encoder = (
-        _read_stack(settings, stack, model_dim, activation) for stack in ("decoder", "encoder")
+        _read_stack(reader, stack, model_dim, activation) for stack in ("decoder", "encoder")
     )
     return c.TransformerConfig(
         vocab_size=vocab_size,
         model_dim=model_dim,
-        num_layers=settings.integer("decoder_layers"),
+        num_layers=reader.integer("decoder_layers"),
         attention=decoder[0],
         feed_forward=(decoder[1],),
         topology=c.EncoderDecoder(
@@ -139,7 +142,7 @@ def _read(
             feed_forward=None if encoder[1] == decoder[1] else (encoder[1],),
         ),
         norm=c.LayerNorm(eps=1e-5),
-        placement="post",
+        norm_placement="post",
         final_norm=False,
         embedding=c.Embedding(scale=math.sqrt(model_dim) if scaled else 1.0, positions=positions),
         head=head,
@@ -147,10 +150,10 @@ def _read(
 
 
 def _read_stack(
-    settings: Settings, stack: str, model_dim: int, activation: Any
+    reader: ConfigReader, stack: str, model_dim: int, activation: Any
 ) -> tuple[c.MultiHead, c.MLP]:
     """Heads and feed-forward of one stack."""
-    heads = settings.integer(f"{stack}_attention_heads")
+    heads = reader.integer(f"{stack}_attention_heads")
     attention = c.MultiHead(
         num_heads=heads,
         num_kv_heads=heads,
@@ -158,7 +161,7 @@ def _read_stack(
         positions=(None,),
         biases=ALL_BIASES,
     )
-    hidden_dim = settings.integer(f"{stack}_ffn_dim")
+    hidden_dim = reader.integer(f"{stack}_ffn_dim")
     return attention, c.MLP(hidden_dim=hidden_dim, activation=activation, bias=True)
 
 
@@ -194,17 +197,17 @@ def write_fsmt(config: c.TransformerConfig) -> dict[str, Any] | None:
     }
 
 
-def sinusoids(values: Mapping[str, Any]) -> Mapping[str, np.ndarray]:
+def sinusoid_tables(hf_config: Mapping[str, Any]) -> Mapping[str, np.ndarray]:
     """Sinusoid tables that FSMT files store, by tensor name.
 
     Args:
-        values: The config.json.
+        hf_config: The config.json.
 
     Returns:
         One table per stack; the row of padding is zero.
     """
-    padding, width = values["pad_token_id"], values["d_model"]
-    rows = jnp.arange(values.get("max_position_embeddings", 1024) + padding + 1)
+    padding, width = hf_config["pad_token_id"], hf_config["d_model"]
+    rows = jnp.arange(hf_config.get("max_position_embeddings", 1024) + padding + 1)
     table = np.array(F.sinusoidal_positions(rows, width, layout="tensor2tensor"))
     table[padding] = 0
     return {f"model.{stack}.embed_positions.weight": table for stack in ("encoder", "decoder")}
@@ -220,14 +223,14 @@ def _write(config: c.TransformerConfig) -> dict[str, Any] | None:
         "d_model": config.model_dim,
         "encoder_layers": topology.num_encoder_layers,
         "decoder_layers": config.num_layers,
-        "activation_function": name_of(branch.activation),
+        "activation_function": hf_activation_name(branch.activation),
         "scale_embedding": config.embedding.scale != 1,
         "is_encoder_decoder": True,
         "dropout": 0.0,
         "activation_dropout": 0.0,
         "attention_dropout": 0.0,
     }
-    for stack, own in (("encoder", config.encoder), ("decoder", config)):
+    for stack, own in (("encoder", config.encoder_config), ("decoder", config)):
         mlp = own.feed_forward[0]
         if not isinstance(mlp, c.MLP):
             return None
@@ -243,7 +246,7 @@ FAMILIES = (
         read_marian,
         write_marian,
         MARIAN_TABLE,
-        ignored=(SINUSOIDS, r"model\.(encoder|decoder)\.embed_tokens\.weight"),
+        ignored_tensors=(SINUSOID_TENSORS, r"model\.(encoder|decoder)\.embed_tokens\.weight"),
     ),
     Family(
         "fsmt",
@@ -251,7 +254,7 @@ FAMILIES = (
         read_fsmt,
         write_fsmt,
         FSMT_TABLE,
-        ignored=(SINUSOIDS,),
-        constants=sinusoids,
+        ignored_tensors=(SINUSOID_TENSORS,),
+        constant_tensors=sinusoid_tables,
     ),
 )

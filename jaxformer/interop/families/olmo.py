@@ -3,37 +3,37 @@
 from typing import Any
 
 from jaxformer import config as c
-from jaxformer.interop.families import pieces as p
+from jaxformer.interop.config_reader import ConfigReader
+from jaxformer.interop.families import llama_like as p
 from jaxformer.interop.family import Family
-from jaxformer.interop.rope import read_rope
-from jaxformer.interop.settings import Settings
-from jaxformer.interop.tables import Table, norm
+from jaxformer.interop.param_mapping import ParamMapping, norm_rules
+from jaxformer.interop.rope_config import read_rope
 
-OLMO = Table(whole=p.WHOLE, stacks={"decoder": (*p.ATTENTION, *p.FEED_FORWARD)})
-OLMO2 = Table(
-    whole=p.WHOLE,
+OLMO = ParamMapping(top_level=p.TOP_LEVEL, stacks={"decoder": (*p.ATTENTION, *p.FEED_FORWARD)})
+OLMO2 = ParamMapping(
+    top_level=p.TOP_LEVEL,
     stacks={
         "decoder": (
             *p.ATTENTION,
             *p.QK_NORMS,
             *p.FEED_FORWARD,
-            *norm(f"{p.LAYER}.post_attention_layernorm", "post_attention_norm"),
-            *norm(f"{p.LAYER}.post_feedforward_layernorm", "post_feed_forward_norm"),
+            *norm_rules(f"{p.LAYER_PREFIX}.post_attention_layernorm", "post_attention_norm"),
+            *norm_rules(f"{p.LAYER_PREFIX}.post_feedforward_layernorm", "post_feed_forward_norm"),
         )
     },
 )
 EPS = 1e-5  # OLMo's is in no file
 
 
-def read_olmo(settings: Settings) -> c.TransformerConfig:
+def read_olmo(reader: ConfigReader) -> c.TransformerConfig:
     """Our configuration from an olmo's."""
     heads = dict(
-        **p.read_heads(settings),
-        positions=(read_rope(settings),),
-        clip_qkv=settings.optional_number("clip_qkv"),
-        biases=p.read_biases(settings),
+        **p.read_heads(reader),
+        positions=(read_rope(reader),),
+        clip_qkv=reader.optional_number("clip_qkv"),
+        biases=p.read_biases(reader),
     )
-    return p.read_decoder(settings, heads, norm=c.LayerNorm(eps=EPS, parameters="none"))
+    return p.read_decoder(reader, heads, norm=c.LayerNorm(eps=EPS, parameters="none"))
 
 
 def write_olmo(config: c.TransformerConfig) -> dict[str, Any] | None:
@@ -44,16 +44,16 @@ def write_olmo(config: c.TransformerConfig) -> dict[str, Any] | None:
     return fields and {name: value for name, value in fields.items() if name != "rms_norm_eps"}
 
 
-def read_olmo2(settings: Settings) -> c.TransformerConfig:
+def read_olmo2(reader: ConfigReader) -> c.TransformerConfig:
     """Our configuration from an olmo2's."""
-    norm = c.RMSNorm(eps=settings.number("rms_norm_eps", 1e-5))
+    norm = c.RMSNorm(eps=reader.number("rms_norm_eps", 1e-5))
     heads = dict(
-        **p.read_heads(settings),
-        positions=(read_rope(settings),),
+        **p.read_heads(reader),
+        positions=(read_rope(reader),),
         qk_norm=c.QKNorm(norm=norm, over="width"),
-        biases=p.read_biases(settings),
+        biases=p.read_biases(reader),
     )
-    return p.read_decoder(settings, heads, norm=norm, placement="branch_out")
+    return p.read_decoder(reader, heads, norm=norm, norm_placement="res_post")
 
 
 def write_olmo2(config: c.TransformerConfig) -> dict[str, Any] | None:

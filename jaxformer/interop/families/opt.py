@@ -3,52 +3,54 @@
 from typing import Any
 
 from jaxformer import config as c
-from jaxformer.interop.families.activations import ACTIVATIONS, name_of
-from jaxformer.interop.families.pieces import ALL_BIASES, read_sizes
+from jaxformer.interop.config_reader import ConfigReader
+from jaxformer.interop.families.hf_activations import HF_ACTIVATIONS, hf_activation_name
+from jaxformer.interop.families.llama_like import ALL_BIASES, read_sizes
 from jaxformer.interop.family import Family
-from jaxformer.interop.settings import Settings
-from jaxformer.interop.tables import Row, Table, linear, norm
-from jaxformer.interop.transforms import Kernel
+from jaxformer.interop.param_mapping import MappingRule, ParamMapping, linear_rules, norm_rules
+from jaxformer.interop.transforms import LinearKernel
 
 LAYER = "model.decoder.layers.{layer}"
-TABLE = Table(
-    whole=(
-        Row("model.decoder.embed_tokens.weight", "embedding/tokens/embedding"),
-        Row("model.decoder.embed_positions.weight", "embedding/positions/embedding"),
-        Row("model.decoder.project_in.weight", "embedding/projection/kernel", Kernel()),
-        Row("model.decoder.project_out.weight", "head/projection/kernel", Kernel()),
-        *norm("model.decoder.final_layer_norm", "decoder/final_norm"),
-        Row("lm_head.weight", "head/kernel", Kernel()),
+TABLE = ParamMapping(
+    top_level=(
+        MappingRule("model.decoder.embed_tokens.weight", "embedding/tokens/embedding"),
+        MappingRule("model.decoder.embed_positions.weight", "embedding/positions/embedding"),
+        MappingRule(
+            "model.decoder.project_in.weight", "embedding/projection/kernel", LinearKernel()
+        ),
+        MappingRule("model.decoder.project_out.weight", "head/projection/kernel", LinearKernel()),
+        *norm_rules("model.decoder.final_layer_norm", "decoder/final_norm"),
+        MappingRule("lm_head.weight", "head/kernel", LinearKernel()),
     ),
     stacks={
         "decoder": (
             # Either stands before its branch or after the sum.
-            *norm(f"{LAYER}.self_attn_layer_norm", "pre_attention_norm"),
-            *norm(f"{LAYER}.self_attn_layer_norm", "post_attention_norm"),
-            *norm(f"{LAYER}.final_layer_norm", "pre_feed_forward_norm"),
-            *norm(f"{LAYER}.final_layer_norm", "post_feed_forward_norm"),
-            *linear(f"{LAYER}.self_attn.q_proj", "attention/query"),
-            *linear(f"{LAYER}.self_attn.k_proj", "attention/key"),
-            *linear(f"{LAYER}.self_attn.v_proj", "attention/value"),
-            *linear(f"{LAYER}.self_attn.out_proj", "attention/out", input_axes=2),
-            *linear(f"{LAYER}.fc1", "feed_forward/up"),
-            *linear(f"{LAYER}.fc2", "feed_forward/down"),
+            *norm_rules(f"{LAYER}.self_attn_layer_norm", "pre_attention_norm"),
+            *norm_rules(f"{LAYER}.self_attn_layer_norm", "post_attention_norm"),
+            *norm_rules(f"{LAYER}.final_layer_norm", "pre_feed_forward_norm"),
+            *norm_rules(f"{LAYER}.final_layer_norm", "post_feed_forward_norm"),
+            *linear_rules(f"{LAYER}.self_attn.q_proj", "attention/query"),
+            *linear_rules(f"{LAYER}.self_attn.k_proj", "attention/key"),
+            *linear_rules(f"{LAYER}.self_attn.v_proj", "attention/value"),
+            *linear_rules(f"{LAYER}.self_attn.out_proj", "attention/out", input_axes=2),
+            *linear_rules(f"{LAYER}.fc1", "feed_forward/up"),
+            *linear_rules(f"{LAYER}.fc2", "feed_forward/down"),
         )
     },
 )
-OFFSET = 2
+POSITION_OFFSET = 2
 
 
-def read(settings: Settings) -> c.TransformerConfig:
+def read(reader: ConfigReader) -> c.TransformerConfig:
     """Our configuration from an opt's."""
-    sizes = read_sizes(settings)
-    model_dim, heads = sizes["model_dim"], settings.integer("num_attention_heads")
-    settings.only("output_projection", True)
-    bias = settings.flag("enable_bias", True)
-    before = settings.flag("do_layer_norm_before", True)
-    learned = settings.flag("layer_norm_elementwise_affine", True)
-    dropped = settings.flag("_remove_final_layer_norm", False)
-    width = settings.integer("word_embed_proj_dim", model_dim)
+    sizes = read_sizes(reader)
+    model_dim, heads = sizes["model_dim"], reader.integer("num_attention_heads")
+    reader.require_value("output_projection", True)
+    bias = reader.boolean("enable_bias", True)
+    before = reader.boolean("do_layer_norm_before", True)
+    learned = reader.boolean("layer_norm_elementwise_affine", True)
+    dropped = reader.boolean("_remove_final_layer_norm", False)
+    width = reader.integer("word_embed_proj_dim", model_dim)
     return c.TransformerConfig(
         **sizes,
         attention=c.MultiHead(
@@ -60,21 +62,21 @@ def read(settings: Settings) -> c.TransformerConfig:
         ),
         feed_forward=(
             c.MLP(
-                hidden_dim=settings.integer("ffn_dim"),
-                activation=settings.choice("activation_function", "relu", ACTIVATIONS),
+                hidden_dim=reader.integer("ffn_dim"),
+                activation=reader.choice("activation_function", "relu", HF_ACTIVATIONS),
                 bias=bias,
             ),
         ),
         norm=c.LayerNorm(eps=1e-5, parameters="scale_bias" if learned else "none"),
-        placement="pre" if before else "post",
+        norm_placement="pre" if before else "post",
         final_norm=before and not dropped,
         embedding=c.Embedding(
             positions=c.Learned(
-                max_length=settings.integer("max_position_embeddings", 2048), offset=OFFSET
+                max_length=reader.integer("max_position_embeddings", 2048), offset=POSITION_OFFSET
             ),
             dim=None if width == model_dim else width,
         ),
-        head=c.Head(tied=settings.flag("tie_word_embeddings", True)),
+        head=c.LMHead(tied=reader.boolean("tie_word_embeddings", True)),
     )
 
 
@@ -85,7 +87,7 @@ def write(config: c.TransformerConfig) -> dict[str, Any] | None:
         return None
     if not isinstance(branch, c.MLP):
         return None
-    before = config.placement == "pre"
+    before = config.norm_placement == "pre"
     return {
         "vocab_size": config.vocab_size,
         "hidden_size": config.model_dim,
@@ -94,7 +96,7 @@ def write(config: c.TransformerConfig) -> dict[str, Any] | None:
         "num_attention_heads": config.multi_head.num_heads,
         "enable_bias": branch.bias,
         "ffn_dim": branch.hidden_dim,
-        "activation_function": name_of(branch.activation),
+        "activation_function": hf_activation_name(branch.activation),
         "layer_norm_elementwise_affine": config.norm.parameters != "none",
         "do_layer_norm_before": before,
         "_remove_final_layer_norm": before and not config.final_norm,
@@ -106,6 +108,11 @@ def write(config: c.TransformerConfig) -> dict[str, Any] | None:
 
 FAMILIES = (
     Family(
-        "opt", "OPTForCausalLM", read, write, TABLE, spellings=((r"^decoder\.", "model.decoder."),)
+        "opt",
+        "OPTForCausalLM",
+        read,
+        write,
+        TABLE,
+        key_renames=((r"^decoder\.", "model.decoder."),),
     ),
 )

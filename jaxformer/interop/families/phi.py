@@ -7,78 +7,88 @@ attends by blocks in all but some layers.
 from typing import Any
 
 from jaxformer import config as c
-from jaxformer.interop.compare import shortest_cycle
-from jaxformer.interop.families import pieces as p
+from jaxformer.interop.config_comparison import shortest_cycle
+from jaxformer.interop.config_reader import ConfigReader
+from jaxformer.interop.families import llama_like as p
 from jaxformer.interop.family import Family
-from jaxformer.interop.rope import read_rope, write_rope
-from jaxformer.interop.settings import Settings
-from jaxformer.interop.tables import Row, Table, linear, norm
-from jaxformer.interop.transforms import Flat, Fused, GroupedHeads, Interleaved
+from jaxformer.interop.param_mapping import MappingRule, ParamMapping, linear_rules, norm_rules
+from jaxformer.interop.rope_config import read_rope, write_rope
+from jaxformer.interop.transforms import Flatten, Fused, FusedQKVPerGroup, Interleaved
 
 QKV = ("attention/query", "attention/key", "attention/value")
 GATE_UP = ("feed_forward/gate", "feed_forward/up")
 
 
-def _each(paths: tuple[str, ...], leaf: str) -> tuple[str, ...]:
+def _with_leaf(paths: tuple[str, ...], leaf: str) -> tuple[str, ...]:
     return tuple(f"{path}/{leaf}" for path in paths)
 
 
-PHI3 = Table(
-    whole=p.WHOLE,
+PHI3 = ParamMapping(
+    top_level=p.TOP_LEVEL,
     stacks={
         "decoder": (
             *p.PRE_NORMS,
-            Row(f"{p.LAYER}.self_attn.qkv_proj.weight", _each(QKV, "kernel"), Fused()),
-            *linear(f"{p.LAYER}.self_attn.o_proj", "attention/out", input_axes=2),
-            Row(f"{p.LAYER}.mlp.gate_up_proj.weight", _each(GATE_UP, "kernel"), Fused()),
-            *linear(f"{p.LAYER}.mlp.down_proj", "feed_forward/down"),
+            MappingRule(
+                f"{p.LAYER_PREFIX}.self_attn.qkv_proj.weight", _with_leaf(QKV, "kernel"), Fused()
+            ),
+            *linear_rules(f"{p.LAYER_PREFIX}.self_attn.o_proj", "attention/out", input_axes=2),
+            MappingRule(
+                f"{p.LAYER_PREFIX}.mlp.gate_up_proj.weight", _with_leaf(GATE_UP, "kernel"), Fused()
+            ),
+            *linear_rules(f"{p.LAYER_PREFIX}.mlp.down_proj", "feed_forward/down"),
         )
     },
 )
-SMALL_QKV = f"{p.LAYER}.self_attn.query_key_value"
-SMALL_UP = f"{p.LAYER}.mlp.up_proj"
-PHI3SMALL = Table(
-    whole=(p.WHOLE[0], *norm("model.final_layernorm", "decoder/final_norm"), p.WHOLE[-1]),
+SMALL_QKV = f"{p.LAYER_PREFIX}.self_attn.query_key_value"
+SMALL_UP = f"{p.LAYER_PREFIX}.mlp.up_proj"
+PHI3SMALL = ParamMapping(
+    top_level=(
+        p.TOP_LEVEL[0],
+        *norm_rules("model.final_layernorm", "decoder/final_norm"),
+        p.TOP_LEVEL[-1],
+    ),
     stacks={
         "decoder": (
             *p.PRE_NORMS,
-            Row(f"{SMALL_QKV}.weight", _each(QKV, "kernel"), GroupedHeads()),
-            Row(f"{SMALL_QKV}.bias", _each(QKV, "bias"), GroupedHeads()),
-            *linear(f"{p.LAYER}.self_attn.dense", "attention/out", input_axes=2),
-            Row(f"{SMALL_UP}.weight", _each(GATE_UP, "kernel"), Interleaved()),
-            Row(f"{SMALL_UP}.bias", _each(GATE_UP, "bias"), Interleaved(part=Flat())),
-            *linear(f"{p.LAYER}.mlp.down_proj", "feed_forward/down"),
+            MappingRule(f"{SMALL_QKV}.weight", _with_leaf(QKV, "kernel"), FusedQKVPerGroup()),
+            MappingRule(f"{SMALL_QKV}.bias", _with_leaf(QKV, "bias"), FusedQKVPerGroup()),
+            *linear_rules(f"{p.LAYER_PREFIX}.self_attn.dense", "attention/out", input_axes=2),
+            MappingRule(f"{SMALL_UP}.weight", _with_leaf(GATE_UP, "kernel"), Interleaved()),
+            MappingRule(
+                f"{SMALL_UP}.bias", _with_leaf(GATE_UP, "bias"), Interleaved(part=Flatten())
+            ),
+            *linear_rules(f"{p.LAYER_PREFIX}.mlp.down_proj", "feed_forward/down"),
         )
     },
 )
 
 
-def read_phi3(settings: Settings) -> c.TransformerConfig:
+def read_phi3(reader: ConfigReader) -> c.TransformerConfig:
     """Our configuration from a phi3's."""
     for name in ("attention_bias", "mlp_bias", "lm_head_bias"):
-        settings.only(name, False)
+        reader.require_value(name, False)
     for name in ("full_attn_mod", "interpolate_factor"):
-        settings.only(name, 1)
+        reader.require_value(name, 1)
     rope = read_rope(
-        settings, fraction=1.0, max_length=4096, original_max_length=4096, aliases=("su", "yarn")
+        reader, fraction=1.0, max_length=4096, original_max_length=4096, aliases=("su", "yarn")
     )
     heads = dict(
-        **p.read_heads(settings),
+        **p.read_heads(reader),
         positions=(rope,),
-        windows=(settings.optional_integer("sliding_window"),),
+        windows=(reader.optional_integer("sliding_window"),),
     )
-    return p.read_decoder(settings, heads, eps=1e-5)
+    return p.read_decoder(reader, heads, eps=1e-5)
 
 
 def write_phi3(config: c.TransformerConfig) -> dict[str, Any] | None:
     """A phi3's configuration from ours; its factors count pairs of a head of width / heads."""
     attention = config.multi_head
-    if not (p.plain_decoder(config) and isinstance(config.feed_forward[0], c.GLU)):
+    if not (p.is_rope_decoder(config) and isinstance(config.feed_forward[0], c.GLU)):
         return None
-    rope = p.rope_of(config)
+    rope = p.first_rope(config)
     fields = {
         **p.write_sizes(config),
-        "sliding_window": p.window_of(config),
+        "sliding_window": p.first_window(config),
         "rms_norm_eps": config.norm.eps,
         **write_rope(rope, fraction_name="partial_rotary_factor"),
     }
@@ -92,43 +102,43 @@ def write_phi3(config: c.TransformerConfig) -> dict[str, Any] | None:
     return fields
 
 
-def read_phi3small(settings: Settings) -> c.TransformerConfig:
+def read_phi3small(reader: ConfigReader) -> c.TransformerConfig:
     """Our configuration from a phi3small's."""
-    settings.only("hidden_act", "gegelu")
-    settings.only("blocksparse_homo_head_pattern", False)
-    settings.only("rope_position_scale", 1)
-    settings.only("rope_scaling", reason="Phi-3-small's factors of length are not built")
+    reader.require_value("hidden_act", "gegelu")
+    reader.require_value("blocksparse_homo_head_pattern", False)
+    reader.require_value("rope_position_scale", 1)
+    reader.require_value("rope_scaling", reason="Phi-3-small's factors of length are not built")
     for name in ("pad_sequence_to_multiple_of_64", "reorder_and_upcast_attn", "ff_dim_multiplier"):
-        settings.value(name)  # how its kernels work
+        reader.get(name)  # how its kernels work
     for name in ("blocksparse_triton_kernel_block_size", "gegelu_pad_to_256", "attention_bias"):
-        settings.value(name)
-    sizes = p.read_sizes(settings)
-    heads = p.read_heads(settings, kv_heads=8)
-    scaled = settings.flag("mup_use_scaling", True)
-    multiplier = settings.number("mup_attn_multiplier", 1.0)
-    width = settings.number("mup_width_multiplier", 8.0)
-    embedding = settings.number("mup_embedding_multiplier", 10.0)
+        reader.get(name)
+    sizes = p.read_sizes(reader)
+    heads = p.read_heads(reader, kv_heads=8)
+    scaled = reader.boolean("mup_use_scaling", True)
+    multiplier = reader.number("mup_attn_multiplier", 1.0)
+    width = reader.number("mup_width_multiplier", 8.0)
+    embedding = reader.number("mup_embedding_multiplier", 10.0)
     return c.TransformerConfig(
         **sizes,
         attention=c.MultiHead(
             **heads,
-            positions=(c.Rope(base=settings.number("rope_embedding_base", 1e6)),),
-            windows=_read_blocks(settings, sizes["num_layers"]),
+            positions=(c.Rope(base=reader.number("rope_embedding_base", 1e6)),),
+            windows=_read_blocks(reader, sizes["num_layers"]),
             scale=multiplier / heads["head_dim"] if scaled else None,
             biases=p.ALL_BIASES,
         ),
         feed_forward=(
             c.ClampedGEGLU(
-                hidden_dim=settings.integer("ff_intermediate_size"),
-                limit=settings.number("gegelu_limit", 20.0),
+                hidden_dim=reader.integer("ff_intermediate_size"),
+                limit=reader.number("gegelu_limit", 20.0),
             ),
         ),
-        norm=c.LayerNorm(eps=settings.number("layer_norm_epsilon", 1e-5)),
+        norm=c.LayerNorm(eps=reader.number("layer_norm_epsilon", 1e-5)),
         embedding=c.Embedding(scale=embedding if scaled else 1.0),
-        head=c.Head(
-            tied=settings.flag("tie_word_embeddings", True),
+        head=c.LMHead(
+            tied=reader.boolean("tie_word_embeddings", True),
             multiplier=1 / width if scaled else 1.0,
-            masked_ids=settings.sequence("dummy_token_indices", int) or (),
+            masked_ids=reader.sequence("dummy_token_indices", int) or (),
         ),
     )
 
@@ -136,7 +146,7 @@ def read_phi3small(settings: Settings) -> c.TransformerConfig:
 def write_phi3small(config: c.TransformerConfig) -> dict[str, Any] | None:
     """A phi3small's configuration from ours."""
     attention, branch = config.multi_head, config.feed_forward[0]
-    if not (p.plain_decoder(config) and isinstance(branch, c.ClampedGEGLU)):
+    if not (p.is_rope_decoder(config) and isinstance(branch, c.ClampedGEGLU)):
         return None
     layers = [config.layer(i).window for i in range(config.num_layers)]
     blocks = next((w for w in layers if isinstance(w, c.BlockSparse)), c.BlockSparse())
@@ -148,14 +158,14 @@ def write_phi3small(config: c.TransformerConfig) -> dict[str, Any] | None:
         **fields,
         "hidden_act": "gegelu",
         "gegelu_limit": branch.limit,
-        "rope_embedding_base": p.rope_of(config).base,
+        "rope_embedding_base": p.first_rope(config).base,
         "layer_norm_epsilon": config.norm.eps,
         "mup_use_scaling": True,
         "mup_attn_multiplier": scale * attention.head_dim,
         "mup_width_multiplier": 1 / config.head.multiplier,
         "mup_embedding_multiplier": config.embedding.scale,
         "blocksparse_homo_head_pattern": False,
-        "blocksparse_block_size": blocks.block,
+        "blocksparse_block_size": blocks.block_size,
         "blocksparse_num_local_blocks": blocks.local_blocks,
         "blocksparse_vert_stride": blocks.stride,
         "dense_attention_every_n_layers": dense[0] if dense else None,
@@ -163,14 +173,14 @@ def write_phi3small(config: c.TransformerConfig) -> dict[str, Any] | None:
     }
 
 
-def _read_blocks(settings: Settings, count: int) -> tuple[c.Window, ...]:
+def _read_blocks(reader: ConfigReader, count: int) -> tuple[c.Window, ...]:
     """Block-sparse windows of all layers; every n-th layer is dense."""
     blocks = c.BlockSparse(
-        block=settings.integer("blocksparse_block_size", 64),
-        local_blocks=settings.integer("blocksparse_num_local_blocks", 16),
-        stride=settings.integer("blocksparse_vert_stride", 8),
+        block_size=reader.integer("blocksparse_block_size", 64),
+        local_blocks=reader.integer("blocksparse_num_local_blocks", 16),
+        stride=reader.integer("blocksparse_vert_stride", 8),
     )
-    every = settings.optional_integer("dense_attention_every_n_layers", 2)
+    every = reader.optional_integer("dense_attention_every_n_layers", 2)
     layers = range(1, count + 1)
     return shortest_cycle(tuple(None if every and i % every == 0 else blocks for i in layers))
 

@@ -7,77 +7,83 @@ Its code also stretches its rotations and scales its queries once a text is long
 from typing import Any
 
 from jaxformer import config as c
-from jaxformer.interop.families import pieces as p
-from jaxformer.interop.family import FREQUENCIES, Family
-from jaxformer.interop.settings import Settings
-from jaxformer.interop.tables import Row, Table, linear, norm
-from jaxformer.interop.transforms import Flat, Fused, Kernel
+from jaxformer.interop.config_reader import ConfigReader
+from jaxformer.interop.families import llama_like as p
+from jaxformer.interop.family import INV_FREQ_PATTERNS, Family
+from jaxformer.interop.param_mapping import MappingRule, ParamMapping, linear_rules, norm_rules
+from jaxformer.interop.transforms import Flatten, Fused, LinearKernel
 
 LAYER = "transformer.h.{layer}"
 QKV = ("attention/query", "attention/key", "attention/value")
-TABLE = Table(
-    whole=(
-        Row("transformer.wte.weight", "embedding/tokens/embedding"),
-        *norm("transformer.ln_f", "decoder/final_norm"),
-        Row("lm_head.weight", "head/kernel", Kernel()),
+TABLE = ParamMapping(
+    top_level=(
+        MappingRule("transformer.wte.weight", "embedding/tokens/embedding"),
+        *norm_rules("transformer.ln_f", "decoder/final_norm"),
+        MappingRule("lm_head.weight", "head/kernel", LinearKernel()),
     ),
     stacks={
         "decoder": (
-            *norm(f"{LAYER}.ln_1", "pre_attention_norm"),
-            *norm(f"{LAYER}.ln_2", "pre_feed_forward_norm"),
-            Row(f"{LAYER}.attn.c_attn.weight", tuple(f"{x}/kernel" for x in QKV), Fused()),
-            Row(f"{LAYER}.attn.c_attn.bias", tuple(f"{x}/bias" for x in QKV), Fused(part=Flat())),
-            *linear(f"{LAYER}.attn.c_proj", "attention/out", input_axes=2),
-            *linear(f"{LAYER}.mlp.w1", "feed_forward/up"),
-            *linear(f"{LAYER}.mlp.w2", "feed_forward/gate"),
-            *linear(f"{LAYER}.mlp.c_proj", "feed_forward/down"),
+            *norm_rules(f"{LAYER}.ln_1", "pre_attention_norm"),
+            *norm_rules(f"{LAYER}.ln_2", "pre_feed_forward_norm"),
+            MappingRule(f"{LAYER}.attn.c_attn.weight", tuple(f"{x}/kernel" for x in QKV), Fused()),
+            MappingRule(
+                f"{LAYER}.attn.c_attn.bias", tuple(f"{x}/bias" for x in QKV), Fused(part=Flatten())
+            ),
+            *linear_rules(f"{LAYER}.attn.c_proj", "attention/out", input_axes=2),
+            *linear_rules(f"{LAYER}.mlp.w1", "feed_forward/up"),
+            *linear_rules(f"{LAYER}.mlp.w2", "feed_forward/gate"),
+            *linear_rules(f"{LAYER}.mlp.c_proj", "feed_forward/down"),
         )
     },
 )
-BEYOND = ("seq_length", "use_dynamic_ntk", "use_logn_attn")  # felt in texts beyond seq_length only
-KERNELS = (
+LONG_TEXT_ATTRIBUTES = (
+    "seq_length",
+    "use_dynamic_ntk",
+    "use_logn_attn",
+)  # felt in texts beyond seq_length only
+KERNEL_ATTRIBUTES = (
     "bf16 fp16 fp32 onnx_safe use_flash_attn use_cache_quantization use_cache_kernel "
     "softmax_in_fp32".split()
 )
 
 
-def read(settings: Settings) -> c.TransformerConfig:
+def read(reader: ConfigReader) -> c.TransformerConfig:
     """Our configuration from a qwen's."""
-    for name in (*BEYOND, *KERNELS):
-        settings.value(name)
-    settings.only("scale_attn_weights", True)
-    heads = settings.integer("num_attention_heads")
-    bias = not settings.flag("no_bias", True)
-    width = settings.integer("hidden_size")
-    hidden = settings.integer("intermediate_size")
+    for name in (*LONG_TEXT_ATTRIBUTES, *KERNEL_ATTRIBUTES):
+        reader.get(name)
+    reader.require_value("scale_attn_weights", True)
+    heads = reader.integer("num_attention_heads")
+    bias = not reader.boolean("no_bias", True)
+    width = reader.integer("hidden_size")
+    hidden = reader.integer("intermediate_size")
     if hidden % 2:
-        settings.refuse("intermediate_size", "it is twice the width between the products.")
+        reader.add_problem("intermediate_size", "it is twice the width between the products.")
     return c.TransformerConfig(
-        **p.read_sizes(settings),
+        **p.read_sizes(reader),
         attention=c.MultiHead(
             num_heads=heads,
             num_kv_heads=heads,
-            head_dim=settings.integer("kv_channels", width // max(1, heads)),
+            head_dim=reader.integer("kv_channels", width // max(1, heads)),
             positions=(
                 c.Rope(
-                    base=settings.number("rotary_emb_base", 10_000.0),
-                    fraction=settings.number("rotary_pct", 1.0),
+                    base=reader.number("rotary_emb_base", 10_000.0),
+                    fraction=reader.number("rotary_pct", 1.0),
                 ),
             ),
             biases=p.ALL_BIASES if bias else ("query", "key", "value"),
         ),
         feed_forward=(c.GLU(hidden_dim=max(1, hidden // 2), bias=bias),),
-        norm=c.RMSNorm(eps=settings.number("layer_norm_epsilon", 1e-6)),
-        head=c.Head(tied=settings.flag("tie_word_embeddings", False)),
+        norm=c.RMSNorm(eps=reader.number("layer_norm_epsilon", 1e-6)),
+        head=c.LMHead(tied=reader.boolean("tie_word_embeddings", False)),
     )
 
 
 def write(config: c.TransformerConfig) -> dict[str, Any] | None:
     """A qwen's configuration from ours, without what it does to long texts."""
     attention, branch = config.multi_head, config.feed_forward[0]
-    if not (p.plain_decoder(config) and isinstance(branch, c.GLU)):
+    if not (p.is_rope_decoder(config) and isinstance(branch, c.GLU)):
         return None
-    rope = p.rope_of(config)
+    rope = p.first_rope(config)
     return {
         "vocab_size": config.vocab_size,
         "hidden_size": config.model_dim,
@@ -103,6 +109,6 @@ FAMILIES = (
         write,
         TABLE,
         in_transformers=False,
-        ignored=(*FREQUENCIES, r".*\.attn\.(masked_)?bias"),
+        ignored_tensors=(*INV_FREQ_PATTERNS, r".*\.attn\.(masked_)?bias"),
     ),
 )

@@ -4,132 +4,136 @@ import math
 from typing import Any
 
 from jaxformer import config as c
-from jaxformer.interop.families.activations import ACTIVATIONS, name_of
+from jaxformer.interop.config_reader import ConfigReader
+from jaxformer.interop.families.hf_activations import HF_ACTIVATIONS, hf_activation_name
 from jaxformer.interop.family import Family
-from jaxformer.interop.settings import Settings
-from jaxformer.interop.tables import Row, Table, linear, norm
-from jaxformer.interop.transforms import Kernel
+from jaxformer.interop.param_mapping import MappingRule, ParamMapping, linear_rules, norm_rules
+from jaxformer.interop.transforms import LinearKernel
 
 ENCODER, DECODER = "encoder.block.{layer}.layer", "decoder.block.{layer}.layer"
-BIAS = "block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+BIAS_TENSOR = "block.0.layer.0.SelfAttention.relative_attention_bias.weight"
 
 
-def attention(theirs: str, ours: str) -> tuple[Row, ...]:
+def attention_rules(theirs: str, ours: str) -> tuple[MappingRule, ...]:
     """Mapping rules of an attention branch."""
     return (
-        *linear(f"{theirs}.q", f"{ours}/query", bias=False),
-        *linear(f"{theirs}.k", f"{ours}/key", bias=False),
-        *linear(f"{theirs}.v", f"{ours}/value", bias=False),
-        *linear(f"{theirs}.o", f"{ours}/out", bias=False, input_axes=2),
+        *linear_rules(f"{theirs}.q", f"{ours}/query", bias=False),
+        *linear_rules(f"{theirs}.k", f"{ours}/key", bias=False),
+        *linear_rules(f"{theirs}.v", f"{ours}/value", bias=False),
+        *linear_rules(f"{theirs}.o", f"{ours}/out", bias=False, input_axes=2),
     )
 
 
-def feed_forward(theirs: str) -> tuple[Row, ...]:
+def feed_forward_rules(theirs: str) -> tuple[MappingRule, ...]:
     """Mapping rules of the feed-forward branch, gated or not."""
     return (
-        *norm(f"{theirs}.layer_norm", "pre_feed_forward_norm"),
-        Row(f"{theirs}.DenseReluDense.wi_0.weight", "feed_forward/gate/kernel", Kernel()),
-        Row(
+        *norm_rules(f"{theirs}.layer_norm", "pre_feed_forward_norm"),
+        MappingRule(
+            f"{theirs}.DenseReluDense.wi_0.weight", "feed_forward/gate/kernel", LinearKernel()
+        ),
+        MappingRule(
             f"{theirs}.DenseReluDense.wi_1.weight",
             "feed_forward/up/kernel",
-            Kernel(),
-            only=lambda config: isinstance(config.feed_forward[0], c.GLU),
+            LinearKernel(),
+            condition=lambda config: isinstance(config.feed_forward[0], c.GLU),
         ),
-        Row(
+        MappingRule(
             f"{theirs}.DenseReluDense.wi.weight",
             "feed_forward/up/kernel",
-            Kernel(),
-            only=lambda config: isinstance(config.feed_forward[0], c.MLP),
+            LinearKernel(),
+            condition=lambda config: isinstance(config.feed_forward[0], c.MLP),
         ),
-        Row(f"{theirs}.DenseReluDense.wo.weight", "feed_forward/down/kernel", Kernel()),
+        MappingRule(
+            f"{theirs}.DenseReluDense.wo.weight", "feed_forward/down/kernel", LinearKernel()
+        ),
     )
 
 
-TABLE = Table(
-    whole=(
-        Row("shared.weight", "embedding/tokens/embedding"),
-        Row(f"encoder.{BIAS}", "encoder/relative_bias/embedding"),
-        Row(f"decoder.{BIAS}", "decoder/relative_bias/embedding"),
-        *norm("encoder.final_layer_norm", "encoder/final_norm"),
-        *norm("decoder.final_layer_norm", "decoder/final_norm"),
-        Row("lm_head.weight", "head/kernel", Kernel()),
+TABLE = ParamMapping(
+    top_level=(
+        MappingRule("shared.weight", "embedding/tokens/embedding"),
+        MappingRule(f"encoder.{BIAS_TENSOR}", "encoder/relative_bias/embedding"),
+        MappingRule(f"decoder.{BIAS_TENSOR}", "decoder/relative_bias/embedding"),
+        *norm_rules("encoder.final_layer_norm", "encoder/final_norm"),
+        *norm_rules("decoder.final_layer_norm", "decoder/final_norm"),
+        MappingRule("lm_head.weight", "head/kernel", LinearKernel()),
     ),
     stacks={
         "encoder": (
-            *norm(f"{ENCODER}.0.layer_norm", "pre_attention_norm"),
-            *attention(f"{ENCODER}.0.SelfAttention", "attention"),
-            *feed_forward(f"{ENCODER}.1"),
+            *norm_rules(f"{ENCODER}.0.layer_norm", "pre_attention_norm"),
+            *attention_rules(f"{ENCODER}.0.SelfAttention", "attention"),
+            *feed_forward_rules(f"{ENCODER}.1"),
         ),
         "decoder": (
-            *norm(f"{DECODER}.0.layer_norm", "pre_attention_norm"),
-            *attention(f"{DECODER}.0.SelfAttention", "attention"),
-            *norm(f"{DECODER}.1.layer_norm", "pre_cross_attention_norm"),
-            *attention(f"{DECODER}.1.EncDecAttention", "cross_attention"),
-            *feed_forward(f"{DECODER}.2"),
+            *norm_rules(f"{DECODER}.0.layer_norm", "pre_attention_norm"),
+            *attention_rules(f"{DECODER}.0.SelfAttention", "attention"),
+            *norm_rules(f"{DECODER}.1.layer_norm", "pre_cross_attention_norm"),
+            *attention_rules(f"{DECODER}.1.EncDecAttention", "cross_attention"),
+            *feed_forward_rules(f"{DECODER}.2"),
         ),
     },
 )
-IGNORED = (
+IGNORED_TENSORS = (
     r"(encoder|decoder)\.embed_tokens\.weight",  # copies of shared.weight
     r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",  # not used
 )
 
 
-def read_t5(settings: Settings) -> c.TransformerConfig:
+def read_t5(reader: ConfigReader) -> c.TransformerConfig:
     """Our configuration from a t5's."""
-    tied = settings.flag("tie_word_embeddings", True)
-    scaled = settings.flag("scale_decoder_outputs", tied)
-    multiplier = settings.integer("d_model") ** -0.5 if scaled else 1.0
-    return _read(settings, c.Head(tied=tied, multiplier=multiplier), "relu")
+    tied = reader.boolean("tie_word_embeddings", True)
+    scaled = reader.boolean("scale_decoder_outputs", tied)
+    multiplier = reader.integer("d_model") ** -0.5 if scaled else 1.0
+    return _read(reader, c.LMHead(tied=tied, multiplier=multiplier), "relu")
 
 
-def read_mt5(settings: Settings) -> c.TransformerConfig:
+def read_mt5(reader: ConfigReader) -> c.TransformerConfig:
     """Our configuration from an mt5's."""
-    settings.value("scale_decoder_outputs")  # this class never does
-    return _read(settings, c.Head(tied=settings.flag("tie_word_embeddings", True)), "gated-gelu")
+    reader.get("scale_decoder_outputs")  # this class never does
+    return _read(reader, c.LMHead(tied=reader.boolean("tie_word_embeddings", True)), "gated-gelu")
 
 
-def _read(settings: Settings, head: c.Head, projection: str) -> c.TransformerConfig:
-    settings.only("is_encoder_decoder", True)
-    settings.value("n_positions")
-    num_heads, layers = settings.integer("num_heads"), settings.integer("num_layers")
+def _read(reader: ConfigReader, head: c.LMHead, projection: str) -> c.TransformerConfig:
+    reader.require_value("is_encoder_decoder", True)
+    reader.get("n_positions")
+    num_heads, layers = reader.integer("num_heads"), reader.integer("num_layers")
     bias = c.T5Bias(
-        num_buckets=settings.integer("relative_attention_num_buckets", 32),
-        max_distance=settings.integer("relative_attention_max_distance", 128),
+        num_buckets=reader.integer("relative_attention_num_buckets", 32),
+        max_distance=reader.integer("relative_attention_max_distance", 128),
     )
     return c.TransformerConfig(
-        vocab_size=settings.integer("vocab_size"),
-        model_dim=settings.integer("d_model"),
-        num_layers=settings.integer("num_decoder_layers", layers),
+        vocab_size=reader.integer("vocab_size"),
+        model_dim=reader.integer("d_model"),
+        num_layers=reader.integer("num_decoder_layers", layers),
         attention=c.MultiHead(
             num_heads=num_heads,
             num_kv_heads=num_heads,
-            head_dim=settings.integer("d_kv"),
+            head_dim=reader.integer("d_kv"),
             positions=(bias,),
             scale=1.0,
         ),
-        feed_forward=(_read_feed_forward(settings, projection),),
+        feed_forward=(_read_feed_forward(reader, projection),),
         topology=c.EncoderDecoder(num_encoder_layers=layers),
-        norm=c.RMSNorm(eps=settings.number("layer_norm_epsilon", 1e-6)),
+        norm=c.RMSNorm(eps=reader.number("layer_norm_epsilon", 1e-6)),
         head=head,
     )
 
 
-def _read_feed_forward(settings: Settings, projection: str) -> c.MLP | c.GLU:
+def _read_feed_forward(reader: ConfigReader, projection: str) -> c.MLP | c.GLU:
     """Feed-forward from feed_forward_proj, or the newer dense_act_fn and is_gated_act."""
-    projection_text = settings.value("feed_forward_proj") or projection
+    projection_text = reader.get("feed_forward_proj") or projection
     projection_name = projection_text if isinstance(projection_text, str) else ""
     *gate, activation = projection_name.split("-")
     if gate not in ([], ["gated"]):
-        settings.refuse("feed_forward_proj", "expected an activation, or gated-activation.")
+        reader.add_problem("feed_forward_proj", "expected an activation, or gated-activation.")
     activation = "gelu_new" if projection_name == "gated-gelu" else activation
-    if "dense_act_fn" not in settings and activation not in ACTIVATIONS:
-        settings.refuse("feed_forward_proj", f"expected one of {', '.join(ACTIVATIONS)}.")
+    if "dense_act_fn" not in reader and activation not in HF_ACTIVATIONS:
+        reader.add_problem("feed_forward_proj", f"expected one of {', '.join(HF_ACTIVATIONS)}.")
         activation = "relu"
-    kind = c.GLU if settings.flag("is_gated_act", bool(gate)) else c.MLP
+    kind = c.GLU if reader.boolean("is_gated_act", bool(gate)) else c.MLP
     return kind(
-        hidden_dim=settings.integer("d_ff"),
-        activation=settings.choice("dense_act_fn", activation, ACTIVATIONS),
+        hidden_dim=reader.integer("d_ff"),
+        activation=reader.choice("dense_act_fn", activation, HF_ACTIVATIONS),
     )
 
 
@@ -155,7 +159,7 @@ def _write(config: c.TransformerConfig) -> dict[str, Any] | None:
         return None
     if not isinstance(branch, c.MLP | c.GLU):
         return None
-    gated, name = isinstance(branch, c.GLU), name_of(branch.activation)
+    gated, name = isinstance(branch, c.GLU), hf_activation_name(branch.activation)
     if branch.activation == "gelu_tanh":
         name = "gelu" if gated else "gelu_new"
     return {
@@ -186,8 +190,8 @@ FAMILIES = (
         read_t5,
         write_t5,
         TABLE,
-        ignored=IGNORED,
-        head_may_be_absent=True,
+        ignored_tensors=IGNORED_TENSORS,
+        lm_head_optional=True,
     ),
     Family(
         "mt5",
@@ -195,7 +199,7 @@ FAMILIES = (
         read_mt5,
         write_mt5,
         TABLE,
-        ignored=IGNORED,
-        head_may_be_absent=True,
+        ignored_tensors=IGNORED_TENSORS,
+        lm_head_optional=True,
     ),
 )

@@ -97,10 +97,10 @@ def scaling(name, theta=500.0):
 
 def buckets(bidirectional, num_buckets, max_distance):
     relative = torch.arange(-2000, 2001)
-    found = T5Attention._relative_position_bucket(
+    bucket_ids = T5Attention._relative_position_bucket(
         relative, bidirectional, num_buckets, max_distance
     )
-    runs = [[int(b), len(list(run))] for b, run in itertools.groupby(found.tolist())]
+    runs = [[int(b), len(list(run))] for b, run in itertools.groupby(bucket_ids.tolist())]
     return {
         "bidirectional": bidirectional,
         "num_buckets": num_buckets,

@@ -6,24 +6,31 @@ import torch
 import transformers
 from torch import nn
 
-from tests.interop.references import specs_from_2023, specs_to_2022, written
+from tests.interop.references import specs_from_2023, specs_to_2022
+from tests.interop.references import torch_models as written
 from tests.interop.references.specs_to_2022 import V
 
-STEP = 64  # parameters are whole numbers up to 127 over 64, exact in float16 and bfloat16 too
+STEPS_PER_UNIT = (
+    64  # parameters are whole numbers up to 127 over 64, exact in float16 and bfloat16 too
+)
 SPECS = specs_to_2022.SPECS | specs_from_2023.SPECS
-WRITTEN = {
+TORCH_MODELS = {
     "ref_transformer2017": written.Transformer2017,
     "lamda_like": written.LamdaLike,
     "ref_gopher": written.Gopher,
     "ref_phi3_small": written.Phi3Small,
 }
-NAMES = (*SPECS, *WRITTEN)
-UNSCALED = ("t5", "mt5", "gpt_neo")  # their scores are not scaled; their queries are small
+NAMES = (*SPECS, *TORCH_MODELS)
+UNSCALED_ATTENTION = (
+    "t5",
+    "mt5",
+    "gpt_neo",
+)  # their scores are not scaled; their queries are small
 
 
-def whole_steps(x):
+def round_to_steps(x):
     """Round to whole numbers over STEP, none beyond a signed byte."""
-    return (x * STEP).round().clamp(-127, 127) / STEP
+    return (x * STEPS_PER_UNIT).round().clamp(-127, 127) / STEPS_PER_UNIT
 
 
 def head_dim(config):
@@ -51,17 +58,17 @@ def randomise(model, seed):
         elif "relative_attention_bias" not in path:
             table = any(word in path for word in ("embed", "wte", "wpe", "shared"))
             noise = noise * (0.5 if table else 1.2 / math.sqrt(parameter.shape[-1]))
-        if path.endswith((".q", ".q_proj")) and model.config.model_type in UNSCALED:
+        if path.endswith((".q", ".q_proj")) and model.config.model_type in UNSCALED_ATTENTION:
             noise = noise / math.sqrt(head_dim(model.config))
         with torch.no_grad():
-            parameter.copy_(whole_steps(noise))
+            parameter.copy_(round_to_steps(noise))
     return model.eval()
 
 
 def build(name, *, seed=0, **changes):
     """A reference in float32 with random parameters; `changes` replace what its config says."""
-    if name in WRITTEN:
-        return randomise(WRITTEN[name](**changes), seed)
+    if name in TORCH_MODELS:
+        return randomise(TORCH_MODELS[name](**changes), seed)
     model_type, kind, arguments = SPECS[name]
     config = transformers.AutoConfig.for_model(model_type, **(arguments | changes))
     # Transformers 5's eager Falcon adds ALiBi twice; its sdpa does not know Gemma 2's caps.
@@ -69,27 +76,27 @@ def build(name, *, seed=0, **changes):
     config._attn_implementation = attention
     config._experts_implementation = "eager"
     model = randomise(getattr(transformers, kind)(config).float(), seed)
-    finish(name, model, seed)
+    add_special_tensors(name, model, seed)
     return model
 
 
-def finish(name, model, seed):
+def add_special_tensors(name, model, seed):
     """What single references have beside their random parameters."""
     generator = torch.Generator().manual_seed(seed + 1)
     if name in ("t5_v1_1", "mt5"):  # built tied; released files hold a head of their own
         shape = model.lm_head.weight.shape
         head = torch.randn(shape, generator=generator) * (1.2 / math.sqrt(shape[-1]))
-        model.lm_head.weight = nn.Parameter(whole_steps(head))
+        model.lm_head.weight = nn.Parameter(round_to_steps(head))
     if name == "marian":
         for stack in (model.model.encoder, model.model.decoder):
             stack.embed_positions.weight.data = stack.embed_positions.create_weight()
         bias = torch.randn(model.final_logits_bias.shape, generator=generator)
-        model.final_logits_bias.copy_(whole_steps(0.3 * bias))
+        model.final_logits_bias.copy_(round_to_steps(0.3 * bias))
     if name == "xlnet_uni":  # its projections are stored with heads as an axis
         for parameter in model.parameters():
             if parameter.ndim == 3:
                 noise = torch.randn(parameter.shape, generator=generator)
-                parameter.data = whole_steps(noise / math.sqrt(model.config.d_model))
+                parameter.data = round_to_steps(noise / math.sqrt(model.config.d_model))
     if name == "gpt3_banded":
         for block in model.transformer.h[1::2]:
             block.attn.register_forward_pre_hook(written.band(5), with_kwargs=True)
@@ -113,9 +120,9 @@ def tokens(model, length, *, source_length=None, batch=1, seed=0):
 @torch.no_grad()
 def logits(model, ids):
     """Float32 logits as a numpy array."""
-    if isinstance(model, written.Written):
+    if isinstance(model, written.TorchReference):
         return model(**ids).numpy()
     return model(**ids, use_cache=False).logits.numpy()
 
 
-__all__ = ["NAMES", "SPECS", "STEP", "V", "WRITTEN", "build", "logits", "tokens"]
+__all__ = ["NAMES", "SPECS", "STEPS_PER_UNIT", "V", "TORCH_MODELS", "build", "logits", "tokens"]

@@ -36,7 +36,7 @@ batch = {
     "targets": rng.integers(0, 31, (ROWS, T)),
     "positions": np.tile([0, 1, 2, 0, 1, 2, 3], (ROWS, 1)),
     "segments": np.tile([1, 1, 1, 2, 2, 2, 2], (ROWS, 1)),
-    "mask": np.arange(T) < np.array([[7], [1], [4], [0], [6]]),
+    "loss_mask": np.arange(T) < np.array([[7], [1], [4], [0], [6]]),
 }
 
 
@@ -56,7 +56,7 @@ def loss_and_gradient(params):
     def loss(params):
         inputs = {name: batch[name] for name in ("positions", "segments")}
         logits = model.apply({"params": params}, batch["tokens"], **inputs)
-        return F.cross_entropy(logits, batch["targets"], mask=batch["mask"])
+        return F.cross_entropy(logits, batch["targets"], mask=batch["loss_mask"])
 
     return jax.value_and_grad(loss)(params)
 

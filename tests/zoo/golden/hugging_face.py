@@ -31,9 +31,9 @@ GEMMA_3 = {
 
 
 def size(width, layers, heads, kv_heads=None, hidden=None):
-    given = {"hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": heads}
-    given |= {} if kv_heads is None else {"num_key_value_heads": kv_heads}
-    return given | ({} if hidden is None else {"intermediate_size": hidden})
+    fields = {"hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": heads}
+    fields |= {} if kv_heads is None else {"num_key_value_heads": kv_heads}
+    return fields | ({} if hidden is None else {"intermediate_size": hidden})
 
 
 CONFIGS = {
@@ -132,7 +132,7 @@ CONFIGS = {
 }
 
 if __name__ == "__main__":
-    found = {name: json.loads(config.to_json_string()) for name, config in CONFIGS.items()}
-    lines = [f"{json.dumps(name)}: {json.dumps(values)}" for name, values in found.items()]
+    configs = {name: json.loads(config.to_json_string()) for name, config in CONFIGS.items()}
+    lines = [f"{json.dumps(name)}: {json.dumps(values)}" for name, values in configs.items()]
     path = Path(__file__).with_suffix(".json")
     path.write_text("{\n" + ",\n".join(lines) + "\n}\n")

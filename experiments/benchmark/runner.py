@@ -1,0 +1,181 @@
+"""Runs programs in separate processes, in interleaved rounds, and times each round.
+
+A program is a function of a size, and of options, that does what comes before the clock starts, and
+returns a round: a function without arguments that does the work once, to its end.
+"""
+
+import contextlib
+import importlib
+import importlib.util
+import multiprocessing
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+RoundFunction = Callable[[], Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchmarkSize:
+    """Sizes of the benchmark: model (Llama-like, gated feed-forward), batch and arrays.
+
+    Attributes:
+        model_dim: Width of the model.
+        num_heads: Heads, of keys and values too.
+        num_layers: Layers.
+        hidden_dim: Width inside the feed-forward.
+        vocab_size: Token ids.
+        length: Tokens of a row in training, and of a prompt that is read at once.
+        batch_size: Rows.
+        prompt: Tokens of a prompt that is continued.
+        new_tokens: That it is continued by.
+        dtype: Of the computation.
+        matrix_dim: Rows and columns of the matrices that tell what the machine can do.
+        copy_size: Numbers of the arrays that tell how fast its memory is.
+    """
+
+    model_dim: int = 256
+    num_heads: int = 8
+    num_layers: int = 6
+    hidden_dim: int = 688
+    vocab_size: int = 2048
+    length: int = 512
+    batch_size: int = 8
+    prompt: int = 64
+    new_tokens: int = 128
+    dtype: str = "float32"
+    matrix_dim: int = 2048
+    copy_size: int = 2**25
+
+
+class Program(NamedTuple):
+    """A program to measure: the import path of its function and the packages it needs."""
+
+    name: str
+    function: str  # module:function
+    required_modules: tuple[str, ...] = ()  # modules
+    options: Mapping[str, Any] = {}
+
+
+@dataclass
+class Measurement:
+    """Measurement of one program.
+
+    Attributes:
+        name: As the table calls it.
+        seconds: Of each round.
+        first_seconds: Seconds of all that comes before the first round that counts: imports,
+            parameters, compilation, a round.
+        temp_bytes: Of a device beside arguments and results, as its compiler has it.
+        num_devices: That it has.
+        device_kind: What they are.
+        peak_bytes: Of the whole process, at most; of a GPU that it uses, instead.
+        skip_reason: Why it does not take part.
+    """
+
+    name: str
+    seconds: list[float] = field(default_factory=list)
+    first_seconds: float | None = None
+    temp_bytes: int | None = None
+    num_devices: int = 1
+    device_kind: str | None = None
+    peak_bytes: int | None = None
+    skip_reason: str | None = None
+
+
+def run_interleaved(
+    case: str, programs: Sequence[Program], size: BenchmarkSize, rounds: int
+) -> list[Measurement]:
+    """Measure all programs, their rounds interleaved; a program that crashes has no measurement.
+
+    Args:
+        case: Shown on the way.
+        programs: The programs.
+        size: The shapes.
+        rounds: Turns of each, after one that does not count.
+    """
+    measurements = {entry.name: Measurement(entry.name) for entry in programs}
+    with contextlib.ExitStack() as processes:
+        workers: dict[str, ProcessPoolExecutor] = {}
+
+        def call_worker(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+            try:
+                return workers[name].submit(function, *arguments).result()
+            except Exception as error:  # whatever ended it
+                last = str(error).strip().splitlines()[-1:] or [""]
+                measurements[name] = Measurement(
+                    name, skip_reason=f"{type(error).__name__}: {last[0][:200]}"
+                )
+                workers.pop(name).shutdown(wait=False)
+                return None
+
+        for entry in programs:
+            missing = [
+                name for name in entry.required_modules if importlib.util.find_spec(name) is None
+            ]
+            if missing:
+                measurements[entry.name].skip_reason = f"needs {' and '.join(missing)}"
+                continue
+            start = multiprocessing.get_context("spawn")  # with nothing of this process
+            process = ProcessPoolExecutor(
+                1, start, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN)
+            )
+            workers[entry.name] = processes.enter_context(process)
+            if reply := call_worker(entry.name, warm_up, entry.function, size, dict(entry.options)):
+                measurements[entry.name] = Measurement(entry.name, **reply)
+        for number in range(1, rounds + 1):
+            order = list(workers)
+            first = number % max(1, len(order))
+            for name in order[first:] + order[:first]:
+                if (seconds := call_worker(name, time_round)) is not None:
+                    measurements[name].seconds.append(seconds)
+            reply = ", ".join(f"{name} {measurements[name].seconds[-1]:.3f} s" for name in workers)
+            print(f"  {case}, round {number}/{rounds}: {reply}", flush=True)
+        for name in list(workers):
+            measurements[name].peak_bytes = call_worker(name, peak_bytes)
+    return list(measurements.values())
+
+
+# In the process of a program
+
+
+def warm_up(function: str, size: BenchmarkSize, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Compile and warm up in the worker; returns the seconds that took."""
+    global do_round
+    module, name = function.split(":")
+    started_at = time.perf_counter()
+    do_round = getattr(importlib.import_module(module), name)(size, **options)
+    do_round()
+    reply = {"first_seconds": time.perf_counter() - started_at}
+    if "jax" in sys.modules:
+        import jax
+
+        reply |= {"num_devices": len(jax.devices()), "device_kind": jax.devices()[0].device_kind}
+    return reply | {"temp_bytes": getattr(do_round, "temp_bytes", None)}
+
+
+def time_round() -> float:
+    """Run one more round in the worker; returns its seconds."""
+    started_at = time.perf_counter()
+    do_round()
+    return time.perf_counter() - started_at
+
+
+def peak_bytes() -> int:
+    """Peak memory of this process: GPU memory if it uses a GPU, else resident memory."""
+    if (torch := sys.modules.get("torch")) and torch.cuda.is_initialized():
+        return torch.cuda.max_memory_allocated()
+    if (jax := sys.modules.get("jax")) and (memory_stats := jax.devices()[0].memory_stats()):
+        return memory_stats["peak_bytes_in_use"]
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def with_temp_bytes(do_round: RoundFunction, program: Any) -> RoundFunction:
+    """Attach the compiler's count of temporary bytes of a device to a round function."""
+    do_round.temp_bytes = program.memory_analysis().temp_size_in_bytes  # type: ignore
+    return do_round

@@ -1,0 +1,112 @@
+"""A model to evaluate: options of an evaluation, and the loaded model with its likelihoods."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import tyro
+from jax.sharding import Mesh
+
+from experiments.load_model import LoadedModel, load_model
+from experiments.training.run_config import (
+    check_integers,
+    check_uses,
+    select_devices,
+    simulate_cpu_devices,
+)
+from jaxformer import data
+from jaxformer.generation import LogLikelihood, log_likelihoods
+from jaxformer.parallel import MeshConfig, make_mesh
+
+ScoringRequest = tuple[Sequence[int], Sequence[int]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluate:
+    """Options: the model, and the text, questions or tasks to evaluate it on.
+
+    Attributes:
+        checkpoint: Output folder of a run, or a Hugging Face folder.
+        text: The text, or the instructions.
+        chat_template: How instructions and the questions of tasks are written, instead of as the
+            folder says: a file of Jinja, or "chatml".
+        choices: JSON lines of questions, each with its choices and the number of the right one,
+            from 0.
+        tasks: Names of tasks of lm-evaluation-harness.
+        task_folder: Where tasks of your own are described.
+        limit: At most so many questions of each task; None is all.
+        step: Which checkpoint of the run; None is the newest, "best" the one saved with the lowest
+            held-out loss.
+        length: Most tokens that the model reads at once; None is that of the run's rows, or 1024.
+        stride: Tokens from one window of a longer text to the next; None is half of the length.
+            Fewer are slower, and give each token a longer context.
+        batch_size: Windows, or choices, that are looked at together.
+        dtype: Of the computation.
+        mesh: How the devices share the work.
+        devices: How many devices to use; None is all. On a CPU, how many to simulate.
+        output: A JSON file for the figures.
+        ignore: Attributes of a Hugging Face config.json that change nothing in the model, by your
+            word.
+    """
+
+    checkpoint: tyro.conf.Positional[Path]
+    text: data.TextFiles | data.Instructions | data.StandardLibrary | None = None
+    chat_template: str | None = None
+    choices: Path | None = None
+    tasks: tuple[str, ...] = ()
+    task_folder: Path | None = None
+    limit: int | None = None
+    step: int | Literal["best"] | None = None
+    length: int | None = None
+    stride: int | None = None
+    batch_size: int = 8
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    mesh: MeshConfig = MeshConfig()
+    devices: int | None = 1
+    output: Path | None = None
+    ignore: tuple[str, ...] = ()
+
+    def __post_init__(self):
+        check_integers(self)
+        check_uses(self, needs={"stride": "text", "limit": "tasks", "task_folder": "tasks"})
+        if self.text is None and self.choices is None and not self.tasks:
+            raise ValueError("There is nothing to measure: pass --text, --choices or --tasks.")
+        templated = self.tasks or isinstance(self.text, data.Instructions)
+        if self.chat_template is not None and not templated:
+            raise ValueError("--chat-template is for --text 'Instructions(...)' and for --tasks.")
+
+
+class Evaluator(NamedTuple):
+    """A loaded model with the options of its evaluation."""
+
+    model: LoadedModel
+    mesh: Mesh
+    run: Evaluate
+
+    @property
+    def length(self) -> int:
+        """Longest input in tokens."""
+        most = self.model.config.max_length
+        length = self.run.length or self.model.row_length or 1024
+        return length if most is None else min(length, most)
+
+    def log_likelihoods(self, requests: Iterable[ScoringRequest]) -> Iterator[LogLikelihood]:
+        """Log-likelihood of each continuation given its context."""
+        return log_likelihoods(
+            self.model.config,
+            self.model.params,
+            requests,
+            max_length=self.length,
+            batch_size=self.run.batch_size,
+            dtype=self.run.dtype,
+            mesh=self.mesh,
+        )
+
+
+def load_evaluator(run: Evaluate) -> Evaluator:
+    """Load the model of a folder onto its devices."""
+    simulate_cpu_devices(run.devices)
+    mesh = make_mesh(run.mesh, select_devices(run.devices))
+    model = load_model(run.checkpoint, run.step, ignore=run.ignore, mesh=mesh)
+    return Evaluator(model._replace(chat_template=run.chat_template), mesh, run)

@@ -1,0 +1,310 @@
+"""Loads a model for inference, from a training run or a Hugging Face folder."""
+
+import json
+import shutil
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from os.path import commonprefix
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from jax.sharding import Mesh
+
+from experiments.training.object_store import READ_CACHE_ROOT, download, reached, storage_path
+from experiments.training.resume import tokenizer_digest
+from experiments.training.run_config import AnyRunConfig, RunConfig
+from jaxformer import data
+from jaxformer.config import EncoderDecoder, TransformerConfig, from_json
+from jaxformer.interop import fetch_folder, load_config, load_pretrained
+from jaxformer.json_files import read_json
+from jaxformer.parallel import abstract_parameters, check_divisible
+from jaxformer.training.checkpoints import Checkpoints
+
+# What a Hugging Face folder has of its tokenizer, and keeps.
+TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
+    *("added_tokens.json", "chat_template.jinja"),
+)
+
+
+class LoadedModel(NamedTuple):
+    """A loaded model: configuration, parameters, tokenizer, and its bos and stop tokens.
+
+    Attributes:
+        config: The model.
+        params: Its parameters.
+        tokenizer: Of its texts.
+        folder: Where it was read, or what there is here of a run in an object store.
+        bos_tokens: What a decoder's text, or an encoder-decoder's output, begins with.
+        stop_tokens: Tokens that end a text.
+        adds_special_tokens: Whether the tokenizer itself adds the special tokens of a prompt.
+        row_length: Tokens of the rows it was trained on, where that is known.
+        step: Of a run's checkpoint.
+        chat_template: Instead of the folder's; see `data.load_chat_template`.
+    """
+
+    config: TransformerConfig
+    params: Any
+    tokenizer: data.Tokenizer
+    folder: Path
+    bos_tokens: tuple[int, ...]
+    stop_tokens: tuple[int, ...]
+    adds_special_tokens: bool = False
+    row_length: int | None = None
+    step: int | None = None
+    chat_template: str | None = None
+
+    def encode_prompt(self, text: str) -> tuple[list[int], list[int] | None]:
+        """Encode the decoder's prompt, and the source of an encoder-decoder."""
+        ids = self.encode(text, add_special_tokens=self.adds_special_tokens)
+        if isinstance(self.config.topology, EncoderDecoder):
+            return list(self.bos_tokens), ids or list(self.stop_tokens[:1])
+        if self.adds_special_tokens:
+            return ids or list(self.bos_tokens), None
+        return [*self.bos_tokens, *ids], None
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """The tokens of a prompt, in which the special tokens of a tokenizer may be spelt out."""
+        if isinstance(self.tokenizer, data.BPETokenizer):
+            encode = self.tokenizer.encode_with_special_tokens
+            return self._known(encode(text, add_special_tokens=add_special_tokens).tolist())
+        return self._known(self.tokenizer.encode(text).tolist())
+
+    def _known(self, ids: list[int]) -> list[int]:
+        """The tokens of a text, if the model has them all."""
+        topology, size = self.config.topology, self.config.vocab_size
+        if isinstance(topology, EncoderDecoder):
+            size = topology.source_vocab_size or size
+        if (largest := max(ids, default=0)) >= size:
+            raise ValueError(
+                f"The tokenizer in {self.folder} gives the token {largest}, and the model's tokens "
+                f"end at {size - 1}: the tokenizer is not that of the model."
+            )
+        return ids
+
+    def load_chat_template(self) -> data.ChatTemplate:
+        """Chat template of the model.
+
+        Raises:
+            ValueError: The folder does not say.
+        """
+        chat_template = data.load_chat_template(self.folder, self.chat_template)
+        if chat_template is None:
+            raise ValueError(
+                f"{self.folder} has no chat template, so how a conversation is written is not "
+                "known: pass --chat-template chatml, or a file of the one it was trained with; "
+                "without --chat, --prompt continues a text."
+            )
+        return chat_template
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Encode a conversation, up to where the assistant's answer starts.
+
+        Raises:
+            ValueError: There is no template, or it refuses the messages.
+        """
+        return self._known(data.encode_chat(messages, self.load_chat_template(), self.tokenizer))
+
+    def encode_continuation(self, text: str, continuation: str) -> tuple[list[int], list[int]]:
+        """Tokenize context and continuation so that they join as one text does."""
+        (pair,) = self.continuations(text, [continuation])
+        return pair
+
+    def continuations(self, text: str, choices: Sequence[str]) -> list[tuple[list[int], list[int]]]:
+        """The tokens of a decoder's text, and those with which each choice continues it.
+
+        Spaces at the end of the text belong to what follows, as tokenizers join them. If a choice
+        joins the text's last tokens, these belong to every choice: all begin at the same place.
+
+        Raises:
+            ValueError: There is neither a text nor a token of a choice.
+        """
+        before = text.rstrip()
+        if before:
+            first = self.encode_prompt(before)[0]
+            wholes = [self.encode_prompt(text + choice)[0] for choice in choices]
+        else:
+            first = []
+            wholes = [self.encode(text + c, add_special_tokens=False) for c in choices]
+        if not all(wholes):
+            raise ValueError(f"The tokenizer has no token for one of the choices {choices}.")
+        shared = min(len(commonprefix([first, *wholes])), *(len(whole) - 1 for whole in wholes))
+        return [(first[:shared] or [self.bos_tokens[0]], whole[shared:]) for whole in wholes]
+
+
+def load_model(
+    folder: Path,
+    step: int | Literal["best"] | None = None,
+    *,
+    ignore: Collection[str] = (),
+    mesh: Mesh | None = None,
+) -> LoadedModel:
+    """Load a model from a run folder or a Hugging Face folder.
+
+    Args:
+        folder: Output of a training run, or a folder with config.json and safetensors.
+        step: Which checkpoint of a run; None is the newest, "best" the one saved with the lowest
+            held-out loss.
+        ignore: Attributes of config.json that change nothing in the model, by your word.
+        mesh: Devices to share the parameters out to.
+
+    Raises:
+        ValueError: It is neither, or damaged; or what is asked for is for the other kind.
+    """
+    if (reached(folder) / "checkpoints").is_dir():
+        if ignore:
+            raise ValueError(f"--ignore is for a Hugging Face folder; {folder} is a run.")
+        return load_from_run(folder, step, mesh)
+    if (folder / "config.json").is_file():
+        if step is not None:
+            checkpoint_text = f"{step} checkpoint" if step == "best" else f"checkpoint {step}"
+            raise ValueError(f"{folder} is a Hugging Face folder; it has no {checkpoint_text}.")
+        return load_from_hugging_face(folder, ignore, mesh)
+    raise ValueError(
+        f"{folder} has no checkpoints and no config.json; give the output folder of a run, or a "
+        "Hugging Face folder."
+    )
+
+
+def run_from_checkpoint(run: AnyRunConfig, name: str) -> AnyRunConfig:
+    """The run with the model and tokenizer of the folder that --init names.
+
+    Args:
+        run: All else of the run.
+        name: The folder, or a name of the Hugging Face hub.
+
+    Raises:
+        ValueError: There is no model.
+    """
+    folder = fetch_folder(name)
+    if (folder / "checkpoints").is_dir():
+        with Checkpoints(folder / "checkpoints") as checkpoints:
+            model = config_of_description(checkpoints.read_description(), folder)
+    else:
+        model = load_config(folder)
+    changes: dict[str, Any] = {"model": model, "init": name}
+    changes["tokenizer"] = data.PretrainedTokenizer(path=str(folder))
+    if model.max_length is not None and hasattr(run, "length"):
+        changes["length"] = min(run.length, model.max_length)
+    return replace(run, **changes)
+
+
+def config_of_description(saved: dict[str, Any], folder: Path) -> TransformerConfig:
+    """Model configuration from the description saved in a checkpoint."""
+    kinds = {"config": dict, "run": dict, "tokenizer": str}
+    if missing_keys := [
+        name for name, kind in kinds.items() if not isinstance(saved.get(name), kind)
+    ]:
+        raise ValueError(
+            f"A checkpoint in {folder} does not say {', '.join(missing_keys)}: another program "
+            "saved it. "
+            "Read it with jaxformer.training.checkpoints.Checkpoints."
+        )
+    return from_json(TransformerConfig, json.dumps(saved["config"]))
+
+
+def write_beginning(run: RunConfig, tokenizer: data.Tokenizer, output: Path) -> None:
+    """Write the tokenizer of a run, and what the folders it begins with say beside it.
+
+    So that its own folder is enough to go on, to generate and to export.
+    """
+    if isinstance(run.tokenizer, data.PretrainedTokenizer):
+        path = Path(run.tokenizer.path)
+        path = path if path.suffix == ".json" else path / "tokenizer.json"
+        copy_files(path.parent, output, *TOKENIZER_FILES)
+        shutil.copy(path, output / "tokenizer.json")
+    else:
+        tokenizer.save(output)
+    if (source := origin(run, tokenizer)) is not None:
+        copy_files(source, output, "config.json", "generation_config.json")
+    for name, content in run.files().items():
+        (output / name).write_text(content, encoding="utf-8")
+
+
+def origin(run: RunConfig, tokenizer: data.Tokenizer) -> Path | None:
+    """The folder of --init, if its numbers of tokens are those of the run's tokenizer."""
+    if run.init is None:
+        return None
+    folder = fetch_folder(run.init)
+    known = (folder / "tokenizer.json").is_file()
+    return (
+        None
+        if known and tokenizer_digest(data.load_tokenizer(folder)) != tokenizer_digest(tokenizer)
+        else folder
+    )
+
+
+def copy_files(source: Path, folder: Path, *names: str) -> None:
+    """Copy the files of these names that there are."""
+    for name in names:
+        if (source / name).is_file():
+            shutil.copy(source / name, folder)
+
+
+def load_from_run(
+    folder: Path, step: int | Literal["best"] | None, mesh: Mesh | None = None
+) -> LoadedModel:
+    """Load configuration, parameters and tokenizer of a training run."""
+    with Checkpoints(storage_path(folder) / "checkpoints") as checkpoints:
+        if step is None:
+            step = checkpoints.latest_valid_step()
+        elif step == "best":
+            step = checkpoints.best_step()
+            if step is None:
+                raise ValueError(
+                    f"No checkpoint in {folder} was saved with a held-out loss, so none is the "
+                    "best; leave --step out for the newest."
+                )
+        description = checkpoints.read_description(step)
+        config = config_of_description(description, folder)
+        if mesh is not None:
+            check_divisible(config, mesh.shape)
+        shapes = abstract_parameters(config, mesh)
+        state = checkpoints.restore(step, {"params": shapes}, partial=True)
+    local_folder = download(folder, READ_CACHE_ROOT)
+    tokenizer = data.load_tokenizer(local_folder)
+    if tokenizer_digest(tokenizer) != description["tokenizer"]:
+        raise ValueError(
+            f"The tokenizer in {folder} is not the one the checkpoint was trained with."
+        )
+    pairs = isinstance(config.topology, EncoderDecoder)
+    start = (tokenizer.end_of_text if pairs else data.bos_token_id(tokenizer),)
+    stop, length = learned_stop(local_folder, tokenizer), description["run"].get("length")
+    return LoadedModel(
+        config, state["params"], tokenizer, local_folder, start, stop, row_length=length, step=step
+    )
+
+
+def load_from_hugging_face(
+    folder: Path, ignore: Collection[str] = (), mesh: Mesh | None = None
+) -> LoadedModel:
+    """Load configuration, parameters, tokenizer and special tokens of a Hugging Face folder."""
+    tokenizer = data.load_tokenizer(folder)
+    config, params = load_pretrained(folder, ignore=ignore, mesh=mesh)
+    settings, stop = generation_ids(folder), stop_tokens(folder, tokenizer)
+    start = (settings.get("bos_token_id", stop[0]),)
+    if isinstance(config.topology, EncoderDecoder):
+        start = (settings.get("decoder_start_token_id", settings.get("pad_token_id", start[0])),)
+    return LoadedModel(config, params, tokenizer, folder, start, stop, adds_special_tokens=True)
+
+
+def generation_ids(folder: Path) -> dict[str, Any]:
+    """What config.json and, before it, generation_config.json say of a folder, if they do."""
+    settings: dict[str, Any] = {}
+    for name in ("config.json", "generation_config.json"):
+        if (folder / name).is_file():
+            contents = read_json(folder / name)
+            settings |= {key: value for key, value in contents.items() if value is not None}
+    return settings
+
+
+def stop_tokens(folder: Path, tokenizer: data.Tokenizer) -> tuple[int, ...]:
+    """What ends a text, by what a folder says of generation, else by its tokenizer."""
+    ends = generation_ids(folder).get("eos_token_id", tokenizer.end_of_text)
+    return tuple(ends) if isinstance(ends, list) else (ends,)
+
+
+def learned_stop(folder: Path | None, tokenizer: data.Tokenizer) -> tuple[int, ...]:
+    """What ends a text of a run: as in the folder it began with, and as it was trained to."""
+    before = () if folder is None else stop_tokens(folder, tokenizer)
+    return tuple(dict.fromkeys((*before, tokenizer.end_of_text)))

@@ -1,0 +1,226 @@
+"""Trains one variant from several seeds, one after the other."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from experiments.training.memory_checks import check_compiled_memory
+from jaxformer import data
+from jaxformer.config import TransformerConfig
+from jaxformer.layers import Transformer
+from jaxformer.layers.runtime import Remat
+from jaxformer.parallel import parameter_metadata, put_batch
+from jaxformer.training import loop
+from jaxformer.training.gradient import AnyBatch, Objective
+from jaxformer.training.optimizers import OptimizerConfig, make_optimizer
+from jaxformer.training.progress import Progress
+from jaxformer.training.skip_step import SkipStepConfig
+from jaxformer.training.train_step import (
+    StepMetrics,
+    TrainState,
+    abstract_train_state,
+    init_train_state,
+    make_eval_step,
+    make_train_step,
+)
+
+TIMING_ROUNDS, TIMING_STEPS = 5, 2  # of the turns in which variants are timed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """One variant of a study: a name and the run to train.
+
+    Attributes:
+        name: In tables.
+        model: The model.
+        optimizer: How gradients become updates.
+        objective: Terms of the loss beside the cross-entropy.
+    """
+
+    name: str
+    model: TransformerConfig
+    optimizer: OptimizerConfig
+    objective: Objective = Objective()
+
+
+class StudyTraining(NamedTuple):
+    """What all variants of a study share: data, seeds, steps, batch size, precision and mesh."""
+
+    rows: data.AnyRows
+    seeds: tuple[int, ...]
+    steps: int
+    batch_size: int
+    dtype: str
+    remat: Remat
+    mesh: Mesh
+
+
+class SeedResults(NamedTuple):
+    """Final parameters and loss curve of each seed, and the training time."""
+
+    params: list[Any]
+    losses: np.ndarray  # [steps, seeds]
+    skipped: int  # updates left out, of all seeds, since they were not finite
+    seconds: float  # without compilation
+    compile_seconds: float
+
+
+def train_seeds(variant: Variant, training: StudyTraining, title: str) -> SeedResults:
+    """Train a variant from every seed with one compiled program.
+
+    A seed draws its parameters and the order of its data, which are thus the same in every variant
+    of equal parameters.
+
+    Args:
+        variant: What to train.
+        training: For how long, on what.
+        title: Shown above the progress.
+
+    Returns:
+        What came of it. A run whose loss is no longer finite stays where it was: such updates are
+        left out, and its losses say so.
+
+    Raises:
+        ValueError: A device has not enough memory.
+    """
+    started_at = time.monotonic()
+    init, train_step = compile_variant(variant, training)
+    compiled = time.monotonic()
+    params, losses, skipped = [], np.zeros((training.steps, len(training.seeds))), 0
+    with Progress(losses.size, title=title) as progress:
+        for seed_index, seed in enumerate(training.seeds):
+            updates = loop.train_steps(
+                init(seed),
+                train_step,
+                batch_getter(training, seed),
+                start_step=0,
+                stop_step=training.steps,
+                should_sync=lambda step: step == training.steps,
+                max_consecutive_skips=training.steps,
+            )
+            for step, state, results in updates:
+                for result in results:
+                    losses[result.step - 1, seed_index] = result.loss
+                    progress.update(seed_index * training.steps + result.step, loss=result.loss)
+                if step == training.steps:
+                    params.append(state.params)
+                    skipped += result.num_skipped
+    return SeedResults(params, losses, skipped, time.monotonic() - compiled, compiled - started_at)
+
+
+class CompiledVariant(NamedTuple):
+    """A compiled variant: `init` of a seed's state, and its train step."""
+
+    init: Callable[[int], TrainState]
+    train_step: Callable[[TrainState, AnyBatch], tuple[TrainState, StepMetrics]]
+
+
+def compile_variant(variant: Variant, training: StudyTraining) -> CompiledVariant:
+    """Compile the train step of a variant, its batch sharded over the devices.
+
+    Raises:
+        ValueError: A device has not enough memory.
+    """
+    model = Transformer(variant.model, dtype=jnp.dtype(training.dtype), remat=training.remat)
+    optimizer = make_optimizer(variant.optimizer, training.steps, parameter_metadata(variant.model))
+    # Only what is not finite is left out: how a variant fares without mercy is what is asked.
+    jitted = make_train_step(
+        model,
+        optimizer,
+        training.mesh,
+        objective=variant.objective,
+        skip_step=SkipStepConfig(max_norm_ratio=None),
+    )
+    state = abstract_train_state(model, optimizer, training.mesh)
+    compiled = jitted.lower(state, batch_getter(training, seed=0)(0)).compile()
+    check_compiled_memory(
+        compiled,
+        lambda: "Pass a smaller --batch-size or --length, or --run with a run that has remat.",
+    )
+
+    def init(seed: int) -> TrainState:
+        return init_train_state(model, optimizer, jax.random.key(seed), training.mesh)
+
+    return CompiledVariant(init, compiled)
+
+
+def batch_getter(training: StudyTraining, seed: int) -> Callable[[int], data.Batch]:
+    """Function from the step number to the batch of one seed."""
+    batches = data.Batches(training.rows, batch_size=training.batch_size, seed=seed)
+    return lambda at: put_batch(batches[at], training.mesh, training.batch_size)
+
+
+def measure_throughput(
+    variants: Sequence[Variant],
+    training: StudyTraining,
+    *,
+    rounds: int = TIMING_ROUNDS,
+    steps: int = TIMING_STEPS,
+) -> dict[str, list[float]]:
+    """Time a few steps of every variant, interleaved, so that machine load affects all equally.
+
+        tokens/s = updates * batch_size * row_length / seconds
+
+    Args:
+        variants: In the order of their turns.
+        training: As they are trained.
+        rounds: Turns of each variant.
+        steps: Of a turn, after one that is not timed.
+
+    Returns:
+        For each variant the tokens per second of its turns.
+    """
+    batch = batch_getter(training, training.seeds[0])(0)
+    programs = {variant.name: compile_variant(variant, training) for variant in variants}
+    tokens = training.batch_size * training.rows.row_length * steps
+    throughputs: dict[str, list[float]] = {variant.name: [] for variant in variants}
+    for _ in range(rounds):
+        for name, (begin, update) in programs.items():
+            state, _ = jax.block_until_ready(update(begin(training.seeds[0]), batch))
+            since = time.monotonic()
+            for _ in range(steps):
+                state, metrics = update(state, batch)
+            jax.block_until_ready(metrics)
+            throughputs[name].append(round(tokens / (time.monotonic() - since), 1))
+    return throughputs
+
+
+def held_out_losses(
+    model: TransformerConfig, params: Sequence[Any], rows: data.AnyRows, training: StudyTraining
+) -> list[float]:
+    """Held-out loss in nats per token, for each seed; rows of any length.
+
+    Args:
+        model: The model; it may read positions otherwise than in training.
+        params: Of each seed, from `train_seeds`.
+        rows: The text.
+        training: As the parameters were trained.
+
+    Returns:
+        One number for each seed.
+    """
+    mesh = training.mesh
+    # About as many tokens at a time as in training, for each device as many rows.
+    size = training.batch_size * training.rows.row_length // rows.row_length
+    size = max(1, size // mesh.size) * mesh.size
+    tally = make_eval_step(Transformer(model, dtype=jnp.dtype(training.dtype)), mesh)
+    losses = []
+    for seed_params in params:
+        batches = data.evaluation_batches(rows, batch_size=size)
+        nats, tokens = loop.evaluate(
+            tally, seed_params, (put_batch(b, mesh, size) for b in batches)
+        )
+        losses.append(nats / tokens)
+    return losses
+
+
+def num_sharing_devices(rows: int, devices: Sequence[Any]) -> int:
+    """Largest number of devices that divides the number of rows."""
+    return max(n for n in range(1, len(devices) + 1) if rows % n == 0)

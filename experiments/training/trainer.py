@@ -1,0 +1,431 @@
+"""Builds the model and the train step, then trains, evaluates, logs and saves."""
+
+import contextlib
+import logging
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+from etils import epath
+from jax.sharding import Mesh
+
+from experiments.load_model import load_model, write_beginning
+from experiments.training import object_store as stores
+from experiments.training.memory_checks import check_compiled_memory, check_memory, memory_advice
+from experiments.training.resume import find_start_step
+from experiments.training.run_config import RUN_FILE, RunConfig, select_devices
+from jaxformer import costs, parallel
+from jaxformer.config import Decoder, TransformerConfig, to_json
+from jaxformer.data import PretrainedTokenizer, Tokenizer
+from jaxformer.extras import import_extra
+from jaxformer.interop import fetch_folder
+from jaxformer.interop.save import choose_family
+from jaxformer.layers import Transformer
+from jaxformer.parallel.chips import chip_from_device_kind
+from jaxformer.training import loop, train_step
+from jaxformer.training.checkpoints import Checkpoints
+from jaxformer.training.gradient import AnyBatch
+from jaxformer.training.metrics import (
+    JsonLinesWriter,
+    MetricWriter,
+    MultiWriter,
+    TensorBoardWriter,
+    WandbWriter,
+    check_wandb_login,
+)
+from jaxformer.training.optimizers import learning_rate_schedule, make_optimizer
+from jaxformer.training.progress import Progress, format_count
+from jaxformer.training.signals import defer_signals
+
+RATES_PER_BLOCK = 4096  # learning rates that are computed together
+MIN_WINDOW_SECONDS, MIN_WINDOW_STEPS = (
+    1.0,
+    8,
+)  # over which speed is a mean, or since the last restart
+
+
+class TrainSetup(NamedTuple):
+    """Output folders, mesh and model of a run."""
+
+    local_folder: Path
+    storage: epath.Path
+    mesh: Mesh
+    model: Transformer
+
+
+def make_train_setup(
+    run: RunConfig, output: Path, *, length: int, source_lengths: Sequence[int] = ()
+) -> TrainSetup:
+    """Build the mesh and the model of a run, before any text is read.
+
+    Says what memory a device will need, and what will not be possible later.
+
+    Args:
+        run: The run.
+        output: Its folder.
+        length: Tokens of a row, of its target where there is a source.
+        source_lengths: Of sources, in rising order.
+
+    Raises:
+        ValueError: The devices cannot share the work or have no room, or nobody is logged in where
+            the run would log to.
+        ImportError: What would write for TensorBoard is not installed.
+    """
+    mesh = parallel.make_mesh(run.mesh, select_devices(run.devices))
+    parallel.check_divisible(
+        run.model,
+        mesh.shape,
+        batch_size=run.batch_size,
+        lengths=[*source_lengths, length],
+        gradient_accumulation_steps=run.gradient_accumulation_steps,
+    )
+    check_memory(run, mesh, length=length, source_length=max(source_lengths, default=0))
+    print_export_note(run.model)
+    if run.tensorboard:
+        import_extra("tensorboardX")
+    if run.wandb is not None:
+        parallel.broadcast_from_process_0(check_wandb)
+    model = Transformer(
+        run.model,
+        dtype=run.dtype,
+        remat=run.remat,
+        scan=run.scan,
+        expert_capacity_factor=run.expert_capacity_factor,
+        attention_implementation=run.attention_implementation,
+    )
+    return TrainSetup(output, stores.storage_path(run.output or output), mesh, model)
+
+
+def print_export_note(config: TransformerConfig) -> None:
+    """Print why `experiments.export` cannot write this model, where it cannot."""
+    try:
+        choose_family(config, {})
+    except ValueError as error:
+        first, *fields = str(error).splitlines()
+        reason = " ".join([first, "; ".join(field.strip() for field in fields)]).rstrip()
+        print(f"Note: experiments.export will not be able to write this model. {reason}")
+
+
+def check_wandb() -> str:
+    """Raise unless this machine is logged in to Weights & Biases."""
+    try:
+        check_wandb_login()
+    except ImportError as error:
+        raise ValueError(str(error)) from error
+    return ""
+
+
+def check_vocabulary(
+    model: TransformerConfig,
+    tokenizer: Tokenizer,
+    remedy: str = "pass --model.vocab-size",
+    *,
+    init: str | None = None,
+) -> None:
+    """Raise if the tokenizer has more tokens than the model's embedding."""
+    have, need = model.vocab_size, tokenizer.vocab_size
+    if have >= need:
+        return
+    if init is not None:
+        raise ValueError(
+            f"The tokenizer has {need} tokens, the model of {init} {have}. Pass the tokenizer that "
+            "the model was trained with as --tokenizer, or train a new model without --init."
+        )
+    raise ValueError(f"The tokenizer has {need} tokens, the model {have}; {remedy} {need}.")
+
+
+def train_run(
+    run: RunConfig,
+    setup: TrainSetup,
+    tokenizer: Tokenizer,
+    checkpoints: Checkpoints,
+    description: dict[str, Any],
+    *,
+    get_batch: Callable[[int], AnyBatch],
+    batch_of_each_shape: Callable[[int], Iterable[AnyBatch]] | None = None,
+    length: int,
+    evaluate: Callable[[int, Any, Progress], dict[str, float]],
+    selection_loss: Callable[[dict[str, float]], float],
+) -> tuple[train_step.TrainState, dict[str, float]] | None:
+    """Train up to `run.steps`, with logging, evaluation and checkpoints.
+
+    Args:
+        run: The run.
+        setup: What it trains with.
+        tokenizer: Written beside the checkpoints, for those who read them.
+        checkpoints: Where states go, and where the run begins if it is resumed.
+        description: What goes with them; see `checkpoint_description`.
+        get_batch: The batch, on the devices, of update k + 1, given k.
+        batch_of_each_shape: One batch of each shape that there is, given k; None: all are shaped
+            alike.
+        length: Tokens of a row.
+        evaluate: Numbers to write, from the updates made, the parameters and the display; called
+            every `run.evaluate_every` updates and at the end.
+        selection_loss: What of these numbers says which checkpoint is the best, the lowest.
+
+    Returns:
+        The last state and the last numbers of `evaluate`; None where all of it was done before.
+
+    Raises:
+        Interrupted: A signal came; the state after the update it fell into is being saved.
+        ValueError: What is to be resumed is another run, or the devices have no room.
+    """
+    start_step = find_start_step(run, setup.local_folder, checkpoints, description)
+    if start_step is None:
+        return None
+    optimizer = make_optimizer(
+        run.optimizer, run.planned_steps, parallel.parameter_metadata(setup.model.config)
+    )
+    batches = (
+        [get_batch(start_step)] if batch_of_each_shape is None else batch_of_each_shape(start_step)
+    )
+    update = compile_train_step(run, setup, optimizer, batches)
+    state = init_or_restore_state(run, setup, optimizer, checkpoints, start_step)
+    if parallel.is_primary_process():
+        if start_step == 0:
+            write_beginning(run, tokenizer, setup.local_folder)
+        elif not isinstance(run.tokenizer, PretrainedTokenizer):  # its file may be damaged
+            tokenizer.save(setup.local_folder)
+        (setup.local_folder / RUN_FILE).write_text(to_json(run, indent=1), encoding="utf-8")
+    meter = ThroughputMeter(run, setup.mesh, length=length)
+
+    def should_pause(step: int) -> bool:
+        return step % run.evaluate_every == 0 or step % run.save_every == 0
+
+    title = (
+        f"{format_count(costs.num_parameters(run.model))} parameters, {setup.mesh.size} device(s)"
+    )
+    with (
+        MultiWriter(make_writers(run, setup.local_folder, description, start_step)) as metrics,
+        Progress(run.steps, start_step=start_step, title=title) as progress,
+    ):
+        with defer_signals() as signals:
+            steps = loop.train_steps(
+                state,
+                update,
+                get_batch,
+                start_step=start_step,
+                stop_step=run.steps,
+                should_sync=lambda step: signals.should_stop(step) or should_pause(step),
+                max_consecutive_skips=run.skip_step.max_consecutive_skips,
+            )
+            for step, state, results in steps:
+                for result, numbers in meter.step_metrics(results):
+                    progress.update(result.step, **numbers)
+                    if result.num_consecutive_skips:
+                        progress.print(
+                            f"step {result.step:,}: no update, for the loss is {result.loss:.4g} "
+                            "and "
+                            f"the gradient's norm {result.gradient_norm:.4g}; {result.num_skipped} "
+                            "so far"
+                        )
+                    if result.step % run.log_every == 0 or result.step == run.steps:
+                        skipped = (
+                            {"skipped_updates": result.num_skipped} if result.num_skipped else {}
+                        )
+                        numbers["gradient_norm"] = result.gradient_norm
+                        metrics.write(result.step, {**numbers, **skipped})
+                held_out_loss = None
+                if step % run.evaluate_every == 0 and step < run.steps:
+                    # Before saving, so that a run resumed from here lacks no evaluation.
+                    numbers = evaluate(step, state.params, progress)
+                    metrics.write(step, numbers)
+                    held_out_loss = selection_loss(numbers)
+                if step % run.save_every == 0 or step == run.steps or signals.stop_requested:
+                    checkpoints.save(step, state, description, loss=held_out_loss)
+                    if parallel.is_primary_process() and run.output is not None:
+                        stores.upload(run.output)
+                if signals.stop_requested:
+                    raise signals.to_error()
+                if should_pause(step):
+                    meter.reset()
+            if signals.should_stop(run.steps + 1):  # one that came while the last state was saved
+                raise signals.to_error()
+        final_metrics = evaluate(run.steps, state.params, progress)
+        metrics.write(run.steps, final_metrics)
+    return state, final_metrics
+
+
+def compile_train_step(
+    run: RunConfig,
+    setup: TrainSetup,
+    optimizer: optax.GradientTransformation,
+    batches: Iterable[AnyBatch],
+) -> Any:
+    """Compile the train step for each batch shape and print the memory it needs.
+
+    Raises:
+        TooLargeError: A device has less, which is said before it has to hold any state.
+    """
+    state = train_step.abstract_train_state(setup.model, optimizer, setup.mesh)
+    update = train_step.make_train_step(
+        setup.model,
+        optimizer,
+        setup.mesh,
+        objective=run.objective,
+        skip_step=run.skip_step,
+        gradient_accumulation_steps=run.gradient_accumulation_steps,
+        seed=run.seed,
+        overlap_collectives=run.overlap,
+    )
+    programs = {}
+    for batch in batches:
+        started_at = time.monotonic()
+        with print_logged_choices():
+            lowered = update.lower(state, batch)
+        programs[batch_shapes(batch)] = compiled = lowered.compile()
+        memory = compiled.memory_analysis()
+        print(
+            f"Compiled in {time.monotonic() - started_at:.1f} s. Memory per device: "
+            f"{memory.argument_size_in_bytes / 2**20:.0f} MiB of parameters, optimizer state and "
+            f"batch, {memory.temp_size_in_bytes / 2**20:.0f} MiB of working space.",
+            flush=True,
+        )
+        check_compiled_memory(compiled, lambda: memory_advice(run))
+    return lambda state, batch: programs[batch_shapes(batch)](state, batch)
+
+
+def batch_shapes(batch: AnyBatch) -> tuple[tuple[int, ...], ...]:
+    """Shapes and dtypes of a batch, the key of its compiled program."""
+    return tuple(x.shape for x in jax.tree.leaves(batch))
+
+
+@contextlib.contextmanager
+def print_logged_choices() -> Iterator[None]:
+    """Print what the library logs about its choices, each line once."""
+    log, lines = logging.getLogger("jaxformer"), dict[str, None]()
+    level = log.level
+
+    def catch(record: logging.LogRecord) -> bool:
+        lines[record.getMessage()] = None
+        return False
+
+    log.addFilter(catch)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+        log.removeFilter(catch)
+    for line in lines:
+        print(line)
+
+
+def init_or_restore_state(
+    run: RunConfig,
+    setup: TrainSetup,
+    optimizer: optax.GradientTransformation,
+    checkpoints: Checkpoints,
+    start_step: int,
+) -> train_step.TrainState:
+    """Initialize the train state, from pretrained weights if given, or restore a checkpoint."""
+    if start_step == 0:
+        params = None
+        if run.init is not None:
+            params = load_model(fetch_folder(run.init), mesh=setup.mesh).params
+            print(f"Beginning with the weights of {run.init}.")
+        key = jax.random.key(run.seed)
+        return train_step.init_train_state(setup.model, optimizer, key, setup.mesh, params=params)
+    abstract = train_step.abstract_train_state(setup.model, optimizer, setup.mesh)
+    state = checkpoints.restore(start_step, abstract)
+    print(f"Resuming after step {start_step}.")
+    return state
+
+
+def make_writers(
+    run: RunConfig, output: Path, description: dict[str, Any], start_step: int
+) -> list[MetricWriter]:
+    """Metric writers of process 0, resumed so that they drop lines after `start_step`."""
+    if not parallel.is_primary_process():
+        return []
+    resume_from = start_step if run.resume or run.resume_or_begin else None
+    file = output / "metrics.jsonl"
+    metric_writers: list[MetricWriter] = [JsonLinesWriter(file, resume_from=resume_from)]
+    if start_step >= run.log_every and not file.stat().st_size:
+        print(f"{file} has lost the lines of the first {start_step} steps.", file=sys.stderr)
+    if run.tensorboard:
+        metric_writers.append(TensorBoardWriter(output / "tensorboard", resume_from=resume_from))
+    if run.wandb is not None:
+        metric_writers.append(WandbWriter(run.wandb, output.name, description))
+    return metric_writers
+
+
+class ThroughputMeter:
+    """Computes throughput, MFU and learning rate of finished steps.
+
+    Model FLOP utilisation is known where `parallel.chips` has the devices and the model is a
+    decoder (Chowdhery et al., PaLM, 2022. arXiv:2204.02311, section 4.1 and appendix B).
+    """
+
+    def __init__(self, run: RunConfig, mesh: Mesh, *, length: int):
+        """Start the clock.
+
+        Args:
+            run: The run.
+            mesh: The devices.
+            length: Tokens of a row.
+        """
+        self.tokens, self.mfu_per_token = run.batch_size * length, None
+        chip = chip_from_device_kind(mesh.devices.flat[0].device_kind)
+        if chip is not None and isinstance(run.model.topology, Decoder):
+            flops_per_token = costs.training_flops_per_token(run.model, length)
+            self.mfu_per_token = flops_per_token / (
+                chip.peak_flops * mesh.size
+            )  # of the peak, for a token a second
+        self._rates_from = jax.jit(
+            jax.vmap(learning_rate_schedule(run.optimizer, run.planned_steps))
+        )
+        self._rates: tuple[int, Any] = -1, None
+        self.reset()
+
+    def learning_rate(self, step: int) -> float:
+        """Learning rate of a step, counted from 1."""
+        # Many at once: computed one by one they would wait in line behind the updates.
+        block, index_in_block = divmod(step - 1, RATES_PER_BLOCK)
+        if block != self._rates[0]:
+            steps = block * RATES_PER_BLOCK + np.arange(RATES_PER_BLOCK, dtype=np.int32)
+            self._rates = block, jax.device_get(self._rates_from(steps))
+        return float(self._rates[1][index_in_block])
+
+    def reset(self) -> None:
+        """Exclude the time since the last step (evaluation, checkpoints) from the throughput."""
+        self.window: deque[tuple[float, int]] = deque([(time.monotonic(), 0)])
+
+    def steps_per_second(self, num_steps: int) -> float:
+        """Steps per second over a window of at least a few seconds and steps.
+
+        Several that the devices have made may be read within a moment, and the next after a while.
+        """
+        now, count = time.monotonic(), self.window[-1][1] + num_steps
+        self.window.append((now, count))
+        while (
+            now - self.window[1][0] >= MIN_WINDOW_SECONDS
+            and count - self.window[1][1] >= MIN_WINDOW_STEPS
+        ):
+            self.window.popleft()
+        since, before = self.window[0]
+        return (count - before) / (now - since)
+
+    def step_metrics(
+        self, results: list[loop.StepResult]
+    ) -> list[tuple[loop.StepResult, dict[str, float]]]:
+        """Metrics of each finished step: loss, learning rate, throughput, MFU."""
+        if not results:
+            return []
+        speed = self.tokens * self.steps_per_second(len(results))
+        shared = {"tokens_per_second": speed}
+        if self.mfu_per_token is not None:
+            shared["mfu"] = speed * self.mfu_per_token
+        return [
+            (
+                result,
+                {"loss": result.loss, "learning_rate": self.learning_rate(result.step), **shared},
+            )
+            for result in results
+        ]

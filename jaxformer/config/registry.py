@@ -1,0 +1,160 @@
+"""`Option`: base class and name registry of extensible options."""
+
+import dataclasses
+import functools
+import math
+import numbers
+import types
+import typing
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NoReturn, TypeVar
+
+import jax
+
+from jaxformer.checks import LeftOutError, OptionError, check_fields, named_errors, shown
+from jaxformer.config.parameter import check_parameters
+
+OPTION_REGISTRY: dict[str, type["Option"]] = {}
+OptionT = TypeVar("OptionT")
+
+
+class Option:
+    """An extensible option: a frozen dataclass, registered by name when its module is imported.
+
+    A protocol, such as `ScoreBias`, is a class of options that says what they must be able to do.
+    Defined once more in its own file or notebook, an option replaces the earlier one. What its
+    methods raise comes as an `OptionError` that names option and method, with the error itself as
+    its cause; what they give is looked at.
+
+    Raises:
+        ValueError: Another file's option has this name; it is no frozen dataclass.
+    """
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]  # each option has them
+
+    def __init_subclass__(cls, *, protocol: bool = False) -> None:
+        super().__init_subclass__()
+        if protocol:
+            return
+        registered = OPTION_REGISTRY.get(cls.__name__, cls)
+        if registered.__module__ != cls.__module__:
+            raise ValueError(
+                f"{registered.__module__} has an option {cls.__name__} already: this one needs "
+                "another "
+                "name."
+            )
+        OPTION_REGISTRY[cls.__name__] = cls
+        for name in CHECKS:
+            home = next((base for base in cls.__mro__ if name in vars(base)), None)
+            if home is cls or (home is not None and not issubclass(home, Option)):
+                setattr(cls, name, _checked_method(name, vars(home)[name]))
+
+    def __new__(cls, *args: Any, **fields: Any) -> Any:
+        """Create an instance; refuse classes that are no frozen dataclass."""
+        dataclass_params = vars(cls).get("__dataclass_params__")
+        if dataclass_params is None or not dataclass_params.frozen:
+            raise ValueError(
+                f"{cls.__name__} is chosen and compared, so it is a frozen dataclass: write "
+                "@dataclass(frozen=True, kw_only=True) above it."
+            )
+        return super().__new__(cls)
+
+    def __post_init__(self) -> None:
+        """Check every field against its annotation; subclasses add their own checks after this."""
+        check_fields(self)
+
+    def tiny(self: OptionT) -> OptionT:
+        """Return the option at test size, for `TransformerConfig.tiny`."""
+        return self
+
+
+def _check_flops(giver: str, flops: Any, *_: Any) -> None:
+    """Refuse what is no count of operations."""
+    number = isinstance(flops, numbers.Real) and not isinstance(flops, bool)
+    if not number or not 0 <= flops < math.inf:
+        raise OptionError(f"{giver} gives a finite number of at least 0; got {shown(flops)}.")
+
+
+def _check_cache(giver: str, cache: Any, batch: Sequence[int] = (), *_: Any) -> None:
+    """Refuse what has no place for each row."""
+    shapes = [getattr(leaf, "shape", ()) for leaf in jax.tree.leaves(cache)]
+    rows = tuple(batch)
+    if cache is None or any(x[: len(rows)] != rows or len(x) == len(rows) for x in shapes):
+        raise OptionError(
+            f"{giver} gives arrays [*batch, heads, ...], here {rows} and heads; got "
+            f"{', '.join(map(str, shapes)) or shown(cache)}."
+        )
+
+
+def _check_tiny(giver: str, tiny: Any, *_: Any) -> None:
+    """Refuse what is no option."""
+    if not isinstance(tiny, Option):
+        raise OptionError(f"{giver} gives an option; got {shown(tiny)}.")
+
+
+# What is looked at of that which an option's methods give, whoever calls them. What `__call__`
+# and `constants` give is looked at where the arrays are that it must go with:
+# `layers.custom_option`.
+CHECKS: dict[str, Callable[..., None]] = {
+    "parameters": check_parameters,
+    "flops": _check_flops,
+    "empty_cache": _check_cache,
+    "tiny": _check_tiny,
+    "constants": lambda *_: None,
+    "__call__": lambda *_: None,
+}
+
+
+def _checked_method(name: str, raw: Any) -> Callable[..., Any]:
+    """The method, whose errors name the option, and whose result is looked at."""
+
+    @functools.wraps(raw)
+    def method(self: Option, *args: Any, **kwargs: Any) -> Any:
+        giver = f"{type(self).__name__}.{name}"
+        bound = raw.__get__(self, type(self)) if hasattr(raw, "__get__") else raw
+        with named_errors(giver):
+            result = bound(*args, **kwargs)
+        CHECKS[name](giver, result, *args)
+        return result
+
+    return method
+
+
+def unimplemented_method(name: str, caller: str) -> Any:
+    """Return a method that raises NotImplementedError and names the caller that needs it.
+
+    Args:
+        name: Of the method.
+        caller: Who asks for it.
+
+    Returns:
+        The method.
+    """
+
+    def method(self: Option, *args: Any, **kwargs: Any) -> NoReturn:
+        raise LeftOutError(f"{type(self).__name__} has no {name}(...), which {caller} asks for.")
+
+    return method
+
+
+def allowed_types(hint: Any) -> tuple[Any, ...]:
+    """Return the types an annotation allows; a protocol stands for every registered option of it.
+
+    Args:
+        hint: A type or a union of types.
+
+    Returns:
+        The types.
+    """
+    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    allowed: list[Any] = []
+    for kind in typing.get_args(hint) if is_union else (hint,):
+        if (
+            isinstance(kind, type)
+            and issubclass(kind, Option)
+            and not dataclasses.is_dataclass(kind)
+        ):
+            allowed += (option for option in OPTION_REGISTRY.values() if issubclass(option, kind))
+        else:
+            allowed.append(kind)
+    return tuple(allowed)

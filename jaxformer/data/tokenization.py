@@ -1,0 +1,299 @@
+"""Tokenizes documents in parts that are cached on disk, so that an interrupted run continues."""
+
+import contextlib
+import os
+import secrets
+import zipfile
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Int32, Int64, UInt
+
+from jaxformer.data.chat_templates import ChatTemplate, Message, Spans
+from jaxformer.data.corpus import AnyDocument, Document, Instruction
+from jaxformer.data.tokenizers import BPETokenizer, Tokenizer, special_ids
+
+CHARACTERS_PER_PART = 1 << 22
+
+
+class TokenizedPart(NamedTuple):
+    """Tokens, loss mask and lengths of some documents.
+
+    Attributes:
+        tokens: Of all of them, each with the end of text that closes it.
+        loss_mask: Which of them count.
+        sizes: Bytes of the text that counts, of each; special tokens have none. Those of a text
+            that counts as a whole stand at its first token.
+        lengths: How many each document has.
+        prepend_end_of_text: Whether an end of text opens it.
+        num_bytes: Of their text.
+    """
+
+    tokens: UInt[np.ndarray, " N"]
+    loss_mask: Bool[np.ndarray, " N"]
+    sizes: Int64[np.ndarray, " N"]
+    lengths: Int64[np.ndarray, " D"]
+    prepend_end_of_text: Bool[np.ndarray, " D"]
+    num_bytes: int
+
+
+def tokenize_documents(
+    documents: Iterable[AnyDocument], tokenizer: Tokenizer, folder: Path
+) -> Iterator[TokenizedPart]:
+    """Tokenize documents, yielding cached parts.
+
+    Args:
+        documents: Any number.
+        tokenizer: What encodes them, on as many cores as it can.
+        folder: Of these documents and this tokenizer alone. Each part is written there, and read
+            from there the next time.
+
+    Yields:
+        The parts, in order; the documents of each have `CHARACTERS_PER_PART` characters or, with
+        the last of them, more.
+
+    Raises:
+        ValueError: A document cannot be encoded; says which.
+        OSError: A part cannot be written.
+    """
+    for number, group in enumerate(_group_documents(documents)):
+        path = folder / f"{number}.npz"
+        try:
+            with np.load(path) as saved:
+                part = TokenizedPart(**saved)
+        except (OSError, ValueError, zipfile.BadZipFile):
+            part = _tokenize_group(group, tokenizer)
+            # Another process with the same documents may be done, and have removed the folder.
+            with contextlib.suppress(FileNotFoundError):
+                folder.mkdir(parents=True, exist_ok=True)
+                partial = folder / f".{number}.{secrets.token_hex(8)}.npz"
+                np.savez(partial, **part._asdict())
+                os.replace(partial, path)
+        yield part
+
+
+def tokenize_document(document: AnyDocument, tokenizer: Tokenizer) -> tuple[list[int], list[bool]]:
+    """Token ids and loss mask of one document, with its closing end-of-text.
+
+    Args:
+        document: A text, of which all counts, or an instruction.
+        tokenizer: What encodes it.
+
+    Returns:
+        Both, of one length.
+
+    Raises:
+        ValueError: It cannot be encoded; says which.
+    """
+    part = _tokenize_group([document], tokenizer)
+    return part.tokens.tolist(), part.loss_mask.tolist()
+
+
+def loss_text(document: AnyDocument, tokenizer: Tokenizer) -> str:
+    """The text of those tokens of a document that count, special tokens apart.
+
+    Its bytes are those of bits per byte, so that no figure depends on how a special token is spelt.
+
+    Args:
+        document: A text, of which all counts, or an instruction.
+        tokenizer: What encodes it.
+
+    Returns:
+        All of a text; the answers of an instruction.
+
+    Raises:
+        ValueError: It cannot be encoded; says which.
+    """
+    if isinstance(document, Document):
+        return document.text
+    (tokens,) = _tokens([document], tokenizer)
+    text, ends, sizes = document.text.encode(), np.cumsum(tokens.sizes), tokens.counted_sizes
+    parts = (text[end - size : end] for end, size in zip(ends, sizes, strict=True))
+    return b"".join(parts).decode(errors="replace")
+
+
+def encode_chat(
+    messages: Sequence[Message], template: ChatTemplate, tokenizer: Tokenizer
+) -> list[int]:
+    """Encode a conversation, up to where the assistant's answer starts.
+
+    Args:
+        messages: Each with ``role`` and ``content``.
+        template: What writes them.
+        tokenizer: What encodes what is written.
+
+    Returns:
+        The tokens, special ones as the template spells them.
+
+    Raises:
+        ValueError: The template refuses the messages, or the text cannot be encoded.
+    """
+    text = template.render(messages, add_generation_prompt=True)
+    if isinstance(tokenizer, BPETokenizer):
+        return tokenizer.encode_rendered_chat([text])[0].tolist()
+    return tokenizer.encode(text).tolist()
+
+
+def smallest_unsigned_dtype(count: int) -> np.dtype:
+    """Smallest of uint16 and uint32 that holds the numbers below ``count``."""
+    return np.dtype(np.uint16 if count <= 1 << 16 else np.uint32)
+
+
+def _group_documents(documents: Iterable[AnyDocument]) -> Iterator[list[AnyDocument]]:
+    group, size = list[AnyDocument](), 0
+    for document in documents:
+        group.append(document)
+        size += len(document.text)
+        if size >= CHARACTERS_PER_PART:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
+class _Tokens(NamedTuple):
+    """Of one document, without its end of text.
+
+    Attributes:
+        ids: The tokens.
+        counts: Which of them count.
+        special: Which of them stand for no text.
+        sizes: Bytes that each has of the text as it is written.
+    """
+
+    ids: Int32[np.ndarray, " T"]
+    counts: Bool[np.ndarray, " T"]
+    special: Bool[np.ndarray, " T"]
+    sizes: Int64[np.ndarray, " T"]
+
+    @property
+    def counted_sizes(self) -> Int64[np.ndarray, " T"]:
+        """Bytes that each has of the text that counts."""
+        return self.sizes * (self.counts & ~self.special)
+
+
+def _tokenize_group(documents: Sequence[AnyDocument], tokenizer: Tokenizer) -> TokenizedPart:
+    end, none = np.array([tokenizer.end_of_text]), np.zeros(1, np.int64)
+    tokens, loss_masks, sizes = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
+    lengths = list[int]()
+    for document, spans in zip(documents, _tokens(documents, tokenizer), strict=True):
+        tokens += spans.ids, end
+        loss_masks += spans.counts, np.array([_spans(document)[-1][1]])
+        sizes += spans.counted_sizes, none
+        lengths.append(len(spans.ids) + 1)
+    return TokenizedPart(
+        np.concatenate(tokens).astype(smallest_unsigned_dtype(tokenizer.vocab_size)),
+        np.concatenate(loss_masks),
+        np.concatenate(sizes),
+        np.array(lengths),
+        np.array([_opens(document) for document in documents]),
+        sum(len(document.text.encode()) for document in documents),
+    )
+
+
+def _tokens(documents: Sequence[AnyDocument], tokenizer: Tokenizer) -> list[_Tokens]:
+    try:
+        return _tokens_at_once(documents, tokenizer)
+    except ValueError:
+        for document in documents:
+            try:
+                _tokens_at_once([document], tokenizer)
+            except ValueError as error:
+                raise ValueError(f"{document.name}: {error}") from error
+        raise
+
+
+def _tokens_at_once(documents: Sequence[AnyDocument], tokenizer: Tokenizer) -> list[_Tokens]:
+    pieces = [_spans(document)[:-1] for document in documents]
+    texts = [document.text for document in documents]
+    if not any(isinstance(document, Instruction) for document in documents):
+        encoded = zip(texts, tokenizer.encode_batch(texts), strict=True)
+        return [_all_counts(ids, len(text.encode())) for text, ids in encoded]
+    special = list(special_ids(tokenizer))
+    if isinstance(tokenizer, BPETokenizer):
+        rendered = not all(map(_opens, documents))
+        offsets = tokenizer.encode_offsets(texts, rendered=rendered)
+        return [
+            _Tokens(ids, _counts(spans, each), np.isin(ids, special), _sizes(text, spans))
+            for text, (ids, spans), each in zip(texts, offsets, pieces, strict=True)
+        ]
+    # Bytes and characters are the same in parts as in the whole.
+    found = iter(tokenizer.encode_batch([text for each in pieces for text, _ in each]))
+    parts = [[(next(found), text, counts) for text, counts in each] for each in pieces]
+    return [
+        _Tokens(
+            ids := np.concatenate([ids for ids, _, _ in each]),
+            np.concatenate([np.full(len(ids), counts) for ids, _, counts in each]),
+            np.isin(ids, special),
+            np.concatenate([_even_sizes(text, len(ids)) for ids, text, _ in each]),
+        )
+        for each in parts
+    ]
+
+
+def _all_counts(ids: Int32[np.ndarray, " T"], size: int) -> _Tokens:
+    """Those of a text; no row leaves a part of them out, so all its bytes stand at the first."""
+    sizes = np.zeros(len(ids), np.int64)
+    sizes[:1] = size
+    return _Tokens(ids, np.ones(len(ids), bool), np.zeros(len(ids), bool), sizes)
+
+
+def _sizes(text: str, offsets: Int32[np.ndarray, "T 2"]) -> Int64[np.ndarray, " T"]:
+    """Bytes of a text that belong to each token, by its characters; together they are all.
+
+    What stands between two tokens belongs to the second, and at the end of the text to the last. A
+    character of which several tokens have some bytes is divided among them evenly.
+    """
+    if not len(offsets):
+        return np.zeros(0, np.int64)
+    before = np.concatenate([[0], np.cumsum(_character_sizes(text))])
+    ends = np.maximum.accumulate(offsets[:, 1])
+    ends[-1] = len(text)
+    # Tokens of one character, or of several that were normalised to one, form a group.
+    new = np.ones(len(offsets), bool)
+    new[1:] = (offsets[1:] != offsets[:-1]).any(axis=1) | (offsets[1:, 0] >= offsets[1:, 1])
+    groups, places = np.cumsum(new) - 1, np.flatnonzero(new)
+    counts = np.diff(np.append(places, len(new)))
+    totals = np.diff(before[ends[places + counts - 1]], prepend=0)
+    place = np.arange(len(new)) - places[groups]
+    shares = totals[groups] * np.stack([place, place + 1]) // counts[groups]
+    return shares[1] - shares[0]
+
+
+def _even_sizes(text: str, count: int) -> Int64[np.ndarray, " T"]:
+    """Of tokens that are characters, or else of tokens that are alike, such as bytes."""
+    sizes = _character_sizes(text)
+    if len(sizes) == count:
+        return sizes
+    return np.diff(sizes.sum() * np.arange(count + 1) // max(count, 1))
+
+
+def _character_sizes(text: str) -> Int64[np.ndarray, " C"]:
+    """Bytes of each character in UTF-8."""
+    codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+    return 1 + np.sum([codes >= first for first in (0x80, 0x800, 0x10000)], axis=0)
+
+
+def _opens(document: AnyDocument) -> bool:
+    """Whether the token that begins a text opens it; a chat template opens its own."""
+    return not isinstance(document, Instruction) or document.prepend_end_of_text
+
+
+def _counts(offsets: Int32[np.ndarray, "T 2"], pieces: Spans) -> Bool[np.ndarray, " T"]:
+    """Which tokens of a text count: those with a character of a piece that does."""
+    lengths = [len(text) for text, _ in pieces]
+    counted = np.repeat([counts for _, counts in pieces], lengths)
+    before = np.concatenate([[0], np.cumsum(counted)])  # each character, of those that count
+    begin, end = offsets.T
+    # Where a tokenizer leaves spaces out of its offsets, a token of spaces alone has no width.
+    begin = np.where(begin < end, begin, np.minimum(begin, np.append(0, end[:-1])))
+    return before[end] > before[begin]
+
+
+def _spans(document: AnyDocument) -> Spans:
+    """(text, has loss) spans of a document; the last, empty one stands for the end of text."""
+    if isinstance(document, Instruction):
+        return document.spans
+    return (document.text, True), ("", True)

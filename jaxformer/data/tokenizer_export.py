@@ -1,0 +1,138 @@
+"""Writes a tokenizer as tokenizer.json and tokenizer_config.json for Hugging Face libraries."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from jaxformer.data.tokenizers import (
+    END_OF_TEXT,
+    BPETokenizer,
+    ByteTokenizer,
+    CharacterTokenizer,
+    Tokenizer,
+)
+
+
+def export_tokenizer(
+    tokenizer: Tokenizer, folder: str | Path, *, add_bos: bool = True, split: bool = True
+) -> None:
+    """Write ``tokenizer.json`` and ``tokenizer_config.json`` for ``tokenizers`` and transformers.
+
+    Transformers' ``AutoTokenizer`` then gives the ids of `Tokenizer.encode`, after the end of text
+    that begins every document in training; ``add_special_tokens=False`` leaves that out. A text
+    that spells out the end of text does not become it, there as here. In ``tokenizers`` itself,
+    whose file cannot say so, that takes ``encode_special_tokens = True``.
+
+    Args:
+        tokenizer: One of bytes, of characters, or a BPE.
+        folder: Made where it is missing; `load_tokenizer` reads it too.
+        add_bos: Whether texts begin with the end of text; an encoder's do not.
+        split: Whether a text that spells out the end of text does not become it; a chat template's
+            text does.
+
+    Raises:
+        ValueError: The tokenizer is of another kind.
+    """
+    eos_token = END_OF_TEXT
+    match tokenizer:
+        case ByteTokenizer():
+            tokenizer_json = _tokenizer_json(_byte_level_parts(), eos_token, tokenizer.end_of_text)
+        case CharacterTokenizer():
+            tokenizer_json = _tokenizer_json(
+                _character_parts(json.loads(tokenizer.to_json())["alphabet"]),
+                eos_token,
+                tokenizer.end_of_text,
+            )
+        case BPETokenizer():
+            saved = json.loads(tokenizer.to_json())
+            tokenizer_json, eos_token = saved["tokenizer"], saved["end_of_text"]
+        case _:
+            raise ValueError(
+                f"{type(tokenizer).__name__} has no form that Hugging Face's libraries read; "
+                "ByteTokenizer, CharacterTokenizer and BPETokenizer have one."
+            )
+    if add_bos and tokenizer_json["post_processor"] is None:
+        tokenizer_json["post_processor"] = _bos_post_processor(eos_token, tokenizer.end_of_text)
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": eos_token,
+        "eos_token": eos_token,
+        "split_special_tokens": split,
+        "clean_up_tokenization_spaces": False,
+    }
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in (("tokenizer.json", tokenizer_json), ("tokenizer_config.json", settings)):
+        text = json.dumps(content, ensure_ascii=False, indent=1)
+        (folder / name).write_text(text + "\n", encoding="utf-8")
+
+
+def bytes_to_unicode() -> list[str]:
+    """GPT-2's mapping from bytes to printable characters.
+
+    Printable ones stand for themselves; the others are numbered from 256 on.
+
+    References:
+        Radford et al., Language Models are Unsupervised Multitask Learners, 2019: its released
+        code, ``bytes_to_unicode``.
+    """
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    unprintable = [byte for byte in range(256) if byte not in printable]
+    return [chr(b) if b in printable else chr(256 + unprintable.index(b)) for b in range(256)]
+
+
+def _byte_level_parts() -> dict[str, Any]:
+    """tokenizer.json parts of a byte-level BPE without merges."""
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    vocab = {character: byte for byte, character in enumerate(bytes_to_unicode())}
+    return {
+        "pre_tokenizer": {**level, "use_regex": False},
+        "decoder": {**level, "use_regex": False},
+        "model": {"type": "BPE", "vocab": vocab, "merges": []},
+    }
+
+
+def _character_parts(alphabet: str) -> dict[str, Any]:
+    """tokenizer.json parts of a character vocabulary; unknown characters are errors."""
+    return {
+        "pre_tokenizer": {
+            "type": "Split",
+            "pattern": {"Regex": r"(?m:.)"},  # its dot takes line ends too
+            "behavior": "Isolated",
+            "invert": False,
+        },
+        "decoder": {"type": "Fuse"},
+        "model": {
+            "type": "WordLevel",
+            "vocab": {character: i for i, character in enumerate(alphabet)},
+            "unk_token": "",
+        },
+    }
+
+
+def _tokenizer_json(parts: dict[str, Any], end: str, end_id: int) -> dict[str, Any]:
+    """A complete tokenizer.json."""
+    special = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [{"id": end_id, "content": end, **special, "special": True}],
+        "normalizer": None,
+        "post_processor": None,
+        **parts,
+    }
+
+
+def _bos_post_processor(end: str, end_id: int) -> dict[str, Any]:
+    """Post-processor that prepends the end-of-text token, which acts as BOS."""
+    mark, first = (
+        {"SpecialToken": {"id": end, "type_id": 0}},
+        {"Sequence": {"id": "A", "type_id": 0}},
+    )
+    return {
+        "type": "TemplateProcessing",
+        "single": [mark, first],
+        "pair": [mark, first, {"Sequence": {"id": "B", "type_id": 0}}],
+        "special_tokens": {end: {"id": end, "ids": [end_id], "tokens": [end]}},
+    }

@@ -1,0 +1,158 @@
+"""Build a tokenizer from a configuration, from our JSON or from a Hugging Face folder."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from jaxformer.data.tokenizers import (
+    BPE,
+    END_OF_TEXT,
+    BPETokenizer,
+    ByteLevel,
+    ByteTokenizer,
+    Characters,
+    CharacterTokenizer,
+    PretrainedTokenizer,
+    Tokenizer,
+    TokenizerConfig,
+    train_bpe,
+)
+from jaxformer.extras import import_extra
+from jaxformer.json_files import get_field, parse_json_object, read_json
+
+CONFIG = "tokenizer_config.json"
+SPECIAL = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
+
+# Where a tokenizer of another library does not say how its texts end, one of these is it.
+KNOWN_EOS_TOKENS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
+
+
+def build_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
+    """Make the tokenizer a configuration asks for.
+
+    Args:
+        config: Which.
+        texts: What to train it on, if it is trained; never held-out text.
+
+    Returns:
+        The tokenizer.
+    """
+    match config:
+        case ByteLevel():
+            return ByteTokenizer()
+        case BPE(vocab_size=vocab_size):
+            return train_bpe(texts, vocab_size=vocab_size)
+        case Characters():
+            return CharacterTokenizer("".join(sorted(set().union(*texts))))
+        case PretrainedTokenizer(path=path):
+            return load_tokenizer(path)
+
+
+def tokenizer_from_json(text: str) -> Tokenizer:
+    """Rebuild a tokenizer from its ``to_json``.
+
+    Args:
+        text: The JSON.
+
+    Returns:
+        The tokenizer.
+
+    Raises:
+        ValueError: No tokenizer here writes such JSON.
+        ImportError: It needs ``tokenizers``, which is not installed.
+    """
+    return _tokenizer_from_dict(parse_json_object(text, location="The text"), where="The text")
+
+
+def load_tokenizer(folder: str | Path) -> Tokenizer:
+    """Load a tokenizer from tokenizer.json, ours or Hugging Face's.
+
+    The end of text is ``eos_token`` of ``tokenizer_config.json``, else the first of
+    `KNOWN_EOS_TOKENS` among the added tokens.
+
+    Args:
+        folder: Where ``tokenizer.json`` is, or that file.
+
+    Returns:
+        The tokenizer.
+
+    Raises:
+        ValueError: A file is missing or is no tokenizer, or the end of text cannot be told.
+        ImportError: It needs ``tokenizers``, which is not installed.
+    """
+    path = Path(folder)
+    path = path if path.suffix == ".json" else path / "tokenizer.json"
+    if not path.is_file():
+        raise ValueError(
+            f"{path} does not exist. An exported folder needs the tokenizer beside its weights: "
+            f"copy tokenizer.json, and tokenizer_config.json where there is one, from its origin."
+        )
+    saved = read_json(path)
+    if "model" not in saved:
+        return _tokenizer_from_dict(saved, where=path)
+    try:
+        names = {str(token["content"]) for token in saved.get("added_tokens") or ()}
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{path} is no tokenizer: an added token has no content.") from error
+    eos_token = special_tokens(path.parent).get("eos_token")
+    eos_token = eos_token or next((name for name in KNOWN_EOS_TOKENS if name in names), None)
+    if eos_token is None:
+        raise ValueError(
+            f"{path} does not tell how a text ends: no eos_token in tokenizer_config.json, and "
+            f"none of {list(KNOWN_EOS_TOKENS)} among its {len(names)} added tokens."
+        )
+    config = path.with_name(CONFIG)
+    said = {"split_special_tokens": False} | (read_json(config) if config.is_file() else {})
+    split = get_field(said, "split_special_tokens", bool, location=config)
+    return _bpe_tokenizer(saved, eos_token, where=path, split_special_tokens=split)
+
+
+def _tokenizer_from_dict(saved: dict, *, where: str | Path) -> Tokenizer:
+    match saved:
+        case {"type": "ByteTokenizer"}:
+            return ByteTokenizer()
+        case {"type": "CharacterTokenizer", "alphabet": str(alphabet)}:
+            try:
+                return CharacterTokenizer(alphabet)
+            except ValueError as error:
+                raise ValueError(f"{where} is no tokenizer: {error}") from error
+        case {"type": "BPETokenizer", "end_of_text": str(end), "tokenizer": dict(backend)}:
+            return _bpe_tokenizer(backend, end, where=where)
+    first_keys = ", ".join(repr(key)[:40] for key in sorted(saved)[:8]) or "none"
+    raise ValueError(f"{where} is no tokenizer; its {len(saved)} keys: {first_keys}.")
+
+
+def _bpe_tokenizer(
+    saved: dict, end_of_text: str, *, where: str | Path, **settings: Any
+) -> BPETokenizer:
+    read = import_extra("tokenizers").Tokenizer.from_str
+    try:
+        return BPETokenizer(read(json.dumps(saved)), end_of_text=end_of_text, **settings)
+    except Exception as error:  # The library raises no narrower type.
+        raise ValueError(f"{where} is no tokenizer: {error}") from error
+
+
+def special_tokens(folder: Path) -> dict[str, str]:
+    """The special tokens that a folder names, by the keys of `SPECIAL`.
+
+    Raises:
+        ValueError: One is no text; says which file has it.
+    """
+    tokens: dict[str, str] = {}
+    for path in (folder / CONFIG, folder / "special_tokens_map.json"):
+        if not path.is_file():
+            continue
+        found = read_json(path)
+        for key in SPECIAL:
+            token = found.get(key)
+            name = token.get("content") if isinstance(token, dict) else token
+            if token is not None and not isinstance(name, str):
+                raise ValueError(
+                    f"{path}: {key} is {str(token)[:60]}, neither a text nor null, nor an object "
+                    "whose content is a text."
+                )
+            tokens |= {key: name} if name is not None else {}
+        if "added_tokens_decoder" in found:  # the older file is then not read, as in transformers
+            break
+    return tokens

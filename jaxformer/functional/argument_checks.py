@@ -1,0 +1,282 @@
+"""`typechecked`: check and convert array arguments of public functions by their annotations.
+
+Annotations say it, and `typechecked` reads them: once for a function, then at each of its calls.
+Only kinds, shapes and types are looked at, so it works on tracers and costs some microseconds.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable
+from types import UnionType
+from typing import Any, NamedTuple, ParamSpec, TypeVar, Union, get_args, get_origin
+
+import jax
+import jax.numpy as jnp
+import jaxtyping
+import numpy as np
+from jaxtyping import Array
+
+from jaxformer.functional.shape_annotations import (
+    ArgumentError,
+    AxesSpec,
+    check_axes,
+    parse_dim_str,
+)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# Of an annotation, which kinds of numbers it takes; annotations of other dtypes are left alone.
+ACCEPTED_KINDS = {
+    "Shaped": {"boolean", "signed", "unsigned", "float", "complex", "other"},
+    "Bool": {"boolean"},
+    "Int": {"signed"},
+    "Integer": {"signed", "unsigned"},
+    "Float": {"float"},
+    "Float32": {"float"},
+    "Real": {"signed", "unsigned", "float"},
+    "Inexact": {"float", "complex"},
+    "Complex": {"complex"},
+    "Complex64": {"complex"},
+}
+KIND_DESCRIPTIONS = {
+    "Bool": "boolean",
+    "Int": "a signed integer",
+    "Integer": "an integer",
+    "Float": "a float",
+    "Float32": "a float",
+    "Real": "a real number",
+    "Inexact": "a float or complex",
+    "Complex": "complex",
+    "Complex64": "complex",
+}
+
+
+def typechecked(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorator: check and convert arguments by their annotations at every call.
+
+    Each argument that is annotated as an array, and each such field of a NamedTuple,
+
+    - becomes an array, if it is a list, a number or an array of NumPy;
+    - becomes int32, if it holds narrower or unsigned integers (int64, where JAX has those), so that
+      neither differences nor products of them wrap; what int32 does not hold becomes its largest;
+    - is refused, if its kind or its number of axes is another than annotated;
+    - is refused, if one of its axes disagrees with that of the same letter in another argument.
+
+    Each that is annotated as `int` or `float` must be such a number; numbers of NumPy become
+    Python's, and what is traced is left alone.
+
+    Args:
+        function: Annotated with jaxtyping's types.
+
+    Returns:
+        The function with those checks in front.
+
+    Raises:
+        ValueError: At a call; names the argument, the axis and both numbers.
+    """
+    specs = _argument_specs(function)
+    names = list(inspect.signature(function).parameters)
+    positional_specs = [specs.get(name) for name in names]
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        memo: dict[str, Any] = {}
+        try:
+            call_args = list(args)
+            for i, (each, spec) in enumerate(zip(args, positional_specs, strict=False)):
+                if spec is not None:
+                    call_args[i] = spec.convert(each, memo)
+            for name in kwargs:
+                if (spec := specs.get(name)) is not None:
+                    kwargs[name] = spec.convert(kwargs[name], memo)
+        except ArgumentError as refused:
+            name = function.__qualname__.removesuffix(".__call__")
+            raise ValueError(f"{name}: {refused}.") from None
+        return function(*call_args, **kwargs)  # type: ignore[arg-type]
+
+    return call
+
+
+def _argument_specs(
+    function: Callable[..., Any],
+) -> "dict[str, _ArraySpec | _TupleSpec | _NumberSpec]":
+    """Return the spec of each argument that is annotated as an array, NamedTuple or number."""
+    specs: dict[str, _ArraySpec | _TupleSpec | _NumberSpec] = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        if (spec := _read_annotation(name, parameter.annotation)) is not None:
+            specs[name] = spec
+    return specs
+
+
+def _read_annotation(name: str, annotation: Any) -> "_ArraySpec | _TupleSpec | _NumberSpec | None":
+    origin = get_origin(annotation)
+    members = get_args(annotation) if origin in (Union, UnionType) else (annotation,)
+    members = tuple(m for m in members if isinstance(m, type) and get_origin(m) is None)
+    arrays = [m for m in members if issubclass(m, jaxtyping.AbstractArray)]
+    tuples = {m: _tuple_field_specs(name, m) for m in members if hasattr(m, "_fields")}
+    other_types = tuple(m for m in members if m not in arrays and m not in tuples)
+    if len(arrays) == 1 and arrays[0].dtype.__name__ in ACCEPTED_KINDS:
+        axes = parse_dim_str(arrays[0].dim_str)
+        return _ArraySpec(
+            name, arrays[0].dtype.__name__, axes, arrays[0].dim_str, other_types, tuples
+        )
+    if tuples and not arrays:
+        known = len(members) == len(get_args(annotation) or (annotation,))
+        return _TupleSpec(name, tuples, (*tuples, *other_types) if known else (object,))
+    numbers = [kind for kind in members if kind in (int, float)]
+    union_members = get_args(annotation) if origin in (Union, UnionType) else (annotation,)
+    if len(numbers) == 1 and set(union_members) <= {*numbers, type(None)}:
+        return _NumberSpec(name, numbers[0], type(None) in union_members)
+    return None
+
+
+class _NumberSpec(NamedTuple):
+    """Spec of a number argument."""
+
+    name: str
+    kind: type  # int or float
+    optional: bool  # whether None may stand in its place
+
+    def convert(self, value: Any, memo: dict[str, Any]) -> Any:
+        """Return the number as a Python number; traced values pass unchanged."""
+        if isinstance(value, jax.Array) or (value is None and self.optional):
+            return value
+        if isinstance(value, np.generic):
+            value = value.item()
+        is_integer = isinstance(value, int) and not isinstance(value, bool)
+        if not is_integer and not (self.kind is float and isinstance(value, float)):
+            a = "a whole number" if self.kind is int else "a number"
+            raise ArgumentError(f"{self.name} must be {a}; got {value!r:.60}")
+        return value
+
+
+def _tuple_field_specs(name: str, kind: Any) -> "dict[str, _ArraySpec]":
+    """Return the specs of a NamedTuple's array fields; their axes are not compared."""
+    specs = {}
+    for field, annotation in kind.__annotations__.items():
+        spec = _read_annotation(f"{name}.{field}", annotation)
+        if isinstance(spec, _ArraySpec):
+            specs[field] = spec._replace(axes=parse_dim_str("..."))
+    return specs
+
+
+class _TupleSpec(NamedTuple):
+    """Spec of a NamedTuple argument."""
+
+    name: str
+    fields_by_type: dict[Any, "dict[str, _ArraySpec]"]
+    kinds: tuple[Any, ...]  # what may be given, these tuples among them
+
+    def convert(self, value: Any, memo: dict[str, Any]) -> Any:
+        """Return the tuple with its array fields checked and converted."""
+        if not isinstance(value, self.kinds):
+            wanted = " or ".join(kind.__name__ for kind in self.fields_by_type)
+            raise ArgumentError(f"{self.name} must be a {wanted}; got {type(value).__name__}")
+        fields = self.fields_by_type.get(type(value), {})
+        new = {field: spec.convert(getattr(value, field), {}) for field, spec in fields.items()}
+        return value._replace(**new) if new else value
+
+
+class _ArraySpec(NamedTuple):
+    """Spec of an array argument."""
+
+    name: str
+    dtype: str  # as jaxtyping calls it
+    axes: AxesSpec
+    dim_str: str
+    other_types: tuple[type, ...]  # what may be given in its place
+    tuple_specs: dict[Any, "dict[str, _ArraySpec]"]  # or one of these
+
+    def convert(self, value: Any, memo: dict[str, Any]) -> Any:
+        """Return the array, checked and converted; bind its axis sizes in `memo`."""
+        if not isinstance(value, jax.Array):
+            if isinstance(value, self.other_types):
+                return value
+            if type(value) in self.tuple_specs:
+                return _TupleSpec(self.name, self.tuple_specs, (object,)).convert(value, memo)
+            if isinstance(value, np.generic) and float in self.other_types:
+                return value.item()
+            value = _as_array(self, value)
+        kind = _dtype_kind(value.dtype)
+        if kind not in ACCEPTED_KINDS[self.dtype]:
+            raise _dtype_error(self, value, kind)
+        if kind in ("signed", "unsigned"):
+            value = _widen_integers(value, kind)
+        check_axes(self.name, self.axes, self.dim_str, value.shape, memo)
+        return value
+
+
+def _as_array(spec: _ArraySpec, value: Any) -> Array:
+    """Convert a list, a number or a foreign array to a JAX array."""
+    if value is None or isinstance(value, str | bytes | dict | set):
+        raise ArgumentError(f"{spec.name} is {value!r:.40}, not an array")
+    try:
+        if isinstance(value, np.ndarray | np.generic):
+            _check_integer_range(spec, np.asarray(value))
+        array = jnp.asarray(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        reason = str(error).partition("\n")[0]
+        kind = type(value).__name__
+        raise ArgumentError(f"{spec.name}, a {kind}, makes no array: {reason}"[:300]) from None
+    if isinstance(value, np.ndarray | np.generic) or not isinstance(value, list | tuple | int):
+        return array
+    kinds = ACCEPTED_KINDS[
+        spec.dtype
+    ]  # Python's numbers have no dtype: [1, 2] may stand for floats
+    if "float" in kinds and "signed" not in kinds and _dtype_kind(array.dtype) == "signed":
+        return array.astype(jnp.float32)
+    if array.size == 0 and _dtype_kind(array.dtype) not in kinds:
+        return array.astype(bool if kinds == {"boolean"} else jnp.int32)
+    return array
+
+
+def _check_integer_range(spec: _ArraySpec, host: np.ndarray) -> None:
+    """Refuse NumPy integers that do not fit JAX's widest integer dtype."""
+    if host.dtype.kind not in "iu" or host.size == 0:
+        return
+    limits = jnp.iinfo(jax.dtypes.canonicalize_dtype(np.int64))
+    for extreme in (host.min(), host.max()):
+        if not limits.min <= int(extreme) <= limits.max:
+            raise ArgumentError(
+                f"{spec.name} holds {extreme}, and {limits.dtype} ends at {limits.max}"
+            )
+
+
+@functools.cache
+def _dtype_kind(dtype: Any) -> str:
+    kinds = {
+        "boolean": jnp.bool_,
+        "signed": jnp.signedinteger,
+        "unsigned": jnp.unsignedinteger,
+        "float": jnp.floating,
+        "complex": jnp.complexfloating,
+    }
+    return next((name for name, of in kinds.items() if jnp.issubdtype(dtype, of)), "other")
+
+
+def _widen_integers(value: Array, kind: str) -> Array:
+    """Convert integers to signed 32 bits or wider; too large unsigned values are clipped."""
+    bits = jnp.iinfo(value.dtype).bits
+    if kind == "signed" and bits >= 32:
+        return value
+    wide = jnp.dtype(jnp.int32) if bits < 32 else jax.dtypes.canonicalize_dtype(np.int64)
+    if kind == "unsigned" and bits >= jnp.iinfo(wide).bits:
+        value = jnp.minimum(value, jnp.asarray(jnp.iinfo(wide).max, value.dtype))
+    return value.astype(wide)
+
+
+def _dtype_error(spec: _ArraySpec, value: Array, kind: str) -> ArgumentError:
+    """Return the error for a wrong dtype, with advice where there is any."""
+    name, advice = spec.name, ""
+    match spec.dtype, kind:
+        case "Bool", "float":
+            advice = f". If it was made to be added to scores, 0 where it allows, use {name} == 0"
+        case "Bool", "signed" | "unsigned":
+            advice = f". If it is made of ones and zeros, use {name} != 0"
+        case "Int", "unsigned":
+            advice = ". Below zero it has wrapped; convert to int32 before subtracting"
+        case "Float" | "Float32", "signed" | "unsigned" | "boolean":
+            advice = f". Use {name}.astype(jnp.float32)"
+    wanted = KIND_DESCRIPTIONS[spec.dtype]
+    return ArgumentError(f"{name} is {value.dtype}, and must be {wanted}{advice}")

@@ -1,0 +1,188 @@
+"""cuDNN's fused attention of NVIDIA GPUs, with segments as a mask or as offsets.
+
+Offsets are an argument of a private function of JAX alone, which no other file imports.
+"""
+
+from dataclasses import astuple, dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Integer
+
+from jaxformer.functional.argument_checks import typechecked
+from jaxformer.functional.attention.masks import segment_mask
+from jaxformer.functional.external_kernels import AttentionKernel, SegmentIds
+
+MAX_SEGMENTS = (
+    16  # a row; the gradient's memory and time grow with it, since room is cleared for each
+)
+
+
+@typechecked
+def segment_offsets(
+    segments: Integer[Array, "B T"], max_segments: int
+) -> tuple[Int[Array, "B offsets"], Int[Array, "B M"]]:
+    """Return where each segment of a row begins, and its length.
+
+    A segment is a run of equal numbers; of more than M in a row the last ones are left out.
+
+    Args:
+        segments: Number of the document each token belongs to.
+        max_segments: M, for how many there is room in a row.
+
+    Returns:
+        Offsets [B, M + 1] and lengths [B, M] in tokens, -1 behind the row's last segment. The last
+        offset is -1.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jaxformer import functional as F
+        >>> offsets, lengths = F.segment_offsets(jnp.array([[1, 1, 1, 2, 2, 0]]), 4)
+        >>> print(offsets, lengths)
+        [[ 0  3  5 -1 -1]] [[ 3  2  1 -1]]
+    """
+    T, number = segments.shape[1], jnp.arange(max_segments + 1)[None, :, None]
+    # Written out, since the compiler would take the sum again for each number that reads it.
+    begun = jax.lax.optimization_barrier(jnp.cumsum(_starts(segments), axis=1, dtype=jnp.int32))
+    offsets = jnp.sum(begun[:, None] <= number, axis=2, dtype=jnp.int32)
+    lengths = jnp.where(offsets[:, :-1] < T, jnp.diff(offsets, axis=1), -1)
+    return jnp.where(offsets < T, offsets, -1).at[:, -1].set(-1), lengths
+
+
+def _starts(segments: Array) -> Array:
+    """Whether a segment begins at each token."""
+    return jnp.diff(segments, axis=1, prepend=segments[:, :1] - 1) != 0
+
+
+@dataclass(frozen=True)
+class CudnnKernel(AttentionKernel):
+    """cuDNN's fused attention with its static options; segments are a mask of all pairs."""
+
+    head_axis = 2
+    scale: float
+    causal: bool
+    window: int | None
+
+    def __call__(
+        self,
+        static_arrays: Any,
+        query: Float[Array, "B T N H"],
+        key: Float[Array, "B S K H"],
+        value: Float[Array, "B S K H"],
+        segments: SegmentIds,
+    ) -> Float[Array, "B T N H"]:
+        """Run cuDNN attention."""
+        del static_arrays
+        return jax.nn.dot_product_attention(
+            query,
+            key,
+            value,
+            mask=None if segments is None else segment_mask(*segments)[:, None],
+            scale=self.scale,
+            is_causal=self.causal,
+            local_window_size=None if self.window is None else (self.window - 1, 0),
+            implementation="cudnn",
+        )
+
+
+class SegmentedCudnnKernel(CudnnKernel):
+    """The cheapest form of segments for a batch: none, offsets, or a mask where there are many."""
+
+    def alternatives(self, segments: SegmentIds) -> tuple[Any, tuple[AttentionKernel, ...]]:
+        """One segment a row, up to `MAX_SEGMENTS`, or more."""
+        options = astuple(self)
+        if segments is None:
+            return 0, (CudnnKernel(*options),)
+        count = jnp.max(jnp.sum(_starts(segments[0]), axis=1))
+        index = jnp.searchsorted(jnp.array([1, MAX_SEGMENTS]), count)
+        return index, (
+            UnsegmentedCudnnKernel(*options),
+            PackedCudnnKernel(*options),
+            CudnnKernel(*options),
+        )
+
+
+class UnsegmentedCudnnKernel(CudnnKernel):
+    """Rows of one segment, of which cuDNN need not be told."""
+
+    def __call__(
+        self,
+        static_arrays: Any,
+        query: Float[Array, "B T N H"],
+        key: Float[Array, "B S K H"],
+        value: Float[Array, "B S K H"],
+        segments: SegmentIds,
+    ) -> Float[Array, "B T N H"]:
+        """Run cuDNN attention without segments."""
+        del segments
+        return super().__call__(static_arrays, query, key, value, None)
+
+
+class PackedCudnnKernel(CudnnKernel):
+    """Rows of up to `MAX_SEGMENTS` segments as offsets, on Hopper GPUs and later ones.
+
+    What the forward pass keeps has a row [N, T] for each segment of the batch.
+
+    References:
+        NVIDIA, cuDNN Frontend, Attention: ragged offsets. docs.nvidia.com/deeplearning/cudnn
+    """
+
+    def __call__(
+        self,
+        static_arrays: Any,
+        query: Float[Array, "B T N H"],
+        key: Float[Array, "B S K H"],
+        value: Float[Array, "B S K H"],
+        segments: SegmentIds,
+    ) -> Float[Array, "B T N H"]:
+        """Run cuDNN attention on packed rows."""
+        from jax._src.cudnn import fused_attention_stablehlo as fused
+
+        assert segments is not None
+        if jax.__version_info__ <= (0, 10, 2):  # there keys' offsets count the queries' heads
+            copies = query.shape[2] // key.shape[2]
+            key, value = (jnp.repeat(x, copies, axis=2) for x in (key, value))
+        offsets, lengths = segment_offsets(segments[0], MAX_SEGMENTS)
+        masks = fused.MaskType
+        return fused.dot_product_attention(
+            query,
+            key,
+            value,
+            q_seqlen=lengths,
+            kv_seqlen=lengths,
+            q_offsets=offsets,
+            kv_offsets=offsets,
+            scale=self.scale,
+            sliding_window_length=self.window,
+            mask_type=masks.PADDING_CAUSAL if self.causal else masks.PADDING,
+        )
+
+    def compact(self, sums: Array, segments: SegmentIds) -> Float[Array, "B N T"]:
+        """From rows of segments to rows of the batch."""
+        begins, first = _segments_of_batch(segments)
+        _, N, T = sums.shape
+        token, begin = jnp.arange(T)[None, :], begins[:, :, None]
+        begun = begin <= token[None]
+        row = first[:, None] + jnp.sum(begun, axis=1) - 1
+        in_segment = token - jnp.max(jnp.where(begun, begin, 0), axis=1)
+        return sums[row[:, None], jnp.arange(N)[None, :, None], in_segment[:, None]]
+
+    def expand(self, sums: Float[Array, "B N T"], segments: SegmentIds) -> Array:
+        """From rows of the batch to rows of segments; what is behind a segment is not read."""
+        begins, first = _segments_of_batch(segments)
+        B, N, T = sums.shape
+        segment = jnp.arange(B * MAX_SEGMENTS)
+        row = jnp.sum(first[:, None] <= segment[None], axis=0) - 1
+        begin = begins[row, jnp.minimum(segment - first[row], MAX_SEGMENTS - 1)]
+        token = jnp.minimum(begin[:, None] + jnp.arange(T)[None], T - 1)
+        return sums[row[:, None, None], jnp.arange(N)[None, :, None], token[:, None]]
+
+
+def _segments_of_batch(segments: SegmentIds) -> tuple[Int[Array, "B M"], Int[Array, " B"]]:
+    """Where each segment of a row begins, T for none, and the batch's segments before each row."""
+    assert segments is not None
+    offsets = segment_offsets(segments[0], MAX_SEGMENTS)[0][:, :-1]
+    counts = jnp.sum(offsets >= 0, axis=1)
+    begins = jnp.where(offsets >= 0, offsets, segments[0].shape[1])
+    return jax.lax.optimization_barrier((begins, jnp.cumsum(counts) - counts))

@@ -1,0 +1,96 @@
+"""Choose the attention implementation: xla, blockwise, cudnn or splash."""
+
+import logging
+from typing import Literal
+
+from jaxformer.functional.attention.kernels import (
+    ArrayOrShape,
+    AttentionRequest,
+    cudnn_unsupported_reason,
+    splash_unsupported_reason,
+)
+from jaxformer.functional.attention.lazy_masks import AttentionBias, AttentionMask
+from jaxformer.functional.platforms import target_device
+
+LOG = logging.getLogger("jaxformer")
+Implementation = Literal["auto", "xla", "blockwise", "cudnn", "splash"]
+
+
+def choose_implementation(
+    query: ArrayOrShape,
+    key: ArrayOrShape,
+    value: ArrayOrShape,
+    implementation: Implementation,
+    request: AttentionRequest,
+) -> Implementation:
+    """Resolve "auto" and log why; refuse an implementation that lacks what is requested.
+
+    Args:
+        query: Queries, of which shape and dtype count.
+        key: Keys, likewise.
+        value: Values, likewise.
+        implementation: As in `dot_product_attention`.
+        request: What that is asked for.
+
+    Returns:
+        Any implementation but "auto".
+
+    Raises:
+        ValueError: The implementation named cannot do what is asked; says why.
+    """
+
+    def unsupported_reason(implementation: Implementation) -> str | None:
+        match implementation:
+            case "blockwise":
+                return _blockwise_unsupported_reason(request)
+            case "cudnn":
+                return cudnn_unsupported_reason(query, key, value, request)
+            case "splash":
+                return splash_unsupported_reason(query, key, value, request)
+        return None
+
+    if implementation != "auto":
+        if (reason := unsupported_reason(implementation)) is not None:
+            raise ValueError(
+                f'implementation="{implementation}" cannot be used: {reason}. Use "auto".'
+            )
+        return implementation
+    T, S = query.shape[-3], value.shape[-3]
+    kernels: dict[str, Implementation] = {"gpu": "cudnn", "tpu": "splash"}
+    choice = kernels.get(platform := target_device().platform)
+    fallback_reason = (
+        f"there is no kernel for a {platform}" if choice is None else unsupported_reason(choice)
+    )
+    if choice is None or fallback_reason is not None:
+        choice = (
+            "blockwise"
+            if prefer_blockwise(T, S) and unsupported_reason("blockwise") is None
+            else "xla"
+        )
+    explanation = "" if fallback_reason is None else f", since {fallback_reason}"
+    LOG.info("Attention of %d queries to %d keys: %s%s", T, S, choice, explanation)
+    return choice
+
+
+def _blockwise_unsupported_reason(request: AttentionRequest) -> str | None:
+    """Why blockwise attention does not support the request; None if it does."""
+    mask_and_bias, lazy_types = (
+        {"mask": request.mask, "bias": request.bias},
+        AttentionMask | AttentionBias | None,
+    )
+    array_names = [name for name, x in mask_and_bias.items() if not isinstance(x, lazy_types)]
+    names = " and ".join(array_names)
+    return f"it takes an AttentionMask and a score_bias; got an array as {names}" if names else None
+
+
+def prefer_blockwise(num_queries: int, num_keys: int) -> bool:
+    """Whether "auto" prefers blockwise attention: from 64 queries and 65,536 scores per head on.
+
+    Args:
+        num_queries: How many.
+        num_keys: How many.
+
+    Returns:
+        True from 64 queries and 65,536 scores of a head on.
+    """
+    return num_queries >= 64 and num_queries * num_keys >= 256 * 256

@@ -1,0 +1,280 @@
+"""Scaled dot-product attention: one head, and all heads with a choice of implementation."""
+
+from functools import partial
+from typing import Any, get_args
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Float32, PRNGKeyArray
+
+from jaxformer.functional.argument_checks import typechecked
+from jaxformer.functional.attention.blockwise import blockwise_attention, check_attention
+from jaxformer.functional.attention.dispatch import Implementation, choose_implementation
+from jaxformer.functional.attention.heads import vectorize_heads, weights_shape
+from jaxformer.functional.attention.kernels import (
+    AttentionRequest,
+    cudnn_attention,
+    splash_attention,
+)
+from jaxformer.functional.attention.lazy_masks import AttentionBias, AttentionMask, materialize
+from jaxformer.functional.attention.scores import (
+    Normalizer,
+    attention_scores,
+    check_score_options,
+    resolve_scale,
+)
+from jaxformer.functional.linear import dropout
+from jaxformer.functional.matmul_precision import float32_matmul_operands
+from jaxformer.functional.platforms import target_platform
+
+
+@typechecked
+def attend(
+    query: Float[Array, "T H"],
+    key: Float[Array, "S H"],
+    value: Float[Array, "S Hv"],
+    mask: Bool[Array, "T S"] | None = None,
+    bias: Float[Array, "T S"] | None = None,
+    dropout_multipliers: Float[Array, "T S"] | None = None,
+    *,
+    scale: float | Float[Array, ""],
+    logit_softcap: float | None = None,
+    normalizer: Normalizer = "softmax",
+) -> Float[Array, "T Hv"]:
+    """Attention of one head: the weighted mean of the values for each query.
+
+        scores = scale * query @ key.T
+        scores = c * tanh(scores / c)                        c = logit_softcap, if any
+        weights = softmax(scores + bias over the keys that mask allows)
+        output = (weights * multipliers) @ value
+
+    Args:
+        query: What each of T positions looks for.
+        key: What each of S positions offers.
+        value: What each of S positions says.
+        mask: True where the query may attend to the key. None allows every pair.
+        bias: Added to the capped scores.
+        dropout_multipliers: Change the weights before they meet the values, as dropout does.
+        scale: Multiplies the dot products, usually ``H ** -0.5``.
+        logit_softcap: Bound on the absolute score.
+        normalizer: How scores become weights; see `dot_product_attention`.
+
+    Returns:
+        The mean values, in the dtype of ``query``. Zero for a query that may attend to nothing.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jaxformer import functional as F
+        >>> query = jnp.array([[0.0, 0.0], [100.0, 0.0]])
+        >>> key = jnp.array([[1.0, 0.0], [0.0, 1.0]])
+        >>> value = jnp.array([[10.0], [20.0]])
+        >>> F.attend(query, key, value, scale=2**-0.5)  # the mean; what the first key offers
+        Array([[15.],
+               [10.]], dtype=float32)
+
+    References:
+        Vaswani et al., Attention Is All You Need, 2017. arXiv:1706.03762, section 3.2.1
+    """
+    check_score_options(normalizer, logit_softcap, 0.0, None)
+    weights = _head_weights(
+        query, key, mask, bias, scale=scale, logit_softcap=logit_softcap, normalizer=normalizer
+    )
+    if dropout_multipliers is not None:
+        weights = weights * dropout_multipliers.astype(jnp.float32)
+    operands = float32_matmul_operands(weights.astype(value.dtype), value)
+    output = jnp.matmul(*operands, preferred_element_type=jnp.float32)
+    return output.astype(query.dtype)
+
+
+@typechecked
+def dot_product_attention(
+    query: Float[Array, "*batch T N H"],
+    key: Float[Array, "*batch S K H"],
+    value: Float[Array, "*batch S K Hv"],
+    mask: Bool[Array, "..."] | AttentionMask | None = None,
+    bias: Float[Array, "..."] | AttentionBias | None = None,
+    *,
+    scale: float | Float[Array, ""] | None = None,
+    logit_softcap: float | None = None,
+    normalizer: Normalizer = "softmax",
+    dropout_rate: float = 0.0,
+    dropout_key: PRNGKeyArray | None = None,
+    implementation: Implementation = "auto",
+) -> Float[Array, "*batch T N Hv"]:
+    """Multi-head, grouped-query or multi-query attention; picks an implementation.
+
+        output[t, n] = sum over s of weights[n, t, s] * value[s, n // (N // K)]
+
+    Multi-head attention has K = N, multi-query attention K = 1, grouped-query attention any K
+    between that divides N. Keys and values are never repeated.
+
+    Scores are taken and normalised in float32; the weights meet the values in the values' dtype,
+    with sums in float32. A query that may attend to nothing gives zero and passes no gradient.
+    Masked keys and values may hold any finite number, but not infinity or NaN.
+
+    Args:
+        query: Queries of N heads.
+        key: Keys of K heads.
+        value: Values of K heads. Their width may differ from the keys'.
+        mask: True where the query may attend to the key. None allows every pair. With as many axes
+            as ``query`` it broadcasts to ``[*batch, N, T, S]``; with fewer it has no axis for heads
+            and broadcasts to ``[*batch, T, S]``. (So ``[N, T, S]`` for a batch is ``mask[None]``.)
+            Or an `AttentionMask`, so that no such array need exist.
+        bias: Added to the scores after scale and cap; broadcasts to ``[*batch, N, T, S]``. Must be
+            finite: to forbid a pair use ``mask``. Or an `attention_bias`.
+        scale: Multiplies the dot products. None is ``H ** -0.5``; T5 uses 1. It may be learned: an
+            array without axes, which queries are multiplied by before.
+        logit_softcap: Keep scores inside ``(-c, c)`` by ``c * tanh(scores / c)``, as Gemma 2 does.
+        normalizer: "softmax", or "relu": positive scores divided by their sum, so that a query
+            with no positive score gives zero.
+        dropout_rate: Share of the weights set to zero; the others grow so that the mean stays.
+        dropout_key: Randomness for dropout.
+        implementation: "xla" multiplies whole matrices of scores; "blockwise" is
+            `blockwise_attention`; "cudnn" and "splash" are kernels of NVIDIA GPUs and of TPUs.
+            These take an `AttentionMask` and an `attention_bias`, not arrays. "auto" picks the
+            kernel of the platform where it can do what is asked, else blocks where there are many
+            scores, else whole matrices. Only "xla" has a `jax.jvp`.
+
+    Returns:
+        The mean values of each head, in the dtype of ``query``.
+
+    Raises:
+        ValueError: Shapes do not fit, an option is out of its range, or the implementation cannot
+            do what is asked.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jaxformer import functional as F
+        >>> query = jnp.ones((2, 4, 6, 8))  # [batch, time, heads, width]
+        >>> key = jnp.ones((2, 4, 3, 8))  # two query heads share each key head
+        >>> value = jnp.broadcast_to(jnp.arange(4.0)[:, None, None], key.shape)
+        >>> mask = F.causal_mask(jnp.arange(4), jnp.arange(4))
+        >>> output = F.dot_product_attention(query, key, value, mask)
+        >>> output.shape
+        (2, 4, 6, 8)
+        >>> output[0, :, 0, 0]  # equal scores: the mean of what was said so far
+        Array([0. , 0.5, 1. , 1.5], dtype=float32)
+
+    References:
+        Vaswani et al., Attention Is All You Need, 2017. arXiv:1706.03762, section 3.2
+        Shazeer, Fast Transformer Decoding: One Write-Head is All You Need, 2019. arXiv:1911.02150
+        Ainslie et al., GQA: Training Generalized Multi-Query Transformer Models from Multi-Head
+        Checkpoints, 2023. arXiv:2305.13245, section 2.2
+        Gemma Team, Gemma 2: Improving Open Language Models at a Practical Size, 2024.
+        arXiv:2408.00118, section 2 (the soft cap)
+        Zhang, Titov and Sennrich, Sparse Attention with Linear Units, 2021. arXiv:2104.07012
+        (ReLU for softmax, there with a norm in place of the division)
+    """
+    if implementation not in get_args(Implementation):
+        raise ValueError(
+            f"implementation must be in {get_args(Implementation)}; got {implementation!r}."
+        )
+    check_attention(query, key, mask, bias, normalizer, logit_softcap, dropout_rate, dropout_key)
+    query, scale = resolve_scale(query, scale)
+    request = AttentionRequest(mask, bias, logit_softcap, normalizer, dropout_rate)
+    mask_and_bias: Any = mask, bias
+    match choose_implementation(query, key, value, implementation, request):
+        case "blockwise":
+            return blockwise_attention(
+                query,
+                key,
+                value,
+                *mask_and_bias,
+                scale=scale,
+                logit_softcap=logit_softcap,
+                normalizer=normalizer,
+                dropout_rate=dropout_rate,
+                dropout_key=dropout_key,
+            )
+        case "cudnn":
+            return cudnn_attention(query, key, value, mask_and_bias[0], scale=scale)
+        case "splash":
+            return splash_attention(
+                query, key, value, mask_and_bias[0], scale=scale, logit_softcap=logit_softcap
+            )
+    one_head = partial(attend, scale=scale, logit_softcap=logit_softcap, normalizer=normalizer)
+    arrays: dict[str, Array | None]
+    arrays = {"value": value, "mask": materialize(mask), "bias": materialize(bias)}
+    if dropout_rate != 0.0:
+        ones = jnp.ones(weights_shape(query, key), jnp.float32)
+        arrays["dropout_multipliers"] = dropout(ones, dropout_rate, dropout_key)
+    repeated_query = jnp.broadcast_to(
+        query, (*query.shape[:-3], num_query_copies(query, key), *query.shape[-2:])
+    )
+    output = vectorize_heads(one_head, "(t,v)", repeated_query, key, **arrays)[
+        ..., : query.shape[-3], :
+    ]
+    return jnp.moveaxis(output, -2, -4).reshape(*query.shape[:-1], value.shape[-1])
+
+
+def num_query_copies(query: Array, key: Array) -> int:
+    """Copies of a single query, on a TPU: at least 8 query rows per key head; otherwise T.
+
+    With fewer XLA multiplies in the vector unit, in float32, and pads keys to twice their size.
+    """
+    (T, N), K = query.shape[-3:-1], key.shape[-2]
+    return -(-8 * K // N) if T == 1 and target_platform() == "tpu" else T
+
+
+@typechecked
+def attention_weights(
+    query: Float[Array, "*batch T N H"],
+    key: Float[Array, "*batch S K H"],
+    mask: Bool[Array, "..."] | AttentionMask | None = None,
+    bias: Float[Array, "..."] | AttentionBias | None = None,
+    *,
+    scale: float | Float[Array, ""] | None = None,
+    logit_softcap: float | None = None,
+    normalizer: Normalizer = "softmax",
+) -> Float32[Array, "*batch N T S"]:
+    """Return the attention weights of all heads, float32.
+
+        weights[n, t] = softmax(scale * query[t, n] @ key[:, n // (N // K)].T + bias[n, t])
+
+    Args:
+        query: Queries of N heads.
+        key: Keys of K heads.
+        mask: As in `dot_product_attention`.
+        bias: As in `dot_product_attention`.
+        scale: As in `dot_product_attention`.
+        logit_softcap: As in `dot_product_attention`.
+        normalizer: As in `dot_product_attention`.
+
+    Returns:
+        Weights in float32, whatever the inputs' dtype, so that rows sum to 1.
+
+    Raises:
+        ValueError: Shapes do not fit, or an option is out of its range.
+    """
+    check_attention(query, key, mask, bias, normalizer, logit_softcap)
+    query, scale = resolve_scale(query, scale)
+    one_head = partial(
+        _head_weights, scale=scale, logit_softcap=logit_softcap, normalizer=normalizer
+    )
+    arrays = {"mask": materialize(mask), "bias": materialize(bias)}
+    weights = vectorize_heads(one_head, "(t,s)", query, key, **arrays)
+    return weights.reshape(weights_shape(query, key))
+
+
+def _head_weights(
+    query: Float[Array, "T H"],
+    key: Float[Array, "S H"],
+    mask: Bool[Array, "T S"] | None = None,
+    bias: Float[Array, "T S"] | None = None,
+    *,
+    scale: float | Float[Array, ""],
+    logit_softcap: float | None,
+    normalizer: Normalizer,
+) -> Float32[Array, "T S"]:
+    scores = attention_scores(query, key, bias, scale=scale, logit_softcap=logit_softcap)
+    mask = jnp.ones(scores.shape, bool) if mask is None else mask
+    match normalizer:
+        case "softmax":
+            # A finite stand-in for minus infinity keeps NaN out of rows without any key, backwards
+            # too; the outer selection removes the equal weights that softmax gives such rows.
+            scores = jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
+            return jnp.where(mask, jax.nn.softmax(scores, axis=-1), 0.0)
+        case "relu":
+            positive = jnp.where(mask, jax.nn.relu(scores), 0.0)
+            total = jnp.sum(positive, axis=-1, keepdims=True)
+            return positive / jnp.where(total > 0, total, 1.0)

@@ -1,0 +1,296 @@
+"""Fused attention kernels: cuDNN on NVIDIA GPUs, splash on TPUs; what each supports."""
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from jaxformer.functional.argument_checks import typechecked
+from jaxformer.functional.attention.cudnn import CudnnKernel, SegmentedCudnnKernel
+from jaxformer.functional.attention.lazy_masks import AttentionMask, MaskRule
+from jaxformer.functional.attention.scores import resolve_scale
+from jaxformer.functional.collectives import pvary, varying_axes
+from jaxformer.functional.external_kernels import (
+    AttentionKernel,
+    SegmentIds,
+    kernel_attention,
+    run_outside_traces,
+)
+from jaxformer.functional.platforms import LANES, compute_capability_major, target_device
+
+ArrayOrShape = Array | jax.ShapeDtypeStruct  # shape and dtype are asked for
+
+
+@typechecked
+def cudnn_attention(
+    query: Float[Array, "*batch T N H"],
+    key: Float[Array, "*batch S K H"],
+    value: Float[Array, "*batch S K H"],
+    mask: AttentionMask | None = None,
+    *,
+    scale: float | Float[Array, ""] | None = None,
+) -> Float[Array, "*batch T N H"]:
+    """`dot_product_attention` by cuDNN's fused kernel; see `cudnn_unsupported_reason`.
+
+    Hopper GPUs and later ones get the segments of packed rows as offsets, and skip blocks between
+    segments; rows of one segment need none. A batch that has more than 16 segments in a row, and
+    older GPUs, have a mask [T, S] for each sequence, once for all heads.
+
+    Args:
+        query: Queries of N heads, in bfloat16 or float16.
+        key: Keys of K heads.
+        value: Values of K heads.
+        mask: Of contiguous tokens, or None.
+        scale: Multiplies the dot products.
+
+    Returns:
+        The mean values of each head, in the dtype of ``query``.
+
+    References:
+        Dao et al., FlashAttention, 2022. arXiv:2205.14135
+    """
+    rule = MaskRule() if mask is None else mask.rule
+    # A window that ends with the query's own token is causal.
+    causal = rule.causal or (rule.window is not None and rule.lookahead == 0)
+    query, scale = resolve_scale(query, scale)
+    packs = compute_capability_major(target_device().kind) >= 9
+    kernel = (SegmentedCudnnKernel if packs else CudnnKernel)(scale, causal, rule.window)
+    return _attend_flat_batch(kernel, query, key, value, mask)
+
+
+def _attend_flat_batch(
+    kernel: AttentionKernel, query: Array, key: Array, value: Array, mask: AttentionMask | None
+) -> Any:
+    """Flatten the batch axes, make all arrays vary over common mesh axes, and run the kernel."""
+    flat_arrays = [x.reshape(-1, *x.shape[-3:]) for x in (query, key, value)]
+    kernel_args = *flat_arrays, flat_segment_ids(mask, query.shape[:-3])
+    axes = frozenset[str]().union(*(varying_axes(x) for x in jax.tree.leaves(kernel_args)))
+    output = kernel_attention(kernel, *jax.tree.map(lambda x: pvary(x, *axes), kernel_args))
+    return output.reshape(query.shape)
+
+
+def flat_segment_ids(mask: AttentionMask | None, batch: tuple[int, ...]) -> SegmentIds:
+    """Flatten segment ids of queries and keys over the batch; None if the mask has none."""
+    if mask is None or mask.query_segments is None or mask.key_segments is None:
+        return None
+    query_ids, key_ids = (
+        jnp.broadcast_to(x, (*batch, x.shape[-1])).reshape(-1, x.shape[-1])
+        for x in (mask.query_segments, mask.key_segments)
+    )
+    return query_ids, key_ids
+
+
+@typechecked
+def splash_attention(
+    query: Float[Array, "*batch T N H"],
+    key: Float[Array, "*batch S K H"],
+    value: Float[Array, "*batch S K H"],
+    mask: AttentionMask | None = None,
+    *,
+    scale: float | Float[Array, ""] | None = None,
+    logit_softcap: float | None = None,
+    interpret: bool = False,
+) -> Float[Array, "*batch T N H"]:
+    """`dot_product_attention` by JAX's splash kernel; see `splash_unsupported_reason`.
+
+    Blocks in which nothing is seen are left out.
+
+    Args:
+        query: Queries of N heads.
+        key: Keys of K heads.
+        value: Values of K heads.
+        mask: Of contiguous tokens, or None.
+        scale: Multiplies the dot products.
+        logit_softcap: Bound on the absolute score.
+        interpret: Run the kernel's steps on any platform, slowly: for tests.
+
+    Returns:
+        The mean values of each head, in the dtype of ``query``.
+
+    References:
+        Dao et al., FlashAttention, 2022. arXiv:2205.14135
+        Liu, Zaharia and Abbeel, Ring Attention with Blockwise Transformers for Near-Infinite
+        Context, 2023. arXiv:2310.01889
+    """
+    (T, N, width), S = query.shape[-3:], key.shape[-3]
+    rule = MaskRule() if mask is None else mask.rule
+    query, scale = resolve_scale(query, scale)
+    query = query * scale
+    if pad := -width % (LANES // 2):  # zeros add nothing to scores
+        padding = [(0, 0)] * (query.ndim - 1) + [(0, pad)]
+        query, key, value = (jnp.pad(x, padding) for x in (query, key, value))
+    kernel = SplashKernel(N, T, S, rule, logit_softcap, interpret)
+    return _attend_flat_batch(kernel, query, key, value, mask)[..., :width]
+
+
+@dataclass(frozen=True)
+class SplashKernel(AttentionKernel):
+    """Splash attention with its static options."""
+
+    head_axis = 1
+    num_heads: int
+    num_queries: int
+    num_keys: int
+    rule: MaskRule
+    logit_softcap: float | None
+    interpret: bool
+
+    def static_arrays(self) -> Any:
+        """JAX's splash kernel object, whose mask info is NumPy arrays."""
+        return _make_splash_kernel(self)
+
+    def __call__(
+        self,
+        static_arrays: Any,
+        query: Float[Array, "B N T H"],
+        key: Float[Array, "B K S H"],
+        value: Float[Array, "B K S H"],
+        segments: SegmentIds,
+    ) -> Float[Array, "B N T H"]:
+        """Run splash attention."""
+        from jax.experimental.pallas.ops.tpu import splash_attention as splash
+
+        ids = None if segments is None else splash.SegmentIds(*segments)
+        return jax.vmap(static_arrays)(query, key, value, ids)
+
+
+@lru_cache(maxsize=64)
+def _make_splash_kernel(options: SplashKernel) -> Any:
+    # Here, since few programs need it and it takes long to import.
+    from jax.experimental.pallas.ops.tpu import splash_attention as splash
+
+    (T, S), rule = (options.num_queries, options.num_keys), options.rule
+    lookahead = 0 if rule.causal else rule.lookahead
+    mask: Any = splash.CausalMask((T, S)) if rule.causal else splash.FullMask((T, S))
+    if rule.window is not None:
+        mask = splash.LocalMask((T, S), window_size=(rule.window - 1, lookahead), offset=0)
+    block_q, block_kv = (math.gcd(512, n) for n in (T, S))
+    sizes = splash.BlockSizes(
+        block_q=block_q,
+        block_kv=block_kv,
+        block_kv_compute=block_kv,
+        block_q_dkv=block_q,
+        block_kv_dkv=block_kv,
+        block_kv_dkv_compute=block_kv,
+        block_q_dq=block_q,
+        block_kv_dq=block_kv,
+    )
+    kernel = run_outside_traces(
+        splash.make_splash_mha_single_device,
+        splash.MultiHeadMask([mask] * options.num_heads),
+        block_sizes=sizes,
+        attn_logits_soft_cap=options.logit_softcap,
+        interpret=options.interpret,
+    )
+    return jax.tree.map(np.asarray, kernel)
+
+
+class AttentionRequest(NamedTuple):
+    """Mask, bias and options of a `dot_product_attention` call.
+
+    Attributes:
+        mask: An array, an `AttentionMask`, or None.
+        bias: Likewise.
+        logit_softcap: Bound on the scores.
+        normalizer: How scores become weights.
+        dropout_rate: Of the weights.
+    """
+
+    mask: Any = None
+    bias: Any = None
+    logit_softcap: float | None = None
+    normalizer: str = "softmax"
+    dropout_rate: float = 0.0
+
+
+def cudnn_unsupported_reason(
+    query: ArrayOrShape, key: ArrayOrShape, value: ArrayOrShape, request: AttentionRequest
+) -> str | None:
+    """Return why cuDNN attention does not support the request, or None."""
+    platform, kind = target_device()
+    if platform != "gpu":
+        return f"it runs on NVIDIA GPUs, and this is a {platform}"
+    if (generation := compute_capability_major(kind)) < 8:
+        return f"it needs an NVIDIA GPU of compute capability 8.0 or more; got {kind}"
+    if (dtypes := dtype_names(query, key, value)) not in ("bfloat16", "float16"):
+        return f"it computes in bfloat16 or float16; got {dtypes}"
+    max_head_dim = 256 if generation >= 9 else 128
+    if query.shape[-1] % 8 or query.shape[-1] > max_head_dim:
+        return (
+            f"heads have a multiple of 8 and on an {kind} at most {max_head_dim} features; "
+            f"got {query.shape[-1]}"
+        )
+    if request.logit_softcap is not None:
+        return f"it has no soft cap; got logit_softcap {request.logit_softcap}"
+    lengths = query.shape[-3], value.shape[-3]
+    if any(length % 2 for length in lengths):
+        return f"its gradient is of even lengths; got {lengths[0]} and {lengths[1]}"
+    if (
+        reason := _common_unsupported_reason(query, value, request)
+    ) is not None or request.mask is None:
+        return reason
+    rule = request.mask.rule
+    if rule.window is not None and rule.lookahead > 0 and not rule.causal:
+        return f"its windows end with the query's token; got a lookahead of {rule.lookahead}"
+    return None
+
+
+def dtype_names(*arrays: ArrayOrShape) -> str:
+    """Return the distinct dtypes of the arrays, as text."""
+    return ", ".join(sorted({str(x.dtype) for x in arrays}))
+
+
+def splash_unsupported_reason(
+    query: ArrayOrShape, key: ArrayOrShape, value: ArrayOrShape, request: AttentionRequest
+) -> str | None:
+    """Return why splash attention does not support the request, or None."""
+    if (platform := target_device().platform) != "tpu":
+        return f"it runs on TPUs, and this is a {platform}"
+    if (dtypes := dtype_names(query, key, value)) not in ("bfloat16", "float32"):
+        return f"it computes in bfloat16 or float32; got {dtypes}"
+    if query.shape[-3] % LANES or value.shape[-3] % LANES:
+        return (
+            f"lengths are multiples of {LANES}; got {query.shape[-3]} queries and "
+            f"{value.shape[-3]} keys"
+        )
+    if query.shape[-1] > 2 * LANES:
+        return f"heads have at most {2 * LANES} features; got {query.shape[-1]}"
+    return _common_unsupported_reason(query, value, request)
+
+
+def _common_unsupported_reason(
+    query: ArrayOrShape, value: ArrayOrShape, request: AttentionRequest
+) -> str | None:
+    """Return why neither kernel supports the request, or None."""
+    if jax.config.values["jax_enable_checks"]:
+        return "in its program no type says how devices differ, which JAX_ENABLE_CHECKS asks for"
+    if value.shape[-1] != query.shape[-1]:
+        return f"values are as wide as keys; got {value.shape[-1]} and {query.shape[-1]}"
+    mask = request.mask
+    if mask is not None and not (
+        isinstance(mask, AttentionMask) and mask.rule.contiguous_positions
+    ):
+        mask_description = (
+            type(mask).__name__ if not isinstance(mask, AttentionMask) else str(mask.rule)
+        )
+        return (
+            "it counts tokens itself; the mask must be an AttentionMask whose rule is contiguous; "
+            f"got {mask_description}"
+        )
+    if mask is not None and query.shape[-3] != value.shape[-3]:
+        return (
+            "queries in order are the keys' tokens; got "
+            f"{query.shape[-3]} queries and {value.shape[-3]} keys"
+        )
+    if request.bias is not None:
+        return "it adds nothing to the scores; got a bias"
+    if request.normalizer != "softmax":
+        return f"its weights are a softmax; got normalizer {request.normalizer!r}"
+    if request.dropout_rate != 0.0:
+        return f"it drops no weights; got dropout_rate {request.dropout_rate}"
+    return None

@@ -1,0 +1,229 @@
+"""Lazy masks and biases, computed per tile from positions, without a [T, S] array."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import reduce
+from operator import and_
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Integer
+
+from jaxformer.functional.argument_checks import typechecked
+from jaxformer.functional.attention.masks import causal_mask, segment_mask, window_mask
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True, kw_only=True)
+class MaskRule:
+    """Static part of an `AttentionMask`: causal, window, lookahead, contiguous positions.
+
+    Attributes:
+        causal: Only keys at its own position and before.
+        window: Only the latest so many keys, its own included; None is all.
+        lookahead: With a window, as many after the query.
+        contiguous_positions: Positions rise by one from each token to the next of the same
+            segment, and queries are the keys' tokens, so that kernels which count tokens
+            themselves may be used.
+    """
+
+    causal: bool = False
+    window: int | None = None
+    lookahead: int = 0
+    contiguous_positions: bool = False
+
+    def __post_init__(self):
+        if self.window is not None and self.window < 1:
+            raise ValueError(f"MaskRule.window must be at least 1; got {self.window}.")
+        if self.lookahead < 0 or (self.lookahead and self.window is None):
+            raise ValueError(
+                "MaskRule.lookahead is a number of keys after the query, beside a window of those "
+                f"before; got lookahead={self.lookahead} and window={self.window}."
+            )
+
+
+class AttentionMask(NamedTuple):
+    """Lazy attention mask, from positions, segments and a `MaskRule`.
+
+    Attributes:
+        query_positions: Of each query, in tokens.
+        key_positions: Of each key, in tokens.
+        query_segments: Number of the document each query belongs to; None is one for all.
+        key_segments: Of each key; None if and only if those of the queries are.
+        rule: What positions allow.
+    """
+
+    query_positions: Integer[Array, "*batch T"]
+    key_positions: Integer[Array, "*batch S"]
+    query_segments: Integer[Array, "*batch T"] | None = None
+    key_segments: Integer[Array, "*batch S"] | None = None
+    rule: MaskRule = MaskRule()
+
+    def materialize(self) -> Bool[Array, "*batch T S"] | None:
+        """Return the mask as a boolean array, or None if everything is allowed."""
+        rule, masks, positions = self.rule, [], (self.query_positions, self.key_positions)
+        if rule.causal:
+            masks.append(causal_mask(*positions))
+        if rule.window is not None:
+            masks.append(window_mask(*positions, rule.window, lookahead=rule.lookahead))
+        if self.query_segments is not None and self.key_segments is not None:
+            masks.append(segment_mask(self.query_segments, self.key_segments))
+        shape = jnp.broadcast_shapes(*(part.shape for part in masks))
+        return reduce(and_, (jnp.broadcast_to(x, shape) for x in masks)) if masks else None
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class BiasFunction:
+    """Static part of an `AttentionBias`: function, keywords, head axes of the parameters."""
+
+    function: Callable[..., Float[Array, "N T S"]]
+    kwargs: tuple[tuple[str, Any], ...]
+    head_axes: tuple[int | None, ...]  # of each array of the parameters
+
+    def __call__(
+        self,
+        params: Any,
+        query_positions: Integer[Array, " T"],
+        key_positions: Integer[Array, " S"],
+    ) -> Float[Array, "N T S"]:
+        """Return the bias [N, T, S] between these queries and keys."""
+        kwargs = dict(self.kwargs)
+        bias = jnp.asarray(self.function(params, query_positions, key_positions, **kwargs))
+        expected = len(query_positions), len(key_positions)
+        if bias.ndim != 3 or bias.shape[1:] != expected:
+            raise ValueError(
+                f"{getattr(self.function, '__name__', self.function)} gives a bias [heads, "
+                f"queries, keys], here of {expected[0]} queries and {expected[1]} keys; got shape "
+                f"{bias.shape}."
+            )
+        return bias
+
+
+class AttentionBias(NamedTuple):
+    """Lazy attention bias, a function of parameters and positions; made by `attention_bias`.
+
+    Attributes:
+        params: Arrays, of which it has a gradient.
+        query_positions: Of each query, in tokens.
+        key_positions: Of each key, in tokens.
+        bias_function: The function.
+    """
+
+    params: Any
+    query_positions: Integer[Array, "*batch T"]
+    key_positions: Integer[Array, "*batch S"]
+    bias_function: BiasFunction
+
+    def materialize(self) -> Float[Array, "*batch N T S"]:
+        """Return the bias as an array, ``[*batch, N, T, S]``."""
+        of_sequence = jnp.vectorize(
+            lambda *positions: self.bias_function(self.params, *positions),
+            signature="(t),(s)->(n,t,s)",
+        )
+        return of_sequence(self.query_positions, self.key_positions)
+
+    def map_heads(self, function: Callable[[Array, int | None], Array]) -> "AttentionBias":
+        """Apply a function to each parameter array and its head axis."""
+        leaves, tree = jax.tree.flatten(self.params)
+        changed = map(function, leaves, self.bias_function.head_axes)
+        return self._replace(params=jax.tree.unflatten(tree, changed))
+
+
+@typechecked
+def attention_bias(
+    function: Callable[..., Float[Array, "N T S"]],
+    params: Any,
+    query_positions: Integer[Array, "*batch T"],
+    key_positions: Integer[Array, "*batch S"],
+    *,
+    head_axes: Any = 0,
+    **kwargs: Any,
+) -> AttentionBias:
+    """Make a lazy attention bias from a function of parameters and positions.
+
+        bias = function(params, query_positions, key_positions, **kwargs)
+
+    Attention by blocks asks for it between a block of queries and one of keys, and for its gradient
+    there, so no array of all pairs exists.
+
+    Args:
+        function: From parameters and positions of any queries [T] and keys [S] of a sequence to
+            [N, T, S], for as many heads as the parameters are of. For instance `alibi_bias`.
+        params: A tree of float arrays.
+        query_positions: Of each query, in tokens.
+        key_positions: Of each key, in tokens.
+        head_axes: Which axis of each array of the parameters counts heads, or None: one for all, or
+            a tree like `params`, or the upper part of one, as in `jax.vmap`.
+        **kwargs: More keywords of the function, hashable.
+
+    Returns:
+        The bias, as `dot_product_attention` takes it.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jaxformer import functional as F
+        >>> at = jnp.arange(3)
+        >>> F.attention_bias(F.alibi_bias, F.alibi_slopes(8), at, at).materialize()[0]
+        Array([[-0. , -0.5, -1. ],
+               [-0.5, -0. , -0.5],
+               [-1. , -0.5, -0. ]], dtype=float32)
+    """
+    axes = jax.tree.broadcast(head_axes, params, is_leaf=lambda x: x is None)
+    axes = tuple(jax.tree.leaves(axes, is_leaf=lambda x: x is None))
+    bias_function = BiasFunction(function, tuple(sorted(kwargs.items())), axes)
+    params = jax.tree.map(jnp.asarray, params)
+    return AttentionBias(params, query_positions, key_positions, bias_function)
+
+
+def check_mask_and_bias(query: Array, key: Array, mask: Any, bias: Any) -> None:
+    """Check that a lazy mask and bias have one entry per query, key and head."""
+    (T, N), S = query.shape[-3:-1], key.shape[-3]
+    for mask_or_bias in (mask, bias):
+        if not isinstance(mask_or_bias, AttentionMask | AttentionBias):
+            continue
+        name = type(mask_or_bias).__name__
+        lengths = {"query_positions": T, "key_positions": S}
+        if isinstance(mask_or_bias, AttentionMask):
+            if (mask_or_bias.query_segments is None) != (mask_or_bias.key_segments is None):
+                raise ValueError(
+                    f"{name} has segments of queries and of keys, or neither; give both."
+                )
+            lengths |= {"query_segments": T, "key_segments": S}
+        for attribute, count in lengths.items():
+            numbers = getattr(mask_or_bias, attribute)
+            if numbers is not None and numbers.shape[-1] != count:
+                raise ValueError(
+                    f"{name}.{attribute} has a number for each of {count} "
+                    f"{'queries' if attribute.startswith('quer') else 'keys'}; got shape "
+                    f"{numbers.shape}."
+                )
+        if isinstance(mask_or_bias, AttentionBias):
+            pairs = zip(
+                jax.tree.leaves(mask_or_bias.params),
+                mask_or_bias.bias_function.head_axes,
+                strict=True,
+            )
+            for array, axis in pairs:
+                if axis is not None and array.shape[axis] != N:
+                    raise ValueError(
+                        f"{name}.params have a number for each of {N} query heads along axis "
+                        f"{axis}; got shape {array.shape}."
+                    )
+
+
+def materialize(mask_or_bias: Any) -> Any:
+    """Return a lazy mask or bias as an array; arrays and None pass unchanged.
+
+    Args:
+        mask_or_bias: An `AttentionMask`, a `AttentionBias`, an array or None.
+
+    Returns:
+        The array that it is; arrays and None as they are.
+    """
+    return (
+        mask_or_bias.materialize()
+        if isinstance(mask_or_bias, AttentionMask | AttentionBias)
+        else mask_or_bias
+    )

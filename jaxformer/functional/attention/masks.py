@@ -1,0 +1,277 @@
+"""Attention masks as functions of positions and segments: True where attention is allowed.
+
+Masks say nothing about storage. The same function serves training (positions 0 to T - 1), packed
+rows, a prompt continued from a cache (later query positions) and a ring buffer (key positions in
+any order). They join with ``&`` and ``|``.
+
+Fill the unused slots of a cache with a position larger than any query's: every mask here that is
+causal then leaves them out.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int, Integer, Shaped
+
+from jaxformer.functional.argument_checks import typechecked
+
+
+def broadcast_pairs(
+    queries: Shaped[Array, "*#batch T"], keys: Shaped[Array, "*#batch S"]
+) -> tuple[Shaped[Array, "..."], Shaped[Array, "..."]]:
+    """Expand per-query and per-key numbers to [*batch, T, 1] and [*batch, 1, S]."""
+    query_rows, key_columns = match_ranks(queries[..., :, None], keys[..., None, :])
+    return query_rows, key_columns
+
+
+def match_ranks(*arrays: Array) -> list[Array]:
+    """Add leading axes of size 1 until all arrays have the same rank."""
+    axes = max(x.ndim for x in arrays)
+    return [x.reshape((1,) * (axes - x.ndim) + x.shape) for x in arrays]
+
+
+@typechecked
+def causal_mask(
+    query_positions: Integer[Array, "*#batch T"], key_positions: Integer[Array, "*#batch S"]
+) -> Bool[Array, "*batch T S"]:
+    """Causal mask: each query attends to keys at or before its position.
+
+        mask[t, s] = key_positions[s] <= query_positions[t]
+
+    Args:
+        query_positions: Position of each query, in tokens.
+        key_positions: Position of each key, in tokens.
+
+    Returns:
+        True where the query may attend to the key.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jaxformer import functional as F
+        >>> print(F.causal_mask(jnp.arange(3), jnp.arange(3)).astype(int))
+        [[1 0 0]
+         [1 1 0]
+         [1 1 1]]
+        >>> print(F.causal_mask(jnp.array([2]), jnp.arange(5)).astype(int))  # a cache of 5
+        [[1 1 1 0 0]]
+
+    References:
+        Vaswani et al., Attention Is All You Need, 2017. arXiv:1706.03762, section 3.2.3
+    """
+    queries, keys = broadcast_pairs(query_positions, key_positions)
+    return keys <= queries
+
+
+@typechecked
+def window_mask(
+    query_positions: Integer[Array, "*#batch T"],
+    key_positions: Integer[Array, "*#batch S"],
+    window: int,
+    *,
+    lookahead: int = 0,
+) -> Bool[Array, "*batch T S"]:
+    """Sliding-window mask: each query attends to the latest `window` keys, its own included.
+
+        mask[t, s] = query[t] - window < key[s] <= query[t] + lookahead
+
+    A window at least as long as the sequence is `causal_mask`.
+
+    Args:
+        query_positions: Position of each query, in tokens.
+        key_positions: Position of each key, in tokens.
+        window: Keys seen at or before the query, in tokens: 1 is the query's own key alone.
+        lookahead: Keys seen after the query, in tokens. ``window - 1`` is the symmetric window of
+            an encoder.
+
+    Returns:
+        True where the query may attend to the key.
+
+    Raises:
+        ValueError: ``window`` is below 1 or ``lookahead`` below 0.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jaxformer import functional as F
+        >>> positions = jnp.arange(4)
+        >>> print(F.window_mask(positions, positions, 2).astype(int))
+        [[1 0 0 0]
+         [1 1 0 0]
+         [0 1 1 0]
+         [0 0 1 1]]
+
+    References:
+        Beltagy, Peters and Cohan, Longformer: The Long-Document Transformer, 2020.
+        arXiv:2004.05150, section 3.1
+        Jiang et al., Mistral 7B, 2023. arXiv:2310.06825, section 2
+    """
+    if window < 1 or lookahead < 0:
+        raise ValueError(
+            "A window needs at least 1 key and a lookahead of at least 0; "
+            f"got window {window} and lookahead {lookahead}."
+        )
+    queries, keys = broadcast_pairs(query_positions, key_positions)
+    offset = keys - queries
+    return (-window < offset) & (offset <= lookahead)
+
+
+@typechecked
+def segment_mask(
+    query_segments: Integer[Array, "*#batch T"], key_segments: Integer[Array, "*#batch S"]
+) -> Bool[Array, "*batch T S"]:
+    """Segment mask: attention within a segment (packed document) only.
+
+        mask[t, s] = query_segments[t] == key_segments[s]
+
+    Padding is a segment like any other: it attends to itself and nothing attends to it.
+
+    Args:
+        query_segments: Number of the document each query belongs to.
+        key_segments: Number of the document each key belongs to.
+
+    Returns:
+        True where the query may attend to the key.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jaxformer import functional as F
+        >>> segments = jnp.array([1, 1, 2, 2])  # two documents in a row
+        >>> positions = jnp.array([0, 1, 0, 1])
+        >>> causal = F.causal_mask(positions, positions)
+        >>> print((causal & F.segment_mask(segments, segments)).astype(int))
+        [[1 0 0 0]
+         [1 1 0 0]
+         [0 0 1 0]
+         [0 0 1 1]]
+
+    References:
+        Krell et al., Efficient Sequence Packing without Cross-contamination, 2021.
+        arXiv:2107.02027, section 3.2
+    """
+    queries, keys = broadcast_pairs(query_segments, key_segments)
+    return queries == keys
+
+
+@typechecked
+def prefix_mask(
+    query_positions: Integer[Array, "*#batch T"],
+    key_positions: Integer[Array, "*#batch S"],
+    prefix_length: Integer[Array, "*#batch"] | int,
+) -> Bool[Array, "*batch T S"]:
+    """Prefix-LM mask: bidirectional over the prefix, causal after it.
+
+        mask[t, s] = key_positions[s] <= query_positions[t]  or  key_positions[s] < prefix_length
+
+    Args:
+        query_positions: Position of each query, in tokens.
+        key_positions: Position of each key, in tokens.
+        prefix_length: Tokens of the prefix, one number for all sequences or one for each: ``[B]``
+            gives ``[B, T, S]``, with positions for each sequence or one row for all.
+
+    Returns:
+        True where the query may attend to the key.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jaxformer import functional as F
+        >>> positions = jnp.arange(4)
+        >>> print(F.prefix_mask(positions, positions, 2).astype(int))
+        [[1 1 0 0]
+         [1 1 0 0]
+         [1 1 1 0]
+         [1 1 1 1]]
+
+    References:
+        Raffel et al., Exploring the Limits of Transfer Learning with a Unified Text-to-Text
+        Transformer, 2019. arXiv:1910.10683, section 3.2.1
+    """
+    queries, keys = broadcast_pairs(query_positions, key_positions)
+    lengths = jnp.asarray(prefix_length, keys.dtype)[..., None, None]
+    queries, keys, lengths = match_ranks(queries, keys, lengths)
+    return (keys <= queries) | (keys < lengths)
+
+
+@typechecked
+def key_padding_mask(valid: Bool[Array, "*batch S"]) -> Bool[Array, "*batch 1 S"]:
+    """Key padding mask: every query attends to the valid keys.
+
+        mask[0, s] = valid[s]
+
+    Args:
+        valid: True for real tokens, False for padding.
+
+    Returns:
+        The mask with one row that stands for all queries.
+    """
+    return valid[..., None, :]
+
+
+@typechecked
+def length_mask(lengths: Integer[Array, "*batch"], num_positions: int) -> Bool[Array, "*batch T"]:
+    """Valid-token mask of rows padded on the right: True for the first `lengths` tokens.
+
+        mask[t] = t < lengths
+
+    Args:
+        lengths: Tokens of each row.
+        num_positions: T.
+
+    Returns:
+        True for tokens, False for padding; for `key_padding_mask`, or to choose by.
+    """
+    positions = jnp.broadcast_to(jnp.arange(num_positions), (*lengths.shape, num_positions))
+    return positions < lengths[..., None]
+
+
+@typechecked
+def block_sparse_mask(
+    query_positions: Integer[Array, "*#batch T"],
+    key_positions: Integer[Array, "*#batch S"],
+    *,
+    num_heads: int,
+    block_size: int,
+    local_blocks: int,
+    stride: int,
+) -> Bool[Array, "*batch {num_heads} T S"]:
+    """Block-sparse causal mask: local blocks and every stride-th earlier one, shifted per head.
+
+        query_block[t], key_block[s] = query_positions[t] // block, key_positions[s] // block
+        local[t, s] = query_block[t] - key_block[s] < local_blocks
+        remote[n, s] = (key_block[s] + n * max(1, stride // num_heads) + 1) % stride == 0
+        mask[n, t, s] = (local[t, s] or remote[n, s]) and key_positions[s] <= query_positions[t]
+
+    Heads take turns at the remote blocks: no fewer heads than ``stride`` together see the whole
+    past.
+
+    Args:
+        query_positions: Position of each query, in tokens.
+        key_positions: Position of each key, in tokens.
+        num_heads: Query heads.
+        block_size: Tokens to a block.
+        local_blocks: Latest blocks that every head sees, the query's own included.
+        stride: Blocks from one remote block of a head to its next.
+
+    Returns:
+        True where the query of that head may attend to the key.
+
+    Raises:
+        ValueError: One of the four numbers is below 1.
+
+    References:
+        Abdin et al., Phi-3 Technical Report, 2024. arXiv:2404.14219, section 2 (the 7B model)
+        Child et al., Generating Long Sequences with Sparse Transformers, 2019. arXiv:1904.10509
+    """
+    if min(num_heads, block_size, local_blocks, stride) < 1:
+        raise ValueError(
+            "A block-sparse mask needs numbers of at least 1; got "
+            f"num_heads {num_heads}, block {block_size}, local_blocks {local_blocks}, stride "
+            f"{stride}."
+        )
+    queries, keys = broadcast_pairs(query_positions, key_positions)
+    key_block = keys // block_size
+    local = queries // block_size - key_block < local_blocks
+    causal = keys <= queries
+
+    def one_head(shift: Int[Array, ""]) -> Bool[Array, "..."]:
+        return causal & (local | ((key_block + shift + 1) % stride == 0))
+
+    shifts = max(1, stride // num_heads) * jnp.arange(num_heads, dtype=key_block.dtype)
+    return jax.vmap(one_head, out_axes=-3)(shifts)

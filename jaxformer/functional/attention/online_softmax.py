@@ -1,0 +1,116 @@
+"""Partial attention over some of the keys, and combining partial results (online softmax)."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Float32
+
+from jaxformer.functional.argument_checks import typechecked
+from jaxformer.functional.attention.scores import Normalizer, attention_scores
+from jaxformer.functional.matmul_precision import float32_matmul_operands
+
+NEG_INF = float(jnp.finfo(jnp.float32).min)  # the peak of a query that has seen no key
+
+
+class PartialAttention(NamedTuple):
+    """Softmax numerator, denominator and running maximum of each query, over the keys so far.
+
+    `numerator` and `denominator` are sums over those keys of ``exp(score - max_score) * value`` and
+    of ``exp(score - max_score)``; `max_score` is the largest score.
+    """
+
+    numerator: Float32[Array, "*batch T Hv"]
+    denominator: Float32[Array, "*batch T"]
+    max_score: Float32[Array, "*batch T"]
+
+
+@typechecked
+def partial_attention(
+    query: Float[Array, "T H"],
+    key: Float[Array, "S H"],
+    value: Float[Array, "S Hv"],
+    mask: Bool[Array, "T S"] | None = None,
+    bias: Float[Array, "T S"] | None = None,
+    dropout_multipliers: Float[Array, "T S"] | None = None,
+    *,
+    scale: float | Float[Array, ""],
+    logit_softcap: float | None = None,
+    normalizer: Normalizer = "softmax",
+) -> PartialAttention:
+    """Partial attention of one head: numerator, denominator and maximum over these keys.
+
+        values = exp(attention_scores(query, key, bias) - peak) @ value
+                 over the keys that mask allows
+
+    Args:
+        query: What each of T positions looks for.
+        key: What each of S positions offers.
+        value: What each of S positions says.
+        mask: True where the query may attend to the key. None allows every pair.
+        bias: Added to the capped scores.
+        dropout_multipliers: Change the weights before they meet the values, as dropout does.
+        scale: Multiplies the dot products.
+        logit_softcap: Bound on the absolute score.
+        normalizer: With "relu", positive scores stand for the exponentials, and the peak is 0.
+
+    Returns:
+        The part. No gradient passes through its peak, since none depends on it in the end.
+
+    References:
+        Milakov and Gimelshein, Online normalizer calculation for softmax, 2018. arXiv:1805.02867
+    """
+    scores = attention_scores(query, key, bias, scale=scale, logit_softcap=logit_softcap)
+    visible = jnp.ones(scores.shape, bool) if mask is None else mask
+    if normalizer == "relu":
+        max_score = jnp.zeros_like(scores[:, 0])
+        weights = jnp.where(visible, jax.nn.relu(scores), 0.0)
+    else:
+        scores = jnp.where(visible, scores, NEG_INF)
+        max_score = jax.lax.stop_gradient(jnp.max(scores, axis=-1))
+        weights = jnp.where(visible, jnp.exp(scores - max_score[:, None]), 0.0)
+    denominator = jnp.sum(weights, axis=-1)
+    if dropout_multipliers is not None:
+        weights = weights * dropout_multipliers.astype(jnp.float32)
+    operands = float32_matmul_operands(weights.astype(value.dtype), value)
+    numerator = jnp.matmul(*operands, preferred_element_type=jnp.float32)
+    return PartialAttention(numerator, denominator, max_score)
+
+
+@typechecked
+def combine_partial_attention(a: PartialAttention, b: PartialAttention) -> PartialAttention:
+    """Combine the partial attention of two disjoint sets of keys.
+
+        peak = max(peak_a, peak_b);    x = x_a * exp(peak_a - peak) + x_b * exp(peak_b - peak)
+
+    Args:
+        a: One part.
+        b: The part of other keys.
+
+    Returns:
+        The whole. In any order and grouping the result is the same, up to rounding.
+    """
+    max_score = jnp.maximum(a.max_score, b.max_score)
+    scale_a, scale_b = jnp.exp(a.max_score - max_score), jnp.exp(b.max_score - max_score)
+    return PartialAttention(
+        a.numerator * scale_a[..., None] + b.numerator * scale_b[..., None],
+        a.denominator * scale_a + b.denominator * scale_b,
+        max_score,
+    )
+
+
+@typechecked
+def finish_partial_attention(partial: PartialAttention) -> Float32[Array, "*batch T Hv"]:
+    """Divide numerator by denominator; zero for queries without visible keys.
+
+        output = values / total
+
+    Args:
+        partial: Of all keys.
+
+    Returns:
+        The mean values.
+    """
+    return (
+        partial.numerator / jnp.where(partial.denominator > 0, partial.denominator, 1.0)[..., None]
+    )

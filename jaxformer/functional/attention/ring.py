@@ -1,0 +1,292 @@
+"""Ring attention: attention over a sequence sharded over devices (context parallelism)."""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Array, Float, Float32, Int, PRNGKeyArray
+
+from jaxformer.functional.argument_checks import typechecked
+from jaxformer.functional.attention.blockwise import (
+    BLOCKWISE_REMAT_NAME,
+    DEFAULT_BLOCK_SIZE,
+    check_attention,
+    from_head_groups,
+    head_group_attention,
+    map_head_groups,
+    to_head_groups,
+)
+from jaxformer.functional.attention.blockwise_gradient import cast_gradients, head_group_gradient
+from jaxformer.functional.attention.lazy_masks import AttentionBias, AttentionMask
+from jaxformer.functional.attention.online_softmax import NEG_INF
+from jaxformer.functional.attention.scores import Normalizer, resolve_scale
+from jaxformer.functional.attention.tiles import (
+    KEY_FIELDS,
+    BlockwiseOptions,
+    HeadGroup,
+    position_fields,
+)
+from jaxformer.functional.collectives import pvary, varying_axes
+from jaxformer.functional.platforms import target_platform
+
+OutputAndLse = tuple[Float32[Array, "U G T Hv"], Float32[Array, "U G T"]]  # output and log-sum-exp
+
+
+def zigzag_order(length: int, devices: int) -> Int[np.ndarray, " T"]:
+    """Zigzag order of positions, which balances causal attention over devices.
+
+        device i of d has parts i and 2 d - 1 - i of 2 d equal ones
+
+    Where only earlier tokens are seen, an early part has little to attend to and a late one much;
+    each device has one of either. In the given order, consecutive equal shares are those.
+
+    Args:
+        length: Tokens of the sequence.
+        devices: That it is shared out among; 1 changes nothing.
+
+    Returns:
+        Positions, so that ``x[zigzag_order(len(x), devices)]`` is what devices share.
+
+    Raises:
+        ValueError: The length is no multiple of twice the devices.
+
+    Example:
+        >>> from jaxformer import functional as F
+        >>> F.zigzag_order(8, 2)  # the first device has the first four
+        array([0, 1, 6, 7, 2, 3, 4, 5])
+
+    References:
+        Grattafiori et al., The Llama 3 Herd of Models, 2024. arXiv:2407.21783, section 3.3.2
+    """
+    if devices == 1:
+        return np.arange(length)
+    if length % (2 * devices):
+        raise ValueError(
+            f"A sequence shared by {devices} devices has a multiple of {2 * devices} tokens; "
+            f"got {length}."
+        )
+    parts = np.arange(length).reshape(2 * devices, -1)
+    return np.concatenate([parts[[i, -1 - i]].ravel() for i in range(devices)])
+
+
+@typechecked
+def ring_attention(
+    query: Float[Array, "*batch T N H"],
+    key: Float[Array, "*batch S K H"],
+    value: Float[Array, "*batch S K Hv"],
+    mask: AttentionMask | None = None,
+    bias: AttentionBias | None = None,
+    *,
+    axis_name: str,
+    scale: float | Float[Array, ""] | None = None,
+    logit_softcap: float | None = None,
+    normalizer: Normalizer = "softmax",
+    dropout_rate: float = 0.0,
+    dropout_key: PRNGKeyArray | None = None,
+) -> Float[Array, "*batch T N Hv"]:
+    """Ring attention: this device's queries attend to the keys of all devices along an axis.
+
+        output_d, lse_d = `blockwise_attention` of query to the keys and values of device d
+        output = sum over d of exp(lse_d - lse) output_d;      lse = logsumexp over d of lse_d
+
+    Keys, values, their positions and segments go round the ring of devices, one step for each. The
+    backward pass sends them round once more, with their gradients, and computes scores again, so a
+    device keeps its own share and no more, and memory grows with the length of the sequence. Blocks
+    in which the mask allows nothing are left out: with causal masks all devices have equal work if
+    the sequence is shared out in `zigzag_order`. Forwards each step sends ``S * K * (H + Hv)``
+    numbers per sequence to the next device, all together what an all-gather would; backwards it
+    sends these and as many gradients in float32. Of one array that is key and value it sends one.
+
+    Args:
+        query: Queries of this device.
+        key: Keys of this device.
+        value: Values of this device.
+        mask: Who may attend to whom, by positions and segments of this device's queries and keys.
+        bias: Added to the scores after scale and cap; likewise.
+        axis_name: Of the devices that share the sequence, inside `jax.shard_map` or `jax.pmap`.
+        scale: As in `dot_product_attention`.
+        logit_softcap: As in `dot_product_attention`.
+        normalizer: As in `dot_product_attention`.
+        dropout_rate: As in `dot_product_attention`.
+        dropout_key: Randomness for dropout, the same on all devices; each draws its own from it.
+
+    Returns:
+        The mean values of each head for this device's queries, in the dtype of ``query``.
+
+    Raises:
+        ValueError: Shapes do not fit, or an option is out of its range.
+
+    References:
+        Liu, Zaharia and Abbeel, Ring Attention with Blockwise Transformers for Near-Infinite
+        Context, 2023. arXiv:2310.01889, section 3
+    """
+    check_attention(query, key, mask, bias, normalizer, logit_softcap, dropout_rate, dropout_key)
+    query, scale = resolve_scale(query, scale)
+    blockwise_options = BlockwiseOptions(
+        scale=scale,
+        logit_softcap=logit_softcap,
+        normalizer=normalizer,
+        dropout_rate=dropout_rate,
+        block_sizes=(_block_size(query.shape[-3]), _block_size(key.shape[-3])),
+        num_keys=key.shape[-3],
+        keep_float32=True,
+    )
+    if dropout_key is not None:
+        dropout_key = jax.random.fold_in(dropout_key, jax.lax.axis_index(axis_name))
+    groups = to_head_groups(
+        blockwise_options, query, key, value, mask, bias, dropout_key, axis_name
+    )
+    options = RingOptions(blockwise_options, axis_name, key.shape[-2], value is key)
+    return from_head_groups(_ring(options, groups), query, key)
+
+
+def _block_size(length: int) -> int:
+    """Tile size such that, where the length allows, no tile spans both zigzag parts.
+
+    For positions of both parts would say nothing of what lies between. A length that no such block
+    divides well has blocks across.
+    """
+    max_size, zigzag_part = (
+        min(DEFAULT_BLOCK_SIZE[target_platform()], length),
+        length // 2 if length % 2 == 0 else length,
+    )
+    divisors = (
+        n for n in range(min(max_size, zigzag_part), max_size // 8, -1) if zigzag_part % n == 0
+    )
+    return next(divisors, max_size)
+
+
+class RingOptions(NamedTuple):
+    """Static options of ring attention."""
+
+    blockwise: BlockwiseOptions
+    axis_name: str
+    num_kv_heads: int
+    key_is_value: bool  # whether keys are the values
+
+
+def _ring_payload(options: RingOptions, groups: HeadGroup) -> Any:
+    """Return what the ring sends: keys, values, and one copy of the key positions."""
+    positions = jax.tree.map(
+        lambda x: x[:: options.num_kv_heads], position_fields(groups, KEY_FIELDS)
+    )
+    return groups.key, None if options.key_is_value else groups.value, positions
+
+
+def _with_remote_keys(
+    options: RingOptions, groups: HeadGroup, payload: Any, owner: Int[Array, ""]
+) -> HeadGroup:
+    """Replace keys, values and key positions of the `HeadGroup`s by those of another device."""
+    key, value, positions = payload
+    positions = jax.tree.map(lambda x: jnp.repeat(x, options.num_kv_heads, axis=0), positions)
+    replacements = {
+        name: getattr(groups, name)._replace(**fields) for name, fields in positions.items()
+    }
+    if groups.dropout_key is not None:
+        replacements["dropout_key"] = jax.vmap(lambda k: jax.random.fold_in(k, owner))(
+            groups.dropout_key
+        )
+    return groups._replace(key=key, value=key if options.key_is_value else value, **replacements)
+
+
+def _shift_ring(axis_name: str, x: Any) -> Any:
+    """Receive from the next device of the ring (ppermute by one)."""
+    devices = jax.lax.axis_size(axis_name)
+    return jax.lax.ppermute(x, axis_name, [(i, (i - 1) % devices) for i in range(devices)])
+
+
+def _initial_partial(groups: HeadGroup) -> OutputAndLse:
+    """Initial state of queries without keys: output 0, log-sum-exp NEG_INF."""
+    axes = varying_axes(groups.query)
+    output = jnp.zeros((*groups.query.shape[:-1], groups.value.shape[-1]), jnp.float32)
+    lse = jnp.full(groups.query.shape[:-1], NEG_INF, jnp.float32)
+    return pvary(output, *axes), pvary(lse, *axes)
+
+
+def _combine(a: OutputAndLse, b: OutputAndLse) -> OutputAndLse:
+    """Combine outputs and log-sum-exps of two disjoint sets of keys."""
+    (output, lse), (output_b, lse_b) = a, b
+    max_lse = jnp.maximum(lse, lse_b)
+    weight_a, weight_b = jnp.exp(lse - max_lse), jnp.exp(lse_b - max_lse)
+    denominator = weight_a + weight_b
+    mean = (weight_a / denominator)[..., None] * output + (weight_b / denominator)[
+        ..., None
+    ] * output_b
+    return mean, max_lse + jnp.log(denominator)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _ring(options: RingOptions, groups: HeadGroup) -> Float32[Array, "U G T Hv"]:
+    return _forward(options, groups)[0]
+
+
+def _forward(options: RingOptions, groups: HeadGroup) -> Any:
+    device, devices = jax.lax.axis_index(options.axis_name), jax.lax.axis_size(options.axis_name)
+
+    def attend_remote(payload: Any, owner: Array) -> OutputAndLse:
+        return map_head_groups(
+            head_group_attention,
+            options.blockwise,
+            _with_remote_keys(options, groups, payload, owner),
+        )
+
+    def step(
+        carry: tuple[OutputAndLse, Any], step_index: Array
+    ) -> tuple[tuple[OutputAndLse, Any], None]:
+        partial, payload = carry
+        next_payload = _shift_ring(options.axis_name, payload)  # while this device works
+        remote = attend_remote(payload, (device + step_index) % devices)
+        return (_combine(partial, remote), next_payload), None
+
+    initial = _initial_partial(groups), _ring_payload(options, groups)
+    (partial, payload), _ = jax.lax.scan(step, initial, jnp.arange(devices - 1))
+    total = _combine(partial, attend_remote(payload, (device - 1) % devices))
+    output, lse = (checkpoint_name(x, BLOCKWISE_REMAT_NAME) for x in total)
+    return output, (groups, output, lse)
+
+
+def _backward(
+    options: RingOptions, residuals: Any, d_output: Float32[Array, "U G T Hv"]
+) -> tuple[HeadGroup]:
+    """Backward ring: each device adds to the gradients of the keys and values that pass."""
+    groups, output, lse = residuals
+    device, devices = jax.lax.axis_index(options.axis_name), jax.lax.axis_size(options.axis_name)
+
+    def remote_gradient(payload: Any, owner: Array) -> tuple[Any, Any]:
+        """Gradients of query and bias (which stay) and of keys and values (which move on)."""
+        remote_groups = _with_remote_keys(options, groups, payload, owner)
+        gradients = map_head_groups(
+            head_group_gradient, options.blockwise, remote_groups, output, lse, d_output
+        )
+        key_value_gradients = (
+            (gradients.key + gradients.value,)
+            if options.key_is_value
+            else (gradients.key, gradients.value)
+        )
+        return (gradients.query, gradients.bias), key_value_gradients
+
+    def step(carry: Any, step_index: Array) -> tuple[Any, None]:
+        local_gradients, payload, key_value_gradients = carry
+        next_payload, key_value_gradients = _shift_ring(
+            options.axis_name, (payload, key_value_gradients)
+        )  # while this device works
+        gradients = remote_gradient(payload, (device + step_index) % devices)
+        local_gradients, key_value_gradients = jax.tree.map(
+            jnp.add, (local_gradients, key_value_gradients), gradients
+        )
+        return (local_gradients, next_payload, key_value_gradients), None
+
+    payload = _ring_payload(options, groups)
+    local_gradients, key_value_gradients = remote_gradient(payload, device)
+    initial = local_gradients, _shift_ring(options.axis_name, payload), key_value_gradients
+    ((query, bias), _, key_value_gradients), _ = jax.lax.scan(step, initial, jnp.arange(1, devices))
+    key, value = (*_shift_ring(options.axis_name, key_value_gradients), None)[:2]  # home
+    if options.key_is_value:  # the keys have all of it
+        value = pvary(jnp.zeros_like(key), *varying_axes(key))
+    return (cast_gradients(HeadGroup(query, key, value, None, bias, None), groups),)
+
+
+_ring.defvjp(_forward, _backward)

@@ -1,0 +1,77 @@
+"""Attention scores of one head, their scale, and checks of the score options."""
+
+from typing import Literal, get_args
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Float32, PRNGKeyArray
+
+from jaxformer.functional.activations import soft_cap
+from jaxformer.functional.argument_checks import typechecked
+from jaxformer.functional.linear import check_dropout, check_static
+from jaxformer.functional.matmul_precision import float32_matmul_operands
+
+Normalizer = Literal["softmax", "relu"]
+
+
+@typechecked
+def attention_scores(
+    query: Float[Array, "T H"],
+    key: Float[Array, "S H"],
+    bias: Float[Array, "T S"] | None = None,
+    *,
+    scale: float | Float[Array, ""],
+    logit_softcap: float | None = None,
+) -> Float32[Array, "T S"]:
+    """Scores of one head: soft_cap(scale * query @ key.T) + bias, float32.
+
+        scores = c * tanh(scale * query @ key.T / c) + bias          c = logit_softcap, if any
+
+    Args:
+        query: What each of T positions looks for.
+        key: What each of S positions offers.
+        bias: Added to the capped scores.
+        scale: Multiplies the dot products.
+        logit_softcap: Bound on the absolute score.
+
+    Returns:
+        The scores in float32.
+    """
+    if isinstance(scale, jax.Array):
+        scale = scale.astype(jnp.float32)
+    scores = scale * jnp.matmul(
+        *float32_matmul_operands(query, key.T), preferred_element_type=jnp.float32
+    )
+    if logit_softcap is not None:
+        scores = soft_cap(scores, logit_softcap)
+    return scores if bias is None else scores + bias.astype(jnp.float32)
+
+
+def resolve_scale(
+    query: Float[Array, "..."], scale: float | Float[Array, ""] | None
+) -> tuple[Float[Array, "..."], float]:
+    """Return the query and a Python scale; a traced scale is multiplied into the query instead.
+
+    A number that is an array, as one that is learned is, multiplies the queries instead: kernels
+    and loops are told a number of Python, and have no gradient of it.
+    """
+    if scale is None:
+        return query, query.shape[-1] ** -0.5
+    if not isinstance(scale, jax.Array):
+        return query, scale
+    return (query.astype(jnp.float32) * scale.astype(jnp.float32)).astype(query.dtype), 1.0
+
+
+def check_score_options(
+    normalizer: Normalizer,
+    logit_softcap: float | None,
+    dropout_rate: float,
+    dropout_key: PRNGKeyArray | None,
+) -> None:
+    """Check normalizer, soft cap and dropout of an attention call."""
+    if normalizer not in get_args(Normalizer):
+        raise ValueError(f"normalizer must be in {get_args(Normalizer)}; got {normalizer!r}.")
+    check_static("logit_softcap", logit_softcap)
+    if logit_softcap is not None and not logit_softcap > 0:
+        raise ValueError(f"logit_softcap must be positive; got {logit_softcap}.")
+    check_dropout(dropout_rate, dropout_key)

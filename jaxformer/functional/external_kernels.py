@@ -1,0 +1,278 @@
+"""Run external kernels (Pallas, cuDNN) and their gradients under `jax.vmap` and shard_map.
+
+`jax.shard_map` asks of each result how it varies over devices, and `pallas_call` refuses results
+that do not say so; JAX's own kernels do not. Of a program that is traced already only its arguments
+and results are asked, and `call_without_vma` tells of those. Whether `pallas_call` asks is a
+setting of the thread that traces, and `jax.shard_map` makes it for its own thread: so kernels are
+traced in another one, which no context manager of the caller reaches.
+
+`jax.vjp` gives what attention's kernel keeps for its backward pass. Its output and a number for
+each row of it have the name `KERNEL_REMAT_NAME`, so that policies of `jax.checkpoint` may keep them
+and the kernel need not run forwards again. The rest, such as a mask, is made again from the inputs.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jax.extend.core import jaxpr_as_fun
+from jaxtyping import Array, Float, Int
+
+from jaxformer.functional.collectives import pvary, varying_axes
+
+KERNEL_REMAT_NAME = (
+    "attention by a kernel"  # what a policy of `jax.checkpoint` knows its results by
+)
+SegmentIds = tuple[Int[Array, "B T"], Int[Array, "B S"]] | None
+TRACING_THREAD = ThreadPoolExecutor(1)
+
+
+@dataclass(frozen=True)
+class AttentionKernel(ABC):
+    """An attention kernel; `head_axis` is the head axis of its queries, keys, values and output."""
+
+    head_axis: ClassVar[int]
+
+    def static_arrays(self) -> Any:
+        """NumPy arrays passed as the kernel's first argument (splash: its mask info)."""
+        return ()
+
+    @abstractmethod
+    def __call__(
+        self, static_arrays: Any, query: Array, key: Array, value: Array, segments: SegmentIds
+    ) -> Array:
+        """Run attention; differentiable by the kernel's own backward pass."""
+
+    def alternatives(self, segments: SegmentIds) -> tuple[Any, tuple["AttentionKernel", ...]]:
+        """Kernels, and the index of the one that runs, which may depend on the segments."""
+        del segments
+        return 0, (self,)
+
+    def compact(self, sums: Array, segments: SegmentIds) -> Float[Array, "B N T"]:
+        """Return a number for each row of the output, from what the forward pass keeps."""
+        del segments
+        return sums
+
+    def expand(self, sums: Float[Array, "B N T"], segments: SegmentIds) -> Array:
+        """Return what the backward pass reads, from a number for each row of the output."""
+        del segments
+        return sums
+
+
+class TracedProgram(NamedTuple):
+    """A jaxpr traced without varying-axes types, with the tree structure of its results."""
+
+    closed_jaxpr: Any
+    out_tree: Any
+
+    def __call__(self, *args: Any) -> Any:
+        """Run it; results vary over every mesh axis that any argument varies over."""
+        arrays = [jnp.asarray(x) for x in jax.tree.leaves(args)]
+        axes = frozenset[str]().union(*map(varying_axes, arrays))
+        flat = jaxpr_as_fun(self.closed_jaxpr)(*(pvary(x, *axes) for x in arrays))
+        return jax.tree.unflatten(self.out_tree, [pvary(y, *axes) for y in flat])
+
+
+def run_outside_traces(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Call a function in a thread without active traces or varying-axes checks."""
+    mesh = jax.sharding.get_abstract_mesh()
+
+    def work() -> Any:
+        # Others' code may promote types and ranks where ours is not allowed to.
+        standard = jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow")
+        with jax.sharding.use_abstract_mesh(mesh), standard[0], standard[1]:
+            return function(*args, **options)
+
+    return TRACING_THREAD.submit(work).result()
+
+
+def trace_program(function: Callable[..., Any], *shapes: Any) -> TracedProgram:
+    """Trace a function to a `TracedProgram`; it must not return an argument unchanged."""
+    closed_jaxpr, results = run_outside_traces(
+        jax.make_jaxpr(jax.jit(function), return_shape=True), *shapes
+    )
+    return TracedProgram(closed_jaxpr, jax.tree.structure(results))
+
+
+def call_without_vma(function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function whose results carry no varying-axes types; not differentiable."""
+    return trace_program(function, *_shape_structs(args))(*args)
+
+
+@lru_cache(maxsize=64)
+def merge_vmap_axes(function: Callable[..., Any], *static: Hashable) -> Callable[..., Any]:
+    """Merge each axis of `jax.vmap` into the first axis of all arrays: a batch is one call."""
+    call = jax.custom_batching.custom_vmap(partial(function, *static))
+
+    @call.def_vmap
+    def merge(size: int, mapped: Any, *arrays: Any) -> tuple[Any, Any]:
+        def merged(x: Any, is_mapped: bool) -> Any:
+            x = x if is_mapped else jnp.broadcast_to(x[None], (size, *x.shape))
+            return x.reshape(-1, *x.shape[2:])
+
+        results = call(*jax.tree.map(merged, arrays, tuple(mapped)))
+        results = jax.tree.map(lambda x: x.reshape(size, -1, *x.shape[1:]), results)
+        return results, jax.tree.map(lambda _: True, results)
+
+    return call
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def kernel_attention(
+    kernel: AttentionKernel,
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B S K H"],
+    value: Float[Array, "B S K H"],
+    segments: SegmentIds,
+) -> Float[Array, "B T N H"]:
+    """Attention by an external kernel; its results are saved for remat under KERNEL_REMAT_NAME.
+
+    Args:
+        kernel: It attends.
+        query: Of N heads.
+        key: Of K heads.
+        value: Of K heads.
+        segments: Of queries and keys.
+    """
+    return merge_vmap_axes(_output, kernel)(query, key, value, segments)[0]
+
+
+def _output(kernel: AttentionKernel, *arrays: Any) -> tuple[Array, Array]:
+    """Output [B, T, N, H] and sums [B, N, T] of the alternative that the segments choose."""
+
+    def run(kernel: AttentionKernel, *arrays: Any) -> tuple[Array, Array]:
+        kernel_inputs = _kernel_inputs(kernel, *arrays)
+        programs = _cached_programs(kernel, kernel_inputs)
+        output, kernel_residuals = programs.forward(*kernel_inputs)
+        sums = kernel.compact(kernel_residuals[programs.sums_index], arrays[-1])
+        return jnp.moveaxis(output, kernel.head_axis, 2), sums
+
+    index, kernels = kernel.alternatives(arrays[-1])
+    return jax.lax.switch(index, [partial(run, x) for x in kernels], *arrays)
+
+
+def _gradients(kernel: AttentionKernel, *arrays: Any) -> tuple[Array, Array, Array]:
+    """Gradients of queries, keys and values, by the alternative that `_output` ran."""
+
+    def run(kernel: AttentionKernel, *arrays: Any) -> tuple[Array, ...]:
+        *inputs, output, sums, d_output = arrays
+        kernel_inputs = _kernel_inputs(kernel, *inputs)
+        programs = _cached_programs(kernel, kernel_inputs)
+        kernel_residuals: list[Any] = [None]
+        if programs.residual_sources.count(None) > 1:
+            # The compiler drops the kernel of this call: nothing reads its output and its sums.
+            _, kernel_residuals = programs.forward(*kernel_inputs)
+        kernel_residuals[programs.sums_index] = kernel.expand(sums, inputs[-1])
+        output, d_output = (jnp.moveaxis(x, 2, kernel.head_axis) for x in (output, d_output))
+        inputs_and_output = [*jax.tree.leaves(kernel_inputs), output]
+        remaining = iter(kernel_residuals)
+        residuals = [
+            next(remaining) if source is None else inputs_and_output[source]
+            for source in programs.residual_sources
+        ]
+        gradients = programs.backward(residuals, d_output)
+        return tuple(jnp.moveaxis(x, kernel.head_axis, 2) for x in gradients)
+
+    index, kernels = kernel.alternatives(arrays[3])
+    return jax.lax.switch(index, [partial(run, x) for x in kernels], *arrays)
+
+
+def _kernel_inputs(
+    kernel: AttentionKernel, query: Array, key: Array, value: Array, segments: SegmentIds
+) -> Any:
+    """Return the kernel's arguments, with the head axis moved to where it expects it."""
+    heads = (jnp.moveaxis(x, 2, kernel.head_axis) for x in (query, key, value))
+    return kernel.static_arrays(), *heads, segments
+
+
+def _forward(kernel: AttentionKernel, *arrays: Any):
+    output, sums = merge_vmap_axes(_output, kernel)(*arrays)
+    rows = output.reshape(*output.shape[:2], -1)  # heads that do not fill lanes take their room
+    rows, sums = (checkpoint_name(x, KERNEL_REMAT_NAME) for x in (rows, sums))
+    return rows.reshape(output.shape), (*arrays, rows, sums)
+
+
+def _backward(kernel: AttentionKernel, residuals: Any, d_output: Array) -> Any:
+    *arrays, rows, sums = residuals
+    output = rows.reshape(d_output.shape)
+    return *merge_vmap_axes(_gradients, kernel)(*arrays, output, sums, d_output), None
+
+
+kernel_attention.defvjp(_forward, _backward)
+
+
+class KernelPrograms(NamedTuple):
+    """Programs of a kernel, and what the residuals between them are.
+
+    Attributes:
+        forward: From inputs to the output and the residuals that are neither of them.
+        backward: From all residuals and the output's cotangent to gradients.
+        residual_sources: Which input or output each residual is; None for those that `forward`
+            makes.
+        sums_index: Which of those that `forward` makes has a number for each row of the output.
+    """
+
+    forward: TracedProgram
+    backward: TracedProgram
+    residual_sources: tuple[int | None, ...]
+    sums_index: int
+
+
+def _shape_structs(tree: Any) -> Any:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
+
+
+def _cached_programs(kernel: AttentionKernel, kernel_inputs: Any) -> KernelPrograms:
+    shapes, in_tree = jax.tree.flatten(_shape_structs(kernel_inputs[1:]))
+    return _trace_programs(kernel, jax.sharding.get_abstract_mesh(), in_tree, *shapes)
+
+
+@lru_cache(maxsize=64)
+def _trace_programs(
+    kernel: AttentionKernel, mesh: Hashable, in_tree: Any, *shapes: Any
+) -> KernelPrograms:
+    del mesh  # a program is traced under it
+    kernel_inputs = kernel.static_arrays(), *jax.tree.unflatten(in_tree, shapes)
+
+    def forward(static_arrays: Any, query: Array, key: Array, value: Array, segments: SegmentIds):
+        def attend(query: Array, key: Array, value: Array) -> Array:
+            return kernel(static_arrays, query, key, value, segments)
+
+        return jax.vjp(attend, query, key, value)
+
+    closed_jaxpr, (out, pullback) = run_outside_traces(
+        jax.make_jaxpr(forward, return_shape=True), *kernel_inputs
+    )
+    # What a program returns of its arguments, or twice, is the very same variable.
+    output, *residuals = closed_jaxpr.jaxpr.outvars
+    variables = [*closed_jaxpr.jaxpr.invars, output]
+    source_by_id = {id(variable): source for source, variable in enumerate(variables)}
+    residual_sources = tuple(source_by_id.get(id(x)) for x in residuals)
+
+    def forward_with_residuals(*args: Any) -> tuple[Array, list[Array]]:
+        output, *residuals = jaxpr_as_fun(closed_jaxpr)(*jax.tree.leaves(args))
+        pairs = zip(residuals, residual_sources, strict=True)
+        return output, [jnp.asarray(x) for x, source in pairs if source is None]
+
+    def apply_vjp(residuals: list[Array], d_output: Array) -> Any:
+        return jax.tree.unflatten(jax.tree.structure(pullback), residuals)(d_output)
+
+    residual_shapes = _shape_structs([x.aval for x in residuals])
+    pairs = zip(residual_shapes, residual_sources, strict=True)
+    made = [shape for shape, source in pairs if source is None]
+    N, T = out.shape[kernel.head_axis], out.shape[3 - kernel.head_axis]
+    (sums_index,) = (
+        i for i, x in enumerate(made) if x.dtype == jnp.float32 and x.shape[1:] == (N, T)
+    )
+    return KernelPrograms(
+        trace_program(forward_with_residuals, *kernel_inputs),
+        trace_program(apply_vjp, residual_shapes, out),
+        residual_sources,
+        sums_index,
+    )

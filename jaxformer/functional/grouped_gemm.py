@@ -1,0 +1,249 @@
+"""Grouped matrix multiplication (ragged dot): XLA, megablox on TPUs, Mosaic GPU on Hopper."""
+
+import logging
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.custom_batching import custom_vmap
+from jaxtyping import Array, Float, Integer
+
+from jaxformer.functional.argument_checks import typechecked
+from jaxformer.functional.collectives import pvary, varying_axes
+from jaxformer.functional.external_kernels import call_without_vma
+from jaxformer.functional.platforms import LANES, compute_capability_major, target_device
+
+LOG = logging.getLogger("jaxformer")
+
+
+@typechecked
+def grouped_matmul(
+    x: Float[Array, "R D"], kernels: Float[Array, "E D F"], group_sizes: Integer[Array, " E"]
+) -> Float[Array, "R F"]:
+    """Multiply consecutive groups of rows by one kernel per group.
+
+        y[r] = x[r] @ kernels[e]    for the sizes[e] rows r of group e
+
+    On TPUs and on Hopper GPUs Pallas kernels of JAX do it, elsewhere `jax.lax.ragged_dot`. It has a
+    first gradient only, in reverse mode: a second derivative, as in a Hessian or a penalty on
+    gradients, fails, and so does forward mode.
+
+    Args:
+        x: Rows, those of one group together, groups in order.
+        kernels: One for each group, in the dtype of `x`.
+        group_sizes: Rows of each group; they sum to R.
+
+    Returns:
+        The products, in the dtype of `x`.
+
+    References:
+        Gale et al., MegaBlocks: Efficient Sparse Training with Mixture-of-Experts, 2022.
+        arXiv:2211.15841, section 5 (no token is dropped, no expert is padded)
+    """
+    return grouped_matmul_by(_choose_backend(x, kernels), x, kernels, group_sizes.astype(jnp.int32))
+
+
+class GroupedMatmulBackend(ABC):
+    """Backend of `grouped_matmul`: the product, and the outer product its gradient needs."""
+
+    @abstractmethod
+    def matmul(
+        self, x: Array, kernels: Array, group_sizes: Array, *, transposed: bool = False
+    ) -> Array:
+        """Multiply rows [R, D] by their kernels, [E, D, F] or transposed, to [R, F]."""
+
+    @abstractmethod
+    def outer_product(self, x: Array, y: Array, group_sizes: Array) -> Array:
+        """Sum x[r] * y[r] over the rows of each group: [R, D], [R, F] to [E, D, F]."""
+
+
+class RaggedDotBackend(GroupedMatmulBackend):
+    """Backend with XLA's `jax.lax.ragged_dot`."""
+
+    def matmul(
+        self, x: Array, kernels: Array, group_sizes: Array, *, transposed: bool = False
+    ) -> Array:
+        """`jax.lax.ragged_dot`."""
+        return jax.lax.ragged_dot(x, kernels.mT if transposed else kernels, group_sizes)
+
+    def outer_product(self, x: Array, y: Array, group_sizes: Array) -> Array:
+        """`jax.lax.ragged_dot_general` over the ragged rows."""
+        axes = jax.lax.RaggedDotDimensionNumbers(
+            dot_dimension_numbers=(((0,), (0,)), ((), ())),
+            lhs_ragged_dimensions=[0],
+            rhs_group_dimensions=[],
+        )
+        return jax.lax.ragged_dot_general(x, y, group_sizes, axes)
+
+
+@dataclass(frozen=True)
+class MegabloxBackend(GroupedMatmulBackend):
+    """Backend with JAX's megablox kernels for TPUs."""
+
+    interpret: bool = False
+
+    def matmul(
+        self, x: Array, kernels: Array, group_sizes: Array, *, transposed: bool = False
+    ) -> Array:
+        """Megablox `gmm`."""
+        rows, whole = len(x), pad_rows(x, tile := self.row_tile(x, group_sizes))
+        width = kernels.shape[1 if transposed else 2]
+
+        def multiply(x: Array, kernels: Array, group_sizes: Array) -> Array:
+            tiles = tile, *(tile_width(n, x.dtype) for n in (x.shape[1], width))
+            options = dict(transpose_rhs=transposed, interpret=self.interpret)
+            return self.gmm_module.gmm(x, kernels, group_sizes, x.dtype, tiles, **options)
+
+        return call_without_vma(multiply, whole, kernels, group_sizes)[:rows]
+
+    def outer_product(self, x: Array, y: Array, group_sizes: Array) -> Array:
+        """Megablox `tgmm`."""
+        tile = self.row_tile(x, group_sizes)
+
+        def multiply(x: Array, y: Array, group_sizes: Array) -> Array:
+            tiles = tile, *(tile_width(n, x.dtype) for n in (x.shape[1], y.shape[1]))
+            return self.gmm_module.tgmm(
+                x.mT, y, group_sizes, x.dtype, tiles, interpret=self.interpret
+            )
+
+        return call_without_vma(multiply, pad_rows(x, tile), pad_rows(y, tile), group_sizes)
+
+    @property
+    def gmm_module(self) -> Any:
+        """The module `gmm`, which a function of the same name hides in its package."""
+        return import_module("jax.experimental.pallas.ops.tpu.megablox.gmm")
+
+    def row_tile(self, x: Array, group_sizes: Array) -> int:
+        """Rows per tile: about the mean group size as a power of two, from LANES to 4 * LANES."""
+        rows_per_group = max(1, len(x) // len(group_sizes))
+        return min(4 * LANES, max(LANES, 2 ** int(math.log2(rows_per_group))))
+
+
+class HopperBackend(GroupedMatmulBackend):
+    """Backend with JAX's Mosaic GPU kernels for Hopper."""
+
+    tiles = dict(block_m=128, block_n=128, block_k=64, max_concurrent_steps=4, grid_block_n=8)
+
+    def matmul(
+        self, x: Array, kernels: Array, group_sizes: Array, *, transposed: bool = False
+    ) -> Array:
+        """Mosaic GPU `ragged_dot`."""
+        from jax.experimental.pallas.ops.gpu.ragged_dot_mgpu import ragged_dot
+
+        def multiply(x: Array, kernels: Array, group_sizes: Array) -> Array:
+            options: Any = self.tiles | dict(transpose_rhs=transposed)
+            return ragged_dot(x, kernels, group_sizes=group_sizes, **options)
+
+        return call_without_vma(multiply, pad_rows(x, LANES), kernels, group_sizes)[: len(x)]
+
+    def outer_product(self, x: Array, y: Array, group_sizes: Array) -> Array:
+        """Mosaic GPU `transposed_ragged_dot`."""
+        from jax.experimental.pallas.ops.gpu import transposed_ragged_dot_mgpu as kernels
+
+        def multiply(x: Array, y: Array, group_sizes: Array) -> Array:
+            return kernels.transposed_ragged_dot(x, y, group_sizes=group_sizes, **self.tiles)
+
+        return call_without_vma(multiply, pad_rows(x, LANES), pad_rows(y, LANES), group_sizes)
+
+
+def pad_rows(x: Array, multiple: int) -> Array:
+    """Append zero rows, which belong to no group, up to a multiple."""
+    return jnp.pad(x, [(0, -len(x) % multiple), (0, 0)])
+
+
+def tile_width(width: int, dtype: Any) -> int:
+    """Width of a tile: at most 2048 bytes, a multiple of LANES, as even as possible."""
+    even_width = width / math.ceil(width * dtype.itemsize / 2048)
+    return min(width, math.ceil(even_width / LANES) * LANES)
+
+
+def _choose_backend(x: Array, kernels: Array) -> GroupedMatmulBackend:
+    (platform, kind), dtype = target_device(), str(x.dtype)
+    backends: dict[str, tuple[GroupedMatmulBackend, str | None]] = {
+        "tpu": (MegabloxBackend(), _megablox_unsupported_reason(dtype)),
+        "gpu": (HopperBackend(), _hopper_unsupported_reason(kind, dtype, kernels)),
+    }
+    backend, reason = backends.get(
+        platform, (RaggedDotBackend(), f"there is no kernel for a {platform}")
+    )
+    if reason is None and jax.config.values["jax_enable_checks"]:
+        reason = "in a kernel no type says how devices differ, which JAX_ENABLE_CHECKS asks for"
+    backend = backend if reason is None else RaggedDotBackend()
+    explanation = "" if reason is None else f", since {reason}"
+    LOG.info(
+        "Products of %d experts: %s%s", len(kernels), type(backend).__name__.lower(), explanation
+    )
+    return backend
+
+
+def _megablox_unsupported_reason(dtype: str) -> str | None:
+    if dtype not in ("bfloat16", "float32"):
+        return f"megablox computes in bfloat16 or float32; got {dtype}"
+    return None
+
+
+def _hopper_unsupported_reason(kind: str, dtype: str, kernels: Array) -> str | None:
+    if compute_capability_major(kind) != 9:
+        return f"JAX's kernels are for Hopper; got {kind}"
+    if dtype not in ("bfloat16", "float16"):
+        return f"Hopper's kernels compute in bfloat16 or float16; got {dtype}"
+    if any(width % LANES for width in kernels.shape[1:]):
+        D, F = kernels.shape[1:]
+        return f"Hopper's kernels have widths in multiples of {LANES}; got {D} and {F}"
+    if find_spec("jax.experimental.pallas.ops.gpu.transposed_ragged_dot_mgpu") is None:
+        return f"JAX {jax.__version__} has no kernel for their gradient"
+    return None
+
+
+def _vmap_as_more_groups(product: Callable[..., Array]) -> Callable[..., Array]:
+    """Make `vmap` run a batch of grouped products as one product with more groups.
+
+    JAX's own rule for a ragged product maps all operands along their first axis or none.
+    """
+    mappable = custom_vmap(product)
+
+    @mappable.def_vmap
+    def of_batch(count: int, mapped: list[bool], *operands: Array):
+        batched = [
+            x if is_mapped else jnp.broadcast_to(x, (count, *x.shape))
+            for x, is_mapped in zip(operands, mapped, strict=True)
+        ]
+        flat_result = mappable(*(x.reshape(-1, *x.shape[2:]) for x in batched))
+        return flat_result.reshape(count, -1, *flat_result.shape[1:]), True
+
+    return mappable
+
+
+def grouped_matmul_by(
+    backend: GroupedMatmulBackend, x: Array, kernels: Array, group_sizes: Array
+) -> Array:
+    """`grouped_matmul` by a backend, with all operands varying over the same mesh axes."""
+    axes = frozenset[str]().union(*map(varying_axes, (x, kernels, group_sizes)))
+    return _grouped_matmul(backend, *(pvary(a, *axes) for a in (x, kernels, group_sizes)))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _grouped_matmul(
+    backend: GroupedMatmulBackend, x: Array, kernels: Array, group_sizes: Array
+) -> Array:
+    return _vmap_as_more_groups(backend.matmul)(x, kernels, group_sizes)
+
+
+def _forward(backend: GroupedMatmulBackend, x: Array, kernels: Array, group_sizes: Array):
+    return _grouped_matmul(backend, x, kernels, group_sizes), (x, kernels, group_sizes)
+
+
+def _backward(backend: GroupedMatmulBackend, residuals: tuple[Array, Array, Array], dy: Array):
+    x, kernels, group_sizes = residuals
+    dx = _vmap_as_more_groups(partial(backend.matmul, transposed=True))(dy, kernels, group_sizes)
+    return dx, _vmap_as_more_groups(backend.outer_product)(x, dy, group_sizes), None
+
+
+_grouped_matmul.defvjp(_forward, _backward)

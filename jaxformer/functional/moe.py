@@ -1,0 +1,351 @@
+"""Mixture of experts (MoE): routing, dispatch to experts over devices, router losses."""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Float32, Int, Integer
+
+from jaxformer.functional.argument_checks import typechecked
+
+
+class Routing(NamedTuple):
+    """The top_k experts of each token, most likely first, and their weights."""
+
+    expert_ids: Integer[Array, "*batch top_k"]
+    weights: Float32[Array, "*batch top_k"]
+
+
+@typechecked
+def route(logits: Float[Array, "*batch E"], *, top_k: int, renormalise: bool = True) -> Routing:
+    """Top-k routing: choose the most likely experts of each token.
+
+        p = softmax(logits);    weights = p[chosen] / sum(p[chosen])
+
+    Args:
+        logits: A router's scores.
+        top_k: How many experts a token goes to.
+        renormalise: False leaves out the division, so that weights sum to less than 1.
+
+    Returns:
+        Experts and weights, in float32.
+
+    Raises:
+        ValueError: If `top_k` is not between 1 and the number of experts.
+
+    References:
+        Shazeer et al., Outrageously Large Neural Networks: The Sparsely-Gated Mixture-of-Experts
+        Layer, 2017. arXiv:1701.06538, section 2.1
+        Jiang et al., Mixtral of Experts, 2024. arXiv:2401.04088, section 2.1
+    """
+    if not 1 <= top_k <= logits.shape[-1]:
+        raise ValueError(f"top_k chooses among {logits.shape[-1]} experts; got {top_k}.")
+    probabilities = jax.nn.softmax(logits.astype(jnp.float32), axis=-1)
+    weights, experts = jax.lax.top_k(probabilities, top_k)
+    if renormalise:
+        weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
+    return Routing(experts, weights)
+
+
+@typechecked
+def mixture_of_experts(
+    x: Float[Array, "*batch D"],
+    routing: Routing,
+    experts: Callable[[Float[Array, "R D"], Int[Array, " E"]], Float[Array, "R D"]],
+    *,
+    num_experts: int,
+    axis_name: str | None = None,
+    capacity_factor: float | None = None,
+) -> Float[Array, "*batch D"]:
+    """Mixture of experts: dispatch each token to its experts and sum their outputs, weighted.
+
+        y = sum over chosen e of weight[e] * expert_e(x)
+
+    Args:
+        x: Tokens.
+        routing: From `route`.
+        experts: All of them at once: given rows sorted by expert and the number of rows of each
+            expert, what each row becomes; see `grouped_matmul`.
+        num_experts: E, on all devices together.
+        axis_name: Of the devices among which the experts are shared out in equal parts.
+            `expert_ids` are then those of this device, and tokens travel to theirs and back.
+        capacity_factor: How many rows a device has room for from each other one, as a multiple of
+            an even share ``R * top_k / devices``. So many are exchanged each way and worked on,
+            whether they are filled or not; the last tokens, for which there is no room, are not
+            seen by that expert, so the result depends on how tokens are shared out. None has room
+            for all, ``devices`` times what is needed when tokens are evenly spread.
+
+    Returns:
+        The mixtures, summed in float32, in the dtype of `x`.
+
+    Raises:
+        ValueError: If `capacity_factor` is below 1, `routing` is of other tokens, or `expert_ids`
+            give other rows than theirs.
+
+    References:
+        Shazeer et al., 2017. arXiv:1701.06538, section 2
+        Lepikhin et al., GShard: Scaling Giant Models with Conditional Computation and Automatic
+        Sharding, 2020. arXiv:2006.16668, section 2.2 (tokens that find no room)
+    """
+    if capacity_factor is not None and not capacity_factor >= 1:
+        raise ValueError(
+            f"capacity_factor is a multiple of an even share, at least 1; got {capacity_factor}."
+        )
+    if not routing.expert_ids.shape[:-1] == routing.weights.shape[:-1] == x.shape[:-1]:
+        raise ValueError(
+            f"routing has experts {routing.expert_ids.shape} and weights {routing.weights.shape}; "
+            "for "
+            f"x {x.shape} it has top_k of each for every token {x.shape[:-1]}."
+        )
+    top_k = routing.expert_ids.shape[-1]
+    expert_ids = routing.expert_ids.reshape(-1)
+    if axis_name is not None and capacity_factor is not None:
+        expert_ids = _drop_over_capacity(
+            expert_ids, capacity_factor, num_experts=num_experts, axis_name=axis_name
+        )
+    order = jnp.argsort(expert_ids)
+    group_sizes = jnp.sum(expert_ids[:, None] == jnp.arange(num_experts)[None], axis=0)
+    places = jnp.argsort(order)
+    rows = _dispatch(top_k, x.reshape(-1, x.shape[-1]), order, places)
+
+    def answer(rows: Float[Array, "R D"], sizes: Int[Array, " E"]) -> Float[Array, "R D"]:
+        answers = experts(rows, sizes)
+        if getattr(answers, "shape", None) != rows.shape:
+            raise ValueError(
+                f"experts give a row for each row, here {rows.shape}; got "
+                f"{getattr(answers, 'shape', answers)}."
+            )
+        return answers
+
+    if axis_name is None:
+        expert_outputs = answer(rows, group_sizes)
+    else:
+        expert_outputs = _all_to_all_experts(rows, group_sizes, answer, axis_name, capacity_factor)
+    by_token = _permute(expert_outputs, places, order).reshape(*routing.weights.shape, x.shape[-1])
+    weighted = by_token.astype(jnp.float32) * routing.weights[..., None]
+    return jnp.sum(weighted, axis=-2).astype(x.dtype)
+
+
+# The gradient of a gather is a scatter-add, whose order, and so whose last bits, a GPU leaves open,
+# and which adds up in the dtype of the rows. Both gathers have a gather for their gradient.
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _dispatch(
+    top_k: int, x: Float[Array, "T D"], order: Int[Array, " R"], places: Int[Array, " R"]
+) -> Float[Array, "R D"]:
+    """Each token `top_k` times, sorted by expert; `places` is the inverse of `order`."""
+    return x[order // top_k]
+
+
+def _dispatch_forward(
+    top_k: int, x: Float[Array, "T D"], order: Int[Array, " R"], places: Int[Array, " R"]
+) -> tuple[Float[Array, "R D"], Int[Array, " R"]]:
+    return x[order // top_k], places
+
+
+def _dispatch_backward(
+    top_k: int, places: Int[Array, " R"], gradient: Float[Array, "R D"]
+) -> tuple[Float[Array, "T D"], None, None]:
+    by_token = gradient[places].reshape(-1, top_k, gradient.shape[-1])
+    return jnp.sum(by_token.astype(jnp.float32), axis=1).astype(gradient.dtype), None, None
+
+
+_dispatch.defvjp(_dispatch_forward, _dispatch_backward)
+
+
+@jax.custom_vjp
+def _permute(
+    x: Float[Array, "R D"], order: Int[Array, " R"], inverse: Int[Array, " R"]
+) -> Float[Array, "R D"]:
+    """Rows in another order."""
+    return x[order]
+
+
+_permute.defvjp(
+    lambda x, order, inverse: (x[order], inverse),
+    lambda inverse, gradient: (gradient[inverse], None, None),
+)
+
+
+def _drop_over_capacity(
+    expert_ids: Int[Array, " R"], capacity_factor: float, *, num_experts: int, axis_name: str
+) -> Int[Array, " R"]:
+    """Set the expert id of rows over the capacity of their device to E, which drops them.
+
+    Rows have room in their order, whatever the expert, so that none is left out before others.
+    """
+    devices = jax.lax.axis_size(axis_name)
+    destination = expert_ids // (num_experts // devices)
+    is_destination = (destination[:, None] == jnp.arange(devices)[None]).astype(jnp.int32)
+    rank = jnp.sum(jnp.cumsum(is_destination, axis=0) * is_destination, axis=-1) - 1
+    return jnp.where(
+        rank < expert_capacity(len(expert_ids), devices, capacity_factor), expert_ids, num_experts
+    )
+
+
+def expert_capacity(num_rows: int, devices: int, capacity_factor: float | None) -> int:
+    """Rows that one device may send to another: min(rows, ceil(capacity_factor * rows / devices)).
+
+        room = rows if share is None else min(rows, ceil(share * rows / devices))
+
+    Args:
+        num_rows: Of one device, a token and one of its experts each.
+        devices: Among which the experts are shared out.
+        capacity_factor: Room in times the rows that one would get if all got as many; None is room
+            for all.
+
+    Returns:
+        A number of rows.
+    """
+    return (
+        num_rows
+        if capacity_factor is None
+        else min(num_rows, math.ceil(capacity_factor * num_rows / devices))
+    )
+
+
+def _all_to_all_experts(
+    rows: Float[Array, "R D"],
+    group_sizes: Int[Array, " E"],
+    experts: Callable[[Float[Array, "R D"], Int[Array, " E"]], Float[Array, "R D"]],
+    axis_name: str,
+    capacity_factor: float | None,
+) -> Float[Array, "R D"]:
+    """Send rows to the devices of their experts, apply the experts, and send the outputs back."""
+    devices, count = jax.lax.axis_size(axis_name), rows.shape[0]
+    capacity = expert_capacity(count, devices, capacity_factor)
+    sizes_by_device = group_sizes.reshape(devices, -1)  # [to, expert]
+    counts = jnp.sum(sizes_by_device, axis=-1)
+    starts = jnp.cumsum(counts) - counts
+    slots = jnp.arange(capacity)
+    send_buffer = rows[jnp.minimum(starts[:, None] + slots[None], count - 1)]
+    send_buffer = jnp.where((slots[None] < counts[:, None])[..., None], send_buffer, 0)
+    exchange = partial(jax.lax.all_to_all, axis_name=axis_name, split_axis=0, concat_axis=0)
+    # [from, slot, D], [from, expert]
+    received, received_sizes = exchange(send_buffer), exchange(sizes_by_device)
+    ends = jnp.cumsum(received_sizes, axis=-1)
+    local_expert_ids = jnp.sum(slots[None, :, None] >= ends[:, None, :], axis=-1).reshape(-1)
+    # Empty slots come last; they are zeros, and count for the last expert.
+    order = jnp.argsort(local_expert_ids)
+    total = jnp.sum(received_sizes, axis=0)
+    total = total.at[-1].add(local_expert_ids.size - jnp.sum(total))
+    places = jnp.argsort(order)
+    expert_outputs = experts(
+        _permute(received.reshape(local_expert_ids.size, -1), order, places), total
+    )
+    returned = exchange(_permute(expert_outputs, places, order).reshape(devices, capacity, -1))
+    row = jnp.arange(count)
+    device = jnp.sum(row[:, None] >= jnp.cumsum(counts)[None], axis=-1)
+    outputs = returned[
+        jnp.minimum(device, devices - 1), jnp.clip(row - starts[device], 0, capacity - 1)
+    ]
+    return jnp.where((device < devices)[:, None], outputs, 0)
+
+
+class RouterTotals(NamedTuple):
+    """Sums over tokens, for the router losses; sums of several batches can be added.
+
+    Totals of parts of a batch, on one device or on several, add up to those of the batch.
+    """
+
+    expert_counts: Float32[Array, "*layers E"]  # how often each expert was chosen
+    probability_sums: Float32[Array, "*layers E"]  # sum of its probabilities
+    squared_log_z: Float32[Array, "*layers"]  # sum of the squared logs of the softmax's denominator
+    num_tokens: Float32[Array, "*layers"]
+
+
+@typechecked
+def router_totals(
+    logits: Float[Array, "*batch T E"],
+    *,
+    top_k: int,
+    mask: Bool[Array, "*#batch T"] | None = None,
+    num_token_axes: int | None = None,
+) -> RouterTotals:
+    """Compute the sums that `load_balance_loss` and `router_z_loss` need.
+
+    Args:
+        logits: A router's scores, or those of many layers along leading axes.
+        top_k: How many experts a token goes to.
+        mask: True where a token counts.
+        num_token_axes: How many axes before the last are of tokens; those before them are of
+            layers. None is two, rows and tokens, or one where there is no other, as of flat
+            [tokens, experts].
+
+    Returns:
+        The totals of each layer.
+
+    Raises:
+        ValueError: If `num_token_axes` are more than there are before the last, or none.
+    """
+    wide = logits.astype(jnp.float32)
+    num_token_axes = min(2, wide.ndim - 1) if num_token_axes is None else num_token_axes
+    if not 1 <= num_token_axes < wide.ndim:
+        raise ValueError(
+            "num_token_axes counts the axes of tokens, between 1 and "
+            f"{wide.ndim - 1} of logits {logits.shape}; "
+            f"got {num_token_axes}."
+        )
+    token_axes = tuple(range(wide.ndim - 1 - num_token_axes, wide.ndim - 1))
+    shape = wide.shape[:-1]
+    weights = jnp.ones(shape, jnp.float32)
+    if mask is not None:
+        weights = jnp.broadcast_to(
+            mask.reshape(*(1,) * (len(shape) - mask.ndim), *mask.shape), shape
+        )
+        weights = weights.astype(jnp.float32)
+    experts = route(wide, top_k=top_k).expert_ids
+    choices = jnp.sum(jax.nn.one_hot(experts, wide.shape[-1], dtype=jnp.float32), axis=-2)
+    return RouterTotals(
+        jnp.sum(choices * weights[..., None], axis=token_axes),
+        jnp.sum(jax.nn.softmax(wide, axis=-1) * weights[..., None], axis=token_axes),
+        jnp.sum(jnp.square(jax.nn.logsumexp(wide, axis=-1)) * weights, axis=token_axes),
+        jnp.sum(weights, axis=token_axes),
+    )
+
+
+@typechecked
+def load_balance_loss(totals: RouterTotals) -> Float32[Array, "*layers"]:
+    """Load-balancing loss of Switch Transformers: E * sum of share * mean probability.
+
+        loss = E * sum over e of share_e * p_e
+
+    with `share_e` the share of choices that fell on expert e, and `p_e` its mean probability.
+    Only the probabilities pass a gradient.
+
+    Args:
+        totals: From `router_totals`.
+
+    Returns:
+        One number a layer.
+
+    References:
+        Fedus, Zoph and Shazeer, Switch Transformers, 2021. arXiv:2101.03961, section 2.2
+    """
+    choices = jnp.sum(totals.expert_counts, axis=-1, keepdims=True)
+    share = totals.expert_counts / jnp.maximum(choices, 1)
+    mean = totals.probability_sums / jnp.maximum(totals.num_tokens[..., None], 1)
+    return totals.expert_counts.shape[-1] * jnp.sum(share * mean, axis=-1)
+
+
+@typechecked
+def router_z_loss(totals: RouterTotals) -> Float32[Array, "*layers"]:
+    """Router z-loss of ST-MoE: mean squared log-sum-exp of the router logits.
+
+        loss = mean over tokens of log(sum over e of exp(logits[e])) ** 2
+
+    Args:
+        totals: From `router_totals`.
+
+    Returns:
+        One number a layer.
+
+    References:
+        Zoph et al., ST-MoE: Designing Stable and Transferable Sparse Expert Models, 2022.
+        arXiv:2202.08906, section 3.2
+    """
+    return totals.squared_log_z / jnp.maximum(totals.num_tokens, 1)

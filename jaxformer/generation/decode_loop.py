@@ -1,0 +1,230 @@
+"""The compiled decode loops: prefill, sampling or beam search, and stop tokens."""
+
+import sys
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from jaxformer import functional as F
+from jaxformer.config import TransformerConfig
+from jaxformer.functional.platforms import LANES, target_platform
+from jaxformer.generation.beam import beam_search
+from jaxformer.generation.prompts import Request, flatten_batch, num_processed_tokens
+from jaxformer.generation.samplers import Beam, Sampler, sample_token
+from jaxformer.generation.steps import Context, decode_step, prefill, take_rows
+from jaxformer.parallel import replicated
+
+
+class DecodeConfig(NamedTuple):
+    """Static arguments of the compiled decode loop."""
+
+    config: TransformerConfig
+    max_new_tokens: int
+    chunk: int | None
+    dtype: jnp.dtype
+    mesh: Mesh | None = None
+
+
+class DecodeState(NamedTuple):
+    """State of the decode loop: tokens so far, cache, and stop flags."""
+
+    tokens: Int[Array, "*batch P_plus_new"]
+    length: Int[Array, "*batch"]
+    last_token: Int[Array, "*batch"]  # the last one, not yet read
+    is_done: Bool[Array, "*batch"]
+    seen_tokens: Bool[Array, "*batch V"]
+    context: Context
+    num_generated: Int[Array, ""]
+    prompt_logits_finite: Bool[Array, ""]  # whether the prompts gave logits that are numbers
+
+
+def _mask_unused_ids(logits: Float[Array, "*batch V"], vocab_size: Int[Array, ""]) -> Array:
+    is_allowed = jnp.arange(logits.shape[-1]) < vocab_size
+    return jnp.where(jnp.broadcast_to(is_allowed, logits.shape), logits, -jnp.inf)
+
+
+def _prefill(
+    decode_config: DecodeConfig, params: Any, request: Request
+) -> tuple[Float[Array, "*batch V"], Context]:
+    """Prefill the cache, without padding beyond the learned positions."""
+    width = request.prompt.shape[-1]
+    num_slots = num_processed_tokens(width, decode_config.max_new_tokens)
+    max_positions = decode_config.config.max_length or sys.maxsize
+    excess = max(0, num_slots - max_positions)
+    slot_multiple = LANES if target_platform() == "tpu" else 1
+    logits, context = prefill(
+        decode_config.config,
+        params,
+        request.prompt[..., : width - excess],
+        request.lengths,
+        capacity=min(-(-num_slots // slot_multiple) * slot_multiple, max_positions),
+        chunk=decode_config.chunk,
+        source=request.source,
+        source_segments=request.source_segments,
+        dtype=decode_config.dtype,
+        mesh=decode_config.mesh,
+    )
+    return _mask_unused_ids(logits, request.vocab_size), context
+
+
+def _logits_finite(
+    decode_config: DecodeConfig, logits: Float[Array, "*batch V"]
+) -> Bool[Array, ""]:
+    return _replicate(decode_config, jnp.all(jnp.isfinite(jnp.max(logits, axis=-1))))
+
+
+def _start_decoding(
+    decode_config: DecodeConfig, sampler: Sampler, params: Any, request: Request, key: PRNGKeyArray
+) -> DecodeState:
+    """Prefill and sample the first token of each row."""
+    prompt = request.prompt
+    logits, context = _prefill(decode_config, params, request)
+    is_prompt = F.length_mask(request.lengths, prompt.shape[-1])
+    width = [(0, 0)] * (prompt.ndim - 1) + [(0, decode_config.max_new_tokens)]
+    state = DecodeState(
+        tokens=jnp.pad(prompt, width),
+        length=request.lengths,
+        last_token=prompt[..., 0],
+        is_done=jnp.zeros(prompt.shape[:-1], bool),
+        seen_tokens=F.seen_tokens(
+            jnp.where(is_prompt, prompt, -1), decode_config.config.vocab_size
+        ),
+        context=context,
+        num_generated=jnp.int32(0),
+        prompt_logits_finite=_logits_finite(decode_config, logits),
+    )
+    return _append_token(decode_config, sampler, request, key, state, logits)
+
+
+def _append_token(
+    decode_config: DecodeConfig,
+    sampler: Sampler,
+    request: Request,
+    key: PRNGKeyArray,
+    state: DecodeState,
+    logits: Float[Array, "*batch V"],
+) -> DecodeState:
+    """Sample and append the next token of each unfinished row."""
+    sampled = sample_token(
+        sampler, logits, state.seen_tokens, jax.random.fold_in(key, state.num_generated)
+    )
+    token = jnp.where(state.is_done, state.last_token, sampled.astype(state.last_token.dtype))
+    token = _replicate(decode_config, token)
+    out_of_range = state.tokens.shape[-1]
+    slot = jnp.where(state.is_done, out_of_range, state.length)[..., None]
+    stops = jnp.any(token[..., None] == request.stop_tokens.astype(token.dtype), axis=-1)
+    return state._replace(
+        tokens=F.write_slots(state.tokens, token[..., None], slot),
+        length=jnp.where(state.is_done, state.length, state.length + 1),
+        last_token=token,
+        is_done=state.is_done | stops,
+        seen_tokens=state.seen_tokens | jax.nn.one_hot(token, logits.shape[-1], dtype=bool),
+        num_generated=state.num_generated + 1,
+    )
+
+
+def _decode_logits(
+    decode_config: DecodeConfig,
+    params: Any,
+    request: Request,
+    tokens: Int[Array, "*batch"],
+    context: Context,
+) -> tuple[Float[Array, "*batch V"], Context]:
+    """Logits after the last tokens, from one decode step."""
+    logits, context = decode_step(
+        decode_config.config,
+        params,
+        tokens,
+        context,
+        dtype=decode_config.dtype,
+        mesh=decode_config.mesh,
+    )
+    return _mask_unused_ids(logits, request.vocab_size), context
+
+
+def _decode_next(
+    decode_config: DecodeConfig,
+    sampler: Sampler,
+    params: Any,
+    request: Request,
+    key: PRNGKeyArray,
+    state: DecodeState,
+) -> DecodeState:
+    """One decode step, then sample the next token."""
+    logits, context = _decode_logits(
+        decode_config, params, request, state.last_token, state.context
+    )
+    return _append_token(
+        decode_config, sampler, request, key, state._replace(context=context), logits
+    )
+
+
+def _repeat_last_token(
+    text: Int[Array, "*batch P"], length: Int[Array, "*batch"]
+) -> Int[Array, "*batch P"]:
+    """Fill each row after its end with its last token."""
+    last = jnp.take_along_axis(text, length[..., None] - 1, axis=-1)
+    return jnp.where(
+        F.length_mask(length, text.shape[-1]), text, jnp.broadcast_to(last, text.shape)
+    )
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def decode_tokens(
+    decode_config: DecodeConfig, sampler: Sampler, params: Any, request: Request, key: PRNGKeyArray
+) -> tuple[Int[Array, "*batch P_plus_new"], Bool[Array, ""]]:
+    """Decode until all rows stop; also return whether the prompt's logits were finite."""
+    state = _start_decoding(decode_config, sampler, params, request, key)
+    state = jax.lax.while_loop(
+        lambda state: (
+            (state.num_generated < decode_config.max_new_tokens) & ~jnp.all(state.is_done)
+        ),
+        partial(_decode_next, decode_config, sampler, params, request, key),
+        state,
+    )
+    return _replicate(
+        decode_config, _repeat_last_token(state.tokens, state.length)
+    ), state.prompt_logits_finite
+
+
+start_decoding = jax.jit(_start_decoding, static_argnums=(0, 1))
+decode_next = jax.jit(_decode_next, static_argnums=(0, 1), donate_argnums=5)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def decode_with_beams(
+    decode_config: DecodeConfig, beam: Beam, params: Any, request: Request
+) -> tuple[Int[Array, "*batch P_plus_new"], Bool[Array, ""]]:
+    """Decode by beam search; also return whether the prompt's logits were finite."""
+    flat_request, new = flatten_batch(request), decode_config.max_new_tokens
+    logits, context = _prefill(decode_config, params, flat_request)
+    beams = beam_search(
+        lambda context, tokens: _decode_logits(
+            decode_config, params, flat_request, tokens, context
+        ),
+        take_rows,
+        context,
+        logits,
+        flat_request.stop_tokens,
+        num_beams=beam.num_beams,
+        max_new_tokens=new,
+        length_penalty=beam.length_penalty,
+    )
+    output_tokens = jnp.pad(flat_request.prompt, [(0, 0), (0, new)])
+    best_tokens = beams.tokens[:, 0].astype(output_tokens.dtype)
+    slots = flat_request.lengths[:, None] + jnp.arange(new)[None]
+    output_tokens = F.write_slots(output_tokens, best_tokens, slots)
+    output_tokens = _repeat_last_token(output_tokens, flat_request.lengths + beams.lengths[:, 0])
+    output_tokens = output_tokens.reshape(*request.prompt.shape[:-1], -1)
+    return _replicate(decode_config, output_tokens), _logits_finite(decode_config, logits)
+
+
+def _replicate(decode_config: DecodeConfig, x: Array) -> Array:
+    """Replicate `x` on all devices, so that every process can read it."""
+    if decode_config.mesh is None:
+        return x
+    return jax.lax.with_sharding_constraint(x, replicated(decode_config.mesh))

@@ -1,0 +1,198 @@
+"""Log-likelihoods of given continuations, batched and sorted by length."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from itertools import islice
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxformer import functional as F
+from jaxformer.config import Decoder, TransformerConfig
+from jaxformer.generation.checks import check_count
+from jaxformer.generation.prompts import bucket_length
+from jaxformer.layers import Transformer
+from jaxformer.layers.parameter_metadata import check_parameters
+from jaxformer.parallel import (
+    MeshConfig,
+    abstract_parameters,
+    active_mesh_axes,
+    batch_spec,
+    check_divisible,
+    make_mesh,
+    parameter_specs,
+    put_batch,
+    shardings,
+)
+
+SORT_BUFFER_BATCHES = 64  # of which texts of about one length go together
+
+
+class LogLikelihood(NamedTuple):
+    """Log-probability of a continuation, and whether greedy decoding would produce it.
+
+    Attributes:
+        log_probability: Natural logarithm of the probability of all its tokens.
+        is_greedy: Whether each of them is the likeliest.
+    """
+
+    log_probability: float
+    is_greedy: bool
+
+
+def log_likelihoods(
+    config: TransformerConfig,
+    params: Any,
+    requests: Iterable[tuple[Sequence[int], Sequence[int]]],
+    *,
+    max_length: int,
+    batch_size: int = 8,
+    dtype: DTypeLike = jnp.float32,
+    mesh: Mesh | None = None,
+) -> Iterator[LogLikelihood]:
+    """Yield the log-likelihood of each continuation given its context.
+
+        log p(continuation | context) = sum over t of log p(x_t | the `max_length` tokens before it)
+
+    Args:
+        config: A decoder.
+        params: Its parameters.
+        requests: Pairs of token ids, a context of at least one and its continuation. Any number:
+            some batches are read at a time.
+        max_length: Most tokens that the model reads at once; of a longer context the end is read.
+        batch_size: Continuations that are looked at together.
+        dtype: Of the computation.
+        mesh: Devices that share the work; None is one device.
+
+    Returns:
+        An iterator, in the order of the requests.
+
+    Raises:
+        ValueError: The model is no decoder, parameters are of another model, a context is empty, or
+            a continuation is longer than `max_length`.
+
+    References:
+        Brown et al., Language Models are Few-Shot Learners, 2020. arXiv:2005.14165, section 2.4
+    """
+    if not isinstance(config.topology, Decoder):
+        raise ValueError(f"Likelihoods of texts are a Decoder's; got {config.topology}.")
+    check_count("max_length", max_length)
+    check_count("batch_size", batch_size)
+    mesh = make_mesh(MeshConfig(), jax.devices()[:1]) if mesh is None else mesh
+    check_divisible(config, mesh.shape, batch_size=batch_size)
+    check_parameters(config, params)
+    params = jax.device_put(params, shardings(abstract_parameters(config, mesh)))
+    score = partial(_score, config=config, dtype=jnp.dtype(dtype), mesh=mesh)
+    pending_rows = (_make_row(*request, max_length) for request in requests)
+    while buffer := list(islice(pending_rows, SORT_BUFFER_BATCHES * batch_size)):
+        results = dict[int, LogLikelihood]()
+        order = sorted(range(len(buffer)), key=lambda i: len(buffer[i].tokens))
+        for first in range(0, len(order), batch_size):
+            indices = order[first : first + batch_size]
+            batch = _pad_rows([buffer[i] for i in indices], batch_size, mesh, config.max_length)
+            log_p, misses = jax.device_get(score(params, put_batch(batch, mesh, batch_size)))
+            for i, value, missed in zip(indices, log_p, misses, strict=False):
+                results[i] = LogLikelihood(float(value), not missed)
+        yield from (results[i] for i in range(len(buffer)))
+
+
+def rolling_windows(
+    tokens: Sequence[int], *, max_length: int, stride: int, start: int = 1
+) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
+    """Split a text into (context, continuation) windows that score each token once.
+
+    Every continuation has `stride` tokens, but for the last, and the first, which has all that the
+    model can read at once; and before it all that the model can read besides.
+
+    Args:
+        tokens: A text, behind the token that begins it.
+        max_length: Most tokens that the model reads at once.
+        stride: Tokens from one continuation to the next; fewer are slower, and give each a longer
+            context.
+        start: The first token to say, at least 1.
+
+    Returns:
+        Requests for `log_likelihoods`.
+
+    Raises:
+        ValueError: The stride is not from 1 to `max_length`.
+
+    References:
+        Baevski and Auli, Adaptive Input Representations for Neural Language Modeling, 2019.
+        arXiv:1809.10853, section 4.3
+    """
+    check_count("stride", stride, most=max_length)
+    end = min(len(tokens), max(max_length + 1, start + stride))
+    while start < end:
+        yield tokens[max(0, end - max_length - 1) : start], tokens[start:end]
+        start, end = end, min(len(tokens), end + stride)
+
+
+class _ScoringRow(NamedTuple):
+    tokens: Int[np.ndarray, " T"]
+    targets: Int[np.ndarray, " T"]
+    mask: Bool[np.ndarray, " T"]
+
+
+def _make_row(context: Sequence[int], continuation: Sequence[int], max_length: int) -> _ScoringRow:
+    if not len(context):
+        raise ValueError("A context has at least one token, such as the one that begins a text.")
+    if len(continuation) > max_length:
+        raise ValueError(
+            f"A continuation has {len(continuation)} tokens, more than the length of {max_length}."
+        )
+    tokens = np.asarray([*context, *continuation], np.int32)[-max_length - 1 :]
+    count = len(tokens) - 1
+    return _ScoringRow(tokens[:-1], tokens[1:], np.arange(count) >= count - len(continuation))
+
+
+def _pad_rows(
+    rows: list[_ScoringRow], batch_size: int, mesh: Mesh, max_width: int | None
+) -> dict[str, np.ndarray]:
+    """Batch of the rows, padded to a bucketed width."""
+    parts = 2 * mesh.shape.get("context", 1)
+    width = max(1, *(len(row.tokens) for row in rows))
+    width = min(bucket_length(width), max_width or bucket_length(width))
+    shape = batch_size, -(-width // parts) * parts
+    batch = {name: np.zeros(shape, np.int32) for name in ("tokens", "targets", "segments")}
+    batch["mask"] = np.zeros(shape, bool)
+    for i, row in enumerate(rows):
+        for name, values in row._asdict().items():
+            batch[name][i, : len(values)] = values
+        batch["segments"][i, : len(row.tokens)] = 1
+    return batch
+
+
+@partial(jax.jit, static_argnames=("config", "dtype", "mesh"))
+def _score(
+    params: Any, batch: dict[str, Array], *, config: TransformerConfig, dtype: np.dtype, mesh: Mesh
+) -> tuple[Float[Array, " B"], Int[Array, " B"]]:
+    """Log-probability of each row, and its number of tokens that are not the argmax."""
+    axes = active_mesh_axes(mesh.shape)
+    model = Transformer(config, dtype=dtype, mesh_axes=axes)
+
+    def per_device(params: Any, batch: dict[str, Array]) -> tuple[Array, Array]:
+        logits: Any = model.apply({"params": params}, batch["tokens"], segments=batch["segments"])
+        max_logits = jnp.max(logits, axis=-1)
+        if axes.tensor is not None:
+            max_logits = jax.lax.pmax(max_logits, axes.tensor)
+        scores = F.logit_statistics(logits, batch["targets"], axis_name=axes.tensor)
+        log_p = jnp.sum(-F.cross_entropy_from_statistics(scores), axis=-1, where=batch["mask"])
+        num_not_greedy = jnp.sum(batch["mask"] & (scores.target_logit < max_logits), axis=-1)
+        if axes.context is not None:
+            return jax.lax.psum((log_p, num_not_greedy), axes.context)
+        return log_p, num_not_greedy
+
+    spec = batch_spec(mesh.shape)
+    return jax.shard_map(
+        per_device,
+        mesh=mesh,
+        in_specs=(parameter_specs(config, mesh.shape), spec),
+        out_specs=P(spec[0]),
+    )(params, batch)

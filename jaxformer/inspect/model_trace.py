@@ -1,0 +1,251 @@
+"""Residual stream of every layer, from one forward pass with sown intermediates."""
+
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int
+
+from jaxformer import config as c
+from jaxformer import functional as F
+from jaxformer.layers import Transformer
+from jaxformer.layers.intermediates import INTERMEDIATES, PERTURBATIONS
+from jaxformer.layers.parameter_metadata import check_parameters
+
+Params = Any
+Stack = Literal["decoder", "encoder"]
+
+
+class ResidualTrace(NamedTuple):
+    """Residual stream of one stack.
+
+    Attributes:
+        embeddings: What the first layer reads.
+        stream: The stream after each layer.
+        branches: What each branch of a layer adds to the stream, by name: "attention",
+            "cross_attention", "feed_forward". Branches that share a norm behind them are one,
+            "attention_and_feed_forward". With `norm_placement` "post" a norm follows each sum.
+        final_normed: After the last norm, where there is one: what the head reads.
+    """
+
+    embeddings: Float[Array, "*batch T D"]
+    stream: Float[Array, "layers *batch T D"]
+    branches: dict[str, Float[Array, "layers *batch T D"]]
+    final_normed: Float[Array, "*batch T D"]
+
+
+class ModelTrace(NamedTuple):
+    """Residual streams of all stacks, and the logits.
+
+    Attributes:
+        decoder: Of the decoder; None where there is none.
+        encoder: Of the encoder; None where there is none.
+        logits: Of each token.
+    """
+
+    decoder: ResidualTrace | None
+    encoder: ResidualTrace | None
+    logits: Float[Array, "*batch T V"]
+
+
+def trace(
+    config: c.TransformerConfig,
+    params: Params,
+    tokens: Int[Array, "*batch T"],
+    *,
+    dtype: DTypeLike = jnp.float32,
+    **inputs: Array,
+) -> ModelTrace:
+    """Run the model and record the residual stream of each stack.
+
+        stream[l] = stream[l - 1] + sum of branches[...][l]         stream[-1] = embedded
+
+    but for `norm_placement` "post", where a norm follows each sum.
+
+    Args:
+        config: The model.
+        params: Its parameters.
+        tokens: Token ids; of an encoder-decoder, the decoder's.
+        dtype: Of the computation.
+        **inputs: Arrays that the model takes beside them: source, positions, segments, ...
+
+    Returns:
+        The streams and the logits.
+
+    Raises:
+        ValueError: As `Transformer` does.
+    """
+    tokens, inputs = check_inputs(config, tokens, inputs)
+    return _trace(Transformer(config, dtype=dtype), params, tokens, inputs)
+
+
+@partial(jax.jit, static_argnums=0)
+def _trace(model: Transformer, params: Params, tokens: Array, inputs: dict[str, Any]) -> ModelTrace:
+    logits, intermediates = apply_with_intermediates(model, params, tokens, inputs)
+    stacks = {name: _stack_trace(intermediates[name]) for name in stack_configs(model.config)}
+    return ModelTrace(stacks.get("decoder"), stacks.get("encoder"), logits)
+
+
+def stack_configs(config: c.TransformerConfig) -> dict[str, tuple[c.TransformerConfig, int]]:
+    """Each stack's configuration and number of layers, by its name."""
+    match config.topology:
+        case c.Decoder():
+            return {"decoder": (config, config.num_layers)}
+        case c.Encoder():
+            return {"encoder": (config, config.num_layers)}
+        case c.EncoderDecoder(num_encoder_layers=count):
+            return {
+                "encoder": (config.encoder_config, count),
+                "decoder": (config, config.num_layers),
+            }
+
+
+def head_stack(config: c.TransformerConfig) -> Stack:
+    """The stack that feeds the LM head."""
+    return "encoder" if isinstance(config.topology, c.Encoder) else "decoder"
+
+
+def apply_with_intermediates(
+    model: Transformer,
+    params: Params,
+    tokens: Array,
+    inputs: dict[str, Any],
+    perturbations: Any = None,
+) -> tuple[Float[Array, "*batch T V"], Any]:
+    """Logits and all sown intermediates, by module path.
+
+    Args:
+        model: The model.
+        params: Its parameters.
+        tokens: Token ids.
+        inputs: Arrays that it takes beside them.
+        perturbations: What to add to values that modules let be changed (see
+            `layers.intermediates.sow_and_perturb`).
+
+    Raises:
+        ValueError: The parameters are of another model.
+    """
+    check_parameters(model.config, params)
+    variables = {"params": params} | (
+        {} if perturbations is None else {PERTURBATIONS: perturbations}
+    )
+    logits, variables_out = model.apply(variables, tokens, **inputs, mutable=[INTERMEDIATES])
+    return logits, variables_out[INTERMEDIATES]
+
+
+INPUTS = ("source", "positions", "segments", "source_positions", "source_segments")
+
+
+def check_inputs(
+    config: c.TransformerConfig, tokens: Any, inputs: dict[str, Any]
+) -> tuple[Array, dict[str, Array]]:
+    """Inputs as arrays; raises for what the model would refuse."""
+    if unknown := set(inputs) - set(INPUTS):
+        raise ValueError(f"A model takes {', '.join(INPUTS)}; got {', '.join(sorted(unknown))}.")
+    tokens = as_id_array("tokens", tokens)
+    inputs = {
+        name: as_id_array(name, values) for name, values in inputs.items() if values is not None
+    }
+    Transformer(config).check_source(inputs.get("source"), None)
+    F.check_token_ids(tokens, config.vocab_size)
+    texts = {"": tokens}
+    if isinstance(config.topology, c.EncoderDecoder):
+        source = texts["source_"] = inputs["source"]
+        F.check_token_ids(source, config.topology.source_vocab_size or config.vocab_size)
+        if source.shape[:-1] != tokens.shape[:-1]:
+            raise ValueError(
+                f"A row of tokens has its row of source; got shapes {tokens.shape} and "
+                f"{source.shape}."
+            )
+    elif source_inputs := [name for name in inputs if name.startswith("source_")]:
+        raise ValueError(
+            f"This model has no encoder for a source, and got {', '.join(source_inputs)}."
+        )
+    for prefix, text in texts.items():
+        for name in (prefix + "positions", prefix + "segments"):
+            if name in inputs:
+                inputs[name] = _broadcast_to_tokens(text, name, inputs[name])
+        if config.max_length is not None:
+            default_positions = jnp.arange(text.shape[-1])
+            F.check_positions(
+                inputs.get(prefix + "positions", default_positions), config.max_length
+            )
+    return tokens, inputs
+
+
+def _broadcast_to_tokens(text: Array, name: str, values: Array) -> Array:
+    """Broadcast `values` to one number per token."""
+    try:
+        return jnp.broadcast_to(values, text.shape)
+    except ValueError as error:
+        raise ValueError(
+            f"{name} has a number for each token of a text of shape {text.shape}; got shape "
+            f"{values.shape}."
+        ) from error
+
+
+def as_id_array(name: str, values: Any) -> Array:
+    """`values` as an integer array."""
+    array = jnp.asarray(values)
+    if not jnp.issubdtype(array.dtype, jnp.integer) or array.ndim == 0 or not array.size:
+        raise ValueError(
+            f"{name} holds whole numbers, at least one, [..., time]; got shape {array.shape}, "
+            f"{array.dtype}."
+        )
+    return array
+
+
+def unstack_layers(stack: Any) -> list[dict[str, Any]]:
+    """One tree per layer, from a stack's scanned parameters or intermediates.
+
+    Args:
+        stack: A stack's parameters, such as `params["decoder"]`, or a tree alike: whole periods of
+            the pattern are stacked under "layers", the rest stands under "tail".
+
+    Returns:
+        A tree for each layer, from the first to the last.
+    """
+    layers = []
+    if (periods := stack.get("layers")) is not None:
+        count = jax.tree.leaves(periods)[0].shape[0]
+        layers = [
+            jax.tree.map(lambda x, i=i: x[i], periods[layer_name])
+            for i in range(count)
+            for layer_name in _sorted_layer_names(periods)
+        ]
+    tail = stack.get("tail", {})
+    return [*layers, *(tail[layer_name] for layer_name in _sorted_layer_names(tail))]
+
+
+def as_int_tuple(name: str, values: Any) -> tuple[int, ...] | None:
+    """A selection as a tuple of integers, or None."""
+    if values is None:
+        return None
+    array = np.atleast_1d(np.asarray(values))
+    if array.size and (array.ndim != 1 or not np.issubdtype(array.dtype, np.integer)):
+        raise ValueError(f"{name} takes whole numbers; got {values!r}.")
+    return tuple(array.tolist())
+
+
+def _sorted_layer_names(layers: dict[str, Any]) -> list[str]:
+    """layer_0, layer_1, ..., layer_10."""
+    return sorted(layers, key=lambda name: int(name.removeprefix("layer_")))
+
+
+def _stack_trace(intermediates: Any) -> ResidualTrace:
+    """ResidualTrace from a stack's sown intermediates."""
+    layers = unstack_layers(intermediates)
+    branches = [name for name in layers[0] if name.startswith("from_")]
+
+    def stacked(name: str) -> Array:
+        return jnp.stack([layer[name] for layer in layers])
+
+    return ResidualTrace(
+        intermediates["stack_input"],
+        stacked("residual_stream"),
+        {name.removeprefix("from_"): stacked(name) for name in branches},
+        intermediates["stack_output"],
+    )

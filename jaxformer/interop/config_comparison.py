@@ -1,0 +1,115 @@
+"""Canonical form of a configuration, and the fields in which two configurations differ."""
+
+import dataclasses
+import math
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from jaxformer import config as c
+
+T = TypeVar("T")
+ROUNDING = 1e-12  # relative; numbers survive JSON exactly, but not a root and its square
+
+
+def shortest_cycle(pattern: tuple[T, ...]) -> tuple[T, ...]:
+    """Shortest prefix whose repetition gives the pattern."""
+    for length in range(1, len(pattern)):
+        if all(entry == pattern[i % length] for i, entry in enumerate(pattern)):
+            return pattern[:length]
+    return pattern
+
+
+def canonical(config: c.TransformerConfig) -> c.TransformerConfig:
+    """The shortest equivalent configuration, without dropout, initializers and model_type.
+
+    Args:
+        config: A configuration.
+
+    Returns:
+        One that is equal for equal models.
+    """
+    depth, topology = config.num_layers, config.topology
+    encoder = config.encoder_config
+    if isinstance(topology, c.EncoderDecoder):
+        depth = max(depth, topology.num_encoder_layers)
+    attention, branches = (
+        _canonical_attention(config.attention, depth),
+        _layer_cycle(config.feed_forward, depth),
+    )
+    if isinstance(topology, c.EncoderDecoder):
+        encoder_layers = (
+            _canonical_attention(encoder.attention, depth),
+            _layer_cycle(encoder.feed_forward, depth),
+        )
+        topology = replace(
+            topology,
+            attention=None if encoder_layers[0] == attention else encoder_layers[0],
+            feed_forward=None if encoder_layers[1] == branches else encoder_layers[1],
+        )
+    return replace(
+        config,
+        attention=attention,
+        feed_forward=branches,
+        topology=topology,
+        dropout=c.Dropout(),
+        initialisation=c.Initialisation(),
+        model_type=None,
+    )
+
+
+def _layer_cycle(pattern: tuple[T, ...], depth: int) -> tuple[T, ...]:
+    """Shortest cycle that gives the same `depth` layers."""
+    return shortest_cycle(tuple(pattern[i % len(pattern)] for i in range(depth)))
+
+
+def _canonical_attention(attention: c.Attention, depth: int) -> c.Attention:
+    """The shortest equivalent attention configuration."""
+    biases: Any = tuple(sorted(getattr(attention, "biases", ())))
+    match attention:
+        case c.Mixer() | c.Hybrid():
+            return attention
+        case c.Decay():
+            return replace(attention, biases=biases)
+        case c.Latent(nope_dim=plain, rope_dim=rotary):
+            width = plain + rotary
+        case c.MultiHead(head_dim=width) | c.SharedKV(head_dim=width):
+            pass
+    usual = attention.scale is not None and math.isclose(
+        attention.scale, width**-0.5, rel_tol=ROUNDING
+    )
+    return replace(
+        attention,
+        positions=_layer_cycle(attention.positions, depth),
+        windows=_layer_cycle(attention.windows, depth),
+        scale=None if usual else attention.scale,
+        biases=biases,
+    )
+
+
+def config_differences(expected: Any, actual: Any, path: str = "") -> list[str]:
+    """Fields in which two configurations differ, one line each.
+
+    Args:
+        expected: One.
+        actual: The other.
+        path: Of both, inside a larger one.
+
+    Returns:
+        One line per field.
+    """
+    if dataclasses.is_dataclass(expected) and type(expected) is type(actual):
+        lines = []
+        for field in dataclasses.fields(expected):
+            expected_value, actual_value = (
+                getattr(expected, field.name),
+                getattr(actual, field.name),
+            )
+            lines += config_differences(
+                expected_value, actual_value, f"{path}.{field.name}" if path else field.name
+            )
+        return lines
+    if isinstance(expected, float) and isinstance(actual, float | int):
+        same = math.isclose(expected, actual, rel_tol=ROUNDING)
+    else:
+        same = expected == actual
+    return [] if same else [f"{path}: {actual} instead of {expected}"]

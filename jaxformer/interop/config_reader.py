@@ -1,0 +1,232 @@
+"""Reader of config.json that records which attributes were read, and refuses unknown ones.
+
+A family reads what it honours. Whatever is left must be known to be harmless, or it is refused: a
+setting that changes the model and is not honoured would give wrong numbers in silence.
+"""
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Any, TypeVar
+
+from jaxformer.checks import FLOAT32_MAX
+
+T = TypeVar("T")
+
+# What these say does not change the numbers a model computes from tokens.
+IGNORED_ATTRIBUTES = frozenset(
+    "architectures auto_map model_type torch_dtype dtype use_bfloat16 transformers_version "
+    "_name_or_path name_or_path _commit_hash use_cache return_dict torchscript is_decoder "
+    "tokenizer_class prefix task_specific_params problem_type finetuning_task id2label label2id "
+    "num_labels n_ctx gradient_checkpointing chunk_size_feed_forward pretraining_tp "
+    "slow_but_exact keys_to_ignore_at_inference attn_implementation _attn_implementation "
+    "_attn_implementation_autoset cache_implementation model_max_length unsloth_version "
+    "unsloth_fixed is_llama_config transformers.js_config max_position_embeddings "
+    "max_sequence_length use_parallel_embedding".split()
+    # what else is given back
+    + "output_attentions output_hidden_states output_past output_router_logits output_scores "
+    "return_dict_in_generate".split()
+    # where training starts
+    + "initializer_range initializer_factor initializer_cutoff_factor init_std init_scale "
+    "z_loss_coefficient router_aux_loss_coef router_jitter_noise".split()
+    # how text is drawn
+    + "max_length min_length do_sample early_stopping num_beams num_beam_groups diversity_penalty "
+    "temperature top_k top_p typical_p repetition_penalty length_penalty no_repeat_ngram_size "
+    "encoder_no_repeat_ngram_size bad_words_ids num_return_sequences remove_invalid_values "
+    "exponential_decay_length_penalty suppress_tokens begin_suppress_tokens".split()
+    # what is dropped in training
+    + "attention_dropout attn_dropout_prob hidden_dropout resid_pdrop embd_pdrop attn_pdrop "
+    "dropout dropout_rate activation_dropout classifier_dropout classif_dropout "
+    "encoder_layerdrop decoder_layerdrop layerdrop".split()
+    # heads that a language model does not have
+    + "summary_type summary_use_proj summary_activation summary_proj_to_labels "
+    "summary_first_dropout summary_hidden_size predict_special_tokens".split()
+)
+IGNORE_HINT = "Where one changes nothing in the model, name it in ignore=(...)."
+IGNORED_SUFFIXES = ("_token", "_token_id", "_token_ids", "_dropout", "_dropout_prob", "_pdrop")
+# These change the model unless they have one of the values given.
+NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
+    "add_cross_attention": (False,),
+    "is_encoder_decoder": (False,),
+    "pruned_heads": ({},),
+    "rope_interleaved": (False,),
+    "tie_encoder_decoder": (False,),
+    "use_bidirectional_attention": (False,),
+    "use_mrope": (False,),
+}
+
+
+class ConfigReader:
+    """The attributes of config.json, or of an object inside it.
+
+    Readers never fail: a missing or impossible value is noted, something stands in for it, and
+    `check` names all that was wrong at once.
+
+    Args:
+        values: The attributes.
+        path: What to write before their names, such as "rope_scaling.".
+    """
+
+    def __init__(self, values: Mapping[str, Any], *, path: str = ""):
+        self.values = values
+        self.path = path
+        self.problems: list[str] = []
+        self._read: set[str] = set()
+        self._sections: list[ConfigReader] = []
+
+    def __contains__(self, name: str) -> bool:
+        return self.values.get(name) is not None
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The attribute, or the default; marks it as read."""
+        self._read.add(name)
+        return self.values.get(name, default)
+
+    def add_problem(self, name: str, reason: str) -> None:
+        """Record that an attribute is not supported."""
+        self._read.add(name)
+        problem = f"{self.path}{name} = {self.values.get(name)!r}: {reason}"
+        if problem not in self.problems:
+            self.problems.append(problem)
+
+    def require_value(
+        self, name: str, *allowed: Any, reason: str = "no part of jaxformer does this"
+    ) -> None:
+        """Record a problem unless the attribute is absent, null or an allowed value."""
+        value = self.get(name)
+        if value is not None and value not in allowed:
+            shown = " or ".join(repr(item) for item in allowed)
+            self.add_problem(name, f"{reason}; it can only be {shown}.")
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        """A whole number; required if there is no default, which also stands for null."""
+        return self._typed(name, default, int, 1)
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """A number; required if there is no default, which also stands for null."""
+        return self._typed(name, default, float, 1.0)
+
+    def boolean(self, name: str, default: bool | None = None) -> bool:
+        """True or false; required if there is no default, which also stands for null."""
+        return self._typed(name, default, bool, False)
+
+    def optional_integer(self, name: str, default: int | None = None) -> int | None:
+        """A whole number or null; the default stands for absence only."""
+        return self.integer(name, default) if self.get(name, default) is not None else None
+
+    def optional_number(self, name: str, default: float | None = None) -> float | None:
+        """A number or null; the default stands for absence only."""
+        return self.number(name, default) if self.get(name, default) is not None else None
+
+    def choice(self, name: str, default: str | None, choices: Mapping[str, T]) -> T:
+        """Look up the attribute in `choices`; absent and null give the default."""
+        word = self.get(name)
+        word = default if word is None else word
+        if isinstance(word, str) and word in choices:
+            return choices[word]
+        known = ", ".join(choices)
+        self.add_problem(name, f"expected one of {known}.")
+        return next(iter(choices.values()))
+
+    def sequence(self, name: str, kind: type[T]) -> tuple[T, ...] | None:
+        """A list of values of one type, or None where there is none."""
+        value = self.get(name)
+        if value is None:
+            return None
+        if isinstance(value, list) and all(_has_json_type(item, kind) for item in value):
+            return tuple(kind(item) for item in value)  # type: ignore[call-arg]
+        self.add_problem(name, f"expected a list of {kind.__name__}.")
+        return None
+
+    def section(self, name: str) -> "ConfigReader | None":
+        """The object under a name, or None where there is none (or an empty one)."""
+        value = self.get(name)
+        if not value:
+            return None
+        if not isinstance(value, dict):
+            self.add_problem(name, "expected an object.")
+            return None
+        for known in self._sections:
+            if known.path == f"{self.path}{name}.":
+                return known
+        inner = ConfigReader(value, path=f"{self.path}{name}.")
+        self._sections.append(inner)
+        return inner
+
+    def unsupported(self, ignore: Collection[str] = (), *, unread: bool = True) -> list[str]:
+        """All recorded problems and all attributes that were never read.
+
+        Args:
+            ignore: Attributes that the user says change nothing.
+            unread: Whether what nobody read is wrong; not before everything was read that will be.
+        """
+        unsupported_lines = [p for p in self.problems if p.split(" = ")[0] not in ignore]
+        for name, value in self.values.items() if unread else ():
+            path = f"{self.path}{name}"
+            harmless = (
+                name in IGNORED_ATTRIBUTES or name.endswith(IGNORED_SUFFIXES) or value is None
+            )
+            neutral = name in NEUTRAL_VALUES and value in NEUTRAL_VALUES[name]
+            if not (name in self._read or harmless or neutral or path in ignore):
+                unsupported_lines.append(
+                    f"{path} = {value!r}: jaxformer does not know what this changes."
+                )
+        for inner in self._sections:
+            unsupported_lines += inner.unsupported(ignore, unread=unread)
+        return unsupported_lines
+
+    def check(
+        self,
+        where: str,
+        ignore: Collection[str] = (),
+        *,
+        unread: bool = True,
+        hint: str = IGNORE_HINT,
+    ) -> None:
+        """Raise if any attribute is not supported.
+
+        Args:
+            where: What was read.
+            ignore: Attributes that the user says change nothing.
+            unread: As for `unsupported`.
+            hint: What to do about it.
+
+        Raises:
+            ValueError: There are any; all are named, with their values.
+        """
+        unsupported_lines = self.unsupported(ignore, unread=unread)
+        if unsupported_lines:
+            lines = "\n".join(f"  {line}" for line in unsupported_lines)
+            raise ValueError(
+                f"{where}: {len(unsupported_lines)} attributes cannot be honoured:\n{lines}\n{hint}"
+            )
+
+    def attributes_with_number(self, complaint: str) -> list[str]:
+        """Attributes that were read and whose number an error message quotes."""
+        number_texts = re.findall(r"-?\d[\d.]*(?:e[+-]?\d+)?", complaint.partition("got ")[2])
+        refused = {float(text.rstrip(".")) for text in number_texts}
+        attributes = [
+            f"{self.path}{name} = {value!r}"
+            for name, value in self.values.items()
+            if name in self._read and _has_json_type(value, float) and value in refused
+        ]
+        return attributes + [
+            said for inner in self._sections for said in inner.attributes_with_number(complaint)
+        ]
+
+    def _typed(self, name: str, default: Any, kind: type, stand_in: Any) -> Any:
+        value = self.get(name)
+        if value is None and default is not None:
+            return default
+        if _has_json_type(value, kind):
+            return kind(value)
+        self.add_problem(name, f"expected a value of type {kind.__name__}.")
+        return stand_in
+
+
+def _has_json_type(value: Any, kind: type) -> bool:
+    """Whether JSON's value is of this type; a whole number may be written 4.0."""
+    if isinstance(value, bool) or kind in (bool, str):
+        return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+    if kind is int and isinstance(value, float) and not value.is_integer():
+        return False
+    return isinstance(value, int | float) and abs(value) <= FLOAT32_MAX

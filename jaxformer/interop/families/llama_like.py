@@ -1,0 +1,239 @@
+"""Tensor names and config.json fields shared by Llama-like families."""
+
+from collections.abc import Callable
+from typing import Any
+
+from jaxformer import config as c
+from jaxformer.interop.config_comparison import shortest_cycle
+from jaxformer.interop.config_reader import ConfigReader
+from jaxformer.interop.families.hf_activations import HF_ACTIVATIONS, hf_activation_name
+from jaxformer.interop.param_mapping import MappingRule, linear_rules, norm_rules
+from jaxformer.interop.rope_config import write_rope
+from jaxformer.interop.transforms import LinearKernel
+
+LAYER_PREFIX = "model.layers.{layer}"
+ATTENTION = (
+    *linear_rules(f"{LAYER_PREFIX}.self_attn.q_proj", "attention/query"),
+    *linear_rules(f"{LAYER_PREFIX}.self_attn.k_proj", "attention/key"),
+    *linear_rules(f"{LAYER_PREFIX}.self_attn.v_proj", "attention/value"),
+    *linear_rules(f"{LAYER_PREFIX}.self_attn.o_proj", "attention/out", input_axes=2),
+)
+QK_NORMS = (
+    *norm_rules(f"{LAYER_PREFIX}.self_attn.q_norm", "attention/query_norm"),
+    *norm_rules(f"{LAYER_PREFIX}.self_attn.k_norm", "attention/key_norm"),
+)
+FEED_FORWARD = (
+    *linear_rules(f"{LAYER_PREFIX}.mlp.gate_proj", "feed_forward/gate"),
+    *linear_rules(f"{LAYER_PREFIX}.mlp.up_proj", "feed_forward/up"),
+    *linear_rules(f"{LAYER_PREFIX}.mlp.down_proj", "feed_forward/down"),
+)
+PRE_NORMS = (
+    *norm_rules(f"{LAYER_PREFIX}.input_layernorm", "pre_attention_norm"),
+    *norm_rules(f"{LAYER_PREFIX}.post_attention_layernorm", "pre_feed_forward_norm"),
+)
+TOP_LEVEL = (
+    MappingRule("model.embed_tokens.weight", "embedding/tokens/embedding"),
+    *norm_rules("model.norm", "decoder/final_norm"),
+    MappingRule("lm_head.weight", "head/kernel", LinearKernel()),
+)
+ALL_BIASES: tuple[Any, ...] = ("query", "key", "value", "out")
+
+
+def read_sizes(reader: ConfigReader, **defaults: int) -> dict[str, Any]:
+    """Vocabulary, width and depth, as arguments of `TransformerConfig`."""
+    return {
+        "vocab_size": reader.integer("vocab_size", defaults.get("vocab_size")),
+        "model_dim": reader.integer("hidden_size", defaults.get("hidden_size")),
+        "num_layers": reader.integer("num_hidden_layers", defaults.get("num_hidden_layers")),
+    }
+
+
+def read_heads(
+    reader: ConfigReader,
+    *,
+    heads: int | None = None,
+    kv_heads: int | None = None,
+    head_dim: int | None = None,
+) -> dict[str, Any]:
+    """Numbers of heads and their width, as arguments of `MultiHead`.
+
+    Args:
+        reader: The whole config.json.
+        heads: Where the file gives none.
+        kv_heads: Where the file gives none; null there, or None here, means as many as heads.
+        head_dim: Where the file gives none; None shares the width among the heads.
+    """
+    heads = reader.integer("num_attention_heads", heads)
+    if "num_key_value_heads" in reader.values or kv_heads is None:
+        kv_heads = heads
+    width = reader.integer("hidden_size", 0) or 1
+    return {
+        "num_heads": heads,
+        "num_kv_heads": reader.integer("num_key_value_heads", kv_heads),
+        "head_dim": reader.integer("head_dim", head_dim or max(1, width // max(1, heads))),
+    }
+
+
+def read_glu(
+    reader: ConfigReader,
+    *,
+    name: str = "hidden_act",
+    activation: str = "silu",
+    hidden_dim: int | None = None,
+    bias: bool = False,
+) -> c.GLU:
+    """A gated feed-forward."""
+    return c.GLU(
+        hidden_dim=reader.integer("intermediate_size", hidden_dim),
+        activation=reader.choice(name, activation, HF_ACTIVATIONS),
+        bias=bias,
+    )
+
+
+def read_decoder(
+    reader: ConfigReader,
+    heads: dict[str, Any],
+    *,
+    feed_forward: c.FeedForward | None = None,
+    norm: c.Norm | None = None,
+    eps: float = 1e-6,
+    **fields: Any,
+) -> c.TransformerConfig:
+    """A Llama-like decoder; arguments replace its attention, feed-forward or norm.
+
+    Args:
+        reader: The whole config.json.
+        heads: Fields of `MultiHead`.
+        feed_forward: Instead of a gated one.
+        norm: Instead of an RMSNorm.
+        eps: Of the RMSNorm, where the file gives none.
+        **fields: Other fields of `TransformerConfig`.
+    """
+    return c.TransformerConfig(
+        **read_sizes(reader),
+        attention=c.MultiHead(**heads),
+        feed_forward=(feed_forward or read_glu(reader),),
+        norm=norm or c.RMSNorm(eps=reader.number("rms_norm_eps", eps)),
+        head=c.LMHead(tied=reader.boolean("tie_word_embeddings", False)),
+        **fields,
+    )
+
+
+def read_biases(reader: ConfigReader) -> tuple[Any, ...]:
+    """Biases of all four projections or of none."""
+    return ALL_BIASES if reader.boolean("attention_bias", False) else ()
+
+
+def read_layer_types(
+    reader: ConfigReader, count: int, sliding: Callable[[int], bool]
+) -> tuple[bool, ...]:
+    """Which layers have a window.
+
+    Args:
+        reader: The whole config.json.
+        count: Number of layers.
+        sliding: Which do where the file does not say.
+
+    Returns:
+        One entry per layer.
+    """
+    words = reader.sequence("layer_types", str)
+    if words is None:
+        return tuple(sliding(i) for i in range(count))
+    known = {"sliding_attention": True, "full_attention": False}
+    if len(words) != count or not set(words) <= set(known):
+        reader.add_problem(
+            "layer_types", f"expected {' or '.join(known)} for each of {count} layers."
+        )
+        return (False,) * count
+    return tuple(known[word] for word in words)
+
+
+def window_cycle(
+    reader: ConfigReader, sliding: tuple[bool, ...], window: int | None
+) -> tuple[Any, ...]:
+    """Windows of the layers, as a cycle."""
+    if window is None and any(sliding):
+        reader.add_problem("sliding_window", "layers with a window need its size.")
+    return shortest_cycle(tuple(window if here else None for here in sliding))
+
+
+def read_last_layer_windows(reader: ConfigReader) -> tuple[Any, ...]:
+    """Sliding windows of the last layers (Qwen's use_sliding_window), as a cycle."""
+    count = reader.integer("num_hidden_layers")
+    window = reader.optional_integer("sliding_window", 4096)
+    first = reader.integer("max_window_layers", 28)
+    if not reader.boolean("use_sliding_window", False):
+        window = None
+    sliding = read_layer_types(reader, count, lambda i: window is not None and i >= first)
+    return window_cycle(reader, sliding, window)
+
+
+def write_last_layer_windows(config: c.TransformerConfig) -> dict[str, Any]:
+    """The sliding-window fields of Qwen's config.json."""
+    kinds = write_layer_types(config)
+    sliding = [kind == "sliding_attention" for kind in kinds["layer_types"]]
+    return {
+        **kinds,
+        "use_sliding_window": any(sliding),
+        "max_window_layers": [*sliding, True].index(True),
+    }
+
+
+def write_sizes(config: c.TransformerConfig) -> dict[str, Any]:
+    """Sizes, heads and the feed-forward, under the names that most families use."""
+    attention = config.multi_head
+    branch: Any = config.feed_forward[0]
+    if isinstance(branch, c.MoE):
+        branch = branch.expert
+    fields: dict[str, Any] = {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.model_dim,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": attention.num_heads,
+        "num_key_value_heads": attention.num_kv_heads,
+        "head_dim": attention.head_dim,
+        "intermediate_size": branch.hidden_dim,
+        "tie_word_embeddings": config.head.tied,
+    }
+    if not isinstance(branch, c.ClampedGEGLU):
+        fields["hidden_act"] = hf_activation_name(branch.activation)
+    return fields
+
+
+def write_decoder(
+    config: c.TransformerConfig, *, branch: type = c.GLU, **more: Any
+) -> dict[str, Any] | None:
+    """config.json fields of a Llama-like decoder, or None for other models."""
+    if not (is_rope_decoder(config) and isinstance(config.feed_forward[0], branch)):
+        return None
+    return {
+        **write_sizes(config),
+        "rms_norm_eps": config.norm.eps,
+        **write_rope(first_rope(config)),
+        **more,
+    }
+
+
+def write_layer_types(config: c.TransformerConfig) -> dict[str, Any]:
+    """The window, and which layers have it."""
+    layers = [config.layer(i).window for i in range(config.num_layers)]
+    kinds = ["full_attention" if window is None else "sliding_attention" for window in layers]
+    return {"sliding_window": first_window(config), "layer_types": kinds}
+
+
+def first_window(config: c.TransformerConfig) -> int | None:
+    """The first window of any layer."""
+    return next((window for window in config.attention.windows if isinstance(window, int)), None)
+
+
+def is_rope_decoder(config: c.TransformerConfig) -> bool:
+    """Whether the model is a decoder with RoPE in its first layer."""
+    return isinstance(config.topology, c.Decoder) and isinstance(
+        config.attention.positions[0], c.Rope
+    )
+
+
+def first_rope(config: c.TransformerConfig) -> c.Rope:
+    """The rotary positions of the first layer that has any."""
+    return next(p for p in config.attention.positions if isinstance(p, c.Rope))

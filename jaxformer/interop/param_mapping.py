@@ -1,0 +1,176 @@
+"""Mapping between Hugging Face tensor names and our parameter paths, used in both directions.
+
+A row holds for any configuration of its family. A row whose parameters a model lacks (a bias, an
+own head) is left out, so a table lists all that a family may have.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from jaxformer import config as c
+from jaxformer.interop.transforms import Flatten, Identity, LinearKernel, Shape, Transform
+
+EMBEDDING_PATH = "embedding/tokens/embedding"
+HEAD_PATH = "head/kernel"
+
+
+@dataclass(frozen=True)
+class MappingRule:
+    """Rule that maps one Hugging Face tensor to one or more parameters.
+
+    Attributes:
+        hf_name: Its name; "{layer}" and "{expert}" stand for numbers.
+        params: Our paths, inside a layer for the rows of a stack.
+        transform: How the values are rearranged.
+        condition: Which models have the row; None is all that have its parameters.
+    """
+
+    hf_name: str
+    params: str | tuple[str, ...]
+    transform: Transform = Identity()
+    condition: Callable[[c.TransformerConfig], bool] | None = None
+
+    @property
+    def param_paths(self) -> tuple[str, ...]:
+        """Parameter paths as a tuple."""
+        return (self.params,) if isinstance(self.params, str) else self.params
+
+    def applies_to(self, config: c.TransformerConfig) -> bool:
+        """Whether the rule applies to a configuration."""
+        return self.condition is None or self.condition(config)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParamMapping:
+    """All mapping rules of a family.
+
+    Attributes:
+        top_level: Rows outside the layers; `params` are full paths.
+        stacks: Rows of a layer, by stack ("decoder", "encoder").
+    """
+
+    top_level: tuple[MappingRule, ...]
+    stacks: Mapping[str, tuple[MappingRule, ...]]
+
+    def hf_name_of(self, path: str) -> str | None:
+        """Hugging Face name of a top-level parameter, or None."""
+        return next((row.hf_name for row in self.top_level if row.param_paths == (path,)), None)
+
+
+class ParamSlice(NamedTuple):
+    """A parameter path and the leading index of the slice."""
+
+    path: str
+    indices: tuple[int, ...]
+
+
+class TensorMapping(NamedTuple):
+    """One Hugging Face tensor, the parameter slices it fills, and the transform."""
+
+    hf_name: str
+    hf_shape: Shape
+    slices: tuple[ParamSlice, ...]
+    slice_shapes: tuple[Shape, ...]
+    transform: Transform
+
+
+def expand_mapping(
+    mapping: ParamMapping, config: c.TransformerConfig, param_shapes: Mapping[str, Shape]
+) -> list[TensorMapping]:
+    """Expand the rules for all layers and experts of one model.
+
+    Args:
+        mapping: The family's.
+        config: The model.
+        param_shapes: Shape of each of our parameters, by path.
+
+    Returns:
+        One link per tensor of theirs.
+    """
+    tensor_mappings: list[TensorMapping] = []
+    for row in (row for row in mapping.top_level if row.applies_to(config)):
+        tensor_mappings += _expand(row, row.hf_name, "", (), param_shapes)
+    for stack, rows in mapping.stacks.items():
+        rows = tuple(row for row in rows if row.applies_to(stack_config(config, stack)))
+        for layer in range(num_stack_layers(config, stack)):
+            section, index = layer_path(config, stack, layer)
+            for row in rows:
+                name = row.hf_name.replace("{layer}", str(layer))
+                tensor_mappings += _expand(row, name, f"{stack}/{section}/", index, param_shapes)
+    return tensor_mappings
+
+
+def stack_config(config: c.TransformerConfig, stack: str) -> c.TransformerConfig:
+    """Configuration of a stack's layers."""
+    return config.encoder_config if stack == "encoder" else config
+
+
+def num_stack_layers(config: c.TransformerConfig, stack: str) -> int:
+    """Number of layers of "decoder" or "encoder"."""
+    match config.topology:
+        case c.EncoderDecoder(num_encoder_layers=layers):
+            return layers if stack == "encoder" else config.num_layers
+        case c.Encoder():
+            return config.num_layers if stack == "encoder" else 0
+        case c.Decoder():
+            return config.num_layers if stack == "decoder" else 0
+
+
+def layer_path(config: c.TransformerConfig, stack: str, layer: int) -> tuple[str, tuple[int, ...]]:
+    """Parameter path of a layer, and its index into the stacked arrays."""
+    period = stack_config(config, stack).pattern_length
+    repeats = num_stack_layers(config, stack) // period
+    if layer < repeats * period:
+        return f"layers/layer_{layer % period}", (layer // period,)
+    return f"tail/layer_{layer % period}", ()
+
+
+def unmapped_params(
+    tensor_mappings: list[TensorMapping], param_shapes: Mapping[str, Shape]
+) -> list[str]:
+    """Parameters that no tensor fills."""
+    covered = {slot.path for link in tensor_mappings for slot in link.slices}
+    return sorted(set(param_shapes) - covered)
+
+
+def linear_rules(
+    hf_name: str, param: str, *, input_axes: int = 1, bias: bool = True
+) -> tuple[MappingRule, ...]:
+    """Mapping rules of a torch Linear: weight, and bias if it has one."""
+    kernel = MappingRule(
+        f"{hf_name}.weight", f"{param}/kernel", LinearKernel(input_axes=input_axes)
+    )
+    return (
+        (kernel, MappingRule(f"{hf_name}.bias", f"{param}/bias", Flatten())) if bias else (kernel,)
+    )
+
+
+def norm_rules(hf_name: str, param: str) -> tuple[MappingRule, ...]:
+    """Mapping rules of a norm: weight, and bias if it has one."""
+    return MappingRule(f"{hf_name}.weight", f"{param}/scale"), MappingRule(
+        f"{hf_name}.bias", f"{param}/bias"
+    )
+
+
+def _expand(
+    row: MappingRule,
+    name: str,
+    prefix: str,
+    index: tuple[int, ...],
+    param_shapes: Mapping[str, Shape],
+) -> Iterator[TensorMapping]:
+    paths = [prefix + path for path in row.param_paths]
+    if not all(path in param_shapes for path in paths):
+        return
+    expert = "{expert}" in name
+    for i in range(param_shapes[paths[0]][len(index)] if expert else 1):
+        slice_index = (*index, i) if expert else index
+        shapes = tuple(param_shapes[path][len(slice_index) :] for path in paths)
+        yield TensorMapping(
+            hf_name=name.replace("{expert}", str(i)),
+            hf_shape=row.transform.hf_shape(shapes),
+            slices=tuple(ParamSlice(path, slice_index) for path in paths),
+            slice_shapes=shapes,
+            transform=row.transform,
+        )

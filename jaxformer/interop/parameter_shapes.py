@@ -1,0 +1,27 @@
+"""Paths and shapes of a configuration's parameters, from jax.eval_shape."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from flax.traverse_util import flatten_dict
+
+from jaxformer import config as c
+from jaxformer.interop.transforms import Shape
+from jaxformer.layers.parameter_metadata import parameter_metadata
+
+
+def parameter_shapes(config: c.TransformerConfig) -> dict[str, Shape]:
+    """Shape of every parameter that the model's ``init`` makes, by path.
+
+    Args:
+        config: The model.
+
+    Returns:
+        The shapes, such as ``{"head/kernel": (4096, 32000), ...}``.
+    """
+    return flat_shapes(parameter_metadata(config))
+
+
+def flat_shapes(params: Mapping[str, Any]) -> dict[str, Shape]:
+    """Shape of every array of a tree, by path."""
+    return {path: tuple(x.shape) for path, x in flatten_dict(params, sep="/").items()}

@@ -1,0 +1,94 @@
+"""Checks the tensors of a Hugging Face folder: names, shapes, dtypes, finite values."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxformer.interop import safetensors_files as files
+from jaxformer.interop.family import Family
+from jaxformer.interop.param_mapping import TensorMapping, unmapped_params
+from jaxformer.interop.transforms import Shape
+
+VALUES_PER_CHECK = 1 << 24
+MAX_SIZE_RATIO = 1000  # times the values in the files: not a matter of missing tensors
+
+
+def check_size(
+    stored: Mapping[str, files.StoredTensor], shapes: Mapping[str, Shape], folder: Path
+) -> None:
+    """Raise if config.json describes far more parameters than the files hold."""
+    described_size = sum(map(math.prod, shapes.values()))
+    stored_size = sum(math.prod(tensor.shape) for tensor in stored.values())
+    if described_size > MAX_SIZE_RATIO * max(stored_size, 1):
+        raise ValueError(
+            f"{folder}: config.json describes {described_size} parameters, but the tensors beside "
+            "it "
+            f"hold {stored_size} values."
+        )
+
+
+def check_tensors(
+    family: Family,
+    mapping: list[TensorMapping],
+    stored: Mapping[str, files.StoredTensor],
+    shapes: Mapping[str, Shape],
+    folder: Path,
+) -> None:
+    """Raise if tensors are missing, unexpected, or of the wrong shape or dtype."""
+    expected = {link.hf_name: link.hf_shape for link in mapping}
+    complaints = []
+    missing = sorted(set(expected) - set(stored))
+    if missing:
+        complaints.append(f"{len(missing)} tensors are missing: {', '.join(missing)}")
+    extra = sorted(set(stored) - set(expected))
+    if extra:
+        complaints.append(
+            f"{len(extra)} tensors have no place in a {family.model_type} with this config.json: "
+            f"{', '.join(extra)}"
+        )
+    unfilled = unmapped_params(mapping, shapes)
+    if unfilled:
+        complaints.append(
+            f"{len(unfilled)} parameters get nothing from a {family.model_type}: "
+            f"{', '.join(unfilled)}"
+        )
+    common_names = [name for name in expected if name in stored]
+    wrong = [name for name in common_names if stored[name].shape != expected[name]]
+    if wrong:
+        listed = ", ".join(
+            f"{name} is {list(stored[name].shape)}, not {list(expected[name])}" for name in wrong
+        )
+        complaints.append(f"{len(wrong)} tensors have the wrong shape: {listed}")
+    not_floats = [name for name in common_names if stored[name].dtype not in files.FLOAT_DTYPES]
+    if not_floats:
+        listed = ", ".join(f"{name} is {stored[name].dtype}" for name in not_floats)
+        complaints.append(
+            f"{len(not_floats)} tensors are no floats ({', '.join(files.FLOAT_DTYPES)}): {listed}"
+        )
+    if complaints:
+        raise ValueError(f"{folder}: " + ".\n".join(complaints) + ".")
+
+
+def check_finite(tensor: np.ndarray, dtype: np.dtype, name: str) -> None:
+    """Raise if values are NaN or infinite, or overflow in `dtype`."""
+    values, num_not_finite, num_overflowed = tensor.reshape(-1), 0, 0
+    narrower = jnp.finfo(dtype).max < jnp.finfo(tensor.dtype).max
+    for start in range(0, values.size, VALUES_PER_CHECK):
+        part = values[start : start + VALUES_PER_CHECK]
+        num_not_finite += part.size - int(np.count_nonzero(np.isfinite(part)))
+        if narrower:
+            with np.errstate(over="ignore", invalid="ignore"):
+                part = part.astype(dtype)
+            num_overflowed += part.size - int(np.count_nonzero(np.isfinite(part)))
+    if num_not_finite:
+        raise ValueError(
+            f"{name}: {num_not_finite} of {values.size} values are not finite (NaN, infinity)."
+        )
+    if num_overflowed:
+        raise ValueError(
+            f"{name}: {num_overflowed} of {values.size} values are too large for {dtype}; pass a "
+            "wider dtype."
+        )

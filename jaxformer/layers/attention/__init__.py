@@ -1,0 +1,1 @@
+"""Attention modules: multi-head, shared-KV, latent, decay, and mixers of your own."""

@@ -1,0 +1,200 @@
+"""Steps shared by the attention modules: QK-norm, RoPE, cache, attention, output projection."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Bool, Float
+
+from jaxformer import config as c
+from jaxformer import functional as F
+from jaxformer.layers.attention.inputs import AttentionInputs, rope_attention_factor
+from jaxformer.layers.cache import CacheT, update_layer_cache
+from jaxformer.layers.intermediates import sow_and_perturb
+from jaxformer.layers.linear import Linear
+from jaxformer.layers.norms import Norm
+from jaxformer.layers.parameters import axis_size, logical_to_mesh_axis, sharded_parameter
+from jaxformer.layers.runtime import RuntimeConfig, dropout_key
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True, kw_only=True)
+class ScoreOptions:
+    """Score options: scale, soft cap and normalizer."""
+
+    scale: float | None = None
+    logit_softcap: float | None = None
+    normalizer: F.Normalizer = "softmax"
+
+
+class AttentionTrace(NamedTuple):
+    """Query, key, mask and bias of an attention call, sown for `inspect`."""
+
+    query: Float[Array, "*batch T N H"]
+    key: Float[Array, "*batch S K H"]
+    mask: Bool[Array, "..."] | F.AttentionMask | None
+    bias: Float[Array, "..."] | F.AttentionBias | None
+    score_options: ScoreOptions
+
+
+class HeadParameter(nn.Module):
+    """A parameter with a heads axis."""
+
+    shape: tuple[int, ...]
+    init_fn: Callable[..., Array]
+    runtime: RuntimeConfig
+
+    @nn.compact
+    def __call__(self) -> Float[Array, "N ..."]:
+        axes = " ".join(["heads", *["features"] * (len(self.shape) - 1)])
+        return sharded_parameter(self, "bias", self.init_fn, self.shape, axes, self.runtime)
+
+
+def make_qk_norm(
+    qk_norm: c.QKNorm, logical_axis: str, num_heads: int, head_dim: int, runtime: RuntimeConfig
+) -> Norm:
+    """Make the norm of queries or keys, for `apply_qk_norm`."""
+    match qk_norm.over:
+        case "each_head":
+            return Norm(
+                qk_norm.norm, runtime, num_heads=num_heads, logical_axes=f"{logical_axis} features"
+            )
+        case "width":
+            return Norm(
+                qk_norm.norm, runtime, logical_axes=logical_axis, num_features=num_heads * head_dim
+            )
+        case "head":
+            return Norm(qk_norm.norm, runtime)
+
+
+def make_output_projection(
+    config: c.TransformerConfig,
+    input_shape: tuple[int, int],
+    runtime: RuntimeConfig,
+    keep_partial_sums: bool,
+) -> Linear:
+    """Make the output projection, from heads to the model width."""
+    init = config.initialisation
+    return Linear(
+        (config.model_dim,),
+        init.out or init.projection,
+        runtime,
+        "heads features -> model",
+        input_shape=input_shape,
+        bias="out" in config.attention_kind.biases,
+        init_divisor=config.residual_init_divisor,
+        keep_partial_sums=keep_partial_sums,
+    )
+
+
+def apply_qk_norm(
+    qk_norm: c.QKNorm, norm: Norm, x: Float[Array, "*batch T N H"]
+) -> Float[Array, "*batch T N H"]:
+    """Apply QK-norm over the full width, or per head."""
+    if qk_norm.over == "width":
+        return norm(x.reshape(*x.shape[:-2], -1)).reshape(x.shape)
+    return norm(x)
+
+
+def apply_rope(
+    positions: c.Positions | None,
+    target: c.positions.RopeTarget,
+    x: Float[Array, "*batch T N H"],
+    inputs: AttentionInputs,
+) -> Float[Array, "*batch T N H"]:
+    """Apply RoPE to x if `target` is among the rotated ones; outputs are rotated by the conjugate.
+
+    So rotated values, and with them the output, depend on distances only.
+    """
+    rope, rotations = positions, inputs.rotations
+    if not isinstance(rope, c.Rope) or rotations is None or target not in rope.targets:
+        return x
+    if target in "qk":
+        rotations = rotations * rope_attention_factor(rope)
+    rotation = jnp.conj(rotations) if target == "o" else rotations
+    return F.rotate(x, rotation, pairing=rope.pairing)
+
+
+def local_kv_heads(
+    x: Float[Array, "*batch S K H"], num_kv_heads: int, runtime: RuntimeConfig
+) -> Float[Array, "*batch S K H"]:
+    """Slice the KV head that this device's queries read, if KV heads are replicated."""
+    tensor = runtime.mesh_axes.tensor
+    if (
+        tensor is None
+        or logical_to_mesh_axis("kv_heads", num_kv_heads, runtime.mesh_axes) is not None
+    ):
+        return x
+    devices_per_head = axis_size(tensor) // num_kv_heads  # devices
+    head = jax.lax.axis_index(tensor) // devices_per_head
+    return jax.lax.dynamic_slice_in_dim(x, head, 1, axis=-2)
+
+
+def update_cache(
+    new: CacheT, cache: CacheT | None, inputs: AttentionInputs, runtime: RuntimeConfig
+) -> tuple[CacheT, CacheT | None]:
+    """Update the cache with new keys and values; return what to attend to, and the new cache."""
+    if cache is None or inputs.cache_slots is None or inputs.key_positions is None:
+        return new, cache
+    append_new = inputs.key_positions.shape[-1] > cache[0].shape[-2]
+    attended, cache = update_layer_cache(
+        cache, new, inputs.cache_slots, append_new=append_new, layer_index=inputs.layer_index
+    )
+    return new if runtime.cache_is_empty else attended, cache
+
+
+def attend(
+    module: nn.Module,
+    query: Float[Array, "*batch T N H"],
+    key: Float[Array, "*batch S K H"],
+    value: Float[Array, "*batch S K Hv"],
+    inputs: AttentionInputs,
+    *,
+    runtime: RuntimeConfig,
+    dropout_rate: float,
+    score_options: ScoreOptions,
+) -> Float[Array, "*batch T N Hv"]:
+    """Attend, with ring attention (or all-gathered keys) over the context axis and with dropout.
+
+    Args:
+        module: Whose "dropout" stream is drawn from.
+        query: What each token looks for.
+        key: What each token offers.
+        value: What each token says.
+        inputs: Mask and bias.
+        runtime: How the model runs.
+        dropout_rate: Of the weights.
+        score_options: Scale, soft cap and normalizer.
+    """
+    key_is_value, key = value is key, key.astype(query.dtype)
+    value = key if key_is_value else value.astype(query.dtype)
+    sow_and_perturb(
+        module,
+        "attention_trace",
+        AttentionTrace(query, key, inputs.mask, inputs.bias, score_options),
+    )
+    applies_dropout = not runtime.deterministic and dropout_rate > 0
+    attend: Callable[..., Array] = partial(
+        F.dot_product_attention, implementation=runtime.attention_implementation
+    )
+    if (ring := runtime.mesh_axes.context) is not None:
+        if any(isinstance(x, jax.Array) for x in (inputs.mask, inputs.bias)):  # of all pairs
+            key, value = (
+                jax.lax.all_gather(x, ring, axis=x.ndim - 3, tiled=True) for x in (key, value)
+            )
+        else:
+            attend = partial(F.ring_attention, axis_name=ring)
+    return attend(
+        query,
+        key,
+        value,
+        inputs.mask,
+        inputs.bias,
+        dropout_rate=dropout_rate if applies_dropout else 0.0,
+        dropout_key=dropout_key(module, runtime.mesh_axes.tensor) if applies_dropout else None,
+        **vars(score_options),
+    )

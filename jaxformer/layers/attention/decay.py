@@ -1,0 +1,108 @@
+"""Decay attention module, a linear recurrence."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Float, Int
+
+from jaxformer import config as c
+from jaxformer import functional as F
+from jaxformer.layers.attention.core import HeadParameter, make_output_projection
+from jaxformer.layers.attention.inputs import AttentionInputs
+from jaxformer.layers.cache import StateCache, get_layer, set_layer
+from jaxformer.layers.initializers import log_spaced_memory_init, rope_frequency_init
+from jaxformer.layers.intermediates import sow_and_perturb
+from jaxformer.layers.linear import Linear
+from jaxformer.layers.runtime import RuntimeConfig
+
+
+class DecayTrace(NamedTuple):
+    """Decay rates and segments, sown for `inspect`."""
+
+    rates: F.DecayRates
+    segments: Int[Array, "*batch T"] | None
+
+
+class DecayAttention(nn.Module):
+    """Decay attention: chunkwise for sequences, one recurrence step per token with a cache.
+
+    Each device along `tensor` has a part of the heads. A text stays on one device, since its state
+    goes from token to token.
+    """
+
+    config: c.TransformerConfig
+    runtime: RuntimeConfig
+    keep_partial_sums: bool = False  # as in Linear
+
+    def setup(self):
+        cfg, init = self.attention_config, self.config.initialisation
+        if self.runtime.mesh_axes.context is not None:
+            raise ValueError(
+                "The state of Decay goes from token to token, so a text stays on one device; got "
+                f"the axis {self.runtime.mesh_axes.context!r} for its time."
+            )
+        heads = (cfg.num_heads, cfg.head_dim)
+        self.value = Linear(
+            heads,
+            init.value or init.projection,
+            self.runtime,
+            "model -> heads features",
+            bias="value" in cfg.biases,
+        )
+        self.memory = HeadParameter(
+            (cfg.num_heads,), log_spaced_memory_init(cfg.min_memory, cfg.max_memory), self.runtime
+        )
+        if cfg.angles is not None and cfg.angles.learned:
+            shape = (cfg.num_heads, cfg.head_dim // 2)
+            self.angles = HeadParameter(shape, rope_frequency_init(cfg.angles.base), self.runtime)
+        self.out = make_output_projection(self.config, heads, self.runtime, self.keep_partial_sums)
+
+    @property
+    def attention_config(self) -> c.Decay:
+        """The `config.Decay` option of this layer."""
+        match self.config.attention:
+            case c.Decay() as attention:
+                return attention
+        raise ValueError(f"Decay reads its own choices; got {self.config.attention}.")
+
+    def __call__(
+        self,
+        x: Float[Array, "*batch T D"],
+        inputs: AttentionInputs,
+        cache: StateCache | None = None,
+    ) -> tuple[Float[Array, "*batch T D"], StateCache | None]:
+        """Decay attention over the sequence and the cached state; returns the new cache too."""
+        attention = self.attention_config
+        value = self.value(F.copy_to_tensor_parallel(x, self.runtime.mesh_axes.tensor)).astype(
+            jnp.float32
+        )
+        rates = F.decay_rates(self.memory())
+        sow_and_perturb(self, "attention_trace", DecayTrace(rates, inputs.segments))
+        output, state = F.linear_recurrence(
+            value * jnp.broadcast_to(rates.gain[:, None], value.shape),
+            rates.gamma,
+            self.theta(rates.gamma.shape[0]),
+            initial_state=None
+            if cache is None
+            else get_layer(cache.state, inputs.layer_index)[..., 0, :],
+            segments=inputs.segments,
+            valid=inputs.valid,
+            pairing="halves" if attention.angles is None else attention.angles.pairing,
+        )
+        y = self.out(output.astype(self.runtime.dtype))
+        if cache is None:
+            return y, None
+        return y, StateCache(set_layer(cache.state, state[..., None, :], inputs.layer_index))
+
+    def theta(self, num_heads: int) -> Float[Array, "N C"] | None:
+        """Rotation angles per token of this device's heads, or None."""
+        attention = self.attention_config
+        match attention.angles:
+            case None:
+                return None
+            case c.Angles(learned=True):
+                return self.angles()
+            case c.Angles(base=base):
+                frequencies = F.rope_frequencies(attention.head_dim, base=base)
+                return jnp.broadcast_to(frequencies, (num_heads, *frequencies.shape))

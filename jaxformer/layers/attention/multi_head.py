@@ -1,0 +1,169 @@
+"""Multi-head attention module, for self-attention and cross-attention."""
+
+from functools import partial
+
+import jax.numpy as jnp
+from flax import linen as nn
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from jaxformer import config as c
+from jaxformer import functional as F
+from jaxformer.config.attention import Projection
+from jaxformer.layers.attention.core import (
+    HeadParameter,
+    ScoreOptions,
+    apply_qk_norm,
+    apply_rope,
+    attend,
+    local_kv_heads,
+    make_output_projection,
+    make_qk_norm,
+    update_cache,
+)
+from jaxformer.layers.attention.inputs import AttentionInputs
+from jaxformer.layers.cache import KVCache
+from jaxformer.layers.initializers import initializer
+from jaxformer.layers.linear import Linear
+from jaxformer.layers.parameters import sharded_parameter
+from jaxformer.layers.runtime import RuntimeConfig
+
+
+class HeadKernel(nn.Module):
+    """A kernel per head, for functions that do the product themselves."""
+
+    shape: tuple[int, ...]
+    kernel_init: c.Initialiser
+    runtime: RuntimeConfig
+    logical_axes: str = "model -> heads features"
+
+    @nn.compact
+    def __call__(self, dtype: DTypeLike = jnp.float32) -> Float[Array, "D N H"]:
+        init_fn = initializer(self.kernel_init)
+        return sharded_parameter(
+            self, "kernel", init_fn, self.shape, self.logical_axes, self.runtime, dtype=dtype
+        )
+
+
+class MultiHeadAttention(nn.Module):
+    """Multi-head attention, over the sequence itself or over the encoder's output.
+
+    Where heads are shared out among devices, each has its part of them, and of the key-value heads
+    those that its query heads read.
+    """
+
+    config: c.TransformerConfig
+    positions: c.Positions | None
+    runtime: RuntimeConfig
+    causal: bool = True
+    keep_partial_sums: bool = False  # as in Linear
+
+    def setup(self):
+        cfg, init = self.config.multi_head, self.config.initialisation
+
+        def project(name: Projection, heads: int, kernel_init: c.Initialiser | None) -> Linear:
+            shape = (heads, cfg.head_dim)
+            logical_axes = f"model -> {'heads' if name == 'query' else 'kv_heads'} features"
+            kernel_init = kernel_init or init.projection
+            return Linear(shape, kernel_init, self.runtime, logical_axes, bias=name in cfg.biases)
+
+        self.query = project("query", cfg.num_heads, init.query)
+        self.key = project("key", cfg.num_kv_heads, init.key)
+        self.value = project("value", cfg.num_kv_heads, init.value)
+        self.out = make_output_projection(
+            self.config, (cfg.num_heads, cfg.head_dim), self.runtime, self.keep_partial_sums
+        )
+        if cfg.qk_norm is not None:
+            norm = partial(make_qk_norm, cfg.qk_norm, head_dim=cfg.head_dim, runtime=self.runtime)
+            self.query_norm = norm("heads", cfg.num_heads)
+            self.key_norm = norm("kv_heads", cfg.num_kv_heads)
+        if isinstance(self.positions, c.TransformerXL):
+            per_head = (cfg.num_heads, cfg.head_dim)
+            self.content_bias = HeadParameter(per_head, nn.initializers.zeros, self.runtime)
+            self.position_bias = HeadParameter(per_head, nn.initializers.zeros, self.runtime)
+            self.relative = HeadKernel(
+                (self.config.model_dim, *per_head), init.projection, self.runtime
+            )
+
+    def __call__(
+        self, x: Float[Array, "*batch T D"], inputs: AttentionInputs, cache: KVCache | None = None
+    ) -> tuple[Float[Array, "*batch T D"], KVCache | None]:
+        """Self-attention over the sequence and the cache; returns the output and the new cache."""
+        x = F.copy_to_tensor_parallel(x, self.runtime.mesh_axes.tensor)
+        query = self.project_query(x, inputs)
+        kv, cache = update_cache(self.project_key_value(x, inputs), cache, inputs, self.runtime)
+        return self.attend(query, kv, inputs), cache
+
+    def cross_attend(
+        self, x: Float[Array, "*batch T D"], inputs: AttentionInputs, source_kv: KVCache
+    ) -> Float[Array, "*batch T D"]:
+        """Cross-attention to keys and values from `project_key_value`."""
+        x = F.copy_to_tensor_parallel(x, self.runtime.mesh_axes.tensor)
+        return self.attend(self.project_query(x, inputs), source_kv, inputs)
+
+    def project_query(
+        self, x: Float[Array, "*batch T D"], inputs: AttentionInputs
+    ) -> Float[Array, "*batch T N H"]:
+        """Project x to queries; apply clipping, QK-norm and RoPE as configured."""
+        query = self.clip_qkv(self.query(x))
+        if (qk_norm := self.config.multi_head.qk_norm) is not None:
+            query = apply_qk_norm(qk_norm, self.query_norm, query)
+        return apply_rope(self.positions, "q", query, inputs)
+
+    def project_key_value(self, x: Float[Array, "*batch S D"], inputs: AttentionInputs) -> KVCache:
+        """Project x to keys and values; apply clipping, QK-norm, RoPE; select local KV heads."""
+        cfg, positions = self.config.multi_head, self.positions
+        key, value = self.clip_qkv(self.key(x)), self.clip_qkv(self.value(x))
+        if cfg.qk_norm is not None:
+            key = apply_qk_norm(cfg.qk_norm, self.key_norm, key)
+        rotated = apply_rope(positions, "k", key, inputs), apply_rope(positions, "v", value, inputs)
+        return KVCache(*(local_kv_heads(x, cfg.num_kv_heads, self.runtime) for x in rotated))
+
+    def attend(
+        self, query: Float[Array, "*batch T N H"], kv: KVCache, inputs: AttentionInputs
+    ) -> Float[Array, "*batch T D"]:
+        """Attend to keys and values, and project the heads to the model width."""
+        cfg = self.config.multi_head
+        query, bias = self.transformer_xl_terms(query, inputs)
+        heads = attend(
+            self,
+            query,
+            *kv,
+            inputs._replace(bias=bias),
+            runtime=self.runtime,
+            dropout_rate=self.config.dropout.attention,
+            score_options=ScoreOptions(
+                scale=cfg.scale, logit_softcap=cfg.logit_softcap, normalizer=cfg.normalizer
+            ),
+        )
+        return self.out(apply_rope(self.positions, "o", heads, inputs))
+
+    def clip_qkv(self, x: Float[Array, "*batch T N H"]) -> Float[Array, "*batch T N H"]:
+        """Clip to [-clip_qkv, clip_qkv]; unchanged if it is None."""
+        bound = self.config.multi_head.clip_qkv
+        return x if bound is None else jnp.clip(x, -bound, bound)
+
+    def transformer_xl_terms(self, query: Float[Array, "*batch T N H"], inputs: AttentionInputs):
+        """Return query and bias; Transformer-XL changes both, other positions neither."""
+        positions = self.positions
+        if (
+            not isinstance(positions, c.TransformerXL)
+            or inputs.query_positions is None
+            or inputs.key_positions is None
+        ):
+            return query, inputs.bias
+
+        def add_head_bias(bias: HeadParameter) -> Float[Array, "*batch T N H"]:
+            return query + jnp.broadcast_to(bias().astype(query.dtype), query.shape)
+
+        scale = self.config.multi_head.scale
+        distance_bias = F.transformer_xl_bias(
+            add_head_bias(self.position_bias),
+            self.relative(),
+            inputs.query_positions,
+            inputs.key_positions,
+            base=positions.base,
+            bidirectional=not self.causal,
+        )
+        scale = query.shape[-1] ** -0.5 if scale is None else scale
+        return add_head_bias(self.content_bias), scale * distance_bias

@@ -1,0 +1,123 @@
+"""Shared-KV attention module."""
+
+from functools import partial
+
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Float
+
+from jaxformer import config as c
+from jaxformer import functional as F
+from jaxformer.layers.attention.core import (
+    ScoreOptions,
+    apply_qk_norm,
+    apply_rope,
+    attend,
+    local_kv_heads,
+    make_output_projection,
+    make_qk_norm,
+    update_cache,
+)
+from jaxformer.layers.attention.inputs import AttentionInputs, rope_attention_factor
+from jaxformer.layers.cache import KVCache, SharedCache
+from jaxformer.layers.linear import Linear
+from jaxformer.layers.runtime import RuntimeConfig
+
+
+class SharedKVAttention(nn.Module):
+    """Attention with one projection for key and value; see `config.SharedKV`.
+
+    It is turned once and kept as it was turned; twice where only one of key and value is turned.
+    Heads are shared out as in `MultiHeadAttention`.
+    """
+
+    config: c.TransformerConfig
+    positions: c.Positions | None
+    runtime: RuntimeConfig
+    keep_partial_sums: bool = False  # as in Linear
+
+    def setup(self):
+        cfg, init = self.attention_config, self.config.initialisation
+        self.query = Linear(
+            (cfg.num_heads, cfg.head_dim),
+            init.query or init.projection,
+            self.runtime,
+            "model -> heads features",
+            bias="query" in cfg.biases,
+        )
+        self.key_value = Linear(
+            (cfg.num_kv_heads, cfg.head_dim),
+            init.projection,
+            self.runtime,
+            "model -> kv_heads features",
+            bias="key_value" in cfg.biases,
+        )
+        self.out = make_output_projection(
+            self.config, (cfg.num_heads, cfg.head_dim), self.runtime, self.keep_partial_sums
+        )
+        if cfg.qk_norm is not None:
+            norm = partial(make_qk_norm, cfg.qk_norm, head_dim=cfg.head_dim, runtime=self.runtime)
+            self.query_norm = norm("heads", cfg.num_heads)
+            self.key_norm = norm("kv_heads", cfg.num_kv_heads)
+
+    @property
+    def attention_config(self) -> c.SharedKV:
+        """The `config.SharedKV` option of this layer."""
+        match self.config.attention:
+            case c.SharedKV() as attention:
+                return attention
+        raise ValueError(f"SharedKV reads its own choices; got {self.config.attention}.")
+
+    def __call__(
+        self,
+        x: Float[Array, "*batch T D"],
+        inputs: AttentionInputs,
+        cache: KVCache | SharedCache | None = None,
+    ) -> tuple[Float[Array, "*batch T D"], KVCache | SharedCache | None]:
+        """Self-attention over the sequence and the cache; returns the output and the new cache."""
+        cfg = self.attention_config
+        x = F.copy_to_tensor_parallel(x, self.runtime.mesh_axes.tensor)
+        query, key_value = self.query(x), self.key_value(x)
+        if cfg.qk_norm is not None:
+            query = apply_qk_norm(cfg.qk_norm, self.query_norm, query)
+            key_value = apply_qk_norm(cfg.qk_norm, self.key_norm, key_value)
+        query = apply_rope(self.positions, "q", query, inputs)
+        value = local_kv_heads(
+            apply_rope(self.positions, "v", key_value, inputs), cfg.num_kv_heads, self.runtime
+        )
+        new: KVCache | SharedCache
+        if cfg.num_cached_arrays(self.positions) == 2:
+            key = local_kv_heads(
+                apply_rope(self.positions, "k", key_value, inputs), cfg.num_kv_heads, self.runtime
+            )
+            new = KVCache(key, value)
+        else:
+            query, new = self.scale_rotated_query(query), SharedCache(value)
+        kv, cache = update_cache(new, cache, inputs, self.runtime)
+        heads = attend(
+            self,
+            query,
+            kv[0],
+            kv[-1],
+            inputs,
+            runtime=self.runtime,
+            dropout_rate=self.config.dropout.attention,
+            score_options=ScoreOptions(scale=cfg.scale, logit_softcap=cfg.logit_softcap),
+        )
+        return self.out(apply_rope(self.positions, "o", heads, inputs)), cache
+
+    def scale_rotated_query(
+        self, query: Float[Array, "*batch T N H"]
+    ) -> Float[Array, "*batch T N H"]:
+        """Multiply rotated query features by the RoPE attention factor, for query and key."""
+        rope = self.positions
+        if (
+            not isinstance(rope, c.Rope)
+            or "k" not in rope.targets
+            or rope_attention_factor(rope) == 1
+        ):
+            return query
+        width = rope.rotary_dim(query.shape[-1])
+        return jnp.concatenate(
+            [rope_attention_factor(rope) * query[..., :width], query[..., width:]], axis=-1
+        )

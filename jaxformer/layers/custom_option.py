@@ -1,0 +1,104 @@
+"""What an option of a person's own file learns, and makes of vectors, on one device or several."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Float
+
+from jaxformer import functional as F
+from jaxformer.checks import named_errors, require_like
+from jaxformer.config import FanIn, FeedForward, Initialiser, Mixer, ScoreBias, Zeros
+from jaxformer.config.parameter import Parameter, parse_logical_axes
+from jaxformer.layers.initializers import initializer
+from jaxformer.layers.parameters import mesh_axes, sharded_parameter
+from jaxformer.layers.runtime import RuntimeConfig
+
+
+def option_parameters(
+    module: nn.Module,
+    option: FeedForward | Mixer | ScoreBias,
+    declared: Mapping[str, Parameter],
+    mode: RuntimeConfig,
+) -> dict[str, Float[Array, "..."]]:
+    """The parameters of an option by name, as `sharded_parameter` gives them."""
+    return {
+        name: sharded_parameter(
+            module,
+            name,
+            _initialiser(f"{type(option).__name__}'s start of {name!r}", one),
+            one.shape,
+            one.axes,
+            mode,
+            dtype=mode.dtype,
+        )
+        for name, one in declared.items()
+    }
+
+
+def _initialiser(method_name: str, declared: Parameter) -> Callable[..., Array]:
+    """The initialiser of a parameter."""
+    axes, start = parse_logical_axes(declared.axes), declared.init
+    if start is None:
+        start = FanIn() if axes.num_output_axes else Zeros()
+    if isinstance(start, Initialiser):
+        return initializer(start, num_input_axes=axes.num_input_axes)
+    if not callable(start):
+        return nn.initializers.constant(start)
+
+    def draw(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
+        with named_errors(method_name):
+            numbers = jnp.asarray(start(key, shape, dtype))
+        require_like(method_name, "an array", numbers, shape, jnp.dtype(dtype))
+        return numbers
+
+    return draw
+
+
+def apply_option(
+    module: nn.Module,
+    option: FeedForward | Mixer,
+    option_fn: Callable[[dict[str, Array], Array], tuple[Array, Any]],
+    x: Float[Array, "*batch T D"],
+    runtime: RuntimeConfig,
+    *,
+    keep_partial_sums: bool,
+) -> tuple[Float[Array, "*batch T D"], Any]:
+    """Apply a custom option to x, and sum its outputs over tensor-parallel devices.
+
+    Args:
+        module: Whose the parameters are.
+        option: Which says what is learned.
+        option_fn: From this device's arrays and vectors to vectors, and whatever else it keeps.
+        x: Vectors that all devices have.
+        runtime: How the model runs.
+        keep_partial_sums: As in `Linear`: whoever calls this adds up.
+
+    Returns:
+        The vectors, and what else the function kept.
+
+    Raises:
+        ValueError: Experts, on devices that have some of them each; a result that is not of the
+            shape and dtype of the vectors.
+    """
+    axes, declared = runtime.mesh_axes, option.parameters(x.shape[-1])
+    sharded_over = [
+        axis
+        for parameter in declared.values()
+        for axis in mesh_axes(parse_logical_axes(parameter.axes).names, parameter.shape, axes)
+    ]
+    if axes.expert is not None and axes.expert in sharded_over:
+        raise ValueError(
+            f"The experts of an option of one's own stay together; got the axis {axes.expert!r}."
+        )
+    params = option_parameters(module, option, declared, runtime)
+    tensor = axes.tensor if axes.tensor in sharded_over else None
+    y, cache = option_fn(params, F.copy_to_tensor_parallel(x, tensor))
+    require_like(type(option).__name__, "[rows, tokens, width]", y, x.shape, x.dtype)
+    if not keep_partial_sums:
+        return F.reduce_from_tensor_parallel(y, tensor), cache
+    if axes.tensor is not None and tensor is None:  # all have the whole: one of them tells it
+        y = jnp.where(jax.lax.axis_index(axes.tensor) == 0, y, jnp.zeros_like(y))
+    return y, cache

@@ -1,0 +1,112 @@
+"""Metadata of every parameter: shape, logical axes and role, without arrays."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from flax.traverse_util import flatten_dict
+from jax.sharding import PartitionSpec as P
+
+from jaxformer.config import EncoderDecoder, TransformerConfig
+from jaxformer.layers.parameters import AnnotatedParameter, mesh_axes, raise_misfits
+from jaxformer.layers.runtime import active_mesh_axes
+from jaxformer.layers.transformer import Transformer
+
+ParameterRole = Literal["kernel", "head", "embedding", "vector"]
+AxisIndices = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ParameterMetadata:
+    """Global shape and logical axes of a parameter.
+
+    Attributes:
+        shape: On all devices together.
+        logical_axes: What each of its axes counts.
+        num_output_axes: How many of the last axes are a matrix's outputs; 0 of a vector.
+    """
+
+    shape: tuple[int, ...]
+    logical_axes: tuple[str, ...]
+    num_output_axes: int
+
+    @property
+    def input_and_output_axes(self) -> tuple[AxisIndices, AxisIndices]:
+        """Indices of a matrix's input axes and of its output axes; a vector has input axes only.
+
+        "layers" and "experts" are on neither side: they count matrices and vectors.
+        """
+        split = len(self.shape) - self.num_output_axes
+        inputs = [i for i in range(split) if self.logical_axes[i] not in ("layers", "experts")]
+        return tuple(inputs), tuple(range(split, len(self.shape)))
+
+    @property
+    def role(self) -> ParameterRole:
+        """Role of the parameter: kernel, head, embedding or vector.
+
+        A "kernel" maps features to features, the "head" features to the vocabulary. An "embedding"
+        has a row for each token, position or distance. A "vector" is no matrix.
+        """
+        if not self.num_output_axes:
+            return "vector"
+        if "vocabulary" in self.logical_axes[-self.num_output_axes :]:
+            return "head"
+        return "embedding" if {"vocabulary", "rows"} & set(self.logical_axes) else "kernel"
+
+    def partition_spec(self, mesh_shape: Mapping[str, int]) -> P:
+        """Return the PartitionSpec of the parameter on a mesh of this shape."""
+        return P(
+            *mesh_axes(self.logical_axes, self.shape, active_mesh_axes(mesh_shape), mesh_shape)
+        )
+
+
+@cache
+def parameter_metadata(config: TransformerConfig) -> Any:
+    """Return the tree of `ParameterMetadata` of a model, by abstract evaluation of `init`.
+
+    Args:
+        config: The model, which is not built.
+
+    Returns:
+        A tree of `ParameterMetadata`, like the parameters.
+    """
+    has_encoder = isinstance(config.topology, EncoderDecoder)
+
+    def init() -> Any:
+        tokens = jnp.zeros((1, 2), jnp.int32)
+        source = tokens if has_encoder else None
+        # "auto" would ask which kernels the device has.
+        model = Transformer(config, annotate_axes=True, attention_implementation="xla")
+        return model.init(jax.random.key(0), tokens, source=source)
+
+    return jax.tree.map(
+        lambda x: ParameterMetadata(x.value.shape, x.names, x.num_output_axes),
+        jax.eval_shape(init)["params"],
+        is_leaf=lambda x: isinstance(x, AnnotatedParameter),
+    )
+
+
+def check_parameters(config: TransformerConfig, params: Any) -> None:
+    """Refuse parameters that are not those of a model: of another depth, width or kind of layer.
+
+    Args:
+        config: The model.
+        params: Arrays or their shapes, of all devices together.
+
+    Raises:
+        ValueError: Names those that are missing, left over or of another shape.
+    """
+    expected, got = (flatten_dict(tree, sep="/") for tree in (parameter_metadata(config), params))
+    if not expected.keys() & got.keys():
+        names = ", ".join(params) or "nothing"
+        raise ValueError(f"params has {names}, and must be variables['params'].")
+    complaints = [f"{path} is missing" for path in sorted(expected.keys() - got.keys())]
+    complaints += [f"{path} is no parameter of it" for path in sorted(got.keys() - expected.keys())]
+    for path in sorted(expected.keys() & got.keys()):
+        shapes = list(got[path].shape), list(expected[path].shape)
+        if shapes[0] != shapes[1]:
+            complaints.append(f"{path} is {shapes[0]}, not {shapes[1]}")
+    raise_misfits(complaints)

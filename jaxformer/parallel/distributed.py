@@ -1,0 +1,276 @@
+"""Multi-process training: jax.distributed setup, broadcast and all-gather of strings."""
+
+import contextlib
+import inspect
+import json
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxformer.checks import check_fields
+
+SECONDS_TO_SAY = 5.0  # for which process 0 listens to who comes, while others wait
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistributedConfig:
+    """Arguments of jax.distributed.initialize; Slurm, TPU pods and Open MPI provide them.
+
+    Attributes:
+        coordinator_address: Address of process 0 as host:port, where the others can reach it.
+        num_processes: How many there are.
+        process_id: Which one this is, from 0.
+        initialization_timeout: Seconds until all must have started; past them each ends with an
+            error.
+        heartbeat_timeout: Seconds without a sign of life after which a process counts as dead, and
+            for which one that has ended waits for the others. Past them all end with an error.
+    """
+
+    coordinator_address: str | None = None
+    num_processes: int | None = None
+    process_id: int | None = None
+    initialization_timeout: int = 300
+    heartbeat_timeout: int = 60
+
+    def __post_init__(self):
+        check_fields(self)
+        process_fields = [self.coordinator_address, self.num_processes, self.process_id]
+        if None in process_fields and any(x is not None for x in process_fields):
+            raise ValueError(
+                "Give coordinator_address, num_processes and process_id together, or none of them; "
+                f"got {self.coordinator_address}, {self.num_processes} and {self.process_id}."
+            )
+        if self.num_processes is not None and self.process_id is not None:
+            if not 0 <= self.process_id < self.num_processes:
+                raise ValueError(
+                    f"Process {self.process_id} is none of {self.num_processes}, counted from 0."
+                )
+        if self.coordinator_address is not None and not is_host_port(self.coordinator_address):
+            raise ValueError(
+                "coordinator_address must be host:port, with a port from 1 to 65535; got "
+                f"{self.coordinator_address!r}."
+            )
+        for name in ("initialization_timeout", "heartbeat_timeout"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1 second; got {getattr(self, name)}.")
+
+
+def is_host_port(text: str) -> bool:
+    """Whether `text` is host:port; an IPv6 host is in brackets."""
+    host, _, port = text.rpartition(":")
+    is_valid_host = host[:1] == "[" and host[-1:] == "]" or not set(host) & set(":[]/ ")
+    digits = port.isascii() and port.isdecimal() and len(port) <= 5
+    return bool(host) and is_valid_host and digits and 1 <= int(port) <= 65535
+
+
+def initialize_distributed(hosts: DistributedConfig) -> None:
+    """Call jax.distributed.initialize; must be the first use of JAX in the process.
+
+    Args:
+        hosts: Where the others are, and how long to wait for them.
+
+    Raises:
+        ValueError: How to find the others is neither said nor known, or not all of them come. Where
+            Slurm or another scheduler knows how, JAX aborts a process whose others do not come.
+    """
+    print(
+        f"Waits {hosts.initialization_timeout} seconds for the other processes; this one is "
+        f"{hosts}. Each is started "
+        "with a number of its own, and reaches the coordinator.",
+        file=sys.stderr,
+        flush=True,
+    )
+    if hosts.coordinator_address is not None:
+        meet(hosts)
+    seconds: dict[str, Any] = {
+        "initialization_timeout": hosts.initialization_timeout,
+        "heartbeat_timeout_seconds": hosts.heartbeat_timeout,
+        "shutdown_timeout_seconds": hosts.heartbeat_timeout,  # unknown to JAX 0.7 and 0.8
+    }
+    known = inspect.signature(jax.distributed.initialize).parameters
+    seconds = {name: limit for name, limit in seconds.items() if name in known}
+    try:
+        jax.distributed.initialize(
+            hosts.coordinator_address, hosts.num_processes, hosts.process_id, **seconds
+        )
+    except (ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"This process could not join the others: {error} Outside Slurm, TPU pods and Open MPI "
+            "say how: coordinator host:port, the number of processes, and which one this is."
+        ) from error
+
+
+def meet(hosts: DistributedConfig) -> None:
+    """Wait for all processes at the coordinator's port, before JAX listens there.
+
+    JAX would wait too, but then abort the process without saying who is missing.
+
+    Raises:
+        ValueError: Not all have come after `hosts.initialization_timeout` seconds; who is missing.
+    """
+    try:
+        missing = (report if hosts.process_id else receive)(
+            hosts, time.monotonic() + hosts.initialization_timeout
+        )
+        if not missing:
+            return
+        came = (hosts.num_processes or 0) - len(missing)
+        what = (
+            f"{came} of {hosts.num_processes} processes came to {hosts.coordinator_address} in "
+            f"{hosts.initialization_timeout} "
+            f"seconds, and not {', '.join(map(str, missing))}."
+        )
+    except OSError as error:
+        does = (
+            f"reached nobody in {hosts.initialization_timeout} seconds"
+            if hosts.process_id
+            else "cannot listen"
+        )
+        which = f"Process {hosts.process_id} of {hosts.num_processes}"
+        what = f"{which} {does} at {hosts.coordinator_address}: {error}."
+    raise ValueError(
+        f"{what} Look whether each was started, with the same coordinator and a number of its own "
+        "from 0, whether process 0 is on the coordinator's machine, and whether the others reach "
+        "that machine at that port."
+    )
+
+
+def receive(hosts: DistributedConfig, until: float) -> list[int]:
+    """The processes that do not come to process 0, this one; those that do are told at once."""
+    missing, connections = list(range(1, hosts.num_processes or 1)), list[socket.socket]()
+    with contextlib.ExitStack() as stack:
+        both = socket.has_dualstack_ipv6()
+        listening = stack.enter_context(
+            socket.create_server(
+                ("", address(hosts)[1]),
+                family=socket.AF_INET6 if both else socket.AF_INET,
+                dualstack_ipv6=both,
+            )
+        )
+        while missing and (left := until - time.monotonic()) > 0:
+            listening.settimeout(left)
+            with contextlib.suppress(OSError, ValueError):  # who comes may be none of them
+                connections.append(stack.enter_context(listening.accept()[0]))
+                connections[-1].settimeout(SECONDS_TO_SAY)
+                missing.remove(int(connections[-1].recv(16)))
+            for connection in connections:
+                with contextlib.suppress(OSError):  # it has ended since
+                    connection.sendall(json.dumps(missing).encode() + b"\n")
+    return missing
+
+
+def report(hosts: DistributedConfig, until: float) -> list[int]:
+    """The processes that are missing where this one goes, which is to process 0.
+
+    Raises:
+        OSError: It never answers.
+    """
+    missing, reason = None, "no answer"
+    while missing != [] and (left := until - time.monotonic()) > 0:
+        try:
+            with socket.create_connection(address(hosts), timeout=left) as connection:
+                connection.sendall(str(hosts.process_id).encode())
+                for line in connection.makefile():
+                    missing = json.loads(line)
+                    connection.settimeout(max(0.01, until - time.monotonic()))
+        except (OSError, ValueError) as error:  # it is not there yet, or something else is
+            reason = str(error)
+            time.sleep(min(0.2, left))
+    if missing is None:
+        raise OSError(reason)
+    return missing
+
+
+def address(hosts: DistributedConfig) -> tuple[str, int]:
+    """Host and port of the coordinator."""
+    host, _, port = (hosts.coordinator_address or "").rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def is_primary_process() -> bool:
+    """Whether this is process 0, which logs and writes files.
+
+    Returns:
+        True in process 0, which may be the only one.
+    """
+    return jax.process_index() == 0
+
+
+def check_equal_across_processes(values: Mapping[str, Any]) -> None:
+    """Raise on every process if configurations or devices differ between processes.
+
+    Args:
+        values: Flat, as JSON; the same on all processes, or else.
+
+    Raises:
+        ValueError: On every process alike, with each difference.
+    """
+    if jax.process_count() == 1:
+        return
+    device_info = {"devices there": [jax.local_device_count(), jax.local_devices()[0].device_kind]}
+    texts = all_gather_strings(json.dumps({**values, **device_info}, sort_keys=True, default=str))
+    values_by_process = [json.loads(text) for text in texts]
+    lines = []
+    for name in sorted(set().union(*values_by_process)):
+        field_values = [process_values.get(name) for process_values in values_by_process]
+        differing = [i for i, value in enumerate(field_values) if value != field_values[0]]
+        if differing:
+            lines.append(
+                f"  {name}: {field_values[0]} in process 0, {field_values[differing[0]]} in "
+                f"process {differing[0]}"
+            )
+    if lines:
+        raise ValueError("The processes were not started alike:\n" + "\n".join(lines))
+
+
+def broadcast_from_process_0(compute: Callable[[], str]) -> str:
+    """Call `compute` on process 0 and return its string on all processes.
+
+    Args:
+        compute: Makes the decision; called in the first process only.
+
+    Returns:
+        Its result, on every process alike.
+
+    Raises:
+        ValueError: That of the first process, on all of them; or it had an OSError.
+    """
+    if jax.process_count() == 1:
+        return compute()
+    error_and_value = ["", ""]
+    if is_primary_process():
+        try:
+            error_and_value = ["", compute()]
+        except (ValueError, OSError) as error:
+            error_and_value = [str(error), ""]
+    error_message, decision = json.loads(all_gather_strings(json.dumps(error_and_value))[0])
+    if error_message:
+        raise ValueError(error_message)
+    return decision
+
+
+def all_gather_strings(text: str) -> list[str]:
+    """All-gather one string per process, in process order."""
+    encoded = np.frombuffer(text.encode(), np.uint8)
+    lengths = all_gather_arrays(np.asarray([len(encoded)]))
+    padded = np.zeros(np.max(lengths), np.uint8)
+    padded[: len(encoded)] = encoded
+    rows = all_gather_arrays(padded)
+    return [row[:n].tobytes().decode() for row, n in zip(rows, np.ravel(lengths), strict=True)]
+
+
+def all_gather_arrays(x: np.ndarray) -> np.ndarray:
+    """All-gather one array per process, stacked; all have the same shape."""
+    first_device = {device.process_index: device for device in reversed(jax.devices())}
+    mesh = Mesh(np.asarray([device for _, device in sorted(first_device.items())]), "processes")
+    sharded, replicated = NamedSharding(mesh, P("processes")), NamedSharding(mesh, P())
+    rows = jax.make_array_from_callback((mesh.size, *x.shape), sharded, lambda _: x[None])
+    return np.asarray(jax.jit(lambda x: x, out_shardings=replicated)(rows).addressable_data(0))

@@ -1,0 +1,210 @@
+"""Formats a plan as plain text."""
+
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import jax
+
+from jaxformer import config as c
+from jaxformer import costs
+from jaxformer.parallel.mesh import MESH_AXES
+from jaxformer.parallel.plan import (
+    USABLE_MEMORY_FRACTION,
+    Plan,
+    memory_saving_changes,
+    plan,
+    smallest_fitting_mesh,
+)
+
+LINE_WIDTH = 118
+
+
+def format_plan(name: str, config: c.TransformerConfig, estimate: Plan) -> str:
+    """The plan as text: memory and time of one step."""
+    title = f"{name} on {estimate.num_devices:,} x {estimate.chip.name}: {_format_mesh(estimate)}"
+    parts = [
+        f"{title}\n{'=' * len(title)}",
+        _format_workload(config, estimate),
+        _format_memory(estimate),
+        _format_time(estimate),
+    ]
+    if not estimate.fits:
+        parts.append(_format_remedies(config, estimate))
+    return "\n\n".join(parts)
+
+
+def format_compiled(estimate: Plan, report: Any) -> str:
+    """The compiler's figures as text, beside the plan's."""
+
+    def sizes_text(sizes: Mapping[str, int]) -> str:
+        order = sorted(sizes.items(), key=lambda pair: -pair[1])
+        return ", ".join(f"{kind} {_format_bytes(size)}" for kind, size in order) or "none"
+
+    kernels = (
+        ", ".join(f"{name} {n}" for name, n in sorted(report.custom_kernels.items())) or "none"
+    )
+    lines = [
+        f"as XLA compiles it, of a device (JAX {jax.__version__})",
+        "-" * 48,
+        f"{'memory at the peak':40}{_format_gigabytes(report.peak_bytes)} of "
+        f"{estimate.chip.memory / 1e9:,.0f} GB; "
+        f"planned {estimate.memory.total / 1e9:,.2f}",
+        textwrap.fill(
+            f"{'kernels in its text':40}{kernels}", LINE_WIDTH, subsequent_indent=" " * 40
+        ),
+        f"{'messages waited for':40}{sizes_text(report.sync_collective_bytes)}",
+        f"{'messages begun and ended apart':40}{sizes_text(report.async_collective_bytes)}",
+    ]
+    if report.estimated_seconds:
+        share = estimate.model_flops / (
+            report.estimated_seconds * estimate.num_devices * estimate.chip.peak_flops
+        )
+        lines += [
+            f"{'time, as it estimates':40}{_format_seconds(report.estimated_seconds)}; "
+            f"{share:.0%} of the peak",
+            "Neither messages nor the time of kernels are in this estimate. Nothing was run.",
+        ]
+    return "\n".join(lines)
+
+
+def _format_mesh(estimate: Plan) -> str:
+    several = [
+        f"{axis} {estimate.mesh_shape[axis]:,}"
+        for axis in MESH_AXES
+        if estimate.mesh_shape[axis] > 1
+    ]
+    return " x ".join(several or ["one device"])
+
+
+def _format_workload(config: c.TransformerConfig, estimate: Plan) -> str:
+    workload, num_parameters = estimate.workload, costs.num_parameters(config)
+    rows = estimate.batch_size
+    source = f" and sources of {workload.source_length:,}" if workload.source_length else ""
+    batch = f"{rows:,} row{'s' * (rows > 1)}"
+    parts = (
+        f" in {workload.gradient_accumulation_steps:,} parts"
+        if workload.gradient_accumulation_steps > 1
+        else ""
+    )
+    return (
+        f"{num_parameters:,} parameters; an update of {batch} of {workload.length:,} tokens{source}"
+        f"{parts}, {rows * workload.length:,} tokens;\n"
+        f"{workload.dtype}, remat {workload.remat}, {workload.optimizer}"
+    )
+
+
+def _format_memory(estimate: Plan) -> str:
+    words = {
+        "parameters": "parameters",
+        "optimizer": "the optimizer's state",
+        "gradients": "gradients",
+        "gathered_kernels": "kernels put together for use",
+        "activations": "activations, about",
+        "logits": "logits and their gradient",
+    }
+    lines = [f"{'memory of a device':40}{'GB':>8}", "-" * 48]
+    lines += [
+        f"{words[field]:40}{_format_gigabytes(size)}"
+        for field, size in estimate.memory._asdict().items()
+        if size
+    ]
+    total = estimate.memory.total
+    verdict = "fits" if estimate.fits else f"does not fit into {USABLE_MEMORY_FRACTION:.0%} of it"
+    lines.append(
+        f"{'together':40}{_format_gigabytes(total)} of {estimate.chip.memory / 1e9:,.0f} GB; "
+        f"{verdict}"
+    )
+    return "\n".join(lines)
+
+
+def _format_time(estimate: Plan) -> str:
+    flops_ratio = estimate.hardware_flops / estimate.model_flops
+    recompute_note = (
+        ""
+        if flops_ratio == 1
+        else f", with what is computed again or for nothing ({flops_ratio:.2f} x)"
+    )
+    lines = [
+        "time of an update",
+        "-" * 48,
+        f"{'products at ' + _format_flops(estimate.chip.peak_flops):40}"
+        f"{_format_seconds(estimate.compute_seconds)}{recompute_note}",
+        f"{'parameters and state, read and written':40}"
+        f"{_format_seconds(estimate.optimizer_seconds)}",
+        f"{'together':40}{_format_seconds(estimate.step_seconds)}",
+        f"{'mfu':40}{estimate.mfu:.0%} at most",
+    ]
+    closing = (
+        f"{_format_flops(estimate.model_flops, 'FLOP')} of the model an update, "
+        f"{estimate.workload.length * estimate.batch_size / estimate.step_seconds:,.0f} tokens a "
+        "second at most: products "
+        "run at the published peak of bfloat16, and nothing else takes time, messages between "
+        "devices neither. What XLA makes of those --compile tells."
+    )
+    return "\n".join([*lines, "", textwrap.fill(closing, LINE_WIDTH)])
+
+
+def _format_remedies(config: c.TransformerConfig, estimate: Plan) -> str:
+    """Changes that would make it fit, or else the nearest mesh."""
+    lines = list(_fitting_changes(config, estimate))
+    if lines:
+        return "\n".join(["It would fit with one of", *lines])
+    for workload in (estimate.workload, replace(estimate.workload, remat="full")):
+        other = plan(
+            config, smallest_fitting_mesh(config, estimate.chip, workload), estimate.chip, workload
+        )
+        if other.fits:
+            break
+    flags = [f"--mesh.{axis} {n}" for axis, n in other.mesh_shape.items() if n > 1]
+    flags += ["--remat full"] if workload != estimate.workload else []
+    heading = "It would fit with" if other.fits else "The nearest to it is"
+    return f"No one change suffices. {heading}\n{_format_change(' '.join(flags), other)}"
+
+
+def _fitting_changes(config: c.TransformerConfig, estimate: Plan) -> Iterator[str]:
+    flags_seen: set[str] = set()
+    for flags, other in memory_saving_changes(config, estimate):
+        kind = flags.split()[0]
+        if other.fits and kind not in flags_seen:
+            flags_seen.add(kind)
+            yield _format_change(flags, other)
+
+
+def _format_change(flags: str, other: Plan) -> str:
+    return (
+        f"  {flags:36}{_format_gigabytes(other.memory.total)} GB, {other.num_devices:,} devices, "
+        "utilisation "
+        f"{other.mfu:.0%} at most"
+    )
+
+
+def _format_gigabytes(size: int) -> str:
+    return f"{size / 1e9:8,.2f}"
+
+
+def _format_bytes(size: int | float) -> str:
+    return _format_with_unit(size, ("B", "kB", "MB", "GB", "TB", "PB"))
+
+
+def _format_flops(number: float, unit: str = "FLOP/s") -> str:
+    return _format_with_unit(
+        number, tuple(f"{letter}{unit}" for letter in (" ", "k", "M", "G", "T", "P", "E"))
+    )
+
+
+def _format_seconds(seconds: float) -> str:
+    return (
+        _format_with_unit(1e9 * seconds, ("ns", "us", "ms", "s"))
+        if seconds < 1
+        else f"{seconds:,.2f} s"
+    )
+
+
+def _format_with_unit(number: int | float, units: tuple[str, ...]) -> str:
+    """The number with about three digits and the largest fitting unit."""
+    power = max(i for i in range(len(units)) if number >= 1000**i or i == 0)
+    scaled = number / 1000**power
+    digits = 0 if scaled >= 100 or power == 0 else 1 if scaled >= 10 else 2
+    return f"{scaled:,.{digits}f} {units[power]}"

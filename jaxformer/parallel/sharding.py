@@ -1,0 +1,202 @@
+"""Shardings of parameters, optimizer state and batches on a mesh."""
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from jax.tree_util import keystr, tree_flatten_with_path, tree_map_with_path
+
+from jaxformer import functional as F
+from jaxformer.config import TransformerConfig
+from jaxformer.layers.parameter_metadata import ParameterMetadata, parameter_metadata
+from jaxformer.layers.runtime import active_mesh_axes
+from jaxformer.parallel.mesh import BATCH_AXES
+
+BatchTree = TypeVar("BatchTree")
+
+
+def parameter_specs(config: TransformerConfig, mesh_shape: Mapping[str, int]) -> Any:
+    """PartitionSpec of each parameter, from the axis names that its layer declares.
+
+    Args:
+        config: The model.
+        mesh_shape: Devices along each axis of the mesh.
+
+    Returns:
+        A tree of `PartitionSpec`, like the parameters.
+    """
+    return jax.tree.map(lambda x: x.partition_spec(mesh_shape), parameter_metadata(config))
+
+
+def abstract_parameters(config: TransformerConfig, mesh: Mesh | None) -> Any:
+    """ShapeDtypeStructs of the parameters, with shardings if a mesh is given.
+
+    Args:
+        config: The model.
+        mesh: The devices; None says no places.
+
+    Returns:
+        A tree of `jax.ShapeDtypeStruct`, like the parameters.
+    """
+
+    def abstract_leaf(x: ParameterMetadata) -> jax.ShapeDtypeStruct:
+        sharding = None if mesh is None else NamedSharding(mesh, x.partition_spec(mesh.shape))
+        return jax.ShapeDtypeStruct(x.shape, jnp.float32, sharding=sharding)
+
+    return jax.tree.map(abstract_leaf, parameter_metadata(config))
+
+
+def optimizer_state_specs(tree: Any, params: Any, specs: Any) -> Any:
+    """PartitionSpecs of optimizer-state arrays, taken from the parameters they belong to.
+
+    Args:
+        tree: Of arrays or their shapes, with the path of a parameter in that of each array that
+            belongs to one.
+        params: The parameters or their shapes.
+        specs: Of the parameters.
+
+    Returns:
+        For each array the spec of its parameter along the axes that it has in common with it;
+        what belongs to none is whole on each device.
+    """
+    is_spec = lambda x: isinstance(x, P)  # noqa: E731
+    param_leaves, _ = tree_flatten_with_path(params)
+    by_path = {
+        f"/{keystr(path, simple=True, separator='/')}/": (x.shape, spec)
+        for (path, x), spec in zip(
+            param_leaves, jax.tree.leaves(specs, is_leaf=is_spec), strict=True
+        )
+    }
+
+    def leaf_spec(path: Any, x: Any) -> P:
+        leaf_path = f"/{keystr(path, simple=True, separator='/')}/"
+        for name, (shape, spec) in by_path.items():
+            if name in leaf_path and len(shape) == x.ndim:
+                same = zip(x.shape, shape, spec, strict=True)
+                return P(*(axis if n == m else None for n, m, axis in same))
+        return P()
+
+    return tree_map_with_path(leaf_spec, tree)
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """The sharding that replicates an array on all devices.
+
+    Args:
+        mesh: The devices.
+
+    Returns:
+        The sharding of an array of any shape.
+    """
+    return NamedSharding(mesh, P())
+
+
+def put_sharded(x: np.ndarray, sharding: NamedSharding) -> jax.Array:
+    """Shard an array that every process holds in full.
+
+    Args:
+        x: The whole array, the same on every process.
+        sharding: Where its parts go.
+
+    Returns:
+        The array on the devices, of all processes.
+    """
+    return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
+
+
+def put_replicated(tree: Any, mesh: Mesh) -> Any:
+    """Replicate a tree that every process holds on all devices.
+
+    Args:
+        tree: Of arrays and numbers, the same on every process.
+        mesh: The devices.
+
+    Returns:
+        A tree of arrays on the devices, like `tree`.
+    """
+    return jax.tree.map(lambda x: put_sharded(np.asarray(x), replicated(mesh)), tree)
+
+
+def shardings(tree: Any) -> Any:
+    """Sharding of each leaf of a tree.
+
+    Args:
+        tree: Of arrays, or of shapes such as those of `abstract_parameters`.
+
+    Returns:
+        A tree of shardings, like `tree`; None for a shape without a place.
+    """
+    return jax.tree.map(lambda x: x.sharding, tree)
+
+
+def batch_spec(mesh_shape: Mapping[str, int]) -> P:
+    """PartitionSpec of a [rows, time] batch.
+
+    Args:
+        mesh_shape: Devices along each axis of the mesh.
+
+    Returns:
+        Rows over those of "data", "fsdp" and "expert" that the mesh has, time over "context".
+    """
+    return P(
+        tuple(name for name in BATCH_AXES if name in mesh_shape),
+        active_mesh_axes(mesh_shape).context,
+    )
+
+
+def local_batch_slice(mesh: Mesh, batch_size: int) -> slice:
+    """Slice of the global batch that this process loads.
+
+    Args:
+        mesh: The devices, of all processes.
+        batch_size: Rows of the whole batch.
+
+    Returns:
+        From the first of these rows to the last.
+    """
+    sharding = NamedSharding(mesh, P(batch_spec(mesh.shape)[0]))
+    indices = sharding.addressable_devices_indices_map((batch_size,)).values()
+    ends = [index[0].indices(batch_size)[:2] for index in indices if index is not None]
+    return slice(min(start for start, _ in ends), max(stop for _, stop in ends))
+
+
+def put_batch(batch: BatchTree, mesh: Mesh, batch_size: int) -> BatchTree:
+    """Shard a batch over the mesh; the time axis is permuted by `F.zigzag_order`.
+
+    Args:
+        batch: A tree of arrays [rows, time]: the `local_batch_slice` of the batch, or all of it.
+        mesh: The devices.
+        batch_size: Rows of the whole batch.
+
+    Returns:
+        A tree of global arrays [batch_size, time] on the devices, like `batch`.
+
+    Raises:
+        ValueError: An array has neither all rows nor those of this process.
+    """
+    sharding = NamedSharding(mesh, batch_spec(mesh.shape))
+    process_rows = local_batch_slice(mesh, batch_size)
+
+    def put_leaf(given: Any) -> jax.Array:
+        x = np.asarray(given)
+        first_row = 0 if len(x) == batch_size else process_rows.start
+        if len(x) not in (batch_size, process_rows.stop - process_rows.start):
+            raise ValueError(
+                f"This process needs rows {process_rows.start} to {process_rows.stop} of "
+                f"{batch_size}; "
+                f"got {len(x)}."
+            )
+        token_order = F.zigzag_order(x.shape[1], mesh.shape.get("context", 1))
+
+        def shard_data(index: tuple[slice, ...] | None) -> np.ndarray:
+            row, column = index or (slice(None), slice(None))
+            start, stop, _ = row.indices(batch_size)
+            return x[start - first_row : stop - first_row, token_order[column]]
+
+        return jax.make_array_from_callback((batch_size, x.shape[1]), sharding, shard_data)
+
+    return jax.tree.map(put_leaf, batch)

@@ -1,0 +1,115 @@
+"""Dtype, shape and checksum of each saved array, and their comparison at restore."""
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import keystr, tree_flatten_with_path
+from jaxtyping import Array, Shaped, UInt32
+
+from jaxformer.json_files import get_field
+
+SCHEMA = 2  # 1 was that of the versions before Orbax's CheckpointManager kept the folder
+MAX_LISTED = 10  # lines of a message before the rest is only counted
+MAX_CONCURRENT = (
+    16  # where devices of a CPU exchange messages, JAX stalls for ever with 33 programs
+)
+
+
+class ArrayRecord(NamedTuple):
+    """Dtype, shape and checksum of one saved array."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    checksum: int
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}"
+
+
+def record_arrays(arrays: Mapping[str, Array]) -> dict[str, ArrayRecord]:
+    """ArrayRecord of each array."""
+    sums = checksums(arrays)
+    return {path: ArrayRecord(x.dtype.name, x.shape, sums[path]) for path, x in arrays.items()}
+
+
+def check_contents(contents: dict[str, Any]) -> None:
+    """Refuse a description of this version that lacks something, or has it of another type."""
+    if get_field(contents, "schema", int, location="its description") != SCHEMA:
+        return
+    get_field(contents, "description", dict, location="its description")
+    if contents.get("loss", math.nan) is not None:
+        get_field(contents, "loss", float, location="its description")
+    get_field(contents, "arrays", dict, location="its description")
+    stored_in(contents)
+
+
+def stored_in(contents: Mapping[str, Any]) -> dict[str, ArrayRecord]:
+    """ArrayRecord of each array in a description."""
+    stored = {}
+    for path, recorded in contents["arrays"].items():
+        match recorded:
+            case [str() as dtype, [*shape], int() as checksum] if all(
+                isinstance(size, int) and size >= 0 for size in shape
+            ):
+                stored[path] = ArrayRecord(dtype, tuple(shape), checksum)
+            case _:
+                raise ValueError(f"of the array {path} it says {json.dumps(recorded)[:100]}")
+    return stored
+
+
+def flatten_to_paths(tree: Any) -> dict[str, Any]:
+    """Leaves of a tree by path, such as "params/decoder/final_norm/scale"."""
+    leaves, _ = tree_flatten_with_path(tree)
+    return {keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
+
+
+def mismatches(
+    stored: Mapping[str, ArrayRecord], expected: Mapping[str, Any], *, partial: bool
+) -> list[str]:
+    """One line for each array whose dtype or shape differs from the expected one."""
+    paths = expected if partial else {**stored, **expected}
+    lines = []
+    for path in sorted(paths):
+        saved_text, expected_text = str(stored.get(path, "nothing")), "nothing"
+        if path in expected:
+            expected_text = str(
+                ArrayRecord(np.dtype(expected[path].dtype).name, expected[path].shape, 0)
+            )
+        if saved_text != expected_text:
+            lines.append(f"  {path}: saved {saved_text}, asked for {expected_text}")
+    return lines
+
+
+def checksums(arrays: Mapping[str, Array]) -> dict[str, int]:
+    """Sum of the words of each array, modulo 2 ** 32: any one changed bit changes it."""
+    paths, sums = list(arrays), dict[str, Any]()
+    for first in range(0, len(paths), MAX_CONCURRENT):
+        device_sums = {
+            path: array_checksum(arrays[path]) for path in paths[first : first + MAX_CONCURRENT]
+        }
+        sums |= jax.device_get(device_sums)
+    return {path: int(x) for path, x in sums.items()}
+
+
+def array_checksum(x: Array | np.ndarray) -> Any:
+    """Checksum of an array, computed where it is: on the host or on its devices."""
+    if isinstance(x, np.ndarray):
+        return np.sum(x.view(f"uint{8 * x.dtype.itemsize}"), dtype=np.uint32)
+    return _device_checksum(x)
+
+
+@jax.jit
+def _device_checksum(x: Shaped[Array, "..."]) -> UInt32[Array, ""]:
+    """Sum of the elements' bits, read as unsigned integers."""
+    return jnp.sum(x.view(f"uint{8 * x.dtype.itemsize}"), dtype=jnp.uint32)
+
+
+def first_lines(lines: list[str]) -> list[str]:
+    """The first lines, and how many more there are."""
+    num_omitted = len(lines) - MAX_LISTED
+    return lines if num_omitted <= 0 else [*lines[:MAX_LISTED], f"  and {num_omitted} more"]

@@ -1,0 +1,230 @@
+"""Muon and Adafactor as optax transformations on sharded, stacked kernels.
+
+A kernel is stored with its own axes: `[D, N, H]`, stacked over layers `[L, D, N, H]`. Both rules
+are about one matrix from inputs to outputs, as its layer declares it, so each layer of a stack,
+and each expert, is updated as if it stood alone.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Float, Int
+
+from jaxformer.layers.parameter_metadata import ParameterMetadata
+
+NEWTON_SCHULZ_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+
+
+class AdafactorState(NamedTuple):
+    """Step count, and mean squares per parameter: (row, column) or (element,)."""
+
+    steps: Int[Array, ""]
+    mean_squares: Any
+
+
+def orthogonalize(x: Float[Array, "*batch R C"], *, steps: int = 5) -> Float[Array, "*batch R C"]:
+    """Newton-Schulz iteration: set all singular values near 1, keep the singular vectors.
+
+        y <- x / ||x||_F;   y <- 3.4445 y - 4.7750 (y y^T) y + 2.0315 (y y^T)^2 y   `steps` times
+
+    The polynomial is steep at 0 rather than exact at 1: after five steps, singular values that were
+    above 0.003 of the norm lie between 0.68 and 1.21.
+
+    Args:
+        x: Matrices along the last two axes, in any float dtype.
+        steps: Iterations.
+
+    Returns:
+        The matrices, in the dtype of `x`. A zero matrix stays zero.
+
+    References:
+        Jordan et al., Muon: An optimizer for hidden layers in neural networks, 2024.
+        Bernstein and Newhouse, Old Optimizer, New Norm: An Anthology, 2024. arXiv:2409.20325
+    """
+    a, b, c = NEWTON_SCHULZ_COEFFICIENTS
+    wide = x.astype(jnp.float32)
+    tall = x.shape[-2] > x.shape[-1]
+    y = jnp.matrix_transpose(wide) if tall else wide  # the smaller Gram matrix is cheaper
+    y = y / (jnp.sqrt(jnp.sum(jnp.square(y), axis=(-2, -1), keepdims=True)) + 1e-7)
+    for _ in range(steps):
+        gram = y @ jnp.matrix_transpose(y)
+        y = a * y + (b * gram + c * gram @ gram) @ y
+    return (jnp.matrix_transpose(y) if tall else y).astype(x.dtype)
+
+
+def apply_to_whole_matrices(
+    fn: Callable[[Array], Array], x: Float[Array, "M R C"], *, rows: str | None, columns: str | None
+) -> Float[Array, "M R C"]:
+    """Apply `fn` to whole matrices of a sharded stack, by all-to-all there and back.
+
+    With d devices, each has all rows and columns of its ``ceil(M / d)`` matrices in between, so all
+    work alike where M is a multiple of d, and nothing is computed twice.
+
+    Args:
+        fn: Maps matrices to matrices; of zeros it must make zeros.
+        x: This device's share of each of M matrices, inside `jax.shard_map`.
+        rows: Axis of the devices that share the rows; None if each has all.
+        columns: Likewise.
+
+    Returns:
+        This device's share of each result.
+    """
+    sharded_axes = [(name, axis) for name, axis in ((rows, 1), (columns, 2)) if name is not None]
+    devices = math.prod(jax.lax.axis_size(name) for name, _ in sharded_axes)
+    count = x.shape[0]
+    x = jnp.pad(x, ((0, -count % devices), (0, 0), (0, 0)))
+    for name, axis in sharded_axes:
+        x = jax.lax.all_to_all(x, name, split_axis=0, concat_axis=axis, tiled=True)
+    x = fn(x)
+    for name, axis in reversed(sharded_axes):
+        x = jax.lax.all_to_all(x, name, split_axis=axis, concat_axis=0, tiled=True)
+    return x[:count]
+
+
+def scale_by_muon(metadata: Any, *, momentum: float, rms: float) -> optax.GradientTransformation:
+    """Replace each matrix's momentum by the nearest orthogonal matrix.
+
+        m <- momentum m + g
+        update = rms sqrt(max(inputs, outputs)) orthogonalize(g + momentum m)
+
+    An orthogonal matrix has root mean square `max(inputs, outputs) ** -0.5`, so `rms` is that of
+    the update, whatever the matrix's shape. AdamW's is about 0.2, and then both take the same
+    learning rate and weight decay.
+
+    `update` takes `mesh`, where matrices are shared out over devices: layers are then exchanged
+    for shares, so that each device works on whole matrices of some layers; see
+    `apply_to_whole_matrices`.
+
+    Args:
+        metadata: A tree of `ParameterMetadata`, like the parameters, of which updates may have
+            a part (`optax.MaskedNode` for the others); all of that part are matrices.
+        momentum: Share of the sum of gradients that an update keeps.
+        rms: Root mean square of an update at rate 1.
+
+    Returns:
+        The transformation.
+
+    References:
+        Jordan et al., Muon: An optimizer for hidden layers in neural networks, 2024.
+        Liu et al., Muon is Scalable for LLM Training, 2025, section 2.2. arXiv:2502.16982
+    """
+
+    def update_leaf(declared: ParameterMetadata, g: Any, mesh: Mesh | None) -> Any:
+        if isinstance(g, optax.MaskedNode):
+            return g
+        inputs, outputs = declared.input_and_output_axes
+        rows, columns = (math.prod(g.shape[i] for i in axes) for axes in (inputs, outputs))
+
+        def orthogonal_update(matrices):
+            return rms * max(rows, columns) ** 0.5 * orthogonalize(matrices)
+
+        if mesh is None:
+            return orthogonal_update(g.reshape(*g.shape[: inputs[0]], rows, columns)).reshape(
+                g.shape
+            )
+        spec = declared.partition_spec(mesh.shape)
+        row_axis, column_axis = (_sharded_axis_name(spec, axes) for axes in (inputs, outputs))
+
+        def per_device(share):
+            sides = [math.prod(share.shape[i] for i in axes) for axes in (inputs, outputs)]
+            matrices = share.reshape(-1, *sides)
+            return apply_to_whole_matrices(
+                orthogonal_update, matrices, rows=row_axis, columns=column_axis
+            ).reshape(share.shape)
+
+        return jax.shard_map(per_device, mesh=mesh, in_specs=spec, out_specs=spec)(g)
+
+    def update(updates, state, params=None, *, mesh=None, **extra):
+        return jax.tree.map(partial(update_leaf, mesh=mesh), metadata, updates), state
+
+    return optax.chain(
+        optax.trace(momentum, nesterov=True),
+        optax.GradientTransformationExtraArgs(optax.init_empty_state, update),
+    )
+
+
+def _sharded_axis_name(spec: P, axes: tuple[int, ...]) -> str | None:
+    """Mesh axis that shards one side of a matrix, or None."""
+    names = [spec[i] for i in axes]
+    if any(names[1:]):
+        raise ValueError(f"Only the first of axes {axes} can be shared out; got {spec}.")
+    return names[0]
+
+
+def scale_by_adafactor(
+    metadata: Any, *, decay_exponent: float, clip: float, min_scale: float, eps: float = 1e-30
+) -> optax.GradientTransformation:
+    """Divide by the root of a mean square that is kept only per row and per column of a matrix.
+
+        r <- b r + (1 - b) mean over columns of (g^2 + eps)       b = 1 - t ** -decay_exponent
+        c <- b c + (1 - b) mean over rows of (g^2 + eps)          t = 1, 2, ...
+        u = g / sqrt(r c / mean(r))                               vectors keep every mean square
+        update = u / max(1, rms(u) / clip) * max(min_scale, rms(parameter))
+
+    Args:
+        metadata: A tree of `ParameterMetadata`, like the parameters.
+        decay_exponent: Mean squares forget as the update's number to the minus this.
+        clip: Largest root mean square of an update.
+        min_scale: Smallest size that a parameter is taken to have.
+        eps: Added to each square.
+
+    Returns:
+        The transformation.
+
+    References:
+        Shazeer and Stern, Adafactor: Adaptive Learning Rates with Sublinear Memory Cost, 2018,
+            algorithms 4 and 5. arXiv:1804.04235
+    """
+
+    def init_leaf(declared: ParameterMetadata, x: Array) -> tuple[Array, ...]:
+        mean_axes = reversed(declared.input_and_output_axes) if declared.num_output_axes else ((),)
+        shapes = [
+            [1 if i in averaged else n for i, n in enumerate(x.shape)] for averaged in mean_axes
+        ]
+        return tuple(jnp.zeros(shape, x.dtype) for shape in shapes)
+
+    def update_leaf(declared: ParameterMetadata, g, means, x, b):
+        inputs, outputs = declared.input_and_output_axes
+        square = jnp.square(g) + eps
+        mean_axes = (outputs, inputs) if outputs else ((),)
+        means = tuple(
+            b * old + (1 - b) * jnp.mean(square, axis=a, keepdims=True)
+            for old, a in zip(means, mean_axes, strict=True)
+        )
+        if outputs:
+            row = means[0] / jnp.mean(means[0], axis=inputs, keepdims=True)
+            u = g * jax.lax.rsqrt(row) * jax.lax.rsqrt(means[1])
+        else:
+            u = g * jax.lax.rsqrt(means[0])
+        matrix_axes = inputs + outputs
+        u = u / jnp.maximum(1, root_mean_square(u, matrix_axes) / clip)
+        return u * jnp.maximum(min_scale, root_mean_square(x, matrix_axes)), means
+
+    def init(params):
+        return AdafactorState(jnp.zeros([], jnp.int32), jax.tree.map(init_leaf, metadata, params))
+
+    def update(grads, state, params):
+        decay = 1 - (state.steps + 1).astype(jnp.float32) ** -decay_exponent
+        leaves, tree = jax.tree.flatten(metadata)
+        other_trees = map(tree.flatten_up_to, (grads, state.mean_squares, params))
+        pairs = [
+            update_leaf(*leaf_arguments, decay)
+            for leaf_arguments in zip(leaves, *other_trees, strict=True)
+        ]
+        updates, means = ([pair[i] for pair in pairs] for i in (0, 1))
+        steps = optax.safe_increment(state.steps)
+        return tree.unflatten(updates), AdafactorState(steps, tree.unflatten(means))
+
+    return optax.GradientTransformation(init, update)
+
+
+def root_mean_square(x: Float[Array, "..."], axes: tuple[int, ...]) -> Float[Array, "..."]:
+    """Root mean square over `axes`, which are kept with size 1."""
+    return jnp.sqrt(jnp.mean(jnp.square(x), axis=axes, keepdims=True))

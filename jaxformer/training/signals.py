@@ -1,0 +1,103 @@
+"""SIGINT, SIGTERM and SIGHUP: finish the step, save, exit with status 128 + signal."""
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import NoReturn
+
+import jax
+from jax.experimental import multihost_utils
+
+# SIGHUP: the terminal is gone. Windows has none.
+SIGNALS = [getattr(signal, n) for n in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, n)]
+MAX_DEFERRED = 2  # signals that wait for the state to be saved; the next one does not
+
+Handler = Callable[[int, FrameType | None], None]
+
+
+class Interrupted(KeyboardInterrupt):
+    """Raised after a signal; `status` is the exit status (130, 143 or 129)."""
+
+    def __init__(self, number: int):
+        super().__init__(signal.Signals(number).name)
+        self.status = 128 + number  # as shells have it
+
+
+class DeferredSignals:
+    """Signals received while they were deferred.
+
+    Attributes:
+        stop_requested: What `should_stop` said last.
+    """
+
+    def __init__(self) -> None:
+        self.stop_requested = False
+        self._numbers: list[int] = []
+
+    def should_stop(self, step: int) -> bool:
+        """Whether to stop after this step; the same on all processes."""
+        if jax.process_count() > 1:
+            self.stop_requested = multihost_utils.reached_preemption_sync_point(step)
+        else:
+            self.stop_requested = bool(self._numbers)
+        return self.stop_requested
+
+    def to_error(self) -> Interrupted:
+        """The exception for the first signal."""
+        return Interrupted((self._numbers or [signal.SIGTERM])[0])
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        """Signal handler: record the signal, and exit at the third."""
+        self._numbers.append(number)
+        if len(self._numbers) > MAX_DEFERRED:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        name, num_left = signal.Signals(number).name, MAX_DEFERRED + 1 - len(self._numbers)
+        # Not print, which cannot be called while it is itself interrupted.
+        message = f"\n{name}: ending once the state is saved ({num_left} more: at once).\n"
+        with contextlib.suppress(OSError):  # of a terminal that is gone
+            os.write(2, message.encode())
+
+
+@contextlib.contextmanager
+def defer_signals() -> Iterator[DeferredSignals]:
+    """Defer SIGINT, SIGTERM and SIGHUP; the third signal kills the process."""
+    signals = DeferredSignals()
+    with _install_handlers(signals.handle):
+        yield signals
+
+
+@contextlib.contextmanager
+def raise_on_signals() -> Iterator[None]:
+    """Raise `Interrupted` on SIGINT, SIGTERM and SIGHUP.
+
+    Where several processes train, a signal to one of them is for all, so none raises: JAX itself
+    handles SIGTERM and tells the others, and the other two become SIGTERM.
+    """
+    with _install_handlers(_raise_interrupted):
+        yield
+
+
+def _raise_interrupted(number: int, frame: FrameType | None) -> NoReturn:
+    raise Interrupted(number)
+
+
+def _send_sigterm(number: int, frame: FrameType | None) -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def _install_handlers(handler: Handler) -> Iterator[None]:
+    handlers: dict[int, Handler] = dict.fromkeys(SIGNALS, handler)
+    if jax.process_count() > 1:
+        handlers = {n: _send_sigterm for n in SIGNALS if n != signal.SIGTERM}
+    # A process in the background may have been started so that it ignores one.
+    handlers = {n: h for n, h in handlers.items() if signal.getsignal(n) != signal.SIG_IGN}
+    previous = {number: signal.signal(number, each) for number, each in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, each in previous.items():
+            signal.signal(number, each)

@@ -1,0 +1,101 @@
+"""Skips updates whose loss or gradient norm is not finite or spikes."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxformer.checks import check_fields
+
+NORM_EMA_DECAY = 0.99  # share of the usual norm that an update keeps
+
+
+@dataclass(frozen=True, kw_only=True)
+class SkipStepConfig:
+    """When to skip an update, and when to stop the run.
+
+    Attributes:
+        max_norm_ratio: Gradients with a norm above this many times the usual one; None leaves none
+            out but those that are not finite, which never enter.
+        warmup_updates: Updates made before there is a usual norm.
+        max_consecutive_skips: Updates in a row that may be left out; with one more the run ends.
+    """
+
+    max_norm_ratio: float | None = 20.0
+    warmup_updates: int = 100
+    max_consecutive_skips: int = 10
+
+    def __post_init__(self):
+        check_fields(self)
+        if self.max_norm_ratio is not None and not 1 < self.max_norm_ratio < math.inf:
+            raise ValueError(
+                f"max_norm_ratio must be above 1 and finite, or None; got {self.max_norm_ratio}."
+            )
+        for name in ("warmup_updates", "max_consecutive_skips"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}.")
+
+
+class SkipState(NamedTuple):
+    """Running gradient-norm mean and skip counters.
+
+    Attributes:
+        norm_ema: Mean of the norms of the updates made, the last hundred or so counting most.
+        num_updates: How many were made, without those whose gradient was zero.
+        num_skipped: How many were left out.
+        num_consecutive_skips: How many of them since the last one that was made.
+    """
+
+    norm_ema: Float[Array, ""]
+    num_updates: Int[Array, ""]
+    num_skipped: Int[Array, ""]
+    num_consecutive_skips: Int[Array, ""]
+
+
+def init_skip_state() -> SkipState:
+    """Initial skip state."""
+    return SkipState(jnp.zeros(()), *(jnp.zeros((), jnp.int32) for _ in range(3)))
+
+
+def should_apply_update(
+    config: SkipStepConfig, state: SkipState, loss: Float[Array, ""], norm: Float[Array, ""]
+) -> tuple[Bool[Array, ""], SkipState]:
+    """Decide whether to apply an update; also return the new skip state.
+
+        made = loss and norm are finite, and norm <= spike * usual
+        usual <- mean over the updates made; 0.99 usual + 0.01 norm once there are a hundred
+
+    Args:
+        config: The rule.
+        state: What is known before.
+        loss: Of the update.
+        norm: Of its gradient, before clipping.
+
+    Returns:
+        True where it is made, and the guard.
+    """
+    apply_update = jnp.isfinite(loss) & jnp.isfinite(norm)
+    if config.max_norm_ratio is not None:
+        apply_update &= (state.num_updates < config.warmup_updates) | (
+            norm <= config.max_norm_ratio * state.norm_ema
+        )
+    # A batch in which nothing counts says nothing of the others
+    updates_norm_ema = apply_update & (norm > 0)
+    weight = jnp.maximum(1 - NORM_EMA_DECAY, 1 / (state.num_updates.astype(jnp.float32) + 1))
+    norm_ema = state.norm_ema + weight * (
+        jnp.where(updates_norm_ema, norm, state.norm_ema) - state.norm_ema
+    )
+    return apply_update, SkipState(
+        norm_ema=norm_ema,
+        num_updates=state.num_updates + updates_norm_ema.astype(jnp.int32),
+        num_skipped=state.num_skipped + 1 - apply_update.astype(jnp.int32),
+        num_consecutive_skips=jnp.where(apply_update, 0, state.num_consecutive_skips + 1),
+    )
+
+
+def tree_where(apply_update: Bool[Array, ""], new_tree: Any, old_tree: Any) -> Any:
+    """The new tree if the update is applied, else the old one."""
+    return jax.tree.map(lambda new, old: jnp.where(apply_update, new, old), new_tree, old_tree)

@@ -1,0 +1,233 @@
+"""Train state, train step and eval step."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from jaxformer import functional as F
+from jaxformer.config import EncoderDecoder
+from jaxformer.layers import Transformer
+from jaxformer.layers.parameter_metadata import check_parameters
+from jaxformer.parallel import (
+    active_mesh_axes,
+    batch_spec,
+    optimizer_state_specs,
+    overlap_compiler_options,
+    parameter_specs,
+    replicated,
+    shardings,
+    token_axes,
+)
+from jaxformer.training.gradient import (
+    AnyBatch,
+    Objective,
+    apply_model,
+    make_global_norm,
+    make_value_and_grad,
+)
+from jaxformer.training.skip_step import (
+    SkipState,
+    SkipStepConfig,
+    init_skip_state,
+    should_apply_update,
+    tree_where,
+)
+
+
+class TrainState(NamedTuple):
+    """Step, parameters, optimizer state and skip state; `step` counts batches used."""
+
+    step: Int[Array, ""]
+    params: Any
+    opt_state: optax.OptState
+    skip_state: SkipState
+
+
+class StepMetrics(NamedTuple):
+    """Metrics of one train step.
+
+    Attributes:
+        loss: Mean over the tokens that count.
+        gradient_norm: Before clipping.
+        num_skipped: How many updates have been left out so far.
+        num_consecutive_skips: How many of them since the last one made; 0 if this one was made.
+    """
+
+    loss: Float[Array, ""]
+    gradient_norm: Float[Array, ""]
+    num_skipped: Int[Array, ""]
+    num_consecutive_skips: Int[Array, ""]
+
+
+class EvalSums(NamedTuple):
+    """Summed negative log-likelihood (nats) and token count."""
+
+    nll_sum: Float[Array, ""]
+    num_tokens: Int[Array, ""]
+
+
+def init_train_state(
+    model: Transformer,
+    optimizer: optax.GradientTransformation,
+    key: PRNGKeyArray,
+    mesh: Mesh,
+    *,
+    params: Any = None,
+) -> TrainState:
+    """Initialize parameters and optimizer state, sharded, in one jitted program.
+
+    The numbers do not depend on the mesh; each device draws only what it keeps.
+
+    Args:
+        model: The model.
+        optimizer: From `make_optimizer`.
+        key: Of the parameters.
+        mesh: The devices.
+        params: Parameters to begin with instead, in float32, wherever they are; donated.
+
+    Raises:
+        ValueError: The parameters are of another model.
+    """
+    state_shardings = shardings(abstract_train_state(model, optimizer, mesh))
+    if params is None:
+        return jax.jit(_init_from_key, static_argnums=(0, 1), out_shardings=state_shardings)(
+            model, optimizer, key
+        )
+    check_parameters(model.config, params)
+    init_from_params = jax.jit(
+        partial(_init_from_params, optimizer), out_shardings=state_shardings, donate_argnums=0
+    )
+    return init_from_params(jax.device_put(params, state_shardings.params, donate=True))
+
+
+def abstract_train_state(
+    model: Transformer, optimizer: optax.GradientTransformation, mesh: Mesh
+) -> TrainState:
+    """ShapeDtypeStructs with shardings of the train state, to restore into."""
+    # Traced once for a model and an optimizer, as `jax.eval_shape` would not.
+    traced = jax.jit(_init_from_key, static_argnums=(0, 1))
+    shapes = traced.eval_shape(model, optimizer, jax.random.key(0))
+    specs = parameter_specs(model.config, mesh.shape)
+    guard = jax.tree.map(lambda _: P(), shapes.skip_state)
+    state_specs: Any = (
+        P(),
+        specs,
+        optimizer_state_specs(shapes.opt_state, shapes.params, specs),
+        guard,
+    )
+    return jax.tree.map(
+        lambda x, spec: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, spec)),
+        shapes,
+        TrainState(*state_specs),
+    )
+
+
+def _init_from_key(
+    model: Transformer, optimizer: optax.GradientTransformation, key: PRNGKeyArray
+) -> TrainState:
+    dummy_tokens = jnp.zeros((1, 2), jnp.int32)
+    has_source = isinstance(model.config.topology, EncoderDecoder)
+    return _init_from_params(
+        optimizer,
+        model.init(key, dummy_tokens, source=dummy_tokens if has_source else None)["params"],
+    )
+
+
+def _init_from_params(optimizer: optax.GradientTransformation, params: Any) -> TrainState:
+    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), init_skip_state())
+
+
+def make_train_step(
+    model: Transformer,
+    optimizer: optax.GradientTransformation,
+    mesh: Mesh,
+    *,
+    objective: Objective = Objective(),
+    skip_step: SkipStepConfig = SkipStepConfig(),
+    gradient_accumulation_steps: int = 1,
+    seed: int = 0,
+    overlap_collectives: bool = True,
+) -> Any:
+    """Build the jitted train step.
+
+    The optimizer sees whole arrays, of which each device holds its share: a norm is that of all
+    gradients and a matrix is the whole one, whatever the mesh, and rules that work element by
+    element need no messages.
+
+    Args:
+        model: Applied with dropout on; spread over the mesh here.
+        optimizer: Any optax transformation.
+        mesh: From `parallel.make_mesh`.
+        objective: As for `make_value_and_grad`.
+        skip_step: Which updates are left out.
+        gradient_accumulation_steps: As for `make_value_and_grad`.
+        seed: As for `make_value_and_grad`.
+        overlap_collectives: Whether messages travel while products are computed, by
+            `parallel.overlap_compiler_options`.
+
+    Returns:
+        (state, batch) -> (state, metrics). The state passed in is consumed.
+    """
+    value_and_grad = make_value_and_grad(
+        model,
+        mesh,
+        objective=objective,
+        gradient_accumulation_steps=gradient_accumulation_steps,
+        seed=seed,
+    )
+
+    global_norm = make_global_norm(model, mesh)
+
+    def train_step(state: TrainState, batch: AnyBatch):
+        loss, gradients = value_and_grad(state.params, state.step, batch)
+        norm = global_norm(gradients)
+        return apply_gradients(optimizer, skip_step, state, loss, gradients, norm, mesh)
+
+    state_shardings = shardings(abstract_train_state(model, optimizer, mesh))
+    return jax.jit(
+        train_step,
+        donate_argnums=0,
+        out_shardings=(state_shardings, replicated(mesh)),
+        compiler_options=overlap_compiler_options(mesh) if overlap_collectives else {},
+    )
+
+
+def apply_gradients(
+    optimizer: optax.GradientTransformation,
+    skip_step: SkipStepConfig,
+    state: TrainState,
+    loss: Float[Array, ""],
+    gradients: Any,
+    norm: Float[Array, ""],
+    mesh: Mesh | None = None,
+) -> tuple[TrainState, StepMetrics]:
+    """Apply the optimizer, or skip the update and advance only the counters."""
+    apply_update, skip_state = should_apply_update(skip_step, state.skip_state, loss, norm)
+    updates, opt_state = optax.with_extra_args_support(optimizer).update(
+        gradients, state.opt_state, state.params, gradient_norm=norm, mesh=mesh
+    )
+    new_values = optax.apply_updates(state.params, updates), opt_state
+    params, opt_state = tree_where(apply_update, new_values, (state.params, state.opt_state))
+    metrics = StepMetrics(loss, norm, skip_state.num_skipped, skip_state.num_consecutive_skips)
+    return TrainState(state.step + 1, params, opt_state, skip_state), metrics
+
+
+def make_eval_step(model: Transformer, mesh: Mesh) -> Callable[[Any, AnyBatch], EvalSums]:
+    """Build the jitted eval step: (params, batch) -> summed loss and token count."""
+    model, axis_names = model.clone(mesh_axes=active_mesh_axes(mesh.shape)), token_axes(mesh.shape)
+
+    def per_device(params: Any, batch: AnyBatch) -> EvalSums:
+        scores = apply_model(batch, model, params, targets=jnp.asarray(batch.targets))
+        losses = F.cross_entropy_from_statistics(scores)
+        sums = EvalSums(jnp.sum(jnp.where(batch.loss_mask, losses, 0.0)), jnp.sum(batch.loss_mask))
+        return jax.lax.psum(sums, axis_names)
+
+    in_specs = (parameter_specs(model.config, mesh.shape), batch_spec(mesh.shape))
+    return jax.jit(jax.shard_map(per_device, mesh=mesh, in_specs=in_specs, out_specs=P()))

@@ -1,6 +1,0 @@
-"""Sets of attention projections with biases, as in released models."""
-
-from jaxformer.config.attention import Projection
-
-QKV: tuple[Projection, ...] = ("query", "key", "value")
-ALL: tuple[Projection, ...] = (*QKV, "out")

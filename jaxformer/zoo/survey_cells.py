@@ -1,0 +1,204 @@
+"""Columns of the survey table: read off a configuration, or built into one."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from jaxformer.config import (
+    GLU,
+    MLP,
+    Alibi,
+    ClampedGEGLU,
+    Embedding,
+    FeedForward,
+    LayerNorm,
+    Learned,
+    LMHead,
+    MoE,
+    MultiHead,
+    Positions,
+    QKNorm,
+    RMSNorm,
+    Rope,
+    Sinusoid,
+    T5Bias,
+    TransformerConfig,
+    TransformerXL,
+)
+from jaxformer.config.topology import Topology
+
+PositionCell = Literal[
+    "Sine", "Absolute", "Relative", "RoPE", "Alibi", "Hybrid (RoPE+NoPE)", "none", "mixed"
+]
+ActivationCell = Literal["ReLU", "GeLU", "GeGLU", "SwiGLU", "SqReLu", "Clamped GeGLU"]
+TrickCell = Literal["Z-loss", "QK-norm", "Logit soft capping", "Pre+post norm"]
+
+MLP_ACTIVATION_CELLS: dict[str, ActivationCell] = {
+    "relu": "ReLU",
+    "gelu": "GeLU",
+    "gelu_tanh": "GeLU",
+    "quick_gelu": "GeLU",
+    "relu_squared": "SqReLu",
+}
+GLU_ACTIVATION_CELLS: dict[str, ActivationCell] = {
+    "gelu": "GeGLU",
+    "gelu_tanh": "GeGLU",
+    "quick_gelu": "GeGLU",
+    "silu": "SwiGLU",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SurveyCells:
+    """Cells of one survey row; None is a blank cell.
+
+    Attributes:
+        norm: The kind of norm.
+        block: Whether attention and feed-forward run one after the other or side by side.
+        pre_norm: Whether norms stand before the branches.
+        position: How positions enter.
+        activation: The feed-forward's activation.
+        tricks: What keeps training stable.
+    """
+
+    norm: Literal["LayerNorm", "RMSNorm"] | None = None
+    block: Literal["Serial", "Parallel"] | None = None
+    pre_norm: bool | None = None
+    position: PositionCell | None = None
+    activation: ActivationCell | None = None
+    tricks: tuple[TrickCell, ...] = ()
+
+
+# What a blank cell becomes when a row is built as listed: GPT-3's cells, the plainest in the table.
+BLANK_DEFAULTS = SurveyCells(
+    norm="LayerNorm", block="Serial", pre_norm=True, position="Absolute", activation="GeLU"
+)
+
+
+def cells_from_config(config: TransformerConfig) -> SurveyCells:
+    """Return the cells that describe a configuration (z-loss is not part of one)."""
+    tricks: list[TrickCell] = []
+    if config.multi_head.qk_norm is not None:
+        tricks.append("QK-norm")
+    if config.multi_head.logit_softcap is not None or config.head.softcap is not None:
+        tricks.append("Logit soft capping")
+    if config.norm_placement == "sandwich":
+        tricks.append("Pre+post norm")
+    return SurveyCells(
+        norm="LayerNorm" if isinstance(config.norm, LayerNorm) else "RMSNorm",
+        block="Serial" if config.block == "serial" else "Parallel",
+        pre_norm=config.norm_placement in ("pre", "sandwich"),
+        position=_position(config),
+        activation=_activation(config.feed_forward[0]),
+        tricks=tuple(tricks),
+    )
+
+
+def fill_blank_cells(listed: SurveyCells) -> SurveyCells:
+    """Replace blank cells by BLANK_DEFAULTS."""
+    defaults = {
+        name: getattr(BLANK_DEFAULTS, name) for name, x in vars(listed).items() if x is None
+    }
+    return replace(listed, **defaults)
+
+
+def config_from_cells(
+    listed: SurveyCells, *, relative_positions: Positions, topology: Topology
+) -> TransformerConfig:
+    """Build a small configuration with exactly these cells.
+
+    Two layers, or one whole pattern; four heads of 16; no biases on products, a head of its own.
+    "Parallel" has a norm for each branch, as the lecture's formula writes it. Without pre-norm the
+    norm follows the sum, as in 2017, and there is none after the last layer. "Logit soft capping"
+    caps scores at 50 and logits at 30, Gemma 2's numbers. A table of positions has 64.
+
+    Args:
+        listed: The cells; blank ones become those of `BLANK_DEFAULTS`.
+        relative_positions: What the word "Relative" stands for.
+        topology: Decoder, encoder, or both.
+    """
+    filled = fill_blank_cells(listed)
+    heads, head_dim = 4, 16
+    norm = LayerNorm() if filled.norm == "LayerNorm" else RMSNorm()
+    has_softcap = "Logit soft capping" in filled.tricks
+    placement: Literal["pre", "post", "sandwich"] = "pre" if filled.pre_norm else "post"
+    positions: tuple[Positions | None, ...] = {
+        "Relative": (relative_positions,),
+        "RoPE": (Rope(),),
+        "Alibi": (Alibi(),),
+        "Hybrid (RoPE+NoPE)": (Rope(), Rope(), Rope(), None),
+    }.get(filled.position or "", (None,))
+    embedding_positions: dict[str | None, Sinusoid | Learned] = {
+        "Sine": Sinusoid(),
+        "Absolute": Learned(max_length=64),
+    }
+    return TransformerConfig(
+        vocab_size=128,
+        model_dim=heads * head_dim,
+        num_layers=max(2, len(positions)),
+        attention=MultiHead(
+            num_heads=heads,
+            num_kv_heads=heads,
+            head_dim=head_dim,
+            positions=positions,
+            qk_norm=QKNorm(norm=norm) if "QK-norm" in filled.tricks else None,
+            logit_softcap=50.0 if has_softcap else None,
+        ),
+        feed_forward=(_feed_forward(filled.activation, hidden_dim=88),),
+        topology=topology,
+        block="serial" if filled.block == "Serial" else "parallel",
+        norm=norm,
+        norm_placement="sandwich" if "Pre+post norm" in filled.tricks else placement,
+        final_norm=bool(filled.pre_norm),
+        embedding=Embedding(positions=embedding_positions.get(filled.position)),
+        head=LMHead(softcap=30.0 if has_softcap else None),
+    )
+
+
+def _position(config: TransformerConfig) -> PositionCell:
+    match config.embedding.positions:
+        case Sinusoid():
+            return "Sine"
+        case Learned():
+            return "Absolute"
+    names: dict[frozenset[type], PositionCell] = {
+        frozenset({Rope}): "RoPE",
+        frozenset({Rope, type(None)}): "Hybrid (RoPE+NoPE)",
+        frozenset({Alibi}): "Alibi",
+        frozenset({T5Bias}): "Relative",
+        frozenset({TransformerXL}): "Relative",
+        frozenset({type(None)}): "none",
+    }
+    return names.get(_types(config.multi_head.positions), "mixed")
+
+
+def _types(choices: Iterable[object]) -> frozenset[type]:
+    return frozenset(map(type, choices))
+
+
+def _activation(feed_forward: FeedForward) -> ActivationCell | None:
+    match feed_forward:
+        case MoE(expert=expert):
+            return _activation(expert)
+        case ClampedGEGLU():
+            return "Clamped GeGLU"
+        case GLU(activation=activation):
+            return GLU_ACTIVATION_CELLS.get(activation)
+        case MLP(activation=activation):
+            return MLP_ACTIVATION_CELLS.get(activation)
+    return None
+
+
+def _feed_forward(name: ActivationCell | None, *, hidden_dim: int) -> FeedForward:
+    match name:
+        case "GeGLU":
+            return GLU(hidden_dim=hidden_dim, activation="gelu_tanh")
+        case "SwiGLU":
+            return GLU(hidden_dim=hidden_dim, activation="silu")
+        case "ReLU":
+            return MLP(hidden_dim=hidden_dim, activation="relu")
+        case "SqReLu":
+            return MLP(hidden_dim=hidden_dim, activation="relu_squared")
+        case "GeLU":
+            return MLP(hidden_dim=hidden_dim, activation="gelu_tanh")
+    raise ValueError(f"The table lists no activation {name!r}.")

@@ -1,0 +1,45 @@
+"""Decoding, compiled ahead of time for absent chips."""
+
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import SingleDeviceSharding
+
+from jaxformer import zoo
+from jaxformer.config import GLU
+from jaxformer.generation.decode_loop import DecodeConfig, decode_tokens
+from jaxformer.generation.prompts import Request
+from jaxformer.generation.samplers import Greedy
+from jaxformer.parallel import abstract_parameters
+
+
+def narrow_preset(name):
+    """A model of eight heads and few ids, as deep as the preset."""
+    config = zoo.get(name)
+    width = 8 * config.attention.head_dim
+    return replace(
+        config,
+        vocab_size=512,
+        model_dim=width,
+        attention=replace(config.attention, num_heads=8, num_kv_heads=8),
+        feed_forward=(GLU(hidden_dim=2 * width),),
+    )
+
+
+def compiled_decode(config, chip, around=nullcontext):
+    """The text of a program that continues eight prompts of up to 1,024 tokens by 128."""
+    of = partial(jax.ShapeDtypeStruct, sharding=SingleDeviceSharding(chip))
+    params = jax.tree.map(lambda x: of(x.shape, x.dtype), abstract_parameters(config, None))
+    request = Request(
+        of((8, 1024), "int32"), of((8,), "int32"), of((8, 0), "int32"), of((), "int32")
+    )
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    plan = DecodeConfig(config, 128, None, jnp.dtype(jnp.bfloat16))
+    with jax.default_device(chip), around():
+        lowered = decode_tokens.trace(
+            plan, Greedy(), params, request, of(key.shape, key.dtype)
+        ).lower()
+    return lowered.compile().as_text()

@@ -1,0 +1,192 @@
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.functional.jitted_functions import F
+
+RNG = np.random.default_rng(0)
+R, D, H, E = 11, 5, 3, 4
+
+
+def draw(*shape):
+    return np.float32(RNG.normal(size=shape))
+
+
+X, KERNELS, LOGITS = draw(R, D), draw(E, D, H), draw(R, E)
+
+
+def by_hand(x, logits, kernels, top_k):
+    """Token by token and expert by expert, in float64."""
+    x, logits, kernels = (np.asarray(a, np.float64) for a in (x, logits, kernels))
+    y = np.zeros((len(x), kernels.shape[-1]))
+    for t in range(len(x)):
+        p = np.exp(logits[t]) / np.exp(logits[t]).sum()
+        chosen = np.argsort(-p)[:top_k]
+        for e in chosen:
+            y[t] += p[e] / p[chosen].sum() * (x[t] @ kernels[e])
+    return y
+
+
+@partial(jax.jit, static_argnames="top_k")
+def mixture(x, logits, kernels, top_k=2):
+    return F.mixture_of_experts(
+        x,
+        F.route(logits, top_k=top_k),
+        lambda rows, sizes: F.grouped_matmul(rows, kernels, sizes),
+        num_experts=len(kernels),
+    )
+
+
+SQUARE = draw(E, D, D)
+
+
+@pytest.mark.parametrize("top_k", [1, 2, E])
+def test_a_mixture_is_the_weighted_sum_of_its_experts(top_k):
+    np.testing.assert_allclose(
+        mixture(X, LOGITS, SQUARE, top_k), by_hand(X, LOGITS, SQUARE, top_k), atol=1e-5
+    )
+
+
+def test_weights_sum_to_one_only_if_asked():
+    routing = F.route(LOGITS, top_k=2, renormalise=False)
+    p = np.exp(LOGITS) / np.exp(LOGITS).sum(-1, keepdims=True)
+    np.testing.assert_allclose(routing.weights, -np.sort(-p, axis=-1)[:, :2], rtol=1e-6)
+    np.testing.assert_array_equal(routing.expert_ids, np.argsort(-p, axis=-1)[:, :2])
+    np.testing.assert_allclose(F.route(LOGITS, top_k=2).weights.sum(-1), 1, rtol=1e-6)
+
+
+def test_the_gradient_of_tokens_is_gathered_and_summed_in_float32():
+    """A scatter-add would sum a token's eight parts in bfloat16, on a GPU in any order."""
+    top_k, scales = 8, jnp.asarray(RNG.normal(size=8), jnp.bfloat16)
+    routing = F.route(draw(R, 8), top_k=top_k)
+    upward = jnp.asarray(draw(R, D), jnp.bfloat16)
+
+    def scaled(rows, sizes):
+        expert = jnp.sum(jnp.arange(len(rows))[:, None] >= jnp.cumsum(sizes)[None], axis=-1)
+        return rows * scales[expert][:, None]
+
+    def gradient(x):
+        return jax.vjp(lambda x: F.mixture_of_experts(x, routing, scaled, num_experts=8), x)[1](
+            upward
+        )[0]
+
+    x = jnp.asarray(draw(R, D), jnp.bfloat16)
+    assert "scatter" not in str(jax.make_jaxpr(gradient)(x))
+    weights, parts = np.asarray(routing.weights, np.float64), np.float64(scales)[routing.expert_ids]
+    of_rows = jnp.asarray(weights[..., None] * np.float64(upward)[:, None], jnp.bfloat16)
+    of_rows = jnp.asarray(np.float64(of_rows) * parts[..., None], jnp.bfloat16)  # as it is stored
+    expected = np.float64(of_rows).sum(1)
+    np.testing.assert_allclose(np.float64(gradient(x)), expected, rtol=2**-8, atol=1e-6)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.permutations(range(E)))
+def test_the_order_of_experts_means_nothing(order):
+    order = np.asarray(order)
+    np.testing.assert_allclose(
+        mixture(X, LOGITS[:, order], SQUARE[order]), mixture(X, LOGITS, SQUARE), atol=1e-5
+    )
+
+
+def test_bfloat16_stays_and_is_summed_in_float32():
+    y = mixture(X.astype(jnp.bfloat16), LOGITS, SQUARE.astype(jnp.bfloat16))
+    assert y.dtype == jnp.bfloat16
+    np.testing.assert_allclose(y.astype(jnp.float32), by_hand(X, LOGITS, SQUARE, 2), atol=0.1)
+
+
+@pytest.mark.parametrize("top_k", [0, E + 1])
+def test_impossible_choices_are_refused(top_k):
+    with pytest.raises(ValueError, match=f"chooses among 4 experts; got {top_k}"):
+        F.route(LOGITS, top_k=top_k)
+
+
+# Losses
+
+
+def totals(logits, mask=None):
+    return F.router_totals(logits, top_k=2, mask=mask)
+
+
+def test_an_even_load_costs_one_and_a_collapsed_one_the_number_of_experts():
+    even = jnp.asarray(np.eye(E) * 30 + np.roll(np.eye(E), 1, axis=1) * 30)[None]
+    loss = F.load_balance_loss(totals(even))
+    np.testing.assert_allclose(loss, 1, rtol=1e-5)
+    all_to_one = jnp.broadcast_to(jnp.asarray([50.0, 0, 0, 0]), (1, R, E))
+    only = F.load_balance_loss(F.router_totals(all_to_one, top_k=1))
+    np.testing.assert_allclose(only, E, rtol=1e-5)
+
+
+def test_losses_are_those_of_the_papers():
+    logits = np.asarray(draw(2, R, E), np.float64)
+    p = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    best = np.argsort(-p, axis=-1)[..., :2]
+    share = np.bincount(best.ravel(), minlength=E) / best.size
+    router_totals = totals(np.float32(logits))
+    balance = E * (share * p.mean((0, 1))).sum()
+    np.testing.assert_allclose(F.load_balance_loss(router_totals), balance, rtol=1e-5)
+    square = (np.log(np.exp(logits).sum(-1)) ** 2).mean()
+    np.testing.assert_allclose(F.router_z_loss(router_totals), square, rtol=1e-5)
+
+
+def test_flat_tokens_have_the_totals_of_rows():
+    """As other libraries have a router's logits: [tokens, experts]."""
+    logits, mask = draw(2, R, E), jnp.asarray(RNG.random((2, R)) > 0.4)
+    flat = logits.reshape(-1, E)
+    for counted, in_flat in ((None, None), (mask, mask.reshape(-1))):
+        for a, b in zip(totals(flat, in_flat), totals(logits, counted), strict=True):
+            assert a.shape == b.shape
+            np.testing.assert_allclose(a, b, rtol=1e-5)
+    by_layer = F.router_totals(logits, top_k=2, num_token_axes=1)
+    assert by_layer.expert_counts.shape == (2, E)
+
+
+@pytest.mark.parametrize("axes", [0, 2, -1])
+def test_axes_of_tokens_are_those_that_there_are(axes):
+    with pytest.raises(ValueError, match=rf"between 1 and 1 of logits \(6, 4\); got {axes}\."):
+        F.router_totals(draw(6, 4), top_k=2, num_token_axes=axes)
+
+
+@pytest.mark.parametrize(
+    "experts, got",
+    [(lambda rows, _: rows[:1], r"\(1, 4\)"), (lambda rows, _: rows[:, :1], r"\(12, 1\)"),
+     (lambda rows, _: None, "None")],
+)  # fmt: skip
+def test_experts_give_a_row_for_each_row(experts, got):
+    x = draw(6, 4)
+    with pytest.raises(ValueError, match=rf"row for each row, here \(12, 4\); got {got}\."):
+        F.mixture_of_experts(x, F.route(x, top_k=2), experts, num_experts=4)
+    with pytest.raises(ValueError, match="routing must be a Routing; got tuple"):
+        F.mixture_of_experts(x, (x, x), experts, num_experts=4)
+
+
+@pytest.mark.parametrize("loss", [F.load_balance_loss, F.router_z_loss])
+def test_losses_are_of_totals(loss):
+    with pytest.raises(ValueError, match=f"{loss.__name__}: totals must be a RouterTotals; got "):
+        loss(draw(6, 4))
+
+
+def test_totals_of_parts_add_up_and_masked_tokens_do_not_count():
+    logits = draw(3, 2, R, E)  # three layers
+    mask = jnp.asarray(RNG.random((2, R)) > 0.4)
+    whole = totals(logits, mask)
+    parts = [totals(logits[:, i : i + 1], mask[i : i + 1]) for i in range(2)]
+    for a, b in zip(jax.tree.map(jnp.add, *parts), whole, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5)
+    assert whole.expert_counts.shape == (3, E) and whole.num_tokens.shape == (3,)
+    changed = jnp.where(mask[..., None], logits, 9.0 * logits[::-1])
+    for a, b in zip(totals(changed, mask), whole, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
+def test_only_probabilities_pass_the_gradient_of_the_balance():
+    logits = RNG.normal(size=(R, E))
+    p = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    share = np.bincount(np.argsort(-logits, axis=-1)[:, :2].ravel(), minlength=E) / (2 * R)
+    expected = E / R * p * (share - (p @ share)[:, None])
+    gradient = jax.grad(lambda x: F.load_balance_loss(totals(x[None])))(jnp.float32(logits))
+    np.testing.assert_allclose(gradient, expected, atol=1e-6)

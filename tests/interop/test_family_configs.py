@@ -1,0 +1,205 @@
+"""Meaning of each config.json attribute, and that written files read back."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from jaxformer.config import (
+    GLU,
+    MLP,
+    BlockSparse,
+    ClampedGEGLU,
+    LayerNorm,
+    MoE,
+    QKNorm,
+    RMSNorm,
+    Rope,
+    TransformerConfig,
+    from_json,
+    to_json,
+)
+from jaxformer.interop.config_reader import ConfigReader
+from jaxformer.interop.families import FAMILIES
+from jaxformer.interop.load import build_config
+from jaxformer.interop.save import choose_family
+from tests.interop.numpy_folders import LLAMA3, SIZES, YARN, config_from_fields
+
+
+def rope(kind="llama", **fields):
+    return config_from_fields(kind, **fields).attention.positions[0]
+
+
+def test_defaults_of_fields_that_files_leave_out():
+    """As in transformers 5.23; each family has its own."""
+    assert rope("llama").base == rope("mistral").base == 1e4
+    assert rope("mixtral").base == 1e6
+    assert rope("cohere").base == 5e5
+    assert rope("nemotron", head_dim=4).fraction == 0.5
+    assert config_from_fields("llama", num_key_value_heads=None).attention.num_kv_heads == 6
+    many = {**SIZES, "num_attention_heads": 16, "head_dim": 4}
+    del many["num_key_value_heads"]
+    for kind, fields, heads in (
+        ("mistral", {}, 8),
+        ("mistral", {"num_key_value_heads": None}, 16),
+        ("llama", {}, 16),
+    ):
+        config = build_config(FAMILIES[kind], {**many, **fields}, where="")
+        assert config.attention.num_kv_heads == heads
+    assert config_from_fields("mistral").attention.windows == (4096,)
+    assert build_config(
+        FAMILIES["mistral"], {**SIZES, "sliding_window": None}, where=""
+    ).attention.windows == (None,)
+    assert config_from_fields("mixtral").attention.windows == (None,)
+    assert (
+        config_from_fields("llama").head.tied,
+        config_from_fields("gemma2").head.tied,
+        config_from_fields("cohere").head.tied,
+    ) == (*(False, True, True),)
+    assert config_from_fields("cohere").head.multiplier == 0.0625
+    gemma2 = config_from_fields("gemma2").attention
+    assert (gemma2.head_dim, gemma2.logit_softcap, gemma2.scale) == (256, 50.0, 1 / 16)
+    assert config_from_fields("gemma2").head.softcap == 30.0
+    assert config_from_fields("gemma3_text").head.softcap is None
+
+
+def test_patterns_over_the_layers():
+    assert config_from_fields("gemma2", sliding_window=5).attention.windows == (5, None)
+    gemma3 = config_from_fields("gemma3_text", sliding_window=5, num_hidden_layers=62).attention
+    assert gemma3.windows == (5, 5, 5, 5, 5, None)
+    assert [p.base for p in gemma3.positions] == [1e4] * 5 + [1e6]
+    cohere2 = config_from_fields("cohere2", sliding_window=5, num_hidden_layers=9).attention
+    assert cohere2.windows == (5, 5, 5, None)
+    assert cohere2.positions == (*(Rope(pairing="neighbours"),) * 3, None)
+    qwen2 = {"sliding_window": 5, "max_window_layers": 1}
+    assert config_from_fields("qwen2", **qwen2).attention.windows == (None,)
+    assert config_from_fields("qwen2", use_sliding_window=True, **qwen2).attention.windows == (
+        None,
+        5,
+        5,
+        5,
+    )
+    assert config_from_fields("qwen3", **qwen2).attention.windows == (None,)
+    assert config_from_fields("qwen3", use_sliding_window=True, **qwen2).attention.windows == (
+        None,
+        5,
+        5,
+        5,
+    )
+    kinds = ["sliding_attention", "full_attention"] * 2
+    qwen3 = {"sliding_window": 5, "layer_types": kinds}
+    assert config_from_fields("qwen3", use_sliding_window=True, **qwen3).attention.windows == (
+        5,
+        None,
+    )
+    with pytest.raises(ValueError, match=r"sliding_window = 5: layers with a window need its size"):
+        config_from_fields("qwen3", **qwen3)
+    assert config_from_fields(
+        "gemma3_text", sliding_window=5, layer_types=kinds
+    ).attention.windows == (5, None)
+    with pytest.raises(ValueError, match=r"layer_types = \['full_attention'\]: .* each of 4 layer"):
+        config_from_fields("gemma2", layer_types=["full_attention"])
+    small = config_from_fields(
+        "phi3small",
+        ff_intermediate_size=7,
+        dense_attention_every_n_layers=2,
+        intermediate_size=None,
+        blocksparse_block_size=4,
+        blocksparse_vert_stride=3,
+    )
+    assert small.attention.windows == (BlockSparse(block_size=4, local_blocks=16, stride=3), None)
+
+
+def test_norms_branches_and_scales():
+    assert config_from_fields("olmo").norm == LayerNorm(eps=1e-5, parameters="none")
+    olmo2 = config_from_fields("olmo2", rms_norm_eps=1e-6)
+    assert olmo2.norm_placement == "res_post"
+    assert olmo2.attention.qk_norm == QKNorm(norm=RMSNorm(eps=1e-6), over="width")
+    gemma3 = config_from_fields("gemma3_text", query_pre_attn_scalar=16)
+    assert gemma3.norm_placement == "sandwich"
+    assert gemma3.attention.qk_norm == QKNorm(norm=RMSNorm(scale_offset=1.0), over="head")
+    assert (gemma3.attention.scale, gemma3.embedding.scale) == (0.25, math.sqrt(12))
+    qwen3 = config_from_fields("qwen3", num_attention_heads=4, rms_norm_eps=1e-5).attention
+    assert (qwen3.head_dim, qwen3.num_kv_heads, qwen3.biases) == (128, 2, ())
+    assert qwen3.qk_norm == QKNorm(norm=RMSNorm(eps=1e-5), over="head")
+    nemotron = config_from_fields("nemotron", head_dim=4)
+    assert nemotron.norm == LayerNorm(scale_offset=1.0)
+    assert nemotron.feed_forward == (MLP(hidden_dim=10, activation="relu_squared"),)
+    cohere = config_from_fields("cohere", use_qk_norm=True, logit_scale=0.5)
+    assert (cohere.block, cohere.head.multiplier) == ("parallel_shared_norm", 0.5)
+    assert cohere.attention.qk_norm == QKNorm(norm=LayerNorm(parameters="scale"), over="each_head")
+    experts = config_from_fields("mixtral", num_local_experts=3, num_experts_per_tok=1).feed_forward
+    assert experts == (MoE(expert=GLU(hidden_dim=10), num_experts=3, top_k=1),)
+    qwen = config_from_fields("qwen", num_key_value_heads=None)
+    assert qwen.feed_forward == (GLU(hidden_dim=5),)
+    assert qwen.attention.biases == ("query", "key", "value")
+    small = config_from_fields("phi3small", intermediate_size=None, ff_intermediate_size=7)
+    assert small.feed_forward == (ClampedGEGLU(hidden_dim=7, limit=20.0),)
+    assert (small.attention.scale, small.embedding.scale) == (1 / 2, 10.0)
+    assert (small.head.tied, small.head.multiplier) == (True, 1 / 8)
+
+
+@pytest.mark.parametrize(
+    "kind, fields",
+    [
+        ("llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 4}),
+        ("llama", {"rope_scaling": {"type": "dynamic", "factor": 2.0}, "head_dim": 4}),
+        ("llama", {"rope_scaling": {"type": "llama3", **LLAMA3}, "rope_theta": 5e5}),
+        ("llama", {"rope_scaling": {"type": "yarn", **YARN, "mscale": 1, "mscale_all_dim": 2}}),
+        ("mistral", {"sliding_window": 5}),
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 2}),
+        ("qwen3", {"head_dim": 10, "tie_word_embeddings": True, "rope_theta": 1e6}),
+        ("qwen3", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 2}),
+        ("qwen3", {"attention_bias": True, "rope_scaling": {"type": "yarn", **YARN}}),
+        ("mixtral", {"num_local_experts": 5, "num_experts_per_tok": 3}),
+        ("olmo", {"clip_qkv": 8.0, "tie_word_embeddings": True}),
+        ("olmo2", {"rms_norm_eps": 1e-6}),
+        ("gemma2", {"query_pre_attn_scalar": 144, "attn_logit_softcapping": 2.0}),
+        ("gemma3_text", {"rope_scaling": {"type": "linear", "factor": 8.0}, "head_dim": 4}),
+        ("nemotron", {"partial_rotary_factor": 1.0, "head_dim": 8}),
+        ("cohere", {"use_qk_norm": True, "logit_scale": 0.8333333333333334}),
+        ("cohere2", {"sliding_window": 5}),
+        ("cohere2", {"layer_types": ["full_attention", *["sliding_attention"] * 3]}),
+        ("cohere2", {"layer_types": ["full_attention"] * 4}),
+        ("phi3", {"partial_rotary_factor": 1.0, "sliding_window": 3}),
+        (
+            "phi3",
+            {
+                "rope_scaling": {"type": "su", "short_factor": [1.5], "long_factor": [3.0]},
+                "max_position_embeddings": 64,
+                "original_max_position_embeddings": 16,
+            },
+        ),
+        (
+            "phi3small",
+            {"ff_intermediate_size": 7, "intermediate_size": None, "dummy_token_indices": [3, 4]},
+        ),
+        ("qwen", {"num_key_value_heads": None, "no_bias": False, "rotary_pct": 1.0}),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_what_a_family_writes_reads_back(kind, fields):
+    config = config_from_fields(kind, **fields)
+    family, values = choose_family(config, {}, kind)
+    assert family.model_type == kind
+    assert build_config(family, values, where="") == config
+    if family.in_transformers:
+        assert choose_family(config, {})[0] is family
+    first, _ = choose_family(replace(config, model_type=None), {})
+    assert first.read(ConfigReader(choose_family(config, {}, first.model_type)[1])) == config
+
+
+def test_a_model_is_written_under_the_name_it_was_read_by():
+    """The name is no part of the model, and goes through JSON with it."""
+    config = config_from_fields("phi3")
+    assert config == config_from_fields("llama", rms_norm_eps=1e-5) and hash(config) == hash(
+        replace(config, model_type="llama")
+    )
+    again = from_json(TransformerConfig, to_json(config))
+    assert choose_family(again, {})[0].model_type == "phi3"
+    assert choose_family(config, {}, "llama")[0].model_type == "llama"
+    qwen = config_from_fields("qwen", num_key_value_heads=None, rotary_pct=1.0)
+    assert choose_family(qwen, {})[0].model_type == "qwen2"  # transformers has no class for qwen
+    other = replace(config, block="parallel", norm=LayerNorm(eps=1e-5))
+    with pytest.raises(ValueError, match="No family has this configuration"):
+        choose_family(replace(other, model_type="a kind unknown"), {})

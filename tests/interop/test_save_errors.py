@@ -1,0 +1,177 @@
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors import SafetensorError
+
+from jaxformer.config import GLU, MLP, Dropout, Embedding, Learned
+from jaxformer.interop import load_pretrained, save_pretrained
+from jaxformer.interop import safetensors_files as files
+from jaxformer.interop.save import choose_family
+
+
+def test_a_folder_with_something_in_it_is_left_alone(tmp_path, loaded):
+    (tmp_path / "mine").write_text("x")
+    with pytest.raises(ValueError, match=r"exists and is not empty"):
+        save_pretrained(tmp_path, *loaded)
+    with pytest.raises(ValueError, match=r"mine exists and is not empty"):
+        save_pretrained(tmp_path / "mine", *loaded)
+    with pytest.raises(ValueError, match=r"out cannot be a folder: .*mine is a file\."):
+        save_pretrained(tmp_path / "mine" / "new" / "out", *loaded)
+    (tmp_path / "empty").mkdir()
+    save_pretrained(tmp_path / "empty", *loaded)
+    assert (tmp_path / "empty" / "config.json").is_file()
+
+
+def test_a_model_is_overwritten_only_by_word_and_whole(tmp_path, loaded, monkeypatch):
+    config, params = loaded
+    save_pretrained(tmp_path / "x", config, params)
+    (tmp_path / "x" / "old").write_text("x")
+    before = (tmp_path / "x" / "model.safetensors").read_bytes()
+    with pytest.raises(ValueError, match="or overwrite it by overwrite=True"):
+        save_pretrained(tmp_path / "x", config, params)
+    twice = jax.tree.map(lambda p: 2 * p, params)
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="cannot be renamed"):
+        rename = Path.rename
+
+        def refused(path, target):
+            if path.suffix == ".partial":
+                raise OSError("cannot be renamed")
+            return rename(path, target)
+
+        patch.setattr(Path, "rename", refused)
+        save_pretrained(tmp_path / "x", config, twice, overwrite=True)
+    assert (tmp_path / "x" / "model.safetensors").read_bytes() == before
+    save_pretrained(tmp_path / "x", config, twice, overwrite=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["x"] and not (tmp_path / "x/old").exists()
+    jax.tree.map(np.testing.assert_array_equal, load_pretrained(tmp_path / "x").params, twice)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter").write_text("x")
+    with pytest.raises(ValueError, match=r"mine has no config\.json: it is no model, and not over"):
+        save_pretrained(tmp_path / "mine", config, params, overwrite=True)
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "message"),
+    [
+        (np.nan, None, r"model\.norm\.weight: 1 of 12 values are not finite"),
+        (np.inf, None, r"model\.norm\.weight: 1 of 12 values are not finite"),
+        (1e5, jnp.float16, r"weight: 1 of 12 values are too large for float16; pass a wider dtype"),
+    ],
+)
+def test_what_training_broke_is_not_handed_on(tmp_path, loaded, value, dtype, message):
+    config, params = loaded
+    scale = np.array(params["decoder"]["final_norm"]["scale"])
+    scale[3] = value
+    params = {**params, "decoder": {**params["decoder"], "final_norm": {"scale": scale}}}
+    with pytest.raises(ValueError, match=message):
+        save_pretrained(tmp_path / "x", config, params, dtype=dtype)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_half_written_stays(tmp_path, loaded, monkeypatch):
+    def fail(tensors, path, metadata):
+        path.write_bytes(b"half")
+        raise SafetensorError("disk full")  # as it says it
+
+    monkeypatch.setattr(files, "save_file", fail)
+    with pytest.raises(OSError, match=r"/model\.safetensors could not be written: disk full\."):
+        save_pretrained(tmp_path / "deep" / "out", *loaded)
+    assert list((tmp_path / "deep").iterdir()) == []
+
+
+def test_parameters_that_do_not_fit_are_all_named(tmp_path, loaded):
+    config, params = loaded
+    params = dict(params, more={"x": np.zeros(1)}, head={"kernel": np.zeros((9, 13))})
+    del params["embedding"]
+    with pytest.raises(
+        ValueError,
+        match=r"^3 parameters do not fit the configuration: embedding/tokens/embedding is missing; "
+        r"more/x is no parameter of it; head/kernel is \[9, 13\], not \[12, 13\]\.$",
+    ):
+        save_pretrained(tmp_path / "out", config, params)
+    assert not (tmp_path / "out").exists()
+
+
+def test_bad_choices_for_an_export(tmp_path, loaded):
+    config, params = loaded
+    with pytest.raises(ValueError, match=r"^max_shard_bytes must be positive; got 0\.$"):
+        save_pretrained(tmp_path / "out", config, params, max_shard_bytes=0)
+    with pytest.raises(ValueError, match=r"cannot be written as int8; known are float64, "):
+        save_pretrained(tmp_path / "out", config, params, dtype=jnp.int8)
+    with pytest.raises(ValueError, match=r"^family 'lama' is unknown; known are .*llama"):
+        save_pretrained(tmp_path / "out", config, params, family="lama")
+    with pytest.raises(
+        ValueError, match=r"^qwen2, which was asked for, does not have .*\n.*biases"
+    ):
+        save_pretrained(tmp_path / "out", config, params, family="qwen2")
+    with pytest.raises(ValueError, match=r"would change the model:\n  num_layers: 9 instead of 3$"):
+        extra = {"num_hidden_layers": 9}
+        save_pretrained(tmp_path / "out", config, params, family="llama", extra=extra)
+    with pytest.raises(ValueError, match=r"'foo': 1\} does not fit: .*\n  foo = 1.*\nLeave"):
+        save_pretrained(tmp_path / "out", config, params, extra={"foo": 1})
+    with pytest.raises(TypeError, match=r"^extra holds \{3\} of type set, which is not JSON\.$"):
+        save_pretrained(tmp_path / "out", config, params, extra={"eos_token_id": {3}})
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        (
+            {"norm_placement": "res_post"},
+            r"^No family has this configuration\..* With \w+ these would change:\n  ",
+        ),
+        (
+            {"final_norm": False},
+            r"None has .*final_norm.* as given\. With \w+ .*\n  final_norm: True instead of False",
+        ),
+        (
+            {"embedding": Embedding(positions=Learned(max_length=5))},
+            r"embedding\.positions: None instead of Learned",
+        ),
+        (
+            {"feed_forward": (GLU(hidden_dim=11), GLU(hidden_dim=12))},
+            r"feed_forward: \(GLU\(hidden_dim=11, .*instead of .*hidden_dim=12",
+        ),
+    ],
+    ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",
+)
+def test_a_configuration_that_no_family_has(changes, message, loaded):
+    """The message names what stands in the way, and what the nearest family would do."""
+    with pytest.raises(ValueError) as error:
+        choose_family(replace(loaded.config, **changes), {})
+    assert re.search(message, str(error.value), re.DOTALL), str(error.value)
+
+
+def test_numbers_of_numpy_and_jax_are_written_as_json_has_them(tmp_path, loaded):
+    extra = {"eos_token_id": np.int64(3), "bos_token_id": jnp.int32(4)}
+    save_pretrained(tmp_path / "out", *loaded, extra=extra)
+    config_json = json.loads((tmp_path / "out/config.json").read_text())
+    assert (config_json["eos_token_id"], config_json["bos_token_id"]) == (3, 4)
+
+
+def test_dropout_is_no_part_of_a_folder(loaded):
+    family, _ = choose_family(replace(loaded.config, dropout=Dropout(residual=0.1)), {})
+    assert family.model_type == "llama"
+    plain = replace(loaded.config, feed_forward=(MLP(hidden_dim=11, activation="silu"),))
+    with pytest.raises(ValueError, match="No family has this configuration"):
+        choose_family(plain, {})
+
+
+def test_the_same_said_at_length(loaded):
+    """Patterns that repeat themselves and scales that are the default are no differences."""
+    attention = loaded.config.attention
+    attention = replace(
+        attention, positions=attention.positions * 2, windows=(None,) * 3, scale=1 / 2
+    )
+    branches = loaded.config.feed_forward * 2
+    long = replace(loaded.config, attention=attention, feed_forward=branches)
+    assert choose_family(long, {})[1] == choose_family(loaded.config, {})[1]
+    with pytest.raises(ValueError, match=r"attention\.scale: None instead of 0\.25"):
+        choose_family(replace(long, attention=replace(attention, scale=0.25)), {}, "llama")

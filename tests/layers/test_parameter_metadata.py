@@ -1,0 +1,112 @@
+"""Parameters of another model are refused by whoever takes them beside a configuration."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+from jaxformer import Transformer, generate, inspect, save_pretrained
+from jaxformer.config import MLP
+from jaxformer.generation import Beam, decode_step, log_likelihoods, prefill, stream, unroll
+from jaxformer.generation import decode as decoding
+from jaxformer.layers.parameter_metadata import check_parameters
+from jaxformer.parallel import MeshConfig, make_mesh
+from jaxformer.training.train_step import init_train_state
+from tests.small_models import BASE, random_params
+
+QUERY = "decoder/layers/layer_0/attention/query/kernel"
+GATE = "decoder/layers/layer_0/feed_forward/gate/kernel"
+PLAIN = replace(BASE, feed_forward=(MLP(hidden_dim=11),))
+OTHERS = {
+    "of two layers": (replace(BASE, num_layers=2), rf"{QUERY} is \[2, 14, 4, 6\], not \[3, 14, "),
+    "of five layers": (replace(BASE, num_layers=5), rf"{QUERY} is \[5, 14, 4, 6\], not \[3, 14, "),
+    "narrower": (
+        replace(BASE, vocab_size=29),
+        r"^2 parameters .*/embedding is \[29, 14\], not \[3",
+    ),
+    "without a gate": (PLAIN, f"^1 parameter does not fit the configuration: {GATE} is missing.$"),
+}
+ONE = jnp.array([[1, 2]])
+TAKING = {
+    "generate": lambda config, params: generate(config, params, [[1, 2]], max_new_tokens=3),
+    "beams": lambda config, params: generate(
+        config, params, [[1, 2]], max_new_tokens=3, sampler=Beam(num_beams=2)
+    ),
+    "stream": lambda config, params: stream(config, params, [[1, 2]], max_new_tokens=3),
+    "unroll": unroll,
+    "likelihoods": lambda config, params: next(log_likelihoods(config, params, [], max_length=4)),
+    "trace": lambda config, params: inspect.trace(config, params, [[1, 2]]),
+    "token_losses": lambda config, params: inspect.token_losses(config, params, [[1, 2]]),
+    "attention_maps": lambda config, params: inspect.attention_maps(config, params, [[1, 2]]),
+    "init_state": lambda config, params: init_train_state(
+        Transformer(config),
+        optax.identity(),
+        jax.random.key(0),
+        make_mesh(MeshConfig(), jax.devices()[:1]),
+        params=params,
+    ),
+    "apply": lambda config, params: Transformer(config).apply({"params": params}, ONE),
+    "prefill": lambda config, params: prefill(config, params, ONE, jnp.array([2]), capacity=4),
+    "decode_step": lambda config, params: decode_step(
+        config, params, jnp.array([1]), TAKING["prefill"](config, random_params(config))[1]
+    ),
+    "save_pretrained": lambda config, params: save_pretrained("never", config, params),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_what_is_otherwise_is_named(other):
+    config, message = OTHERS[other]
+    with pytest.raises(ValueError, match=message):
+        check_parameters(BASE, random_params(config))
+    assert check_parameters(config, random_params(config)) is None
+
+
+def test_what_is_left_over_is_named_and_of_much_a_part():
+    with pytest.raises(ValueError, match=f"^1 parameter .*: {GATE} is no parameter of it.$"):
+        check_parameters(PLAIN, random_params(BASE))
+    deep = replace(BASE, feed_forward=BASE.feed_forward * 3)
+    with pytest.raises(ValueError, match=r"^27 parameters do not fit .* of it; and 19 more\.$"):
+        check_parameters(BASE, random_params(deep))
+    for params in ({}, {"params": random_params(BASE)}):
+        with pytest.raises(
+            ValueError, match=r"has (nothing|params), and must be variables\['params'\]"
+        ):
+            check_parameters(BASE, params)
+
+
+@pytest.mark.parametrize("taking", TAKING)
+def test_whoever_takes_parameters_looks_at_them(taking, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=f"^1 parameter .*: {GATE} is no parameter of it\\."):
+        TAKING[taking](PLAIN, random_params(BASE))
+
+
+def test_a_model_too_large_to_unroll_is_looked_at_too(monkeypatch):
+    monkeypatch.setattr(decoding, "should_unroll", lambda config: False)
+    with pytest.raises(ValueError, match="9 parameters do not fit the configuration: "):
+        TAKING["generate"](BASE, random_params(replace(BASE, num_layers=2)))
+
+
+@pytest.mark.parametrize("scan", [True, False])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_layers": 2}, "are 2 layers in a pattern of 1, the configuration's 3 in one of 1"),
+        ({"num_layers": 5}, "are 5 layers in a pattern of 1, the configuration's 3 in one of 1"),
+        (
+            {"feed_forward": BASE.feed_forward * 2},
+            "are 3 layers in a pattern of 2, the configuration's 3 in one of 1",
+        ),
+        (
+            {"feed_forward": BASE.feed_forward * 4},
+            "are 3 layers in a pattern of 3, the configuration's 3 in one of 1",
+        ),
+    ],
+)
+def test_applying_counts_the_layers(change, message, scan):
+    model, params = Transformer(BASE, scan=scan), random_params(replace(BASE, **change))
+    with pytest.raises(ValueError, match=f"The parameters of the decoder {message}"):
+        jax.eval_shape(model.apply, {"params": params}, jnp.ones((1, 2), int))

@@ -1,0 +1,141 @@
+"""Small models shared by tests, initialized and compiled once per process."""
+
+from dataclasses import replace
+from functools import lru_cache
+
+import jax
+import numpy as np
+
+from jaxformer import Transformer, zoo
+from jaxformer.config import (
+    GLU,
+    Angles,
+    Decay,
+    Hybrid,
+    Latent,
+    LMHead,
+    MultiHead,
+    QKNorm,
+    Rope,
+    SharedKV,
+    TransformerConfig,
+)
+from jaxformer.parallel import abstract_parameters
+
+BASE = TransformerConfig(
+    vocab_size=31,
+    model_dim=14,
+    num_layers=3,
+    attention=MultiHead(num_heads=4, num_kv_heads=2, head_dim=6, positions=(Rope(),)),
+    feed_forward=(GLU(hidden_dim=11),),
+)
+
+
+def random_tree(shapes, size=0.35):
+    """Random kernels and tables of this size, norms near 1, biases not 0."""
+    rng = np.random.default_rng(0)  # numpy compiles nothing
+
+    def leaf(path, x):
+        name = path[-1].key
+        noise = rng.normal(size=x.shape)
+        if name in ("kernel", "embedding"):
+            noise *= size
+        else:
+            noise = 0.2 * noise + (name == "scale")
+        return jax.device_put(noise.astype(x.dtype))  # `jnp.asarray` compiles
+
+    return jax.tree_util.tree_map_with_path(leaf, shapes)
+
+
+@lru_cache(256)
+def _cached_params(config, size):
+    return random_tree(abstract_parameters(config, None), size)
+
+
+def random_params(config, size=None):
+    """Random parameters of a model, in which every part matters. The dicts are the caller's own."""
+    return jax.tree.map(lambda x: x, _cached_params(config, size or 1.3 * config.model_dim**-0.5))
+
+
+@lru_cache(256)
+def jitted_forward(config, **options):
+    """The forward pass, as `run(params, tokens, **given)`; the options are those of Transformer."""
+    apply = jax.jit(Transformer(config, **options).apply, static_argnames="deterministic")
+    return lambda params, tokens, **given: apply({"params": params}, tokens, **given)
+
+
+def float64_log_probs(config, params, tokens, width=128):
+    """Of every id after each token of a text, from the softmax in float64.
+
+    Padded behind, which a decoder does not see, so that one program serves all texts.
+    """
+    padded = np.zeros((1, width), np.int32)
+    padded[0, : len(tokens)] = tokens
+    logits = np.float64(jitted_forward(config)(params, padded))[0, : len(tokens)]
+    return logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+
+
+def rounding_error(run, params, tokens, draws=4):
+    """How far logits go when every parameter goes half of its last place up or down.
+
+    It is what two orders of the same sums may differ by: from 5e-7 of the largest logit to 2e-5, by
+    model, and on which machine which of them is worse is not foreseen.
+    """
+    logits = np.asarray(run(params, tokens))
+    rng, moved = np.random.default_rng(0), []
+    for _ in range(draws):
+        noise = lambda p: np.float32(np.float64(p) * (1 + rng.choice([-6e-8, 6e-8], p.shape)))  # noqa: E731
+        noisy = jax.tree.map(noise, params)
+        moved.append(np.abs(np.asarray(run(noisy, tokens)) - logits).max())
+    return max(moved)
+
+
+# A small Llama 2 with other kinds of attention, which no model of the zoo has.
+TINY_LLAMA = zoo.get(
+    "llama-2-70b"
+).tiny()  # 2 layers, width 64, 4 heads of 16, 2 of keys and values
+LLAMA_VARIANTS = {
+    "norms of heads": replace(
+        TINY_LLAMA, attention=replace(TINY_LLAMA.attention, qk_norm=QKNorm())
+    ),
+    "tied": replace(TINY_LLAMA, head=LMHead(tied=True, bias=True)),
+    "decay": replace(
+        TINY_LLAMA,
+        attention=Decay(
+            num_heads=4, head_dim=16, angles=Angles(learned=True), biases=("value", "out")
+        ),
+    ),
+    "hybrid": replace(
+        TINY_LLAMA,
+        num_layers=4,
+        attention=Hybrid(kinds=(Decay(num_heads=4, head_dim=16), TINY_LLAMA.attention_kind)),
+    ),
+    "shared": replace(
+        TINY_LLAMA,
+        num_layers=4,
+        attention=SharedKV(
+            num_heads=4,
+            head_dim=16,
+            positions=(Rope(targets=("q", "k", "v", "o")), Rope()),
+            qk_norm=QKNorm(),
+            biases=("key_value",),
+        ),
+    ),
+    "latent": replace(
+        TINY_LLAMA,
+        attention=Latent(
+            num_heads=4,
+            latent_dim=24,
+            query_latent_dim=20,
+            nope_dim=8,
+            rope_dim=6,
+            value_dim=10,
+            biases=("query_latent", "latent", "out"),
+        ),
+    ),
+}
+
+
+def model(name):
+    """One of these, or of the zoo, made tiny."""
+    return LLAMA_VARIANTS.get(name) or zoo.get(name).tiny()

@@ -1,0 +1,55 @@
+"""Every architecture of the zoo, made tiny, on eight devices equals one device.
+
+Presets that differ in numbers alone (sizes, eps, bases, scales) are one design.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer import Transformer
+from jaxformer.config import EncoderDecoder, MoE
+from jaxformer.data import Batch, PairBatch
+from jaxformer.parallel import MeshConfig, abstract_parameters, make_mesh, put_batch, shardings
+from jaxformer.training.gradient import make_value_and_grad
+from tests.small_models import random_params
+from tests.zoo.test_tiny_presets import DESIGNS, EVERY
+
+ROWS, LENGTH = 4, 8
+pytestmark = pytest.mark.exhaustive
+
+
+def gradient(config, **sizes):
+    """Loss and gradients of a batch on a mesh."""
+    rng = np.random.default_rng(0)
+
+    def tokens():
+        return rng.integers(0, config.vocab_size - 1, (ROWS, LENGTH), np.int32)
+
+    mesh = make_mesh(MeshConfig(**sizes), jax.devices()[: np.prod(list(sizes.values()))])
+    mask = np.arange(LENGTH) < np.array([[8], [3], [6], [5]])
+    if isinstance(config.topology, EncoderDecoder):
+        batch = PairBatch(tokens(), np.int32(mask), tokens(), tokens(), mask[::-1])
+    else:
+        places = np.tile(np.arange(LENGTH, dtype=np.int32), (ROWS, 1))
+        batch = Batch(tokens(), tokens(), places % 5, 1 + places // 5, mask)
+    program = jax.jit(make_value_and_grad(Transformer(config), mesh))
+    where = shardings(abstract_parameters(config, mesh))
+    params = jax.device_put(random_params(config, 0.1), where)
+    return jax.device_get(program(params, jnp.int32(0), put_batch(batch, mesh, ROWS)))
+
+
+@pytest.mark.parametrize("name", [*reversed(DESIGNS.values())])
+def test_every_design_spreads(name):
+    config = EVERY[name]
+    choices = [config.layer(i).feed_forward for i in range(config.num_layers)]
+    third = "expert" if any(isinstance(choice, MoE) for choice in choices) else "fsdp"
+    loss, gradients = gradient(config, **{"tensor": 2, "context": 2, third: 2})
+    true_loss, true_gradients = gradient(config, data=1)
+    np.testing.assert_allclose(loss, true_loss, rtol=1e-5)
+    leaves = jax.tree.leaves(true_gradients)
+    largest = max(float(np.abs(x).max()) for x in leaves)
+    assert largest > 0.01
+    for actual, expected in zip(jax.tree.leaves(gradients), leaves, strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5 * largest)
