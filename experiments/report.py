@@ -100,7 +100,7 @@ def main(
     for folder in sorted(path.parent for path in results.glob("*/study.json")):
         parts.append(study_section(folder, readme.parent))
     if not list(results.glob("*-gpu/study.json")):
-        parts.append("\nThe size `gpu` has not been run yet: no GPU was at hand.\n")
+        parts.append("\nNo study of the size `gpu` has been run yet.\n")
     speeds = sorted(path.parent for path in results.glob("*/benchmark.json"))
     if speeds:
         parts.append(SPEED_HEADER)
