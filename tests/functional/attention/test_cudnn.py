@@ -26,6 +26,7 @@ ROWS = {
     "few": [rows_of(20, 28), rows_of(48)],
     "padding in front, between, behind": [rows_of(-5, 20, -3, 20), rows_of(30, 10, -8)],
     "as many as there is room for": [rows_of(*[3] * 16), rows_of(48)],
+    "one too many": [rows_of(*[2] * 16, 16), rows_of(48)],
     "too many": [rows_of(*[2] * 20, 8), rows_of(48)],
     "a token each": [rows_of(*[1] * 48), rows_of(40, 8)],
 }
