@@ -154,24 +154,24 @@ def run_summary(folder: Path) -> str:
     )
 
 
-def benchmark_section(folder: Path, beside: Path) -> str:
+def benchmark_section(folder: Path, readme_folder: Path) -> str:
     """Report section of one benchmark: its command, tables and plot."""
     results = read_json(folder / "benchmark.json", "flags", "size", "machine", "cases")
     sections_text = markdown_sections(results)
     (folder / "table.md").write_text("\n\n".join(sections_text) + "\n")
     plot_cases(folder / "plot.png", results["cases"])
-    command_text = f"{results['flags']} --output {folder.relative_to(beside.parent)}"
-    picture = f"![Speed]({(folder / 'plot.png').relative_to(beside)})"
+    command_text = f"{results['flags']} --output {folder.relative_to(readme_folder.parent)}"
+    picture = f"![Speed]({(folder / 'plot.png').relative_to(readme_folder)})"
     parts = [f"`python -m experiments.benchmark {command_text}`", *sections_text, picture]
     return "\n\n".join(parts) + "\n"
 
 
-def study_section(folder: Path, beside: Path) -> str:
+def study_section(folder: Path, readme_folder: Path) -> str:
     """Report section of one study: its command, provenance, tables and plots."""
     study = read_json(folder / "study.json", *STUDY_KEYS)
     results = [read_json(path, "variant") for path in sorted((folder / "variants").glob("*.json"))]
     title, order, make_table = study_layout(study)
-    command_text = rerun_command(study, order, folder.relative_to(beside.parent))
+    command_text = rerun_command(study, order, folder.relative_to(readme_folder.parent))
     results = order_variants(study, results, command_text)
     speeds = read_json(folder / THROUGHPUT_FILE) if (folder / THROUGHPUT_FILE).exists() else {}
     if missing := [name for name in study["variants"] if name not in speeds]:
@@ -185,7 +185,9 @@ def study_section(folder: Path, beside: Path) -> str:
     (folder / "table.md").write_text(table)
     plot_losses(folder / "plot.png", results, title=title)
     plot_extra_metrics(folder / "more.png", results, length=study["length"])
-    pictures = [f"![{title}]({path.relative_to(beside)})" for path in sorted(folder.glob("*.png"))]
+    pictures = [
+        f"![{title}]({path.relative_to(readme_folder)})" for path in sorted(folder.glob("*.png"))
+    ]
     parts = [
         f"\n## {title}",
         f"`{command_text}`",
@@ -265,5 +267,5 @@ def rerun_command(study: ResultDict, order: list[str], folder: Path) -> str:
 
 if __name__ == "__main__":
     with readable_errors():
-        asked = parse_args(Report, __doc__)
-        main(asked.results, asked.readme)
+        options = parse_args(Report, __doc__)
+        main(options.results, options.readme)

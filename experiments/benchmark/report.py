@@ -59,7 +59,9 @@ def setup_text(results: Mapping[str, Any]) -> str:
     """Sizes, rounds, machine, package versions and date of a benchmark, as text."""
     machine, size = results["machine"], BenchmarkSize(**results["size"])
     versions = ", ".join(f"{name} {number}" for name, number in results["versions"].items())
-    finished = [one for found in results["cases"].values() for one in found if one["seconds"]]
+    finished = [
+        one for measurements in results["cases"].values() for one in measurements if one["seconds"]
+    ]
     on = sorted({one["device_kind"] for one in finished if one["device_kind"]})
     rounds = max((len(one["seconds"]) for one in finished), default=0)
     return (
@@ -192,11 +194,11 @@ def plot_cases(path: Path, cases: Mapping[CaseName, Sequence[Mapping[str, Any]]]
         cases: What was found of each program, by case.
     """
     finished = {
-        task: [Measurement(**one) for one in found if one["seconds"]]
-        for task, found in cases.items()
+        task: [Measurement(**one) for one in measurements if one["seconds"]]
+        for task, measurements in cases.items()
         if task != "machine"
     }
-    measured = {task: found for task, found in finished.items() if found}
+    measured = {task: measurements for task, measurements in finished.items() if measurements}
     if not measured or not has_matplotlib():
         return
     figures = importlib.import_module("matplotlib.figure")
@@ -204,8 +206,8 @@ def plot_cases(path: Path, cases: Mapping[CaseName, Sequence[Mapping[str, Any]]]
     rows = -(-len(measured) // COLUMNS)
     figure = figures.Figure(figsize=(12, 0.7 + 2.3 * rows), layout="constrained")
     panels = figure.subplots(rows, COLUMNS, squeeze=False).flat
-    for panel, (task, found) in zip(panels, measured.items(), strict=False):
-        draw_case(panel, task, found)
+    for panel, (task, measurements) in zip(panels, measured.items(), strict=False):
+        draw_case(panel, task, measurements)
     for panel in list(panels)[len(measured) :]:
         panel.set_axis_off()
     key = [patches.Patch(color=colour, label=name) for name, colour in COLOURS.items()]
@@ -242,7 +244,7 @@ def draw_case(panel: Any, case: CaseName, measurements: Sequence[Measurement]) -
 def bar_color(case: CaseName, name: str) -> str:
     """Bar colour of a program; cases of jaxformer alone use one colour."""
     alone = case in ("long", "vocabulary", "rotary", "remat", "compile")
-    default, option, others = COLOURS.values()
+    default, option, peer = COLOURS.values()
     if name == OUR_NAME or (alone and name == "remat dots"):
         return default
-    return option if alone or name.startswith(OUR_NAME) else others
+    return option if alone or name.startswith(OUR_NAME) else peer

@@ -35,7 +35,7 @@ def prepare_docstring(app, what, name, thing, options, lines):
 
 def link(form):
     """Replace an arXiv number by a link."""
-    return lambda found: form.format(found[0], f"https://arxiv.org/abs/{found[1]}")
+    return lambda match: form.format(match[0], f"https://arxiv.org/abs/{match[1]}")
 
 
 def link_guide(app, name, content):

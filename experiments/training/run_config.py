@@ -173,22 +173,22 @@ def check_integers(config: Any) -> None:
 
 
 def check_uses(
-    asked: Any, *, needs: Mapping[str, str] = {}, excludes: Mapping[str, str] = {}
+    options: Any, *, needs: Mapping[str, str] = {}, excludes: Mapping[str, str] = {}
 ) -> None:
     """Refuse flags that would be of no use.
 
     Args:
-        asked: A dataclass, whose fields are flags.
+        options: A dataclass, whose fields are flags.
         needs: For a field the one without which it changes nothing.
         excludes: For a field one that it may not stand beside.
 
     Raises:
         ValueError: With the two flags.
     """
-    flag = {f.name: f"--{f.name.replace('_', '-')}" for f in dataclasses.fields(asked)}
-    chosen = {f.name for f in dataclasses.fields(asked) if getattr(asked, f.name) != f.default}
+    flag = {f.name: f"--{f.name.replace('_', '-')}" for f in dataclasses.fields(options)}
+    chosen = {f.name for f in dataclasses.fields(options) if getattr(options, f.name) != f.default}
     for name, other in needs.items():
-        if name in chosen and getattr(asked, other) in (None, False, ()):
+        if name in chosen and getattr(options, other) in (None, False, ()):
             raise ValueError(f"{flag[name]} is for {flag[other]}.")
     for name, other in excludes.items():
         if {name, other} <= chosen:

@@ -220,8 +220,8 @@ def _tokens_at_once(documents: Sequence[AnyDocument], tokenizer: Tokenizer) -> l
             for text, (ids, spans), each in zip(texts, offsets, pieces, strict=True)
         ]
     # Bytes and characters are the same in parts as in the whole.
-    found = iter(tokenizer.encode_batch([text for each in pieces for text, _ in each]))
-    parts = [[(next(found), text, counts) for text, counts in each] for each in pieces]
+    encodings = iter(tokenizer.encode_batch([text for each in pieces for text, _ in each]))
+    parts = [[(next(encodings), text, counts) for text, counts in each] for each in pieces]
     return [
         _Tokens(
             ids := np.concatenate([ids for ids, _, _ in each]),

@@ -103,8 +103,10 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
             f"none of {list(KNOWN_EOS_TOKENS)} among its {len(names)} added tokens."
         )
     config = path.with_name(CONFIG)
-    said = {"split_special_tokens": False} | (read_json(config) if config.is_file() else {})
-    split = get_field(said, "split_special_tokens", bool, location=config)
+    tokenizer_config = {"split_special_tokens": False} | (
+        read_json(config) if config.is_file() else {}
+    )
+    split = get_field(tokenizer_config, "split_special_tokens", bool, location=config)
     return _bpe_tokenizer(saved, eos_token, where=path, split_special_tokens=split)
 
 
@@ -143,9 +145,9 @@ def special_tokens(folder: Path) -> dict[str, str]:
     for path in (folder / CONFIG, folder / "special_tokens_map.json"):
         if not path.is_file():
             continue
-        found = read_json(path)
+        file_tokens = read_json(path)
         for key in SPECIAL:
-            token = found.get(key)
+            token = file_tokens.get(key)
             name = token.get("content") if isinstance(token, dict) else token
             if token is not None and not isinstance(name, str):
                 raise ValueError(
@@ -153,6 +155,8 @@ def special_tokens(folder: Path) -> dict[str, str]:
                     "whose content is a text."
                 )
             tokens |= {key: name} if name is not None else {}
-        if "added_tokens_decoder" in found:  # the older file is then not read, as in transformers
+        if (
+            "added_tokens_decoder" in file_tokens
+        ):  # the older file is then not read, as in transformers
             break
     return tokens

@@ -273,10 +273,10 @@ class BPETokenizer:
             The tokens of each text, and the characters of each token.
         """
         with self._encoding(split_special_tokens=self._split_special_tokens and not rendered):
-            found = self._backend.encode_batch(list(texts), add_special_tokens=False)
+            encodings = self._backend.encode_batch(list(texts), add_special_tokens=False)
         return [
-            (np.array(each.ids, np.int32), np.array(each.offsets, np.int32).reshape(-1, 2))
-            for each in found
+            (np.array(encoding.ids, np.int32), np.array(encoding.offsets, np.int32).reshape(-1, 2))
+            for encoding in encodings
         ]
 
     @contextlib.contextmanager

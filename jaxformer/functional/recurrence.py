@@ -189,6 +189,6 @@ def _chunkwise(
     return h.reshape(*h.shape[:-3], -1, h.shape[-1])[..., :length, :]
 
 
-def _pvary_like(state: Array, *others: Any) -> Array:
+def _pvary_like(state: Array, *inputs: Any) -> Array:
     """`pvary` the initial state over every axis that any input varies over."""
-    return pvary(state, *(axis for x in jax.tree.leaves(others) for axis in varying_axes(x)))
+    return pvary(state, *(axis for x in jax.tree.leaves(inputs) for axis in varying_axes(x)))

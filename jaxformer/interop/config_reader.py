@@ -210,7 +210,9 @@ class ConfigReader:
             if name in self._read and _has_json_type(value, float) and value in refused
         ]
         return attributes + [
-            said for inner in self._sections for said in inner.attributes_with_number(complaint)
+            attribute
+            for inner in self._sections
+            for attribute in inner.attributes_with_number(complaint)
         ]
 
     def _typed(self, name: str, default: Any, kind: type, stand_in: Any) -> Any:

@@ -181,8 +181,8 @@ def put_batch(batch: BatchTree, mesh: Mesh, batch_size: int) -> BatchTree:
     sharding = NamedSharding(mesh, batch_spec(mesh.shape))
     process_rows = local_batch_slice(mesh, batch_size)
 
-    def put_leaf(given: Any) -> jax.Array:
-        x = np.asarray(given)
+    def put_leaf(leaf: Any) -> jax.Array:
+        x = np.asarray(leaf)
         first_row = 0 if len(x) == batch_size else process_rows.start
         if len(x) not in (batch_size, process_rows.stop - process_rows.start):
             raise ValueError(

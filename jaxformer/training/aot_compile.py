@@ -247,8 +247,8 @@ class HloModule:
                 name = head[2]
                 self.computations[name] = []
                 self.entry = name if head[1] else self.entry
-            elif name and (found := INSTRUCTION.match(line)):
-                self.computations[name].append(HloInstruction(*found.groups()))
+            elif name and (match := INSTRUCTION.match(line)):
+                self.computations[name].append(HloInstruction(*match.groups()))
 
     def executed_instructions(
         self, computation: str, num_runs: int = 1

@@ -254,7 +254,7 @@ def map_head_groups(function: Callable[..., Any], options: BlockwiseOptions, *gr
     groups = jax.lax.optimization_barrier(groups)
     block_masks = jax.vmap(partial(compute_block_mask, options))(groups[0])
     if target_platform() == "cpu":
-        return jax.lax.map(lambda given: function(options, *given), (block_masks, *groups))
+        return jax.lax.map(lambda tile: function(options, *tile), (block_masks, *groups))
     return jax.vmap(partial(function, options, jnp.any(block_masks, axis=0)))(*groups)
 
 

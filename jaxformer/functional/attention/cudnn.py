@@ -3,7 +3,7 @@
 Offsets are an argument of a private function of JAX alone, which no other file imports.
 """
 
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -63,6 +63,7 @@ class CudnnKernel(AttentionKernel):
     scale: float
     causal: bool
     window: int | None
+    reads_segments: bool = True
 
     def __call__(
         self,
@@ -74,11 +75,12 @@ class CudnnKernel(AttentionKernel):
     ) -> Float[Array, "B T N H"]:
         """Run cuDNN attention."""
         del static_arrays
+        ids = segments if self.reads_segments else None
         return jax.nn.dot_product_attention(
             query,
             key,
             value,
-            mask=None if segments is None else segment_mask(*segments)[:, None],
+            mask=None if ids is None else segment_mask(*ids)[:, None],
             scale=self.scale,
             is_causal=self.causal,
             local_window_size=None if self.window is None else (self.window - 1, 0),
@@ -91,32 +93,13 @@ class SegmentedCudnnKernel(CudnnKernel):
 
     def alternatives(self, segments: SegmentIds) -> tuple[Any, tuple[AttentionKernel, ...]]:
         """One segment a row, up to `MAX_SEGMENTS`, or more."""
-        options = astuple(self)
+        options = self.scale, self.causal, self.window
+        masked = CudnnKernel(*options)
         if segments is None:
-            return 0, (CudnnKernel(*options),)
+            return 0, (masked,)
         count = jnp.max(jnp.sum(_starts(segments[0]), axis=1))
         index = jnp.searchsorted(jnp.array([1, MAX_SEGMENTS]), count)
-        return index, (
-            UnsegmentedCudnnKernel(*options),
-            PackedCudnnKernel(*options),
-            CudnnKernel(*options),
-        )
-
-
-class UnsegmentedCudnnKernel(CudnnKernel):
-    """Rows of one segment, of which cuDNN need not be told."""
-
-    def __call__(
-        self,
-        static_arrays: Any,
-        query: Float[Array, "B T N H"],
-        key: Float[Array, "B S K H"],
-        value: Float[Array, "B S K H"],
-        segments: SegmentIds,
-    ) -> Float[Array, "B T N H"]:
-        """Run cuDNN attention without segments."""
-        del segments
-        return super().__call__(static_arrays, query, key, value, None)
+        return index, (replace(masked, reads_segments=False), PackedCudnnKernel(*options), masked)
 
 
 class PackedCudnnKernel(CudnnKernel):

@@ -132,7 +132,7 @@ def update_if_visible(
     """Update the carry with a key tile if the block mask shows it; else return the carry."""
     # Mapped over rows of several devices, the number differs as what is told does.
     index = pvary(index, *varying_axes(visible))
-    return jax.lax.cond(visible, update, lambda number, so_far: so_far, index, carry)
+    return jax.lax.cond(visible, update, lambda number, carry: carry, index, carry)
 
 
 class TileMask(NamedTuple):

@@ -137,7 +137,7 @@ def write_gpt(config: c.TransformerConfig) -> dict[str, Any] | None:
 
 
 def _read(
-    reader: ConfigReader, *, default_length: int, scale: float | None = None, **others: Any
+    reader: ConfigReader, *, default_length: int, scale: float | None = None, **fields: Any
 ) -> c.TransformerConfig:
     """What both have; `default_length` are the positions where the file gives no number."""
     reader.require_value("n_special", 0)
@@ -159,7 +159,7 @@ def _read(
             positions=c.Learned(max_length=reader.integer("n_positions", default_length))
         ),
         head=c.LMHead(tied=reader.boolean("tie_word_embeddings", True)),
-        **others,
+        **fields,
     )
 
 

@@ -66,10 +66,10 @@ class CustomMixer(nn.Module):
 def check_kept(option: c.Mixer, cache: Any, new: Any) -> None:
     """Refuse a cache that is not given back as it was given: its arrays, shapes and dtypes."""
 
-    def said(tree: Any) -> Any:
+    def shape_text(tree: Any) -> Any:
         return jax.tree.map(lambda x: f"{jnp.result_type(x)}{jnp.shape(x)}", tree)
 
-    if (before := said(cache)) != (after := said(new)):
+    if (before := shape_text(cache)) != (after := shape_text(new)):
         raise OptionError(
             f"{type(option).__name__} gives back its cache as it was given, here {before}; got "
             f"{after}."

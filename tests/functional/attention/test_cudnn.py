@@ -224,3 +224,14 @@ def test_a_learned_scale_is_none_of_what_cudnn_compares(kernel, monkeypatch):
     wanted = jax.grad(partial(total, F.dot_product_attention))(jnp.float32(0.1))
     np.testing.assert_allclose(actual, wanted, rtol=1e-5)
     assert set(scales) == {1.0}
+
+
+def test_which_jax_counts_the_queries_heads_in_keys_offsets():
+    """Up to 0.10.2, so that keys are repeated there; offsets are in numbers of an array."""
+    offsets, lengths = F.segment_offsets(np.stack(ROWS["few"]), 4)
+    query, key, *_ = arrays(2)
+    *_, of_queries, of_keys = fused._fix_seqlen_offsets(
+        lengths, lengths, offsets, offsets, query, key
+    )
+    heads = 4 if jax.__version_info__ <= (0, 10, 2) else 2
+    np.testing.assert_array_equal(4 * of_keys, heads * of_queries)
