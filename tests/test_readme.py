@@ -34,11 +34,12 @@ def title(block):
 
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory):
-    """What a program says that runs every block, each with names of its own, as users have JAX."""
+    """Output of a program that runs each block with its own names, in its own folder."""
     folder = tmp_path_factory.mktemp("readme")
-    lines = ["import traceback"]
+    lines = ["import os, traceback"]
     for i, block in enumerate(BLOCKS):
-        run = f"exec(compile({block!r}, 'block {i}', 'exec'), {{}})"
+        os.mkdir(folder / str(i))
+        run = f"os.chdir({str(folder / str(i))!r}); exec({block!r}, {{}})"
         failed = f"print('failed {i}:', traceback.format_exc())"
         lines += ["try:", f"    {run}", f"    print('ran {i}')", f"except Exception: {failed}"]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
