@@ -278,10 +278,10 @@ def _is_blockwise(
     config: c.TransformerConfig, layer: c.LayerConfig, length: int, context: int
 ) -> bool:
     """Whether attention runs blockwise, so that its scores are never in memory all at once."""
-    a = config.attention_kind
-    is_excluded = isinstance(a, RECURRENT_KINDS) or isinstance(layer.window, c.BlockSparse)
-    is_excluded = is_excluded or any(isinstance(kind, c.TransformerXL) for kind in a.positions)
-    return not is_excluded and (context > 1 or F.prefer_blockwise(length, length))
+    if isinstance(config.attention_kind, RECURRENT_KINDS):
+        return False
+    has_dense_bias = isinstance(layer.positions, c.TransformerXL)
+    return not has_dense_bias and (context > 1 or F.prefer_blockwise(length, length))
 
 
 def _layer_flops(config: c.TransformerConfig, layer: c.LayerConfig, length: int) -> int:

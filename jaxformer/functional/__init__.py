@@ -23,6 +23,7 @@ from jaxformer.functional.attention.blockwise import BLOCKWISE_REMAT_NAME as BLO
 from jaxformer.functional.attention.blockwise import blockwise_attention as blockwise_attention
 from jaxformer.functional.attention.cudnn import segment_offsets as segment_offsets
 from jaxformer.functional.attention.dispatch import Implementation as Implementation
+from jaxformer.functional.attention.dispatch import materialize_for_xla as materialize_for_xla
 from jaxformer.functional.attention.dispatch import prefer_blockwise as prefer_blockwise
 from jaxformer.functional.attention.dot_product import attend as attend
 from jaxformer.functional.attention.dot_product import attention_weights as attention_weights
@@ -40,6 +41,7 @@ from jaxformer.functional.attention.lazy_masks import AttentionMask as Attention
 from jaxformer.functional.attention.lazy_masks import MaskRule as MaskRule
 from jaxformer.functional.attention.lazy_masks import attention_bias as attention_bias
 from jaxformer.functional.attention.lazy_masks import materialize as materialize
+from jaxformer.functional.attention.masks import BlockSparsePattern as BlockSparsePattern
 from jaxformer.functional.attention.masks import block_sparse_mask as block_sparse_mask
 from jaxformer.functional.attention.masks import causal_mask as causal_mask
 from jaxformer.functional.attention.masks import key_padding_mask as key_padding_mask

@@ -14,8 +14,8 @@ from jaxformer import functional as F
 from jaxformer import layers
 from jaxformer.config import DynamicNTK, LongRope, Positions, Rope, TransformerConfig
 from jaxformer.layers import Cache, LayerCache, Transformer, empty_cache
-from jaxformer.layers.attention.inputs import rope_invalidates_cache
 from jaxformer.layers.cache import EMPTY_SLOT_POSITION, check_capacity
+from jaxformer.layers.rope import rope_invalidates_cache
 from jaxformer.parallel import active_mesh_axes, batch_spec, parameter_specs
 
 

@@ -73,8 +73,8 @@ def attention_maps(
     that positions may turn besides.
 
     The queries and keys of all layers are held for a moment, whichever are asked for; that much is
-    linear in the length. Two kinds of attention hold T x S numbers of each layer besides, which
-    `max_bytes` does not count: Transformer-XL's positions and block-sparse patterns.
+    linear in the length. Layers with Transformer-XL positions also hold T x S numbers, which
+    `max_bytes` does not count.
 
     Args:
         config: The model.

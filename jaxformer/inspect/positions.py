@@ -7,10 +7,10 @@ from jaxformer import config as c
 from jaxformer import functional as F
 from jaxformer.inspect.model_trace import Params, Stack, head_stack, stack_configs, unstack_layers
 from jaxformer.inspect.sizes import check_whole, format_bytes
-from jaxformer.layers.attention.inputs import scaled_rope_frequencies
 from jaxformer.layers.attention.score_bias import bind_score_bias
 from jaxformer.layers.embedding import Embedder
 from jaxformer.layers.parameter_metadata import check_parameters
+from jaxformer.layers.rope import scaled_rope_frequencies
 from jaxformer.layers.runtime import RuntimeConfig
 
 

@@ -10,10 +10,10 @@ from jaxtyping import Array, Float
 from jaxformer import config as c
 from jaxformer import functional as F
 from jaxformer.layers.attention.build import build_attention
-from jaxformer.layers.attention.inputs import AttentionInputs
+from jaxformer.layers.attention.inputs import AttentionInputs, LayerInputs
 from jaxformer.layers.attention.multi_head import MultiHeadAttention
 from jaxformer.layers.attention.score_bias import ScoreBiasModule, per_layer_score_bias
-from jaxformer.layers.cache import LayerCache, swap_heads_and_slots
+from jaxformer.layers.cache import CacheUpdate, LayerCache, swap_heads_and_slots
 from jaxformer.layers.feed_forward import FeedForward
 from jaxformer.layers.intermediates import sow_and_perturb
 from jaxformer.layers.norms import Norm
@@ -54,10 +54,11 @@ class Block(nn.Module):
     def __call__(
         self,
         x: Float[Array, "*batch T D"],
-        inputs: AttentionInputs,
+        inputs: LayerInputs,
         encoder_output: Float[Array, "*batch S D"] | None = None,
         cross_inputs: AttentionInputs = NO_INPUTS,
         cache: LayerCache | None = None,
+        cache_update: CacheUpdate | None = None,
     ) -> tuple[Float[Array, "*batch T D"], LayerCache | None]:
         """Return the layer's output and its updated cache.
 
@@ -82,6 +83,7 @@ class Block(nn.Module):
         )
         if (
             score_bias is not None
+            and isinstance(inputs, AttentionInputs)
             and inputs.query_positions is not None
             and inputs.key_positions is not None
         ):
@@ -92,7 +94,7 @@ class Block(nn.Module):
 
         def attend(y: Float[Array, "*batch T D"]) -> Float[Array, "*batch T D"]:
             nonlocal self_cache
-            y, self_cache = attention(y, inputs, self_cache)
+            y, self_cache = attention(y, inputs, self_cache, cache_update)
             return y
 
         branches: dict[str, Branch] = {"attention": attend}

@@ -1,6 +1,8 @@
 """Caches of attention: types, creation, capacity checks, updates; passed in and returned."""
 
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -252,32 +254,78 @@ def check_empty(cache: Cache) -> None:
         )
 
 
-def update_layer_cache(
-    cached: CacheT,
-    new: CacheT,
-    slots: Int[Array, "*batch T"],
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["slots", "layer_index"],
+    meta_fields=["attends_to"],
+)
+@dataclass(frozen=True)
+class CacheUpdate:
+    """How the cache of a layer takes new tokens, and what their attention reads.
+
+    Attributes:
+        slots: Slot of each new token; past the last for padding.
+        attends_to: The "buffer" after the update; the "buffer_and_new" tokens where the update
+            could overwrite a key that an earlier one of the new tokens still sees; only the "new"
+            tokens, for a cache that was empty.
+        layer_index: Index along the leading axis of arrays that hold several layers.
+    """
+
+    slots: Int[Array, "*batch T"]
+    attends_to: Literal["buffer", "buffer_and_new", "new"]
+    layer_index: Int[Array, ""] | None = None
+
+
+def update_positions(
+    config: c.TransformerConfig,
+    cache: Cache,
+    positions: Int[Array, "*batch T"],
+    valid: Bool[Array, "*batch T"],
     *,
-    append_new: bool,
-    layer_index: Int[Array, ""] | None,
-) -> tuple[CacheT, CacheT]:
+    cache_is_empty: bool,
+) -> tuple[
+    dict[c.Window, tuple[Int[Array, "*batch S"], CacheUpdate]], tuple[Int[Array, "*batch S"], ...]
+]:
+    """Return each window's key positions and cache update, and the new `Cache.positions`."""
+    updates, updated_positions = {}, list[Array]()
+    for window, old in zip(distinct_windows(config), cache.positions, strict=True):
+        slots = F.ring_buffer_slots(positions, valid, old.shape[-1])
+        new = jnp.where(valid, positions, EMPTY_SLOT_POSITION)
+        written = F.write_slots(old, new, slots)
+        updated_positions.append(written)
+        if cache_is_empty:
+            updates[window] = new, CacheUpdate(slots, "new")
+        elif is_ring_buffer(window, old.shape[-1]) and new.shape[-1] > 1:
+            both = jnp.concatenate([old, new], axis=-1)
+            updates[window] = both, CacheUpdate(slots, "buffer_and_new")
+        else:
+            updates[window] = written, CacheUpdate(slots, "buffer")
+    return updates, tuple(updated_positions)
+
+
+def update_cache(
+    new: CacheT, cached: CacheT | None, update: CacheUpdate | None
+) -> tuple[CacheT, CacheT | None]:
     """Write new entries to the cache; return the entries to attend to, and the updated cache.
 
-    New keys are written to their slots and the whole buffer is attended to. Where that could
-    overwrite a key that an earlier one of the new tokens still sees, they stand `append_new`
-    instead. The buffers of several layers go round the loop over them whole, and only what is new
-    is
-    written: to take a layer's out and put it back would copy it for every token.
+    Where a loop over layers carries the arrays of several layers, only the new entries are
+    written: to take a layer out and put it back would copy it for every token.
     """
+    if cached is None or update is None:
+        return new, cached
     cache_type, new_by_head = type(cached), swap_heads_and_slots(new)
 
     def write(old: Array, x: Array) -> Array:
         """Write to the slots of every row, for all heads."""
-        indices = jnp.broadcast_to(slots[..., None, :], x.shape[:-1])
-        return F.write_slots(old, x, indices, layer_index=layer_index)
+        indices = jnp.broadcast_to(update.slots[..., None, :], x.shape[:-1])
+        return F.write_slots(old, x, indices, layer_index=update.layer_index)
 
     written = cache_type(*map(write, cached, new_by_head))
-    attended: Any = (get_layer(x, layer_index) for x in (cached if append_new else written))
-    if append_new:
+    if update.attends_to == "new":
+        return new, written
+    appends = update.attends_to == "buffer_and_new"
+    attended: Any = [get_layer(x, update.layer_index) for x in (cached if appends else written)]
+    if appends:
         attended = (
             jnp.concatenate([old, x.astype(old.dtype)], axis=-2)
             for old, x in zip(attended, new_by_head, strict=True)

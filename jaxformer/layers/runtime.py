@@ -75,14 +75,6 @@ class RuntimeConfig:
     cache_is_empty: bool = False
     read: set[tuple[str, ...]] = field(default_factory=set, compare=False, repr=False)
 
-    def uses_lazy_masks(self, num_queries: int, num_keys: int) -> bool:
-        """Whether attention of this size takes lazy masks and biases instead of arrays."""
-        if self.mesh_axes.context is not None:
-            return True
-        if self.attention_implementation == "xla":
-            return False
-        return self.attention_implementation != "auto" or F.prefer_blockwise(num_queries, num_keys)
-
 
 def apply_dropout(
     module: nn.Module,

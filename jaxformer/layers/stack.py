@@ -6,27 +6,23 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from jaxformer import config as c
 from jaxformer import functional as F
-from jaxformer.config.attention import RECURRENT_KINDS
 from jaxformer.functional.collectives import TENSOR_SUM_REMAT_NAME
-from jaxformer.layers.attention import inputs as g
-from jaxformer.layers.attention.inputs import AttentionInputs, TokenPositions
+from jaxformer.layers.attention.inputs import (
+    AttentionInputs,
+    LayerInputs,
+    ScoreBiasFunction,
+    TokenPositions,
+    make_layer_inputs,
+)
 from jaxformer.layers.attention.score_bias import ScoreBiasModule, per_layer_score_bias
 from jaxformer.layers.block import NO_INPUTS, Block
-from jaxformer.layers.cache import (
-    EMPTY_SLOT_POSITION,
-    Cache,
-    KVCache,
-    LayerCache,
-    distinct_windows,
-    is_ring_buffer,
-)
+from jaxformer.layers.cache import Cache, CacheUpdate, KVCache, LayerCache
 from jaxformer.layers.intermediates import INTERMEDIATES, PERTURBATIONS, sow_and_perturb
 from jaxformer.layers.norms import Norm
-from jaxformer.layers.parameters import local_shard
 from jaxformer.layers.runtime import RuntimeConfig
 
 # What stands between a kernel's shares and its product: to keep that would be to keep the kernel.
@@ -67,7 +63,7 @@ class LayerGroup(nn.Module):
     def __call__(
         self,
         carry: tuple[Float[Array, "*batch T D"], tuple[Any, ...]],
-        inputs: tuple[AttentionInputs, ...],
+        inputs_and_updates: tuple[tuple[LayerInputs, ...], tuple[CacheUpdate | None, ...]],
         encoder_output: Float[Array, "*batch S D"] | None,
         cross_inputs: AttentionInputs,
         scanned: tuple[Int[Array, ""] | None, tuple[KVCache | None, ...]],
@@ -82,13 +78,17 @@ class LayerGroup(nn.Module):
             block = nn.remat(Block, policy=policy, prevent_cse=not self.runtime.scan)
         (x, caches), (index, cached_sources) = carry, scanned
         self_caches, cross_caches = [], []
-        for i in range(self.num_layers):
-            layer_config, layer_inputs = self.config.layer(i), inputs[i]._replace(layer_index=index)
+        for i, (inputs, update) in enumerate(zip(*inputs_and_updates, strict=True)):
             layer = block(
-                self.config.for_layer(i), layer_config, self.runtime, self.causal, name=f"layer_{i}"
+                self.config.for_layer(i),
+                self.config.layer(i),
+                self.runtime,
+                self.causal,
+                name=f"layer_{i}",
             )
             cache = None if caches[i] is None else LayerCache(caches[i], cached_sources[i])
-            x, cache = layer(x, layer_inputs, encoder_output, cross_inputs, cache)
+            update = None if update is None else replace(update, layer_index=index)
+            x, cache = layer(x, inputs, encoder_output, cross_inputs, cache, update)
             self_caches.append(None if cache is None else cache.self_attention)
             cross_caches.append(
                 None if cache is None or encoder_output is None else cache.cross_attention
@@ -125,12 +125,16 @@ class Stack(nn.Module):
         repeats, remainder = divmod(self.num_layers, pattern_length)
         if not self.is_mutable_collection("params"):
             self.check_depth(repeats, remainder)
-        inputs, positions = self.attention_inputs(
-            min(pattern_length, self.num_layers),
+        inputs, cache_updates, positions = make_layer_inputs(
+            self.config,
+            self.runtime,
             token_positions,
             cache,
-            batch_axes=x.ndim - 2,
+            self.make_score_bias(),
+            num_layers=self.num_layers,
+            causal=self.causal,
             contiguous_positions=contiguous_positions,
+            num_axes=x.ndim + 1,
         )
         group_caches: Any = (NO_CACHE,) * pattern_length if cache is None else cache.layers
         remainder_caches: Any = (NO_CACHE,) * remainder if cache is None else cache.tail
@@ -140,9 +144,13 @@ class Stack(nn.Module):
         def run_group(layers: LayerGroup, x: Array, index: Array | None, caches: Any) -> Any:
             """Apply a `LayerGroup` to x and its caches."""
             self_caches, cross_caches = zip(*caches, strict=True)
-            scanned = index, cross_caches
+            count = len(self_caches)
             (x, self_caches), new_cross_caches = layers(
-                (x, self_caches), inputs[: len(self_caches)], encoder_output, cross_inputs, scanned
+                (x, self_caches),
+                (inputs[:count], cache_updates[:count]),
+                encoder_output,
+                cross_inputs,
+                (index, cross_caches),
             )
             return x, tuple(
                 map(
@@ -190,190 +198,22 @@ class Stack(nn.Module):
                 f"in one of {period or rest}. Were they made for another configuration?"
             )
 
-    def attention_inputs(
-        self,
-        count: int,
-        token_positions: TokenPositions,
-        cache: Cache | None,
-        *,
-        batch_axes: int,
-        contiguous_positions: bool,
-    ) -> tuple[tuple[AttentionInputs, ...], tuple[Int[Array, "*batch S"], ...]]:
-        """Return the `AttentionInputs` of each layer of the pattern, and new cache positions.
-
-        Equal choices share their arrays. With a cache, what has no place (padding) stands in
-        segment 0.
-        """
-        layer_configs = [self.config.layer(i) for i in range(count)]
-        attentions = [self.config.for_layer(i).attention_kind for i in range(count)]
-        gathered_positions = g.all_gather_positions(token_positions, self.runtime.mesh_axes.context)
-        key_positions = {  # around a ring each device tells of its own
-            layer_config.window: token_positions
-            if self.uses_lazy_masks(layer_config.window, token_positions, token_positions)
-            else gathered_positions
-            for layer_config in layer_configs
-        }
-        slots: dict[c.Window, Array] = {}
-        positions: tuple[Array, ...] = ()
-        valid = jnp.asarray(token_positions.segments != 0)
-        segments_and_valid = (token_positions.segments, None) if cache is None else (None, valid)
-        if cache is not None:
-            for window, cached_positions in zip(
-                distinct_windows(self.config), cache.positions, strict=True
-            ):
-                key_positions[window], slots[window], new_positions = self.update_key_positions(
-                    window, cached_positions, token_positions, valid
-                )
-                positions = (*positions, new_positions)
-            token_positions = TokenPositions(token_positions.positions)
-        is_self_contained = cache is None or self.runtime.cache_is_empty
-        contiguous_positions = (
-            contiguous_positions and is_self_contained and self.runtime.mesh_axes.context is None
-        )
-        triples = {
-            (layer_config.positions, layer_config.window, attention.num_heads)
-            for layer_config, attention in zip(layer_configs, attentions, strict=True)
-            if not isinstance(attention, RECURRENT_KINDS)
-        }
-        masks = self.masks(
-            {pair[1:] for pair in triples},
-            token_positions,
-            key_positions,
-            batch_axes,
-            contiguous_positions,
-        )
-        length = jnp.max(gathered_positions.positions, axis=-1) + 1
-        if cache is not None:
-            length = jnp.maximum(cache.min_rope_length, cache.length + jnp.sum(valid, axis=-1))
-        rope_choices = {
-            (layer_config.positions, attention.rope_head_dim)
-            for layer_config, attention in zip(layer_configs, attentions, strict=True)
-        }
-        rotations: dict[Any, Array] = {
-            (rope, width): g.token_rotations(rope, width, token_positions, length)
-            for rope, width in sorted(rope_choices, key=repr)
-            if isinstance(rope, c.Rope)
-        }
-        biases = self.biases(triples, token_positions, key_positions)
-
-        def layer_inputs(
-            layer_config: c.LayerConfig, attention: c.AttentionKind
-        ) -> AttentionInputs:
-            positions, window, _ = layer_config
-            return AttentionInputs(
-                masks.get((window, attention.num_heads)),
-                biases.get((positions, window, attention.num_heads)),
-                rotations.get((positions, attention.rope_head_dim)),
-                token_positions.positions,
-                key_positions[window].positions,
-                slots.get(window),
-                *(segments_and_valid if isinstance(attention, RECURRENT_KINDS) else ()),
-            )
-
-        return tuple(map(layer_inputs, layer_configs, attentions)), positions
-
     @nn.nowrap
-    def masks(
-        self,
-        pairs: set[tuple[c.Window, int]],
-        queries: TokenPositions,
-        keys: dict[c.Window, TokenPositions],
-        batch_axes: int,
-        contiguous_positions: bool,
-    ) -> dict[tuple[c.Window, int], Bool[Array, "..."] | F.AttentionMask | None]:
-        """Return the mask of each (window, num_heads) pair, lazy or as an array."""
-
-        def make_mask(window: c.Window, num_heads: int) -> Any:
-            key_positions = keys[window]
-            if self.uses_lazy_masks(window, queries, key_positions):
-                return g.lazy_mask(
-                    window,
-                    queries,
-                    key_positions,
-                    causal=self.causal,
-                    contiguous_positions=contiguous_positions,
-                )
-            mask = g.dense_mask(
-                window,
-                queries,
-                key_positions,
-                num_heads=num_heads,
-                causal=self.causal,
-                batch_axes=batch_axes,
-            )
-            return self.local_head_mask(mask, window)
-
-        return {pair: make_mask(*pair) for pair in sorted(pairs, key=repr)}
-
-    def uses_lazy_masks(
-        self, window: c.Window, queries: TokenPositions, keys: TokenPositions
-    ) -> bool:
-        """Whether the mask and bias of a window stay lazy."""
-        if isinstance(window, c.BlockSparse) or self.has_transformer_xl:
-            return False
-        return self.runtime.uses_lazy_masks(queries.positions.shape[-1], keys.positions.shape[-1])
-
-    @property
-    def has_transformer_xl(self) -> bool:
-        """Whether any layer has Transformer-XL positions, whose bias depends on the query."""
-        return any(isinstance(p, c.TransformerXL) for p in self.config.attention.positions)
-
-    def local_head_mask(
-        self, mask: Bool[Array, "..."] | None, window: c.Window
-    ) -> Bool[Array, "..."] | None:
-        """Slice a per-head mask to this device's heads."""
-        if mask is None or not isinstance(window, c.BlockSparse):
-            return mask
-        return local_shard(mask, self.runtime.mesh_axes.tensor, axis=-3)
-
-    def update_key_positions(
-        self,
-        window: c.Window,
-        cached_positions: Int[Array, "*batch S"],
-        token_positions: TokenPositions,
-        valid: Bool[Array, "*batch T"],
-    ):
-        """Return attended key positions, slots of new tokens, and new cache positions."""
-        slots = F.ring_buffer_slots(token_positions.positions, valid, cached_positions.shape[-1])
-        new_positions = jnp.where(valid, token_positions.positions, EMPTY_SLOT_POSITION)
-        updated_positions = F.write_slots(cached_positions, new_positions, slots)
-        if self.runtime.cache_is_empty:
-            return TokenPositions(new_positions), slots, updated_positions
-        append_new = (
-            is_ring_buffer(window, cached_positions.shape[-1]) and new_positions.shape[-1] > 1
-        )
-        attended_positions = (
-            jnp.concatenate([cached_positions, new_positions], axis=-1)
-            if append_new
-            else updated_positions
-        )
-        return TokenPositions(attended_positions), slots, updated_positions
-
-    @nn.nowrap
-    def biases(
-        self,
-        triples: set[tuple[c.Positions | None, c.Window, int]],
-        queries: TokenPositions,
-        keys: dict[c.Window, TokenPositions],
-    ) -> dict[
-        tuple[c.Positions | None, c.Window, int], Float[Array, "*batch N T S"] | F.AttentionBias
-    ]:
-        """Return the bias of each (positions, window, num_heads) triple, lazy or as an array."""
+    def make_score_bias(self) -> ScoreBiasFunction:
+        """Return a function that gives the biases of options which layers share."""
         modules = dict[tuple[c.ScoreBias, int], ScoreBiasModule]()
-        biases: dict[tuple[c.Positions | None, c.Window, int], Any] = {}
-        for positions, window, num_heads in sorted(triples, key=repr):
-            if (
-                not isinstance(positions, c.ScoreBias)
-                or per_layer_score_bias(positions, num_heads) is not None
-            ):
-                continue
-            if (positions, num_heads) not in modules:
-                name = (
-                    "relative_bias" if positions.shared_across_layers else None
-                )  # others have no parameters
-                module = ScoreBiasModule(positions, num_heads, self.runtime, self.causal, name=name)
-                modules[positions, num_heads] = module
-            bias = modules[positions, num_heads](queries.positions, keys[window].positions)
-            is_lazy = self.uses_lazy_masks(window, queries, keys[window])
-            biases[positions, window, num_heads] = bias if is_lazy else bias.materialize()
-        return biases
+
+        def score_bias(
+            option: c.ScoreBias, num_heads: int, *positions: Int[Array, "*batch T"]
+        ) -> F.AttentionBias | None:
+            if per_layer_score_bias(option, num_heads) is not None:
+                return None
+            if (option, num_heads) not in modules:
+                # Others have no parameters, and so need no name.
+                name = "relative_bias" if option.shared_across_layers else None
+                modules[option, num_heads] = ScoreBiasModule(
+                    option, num_heads, self.runtime, self.causal, name=name
+                )
+            return modules[option, num_heads](*positions)
+
+        return score_bias

@@ -9,7 +9,12 @@ from jaxtyping import Array, Float, Int, Integer
 from jaxformer import config as c
 from jaxformer import functional as F
 from jaxformer.functional.argument_checks import typechecked
-from jaxformer.layers.attention.inputs import AttentionInputs, TokenPositions, cross_attention_mask
+from jaxformer.layers.attention.inputs import (
+    AttentionInputs,
+    TokenPositions,
+    cross_attention_mask,
+    prepare,
+)
 from jaxformer.layers.cache import Cache, check_capacity, check_empty, token_capacity
 from jaxformer.layers.embedding import Embedder, LMHead
 from jaxformer.layers.parameters import axis_size, local_shard, raise_misfits
@@ -168,10 +173,7 @@ class Transformer(nn.Module):
                 token_positions if cache is None else TokenPositions(token_positions.positions)
             )
             cross_mask = cross_attention_mask(target_positions, source_segments)
-            is_lazy = cross_mask is not None and runtime.uses_lazy_masks(
-                cross_mask.query_positions.shape[-1], cross_mask.key_positions.shape[-1]
-            )
-            cross_inputs = AttentionInputs(cross_mask if is_lazy else F.materialize(cross_mask))
+            cross_inputs = AttentionInputs(prepare(cross_mask, runtime, tokens.ndim + 2))
         causal = not isinstance(cfg.topology, c.Encoder)
         stack = Stack(
             cfg,

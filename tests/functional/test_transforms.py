@@ -151,6 +151,10 @@ CASES |= {
         (*QKV, *POSITIONS),
     ),
     "materialize": (lambda t, s: F.materialize(F.AttentionMask(t, s, rule=SIGHT)), POSITIONS),
+    "materialize_for_xla": (
+        lambda t, s: F.materialize_for_xla(F.AttentionMask(t, s, rule=SIGHT), "xla", 4),
+        POSITIONS,
+    ),
     "attention_weights": (F.attention_weights, (*QKV[:2], MASK, BIAS)),
     "dot_product_attention": (F.dot_product_attention, QKV),
     "dot_product_attention_masked": (F.dot_product_attention, (*QKV, MASK, BIAS)),
@@ -256,7 +260,7 @@ def test_the_table_is_complete():
     of_numbers = {"check_token_ids", "check_positions", "expert_capacity", "vocab_chunk_size"}
     of_numbers |= {"prefer_absorbed", "prefer_blockwise"}
     types = {"BatchStatistics", "Routing", "RouterTotals", "LogitStatistics", "DecayRates"}
-    types |= {"Recurrence", "AttentionMask", "AttentionBias", "MaskRule"}
+    types |= {"Recurrence", "AttentionMask", "AttentionBias", "MaskRule", "BlockSparsePattern"}
     types |= {"attention_bias"}  # of a function, which is no array
     elsewhere = {"cudnn_attention", "splash_attention"}  # other platforms': test_kernels.py
     assert public - set(CASES) == of_numbers | types | elsewhere

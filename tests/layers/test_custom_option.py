@@ -17,7 +17,6 @@ from jaxformer.config import GLU, MLP, Normal
 from jaxformer.functional.activations import ACTIVATIONS
 from jaxformer.layers import FeedForward, empty_cache
 from jaxformer.layers.attention.custom_mixer import CustomMixer
-from jaxformer.layers.attention.inputs import AttentionInputs
 from jaxformer.layers.attention.score_bias import ScoreBiasModule
 from jaxformer.layers.feed_forward import activate
 from jaxformer.layers.runtime import MeshAxes, RuntimeConfig
@@ -27,6 +26,7 @@ from tests.small_models import BASE
 D, N = BASE.model_dim, BASE.attention.num_heads
 X = np.ones((2, 5, D), np.float32)
 AT = np.arange(5)
+NO_INPUTS = options.MixerInputs(None, None, None)
 SQUARE = options.Parameter((D, D), "model -> features")
 
 
@@ -109,7 +109,7 @@ def test_vectors_of_another_shape_or_dtype_are_refused(answer, message):
         replace(BASE, attention=mixer(lambda y, cache: (answer(y), cache))), RuntimeConfig()
     )
     with refused(message):
-        traced(module, X, AttentionInputs())
+        traced(module, X, NO_INPUTS)
 
 
 PAIRS = {
@@ -134,13 +134,13 @@ PAIRS = {
 def test_a_mixer_gives_vectors_and_the_cache_that_it_was_given(answer, message):
     module = CustomMixer(replace(BASE, attention=mixer(answer)), RuntimeConfig())
     with refused(message):
-        traced(module, X, AttentionInputs(), np.zeros((2, 2, 3), np.float32))
+        traced(module, X, NO_INPUTS, np.zeros((2, 2, 3), np.float32))
 
 
 def test_in_training_a_mixer_keeps_nothing():
     module = CustomMixer(replace(BASE, attention=mixer(lambda y, cache: (y, y))), RuntimeConfig())
     with refused("Mine gives back its cache as it was given, here None; got float32(2, 5, 14)."):
-        traced(module, X, AttentionInputs())
+        traced(module, X, NO_INPUTS)
 
 
 BIASES = {  # instead of a bias (4, 5, 5)

@@ -17,7 +17,6 @@ from jaxformer.functional.attention import dot_product as attention
 from jaxformer.functional.attention import kernels
 from jaxformer.functional.platforms import TargetDevice
 from jaxformer.layers import empty_cache
-from jaxformer.layers.runtime import MeshAxes, RuntimeConfig
 from jaxformer.parallel import MeshConfig, make_mesh
 from jaxformer.training.gradient import make_value_and_grad
 from tests.small_models import random_params
@@ -29,6 +28,7 @@ MODELS = {
     "buckets, a source": zoo.get("t5-small").tiny(),
     "windows, caps": zoo.get("gemma-2-2b").tiny(),
     "one head of keys": zoo.get("falcon-7b").tiny(),
+    "blocks by head": zoo.get("phi-3-small").tiny(),
     "both ways": replace(zoo.get("gemma-2-2b").tiny(), topology=Encoder()),
 }
 
@@ -174,19 +174,6 @@ def test_memory_of_a_model_is_linear_in_length(remat):
         return program.memory_analysis().temp_size_in_bytes
 
     assert working_space(8192) < 2.2 * working_space(4096)
-
-
-def test_when_masks_stay_rules():
-    assert RuntimeConfig().uses_lazy_masks(512, 512) and RuntimeConfig(
-        attention_implementation="blockwise"
-    ).uses_lazy_masks(1, 9)
-    assert not RuntimeConfig().uses_lazy_masks(16, 16) and not RuntimeConfig().uses_lazy_masks(
-        1, 10**6
-    )
-    assert not RuntimeConfig(attention_implementation="xla").uses_lazy_masks(512, 512)
-    assert RuntimeConfig(mesh_axes=MeshAxes(context="context")).uses_lazy_masks(
-        1, 9
-    )  # which go round
 
 
 @pytest.mark.slow

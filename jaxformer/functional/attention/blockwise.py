@@ -237,6 +237,10 @@ def _per_head_group(
     block_size_by_field = {"query_positions": block_sizes[0], "key_positions": block_sizes[1]}
     if isinstance(mask_or_bias, AttentionMask) and mask_or_bias.query_segments is not None:
         block_size_by_field |= {"query_segments": block_sizes[0], "key_segments": block_sizes[1]}
+    if isinstance(mask_or_bias, AttentionMask) and mask_or_bias.head_shifts is not None:
+        mask_or_bias = mask_or_bias._replace(
+            head_shifts=split_head_axis(mask_or_bias.head_shifts, 0)
+        )
     padded_fields: Any = {
         name: expand_positions(getattr(mask_or_bias, name), n)
         for name, n in block_size_by_field.items()
@@ -306,12 +310,14 @@ def head_group_attention(
             mask, dropout_multipliers = compute_tile_mask(options, group, query_tile, key_tile)
             bias = compute_tile_bias(group.bias, query_tile, key_tile)
 
-            def one_head(query: Array, bias: Array | None, dropout_multipliers: Array | None):
-                return attend(query, key_tile.key, key_tile.value, mask, bias, dropout_multipliers)
+            def one_head(query: Array, mask: Array | None, *bias_and_dropout: Array | None):
+                return attend(query, key_tile.key, key_tile.value, mask, *bias_and_dropout)
 
-            return combine_partial_attention(
-                carry, jax.vmap(one_head)(query_tile.query, bias, dropout_multipliers)
+            mask_axis = 0 if mask is not None and mask.ndim == 3 else None
+            heads = jax.vmap(one_head, in_axes=(0, mask_axis, 0, 0))(
+                query_tile.query, mask, bias, dropout_multipliers
             )
+            return combine_partial_attention(carry, heads)
 
         def step(j: Int[Array, ""], carry: PartialAttention) -> PartialAttention:
             return update_if_visible(block_mask[index, j], add_key_tile, j, carry)

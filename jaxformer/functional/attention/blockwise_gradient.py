@@ -184,7 +184,7 @@ def _dot(x: Array, y: Array, axes: Any) -> Float32[Array, "..."]:
     return jax.lax.dot_general(x, y, (axes, ((), ())), preferred_element_type=jnp.float32)
 
 
-def _apply_mask(mask: Bool[Array, "R C"] | None, x: Float32[Array, "G R C"]) -> Array:
+def _apply_mask(mask: Bool[Array, "... R C"] | None, x: Float32[Array, "G R C"]) -> Array:
     return x if mask is None else jnp.where(jnp.broadcast_to(mask, x.shape), x, 0.0)
 
 

@@ -1,7 +1,7 @@
 """Choose the attention implementation: xla, blockwise, cudnn or splash."""
 
 import logging
-from typing import Literal
+from typing import Any, Literal
 
 from jaxformer.functional.attention.kernels import (
     ArrayOrShape,
@@ -9,7 +9,7 @@ from jaxformer.functional.attention.kernels import (
     cudnn_unsupported_reason,
     splash_unsupported_reason,
 )
-from jaxformer.functional.attention.lazy_masks import AttentionBias, AttentionMask
+from jaxformer.functional.attention.lazy_masks import AttentionBias, AttentionMask, materialize
 from jaxformer.functional.platforms import target_device
 
 LOG = logging.getLogger("jaxformer")
@@ -70,6 +70,27 @@ def choose_implementation(
     explanation = "" if fallback_reason is None else f", since {fallback_reason}"
     LOG.info("Attention of %d queries to %d keys: %s%s", T, S, choice, explanation)
     return choice
+
+
+def materialize_for_xla(mask_or_bias: Any, implementation: Implementation, num_axes: int) -> Any:
+    """Materialize a lazy mask or bias if attention of its size multiplies whole matrices.
+
+    Layers that share a mask call it once, outside of their loop.
+
+    Args:
+        mask_or_bias: An `AttentionMask`, an `AttentionBias` or None.
+        implementation: As in `dot_product_attention`.
+        num_axes: Axes of the queries, ``[*batch, T, N, H]``.
+
+    Returns:
+        The array, or the same object where blocks or a kernel take it as it is.
+    """
+    if mask_or_bias is None or implementation not in ("auto", "xla"):
+        return mask_or_bias
+    T, S = mask_or_bias.query_positions.shape[-1], mask_or_bias.key_positions.shape[-1]
+    if implementation == "auto" and prefer_blockwise(T, S):
+        return mask_or_bias
+    return materialize(mask_or_bias, num_axes=num_axes)
 
 
 def _blockwise_unsupported_reason(request: AttentionRequest) -> str | None:

@@ -194,7 +194,8 @@ def dot_product_attention(
             )
     one_head = partial(attend, scale=scale, logit_softcap=logit_softcap, normalizer=normalizer)
     arrays: dict[str, Array | None]
-    arrays = {"value": value, "mask": materialize(mask), "bias": materialize(bias)}
+    arrays = {"value": value, "mask": materialize(mask, num_axes=query.ndim)}
+    arrays["bias"] = materialize(bias)
     if dropout_rate != 0.0:
         ones = jnp.ones(weights_shape(query, key), jnp.float32)
         arrays["dropout_multipliers"] = dropout(ones, dropout_rate, dropout_key)
@@ -251,7 +252,7 @@ def attention_weights(
     one_head = partial(
         _head_weights, scale=scale, logit_softcap=logit_softcap, normalizer=normalizer
     )
-    arrays = {"mask": materialize(mask), "bias": materialize(bias)}
+    arrays = {"mask": materialize(mask, num_axes=query.ndim), "bias": materialize(bias)}
     weights = vectorize_heads(one_head, "(t,s)", query, key, **arrays)
     return weights.reshape(weights_shape(query, key))
 

@@ -273,7 +273,9 @@ def _common_unsupported_reason(
         return f"values are as wide as keys; got {value.shape[-1]} and {query.shape[-1]}"
     mask = request.mask
     if mask is not None and not (
-        isinstance(mask, AttentionMask) and mask.rule.contiguous_positions
+        isinstance(mask, AttentionMask)
+        and mask.rule.contiguous_positions
+        and mask.rule.block_sparse is None
     ):
         mask_description = (
             type(mask).__name__ if not isinstance(mask, AttentionMask) else str(mask.rule)

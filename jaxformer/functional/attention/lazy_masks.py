@@ -11,13 +11,18 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Integer
 
 from jaxformer.functional.argument_checks import typechecked
-from jaxformer.functional.attention.masks import causal_mask, segment_mask, window_mask
+from jaxformer.functional.attention.masks import (
+    BlockSparsePattern,
+    causal_mask,
+    segment_mask,
+    window_mask,
+)
 
 
 @jax.tree_util.register_static
 @dataclass(frozen=True, kw_only=True)
 class MaskRule:
-    """Static part of an `AttentionMask`: causal, window, lookahead, contiguous positions.
+    """Static part of an `AttentionMask`: what positions allow, and whether they are contiguous.
 
     Attributes:
         causal: Only keys at its own position and before.
@@ -26,12 +31,14 @@ class MaskRule:
         contiguous_positions: Positions rise by one from each token to the next of the same
             segment, and queries are the keys' tokens, so that kernels which count tokens
             themselves may be used.
+        block_sparse: Only keys of the blocks that this pattern shows to each head.
     """
 
     causal: bool = False
     window: int | None = None
     lookahead: int = 0
     contiguous_positions: bool = False
+    block_sparse: BlockSparsePattern | None = None
 
     def __post_init__(self):
         if self.window is not None and self.window < 1:
@@ -52,6 +59,7 @@ class AttentionMask(NamedTuple):
         query_segments: Number of the document each query belongs to; None is one for all.
         key_segments: Of each key; None if and only if those of the queries are.
         rule: What positions allow.
+        head_shifts: Shift of each head's remote blocks, if the rule is block-sparse.
     """
 
     query_positions: Integer[Array, "*batch T"]
@@ -59,9 +67,27 @@ class AttentionMask(NamedTuple):
     query_segments: Integer[Array, "*batch T"] | None = None
     key_segments: Integer[Array, "*batch S"] | None = None
     rule: MaskRule = MaskRule()
+    head_shifts: Integer[Array, " N"] | None = None
 
-    def materialize(self) -> Bool[Array, "*batch T S"] | None:
-        """Return the mask as a boolean array, or None if everything is allowed."""
+    @classmethod
+    def causal(
+        cls,
+        positions: Integer[Array, "*batch T"],
+        window: int | None = None,
+        segments: Integer[Array, "*batch T"] | None = None,
+    ) -> "AttentionMask":
+        """Causal self-attention mask of these tokens.
+
+        Args:
+            positions: Position of each token.
+            window: Keys that a query sees at most, its own included; None is all.
+            segments: Number of the document of each token; None is one for all.
+        """
+        rule = MaskRule(causal=True, window=window)
+        return cls(positions, positions, segments, segments, rule)
+
+    def materialize(self) -> Bool[Array, "*batch T S"] | Bool[Array, "*batch N T S"] | None:
+        """Return the boolean mask, with a heads axis if block-sparse; None if all is allowed."""
         rule, masks, positions = self.rule, [], (self.query_positions, self.key_positions)
         if rule.causal:
             masks.append(causal_mask(*positions))
@@ -69,6 +95,9 @@ class AttentionMask(NamedTuple):
             masks.append(window_mask(*positions, rule.window, lookahead=rule.lookahead))
         if self.query_segments is not None and self.key_segments is not None:
             masks.append(segment_mask(self.query_segments, self.key_segments))
+        if rule.block_sparse is not None and self.head_shifts is not None:
+            masks = [jnp.expand_dims(x, -3) for x in masks]
+            masks.append(rule.block_sparse.mask(*positions, self.head_shifts))
         shape = jnp.broadcast_shapes(*(part.shape for part in masks))
         return reduce(and_, (jnp.broadcast_to(x, shape) for x in masks)) if masks else None
 
@@ -177,6 +206,9 @@ def attention_bias(
     return AttentionBias(params, query_positions, key_positions, bias_function)
 
 
+TOKENS_OR_HEADS = {"query": "queries", "key": "keys", "head": "query heads"}
+
+
 def check_mask_and_bias(query: Array, key: Array, mask: Any, bias: Any) -> None:
     """Check that a lazy mask and bias have one entry per query, key and head."""
     (T, N), S = query.shape[-3:-1], key.shape[-3]
@@ -190,13 +222,17 @@ def check_mask_and_bias(query: Array, key: Array, mask: Any, bias: Any) -> None:
                 raise ValueError(
                     f"{name} has segments of queries and of keys, or neither; give both."
                 )
-            lengths |= {"query_segments": T, "key_segments": S}
+            if (mask_or_bias.rule.block_sparse is None) != (mask_or_bias.head_shifts is None):
+                raise ValueError(
+                    f"{name} has head_shifts if and only if its rule is block_sparse; give both."
+                )
+            lengths |= {"query_segments": T, "key_segments": S, "head_shifts": N}
         for attribute, count in lengths.items():
             numbers = getattr(mask_or_bias, attribute)
             if numbers is not None and numbers.shape[-1] != count:
                 raise ValueError(
                     f"{name}.{attribute} has a number for each of {count} "
-                    f"{'queries' if attribute.startswith('quer') else 'keys'}; got shape "
+                    f"{TOKENS_OR_HEADS[attribute.partition('_')[0]]}; got shape "
                     f"{numbers.shape}."
                 )
         if isinstance(mask_or_bias, AttentionBias):
@@ -213,17 +249,21 @@ def check_mask_and_bias(query: Array, key: Array, mask: Any, bias: Any) -> None:
                     )
 
 
-def materialize(mask_or_bias: Any) -> Any:
+def materialize(mask_or_bias: Any, *, num_axes: int | None = None) -> Any:
     """Return a lazy mask or bias as an array; arrays and None pass unchanged.
 
     Args:
-        mask_or_bias: An `AttentionMask`, a `AttentionBias`, an array or None.
+        mask_or_bias: An `AttentionMask`, an `AttentionBias`, an array or None.
+        num_axes: Axes of an array ``[*batch, N, T, S]``: a mask that differs between heads gets
+            leading axes of size 1 up to that number, since the number of axes tells it from one
+            without heads.
 
     Returns:
         The array that it is; arrays and None as they are.
     """
-    return (
-        mask_or_bias.materialize()
-        if isinstance(mask_or_bias, AttentionMask | AttentionBias)
-        else mask_or_bias
-    )
+    if not isinstance(mask_or_bias, AttentionMask | AttentionBias):
+        return mask_or_bias
+    array: Any = mask_or_bias.materialize()
+    if isinstance(mask_or_bias, AttentionBias) or mask_or_bias.head_shifts is None:
+        return array
+    return jnp.expand_dims(array, tuple(range((num_axes or 0) - array.ndim)))

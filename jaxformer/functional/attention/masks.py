@@ -8,6 +8,8 @@ Fill the unused slots of a cache with a position larger than any query's: every 
 causal then leaves them out.
 """
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, Integer, Shaped
@@ -265,13 +267,41 @@ def block_sparse_mask(
             f"num_heads {num_heads}, block {block_size}, local_blocks {local_blocks}, stride "
             f"{stride}."
         )
-    queries, keys = broadcast_pairs(query_positions, key_positions)
-    key_block = keys // block_size
-    local = queries // block_size - key_block < local_blocks
-    causal = keys <= queries
+    pattern = BlockSparsePattern(block_size, local_blocks, stride)
+    blocks = pattern.mask(query_positions, key_positions, pattern.head_shifts(num_heads))
+    causal = jnp.expand_dims(causal_mask(query_positions, key_positions), -3)
+    return blocks & jnp.broadcast_to(causal, blocks.shape)
 
-    def one_head(shift: Int[Array, ""]) -> Bool[Array, "..."]:
-        return causal & (local | ((key_block + shift + 1) % stride == 0))
 
-    shifts = max(1, stride // num_heads) * jnp.arange(num_heads, dtype=key_block.dtype)
-    return jax.vmap(one_head, out_axes=-3)(shifts)
+class BlockSparsePattern(NamedTuple):
+    """Local blocks of every head, and remote blocks that each head shifts by its own number.
+
+    Attributes:
+        block_size: Tokens to a block.
+        local_blocks: Latest blocks that every head sees, the query's own included.
+        stride: Blocks from one remote block of a head to its next.
+    """
+
+    block_size: int
+    local_blocks: int
+    stride: int
+
+    def head_shifts(self, num_heads: int) -> Int[Array, " N"]:
+        """Return the number of blocks by which each head's remote blocks are shifted."""
+        return max(1, self.stride // num_heads) * jnp.arange(num_heads)
+
+    def mask(
+        self,
+        query_positions: Integer[Array, "*#batch T"],
+        key_positions: Integer[Array, "*#batch S"],
+        head_shifts: Integer[Array, " N"],
+    ) -> Bool[Array, "*batch N T S"]:
+        """Return the mask of each head; keys after the query are not left out."""
+        queries, keys = broadcast_pairs(query_positions, key_positions)
+        key_block = keys // self.block_size
+        local = queries // self.block_size - key_block < self.local_blocks
+
+        def one_head(shift: Int[Array, ""]) -> Bool[Array, "..."]:
+            return local | ((key_block + shift + 1) % self.stride == 0)
+
+        return jax.vmap(one_head, out_axes=-3)(head_shifts.astype(key_block.dtype))

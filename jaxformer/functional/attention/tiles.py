@@ -123,6 +123,13 @@ def compute_block_mask(options: BlockwiseOptions, group: HeadGroup) -> Bool[Arra
         block_mask &= (key_segment_min <= query_segment_max) & (
             key_segment_max >= query_segment_min
         )
+    if rule.block_sparse is not None and group.mask.head_shifts is not None:
+        pattern, shifts = rule.block_sparse, group.mask.head_shifts[:, None]
+        first, last = key_min // pattern.block_size, key_max // pattern.block_size
+        # A multiple of the stride lies between: a block whose number, shifted, is one.
+        is_remote = (last + shifts + 1) // pattern.stride > (first + shifts) // pattern.stride
+        local = query_min // pattern.block_size - last < pattern.local_blocks
+        block_mask &= local | jnp.any(is_remote, axis=0, keepdims=True)
     return block_mask
 
 
@@ -138,7 +145,7 @@ def update_if_visible(
 class TileMask(NamedTuple):
     """Mask and dropout multipliers of one tile."""
 
-    mask: Bool[Array, "R C"] | None
+    mask: Bool[Array, "... R C"] | None  # with an axis of G heads if block-sparse
     dropout_multipliers: Float32[Array, "G R C"] | None  # of the weights, by dropout
 
 
@@ -157,7 +164,7 @@ def compute_tile_mask(
             jnp.arange(options.block_sizes[1]) + key_tile.tile_index * options.block_sizes[1]
             < options.num_keys
         )
-        is_key = jnp.broadcast_to(is_key, shape[-2:])
+        is_key = jnp.broadcast_to(is_key, shape[-2:] if mask is None else mask.shape)
         mask = is_key if mask is None else mask & is_key
     if group.dropout_key is not None:
         tile_key = jax.random.fold_in(

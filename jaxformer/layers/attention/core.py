@@ -12,12 +12,12 @@ from jaxtyping import Array, Bool, Float
 
 from jaxformer import config as c
 from jaxformer import functional as F
-from jaxformer.layers.attention.inputs import AttentionInputs, rope_attention_factor
-from jaxformer.layers.cache import CacheT, update_layer_cache
+from jaxformer.layers.attention.inputs import AttentionInputs
 from jaxformer.layers.intermediates import sow_and_perturb
 from jaxformer.layers.linear import Linear
 from jaxformer.layers.norms import Norm
 from jaxformer.layers.parameters import axis_size, logical_to_mesh_axis, sharded_parameter
+from jaxformer.layers.rope import rope_attention_factor
 from jaxformer.layers.runtime import RuntimeConfig, dropout_key
 
 
@@ -134,19 +134,6 @@ def local_kv_heads(
     return jax.lax.dynamic_slice_in_dim(x, head, 1, axis=-2)
 
 
-def update_cache(
-    new: CacheT, cache: CacheT | None, inputs: AttentionInputs, runtime: RuntimeConfig
-) -> tuple[CacheT, CacheT | None]:
-    """Update the cache with new keys and values; return what to attend to, and the new cache."""
-    if cache is None or inputs.cache_slots is None or inputs.key_positions is None:
-        return new, cache
-    append_new = inputs.key_positions.shape[-1] > cache[0].shape[-2]
-    attended, cache = update_layer_cache(
-        cache, new, inputs.cache_slots, append_new=append_new, layer_index=inputs.layer_index
-    )
-    return new if runtime.cache_is_empty else attended, cache
-
-
 def attend(
     module: nn.Module,
     query: Float[Array, "*batch T N H"],
@@ -157,8 +144,9 @@ def attend(
     runtime: RuntimeConfig,
     dropout_rate: float,
     score_options: ScoreOptions,
+    gather_keys: bool = False,
 ) -> Float[Array, "*batch T N Hv"]:
-    """Attend, with ring attention (or all-gathered keys) over the context axis and with dropout.
+    """Attend, with dropout, and with ring attention over the context axis.
 
     Args:
         module: Whose "dropout" stream is drawn from.
@@ -169,6 +157,7 @@ def attend(
         runtime: How the model runs.
         dropout_rate: Of the weights.
         score_options: Scale, soft cap and normalizer.
+        gather_keys: All-gather keys over the context axis instead, for a bias that is an array.
     """
     key_is_value, key = value is key, key.astype(query.dtype)
     value = key if key_is_value else value.astype(query.dtype)
@@ -181,13 +170,13 @@ def attend(
     attend: Callable[..., Array] = partial(
         F.dot_product_attention, implementation=runtime.attention_implementation
     )
-    if (ring := runtime.mesh_axes.context) is not None:
-        if any(isinstance(x, jax.Array) for x in (inputs.mask, inputs.bias)):  # of all pairs
+    if (axis_name := runtime.mesh_axes.context) is not None:
+        if gather_keys:
             key, value = (
-                jax.lax.all_gather(x, ring, axis=x.ndim - 3, tiled=True) for x in (key, value)
+                jax.lax.all_gather(x, axis_name, axis=x.ndim - 3, tiled=True) for x in (key, value)
             )
         else:
-            attend = partial(F.ring_attention, axis_name=ring)
+            attend = partial(F.ring_attention, axis_name=axis_name)
     return attend(
         query,
         key,

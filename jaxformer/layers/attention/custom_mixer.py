@@ -9,8 +9,7 @@ from jaxtyping import Array, Float
 
 from jaxformer import config as c
 from jaxformer.checks import OptionError, shown
-from jaxformer.layers.attention.inputs import AttentionInputs
-from jaxformer.layers.cache import get_layer, set_layer
+from jaxformer.layers.cache import CacheUpdate, get_layer, set_layer
 from jaxformer.layers.custom_option import apply_option
 from jaxformer.layers.runtime import RuntimeConfig
 
@@ -27,7 +26,11 @@ class CustomMixer(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: Float[Array, "*batch T D"], inputs: AttentionInputs, cache: Any = None
+        self,
+        x: Float[Array, "*batch T D"],
+        inputs: c.MixerInputs,
+        cache: Any = None,
+        cache_update: CacheUpdate | None = None,
     ) -> tuple[Float[Array, "*batch T D"], Any]:
         """Apply the mixer; returns its output and the new cache."""
         option: Any = self.config.attention
@@ -36,19 +39,14 @@ class CustomMixer(nn.Module):
                 f"{type(option).__name__} mixes a text on one device; got the axis {context!r} for "
                 "its time."
             )
-        layer_cache = jax.tree.map(lambda a: get_layer(a, inputs.layer_index), cache)
-
-        def broadcast_to_tokens(array: Array | None, default: int | bool) -> Array:
-            return jnp.broadcast_to(default if array is None else array, x.shape[:-1])
-
-        mixer_inputs = c.MixerInputs(
-            positions=broadcast_to_tokens(inputs.query_positions, 0),
-            segments=broadcast_to_tokens(inputs.segments, 0),
-            valid=broadcast_to_tokens(inputs.valid, True),
-        )
+        layer_index = None if cache_update is None else cache_update.layer_index
+        layer_cache = jax.tree.map(lambda a: get_layer(a, layer_index), cache)
+        # By default, one document and no padding.
+        arrays = (d if a is None else a for a, d in zip(inputs, (0, 0, True), strict=True))
+        token_inputs = c.MixerInputs(*(jnp.broadcast_to(a, x.shape[:-1]) for a in arrays))
 
         def mixed(params: dict[str, Array], x: Array) -> tuple[Array, Any]:
-            pair = option(params, x, mixer_inputs, layer_cache)
+            pair = option(params, x, token_inputs, layer_cache)
             if not isinstance(pair, tuple) or len(pair) != 2:
                 name = type(option).__name__
                 raise OptionError(f"{name} gives a pair, vectors and cache; got {shown(pair)}.")
@@ -59,7 +57,7 @@ class CustomMixer(nn.Module):
             self, option, mixed, x, self.runtime, keep_partial_sums=self.keep_partial_sums
         )
         if cache is not None:
-            new = jax.tree.map(lambda a, b: set_layer(a, b, inputs.layer_index), cache, new)
+            new = jax.tree.map(lambda a, b: set_layer(a, b, layer_index), cache, new)
         return y, new
 
 

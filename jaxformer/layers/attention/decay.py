@@ -9,8 +9,7 @@ from jaxtyping import Array, Float, Int
 from jaxformer import config as c
 from jaxformer import functional as F
 from jaxformer.layers.attention.core import HeadParameter, make_output_projection
-from jaxformer.layers.attention.inputs import AttentionInputs
-from jaxformer.layers.cache import StateCache, get_layer, set_layer
+from jaxformer.layers.cache import CacheUpdate, StateCache, get_layer, set_layer
 from jaxformer.layers.initializers import log_spaced_memory_init, rope_frequency_init
 from jaxformer.layers.intermediates import sow_and_perturb
 from jaxformer.layers.linear import Linear
@@ -69,8 +68,9 @@ class DecayAttention(nn.Module):
     def __call__(
         self,
         x: Float[Array, "*batch T D"],
-        inputs: AttentionInputs,
+        inputs: c.MixerInputs,
         cache: StateCache | None = None,
+        cache_update: CacheUpdate | None = None,
     ) -> tuple[Float[Array, "*batch T D"], StateCache | None]:
         """Decay attention over the sequence and the cached state; returns the new cache too."""
         attention = self.attention_config
@@ -79,13 +79,12 @@ class DecayAttention(nn.Module):
         )
         rates = F.decay_rates(self.memory())
         sow_and_perturb(self, "attention_trace", DecayTrace(rates, inputs.segments))
+        layer_index = None if cache_update is None else cache_update.layer_index
         output, state = F.linear_recurrence(
             value * jnp.broadcast_to(rates.gain[:, None], value.shape),
             rates.gamma,
             self.theta(rates.gamma.shape[0]),
-            initial_state=None
-            if cache is None
-            else get_layer(cache.state, inputs.layer_index)[..., 0, :],
+            initial_state=None if cache is None else get_layer(cache.state, layer_index)[..., 0, :],
             segments=inputs.segments,
             valid=inputs.valid,
             pairing="halves" if attention.angles is None else attention.angles.pairing,
@@ -93,7 +92,7 @@ class DecayAttention(nn.Module):
         y = self.out(output.astype(self.runtime.dtype))
         if cache is None:
             return y, None
-        return y, StateCache(set_layer(cache.state, state[..., None, :], inputs.layer_index))
+        return y, StateCache(set_layer(cache.state, state[..., None, :], layer_index))
 
     def theta(self, num_heads: int) -> Float[Array, "N C"] | None:
         """Rotation angles per token of this device's heads, or None."""

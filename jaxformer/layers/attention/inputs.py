@@ -1,7 +1,8 @@
-"""Attention inputs made once per forward pass: masks, rotations, positions, cache slots."""
+"""Attention inputs made once per forward pass: masks, biases, rotations, positions."""
 
-from functools import partial
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import cache as memoize
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,11 @@ from jaxtyping import Array, Bool, Complex64, Float, Int
 
 from jaxformer import config as c
 from jaxformer import functional as F
+from jaxformer.config.attention import RECURRENT_KINDS
+from jaxformer.layers.cache import Cache, CacheUpdate, update_positions
+from jaxformer.layers.parameters import local_shard
+from jaxformer.layers.rope import token_rotations
+from jaxformer.layers.runtime import RuntimeConfig
 
 
 class TokenPositions(NamedTuple):
@@ -21,6 +27,132 @@ class TokenPositions(NamedTuple):
     segments: Int[Array, "*batch T"] | None = None
 
 
+class AttentionInputs(NamedTuple):
+    """Inputs of an attention module besides x: mask, bias, RoPE rotations, positions.
+
+    Mask and bias are lazy, or arrays `[*batch, T, S]` and `[*batch, N, T, S]` where attention
+    multiplies whole matrices of scores. Rotations are unit complex numbers.
+    """
+
+    mask: Bool[Array, "..."] | F.AttentionMask | None = None
+    bias: Float[Array, "..."] | F.AttentionBias | None = None
+    rotations: Complex64[Array, "*batch T C"] | None = None
+    query_positions: Int[Array, "*batch T"] | None = None
+    key_positions: Int[Array, "*batch S"] | None = None
+
+
+LayerInputs = AttentionInputs | c.MixerInputs
+ScoreBiasFunction = Callable[
+    [c.ScoreBias, int, Int[Array, "*batch T"], Int[Array, "*batch S"]], F.AttentionBias | None
+]
+
+
+def make_layer_inputs(
+    config: c.TransformerConfig,
+    runtime: RuntimeConfig,
+    tokens: TokenPositions,
+    cache: Cache | None,
+    score_bias: ScoreBiasFunction,
+    *,
+    num_layers: int,
+    causal: bool,
+    contiguous_positions: bool,
+    num_axes: int,
+) -> tuple[tuple[LayerInputs, ...], tuple[CacheUpdate | None, ...], tuple[Array, ...]]:
+    """Make the inputs of each layer of the pattern, its cache update, and new cache positions.
+
+    Equal options share their arrays. With a cache, padding has segment 0 and no slot.
+
+    Args:
+        config: The model.
+        runtime: How it runs.
+        tokens: Positions and segments of the new tokens.
+        cache: The cache before them, or None.
+        score_bias: Gives the bias of an option for so many heads, between these positions; None if
+            the layers make their own.
+        num_layers: Layers of the stack.
+        causal: Whether a query sees no later key.
+        contiguous_positions: As in `F.MaskRule`.
+        num_axes: Axes of the queries, ``[*batch, T, N, H]``.
+    """
+    context = runtime.mesh_axes.context
+    all_tokens = all_gather_positions(tokens, context)
+    queries, cached_positions = tokens, tuple[Array, ...]()
+    key_positions_and_updates: dict[c.Window, tuple[Array, CacheUpdate]] = {}
+    valid, length = None, jnp.max(all_tokens.positions, axis=-1) + 1
+    if cache is not None:
+        valid = jnp.asarray(tokens.segments != 0)
+        queries = TokenPositions(tokens.positions)
+        length = jnp.maximum(cache.min_rope_length, cache.length + jnp.sum(valid, axis=-1))
+        key_positions_and_updates, cached_positions = update_positions(
+            config, cache, tokens.positions, valid, cache_is_empty=runtime.cache_is_empty
+        )
+    mixer_inputs: Any = c.MixerInputs(tokens.positions, queries.segments, valid)  # type: ignore[arg-type]
+    is_self_contained = context is None and (cache is None or runtime.cache_is_empty)
+    contiguous_positions = contiguous_positions and is_self_contained
+
+    @memoize
+    def keys(window: c.Window, gathered: bool) -> TokenPositions:
+        if cache is not None:
+            return TokenPositions(key_positions_and_updates[window][0])
+        return all_tokens if gathered else tokens
+
+    @memoize
+    def mask(window: c.Window, num_heads: int, gathered: bool) -> F.AttentionMask | Array | None:
+        mask = self_attention_mask(
+            window,
+            queries,
+            keys(window, gathered),
+            num_heads=num_heads,
+            causal=causal,
+            contiguous_positions=contiguous_positions,
+            tensor=runtime.mesh_axes.tensor,
+        )
+        if gathered:
+            return F.materialize(mask, num_axes=num_axes)
+        return prepare(mask, runtime, num_axes)
+
+    @memoize
+    def bias(
+        option: c.ScoreBias, window: c.Window, num_heads: int
+    ) -> F.AttentionBias | Array | None:
+        positions = queries.positions, keys(window, False).positions
+        return prepare(score_bias(option, num_heads, *positions), runtime, num_axes)
+
+    @memoize
+    def rotations(rope: c.Rope, head_dim: int) -> Complex64[Array, "*batch T C"]:
+        return token_rotations(rope, head_dim, queries.positions, length)
+
+    def layer_inputs(index: int) -> LayerInputs:
+        (positions, window, _), kind = config.layer(index), config.for_layer(index).attention_kind
+        if isinstance(kind, RECURRENT_KINDS):
+            return mixer_inputs
+        heads, gathered = kind.num_heads, isinstance(positions, c.TransformerXL)
+        return AttentionInputs(
+            mask(window, heads if isinstance(window, c.BlockSparse) else 0, gathered),
+            bias(positions, window, heads) if isinstance(positions, c.ScoreBias) else None,
+            rotations(positions, kind.rope_head_dim) if isinstance(positions, c.Rope) else None,
+            queries.positions,
+            keys(window, gathered).positions,
+        )
+
+    layers = range(min(config.pattern_length, num_layers))
+    no_update = None, None
+    cache_updates = tuple(
+        key_positions_and_updates.get(config.layer(i).window, no_update)[1] for i in layers
+    )
+    return tuple(map(layer_inputs, layers)), cache_updates, cached_positions
+
+
+def prepare(
+    mask_or_bias: F.AttentionMask | F.AttentionBias | None, runtime: RuntimeConfig, num_axes: int
+) -> Any:
+    """Materialize a mask or bias that layers share, unless blocks, kernels or a ring take it."""
+    if runtime.mesh_axes.context is not None:
+        return mask_or_bias
+    return F.materialize_for_xla(mask_or_bias, runtime.attention_implementation, num_axes)
+
+
 def all_gather_positions(token_positions: TokenPositions, axis_name: str | None) -> TokenPositions:
     """All-gather positions and segments over the context axis."""
     if axis_name is None:
@@ -30,75 +162,33 @@ def all_gather_positions(token_positions: TokenPositions, axis_name: str | None)
     )
 
 
-class AttentionInputs(NamedTuple):
-    """Inputs of an attention module besides x: mask, bias, RoPE rotations, positions, cache slots.
-
-    `mask` is `[*batch, T, S]`, or `[*batch, N, T, S]` where it differs by head; `bias` is
-    `[*batch, N, T, S]`; where blocks of them will do, both are rules instead. `rotations`
-    are unit complex numbers, `[*batch, T, C]`. `query_positions` and `key_positions` are positions;
-    `cache_slots` say where a cache keeps the new tokens. What has no mask is told which document
-    the new tokens belong to (`segments`), and with a cache which are `valid`, not padding.
-    `layer_index` is that of a cache whose arrays are those of several layers.
-    """
-
-    mask: Bool[Array, "..."] | F.AttentionMask | None = None
-    bias: Float[Array, "..."] | F.AttentionBias | None = None
-    rotations: Complex64[Array, "*batch T C"] | None = None
-    query_positions: Int[Array, "*batch T"] | None = None
-    key_positions: Int[Array, "*batch S"] | None = None
-    cache_slots: Int[Array, "*batch T"] | None = None
-    segments: Int[Array, "*batch T"] | None = None
-    valid: Bool[Array, "*batch T"] | None = None
-    layer_index: Int[Array, ""] | None = None
-
-
-def lazy_mask(
-    window: c.Window,
-    queries: TokenPositions,
-    keys: TokenPositions,
-    *,
-    causal: bool,
-    contiguous_positions: bool = False,
-) -> F.AttentionMask:
-    """Make the lazy `AttentionMask` of a layer; block-sparse windows are not part of it."""
-    width = window if isinstance(window, int) else None
-    lookahead = 0 if causal or width is None else width - 1
-    rule = F.MaskRule(
-        causal=causal, window=width, lookahead=lookahead, contiguous_positions=contiguous_positions
-    )
-    segments = queries.segments, keys.segments
-    segment_pair = (None, None) if any(x is None for x in segments) else segments
-    return F.AttentionMask(queries.positions, keys.positions, *segment_pair, rule)
-
-
-def dense_mask(
+def self_attention_mask(
     window: c.Window,
     queries: TokenPositions,
     keys: TokenPositions,
     *,
     num_heads: int,
     causal: bool,
-    batch_axes: int,
-) -> Bool[Array, "..."] | None:
-    """Make the mask array of a layer, or None if everything is allowed.
-
-    A mask that differs by head has all of the model's `batch_axes`, of size one where places have
-    none, since the number of axes tells it from one that heads share.
-    """
-    query_positions, key_positions = queries.positions, keys.positions
-    shared_mask = lazy_mask(window, queries, keys, causal=causal).materialize()
-    if not isinstance(window, c.BlockSparse):
-        return shared_mask
-    blocks = F.block_sparse_mask(
-        query_positions,
-        key_positions,
-        num_heads=num_heads,
-        block_size=window.block_size,
-        local_blocks=window.local_blocks,
-        stride=window.stride,
+    contiguous_positions: bool,
+    tensor: str | None,
+) -> F.AttentionMask:
+    """Make the lazy mask of a layer, of this device's heads if it differs between heads."""
+    width = window if isinstance(window, int) else None
+    blocks, head_shifts = None, None
+    if isinstance(window, c.BlockSparse):
+        blocks = F.BlockSparsePattern(window.block_size, window.local_blocks, window.stride)
+        head_shifts = local_shard(blocks.head_shifts(num_heads), tensor, axis=0)
+    rule = F.MaskRule(
+        causal=causal,
+        window=width,
+        lookahead=0 if causal or width is None else width - 1,
+        contiguous_positions=contiguous_positions,
+        block_sparse=blocks,
     )
-    by_head = blocks if shared_mask is None else blocks & jnp.expand_dims(shared_mask, -3)
-    return jnp.expand_dims(by_head, tuple(range(batch_axes - (query_positions.ndim - 1))))
+    segments = queries.segments, keys.segments
+    if any(x is None for x in segments):
+        segments = None, None
+    return F.AttentionMask(queries.positions, keys.positions, *segments, rule, head_shifts)
 
 
 def cross_attention_mask(
@@ -122,89 +212,3 @@ def cross_attention_mask(
     return F.AttentionMask(
         jnp.zeros_like(token_positions.positions), zero_positions, query_segments, key_segments
     )
-
-
-def token_rotations(
-    rope: c.Rope, head_dim: int, token_positions: TokenPositions, length: Int[Array, "*batch"]
-) -> Complex64[Array, "*batch T C"]:
-    """Compute the RoPE rotations of these positions, scaled for the given length of each row.
-
-    Scalings that look at the length take the one given, of each row.
-    """
-
-    @partial(jnp.vectorize, signature="(t),()->(t,c)")
-    def of_row(positions: Int[Array, " T"], length: Int[Array, ""]) -> Complex64[Array, "T C"]:
-        return F.rope_rotations(positions, scaled_rope_frequencies(rope, head_dim, length))
-
-    return of_row(token_positions.positions, length)
-
-
-def scaled_rope_frequencies(
-    rope: c.Rope, head_dim: int, length: Int[Array, ""]
-) -> Float[Array, " C"]:
-    """Compute RoPE frequencies with the configured scaling."""
-    width = rope.rotary_dim(head_dim)
-    unscaled = F.rope_frequencies(width, base=rope.base)
-    match rope.scaling:
-        case None:
-            return unscaled
-        case c.LinearScaling() as s:
-            return F.rope_scale_linear(unscaled, factor=s.factor)
-        case c.NTKScaling() as s:
-            return F.rope_scale_ntk(unscaled, factor=s.factor)
-        case c.DynamicNTK() as s:
-            return F.rope_scale_dynamic_ntk(
-                unscaled, length=length, factor=s.factor, original_max_length=s.original_max_length
-            )
-        case c.Llama3Scaling() as s:
-            return F.rope_scale_llama3(
-                unscaled,
-                factor=s.factor,
-                low_freq_factor=s.low_freq_factor,
-                high_freq_factor=s.high_freq_factor,
-                original_max_length=s.original_max_length,
-            )
-        case c.Yarn() as s:
-            return F.rope_scale_yarn(
-                unscaled,
-                base=rope.base,
-                factor=s.factor,
-                original_max_length=s.original_max_length,
-                beta_fast=s.beta_fast,
-                beta_slow=s.beta_slow,
-            )
-        case c.LongRope() as s:
-            return F.rope_scale_longrope(
-                unscaled,
-                jnp.asarray(s.short_factors, jnp.float32),
-                jnp.asarray(s.long_factors, jnp.float32),
-                length=length,
-                original_max_length=s.original_max_length,
-            )
-
-
-def rope_attention_factor(rope: c.Rope) -> float:
-    """RoPE attention factor, which multiplies rotated queries and keys (YaRN, LongRoPE; else 1)."""
-    match rope.scaling:
-        case c.Yarn() as s:
-            configured, computed = s.attention_factor, F.yarn_attention_factor(s.factor)
-        case c.LongRope() as s:
-            configured = s.attention_factor
-            computed = F.longrope_attention_factor(s.max_length, s.original_max_length)
-        case _:
-            return 1.0
-    return computed if configured is None else configured
-
-
-def rope_invalidates_cache(
-    config: c.TransformerConfig, length: Int[Array, "*batch"]
-) -> Bool[Array, "*batch"]:
-    """Whether reaching this length changes the rotation of cached keys (dynamic NTK, LongRoPE)."""
-    invalidated = jnp.zeros(length.shape, bool)
-    for rope in config.attention.positions:
-        match rope:
-            case c.Rope(scaling=c.DynamicNTK(original_max_length=original)):
-                invalidated |= length > original
-            case c.Rope(scaling=c.LongRope(original_max_length=original)):
-                invalidated |= length == original + 1
-    return invalidated

@@ -6,16 +6,10 @@ from jaxtyping import Array, Float
 
 from jaxformer import config as c
 from jaxformer import functional as F
-from jaxformer.layers.attention.core import (
-    ScoreOptions,
-    apply_rope,
-    attend,
-    make_output_projection,
-    update_cache,
-)
+from jaxformer.layers.attention.core import ScoreOptions, apply_rope, attend, make_output_projection
 from jaxformer.layers.attention.inputs import AttentionInputs
 from jaxformer.layers.attention.multi_head import HeadKernel
-from jaxformer.layers.cache import LatentCache
+from jaxformer.layers.cache import CacheUpdate, LatentCache, update_cache
 from jaxformer.layers.linear import Linear
 from jaxformer.layers.norms import Norm
 from jaxformer.layers.runtime import RuntimeConfig
@@ -85,6 +79,7 @@ class LatentAttention(nn.Module):
         x: Float[Array, "*batch T D"],
         inputs: AttentionInputs,
         cache: LatentCache | None = None,
+        cache_update: CacheUpdate | None = None,
     ) -> tuple[Float[Array, "*batch T D"], LatentCache | None]:
         """Self-attention over the sequence and the cache; returns the output and the new cache."""
         cfg = self.attention_config
@@ -94,7 +89,7 @@ class LatentAttention(nn.Module):
         use_absorbed = cache is not None and F.prefer_absorbed(
             x.shape[-2], cfg.latent_dim, cfg.nope_dim, cfg.value_dim
         )
-        kv, cache = update_cache(new, cache, inputs, self.runtime)
+        kv, cache = update_cache(new, cache, cache_update)
         query, kv = self.project_query(x, inputs), LatentCache(*(y.astype(x.dtype) for y in kv))
         attend = self.attend_absorbed if use_absorbed else self.attend_expanded
         return self.out(attend(query, kv, inputs)), cache

@@ -19,10 +19,9 @@ from jaxformer.layers.attention.core import (
     local_kv_heads,
     make_output_projection,
     make_qk_norm,
-    update_cache,
 )
 from jaxformer.layers.attention.inputs import AttentionInputs
-from jaxformer.layers.cache import KVCache
+from jaxformer.layers.cache import CacheUpdate, KVCache, update_cache
 from jaxformer.layers.initializers import initializer
 from jaxformer.layers.linear import Linear
 from jaxformer.layers.parameters import sharded_parameter
@@ -86,12 +85,16 @@ class MultiHeadAttention(nn.Module):
             )
 
     def __call__(
-        self, x: Float[Array, "*batch T D"], inputs: AttentionInputs, cache: KVCache | None = None
+        self,
+        x: Float[Array, "*batch T D"],
+        inputs: AttentionInputs,
+        cache: KVCache | None = None,
+        cache_update: CacheUpdate | None = None,
     ) -> tuple[Float[Array, "*batch T D"], KVCache | None]:
         """Self-attention over the sequence and the cache; returns the output and the new cache."""
         x = F.copy_to_tensor_parallel(x, self.runtime.mesh_axes.tensor)
         query = self.project_query(x, inputs)
-        kv, cache = update_cache(self.project_key_value(x, inputs), cache, inputs, self.runtime)
+        kv, cache = update_cache(self.project_key_value(x, inputs), cache, cache_update)
         return self.attend(query, kv, inputs), cache
 
     def cross_attend(
@@ -135,6 +138,7 @@ class MultiHeadAttention(nn.Module):
             score_options=ScoreOptions(
                 scale=cfg.scale, logit_softcap=cfg.logit_softcap, normalizer=cfg.normalizer
             ),
+            gather_keys=isinstance(self.positions, c.TransformerXL),
         )
         return self.out(apply_rope(self.positions, "o", heads, inputs))
 

@@ -16,11 +16,11 @@ from jaxformer.layers.attention.core import (
     local_kv_heads,
     make_output_projection,
     make_qk_norm,
-    update_cache,
 )
-from jaxformer.layers.attention.inputs import AttentionInputs, rope_attention_factor
-from jaxformer.layers.cache import KVCache, SharedCache
+from jaxformer.layers.attention.inputs import AttentionInputs
+from jaxformer.layers.cache import CacheUpdate, KVCache, SharedCache, update_cache
 from jaxformer.layers.linear import Linear
+from jaxformer.layers.rope import rope_attention_factor
 from jaxformer.layers.runtime import RuntimeConfig
 
 
@@ -73,6 +73,7 @@ class SharedKVAttention(nn.Module):
         x: Float[Array, "*batch T D"],
         inputs: AttentionInputs,
         cache: KVCache | SharedCache | None = None,
+        cache_update: CacheUpdate | None = None,
     ) -> tuple[Float[Array, "*batch T D"], KVCache | SharedCache | None]:
         """Self-attention over the sequence and the cache; returns the output and the new cache."""
         cfg = self.attention_config
@@ -93,7 +94,7 @@ class SharedKVAttention(nn.Module):
             new = KVCache(key, value)
         else:
             query, new = self.scale_rotated_query(query), SharedCache(value)
-        kv, cache = update_cache(new, cache, inputs, self.runtime)
+        kv, cache = update_cache(new, cache, cache_update)
         heads = attend(
             self,
             query,

@@ -30,8 +30,9 @@ def numbers(rng, *shape):
     return np.float32(rng.normal(size=shape))
 
 
-def mask_of(rule, T, S, segments=(None, None), first=0):
-    return F.AttentionMask(first + jnp.arange(T), jnp.arange(S), *segments, rule)
+def mask_of(rule, T, S, segments=(None, None), first=0, num_heads=2):
+    shifts = None if rule.block_sparse is None else rule.block_sparse.head_shifts(num_heads)
+    return F.AttentionMask(first + jnp.arange(T), jnp.arange(S), *segments, rule, shifts)
 
 
 @st.composite
@@ -52,6 +53,7 @@ def cases(draw):
         causal=draw(st.booleans()),
         window=window,
         lookahead=0 if window is None else draw(st.integers(0, 5)),
+        block_sparse=draw(st.sampled_from([None, F.BlockSparsePattern(3, 1, 2)])),
     )
     segments = (None, None)
     if draw(st.booleans()):
@@ -59,7 +61,7 @@ def cases(draw):
             jnp.asarray(np.sort(rng.integers(0, 3, (*batch, T)), axis=-1)),
             jnp.asarray(np.sort(rng.integers(0, 3, (*batch, S)), axis=-1)),
         )
-    mask = draw(st.sampled_from([None, mask_of(rule, T, S, segments, max(S - T, 0))]))
+    mask = draw(st.sampled_from([None, mask_of(rule, T, S, segments, max(S - T, 0), K * G)]))
     at = max(S - T, 0) + jnp.arange(T), jnp.arange(S)
     made = [  # later: checks of annotations, which are drawn at random, have no place in a strategy
         lambda: None,
@@ -108,9 +110,9 @@ def smallest_total(arrays, mask, bias, options):
     if (cap := options["logit_softcap"]) is not None:
         scores = cap * np.tanh(scores / cap)
     scores = scores + (0.0 if bias is None else np.asarray(F.materialize(bias)))
-    rule = None if mask is None else F.materialize(mask)  # None where a rule allows all
+    rule = F.materialize(mask, num_axes=query.ndim)  # None where a rule allows all
     seen = True if rule is None else np.asarray(rule)
-    seen = seen if np.ndim(seen) <= 2 else seen[..., None, :, :]
+    seen = seen[..., None, :, :] if 2 < np.ndim(seen) < query.ndim else seen
     totals = np.sum(np.where(seen, np.maximum(scores, 0.0), 0.0), axis=-1)
     return np.min(totals, where=totals > 0, initial=np.inf)
 
@@ -165,7 +167,7 @@ def check_that_it_is_attention(case):
             )
 
         def whole(query, key, value, bias):
-            matrices = F.materialize(mask), F.materialize(bias)
+            matrices = F.materialize(mask, num_axes=query.ndim), F.materialize(bias)
             return F.dot_product_attention(
                 query, key, value, *matrices, implementation="xla", **options
             )
@@ -201,11 +203,16 @@ SEEN = {
     "causal": (F.MaskRule(causal=True), slice(0, 8)),
     "window": (F.MaskRule(causal=True, window=3), slice(4, 8)),
     "to both sides": (F.MaskRule(window=3, lookahead=2), slice(4, 12)),
+    # Remote blocks are number 3, which comes later, and for the other head 1, which is local.
+    "block-sparse": (
+        F.MaskRule(causal=True, block_sparse=F.BlockSparsePattern(4, 1, 4)),
+        slice(4, 8),
+    ),
 }
 
 
 @pytest.mark.parametrize("rule, seen", SEEN.values(), ids=SEEN)
-@pytest.mark.slow(but=["side by side-causal", "side by side-window"])
+@pytest.mark.slow(but=["side by side-causal", "side by side-block-sparse"])
 def test_blocks_in_which_nothing_is_seen_are_not_looked_at(rule, seen, where):
     """What stands in them may be anything, even NaN, forwards and backwards."""
     rng = np.random.default_rng(0)
@@ -337,6 +344,7 @@ def keys_first(params, query_positions, key_positions):
 
 
 AT = np.arange(3, dtype=np.int32)
+BLOCK_SPARSE = F.MaskRule(block_sparse=F.BlockSparsePattern(1, 1, 2))
 OTHERS = {
     "segments of one side": (
         dict(mask=F.AttentionMask(AT, AT, query_segments=AT)),
@@ -349,6 +357,14 @@ OTHERS = {
     "more segments": (
         dict(mask=F.AttentionMask(AT, AT, jnp.arange(4), AT)),
         r"query_segments has a number for each of 3 queries; got shape \(4,\)",
+    ),
+    "no shifts": (
+        dict(mask=F.AttentionMask(AT, AT, rule=BLOCK_SPARSE)),
+        "AttentionMask has head_shifts if and only if its rule is block_sparse",
+    ),
+    "shifts of key heads": (
+        dict(mask=F.AttentionMask(AT, AT, rule=BLOCK_SPARSE, head_shifts=AT[:1])),
+        r"head_shifts has a number for each of 2 query heads; got shape \(1,\)",
     ),
     "slopes of key heads": (
         dict(bias=F.attention_bias(F.alibi_bias, jnp.ones(1), AT, AT)),

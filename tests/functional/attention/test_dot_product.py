@@ -789,3 +789,44 @@ def test_queries_without_keys_get_zero():
     query, key = jnp.ones((3, 2, 4)), jnp.ones((0, 2, 4))
     for attention in (F.dot_product_attention, F.blockwise_attention):
         np.testing.assert_array_equal(attention(query, key, key), np.zeros((3, 2, 4)))
+
+
+def test_a_lazy_causal_mask_is_its_parts():
+    positions, segments = jnp.arange(6), jnp.asarray([1, 1, 1, 1, 2, 2])
+    expected = F.causal_mask(positions, positions) & F.window_mask(positions, positions, 2)
+    mask = F.AttentionMask.causal(positions, 2, segments)
+    np.testing.assert_array_equal(mask.materialize(), expected & F.segment_mask(segments, segments))
+    assert F.AttentionMask.causal(positions).rule == F.MaskRule(causal=True)
+
+
+@pytest.mark.parametrize(
+    "implementation, T, S, is_lazy",
+    [
+        ("auto", 512, 512, True),
+        ("auto", 16, 16, False),
+        ("auto", 1, 10**6, False),
+        ("xla", 512, 512, False),
+        ("blockwise", 1, 9, True),
+    ],
+)
+def test_masks_that_layers_share_become_arrays_where_matrices_are_whole(
+    implementation, T, S, is_lazy
+):
+    mask = F.AttentionMask(jnp.arange(T), jnp.arange(S), rule=F.MaskRule(causal=True))
+    result = jax.eval_shape(lambda: F.materialize_for_xla(mask, implementation, 4))
+    assert isinstance(result, F.AttentionMask) == is_lazy
+    assert is_lazy or result.shape == (T, S)
+
+
+def test_a_mask_of_each_head_serves_a_batch():
+    """Its array has as many axes as the queries, also where positions have no batch axis."""
+    rng, pattern = np.random.default_rng(0), F.BlockSparsePattern(1, 1, 2)
+    query, key = (jnp.asarray(rng.normal(size=(2, 5, 2, 4)), jnp.float32) for _ in range(2))
+    at, rule = jnp.arange(5), F.MaskRule(causal=True, block_sparse=pattern)
+    mask = F.AttentionMask(at, at, rule=rule, head_shifts=pattern.head_shifts(2))
+    array = F.block_sparse_mask(at, at, num_heads=2, block_size=1, local_blocks=1, stride=2)
+    assert F.materialize_for_xla(mask, "xla", query.ndim).shape == (1, 2, 5, 5)
+    np.testing.assert_array_equal(
+        F.dot_product_attention(query, key, key, mask),
+        F.dot_product_attention(query, key, key, array[None]),
+    )

@@ -40,7 +40,10 @@ def around(function):
     rows, places, whole = P(None, "context"), P("context"), P()
 
     def run(query, key, value, mask=None, bias=None):
-        specs = (rows,) * 3 + (jax.tree.map(lambda _: places, mask),)
+        mask_specs = jax.tree.map(lambda _: places, mask)
+        if mask is not None and mask.head_shifts is not None:
+            mask_specs = mask_specs._replace(head_shifts=whole)
+        specs = (rows,) * 3 + (mask_specs,)
         if bias is not None:  # parameters are everywhere
             bias_specs = bias._replace(params=jax.tree.map(lambda _: whole, bias.params))
             specs += (bias_specs._replace(query_positions=places, key_positions=places),)
@@ -60,6 +63,7 @@ def ones(params, query_positions, key_positions):
 
 
 CAUSAL = mask_of(causal=True)
+PATTERN = F.BlockSparsePattern(2, 1, 3)
 OPTIONS = {
     "all": {},
     "causal": dict(mask=CAUSAL),
@@ -77,6 +81,9 @@ OPTIONS = {
         normalizer="relu",
         mask=CAUSAL,
         bias=F.attention_bias(ones, jnp.ones(6), POSITIONS, POSITIONS),
+    ),
+    "block-sparse": dict(
+        mask=mask_of(causal=True, block_sparse=PATTERN)._replace(head_shifts=PATTERN.head_shifts(6))
     ),
     "no key at all": dict(mask=F.AttentionMask(POSITIONS, POSITIONS, SEGMENTS, SEGMENTS + 9)),
 }

@@ -13,7 +13,7 @@ from jaxformer import Transformer, costs, generate, save_pretrained
 from jaxformer import config as c
 from jaxformer.data import Batch
 from jaxformer.generation import Beam, Greedy
-from jaxformer.layers import AttentionInputs, RuntimeConfig, empty_cache, take_rows
+from jaxformer.layers import RuntimeConfig, empty_cache, take_rows
 from jaxformer.layers.attention.decay import DecayAttention
 from jaxformer.layers.runtime import MeshAxes
 from jaxformer.parallel import MeshConfig, check_divisible, make_mesh, parameter_metadata, put_batch
@@ -31,6 +31,7 @@ CONFIG = c.TransformerConfig(
     attention=KIND,
     feed_forward=(c.GLU(hidden_dim=11), c.MLP(hidden_dim=9)),
 )
+NO_INPUTS = c.MixerInputs(None, None, None)
 TOKENS = jax.random.randint(jax.random.key(1), (B, T), 0, 19)
 
 
@@ -80,12 +81,12 @@ def test_layer_by_hand(normal, angles, biases):
     )
     x = normal(B, T, D)
     params = random_tree(
-        jax.eval_shape(lambda: module.init(jax.random.key(0), x, AttentionInputs()))["params"]
+        jax.eval_shape(lambda: module.init(jax.random.key(0), x, NO_INPUTS))["params"]
     )
     assert ("angles" in params) == (angles is not None and angles.learned)
     turns = np.zeros((N, H // 2)) if angles is None else 50.0 ** (-np.arange(0, H, 2) / H)
     turns = np.asarray(params["angles"]["bias"]) if "angles" in params else turns
-    actual, cache = jax.jit(module.apply)({"params": params}, x, AttentionInputs())
+    actual, cache = jax.jit(module.apply)({"params": params}, x, NO_INPUTS)
     pairing = "halves" if angles is None else angles.pairing
     np.testing.assert_allclose(actual, by_hand(params, x, turns, pairing), atol=1e-5)
     assert cache is None
@@ -95,9 +96,7 @@ def test_memories_and_angles_at_first():
     """RetNet's decays for eight heads from 32 to 4,096 tokens, and rotary angles for all."""
     kind = c.Decay(num_heads=8, head_dim=6, angles=c.Angles(base=50.0, learned=True))
     module = DecayAttention(replace(CONFIG, attention=kind), RuntimeConfig())
-    params = jax.jit(module.init)(jax.random.key(0), jnp.zeros((1, 2, D)), AttentionInputs())[
-        "params"
-    ]
+    params = jax.jit(module.init)(jax.random.key(0), jnp.zeros((1, 2, D)), NO_INPUTS)["params"]
     gamma = 1 - 2.0 ** -np.arange(5, 13)
     np.testing.assert_allclose(jax.nn.sigmoid(params["memory"]["bias"]), gamma, rtol=1e-6)
     expected = np.tile(50.0 ** (-np.arange(3) / 3), (8, 1))
@@ -316,7 +315,7 @@ def test_time_is_not_shared_out():
     mesh = make_mesh(MeshConfig(context=2), jax.devices()[:2])
     module = DecayAttention(CONFIG, RuntimeConfig(mesh_axes=MeshAxes(context="context")))
     run = jax.shard_map(
-        lambda x: module.init(jax.random.key(0), x, AttentionInputs()),
+        lambda x: module.init(jax.random.key(0), x, NO_INPUTS),
         mesh=mesh,
         in_specs=P(None, "context"),
         out_specs=P(),
@@ -340,7 +339,7 @@ def test_a_layer_for_another_kind_is_refused():
     config = replace(CONFIG, attention=c.MultiHead(num_heads=2, num_kv_heads=2, head_dim=4))
     with pytest.raises(ValueError, match="Decay reads its own choices; got MultiHead"):
         DecayAttention(config, RuntimeConfig()).init(
-            jax.random.key(0), jnp.zeros((1, 2, D)), AttentionInputs()
+            jax.random.key(0), jnp.zeros((1, 2, D)), NO_INPUTS
         )
 
 

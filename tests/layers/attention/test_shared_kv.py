@@ -11,8 +11,9 @@ from jaxformer import functional as F
 from jaxformer.config import MultiHead, QKNorm, RMSNorm, Rope, Yarn
 from jaxformer.config import SharedKV as Choice
 from jaxformer.layers import AttentionInputs, MultiHeadAttention, RuntimeConfig, empty_cache
-from jaxformer.layers.attention.inputs import TokenPositions, token_rotations
+from jaxformer.layers.attention.inputs import TokenPositions
 from jaxformer.layers.attention.shared_kv import SharedKVAttention
+from jaxformer.layers.rope import token_rotations
 
 B, T, D, N, H = 2, 5, 14, 4, 6
 TURNS = Rope(targets=("q", "k", "v", "o"))
@@ -48,7 +49,7 @@ def places(start=0):
 
 def guide(choice, at):
     rope = choice.positions[0]
-    turned = None if rope is None else token_rotations(rope, H, at, jnp.int32(T))
+    turned = None if rope is None else token_rotations(rope, H, at.positions, jnp.int32(T))
     return AttentionInputs(F.causal_mask(at.positions, at.positions), rotations=turned)
 
 
