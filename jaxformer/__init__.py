@@ -1,10 +1,10 @@
-"""Every transformer as a choice of orthogonal options, from pure functions up.
+"""Transformers built from orthogonal options, on top of pure functions.
 
     from jaxformer import functional as F       # pure functions; loads jax, no flax
     from jaxformer import Transformer           # the Flax linen module
     from jaxformer.config import TransformerConfig
 
-Nothing heavy is imported before it is used.
+Subpackages are imported on first use.
 """
 
 import importlib

@@ -11,27 +11,28 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_ty
 import numpy as np
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)  # models compute in float32
-INT32_MAX = 2**31 - 1  # and count in int32
-MAX_REPR_LENGTH = 100  # characters of a refused value
+INT32_MAX = 2**31 - 1  # sizes and positions are int32
+MAX_REPR_LENGTH = 100  # characters of a value in an error message
 
 
 class OptionError(ValueError):
-    """A person's own option gave or raised something that cannot be; the message names it."""
+    """A method of a custom option raised an error or returned an invalid value."""
 
 
 class LeftOutError(NotImplementedError):
-    """An option has no method of this name; the message says who asks for it."""
+    """A custom option lacks a method; the message names the method and what needs it."""
 
 
 @contextlib.contextmanager
 def named_errors(giver: str) -> Iterator[None]:
-    """Tell whose code raised an error, in one sentence; the error itself is its cause.
+    """Re-raise an exception of a custom option as an OptionError that names the method.
 
     Args:
-        giver: What of an option runs inside, such as "Pooled.__call__".
+        giver: The method that runs inside, such as "Pooled.__call__".
 
     Raises:
-        OptionError: Whatever is raised inside, but what names an option already.
+        OptionError: The code inside raised an exception, which becomes the cause. An OptionError or
+            a LeftOutError passes unchanged.
     """
     try:
         yield
@@ -43,25 +44,25 @@ def named_errors(giver: str) -> Iterator[None]:
 
 
 def require_like(giver: str, axes: str, result: Any, shape: tuple[int, ...], dtype: Any) -> None:
-    """Refuse what an option gives instead of an array of this shape and dtype.
+    """Require that a custom option returned an array of this shape and dtype.
 
     Args:
-        giver: The option.
-        axes: What the array is, in words, such as "[rows, tokens, width]".
-        result: What it gave.
-        shape: That the array has.
-        dtype: Likewise.
+        giver: The option or its method.
+        axes: Axes of the array in words, such as "[rows, tokens, width]".
+        result: The returned value.
+        shape: Required shape.
+        dtype: Required dtype.
 
     Raises:
-        OptionError: Another shape or dtype, or no array.
+        OptionError: The value is no array, or has another shape or dtype.
     """
     actual = getattr(result, "shape", None)
     if actual is None or not hasattr(result, "dtype"):
-        raise OptionError(f"{giver} gives {axes}, here {shape}; got {shown(result)}.")
+        raise OptionError(f"{giver} must return {axes} of shape {shape}; got {shown(result)}.")
     if actual != shape:
-        raise OptionError(f"{giver} gives {axes}, here {shape}; got {actual}.")
+        raise OptionError(f"{giver} must return {axes} of shape {shape}; got {actual}.")
     if result.dtype != dtype:
-        raise OptionError(f"{giver} gives {axes} of dtype {dtype}; got {result.dtype}.")
+        raise OptionError(f"{giver} must return {axes} of dtype {dtype}; got {result.dtype}.")
 
 
 class Coerced(NamedTuple):
@@ -73,16 +74,16 @@ class Coerced(NamedTuple):
 def check_fields(config: Any) -> None:
     """Check and coerce every field of a frozen dataclass by its annotation.
 
-    An int is a whole number and no bool; a float is a number that float32 holds; a tuple, a
-    `Literal`, a union and a dataclass are what they say. Numbers become Python's own (numpy's do
-    not hash or print alike, nor enter JSON), and where a float belongs a whole number becomes one.
+    A bool is not accepted as an int, and a float must be finite in float32. NumPy numbers become
+    Python numbers, which hash, print and serialise to JSON alike; an int becomes a float where the
+    annotation is float.
 
     Args:
-        config: The instance, its fields as they were given.
+        config: The dataclass instance.
 
     Raises:
-        ValueError: A field holds something else; the class, the field, the value and what may stand
-            there are named.
+        ValueError: A field does not match its annotation; the message names the class, the field,
+            the value and the expected type.
     """
     for name, hint in _field_types(config.__class__).items():
         value = getattr(config, name)
@@ -120,8 +121,8 @@ def require_nonempty(config: Any, *names: str) -> None:
         value = getattr(config, name)
         require(
             len(value) > 0,
-            f"{type(config).__name__}.{name} is cycled over the layers, so it is a tuple with at "
-            f"least one entry; got {value!r}.",
+            f"{type(config).__name__}.{name} is cycled over the layers, so it needs at least one "
+            f"entry; got {value!r}.",
         )
 
 
@@ -177,7 +178,7 @@ def _coerce_number(kind: type, value: Any) -> Coerced | None:
     if kind is int or not isinstance(value, numbers.Real):
         return None
     number = float(value)
-    return Coerced(number) if abs(number) <= FLOAT32_MAX else None  # NaN is not
+    return Coerced(number) if abs(number) <= FLOAT32_MAX else None  # None for NaN too
 
 
 def _find_mismatch(path: str, hint: Any, value: Any) -> tuple[str, str, Any]:
@@ -195,10 +196,10 @@ def _describe_type(hint: Any) -> str:
     """Describe an annotation in words, for error messages."""
     origin, args = get_origin(hint), get_args(hint)
     words = {
-        int: "a whole number",
-        float: "a finite number of float32",
+        int: "an integer",
+        float: "a finite float32 number",
         bool: "True or False",
-        str: "text",
+        str: "a string",
     }
     words[type(None)] = "None"
     if origin in (Union, types.UnionType):
@@ -211,6 +212,6 @@ def _describe_type(hint: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """A refused value, shortened."""
+    """Return the repr of a value, shortened for an error message."""
     text = repr(value)
     return text if len(text) <= MAX_REPR_LENGTH else f"{text[: MAX_REPR_LENGTH - 3]}..."

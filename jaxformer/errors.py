@@ -1,4 +1,4 @@
-"""How a program ends: a mistake of its user is told in one sentence, a bug with all there is."""
+"""How programs end on errors: a user's mistake prints one sentence, a bug its traceback."""
 
 import contextlib
 import dis
@@ -11,11 +11,11 @@ from typing import NoReturn, TextIO
 
 from jaxformer.extras import missing_extra_message
 
-INTERRUPTED_STATUS = 130  # exit status after Ctrl-C, as shells have it
-BROKEN_PIPE_STATUS = 141  # and where `head` or a pager stops reading what is printed
-TRACEBACK_VARIABLE = "JAXFORMER_TRACEBACK"  # the variable that asks for one
-OWN_PACKAGES = ["jaxformer", "experiments", "__main__"]  # whose sentences are for people
-IMPORTED_MODULES: list[str] = []  # by this program's command line
+INTERRUPTED_STATUS = 130  # exit status after SIGINT, 128 + 2, as in shells
+BROKEN_PIPE_STATUS = 141  # exit status after SIGPIPE, 128 + 13
+TRACEBACK_VARIABLE = "JAXFORMER_TRACEBACK"  # environment variable that keeps the traceback
+OWN_PACKAGES = ["jaxformer", "experiments", "__main__"]  # their messages are written for users
+IMPORTED_MODULES: list[str] = []  # modules imported by --import
 
 
 def exit_on_interrupt(number: int, frame: FrameType | None) -> None:
@@ -34,7 +34,7 @@ def exit_with_error(message: str) -> NoReturn:
 def readable_errors() -> Iterator[None]:
     """End the process with the message of an expected error instead of a traceback.
 
-    Where nobody reads what it prints any more, as after ``| head``, it ends in silence.
+    On a broken pipe, as after ``| head``, it ends without a message.
     """
     try:
         if signal.getsignal(signal.SIGINT) is exit_on_interrupt:  # the imports are done
@@ -42,7 +42,7 @@ def readable_errors() -> Iterator[None]:
         try:
             yield
         finally:
-            sys.stdout.flush()  # after this Python would say itself that it cannot
+            sys.stdout.flush()  # at exit, Python would print its own BrokenPipeError
     except KeyboardInterrupt:
         print("\nInterrupted.", file=sys.stderr)
         raise SystemExit(INTERRUPTED_STATUS) from None
@@ -54,15 +54,15 @@ def readable_errors() -> Iterator[None]:
             ) from None
         bug = isinstance(error, ValueError) and unintended_error_location(error)
         if bug:
-            error.add_note(f"This is a bug, and no mistake of yours: {bug}.")
+            error.add_note(f"This is a bug in the program, not an error in your input: {bug}.")
         if bug or os.environ.get(TRACEBACK_VARIABLE):
             raise
         message = missing_extra_message(error) if isinstance(error, ImportError) else error
-        exit_with_error(f"{message}\n({TRACEBACK_VARIABLE}=1 shows where this came from.)")
+        exit_with_error(f"{message}\n(Set {TRACEBACK_VARIABLE}=1 for the traceback.)")
 
 
 def _is_broken_pipe(stream: TextIO) -> bool:
-    """Whether a stream is a pipe that nobody reads, by an empty line more."""
+    """Whether the reading end of a pipe is closed; this writes an empty line to it."""
     try:
         print(file=stream, flush=True)
     except BrokenPipeError:
@@ -71,10 +71,10 @@ def _is_broken_pipe(stream: TextIO) -> bool:
 
 
 def unintended_error_location(error: BaseException) -> str | None:
-    """Where an error came up that no `raise` of ours, or of an imported file's, made on purpose.
+    """Return the location of an error that no `raise` of this project or a user's module made.
 
     Returns:
-        The file, the line and the function; None of one that was made on purpose.
+        File, line and function; None if a `raise` statement of these modules made the error.
     """
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:

@@ -3,7 +3,7 @@
 import importlib
 from types import ModuleType
 
-# Modules by the extra that brings them; `pip install 'jaxformer[NAME]'`.
+# Modules by the extra that installs them: `pip install 'jaxformer[NAME]'`.
 MODULES_BY_EXTRA = {
     "train": ("grain", "tokenizers", "tyro", "rich", "tensorboardX", "scipy", "jinja2"),
     "hub": ("huggingface_hub",),
@@ -18,11 +18,11 @@ def missing_extra_message(error: ImportError) -> str:
     """Return the message for a failed import: which extra installs the module.
 
     Args:
-        error: What was raised.
+        error: The exception.
 
     Returns:
-        One sentence with the command that installs it; what the error says, where its module is of
-        no extra.
+        One sentence with the install command, or the exception's message if no extra installs the
+        module.
     """
     module = (error.name or "").partition(".")[0]
     for extra, modules in MODULES_BY_EXTRA.items():
@@ -41,12 +41,12 @@ def import_extra(name: str) -> ModuleType:
         The module.
 
     Raises:
-        ImportError: It is not installed; the message says what to install.
+        ImportError: The module is not installed; the message has the install command.
     """
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        # A module missing inside an installed library is that library's own story.
+        # If an installed library lacks one of its own dependencies, no extra helps.
         if error.name != name.partition(".")[0]:
             raise
         raise ImportError(missing_extra_message(error)) from error

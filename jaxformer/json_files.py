@@ -1,7 +1,7 @@
 """Read JSON strictly: errors name the file, and NaN, Infinity and too deep nesting are rejected.
 
-Python's reader takes NaN and Infinity, which JSON does not have, and its recursion ends in an error
-of its own. Here each is a ValueError.
+Python's `json` accepts NaN and Infinity, which are not JSON, and raises RecursionError on deep
+nesting. Here each is a ValueError.
 """
 
 import json
@@ -15,8 +15,8 @@ JSON_TYPE_NAMES: dict[type, str] = {
     dict: "an object",
     list: "a list",
     str: "a string",
-    bool: "a truth value",
-    int: "a whole number",
+    bool: "a boolean",
+    int: "an integer",
     float: "a number",
     type(None): "null",
 }
@@ -33,7 +33,7 @@ def read_json(path: str | Path, *required_keys: str) -> dict[str, Any]:
         The object.
 
     Raises:
-        ValueError: As for `parse_json`; or the text is no object, or lacks a key.
+        ValueError: As for `parse_json`, or the JSON is not an object or lacks a key.
         OSError: The file cannot be read.
     """
     return parse_json_object(Path(path).read_bytes(), *required_keys, location=path)
@@ -47,22 +47,20 @@ def parse_json_object(
     Args:
         text: JSON.
         required_keys: Keys that the object must have.
-        location: What to call the text in errors: its file, and the line where it is one of many.
+        location: Name of the text in error messages: the file, with the line number in JSON Lines.
 
     Returns:
         The object.
 
     Raises:
-        ValueError: As for `parse_json`; or the text is no object, or lacks a key.
+        ValueError: As for `parse_json`, or the JSON is not an object or lacks a key.
     """
     obj = parse_json(text, location=location)
     if not isinstance(obj, dict):
         raise ValueError(f"{location} is {JSON_TYPE_NAMES[type(obj)]}, not an object.")
     missing_keys = [name for name in required_keys if name not in obj]
     if missing_keys:
-        raise ValueError(
-            f"{location} does not say {', '.join(missing_keys)}; it has {_format_keys(obj)}."
-        )
+        raise ValueError(f"{location} lacks {', '.join(missing_keys)}; it has {_format_keys(obj)}.")
     return obj
 
 
@@ -70,11 +68,11 @@ def parse_json(text: str | bytes, *, location: str | Path) -> Any:
     """Parse JSON text and return its value; all numbers in it are finite.
 
     Args:
-        text: JSON; bytes are UTF-8, a byte order mark may stand in front.
-        location: What to call the text in errors.
+        text: JSON; bytes are UTF-8, with or without a byte order mark.
+        location: Name of the text in error messages.
 
     Returns:
-        The value; all of its numbers are finite.
+        The value.
 
     Raises:
         ValueError: The text is not UTF-8, not JSON or nested too deeply, or a number in it is not
@@ -83,7 +81,7 @@ def parse_json(text: str | bytes, *, location: str | Path) -> Any:
 
     def finite(number: str) -> float:
         if not math.isfinite(float(number)):
-            raise ValueError(f"{number[:60]} stands where a finite number belongs")
+            raise ValueError(f"{number[:60]} is not a finite number")
         return float(number)
 
     try:
@@ -91,7 +89,7 @@ def parse_json(text: str | bytes, *, location: str | Path) -> Any:
         return json.loads(text, parse_constant=finite, parse_float=finite)
     except RecursionError:
         raise ValueError(f"{location} is nested too deeply.") from None
-    except ValueError as error:  # of Python's reader too
+    except ValueError as error:
         raise ValueError(f"{location} is not JSON: {error}.") from error
 
 
@@ -99,20 +97,20 @@ def get_field(obj: dict[str, Any], name: str, expected_type: type[T], *, locatio
     """Return the value of a key, checked to have the expected type.
 
     Args:
-        obj: An object that was read.
+        obj: A parsed JSON object.
         name: The key.
-        expected_type: dict, list, str, bool, int or float; a whole number is a number, a truth
-            value is none.
-        location: What to call the object in errors.
+        expected_type: dict, list, str, bool, int or float. An int is accepted as a float, a bool
+            neither as an int nor as a float.
+        location: Name of the object in error messages.
 
     Returns:
         The value.
 
     Raises:
-        ValueError: The key is missing, or its value is of another type.
+        ValueError: The key is missing, or its value has another type.
     """
     if name not in obj:
-        raise ValueError(f"{location} does not say {name}; it has {_format_keys(obj)}.")
+        raise ValueError(f"{location} lacks {name}; it has {_format_keys(obj)}.")
     value = obj[name]
     if expected_type is float and type(value) is int:
         return float(value)  # type: ignore[return-value]

@@ -1,12 +1,12 @@
 """Extension points: add activations, score biases, mixers and feed-forwards from your own module.
 
     @options.activation      a function of arrays: `GLU(activation="its_name")`
-    options.ScoreBias        a term of attention's scores: `MultiHead(positions=(YourBias(),))`
-    options.Mixer            what stands where attention stands: `attention=YourMixer(num_heads=8)`
-    options.FeedForward      what a layer makes of each token: `feed_forward=(YourOwn(),)`
-    options.Parameter        what an option learns
+    options.ScoreBias        a bias of attention scores: `MultiHead(positions=(YourBias(),))`
+    options.Mixer            a replacement for attention: `attention=YourMixer(num_heads=8)`
+    options.FeedForward      a feed-forward network: `feed_forward=(YourNetwork(),)`
+    options.Parameter        a learned parameter of an option
 
-Programs know what stands in the file by `--import`: `python -m experiments.pretrain --import
+On the command line, `--import` imports the module: `python -m experiments.pretrain --import
 my_ideas --model.attention.positions "YourBias()"`.
 """
 
@@ -22,22 +22,21 @@ from jaxformer.config.positions import ScoreBias as ScoreBias
 from jaxformer.errors import IMPORTED_MODULES
 from jaxformer.functional.activations import activation as activation
 
-IMPORT_FLAG_HELP = (
-    "With --import NAME a module of your own is imported, and its options are known by name."
-)
+IMPORT_FLAG_HELP = "--import MODULE imports your own module, which registers its options by name."
 
 
 def import_from_flags(argv: list[str]) -> list[str]:
     """Import the modules named by --import flags and return the remaining arguments.
 
     Args:
-        argv: Of a program.
+        argv: Arguments of the program.
 
     Returns:
         The other arguments.
 
     Raises:
-        ValueError: There is no such module, or no name; or what it raises, with the line.
+        ValueError: The name is missing, there is no such module, or it raises an exception; then
+            the message has the line.
     """
     remaining_args, arg_iterator = [], iter(argv)
     IMPORTED_MODULES.clear()
@@ -56,11 +55,11 @@ def import_from_flags(argv: list[str]) -> list[str]:
 
 
 def _refusal(name: str, error: BaseException) -> str:
-    """What an import that failed is told as."""
+    """Return the error message for a failed import."""
     lacks = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
     if name[:1] in ("", ".") or (lacks is not None and f"{name}.".startswith(f"{lacks}.")):
         return (
-            f"--import takes the name of a module in {Path.cwd()} or of one that is installed; "
+            f"--import needs the name of a module in {Path.cwd()} or of an installed package; "
             f"got {name!r}."
         )
     what = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"

@@ -144,12 +144,12 @@ def test_what_it_leaves_out_is_named():
     with pytest.raises(NotImplementedError, match=r"Hollow has no parameters\(...\), which the mo"):
         init(jax.random.key(0), jnp.arange(5))
 
-    with pytest.raises(NotImplementedError, match=r"Soft has no flops\(...\), which costs asks"):
+    with pytest.raises(NotImplementedError, match=r"Soft has no flops\(...\), which costs needs"):
         costs.forward_flops(of(Soft()), 8)
 
 
 def test_what_cannot_be_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="HandWritten has no hidden values .*; got 0.1"):
+    with pytest.raises(ValueError, match="HandWritten has no hidden dropout.*; got 0.1"):
         of(HandWritten(), dropout=Dropout(feed_forward=0.1))
     with pytest.raises(ValueError, match="HandWritten's hidden 24 is not divisible by tensor 16"):
         check_divisible(OWN, {"tensor": 16})

@@ -202,9 +202,9 @@ def test_what_it_leaves_out_is_named(tmp_path, capsys):
 
 
 def test_what_cannot_be_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="GatedMemory reads from left to right.*got Encoder"):
+    with pytest.raises(ValueError, match="GatedMemory is causal.*got Encoder"):
         replace(MEMORY, topology=Encoder())
-    with pytest.raises(ValueError, match="GatedMemory takes no .Rope"):
+    with pytest.raises(ValueError, match="GatedMemory has no positions to replace; got .Rope"):
         MEMORY.with_positions(Rope())
     with pytest.raises(ValueError, match="context 2, but the state of GatedMemory goes"):
         check_divisible(MEMORY, {"context": 2})

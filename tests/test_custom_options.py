@@ -115,7 +115,7 @@ STARRED = replace(LLAMA, feed_forward=(GLU(hidden_dim=24, activation="starred_re
 @pytest.mark.parametrize(
     "axes, message",
     [
-        ("model -> haeds features", "counts one of model, heads, .*; got 'haeds' in 'model -> hae"),
+        ("model -> haeds features", "must be among model, heads, .*; got 'haeds' in 'model -> hae"),
         ("model -> heads", r"gate \(4, 2, 3\) has 3 axes; 'model -> heads' names 2"),
     ],
 )
@@ -247,7 +247,7 @@ def test_flags_know_what_is_imported_and_nothing_else(ideas, capsys):
 )
 def test_a_name_that_is_of_no_module_is_refused(ideas, name):
     ideas("ideas_here", "")
-    with pytest.raises(ValueError, match=rf"--import takes .* installed; got '{re.escape(name)}'"):
+    with pytest.raises(ValueError, match=rf"--import needs .* package; got '{re.escape(name)}'"):
         options.import_from_flags(["--steps", "3", "--import", name])
 
 
@@ -275,7 +275,7 @@ def test_what_an_imported_file_raises_is_told_with_its_line(ideas, request, text
 
 def test_json_names_what_must_be_imported():
     text = to_json(with_positions(Nearness())).replace("Nearness", "Farness")
-    with pytest.raises(ValueError, match=r"'Nearness', .*got type 'Farness'.* \(--import\)"):
+    with pytest.raises(ValueError, match=r"'Nearness', .*got type 'Farness'.* \(--import MODULE\)"):
         from_json(TransformerConfig, text)
 
 
@@ -301,7 +301,7 @@ def test_a_file_may_define_a_name_anew_and_another_may_not(ideas):
     made = from_json(TransformerConfig, to_json(with_positions(kind())))
     assert type(made.attention.positions[0]) is kind
     ideas("ideas_b", A_BIAS.format(name="Anew"))
-    with pytest.raises(ValueError, match="ideas_a has an option Anew already"):
+    with pytest.raises(ValueError, match="ideas_a has already registered an option Anew"):
         options.import_from_flags(["--import", "ideas_b"])
 
 
@@ -309,7 +309,7 @@ def test_an_option_is_a_frozen_dataclass():
     class Plain(options.ScoreBias):
         pass
 
-    with pytest.raises(ValueError, match="Plain is .* frozen dataclass: write @dataclass"):
+    with pytest.raises(ValueError, match="Plain must be a frozen dataclass: .* @dataclass"):
         Plain()
 
 

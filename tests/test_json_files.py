@@ -29,13 +29,13 @@ REFUSED = {
     "cut": ('{"a": [1,\n 2', "is not JSON: Expecting ',' delimiter: line 2 column 3"),
     "latin": (b'{"a": "\xe9"}', "is not JSON: 'utf-8' codec can't decode byte 0xe9 in position 7"),
     "deep": ("[" * 50_000, "is nested too deeply"),
-    "NaN": ('{"eps": NaN}', "is not JSON: NaN stands where a finite number belongs"),
-    "Infinity": ('{"eps": -Infinity}', "-Infinity stands where a finite number belongs"),
-    "overflow": ('{"eps": 1e999}', "1e999 stands where a finite number belongs"),
+    "NaN": ('{"eps": NaN}', "is not JSON: NaN is not a finite number"),
+    "Infinity": ('{"eps": -Infinity}', "-Infinity is not a finite number"),
+    "overflow": ('{"eps": 1e999}', "1e999 is not a finite number"),
     "digits": ('{"n": 1' + "0" * 5000 + "}", "is not JSON: Exceeds the limit"),
     "a list": ("[]", "is a list, not an object"),
     "null": ("null", "is null, not an object"),
-    "missing": ('{"b": 1, "a": 2}', "does not say layers; it has a, b"),
+    "missing": ('{"b": 1, "a": 2}', "lacks layers; it has a, b"),
 }
 
 
@@ -57,10 +57,10 @@ def test_a_field_has_the_type_that_belongs_there():
     assert type(get_field(parsed, "n", float, location="a.json")) is float
     wrong = {
         ("map", dict): "a.json: map is a list, not an object",
-        ("yes", int): "a.json: yes is a truth value, not a whole number",
-        ("x", int): "a.json: x is a number, not a whole number",
+        ("yes", int): "a.json: yes is a boolean, not an integer",
+        ("x", int): "a.json: x is a number, not an integer",
         ("no", str): "a.json: no is null, not a string",
-        ("gone", str): "a.json does not say gone; it has map, n, no, x, yes",
+        ("gone", str): "a.json lacks gone; it has map, n, no, x, yes",
     }
     for (name, kind), message in wrong.items():
         with pytest.raises(ValueError, match=message.replace(".", "[.]")):

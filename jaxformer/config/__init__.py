@@ -1,7 +1,7 @@
 """Configuration options: frozen, keyword-only dataclasses, one per design choice; no arrays.
 
-A choice among kinds is a union of small types, each owning its settings. A choice per layer is a
-tuple cycled over the layers. `TransformerConfig` puts them together and refuses what cannot be.
+Alternatives are a union of dataclasses, each with its own settings. Options per layer are a tuple
+cycled over the layers. `TransformerConfig` combines all and rejects impossible combinations.
 """
 
 from jaxformer.config.attention import Attention as Attention

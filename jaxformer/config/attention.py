@@ -24,15 +24,15 @@ class MultiHead:
         num_heads: Query heads.
         num_kv_heads: Key and value heads; each serves num_heads / num_kv_heads query heads.
         head_dim: Width of a head.
-        positions: How positions enter the scores, cycled over the layers.
-        windows: How far a query sees, cycled over the layers: W keys, itself included (an
-            encoder's as many to the other side), or a pattern of blocks, or everything (None).
+        positions: Position options, cycled over the layers.
+        windows: Attention windows, cycled over the layers: W keys that end with the query's token
+            (an encoder also attends to W - 1 after it), a `BlockSparse` pattern, or None for all.
         scale: Multiplies the scores; None is head_dim ** -0.5.
-        logit_softcap: Scores s become c * tanh(s / c).
-        clip_qkv: Queries, keys and values are clipped to this size.
+        logit_softcap: Cap c of the scores: s becomes c * tanh(s / c).
+        clip_qkv: Queries, keys and values are clipped to [-clip_qkv, clip_qkv].
         qk_norm: Norm of queries and keys.
-        biases: Which projections add a bias.
-        normalizer: What turns scores into weights.
+        biases: Projections with a bias.
+        normalizer: Function from scores to attention weights.
     """
 
     num_heads: int
@@ -65,21 +65,20 @@ class SharedKV:
 
         o[i] = R[i]^-1 sum over j of a[i, j] R[j] c[j] = sum over j of a[i, j] R[j - i] c[j]
 
-    with a[i, j] from (R[i] q[i]) @ (R[j] c[j]). The rotations R turn the key, and so the value;
-    turned back by that of the query, the output depends on distances alone.
+    with a[i, j] from (R[i] q[i]) @ (R[j] c[j]). RoPE rotates the key c, which is also the value;
+    the output is rotated back by the query's angle, so it depends on distances alone.
 
     Attributes:
         num_heads: Query heads.
         num_kv_heads: Heads of the shared vector; each serves num_heads / num_kv_heads query heads.
         head_dim: Width of a head.
-        positions: How positions enter the scores, cycled over the layers. A `Rope` turns query,
-            key, value and output, unless its targets say otherwise; where it turns only one of key
-            and value, the other is kept too.
+        positions: Position options, cycled over the layers. If a `Rope` rotates only one of key and
+            value, the cache holds both.
         windows: As in `MultiHead`.
         scale: Multiplies the scores; None is head_dim ** -0.5.
-        logit_softcap: Scores s become c * tanh(s / c).
-        qk_norm: Norm of queries and of the shared vectors, so of values too.
-        biases: Which projections add a bias.
+        logit_softcap: Cap c of the scores: s becomes c * tanh(s / c).
+        qk_norm: Norm of queries and of the shared vectors, hence also of the values.
+        biases: Projections with a bias.
 
     References:
         Su, Transformer upgrade path 19: rotary positions of the second kind, 2025.
@@ -120,23 +119,23 @@ class Latent:
 
         score[i, j] = scale * (plain query[i] @ W_K latent[j] + R[i] query[i] @ R[j] key[j])
 
-    The rotated key is small, and heads share it. A cache keeps it and the latent, no more.
+    All heads share the rotated key. The cache holds only this key and the latent of each token.
 
     Attributes:
         num_heads: Query heads.
-        latent_dim: Width of the latent, from which keys and values are made.
-        query_latent_dim: Width of a latent from which queries are made; None makes them from the
-            token's vector.
+        latent_dim: Width of the latent that keys and values are projected from.
+        query_latent_dim: Width of the latent that queries are projected from; None projects them
+            from the residual stream.
         nope_dim: Width of a head's query and key without positions.
-        rope_dim: Width of the key that heads share, and of the queries for it.
+        rope_dim: Width of the shared key, and of a head's query for it.
         value_dim: Width of a head's value.
-        positions: How positions enter the scores, cycled over the layers. A `Rope` turns queries
-            and key within `rope_dim`.
+        positions: Position options, cycled over the layers. A `Rope` rotates the shared key and the
+            queries for it.
         windows: As in `MultiHead`.
         scale: Multiplies the scores; None is (nope_dim + rope_dim) ** -0.5. With YaRN, DeepSeek
             multiplies that by the square of `yarn_attention_factor`.
         norm: Norm of the latents.
-        biases: Which projections add a bias.
+        biases: Projections with a bias.
 
     References:
         DeepSeek-AI, DeepSeek-V2: A Strong, Economical, and Efficient Mixture-of-Experts Language
@@ -170,8 +169,8 @@ class Latent:
             targets = kind.targets if isinstance(kind, Rope) else ()
             require(
                 not set(targets) & set("vo"),
-                "In Latent the value is made from what is kept of a token, which knows no position:"
-                f" Rope.targets may be q and k; got {tuple(targets)}.",
+                "Latent cannot rotate values or outputs, because the cached latent has no position:"
+                f" Rope.targets may contain only q and k; got {tuple(targets)}.",
             )
 
     @property
@@ -188,8 +187,8 @@ class Hybrid:
     """A pattern of attention kinds over the layers, such as recurrent layers with some attention.
 
     Attributes:
-        kinds: Those of the layers, cycled; the positions and windows of a kind are cycled over all
-            layers too.
+        kinds: Attention kinds, cycled over the layers. The positions and windows of each kind are
+            also cycled over all layers.
 
     References:
         Lieber et al., Jamba: A Hybrid Transformer-Mamba Language Model, 2024. arXiv:2403.19887,
@@ -205,7 +204,7 @@ class Hybrid:
         head_counts = {kind.num_heads for kind in self.kinds if shared_biases & set(kind.positions)}
         require(
             len(shared_biases) < 2 and len(head_counts) < 2,
-            "Layers may share one bias of scores, and then have as many heads; got "
+            "Layers of a Hybrid may share one score bias, and then need the same num_heads; got "
             f"{', '.join(sorted(map(repr, shared_biases)))} for {sorted(head_counts)} heads.",
         )
 
@@ -226,7 +225,7 @@ class Hybrid:
 
 
 Attention = AttentionKind | Hybrid
-RECURRENT_KINDS = Decay, Mixer  # kinds without scores: no masks, windows or biases of them
+RECURRENT_KINDS = Decay, Mixer  # kinds without scores, so without masks, windows or score biases
 
 
 def _is_shared_bias(positions: Positions | None) -> bool:
@@ -235,7 +234,7 @@ def _is_shared_bias(positions: Positions | None) -> bool:
 
 
 def _check_heads(attention: MultiHead | SharedKV) -> None:
-    """Check that num_heads is a multiple of num_kv_heads, and that no bias is named twice."""
+    """Check that num_heads is a multiple of num_kv_heads and that biases do not repeat."""
     require_positive(attention, "num_heads", "num_kv_heads", "head_dim", "logit_softcap")
     require(
         attention.num_heads % attention.num_kv_heads == 0,
@@ -248,7 +247,7 @@ def _check_heads(attention: MultiHead | SharedKV) -> None:
 def _check_biases(attention: MultiHead | SharedKV | Latent) -> None:
     require(
         len(set(attention.biases)) == len(attention.biases),
-        f"biases names one twice: {attention.biases}.",
+        f"biases must not repeat a projection; got {attention.biases}.",
     )
 
 
@@ -257,11 +256,11 @@ def _check_layer_patterns(attention: MultiHead | SharedKV | Latent) -> None:
     require_nonempty(attention, "positions", "windows")
     for window in attention.windows:
         is_empty = isinstance(window, int) and window < 1
-        require(not is_empty, f"A window holds at least one key; got {window}.")
+        require(not is_empty, f"A window must be at least 1; got {window}.")
     shared_biases = {p for p in attention.positions if _is_shared_bias(p)}
     require(
         len(shared_biases) < 2,
-        "One bias of scores may be shared by the layers of a stack; got "
+        "Layers may share at most one score bias; got "
         f"{', '.join(sorted(map(repr, shared_biases)))}.",
     )
     for rope in attention.positions:
@@ -274,7 +273,7 @@ def _check_position_types(attention: SharedKV | Latent) -> None:
     for kind in attention.positions:
         require(
             kind is None or isinstance(kind, Rope | ScoreBias),
-            f"{type(attention).__name__} takes Rope or a bias of scores as positions; "
+            f"{type(attention).__name__} supports only Rope or a ScoreBias as positions; "
             f"got {type(kind).__name__}.",
         )
 
@@ -284,13 +283,13 @@ def _check_rope(rope: Rope, attention: MultiHead | SharedKV | Latent) -> None:
     width = rope.rotary_dim(attention.rope_head_dim)
     require(
         width > 0 and width % 2 == 0,
-        "Rotary positions pair up features, so the rotated width must be even and above 0; "
+        "RoPE rotates pairs of features, so the rotated width must be even and above 0; "
         f"got {width} of {name}={attention.rope_head_dim} (fraction {rope.fraction}).",
     )
     require(
         width >= 4 or not isinstance(rope.scaling, NTKScaling | DynamicNTK),
-        f"{type(rope.scaling).__name__} slows the last pair of features and keeps the first, so at "
-        f"least 4 features must be rotated; got {width} of {name}={attention.rope_head_dim}.",
+        f"{type(rope.scaling).__name__} needs at least 4 rotated features (2 pairs); "
+        f"got {width} of {name}={attention.rope_head_dim}.",
     )
     if isinstance(rope.scaling, LongRope):
         counts = len(rope.scaling.short_factors), len(rope.scaling.long_factors)

@@ -12,9 +12,9 @@ class Angles:
     """Rotation of the state per token: one angle per feature pair, as RoPE frequencies.
 
     Attributes:
-        base: Ratio of the slowest to the fastest wavelength, nearly.
-        pairing: Which features form a pair (see `functional.rotate`).
-        learned: Whether each head learns angles of its own, from there on.
+        base: Ratio of the longest to the shortest wavelength, approximately.
+        pairing: Features that form a pair (see `functional.rotate`).
+        learned: Whether each head learns its angles, starting from these.
     """
 
     base: float = 10_000.0
@@ -32,20 +32,19 @@ class Decay:
 
         o[i] = gain * sum over j <= i of gamma ** (i - j) * R[j - i] v[j]
 
-    with a learned gamma for each head, and values v projected from the text: no queries, no keys.
-    It is a linear recurrence (see `functional.linear_recurrence`), so a state of the size of one
-    token's values is all it keeps of the past. Distances are counted in tokens of a document, and
-    nothing else is a position or a window to it. The gain keeps outputs bounded (see
-    `functional.decay_rates`).
+    with a learned gamma for each head and values v projected from the residual stream. It is a
+    linear recurrence (see `functional.linear_recurrence`): the cache is one state of the size of a
+    token's values. Distances count tokens of a document; there are no other positions and no
+    windows. The gain keeps outputs bounded (see `functional.decay_rates`).
 
     Attributes:
         num_heads: Heads; each has its own gamma.
         head_dim: Width of a head.
-        min_memory: Tokens that the first head remembers at first, 1 / (1 - gamma).
-        max_memory: Tokens that the last head does; those between are spread evenly on a logarithmic
-            scale. Eight heads from 32 to 4,096 are RetNet's 1 - 2 ** (-5 - n).
-        angles: How the state turns; None is a real decay.
-        biases: Which projections add a bias.
+        min_memory: Initial memory 1 / (1 - gamma) of the first head, in tokens.
+        max_memory: Initial memory of the last head; the heads between are spaced evenly on a
+            logarithmic scale. Eight heads from 32 to 4,096 are RetNet's gamma = 1 - 2 ** (-5 - n).
+        angles: Rotation of the state per token; None is a real decay without rotation.
+        biases: Projections with a bias.
 
     References:
         Su, Transformer upgrade path 19: rotary positions of the second kind, 2025.
@@ -66,15 +65,16 @@ class Decay:
         require_positive(self, "num_heads", "head_dim")
         require(
             1 < self.min_memory <= self.max_memory,
-            "A head remembers more than 1 token, the last no fewer than the first; got min_memory="
+            "Decay needs 1 < min_memory <= max_memory; got min_memory="
             f"{self.min_memory}, max_memory={self.max_memory}.",
         )
         require(
             self.angles is None or self.head_dim % 2 == 0,
-            f"Angles turn pairs of features, so head_dim must be even; got {self.head_dim}.",
+            f"Angles rotate pairs of features, so head_dim must be even; got {self.head_dim}.",
         )
         require(
-            len(set(self.biases)) == len(self.biases), f"biases names one twice: {self.biases}."
+            len(set(self.biases)) == len(self.biases),
+            f"biases must not repeat a projection; got {self.biases}.",
         )
 
     @property

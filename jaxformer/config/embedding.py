@@ -14,10 +14,10 @@ class Embedding:
     """Token embedding: scale, positions, norm, and an optional low-rank width.
 
     Attributes:
-        scale: Multiplies the rows of the table; sqrt(model_dim) in the first transformer.
-        positions: What is added for the position.
+        scale: Multiplies the token vectors; sqrt(model_dim) in the original transformer.
+        positions: Positions added to the token vectors.
         norm: Norm of the sum.
-        dim: Width of the table's rows where a projection brings them to model_dim.
+        dim: Width of the token vectors before a projection to model_dim; None has no projection.
     """
 
     scale: float = 1.0
@@ -37,11 +37,11 @@ class LMHead:
         logits = softcap(multiplier * (x @ kernel + bias))
 
     Attributes:
-        tied: Whether the kernel is the token table.
+        tied: Whether the kernel is the token embedding.
         bias: Whether a bias is added.
         multiplier: Multiplies the logits.
-        softcap: Logits y become c * tanh(y / c).
-        masked_ids: Token ids that never receive probability.
+        softcap: Cap c of the logits: y becomes c * tanh(y / c).
+        masked_ids: Token ids with probability 0.
     """
 
     tied: bool = False

@@ -10,15 +10,15 @@ from jaxformer.functional.activations import ACTIVATIONS
 class FeedForward(Option, protocol=True):
     """A feed-forward network applied to each token separately.
 
-    An option of a person's own file has these methods; the last may be left out:
+    A custom option implements these methods; `flops` is optional:
 
-        parameters(self, model_dim)      names of what is learned, a `Parameter` each
-        __call__(self, params, x)        [*batch, T, D] from [*batch, T, D]
-        flops(self, model_dim, length)   of the products for so many tokens, for costs and plans
+        parameters(self, model_dim)      dict from names to `Parameter`
+        __call__(self, params, x)        from [*batch, T, D] to [*batch, T, D]
+        flops(self, model_dim, length)   FLOPs of the matrix products for `length` tokens
 
-    `params` are the arrays by name, in the dtype of the computation. Where several devices share
-    "hidden" or "heads", each is given its part of those, and what they give is added up: so the
-    last product is one with that axis among its inputs, and nothing is added to it.
+    `params` are the arrays by name, in the dtype of the computation. Under tensor parallelism each
+    device gets its shard of the axes "hidden" and "heads", and the outputs of the devices are
+    summed: so the last matrix product must contract the sharded axis, with no bias after it.
     """
 
     parameters = unimplemented_method("parameters", "the model")
@@ -31,8 +31,8 @@ def check_activation(config: "MLP | GLU") -> None:
     require(
         config.activation in ACTIVATIONS,
         f"{type(config).__name__}.activation must be one of {', '.join(map(repr, ACTIVATIONS))}; "
-        f"got {config.activation!r}. A function of your own has a name by @options.activation, "
-        "in a file that is imported first.",
+        f"got {config.activation!r}. Register your own with @options.activation in a module that "
+        "is imported first (--import MODULE).",
     )
 
 
@@ -41,10 +41,10 @@ class MLP(FeedForward):
     """Two linear layers with an activation between them.
 
     Attributes:
-        hidden_dim: Width between the products.
-        activation: What stands between them: a name in `functional.activations.ACTIVATIONS`, to
-            which `options.activation` adds.
-        bias: Whether the products add a bias.
+        hidden_dim: Number of hidden features.
+        activation: A name in `functional.activations.ACTIVATIONS`; `options.activation` adds
+            others.
+        bias: Whether the linear layers have biases.
     """
 
     hidden_dim: int
@@ -66,9 +66,9 @@ class GLU(FeedForward):
     """Gated linear unit: down(activation(gate(x)) * up(x)).
 
     Attributes:
-        hidden_dim: Width between the products.
-        activation: What stands between them, on the gate; as in `MLP`.
-        bias: Whether the products add a bias.
+        hidden_dim: Number of hidden features.
+        activation: Activation of the gate, a name as in `MLP`.
+        bias: Whether the linear layers have biases.
     """
 
     hidden_dim: int
@@ -90,9 +90,9 @@ class ClampedGEGLU(FeedForward):
     """Quick-GELU gate times (value + 1), both clamped (Phi-3-small).
 
     Attributes:
-        hidden_dim: Width between the products.
-        limit: Largest gate, and largest value in size.
-        bias: Whether the products add a bias.
+        hidden_dim: Number of hidden features.
+        limit: Upper limit of the gate, and of the value's magnitude.
+        bias: Whether the linear layers have biases.
     """
 
     hidden_dim: int
@@ -113,10 +113,10 @@ class MoE(FeedForward):
     """Mixture of experts (MoE): a router sends each token to top_k experts and sums their outputs.
 
     Attributes:
-        expert: What each expert is; without biases.
-        num_experts: How many there are.
-        top_k: How many a token goes to, those with the largest probability.
-        renormalise: Whether the probabilities of the chosen ones are divided by their sum.
+        expert: The network of each expert, without biases.
+        num_experts: Number of experts.
+        top_k: Experts per token, those with the largest probabilities.
+        renormalise: Whether the probabilities of the top_k experts are divided by their sum.
     """
 
     expert: MLP | GLU
@@ -129,9 +129,10 @@ class MoE(FeedForward):
         require_positive(self, "num_experts", "top_k")
         require(
             self.top_k <= self.num_experts,
-            f"MoE.top_k chooses among num_experts; got {self.top_k} of {self.num_experts}.",
+            "MoE.top_k must be at most num_experts; "
+            f"got top_k={self.top_k}, num_experts={self.num_experts}.",
         )
-        require(not self.expert.bias, f"Experts have no biases; got {self.expert}.")
+        require(not self.expert.bias, f"MoE experts do not support biases; got {self.expert}.")
 
     def flops(self, model_dim: int, length: int) -> int:
         """FLOPs of the router and of the top_k experts for `length` tokens."""
@@ -142,4 +143,4 @@ class MoE(FeedForward):
         return self.top_k * self.expert.flops(model_dim, length)
 
 
-HIDDEN_DROPOUT_TYPES = MLP, GLU, ClampedGEGLU, MoE  # kinds whose hidden values may be dropped
+HIDDEN_DROPOUT_TYPES = MLP, GLU, ClampedGEGLU, MoE  # kinds that support Dropout.feed_forward

@@ -26,7 +26,7 @@ class FanIn:
     """Normal with standard deviation gain / sqrt(number of inputs).
 
     Attributes:
-        gain: 1 keeps the size of the inputs.
+        gain: Factor of the standard deviation; 1 keeps the variance of the inputs.
     """
 
     gain: float = 1.0
@@ -41,7 +41,7 @@ class FanAverage:
     """Uniform with variance gain ** 2 / mean(number of inputs, number of outputs) (Glorot).
 
     Attributes:
-        gain: 1 is Glorot's choice.
+        gain: Factor of the standard deviation; Glorot uses 1.
     """
 
     gain: float = 1.0
@@ -64,8 +64,8 @@ class Initialisation:
     """Initialiser of each group of parameters; None means `projection`.
 
     Attributes:
-        embedding: Tables of tokens and learned positions.
-        projection: Every kernel that has no choice of its own.
+        embedding: Embeddings of tokens and learned positions.
+        projection: Every other kernel.
         query: Kernels of the queries.
         key: Kernels of the keys.
         value: Kernels of the values.
@@ -73,8 +73,8 @@ class Initialisation:
         feed_forward_in: Kernels into the hidden values.
         feed_forward_out: Kernels out of the hidden values.
         head: Kernel of the logits.
-        residual: "depth" divides what writes to the residual stream by sqrt(2 * num_layers), so
-            that the stream's variance does not grow with depth.
+        residual: "depth" divides projections into the residual stream by sqrt(2 * num_layers), so
+            that its variance does not grow with depth.
     """
 
     embedding: Initialiser = Normal()

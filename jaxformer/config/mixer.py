@@ -1,4 +1,4 @@
-"""`Mixer`: the protocol for your own sequence mixer in the place of attention."""
+"""`Mixer`: the protocol of custom sequence mixers that replace attention."""
 
 from typing import NamedTuple
 
@@ -10,12 +10,12 @@ from jaxformer.config.registry import Option, unimplemented_method
 
 
 class MixerInputs(NamedTuple):
-    """What a mixer gets besides the token vectors: positions, segments, and which tokens are valid.
+    """Inputs of a mixer besides the token vectors: positions, segments, and which tokens are valid.
 
     Attributes:
-        positions: Of each token.
-        segments: The document of each, a number; with a cache there is one document.
-        valid: Which tokens are no padding. Padding leaves a cache as it was.
+        positions: Position of each token.
+        segments: Document number of each token; with a cache there is one document.
+        valid: False for padding, which must not change the cache.
     """
 
     positions: Int[Array, "*batch T"]
@@ -24,23 +24,24 @@ class MixerInputs(NamedTuple):
 
 
 class Mixer(Option, protocol=True):
-    """A custom sequence mixer, used in every layer in the place of attention.
+    """A custom sequence mixer that replaces attention in every layer.
 
-    An option has a field `num_heads` and these methods; the last two may be left out:
+    An option has a field `num_heads` and these methods; the last two are optional:
 
-        parameters(self, model_dim)           names of what is learned, a `Parameter` each
+        parameters(self, model_dim)       dict from names to `Parameter`
         __call__(self, params, x, inputs, cache)
-                                              [*batch, T, D] from [*batch, T, D], and the cache
-        empty_cache(self, batch, room, dtype) arrays [*batch, heads, ...] that `generate` hands on
-        flops(self, model_dim, length)        of the products for one text, for costs and plans
+                                          from [*batch, T, D] to [*batch, T, D], and the cache
+        empty_cache(self, batch, capacity, dtype)
+                                          arrays [*batch, heads, ...], which `generate` needs
+        flops(self, model_dim, length)    FLOPs of the matrix products for one sequence
 
-    A token is to see itself and those before it in its own document (`inputs.segments`), no others.
-    `params` are the arrays by name, in the dtype of the computation. Where several devices share
-    "heads", each is given those of its own, and what they give is added up: so the last product is
-    one with "heads" among its inputs. The cache is None in training, and given back so.
+    A token may depend only on itself and on earlier tokens of its document (`inputs.segments`).
+    `params` are the arrays by name, in the dtype of the computation. Under tensor parallelism each
+    device gets its shard of "heads", and the outputs of the devices are summed: so the last matrix
+    product must contract "heads". In training the cache is None, and None is returned.
 
-    `room` is 1, for a state. A cache with a place for each token sets `windows = (None,)`; then
-    `room` is how many there may be, and more are refused.
+    `capacity` is 1 for a recurrent state. A cache with one slot per token sets `windows = (None,)`;
+    then `capacity` is its number of slots, and longer sequences are an error.
     """
 
     num_heads: int
@@ -54,15 +55,15 @@ class Mixer(Option, protocol=True):
     flops = unimplemented_method("flops", "costs")
 
     def __post_init__(self) -> None:
-        """Refuse heads and windows that nothing can follow from."""
+        """Check `num_heads` and `windows`."""
         super().__post_init__()
         name, heads = type(self).__name__, getattr(self, "num_heads", None)
         require(
             type(heads) is int and heads > 0,
-            f"{name}.num_heads must be a whole number of at least 1; got {heads!r}.",
+            f"{name}.num_heads must be an integer of at least 1; got {heads!r}.",
         )
         require(
             self.windows in ((1,), (None,)),
-            f"{name}.windows is (1,), for a state, or (None,), for a place for each token; "
-            f"got {self.windows!r}.",
+            f"{name}.windows must be (1,), for a recurrent state, or (None,), for one cache slot "
+            f"per token; got {self.windows!r}.",
         )

@@ -43,10 +43,10 @@ class Dropout:
     """Dropout rates by place.
 
     Attributes:
-        embedding: Of the first layer's input.
-        attention: Of the attention weights.
-        feed_forward: Of the feed-forward's hidden values.
-        residual: Of what each branch gives, before a norm after it.
+        embedding: Rate for the input of the first layer.
+        attention: Rate for attention weights.
+        feed_forward: Rate for the hidden features of the feed-forward network.
+        residual: Rate for the output of each branch, before a norm that follows it.
     """
 
     embedding: float = 0.0
@@ -75,22 +75,22 @@ class TransformerConfig:
     Attributes:
         vocab_size: Number of token ids.
         model_dim: Width of the residual stream.
-        num_layers: Layers of the stack (of the decoder, where there is also an encoder).
-        attention: Heads, positions and windows.
-        feed_forward: The feed-forward branch, cycled over the layers.
+        num_layers: Layers of the stack, or of the decoder if there is an encoder too.
+        attention: Attention kind, with heads, positions and windows.
+        feed_forward: Feed-forward networks, cycled over the layers.
         topology: Decoder, encoder, or both.
-        block: Whether branches run one after the other or side by side, and then under a norm each
-            or a shared one.
+        block: Whether attention and feed-forward run serially or in parallel, and in parallel
+            whether they share one norm.
         norm: The kind of norm.
-        norm_placement: Where norms stand: before a branch, after the sum, around a branch, or
-            after a branch.
+        norm_placement: Position of the norms: before a branch, after the residual sum, before and
+            after a branch, or after a branch.
         final_norm: Whether a norm follows the last layer of each stack.
-        embedding: From token ids to vectors.
-        head: From vectors to logits.
-        dropout: Rates in training.
-        initialisation: Where parameters start.
-        model_type: What Hugging Face calls it, where an export could take several names. It is no
-            part of the model: configurations that differ in it alone are equal.
+        embedding: Token embedding.
+        head: LM head.
+        dropout: Dropout rates in training.
+        initialisation: Initialisers of the parameters.
+        model_type: Hugging Face model type, for exports that match several. Configurations that
+            differ only in it are equal.
 
     Example:
         >>> from jaxformer.config import GLU, MultiHead, TransformerConfig
@@ -133,13 +133,13 @@ class TransformerConfig:
         )
         require(
             not has_block_sparse or isinstance(self.topology, Decoder),
-            f"BlockSparse is a pattern of the past, for a Decoder; got {self.topology}.",
+            f"BlockSparse windows are causal, so they need a Decoder; got {self.topology}.",
         )
         position_options = [self.embedding.positions, *(p for a in attentions for p in a.positions)]
         for kind in position_options:
             require(
                 not isinstance(kind, Sinusoid | TransformerXL) or self.model_dim % 2 == 0,
-                f"{type(kind).__name__} pairs sines with cosines, so model_dim must be even; "
+                f"{type(kind).__name__} needs an even model_dim for pairs of sine and cosine; "
                 f"got {self.model_dim}.",
             )
         is_tensor2tensor = (
@@ -148,7 +148,7 @@ class TransformerConfig:
         )
         require(
             not is_tensor2tensor or self.model_dim >= 4,
-            "Sinusoid's tensor2tensor layout spreads wavelengths over at least 2 pairs, so "
+            "Sinusoid's tensor2tensor layout needs at least 2 pairs of sine and cosine, so "
             f"model_dim must be at least 4; got {self.model_dim}.",
         )
         recurrent_kind = next(
@@ -156,36 +156,34 @@ class TransformerConfig:
         )
         require(
             recurrent_kind is None or isinstance(self.topology, Decoder),
-            f"{recurrent_kind} reads from left to right, so it is for a Decoder; got "
-            f"{self.topology}.",
+            f"{recurrent_kind} is causal, so it needs a Decoder; got {self.topology}.",
         )
         require(
             recurrent_kind is None or self.dropout.attention == 0,
-            f"{recurrent_kind} has no attention weights to drop, so dropout.attention must be 0; "
-            "got "
+            f"{recurrent_kind} has no attention weights, so dropout.attention must be 0; got "
             f"{self.dropout.attention}.",
         )
         for branch in (*self.feed_forward, *self.encoder_config.feed_forward):
             require(
                 isinstance(branch, HIDDEN_DROPOUT_TYPES) or self.dropout.feed_forward == 0,
-                f"{type(branch).__name__} has no hidden values to drop, so dropout.feed_forward "
-                f"must be 0; got {self.dropout.feed_forward}.",
+                f"{type(branch).__name__} has no hidden dropout, so dropout.feed_forward must be "
+                f"0; got {self.dropout.feed_forward}.",
             )
         has_encoder = isinstance(self.topology, EncoderDecoder)
         require(
             not has_encoder or isinstance(self.attention, MultiHead),
-            "The decoder of an EncoderDecoder attends to a source, which MultiHead alone can; got "
-            f"{type(self.attention).__name__}. (The encoder's attention may be another.)",
+            "The decoder of an EncoderDecoder needs MultiHead, for cross-attention; got "
+            f"{type(self.attention).__name__}. (The encoder may use another kind.)",
         )
         out_of_range = [i for i in self.head.masked_ids if not 0 <= i < self.vocab_size]
         require(
             not out_of_range,
-            f"head.masked_ids must be from 0 to {self.vocab_size - 1}, since vocab_size is "
-            f"{self.vocab_size}; got {out_of_range}.",
+            f"head.masked_ids must be from 0 to vocab_size - 1 = {self.vocab_size - 1}; "
+            f"got {out_of_range}.",
         )
         require(
             len(set(self.head.masked_ids)) < self.vocab_size,
-            f"head.masked_ids leaves no token to choose: it names all {self.vocab_size} ids.",
+            f"head.masked_ids must leave at least one id; it masks all {self.vocab_size}.",
         )
 
     @property
@@ -198,7 +196,7 @@ class TransformerConfig:
         """The attention kind of all layers; ValueError for a `Hybrid`."""
         if isinstance(self.attention, Hybrid):
             names = ", ".join(dict.fromkeys(type(kind).__name__ for kind in self.attention_kinds))
-            raise ValueError(f"This needs layers of one kind; those of the model are {names}.")
+            raise ValueError(f"This needs the same attention kind in all layers; got {names}.")
         return self.attention
 
     def for_layer(self, index: int) -> TransformerConfig:
@@ -209,7 +207,7 @@ class TransformerConfig:
 
     @property
     def pattern_length(self) -> int:
-        """Length of the layer pattern: after so many layers all per-layer options repeat."""
+        """Length of the layer pattern: per-layer options repeat after this many layers."""
         a = self.attention
         return math.lcm(len(a.positions), len(a.windows), len(self.feed_forward))
 
@@ -261,13 +259,14 @@ class TransformerConfig:
         """Return a copy with other attention positions, cycled over the layers.
 
         Raises:
-            ValueError: The attention takes none, or not these.
+            ValueError: The attention has no position option, or does not support these.
         """
         match self.attention:
             case Decay():
-                raise ValueError(f"Decay turns by its own angles; it takes no {positions}.")
+                raise ValueError(f"Decay has no positions, only Decay.angles; got {positions}.")
             case Mixer() | Hybrid():
-                raise ValueError(f"{type(self.attention).__name__} takes no {positions}.")
+                name = type(self.attention).__name__
+                raise ValueError(f"{name} has no positions to replace; got {positions}.")
             case attention:
                 return replace(self, attention=replace(attention, positions=positions))
 
@@ -275,13 +274,13 @@ class TransformerConfig:
         """Return a copy with this RoPE scaling, for contexts longer than in training.
 
         Args:
-            scaling: How; None takes the scaling away.
+            scaling: The RoPE scaling; None removes it.
 
         Returns:
-            The configuration; its parameters are those of the model as it was.
+            The configuration; it has the same parameters.
 
         Raises:
-            ValueError: No layer has rotary positions.
+            ValueError: No layer has RoPE.
 
         Example:
             >>> from jaxformer import zoo
@@ -292,7 +291,7 @@ class TransformerConfig:
         """
         kinds = self.attention.positions
         if not any(isinstance(kind, Rope) for kind in kinds):
-            raise ValueError(f"No layer has rotary positions to stretch; they have {kinds}.")
+            raise ValueError(f"with_rope_scaling needs a layer with Rope; got positions {kinds}.")
         return self.with_positions(
             *(replace(k, scaling=scaling) if isinstance(k, Rope) else k for k in kinds)
         )
@@ -300,9 +299,9 @@ class TransformerConfig:
     def tiny(self) -> TransformerConfig:
         """Return the configuration with small sizes and the same kind of every option.
 
-        Head counts keep whether they are a power of two and how they are grouped, the model width
-        keeps whether it equals the heads side by side, depth keeps a whole pattern and whether
-        layers are left over after it, and scales that follow from a width follow from the new one.
+        These properties are preserved: whether num_heads is a power of two, how heads are grouped,
+        whether model_dim equals the width of all heads, one full layer pattern and whether the
+        depth is a multiple of it, and scales that are a power of a width.
         """
         attention = tiny_attention(self.attention)
         width = heads_width(attention)

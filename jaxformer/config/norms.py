@@ -14,7 +14,7 @@ class LayerNorm:
 
     Attributes:
         eps: Added to the variance.
-        parameters: What is learned.
+        parameters: Learned parameters.
         scale_offset: Added to the stored scale; 1 for checkpoints that store scale - 1 (Nemotron).
     """
 
@@ -33,8 +33,8 @@ class RMSNorm:
 
     Attributes:
         eps: Added to the mean square, or to its root.
-        eps_position: Whether eps stands inside or outside the root.
-        parameters: What is learned.
+        eps_position: Whether eps is inside or outside the root.
+        parameters: Learned parameters.
         scale_offset: Added to the stored scale; 1 for checkpoints that store scale - 1 (Gemma).
     """
 
@@ -57,9 +57,8 @@ class QKNorm:
 
     Attributes:
         norm: The kind of norm.
-        over: What one norm sees: "width" all heads side by side (OLMo 2), "head" each head with
-            one scale shared by all heads (Gemma 3), "each_head" each head with a scale of its own
-            (Command R+).
+        over: "width" normalises all heads concatenated (OLMo 2), "head" each head with one scale
+            for all heads (Gemma 3), "each_head" each head with its own scale (Command R+).
     """
 
     norm: Norm = RMSNorm()

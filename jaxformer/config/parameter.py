@@ -1,4 +1,4 @@
-"""What an option learns: shapes, what axes count, and where numbers start."""
+"""`Parameter`: shape, logical axes and initial value of a custom option's parameter."""
 
 import math
 import numbers
@@ -12,7 +12,7 @@ import numpy as np
 from jaxformer.checks import FLOAT32_MAX, INT32_MAX, OptionError, shown
 from jaxformer.config.initialisation import Initialiser
 
-# What an axis of a parameter may count.
+# Names of logical axes; shardings, optimizer groups and memory estimates are derived from them.
 LOGICAL_AXES = ("model", "heads", "kv_heads", "hidden", "vocabulary", "experts", "rows", "features")
 
 
@@ -20,10 +20,10 @@ class Parameter(NamedTuple):
     """Declaration of a parameter: global shape, logical axes and initial value.
 
     Attributes:
-        shape: Of the array.
-        axes: A word for each axis, such as "features -> heads" (see `layers.parameters`).
-        init: A number, a `config` initialiser, or a function of (key, shape, dtype). None draws a
-            matrix by `FanIn`; vectors begin with zeros.
+        shape: Shape of the array.
+        axes: One of `LOGICAL_AXES` per axis, inputs before outputs: "features -> heads".
+        init: A number, a `config` initialiser, or a function of (key, shape, dtype). None
+            initialises a matrix by `FanIn` and a vector with zeros.
     """
 
     shape: tuple[int, ...]
@@ -32,7 +32,7 @@ class Parameter(NamedTuple):
 
 
 class LogicalAxes(NamedTuple):
-    """Logical axes of a parameter, and how many of the last are a matrix's outputs."""
+    """Logical axes of a parameter, and how many of the last ones are outputs of a matrix."""
 
     names: tuple[str, ...]
     num_output_axes: int
@@ -48,56 +48,57 @@ def parse_logical_axes(axes: str) -> LogicalAxes:
     """Parse a declaration such as "model -> heads features".
 
     Args:
-        axes: Of `LOGICAL_AXES`, for instance "model -> heads features".
+        axes: Names from `LOGICAL_AXES`, inputs before the arrow and outputs after it.
 
     Returns:
         Names of the axes, and how many are outputs.
 
     Raises:
-        ValueError: A word is none of `LOGICAL_AXES`.
+        ValueError: A name is not in `LOGICAL_AXES`.
     """
     left, _, right = axes.partition("->")
     names, outputs = (*left.split(), *right.split()), len(right.split())
     if unknown := [name for name in names if name not in LOGICAL_AXES]:
         raise ValueError(
-            f"An axis of a parameter counts one of {', '.join(LOGICAL_AXES)}; "
+            f"Axes of a parameter must be among {', '.join(LOGICAL_AXES)}; "
             f"got {', '.join(map(repr, unknown))} in {axes!r}."
         )
     return LogicalAxes(names, outputs)
 
 
 def check_parameters(method_name: str, declared: Any, *_: Any) -> None:
-    """Refuse what is no dict of names and a sound `Parameter` each.
+    """Check that a custom option declares a dict from names to valid `Parameter`s.
 
     Args:
-        method_name: The method that gave it, named in the message.
-        declared: What it gave.
+        method_name: Name of the method, for error messages.
+        declared: The value that it returned.
 
     Raises:
-        OptionError: Names the parameter and what of it is wrong.
+        OptionError: The value is no such dict, or a parameter is invalid; the message names it.
     """
     if not isinstance(declared, Mapping):
         raise OptionError(
-            f"{method_name} gives a dict of names, a Parameter each; got {shown(declared)}."
+            f"{method_name} must return a dict from names to Parameter; got {shown(declared)}."
         )
     for name, parameter in declared.items():
         if not isinstance(name, str) or not isinstance(parameter, Parameter):
             raise OptionError(
-                f"{method_name} gives a dict of names, a Parameter each; got {shown(parameter)} "
-                "for "
-                f"{name!r}."
+                f"{method_name} must return a dict from names to Parameter; got "
+                f"{shown(parameter)} for {name!r}."
             )
         if not name or "/" in name:
-            raise OptionError(f"{method_name}: a parameter has a name without '/'; got {name!r}.")
+            raise OptionError(
+                f"{method_name}: the name of a parameter must be non-empty and without '/'; got "
+                f"{name!r}."
+            )
         if not isinstance(parameter.shape, tuple | list) or not all(map(_is_size, parameter.shape)):
             raise OptionError(
-                f"{method_name}: the shape of {name!r} is a tuple of whole numbers from 1 to "
+                f"{method_name}: the shape of {name!r} must be a tuple of integers from 1 to "
                 f"{INT32_MAX}; got {shown(parameter.shape)}."
             )
         if not isinstance(parameter.axes, str):
             raise OptionError(
-                f"{method_name}: the axes of {name!r} are words in a text, such as 'model -> "
-                "hidden'; "
+                f"{method_name}: the axes of {name!r} must be a string such as 'model -> hidden'; "
                 f"got {shown(parameter.axes)}."
             )
         try:
@@ -107,15 +108,12 @@ def check_parameters(method_name: str, declared: Any, *_: Any) -> None:
         if num_axes != len(parameter.shape):
             raise OptionError(
                 f"{method_name}: {name!r} {tuple(parameter.shape)} has {len(parameter.shape)} "
-                "axes; "
-                f"{parameter.axes!r} "
-                f"names {num_axes}."
+                f"axes, but {parameter.axes!r} names {num_axes}."
             )
         if not _is_init(parameter.init):
             raise OptionError(
-                f"{method_name}: {name!r} starts from a finite number, a config initialiser such "
-                "as "
-                "Normal(), a function of (key, shape, dtype), or None; got "
+                f"{method_name}: init of {name!r} must be a finite number, a config initialiser "
+                "such as Normal(), a function of (key, shape, dtype), or None; got "
                 f"{shown(parameter.init)}."
             )
 
@@ -126,7 +124,7 @@ def _is_size(size: Any) -> bool:
 
 
 def _is_init(init: Any) -> bool:
-    if isinstance(init, jax.Array):  # which numbers it holds, a traced one does not tell
+    if isinstance(init, jax.Array):  # the value of a tracer is unknown
         traced = isinstance(init, jax.core.Tracer)
         return init.ndim == 0 and (traced or math.isfinite(init))
     if isinstance(init, int | float | np.floating | np.integer) and not isinstance(init, bool):

@@ -24,8 +24,8 @@ class Learned:
     """A table with one learned vector per position.
 
     Attributes:
-        max_length: How many positions there are.
-        offset: Rows of the table before that of position 0; 2 in OPT.
+        max_length: Number of positions.
+        offset: Rows of the table before the row of position 0; 2 in OPT.
     """
 
     max_length: int
@@ -34,7 +34,7 @@ class Learned:
     def __post_init__(self):
         check_fields(self)
         require_positive(self, "max_length")
-        require(self.offset >= 0, f"Learned.offset counts rows; got {self.offset}.")
+        require(self.offset >= 0, f"Learned.offset must be at least 0; got {self.offset}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,9 +42,9 @@ class Sinusoid:
     """Sines and cosines of the position.
 
     Attributes:
-        base: Ratio of the slowest to the fastest wavelength, nearly.
-        layout: How sines and cosines are arranged (see `functional.sinusoidal_positions`).
-        sin_first: Whether sines stand before cosines.
+        base: Ratio of the longest to the shortest wavelength, approximately.
+        layout: Order of sines and cosines (see `functional.sinusoidal_positions`).
+        sin_first: Whether sines come before cosines.
         offset: Number of the first position; padding id + 1 in fairseq.
     """
 
@@ -64,26 +64,26 @@ class Sinusoid:
 class ScoreBias(Option, protocol=True):
     """A bias added to attention scores, computed from query and key positions.
 
-    An option has two methods. They know nothing of batches, caches, windows or devices, and are
-    asked for whole matrices, for tiles of them, forwards and by `jax.vjp`, and for single queries:
+    An option implements two methods, and `constants` if it has any:
 
-        parameters(self, num_heads)      names of what is learned, a `Parameter` each
+        parameters(self, num_heads)      dict from names to `Parameter`
         __call__(self, params, query_positions, key_positions, *, causal)
-                                         [heads, queries, keys], for [queries] and [keys]
+                                         bias [heads, queries, keys] of [queries] and [keys]
 
-    `params` are the arrays by name, and may be of some of the heads only; so is the answer, which
-    has all of those. It is float32, as bfloat16 cannot tell distances above 256 from the next.
-    A term that heads share is given their number by `constants`.
-    Without `causal` keys after the query are seen, too; otherwise they are masked, and get any
-    finite number. So do slots of a cache that hold nothing, whose position is the largest int32.
+    Attention calls it for full matrices, for tiles, for single queries, and inside `jax.vjp`.
+    `params` are the arrays by name, and under tensor parallelism hold only the device's heads, as
+    must the result. The result is float32: bfloat16 rounds distances above 256. A bias that is
+    equal for all heads learns the number of heads from `constants`. With `causal`, keys after the
+    query are masked, and their bias may be any finite number; so may that of empty cache slots,
+    whose position is the largest int32.
     """
 
-    shared_across_layers = False  # whether layers of a stack have one set of parameters
+    shared_across_layers = False  # whether all layers of a stack share one set of parameters
     parameters = unimplemented_method("parameters", "the model")
     __call__ = unimplemented_method("__call__", "attention")
 
     def constants(self, num_heads: int) -> Mapping[str, Float[Array, "N ..."]]:
-        """Per-head constants by name, such as ALiBi slopes; they are merged into `params`."""
+        """Return per-head constants by name, such as ALiBi slopes; `params` includes them."""
         return {}
 
 
@@ -92,11 +92,11 @@ class Rope:
     """RoPE: rotate feature pairs by an angle proportional to the position.
 
     Attributes:
-        base: Ratio of the slowest to the fastest wavelength, nearly.
-        fraction: Share of each head that is rotated, the first features; the rest passes through.
-        pairing: Which features form a pair (see `functional.rotate`).
-        scaling: How positions stretch beyond the length of training.
-        targets: Which of query, key, value and output are turned; the output by the conjugate.
+        base: Ratio of the longest to the shortest wavelength, approximately.
+        fraction: Fraction of each head that is rotated, the first features; the rest is unchanged.
+        pairing: Features that form a pair (see `functional.rotate`).
+        scaling: Scaling for contexts longer than in training.
+        targets: Which of query, key, value and output are rotated; the output by the inverse.
     """
 
     base: float = 10_000.0
@@ -107,14 +107,11 @@ class Rope:
 
     def __post_init__(self):
         check_fields(self)
-        require(
-            0 < self.fraction <= 1,
-            f"Rope.fraction is a share of the head, in (0, 1]; got {self.fraction}.",
-        )
+        require(0 < self.fraction <= 1, f"Rope.fraction must be in (0, 1]; got {self.fraction}.")
         require(self.base > 1, f"Rope.base must be above 1; got {self.base}.")
         require(
             len(set(self.targets)) == len(self.targets),
-            f"Rope.targets names a target twice: {self.targets}.",
+            f"Rope.targets must not repeat a target; got {self.targets}.",
         )
 
     def rotary_dim(self, head_dim: int) -> int:
@@ -152,8 +149,8 @@ class T5Bias(ScoreBias):
     """T5 relative position bias: a learned number per head and distance bucket, for all layers.
 
     Attributes:
-        num_buckets: Rows of the table.
-        max_distance: Distances from here on share the last bucket.
+        num_buckets: Number of distance buckets.
+        max_distance: Distances from this one on share the last bucket.
     """
 
     num_buckets: int = 32
@@ -164,17 +161,17 @@ class T5Bias(ScoreBias):
         super().__post_init__()
         require(
             self.num_buckets >= 4 and self.num_buckets % 2 == 0,
-            f"T5Bias.num_buckets splits by sign, and each half by near or far, so it must be even "
-            f"and at least 4; got {self.num_buckets}.",
+            "T5Bias.num_buckets is split by sign and then into near and far buckets, so it must be "
+            f"even and at least 4; got {self.num_buckets}.",
         )
         require(
             self.max_distance > self.num_buckets // 2,
-            f"T5Bias.max_distance must exceed num_buckets / 2, the distances that have a bucket "
-            f"each; got max_distance={self.max_distance}, num_buckets={self.num_buckets}.",
+            "T5Bias.max_distance must exceed num_buckets / 2, the number of exact buckets; got "
+            f"max_distance={self.max_distance}, num_buckets={self.num_buckets}.",
         )
 
     def parameters(self, num_heads: int) -> Mapping[str, Parameter]:
-        """The table of buckets and heads."""
+        """The learned table [num_buckets, num_heads]."""
         return {"embedding": Parameter((self.num_buckets, num_heads), "rows -> heads", Normal())}
 
     def __call__(
@@ -200,12 +197,12 @@ class Fire(ScoreBias):
 
         score[n, i, j] += f(log(c d + 1) / log(c max(L, i) + 1))[n]      d = i - j
 
-    with f a network of one hidden layer; f, c and L are learned (see `functional.fire_bias`). Its
-    argument lies between 0 and 1 in texts of any length.
+    with f an MLP of one hidden layer; f, c and L are learned (see `functional.fire_bias`). The
+    argument of f is between 0 and 1 at any length.
 
     Attributes:
-        hidden_dim: Width of the network.
-        length: L at first, in tokens: from this position on distances are taken relative to it.
+        hidden_dim: Hidden features of the MLP.
+        length: Initial threshold L in tokens: beyond it distances are relative to the position.
 
     References:
         Li et al., Functional Interpolation for Relative Positions Improves Long Context
@@ -252,7 +249,7 @@ class TransformerXL:
     with u, v and W learned in every layer.
 
     Attributes:
-        base: Ratio of the slowest to the fastest wavelength of the sinusoids, nearly.
+        base: Ratio of the longest to the shortest wavelength of the sinusoids, approximately.
     """
 
     base: float = 10_000.0
@@ -265,17 +262,17 @@ class TransformerXL:
 Positions = Rope | ScoreBias | TransformerXL
 
 
-# What a query may see
+# Attention windows
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockSparse:
-    """Block-sparse causal attention with another block pattern in each head (Phi-3-small).
+    """Block-sparse causal attention with a different block pattern in each head (Phi-3-small).
 
     Attributes:
-        block_size: Tokens of a block.
-        local_blocks: How many blocks back a query sees whole, its own included.
-        stride: Beyond them it sees every stride-th block.
+        block_size: Tokens per block.
+        local_blocks: Recent blocks that a query attends to, including its own block.
+        stride: Of the earlier blocks, the query attends to every stride-th.
     """
 
     block_size: int = 64

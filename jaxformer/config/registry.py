@@ -21,16 +21,16 @@ OptionT = TypeVar("OptionT")
 class Option:
     """An extensible option: a frozen dataclass, registered by name when its module is imported.
 
-    A protocol, such as `ScoreBias`, is a class of options that says what they must be able to do.
-    Defined once more in its own file or notebook, an option replaces the earlier one. What its
-    methods raise comes as an `OptionError` that names option and method, with the error itself as
-    its cause; what they give is looked at.
+    A protocol, such as `ScoreBias`, is a subclass that declares the methods of its options. An
+    option that is defined again in the same module or notebook replaces the earlier one. Results of
+    its methods are checked, and an exception in one becomes the cause of an `OptionError` that
+    names option and method.
 
     Raises:
-        ValueError: Another file's option has this name; it is no frozen dataclass.
+        ValueError: Another module has registered this name, or the class is no frozen dataclass.
     """
 
-    __dataclass_fields__: ClassVar[dict[str, Any]]  # each option has them
+    __dataclass_fields__: ClassVar[dict[str, Any]]  # set by @dataclass
 
     def __init_subclass__(cls, *, protocol: bool = False) -> None:
         super().__init_subclass__()
@@ -39,9 +39,8 @@ class Option:
         registered = OPTION_REGISTRY.get(cls.__name__, cls)
         if registered.__module__ != cls.__module__:
             raise ValueError(
-                f"{registered.__module__} has an option {cls.__name__} already: this one needs "
-                "another "
-                "name."
+                f"{registered.__module__} has already registered an option {cls.__name__}; choose "
+                "another name."
             )
         OPTION_REGISTRY[cls.__name__] = cls
         for name in CHECKS:
@@ -50,12 +49,12 @@ class Option:
                 setattr(cls, name, _checked_method(name, vars(home)[name]))
 
     def __new__(cls, *args: Any, **fields: Any) -> Any:
-        """Create an instance; refuse classes that are no frozen dataclass."""
+        """Create an instance; a class that is no frozen dataclass is an error."""
         dataclass_params = vars(cls).get("__dataclass_params__")
         if dataclass_params is None or not dataclass_params.frozen:
             raise ValueError(
-                f"{cls.__name__} is chosen and compared, so it is a frozen dataclass: write "
-                "@dataclass(frozen=True, kw_only=True) above it."
+                f"{cls.__name__} must be a frozen dataclass: decorate it with "
+                "@dataclass(frozen=True, kw_only=True)."
             )
         return super().__new__(cls)
 
@@ -69,32 +68,31 @@ class Option:
 
 
 def _check_flops(giver: str, flops: Any, *_: Any) -> None:
-    """Refuse what is no count of operations."""
+    """Check that a number of FLOPs is finite and not negative."""
     number = isinstance(flops, numbers.Real) and not isinstance(flops, bool)
     if not number or not 0 <= flops < math.inf:
-        raise OptionError(f"{giver} gives a finite number of at least 0; got {shown(flops)}.")
+        raise OptionError(f"{giver} must return a finite number of at least 0; got {shown(flops)}.")
 
 
 def _check_cache(giver: str, cache: Any, batch: Sequence[int] = (), *_: Any) -> None:
-    """Refuse what has no place for each row."""
+    """Check that all arrays of a cache have the batch axes and an axis of heads."""
     shapes = [getattr(leaf, "shape", ()) for leaf in jax.tree.leaves(cache)]
     rows = tuple(batch)
     if cache is None or any(x[: len(rows)] != rows or len(x) == len(rows) for x in shapes):
         raise OptionError(
-            f"{giver} gives arrays [*batch, heads, ...], here {rows} and heads; got "
+            f"{giver} must return arrays [*batch, heads, ...] with *batch = {rows}; got "
             f"{', '.join(map(str, shapes)) or shown(cache)}."
         )
 
 
 def _check_tiny(giver: str, tiny: Any, *_: Any) -> None:
-    """Refuse what is no option."""
+    """Check that `tiny` returned an option."""
     if not isinstance(tiny, Option):
-        raise OptionError(f"{giver} gives an option; got {shown(tiny)}.")
+        raise OptionError(f"{giver} must return an option; got {shown(tiny)}.")
 
 
-# What is looked at of that which an option's methods give, whoever calls them. What `__call__`
-# and `constants` give is looked at where the arrays are that it must go with:
-# `layers.custom_option`.
+# Checks of the results of an option's methods. Results of `__call__` and `constants` must match
+# other arrays, so their callers check them (`layers.custom_option`).
 CHECKS: dict[str, Callable[..., None]] = {
     "parameters": check_parameters,
     "flops": _check_flops,
@@ -106,7 +104,7 @@ CHECKS: dict[str, Callable[..., None]] = {
 
 
 def _checked_method(name: str, raw: Any) -> Callable[..., Any]:
-    """The method, whose errors name the option, and whose result is looked at."""
+    """Return the method with checks of its result and errors that name the option."""
 
     @functools.wraps(raw)
     def method(self: Option, *args: Any, **kwargs: Any) -> Any:
@@ -124,21 +122,21 @@ def unimplemented_method(name: str, caller: str) -> Any:
     """Return a method that raises NotImplementedError and names the caller that needs it.
 
     Args:
-        name: Of the method.
-        caller: Who asks for it.
+        name: Name of the method.
+        caller: The code that needs it, for the error message.
 
     Returns:
         The method.
     """
 
     def method(self: Option, *args: Any, **kwargs: Any) -> NoReturn:
-        raise LeftOutError(f"{type(self).__name__} has no {name}(...), which {caller} asks for.")
+        raise LeftOutError(f"{type(self).__name__} has no {name}(...), which {caller} needs.")
 
     return method
 
 
 def allowed_types(hint: Any) -> tuple[Any, ...]:
-    """Return the types an annotation allows; a protocol stands for every registered option of it.
+    """Return the types an annotation allows; a protocol is replaced by its registered options.
 
     Args:
         hint: A type or a union of types.

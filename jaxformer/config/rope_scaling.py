@@ -10,7 +10,7 @@ class LinearScaling:
     """Linear scaling (position interpolation): divide every frequency by `factor`.
 
     Attributes:
-        factor: By how much the context grows.
+        factor: Ratio of the extended to the original context length.
     """
 
     factor: float
@@ -25,7 +25,7 @@ class NTKScaling:
     """NTK-aware scaling: divide the lowest frequency by `factor`, keep the highest.
 
     Attributes:
-        factor: By how much the context grows.
+        factor: Ratio of the extended to the original context length.
     """
 
     factor: float
@@ -40,8 +40,8 @@ class DynamicNTK:
     """Dynamic NTK scaling: the factor grows with the sequence length.
 
     Attributes:
-        factor: How fast it grows.
-        original_max_length: Longest text in training; up to it nothing changes.
+        factor: How fast the NTK factor grows with the length.
+        original_max_length: Context length in training; up to it frequencies are unchanged.
     """
 
     factor: float
@@ -57,10 +57,10 @@ class Llama3Scaling:
     """Divide slow frequencies by `factor`, keep fast ones, interpolate between (Llama 3.1).
 
     Attributes:
-        factor: By how much the context grows.
-        low_freq_factor: Pairs with fewer turns over the training length are divided.
-        high_freq_factor: Pairs with more turns are kept.
-        original_max_length: Longest text in training.
+        factor: Ratio of the extended to the original context length.
+        low_freq_factor: Frequencies with fewer rotations over the training length are divided.
+        high_freq_factor: Frequencies with more rotations are unchanged.
+        original_max_length: Context length in training.
     """
 
     factor: float
@@ -80,14 +80,14 @@ class Llama3Scaling:
 
 @dataclass(frozen=True, kw_only=True)
 class Yarn:
-    """YaRN: scale each frequency by how many turns it makes within the training length.
+    """YaRN: scale each frequency by its number of rotations over the training length.
 
     Attributes:
-        factor: By how much the context grows.
-        original_max_length: Longest text in training.
-        beta_fast: Pairs with more turns are kept.
-        beta_slow: Pairs with fewer turns are divided by `factor`.
-        attention_factor: Multiplies rotated queries and keys; None takes 0.1 * ln(factor) + 1.
+        factor: Ratio of the extended to the original context length.
+        original_max_length: Context length in training.
+        beta_fast: Frequencies with more rotations are unchanged.
+        beta_slow: Frequencies with fewer rotations are divided by `factor`.
+        attention_factor: Multiplies rotated queries and keys; None is 0.1 * ln(factor) + 1.
     """
 
     factor: float
@@ -110,11 +110,11 @@ class LongRope:
     """LongRoPE: one divisor per feature pair, for short and for long sequences.
 
     Attributes:
-        short_factors: Divisors for texts up to `original_max_length`.
-        long_factors: Divisors for longer texts.
-        original_max_length: Longest text in training.
-        max_length: Longest text after the extension.
-        attention_factor: Multiplies rotated queries and keys; None takes
+        short_factors: Divisors for sequences up to `original_max_length`.
+        long_factors: Divisors for longer sequences.
+        original_max_length: Context length in training.
+        max_length: Context length after the extension.
+        attention_factor: Multiplies rotated queries and keys; None is
             sqrt(1 + ln(max_length / original_max_length) / ln(original_max_length)).
     """
 
@@ -129,15 +129,12 @@ class LongRope:
         require_positive(self, "original_max_length", "max_length", "attention_factor")
         require(
             self.original_max_length > 1 or self.attention_factor is not None,
-            "LongRope divides by ln(original_max_length), so without attention_factor it must be "
-            f"above 1; got {self.original_max_length}.",
+            "LongRope.original_max_length must be above 1 without attention_factor; "
+            f"got {self.original_max_length}.",
         )
         for name in ("short_factors", "long_factors"):
             nonpositive = [factor for factor in getattr(self, name) if factor <= 0]
-            require(
-                not nonpositive,
-                f"LongRope.{name} divides, so it must be positive; got {nonpositive}.",
-            )
+            require(not nonpositive, f"LongRope.{name} must be positive; got {nonpositive}.")
 
 
 RopeScaling = LinearScaling | NTKScaling | DynamicNTK | Llama3Scaling | Yarn | LongRope

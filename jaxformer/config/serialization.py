@@ -17,11 +17,11 @@ def to_json(config: Any, *, indent: int | None = None) -> str:
     """Write a configuration as JSON; a dataclass carries its type's name under "type".
 
     Args:
-        config: A dataclass of choices, or a value of one.
-        indent: Spaces for each level of nesting; None writes a single line.
+        config: A configuration dataclass, or the value of one of its fields.
+        indent: Spaces per nesting level; None writes a single line.
 
     Returns:
-        The JSON, as `from_json` reads it.
+        The JSON, for `from_json`.
     """
     return json.dumps(_encode(config), indent=indent)
 
@@ -30,15 +30,15 @@ def from_json(kind: type[T], text: str | bytes) -> T:
     """Parse the JSON of `to_json` into an instance of `kind`.
 
     Args:
-        kind: The dataclass that was written.
-        text: Its JSON; bytes are UTF-8.
+        kind: The dataclass to create.
+        text: JSON; bytes are UTF-8.
 
     Returns:
-        An instance of `kind`; fields that are not written have their defaults.
+        An instance of `kind`; missing fields have their defaults.
 
     Raises:
-        ValueError: The text is not JSON; a field is unknown or missing, or a value does not fit its
-            type, and the path to it is named.
+        ValueError: The text is not JSON, a field is unknown or missing, or a value does not match
+            its annotation; the message has the path to it.
     """
     return _decode(kind, parse_json(text, location=f"The JSON of {kind.__name__}"), kind.__name__)
 
@@ -46,17 +46,17 @@ def from_json(kind: type[T], text: str | bytes) -> T:
 def from_python(text: str, kinds: Mapping[str, type]) -> Any:
     """Parse a configuration from Python source such as "LayerNorm(eps=1e-6)".
 
-    Nothing is executed but the constructors in `kinds`.
+    Only constructors in `kinds` are executed.
 
     Args:
         text: A literal, or a call of one of `kinds` with keywords.
         kinds: Constructors by name.
 
     Returns:
-        The literal's value, or the instance that the call makes.
+        The value of the literal or call.
 
     Raises:
-        ValueError: The text is not of that form, or names something else.
+        ValueError: The text is neither.
     """
 
     def build(node: ast.expr) -> Any:
@@ -74,14 +74,14 @@ def from_python(text: str, kinds: Mapping[str, type]) -> Any:
         except (ValueError, TypeError):
             source = ast.unparse(node)
             raise ValueError(
-                f"Cannot read {source!r}: expected a number, a string, None, or one of "
+                f"Cannot parse {source!r}: expected a number, a string, None, or one of "
                 f"{', '.join(sorted(kinds))} with keywords, such as RMSNorm(eps=1e-6)."
             ) from None
 
     try:
         return build(ast.parse(text.strip(), mode="eval").body)
-    except (SyntaxError, RecursionError, MemoryError):  # the last two: nested too deep
-        raise ValueError(f"Cannot read {text[:100]!r} as a choice.") from None
+    except (SyntaxError, RecursionError, MemoryError):  # the last two on deep nesting
+        raise ValueError(f"Cannot parse {text[:100]!r} as a configuration.") from None
 
 
 def _required_fields(kind: Any) -> list[str]:
@@ -119,7 +119,7 @@ def _decode(hint: Any, data: Any, path: str) -> Any:
             raise ValueError(f"{path}: expected one of {list(args)}, got {data!r}.")
         return data
     if hint is float and type(data) is int:
-        return data  # the dataclass makes a float of it, if one holds it
+        return data  # the dataclass converts it to float, or rejects it
     if hint in (int, float, bool, str, type(None)):
         if type(data) is not hint:
             raise ValueError(f"{path}: expected {hint.__name__}, got {data!r}.")
@@ -128,13 +128,13 @@ def _decode(hint: Any, data: Any, path: str) -> Any:
 
 
 def _select_union_member(options: tuple, data: Any, path: str) -> Any:
-    """Return the member of a union that the JSON data was written from."""
+    """Return the member of a union that matches the JSON data."""
     if isinstance(data, dict):
         kinds = {o.__name__: o for o in options if dataclasses.is_dataclass(o) and type(o) is type}
         if data.get("type") not in kinds:
             raise ValueError(
-                f"{path}: expected one of {list(kinds)}, got type {data.get('type')!r}. An option "
-                "of a file of your own is known once that is imported (--import)."
+                f"{path}: expected one of {list(kinds)}, got type {data.get('type')!r}. "
+                "Custom options must be imported first (--import MODULE)."
             )
         return kinds[data["type"]]
     if data is None and type(None) in options:

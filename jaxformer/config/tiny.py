@@ -1,4 +1,4 @@
-"""Options of test size: every option keeps its kind, every size becomes small."""
+"""Test-size configurations: every option keeps its kind, with small sizes."""
 
 import math
 from dataclasses import replace
@@ -31,7 +31,7 @@ def heads_width(attention: Attention) -> int:
     match attention:
         case Hybrid(kinds=kinds):
             return max(map(heads_width, kinds))
-        case Mixer(num_heads=heads):  # which alone knows
+        case Mixer(num_heads=heads):  # a mixer does not declare its width
             return heads * TINY_HEAD_DIM
         case Latent(num_heads=heads, value_dim=width):
             return heads * width
@@ -39,7 +39,7 @@ def heads_width(attention: Attention) -> int:
 
 
 def tiny_attention(attention: Attention) -> Attention:
-    """Return attention of few and narrow heads, with a whole pattern of positions and windows."""
+    """Return attention with few narrow heads and a full pattern of positions and windows."""
     if isinstance(attention, Hybrid):
         return replace(
             attention, kinds=tuple(map(_tiny_attention_kind, shorten_pattern(attention.kinds)))
@@ -151,7 +151,7 @@ def tiny_embedding(embedding: Embedding, old_width: int, new_width: int) -> Embe
 
 
 def tiny_topology(topology: Topology) -> Topology:
-    """Return a topology of few encoder layers of the same kind."""
+    """Return a topology of the same kind with two encoder layers."""
     if not isinstance(topology, EncoderDecoder):
         return topology
     attention, feed_forward = topology.attention, topology.feed_forward

@@ -1,4 +1,4 @@
-"""Stacks of a model: a decoder, an encoder, or an encoder and a decoder that reads its output."""
+"""Topologies: a decoder, an encoder, or an encoder and a decoder with cross-attention."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ class EncoderDecoder:
     """An encoder for the source, and a causal decoder with cross-attention to its output.
 
     Attributes:
-        num_encoder_layers: Layers of the encoder; the model's num_layers are the decoder's.
-        source_vocab_size: Size of the source's own token table; None shares the target's.
-        attention: Heads, positions and windows of the encoder; None takes the decoder's.
-        feed_forward: The encoder's feed-forward branch, cycled over its layers; None takes the
+        num_encoder_layers: Layers of the encoder; `TransformerConfig.num_layers` counts those of
+            the decoder.
+        source_vocab_size: Size of a separate source embedding; None shares the target's embedding.
+        attention: Attention of the encoder; None uses the decoder's.
+        feed_forward: Feed-forward networks of the encoder, cycled over its layers; None uses the
             decoder's.
     """
 

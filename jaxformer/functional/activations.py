@@ -374,7 +374,7 @@ def activation(function: Activation) -> Activation:
         giver = f"The activation {name!r}"
         with named_errors(giver):
             y = function(x)
-        require_like(giver, "an array like its own", y, x.shape, x.dtype)
+        require_like(giver, "an array", y, x.shape, x.dtype)
         return y
 
     ACTIVATIONS[name] = with_checks

@@ -146,7 +146,7 @@ class _NumberSpec(NamedTuple):
             value = value.item()
         is_integer = isinstance(value, int) and not isinstance(value, bool)
         if not is_integer and not (self.kind is float and isinstance(value, float)):
-            a = "a whole number" if self.kind is int else "a number"
+            a = "an integer" if self.kind is int else "a number"
             raise ArgumentError(f"{self.name} must be {a}; got {value!r:.60}")
         return value
 

@@ -9,4 +9,4 @@ def check_count(name: str, value: Any, most: int | None = None) -> None:
     whole = int(value) if isinstance(value, Integral) else 0
     if whole < 1 or (most is not None and whole > most):
         bound = "of at least 1" if most is None else f"in [1, {most}]"
-        raise ValueError(f"{name} must be a whole number {bound}; got {value}.")
+        raise ValueError(f"{name} must be an integer {bound}; got {value}.")

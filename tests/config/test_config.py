@@ -198,7 +198,7 @@ def test_whole_numbers_serve_as_floats_and_defaults_may_be_left_out():
 )
 def test_python_that_is_read(text, value):
     if text.startswith("BlockSparse"):  # arithmetic is no literal
-        with pytest.raises(ValueError, match="Cannot read"):
+        with pytest.raises(ValueError, match="Cannot parse"):
             c.from_python(text, KINDS)
     else:
         assert c.from_python(text, KINDS) == value
@@ -207,21 +207,21 @@ def test_python_that_is_read(text, value):
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("__import__('os').getcwd()", "Cannot read .*__import__.*expected a number"),
-        ("open('x')", r"Cannot read \"open\('x'\)\""),
-        ("[x for x in (1, 2)]", "Cannot read"),
-        ("RMSNorm.eps", "Cannot read 'RMSNorm.eps'"),
-        ("RMSNorm(1e-5)", r"Cannot read 'RMSNorm\(1e-05\)'.*with keywords"),
-        ("RMSNorm(eps=open('x'))", "Cannot read"),
-        ("{[]: 1}", "Cannot read"),
-        ("RMSNorm(", "as a choice"),
-        ("", "as a choice"),
+        ("__import__('os').getcwd()", "Cannot parse .*__import__.*expected a number"),
+        ("open('x')", r"Cannot parse \"open\('x'\)\""),
+        ("[x for x in (1, 2)]", "Cannot parse"),
+        ("RMSNorm.eps", "Cannot parse 'RMSNorm.eps'"),
+        ("RMSNorm(1e-5)", r"Cannot parse 'RMSNorm\(1e-05\)'.*with keywords"),
+        ("RMSNorm(eps=open('x'))", "Cannot parse"),
+        ("{[]: 1}", "Cannot parse"),
+        ("RMSNorm(", "as a configuration"),
+        ("", "as a configuration"),
         ("RMSNorm(epsilon=1.0)", "RMSNorm has no field epsilon; its fields are eps, eps_position"),
         ("RMSNorm(**{'eps': 1.0})", "has no field None"),
         ("Zeros(std=1.0)", "Zeros has no field std; its fields are none"),
         ("GLU()", "GLU needs hidden_dim"),
         ("RMSNorm(eps=1, eps=2)", r"RMSNorm\(eps=1, eps=2\) has a keyword twice"),
-        (f"RMSNorm(eps=1{'0' * 400})", "RMSNorm.eps must be a finite number of float32; got 1000"),
+        (f"RMSNorm(eps=1{'0' * 400})", "RMSNorm.eps must be a finite float32 number; got 1000"),
         ("GLU(hidden_dim=3.5)", "GLU.hidden_dim: expected int, got 3.5"),
         ("Rope(base='big')", "Rope.base: expected float, got 'big'"),
         ("Rope(targets='qk')", "Rope.targets: expected a list, got 'qk'"),
@@ -283,18 +283,21 @@ LONG_ROPE = c.LongRope(short_factors=SHORT, long_factors=LONG, original_max_leng
         (lambda: change(dict(positions=())), r"MultiHead.positions is cycled .* got \(\)"),
         (lambda: shared_kv(num_kv_heads=3), "got num_heads=4, num_kv_heads=3"),
         (lambda: shared_kv(head_dim=0), "SharedKV.head_dim must be positive; got 0"),
-        (lambda: shared_kv(positions=(c.TransformerXL(),)), "SharedKV takes .* got TransformerXL"),
+        (
+            lambda: shared_kv(positions=(c.TransformerXL(),)),
+            "SharedKV supports .* got TransformerXL",
+        ),
         (lambda: latent(latent_dim=0), "Latent.latent_dim must be positive; got 0"),
         (lambda: latent(query_latent_dim=-1), "Latent.query_latent_dim must be positive; got -1"),
         (lambda: latent(rope_dim=3), r"rotated width must be even .* got 3 of rope_dim=3"),
         (
             lambda: latent(positions=(c.Rope(targets=("q", "k", "v", "o")),)),
-            r"knows no position: Rope.targets may be q and k; got \('q', 'k', 'v', 'o'\)",
+            r"has no position: Rope.targets may contain only q and k; got \('q', 'k', 'v', 'o'\)",
         ),
-        (lambda: latent(positions=(c.Rope(targets=("o",)),)), r"may be q and k; got \('o',\)"),
-        (lambda: latent(positions=(c.TransformerXL(),)), "Latent takes .* got TransformerXL"),
-        (lambda: latent(windows=(0,)), "at least one key; got 0"),
-        (lambda: latent(biases=("out", "out")), r"biases names one twice: \('out', 'out'\)"),
+        (lambda: latent(positions=(c.Rope(targets=("o",)),)), r"only q and k; got \('o',\)"),
+        (lambda: latent(positions=(c.TransformerXL(),)), "Latent supports .* got TransformerXL"),
+        (lambda: latent(windows=(0,)), "A window must be at least 1; got 0"),
+        (lambda: latent(biases=("out", "out")), r"biases must not repeat .* \('out', 'out'\)"),
         (lambda: latent(biases=("query_latent",)), "needs query_latent_dim; got None"),
         (
             lambda: replace(
@@ -302,16 +305,16 @@ LONG_ROPE = c.LongRope(short_factors=SHORT, long_factors=LONG, original_max_leng
                 attention=c.SharedKV(num_heads=4, head_dim=6),
                 topology=c.EncoderDecoder(num_encoder_layers=2),
             ),
-            r"attends to a source, which MultiHead alone can; got SharedKV\. \(The encoder's",
+            r"EncoderDecoder needs MultiHead, .* got SharedKV\. \(The encoder may",
         ),
         (lambda: change(dict(windows=())), r"MultiHead.windows is cycled .* got \(\)"),
         (lambda: change(feed_forward=()), r"feed_forward is cycled .* got \(\)"),
-        (lambda: change(dict(windows=(3, 0))), "at least one key; got 0"),
+        (lambda: change(dict(windows=(3, 0))), "A window must be at least 1; got 0"),
         (lambda: change(dict(logit_softcap=0.0)), "MultiHead.logit_softcap .* got 0.0"),
         (lambda: change(dict(clip_qkv=-1.0)), "MultiHead.clip_qkv must be positive; got -1.0"),
         (
             lambda: change(dict(positions=(c.T5Bias(), c.T5Bias(num_buckets=8)))),
-            "One bias of scores may be shared .* got T5Bias.*, T5Bias",
+            "may share at most one score bias; got T5Bias.*, T5Bias",
         ),
         (
             lambda: replace(BASE, attention=c.Hybrid(kinds=())),
@@ -324,24 +327,24 @@ LONG_ROPE = c.LongRope(short_factors=SHORT, long_factors=LONG, original_max_leng
                     for n in (2, 4)
                 )
             ),
-            r"may share one bias of scores, and then have as many heads; got T5B.* \[2, 4\] heads",
+            r"may share one score bias, and then need the same num_heads; got T5B.* \[2, 4\] heads",
         ),
-        (lambda: HYBRID.with_positions(c.Rope()), "Hybrid takes no .Rope"),
+        (lambda: HYBRID.with_positions(c.Rope()), "Hybrid has no positions to replace; got .Rope"),
         (
             lambda: HYBRID.attention_kind,
-            "needs layers of one kind; those of the model are Decay, MultiHead",
+            "needs the same attention kind in all layers; got Decay, MultiHead",
         ),
         (
             lambda: replace(HYBRID, topology=c.Encoder()),
-            "Decay reads from left to right, so it is for a Decoder; got Encoder",
+            "Decay is causal, so it needs a Decoder; got Encoder",
         ),
         (lambda: c.T5Bias(num_buckets=7), "even and at least 4; got 7"),
         (lambda: c.T5Bias(num_buckets=2), "even and at least 4; got 2"),
         (lambda: c.T5Bias(num_buckets=32, max_distance=16), "got max_distance=16, num_buckets=32"),
-        (lambda: c.Rope(fraction=0.0), r"share of the head, in \(0, 1\]; got 0.0"),
+        (lambda: c.Rope(fraction=0.0), r"fraction must be in \(0, 1\]; got 0.0"),
         (lambda: c.Rope(fraction=1.5), r"in \(0, 1\]; got 1.5"),
         (lambda: c.Rope(base=1.0), "Rope.base must be above 1; got 1.0"),
-        (lambda: c.Rope(targets=("q", "q")), r"twice: \('q', 'q'\)"),
+        (lambda: c.Rope(targets=("q", "q")), r"not repeat .* \('q', 'q'\)"),
         (lambda: c.BlockSparse(block_size=0), "BlockSparse.block_size must be positive; got 0"),
         (lambda: c.BlockSparse(local_blocks=0), "local_blocks must be positive; got 0"),
         (lambda: c.BlockSparse(stride=-1), "stride must be positive; got -1"),
@@ -349,7 +352,7 @@ LONG_ROPE = c.LongRope(short_factors=SHORT, long_factors=LONG, original_max_leng
         (lambda: c.GLU(hidden_dim=-3), "GLU.hidden_dim must be positive; got -3"),
         (lambda: c.ClampedGEGLU(hidden_dim=3, limit=0.0), "limit must be positive; got 0.0"),
         (lambda: c.Learned(max_length=0), "Learned.max_length must be positive; got 0"),
-        (lambda: c.Learned(max_length=3, offset=-1), "offset counts rows; got -1"),
+        (lambda: c.Learned(max_length=3, offset=-1), "offset must be at least 0; got -1"),
         (lambda: c.Embedding(dim=0), "Embedding.dim must be positive; got 0"),
         (lambda: c.LMHead(softcap=0.0), "LMHead.softcap must be positive; got 0.0"),
         (lambda: c.Dropout(attention=1.0), r"dropout.attention must be in \[0, 1\); got 1.0"),
@@ -374,7 +377,7 @@ LONG_ROPE = c.LongRope(short_factors=SHORT, long_factors=LONG, original_max_leng
         ),
         (
             lambda: c.MoE(expert=c.GLU(hidden_dim=3), num_experts=4, top_k=5),
-            "top_k chooses among num_experts; got 5 of 4",
+            "top_k must be at most num_experts; got top_k=5, num_experts=4",
         ),
         (
             lambda: c.MoE(expert=c.GLU(hidden_dim=3), num_experts=0),
@@ -382,12 +385,12 @@ LONG_ROPE = c.LongRope(short_factors=SHORT, long_factors=LONG, original_max_leng
         ),
         (
             lambda: c.MoE(expert=c.MLP(hidden_dim=3, bias=True), num_experts=4),
-            "Experts have no biases; got MLP.hidden_dim=3",
+            "MoE experts do not support biases; got MLP.hidden_dim=3",
         ),
         (lambda: c.TransformerXL(base=1.0), "TransformerXL.base must be above 1; got 1.0"),
         (
             lambda: change(model_dim=13, attention=dict(positions=(c.TransformerXL(),))),
-            "TransformerXL pairs sines with cosines, so model_dim must be even; got 13",
+            "TransformerXL needs an even model_dim .* got 13",
         ),
         (
             lambda: c.Yarn(factor=2.0, original_max_length=9, beta_fast=1.0, beta_slow=2.0),
@@ -400,19 +403,19 @@ LONG_ROPE = c.LongRope(short_factors=SHORT, long_factors=LONG, original_max_leng
         (lambda: c.FanAverage(gain=-2.0), "FanAverage.gain must be positive; got -2.0"),
         (
             lambda: change(topology=c.Encoder(), attention=dict(windows=(c.BlockSparse(),))),
-            "BlockSparse is a pattern of the past, for a Decoder; got Encoder",
+            "BlockSparse windows are causal, so they need a Decoder; got Encoder",
         ),
         (
             lambda: change(attention=dict(biases=("query", "query"))),
-            "biases names one twice: .*query.*query",
+            "biases must not repeat .*query.*query",
         ),
         (
             lambda: change(model_dim=13, embedding=c.Embedding(positions=c.Sinusoid())),
-            "Sinusoid pairs .* model_dim must be even; got 13",
+            "Sinusoid needs an even model_dim .* got 13",
         ),
         (
             lambda: change(head=c.LMHead(masked_ids=(3, 31, -1))),
-            r"masked_ids must be from 0 to 30, since vocab_size is 31; got \[31, -1\]",
+            r"masked_ids must be from 0 to vocab_size - 1 = 30; got \[31, -1\]",
         ),
     ],
 )
@@ -433,7 +436,7 @@ def test_what_cannot_be_is_refused(build, message):
         (lambda: change(norm=c.RMSNorm(parameters="all")), "RMSNorm.parameters .* got 'all'"),
         (
             lambda: change(norm=c.RMSNorm(eps="small")),
-            "eps must be a finite number of float32; got 'small'",
+            "eps must be a finite float32 number; got 'small'",
         ),
         (lambda: change(dict(biases=("query", "gate"))), r"MultiHead.biases\[1\] .* got 'gate'"),
         (lambda: change(dict(biases="query")), "MultiHead.biases must be a tuple.*'query'"),
@@ -645,11 +648,11 @@ def test_rotary_positions_are_stretched_in_every_layer_that_has_them():
     assert stretched.attention.positions == (c.Rope(base=5e5, scaling=scaling), None)
     assert stretched.with_rope_scaling(None) == mixed
     bare = replace(small, attention=replace(small.attention, positions=(c.Alibi(),)))
-    with pytest.raises(ValueError, match=r"No layer has rotary positions .*\(Alibi\(scale=1\.0\)"):
+    with pytest.raises(ValueError, match=r"a layer with Rope; got positions \(Alibi\(scale=1\.0\)"):
         bare.with_rope_scaling(scaling)
     assert small.with_positions(c.Alibi()) == bare
     decay = replace(small, attention=c.Decay(num_heads=2, head_dim=4))
-    with pytest.raises(ValueError, match=r"Decay turns by its own angles; it takes no \(Alibi\("):
+    with pytest.raises(ValueError, match=r"Decay has no positions, .*; got \(Alibi\("):
         decay.with_positions(c.Alibi())
 
 

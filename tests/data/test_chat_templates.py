@@ -297,7 +297,7 @@ def test_a_folders_tokens_are_those_that_transformers_reads(config, more, expect
 @pytest.mark.parametrize(
     "config, message",
     [
-        ({"chat_template": 5}, "chat_template is a whole number, neither a string nor a list"),
+        ({"chat_template": 5}, "chat_template is an integer, neither a string nor a list"),
         ({"chat_template": {"default": "x"}}, "chat_template is an object, neither"),
         ({"chat_template": [{}]}, r"chat_template has \{\}, no object with name and template"),
         ({"chat_template": [5]}, "chat_template has 5, no object"),

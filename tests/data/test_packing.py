@@ -257,7 +257,7 @@ def without(*path):
         saved["checksum"] = packing._json_digest(saved["content"])
         (folder / "metadata.json").write_text(json.dumps(saved))
 
-    return damage, rf"metadata\.json.* does not say {path[-1]}"
+    return damage, rf"metadata\.json.* lacks {path[-1]}"
 
 
 DAMAGES = {

@@ -89,7 +89,7 @@ def test_a_byte_order_mark_is_no_text(tmp_path):
         ),
         ("x.jsonl", "{}".encode("utf-16"), "x.jsonl line 1 is not JSON: .*byte 0xff"),
         ("x.json", b'{\n "text": "a"\n}\n', "x.json line 1 is not JSON"),
-        ("x.json", b'[{"text": "a"}, 5]', "x.json entry 2 is a whole number, not an object"),
+        ("x.json", b'[{"text": "a"}, 5]', "x.json entry 2 is an integer, not an object"),
         ("x.json", b'[{"text": "a"}, {"a": 1}]', "x.json entry 2 does not say text; it has a"),
         ("x.json", b'[{"text": "a"}', "x.json is not JSON: .*column 15"),
         ("x.parquet", LINES, "x.parquet cannot be read: "),

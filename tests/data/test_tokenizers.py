@@ -233,7 +233,7 @@ def test_a_prompt_has_the_special_tokens_that_its_folder_says(config, expected, 
 
 def test_a_switch_that_is_none_is_refused(tmp_path):
     plain_hugging_face(tmp_path, split_special_tokens="yes")
-    message = r"tokenizer_config\.json: split_special_tokens is a string, not a truth value"
+    message = r"tokenizer_config\.json: split_special_tokens is a string, not a boolean"
     with pytest.raises(ValueError, match=message):
         data.load_tokenizer(tmp_path)
 

@@ -237,19 +237,19 @@ def test_quotes_inside_a_default_are_left_as_they_are(capsys):
     [
         (["--model.norm", "LayerNorm(epsilon=1e-3)"], "LayerNorm has no field epsilon;"),
         (["--model.norm", "LayerNorm(eps='x')"], "eps: expected float, got 'x'."),
-        (["--model.norm", "LayerNorm"], "Cannot read 'LayerNorm': expected a number"),
-        (["--model.norm", "LayerNorm("], "Cannot read 'LayerNorm(' as a choice."),
+        (["--model.norm", "LayerNorm"], "Cannot parse 'LayerNorm': expected a number"),
+        (["--model.norm", "LayerNorm("], "Cannot parse 'LayerNorm(' as a configuration."),
         (["--model.norm", "3"], "3 is none of LayerNorm(eps, parameters, scale_offset), RMSNorm("),
         (["--model.norm", "GLU(hidden_dim=3)"], "expected a number, a string, None, or one of"),
         (["--model.norm", "None"], "None is none of LayerNorm("),
         (["--tokenizer", "BPE(vocab_size=100)"], "vocab_size must be at least 257"),
         (["--corpus", "TextFiles()"], "TextFiles needs path."),
-        (["--model.attention", "GLU(hidden_dim=3)"], "Cannot read 'GLU(hidden_dim=3)': expected"),
+        (["--model.attention", "GLU(hidden_dim=3)"], "Cannot parse 'GLU(hidden_dim=3)': expected"),
         (["--model.attention", "Rope()"], "Rope() is none of MultiHead(num_heads, num_kv_heads,"),
-        (["--model.attention"], "Cannot read 'nothing': expected a number"),
+        (["--model.attention"], "Cannot parse 'nothing': expected a number"),
         (["--model.attention.windows"], "at least one entry"),
         (["--model.attention.windows", "2.5"], "2.5 is none of int, BlockSparse("),
-        (["--model.attention.windows", "0"], "A window holds at least one key; got 0."),
+        (["--model.attention.windows", "0"], "A window must be at least 1; got 0."),
         (["--model.attention.num-kv-heads", "3"], "num_heads=4, num_kv_heads=3."),
         (["--model.dropout.residual", "1"], "dropout.residual must be in [0, 1); got 1.0."),
         (["--steps", "many"], "Error parsing --steps: invalid literal for int()"),
@@ -318,7 +318,7 @@ def test_expected_errors_end_the_process_with_their_message(capsys, monkeypatch,
     with pytest.raises(SystemExit) as ended, readable_errors():
         raise error("No 3 of 7.")
     assert ended.value.code == 1
-    hint = "(JAXFORMER_TRACEBACK=1 shows where this came from.)"
+    hint = "(Set JAXFORMER_TRACEBACK=1 for the traceback.)"
     assert capsys.readouterr() == ("", f"error: No 3 of 7.\n{hint}\n")
     monkeypatch.setenv("JAXFORMER_TRACEBACK", "1")
     with pytest.raises(error, match="No 3 of 7."), readable_errors():
@@ -342,7 +342,7 @@ def test_a_value_error_that_nobody_raised_on_purpose_is_told_as_a_bug(module, te
     with pytest.raises(ValueError) as raised, readable_errors():
         names["work"]()
     assert raised.value.__notes__ == [
-        f"This is a bug, and no mistake of yours: here.py:{line}, in work."
+        f"This is a bug in the program, not an error in your input: here.py:{line}, in work."
     ]
 
 

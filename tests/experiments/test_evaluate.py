@@ -185,7 +185,7 @@ def test_what_cannot_be_measured_or_written_is_said_before_the_model_is_read(
             run(folder, text="x.jsonl", output=output)
     path = tmp_path / "q.jsonl"
     for line, message in (
-        ({"choices": ["a"], "answer": 0}, r"q\.jsonl line 1 does not say prompt; it has answer"),
+        ({"choices": ["a"], "answer": 0}, r"q\.jsonl line 1 lacks prompt; it has answer"),
         ({"prompt": "a", "choices": ["a", 3], "answer": 0}, r"line 1: choices must be texts"),
         ({"prompt": "a", "choices": ["a"], "answer": 1}, "answer 1 is none of its 1 choices"),
         (None, r"q\.jsonl has no questions"),

@@ -88,7 +88,7 @@ def test_what_has_no_likelihood_is_refused():
         ("A context has at least one token", TINY_LLAMA, ([], [2]), {}),
         ("has 5 tokens, more than the length of 4", TINY_LLAMA, ([1], [2] * 5), {"max_length": 4}),
         (
-            r"max_length must be a whole number of at least 1; got 0",
+            r"max_length must be an integer of at least 1; got 0",
             TINY_LLAMA,
             ([1], [2]),
             {"max_length": 0},
@@ -96,5 +96,5 @@ def test_what_has_no_likelihood_is_refused():
     ):
         with pytest.raises(ValueError, match=message):
             list(log_likelihoods(config, params, [request], **{"max_length": 9, **options}))
-    with pytest.raises(ValueError, match=r"stride must be a whole number in \[1, 8\]; got 9"):
+    with pytest.raises(ValueError, match=r"stride must be an integer in \[1, 8\]; got 9"):
         list(rolling_windows([1, 2], max_length=8, stride=9))

@@ -142,11 +142,11 @@ def test_lengths_that_do_not_fit_are_refused(config, lengths, message):
 @pytest.mark.parametrize(
     "options, message",
     [
-        (dict(max_new_tokens=0), "max_new_tokens must be a whole number of at least 1; got 0"),
-        (dict(max_new_tokens=1.5), "max_new_tokens must be a whole number .* got 1.5"),
-        (dict(prefill_chunk=0), "prefill_chunk must be a whole number of at least 1; got 0"),
-        (dict(prefill_chunk=2.5), "prefill_chunk must be a whole number .* got 2.5"),
-        (dict(vocab_size=0), r"vocab_size must be a whole number in \[1, 31\]; got 0"),
+        (dict(max_new_tokens=0), "max_new_tokens must be an integer of at least 1; got 0"),
+        (dict(max_new_tokens=1.5), "max_new_tokens must be an integer .* got 1.5"),
+        (dict(prefill_chunk=0), "prefill_chunk must be an integer of at least 1; got 0"),
+        (dict(prefill_chunk=2.5), "prefill_chunk must be an integer .* got 2.5"),
+        (dict(vocab_size=0), r"vocab_size must be an integer in \[1, 31\]; got 0"),
         (dict(vocab_size=32), r"vocab_size must be .* \[1, 31\]; got 32"),
         (dict(vocab_size=7.5), r"vocab_size must be .* \[1, 31\]; got 7.5"),
         (dict(sampler=Sample(top_k=3)), r"Sample\(.*top_k=3.* draws at random: pass key="),

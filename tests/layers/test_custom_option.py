@@ -88,13 +88,13 @@ def refused(message):
 
 
 VECTORS = {  # instead of vectors (2, 5, 14)
-    "pooled": (lambda y: y.mean(-2, keepdims=True), ", here (2, 5, 14); got (2, 1, 14)."),
-    "narrow": (lambda y: y[..., :1], ", here (2, 5, 14); got (2, 5, 1)."),
-    "another width": (lambda y: y[..., :3], ", here (2, 5, 14); got (2, 5, 3)."),
-    "one text": (lambda y: y[0], ", here (2, 5, 14); got (5, 14)."),
-    "a number": (lambda y: 1.0, ", here (2, 5, 14); got 1.0."),
-    "nothing": (lambda y: None, ", here (2, 5, 14); got None."),
-    "a list": (lambda y: ["y"], ", here (2, 5, 14); got ['y']."),
+    "pooled": (lambda y: y.mean(-2, keepdims=True), " of shape (2, 5, 14); got (2, 1, 14)."),
+    "narrow": (lambda y: y[..., :1], " of shape (2, 5, 14); got (2, 5, 1)."),
+    "another width": (lambda y: y[..., :3], " of shape (2, 5, 14); got (2, 5, 3)."),
+    "one text": (lambda y: y[0], " of shape (2, 5, 14); got (5, 14)."),
+    "a number": (lambda y: 1.0, " of shape (2, 5, 14); got 1.0."),
+    "nothing": (lambda y: None, " of shape (2, 5, 14); got None."),
+    "a list": (lambda y: ["y"], " of shape (2, 5, 14); got ['y']."),
     "another dtype": (lambda y: y.astype("bfloat16"), " of dtype float32; got bfloat16."),
     "whole numbers": (lambda y: y.astype("int32"), " of dtype float32; got int32."),
 }
@@ -102,7 +102,7 @@ VECTORS = {  # instead of vectors (2, 5, 14)
 
 @pytest.mark.parametrize("answer, message", VECTORS.values(), ids=VECTORS)
 def test_vectors_of_another_shape_or_dtype_are_refused(answer, message):
-    message = f"Mine gives [rows, tokens, width]{message}"
+    message = f"Mine must return [rows, tokens, width]{message}"
     with refused(message):
         traced(FeedForward(BASE, feed_forward(answer), RuntimeConfig()), X)
     module = CustomMixer(
@@ -144,11 +144,11 @@ def test_in_training_a_mixer_keeps_nothing():
 
 
 BIASES = {  # instead of a bias (4, 5, 5)
-    "of one head": (lambda b: b[:1], ", here (4, 5, 5); got (1, 5, 5)."),
-    "of one query": (lambda b: b[:, :1], ", here (4, 5, 5); got (4, 1, 5)."),
-    "of no head": (lambda b: b[0], ", here (4, 5, 5); got (5, 5)."),
-    "a number": (lambda b: 0.5, ", here (4, 5, 5); got "),
-    "nothing": (lambda b: None, ", here (4, 5, 5); got None."),
+    "of one head": (lambda b: b[:1], " of shape (4, 5, 5); got (1, 5, 5)."),
+    "of one query": (lambda b: b[:, :1], " of shape (4, 5, 5); got (4, 1, 5)."),
+    "of no head": (lambda b: b[0], " of shape (4, 5, 5); got (5, 5)."),
+    "a number": (lambda b: 0.5, " of shape (4, 5, 5); got "),
+    "nothing": (lambda b: None, " of shape (4, 5, 5); got None."),
     "whole numbers": (lambda b: b.astype("int32"), " of dtype float32; got int32."),
     "of few digits": (lambda b: b.astype("bfloat16"), " of dtype float32; got bfloat16."),
 }
@@ -156,7 +156,7 @@ BIASES = {  # instead of a bias (4, 5, 5)
 
 @pytest.mark.parametrize("answer, message", BIASES.values(), ids=BIASES)
 def test_a_bias_of_other_heads_queries_or_keys_is_refused(answer, message):
-    with refused(f"Mine gives [heads, queries, keys]{message}"):
+    with refused(f"Mine must return [heads, queries, keys]{message}"):
         traced(ScoreBiasModule(bias(answer), N, RuntimeConfig(), True), AT, AT)
 
 
@@ -179,8 +179,8 @@ def test_constants_are_numbers_of_each_head(constants, message):
 
 
 SQUEEZED = {
-    "a_mean": (lambda x: x.mean(-1, keepdims=True), ", here (2, 5, 3); got (2, 5, 1)."),
-    "nothing": (lambda x: None, ", here (2, 5, 3); got None."),
+    "a_mean": (lambda x: x.mean(-1, keepdims=True), " of shape (2, 5, 3); got (2, 5, 1)."),
+    "nothing": (lambda x: None, " of shape (2, 5, 3); got None."),
     "another_dtype": (lambda x: x.astype("float16"), " of dtype float32; got float16."),
 }
 
@@ -194,7 +194,7 @@ def test_an_activation_gives_an_array_like_its_own(name, monkeypatch):
     options.activation(function)
     into = {"up": jnp.ones((2, 5, 3)), "gate": jnp.ones((2, 5, 3))}
     for choice in (MLP, GLU):
-        with refused(f"The activation {name!r} gives an array like its own{message}"):
+        with refused(f"The activation {name!r} must return an array{message}"):
             jax.eval_shape(partial(activate, choice(hidden_dim=3, activation=name)), into)
 
 
@@ -208,10 +208,10 @@ def shaped(shape, axes="model -> features", start=None):
     return lambda d: {"w": options.Parameter(shape, axes, start)}
 
 
-STARTS = "Mine.parameters: 'w' starts from a finite number, a config initialiser such as Normal()"
-SIZES = "Mine.parameters: the shape of 'w' is a tuple of whole numbers from 1 to 2147483647; got "
-NAME = "Mine.parameters: a parameter has a name without '/'; got "
-DICT = "Mine.parameters gives a dict of names, a Parameter each; got "
+STARTS = "Mine.parameters: init of 'w' must be a finite number, a config initialiser such as "
+SIZES = "Mine.parameters: the shape of 'w' must be a tuple of integers from 1 to 2147483647; got "
+NAME = "Mine.parameters: the name of a parameter must be non-empty and without '/'; got "
+DICT = "Mine.parameters must return a dict from names to Parameter; got "
 DECLARED = {
     "nothing": (lambda d: None, DICT + "None."),
     "a list": (lambda d: [SQUARE], DICT + "[Parameter(shape=(14, 14), axes='model -> "),
@@ -224,11 +224,11 @@ DECLARED = {
     "no size": (shaped((14, 0)), SIZES + "(14, 0)."),
     "truth": (shaped((14, True)), SIZES + "(14, True)."),
     "one number": (shaped(14), SIZES + "14."),
-    "a misspelt word": (shaped((14, 3), "model -> haeds"), "Mine.parameters: 'w': An axis of a p"),
+    "a misspelt word": (shaped((14, 3), "model -> haeds"), "Mine.parameters: 'w': Axes of a par"),
     "a word too few": (
-        shaped((14, 3), "model"), "Mine.parameters: 'w' (14, 3) has 2 axes; 'model' names 1."
+        shaped((14, 3), "model"), "Mine.parameters: 'w' (14, 3) has 2 axes, but 'model' names 1."
     ),
-    "no words": (shaped((14, 3), 2), "Mine.parameters: the axes of 'w' are words in a text, such"),
+    "no words": (shaped((14, 3), 2), "Mine.parameters: the axes of 'w' must be a string such as"),
     "a word for a start": (shaped((14, 3), start="ones"), STARTS),
     "no number": (shaped((14, 3), start=float("nan")), STARTS),
     "above float32": (shaped((14, 3), start=1e39), STARTS),
@@ -266,8 +266,8 @@ STARTED = "Mine's start of 'w' "
 FUNCTIONS = {
     "nothing": (lambda *_: None, "raises "),
     "an error": (lambda key: 1, "raises TypeError: "),
-    "one number": (lambda *_: 1.0, "gives an array, here (14, 14); got ()."),
-    "another dtype": (lambda _, s, __: np.ones(s, int), "gives an array of dtype float32; "),
+    "one number": (lambda *_: 1.0, "must return an array of shape (14, 14); got ()."),
+    "another dtype": (lambda _, s, __: np.ones(s, int), "must return an array of dtype float32; "),
 }  # fmt: skip
 
 
@@ -280,22 +280,22 @@ def test_a_function_that_starts_a_parameter_gives_all_of_its_numbers(start, mess
 @pytest.mark.parametrize("count", [None, -1, float("nan"), float("inf"), "8", True])
 def test_operations_are_a_finite_number(count):
     config = replace(BASE, attention=mixer(lambda *_: count))
-    with refused(f"Mine.flops gives a finite number of at least 0; got {count!r}."):
+    with refused(f"Mine.flops must return a finite number of at least 0; got {count!r}."):
         costs.forward_flops(config, 8)
 
 
 CACHES = {
-    "nothing": (lambda batch: None, "here (3, 5) and heads; got None."),
-    "a number": (lambda batch: 1.0, "here (3, 5) and heads; got ()."),
-    "of all rows": (lambda batch: jnp.zeros((2, 3)), "here (3, 5) and heads; got (2, 3)."),
-    "without heads": (lambda batch: jnp.zeros(batch), "here (3, 5) and heads; got (3, 5)."),
+    "nothing": (lambda batch: None, "with *batch = (3, 5); got None."),
+    "a number": (lambda batch: 1.0, "with *batch = (3, 5); got ()."),
+    "of all rows": (lambda batch: jnp.zeros((2, 3)), "with *batch = (3, 5); got (2, 3)."),
+    "without heads": (lambda batch: jnp.zeros(batch), "with *batch = (3, 5); got (3, 5)."),
 }
 
 
 @pytest.mark.parametrize("cache, message", CACHES.values(), ids=CACHES)
 def test_a_cache_has_a_place_for_each_row(cache, message):
     config = replace(BASE, attention=mixer(None, cache))  # three layers, in one loop
-    with refused(f"Mine.empty_cache gives arrays [*batch, heads, ...], {message}"):
+    with refused(f"Mine.empty_cache must return arrays [*batch, heads, ...] {message}"):
         empty_cache(config, (5,), 7)
 
 
@@ -353,7 +353,7 @@ def test_methods_may_be_of_any_kind():
     assert Parent().parameters(D) == Child().parameters(D) == {"w": SQUARE}
     assert Child().flops(model_dim=D, length=3) == 3
     assert traced(FeedForward(BASE, Parent(), RuntimeConfig()), X).shape == X.shape
-    with refused("Child gives [rows, tokens, width], here (2, 5, 14); got (2, 5, 1)."):
+    with refused("Child must return [rows, tokens, width] of shape (2, 5, 14); got (2, 5, 1)."):
         traced(FeedForward(BASE, Child(), RuntimeConfig()), X)
 
 
@@ -373,10 +373,10 @@ def test_on_a_mesh_shapes_are_those_of_a_device():
         )
         return jax.eval_shape(run, *inputs)
 
-    with refused("Mine gives [rows, tokens, width], here (1, 5, 14); got (1, 1, 14)."):
+    with refused("Mine must return [rows, tokens, width] of shape (1, 5, 14); got (1, 1, 14)."):
         on_mesh(FeedForward(BASE, feed_forward(VECTORS["pooled"][0]), mode), X)
     rows = np.stack([AT, AT])
-    with refused("Mine gives [heads, queries, keys], here (2, 5, 5); got (1, 5, 5)."):
+    with refused("Mine must return [heads, queries, keys] of shape (2, 5, 5); got (1, 5, 5)."):
         on_mesh(ScoreBiasModule(bias(lambda b: b[:1]), N, mode, True), rows, rows)
 
 
@@ -387,8 +387,8 @@ def test_a_model_refuses_them_inside_its_loop_over_layers():
         {"attention": mixer(lambda y, cache: (y[..., :1], cache))},
         {"attention": replace(BASE.attention, positions=(bias(BIASES["of one head"][0]),))},
     ):
-        with refused("Mine gives ["):
+        with refused("Mine must return ["):
             abstract_parameters(replace(BASE, **changed), None)
     config = replace(BASE, attention=replace(BASE.attention, positions=(bias(lambda b: b[:1]),)))
-    with refused("Mine gives [heads, queries, keys], here (4, 2, 2); got (1, 2, 2)."):
+    with refused("Mine must return [heads, queries, keys] of shape (4, 2, 2); got (1, 2, 2)."):
         inspect.position_bias(config, {"decoder": {}}, 5)

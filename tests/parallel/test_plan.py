@@ -231,7 +231,7 @@ def test_other_chips_kinds_and_sources(capsys):
         (["llama-3-8b", "--devices", "0"], "devices must be at least 1; got 0."),
         (["llama-3-8b", "--devices", "-4"], "devices must be at least 1; got -4."),
         (["t5-11b", "--source-length", "0"], "source_length must be at least 1; got 0."),
-        (["gpt-2", "--import", "../mine"], "--import takes the name of a module in "),
+        (["gpt-2", "--import", "../mine"], "--import needs the name of a module in "),
         (["gpt-2-xl", "--compile", "h100:8", "--devices", "4"], "h100:8 says how many devices"),
         (
             ["mixtral-8x7b", "--expert-capacity-factor", "-1"],

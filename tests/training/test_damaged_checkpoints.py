@@ -143,25 +143,19 @@ def test_a_damaged_checkpoint_asked_for_by_its_step_is_an_error(copied):
     [
         (
             lambda x: x.pop("description"),
-            "its description does not say description; it has arrays, loss, sch",
+            "its description lacks description; it has arrays, loss, sch",
         ),
         (
             lambda x: x.pop("arrays"),
-            "its description does not say arrays; it has description, loss, schema",
+            "its description lacks arrays; it has description, loss, schema",
         ),
         (
             lambda x: x.pop("schema"),
-            "its description does not say schema; it has arrays, description, loss",
+            "its description lacks schema; it has arrays, description, loss",
         ),
-        (
-            lambda x: x.pop("loss"),
-            "its description does not say loss; it has arrays, description, schema",
-        ),
-        (lambda x: x.update(schema="x"), "its description: schema is a string, not a whole number"),
-        (
-            lambda x: x.update(schema=True),
-            "its description: schema is a truth value, not a whole number",
-        ),
+        (lambda x: x.pop("loss"), "its description lacks loss; it has arrays, description, schema"),
+        (lambda x: x.update(schema="x"), "its description: schema is a string, not an integer"),
+        (lambda x: x.update(schema=True), "its description: schema is a boolean, not an integer"),
         (lambda x: x.update(loss="low"), "its description: loss is a string, not a number"),
         (
             lambda x: x.update(description=[]),

@@ -123,10 +123,7 @@ def test_a_warm_up_as_long_as_the_run_is_only_a_warm_up(schedule):
     [
         (lambda: Constant(peak=0.0), "peak learning rate must be positive; got 0.0"),
         (lambda: Cosine(peak=-1.0), "peak learning rate must be positive; got -1.0"),
-        (
-            lambda: Linear(peak=float("nan")),
-            "Linear.peak must be a finite number of float32; got nan",
-        ),
+        (lambda: Linear(peak=float("nan")), "Linear.peak must be a finite float32 number; got nan"),
         (lambda: Linear(peak=1.0, warmup_steps=-3), "warmup_steps must not be negative; got -3"),
         (lambda: Cosine(peak=1.0, final_fraction=1.5), "final_fraction must be .*; got 1.5"),
         (lambda: Linear(peak=1.0, final_fraction=-0.5), "final_fraction must be .*; got -0.5"),

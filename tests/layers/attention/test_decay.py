@@ -268,18 +268,18 @@ def test_training_lowers_the_loss():
         (lambda: replace(KIND, head_dim=5), "head_dim must be even; got 5"),
         (
             lambda: replace(KIND, min_memory=1.0),
-            "more than 1 token, .* min_memory=1.0, max_memory=40.0",
+            "1 < min_memory <= max_memory; got min_memory=1.0, max_memory=40.0",
         ),
-        (lambda: replace(KIND, max_memory=1.2), "no fewer than the first; .*=1.5, max_memory=1.2"),
-        (lambda: replace(KIND, biases=("out", "out")), r"twice: \('out', 'out'\)"),
+        (lambda: replace(KIND, max_memory=1.2), "1 < min_memory .*=1.5, max_memory=1.2"),
+        (lambda: replace(KIND, biases=("out", "out")), r"not repeat .* \('out', 'out'\)"),
         (lambda: c.Angles(base=0.5), "Angles.base must be above 1; got 0.5"),
         (
             lambda: replace(CONFIG, topology=c.Encoder()),
-            r"from left to right, so it is for a Decoder; got Encoder\(\)",
+            r"is causal, so it needs a Decoder; got Encoder\(\)",
         ),
         (
             lambda: replace(CONFIG, topology=c.EncoderDecoder(num_encoder_layers=2)),
-            "for a Decoder; got EncoderDecoder",
+            "needs a Decoder; got EncoderDecoder",
         ),
         (
             lambda: replace(
@@ -287,11 +287,11 @@ def test_training_lowers_the_loss():
                 attention=c.MultiHead(num_heads=2, num_kv_heads=2, head_dim=4),
                 topology=c.EncoderDecoder(num_encoder_layers=2, attention=KIND),
             ),
-            r"for a Decoder; got Encoder\(\)",
+            r"needs a Decoder; got Encoder\(\)",
         ),
         (
             lambda: replace(CONFIG, dropout=c.Dropout(attention=0.1)),
-            "no attention weights to drop, so dropout.attention must be 0; got 0.1",
+            "no attention weights, so dropout.attention must be 0; got 0.1",
         ),
     ],
 )
