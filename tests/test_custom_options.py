@@ -188,14 +188,16 @@ def test_a_name_of_another_file_is_refused():
     def silu(x):
         return x
 
-    with pytest.raises(ValueError, match="jaxformer has an activation 'silu' already"):
+    with pytest.raises(ValueError, match="jaxformer has already registered an activation 'silu'"):
         options.activation(silu)
 
     def other(x):
         return x
 
     other.__name__, other.__module__ = "starred_relu", "their_ideas"
-    with pytest.raises(ValueError, match=r"test_custom_options has an activation 'starred_relu'"):
+    with pytest.raises(
+        ValueError, match=r"test_custom_options has already registered an activation 'starred_relu'"
+    ):
         options.activation(other)
 
 

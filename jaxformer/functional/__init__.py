@@ -1,7 +1,7 @@
 """Pure functions on arrays: no parameters, no state, no configuration. Import as ``F``.
 
-Where an array is wanted, a list or an array of NumPy will do, ids and positions may be of any
-integer dtype, and what does not fit is refused in words (`ValueError`).
+Array arguments may be lists or NumPy arrays, and ids and positions may have any integer dtype.
+Arguments that do not match their annotations raise ValueError.
 """
 
 from types import ModuleType
@@ -142,7 +142,7 @@ from jaxformer.functional.sampling import scale_by_temperature as scale_by_tempe
 from jaxformer.functional.sampling import seen_tokens as seen_tokens
 from jaxformer.functional.sinusoidal import sinusoidal_positions as sinusoidal_positions
 
-# Functions and types; constants and the modules that functions live in stay out of sight.
+# Public functions and types, without constants and modules.
 __all__ = sorted(
     name
     for name, thing in globals().items()

@@ -1,10 +1,8 @@
 """Activation functions, gated linear units, and the registry of activations by name.
 
-A gated activation takes two projections of the same input. ``gate`` goes through the
-nonlinearity and ``value`` through nothing: ``gate`` is `gate_proj` of a Hugging Face checkpoint and
-``xW`` of the GLU paper, ``value`` is `up_proj` and ``xV``. The product is symmetric, so calling
-either path "the gate" is a matter of taste; which one is activated is not. `jax.nn.glu` and
-`torch.nn.functional.glu` take both in one array and activate its second half.
+A gated activation takes two projections of the same input. The nonlinearity applies to ``gate``:
+`gate_proj` of a Hugging Face checkpoint, ``xW`` of the GLU paper. ``value`` is `up_proj`, ``xV``.
+`jax.nn.glu` and `torch.nn.functional.glu` take both in one array and activate its second half.
 """
 
 import functools
@@ -98,15 +96,15 @@ def silu(x: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
 
 @typechecked
 def gelu(x: Float[Array, "*batch"], *, approximate: bool = False) -> Float[Array, "*batch"]:
-    """Gaussian error linear unit, x times the chance that a standard normal stays below x.
+    """Gaussian error linear unit, x times the standard normal distribution function of x.
 
         y = x * (1 + erf(x / sqrt(2))) / 2                                        (exact)
         y = x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x ** 3))) / 2            (approximate)
 
     Args:
         x: Any float dtype.
-        approximate: False is the exact form, as in PyTorch. Beware that `jax.nn.gelu` defaults to
-            the tanh form, which GPT-2, BLOOM, T5 v1.1 and Gemma use and which is up to 5e-4 away.
+        approximate: False is the exact form, the default of PyTorch; True is the tanh form, the
+            default of `jax.nn.gelu` and up to 5e-4 away (GPT-2, BLOOM, T5 v1.1, Gemma).
 
     Returns:
         The activations, computed in float32 (the cube overflows float16 at 41, and its gradient
@@ -149,8 +147,8 @@ def glu(gate: Float[Array, "*batch"], value: Float[Array, "*batch"]) -> Float[Ar
     """Gated linear unit, sigmoid(gate) * value.
 
     Args:
-        gate: What goes through the sigmoid, in any float dtype.
-        value: What it multiplies.
+        gate: Input of the sigmoid, in any float dtype.
+        value: The other factor.
 
     Returns:
         The products, in the dtype of the inputs.
@@ -159,7 +157,7 @@ def glu(gate: Float[Array, "*batch"], value: Float[Array, "*batch"]) -> Float[Ar
         >>> import jax.numpy as jnp
         >>> from jaxformer import functional as F
         >>> gate, value = jnp.array([-100.0, 0.0, 100.0]), jnp.array([6.0, 6.0, 6.0])
-        >>> F.glu(gate, value)  # shut, half open, open
+        >>> F.glu(gate, value)  # gates of 0, 1/2 and 1
         Array([0., 3., 6.], dtype=float32)
 
     References:
@@ -175,7 +173,7 @@ def bilinear(gate: Float[Array, "*batch"], value: Float[Array, "*batch"]) -> Flo
 
     Args:
         gate: One factor, in any float dtype.
-        value: The other.
+        value: The other factor.
 
     Returns:
         The products, in the dtype of the inputs.
@@ -197,8 +195,8 @@ def reglu(gate: Float[Array, "*batch"], value: Float[Array, "*batch"]) -> Float[
     """Gated linear unit with `relu`, max(gate, 0) * value.
 
     Args:
-        gate: What goes through `relu`, in any float dtype.
-        value: What it multiplies.
+        gate: Input of `relu`, in any float dtype.
+        value: The other factor.
 
     Returns:
         The products, in the dtype of the inputs.
@@ -218,8 +216,8 @@ def geglu(
     T5 v1.1 and Gemma use ``approximate=True``.
 
     Args:
-        gate: What goes through `gelu`, in any float dtype.
-        value: What it multiplies.
+        gate: Input of `gelu`, in any float dtype.
+        value: The other factor.
         approximate: As in `gelu`.
 
     Returns:
@@ -248,8 +246,8 @@ def swiglu(gate: Float[Array, "*batch"], value: Float[Array, "*batch"]) -> Float
     The paper's feed-forward layer is ``swiglu(x @ W, x @ V) @ W2``. PaLM and Llama adopted it.
 
     Args:
-        gate: What goes through `silu`, in any float dtype.
-        value: What it multiplies.
+        gate: Input of `silu`, in any float dtype.
+        value: The other factor.
 
     Returns:
         The products, in the dtype of the inputs.
@@ -278,9 +276,9 @@ def clamped_geglu(
         y = quick_gelu(min(gate, limit)) * (clip(value, -limit, limit) + 1)
 
     Args:
-        gate: The even columns of the released up projection.
-        value: The odd columns.
-        limit: Largest value of either path; 20 in the released model.
+        gate: Even columns of the released up projection.
+        value: Odd columns of the released up projection.
+        limit: Upper limit of the gate, and of the value's magnitude; 20 in the released model.
 
     Returns:
         The activations, in the dtype of `gate`.
@@ -300,8 +298,7 @@ def clamped_geglu(
 def soft_cap(x: Float[Array, "*batch"], cap: float) -> Float[Array, "*batch"]:
     """Soft cap: cap * tanh(x / cap), bounded by (-cap, cap).
 
-    Nearly the identity for numbers far below the cap. Gemma 2 caps attention scores at 50 and
-    logits at 30.
+    It is nearly the identity far below the cap. Gemma 2 caps attention scores at 50, logits at 30.
 
     Args:
         x: Scores or logits, in any float dtype.
@@ -338,18 +335,17 @@ BUILTIN_ACTIVATIONS = frozenset(ACTIVATIONS)
 def activation(function: Activation) -> Activation:
     """Register an elementwise function as an activation under its name (decorator).
 
-    Defined once more in its own file or notebook, it replaces the earlier one, and programs that
-    were compiled with that one are compiled anew.
+    A function that is defined again in the same module or notebook replaces the earlier one, and
+    programs that use it are compiled again.
 
     Args:
-        function: From an array to one of its shape and dtype, element by element.
+        function: An elementwise function; the result has the shape and dtype of its argument.
 
     Returns:
         The function.
 
     Raises:
-        ValueError: It has no name, or another file's activation or one of the library's has it
-            already.
+        ValueError: The function has no name, or another module has registered the name.
 
     Example:
         >>> from jaxformer import functional as F, options
@@ -362,15 +358,17 @@ def activation(function: Activation) -> Activation:
     """
     name = getattr(function, "__name__", "")
     if not callable(function) or not name.isidentifier():
-        raise ValueError(f"An activation is chosen by its name: write def name(x); got {function}.")
+        raise ValueError(f"An activation needs a name: define it by def name(x); got {function}.")
     if name in ACTIVATIONS:
         owner = "jaxformer" if name in BUILTIN_ACTIVATIONS else ACTIVATIONS[name].__module__
         if owner != function.__module__:
-            raise ValueError(f"{owner} has an activation {name!r} already: this one needs another.")
+            raise ValueError(
+                f"{owner} has already registered an activation {name!r}; choose another name."
+            )
         jax.clear_caches()
 
     @functools.wraps(function)
-    def with_checks(x: Any) -> Any:  # an array of NumPy's too
+    def with_checks(x: Any) -> Any:  # x may be a NumPy array
         giver = f"The activation {name!r}"
         with named_errors(giver):
             y = function(x)

@@ -1,7 +1,7 @@
 """`typechecked`: check and convert array arguments of public functions by their annotations.
 
-Annotations say it, and `typechecked` reads them: once for a function, then at each of its calls.
-Only kinds, shapes and types are looked at, so it works on tracers and costs some microseconds.
+`typechecked` reads the annotations once per function and checks dtypes, shapes and types at each
+call. It reads no values, so it works on tracers and costs some microseconds.
 """
 
 import functools
@@ -26,7 +26,7 @@ from jaxformer.functional.shape_annotations import (
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# Of an annotation, which kinds of numbers it takes; annotations of other dtypes are left alone.
+# Kinds of dtypes that each annotation accepts; other annotations are not checked.
 ACCEPTED_KINDS = {
     "Shaped": {"boolean", "signed", "unsigned", "float", "complex", "other"},
     "Bool": {"boolean"},
@@ -55,25 +55,26 @@ KIND_DESCRIPTIONS = {
 def typechecked(function: Callable[P, R]) -> Callable[P, R]:
     """Decorator: check and convert arguments by their annotations at every call.
 
-    Each argument that is annotated as an array, and each such field of a NamedTuple,
+    For each argument that is annotated as an array, and each such field of a NamedTuple,
 
-    - becomes an array, if it is a list, a number or an array of NumPy;
-    - becomes int32, if it holds narrower or unsigned integers (int64, where JAX has those), so that
-      neither differences nor products of them wrap; what int32 does not hold becomes its largest;
-    - is refused, if its kind or its number of axes is another than annotated;
-    - is refused, if one of its axes disagrees with that of the same letter in another argument.
+    - a list, a number or a NumPy array becomes a JAX array;
+    - narrower and unsigned integers become int32 (int64 if JAX has enabled it), so that differences
+      and products do not wrap around; values above its maximum are clipped to it;
+    - a dtype or a number of axes other than annotated is an error;
+    - two sizes for one axis letter in the arguments of a call are an error.
 
-    Each that is annotated as `int` or `float` must be such a number; numbers of NumPy become
-    Python's, and what is traced is left alone.
+    An argument that is annotated as `int` or `float` must be such a number; NumPy numbers become
+    Python numbers, and tracers pass unchanged.
 
     Args:
-        function: Annotated with jaxtyping's types.
+        function: A function with jaxtyping annotations.
 
     Returns:
-        The function with those checks in front.
+        The function with these checks.
 
     Raises:
-        ValueError: At a call; names the argument, the axis and both numbers.
+        ValueError: An argument of a call does not match; the message names argument, axis and
+            sizes.
     """
     specs = _argument_specs(function)
     names = list(inspect.signature(function).parameters)
@@ -136,7 +137,7 @@ class _NumberSpec(NamedTuple):
 
     name: str
     kind: type  # int or float
-    optional: bool  # whether None may stand in its place
+    optional: bool  # whether None is allowed
 
     def convert(self, value: Any, memo: dict[str, Any]) -> Any:
         """Return the number as a Python number; traced values pass unchanged."""
@@ -166,7 +167,7 @@ class _TupleSpec(NamedTuple):
 
     name: str
     fields_by_type: dict[Any, "dict[str, _ArraySpec]"]
-    kinds: tuple[Any, ...]  # what may be given, these tuples among them
+    kinds: tuple[Any, ...]  # all accepted types, including these tuples
 
     def convert(self, value: Any, memo: dict[str, Any]) -> Any:
         """Return the tuple with its array fields checked and converted."""
@@ -182,11 +183,11 @@ class _ArraySpec(NamedTuple):
     """Spec of an array argument."""
 
     name: str
-    dtype: str  # as jaxtyping calls it
+    dtype: str  # in jaxtyping's name
     axes: AxesSpec
     dim_str: str
-    other_types: tuple[type, ...]  # what may be given in its place
-    tuple_specs: dict[Any, "dict[str, _ArraySpec]"]  # or one of these
+    other_types: tuple[type, ...]  # accepted types besides arrays
+    tuple_specs: dict[Any, "dict[str, _ArraySpec]"]  # accepted NamedTuples
 
     def convert(self, value: Any, memo: dict[str, Any]) -> Any:
         """Return the array, checked and converted; bind its axis sizes in `memo`."""
@@ -218,12 +219,11 @@ def _as_array(spec: _ArraySpec, value: Any) -> Array:
     except (TypeError, ValueError, OverflowError) as error:
         reason = str(error).partition("\n")[0]
         kind = type(value).__name__
-        raise ArgumentError(f"{spec.name}, a {kind}, makes no array: {reason}"[:300]) from None
+        message = f"{spec.name}: cannot convert {kind} to an array: {reason}"
+        raise ArgumentError(message[:300]) from None
     if isinstance(value, np.ndarray | np.generic) or not isinstance(value, list | tuple | int):
         return array
-    kinds = ACCEPTED_KINDS[
-        spec.dtype
-    ]  # Python's numbers have no dtype: [1, 2] may stand for floats
+    kinds = ACCEPTED_KINDS[spec.dtype]  # Python numbers have no dtype: [1, 2] may be floats
     if "float" in kinds and "signed" not in kinds and _dtype_kind(array.dtype) == "signed":
         return array.astype(jnp.float32)
     if array.size == 0 and _dtype_kind(array.dtype) not in kinds:
@@ -232,14 +232,15 @@ def _as_array(spec: _ArraySpec, value: Any) -> Array:
 
 
 def _check_integer_range(spec: _ArraySpec, host: np.ndarray) -> None:
-    """Refuse NumPy integers that do not fit JAX's widest integer dtype."""
+    """Check that NumPy integers fit JAX's widest integer dtype."""
     if host.dtype.kind not in "iu" or host.size == 0:
         return
     limits = jnp.iinfo(jax.dtypes.canonicalize_dtype(np.int64))
     for extreme in (host.min(), host.max()):
         if not limits.min <= int(extreme) <= limits.max:
             raise ArgumentError(
-                f"{spec.name} holds {extreme}, and {limits.dtype} ends at {limits.max}"
+                f"{spec.name} holds {extreme}, outside of {limits.dtype}, which ends at "
+                f"{limits.max}"
             )
 
 
@@ -267,16 +268,16 @@ def _widen_integers(value: Array, kind: str) -> Array:
 
 
 def _dtype_error(spec: _ArraySpec, value: Array, kind: str) -> ArgumentError:
-    """Return the error for a wrong dtype, with advice where there is any."""
+    """Return the error for a wrong dtype, with advice if there is any."""
     name, advice = spec.name, ""
     match spec.dtype, kind:
         case "Bool", "float":
-            advice = f". If it was made to be added to scores, 0 where it allows, use {name} == 0"
+            advice = f". If it is an additive mask, with 0 for allowed keys, use {name} == 0"
         case "Bool", "signed" | "unsigned":
             advice = f". If it is made of ones and zeros, use {name} != 0"
         case "Int", "unsigned":
-            advice = ". Below zero it has wrapped; convert to int32 before subtracting"
+            advice = ". Unsigned differences wrap below zero; convert to int32 before subtracting"
         case "Float" | "Float32", "signed" | "unsigned" | "boolean":
             advice = f". Use {name}.astype(jnp.float32)"
     wanted = KIND_DESCRIPTIONS[spec.dtype]
-    return ArgumentError(f"{name} is {value.dtype}, and must be {wanted}{advice}")
+    return ArgumentError(f"{name} is {value.dtype}, but must be {wanted}{advice}")

@@ -19,7 +19,7 @@ def postprocess_logits(
     multiplier: float,
     softcap: float | None,
 ) -> Float32[Array, "*batch V"]:
-    """Turn products into logits: multiplier, soft cap, -inf at masked ids."""
+    """Compute logits from products: multiplier, soft cap, -inf at masked ids."""
     logits = products.astype(jnp.float32) * multiplier
     if softcap is not None:
         logits = soft_cap(logits, softcap)
@@ -38,7 +38,7 @@ class LogitOptions(NamedTuple):
 
 
 class LogitInputs(NamedTuple):
-    """Arrays the logits are made from; V and targets are those of this device's shard."""
+    """Inputs of the logits; V and targets are those of this device's shard."""
 
     features: Float[Array, "T D"]
     kernel: Float[Array, "..."]

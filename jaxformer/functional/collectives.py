@@ -1,7 +1,7 @@
 """Collectives with explicit gradients, for tensor parallelism and FSDP inside `jax.shard_map`.
 
-Each function is a pair of transposes: what is gathered forwards is scattered backwards, what is
-added up forwards is passed on backwards, and the reverse. Sums are taken in float32 both ways.
+The gradient of each function is its transpose: an all-gather has a reduce-scatter as its gradient,
+an all-reduce the identity, and the reverse. All sums are computed in float32.
 """
 
 from functools import partial
@@ -15,9 +15,7 @@ from jaxtyping import Array, Float
 
 from jaxformer.functional.argument_checks import typechecked
 
-TENSOR_SUM_REMAT_NAME = (
-    "sum of parts"  # by which a policy of `jax.checkpoint` knows what was added up
-)
+TENSOR_SUM_REMAT_NAME = "sum of parts"  # name of reduced values for policies of `jax.checkpoint`
 
 
 def varying_axes(x: ArrayLike) -> frozenset[str]:
@@ -27,7 +25,7 @@ def varying_axes(x: ArrayLike) -> frozenset[str]:
         x: Any array.
 
     Returns:
-        Names of axes of the mesh; none outside `jax.shard_map`.
+        Names of mesh axes; empty outside `jax.shard_map`.
     """
     array_type: Any = jax.typeof(x)
     if hasattr(array_type, "manual_axis_type"):
@@ -36,14 +34,14 @@ def varying_axes(x: ArrayLike) -> frozenset[str]:
 
 
 def pvary(x: Array, *axis_names: str | None) -> Array:
-    """`jax.lax.pvary`, for axes over which x does not vary yet; the gradient is summed over them.
+    """Apply `jax.lax.pvary` for axes over which x does not vary; the gradient is summed over them.
 
     Args:
         x: Any array, inside `jax.shard_map`.
-        *axis_names: Axes of the mesh; None, and those along which x varies already, change nothing.
+        *axis_names: Mesh axes; None and axes over which x already varies are ignored.
 
     Returns:
-        The same numbers.
+        x with the same values.
     """
     missing = {name for name in axis_names if name is not None} - varying_axes(x)
     if not missing:
@@ -60,14 +58,14 @@ def copy_to_tensor_parallel(x: Float[Array, "..."], axis_name: str | None) -> Fl
 
         y = x;    dx = sum over devices of dy
 
-    One such function for all that reads x adds its gradients up once.
+    Apply it once for all consumers of x, so that the gradient needs a single all-reduce.
 
     Args:
         x: The same on all devices, in any float dtype.
-        axis_name: Of those devices; None changes nothing.
+        axis_name: Mesh axis of the devices; None returns x.
 
     Returns:
-        The same numbers.
+        x with the same values.
 
     References:
         Shoeybi et al., Megatron-LM: Training Multi-Billion Parameter Language Models Using Model
@@ -88,10 +86,10 @@ def reduce_from_tensor_parallel(
 
     Args:
         x: This device's summand, in any float dtype.
-        axis_name: Of the devices; None changes nothing.
+        axis_name: Mesh axis of the devices; None returns x.
 
     Returns:
-        The sum, taken in float32, in the dtype of x.
+        The sum, computed in float32, in the dtype of x.
 
     References:
         Shoeybi et al., 2019. arXiv:1909.08053, section 3 (g)
@@ -108,16 +106,17 @@ def fsdp_all_gather(
 ) -> Float[Array, "..."]:
     """All-gather a sharded parameter in `dtype`; the gradient is reduce-scattered in float32.
 
-        y = concatenate over devices of cast(x);    dx = this device's share of the sum of dy
+        y = concatenate over devices of cast(x);    dx = this device's shard of the sum of dy
 
     Args:
-        x: This device's share, in float32.
-        axis_name: Of the devices.
-        axis: Of x, along which the shares follow each other.
-        dtype: Of the result. Shares are cast before they travel; gradients travel in float32.
+        x: This device's shard, in float32.
+        axis_name: Mesh axis of the devices.
+        axis: The sharded axis of x.
+        dtype: Dtype of the result. Shards are cast before the all-gather; gradients are reduced in
+            float32.
 
     Returns:
-        The whole, in `dtype`.
+        The full parameter, in `dtype`.
 
     References:
         Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models,
@@ -128,7 +127,7 @@ def fsdp_all_gather(
 
 def _fsdp_all_gather_forward(x: Array, axis_name: str, axis: int, dtype: DTypeLike):
     whole = jax.lax.all_gather(x.astype(dtype), axis_name, axis=axis, tiled=True)
-    return whole, x  # not by gather_shares itself, which would hide the gather from `remat`
+    return whole, x  # not by fsdp_all_gather, a custom_vjp that would hide the gather from `remat`
 
 
 def _fsdp_all_gather_backward(axis_name: str, axis: int, dtype: DTypeLike, x: Array, dy: Array):

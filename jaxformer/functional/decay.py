@@ -24,8 +24,8 @@ class DecayRates(NamedTuple):
 class TokenSteps(NamedTuple):
     """Step count and segment of each token of a row.
 
-    `step` counts the valid tokens up to each, itself included, and `segment` the documents that
-    ended before it, so that weights are gamma ** (difference of clocks) between tokens of one run.
+    `step` counts the valid tokens up to and including each token, `segment` the documents that
+    ended before it: within a segment, weights are gamma ** (difference of steps).
     """
 
     valid: Bool[Array, "*batch T"]
@@ -40,14 +40,13 @@ def decay_rates(logits: Float[Array, " N"]) -> DecayRates:
 
         gamma = sigmoid(logit);    gain = sqrt(1 - gamma ** 2)
 
-    A head remembers about 1 / (1 - gamma) = 1 + exp(logit) tokens. Of values that are independent
-    of each other it adds up 1 / (1 - gamma ** 2) times the variance; times the gain they have
-    their own again, however long the memory. What all tokens have in common it adds up 1 /
-    (1 - gamma) times, so outputs stay below sqrt((1 + gamma) / (1 - gamma)) times the largest
-    value: 90 for a memory of 4,096.
+    A head remembers about 1 / (1 - gamma) = 1 + exp(logit) tokens. Its sum of independent values
+    has 1 / (1 - gamma ** 2) times their variance, and the gain restores it. A sum of equal values
+    is 1 / (1 - gamma) times the value, so outputs stay below sqrt((1 + gamma) / (1 - gamma)) times
+    the largest value: 90 for a memory of 4,096.
 
     Args:
-        logits: One per head.
+        logits: One number per head.
 
     Returns:
         gamma in [0, 1] and gain, float32. Both have finite gradients everywhere.
@@ -58,7 +57,7 @@ def decay_rates(logits: Float[Array, " N"]) -> DecayRates:
     """
     wide = logits.astype(jnp.float32)
     gamma = jax.nn.sigmoid(wide)
-    # 1 - gamma from the logit, since near 1 the difference would lose its digits.
+    # 1 - gamma from the logit: the difference would cancel for gamma near 1.
     return DecayRates(gamma, jnp.exp((jax.nn.log_sigmoid(-wide) + jnp.log1p(gamma)) / 2))
 
 
@@ -75,25 +74,24 @@ def decay_attention(
 
         output[i] = sum over j <= i of gamma ** (i - j) * R[j - i] @ value[j]
 
-    Values are turned, added up with T x T weights, and turned back by the conjugate, so the output
-    depends on distances only. Weights are not normalised and there are no queries and keys. With
-    feature pairs as complex numbers this is the recurrence of `linear_recurrence`, in time and
-    memory of T ** 2 instead of T.
+    Values are rotated, summed with T x T weights, and rotated back by the conjugate, so the output
+    depends on distances only. There are no queries and keys, and weights are not normalised. It
+    equals `linear_recurrence`, in time and memory of T ** 2 instead of T.
 
     Args:
         value: In any float dtype.
-        gamma: Decay of each head for one token, in [0, 1].
-        theta: Angle of each head and feature pair for one token, in radians; None turns nothing.
-        segments: Document of each token. A document is a run of equal numbers; nothing passes from
-            one to the next.
-        pairing: Which features form a pair, as in `rotate`.
+        gamma: Decay per token of each head, in [0, 1].
+        theta: Angle per token of each head and feature pair, in radians; None is no rotation.
+        segments: Document number of each token; a run of equal numbers is a document, which does
+            not affect others.
+        pairing: Features that form a pair, as in `rotate`.
 
     Returns:
         The outputs, computed in float32, in the dtype of `value`.
 
     Raises:
-        ValueError: There is not an angle for each pair, a gamma is outside [0, 1] (where its value
-            can be seen), or the pairing is unknown.
+        ValueError: The shape of `theta` is wrong, a gamma that is not traced is outside [0, 1], or
+            the pairing is unknown.
 
     Example:
         >>> import jax.numpy as jnp
@@ -122,21 +120,21 @@ def check_decay(value: Array, gamma: Array, theta: Array | None, pairing: Pairin
         raise ValueError(f"pairing must be one of {get_args(Pairing)}; got {pairing!r}.")
     if theta is not None and (width % 2 or theta.shape != (heads, width // 2)):
         raise ValueError(
-            f"theta {theta.shape} must have an angle for each of {heads} heads and each pair of "
-            f"{width} features."
+            f"theta must have shape [heads, features / 2] = [{heads}, {width} / 2]; "
+            f"got {theta.shape}."
         )
     if isinstance(gamma, jax.core.Tracer):
         return
     values = np.asarray(gamma, np.float32)
     out_of_range = values[~((values >= 0) & (values <= 1))]
     if len(out_of_range):
-        raise ValueError(f"A decay is in [0, 1]; got gamma {out_of_range[0]}.")
+        raise ValueError(f"gamma must be in [0, 1]; got {out_of_range[0]}.")
 
 
 def pvary_rates(value: Array, gamma: Array, theta: Array | None) -> tuple[Array, Array | None]:
-    """`pvary` gamma and theta over the axes of `value`, so that their own gradients are summed.
+    """`pvary` gamma and theta over the axes of `value`.
 
-    So devices add up the gradients of the rates, and not of the complex numbers made from them.
+    Devices then sum the gradients of the rates, not of the complex numbers computed from them.
     """
     axes = varying_axes(value)
     return pvary(gamma, *axes), None if theta is None else pvary(theta, *axes)
@@ -204,11 +202,11 @@ def from_head_major(z: Array, value: Array, pairing: Pairing) -> Float[Array, "*
 def _decay_power(gamma: Array, count: Array) -> Float[Array, "..."]:
     """Compute gamma ** count, for counts of 0 or more.
 
-    By logarithms a high power of a small decay is zero, where a quotient of powers would overflow.
+    By logarithms a high power of a small decay is zero, but a quotient of powers would overflow.
     """
     base = expand_heads(gamma, count)
     log = jnp.log(jnp.maximum(base, jnp.finfo(jnp.float32).tiny))
-    # Of 0 ** 1, which no logarithm has
+    # The gradient of 0 ** 1 is 1, but log(0) has none.
     zero_decay_gradient = jnp.where((count == 1) & (base == 0), base, 0)
     return jnp.exp(count.astype(jnp.float32) * log) + zero_decay_gradient
 
@@ -216,7 +214,7 @@ def _decay_power(gamma: Array, count: Array) -> Float[Array, "..."]:
 def _rotation_power(theta: Array, count: Array) -> Complex64[Array, "..."]:
     """Compute exp(i * theta * count), accurate to 1e-6 for counts up to 4,096.
 
-    The phase is a sum of two: a product that float32 holds exactly, and a small rest.
+    The phase is the sum of a product that is exact in float32 and a small remainder.
     """
     angle, n = expand_heads(theta, count), count.astype(jnp.float32)
     coarse = jax.lax.stop_gradient(jax.lax.reduce_precision(angle, 8, EXACT_BITS))

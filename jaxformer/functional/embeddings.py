@@ -13,7 +13,7 @@ def _gather_rows(
 ) -> Float[Array, "*batch D"]:
     """Gather rows of a table; indices out of range give rows of NaN.
 
-    Plain indexing would clamp the one kind and wrap the other, to wrong rows that look right.
+    Plain indexing would clamp large indices and wrap negative ones, to wrong rows without an error.
     """
     table = jnp.asarray(table)  # NumPy arrays have no `at`
     return table.at[indices].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
@@ -29,12 +29,11 @@ def embed(
 
     Args:
         table: One row per token of the vocabulary.
-        tokens: Ids in [0, V). Check what comes from outside with `check_token_ids`.
-        axis_name: Of the devices among which the vocabulary is shared out in equal parts; each has
-            the rows of its part, in the order of devices, and the rows found are summed over them.
+        tokens: Ids in [0, V). Check input from outside the program with `check_token_ids`.
+        axis_name: Mesh axis over which the rows are sharded; the results are summed over it.
 
     Returns:
-        One row per token. A wrong id gives a row of NaN, never a neighbour's row.
+        One row per token; a row of NaN for an id out of range.
 
     References:
         Shoeybi et al., Megatron-LM: Training Multi-Billion Parameter Language Models Using Model
@@ -55,16 +54,16 @@ def check_token_ids(
 ) -> None:
     """Check that token ids are in [0, vocab_size).
 
-    A check on the host, for arrays that have values: it waits for the device, so call it where
-    tokens enter, not in the training loop. Under a transformation such as `jax.jit` there are no
-    values yet and it does nothing; `embed` then gives NaN for a wrong id.
+    It waits for the values, so call it on input data, not in the training loop. On tracers, as
+    under `jax.jit`, it does nothing; `embed` returns NaN for a wrong id.
 
     Args:
         tokens: Ids.
         vocab_size: V, the number of rows of the embedding.
 
     Raises:
-        ValueError: For the first id that is out of range; names the id, its place and `vocab_size`.
+        ValueError: An id is out of range; the message has the first one, its index and
+            `vocab_size`.
     """
     if isinstance(tokens, jax.core.Tracer):
         return
@@ -74,7 +73,7 @@ def check_token_ids(
         place = tuple(int(i) for i in invalid[0])
         raise ValueError(
             f"Token id {values[place]} at position {place} is outside the vocabulary of "
-            f"{vocab_size}: ids go from 0 to {vocab_size - 1}."
+            f"{vocab_size}: ids must be from 0 to {vocab_size - 1}."
         )
 
 
@@ -84,21 +83,20 @@ def shift_right(tokens: Integer[Array, "*batch T"], start: int) -> Integer[Array
 
         y = [start, tokens[0], ..., tokens[T - 2]]
 
-    Position t then predicts ``tokens[t]`` from the true tokens before it, whatever the model would
-    have said there. That spares training the accumulation of errors; generation still has it.
+    Position t then predicts ``tokens[t]`` from the true tokens before it.
 
     Args:
         tokens: Targets.
-        start: Id that opens every sequence (T5 and Marian use their padding id).
+        start: First id of every sequence (T5 and Marian use their padding id).
 
     Returns:
-        The decoder's input, of the same shape, as int32 where the targets' dtype is narrower.
+        The decoder's input, of the same shape, in at least int32.
 
     References:
         Williams and Zipser, A Learning Algorithm for Continually Running Fully Recurrent Neural
         Networks, 1989 (teacher forcing)
     """
-    first = jnp.full_like(tokens[..., :1], start)  # empty where there is no token
+    first = jnp.full_like(tokens[..., :1], start)  # empty if T is 0
     return jnp.concatenate([first, tokens[..., :-1]], axis=-1)
 
 
@@ -110,16 +108,15 @@ def learned_positions(
 
         y = table[positions + offset]
 
-    Unlike a formula of the position, a table ends: it has no row for a longer text than it was
-    trained on.
+    The table has no rows for positions beyond its length.
 
     Args:
         table: One row per position.
         positions: Position of each token, counted from 0.
-        offset: Rows of the table before that of position 0; 2 in OPT.
+        offset: Rows of the table before the row of position 0; 2 in OPT.
 
     Returns:
-        One row per position. A position that the table does not have gives a row of NaN.
+        One row per position; a row of NaN for a position out of range.
 
     References:
         Gehring et al., Convolutional Sequence to Sequence Learning, 2017. arXiv:1705.03122,
@@ -133,14 +130,14 @@ def check_positions(
 ) -> None:
     """Check that positions are in [0, max_length).
 
-    A check on the host, for arrays that have values; under a transformation it does nothing.
+    It waits for the values; on tracers it does nothing.
 
     Args:
         positions: Position of each token.
-        max_length: How many positions there are.
+        max_length: Number of positions.
 
     Raises:
-        ValueError: For the first position that is out of range; names it and `max_length`.
+        ValueError: A position is out of range; the message has the first one and `max_length`.
     """
     if isinstance(positions, jax.core.Tracer):
         return
@@ -148,7 +145,5 @@ def check_positions(
     invalid = values[(values < 0) | (values >= max_length)]
     if len(invalid):
         raise ValueError(
-            f"Position {invalid[0]} is outside the {max_length} positions there are: they go from "
-            "0 "
-            f"to {max_length - 1}."
+            f"Position {invalid[0]} is out of range: positions must be from 0 to {max_length - 1}."
         )

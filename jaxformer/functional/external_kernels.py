@@ -1,14 +1,13 @@
 """Run external kernels (Pallas, cuDNN) and their gradients under `jax.vmap` and shard_map.
 
-`jax.shard_map` asks of each result how it varies over devices, and `pallas_call` refuses results
-that do not say so; JAX's own kernels do not. Of a program that is traced already only its arguments
-and results are asked, and `call_without_vma` tells of those. Whether `pallas_call` asks is a
-setting of the thread that traces, and `jax.shard_map` makes it for its own thread: so kernels are
-traced in another one, which no context manager of the caller reaches.
+In `jax.shard_map` every array has a type with its varying mesh axes, and `pallas_call` rejects
+outputs without one, such as those of JAX's own kernels. In a jaxpr that is already traced only the
+types of arguments and results are checked, which `call_without_vma` sets. The check is a
+thread-local setting of `jax.shard_map`, so kernels are traced in another thread.
 
-`jax.vjp` gives what attention's kernel keeps for its backward pass. Its output and a number for
-each row of it have the name `KERNEL_REMAT_NAME`, so that policies of `jax.checkpoint` may keep them
-and the kernel need not run forwards again. The rest, such as a mask, is made again from the inputs.
+`jax.vjp` returns the residuals of the kernel. Its output and one number per output row have the
+name `KERNEL_REMAT_NAME`: if a policy of `jax.checkpoint` saves them, the forward kernel does not
+run again. The other residuals, such as masks, are recomputed from the inputs.
 """
 
 from abc import ABC, abstractmethod
@@ -26,9 +25,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxformer.functional.collectives import pvary, varying_axes
 
-KERNEL_REMAT_NAME = (
-    "attention by a kernel"  # what a policy of `jax.checkpoint` knows its results by
-)
+KERNEL_REMAT_NAME = "attention by a kernel"  # name of its results for policies of `jax.checkpoint`
 SegmentIds = tuple[Int[Array, "B T"], Int[Array, "B S"]] | None
 TRACING_THREAD = ThreadPoolExecutor(1)
 
@@ -50,17 +47,17 @@ class AttentionKernel(ABC):
         """Run attention; differentiable by the kernel's own backward pass."""
 
     def alternatives(self, segments: SegmentIds) -> tuple[Any, tuple["AttentionKernel", ...]]:
-        """Kernels, and the index of the one that runs, which may depend on the segments."""
+        """Return kernels, and the index of the one that runs, which may depend on the segments."""
         del segments
         return 0, (self,)
 
     def compact(self, sums: Array, segments: SegmentIds) -> Float[Array, "B N T"]:
-        """Return a number for each row of the output, from what the forward pass keeps."""
+        """Return one number per output row from the softmax sums of the forward pass."""
         del segments
         return sums
 
     def expand(self, sums: Float[Array, "B N T"], segments: SegmentIds) -> Array:
-        """Return what the backward pass reads, from a number for each row of the output."""
+        """Return the softmax sums of the backward pass from one number per output row."""
         del segments
         return sums
 
@@ -84,7 +81,7 @@ def run_outside_traces(function: Callable[..., Any], *args: Any, **options: Any)
     mesh = jax.sharding.get_abstract_mesh()
 
     def work() -> Any:
-        # Others' code may promote types and ranks where ours is not allowed to.
+        # JAX's kernels promote dtypes and ranks implicitly.
         standard = jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow")
         with jax.sharding.use_abstract_mesh(mesh), standard[0], standard[1]:
             return function(*args, **options)
@@ -134,17 +131,17 @@ def kernel_attention(
     """Attention by an external kernel; its results are saved for remat under KERNEL_REMAT_NAME.
 
     Args:
-        kernel: It attends.
-        query: Of N heads.
-        key: Of K heads.
-        value: Of K heads.
-        segments: Of queries and keys.
+        kernel: The attention kernel.
+        query: Queries of N heads.
+        key: Keys of K heads.
+        value: Values of K heads.
+        segments: Segments of queries and keys.
     """
     return merge_vmap_axes(_output, kernel)(query, key, value, segments)[0]
 
 
 def _output(kernel: AttentionKernel, *arrays: Any) -> tuple[Array, Array]:
-    """Output [B, T, N, H] and sums [B, N, T] of the alternative that the segments choose."""
+    """Return output [B, T, N, H] and sums [B, N, T] of the kernel that the segments choose."""
 
     def run(kernel: AttentionKernel, *arrays: Any) -> tuple[Array, Array]:
         kernel_inputs = _kernel_inputs(kernel, *arrays)
@@ -158,7 +155,7 @@ def _output(kernel: AttentionKernel, *arrays: Any) -> tuple[Array, Array]:
 
 
 def _gradients(kernel: AttentionKernel, *arrays: Any) -> tuple[Array, Array, Array]:
-    """Gradients of queries, keys and values, by the alternative that `_output` ran."""
+    """Return gradients of queries, keys and values by the kernel that `_output` ran."""
 
     def run(kernel: AttentionKernel, *arrays: Any) -> tuple[Array, ...]:
         *inputs, output, sums, d_output = arrays
@@ -166,7 +163,7 @@ def _gradients(kernel: AttentionKernel, *arrays: Any) -> tuple[Array, Array, Arr
         programs = _cached_programs(kernel, kernel_inputs)
         kernel_residuals: list[Any] = [None]
         if programs.residual_sources.count(None) > 1:
-            # The compiler drops the kernel of this call: nothing reads its output and its sums.
+            # The compiler removes the forward kernel of this call: its results are unused.
             _, kernel_residuals = programs.forward(*kernel_inputs)
         kernel_residuals[programs.sums_index] = kernel.expand(sums, inputs[-1])
         output, d_output = (jnp.moveaxis(x, 2, kernel.head_axis) for x in (output, d_output))
@@ -193,7 +190,7 @@ def _kernel_inputs(
 
 def _forward(kernel: AttentionKernel, *arrays: Any):
     output, sums = merge_vmap_axes(_output, kernel)(*arrays)
-    rows = output.reshape(*output.shape[:2], -1)  # heads that do not fill lanes take their room
+    rows = output.reshape(*output.shape[:2], -1)  # heads narrower than the lanes would be padded
     rows, sums = (checkpoint_name(x, KERNEL_REMAT_NAME) for x in (rows, sums))
     return rows.reshape(output.shape), (*arrays, rows, sums)
 
@@ -208,14 +205,14 @@ kernel_attention.defvjp(_forward, _backward)
 
 
 class KernelPrograms(NamedTuple):
-    """Programs of a kernel, and what the residuals between them are.
+    """Forward and backward programs of a kernel, and the residuals between them.
 
     Attributes:
-        forward: From inputs to the output and the residuals that are neither of them.
+        forward: From inputs to the output and the residuals that are neither input nor output.
         backward: From all residuals and the output's cotangent to gradients.
-        residual_sources: Which input or output each residual is; None for those that `forward`
-            makes.
-        sums_index: Which of those that `forward` makes has a number for each row of the output.
+        residual_sources: Index of the input or output that each residual equals; None for those
+            that `forward` computes.
+        sums_index: Index, among those, of the one with a number per output row.
     """
 
     forward: TracedProgram
@@ -237,7 +234,7 @@ def _cached_programs(kernel: AttentionKernel, kernel_inputs: Any) -> KernelProgr
 def _trace_programs(
     kernel: AttentionKernel, mesh: Hashable, in_tree: Any, *shapes: Any
 ) -> KernelPrograms:
-    del mesh  # a program is traced under it
+    del mesh  # part of the cache key: tracing depends on it
     kernel_inputs = kernel.static_arrays(), *jax.tree.unflatten(in_tree, shapes)
 
     def forward(static_arrays: Any, query: Array, key: Array, value: Array, segments: SegmentIds):
@@ -249,7 +246,7 @@ def _trace_programs(
     closed_jaxpr, (out, pullback) = run_outside_traces(
         jax.make_jaxpr(forward, return_shape=True), *kernel_inputs
     )
-    # What a program returns of its arguments, or twice, is the very same variable.
+    # An output that is an argument, or a repeated output, is the same jaxpr variable.
     output, *residuals = closed_jaxpr.jaxpr.outvars
     variables = [*closed_jaxpr.jaxpr.invars, output]
     source_by_id = {id(variable): source for source, variable in enumerate(variables)}

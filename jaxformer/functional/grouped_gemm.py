@@ -31,13 +31,12 @@ def grouped_matmul(
 
         y[r] = x[r] @ kernels[e]    for the sizes[e] rows r of group e
 
-    On TPUs and on Hopper GPUs Pallas kernels of JAX do it, elsewhere `jax.lax.ragged_dot`. It has a
-    first gradient only, in reverse mode: a second derivative, as in a Hessian or a penalty on
-    gradients, fails, and so does forward mode.
+    TPUs and Hopper GPUs use Pallas kernels of JAX, other devices `jax.lax.ragged_dot`. Only the
+    first reverse-mode derivative is supported: forward mode and second derivatives fail.
 
     Args:
-        x: Rows, those of one group together, groups in order.
-        kernels: One for each group, in the dtype of `x`.
+        x: Rows, sorted by group.
+        kernels: One kernel per group, in the dtype of `x`.
         group_sizes: Rows of each group; they sum to R.
 
     Returns:
@@ -117,7 +116,7 @@ class MegabloxBackend(GroupedMatmulBackend):
 
     @property
     def gmm_module(self) -> Any:
-        """The module `gmm`, which a function of the same name hides in its package."""
+        """Return the module `gmm`; in its package the function `gmm` hides it."""
         return import_module("jax.experimental.pallas.ops.tpu.megablox.gmm")
 
     def row_tile(self, x: Array, group_sizes: Array) -> int:
@@ -171,10 +170,10 @@ def _choose_backend(x: Array, kernels: Array) -> GroupedMatmulBackend:
         "gpu": (HopperBackend(), _hopper_unsupported_reason(kind, dtype, kernels)),
     }
     backend, reason = backends.get(
-        platform, (RaggedDotBackend(), f"there is no kernel for a {platform}")
+        platform, (RaggedDotBackend(), f"JAX has no kernel for {platform}")
     )
     if reason is None and jax.config.values["jax_enable_checks"]:
-        reason = "in a kernel no type says how devices differ, which JAX_ENABLE_CHECKS asks for"
+        reason = "JAX_ENABLE_CHECKS rejects kernels, whose results carry no varying mesh axes"
     backend = backend if reason is None else RaggedDotBackend()
     explanation = "" if reason is None else f", since {reason}"
     LOG.info(
@@ -191,21 +190,21 @@ def _megablox_unsupported_reason(dtype: str) -> str | None:
 
 def _hopper_unsupported_reason(kind: str, dtype: str, kernels: Array) -> str | None:
     if compute_capability_major(kind) != 9:
-        return f"JAX's kernels are for Hopper; got {kind}"
+        return f"JAX's kernels need a Hopper GPU; got {kind}"
     if dtype not in ("bfloat16", "float16"):
         return f"Hopper's kernels compute in bfloat16 or float16; got {dtype}"
     if any(width % LANES for width in kernels.shape[1:]):
         D, F = kernels.shape[1:]
-        return f"Hopper's kernels have widths in multiples of {LANES}; got {D} and {F}"
+        return f"Hopper's kernels need widths that are multiples of {LANES}; got {D} and {F}"
     if find_spec("jax.experimental.pallas.ops.gpu.transposed_ragged_dot_mgpu") is None:
-        return f"JAX {jax.__version__} has no kernel for their gradient"
+        return f"JAX {jax.__version__} has no kernel for the gradient"
     return None
 
 
 def _vmap_as_more_groups(product: Callable[..., Array]) -> Callable[..., Array]:
     """Make `vmap` run a batch of grouped products as one product with more groups.
 
-    JAX's own rule for a ragged product maps all operands along their first axis or none.
+    JAX's batching rule of `ragged_dot` needs all operands batched along their first axis, or none.
     """
     mappable = custom_vmap(product)
 

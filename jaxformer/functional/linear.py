@@ -23,31 +23,31 @@ def linear(
 
         y[*batch, *out] = sum over *in of x[*batch, *in] * kernel[*in, *out] + bias[*out]
 
-    Into heads the kernel is ``[D, N, H]``; out of heads it is ``[N, H, D]`` with ``axes=2``.
-    All batch axes are flattened into one for a single matrix product: the gradient of the same
-    product with two batch axes takes twice as long on a CPU.
+    A kernel into heads is ``[D, N, H]``; a kernel out of heads is ``[N, H, D]`` with ``axes=2``.
+    All batch axes are flattened into one, because the gradient of a product with two batch axes
+    takes twice as long on a CPU.
 
     Args:
         x: ``[*batch, *in]``, in any float dtype.
         kernel: ``[*in, *out]``, in the dtype of `x`.
         bias: ``[*out]``, in any float dtype.
-        axes: How many axes ``*in`` stands for.
+        axes: Number of axes ``*in``.
 
     Returns:
-        ``[*batch, *out]``, summed in float32 by the hardware, in the dtype of `x`.
+        ``[*batch, *out]``, accumulated in float32 by the hardware, in the dtype of `x`.
 
     Raises:
-        ValueError: If the shapes do not fit, or the dtypes of `x` and `kernel` differ: a silent
-            promotion would run the product in the wider one.
+        ValueError: If the shapes do not match, or the dtypes of `x` and `kernel` differ: promotion
+            would run the product in the wider one.
     """
     check_linear(x, kernel, bias, axes=axes)
     out = kernel.shape[axes:]
     batch, features = x.shape[:-axes], math.prod(x.shape[-axes:])
-    # No preferred_element_type=float32: its transpose multiplies float32 cotangents with narrow
-    # operands, so the whole backward pass would leave the narrow matrix units.
+    # No preferred_element_type=float32: its transpose multiplies float32 cotangents with bfloat16
+    # operands, so the backward pass could not use bfloat16 matrix units.
     rows, matrix = x.reshape(math.prod(batch), features), kernel.reshape(features, math.prod(out))
     if len(rows) == 1 and target_platform() == "gpu":
-        # XLA writes all products of a single row and a matrix of up to 1e7 numbers, then adds them.
+        # For one row and a matrix of up to 1e7 numbers, XLA stores all products before the sum.
         y = jnp.matmul(jnp.pad(rows, [(0, 1), (0, 0)]), matrix)[:1]
     else:
         y = jnp.matmul(rows, matrix)
@@ -61,8 +61,8 @@ def check_linear(x: Any, kernel: Any, bias: Any = None, *, axes: int = 1) -> Non
     out = kernel.shape[axes:]
     if not 1 <= axes <= x.ndim or x.shape[-axes:] != kernel.shape[:axes]:
         raise ValueError(
-            f"The last {axes} axes of x {x.shape} must be the first {axes} of kernel "
-            f"{kernel.shape}: {x.shape[x.ndim - axes :]} are not {kernel.shape[:axes]}."
+            f"The last {axes} axes of x {x.shape} must equal the first {axes} of kernel "
+            f"{kernel.shape}; got {x.shape[x.ndim - axes :]} and {kernel.shape[:axes]}."
         )
     if bias is not None and bias.shape != out:
         raise ValueError(f"bias {bias.shape} must have the output axes {out} of {kernel.shape}.")
@@ -71,11 +71,11 @@ def check_linear(x: Any, kernel: Any, bias: Any = None, *, axes: int = 1) -> Non
 
 
 def check_static(name: str, value: Any) -> None:
-    """Refuse a traced value where a static number is needed."""
+    """Check that a number is static, not traced."""
     if isinstance(value, jax.core.Tracer):
         raise ValueError(
-            f"{name} must be a number that is known when the program is made, and is traced here: "
-            "it has no gradient, and under jax.jit it belongs into static_argnames."
+            f"{name} must be a static number, not a traced value: pass it through "
+            "static_argnames under jax.jit (it has no gradient)."
         )
 
 
@@ -94,16 +94,16 @@ def dropout(
 ) -> Float[Array, "*batch"]:
     """Dropout: zero each number with probability `rate`, divide the others by ``1 - rate``.
 
-    The expectation stays `x`, so nothing is rescaled at evaluation, when `rate` is 0.
+    The expectation is `x`, so evaluation, at `rate` 0, needs no rescaling.
 
     Args:
         x: Any float dtype.
         rate: Probability of dropping, in [0, 1).
-        key: Random key. Under data parallelism fold the device's index into it first. Not used,
-            and may be None, when `rate` is 0.
+        key: Random key, a different one per device under data parallelism; unused, and may be None,
+            if `rate` is 0.
 
     Returns:
-        The surviving numbers, in the dtype of `x`; `x` itself when `rate` is 0.
+        The result in the dtype of `x`; `x` itself if `rate` is 0.
 
     Raises:
         ValueError: If `rate` is outside [0, 1), or `key` is missing.

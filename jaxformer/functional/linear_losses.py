@@ -1,4 +1,4 @@
-"""Logits and cross-entropy from features and output kernel, chunked if logits are many."""
+"""Logits and cross-entropy from features and output kernel, in chunks of the vocabulary."""
 
 from typing import Any
 
@@ -25,23 +25,23 @@ from jaxformer.functional.losses import (
 )
 from jaxformer.functional.shape_annotations import axis_mismatch_message
 
-MAX_UNCHUNKED_LOGITS = 2**24  # logits of a device: fewer are kept for the backward pass
-# Logits that there are at a time where there are more: few stay near a CPU, many fill a GPU.
+MAX_UNCHUNKED_LOGITS = 2**24  # per device; up to this number they are saved for the backward pass
+# Logits per chunk: few fit into a CPU's cache, many fill a GPU.
 LOGITS_PER_CHUNK = {"cpu": 2**22, "gpu": 2**26, "tpu": 2**25}
-MIN_CHUNK_SIZE = 512  # at a time: a narrower product leaves matrix units idle
+MIN_CHUNK_SIZE = 512  # ids; a narrower product does not fill the matrix units
 
 
 def vocab_chunk_size(tokens: int, vocab_size: int, *, platform: str | None = None) -> int:
     """Number of vocabulary ids per chunk; the whole vocabulary if there are few logits.
 
-    All of them where that makes at most `MAX_UNCHUNKED_LOGITS` logits: they are kept then, and the
-    backward pass has a product less to compute. Else a multiple of `MIN_CHUNK_SIZE` for about
-    `LOGITS_PER_CHUNK`.
+    Up to `MAX_UNCHUNKED_LOGITS` logits are one chunk and are saved, which spares the backward pass
+    a product. Otherwise the size is a multiple of `MIN_CHUNK_SIZE` for about `LOGITS_PER_CHUNK`
+    logits.
 
     Args:
-        tokens: Of this device.
-        vocab_size: Ids that this device has.
-        platform: "cpu", "gpu" or "tpu"; None is what the program that is traced is for.
+        tokens: Tokens of this device.
+        vocab_size: Vocabulary ids of this device.
+        platform: "cpu", "gpu" or "tpu"; None is that of the traced program.
 
     Returns:
         The number of ids.
@@ -69,15 +69,14 @@ def linear_logits(
         logits = soft_cap(multiplier * (features @ kernel + bias)), minus infinity at masked_ids
 
     Args:
-        features: In any float dtype, which is that of the product.
-        kernel: ``[D, V]`` in the dtype of `features`, or a token table ``[V, D]``.
+        features: In any float dtype, which is also the dtype of the product.
+        kernel: ``[D, V]`` in the dtype of `features`, or a token embedding ``[V, D]``.
         bias: In any float dtype.
-        vocabulary_axis: Which axis of `kernel` counts the vocabulary: 1, or 0 of a table.
-        multiplier: Of the product.
-        softcap: Bound on the logits; None for none.
-        masked_ids: Those that have no probability, counted over all devices.
-        axis_name: Of the devices among which the vocabulary is shared out in equal parts, which
-            this is one of, in the order of devices.
+        vocabulary_axis: The vocabulary axis of `kernel`: 1, or 0 for a token embedding.
+        multiplier: Factor of the product.
+        softcap: Soft cap of the logits; None is no cap.
+        masked_ids: Ids with probability 0, counted over all devices.
+        axis_name: Mesh axis over which the vocabulary is sharded.
 
     Returns:
         The logits.
@@ -107,16 +106,16 @@ def linear_logit_statistics(
 ) -> LogitStatistics:
     """`logit_statistics` of `linear_logits`, computed in chunks of the vocabulary.
 
-    The forward pass keeps the log-normaliser of each token, the backward pass computes the logits
-    again, so that neither ever has more than ``tokens * chunk_size`` of them. Per chunk C, with the
-    cotangents z', t' and m' of log_z, target and mean:
+    The forward pass saves the log-normaliser of each token and the backward pass recomputes the
+    logits, so both need memory for ``tokens * chunk_size`` logits. Per chunk C, with the cotangents
+    z', t' and m' of log_z, target and mean:
 
         log_z = logsumexp over C of logsumexp(logits_C)
         d logits_C = z' * exp(logits_C - log_z) + t' * one_hot_C + m' / V
         d kernel_C = features^T @ d products_C
         d features = sum over C of d products_C @ kernel_C^T
 
-    Sums over chunks are taken in float32.
+    Sums over chunks are computed in float32.
 
     Args:
         features: See `linear_logits`.
@@ -127,12 +126,12 @@ def linear_logit_statistics(
         multiplier: See `linear_logits`.
         softcap: See `linear_logits`.
         masked_ids: See `linear_logits`.
-        chunk_size: Ids at a time. Where it is the vocabulary, logits are kept for the backward
-            pass. None leaves it to `vocab_chunk_size`.
-        axis_name: See `linear_logits`. Devices talk once, as in `logit_statistics`.
+        chunk_size: Ids per chunk; None is `vocab_chunk_size`. If one chunk holds the whole
+            vocabulary, the logits are saved for the backward pass.
+        axis_name: See `linear_logits`. Devices communicate once, as in `logit_statistics`.
 
     Returns:
-        The scores, in float32.
+        The statistics, in float32.
 
     Raises:
         ValueError: As in `linear_logits`, or `chunk_size` is not positive.
@@ -159,7 +158,7 @@ def linear_logit_statistics(
         _id_mask(local_vocab_size, masked_ids, axis_name),
         targets.reshape(-1) - vocab_shard_start(local_vocab_size, axis_name),
     )
-    # The loops carry arrays that differ between devices, and their types must say so at once.
+    # Initial carries of the loops need the varying-axes types that the loops give them.
     axes = frozenset().union(*map(varying_axes, jax.tree.leaves(inputs)))
     inputs = jax.tree.map(lambda x: pvary(x, *axes), inputs)
     logit_options = LogitOptions(vocabulary_axis, multiplier, softcap, chunk_size)
@@ -214,7 +213,7 @@ def linear_cross_entropy(
         >>> features, kernel = jnp.ones((3, 8)), jnp.zeros((8, 1000))  # [tokens, D], [D, V]
         >>> targets = jnp.array([0, 500, 1000])
         >>> losses = F.linear_cross_entropy(features, kernel, targets, chunk_size=256)
-        >>> np.asarray(losses).round(3)  # log(1000), and no such id
+        >>> np.asarray(losses).round(3)  # log(1000), and NaN for an id out of range
         array([6.908, 6.908,   nan], dtype=float32)
     """
     statistics = linear_logit_statistics(
@@ -239,7 +238,7 @@ def _check_head_shapes(
     if vocabulary_axis not in (0, 1):
         raise ValueError(f"vocabulary_axis must be 0 or 1; got {vocabulary_axis}.")
     if kernel.ndim != 2:
-        raise ValueError(f"kernel has two axes, [D, V] or [V, D]; got shape {kernel.shape}.")
+        raise ValueError(f"kernel must be [D, V] or [V, D]; got shape {kernel.shape}.")
     of_kernel, of_features = (kernel.shape, 1 - vocabulary_axis), (features.shape, -1)
     if kernel.shape[1 - vocabulary_axis] != features.shape[-1]:
         reason = axis_mismatch_message("D", ("kernel", *of_kernel), ("features", *of_features))
@@ -258,7 +257,7 @@ def _check_head_shapes(
 def _id_mask(
     local_vocab_size: int, masked_ids: tuple[int, ...], axis_name: str | None
 ) -> Bool[Array, " V"] | None:
-    """Mask of the ids of this device's shard that are masked; None if there are none."""
+    """Return the mask of ids in this device's shard; None if no ids are masked."""
     if not masked_ids:
         return None
     devices = 1 if axis_name is None else jax.lax.axis_size(axis_name)

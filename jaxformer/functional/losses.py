@@ -14,7 +14,7 @@ class LogitStatistics(NamedTuple):
     """Log-sum-exp, target logit and mean logit of each token."""
 
     log_z: Float32[Array, "*batch"]  # logsumexp(logits)
-    target_logit: Float32[Array, "*batch"]  # the target's logit; NaN where there is no such id
+    target_logit: Float32[Array, "*batch"]  # NaN for a target out of range
     mean_logit: Float32[Array, "*batch"]
 
 
@@ -32,13 +32,12 @@ def logit_statistics(
     Args:
         logits: Scores over the vocabulary, in any float dtype.
         targets: Ids in [0, V).
-        axis_name: Of the devices among which the vocabulary is shared out in equal parts; each has
-            the logits of its part, in the order of devices, and all have the targets. A number per
-            token is summed over the devices for each of the three that is used, and the largest
-            of their normalisers found.
+        axis_name: Mesh axis over which the vocabulary of `logits` is sharded; `targets` are
+            replicated. Devices exchange one number per token for each statistic that is used, and
+            the maximum.
 
     Returns:
-        The scores, in float32.
+        The statistics, in float32.
     """
     wide, local_vocab_size = logits.astype(jnp.float32), logits.shape[-1]
     local_ids = targets - vocab_shard_start(local_vocab_size, axis_name)
@@ -86,7 +85,7 @@ def cross_entropy_from_statistics(
              + z_loss * log_z ** 2
 
     Args:
-        statistics: From `logit_statistics` or `linear_logit_statistics`.
+        statistics: Result of `logit_statistics` or `linear_logit_statistics`.
         z_loss: See `token_cross_entropy`.
         label_smoothing: See `token_cross_entropy`.
 
@@ -131,13 +130,13 @@ def token_cross_entropy(
         logits: Scores over the vocabulary, in any float dtype.
         targets: Ids in [0, V).
         z_loss: Weight of the penalty that keeps ``log_z`` near 0; PaLM uses 1e-4.
-        label_smoothing: Share of the target spread evenly over the whole vocabulary, the target
-            included (PyTorch's convention). Not for logits with entries of minus infinity.
+        label_smoothing: Probability spread evenly over the whole vocabulary, including the target
+            (PyTorch's convention). Logits must be finite then.
         axis_name: See `logit_statistics`.
 
     Returns:
-        The loss of each token; NaN where a target is out of range, PyTorch's -100 included. Leave
-        tokens out with the mask of `cross_entropy`.
+        The loss of each token; NaN where a target is out of range, including PyTorch's -100. To
+        ignore tokens use the mask of `cross_entropy`.
 
     Raises:
         ValueError: If `label_smoothing` is outside [0, 1], or `z_loss` is negative.
@@ -162,24 +161,24 @@ def cross_entropy(
     z_loss: float = 0.0,
     label_smoothing: float = 0.0,
 ) -> Float32[Array, ""]:
-    """Mean cross-entropy over the tokens that count.
+    """Mean cross-entropy over the unmasked tokens.
 
         loss = sum(mask * token_loss) / sum(mask)
 
-    The mean is over tokens, not over sequences or devices: to join shards, add up the sums of
-    `token_cross_entropy` and divide once by the number of tokens. The mean of the shards' means
-    differs as soon as they hold different numbers of tokens.
+    The mean is over tokens, not over sequences or devices. Over several shards, sum
+    `token_cross_entropy` and divide once by the number of tokens: the mean of means differs if
+    shards have different numbers of tokens.
 
     Args:
         logits: Scores over the vocabulary, in any float dtype.
-        targets: Ids in [0, V); anything where the mask is False.
-        mask: True where a token counts; None counts all.
-        ignore_index: A target that does not count either; -100 is PyTorch's.
+        targets: Ids in [0, V); any value where the mask is False.
+        mask: True for tokens in the mean; None is all tokens.
+        ignore_index: Target of tokens to ignore; -100 as in PyTorch.
         z_loss: See `token_cross_entropy`.
         label_smoothing: See `token_cross_entropy`.
 
     Returns:
-        One number. 0, with gradient 0, if no token counts; NaN if a target that counts is out of
+        A scalar: 0, with gradient 0, if all tokens are masked; NaN if an unmasked target is out of
         range.
 
     Raises:
@@ -190,7 +189,7 @@ def cross_entropy(
         >>> from jaxformer import functional as F
         >>> logits = jnp.array([[0.0, 0.0], [0.0, jnp.log(3.0)], [5.0, 5.0]])
         >>> targets = jnp.array([0, 1, 0])
-        >>> round(float(F.cross_entropy(logits[:1], targets[:1])), 3)  # log(2): one of two
+        >>> round(float(F.cross_entropy(logits[:1], targets[:1])), 3)  # log(2)
         0.693
         >>> mask = jnp.array([False, True, False])
         >>> round(float(F.cross_entropy(logits, targets, mask=mask)), 3)  # -log(3 / 4)
@@ -199,7 +198,7 @@ def cross_entropy(
     References:
         Vaswani et al., Attention Is All You Need, 2017. arXiv:1706.03762, section 5.4
     """
-    is_counted = targets.astype(jnp.int32) != ignore_index  # unsigned ones have no -100
+    is_counted = targets.astype(jnp.int32) != ignore_index  # unsigned dtypes do not hold -100
     mask = is_counted if mask is None else mask & is_counted
     losses = token_cross_entropy(logits, targets, z_loss=z_loss, label_smoothing=label_smoothing)
     total = jnp.sum(losses, where=mask)
@@ -217,7 +216,7 @@ def bits_per_byte(nats_total: float | Float[Array, ""], num_bytes: int) -> float
         num_bytes: Length of that text in UTF-8.
 
     Returns:
-        Bits per byte; 8 for a model that knows nothing, about 2 for gzip.
+        Bits per byte; 8 for a uniform distribution over bytes, about 2 for gzip.
 
     Raises:
         ValueError: If `num_bytes` is not positive.

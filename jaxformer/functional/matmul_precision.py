@@ -12,15 +12,15 @@ def float32_matmul_operands(
 ) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
     """Return operands for `preferred_element_type=float32`; upcasts them where XLA needs it.
 
-    Up to JAX 0.8.2, XLA for CPUs refuses some such products of bfloat16 ("Unsupported element type
-    for DotThunk"). Converted to float32 first, they have the same products, and sums as wide.
+    Up to JAX 0.8.2, XLA for CPUs rejects some such products of bfloat16 ("Unsupported element type
+    for DotThunk"). Upcast to float32, the operands give the same result.
 
     Args:
         x: In any float dtype.
         y: In any float dtype.
 
     Returns:
-        The same numbers.
+        The operands, with the same values.
     """
     if jax.__version_info__ >= (0, 8, 3) or target_platform() != "cpu":
         return x, y

@@ -26,12 +26,12 @@ def route(logits: Float[Array, "*batch E"], *, top_k: int, renormalise: bool = T
         p = softmax(logits);    weights = p[chosen] / sum(p[chosen])
 
     Args:
-        logits: A router's scores.
-        top_k: How many experts a token goes to.
-        renormalise: False leaves out the division, so that weights sum to less than 1.
+        logits: Router logits.
+        top_k: Experts per token.
+        renormalise: False omits the division, so that weights sum to less than 1.
 
     Returns:
-        Experts and weights, in float32.
+        Expert ids, and weights in float32.
 
     Raises:
         ValueError: If `top_k` is not between 1 and the number of experts.
@@ -42,7 +42,9 @@ def route(logits: Float[Array, "*batch E"], *, top_k: int, renormalise: bool = T
         Jiang et al., Mixtral of Experts, 2024. arXiv:2401.04088, section 2.1
     """
     if not 1 <= top_k <= logits.shape[-1]:
-        raise ValueError(f"top_k chooses among {logits.shape[-1]} experts; got {top_k}.")
+        raise ValueError(
+            f"top_k must be from 1 to the number of experts, {logits.shape[-1]}; got {top_k}."
+        )
     probabilities = jax.nn.softmax(logits.astype(jnp.float32), axis=-1)
     weights, experts = jax.lax.top_k(probabilities, top_k)
     if renormalise:
@@ -60,45 +62,41 @@ def mixture_of_experts(
     axis_name: str | None = None,
     capacity_factor: float | None = None,
 ) -> Float[Array, "*batch D"]:
-    """Mixture of experts: dispatch each token to its experts and sum their outputs, weighted.
+    """Mixture of experts: dispatch tokens to their experts and sum the weighted outputs.
 
         y = sum over chosen e of weight[e] * expert_e(x)
 
     Args:
         x: Tokens.
-        routing: From `route`.
-        experts: All of them at once: given rows sorted by expert and the number of rows of each
-            expert, what each row becomes; see `grouped_matmul`.
-        num_experts: E, on all devices together.
-        axis_name: Of the devices among which the experts are shared out in equal parts.
-            `expert_ids` are then those of this device, and tokens travel to theirs and back.
-        capacity_factor: How many rows a device has room for from each other one, as a multiple of
-            an even share ``R * top_k / devices``. So many are exchanged each way and worked on,
-            whether they are filled or not; the last tokens, for which there is no room, are not
-            seen by that expert, so the result depends on how tokens are shared out. None has room
-            for all, ``devices`` times what is needed when tokens are evenly spread.
+        routing: Result of `route` for these tokens.
+        experts: Function from rows sorted by expert and the number of rows of each expert to the
+            output rows; see `grouped_matmul`.
+        num_experts: E, the number of experts on all devices.
+        axis_name: Mesh axis over which experts and tokens are sharded. Tokens are exchanged by
+            all-to-all; `x` and `routing` are those of this device.
+        capacity_factor: Rows that a device accepts from each device, as a multiple of the even
+            share ``R * top_k / devices``. All these rows are exchanged and computed, filled or not;
+            later tokens over the capacity skip the expert, so the result depends on the sharding
+            of tokens. None accepts all rows, ``devices`` times the even share.
 
     Returns:
-        The mixtures, summed in float32, in the dtype of `x`.
+        The weighted sums, computed in float32, in the dtype of `x`.
 
     Raises:
-        ValueError: If `capacity_factor` is below 1, `routing` is of other tokens, or `expert_ids`
-            give other rows than theirs.
+        ValueError: If `capacity_factor` is below 1, the shapes of `routing` do not match `x`, or
+            `experts` returns another number of rows.
 
     References:
         Shazeer et al., 2017. arXiv:1701.06538, section 2
         Lepikhin et al., GShard: Scaling Giant Models with Conditional Computation and Automatic
-        Sharding, 2020. arXiv:2006.16668, section 2.2 (tokens that find no room)
+        Sharding, 2020. arXiv:2006.16668, section 2.2 (expert capacity)
     """
     if capacity_factor is not None and not capacity_factor >= 1:
-        raise ValueError(
-            f"capacity_factor is a multiple of an even share, at least 1; got {capacity_factor}."
-        )
+        raise ValueError(f"capacity_factor must be at least 1; got {capacity_factor}.")
     if not routing.expert_ids.shape[:-1] == routing.weights.shape[:-1] == x.shape[:-1]:
         raise ValueError(
-            f"routing has experts {routing.expert_ids.shape} and weights {routing.weights.shape}; "
-            "for "
-            f"x {x.shape} it has top_k of each for every token {x.shape[:-1]}."
+            f"routing must have expert_ids and weights of shape {x.shape[:-1]} + (top_k,) for "
+            f"x {x.shape}; got {routing.expert_ids.shape} and {routing.weights.shape}."
         )
     top_k = routing.expert_ids.shape[-1]
     expert_ids = routing.expert_ids.reshape(-1)
@@ -115,7 +113,7 @@ def mixture_of_experts(
         answers = experts(rows, sizes)
         if getattr(answers, "shape", None) != rows.shape:
             raise ValueError(
-                f"experts give a row for each row, here {rows.shape}; got "
+                f"experts must return rows of shape {rows.shape}; got "
                 f"{getattr(answers, 'shape', answers)}."
             )
         return answers
@@ -129,15 +127,15 @@ def mixture_of_experts(
     return jnp.sum(weighted, axis=-2).astype(x.dtype)
 
 
-# The gradient of a gather is a scatter-add, whose order, and so whose last bits, a GPU leaves open,
-# and which adds up in the dtype of the rows. Both gathers have a gather for their gradient.
+# The gradient of a gather is a scatter-add, which sums in the dtype of the rows and on a GPU in no
+# fixed order. So both gathers below define a gather as their gradient.
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _dispatch(
     top_k: int, x: Float[Array, "T D"], order: Int[Array, " R"], places: Int[Array, " R"]
 ) -> Float[Array, "R D"]:
-    """Each token `top_k` times, sorted by expert; `places` is the inverse of `order`."""
+    """Repeat each token `top_k` times, sorted by expert; `places` is the inverse of `order`."""
     return x[order // top_k]
 
 
@@ -161,7 +159,7 @@ _dispatch.defvjp(_dispatch_forward, _dispatch_backward)
 def _permute(
     x: Float[Array, "R D"], order: Int[Array, " R"], inverse: Int[Array, " R"]
 ) -> Float[Array, "R D"]:
-    """Rows in another order."""
+    """Permute rows by `order`; `inverse` is the inverse permutation."""
     return x[order]
 
 
@@ -176,7 +174,7 @@ def _drop_over_capacity(
 ) -> Int[Array, " R"]:
     """Set the expert id of rows over the capacity of their device to E, which drops them.
 
-    Rows have room in their order, whatever the expert, so that none is left out before others.
+    The last rows sent to a device are dropped, whatever their expert.
     """
     devices = jax.lax.axis_size(axis_name)
     destination = expert_ids // (num_experts // devices)
@@ -188,18 +186,17 @@ def _drop_over_capacity(
 
 
 def expert_capacity(num_rows: int, devices: int, capacity_factor: float | None) -> int:
-    """Rows that one device may send to another: min(rows, ceil(capacity_factor * rows / devices)).
+    """Rows that one device may send to another.
 
-        room = rows if share is None else min(rows, ceil(share * rows / devices))
+        capacity = min(num_rows, ceil(capacity_factor * num_rows / devices))
 
     Args:
-        num_rows: Of one device, a token and one of its experts each.
-        devices: Among which the experts are shared out.
-        capacity_factor: Room in times the rows that one would get if all got as many; None is room
-            for all.
+        num_rows: Rows of one device, one per token and expert.
+        devices: Devices over which the experts are sharded.
+        capacity_factor: Capacity as a multiple of an even share; None is a capacity of `num_rows`.
 
     Returns:
-        A number of rows.
+        Number of rows.
     """
     return (
         num_rows
@@ -229,7 +226,7 @@ def _all_to_all_experts(
     received, received_sizes = exchange(send_buffer), exchange(sizes_by_device)
     ends = jnp.cumsum(received_sizes, axis=-1)
     local_expert_ids = jnp.sum(slots[None, :, None] >= ends[:, None, :], axis=-1).reshape(-1)
-    # Empty slots come last; they are zeros, and count for the last expert.
+    # Empty slots come last; they are zero rows of the last expert.
     order = jnp.argsort(local_expert_ids)
     total = jnp.sum(received_sizes, axis=0)
     total = total.at[-1].add(local_expert_ids.size - jnp.sum(total))
@@ -247,14 +244,11 @@ def _all_to_all_experts(
 
 
 class RouterTotals(NamedTuple):
-    """Sums over tokens, for the router losses; sums of several batches can be added.
+    """Sums over tokens for the router losses; sums of several batches or devices can be added."""
 
-    Totals of parts of a batch, on one device or on several, add up to those of the batch.
-    """
-
-    expert_counts: Float32[Array, "*layers E"]  # how often each expert was chosen
-    probability_sums: Float32[Array, "*layers E"]  # sum of its probabilities
-    squared_log_z: Float32[Array, "*layers"]  # sum of the squared logs of the softmax's denominator
+    expert_counts: Float32[Array, "*layers E"]  # tokens routed to each expert
+    probability_sums: Float32[Array, "*layers E"]  # sum of its router probabilities
+    squared_log_z: Float32[Array, "*layers"]  # sum of logsumexp(logits) ** 2
     num_tokens: Float32[Array, "*layers"]
 
 
@@ -269,25 +263,23 @@ def router_totals(
     """Compute the sums that `load_balance_loss` and `router_z_loss` need.
 
     Args:
-        logits: A router's scores, or those of many layers along leading axes.
-        top_k: How many experts a token goes to.
-        mask: True where a token counts.
-        num_token_axes: How many axes before the last are of tokens; those before them are of
-            layers. None is two, rows and tokens, or one where there is no other, as of flat
-            [tokens, experts].
+        logits: Router logits, with leading axes for layers.
+        top_k: Experts per token.
+        mask: True for tokens to include; None is all.
+        num_token_axes: Number of token axes before the last axis; the axes before them are layers.
+            None is two (batch and time), or one if there is only one.
 
     Returns:
         The totals of each layer.
 
     Raises:
-        ValueError: If `num_token_axes` are more than there are before the last, or none.
+        ValueError: If `num_token_axes` is below 1 or above the number of axes before the last.
     """
     wide = logits.astype(jnp.float32)
     num_token_axes = min(2, wide.ndim - 1) if num_token_axes is None else num_token_axes
     if not 1 <= num_token_axes < wide.ndim:
         raise ValueError(
-            "num_token_axes counts the axes of tokens, between 1 and "
-            f"{wide.ndim - 1} of logits {logits.shape}; "
+            f"num_token_axes must be from 1 to {wide.ndim - 1} for logits {logits.shape}; "
             f"got {num_token_axes}."
         )
     token_axes = tuple(range(wide.ndim - 1 - num_token_axes, wide.ndim - 1))
@@ -310,18 +302,18 @@ def router_totals(
 
 @typechecked
 def load_balance_loss(totals: RouterTotals) -> Float32[Array, "*layers"]:
-    """Load-balancing loss of Switch Transformers: E * sum of share * mean probability.
+    """Load-balancing loss of Switch Transformers, which is 1 if experts are used evenly.
 
         loss = E * sum over e of share_e * p_e
 
-    with `share_e` the share of choices that fell on expert e, and `p_e` its mean probability.
-    Only the probabilities pass a gradient.
+    with `share_e` the fraction of expert choices that are expert e, and `p_e` its mean probability.
+    Only the probabilities have a gradient.
 
     Args:
-        totals: From `router_totals`.
+        totals: Result of `router_totals`.
 
     Returns:
-        One number a layer.
+        One loss per layer.
 
     References:
         Fedus, Zoph and Shazeer, Switch Transformers, 2021. arXiv:2101.03961, section 2.2
@@ -339,10 +331,10 @@ def router_z_loss(totals: RouterTotals) -> Float32[Array, "*layers"]:
         loss = mean over tokens of log(sum over e of exp(logits[e])) ** 2
 
     Args:
-        totals: From `router_totals`.
+        totals: Result of `router_totals`.
 
     Returns:
-        One number a layer.
+        One loss per layer.
 
     References:
         Zoph et al., ST-MoE: Designing Stable and Transferable Sparse Expert Models, 2022.

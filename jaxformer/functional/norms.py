@@ -50,38 +50,34 @@ def layer_norm(
     eps: float = 1e-5,
     axis_name: str | None = None,
 ) -> Float[Array, "*batch D"]:
-    """Shift each vector to mean zero and scale it to variance one.
+    """Normalise each vector to mean zero and variance one.
 
         y = scale * (x - mean(x)) / sqrt(var(x) + eps) + bias
 
-    The statistics belong to one vector: they know neither the batch nor the length of the
-    sequence. The variance is taken in two passes, from the centred vector; the difference of
-    ``mean(x ** 2)`` and ``mean(x) ** 2`` is faster and useless once the mean dwarfs the spread.
-
-    For the Nemotron form, which stores ``scale - 1``, pass ``1 + scale``; without `scale` and
-    `bias` this is OLMo's norm.
+    The variance is computed from the centred vector: ``mean(x ** 2) - mean(x) ** 2`` is faster but
+    cancels if the mean is large. For the Nemotron form, which stores ``scale - 1``, pass
+    ``1 + scale``; OLMo's norm has neither `scale` nor `bias`.
 
     Args:
         x: Vectors along the last axis, in any float dtype.
-        scale: Gain per feature. Leading axes match the last leading axes of `x`: ``[N, H]`` gives
-            every head its own.
+        scale: Gain per feature, or per head and feature: ``[N, H]``.
         bias: Offset per feature, shaped like `scale`.
         eps: Added to the (biased) variance, inside the root. PyTorch uses 1e-5, Flax 1e-6.
-        axis_name: Of the devices among which the features are shared out in equal parts; one number
-            per vector is summed over them for each statistic.
+        axis_name: Mesh axis over which the features are sharded; one number per vector and
+            statistic is summed over it.
 
     Returns:
         The normalised vectors, in the dtype of `x`.
 
     Raises:
-        ValueError: `scale` or `bias` does not have the last axes of `x`.
+        ValueError: The axes of `scale` or `bias` differ from the last axes of `x`.
 
     Example:
         >>> import jax.numpy as jnp
         >>> import numpy as np
         >>> from jaxformer import functional as F
         >>> x = jnp.array([[1.0, 2.0, 3.0], [10.0, 20.0, 30.0]])
-        >>> np.asarray(F.layer_norm(x)).round(3)  # neither size nor mean of a vector matters
+        >>> np.asarray(F.layer_norm(x)).round(3)  # independent of size and mean
         array([[-1.225,  0.   ,  1.225],
                [-1.225,  0.   ,  1.225]], dtype=float32)
 
@@ -117,20 +113,19 @@ def rms_norm(
         y = scale * x / sqrt(mean(x ** 2) + eps) + bias       (inside the root)
         y = scale * x / (sqrt(mean(x ** 2)) + eps) + bias     (outside the root)
 
-    The root mean square is ``norm(x) / sqrt(D)``, so the length of `x` changes nothing but the
-    weight of `eps`. On vectors of mean zero this is `layer_norm`. For the Gemma form, which stores
-    ``scale - 1``, pass ``1 + scale``.
+    On vectors of mean zero this is `layer_norm`. For the Gemma form, which stores ``scale - 1``,
+    pass ``1 + scale``.
 
     Args:
         x: Vectors along the last axis, in any float dtype.
-        scale: Gain per feature. Leading axes match the last leading axes of `x`: ``[N, H]`` gives
-            every head its own.
-        bias: Offset per feature, shaped like `scale`. Hardly any released model has one.
-        eps: Keeps a zero vector at zero. The two places agree to ``eps`` at unit root mean square
-            and differ by tens of percent once the mean square is as small as `eps`.
-        eps_position: Released models put `eps` inside the root.
-        axis_name: Of the devices among which the features are shared out in equal parts; one number
-            per vector is summed over them for each statistic.
+        scale: Gain per feature, or per head and feature: ``[N, H]``.
+        bias: Offset per feature, shaped like `scale`. Few released models have one.
+        eps: Makes a zero vector stay zero.
+        eps_position: Whether `eps` is inside the root, as in released models, or outside. The
+            results differ by ``eps`` at unit root mean square, and by tens of percent if the mean
+            square is as small as `eps`.
+        axis_name: Mesh axis over which the features are sharded; one number per vector and
+            statistic is summed over it.
 
     Returns:
         The normalised vectors, in the dtype of `x`.
@@ -145,7 +140,7 @@ def rms_norm(
         >>> x, scale = jnp.array([3.0, 4.0]), jnp.array([1.0, 10.0])
         >>> np.asarray(F.rms_norm(x)).round(3)
         array([0.849, 1.131], dtype=float32)
-        >>> np.asarray(F.rms_norm(100 * x, scale)).round(3)  # the length of x does not matter
+        >>> np.asarray(F.rms_norm(100 * x, scale)).round(3)  # independent of the size of x
         array([ 0.849, 11.314], dtype=float32)
 
     References:
@@ -157,11 +152,11 @@ def rms_norm(
     if eps_position == "inside":
         y = wide * jax.lax.rsqrt(mean_square + eps)
     elif eps_position == "outside":
-        positive = mean_square > 0  # the root has no finite slope at zero, the norm has
+        positive = mean_square > 0  # the derivative of the root is infinite at zero
         root = jnp.where(positive, jnp.sqrt(jnp.where(positive, mean_square, 1.0)), 0.0)
         y = wide / (root + eps)
     else:
-        raise ValueError(f"eps_position is 'inside' or 'outside'; got {eps_position!r}.")
+        raise ValueError(f"eps_position must be 'inside' or 'outside'; got {eps_position!r}.")
     return _affine(y, scale, bias).astype(x.dtype)
 
 
@@ -189,27 +184,27 @@ def batch_norm(
         y = scale * (x - mean) / sqrt(var + eps) + bias
         running = (1 - momentum) * running + momentum * (mean, var * n / (n - 1))
 
-    `y` uses the biased variance (divided by n), the running statistics collect the unbiased one,
-    as in PyTorch. Use `batch_norm_inference` with the running statistics for evaluation.
+    `y` uses the biased variance (divided by n), the running statistics the unbiased one, as in
+    PyTorch. For evaluation pass the running statistics to `batch_norm_inference`.
 
     Args:
         x: A batch of sequences, in any float dtype.
         scale: Gain per feature.
         bias: Offset per feature.
-        running: Statistics so far; PyTorch starts from zeros and ones. None starts from this batch.
-        over: "pooled" takes n = B * T values per feature (torch.nn.BatchNorm1d); "step" gives every
-            time step its own statistics over the n = B sequences.
+        running: Running statistics; PyTorch starts from zeros and ones, None from this batch.
+        over: "pooled" has n = B * T values per feature (torch.nn.BatchNorm1d); "step" computes
+            statistics of each time step over n = B sequences.
         eps: Added to the variance, inside the root.
         momentum: Weight of this batch, PyTorch's convention (Flax's is one minus this).
-        mask: True where a token counts. n is then the number of tokens that count; a feature with
-            n < 2 leaves the running statistics as they were, or unknown (NaN) without `running`.
+        mask: True for tokens to include; n is their number. Where n < 2 the running statistics do
+            not change, and are NaN without `running`.
 
     Returns:
         The normalised batch in the dtype of `x`, and the running statistics in float32.
 
     Raises:
-        ValueError: If n < 2 whatever the mask: one value is its own mean, so the output would be
-            the bias and the variance is undefined. Also for any other `over`.
+        ValueError: If n < 2 without a mask, which leaves the variance undefined, or for any other
+            `over`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -229,7 +224,7 @@ def batch_norm(
         Internal Covariate Shift, 2015. arXiv:1502.03167, algorithms 1 and 2
     """
     if over not in ("step", "pooled"):
-        raise ValueError(f"over is 'step' or 'pooled'; got {over!r}.")
+        raise ValueError(f"over must be 'step' or 'pooled'; got {over!r}.")
     axes = (0,) if over == "step" else (0, 1)
     if math.prod(x.shape[axis] for axis in axes) < 2:
         raise ValueError(
@@ -276,15 +271,13 @@ def batch_norm_inference(
     *,
     eps: float = 1e-5,
 ) -> Float[Array, "*batch T D"]:
-    """Normalise each feature by statistics collected earlier, as in evaluation.
+    """Normalise each feature by running statistics, as in evaluation.
 
         y = scale * (x - running.mean) / sqrt(running.var + eps) + bias
 
-    Each token is then treated alone: neither the batch nor its size matters.
-
     Args:
         x: Sequences, in any float dtype.
-        running: From `batch_norm`; shaped ``[D]``, or ``[T, D]`` if it was taken per time step.
+        running: From `batch_norm`, of shape ``[D]``, or ``[T, D]`` with `over` "step".
         scale: Gain per feature.
         bias: Offset per feature.
         eps: Added to the variance, inside the root.

@@ -5,12 +5,12 @@ from typing import Any, NamedTuple
 
 import jax
 
-# NVIDIA's names of GPUs before Ampere, of Ampere and Ada, of Hopper; others are newer.
+# Device kinds of NVIDIA GPUs before Ampere, of Ampere and Ada, and of Hopper; others are newer.
 PRE_AMPERE_GPUS = r"Tesla|Quadro|TITAN|GTX|RTX 20|\b[KMPVT]\d"
 AMPERE_ADA_GPUS = r"\b[AL]\d|RTX 30|RTX 40|RTX A\d|\bAda\b|Orin"
 HOPPER_GPUS = r"\bG?H\d"
 
-LANES = 128  # numbers that a TPU's vector unit holds side by side
+LANES = 128  # width of a TPU's vector registers
 
 
 class TargetDevice(NamedTuple):
@@ -23,15 +23,15 @@ class TargetDevice(NamedTuple):
 def target_device() -> TargetDevice:
     """Return the device kind that the traced program is compiled for.
 
-    Inside `jax.shard_map` its mesh says so, whatever devices this process has. Elsewhere programs
-    are for the default device, another one by `jax.default_device`.
+    Inside `jax.shard_map` it is that of the mesh; elsewhere that of the default device, which
+    `jax.default_device` sets.
     """
     mesh: Any = jax.sharding.get_abstract_mesh()
     if (device := getattr(mesh, "abstract_device", None)) is None:
         device = jax.config.values["jax_default_device"] or jax.local_devices()[0]
         device = jax.local_devices(backend=device)[0] if isinstance(device, str) else device
     kind = device.device_kind
-    # Devices of an abstract mesh say their platform from JAX 0.9 on.
+    # Devices of an abstract mesh have a platform from JAX 0.9 on.
     inferred_platform = (
         "tpu" if kind.startswith("TPU") else "cpu" if kind.lower() == "cpu" else "gpu"
     )
@@ -48,11 +48,11 @@ def compute_capability_major(kind: str) -> int:
     """Major CUDA compute capability of a GPU, inferred from its name.
 
     Args:
-        kind: As `jax.Device.device_kind` has it.
+        kind: `jax.Device.device_kind`.
 
     Returns:
-        7 for those before Ampere, 8 for Ampere and Ada, 9 for Hopper, 10 for newer ones; 0 for GPUs
-        of other makers.
+        7 before Ampere, 8 for Ampere and Ada, 9 for Hopper, 10 for newer GPUs; 0 for GPUs of other
+        vendors.
 
     References:
         NVIDIA, CUDA GPU Compute Capability, developer.nvidia.com/cuda-gpus

@@ -52,31 +52,30 @@ def linear_recurrence(
 
         h[i] = gamma * exp(-i theta) * h[i - 1] + value[i];    output[i] = h[i]
 
-    with feature pairs read as complex numbers. It equals `decay_attention` and needs memory of one
-    state to go on: give the state of one call to the next and a text can be read in parts.
+    with feature pairs as complex numbers. It equals `decay_attention`. To process a sequence in
+    several calls, pass the state of one call to the next.
 
     Args:
         value: In any float dtype.
-        gamma: Decay of each head for one token, in [0, 1].
-        theta: Angle of each head and feature pair for one token, in radians; None turns nothing.
-        initial_state: The state before the first token, of whose document it is; None is zero.
-        segments: Document of each token. A document is a run of equal numbers; the state is zero
-            before its first token.
-        valid: False for padding, over which the state passes unchanged.
-        method: "scan" goes token by token; "associative" combines neighbours in about log2(T)
-            rounds; "chunked" is attention inside chunks and a recurrence between them: for T tokens
-            work of T * chunk in matrix products, in T / chunk steps. It is the most precise for a
-            long memory, since the state is rounded once a chunk.
-        chunk_size: Tokens of a chunk.
-        pairing: Which features form a pair, as in `rotate`.
+        gamma: Decay per token of each head, in [0, 1].
+        theta: Angle per token of each head and feature pair, in radians; None is no rotation.
+        initial_state: State before the first token, in the same document; None is zero.
+        segments: Document number of each token; a run of equal numbers is a document, and the state
+            is zero before its first token.
+        valid: False for padding, which does not change the state.
+        method: "scan" is sequential; "associative" is a parallel scan of about log2(T) rounds;
+            "chunked" is attention inside chunks and a recurrence between them, T * chunk_size work
+            in matrix products and T / chunk_size steps. The last is the most precise for a long
+            memory, since the state is rounded once per chunk.
+        chunk_size: Tokens per chunk.
+        pairing: Features that form a pair, as in `rotate`.
 
     Returns:
-        The outputs, computed in float32, in the dtype of `value`, and the state, in float32, both
-        as features.
+        The outputs, computed in float32, in the dtype of `value`, and the state in float32.
 
     Raises:
-        ValueError: There is not an angle for each pair, a gamma is outside [0, 1] (where its value
-            can be seen), a chunk has no token, or the method or the pairing is unknown.
+        ValueError: The shape of `theta` is wrong, a gamma that is not traced is outside [0, 1],
+            `chunk_size` is below 1, or the method or the pairing is unknown.
 
     Example:
         >>> import jax.numpy as jnp
@@ -99,7 +98,7 @@ def linear_recurrence(
     if method not in get_args(RecurrenceMethod):
         raise ValueError(f"method must be one of {get_args(RecurrenceMethod)}; got {method!r}.")
     if chunk_size < 1:
-        raise ValueError(f"A chunk holds at least 1 token; got {chunk_size}.")
+        raise ValueError(f"chunk_size must be at least 1; got {chunk_size}.")
     gamma, theta = pvary_rates(value, gamma, theta)
     steps = token_steps(value, segments, valid)
     z = to_head_major(value, theta, pairing)

@@ -14,22 +14,21 @@ def ring_buffer_slots(
 
         slot = position mod num_slots
 
-    Entries that are not valid go nowhere, and so do those that a later one of the same call would
-    overwrite. A buffer with room for every position is a ring that never turns.
+    Padding is dropped, and so are entries that a later entry of the same call would overwrite.
 
     Args:
-        positions: Of the new entries, rising in each row.
+        positions: Positions of the new entries, increasing in each row.
         valid: False for padding.
-        num_slots: Slots of the ring.
+        num_slots: Slots of the ring buffer.
 
     Returns:
-        A slot for each entry, different ones within a row, for `write_slots`.
+        A slot per entry for `write_slots`, unique within a row.
 
     Raises:
-        ValueError: There is no slot.
+        ValueError: `num_slots` is below 1.
     """
     if num_slots < 1:
-        raise ValueError(f"A ring has at least 1 slot; got {num_slots}.")
+        raise ValueError(f"num_slots must be at least 1; got {num_slots}.")
     last = jnp.max(jnp.where(valid, positions, -1), axis=-1, keepdims=True, initial=-1)
     is_written = valid & (positions > last - num_slots)
     return jnp.where(is_written, positions % num_slots, num_slots)
@@ -48,18 +47,16 @@ def write_slots(
         y[slots[t]] = new[t];    y[s] = buffer[s] elsewhere
 
     Args:
-        buffer: Entries so far, ``[*batch, S, *any]``.
-        new: Entries to put, ``[*batch, T, *any]`` in any dtype; the buffer's stays.
-        slots: Different ones within a row; one outside the buffer, as -1 is, drops its
-            entry.
-        layer_index: Which one of several buffers, ``[L, *batch, S, *any]``, all of which are
-            returned.
+        buffer: Current entries, ``[*batch, S, *any]``.
+        new: New entries, ``[*batch, T, *any]``, which are cast to the buffer's dtype.
+        slots: Slot of each entry, unique within a row; out of range, such as -1, drops the entry.
+        layer_index: Index of the buffer in a stack ``[L, *batch, S, *any]``, which is returned.
 
     Returns:
         The buffer with the new entries.
 
     Raises:
-        ValueError: The shapes do not go together.
+        ValueError: The shapes do not match.
     """
     batch, num_leading = slots.shape[:-1], slots.ndim
     buffer_shape = buffer.shape if layer_index is None else buffer.shape[1:]
@@ -68,8 +65,8 @@ def write_slots(
         or new.shape != slots.shape + buffer_shape[num_leading:]
     ):
         raise ValueError(
-            f"buffer {buffer.shape} and new {new.shape} do not go with slots {slots.shape}: they "
-            "are [*batch, S, *any], [*batch, T, *any] and [*batch, T]."
+            "buffer, new and slots must be [*batch, S, *any], [*batch, T, *any] and [*batch, T]; "
+            f"got {buffer.shape}, {new.shape} and {slots.shape}."
         )
     grid = jnp.meshgrid(*(jnp.arange(n) for n in slots.shape), indexing="ij")
     layer = () if layer_index is None else (layer_index,)

@@ -18,13 +18,12 @@ def rope_frequencies(head_dim: int, *, base: float = 10_000.0) -> Float[Array, "
 
         frequencies[j] = base ** (-2 * j / head_dim),    j = 0 ... head_dim / 2 - 1
 
-    Pair ``j`` comes round every ``2 * pi / frequencies[j]`` positions. A larger base makes every
-    pair but the first turn more slowly. They are computed in float64 and rounded once.
+    The wavelength of pair ``j`` is ``2 * pi / frequencies[j]`` positions. A larger base lowers all
+    frequencies but the first. They are computed in float64 and rounded once.
 
     Args:
-        head_dim: Features to rotate in each head. For partial rotary positions this is the rotated
-            part, not the whole head.
-        base: Also called theta.
+        head_dim: Rotated features per head; with partial rotation, fewer than the whole head.
+        base: Base of the frequencies, also called theta.
 
     Returns:
         Radians per position, float32.
@@ -43,7 +42,7 @@ def rope_frequencies(head_dim: int, *, base: float = 10_000.0) -> Float[Array, "
     """
     if head_dim % 2 or head_dim < 2:
         raise ValueError(
-            f"Rotary positions pair up features, so head_dim must be even; got {head_dim}."
+            f"RoPE rotates pairs of features, so head_dim must be even; got {head_dim}."
         )
     if base <= 0:
         raise ValueError(f"base must be positive; got {base}.")
@@ -58,20 +57,20 @@ def rope_rotations(
 
         rotations[t, j] = exp(i * positions[t] * frequencies[j])
 
-    Phases are float32 whatever the dtype of the positions, so they are off by up to 1e-7 of
-    themselves: the cosine of the fastest pairs by 2e-4 near position 4,000, 1e-2 near 100,000, 1e-1
-    near a million, and wholly beyond ten million. The slow pairs that tell far positions apart stay
-    good a hundred times further. Integers are the dtype to use: bfloat16 counts to 256 only.
+    Phases are float32 with a relative error of 1e-7. For the highest frequencies the error of the
+    cosine is 2e-4 near position 4,000, 1e-2 near 100,000, 1e-1 near a million and total beyond ten
+    million; for the lowest ones these positions are a hundred times larger. Pass integer positions:
+    bfloat16 is exact only up to 256.
 
-    Nothing is looked up in a table, so no position is out of range. Where a scaling comes with an
-    attention factor (YaRN, LongRoPE), multiply the rotations of queries and keys by it.
+    If a RoPE scaling has an attention factor (YaRN, LongRoPE), multiply the rotations of queries
+    and keys by it.
 
     Args:
-        positions: Absolute positions: packed, offset, negative or fractional ones work.
+        positions: Absolute positions; they may be packed, offset, negative or fractional.
         frequencies: Radians per position, from `rope_frequencies`, scaled or not.
 
     Returns:
-        The rotations, to be shared by all heads and layers.
+        The rotations, which all heads and layers share.
 
     Example:
         >>> import jax.numpy as jnp
@@ -93,7 +92,7 @@ def rope_rotations(
 
 
 def as_complex(x: Float[Array, "*batch H"], *, pairing: Pairing) -> Complex64[Array, "*batch H//2"]:
-    """Read pairs of features as complex numbers, the first of each pair as the real part."""
+    """Convert feature pairs to complex numbers, the first of each pair as the real part."""
     if pairing == "halves":
         real, imag = jnp.split(x, 2, axis=-1)
     else:
@@ -102,7 +101,7 @@ def as_complex(x: Float[Array, "*batch H"], *, pairing: Pairing) -> Complex64[Ar
 
 
 def as_real(z: Complex[Array, "*batch C"], *, pairing: Pairing) -> Float[Array, "*batch 2*C"]:
-    """Write complex numbers back as pairs of features; the inverse of `as_complex`."""
+    """Convert complex numbers to feature pairs; the inverse of `as_complex`."""
     if pairing == "halves":
         return jnp.concatenate([z.real, z.imag], axis=-1)
     return jnp.stack([z.real, z.imag], axis=-1).reshape(*z.shape[:-1], -1)
@@ -115,24 +114,24 @@ def rotate(
     *,
     pairing: Pairing = "halves",
 ) -> Float[Array, "*batch T N H"]:
-    """Apply RoPE: multiply feature pairs, read as complex numbers, by the rotations.
+    """Apply RoPE: multiply feature pairs, as complex numbers, by the rotations.
 
         z[j] -> z[j] * exp(i * position * frequency[j])
 
-    A rotation keeps lengths, and <rotate(q, m), rotate(k, n)> depends on m - n only, which is what
-    makes attention relative. Position zero changes nothing. The inverse is the conjugate:
+    Rotations preserve lengths, and <rotate(q, m), rotate(k, n)> depends on m - n only, so attention
+    depends on relative positions. The inverse is the conjugate:
     ``rotate(rotate(x, r), jnp.conj(r))`` is ``x``.
 
-    With fewer rotations than pairs the first ``2 * C`` features of each head turn, paired among
-    themselves, and the rest pass through (GPT-J, GPT-NeoX, Nemotron).
+    With fewer rotations than pairs, only the first ``2 * C`` features of each head are rotated, in
+    pairs among themselves (GPT-J, GPT-NeoX, Nemotron).
 
     Args:
-        x: Queries, keys, or whatever else is to turn.
-        rotations: From `rope_rotations`, shared by all heads. Their leading axes may be absent or
-            one where all of the batch shares its positions.
+        x: Queries or keys (or values and outputs).
+        rotations: From `rope_rotations`, shared by all heads. Leading axes may be 1 or absent if
+            the batch shares its positions.
         pairing: "halves" pairs feature j with j + C (GPT-NeoX, Llama, Qwen, Gemma); "neighbours"
             pairs 2j with 2j + 1 (RoFormer, GPT-J, Cohere). They differ by a fixed permutation of
-            features, so a checkpoint works with one of them only.
+            features; a checkpoint works with one of them only.
 
     Returns:
         The rotated features, computed in float32, in the dtype of ``x``.
@@ -162,7 +161,8 @@ def rotate(
     width = 2 * rotations.shape[-1]
     if width > x.shape[-1]:
         raise ValueError(
-            f"{rotations.shape[-1]} rotations turn {width} features; each head has {x.shape[-1]}."
+            f"{rotations.shape[-1]} rotations need a head_dim of at least {width}; "
+            f"got {x.shape[-1]}."
         )
     if pairing not in get_args(Pairing):
         raise ValueError(f"pairing must be one of {get_args(Pairing)}; got {pairing!r}.")

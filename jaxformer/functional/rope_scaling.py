@@ -1,7 +1,7 @@
 """RoPE scaling for long contexts: each method maps frequencies to scaled frequencies.
 
-All slow the pairs down so that long texts meet the phases short ones did. They differ in which
-pairs they slow; ``factor`` always says by how much the context grows.
+All lower the frequencies, so that long contexts have phases seen in training; they differ in which
+frequencies they lower. ``factor`` is the ratio of the extended to the original context length.
 """
 
 import math
@@ -20,7 +20,7 @@ def rope_scale_linear(frequencies: Float[Array, " C"], *, factor: float) -> Floa
 
     Args:
         frequencies: Unscaled, one per feature pair.
-        factor: How much longer the context becomes.
+        factor: Ratio of the extended to the original context length.
 
     Returns:
         The scaled frequencies.
@@ -44,13 +44,13 @@ def rope_scale_ntk(
 
     Args:
         frequencies: Unscaled, one per feature pair.
-        factor: How much longer the context becomes; may be traced.
+        factor: Ratio of the extended to the original context length; may be traced.
 
     Returns:
         The scaled frequencies.
 
     Raises:
-        ValueError: If there is one pair only, which is both fastest and slowest.
+        ValueError: If there is only one frequency.
 
     References:
         bloc97, NTK-aware scaled RoPE, 2023, as given by Peng et al., YaRN: Efficient Context Window
@@ -75,17 +75,17 @@ def rope_scale_dynamic_ntk(
 
         growth = 1 + factor * (max(length, original_max_length) / original_max_length - 1)
 
-    A cache of rotated keys mixes frequencies of several lengths when the text grows past the
-    length of training, in the released implementations as well.
+    During decoding, cached keys keep the rotation of earlier lengths, also in the released
+    implementations.
 
     Args:
         frequencies: Unscaled, one per feature pair.
-        length: Tokens so far, the highest position plus one; may be traced.
-        factor: The slope of the growth.
-        original_max_length: Longest text in training.
+        length: Sequence length, the highest position plus one; may be traced.
+        factor: Slope of the growth.
+        original_max_length: Context length in training.
 
     Returns:
-        The scaled frequencies; the given ones up to the length of training.
+        The scaled frequencies; unchanged up to `original_max_length`.
 
     References:
         Peng et al., YaRN: Efficient Context Window Extension of Large Language Models, 2023.
@@ -112,10 +112,10 @@ def rope_scale_llama3(
 
     Args:
         frequencies: Unscaled, one per feature pair.
-        factor: How much longer the context becomes; 8 in Llama 3.1.
-        low_freq_factor: Pairs with fewer turns than this are slowed in full; 1 in Llama 3.1.
-        high_freq_factor: Pairs with more turns than this are kept; 4 in Llama 3.1.
-        original_max_length: Longest text in training before the extension; 8192 in Llama 3.1.
+        factor: Ratio of the extended to the original context length; 8 in Llama 3.1.
+        low_freq_factor: Frequencies with fewer turns are divided by `factor`; 1 in Llama 3.1.
+        high_freq_factor: Frequencies with more turns are unchanged; 4 in Llama 3.1.
+        original_max_length: Original context length; 8192 in Llama 3.1.
 
     Returns:
         The scaled frequencies.
@@ -155,22 +155,22 @@ def rope_scale_yarn(
         slow[j] = clip((j - first) / (last - first), 0, 1)
         (1 - slow[j]) * frequencies[j] + slow[j] * frequencies[j] / factor
 
-    Goes with `yarn_attention_factor`.
+    Use it with `yarn_attention_factor`.
 
     Args:
         frequencies: Unscaled, one per feature pair, ``base ** (-j / C)``.
         base: The base of the frequencies.
-        factor: How much longer the context becomes.
-        original_max_length: Longest text in training before the extension.
-        beta_fast: Pairs with more turns than this are kept.
-        beta_slow: Pairs with fewer turns than this are slowed in full.
+        factor: Ratio of the extended to the original context length.
+        original_max_length: Original context length.
+        beta_fast: Frequencies with more turns are unchanged.
+        beta_slow: Frequencies with fewer turns are divided by `factor`.
         truncate: Round ``first`` down and ``last`` up to whole indices, as most released models do.
 
     Returns:
         The scaled frequencies.
 
     Raises:
-        ValueError: If the indices lie in the wrong order, so that there is nothing in between.
+        ValueError: If ``first`` is not below ``last``.
 
     References:
         Peng et al., YaRN: Efficient Context Window Extension of Large Language Models, 2023.
@@ -184,12 +184,12 @@ def rope_scale_yarn(
     first, last = pair_that_makes(beta_fast), pair_that_makes(beta_slow)
     if truncate:
         first, last = math.floor(first), math.ceil(last)
-    # The released models' bound is the last feature, not the last pair.
+    # Released models limit the index to the last feature, not to the last pair.
     first, last = max(first, 0), min(last, 2 * C - 1)
     if last < first:
         raise ValueError(
-            f"No pairs lie between beta_fast={beta_fast} and beta_slow={beta_slow} turns within "
-            f"original_max_length={original_max_length} at base={base}."
+            f"No frequencies have between beta_slow={beta_slow} and beta_fast={beta_fast} turns "
+            f"within original_max_length={original_max_length} at base={base}."
         )
     slow = jnp.clip((jnp.arange(C, dtype=jnp.float32) - first) / max(last - first, 1e-3), 0.0, 1.0)
     return (1 - slow) * frequencies + slow * frequencies / factor
@@ -202,14 +202,14 @@ def yarn_attention_factor(
 
         (0.1 * mscale * ln(factor) + 1) / (0.1 * mscale_all_dim * ln(factor) + 1)
 
-    The defaults are the paper's. DeepSeek sets both scales, alike, so that the rotations keep their
-    length, and multiplies the scores of all features, rotated or not, by the square of
-    ``yarn_attention_factor(factor, mscale=mscale_all_dim)`` instead.
+    The defaults are the paper's. DeepSeek sets both scales to the same number, which makes this
+    factor 1, and instead multiplies the scores by the square of
+    ``yarn_attention_factor(factor, mscale=mscale_all_dim)``.
 
     Args:
-        factor: How much longer the context becomes; up to 1 nothing changes.
+        factor: Ratio of the extended to the original context length; the result is 1 up to 1.
         mscale: Weight of the logarithm for the rotated features.
-        mscale_all_dim: Weight of the logarithm that is applied to all features elsewhere.
+        mscale_all_dim: Weight of the logarithm that the model applies to all features.
 
     Returns:
         The attention factor.
@@ -236,16 +236,15 @@ def rope_scale_longrope(
 
         frequencies[j] / (long_factors[j] if length > original_max_length else short_factors[j])
 
-    All positions of a long text take the long factors, the early ones too, so keys that were
-    cached before the text became long have to be computed again. Goes with
-    `longrope_attention_factor`.
+    In a long sequence all positions use the long factors, so keys that were cached before it became
+    long must be recomputed. Use it with `longrope_attention_factor`.
 
     Args:
         frequencies: Unscaled, one per feature pair.
-        short_factors: For texts up to ``original_max_length``.
-        long_factors: For longer texts.
-        length: Tokens so far, the highest position plus one; may be traced.
-        original_max_length: Longest text in training before the extension.
+        short_factors: Divisors for sequences up to ``original_max_length``.
+        long_factors: Divisors for longer sequences.
+        length: Sequence length, the highest position plus one; may be traced.
+        original_max_length: Original context length.
 
     Returns:
         The scaled frequencies.
@@ -264,8 +263,8 @@ def longrope_attention_factor(max_length: int | float, original_max_length: int)
         sqrt(1 + ln(max_length / original_max_length) / ln(original_max_length))
 
     Args:
-        max_length: Longest text after the extension; if no longer than before, nothing changes.
-        original_max_length: Longest text in training before the extension.
+        max_length: Extended context length; up to `original_max_length` the result is 1.
+        original_max_length: Original context length.
 
     Returns:
         The attention factor.

@@ -1,7 +1,7 @@
 """Logit processors for sampling: temperature, top-k, top-p, min-p, repetition penalty.
 
-Each takes ``[*batch, V]`` and keeps the dtype; they compose in any order a caller likes. Sample
-from the result with `jax.random.categorical`.
+Each maps logits ``[*batch, V]`` to logits of the same dtype. Sample from the result with
+`jax.random.categorical`.
 """
 
 import math
@@ -30,11 +30,11 @@ def scale_by_temperature(
         temperature: Positive; 1 changes nothing.
 
     Returns:
-        The logits, divided. Rows that their dtype would not hold are shifted to end at 0, which
-        changes no probability.
+        The scaled logits. Rows that overflow their dtype are shifted to a maximum of 0, which does
+        not change probabilities.
 
     Raises:
-        ValueError: If `temperature` is not positive. Its limit at 0 is the argmax: take that.
+        ValueError: If `temperature` is not positive; use argmax in place of temperature 0.
     """
     if not 0 < temperature < math.inf:
         raise ValueError(f"temperature must be positive and finite; got {temperature}.")
@@ -48,14 +48,14 @@ def scale_by_temperature(
 
 @typechecked
 def keep_top_k(logits: Float[Array, "*batch V"], k: int) -> Float[Array, "*batch V"]:
-    """Top-k filter: keep the k largest logits and ties with the last of them.
+    """Top-k filter: keep the k largest logits and ties with the smallest of them.
 
     Args:
         logits: Next-token logits.
-        k: How many to keep, from 1 to V, which keeps everything.
+        k: Number of logits to keep, from 1 to V.
 
     Returns:
-        The logits, -inf where they were not kept.
+        The logits, with -inf for the others.
 
     Raises:
         ValueError: If `k` is not between 1 and V.
@@ -65,7 +65,7 @@ def keep_top_k(logits: Float[Array, "*batch V"], k: int) -> Float[Array, "*batch
         section 5.4
     """
     if not 1 <= k <= logits.shape[-1]:
-        raise ValueError(f"k must be between 1 and the vocabulary {logits.shape[-1]}; got {k}.")
+        raise ValueError(f"k must be from 1 to the vocabulary size {logits.shape[-1]}; got {k}.")
     threshold = jax.lax.top_k(logits, k)[0][..., -1:]
     return _mask_logits(logits, logits >= threshold)
 
@@ -74,16 +74,15 @@ def keep_top_k(logits: Float[Array, "*batch V"], k: int) -> Float[Array, "*batch
 def keep_top_p(logits: Float[Array, "*batch V"], p: float) -> Float[Array, "*batch V"]:
     """Top-p (nucleus) filter: keep the fewest tokens whose probabilities sum to at least p.
 
-    A token stays if the tokens more likely than it hold less than `p` together. The likeliest
-    token therefore always stays, and tokens that tie with the last kept one stay too (Hugging
-    Face keeps some of them, in the order its sort left them).
+    A token is kept if the more likely tokens have a total probability below `p`: so the most likely
+    token is always kept, and so are ties with the last token (Hugging Face drops some of them).
 
     Args:
         logits: Next-token logits.
-        p: Probability to keep, in (0, 1]; 1 keeps everything.
+        p: Probability to keep, in (0, 1]; 1 keeps all tokens.
 
     Returns:
-        The logits, -inf outside the nucleus.
+        The logits, with -inf outside the nucleus.
 
     Raises:
         ValueError: If `p` is outside (0, 1].
@@ -120,10 +119,10 @@ def keep_min_p(logits: Float[Array, "*batch V"], p: float) -> Float[Array, "*bat
 
     Args:
         logits: Next-token logits.
-        p: Share of the largest probability, in (0, 1]; 1 keeps the likeliest alone.
+        p: Fraction of the largest probability, in (0, 1]; 1 keeps only the most likely token.
 
     Returns:
-        The logits, -inf where they were not kept.
+        The logits, with -inf for the others.
 
     Raises:
         ValueError: If `p` is outside (0, 1].
@@ -152,13 +151,13 @@ def seen_tokens(tokens: Integer[Array, "*batch T"], vocab_size: int) -> Bool[Arr
         True for each id that occurs; for `penalise_repetition`.
 
     Raises:
-        ValueError: The vocabulary is empty.
+        ValueError: `vocab_size` is below 1.
     """
     if vocab_size < 1:
-        raise ValueError(f"A vocabulary has at least 1 id; got vocab_size {vocab_size}.")
+        raise ValueError(f"vocab_size must be at least 1; got {vocab_size}.")
     *batch, T = tokens.shape
     rows = tokens.reshape(math.prod(batch), T)
-    inside = jnp.where(rows < 0, vocab_size, rows)  # negative ids would count from the end
+    inside = jnp.where(rows < 0, vocab_size, rows)  # negative ids would index from the end
     which = jnp.broadcast_to(jnp.arange(len(rows))[:, None], rows.shape)
     seen = jnp.zeros((len(rows), vocab_size), bool).at[which, inside].set(True, mode="drop")
     return seen.reshape(*batch, vocab_size)
@@ -172,16 +171,16 @@ def penalise_repetition(
 
         y = logit / penalty if logit > 0 else logit * penalty        (where seen)
 
-    The result depends on where the zero of the logits lies, which probabilities do not: apply it
-    to the model's raw logits, before anything that shifts them.
+    Unlike probabilities, the result changes if a constant is added to the logits: apply it to the
+    model's logits before other processors.
 
     Args:
         logits: Next-token logits.
         seen: True for tokens that occurred; from `seen_tokens`.
-        penalty: 1 changes nothing; the paper uses 1.2. Below 1 rewards repetition.
+        penalty: 1 is no penalty; the paper uses 1.2. Below 1 it encourages repetition.
 
     Returns:
-        The logits, changed where `seen`.
+        The logits, with the penalty where `seen`.
 
     Raises:
         ValueError: If `penalty` is not positive.
@@ -193,7 +192,7 @@ def penalise_repetition(
     if not 0 < penalty < math.inf:
         raise ValueError(f"penalty must be positive and finite; got {penalty}.")
     wide = logits.astype(jnp.float32)
-    max_value = float(jnp.finfo(logits.dtype).max)  # a large penalty forbids nothing
+    max_value = float(jnp.finfo(logits.dtype).max)  # a large penalty must not give -inf
     penalised = jnp.clip(jnp.where(wide > 0, wide / penalty, wide * penalty), -max_value, max_value)
     changed = jnp.broadcast_to(seen, logits.shape) & jnp.isfinite(logits)
     return jnp.where(changed, penalised.astype(logits.dtype), logits)

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 from jaxformer.shapes import AXIS_LETTERS
 
 
-class ArgumentError(Exception):  # noqa: N818 - `typechecked` makes a ValueError of it
+class ArgumentError(Exception):  # noqa: N818 - `typechecked` converts it to ValueError
     """An argument does not match its annotation."""
 
 
@@ -14,9 +14,9 @@ class AxesSpec(NamedTuple):
 
     named_axes: tuple[
         tuple[str, int], ...
-    ]  # letters and their places; from the end behind any number
-    variadic: str | None  # "...", "*batch", "*#batch", or None where there are none
-    num_leading: int  # how many stand before those, and how many behind
+    ]  # letters and their indices; negative after the variadic axes
+    variadic: str | None  # "...", "*batch", "*#batch", or None
+    num_leading: int  # axes before the variadic ones, and after them
     num_trailing: int
 
 
@@ -44,7 +44,7 @@ def check_axes(
     if count < min_axes or (variadic is None and count > min_axes):
         at_least = "" if variadic is None else "at least "
         raise ArgumentError(
-            f"{name} has {count} {'axis' if count == 1 else 'axes'}, shape {shape}, and must "
+            f"{name} has {count} {'axis' if count == 1 else 'axes'}, shape {shape}, but must "
             f"have {at_least}{min_axes}: [{', '.join(dim_str.split())}]"
         )
     for letter, axis in named_axes:

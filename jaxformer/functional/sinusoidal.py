@@ -25,21 +25,20 @@ def sinusoidal_positions(
         phase[t, j] = positions[t] * base ** (-2 * j / dim),    j = 0 ... dim / 2 - 1
         y[t, 2 * j], y[t, 2 * j + 1] = sin(phase[t, j]), cos(phase[t, j])
 
-    A formula, not a table: it has values at any position, and nothing is learned. Positions
-    ``delta`` apart differ by one rotation of each (sin, cos) pair, clockwise by
-    ``delta * frequency``, whatever the position.
+    It is defined at any position. A shift by ``delta`` positions rotates each (sin, cos) pair
+    clockwise by ``delta * frequency``.
 
     Args:
         positions: Absolute positions; they may be packed, offset or fractional.
-        dim: Features, an even number.
-        base: Ratio of the longest wavelength to the shortest, nearly.
+        dim: Number of features, even.
+        base: Ratio of the longest to the shortest wavelength, approximately.
         layout: "interleaved" as above (the paper); "halves" has all sines before all cosines
-            (Marian); "tensor2tensor" too, with ``base ** (-j / (dim / 2 - 1))`` so that the ratio
-            is exact (tensor2tensor, fairseq, FSMT; theirs count positions from pad + 1).
-        sin_first: False puts cosines where the sines are, and sines where the cosines are.
+            (Marian); "tensor2tensor" too, with ``base ** (-j / (dim / 2 - 1))``, for which the
+            ratio is exact (tensor2tensor, fairseq, FSMT; they count positions from pad + 1).
+        sin_first: False swaps sines and cosines.
 
     Returns:
-        The encodings, float32, to be added to token embeddings.
+        The embeddings, float32, to be added to token embeddings.
 
     Raises:
         ValueError: If ``dim`` is odd or too small for the layout, the layout is unknown, or
@@ -62,7 +61,7 @@ def sinusoidal_positions(
     smallest = 4 if layout == "tensor2tensor" else 2
     if dim % 2 or dim < smallest:
         raise ValueError(
-            f"Sinusoids come in pairs, so dim must be even and at least {smallest}; got {dim}."
+            f"dim must be even and at least {smallest} for layout {layout!r}; got {dim}."
         )
     if base <= 0:
         raise ValueError(f"base must be positive; got {base}.")

@@ -481,19 +481,15 @@ def test_complex_decay_counts_modulo_a_number():
 @pytest.mark.parametrize(
     "arguments, options, message",
     [
-        ((jnp.array([0.5, 1.5, 0.5]), THETA), {}, r"in \[0, 1\]; got gamma 1.5"),
-        ((jnp.array([0.5, -0.1, 0.5]), None), {}, r"in \[0, 1\]; got gamma -0.1"),
-        ((jnp.array([0.5, jnp.nan, 0.5]), None), {}, r"in \[0, 1\]; got gamma nan"),
+        ((jnp.array([0.5, 1.5, 0.5]), THETA), {}, r"gamma must be in \[0, 1\]; got 1.5"),
+        ((jnp.array([0.5, -0.1, 0.5]), None), {}, r"gamma must be in \[0, 1\]; got -0.1"),
+        ((jnp.array([0.5, jnp.nan, 0.5]), None), {}, r"gamma must be in \[0, 1\]; got nan"),
         (
             (GAMMA[:2], THETA),
             {},
             r"gamma has 2 heads \(axis 0 of shape \(2,\)\), but value has 3 \(axis 2",
         ),
-        (
-            (GAMMA, THETA[:, :1]),
-            {},
-            r"theta \(3, 1\) must have .* 3 heads and each pair of 4 features",
-        ),
+        ((GAMMA, THETA[:, :1]), {}, r"theta must have shape .* = \[3, 4 / 2\]; got \(3, 1\)"),
         ((GAMMA, THETA), {"pairing": "thirds"}, "pairing must be one of .*; got 'thirds'"),
     ],
     ids=["large", "negative", "nan", "gamma's shape", "theta's shape", "pairing"],
@@ -505,12 +501,12 @@ def test_refused(no_checks_of_annotations, arguments, options, message):
 
 
 def test_refused_by_the_recurrence(no_checks_of_annotations):
-    with pytest.raises(ValueError, match="A chunk holds at least 1 token; got 0"):
+    with pytest.raises(ValueError, match="chunk_size must be at least 1; got 0"):
         F.linear_recurrence(VALUE, GAMMA, chunk_size=0)
     with pytest.raises(ValueError, match="method must be one of .*'chunked'.; got 'loop'"):
         F.linear_recurrence(VALUE, GAMMA, method="loop")
     odd = VALUE[..., :3]
-    with pytest.raises(ValueError, match="3 heads and each pair of 3 features"):
+    with pytest.raises(ValueError, match=r"theta must have shape .* = \[3, 3 / 2\]"):
         F.linear_recurrence(odd, GAMMA, THETA[:, :1])
 
 

@@ -71,9 +71,9 @@ def test_check_token_ids_leaves_traced_arrays_alone():
 def test_check_positions_names_the_first_wrong_one():
     functional.check_positions(jnp.array([[0, 1], [12, 3]]), 13)
     jax.jit(lambda positions: functional.check_positions(positions, 2))(jnp.arange(7))
-    with pytest.raises(ValueError, match="Position 13 is outside the 13 .* from 0 to 12"):
+    with pytest.raises(ValueError, match="Position 13 is out of range: .* from 0 to 12"):
         functional.check_positions(np.array([[0, 13], [-1, 3]]), 13)
-    with pytest.raises(ValueError, match="Position -1 is outside the 13"):
+    with pytest.raises(ValueError, match="Position -1 is out of range"):
         functional.check_positions(jnp.array(-1), 13)
 
 

@@ -135,7 +135,7 @@ def test_tiles_hold_few_groups_and_suit_widths():
 
 HOPPER = TargetDevice("gpu", "NVIDIA H100 80GB HBM3")
 CHOICES = [
-    (TargetDevice("cpu", "cpu"), "bfloat16", 128, RaggedDotBackend, "there is no kernel for a cpu"),
+    (TargetDevice("cpu", "cpu"), "bfloat16", 128, RaggedDotBackend, "JAX has no kernel for cpu"),
     (TargetDevice("tpu", "TPU v5p"), "bfloat16", 100, MegabloxBackend, ""),
     (
         TargetDevice("tpu", "TPU v5p"),
@@ -146,20 +146,20 @@ CHOICES = [
     ),
     (HOPPER, "bfloat16", 128, HopperBackend, ""),
     (HOPPER, "float32", 128, RaggedDotBackend, "bfloat16 or float16; got float32"),
-    (HOPPER, "bfloat16", 100, RaggedDotBackend, "in multiples of 128; got 100 and 128"),
+    (HOPPER, "bfloat16", 100, RaggedDotBackend, "multiples of 128; got 100 and 128"),
     (
         TargetDevice("gpu", "NVIDIA A100-SXM4-40GB"),
         "bfloat16",
         128,
         RaggedDotBackend,
-        "for Hopper; got NVIDIA A100",
+        "need a Hopper GPU; got NVIDIA A100",
     ),
     (
         TargetDevice("gpu", "NVIDIA B200"),
         "bfloat16",
         128,
         RaggedDotBackend,
-        "for Hopper; got NVIDIA B200",
+        "need a Hopper GPU; got NVIDIA B200",
     ),
 ]
 

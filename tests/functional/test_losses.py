@@ -164,7 +164,7 @@ def test_losses_name_the_bad_option():
 
 
 def test_cross_entropy_refuses_a_mask_of_weights(no_checks_of_annotations):
-    with pytest.raises(ValueError, match="mask is float32, and must be boolean"):
+    with pytest.raises(ValueError, match="mask is float32, but must be boolean"):
         F.cross_entropy(LOGITS, TARGETS, mask=jnp.ones((2, 3)))
 
 

@@ -195,7 +195,7 @@ def test_norms_gradient_is_the_difference_quotient(norm, normal):
 
 
 def test_rms_norm_names_the_bad_place_of_eps(no_checks_of_annotations):
-    with pytest.raises(ValueError, match="eps_position is 'inside' or 'outside'; got 'under'"):
+    with pytest.raises(ValueError, match="eps_position must be 'inside' or 'outside'; got 'under'"):
         F.rms_norm(jnp.ones(3), eps_position="under")
 
 
@@ -308,5 +308,5 @@ def test_batch_norm_output_does_not_move_along_a_shift_of_its_input(normal):
 
 
 def test_batch_norm_names_the_bad_axis(no_checks_of_annotations):
-    with pytest.raises(ValueError, match="over is 'step' or 'pooled'; got 'batch'"):
+    with pytest.raises(ValueError, match="over must be 'step' or 'pooled'; got 'batch'"):
         F.batch_norm(jnp.ones((2, 3, 5)), over="batch")

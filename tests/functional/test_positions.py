@@ -315,9 +315,9 @@ def test_sinusoid_gradient_in_the_position():
 @pytest.mark.parametrize(
     "dim, layout, message",
     [
-        (7, "interleaved", "dim must be even and at least 2; got 7"),
-        (0, "halves", "dim must be even and at least 2; got 0"),
-        (2, "tensor2tensor", "dim must be even and at least 4; got 2"),
+        (7, "interleaved", "dim must be even and at least 2 for .*; got 7"),
+        (0, "halves", "dim must be even and at least 2 for .*; got 0"),
+        (2, "tensor2tensor", "dim must be even and at least 4 for .*; got 2"),
         (6, "zigzag", "layout must be one of .*interleaved.*; got 'zigzag'"),
     ],
 )

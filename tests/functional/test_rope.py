@@ -397,7 +397,7 @@ def test_rope_errors():
     for head_dim in (7, 0):
         with pytest.raises(ValueError, match=f"must be even; got {head_dim}"):
             F.rope_frequencies(head_dim)
-    with pytest.raises(ValueError, match="5 rotations turn 10 features; each head has 8"):
+    with pytest.raises(ValueError, match="5 rotations need a head_dim of at least 10; got 8"):
         F.rotate(jnp.zeros((2, 3, 8)), rotations([0, 1], 10))
     with pytest.raises(ValueError, match="pairing must be one of .*'halves'.*; got 'thirds'"):
         inspect.unwrap(F.rotate)(jnp.zeros((2, 3, 8)), rotations([0, 1], 8), pairing="thirds")

@@ -199,6 +199,6 @@ def test_scaling_errors():
         F.rope_scale_ntk(jnp.ones(1), factor=2.0)
     with pytest.raises(ValueError, match="must exceed low_freq_factor; got 1.0 and 4.0"):
         scaled("llama3", 8.0, low_freq_factor=4.0, high_freq_factor=1.0)
-    message = "beta_fast=32.0 and beta_slow=1.0 .* original_max_length=1 at base=10000.0"
+    message = "beta_slow=1.0 and beta_fast=32.0 .* original_max_length=1 at base=10000.0"
     with pytest.raises(ValueError, match=message):
         scaled("yarn", 8.0, original_max_length=1)

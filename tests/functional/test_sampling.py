@@ -166,8 +166,8 @@ def test_seen_tokens_marks_what_occurs():
 BAD = [
     (lambda: F.scale_by_temperature(LOGITS, 0.0), "temperature must be positive and finite; got 0"),
     (lambda: F.scale_by_temperature(LOGITS, math.inf), "finite; got inf"),
-    (lambda: F.keep_top_k(LOGITS, 0), "k must be between 1 and the vocabulary 13; got 0"),
-    (lambda: F.keep_top_k(LOGITS, 14), "k must be between 1 and the vocabulary 13; got 14"),
+    (lambda: F.keep_top_k(LOGITS, 0), "k must be from 1 to the vocabulary size 13; got 0"),
+    (lambda: F.keep_top_k(LOGITS, 14), "k must be from 1 to the vocabulary size 13; got 14"),
     (lambda: F.keep_top_p(LOGITS, 0.0), r"p must be in \(0, 1\]; got 0.0"),
     (lambda: F.keep_top_p(LOGITS, 1.1), r"p must be in \(0, 1\]; got 1.1"),
     (lambda: F.keep_min_p(LOGITS, -0.5), r"p must be in \(0, 1\]; got -0.5"),

@@ -200,7 +200,7 @@ def test_an_activation_gives_an_array_like_its_own(name, monkeypatch):
 
 @pytest.mark.parametrize("function", [lambda x: x, partial(jnp.maximum, 0), "relu", None])
 def test_an_activation_has_a_name(function):
-    with refused("An activation is chosen by its name: write def name(x); got "):
+    with refused("An activation needs a name: define it by def name(x); got "):
         unwrap(options.activation)(function)  # as users have it, without beartype
 
 

@@ -36,9 +36,9 @@ def test_tables_are_no_state_and_end_at_max_length(normal):
     x = normal(3, 6)
     _, variables = ROPE.apply({}, x, jnp.asarray([0, 5, 10]), mutable=True)
     assert not jax.tree.leaves(variables)
-    with pytest.raises(ValueError, match="Position 11 is outside the 11 .* go from 0 to 10"):
+    with pytest.raises(ValueError, match="Position 11 is out of range: .* from 0 to 10"):
         ROPE.apply({}, x, jnp.asarray([0, 11, 12]))
-    with pytest.raises(ValueError, match="Position -1 is outside the 11"):
+    with pytest.raises(ValueError, match="Position -1 is out of range"):
         ROPE.apply({}, x, jnp.asarray([0, -1, 2]))
 
 

@@ -773,7 +773,7 @@ def test_a_scale_may_be_learned(length, implementation):
 
 def test_a_learned_scale_has_no_axes():
     x = jnp.ones((5, 2, 4))
-    with pytest.raises(ValueError, match=r"scale has 1 axis, shape \(2,\), and must have 0"):
+    with pytest.raises(ValueError, match=r"scale has 1 axis, shape \(2,\), but must have 0"):
         F.dot_product_attention(x, x, x, scale=jnp.ones(2))
 
 
