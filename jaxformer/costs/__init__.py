@@ -1,7 +1,7 @@
 """Cost model: parameter counts from layer declarations; FLOPs and bytes by formula.
 
-Nothing is built or compiled, so a model of any size can be planned on paper. A multiply and an add
-count as two FLOPs; norms, activations and softmax, a percent or so, are left out.
+Nothing is initialised or compiled, so models of any size are fast. A multiply-add counts as two
+FLOPs; norms, activations and softmax, about one percent, are not counted.
 """
 
 from jaxformer.costs.logits import logit_bytes as logit_bytes

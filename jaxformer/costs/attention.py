@@ -15,9 +15,9 @@ from jaxformer.config.parameter import Parameter, parse_logical_axes
 class ActivationWidths(NamedTuple):
     """Numbers per token that an attention layer computes on one device, by group.
 
-    `projections` are what its kernels give, but for the last; `intermediates` is what norms,
-    rotations and the mixing need beside those; `head_outputs` is what all heads give, side by side;
-    `ring_payload` is what goes round a ring.
+    `projections` are the outputs of all kernels but the last; `intermediates` are other inputs of
+    norms, rotations and attention; `head_outputs` are the outputs of all heads; `ring_payload` is
+    what a device sends in each step of ring attention.
     """
 
     projections: float
@@ -27,14 +27,14 @@ class ActivationWidths(NamedTuple):
 
 
 def visible_keys(window: c.Window, length: int) -> int:
-    """Number of keys inside a window, of `length` keys."""
+    """Number of keys in a window, at most `length`."""
     return min(length, window) if isinstance(window, int) else length
 
 
 def attention_flops(
     config: c.TransformerConfig, query_length: int, key_length: int, window: c.Window
 ) -> int:
-    """FLOPs of one attention layer, from the projections to the output."""
+    """FLOPs of one attention layer, including its projections."""
     a, d, num_keys = config.attention_kind, config.model_dim, visible_keys(window, key_length)
     match a:
         case c.MultiHead() | c.SharedKV():
@@ -66,7 +66,7 @@ def layer_cache_bytes(
     num_tokens: int,
     bytes_per_number: int,
 ) -> int:
-    """Cache bytes of one layer for so many tokens."""
+    """Cache bytes of one layer for `num_tokens` tokens."""
     match config.attention_kind:
         case c.MultiHead(num_kv_heads=heads, head_dim=features):
             numbers_per_token = 2 * heads * features
@@ -75,7 +75,7 @@ def layer_cache_bytes(
         case c.Latent(latent_dim=latent, rope_dim=rotary):
             numbers_per_token = latent + rotary
         case c.Decay(num_heads=heads, head_dim=features):
-            return 4 * heads * features  # in float32, once for all tokens
+            return 4 * heads * features  # a float32 state, independent of `num_tokens`
         case c.Mixer() as mixer:
             dtype = jnp.bfloat16 if bytes_per_number == 2 else jnp.float32
             empty = jax.eval_shape(lambda: mixer.empty_cache((), num_tokens, dtype))
@@ -115,7 +115,7 @@ def activation_widths(
 
 
 def projected_width(parameters: Mapping[str, Parameter]) -> int:
-    """Outputs per token of all matrices that read the model width."""
+    """Outputs per token of all matrices with model_dim inputs."""
     shapes = [(p.shape, parse_logical_axes(p.axes)) for p in parameters.values()]
     input_matrices = [
         (x, axes.num_input_axes)

@@ -22,13 +22,13 @@ def logit_bytes(
 ) -> int:
     """Peak bytes of float32 logits and their gradient on one device.
 
-    Those of `F.vocab_chunk_size` ids for each token.
+    They are those of `F.vocab_chunk_size` ids per token.
 
     Args:
         config: The model.
-        tokens: Of this device.
-        tensor: Devices that share the vocabulary.
-        platform: That computes, as in `F.vocab_chunk_size`.
+        tokens: Tokens of this device.
+        tensor: Devices over which the vocabulary is sharded.
+        platform: Platform of the devices, as in `F.vocab_chunk_size`.
 
     Returns:
         Bytes on each device.
@@ -45,12 +45,12 @@ def recomputes_logits(
 
     Args:
         config: The model.
-        tokens: Of this device.
-        tensor: Devices that share the vocabulary.
-        platform: That computes, as in `F.vocab_chunk_size`.
+        tokens: Tokens of this device.
+        tensor: Devices over which the vocabulary is sharded.
+        platform: Platform of the devices, as in `F.vocab_chunk_size`.
 
     Returns:
-        True where `F.vocab_chunk_size` is less than the ids that the device has.
+        True if `F.vocab_chunk_size` is below the number of ids of the device.
     """
     local_vocab_size = config.vocab_size // tensor
     return F.vocab_chunk_size(tokens, local_vocab_size, platform=platform) < local_vocab_size

@@ -48,7 +48,7 @@ def num_active_parameters(config: c.TransformerConfig) -> int:
         config: The model.
 
     Returns:
-        The exact count; that of `num_parameters` where there are no experts.
+        The exact count; `num_parameters` without experts.
     """
     unused = 0
     layers = [config.layer(i) for i in range(config.num_layers)]
@@ -65,9 +65,9 @@ def forward_flops(config: c.TransformerConfig, length: int, source_length: int =
 
         sum over products of 2 * rows * inputs * outputs
 
-    Attention counts every key a window holds, without the half that causality would save, as is
-    usual in reports of utilisation (Chowdhery et al., PaLM, 2022. arXiv:2204.02311, appendix B).
-    Of many experts those count that a token is sent to.
+    Attention counts all keys of the window, also those that the causal mask hides, as is usual for
+    MFU (Chowdhery et al., PaLM, 2022. arXiv:2204.02311, appendix B). Of the experts, a token counts
+    its top_k.
 
     Args:
         config: The model.
@@ -104,7 +104,7 @@ def expert_flops(config: c.TransformerConfig, length: int, source_length: int = 
         source_length: Tokens of the source.
 
     Returns:
-        FLOPs of the experts' products, without the router's; 0 where there are no experts.
+        FLOPs of the experts' products, without the router; 0 without experts.
     """
     layers = [(config.layer(i).feed_forward, length) for i in range(config.num_layers)]
     encoder_layers = map(config.encoder_config.layer, range(_num_encoder_layers(config)))
@@ -123,7 +123,7 @@ def training_flops_per_token(config: c.TransformerConfig, length: int) -> float:
         length: Tokens of the sequence.
 
     Returns:
-        FLOPs of the matrix products; what `remat` computes again is not counted.
+        FLOPs of the matrix products, without recomputation by `remat`.
     """
     return TRAINING_FACTOR * forward_flops(config, length) / length
 
@@ -140,20 +140,19 @@ def cache_bytes(
 
         batch * layers * (min(length, window) + source_length) * numbers * bytes_per_number
 
-    with numbers = 2 * kv_heads * head_dim, half as many where keys are the values
-    (`SharedKV`, unless only one of them is turned), and latent_dim + rope_dim where keys
-    and values come from `Latent` attention.
-    `Decay` keeps a state instead, as if of one token, in float32.
+    with numbers = 2 * kv_heads * head_dim for `MultiHead`, half as many for `SharedKV` (unless RoPE
+    rotates only one of key and value), and latent_dim + rope_dim for `Latent`. `Decay` has a
+    float32 state of the size of one token's values instead.
 
     Args:
         config: The model.
-        length: Tokens so far, prompt included.
-        batch: Sequences side by side.
-        source_length: Tokens of an encoder-decoder's source, which cross-attention keeps.
+        length: Tokens of each sequence, including the prompt.
+        batch: Number of sequences.
+        source_length: Tokens of an encoder-decoder's source, whose keys and values are cached.
         bytes_per_number: 2 for bfloat16.
 
     Returns:
-        Bytes over all layers; layers with a window keep no more than it.
+        Bytes of all layers.
 
     Example:
         >>> from jaxformer import costs, zoo
@@ -189,34 +188,34 @@ def activation_bytes(
 ) -> int:
     """Estimate of the activation bytes a device saves for the backward pass.
 
-    Per token and layer, with D, F, N, K, H as in `shapes`: "full" keeps the block's input, D, and
-    what attention's kernel makes where it is one, N H, and a number for each head;
-    "dots" also the results of its products, but not those of experts; "none" also what the norms,
-    the activation and the softmax need, and the T probabilities of each head: a sum instead where
-    T is long enough for attention by blocks, whose results "dots" keeps (as
-    `attention_implementation="auto"` has it; "xla" always has the probabilities). The backward pass
-    works on one layer at a time, all of whose values are there while it does, whatever was kept.
-    Devices along `tensor` divide what has heads or hidden width, those along `context` the tokens;
-    there each keeps the keys and values of all instead of probabilities, and what the N heads have
-    gathered before each of the ring's steps. It works with masks of its t queries and all T keys,
-    t T bytes a sequence, with 4 N t T of biases where positions are told by those, and with the
-    scores of a block of b <= 512 queries, 20 N b t / 2.
+    Per token and layer, with D, F, N, K, H as in `shapes`, "full" saves the block's input, D, and
+    with `fused_attention` its output, N H, and a number per head. "dots" also saves the results of
+    matrix products, except those of experts. "none" also saves the inputs of norms, activation and
+    softmax, and T probabilities per head; for blockwise attention, which
+    `attention_implementation="auto"` uses for long T, one sum per head instead, and "dots" saves
+    its results. In addition, the backward pass needs all intermediate values of one layer.
+
+    `tensor` divides heads and hidden features, `context` divides the tokens. With `context`, a
+    device saves all keys and values instead of probabilities, and the partial outputs of the N
+    heads before each step of the ring. Temporary memory is masks of its t queries and all T keys,
+    t T bytes per sequence, 4 N t T of score biases if there are any, and 20 N b t / 2 for scores
+    of a block of b <= 512 queries.
 
     Args:
         config: The model.
-        batch: Sequences of a device.
-        length: Tokens of each, on all devices that share it.
-        source_length: Tokens of each source, for an encoder-decoder.
+        batch: Sequences per device.
+        length: Tokens per sequence, over all devices of `context`.
+        source_length: Tokens per source, for an encoder-decoder.
         remat: As in `layers.RuntimeConfig`.
         bytes_per_number: 4 for float32 computation, 2 for bfloat16.
-        tensor: Devices that share heads, hidden width and vocabulary.
-        context: Devices that share each sequence.
-        expert_capacity_factor: Rows for which experts have room, for each row that is sent to them.
-        fused_attention: Whether attention is a kernel's, as on TPUs and GPUs.
+        tensor: Devices over which heads, hidden features and vocabulary are sharded.
+        context: Devices over which each sequence is sharded.
+        expert_capacity_factor: Rows that experts compute per row that is routed to them.
+        fused_attention: Whether attention uses a fused kernel, as on TPUs and GPUs.
 
     Returns:
-        Bytes of the layers, with `logit_bytes`. The compiler may keep less (it fuses) or more
-        (copies); within a factor of 2 in our tests, where layers run as one loop.
+        Bytes of the layers and `logit_bytes`. The compiler may save less (fusion) or more (copies);
+        in our tests, with scanned layers, it is within a factor of 2.
 
     Raises:
         ValueError: An unknown `remat`.
@@ -277,7 +276,7 @@ def _saved_per_token(
 def _is_blockwise(
     config: c.TransformerConfig, layer: c.LayerConfig, length: int, context: int
 ) -> bool:
-    """Whether attention runs blockwise, so that its scores are never in memory all at once."""
+    """Whether attention runs blockwise, without the full score matrix in memory."""
     if isinstance(config.attention_kind, RECURRENT_KINDS):
         return False
     has_dense_bias = isinstance(layer.positions, c.TransformerXL)

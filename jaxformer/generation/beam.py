@@ -15,9 +15,9 @@ class Beams(NamedTuple):
     """Result of a beam search: num_beams sequences per row, best first.
 
     Attributes:
-        tokens: New tokens, the stop token included; behind `lengths` without meaning.
-        lengths: How many there are.
-        scores: Sum of the log-probabilities / lengths ** length_penalty; -inf is no text.
+        tokens: New tokens, including the stop token; undefined after `lengths`.
+        lengths: Number of new tokens.
+        scores: Sum of log-probabilities / lengths ** length_penalty; -inf for an empty beam.
     """
 
     tokens: Int[Array, "B beams new"]
@@ -34,7 +34,7 @@ class BeamState(NamedTuple):
     state: Any
     logits: Float[Array, "rows V"]
     num_generated: Int[Array, ""]
-    is_done: Bool[Array, " B"]  # nothing that goes on can still win
+    is_done: Bool[Array, " B"]  # no live beam can still reach the best num_beams
 
 
 def beam_search(
@@ -52,25 +52,25 @@ def beam_search(
 
         score = sum of log p(token) / number of tokens ** length_penalty
 
-    Each step looks at the (1 + K) * num_beams most likely continuations of the kept beginnings. Of
-    the best num_beams among them, those that end in a stop token are kept as texts; of the others,
-    the best num_beams go on. A row is settled when it has num_beams texts and the best beginning,
-    were it to end now, would be no better than the worst of them. At the last step beginnings count
-    as texts.
+    Each step ranks the (1 + K) * num_beams most likely continuations of the live beams. Those that
+    end in a stop token and are among the best num_beams become finished beams; the best num_beams
+    of the others stay live. A row is done when it has num_beams finished beams and the score of its
+    best live beam, if it ended now, is no higher than theirs. After the last step live beams count
+    as finished.
 
     Args:
-        step: (state, one token for each of B * num_beams rows) to (logits of the next, state). The
-            beams of one row of the batch stand together.
-        take_rows: (state, row numbers) to the state of those rows.
-        state: After the prompts, of B rows.
-        logits: After the prompts.
-        stop_tokens: Token ids that end a text; -1 is none.
-        num_beams: How many beginnings are kept for each row.
-        max_new_tokens: Most tokens of a text.
-        length_penalty: 0 compares sums, which favours short texts; 1 compares means.
+        step: Function from (state, one token per row) to (next-token logits, state), with
+            B * num_beams rows; the beams of a row of the batch are adjacent.
+        take_rows: Function from (state, row indices) to the state of these rows.
+        state: Decode state of B rows after the prompts.
+        logits: Logits after the prompts.
+        stop_tokens: Ids that end a sequence, padded with -1.
+        num_beams: Live beams per row.
+        max_new_tokens: Maximum number of new tokens.
+        length_penalty: 0 compares sums, which favours short sequences; 1 compares means.
 
     Returns:
-        num_beams texts a row.
+        num_beams sequences per row.
 
     References:
         Wu et al., Google's Neural Machine Translation System, 2016. arXiv:1609.08144, section 7
@@ -79,7 +79,7 @@ def beam_search(
     batch, vocab_size = logits.shape
     num_candidates = min(num_beams * (1 + max(1, stop_tokens.shape[-1])), num_beams * vocab_size)
     rows = jnp.repeat(jnp.arange(batch), num_beams)
-    # All beams of a row begin alike, so only the first one may be continued at first.
+    # All beams of a row are equal at first, so only the first one is live.
     log_probs = jnp.where(jnp.arange(num_beams) == 0, 0.0, -jnp.inf)
     log_probs = jnp.broadcast_to(log_probs, (batch, num_beams))
     empty_tokens = jnp.zeros((batch, num_beams, max_new_tokens), jnp.int32)

@@ -57,52 +57,49 @@ def generate(
 ) -> Int[Array, "*batch P_plus_new"]:
     """Continue each prompt by up to `max_new_tokens` tokens.
 
-    On CPUs and GPUs, models of up to 32 layers and 250M parameters decode as `unroll` makes them,
-    which copies the parameters at each call; what it returned before is taken as it is, and so are
-    larger models. Prompts share a compiled program with others of about their length.
+    On CPUs and GPUs, models of up to 32 layers and 250M parameters are unrolled first, which copies
+    the parameters at each call; to avoid the copy, pass the result of `unroll`. Prompts of similar
+    length share a compiled program.
 
     Args:
         config: A decoder, or an encoder-decoder; its prompt is then the decoder's start token.
-        params: Its parameters.
-        prompt: Token ids, at least one a row: an array, a list of rows of any lengths, or one flat
-            list, a text without batch axes.
-        max_new_tokens: How many to add.
+        params: The parameters, ``variables["params"]``.
+        prompt: Token ids, at least one per row: an array, a list of rows of any lengths, or a flat
+            list of ids, which has no batch axes.
+        max_new_tokens: Maximum number of new tokens per row.
         sampler: `Greedy()`, `Sample(...)` or `Beam(...)`.
-        key: Random key; `Sample` needs one.
-        lengths: Tokens of each row of an array whose rows are padded behind; they follow from a
-            list of rows.
-        stop_tokens: Ids that end a row: ``2`` or ``(2, 5)`` for all rows; a list of rows or an
-            array ``[*batch, K]`` with those of each row, -1 where it has fewer.
-        source: Token ids that an encoder-decoder reads, in the forms and with the batch axes of
-            `prompt`.
-        source_segments: 0 marks padding of an array's rows; they follow from a list of rows.
-        vocab_size: Only ids below it are chosen: the tokenizer's number of tokens where the model
-            has more. None allows all.
-        prefill_chunk: Read the prompt so many tokens at a time, to save memory; None reads it at
-            once.
-        dtype: Of the computation and the cache.
-        mesh: Devices that share the work, from `parallel.make_mesh`: heads, hidden width,
-            vocabulary and caches along "tensor", rows along "data", "fsdp" and "expert"; those
-            along "context" do the same. Parameters that are not there yet are moved. The tokens are
-            those of one device.
+        key: Random key, required by `Sample`.
+        lengths: Tokens per row of a right-padded array; not for a list of rows.
+        stop_tokens: Ids that end a row: ``2`` or ``(2, 5)`` for all rows; per row as a list of rows
+            or an array ``[*batch, K]``, padded with -1.
+        source: Token ids of an encoder-decoder's source, as a list or an array with the batch axes
+            of `prompt`.
+        source_segments: 0 for padding of a source array, else 1; not for a list of rows.
+        vocab_size: Only ids below it are generated: the size of the tokenizer, if the model has
+            more ids. None allows all.
+        prefill_chunk: Tokens per prefill step, to save memory; None processes the prompt at once.
+        dtype: Dtype of computation and cache.
+        mesh: Device mesh from `parallel.make_mesh`. Heads, hidden features, vocabulary and caches
+            are sharded over "tensor", rows over "data", "fsdp" and "expert"; "context" replicates.
+            Parameters are moved to their shardings. The result equals that of one device.
 
     Returns:
-        In each row the prompt, the new tokens behind it, and from its end on its last token. Rows
-        are as wide as the prompt with its padding, and `max_new_tokens` more.
+        Each row is the prompt, the new tokens, and its last token repeated to the width of the
+        prompt array plus `max_new_tokens`.
 
     Raises:
-        ValueError: An empty prompt or source, a token id outside its vocabulary, more tokens than
-            learned positions (the last new one is not read and needs none), lengths, stop tokens,
-            sources or segments that do not fit the rows, a source missing or not read, a number
-            that is not whole or out of range, a missing key, a mesh that does not fit, an encoder
-            alone, parameters of another model, or logits of the prompt that are NaN or infinite.
+        ValueError: The prompt or source is empty, a token id is outside the vocabulary, there are
+            more tokens than learned positions (the last new token needs none), the shape of an
+            argument does not match the rows, a source is missing or not supported, a number is out
+            of range, the key is missing, the mesh does not divide the model or rows, the model is
+            an encoder, the parameters do not match it, or logits of the prompt are NaN or infinite.
 
     Example:
         >>> import jax, jax.numpy as jnp
         >>> from jaxformer import Transformer, generate, zoo
         >>> config = zoo.get("llama-2-7b").tiny()
         >>> params = Transformer(config).init(jax.random.key(0), jnp.zeros((1, 1), int))["params"]
-        >>> params = jax.tree.map(jnp.zeros_like, params)  # logits are 0, so token 0 wins
+        >>> params = jax.tree.map(jnp.zeros_like, params)  # all logits are 0, with argmax 0
         >>> generate(config, params, [[5, 6, 7], [8]], max_new_tokens=2)
         Array([[5, 6, 7, 0, 0],
                [8, 0, 0, 0, 0]], dtype=int32)
@@ -149,26 +146,26 @@ def stream(
     """Yield the tokens of `generate` one step at a time.
 
     Args:
-        config: As for `generate`, like all that follow.
+        config: See `generate`, also for the other arguments.
         params: The parameters.
         prompt: Token ids.
-        max_new_tokens: How many to add.
+        max_new_tokens: Maximum number of new tokens per row.
         sampler: `Greedy()` or `Sample(...)`.
         key: Random key.
-        dtype: Of the computation.
-        prefill_chunk: Tokens of the prompt to read at a time.
-        mesh: Devices that share the work.
+        dtype: Dtype of computation and cache.
+        prefill_chunk: Tokens per prefill step.
+        mesh: Device mesh.
         **request_options: `lengths`, `stop_tokens`, `source`, `source_segments`, `vocab_size`.
 
     Returns:
-        An iterator over the next token of each row; a row that has ended repeats its stop token.
-        It ends when all have, or after `max_new_tokens`.
+        An iterator over the next token of each row; a finished row repeats its stop token. It ends
+        when all rows are finished, or after `max_new_tokens`.
 
     Raises:
-        ValueError: As `generate`, and for `Beam(...)`.
+        ValueError: As in `generate`, and for `Beam(...)`.
     """
     if isinstance(sampler, Beam):
-        raise ValueError(f"{sampler} knows its text only at the end of the search; use generate.")
+        raise ValueError(f"Beam search cannot stream; use generate for {sampler}.")
     key = _check_arguments(sampler, prefill_chunk, key)
     request = make_request(config, prompt, max_new_tokens=max_new_tokens, **request_options)
     config, params = _maybe_unroll(config, params)
@@ -206,7 +203,7 @@ def _shard_inputs(
 
 
 def _maybe_unroll(config: TransformerConfig, params: Any) -> tuple[TransformerConfig, Any]:
-    """Configuration and parameters, unrolled where that decodes faster on this platform."""
+    """Return configuration and parameters, unrolled if that decodes faster on this platform."""
     if should_unroll(config):
         return unroll(config, params)
     check_parameters(config, params)
@@ -215,7 +212,7 @@ def _maybe_unroll(config: TransformerConfig, params: Any) -> tuple[TransformerCo
 
 def _check_finite(finite: Bool[Array, ""]) -> None:
     if not finite:
-        raise ValueError("The prompt's logits are NaN or infinite: look at params.")
+        raise ValueError("Logits of the prompt are NaN or infinite; check the parameters.")
 
 
 def _check_arguments(
@@ -227,5 +224,5 @@ def _check_arguments(
     if prefill_chunk is not None:
         check_count("prefill_chunk", prefill_chunk)
     if key is None and isinstance(sampler, Sample):
-        raise ValueError(f"{sampler} draws at random: pass key=jax.random.key(seed).")
+        raise ValueError(f"{sampler} needs a random key: pass key=jax.random.key(seed).")
     return jax.random.key(0) if key is None else key

@@ -34,12 +34,12 @@ class DecodeState(NamedTuple):
 
     tokens: Int[Array, "*batch P_plus_new"]
     length: Int[Array, "*batch"]
-    last_token: Int[Array, "*batch"]  # the last one, not yet read
+    last_token: Int[Array, "*batch"]  # generated, but not yet processed
     is_done: Bool[Array, "*batch"]
     seen_tokens: Bool[Array, "*batch V"]
     context: Context
     num_generated: Int[Array, ""]
-    prompt_logits_finite: Bool[Array, ""]  # whether the prompts gave logits that are numbers
+    prompt_logits_finite: Bool[Array, ""]  # whether all logits of the prompts were finite
 
 
 def _mask_unused_ids(logits: Float[Array, "*batch V"], vocab_size: Int[Array, ""]) -> Array:
@@ -166,7 +166,7 @@ def _decode_next(
 def _repeat_last_token(
     text: Int[Array, "*batch P"], length: Int[Array, "*batch"]
 ) -> Int[Array, "*batch P"]:
-    """Fill each row after its end with its last token."""
+    """Repeat the last token of each row to the end of the array."""
     last = jnp.take_along_axis(text, length[..., None] - 1, axis=-1)
     return jnp.where(
         F.length_mask(length, text.shape[-1]), text, jnp.broadcast_to(last, text.shape)

@@ -31,15 +31,15 @@ from jaxformer.parallel import (
     shardings,
 )
 
-SORT_BUFFER_BATCHES = 64  # of which texts of about one length go together
+SORT_BUFFER_BATCHES = 64  # batches whose rows are sorted by length
 
 
 class LogLikelihood(NamedTuple):
     """Log-probability of a continuation, and whether greedy decoding would produce it.
 
     Attributes:
-        log_probability: Natural logarithm of the probability of all its tokens.
-        is_greedy: Whether each of them is the likeliest.
+        log_probability: Log-probability of the whole continuation, in nats.
+        is_greedy: Whether each token is the most likely one.
     """
 
     log_probability: float
@@ -62,26 +62,26 @@ def log_likelihoods(
 
     Args:
         config: A decoder.
-        params: Its parameters.
-        requests: Pairs of token ids, a context of at least one and its continuation. Any number:
-            some batches are read at a time.
-        max_length: Most tokens that the model reads at once; of a longer context the end is read.
-        batch_size: Continuations that are looked at together.
-        dtype: Of the computation.
-        mesh: Devices that share the work; None is one device.
+        params: The parameters, ``variables["params"]``.
+        requests: Pairs (context, continuation) of token ids, with a context of at least one; a lazy
+            iterable is consumed by some batches at a time.
+        max_length: Context length; longer contexts are truncated on the left.
+        batch_size: Continuations per batch.
+        dtype: Dtype of the computation.
+        mesh: Device mesh; None is one device.
 
     Returns:
-        An iterator, in the order of the requests.
+        An iterator in the order of the requests.
 
     Raises:
-        ValueError: The model is no decoder, parameters are of another model, a context is empty, or
+        ValueError: The model is no decoder, the parameters do not match it, a context is empty, or
             a continuation is longer than `max_length`.
 
     References:
         Brown et al., Language Models are Few-Shot Learners, 2020. arXiv:2005.14165, section 2.4
     """
     if not isinstance(config.topology, Decoder):
-        raise ValueError(f"Likelihoods of texts are a Decoder's; got {config.topology}.")
+        raise ValueError(f"Log-likelihoods need a Decoder; got {config.topology}.")
     check_count("max_length", max_length)
     check_count("batch_size", batch_size)
     mesh = make_mesh(MeshConfig(), jax.devices()[:1]) if mesh is None else mesh
@@ -107,21 +107,20 @@ def rolling_windows(
 ) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
     """Split a text into (context, continuation) windows that score each token once.
 
-    Every continuation has `stride` tokens, but for the last, and the first, which has all that the
-    model can read at once; and before it all that the model can read besides.
+    The first continuation has up to `max_length` tokens, the others have `stride` (the last may
+    have fewer), each with the longest context that fits.
 
     Args:
-        tokens: A text, behind the token that begins it.
-        max_length: Most tokens that the model reads at once.
-        stride: Tokens from one continuation to the next; fewer are slower, and give each a longer
-            context.
-        start: The first token to say, at least 1.
+        tokens: Token ids of a text, with the bos token first.
+        max_length: Context length of the model.
+        stride: Tokens per continuation; a smaller stride is slower and gives longer contexts.
+        start: Index of the first token to score, at least 1.
 
     Returns:
         Requests for `log_likelihoods`.
 
     Raises:
-        ValueError: The stride is not from 1 to `max_length`.
+        ValueError: The stride is not in [1, max_length].
 
     References:
         Baevski and Auli, Adaptive Input Representations for Neural Language Modeling, 2019.
@@ -142,10 +141,10 @@ class _ScoringRow(NamedTuple):
 
 def _make_row(context: Sequence[int], continuation: Sequence[int], max_length: int) -> _ScoringRow:
     if not len(context):
-        raise ValueError("A context has at least one token, such as the one that begins a text.")
+        raise ValueError("A context must have at least one token, such as the bos token.")
     if len(continuation) > max_length:
         raise ValueError(
-            f"A continuation has {len(continuation)} tokens, more than the length of {max_length}."
+            f"A continuation has {len(continuation)} tokens, more than max_length={max_length}."
         )
     tokens = np.asarray([*context, *continuation], np.int32)[-max_length - 1 :]
     count = len(tokens) - 1
@@ -155,7 +154,7 @@ def _make_row(context: Sequence[int], continuation: Sequence[int], max_length: i
 def _pad_rows(
     rows: list[_ScoringRow], batch_size: int, mesh: Mesh, max_width: int | None
 ) -> dict[str, np.ndarray]:
-    """Batch of the rows, padded to a bucketed width."""
+    """Return a batch of the rows, padded to a bucketed width."""
     parts = 2 * mesh.shape.get("context", 1)
     width = max(1, *(len(row.tokens) for row in rows))
     width = min(bucket_length(width), max_width or bucket_length(width))
@@ -173,7 +172,7 @@ def _pad_rows(
 def _score(
     params: Any, batch: dict[str, Array], *, config: TransformerConfig, dtype: np.dtype, mesh: Mesh
 ) -> tuple[Float[Array, " B"], Int[Array, " B"]]:
-    """Log-probability of each row, and its number of tokens that are not the argmax."""
+    """Return log-probability and number of tokens that are not the argmax, for each row."""
     axes = active_mesh_axes(mesh.shape)
     model = Transformer(config, dtype=dtype, mesh_axes=axes)
 

@@ -1,4 +1,4 @@
-"""Checks, pads and batches prompts and sources before decoding."""
+"""Check, pad and batch prompts and sources before decoding."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -19,12 +19,12 @@ class Request(NamedTuple):
     """Prompts with their lengths, stop tokens and optional encoder sources.
 
     Attributes:
-        prompt: Token ids, padded behind.
-        lengths: Tokens of each row.
-        stop_tokens: Token ids that end each row; -1 is none.
-        vocab_size: Only ids below it are chosen.
-        source: What an encoder-decoder reads.
-        source_segments: 0 marks its padding.
+        prompt: Token ids, right-padded.
+        lengths: Tokens per row.
+        stop_tokens: Ids that end each row, padded with -1.
+        vocab_size: Only ids below it are generated.
+        source: Token ids of an encoder-decoder's source.
+        source_segments: 0 for padding of the source, else 1.
     """
 
     prompt: Int[Array, "*batch P"]
@@ -50,36 +50,34 @@ def make_request(
 
     Args:
         config: The model.
-        prompt: Token ids: an array, a list of rows that may differ in length, or one flat list.
-        max_new_tokens: Most tokens to add.
-        lengths: Tokens of each row of an array whose rows are padded behind; follow from a list.
-        stop_tokens: Ids that end a row: one or several, the same for all, or those of each row, as
-            an array or a list of rows.
-        vocab_size: Only ids below it are chosen.
-        source: What an encoder-decoder reads, in the forms and with the batch axes of the prompt.
-        source_segments: 0 marks padding of the source; follow from a list of rows.
+        prompt: Token ids: an array, a list of rows of any lengths, or a flat list.
+        max_new_tokens: Maximum number of new tokens per row.
+        lengths: Tokens per row of a right-padded array; not for a list of rows.
+        stop_tokens: Ids that end a row: one or several for all rows, or per row as an array or a
+            list of rows.
+        vocab_size: Only ids below it are generated.
+        source: Source of an encoder-decoder, as a list or an array with the prompt's batch axes.
+        source_segments: 0 for padding of a source array; not for a list of rows.
 
     Returns:
         The request.
 
     Raises:
-        ValueError: An empty prompt or source, a token id outside its vocabulary, more tokens than
-            learned positions, lengths, stop tokens, sources or segments that do not fit the rows, a
-            source that is missing or not read, a number that is not whole or out of range, or a
-            model that is an encoder.
+        ValueError: The prompt or source is empty, a token id is outside the vocabulary, there are
+            more tokens than learned positions, the shape of an argument does not match the rows, a
+            source is missing or not supported, a number is out of range, or the model is an
+            encoder.
     """
     if isinstance(config.topology, Encoder):
-        raise ValueError(
-            f"generate continues text with a Decoder or an EncoderDecoder; got {config.topology}."
-        )
+        raise ValueError(f"generate needs a Decoder or an EncoderDecoder; got {config.topology}.")
     check_count("max_new_tokens", max_new_tokens)
     allowed_vocab_size = config.vocab_size if vocab_size is None else vocab_size
     check_count("vocab_size", allowed_vocab_size, most=config.vocab_size)
     tokens, list_lengths = as_token_array("prompt", prompt, config.vocab_size)
     if list_lengths is not None and lengths is not None:
         raise ValueError(
-            f"lengths follow from a list of rows, here {list_lengths.tolist()}; leave out "
-            f"{lengths}."
+            "lengths must not be passed with a list of rows, which has lengths "
+            f"{list_lengths.tolist()}; got {lengths}."
         )
     row_lengths = check_lengths(
         config,
@@ -96,7 +94,7 @@ def make_request(
 
 
 def flatten_batch(request: Request) -> Request:
-    """The request with its batch axes flattened to one."""
+    """Return the request with its batch axes flattened to one."""
     count = request.lengths.size
 
     def rows(x: Array) -> Array:
@@ -115,12 +113,11 @@ def flatten_batch(request: Request) -> Request:
 def pad_to_bucket(request: Request, max_source_length: int | None) -> Request:
     """Pad prompts and sources to a bucketed width, so that compiled programs are reused.
 
-    So that a program compiled for one prompt serves the next. Widths are multiples of 16, of more
-    from 256 on, so that no more than an eighth is padding there.
+    Widths are multiples of 16, and of larger numbers from 256 on, with at most 1/8 of padding.
 
     Args:
-        request: Prompts, and sources.
-        max_source_length: The longest source that there may be.
+        request: Prompts and sources.
+        max_source_length: Maximum width of the sources; None is no limit.
     """
     prompt = request.prompt
     wider = bucket_length(prompt.shape[-1]) - prompt.shape[-1]
@@ -159,12 +156,12 @@ def pad_rows(
     """Right-pad rows of different lengths into one array; also return their lengths.
 
     Raises:
-        ValueError: A row that is no list of whole numbers.
+        ValueError: A row is no list of integers.
     """
     arrays = [np.asarray(row) for row in rows]
     for i, row in enumerate(arrays):
         if row.ndim != 1 or (row.size and not np.issubdtype(row.dtype, np.integer)):
-            raise ValueError(f"Row {i} of the {name} is no list of token ids; got {rows[i]}.")
+            raise ValueError(f"Row {i} of the {name} must be a list of token ids; got {rows[i]}.")
     lengths = np.asarray([len(row) for row in arrays], np.int32)
     padded = np.full((len(rows), max(lengths, default=0)), fill, np.int64)
     for i, row in enumerate(arrays):
@@ -175,78 +172,76 @@ def pad_rows(
 def as_token_array(
     name: str, values: Any, vocab_size: int
 ) -> tuple[Int[Array, "*batch T"], Int[np.ndarray, " B"] | None]:
-    """Token ids as an array, and the row lengths if a list of rows was given."""
+    """Return token ids as an array, and the row lengths of a list of rows."""
     lengths = None
     if _is_list_of_rows(values):
         values, lengths = pad_rows(values, name=name)
     tokens = values if isinstance(values, jax.Array) else np.asarray(values)
     if tokens.ndim < 1:
-        raise ValueError(f"The {name} is token ids along an axis; got {values}.")
+        raise ValueError(f"The {name} must have an axis of token ids; got {values}.")
     shortest = tokens.shape[-1] if lengths is None else min(lengths)
     if shortest < 1:
-        raise ValueError(f"The {name} is empty; give at least one token (end-of-text will do).")
+        raise ValueError(f"The {name} is empty; pass at least one token (end-of-text works).")
     if not jnp.issubdtype(tokens.dtype, jnp.integer):
-        raise ValueError(f"The {name} is token ids, integers; got dtype {tokens.dtype}.")
+        raise ValueError(f"The {name} must have an integer dtype; got {tokens.dtype}.")
     try:
         F.check_token_ids(tokens, vocab_size)
     except ValueError as wrong:
         raise ValueError(f"In the {name}: {wrong}") from None
-    return jnp.asarray(tokens, jnp.int32), lengths  # narrow ones would wrap where they grow
+    return jnp.asarray(tokens, jnp.int32), lengths  # narrow dtypes do not hold all new ids
 
 
 def as_source_array(
     config: TransformerConfig, source: Any, segments: Any, rows: tuple[int, ...]
 ) -> tuple[Int[Array, "*batch S"] | None, Int[Array, "*batch S"] | None]:
-    """Encoder source as an array, and its padding mask as segments."""
+    """Return the encoder source as an array, and its padding mask as segments."""
     topology = config.topology
     if not isinstance(topology, EncoderDecoder):
         if source is not None or segments is not None:
-            raise ValueError("A Decoder has no encoder for a source; put it into the prompt.")
+            raise ValueError("A Decoder has no source; make it part of the prompt.")
         return None, None
     if source is None:
         raise ValueError(
-            "An EncoderDecoder reads a source: pass source=token_ids; the prompt is the decoder's "
-            "start token."
+            "An EncoderDecoder needs source=token_ids; its prompt is the decoder start token."
         )
     source_vocab_size = topology.source_vocab_size or config.vocab_size
     tokens, list_lengths = as_token_array("source", source, source_vocab_size)
     *batch, length = tokens.shape
     if tuple(batch) != rows:
         raise ValueError(
-            f"Each row has a source of its own: the prompt's batch axes are {rows}, the source's "
-            f"{tuple(batch)}."
+            f"Prompt and source must have the same batch axes; got {rows} and {tuple(batch)}."
         )
     if config.max_length is not None and length > config.max_length:
         raise ValueError(
-            f"The model has {config.max_length} learned positions; the source has {length}."
+            f"The source has {length} tokens, but the model has {config.max_length} learned "
+            "positions."
         )
     if list_lengths is not None:
         if segments is not None:
             raise ValueError(
-                f"source_segments follow from a list of rows, here of {list_lengths.tolist()} "
-                "tokens; "
-                "leave them out."
+                "source_segments must not be passed with a list of rows, which has lengths "
+                f"{list_lengths.tolist()}."
             )
         return tokens, F.length_mask(jnp.asarray(list_lengths), length).astype(jnp.int32)
     if segments is not None and jnp.shape(segments) != tokens.shape:
         raise ValueError(
-            f"source_segments has a number for each token of a source of shape {tokens.shape}; got "
-            f"shape {jnp.shape(segments)}."
+            f"source_segments must have the shape of the source, {tokens.shape}; got "
+            f"{jnp.shape(segments)}."
         )
     return tokens, None if segments is None else jnp.asarray(segments)
 
 
 def as_stop_array(values: Any, rows: tuple[int, ...]) -> Int[Array, "*batch K"]:
-    """Stop ids of each row, padded with -1."""
+    """Return the stop ids of each row, padded with -1."""
     if _is_list_of_rows(values):
         values, _ = pad_rows(values, name="stop tokens", fill=-1)
     stop = jnp.atleast_1d(values if isinstance(values, jax.Array) else np.asarray(values))
     if stop.size and not jnp.issubdtype(stop.dtype, jnp.integer):
-        raise ValueError(f"stop_tokens are token ids, integers; got dtype {stop.dtype}.")
+        raise ValueError(f"stop_tokens must have an integer dtype; got {stop.dtype}.")
     if stop.shape[:-1] not in ((), rows):
         raise ValueError(
-            f"stop_tokens are the same for all rows, or those of each of the batch axes {rows}; "
-            f"got shape {stop.shape}."
+            f"stop_tokens must have shape [K], or [*batch, K] with *batch = {rows}; "
+            f"got {stop.shape}."
         )
     return jnp.broadcast_to(stop.astype(jnp.int32), (*rows, stop.shape[-1]))
 
@@ -256,34 +251,34 @@ def _is_list_of_rows(values: Any) -> bool:
 
 
 def num_processed_tokens(length: int, max_new_tokens: int) -> int:
-    """Tokens the model processes: all but the last generated one."""
+    """Number of tokens that the model processes: all but the last new one."""
     return length + max_new_tokens - 1
 
 
 def check_lengths(
     config: TransformerConfig, prompt: Int[Array, "*batch P"], lengths: Any, *, max_new_tokens: int
 ) -> Int[Array, "*batch"]:
-    """Row lengths as an array; raises if one is 0, exceeds the width, or exceeds max_length."""
+    """Return row lengths as an array; each must be from 1 to the width and fit max_length."""
     batch_shape, width = prompt.shape[:-1], prompt.shape[-1]
     row_lengths = np.full(batch_shape, width) if lengths is None else lengths
     if not isinstance(row_lengths, jax.Array):
         row_lengths = np.asarray(row_lengths)
     if row_lengths.shape != batch_shape or not jnp.issubdtype(row_lengths.dtype, jnp.integer):
         raise ValueError(
-            f"lengths has a whole number for each row, so its shape is {batch_shape}; got "
+            f"lengths must be integers of shape {batch_shape}, one per row; got "
             f"{row_lengths.dtype} of shape {row_lengths.shape}."
         )
     shortest, longest = 1, width
     if not isinstance(row_lengths, jax.core.Tracer) and row_lengths.size:
         shortest, longest = int(row_lengths.min()), int(row_lengths.max())
     if shortest < 1:
-        raise ValueError(f"Each row has at least one token; lengths go down to {shortest}.")
+        raise ValueError(f"lengths must be at least 1; got {shortest}.")
     if longest > width:
-        raise ValueError(f"lengths go up to {longest}, but the prompt has {width} places.")
+        raise ValueError(f"lengths must be at most the prompt's width of {width}; got {longest}.")
     num_processed = num_processed_tokens(longest, max_new_tokens)
     if config.max_length is not None and num_processed > config.max_length:
         raise ValueError(
-            f"The model has {config.max_length} learned positions; a prompt of {longest} tokens "
-            f"and {max_new_tokens} new ones, the last of which is not read, need {num_processed}."
+            f"The model has {config.max_length} learned positions, but a prompt of {longest} "
+            f"tokens with max_new_tokens={max_new_tokens} needs {num_processed}."
         )
     return jnp.asarray(row_lengths, jnp.int32)

@@ -1,4 +1,4 @@
-"""Samplers: frozen dataclasses that say how `sample_token` picks the next token."""
+"""Samplers: frozen dataclasses for choosing the next token, and `sample_token`."""
 
 import math
 from dataclasses import dataclass
@@ -24,11 +24,11 @@ class Sample:
     The order is repetition penalty, temperature, top-k, top-p, min-p.
 
     Attributes:
-        temperature: Divides the logits; below 1 sharpens.
-        top_k: Only this many of the most likely tokens.
-        top_p: Only the fewest tokens that hold this probability together.
-        min_p: Only tokens at least this share as likely as the most likely one.
-        repetition_penalty: Above 1 makes tokens less likely that stand in the text already.
+        temperature: Divides the logits; below 1 it sharpens the distribution.
+        top_k: Keep only the k most likely tokens.
+        top_p: Keep only the fewest tokens with at least this total probability.
+        min_p: Keep only tokens with at least this fraction of the largest probability.
+        repetition_penalty: Above 1 it makes tokens of the text less likely.
     """
 
     temperature: float = 1.0
@@ -49,11 +49,10 @@ class Sample:
         for name in ("top_p", "min_p"):
             probability = getattr(self, name)
             if probability is not None and not 0 < probability <= 1:
-                raise ValueError(f"{name} is a probability in (0, 1]; got {probability}.")
+                raise ValueError(f"{name} must be in (0, 1]; got {probability}.")
         if not 0 < self.repetition_penalty < math.inf:
             raise ValueError(
-                "repetition_penalty divides logits, so it must be above 0 and finite; "
-                f"got {self.repetition_penalty}."
+                f"repetition_penalty must be above 0 and finite; got {self.repetition_penalty}."
             )
 
 
@@ -62,8 +61,9 @@ class Beam:
     """Beam search (see `beam_search`); returns the best sequence.
 
     Attributes:
-        num_beams: How many beginnings are kept at each step.
-        length_penalty: Log-probabilities are divided by length to this power; 0 compares sums.
+        num_beams: Live beams per row.
+        length_penalty: Exponent of the length by which log-probabilities are divided; 0 compares
+            sums.
     """
 
     num_beams: int = 4
@@ -88,13 +88,13 @@ def sample_token(
     """Next token id of each row.
 
     Args:
-        sampler: How to choose.
-        logits: Of the next token.
-        seen_tokens: Which tokens stand in the text so far.
-        key: Used by `Sample` alone.
+        sampler: `Greedy()` or `Sample(...)`.
+        logits: Next-token logits.
+        seen_tokens: True for ids that occur in the text.
+        key: Random key, used by `Sample` only.
 
     Returns:
-        One token id a row.
+        One token id per row.
     """
     match sampler:
         case Greedy():

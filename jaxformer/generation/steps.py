@@ -27,7 +27,7 @@ class Context(NamedTuple):
 
 
 def take_rows(context: Context, rows: Int[Array, " B"]) -> Context:
-    """The context of the given rows, in this order; rows may repeat."""
+    """Return the context of these rows, in this order; rows may repeat."""
     return Context(context.tokens[rows], layers.take_rows(context.cache, rows))
 
 
@@ -48,28 +48,28 @@ def prefill(
 
     Args:
         config: A decoder, or an encoder-decoder.
-        params: Its parameters.
-        prompt: Token ids; each row starts at its first place.
-        lengths: Tokens of each row; what follows them is padding.
-        capacity: Room of the cache, in tokens of a row.
-        chunk: Read so many tokens at a time, which bounds the memory that attention takes; None
-            reads all at once. The result is the same.
-        source: What an encoder-decoder reads; it is encoded once.
-        source_segments: 0 marks padding of the source.
-        dtype: Of the computation and of the cache.
-        mesh: Devices that share rows, heads and parameters; rows then have one batch axis.
+        params: The parameters, ``variables["params"]``.
+        prompt: Token ids, right-padded.
+        lengths: Tokens per row.
+        capacity: Cache capacity, in tokens per row.
+        chunk: Tokens to process at a time, which limits the memory of attention; None processes all
+            at once. The result is the same.
+        source: Token ids of an encoder-decoder's source, which is encoded once.
+        source_segments: 0 for padding of the source.
+        dtype: Dtype of computation and cache.
+        mesh: Device mesh; rows then have one batch axis.
 
     Returns:
-        The logits after each row's last token, and the context for what follows.
+        The logits after each row's last token, and the context for `decode_step`.
 
     Raises:
-        ValueError: The capacity is less than the prompt's width.
+        ValueError: The capacity is below the width of the prompt.
     """
     *batch, length = prompt.shape
     if length > capacity:
         raise ValueError(
-            f"Prompts of {length} places need a capacity of at least as many, and one more for "
-            f"each token to follow; got {capacity}."
+            f"capacity must be at least the prompt's width of {length} plus one for each new "
+            f"token; got {capacity}."
         )
     chunk = length if chunk is None else min(chunk, length)
     num_chunks = -(-length // chunk)
@@ -122,23 +122,23 @@ def decode_step(
 ) -> tuple[Float[Array, "*batch V"], Context]:
     """Process one more token of each row.
 
-    Where that changes how a rotary scaling turns the tokens before it, the whole text is read
-    again, so that the result is always that of the model without a cache.
+    If the new length changes the RoPE scaling, the whole sequence is processed again, so that the
+    result always equals that of the model without a cache.
 
     Args:
-        config: The model of `prefill`.
-        params: Its parameters.
+        config: As in `prefill`.
+        params: As in `prefill`.
         tokens: The next token of each row.
-        context: What came before.
-        dtype: Of the computation.
-        mesh: That of `prefill`.
+        context: Tokens processed so far, and their cache.
+        dtype: Dtype of the computation.
+        mesh: As in `prefill`.
 
     Returns:
-        The logits after these tokens, and the context with them. Inside jit, where a length cannot
-        be seen, logits are NaN in rows that have no room.
+        The logits after these tokens, and the context with them. If the cache is full, logits of
+        the row are NaN under `jax.jit`.
 
     Raises:
-        ValueError: The context has no room for another token (outside jit).
+        ValueError: The cache is full (outside `jax.jit`).
     """
     model = Transformer(config, dtype=dtype)
     all_tokens, cache = context
@@ -190,7 +190,7 @@ def _last_logits(
     cache_is_empty: bool = False,
     **arguments: Any,
 ) -> tuple[Float[Array, "*batch V"], Cache]:
-    """Logits of one token per row, and the updated cache."""
+    """Return logits of one token per row, and the updated cache."""
     inputs = {name: value for name, value in arguments.items() if value is not None}
     if mesh is not None:
         model = model.clone(mesh_axes=replace(active_mesh_axes(mesh.shape), context=None))
@@ -226,5 +226,5 @@ def _keep_source_kv(fresh: tuple[LayerCache, ...], old: tuple[LayerCache, ...]):
 
 
 def depends_on_length(positions: Positions | None) -> bool:
-    """Whether the RoPE scaling changes the rotation of earlier tokens as the text grows."""
+    """Whether the RoPE frequencies depend on the sequence length."""
     return isinstance(positions, Rope) and isinstance(positions.scaling, DynamicNTK | LongRope)

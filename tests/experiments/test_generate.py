@@ -191,7 +191,7 @@ def test_a_checkpoint_of_another_program_is_refused(tmp_path):
 
 @pytest.mark.slow
 def test_text_beyond_the_learned_positions_is_refused(folder):
-    message = "The model has 16 learned positions; a prompt of 14 tokens and 4 new ones, .* need 17"
+    message = "The model has 16 learned positions, but a prompt of 14 tokens with max_.*=4 needs 17"
     with pytest.raises(ValueError, match=message):
         text(folder, prompt="thirteen byte", max_new_tokens=4)
     assert text(folder, prompt="thirteen byte", max_new_tokens=3).startswith("thirteen byte")

@@ -189,7 +189,9 @@ def test_no_cache_is_written_beyond_its_room(config):
         decode_step(config, params, TOKENS[:, 4], context)
     step = jax.jit(decode_step, static_argnums=0)
     assert np.all(np.isnan(step(config, params, TOKENS[:, 4], context)[0]))
-    with pytest.raises(ValueError, match="Prompts of 5 places need a capacity .* got 4"):
+    with pytest.raises(
+        ValueError, match="capacity must be at least the prompt's width of 5 .* got 4"
+    ):
         prefill(config, params, TOKENS[:, :5], jnp.full(2, 4), capacity=4)
 
 

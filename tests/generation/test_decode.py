@@ -101,7 +101,7 @@ def test_to_the_end_of_a_learned_table_and_not_beyond(learned, learned_params, p
     last = jnp.argmax(jitted_forward(learned)(learned_params, tokens[:, :-1])[:, -1], axis=-1)
     np.testing.assert_array_equal(tokens[:, -1], last)
     with pytest.raises(
-        ValueError, match="11 learned positions; a prompt of 5 tokens and 8 new ones, .* need 12"
+        ValueError, match="11 learned positions, but a prompt of 5 tokens with max_.*=8 needs 12"
     ):
         generate(learned, learned_params, prompts, max_new_tokens=8)
 
@@ -156,14 +156,14 @@ def test_bfloat16_computes(config, params, prompts):
 @pytest.mark.parametrize(
     "changes, arguments, message",
     [
-        ({}, dict(prompt=jnp.zeros((2, 0), jnp.int32)), "prompt is empty; give at least one"),
+        ({}, dict(prompt=jnp.zeros((2, 0), jnp.int32)), "prompt is empty; pass at least one"),
         ({}, dict(prompt=jnp.asarray([[3, 31]])), r"Token id 31 at position \(0, 1\).* of 31"),
         ({}, dict(prompt=jnp.asarray([-1, 3])), r"Token id -1 at position \(0,\)"),
         (dict(topology=Encoder()), {}, r"Decoder or an EncoderDecoder; got Encoder\(\)"),
         (
             dict(topology=EncoderDecoder(num_encoder_layers=2)),
             {},
-            "An EncoderDecoder reads a source: pass source=token_ids",
+            "An EncoderDecoder needs source=token_ids",
         ),
     ],
 )
@@ -176,14 +176,14 @@ def test_what_cannot_be_generated_is_refused(config, params, prompts, changes, a
 @pytest.mark.parametrize("write", [generate, lambda *inputs, **how: list(stream(*inputs, **how))])
 def test_parameters_that_are_no_numbers_write_no_text(config, params, write):
     broken = jax.tree.map(lambda x: x * jnp.nan, params)
-    with pytest.raises(ValueError, match="The prompt's logits are NaN or infinite: look at params"):
+    with pytest.raises(ValueError, match="Logits of the prompt are NaN or infinite; check the"):
         write(config, broken, ROWS, max_new_tokens=2)
 
 
 @pytest.mark.slow
 def test_beams_of_parameters_that_are_no_numbers_write_no_text(config, params):
     broken = jax.tree.map(lambda x: x * jnp.inf, params)
-    with pytest.raises(ValueError, match="The prompt's logits are NaN or infinite"):
+    with pytest.raises(ValueError, match="Logits of the prompt are NaN or infinite"):
         generate(config, broken, ROWS, max_new_tokens=2, sampler=Beam(num_beams=2))
 
 
@@ -338,11 +338,14 @@ def test_an_encoder_decoder_writes_from_a_source(config, rope):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (dict(prompt=[[3], []]), "prompt is empty; give at least one"),
-        (dict(prompt=[]), "prompt is empty; give at least one"),
-        (dict(prompt=np.ones((1, 2), np.float32)), "token ids, integers; got dtype float32"),
-        (dict(prompt=np.ones((1, 2), int), lengths=[3]), "lengths go up to 3, but .* 2 places"),
-        (dict(source=[[3]]), "A Decoder has no encoder for a source"),
+        (dict(prompt=[[3], []]), "prompt is empty; pass at least one"),
+        (dict(prompt=[]), "prompt is empty; pass at least one"),
+        (
+            dict(prompt=np.ones((1, 2), np.float32)),
+            "prompt must have an integer dtype; got float32",
+        ),
+        (dict(prompt=np.ones((1, 2), int), lengths=[3]), "lengths must be at most .* 2; got 3"),
+        (dict(source=[[3]]), "A Decoder has no source"),
         (dict(sampler=None), r"sampler must be Greedy\(\), Sample\(...\) or Beam\(...\); got None"),
         (dict(params={"params": {}}), "params has params, and must be variables"),
     ],

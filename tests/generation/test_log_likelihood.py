@@ -84,9 +84,9 @@ def test_what_has_no_likelihood_is_refused():
     params = random_params(TINY_LLAMA)
     encoder = replace(TINY_LLAMA, topology=Encoder())
     for message, config, request, options in (
-        ("are a Decoder's; got Encoder", encoder, ([1], [2]), {}),
-        ("A context has at least one token", TINY_LLAMA, ([], [2]), {}),
-        ("has 5 tokens, more than the length of 4", TINY_LLAMA, ([1], [2] * 5), {"max_length": 4}),
+        ("need a Decoder; got Encoder", encoder, ([1], [2]), {}),
+        ("A context must have at least one token", TINY_LLAMA, ([], [2]), {}),
+        ("has 5 tokens, more than max_length=4", TINY_LLAMA, ([1], [2] * 5), {"max_length": 4}),
         (
             r"max_length must be an integer of at least 1; got 0",
             TINY_LLAMA,

@@ -77,22 +77,28 @@ def test_a_flat_source_is_the_row_of_a_batch(config):
         (dict(source=[[31], [3]]), r"In the source: Token id 31 at position \(0, 0\).* of 31"),
         (dict(source=[[3], [4, -1]]), r"In the source: Token id -1 at position \(1, 1\)"),
         (dict(source=[[3], [2**32]]), "In the source: Token id 4294967296"),
-        (dict(source=[[], [3]]), "The source is empty; give at least one token"),
-        (dict(source=np.ones((2, 3), np.float32)), "source is token ids, integers; .* float32"),
-        (dict(source=[[3.5], [3]]), r"Row 0 of the source is no list of token ids; got \[3.5\]"),
-        (dict(source=[3, [4]]), "Row 0 of the source is no list of token ids; got 3"),
-        (dict(source=7), "The source is token ids along an axis; got 7"),
-        (dict(source=[5, 6]), r"prompt's batch axes are \(2,\), the source's \(\)"),
-        (dict(source=[[5], [6], [7]]), r"prompt's batch axes are \(2,\), the source's \(3,\)"),
+        (dict(source=[[], [3]]), "The source is empty; pass at least one token"),
+        (
+            dict(source=np.ones((2, 3), np.float32)),
+            "source must have an integer dtype; got float32",
+        ),
+        (
+            dict(source=[[3.5], [3]]),
+            r"Row 0 of the source must be a list of token ids; got \[3.5\]",
+        ),
+        (dict(source=[3, [4]]), "Row 0 of the source must be a list of token ids; got 3"),
+        (dict(source=7), "The source must have an axis of token ids; got 7"),
+        (dict(source=[5, 6]), r"must have the same batch axes; got \(2,\) and \(\)"),
+        (dict(source=[[5], [6], [7]]), r"must have the same batch axes; got \(2,\) and \(3,\)"),
         (
             dict(source=np.ones((2, 3), int), source_segments=np.ones((2, 4), int)),
-            r"each token of a source of shape \(2, 3\); got shape \(2, 4\)",
+            r"must have the shape of the source, \(2, 3\); got \(2, 4\)",
         ),
         (
             dict(source=[[5], [6, 7]], source_segments=[[1, 0], [1, 1]]),
-            r"source_segments follow from a list of rows, here of \[1, 2\] tokens; leave them out",
+            r"source_segments must not be passed with a list of rows, .* \[1, 2\]",
         ),
-        (dict(source=np.ones((2, 12), int)), "has 11 learned positions; the source has 12"),
+        (dict(source=np.ones((2, 12), int)), "source has 12 tokens, but the model has 11"),
     ],
 )
 def test_sources_that_cannot_be_read_are_refused(learned, options, message):
@@ -109,12 +115,12 @@ def test_a_source_has_the_vocabulary_of_its_own(config):
 @pytest.mark.parametrize(
     "options, message",
     [
-        (dict(lengths=[2, 3]), r"lengths follow from a list of rows, here \[2, 3\]; leave out \[2"),
-        (dict(prompt=["hello"]), "The prompt is token ids, integers; got dtype <U5"),
-        (dict(source_segments=[[1]]), "A Decoder has no encoder for a source"),
-        (dict(stop_tokens=[[3], [4], [5]]), r"each of the batch axes \(2,\); got shape \(3, 1\)"),
-        (dict(stop_tokens=3.5), "stop_tokens are token ids, integers; got dtype float32"),
-        (dict(stop_tokens=[[3], [4.5]]), r"Row 1 of the stop tokens is no list .* got \[4.5\]"),
+        (dict(lengths=[2, 3]), r"lengths must not be passed with .* \[2, 3\]; got \[2"),
+        (dict(prompt=["hello"]), "The prompt must have an integer dtype; got <U5"),
+        (dict(source_segments=[[1]]), "A Decoder has no source"),
+        (dict(stop_tokens=[[3], [4], [5]]), r"with \*batch = \(2,\); got \(3, 1\)"),
+        (dict(stop_tokens=3.5), "stop_tokens must have an integer dtype; got float32"),
+        (dict(stop_tokens=[[3], [4.5]]), r"Row 1 of the stop tokens must be a list .* got \[4.5\]"),
     ],
 )
 def test_requests_that_cannot_be_met_are_refused(config, options, message):
@@ -126,11 +132,11 @@ def test_requests_that_cannot_be_met_are_refused(config, options, message):
 @pytest.mark.parametrize(
     "lengths, message",
     [
-        ([2], r"its shape is \(2,\); got int64 of shape \(1,\)"),
-        (3, r"its shape is \(2,\); got int64 of shape \(\)"),
-        ([1.5, 2], r"its shape is \(2,\); got float64 of shape \(2,\)"),
-        ([0, 2], "Each row has at least one token; lengths go down to 0"),
-        (jnp.asarray([1, 4]), "lengths go up to 4, but the prompt has 3 places"),
+        ([2], r"must be integers of shape \(2,\), .* got int64 of shape \(1,\)"),
+        (3, r"must be integers of shape \(2,\), .* got int64 of shape \(\)"),
+        ([1.5, 2], r"must be integers of shape \(2,\), .* got float64 of shape \(2,\)"),
+        ([0, 2], "lengths must be at least 1; got 0"),
+        (jnp.asarray([1, 4]), "lengths must be at most the prompt's width of 3; got 4"),
     ],
 )
 def test_lengths_that_do_not_fit_are_refused(config, lengths, message):
@@ -149,7 +155,7 @@ def test_lengths_that_do_not_fit_are_refused(config, lengths, message):
         (dict(vocab_size=0), r"vocab_size must be an integer in \[1, 31\]; got 0"),
         (dict(vocab_size=32), r"vocab_size must be .* \[1, 31\]; got 32"),
         (dict(vocab_size=7.5), r"vocab_size must be .* \[1, 31\]; got 7.5"),
-        (dict(sampler=Sample(top_k=3)), r"Sample\(.*top_k=3.* draws at random: pass key="),
+        (dict(sampler=Sample(top_k=3)), r"Sample\(.*top_k=3.* needs a random key: pass key="),
     ],
 )
 def test_both_ways_refuse_the_same(config, params, way, options, message):
@@ -158,7 +164,7 @@ def test_both_ways_refuse_the_same(config, params, way, options, message):
 
 
 def test_a_stream_refuses_beams(config, params):
-    message = r"Beam\(num_beams=3, .*\) knows its text only at the end .*; use generate"
+    message = r"Beam search cannot stream; use generate for Beam\(num_beams=3, .*\)"
     with pytest.raises(ValueError, match=message):
         stream(config, params, ROWS, max_new_tokens=2, sampler=Beam(num_beams=3))
 

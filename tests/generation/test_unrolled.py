@@ -109,7 +109,7 @@ def test_an_encoder_stays_as_it_is(config, prompts, own_kinds, monkeypatch):
 
 def test_an_encoder_is_refused(config):
     model = replace(config, topology=Encoder())
-    with pytest.raises(ValueError, match=r"that decode are unrolled; got topology Encoder\(\)"):
+    with pytest.raises(ValueError, match=r"unroll needs a Decoder .*; got Encoder\(\)"):
         unroll(model, {})
     with pytest.raises(ValueError, match=r"Decoder or an EncoderDecoder; got Encoder\(\)"):
         decode.generate(model, random_params(model), [[1]], max_new_tokens=2)

@@ -257,7 +257,7 @@ def test_learned_and_rotary_positions_compared(config, build, tokens):
     np.testing.assert_allclose(run_rotary(tokens, positions=later), run_rotary(tokens), atol=1e-4)
     moved = run_learned(tokens, positions=later) - run_learned(tokens)
     assert np.abs(moved).max() > 1e-2
-    with pytest.raises(ValueError, match="outside the 9 positions"):
+    with pytest.raises(ValueError, match="Position 9 is out of range"):
         Transformer(cfg).apply({"params": learned}, tokens, positions=later + 7)
 
 
