@@ -15,12 +15,12 @@ class Batch(NamedTuple):
     """A batch of packed rows: inputs, targets, positions, segment ids and loss mask.
 
     Attributes:
-        tokens: Inputs.
+        tokens: Input tokens.
         targets: The token after each input.
-        positions: Place of each input in its document, as far as its row reaches back.
+        positions: Position of each input in its document; counts restart with each row.
         segments: Document of each input within its row, from 1; 0 is padding.
-        loss_mask: True where the target counts. It is then of the input's document, of which the
-            end of text that closes it is the last token; of instructions it is of an answer.
+        loss_mask: True if the target has loss: a token of the input's document or its closing end
+            of text; in instructions only tokens of answers.
     """
 
     tokens: Int32[np.ndarray, "B T"]
@@ -33,11 +33,9 @@ class Batch(NamedTuple):
 class Batches:
     """Infinite batches of packed rows; ``batches[step]`` depends on arguments and step only.
 
-    Every epoch has each row once, in an order of its own; a batch may span the end of one and the
-    beginning of the next, and is longer than an epoch if ``batch_size`` exceeds the number of rows.
-    Any step costs the same, so a run resumes by continuing with the next step. Iterating begins at
-    step 0. Of rows that are mixed, each part has epochs of its own, and its share of every few rows
-    drawn is its weight's.
+    Every epoch has each row once, in a new order; a batch may span several epochs. Every step takes
+    the same time to compute, so a run resumes at the next step. Iteration starts at step 0. Each
+    part of `MixedRows` has separate epochs, and batches have rows of each part by its weight.
     """
 
     def __init__(
@@ -52,11 +50,11 @@ class Batches:
         """Set up the batches.
 
         Args:
-            rows: What to draw from.
+            rows: Rows to draw from.
             batch_size: Rows of a global batch.
-            seed: From 0 to ``2**32 - 1``.
-            shuffle: False takes the rows in their order, epoch after epoch.
-            local_rows: The part of each global batch to give, for one of many hosts.
+            seed: Random seed, from 0 to ``2**32 - 1``.
+            shuffle: Whether to shuffle every epoch.
+            local_rows: Rows of each global batch to return, for one of several processes.
 
         Raises:
             ValueError: There are no rows, or a number is out of range.
@@ -96,12 +94,12 @@ def evaluation_batches(
 ) -> Iterator[Batch]:
     """Yield every row once, in order, in batches of equal shape.
 
-    The last batch is filled with rows whose targets do not count.
+    The last batch is filled with rows without loss.
 
     Args:
-        rows: What to go through.
+        rows: Rows to iterate over.
         batch_size: Rows of a batch.
-        local_rows: The part of each batch to give, for one of many hosts.
+        local_rows: Rows of each batch to return, for one of several processes.
 
     Returns:
         An iterator of ``ceil(len(rows) / batch_size)`` batches.
@@ -129,7 +127,7 @@ def _sequential_batches(rows: AnyRows, batch_size: int, local_rows: slice) -> It
 
 def _check_arguments(rows: AnyRows, batch_size: int) -> None:
     if not len(rows):
-        raise ValueError("There are 0 rows to draw batches from.")
+        raise ValueError("There are no rows to draw batches from.")
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1; got {batch_size}.")
 

@@ -1,4 +1,4 @@
-"""Chat templates: how a tokenizer's makers write a conversation, and what of it counts."""
+"""Chat templates: rendering of conversations, and their (text, has loss) spans."""
 
 import os
 import re
@@ -15,8 +15,8 @@ from jaxformer.json_files import JSON_TYPE_NAMES, read_json
 Spans = tuple[tuple[str, bool], ...]
 Message = Mapping[str, Any]
 
-MARK = "70615243847362514051"  # digits, which no template trims, quotes or changes in case
-# By the name that stands for one. A message ends as a text does, so that an answer ends too.
+MARK = "70615243847362514051"  # digits, as no template strips, quotes or changes the case of these
+# Built-in templates. A message ends with the end of text, so that the model learns to stop.
 TEMPLATES = {
     "chatml": "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}"
     "{{ eos_token or '<|im_end|>' }}\n{% endfor %}"
@@ -28,22 +28,22 @@ UNMARKED_KEYS = (
     "id",
     "name",
     "tool_call_id",
-)  # what a template may compare with a word
+)  # fields that a template may compare with constants
 
 
 class ChatTemplate:
-    """How a tokenizer's makers write a conversation as one text, in the Jinja of transformers."""
+    """A Jinja template that renders a conversation to text, as in transformers."""
 
     def __init__(self, source: str, tokens: Mapping[str, str]):
         """Compile the template in a sandbox, since it may be untrusted.
 
         Args:
-            source: The template.
-            tokens: What it may name beside messages, such as ``bos_token``.
+            source: Jinja source of the template.
+            tokens: Variables of the template beside messages, such as ``bos_token``.
 
         Raises:
-            ValueError: It is no template.
-            ImportError: It needs ``jinja2``, which is not installed.
+            ValueError: The source is not a valid template.
+            ImportError: ``jinja2`` is not installed.
         """
         import_extra("jinja2")
         from jaxformer.data.template_sandbox import Sandbox
@@ -52,18 +52,18 @@ class ChatTemplate:
         self._sandbox, self._tokens = Sandbox(), dict(tokens)
         try:
             self._template = self._sandbox.compile_bounded(source)
-        except Exception as error:  # of Python's own compiler too
-            raise ValueError(f"The chat template is none: {_error_text(error)}") from error
+        except Exception as error:  # Jinja's or Python's compiler
+            raise ValueError(f"Invalid chat template: {_error_text(error)}") from error
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = False) -> str:
         """Render messages to text.
 
         Args:
-            messages: Each with ``role`` and ``content``.
-            add_generation_prompt: Whether the beginning of the assistant's next message follows.
+            messages: Messages with ``role`` and ``content``.
+            add_generation_prompt: Whether to append the start of the assistant's next message.
 
         Raises:
-            ValueError: The template refuses them, fails, or does not end.
+            ValueError: The template raises an error or does not end.
         """
         return "".join(self._chunks(messages, add_generation_prompt=add_generation_prompt))
 
@@ -84,24 +84,24 @@ class ChatTemplate:
                 add_generation_prompt=add_generation_prompt,
                 **self._tokens,
             )
-        except Exception as error:  # whatever an expression of the template raises
-            refused = f"The chat template refuses these messages: {_error_text(error)}"
-            raise ValueError(refused) from error
+        except Exception as error:  # expressions of the template may raise any type
+            message = f"The chat template fails on these messages: {_error_text(error)}"
+            raise ValueError(message) from error
 
     def spans(self, messages: Sequence[Message]) -> Spans:
         """Rendered conversation as (text, has loss) spans; the assistant's messages have loss.
 
-        What counts is what the template marks by ``{% generation %}``. Of one that marks nothing it
-        is what follows the beginning of an assistant's message, up to what the template writes for
+        The spans with loss are those that the template marks by ``{% generation %}``. If it marks
+        none, they are the assistant's messages, from after the generation prompt to the start of
         the next message.
 
         Raises:
-            ValueError: The template refuses it, changes what it marks or its other messages with
-                what the assistant says, or writes nothing that the assistant says.
+            ValueError: The template fails, renders other messages differently depending on an
+                assistant's message, or leaves out the assistant's messages.
         """
         numbers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         if not numbers:
-            raise ValueError("No message is the assistant's, so nothing would be learned from it.")
+            raise ValueError("The conversation has no assistant message, so no token has loss.")
         text = self.render(messages)
         brackets = (mark := _mark_for(text)), mark[::-1]
         parts = re.split("|".join(brackets), "".join(self._chunks(messages, brackets=brackets)))
@@ -112,8 +112,8 @@ class ChatTemplate:
             parts = [text[begin:end] for begin, end in pairwise([*bounds, len(text)])]
         if "".join(parts) != text:
             raise ValueError(
-                "The chat template changes what it marks by {% generation %}, so what counts in it "
-                "cannot be told."
+                "The chat template changes the text that it marks by {% generation %}, so the loss "
+                "mask cannot be determined."
             )
         counts = (part for part in enumerate(parts) if part[1])
         spans = tuple(
@@ -122,19 +122,19 @@ class ChatTemplate:
         )
         if not any(counts for _, counts in spans):
             raise ValueError(
-                "The chat template writes nothing that the assistant says, so nothing would be "
-                "learned from it."
+                "The chat template leaves out the content of the assistant's messages, so no token "
+                "has loss."
             )
         return (*spans, ("", False))
 
     def _answer(
         self, messages: Sequence[Message], number: int, text: str, *, after: int
     ) -> tuple[int, int]:
-        """Where in the text of a conversation a message of the assistant begins and ends.
+        """Start and end of an assistant's message in the rendered conversation.
 
-        The conversation is written with marks in the place of what the message says. What stands
-        before the first mark and behind the last is of the template; so is what the message begins
-        and ends with where it is the last.
+        The conversation is rendered with marks instead of the message's content. Text before the
+        first mark and after the last comes from the template; so does the text around the content
+        if the message is the last one.
         """
         mark = _mark_for(text)
         marked = [*messages]
@@ -143,13 +143,15 @@ class ChatTemplate:
         last_parts = self._chunks(marked[: number + 1])
         whole, last = "".join(parts), "".join(last_parts)
         if mark not in whole or mark not in last:
-            return after, after  # this template leaves it out
+            return after, after  # this template leaves out the message
         lead, alone = self._lead(marked, number, mark)
         before = whole[: whole.index(mark)].removesuffix(lead)
         ends = [joined.rindex(mark) + len(mark) for joined in (whole, last)]
         rest = whole[ends[0] :]
         closing = _common_prefix_length(last[ends[1] :], rest)
-        if closing < min(len(rest), len(last) - ends[1]):  # they part within: take whole chunks
+        if closing < min(
+            len(rest), len(last) - ends[1]
+        ):  # they differ inside a chunk: take whole chunks
             bounds = [
                 {bound - end for bound in accumulate(map(len, each))}
                 for each, end in zip((parts, last_parts), ends, strict=True)
@@ -159,19 +161,19 @@ class ChatTemplate:
         unchanged = text[:begin] == before and text[end:] == rest[closing:]
         if not (alone and after <= begin <= end and unchanged):
             raise ValueError(
-                f"The chat template writes other messages otherwise with what number {number + 1} "
-                "says, so what counts in it cannot be told."
+                "The chat template renders other messages differently depending on message "
+                f"{number + 1}, so the loss mask cannot be determined."
             )
         return begin, end
 
     def _lead(self, marked: Sequence[Message], number: int, mark: str) -> tuple[str, bool]:
-        """What the template writes between the beginning of a marked answer and its first mark.
+        """Text that the template renders between the generation prompt and the first mark.
 
-        The other messages hold another mark, behind whose last one the beginning is compared with
-        the prompt for this answer.
+        The other messages contain another mark; the text after its last occurrence is compared with
+        the generation prompt of this message.
 
         Returns:
-            That text, and whether no other message stands between the answer's marks.
+            The text, and whether no other message is rendered between the marks.
         """
         other = mark[::-1]
         messages = [
@@ -180,7 +182,7 @@ class ChatTemplate:
         ]
         before, _, rest = self.render(messages).partition(mark)
         alone = other not in rest.rpartition(mark)[0]
-        if not number:  # templates look at the first message
+        if not number:  # templates treat the first message specially
             return "", alone
         prompt = self.render(messages[:number], add_generation_prompt=True).rpartition(other)[2]
         before = before.rpartition(other)[2]
@@ -192,7 +194,7 @@ def _error_text(error: Exception) -> str:
 
 
 def _normalised(message: Message) -> dict[str, Any]:
-    """A message as transformers hands it to a template: without null, reasoning by two names."""
+    """A message as transformers passes it to templates: no nulls, reasoning under two names."""
     known = {key: value for key, value in message.items() if value is not None}
     for name in ("reasoning_content", "thinking", "reasoning"):
         if name in known:
@@ -201,7 +203,7 @@ def _normalised(message: Message) -> dict[str, Any]:
 
 
 def _mark_for(text: str) -> str:
-    """A mark that a text holds neither as it is nor reversed."""
+    """A mark that neither forwards nor reversed occurs in the text."""
     mark = MARK
     while mark in text or mark[::-1] in text:
         mark += MARK
@@ -209,13 +211,13 @@ def _mark_for(text: str) -> str:
 
 
 def _marked(message: Message, mark: str) -> Message:
-    """A message that says a mark, wherever it says something."""
+    """A message with its texts replaced by a mark."""
     marked = _map_texts(message, lambda text: mark if text.strip() else text, argument=mark)
     return _map_texts(message, lambda text: mark) if marked == message else marked
 
 
 def _map_texts(value: Any, change: Callable[[str], str], *, argument: str = "") -> Any:
-    """A value whose texts are changed, and whose tool calls have one argument more."""
+    """Apply `change` to all texts of a value, and add an argument to its tool calls."""
     if isinstance(value, Mapping):
         changed = {
             key: each if key in UNMARKED_KEYS else _map_texts(each, change, argument=argument)
@@ -230,13 +232,13 @@ def _map_texts(value: Any, change: Callable[[str], str], *, argument: str = "") 
 
 
 def _insert_mark(text: str, mark: str) -> str:
-    """A text with a mark in its middle, which begins and ends as it did."""
+    """A text with a mark inserted in its middle."""
     middle = len(text) // 2
     return text[:middle] + mark + text[middle:] if text.strip() else text
 
 
 def _common_prefix_length(first: str, second: str) -> int:
-    """How many characters two texts begin with together."""
+    """Length of the common prefix of two texts."""
     if second.startswith(first):
         return len(first)
     return len(os.path.commonprefix([first, second]))
@@ -247,20 +249,20 @@ def load_chat_template(path: str | Path, override: str | None = None) -> ChatTem
 
     Args:
         path: The tokenizer's ``tokenizer.json``, or its folder.
-        override: Instead of the folder's own: a file of a template, or one of `TEMPLATES`.
+        override: Used instead of the folder's: a template file, or a name in `TEMPLATES`.
 
     Returns:
-        That of ``chat_template.jinja`` or of ``tokenizer_config.json``; None where there is none.
+        The template of ``chat_template.jinja`` or ``tokenizer_config.json``; None without one.
 
     Raises:
-        ValueError: It is no template, or a file is not what it should be.
+        ValueError: The template or a file is invalid.
     """
     folder = Path(path).parent if Path(path).suffix == ".json" else Path(path)
     source: Any = None
     if override is not None:
         if override not in TEMPLATES and not Path(override).is_file():
             raise ValueError(
-                f"{override} is no file of a chat template, and none of {', '.join(TEMPLATES)}."
+                f"{override} is not a file of a chat template, nor one of {', '.join(TEMPLATES)}."
             )
         source = TEMPLATES.get(override) or read_text(Path(override))
     elif (folder / "chat_template.jinja").is_file():
@@ -273,15 +275,14 @@ def load_chat_template(path: str | Path, override: str | None = None) -> ChatTem
         return None
     if not isinstance(source, str):
         raise ValueError(
-            f"{folder / CONFIG}: chat_template is {JSON_TYPE_NAMES[type(source)]}, neither a "
-            "string nor "
-            "a list of objects with name and template."
+            f"{folder / CONFIG}: chat_template must be a string or a list of objects with name and "
+            f"template; got {JSON_TYPE_NAMES[type(source)]}."
         )
     return ChatTemplate(source, special_tokens(folder))
 
 
 def _default_template(named_templates: list[Any], *, path: Path) -> str:
-    """The one of several templates that is not for tools or documents."""
+    """The template named default, which is not for tools or documents."""
     templates = {}
     for each in named_templates:
         match each:
@@ -289,10 +290,12 @@ def _default_template(named_templates: list[Any], *, path: Path) -> str:
                 templates[name] = template
             case _:
                 raise ValueError(
-                    f"{path}: chat_template has {str(each)[:60]}, no object with name and template."
+                    f"{path}: chat_template must have objects with name and template; got "
+                    f"{str(each)[:60]}."
                 )
     if "default" not in templates:
         raise ValueError(
-            f"{path}: chat_template has {', '.join(templates) or 'nothing'}, none named default."
+            f"{path}: chat_template has no template named default; it has "
+            f"{', '.join(templates) or 'none'}."
         )
     return templates["default"]

@@ -21,7 +21,7 @@ from jaxformer.data.records import (
     read_text,
 )
 
-# Tests are data and fragments; the packages installed beside the library are not part of it.
+# Tests are data and fragments; installed packages are not part of the library.
 LIBRARY_EXCLUDES = frozenset(
     {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 )
@@ -31,8 +31,8 @@ LIBRARY_EXCLUDES = frozenset(
 class StandardLibrary:
     """The Python standard library of the running interpreter: about 12 MB, no download.
 
-    Its ``.py`` files without tests, without what is installed beside them, and without the build's
-    own record (``_sysconfigdata*``), which differs between machines. Licence: PSF-2.0.
+    All ``.py`` files except tests, installed packages and the build record ``_sysconfigdata*``,
+    which differs between machines. Licence: PSF-2.0.
     """
 
     def __str__(self) -> str:
@@ -43,18 +43,17 @@ class StandardLibrary:
 class TextFiles:
     """UTF-8 text from one file or a folder.
 
-    A file of any name is one document, without a byte order mark. Of JSON lines each line that is
-    not blank is one, by the names ``.jsonl``, ``.ndjson``, ``.jl`` and ``.json`` or, whatever the
-    name, by a first line that has the field; of one JSON array each entry, of a table in Parquet or
-    Arrow each row. What gzip or Zstandard packed is unpacked. A folder is read to any depth, files
-    and folders whose names begin with a dot and links to folders left out; it may be one that the
-    library datasets saved.
+    A text file is one document. In JSON Lines (suffix ``.jsonl``, ``.ndjson``, ``.jl`` or
+    ``.json``, or a first line with the field) every line that is not blank is a document, in a JSON
+    array every entry, in a Parquet or Arrow table every row. Files compressed by gzip or Zstandard
+    are decompressed, byte order marks removed. A folder is read recursively, without hidden files
+    and folders and links to folders; it may be a folder that the library datasets saved.
 
     Attributes:
-        path: The file or the folder.
-        suffixes: Which files of a folder are read, packed (``.gz``, ``.zst``) or not; those that
-            end in ``.json`` only if they begin with a record that has the field.
-        field: The key or column of the text in each line or row.
+        path: File or folder.
+        suffixes: Suffixes of the files of a folder that are read, also with ``.gz`` or ``.zst``;
+            ``.json`` files only if their first record has the field.
+        field: Key or column of the text in each record.
     """
 
     path: str
@@ -69,16 +68,15 @@ class TextFiles:
 class Instructions:
     """Instruction data; the loss is on the answers only.
 
-    JSON lines, or rows of Parquet or Arrow, with a prompt and an answer, or with messages of roles
-    system, user and assistant; tools beside messages are not read, and refused. A tokenizer that
-    has a chat template writes both; without one, the answer stands behind the prompt, and an end of
-    text behind that.
+    JSON Lines, or rows of Parquet or Arrow, with a prompt and an answer, or with messages of roles
+    system, user and assistant; a field of tools beside messages raises an error. Both are rendered
+    with the tokenizer's chat template. Without one, the text is prompt, answer and end of text.
 
     Attributes:
-        path: A file of records, as `TextFiles` knows them, or a folder of such.
-        prompt: The key of the prompt.
-        answer: The key of the answer.
-        messages: The key of a conversation, where a line has one.
+        path: File of records, as in `TextFiles`, or a folder of such files.
+        prompt: Key of the prompt.
+        answer: Key of the answer.
+        messages: Key of the conversation, in records that have one.
     """
 
     path: str
@@ -99,8 +97,7 @@ class Mixture:
 
     Attributes:
         parts: The corpora.
-        weights: How many rows are drawn of each, in proportion, however many it has; None is as
-            many as it has.
+        weights: Relative number of rows drawn from each; None is its number of rows.
     """
 
     parts: tuple[Source, ...]
@@ -109,14 +106,17 @@ class Mixture:
     def __post_init__(self) -> None:
         check_fields(self)
         if not self.parts:
-            raise ValueError("A mixture has at least one part; got none.")
+            raise ValueError("parts must have at least one corpus; got none.")
         if self.weights is not None and len(self.weights) != len(self.parts):
             raise ValueError(
-                f"A mixture has a weight for each of its {len(self.parts)} parts; got "
+                f"weights must have one number for each of the {len(self.parts)} parts; got "
                 f"{len(self.weights)}."
             )
         if self.weights is not None and not all(0 < w < math.inf for w in self.weights):
-            raise ValueError(f"Weights must be above 0; got {self.weights}. Leave out a part.")
+            raise ValueError(
+                f"weights must be positive and finite; got {self.weights}. To leave out a part, "
+                "remove it."
+            )
 
     def __str__(self) -> str:
         return " and ".join(str(part) for part in self.parts)
@@ -136,11 +136,11 @@ class Instruction(NamedTuple):
     """One instruction: a text of which only some spans have loss.
 
     Attributes:
-        name: It is known by, unique within its corpus.
-        text: All of it.
-        spans: Its parts in order, and whether each counts; the last is empty, and stands for the
-            end of text.
-        prepend_end_of_text: Whether an end of text opens it; a chat template opens its own.
+        name: Unique name in its corpus.
+        text: The whole text.
+        spans: (text, has loss) spans in order; the last one is empty and stands for the end of
+            text.
+        prepend_end_of_text: Whether an end of text precedes it; chat templates have a first token.
     """
 
     name: str
@@ -166,21 +166,20 @@ class Documents:
 def documents(corpus: Source, *, template: ChatTemplate | None = None) -> Documents:
     """Documents of a corpus, sorted by path.
 
-    Texts are taken as they are, line ends included. Empty ones are left out. One document is in
-    memory at a time, so a corpus may be larger than that; going through it raises what is said of
-    its content below.
+    Texts are not changed, including line ends. Empty texts are left out. Only one document is in
+    memory at a time; errors in the content are raised during iteration.
 
     Args:
-        corpus: What to read.
-        template: That of the tokenizer, which writes instructions.
+        corpus: Corpus to read.
+        template: Chat template of the tokenizer, for instructions.
 
     Returns:
-        Its documents, or instructions. Names are paths relative to the folder, with ``/`` on every
-        system; in a file of many ``:`` and the number of the line or row follow.
+        Documents or instructions. Their names are paths relative to the folder, with ``/`` on every
+        system, followed by ``:`` and the line or row number in files of several documents.
 
     Raises:
-        ValueError: The path does not exist, no text is found, bytes are not UTF-8, or a line or
-            row lacks the field.
+        ValueError: The path does not exist, there is no text, bytes are not UTF-8, or a record
+            lacks the field.
         OSError: A file or folder cannot be read.
         ImportError: A file needs ``pyarrow``, which is not installed.
     """
@@ -190,7 +189,7 @@ def documents(corpus: Source, *, template: ChatTemplate | None = None) -> Docume
         case StandardLibrary():
             source_path, suffixes = Path(sysconfig.get_path("stdlib")), (".py",)
             files = corpus_files(source_path, suffixes, keys, LIBRARY_EXCLUDES)
-            # Not the build's own record.
+            # Not the build record.
             files = [file for file in files if not file.name.startswith("_sysconfigdata")]
         case TextFiles(path=path) | Instructions(path=path):
             source_path = Path(path)
@@ -201,7 +200,7 @@ def documents(corpus: Source, *, template: ChatTemplate | None = None) -> Docume
             files = corpus_files(source_path, suffixes, keys)
     if not files:
         raise ValueError(
-            f"{source_path} has no text: no file in it, at any depth, ends in "
+            f"{source_path} has no text: no file in it or its subfolders has the suffix "
             f"{' or '.join(suffixes)}."
         )
     root = source_path if source_path.is_dir() else source_path.parent
@@ -218,34 +217,32 @@ def documents(corpus: Source, *, template: ChatTemplate | None = None) -> Docume
                     yield document
         if not num_nonempty:
             raise ValueError(
-                f"{source_path} has no text: {len(files)} files to read, {num_documents} "
-                "documents, all empty."
+                f"{source_path} has no text: all {num_documents} documents in {len(files)} files "
+                "are empty."
             )
 
     return Documents(read)
 
 
 def lines(path: str | Path, *, field: str) -> list[tuple[str, str]]:
-    """The texts of a file, one a line, empty ones too.
+    """The texts of a file, one on each line, including empty ones.
 
-    A line ends in a newline, and a carriage return before that belongs to its end; no other
-    character ends one. What gzip or Zstandard packed is unpacked.
+    A line ends in LF or CR LF only. Files compressed by gzip or Zstandard are decompressed.
 
     Args:
-        path: A file of text or of records, as `TextFiles` knows them.
-        field: The key or column of the text where lines are JSON or rows.
+        path: File of text or of records, as in `TextFiles`.
+        field: Key or column of the text in records.
 
     Returns:
-        The texts, and what to call each in errors.
+        (text, location) pairs; locations are for error messages.
 
     Raises:
-        ValueError: It is a folder, there is no line, bytes are not UTF-8, or a line or row lacks
-            the field.
+        ValueError: It is a folder, has no lines, is not UTF-8, or a record lacks the field.
         ImportError: The file needs ``pyarrow``, which is not installed.
     """
     path = Path(path)
     if path.is_dir():
-        raise ValueError(f"{path} is a folder; name a file in it.")
+        raise ValueError(f"{path} is a folder; pass a file in it.")
     if data_suffix(path) in RECORD_SUFFIXES or has_records(path, (field,)):
         records = read_records(path, (field,))
         pairs = [(_text_field(record, field, where=where), where) for _, record, where in records]
@@ -284,10 +281,12 @@ def _read_documents(
 
 def _text_field(record: Record, field: str, *, where: str) -> str:
     if field not in record:
-        raise ValueError(f"{where} does not say {field}; it has {', '.join(record) or 'no keys'}.")
+        raise ValueError(
+            f"{where} has no field {field!r}; it has {', '.join(record) or 'no fields'}."
+        )
     text: Any = record[field]
     if text is None:
-        raise ValueError(f"{where}: field {field!r} is null; leave it out.")
+        raise ValueError(f"{where}: field {field!r} is null; remove the record.")
     if not isinstance(text, str):
-        raise ValueError(f"{where}: field {field!r} is a {type(text).__name__}, not text.")
+        raise ValueError(f"{where}: field {field!r} must be a string; got a {type(text).__name__}.")
     return text

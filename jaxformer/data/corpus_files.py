@@ -1,4 +1,4 @@
-"""Which files of a folder are a corpus."""
+"""Finds the files of a corpus in a folder."""
 
 import os
 import re
@@ -16,23 +16,23 @@ def corpus_files(
     keys: Sequence[str],
     leave_out: frozenset[str] = frozenset(),
 ) -> list[Path]:
-    """The file itself, or those of a folder at any depth.
+    """The file itself, or the corpus files of a folder and its subfolders.
 
-    Files in JSON, which many programs write beside texts, are a corpus if they have records. Of a
-    dataset that was saved, the files are those that its own index names.
+    A ``.json`` file is included only if its first record has one of the keys, as many programs
+    write other JSON beside texts. For a saved dataset, its index lists the files.
 
     Args:
-        where: The file or the folder.
-        suffixes: Which files of a folder are read, in small letters or capitals.
-        keys: What a record has.
-        leave_out: Folders to leave out.
+        where: File or folder.
+        suffixes: Suffixes of the files to include, in any case.
+        keys: Keys of a record.
+        leave_out: Names of folders to leave out.
 
     Returns:
-        The files in the order of their names.
+        The files, sorted by path.
 
     Raises:
-        ValueError: There is nothing, or what is neither a file nor a folder; a dataset has several
-            splits, or a file that it names is missing.
+        ValueError: The path does not exist or is neither a file nor a folder; or a dataset has
+            several splits, or a file of its index is missing.
         OSError: A folder cannot be read.
     """
     if not where.exists():
@@ -40,7 +40,7 @@ def corpus_files(
     if where.is_file():
         return [where]
     if not where.is_dir():
-        raise ValueError(f"{where} is neither a file nor a folder; write its text to a file.")
+        raise ValueError(f"{where} is neither a file nor a folder; write the text to a file.")
     suffixes = [suffix.lower() for suffix in suffixes]
     paths = []
     for folder, folders, names in os.walk(where, onerror=_raise):
@@ -54,13 +54,13 @@ def corpus_files(
 
 
 def _raise(error: OSError) -> None:
-    """Raise os.walk's error: an unreadable folder must not make the corpus smaller."""
+    """Raise os.walk's error, as an unreadable folder would silently make the corpus smaller."""
     raise error
 
 
 def _corpus_names(folder: Path, names: list[str]) -> list[str]:
-    """The files of a folder; where the library datasets saved one, those that it names."""
-    # What begins with cache- are results of that library.
+    """The files of a folder; for a folder that the library datasets saved, those of its index."""
+    # Files cache-*.arrow are results that the library cached.
     names = [x for x in names if not x.startswith(".") and not re.fullmatch(r"cache-.*\.arrow", x)]
     if "dataset_dict.json" in names:
         index = folder / "dataset_dict.json"
@@ -75,7 +75,7 @@ def _corpus_names(folder: Path, names: list[str]) -> list[str]:
         files = get_field(state, "_data_files", list, location=index)
         named = [get_field(file, "filename", str, location=index) for file in files]
         if missing := sorted(set(named) - set(names)):
-            raise ValueError(f"{index} names {', '.join(missing)}, which {folder} lacks.")
+            raise ValueError(f"{index} lists {', '.join(missing)}, not found in {folder}.")
         return named
     index = folder / "dataset_info.json"
     info = read_json(index) if index.name in names else {}
@@ -88,7 +88,7 @@ def _corpus_names(folder: Path, names: list[str]) -> list[str]:
 
 
 def _shards(names: list[str], split: str, info: dict[str, Any]) -> list[str]:
-    """The files of a split, by what dataset_info.json says of it."""
+    """The files of a split, from its entry in dataset_info.json."""
     count = len(info.get("shard_lengths") or [0])
     number = rf"(-\d{{5}}-of-{count:05d}){'?' if count == 1 else ''}"
     pattern = re.compile(rf".+-{re.escape(split)}{number}\.(arrow|parquet)")
@@ -97,4 +97,4 @@ def _shards(names: list[str], split: str, info: dict[str, Any]) -> list[str]:
 
 def _several(folder: Path, splits: list[str], thing: str) -> ValueError:
     listed = ", ".join(sorted(splits))
-    return ValueError(f"{folder} holds the splits {listed} of a dataset; name the {thing} of one.")
+    return ValueError(f"{folder} has the dataset splits {listed}; pass the {thing} of one split.")

@@ -1,13 +1,10 @@
-"""Chat templates, and the (text, has loss) spans of instruction data.
-
-A piece is text and whether it counts: what a model has to say counts, what it is told does not.
-"""
+"""The (text, has loss) spans of instruction data; only answers have loss."""
 
 from typing import Any
 
 from jaxformer.data.chat_templates import ChatTemplate, Spans
 
-TOOLS = "tools"  # what datasets call the functions that a conversation may call
+TOOLS = "tools"  # key of function definitions in datasets
 
 
 def instruction_spans(
@@ -21,34 +18,34 @@ def instruction_spans(
 ) -> Spans:
     """(text, has loss) spans of one record: a conversation, or a prompt and its answer.
 
-    With a template a prompt and its answer are a conversation of two messages; without one, text
-    that stands behind each other. The last piece is empty, and says whether the end of text counts.
+    With a template, prompt and answer are a conversation of two messages; without one, they are
+    concatenated. The last span is empty and stands for the end of text.
 
     Raises:
-        ValueError: A field is missing, not read, or not what it should be; says where.
+        ValueError: A field is missing, invalid or not supported; the message has the location.
     """
     try:
         if messages in record:
             if record.get(TOOLS):
                 raise ValueError(
-                    f"{TOOLS} beside {messages} are not read: write them into a message of role "
-                    f"system, or leave out {TOOLS}."
+                    f"the field {TOOLS} is not supported: write the tools into a message of role "
+                    f"system, or remove {TOOLS}."
                 )
             conversation = record[messages]
             is_valid = isinstance(conversation, list) and all(_is_message(m) for m in conversation)
             if not is_valid:
-                raise ValueError(f"{messages} is no list of objects with role and content.")
+                raise ValueError(f"{messages} must be a list of objects with role and content.")
             if template is None:
                 raise ValueError(
                     f"{messages} needs a tokenizer with a chat template: pass --tokenizer FOLDER "
-                    f"or --chat-template FILE, or lines with {prompt} and {answer}."
+                    f"or --chat-template FILE, or use records with {prompt} and {answer}."
                 )
             return template.spans(conversation)
         missing = [name for name in (prompt, answer) if not isinstance(record.get(name), str)]
         if missing:
             raise ValueError(
-                f"{' and '.join(missing)} is no text here; the line has "
-                f"{', '.join(record) or 'none'}"
+                f"{' and '.join(missing)} must be text; the record has "
+                f"{', '.join(record) or 'no fields'}."
             )
         if template is not None:
             user_message = {"role": "user", "content": record[prompt]}

@@ -21,7 +21,7 @@ from jaxformer.data.tokenization import tokenize_documents
 from jaxformer.data.tokenizers import Tokenizer, bos_token_id
 from jaxformer.json_files import get_field, read_json
 
-# Raised whenever the layout of rows or files changes, so that older caches are not found.
+# Incremented when the layout of rows or files changes, so that older caches are not used.
 FORMAT_VERSION = 5
 METADATA = "metadata.json"
 
@@ -36,40 +36,39 @@ def pack(
 ) -> PackedRows:
     """Tokenize and pack documents into rows, or open the cached rows.
 
-    The layout is that of `jaxformer.data.rows`. The files lie in a subfolder of ``folder`` whose
-    name is a digest of the texts, the tokenizer, the row length and `FORMAT_VERSION`. It appears
-    there complete or not at all, also when several processes write it at once; one that was damaged
-    since, in a single bit, is written anew, with a warning. Texts are tokenised on all cores, in
-    parts that are kept until the whole is written, so that what was ended goes on; a part is in
-    memory at a time.
+    The layout is that of `jaxformer.data.rows`. The rows are cached in a subfolder of ``folder``
+    whose name is a digest of the texts, the tokenizer, the row length and `FORMAT_VERSION`. It is
+    created atomically, also by several processes at once, and rewritten with a warning if a
+    checksum does not match. Texts are tokenized on all cores in parts, of which one is in memory at
+    a time. Parts are stored until all rows are written, so that an interrupted call can continue.
 
     Args:
-        documents: At least one; all of them instructions, or none. They are gone through twice.
-        tokenizer: Its vocabulary decides between 16 and 32 bits per token.
+        documents: At least one; all or none are instructions. They are read twice.
+        tokenizer: Tokenizer; its vocabulary size selects 16 or 32 bits per token.
         row_length: Inputs of a row.
-        folder: Where caches are kept; made if it is not there.
-        on_progress: Called after each part with the bytes of text that are tokenised, and with all.
+        folder: Folder of caches; created if missing.
+        on_progress: Called after each part with the tokenized bytes of text and their total.
 
     Returns:
         The rows, memory-mapped.
 
     Raises:
-        ValueError: The row length is below 1, or there is nothing to pack: no document, or of
-            instructions no answer.
-        OSError: Writing failed. A full disk is reported with the folder and how far it went.
-            Nothing is left but the parts.
+        ValueError: The row length is below 1, there are no documents, or no instruction has an
+            answer that fits in a row.
+        OSError: Writing failed; for a full disk the message has the folder and the progress. Only
+            the parts remain.
     """
     if row_length < 1:
         raise ValueError(f"row_length must be at least 1; got {row_length}.")
     digest, size = _corpus_digest(documents, tokenizer, row_length=row_length)
     if not size.num_documents:
-        raise ValueError("There are 0 documents to pack.")
+        raise ValueError("There are no documents to pack.")
     final = Path(folder) / digest
     if final.exists():
         try:
             return open_packed(final)
         except ValueError as error:
-            warnings.warn(f"Packing again: {error}", stacklevel=2)
+            warnings.warn(f"Cached rows are packed again: {error}", stacklevel=2)
     num_bytes_done = 0
     parts = final.with_name(f".{final.name}.parts")
     try:
@@ -84,9 +83,8 @@ def pack(
                 writer.finish()
             if size.has_instructions and not writer.num_bytes:
                 raise ValueError(
-                    f"The prompts of {size.num_documents} instructions leave no room for an answer "
-                    "in "
-                    f"rows of {row_length} tokens; take longer rows."
+                    f"The prompts of {size.num_documents} instructions fill rows of {row_length} "
+                    "tokens without an answer; use longer rows."
                     if writer.num_truncated
                     else f"The answers of {size.num_documents} instructions are empty."
                 )
@@ -98,24 +96,21 @@ def pack(
                 "num_targets": writer.num_targets,
             }
             _write_metadata(partial, metadata)
-            # Opened before it has its name: another process may replace what bears that.
+            # Opened before it is renamed, as another process may replace the final folder.
             rows = open_packed(partial)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         message = (
-            f"No space left in {folder}, where {num_bytes_done:,} of {size.num_bytes:,} bytes of "
-            "text "
-            "are "
-            "tokenised; make room, and the same command goes on"
+            f"No space left in {folder} after tokenizing {num_bytes_done:,} of "
+            f"{size.num_bytes:,} bytes of text; free space and run the same command to continue"
         )
         raise OSError(error.errno, message) from error
     shutil.rmtree(parts, ignore_errors=True)
     if writer.num_truncated:
         warnings.warn(
             f"{writer.num_truncated} of {size.num_documents} instructions are longer than a row of "
-            f"{row_length} "
-            "tokens: what does not fit is left out.",
+            f"{row_length} tokens and are truncated.",
             stacklevel=2,
         )
     return rows
@@ -124,24 +119,23 @@ def pack(
 def open_packed(folder: str | Path) -> PackedRows:
     """Open a packed folder after verifying its checksums.
 
-    Every byte is read once and compared with the digest taken when it was written: about a second
-    for a gigabyte.
+    This reads every byte, which takes about a second per gigabyte.
 
     Args:
-        folder: The subfolder itself.
+        folder: Subfolder with the files of the rows.
 
     Returns:
         The rows, memory-mapped.
 
     Raises:
-        ValueError: The folder holds no rows, or its files are not as they were written.
+        ValueError: The folder has no packed rows, or a checksum does not match.
     """
     folder = Path(folder)
     where = folder / METADATA
     try:
         metadata = read_json(where, "checksum", "content")
     except (OSError, ValueError) as error:
-        raise ValueError(f"{folder} holds no packed rows: {METADATA} cannot be read.") from error
+        raise ValueError(f"{folder} has no packed rows: {METADATA} cannot be read.") from error
     checksum, content = metadata["checksum"], get_field(metadata, "content", dict, location=where)
     if _json_digest(content) != checksum:
         raise ValueError(f"{folder} is damaged: {METADATA} does not match its checksum {checksum}.")
@@ -177,7 +171,7 @@ def _file_digest(path: Path) -> str:
 
 
 class CorpusSize(NamedTuple):
-    """How many documents, whether instructions, and the bytes of their text."""
+    """Number of documents, whether they are instructions, and bytes of their text."""
 
     num_documents: int
     has_instructions: bool
@@ -194,7 +188,7 @@ def _corpus_digest(
         size = CorpusSize(
             size.num_documents + 1, isinstance(document, Instruction), size.num_bytes + len(data)
         )
-        # The length keeps two documents apart from one that joins them.
+        # The length distinguishes two documents from their concatenation.
         digest.update(f" {len(data)} ".encode() + data)
         if isinstance(document, Instruction):
             span_info = [

@@ -21,11 +21,11 @@ class PairBatch(NamedTuple):
     """A batch of padded sources and targets, for teacher forcing.
 
     Attributes:
-        source: What the encoder reads.
-        source_segments: 1 where a source has a token, 0 where it is padding.
-        tokens: What the decoder reads: a start token, then the targets before the last.
-        targets: What the decoder is to write: a text and the end of text.
-        loss_mask: True where the target counts, up to and with the end of text.
+        source: Encoder input.
+        source_segments: 1 for tokens of a source, 0 for padding.
+        tokens: Decoder input: a start token, then the targets before the last.
+        targets: Target text and end of text.
+        loss_mask: True if the target has loss: up to and including the end of text.
     """
 
     source: Int32[np.ndarray, "B S"]
@@ -39,8 +39,8 @@ class PaddedLengths(NamedTuple):
     """Padded lengths of sources and targets.
 
     Attributes:
-        source: In rising order; a batch takes the first that holds its longest source.
-        target: The end of text included.
+        source: Increasing; a batch has the smallest that fits its longest source.
+        target: Length of targets, including the end of text.
     """
 
     source: tuple[int, ...]
@@ -50,9 +50,8 @@ class PaddedLengths(NamedTuple):
 class PairBatches:
     """Infinite batches of pairs of similar length; ``batches[step]`` is a pure function of step.
 
-    The pairs of every `group` batches are sorted by the length of their sources, cut into batches,
-    and these put in an order of their own. A group depends on its number alone, so a run resumes by
-    continuing with the next step.
+    The pairs of every `group` batches are sorted by source length and split into batches, whose
+    order is shuffled. A group depends on its index only, so a run resumes at the next step.
 
     References:
         Vaswani et al., Attention Is All You Need, 2017, section 5.1 (batches of sentences
@@ -71,21 +70,24 @@ class PairBatches:
         """Set up the batches.
 
         Args:
-            get_pair: The pair of each number from 0, a pure function.
-            tokenizer: Of sources and targets.
+            get_pair: Pure function of an index from 0 that returns a pair.
+            tokenizer: Tokenizer of sources and targets.
             batch_size: Pairs of a batch.
-            lengths: What to pad to.
-            group: How many batches are sorted together; 1 keeps the pairs of each step.
+            lengths: Padded lengths.
+            group: Number of batches that are sorted together.
 
         Raises:
-            ValueError: A number is below 1, or the lengths are not in order.
+            ValueError: A number is below 1, or the source lengths are not increasing.
         """
         _check_arguments(batch_size, lengths)
         if group < 1:
             raise ValueError(f"group must be at least 1; got {group}.")
         self._pair, self._tokenizer, self._lengths = get_pair, tokenizer, lengths
         self._batch_size, self._group = batch_size, group
-        self._latest: tuple[int, list[list[Pair]]] = (-1, [])  # the next step is mostly of it too
+        self._latest: tuple[int, list[list[Pair]]] = (
+            -1,
+            [],
+        )  # as the next step is usually in the same group
 
     def __getitem__(self, step: SupportsIndex) -> PairBatch:
         if index(step) < 0:
@@ -117,13 +119,13 @@ def evaluation_pair_batches(
 ) -> Iterator[PairBatch]:
     """Yield every pair once, in order, in batches of equal shape.
 
-    The last batch is filled with its last pair again, whose targets then do not count.
+    The last batch is filled with copies of its last pair, without loss.
 
     Args:
-        pairs: What to go through.
-        tokenizer: Of sources and targets.
+        pairs: Pairs to iterate over.
+        tokenizer: Tokenizer of sources and targets.
         batch_size: Pairs of a batch.
-        lengths: What to pad to.
+        lengths: Padded lengths.
 
     Returns:
         An iterator of ``ceil(len(pairs) / batch_size)`` batches.
@@ -133,7 +135,7 @@ def evaluation_pair_batches(
     """
     _check_arguments(batch_size, lengths)
     if not pairs:
-        raise ValueError("There are 0 pairs to make batches of.")
+        raise ValueError("There are no pairs to make batches of.")
     return _sequential_batches(pairs, tokenizer, batch_size, lengths)
 
 
@@ -153,21 +155,21 @@ def make_pair_batch(
 ) -> PairBatch:
     """Tokenize and pad pairs.
 
-    The tokenizer's end of text ends targets, pads both sides, and opens the decoder's input.
+    The tokenizer's end of text ends targets, pads both sides, and starts the decoder input.
 
         targets = [y_1, ..., y_n, end, end, ...]
         tokens  = [end, y_1, ..., y_n, end, ...]
 
     Args:
-        pairs: At least one.
-        tokenizer: Of sources and targets.
-        lengths: What to pad to.
+        pairs: At least one pair.
+        tokenizer: Tokenizer of sources and targets.
+        lengths: Padded lengths.
 
     Returns:
-        Their batch, in the order given.
+        The batch, in the order of the pairs.
 
     Raises:
-        ValueError: A text has more tokens than there is room for, or a source has none.
+        ValueError: A text is longer than its padded length, or a source has no tokens.
     """
     end = tokenizer.end_of_text
     sources = tokenizer.encode_batch([pair.source for pair in pairs])
@@ -176,7 +178,7 @@ def make_pair_batch(
     ]
     for pair, ids in zip(pairs, sources, strict=True):
         if not len(ids):
-            raise ValueError(f"A source has 0 tokens; its target is {pair.target!r}.")
+            raise ValueError(f"A source has no tokens; its target is {pair.target!r}.")
     longest = max(map(len, sources))
     width = next((length for length in lengths.source if length >= longest), lengths.source[-1])
     source, is_source_token = _pad(sources, width, end, what="source")
@@ -197,7 +199,7 @@ def _pad(
     lengths = np.array([len(row) for row in rows])
     if lengths.max() > length:
         raise ValueError(
-            f"The longest {what} has {lengths.max()} tokens; there is room for {length}."
+            f"The longest {what} has {lengths.max()} tokens, more than the padded length {length}."
         )
     is_token = np.arange(length) < lengths[:, None]
     padded = np.full(is_token.shape, fill, np.int32)
@@ -212,6 +214,6 @@ def _check_arguments(batch_size: int, lengths: PaddedLengths) -> None:
     rising = all(a < b for a, b in zip((0, *source), source, strict=False))
     if not source or not rising or lengths.target < 1:
         raise ValueError(
-            f"Lengths are at least 1, and those of sources rise; got {source} for sources and "
-            f"{lengths.target} for targets."
+            f"Lengths must be at least 1, and source lengths increasing; got {source} for sources "
+            f"and {lengths.target} for targets."
         )

@@ -1,7 +1,7 @@
 """Reads text, JSON lines, Parquet and Arrow files, compressed or not.
 
-A file is packed, and a table is one, by the bytes that it begins with. JSON lines are known by the
-file's name, in small letters or capitals, or by a first line that has a key which is looked for.
+Compression and tables are recognized by the first bytes of a file. JSON Lines are recognized by the
+suffix in any case, or by a first line that has one of the keys.
 """
 
 import codecs
@@ -19,7 +19,7 @@ from jaxformer.json_files import JSON_TYPE_NAMES, parse_json, parse_json_object
 
 Record: TypeAlias = dict[str, Any]
 
-# Files of many records, and what may stand behind any file's name: it is packed.
+# Suffixes of files with many records, and of compressed files.
 TABLE_SUFFIXES = (".parquet", ".arrow")
 RECORD_SUFFIXES = (".jsonl", ".ndjson", ".jl", ".json", *TABLE_SUFFIXES)
 COMPRESSED_SUFFIXES = (".gz", ".zst")
@@ -31,22 +31,22 @@ UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 def data_suffix(path: Path) -> str:
-    """What a file holds by its name, in small letters, packed or not."""
+    """Suffix of a file in lower case, without that of a compression."""
     name = Path(path.name.lower())
     return Path(name.stem).suffix if name.suffix in COMPRESSED_SUFFIXES else name.suffix
 
 
 def read_text(path: Path) -> str:
-    """The text of a file of UTF-8, its line ends as they are, without a byte order mark.
+    """Text of a UTF-8 file with its line ends, without a byte order mark.
 
     Raises:
-        ValueError: It is not UTF-8 or has a zero byte, it is a table of comma-separated values, or
-            it cannot be unpacked.
+        ValueError: It is not UTF-8, has a zero byte, is a table of comma-separated values, or
+            cannot be decompressed.
     """
     if data_suffix(path) in SPREADSHEETS:
         raise ValueError(
-            f"{path} is a table, and of {' and '.join(SPREADSHEETS)} no rows are read. Write them "
-            "as JSON lines or Parquet, or name the file .txt to learn it as it is."
+            f"{path} is a table; {' and '.join(SPREADSHEETS)} files are not supported. Convert it "
+            "to JSON Lines or Parquet, or rename it to .txt to use it as plain text."
         )
     with _open_decompressed(path) as file:
         data = file.read()
@@ -59,7 +59,7 @@ def read_text(path: Path) -> str:
     line = data.count(b"\n", 0, wrong) + 1
     encoding = "UTF-16" if data.startswith(UTF16) else "ENCODING"
     raise ValueError(
-        f"{path} is {'not UTF-8' if data[wrong] else 'no text'}: byte {data[wrong]:#04x} at offset "
+        f"{path} is not {'UTF-8' if data[wrong] else 'text'}: byte {data[wrong]:#04x} at offset "
         f"{wrong} of {len(data)}, in line {line}. Convert it (`iconv -f {encoding} -t UTF-8`) or "
         "leave it out."
     )
@@ -69,16 +69,17 @@ def read_records(path: Path, keys: Sequence[str]) -> Iterator[tuple[int, Record,
     """Yield the records of a JSON-lines, Parquet or Arrow file.
 
     Args:
-        path: A table, one JSON array of objects, or else JSON lines.
-        keys: Which columns are wanted of a table, if it has any of them; their texts are checked.
+        path: A table, a JSON array of objects, or JSON Lines.
+        keys: Columns to read of a table; all columns if it has none of these. Their texts are
+            checked.
 
     Returns:
-        An iterator over the number of the line, or of the row or object from 1; the record; and
-        what to call it in errors.
+        An iterator of (number, record, location): the number of the line, row or object from 1, and
+        the location for error messages.
 
     Raises:
-        ValueError: The file cannot be unpacked or read, a line is no JSON object, or a text has
-            half a surrogate pair.
+        ValueError: The file cannot be decompressed or read, a line is not a JSON object, or a text
+            has an unpaired surrogate.
         ImportError: ``pyarrow`` is needed and not installed.
     """
     for number, record, where in _records(path, keys):
@@ -88,7 +89,7 @@ def read_records(path: Path, keys: Sequence[str]) -> Iterator[tuple[int, Record,
 
 
 def has_records(path: Path, keys: Sequence[str]) -> bool:
-    """Whether a file has records, of which the first has one of the keys."""
+    """Whether a file has records and the first one has one of the keys."""
     try:
         first = islice(_records(path, keys), 1)
         return any(key in record for _, record, _ in first for key in keys)
@@ -115,7 +116,7 @@ def _records(path: Path, keys: Sequence[str]) -> Iterator[tuple[int, Record, str
                     raise ValueError(f"{where} is {JSON_TYPE_NAMES[type(record)]}, not an object.")
                 yield number, record, where
         else:
-            # Lines of bytes end in \n alone: U+2028 and its like may stand inside a JSON string.
+            # Only \n ends a line: a JSON string may contain U+2028 and other line separators.
             for number, line in enumerate(file, start=1):
                 if line.removeprefix(codecs.BOM_UTF8).strip():
                     where = f"{path} line {number}"
@@ -137,17 +138,19 @@ def _open_decompressed(path: Path) -> Iterator[io.BufferedReader]:
             with opened as raw, io.BufferedReader(raw, 1 << 20) as unpacked:
                 yield unpacked
         except (OSError, EOFError, zlib.error) as error:
-            raise ValueError(f"{path} cannot be unpacked: {error}.") from error
+            raise ValueError(f"{path} cannot be decompressed: {error}.") from error
 
 
 def _table_rows(path: Path, file: io.BufferedReader, keys: Sequence[str]) -> Iterator[Record]:
-    """The rows of a table, a batch in memory at a time; of one that is packed, all."""
+    """The rows of a table, one batch in memory at a time; all rows of a compressed one."""
     arrow, head = import_extra("pyarrow"), file.peek(8)
     plain = isinstance(file.raw, io.FileIO)
     try:
-        # Pages of a map would count as memory.
+        # Not memory-mapped, as its pages would count as memory of the process.
         with arrow.OSFile(str(path)) if plain else arrow.BufferReader(file.read()) as source:
-            if head.startswith(ARROW_FILE):  # with an index at its end; else as datasets are saved
+            if head.startswith(
+                ARROW_FILE
+            ):  # the file format; the library datasets saves the stream format
                 table = arrow.ipc.open_file(source)
                 batches = map(table.get_batch, range(table.num_record_batches))
                 names = table.schema.names
@@ -175,7 +178,7 @@ def _columns_to_read(keys: Sequence[str], names: list[str]) -> list[str]:
 
 
 def _without_nulls(value: Any) -> Any:
-    """A row without the nulls that tables fill it with."""
+    """A row without the nulls of absent fields."""
     match value:
         case dict():
             return {name: _without_nulls(x) for name, x in value.items() if x is not None}
@@ -185,15 +188,15 @@ def _without_nulls(value: Any) -> Any:
 
 
 def _check_text(value: Any, what: str) -> None:
-    """Refuse half a surrogate pair, which JSON can spell and no tokenizer reads."""
+    """Raise for an unpaired surrogate, which JSON can contain and UTF-8 cannot encode."""
     match value:
         case str():
             try:
                 value.encode()
             except UnicodeEncodeError as error:
                 raise ValueError(
-                    f"{what} has half a surrogate pair, {value[error.start]!a}, "
-                    f"at character {error.start}."
+                    f"{what} has an unpaired surrogate, {value[error.start]!a}, at character "
+                    f"{error.start}."
                 ) from error
         case dict():
             for x in value.values():

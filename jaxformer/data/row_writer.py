@@ -18,21 +18,21 @@ class RowWriter:
     """Writes packed rows to .npy files, buffering less than one row.
 
     Attributes:
-        num_documents: Documents of which something counts, so far.
-        num_targets: Targets that count, as far as rows are written.
-        num_bytes: Bytes of the text that counts, so far, as far as it fits.
-        num_truncated: Documents that were longer than a row, where none may cross its end.
+        num_documents: Documents with loss, so far.
+        num_targets: Targets with loss in the written rows.
+        num_bytes: Bytes of the text with loss, so far, without truncated text.
+        num_truncated: Documents that were truncated to a row; only with `keep_whole`.
     """
 
     def __init__(self, folder: Path, tokenizer: Tokenizer, row_length: int, *, keep_whole: bool):
         """Open the files.
 
         Args:
-            folder: Gets ``tokens.npy``, ``segments.npy`` and ``positions.npy``.
-            tokenizer: Its vocabulary decides between 16 and 32 bits per token.
+            folder: Folder for ``tokens.npy``, ``segments.npy`` and ``positions.npy``.
+            tokenizer: Tokenizer; its vocabulary size selects 16 or 32 bits per token.
             row_length: Inputs of a row.
-            keep_whole: Whether no document crosses the end of a row, and ``loss_mask.npy`` says
-                which targets count.
+            keep_whole: Whether documents are never split over two rows, and ``loss_mask.npy`` is
+                written too.
         """
         self._length, self._whole = row_length, keep_whole
         self._end = tokenizer.end_of_text
@@ -47,12 +47,12 @@ class RowWriter:
         }
         if keep_whole:
             self._layout["loss_mask"] = (np.dtype(bool), row_length)
-        # What no row has yet: the last token of the last row, and what followed it.
+        # Tokens for the next row: the last token of the last row, and those after it.
         self._stream, self._counts = np.array([self._end], token_dtype), np.zeros(1, bool)
         self._starts = list[int]()
         self._rows = self.num_documents = self.num_targets = self.num_bytes = self.num_truncated = 0
         with contextlib.ExitStack() as stack:
-            # Not memory maps: on a full disk, writing to one ends the process by a signal.
+            # Not memory maps: writing to one on a full disk kills the process by a signal.
             self._files = {
                 name: stack.enter_context(open(folder / f"{name}.npy", "wb"))
                 for name in self._layout
@@ -61,7 +61,7 @@ class RowWriter:
         self._write_headers()
 
     def close(self) -> None:
-        """Close the files, whether or not all is written."""
+        """Close the files, also if they are incomplete."""
         self._closing.close()
 
     def add(self, part: TokenizedPart) -> None:
@@ -85,7 +85,7 @@ class RowWriter:
                         sizes[:max_tokens],
                     )
                     self.num_truncated += 1
-                # A row of nothing to learn would be an update of nothing
+                # A row without loss would train nothing
                 if not ids_loss_mask.any():
                     continue
                 if first // length != (size + len(ids) - 2) // length:

@@ -4,19 +4,18 @@ The stream is one end of text, then every document followed by one end of text::
 
     E a a a E b b E c c c c E
 
-so an end of text is the target that closes one document and the input that opens the next; a
-tokenizer whose texts begin with another token has that one as the input. Rows of
-``row_length + 1`` tokens are cut from it, each beginning with the last token of the one before.
-Inputs are ``row[:-1]``, targets ``row[1:]``; thus every token of every document, its first
-included, and every closing end of text is a target exactly once. What a token may be predicted from
-is cut at the start of its document and at the start of its row.
+so an end of text is the last target of one document and the first input of the next; for a
+tokenizer with a bos token, the first input is the bos token. The stream is cut into rows of
+``row_length + 1`` tokens, each starting with the last token of the previous row. Inputs are
+``row[:-1]``, targets ``row[1:]``; so every token of every document and every closing end of text is
+a target exactly once. The context of a token starts with its document or its row.
 
-Segments and positions belong to the inputs. Segments count the documents of a row from 1; positions
-count from 0 at the end of text that opens a document, and from 0 at the start of a row. Only
-the last row may be short: it is filled with end of text in segment 0, which has no targets.
+Segments and positions belong to the inputs. Segments number the documents of a row from 1;
+positions count from 0 at the end of text before a document, and from 0 at the start of a row. Only
+the last row may be short: it is filled with end of text in segment 0, without loss.
 
-Instructions are not cut: one that does not fit into what is left of a row begins the next, and ends
-of text that do not count fill the place. Of them the answers' tokens are targets alone.
+Instructions are not split: one that does not fit in the rest of a row starts the next row, and the
+rest is filled with end of text without loss. Only tokens of the answers have loss.
 """
 
 import hashlib
@@ -34,9 +33,9 @@ class PackedRow(NamedTuple):
     """One row, or several with leading axes.
 
     Attributes:
-        tokens: Inputs and targets, one token more than inputs.
+        tokens: Inputs and the last target.
         segments: Document of each input within its row, from 1; 0 is padding.
-        positions: Place of each input in its document, from 0, as far as its row reaches back.
+        positions: Position of each input in its document; counts restart with each row.
     """
 
     tokens: Integer[np.ndarray, "*rows T+1"]
@@ -48,21 +47,21 @@ class PackedRow(NamedTuple):
 class PackedRows:
     """Packed documents; ``rows[i]`` is a `PackedRow` of int32, ``rows[[i, j]]`` several.
 
-    The arrays lie in memory or in files as narrow as their values allow. Narrow integers wrap in
-    arithmetic, so hand a model ``rows[i]``, not these.
+    The arrays are in memory or memory-mapped, with the smallest integer dtypes. These overflow in
+    arithmetic, so pass ``rows[i]`` to a model instead.
 
     Attributes:
         segments: As in `PackedRow`, of all rows, as stored.
         positions: As in `PackedRow`, of all rows, as stored.
         tokens: As in `PackedRow`, of all rows, as stored.
         end_of_text: The token that fills the last row.
-        num_documents: Documents packed.
-        num_bytes: Bytes in UTF-8 of the text of the targets that count, special tokens apart, the
-            denominator of bits per byte: ``sum of -log2 p(target) / num_bytes``.
-        num_targets: Targets that count: the documents' tokens and one end of text for each.
-        loss_mask: Which targets count, where that is not every one: of instructions the answers.
-        bos_token_id: What batches have in the place of an end of text that opens a document; None
-            is the end of text.
+        num_documents: Number of documents.
+        num_bytes: Bytes in UTF-8 of the text with loss, without special tokens, the denominator of
+            bits per byte: ``sum of -log2 p(target) / num_bytes``.
+        num_targets: Targets with loss: the documents' tokens and one end of text for each.
+        loss_mask: Targets with loss: the answers of instructions. None if all targets have loss.
+        bos_token_id: Token that replaces the end of text before a document in batches; None keeps
+            the end of text.
     """
 
     segments: Integer[np.ndarray, "R T"]
@@ -77,12 +76,12 @@ class PackedRows:
 
     @property
     def row_length(self) -> int:
-        """Input tokens per row."""
+        """Inputs of a row."""
         return self.segments.shape[1]
 
     @property
     def epoch(self) -> int:
-        """Rows to draw until each was drawn."""
+        """Number of rows of an epoch."""
         return len(self)
 
     def __len__(self) -> int:
@@ -97,18 +96,18 @@ class PackedRows:
     def loss_mask_at(
         self, index: int | np.integer | list[int] | np.ndarray
     ) -> Bool[np.ndarray, "*rows T"]:
-        """Loss mask of the given rows."""
+        """Loss mask of the rows with these indices."""
         return np.array(
             self.segments[index] > 0 if self.loss_mask is None else self.loss_mask[index]
         )
 
     def take(self, index: list[int] | np.ndarray) -> "PackedRows":
-        """The given rows; totals such as num_bytes stay those of all rows."""
+        """The rows with these indices; totals such as num_bytes stay those of all rows."""
         loss_mask = None if self.loss_mask is None else self.loss_mask[index]
         return replace(self, **self[index]._asdict(), loss_mask=loss_mask)
 
     def digest(self) -> str:
-        """SHA-256 of everything that a batch is made of: types, shapes and all arrays."""
+        """SHA-256 of all that determines a batch: dtypes, shapes and all arrays."""
         digest = hashlib.sha256()
         extra_arrays = () if self.loss_mask is None else (self.loss_mask,)
         for array in (self.tokens, self.segments, self.positions, *extra_arrays):
@@ -124,8 +123,8 @@ class MixedRows:
     """Rows of several corpora, numbered consecutively.
 
     Attributes:
-        parts: Rows of one length.
-        weights: How many are drawn of each part, in proportion.
+        parts: Rows of each corpus, all of the same length.
+        weights: Relative number of rows drawn from each part.
     """
 
     parts: tuple[PackedRows, ...]
@@ -133,43 +132,43 @@ class MixedRows:
 
     def __post_init__(self) -> None:
         if len(lengths := {part.row_length for part in self.parts}) != 1:
-            raise ValueError(f"Rows that are mixed have one length; got {sorted(lengths)}.")
+            raise ValueError(f"Mixed rows must have one row_length; got {sorted(lengths)}.")
 
     @property
     def row_length(self) -> int:
-        """Input tokens per row."""
+        """Inputs of a row."""
         return self.parts[0].row_length
 
     @property
     def end_of_text(self) -> int:
-        """The token that fills a last row."""
+        """The token that fills the last row of a part."""
         return self.parts[0].end_of_text
 
     @property
     def bos_token_id(self) -> int | None:
-        """What opens a document, where that is not the end of text."""
+        """Token that replaces the end of text before a document, or None."""
         return self.parts[0].bos_token_id
 
     @property
     def num_documents(self) -> int:
-        """Documents packed."""
+        """Number of documents."""
         return sum(part.num_documents for part in self.parts)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the text of the targets that count, special tokens apart."""
+        """Bytes of the text with loss, without special tokens."""
         return sum(part.num_bytes for part in self.parts)
 
     @property
     def num_targets(self) -> int:
-        """Targets that count."""
+        """Number of targets with loss."""
         return sum(part.num_targets for part in self.parts)
 
     @property
     def epoch(self) -> int:
-        """Rows to draw until each was drawn, of the part that takes longest too.
+        """Number of rows to draw until every row of every part is drawn at least once.
 
-        By weights as they are; `Batches` draws by shares rounded to a percent of the smallest.
+        With exact weights; `Batches` rounds them to a percent of the smallest.
         """
         weights = [Fraction(str(weight)) for weight in self.weights]
         parts = zip(self.parts, weights, strict=True)
@@ -184,17 +183,17 @@ class MixedRows:
         return PackedRow(*(np.concatenate(arrays)[order] for arrays in zip(*rows, strict=True)))
 
     def loss_mask_at(self, index: list[int] | np.ndarray) -> Bool[np.ndarray, "rows T"]:
-        """Loss mask of the given rows."""
+        """Loss mask of the rows with these indices."""
         of_parts, back = self._locate(index)
         return np.concatenate([part.loss_mask_at(own) for part, own in of_parts])[back]
 
     def take(self, index: list[int] | np.ndarray) -> "MixedRows":
-        """The given rows; totals such as num_bytes stay those of all rows."""
+        """The rows with these indices; totals such as num_bytes stay those of all rows."""
         of_parts, _ = self._locate(index)
         return MixedRows(tuple(part.take(own) for part, own in of_parts), self.weights)
 
     def digest(self) -> str:
-        """SHA-256 of everything that a batch is made of, weights included."""
+        """SHA-256 of all that determines a batch, including weights."""
         part_digests = [
             (part.digest(), float(w)) for part, w in zip(self.parts, self.weights, strict=True)
         ]
@@ -219,14 +218,14 @@ def mix_rows(parts: Sequence[PackedRows], weights: Sequence[float] | None = None
     """Combine the rows of several corpora.
 
     Args:
-        parts: At least one.
-        weights: How many to draw of each, in proportion; None is as many as it has.
+        parts: Rows of each corpus, at least one.
+        weights: Relative number of rows to draw from each; None is its number of rows.
 
     Returns:
-        Those of the one part as they are, or all behind each other.
+        The rows of a single part unchanged, else `MixedRows`.
 
     Raises:
-        ValueError: Their rows differ in length.
+        ValueError: The parts have different row lengths.
     """
     if len(parts) == 1:
         return parts[0]
@@ -246,9 +245,9 @@ def pack_stream(
 
     Args:
         stream: At least two tokens.
-        starts: Where a document begins.
+        starts: True at the first input of each document.
         row_length: Inputs of a row.
-        end_of_text: What fills the last row.
+        end_of_text: Token that fills the last row.
 
     Returns:
         ``ceil((N - 1) / row_length)`` rows.

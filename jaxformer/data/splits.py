@@ -22,28 +22,27 @@ class Split(NamedTuple):
 def split(documents: Iterable[AnyDocument], *, held_out: float = 0.05) -> Split:
     """Split documents into a training and a held-out part.
 
-    In the order of a digest of their names, documents are held out until the share of all bytes is
-    reached. The one that crosses it is cut in two, and its end held out, so that the share is met
-    to the byte, or to the character where that has several. A single document is cut likewise;
-    instructions are not, and the one that crosses the share is held out. The
-    order of the list does not matter, and a larger share holds out the same text and more.
+    In the order of a hash of their names, documents are held out until their bytes reach the
+    fraction. The last of these is split, and its end held out, so that the fraction is exact up to
+    one character; an instruction is not split but held out. The order of the documents does not
+    matter, and a larger fraction holds out the same text and more.
 
     Args:
-        documents: Their names are unique. They are gone through once here, and once whenever a
-            part is.
-        held_out: The share of the bytes of their text, in UTF-8, to hold out; between 0 and 1.
+        documents: Documents with unique names. They are read once here, and again by each iteration
+            over a part.
+        held_out: Fraction of the bytes of their text, in UTF-8, to hold out; between 0 and 1.
 
     Returns:
-        Both parts, in the order given. The halves of a document that was cut are named by the
-        characters they have: ``name[:n]`` and ``name[n:]``.
+        Both parts, in the order of the documents. The halves of a split document are called
+        ``name[:n]`` and ``name[n:]``, where n is a number of characters.
 
     Raises:
-        ValueError: The share is out of range, two documents have one name, or a part would be
-            empty.
+        ValueError: The fraction is out of range, two documents have the same name, or a part would
+            be empty.
     """
     if not 0 < held_out < 1:
         raise ValueError(f"held_out must lie between 0 and 1; got {held_out}.")
-    # Digests and sizes alone are kept, 24 bytes a document.
+    # Only hashes and sizes are stored, 24 bytes per document.
     digests, byte_counts = bytearray(), array("q")
     for document in documents:
         digests += _split_key(document.name)
@@ -54,10 +53,10 @@ def split(documents: Iterable[AnyDocument], *, held_out: float = 0.05) -> Split:
     is_duplicate = (keys[order][1:] == keys[order][:-1]).all(axis=1)
     if is_duplicate.any():
         raise ValueError(
-            f"{len(sizes)} documents have {len(sizes) - is_duplicate.sum()} names; a split needs "
-            "one each."
+            f"{len(sizes)} documents have {len(sizes) - is_duplicate.sum()} distinct names; give "
+            "each document a unique name."
         )
-    # Of each document, the bytes at its end that are held out.
+    # Number of bytes at the end of each document that are held out.
     total, held_out_bytes = int(sizes.sum()), np.empty_like(sizes)
     bytes_before = np.cumsum(sizes[order]) - sizes[order]
     held_out_bytes[order] = np.clip(round(held_out * total) - bytes_before, 0, sizes[order])
@@ -72,10 +71,9 @@ def split(documents: Iterable[AnyDocument], *, held_out: float = 0.05) -> Split:
     if any(next(iter(documents), None) is None for documents in parts):
         part_bytes = [sum(len(d.text.encode()) for d in part) for part in parts]
         raise ValueError(
-            f"held_out={held_out} of {len(sizes)} documents, {total} bytes in all, leaves "
-            f"{part_bytes[0]} bytes to train on and {part_bytes[1]} held out; give more text or "
-            "another "
-            "share."
+            f"held_out={held_out} of {len(sizes)} documents with {total} bytes leaves "
+            f"{part_bytes[0]} bytes for training and {part_bytes[1]} held out; use more text or "
+            "another held_out."
         )
     return parts
 
@@ -83,10 +81,10 @@ def split(documents: Iterable[AnyDocument], *, held_out: float = 0.05) -> Split:
 def gzip_bits_per_byte(documents: Iterable[AnyDocument]) -> float:
     """Bits per byte of ``gzip -9``, the baseline for a language model.
 
-    ``8 * len(gzip(text)) / len(text)`` of all texts joined, in UTF-8.
+    ``8 * len(gzip(text)) / len(text)`` of the concatenated texts, in UTF-8.
 
     Args:
-        documents: At least one byte of text; see `loss_text` for what counts of instructions.
+        documents: At least one byte of text; for instructions pass their `loss_text`.
 
     Returns:
         Bits per byte.
@@ -94,22 +92,22 @@ def gzip_bits_per_byte(documents: Iterable[AnyDocument]) -> float:
     Raises:
         ValueError: There is no text.
     """
-    compressor = zlib.compressobj(9, wbits=31)  # the form of gzip
+    compressor = zlib.compressobj(9, wbits=31)  # with gzip header
     size = compressed_size = 0
     for document in documents:
         data = document.text.encode()
         size += len(data)
         compressed_size += len(compressor.compress(data))
     if not size:
-        raise ValueError("The documents have 0 bytes of text; nothing to compress.")
+        raise ValueError("The documents have no text to compress.")
     return 8 * (compressed_size + len(compressor.flush())) / size
 
 
 def _split_key(name: str) -> bytes:
-    """Digest of a name, by which documents are ordered for the split.
+    """Hash of a name, by which documents are ordered for the split.
 
-    Any digest would do for a share that is met exactly; what this one holds out of the standard
-    library is spread over its files (with SHA-256, one file is 62% of it).
+    Any hash gives an exact fraction; MD5 holds out many files of the standard library, while one
+    file is 62% of what SHA-256 holds out.
     """
     return hashlib.md5(name.encode(), usedforsecurity=False).digest()
 
@@ -121,12 +119,12 @@ def _split_document(
     name = document.name
     if not num_held_out_bytes or isinstance(
         document, Instruction
-    ):  # an answer stays with what was asked
+    ):  # an answer stays with its prompt
         nothing = Document(name, "")
         return (nothing, document) if num_held_out_bytes else (document, nothing)
     data = document.text.encode()
     split_at = len(data) - num_held_out_bytes
-    while split_at < len(data) and data[split_at] & 0xC0 == 0x80:  # inside a character of UTF-8
+    while split_at < len(data) and data[split_at] & 0xC0 == 0x80:  # inside a UTF-8 character
         split_at -= 1
     start, rest = data[:split_at].decode(), data[split_at:].decode()
     if not start or not rest:

@@ -1,6 +1,6 @@
-"""The Jinja that chat templates are written in, as transformers has it, in a sandbox that ends.
+"""Sandboxed Jinja for chat templates, compatible with transformers, with limits on time and size.
 
-It is imported where ``jinja2`` is known to be installed.
+Imported only if ``jinja2`` is installed.
 """
 
 import json
@@ -14,9 +14,9 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-MAX_SECONDS = 10.0  # of a processor, for one rendering
-MAX_ITEMS = 10**7  # characters written; of a text or list that * makes; bits that ** makes
-DEADLINE, BRACKETS = "the deadline", "the brackets"  # no names that a template can spell
+MAX_SECONDS = 10.0  # CPU time of one rendering
+MAX_ITEMS = 10**7  # rendered characters; items of a result of *; bits of a result of **
+DEADLINE, BRACKETS = "the deadline", "the brackets"  # not valid as names in a template
 
 
 class _Generation(Extension):
@@ -36,12 +36,12 @@ class _Generation(Extension):
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
-    """What a template may name, and for how long it may run."""
+    """Jinja environment with the names of transformers and limits on time and size."""
 
     intercepted_binops = frozenset({"*", "**"})
 
     def __init__(self) -> None:
-        """Define what transformers defines."""
+        """Define the extensions, filters and functions of transformers."""
         super().__init__(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
         )
@@ -49,10 +49,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
 
     def compile_bounded(self, source: str) -> Template:
-        """Compile a template each of whose loops looks at the clock.
+        """Compile a template whose loops check the time limit.
 
         Raises:
-            Exception: Of any type; it is no template.
+            Exception: Of any type, if the template is invalid.
         """
         tree = self.parse(source)
         for loop in list(tree.find_all(nodes.For)):
@@ -67,15 +67,15 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def chunks(
         self, template: Template, *, brackets: tuple[str, str] = ("", ""), **names: Any
     ) -> list[str]:
-        """The text that a template writes, in the parts it is written in.
+        """The rendered text, in chunks.
 
         Args:
-            template: What `compile_bounded` gave.
-            brackets: What stands around all that the template marks as the assistant's.
-            **names: What the template may name.
+            template: From `compile_bounded`.
+            brackets: Texts before and after what the template marks by ``{% generation %}``.
+            **names: Variables of the template.
 
         Raises:
-            Exception: Of any type; the template fails.
+            Exception: Of any type, if the template fails.
         """
         end = time.thread_time() + MAX_SECONDS
         chunks, size = list[str](), 0
@@ -83,21 +83,21 @@ class Sandbox(ImmutableSandboxedEnvironment):
             chunks.append(chunk)
             size += len(chunk)
             if size > MAX_ITEMS:
-                raise TemplateRuntimeError(f"it writes more than {MAX_ITEMS} characters")
+                raise TemplateRuntimeError(f"it renders more than {MAX_ITEMS} characters")
         return chunks
 
     def step(self) -> bool:
-        """What every turn of a loop calls; `call` looks at the clock."""
+        """Called by every iteration of a loop, so that `call` checks the time limit."""
         return True
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Call something for a template."""
+        """Call a function of a template, within the time limit."""
         if time.thread_time() > context.parent[DEADLINE]:
-            raise TemplateRuntimeError(f"it has run for {MAX_SECONDS:g} seconds without an end")
+            raise TemplateRuntimeError(f"it runs for more than {MAX_SECONDS:g} seconds")
         return super().call(context, obj, *args, **kwargs)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Multiply or raise for a template, unless that could take all memory or time."""
+        """Apply * or ** of a template, if the result is not too large."""
         for number, other in ((left, right), (right, left)):
             if not isinstance(number, int):
                 continue
@@ -105,7 +105,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
                 raise TemplateRuntimeError(f"it repeats {len(other)} items {number} times")
         if operator == "**" and isinstance(left, int) and isinstance(right, int):
             if left.bit_length() * right > MAX_ITEMS:
-                raise TemplateRuntimeError("it raises a number to too high a power")
+                raise TemplateRuntimeError(f"it computes a power of more than {MAX_ITEMS} bits")
         return super().call_binop(context, operator, left, right)
 
 
@@ -116,7 +116,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as it is, where Jinja's own filter escapes it for HTML and sorts its keys."""
+    """Plain JSON; Jinja's own filter escapes it for HTML and sorts its keys."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

@@ -22,13 +22,13 @@ class TokenizedPart(NamedTuple):
     """Tokens, loss mask and lengths of some documents.
 
     Attributes:
-        tokens: Of all of them, each with the end of text that closes it.
-        loss_mask: Which of them count.
-        sizes: Bytes of the text that counts, of each; special tokens have none. Those of a text
-            that counts as a whole stand at its first token.
-        lengths: How many each document has.
-        prepend_end_of_text: Whether an end of text opens it.
-        num_bytes: Of their text.
+        tokens: Tokens of all documents, each followed by an end of text.
+        loss_mask: Tokens with loss.
+        sizes: Bytes of the text with loss of each token, 0 for special tokens. If a whole document
+            has loss, its first token has all of its bytes.
+        lengths: Number of tokens of each document, with its end of text.
+        prepend_end_of_text: Whether an end of text precedes the document.
+        num_bytes: Bytes of the text of all documents.
     """
 
     tokens: UInt[np.ndarray, " N"]
@@ -45,17 +45,15 @@ def tokenize_documents(
     """Tokenize documents, yielding cached parts.
 
     Args:
-        documents: Any number.
-        tokenizer: What encodes them, on as many cores as it can.
-        folder: Of these documents and this tokenizer alone. Each part is written there, and read
-            from there the next time.
+        documents: Any number of documents.
+        tokenizer: Tokenizer.
+        folder: Cache folder of the parts, only for these documents and this tokenizer.
 
     Yields:
-        The parts, in order; the documents of each have `CHARACTERS_PER_PART` characters or, with
-        the last of them, more.
+        The parts in order, each of at least `CHARACTERS_PER_PART` characters except the last.
 
     Raises:
-        ValueError: A document cannot be encoded; says which.
+        ValueError: A document cannot be encoded; the message has its name.
         OSError: A part cannot be written.
     """
     for number, group in enumerate(_group_documents(documents)):
@@ -65,7 +63,7 @@ def tokenize_documents(
                 part = TokenizedPart(**saved)
         except (OSError, ValueError, zipfile.BadZipFile):
             part = _tokenize_group(group, tokenizer)
-            # Another process with the same documents may be done, and have removed the folder.
+            # Another process with the same documents may have finished and removed the folder.
             with contextlib.suppress(FileNotFoundError):
                 folder.mkdir(parents=True, exist_ok=True)
                 partial = folder / f".{number}.{secrets.token_hex(8)}.npz"
@@ -78,33 +76,33 @@ def tokenize_document(document: AnyDocument, tokenizer: Tokenizer) -> tuple[list
     """Token ids and loss mask of one document, with its closing end-of-text.
 
     Args:
-        document: A text, of which all counts, or an instruction.
-        tokenizer: What encodes it.
+        document: A document, all of which has loss, or an instruction.
+        tokenizer: Tokenizer.
 
     Returns:
-        Both, of one length.
+        Both, of the same length.
 
     Raises:
-        ValueError: It cannot be encoded; says which.
+        ValueError: It cannot be encoded; the message has its name.
     """
     part = _tokenize_group([document], tokenizer)
     return part.tokens.tolist(), part.loss_mask.tolist()
 
 
 def loss_text(document: AnyDocument, tokenizer: Tokenizer) -> str:
-    """The text of those tokens of a document that count, special tokens apart.
+    """The text of the tokens with loss, without special tokens.
 
-    Its bytes are those of bits per byte, so that no figure depends on how a special token is spelt.
+    Bits per byte use its bytes, so they do not depend on the spelling of special tokens.
 
     Args:
-        document: A text, of which all counts, or an instruction.
-        tokenizer: What encodes it.
+        document: A document, all of which has loss, or an instruction.
+        tokenizer: Tokenizer.
 
     Returns:
-        All of a text; the answers of an instruction.
+        All of a document; the answers of an instruction.
 
     Raises:
-        ValueError: It cannot be encoded; says which.
+        ValueError: It cannot be encoded; the message has its name.
     """
     if isinstance(document, Document):
         return document.text
@@ -120,15 +118,15 @@ def encode_chat(
     """Encode a conversation, up to where the assistant's answer starts.
 
     Args:
-        messages: Each with ``role`` and ``content``.
-        template: What writes them.
-        tokenizer: What encodes what is written.
+        messages: Messages with ``role`` and ``content``.
+        template: Chat template.
+        tokenizer: Tokenizer.
 
     Returns:
-        The tokens, special ones as the template spells them.
+        The tokens, with the special tokens of the template.
 
     Raises:
-        ValueError: The template refuses the messages, or the text cannot be encoded.
+        ValueError: The template fails, or the text cannot be encoded.
     """
     text = template.render(messages, add_generation_prompt=True)
     if isinstance(tokenizer, BPETokenizer):
@@ -137,7 +135,7 @@ def encode_chat(
 
 
 def smallest_unsigned_dtype(count: int) -> np.dtype:
-    """Smallest of uint16 and uint32 that holds the numbers below ``count``."""
+    """The smaller of uint16 and uint32 that can represent the numbers below ``count``."""
     return np.dtype(np.uint16 if count <= 1 << 16 else np.uint32)
 
 
@@ -154,13 +152,13 @@ def _group_documents(documents: Iterable[AnyDocument]) -> Iterator[list[AnyDocum
 
 
 class _Tokens(NamedTuple):
-    """Of one document, without its end of text.
+    """Tokens of one document, without its end of text.
 
     Attributes:
         ids: The tokens.
-        counts: Which of them count.
-        special: Which of them stand for no text.
-        sizes: Bytes that each has of the text as it is written.
+        counts: Tokens with loss.
+        special: Special tokens.
+        sizes: Bytes of the text of each token.
     """
 
     ids: Int32[np.ndarray, " T"]
@@ -170,7 +168,7 @@ class _Tokens(NamedTuple):
 
     @property
     def counted_sizes(self) -> Int64[np.ndarray, " T"]:
-        """Bytes that each has of the text that counts."""
+        """Bytes of the text with loss of each token."""
         return self.sizes * (self.counts & ~self.special)
 
 
@@ -219,7 +217,7 @@ def _tokens_at_once(documents: Sequence[AnyDocument], tokenizer: Tokenizer) -> l
             _Tokens(ids, _counts(spans, each), np.isin(ids, special), _sizes(text, spans))
             for text, (ids, spans), each in zip(texts, offsets, pieces, strict=True)
         ]
-    # Bytes and characters are the same in parts as in the whole.
+    # Byte and character tokens of the spans are those of the whole text.
     encodings = iter(tokenizer.encode_batch([text for each in pieces for text, _ in each]))
     parts = [[(next(encodings), text, counts) for text, counts in each] for each in pieces]
     return [
@@ -234,24 +232,24 @@ def _tokens_at_once(documents: Sequence[AnyDocument], tokenizer: Tokenizer) -> l
 
 
 def _all_counts(ids: Int32[np.ndarray, " T"], size: int) -> _Tokens:
-    """Those of a text; no row leaves a part of them out, so all its bytes stand at the first."""
+    """Tokens of a document, which is never truncated; its first token has all of its bytes."""
     sizes = np.zeros(len(ids), np.int64)
     sizes[:1] = size
     return _Tokens(ids, np.ones(len(ids), bool), np.zeros(len(ids), bool), sizes)
 
 
 def _sizes(text: str, offsets: Int32[np.ndarray, "T 2"]) -> Int64[np.ndarray, " T"]:
-    """Bytes of a text that belong to each token, by its characters; together they are all.
+    """Bytes of a text that belong to each token, by its characters; their sum is exact.
 
-    What stands between two tokens belongs to the second, and at the end of the text to the last. A
-    character of which several tokens have some bytes is divided among them evenly.
+    Characters between two tokens belong to the second, those after the last token to the last. The
+    bytes of a character that several tokens share are divided evenly.
     """
     if not len(offsets):
         return np.zeros(0, np.int64)
     before = np.concatenate([[0], np.cumsum(_character_sizes(text))])
     ends = np.maximum.accumulate(offsets[:, 1])
     ends[-1] = len(text)
-    # Tokens of one character, or of several that were normalised to one, form a group.
+    # Tokens that share one character, or several normalized to one, form a group.
     new = np.ones(len(offsets), bool)
     new[1:] = (offsets[1:] != offsets[:-1]).any(axis=1) | (offsets[1:, 0] >= offsets[1:, 1])
     groups, places = np.cumsum(new) - 1, np.flatnonzero(new)
@@ -263,7 +261,7 @@ def _sizes(text: str, offsets: Int32[np.ndarray, "T 2"]) -> Int64[np.ndarray, " 
 
 
 def _even_sizes(text: str, count: int) -> Int64[np.ndarray, " T"]:
-    """Of tokens that are characters, or else of tokens that are alike, such as bytes."""
+    """Bytes of each token, if tokens are characters; else of equal tokens, such as bytes."""
     sizes = _character_sizes(text)
     if len(sizes) == count:
         return sizes
@@ -277,17 +275,17 @@ def _character_sizes(text: str) -> Int64[np.ndarray, " C"]:
 
 
 def _opens(document: AnyDocument) -> bool:
-    """Whether the token that begins a text opens it; a chat template opens its own."""
+    """Whether an end of text precedes a document; chat templates have a first token."""
     return not isinstance(document, Instruction) or document.prepend_end_of_text
 
 
 def _counts(offsets: Int32[np.ndarray, "T 2"], pieces: Spans) -> Bool[np.ndarray, " T"]:
-    """Which tokens of a text count: those with a character of a piece that does."""
+    """Tokens with loss: those with a character of a span with loss."""
     lengths = [len(text) for text, _ in pieces]
     counted = np.repeat([counts for _, counts in pieces], lengths)
-    before = np.concatenate([[0], np.cumsum(counted)])  # each character, of those that count
+    before = np.concatenate([[0], np.cumsum(counted)])  # characters with loss before each
     begin, end = offsets.T
-    # Where a tokenizer leaves spaces out of its offsets, a token of spaces alone has no width.
+    # If a tokenizer excludes spaces from offsets, a token of spaces has an empty range.
     begin = np.where(begin < end, begin, np.minimum(begin, np.append(0, end[:-1])))
     return before[end] > before[begin]
 

@@ -18,20 +18,19 @@ def export_tokenizer(
 ) -> None:
     """Write ``tokenizer.json`` and ``tokenizer_config.json`` for ``tokenizers`` and transformers.
 
-    Transformers' ``AutoTokenizer`` then gives the ids of `Tokenizer.encode`, after the end of text
-    that begins every document in training; ``add_special_tokens=False`` leaves that out. A text
-    that spells out the end of text does not become it, there as here. In ``tokenizers`` itself,
-    whose file cannot say so, that takes ``encode_special_tokens = True``.
+    Transformers' ``AutoTokenizer`` then gives the ids of `Tokenizer.encode` after one end of text,
+    as every document in training; ``add_special_tokens=False`` leaves it out. With ``split`` a text
+    that contains the characters of the end-of-text token is encoded as characters, as here; in
+    ``tokenizers`` itself this needs ``encode_special_tokens = True``.
 
     Args:
-        tokenizer: One of bytes, of characters, or a BPE.
-        folder: Made where it is missing; `load_tokenizer` reads it too.
-        add_bos: Whether texts begin with the end of text; an encoder's do not.
-        split: Whether a text that spells out the end of text does not become it; a chat template's
-            text does.
+        tokenizer: A `ByteTokenizer`, `CharacterTokenizer` or `BPETokenizer`.
+        folder: Output folder, created if missing; `load_tokenizer` reads it too.
+        add_bos: Whether to prepend the end of text to texts; not for the texts of an encoder.
+        split: Whether special tokens in a text are encoded as characters; not with a chat template.
 
     Raises:
-        ValueError: The tokenizer is of another kind.
+        ValueError: The tokenizer has another type.
     """
     eos_token = END_OF_TEXT
     match tokenizer:
@@ -48,8 +47,8 @@ def export_tokenizer(
             tokenizer_json, eos_token = saved["tokenizer"], saved["end_of_text"]
         case _:
             raise ValueError(
-                f"{type(tokenizer).__name__} has no form that Hugging Face's libraries read; "
-                "ByteTokenizer, CharacterTokenizer and BPETokenizer have one."
+                f"{type(tokenizer).__name__} cannot be exported to Hugging Face; ByteTokenizer, "
+                "CharacterTokenizer and BPETokenizer can."
             )
     if add_bos and tokenizer_json["post_processor"] is None:
         tokenizer_json["post_processor"] = _bos_post_processor(eos_token, tokenizer.end_of_text)
@@ -70,7 +69,7 @@ def export_tokenizer(
 def bytes_to_unicode() -> list[str]:
     """GPT-2's mapping from bytes to printable characters.
 
-    Printable ones stand for themselves; the others are numbered from 256 on.
+    Printable bytes map to themselves, the others to the characters from 256 on.
 
     References:
         Radford et al., Language Models are Unsupervised Multitask Learners, 2019: its released
@@ -97,7 +96,7 @@ def _character_parts(alphabet: str) -> dict[str, Any]:
     return {
         "pre_tokenizer": {
             "type": "Split",
-            "pattern": {"Regex": r"(?m:.)"},  # its dot takes line ends too
+            "pattern": {"Regex": r"(?m:.)"},  # the dot includes line ends
             "behavior": "Isolated",
             "invert": False,
         },

@@ -24,16 +24,16 @@ from jaxformer.json_files import get_field, parse_json_object, read_json
 CONFIG = "tokenizer_config.json"
 SPECIAL = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 
-# Where a tokenizer of another library does not say how its texts end, one of these is it.
+# Used if the files of a tokenizer have no eos_token: the first of these that it has.
 KNOWN_EOS_TOKENS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
 
 
 def build_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
-    """Make the tokenizer a configuration asks for.
+    """Build the tokenizer of a configuration.
 
     Args:
-        config: Which.
-        texts: What to train it on, if it is trained; never held-out text.
+        config: Tokenizer configuration.
+        texts: Training texts, if it is trained; without held-out text.
 
     Returns:
         The tokenizer.
@@ -53,13 +53,13 @@ def tokenizer_from_json(text: str) -> Tokenizer:
     """Rebuild a tokenizer from its ``to_json``.
 
     Args:
-        text: The JSON.
+        text: JSON text.
 
     Returns:
         The tokenizer.
 
     Raises:
-        ValueError: No tokenizer here writes such JSON.
+        ValueError: The JSON is not that of a tokenizer.
         ImportError: It needs ``tokenizers``, which is not installed.
     """
     return _tokenizer_from_dict(parse_json_object(text, location="The text"), where="The text")
@@ -72,13 +72,13 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
     `KNOWN_EOS_TOKENS` among the added tokens.
 
     Args:
-        folder: Where ``tokenizer.json`` is, or that file.
+        folder: Folder of ``tokenizer.json``, or the file.
 
     Returns:
         The tokenizer.
 
     Raises:
-        ValueError: A file is missing or is no tokenizer, or the end of text cannot be told.
+        ValueError: A file is missing or invalid, or there is no end-of-text token.
         ImportError: It needs ``tokenizers``, which is not installed.
     """
     path = Path(folder)
@@ -86,7 +86,7 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
     if not path.is_file():
         raise ValueError(
             f"{path} does not exist. An exported folder needs the tokenizer beside its weights: "
-            f"copy tokenizer.json, and tokenizer_config.json where there is one, from its origin."
+            f"copy tokenizer.json, and tokenizer_config.json if it exists, from its origin."
         )
     saved = read_json(path)
     if "model" not in saved:
@@ -94,13 +94,13 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
     try:
         names = {str(token["content"]) for token in saved.get("added_tokens") or ()}
     except (KeyError, TypeError) as error:
-        raise ValueError(f"{path} is no tokenizer: an added token has no content.") from error
+        raise ValueError(f"{path} is not a tokenizer: an added token has no content.") from error
     eos_token = special_tokens(path.parent).get("eos_token")
     eos_token = eos_token or next((name for name in KNOWN_EOS_TOKENS if name in names), None)
     if eos_token is None:
         raise ValueError(
-            f"{path} does not tell how a text ends: no eos_token in tokenizer_config.json, and "
-            f"none of {list(KNOWN_EOS_TOKENS)} among its {len(names)} added tokens."
+            f"{path} has no end-of-text token: tokenizer_config.json has no eos_token, and none of "
+            f"{list(KNOWN_EOS_TOKENS)} is among the {len(names)} added tokens."
         )
     config = path.with_name(CONFIG)
     tokenizer_config = {"split_special_tokens": False} | (
@@ -118,11 +118,11 @@ def _tokenizer_from_dict(saved: dict, *, where: str | Path) -> Tokenizer:
             try:
                 return CharacterTokenizer(alphabet)
             except ValueError as error:
-                raise ValueError(f"{where} is no tokenizer: {error}") from error
+                raise ValueError(f"{where} is not a tokenizer: {error}") from error
         case {"type": "BPETokenizer", "end_of_text": str(end), "tokenizer": dict(backend)}:
             return _bpe_tokenizer(backend, end, where=where)
     first_keys = ", ".join(repr(key)[:40] for key in sorted(saved)[:8]) or "none"
-    raise ValueError(f"{where} is no tokenizer; its {len(saved)} keys: {first_keys}.")
+    raise ValueError(f"{where} is not a tokenizer; its {len(saved)} keys: {first_keys}.")
 
 
 def _bpe_tokenizer(
@@ -132,14 +132,14 @@ def _bpe_tokenizer(
     try:
         return BPETokenizer(read(json.dumps(saved)), end_of_text=end_of_text, **settings)
     except Exception as error:  # The library raises no narrower type.
-        raise ValueError(f"{where} is no tokenizer: {error}") from error
+        raise ValueError(f"{where} is not a tokenizer: {error}") from error
 
 
 def special_tokens(folder: Path) -> dict[str, str]:
-    """The special tokens that a folder names, by the keys of `SPECIAL`.
+    """Special tokens in the JSON files of a folder, by the keys of `SPECIAL`.
 
     Raises:
-        ValueError: One is no text; says which file has it.
+        ValueError: One is not a string; the message has its file.
     """
     tokens: dict[str, str] = {}
     for path in (folder / CONFIG, folder / "special_tokens_map.json"):
@@ -151,12 +151,10 @@ def special_tokens(folder: Path) -> dict[str, str]:
             name = token.get("content") if isinstance(token, dict) else token
             if token is not None and not isinstance(name, str):
                 raise ValueError(
-                    f"{path}: {key} is {str(token)[:60]}, neither a text nor null, nor an object "
-                    "whose content is a text."
+                    f"{path}: {key} must be a string, null or an object whose content is a string; "
+                    f"got {str(token)[:60]}."
                 )
             tokens |= {key: name} if name is not None else {}
-        if (
-            "added_tokens_decoder" in file_tokens
-        ):  # the older file is then not read, as in transformers
+        if "added_tokens_decoder" in file_tokens:  # transformers then ignores the older file
             break
     return tokens

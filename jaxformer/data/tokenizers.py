@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 END_OF_TEXT = "<|endoftext|>"
 
-# How text is cut before pieces are merged; no piece crosses a cut. Punctuation, a word with the one
-# character before it, numbers of up to three digits, and a line end with the punctuation before it
-# and the indentation after it. On the standard library (mean of four held-out twentieths, bytes per
-# token with 2048 and 4096 pieces): this 3.22 and 3.70; without the punctuation before a line end
+# Pre-tokenization: a token never spans two matches. Matches are punctuation, a word with the one
+# character before it, up to three digits, and a line end with the punctuation before it and the
+# indentation after it. Bytes per token on the standard library (mean of four held-out twentieths)
+# with vocabularies of 2048 and 4096: 3.22 and 3.70; without the punctuation before a line end
 # 3.13 and 3.56; GPT-2's pattern 3.10 and 3.49; GPT-4's 3.04 and 3.46.
 SPLIT_PATTERN = (
     r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]+[ \t]*"
@@ -41,7 +41,7 @@ class BPE:
     """Byte-level byte pair encoding, trained on the corpus.
 
     Attributes:
-        vocab_size: At most this many tokens, of which 256 are the bytes and one ends a text.
+        vocab_size: Maximum number of tokens, including 256 bytes and the end of text.
     """
 
     vocab_size: int = 2048
@@ -50,14 +50,14 @@ class BPE:
         check_fields(self)
         if self.vocab_size < 257:
             raise ValueError(
-                "vocab_size must be at least 257, 256 bytes and the end of text; "
+                "vocab_size must be at least 257, for 256 bytes and the end of text; "
                 f"got {self.vocab_size}."
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Characters:
-    """One token per character, of those that the corpus has; any other is an error."""
+    """One token per character of the corpus; other characters are errors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,9 +78,9 @@ TokenizerConfig: TypeAlias = ByteLevel | BPE | Characters | PretrainedTokenizer
 class Tokenizer(Protocol):
     """Protocol of tokenizers: text to integers below ``vocab_size`` and back.
 
-    ``end_of_text`` is an integer that no text encodes to, even one that spells it out. Decoding
-    leaves it out, and replaces what is not UTF-8 by U+FFFD. A tokenizer whose texts begin with
-    another token has that as ``bos_token_id``; see `bos_token_id`.
+    ``end_of_text`` is a token that no text encodes to, even one that contains its characters.
+    Decoding leaves it out, and replaces invalid UTF-8 by U+FFFD. A tokenizer whose texts start with
+    another token has a ``bos_token_id``; see `bos_token_id`.
     """
 
     @property
@@ -107,7 +107,7 @@ class ByteTokenizer:
     end_of_text = 256
 
     def encode(self, text: str) -> Int32[np.ndarray, " T"]:
-        """Write a text as its bytes."""
+        """Encode a text as its bytes."""
         return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -115,12 +115,12 @@ class ByteTokenizer:
         return [self.encode(text) for text in texts]
 
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
-        """Read bytes as text."""
+        """Decode bytes to text."""
         text_ids = [i for i in _check_ids(ids, self.vocab_size) if i != self.end_of_text]
         return bytes(text_ids).decode(errors="replace")
 
     def to_json(self) -> str:
-        """Write everything that `tokenizer_from_json` needs."""
+        """JSON for `tokenizer_from_json`."""
         return json.dumps({"type": "ByteTokenizer"})
 
     def save(self, folder: str | Path) -> None:
@@ -135,16 +135,16 @@ class CharacterTokenizer:
         """Number the characters.
 
         Args:
-            alphabet: Each character once.
+            alphabet: Distinct characters, at least one.
 
         Raises:
-            ValueError: There are none, or one stands there twice.
+            ValueError: The alphabet is empty or has a duplicate.
         """
         self._ids = {character: i for i, character in enumerate(alphabet)}
         if not alphabet or len(self._ids) != len(alphabet):
             raise ValueError(
-                "An alphabet has at least one character and each once; got "
-                f"{len(alphabet)}, of which {len(self._ids)} differ."
+                "alphabet must have at least one character and no duplicates; got "
+                f"{len(alphabet)} characters, {len(self._ids)} of them distinct."
             )
         self._alphabet = alphabet
         self.end_of_text = len(alphabet)
@@ -161,9 +161,8 @@ class CharacterTokenizer:
             more = "..." if len(self._alphabet) > 20 else ""
             raise ValueError(
                 f"Character {character!a} (U+{ord(character):04X}) at {position}, in line {line} "
-                "of "
-                f"the text, is none of the {len(self._ids)} that this tokenizer knows "
-                f"({self._alphabet[:20]!r}{more}); ByteLevel and BPE know every character."
+                f"of the text, is not among the {len(self._ids)} of this tokenizer "
+                f"({self._alphabet[:20]!r}{more}); ByteLevel and BPE encode every character."
             ) from None
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -176,7 +175,7 @@ class CharacterTokenizer:
         return "".join(self._alphabet[i] for i in text_ids)
 
     def to_json(self) -> str:
-        """Write everything that `tokenizer_from_json` needs."""
+        """JSON for `tokenizer_from_json`."""
         return json.dumps({"type": "CharacterTokenizer", "alphabet": self._alphabet})
 
     def save(self, folder: str | Path) -> None:
@@ -187,7 +186,7 @@ class CharacterTokenizer:
 class BPETokenizer:
     """Wrapper of a Hugging Face tokenizer, with its end-of-text token.
 
-    One that `train_bpe` made gives back every text it encodes. One from elsewhere may normalise.
+    For a tokenizer of `train_bpe`, decoding restores every text; others may normalize texts.
     """
 
     def __init__(
@@ -200,22 +199,24 @@ class BPETokenizer:
         """Wrap a backend; truncation, padding and added special tokens are turned off.
 
         Args:
-            backend: The tokenizer.
-            end_of_text: Its special token that ends a text.
-            split_special_tokens: Whether a special token that a prompt spells out is no more than
-                its letters, as it always is in a document.
+            backend: Tokenizer of the library ``tokenizers``.
+            end_of_text: Name of its end-of-text token.
+            split_special_tokens: Whether special tokens in a prompt are encoded as characters, as
+                they always are in documents.
 
         Raises:
             ValueError: The vocabulary has no such token.
         """
         backend.no_truncation()
         backend.no_padding()
-        # A document that spells out a special token must not become one.
+        # A document that contains the characters of a special token must not be encoded to it.
         backend.encode_special_tokens = True
         self._split_special_tokens = split_special_tokens
         ids = backend.get_vocab(with_added_tokens=True)
         if end_of_text not in ids:
-            raise ValueError(f"None of the {len(ids)} tokens is the end of text {end_of_text!r}.")
+            raise ValueError(
+                f"The end-of-text token {end_of_text!r} is not among the {len(ids)} tokens."
+            )
         self._backend = backend
         self._end_name = end_of_text
         self.end_of_text: int = ids[end_of_text]
@@ -226,7 +227,7 @@ class BPETokenizer:
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
-        """The end of text and all special tokens, without that of what the vocabulary lacks."""
+        """The end of text and all special tokens, except the unknown token."""
         model = json.loads(self._backend.to_str())["model"]
         unknown = model.get("unk_id", self._backend.token_to_id(model.get("unk_token") or ""))
         added = self._backend.get_added_tokens_decoder()
@@ -246,11 +247,11 @@ class BPETokenizer:
     def encode_with_special_tokens(
         self, text: str, *, add_special_tokens: bool = True
     ) -> Int32[np.ndarray, " T"]:
-        """Cut a prompt into pieces, as transformers does.
+        """Encode a prompt, as transformers does.
 
         Args:
-            text: The prompt; a special token in it is one, unless the tokenizer splits those.
-            add_special_tokens: Whether those are added that its makers put around a text.
+            text: Prompt; its special tokens are encoded as such, unless ``split_special_tokens``.
+            add_special_tokens: Whether to add the special tokens of the post-processor.
         """
         with self._encoding(split_special_tokens=self._split_special_tokens):
             encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
@@ -263,14 +264,14 @@ class BPETokenizer:
     def encode_offsets(
         self, texts: Sequence[str], *, rendered: bool
     ) -> list[tuple[Int32[np.ndarray, " T"], Int32[np.ndarray, "T 2"]]]:
-        """Encode many texts, on all cores, and say where in them each token begins and ends.
+        """Encode many texts on all cores, with the range of characters of each token.
 
         Args:
-            texts: Whole ones.
-            rendered: Whether a chat template wrote them; else they are read as prompts are.
+            texts: Whole texts.
+            rendered: Whether they are rendered chat templates; else they are encoded as prompts.
 
         Returns:
-            The tokens of each text, and the characters of each token.
+            The tokens of each text, and start and end of each token in it.
         """
         with self._encoding(split_special_tokens=self._split_special_tokens and not rendered):
             encodings = self._backend.encode_batch(list(texts), add_special_tokens=False)
@@ -285,7 +286,7 @@ class BPETokenizer:
         try:
             yield
         except Exception as error:
-            if type(error) is not Exception:  # which the library raises
+            if type(error) is not Exception:  # the type that the library raises
                 raise
             raise ValueError(f"The text cannot be encoded: {error}.") from error
         finally:
@@ -296,14 +297,14 @@ class BPETokenizer:
         return self._backend.decode(_check_ids(ids, self.vocab_size), skip_special_tokens=True)
 
     def to_json(self) -> str:
-        """Write everything that `tokenizer_from_json` needs."""
+        """JSON for `tokenizer_from_json`."""
         backend = json.loads(self._backend.to_str())
         return json.dumps(
             {"type": "BPETokenizer", "end_of_text": self._end_name, "tokenizer": backend}
         )
 
     def save(self, folder: str | Path) -> None:
-        """Write the two files of a Hugging Face folder, for `load_tokenizer` and for others."""
+        """Write tokenizer.json and tokenizer_config.json, for `load_tokenizer` and others."""
         _write_file(folder, "tokenizer.json", self._backend.to_str())
         settings = {
             "eos_token": self._end_name,
@@ -314,36 +315,34 @@ class BPETokenizer:
 
 
 def bos_token_id(tokenizer: Tokenizer) -> int:
-    """The token that a document begins with.
+    """The first token of a document.
 
     Args:
-        tokenizer: Any.
+        tokenizer: Any tokenizer.
 
     Returns:
-        Its ``bos_token_id``, which its makers put before every text; else its end of text.
+        Its ``bos_token_id`` if it has one, else its end of text.
     """
     return getattr(tokenizer, "bos_token_id", tokenizer.end_of_text)
 
 
 def special_ids(tokenizer: Tokenizer) -> frozenset[int]:
-    """The tokens that stand for no text: the end of text, and those that its makers call special.
-
-    The one for what the vocabulary lacks stands for the text that it covers, and is not among them.
-    """
+    """Tokens without text: the end of text and the special tokens, except the unknown token."""
     return getattr(tokenizer, "special_ids", frozenset([tokenizer.end_of_text]))
 
 
 def train_bpe(texts: Iterable[str], *, vocab_size: int) -> BPETokenizer:
     """Train byte-level byte pair encoding.
 
-    Every text can be encoded and comes back unchanged. Equal texts give equal tokenizers.
+    Every text can be encoded, and decoding restores it. Training is deterministic.
 
     Args:
-        texts: What to count pairs in.
-        vocab_size: Tokens to end with, at least 257. A small corpus runs out of pairs before.
+        texts: Training texts.
+        vocab_size: Vocabulary size, at least 257; a small corpus gives fewer tokens.
 
     Returns:
-        The tokenizer; token 0 is the end of text, the bytes follow, then the pieces by age.
+        The tokenizer; token 0 is the end of text, followed by the bytes and the merged tokens in
+        the order of their merges.
 
     Raises:
         ValueError: ``vocab_size`` is too small.
@@ -378,7 +377,7 @@ def train_bpe(texts: Iterable[str], *, vocab_size: int) -> BPETokenizer:
 def _check_ids(ids: Iterable[SupportsIndex], vocab_size: int) -> list[int]:
     checked = [index(i) for i in ids]
     if bad := [i for i in checked if not 0 <= i < vocab_size]:
-        raise ValueError(f"Tokens run from 0 to {vocab_size - 1}; got {bad[0]}.")
+        raise ValueError(f"Token ids must be between 0 and {vocab_size - 1}; got {bad[0]}.")
     return checked
 
 

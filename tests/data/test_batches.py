@@ -183,9 +183,9 @@ def test_numbers_out_of_range_are_refused():
             Batches(rows, batch_size=1, seed=seed)
     with pytest.raises(ValueError, match="step must be at least 0; got -1"):
         Batches(rows, batch_size=1, seed=0)[-1]
-    with pytest.raises(ValueError, match="There are 0 rows to draw batches from"):
+    with pytest.raises(ValueError, match="There are no rows to draw batches from"):
         Batches(numbered(0), batch_size=1, seed=0)
-    with pytest.raises(ValueError, match="There are 0 rows to draw batches from"):
+    with pytest.raises(ValueError, match="There are no rows to draw batches from"):
         evaluation_batches(numbered(0), batch_size=1)
 
 
@@ -263,5 +263,5 @@ def test_mixed_rows_are_those_of_their_parts(pack, documents):
     assert sum(batch.loss_mask.sum() for batch in batches) == mixed.num_targets
     assert len({rows.digest() for rows in (mixed, data.mix_rows(parts, (1, 2)), *parts)}) == 4
     assert data.mix_rows(parts[:1]) is parts[0]
-    with pytest.raises(ValueError, match=r"have one length; got \[5, 13\]"):
+    with pytest.raises(ValueError, match=r"have one row_length; got \[5, 13\]"):
         data.mix_rows([parts[0], numbered(3)])

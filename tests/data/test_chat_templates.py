@@ -200,8 +200,8 @@ TRIMMED = """{% set text %}{% generation %}{{ messages[1].content }} {% endgener
 @pytest.mark.parametrize(
     "source, message",
     [
-        (REPEATED, "writes other messages otherwise with what number 2 says"),
-        (TRIMMED, "changes what it marks by {% generation %}"),
+        (REPEATED, "renders other messages differently depending on message 2"),
+        (TRIMMED, "changes the text that it marks by {% generation %}"),
     ],
 )
 def test_what_cannot_be_told_apart_is_refused(source, message):
@@ -238,14 +238,14 @@ def test_an_answer_may_hold_the_mark(source, mark):
         ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "maximum recursion depth"),
         ("{{ 'a'.index('z') }}", "substring not found"),
         ("{{ 'a' * 10 ** 11 }}", "it repeats 1 items 100000000000 times"),
-        ("{{ 10 ** (10 ** 10) }}", "it raises a number to too high a power"),
+        ("{{ 10 ** (10 ** 10) }}", "it computes a power of more than 10000000 bits"),
         ("{% for i in range(9) %}{{ 'xyz' * 10 ** 6 }}{% endfor %}", "more than 10000000 char"),
         ("{{ raise_exception('No.') }}", r"No\.$"),
         ("{{ [].append(1) }}", "access to attribute 'append'"),
     ],
 )
 def test_whatever_a_template_raises_is_its_refusal(source, message):
-    with pytest.raises(ValueError, match=f"The chat template refuses these messages: .*{message}"):
+    with pytest.raises(ValueError, match=f"The chat template fails on these messages: .*{message}"):
         ChatTemplate(source, {}).render(HELLO)
 
 
@@ -261,12 +261,12 @@ def test_whatever_a_template_raises_is_its_refusal(source, message):
 )
 def test_a_template_that_does_not_end_is_ended(source, monkeypatch):
     monkeypatch.setattr(template_sandbox, "MAX_SECONDS", 0.05)
-    with pytest.raises(ValueError, match=r"refuses .*: it has run for 0\.05 seconds"):
+    with pytest.raises(ValueError, match=r"fails .*: it runs for more than 0\.05 seconds"):
         ChatTemplate(source, {}).render(HELLO)
 
 
 def test_a_template_that_python_cannot_compile_is_none():
-    with pytest.raises(ValueError, match="The chat template is none: too many statically nested"):
+    with pytest.raises(ValueError, match="Invalid chat template: too many statically nested"):
         ChatTemplate("{% for a in b %}" * 30 + "{% endfor %}" * 30, {})
 
 
@@ -297,13 +297,22 @@ def test_a_folders_tokens_are_those_that_transformers_reads(config, more, expect
 @pytest.mark.parametrize(
     "config, message",
     [
-        ({"chat_template": 5}, "chat_template is an integer, neither a string nor a list"),
-        ({"chat_template": {"default": "x"}}, "chat_template is an object, neither"),
-        ({"chat_template": [{}]}, r"chat_template has \{\}, no object with name and template"),
-        ({"chat_template": [5]}, "chat_template has 5, no object"),
-        ({"chat_template": NAMED[:1]}, "chat_template has tool_use, none named default"),
-        ({"chat_template": "x", "bos_token": {"lstrip": False}}, "bos_token is {'lstrip': False}"),
-        ({"chat_template": "x", "unk_token": 5}, "unk_token is 5, neither a text nor null"),
+        ({"chat_template": 5}, "chat_template must be a string or a list .*; got an integer"),
+        ({"chat_template": {"default": "x"}}, "chat_template must be .* got an object"),
+        (
+            {"chat_template": [{}]},
+            r"chat_template must have objects with name and template; got \{\}",
+        ),
+        ({"chat_template": [5]}, "chat_template must have objects .* got 5"),
+        (
+            {"chat_template": NAMED[:1]},
+            "chat_template has no template named default; it has tool_use",
+        ),
+        (
+            {"chat_template": "x", "bos_token": {"lstrip": False}},
+            "bos_token must be a string, .* got {'lstrip': False}",
+        ),
+        ({"chat_template": "x", "unk_token": 5}, "unk_token must be a string, null .*; got 5"),
     ],
 )
 def test_what_a_config_has_of_another_type_is_named(config, message, tmp_path):
@@ -327,7 +336,9 @@ def test_a_template_may_be_given_by_name_or_file(end, tmp_path):
         f"yes{end}\n",
     ]
     assert data.load_chat_template(tmp_path, str(tmp_path / "mine.jinja")).render(TALK) == "mine"
-    with pytest.raises(ValueError, match="nope is no file of a chat template, and none of chatml"):
+    with pytest.raises(
+        ValueError, match="nope is not a file of a chat template, nor one of chatml"
+    ):
         data.load_chat_template(tmp_path, "nope")
 
 

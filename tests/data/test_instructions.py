@@ -74,9 +74,7 @@ def test_an_instruction_may_end_with_its_row(tmp_path):
 
 def test_what_is_longer_than_a_row_is_counted_and_said(tmp_path):
     lines = [{"prompt": "abc", "answer": "defgh"}, {"prompt": "i", "answer": "j"}]
-    warning = (
-        "1 of 2 instructions are longer than a row of 6 tokens: what does not fit is left out."
-    )
+    warning = "1 of 2 instructions are longer than a row of 6 tokens and are truncated."
     with pytest.warns(UserWarning, match=warning):
         rows = rows_of(data.documents(write(tmp_path / "x.jsonl", *lines)), 6, tmp_path)
     assert [spelt(rows[i].tokens) for i in (0, 1)] == ["EabcdeE", "EijEEEE"]
@@ -117,7 +115,7 @@ def test_instructions_whose_prompts_fill_a_row_are_left_out(tmp_path):
 @pytest.mark.parametrize(
     "prompt, answer, message",
     [
-        ("a" * 9, "b", "prompts of 2 instructions leave no room for an answer in rows of 6 tokens"),
+        ("a" * 9, "b", "prompts of 2 instructions fill rows of 6 tokens without an answer"),
         ("a", "", "The answers of 2 instructions are empty"),
     ],
 )
@@ -223,7 +221,7 @@ def test_a_template_may_stand_in_a_file_of_its_own(chatting):
     template = data.load_chat_template(chatting / "tokenizer.json")
     assert template.render([{"role": "user", "content": "x"}]) == "<|im_end|>x"
     (chatting / "chat_template.jinja").write_text("{% if %}")
-    with pytest.raises(ValueError, match=r"The chat template is none: "):
+    with pytest.raises(ValueError, match=r"Invalid chat template: "):
         data.load_chat_template(chatting)
 
 
@@ -231,12 +229,12 @@ def test_a_template_may_stand_in_a_file_of_its_own(chatting):
     "source, message",
     [
         ("{{ raise_exception('No system here.') }}", "No system here"),
-        ("{{ messages.__class__.__mro__ }}", "refuses these messages: .* is unsafe"),
-        ("{{ messages|length }}", "writes nothing that the assistant says"),
+        ("{{ messages.__class__.__mro__ }}", "fails on these messages: .* is unsafe"),
+        ("{{ messages|length }}", "leaves out the content of the assistant's messages"),
         (
             "{{ messages|map(attribute='content')|map('length')|sum }}"
             "{% for m in messages %}{{ m.content }}{% endfor %}",
-            "writes other messages otherwise with what number 3 says",
+            "renders other messages differently depending on message 3",
         ),
     ],
 )
@@ -248,12 +246,12 @@ def test_templates_are_run_in_a_sandbox_and_must_be_consistent(source, message):
 @pytest.mark.parametrize(
     "line, message",
     [
-        ({"prompt": "a"}, "x.jsonl line 2: answer is no text here; the line has prompt"),
-        ({"prompt": "a", "answer": 3}, "line 2: answer is no text"),
-        ({}, "line 2: prompt and answer is no text here; the line has none"),
+        ({"prompt": "a"}, "x.jsonl line 2: answer must be text; the record has prompt"),
+        ({"prompt": "a", "answer": 3}, "line 2: answer must be text"),
+        ({}, "line 2: prompt and answer must be text; the record has no fields"),
         ({"messages": TALK}, "line 2: messages needs a tokenizer with a chat template"),
-        ({"messages": [3]}, "line 2: messages is no list of objects with role and content"),
-        ({"messages": TALK, "tools": [{}]}, "line 2: tools beside messages are not read: write"),
+        ({"messages": [3]}, "line 2: messages must be a list of objects with role and content"),
+        ({"messages": TALK, "tools": [{}]}, "line 2: the field tools is not supported: write"),
     ],
 )
 def test_a_line_that_is_no_instruction_is_refused_with_its_place(line, message, tmp_path):

@@ -275,7 +275,7 @@ DAMAGES = {
     "changed": (damage_metadata, r"metadata\.json does not match its checksum [0-9a-f]{64}"),
     "empty": (lambda f: (f / "metadata.json").write_text(""), r"metadata\.json cannot be read"),
     "list": (lambda f: (f / "metadata.json").write_text("[1]"), r"metadata\.json cannot be read"),
-    "none": (lambda f: (f / "metadata.json").unlink(), r"holds no packed rows: metadata\.json"),
+    "none": (lambda f: (f / "metadata.json").unlink(), r"has no packed rows: metadata\.json"),
 }
 
 
@@ -287,7 +287,7 @@ def test_a_damaged_cache_is_told_and_packed_again(pack, tmp_path, documents, kin
     damage(folder)
     with pytest.raises(ValueError, match=message):
         data.open_packed(folder)
-    with pytest.warns(UserWarning, match=f"Packing again: .*{message}"):
+    with pytest.warns(UserWarning, match=f"Cached rows are packed again: .*{message}"):
         again = pack(documents)
     assert again.digest() == data.open_packed(folder_of(tmp_path)).digest() == digest
 
@@ -326,7 +326,7 @@ def test_what_another_put_in_place_of_a_damaged_one_is_not_emptied(
         return intact
 
     monkeypatch.setattr(packing, "_is_intact", meanwhile)
-    with pytest.warns(UserWarning, match="Packing again"):
+    with pytest.warns(UserWarning, match="Cached rows are packed again"):
         rows = pack(documents)
     assert rows.digest() == data.open_packed(folder_of(tmp_path)).digest()
 
@@ -474,7 +474,7 @@ def test_a_full_disk_leaves_parts_alone_and_says_how_far_it_went(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    message = rf"in .*cache, where {size:,} of {size:,} bytes of text are tokenised; make room"
+    message = rf"in .*cache after tokenizing {size:,} of {size:,} bytes of text; free space"
     with pytest.raises(OSError, match=message) as caught:
         pack(documents)
     assert caught.value.errno == errno.ENOSPC
@@ -500,5 +500,5 @@ def test_the_cache_has_ordinary_permissions(pack, tmp_path, documents):
 def test_nothing_to_pack_is_refused(pack, documents):
     with pytest.raises(ValueError, match="row_length must be at least 1; got 0"):
         pack(documents, row_length=0)
-    with pytest.raises(ValueError, match="There are 0 documents to pack"):
+    with pytest.raises(ValueError, match="There are no documents to pack"):
         pack([])

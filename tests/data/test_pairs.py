@@ -78,12 +78,12 @@ def test_sources_take_the_first_length_that_holds_the_longest():
 @pytest.mark.parametrize(
     "pair, message",
     [
-        (Pair("abcdefga", "a"), "The longest source has 8 tokens; there is room for 7"),
-        (Pair("a", "abcde"), "The longest target has 6 tokens; there is room for 5"),
-        (Pair("", "abc"), "A source has 0 tokens; its target is 'abc'"),
+        (Pair("abcdefga", "a"), "The longest source has 8 tokens, more than the padded length 7"),
+        (Pair("a", "abcde"), "The longest target has 6 tokens, more than the padded length 5"),
+        (Pair("", "abc"), "A source has no tokens; its target is 'abc'"),
         (
             Pair("a!", "abc"),
-            r"Character '!' \(U\+0021\) at 1, in line 1 of the text, is none of the 7 that",
+            r"Character '!' \(U\+0021\) at 1, in line 1 of the text, is not among the 7 of",
         ),
     ],
 )
@@ -128,10 +128,13 @@ def test_seeking_is_iterating():
         ({"batch_size": 0}, "batch_size must be at least 1; got 0"),
         ({"group": 0}, "group must be at least 1; got 0"),
         ({"lengths": PaddedLengths((), 5)}, r"got \(\) for sources and 5 for targets"),
-        ({"lengths": PaddedLengths((7, 3), 5)}, r"those of sources rise; got \(7, 3\) for sources"),
+        (
+            {"lengths": PaddedLengths((7, 3), 5)},
+            r"source lengths increasing; got \(7, 3\) for sources",
+        ),
         (
             {"lengths": PaddedLengths((0, 3), 5)},
-            r"Lengths are at least 1, .* got \(0, 3\) for sources",
+            r"Lengths must be at least 1, .* got \(0, 3\) for sources",
         ),
         ({"lengths": PaddedLengths((3,), 0)}, r"got \(3,\) for sources and 0 for targets"),
     ],
@@ -162,7 +165,7 @@ def test_an_evaluation_has_every_pair_once_in_order_and_one_shape(count):
 
 
 def test_an_evaluation_of_nothing_is_refused():
-    with pytest.raises(ValueError, match="There are 0 pairs to make batches of"):
+    with pytest.raises(ValueError, match="There are no pairs to make batches of"):
         evaluation_pair_batches([], LETTERS, batch_size=4, lengths=SHORT_OR_LONG)
     with pytest.raises(ValueError, match="batch_size must be at least 1; got 0"):
         evaluation_pair_batches([numbered(0)], LETTERS, batch_size=0, lengths=SHORT_OR_LONG)

@@ -80,17 +80,17 @@ def test_a_byte_order_mark_is_no_text(tmp_path):
     ("name", "content", "message"),
     [
         ("x.txt", "né".encode("utf-16"), "x.txt is not UTF-8: byte 0xff at offset 0 .*-f UTF-16"),
-        ("x.txt", b"a\nb\0", "x.txt is no text: byte 0x00 at offset 3 of 4, in line 2"),
-        ("x.csv", b"text\na\n", r"x.csv is a table, and of .csv and .tsv no rows are read"),
+        ("x.txt", b"a\nb\0", "x.txt is not text: byte 0x00 at offset 3 of 4, in line 2"),
+        ("x.csv", b"text\na\n", r"x.csv is a table; .csv and .tsv files are not supported"),
         (
             "x.tsv.gz",
             gzip.compress(b"text\n", mtime=0),
-            r"x.tsv.gz is a table, and of .csv and .tsv no",
+            r"x.tsv.gz is a table; .csv and .tsv files are not",
         ),
         ("x.jsonl", "{}".encode("utf-16"), "x.jsonl line 1 is not JSON: .*byte 0xff"),
         ("x.json", b'{\n "text": "a"\n}\n', "x.json line 1 is not JSON"),
         ("x.json", b'[{"text": "a"}, 5]', "x.json entry 2 is an integer, not an object"),
-        ("x.json", b'[{"text": "a"}, {"a": 1}]', "x.json entry 2 does not say text; it has a"),
+        ("x.json", b'[{"text": "a"}, {"a": 1}]', "x.json entry 2 has no field 'text'; it has a"),
         ("x.json", b'[{"text": "a"}', "x.json is not JSON: .*column 15"),
         ("x.parquet", LINES, "x.parquet cannot be read: "),
         ("x.arrow", LINES, "x.arrow cannot be read: "),
@@ -118,7 +118,7 @@ def test_half_a_surrogate_pair_in_an_instruction_is_named_by_its_line(where, tmp
         {"prompt": bad, "answer": "b"} if where == "prompt" else {"messages": talk},
     ]
     (tmp_path / "x.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    message = rf"x\.jsonl line 2: field '{where}' has half a surrogate pair, '\\ud83d', at char.* 2"
+    message = rf"x\.jsonl line 2: field '{where}' has an unpaired surrogate, '\\ud83d', at char.* 2"
     with pytest.raises(ValueError, match=message):
         list(data.documents(Instructions(path=str(tmp_path)), template=ROLES))
 

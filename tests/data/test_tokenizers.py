@@ -68,7 +68,7 @@ def test_decoding_leaves_out_the_end_and_replaces_broken_bytes(tokenizer):
     assert tokenizer.decode(tokenizer.encode("é")[:1]) == "\ufffd"
     assert tokenizer.decode(np.array([], np.int32)) == ""
     for bad in (-1, tokenizer.vocab_size):
-        message = f"Tokens run from 0 to {tokenizer.vocab_size - 1}; got {bad}"
+        message = f"Token ids must be between 0 and {tokenizer.vocab_size - 1}; got {bad}"
         with pytest.raises(ValueError, match=message):
             tokenizer.decode([0, bad])
 
@@ -250,19 +250,21 @@ def test_what_is_no_tokenizer_is_refused(tmp_path):
         data.load_tokenizer(tmp_path)
     path.write_text('{"b": 1, "a": 2}')
     with pytest.raises(
-        ValueError, match=r"tokenizer\.json is no tokenizer; its 2 keys: 'a', 'b'\."
+        ValueError, match=r"tokenizer\.json is not a tokenizer; its 2 keys: 'a', 'b'\."
     ):
         data.load_tokenizer(tmp_path)
-    with pytest.raises(ValueError, match=r"The text is no tokenizer; its 1 keys: 'type'\."):
+    with pytest.raises(ValueError, match=r"The text is not a tokenizer; its 1 keys: 'type'\."):
         data.tokenizer_from_json('{"type": "BPETokenizer"}')
     path.write_text('{"model": {"type": "BPE"}, "added_tokens": [{"content": "</s>"}]}')
-    with pytest.raises(ValueError, match=r"tokenizer\.json is no tokenizer: "):
+    with pytest.raises(ValueError, match=r"tokenizer\.json is not a tokenizer: "):
         data.load_tokenizer(tmp_path)
     plain_hugging_face(tmp_path, names=())
-    with pytest.raises(ValueError, match="no eos_token .* none of .*</s>.* among its 0 added"):
+    with pytest.raises(ValueError, match="no end-of-text .* none of .*</s>.* is among the 0 added"):
         data.load_tokenizer(tmp_path)
     plain_hugging_face(tmp_path, names=(), eos_token="<stop>")
-    with pytest.raises(ValueError, match="None of the 3 tokens is the end of text '<stop>'"):
+    with pytest.raises(
+        ValueError, match="The end-of-text token '<stop>' is not among the 3 tokens"
+    ):
         data.load_tokenizer(tmp_path)
 
 
@@ -282,9 +284,9 @@ def test_a_damaged_tokenizer_file_is_named(tmp_path, kind):
     ("content", "message"),
     [
         ("[" * 100_000, "nested too deeply"),
-        ('{"model": {}, "added_tokens": [{}]}', "no tokenizer: an added token has no content"),
-        ('{"model": {}, "added_tokens": [3]}', "no tokenizer: an added token has no content"),
-        ('{"type": "CharacterTokenizer", "alphabet": "aa"}', "no tokenizer: An alphabet has"),
+        ('{"model": {}, "added_tokens": [{}]}', "not a tokenizer: an added token has no content"),
+        ('{"model": {}, "added_tokens": [3]}', "not a tokenizer: an added token has no content"),
+        ('{"type": "CharacterTokenizer", "alphabet": "aa"}', "not a tokenizer: alphabet must have"),
     ],
 )
 def test_a_tokenizer_file_that_cannot_be_is_named(tmp_path, content, message):
@@ -295,7 +297,9 @@ def test_a_tokenizer_file_that_cannot_be_is_named(tmp_path, content, message):
 
 def test_an_end_of_text_that_is_no_text_is_refused(tmp_path):
     plain_hugging_face(tmp_path, names=(), eos_token=5)
-    with pytest.raises(ValueError, match=r"tokenizer_config\.json: eos_token is 5, neither a text"):
+    with pytest.raises(
+        ValueError, match=r"tokenizer_config\.json: eos_token must be a string, null"
+    ):
         data.load_tokenizer(tmp_path)
 
 
@@ -327,7 +331,7 @@ def test_characters_are_those_of_the_texts_in_order(tmp_path):
 def test_characters_that_are_not_known_are_refused():
     tokenizer = data.CharacterTokenizer("ab")
     message = (
-        r"Character 'c' \(U\+0063\) at 3, in line 2 .* none of the 3 .* \('\\nab'\); ByteLevel"
+        r"Character 'c' \(U\+0063\) at 3, in line 2 .* not among the 3 .* \('\\nab'\); ByteLevel"
     )
     with pytest.raises(ValueError, match=message):
         data.CharacterTokenizer("\nab").encode("ab\nc")
@@ -335,13 +339,15 @@ def test_characters_that_are_not_known_are_refused():
     with pytest.raises(ValueError, match=r"'\\u2192' \(U\+2192\)") as caught:
         many.encode("\u4e00" * 10_000 + "\u2192")
     assert len(str(caught.value)) < 250
-    with pytest.raises(ValueError, match="Tokens run from 0 to 2; got 3"):
+    with pytest.raises(ValueError, match="Token ids must be between 0 and 2; got 3"):
         tokenizer.decode([0, 3])
 
 
-@pytest.mark.parametrize("alphabet, counts", [("", "0, of which 0"), ("aba", "3, of which 2")])
+@pytest.mark.parametrize(
+    "alphabet, counts", [("", "0 characters, 0 of"), ("aba", "3 characters, 2 of")]
+)
 def test_an_alphabet_that_cannot_be_is_refused(alphabet, counts):
-    with pytest.raises(ValueError, match=f"at least one character and each once; got {counts}"):
+    with pytest.raises(ValueError, match=f"at least one character and no duplicates; got {counts}"):
         data.CharacterTokenizer(alphabet)
 
 
