@@ -25,7 +25,7 @@ except ModuleNotFoundError as error:
     exit_with_error(missing_extra_message(error))
 
 COMMAND = "python -m jaxformer.parallel plan"
-SUMMARY = f"Memory and time of one update of a model, without a device. {IMPORT_FLAG_HELP}"
+SUMMARY = f"Estimated memory and time of a training step, without a device. {IMPORT_FLAG_HELP}"
 DEFAULT_LENGTH = 4096
 
 
@@ -34,24 +34,24 @@ class PlanArguments:
     """Arguments of the plan command.
 
     Attributes:
-        name: A preset, such as llama-3-70b; `python -m jaxformer.zoo --list` names all. Or a file
-            of a configuration's JSON, as `config.to_json` writes it, with .json at its end.
-        mesh: Devices along each axis; without any, the smallest mesh that has room is looked for.
-        devices: How many there are, where the mesh leaves some over or is looked for.
-        chip: What they are: h100, h200, a100, tpu-v5p, ...
-        batch_size: Rows, over all devices and parts; None is as many as have room, to 4 million
+        name: Preset, such as llama-3-70b (`python -m jaxformer.zoo --list` lists all), or a .json
+            file written by `config.to_json`.
+        mesh: Devices along each mesh axis; the default searches for the smallest mesh that fits.
+        devices: Number of devices; None is the product of the mesh, or the fewest that fit.
+        chip: Kind of chip: h100, h200, a100, tpu-v5p, ...
+        batch_size: Global batch size in rows; None is the largest that fits, up to 4 million
             tokens.
-        length: Tokens of a row; None is 4096, or as many as the model can take.
-        source_length: Tokens of a source, where the model reads one; None is as many.
-        gradient_accumulation_steps: In how many parts a device works through its rows.
+        length: Row length in tokens; None is 4096, or the maximum of the model if it is smaller.
+        source_length: Source length in tokens, for an encoder-decoder; None is `length`.
+        gradient_accumulation_steps: Number of microbatches of a step.
         remat: What the backward pass recomputes.
-        dtype: Of the computation.
-        expert_capacity_factor: Rows that a device has room for from each other one on the way to
-            experts, as a multiple of an even share; None has room for all.
-        optimizer: Which kind.
-        compile: A TPU slice or GPUs to compile the update for beside, without one: v5e:4x4,
-            v5p:2x2x4, v6e:16x16, ..., h100:8, h100:64. It says which chips there are and how many.
-            Needs the extra aot-tpu or aot-gpu.
+        dtype: Dtype of the computation.
+        expert_capacity_factor: Capacity for the rows that a device sends to each other device's
+            experts, as a multiple of an even distribution; None drops none.
+        optimizer: Kind of optimizer.
+        compile: TPU slice or GPUs for which to compile the step ahead of time too: v5e:4x4,
+            v5p:2x2x4, v6e:16x16, ..., h100:8, h100:64. It sets `chip` and `devices`. Needs the
+            extra aot-tpu or aot-gpu.
     """
 
     name: Annotated[str, tyro.conf.Positional]
@@ -81,7 +81,7 @@ def main(arguments: list[str] | None = None) -> None:
     if arguments[:1] == ["plan"]:
         arguments = arguments[1:]
     elif arguments[:1] not in (["-h"], ["--help"]):
-        exit_with_error(f"There is one command: {COMMAND} NAME. --help says what it takes.")
+        exit_with_error(f"Usage: {COMMAND} NAME; see --help.")
     with readable_errors():
         arguments = import_from_flags(arguments)
         print(plan_text(tyro.cli(PlanArguments, args=arguments, prog=COMMAND, description=SUMMARY)))
@@ -101,7 +101,7 @@ def plan_text(options: PlanArguments) -> str:
     if options.compile is not None:
         if options.devices is not None:
             raise ValueError(
-                f"compile {options.compile} says how many devices there are; leave out devices."
+                f"--compile {options.compile} sets the number of devices; leave out --devices."
             )
         from jaxformer.training import aot_compile as compiled
 
@@ -109,7 +109,7 @@ def plan_text(options: PlanArguments) -> str:
         devices = compiled.topology_devices(options.compile)
         known = chip_from_device_kind(devices[0].device_kind)
         if known is not None and options.chip not in (PlanArguments.chip, known.name):
-            raise ValueError(f"compile {options.compile} is for {known.name}; leave out chip.")
+            raise ValueError(f"--compile {options.compile} sets {known.name}; leave out --chip.")
         chip = known or chip
         options = replace(options, devices=len(devices))
     max_length = config.max_length
@@ -119,10 +119,12 @@ def plan_text(options: PlanArguments) -> str:
         else options.length
     )
     if max_length is not None and length > max_length:
-        raise ValueError(f"{options.name} has {max_length} learned positions; got length {length}.")
+        raise ValueError(
+            f"length {length} is more than the {max_length} learned positions of {options.name}."
+        )
     has_source = isinstance(config.topology, EncoderDecoder)
     if options.source_length is not None and not has_source:
-        raise ValueError(f"{options.name} reads no source; leave out source_length.")
+        raise ValueError(f"{options.name} is not an encoder-decoder; leave out --source-length.")
     work = Workload(
         batch_size=options.batch_size,
         length=length,
@@ -147,7 +149,7 @@ def plan_text(options: PlanArguments) -> str:
 def choose_mesh_shape(
     options: PlanArguments, config: TransformerConfig, chip: Chip, work: Workload
 ) -> dict[str, int]:
-    """The mesh shape that was asked for, or the smallest one that fits."""
+    """The mesh shape of the arguments, or the smallest one that fits."""
     if options.mesh == MeshConfig():
         return smallest_fitting_mesh(config, chip, work, devices=options.devices)
     mesh, devices = options.mesh, options.devices

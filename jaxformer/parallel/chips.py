@@ -9,13 +9,13 @@ class Chip(NamedTuple):
     """Published figures of one accelerator, counted as one JAX device; unknown figures are None.
 
     Attributes:
-        name: As on a command line.
-        device_kind_pattern: A pattern found in `jax.Device.device_kind`.
-        peak_flops: Dense FLOP/s with bfloat16 inputs (float16 where the chip has no bfloat16),
-            without structured sparsity.
-        memory: Bytes.
-        bandwidth: Of the memory, bytes/s.
-        link_domain_size: How many devices fast links join.
+        name: Name on the command line.
+        device_kind_pattern: Regular expression that matches `jax.Device.device_kind`.
+        peak_flops: Dense FLOP/s with bfloat16 inputs (float16 if the chip has no bfloat16), without
+            structured sparsity.
+        memory: Memory in bytes.
+        bandwidth: Memory bandwidth in bytes/s.
+        link_domain_size: Number of devices that fast links connect.
     """
 
     name: str
@@ -26,7 +26,7 @@ class Chip(NamedTuple):
     link_domain_size: int
 
 
-# The first whose pattern is found counts.
+# The first chip whose pattern matches is used.
 CHIPS: tuple[Chip, ...] = (
     # NVIDIA H200 data sheet, NVL: 1,671e12 with sparsity; 2- or 4-way NVLink bridge
     Chip("h200-nvl", r"\bH200 NVL\b", 835e12, 141e9, 4.8e12, 4),
@@ -69,13 +69,13 @@ def get_chip(name: str) -> Chip:
     """The chip of this name.
 
     Raises:
-        ValueError: There is none; similar names are given.
+        ValueError: There is none; the message has similar names.
     """
     names = [chip.name for chip in CHIPS]
     if name not in names:
         close = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.4)
         hint = f" Similar: {', '.join(close)}." if close else ""
-        raise ValueError(f"There is no chip {name!r}.{hint} There are {', '.join(names)}.")
+        raise ValueError(f"There is no chip {name!r}.{hint} Chips: {', '.join(names)}.")
     return CHIPS[names.index(name)]
 
 
@@ -86,8 +86,7 @@ def chip_from_device_kind(device_kind: str) -> Chip | None:
         device_kind: `jax.Device.device_kind`, as in "NVIDIA H100 80GB HBM3" or "TPU v5 lite".
 
     Returns:
-        None for a kind that is not in the table. A part of a GPU (MIG) is not in the table, for
-        the figures are those of the whole.
+        The chip, or None; also None for a part of a GPU (MIG), as the figures are of whole GPUs.
     """
     if re.search(r"\bMIG\b", device_kind):
         return None

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxformer.checks import check_fields
 
-SECONDS_TO_SAY = 5.0  # for which process 0 listens to who comes, while others wait
+SECONDS_TO_SAY = 5.0  # timeout in which a connected process must send its id
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,13 +25,13 @@ class DistributedConfig:
     """Arguments of jax.distributed.initialize; Slurm, TPU pods and Open MPI provide them.
 
     Attributes:
-        coordinator_address: Address of process 0 as host:port, where the others can reach it.
-        num_processes: How many there are.
-        process_id: Which one this is, from 0.
-        initialization_timeout: Seconds until all must have started; past them each ends with an
-            error.
-        heartbeat_timeout: Seconds without a sign of life after which a process counts as dead, and
-            for which one that has ended waits for the others. Past them all end with an error.
+        coordinator_address: Address of process 0 as host:port, reachable from the others.
+        num_processes: Number of processes.
+        process_id: Index of this process, from 0.
+        initialization_timeout: Seconds in which all processes must start; after that all exit with
+            an error.
+        heartbeat_timeout: Seconds without a heartbeat after which a process counts as dead and all
+            exit with an error; also how long a finished process waits for the others.
     """
 
     coordinator_address: str | None = None
@@ -45,13 +45,15 @@ class DistributedConfig:
         process_fields = [self.coordinator_address, self.num_processes, self.process_id]
         if None in process_fields and any(x is not None for x in process_fields):
             raise ValueError(
-                "Give coordinator_address, num_processes and process_id together, or none of them; "
-                f"got {self.coordinator_address}, {self.num_processes} and {self.process_id}."
+                "coordinator_address, num_processes and process_id must be passed together or not "
+                f"at all; got {self.coordinator_address}, {self.num_processes} and "
+                f"{self.process_id}."
             )
         if self.num_processes is not None and self.process_id is not None:
             if not 0 <= self.process_id < self.num_processes:
                 raise ValueError(
-                    f"Process {self.process_id} is none of {self.num_processes}, counted from 0."
+                    f"process_id must be between 0 and {self.num_processes - 1}; got "
+                    f"{self.process_id}."
                 )
         if self.coordinator_address is not None and not is_host_port(self.coordinator_address):
             raise ValueError(
@@ -75,16 +77,15 @@ def initialize_distributed(hosts: DistributedConfig) -> None:
     """Call jax.distributed.initialize; must be the first use of JAX in the process.
 
     Args:
-        hosts: Where the others are, and how long to wait for them.
+        hosts: Coordinator, number of processes and timeouts.
 
     Raises:
-        ValueError: How to find the others is neither said nor known, or not all of them come. Where
-            Slurm or another scheduler knows how, JAX aborts a process whose others do not come.
+        ValueError: The coordinator is neither passed nor provided by a scheduler, or not all
+            processes start in time. Under Slurm or another scheduler JAX aborts instead.
     """
     print(
-        f"Waits {hosts.initialization_timeout} seconds for the other processes; this one is "
-        f"{hosts}. Each is started "
-        "with a number of its own, and reaches the coordinator.",
+        f"Waiting up to {hosts.initialization_timeout} seconds for the other processes; this one "
+        f"is {hosts}. Each needs a different process_id and must reach the coordinator.",
         file=sys.stderr,
         flush=True,
     )
@@ -103,18 +104,19 @@ def initialize_distributed(hosts: DistributedConfig) -> None:
         )
     except (ValueError, RuntimeError) as error:
         raise ValueError(
-            f"This process could not join the others: {error} Outside Slurm, TPU pods and Open MPI "
-            "say how: coordinator host:port, the number of processes, and which one this is."
+            f"jax.distributed.initialize failed: {error} Except on Slurm, TPU pods and Open MPI, "
+            "pass coordinator_address (host:port), num_processes and process_id."
         ) from error
 
 
 def meet(hosts: DistributedConfig) -> None:
-    """Wait for all processes at the coordinator's port, before JAX listens there.
+    """Wait until all processes have connected to the coordinator's port, before JAX uses it.
 
-    JAX would wait too, but then abort the process without saying who is missing.
+    JAX also waits, but then aborts the process without naming the missing ones.
 
     Raises:
-        ValueError: Not all have come after `hosts.initialization_timeout` seconds; who is missing.
+        ValueError: Some are missing after `hosts.initialization_timeout` seconds; the message names
+            them.
     """
     try:
         missing = (report if hosts.process_id else receive)(
@@ -124,27 +126,26 @@ def meet(hosts: DistributedConfig) -> None:
             return
         came = (hosts.num_processes or 0) - len(missing)
         what = (
-            f"{came} of {hosts.num_processes} processes came to {hosts.coordinator_address} in "
-            f"{hosts.initialization_timeout} "
-            f"seconds, and not {', '.join(map(str, missing))}."
+            f"{came} of {hosts.num_processes} processes connected to {hosts.coordinator_address} "
+            f"in {hosts.initialization_timeout} seconds; missing: {', '.join(map(str, missing))}."
         )
     except OSError as error:
         does = (
-            f"reached nobody in {hosts.initialization_timeout} seconds"
+            f"got no answer in {hosts.initialization_timeout} seconds"
             if hosts.process_id
             else "cannot listen"
         )
         which = f"Process {hosts.process_id} of {hosts.num_processes}"
         what = f"{which} {does} at {hosts.coordinator_address}: {error}."
     raise ValueError(
-        f"{what} Look whether each was started, with the same coordinator and a number of its own "
-        "from 0, whether process 0 is on the coordinator's machine, and whether the others reach "
-        "that machine at that port."
+        f"{what} Check that each process was started with the same coordinator_address and a "
+        "different process_id from 0, that process 0 runs on the coordinator's machine, and that "
+        "the others can reach this machine and port."
     )
 
 
 def receive(hosts: DistributedConfig, until: float) -> list[int]:
-    """The processes that do not come to process 0, this one; those that do are told at once."""
+    """Process 0: accept the others and send them the ids that are still missing; returns these."""
     missing, connections = list(range(1, hosts.num_processes or 1)), list[socket.socket]()
     with contextlib.ExitStack() as stack:
         both = socket.has_dualstack_ipv6()
@@ -157,18 +158,18 @@ def receive(hosts: DistributedConfig, until: float) -> list[int]:
         )
         while missing and (left := until - time.monotonic()) > 0:
             listening.settimeout(left)
-            with contextlib.suppress(OSError, ValueError):  # who comes may be none of them
+            with contextlib.suppress(OSError, ValueError):  # may be an unrelated client
                 connections.append(stack.enter_context(listening.accept()[0]))
                 connections[-1].settimeout(SECONDS_TO_SAY)
                 missing.remove(int(connections[-1].recv(16)))
             for connection in connections:
-                with contextlib.suppress(OSError):  # it has ended since
+                with contextlib.suppress(OSError):  # the process may have ended
                     connection.sendall(json.dumps(missing).encode() + b"\n")
     return missing
 
 
 def report(hosts: DistributedConfig, until: float) -> list[int]:
-    """The processes that are missing where this one goes, which is to process 0.
+    """Other processes: connect to process 0; returns the missing ids that it sends last.
 
     Raises:
         OSError: It never answers.
@@ -181,7 +182,7 @@ def report(hosts: DistributedConfig, until: float) -> list[int]:
                 for line in connection.makefile():
                     missing = json.loads(line)
                     connection.settimeout(max(0.01, until - time.monotonic()))
-        except (OSError, ValueError) as error:  # it is not there yet, or something else is
+        except (OSError, ValueError) as error:  # not started yet, or another program
             reason = str(error)
             time.sleep(min(0.2, left))
     if missing is None:
@@ -199,7 +200,7 @@ def is_primary_process() -> bool:
     """Whether this is process 0, which logs and writes files.
 
     Returns:
-        True in process 0, which may be the only one.
+        True in process 0.
     """
     return jax.process_index() == 0
 
@@ -208,14 +209,14 @@ def check_equal_across_processes(values: Mapping[str, Any]) -> None:
     """Raise on every process if configurations or devices differ between processes.
 
     Args:
-        values: Flat, as JSON; the same on all processes, or else.
+        values: Flat dict of JSON values.
 
     Raises:
-        ValueError: On every process alike, with each difference.
+        ValueError: On every process; the message has each difference.
     """
     if jax.process_count() == 1:
         return
-    device_info = {"devices there": [jax.local_device_count(), jax.local_devices()[0].device_kind]}
+    device_info = {"local devices": [jax.local_device_count(), jax.local_devices()[0].device_kind]}
     texts = all_gather_strings(json.dumps({**values, **device_info}, sort_keys=True, default=str))
     values_by_process = [json.loads(text) for text in texts]
     lines = []
@@ -228,20 +229,20 @@ def check_equal_across_processes(values: Mapping[str, Any]) -> None:
                 f"process {differing[0]}"
             )
     if lines:
-        raise ValueError("The processes were not started alike:\n" + "\n".join(lines))
+        raise ValueError("The processes have different settings:\n" + "\n".join(lines))
 
 
 def broadcast_from_process_0(compute: Callable[[], str]) -> str:
     """Call `compute` on process 0 and return its string on all processes.
 
     Args:
-        compute: Makes the decision; called in the first process only.
+        compute: Function that returns the string; called on process 0 only.
 
     Returns:
-        Its result, on every process alike.
+        Its result, on every process.
 
     Raises:
-        ValueError: That of the first process, on all of them; or it had an OSError.
+        ValueError: On every process, if `compute` raises a ValueError or an OSError.
     """
     if jax.process_count() == 1:
         return compute()

@@ -16,7 +16,7 @@ from jaxformer.layers.parameter_metadata import ParameterMetadata, parameter_met
 from jaxformer.parallel.mesh import BATCH_AXES, MESH_AXES, check_divisible
 
 OptimizerKind = Literal["adamw", "adafactor", "lion", "muon", "sgd"]
-PARAM_BYTES = 4  # bytes of a parameter
+PARAM_BYTES = 4  # float32
 
 
 class MemoryEstimate(NamedTuple):
@@ -51,35 +51,35 @@ def estimate_memory(
 ) -> MemoryEstimate:
     """Estimate the training memory of one device.
 
-        parameters   4 * P       P: numbers of its share, exactly
+        parameters   4 * P       P: elements of its shards, exactly
         optimizer    4 * k * P   k: AdamW 2, Lion and SGD 1, Muon 1 for kernels and 2 for others,
-                                 Adafactor next to 0
-        gradients    4 * P       twice with accumulation: the sum, and those of a part
-        kernels      w * W       W: numbers of a layer's kernels and of embedding and head that it
-                                 puts together from shares, or casts to w bytes each; of all layers
-                                 if they are cast but not shared out, and remat is "none"
+                                 Adafactor almost 0
+        gradients    4 * P       twice with accumulation: the sum, and those of a microbatch
+        kernels      w * W       W: elements of a layer's kernels, the embedding and the head that
+                                 are all-gathered, or cast to w bytes each; of all layers if they
+                                 are cast but not sharded, and remat is "none"
         activations              `costs.activation_bytes`
         logits                   `costs.logit_bytes`
 
     Args:
-        config: The model.
-        mesh_shape: Devices along each axis.
-        batch_size: Rows of a batch, over all devices and parts.
-        length: Tokens of a row (of its target, for an encoder-decoder).
-        source_length: Tokens of its source.
-        gradient_accumulation_steps: In how many parts a device works through its rows.
+        config: Model configuration.
+        mesh_shape: Devices along each mesh axis.
+        batch_size: Global batch size in rows.
+        length: Row length in tokens; of the targets, for an encoder-decoder.
+        source_length: Source length in tokens.
+        gradient_accumulation_steps: Number of microbatches of a step.
         remat: As in `layers.RuntimeConfig`.
-        dtype: Of the computation.
+        dtype: Dtype of the computation.
         expert_capacity_factor: As `capacity_factor` of `F.mixture_of_experts`.
-        optimizer: Which kind.
+        optimizer: Kind of optimizer.
         fused_attention: As in `costs.activation_bytes`.
 
     Returns:
         Bytes. Parameters are exact, the rest is an estimate: in our tests the total is within a
-        factor of 1.5 of what the compiler lays out.
+        factor of 1.5 of the memory that the compiler allocates.
 
     Raises:
-        ValueError: The model or the batch cannot be shared out over the mesh, or there is no such
+        ValueError: Model or batch do not divide evenly over the mesh, or there is no such
             optimizer.
     """
     if optimizer not in get_args(OptimizerKind):
@@ -163,7 +163,7 @@ def _gathered_size(
 def _optimizer_values_per_element(x: ParameterMetadata, optimizer: str) -> int:
     """Optimizer-state values per parameter element."""
     match optimizer:
-        case "adafactor":  # of a matrix a row and a column
+        case "adafactor":  # a matrix has one row and one column, counted as 0
             return 0 if x.num_output_axes else 1
         case "muon":
             return 1 if x.role == "kernel" else 2

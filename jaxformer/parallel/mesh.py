@@ -17,10 +17,10 @@ from jaxformer.config.parameter import parse_logical_axes
 from jaxformer.layers.parameters import logical_to_mesh_axis
 from jaxformer.layers.runtime import active_mesh_axes
 
-# From the outermost to the innermost. Devices next to each other, which have the fastest links,
-# are neighbours along the innermost axis, and that is the one whose messages are waited for.
+# From the outermost to the innermost. Neighbours along the innermost axis have the fastest links,
+# since the collectives of tensor parallelism cannot overlap with compute.
 MESH_AXES = ("data", "fsdp", "expert", "context", "tensor")
-BATCH_AXES = ("data", "fsdp", "expert")  # axes over which the rows of a batch are shared out
+BATCH_AXES = ("data", "fsdp", "expert")  # axes that shard the rows of a batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,11 +28,13 @@ class MeshConfig:
     """Number of devices along each mesh axis; their product is the number of devices.
 
     Attributes:
-        data: Groups that each have a whole model and other rows; None takes the devices left over.
-        fsdp: Other rows too, and each device keeps a part of every kernel, gathered at use.
-        tensor: Each device computes with a part of the heads, hidden width and vocabulary.
-        context: Each device has a part of every sequence.
-        expert: Other rows, and each device keeps a part of the experts.
+        data: Data parallelism: the model is replicated, rows are sharded. None is all devices
+            divided by the other axes.
+        fsdp: Fully sharded data parallelism: rows and parameters are sharded, and kernels are
+            all-gathered at use.
+        tensor: Tensor parallelism: heads, hidden width and vocabulary are sharded.
+        context: Context parallelism: every sequence is sharded.
+        expert: Expert parallelism: rows and experts are sharded.
     """
 
     data: int | None = None
@@ -46,16 +48,16 @@ class MeshConfig:
         for name in MESH_AXES:
             size = getattr(self, name)
             if size is not None and size < 1:
-                raise ValueError(f"A mesh has at least 1 device along {name}; got {size}.")
+                raise ValueError(f"{name} must be at least 1; got {size}.")
 
     def shape(self, num_devices: int) -> dict[str, int]:
         """Mesh shape for a number of devices, outermost axis first.
 
         Args:
-            num_devices: How many there are.
+            num_devices: Number of devices.
 
         Raises:
-            ValueError: They do not suffice, or some would be left over.
+            ValueError: The product of the axes cannot be this number.
         """
         axis_sizes = {name: getattr(self, name) for name in MESH_AXES}
         shown = " x ".join(
@@ -76,15 +78,15 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
     """Make a `jax.sharding.Mesh` with the axis "data" and every axis larger than 1.
 
     Args:
-        config: How many along each axis.
-        devices: Those to use; None is all, of all processes.
+        config: Devices along each axis.
+        devices: Devices to use; None is all devices of all processes.
 
     Returns:
-        The mesh, its axes from the outermost to the innermost as in `MESH_AXES`.
+        The mesh, its axes in the order of `MESH_AXES`.
 
     Raises:
-        ValueError: The devices do not suffice, some would be left over, or slices of TPUs are more
-            than the rows of a batch can be shared out to.
+        ValueError: The product of the axes is not the number of devices, or the axes that shard
+            rows do not divide over the TPU slices.
     """
     devices = jax.devices() if devices is None else devices
     mesh_shape = config.shape(len(devices))
@@ -99,16 +101,16 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
 def arrange_devices(mesh_shape: Mapping[str, int], devices: Sequence[Any]) -> np.ndarray:
     """Devices as a grid; neighbours on the innermost axis have the fastest links.
 
-    TPUs of a slice form a torus, of which an axis has lines to itself where they fit, else parts of
-    them. A slower network joins slices: along "data", then "fsdp", then "expert", messages cross
-    it, along others never. Other devices stay in their order, which is that of their hosts.
+    A TPU slice is a torus: each mesh axis gets whole physical axes if possible, else parts of them.
+    Slices are connected by a slower network (DCN), which is used along "data", then "fsdp", then
+    "expert", and never along other axes. Other devices keep their order, which follows the hosts.
 
     Args:
         mesh_shape: Devices along each axis, from the outermost to the innermost.
-        devices: As many.
+        devices: The devices, as many as the product.
 
     Raises:
-        ValueError: There are more slices than may be crossed to.
+        ValueError: The axes that may use the DCN do not divide over the slices.
     """
     shape = tuple(mesh_shape.values())
     if devices[0].platform != "tpu":
@@ -124,11 +126,12 @@ def arrange_devices(mesh_shape: Mapping[str, int], devices: Sequence[Any]) -> np
 
     try:
         return make_grid()
-    except NotImplementedError:  # an axis has no lines to itself
+    except NotImplementedError:  # a mesh axis needs a part of a physical axis
         return make_grid(allow_split_physical_axes=True)
     except AssertionError:
         raise ValueError(
-            f"The first {len(devices)} TPUs are no rectangle of their slice; choose another number."
+            f"The first {len(devices)} TPU chips do not form a rectangle of their slice; use "
+            "another number of devices."
         ) from None
 
 
@@ -137,10 +140,10 @@ def slices_per_axis(mesh_shape: Mapping[str, int], num_slices: int) -> tuple[int
 
     Args:
         mesh_shape: Devices along each axis.
-        num_slices: How many there are in all.
+        num_slices: Number of slices.
 
     Raises:
-        ValueError: The axes that may cross have not so many devices between them.
+        ValueError: The product of the axes that may use the DCN is not a multiple of it.
     """
     remaining, per_axis = num_slices, dict.fromkeys(mesh_shape, 1)
     for name in (name for name in BATCH_AXES if name in mesh_shape):
@@ -151,8 +154,9 @@ def slices_per_axis(mesh_shape: Mapping[str, int], num_slices: int) -> tuple[int
             f"{name} {mesh_shape[name]}" for name in BATCH_AXES if name in mesh_shape
         )
         raise ValueError(
-            f"{num_slices} slices are joined by a slow network, which only data, fsdp and expert "
-            f"cross; {axes_text} is no multiple of {num_slices}. Make data a multiple of it."
+            f"{num_slices} slices are connected by a slow network (DCN), which only data, fsdp and "
+            f"expert may use, but {axes_text} is not a multiple of {num_slices}. Make data a "
+            "multiple of it."
         )
     return tuple(per_axis.values())
 
@@ -164,7 +168,7 @@ def token_axes(mesh_shape: Mapping[str, int]) -> tuple[str, ...]:
         mesh_shape: Devices along each axis of the mesh.
 
     Returns:
-        Those of "data", "fsdp", "expert" and "context" that the mesh has, in this order.
+        The axes among "data", "fsdp", "expert" and "context" that the mesh has, in this order.
     """
     return tuple(name for name in (*BATCH_AXES, "context") if name in mesh_shape)
 
@@ -176,7 +180,7 @@ def num_batch_shards(mesh_shape: Mapping[str, int]) -> int:
         mesh_shape: Devices along each axis; an axis that is missing counts as 1.
 
     Returns:
-        The product of those along "data", "fsdp" and "expert".
+        The product of the sizes of "data", "fsdp" and "expert".
     """
     return math.prod(mesh_shape.get(name, 1) for name in BATCH_AXES)
 
@@ -192,14 +196,14 @@ def check_divisible(
     """Raise if model or batch do not divide evenly over the mesh.
 
     Args:
-        config: The model.
+        config: Model configuration.
         mesh_shape: Devices along each axis.
-        batch_size: Rows of a batch, over all devices; None for the model alone.
-        lengths: Those of the sequences in a row: of tokens, and of sources.
-        gradient_accumulation_steps: In how many parts a device works through its rows.
+        batch_size: Global batch size in rows; None checks the model only.
+        lengths: Lengths of rows in tokens, and of sources.
+        gradient_accumulation_steps: Number of microbatches of a step.
 
     Raises:
-        ValueError: All that does not fit, with both numbers.
+        ValueError: The message has every problem, with both numbers.
     """
     axis_sizes = {name: mesh_shape.get(name, 1) for name in MESH_AXES}
     num_parts = num_batch_shards(axis_sizes) * gradient_accumulation_steps
@@ -218,12 +222,14 @@ def check_divisible(
         if axis_sizes["context"] > 1 and length % (2 * axis_sizes["context"]):
             problems.append(
                 f"length {length} must be a multiple of 2 x context {axis_sizes['context']} = "
-                f"{2 * axis_sizes['context']}: each device has an early and a late part of a "
+                f"{2 * axis_sizes['context']}: each device has one early and one late chunk of a "
                 "sequence"
             )
     problems += _indivisible_sizes(config, axis_sizes)
     if problems:
-        raise ValueError("The mesh does not fit:\n" + "\n".join(f"  {p}." for p in problems))
+        raise ValueError(
+            "Model or batch do not divide over the mesh:\n" + "\n".join(f"  {p}." for p in problems)
+        )
 
 
 def _indivisible_sizes(config: c.TransformerConfig, n: Mapping[str, int]) -> Iterator[str]:
@@ -243,7 +249,7 @@ def _indivisible_sizes(config: c.TransformerConfig, n: Mapping[str, int]) -> Ite
     for name, size in vocabularies.items():
         padded = -(-size // n["tensor"]) * n["tensor"]
         for problem in uneven(name, size, "tensor"):
-            yield f"{problem} (a model with {padded} has rows that no token uses)"
+            yield f"{problem} (pad it to {padded}; the additional rows are unused)"
     num_moe_layers = 0
     for prefix, stack, num_layers in stacks:
         for attention in dict.fromkeys(stack.attention_kinds):
@@ -257,8 +263,8 @@ def _indivisible_sizes(config: c.TransformerConfig, n: Mapping[str, int]) -> Ite
                     yield from _indivisible_kv_heads(heads, kv, norm, n["tensor"])
                 case c.Decay() | c.Mixer() if n["context"] > 1:
                     yield (
-                        f"context {n['context']}, but the state of {type(attention).__name__} goes "
-                        "from token to token, so a text stays on one device"
+                        f"context {n['context']}, but {type(attention).__name__} is recurrent over "
+                        "the sequence, which cannot be sharded"
                     )
         for feed_forward in {stack.layer(i).feed_forward for i in range(num_layers)}:
             if isinstance(feed_forward, c.MoE):
@@ -288,4 +294,4 @@ def _indivisible_kv_heads(
     if count % tensor and tensor % count:
         yield f"{heads} and tensor {tensor}: one must be a multiple of the other"
     elif count % tensor and norm is not None and norm.over == "width":
-        yield f"{heads}, with a norm over all of them, and tensor {tensor}"
+        yield f"{heads} with one QK-norm over all heads cannot be sharded over tensor {tensor}"

@@ -23,12 +23,12 @@ OPTIONS_BY_CHIP: dict[str, dict[str, Any]] = {
 def overlap_compiler_options(mesh: Mesh) -> dict[str, Any]:
     """Compiler options for `jax.jit` that overlap collectives with compute on this mesh.
 
-    On TPU v5p and v6e the SparseCores gather kernels along `fsdp` and sum their gradients while
-    the other cores multiply. A v5e has none. To lay `fsdp` there along both lines of the torus, one
-    after the other, makes scatters of its sums (libtpu 0.0.42, smollm2-1.7b on v5e:4x4: none of
-    6.85 GB is summed whole), but each uses half of the links, and five times as much of the gathers
-    is waited for (3.02 GB, not 0.60): it is left. Elsewhere, and with compilers that do not know
-    these options, there are none: on GPUs XLA does the like by itself.
+    On TPU v5p and v6e the SparseCores all-gather kernels along `fsdp` and reduce-scatter their
+    gradients during the matmuls. A v5e has no SparseCores. A layout of `fsdp` along both axes of
+    its torus turns all-reduces into reduce-scatters (libtpu 0.0.42, smollm2-1.7b on v5e:4x4: none
+    of 6.85 GB is all-reduced), but each uses half of the links and the blocking all-gathers grow
+    from 0.60 to 3.02 GB, so it is not used. Other chips, and compilers without these options, get
+    no options: on GPUs XLA overlaps by default.
 
     Args:
         mesh: From `make_mesh`.

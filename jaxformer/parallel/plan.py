@@ -13,11 +13,9 @@ from jaxformer.parallel.chips import Chip
 from jaxformer.parallel.memory import MemoryEstimate, OptimizerKind, estimate_memory, expert_slots
 from jaxformer.parallel.mesh import BATCH_AXES, MESH_AXES
 
-USABLE_MEMORY_FRACTION = (
-    0.9  # of a chip's memory: what may be planned with, since estimates are estimates
-)
-MAX_DEVICES = 2**14  # devices that a mesh is looked for with
-MAX_BATCH_TOKENS = 2**22  # of a batch that is filled with as many rows as have room
+USABLE_MEMORY_FRACTION = 0.9  # of a chip's memory, as a margin for the error of the estimate
+MAX_DEVICES = 2**14  # of the search for a mesh
+MAX_BATCH_TOKENS = 2**22  # of the search for the largest batch
 DOUBLINGS = (2, 4, 8, 16, 32)
 
 
@@ -26,15 +24,14 @@ class Workload:
     """Settings of one training step: batch, length, remat, dtype, optimizer.
 
     Attributes:
-        batch_size: Rows, over all devices and parts; None is one for each device that has its own
-            rows, in each part.
-        length: Tokens of a row (of its target, for an encoder-decoder).
-        source_length: Tokens of its source.
-        gradient_accumulation_steps: In how many parts a device works through its rows.
+        batch_size: Global batch size in rows; None is one row per batch shard and microbatch.
+        length: Row length in tokens; of the targets, for an encoder-decoder.
+        source_length: Source length in tokens.
+        gradient_accumulation_steps: Number of microbatches of a step.
         remat: What the backward pass recomputes: "none", "dots" or "full".
-        dtype: Of the computation.
+        dtype: Dtype of the computation.
         expert_capacity_factor: As `capacity_factor` of `F.mixture_of_experts`.
-        optimizer: What it keeps of each parameter.
+        optimizer: Kind of optimizer.
     """
 
     batch_size: int | None = None
@@ -76,7 +73,7 @@ class Workload:
 class Plan(NamedTuple):
     """Estimated memory, FLOPs and time of one training step.
 
-    `model_flops` are those of the model, on all devices; `hardware_flops` are those that are spent.
+    `model_flops` and `hardware_flops` are without and with recomputation and empty expert slots.
     """
 
     mesh_shape: dict[str, int]
@@ -98,12 +95,12 @@ class Plan(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        """Whether the estimated memory is below 90 % of the chip's."""
+        """Whether the estimated memory is at most 90% of the chip's."""
         return self.memory.total <= USABLE_MEMORY_FRACTION * self.chip.memory
 
     @property
     def compute_seconds(self) -> float:
-        """Seconds for the matrix products at the chip's peak FLOP/s."""
+        """Seconds of the matmuls at the chip's peak FLOP/s."""
         return self.hardware_flops / (self.num_devices * self.chip.peak_flops)
 
     @property
@@ -131,32 +128,32 @@ def plan(
         compute = training FLOPs / (devices * peak)
         update = (2 * (parameters + state) + gradients) / bandwidth of memory
         time = compute + update
-        utilisation = the model's FLOPs / (time * devices * peak)
+        MFU = the model's FLOPs / (time * devices * peak)
 
-    Products run at the peak here and nothing else takes time, messages between devices neither. So
-    the utilisation is a bound: what is reached is less. `training.aot_compile` has XLA compile the
-    update, and tells which messages it waits for.
+    Matmuls are assumed to run at the peak, and nothing else takes time, including communication. So
+    MFU is an upper bound. `training.aot_compile` compiles the step with XLA and reports its
+    collectives.
 
-    "full" computes the forward pass twice, which counts as time and not as the model's FLOPs;
-    scores that attention by blocks computes again backwards count as neither; experts on several
-    devices compute on all slots that they have room for, empty or not.
+    The second forward pass of remat "full" counts as time but not as model FLOPs; attention scores
+    that blockwise attention recomputes count as neither; experts on several devices compute all of
+    their slots, including empty ones.
 
     Args:
-        config: The model.
+        config: Model configuration.
         mesh_shape: Devices along each axis.
-        chip: What they are.
-        workload: What they do.
+        chip: Kind of chip.
+        workload: Settings of the step.
 
     Returns:
         The plan.
 
     Raises:
-        ValueError: The model or the batch cannot be shared out over the mesh.
+        ValueError: Model or batch do not divide evenly over the mesh.
 
     References:
         Williams, Waterman and Patterson, Roofline: An Insightful Visual Performance Model, 2009
         Chowdhery et al., PaLM: Scaling Language Modeling with Pathways, 2022. arXiv:2204.02311,
-        appendix B (utilisation)
+        appendix B (MFU)
     """
     axis_sizes = {name: mesh_shape.get(name, 1) for name in MESH_AXES}
     rows = workload.global_batch_size(axis_sizes)
@@ -196,21 +193,21 @@ def smallest_fitting_mesh(
     """Smallest (data, fsdp, tensor) mesh on which the model fits.
 
     Args:
-        config: The model.
-        chip: What the devices are.
-        workload: What they do.
-        devices: How many there are; None looks for the fewest.
+        config: Model configuration.
+        chip: Kind of chip.
+        workload: Settings of the step.
+        devices: Number of devices; None searches for the fewest.
 
     Returns:
-        Of several meshes of as many devices that of the least `tensor`, along which every layer
-        waits for sums, and then of the most `fsdp`, which leaves the most room; where none has
-        room, that which needs the least.
+        The mesh with the fewest devices, then the smallest `tensor`, as every layer waits for its
+        all-reduces, then the largest `fsdp`, which saves memory. If none fits, the mesh that needs
+        the least memory per device.
 
     Raises:
-        ValueError: No mesh fits the model and the batch at all.
+        ValueError: Model and batch do not divide evenly over any mesh.
     """
     if devices is not None and devices < 1:
-        raise ValueError(f"A mesh has at least 1 device; got devices={devices}.")
+        raise ValueError(f"devices must be at least 1; got {devices}.")
     candidates: list[tuple[int, dict[str, int]]] = []
     for mesh_shape in _candidate_meshes(chip, devices):
         try:
@@ -223,9 +220,9 @@ def smallest_fitting_mesh(
     if not candidates:
         count = "any number of" if devices is None else f"{devices}"
         raise ValueError(
-            f"No mesh of {count} devices along data, fsdp and tensor fits the model and a batch of "
-            f"{workload.batch_size} rows of {workload.length} tokens in "
-            f"{workload.gradient_accumulation_steps} parts."
+            f"No mesh of {count} devices along data, fsdp and tensor divides the model and a batch "
+            f"of {workload.batch_size} rows of {workload.length} tokens in "
+            f"{workload.gradient_accumulation_steps} accumulation steps."
         )
     fitting = [
         mesh_shape

@@ -36,7 +36,7 @@ def format_plan(name: str, config: c.TransformerConfig, estimate: Plan) -> str:
 
 
 def format_compiled(estimate: Plan, report: Any) -> str:
-    """The compiler's figures as text, beside the plan's."""
+    """The compiler's figures as text, compared with the plan."""
 
     def sizes_text(sizes: Mapping[str, int]) -> str:
         order = sorted(sizes.items(), key=lambda pair: -pair[1])
@@ -46,25 +46,23 @@ def format_compiled(estimate: Plan, report: Any) -> str:
         ", ".join(f"{name} {n}" for name, n in sorted(report.custom_kernels.items())) or "none"
     )
     lines = [
-        f"as XLA compiles it, of a device (JAX {jax.__version__})",
+        f"compiled by XLA, per device (JAX {jax.__version__})",
         "-" * 48,
-        f"{'memory at the peak':40}{_format_gigabytes(report.peak_bytes)} of "
+        f"{'peak memory':40}{_format_gigabytes(report.peak_bytes)} of "
         f"{estimate.chip.memory / 1e9:,.0f} GB; "
-        f"planned {estimate.memory.total / 1e9:,.2f}",
-        textwrap.fill(
-            f"{'kernels in its text':40}{kernels}", LINE_WIDTH, subsequent_indent=" " * 40
-        ),
-        f"{'messages waited for':40}{sizes_text(report.sync_collective_bytes)}",
-        f"{'messages begun and ended apart':40}{sizes_text(report.async_collective_bytes)}",
+        f"estimated {estimate.memory.total / 1e9:,.2f}",
+        textwrap.fill(f"{'custom kernels':40}{kernels}", LINE_WIDTH, subsequent_indent=" " * 40),
+        f"{'blocking collectives':40}{sizes_text(report.sync_collective_bytes)}",
+        f"{'asynchronous collectives':40}{sizes_text(report.async_collective_bytes)}",
     ]
     if report.estimated_seconds:
         share = estimate.model_flops / (
             report.estimated_seconds * estimate.num_devices * estimate.chip.peak_flops
         )
         lines += [
-            f"{'time, as it estimates':40}{_format_seconds(report.estimated_seconds)}; "
+            f"{'time, estimated by XLA':40}{_format_seconds(report.estimated_seconds)}; "
             f"{share:.0%} of the peak",
-            "Neither messages nor the time of kernels are in this estimate. Nothing was run.",
+            "This time is without collectives and custom kernels. Nothing was executed.",
         ]
     return "\n".join(lines)
 
@@ -84,12 +82,12 @@ def _format_workload(config: c.TransformerConfig, estimate: Plan) -> str:
     source = f" and sources of {workload.source_length:,}" if workload.source_length else ""
     batch = f"{rows:,} row{'s' * (rows > 1)}"
     parts = (
-        f" in {workload.gradient_accumulation_steps:,} parts"
+        f" in {workload.gradient_accumulation_steps:,} accumulation steps"
         if workload.gradient_accumulation_steps > 1
         else ""
     )
     return (
-        f"{num_parameters:,} parameters; an update of {batch} of {workload.length:,} tokens{source}"
+        f"{num_parameters:,} parameters; a step of {batch} of {workload.length:,} tokens{source}"
         f"{parts}, {rows * workload.length:,} tokens;\n"
         f"{workload.dtype}, remat {workload.remat}, {workload.optimizer}"
     )
@@ -98,13 +96,13 @@ def _format_workload(config: c.TransformerConfig, estimate: Plan) -> str:
 def _format_memory(estimate: Plan) -> str:
     words = {
         "parameters": "parameters",
-        "optimizer": "the optimizer's state",
+        "optimizer": "optimizer state",
         "gradients": "gradients",
-        "gathered_kernels": "kernels put together for use",
+        "gathered_kernels": "all-gathered or cast kernels",
         "activations": "activations, about",
         "logits": "logits and their gradient",
     }
-    lines = [f"{'memory of a device':40}{'GB':>8}", "-" * 48]
+    lines = [f"{'memory per device':40}{'GB':>8}", "-" * 48]
     lines += [
         f"{words[field]:40}{_format_gigabytes(size)}"
         for field, size in estimate.memory._asdict().items()
@@ -113,8 +111,7 @@ def _format_memory(estimate: Plan) -> str:
     total = estimate.memory.total
     verdict = "fits" if estimate.fits else f"does not fit into {USABLE_MEMORY_FRACTION:.0%} of it"
     lines.append(
-        f"{'together':40}{_format_gigabytes(total)} of {estimate.chip.memory / 1e9:,.0f} GB; "
-        f"{verdict}"
+        f"{'total':40}{_format_gigabytes(total)} of {estimate.chip.memory / 1e9:,.0f} GB; {verdict}"
     )
     return "\n".join(lines)
 
@@ -124,33 +121,31 @@ def _format_time(estimate: Plan) -> str:
     recompute_note = (
         ""
         if flops_ratio == 1
-        else f", with what is computed again or for nothing ({flops_ratio:.2f} x)"
+        else f", with recomputation and empty expert slots ({flops_ratio:.2f} x)"
     )
     lines = [
-        "time of an update",
+        "time per step",
         "-" * 48,
-        f"{'products at ' + _format_flops(estimate.chip.peak_flops):40}"
+        f"{'matmuls at ' + _format_flops(estimate.chip.peak_flops):40}"
         f"{_format_seconds(estimate.compute_seconds)}{recompute_note}",
-        f"{'parameters and state, read and written':40}"
-        f"{_format_seconds(estimate.optimizer_seconds)}",
-        f"{'together':40}{_format_seconds(estimate.step_seconds)}",
-        f"{'mfu':40}{estimate.mfu:.0%} at most",
+        f"{'optimizer: memory reads and writes':40}{_format_seconds(estimate.optimizer_seconds)}",
+        f"{'total':40}{_format_seconds(estimate.step_seconds)}",
+        f"{'MFU':40}{estimate.mfu:.0%} at most",
     ]
     closing = (
-        f"{_format_flops(estimate.model_flops, 'FLOP')} of the model an update, "
-        f"{estimate.workload.length * estimate.batch_size / estimate.step_seconds:,.0f} tokens a "
-        "second at most: products "
-        "run at the published peak of bfloat16, and nothing else takes time, messages between "
-        "devices neither. What XLA makes of those --compile tells."
+        f"{_format_flops(estimate.model_flops, 'FLOP')} of the model per step, "
+        f"{estimate.workload.length * estimate.batch_size / estimate.step_seconds:,.0f} tokens/s "
+        "at most: matmuls are assumed to run at the published bfloat16 peak, and communication to "
+        "take no time. For the collectives of the compiled step pass --compile."
     )
     return "\n".join([*lines, "", textwrap.fill(closing, LINE_WIDTH)])
 
 
 def _format_remedies(config: c.TransformerConfig, estimate: Plan) -> str:
-    """Changes that would make it fit, or else the nearest mesh."""
+    """Single changes with which it fits, or else the smallest mesh."""
     lines = list(_fitting_changes(config, estimate))
     if lines:
-        return "\n".join(["It would fit with one of", *lines])
+        return "\n".join(["It fits with one of", *lines])
     for workload in (estimate.workload, replace(estimate.workload, remat="full")):
         other = plan(
             config, smallest_fitting_mesh(config, estimate.chip, workload), estimate.chip, workload
@@ -159,8 +154,8 @@ def _format_remedies(config: c.TransformerConfig, estimate: Plan) -> str:
             break
     flags = [f"--mesh.{axis} {n}" for axis, n in other.mesh_shape.items() if n > 1]
     flags += ["--remat full"] if workload != estimate.workload else []
-    heading = "It would fit with" if other.fits else "The nearest to it is"
-    return f"No one change suffices. {heading}\n{_format_change(' '.join(flags), other)}"
+    heading = "It fits with" if other.fits else "The mesh with the least memory is"
+    return f"No single change is enough. {heading}\n{_format_change(' '.join(flags), other)}"
 
 
 def _fitting_changes(config: c.TransformerConfig, estimate: Plan) -> Iterator[str]:
@@ -175,8 +170,7 @@ def _fitting_changes(config: c.TransformerConfig, estimate: Plan) -> Iterator[st
 def _format_change(flags: str, other: Plan) -> str:
     return (
         f"  {flags:36}{_format_gigabytes(other.memory.total)} GB, {other.num_devices:,} devices, "
-        "utilisation "
-        f"{other.mfu:.0%} at most"
+        f"MFU {other.mfu:.0%} at most"
     )
 
 

@@ -23,11 +23,11 @@ def parameter_specs(config: TransformerConfig, mesh_shape: Mapping[str, int]) ->
     """PartitionSpec of each parameter, from the axis names that its layer declares.
 
     Args:
-        config: The model.
+        config: Model configuration.
         mesh_shape: Devices along each axis of the mesh.
 
     Returns:
-        A tree of `PartitionSpec`, like the parameters.
+        A tree of `PartitionSpec` with the structure of the parameters.
     """
     return jax.tree.map(lambda x: x.partition_spec(mesh_shape), parameter_metadata(config))
 
@@ -36,11 +36,11 @@ def abstract_parameters(config: TransformerConfig, mesh: Mesh | None) -> Any:
     """ShapeDtypeStructs of the parameters, with shardings if a mesh is given.
 
     Args:
-        config: The model.
-        mesh: The devices; None says no places.
+        config: Model configuration.
+        mesh: Device mesh; None for no shardings.
 
     Returns:
-        A tree of `jax.ShapeDtypeStruct`, like the parameters.
+        A tree of `jax.ShapeDtypeStruct` with the structure of the parameters.
     """
 
     def abstract_leaf(x: ParameterMetadata) -> jax.ShapeDtypeStruct:
@@ -54,14 +54,13 @@ def optimizer_state_specs(tree: Any, params: Any, specs: Any) -> Any:
     """PartitionSpecs of optimizer-state arrays, taken from the parameters they belong to.
 
     Args:
-        tree: Of arrays or their shapes, with the path of a parameter in that of each array that
-            belongs to one.
-        params: The parameters or their shapes.
-        specs: Of the parameters.
+        tree: Optimizer state, of arrays or shapes. The path of an array that belongs to a parameter
+            contains the path of the parameter.
+        params: Parameters, or their shapes.
+        specs: PartitionSpecs of the parameters.
 
     Returns:
-        For each array the spec of its parameter along the axes that it has in common with it;
-        what belongs to none is whole on each device.
+        The specs: that of the parameter, on axes of the same size; other arrays are replicated.
     """
     is_spec = lambda x: isinstance(x, P)  # noqa: E731
     param_leaves, _ = tree_flatten_with_path(params)
@@ -87,36 +86,36 @@ def replicated(mesh: Mesh) -> NamedSharding:
     """The sharding that replicates an array on all devices.
 
     Args:
-        mesh: The devices.
+        mesh: Device mesh.
 
     Returns:
-        The sharding of an array of any shape.
+        The sharding, for an array of any shape.
     """
     return NamedSharding(mesh, P())
 
 
 def put_sharded(x: np.ndarray, sharding: NamedSharding) -> jax.Array:
-    """Shard an array that every process holds in full.
+    """Shard an array of which every process has a full copy.
 
     Args:
-        x: The whole array, the same on every process.
-        sharding: Where its parts go.
+        x: The full array, equal on every process.
+        sharding: Sharding of the result.
 
     Returns:
-        The array on the devices, of all processes.
+        The global array.
     """
     return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
 
 
 def put_replicated(tree: Any, mesh: Mesh) -> Any:
-    """Replicate a tree that every process holds on all devices.
+    """Replicate a tree, of which every process has a copy, on all devices.
 
     Args:
-        tree: Of arrays and numbers, the same on every process.
-        mesh: The devices.
+        tree: Tree of arrays and numbers, equal on every process.
+        mesh: Device mesh.
 
     Returns:
-        A tree of arrays on the devices, like `tree`.
+        The tree, of global arrays.
     """
     return jax.tree.map(lambda x: put_sharded(np.asarray(x), replicated(mesh)), tree)
 
@@ -125,10 +124,10 @@ def shardings(tree: Any) -> Any:
     """Sharding of each leaf of a tree.
 
     Args:
-        tree: Of arrays, or of shapes such as those of `abstract_parameters`.
+        tree: Tree of arrays or of shapes, such as `abstract_parameters`.
 
     Returns:
-        A tree of shardings, like `tree`; None for a shape without a place.
+        The tree of their shardings; None for a shape without one.
     """
     return jax.tree.map(lambda x: x.sharding, tree)
 
@@ -140,7 +139,7 @@ def batch_spec(mesh_shape: Mapping[str, int]) -> P:
         mesh_shape: Devices along each axis of the mesh.
 
     Returns:
-        Rows over those of "data", "fsdp" and "expert" that the mesh has, time over "context".
+        Rows over the axes among "data", "fsdp" and "expert" that the mesh has, time over "context".
     """
     return P(
         tuple(name for name in BATCH_AXES if name in mesh_shape),
@@ -152,11 +151,11 @@ def local_batch_slice(mesh: Mesh, batch_size: int) -> slice:
     """Slice of the global batch that this process loads.
 
     Args:
-        mesh: The devices, of all processes.
-        batch_size: Rows of the whole batch.
+        mesh: Device mesh of all processes.
+        batch_size: Global batch size in rows.
 
     Returns:
-        From the first of these rows to the last.
+        The slice of rows.
     """
     sharding = NamedSharding(mesh, P(batch_spec(mesh.shape)[0]))
     indices = sharding.addressable_devices_indices_map((batch_size,)).values()
@@ -168,12 +167,12 @@ def put_batch(batch: BatchTree, mesh: Mesh, batch_size: int) -> BatchTree:
     """Shard a batch over the mesh; the time axis is permuted by `F.zigzag_order`.
 
     Args:
-        batch: A tree of arrays [rows, time]: the `local_batch_slice` of the batch, or all of it.
-        mesh: The devices.
-        batch_size: Rows of the whole batch.
+        batch: Tree of arrays [rows, time]: the `local_batch_slice` of the batch, or all rows.
+        mesh: Device mesh.
+        batch_size: Global batch size in rows.
 
     Returns:
-        A tree of global arrays [batch_size, time] on the devices, like `batch`.
+        The tree, of global arrays [batch_size, time].
 
     Raises:
         ValueError: An array has neither all rows nor those of this process.
@@ -186,9 +185,8 @@ def put_batch(batch: BatchTree, mesh: Mesh, batch_size: int) -> BatchTree:
         first_row = 0 if len(x) == batch_size else process_rows.start
         if len(x) not in (batch_size, process_rows.stop - process_rows.start):
             raise ValueError(
-                f"This process needs rows {process_rows.start} to {process_rows.stop} of "
-                f"{batch_size}; "
-                f"got {len(x)}."
+                f"This process must pass rows {process_rows.start} to {process_rows.stop} of "
+                f"{batch_size}, or all; got {len(x)}."
             )
         token_order = F.zigzag_order(x.shape[1], mesh.shape.get("context", 1))
 

@@ -24,17 +24,17 @@ from jaxformer.parallel import distributed as hosts
     [
         (
             dict(coordinator_address="a:1"),
-            r"Give coordinator_address, num_processes and process_id together, or none of them; "
-            r"got a:1, None and None\.",
+            r"num_processes and process_id must be passed together or not at all; got a:1, None "
+            r"and None\.",
         ),
-        (dict(num_processes=2, process_id=0), r"together, or none of them; got None, 2 and 0\."),
+        (dict(num_processes=2, process_id=0), r"together or not at all; got None, 2 and 0\."),
         (
             dict(coordinator_address="a:1", num_processes=2, process_id=2),
-            r"^Process 2 is none of 2, counted from 0\.$",
+            r"^process_id must be between 0 and 1; got 2\.$",
         ),
         (
             dict(coordinator_address="a:1", num_processes=2, process_id=-1),
-            r"^Process -1 is none of 2, counted",
+            r"^process_id must be between 0 and 1; got -1",
         ),
         (dict(heartbeat_timeout=0), r"^heartbeat_timeout must be at least 1 second; got 0\.$"),
         (
@@ -83,7 +83,7 @@ def test_hosts_that_know_each_other_need_no_words():
 
 
 def test_a_process_that_cannot_find_the_others_says_what_it_needs(capfd):
-    with pytest.raises(ValueError, match=r"could not join the others: .*Outside Slurm, TPU pods"):
+    with pytest.raises(ValueError, match=r"initialize failed: .*Except on Slurm, TPU pods"):
         initialize_distributed(DistributedConfig())
     assert "did not come together" not in capfd.readouterr().err
 
@@ -125,13 +125,13 @@ def test_processes_meet_in_any_order_and_leave_the_port_to_jax(port):
 def test_all_that_came_are_told_who_is_missing(port):
     messages = met(port, 0, 2)
     assert messages[0] == messages[1]
-    start = f"2 of 3 processes came to localhost:{port} in 1 seconds, and not 1. Look whether each "
+    start = f"2 of 3 processes connected to localhost:{port} in 1 seconds; missing: 1. Check that "
     assert messages[0].startswith(start)
 
 
 def test_a_process_that_reaches_nobody_says_where(port):
     (message,) = met(port, 1)
-    start = rf"Process 1 of 3 reached nobody in 1 seconds at localhost:{port}: .*refused\. Look "
+    start = rf"Process 1 of 3 got no answer in 1 seconds at localhost:{port}: .*refused\. Check "
     assert re.match(start, message)
 
 
@@ -145,7 +145,7 @@ def test_what_answers_otherwise_is_not_process_0(port):
     with ThreadPoolExecutor(1) as pool:
         pool.submit(answer)
         (message,) = met(port, 1)
-    assert message.startswith(f"Process 1 of 3 reached nobody in 1 seconds at localhost:{port}: ")
+    assert message.startswith(f"Process 1 of 3 got no answer in 1 seconds at localhost:{port}: ")
 
 
 def test_process_0_whose_port_is_taken_says_so(port):
@@ -190,7 +190,7 @@ def peers(monkeypatch):
 
 
 def heard(**settings):
-    there = {"devices there": [8, "cpu"]}
+    there = {"local devices": [8, "cpu"]}
     return json.dumps(there | settings)
 
 
@@ -199,7 +199,7 @@ def test_processes_that_were_told_different_things_are_refused_with_each_differe
     with pytest.raises(ValueError) as refused:
         check_equal_across_processes({"steps": 20, "seed": 0, "output": "a"})
     assert str(refused.value) == (
-        "The processes were not started alike:\n"
+        "The processes have different settings:\n"
         "  output: a in process 0, None in process 1\n"
         "  seed: 0 in process 0, 1 in process 2\n"
         "  steps: 20 in process 0, 30 in process 2"
@@ -207,11 +207,11 @@ def test_processes_that_were_told_different_things_are_refused_with_each_differe
 
 
 def test_processes_with_other_numbers_of_devices_are_refused(peers):
-    peers(json.dumps({"steps": 20, "devices there": [4, "cpu"]}))
+    peers(json.dumps({"steps": 20, "local devices": [4, "cpu"]}))
     with pytest.raises(ValueError) as refused:
         check_equal_across_processes({"steps": 20})
     assert str(refused.value).splitlines()[1:] == [
-        "  devices there: [8, 'cpu'] in process 0, [4, 'cpu'] in process 1"
+        "  local devices: [8, 'cpu'] in process 0, [4, 'cpu'] in process 1"
     ]
 
 

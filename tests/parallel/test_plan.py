@@ -72,7 +72,7 @@ def test_chips_by_the_kind_of_a_device():
 
 
 def test_an_unknown_chip_is_refused():
-    message = r"no chip 'H100 SXM'\. Similar: .*h100.* There are h200-nvl, h200, h100-pcie"
+    message = r"no chip 'H100 SXM'\. Similar: .*h100.* Chips: h200-nvl, h200, h100-pcie"
     with pytest.raises(ValueError, match=message):
         get_chip("H100 SXM")
 
@@ -163,7 +163,7 @@ def test_what_would_make_it_fit():
     assert changes["--remat full"].memory.total < before.memory.total
     assert changes["--mesh.tensor 2"].num_devices == 64
     text = tables.format_plan("llama-2-70b", LLAMA, before)
-    listed = text.split("It would fit with one of\n")[1].splitlines()
+    listed = text.split("It fits with one of\n")[1].splitlines()
     assert all(changes[line[2:38].strip()].fits for line in listed)
 
 
@@ -172,11 +172,11 @@ def test_where_no_one_change_suffices():
     result = plan(LLAMA, dict(fsdp=16), H100, Workload(batch_size=64, remat="none"))
     text = tables.format_plan("llama-2-70b", LLAMA, result)
     assert "does not fit into 90% of it" in text and USABLE_MEMORY_FRACTION == 0.9
-    last = text.split("No one change suffices. It would fit with\n")[1]
+    last = text.split("No single change is enough. It fits with\n")[1]
     assert "--mesh.fsdp" in last and "--remat full" in last
     palm, small = zoo.get("palm-540b"), get_chip("tpu-v5e")
     text = tables.format_plan("palm-540b", palm, plan(palm, dict(data=1), small, Workload()))
-    assert "No one change suffices. The nearest to it is\n  --mesh.fsdp " in text
+    assert "No single change is enough. The mesh with the least memory is\n  --mesh.fsdp " in text
 
 
 # The command
@@ -193,9 +193,9 @@ def test_every_preset_has_a_plan(name, capsys):
     """On H100 as they are, and on a TPU; the largest need at most a few thousand devices."""
     out = run(capsys, name)
     assert out.startswith(f"{name} on ") and f"{costs.num_parameters(zoo.get(name)):,} param" in out
-    assert "GB; fits" in out and "mfu" in out and "at most" in out
+    assert "GB; fits" in out and "MFU" in out and "at most" in out
     assert max(map(len, out.splitlines())) <= tables.LINE_WIDTH
-    shares = [line for line in out.splitlines() if line.startswith(("parameters  ", "together  "))]
+    shares = [line for line in out.splitlines() if line.startswith(("parameters  ", "total  "))]
     parameters, total = (float(line[40:48].replace(",", "")) for line in shares[:2])
     assert 0 < parameters < total < 80
 
@@ -207,7 +207,7 @@ def test_a_mesh_on_the_command_line(capsys):
         *("--batch-size", "512", "--length", "8192", "--gradient-accumulation-steps", "2"),
     )
     assert out.startswith("llama-3-70b on 1,024 x h100: data 8 x fsdp 16 x tensor 8\n")
-    assert "512 rows of 8,192 tokens in 2 parts, 4,194,304 tokens;" in out
+    assert "512 rows of 8,192 tokens in 2 accumulation steps, 4,194,304 tokens;" in out
 
 
 def test_other_chips_kinds_and_sources(capsys):
@@ -232,7 +232,7 @@ def test_other_chips_kinds_and_sources(capsys):
         (["llama-3-8b", "--devices", "-4"], "devices must be at least 1; got -4."),
         (["t5-11b", "--source-length", "0"], "source_length must be at least 1; got 0."),
         (["gpt-2", "--import", "../mine"], "--import needs the name of a module in "),
-        (["gpt-2-xl", "--compile", "h100:8", "--devices", "4"], "h100:8 says how many devices"),
+        (["gpt-2-xl", "--compile", "h100:8", "--devices", "4"], "h100:8 sets the number of devi"),
         (
             ["mixtral-8x7b", "--expert-capacity-factor", "-1"],
             "expert_capacity_factor must be at least 1, or None;",
@@ -253,8 +253,7 @@ def test_there_is_one_command(capsys):
         command.main(["llama-3-70b"])
     assert ended.value.code == 1
     assert capsys.readouterr().err == (
-        "error: There is one command: python -m jaxformer.parallel plan NAME. --help says what it "
-        "takes.\n"
+        "error: Usage: python -m jaxformer.parallel plan NAME; see --help.\n"
     )
 
 
@@ -272,7 +271,7 @@ def test_help(capsys):
         "--optimizer",
     ):
         assert flag in out
-    assert "smallest mesh that has room" in " ".join(out.replace("│", " ").split())
+    assert "smallest mesh that fits" in " ".join(out.replace("│", " ").split())
 
 
 @pytest.mark.slow

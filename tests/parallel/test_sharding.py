@@ -111,7 +111,7 @@ def test_every_device_has_its_rows_and_its_part_of_each_sequence(sizes):
 
 
 def test_a_batch_of_other_rows_is_refused():
-    with pytest.raises(ValueError, match=r"needs rows 0 to 8 of 8; got 5"):
+    with pytest.raises(ValueError, match=r"must pass rows 0 to 8 of 8, or all; got 5"):
         put_batch(np.zeros((5, 4)), mesh_of(data=2), 8)
 
 
