@@ -24,7 +24,7 @@ from jaxformer.training.optimizers import Optimizer, OptimizerConfig, make_optim
 from jaxformer.training.schedules import Constant
 from jaxformer.training.train_step import abstract_train_state, make_train_step
 
-LIBTPU_ENVIRONMENT = {  # libtpu without a TPU: it asks no server and holds no lock
+LIBTPU_ENVIRONMENT = {  # libtpu without a TPU: no metadata server and no lock
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",
     "TPU_WORKER_HOSTNAMES": "localhost",
@@ -33,7 +33,7 @@ LIBTPU_ENVIRONMENT = {  # libtpu without a TPU: it asks no server and holds no l
 }
 # Hz of a TPU's cores, from its peak: 2 * units * 128**2 (256**2 on v6e) * Hz
 TPU_CLOCK_HZ = {"TPU v4": 1.05e9, "TPU v5 lite": 1.5e9, "TPU v5": 1.75e9, "TPU v6 lite": 1.75e9}
-# What XLA asks of an H100 SXM, in the text form of its GpuTargetConfigProto.
+# An H100 SXM as XLA's GpuTargetConfigProto, in text form.
 H100_TARGET_CONFIG = """
 gpu_device_info {
   name: "NVIDIA H100 80GB HBM3" device_vendor: "NVIDIA Corporation"
@@ -62,13 +62,11 @@ class CompiledReport(NamedTuple):
     """The compiler's figures for one device: memory, kernels, collectives, estimated time.
 
     Attributes:
-        peak_bytes: Bytes that are held at most.
-        custom_kernels: How often the program names each kernel that is not XLA's own.
-        sync_collective_bytes: Bytes that arrive by messages of each kind, in which nothing is
-            computed.
-        async_collective_bytes: Bytes that arrive by messages that are begun and ended apart.
-        estimated_seconds: XLA:TPU's estimate, in which neither messages nor kernels are; None
-            elsewhere.
+        peak_bytes: Peak memory.
+        custom_kernels: Number of calls of each Pallas or cuDNN kernel in the program.
+        sync_collective_bytes: Bytes received by synchronous collectives, by operation.
+        async_collective_bytes: Bytes received by asynchronous collectives, by operation.
+        estimated_seconds: XLA:TPU's estimate without collectives and custom kernels; None on GPUs.
     """
 
     peak_bytes: int
@@ -85,13 +83,13 @@ def topology_devices(topology: str, slices: int = 1) -> tuple[jax.Device, ...]:
     Args:
         topology: A TPU slice, as in "v5e:4x4", "v5p:2x2x4" or "v6e:16x16", or GPUs in hosts of
             eight, as in "h100:8" or "h100:64".
-        slices: How many slices there are.
+        slices: Number of TPU slices.
 
     Returns:
-        Devices that can be compiled for and not be run on.
+        Devices to compile for, which cannot run programs.
 
     Raises:
-        ValueError: There are no such chips, or no compiler for them.
+        ValueError: The topology is unknown, or its compiler is not installed.
     """
     from jax.experimental import topologies
 
@@ -113,9 +111,9 @@ def topology_devices(topology: str, slices: int = 1) -> tuple[jax.Device, ...]:
             )
     except Exception as error:
         raise ValueError(
-            f"Nothing can be compiled for {topology!r} here. Chips are named as in v5p:2x2x4 or "
-            f"h100:8; compilers are in the extras aot-tpu and aot-gpu, in an environment each: "
-            f"pip install 'jaxformer[aot-tpu]'. It said: {error}"
+            f"Cannot compile for {topology!r}. Topologies are written as v5p:2x2x4 or h100:8; the "
+            "compilers are in the extras aot-tpu and aot-gpu, each in a separate environment: "
+            f"pip install 'jaxformer[aot-tpu]'. The error: {error}"
         ) from error
     return tuple(topology_desc.devices)
 
@@ -124,7 +122,7 @@ def topology_devices(topology: str, slices: int = 1) -> tuple[jax.Device, ...]:
 def patched_gpu_checks() -> Iterator[None]:
     """Patch JAX's device checks, so that GPU kernels lower on a machine without a GPU.
 
-    They ask the first device which generation it is, and how many cores it has.
+    The lowering of these kernels reads the generation and the number of cores of the first device.
     """
     device = SimpleNamespace(core_count=132)
     patched_function = "jax._src.cudnn.fused_attention_stablehlo.check_compute_capability"
@@ -159,16 +157,16 @@ def compile_update(
     """Compile a train step ahead of time and report memory, kernels and collectives.
 
     Args:
-        config: The model.
-        sizes: Devices along each axis.
-        devices: From `topology_devices`, or real ones.
-        work: What they do.
+        config: Model configuration.
+        sizes: Devices along each mesh axis.
+        devices: From `topology_devices`, or real devices.
+        work: Batch, precision, rematerialization and optimizer.
 
     Returns:
-        The compiler's figures.
+        Memory, kernels, collectives and estimated time.
 
     Raises:
-        ValueError: The mesh does not fit, or a device has less memory than the program needs.
+        ValueError: The mesh does not fit the devices, or the program does not fit in memory.
     """
     mesh = make_mesh(MeshConfig(**sizes), devices)
     model = Transformer(
@@ -192,14 +190,14 @@ def compile_update(
     without_device = devices[0].platform == "gpu" and devices[0] not in jax.devices()
     with patched_gpu_checks() if without_device else nullcontext():
         lowered = update.lower(state, batch)
-    try:  # there is no GPU to try kernels of XLA's on
+    try:  # autotuning needs a GPU
         compiled = lowered.compile({"xla_gpu_autotune_level": 0} if without_device else None)
     except jax.errors.JaxRuntimeError as error:
         reason = str(error).splitlines()[0]
         if not reason.startswith("RESOURCE_EXHAUSTED"):
             raise
         raise ValueError(
-            f"A chip has no room for this program. The compiler says: {reason}"
+            f"The program does not fit into the memory of one chip: {reason}"
         ) from error
     memory = compiled.memory_analysis()
     peak = getattr(memory, "peak_memory_in_bytes", 0)
@@ -317,7 +315,7 @@ class HloModule:
                     if not is_async and (
                         "async_collective" in name or has_custom_call(body, "AsyncCollective")
                     ):
-                        continue  # it goes on with, or ends, what was begun
+                        continue  # a later part of a collective that is already counted
                     for inner in body:
                         if inner.operation in COLLECTIVES:
                             size = times * received_bytes(inner)

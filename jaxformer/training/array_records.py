@@ -13,10 +13,10 @@ from jaxtyping import Array, Shaped, UInt32
 
 from jaxformer.json_files import get_field
 
-SCHEMA = 2  # 1 was that of the versions before Orbax's CheckpointManager kept the folder
+SCHEMA = 2  # schema 1 is from before the use of Orbax's CheckpointManager
 MAX_LISTED = 10  # lines of a message before the rest is only counted
 MAX_CONCURRENT = (
-    16  # where devices of a CPU exchange messages, JAX stalls for ever with 33 programs
+    16  # JAX deadlocks on several CPU devices with 33 concurrent programs with collectives
 )
 
 
@@ -38,7 +38,7 @@ def record_arrays(arrays: Mapping[str, Array]) -> dict[str, ArrayRecord]:
 
 
 def check_contents(contents: dict[str, Any]) -> None:
-    """Refuse a description of this version that lacks something, or has it of another type."""
+    """Raise if a description of this schema lacks a field, or has one of another type."""
     if get_field(contents, "schema", int, location="its description") != SCHEMA:
         return
     get_field(contents, "description", dict, location="its description")
@@ -58,7 +58,7 @@ def stored_in(contents: Mapping[str, Any]) -> dict[str, ArrayRecord]:
             ):
                 stored[path] = ArrayRecord(dtype, tuple(shape), checksum)
             case _:
-                raise ValueError(f"of the array {path} it says {json.dumps(recorded)[:100]}")
+                raise ValueError(f"invalid record of array {path}: {json.dumps(recorded)[:100]}")
     return stored
 
 
@@ -81,12 +81,12 @@ def mismatches(
                 ArrayRecord(np.dtype(expected[path].dtype).name, expected[path].shape, 0)
             )
         if saved_text != expected_text:
-            lines.append(f"  {path}: saved {saved_text}, asked for {expected_text}")
+            lines.append(f"  {path}: {saved_text} in the checkpoint, {expected_text} requested")
     return lines
 
 
 def checksums(arrays: Mapping[str, Array]) -> dict[str, int]:
-    """Sum of the words of each array, modulo 2 ** 32: any one changed bit changes it."""
+    """Sum of each array's words, modulo 2 ** 32; changing a single bit changes it."""
     paths, sums = list(arrays), dict[str, Any]()
     for first in range(0, len(paths), MAX_CONCURRENT):
         device_sums = {

@@ -29,7 +29,7 @@ from jaxformer.training.array_records import (
     stored_in,
 )
 
-NO_STEP = -1  # no step, where processes agree on one
+NO_STEP = -1  # sent to the other processes if there is no step
 UNFINISHED_PATTERN, TRASH_FOLDER = "*.orbax-checkpoint-tmp", ".trash"
 
 
@@ -40,17 +40,18 @@ class Checkpoints:
             state = checkpoints.restore(None, jax.eval_shape(init, key))
             checkpoints.save(100, state, {"seed": 0})
 
-    A state is saved as a flat dict of arrays by path ("params/decoder/final_norm/scale"), so what
-    can be restored depends on the names of arrays and not on the containers around them. With it
-    go a sum of the bits of each array and a digest of its description, since Orbax alone does not
-    notice every changed byte. Leaving the `with` block waits for the save in progress. Where
-    several processes train, all call every method alike, and all must see the folder. Each save
-    leaves 18 kB in memory: statistics of TensorStore, for which Orbax 0.12 asks.
+    A state is saved as a flat dict of arrays by path ("params/decoder/final_norm/scale"), so
+    restoring depends on these paths and not on the types of containers. A checksum of each array
+    and of the description is saved too, since Orbax alone does not detect every changed byte.
+    Leaving the `with` block waits for the save in progress. In a run of several processes all must
+    call every method and see the folder. Each save leaks 18 kB: TensorStore statistics of
+    Orbax 0.12.
 
     Args:
-        folder: Made at the first save; nothing is made for reading. What `etils.epath` knows, such
-            as "gs://bucket/run"; relative paths are resolved.
-        keep: How many of the newest stay, beside the best; others go after a newer one is complete.
+        folder: Local folder, or an address that `etils.epath` supports, such as "gs://bucket/run".
+            Created by the first save; relative paths are resolved.
+        max_to_keep: Number of newest checkpoints to keep, beside the best; older ones are deleted
+            when a newer one is complete.
 
     Raises:
         ValueError: `max_to_keep` is below 1, or `folder` is a file.
@@ -58,7 +59,7 @@ class Checkpoints:
 
     def __init__(self, folder: epath.PathLike, *, max_to_keep: int = 3):
         if max_to_keep < 1:
-            raise ValueError(f"At least one checkpoint must stay; got max_to_keep={max_to_keep}.")
+            raise ValueError(f"max_to_keep must be at least 1; got {max_to_keep}.")
         self.folder = epath.Path(folder).expanduser().resolve()
         if self.folder.exists() and not self.folder.is_dir():
             raise ValueError(f"{self.folder} is a file, not a folder of checkpoints.")
@@ -66,8 +67,8 @@ class Checkpoints:
         self._losses: dict[int, float | None] = {}
         self._damaged_steps: list[int] = []
         self._saving: int | None = None
-        self._manager: ocp.CheckpointManager | None = None  # of those who save
-        # Parts of arrays made for each replica to write lose the bits of NaNs; shardings are given.
+        self._manager: ocp.CheckpointManager | None = None  # opened by the first save
+        # Replica-parallel writing changes the bits of NaNs; callers of `restore` pass shardings.
         handler = ocp.type_handlers.ArrayHandler(
             use_replica_parallel=False, enable_write_sharding_file=False
         )
@@ -86,7 +87,7 @@ class Checkpoints:
         traceback: TracebackType | None,
     ) -> None:
         try:
-            if error is None or jax.process_count() == 1:  # else the others may not wait too
+            if error is None or jax.process_count() == 1:  # other processes may not wait after one
                 self.wait_until_finished()
         finally:
             if self._manager is not None:
@@ -98,24 +99,24 @@ class Checkpoints:
         """Start an asynchronous save; returns once the arrays may be donated.
 
         Args:
-            step: Not negative, and greater than that of every checkpoint in the folder but those
-                `latest_valid_step` passed over, which are renamed.
+            step: Not negative, and greater than every step in the folder, except those that
+                `latest_valid_step` found damaged, which are renamed.
             state: Any pytree of arrays.
-            description: What is needed to use the state, as JSON: configuration, tokenizer, seed.
-            loss: By which the best checkpoint is the one with the lowest; None or NaN: not known.
+            description: JSON that is needed to use the state: configuration, tokenizer, seed.
+            loss: Loss by which the best checkpoint is chosen; None or NaN if unknown.
 
         Raises:
-            ValueError: The step is no such number, or the description is no JSON.
-            OSError: This save, or the one before it, failed; says which checkpoint is good.
+            ValueError: The step is invalid, or the description cannot be written as JSON.
+            OSError: This save or the one before it failed; the message has the last good step.
         """
         self.wait_until_finished()
         if isinstance(step, bool) or not isinstance(step, int | np.integer) or step < 0:
-            raise ValueError(f"A step is a whole number from 0 on; got {step!r}.")
+            raise ValueError(f"step must be a non-negative integer; got {step!r}.")
         step = int(step)
         if (latest := self.latest_step()) is not None and step <= latest:
             raise ValueError(
-                f"Checkpoint {step} would not be the newest in {self.folder}, which holds "
-                f"{self._steps_text()}. Use another folder, or delete the later ones."
+                f"Checkpoint {step} cannot be saved: {self.folder} has {self._steps_text()}, and "
+                "steps must increase. Use another folder, or delete the later checkpoints."
             )
         arrays = flatten_to_paths(state)
         contents = {
@@ -127,7 +128,9 @@ class Checkpoints:
         try:
             contents = json.loads(json.dumps(contents))
         except TypeError as error:
-            raise ValueError(f"The description of a checkpoint must be JSON: {error}.") from error
+            raise ValueError(
+                f"The description of a checkpoint must be JSON-serializable: {error}."
+            ) from error
         contents["digest"] = json_digest(contents)
         items = ocp.args.Composite(
             state=ocp.args.PyTreeSave(arrays), description=ocp.args.JsonSave(contents)
@@ -144,7 +147,7 @@ class Checkpoints:
         """Wait until the current save is finished.
 
         Raises:
-            OSError: It failed; says which checkpoint is the last good one.
+            OSError: It failed; the message has the last good step.
         """
         if self._saving is None or self._manager is None:
             return
@@ -153,15 +156,12 @@ class Checkpoints:
             self._manager.wait_until_finished()
         except Exception as raised:  # whatever the storage raises: OSError, ValueError, ...
             error = raised
-        if broadcast_int(error is not None) or error:  # raised when all processes are here
-            raise self._save_error(step, error or "the first process could not") from error
+        if broadcast_int(error is not None) or error:  # all processes raise together
+            raise self._save_error(step, error or "it failed in process 0") from error
         self._delete_matching(TRASH_FOLDER)
 
     def all_steps(self) -> list[int]:
-        """Steps of all complete checkpoints, ascending.
-
-        Nor are those that `latest_valid_step` passed over.
-        """
+        """Steps of all complete checkpoints, ascending, without those found damaged."""
         complete = {one.step for one in ocp.path.step.standard_name_format().find_all(self.folder)}
         return sorted(complete.difference(self._damaged_steps))
 
@@ -177,10 +177,11 @@ class Checkpoints:
         """Latest step whose arrays all match their checksums.
 
         Args:
-            report: Called with a message for each newer one; these no longer count.
+            report: Called with a message for each newer, damaged checkpoint. Later calls ignore
+                these checkpoints.
 
         Raises:
-            ValueError: There is no checkpoint, or none without damage.
+            ValueError: There is no checkpoint, or all are damaged.
         """
         self.wait_until_finished()
         self._damaged_steps = []
@@ -190,7 +191,7 @@ class Checkpoints:
             if not damage:
                 valid_step = step
                 break
-            report(f"{self._damage_error(step, damage)} It is passed over.")
+            report(f"{self._damage_error(step, damage)} An earlier one is used.")
         valid_step = broadcast_int(valid_step)
         if valid_step == NO_STEP:
             damaged = f": {self._steps_text()} are damaged" if steps else ""
@@ -211,17 +212,17 @@ class Checkpoints:
         """Restore a state and verify its checksums.
 
         Args:
-            step: Which checkpoint; None for the newest whole one.
-            abstract_state: Tree of the state, of arrays or `jax.ShapeDtypeStruct`s. Each array goes
-                where its `sharding` says; without one, to the first device.
-            partial: Leave out what `abstract_train_state` does not have, such as the optimizer's
-                state.
+            step: Step of the checkpoint; None for the latest valid one.
+            abstract_state: Tree of arrays or `jax.ShapeDtypeStruct`s, whose shardings the restored
+                arrays get; without a sharding, the first device.
+            partial: Whether `abstract_state` may be a part of the saved state, for example the
+                parameters without the optimizer state.
 
         Returns:
-            The tree, of arrays that own their memory and can be donated.
+            The tree, of arrays that can be donated.
 
         Raises:
-            ValueError: There is no such checkpoint, its arrays are not those asked for, it is
+            ValueError: There is no such checkpoint, its arrays differ from `abstract_state`, it is
                 damaged, or from another version.
         """
         step = self._resolve_step(step)
@@ -229,8 +230,9 @@ class Checkpoints:
         expected = flatten_to_paths(abstract_state)
         if lines := mismatches(saved, expected, partial=partial):
             raise ValueError(
-                f"Checkpoint {step} in {self.folder} does not fit: {len(lines)} of "
-                f"{len(saved | expected)} arrays differ.\n" + "\n".join(first_lines(lines))
+                f"Checkpoint {step} in {self.folder} does not match the requested state: "
+                f"{len(lines)} of {len(saved | expected)} arrays differ.\n"
+                + "\n".join(first_lines(lines))
             )
         target = {path: with_sharding(x) for path, x in expected.items()}
         restore_args = ocp.checkpoint_utils.construct_restore_args(target)
@@ -238,23 +240,20 @@ class Checkpoints:
             arrays = self._read_arrays(step, saved, target, restore_args)
         except Exception as error:
             raise self._damage_error(step, error) from error
-        # Buffers made by the reader are not always donatable; copies made by XLA are. One by one,
-        # so that there need not be room for two states.
+        # Buffers of the reader are not always donatable, copies by XLA are. One by one, so that
+        # memory for two states is not needed.
         owned = [jax.block_until_ready(jnp.copy(arrays.pop(path))) for path in expected]
         return jax.tree.unflatten(jax.tree.structure(abstract_state), owned)
 
     def delete_old(self) -> None:
-        """Delete what a killed process left: old steps and unfinished saves.
+        """Delete old steps and unfinished saves of a killed process.
 
-        For a run that goes on from the newest, or has nothing left to do; if the newest was
-        damaged, all stay until it has saved.
+        If the latest checkpoint is damaged, nothing is deleted until the next save.
         """
         if self._damaged_steps or not is_primary_process():
             return
         steps = self.all_steps()
-        for old in set(steps) - self._steps_to_keep(
-            steps
-        ):  # of which the manager does not know, if any
+        for old in set(steps) - self._steps_to_keep(steps):  # unknown to the manager
             (self.folder / TRASH_FOLDER).mkdir(exist_ok=True)
             (self.folder / str(old)).rename(self.folder / TRASH_FOLDER / str(old))
         self._delete_matching(UNFINISHED_PATTERN, TRASH_FOLDER)
@@ -272,13 +271,13 @@ class Checkpoints:
             aside.rmtree(missing_ok=True)
             (self.folder / str(old)).rename(aside)
         if passed_over:
-            broadcast_int(0)  # the first process has renamed them
+            broadcast_int(0)  # waits until process 0 has renamed them
         if self._manager is None:
             options = ocp.CheckpointManagerOptions(
                 preservation_policy=self,
-                todelete_subdir=TRASH_FOLDER,  # so that no step that is listed is half deleted
+                todelete_subdir=TRASH_FOLDER,  # so that a listed step is complete
                 cleanup_tmp_directories=True,
-                # Else something may still be written to the folder of a save that failed.
+                # Otherwise a failed save may still write to its folder.
                 async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
             )
             items = {"state": self._arrays, "description": ocp.JsonCheckpointHandler()}
@@ -298,7 +297,7 @@ class Checkpoints:
         if step not in self._losses:
             try:
                 contents = self._load_description(step)
-            except ValueError:  # damaged, as whoever reads it will be told
+            except ValueError:  # damaged; reading it raises
                 return None
             self._losses[step] = contents["loss"] if contents["schema"] == SCHEMA else None
         return self._losses[step]
@@ -309,7 +308,7 @@ class Checkpoints:
             return self.latest_valid_step()
         if step not in self.all_steps():
             raise ValueError(
-                f"There is no checkpoint {step} in {self.folder}; it holds {self._steps_text()}."
+                f"There is no checkpoint {step} in {self.folder}; it has {self._steps_text()}."
             )
         return step
 
@@ -321,8 +320,8 @@ class Checkpoints:
         if contents["schema"] != SCHEMA:
             other = "a newer" if contents["schema"] > SCHEMA else "an earlier"
             raise ValueError(
-                f"Checkpoint {step} in {self.folder} was written by {other} version of jaxformer: "
-                f"its schema is {contents['schema']}, and this one reads {SCHEMA}."
+                f"Checkpoint {step} in {self.folder} was written by {other} version of jaxformer, "
+                f"with schema {contents['schema']}; this version reads schema {SCHEMA}."
             )
         return contents
 
@@ -335,7 +334,7 @@ class Checkpoints:
         except Exception as error:
             raise ValueError(f"its description cannot be read: {error}") from error
         if not whole:
-            raise ValueError("its description has changed")
+            raise ValueError("its description does not match its checksum")
         check_contents(contents)
         return contents
 
@@ -346,7 +345,7 @@ class Checkpoints:
             if contents["schema"] != SCHEMA:
                 return ""
             stored = stored_in(contents)
-            for path in stored:  # one by one, for there need not be room for all in this process
+            for path in stored:  # one by one, as all may not fit in the memory of this process
                 target = {path: jax.ShapeDtypeStruct(stored[path].shape, stored[path].dtype)}
                 self._read_arrays(
                     step, stored, target, {path: ocp.RestoreArgs(restore_type=np.ndarray)}
@@ -379,15 +378,15 @@ class Checkpoints:
     def _damage_error(self, step: int, reason: object) -> ValueError:
         return ValueError(
             f"Checkpoint {step} in {self.folder} is damaged: {str(reason)[:200].rstrip('.')}. "
-            f"The folder holds {self._steps_text()}."
+            f"The folder has {self._steps_text()}."
         )
 
     def _save_error(self, step: int, error: object) -> OSError:
         if self._manager is not None:
-            with contextlib.suppress(Exception):  # what else went wrong with it
+            with contextlib.suppress(Exception):  # further errors of the same save
                 self._manager.wait_until_finished()
             self._delete_matching(UNFINISHED_PATTERN)
-            self._manager.reload()  # it has forgotten the steps that it was about to delete
+            self._manager.reload()  # it no longer lists the steps that it was about to delete
         last = self.latest_step()
         good = f"The last good checkpoint is {last}." if last is not None else ""
         return OSError(

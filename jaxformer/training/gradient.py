@@ -27,10 +27,10 @@ class Objective:
     """Weights of the auxiliary losses beside cross-entropy.
 
     Attributes:
-        z_loss: Weight of the squared log of the softmax's denominator.
-        label_smoothing: Share of the target's probability that is spread over the vocabulary.
-        load_balance: Weight of how unevenly experts are chosen, the mean over their layers.
-        router_z_loss: Weight of the squared log of the routers' denominator, likewise.
+        z_loss: Weight of the squared log of the softmax denominator.
+        label_smoothing: Fraction of the target's probability that is spread over the vocabulary.
+        load_balance: Weight of the load-balancing loss, a mean over the MoE layers.
+        router_z_loss: Weight of the squared log of the routers' softmax denominator, also a mean.
     """
 
     z_loss: float = 0.0
@@ -73,7 +73,7 @@ def summed_loss(
 ) -> Float[Array, ""]:
     """Sum of the masked token losses on this device, with dropout.
 
-    `axis_names` are the axes that tokens are shared out over; routers balance their load over all.
+    `axis_names` are the mesh axes that shard the tokens; routers balance their load over all.
     """
     scores, router_outputs = apply_model(
         batch,
@@ -131,23 +131,21 @@ def make_value_and_grad(
 ) -> Callable[[Any, Int[Array, ""], AnyBatch], tuple[Float[Array, ""], Any]]:
     """Build a sharded (params, step, batch) -> (mean loss, gradients).
 
-    The mean is over the tokens that count in the whole batch, whatever device or accumulated part
-    they are in, so without dropout neither changes the result beyond rounding. It is taken inside
-    the loss, before the gradient. One thing depends on the accumulation: the load of experts is
-    balanced within each part, whose rows are the same on any mesh. With `expert_capacity_factor`
-    the mesh decides for which tokens there is room.
+    The mean is over the tokens of the loss mask in the whole batch, over all devices and
+    microbatches, so without dropout neither changes the result beyond rounding. It is taken inside
+    the loss, before the gradient. There are two exceptions: the load of experts is balanced within
+    each microbatch, and with `expert_capacity_factor` the mesh determines which tokens are dropped.
 
     Args:
-        model: Applied with dropout on; spread over the mesh here.
+        model: Applied with dropout; its mesh axes are set here.
         mesh: From `parallel.make_mesh`.
-        objective: Terms beside the cross-entropy.
-        gradient_accumulation_steps: In how many parts a device's rows are worked through, to save
-            memory.
-        seed: Of dropout; the key also depends on the step, the device and the part.
+        objective: Auxiliary losses.
+        gradient_accumulation_steps: Number of microbatches of a device's rows, to save memory.
+        seed: Seed of dropout; the key also depends on the step, the device and the microbatch.
 
     Returns:
-        The function. Gradients are in float32 and shared out as the parameters are. What a device
-        has a whole copy of is added up over the devices once, after the last part.
+        The function. Gradients are float32 and sharded as the parameters are. Gradients of
+        replicated parameters are summed over the devices once, after the last microbatch.
     """
     model, axis_names = model.clone(mesh_axes=active_mesh_axes(mesh.shape)), token_axes(mesh.shape)
     specs = parameter_specs(model.config, mesh.shape)

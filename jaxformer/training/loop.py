@@ -9,7 +9,7 @@ import jax
 from jaxformer.training.gradient import AnyBatch
 from jaxformer.training.train_step import EvalSums, StepMetrics, TrainState
 
-MAX_IN_FLIGHT = 2  # updates dispatched before the oldest one's numbers are read
+MAX_IN_FLIGHT = 2  # steps dispatched before the metrics of the oldest are read
 
 
 class TooManySkipsError(RuntimeError):
@@ -17,9 +17,8 @@ class TooManySkipsError(RuntimeError):
 
     def __init__(self, result: "StepResult"):
         super().__init__(
-            f"{result.num_consecutive_skips} updates in a row were left out up to step "
-            f"{result.step}, whose "
-            f"loss is {result.loss} and its gradient's norm {result.gradient_norm}."
+            f"{result.num_consecutive_skips} consecutive updates were skipped, the last at step "
+            f"{result.step} (loss {result.loss}, gradient norm {result.gradient_norm})."
         )
         self.step = result.step
 
@@ -46,25 +45,24 @@ def train_steps(
 ) -> Iterator[tuple[int, TrainState, list[StepResult]]]:
     """Run train steps `start_step` + 1 to `stop_step`, yielding after each.
 
-    Updates are dispatched ahead of the devices; each item brings the numbers of earlier updates
-    that are done. Implicit transfers between host and devices are errors, since each would stall
-    the devices.
+    Steps are dispatched before earlier ones have finished; each item has the results of those that
+    have. Implicit transfers between host and devices raise, since they would stall the devices.
 
     Args:
-        state: After `start_step` updates; consumed.
+        state: State after `start_step` steps; donated.
         train_step: From `make_train_step`, compiled.
-        get_batch: The batch, on the devices, from which update k + 1 is made, given k.
-        start_step: Updates made before.
-        stop_step: Updates made in the end.
-        should_sync: Whether to wait, after a given update, until all numbers are read: before a
-            state is saved or evaluated.
-        max_consecutive_skips: Updates in a row that may be left out.
+        get_batch: Function of k that returns the sharded batch of step k + 1.
+        start_step: Number of steps of the state.
+        stop_step: Last step.
+        should_sync: Function of a step: whether to wait for all results after it, as before saving
+            or evaluating the state.
+        max_consecutive_skips: Maximum number of consecutive skipped updates.
 
     Yields:
-        Updates made so far; the state, valid until the next item is asked for; what finished.
+        The step; the state, valid until the next item; the results of steps that have finished.
 
     Raises:
-        TooManySkipsError: One more was.
+        TooManySkipsError: More consecutive updates were skipped.
     """
     pending: deque[tuple[int, StepMetrics]] = deque()
     for step in range(start_step, stop_step):

@@ -1,8 +1,8 @@
 """Metric writers: JSON lines, TensorBoard, Weights & Biases.
 
 Every writer has `write(step, metrics)` and `close()`, and `MultiWriter` sends to several at once.
-A writer that cannot store a number raises at once, from the call that brought it: a full disk
-ends a run with a message, never with a silent gap in its curves.
+A writer that cannot store its metrics raises in the same call, so that a full disk ends the run
+with a message instead of leaving a gap in the curves.
 """
 
 import json
@@ -17,7 +17,7 @@ from typing import Any, Protocol, SupportsFloat, runtime_checkable
 from jaxformer.extras import missing_extra_message
 
 RESERVED_NAMES = ("step", "time")
-MAX_SHOWN_BYTES = 200  # bytes of a line that an error shows
+MAX_SHOWN_BYTES = 200  # of an invalid line, in the error message
 NON_FINITE = ("NaN", "Infinity", "-Infinity")
 
 
@@ -37,11 +37,11 @@ class MetricWriter(Protocol):
 class MultiWriter:
     """Writes metrics to several writers; the list may be empty.
 
-        with Metrics([JsonLines("runs/a/metrics.jsonl"), TensorBoard("runs/a")]) as metrics:
+        with MultiWriter([JsonLinesWriter("a.jsonl"), TensorBoardWriter("runs/a")]) as metrics:
             metrics.write(1, {"loss": 5.2})
 
     Args:
-        writers: Where to. They are closed together, each of them even when another fails.
+        writers: The writers. All are closed together, even if closing one of them fails.
     """
 
     def __init__(self, writers: Sequence[MetricWriter]) -> None:
@@ -51,16 +51,16 @@ class MultiWriter:
             self._exits.callback(writer.close)
 
     def write(self, step: int, metrics: Mapping[str, SupportsFloat]) -> None:
-        """Send the numbers of `step` to every writer."""
+        """Write the metrics of `step` to every writer."""
         for writer in self._writers:
             writer.write(step, metrics)
 
     def close(self) -> None:
-        """Close every writer. Closing twice does nothing the second time."""
+        """Close every writer; a second call has no effect."""
         self._exits.close()
 
     def __enter__(self) -> "MultiWriter":
-        """Give itself to `with`, which closes it."""
+        """Return this writer."""
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -74,18 +74,16 @@ class JsonLinesWriter:
         {"step": 20, "time": 1767225600.0, "loss": 5.25, "learning_rate": 0.0003}
 
     `time` is in seconds since 1970. JSON has no NaN and no infinities, so these are written as the
-    strings "NaN", "Infinity" and "-Infinity", which `float` reads in most languages. Each line is
-    on its way to the disk before `write` returns, and one that does not fit is taken back whole.
+    strings "NaN", "Infinity" and "-Infinity", which `float` parses. Lines are not buffered; a line
+    that cannot be written completely is removed.
 
     Args:
-        path: The file. Its folder is made where it is missing.
-        resume_from: None for a new run. A resumed run gives the step of the checkpoint it starts
-            from: lines beyond it, which the run will now write again, are dropped, and so is a
-            last line that was cut short. The file is replaced in one move or not at all.
+        path: The file. Its folder is created if missing.
+        resume_from: Step of the checkpoint that a resumed run starts from; None for a new run.
+            Later lines and an incomplete last line are dropped; the file is replaced atomically.
 
     Raises:
-        ValueError: The file already holds lines and `resume_from` is None, or it holds a line
-            that is not such an object.
+        ValueError: The file already has lines and `resume_from` is None, or a line is invalid.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, resume_from: int | None = None) -> None:
@@ -93,7 +91,7 @@ class JsonLinesWriter:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         if self._path.exists():
             self._drop_lines_after(resume_from)
-        # Unbuffered, so that an error belongs to the line that caused it.
+        # Unbuffered, so that an error is raised by the `write` that caused it.
         self._file = open(self._path, "ab", buffering=0)
 
     def _drop_lines_after(self, resume_from: int | None) -> None:
@@ -101,8 +99,8 @@ class JsonLinesWriter:
         if resume_from is None:
             if records:
                 raise ValueError(
-                    f"{self._path} already holds {len(records)} lines, the last of step "
-                    f"{records[-1]['step']}. Resume from a step, or write to another file."
+                    f"{self._path} already has {len(records)} lines, up to step "
+                    f"{records[-1]['step']}. Pass resume_from, or write to another file."
                 )
             return
         kept_lines = b"".join(
@@ -123,20 +121,18 @@ class JsonLinesWriter:
 
         Raises:
             ValueError: A metric is called "step" or "time".
-            OSError: The line could not be stored; the file ends with the line before it.
+            OSError: The line could not be written; the file ends with the line before it.
         """
         reserved = [name for name in RESERVED_NAMES if name in metrics]
         if reserved:
-            raise ValueError(
-                f"A metric cannot be called {reserved[0]!r}: every line has that field."
-            )
+            raise ValueError(f"{reserved[0]!r} is a reserved name; rename the metric.")
         numbers = {name: float(value) for name, value in metrics.items()}
         line = _encode_line({"step": int(step), "time": time.time(), **numbers})
         end = os.fstat(self._file.fileno()).st_size
         with _name_file_and_step(self._path, step):
             try:
                 remaining = line
-                while remaining:  # a nearly full disk takes a part and fails on the next call
+                while remaining:  # on a nearly full disk a write is partial and the next one fails
                     remaining = remaining[self._file.write(remaining) :]
             except OSError:
                 self._file.truncate(end)
@@ -148,16 +144,16 @@ class JsonLinesWriter:
 
 
 def read_json_lines(path: str | os.PathLike[str]) -> list[dict[str, float | int]]:
-    """Read what `JsonLinesWriter` wrote: one mapping a line, `step` and `time` among its names.
+    """Read a file of `JsonLinesWriter`: one dict per line, with keys `step`, `time` and metrics.
 
     Args:
         path: The file.
 
     Returns:
-        The lines in order. One without its line end was cut short by a crash and is left out.
+        The lines in order, without an incomplete last line, which a crash may leave.
 
     Raises:
-        ValueError: A line is not a JSON object of numbers that has a step.
+        ValueError: A line is not a JSON object of numbers with a step.
     """
     *lines, _ = Path(path).read_bytes().split(b"\n")
     records = []
@@ -165,13 +161,12 @@ def read_json_lines(path: str | os.PathLike[str]) -> list[dict[str, float | int]
         try:
             numbers = {name: _parse_number(value) for name, value in json.loads(line).items()}
             if not isinstance(numbers["step"], int):
-                raise ValueError("A step is a whole number.")
+                raise ValueError("step must be an integer.")
             records.append({"step": numbers.pop("step"), **numbers})
         except (ValueError, AttributeError, KeyError, RecursionError) as error:
             raise ValueError(
-                f"{path}, line {number} is no line of metrics: {line[:MAX_SHOWN_BYTES]!r}. Remove "
-                "the line, "
-                "or move the file away."
+                f"{path}, line {number} is not a line of metrics: {line[:MAX_SHOWN_BYTES]!r}. "
+                "Remove the line, or move the file away."
             ) from error
     return records
 
@@ -180,7 +175,7 @@ def _parse_number(value: object) -> float | int:
     if isinstance(value, str):
         return float(value)
     if isinstance(value, bool) or not isinstance(value, float | int):
-        raise ValueError(f"{value} is no number.")
+        raise ValueError(f"{value} is not a number.")
     return value
 
 
@@ -214,9 +209,9 @@ class TensorBoardWriter:
     """An event file that `tensorboard --logdir` reads. Needs the `train` extra.
 
     Args:
-        folder: Where the event file goes; a resumed run adds one more to the same folder.
-        resume_from: The step of the checkpoint that a resumed run starts from; TensorBoard hides
-            what earlier event files say about later steps. None for a new run.
+        folder: Folder of the event file; a resumed run adds another file to it.
+        resume_from: Step of the checkpoint that a resumed run starts from; TensorBoard then hides
+            later steps of earlier event files. None for a new run.
 
     Raises:
         ImportError: tensorboardX is not installed.
@@ -232,8 +227,8 @@ class TensorBoardWriter:
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
         self._folder = os.fspath(folder)
         directory_check(self._folder)
-        # Not SummaryWriter: its thread dies of a full disk, and then the run waits for ever on a
-        # queue that nobody empties. The suffix keeps two writers of one second apart.
+        # Not SummaryWriter: a full disk ends its thread, and the run then blocks on its queue
+        # forever. The suffix distinguishes two writers of the same second.
         self._events = EventsWriter(os.path.join(self._folder, "events"), f".{time.time_ns()}")
         self._step = resume_from or 0
         if resume_from is not None:
@@ -242,10 +237,10 @@ class TensorBoardWriter:
             self._write_event(resume_from + 1, purge)
 
     def write(self, step: int, metrics: Mapping[str, SupportsFloat]) -> None:
-        """Store one scalar a name; a slash in a name makes a group in TensorBoard.
+        """Write one scalar per metric; a slash in a name makes a group in TensorBoard.
 
         Raises:
-            OSError: The event could not be stored.
+            OSError: The event could not be written.
         """
         values = [
             self._summary.Value(tag=name, simple_value=float(value))
@@ -269,19 +264,19 @@ class TensorBoardWriter:
 def check_wandb_login() -> None:
     """Check the W&B login before training starts.
 
-    Asks for a key on a terminal; nothing where `WANDB_MODE` is offline or disabled.
+    Asks for a key on a terminal; does nothing if `WANDB_MODE` is offline or disabled.
 
     Raises:
         ImportError: wandb is not installed.
-        ValueError: Nobody is logged in, or the server cannot be asked.
+        ValueError: This machine is not logged in, or the server cannot be reached.
     """
     wandb = _import_wandb()
     try:
         wandb.login(verify=True)
     except wandb.Error as error:
         raise ValueError(
-            f"Weights & Biases cannot be logged to: {error} Run `wandb login`, or set "
-            "WANDB_API_KEY, or WANDB_MODE=offline to keep the numbers here."
+            f"Cannot log to Weights & Biases: {error} Run `wandb login`, set WANDB_API_KEY, or set "
+            "WANDB_MODE=offline to log to local files."
         ) from error
 
 
@@ -297,9 +292,9 @@ class WandbWriter:
     """A run on Weights & Biases. Needs the `wandb` extra.
 
     Args:
-        project: The project's name there.
-        name: The run's name. A resumed run is one more run of this name.
-        config: What the run's page shows as its configuration.
+        project: Name of the project.
+        name: Name of the run. A resumed run is another run of the same name.
+        config: Configuration shown on the run's page.
 
     Raises:
         ImportError: wandb is not installed.
@@ -309,7 +304,7 @@ class WandbWriter:
         self._run = _import_wandb().init(project=project, name=name, config=dict(config))
 
     def write(self, step: int, metrics: Mapping[str, SupportsFloat]) -> None:
-        """Log the numbers of `step`. Steps must not decrease."""
+        """Log the metrics of `step`. Steps must not decrease."""
         self._run.log({name: float(value) for name, value in metrics.items()}, step=int(step))
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
 """Muon and Adafactor as optax transformations on sharded, stacked kernels.
 
-A kernel is stored with its own axes: `[D, N, H]`, stacked over layers `[L, D, N, H]`. Both rules
-are about one matrix from inputs to outputs, as its layer declares it, so each layer of a stack,
-and each expert, is updated as if it stood alone.
+A kernel may have more than two axes: `[D, N, H]`, stacked over layers `[L, D, N, H]`. Both rules
+treat it as one matrix from inputs to outputs, as its layer declares, for each layer and each
+expert separately.
 """
 
 import math
@@ -34,12 +34,12 @@ def orthogonalize(x: Float[Array, "*batch R C"], *, steps: int = 5) -> Float[Arr
 
         y <- x / ||x||_F;   y <- 3.4445 y - 4.7750 (y y^T) y + 2.0315 (y y^T)^2 y   `steps` times
 
-    The polynomial is steep at 0 rather than exact at 1: after five steps, singular values that were
-    above 0.003 of the norm lie between 0.68 and 1.21.
+    The polynomial is chosen to be steep at 0, not exact at 1: after five steps, singular values
+    above 0.003 of the norm are between 0.68 and 1.21.
 
     Args:
         x: Matrices along the last two axes, in any float dtype.
-        steps: Iterations.
+        steps: Number of iterations.
 
     Returns:
         The matrices, in the dtype of `x`. A zero matrix stays zero.
@@ -62,19 +62,19 @@ def orthogonalize(x: Float[Array, "*batch R C"], *, steps: int = 5) -> Float[Arr
 def apply_to_whole_matrices(
     fn: Callable[[Array], Array], x: Float[Array, "M R C"], *, rows: str | None, columns: str | None
 ) -> Float[Array, "M R C"]:
-    """Apply `fn` to whole matrices of a sharded stack, by all-to-all there and back.
+    """Apply `fn` to whole matrices of a sharded stack, between two all-to-alls.
 
-    With d devices, each has all rows and columns of its ``ceil(M / d)`` matrices in between, so all
-    work alike where M is a multiple of d, and nothing is computed twice.
+    Each of d devices gets ``ceil(M / d)`` whole matrices, so that nothing is computed twice and the
+    load is even if M is a multiple of d.
 
     Args:
-        fn: Maps matrices to matrices; of zeros it must make zeros.
-        x: This device's share of each of M matrices, inside `jax.shard_map`.
-        rows: Axis of the devices that share the rows; None if each has all.
-        columns: Likewise.
+        fn: Maps matrices to matrices, and zeros to zeros.
+        x: This device's shard of each of M matrices, inside `jax.shard_map`.
+        rows: Mesh axis that shards the rows, or None.
+        columns: Mesh axis that shards the columns, or None.
 
     Returns:
-        This device's share of each result.
+        This device's shard of each result.
     """
     sharded_axes = [(name, axis) for name, axis in ((rows, 1), (columns, 2)) if name is not None]
     devices = math.prod(jax.lax.axis_size(name) for name, _ in sharded_axes)
@@ -94,19 +94,18 @@ def scale_by_muon(metadata: Any, *, momentum: float, rms: float) -> optax.Gradie
         m <- momentum m + g
         update = rms sqrt(max(inputs, outputs)) orthogonalize(g + momentum m)
 
-    An orthogonal matrix has root mean square `max(inputs, outputs) ** -0.5`, so `rms` is that of
-    the update, whatever the matrix's shape. AdamW's is about 0.2, and then both take the same
-    learning rate and weight decay.
+    An orthogonal matrix has root mean square `max(inputs, outputs) ** -0.5`, so the update has
+    root mean square `rms` for every shape. At 0.2, as of AdamW, learning rates and weight decays of
+    AdamW apply.
 
-    `update` takes `mesh`, where matrices are shared out over devices: layers are then exchanged
-    for shares, so that each device works on whole matrices of some layers; see
-    `apply_to_whole_matrices`.
+    `update` takes a `mesh` if the matrices are sharded: an all-to-all then gives each device whole
+    matrices of some layers; see `apply_to_whole_matrices`.
 
     Args:
-        metadata: A tree of `ParameterMetadata`, like the parameters, of which updates may have
-            a part (`optax.MaskedNode` for the others); all of that part are matrices.
-        momentum: Share of the sum of gradients that an update keeps.
-        rms: Root mean square of an update at rate 1.
+        metadata: Tree of `ParameterMetadata` with the structure of the parameters. Updates may have
+            `optax.MaskedNode` for some; all others must be matrices.
+        momentum: Decay rate of the sum of gradients.
+        rms: Root mean square of an update at learning rate 1.
 
     Returns:
         The transformation.
@@ -154,26 +153,26 @@ def _sharded_axis_name(spec: P, axes: tuple[int, ...]) -> str | None:
     """Mesh axis that shards one side of a matrix, or None."""
     names = [spec[i] for i in axes]
     if any(names[1:]):
-        raise ValueError(f"Only the first of axes {axes} can be shared out; got {spec}.")
+        raise ValueError(f"Only the first of the axes {axes} may be sharded; got {spec}.")
     return names[0]
 
 
 def scale_by_adafactor(
     metadata: Any, *, decay_exponent: float, clip: float, min_scale: float, eps: float = 1e-30
 ) -> optax.GradientTransformation:
-    """Divide by the root of a mean square that is kept only per row and per column of a matrix.
+    """Divide by the root of factored second moments: one mean square per row and per column.
 
         r <- b r + (1 - b) mean over columns of (g^2 + eps)       b = 1 - t ** -decay_exponent
         c <- b c + (1 - b) mean over rows of (g^2 + eps)          t = 1, 2, ...
-        u = g / sqrt(r c / mean(r))                               vectors keep every mean square
+        u = g / sqrt(r c / mean(r))                               vectors are not factored
         update = u / max(1, rms(u) / clip) * max(min_scale, rms(parameter))
 
     Args:
-        metadata: A tree of `ParameterMetadata`, like the parameters.
-        decay_exponent: Mean squares forget as the update's number to the minus this.
-        clip: Largest root mean square of an update.
-        min_scale: Smallest size that a parameter is taken to have.
-        eps: Added to each square.
+        metadata: Tree of `ParameterMetadata` with the structure of the parameters.
+        decay_exponent: Exponent of the decay rate b of the mean squares.
+        clip: Largest root mean square of an update, before the next factor.
+        min_scale: Lower bound of the parameter's root mean square in the last factor.
+        eps: Added to each squared gradient.
 
     Returns:
         The transformation.
@@ -226,5 +225,5 @@ def scale_by_adafactor(
 
 
 def root_mean_square(x: Float[Array, "..."], axes: tuple[int, ...]) -> Float[Array, "..."]:
-    """Root mean square over `axes`, which are kept with size 1."""
+    """Root mean square over `axes`, which stay with size 1."""
     return jnp.sqrt(jnp.mean(jnp.square(x), axis=axes, keepdims=True))

@@ -40,10 +40,10 @@ class AdamW:
     """Adam with decoupled weight decay.
 
     Attributes:
-        b1: Share of the mean that an update keeps.
-        b2: Share of the mean square that an update keeps.
+        b1: Decay rate of the mean of gradients.
+        b2: Decay rate of the mean of squared gradients.
         eps: Added to the root of the mean square.
-        weight_decay: Share of a parameter that an update at rate 1 takes away.
+        weight_decay: Weight decay, multiplied by the learning rate.
 
     References:
         Loshchilov and Hutter, Decoupled Weight Decay Regularization, 2019. arXiv:1711.05101
@@ -63,14 +63,14 @@ class AdamW:
 class Adafactor:
     """Factored second moments; step size relative to the parameter's RMS.
 
-    The learning rate is therefore relative: 0.01 moves a matrix by one hundredth of its root mean
-    square. Parameters smaller than `min_scale` move as if they were that large.
+    The learning rate is therefore relative: 0.01 changes a matrix by one hundredth of its root mean
+    square.
 
     Attributes:
-        decay_exponent: Mean squares forget as the update's number to the minus this.
-        clip: Largest root mean square of an update before the rate.
-        min_scale: Smallest size that a parameter is taken to have.
-        weight_decay: Share of a parameter that an update at rate 1 takes away.
+        decay_exponent: Exponent c of the decay rate 1 - t ** -c of the mean squares at step t.
+        clip: Largest root mean square of an update, before the learning rate.
+        min_scale: Lower bound of the parameter's root mean square in the step size.
+        weight_decay: Weight decay, multiplied by the learning rate.
 
     References:
         Shazeer and Stern, Adafactor: Adaptive Learning Rates with Sublinear Memory Cost, 2018.
@@ -91,13 +91,13 @@ class Adafactor:
 class Lion:
     """Sign of an interpolated momentum.
 
-    Every element moves by the whole learning rate, so that is a third to a tenth of AdamW's, and
-    the weight decay as many times larger.
+    Every element changes by the learning rate, so use a third to a tenth of AdamW's rate, and a
+    weight decay that is larger by the same factor.
 
     Attributes:
-        b1: Share of the mean in the sign's argument.
-        b2: Share of the mean that an update keeps.
-        weight_decay: Share of a parameter that an update at rate 1 takes away.
+        b1: Weight of the mean in the argument of the sign.
+        b2: Decay rate of the mean of gradients.
+        weight_decay: Weight decay, multiplied by the learning rate.
 
     References:
         Chen et al., Symbolic Discovery of Optimization Algorithms, 2023, algorithm 2.
@@ -117,15 +117,12 @@ class Lion:
 class Muon:
     """Muon for layer kernels, AdamW for all other parameters.
 
-    The learning rate is that of the kernels; the rest takes `adamw_rate` times as much.
-    `adamw.weight_decay` is the rest's decay. See `scale_by_muon` for `rms`.
-
     Attributes:
-        momentum: Share of the sum of gradients that an update keeps.
-        rms: Root mean square of an update at rate 1.
-        weight_decay: Share of a kernel that an update at rate 1 takes away.
-        adamw: How everything but kernels is updated.
-        adamw_rate: Its learning rate, relative to that of the kernels.
+        momentum: Decay rate of the sum of gradients.
+        rms: Root mean square of an update at learning rate 1; see `scale_by_muon`.
+        weight_decay: Weight decay of kernels, multiplied by the learning rate.
+        adamw: Optimizer of all other parameters, with their weight decay.
+        adamw_rate: Learning rate of all other parameters, relative to that of kernels.
 
     References:
         Jordan et al., Muon: An optimizer for hidden layers in neural networks, 2024.
@@ -148,9 +145,9 @@ class SGD:
     """Gradient descent, with optional momentum.
 
     Attributes:
-        momentum: Share of the sum of gradients that an update keeps.
-        nesterov: Whether to look one update ahead.
-        weight_decay: Share of a parameter that an update at rate 1 takes away.
+        momentum: Decay rate of the sum of gradients.
+        nesterov: Whether to use Nesterov momentum.
+        weight_decay: Weight decay, multiplied by the learning rate.
 
     References:
         Sutskever et al., On the importance of initialization and momentum in deep learning, 2013.
@@ -173,10 +170,10 @@ class OptimizerConfig:
     """Optimizer, learning-rate schedule, gradient clipping and weight-decay mask.
 
     Attributes:
-        schedule: The learning rate over the run.
-        optimizer: The rule of the update.
-        clip_norm: Largest global norm that a gradient keeps; None does not clip.
-        decay_roles: Which parameters decay.
+        schedule: Learning-rate schedule.
+        optimizer: Optimizer.
+        clip_norm: Global norm to which gradients are clipped; None does not clip.
+        decay_roles: Roles of the parameters that have weight decay.
     """
 
     schedule: Schedule
@@ -200,21 +197,21 @@ def make_optimizer(
 ) -> optax.GradientTransformation:
     """Build the optax transformation: clip, optimizer, weight decay, learning rate.
 
-    Its state is a tree of arrays under the names of the stages, so that a checkpoint made with
-    clipping or decay can be read without.
+    Its state has the names of the stages as keys, so that a checkpoint with clipping or weight
+    decay can be restored without.
 
     Args:
-        config: Which optimizer, schedule and clipping.
-        total_steps: Number of updates in the run, for the schedule.
-        metadata: What decays and what is a matrix: `parallel.parameter_metadata` of the model, or
-            another tree of `parallel.ParameterMetadata`, like the parameters.
+        config: Optimizer, schedule, clipping and weight decay.
+        total_steps: Number of steps of the schedule.
+        metadata: `parallel.parameter_metadata` of the model, or another tree of
+            `parallel.ParameterMetadata` with the structure of the parameters.
 
     Returns:
-        A transformation whose `update` needs the parameters. Every leaf must be whole: norms and
-        matrix updates of a shard are not those of its parameter.
+        A transformation whose `update` needs the parameters. Leaves must be whole (global) arrays,
+        as norms and matrix updates cannot be computed from one shard.
 
     Raises:
-        ValueError: The run is too short for the schedule.
+        ValueError: `total_steps` is too short for the schedule.
     """
     stages = {}
     if config.clip_norm is not None:
@@ -231,8 +228,7 @@ def clip_by_global_norm(limit: float) -> optax.GradientTransformationExtraArgs:
 
         g <- g * min(1, limit / norm)
 
-    `update` takes `gradient_norm`, where it is known already: devices then need not add it up
-    again.
+    `update` takes `gradient_norm` if it is already known, which saves its computation.
     """
 
     def update(updates, state, params=None, *, gradient_norm=None, **extra):
@@ -276,10 +272,9 @@ def optimizer_transform(
 
 
 def run_in_float32(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """Run `inner` on float32 copies; give updates in the dtype of the parameters.
+    """Run `inner` on float32 copies; returns updates in the dtype of the parameters.
 
-    `optax` raises floats to integer powers, which callers with strict dtype promotion would not
-    get past.
+    `optax` raises floats to integer powers, which strict dtype promotion does not allow.
     """
     inner_with_extra = optax.with_extra_args_support(inner)
 

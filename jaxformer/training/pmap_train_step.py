@@ -24,22 +24,21 @@ def make_pmap_train_step(
 ) -> Any:
     """Build a pmapped train step; the state is replicated.
 
-    Under `pmap` each device differentiates its own share of the mean loss, devices times its sum
-    over the tokens of all; the mean over devices comes after the gradient. Inside the loss, where
-    `make_value_and_grad` takes it, it would make the gradient too large by the number of devices.
+    Each device differentiates its summed loss times the number of devices, divided by the number of
+    tokens of all devices; the mean over devices is taken after the gradient. Inside the loss, as in
+    `make_value_and_grad`, `pmap` would make the gradient too large by the number of devices.
 
     Args:
-        model: Applied with dropout on.
+        model: Applied with dropout.
         optimizer: Any optax transformation.
         objective: As for `make_value_and_grad`.
         skip_step: As for `make_train_step`.
-        seed: Of dropout; the key also depends on the step and the device.
+        seed: Seed of dropout; the key also depends on the step and the device.
 
     Returns:
         (state, batch) -> (state, metrics), where the arrays of the batch are [devices, rows, time].
-        The state passed in is consumed. One that lies on every device before the first update,
-        `jax.device_put(state, NamedSharding(Mesh(jax.devices(), ("data",)), PartitionSpec()))`,
-        is compiled for once; any other twice, since it comes back on every device.
+        The state is donated. To compile once instead of twice, replicate it before the first step:
+        `jax.device_put(state, NamedSharding(Mesh(jax.devices(), ("data",)), PartitionSpec()))`.
     """
 
     def per_device(state: TrainState, batch: AnyBatch):

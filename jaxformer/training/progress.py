@@ -23,7 +23,7 @@ DISPLAYED = {
 
 
 def format_count(count: float | int) -> str:
-    """Write a number with three digits and a unit: k, M, B (10^9) or T (10^12).
+    """Format a number with three digits and a unit: k, M, B (10^9) or T (10^12).
 
     Args:
         count: Any number.
@@ -42,32 +42,20 @@ def format_count(count: float | int) -> str:
     return f"{rounded:g}"
 
 
-def format_times(count: float | int) -> str:
-    """Say how often.
-
-    Args:
-        count: Any number.
-
-    Returns:
-        For example "once", "2 times" or "0.75 times".
-    """
-    return "once" if count == 1 else f"{count:g} times"
-
-
 def format_duration(seconds: float | int) -> str:
-    """Write a time with its two greatest units.
+    """Format a duration with its two largest units.
 
     Args:
-        seconds: The time in seconds.
+        seconds: The duration in seconds.
 
     Returns:
         For example "4.2s", "42s", "2m 05s", "3h 07m" or "2d 04h".
 
     Raises:
-        ValueError: The time is negative or not finite.
+        ValueError: The duration is negative or not finite.
     """
     if not (math.isfinite(seconds) and seconds >= 0):
-        raise ValueError(f"A duration is finite and not negative, got {seconds} seconds.")
+        raise ValueError(f"A duration must be finite and not negative; got {seconds} seconds.")
     if round(seconds, 1) < 10:
         return f"{seconds:.1f}s"
     minutes, rest_seconds = divmod(round(seconds), 60)
@@ -83,24 +71,24 @@ def format_duration(seconds: float | int) -> str:
 class Progress:
     """Shows step, metrics and remaining time of a run.
 
-    A terminal gets a bar that stays in place, with the latest numbers beside it. Anything else (a
-    file, a pipe, a notebook, a build server) gets one plain line at most every `interval` seconds,
-    without control codes; the first comes at once, that of a resumed run after an interval.
+    On a terminal it is a bar with the latest metrics. Elsewhere (a file, a pipe, a notebook, a CI
+    server) it is one plain line at most every `interval` seconds, without control codes; the first
+    line is printed at once, or after one interval in a resumed run.
 
         with Progress(1_000, title="llama, 12.3M parameters") as progress:
-            progress.update(1, loss=6.2, tokens_per_second=4_900.0, utilisation=0.4)
-            progress.note("A sample: once upon")
+            progress.update(1, loss=6.2, tokens_per_second=4_900.0, mfu=0.4)
+            progress.print("A sample: once upon")
 
     Args:
-        total_steps: Steps in the whole run.
-        start_step: Steps that were done before, in a resumed run.
-        title: One line above everything else.
+        total_steps: Steps of the whole run.
+        start_step: Step that a resumed run starts from.
+        title: Line above the progress.
         interval: Seconds between plain lines.
-        stream: Where to write; None is standard output.
-        clock: Seconds, from any start.
+        stream: Output stream; None is standard output.
+        clock: Function that returns seconds.
 
     Raises:
-        ValueError: `total_steps` is less than 1, or `start_step` is outside of 0 to it.
+        ValueError: `total_steps` is below 1, or `start_step` is not between 0 and `total_steps`.
         ImportError: The stream is a terminal and rich is not installed.
     """
 
@@ -116,20 +104,20 @@ class Progress:
     ) -> None:
         if total_steps < 1 or not 0 <= start_step <= total_steps:
             raise ValueError(
-                f"A run has at least 1 step and starts within them: got {total_steps} steps, "
-                f"starting from step {start_step}."
+                "total_steps must be at least 1 and start_step between 0 and total_steps; got "
+                f"total_steps={total_steps} and start_step={start_step}."
             )
         self._total, self._title, self._interval, self._clock = total_steps, title, interval, clock
         self._stream: Any = sys.stdout if stream is None else stream
         self._step, self._numbers = start_step, dict[str, float]()
         self._smooth = self._weight = 0.0
         self._first: tuple[int, float] | None = None
-        # A resumed run waits, so that its first line too has the mean of several losses.
+        # A resumed run waits, so that its first line has the mean of several losses.
         self._status_printed, self._printed_at = True, clock() if start_step else -math.inf
         self._bar = _make_bar(self._stream)
 
     def __enter__(self) -> "Progress":
-        """Begin to show."""
+        """Print the title and start the bar."""
         if self._title:
             self.print(self._title)
         if self._bar is not None:
@@ -157,12 +145,12 @@ class Progress:
         """Show the metrics after `step`; omitted ones keep their last value.
 
         Args:
-            step: Steps done so far.
-            loss: Training loss in nats per token. Shown smoothed; not finite, shown as it is.
-            tokens_per_second: Tokens trained on in one second, on all devices.
-            mfu: Model FLOP utilisation (MFU), as a fraction of the machine's peak.
-            learning_rate: The optimizer's step size.
-            bits_per_byte: Latest held-out result, in bits per byte of text.
+            step: Finished steps.
+            loss: Training loss in nats per token, shown smoothed unless it is not finite.
+            tokens_per_second: Training throughput of all devices.
+            mfu: Model FLOPs utilization (MFU), as a fraction of the peak.
+            learning_rate: Learning rate.
+            bits_per_byte: Latest held-out loss, in bits per byte of text.
         """
         news = {
             "loss": None if loss is None else self._smoothed(float(loss)),
@@ -186,14 +174,14 @@ class Progress:
             self._print_status()
 
     def print(self, text: str) -> None:
-        """Print `text` on lines of its own, above the bar where there is one."""
+        """Print `text` on separate lines, above the bar if there is one."""
         if self._bar is not None:
             self._bar.console.print(_sanitize(text, "utf-8"), markup=False, highlight=False)
-        elif self._stream is not None:  # Python has none where standard output is closed
+        elif self._stream is not None:  # None if standard output is closed
             print(sanitize_text(text, self._stream), file=self._stream, flush=True)
 
     def _smoothed(self, loss: float) -> float:
-        if not math.isfinite(loss):  # one NaN would stay in the mean for ever
+        if not math.isfinite(loss):  # a NaN would stay in the mean forever
             return loss
         self._smooth = LOSS_EMA_DECAY * self._smooth + (1 - LOSS_EMA_DECAY) * loss
         self._weight = LOSS_EMA_DECAY * self._weight + (1 - LOSS_EMA_DECAY)

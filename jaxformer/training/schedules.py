@@ -1,12 +1,12 @@
 """Learning rate as a function of the step.
 
-Steps count from 0, as in `optax`. Every schedule first rises in a straight line,
+Steps count from 0, as in `optax`. Every schedule has a linear warm-up,
 
     rate(step) = peak (step + 1) / warmup_steps    for step < warmup_steps
 
-so that the first update already moves the parameters, and the last one of the warm-up has the peak.
-Schedules that fall reach their final value at step `total_steps`, one after the last update, and
-stay there: no update has a rate of zero.
+whose first step has a positive rate and whose last step has the peak. Decaying schedules reach
+their final value at step `total_steps`, one after the last step, and stay there, so no step of the
+run has a rate of zero.
 """
 
 from dataclasses import dataclass
@@ -24,8 +24,8 @@ class Constant:
     """Constant learning rate after warm-up.
 
     Attributes:
-        peak: The rate.
-        warmup_steps: Updates over which it rises from zero.
+        peak: Learning rate after warm-up.
+        warmup_steps: Steps of linear warm-up from zero.
     """
 
     peak: float
@@ -41,9 +41,9 @@ class Linear:
     """Linear decay from the peak to `final_fraction * peak`.
 
     Attributes:
-        peak: The highest rate.
-        warmup_steps: Updates over which it rises to the peak.
-        final_fraction: Share of the peak that is left at the end.
+        peak: Highest learning rate.
+        warmup_steps: Steps of linear warm-up to the peak.
+        final_fraction: Final learning rate, as a fraction of the peak.
     """
 
     peak: float
@@ -61,9 +61,9 @@ class Cosine:
     """Cosine decay from the peak to `final_fraction * peak`.
 
     Attributes:
-        peak: The highest rate.
-        warmup_steps: Updates over which it rises to the peak.
-        final_fraction: Share of the peak that is left at the end.
+        peak: Highest learning rate.
+        warmup_steps: Steps of linear warm-up to the peak.
+        final_fraction: Final learning rate, as a fraction of the peak.
 
     References:
         Loshchilov and Hutter, SGDR: Stochastic Gradient Descent with Warm Restarts, 2017, section 3
@@ -86,12 +86,12 @@ class InverseSquareRoot:
 
         rate = peak min(n / warmup_steps, sqrt(warmup_steps / n))    n = step + 1
 
-    The paper writes `model_dim ** -0.5 * min(n ** -0.5, n * warmup_steps ** -1.5)`, which is this
-    rule with `peak = (model_dim * warmup_steps) ** -0.5`.
+    The paper's `model_dim ** -0.5 * min(n ** -0.5, n * warmup_steps ** -1.5)` is this schedule with
+    `peak = (model_dim * warmup_steps) ** -0.5`.
 
     Attributes:
-        peak: The highest rate.
-        warmup_steps: Updates over which it rises to the peak.
+        peak: Highest learning rate.
+        warmup_steps: Steps of linear warm-up to the peak.
 
     References:
         Vaswani et al., Attention Is All You Need, 2017, section 5.3. arXiv:1706.03762
@@ -105,8 +105,7 @@ class InverseSquareRoot:
         check_schedule(self)
         if self.warmup_steps < 1:
             raise ValueError(
-                "InverseSquareRoot falls from the end of its warm-up, so warmup_steps must be at "
-                f"least 1; got {self.warmup_steps}."
+                f"InverseSquareRoot needs warmup_steps of at least 1; got {self.warmup_steps}."
             )
 
 
@@ -117,21 +116,21 @@ class WarmupStableDecay:
         rate / peak = 1 - (1 - final_fraction) p          shape "linear"
         rate / peak = 1 - (1 - final_fraction) sqrt(p)    shape "sqrt"
 
-    where p rises from 0 to 1 over the fall. A run can be extended from any checkpoint before the
-    fall, because nothing before it depends on the length of the run.
+    where p rises from 0 to 1 over the decay. A run can be extended from any checkpoint before the
+    decay, because the rates until then do not depend on the length of the run.
 
     Attributes:
-        peak: The highest rate.
-        warmup_steps: Updates over which it rises to the peak.
-        decay_fraction: Share of the run over which it falls.
-        final_fraction: Share of the peak that is left at the end.
-        shape: How it falls.
+        peak: Highest learning rate.
+        warmup_steps: Steps of linear warm-up to the peak.
+        decay_fraction: Length of the decay, as a fraction of the run.
+        final_fraction: Final learning rate, as a fraction of the peak.
+        shape: Shape of the decay.
 
     References:
         Hu et al., MiniCPM: Unveiling the Potential of Small Language Models with Scalable Training
             Strategies, 2024, section 4. arXiv:2404.06395
         Hagele et al., Scaling Laws and Compute-Optimal Training Beyond Fixed Training Durations,
-            2024, section 3 (the shapes of the fall). arXiv:2405.18392
+            2024, section 3 (shapes of the decay). arXiv:2405.18392
     """
 
     peak: float
@@ -158,14 +157,14 @@ def make_schedule(schedule: Schedule, total_steps: int) -> optax.Schedule:
     """The learning rate of each step.
 
     Args:
-        schedule: Which rule, and its settings.
-        total_steps: Number of updates in the run.
+        schedule: Schedule configuration.
+        total_steps: Number of steps of the run.
 
     Returns:
         A function of the step (int or int32 array, traced or not) that returns a float32 scalar.
 
     Raises:
-        ValueError: The run is empty, or too short for its warm-up and decay.
+        ValueError: The run has no steps, or fewer than warm-up and decay together.
     """
     check_total_steps(schedule, total_steps)
 
@@ -220,12 +219,12 @@ def check_fraction(name: str, value: float) -> None:
 def check_total_steps(schedule: Schedule, total_steps: int) -> None:
     """Raise if warm-up and decay do not fit into the run."""
     if total_steps < 1:
-        raise ValueError(f"A run has at least one step; got total_steps={total_steps}.")
+        raise ValueError(f"total_steps must be at least 1; got {total_steps}.")
     warmup, decay = schedule.warmup_steps, 0
     if isinstance(schedule, WarmupStableDecay):
         decay = schedule.decay_steps(total_steps)
     if warmup + decay > total_steps:
         raise ValueError(
-            f"{warmup} steps of warm-up and {decay} of decay do not fit into "
+            f"warmup_steps={warmup} and {decay} steps of decay do not fit into "
             f"total_steps={total_steps}."
         )

@@ -10,9 +10,9 @@ from typing import NoReturn
 import jax
 from jax.experimental import multihost_utils
 
-# SIGHUP: the terminal is gone. Windows has none.
+# SIGHUP is sent when the terminal closes; Windows does not have it.
 SIGNALS = [getattr(signal, n) for n in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, n)]
-MAX_DEFERRED = 2  # signals that wait for the state to be saved; the next one does not
+MAX_DEFERRED = 2  # the next signal ends the process at once
 
 Handler = Callable[[int, FrameType | None], None]
 
@@ -29,7 +29,7 @@ class DeferredSignals:
     """Signals received while they were deferred.
 
     Attributes:
-        stop_requested: What `should_stop` said last.
+        stop_requested: The last result of `should_stop`.
     """
 
     def __init__(self) -> None:
@@ -55,9 +55,9 @@ class DeferredSignals:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         name, num_left = signal.Signals(number).name, MAX_DEFERRED + 1 - len(self._numbers)
-        # Not print, which cannot be called while it is itself interrupted.
-        message = f"\n{name}: ending once the state is saved ({num_left} more: at once).\n"
-        with contextlib.suppress(OSError):  # of a terminal that is gone
+        # Not print, which is not reentrant.
+        message = f"\n{name}: exiting after the next save ({num_left} more: exit at once).\n"
+        with contextlib.suppress(OSError):  # the terminal may be closed
             os.write(2, message.encode())
 
 
@@ -73,8 +73,8 @@ def defer_signals() -> Iterator[DeferredSignals]:
 def raise_on_signals() -> Iterator[None]:
     """Raise `Interrupted` on SIGINT, SIGTERM and SIGHUP.
 
-    Where several processes train, a signal to one of them is for all, so none raises: JAX itself
-    handles SIGTERM and tells the others, and the other two become SIGTERM.
+    In a run of several processes nothing is raised, as all must stop at the same step: JAX handles
+    SIGTERM and notifies the other processes, and the other two signals are turned into SIGTERM.
     """
     with _install_handlers(_raise_interrupted):
         yield
@@ -93,7 +93,7 @@ def _install_handlers(handler: Handler) -> Iterator[None]:
     handlers: dict[int, Handler] = dict.fromkeys(SIGNALS, handler)
     if jax.process_count() > 1:
         handlers = {n: _send_sigterm for n in SIGNALS if n != signal.SIGTERM}
-    # A process in the background may have been started so that it ignores one.
+    # A background process may have been started with a signal ignored.
     handlers = {n: h for n, h in handlers.items() if signal.getsignal(n) != signal.SIG_IGN}
     previous = {number: signal.signal(number, each) for number, each in handlers.items()}
     try:

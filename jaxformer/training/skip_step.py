@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.checks import check_fields
 
-NORM_EMA_DECAY = 0.99  # share of the usual norm that an update keeps
+NORM_EMA_DECAY = 0.99  # of the mean gradient norm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,10 +18,10 @@ class SkipStepConfig:
     """When to skip an update, and when to stop the run.
 
     Attributes:
-        max_norm_ratio: Gradients with a norm above this many times the usual one; None leaves none
-            out but those that are not finite, which never enter.
-        warmup_updates: Updates made before there is a usual norm.
-        max_consecutive_skips: Updates in a row that may be left out; with one more the run ends.
+        max_norm_ratio: Skip updates whose gradient norm is above this multiple of the running mean;
+            None skips only those with a non-finite loss or norm, which are always skipped.
+        warmup_updates: Number of updates before `max_norm_ratio` applies.
+        max_consecutive_skips: Maximum number of consecutive skipped updates; one more ends the run.
     """
 
     max_norm_ratio: float | None = 20.0
@@ -43,10 +43,10 @@ class SkipState(NamedTuple):
     """Running gradient-norm mean and skip counters.
 
     Attributes:
-        norm_ema: Mean of the norms of the updates made, the last hundred or so counting most.
-        num_updates: How many were made, without those whose gradient was zero.
-        num_skipped: How many were left out.
-        num_consecutive_skips: How many of them since the last one that was made.
+        norm_ema: Moving average of the gradient norms of applied updates.
+        num_updates: Number of applied updates with a nonzero gradient.
+        num_skipped: Number of skipped updates.
+        num_consecutive_skips: Number of skipped updates since the last applied one.
     """
 
     norm_ema: Float[Array, ""]
@@ -65,24 +65,24 @@ def should_apply_update(
 ) -> tuple[Bool[Array, ""], SkipState]:
     """Decide whether to apply an update; also return the new skip state.
 
-        made = loss and norm are finite, and norm <= spike * usual
-        usual <- mean over the updates made; 0.99 usual + 0.01 norm once there are a hundred
+        apply = loss and norm are finite, and norm <= max_norm_ratio * norm_ema
+        norm_ema <- 0.99 norm_ema + 0.01 norm, or the mean over the first hundred applied updates
 
     Args:
-        config: The rule.
-        state: What is known before.
-        loss: Of the update.
-        norm: Of its gradient, before clipping.
+        config: Options.
+        state: Skip state before this step.
+        loss: Loss of the step.
+        norm: Gradient norm before clipping.
 
     Returns:
-        True where it is made, and the guard.
+        Whether to apply the update, and the new skip state.
     """
     apply_update = jnp.isfinite(loss) & jnp.isfinite(norm)
     if config.max_norm_ratio is not None:
         apply_update &= (state.num_updates < config.warmup_updates) | (
             norm <= config.max_norm_ratio * state.norm_ema
         )
-    # A batch in which nothing counts says nothing of the others
+    # A batch without any token in its loss mask has norm 0, which is not averaged
     updates_norm_ema = apply_update & (norm > 0)
     weight = jnp.maximum(1 - NORM_EMA_DECAY, 1 / (state.num_updates.astype(jnp.float32) + 1))
     norm_ema = state.norm_ema + weight * (

@@ -54,10 +54,10 @@ class StepMetrics(NamedTuple):
     """Metrics of one train step.
 
     Attributes:
-        loss: Mean over the tokens that count.
-        gradient_norm: Before clipping.
-        num_skipped: How many updates have been left out so far.
-        num_consecutive_skips: How many of them since the last one made; 0 if this one was made.
+        loss: Mean loss over the tokens of the loss mask.
+        gradient_norm: Global gradient norm before clipping.
+        num_skipped: Number of updates skipped so far.
+        num_consecutive_skips: Number of updates skipped since the last applied one.
     """
 
     loss: Float[Array, ""]
@@ -83,17 +83,17 @@ def init_train_state(
 ) -> TrainState:
     """Initialize parameters and optimizer state, sharded, in one jitted program.
 
-    The numbers do not depend on the mesh; each device draws only what it keeps.
+    The values do not depend on the mesh; each device generates only its shards.
 
     Args:
         model: The model.
         optimizer: From `make_optimizer`.
-        key: Of the parameters.
-        mesh: The devices.
-        params: Parameters to begin with instead, in float32, wherever they are; donated.
+        key: Random key of the parameters.
+        mesh: Device mesh.
+        params: Parameters to use instead of random ones, float32, with any sharding; donated.
 
     Raises:
-        ValueError: The parameters are of another model.
+        ValueError: The parameters do not match the model.
     """
     state_shardings = shardings(abstract_train_state(model, optimizer, mesh))
     if params is None:
@@ -111,7 +111,7 @@ def abstract_train_state(
     model: Transformer, optimizer: optax.GradientTransformation, mesh: Mesh
 ) -> TrainState:
     """ShapeDtypeStructs with shardings of the train state, to restore into."""
-    # Traced once for a model and an optimizer, as `jax.eval_shape` would not.
+    # Unlike `jax.eval_shape`, this traces once per model and optimizer.
     traced = jax.jit(_init_from_key, static_argnums=(0, 1))
     shapes = traced.eval_shape(model, optimizer, jax.random.key(0))
     specs = parameter_specs(model.config, mesh.shape)
@@ -157,23 +157,22 @@ def make_train_step(
 ) -> Any:
     """Build the jitted train step.
 
-    The optimizer sees whole arrays, of which each device holds its share: a norm is that of all
-    gradients and a matrix is the whole one, whatever the mesh, and rules that work element by
-    element need no messages.
+    The optimizer works on global, sharded arrays, so norms and matrix updates are those of whole
+    gradients on every mesh, and elementwise rules need no communication.
 
     Args:
-        model: Applied with dropout on; spread over the mesh here.
+        model: Applied with dropout; its mesh axes are set here.
         optimizer: Any optax transformation.
         mesh: From `parallel.make_mesh`.
         objective: As for `make_value_and_grad`.
-        skip_step: Which updates are left out.
+        skip_step: Which updates are skipped.
         gradient_accumulation_steps: As for `make_value_and_grad`.
         seed: As for `make_value_and_grad`.
-        overlap_collectives: Whether messages travel while products are computed, by
+        overlap_collectives: Whether collectives overlap with compute, by
             `parallel.overlap_compiler_options`.
 
     Returns:
-        (state, batch) -> (state, metrics). The state passed in is consumed.
+        (state, batch) -> (state, metrics). The state is donated.
     """
     value_and_grad = make_value_and_grad(
         model,

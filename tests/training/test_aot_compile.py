@@ -112,5 +112,5 @@ def test_an_update_is_the_one_that_is_trained():
 
 
 def test_a_slice_that_is_not_there_is_refused():
-    with pytest.raises(ValueError, match="compiled for 'v5p:nonsense' here.*pip install"):
+    with pytest.raises(ValueError, match="Cannot compile for 'v5p:nonsense'.*pip install"):
         compiled.topology_devices("v5p:nonsense")

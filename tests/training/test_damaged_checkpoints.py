@@ -100,7 +100,7 @@ def test_harm_to_any_file_of_the_newest_is_noticed_or_none(copied, harm):
             else:
                 (line,) = messages
                 assert line.startswith(f"Checkpoint 5 in {copied} is damaged: "), name
-                assert line.endswith("The folder holds 2, 5. It is passed over."), name
+                assert line.endswith("The folder has 2, 5. An earlier one is used."), name
                 assert checkpoints.read_description(2)["seed"] == 2
                 with pytest.raises(ValueError, match=f"Checkpoint 5 in {copied} is damaged: "):
                     Checkpoints(copied).restore(5, state(0))
@@ -127,7 +127,7 @@ def test_without_a_step_all_read_the_one_before(copied):
 
 def test_a_damaged_checkpoint_asked_for_by_its_step_is_an_error(copied):
     flip(copied / "5" / "description" / "metadata", 0.9)
-    message = rf"Checkpoint 5 in {copied} is damaged: .*The folder holds 2, 5\."
+    message = rf"Checkpoint 5 in {copied} is damaged: .*The folder has 2, 5\."
     with Checkpoints(copied) as checkpoints:
         for read in (
             checkpoints.read_description,
@@ -162,9 +162,9 @@ def test_a_damaged_checkpoint_asked_for_by_its_step_is_an_error(copied):
             "its description: description is a list, not an object",
         ),
         (lambda x: x.update(arrays=[]), "its description: arrays is a list, not an object"),
-        (lambda x: x["arrays"].update(step=5), "of the array step it says 5"),
-        (lambda x: x["arrays"]["step"].pop(), r'of the array step it says \["int32", \[\]\]'),
-        (lambda x: x["arrays"]["kernel"][1].append(-1), r"of the array kernel it says .*30, -1\]"),
+        (lambda x: x["arrays"].update(step=5), "invalid record of array step: 5"),
+        (lambda x: x["arrays"]["step"].pop(), r'invalid record of array step: \["int32", \[\]\]'),
+        (lambda x: x["arrays"]["kernel"][1].append(-1), r"invalid record .* kernel: .*30, -1\]"),
     ],
 )
 def test_a_whole_description_that_lacks_something_is_damage(copied, change, message):
@@ -174,7 +174,7 @@ def test_a_whole_description_that_lacks_something_is_damage(copied, change, mess
     del contents["digest"]
     change(contents)
     file.write_text(json.dumps(contents | {"digest": json_digest(contents)}))
-    message = rf"^Checkpoint 5 in {copied} is damaged: {message}.*(?<!\.)\. The folder holds 2, 5"
+    message = rf"^Checkpoint 5 in {copied} is damaged: {message}.*(?<!\.)\. The folder has 2, 5"
     with Checkpoints(copied) as checkpoints:
         for read in (
             checkpoints.read_description,

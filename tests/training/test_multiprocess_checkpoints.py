@@ -120,5 +120,5 @@ def test_two_processes_save_restore_and_stop_as_one(tmp_path):
     lines = [re.findall(r"(?:Saving checkpoint|stops after).*", out) for out, _ in outputs]
     where = f"Saving checkpoint 5 in {tmp_path} failed: "
     assert lines[0][0].startswith(f"{where}No space left on device. The last good ch")
-    assert lines[1][0] == f"{where}the first process could not. The last good checkpoint is 4."
+    assert lines[1][0] == f"{where}it failed in process 0. The last good checkpoint is 4."
     assert lines[0][1] == lines[1][1] and lines[0][1].startswith("stops after ")

@@ -478,7 +478,7 @@ def test_settings_of_adafactor_act_in_the_transformation():
             lambda: make_optimizer(
                 OptimizerConfig(schedule=Constant(peak=1.0, warmup_steps=9)), 3, {}
             ),
-            "9 steps of warm-up and 0 of decay do not fit into total_steps=3",
+            "warmup_steps=9 and 0 steps of decay do not fit into total_steps=3",
         ),
     ],
 )

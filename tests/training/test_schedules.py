@@ -137,18 +137,18 @@ def test_a_warm_up_as_long_as_the_run_is_only_a_warm_up(schedule):
         ),
         (
             lambda: InverseSquareRoot(peak=1.0, warmup_steps=0),
-            "warmup_steps must be at least 1; got 0",
+            "needs warmup_steps of at least 1; got 0",
         ),
-        (lambda: make_schedule(Constant(peak=1.0), 0), "at least one step; got total_steps=0"),
+        (lambda: make_schedule(Constant(peak=1.0), 0), "total_steps must be at least 1; got 0"),
         (
             lambda: make_schedule(Cosine(peak=1.0, warmup_steps=11), 10),
-            "11 steps of warm-up and 0 of decay do not fit into total_steps=10",
+            "warmup_steps=11 and 0 steps of decay do not fit into total_steps=10",
         ),
         (
             lambda: make_schedule(
                 WarmupStableDecay(peak=1.0, warmup_steps=6, decay_fraction=0.5), 10
             ),
-            "6 steps of warm-up and 5 of decay do not fit into total_steps=10",
+            "warmup_steps=6 and 5 steps of decay do not fit into total_steps=10",
         ),
     ],
 )

@@ -44,8 +44,8 @@ def test_deferred_signals_stop_at_the_next_question(number, capfd):
         signal.raise_signal(signal.SIGINT)
         assert signals.to_error().status == 128 + number
     assert capfd.readouterr().err == (
-        f"\n{number.name}: ending once the state is saved (2 more: at once).\n"
-        "\nSIGINT: ending once the state is saved (1 more: at once).\n"
+        f"\n{number.name}: exiting after the next save (2 more: exit at once).\n"
+        "\nSIGINT: exiting after the next save (1 more: exit at once).\n"
     )
 
 
@@ -87,4 +87,4 @@ def test_the_third_signal_ends_the_process_at_once():
     )
     assert done.returncode == -signal.SIGINT
     assert done.stdout == "still here\n"
-    assert done.stderr.endswith("\nSIGINT: ending once the state is saved (1 more: at once).\n")
+    assert done.stderr.endswith("\nSIGINT: exiting after the next save (1 more: exit at once).\n")
