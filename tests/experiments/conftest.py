@@ -27,7 +27,7 @@ def compiled_before(tmp_path_factory):
     settings = {
         "jax_enable_compilation_cache": False,
         "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("programs")),
-        "jax_persistent_cache_min_compile_time_secs": 0.3,
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
     }
     before = {name: getattr(jax.config, name) for name in settings}
     with pytest.MonkeyPatch.context() as patch:

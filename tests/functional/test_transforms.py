@@ -225,8 +225,13 @@ def test_vmap_and_grad_under_jit(name):
     check(name, jax.jit)
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.slow(but=["layer_norm", "dot_product_attention"])
+BY_PMAP = {"layer_norm", "dot_product_attention"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in BY_PMAP else pytest.mark.exhaustive) for name in CASES],
+)
 def test_vmap_and_grad_under_pmap(name):
     def on_one_device(function):
         parallel = jax.pmap(function, devices=jax.devices()[:1])

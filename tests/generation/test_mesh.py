@@ -2,6 +2,7 @@
 
 import functools
 from dataclasses import replace
+from itertools import product
 
 import jax
 import jax.numpy as jnp
@@ -73,14 +74,17 @@ MORE = [
     ("transformer-base", "sample", dict(tensor=4, data=2)),
     ("llama-2-70b", "greedy", dict(context=4, tensor=2)),  # context does the same work again
 ]
-ALL = [*CASES, *(pytest.param(case, marks=pytest.mark.exhaustive) for case in MORE)]
+LOOP, APART = "a loop", "layers of their own"
+OFTEN = [(CASES[0], LOOP), *((case, APART) for case in CASES)]
+SELDOM = [*((case, LOOP) for case in CASES[1:]), *product(MORE, (LOOP, APART))]
+ALL = [*OFTEN, *(pytest.param(*x, marks=pytest.mark.exhaustive) for x in SELDOM)]
 
 
-def label(case):
-    return "-".join((*case[:2], *case[2]))
+def label(part):
+    return part if isinstance(part, str) else "-".join((*part[:2], *part[2]))
 
 
-@pytest.mark.parametrize("case", ALL, ids=label)
+@pytest.mark.parametrize("case, form", ALL, ids=label, indirect=["form"])
 @pytest.mark.slow
 def test_tokens_are_those_of_one_device(case, form):
     name, sampler, sizes = case

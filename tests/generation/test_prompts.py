@@ -194,7 +194,17 @@ def test_a_stream_needs_no_positions_for_padding_either(learned, learned_params)
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "int16", "uint16", "uint32"])
-@pytest.mark.parametrize("sampler", [Greedy(), Sample(top_k=1), Beam(num_beams=2)], ids=str)
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        Greedy(),
+        *(
+            pytest.param(sampler, marks=pytest.mark.exhaustive)
+            for sampler in (Sample(top_k=1), Beam(num_beams=2))
+        ),
+    ],
+    ids=str,
+)
 @pytest.mark.slow
 def test_prompts_of_any_integer_dtype_are_continued_alike(config, dtype, sampler):
     """Among 300 ids, of which uint8 does not hold all."""

@@ -116,13 +116,19 @@ NON_EMBEDDING = {
 }
 
 
-@pytest.mark.parametrize("name", zoo.names())
-@pytest.mark.slow(
-    but=[
-        *("llama-2-70b", "gemma-3-27b", "t5-11b", "falcon-40b", "gpt-3-175b", "bloom-176b"),
-        *("mixtral-8x7b", "opt-350m", "command-a", "phi-3-small", "transformer-big"),
-        *("nemotron-4-340b", "gopher-280b", "lamda-137b", "palm-540b"),
-    ]
+OFTEN = {
+    *("llama-2-70b", "gemma-3-27b", "t5-11b", "falcon-40b", "gpt-3-175b", "bloom-176b"),
+    *("mixtral-8x7b", "opt-350m", "command-a", "phi-3-small", "transformer-big"),
+    *("nemotron-4-340b", "gopher-280b", "lamda-137b", "palm-540b"),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in OFTEN else pytest.mark.exhaustive)
+        for name in zoo.names()
+    ],
 )
 def test_published_parameter_counts(name):
     config = zoo.get(name)

@@ -144,7 +144,7 @@ LEARNED = ("slopes", "table")
 
 
 @pytest.mark.slow
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(case=cases(), where=st.sampled_from(sorted(WHERE.values())))
 def test_it_is_attention(case, where):
     with pytest.MonkeyPatch.context() as patch:
