@@ -14,9 +14,9 @@ from importlib import import_module
 from pathlib import Path
 from traceback import walk_tb
 
+from jaxformer.config.attention.mixer import Mixer as Mixer
+from jaxformer.config.attention.mixer import MixerInputs as MixerInputs
 from jaxformer.config.feed_forward import FeedForward as FeedForward
-from jaxformer.config.mixer import Mixer as Mixer
-from jaxformer.config.mixer import MixerInputs as MixerInputs
 from jaxformer.config.parameter import Parameter as Parameter
 from jaxformer.config.positions import ScoreBias as ScoreBias
 from jaxformer.errors import IMPORTED_MODULES

@@ -108,7 +108,7 @@ LLAMA_VARIANTS = {
     "hybrid": replace(
         TINY_LLAMA,
         num_layers=4,
-        attention=Hybrid(kinds=(Decay(num_heads=4, head_dim=16), TINY_LLAMA.attention_kind)),
+        attention=Hybrid(kinds=(Decay(num_heads=4, head_dim=16), TINY_LLAMA.attention)),
     ),
     "shared": replace(
         TINY_LLAMA,

@@ -99,7 +99,7 @@ ONE_NORM = replace(UNSHARED, block="parallel_shared_norm")
 CONFIGS = {
     "serial": MEMORY,
     "parallel": SIDE_BY_SIDE,
-    "beside heads": replace(MEMORY, attention=Hybrid(kinds=(GatedMemory(), LLAMA.attention_kind))),
+    "beside heads": replace(MEMORY, attention=Hybrid(kinds=(GatedMemory(), LLAMA.attention))),
     "of no heads": replace(UNSHARED, block="serial"),
     "of no heads, parallel": UNSHARED,
     "of no heads, one norm": ONE_NORM,

@@ -103,10 +103,12 @@ def rope_scalings(model: c.TransformerConfig, length: int, times: int) -> dict[s
 
 def rope_wavelengths(model: c.TransformerConfig) -> list[float]:
     """Wavelength in tokens of each rotary frequency of the first RoPE layer."""
-    rope = next(kind for kind in model.attention.positions if isinstance(kind, c.Rope))
-    frequencies = F.rope_frequencies(
-        rope.rotary_dim(model.attention_kind.rope_head_dim), base=rope.base
+    attention, rope = next(
+        (layer.attention, layer.positions)
+        for layer in map(model.layer, range(model.pattern_length))
+        if isinstance(layer.positions, c.Rope)
     )
+    frequencies = F.rope_frequencies(rope.rotary_dim(attention.rope_head_dim), base=rope.base)
     return [2 * math.pi / float(x) for x in frequencies]
 
 

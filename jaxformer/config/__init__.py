@@ -4,14 +4,16 @@ Alternatives are a union of dataclasses, each with its own settings. Options per
 cycled over the layers. `TransformerConfig` combines all and rejects impossible combinations.
 """
 
-from jaxformer.config.attention import Attention as Attention
-from jaxformer.config.attention import AttentionKind as AttentionKind
-from jaxformer.config.attention import Hybrid as Hybrid
-from jaxformer.config.attention import Latent as Latent
-from jaxformer.config.attention import MultiHead as MultiHead
-from jaxformer.config.attention import SharedKV as SharedKV
-from jaxformer.config.decay import Angles as Angles
-from jaxformer.config.decay import Decay as Decay
+from jaxformer.config.attention.decay import Angles as Angles
+from jaxformer.config.attention.decay import Decay as Decay
+from jaxformer.config.attention.hybrid import Attention as Attention
+from jaxformer.config.attention.hybrid import AttentionKind as AttentionKind
+from jaxformer.config.attention.hybrid import Hybrid as Hybrid
+from jaxformer.config.attention.latent import Latent as Latent
+from jaxformer.config.attention.mixer import Mixer as Mixer
+from jaxformer.config.attention.mixer import MixerInputs as MixerInputs
+from jaxformer.config.attention.multi_head import MultiHead as MultiHead
+from jaxformer.config.attention.shared_kv import SharedKV as SharedKV
 from jaxformer.config.embedding import Embedding as Embedding
 from jaxformer.config.embedding import LMHead as LMHead
 from jaxformer.config.feed_forward import GLU as GLU
@@ -25,8 +27,6 @@ from jaxformer.config.initialisation import Initialisation as Initialisation
 from jaxformer.config.initialisation import Initialiser as Initialiser
 from jaxformer.config.initialisation import Normal as Normal
 from jaxformer.config.initialisation import Zeros as Zeros
-from jaxformer.config.mixer import Mixer as Mixer
-from jaxformer.config.mixer import MixerInputs as MixerInputs
 from jaxformer.config.model import Dropout as Dropout
 from jaxformer.config.model import LayerConfig as LayerConfig
 from jaxformer.config.model import TransformerConfig as TransformerConfig

@@ -1,9 +1,11 @@
 """Feed-forward options: MLP, GLU, clamped GEGLU, MoE, and the `FeedForward` protocol."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jaxformer.checks import require, require_positive
+from jaxformer.config.parameter import projected_width
 from jaxformer.config.registry import Option, unimplemented_method
+from jaxformer.config.tiny import TINY_HIDDEN_DIM, TINY_NUM_EXPERTS, shorten_pattern
 from jaxformer.functional.activations import ACTIVATIONS
 
 
@@ -24,6 +26,10 @@ class FeedForward(Option, protocol=True):
     parameters = unimplemented_method("parameters", "the model")
     __call__ = unimplemented_method("__call__", "the model")
     flops = unimplemented_method("flops", "costs")
+
+    def hidden_width(self, model_dim: int) -> int:
+        """Outputs per token of the projections from the model width."""
+        return projected_width(self.parameters(model_dim))
 
 
 def check_activation(config: "MLP | GLU") -> None:
@@ -60,6 +66,14 @@ class MLP(FeedForward):
         """FLOPs of both matrix products for `length` tokens."""
         return 2 * 2 * length * model_dim * self.hidden_dim
 
+    def hidden_width(self, model_dim: int) -> int:
+        """Outputs per token of the projections from the model width."""
+        return self.hidden_dim
+
+    def tiny(self) -> "MLP":
+        """Return the option at test size."""
+        return replace(self, hidden_dim=TINY_HIDDEN_DIM)
+
 
 @dataclass(frozen=True, kw_only=True)
 class GLU(FeedForward):
@@ -84,6 +98,14 @@ class GLU(FeedForward):
         """FLOPs of the three matrix products for `length` tokens."""
         return 3 * 2 * length * model_dim * self.hidden_dim
 
+    def hidden_width(self, model_dim: int) -> int:
+        """Outputs per token of the projections from the model width."""
+        return 2 * self.hidden_dim
+
+    def tiny(self) -> "GLU":
+        """Return the option at test size."""
+        return replace(self, hidden_dim=TINY_HIDDEN_DIM)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ClampedGEGLU(FeedForward):
@@ -106,6 +128,14 @@ class ClampedGEGLU(FeedForward):
     def flops(self, model_dim: int, length: int) -> int:
         """FLOPs of the three matrix products for `length` tokens."""
         return 3 * 2 * length * model_dim * self.hidden_dim
+
+    def hidden_width(self, model_dim: int) -> int:
+        """Outputs per token of the projections from the model width."""
+        return 2 * self.hidden_dim
+
+    def tiny(self) -> "ClampedGEGLU":
+        """Return the option at test size."""
+        return replace(self, hidden_dim=TINY_HIDDEN_DIM)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +171,24 @@ class MoE(FeedForward):
     def expert_flops(self, model_dim: int, length: int) -> int:
         """FLOPs of the top_k experts for `length` tokens."""
         return self.top_k * self.expert.flops(model_dim, length)
+
+    def hidden_width(self, model_dim: int) -> int:
+        """Outputs per token of the projections of the top_k experts from the model width."""
+        return self.top_k * self.expert.hidden_width(model_dim)
+
+    def tiny(self) -> "MoE":
+        """Return the option at test size."""
+        return replace(
+            self,
+            expert=self.expert.tiny(),
+            num_experts=min(self.num_experts, TINY_NUM_EXPERTS),
+            top_k=min(self.top_k, TINY_NUM_EXPERTS - 1, self.num_experts),
+        )
+
+
+def tiny_feed_forwards(pattern: tuple[FeedForward, ...]) -> tuple[FeedForward, ...]:
+    """Return a pattern of feed-forward networks at test size."""
+    return tuple(feed_forward.tiny() for feed_forward in shorten_pattern(pattern))
 
 
 HIDDEN_DROPOUT_TYPES = MLP, GLU, ClampedGEGLU, MoE  # kinds that support Dropout.feed_forward

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from jaxformer.checks import check_fields, require, require_nonempty, require_positive
-from jaxformer.config.attention import RECURRENT_KINDS, Attention, AttentionKind, Hybrid, MultiHead
-from jaxformer.config.decay import Decay
+from jaxformer.config.attention.decay import Decay
+from jaxformer.config.attention.hybrid import Attention, AttentionKind, Hybrid
+from jaxformer.config.attention.mixer import Mixer
+from jaxformer.config.attention.multi_head import MultiHead
 from jaxformer.config.embedding import Embedding, LMHead
-from jaxformer.config.feed_forward import HIDDEN_DROPOUT_TYPES, FeedForward
+from jaxformer.config.feed_forward import HIDDEN_DROPOUT_TYPES, FeedForward, tiny_feed_forwards
 from jaxformer.config.initialisation import Initialisation
-from jaxformer.config.mixer import Mixer
 from jaxformer.config.norms import Norm, RMSNorm
 from jaxformer.config.positions import (
     BlockSparse,
@@ -24,17 +25,7 @@ from jaxformer.config.positions import (
     Window,
 )
 from jaxformer.config.rope_scaling import RopeScaling
-from jaxformer.config.tiny import (
-    TINY_HEAD_DIM,
-    TINY_VOCAB_SIZE,
-    heads_width,
-    shorten_pattern,
-    tiny_attention,
-    tiny_embedding,
-    tiny_feed_forward,
-    tiny_head,
-    tiny_topology,
-)
+from jaxformer.config.tiny import TINY_HEAD_DIM, TINY_VOCAB_SIZE, tiny_embedding, tiny_head
 from jaxformer.config.topology import Decoder, Encoder, EncoderDecoder, Topology
 
 
@@ -61,8 +52,9 @@ class Dropout:
 
 
 class LayerConfig(NamedTuple):
-    """Options of one layer: positions, window and feed-forward."""
+    """Options of one layer: attention kind, positions, window and feed-forward."""
 
+    attention: AttentionKind
     positions: Positions | None
     window: Window
     feed_forward: FeedForward
@@ -151,9 +143,7 @@ class TransformerConfig:
             "Sinusoid's tensor2tensor layout needs at least 2 pairs of sine and cosine, so "
             f"model_dim must be at least 4; got {self.model_dim}.",
         )
-        recurrent_kind = next(
-            (type(a).__name__ for a in attentions if isinstance(a, RECURRENT_KINDS)), None
-        )
+        recurrent_kind = next((type(a).__name__ for a in attentions if not a.has_scores), None)
         require(
             recurrent_kind is None or isinstance(self.topology, Decoder),
             f"{recurrent_kind} is causal, so it needs a Decoder; got {self.topology}.",
@@ -192,20 +182,6 @@ class TransformerConfig:
         return self.attention.kinds if isinstance(self.attention, Hybrid) else (self.attention,)
 
     @property
-    def attention_kind(self) -> AttentionKind:
-        """The attention kind of all layers; ValueError for a `Hybrid`."""
-        if isinstance(self.attention, Hybrid):
-            names = ", ".join(dict.fromkeys(type(kind).__name__ for kind in self.attention_kinds))
-            raise ValueError(f"This needs the same attention kind in all layers; got {names}.")
-        return self.attention
-
-    def for_layer(self, index: int) -> TransformerConfig:
-        """The configuration of layer `index`: a `Hybrid` becomes that layer's attention kind."""
-        if not isinstance(self.attention, Hybrid):
-            return self
-        return replace(self, attention=self.attention_kinds[index % len(self.attention_kinds)])
-
-    @property
     def pattern_length(self) -> int:
         """Length of the layer pattern: per-layer options repeat after this many layers."""
         a = self.attention
@@ -213,8 +189,9 @@ class TransformerConfig:
 
     def layer(self, index: int) -> LayerConfig:
         """The options of layer `index`, counted from 0."""
-        a = self.attention
+        a, kinds = self.attention, self.attention_kinds
         return LayerConfig(
+            kinds[index % len(kinds)],
             a.positions[index % len(a.positions)],
             a.windows[index % len(a.windows)],
             self.feed_forward[index % len(self.feed_forward)],
@@ -303,11 +280,11 @@ class TransformerConfig:
         whether model_dim equals the width of all heads, one full layer pattern and whether the
         depth is a multiple of it, and scales that are a power of a width.
         """
-        attention = tiny_attention(self.attention)
-        width = heads_width(attention)
-        heads_fill_width = heads_width(self.attention) == self.model_dim
+        attention = self.attention.tiny()
+        width = attention.heads_width
+        heads_fill_width = self.attention.heads_width == self.model_dim
         model_dim = width if heads_fill_width else width - TINY_HEAD_DIM
-        feed_forward = tuple(map(tiny_feed_forward, shorten_pattern(self.feed_forward)))
+        feed_forward = tiny_feed_forwards(self.feed_forward)
         period = math.lcm(len(attention.positions), len(attention.windows), len(feed_forward))
         has_remainder = self.num_layers % self.pattern_length != 0
         vocab_size = min(self.vocab_size, TINY_VOCAB_SIZE)
@@ -318,7 +295,7 @@ class TransformerConfig:
             num_layers=max(2, period) + (1 if has_remainder else 0),
             attention=attention,
             feed_forward=feed_forward,
-            topology=tiny_topology(self.topology),
+            topology=self.topology.tiny(),
             embedding=tiny_embedding(self.embedding, self.model_dim, model_dim),
             head=tiny_head(self.head, self.model_dim, model_dim, vocab_size),
         )

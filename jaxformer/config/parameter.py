@@ -118,6 +118,17 @@ def check_parameters(method_name: str, declared: Any, *_: Any) -> None:
             )
 
 
+def projected_width(parameters: Mapping[str, Parameter]) -> int:
+    """Outputs per token of all matrices with model_dim inputs."""
+    shapes = [(p.shape, parse_logical_axes(p.axes)) for p in parameters.values()]
+    input_matrices = [
+        (x, axes.num_input_axes)
+        for x, axes in shapes
+        if "model" in axes.names[: axes.num_input_axes]
+    ]
+    return sum(math.prod(shape[inputs:]) for shape, inputs in input_matrices)
+
+
 def _is_size(size: Any) -> bool:
     whole = isinstance(size, numbers.Integral) and not isinstance(size, bool)
     return whole and 1 <= size <= INT32_MAX

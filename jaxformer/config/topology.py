@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jaxformer.checks import check_fields, require_nonempty, require_positive
-from jaxformer.config.attention import Attention
-from jaxformer.config.feed_forward import FeedForward
+from jaxformer.config.attention.hybrid import Attention
+from jaxformer.config.feed_forward import FeedForward, tiny_feed_forwards
+from jaxformer.config.tiny import TINY_VOCAB_SIZE
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decoder:
     """A decoder: one stack with causal attention."""
 
+    def tiny(self) -> Decoder:
+        """Return the topology at test size: the same."""
+        return self
+
 
 @dataclass(frozen=True, kw_only=True)
 class Encoder:
     """An encoder: one stack with bidirectional attention."""
+
+    def tiny(self) -> Encoder:
+        """Return the topology at test size: the same."""
+        return self
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +51,16 @@ class EncoderDecoder:
         require_positive(self, "num_encoder_layers", "source_vocab_size")
         if self.feed_forward is not None:
             require_nonempty(self, "feed_forward")
+
+    def tiny(self) -> EncoderDecoder:
+        """Return the topology at test size, with two encoder layers."""
+        return replace(
+            self,
+            num_encoder_layers=2,
+            source_vocab_size=self.source_vocab_size and TINY_VOCAB_SIZE + 3,
+            attention=self.attention and self.attention.tiny(),
+            feed_forward=self.feed_forward and tiny_feed_forwards(self.feed_forward),
+        )
 
 
 Topology = Decoder | Encoder | EncoderDecoder

@@ -6,14 +6,7 @@ import jax
 
 from jaxformer import config as c
 from jaxformer import functional as F
-from jaxformer.config.attention import RECURRENT_KINDS
-from jaxformer.costs.attention import (
-    activation_widths,
-    attention_flops,
-    layer_cache_bytes,
-    projected_width,
-    visible_keys,
-)
+from jaxformer.costs.attention import layer_cache_bytes, layer_flops, visible_keys
 from jaxformer.costs.logits import logit_bytes, logit_flops
 from jaxformer.layers.parameter_metadata import parameter_metadata
 
@@ -53,7 +46,7 @@ def num_active_parameters(config: c.TransformerConfig) -> int:
     unused = 0
     layers = [config.layer(i) for i in range(config.num_layers)]
     layers += [config.encoder_config.layer(i) for i in range(_num_encoder_layers(config))]
-    for _, _, feed_forward in layers:
+    for feed_forward in (layer.feed_forward for layer in layers):
         if isinstance(feed_forward, c.MoE):
             expert_size = feed_forward.expert.flops(config.model_dim, 1) // 2
             unused += (feed_forward.num_experts - feed_forward.top_k) * expert_size
@@ -83,15 +76,14 @@ def forward_flops(config: c.TransformerConfig, length: int, source_length: int =
         total += 2 * length * 2 * width * d
     cross = isinstance(config.topology, c.EncoderDecoder)
     for i in range(config.num_layers):
-        total += _layer_flops(config.for_layer(i), config.layer(i), length)
-        total += attention_flops(config, length, source_length, None) if cross else 0
+        layer = config.layer(i)
+        total += layer_flops(layer, d, length)
+        if cross:
+            total += layer.attention.attention_flops(d, length, source_length, source_length)
     if isinstance(config.topology, c.EncoderDecoder):
         total += 0 if width is None else 2 * source_length * width * d
         for i in range(config.topology.num_encoder_layers):
-            encoder_config = config.encoder_config
-            total += _layer_flops(
-                encoder_config.for_layer(i), encoder_config.layer(i), source_length
-            )
+            total += layer_flops(config.encoder_config.layer(i), d, source_length)
     return total
 
 
@@ -163,13 +155,12 @@ def cache_bytes(
     """
     total = 0
     for i in range(config.num_layers):
-        positions, window, _ = config.layer(i)
-        num_tokens = visible_keys(window, length)
-        total += layer_cache_bytes(config.for_layer(i), positions, num_tokens, bytes_per_number)
+        layer = config.layer(i)
+        num_tokens = visible_keys(layer.window, length)
+        total += layer_cache_bytes(layer, num_tokens, bytes_per_number)
     if isinstance(config.topology, c.EncoderDecoder):
-        total += config.num_layers * layer_cache_bytes(
-            config, None, source_length, bytes_per_number
-        )
+        cross = config.layer(0)._replace(positions=None)
+        total += config.num_layers * layer_cache_bytes(cross, source_length, bytes_per_number)
     return batch * total
 
 
@@ -230,15 +221,14 @@ def activation_bytes(
         (config.encoder_config, _num_encoder_layers(config), source, source_length),
     ):
         for i in range(count):
-            layer_config, layer = stack.for_layer(i), stack.layer(i)
+            layer, d = stack.layer(i), stack.model_dim
             saved += stack_tokens * _saved_per_token(
-                layer_config, layer, keys, remat, *devices, fused_attention
+                layer, d, keys, remat, *devices, fused_attention
             )
-            layer_total = _saved_per_token(layer_config, layer, keys, "none", *devices)
+            layer_total = _saved_per_token(layer, d, keys, "none", *devices)
             if context > 1:  # keys and values of another device, and their gradients
-                layer_total += (
-                    4 * activation_widths(layer_config, layer.positions, tensor).ring_payload
-                )
+                widths = layer.attention.activation_widths(d, layer.positions, tensor)
+                layer_total += 4 * widths.ring_payload
             peak_layer = max(peak_layer, stack_tokens * layer_total)
     platform = "gpu" if fused_attention else "cpu"
     logits = logit_bytes(config, tokens, tensor=tensor, platform=platform)
@@ -246,8 +236,8 @@ def activation_bytes(
 
 
 def _saved_per_token(
-    config: c.TransformerConfig,
     layer: c.LayerConfig,
+    model_dim: int,
     length: int,
     remat: str,
     tensor: int,
@@ -255,54 +245,29 @@ def _saved_per_token(
     expert_capacity_factor: float,
     fused_attention: bool = False,
 ) -> float:
-    a, d = config.attention_kind, config.model_dim
-    widths = activation_widths(config, layer.positions, tensor)
+    a, d = layer.attention, model_dim
+    widths = a.activation_widths(d, layer.positions, tensor)
     routed = isinstance(layer.feed_forward, c.MoE)
     hidden_width = (
-        _hidden_width(layer.feed_forward, d) / tensor * (expert_capacity_factor if routed else 1)
+        layer.feed_forward.hidden_width(d) / tensor * (expert_capacity_factor if routed else 1)
     )
     products = widths.projections + d + hidden_width + d
-    is_blockwise = _is_blockwise(config, layer, length, context)
+    is_blockwise = _is_blockwise(layer, length, context)
     attention_outputs = widths.head_outputs + a.num_heads / tensor if is_blockwise else 0
     if remat == "full":
         return float(d + fused_attention * attention_outputs)
     if remat == "dots":
         return d + products - (hidden_width if routed else 0) + attention_outputs
-    num_keys = min(length, F.RECURRENCE_CHUNK) if isinstance(a, RECURRENT_KINDS) else length
+    num_keys = min(length, F.RECURRENCE_CHUNK) if not a.has_scores else length
     scores = (1 if is_blockwise else 2 * num_keys) * a.num_heads / tensor
     return d + products + 7 * d + widths.intermediates + 2 * hidden_width + scores
 
 
-def _is_blockwise(
-    config: c.TransformerConfig, layer: c.LayerConfig, length: int, context: int
-) -> bool:
+def _is_blockwise(layer: c.LayerConfig, length: int, context: int) -> bool:
     """Whether attention runs blockwise, without the full score matrix in memory."""
-    if isinstance(config.attention_kind, RECURRENT_KINDS):
+    if not layer.attention.has_scores or isinstance(layer.positions, c.TransformerXL):
         return False
-    has_dense_bias = isinstance(layer.positions, c.TransformerXL)
-    return not has_dense_bias and (context > 1 or F.prefer_blockwise(length, length))
-
-
-def _layer_flops(config: c.TransformerConfig, layer: c.LayerConfig, length: int) -> int:
-    total = attention_flops(config, length, length, layer.window)
-    total += layer.feed_forward.flops(config.model_dim, length)
-    if isinstance(layer.positions, c.TransformerXL):
-        heads = config.multi_head.num_heads * config.multi_head.head_dim
-        total += 2 * length * config.model_dim * heads  # W times one sinusoid per distance
-        total += 2 * length * visible_keys(layer.window, length) * heads  # scores of distances
-    return total
-
-
-def _hidden_width(feed_forward: c.FeedForward, model_dim: int) -> int:
-    """Outputs per token of the input projections of a feed-forward."""
-    match feed_forward:
-        case c.MoE(expert=expert, top_k=top_k):
-            return top_k * _hidden_width(expert, model_dim)
-        case c.MLP(hidden_dim=hidden):
-            return hidden
-        case c.GLU(hidden_dim=hidden) | c.ClampedGEGLU(hidden_dim=hidden):
-            return 2 * hidden
-    return projected_width(feed_forward.parameters(model_dim))
+    return context > 1 or F.prefer_blockwise(length, length)
 
 
 def _num_encoder_layers(config: c.TransformerConfig) -> int:

@@ -8,7 +8,6 @@ import jax
 
 from jaxformer import config as c
 from jaxformer import costs
-from jaxformer.config.attention import RECURRENT_KINDS
 from jaxformer.functional.platforms import target_platform
 from jaxformer.layers.parameter_metadata import check_parameters
 
@@ -52,7 +51,7 @@ def _unroll_config(config: c.TransformerConfig) -> c.TransformerConfig:
         return tuple(kinds[i % len(kinds)] for i in range(depth))
 
     def with_longer_patterns(kind: c.AttentionKind) -> c.AttentionKind:
-        if isinstance(kind, RECURRENT_KINDS):
+        if not kind.has_scores:
             return kind
         positions, windows = repeat_to_depth(kind.positions), repeat_to_depth(kind.windows)
         return replace(kind, positions=positions, windows=windows)

@@ -65,13 +65,11 @@ def rotation_angles(
     Raises:
         ValueError: The layer has no rotary positions or does not exist, or there is no position.
     """
-    stack_config, rope = _layer_positions(config, layer, stack)
+    attention, rope, *_ = _layer_config(config, layer, stack)
     check_whole("length", length, least=1)
     if not isinstance(rope, c.Rope):
         raise ValueError(f"Layer {layer} has no rotary positions to draw; it has {rope}.")
-    per_token = scaled_rope_frequencies(
-        rope, stack_config.attention_kind.rope_head_dim, jnp.asarray(length)
-    )
+    per_token = scaled_rope_frequencies(rope, attention.rope_head_dim, jnp.asarray(length))
     return jnp.outer(jnp.arange(length, dtype=jnp.float32), per_token)
 
 
@@ -101,9 +99,9 @@ def position_bias(
         ValueError: The layer has no such bias or does not exist, the answer is too large, there is
             no position, or the parameters are of another model.
     """
-    stack_config, _ = _layer_positions(config, layer, stack)
+    heads = _layer_config(config, layer, stack).attention.num_heads
     check_whole("length", length, least=1)
-    positions, heads = jnp.arange(length), stack_config.attention_kind.num_heads
+    positions = jnp.arange(length)
     needed = 4 * heads * int(length) ** 2
     if needed > max_bytes:
         raise ValueError(
@@ -124,10 +122,10 @@ def _bias_between(
 ) -> Float[Array, "N T S"]:
     """Score bias between these query and key positions."""
     stack = stack or head_stack(config)
-    stack_config, kind = _layer_positions(config, layer, stack)
+    attention, kind, *_ = _layer_config(config, layer, stack)
     if not isinstance(kind, c.ScoreBias):
         raise ValueError(f"Layer {layer} of the {stack} adds no bias by position; it has {kind}.")
-    heads = stack_config.attention_kind.num_heads
+    heads = attention.num_heads
     learned: Params = {}
     if kind.parameters(heads):
         if stack not in params:
@@ -178,13 +176,12 @@ def score_by_distance(
         Su et al., RoFormer: Enhanced Transformer with Rotary Position Embedding, 2021.
         arXiv:2104.09864, section 3.4.3 (a bound that falls with distance; the mean need not)
     """
-    stack_config, kind = _layer_positions(config, layer, stack)
+    attention, kind, *_ = _layer_config(config, layer, stack)
     check_whole("length", length, least=1)
     match kind:
         case c.Rope(targets=targets) if {"q", "k"} <= set(targets):
-            rotated_fraction = kind.rotary_dim(
-                stack_config.attention_kind.rope_head_dim
-            ) / _key_dim(stack_config)
+            key_dim = attention.key_dim  # type: ignore[union-attr]
+            rotated_fraction = kind.rotary_dim(attention.rope_head_dim) / key_dim
             cosines = jnp.cos(rotation_angles(config, length, layer=layer, stack=stack))
             return (rotated_fraction * jnp.mean(cosines, axis=-1) + 1 - rotated_fraction)[None]
         case c.ScoreBias():
@@ -194,23 +191,12 @@ def score_by_distance(
     raise ValueError(f"Layer {layer} has no score that follows from distance; it has {kind}.")
 
 
-def _key_dim(config: c.TransformerConfig) -> int:
-    """Features of a key."""
-    match config.attention_kind:
-        case c.Latent(nope_dim=plain, rope_dim=turned):
-            return plain + turned
-        case attention:
-            return attention.rope_head_dim
-
-
-def _layer_positions(
-    config: c.TransformerConfig, layer: int, stack: Stack | None
-) -> tuple[c.TransformerConfig, c.Positions | None]:
-    """Stack configuration, and the position encoding of one layer."""
+def _layer_config(config: c.TransformerConfig, layer: int, stack: Stack | None) -> c.LayerConfig:
+    """Options of one layer of a stack."""
     stacks = stack_configs(config)
     if stack is not None and stack not in stacks:
         raise ValueError(f"stack is one of {', '.join(stacks)} in this model; got {stack!r}.")
     stack_config, depth = stacks[stack or head_stack(config)]
     if not 0 <= layer < depth:
         raise ValueError(f"Layers are counted from 0 to {depth - 1}; got layer={layer}.")
-    return stack_config.for_layer(layer), stack_config.layer(layer).positions
+    return stack_config.layer(layer)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from functools import partial, reduce
 from operator import add
+from typing import Any
 
 from flax import linen as nn
 from jaxtyping import Array, Float
@@ -65,22 +66,14 @@ class Block(nn.Module):
         Without an `encoder_output`, cross-attention reads what the cache has kept of an earlier
         one.
         """
-        cfg, layer_config, reduces_together = (
-            self.config,
-            self.layer_config,
-            reduces_branches_together(self.config),
-        )
+        cfg, layer = self.config, self.layer_config
+        reduces_together = reduces_branches_together(cfg)
         attention = build_attention(
-            cfg,
-            layer_config.positions,
-            self.runtime,
-            self.causal,
-            keep_partial_sums=reduces_together,
+            cfg, layer, self.runtime, self.causal, keep_partial_sums=reduces_together
         )
         self_cache = None if cache is None else cache.self_attention
-        score_bias = per_layer_score_bias(
-            layer_config.positions, heads := cfg.attention_kind.num_heads
-        )
+        kind: Any = layer.attention
+        score_bias = per_layer_score_bias(layer.positions, heads := kind.num_heads)
         if (
             score_bias is not None
             and isinstance(inputs, AttentionInputs)
@@ -100,7 +93,12 @@ class Block(nn.Module):
         branches: dict[str, Branch] = {"attention": attend}
         cross_cache = None if cache is None else cache.cross_attention
         cross = MultiHeadAttention(
-            cfg, None, self.runtime, keep_partial_sums=reduces_together, name="cross_attention"
+            cfg,
+            kind,
+            None,
+            self.runtime,
+            keep_partial_sums=reduces_together,
+            name="cross_attention",
         )
         if encoder_output is not None:
             cross_cache = swap_heads_and_slots(
@@ -113,7 +111,7 @@ class Block(nn.Module):
             )
         branches["feed_forward"] = FeedForward(
             cfg,
-            layer_config.feed_forward,
+            layer.feed_forward,
             self.runtime,
             keep_partial_sums=reduces_together,
             name="feed_forward",

@@ -7,51 +7,15 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Int
 
 from jaxformer import config as c
 from jaxformer import functional as F
+from jaxformer.config.attention.layer_sizes import CacheShape, KVCache, LatentCache, SharedCache
 
 EMPTY_SLOT_POSITION = jnp.iinfo(
     jnp.int32
 ).max  # position of an empty slot: after every query, so never seen
-
-
-class KVCache(NamedTuple):
-    """Keys and values, after RoPE. In a scanned stack, the layer axis comes first.
-
-    This is how attention reads them. Inside a `Cache` heads stand before slots, ``[..., K, S, H]``,
-    so that products need not bring them there for every token; `swap_heads_and_slots` goes from
-    the one to the other, and back. So it is with the next two.
-    """
-
-    key: Float[Array, "*batch S K H"]
-    value: Float[Array, "*batch S K H"]
-
-
-class SharedCache(NamedTuple):
-    """Vectors that are key and value at once (shared-KV attention), after RoPE."""
-
-    key_value: Float[Array, "*batch S K H"]
-
-
-class LatentCache(NamedTuple):
-    """Latents and the shared rotary key (MLA).
-
-    One head, K = 1, of which each device that has a part of the heads keeps a copy.
-    """
-
-    latent: Float[Array, "*batch S K C"]
-    rotary_key: Float[Array, "*batch S K R"]
-
-
-class StateCache(NamedTuple):
-    """State of a recurrence, always float32.
-
-    It has a single slot.
-    """
-
-    state: Float[Array, "*layers_and_batch N 1 H"]
 
 
 SelfAttentionCache = Any  # one of these, or arrays of a `config.Mixer`
@@ -137,11 +101,10 @@ def empty_cache(
     repeats, remainder = divmod(config.num_layers, config.pattern_length)
 
     def layer(index: int, *stacked: int) -> LayerCache:
-        slots = num_slots(config.layer(index).window, capacity)
-        layer_config, slot_shape = config.for_layer(index), (*stacked, *batch, slots)
-        return LayerCache(
-            _empty_layer_cache(layer_config, index, slot_shape, dtype, tensor_parallel_size)
-        )
+        attention, positions, window, _ = config.layer(index)
+        slots = num_slots(window, capacity)
+        shape = CacheShape((*stacked, *batch), slots, dtype, tensor_parallel_size)
+        return LayerCache(attention.empty_layer_cache(positions, shape))
 
     return Cache(
         layers=tuple(layer(i, repeats) for i in range(config.pattern_length if repeats else 0)),
@@ -154,37 +117,6 @@ def empty_cache(
         capacity=jnp.int32(capacity),
         min_rope_length=jnp.zeros(batch, jnp.int32),
     )
-
-
-def _empty_layer_cache(
-    config: c.TransformerConfig,
-    index: int,
-    slot_shape: tuple[int, ...],
-    dtype: DTypeLike,
-    tensor_parallel_size: int,
-) -> SelfAttentionCache:
-    """Make the empty cache of one layer."""
-    *batch, count = slot_shape
-
-    def zeros(heads: int, width: int) -> Float[Array, "..."]:
-        return jnp.zeros(
-            (*batch, tensor_parallel_size if heads % tensor_parallel_size else heads, count, width),
-            dtype,
-        )
-
-    match config.attention_kind:
-        case c.MultiHead(num_kv_heads=heads, head_dim=width):
-            return KVCache(zeros(heads, width), zeros(heads, width))
-        case c.SharedKV(num_kv_heads=heads, head_dim=width) as a:
-            if a.num_cached_arrays(config.layer(index).positions) == 2:
-                return KVCache(zeros(heads, width), zeros(heads, width))
-            return SharedCache(zeros(heads, width))
-        case c.Latent(latent_dim=latent, rope_dim=rotary):
-            return LatentCache(zeros(1, latent), zeros(1, rotary))
-        case c.Decay(num_heads=heads, head_dim=width):
-            return StateCache(zeros(heads, width)[..., :1, :].astype(jnp.float32))
-        case c.Mixer() as mixer:
-            return mixer.empty_cache(tuple(batch), count, dtype)
 
 
 def is_ring_buffer(window: c.Window, slots: int) -> bool:

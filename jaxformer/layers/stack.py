@@ -80,11 +80,7 @@ class LayerGroup(nn.Module):
         self_caches, cross_caches = [], []
         for i, (inputs, update) in enumerate(zip(*inputs_and_updates, strict=True)):
             layer = block(
-                self.config.for_layer(i),
-                self.config.layer(i),
-                self.runtime,
-                self.causal,
-                name=f"layer_{i}",
+                self.config, self.config.layer(i), self.runtime, self.causal, name=f"layer_{i}"
             )
             cache = None if caches[i] is None else LayerCache(caches[i], cached_sources[i])
             update = None if update is None else replace(update, layer_index=index)

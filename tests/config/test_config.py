@@ -251,7 +251,7 @@ def change(attention=None, **fields):
     return replace(BASE, attention=replace(BASE.attention, **(attention or {})), **fields)
 
 
-ROPE_AND_NONE = replace(BASE.attention_kind, positions=(c.Rope(), None, None), windows=(3, None))
+ROPE_AND_NONE = replace(BASE.attention, positions=(c.Rope(), None, None), windows=(3, None))
 HYBRID = replace(BASE, attention=c.Hybrid(kinds=(c.Decay(num_heads=2, head_dim=4), ROPE_AND_NONE)))
 SHORT, LONG = (1.0, 1.1), (1.0, 2.0, 4.0)
 LONG_ROPE = c.LongRope(short_factors=SHORT, long_factors=LONG, original_max_length=4, max_length=16)
@@ -323,17 +323,12 @@ LONG_ROPE = c.LongRope(short_factors=SHORT, long_factors=LONG, original_max_leng
         (
             lambda: c.Hybrid(
                 kinds=tuple(
-                    replace(BASE.attention_kind, num_heads=n, positions=(c.T5Bias(),))
-                    for n in (2, 4)
+                    replace(BASE.attention, num_heads=n, positions=(c.T5Bias(),)) for n in (2, 4)
                 )
             ),
             r"may share one score bias, and then need the same num_heads; got T5B.* \[2, 4\] heads",
         ),
         (lambda: HYBRID.with_positions(c.Rope()), "Hybrid has no positions to replace; got .Rope"),
-        (
-            lambda: HYBRID.attention_kind,
-            "needs the same attention kind in all layers; got Decay, MultiHead",
-        ),
         (
             lambda: replace(HYBRID, topology=c.Encoder()),
             "Decay is causal, so it needs a Decoder; got Encoder",
@@ -479,10 +474,8 @@ def test_layers_of_several_kinds_have_the_patterns_of_their_kinds():
     """The second kind's positions and windows are cycled over all layers, as they are alone."""
     assert HYBRID.pattern_length == 6
     for i in range(12):
-        layer_config = HYBRID.for_layer(i)
-        assert layer_config.attention_kind == HYBRID.attention_kinds[i % 2]
-        assert layer_config.for_layer(5) == layer_config
-        assert HYBRID.layer(i) == HYBRID.for_layer(i).layer(i)
+        alone = replace(HYBRID, attention=HYBRID.attention_kinds[i % 2])
+        assert HYBRID.layer(i) == alone.layer(i)
     assert [HYBRID.layer(i).window for i in range(4)] == [1, None, 1, None]
     assert [HYBRID.layer(i).positions for i in (1, 3, 5)] == [None, c.Rope(), None]
     assert [type(kind) for kind in HYBRID.tiny().attention_kinds] == [c.Decay, c.MultiHead]
@@ -490,9 +483,9 @@ def test_layers_of_several_kinds_have_the_patterns_of_their_kinds():
 
 def test_layers_of_several_kinds_cost_what_each_does():
     both = replace(
-        HYBRID, attention=c.Hybrid(kinds=(c.Decay(num_heads=2, head_dim=4), BASE.attention_kind))
+        HYBRID, attention=c.Hybrid(kinds=(c.Decay(num_heads=2, head_dim=4), BASE.attention))
     )
-    alone = [replace(both.for_layer(i), num_layers=1) for i in range(3)]
+    alone = [replace(both, attention=both.layer(i).attention, num_layers=1) for i in range(3)]
     flops = sum(costs.forward_flops(config, 7) for config in alone)
     assert costs.forward_flops(both, 7) == flops - 2 * costs.logit_flops(both, 7)
     assert costs.cache_bytes(both, 7) == sum(costs.cache_bytes(config, 7) for config in alone)

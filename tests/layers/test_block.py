@@ -27,7 +27,7 @@ def parts(config, normal, randomise):
         x, g = normal(2, 5, 14), guide(5)
         block = Block(cfg, cfg.layer(0), MODE)
         params = randomise(block, x, g)
-        attention = MultiHeadAttention(cfg, cfg.layer(0).positions, MODE)
+        attention = MultiHeadAttention(cfg, *cfg.layer(0)[:2], MODE)
         feed_forward = FeedForward(cfg, cfg.layer(0).feed_forward, MODE)
 
         def norm(name, y):

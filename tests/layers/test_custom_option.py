@@ -105,9 +105,8 @@ def test_vectors_of_another_shape_or_dtype_are_refused(answer, message):
     message = f"Mine must return [rows, tokens, width]{message}"
     with refused(message):
         traced(FeedForward(BASE, feed_forward(answer), RuntimeConfig()), X)
-    module = CustomMixer(
-        replace(BASE, attention=mixer(lambda y, cache: (answer(y), cache))), RuntimeConfig()
-    )
+    kind = mixer(lambda y, cache: (answer(y), cache))
+    module = CustomMixer(BASE, kind, None, RuntimeConfig())
     with refused(message):
         traced(module, X, NO_INPUTS)
 
@@ -132,13 +131,13 @@ PAIRS = {
 
 @pytest.mark.parametrize("answer, message", PAIRS.values(), ids=PAIRS)
 def test_a_mixer_gives_vectors_and_the_cache_that_it_was_given(answer, message):
-    module = CustomMixer(replace(BASE, attention=mixer(answer)), RuntimeConfig())
+    module = CustomMixer(BASE, mixer(answer), None, RuntimeConfig())
     with refused(message):
         traced(module, X, NO_INPUTS, np.zeros((2, 2, 3), np.float32))
 
 
 def test_in_training_a_mixer_keeps_nothing():
-    module = CustomMixer(replace(BASE, attention=mixer(lambda y, cache: (y, y))), RuntimeConfig())
+    module = CustomMixer(BASE, mixer(lambda y, cache: (y, y)), None, RuntimeConfig())
     with refused("Mine gives back its cache as it was given, here None; got float32(2, 5, 14)."):
         traced(module, X, NO_INPUTS)
 

@@ -1,7 +1,6 @@
 """Which of query, key, value and output are turned, and which choices see distances only."""
 
 import functools
-from dataclasses import replace
 from itertools import combinations
 
 import jax
@@ -104,8 +103,7 @@ def attention(pairing):
 
         def output(targets):
             rope = Rope(base=BASE, pairing=pairing, targets=tuple(targets))
-            config = replace(MODEL, attention=replace(MODEL.attention, positions=(rope,)))
-            return MultiHeadAttention(config, rope, RuntimeConfig()).apply(
+            return MultiHeadAttention(MODEL, MODEL.attention, rope, RuntimeConfig()).apply(
                 {"params": params}, x, guide
             )[0]
 

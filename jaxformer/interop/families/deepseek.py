@@ -153,7 +153,7 @@ def _read_attention(reader: ConfigReader, pairing: str, max_length: int) -> c.La
 def write_v2(config: c.TransformerConfig) -> dict[str, Any] | None:
     """A deepseek_v2's configuration from ours; transformers wants a width that heads divide."""
     fields = _write(config)
-    divides = config.model_dim % config.attention_kind.num_heads == 0
+    divides = config.model_dim % config.attention_kinds[0].num_heads == 0
     if fields is None or not divides:
         return None
     return fields | {"mlp_bias": getattr(config.feed_forward[0], "bias", False)}

@@ -14,43 +14,30 @@ from jaxformer.layers.attention.shared_kv import SharedKVAttention
 from jaxformer.layers.runtime import RuntimeConfig
 
 AttentionModule = Callable[..., tuple[Float[Array, "*batch T D"], Any]]
+MODULES: dict[type, Callable[..., AttentionModule]] = {
+    c.MultiHead: MultiHeadAttention,
+    c.SharedKV: SharedKVAttention,
+    c.Latent: LatentAttention,
+    c.Decay: DecayAttention,
+}
 
 
 def build_attention(
     config: c.TransformerConfig,
-    positions: c.Positions | None,
+    layer: c.LayerConfig,
     runtime: RuntimeConfig,
     causal: bool,
     *,
     keep_partial_sums: bool,
 ) -> AttentionModule:
-    """Build the self-attention module of a layer, as submodule "attention" of the caller.
-
-    It is part of the module that calls this, under the name "attention".
-    """
-    match config.attention_kind:
-        case c.MultiHead():
-            return MultiHeadAttention(
-                config,
-                positions,
-                runtime,
-                causal,
-                keep_partial_sums=keep_partial_sums,
-                name="attention",
-            )
-        case c.SharedKV():
-            return SharedKVAttention(
-                config, positions, runtime, keep_partial_sums=keep_partial_sums, name="attention"
-            )
-        case c.Latent():
-            return LatentAttention(
-                config, positions, runtime, keep_partial_sums=keep_partial_sums, name="attention"
-            )
-        case c.Decay():
-            return DecayAttention(
-                config, runtime, keep_partial_sums=keep_partial_sums, name="attention"
-            )
-        case c.Mixer():
-            return CustomMixer(
-                config, runtime, keep_partial_sums=keep_partial_sums, name="attention"
-            )
+    """Build the self-attention module of a layer, as submodule "attention" of the caller."""
+    module = MODULES.get(type(layer.attention), CustomMixer)
+    return module(
+        config,
+        layer.attention,
+        layer.positions,
+        runtime,
+        causal,
+        keep_partial_sums=keep_partial_sums,
+        name="attention",
+    )

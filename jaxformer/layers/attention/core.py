@@ -73,6 +73,7 @@ def make_qk_norm(
 
 def make_output_projection(
     config: c.TransformerConfig,
+    biases: tuple[str, ...],
     input_shape: tuple[int, int],
     runtime: RuntimeConfig,
     keep_partial_sums: bool,
@@ -85,7 +86,7 @@ def make_output_projection(
         runtime,
         "heads features -> model",
         input_shape=input_shape,
-        bias="out" in config.attention_kind.biases,
+        bias="out" in biases,
         init_divisor=config.residual_init_divisor,
         keep_partial_sums=keep_partial_sums,
     )

@@ -21,7 +21,10 @@ class CustomMixer(nn.Module):
     """
 
     config: c.TransformerConfig
+    attention: c.Mixer
+    positions: None
     runtime: RuntimeConfig
+    causal: bool = True
     keep_partial_sums: bool = False  # as in Linear
 
     @nn.compact
@@ -33,7 +36,7 @@ class CustomMixer(nn.Module):
         cache_update: CacheUpdate | None = None,
     ) -> tuple[Float[Array, "*batch T D"], Any]:
         """Apply the mixer; returns its output and the new cache."""
-        option: Any = self.config.attention
+        option: Any = self.attention
         if (context := self.runtime.mesh_axes.context) is not None:
             raise ValueError(
                 f"{type(option).__name__} mixes a text on one device; got the axis {context!r} for "

@@ -8,8 +8,9 @@ from jaxtyping import Array, Float, Int
 
 from jaxformer import config as c
 from jaxformer import functional as F
+from jaxformer.config.attention.layer_sizes import StateCache
 from jaxformer.layers.attention.core import HeadParameter, make_output_projection
-from jaxformer.layers.cache import CacheUpdate, StateCache, get_layer, set_layer
+from jaxformer.layers.cache import CacheUpdate, get_layer, set_layer
 from jaxformer.layers.initializers import log_spaced_memory_init, rope_frequency_init
 from jaxformer.layers.intermediates import sow_and_perturb
 from jaxformer.layers.linear import Linear
@@ -31,11 +32,14 @@ class DecayAttention(nn.Module):
     """
 
     config: c.TransformerConfig
+    attention: c.Decay
+    positions: None
     runtime: RuntimeConfig
+    causal: bool = True
     keep_partial_sums: bool = False  # as in Linear
 
     def setup(self):
-        cfg, init = self.attention_config, self.config.initialisation
+        cfg, init = self.attention, self.config.initialisation
         if self.runtime.mesh_axes.context is not None:
             raise ValueError(
                 "The state of Decay goes from token to token, so a text stays on one device; got "
@@ -55,15 +59,9 @@ class DecayAttention(nn.Module):
         if cfg.angles is not None and cfg.angles.learned:
             shape = (cfg.num_heads, cfg.head_dim // 2)
             self.angles = HeadParameter(shape, rope_frequency_init(cfg.angles.base), self.runtime)
-        self.out = make_output_projection(self.config, heads, self.runtime, self.keep_partial_sums)
-
-    @property
-    def attention_config(self) -> c.Decay:
-        """The `config.Decay` option of this layer."""
-        match self.config.attention:
-            case c.Decay() as attention:
-                return attention
-        raise ValueError(f"Decay reads its own choices; got {self.config.attention}.")
+        self.out = make_output_projection(
+            self.config, cfg.biases, heads, self.runtime, self.keep_partial_sums
+        )
 
     def __call__(
         self,
@@ -73,7 +71,7 @@ class DecayAttention(nn.Module):
         cache_update: CacheUpdate | None = None,
     ) -> tuple[Float[Array, "*batch T D"], StateCache | None]:
         """Decay attention over the sequence and the cached state; returns the new cache too."""
-        attention = self.attention_config
+        attention = self.attention
         value = self.value(F.copy_to_tensor_parallel(x, self.runtime.mesh_axes.tensor)).astype(
             jnp.float32
         )
@@ -96,7 +94,7 @@ class DecayAttention(nn.Module):
 
     def theta(self, num_heads: int) -> Float[Array, "N C"] | None:
         """Rotation angles per token of this device's heads, or None."""
-        attention = self.attention_config
+        attention = self.attention
         match attention.angles:
             case None:
                 return None

@@ -10,7 +10,6 @@ from jaxtyping import Array, Bool, Complex64, Float, Int
 
 from jaxformer import config as c
 from jaxformer import functional as F
-from jaxformer.config.attention import RECURRENT_KINDS
 from jaxformer.layers.cache import Cache, CacheUpdate, update_positions
 from jaxformer.layers.parameters import local_shard
 from jaxformer.layers.rope import token_rotations
@@ -124,8 +123,8 @@ def make_layer_inputs(
         return token_rotations(rope, head_dim, queries.positions, length)
 
     def layer_inputs(index: int) -> LayerInputs:
-        (positions, window, _), kind = config.layer(index), config.for_layer(index).attention_kind
-        if isinstance(kind, RECURRENT_KINDS):
+        kind, positions, window, _ = config.layer(index)
+        if not kind.has_scores:
             return mixer_inputs
         heads, gathered = kind.num_heads, isinstance(positions, c.TransformerXL)
         return AttentionInputs(

@@ -6,10 +6,11 @@ from jaxtyping import Array, Float
 
 from jaxformer import config as c
 from jaxformer import functional as F
+from jaxformer.config.attention.layer_sizes import LatentCache
 from jaxformer.layers.attention.core import ScoreOptions, apply_rope, attend, make_output_projection
 from jaxformer.layers.attention.inputs import AttentionInputs
 from jaxformer.layers.attention.multi_head import HeadKernel
-from jaxformer.layers.cache import CacheUpdate, LatentCache, update_cache
+from jaxformer.layers.cache import CacheUpdate, update_cache
 from jaxformer.layers.linear import Linear
 from jaxformer.layers.norms import Norm
 from jaxformer.layers.runtime import RuntimeConfig
@@ -27,12 +28,14 @@ class LatentAttention(nn.Module):
     """
 
     config: c.TransformerConfig
+    attention: c.Latent
     positions: c.Positions | None
     runtime: RuntimeConfig
+    causal: bool = True
     keep_partial_sums: bool = False  # as in Linear
 
     def setup(self):
-        cfg, init, runtime = self.attention_config, self.config.initialisation, self.runtime
+        cfg, init, runtime = self.attention, self.config.initialisation, self.runtime
         kernel_init = init.projection
         per_query = (cfg.num_heads, cfg.nope_dim + cfg.rope_dim)
         if cfg.query_latent_dim is None:
@@ -54,24 +57,17 @@ class LatentAttention(nn.Module):
             (cfg.latent_dim, cfg.num_heads, cfg.value_dim), value, runtime, PER_HEAD_AXES
         )
         self.out = make_output_projection(
-            self.config, (cfg.num_heads, cfg.value_dim), runtime, self.keep_partial_sums
+            self.config,
+            cfg.biases,
+            (cfg.num_heads, cfg.value_dim),
+            self.runtime,
+            self.keep_partial_sums,
         )
-
-    @property
-    def attention_config(self) -> c.Latent:
-        """The `config.Latent` option of this layer."""
-        match self.config.attention:
-            case c.Latent() as attention:
-                return attention
-        raise ValueError(f"Latent reads its own choices; got {self.config.attention}.")
 
     @nn.nowrap
     def shared_projection(self, width: int, name: str) -> Linear:
         """Make a projection to one head that all query heads read."""
-        kernel_init, bias = (
-            self.config.initialisation.projection,
-            name in self.attention_config.biases,
-        )
+        kernel_init, bias = (self.config.initialisation.projection, name in self.attention.biases)
         return Linear((1, width), kernel_init, self.runtime, SHARED_HEAD_AXES, bias=bias)
 
     def __call__(
@@ -82,7 +78,7 @@ class LatentAttention(nn.Module):
         cache_update: CacheUpdate | None = None,
     ) -> tuple[Float[Array, "*batch T D"], LatentCache | None]:
         """Self-attention over the sequence and the cache; returns the output and the new cache."""
-        cfg = self.attention_config
+        cfg = self.attention
         x = F.copy_to_tensor_parallel(x, self.runtime.mesh_axes.tensor)
         rotary_key = apply_rope(self.positions, "k", self.rotary_key(x), inputs)
         new = LatentCache(self.latent_norm(self.latent(x)), rotary_key)
@@ -98,7 +94,7 @@ class LatentAttention(nn.Module):
         self, x: Float[Array, "*batch T D"], inputs: AttentionInputs
     ) -> Float[Array, "*batch T N Q"]:
         """Project x to queries: nope_dim features, then rope_dim features with RoPE."""
-        cfg = self.attention_config
+        cfg = self.attention
         if cfg.query_latent_dim is not None:
             x = self.query_latent_norm(self.query_latent(x)).squeeze(-2)
         nope_query, rope_query = jnp.split(self.query(x), [cfg.nope_dim], axis=-1)
@@ -130,7 +126,7 @@ class LatentAttention(nn.Module):
         inputs: AttentionInputs,
     ) -> Float[Array, "*batch T N Hv"]:
         """Attend with the scale of the expanded keys."""
-        cfg = self.attention_config
+        cfg = self.attention
         scale = (cfg.nope_dim + cfg.rope_dim) ** -0.5 if cfg.scale is None else cfg.scale
         return attend(
             self,

@@ -9,7 +9,8 @@ from jaxtyping import Array, Float
 
 from jaxformer import config as c
 from jaxformer import functional as F
-from jaxformer.config.attention import Projection
+from jaxformer.config.attention.layer_sizes import KVCache
+from jaxformer.config.attention.multi_head import Projection
 from jaxformer.layers.attention.core import (
     HeadParameter,
     ScoreOptions,
@@ -21,7 +22,7 @@ from jaxformer.layers.attention.core import (
     make_qk_norm,
 )
 from jaxformer.layers.attention.inputs import AttentionInputs
-from jaxformer.layers.cache import CacheUpdate, KVCache, update_cache
+from jaxformer.layers.cache import CacheUpdate, update_cache
 from jaxformer.layers.initializers import initializer
 from jaxformer.layers.linear import Linear
 from jaxformer.layers.parameters import sharded_parameter
@@ -52,13 +53,14 @@ class MultiHeadAttention(nn.Module):
     """
 
     config: c.TransformerConfig
+    attention: c.MultiHead
     positions: c.Positions | None
     runtime: RuntimeConfig
     causal: bool = True
     keep_partial_sums: bool = False  # as in Linear
 
     def setup(self):
-        cfg, init = self.config.multi_head, self.config.initialisation
+        cfg, init = self.attention, self.config.initialisation
 
         def project(name: Projection, heads: int, kernel_init: c.Initialiser | None) -> Linear:
             shape = (heads, cfg.head_dim)
@@ -70,7 +72,11 @@ class MultiHeadAttention(nn.Module):
         self.key = project("key", cfg.num_kv_heads, init.key)
         self.value = project("value", cfg.num_kv_heads, init.value)
         self.out = make_output_projection(
-            self.config, (cfg.num_heads, cfg.head_dim), self.runtime, self.keep_partial_sums
+            self.config,
+            cfg.biases,
+            (cfg.num_heads, cfg.head_dim),
+            self.runtime,
+            self.keep_partial_sums,
         )
         if cfg.qk_norm is not None:
             norm = partial(make_qk_norm, cfg.qk_norm, head_dim=cfg.head_dim, runtime=self.runtime)
@@ -109,13 +115,13 @@ class MultiHeadAttention(nn.Module):
     ) -> Float[Array, "*batch T N H"]:
         """Project x to queries; apply clipping, QK-norm and RoPE as configured."""
         query = self.clip_qkv(self.query(x))
-        if (qk_norm := self.config.multi_head.qk_norm) is not None:
+        if (qk_norm := self.attention.qk_norm) is not None:
             query = apply_qk_norm(qk_norm, self.query_norm, query)
         return apply_rope(self.positions, "q", query, inputs)
 
     def project_key_value(self, x: Float[Array, "*batch S D"], inputs: AttentionInputs) -> KVCache:
         """Project x to keys and values; apply clipping, QK-norm, RoPE; select local KV heads."""
-        cfg, positions = self.config.multi_head, self.positions
+        cfg, positions = self.attention, self.positions
         key, value = self.clip_qkv(self.key(x)), self.clip_qkv(self.value(x))
         if cfg.qk_norm is not None:
             key = apply_qk_norm(cfg.qk_norm, self.key_norm, key)
@@ -126,7 +132,7 @@ class MultiHeadAttention(nn.Module):
         self, query: Float[Array, "*batch T N H"], kv: KVCache, inputs: AttentionInputs
     ) -> Float[Array, "*batch T D"]:
         """Attend to keys and values, and project the heads to the model width."""
-        cfg = self.config.multi_head
+        cfg = self.attention
         query, bias = self.transformer_xl_terms(query, inputs)
         heads = attend(
             self,
@@ -144,7 +150,7 @@ class MultiHeadAttention(nn.Module):
 
     def clip_qkv(self, x: Float[Array, "*batch T N H"]) -> Float[Array, "*batch T N H"]:
         """Clip to [-clip_qkv, clip_qkv]; unchanged if it is None."""
-        bound = self.config.multi_head.clip_qkv
+        bound = self.attention.clip_qkv
         return x if bound is None else jnp.clip(x, -bound, bound)
 
     def transformer_xl_terms(self, query: Float[Array, "*batch T N H"], inputs: AttentionInputs):
@@ -160,7 +166,7 @@ class MultiHeadAttention(nn.Module):
         def add_head_bias(bias: HeadParameter) -> Float[Array, "*batch T N H"]:
             return query + jnp.broadcast_to(bias().astype(query.dtype), query.shape)
 
-        scale = self.config.multi_head.scale
+        scale = self.attention.scale
         distance_bias = F.transformer_xl_bias(
             add_head_bias(self.position_bias),
             self.relative(),

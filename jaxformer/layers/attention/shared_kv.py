@@ -8,6 +8,7 @@ from jaxtyping import Array, Float
 
 from jaxformer import config as c
 from jaxformer import functional as F
+from jaxformer.config.attention.layer_sizes import KVCache, SharedCache
 from jaxformer.layers.attention.core import (
     ScoreOptions,
     apply_qk_norm,
@@ -18,7 +19,7 @@ from jaxformer.layers.attention.core import (
     make_qk_norm,
 )
 from jaxformer.layers.attention.inputs import AttentionInputs
-from jaxformer.layers.cache import CacheUpdate, KVCache, SharedCache, update_cache
+from jaxformer.layers.cache import CacheUpdate, update_cache
 from jaxformer.layers.linear import Linear
 from jaxformer.layers.rope import rope_attention_factor
 from jaxformer.layers.runtime import RuntimeConfig
@@ -32,12 +33,14 @@ class SharedKVAttention(nn.Module):
     """
 
     config: c.TransformerConfig
+    attention: c.SharedKV
     positions: c.Positions | None
     runtime: RuntimeConfig
+    causal: bool = True
     keep_partial_sums: bool = False  # as in Linear
 
     def setup(self):
-        cfg, init = self.attention_config, self.config.initialisation
+        cfg, init = self.attention, self.config.initialisation
         self.query = Linear(
             (cfg.num_heads, cfg.head_dim),
             init.query or init.projection,
@@ -53,20 +56,16 @@ class SharedKVAttention(nn.Module):
             bias="key_value" in cfg.biases,
         )
         self.out = make_output_projection(
-            self.config, (cfg.num_heads, cfg.head_dim), self.runtime, self.keep_partial_sums
+            self.config,
+            cfg.biases,
+            (cfg.num_heads, cfg.head_dim),
+            self.runtime,
+            self.keep_partial_sums,
         )
         if cfg.qk_norm is not None:
             norm = partial(make_qk_norm, cfg.qk_norm, head_dim=cfg.head_dim, runtime=self.runtime)
             self.query_norm = norm("heads", cfg.num_heads)
             self.key_norm = norm("kv_heads", cfg.num_kv_heads)
-
-    @property
-    def attention_config(self) -> c.SharedKV:
-        """The `config.SharedKV` option of this layer."""
-        match self.config.attention:
-            case c.SharedKV() as attention:
-                return attention
-        raise ValueError(f"SharedKV reads its own choices; got {self.config.attention}.")
 
     def __call__(
         self,
@@ -76,7 +75,7 @@ class SharedKVAttention(nn.Module):
         cache_update: CacheUpdate | None = None,
     ) -> tuple[Float[Array, "*batch T D"], KVCache | SharedCache | None]:
         """Self-attention over the sequence and the cache; returns the output and the new cache."""
-        cfg = self.attention_config
+        cfg = self.attention
         x = F.copy_to_tensor_parallel(x, self.runtime.mesh_axes.tensor)
         query, key_value = self.query(x), self.key_value(x)
         if cfg.qk_norm is not None:

@@ -76,9 +76,8 @@ CHOICES = {
 @pytest.mark.slow(but=["real"])
 def test_layer_by_hand(normal, angles, biases):
     """inventory row 77: projected values, the recurrence with its gain, and the way back."""
-    module = DecayAttention(
-        replace(CONFIG, attention=replace(KIND, angles=angles, biases=biases)), RuntimeConfig()
-    )
+    kind = replace(KIND, angles=angles, biases=biases)
+    module = DecayAttention(CONFIG, kind, None, RuntimeConfig())
     x = normal(B, T, D)
     params = random_tree(
         jax.eval_shape(lambda: module.init(jax.random.key(0), x, NO_INPUTS))["params"]
@@ -95,7 +94,7 @@ def test_layer_by_hand(normal, angles, biases):
 def test_memories_and_angles_at_first():
     """RetNet's decays for eight heads from 32 to 4,096 tokens, and rotary angles for all."""
     kind = c.Decay(num_heads=8, head_dim=6, angles=c.Angles(base=50.0, learned=True))
-    module = DecayAttention(replace(CONFIG, attention=kind), RuntimeConfig())
+    module = DecayAttention(CONFIG, kind, None, RuntimeConfig())
     params = jax.jit(module.init)(jax.random.key(0), jnp.zeros((1, 2, D)), NO_INPUTS)["params"]
     gamma = 1 - 2.0 ** -np.arange(5, 13)
     np.testing.assert_allclose(jax.nn.sigmoid(params["memory"]["bias"]), gamma, rtol=1e-6)
@@ -308,12 +307,14 @@ def test_time_is_not_shared_out():
     """By the mesh before anything is compiled, and by the layer for who goes without it."""
     config = replace(CONFIG, model_dim=16, attention=replace(KIND, num_heads=4))
     check_divisible(config, dict(data=2, fsdp=2), batch_size=4, lengths=[16])
-    with pytest.raises(ValueError, match="context 2, but the state of Decay goes from token to"):
+    with pytest.raises(ValueError, match="context 2, but Decay is recurrent over the sequence"):
         check_divisible(config, dict(context=2), batch_size=4, lengths=[16])
     with pytest.raises(ValueError, match="num_heads 4 is not divisible by tensor 8"):
         check_divisible(config, dict(tensor=8))
     mesh = make_mesh(MeshConfig(context=2), jax.devices()[:2])
-    module = DecayAttention(CONFIG, RuntimeConfig(mesh_axes=MeshAxes(context="context")))
+    module = DecayAttention(
+        CONFIG, KIND, None, RuntimeConfig(mesh_axes=MeshAxes(context="context"))
+    )
     run = jax.shard_map(
         lambda x: module.init(jax.random.key(0), x, NO_INPUTS),
         mesh=mesh,
@@ -333,14 +334,6 @@ def test_no_hugging_face_folder_has_it(tmp_path):
         ValueError, match="asked for, .*: its attention is Decay, and llama has MultiHead"
     ):
         save_pretrained(tmp_path, CONFIG, params, family="llama")
-
-
-def test_a_layer_for_another_kind_is_refused():
-    config = replace(CONFIG, attention=c.MultiHead(num_heads=2, num_kv_heads=2, head_dim=4))
-    with pytest.raises(ValueError, match="Decay reads its own choices; got MultiHead"):
-        DecayAttention(config, RuntimeConfig()).init(
-            jax.random.key(0), jnp.zeros((1, 2, D)), NO_INPUTS
-        )
 
 
 def test_tiny_keeps_its_choices():

@@ -64,7 +64,7 @@ def layer(config, randomise, normal):
 
     def make(choice):
         module = SharedKVAttention(
-            replace(config(), attention=choice), choice.positions[0], RuntimeConfig()
+            replace(config(), attention=choice), choice, choice.positions[0], RuntimeConfig()
         )
         params = randomise(module, normal(B, T, D), guide(choice, places()))
         return params, jax.jit(lambda x, guide: module.apply({"params": params}, x, guide)[0])
@@ -160,8 +160,8 @@ def test_whatever_is_turned_it_is_multi_head_with_one_kernel_for_both(
             rope = Rope(targets=targets, scaling=scaling)
             one, two = (replace(a, positions=(rope,)) for a in (shared, apart))
             here = guide(one, places())
-            one = SharedKVAttention(replace(config(), attention=one), rope, RuntimeConfig())
-            two = MultiHeadAttention(replace(config(), attention=two), rope, RuntimeConfig())
+            one = SharedKVAttention(config(), one, rope, RuntimeConfig())
+            two = MultiHeadAttention(config(), two, rope, RuntimeConfig())
             outputs[targets] = (
                 one.apply({"params": params}, x, here)[0],
                 two.apply({"params": separate_params}, x, here)[0],

@@ -1,12 +1,15 @@
 """`Mixer`: the protocol of custom sequence mixers that replace attention."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxtyping import Array, Bool, Int
 
 from jaxformer.checks import require
-from jaxformer.config.positions import Window
+from jaxformer.config.attention.layer_sizes import ActivationWidths, CacheShape
+from jaxformer.config.parameter import projected_width
+from jaxformer.config.positions import Positions, Window
 from jaxformer.config.registry import Option, unimplemented_method
+from jaxformer.config.tiny import TINY_HEAD_DIM
 
 
 class MixerInputs(NamedTuple):
@@ -48,6 +51,7 @@ class Mixer(Option, protocol=True):
     biases = ()
     positions = (None,)
     rope_head_dim = 0
+    has_scores = False
     windows: tuple[Window, ...] = (1,)
     parameters = unimplemented_method("parameters", "the model")
     __call__ = unimplemented_method("__call__", "the model")
@@ -67,3 +71,25 @@ class Mixer(Option, protocol=True):
             f"{name}.windows must be (1,), for a recurrent state, or (None,), for one cache slot "
             f"per token; got {self.windows!r}.",
         )
+
+    @property
+    def heads_width(self) -> int:
+        """Total width of all heads at test size; a mixer does not declare another."""
+        return self.num_heads * TINY_HEAD_DIM
+
+    def attention_flops(
+        self, model_dim: int, query_length: int, key_length: int, num_visible_keys: int
+    ) -> int:
+        """FLOPs of one layer."""
+        return self.flops(model_dim, query_length)
+
+    def activation_widths(
+        self, model_dim: int, positions: Positions | None, tensor: int
+    ) -> ActivationWidths:
+        """Numbers per token that a layer computes, heads sharded over `tensor`."""
+        products = projected_width(self.parameters(model_dim)) / tensor
+        return ActivationWidths(products, 2 * products, products, 0)
+
+    def empty_layer_cache(self, positions: Positions | None, shape: CacheShape) -> Any:
+        """Return the empty cache of one layer."""
+        return self.empty_cache(shape.batch, shape.num_slots, shape.dtype)

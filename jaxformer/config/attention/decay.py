@@ -1,10 +1,15 @@
 """Decay attention options: a linear recurrence with a state of constant size."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+import jax.numpy as jnp
+
 from jaxformer.checks import check_fields, require, require_positive
-from jaxformer.config.positions import Window
+from jaxformer.config.attention.layer_sizes import ActivationWidths, CacheShape, StateCache
+from jaxformer.config.positions import Positions, Window
+from jaxformer.config.tiny import TINY_HEAD_DIM, tiny_num_heads
+from jaxformer.functional.recurrence import RECURRENCE_CHUNK
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,3 +96,33 @@ class Decay:
     def rope_head_dim(self) -> int:
         """Features per head that rotate."""
         return self.head_dim
+
+    has_scores = False
+
+    @property
+    def heads_width(self) -> int:
+        """Total width of all heads, the input of the output projection."""
+        return self.num_heads * self.head_dim
+
+    def attention_flops(
+        self, model_dim: int, query_length: int, key_length: int, num_visible_keys: int
+    ) -> int:
+        """FLOPs of one layer, including its projections."""
+        numbers_per_value = 2 * model_dim + min(RECURRENCE_CHUNK, query_length)
+        return 2 * query_length * numbers_per_value * self.heads_width
+
+    def activation_widths(
+        self, model_dim: int, positions: Positions | None, tensor: int
+    ) -> ActivationWidths:
+        """Numbers per token that a layer computes, heads sharded over `tensor`."""
+        heads = self.heads_width / tensor
+        return ActivationWidths(heads, 4 * heads, heads, heads)
+
+    def empty_layer_cache(self, positions: Positions | None, shape: CacheShape) -> StateCache:
+        """Return the empty state of one layer, float32."""
+        shape = shape._replace(num_slots=1, dtype=jnp.float32)
+        return StateCache(shape.zeros(self.num_heads, self.head_dim))
+
+    def tiny(self) -> "Decay":
+        """Return the option at test size."""
+        return replace(self, num_heads=tiny_num_heads(self.num_heads), head_dim=TINY_HEAD_DIM)

@@ -1,0 +1,1 @@
+"""Attention options: a frozen dataclass for each kind, with its costs, cache and test size."""

@@ -1,0 +1,80 @@
+"""Checks that attention kinds share: heads, biases, per-layer positions and windows."""
+
+from typing import Any
+
+from jaxformer.checks import require, require_nonempty, require_positive
+from jaxformer.config.positions import Positions, Rope, ScoreBias
+from jaxformer.config.rope_scaling import DynamicNTK, LongRope, NTKScaling
+
+
+def is_shared_bias(positions: Positions | None) -> bool:
+    """Whether the option is a score bias with one set of parameters for all layers."""
+    return isinstance(positions, ScoreBias) and positions.shared_across_layers
+
+
+def check_heads(attention: Any) -> None:
+    """Check that num_heads is a multiple of num_kv_heads and that biases do not repeat."""
+    require_positive(attention, "num_heads", "num_kv_heads", "head_dim", "logit_softcap")
+    require(
+        attention.num_heads % attention.num_kv_heads == 0,
+        "num_heads must be a multiple of num_kv_heads; "
+        f"got num_heads={attention.num_heads}, num_kv_heads={attention.num_kv_heads}.",
+    )
+    check_biases(attention)
+
+
+def check_biases(attention: Any) -> None:
+    """Check that biases do not repeat."""
+    require(
+        len(set(attention.biases)) == len(attention.biases),
+        f"biases must not repeat a projection; got {attention.biases}.",
+    )
+
+
+def check_layer_patterns(attention: Any) -> None:
+    """Check the per-layer positions and windows, and that at most one bias is shared."""
+    require_nonempty(attention, "positions", "windows")
+    for window in attention.windows:
+        is_empty = isinstance(window, int) and window < 1
+        require(not is_empty, f"A window must be at least 1; got {window}.")
+    shared_biases = {p for p in attention.positions if is_shared_bias(p)}
+    require(
+        len(shared_biases) < 2,
+        "Layers may share at most one score bias; got "
+        f"{', '.join(sorted(map(repr, shared_biases)))}.",
+    )
+    for rope in attention.positions:
+        if isinstance(rope, Rope):
+            _check_rope(rope, attention)
+
+
+def check_position_types(attention: Any) -> None:
+    """Check that every position option is Rope or a score bias, which these kinds support."""
+    for kind in attention.positions:
+        require(
+            kind is None or isinstance(kind, Rope | ScoreBias),
+            f"{type(attention).__name__} supports only Rope or a ScoreBias as positions; "
+            f"got {type(kind).__name__}.",
+        )
+
+
+def _check_rope(rope: Rope, attention: Any) -> None:
+    name = "rope_dim" if hasattr(attention, "rope_dim") else "head_dim"
+    width = rope.rotary_dim(attention.rope_head_dim)
+    require(
+        width > 0 and width % 2 == 0,
+        "RoPE rotates pairs of features, so the rotated width must be even and above 0; "
+        f"got {width} of {name}={attention.rope_head_dim} (fraction {rope.fraction}).",
+    )
+    require(
+        width >= 4 or not isinstance(rope.scaling, NTKScaling | DynamicNTK),
+        f"{type(rope.scaling).__name__} needs at least 4 rotated features (2 pairs); "
+        f"got {width} of {name}={attention.rope_head_dim}.",
+    )
+    if isinstance(rope.scaling, LongRope):
+        counts = len(rope.scaling.short_factors), len(rope.scaling.long_factors)
+        require(
+            counts == (width // 2, width // 2),
+            f"LongRope needs one factor per feature pair, {width // 2} of them; "
+            f"got {counts[0]} short and {counts[1]} long.",
+        )

@@ -1,0 +1,72 @@
+"""`Hybrid`: a pattern of attention kinds over the layers; and the union of all kinds."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jaxformer.checks import check_fields, require, require_nonempty
+from jaxformer.config.attention.checks import is_shared_bias
+from jaxformer.config.attention.decay import Decay
+from jaxformer.config.attention.latent import Latent
+from jaxformer.config.attention.mixer import Mixer
+from jaxformer.config.attention.multi_head import MultiHead
+from jaxformer.config.attention.shared_kv import SharedKV
+from jaxformer.config.positions import Positions, Window
+from jaxformer.config.tiny import shorten_pattern
+
+AttentionKind = MultiHead | SharedKV | Latent | Decay | Mixer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hybrid:
+    """A pattern of attention kinds over the layers, such as recurrent layers with some attention.
+
+    Attributes:
+        kinds: Attention kinds, cycled over the layers. The positions and windows of each kind are
+            also cycled over all layers.
+
+    References:
+        Lieber et al., Jamba: A Hybrid Transformer-Mamba Language Model, 2024. arXiv:2403.19887,
+        section 2
+    """
+
+    kinds: tuple[AttentionKind, ...]
+
+    def __post_init__(self):
+        check_fields(self)
+        require_nonempty(self, "kinds")
+        shared_biases = {p for kind in self.kinds for p in kind.positions if is_shared_bias(p)}
+        head_counts = {kind.num_heads for kind in self.kinds if shared_biases & set(kind.positions)}
+        require(
+            len(shared_biases) < 2 and len(head_counts) < 2,
+            "Layers of a Hybrid may share one score bias, and then need the same num_heads; got "
+            f"{', '.join(sorted(map(repr, shared_biases)))} for {sorted(head_counts)} heads.",
+        )
+
+    @property
+    def positions(self) -> tuple[Positions | None, ...]:
+        """Position option of each layer, over one whole pattern."""
+        return self._interleave_patterns([kind.positions for kind in self.kinds])
+
+    @property
+    def windows(self) -> tuple[Window, ...]:
+        """Attention window of each layer, over one whole pattern."""
+        return self._interleave_patterns([kind.windows for kind in self.kinds])
+
+    def _interleave_patterns(self, patterns: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+        count = math.lcm(len(patterns), *map(len, patterns))
+        layer_patterns = (patterns[i % len(patterns)] for i in range(count))
+        return tuple(pattern[i % len(pattern)] for i, pattern in enumerate(layer_patterns))
+
+    @property
+    def heads_width(self) -> int:
+        """Largest total width of a layer's heads."""
+        return max(kind.heads_width for kind in self.kinds)
+
+    def tiny(self) -> "Hybrid":
+        """Return the pattern with kinds at test size."""
+        return replace(self, kinds=tuple(kind.tiny() for kind in shorten_pattern(self.kinds)))
+
+
+Attention = AttentionKind | Hybrid

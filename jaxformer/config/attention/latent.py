@@ -1,0 +1,148 @@
+"""`Latent`: multi-head latent attention (MLA)."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from jaxformer.checks import check_fields, require, require_positive
+from jaxformer.config.attention.checks import (
+    check_biases,
+    check_layer_patterns,
+    check_position_types,
+)
+from jaxformer.config.attention.layer_sizes import ActivationWidths, CacheShape, LatentCache
+from jaxformer.config.norms import Norm, RMSNorm
+from jaxformer.config.positions import Positions, Rope, Window
+from jaxformer.config.tiny import (
+    TINY_HEAD_DIM,
+    rescale_with_width,
+    shorten_pattern,
+    tiny_num_heads,
+    tiny_positions,
+    tiny_window,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Latent:
+    """Multi-head latent attention (MLA): keys and values are projections of one latent per token.
+
+        score[i, j] = scale * (plain query[i] @ W_K latent[j] + R[i] query[i] @ R[j] key[j])
+
+    All heads share the rotated key. The cache holds only this key and the latent of each token.
+
+    Attributes:
+        num_heads: Query heads.
+        latent_dim: Width of the latent that keys and values are projected from.
+        query_latent_dim: Width of the latent that queries are projected from; None projects them
+            from the residual stream.
+        nope_dim: Width of a head's query and key without positions.
+        rope_dim: Width of the shared key, and of a head's query for it.
+        value_dim: Width of a head's value.
+        positions: Position options, cycled over the layers. A `Rope` rotates the shared key and the
+            queries for it.
+        windows: As in `MultiHead`.
+        scale: Multiplies the scores; None is (nope_dim + rope_dim) ** -0.5. With YaRN, DeepSeek
+            multiplies that by the square of `yarn_attention_factor`.
+        norm: Norm of the latents.
+        biases: Projections with a bias.
+
+    References:
+        DeepSeek-AI, DeepSeek-V2: A Strong, Economical, and Efficient Mixture-of-Experts Language
+        Model, 2024. arXiv:2405.04434, section 2.1
+    """
+
+    num_heads: int
+    latent_dim: int
+    query_latent_dim: int | None = None
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+    positions: tuple[Positions | None, ...] = (Rope(pairing="neighbours"),)
+    windows: tuple[Window, ...] = (None,)
+    scale: float | None = None
+    norm: Norm = RMSNorm()
+    biases: tuple[Literal["query_latent", "latent", "rotary_key", "out"], ...] = ()
+
+    def __post_init__(self):
+        check_fields(self)
+        require_positive(self, "num_heads", "latent_dim", "query_latent_dim")
+        require_positive(self, "nope_dim", "rope_dim", "value_dim")
+        check_biases(self)
+        check_layer_patterns(self)
+        require(
+            "query_latent" not in self.biases or self.query_latent_dim is not None,
+            "A bias of the query_latent needs query_latent_dim; got None.",
+        )
+        check_position_types(self)
+        for kind in self.positions:
+            targets = kind.targets if isinstance(kind, Rope) else ()
+            require(
+                not set(targets) & set("vo"),
+                "Latent cannot rotate values or outputs, because the cached latent has no position:"
+                f" Rope.targets may contain only q and k; got {tuple(targets)}.",
+            )
+
+    has_scores = True
+
+    @property
+    def rope_head_dim(self) -> int:
+        """Features per head that RoPE may rotate."""
+        return self.rope_dim
+
+    @property
+    def key_dim(self) -> int:
+        """Features of a key."""
+        return self.nope_dim + self.rope_dim
+
+    @property
+    def heads_width(self) -> int:
+        """Total width of all heads, the input of the output projection."""
+        return self.num_heads * self.value_dim
+
+    def attention_flops(
+        self, model_dim: int, query_length: int, key_length: int, num_visible_keys: int
+    ) -> int:
+        """FLOPs of one layer, including its projections, with keys and values expanded."""
+        n, d, query_latent = self.num_heads, model_dim, self.query_latent_dim
+        query_width, value_width = n * self.key_dim, self.heads_width
+        query_projection = (
+            d * query_width if query_latent is None else (d + query_width) * query_latent
+        )
+        expansion = self.latent_dim * (n * self.nope_dim + value_width)
+        key_value_projection = d * (self.latent_dim + self.rope_dim) + expansion
+        products = query_length * (query_projection + value_width * d)
+        products += key_length * key_value_projection
+        return 2 * (products + query_length * num_visible_keys * (query_width + value_width))
+
+    def activation_widths(
+        self, model_dim: int, positions: Positions | None, tensor: int
+    ) -> ActivationWidths:
+        """Numbers per token that a layer computes, heads sharded over `tensor`."""
+        n, latents = self.num_heads / tensor, self.latent_dim + (self.query_latent_dim or 0)
+        query_width, value_width = n * self.key_dim, n * self.value_dim
+        key_value_width = n * self.nope_dim + value_width + latents + self.rope_dim
+        return ActivationWidths(
+            query_width + key_value_width,
+            2 * query_width + value_width + latents,
+            value_width,
+            query_width + value_width,
+        )
+
+    def empty_layer_cache(self, positions: Positions | None, shape: CacheShape) -> LatentCache:
+        """Return the empty cache of one layer."""
+        return LatentCache(shape.zeros(1, self.latent_dim), shape.zeros(1, self.rope_dim))
+
+    def tiny(self) -> "Latent":
+        """Return the option at test size."""
+        return replace(
+            self,
+            num_heads=tiny_num_heads(self.num_heads),
+            latent_dim=2 * TINY_HEAD_DIM,
+            query_latent_dim=None if self.query_latent_dim is None else 3 * TINY_HEAD_DIM,
+            nope_dim=TINY_HEAD_DIM,
+            rope_dim=TINY_HEAD_DIM,
+            value_dim=TINY_HEAD_DIM,
+            positions=tuple(map(tiny_positions, shorten_pattern(self.positions))),
+            scale=rescale_with_width(self.scale, self.key_dim, 2 * TINY_HEAD_DIM),
+            windows=tuple(map(tiny_window, shorten_pattern(self.windows))),
+        )
