@@ -58,7 +58,7 @@ def _describe_costs(config: TransformerConfig) -> str:
     lines = [f"parameters              {total:,} ({_with_unit(total, 'MB')})"]
     if active != total:
         lines.append(f"  used by one token     {active:,} ({_with_unit(active, 'MB')})")
-    setting = f"a text of {length:,} tokens" + (" and a source as long" if has_encoder else "")
+    setting = f"a sequence of {length:,} tokens" + (" and as long a source" if has_encoder else "")
     lines.append(f"forward FLOPs per token {flops:,.0f} ({_with_unit(flops, 'MGT')}), in {setting}")
     lines.append(f"KV cache per token      {_describe_cache(config)}")
     return "\n".join(lines)
@@ -75,11 +75,11 @@ def _describe_cache(config: TransformerConfig) -> str:
         text += (
             f"\n{'':24}beyond {width:,} tokens {extra_bytes:,} bytes: {count} of {len(windows)} "
         )
-        text += "layers keep no more"
+        text += "layers have a window"
     if isinstance(config.topology, EncoderDecoder):
-        text += ", without those of the source"
+        text += ", without cross-attention"
     if isinstance(config.embedding.positions, Learned):
-        text += f"; {config.max_length:,} tokens at most"
+        text += f"; at most {config.max_length:,} tokens"
     return text
 
 

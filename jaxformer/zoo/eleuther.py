@@ -1,7 +1,7 @@
 """GPT-J, GPT-NeoX and Pythia: parallel branches, RoPE on a quarter of each head.
 
-Vocabularies are those of the released tables: padded beyond the tokenizer's 50,257 (GPT-J), 50,277
-(GPT-NeoX) and 50,277 (Pythia).
+Vocabularies are those of the released embeddings, padded beyond the tokenizer's 50,257 (GPT-J),
+50,277 (GPT-NeoX) and 50,277 (Pythia).
 """
 
 from jaxformer.config import MLP, LayerNorm, LMHead, MultiHead, Rope, TransformerConfig

@@ -141,7 +141,7 @@ PRESETS = {
         window=512,
     ),
     "gemma-3-27b": gemma_3(
-        vocab_size=262_208,  # 64 rows more than the tokenizer has, as in the released table
+        vocab_size=262_208,  # 64 more than the tokenizer has, as in the released embedding
         model_dim=5376,
         num_layers=62,
         num_heads=32,

@@ -1,8 +1,8 @@
 """Gopher and Chinchilla: GPT-2 with RMSNorm and Transformer-XL relative positions.
 
-The papers do not name the activation; ReLU is the lecture's. Whether u and v are shared among
-layers, biases, and tying are not published: each layer has its own, there are no other biases, and
-the head is tied. The published totals need a W in every layer.
+The papers do not name the activation; ReLU is from the lecture. Sharing of u and v across layers,
+biases and tying are not published: here each layer has its own u and v, there are no other biases,
+and the head is tied. The published totals need a W in every layer.
 """
 
 from jaxformer.config import MLP, LMHead, MultiHead, RMSNorm, TransformerConfig, TransformerXL

@@ -1,8 +1,8 @@
 """GPT, GPT-2, GPT-3 and GPT-Neo; the last two alternate global and local attention layers.
 
-GPT-3's weights were never released. Its paper says that dense and locally banded layers alternate,
-and neither how wide the band is nor which come first; here even layers are dense and odd ones see
-256 tokens, as in GPT-Neo.
+GPT-3's weights were never released. Its paper states that dense and locally banded layers
+alternate, but neither their order nor the width of the band; here even layers are dense and odd
+ones have a window of 256 tokens, as in GPT-Neo.
 """
 
 from dataclasses import replace

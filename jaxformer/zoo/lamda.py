@@ -6,7 +6,8 @@ from jaxformer.config import GLU, MultiHead, RMSNorm, T5Bias, TransformerConfig
 def lamda() -> TransformerConfig:
     """LaMDA: decoder with T5 relative position bias and GeGLU.
 
-    Norm, its place, the scale of the scores and the head are not published: those of T5 v1.1.
+    Norm, its position, the scale of the scores and the head are not published: they are as in
+    T5 v1.1.
 
     References:
         Thoppilan et al., LaMDA: Language Models for Dialog Applications, 2022. arXiv:2201.08239,

@@ -1,7 +1,7 @@
 """LLaMA, Llama 2 and Llama 3, and other models of the same architecture.
 
-Rotations pair the halves of a head, as in the files of the transformers library; Meta's own files
-pair neighbours, with queries and keys permuted to match.
+RoPE pairs the halves of a head, as in checkpoints of the transformers library; Meta's checkpoints
+pair neighbours, with queries and keys permuted accordingly.
 """
 
 from jaxformer.config import (

@@ -1,6 +1,6 @@
 """OLMo (LayerNorm without parameters) and OLMo 2 (norms after the branches, QK-norm).
 
-Tables are padded: from 50,280 to 50,304 rows (OLMo) and from 100,278 to 100,352 (OLMo 2).
+Vocabularies are padded from 50,280 to 50,304 ids (OLMo) and from 100,278 to 100,352 (OLMo 2).
 """
 
 from dataclasses import replace

@@ -1,7 +1,7 @@
 """PaLM: parallel branches under one norm, multi-query attention, logits divided by sqrt(model_dim).
 
-The paper gives the norm as LayerNorm without biases. Which features its rotation pairs, and the
-norm's eps, are not published: neighbours, as in the paper it cites, and 1e-5.
+The norm is LayerNorm without biases, as in the paper. The pairing of RoPE and eps are not
+published: here neighbours, as in the paper it cites, and 1e-5.
 """
 
 from jaxformer.config import GLU, LayerNorm, LMHead, MultiHead, Rope, TransformerConfig

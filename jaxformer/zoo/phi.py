@@ -16,7 +16,7 @@ from jaxformer.zoo.llama import llama
 from jaxformer.zoo.projection_biases import QKVO
 
 PHI_3_WINDOW = 2047
-# Ids that Phi-3-small's tokenizer never gives, most of them padding of its vocabulary.
+# Ids that Phi-3-small's tokenizer never produces, most of them padding of its vocabulary.
 UNUSED_TOKEN_IDS = (100_256, 100_258, 100_259, 100_260, 100_264, 100_265, *range(100_267, 100_352))
 
 

@@ -39,7 +39,7 @@ def names() -> tuple[str, ...]:
     """Names of all presets, by age of their families.
 
     Returns:
-        Their names.
+        The names, for `get`.
 
     Example:
         >>> from jaxformer import zoo
@@ -52,8 +52,7 @@ def names() -> tuple[str, ...]:
 def get(name: str) -> TransformerConfig:
     """Return the configuration of a published model.
 
-    Initial values and dropout, which are choices of training, are the defaults of
-    `TransformerConfig`.
+    Initialisation and dropout are the defaults of `TransformerConfig`.
 
     Args:
         name: Family, version and size, such as "llama-2-70b".
@@ -62,7 +61,7 @@ def get(name: str) -> TransformerConfig:
         The configuration at its published size.
 
     Raises:
-        ValueError: There is no such preset; similar names are given.
+        ValueError: There is no such preset; the message lists similar names.
 
     Example:
         >>> from jaxformer import costs, zoo
@@ -71,7 +70,7 @@ def get(name: str) -> TransformerConfig:
         (80, 8192, 8)
         >>> config.attention.positions
         (Rope(base=10000.0, fraction=1.0, pairing='halves', scaling=None, targets=('q', 'k')),)
-        >>> f"{costs.num_parameters(config.tiny()):,}"  # the same design, for tests
+        >>> f"{costs.num_parameters(config.tiny()):,}"  # the same architecture, for tests
         '75,072'
     """
     if name in PRESETS:

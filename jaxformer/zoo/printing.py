@@ -23,13 +23,13 @@ def survey_table() -> str:
         lines += _row_lines(row)
     named = sum(row.preset is not None for row in survey())
     closing = (
-        f"{len(survey())} rows as the lecture lists them, {named} with a preset. Under a row "
-        "stands what the model has instead as released, or as published where it was not (+ "
-        "beside, - without); after `assumed:`, what we assume since nothing is published. A dot "
-        "is a blank cell. Rows with a yes under `differs` differ in a column, or in what has none. "
-        "A star there: something about the model is assumed, because it is not published or not "
-        "checked against released files. `python -m jaxformer.zoo NAME` says how and what, "
-        f"`--list` names all {len(names())} presets."
+        f"{len(survey())} rows as the lecture lists them, {named} with a preset. The line below a "
+        "row has the cells that differ in the released or published model (+ added, - absent); "
+        "after `assumed:`, cells that we assume because nothing is published. A dot is a blank "
+        "cell. A yes under `differs`: the model differs, in a column or in something without one. "
+        "A star: something about the model is assumed, because it is not published or not checked "
+        "against released files. `python -m jaxformer.zoo NAME` lists differences and assumptions, "
+        f"`--list` all {len(names())} presets."
     )
     return "\n".join([*lines, "", textwrap.fill(closing, WIDTH)])
 
@@ -37,7 +37,7 @@ def survey_table() -> str:
 def survey_markdown() -> str:
     """Render the survey in Markdown: released cells, with the listed ones in brackets.
 
-    A star: something about the model is assumed.
+    A star marks models about which something is assumed.
     """
     titles = ("#", "model", "year", "norm", "block", "pre-norm", "position", "activation")
     rows = [[*titles, "tricks", "preset"], ["---"] * (len(titles) + 2)]
@@ -132,7 +132,7 @@ def _row_lines(row: SurveyRow) -> list[str]:
 
 
 def _short_name(name: str) -> str:
-    """A row's name within its column."""
+    """Return a row's name, shortened to the width of its column."""
     return name.replace(" - same for ", ", ")
 
 
@@ -153,7 +153,7 @@ def describe_row(row: SurveyRow) -> str:
     """Describe a survey row: release, differences, assumptions, source."""
     lines = [f"Row {row.number} of the survey: {row.name}, {row.year}"]
     lines += _wrap("released", [row.release_notes])
-    lines += _wrap("differs", row.differences or ["In nothing that the table lists."])
+    lines += _wrap("differs", row.differences or ["No listed cell differs."])
     lines += _wrap("assumed", row.assumptions)
     if row.z_loss is not None:
         lines += _wrap("z-loss", [f"{row.z_loss:g}, in training only."])

@@ -1,8 +1,7 @@
 """Qwen to Qwen 2.5 (Llama with QKV biases) and Qwen 3 (QK-norm instead of biases).
 
-Vocabularies are those of the released tables, padded to 152,064, since version 3 to 151,936. Beyond
-the length of its training the first Qwen also stretches rotations and scores; within it, what is
-here is all.
+Vocabularies are those of the released embeddings, padded to 152,064, since version 3 to 151,936.
+Beyond its training length the first Qwen also scales RoPE and queries, which is not supported.
 """
 
 from dataclasses import replace

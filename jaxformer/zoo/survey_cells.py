@@ -1,4 +1,4 @@
-"""Columns of the survey table: read off a configuration, or built into one."""
+"""Columns of the survey table, and conversion of its cells from and to configurations."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -54,11 +54,11 @@ class SurveyCells:
 
     Attributes:
         norm: The kind of norm.
-        block: Whether attention and feed-forward run one after the other or side by side.
-        pre_norm: Whether norms stand before the branches.
-        position: How positions enter.
-        activation: The feed-forward's activation.
-        tricks: What keeps training stable.
+        block: Whether attention and feed-forward run serially or in parallel.
+        pre_norm: Whether norms are before the branches.
+        position: Position encoding.
+        activation: Activation of the feed-forward network.
+        tricks: Methods for stable training.
     """
 
     norm: Literal["LayerNorm", "RMSNorm"] | None = None
@@ -69,7 +69,7 @@ class SurveyCells:
     tricks: tuple[TrickCell, ...] = ()
 
 
-# What a blank cell becomes when a row is built as listed: GPT-3's cells, the plainest in the table.
+# Cells that replace blank ones in a configuration as listed: those of GPT-3, a plain decoder.
 BLANK_DEFAULTS = SurveyCells(
     norm="LayerNorm", block="Serial", pre_norm=True, position="Absolute", activation="GeLU"
 )
@@ -107,14 +107,14 @@ def config_from_cells(
 ) -> TransformerConfig:
     """Build a small configuration with exactly these cells.
 
-    Two layers, or one whole pattern; four heads of 16; no biases on products, a head of its own.
-    "Parallel" has a norm for each branch, as the lecture's formula writes it. Without pre-norm the
-    norm follows the sum, as in 2017, and there is none after the last layer. "Logit soft capping"
-    caps scores at 50 and logits at 30, Gemma 2's numbers. A table of positions has 64.
+    It has two layers, or one full pattern; four heads of 16 features; no biases of linear layers;
+    an untied LM head. "Parallel" has a norm for each branch, as in the lecture's formula. Without
+    pre-norm a norm follows each residual sum, as in 2017, and there is no final norm. "Logit soft
+    capping" caps scores at 50 and logits at 30, as in Gemma 2. There are 64 learned positions.
 
     Args:
-        listed: The cells; blank ones become those of `BLANK_DEFAULTS`.
-        relative_positions: What the word "Relative" stands for.
+        listed: The cells; `BLANK_DEFAULTS` replaces blank ones.
+        relative_positions: Position option for "Relative".
         topology: Decoder, encoder, or both.
     """
     filled = fill_blank_cells(listed)
@@ -201,4 +201,4 @@ def _feed_forward(name: ActivationCell | None, *, hidden_dim: int) -> FeedForwar
             return MLP(hidden_dim=hidden_dim, activation="relu_squared")
         case "GeLU":
             return MLP(hidden_dim=hidden_dim, activation="gelu_tanh")
-    raise ValueError(f"The table lists no activation {name!r}.")
+    raise ValueError(f"The survey has no activation {name!r}.")

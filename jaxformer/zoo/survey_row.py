@@ -13,23 +13,22 @@ class SurveyRow:
     """One model: as listed, as released, and why the two differ.
 
     Attributes:
-        number: 1 to 38, the place in the table.
-        name: As listed.
-        year: As listed.
-        listed: The cells as listed; None is a blank one.
-        release_notes: What was released or published, with what no column tells.
-        preset: Name of the preset with the released design at the listed size; None where nothing
-            is published.
-        other_presets: Further presets of the family.
-        differences: What differs from the listed cells and why, a sentence each; blank cells that a
-            publication fills are differences too.
-        assumptions: What is not published, or was taken from the paper and not checked against
-            released files, a sentence each.
+        number: Row number in the table, 1 to 38.
+        name: Name as listed.
+        year: Year as listed.
+        listed: Cells as listed; None is a blank cell.
+        release_notes: Description of the release, including properties without a column.
+        preset: Name of the preset at the listed size; None if the architecture is not published.
+        other_presets: Other presets of the family.
+        differences: Differences from the listed cells and their reasons, a sentence each; a blank
+            cell that is published counts as a difference.
+        assumptions: Properties that are not published, or are from the paper and not checked
+            against released files, a sentence each.
         reference: Authors, title, year.
-        z_loss: Published weight of the z-loss, which is part of training and not of the model
-            (`training.gradient.Objective`); None where there was none.
-        relative_positions: What "Relative" stands for in this row.
-        topology: Which stacks it has; the table has no column for it.
+        z_loss: Published weight of the z-loss in training (`training.gradient.Objective`); None
+            if there was none.
+        relative_positions: Position option for "Relative" in this row.
+        topology: Decoder, encoder, or both; the table has no column for it.
     """
 
     number: int
@@ -71,10 +70,10 @@ class SurveyRow:
     def as_listed(self) -> TransformerConfig:
         """Build a small configuration exactly as the lecture lists the row.
 
-        Blank cells become those of GPT-3, the plainest decoder of the table
-        (`survey_cells.BLANK_DEFAULTS`): for GPT-4 and Anthropic LM that is all there is, since
-        nothing else is listed. Z-loss changes no model; train with `Objective(z_loss=row.z_loss)`.
-        `survey_cells.config_from_cells` says what is chosen where the table has no column.
+        Blank cells become those of GPT-3 (`survey_cells.BLANK_DEFAULTS`); all cells of GPT-4 and
+        Anthropic LM are blank. Z-loss is not part of the model: train with
+        `Objective(z_loss=row.z_loss)`. `survey_cells.config_from_cells` describes the properties
+        without a column.
         """
         return config_from_cells(
             self.listed, relative_positions=self.relative_positions, topology=self.topology

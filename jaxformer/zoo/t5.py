@@ -1,7 +1,7 @@
 """T5, T5 v1.1 and mT5: encoder-decoder with relative position biases and no other biases.
 
-Vocabularies are those of the released tables: padded beyond the tokenizer's 32,100 (T5) and 250,100
-(mT5).
+Vocabularies are those of the released embeddings, padded beyond the tokenizer's 32,100 (T5) and
+250,100 (mT5).
 """
 
 from jaxformer.config import (

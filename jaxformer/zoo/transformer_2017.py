@@ -1,7 +1,7 @@
 """The original Transformer (Vaswani et al., 2017), for translation.
 
-Biases stand on every projection, as in the code that most people run; tensor2tensor's queries, keys
-and values had none. The vocabulary is the English-German one, "about 37000" byte pairs.
+All projections have biases, as in most implementations; in tensor2tensor, queries, keys and values
+had none. The vocabulary is the English-German one, "about 37000" byte pairs.
 """
 
 import math

@@ -45,7 +45,7 @@ def test_table(monkeypatch, capsys):
     assert lines[at + 1].split() == ["released:", "RMSNorm", "Serial", "yes", "RoPE", "SwiGLU"]
     closing = " ".join(lines[lines.index("") :])
     assert "38 rows as the lecture lists them, 36 with a preset" in closing
-    assert "A star there: something about the model is assumed" in closing
+    assert "A star: something about the model is assumed" in closing
 
 
 def test_what_nobody_published_is_not_called_released(monkeypatch, capsys):
@@ -56,7 +56,7 @@ def test_what_nobody_published_is_not_called_released(monkeypatch, capsys):
     assert lines[at + 1].split() == ["assumed:", "RMSNorm", "Serial", "yes"]
     assert sum(line.strip().startswith("assumed:") for line in lines) == 1
     assert [row.name for row in zoo.survey() if row.is_assumed] == ["LaMDA"]
-    assert "after `assumed:`, what we assume since nothing is published" in " ".join(lines)
+    assert "after `assumed:`, cells that we assume because nothing is published" in " ".join(lines)
 
 
 def test_one_model(monkeypatch, capsys):
@@ -66,7 +66,7 @@ def test_one_model(monkeypatch, capsys):
     products = 2 * D * D + 2 * D * 1024 + 3 * D * F
     flops = 2 * (layers * (products + 2 * T * D) + D * V)
     assert "68,976,648,192 (68.98 B)" in out
-    assert f"{flops:,} ({flops / 1e9:.2f} G), in a text of 4,096 tokens" in out
+    assert f"{flops:,} ({flops / 1e9:.2f} G), in a sequence of 4,096 tokens" in out
     assert "327,680 bytes (320.0 KiB) in bfloat16" in out
     assert "MultiHead(num_heads=64, num_kv_heads=8, head_dim=128)" in out
     assert "Row 19 of the survey: LLaMA2 (70B), 2023" in out and "arXiv:2307.09288" in out
@@ -75,13 +75,13 @@ def test_one_model(monkeypatch, capsys):
 def test_what_some_models_add(monkeypatch, capsys):
     out = run(monkeypatch, capsys, "gemma-2-27b")
     grows = 23 * 2 * 16 * 128 * 2
-    assert f"beyond 4,096 tokens {grows:,} bytes: 23 of 46 layers keep no more" in out
+    assert f"beyond 4,096 tokens {grows:,} bytes: 23 of 46 layers have a window" in out
     out = run(monkeypatch, capsys, "mixtral-8x7b")
     assert "used by one token     12,879,925,248 (12.88 B)" in out
     out = run(monkeypatch, capsys, "t5-v1.1-xxl")
-    assert "Row 5 of" in out and "Row 6 of" in out and "without those of the source" in out
+    assert "Row 5 of" in out and "Row 6 of" in out and "without cross-attention" in out
     out = run(monkeypatch, capsys, "gpt-2-xl")
-    assert "1,024 tokens at most" in out and "in a text of 1,024 tokens" in out
+    assert "at most 1,024 tokens" in out and "in a sequence of 1,024 tokens" in out
     out = run(monkeypatch, capsys, "palm-540b")
     assert "z-loss    0.0001, in training only." in out and "assumed" in out
 

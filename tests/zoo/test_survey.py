@@ -180,5 +180,5 @@ def test_cells_of_models_that_no_row_has():
 
 def test_no_row_lists_a_clamped_gate():
     listed = replace(ROWS[0].listed, activation="Clamped GeGLU")
-    with pytest.raises(ValueError, match="lists no activation 'Clamped GeGLU'"):
+    with pytest.raises(ValueError, match="has no activation 'Clamped GeGLU'"):
         config_from_cells(listed, relative_positions=c.T5Bias(), topology=c.Decoder())
