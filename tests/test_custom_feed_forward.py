@@ -158,7 +158,9 @@ def test_what_cannot_be_is_refused(tmp_path):
     mode = RuntimeConfig(mesh_axes=MeshAxes(expert="expert"))
     with pytest.raises(ValueError, match="of one's own stay together; got the axis 'expert'"):
         FeedForward(OWN, Soft(), mode).init(jax.random.key(0), jnp.ones((1, 3, 8)))
-    with pytest.raises(ValueError, match="No family has .*feed-forward are in none"):
+    with pytest.raises(
+        ValueError, match="No family can represent .*: none has its .* feed-forward"
+    ):
         save_pretrained(tmp_path / "mine", OWN, random_params(OWN))
     with pytest.raises(ValueError, match="MoE.expert must be MLP or GLU; got HandWritten"):
         MoE(expert=HandWritten(), num_experts=2)

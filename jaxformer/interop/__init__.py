@@ -1,9 +1,9 @@
-"""Reads and writes Hugging Face model folders (config.json and safetensors).
+"""Read and write Hugging Face model folders (config.json and safetensors).
 
     config, params = load_pretrained(folder)
     save_pretrained(other_folder, config, params)
 
-The tokenizer beside them (``tokenizer.json``) is read by `jaxformer.data.load_tokenizer`.
+`jaxformer.data.load_tokenizer` reads the tokenizer of the folder (``tokenizer.json``).
 """
 
 from jaxformer.interop.hub import fetch_folder as fetch_folder

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from jaxformer import config as c
 
 T = TypeVar("T")
-ROUNDING = 1e-12  # relative; numbers survive JSON exactly, but not a root and its square
+ROUNDING = 1e-12  # relative tolerance; JSON is exact, but the square of a root is not
 
 
 def shortest_cycle(pattern: tuple[T, ...]) -> tuple[T, ...]:
@@ -26,7 +26,7 @@ def canonical(config: c.TransformerConfig) -> c.TransformerConfig:
         config: A configuration.
 
     Returns:
-        One that is equal for equal models.
+        A configuration that is equal for equal models.
     """
     depth, topology = config.num_layers, config.topology
     encoder = config.encoder_config
@@ -90,9 +90,9 @@ def config_differences(expected: Any, actual: Any, path: str = "") -> list[str]:
     """Fields in which two configurations differ, one line each.
 
     Args:
-        expected: One.
-        actual: The other.
-        path: Of both, inside a larger one.
+        expected: The first configuration.
+        actual: The second configuration.
+        path: Path of both inside a larger configuration.
 
     Returns:
         One line per field.

@@ -1,7 +1,7 @@
-"""Reader of config.json that records which attributes were read, and refuses unknown ones.
+"""Reader of config.json that records which attributes were read, and rejects unknown ones.
 
-A family reads what it honours. Whatever is left must be known to be harmless, or it is refused: a
-setting that changes the model and is not honoured would give wrong numbers in silence.
+A family reads the attributes that it supports. All others must be known to be harmless: an ignored
+attribute that changes the model would give wrong outputs without an error.
 """
 
 import re
@@ -12,7 +12,7 @@ from jaxformer.checks import FLOAT32_MAX
 
 T = TypeVar("T")
 
-# What these say does not change the numbers a model computes from tokens.
+# Attributes that do not change the logits of a model.
 IGNORED_ATTRIBUTES = frozenset(
     "architectures auto_map model_type torch_dtype dtype use_bfloat16 transformers_version "
     "_name_or_path name_or_path _commit_hash use_cache return_dict torchscript is_decoder "
@@ -22,28 +22,28 @@ IGNORED_ATTRIBUTES = frozenset(
     "_attn_implementation_autoset cache_implementation model_max_length unsloth_version "
     "unsloth_fixed is_llama_config transformers.js_config max_position_embeddings "
     "max_sequence_length use_parallel_embedding".split()
-    # what else is given back
+    # additional outputs
     + "output_attentions output_hidden_states output_past output_router_logits output_scores "
     "return_dict_in_generate".split()
-    # where training starts
+    # initialisation and training losses
     + "initializer_range initializer_factor initializer_cutoff_factor init_std init_scale "
     "z_loss_coefficient router_aux_loss_coef router_jitter_noise".split()
-    # how text is drawn
+    # generation
     + "max_length min_length do_sample early_stopping num_beams num_beam_groups diversity_penalty "
     "temperature top_k top_p typical_p repetition_penalty length_penalty no_repeat_ngram_size "
     "encoder_no_repeat_ngram_size bad_words_ids num_return_sequences remove_invalid_values "
     "exponential_decay_length_penalty suppress_tokens begin_suppress_tokens".split()
-    # what is dropped in training
+    # dropout
     + "attention_dropout attn_dropout_prob hidden_dropout resid_pdrop embd_pdrop attn_pdrop "
     "dropout dropout_rate activation_dropout classifier_dropout classif_dropout "
     "encoder_layerdrop decoder_layerdrop layerdrop".split()
-    # heads that a language model does not have
+    # heads of other tasks
     + "summary_type summary_use_proj summary_activation summary_proj_to_labels "
     "summary_first_dropout summary_hidden_size predict_special_tokens".split()
 )
-IGNORE_HINT = "Where one changes nothing in the model, name it in ignore=(...)."
+IGNORE_HINT = "If an attribute does not change the model's outputs, pass its name in ignore=(...)."
 IGNORED_SUFFIXES = ("_token", "_token_id", "_token_ids", "_dropout", "_dropout_prob", "_pdrop")
-# These change the model unless they have one of the values given.
+# Attributes that do not change the model if they have one of these values.
 NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
     "add_cross_attention": (False,),
     "is_encoder_decoder": (False,),
@@ -58,12 +58,12 @@ NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
 class ConfigReader:
     """The attributes of config.json, or of an object inside it.
 
-    Readers never fail: a missing or impossible value is noted, something stands in for it, and
-    `check` names all that was wrong at once.
+    The methods that read attributes do not raise: they record a missing or invalid value and return
+    a placeholder, and `check` raises one error for all problems.
 
     Args:
         values: The attributes.
-        path: What to write before their names, such as "rope_scaling.".
+        path: Prefix of their names in messages, such as "rope_scaling.".
     """
 
     def __init__(self, values: Mapping[str, Any], *, path: str = ""):
@@ -77,7 +77,7 @@ class ConfigReader:
         return self.values.get(name) is not None
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The attribute, or the default; marks it as read."""
+        """Return the attribute, or the default; mark it as read."""
         self._read.add(name)
         return self.values.get(name, default)
 
@@ -89,32 +89,32 @@ class ConfigReader:
             self.problems.append(problem)
 
     def require_value(
-        self, name: str, *allowed: Any, reason: str = "no part of jaxformer does this"
+        self, name: str, *allowed: Any, reason: str = "not supported by jaxformer"
     ) -> None:
         """Record a problem unless the attribute is absent, null or an allowed value."""
         value = self.get(name)
         if value is not None and value not in allowed:
             shown = " or ".join(repr(item) for item in allowed)
-            self.add_problem(name, f"{reason}; it can only be {shown}.")
+            self.add_problem(name, f"{reason}; it must be {shown}.")
 
     def integer(self, name: str, default: int | None = None) -> int:
-        """A whole number; required if there is no default, which also stands for null."""
+        """Return an integer; absence and null give the default, or a problem without one."""
         return self._typed(name, default, int, 1)
 
     def number(self, name: str, default: float | None = None) -> float:
-        """A number; required if there is no default, which also stands for null."""
+        """Return a number; absence and null give the default, or a problem without one."""
         return self._typed(name, default, float, 1.0)
 
     def boolean(self, name: str, default: bool | None = None) -> bool:
-        """True or false; required if there is no default, which also stands for null."""
+        """Return a boolean; absence and null give the default, or a problem without one."""
         return self._typed(name, default, bool, False)
 
     def optional_integer(self, name: str, default: int | None = None) -> int | None:
-        """A whole number or null; the default stands for absence only."""
+        """Return an integer or None for null; only absence gives the default."""
         return self.integer(name, default) if self.get(name, default) is not None else None
 
     def optional_number(self, name: str, default: float | None = None) -> float | None:
-        """A number or null; the default stands for absence only."""
+        """Return a number or None for null; only absence gives the default."""
         return self.number(name, default) if self.get(name, default) is not None else None
 
     def choice(self, name: str, default: str | None, choices: Mapping[str, T]) -> T:
@@ -128,7 +128,7 @@ class ConfigReader:
         return next(iter(choices.values()))
 
     def sequence(self, name: str, kind: type[T]) -> tuple[T, ...] | None:
-        """A list of values of one type, or None where there is none."""
+        """Return a list of values of one type, or None if it is absent."""
         value = self.get(name)
         if value is None:
             return None
@@ -138,7 +138,7 @@ class ConfigReader:
         return None
 
     def section(self, name: str) -> "ConfigReader | None":
-        """The object under a name, or None where there is none (or an empty one)."""
+        """Return a reader of the object under a name, or None if it is absent or empty."""
         value = self.get(name)
         if not value:
             return None
@@ -153,11 +153,11 @@ class ConfigReader:
         return inner
 
     def unsupported(self, ignore: Collection[str] = (), *, unread: bool = True) -> list[str]:
-        """All recorded problems and all attributes that were never read.
+        """Return all recorded problems, and attributes that were never read.
 
         Args:
-            ignore: Attributes that the user says change nothing.
-            unread: Whether what nobody read is wrong; not before everything was read that will be.
+            ignore: Attributes that, according to the user, do not change the model.
+            unread: Whether to include attributes that were not read.
         """
         unsupported_lines = [p for p in self.problems if p.split(" = ")[0] not in ignore]
         for name, value in self.values.items() if unread else ():
@@ -168,7 +168,7 @@ class ConfigReader:
             neutral = name in NEUTRAL_VALUES and value in NEUTRAL_VALUES[name]
             if not (name in self._read or harmless or neutral or path in ignore):
                 unsupported_lines.append(
-                    f"{path} = {value!r}: jaxformer does not know what this changes."
+                    f"{path} = {value!r}: unknown attribute, which may change the model."
                 )
         for inner in self._sections:
             unsupported_lines += inner.unsupported(ignore, unread=unread)
@@ -185,23 +185,23 @@ class ConfigReader:
         """Raise if any attribute is not supported.
 
         Args:
-            where: What was read.
-            ignore: Attributes that the user says change nothing.
+            where: Name of the file in the message.
+            ignore: Attributes that, according to the user, do not change the model.
             unread: As for `unsupported`.
-            hint: What to do about it.
+            hint: Advice at the end of the message.
 
         Raises:
-            ValueError: There are any; all are named, with their values.
+            ValueError: Attributes are not supported; the message lists all, with their values.
         """
         unsupported_lines = self.unsupported(ignore, unread=unread)
         if unsupported_lines:
             lines = "\n".join(f"  {line}" for line in unsupported_lines)
             raise ValueError(
-                f"{where}: {len(unsupported_lines)} attributes cannot be honoured:\n{lines}\n{hint}"
+                f"{where}: {len(unsupported_lines)} attributes are not supported:\n{lines}\n{hint}"
             )
 
     def attributes_with_number(self, complaint: str) -> list[str]:
-        """Attributes that were read and whose number an error message quotes."""
+        """Return attributes that were read and whose number occurs in an error message."""
         number_texts = re.findall(r"-?\d[\d.]*(?:e[+-]?\d+)?", complaint.partition("got ")[2])
         refused = {float(text.rstrip(".")) for text in number_texts}
         attributes = [
@@ -226,7 +226,7 @@ class ConfigReader:
 
 
 def _has_json_type(value: Any, kind: type) -> bool:
-    """Whether JSON's value is of this type; a whole number may be written 4.0."""
+    """Whether a JSON value has this type; an integer may be written 4.0."""
     if isinstance(value, bool) or kind in (bool, str):
         return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
     if kind is int and isinstance(value, float) and not value.is_integer():

@@ -11,30 +11,30 @@ from jaxformer import config as c
 from jaxformer.interop.config_reader import ConfigReader
 from jaxformer.interop.param_mapping import ParamMapping
 
-INV_FREQ_PATTERNS = (r".*\.rotary_emb\.inv_freq",)  # of rotary positions, in many files
+INV_FREQ_PATTERNS = (r".*\.rotary_emb\.inv_freq",)  # RoPE frequencies in many checkpoints
 
 
 @dataclass(frozen=True)
 class Family:
-    """How one model_type is read and written.
+    """How to read and write one model_type.
 
     Attributes:
-        model_type: What config.json calls it.
-        architecture: The transformers class that reads what we write.
-        read: Our configuration from theirs. It may leave whatever it does not honour unread.
-        write: The attributes of their config.json for ours, as near as they can be, or None where
-            there are none; whether they say the same is checked by reading them back.
-        mapping: Which tensor is which parameter.
-        ignored_tensors: Patterns (of the whole name) of tensors that hold no parameters: masks,
-            tables of frequencies.
-        key_renames: Pairs of pattern and replacement that bring other spellings of tensor names to
-            the table's, tried in order on every name.
-        constant_tensors: Tensors that hold no parameters and that transformers still expects, by
-            name, from the config.json they are written beside.
-        lm_head_optional: Whether logits come from the embedding where a head that is not tied has
-            no tensor.
-        attention_type: The kind of attention it has.
-        in_transformers: Whether its class is in transformers itself, and not code beside the files.
+        model_type: `model_type` in config.json.
+        architecture: The transformers class for `architectures` in config.json.
+        read: Function from config.json to our configuration; it leaves unsupported attributes
+            unread.
+        write: Function from our configuration to the most similar config.json, or None if there is
+            none. The caller reads the result back to check that it is equal.
+        mapping: Mapping of tensors to parameters.
+        ignored_tensors: Patterns (of the whole name) of tensors that are not parameters, such as
+            masks and frequencies.
+        key_renames: Pairs of pattern and replacement, applied in order to every tensor name, for
+            other spellings of the names in `mapping`.
+        constant_tensors: Function from config.json to tensors that are not parameters but that
+            transformers expects, by name.
+        lm_head_optional: Whether an untied head without a tensor uses the embedding.
+        attention_type: Attention kind of the family.
+        in_transformers: Whether transformers includes the class; False for remote code.
     """
 
     model_type: str

@@ -1,23 +1,22 @@
-"""Downloads a model folder from the Hugging Face hub."""
+"""Download a model folder from the Hugging Face hub."""
 
 import re
 from pathlib import Path
 
 from jaxformer.extras import missing_extra_message
 
-# What a model is made of here; other libraries' copies of its weights stay there.
+# Files to download; weights in other formats are not needed.
 DOWNLOAD_PATTERNS = ("*.json", "model*.safetensors", "*.jinja")
 
 
 def fetch_folder(name: str | Path) -> Path:
-    """A local folder, or a hub model downloaded to the cache.
+    """Return a local folder, or download a hub model to the cache and return its folder.
 
     Args:
-        name: A path, or a name of the hub such as ``Qwen/Qwen3-0.6B``. What exists here comes
-            first.
+        name: A path, or a hub name such as ``Qwen/Qwen3-0.6B``. An existing path takes precedence.
 
     Returns:
-        The folder. A path that does not exist is returned as it is.
+        The folder. A path that does not exist and is no hub name is returned unchanged.
 
     Raises:
         ImportError: huggingface_hub is not installed.
@@ -35,6 +34,7 @@ def fetch_folder(name: str | Path) -> Path:
     except (OSError, ValueError) as error:
         reason = str(error).partition("\n")[0].rstrip(".")
         raise ValueError(
-            f"{name} is no folder here, and the Hugging Face hub did not give it: {reason}. Where "
-            f"there is a network, `hf download {name}` prints the folder to pass instead."
+            f"{name} is not a local folder, and could not be downloaded from the Hugging Face hub: "
+            f"{reason}. With network access, `hf download {name}` prints the folder to pass "
+            "instead."
         ) from error

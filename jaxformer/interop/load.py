@@ -1,4 +1,4 @@
-"""Loads a Hugging Face folder: config.json to a configuration, tensors to parameters."""
+"""Load a Hugging Face folder: config.json to a configuration, tensors to parameters."""
 
 import sys
 from collections.abc import Collection, Iterator, Mapping
@@ -27,7 +27,7 @@ from jaxformer.interop.transforms import Shape
 from jaxformer.json_files import read_json
 from jaxformer.parallel import abstract_parameters, check_divisible, put_sharded, shardings
 
-ALIGNMENT = 64  # bytes; JAX takes over numpy memory so aligned on a CPU without copying it
+ALIGNMENT = 64  # bytes; JAX on CPUs uses NumPy memory with this alignment without a copy
 PROGRESS_MIN_BYTES = 1 << 30
 MAX_LAYERS = 10_000
 DEPTH_FIELDS = frozenset(
@@ -55,31 +55,29 @@ def load_pretrained(
         config, params = load_pretrained("Llama-3.1-8B")
         logits = Transformer(config).apply({"params": params}, tokens)
 
-    Names, shapes and sizes are checked before the first weight is read, and each complaint names
-    all that is wrong. Tensors are read one at a time into arrays that are made once, so memory
-    stays near one copy of the weights. Dropout rates and the spread of initial values are left at
-    jaxformer's own; the tokenizer beside is read by `jaxformer.data.load_tokenizer`.
+    Names, shapes and sizes are checked before the first weight is read, and an error lists all
+    problems. Tensors are read one at a time into preallocated arrays, so peak memory is about one
+    copy of the weights. Dropout rates and initialisation are jaxformer's defaults.
 
-    A head that config.json ties to the embedding but whose own tensor is in the file stays untied
-    if the two differ, as in transformers 5.
+    If config.json ties the head to the embedding but the file has a different tensor for the head,
+    the head is untied, as in transformers 5.
 
     Args:
-        folder: Where ``config.json`` is; or a name of the Hugging Face hub, such as
+        folder: Folder with ``config.json``, or a name of the Hugging Face hub, such as
             ``Qwen/Qwen3-0.6B``, which is downloaded (extra ``hub``).
-        dtype: Of the parameters; None is float32, which is what a model's init makes.
-        ignore: Attributes of config.json that change nothing in the model, by your word.
-        mesh: Devices to share the parameters out to, so that none needs to hold all; None puts
-            them on the first one.
+        dtype: Dtype of the parameters; None is float32.
+        ignore: Attributes of config.json that you know not to change the model.
+        mesh: Device mesh over which to shard the parameters; None puts them on the first device.
 
     Returns:
-        The configuration, and parameters as the model's ``init`` makes them.
+        The configuration, and parameters in the structure of the model's ``init``.
 
     Raises:
-        ImportError: A name of the hub was given, and huggingface_hub is not installed.
-        ValueError: There is no config.json, or no safetensors; a file is truncated or corrupt; the
-            model_type is unknown; config.json has what jaxformer does not honour; tensors are
-            missing, left over, or of another shape or kind than config.json says; the model does
-            not fit the mesh; a weight is not finite, or not in this dtype.
+        ImportError: `folder` is a hub name, and huggingface_hub is not installed.
+        ValueError: There is no config.json or no safetensors file; a file is truncated or corrupt;
+            the model_type is unknown; config.json has unsupported attributes; tensors are missing,
+            unexpected, or of another shape or dtype than config.json implies; the mesh does not
+            divide the model; a weight is not finite, or overflows `dtype`.
 
     Example:
         >>> import tempfile
@@ -96,7 +94,7 @@ def load_pretrained(
     folder = fetch_folder(folder)
     dtype = np.dtype(jnp.float32 if dtype is None else dtype)
     if not jnp.issubdtype(dtype, jnp.floating):
-        raise ValueError(f"Parameters are floats; got dtype {dtype}.")
+        raise ValueError(f"dtype must be a floating-point dtype; got {dtype}.")
     hf_config = read_hf_config(folder)
     family = find_family(hf_config, folder)
     config = build_config(family, hf_config, where=folder / "config.json", ignore=ignore)
@@ -118,15 +116,15 @@ def load_config(folder: str | Path, *, ignore: Collection[str] = ()) -> c.Transf
     """Read the configuration of a Hugging Face folder; weights are not needed.
 
     Args:
-        folder: Where ``config.json`` is.
-        ignore: Attributes of config.json that change nothing in the model, by your word.
+        folder: Folder with ``config.json``.
+        ignore: Attributes of config.json that you know not to change the model.
 
     Returns:
         The configuration.
 
     Raises:
-        ValueError: There is no config.json, its model_type is unknown, or it has what jaxformer
-            does not honour.
+        ValueError: There is no config.json, its model_type is unknown, or it has unsupported
+            attributes.
     """
     folder = fetch_folder(folder)
     hf_config = read_hf_config(folder)
@@ -139,7 +137,7 @@ def read_hf_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not path.is_file():
         problem = "has no config.json" if folder.is_dir() else "is no folder"
-        raise ValueError(f"{folder} {problem}, so it is no Hugging Face model.")
+        raise ValueError(f"{folder} {problem}, so it is not a Hugging Face model.")
     values = read_json(path)
     for name in values.keys() & DEPTH_FIELDS:
         depth = values[name]
@@ -153,7 +151,7 @@ def find_family(values: Mapping[str, Any], where: Path) -> Family:
     kind = values.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
         raise ValueError(
-            f"{where} has model_type {kind!r}, which is unknown here; known are "
+            f"{where}: model_type {kind!r} is not supported; supported are "
             f"{', '.join(sorted(FAMILIES))}."
         )
     return FAMILIES[kind]
@@ -174,9 +172,9 @@ def build_config(
     except (ValueError, ArithmeticError) as error:
         reader.check(
             str(where), unread=False, hint=remedy
-        )  # stand-ins for bad values may not go together
+        )  # placeholders for invalid values may be inconsistent
         related = reader.attributes_with_number(str(error))
-        file_note = f" The file says {', '.join(related)}." if related else ""
+        file_note = f" The file has {', '.join(related)}." if related else ""
         raise ValueError(f"{where}: {error}{file_note}") from error
     reader.check(str(where), ignore, hint=remedy)
     return replace(config, model_type=family.model_type)
@@ -185,7 +183,7 @@ def build_config(
 def _rename_keys(
     family: Family, stored: Mapping[str, files.StoredTensor], folder: Path
 ) -> dict[str, files.StoredTensor]:
-    """Parameter tensors by renamed key."""
+    """Return the parameter tensors by renamed key."""
     renamed: dict[str, files.StoredTensor] = {}
     twice = []
     for name, where in stored.items():
@@ -196,7 +194,7 @@ def _rename_keys(
             twice.append(f"{name} ({new_name})")
         renamed[new_name] = where
     if twice:
-        raise ValueError(f"{folder} holds tensors under two names: {', '.join(twice)}.")
+        raise ValueError(f"{folder} has the same tensors under two names: {', '.join(twice)}.")
     return renamed
 
 

@@ -1,7 +1,7 @@
 """Mapping between Hugging Face tensor names and our parameter paths, used in both directions.
 
-A row holds for any configuration of its family. A row whose parameters a model lacks (a bias, an
-own head) is left out, so a table lists all that a family may have.
+A mapping has the rules of all models of a family. Rules for parameters that a model lacks (a bias,
+an untied head) do not apply to it.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -20,10 +20,10 @@ class MappingRule:
     """Rule that maps one Hugging Face tensor to one or more parameters.
 
     Attributes:
-        hf_name: Its name; "{layer}" and "{expert}" stand for numbers.
-        params: Our paths, inside a layer for the rows of a stack.
-        transform: How the values are rearranged.
-        condition: Which models have the row; None is all that have its parameters.
+        hf_name: Name of the tensor, with "{layer}" and "{expert}" for the indices.
+        params: Paths of the parameters, relative to the layer in rules of a stack.
+        transform: Conversion of the values.
+        condition: Whether the rule applies to a model; None is all models with its parameters.
     """
 
     hf_name: str
@@ -46,8 +46,8 @@ class ParamMapping:
     """All mapping rules of a family.
 
     Attributes:
-        top_level: Rows outside the layers; `params` are full paths.
-        stacks: Rows of a layer, by stack ("decoder", "encoder").
+        top_level: Rules outside the layers; `params` are full paths.
+        stacks: Rules of a layer, by stack ("decoder", "encoder").
     """
 
     top_level: tuple[MappingRule, ...]
@@ -81,12 +81,12 @@ def expand_mapping(
     """Expand the rules for all layers and experts of one model.
 
     Args:
-        mapping: The family's.
+        mapping: Mapping of the family.
         config: The model.
-        param_shapes: Shape of each of our parameters, by path.
+        param_shapes: Shape of each parameter, by path.
 
     Returns:
-        One link per tensor of theirs.
+        One mapping per Hugging Face tensor.
     """
     tensor_mappings: list[TensorMapping] = []
     for row in (row for row in mapping.top_level if row.applies_to(config)):
@@ -129,7 +129,7 @@ def layer_path(config: c.TransformerConfig, stack: str, layer: int) -> tuple[str
 def unmapped_params(
     tensor_mappings: list[TensorMapping], param_shapes: Mapping[str, Shape]
 ) -> list[str]:
-    """Parameters that no tensor fills."""
+    """Paths of parameters that have no tensor."""
     covered = {slot.path for link in tensor_mappings for slot in link.slices}
     return sorted(set(param_shapes) - covered)
 

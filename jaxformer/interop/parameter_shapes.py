@@ -11,7 +11,7 @@ from jaxformer.layers.parameter_metadata import parameter_metadata
 
 
 def parameter_shapes(config: c.TransformerConfig) -> dict[str, Shape]:
-    """Shape of every parameter that the model's ``init`` makes, by path.
+    """Shape of every parameter of the model's ``init``, by path.
 
     Args:
         config: The model.

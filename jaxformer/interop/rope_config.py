@@ -1,8 +1,8 @@
-"""Reads and writes the RoPE fields of config.json (rope_theta, rope_scaling, rope_parameters).
+"""Read and write the RoPE fields of config.json (rope_theta, rope_scaling, rope_parameters).
 
 Old files have ``rope_theta`` and ``rope_scaling`` (with ``type`` or ``rope_type``), new ones a
-single ``rope_parameters``. Where both stand, ``rope_scaling`` counts and takes what it lacks from
-the fields beside it, as in transformers 5.
+single ``rope_parameters``. If a file has both, ``rope_scaling`` takes precedence and the other
+fields are its defaults, as in transformers 5.
 """
 
 import math
@@ -29,19 +29,18 @@ def read_rope(
 
     Args:
         reader: The whole config.json.
-        pairing: Which features form a pair; no file says so, the family knows.
-        base: Where no field gives it.
-        base_name: Its field outside ``rope_parameters``.
-        fraction: Share of the head that is rotated where no field gives it; None where the family
-            rotates whole heads only.
-        fraction_name: Its field outside ``rope_parameters``.
-        max_length: ``max_position_embeddings`` where the file has none.
-        original_max_length: ``original_max_position_embeddings`` where the file has none; None
-            leaves it to the object that names the kind.
-        aliases: Kinds that this family's files mean as "longrope".
+        pairing: Features that form a pair, which is fixed for each family.
+        base: Default of the base.
+        base_name: Field of the base outside ``rope_parameters``.
+        fraction: Default of the rotated fraction of a head; None if the family rotates whole heads.
+        fraction_name: Field of the fraction outside ``rope_parameters``.
+        max_length: Default of ``max_position_embeddings``.
+        original_max_length: Default of ``original_max_position_embeddings``; None is the value in
+            the RoPE object.
+        aliases: Kinds that mean "longrope" in files of this family.
 
     Returns:
-        The rotary positions.
+        The RoPE option.
     """
     new, old = reader.section("rope_parameters"), reader.section("rope_scaling")
     section = old or new or ConfigReader({})
@@ -49,10 +48,8 @@ def read_rope(
         _mark_read(new)
     base = reader.number(base_name, base)
     if fraction is None:
-        reader.require_value(fraction_name, 1, reason="models of this kind rotate whole heads")
-        section.require_value(
-            "partial_rotary_factor", 1, reason="models of this kind rotate whole heads"
-        )
+        reader.require_value(fraction_name, 1, reason="this family rotates whole heads")
+        section.require_value("partial_rotary_factor", 1, reason="this family rotates whole heads")
         rotated_fraction = 1.0
     else:
         rotated_fraction = section.number(
@@ -85,17 +82,17 @@ def read_rope_section(
     """RoPE from one ``rope_parameters`` or ``rope_scaling`` object.
 
     Args:
-        section: That object.
-        base: Where it gives none.
+        section: The object.
+        base: Default of the base.
         max_length: The model's ``max_position_embeddings``.
-        pairing: Which features form a pair.
-        fraction: Share of the head that is rotated.
-        original_max_length: The model's ``original_max_position_embeddings``, if it has one; it
-            counts before the object's own.
+        pairing: Features that form a pair.
+        fraction: Default of the rotated fraction of a head.
+        original_max_length: The model's ``original_max_position_embeddings``, which takes
+            precedence over that of the object; None if it has none.
         aliases: Kinds that mean "longrope".
 
     Returns:
-        The rotary positions.
+        The RoPE option.
     """
     old_name = section.get("type", "default")
     kind = section.get("rope_type", old_name) or "default"
@@ -115,12 +112,12 @@ def write_rope(
     """RoPE fields for config.json, in the old and the new format.
 
     Args:
-        rope: The rotary positions.
+        rope: The RoPE option.
         base_name: Field of the base outside ``rope_parameters``.
-        fraction_name: Field of the share that is rotated; None where the family has none.
+        fraction_name: Field of the rotated fraction; None if the family has none.
 
     Returns:
-        The fields, with the lengths they need.
+        The fields, including length fields that the scaling needs.
     """
     section, lengths = write_rope_section(rope)
     fields: dict[str, Any] = {base_name: rope.base, **lengths}
@@ -136,10 +133,10 @@ def write_rope_section(rope: c.Rope) -> tuple[dict[str, Any], dict[str, int]]:
     """A ``rope_parameters`` object, and the length fields it needs outside.
 
     Args:
-        rope: The rotary positions; of their fraction and pairing nothing is written.
+        rope: The RoPE option; fraction and pairing are not written.
 
     Returns:
-        The object, and ``max_position_embeddings`` where the kind says something of it.
+        The object, and ``max_position_embeddings`` if the scaling determines it.
     """
     section: dict[str, Any] = {"rope_theta": rope.base, "rope_type": "default"}
     lengths: dict[str, int] = {}
@@ -177,7 +174,7 @@ def write_rope_section(rope: c.Rope) -> tuple[dict[str, Any], dict[str, int]]:
             }
             lengths["max_position_embeddings"] = s.max_length
         case c.NTKScaling():
-            section["rope_type"] = "ntk"  # no file has it: reading it back says so
+            section["rope_type"] = "ntk"  # not in transformers: reading it back is an error
     if isinstance(rope.scaling, c.Yarn | c.LongRope) and rope.scaling.attention_factor is not None:
         section["attention_factor"] = rope.scaling.attention_factor
     return section, lengths

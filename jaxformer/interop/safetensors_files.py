@@ -1,6 +1,6 @@
-"""Reads tensors from safetensors files one at a time, and writes them in shards.
+"""Read tensors from safetensors files one at a time, and write them in shards.
 
-Nothing of a file is ever executed, as opposed to pickles.
+Unlike pickles, these files cannot execute code.
 """
 
 import json
@@ -36,12 +36,12 @@ class StoredTensor(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its values, which are of a float dtype."""
+        """Bytes of its values, which have a float dtype."""
         return math.prod(self.shape) * FLOAT_DTYPES[self.dtype].itemsize
 
 
 class TensorSpec(NamedTuple):
-    """A tensor to be written."""
+    """Name, shape and dtype of a tensor to write."""
 
     name: str
     dtype: np.dtype
@@ -57,13 +57,13 @@ def read_folder_headers(folder: Path) -> dict[str, StoredTensor]:
     """Header entries of all tensors in a folder, by name.
 
     Args:
-        folder: Where ``model.safetensors`` is, or ``model.safetensors.index.json`` and its shards.
+        folder: Folder with ``model.safetensors``, or ``model.safetensors.index.json`` and shards.
 
     Returns:
-        The tensors.
+        The entries.
 
     Raises:
-        ValueError: There is no such file, or files are missing or damaged; all of them are named.
+        ValueError: There is no such file, or files are missing or damaged; the message lists all.
     """
     if (folder / SINGLE_FILE).is_file():
         return read_header(folder / SINGLE_FILE)
@@ -73,11 +73,11 @@ def read_folder_headers(folder: Path) -> dict[str, StoredTensor]:
     other_files = sorted(p.name for p in folder.glob("*.safetensors"))
     if pickles:
         raise ValueError(
-            f"{folder} has its weights only as pickles ({', '.join(pickles)}), which can run any "
-            f"code when opened, so they are not read. Convert them to safetensors: load the folder "
-            f"with the library that wrote it and save it again with safe_serialization=True."
+            f"{folder} has only pickle weights ({', '.join(pickles)}), which are not loaded "
+            "because unpickling can run any code. Convert them: load the folder with its library "
+            "and save it again with safe_serialization=True."
         )
-    hint = f"; the names {', '.join(other_files)} are not theirs" if other_files else ""
+    hint = f"; {', '.join(other_files)} cannot replace them" if other_files else ""
     raise ValueError(f"{folder} has neither {SINGLE_FILE} nor {INDEX_FILE}{hint}.")
 
 
@@ -89,9 +89,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     """
     with path.open("rb") as start:
         if start.read(8) == b"version ":
-            raise ValueError(
-                f"{path} is a note that git-lfs left; fetch the file with git lfs pull."
-            )
+            raise ValueError(f"{path} is a git-lfs pointer; fetch the file with git lfs pull.")
     try:
         with safe_open(path, framework="numpy") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
@@ -102,7 +100,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     except SafetensorError as error:
         size = path.stat().st_size
         raise ValueError(
-            f"{path}, of {size} bytes, is truncated, damaged or no safetensors file: {error}."
+            f"{path}, of {size} bytes, is truncated, damaged or not a safetensors file: {error}."
         ) from error
 
 
@@ -118,10 +116,10 @@ def write_folder(
     """Write tensors to one file, or to shards with an index.
 
     Args:
-        folder: Where to.
-        entries: What will be written.
-        arrays: The values, in the order of `entries`; those of one shard are in memory together.
-        max_shard_bytes: A file grows no larger than this, but for one tensor that does.
+        folder: Output folder.
+        entries: Names, shapes and dtypes of the tensors.
+        arrays: The values, in the order of `entries`; one shard is in memory at a time.
+        max_shard_bytes: Maximum size of a file; a larger tensor gets a file of its own.
 
     Raises:
         OSError: A file cannot be written.
@@ -143,10 +141,10 @@ def write_folder(
         }
         path = folder / name
         path.touch()
-        mode = path.stat().st_mode  # as other files have it; safetensors lets nobody else read
+        mode = path.stat().st_mode  # the default mode; safetensors restricts it to the owner
         try:
             save_file(tensors, path, metadata={"format": "pt"})
-        except SafetensorError as error:  # as of a full disk
+        except SafetensorError as error:  # for example a full disk
             raise OSError(f"{path} could not be written: {error}.") from error
         path.chmod(mode)
     if len(shards) > 1:

@@ -1,4 +1,4 @@
-"""Saves a configuration and parameters as a Hugging Face folder."""
+"""Save a configuration and parameters as a Hugging Face folder."""
 
 import json
 import shutil
@@ -27,7 +27,7 @@ from jaxformer.interop.transforms import ConstantTensor
 from jaxformer.layers.parameter_metadata import check_parameters
 
 MAX_SHARD_BYTES = 5_000_000_000
-# The defaults of transformers name tokens of the released vocabularies.
+# Set to null: the defaults of transformers are ids of the released vocabularies.
 NO_SPECIAL_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 
 
@@ -46,26 +46,26 @@ def save_pretrained(
 
         save_pretrained("exported", config, params, extra={"eos_token_id": 2})
 
-    The family is `config.model_type` (which `load_pretrained` sets) where transformers itself has
-    it, else the first that can say all of `config` in its config.json, which is checked by reading
-    it back; dropout and initial values have no place there. Everything is written to a folder
-    beside and renamed at the end, so `folder` is whole or absent.
+    The family is `config.model_type` (set by `load_pretrained`) if transformers includes it, else
+    the first whose config.json represents `config`, which is checked by reading it back; dropout
+    and initialisation are not saved. Files are written to a temporary folder that is renamed at the
+    end, so `folder` is never incomplete.
 
     Args:
-        folder: Where to; it must not exist, or be empty, or be one to overwrite.
+        folder: Output folder; it must be absent or empty, unless `overwrite` is True.
         config: The model.
-        params: Its parameters, as the model's ``init`` makes them.
-        dtype: Of the tensors in the files; None keeps that of each parameter.
-        max_shard_bytes: Files grow no larger than this, but for one tensor that does.
-        extra: More attributes of config.json, which count before those found: token ids, or
-            ``max_position_embeddings``, which rotary models do not know.
-        family: The model_type to write, where several could and `config` has none or another.
-        overwrite: Whether a folder that has a config.json is replaced, with all that is in it.
+        params: The parameters, in the structure of the model's ``init``.
+        dtype: Dtype of the saved tensors; None keeps that of each parameter.
+        max_shard_bytes: Maximum size of a file; a larger tensor gets a file of its own.
+        extra: More attributes of config.json, which take precedence: token ids, or
+            ``max_position_embeddings``, which RoPE models do not define.
+        family: The model_type to save as; None chooses it as above.
+        overwrite: Whether to replace a folder with a config.json, including all its files.
 
     Raises:
-        ValueError: The folder has something in it; no family has what `config` asks for, and the
-            message says what; `extra` changes the model or is unknown; parameters are missing,
-            left over, of the wrong shape, not finite, or too large for the dtype.
+        ValueError: The folder is not empty; no family represents `config` (the message lists the
+            differences); `extra` changes the model or is unknown; parameters are missing,
+            unexpected, of the wrong shape, not finite, or too large for the dtype.
     """
     folder = check_output_folder(folder, overwrite=overwrite)
     if max_shard_bytes < 1:
@@ -80,7 +80,9 @@ def save_pretrained(
     mapping.sort(key=lambda link: link.hf_name)
     unmapped = unmapped_params(mapping, shapes)
     if unmapped:
-        raise ValueError(f"A {chosen_family.model_type} has no tensors for {', '.join(unmapped)}.")
+        raise ValueError(
+            f"{chosen_family.model_type} has no tensors for the parameters {', '.join(unmapped)}."
+        )
     entries = [
         files.TensorSpec(link.hf_name, _output_dtype(arrays, link, dtype), link.hf_shape)
         for link in mapping
@@ -95,14 +97,14 @@ def save_pretrained(
 
 
 def check_output_folder(folder: str | Path, *, overwrite: bool = False) -> Path:
-    """Resolved output path; raises unless it is absent, empty, or may be overwritten.
+    """Return the resolved output path; it must be absent, empty, or may be overwritten.
 
     Args:
         folder: The folder.
-        overwrite: Whether it may also be a model's, which has a config.json.
+        overwrite: Whether it may also be a model folder, which has a config.json.
 
     Raises:
-        ValueError: There is something else in it, or it is a file, or in one.
+        ValueError: The folder is not empty, or the path or one of its parents is a file.
     """
     folder = Path(folder).expanduser().resolve()
     if files := [parent for parent in folder.parents if parent.is_file()]:
@@ -110,11 +112,13 @@ def check_output_folder(folder: str | Path, *, overwrite: bool = False) -> Path:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         if not overwrite:
             raise ValueError(
-                f"{folder} exists and is not empty; name a folder that does not exist, or "
-                "overwrite it by overwrite=True (the flag --overwrite)."
+                f"{folder} exists and is not empty; choose a new folder, or pass overwrite=True "
+                "(the flag --overwrite)."
             )
         if not (folder / "config.json").is_file():
-            raise ValueError(f"{folder} has no config.json: it is no model, and not overwritten.")
+            raise ValueError(
+                f"{folder} has no config.json, so it is not a model folder and is not overwritten."
+            )
     return folder
 
 
@@ -123,10 +127,10 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
     """Temporary folder that replaces `folder` on success and is deleted on failure.
 
     Args:
-        folder: From `check_output_folder`.
+        folder: Result of `check_output_folder`.
 
     Yields:
-        Where to write.
+        The temporary folder.
     """
     partial = folder.parent / f".{folder.name}.{uuid.uuid4().hex}.partial"
     replaced = partial.with_suffix(".before")
@@ -151,18 +155,20 @@ def choose_family(
 
     Args:
         config: The model.
-        extra: Attributes of config.json that count before the family's.
-        name: The family to take; None tries all.
+        extra: Attributes of config.json that take precedence over the family's.
+        name: The family to use; None tries all.
 
     Returns:
         The family and the attributes.
 
     Raises:
-        ValueError: There is none; what stands in the way is named. Or `extra` does not go with
-            the family.
+        ValueError: There is no such family (the message lists the differences), or `extra` is not
+            valid for it.
     """
     if name is not None and name not in FAMILIES:
-        raise ValueError(f"family {name!r} is unknown; known are {', '.join(sorted(FAMILIES))}.")
+        raise ValueError(
+            f"family {name!r} is not supported; supported are {', '.join(sorted(FAMILIES))}."
+        )
     differing: dict[str, list[str]] = {}
     refused: list[str] = []
     kinds = {type(stack.attention) for stack in (config, config.encoder_config)}
@@ -197,7 +203,7 @@ def _type_names(kinds: Iterable[type]) -> str:
 
 
 def _candidate_families(config: c.TransformerConfig, name: str | None) -> Iterable[Family]:
-    """Families to try: the one asked for, or all, the configuration's own first."""
+    """Families to try: the named one, or all, with the configuration's model_type first."""
     if name is not None:
         return [FAMILIES[name]]
     same_type = [family for kind, family in FAMILIES.items() if kind == config.model_type]
@@ -216,12 +222,12 @@ def _round_trip_differences(
 def _with_extra(
     config: c.TransformerConfig, family: Family, values: Mapping[str, Any], extra: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """config.json with the user's extra attributes; raises if they change the model."""
+    """Return config.json with the user's extra attributes, which must not change the model."""
     merged = {**values, **extra, "model_type": family.model_type}
     try:
         wrong = _round_trip_differences(config, family, merged)
     except ValueError as error:
-        raise ValueError(f"extra={dict(extra)} does not fit: {error}") from error
+        raise ValueError(f"extra={dict(extra)} is not valid: {error}") from error
     if wrong:
         listed = "\n".join(f"  {line}" for line in wrong)
         raise ValueError(f"extra={dict(extra)} would change the model:\n{listed}")
@@ -238,20 +244,18 @@ def _json_default(value: Any) -> Any:
 def _no_family_message(
     differing: Mapping[str, list[str]], refused: list[str], name: str | None
 ) -> str:
-    """Error message: why no family fits, and what the nearest would change."""
-    subject = "No family" if name is None else f"{name}, which was asked for,"
-    verb = "has" if name is None else "does not have"
+    """Error message: why no family matches, and what the nearest would change."""
+    subject = "No family" if name is None else f"The family {name}"
+    verb = "can represent" if name is None else "cannot represent"
     if not differing:
-        reasons = "; ".join(refused) or "its topology, positions or feed-forward are in none"
+        reasons = "; ".join(refused) or "none has its topology, positions or feed-forward"
         return f"{subject} {verb} this configuration: {reasons}."
     nearest = min(differing, key=lambda kind: len(differing[kind]))
     fields = [{line.split(":")[0] for line in lines} for lines in differing.values()]
     shared = sorted(set.intersection(*fields))
-    named = f" None has {', '.join(shared)} as given." if name is None and shared else ""
+    named = f" None supports this {', '.join(shared)}." if name is None and shared else ""
     listed = "\n".join(f"  {line}" for line in differing[nearest])
-    return (
-        f"{subject} {verb} this configuration.{named} With {nearest} these would change:\n{listed}"
-    )
+    return f"{subject} {verb} this configuration.{named} As {nearest}, it would change:\n{listed}"
 
 
 def _constant_tensors(family: Family, values: Mapping[str, Any]) -> Iterator[TensorMapping]:
@@ -272,7 +276,7 @@ def _output_dtype(
     if tensor_dtype not in files.FLOAT_DTYPES.values():
         known_names = ", ".join(kind.name for kind in files.FLOAT_DTYPES.values())
         raise ValueError(
-            f"{link.hf_name} cannot be written as {tensor_dtype}; known are {known_names}."
+            f"{link.hf_name} cannot be saved as {tensor_dtype}; supported are {known_names}."
         )
     return tensor_dtype
 
@@ -288,7 +292,7 @@ def _hf_tensors(
 
 
 def _to_host(array: Any, at: tuple[int, ...]) -> np.ndarray:
-    """A slice of a parameter as numpy, transferring only the slice."""
+    """Return a slice of a parameter as a NumPy array; only the slice is transferred."""
     if isinstance(array, jax.Array) and all(d.platform == "cpu" for d in array.devices()):
         array = np.asarray(array)
     return np.asarray(array[at])

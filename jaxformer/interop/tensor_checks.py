@@ -1,4 +1,4 @@
-"""Checks the tensors of a Hugging Face folder: names, shapes, dtypes, finite values."""
+"""Check the tensors of a Hugging Face folder: names, shapes, dtypes, finite values."""
 
 import math
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from jaxformer.interop.param_mapping import TensorMapping, unmapped_params
 from jaxformer.interop.transforms import Shape
 
 VALUES_PER_CHECK = 1 << 24
-MAX_SIZE_RATIO = 1000  # times the values in the files: not a matter of missing tensors
+MAX_SIZE_RATIO = 1000  # described to stored values; beyond it config.json must be wrong
 
 
 def check_size(
@@ -24,9 +24,8 @@ def check_size(
     stored_size = sum(math.prod(tensor.shape) for tensor in stored.values())
     if described_size > MAX_SIZE_RATIO * max(stored_size, 1):
         raise ValueError(
-            f"{folder}: config.json describes {described_size} parameters, but the tensors beside "
-            "it "
-            f"hold {stored_size} values."
+            f"{folder}: config.json describes {described_size} parameters, but the safetensors "
+            f"files have {stored_size} values."
         )
 
 
@@ -46,13 +45,13 @@ def check_tensors(
     extra = sorted(set(stored) - set(expected))
     if extra:
         complaints.append(
-            f"{len(extra)} tensors have no place in a {family.model_type} with this config.json: "
+            f"{len(extra)} tensors do not belong to a {family.model_type} with this config.json: "
             f"{', '.join(extra)}"
         )
     unfilled = unmapped_params(mapping, shapes)
     if unfilled:
         complaints.append(
-            f"{len(unfilled)} parameters get nothing from a {family.model_type}: "
+            f"{len(unfilled)} parameters have no tensor in a {family.model_type}: "
             f"{', '.join(unfilled)}"
         )
     common_names = [name for name in expected if name in stored]
@@ -66,7 +65,8 @@ def check_tensors(
     if not_floats:
         listed = ", ".join(f"{name} is {stored[name].dtype}" for name in not_floats)
         complaints.append(
-            f"{len(not_floats)} tensors are no floats ({', '.join(files.FLOAT_DTYPES)}): {listed}"
+            f"{len(not_floats)} tensors have no floating-point dtype "
+            f"({', '.join(files.FLOAT_DTYPES)}): {listed}"
         )
     if complaints:
         raise ValueError(f"{folder}: " + ".\n".join(complaints) + ".")

@@ -1,7 +1,7 @@
 """Lossless rearrangements between a Hugging Face tensor and our parameters.
 
-Each transform knows three things: the shape of their tensor from the shapes of ours, how to split
-theirs into ours, and how to join ours into theirs. Splitting gives views where it can.
+Each transform computes the shape of the tensor from those of the parameters, splits the tensor into
+parameters (as views if possible), and joins parameters into the tensor.
 """
 
 import math
@@ -50,7 +50,7 @@ class ConstantTensor:
     """A constant tensor that holds no parameter.
 
     Attributes:
-        values: What it holds.
+        values: The tensor.
     """
 
     values: np.ndarray
@@ -70,7 +70,7 @@ class Flatten:
     """The parameter flattened, after `leading` axes of size 1; for example a bias by head.
 
     Attributes:
-        leading: Axes of size one before it.
+        leading: Leading axes of size 1.
     """
 
     leading: int = 0
@@ -90,9 +90,9 @@ class LinearKernel:
     """Linear weight: [outputs, inputs] in torch, inputs first here, possibly split into heads.
 
     Attributes:
-        input_axes: How many of our axes are inputs; 2 for the heads that enter `attention/out`.
-        outputs_first: Whether theirs is [outputs, inputs] (torch's Linear) or the other way round
-            (GPT-2's Conv1D).
+        input_axes: Number of input axes of the kernel; 2 for the heads of `attention/out`.
+        outputs_first: Whether the tensor is [outputs, inputs] (torch's Linear) or
+            [inputs, outputs] (GPT-2's Conv1D).
     """
 
     input_axes: int = 1
@@ -118,8 +118,8 @@ class Fused:
     """Several parameters concatenated along an axis: [q | k | v], [gate | up].
 
     Attributes:
-        part: How each of ours is arranged in it.
-        axis: The axis they follow each other along.
+        part: Transform of each parameter.
+        axis: Axis of the concatenation.
     """
 
     part: Transform = LinearKernel()
@@ -144,9 +144,9 @@ class Fused:
 class FusedQKVPerGroup:
     """Fused QKV: for each KV head its query heads, then its key, then its value.
 
-    Ours are query, key and value: kernels ([D, N, H] and [D, K, H]) or biases ([N, H] and [K, H]).
-    With as many key/value heads as heads this is [q, k, v] head by head (GPT-NeoX, BLOOM), with
-    one it is [all queries, k, v] (Falcon 7B).
+    The parameters are query, key and value: kernels ([D, N, H] and [D, K, H]) or biases ([N, H] and
+    [K, H]). Multi-head attention has [q, k, v] per head (GPT-NeoX, BLOOM), multi-query attention
+    [all queries, k, v] (Falcon 7B).
     """
 
     def hf_shape(self, params: Sequence[Shape]) -> Shape:
@@ -172,8 +172,7 @@ class FusedQKVPerGroup:
 class FusedPerHead:
     """Matrix [outputs, inputs] with the parameters concatenated per head: [k, v] of head 0, ...
 
-    Ours are kernels [D, N, H] of as many heads, each of a width of its own: [k, v] head by head
-    (DeepSeek).
+    The parameters are kernels [D, N, H] with the same N and different H (DeepSeek).
     """
 
     def hf_shape(self, params: Sequence[Shape]) -> Shape:
@@ -193,7 +192,7 @@ class Interleaved:
     """Parameters interleaved along the first axis: gate, up, gate, up (Phi-3-small).
 
     Attributes:
-        part: How each of ours is arranged in it.
+        part: Transform of each parameter.
     """
 
     part: Transform = LinearKernel()

@@ -186,11 +186,11 @@ def test_what_cannot_be_exported_is_said_and_nothing_is_left(run, exported, tmp_
             export.main(export.Export(**{"checkpoint": run, "output": tmp_path / "x", **fields}))
         assert list(tmp_path.iterdir()) == []
 
-    refused("out exists and is not empty; name a folder that does not", output=exported)
+    refused("out exists and is not empty; choose a new folder", output=exported)
     refused("has no checkpoints and no config.json; give the output folder", checkpoint=run.parent)
     refused(r"There is no checkpoint 7 in .*; it holds 1, 2\.", step=7)
-    refused("family 'qwen9' is unknown; known are .*qwen3", family="qwen9")
-    refused(r"^llama, which was asked for, does not have .*\n.*qk_norm", family="llama")
+    refused("family 'qwen9' is not supported; supported are .*qwen3", family="qwen9")
+    refused(r"^The family llama cannot represent .*\n.*qk_norm", family="llama")
     refused("is a Hugging Face folder; it has no best checkpoint", checkpoint=exported, step="best")
 
 
@@ -282,8 +282,8 @@ def test_before_training_a_run_says_that_it_cannot_be_exported(capsys):
     odd = replace(tiny, model=replace(tiny.model, norm_placement="sandwich"), devices=1)
     make_train_setup(odd, Path(), length=odd.length)
     assert capsys.readouterr().out.splitlines()[-1] == (
-        "Note: experiments.export will not be able to write this model. No family has this "
-        "configuration. With qwen3 these would change: norm_placement: pre instead of sandwich"
+        "Note: experiments.export will not be able to write this model. No family can represent "
+        "this configuration. As qwen3, it would change: norm_placement: pre instead of sandwich"
     )
     print_export_note(runs.RUNS["tiny"].model)
     assert "attention.biases" in capsys.readouterr().out

@@ -260,8 +260,8 @@ def test_without_a_network_one_sentence_says_what_to_do(monkeypatch):
     with pytest.raises(ValueError) as refused:
         load_pretrained("maker/Model")
     assert str(refused.value) == (
-        "maker/Model is no folder here, and the Hugging Face hub did not give it: Got: "
-        "ConnectError: no name. Where there is a network, `hf download maker/Model` prints the "
+        "maker/Model is not a local folder, and could not be downloaded from the Hugging Face hub: "
+        "Got: ConnectError: no name. With network access, `hf download maker/Model` prints the "
         "folder to pass instead."
     )
 

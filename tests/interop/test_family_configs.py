@@ -92,7 +92,9 @@ def test_patterns_over_the_layers():
         5,
         None,
     )
-    with pytest.raises(ValueError, match=r"sliding_window = 5: layers with a window need its size"):
+    with pytest.raises(
+        ValueError, match=r"sliding_window = 5: layers with a window need this size"
+    ):
         config_from_fields("qwen3", **qwen3)
     assert config_from_fields(
         "gemma3_text", sliding_window=5, layer_types=kinds
@@ -201,5 +203,5 @@ def test_a_model_is_written_under_the_name_it_was_read_by():
     qwen = config_from_fields("qwen", num_key_value_heads=None, rotary_pct=1.0)
     assert choose_family(qwen, {})[0].model_type == "qwen2"  # transformers has no class for qwen
     other = replace(config, block="parallel", norm=LayerNorm(eps=1e-5))
-    with pytest.raises(ValueError, match="No family has this configuration"):
+    with pytest.raises(ValueError, match="No family can represent this configuration"):
         choose_family(replace(other, model_type="a kind unknown"), {})

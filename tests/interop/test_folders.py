@@ -176,7 +176,7 @@ def test_a_dtype_that_is_asked_for_stays(tmp_path, tensors):
 
 
 def test_dtype_must_be_a_float(source):
-    with pytest.raises(ValueError, match=r"^Parameters are floats; got dtype int32\.$"):
+    with pytest.raises(ValueError, match=r"^dtype must be a floating-point dtype; got int32\.$"):
         load_pretrained(source, jnp.int32)
 
 

@@ -98,8 +98,10 @@ def refused(monkeypatch):
 
 
 def test_no_config(refused, tmp_path):
-    assert refused(tmp_path, r"has no config\.json, so it is no Hugging Face model\.$")
-    assert refused(tmp_path / "nowhere", r"nowhere is no folder, so it is no Hugging Face model\.$")
+    assert refused(tmp_path, r"has no config\.json, so it is not a Hugging Face model\.$")
+    assert refused(
+        tmp_path / "nowhere", r"nowhere is no folder, so it is not a Hugging .* model\.$"
+    )
     (tmp_path / "config.json").write_text("{")
     assert refused(tmp_path, r"config\.json is not JSON: Expecting property name")
     (tmp_path / "config.json").write_text("[]")
@@ -108,19 +110,17 @@ def test_no_config(refused, tmp_path):
 
 def test_unknown_model_type(refused, tmp_path, tensors):
     folder = write_folder(tmp_path / "x", LLAMA | {"model_type": "mamba"}, tensors)
-    assert refused(
-        folder, r"has model_type 'mamba', which is unknown here; known are .*llama, .*qwen2"
-    )
+    assert refused(folder, r"model_type 'mamba' is not supported; supported are .*llama, .*qwen2")
     (folder / "config.json").write_text("{}")
-    assert refused(folder, r"has model_type None, which is unknown")
+    assert refused(folder, r"model_type None is not supported")
 
 
 def test_no_weights_or_pickles_only(refused, tmp_path, tensors):
     folder = write_folder(tmp_path / "x", LLAMA, tensors)
     (folder / "model.safetensors").rename(folder / "consolidated.safetensors")
-    assert refused(folder, r"has neither .*; the names consolidated\.safetensors are not theirs\.$")
+    assert refused(folder, r"has neither .*; consolidated\.safetensors cannot replace them\.$")
     (folder / "consolidated.safetensors").rename(folder / "pytorch_model.bin")
-    assert refused(folder, r"only as pickles \(pytorch_model\.bin\).*Convert them to safetensors")
+    assert refused(folder, r"only pickle weights \(pytorch_model\.bin\).*Convert them: load")
 
 
 def test_damaged_files(refused, tmp_path, tensors):
@@ -138,9 +138,9 @@ def test_damaged_files(refused, tmp_path, tensors):
     ):
         path.write_bytes(broken)
         size = len(broken)
-        assert refused(folder, rf"{SINGLE}, of {size} bytes, is truncated, damaged or no .*: \S.*")
+        assert refused(folder, rf"{SINGLE}, of {size} bytes, is truncated, damaged or not .*: \S.*")
     path.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
-    assert refused(folder, r"is a note that git-lfs left; fetch the file with git lfs pull\.$")
+    assert refused(folder, r"is a git-lfs pointer; fetch the file with git lfs pull\.$")
 
 
 def test_shards_that_are_absent_or_broken(refused, tmp_path, tensors):
@@ -178,10 +178,10 @@ def test_tensors_that_do_not_fit_are_all_named(refused, tmp_path, tensors):
     assert refused(
         write_folder(tmp_path / "x", LLAMA, changed),
         r"x: 2 tensors are missing: model\.layers\.1\.mlp\.up_proj\.weight, model\.norm\.weight\.\n"
-        r"2 tensors have no place in a llama with this config\.json: model\.layers\.1\.self_attn\."
+        r"2 tensors do not belong to a llama with this config\.json: model\.layers\.1\.self_attn\."
         r"q_proj\.bias, model\.layers\.3\.mlp\.up_proj\.weight\.\n"
         r"2 tensors have the wrong shape: .*lm_head\.weight is \[12, 13\], not \[13, 12\].*\n"
-        r"1 tensors are no floats .*: model\.layers\.1\.mlp\.gate_proj\.weight is I8\.$",
+        r"1 tensors have no floating-point .*: model\.layers\.1\.mlp\.gate_proj\.weight is I8\.$",
     )
 
 
@@ -223,28 +223,28 @@ def test_weights_that_the_dtype_cannot_hold_are_refused(tmp_path, tensors):
 
 NUMBERS = {
     "rope_theta": [
-        (0, r"Rope\.base must be above 1; got 0\.0\. The file says rope_theta = 0\.$"),
-        (-2.5, r"must be above 1; got -2\.5\. The file says rope_theta = -2\.5\.$"),
+        (0, r"Rope\.base must be above 1; got 0\.0\. The file has rope_theta = 0\.$"),
+        (-2.5, r"must be above 1; got -2\.5\. The file has rope_theta = -2\.5\.$"),
         (1e39, r"rope_theta = 1e\+39: expected a value of type float"),
         (True, r"rope_theta = True: expected a value of type float"),
         ("10000", r"rope_theta = '10000': expected a value of type float"),
     ],
     "rope_parameters": [
-        ({"rope_theta": 0}, r"got 0\.0\. The file says rope_parameters\.rope_theta = 0\.$")
+        ({"rope_theta": 0}, r"got 0\.0\. The file has rope_parameters\.rope_theta = 0\.$")
     ],
     "rms_norm_eps": [
-        (0, r"RMSNorm\.eps must be positive; got 0\.0\. The file says rms_norm_eps = 0\.$"),
+        (0, r"RMSNorm\.eps must be positive; got 0\.0\. The file has rms_norm_eps = 0\.$"),
         (10**400, r"rms_norm_eps = 1000.*: expected a value of type float"),
     ],
-    "num_attention_heads": [(0, r"got 0\. The file says num_attention_heads = 0\.$")],
+    "num_attention_heads": [(0, r"got 0\. The file has num_attention_heads = 0\.$")],
     "num_hidden_layers": [
-        (0, r"got 0\. The file says num_hidden_layers = 0\.$"),
+        (0, r"got 0\. The file has num_hidden_layers = 0\.$"),
         (2.5, r"num_hidden_layers = 2\.5: expected a value of type int"),
         (10**8, r"num_hidden_layers = 100000000; models have at most 10000 layers\.$"),
     ],
     "vocab_size": [
-        (2**40, r"vocab_size must be at most 2147483647; got 1099511627776\. The file says vocab_"),
-        (10**9, r"config\.json describes \d+ parameters, but the tensors beside it hold \d+ val"),
+        (2**40, r"vocab_size must be at most 2147483647; got 1099511627776\. The file has vocab_"),
+        (10**9, r"config\.json describes \d+ parameters, but the safetensors files have \d+ val"),
     ],
 }
 CASES = [(name, value, message) for name, them in NUMBERS.items() for value, message in them]

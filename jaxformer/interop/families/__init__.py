@@ -23,7 +23,7 @@ from jaxformer.interop.families import (
 )
 from jaxformer.interop.family import Family
 
-# An export takes the first that fits, so the plainest come first.
+# An export uses the first that matches, so the simplest come first.
 FAMILIES: Mapping[str, Family] = {
     family.model_type: family
     for family in (

@@ -31,7 +31,7 @@ TABLE = ParamMapping(
         )
     },
 )
-# What the first files say of the code that trained them.
+# Settings of the training code in early checkpoints.
 TRAINING_ATTRIBUTES = (
     "attention_softmax_in_fp32 bias_dropout_fusion masked_softmax_fusion offset_alibi "
     "seq_length skip_bias_add skip_bias_add_qkv".split()
@@ -81,7 +81,7 @@ def write(config: c.TransformerConfig) -> dict[str, Any] | None:
 
 
 def _read_either(reader: ConfigReader, name: str, other: str) -> int:
-    """An integer stored under either of two names."""
+    """Return an integer that is stored under either of two names."""
     reader.get(name)
     return reader.integer(other if other in reader else name)
 

@@ -1,6 +1,6 @@
 """DeepSeek V2 and V3 without experts: multi-head latent attention in a Llama block.
 
-Their layers of experts, routed ones beside shared ones, are refused.
+Layers with routed and shared experts are not supported.
 """
 
 import math
@@ -16,14 +16,14 @@ from jaxformer.interop.param_mapping import MappingRule, ParamMapping, linear_ru
 from jaxformer.interop.rope_config import read_rope, write_rope
 from jaxformer.interop.transforms import Flatten, Fused, FusedPerHead, LinearKernel
 
-LATENT_EPS = 1e-6  # of the latents' norms, whatever the file says of the others
-# These say what experts do. Where all layers are dense, nothing.
+LATENT_EPS = 1e-6  # of the latents' norms, independent of rms_norm_eps
+# Settings of experts, which have no effect if all layers are dense.
 EXPERT_ATTRIBUTES = (
     "moe_intermediate_size moe_layer_freq n_routed_experts n_shared_experts num_experts_per_tok "
     "n_group topk_group topk_method scoring_func norm_topk_prob routed_scaling_factor "
     "aux_loss_alpha seq_aux ep_size"
 ).split()
-# Further modules, which predict further tokens and have no part in the logits.
+# Multi-token prediction modules, which do not affect the logits.
 MTP_ATTRIBUTES = ("num_nextn_predict_layers", "num_mtp_layers")
 
 
@@ -101,9 +101,8 @@ def _read(
     if first < sizes["num_layers"]:
         reader.add_problem(
             "first_k_dense_replace",
-            f"layers from {first} on have experts that are shared beside those that a router of "
-            "DeepSeek's chooses, and jaxformer has neither; read are models with dense layers, "
-            f"all {sizes['num_layers']}.",
+            f"layers from {first} on have DeepSeek's router and shared experts, which are not "
+            f"supported; all {sizes['num_layers']} layers must be dense.",
         )
     for name in (*EXPERT_ATTRIBUTES, *MTP_ATTRIBUTES):
         reader.get(name)
@@ -151,7 +150,7 @@ def _read_attention(reader: ConfigReader, pairing: str, max_length: int) -> c.La
 
 
 def write_v2(config: c.TransformerConfig) -> dict[str, Any] | None:
-    """A deepseek_v2's configuration from ours; transformers wants a width that heads divide."""
+    """A deepseek_v2's configuration from ours; num_heads must divide model_dim (transformers)."""
     fields = _write(config)
     divides = config.model_dim % config.attention_kinds[0].num_heads == 0
     if fields is None or not divides:

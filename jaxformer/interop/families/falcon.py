@@ -62,7 +62,7 @@ TABLE = ParamMapping(
 def read(reader: ConfigReader) -> c.TransformerConfig:
     """Our configuration from a falcon's."""
     reader.require_value("apply_residual_connection_post_layernorm", False)
-    reader.get("ff_factor")  # ffn_hidden_size says it again
+    reader.get("ff_factor")  # ffn_hidden_size has the same information
     reader.require_value("n_embed", reader.integer("hidden_size"))
     sizes = read_sizes(reader)
     heads = reader.integer("num_attention_heads")
@@ -72,8 +72,8 @@ def read(reader: ConfigReader) -> c.TransformerConfig:
     if alibi and not _slopes_are_powers_of_two(heads):
         reader.add_problem(
             "alibi",
-            f"transformers rounds the slopes of {heads} heads to bfloat16, here they stay exact; "
-            "ignore=('alibi',) reads it so.",
+            f"transformers rounds the ALiBi slopes of {heads} heads to bfloat16, and jaxformer "
+            "does not; pass ignore=('alibi',) to load it anyway.",
         )
     return c.TransformerConfig(
         **sizes,
@@ -121,7 +121,7 @@ def _block(reader: ConfigReader) -> Any:
         allowed = "1 or 2" if new else "1, without new_decoder_architecture"
         reader.add_problem("num_ln_in_parallel_attn", f"expected {allowed}.")
     if new and not parallel:
-        reader.add_problem("parallel_attn", "with new_decoder_architecture it can only be True.")
+        reader.add_problem("parallel_attn", "with new_decoder_architecture it must be True.")
     if not parallel:
         return "serial"
     return "parallel" if norms == 2 else "parallel_shared_norm"

@@ -47,9 +47,7 @@ def read_gemma2(reader: ConfigReader) -> c.TransformerConfig:
     sizes = p.read_sizes(reader)
     sliding = p.read_layer_types(reader, sizes["num_layers"], lambda i: i % 2 == 0)
     window = reader.optional_integer("sliding_window", 4096)
-    reader.require_value(
-        "sliding_window_size", window, reason="it is another window than sliding_window"
-    )
+    reader.require_value("sliding_window_size", window, reason="it differs from sliding_window")
     rope = read_rope(reader, max_length=8192)
     cap = reader.optional_number("attn_logit_softcapping", 50.0)
     return _read(
@@ -63,7 +61,7 @@ def read_gemma2(reader: ConfigReader) -> c.TransformerConfig:
 
 
 def read_gemma3_text(reader: ConfigReader) -> c.TransformerConfig:
-    """Our configuration from a gemma3_text's; sizes that its files leave out have defaults."""
+    """Our configuration from a gemma3_text's, whose files may lack sizes."""
     sizes = p.read_sizes(reader, **DEFAULT_SIZES)
     every = reader.integer("sliding_window_pattern", 6)
     reader.get("_sliding_window_pattern")
@@ -132,7 +130,7 @@ def _read(
     final_softcap: float | None = None,
     **attention: Any,
 ) -> c.TransformerConfig:
-    reader.get("hidden_act")  # old files have it, and hidden_activation counts
+    reader.get("hidden_act")  # in old files; hidden_activation takes precedence
     scalar = reader.number("query_pre_attn_scalar", 256.0)
     return c.TransformerConfig(
         **sizes,
@@ -159,7 +157,7 @@ def _read(
 
 
 def _write(config: c.TransformerConfig) -> dict[str, Any] | None:
-    """What both write; transformers wants a width that the heads divide."""
+    """Attributes of both; num_heads must divide model_dim (transformers)."""
     branch, attention = config.feed_forward[0], config.multi_head
     divides = config.model_dim % attention.num_heads == 0
     if not (p.is_rope_decoder(config) and isinstance(branch, c.GLU) and divides):

@@ -16,10 +16,10 @@ IGNORED_TENSORS = (
     rf"{LAYER}\.attn\.(masked_)?bias".format(layer=r"\d+"),
     r"transformer\.position_ids",
 )
-# Files that were saved without the head lack the prefix.
+# Checkpoints without the head lack the prefix.
 KEY_RENAMES = ((r"^(?!transformer\.|lm_head\.)", "transformer."),)
 GPT_ACTIVATIONS: dict[str, str] = {
-    "gelu": "gelu_tanh",  # the approximation, whatever the name says
+    "gelu": "gelu_tanh",  # in GPT, this name means the approximation
     "relu": "relu",
     "silu": "silu",
     "swish": "silu",
@@ -89,7 +89,7 @@ GPT_TABLE = ParamMapping(
 def read_gpt2(reader: ConfigReader) -> c.TransformerConfig:
     """Our configuration from a gpt2's."""
     reader.require_value("scale_attn_by_inverse_layer_idx", False)
-    reader.get("reorder_and_upcast_attn")  # of the precision only
+    reader.get("reorder_and_upcast_attn")  # affects the precision only
     scaled = reader.boolean("scale_attn_weights", True)
     hidden_dim = reader.integer("n_inner", 4 * reader.integer("n_embd", 768))
     activation = reader.choice("activation_function", "gelu_new", HF_ACTIVATIONS)
@@ -139,7 +139,7 @@ def write_gpt(config: c.TransformerConfig) -> dict[str, Any] | None:
 def _read(
     reader: ConfigReader, *, default_length: int, scale: float | None = None, **fields: Any
 ) -> c.TransformerConfig:
-    """What both have; `default_length` are the positions where the file gives no number."""
+    """Attributes of both; `default_length` is the default number of positions."""
     reader.require_value("n_special", 0)
     model_dim, heads = reader.integer("n_embd", 768), reader.integer("n_head", 12)
     return c.TransformerConfig(

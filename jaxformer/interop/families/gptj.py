@@ -32,14 +32,14 @@ TABLE = ParamMapping(
 
 def read(reader: ConfigReader) -> c.TransformerConfig:
     """Our configuration from a gptj's."""
-    reader.get("n_positions")  # of no table
+    reader.get("n_positions")  # there is no position table
     reader.require_value("rotary", True)
     reader.require_value("scale_attn_weights", True)
     model_dim, heads = reader.integer("n_embd", 4096), reader.integer("n_head", 16)
     head_dim = max(1, model_dim // heads)
     width = reader.integer("rotary_dim", 64)
     if "rotary_dim" in reader.values and "rotary_dim" not in reader:
-        reader.add_problem("rotary_dim", "say how many features of a head are rotated.")
+        reader.add_problem("rotary_dim", "it must be the number of rotated features of a head.")
     if width > head_dim or width % 2:
         reader.add_problem("rotary_dim", f"expected an even number up to head_dim={head_dim}.")
         width = head_dim

@@ -29,4 +29,4 @@ def hf_activation_name(activation: str) -> str:
     for name, ours in HF_ACTIVATIONS.items():
         if ours == activation:
             return name
-    raise ValueError(f"config.json has no name for the activation {activation!r}.")
+    raise ValueError(f"Hugging Face has no name for the activation {activation!r}.")

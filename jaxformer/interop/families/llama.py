@@ -45,7 +45,7 @@ def read_llama(reader: ConfigReader) -> c.TransformerConfig:
 
 
 def write_llama(config: c.TransformerConfig) -> dict[str, Any] | None:
-    """A llama's configuration from ours; transformers wants a width that its heads divide."""
+    """A llama's configuration from ours; num_heads must divide model_dim (transformers)."""
     branch = config.feed_forward[0]
     if config.model_dim % config.multi_head.num_heads or not isinstance(branch, c.GLU):
         return None

@@ -59,9 +59,9 @@ def read_heads(
 
     Args:
         reader: The whole config.json.
-        heads: Where the file gives none.
-        kv_heads: Where the file gives none; null there, or None here, means as many as heads.
-        head_dim: Where the file gives none; None shares the width among the heads.
+        heads: Default of the number of heads.
+        kv_heads: Default of the number of KV heads; None, and null in the file, mean all heads.
+        head_dim: Default of head_dim; None is model_dim / num_heads.
     """
     heads = reader.integer("num_attention_heads", heads)
     if "num_key_value_heads" in reader.values or kv_heads is None:
@@ -104,9 +104,9 @@ def read_decoder(
     Args:
         reader: The whole config.json.
         heads: Fields of `MultiHead`.
-        feed_forward: Instead of a gated one.
-        norm: Instead of an RMSNorm.
-        eps: Of the RMSNorm, where the file gives none.
+        feed_forward: Replaces the gated feed-forward network.
+        norm: Replaces the RMSNorm.
+        eps: Default of the RMSNorm's eps.
         **fields: Other fields of `TransformerConfig`.
     """
     return c.TransformerConfig(
@@ -132,7 +132,7 @@ def read_layer_types(
     Args:
         reader: The whole config.json.
         count: Number of layers.
-        sliding: Which do where the file does not say.
+        sliding: Default for each layer.
 
     Returns:
         One entry per layer.
@@ -154,7 +154,7 @@ def window_cycle(
 ) -> tuple[Any, ...]:
     """Windows of the layers, as a cycle."""
     if window is None and any(sliding):
-        reader.add_problem("sliding_window", "layers with a window need its size.")
+        reader.add_problem("sliding_window", "layers with a window need this size.")
     return shortest_cycle(tuple(window if here else None for here in sliding))
 
 
@@ -235,5 +235,5 @@ def is_rope_decoder(config: c.TransformerConfig) -> bool:
 
 
 def first_rope(config: c.TransformerConfig) -> c.Rope:
-    """The rotary positions of the first layer that has any."""
+    """RoPE of the first layer that has it."""
     return next(p for p in config.attention.positions if isinstance(p, c.Rope))

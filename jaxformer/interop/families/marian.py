@@ -1,7 +1,7 @@
 """Marian and FSMT: post-norm encoder-decoders with other sinusoid layouts.
 
-Marian shares one token table between source, target and head, and adds a bias to the logits. FSMT
-has three matrices, and counts its positions from the id of padding on.
+Marian shares one embedding between source, target and head, and adds a bias to the logits. FSMT
+has three embeddings, and its positions start at the padding id + 1.
 """
 
 import math
@@ -78,7 +78,7 @@ def read_marian(reader: ConfigReader) -> c.TransformerConfig:
     reader.require_value("share_encoder_decoder_embeddings", True)
     vocab_size = reader.integer("vocab_size")
     reader.require_value("decoder_vocab_size", vocab_size)
-    reader.require_value("tie_word_embeddings", True)  # or else source and target are untied too
+    reader.require_value("tie_word_embeddings", True)  # False also unties source and target
     return _read(
         reader,
         vocab_size=vocab_size,

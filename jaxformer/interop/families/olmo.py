@@ -22,7 +22,7 @@ OLMO2 = ParamMapping(
         )
     },
 )
-EPS = 1e-5  # OLMo's is in no file
+EPS = 1e-5  # not in OLMo's config.json
 
 
 def read_olmo(reader: ConfigReader) -> c.TransformerConfig:

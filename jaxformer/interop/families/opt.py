@@ -24,7 +24,7 @@ TABLE = ParamMapping(
     ),
     stacks={
         "decoder": (
-            # Either stands before its branch or after the sum.
+            # The norm is before its branch or after the residual sum.
             *norm_rules(f"{LAYER}.self_attn_layer_norm", "pre_attention_norm"),
             *norm_rules(f"{LAYER}.self_attn_layer_norm", "post_attention_norm"),
             *norm_rules(f"{LAYER}.final_layer_norm", "pre_feed_forward_norm"),

@@ -81,7 +81,7 @@ def read_phi3(reader: ConfigReader) -> c.TransformerConfig:
 
 
 def write_phi3(config: c.TransformerConfig) -> dict[str, Any] | None:
-    """A phi3's configuration from ours; its factors count pairs of a head of width / heads."""
+    """A phi3's configuration from ours; its factors need head_dim = model_dim / num_heads."""
     attention = config.multi_head
     if not (p.is_rope_decoder(config) and isinstance(config.feed_forward[0], c.GLU)):
         return None
@@ -96,7 +96,7 @@ def write_phi3(config: c.TransformerConfig) -> dict[str, Any] | None:
         if attention.head_dim * attention.num_heads != config.model_dim:
             return None
         fields["original_max_position_embeddings"] = rope.scaling.original_max_length
-        if rope.scaling.attention_factor is None:  # the first Phi-3 code takes no more than this
+        if rope.scaling.attention_factor is None:  # early Phi-3 code supports no other attribute
             old_fields = ("type", "short_factor", "long_factor")
             fields["rope_scaling"] = {name: fields["rope_scaling"][name] for name in old_fields}
     return fields
@@ -107,9 +107,9 @@ def read_phi3small(reader: ConfigReader) -> c.TransformerConfig:
     reader.require_value("hidden_act", "gegelu")
     reader.require_value("blocksparse_homo_head_pattern", False)
     reader.require_value("rope_position_scale", 1)
-    reader.require_value("rope_scaling", reason="Phi-3-small's factors of length are not built")
+    reader.require_value("rope_scaling", reason="RoPE scaling of Phi-3-small is not supported")
     for name in ("pad_sequence_to_multiple_of_64", "reorder_and_upcast_attn", "ff_dim_multiplier"):
-        reader.get(name)  # how its kernels work
+        reader.get(name)  # settings of its kernels
     for name in ("blocksparse_triton_kernel_block_size", "gegelu_pad_to_256", "attention_bias"):
         reader.get(name)
     sizes = p.read_sizes(reader)

@@ -1,7 +1,7 @@
 """Qwen (2023): Llama with biases on queries, keys and values, under its own tensor names.
 
-Its code also stretches its rotations and scales its queries once a text is longer than
-``seq_length``; up to there it is the plain model, and that is what is read.
+For sequences longer than ``seq_length`` its code also scales RoPE and queries; this is not
+supported.
 """
 
 from typing import Any
@@ -40,7 +40,7 @@ LONG_TEXT_ATTRIBUTES = (
     "seq_length",
     "use_dynamic_ntk",
     "use_logn_attn",
-)  # felt in texts beyond seq_length only
+)  # these affect only sequences longer than seq_length
 KERNEL_ATTRIBUTES = (
     "bf16 fp16 fp32 onnx_safe use_flash_attn use_cache_quantization use_cache_kernel "
     "softmax_in_fp32".split()
@@ -57,7 +57,7 @@ def read(reader: ConfigReader) -> c.TransformerConfig:
     width = reader.integer("hidden_size")
     hidden = reader.integer("intermediate_size")
     if hidden % 2:
-        reader.add_problem("intermediate_size", "it is twice the width between the products.")
+        reader.add_problem("intermediate_size", "it must be twice the hidden size of the GLU.")
     return c.TransformerConfig(
         **p.read_sizes(reader),
         attention=c.MultiHead(
@@ -79,7 +79,7 @@ def read(reader: ConfigReader) -> c.TransformerConfig:
 
 
 def write(config: c.TransformerConfig) -> dict[str, Any] | None:
-    """A qwen's configuration from ours, without what it does to long texts."""
+    """A qwen's configuration from ours, without scaling for long sequences."""
     attention, branch = config.multi_head, config.feed_forward[0]
     if not (p.is_rope_decoder(config) and isinstance(branch, c.GLU)):
         return None

@@ -89,7 +89,7 @@ def read_t5(reader: ConfigReader) -> c.TransformerConfig:
 
 def read_mt5(reader: ConfigReader) -> c.TransformerConfig:
     """Our configuration from an mt5's."""
-    reader.get("scale_decoder_outputs")  # this class never does
+    reader.get("scale_decoder_outputs")  # not used by this class
     return _read(reader, c.LMHead(tied=reader.boolean("tie_word_embeddings", True)), "gated-gelu")
 
 
