@@ -210,7 +210,7 @@ def test_what_cannot_be_is_refused(tmp_path):
         check_divisible(MEMORY, {"context": 2})
     with pytest.raises(ValueError, match="its attention is GatedMemory, and none has"):
         save_pretrained(tmp_path / "mine", MEMORY, random_params(MEMORY))
-    with pytest.raises(ValueError, match="GatedMemory has no attention weights to look at"):
+    with pytest.raises(ValueError, match="GatedMemory computes no attention weights"):
         inspect.attention_maps(MEMORY, random_params(MEMORY), jnp.asarray([[1, 2]]))
     with pytest.raises(ValueError, match="num_heads 4 is not divisible by tensor 8"):
         check_divisible(MEMORY, {"tensor": 8})

@@ -1,8 +1,8 @@
 """Inspect a model: attention maps, residual stream, logit lens, statistics, plots.
 
-Most functions take a configuration, parameters and tokens, wherever they are from: `model.init`, a
-training run (`experiments.load_model.load_model`), or `load_pretrained`. They run the model once,
-by the same code that training runs.
+Most functions take a configuration, parameters and tokens: parameters of `model.init`, of a
+training run (`experiments.load_model.load_model`), or of `load_pretrained`. They run one forward
+pass of `Transformer`.
 """
 
 from jaxformer.inspect.attention_weights import AttentionMaps as AttentionMaps

@@ -32,9 +32,9 @@ class AttentionMaps(NamedTuple):
     """Attention weights; row t of a map are the weights of query t.
 
     Attributes:
-        decoder: Of the decoder to itself; None where there is none.
-        encoder: Of the encoder to itself; None where there is none.
-        cross: Of the decoder to the encoder's source; None where there is none.
+        decoder: Self-attention of the decoder; None without a decoder.
+        encoder: Self-attention of the encoder; None without an encoder.
+        cross: Cross-attention of the decoder to the source; None without it.
     """
 
     decoder: Float32[Array, "layers *batch N T S"] | None = None
@@ -67,32 +67,30 @@ def attention_maps(
 
         maps[l, n, t] = softmax(scale * query[t, n] @ key[:, n // (N // K)].T + bias[n, t])
 
-    from the queries and keys that the model itself uses, so they are exact whichever
-    implementation of attention the model chooses, which may never have them in memory. Layers of
-    `config.Decay` have no softmax: their weights are gain * gamma ** (t - s), of values
-    that positions may turn besides.
+    They are computed from the queries and keys of the forward pass, and do not depend on the
+    attention implementation. Layers of `config.Decay` have no softmax: their weights are
+    gain * gamma ** (t - s), without the rotation of the values.
 
-    The queries and keys of all layers are held for a moment, whichever are asked for; that much is
-    linear in the length. Layers with Transformer-XL positions also hold T x S numbers, which
-    `max_bytes` does not count.
+    Memory includes the queries and keys of all layers, also unselected ones, and T x S numbers per
+    layer for Transformer-XL positions; `max_bytes` counts neither.
 
     Args:
         config: The model.
-        params: Its parameters.
-        tokens: Token ids; of an encoder-decoder, the decoder's.
-        layers: Which layers of each stack, counted from 0.
-        heads: Which query heads.
-        window: First query and the one after the last; keys are all of them.
-        parts: Which maps, of "decoder", "encoder" and "cross"; by default all that the model has.
-        max_bytes: The most that the answer may take.
-        dtype: Of the computation up to the scores, which are float32.
-        **inputs: Arrays that the model takes beside the tokens: source, positions, segments, ...
+        params: The parameters.
+        tokens: Token ids, of the decoder in an encoder-decoder.
+        layers: Layers of each stack, counted from 0; None is all.
+        heads: Query heads; None is all.
+        window: First query and last query + 1; None is all. Keys are not selected.
+        parts: Maps among "decoder", "encoder" and "cross"; None is all of the model.
+        max_bytes: Maximum size of the result.
+        dtype: Dtype of the computation up to the scores, which are float32.
+        **inputs: Other arrays that the model takes: source, positions, segments, ...
 
     Returns:
-        The maps. Rows of softmax sum to 1, but for tokens that see nothing.
+        The maps. Rows of softmax attention sum to 1, or to 0 if all keys are masked.
 
     Raises:
-        ValueError: A layer, head, query or part that does not exist, or maps above `max_bytes`.
+        ValueError: A layer, head, query or part does not exist, or the maps exceed `max_bytes`.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -109,7 +107,7 @@ def attention_maps(
     lengths = _map_lengths(config, tokens, inputs)
     requested_parts = tuple(lengths) if parts is None else tuple(parts)
     if isinstance(parts, str) or not requested_parts or set(requested_parts) - set(lengths):
-        raise ValueError(f"parts are some of {tuple(lengths)} in this model; got {parts!r}.")
+        raise ValueError(f"parts must be among {tuple(lengths)} for this model; got {parts!r}.")
     rows = tokens.size // tokens.shape[-1]
     total = sum(_check_and_count(config, part, lengths[part], choice) for part in requested_parts)
     _check_bytes(4 * rows * total, max_bytes, choice)
@@ -122,21 +120,21 @@ def attention_maps(
 def attention_entropy(
     maps: Float[Array, "layers *batch N T S"],
 ) -> Float32[Array, "layers *batch N T"]:
-    """Entropy of each query's attention weights: 0 for one token, log n for n equal ones.
+    """Entropy of each query's attention weights: 0 for one key, log n for n equal weights.
 
         entropy[t] = -sum over s of maps[t, s] * log(maps[t, s])
 
     Args:
-        maps: Weights, from `attention_maps`.
+        maps: Attention weights, such as `attention_maps(...).decoder`.
 
     Returns:
         Entropies in nats.
 
     Raises:
-        ValueError: All maps at once.
+        ValueError: `maps` is an `AttentionMaps`, not one of its arrays.
     """
     if isinstance(maps, AttentionMaps):
-        raise ValueError("Pick a part of these maps, as by maps.decoder.")
+        raise ValueError("Choose one part of the maps first, for example maps.decoder.")
     wide = maps.astype(jnp.float32)
     return -jnp.sum(jax.scipy.special.xlogy(wide, wide), axis=-1)
 
@@ -163,15 +161,16 @@ def _map_lengths(
 def _check_and_count(
     config: c.TransformerConfig, part: MapKind, lengths: tuple[int, int], choice: MapSelection
 ) -> int:
-    """Elements per batch row of the selected maps; raises for a selection that does not exist."""
+    """Return elements per batch row of the selected maps; the selection must exist."""
     stack_config, depth = stack_configs(config)["encoder" if part == "encoder" else "decoder"]
     for kind in stack_config.attention_kinds:
         if isinstance(kind, c.Mixer):
-            raise ValueError(f"{type(kind).__name__} has no attention weights to look at.")
+            raise ValueError(f"{type(kind).__name__} computes no attention weights.")
     num_heads, *other_counts = sorted({kind.num_heads for kind in stack_config.attention_kinds})
     if other_counts:
         raise ValueError(
-            f"Layers have {num_heads} and {other_counts[0]} heads, so maps are no one array."
+            f"Layers have different numbers of heads ({num_heads} and {other_counts[0]}), so their "
+            "maps cannot be stacked."
         )
     for name, selected, limit in (
         ("layers", choice.layers, depth),
@@ -180,15 +179,15 @@ def _check_and_count(
         outside = [i for i in selected or () if not 0 <= i < limit]
         if outside or selected == ():
             raise ValueError(
-                f"{name} of the {part} are counted from 0 to {limit - 1}; got {selected}. "
-                "Give parts=(...) to ask for other maps only."
+                f"{name} of the {part} must be in [0, {limit - 1}]; got {selected}. "
+                "To select other maps only, pass parts=(...)."
             )
     queries, keys = lengths
     if choice.window is not None:
         first, stop = (*choice.window, -1, -1)[:2]
         if len(choice.window) != 2 or not 0 <= first < stop <= queries:
             raise ValueError(
-                f"window holds a first query and the one after the last, of {queries} in the "
+                f"window must be (first query, last query + 1) within the {queries} queries of the "
                 f"{part}; got {choice.window}."
             )
         queries = stop - first
@@ -197,16 +196,16 @@ def _check_and_count(
 
 
 def _check_bytes(needed: int, max_bytes: int, choice: MapSelection) -> None:
-    """Refuse maps that are too large, and say which ones to leave out."""
+    """Check the size of the maps; the error suggests a smaller selection."""
     if needed <= max_bytes:
         return
     ways = {"layers": "layers=(0,)", "heads": "heads=(0, 1)", "window": "window=(0, 128)"}
     ways = {name: way for name, way in ways.items() if getattr(choice, name) is None}
     fewer = ", ".join(ways.values()) or "fewer layers, heads and queries"
     raise ValueError(
-        f"These attention maps take {format_bytes(needed)} and max_bytes allows "
-        f"{format_bytes(max_bytes)}. "
-        f"Ask for some of them, as by {fewer}, or raise max_bytes to {needed}."
+        f"These attention maps need {format_bytes(needed)}, but max_bytes is "
+        f"{format_bytes(max_bytes)}. Select fewer, for example by {fewer}, or raise max_bytes to "
+        f"{needed}."
     )
 
 
@@ -236,7 +235,7 @@ def _compute_maps(
 def _layer_weights(
     recorded: AttentionTrace | DecayTrace, tokens: Int[Array, "*batch time"], choice: MapSelection
 ) -> Float32[Array, "*batch N T S"]:
-    """The weights of one layer, of the heads and queries that were chosen."""
+    """Attention weights of one layer for the selected heads and queries."""
     if isinstance(recorded, DecayTrace):
         return _decay_weights(recorded, tokens, choice)
     mask, bias, group = (
@@ -257,7 +256,7 @@ def _layer_weights(
 
 
 def _select_heads(mask_or_bias: Any, num_axes: int, heads: Int[Array, " n"]) -> Any:
-    """A mask or a bias of these heads; one without an axis for heads stays as it is."""
+    """Select heads of a mask or bias; one without a head axis is unchanged."""
     if isinstance(mask_or_bias, F.AttentionBias):
         return mask_or_bias.map_heads(
             lambda x, axis: x if axis is None else jnp.take(x, heads, axis)
@@ -271,7 +270,7 @@ def _select_heads(mask_or_bias: Any, num_axes: int, heads: Int[Array, " n"]) -> 
 
 
 def _select_queries(mask_or_bias: Any, rows: slice) -> Any:
-    """A mask or a bias of these queries."""
+    """Select queries of a mask or bias."""
     if mask_or_bias is None:
         return None
     if not isinstance(mask_or_bias, F.AttentionMask | F.AttentionBias):

@@ -42,19 +42,19 @@ def logit_lens(
 
     Args:
         config: The model.
-        params: Its parameters.
+        params: The parameters.
         tokens: Token ids.
-        layers: After how many layers, of the stack that the head reads; by default after 0, 1, ...,
-            all of them.
-        max_bytes: The most that the answer may take.
-        dtype: Of the computation.
+        layers: Numbers of layers after which to apply the head, from 0 (the embedding) to the depth
+            of the stack; None is all.
+        max_bytes: Maximum size of the result.
+        dtype: Dtype of the computation.
         **inputs: As in `trace`.
 
     Returns:
-        Logits after each of `layers`; after all, those of the model.
+        Logits after each of `layers`; after the last layer they are the model's logits.
 
     Raises:
-        ValueError: More layers than there are, or an answer above `max_bytes`.
+        ValueError: A number of layers is out of range, or the result exceeds `max_bytes`.
 
     References:
         nostalgebraist, Interpreting GPT: the Logit Lens, 2020
@@ -64,14 +64,14 @@ def logit_lens(
     depths = as_int_tuple("layers", range(depth + 1) if layers is None else layers) or ()
     outside = [i for i in depths if not 0 <= i <= depth]
     if outside or not depths:
-        raise ValueError(f"layers counts layers, from 0 to {depth}; got {layers}.")
+        raise ValueError(f"layers must be in [0, {depth}]; got {layers}.")
     tokens, inputs = check_inputs(config, tokens, inputs)
     needed = 4 * len(depths) * tokens.size * config.vocab_size
     if needed > max_bytes:
         raise ValueError(
-            f"Logits of {tokens.size:,} tokens out of {config.vocab_size:,} at {len(depths)} "
-            f"depths take {format_bytes(needed)} and max_bytes allows {format_bytes(max_bytes)}. "
-            f"Ask for some layers, as by layers=({depth},), or for fewer tokens, or raise "
+            f"Logits of {tokens.size:,} tokens over {config.vocab_size:,} ids at {len(depths)} "
+            f"depths need {format_bytes(needed)}, but max_bytes is {format_bytes(max_bytes)}. "
+            f"Select fewer layers, for example layers=({depth},), or fewer tokens, or raise "
             f"max_bytes to {needed}."
         )
     recorded = trace(config, params, tokens, dtype=dtype, **inputs)
@@ -110,18 +110,18 @@ def token_losses(
 
     Args:
         config: The model.
-        params: Its parameters.
+        params: The parameters.
         tokens: Token ids.
-        targets: What should be said at each token; by default the next one.
-        dtype: Of the computation.
+        targets: Target id of each token; None is the next token.
+        dtype: Dtype of the computation.
         **inputs: As in `trace`.
 
     Returns:
-        A loss for each target; without targets one less than tokens. 0 where there is nothing to
-        say: in padding (segment 0), and without targets where a document ends (`segments`).
+        A loss per target; without `targets` the last token has none. It is 0 for padding
+        (segment 0) and, without `targets`, for the last token of each document (`segments`).
 
     Raises:
-        ValueError: An encoder without targets, or as `Transformer` does.
+        ValueError: The model is an encoder and has no targets, or as in `Transformer`.
     """
     tokens, inputs = check_inputs(config, tokens, inputs)
     target_ids, has_loss = next_token_targets(config, tokens, targets, inputs.get("segments"))
@@ -145,19 +145,19 @@ def next_token_targets(
     """Next-token targets, and the mask of targets with loss.
 
     Raises:
-        ValueError: An encoder, whose tokens see what follows, without targets; or targets of
-            another shape, or outside the vocabulary.
+        ValueError: The model is an encoder and has no targets, or targets have another shape or are
+            outside the vocabulary.
     """
     if targets is not None:
         targets = as_id_array("targets", targets)
         if targets.shape != tokens.shape:
             raise ValueError(
-                f"There is a target for each token; got shapes {targets.shape} and {tokens.shape}."
+                f"targets must have the shape of tokens, {tokens.shape}; got {targets.shape}."
             )
         F.check_token_ids(targets, config.vocab_size)
         return targets, jnp.ones(targets.shape, bool) if segments is None else segments != 0
     if isinstance(config.topology, c.Encoder):
-        raise ValueError("Tokens of an Encoder see what follows them; pass targets=.")
+        raise ValueError("An Encoder does not predict the next token; pass targets=.")
     last = jnp.arange(tokens.shape[-1]) == tokens.shape[-1] - 1
     has_loss = jnp.broadcast_to(~last, tokens.shape)
     if segments is not None:

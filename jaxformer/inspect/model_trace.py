@@ -23,12 +23,12 @@ class ResidualTrace(NamedTuple):
     """Residual stream of one stack.
 
     Attributes:
-        embeddings: What the first layer reads.
+        embeddings: Input of the first layer.
         stream: The stream after each layer.
-        branches: What each branch of a layer adds to the stream, by name: "attention",
-            "cross_attention", "feed_forward". Branches that share a norm behind them are one,
-            "attention_and_feed_forward". With `norm_placement` "post" a norm follows each sum.
-        final_normed: After the last norm, where there is one: what the head reads.
+        branches: Output of each branch, which is added to the stream, by name: "attention",
+            "cross_attention", "feed_forward", or "attention_and_feed_forward" for parallel branches
+            with one norm after their sum. With `norm_placement` "post" a norm follows each sum.
+        final_normed: The stream after the final norm, the input of the head; None without it.
     """
 
     embeddings: Float[Array, "*batch T D"]
@@ -41,9 +41,9 @@ class ModelTrace(NamedTuple):
     """Residual streams of all stacks, and the logits.
 
     Attributes:
-        decoder: Of the decoder; None where there is none.
-        encoder: Of the encoder; None where there is none.
-        logits: Of each token.
+        decoder: Streams of the decoder; None without a decoder.
+        encoder: Streams of the encoder; None without an encoder.
+        logits: Logits of each token.
     """
 
     decoder: ResidualTrace | None
@@ -63,20 +63,20 @@ def trace(
 
         stream[l] = stream[l - 1] + sum of branches[...][l]         stream[-1] = embedded
 
-    but for `norm_placement` "post", where a norm follows each sum.
+    except with `norm_placement` "post", where a norm follows each sum.
 
     Args:
         config: The model.
-        params: Its parameters.
-        tokens: Token ids; of an encoder-decoder, the decoder's.
-        dtype: Of the computation.
-        **inputs: Arrays that the model takes beside them: source, positions, segments, ...
+        params: The parameters.
+        tokens: Token ids, of the decoder in an encoder-decoder.
+        dtype: Dtype of the computation.
+        **inputs: Other arrays that the model takes: source, positions, segments, ...
 
     Returns:
         The streams and the logits.
 
     Raises:
-        ValueError: As `Transformer` does.
+        ValueError: As in `Transformer`.
     """
     tokens, inputs = check_inputs(config, tokens, inputs)
     return _trace(Transformer(config, dtype=dtype), params, tokens, inputs)
@@ -90,7 +90,7 @@ def _trace(model: Transformer, params: Params, tokens: Array, inputs: dict[str, 
 
 
 def stack_configs(config: c.TransformerConfig) -> dict[str, tuple[c.TransformerConfig, int]]:
-    """Each stack's configuration and number of layers, by its name."""
+    """Return configuration and number of layers of each stack, by name."""
     match config.topology:
         case c.Decoder():
             return {"decoder": (config, config.num_layers)}
@@ -104,7 +104,7 @@ def stack_configs(config: c.TransformerConfig) -> dict[str, tuple[c.TransformerC
 
 
 def head_stack(config: c.TransformerConfig) -> Stack:
-    """The stack that feeds the LM head."""
+    """Return the stack whose output is the input of the LM head."""
     return "encoder" if isinstance(config.topology, c.Encoder) else "decoder"
 
 
@@ -119,14 +119,13 @@ def apply_with_intermediates(
 
     Args:
         model: The model.
-        params: Its parameters.
+        params: The parameters.
         tokens: Token ids.
-        inputs: Arrays that it takes beside them.
-        perturbations: What to add to values that modules let be changed (see
-            `layers.intermediates.sow_and_perturb`).
+        inputs: Other arrays that the model takes.
+        perturbations: Arrays to add to intermediates (see `layers.intermediates.sow_and_perturb`).
 
     Raises:
-        ValueError: The parameters are of another model.
+        ValueError: The parameters do not match the model.
     """
     check_parameters(model.config, params)
     variables = {"params": params} | (
@@ -142,9 +141,11 @@ INPUTS = ("source", "positions", "segments", "source_positions", "source_segment
 def check_inputs(
     config: c.TransformerConfig, tokens: Any, inputs: dict[str, Any]
 ) -> tuple[Array, dict[str, Array]]:
-    """Inputs as arrays; raises for what the model would refuse."""
+    """Return the inputs as arrays, after checking names and shapes."""
     if unknown := set(inputs) - set(INPUTS):
-        raise ValueError(f"A model takes {', '.join(INPUTS)}; got {', '.join(sorted(unknown))}.")
+        raise ValueError(
+            f"Model inputs must be among {', '.join(INPUTS)}; got {', '.join(sorted(unknown))}."
+        )
     tokens = as_id_array("tokens", tokens)
     inputs = {
         name: as_id_array(name, values) for name, values in inputs.items() if values is not None
@@ -157,13 +158,11 @@ def check_inputs(
         F.check_token_ids(source, config.topology.source_vocab_size or config.vocab_size)
         if source.shape[:-1] != tokens.shape[:-1]:
             raise ValueError(
-                f"A row of tokens has its row of source; got shapes {tokens.shape} and "
+                f"tokens and source must have the same batch axes; got shapes {tokens.shape} and "
                 f"{source.shape}."
             )
     elif source_inputs := [name for name in inputs if name.startswith("source_")]:
-        raise ValueError(
-            f"This model has no encoder for a source, and got {', '.join(source_inputs)}."
-        )
+        raise ValueError(f"This model has no encoder, so it takes no {', '.join(source_inputs)}.")
     for prefix, text in texts.items():
         for name in (prefix + "positions", prefix + "segments"):
             if name in inputs:
@@ -182,31 +181,30 @@ def _broadcast_to_tokens(text: Array, name: str, values: Array) -> Array:
         return jnp.broadcast_to(values, text.shape)
     except ValueError as error:
         raise ValueError(
-            f"{name} has a number for each token of a text of shape {text.shape}; got shape "
-            f"{values.shape}."
+            f"{name} must have the shape of the tokens, {text.shape}; got {values.shape}."
         ) from error
 
 
 def as_id_array(name: str, values: Any) -> Array:
-    """`values` as an integer array."""
+    """Return `values` as an integer array."""
     array = jnp.asarray(values)
     if not jnp.issubdtype(array.dtype, jnp.integer) or array.ndim == 0 or not array.size:
         raise ValueError(
-            f"{name} holds whole numbers, at least one, [..., time]; got shape {array.shape}, "
+            f"{name} must be a non-empty integer array [..., time]; got shape {array.shape}, "
             f"{array.dtype}."
         )
     return array
 
 
 def unstack_layers(stack: Any) -> list[dict[str, Any]]:
-    """One tree per layer, from a stack's scanned parameters or intermediates.
+    """Return one tree per layer from scanned parameters or intermediates of a stack.
 
     Args:
-        stack: A stack's parameters, such as `params["decoder"]`, or a tree alike: whole periods of
-            the pattern are stacked under "layers", the rest stands under "tail".
+        stack: Parameters of a stack, such as `params["decoder"]`, or a tree of the same structure:
+            full periods of the layer pattern are stacked under "layers", the rest is under "tail".
 
     Returns:
-        A tree for each layer, from the first to the last.
+        A tree for each layer, in order.
     """
     layers = []
     if (periods := stack.get("layers")) is not None:
@@ -221,17 +219,17 @@ def unstack_layers(stack: Any) -> list[dict[str, Any]]:
 
 
 def as_int_tuple(name: str, values: Any) -> tuple[int, ...] | None:
-    """A selection as a tuple of integers, or None."""
+    """Return a selection as a tuple of integers, or None."""
     if values is None:
         return None
     array = np.atleast_1d(np.asarray(values))
     if array.size and (array.ndim != 1 or not np.issubdtype(array.dtype, np.integer)):
-        raise ValueError(f"{name} takes whole numbers; got {values!r}.")
+        raise ValueError(f"{name} must be an integer or a sequence of integers; got {values!r}.")
     return tuple(array.tolist())
 
 
 def _sorted_layer_names(layers: dict[str, Any]) -> list[str]:
-    """layer_0, layer_1, ..., layer_10."""
+    """Names in the order layer_0, layer_1, ..., layer_10."""
     return sorted(layers, key=lambda name: int(name.removeprefix("layer_")))
 
 

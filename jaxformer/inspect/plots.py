@@ -1,7 +1,7 @@
 """Plots of the arrays from this package; they need the extra `plots`.
 
-What is called plot gives a matplotlib Figure, what is called show a page of HTML; a notebook shows
-either where it is the last line of a cell.
+``plot_...`` functions return a matplotlib Figure, ``show_...`` functions an HTML page; a notebook
+displays either as the result of a cell.
 """
 
 import html
@@ -33,31 +33,33 @@ def plot_attention(
     """Draw attention maps, a panel for each head: rows are queries, columns are keys.
 
     Args:
-        maps: Weights, [T, S] or [N, T, S].
-        tokens: The text of each query; written where there are at most 40.
-        keys: The text of each key; by default that of the queries, where there are as many.
-        heads: What the heads are called, where only some were asked for.
-        title: Over all panels.
-        columns: Panels side by side.
+        maps: Attention weights, [T, S] or [N, T, S].
+        tokens: Text of each query, shown for at most 40.
+        keys: Text of each key; None is `tokens` if their numbers are equal.
+        heads: Number of each head, for a selection of heads.
+        title: Title of the figure.
+        columns: Panels per row.
 
     Returns:
         The figure.
 
     Raises:
-        ValueError: Maps of more than one row or layer, other numbers of texts or heads, or no
-            columns.
+        ValueError: The maps have more axes, the numbers of texts or heads do not match them, or
+            `columns` is below 1.
         ModuleNotFoundError: matplotlib is not installed.
     """
     if isinstance(maps, AttentionMaps):
-        raise ValueError("Pick a part, a layer and a row of these maps, as by maps.decoder[0, 0].")
+        raise ValueError(
+            "Choose one part, layer and row of the maps first, for example maps.decoder[0, 0]."
+        )
     panels = np.asarray(maps, np.float32)
     if panels.ndim not in (2, 3) or panels.size == 0:
         raise ValueError(
-            f"Maps are [T, S] or [N, T, S]; got shape {panels.shape}. Pick a layer and a row, as "
-            "by maps.decoder[0, 0]."
+            f"maps must be [T, S] or [N, T, S]; got shape {panels.shape}. Choose one layer and "
+            "row, for example maps.decoder[0, 0]."
         )
     if columns < 1:
-        raise ValueError(f"At least one panel stands side by side; got columns={columns}.")
+        raise ValueError(f"columns must be at least 1; got {columns}.")
     panels = panels[None] if panels.ndim == 2 else panels
     _, queries, count = panels.shape
     _check_count("heads", heads, len(panels))
@@ -91,20 +93,20 @@ def plot_heatmap(
 
     Args:
         values: [rows, columns].
-        xlabel: What columns are.
-        ylabel: What rows are.
-        title: Over the picture.
-        centered: Whether white is 0, for numbers of both signs.
+        xlabel: Label of the columns.
+        ylabel: Label of the rows.
+        title: Title of the figure.
+        centered: Whether 0 is white, for values of both signs.
 
     Returns:
         The figure.
 
     Raises:
-        ValueError: Values that are no table.
+        ValueError: `values` is not a matrix.
     """
     values = np.asarray(values, np.float32)
     if values.ndim != 2:
-        raise ValueError(f"A table is [rows, columns]; got shape {values.shape}.")
+        raise ValueError(f"values must be [rows, columns]; got shape {values.shape}.")
     figure = _new_figure(7.0, 4.0)
     axes = figure.add_subplot()
     options: dict[str, Any] = {"aspect": "auto", "interpolation": "nearest"}
@@ -128,12 +130,12 @@ def plot_lines(
     """Plot one line per name.
 
     Args:
-        lines: Numbers by name.
-        x: Where they stand; by default 0, 1, ...
-        xlabel: What x is.
-        ylabel: What the numbers are.
-        title: Over the picture.
-        logy: Whether y is logarithmic.
+        lines: Values of each line by name.
+        x: Positions on the x axis; None is 0, 1, ...
+        xlabel: Label of the x axis.
+        ylabel: Label of the y axis.
+        title: Title of the figure.
+        logy: Whether the y axis is logarithmic.
 
     Returns:
         The figure.
@@ -156,19 +158,20 @@ def plot_lens(
 
     Args:
         lens: Logits of one row, [depths, T, V], from `logit_lens`.
-        tokens: The text of each token.
-        names: The text of each token id.
+        tokens: Text of each token.
+        names: Text of each token id.
 
     Returns:
         The figure.
 
     Raises:
-        ValueError: A lens of more than one row, or other numbers of tokens or names.
+        ValueError: `lens` has more axes, or the numbers of tokens or names do not match it.
     """
     logits = np.asarray(lens, np.float64)
     if logits.ndim != 3:
         raise ValueError(
-            f"A lens is [depths, T, V]; got shape {logits.shape}. Pick a row, as by lens[:, 0]."
+            f"lens must be [depths, T, V]; got shape {logits.shape}. Choose one row, for example "
+            "lens[:, 0]."
         )
     depths, length, vocab_size = logits.shape
     _check_count("tokens", tokens, length)
@@ -194,12 +197,12 @@ def plot_lens(
     if tokens is not None:
         _set_tick_labels(axes.set_xticks, tokens, fontsize=8)
     axes.set_yticks(range(depths))
-    axes.set(xlabel="read so far", ylabel="layers", title="Likeliest next token after each layer")
+    axes.set(xlabel="token", ylabel="layers", title="Most likely next token after each layer")
     return figure
 
 
 class HtmlPage:
-    """HTML that a notebook shows.
+    """HTML that a notebook displays.
 
     Attributes:
         text: The HTML.
@@ -216,19 +219,22 @@ def show_losses(texts: Sequence[str], losses: Numbers) -> HtmlPage:
     """Show a text in a notebook with tokens coloured by their loss.
 
     Args:
-        texts: The text of each token that has a loss: from the second on, for `token_losses`
-            without targets.
-        losses: In nats, one for each; what is not finite is black.
+        texts: Text of each token with a loss: from the second token on for `token_losses` without
+            targets.
+        losses: Loss of each token in nats; tokens with NaN or infinity are black.
 
     Returns:
-        What a notebook shows; point at a token to read its loss.
+        An HTML page, with the loss of a token as its tooltip.
 
     Raises:
-        ValueError: Other numbers of texts and losses.
+        ValueError: The numbers of texts and losses differ.
     """
     numbers = np.asarray(losses, np.float32)
     if numbers.shape != (len(texts),):
-        raise ValueError(f"There is a loss for each text; got {len(texts)} and {numbers.shape}.")
+        raise ValueError(
+            f"losses must have one number per text; got {len(texts)} texts and shape "
+            f"{numbers.shape}."
+        )
     finite = np.isfinite(numbers)
     top = max(float(numbers.max(initial=0.0, where=finite)), 1e-6)
     colours = [
@@ -246,13 +252,13 @@ def show_losses(texts: Sequence[str], losses: Numbers) -> HtmlPage:
 
 
 def show_tree(tree: Any) -> HtmlPage:
-    """Show a parameter tree in a notebook, with a picture of each array (treescope).
+    """Show a parameter tree in a notebook, with a plot of each array (treescope).
 
     Args:
         tree: Any tree of arrays, a configuration, or both.
 
     Returns:
-        What a notebook shows.
+        An HTML page.
 
     Raises:
         ModuleNotFoundError: treescope is not installed.
@@ -264,10 +270,7 @@ def show_tree(tree: Any) -> HtmlPage:
 
 
 def _new_figure(width: float, height: float) -> Any:
-    """New figure without a display backend.
-
-    A notebook shows it where it is the last line of a cell, whichever backend is in use.
-    """
+    """Return a new figure, which a notebook displays with any matplotlib backend."""
     figure = _import_plotting("matplotlib.figure").Figure(
         figsize=(width, height), layout="constrained"
     )
@@ -282,7 +285,7 @@ def _png(figure: Any) -> bytes:
 
 
 def _import_plotting(module: str) -> Any:
-    """A module of the extra `plots`; says what brings it where it is missing."""
+    """Import a module of the extra `plots`, or raise ImportError with the install command."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -290,22 +293,22 @@ def _import_plotting(module: str) -> Any:
         if (error.name or "").partition(".")[0] != name:
             raise
         raise ModuleNotFoundError(
-            f"Pictures need {name}: pip install -e '.[plots]' in the clone brings it. The "
-            "functions that give arrays do without.",
+            f"Plots need {name}: pip install -e '.[plots]' in the clone. Functions that return "
+            "arrays work without it.",
             name=name,
         ) from error
 
 
 def _check_count(name: str, values: Numbers | None, count: int) -> None:
-    """Refuse names of other things than are drawn."""
+    """Check the number of names."""
     if values is not None and len(values) != count:
-        raise ValueError(f"{name} has one for each of {count}; got {len(values)}.")
+        raise ValueError(f"{name} must have {count} entries; got {len(values)}.")
 
 
 def _set_tick_labels(
     set_ticks: Callable[..., Any], words: Sequence[str] | None, *, fontsize: int = 6, **how: Any
 ) -> None:
-    """Words along an axis as they are: a dollar sign begins no formula."""
+    """Set tick labels as plain text, without TeX for dollar signs."""
     if words is not None:
         names = [repr(word)[1:-1] for word in words]
         set_ticks(range(len(names)), names, fontsize=fontsize, parse_math=False, **how)

@@ -21,19 +21,19 @@ def position_embeddings(
 
     Args:
         config: The model.
-        params: Its parameters.
-        length: How many positions.
+        params: The parameters.
+        length: Number of positions.
 
     Returns:
-        A row for each position.
+        One row per position.
 
     Raises:
-        ValueError: The embedding adds nothing, its table has fewer rows, there is no position,
-            or the parameters are of another model.
+        ValueError: The embedding adds no positions, `length` is below 1 or above the learned
+            positions, or the parameters do not match the model.
     """
     if config.embedding.positions is None:
         kinds = config.attention.positions
-        raise ValueError(f"This model adds no positions to its embedding; attention has {kinds}.")
+        raise ValueError(f"The embedding adds no positions; those of attention are {kinds}.")
     check_whole("length", length, least=1)
     check_parameters(config, params)
     positions = jnp.arange(length)
@@ -51,24 +51,24 @@ def rotation_angles(
 
         angle[t, i] = t * frequency[i]
 
-    with frequencies stretched as the configuration says, for a text of this length.
+    with the frequencies of the layer's RoPE scaling at this length.
 
     Args:
         config: The model.
-        length: How many positions.
-        layer: Of the stack.
-        stack: "decoder" or "encoder"; by default the one that the head reads.
+        length: Number of positions.
+        layer: Index of the layer in the stack.
+        stack: "decoder" or "encoder"; None is the stack before the head.
 
     Returns:
-        An angle for each position and pair.
+        Angles in radians.
 
     Raises:
-        ValueError: The layer has no rotary positions or does not exist, or there is no position.
+        ValueError: The layer has no RoPE or does not exist, or `length` is below 1.
     """
     attention, rope, *_ = _layer_config(config, layer, stack)
     check_whole("length", length, least=1)
     if not isinstance(rope, c.Rope):
-        raise ValueError(f"Layer {layer} has no rotary positions to draw; it has {rope}.")
+        raise ValueError(f"Layer {layer} has no RoPE; its positions are {rope}.")
     per_token = scaled_rope_frequencies(rope, attention.rope_head_dim, jnp.asarray(length))
     return jnp.outer(jnp.arange(length, dtype=jnp.float32), per_token)
 
@@ -86,18 +86,18 @@ def position_bias(
 
     Args:
         config: The model.
-        params: Its parameters; ALiBi has none and takes {}.
-        length: How many queries and keys, from 0 on.
-        layer: Of the stack.
-        stack: "decoder" or "encoder"; by default the one that the head reads.
-        max_bytes: The most that the answer may take.
+        params: The parameters; {} for ALiBi, which has none.
+        length: Number of queries and keys, at positions from 0.
+        layer: Index of the layer in the stack.
+        stack: "decoder" or "encoder"; None is the stack before the head.
+        max_bytes: Maximum size of the result.
 
     Returns:
-        The bias of each head, query and key; a causal mask is not part of it.
+        The bias of each head, query and key, without the causal mask.
 
     Raises:
-        ValueError: The layer has no such bias or does not exist, the answer is too large, there is
-            no position, or the parameters are of another model.
+        ValueError: The layer has no score bias or does not exist, the result exceeds `max_bytes`,
+            `length` is below 1, or the parameters do not match the model.
     """
     heads = _layer_config(config, layer, stack).attention.num_heads
     check_whole("length", length, least=1)
@@ -105,8 +105,8 @@ def position_bias(
     needed = 4 * heads * int(length) ** 2
     if needed > max_bytes:
         raise ValueError(
-            f"The bias of {heads} heads between {length:,} tokens takes {format_bytes(needed)} and "
-            f"max_bytes allows {format_bytes(max_bytes)}. Ask for a shorter length, for "
+            f"The bias of {heads} heads between {length:,} tokens needs {format_bytes(needed)}, "
+            f"but max_bytes is {format_bytes(max_bytes)}. Use a shorter length or "
             f"score_by_distance, which is linear in it, or raise max_bytes to {needed}."
         )
     return _bias_between(config, params, positions, positions, layer, stack)
@@ -124,7 +124,9 @@ def _bias_between(
     stack = stack or head_stack(config)
     attention, kind, *_ = _layer_config(config, layer, stack)
     if not isinstance(kind, c.ScoreBias):
-        raise ValueError(f"Layer {layer} of the {stack} adds no bias by position; it has {kind}.")
+        raise ValueError(
+            f"Layer {layer} of the {stack} has no position bias; its positions are {kind}."
+        )
     heads = attention.num_heads
     learned: Params = {}
     if kind.parameters(heads):
@@ -152,29 +154,27 @@ def score_by_distance(
 ) -> Float32[Array, "heads T"]:
     """Effect of distance on the attention score, from positions alone.
 
-        rotary     mean over feature pairs of cos(distance * frequency), 1 for pairs not turned:
-                   the score of a query and a key that are equal, and whose pairs are of equal
-                   size, in units of that at distance 0
-        a bias     the bias, from the last token on
+        RoPE       mean over feature pairs of cos(distance * frequency), 1 for unrotated pairs: the
+                   score of equal query and key with pairs of equal norm, relative to distance 0
+        a bias     the bias, for the last query
 
     Args:
         config: The model.
-        length: How many distances, from 0 on.
-        params: Its parameters, where the bias is learned.
-        layer: Of the stack.
-        stack: "decoder" or "encoder"; by default the one that the head reads.
+        length: Number of distances, from 0.
+        params: The parameters, for a learned bias.
+        layer: Index of the layer in the stack.
+        stack: "decoder" or "encoder"; None is the stack before the head.
 
     Returns:
-        One row for all heads (rotary), or one for each.
+        One row for all heads (RoPE), or one per head.
 
     Raises:
-        ValueError: The layer has no positions that change scores by distance (rotary ones do where
-            they turn both queries and keys) or does not exist, there is no distance, or the
-            parameters are of another model.
+        ValueError: The layer has neither RoPE on both queries and keys nor a score bias, or does
+            not exist, `length` is below 1, or the parameters do not match the model.
 
     References:
         Su et al., RoFormer: Enhanced Transformer with Rotary Position Embedding, 2021.
-        arXiv:2104.09864, section 3.4.3 (a bound that falls with distance; the mean need not)
+        arXiv:2104.09864, section 3.4.3 (a bound that decreases with distance)
     """
     attention, kind, *_ = _layer_config(config, layer, stack)
     check_whole("length", length, least=1)
@@ -188,15 +188,17 @@ def score_by_distance(
             distances = length - 1 - jnp.arange(length)  # from the last token to the first
             bias = _bias_between(config, params or {}, distances[:1], distances, layer, stack)
             return bias[:, 0].astype(jnp.float32)
-    raise ValueError(f"Layer {layer} has no score that follows from distance; it has {kind}.")
+    raise ValueError(
+        f"Layer {layer} has no score that depends on distance alone; its positions are {kind}."
+    )
 
 
 def _layer_config(config: c.TransformerConfig, layer: int, stack: Stack | None) -> c.LayerConfig:
     """Options of one layer of a stack."""
     stacks = stack_configs(config)
     if stack is not None and stack not in stacks:
-        raise ValueError(f"stack is one of {', '.join(stacks)} in this model; got {stack!r}.")
+        raise ValueError(f"stack must be among {', '.join(stacks)} for this model; got {stack!r}.")
     stack_config, depth = stacks[stack or head_stack(config)]
     if not 0 <= layer < depth:
-        raise ValueError(f"Layers are counted from 0 to {depth - 1}; got layer={layer}.")
+        raise ValueError(f"layer must be in [0, {depth - 1}]; got {layer}.")
     return stack_config.layer(layer)

@@ -16,10 +16,10 @@ class ParameterRow(NamedTuple):
     """One array of a model's parameters.
 
     Attributes:
-        path: Where it stands in the tree.
-        shape: Of the array; layers of a pattern are stacked along the first axis.
-        size: Its numbers.
-        fraction: Of all numbers of the model.
+        path: Path in the parameter tree.
+        shape: Shape of the array; scanned layers are stacked along the first axis.
+        size: Number of parameters.
+        fraction: Fraction of all parameters of the model.
     """
 
     path: str
@@ -35,7 +35,7 @@ def parameter_table(params: Any) -> tuple[ParameterRow, ...]:
         params: Arrays, or shapes from `jax.eval_shape`, in a tree.
 
     Returns:
-        A row for each, in the order of the tree.
+        One row per array, in the order of the tree.
     """
     leaves = jax.tree_util.tree_leaves_with_path(params)
     total = sum(leaf.size for _, leaf in leaves)
@@ -57,7 +57,7 @@ def format_parameters(params: Any) -> str:
         params: Arrays, or shapes from `jax.eval_shape`, in a tree.
 
     Returns:
-        A line for each array.
+        One line per array, and the total.
     """
     rows = parameter_table(params)
     cells = [
@@ -76,9 +76,9 @@ def format_bytes(size: int) -> str:
 
 
 def check_whole(name: str, number: Any, *, least: int) -> None:
-    """Refuse what is no whole number from `least` on."""
+    """Check that a number is an integer of at least `least`."""
     if not isinstance(number, int | np.integer) or number < least:
-        raise ValueError(f"{name} is a whole number from {least} on; got {number!r}.")
+        raise ValueError(f"{name} must be an integer of at least {least}; got {number!r}.")
 
 
 def cache_sizes(
@@ -89,28 +89,28 @@ def cache_sizes(
     source_length: int = 0,
     bytes_per_number: int = 2,
 ) -> Int[np.ndarray, " L"]:
-    """Bytes of the cache by the length of the text; see `costs.cache_bytes`.
+    """Bytes of the KV cache by sequence length; see `costs.cache_bytes`.
 
     Args:
         config: The model.
-        lengths: Tokens so far, prompt included.
-        batch: Sequences side by side.
-        source_length: Tokens of the source, whose keys and values an encoder-decoder keeps besides.
+        lengths: Sequence lengths in tokens, including the prompt.
+        batch: Number of sequences.
+        source_length: Tokens of an encoder-decoder's source, whose keys and values are cached.
         bytes_per_number: 2 for bfloat16.
 
     Returns:
         Bytes for each length.
 
     Raises:
-        ValueError: A model that keeps no cache, a length or a number that is not whole or too
-            small, or a source without an encoder.
+        ValueError: The model is an encoder, a length or another number is no integer or too small,
+            or a model without an encoder has a source.
     """
     if isinstance(config.topology, c.Encoder):
-        raise ValueError("An Encoder reads its text at once and keeps no cache.")
+        raise ValueError("An Encoder has no KV cache.")
     if source_length and not isinstance(config.topology, c.EncoderDecoder):
-        raise ValueError(f"This model reads no source; got source_length={source_length}.")
+        raise ValueError(f"A Decoder has no source; got source_length={source_length}.")
     if np.ndim(lengths) != 1:
-        raise ValueError(f"lengths is a sequence, such as [1, 2048]; got {lengths!r}.")
+        raise ValueError(f"lengths must be a sequence, such as [1, 2048]; got {lengths!r}.")
     for length in (*lengths, source_length):
         check_whole("A length", length, least=0)
     check_whole("batch", batch, least=1)

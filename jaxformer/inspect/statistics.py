@@ -27,10 +27,10 @@ class Statistics(NamedTuple):
     """Mean, standard deviation, RMS and largest magnitude, per layer.
 
     Attributes:
-        mean: Their mean.
-        std: Their standard deviation.
-        rms: The root of their mean square.
-        max_abs: The largest in size.
+        mean: Mean.
+        std: Standard deviation.
+        rms: Root mean square.
+        max_abs: Largest magnitude.
     """
 
     mean: Float32[Array, " layers"]
@@ -51,16 +51,16 @@ def activation_statistics(
 
     Args:
         config: The model.
-        params: Its parameters.
+        params: The parameters.
         tokens: Token ids.
-        dtype: Of the computation; the statistics are taken in float32.
+        dtype: Dtype of the computation; statistics are computed in float32.
         **inputs: As in `trace`.
 
     Returns:
-        For each stack ("decoder", "encoder") "stream" and each branch.
+        For each stack ("decoder", "encoder"), statistics of "stream" and of each branch.
 
     Raises:
-        ValueError: As `Transformer` does.
+        ValueError: As in `Transformer`.
     """
     recorded = trace(config, params, tokens, dtype=dtype, **inputs)
     return {
@@ -83,16 +83,16 @@ def residual_contributions(
 
     Args:
         config: The model.
-        params: Its parameters.
+        params: The parameters.
         tokens: Token ids.
-        dtype: Of the computation.
+        dtype: Dtype of the computation.
         **inputs: As in `trace`.
 
     Returns:
-        For each stack the share of each branch, in each layer and token.
+        For each stack, the relative norm of each branch in each layer and token.
 
     Raises:
-        ValueError: As `Transformer` does.
+        ValueError: As in `Transformer`.
     """
     contributions = {}
     for name, stack in _present_stacks(
@@ -117,38 +117,38 @@ def gradient_statistics(
 ) -> dict[str, dict[str, Float32[Array, " layers"]]]:
     """Gradient norms of each layer's parameters and of the stream after it.
 
-        norm[l] = sqrt(sum over the numbers of layer l of (d loss / d number) ** 2)
+        norm[l] = sqrt(sum over parameters p of layer l of (d loss / d p) ** 2)
 
     The loss is the mean cross-entropy of the next token, or of `targets`.
 
     Args:
         config: The model.
-        params: Its parameters.
+        params: The parameters.
         tokens: Token ids.
-        targets: What should be said at each token; by default the next one.
-        dtype: Of the computation.
+        targets: Target id of each token; None is the next token.
+        dtype: Dtype of the computation.
         **inputs: As in `trace`.
 
     Returns:
-        For each stack the norm of each part's parameters ("attention", "feed_forward",
-        "pre_attention_norm", ...), 0 in layers without that part, and for "stream" that of the
-        stream after the layer.
+        For each stack, the gradient norm of each module's parameters ("attention", "feed_forward",
+        "pre_attention_norm", ...), 0 in layers without that module, and of the stream after each
+        layer ("stream").
 
     Raises:
-        ValueError: An encoder without targets, or as `Transformer` does.
+        ValueError: The model is an encoder and has no targets, or as in `Transformer`.
     """
     tokens, inputs = check_inputs(config, tokens, inputs)
     target_ids, has_loss = next_token_targets(config, tokens, targets, inputs.get("segments"))
     model = Transformer(config, dtype=dtype)
     norms = _gradient_norms(model, params, tokens, target_ids, has_loss, inputs)
-    return {stack: norms[stack] for stack in stack_configs(config)}  # a tree's names are sorted
+    return {stack: norms[stack] for stack in stack_configs(config)}  # not in alphabetical order
 
 
 @partial(jax.jit, static_argnums=0)
 def _gradient_norms(
     model: Transformer, params: Params, tokens: Array, targets: Array, has_loss: Array, inputs: Any
 ) -> dict[str, dict[str, Array]]:
-    """Of the loss in the parameters, and in zeros added to the stream after each layer."""
+    """Norms of the gradient in the parameters, and in zeros added to the stream of each layer."""
     _, shapes = jax.eval_shape(partial(apply_with_intermediates, model), params, tokens, inputs)
     streams = {name: _stream_shapes(stack) for name, stack in shapes.items()}
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), streams)
@@ -170,7 +170,7 @@ def _gradient_norms(
 
 
 def _stream_shapes(intermediates: Any) -> Any:
-    """The sown residual streams of a stack, as zeros to perturb."""
+    """Return zeros in the shape of the sown residual streams of a stack."""
     parts = {name: intermediates[name] for name in ("layers", "tail") if name in intermediates}
     return {
         name: {
@@ -181,7 +181,7 @@ def _stream_shapes(intermediates: Any) -> Any:
 
 
 def _present_stacks(recorded: Any) -> dict[str, ResidualTrace]:
-    """The stacks that a model has, in the order in which they run."""
+    """Return the stacks of the model, in the order in which they run."""
     pairs = {"encoder": recorded.encoder, "decoder": recorded.decoder}
     return {name: stack for name, stack in pairs.items() if stack is not None}
 
@@ -205,7 +205,7 @@ def _vector_norm(x: Float[Array, "*shape D"]) -> Float32[Array, "*shape"]:
 
 
 def _tree_norms(trees: list[Any]) -> Float32[Array, " layers"]:
-    """The norm of all numbers of each tree."""
+    """Return the norm of each tree."""
 
     def norm(tree: Any) -> Float32[Array, ""]:
         squares = [jnp.sum(x.astype(jnp.float32) ** 2) for x in jax.tree.leaves(tree)]

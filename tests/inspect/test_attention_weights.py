@@ -189,7 +189,7 @@ def test_only_the_parts_that_are_asked_for(build):
 def test_parts_that_a_model_lacks_are_refused(build):
     config, params, tokens, _ = build()
     for parts in (("encoder",), ("dec",), "decoder", ()):
-        with pytest.raises(ValueError, match=r"parts are some of \('decoder',\) in this model"):
+        with pytest.raises(ValueError, match=r"parts must be among \('decoder',\) for this model"):
             inspect.attention_maps(config, params, tokens, parts=parts)
     topology = EncoderDecoder(num_encoder_layers=1)
     config, params, tokens, _ = build(topology=topology)
@@ -210,10 +210,12 @@ def test_maps_that_are_too_large_are_refused_with_ways_out(build):
     config, params, tokens, _ = build()
     needed = 3 * 2 * 4 * 7 * 7 * 4
     with pytest.raises(
-        ValueError, match=r"take 0\.005 MB.*layers=\(0,\), heads=\(0, 1\), window=\("
+        ValueError, match=r"need 0\.005 MB.*layers=\(0,\), heads=\(0, 1\), window=\("
     ):
         inspect.attention_maps(config, params, tokens, max_bytes=needed - 1)
-    with pytest.raises(ValueError, match=r"as by window=\(0, 128\), or raise max_bytes to 392"):
+    with pytest.raises(
+        ValueError, match=r"for example by window=\(0, 128\), or raise max_bytes to 392"
+    ):
         inspect.attention_maps(config, params, tokens, max_bytes=1, layers=(0,), heads=(0,))
     fits = inspect.attention_maps(config, params, tokens, max_bytes=needed)
     assert fits.decoder.nbytes == needed
@@ -222,19 +224,19 @@ def test_maps_that_are_too_large_are_refused_with_ways_out(build):
 def test_a_large_model_is_refused_before_anything_is_computed():
     config = zoo.get("llama-2-70b")
     tokens = jnp.zeros((1, 4096), jnp.int32)
-    with pytest.raises(ValueError, match=r"take 343\.60 GB and max_bytes allows 1\.07 GB"):
+    with pytest.raises(ValueError, match=r"need 343\.60 GB, but max_bytes is 1\.07 GB"):
         inspect.attention_maps(config, {}, tokens)
 
 
 @pytest.mark.parametrize(
     ("chosen", "message"),
     [
-        ({"layers": (0, 3)}, r"layers of the decoder are counted from 0 to 2; got \(0, 3\)"),
-        ({"heads": (-1,)}, r"heads of the decoder are counted from 0 to 3; got \(-1,\)"),
-        ({"layers": ()}, r"layers of the decoder are counted from 0 to 2; got \(\)"),
-        ({"window": (3, 9)}, r"of 7 in the decoder; got \(3, 9\)"),
-        ({"window": (3, 3)}, r"of 7 in the decoder; got \(3, 3\)"),
-        ({"window": (3,)}, r"of 7 in the decoder; got \(3,\)"),
+        ({"layers": (0, 3)}, r"layers of the decoder must be in \[0, 2\]; got \(0, 3\)"),
+        ({"heads": (-1,)}, r"heads of the decoder must be in \[0, 3\]; got \(-1,\)"),
+        ({"layers": ()}, r"layers of the decoder must be in \[0, 2\]; got \(\)"),
+        ({"window": (3, 9)}, r"within the 7 queries .*; got \(3, 9\)"),
+        ({"window": (3, 3)}, r"within the 7 queries .*; got \(3, 3\)"),
+        ({"window": (3,)}, r"within the 7 queries .*; got \(3,\)"),
     ],
 )
 def test_what_does_not_exist_is_refused(chosen, message, build):

@@ -97,9 +97,9 @@ def test_the_lens_of_a_layer_is_a_model_without_the_others(build):
 
 def test_a_lens_that_is_too_large_or_too_deep_is_refused(build):
     config, params, tokens, _ = build()
-    with pytest.raises(ValueError, match=r"14 tokens out of 31 at 4 depths.*layers=\(3,\).*6944"):
+    with pytest.raises(ValueError, match=r"14 tokens over 31 ids at 4 depths.*layers=\(3,\).*6944"):
         inspect.logit_lens(config, params, tokens, max_bytes=6943)
-    with pytest.raises(ValueError, match=r"from 0 to 3; got \(4,\)"):
+    with pytest.raises(ValueError, match=r"layers must be in \[0, 3\]; got \(4,\)"):
         inspect.logit_lens(config, params, tokens, layers=(4,))
     assert inspect.logit_lens(config, params, tokens, max_bytes=6944).nbytes == 6944
 
@@ -150,22 +150,25 @@ def test_an_encoder_needs_targets(build):
 def test_what_cannot_be_run_is_refused_in_words(build):
     config, params, tokens, _ = build()
     wrong = [
-        ({"tokens": tokens.astype(jnp.float32)}, r"tokens holds whole numbers.*\(2, 7\), float32"),
-        ({"tokens": 3}, r"tokens holds whole numbers.*shape \(\), int"),
-        ({"tokens": jnp.zeros((2, 0), int)}, r"tokens holds whole numbers, at least one.*\(2, 0\)"),
-        ({"deterministic": False}, r"A model takes source, positions, .*; got deterministic"),
+        (
+            {"tokens": tokens.astype(jnp.float32)},
+            r"tokens must be a non-empty integer.*\(2, 7\), float32",
+        ),
+        ({"tokens": 3}, r"tokens must be a non-empty integer.*shape \(\), int"),
+        ({"tokens": jnp.zeros((2, 0), int)}, r"tokens must be a non-empty.*\(2, 0\)"),
+        ({"deterministic": False}, r"inputs must be among source, .*; got deterministic"),
         ({"source": tokens}, "topology Decoder has no encoder for a source"),
-        ({"source_segments": tokens}, "no encoder for a source, and got source_segments"),
-        ({"segments": tokens[:, 1:]}, r"segments has .* shape \(2, 7\); got shape \(2, 6\)"),
-        ({"positions": tokens[:, None]}, r"positions has .* \(2, 7\); got shape \(2, 1, 7\)"),
-        ({"targets": tokens[:, 1:]}, r"shapes \(2, 6\) and \(2, 7\)"),
+        ({"source_segments": tokens}, "no encoder, so it takes no source_segments"),
+        ({"segments": tokens[:, 1:]}, r"segments must have .*, \(2, 7\); got \(2, 6\)"),
+        ({"positions": tokens[:, None]}, r"positions must have .*, \(2, 7\); got \(2, 1, 7\)"),
+        ({"targets": tokens[:, 1:]}, r"shape of tokens, \(2, 7\); got \(2, 6\)"),
         ({"targets": tokens + 31}, "31"),
     ]
     for changed, message in wrong:
         with pytest.raises(ValueError, match=message):
             inspect.token_losses(config, params, **({"tokens": tokens} | changed))
     for number in (1.7, "1", True, (0, None), [[0]]):
-        with pytest.raises(ValueError, match="layers takes whole numbers; got"):
+        with pytest.raises(ValueError, match="layers must be an integer or .*; got"):
             inspect.logit_lens(config, params, tokens, layers=number)
     lens = inspect.logit_lens(config, params, tokens, layers=2)
     np.testing.assert_array_equal(lens, inspect.logit_lens(config, params, tokens, layers=(2,)))
@@ -180,7 +183,7 @@ def test_rows_that_agree_may_be_given_once(build):
     repeated = {name: jnp.stack([x, x]) for name, x in once.items()}
     logits = (inspect.trace(config, params, tokens, **inputs, **x).logits for x in (once, repeated))
     np.testing.assert_array_equal(*logits)
-    with pytest.raises(ValueError, match=r"its row of source; got shapes \(2, 7\) and \(1, 5\)"):
+    with pytest.raises(ValueError, match=r"the same batch axes; got shapes \(2, 7\) and \(1, 5\)"):
         inspect.trace(config, params, tokens, source=inputs["source"][:1])
 
 
@@ -196,7 +199,7 @@ def test_texts_beyond_a_learned_table_are_refused(name, build):
             inputs = {"source": jnp.tile(inputs["source"], 2)}
         case "positions":
             inputs = {"positions": jnp.arange(2, 9)}
-    with pytest.raises(ValueError, match="outside the 8 positions"):
+    with pytest.raises(ValueError, match="Position .* from 0 to 7"):
         inspect.trace(config, params, tokens, **inputs)
 
 

@@ -48,7 +48,7 @@ def test_a_learned_table_is_shown_from_its_offset(build):
 
 def test_a_model_that_adds_no_positions_says_what_it_has(build):
     config, params, *_ = build()
-    with pytest.raises(ValueError, match=r"no positions to its embedding; attention has \(Rope"):
+    with pytest.raises(ValueError, match=r"adds no positions; those of attention are \(Rope"):
         inspect.position_embeddings(config, params, 9)
 
 
@@ -58,9 +58,9 @@ def test_angles_grow_with_the_position_and_are_stretched(build):
     plain = np.arange(5)[:, None] * 100.0 ** (-np.arange(3) / 3)
     np.testing.assert_allclose(inspect.rotation_angles(config, 5, layer=2), plain, rtol=1e-5)
     np.testing.assert_allclose(inspect.rotation_angles(config, 5, layer=0), plain / 4, rtol=1e-5)
-    with pytest.raises(ValueError, match="Layer 1 has no rotary positions to draw; it has None"):
+    with pytest.raises(ValueError, match="Layer 1 has no RoPE; its positions are None"):
         inspect.rotation_angles(config, 5, layer=1)
-    with pytest.raises(ValueError, match="from 0 to 2; got layer=3"):
+    with pytest.raises(ValueError, match=r"layer must be in \[0, 2\]; got 3"):
         inspect.rotation_angles(config, 5, layer=3)
 
 
@@ -70,7 +70,7 @@ def test_alibi_falls_by_its_slopes(build):
     slopes = 0.5 * 2.0 ** (-2.0 * np.arange(1, 5))
     for t, s in ((5, 0), (3, 1), (4, 4)):
         np.testing.assert_allclose(bias[:, t, s], -slopes * (t - s), rtol=1e-6)
-    with pytest.raises(ValueError, match=r"4 heads between 6 tokens takes 0\.001 MB.*to 576"):
+    with pytest.raises(ValueError, match=r"4 heads between 6 tokens needs 0\.001 MB.*to 576"):
         inspect.position_bias(config, {}, 6, max_bytes=575)
     assert inspect.position_bias(config, {}, 6, max_bytes=576).nbytes == 576
     falls = inspect.score_by_distance(config, 6)
@@ -92,7 +92,7 @@ def test_buckets_are_rows_of_the_table(build):
     np.testing.assert_array_equal(bias[:, 0, 1], both[5])  # what follows has the other half
     falls = inspect.score_by_distance(config, 3, params=params)
     np.testing.assert_array_equal(falls, table[:3].T)
-    with pytest.raises(ValueError, match="one of encoder, decoder in this model; got 'both'"):
+    with pytest.raises(ValueError, match="among encoder, decoder for this model; got 'both'"):
         inspect.position_bias(config, params, 5, stack="both")
     with pytest.raises(ValueError, match="T5Bias is learned; pass the model's parameters"):
         inspect.score_by_distance(config, 3)
@@ -117,7 +117,7 @@ def test_features_of_latent_keys_that_are_not_turned_count(build):
 @pytest.mark.parametrize("targets", [("v", "o"), ("q",), ("k", "v")])
 def test_scores_follow_from_distance_where_queries_and_keys_are_turned(targets, build):
     config, *_ = build(attention={"positions": (Rope(targets=targets),)})
-    with pytest.raises(ValueError, match="no score that follows from distance; it has Rope"):
+    with pytest.raises(ValueError, match="no score that depends on distance .* are Rope"):
         inspect.score_by_distance(config, 5)
 
 
@@ -133,7 +133,7 @@ def test_lengths_that_cannot_be_are_refused(length, build):
         lambda: inspect.position_bias(falling, {}, length),
         lambda: inspect.position_embeddings(learned, params, length),
     ):
-        with pytest.raises(ValueError, match=f"a whole number from 1 on; got {length}"):
+        with pytest.raises(ValueError, match=f"an integer of at least 1; got {length}"):
             draw()
 
 
@@ -143,15 +143,15 @@ def test_the_encoder_of_a_pair_is_drawn_too(build):
     angles = inspect.rotation_angles(config, 3, stack="encoder")
     np.testing.assert_allclose(angles, np.arange(3)[:, None] * [1, 0.1], rtol=1e-6)
     assert inspect.rotation_angles(config, 3).shape == (3, 3)
-    with pytest.raises(ValueError, match="from 0 to 0; got layer=1"):
+    with pytest.raises(ValueError, match=r"layer must be in \[0, 0\]; got 1"):
         inspect.rotation_angles(config, 3, stack="encoder", layer=1)
 
 
 def test_positions_without_a_bias_say_so(build):
     config, params, *_ = build(topology=Encoder(), attention={"positions": (None,)})
-    with pytest.raises(ValueError, match="Layer 0 of the encoder adds no bias by position"):
+    with pytest.raises(ValueError, match="Layer 0 of the encoder has no position bias"):
         inspect.position_bias(config, params, 5, stack="encoder")
-    with pytest.raises(ValueError, match="no score that follows from distance; it has None"):
+    with pytest.raises(ValueError, match="no score that depends on distance .* are None"):
         inspect.score_by_distance(config, 5)
 
 
@@ -201,17 +201,17 @@ def test_caches_grow_with_the_text_up_to_the_window():
     sizes = inspect.cache_sizes(mistral, (1, 4096, 8192))
     assert sizes.tolist() == [2 * 32 * 8 * 128 * 2 * n for n in (1, 4096, 4096)]
     for lengths, more, message in (
-        ((1, -3), {}, "A length is a whole number from 0 on; got -3"),
-        ([1.5], {}, "A length is a whole number from 0 on; got 1.5"),
-        (8, {}, r"lengths is a sequence, such as \[1, 2048\]; got 8"),
-        ([8], {"batch": 0}, "batch is a whole number from 1 on; got 0"),
-        ([8], {"bytes_per_number": 0}, "bytes_per_number is a whole number from 1 on; got 0"),
+        ((1, -3), {}, "A length must be an integer of at least 0; got -3"),
+        ([1.5], {}, "A length must be an integer of at least 0; got 1.5"),
+        (8, {}, r"lengths must be a sequence, such as \[1, 2048\]; got 8"),
+        ([8], {"batch": 0}, "batch must be an integer of at least 1; got 0"),
+        ([8], {"bytes_per_number": 0}, "bytes_per_number must be an integer of at least 1; got 0"),
     ):
         with pytest.raises(ValueError, match=message):
             inspect.cache_sizes(mistral, lengths, **more)
-    with pytest.raises(ValueError, match="reads no source; got source_length=5"):
+    with pytest.raises(ValueError, match="has no source; got source_length=5"):
         inspect.cache_sizes(mistral, (1,), source_length=5)
-    with pytest.raises(ValueError, match="An Encoder reads its text at once"):
+    with pytest.raises(ValueError, match="An Encoder has no KV cache"):
         inspect.cache_sizes(replace(mistral.tiny(), topology=Encoder()), (1,))
 
 
@@ -244,25 +244,25 @@ def test_maps_are_drawn_as_they_are():
     named = inspect.plot_attention(maps[:2], heads=(3, 1))
     assert [axes.get_title() for axes in named.axes] == ["head 3", "head 1"]
     assert inspect.plot_attention(maps[0], heads=(2,)).axes[0].get_title() == "head 2"
-    with pytest.raises(ValueError, match=r"shape \(1, 3, 5, 5\). Pick a layer and a row"):
+    with pytest.raises(ValueError, match=r"shape \(1, 3, 5, 5\). Choose one layer and row"):
         inspect.plot_attention(maps[None])
     some = inspect.plot_attention(maps[:2], heads=np.array([3, 1]))
     assert [axes.get_title() for axes in some.axes] == ["head 3", "head 1"]
-    with pytest.raises(ValueError, match="columns=0"):
+    with pytest.raises(ValueError, match="columns must be at least 1; got 0"):
         inspect.plot_attention(maps, columns=0)
     for names in ({"tokens": "abc"}, {"keys": "abcdef"}, {"heads": (1, 2)}):
         (name, values), count = next(iter(names.items())), 3 if "heads" in names else 5
         with pytest.raises(
-            ValueError, match=f"{name} has one for each of {count}; got {len(values)}"
+            ValueError, match=f"{name} must have {count} entries; got {len(values)}"
         ):
             inspect.plot_attention(maps, **names)
 
 
 def test_all_maps_at_once_are_neither_drawn_nor_summed():
     everything = inspect.AttentionMaps(decoder=jnp.ones((1, 1, 2, 3, 3)) / 3)
-    with pytest.raises(ValueError, match=r"as by maps\.decoder\[0, 0\]"):
+    with pytest.raises(ValueError, match=r"for example maps\.decoder\[0, 0\]"):
         inspect.plot_attention(everything)
-    with pytest.raises(ValueError, match=r"as by maps\.decoder\."):
+    with pytest.raises(ValueError, match=r"for example maps\.decoder\."):
         inspect.attention_entropy(everything)
 
 
@@ -294,11 +294,11 @@ def test_the_lens_is_drawn_with_the_likeliest_tokens():
     axes = inspect.plot_lens(lens, tokens=["once"], names=["x", "y", "\n"]).axes[0]
     assert [text.get_text() for text in axes.texts] == ["x", r"\n"]
     np.testing.assert_allclose(axes.images[0].get_array(), [[0.7], [0.7]], rtol=1e-6)
-    with pytest.raises(ValueError, match=r"shape \(2, 1, 1, 3\). Pick a row"):
+    with pytest.raises(ValueError, match=r"shape \(2, 1, 1, 3\). Choose one row"):
         inspect.plot_lens(lens[:, None])
-    with pytest.raises(ValueError, match="names has one for each of 3; got 2"):
+    with pytest.raises(ValueError, match="names must have 3 entries; got 2"):
         inspect.plot_lens(lens, names=["x", "y"])
-    with pytest.raises(ValueError, match="tokens has one for each of 1; got 2"):
+    with pytest.raises(ValueError, match="tokens must have 1 entries; got 2"):
         inspect.plot_lens(lens, tokens=["once", "more"])
 
 
@@ -338,7 +338,7 @@ def test_losses_colour_their_tokens():
     assert 'title="2.00 nats" style="background: rgba(220, 60, 40, 1.00)"' in page
     assert 'title="nan nats" style="background: black; color: white">b<' in page
     assert 'title="inf nats" style="background: black; color: white">c<' in page
-    with pytest.raises(ValueError, match=r"got 1 and \(2,\)"):
+    with pytest.raises(ValueError, match=r"got 1 texts and shape \(2,\)"):
         inspect.show_losses(["a"], [1.0, 2.0])
 
 
