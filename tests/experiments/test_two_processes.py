@@ -181,7 +181,7 @@ def test_two_processes_that_stop_and_go_on_train_as_one_process(place, whole, ru
     assert_same_run(place / "here" / "two", whole)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_one_process_goes_on_where_two_stopped(place, whole, runs):
     cut(place / "here" / "two", "taken-over")
     assert_same_run(one_process(place, "taken-over", *SHARED, "--resume"), whole)

@@ -17,9 +17,13 @@ HEADS = {
     "factorised": dict(head=LMHead(tied=True, softcap=3.0), embedding=Embedding(dim=5)),
     "encoder-decoder": dict(topology=EncoderDecoder(num_encoder_layers=1), num_layers=1),
 }
+SELDOM = {"plain", "capped"}  # others have as much and more
 
 
-@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.exhaustive if name in SELDOM else ()) for name in HEADS],
+)
 @pytest.mark.slow
 def test_losses_are_those_of_the_logits(name, config, tokens, randomise, monkeypatch):
     """Loss and every gradient, six of 31 ids at a time."""
