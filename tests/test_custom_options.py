@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from experiments import pretrain
 from experiments.command_line import parse_run
+from experiments.plan import main as plan
 from experiments.studies.variants import make_variants
 from experiments.training.run_config import print_run
 from jaxformer import Transformer, costs, inspect, options, save_pretrained, zoo
@@ -38,7 +39,6 @@ from jaxformer.layers.feed_forward import activate
 from jaxformer.layers.parameters import sharded_parameter
 from jaxformer.layers.runtime import RuntimeConfig
 from jaxformer.parallel import parameter_metadata, put_batch
-from jaxformer.parallel.__main__ import main as plan
 from jaxformer.training import train_step as step
 from jaxformer.training.optimizers import SGD, OptimizerConfig, make_optimizer
 from jaxformer.training.schedules import Constant
@@ -339,7 +339,7 @@ def test_a_study_has_arms_of_what_is_imported():
 def test_a_plan_counts_a_configuration_of_your_own(tmp_path, capsys):
     wide = replace(STARRED, feed_forward=(GLU(hidden_dim=128, activation="starred_relu"),))
     (tmp_path / "mine.json").write_text(to_json(wide))
-    plan(["plan", str(tmp_path / "mine.json"), "--devices", "1", "--length", "64"])
+    plan([str(tmp_path / "mine.json"), "--devices", "1", "--length", "64"])
     assert f"{costs.num_parameters(wide):,}" in capsys.readouterr().out
 
 

@@ -13,9 +13,9 @@ import jax
 import pytest
 from jax.sharding import SingleDeviceSharding
 
+from experiments import plan as command
 from jaxformer import functional as F
 from jaxformer import zoo
-from jaxformer.parallel import __main__ as command
 from jaxformer.parallel.plan import Workload
 from jaxformer.training.aot_compile import (
     HloModule,
@@ -70,7 +70,7 @@ def test_prompts_are_read_by_cudnn():
 
 def test_what_the_compiler_says_of_a_plan(capsys):
     """Memory within 15 % of what is planned, and no message that cannot travel apart."""
-    command.main(["plan", "llama-3-8b", "--compile", "h100:8", "--mesh.fsdp", "8"])
+    command.main(["llama-3-8b", "--compile", "h100:8", "--mesh.fsdp", "8"])
     out = capsys.readouterr().out
     peak, planned = re.search(r"peak memory +(\S+) .*estimated (\S+)\n", out).groups()
     assert abs(float(planned) / float(peak) - 1) <= 0.15

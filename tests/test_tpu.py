@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import optax
 import pytest
 
+from experiments import plan as command
 from jaxformer.parallel import MeshConfig, make_mesh
-from jaxformer.parallel import __main__ as command
 from jaxformer.training.aot_compile import topology_devices
 from tests.compiled_decoding import compiled_decode, narrow_preset
 from tests.compiled_steps import train_step_on
@@ -138,7 +138,7 @@ ROWS = [
 def test_what_the_compiler_says_of_a_plan(name, chips, flags, most, kinds, capsys):
     """Its milliseconds, attention's kernels each way, and memory within 15 % of what is planned."""
     pytest.importorskip("libtpu", reason="The compiler for TPUs is in the aot-tpu extra.")
-    command.main(["plan", name, "--compile", chips, "--mesh.fsdp", "16", *flags.split()])
+    command.main([name, "--compile", chips, "--mesh.fsdp", "16", *flags.split()])
     peak, planned, kernels, milliseconds = SAID.search(capsys.readouterr().out).groups()
     assert abs(float(planned) / float(peak) - 1) <= 0.15
     assert int(milliseconds) <= most
@@ -148,4 +148,4 @@ def test_what_the_compiler_says_of_a_plan(name, chips, flags, most, kinds, capsy
 
 def test_a_program_too_large_is_refused_with_the_compilers_numbers():
     with pytest.raises(SystemExit, match=r"not fit .* one chip: .*\(\S+G\).* HBM \(15.75G\)"):
-        command.main(["plan", "llama-2-7b", "--compile", "v5e:2x2", "--mesh.fsdp", "4"])
+        command.main(["llama-2-7b", "--compile", "v5e:2x2", "--mesh.fsdp", "4"])

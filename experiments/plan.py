@@ -1,4 +1,4 @@
-"""Estimate memory and time of a training step: python -m jaxformer.parallel plan llama-3-70b."""
+"""Estimate memory and time of a training step: python -m experiments.plan llama-3-70b."""
 
 import sys
 from dataclasses import dataclass, replace
@@ -24,7 +24,7 @@ try:
 except ModuleNotFoundError as error:
     exit_with_error(missing_extra_message(error))
 
-COMMAND = "python -m jaxformer.parallel plan"
+COMMAND = "python -m experiments.plan"
 SUMMARY = f"Estimated memory and time of a training step, without a device. {IMPORT_FLAG_HELP}"
 DEFAULT_LENGTH = 4096
 
@@ -77,13 +77,8 @@ class PlanArguments:
 
 def main(arguments: list[str] | None = None) -> None:
     """Parse the command line and print the plan."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    if arguments[:1] == ["plan"]:
-        arguments = arguments[1:]
-    elif arguments[:1] not in (["-h"], ["--help"]):
-        exit_with_error(f"Usage: {COMMAND} NAME; see --help.")
     with readable_errors():
-        arguments = import_from_flags(arguments)
+        arguments = import_from_flags(sys.argv[1:] if arguments is None else arguments)
         print(plan_text(tyro.cli(PlanArguments, args=arguments, prog=COMMAND, description=SUMMARY)))
 
 
