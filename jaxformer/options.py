@@ -4,6 +4,7 @@
     options.ScoreBias        a bias of attention scores: `MultiHead(positions=(YourBias(),))`
     options.Mixer            a replacement for attention: `attention=YourMixer(num_heads=8)`
     options.FeedForward      a feed-forward network: `feed_forward=(YourNetwork(),)`
+    options.Residual         how a branch joins the stream: `residual=YourResidual()`
     options.Parameter        a learned parameter of an option
 
 On the command line, `--import` imports the module: `python -m experiments.pretrain --import
@@ -19,6 +20,7 @@ from jaxformer.config.attention.mixer import MixerInputs as MixerInputs
 from jaxformer.config.feed_forward import FeedForward as FeedForward
 from jaxformer.config.parameter import Parameter as Parameter
 from jaxformer.config.positions import ScoreBias as ScoreBias
+from jaxformer.config.residual import Residual as Residual
 from jaxformer.errors import IMPORTED_MODULES
 from jaxformer.functional.activations import activation as activation
 

@@ -45,6 +45,7 @@ from jaxformer.config.positions import Sinusoid as Sinusoid
 from jaxformer.config.positions import T5Bias as T5Bias
 from jaxformer.config.positions import TransformerXL as TransformerXL
 from jaxformer.config.positions import Window as Window
+from jaxformer.config.residual import Residual as Residual
 from jaxformer.config.rope_scaling import DynamicNTK as DynamicNTK
 from jaxformer.config.rope_scaling import LinearScaling as LinearScaling
 from jaxformer.config.rope_scaling import Llama3Scaling as Llama3Scaling

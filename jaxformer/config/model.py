@@ -24,6 +24,7 @@ from jaxformer.config.positions import (
     TransformerXL,
     Window,
 )
+from jaxformer.config.residual import Residual
 from jaxformer.config.rope_scaling import RopeScaling
 from jaxformer.config.tiny import TINY_HEAD_DIM, TINY_VOCAB_SIZE, tiny_embedding, tiny_head
 from jaxformer.config.topology import Decoder, Encoder, EncoderDecoder, Topology
@@ -76,6 +77,7 @@ class TransformerConfig:
         norm: The kind of norm.
         norm_placement: Position of the norms: before a branch, after the residual sum, before and
             after a branch, or after a branch.
+        residual: How a branch's output joins the residual stream; None is their sum.
         final_norm: Whether a norm follows the last layer of each stack.
         embedding: Token embedding.
         head: LM head.
@@ -109,6 +111,7 @@ class TransformerConfig:
     norm: Norm = RMSNorm()
     norm_placement: Literal["pre", "post", "sandwich", "res_post"] = "pre"
     final_norm: bool = True
+    residual: Residual | None = None
     embedding: Embedding = Embedding()
     head: LMHead = LMHead()
     dropout: Dropout = Dropout()

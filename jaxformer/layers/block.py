@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from jaxformer import config as c
 from jaxformer import functional as F
-from jaxformer.layers.attention.build import build_attention
+from jaxformer.layers.attention.build import AttentionModule, build_attention
 from jaxformer.layers.attention.inputs import AttentionInputs, LayerInputs
 from jaxformer.layers.attention.multi_head import MultiHeadAttention
 from jaxformer.layers.attention.score_bias import ScoreBiasModule, per_layer_score_bias
@@ -18,10 +18,13 @@ from jaxformer.layers.cache import CacheUpdate, LayerCache, swap_heads_and_slots
 from jaxformer.layers.feed_forward import FeedForward
 from jaxformer.layers.intermediates import sow_and_perturb
 from jaxformer.layers.norms import Norm
+from jaxformer.layers.residual import ResidualConnection
 from jaxformer.layers.runtime import RuntimeConfig, apply_dropout
 
 NO_INPUTS = AttentionInputs()
 Branch = Callable[[Float[Array, "*batch T D"]], Float[Array, "*batch T D"]]
+Branches = dict[str, Branch]
+POST_BRANCH_NORMS = "sandwich", "res_post"
 
 
 def reduces_branches_together(config: c.TransformerConfig) -> bool:
@@ -85,12 +88,7 @@ class Block(nn.Module):
             )
             inputs = inputs._replace(bias=bias(inputs.query_positions, inputs.key_positions))
 
-        def attend(y: Float[Array, "*batch T D"]) -> Float[Array, "*batch T D"]:
-            nonlocal self_cache
-            y, self_cache = attention(y, inputs, self_cache, cache_update)
-            return y
-
-        branches: dict[str, Branch] = {"attention": attend}
+        branches: Branches = {}
         cross_cache = None if cache is None else cache.cross_attention
         cross = MultiHeadAttention(
             cfg,
@@ -116,7 +114,10 @@ class Block(nn.Module):
             keep_partial_sums=reduces_together,
             name="feed_forward",
         )
-        x = sow_and_perturb(self, "residual_stream", self.apply_branches(x, branches))
+        attend = partial(attention, inputs=inputs, cache_update=cache_update)
+        method = getattr(self, cfg.block)
+        x, self_cache = method(x, attend, branches, self_cache)
+        x = sow_and_perturb(self, "residual_stream", x)
         return x, None if self_cache is None else LayerCache(self_cache, cross_cache)
 
     def copy_to_branches(self, x: Float[Array, "*batch T D"]) -> Float[Array, "*batch T D"]:
@@ -124,63 +125,81 @@ class Block(nn.Module):
         is_moe = isinstance(self.layer_config.feed_forward, c.MoE)
         return x if is_moe else F.copy_to_tensor_parallel(x, self.runtime.mesh_axes.tensor)
 
-    def apply_branches(
-        self, x: Float[Array, "*batch T D"], branches: dict[str, Branch]
-    ) -> Float[Array, "*batch T D"]:
-        """Apply all branches and return the residual stream after them."""
-        match self.config.block:
-            case "serial":
-                for name, branch in branches.items():
-                    x = self.add_residual(
-                        x, self.apply_branch(x, {name: branch}, f"{name}_norm"), f"{name}_norm"
-                    )
-            case "parallel" if reduces_branches_together(self.config):
-                copied = self.copy_to_branches(x)
-                branch_outputs = [
-                    self.apply_branch(copied, {n: b}, f"{n}_norm") for n, b in branches.items()
-                ]
-                x = x + F.reduce_from_tensor_parallel(
-                    reduce(add, branch_outputs), self.runtime.mesh_axes.tensor
-                )
-            case "parallel":
-                outputs_by_norm = {
-                    f"{n}_norm": self.apply_branch(x, {n: b}, f"{n}_norm")
-                    for n, b in branches.items()
-                }
-                for norm, y in outputs_by_norm.items():
-                    x = self.add_residual(x, y, norm)
-            case "parallel_shared_norm":
-                x = self.add_residual(x, self.apply_branch(x, branches, "norm"), "norm")
+    def serial(
+        self, x: Float[Array, "*batch T D"], attend: AttentionModule, others: Branches, cache: Any
+    ) -> tuple[Float[Array, "*batch T D"], Any]:
+        """Each branch reads the stream that the branch before it has written."""
+        y, cache = attend(self.pre_norm(x, "attention_norm"), cache=cache)
+        x = self.add_residual(x, self.finish_branch("attention", y), "attention_norm")
+        for name, branch in others.items():
+            y = branch(self.pre_norm(x, f"{name}_norm"))
+            x = self.add_residual(x, self.finish_branch(name, y), f"{name}_norm")
+        return x, cache
+
+    def parallel(
+        self, x: Float[Array, "*batch T D"], attend: AttentionModule, others: Branches, cache: Any
+    ) -> tuple[Float[Array, "*batch T D"], Any]:
+        """All branches read the same stream, each after its own norm."""
+        reduces_together = reduces_branches_together(self.config)
+        source = self.copy_to_branches(x) if reduces_together else x
+        y, cache = attend(self.pre_norm(source, "attention_norm"), cache=cache)
+        outputs = {"attention": self.finish_branch("attention", y)}
+        for name, branch in others.items():
+            y = branch(self.pre_norm(source, f"{name}_norm"))
+            outputs[name] = self.finish_branch(name, y)
+        if reduces_together:
+            return self.add_residual(x, self.reduce_branches(outputs), "norm"), cache
+        for name, y in outputs.items():
+            x = self.add_residual(x, y, f"{name}_norm")
+        return x, cache
+
+    def parallel_shared_norm(
+        self, x: Float[Array, "*batch T D"], attend: AttentionModule, others: Branches, cache: Any
+    ) -> tuple[Float[Array, "*batch T D"], Any]:
+        """All branches read the same normalised stream; norms after them see their sum."""
+        source = self.copy_to_branches(self.pre_norm(x, "norm"))
+        y, cache = attend(source, cache=cache)
+        outputs = {"attention": y} | {name: branch(source) for name, branch in others.items()}
+        if self.config.norm_placement in POST_BRANCH_NORMS:
+            y = self.post_norm(self.reduce_branches(outputs), "norm")
+            y = sow_and_perturb(self, f"from_{'_and_'.join(outputs)}", y)
+        else:
+            outputs = {n: sow_and_perturb(self, f"from_{n}", y) for n, y in outputs.items()}
+            y = self.post_norm(self.reduce_branches(outputs), "norm")
+        return self.add_residual(x, y, "norm"), cache
+
+    def pre_norm(self, x: Float[Array, "*batch T D"], norm: str) -> Float[Array, "*batch T D"]:
+        """Norm before a branch, if norms stand there."""
+        if self.config.norm_placement in ("pre", "sandwich"):
+            return Norm(self.config.norm, self.runtime, name=f"pre_{norm}")(x)
         return x
 
-    def apply_branch(
-        self, x: Float[Array, "*batch T D"], branches: dict[str, Branch], norm: str
-    ) -> Float[Array, "*batch T D"]:
-        """Apply branches that share norms: pre-norm, sum of their outputs, dropout, post-norm."""
-        cfg = self.config
-        if cfg.norm_placement in ("pre", "sandwich"):
-            x = Norm(cfg.norm, self.runtime, name=f"pre_{norm}")(x)
-        if len(branches) > 1:
-            x = self.copy_to_branches(x)
-        has_post_norm = cfg.norm_placement in ("sandwich", "res_post")
-        sows_each = len(branches) > 1 and not has_post_norm
-        outputs = {name: function(x) for name, function in branches.items()}
-        if sows_each:
-            outputs = {
-                name: sow_and_perturb(self, f"from_{name}", y) for name, y in outputs.items()
-            }
-        y = reduce(add, outputs.values())
-        if len(branches) > 1:
-            y = F.reduce_from_tensor_parallel(y, self.runtime.mesh_axes.tensor)
-        y = apply_dropout(self, y, cfg.dropout.residual, self.runtime)
-        if has_post_norm:
-            y = Norm(cfg.norm, self.runtime, name=f"post_{norm}")(y)
-        return y if sows_each else sow_and_perturb(self, f"from_{'_and_'.join(branches)}", y)
+    def post_norm(self, y: Float[Array, "*batch T D"], norm: str) -> Float[Array, "*batch T D"]:
+        """Dropout of a branch's output, and the norm after it, if norms stand there."""
+        y = apply_dropout(self, y, self.config.dropout.residual, self.runtime)
+        if self.config.norm_placement in POST_BRANCH_NORMS:
+            return Norm(self.config.norm, self.runtime, name=f"post_{norm}")(y)
+        return y
+
+    def finish_branch(self, name: str, y: Float[Array, "*batch T D"]) -> Float[Array, "*batch T D"]:
+        """Dropout and norm after a branch; `inspect` reads the result."""
+        return sow_and_perturb(self, f"from_{name}", self.post_norm(y, f"{name}_norm"))
+
+    def reduce_branches(self, outputs: dict[str, Array]) -> Float[Array, "*batch T D"]:
+        """Sum of the branches' outputs, over tensor-parallel devices too."""
+        return F.reduce_from_tensor_parallel(
+            reduce(add, outputs.values()), self.runtime.mesh_axes.tensor
+        )
 
     def add_residual(
         self, x: Float[Array, "*batch T D"], y: Float[Array, "*batch T D"], norm: str
     ) -> Float[Array, "*batch T D"]:
-        """Residual sum x + y, normalised if norm_placement is "post"."""
+        """Join stream and branch, x + y by default; normalise if norm_placement is "post"."""
+        if self.config.residual is None:
+            x = x + y
+        else:
+            name = norm.removesuffix("norm") + "residual"
+            x = ResidualConnection(self.config.residual, self.runtime, name=name)(x, y)
         if self.config.norm_placement == "post":
-            return Norm(self.config.norm, self.runtime, name=f"post_{norm}")(x + y)
-        return x + y
+            return Norm(self.config.norm, self.runtime, name=f"post_{norm}")(x)
+        return x

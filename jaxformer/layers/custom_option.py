@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from jaxformer import functional as F
 from jaxformer.checks import named_errors, require_like
-from jaxformer.config import FanIn, FeedForward, Initialiser, Mixer, ScoreBias, Zeros
+from jaxformer.config import FanIn, FeedForward, Initialiser, Mixer, Residual, ScoreBias, Zeros
 from jaxformer.config.parameter import Parameter, parse_logical_axes
 from jaxformer.layers.initializers import initializer
 from jaxformer.layers.parameters import mesh_axes, sharded_parameter
@@ -19,7 +19,7 @@ from jaxformer.layers.runtime import RuntimeConfig
 
 def option_parameters(
     module: nn.Module,
-    option: FeedForward | Mixer | ScoreBias,
+    option: FeedForward | Mixer | Residual | ScoreBias,
     declared: Mapping[str, Parameter],
     mode: RuntimeConfig,
 ) -> dict[str, Float[Array, "..."]]:

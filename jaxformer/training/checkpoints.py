@@ -213,8 +213,8 @@ class Checkpoints:
 
         Args:
             step: Step of the checkpoint; None for the latest valid one.
-            abstract_state: Tree of arrays or `jax.ShapeDtypeStruct`s, whose shardings the restored
-                arrays get; without a sharding, the first device.
+            abstract_state: Tree of arrays or `jax.ShapeDtypeStruct` objects, whose shardings the
+                restored arrays get; without a sharding, the first device.
             partial: Whether `abstract_state` may be a part of the saved state, for example the
                 parameters without the optimizer state.
 

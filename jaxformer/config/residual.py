@@ -1,0 +1,26 @@
+"""`Residual`: the protocol of custom residual connections."""
+
+from collections.abc import Mapping
+
+from jaxformer.config.parameter import Parameter
+from jaxformer.config.registry import Option, unimplemented_method
+
+
+class Residual(Option, protocol=True):
+    """How a branch's output joins the residual stream; without one, by the sum x + y.
+
+    An option implements these methods; `parameters` is optional:
+
+        parameters(self, model_dim)      dict from names to `Parameter`, for each branch of a layer
+        __call__(self, params, x, y)     the stream [*batch, T, D] after the branch
+
+    `x` is the stream before the branch and `y` the branch's output, after its dropout and norm.
+    Every device has all features of both, so the axes of parameters are "model" and "features".
+    Parallel branches whose outputs are summed first join the stream once.
+    """
+
+    __call__ = unimplemented_method("__call__", "the model")
+
+    def parameters(self, model_dim: int) -> Mapping[str, Parameter]:
+        """Return no parameters."""
+        return {}
