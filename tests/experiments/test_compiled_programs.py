@@ -44,10 +44,10 @@ def train(tmp_path):
     (tmp_path / "texts" / "all.txt").write_text("the quick brown fox\n" * 200)
     arguments = (
         *("--corpus", "TextFiles(path='texts')", "--tokenizer", "ByteLevel()"),
-        *("--model.vocab-size", "257", "--model.model-dim", "16", "--model.num-layers", "2"),
+        *("--model.vocab-size", "257", "--model.model-dim", "16", "--model.num-layers", "1"),
         *("--model.attention.num-heads", "2", "--model.attention.num-kv-heads", "2"),
         *("--model.attention.head-dim", "8", "--length", "16", "--batch-size", "4"),
-        *("--steps", "3", "--sample-tokens", "3", "--optimizer.optimizer", "AdamW()"),
+        *("--steps", "1", "--sample-tokens", "2", "--optimizer.optimizer", "AdamW()"),
     )
     return lambda devices: start(tmp_path, *arguments, "--devices", str(devices))
 
