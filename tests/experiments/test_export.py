@@ -64,7 +64,7 @@ def exported(run, tmp_path_factory):
 
 
 def logits(config, params, tokens):
-    return np.asarray(Transformer(config).apply({"params": params}, tokens))
+    return np.asarray(jax.jit(Transformer(config).apply)({"params": params}, tokens))
 
 
 @pytest.mark.slow

@@ -185,7 +185,11 @@ def test_three_updates_have_the_golden_losses_and_parameters():
 # The mean over the tokens that count
 
 
-@pytest.mark.parametrize("devices, accumulation", [(1, 1), (8, 1), (2, 4)], ids=lambda n: str(n))
+@pytest.mark.parametrize(
+    "devices, accumulation",
+    [pytest.param(1, 1, marks=pytest.mark.exhaustive), (8, 1), (2, 4)],
+    ids=lambda n: str(n),
+)
 @pytest.mark.slow
 def test_inventory_row_89_any_split_of_the_batch_gives_the_gradient_of_the_whole(
     devices, accumulation
@@ -269,9 +273,8 @@ def test_the_load_of_experts_is_balanced_over_the_whole_batch():
         return F.cross_entropy(logits, batch.targets, mask=batch.loss_mask) + extra / 2
 
     expected = jax.device_get(jax.jit(jax.value_and_grad(loss))(draw(config)))
-    for devices in (1, 8):
-        actual = gradient(batch, devices=devices, objective=objective, config=config)
-        assert_close(actual, expected, atol=1e-6)
+    actual = gradient(batch, devices=8, objective=objective, config=config)
+    assert_close(actual, expected, atol=1e-6)
 
 
 # Pairs
@@ -453,15 +456,15 @@ def test_attention_by_blocks_drops_out_on_every_device():
     length = 272  # of several blocks of queries and keys
     rng = np.random.default_rng(0)
     row = rng.integers(0, VOCAB, (1, length + 1), np.int32)
-    tokens = np.tile(row, (8, 1))
-    ones = np.ones((8, length), np.int32)
-    at = np.tile(np.arange(length, dtype=np.int32), (8, 1))
+    tokens = np.tile(row, (2, 1))
+    ones = np.ones((2, length), np.int32)
+    at = np.tile(np.arange(length, dtype=np.int32), (2, 1))
     batch = Batch(tokens[:, :-1], tokens[:, 1:], at, ones, ones > 0)
     dropping = replace(CONFIG, dropout=Dropout(attention=0.5))
-    loss, gradients = gradient(batch, config=dropping, devices=8)
-    assert_close(gradient(batch, config=dropping, devices=8), (loss, gradients), atol=0)
+    loss, gradients = gradient(batch, config=dropping, devices=2)
+    assert_close(gradient(batch, config=dropping, devices=2), (loss, gradients), atol=0)
     same = jax.tree.map(lambda x: x[:1], batch)
-    alone, plain = gradient(same, config=dropping)[1], gradient(batch, devices=8)[1]
+    alone, plain = gradient(same, config=dropping)[1], gradient(same)[1]
 
     def value_of(gradients):
         return gradients["decoder"]["layers"]["layer_0"]["attention"]["value"]["kernel"]
