@@ -271,7 +271,11 @@ def test_work_by_hand():
 
 
 OWN = [
-    pytest.param(entry, id=f"{task}: {entry.name}")
+    pytest.param(
+        entry,
+        id=f"{task}: {entry.name}",
+        marks=pytest.mark.exhaustive if entry.name in ("remat none", "remat dots") else (),
+    )
     for task, entries in CASES.items()
     for entry in entries
     if entry.function.startswith(JAXFORMER_MODULE)
@@ -296,7 +300,7 @@ def test_each_of_ours_does_a_round(entry, as_in_a_process_of_its_own):
     assert getattr(program, "temp_bytes", 0) >= 0
 
 
-@pytest.mark.parametrize("spread", [False, True])
+@pytest.mark.parametrize("spread", [pytest.param(False, marks=pytest.mark.exhaustive), True])
 @pytest.mark.slow
 def test_linen_does_a_round(spread, as_in_a_process_of_its_own):
     program = linen.train_program(replace(SMOKE, batch_size=8), all_devices=spread)

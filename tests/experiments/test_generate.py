@@ -108,7 +108,15 @@ SCALINGS = {
 }
 
 
-@pytest.mark.parametrize("flag", SCALINGS)
+@pytest.mark.parametrize(
+    "flag",
+    [
+        pytest.param(
+            flag, marks=() if flag.startswith(("Yarn", "LongRope")) else pytest.mark.exhaustive
+        )
+        for flag in SCALINGS
+    ],
+)
 @pytest.mark.slow
 def test_rotary_positions_are_stretched_by_a_flag(folder, monkeypatch, flag):
     """The text is that of the model whose positions are stretched so."""

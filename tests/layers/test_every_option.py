@@ -173,14 +173,17 @@ def of(row):
 
 
 CONFIGS = {name: replace(BASE, attention=kind) for name, kind in KINDS.items()}
-CONFIGS |= {"-".join(row.values()): of(row) for row in covering()}  # the last add few pairs
-PARAMS = [
-    pytest.param(config, id=name, marks=pytest.mark.slow if i >= 12 else ())
-    for i, (name, config) in enumerate(CONFIGS.items())
-]
+CONFIGS |= {"-".join(row.values()): of(row) for row in covering()}
 
 
-@pytest.fixture(scope="module", params=PARAMS)  # a module's, so that all claims of one go in turn
+def cases(number):
+    """The first configurations; the others before a release, since each adds few pairs."""
+    for i, (name, config) in enumerate(CONFIGS.items()):
+        mark = pytest.mark.exhaustive if i >= number else pytest.mark.slow
+        yield pytest.param(config, id=name, marks=mark if i >= 12 else ())
+
+
+@pytest.fixture(scope="module", params=cases(26))  # so that all claims of one go in turn
 def config(request):
     return request.param
 
@@ -198,6 +201,7 @@ def test_logits_depend_on_no_later_token(config):
     assert (changed[:, 4:] != logits[:, 4:]).any(axis=-1).all()
 
 
+@pytest.mark.parametrize("config", [*cases(16)], indirect=True, scope="module")
 @pytest.mark.slow(
     but=["shared, in part", "decay", "decay, real", "t5-res_post-parallel-full-gqa-bare-glu-plain"]
 )

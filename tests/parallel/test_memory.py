@@ -54,19 +54,22 @@ def estimate(config, sizes, **how):
 
 
 CASES = [
-    ("wide", dict(data=8), {}),
-    ("wide", dict(fsdp=8), dict(remat="dots")),
     ("wide", dict(fsdp=8), dict(remat="full", gradient_accumulation_steps=2)),
     ("wide", dict(tensor=4), {}),
     ("wide", dict(context=4), {}),
-    ("wide", dict(fsdp=2, context=2, tensor=2), {}),
     ("wide", dict(fsdp=4, tensor=2), dict(remat="dots", dtype="bfloat16")),
     ("many", {}, {}),
-    ("many", dict(tensor=2), dict(dtype="bfloat16")),
     ("mixed", dict(expert=4), dict(remat="full")),
-    ("mixed", dict(fsdp=2, expert=2, tensor=2), {}),
     ("translating", dict(fsdp=4, tensor=2), dict(remat="full")),
 ]
+SELDOM = [
+    ("wide", dict(data=8), {}),
+    ("wide", dict(fsdp=8), dict(remat="dots")),
+    ("wide", dict(fsdp=2, context=2, tensor=2), {}),
+    ("many", dict(tensor=2), dict(dtype="bfloat16")),
+    ("mixed", dict(fsdp=2, expert=2, tensor=2), {}),
+]
+ALL = [*CASES, *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in SELDOM)]
 
 
 def label(part):
@@ -80,8 +83,15 @@ DISTANT = replace(WIDE, attention=replace(WIDE.attention, positions=(Alibi(),)))
 
 
 @pytest.mark.parametrize("context", [pytest.param(2, marks=pytest.mark.exhaustive), 8])
-@pytest.mark.parametrize("remat", ["none", "full"])
-@pytest.mark.parametrize("config", [WIDE, DISTANT], ids=["rotary", "biases"])
+@pytest.mark.parametrize(
+    "config, remat",
+    [
+        pytest.param(WIDE, "none", id="rotary-none"),
+        pytest.param(DISTANT, "full", id="biases-full"),
+        pytest.param(WIDE, "full", id="rotary-full", marks=pytest.mark.exhaustive),
+        pytest.param(DISTANT, "none", id="biases-none", marks=pytest.mark.exhaustive),
+    ],
+)
 @pytest.mark.slow
 def test_long_rows_that_devices_share(config, remat, context):
     """No array of all pairs is anywhere, with a bias or without."""
@@ -92,7 +102,7 @@ def test_long_rows_that_devices_share(config, remat, context):
     assert 1 / 1.5 < expected.total / total < 1.5
 
 
-@pytest.mark.parametrize("name, sizes, how", CASES, ids=label)
+@pytest.mark.parametrize("name, sizes, how", ALL, ids=label)
 @pytest.mark.slow
 def test_the_total_is_near_the_compilers(name, sizes, how):
     """Within a factor of 1.5; what lasts from update to update within a hundredth."""
