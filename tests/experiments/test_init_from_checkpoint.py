@@ -321,7 +321,11 @@ TEMPLATE = "{% for m in messages %}{{ m.role }}:\n{{ m.content }}\n{% endfor %}"
 TEMPLATE += "{% if add_generation_prompt %}assistant:\n{% endif %}"
 
 
-@pytest.mark.parametrize("templated", [False, True], ids=["plain", "template"])
+@pytest.mark.parametrize(
+    "templated",
+    [False, pytest.param(True, marks=pytest.mark.exhaustive)],
+    ids=["plain", "template"],
+)
 @pytest.mark.slow
 def test_held_out_answers_are_measured_alone(templated, folder, capsys):
     """Packed in rows, as each by itself: -sum of log2 p over the tokens of answers, over bytes."""
@@ -381,16 +385,8 @@ def test_a_model_without_a_template_is_given_one_that_its_run_and_its_export_kee
     assert figures == named_figures
 
 
-@pytest.fixture
-def optimized():
-    """As users compile: what makes hundreds of updates is sooner done."""
-    jax.config.update("jax_disable_most_optimizations", False)
-    yield
-    jax.config.update("jax_disable_most_optimizations", True)
-
-
 @pytest.mark.slow
-def test_a_thousand_instructions_halve_the_loss_of_answers_that_are_held_out(folder, optimized):
+def test_a_thousand_instructions_halve_the_loss_of_answers_that_are_held_out(folder):
     """Also on eight devices, and where the run is stopped and gone on with by its own flags."""
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     settings["chat_template"] = TEMPLATE

@@ -540,7 +540,7 @@ def test_tables_by_hand():
 def test_lengths_are_measured_for_every_way_of_stretching(small, training):
     """Dynamic scalings leave the trained length as it is; others are compared from twice on."""
     text = prepare_corpus(small)
-    base = variant(small)
+    base = variant(small, num_layers=1)
     params = train_seeds(base, training, "").params
     lengths = loss_by_length(base, params, text, training)["at_lengths"]
     assert set(lengths) == {"as trained", *rope_scalings(MODEL, 8, 2)}
@@ -549,9 +549,9 @@ def test_lengths_are_measured_for_every_way_of_stretching(small, training):
         and set(lengths["linear"]) == {"2", "4", "8"}
         and set(lengths["as trained"]) == {"1", "2", "4", "8"}
     )
-    trained_losses = held_out_losses(MODEL, params, text.held_out, training)
+    trained_losses = held_out_losses(base.model, params, text.held_out, training)
     np.testing.assert_allclose(lengths["as trained"]["1"], trained_losses, atol=1e-5)
-    doubled = MODEL.with_rope_scaling(c.LinearScaling(factor=2.0))
+    doubled = base.model.with_rope_scaling(c.LinearScaling(factor=2.0))
     rows = data.pack(text.held_out_documents, text.tokenizer, row_length=16, folder=text.cache)
     expected = held_out_losses(doubled, params, rows, training)
     np.testing.assert_allclose(lengths["linear"]["2"], expected, atol=1e-5)

@@ -243,8 +243,8 @@ def test_updates_follow_the_schedule_that_is_logged():
 def test_roles_and_matrices_of_every_preset_are_those_that_stood_in_a_table_of_names():
     """The table was recorded when names of modules and parameters decided."""
     roles = {}
-    for name in zoo.names():
-        for path, x in tree_leaves_with_path(parameter_metadata(zoo.get(name).tiny())):
+    for config in dict.fromkeys(zoo.get(name).tiny() for name in zoo.names()):
+        for path, x in tree_leaves_with_path(parameter_metadata(config)):
             place = re.sub(r"layer_\d+", "layer_*", keystr(path, simple=True, separator="/"))
             matrix = list(map(list, x.input_and_output_axes)) if x.num_output_axes else None
             assert roles.setdefault(f"{place} {len(x.shape)}", [x.role, matrix]) == [x.role, matrix]
