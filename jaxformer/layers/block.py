@@ -75,24 +75,12 @@ class Block(nn.Module):
             cfg, layer, self.runtime, self.causal, keep_partial_sums=reduces_together
         )
         self_cache = None if cache is None else cache.self_attention
-        kind: Any = layer.attention
-        score_bias = per_layer_score_bias(layer.positions, heads := kind.num_heads)
-        if (
-            score_bias is not None
-            and isinstance(inputs, AttentionInputs)
-            and inputs.query_positions is not None
-            and inputs.key_positions is not None
-        ):
-            bias = ScoreBiasModule(
-                score_bias, heads, self.runtime, self.causal, name="relative_bias"
-            )
-            inputs = inputs._replace(bias=bias(inputs.query_positions, inputs.key_positions))
-
+        inputs = self.add_layer_bias(inputs)
         branches: Branches = {}
         cross_cache = None if cache is None else cache.cross_attention
         cross = MultiHeadAttention(
             cfg,
-            kind,
+            layer.attention,  # type: ignore[arg-type]  # the configuration has checked it
             None,
             self.runtime,
             keep_partial_sums=reduces_together,
@@ -119,6 +107,17 @@ class Block(nn.Module):
         x, self_cache = method(x, attend, branches, self_cache)
         x = sow_and_perturb(self, "residual_stream", x)
         return x, None if self_cache is None else LayerCache(self_cache, cross_cache)
+
+    def add_layer_bias(self, inputs: LayerInputs) -> LayerInputs:
+        """Add the score bias whose parameters are the layer's own, if it has one."""
+        if not isinstance(inputs, AttentionInputs) or inputs.query_positions is None:
+            return inputs
+        num_heads = self.layer_config.attention.num_heads
+        option = per_layer_score_bias(self.layer_config.positions, num_heads)
+        if option is None or inputs.key_positions is None:
+            return inputs
+        bias = ScoreBiasModule(option, num_heads, self.runtime, self.causal, name="relative_bias")
+        return inputs._replace(bias=bias(inputs.query_positions, inputs.key_positions))
 
     def copy_to_branches(self, x: Float[Array, "*batch T D"]) -> Float[Array, "*batch T D"]:
         """Copy x to tensor-parallel devices once for all branches; not before an MoE router."""

@@ -215,24 +215,22 @@ def update_positions(
     valid: Bool[Array, "*batch T"],
     *,
     cache_is_empty: bool,
-) -> tuple[
-    dict[c.Window, tuple[Int[Array, "*batch S"], CacheUpdate]], tuple[Int[Array, "*batch S"], ...]
-]:
+) -> tuple[dict[c.Window, Array], dict[c.Window, CacheUpdate], tuple[Array, ...]]:
     """Return each window's key positions and cache update, and the new `Cache.positions`."""
-    updates, updated_positions = {}, list[Array]()
+    key_positions, updates, updated_positions = dict[c.Window, Array](), {}, list[Array]()
     for window, old in zip(distinct_windows(config), cache.positions, strict=True):
         slots = F.ring_buffer_slots(positions, valid, old.shape[-1])
         new = jnp.where(valid, positions, EMPTY_SLOT_POSITION)
-        written = F.write_slots(old, new, slots)
-        updated_positions.append(written)
+        updated_positions.append(F.write_slots(old, new, slots))
         if cache_is_empty:
-            updates[window] = new, CacheUpdate(slots, "new")
+            key_positions[window], updates[window] = new, CacheUpdate(slots, "new")
         elif is_ring_buffer(window, old.shape[-1]) and new.shape[-1] > 1:
-            both = jnp.concatenate([old, new], axis=-1)
-            updates[window] = both, CacheUpdate(slots, "buffer_and_new")
+            key_positions[window] = jnp.concatenate([old, new], axis=-1)
+            updates[window] = CacheUpdate(slots, "buffer_and_new")
         else:
-            updates[window] = written, CacheUpdate(slots, "buffer")
-    return updates, tuple(updated_positions)
+            key_positions[window] = updated_positions[-1]
+            updates[window] = CacheUpdate(slots, "buffer")
+    return key_positions, updates, tuple(updated_positions)
 
 
 def update_cache(

@@ -1,5 +1,7 @@
 """`Transformer`: embedding, encoder and/or decoder stack, and LM head."""
 
+from typing import Any
+
 import jax.numpy as jnp
 from flax import linen as nn
 from flax.traverse_util import flatten_dict
@@ -132,39 +134,9 @@ class Transformer(nn.Module):
         encoder_output, cross_inputs = None, AttentionInputs()
         if isinstance(cfg.topology, c.EncoderDecoder):
             if source is not None:
-                source_embedder, source_table, source_vocab_size = (
-                    embedder,
-                    token_table,
-                    cfg.topology.source_vocab_size,
+                encoder_output = self.encode(
+                    (embedder, token_table), source, source_positions, source_segments, runtime
                 )
-                if source_vocab_size is not None:
-                    source_embedder = Embedder(
-                        cfg, source_vocab_size, runtime, name="source_embedding"
-                    )
-                    source_table = source_embedder.tokens()
-                source_token_positions = self.token_positions(
-                    source, source_positions, source_segments
-                )
-                if source_segments is not None:  # padding does not make a text longer
-                    source_token_positions = source_token_positions._replace(
-                        positions=jnp.where(
-                            source_segments != 0, source_token_positions.positions, 0
-                        )
-                    )
-                count = cfg.topology.num_encoder_layers
-                encoder = Stack(
-                    cfg.encoder_config, count, causal=False, runtime=runtime, name="encoder"
-                )
-                source_vectors = self.embed(
-                    source_embedder, source_table, source, source_token_positions
-                )
-                encoder_output, _ = encoder(
-                    source_vectors,
-                    source_token_positions,
-                    contiguous_positions=source_positions is None,
-                )
-                # Once for the keys of all layers
-                encoder_output = F.copy_to_tensor_parallel(encoder_output, self.mesh_axes.tensor)
                 if cache is not None:
                     cache = cache._replace(source_segments=source_segments)
             elif cache is not None:
@@ -204,6 +176,36 @@ class Transformer(nn.Module):
             over_capacity = (length > cache.capacity)[..., None, None]
             logits = jnp.where(jnp.broadcast_to(over_capacity, logits.shape), jnp.nan, logits)
         return logits, new_cache._replace(length=length)
+
+    def encode(
+        self,
+        target_embedding: tuple[Embedder, Float[Array, "V E"]],
+        source: Integer[Array, "*batch S"],
+        positions: Integer[Array, "*any S"] | None,
+        segments: Integer[Array, "*batch S"] | None,
+        runtime: RuntimeConfig,
+    ) -> Float[Array, "*batch S D"]:
+        """Return the encoder's output; its embedding is the target's unless it has its own."""
+        cfg = self.config
+        topology: Any = cfg.topology
+        embedder, table = target_embedding
+        if topology.source_vocab_size is not None:
+            embedder = Embedder(cfg, topology.source_vocab_size, runtime, name="source_embedding")
+            table = embedder.tokens()
+        tokens = self.token_positions(source, positions, segments)
+        if segments is not None:  # padding does not make a text longer
+            tokens = tokens._replace(positions=jnp.where(segments != 0, tokens.positions, 0))
+        encoder = Stack(
+            cfg.encoder_config,
+            topology.num_encoder_layers,
+            causal=False,
+            runtime=runtime,
+            name="encoder",
+        )
+        x = self.embed(embedder, table, source, tokens)
+        output, _ = encoder(x, tokens, contiguous_positions=positions is None)
+        # Once for the keys of all layers
+        return F.copy_to_tensor_parallel(output, self.mesh_axes.tensor)
 
     def check_source(self, source: Int[Array, "*batch S"] | None, cache: Cache | None) -> None:
         """Require a source for an EncoderDecoder, and refuse it for other topologies."""

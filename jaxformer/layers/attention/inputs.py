@@ -74,27 +74,17 @@ def make_layer_inputs(
         contiguous_positions: As in `F.MaskRule`.
         num_axes: Axes of the queries, ``[*batch, T, N, H]``.
     """
-    context = runtime.mesh_axes.context
-    all_tokens = all_gather_positions(tokens, context)
-    queries, cached_positions = tokens, tuple[Array, ...]()
-    key_positions_and_updates: dict[c.Window, tuple[Array, CacheUpdate]] = {}
-    valid, length = None, jnp.max(all_tokens.positions, axis=-1) + 1
-    if cache is not None:
-        valid = jnp.asarray(tokens.segments != 0)
-        queries = TokenPositions(tokens.positions)
-        length = jnp.maximum(cache.min_rope_length, cache.length + jnp.sum(valid, axis=-1))
-        key_positions_and_updates, cached_positions = update_positions(
-            config, cache, tokens.positions, valid, cache_is_empty=runtime.cache_is_empty
-        )
-    mixer_inputs: Any = c.MixerInputs(tokens.positions, queries.segments, valid)  # type: ignore[arg-type]
-    is_self_contained = context is None and (cache is None or runtime.cache_is_empty)
-    contiguous_positions = contiguous_positions and is_self_contained
+    attended = attended_tokens(config, runtime, tokens, cache)
+    queries, updates = attended.queries, attended.cache_updates
+    mixer_inputs: Any = c.MixerInputs(tokens.positions, queries.segments, attended.valid)  # type: ignore[arg-type]
+    if runtime.mesh_axes.context is not None or not (cache is None or runtime.cache_is_empty):
+        contiguous_positions = False
 
     @memoize
     def keys(window: c.Window, gathered: bool) -> TokenPositions:
         if cache is not None:
-            return TokenPositions(key_positions_and_updates[window][0])
-        return all_tokens if gathered else tokens
+            return TokenPositions(attended.key_positions[window])
+        return attended.all_tokens if gathered else tokens
 
     @memoize
     def mask(window: c.Window, num_heads: int, gathered: bool) -> F.AttentionMask | Array | None:
@@ -120,7 +110,7 @@ def make_layer_inputs(
 
     @memoize
     def rotations(rope: c.Rope, head_dim: int) -> Complex64[Array, "*batch T C"]:
-        return token_rotations(rope, head_dim, queries.positions, length)
+        return token_rotations(rope, head_dim, queries.positions, attended.length)
 
     def layer_inputs(index: int) -> LayerInputs:
         kind, positions, window, _ = config.layer(index)
@@ -136,11 +126,54 @@ def make_layer_inputs(
         )
 
     layers = range(min(config.pattern_length, num_layers))
-    no_update = None, None
-    cache_updates = tuple(
-        key_positions_and_updates.get(config.layer(i).window, no_update)[1] for i in layers
+    cache_updates = tuple(updates.get(config.layer(i).window) for i in layers)
+    return tuple(map(layer_inputs, layers)), cache_updates, attended.cached_positions
+
+
+class AttendedTokens(NamedTuple):
+    """The new tokens as queries, and what they attend to.
+
+    Attributes:
+        queries: Positions of the new tokens; without segments if a cache keeps one document a row.
+        all_tokens: Positions and segments over all devices of the context axis.
+        key_positions: With a cache, positions of the attended keys of each window.
+        cache_updates: With a cache, the update of each window's layers.
+        cached_positions: With a cache, the new `Cache.positions`.
+        valid: With a cache, False for padding.
+        length: Length of each row, for RoPE scalings.
+    """
+
+    queries: TokenPositions
+    all_tokens: TokenPositions
+    key_positions: dict[c.Window, Array]
+    cache_updates: dict[c.Window, CacheUpdate]
+    cached_positions: tuple[Array, ...]
+    valid: Array | None
+    length: Array
+
+
+def attended_tokens(
+    config: c.TransformerConfig, runtime: RuntimeConfig, tokens: TokenPositions, cache: Cache | None
+) -> AttendedTokens:
+    """Return positions of queries and keys, and what the cache does with the new tokens."""
+    all_tokens = all_gather_positions(tokens, runtime.mesh_axes.context)
+    if cache is None:
+        length = jnp.max(all_tokens.positions, axis=-1) + 1
+        return AttendedTokens(tokens, all_tokens, {}, {}, (), None, length)
+    valid = jnp.asarray(tokens.segments != 0)
+    length = jnp.maximum(cache.min_rope_length, cache.length + jnp.sum(valid, axis=-1))
+    key_positions, updates, cached_positions = update_positions(
+        config, cache, tokens.positions, valid, cache_is_empty=runtime.cache_is_empty
     )
-    return tuple(map(layer_inputs, layers)), cache_updates, cached_positions
+    return AttendedTokens(
+        TokenPositions(tokens.positions),
+        all_tokens,
+        key_positions,
+        updates,
+        cached_positions,
+        valid,
+        length,
+    )
 
 
 def prepare(
