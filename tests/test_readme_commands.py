@@ -61,7 +61,7 @@ def run(line, place, *, whole=False):
     process.stdin.write(b"What is 1 plus 1?\n")
     process.stdin.close()
     until = time.monotonic() + TIMEOUT_SECONDS
-    trains_long = "experiments.pretrain " in line and not whole
+    trains_long = not whole and re.search("experiments.pretrain |--epochs 2", line)
     try:
         while process.poll() is None and time.monotonic() < until:
             time.sleep(0.2)
