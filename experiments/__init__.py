@@ -24,10 +24,10 @@ def print_unraisable(unraisable: Any) -> None:
         sys.__unraisablehook__(unraisable)
 
 
-if sys.argv[0] == "-m":  # so Python has it while it looks for the program that was named
+if sys.argv[0] == "-m":  # Python's value while it looks for the module to run
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, exit_on_interrupt)
     sys.excepthook = print_error
     sys.unraisablehook = print_unraisable
-    for name in ("absl", "asyncio"):  # what Orbax logs of a save that fails, which is told anyway
+    for name in ("absl", "asyncio"):  # Orbax also logs a failed save, whose error is printed anyway
         logging.getLogger(name).setLevel(logging.CRITICAL)

@@ -1,14 +1,14 @@
 """Ablate one choice of a run; text, data order and seeds are shared by all variants.
 
-    python -m experiments.ablate --axis position --size smoke   # minutes: to see that it runs
-    python -m experiments.ablate --axis placement               # about an hour of two cores
+    python -m experiments.ablate --axis position --size smoke   # a test of minutes
+    python -m experiments.ablate --axis placement               # about an hour on two cores
     python -m experiments.ablate --axis optimizer --run default --steps 300
     python -m experiments.ablate --axis model.norm --variants "RMSNorm(eps=0.1)" "LayerNorm()"
 
 Axes: norm, block, qk_norm, z_loss, placement, activation, position, softcap, optimizer, or any
 field of a run's model, optimizer or objective. Trains each variant from several seeds and compares
-it with the run's own choice, seed by seed. Writes JSON, a table and a plot. A study that is
-interrupted goes on where it was when it is started again.
+it with the baseline, the unchanged run, paired by seed. Writes JSON, a table and a plot. The same
+command resumes an interrupted study.
 """
 
 from dataclasses import dataclass
@@ -28,10 +28,10 @@ class Ablation(Study):
     """Options of an ablation of one axis.
 
     Attributes:
-        axis: What differs between the variants: one of those above, or a field, such as model.norm.
-        variants: Names of those to train beside the baseline; none are all. Of a field, its values
-            as Python prints them, such as "LayerNorm()", imported ones too. So also on the axis
-            "position", and on "activation" the name of an imported one.
+        axis: What differs between the variants: an axis listed above, or a field like model.norm.
+        variants: Names of the variants to train besides the baseline; empty means all. For a field
+            and for the axis "position", values as Python expressions, such as "LayerNorm()", of
+            imported types too; for the axis "activation" also names of imported activations.
     """
 
     axis: str
@@ -48,7 +48,7 @@ def main(study: Ablation) -> Path:
     (output / "table.md").write_text(text)
     plot_losses(output / "plot.png", results, title=f"Ablation: {study.axis}")
     plot_extra_metrics(output / "more.png", results, length=run.length)
-    print(f"\n{text}\nEverything is in {output}.")
+    print(f"\n{text}\nResults are in {output}.")
     return output
 
 

@@ -1,9 +1,9 @@
 """Command-line flags from dataclass fields (tyro).
 
-A choice among kinds is written as the Python that prints it, as in
-``--model.norm "LayerNorm(eps=1e-6)"``; a choice per layer takes several. The kind of attention is
-written so too, and its fields are flags besides. A path that exists stands for the kind that reads
-it, as in ``--corpus my.txt``.
+A field that takes one of several option classes is set by a Python expression, as in
+``--model.norm "LayerNorm(eps=1e-6)"``; a field with a value per layer takes several. The attention
+type is set in the same way, and its fields are flags too. An existing path stands for the option
+class that reads it, as in ``--corpus my.txt``.
 """
 
 import dataclasses
@@ -44,14 +44,15 @@ def parse_run(
 
     Args:
         runs: Named runs; the first is the default.
-        description: Printed by --help.
-        arguments: Instead of the process's own.
-        init_run: From a named run and what --init names, the run that other flags change.
-        resume_run: From the default run and --output, the run that is gone on with, whose flags
-            need not be given again; not asked where a run is named.
+        description: Text printed by --help.
+        arguments: Arguments to parse; None means those of the process.
+        init_run: Function of a named run and the value of --init that returns the run with that
+            model, to which the other flags apply.
+        resume_run: Function of the default run and the value of --output that returns the saved
+            run to resume, so that its flags need not be repeated. Not called for a named run.
 
     Returns:
-        The named run with its fields replaced. Wrong arguments end the process with a message.
+        The named run with its fields replaced. Invalid arguments end the process with a message.
     """
     arguments = import_from_flags(sys.argv[1:] if arguments is None else arguments)
     name = next(iter(runs))
@@ -59,20 +60,20 @@ def parse_run(
     if named:
         name, *arguments = arguments
         if name not in runs:
-            exit_with_error(f"There is no run {name!r}. Runs: {', '.join(runs)}.")
+            exit_with_error(f"There is no named run {name!r}. Named runs: {', '.join(runs)}.")
     default = runs[name]
     if resume_run is not None and not named and set(RESUME_FLAGS) & set(arguments):
         default = resume_run(default, _flag_value("--output", arguments))
-    before = (None, getattr(default, "init", None))  # what goes on with that has it already
+    before = (None, getattr(default, "init", None))  # a resumed run has it already
     if init_run is not None and (init := _flag_value("--init", arguments)) not in before:
         default = init_run(default, str(init))
     default, arguments, kind = _choose_attention_type(default, arguments)
     check_flags(default, arguments)
-    named_before = f"Runs, named before the flags: {', '.join(runs)}. This is {name}."
-    help_text = f"{description}\n\n{named_before} {IMPORT_FLAG_HELP}"
+    runs_text = f"Named runs (first argument): {', '.join(runs)}. Defaults below: {name}."
+    help_text = f"{description}\n\n{runs_text} {IMPORT_FLAG_HELP}"
     if kind is not None:
         kinds = ", ".join(map(_signature, typing.get_args(Attention)))
-        help_text += f"\n\nAnother kind of attention is given to {kind}: one of {kinds}."
+        help_text += f"\n\nTo change the attention type, pass {kind} with one of {kinds}."
     with registry:
         return tyro.cli(
             type(default),
@@ -80,7 +81,7 @@ def parse_run(
             args=arguments,
             prog=f"python -m {_program_name()} {name}",
             description=help_text,
-            config=(tyro.conf.AvoidSubcommands,),  # the fields of the kind that there is
+            config=(tyro.conf.AvoidSubcommands,),  # flags for the default's type only
         )
 
 
@@ -99,20 +100,20 @@ def parse_args(
 
 
 def check_flags(run: Any, arguments: Iterable[str]) -> None:
-    """End the process at a flag of a record that has no such field, and say what there is."""
+    """End the process at a flag of a field that does not exist, and list those that do."""
     known = dict(_flagged(run))
     for flag in (argument.partition("=")[0].replace("_", "-") for argument in arguments):
         above, _, name = flag.rpartition(".")
         if above not in known or {flag, f"{above}.{name.removeprefix('no-')}"} & known.keys():
             continue
         if below := [other for other in known if other.rpartition(".")[0] == above]:
-            exit_with_error(f"There is no flag {flag}. Of {above} there are {', '.join(below)}.")
+            exit_with_error(f"There is no flag {flag}. Flags of {above}: {', '.join(below)}.")
         whole = shlex.join(_flag_tokens(above[2:], known[above]))
-        exit_with_error(f"There is no flag {flag}. {above} is written as a whole, as in {whole}")
+        exit_with_error(f"There is no flag {flag}. Pass {above} as one value, as in {whole}")
 
 
 def _flagged(value: Any, path: str = "--") -> Iterator[tuple[str, Any]]:
-    """The flags of a dataclass and their values, those of the records in it too."""
+    """Flags of a dataclass and of the dataclasses in it, with their values."""
     for name, hint in typing.get_type_hints(type(value)).items():
         own, at = getattr(value, name), path + name.replace("_", "-")
         yield at, own
@@ -121,7 +122,7 @@ def _flagged(value: Any, path: str = "--") -> Iterator[tuple[str, Any]]:
 
 
 def changed_flags(value: Any, baseline: Any, path: str = "") -> dict[str, list[str]]:
-    """The flags that turn `baseline` into `run`, keyed by field path."""
+    """The flags that turn `baseline` into `value`, keyed by field path."""
     changed = dict[str, list[str]]()
     for name, hint in typing.get_type_hints(type(value)).items():
         value_here, baseline_value, field_path = (
@@ -129,7 +130,7 @@ def changed_flags(value: Any, baseline: Any, path: str = "") -> dict[str, list[s
             getattr(baseline, name),
             f"{path}.{name}".lstrip("."),
         )
-        has_flags = hint == Attention or not _is_union(hint)  # a choice is written as one
+        has_flags = hint == Attention or not _is_union(hint)  # others are one flag
         if (
             dataclasses.is_dataclass(value_here)
             and type(value_here) is type(baseline_value)
@@ -214,7 +215,7 @@ def choice_rule(info: tyro.constructors.PrimitiveTypeInfo):
 
 @registry.primitive_rule
 def path(info: tyro.constructors.PrimitiveTypeInfo):
-    """Read a path that may be the address of a store."""
+    """Tyro rule that reads a local path or the address of an object store."""
     optional = info.type == Path | None
     if not optional and info.type is not Path:
         return None
@@ -238,12 +239,12 @@ def path(info: tyro.constructors.PrimitiveTypeInfo):
 
 def _parse_choice(text: str, kinds: tuple[type, ...]) -> Any:
     path_types = [k for k in kinds if "path" in getattr(k, "__dataclass_fields__", ())]
-    if path_types and Path(text).exists():  # a path by itself
+    if path_types and Path(text).exists():
         return path_types[0](path=text)
     value = from_python(text, dataclasses_by_name(kinds))
     if not isinstance(value, kinds):
         names = ", ".join(_signature(kind) for kind in kinds)
-        raise ValueError(f"{text} is none of {names}.")
+        raise ValueError(f"{text!r} is not one of {names}.")
     return value
 
 

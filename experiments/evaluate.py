@@ -5,9 +5,9 @@
     python -m experiments.evaluate path/to/folder --choices questions.jsonl
     python -m experiments.evaluate path/to/folder --tasks hellaswag arc_easy   # extra eval
 
-The folder is the output of a run, or a Hugging Face folder. Of a text every token counts once,
-given what stands before it in its document, as far back as --length reaches; of instructions the
-answers count, each with its end. A line of choices is
+The folder is the output of a run, or a Hugging Face folder. Every token of a text is scored once,
+given up to --length tokens before it in its document. Of instructions only the answers are scored,
+each with its end-of-text token. Each line of the file of choices is
 {"prompt": "...", "choices": ["...", "..."], "answer": 0}.
 """
 
@@ -31,7 +31,7 @@ from jaxformer.generation import rolling_windows
 from jaxformer.json_files import get_field
 from jaxformer.training.progress import format_count
 
-PROGRESS_SECONDS = 10  # lines that say how far it is
+PROGRESS_SECONDS = 10  # between progress lines
 
 
 def main(run: Evaluate) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def main(run: Evaluate) -> dict[str, Any]:
     if run.output is not None:
         check_output_file(run.output)
     if run.text is not None:
-        data.documents(run.text)  # refuses a path that has no text
+        data.documents(run.text)  # raises if there is no text
     questions = None if run.choices is None else read_questions(run.choices)
     if run.tasks:
         from experiments.lm_eval_harness import run_lm_eval_tasks, task_manager
@@ -52,7 +52,7 @@ def main(run: Evaluate) -> dict[str, Any]:
     if questions is not None:
         figures_by_kind["choices"] = evaluate_choices(evaluator, questions)
     for name, figures in figures_by_kind.items():
-        print(f"{getattr(run, name)}, at most {evaluator.length} tokens at a time:")
+        print(f"{getattr(run, name)}, with a context of at most {evaluator.length} tokens:")
         for key, value in figures.items():
             value_text = f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
             print(f"  {key.replace('_', ' ')}: {value_text}")
@@ -64,7 +64,7 @@ def main(run: Evaluate) -> dict[str, Any]:
 
 
 def write_figures(path: Path, figures: dict[str, Any]) -> None:
-    """Write figures as JSON, which has no infinity: null stands for it."""
+    """Write metrics as JSON, with null for infinity, which JSON lacks."""
     text = json.dumps(figures, default=str)
     finite = json.loads(text, parse_constant=lambda _: None)
     path.write_text(json.dumps(finite, indent=2) + "\n", encoding="utf-8")
@@ -105,7 +105,7 @@ def evaluate_text(evaluator: Evaluator, corpus: data.Source) -> dict[str, float]
 
 
 def perplexity(nats: float, count: int) -> float:
-    """Of each of so many; infinite beyond what a float holds."""
+    """Perplexity exp(nats / count); infinite on overflow."""
     try:
         return math.exp(nats / count)
     except OverflowError:
@@ -118,8 +118,8 @@ def document_requests(evaluator: Evaluator, document: data.AnyDocument) -> Itera
     stride = min(length, evaluator.run.stride or max(1, length // 2))
     tokens, loss_mask = data.tokenize_document(document, model.tokenizer)
     if isinstance(document, data.Document):
-        tokens.pop()  # the end of text is no part of it
-    elif not document.prepend_end_of_text:  # its template does
+        tokens.pop()  # the end of text is not scored
+    elif not document.prepend_end_of_text:  # the template has a first token
         yield from loss_requests(tokens, loss_mask, length=length, stride=stride)
         return
     yield from loss_requests(
@@ -151,7 +151,7 @@ def read_questions(path: Path) -> list[Question]:
     """Read the questions of a JSON Lines file.
 
     Raises:
-        ValueError: A line lacks something, or its answer is none of its choices.
+        ValueError: A line lacks a field, or its answer is not the index of a choice.
     """
     questions = []
     for _, line, where in data.read_records(path, Question._fields):
@@ -159,9 +159,11 @@ def read_questions(path: Path) -> list[Question]:
         choices = get_field(line, "choices", list, location=where)
         answer = get_field(line, "answer", int, location=where)
         if not all(isinstance(each, str) and each for each in choices):
-            raise ValueError(f"{where}: choices must be texts; got {choices}.")
+            raise ValueError(f"{where}: choices must be non-empty strings; got {choices}.")
         if not 0 <= answer < len(choices):
-            raise ValueError(f"{where}: answer {answer} is none of its {len(choices)} choices.")
+            raise ValueError(
+                f"{where}: answer must be an index from 0 to {len(choices) - 1}; got {answer}."
+            )
         questions.append(Question(prompt, choices, answer))
     if not questions:
         raise ValueError(f"{path} has no questions.")

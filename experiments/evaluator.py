@@ -28,26 +28,24 @@ class Evaluate:
 
     Attributes:
         checkpoint: Output folder of a run, or a Hugging Face folder.
-        text: The text, or the instructions.
-        chat_template: How instructions and the questions of tasks are written, instead of as the
-            folder says: a file of Jinja, or "chatml".
-        choices: JSON lines of questions, each with its choices and the number of the right one,
-            from 0.
-        tasks: Names of tasks of lm-evaluation-harness.
-        task_folder: Where tasks of your own are described.
-        limit: At most so many questions of each task; None is all.
-        step: Which checkpoint of the run; None is the newest, "best" the one saved with the lowest
+        text: Text or instructions.
+        chat_template: Chat template of instructions and tasks, instead of the folder's: a Jinja
+            file, or "chatml".
+        choices: JSON Lines file of questions, each with its choices and the index of the right one.
+        tasks: Names of lm-evaluation-harness tasks.
+        task_folder: Folder of custom task definitions.
+        limit: Maximum number of questions of each task; None is all.
+        step: Step of the run's checkpoint; None is the newest, "best" the one with the lowest
             held-out loss.
-        length: Most tokens that the model reads at once; None is that of the run's rows, or 1024.
-        stride: Tokens from one window of a longer text to the next; None is half of the length.
-            Fewer are slower, and give each token a longer context.
-        batch_size: Windows, or choices, that are looked at together.
-        dtype: Of the computation.
-        mesh: How the devices share the work.
-        devices: How many devices to use; None is all. On a CPU, how many to simulate.
-        output: A JSON file for the figures.
-        ignore: Attributes of a Hugging Face config.json that change nothing in the model, by your
-            word.
+        length: Maximum context in tokens; None is the run's row length, or 1024.
+        stride: Tokens from one window of a longer text to the next; None is half of the length. A
+            smaller stride is slower and gives each token a longer context.
+        batch_size: Windows or choices in a batch.
+        dtype: Dtype of the computation.
+        mesh: Sizes of the mesh axes.
+        devices: Number of devices to use; None is all. On a CPU, the number to simulate.
+        output: JSON file for the metrics.
+        ignore: Attributes of a Hugging Face config.json to ignore, if they do not affect the model.
     """
 
     checkpoint: tyro.conf.Positional[Path]
@@ -71,10 +69,10 @@ class Evaluate:
         check_integers(self)
         check_uses(self, needs={"stride": "text", "limit": "tasks", "task_folder": "tasks"})
         if self.text is None and self.choices is None and not self.tasks:
-            raise ValueError("There is nothing to measure: pass --text, --choices or --tasks.")
+            raise ValueError("Nothing to evaluate: pass --text, --choices or --tasks.")
         templated = self.tasks or isinstance(self.text, data.Instructions)
         if self.chat_template is not None and not templated:
-            raise ValueError("--chat-template is for --text 'Instructions(...)' and for --tasks.")
+            raise ValueError("--chat-template needs --text 'Instructions(...)' or --tasks.")
 
 
 class Evaluator(NamedTuple):
@@ -86,7 +84,7 @@ class Evaluator(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Longest input in tokens."""
+        """Maximum context in tokens."""
         most = self.model.config.max_length
         length = self.run.length or self.model.row_length or 1024
         return length if most is None else min(length, most)
@@ -105,7 +103,7 @@ class Evaluator(NamedTuple):
 
 
 def load_evaluator(run: Evaluate) -> Evaluator:
-    """Load the model of a folder onto its devices."""
+    """Load the model of --checkpoint onto the mesh."""
     simulate_cpu_devices(run.devices)
     mesh = make_mesh(run.mesh, select_devices(run.devices))
     model = load_model(run.checkpoint, run.step, ignore=run.ignore, mesh=mesh)

@@ -3,8 +3,8 @@
     python -m experiments.export --checkpoint runs/pretrain-1 --output exported
     python -m experiments.export --checkpoint runs/pretrain-1 --output exported --step best
 
-The folder has config.json, generation_config.json, model.safetensors, tokenizer.json,
-tokenizer_config.json and a model card, all or nothing. Then, in transformers:
+Writes config.json, generation_config.json, model.safetensors, tokenizer.json,
+tokenizer_config.json and a model card, or nothing if it fails. Then, in transformers:
 
     model = AutoModelForCausalLM.from_pretrained("exported")
     tokenizer = AutoTokenizer.from_pretrained("exported")
@@ -51,15 +51,15 @@ class Export:
 
     Attributes:
         checkpoint: Output folder of a run, or a Hugging Face folder.
-        output: Folder to write; it must not exist, or be empty.
-        overwrite: Replace the model that the output folder has.
-        step: Which checkpoint of the run; None is the newest, "best" the one saved with the lowest
+        output: Folder to write; it must be new or empty.
+        overwrite: Whether to replace a model in the output folder.
+        step: Step of the run's checkpoint; None is the newest, "best" the one with the lowest
             held-out loss.
-        family: The model_type of transformers to write, such as "qwen3"; None is the first that can
-            say all of the model.
-        dtype: Of the tensors in the files; None is that of a Hugging Face folder, float32 of a run.
-        ignore: Attributes of a Hugging Face config.json that change nothing in the model, by your
-            word.
+        family: model_type of transformers to write, such as "qwen3"; None is the first that can
+            express the model.
+        dtype: Dtype of the tensors in the files; None is that of a Hugging Face folder, or float32
+            for a run.
+        ignore: Attributes of a Hugging Face config.json to ignore, if they do not affect the model.
     """
 
     checkpoint: Path
@@ -75,7 +75,7 @@ def main(run: Export) -> Path:
     """Write a folder that transformers can load; returns it."""
     output = check_output_folder(here(run.output), overwrite=run.overwrite)
     model = load_model(run.checkpoint, run.step, ignore=run.ignore)
-    # A Hugging Face folder, or a run that began with one and keeps what it said.
+    # A Hugging Face folder, or a run that was initialized from one and has a copy of its files.
     source = model.folder if (model.folder / "config.json").is_file() else None
     extra = special_token_ids(model, source)
     if (length := max_positions(model, source)) is not None:
@@ -101,7 +101,7 @@ def main(run: Export) -> Path:
             text = model_card(model, family.model_type, output.name)
             (folder / CARD_FILE).write_text(text, encoding="utf-8")
     checkpoint_text = "" if model.step is None else f"checkpoint {model.step} of "
-    print(f"Wrote {checkpoint_text}{run.checkpoint} as a {family.model_type} to {output}.")
+    print(f"Exported {checkpoint_text}{run.checkpoint} as {family.model_type} to {output}.")
     return output
 
 
@@ -117,9 +117,9 @@ def special_token_ids(model: LoadedModel, source: Path | None) -> dict[str, Any]
 
 
 def max_positions(model: LoadedModel, source: Path | None) -> int | None:
-    """max_position_embeddings of the source, or the row length; None if RoPE is scaled.
+    """max_position_embeddings of the source, or the row length; None without plain RoPE.
 
-    Only where nothing in the numbers depends on what is said of it.
+    With other position encodings the logits may depend on this number.
     """
     hf_config = None if source is None else read_json(source / "config.json")
     longest = (hf_config or {}).get("max_position_embeddings", model.row_length)
@@ -177,21 +177,18 @@ def generation_config(
 ) -> dict[str, Any] | None:
     """Fields of generation_config.json: eos, pad and decoder start ids; None without any.
 
-    The filler is not said in config.json, for torch would then not train that token's row.
+    A pad_token_id in config.json would stop torch from training the embedding of that token.
     """
     if source is not None:
         path, ends = source / GENERATION_CONFIG, generation_ids(source).get("eos_token_id")
         fields, stop = read_json(path) if path.is_file() else None, list(model.stop_tokens)
         if model.step is None or stop in (ends, [ends]):
             return fields
-        return {
-            **(fields or {}),
-            "eos_token_id": stop if len(stop) > 1 else stop[0],
-        }  # as it learned
+        return {**(fields or {}), "eos_token_id": stop if len(stop) > 1 else stop[0]}  # as trained
     fields = {name: extra[name] for name in SPECIAL_TOKEN_FIELDS if extra.get(name) is not None}
     fields["pad_token_id"] = model.stop_tokens[0]
     unused = list(range(model.tokenizer.vocab_size, model.config.vocab_size))
-    return fields | ({"suppress_tokens": unused} if unused else {})  # rows that no text was seen in
+    return fields | ({"suppress_tokens": unused} if unused else {})  # never trained
 
 
 RUNS = {"default": Export(checkpoint=Path("runs/pretrain-1"), output=Path("exported"))}

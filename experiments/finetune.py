@@ -4,9 +4,8 @@
     python -m experiments.finetune --init path/to/folder --corpus my/texts --epochs 2
     python -m experiments.finetune --init runs/pretrain-1 --corpus my.txt
 
-The program is that of `experiments.pretrain`, with all of its flags. What differs are the defaults:
-the model and the tokenizer are those of --init, AdamW has a rate for weights that are trained
-already, and the run ends after so many times through the text.
+This is `experiments.pretrain` with other defaults: the model and the tokenizer are those of --init,
+AdamW has a learning rate for pretrained weights, and --epochs sets the length of the run.
 """
 
 from dataclasses import dataclass
@@ -34,13 +33,13 @@ class Finetune(pretrain.Pretrain):
 def main(run: Finetune) -> Path:
     """Fine-tune the model that --init names; returns the output folder."""
     if run.init is None:
-        raise ValueError("Fine-tuning begins with a model: pass --init FOLDER.")
+        raise ValueError("Fine-tuning needs a pretrained model: pass --init FOLDER.")
     return pretrain.main(run, RUNS)
 
 
 RUNS = {
     "default": Finetune(
-        model=pretrain.RUNS["default"].model,  # until --init is read
+        model=pretrain.RUNS["default"].model,  # replaced by that of --init
         optimizer=OptimizerConfig(
             schedule=Cosine(peak=2e-5, warmup_steps=20), optimizer=AdamW(weight_decay=0.0)
         ),

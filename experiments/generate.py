@@ -4,12 +4,12 @@
     python -m experiments.generate --checkpoint runs/translate-1 --prompt "2nd of April, 1987"
     python -m experiments.generate --checkpoint RUN --rope-scaling "NTKScaling(factor=4)"
     python -m experiments.generate --checkpoint path/to/Llama-3.1-8B --prompt "Once upon"
-    python -m experiments.generate --checkpoint path/to/folder --chat        # talk to it
-    python -m experiments.generate --checkpoint RUN --prompts asked.txt --output said.jsonl
+    python -m experiments.generate --checkpoint path/to/folder --chat        # on the terminal
+    python -m experiments.generate --checkpoint RUN --prompts prompts.txt --output texts.jsonl
 
 The folder is the output of a run, or a Hugging Face folder (config.json, safetensors,
-tokenizer.json). An encoder-decoder reads the prompt and writes its answer. A conversation is
-written by the chat template of the folder; an empty line ends it.
+tokenizer.json). The prompt of an encoder-decoder is its source. A conversation is rendered with the
+chat template of the folder; an empty line ends it.
 """
 
 import contextlib
@@ -48,30 +48,28 @@ class Generate:
 
     Attributes:
         checkpoint: Output folder of a run, or a Hugging Face folder.
-        prompt: The text to continue, or an encoder-decoder's source; empty starts a document.
-        chat: Answer as an assistant: what is typed, line by line, or --prompt or each of --prompts.
-        chat_template: How a conversation is written, instead of as the folder says: a file of
-            Jinja, or "chatml".
-        system: What a conversation begins with, said by the system; empty is nothing.
-        prompts: Texts to continue: each line of a file, an empty one too, or of JSON lines the
-            field "prompt". The file may be packed.
-        batch_size: Prompts of the file that are continued together.
-        output: JSON lines for the prompts and their texts, in a file that is there once all are
-            written; None prints them.
-        step: Which checkpoint of the run; None is the newest.
-        max_new_tokens: Most tokens to add; a text may end before.
-        sampler: How each token is chosen. A beam search shows its text when it is done.
-        rope_scaling: How rotary positions are stretched, for texts longer than those of training;
-            None leaves them as the checkpoint has them.
-        dtype: Of the computation.
-        mesh: How the devices share the model: heads along tensor, kernels along fsdp.
-        devices: How many devices to use, of each process; None is all. On a CPU, how many to
+        prompt: Text to continue, or the source of an encoder-decoder; empty starts a document.
+        chat: Answer as an assistant: each typed line, or --prompt, or each of --prompts.
+        chat_template: Chat template instead of the folder's: a Jinja file, or "chatml".
+        system: System message of the conversation; empty is none.
+        prompts: File of prompts: one on each line, empty ones included, or JSON Lines with a field
+            "prompt". The file may be compressed.
+        batch_size: Prompts of the file in a batch.
+        output: JSON Lines file of prompts and generated texts, which appears when all are written;
+            None prints them.
+        step: Step of the run's checkpoint; None is the newest.
+        max_new_tokens: Maximum number of new tokens; a stop token ends the text earlier.
+        sampler: How each token is chosen. Beam search prints its text at the end.
+        rope_scaling: RoPE scaling for texts longer than those in training; None is that of the
+            checkpoint.
+        dtype: Dtype of the computation.
+        mesh: Sizes of the mesh axes: heads are sharded over tensor, kernels over fsdp.
+        devices: Number of devices to use per process; None is all. On a CPU, the number to
             simulate.
-        distributed: Whether this is one of many processes, each started with the same command.
+        distributed: Whether this is one of several processes, each started with the same command.
         hosts: How the processes find each other.
-        seed: Of the random choices.
-        ignore: Attributes of a Hugging Face config.json that change nothing in the model, by your
-            word.
+        seed: Random seed of the sampler.
+        ignore: Attributes of a Hugging Face config.json to ignore, if they do not affect the model.
     """
 
     checkpoint: Path
@@ -109,7 +107,7 @@ class Generate:
 
 
 class Prompt(NamedTuple):
-    """A text, the tokens to continue, and those that an encoder reads."""
+    """A prompt: its text, the tokens of the decoder, and those of the encoder."""
 
     text: str
     tokens: list[int]
@@ -127,7 +125,7 @@ class TextGenerator(NamedTuple):
         """Encode a prompt, or a question with the chat template, and an encoder's source.
 
         Raises:
-            ValueError: It cannot be encoded.
+            ValueError: The text cannot be encoded.
         """
         if not self.run.chat:
             return self.model.encode_prompt(text)
@@ -136,10 +134,10 @@ class TextGenerator(NamedTuple):
         ), None
 
     def read_line(self, text: str, where: str) -> Prompt:
-        """The same of a text in a file, if it can be continued.
+        """Encode a prompt of a file.
 
         Raises:
-            ValueError: It cannot; says where the text stands.
+            ValueError: It cannot be continued; the message has its file and line.
         """
         try:
             tokens, source = self.encode(text)
@@ -187,7 +185,7 @@ def main(run: Generate) -> str:
 
 
 def load_speaker(run: Generate) -> TextGenerator:
-    """Load the model of a folder onto its devices."""
+    """Load the model of --checkpoint onto the mesh."""
     mesh = make_mesh(run.mesh, select_devices(run.devices))
     model = load_model(run.checkpoint, run.step, ignore=run.ignore, mesh=mesh)
     model = model._replace(chat_template=run.chat_template)
@@ -220,7 +218,7 @@ def print_continuation(
 
 def chat_loop(generator: TextGenerator) -> str:
     """Chat on the terminal: answer each typed line, given all before; returns the last answer."""
-    generator.model.load_chat_template()  # before anything is typed
+    generator.model.load_chat_template()  # raises before anything is typed
     messages, answer = generator.system_messages(), ""
     for turn in count():
         print_text("> ")
@@ -240,7 +238,7 @@ def continue_file(generator: TextGenerator, texts: list[tuple[str, str]], file: 
     """Continue the prompts of a file in batches; returns JSON lines.
 
     Raises:
-        ValueError: One of them cannot be continued, which is said before the first one is.
+        ValueError: A prompt cannot be continued; all are checked before the first batch.
     """
     run, model, written = generator.run, generator.model, ""
     prompts = [generator.read_line(text, where) for text, where in texts]
@@ -263,9 +261,9 @@ def continue_file(generator: TextGenerator, texts: list[tuple[str, str]], file: 
 
 @contextlib.contextmanager
 def output_file(path: Path | None) -> Iterator[TextIO]:
-    """Where lines go: what is printed, or a file that is there once the block is done.
+    """Standard output, or a file that appears when the block ends.
 
-    Until then a temporary file beside it is written; a pipe or a device is written as it is.
+    Lines go to a temporary file beside it until then; a pipe or a device is written directly.
     """
     if path is None:
         yield sys.stdout
@@ -297,7 +295,7 @@ def truncate_at_stop(tokens: list[int], stop: Sequence[int]) -> list[int]:
 def decode_stream(
     tokens: Iterable[int], decode: Callable[[list[int]], str], before: list[int]
 ) -> Iterator[str]:
-    """Decode tokens incrementally; an incomplete character waits for its other tokens."""
+    """Decode tokens incrementally, yielding only complete characters."""
     ids, decoded = list(before), decode(before)
     for token in tokens:
         ids.append(token)

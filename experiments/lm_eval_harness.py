@@ -24,11 +24,11 @@ from jaxformer import data
 from jaxformer.generation import Greedy, Sample, generate, rolling_windows
 from jaxformer.json_files import read_json
 
-DEFAULT_MAX_NEW_TOKENS = 256  # tokens of an answer, where a task does not say
+DEFAULT_MAX_NEW_TOKENS = 256  # of an answer, if the task sets none
 
 
 class LMEvalModel(TemplateLM):
-    """A model as lm-evaluation-harness sees it: log-likelihoods and generated answers."""
+    """lm-evaluation-harness model: log-likelihoods and generated answers."""
 
     def __init__(self, evaluator: Evaluator):
         """Wrap an Evaluator; `from_folder` loads one."""
@@ -67,13 +67,13 @@ class LMEvalModel(TemplateLM):
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
     ) -> list[int]:
-        """Encode a text, with the tokenizer's special tokens unless told otherwise."""
+        """Encode a text, with special tokens unless `add_special_tokens` is False."""
         if add_special_tokens is False or not string:
             return self._model.encode(string, add_special_tokens=False)
         return self._model.encode_prompt(string)[0]
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        """As the harness cuts them; if that leaves nothing to score, the last token is scored."""
+        """Split as the harness does; without a token to score, score the last one."""
         pair = super()._encode_pair(context, continuation)
         return pair if pair[1] else self._model.encode_continuation(context, continuation)
 
@@ -142,10 +142,10 @@ class LMEvalModel(TemplateLM):
 
 
 def task_manager(run: Evaluate) -> TaskManager:
-    """The tasks that there are.
+    """The harness's tasks and those of --task-folder.
 
     Raises:
-        ValueError: One that is to be run is not among them, or its folder does not exist.
+        ValueError: A task of --tasks is not among them, or the folder does not exist.
     """
     if run.task_folder is not None and not run.task_folder.is_dir():
         raise ValueError(f"task_folder {run.task_folder} does not exist.")
@@ -154,7 +154,7 @@ def task_manager(run: Evaluate) -> TaskManager:
     if unknown:
         raise ValueError(
             f"lm-evaluation-harness has no task {', '.join(map(repr, unknown))}. "
-            "Tasks of your own are read from --task-folder."
+            "For custom tasks pass --task-folder."
         )
     return manager
 

@@ -20,7 +20,7 @@ from jaxformer.json_files import read_json
 from jaxformer.parallel import abstract_parameters, check_divisible
 from jaxformer.training.checkpoints import Checkpoints
 
-# What a Hugging Face folder has of its tokenizer, and keeps.
+# Tokenizer files of a Hugging Face folder, which are copied unchanged.
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
     *("added_tokens.json", "chat_template.jinja"),
@@ -31,16 +31,16 @@ class LoadedModel(NamedTuple):
     """A loaded model: configuration, parameters, tokenizer, and its bos and stop tokens.
 
     Attributes:
-        config: The model.
-        params: Its parameters.
-        tokenizer: Of its texts.
-        folder: Where it was read, or what there is here of a run in an object store.
-        bos_tokens: What a decoder's text, or an encoder-decoder's output, begins with.
+        config: Model configuration.
+        params: Parameters.
+        tokenizer: Tokenizer.
+        folder: Folder of the model; for a run in an object store the local copy of its small files.
+        bos_tokens: First tokens of a decoder's text, or of an encoder-decoder's output.
         stop_tokens: Tokens that end a text.
         adds_special_tokens: Whether the tokenizer itself adds the special tokens of a prompt.
-        row_length: Tokens of the rows it was trained on, where that is known.
-        step: Of a run's checkpoint.
-        chat_template: Instead of the folder's; see `data.load_chat_template`.
+        row_length: Row length in training, if known.
+        step: Step of a run's checkpoint.
+        chat_template: Used instead of the folder's; see `data.load_chat_template`.
     """
 
     config: TransformerConfig
@@ -64,21 +64,21 @@ class LoadedModel(NamedTuple):
         return [*self.bos_tokens, *ids], None
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """The tokens of a prompt, in which the special tokens of a tokenizer may be spelt out."""
+        """Encode a prompt, whose text may contain special tokens."""
         if isinstance(self.tokenizer, data.BPETokenizer):
             encode = self.tokenizer.encode_with_special_tokens
             return self._known(encode(text, add_special_tokens=add_special_tokens).tolist())
         return self._known(self.tokenizer.encode(text).tolist())
 
     def _known(self, ids: list[int]) -> list[int]:
-        """The tokens of a text, if the model has them all."""
+        """Return the ids, or raise if one is outside the model's vocabulary."""
         topology, size = self.config.topology, self.config.vocab_size
         if isinstance(topology, EncoderDecoder):
             size = topology.source_vocab_size or size
         if (largest := max(ids, default=0)) >= size:
             raise ValueError(
-                f"The tokenizer in {self.folder} gives the token {largest}, and the model's tokens "
-                f"end at {size - 1}: the tokenizer is not that of the model."
+                f"The tokenizer in {self.folder} gives token {largest}, but the largest token of "
+                f"the model is {size - 1}: the tokenizer is not that of the model."
             )
         return ids
 
@@ -86,14 +86,13 @@ class LoadedModel(NamedTuple):
         """Chat template of the model.
 
         Raises:
-            ValueError: The folder does not say.
+            ValueError: The folder has none.
         """
         chat_template = data.load_chat_template(self.folder, self.chat_template)
         if chat_template is None:
             raise ValueError(
-                f"{self.folder} has no chat template, so how a conversation is written is not "
-                "known: pass --chat-template chatml, or a file of the one it was trained with; "
-                "without --chat, --prompt continues a text."
+                f"{self.folder} has no chat template: pass --chat-template chatml, or a file with "
+                "the template of its training; or use --prompt without --chat."
             )
         return chat_template
 
@@ -101,7 +100,7 @@ class LoadedModel(NamedTuple):
         """Encode a conversation, up to where the assistant's answer starts.
 
         Raises:
-            ValueError: There is no template, or it refuses the messages.
+            ValueError: There is no template, or it raises an error for these messages.
         """
         return self._known(data.encode_chat(messages, self.load_chat_template(), self.tokenizer))
 
@@ -111,13 +110,14 @@ class LoadedModel(NamedTuple):
         return pair
 
     def continuations(self, text: str, choices: Sequence[str]) -> list[tuple[list[int], list[int]]]:
-        """The tokens of a decoder's text, and those with which each choice continues it.
+        """Tokenize a decoder's text and each choice that continues it, as pairs.
 
-        Spaces at the end of the text belong to what follows, as tokenizers join them. If a choice
-        joins the text's last tokens, these belong to every choice: all begin at the same place.
+        Spaces at the end of the text belong to the choices, as tokenizers merge them with the next
+        word. If a choice merges with the last tokens of the text, these tokens belong to every
+        choice, so that all have the same context.
 
         Raises:
-            ValueError: There is neither a text nor a token of a choice.
+            ValueError: The text is empty, and a choice has no token.
         """
         before = text.rstrip()
         if before:
@@ -143,13 +143,13 @@ def load_model(
 
     Args:
         folder: Output of a training run, or a folder with config.json and safetensors.
-        step: Which checkpoint of a run; None is the newest, "best" the one saved with the lowest
+        step: Step of a run's checkpoint; None is the newest, "best" the one with the lowest
             held-out loss.
-        ignore: Attributes of config.json that change nothing in the model, by your word.
-        mesh: Devices to share the parameters out to.
+        ignore: Attributes of config.json to ignore, if they do not affect the model.
+        mesh: Mesh over which the parameters are sharded.
 
     Raises:
-        ValueError: It is neither, or damaged; or what is asked for is for the other kind.
+        ValueError: The folder is neither, or damaged; or `step` or `ignore` does not apply to it.
     """
     if (reached(folder) / "checkpoints").is_dir():
         if ignore:
@@ -161,7 +161,7 @@ def load_model(
             raise ValueError(f"{folder} is a Hugging Face folder; it has no {checkpoint_text}.")
         return load_from_hugging_face(folder, ignore, mesh)
     raise ValueError(
-        f"{folder} has no checkpoints and no config.json; give the output folder of a run, or a "
+        f"{folder} has no checkpoints and no config.json; pass the output folder of a run, or a "
         "Hugging Face folder."
     )
 
@@ -170,11 +170,11 @@ def run_from_checkpoint(run: AnyRunConfig, name: str) -> AnyRunConfig:
     """The run with the model and tokenizer of the folder that --init names.
 
     Args:
-        run: All else of the run.
-        name: The folder, or a name of the Hugging Face hub.
+        run: The run to change.
+        name: Folder, or name on the Hugging Face hub.
 
     Raises:
-        ValueError: There is no model.
+        ValueError: The folder has no model.
     """
     folder = fetch_folder(name)
     if (folder / "checkpoints").is_dir():
@@ -196,17 +196,16 @@ def config_of_description(saved: dict[str, Any], folder: Path) -> TransformerCon
         name for name, kind in kinds.items() if not isinstance(saved.get(name), kind)
     ]:
         raise ValueError(
-            f"A checkpoint in {folder} does not say {', '.join(missing_keys)}: another program "
-            "saved it. "
-            "Read it with jaxformer.training.checkpoints.Checkpoints."
+            f"The description of a checkpoint in {folder} has no {', '.join(missing_keys)}: "
+            "another program saved it. Read it with jaxformer.training.checkpoints.Checkpoints."
         )
     return from_json(TransformerConfig, json.dumps(saved["config"]))
 
 
 def write_beginning(run: RunConfig, tokenizer: data.Tokenizer, output: Path) -> None:
-    """Write the tokenizer of a run, and what the folders it begins with say beside it.
+    """Write the tokenizer of a run and copies of the JSON files of --init.
 
-    So that its own folder is enough to go on, to generate and to export.
+    The output folder is then enough to resume, to generate and to export.
     """
     if isinstance(run.tokenizer, data.PretrainedTokenizer):
         path = Path(run.tokenizer.path)
@@ -222,7 +221,7 @@ def write_beginning(run: RunConfig, tokenizer: data.Tokenizer, output: Path) -> 
 
 
 def origin(run: RunConfig, tokenizer: data.Tokenizer) -> Path | None:
-    """The folder of --init, if its numbers of tokens are those of the run's tokenizer."""
+    """The folder of --init; None if it has another tokenizer than the run."""
     if run.init is None:
         return None
     folder = fetch_folder(run.init)
@@ -235,7 +234,7 @@ def origin(run: RunConfig, tokenizer: data.Tokenizer) -> Path | None:
 
 
 def copy_files(source: Path, folder: Path, *names: str) -> None:
-    """Copy the files of these names that there are."""
+    """Copy the files of these names that exist."""
     for name in names:
         if (source / name).is_file():
             shutil.copy(source / name, folder)
@@ -252,8 +251,8 @@ def load_from_run(
             step = checkpoints.best_step()
             if step is None:
                 raise ValueError(
-                    f"No checkpoint in {folder} was saved with a held-out loss, so none is the "
-                    "best; leave --step out for the newest."
+                    f"No checkpoint in {folder} has a held-out loss, so there is no best one; "
+                    "leave out --step for the newest."
                 )
         description = checkpoints.read_description(step)
         config = config_of_description(description, folder)
@@ -289,7 +288,7 @@ def load_from_hugging_face(
 
 
 def generation_ids(folder: Path) -> dict[str, Any]:
-    """What config.json and, before it, generation_config.json say of a folder, if they do."""
+    """Fields of a folder's config.json, updated by those of generation_config.json."""
     settings: dict[str, Any] = {}
     for name in ("config.json", "generation_config.json"):
         if (folder / name).is_file():
@@ -299,12 +298,12 @@ def generation_ids(folder: Path) -> dict[str, Any]:
 
 
 def stop_tokens(folder: Path, tokenizer: data.Tokenizer) -> tuple[int, ...]:
-    """What ends a text, by what a folder says of generation, else by its tokenizer."""
+    """Stop tokens: eos_token_id of the folder's JSON files, else the tokenizer's end of text."""
     ends = generation_ids(folder).get("eos_token_id", tokenizer.end_of_text)
     return tuple(ends) if isinstance(ends, list) else (ends,)
 
 
 def learned_stop(folder: Path | None, tokenizer: data.Tokenizer) -> tuple[int, ...]:
-    """What ends a text of a run: as in the folder it began with, and as it was trained to."""
+    """Stop tokens of a run: those of the folder of --init, and the tokenizer's end of text."""
     before = () if folder is None else stop_tokens(folder, tokenizer)
     return tuple(dict.fromkeys((*before, tokenizer.end_of_text)))

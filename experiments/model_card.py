@@ -38,12 +38,12 @@ def model_card(model: LoadedModel, family: str, name: str) -> str:
     """Model card (README.md) of an exported run.
 
     Args:
-        model: What is exported of it.
-        family: Of transformers.
-        name: What to call it.
+        model: The exported model.
+        family: model_type of transformers.
+        name: Name of the exported model.
 
     Returns:
-        Markdown, with the facts that the hub reads in front.
+        Markdown with the metadata of the Hugging Face hub at its top.
     """
     run = read_json(model.folder / RUN_FILE)
     init, decoder = run["init"], isinstance(model.config.topology, Decoder)
@@ -59,7 +59,7 @@ def model_card(model: LoadedModel, family: str, name: str) -> str:
         family=family,
         count=format_count(costs.num_parameters(model.config)),
         version=jaxformer.__version__,
-        origin="from fresh weights" if init is None else f"from the weights of {init}",
+        origin="from scratch" if init is None else f"from the weights of {init}",
         table="\n".join(f"| {key} | {value} |" for key, value in table.items()),
         kind="AutoModelForCausalLM" if decoder else "AutoModelForSeq2SeqLM",
     )
@@ -71,21 +71,21 @@ def training_facts(run: dict[str, Any]) -> dict[str, Any]:
     if "corpus" in run:
         sources = run["corpus"].get("parts", [run["corpus"]])
         facts["text"] = ", ".join(source.get("path", source["type"]) for source in sources)
-    facts["rows of a batch"] = run["batch_size"]
+    facts["batch size"] = run["batch_size"]
     if "length" in run:
-        facts["tokens of a row"] = run["length"]
+        facts["sequence length"] = run["length"]
     facts["optimizer"] = optimizer["optimizer"]["type"]
-    facts["highest learning rate"] = optimizer["schedule"]["peak"]
+    facts["peak learning rate"] = optimizer["schedule"]["peak"]
     return facts
 
 
 def evaluation_facts(folder: Path, step: int) -> dict[str, Any]:
     """Metrics of the last evaluation at or before a checkpoint, for the card."""
     lines = [x for x in read_json_lines(folder / "metrics.jsonl") if x["step"] <= step]
-    facts: dict[str, Any] = {"updates": step}
+    facts: dict[str, Any] = {"steps": step}
     for line in reversed(lines):
         numbers = {name: x for name, x in line.items() if name not in ("step", "time")}
-        if "loss" not in numbers:  # those of training have one
-            facts["measured after update"] = line["step"]
+        if "loss" not in numbers:  # training metrics have one
+            facts["evaluated at step"] = line["step"]
             return facts | {name.replace("_", " "): f"{x:.4g}" for name, x in numbers.items()}
     return facts

@@ -2,17 +2,17 @@
 
     python -m experiments.pretrain                                  # minutes on a laptop's CPU
     python -m experiments.pretrain --steps 200 --model.num-layers 2 # any field is a flag
-    python -m experiments.pretrain small --corpus my.txt            # text of your own
-    python -m experiments.pretrain --init Qwen/Qwen3-0.6B --corpus my.txt  # a model that there is
-    python -m experiments.pretrain --resume --steps 2000            # go on where it stopped
-    python -m experiments.pretrain --output X --resume-or-begin     # the same, however often given
+    python -m experiments.pretrain small --corpus my.txt            # your own text
+    python -m experiments.pretrain --init Qwen/Qwen3-0.6B --corpus my.txt  # a pretrained model
+    python -m experiments.pretrain --resume --steps 2000            # resume the newest run
+    python -m experiments.pretrain --output X --resume-or-begin     # start or resume, in a loop
 
-Trains on the source code of Python's standard library unless told otherwise, reports bits per byte
-on held-out text beside gzip, and ends with a sample. Everything is written under --output.
+By default it trains on the source code of Python's standard library. It reports bits per byte on
+held-out text, compares them with gzip, and ends with a sample. All files are written to --output.
 
-SIGINT (Ctrl-C), SIGTERM and SIGHUP end a run once the update it is in is made and saved; the exit
-status is 130, 143 or 129, and --resume goes on from there. The third such signal ends it at once.
-One folder is one run's at a time.
+At SIGINT (Ctrl-C), SIGTERM or SIGHUP a run finishes the current step, saves it and exits with
+status 130, 143 or 129; --resume resumes it. The third such signal ends the run at once. Only one
+run at a time can use a folder.
 """
 
 import math
@@ -57,11 +57,11 @@ from jaxformer.training import loop, train_step
 from jaxformer.training.checkpoints import Checkpoints
 from jaxformer.training.metrics import read_json_lines
 from jaxformer.training.optimizers import Muon, OptimizerConfig
-from jaxformer.training.progress import Progress, format_count, format_times, sanitize_text
+from jaxformer.training.progress import Progress, format_count, sanitize_text
 from jaxformer.training.schedules import Cosine
 
-# What a resumed run may not change, for its result would be another one. Devices, remat and scan
-# may change; they round differently, and devices draw other dropout.
+# A resumed run may not change these, since they change its result. Devices, remat and scan may
+# change; they change rounding, and devices the random bits of dropout.
 FIXED_ON_RESUME = (
     "model", "tokenizer", "chat_template", "held_out", "length", "batch_size",
     "gradient_accumulation_steps", "schedule_steps", "optimizer", "objective",
@@ -69,7 +69,7 @@ FIXED_ON_RESUME = (
 )  # fmt: skip
 
 
-PROGRESS_SECONDS = 10  # lines that say how much text is tokenised
+PROGRESS_SECONDS = 10  # between progress lines of tokenization
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,17 +77,17 @@ class Pretrain(RunConfig):
     """Options of a pretraining run: corpus, tokenizer, row length, epochs, sample.
 
     Attributes:
-        corpus: The text.
-        chat_template: How instructions are written, instead of as the tokenizer's folder says: a
-            file of Jinja, or "chatml". The run keeps it.
-        held_out: Share of the text that is kept for evaluation.
-        length: Tokens of a row.
-        epochs: How often to go through the text, instead of --steps: every row, of each part of a
-            mixture too, is read at least so often. None counts steps.
-        cache: Folder for tokenised text.
-        evaluate_rows: Held-out rows of an evaluation during the run; the last one reads all.
-        prompt: Text that the sample at the end continues.
-        sample_tokens: Length of that sample; None is no sample.
+        corpus: Text to train and evaluate on.
+        chat_template: Chat template of instructions, instead of that of the tokenizer's folder: a
+            Jinja file, or "chatml". It is saved with the run.
+        held_out: Fraction of the text that is held out for evaluation.
+        length: Row length in tokens.
+        epochs: Number of epochs, instead of --steps: every row, in every part of a mixture, is
+            read at least this often. None means --steps.
+        cache: Folder for tokenized text.
+        evaluate_rows: Held-out rows of an evaluation during training; the final one uses all rows.
+        prompt: Prompt of the sample that is printed at the end.
+        sample_tokens: Length of the sample in tokens; None is no sample.
     """
 
     corpus: data.Corpus = data.StandardLibrary()
@@ -114,20 +114,20 @@ class Pretrain(RunConfig):
         longest = self.model.max_length
         if longest is not None and self.length > longest:
             raise ValueError(
-                f"length {self.length} exceeds the model's {longest} learned positions."
+                f"length {self.length} is more than the {longest} learned positions of the model."
             )
         if not isinstance(self.model.topology, Decoder):
-            raise ValueError(f"Pretraining on text takes a Decoder; got {self.model.topology}.")
+            raise ValueError(f"Pretraining needs the topology Decoder; got {self.model.topology}.")
         if self.chat_template is not None and not (
             has_instructions(self.corpus) and isinstance(self.tokenizer, data.PretrainedTokenizer)
         ):
             raise ValueError(
-                "--chat-template is for Instructions, and for a tokenizer that there is: pass "
+                "--chat-template needs a corpus of Instructions and a pretrained tokenizer: pass "
                 "--init FOLDER or --tokenizer FOLDER."
             )
 
     def files(self) -> dict[str, str]:
-        """The chat template that the run was given."""
+        """The chat template of --chat-template, if it is set."""
         if self.chat_template is None or (template := chat_template(self)) is None:
             return {}
         return {"chat_template.jinja": template.source}
@@ -199,20 +199,20 @@ class TokenizationProgress:
     def __call__(self, done: int, total: int) -> None:
         if time.monotonic() - self._printed_at > PROGRESS_SECONDS:
             self._printed_at = time.monotonic()
-            print(f"  tokenised {done / total:.0%} of {format_count(total)} bytes", flush=True)
+            print(f"  tokenized {done / total:.0%} of {format_count(total)} bytes", flush=True)
 
 
 class PackedCorpus(NamedTuple):
     """Packed training and evaluation rows, with their tokenizer and held-out documents.
 
     Attributes:
-        tokenizer: Of the text.
-        template: That wrote the instructions.
+        tokenizer: Tokenizer.
+        template: Chat template of the instructions, if there are any.
         stop: Tokens that end a text.
         train: Rows to train on.
         held_out: Rows to evaluate on.
-        held_out_documents: Those that are held out.
-        cache: Folder of the rows.
+        held_out_documents: Documents of the held-out rows.
+        cache: Folder of the packed rows.
     """
 
     tokenizer: data.Tokenizer
@@ -240,25 +240,24 @@ def main(run: Pretrain, runs: Mapping[str, Pretrain] = RUNS) -> Path:
         if run.sample_tokens is not None:
             encode_prompt(run, corpus)
         train_and_sample(run, corpus, setup)
-        print(f"\nEverything is in {setup.storage}. To repeat the run:\n  {rerun_command}")
+        print(f"\nResults are in {setup.storage}. To repeat the run:\n  {rerun_command}")
     return output
 
 
 def check_length(run: Pretrain, runs: Mapping[str, Pretrain]) -> None:
-    """Refuse a run whose length is told twice, once otherwise than by a named run."""
+    """Raise if --epochs is set, and --steps too, to a number that no named run has."""
     if run.epochs is not None and run.steps not in {named.steps for named in runs.values()}:
         raise ValueError(
-            f"--steps {run.steps} and --epochs {run.epochs:g} exclude each other; --epochs None "
-            "counts steps."
+            f"--steps {run.steps} and --epochs {run.epochs:g} cannot be combined; to train for "
+            "--steps, pass --epochs None."
         )
 
 
 def with_epochs_as_steps(run: Pretrain, epochs: float, rows: data.AnyRows) -> Pretrain:
-    """Replace epochs by the number of steps that they are."""
-    # As the number is written: 0.7 times 10 rows are 7, not 8.
+    """Replace epochs by the equivalent number of steps."""
+    # Exact in decimals: 0.7 epochs of 10 rows are 7 rows, not 8.
     steps = math.ceil(Fraction(str(epochs)) * rows.epoch / run.batch_size)
-    updates = f"{steps:,} update{'s' * (steps > 1)}"
-    print(f"{format_times(epochs).capitalize()} through the text: {updates}.")
+    print(f"Epochs: {epochs:g}, steps: {steps:,}.")
     return replace(run, steps=steps, epochs=None)
 
 
@@ -277,7 +276,7 @@ def train_and_sample(run: Pretrain, corpus: PackedCorpus, setup: TrainSetup) -> 
     if result is not None:
         state, numbers = result
         bits = numbers["final_held_out_bits_per_byte"]
-        print(f"\nHeld-out text: {bits:.3f} bits per byte; gzip -9 needs {gzip:.3f}.")
+        print(f"\nHeld-out loss: {bits:.3f} bits per byte (gzip -9: {gzip:.3f}).")
         if run.sample_tokens is not None:
             print_sample(run, corpus, state.params, setup.mesh, num_new_tokens=run.sample_tokens)
     if is_primary_process():
@@ -288,7 +287,7 @@ def prepare_corpus(run: Pretrain) -> PackedCorpus:
     """Read, split, tokenize and pack the corpus, or open the packed rows of an earlier run.
 
     Raises:
-        ValueError: The text cannot be read, split or encoded, or a part fills no row.
+        ValueError: The text cannot be read, split or encoded, or a part has less than one row.
     """
     print(f"Corpus: {run.corpus}", flush=True)
     sources = run.corpus.parts if isinstance(run.corpus, data.Mixture) else (run.corpus,)
@@ -313,7 +312,7 @@ def prepare_source(
     """Tokenize and pack the training part and the held-out part of one source."""
     if source is not run.corpus:
         print(f"  {source}", flush=True)
-    names, packed = ("to train on", "held out"), []
+    names, packed = ("training data", "held-out data"), []
     for name, documents in zip(names, parts, strict=True):
         try:
             packed.append(
@@ -331,9 +330,9 @@ def prepare_source(
     for rows, name in zip(packed, names, strict=True):
         if rows.num_targets < run.length and rows.loss_mask is None:
             raise ValueError(
-                f"held_out {run.held_out} of {train.num_bytes + held_out.num_bytes} bytes leaves "
-                f"{rows.num_targets} tokens {name}, less than one row of length {run.length}; give "
-                "more text, another share or a smaller length."
+                f"held_out={run.held_out} of {train.num_bytes + held_out.num_bytes} bytes leaves "
+                f"{rows.num_targets} tokens of {name}, less than one row of {run.length} tokens; "
+                "use more text, another --held-out or a smaller --length."
             )
         print(
             f"  {name}: {rows.num_documents} documents, {format_count(rows.num_bytes)} bytes, "
@@ -346,7 +345,7 @@ def prepare_source(
 def train_model(
     run: Pretrain, corpus: PackedCorpus, setup: TrainSetup, checkpoints: Checkpoints, gzip: float
 ) -> tuple[train_step.TrainState, dict[str, float]] | None:
-    """Train on the packed rows; returns last state and metrics, None if already complete."""
+    """Train on the packed rows; returns final state and metrics, None if already complete."""
     mesh = setup.mesh
     digests = {"train": corpus.train.digest(), "held_out": corpus.held_out.digest()}
     local_rows = local_batch_slice(mesh, run.batch_size)
@@ -417,10 +416,10 @@ def chat_template(run: Pretrain) -> data.ChatTemplate | None:
 
 
 def encode_prompt(run: Pretrain, text: PackedCorpus) -> list[int]:
-    """The prompt of the sample at the end, after what begins a text; to an assistant, a question.
+    """Encode the prompt of the sample: after the bos token, or as the user message of a chat.
 
     Raises:
-        ValueError: The tokenizer does not know it, or it leaves no room in a row.
+        ValueError: It cannot be encoded, or it fills the context.
     """
     template, tokenizer = text.template, text.tokenizer
     try:
@@ -434,8 +433,8 @@ def encode_prompt(run: Pretrain, text: PackedCorpus) -> list[int]:
     longest = run.model.max_length or run.length
     if len(prompt) >= longest:
         raise ValueError(
-            f"prompt has {len(prompt)} tokens, the first of a text included, which leave no room "
-            f"in the length of {longest}; shorten it."
+            f"prompt has {len(prompt)} tokens, special tokens included, which leaves no space for "
+            f"new tokens in a context of {longest}; shorten it."
         )
     return prompt
 

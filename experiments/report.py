@@ -2,8 +2,8 @@
 
     python -m experiments.report
 
-Tables and pictures are made anew from the JSON; nothing in them is written by hand. What README.md
-and the guides say of a kept run or benchmark stands between two comments and is renewed as well:
+All tables and plots are generated from the JSON results. The summary of a stored run or benchmark
+in README.md and the guides is also replaced, between these two comments:
 
     <!-- results/NAME -->
     <!-- end of results/NAME -->
@@ -26,7 +26,7 @@ from experiments.studies.tables import ablation_report
 from experiments.studies.variants import AXES, make_variants
 from experiments.training.plot import plot_run
 from jaxformer.training.metrics import read_json_lines
-from jaxformer.training.progress import format_count, format_duration, format_times
+from jaxformer.training.progress import format_count, format_duration
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -37,20 +37,19 @@ STUDIES_HEADER = """\
 Written by `python -m experiments.report` from the JSON in `results`; findings are in
 [LOG.md](LOG.md).
 
-All variants of a study are trained alike but for one choice: the same text in the same order for
-each seed, the same number of updates and, unless that is what differs, the same schedule. A
-difference is the mean over seeds of the difference from the first variant, seed by seed, with its
-interval of 95 % by Student's t: where the interval holds zero, these seeds do not tell the two
-apart. Losses are nats per token of held-out text.
+The variants of a study differ in one choice. For each seed they share the text, its order, the
+number of steps and, unless it is the choice under study, the learning-rate schedule. A difference
+is the mean over seeds of the paired difference from the baseline (the first row), with its 95%
+confidence interval by Student's t; where the interval contains zero, the difference is not
+significant. Losses are in nats per token of held-out text.
 
-These were trained with version 0.1's split of the text, which held out whole documents by a digest
-of their names; since then the share is exact by length, so a new run holds out other text.
+These results use the split of version 0.1, which held out whole documents by a hash of their names.
+Newer versions hold out an exact fraction of the bytes, so a new run has other held-out text.
 
-Each study runs at several sizes: `--size smoke` (minutes, to see that it works), `--size cpu` (the
-results below; `--size untied` is the same with a head of its own), and `--size gpu` (about 100M
-parameters).
-`--run NAME` varies a run of `experiments.pretrain` instead. A study that is interrupted goes on
-where it was when the same command is given again.
+Each study has several sizes: `--size smoke` (a test of minutes), `--size cpu` (the results below),
+`--size untied` (the same with an untied head) and `--size gpu` (about 100M parameters).
+`--run NAME` varies a run of `experiments.pretrain` instead. The same command resumes an interrupted
+study.
 
     python -m experiments.rope_placement --size cpu
     python -m experiments.ablate --axis position --size cpu      # one of {axes}
@@ -59,16 +58,17 @@ where it was when the same command is given again.
 SPEED_HEADER = """
 # Speed
 
-Programs take turns, each in a process of its own; a ratio is the median over rounds of the first
-one's time divided by another's in the same round, with the least and the most. Of a peak: products
-that the model needs, none counted twice, as a share of what square matrices reach on all cores or
-devices; bytes of parameters and cache that must be read, of what plain copies reach. Peaks were
-measured in turn with the case, under the same load, and the best round counts. The first round has
-all before it: imports, parameters, compilation. Working space is what the compiler of ours asks for
-beside arguments and results, the process what the whole of it had at most.
+Each program runs in a separate process, and the rounds of all programs are interleaved. A ratio is
+the median over rounds of the first program's time divided by another's in the same round, with
+minimum and maximum. "Of peak FLOP/s" is the FLOPs of the model, without recomputation, relative to
+matmuls of square matrices on all cores or devices; "of peak bandwidth" is the bytes of parameters
+and cache that must be read, relative to plain copies. The peaks are the best of rounds interleaved
+with those of the case. The first round includes imports, initialization and compilation. Temporary
+memory is the compiler's estimate without arguments and results; peak memory is that of the whole
+process.
 
-A machine is called quiet when fewer than one process ran on average in the minute before the start.
-To measure again on such a machine, and renew every table and picture, here and in the top README:
+A machine is called idle if its load average in the minute before the start was below 1. To measure
+again on an idle machine, and update all tables and plots, here and in the top README:
 
     python -m experiments.benchmark --preset peers --output experiments/results/benchmark-peers
     python -m experiments.report
@@ -80,8 +80,8 @@ class Report:
     """Options: the results folder and the files to write.
 
     Attributes:
-        results: Folder of studies and benchmarks; their tables and pictures are written into it.
-        readme: The file to write.
+        results: Folder of studies and benchmarks; their tables and plots are written into it.
+        readme: Report to write.
     """
 
     results: Path = RESULTS
@@ -89,7 +89,7 @@ class Report:
 
     def __post_init__(self):
         if not self.results.is_dir():
-            raise ValueError(f"results must name a folder; {self.results} is none.")
+            raise ValueError(f"results must name a folder; {self.results} is not a folder.")
 
 
 def main(
@@ -129,28 +129,27 @@ def replace_snippets(page: str, snippets: Mapping[str, str]) -> str:
         begin, end = f"<!-- results/{name} -->", f"<!-- end of results/{name} -->"
         head, marker, rest = page.partition(begin)
         if marker and end not in rest:
-            raise ValueError(f"{begin} stands without {end} after it.")
+            raise ValueError(f"{begin} has no matching {end}.")
         if marker:
             page = f"{head}{begin}\n{text}\n{end}{rest.partition(end)[2]}"
     return page
 
 
 def run_snippet(folder: Path) -> str:
-    """Plot a kept run; returns its snippet."""
+    """Plot a stored run; returns its snippet."""
     lines = read_json_lines(folder / "metrics.jsonl")
     plot_run(folder / "run.png", lines, gzip=lines[-1]["gzip_bits_per_byte"])
     return run_summary(folder)
 
 
 def run_summary(folder: Path) -> str:
-    """One sentence: the result of a kept run and its duration."""
+    """Result and duration of a stored run, as text."""
     lines = read_json_lines(folder / "metrics.jsonl")
     last, first = lines[-1], lines[0]
     return (
-        f"`Held-out text: {last['final_held_out_bits_per_byte']:.3f} bits per byte; gzip -9 needs "
-        f"{last['gzip_bits_per_byte']:.3f}.` It took {last['time'] - first['time']:.0f} seconds "
-        f"from update {first['step']} to the end of the last evaluation, after update "
-        f"{last['step']}."
+        f"`Held-out loss: {last['final_held_out_bits_per_byte']:.3f} bits per byte (gzip -9: "
+        f"{last['gzip_bits_per_byte']:.3f}).` From step {first['step']} to the end of the "
+        f"evaluation at step {last['step']} it took {last['time'] - first['time']:.0f} seconds."
     )
 
 
@@ -176,9 +175,8 @@ def study_section(folder: Path, readme_folder: Path) -> str:
     speeds = read_json(folder / THROUGHPUT_FILE) if (folder / THROUGHPUT_FILE).exists() else {}
     if missing := [name for name in study["variants"] if name not in speeds]:
         raise ValueError(
-            f"{folder / THROUGHPUT_FILE} has no turns of {', '.join(missing)}; all variants take "
-            "turns "
-            f"together, so measure them anew with\n  {command_text}"
+            f"{folder / THROUGHPUT_FILE} has no measurements of {', '.join(missing)}. All variants "
+            f"are timed together; measure them again with\n  {command_text}"
         )
     results = [{**numbers, "speeds": speeds[numbers["variant"]["name"]]} for numbers in results]
     table = make_table(results)
@@ -202,7 +200,7 @@ def study_layout(study: ResultDict) -> tuple[str, list[str], Callable[[list[Resu
     """Title of a study, the order of its variants, and the function that formats its tables."""
     if study["study"] == "rope_placement":
         order = [setting.name for setting in rope_placement.SETTINGS]
-        return f"Where rotary positions act ({study['size']})", order, rope_placement.format_report
+        return f"RoPE placement ({study['size']})", order, rope_placement.format_report
     axis = study["study"].removeprefix("ablate_")
     run = {**RUNS, **ABLATION_SIZES}[study["size"]]
     order = [variant.name for variant in make_variants(axis, run)] if axis in AXES else []
@@ -222,32 +220,29 @@ def order_variants(
     missing = [name for name in study["variants"] if name not in names]
     if missing:
         raise ValueError(
-            f"{study['study']} ({study['size']}) has {len(names)} of {len(study['variants'])} "
-            "variants; "
-            f"without {', '.join(missing)}. Finish it with\n  {command_text}"
+            f"{study['study']} ({study['size']}) has results of {len(names)} of "
+            f"{len(study['variants'])} variants; missing: {', '.join(missing)}. Finish it with\n  "
+            f"{command_text}"
         )
     return [results[names.index(name)] for name in study["variants"]]
 
 
 def provenance(study: ResultDict, results: list[ResultDict]) -> str:
-    """How to reproduce the results: command, commit and machine."""
+    """Model, data, duration, machine and versions of the results, as text."""
     machine = results[0]["machine"]
     seconds = sum(n["seconds"] + n["compile_seconds"] + n["measure_seconds"] for n in results)
     dates = sorted({numbers["date"] for numbers in results})
     model = results[0]["variant"]["model"]
     return (
-        f"{results[0]['parameters']:,} parameters ({model['num_layers']} layers of width "
-        f"{model['model_dim']}, a vocabulary of {model['vocab_size']:,}) in the first variant; "
-        "each "
-        f"run saw {study['tokens']:,} tokens ({study['steps']:,} updates of {study['batch_size']} "
-        f"rows of {study['length']}; {format_times(study['epochs'])} through the text) of the "
-        f"{study['corpus']}; {len(study['seeds'])} seeds; "
-        f"{study['held_out_tokens']:,} held-out tokens. {format_duration(seconds)} on "
-        f"{machine['devices']} device(s) of {machine['cores']} cores ({machine['device']}, "
-        f"{machine['processor']}), with jax {machine['jax']}, "
-        f"{' to '.join(dates)}; "
-        f"{format_count(study['tokens'] * len(study['seeds']) * len(results))} "
-        "tokens in all."
+        f"{results[0]['parameters']:,} parameters in the baseline ({model['num_layers']} layers, "
+        f"model_dim {model['model_dim']}, vocabulary of {model['vocab_size']:,}). Each run: "
+        f"{study['tokens']:,} tokens ({study['steps']:,} steps of {study['batch_size']} x "
+        f"{study['length']}; epochs: {study['epochs']:g}) of the {study['corpus']}; "
+        f"{len(study['seeds'])} seeds; {study['held_out_tokens']:,} held-out tokens. All runs: "
+        f"{format_count(study['tokens'] * len(study['seeds']) * len(results))} tokens, "
+        f"{format_duration(seconds)} on {machine['devices']} device(s) of {machine['cores']} cores "
+        f"({machine['device']}, {machine['processor']}), jax {machine['jax']}, "
+        f"{' to '.join(dates)}."
     )
 
 

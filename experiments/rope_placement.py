@@ -1,12 +1,12 @@
 """Ablation: RoPE on queries, keys, values, the output, and combinations of them.
 
-    python -m experiments.rope_placement --size smoke       # minutes: to see that it runs
-    python -m experiments.rope_placement                    # hours of two cores
+    python -m experiments.rope_placement --size smoke       # a test of minutes
+    python -m experiments.rope_placement                    # hours on two cores
     python -m experiments.rope_placement --size gpu --seeds 3
 
-Trains the nine settings of a blog post that reports one loss each of a model of 1B, from several
-seeds each, and compares the orders. Writes JSON, a table and a plot. A study that is interrupted
-goes on where it was when it is started again.
+A blog post reports one loss of a 1B model for each of nine settings. This study trains each setting
+from several seeds and compares the two orders. Writes JSON, a table and a plot. The same command
+resumes an interrupted study.
 """
 
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ class RopeSetting(NamedTuple):
     name: str
     targets: tuple[RopeTarget, ...]
     published_loss: float
-    published_group: int  # in the published order; losses within a group are called about equal
+    published_group: int  # in the published order; the post calls losses of a group about equal
 
 
 SETTINGS = (
@@ -83,23 +83,23 @@ def main(study: RopePlacement) -> Path:
     output, results = run_study(study, "rope_placement", run, variants, no_extra_metrics)
     text = format_report(results)
     (output / "table.md").write_text(text)
-    plot_losses(output / "plot.png", results, title="Where rotary positions act")
-    print(f"\n{text}\nEverything is in {output}.")
+    plot_losses(output / "plot.png", results, title="RoPE placement")
+    print(f"\n{text}\nResults are in {output}.")
     return output
 
 
 def format_report(results: list[ResultDict]) -> str:
-    """Table of the losses, and how they agree with the published order."""
+    """Table of the losses, and their rank correlation with the published losses."""
     first = SETTINGS[0].published_loss
     columns = [
-        Column("rotary positions on", lambda numbers: numbers["variant"]["name"]),
+        Column("RoPE on", lambda numbers: numbers["variant"]["name"]),
         Column("held-out loss", mean_and_interval("held_out")),
-        Column("spread", std_over_seeds("held_out")),
+        Column("std", std_over_seeds("held_out")),
         Column("minus QK", difference_from("held_out", results[0])),
         Column("minus none", difference_from("held_out", find_result(results, "none"))),
-        Column("loss at first", initial_loss),
+        Column("initial loss", initial_loss),
         Column("published", lambda numbers: f"{published_loss_of(numbers):.3f}"),
-        Column("its minus QK", lambda numbers: f"{published_loss_of(numbers) - first:+.3f}"),
+        Column("published minus QK", lambda numbers: f"{published_loss_of(numbers) - first:+.3f}"),
     ]
     ordered = sorted(results, key=mean_loss)
     names = " < ".join(numbers["variant"]["name"] for numbers in ordered)
@@ -109,20 +109,18 @@ def format_report(results: list[ResultDict]) -> str:
     seeds = [rank_correlation(losses, published_losses) for losses in losses_by_seed(results)]
     return (
         f"{markdown(columns, ordered)}\n\n{NOTE}\n\n"
-        f"Our order, from the lowest loss: {names}.\n\n"
-        f"The published order: {' < '.join(setting.name for setting in SETTINGS)} ({SOURCE}; one "
-        "run each of a model of about 1B, text and tokens not stated).\n\n"
-        f"Spearman's rank correlation of both: {rho:.2f} (an order drawn at random is as near, or "
-        f"as near to the reverse, with probability {p_value:.3f}); of single seeds "
-        f"{min(seeds):.2f} to {max(seeds):.2f}. {compare_group_order(results)}\n"
+        f"Order here, lowest loss first: {names}.\n\n"
+        f"Published order: {' < '.join(setting.name for setting in SETTINGS)} ({SOURCE}; one "
+        "run each of a model of about 1B, text and number of tokens not stated).\n\n"
+        f"Spearman's rank correlation of the two: {rho:.2f} (p = {p_value:.3f}, two-sided); of "
+        f"single seeds {min(seeds):.2f} to {max(seeds):.2f}. {compare_group_order(results)}\n"
     )
 
 
 def compare_group_order(results: list[ResultDict]) -> str:
     """Whether each pair of neighbouring groups of the published order has the same order here.
 
-    An order holds, or is reversed, where the intervals of all differences between their members
-    say so.
+    An order holds or is reversed if the intervals of all differences between members exclude zero.
     """
     groups = [[s for s in SETTINGS if s.published_group == group] for group in range(1, 1 + GROUPS)]
     verdicts = []
@@ -134,7 +132,7 @@ def compare_group_order(results: list[ResultDict]) -> str:
             )
             for a, b in product(before, after)
         ]
-        verdict = "are not told apart"
+        verdict = "is not significant"
         if all(mean - half > 0 for mean, _, half in pairs):
             verdict = "holds"
         elif all(mean + half < 0 for mean, _, half in pairs):
@@ -142,7 +140,7 @@ def compare_group_order(results: list[ResultDict]) -> str:
         names = (f"{{{', '.join(s.name for s in group)}}}" for group in (before, after))
         verdicts.append(f"{' < '.join(names)} {verdict}")
     return (
-        "Of its groups, every member against every one by the interval of their difference: "
+        "Order of neighbouring published groups, by the intervals of all pairwise differences: "
         f"{'; '.join(verdicts)}."
     )
 

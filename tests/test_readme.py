@@ -125,7 +125,7 @@ def test_numbers_of_models_are_counted():
 
 def test_the_run_that_is_shown_is_the_one_that_is_kept():
     lines = read_json_lines(report.RESULTS / "pretrain-cpu" / "metrics.jsonl")
-    match = re.search(r"`Held-out text: ([\d.]+) bits per byte; gzip -9 needs [\d.]+\.`", README)
+    match = re.search(r"`Held-out loss: ([\d.]+) bits per byte \(gzip -9: [\d.]+\)\.`", README)
     assert f"{lines[-1]['final_held_out_bits_per_byte']:.3f}" == match[1]
     assert len([line for line in lines if "loss" in line]) >= 60
 
@@ -147,7 +147,7 @@ def test_what_pages_say_of_results_is_as_the_report_writes_it(page):
 def test_what_pages_say_of_results_is_renewed_between_its_comments():
     text = "x\n<!-- results/a -->\nold\n<!-- end of results/a -->\ny"
     assert report.replace_snippets(text, {"a": "new", "b": "z"}) == text.replace("old", "new")
-    with pytest.raises(ValueError, match="results/a --> stands without <!-- end of results/a -->"):
+    with pytest.raises(ValueError, match="results/a --> has no matching <!-- end of results/a -->"):
         report.replace_snippets("<!-- results/a -->\nold", {"a": "new"})
 
 

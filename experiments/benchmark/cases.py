@@ -122,17 +122,17 @@ CASES: Mapping[CaseName, tuple[Program, ...]] = {  # the baseline first
     ),
 }
 CASE_DESCRIPTIONS: Mapping[CaseName, str] = {
-    "machine": "What the machine can do at most, in products and in memory.",
-    "train": "An update: forward, backward, AdamW.",
-    "prefill": "Prompts read, and one token chosen for each.",
-    "decode": "Prompts continued greedily.",
+    "machine": "Peak rates of the machine: matmul FLOP/s and memory bandwidth.",
+    "train": "Train step: forward, backward, AdamW.",
+    "prefill": "Process the prompts and choose one token for each.",
+    "decode": "Greedy decoding after a prompt.",
     "attention": "Causal attention with its gradient.",
-    "loss": "Cross-entropy of hidden vectors with the gradients of vectors and head.",
+    "loss": "Cross-entropy of hidden states, with gradients of hidden states and output head.",
     "long": "Attention of 4 heads of width 64 with its gradient.",
-    "vocabulary": "The loss of 4,096 tokens out of 128,000.",
-    "rotary": "Queries turned a hundred times, with the gradient.",
-    "remat": "An update: what is kept for the backward pass, and what is computed again.",
-    "compile": "The training step compiled.",
+    "vocabulary": "Cross-entropy of 4,096 tokens over a vocabulary of 128,000.",
+    "rotary": "100 applications of RoPE, with gradient.",
+    "remat": "Train step with different rematerialization.",
+    "compile": "Compile time of the train step.",
 }
 PRESETS: Mapping[str, BenchmarkSize] = {
     "peers": BenchmarkSize(),
@@ -175,9 +175,9 @@ class WorkCounts(NamedTuple):
     """What one round computes: FLOPs, bytes and tokens.
 
     Attributes:
-        tokens: That it works on, or makes.
-        flops: Of its matrix products, as `costs` counts them; nothing computed twice counts twice.
-        bytes_moved: That must come from memory and go there, at least.
+        tokens: Tokens processed or generated.
+        flops: FLOPs of the matmuls, as `costs` counts them, without recomputation.
+        bytes_moved: Minimum bytes read from memory and written to it.
     """
 
     tokens: int | None = None
@@ -190,9 +190,9 @@ def count_work(case: CaseName, size: BenchmarkSize, devices: int) -> WorkCounts:
 
     Args:
         case: The case.
-        size: The shapes.
-        devices: Of ours. Each makes its own products and copies, and reads all parameters but the
-            table of tokens, of which it reads some rows.
+        size: Benchmark size.
+        devices: Devices of jaxformer. Each computes all matmuls and copies of "machine", and reads
+            all parameters except the embedding, of which it reads only some rows.
     """
     config, rows = model_config(size), size.batch_size * size.length
     width = 2 if size.dtype == "bfloat16" else 4
@@ -200,12 +200,12 @@ def count_work(case: CaseName, size: BenchmarkSize, devices: int) -> WorkCounts:
         case "train" | "remat":
             return WorkCounts(rows, rows * costs.training_flops_per_token(config, size.length))
         case "prefill":
-            # The head reads the last token of each row alone.
+            # The head is applied to the last token of each row only.
             head = costs.logit_flops(config, size.length) - costs.logit_flops(config, 1)
             flops = size.batch_size * (costs.forward_flops(config, size.length) - head)
             return WorkCounts(rows, flops)
         case "decode":
-            # At half the way as many keys are there as on average.
+            # The cache at half of the decoding has the average number of keys.
             middle = size.prompt + size.new_tokens // 2
             cache_bytes = costs.cache_bytes(
                 config, middle, batch=size.batch_size, bytes_per_number=width
@@ -216,7 +216,7 @@ def count_work(case: CaseName, size: BenchmarkSize, devices: int) -> WorkCounts:
                 size.batch_size * size.new_tokens, None, size.new_tokens * bytes_per_step
             )
         case "attention":
-            # Two products forward and four backward, of half the pairs.
+            # Two matmuls forward and four backward, each for half of the pairs.
             return WorkCounts(rows, 6 * rows * size.length * size.model_dim)
         case "loss":
             return WorkCounts(rows, 6 * rows * size.model_dim * size.vocab_size)

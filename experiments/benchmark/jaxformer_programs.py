@@ -159,7 +159,7 @@ def loss_program(size: BenchmarkSize, *, all_logits: bool = False) -> RoundFunct
     kernel = jnp.asarray(rng.normal(size=(size.model_dim, size.vocab_size)) / 16, features.dtype)
     targets = jnp.asarray(rng.integers(0, size.vocab_size, tokens))
 
-    chunk = size.vocab_size if all_logits else None  # None leaves it to the function
+    chunk = size.vocab_size if all_logits else None  # None is the function's default
 
     def total(features: Any, kernel: Any) -> Any:
         return jnp.mean(F.linear_cross_entropy(features, kernel, targets, chunk_size=chunk))

@@ -57,7 +57,7 @@ class Model(nn.Module):
 def train_program(size: BenchmarkSize, *, all_devices: bool = False) -> RoundFunction:
     """Build an AdamW training step, on one device or data-parallel over all."""
     if all_devices and len(jax.devices()) == 1:
-        raise ValueError("there is one device here")
+        raise ValueError("there is only one device")
     model, optimizer = Model(size), optax.adamw(1e-4)
     shape = size.batch_size, size.length + 1
     tokens = np.random.default_rng(0).integers(0, size.vocab_size, shape, dtype=np.int32)

@@ -13,9 +13,9 @@ from experiments.training.plot import has_matplotlib
 
 OUR_NAME = "jaxformer"
 COLOURS = {
-    "jaxformer, as it is by default": "tab:blue",
-    "jaxformer with another option": "lightskyblue",
-    "others": "silver",
+    "jaxformer, default options": "tab:blue",
+    "jaxformer, other options": "lightskyblue",
+    "other libraries": "silver",
 }
 COLUMNS = 2
 
@@ -24,7 +24,7 @@ def markdown_sections(results: Mapping[str, Any]) -> list[str]:
     """A benchmark as Markdown: its setup, then one table for each case.
 
     Args:
-        results: What benchmark.json holds.
+        results: The content of benchmark.json.
     """
     size, parts = BenchmarkSize(**results["size"]), [setup_text(results)]
     for task, many in results["cases"].items():
@@ -48,7 +48,7 @@ def speed_summary(results: Mapping[str, Any]) -> str:
                 if not name.startswith(OUR_NAME)
             }
     names = list(dict.fromkeys(name for shares in cases.values() for name in shares))
-    lines = [f"| times as fast as | {' | '.join(cases)} |", "|:---" + "|---:" * len(cases) + "|"]
+    lines = [f"| speed relative to | {' | '.join(cases)} |", "|:---" + "|---:" * len(cases) + "|"]
     for name in names:
         cells = [f"{x[name]:.2f}" if name in x else "" for x in cases.values()]
         lines.append(f"| {name} | {' | '.join(cells)} |")
@@ -65,20 +65,20 @@ def setup_text(results: Mapping[str, Any]) -> str:
     on = sorted({one["device_kind"] for one in finished if one["device_kind"]})
     rounds = max((len(one["seconds"]) for one in finished), default=0)
     return (
-        f"{size.num_layers} layers of width {size.model_dim}, {size.num_heads} heads, a gated "
-        f"feed-forward of {size.hidden_dim}, {size.vocab_size:,} token ids, {size.batch_size} rows "
-        f"of {size.length} tokens in training, {size.prompt} continued by {size.new_tokens} in "
-        f"decoding; {size.dtype}. {rounds} rounds. {machine['cores']} cores "
+        f"{size.num_layers} layers, model_dim {size.model_dim}, {size.num_heads} heads, gated "
+        f"feed-forward of {size.hidden_dim}, vocabulary of {size.vocab_size:,}; training on "
+        f"{size.batch_size} x {size.length} tokens; decoding {size.new_tokens} tokens after "
+        f"{size.prompt}; {size.dtype}. {rounds} rounds. {machine['cores']} cores "
         f"({machine['architecture']}, {machine['processor']}), devices: {', '.join(on) or 'cpu'}. "
         f"{versions}. {results['date']}. {load_text(results)}"
     )
 
 
 def load_text(results: Mapping[str, Any]) -> str:
-    """Sentence on the load average before the start; below 1 is called a quiet machine."""
+    """Sentence on the load average before the start; below 1 the machine is called idle."""
     before = results["load"]
-    kind = "a quiet machine" if before < 1 else f"a machine under load {before:.1f}"
-    return f"Measured on {kind}: a load average of {before:.2f} in the minute before the start."
+    kind = "an idle" if before < 1 else "a busy"
+    return f"Measured on {kind} machine: load average {before:.2f} in the minute before the start."
 
 
 def work_of(case: CaseName, measurements: Sequence[Measurement], size: BenchmarkSize) -> WorkCounts:
@@ -105,10 +105,10 @@ def case_table(
     """Markdown table of one case.
 
     Args:
-        case: Its name.
-        measurements: The baseline first.
-        counts: Of a round.
-        peak: FLOPs and bytes of a second that the machine can do, where that is known.
+        case: The case.
+        measurements: Measurements of the programs, the baseline first.
+        counts: Work of one round.
+        peak: Peak FLOP/s and bytes/s of the machine, if measured.
     """
     heads = [case, "seconds"]
     if counts.tokens is not None:
@@ -118,9 +118,9 @@ def case_table(
     if counts.tokens is not None and peak.bytes_moved and counts.bytes_moved:
         heads.append("of peak bandwidth")
     baseline = next((measurement for measurement in measurements if measurement.seconds), None)
-    ratio_heading = "" if baseline is None else f"times {baseline.name}"
-    heads.append("a second" if case == "machine" else ratio_heading)
-    heads += ["first round", "working space", "peak memory"]
+    ratio_heading = "" if baseline is None else f"speed relative to {baseline.name}"
+    heads.append("per second" if case == "machine" else ratio_heading)
+    heads += ["first round", "temporary memory", "peak memory"]
     lines = [f"| {' | '.join(heads)} |", "|:---" + "|---:" * (len(heads) - 1) + "|"]
     for number, measurement in enumerate(measurements):
         if baseline is None or not measurement.seconds:
@@ -138,12 +138,12 @@ def case_table(
             "tokens/s": f"{(counts.tokens or 0) / middle:,.0f}",
             "of peak FLOP/s": peak_share(counts.flops, middle, peak.flops),
             "of peak bandwidth": peak_share(counts.bytes_moved, middle, peak.bytes_moved),
-            "a second": rate_text(counts, number, middle),
+            "per second": rate_text(counts, number, middle),
             ratio_heading: f"{statistics.median(shares):.2f} ({shares[0]:.2f} to {shares[-1]:.2f})",
             "first round": ""
             if measurement.first_seconds is None
             else f"{measurement.first_seconds:.1f} s",
-            "working space": format_megabytes(measurement.temp_bytes),
+            "temporary memory": format_megabytes(measurement.temp_bytes),
             "peak memory": format_megabytes(measurement.peak_bytes),
         }
         lines.append(f"| {' | '.join(cells[head] for head in heads)} |")
@@ -163,11 +163,11 @@ def best_rate(measurement: Measurement, counts: float | None) -> float | None:
 
 
 def peak_share(counts: float | None, seconds: float, peak: float | None) -> str:
-    """Rate as a percentage of the measured peak; "peak not reached" where it is above 100%."""
+    """Rate as a percentage of the measured peak; above 100% the measured peak was too low."""
     if not counts or not peak:
         return ""
     share = counts / seconds / peak
-    return f"{share:.0%}" if share <= 1 else "peak not reached"
+    return f"{share:.0%}" if share <= 1 else "> 100%"
 
 
 def rate_text(counts: WorkCounts, number: int, seconds: float) -> str:
@@ -187,11 +187,11 @@ def format_megabytes(count: int | None) -> str:
 def plot_cases(path: Path, cases: Mapping[CaseName, Sequence[Mapping[str, Any]]]) -> None:
     """Plot speeds relative to the first program, with the range over all rounds.
 
-    Each case has a panel with its title, and all share a key of colours.
+    Each case has a panel; all share one legend.
 
     Args:
-        path: Of the picture.
-        cases: What was found of each program, by case.
+        path: File to write.
+        cases: Measurements of the programs, by case.
     """
     finished = {
         task: [Measurement(**one) for one in measurements if one["seconds"]]
@@ -237,7 +237,7 @@ def draw_case(panel: Any, case: CaseName, measurements: Sequence[Measurement]) -
     panel.axvline(1.0, color="k", linewidth=0.6, linestyle=":")
     title = textwrap.wrap(f"{case}: {CASE_DESCRIPTIONS[case].rstrip('.')}", 50)
     panel.set_title("\n".join(title), fontsize=10, loc="left")
-    panel.set_xlabel(f"times as fast as {measurements[0].name}", fontsize=9)
+    panel.set_xlabel(f"speed relative to {measurements[0].name}", fontsize=9)
     panel.spines[["top", "right"]].set_visible(False)
 
 

@@ -21,12 +21,13 @@ class Benchmark:
     """Options of a benchmark run.
 
     Attributes:
-        preset: The shapes.
-        only: Cases to measure; none are all.
-        rounds: Turns of each program.
-        layers: Instead of the preset's.
-        length: Tokens of a row, instead of the preset's.
-        devices: That we simulate on a CPU; None is one for each core, as far as they share rows.
+        preset: Named benchmark size.
+        only: Cases to measure; empty means all.
+        rounds: Timed rounds of each program.
+        layers: Number of layers; None is the preset's.
+        length: Row length in tokens; None is the preset's.
+        devices: Devices that jaxformer simulates on a CPU; None is the greatest common divisor of
+            the number of cores and the batch size.
         output: Folder for the results; None is runs/benchmark-PRESET.
     """
 
@@ -70,10 +71,10 @@ def main(options: Benchmark) -> Path:
     with lock_folder(output):
         for task in options.only or tuple(CASES):
             programs = CASES[task]
-            # Shares are told of a peak that is measured in the same rounds, beside the same load.
+            # The peak is measured in the same rounds, under the same load.
             peak_programs = CASES["machine"] if has_peak_share(task) else ()
             together = (*programs, *peak_programs)
-            # A GPU has not the memory for all at once: there each has its turns alone.
+            # A GPU cannot hold all programs at once, so there they run one after the other.
             groups = [(one,) for one in together] if options.preset == "gpu" else [together]
             measurements_by_group = [
                 run_interleaved(task, group, size, options.rounds) for group in groups
@@ -87,7 +88,7 @@ def main(options: Benchmark) -> Path:
             (output / "table.md").write_text("\n\n".join(sections_text) + "\n")
             print(f"\n{sections_text[-1]}\n", flush=True)
         plot_cases(output / "plot.png", results["cases"])
-    print(f"Everything is in {output}.")
+    print(f"Results are in {output}.")
     return output
 
 
@@ -104,10 +105,7 @@ def flag_text(options: Benchmark) -> str:
 
 
 def prepare_environment(devices: int) -> None:
-    """Set the environment variables: number of CPU devices, no GPU memory preallocation.
-
-    Nothing is taken from programs compiled before.
-    """
+    """Set environment variables: CPU devices, no GPU memory preallocation, no compilation cache."""
     xla_flags = os.environ.get("XLA_FLAGS", "")
     os.environ["XLA_FLAGS"] = (
         f"{xla_flags} --xla_force_host_platform_device_count={devices}".strip()

@@ -1,7 +1,7 @@
 """Runs programs in separate processes, in interleaved rounds, and times each round.
 
-A program is a function of a size, and of options, that does what comes before the clock starts, and
-returns a round: a function without arguments that does the work once, to its end.
+A program is a function of a size and of options that does the untimed setup and returns a round: a
+function without arguments that does the work once and waits for its end.
 """
 
 import contextlib
@@ -25,18 +25,18 @@ class BenchmarkSize:
     """Sizes of the benchmark: model (Llama-like, gated feed-forward), batch and arrays.
 
     Attributes:
-        model_dim: Width of the model.
-        num_heads: Heads, of keys and values too.
-        num_layers: Layers.
-        hidden_dim: Width inside the feed-forward.
-        vocab_size: Token ids.
-        length: Tokens of a row in training, and of a prompt that is read at once.
-        batch_size: Rows.
-        prompt: Tokens of a prompt that is continued.
-        new_tokens: That it is continued by.
-        dtype: Of the computation.
-        matrix_dim: Rows and columns of the matrices that tell what the machine can do.
-        copy_size: Numbers of the arrays that tell how fast its memory is.
+        model_dim: Width of the residual stream.
+        num_heads: Number of query heads and of KV heads.
+        num_layers: Number of layers.
+        hidden_dim: Hidden width of the feed-forward.
+        vocab_size: Vocabulary size.
+        length: Row length in tokens for training, and prompt length of "prefill".
+        batch_size: Rows of a batch.
+        prompt: Prompt length of "decode".
+        new_tokens: Tokens that "decode" generates.
+        dtype: Dtype of the computation.
+        matrix_dim: Rows and columns of the matrices that measure peak FLOP/s.
+        copy_size: Elements of the arrays that measure memory bandwidth.
     """
 
     model_dim: int = 256
@@ -67,15 +67,15 @@ class Measurement:
     """Measurement of one program.
 
     Attributes:
-        name: As the table calls it.
-        seconds: Of each round.
-        first_seconds: Seconds of all that comes before the first round that counts: imports,
-            parameters, compilation, a round.
-        temp_bytes: Of a device beside arguments and results, as its compiler has it.
-        num_devices: That it has.
-        device_kind: What they are.
-        peak_bytes: Of the whole process, at most; of a GPU that it uses, instead.
-        skip_reason: Why it does not take part.
+        name: Name of the program in tables.
+        seconds: Seconds of each round.
+        first_seconds: Seconds before the first timed round: imports, initialization, compilation
+            and one round.
+        temp_bytes: The compiler's estimate of memory per device, without arguments and results.
+        num_devices: Number of devices.
+        device_kind: Kind of the devices.
+        peak_bytes: Peak memory of the process, or of the GPU if it uses one.
+        skip_reason: Why it was not measured.
     """
 
     name: str
@@ -94,10 +94,10 @@ def run_interleaved(
     """Measure all programs, their rounds interleaved; a program that crashes has no measurement.
 
     Args:
-        case: Shown on the way.
+        case: Name of the case, for the progress lines.
         programs: The programs.
-        size: The shapes.
-        rounds: Turns of each, after one that does not count.
+        size: Benchmark size.
+        rounds: Timed rounds of each program, after one that is not timed.
     """
     measurements = {entry.name: Measurement(entry.name) for entry in programs}
     with contextlib.ExitStack() as processes:
@@ -106,7 +106,7 @@ def run_interleaved(
         def call_worker(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
             try:
                 return workers[name].submit(function, *arguments).result()
-            except Exception as error:  # whatever ended it
+            except Exception as error:
                 last = str(error).strip().splitlines()[-1:] or [""]
                 measurements[name] = Measurement(
                     name, skip_reason=f"{type(error).__name__}: {last[0][:200]}"
@@ -121,7 +121,7 @@ def run_interleaved(
             if missing:
                 measurements[entry.name].skip_reason = f"needs {' and '.join(missing)}"
                 continue
-            start = multiprocessing.get_context("spawn")  # with nothing of this process
+            start = multiprocessing.get_context("spawn")  # inherits nothing from this process
             process = ProcessPoolExecutor(
                 1, start, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN)
             )
@@ -145,7 +145,7 @@ def run_interleaved(
 
 
 def warm_up(function: str, size: BenchmarkSize, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Compile and warm up in the worker; returns the seconds that took."""
+    """Compile and warm up in the worker; returns its first fields of `Measurement`."""
     global do_round
     module, name = function.split(":")
     started_at = time.perf_counter()

@@ -27,7 +27,7 @@ def llama_model(size: BenchmarkSize) -> Any:
         pad_token_id=0,
     )
     torch.manual_seed(0)
-    torch.set_float32_matmul_precision("high")  # on GPUs, as in JAX; on a CPU nothing changes
+    torch.set_float32_matmul_precision("high")  # TF32 on GPUs, as in JAX; no effect on a CPU
     return LlamaForCausalLM(config).to(device())
 
 
@@ -115,7 +115,7 @@ def decode_program(
 ) -> RoundFunction:
     """Build greedy decoding with transformers' cache; or prefill of long prompts plus one token.
 
-    Compiled, the cache has its full size from the start, as compilers need it.
+    With `compiled` the cache is static, as torch.compile needs fixed shapes.
     """
     model = llama_model(size).to(getattr(torch, size.dtype)).eval()
     options = {}

@@ -21,14 +21,14 @@ from jaxformer.inspect import unstack_layers
 from jaxformer.training.gradient import summed_loss
 
 LENGTH_FACTORS = (1, 2, 4, 8)
-MAX_DOCUMENT_CHARACTERS = 6000  # of a document, where longer rows are read
-MIN_DEPTH = 24  # layers of the model whose gradients are looked at
+MAX_DOCUMENT_CHARACTERS = 6000  # of each document in `loss_by_length`
+MIN_DEPTH = 24  # layers of the model in `gradient_by_depth`
 
 
 def no_extra_metrics(
     variant: Variant, params: Any, corpus: PackedCorpus, training: StudyTraining
 ) -> ResultDict:
-    """No metric beside the loss."""
+    """No extra metrics."""
     return {}
 
 
@@ -37,8 +37,8 @@ def loss_by_length(
 ) -> ResultDict:
     """Loss of the same held-out tokens in rows of 1, 2, 4 and 8 times the training length.
 
-    Where the variant is rotary, also with each way of stretching its positions so many times. They
-    are the first `MAX_DOCUMENT_CHARACTERS` of each document, so that no long one speaks for all.
+    A variant with RoPE is also evaluated with each RoPE scaling. Only the first
+    `MAX_DOCUMENT_CHARACTERS` of each document are used, so that no long document dominates.
     """
     length, losses = training.rows.row_length, {}
     ways: dict[str, Mapping[int, c.TransformerConfig]] = {
@@ -74,13 +74,13 @@ def pack_held_out(corpus: PackedCorpus, length: int) -> data.AnyRows:
 def rope_scalings(model: c.TransformerConfig, length: int, times: int) -> dict[str, c.RopeScaling]:
     """Every RoPE scaling for a context extended by this factor.
 
-    NTK keeps the fastest pair and slows the slowest: not among them where one pair is both.
+    NTK scalings keep the fastest pair and slow the slowest, so they need at least two pairs.
     """
     pairs = len(rope_wavelengths(model))
     factor = float(times)
     by_base: dict[str, c.RopeScaling] = {
         "NTK": c.NTKScaling(factor=factor),
-        # It follows the length of the text by itself: of a row's longest document.
+        # Its factor follows from the longest document of a row.
         "dynamic NTK": c.DynamicNTK(factor=1.0, original_max_length=length),
     }
     return {
@@ -88,8 +88,8 @@ def rope_scalings(model: c.TransformerConfig, length: int, times: int) -> dict[s
         **(by_base if pairs > 1 else {}),
         "Llama 3": c.Llama3Scaling(factor=factor, original_max_length=length),
         "YaRN": c.Yarn(factor=factor, original_max_length=length),
-        # The paper searches its factors. Here a pair that turns often in the length of training
-        # keeps its pace, and one whose wavelength is longer is stretched by as much, at most.
+        # The paper searches the factors. Here a pair keeps its frequency if its wavelength is at
+        # most the training length, and else is slowed by their ratio, at most by `factor`.
         "LongRoPE, by wavelength": c.LongRope(
             short_factors=(1.0,) * pairs,
             long_factors=tuple(
@@ -117,9 +117,9 @@ def gradient_by_depth(
 ) -> ResultDict:
     """Gradient norm of each layer's kernels before the first step, in a deep model.
 
-    All projections begin alike: to begin those into the residual stream smaller, by depth, would
-    divide what some placements add and not what others do, whose norms undo it. A variant without
-    warm-up is the same as with it before the first update.
+    All projections are initialized alike. An output projection scaled down by depth would make the
+    branches of some placements smaller and not of others, whose norms undo it. Variants without
+    warm-up are left out, as warm-up has no effect before the first step.
     """
     if variant.optimizer.schedule.warmup_steps == 0:
         return {}

@@ -12,22 +12,22 @@ from experiments.studies.statistics import estimate
 from experiments.studies.tables import seed_values
 from experiments.training.plot import DPI, has_matplotlib, moving_average, new_figure
 
-MAX_NAMED_CURVES = 4  # curves of training that have a colour and a name
+MAX_NAMED_CURVES = 4  # training curves with a colour and a label
 COLOURS = ("black", "tab:blue", "tab:green", "tab:red")
-NAME_HEIGHT = 0.065  # of a panel, what the name of a line takes
+NAME_HEIGHT = 0.065  # of a line's label, as a fraction of the panel
 
 
 def plot_losses(path: Path, variants: Sequence[ResultDict], *, title: str) -> None:
     """Plot held-out losses relative to the baseline, the best on top, and the training curves.
 
-    All variants see the same batches, so what is drawn of training is each loss minus the
-    baseline's: of the best two variants, of the worst, and of the others in gray. Without
-    matplotlib nothing is drawn but a line that says what is missing.
+    All variants train on the same batches, so the training curves are differences from the
+    baseline; those of the best two variants and of the worst are labelled, the others gray. Without
+    matplotlib a note is printed instead.
 
     Args:
-        path: Of the picture.
-        variants: The baseline first.
-        title: Over it.
+        path: File to write.
+        variants: Results of the variants, the baseline first.
+        title: Title of the figure.
     """
     if not has_matplotlib():
         return
@@ -60,7 +60,7 @@ def plot_losses(path: Path, variants: Sequence[ResultDict], *, title: str) -> No
     left.set_yticks(range(len(variants)), [variants[i]["variant"]["name"] for i in order])
     left.invert_yaxis()
     name = variants[0]["variant"]["name"]
-    left.set_xlabel(f"held-out loss minus that of {name}, nats\n(mean, 95 % interval, seeds)")
+    left.set_xlabel(f"held-out loss minus that of {name}, nats\n(mean, 95% interval, seeds)")
     _draw_training(right, variants, colours)
     figure.savefig(path, dpi=DPI)
 
@@ -73,11 +73,11 @@ def _draw_training(axes: Any, variants: Sequence[ResultDict], colours: Mapping[i
         axes.plot(steps, line, color=colours.get(i, "0.85"), zorder=3 if i in colours else 1)
         if i in colours:
             lines.append((variant["variant"]["name"], steps[-1], line[-1], colours[i]))
-    axes.set_xlabel("updates")
+    axes.set_xlabel("steps")
     axes.set_ylabel(f"training loss minus that of {variants[0]['variant']['name']}, nats")
     late = [(curve - curves[0])[len(curve) // 5 :] for curve in curves]
     low, high = np.nanmin(late), np.nanmax(late)
-    if np.isfinite(high - low) and high > low:  # the start, often far off, may leave the panel
+    if np.isfinite(high - low) and high > low:  # the start may be cut off
         axes.set_ylim(low - 0.1 * (high - low), high + 0.1 * (high - low))
     label_line_ends(axes, lines)
 
@@ -86,17 +86,17 @@ def label_line_ends(axes: Any, lines: Sequence[tuple[str, float, float, str]]) -
     """Label lines at their right ends in their colours, moved apart where labels would overlap.
 
     Args:
-        axes: Where the lines are, its scales and limits chosen.
+        axes: Axes with the lines, their final scales and limits.
         lines: Name, last x, last y, and colour of each.
     """
-    axes.get_ylim()  # settles what the limits are
+    axes.get_ylim()  # computes the limits
     to_axes = axes.transScale + axes.transLimits
     line_ends = [(to_axes.transform((x, y))[1], *line) for line in lines for _, x, y, _ in [line]]
     line_ends = sorted((end for end in line_ends if np.isfinite(end[0])), key=lambda end: end[0])
     heights: list[float] = []
     for height, *_ in line_ends:
         heights.append(max(height, heights[-1] + NAME_HEIGHT if heights else 0.0))
-    for i in reversed(range(len(heights))):  # what would stand above the panel moves down
+    for i in reversed(range(len(heights))):  # labels above the panel move down
         ceiling = heights[i + 1] - NAME_HEIGHT if i + 1 < len(heights) else 1.0
         heights[i] = min(heights[i], ceiling)
     for height, (_, name, x, y, colour) in zip(heights, line_ends, strict=True):
@@ -117,21 +117,21 @@ def plot_extra_metrics(path: Path, variants: Sequence[ResultDict], *, length: in
     """Plot the extra metric of an ablation, if it has one: loss by length or gradient by depth.
 
     Args:
-        path: Of the picture.
-        variants: The baseline first.
-        length: Tokens of a row in training.
+        path: File to write.
+        variants: Results of the variants, the baseline first.
+        length: Row length of training in tokens.
     """
     if not has_matplotlib() or not {"at_lengths", "gradient_by_depth"} & variants[0].keys():
         return
     if "at_lengths" in variants[0]:
         panels = _by_length(variants, length)
         labels = {
-            "xlabel": f"tokens of a row (training: {length})",
+            "xlabel": f"row length in tokens (training: {length})",
             "ylabel": "held-out loss, nats per token",
         }
     else:
-        panels = {"At the start": _by_depth(variants)}
-        labels = {"xlabel": "layer", "ylabel": "norm of the gradient", "yscale": "log"}
+        panels = {"Before the first step": _by_depth(variants)}
+        labels = {"xlabel": "layer", "ylabel": "gradient norm", "yscale": "log"}
     figure, all_axes = new_figure(len(panels), "")
     for axes, (title, lines) in zip(np.atleast_1d(all_axes), panels.items(), strict=True):
         ends = []
@@ -152,7 +152,7 @@ def _by_length(variants: Sequence[ResultDict], length: int) -> dict[str, Lines]:
     """Panels of loss by length: RoPE scalings, variants like the baseline, all others."""
     base = variants[0]["variant"]["name"]
     panels: dict[str, Lines] = {
-        f"{base}, stretched after training": {},
+        f"{base}, scaled after training": {},
         f"{base} and its variants": {},
         f"{base} and other positions": {},
     }

@@ -13,25 +13,19 @@ from jaxformer.config import to_json
 
 ResultDict = dict[str, Any]
 THROUGHPUT_FILE = "speeds.json"
-STUDY_KEYS = (
-    "study",
-    "size",
-    "seeds",
-    "steps",
-    "variants",
-)  # some of what every study says of itself
+STUDY_KEYS = ("study", "size", "seeds", "steps", "variants")  # that readers of study.json need
 
 
 class StudyResults:
     """Results folder of a study: study.json, and one JSON file for each finished variant.
 
     Args:
-        folder: Made where it is missing.
-        description: What the results depend on, beside the variant; and which variants there are
-            to be, to which others may be added later.
+        folder: Created if missing.
+        description: All settings that the results depend on, except those of a variant; and the
+            names of the variants, to which later calls may add others.
 
     Raises:
-        ValueError: The folder holds results of another study, or something else.
+        ValueError: The folder has results of another study, or other files.
     """
 
     def __init__(self, folder: Path, description: ResultDict):
@@ -41,8 +35,8 @@ class StudyResults:
         if not file.exists():
             if folder.exists() and any(path.name != LOCK_FILE for path in folder.iterdir()):
                 raise ValueError(
-                    f"{folder} holds files but no study.json, so it is no study's; pass another "
-                    "--output, or remove it."
+                    f"{folder} is not empty and has no study.json; pass another --output, or "
+                    "remove the folder."
                 )
             (folder / "variants").mkdir(parents=True, exist_ok=True)
             write_json(file, description)
@@ -56,13 +50,13 @@ class StudyResults:
             flatten({**study, "variants": None}) for study in (saved_description, description)
         )
         changed = [
-            f"  {name}: {before.get(name)} there, {now.get(name)} now"
+            f"  {name}: {before.get(name)} saved, {now.get(name)} now"
             for name in sorted(before.keys() | now.keys())
             if before.get(name) != now.get(name)
         ]
         if changed:
             raise ValueError(
-                f"{folder} holds results of another study; pass another --output.\n"
+                f"{folder} has results of another study; pass another --output.\n"
                 + "\n".join(changed)
             )
         if new_variants:
@@ -72,14 +66,17 @@ class StudyResults:
         """Load the result of a variant; None if it is not finished.
 
         Raises:
-            ValueError: A variant of that name was another one.
+            ValueError: The result is of another variant with the same name.
         """
         file = self._file(variant)
         if not file.exists():
             return None
         result = read_json(file, "variant")
         if result["variant"] != json.loads(to_json(variant)):
-            raise ValueError(f"{file} is of another variant of that name; pass another --output.")
+            raise ValueError(
+                f"{file} is the result of another variant with the same name; pass another "
+                "--output."
+            )
         return result
 
     def save(self, variant: Variant, numbers: ResultDict) -> ResultDict:
@@ -95,7 +92,7 @@ class StudyResults:
         file, names = self.folder / THROUGHPUT_FILE, [variant.name for variant in variants]
         throughput_by_name = read_json(file) if file.exists() else {}
         if not throughput_by_name.keys() >= set(names):
-            print("How fast each variant is, in turns.", flush=True)
+            print("Measuring the throughput of all variants, interleaved.", flush=True)
             throughput_by_name = measure_throughput(variants, training)
             write_json(file, throughput_by_name)
         return [throughput_by_name[name] for name in names]
@@ -109,14 +106,14 @@ def read_json(path: Path, *names: str) -> ResultDict:
     """Read a JSON object written by `write_json` and check that it has these keys.
 
     Raises:
-        ValueError: Something else stands there.
+        ValueError: It is not such an object.
     """
     content = json_files.read_json(path)
     missing = [name for name in names if name not in content]
     if missing:
         raise ValueError(
-            f"{path} does not say {', '.join(missing)}: it is of an earlier version, or of "
-            "something else. Pass another --output, or remove it."
+            f"{path} has no {', '.join(missing)}: an earlier version or another program wrote it. "
+            "Pass another --output, or remove the file."
         )
     return content
 

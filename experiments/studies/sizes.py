@@ -22,12 +22,12 @@ from jaxformer.training.schedules import Cosine
 def llama_like(*, model_dim: int, num_layers: int, num_heads: int, vocab: int) -> TransformerConfig:
     """Llama-like decoder: pre-norm RMSNorm, RoPE, SwiGLU, tied embeddings.
 
-    The table starts at model_dim ** -0.5 and its rows are multiplied by the root of model_dim, as
-    in the first transformer, so that token vectors begin as large as what branches add to them.
-    With rows of 0.02 the first attention's mean over the past, ten times as large, hides each
-    token's own from all that follows: see LOG.md. Logits begin at variance 1, but for that of the
-    token just read, which the tied table gives up to the root of model_dim: the loss begins above
-    the logarithm of the vocabulary, by less where branches begin larger.
+    Embeddings are initialized with std model_dim ** -0.5 and scaled by model_dim ** 0.5, as in
+    Attention Is All You Need, so that they are as large as the first outputs of the branches. With
+    std 0.02 and no scale the output of the first attention is ten times as large as the embeddings
+    and hides them from later layers: see LOG.md. Initial logits have variance 1, except the logit
+    of the input token, which the tied table raises by up to model_dim ** 0.5: the initial loss is
+    above ln(vocabulary size), by less if the branches are larger.
     """
     return TransformerConfig(
         vocab_size=vocab,
@@ -77,7 +77,7 @@ SMOKE = study_run(
 )
 GPU = study_run(
     llama_like(model_dim=768, num_layers=12, num_heads=12, vocab=16384),
-    steps=400,  # some four times through the text
+    steps=400,  # about four epochs
     peak=1e-3,
     length=1024,
     batch_size=32,

@@ -25,13 +25,13 @@ def estimate(values: Sequence[float], *, confidence: float = CONFIDENCE) -> Esti
 
     Args:
         values: One for each seed.
-        confidence: Of the interval.
+        confidence: Confidence level of the interval.
 
     Returns:
-        The estimate. A value that is not finite makes all of it NaN.
+        The estimate; NaN if a value is not finite.
 
     Raises:
-        ValueError: There are fewer than two, and nothing to tell the spread from.
+        ValueError: There are fewer than two values.
     """
     count = len(values)
     if count < 2:
@@ -48,23 +48,24 @@ def paired_difference(
 ) -> Estimate:
     """Mean difference between two variants, paired by seed.
 
-    Both variants of a seed saw the same data in the same order, so what a seed adds to both drops
-    out.
+    Both variants of a seed train on the same data in the same order, so that effects of the seed on
+    both cancel.
 
     Args:
         values: One for each seed.
-        baseline: Those of the other variant, in the same order.
-        confidence: Of the interval.
+        baseline: Values of the other variant, in the same order.
+        confidence: Confidence level of the interval.
 
     Returns:
         The estimate of values - baseline.
 
     Raises:
-        ValueError: They are not as many, or fewer than two.
+        ValueError: The numbers of values differ, or are below two.
     """
     if len(values) != len(baseline):
         raise ValueError(
-            f"Pairs need equally many seeds; got {len(values)} and {len(baseline)} in the baseline."
+            f"Paired values need equal numbers of seeds; got {len(values)} and {len(baseline)} in "
+            "the baseline."
         )
     return estimate([a - b for a, b in zip(values, baseline, strict=True)], confidence=confidence)
 
@@ -81,6 +82,6 @@ def rank_correlation(values: Sequence[float], published: Sequence[float]) -> flo
 def rank_p_value(values: Sequence[float], published: Sequence[float]) -> float:
     """p-value: the chance that a random order has at least this absolute rank correlation.
 
-    From Student's t with n - 2 degrees of freedom, which for fewer than ten is approximate.
+    From Student's t with n - 2 degrees of freedom, an approximation for fewer than ten values.
     """
     return float(stats.spearmanr(values, published).pvalue)

@@ -42,22 +42,21 @@ class Study:
     """Options that all studies share.
 
     Attributes:
-        size: "smoke" to see that it runs, "cpu" for a few hours of two cores, "untied" to see
-            whether what was found there hangs on the table that both ends share, "gpu" for models
-            of about 100M parameters.
-        run: A named run of experiments.pretrain to vary instead: its model, text, optimizer,
-            objective, batch, remat and number of updates. What it says of meshes, accumulation,
-            skipped updates and seeds is the study's own to say.
-        seeds: Of each variant: this many, from `first_seed` on.
-        first_seed: The first one.
-        steps: Updates of each variant; None is the size's.
-        batch_size: Rows of a batch, of each seed; None is the size's.
-        length: Tokens of a row; None is the size's.
-        devices: At most so many share the rows of a batch, as far as they divide them; None is
-            all. On a CPU, how many to simulate; None is one for each core.
-        output: Folder for the results; None is runs/STUDY-SIZE. Variants that are finished there
-            are not trained again.
-        cache: Folder for tokenised text.
+        size: "smoke" for a test of minutes, "cpu" for a few hours on two cores, "untied" for "cpu"
+            with an untied head, "gpu" for models of about 100M parameters.
+        run: Named run of experiments.pretrain to vary instead of a size: its model, text,
+            optimizer, objective, batch, remat and number of steps. Its mesh, gradient accumulation,
+            skipping of steps and seed have no effect.
+        seeds: Number of seeds of each variant.
+        first_seed: The first seed; the others count up from it.
+        steps: Training steps of each variant; None is those of the size.
+        batch_size: Rows of a batch; None is those of the size.
+        length: Row length in tokens; None is that of the size.
+        devices: Maximum number of devices for a batch; the largest number up to it that divides
+            the batch is used. None is all. On a CPU, the number to simulate; None is one per core.
+        output: Folder for the results; None is runs/STUDY-SIZE. Variants with a result there are
+            not trained again.
+        cache: Folder for tokenized text.
     """
 
     size: Literal["smoke", "cpu", "untied", "gpu"] = "cpu"
@@ -77,13 +76,13 @@ class Study:
         if self.seeds < 2:
             raise ValueError(f"A confidence interval needs at least 2 seeds; got {self.seeds}.")
         if self.run is not None and self.run not in RUNS:
-            raise ValueError(f"There is no run {self.run!r}. Runs: {', '.join(RUNS)}.")
+            raise ValueError(f"There is no named run {self.run!r}. Named runs: {', '.join(RUNS)}.")
 
 
 def base_run(study: Study, sizes: Mapping[str, Pretrain]) -> Pretrain:
-    """Baseline run of a study: a study size or a named run, with these overrides.
+    """Baseline run of a study: a size or a named run with the study's overrides.
 
-    Another number of updates scales the warm-up with it.
+    If the number of steps changes, the warm-up scales with it.
     """
     base = sizes[study.size] if study.run is None else RUNS[study.run]
     overrides = {name: getattr(study, name) for name in ("steps", "batch_size", "length")}
@@ -102,13 +101,15 @@ def check_variants(variants: Sequence[Variant], run: Pretrain) -> None:
     """Raise unless every variant has its own name and differs from the baseline.
 
     Raises:
-        ValueError: There is such a variant, or one that cannot be trained as the run is.
+        ValueError: There is such a variant, or one that the settings of the run cannot train.
     """
     baseline, *other_variants = variants
     names = [variant.name for variant in variants]
     for variant in variants:
         if names.count(variant.name) > 1:
-            raise ValueError(f"{names.count(variant.name)} variants are called {variant.name!r}.")
+            raise ValueError(
+                f"{names.count(variant.name)} variants have the same name {variant.name!r}."
+            )
         try:
             learning_rate_schedule(variant.optimizer, run.steps)
             dataclasses.replace(run, model=variant.model)
@@ -117,9 +118,8 @@ def check_variants(variants: Sequence[Variant], run: Pretrain) -> None:
     for variant in other_variants:
         if dataclasses.replace(variant, name=baseline.name) == baseline:
             raise ValueError(
-                f"Variant {variant.name!r} equals the baseline {baseline.name!r}: nothing differs "
-                "but the "
-                "name. Vary another axis or run."
+                f"Variant {variant.name!r} equals the baseline {baseline.name!r}. Choose another "
+                "axis or run."
             )
 
 
@@ -129,19 +129,19 @@ def run_study(
     """Train and evaluate every variant without a saved result.
 
     Args:
-        study: As asked for.
-        name: Of the study, without its size.
-        run: What is varied.
-        variants: The baseline first.
-        extra_metric: More numbers of a variant, once it is trained: from the variant, the
-            parameters of all seeds, the text, and how it was trained.
+        study: Options of the study.
+        name: Name of the study, without its size.
+        run: Baseline run.
+        variants: Variants, the baseline first.
+        extra_metric: Function that returns more metrics of a trained variant from the variant, the
+            parameters of all seeds, the packed corpus, and the settings of the training.
 
     Returns:
-        The folder of the results, and those of each variant in order.
+        The results folder, and the result of each variant in order.
 
     Raises:
-        ValueError: A variant equals the baseline, the folder holds another study, or another
-            process is at work in it.
+        ValueError: A variant equals the baseline, the folder has another study, or another process
+            has locked it.
     """
     check_variants(variants, run)
     size = study.size if study.run is None else study.run
@@ -200,7 +200,7 @@ def run_variants(
                 variant, run_variant(variant, training, text, extra_metric, title)
             )
         else:
-            print(f"{index}/{len(variants)} {variant.name}: finished before.", flush=True)
+            print(f"{index}/{len(variants)} {variant.name}: already finished.", flush=True)
         results_in_order.append(numbers)
     for numbers, speeds in zip(
         results_in_order, results.throughputs(variants, training), strict=True

@@ -15,18 +15,17 @@ from experiments.studies.variants import WITHOUT_WARM_UP
 
 NO_VALUE = "—"
 THROUGHPUT_NOTE = (
-    "Speed is that of training, as a multiple of the first variant's in the same round: the median "
-    "of "
-    "some rounds in which all variants had a turn of a few updates, and the least and the most."
+    "Speed is training throughput relative to the baseline: median, minimum and maximum over "
+    "rounds in which every variant ran a few steps."
 )
-EQUAL_SIZE_TOLERANCE = 0.01  # models whose parameters differ by less are called equal
+EQUAL_SIZE_TOLERANCE = 0.01  # of parameter counts that are reported as equal
 NOTE = (
-    "± is half the 95 % confidence interval of the mean over seeds, of a difference taken seed by "
-    "seed; spread is the standard deviation of the seeds. Intervals are of each line alone: of "
-    "twenty lines that differ in nothing one is expected to leave zero out. They are of this text "
-    "and this recipe, whose rate and start were chosen with the first variant's choices: none was "
-    "tuned for another variant. The loss at first is that of the first training batch: how large "
-    "branches are beside token vectors at the start may differ, and with it how far there is to go."
+    "± is half of the 95% confidence interval of the mean over seeds (of differences paired by "
+    "seed); std is the standard deviation over seeds. Intervals are not corrected for multiple "
+    "comparisons: of twenty variants equal to the baseline, one is expected to have an interval "
+    "without zero. Results hold for this text and recipe, whose learning rate and initialization "
+    "were tuned for the baseline only. The initial loss is that of the first training batch; it "
+    "differs between variants, as the initial size of branches relative to embeddings does."
 )
 
 
@@ -101,13 +100,13 @@ def ablation_report(axis: str, results: list[ResultDict]) -> str:
     columns = [
         Column(axis, lambda numbers: numbers["variant"]["name"]),
         Column("held-out loss", mean_and_interval("held_out")),
-        Column("spread", std_over_seeds("held_out")),
-        Column("minus the first", difference_from("held_out", results[0])),
+        Column("std", std_over_seeds("held_out")),
+        Column("minus baseline", difference_from("held_out", results[0])),
         *_warmup_difference_columns(results),
-        Column("loss at first", initial_loss),
+        Column("initial loss", initial_loss),
         Column("parameters", lambda numbers: f"{numbers['parameters']:,}"),
         Column("speed", partial(_format_throughput, results[0])),
-        Column("updates left out", lambda numbers: str(numbers["skipped"])),
+        Column("skipped steps", lambda numbers: str(numbers["skipped"])),
     ]
     parts = [markdown(columns, results), NOTE, THROUGHPUT_NOTE, _parameter_note(results)]
     if "at_lengths" in baseline:
@@ -130,7 +129,7 @@ def _warmup_difference_columns(results: list[ResultDict]) -> list[Column]:
         return difference_from("held_out", other)(numbers)
 
     any_pair = any(name != other for name, other in pairs.items())
-    return [Column("minus with warm-up", cell)] if any_pair else []
+    return [Column("effect of no warm-up", cell)] if any_pair else []
 
 
 def _format_throughput(baseline: ResultDict, numbers: ResultDict) -> str:
@@ -152,9 +151,9 @@ def _parameter_note(results: list[ResultDict]) -> str:
         if abs(share) > EQUAL_SIZE_TOLERANCE
     ]
     if not far:
-        return f"Parameters are equal within {EQUAL_SIZE_TOLERANCE:.0%}."
+        return f"Parameter counts are equal within {EQUAL_SIZE_TOLERANCE:.0%}."
     tolerance = f"{EQUAL_SIZE_TOLERANCE:.0%}"
-    return f"Parameters differ by more than {tolerance} from the first: {', '.join(far)}."
+    return f"Parameter counts differ from the baseline by more than {tolerance}: {', '.join(far)}."
 
 
 def _length_table(results: list[ResultDict]) -> str:
@@ -182,16 +181,16 @@ def _length_table(results: list[ResultDict]) -> str:
     ]
     columns = [
         Column("position", lambda line: line["name"]),
-        Column("read", lambda line: line["way"]),
+        Column("RoPE scaling", lambda line: line["way"]),
         *(Column(f"{times} x", cell(times)) for times in LENGTH_FACTORS),
     ]
     return (
-        f"The first {MAX_DOCUMENT_CHARACTERS:,} characters of each held-out document, in rows of "
-        "1, 2, 4 and 8 "
-        "times the length of training. At 1 x nothing is stretched. Positions begin anew with each "
-        "document, and dynamic NTK and LongRoPE look at the length of a row's longest one, so in "
-        "rows that two documents share they stretch by less than the others. "
-        f"{NO_VALUE} stands where positions do not reach so far.\n\n{markdown(columns, lines)}"
+        f"Loss of the first {MAX_DOCUMENT_CHARACTERS:,} characters of each held-out document, in "
+        "rows of 1, 2, 4 and 8 times the training length. At 1 x no RoPE scaling is applied. "
+        "Positions restart with each document, and dynamic NTK and LongRoPE use the length of the "
+        "longest document in a row, so they scale less than the others in rows of several "
+        f"documents. {NO_VALUE}: the model has no positions for this length.\n\n"
+        f"{markdown(columns, lines)}"
     )
 
 
@@ -204,7 +203,7 @@ def _depth_table(results: list[ResultDict]) -> str:
 
     def cell(numbers: ResultDict) -> str:
         mean, _, half = estimate(ratios(numbers))
-        with np.errstate(over="ignore"):  # two seeds may tell very little
+        with np.errstate(over="ignore"):  # two seeds may have a wide interval
             low, high = np.exp([mean - half, mean + half])
         return (
             NO_VALUE if math.isnan(mean) else f"{math.exp(mean):,.2f} ({low:,.2f} to {high:,.2f})"
@@ -216,10 +215,9 @@ def _depth_table(results: list[ResultDict]) -> str:
         Column("first layer / last layer", cell),
     ]
     return (
-        f"Norm of the gradient of a layer's kernels before the first update, with {MIN_DEPTH} "
-        "layers, "
-        "whose last products begin like the others (in training they begin smaller, by depth, "
-        "which norms after branches would undo). Means over seeds of the logarithm, with intervals "
-        "of 95 %.\n\n"
+        f"Gradient norm of each layer's kernels before the first step, with {MIN_DEPTH} layers. "
+        "Here output projections are initialized like the others (in training they are scaled down "
+        "by depth, which norms after the branches would undo). Geometric means over seeds, with "
+        "95% intervals.\n\n"
         f"{markdown(columns, lines)}"
     )

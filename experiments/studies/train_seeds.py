@@ -30,7 +30,7 @@ from jaxformer.training.train_step import (
     make_train_step,
 )
 
-TIMING_ROUNDS, TIMING_STEPS = 5, 2  # of the turns in which variants are timed
+TIMING_ROUNDS, TIMING_STEPS = 5, 2  # of `measure_throughput`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +38,9 @@ class Variant:
     """One variant of a study: a name and the run to train.
 
     Attributes:
-        name: In tables.
-        model: The model.
-        optimizer: How gradients become updates.
+        name: Name in tables and plots.
+        model: Model configuration.
+        optimizer: Optimizer and learning-rate schedule.
         objective: Terms of the loss beside the cross-entropy.
     """
 
@@ -51,7 +51,7 @@ class Variant:
 
 
 class StudyTraining(NamedTuple):
-    """What all variants of a study share: data, seeds, steps, batch size, precision and mesh."""
+    """Settings that all variants of a study share: data, seeds, steps, batch size, dtype, mesh."""
 
     rows: data.AnyRows
     seeds: tuple[int, ...]
@@ -67,7 +67,7 @@ class SeedResults(NamedTuple):
 
     params: list[Any]
     losses: np.ndarray  # [steps, seeds]
-    skipped: int  # updates left out, of all seeds, since they were not finite
+    skipped: int  # steps of all seeds with a non-finite update
     seconds: float  # without compilation
     compile_seconds: float
 
@@ -75,20 +75,20 @@ class SeedResults(NamedTuple):
 def train_seeds(variant: Variant, training: StudyTraining, title: str) -> SeedResults:
     """Train a variant from every seed with one compiled program.
 
-    A seed draws its parameters and the order of its data, which are thus the same in every variant
-    of equal parameters.
+    A seed determines the data order and the initial parameters, so variants with the same
+    parameter shapes have both in common.
 
     Args:
-        variant: What to train.
-        training: For how long, on what.
-        title: Shown above the progress.
+        variant: Variant to train.
+        training: Settings of the training.
+        title: Title of the progress display.
 
     Returns:
-        What came of it. A run whose loss is no longer finite stays where it was: such updates are
-        left out, and its losses say so.
+        The results. Steps with a non-finite loss or gradient are skipped; their losses stay NaN or
+        infinite in the loss curve.
 
     Raises:
-        ValueError: A device has not enough memory.
+        ValueError: The train step does not fit in the memory of a device.
     """
     started_at = time.monotonic()
     init, train_step = compile_variant(variant, training)
@@ -126,11 +126,11 @@ def compile_variant(variant: Variant, training: StudyTraining) -> CompiledVarian
     """Compile the train step of a variant, its batch sharded over the devices.
 
     Raises:
-        ValueError: A device has not enough memory.
+        ValueError: The train step does not fit in the memory of a device.
     """
     model = Transformer(variant.model, dtype=jnp.dtype(training.dtype), remat=training.remat)
     optimizer = make_optimizer(variant.optimizer, training.steps, parameter_metadata(variant.model))
-    # Only what is not finite is left out: how a variant fares without mercy is what is asked.
+    # Only non-finite steps are skipped, as skipping large norms would hide instability.
     jitted = make_train_step(
         model,
         optimizer,
@@ -142,7 +142,7 @@ def compile_variant(variant: Variant, training: StudyTraining) -> CompiledVarian
     compiled = jitted.lower(state, batch_getter(training, seed=0)(0)).compile()
     check_compiled_memory(
         compiled,
-        lambda: "Pass a smaller --batch-size or --length, or --run with a run that has remat.",
+        lambda: "Pass a smaller --batch-size or --length, or --run with a run that uses remat.",
     )
 
     def init(seed: int) -> TrainState:
@@ -166,16 +166,16 @@ def measure_throughput(
 ) -> dict[str, list[float]]:
     """Time a few steps of every variant, interleaved, so that machine load affects all equally.
 
-        tokens/s = updates * batch_size * row_length / seconds
+        tokens/s = steps * batch_size * row_length / seconds
 
     Args:
-        variants: In the order of their turns.
-        training: As they are trained.
-        rounds: Turns of each variant.
-        steps: Of a turn, after one that is not timed.
+        variants: Variants, in the order of a round.
+        training: Settings of the training.
+        rounds: Number of rounds.
+        steps: Timed steps of a variant in each round, after one that is not timed.
 
     Returns:
-        For each variant the tokens per second of its turns.
+        Tokens per second of each round, by variant name.
     """
     batch = batch_getter(training, training.seeds[0])(0)
     programs = {variant.name: compile_variant(variant, training) for variant in variants}
@@ -198,16 +198,16 @@ def held_out_losses(
     """Held-out loss in nats per token, for each seed; rows of any length.
 
     Args:
-        model: The model; it may read positions otherwise than in training.
-        params: Of each seed, from `train_seeds`.
-        rows: The text.
-        training: As the parameters were trained.
+        model: Model configuration; its RoPE scaling may differ from that of the training.
+        params: Parameters of each seed, from `train_seeds`.
+        rows: Rows to evaluate.
+        training: Settings of the training.
 
     Returns:
         One number for each seed.
     """
     mesh = training.mesh
-    # About as many tokens at a time as in training, for each device as many rows.
+    # About as many tokens per batch as in training, and equally many rows per device.
     size = training.batch_size * training.rows.row_length // rows.row_length
     size = max(1, size // mesh.size) * mesh.size
     tally = make_eval_step(Transformer(model, dtype=jnp.dtype(training.dtype)), mesh)

@@ -54,24 +54,26 @@ def make_variants(axis: str, run: Pretrain, names: Collection[str] = ()) -> list
 
     Args:
         axis: What differs between the variants: a name of `AXES`, or a field such as "model.norm".
-        run: What they have in common; its own choice is the first variant, the baseline.
-        names: Names of variants. Of a field, its values as Python prints them, and so also on the
-            axis "position"; on "activation" also an imported one, with ", gated" behind it or
-            without.
+        run: The baseline, which is the first variant.
+        names: Names of the other variants; empty means all. For a field and for the axis
+            "position", values as Python expressions; for the axis "activation" also an imported
+            activation, with or without ", gated" appended.
 
     Returns:
         The variants.
 
     Raises:
-        ValueError: There is no such axis or field, or a variant has another name, or that of the
-            baseline.
+        ValueError: There is no such axis, field or variant, or a name is that of the baseline.
     """
     axis = axis.replace("-", "_")  # as in flags
     base_variant = Variant(
-        name="as the run is", model=run.model, optimizer=run.optimizer, objective=run.objective
+        name="baseline", model=run.model, optimizer=run.optimizer, objective=run.objective
     )
     if "." in axis and not names:
-        raise ValueError(f"Say what {axis} is to be beside what it is: --variants VALUE VALUE ...")
+        raise ValueError(
+            f"The axis {axis} is a field: pass the values to compare with the baseline, as "
+            "--variants VALUE VALUE ..."
+        )
     if "." in axis:
         return [
             base_variant,
@@ -150,12 +152,12 @@ def field_type(config: Any, path: str) -> Any:
     """Type annotation of the field at a dotted path.
 
     Raises:
-        ValueError: There is none.
+        ValueError: There is no such field.
     """
     for field in path.split("."):
         hints = get_type_hints(type(config))
         if field not in hints:
-            raise ValueError(f"{type(config).__name__} has no {field} to vary.")
+            raise ValueError(f"{type(config).__name__} has no field {field!r}.")
         config, hint = getattr(config, field), hints[field]
     return hint
 
@@ -168,7 +170,7 @@ PLACEMENTS: tuple[Literal["pre", "post", "sandwich", "res_post"], ...] = (
 )
 
 
-WITHOUT_WARM_UP = ", no warm-up"  # behind the name of a variant
+WITHOUT_WARM_UP = ", no warm-up"  # suffix of a variant's name
 
 
 def placement_variants(baseline: Variant, run: Pretrain) -> Iterator[Variant]:
@@ -176,7 +178,7 @@ def placement_variants(baseline: Variant, run: Pretrain) -> Iterator[Variant]:
     has_warmup = run.optimizer.schedule.warmup_steps > 0
     schedule = replace(run.optimizer.schedule, warmup_steps=0)
     for placement in PLACEMENTS:
-        # What is normalised after its last sum needs no norm more; all others do.
+        # Post-norm needs no final norm, all others do.
         is_baseline = placement == run.model.norm_placement
         final = run.model.final_norm if is_baseline else placement != "post"
         variant = with_model_changes(
@@ -213,11 +215,11 @@ def feed_forward_width(model: c.TransformerConfig) -> tuple[int, bool, bool]:
     """Hidden width of the first feed-forward, whether it is gated, and whether it has biases.
 
     Raises:
-        ValueError: It is a mixture of experts, or of a person's own file.
+        ValueError: It is a mixture of experts, or a custom type.
     """
     branch = model.feed_forward[0]
     if not isinstance(branch, c.MLP | c.GLU | c.ClampedGEGLU):
-        raise ValueError(f"The axis activation varies an MLP or a GLU; got {branch}.")
+        raise ValueError(f"The axis activation needs an MLP or a GLU; got {branch}.")
     return branch.hidden_dim, not isinstance(branch, c.MLP), branch.bias
 
 
@@ -225,7 +227,7 @@ def feed_forward_width(model: c.TransformerConfig) -> tuple[int, bool, bool]:
 
 
 def without_positions(run: Pretrain) -> c.TransformerConfig:
-    """The run with no positions added to its embedding."""
+    """The model of the run, without positions added to its embedding."""
     return replace(run.model, embedding=replace(run.model.embedding, positions=None))
 
 
@@ -267,9 +269,9 @@ def softcap_variants(baseline: Variant, run: Pretrain) -> Iterator[Variant]:
 
 
 def optimizer_variants(baseline: Variant, run: Pretrain) -> Iterator[Variant]:
-    """Every optimizer, its learning rate scaled by the usual ratio to the run's own.
+    """Every optimizer, with the learning rate of the run scaled by the usual ratio between the two.
 
-    Weight decay is what each has by default: of AdamW and Muon 0.1, of Lion 0.5, of the others 0.
+    Weight decay is each optimizer's default: 0.1 of AdamW and Muon, 0.5 of Lion, 0 of the others.
     """
     kinds: dict[str, tuple[Any, float]] = {
         "AdamW": (AdamW(), 1.0),

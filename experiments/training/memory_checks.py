@@ -41,16 +41,16 @@ def device_memory_limit() -> int | None:
 def check_memory(run: RunConfig, mesh: Mesh, *, length: int, source_length: int) -> None:
     """Print the estimated memory per device before allocation; raise if it does not fit.
 
-    What is worked on is an estimate, of which the compiler has the last word.
+    The size of the activations is only printed; `check_compiled_memory` has the compiler's number.
 
     Args:
         run: The run.
-        mesh: Its devices.
-        length: Tokens of a row, of its target where there is a source.
+        mesh: Device mesh.
+        length: Row length in tokens; with an encoder, of the targets.
         source_length: Tokens of the longest source.
 
     Raises:
-        TooLargeError: Parameters, optimizer and gradients alone are too much.
+        TooLargeError: Parameters, optimizer state and gradients alone do not fit.
     """
     needed = estimate_memory(
         run.model,
@@ -67,8 +67,8 @@ def check_memory(run: RunConfig, mesh: Mesh, *, length: int, source_length: int)
     )
     parts = ", ".join(f"{name} {size / 2**20:.0f}" for name, size in needed._asdict().items())
     print(
-        f"Estimate per device: {needed.total / 2**20:.0f} MiB ({parts}); "
-        f"{format_count(costs.num_parameters(run.model))} parameters in all."
+        f"Estimated memory per device: {needed.total / 2**20:.0f} MiB ({parts}); "
+        f"{format_count(costs.num_parameters(run.model))} parameters."
     )
     limit, persistent_bytes = (
         device_memory_limit(),
@@ -76,10 +76,8 @@ def check_memory(run: RunConfig, mesh: Mesh, *, length: int, source_length: int)
     )
     if limit is not None and persistent_bytes > limit:
         raise TooLargeError(
-            f"Parameters, optimizer state and gradients need {format_gib(persistent_bytes)} on "
-            "each "
-            "device, which has "
-            f"{format_gib(limit)}.\n{memory_advice(run)}"
+            f"Parameters, optimizer state and gradients need {format_gib(persistent_bytes)} per "
+            f"device, but a device has {format_gib(limit)}.\n{memory_advice(run)}"
         )
 
 
@@ -87,11 +85,11 @@ def check_compiled_memory(compiled: jax.stages.Compiled, advice: Callable[[], st
     """Raise if the compiled train step needs more memory than a device has.
 
     Args:
-        compiled: The update.
-        advice: What would help.
+        compiled: The compiled train step.
+        advice: Function that returns text for the error message.
 
     Raises:
-        TooLargeError: With what it needs, what there is, and what would help.
+        TooLargeError: It needs more; the message has both numbers and the advice.
     """
     memory, limit = compiled.memory_analysis(), device_memory_limit()
     if memory is None or limit is None:
@@ -99,11 +97,10 @@ def check_compiled_memory(compiled: jax.stages.Compiled, advice: Callable[[], st
     argument_bytes, temporary_bytes = memory.argument_size_in_bytes, memory.temp_size_in_bytes
     if argument_bytes + temporary_bytes > limit:
         raise TooLargeError(
-            f"The update needs {format_gib(argument_bytes + temporary_bytes)} on each device "
-            f"({format_gib(argument_bytes)} of parameters, "
-            f"optimizer state and batch, {format_gib(temporary_bytes)} of working space), which "
-            "has "
-            f"{format_gib(limit)}.\n{advice()}"
+            f"The train step needs {format_gib(argument_bytes + temporary_bytes)} per device "
+            f"({format_gib(argument_bytes)} for parameters, optimizer state and batch, "
+            f"{format_gib(temporary_bytes)} temporary), but a device has {format_gib(limit)}.\n"
+            f"{advice()}"
         )
 
 
@@ -119,16 +116,16 @@ def memory_advice(run: RunConfig) -> str:
         for flags, why, changed in memory_saving_changes(run)
         if mesh_fits(changed)
     ][:3]
-    return "What would help:\n" + ";\n".join([*suggestions, "  more devices"][:3]) + "."
+    return "To reduce memory:\n" + ";\n".join([*suggestions, "  more devices"][:3]) + "."
 
 
 def memory_saving_changes(run: RunConfig) -> Iterator[tuple[str, str, RunConfig]]:
     """Memory-saving changes: flags, description, and the run with them."""
     if run.remat != "full" or not run.scan:
-        why = f"less is kept for the backward pass (now {run.remat})"
+        why = f"recompute activations in the backward pass (now {run.remat})"
         yield "--remat full --scan", why, replace(run, remat="full", scan=True)
     doubled = 2 * run.gradient_accumulation_steps
-    why = f"fewer rows at a time (now {run.gradient_accumulation_steps} parts)"
+    why = f"smaller microbatches (now {run.gradient_accumulation_steps} accumulation steps)"
     yield (
         f"--gradient-accumulation-steps {doubled}",
         why,
@@ -139,9 +136,9 @@ def memory_saving_changes(run: RunConfig) -> Iterator[tuple[str, str, RunConfig]
         data = run.mesh.data and max(1, run.mesh.data // 2)
         mesh = replace(run.mesh, data=data, **{axis: 2 * now})
         flags = f"--mesh.{axis} {2 * now}" + (f" --mesh.data {data}" if data else "")
-        yield flags, f"{what} are shared out (now {now})", replace(run, mesh=mesh)
+        yield flags, f"shard {what} (now over {now})", replace(run, mesh=mesh)
     fewer = max(1, run.batch_size // 2)
-    why = f"fewer rows (now {run.batch_size})"
+    why = f"smaller batch (now {run.batch_size})"
     yield f"--batch-size {fewer}", why, replace(run, batch_size=fewer)
 
 

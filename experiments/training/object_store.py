@@ -1,8 +1,8 @@
 """Runs in an object store such as gs://bucket/run.
 
-Checkpoints go straight there. Nothing can be added to an object, so the small files of a run (its
-settings, tokenizer, metrics, pictures) are written in a folder of this machine, `runs/stores`, and
-copied after each checkpoint and at the end.
+Checkpoints are written directly to the store. Objects cannot be appended to, so the small files of
+a run (settings, tokenizer, metrics, plots) are written to the local folder `runs/stores` and
+uploaded after each checkpoint and at the end.
 """
 
 import os
@@ -12,16 +12,16 @@ from pathlib import Path
 from etils import epath
 
 ADDRESS = re.compile(r"(\w{2,}):(?:/(.*))?")  # what `Path` makes of gs://bucket/run
-LOCAL_ROOT = Path("runs/stores")  # of a run
+LOCAL_ROOT = Path("runs/stores")  # small files of runs that write
 PROBE = ".probe"  # an object that is written and removed
-READ_CACHE_ROOT = Path("runs/cache/stores")  # by other programs, which leave a run's alone
+READ_CACHE_ROOT = Path("runs/cache/stores")  # for programs that only read
 
 
 def storage_path(folder: Path) -> epath.Path:
-    """Where a run is kept: the folder, or the store whose address it is.
+    """Path of a run: a local folder, or an address in an object store.
 
     Raises:
-        ValueError: No store has such an address.
+        ValueError: The address is not one of a supported store.
     """
     address = ADDRESS.fullmatch(folder.as_posix())
     if address is None:
@@ -30,17 +30,19 @@ def storage_path(folder: Path) -> epath.Path:
     try:
         there = epath.Path(f"{scheme}://{rest}")
     except KeyError:
-        raise ValueError(f"{scheme}:// is no store; there are gs://, s3:// and az://.") from None
+        raise ValueError(
+            f"{scheme}:// is not a supported store; use gs://, s3:// or az://."
+        ) from None
     if not rest:
-        raise ValueError(f"{scheme}:// names no bucket; write {scheme}://bucket/run.")
+        raise ValueError(f"{scheme}:// has no bucket; pass {scheme}://bucket/run.")
     return there
 
 
 def reached(folder: Path, *, writes: bool = False) -> epath.Path:
-    """Where a run is kept, which answers, and takes what is written.
+    """Path of a run in a store that can be read, and written if `writes` is set.
 
     Raises:
-        ValueError: The store does not, or a library that knows it is missing.
+        ValueError: It cannot, or the library for this store is not installed.
     """
     there = storage_path(folder)
     try:
@@ -49,20 +51,20 @@ def reached(folder: Path, *, writes: bool = False) -> epath.Path:
             there.mkdir(parents=True, exist_ok=True)
             (there / PROBE).write_bytes(b"")
             (there / PROBE).unlink()
-    except Exception as error:  # of whatever library knows it
+    except Exception as error:  # each store's library has its own errors
         raise ValueError(f"{there} cannot be {'written' if writes else 'read'}: {error}") from error
     return there
 
 
 def here(folder: Path) -> Path:
-    """A folder of this machine.
+    """Return the folder if it is local.
 
     Raises:
-        ValueError: It is the address of a store.
+        ValueError: It is an address in an object store.
     """
     if ADDRESS.fullmatch(folder.as_posix()):
         raise ValueError(
-            f"{storage_path(folder)} is in a store; this goes to a folder of this machine."
+            f"{storage_path(folder)} is in an object store; pass a local folder instead."
         )
     return folder
 
@@ -80,7 +82,7 @@ def download(folder: Path, root: Path = LOCAL_ROOT) -> Path:
         local_folder.mkdir(parents=True, exist_ok=True)
         for file in remote_folder.iterdir():
             if file.is_file():
-                # Others may be reading the old one
+                # Another process may be reading the old file
                 temporary = local_folder / f".{file.name}.{os.getpid()}"
                 temporary.write_bytes(file.read_bytes())
                 temporary.replace(local_folder / file.name)

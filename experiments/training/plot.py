@@ -15,13 +15,13 @@ DPI = 90
 def plot_run(path: Path, numbers: Sequence[Mapping[str, float]], *, gzip: float) -> None:
     """Plot bits per byte of a run: smoothed training loss and held-out loss.
 
-    The last point is the loss of all held-out text, and its number stands beside it.
+    The last point, labelled with its value, is the loss of the complete held-out text.
 
     Args:
-        path: Of the picture.
+        path: File to write.
         numbers: The lines of metrics.jsonl; the last has `tokens_per_byte` of the training text,
-            which brings its loss, in nats per token, to bits per byte.
-        gzip: Bits per byte of the held-out text.
+            which converts its loss from nats per token to bits per byte.
+        gzip: Bits per byte of the held-out text compressed by gzip.
     """
     if not has_matplotlib():
         return
@@ -37,8 +37,8 @@ def plot_run(path: Path, numbers: Sequence[Mapping[str, float]], *, gzip: float)
         _series(numbers, f"{part}held_out_bits_per_byte") for part in ("", "final_")
     )
     held_out = np.concatenate([during_training, at_the_end], axis=1)
-    axes.plot(*held_out, "o-", color="tab:orange", label="held-out text, some of it", markersize=5)
-    axes.plot(*at_the_end, "o", color="tab:red", label="held-out text, all of it", markersize=8)
+    axes.plot(*held_out, "o-", color="tab:orange", label="held-out text, sample", markersize=5)
+    axes.plot(*at_the_end, "o", color="tab:red", label="held-out text, complete", markersize=8)
     for step, value in at_the_end.T[-1:]:
         axes.annotate(
             f"{value:.3f}",
@@ -50,7 +50,7 @@ def plot_run(path: Path, numbers: Sequence[Mapping[str, float]], *, gzip: float)
             weight="bold",
         )
     axes.axhline(gzip, color="0.4", linestyle="--", linewidth=1, label=f"gzip -9: {gzip:.3f}")
-    axes.set(xlabel="updates", ylabel="bits per byte")
+    axes.set(xlabel="steps", ylabel="bits per byte")
     axes.margins(x=0.09, y=0.1)
     figure.legend(loc="outside right upper", fontsize=8, frameon=False)
     figure.savefig(path, dpi=DPI)
@@ -74,7 +74,7 @@ def has_matplotlib() -> bool:
     try:
         importlib.import_module("matplotlib")
     except ModuleNotFoundError:
-        print("No plots: `pip install -e '.[plots]'` brings matplotlib.", file=sys.stderr)
+        print("No plots without matplotlib: `pip install -e '.[plots]'`.", file=sys.stderr)
         return False
     return True
 

@@ -44,9 +44,9 @@ def checkpoint_description(
 
     Args:
         run: The run.
-        fixed: Its fields that a resumed run may not change.
-        tokenizer: Of its texts.
-        data: Digests of what it reads.
+        fixed: Fields that a resumed run may not change.
+        tokenizer: Tokenizer of the run.
+        data: Digests of its data.
     """
     run_json = json.loads(to_json(run))
     return {
@@ -63,9 +63,9 @@ def tokenizer_digest(tokenizer: Tokenizer) -> str:
 
 
 def load_resumed_run(run: AnyRunConfig, output: str | None) -> AnyRunConfig:
-    """Load the saved run for --resume; the given run if no folder has one.
+    """Load the saved run for --resume; returns `run` if no folder has one.
 
-    What says where it runs, and not what it is, is that of the run given.
+    The output folder and the fields for several processes are always those of `run`.
     """
     output_path = None if output is None else Path(output)
     folder = reached(choose_folder(replace(run, resume=True, output=output_path)))
@@ -75,8 +75,8 @@ def load_resumed_run(run: AnyRunConfig, output: str | None) -> AnyRunConfig:
         saved_run = from_json(type(run), (folder / RUN_FILE).read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(
-            f"{folder / RUN_FILE} is of another program or version: {error} Name the run instead, "
-            "as in `default`, with all of its flags."
+            f"{folder / RUN_FILE} cannot be read, as it is from another program or version: "
+            f"{error} Pass the named run, such as `default`, and all flags beside --resume."
         ) from error
     runtime_fields = ("output", "resume", "resume_or_begin", "distributed", "hosts", "show")
     return replace(saved_run, **{name: getattr(run, name) for name in runtime_fields})
@@ -88,12 +88,12 @@ def has_saved_run(folder: epath.Path) -> bool:
 
 
 def goes_on(run: RunConfig, output: Path) -> bool:
-    """Whether it goes on where an earlier start of it ended."""
+    """Whether the run resumes from a checkpoint."""
     return (run.resume or run.resume_or_begin) and has_saved_run(storage_path(run.output or output))
 
 
 def own_beginning(run: AnyRunConfig, output: Path) -> AnyRunConfig:
-    """A run that goes on as one that began with its own folder, which has all that it needs."""
+    """The run to resume, with --init and tokenizer read from the copies in its output folder."""
     if not goes_on(run, output):
         return run
     changes: dict[str, Any] = {}
@@ -102,7 +102,7 @@ def own_beginning(run: AnyRunConfig, output: Path) -> AnyRunConfig:
     if isinstance(run.tokenizer, PretrainedTokenizer):
         changes["tokenizer"] = PretrainedTokenizer(path=str(output))
     if getattr(run, "chat_template", None) is not None:
-        changes["chat_template"] = None  # it is beside the tokenizer
+        changes["chat_template"] = None  # its copy is beside the tokenizer
     return replace(run, **changes)
 
 
@@ -114,12 +114,16 @@ def with_fixed_schedule(run: AnyRunConfig, output: Path) -> AnyRunConfig:
         steps = get_field(read_json(file), "schedule_steps", int, location=file)
     if schedule.warmup_steps >= steps:
         shorter = max(1, steps // 10)
-        print(f"A warm-up of {schedule.warmup_steps} in {steps} updates is shortened to {shorter}.")
+        print(
+            f"Warm-up shortened from {schedule.warmup_steps} to {shorter} steps, as the schedule "
+            f"has {steps}."
+        )
         schedule = replace(schedule, warmup_steps=shorter)
     if run.steps > steps:
         print(
-            f"The schedule ends after {steps} updates; the learning rate then stays where it is. "
-            "To train longer at a higher one, start with larger --schedule-steps."
+            f"The learning-rate schedule ends after {steps} steps; after that the rate is "
+            "constant. To train longer at a higher rate, start a new run with larger "
+            "--schedule-steps."
         )
     optimizer = replace(run.optimizer, schedule=schedule)
     return replace(run, schedule_steps=steps, optimizer=optimizer)
@@ -131,8 +135,8 @@ def find_start_step(
     """Step to start from: 0 for a new run, None if the run is already complete.
 
     Raises:
-        ValueError: A resumed run is another one, or has nothing left to do. Where it resumes or
-            begins, as may be, having nothing left to do is no error.
+        ValueError: The checkpoint has other settings, or the run is already complete. With
+            `resume_or_begin` a complete run is not an error.
     """
     parallel.check_equal_across_processes(flatten(description))
     should_resume = run.resume
@@ -147,9 +151,9 @@ def find_start_step(
     checkpoints.delete_old()
     if step > run.steps or (step == run.steps and has_final_evaluation(output, step)):
         if run.resume_or_begin and step == run.steps:
-            print(f"{output} is finished: it has {step} steps.")
+            print(f"{output} is already complete: it has {step} steps.")
             return None
-        raise ValueError(f"The checkpoint has {step} steps already; pass --steps N with N above.")
+        raise ValueError(f"The checkpoint already has {step} steps; pass a larger --steps.")
     return step
 
 
@@ -162,7 +166,10 @@ def check_unchanged(saved_description: dict[str, Any], description: dict[str, An
         if name.startswith(("run.", "data.", "tokenizer")) and old.get(name) != new.get(name)
     ]
     if changed:
-        raise ValueError("The checkpoint is of another run:\n" + "\n".join(changed))
+        raise ValueError(
+            "The checkpoint has other settings; restore them, or pass another --output:\n"
+            + "\n".join(changed)
+        )
 
 
 def has_final_evaluation(output: Path, step: int) -> bool:
@@ -183,14 +190,13 @@ def report_early_end(
 ) -> Iterator[None]:
     """If the run ends early, print the last checkpoint and the command to resume.
 
-    Where it trains with other processes, it then ends at once: what it would wait for would not
-    come. Which of them notices, and whether JAX aborts it before, is chance, so how to go on is
-    said at the start.
+    One of several processes exits at once, as it would wait for the others forever. JAX may abort
+    it before that, so with several processes the command is also printed at the start.
     """
     is_distributed = jax.process_count() > 1
     if is_distributed:
         mode = "--resume-or-begin" if run.resume_or_begin else "--resume"
-        words = "If a process ends, all do. To go on, start every one again:"
+        words = "If one process stops, all stop. To resume, start every process again with:"
         print_error(f"{words}\n  {resume_command(run, mode, '--output', str(output))}")
     try:
         with raise_on_signals():
@@ -202,14 +208,14 @@ def report_early_end(
         mode = "--resume" if has_checkpoint and not run.resume_or_begin else "--resume-or-begin"
         command = resume_command(run, mode, "--output", str(output))
         print_error(f"\nInterrupted. {last_checkpoint_text(checkpoints, output)}")
-        print_error(f"To {'go on from there' if has_checkpoint else 'begin again'}:\n  {command}")
+        print_error(f"To {'resume' if has_checkpoint else 'start again'}:\n  {command}")
         raise SystemExit(getattr(error, "status", INTERRUPTED_STATUS)) from None
     except TooManySkipsError as error:
         checkpoints.wait_until_finished()
         exit_with_error(
             f"{error} {last_checkpoint_text(checkpoints, output)} "
-            "--skip-step.max-consecutive-skips and --skip-step.max-norm-ratio may be changed with "
-            "--resume; a new run with a lower peak of the learning rate usually helps."
+            "With --resume you may change --skip-step.max-consecutive-skips and "
+            "--skip-step.max-norm-ratio; a new run with a lower peak learning rate usually helps."
         )
     except (TooLargeError, jax.errors.JaxRuntimeError, OSError) as error:
         checkpoint_text, reason = last_checkpoint_text(checkpoints, output), str(error)
@@ -219,12 +225,12 @@ def report_early_end(
             reason = reason.splitlines()[0][:200]
         if is_out_of_memory(error):
             exit_with_error(
-                f"A device has no memory left: {reason}\n{memory_advice(run)}\n{checkpoint_text}"
+                f"A device is out of memory: {reason}\n{memory_advice(run)}\n{checkpoint_text}"
             )
         if not is_distributed:
             raise
         print_error(
-            f"\nerror: The work with the other processes failed: {reason}\n{checkpoint_text}"
+            f"\nerror: Communication with the other processes failed: {reason}\n{checkpoint_text}"
         )
         os._exit(1)
 
@@ -238,12 +244,12 @@ def last_checkpoint_text(checkpoints: Checkpoints, output: epath.PathLike) -> st
     """Text that names the last checkpoint, or says that there is none."""
     latest = checkpoints.latest_step()
     if latest is None:
-        return "There is no checkpoint yet."
+        return "No checkpoint was saved yet."
     return f"The last good checkpoint is {latest} in {output}."
 
 
 def resume_command(run: RunConfig, *extra: str) -> str:
-    """The command that resumes this process: its arguments, --resume and the folder."""
+    """The command of this process, with its resume flag and output replaced by `extra`."""
     arguments_kept, arguments = list[str](), iter(sys.argv[1:])
     for argument in arguments:
         if argument == "--output":

@@ -35,7 +35,7 @@ except ImportError:  # Windows has no such locks
     fcntl = None  # type: ignore[assignment]
 
 LOCK_FILE = ".lock"
-RUN_FILE = "run.json"  # everything that a run was asked for
+RUN_FILE = "run.json"  # all fields of the run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,48 +43,47 @@ class RunConfig:
     """Options that all training programs share.
 
     Attributes:
-        model: The model.
-        init: Begin with the weights of this folder instead of fresh ones: of Hugging Face, of its
-            hub by name (Qwen/Qwen3-0.6B), or the output of a run. On the command line its model and
-            its tokenizer come along, and other flags change them.
-        tokenizer: How text becomes tokens; trained on the training text where it needs training.
+        model: Model configuration.
+        init: Start from the weights of this Hugging Face folder, hub name (Qwen/Qwen3-0.6B) or
+            output of a run instead of random ones. On the command line its model and tokenizer
+            become the defaults of the other flags.
+        tokenizer: Tokenizer, trained on the training text if it needs training.
         batch_size: Rows of a batch, over all devices.
-        gradient_accumulation_steps: In how many parts a device works through its rows, to save
-            memory.
-        steps: Stop after this many updates, counted from the start of the run.
-        schedule_steps: Updates that the learning-rate schedule is planned for; None is --steps, as
-            it was when the run began.
-        optimizer: How gradients become updates.
+        gradient_accumulation_steps: Number of microbatches of a step, to save memory.
+        steps: Total number of training steps, counted from the start of the run.
+        schedule_steps: Length of the learning-rate schedule in steps; None is --steps, as it was
+            when the run started.
+        optimizer: Optimizer and learning-rate schedule.
         objective: Terms of the loss beside the cross-entropy.
-        skip_step: Which updates are left out because their gradients would do harm.
-        dtype: Of the computation; parameters are float32.
-        remat: What the backward pass recomputes; "dots" keeps the results of matrix products alone,
-            which takes half the memory and, on a CPU, less time than to keep everything.
-        attention_implementation: How scores are computed; "auto" is the platform's best, see
+        skip_step: Which steps are skipped because of their loss or gradient norm.
+        dtype: Dtype of the computation; parameters are float32.
+        remat: What the backward pass recomputes; "dots" saves only the results of matmuls, which
+            takes half the memory of "none" and is faster on a CPU.
+        attention_implementation: Attention implementation; "auto" is the best of the platform, see
             `F.dot_product_attention`.
-        scan: Run layers as one compiled loop (compiles fast) or unrolled (runs faster on a CPU).
-        expert_capacity_factor: Rows that a device has room for from each other one on the way to
-            experts, as a multiple of an even share; None has room for all (see --mesh.expert).
-        mesh: How the devices share the work.
-        overlap: Let messages between TPUs travel while products are computed.
-        devices: How many devices to use, of each process; None is all. On a CPU, how many to
+        scan: Whether to scan over layers (compiles fast) or unroll them (runs faster on a CPU).
+        expert_capacity_factor: Capacity for the rows that a device sends to each other device's
+            experts, as a multiple of an even distribution; None drops none (see --mesh.expert).
+        mesh: Sizes of the mesh axes.
+        overlap: Whether collectives between TPUs overlap with compute.
+        devices: Number of devices to use per process; None is all. On a CPU, the number to
             simulate.
-        distributed: Whether this is one of many processes, each started with the same command.
+        distributed: Whether this is one of several processes, each started with the same command.
         hosts: How the processes find each other.
-        seed: Of parameters, data and dropout.
-        output: Folder for checkpoints, metrics and the tokenizer, or of an object store, such as
-            gs://bucket/run; None is runs/NAME-N, a new one, or with --resume the newest. Processes
-            share it.
-        resume: Go on from the newest checkpoint in the output folder.
-        resume_or_begin: Go on if --output has a checkpoint, else begin there; nothing is done where
-            the run is finished. For a command that is given again until it ends with status 0.
-        log_every: Updates between lines in the metrics.
-        evaluate_every: Updates between evaluations.
-        save_every: Updates between checkpoints; the last update is always saved.
-        keep: How many of the newest checkpoints to keep, beside the best.
+        seed: Random seed of parameters, data order and dropout.
+        output: Folder for checkpoints, metrics and the tokenizer, or an address in an object store,
+            such as gs://bucket/run; None is a new runs/NAME-N, or with --resume the newest. All
+            processes share it.
+        resume: Resume from the newest checkpoint in the output folder.
+        resume_or_begin: Resume if --output has a checkpoint, else start a new run there; if the run
+            is complete, do nothing. For a command that is repeated until it ends with status 0.
+        log_every: Steps between lines of the metrics.
+        evaluate_every: Steps between evaluations.
+        save_every: Steps between checkpoints; the last step is always saved.
+        keep: Number of newest checkpoints to keep, beside the best.
         tensorboard: Whether to write TensorBoard files.
         wandb: Project to log to at Weights and Biases.
-        show: What is printed at the start: what differs from a named run, or all.
+        show: What to print at the start: the changes to a named run, or all fields.
     """
 
     model: TransformerConfig
@@ -129,7 +128,7 @@ class RunConfig:
             )
         if self.resume_or_begin and self.output is None:
             raise ValueError(
-                "--resume-or-begin needs --output FOLDER, where the next start finds the run."
+                "--resume-or-begin needs --output FOLDER, from which the next start resumes."
             )
         if self.wandb == "":
             raise ValueError("wandb must name a project; got ''.")
@@ -145,7 +144,7 @@ class RunConfig:
         return type(self).__name__.lower()
 
     def files(self) -> dict[str, str]:
-        """What its folder has besides what every run's has, by name."""
+        """Additional files for the output folder: their contents, by name."""
         return {}
 
 
@@ -156,10 +155,10 @@ def check_integers(config: Any) -> None:
     """Raise if a count is below 1 or above 2**31 - 1, or the seed is not a 32-bit integer.
 
     Args:
-        config: A dataclass, of which each whole number is a count, but for seeds.
+        config: A dataclass whose integers are counts, except for seeds.
 
     Raises:
-        ValueError: With the field and its number.
+        ValueError: The message has the field and its value.
     """
     for field in dataclasses.fields(config):
         number = getattr(config, field.name)
@@ -175,38 +174,38 @@ def check_integers(config: Any) -> None:
 def check_uses(
     options: Any, *, needs: Mapping[str, str] = {}, excludes: Mapping[str, str] = {}
 ) -> None:
-    """Refuse flags that would be of no use.
+    """Raise if a flag that is set has no effect, or excludes another one.
 
     Args:
-        options: A dataclass, whose fields are flags.
-        needs: For a field the one without which it changes nothing.
-        excludes: For a field one that it may not stand beside.
+        options: A dataclass whose fields are flags.
+        needs: For a field, the field without which it has no effect.
+        excludes: For a field, the field that it cannot be combined with.
 
     Raises:
-        ValueError: With the two flags.
+        ValueError: The message has the two flags.
     """
     flag = {f.name: f"--{f.name.replace('_', '-')}" for f in dataclasses.fields(options)}
     chosen = {f.name for f in dataclasses.fields(options) if getattr(options, f.name) != f.default}
     for name, other in needs.items():
         if name in chosen and getattr(options, other) in (None, False, ()):
-            raise ValueError(f"{flag[name]} is for {flag[other]}.")
+            raise ValueError(f"{flag[name]} needs {flag[other]}.")
     for name, other in excludes.items():
         if {name, other} <= chosen:
-            raise ValueError(f"{flag[name]} and {flag[other]} exclude each other.")
+            raise ValueError(f"{flag[name]} and {flag[other]} cannot be combined.")
 
 
 def check_output_file(path: Path) -> None:
-    """Refuse a path that no file can be written to, before what it is to hold is worked out.
+    """Check before a long computation that its output file can be written.
 
     Raises:
-        ValueError: It is a folder, or its folder does not exist or may not be written to.
+        ValueError: It is a folder, or it is not writable, or its folder does not exist.
     """
     if path.is_dir():
         raise ValueError(f"output must name a file; {str(path)!r} is a folder.")
     if not path.parent.is_dir():
         raise ValueError(f"output {path}: the folder {path.parent} does not exist.")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise ValueError(f"output {path} may not be written.")
+        raise ValueError(f"output {path} is not writable.")
 
 
 def print_run(
@@ -218,11 +217,12 @@ def print_run(
 
     Args:
         run: The run.
-        runs: The named ones.
-        init_run: From a named run and what --init names, the run of that model.
+        runs: Named runs.
+        init_run: Function of a named run and the value of --init that returns the run with that
+            model.
 
     Returns:
-        The command that begins it again, in another folder.
+        The command that repeats the run in a new folder.
     """
     init_flags = []
     if run.init is not None:
@@ -246,7 +246,7 @@ def print_run(
 def _begun(
     named: AnyRunConfig, run: AnyRunConfig, begin: Callable[[AnyRunConfig, str], AnyRunConfig]
 ) -> AnyRunConfig:
-    """A named run with what --init names; with that of the run, if it goes on and that is gone."""
+    """A named run with the model of --init; if a resumed run cannot read it, with that of `run`."""
     try:
         return begin(named, str(run.init))
     except (ValueError, OSError, ImportError):
@@ -259,7 +259,7 @@ def _begun(
 
 
 class HasDevices(Protocol):
-    """Protocol of options with devices, distributed and its settings."""
+    """Protocol of options with devices and distributed settings."""
 
     @property
     def devices(self) -> int | None: ...  # noqa: D102
@@ -272,17 +272,17 @@ class HasDevices(Protocol):
 def setup_devices(run: HasDevices) -> None:
     """Simulate CPU devices, initialize jax.distributed, enable the compilation cache.
 
-    The first process speaks for all; the others are silent but for errors.
+    Only process 0 prints; the others print errors only.
 
     Raises:
-        ValueError: The processes were told different things, or not that they are many.
+        ValueError: The flags differ between processes, or --distributed is missing.
     """
     if run.hosts != DistributedConfig() and not run.distributed:
-        raise ValueError(f"{run.hosts} is for many processes; pass --distributed too.")
+        raise ValueError(f"{run.hosts} is for several processes; also pass --distributed.")
     simulate_cpu_devices(run.devices)
     if run.distributed:
         parallel.initialize_distributed(run.hosts)
-    enable_compilation_cache()  # before the first is compiled
+    enable_compilation_cache()  # before anything is compiled
     if run.distributed:
         if not parallel.is_primary_process():
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115
@@ -295,12 +295,12 @@ def setup_devices(run: HasDevices) -> None:
 def simulate_cpu_devices(count: int | None) -> None:
     """Simulate this many CPU devices; no effect on other platforms."""
     if count is not None:
-        with contextlib.suppress(RuntimeError):  # JAX runs already; then it has what it has
+        with contextlib.suppress(RuntimeError):  # JAX is already initialized
             jax.config.update("jax_num_cpu_devices", count)
 
 
 def select_devices(count: int | None) -> list[jax.Device]:
-    """The first `devices` devices, equally many of each process; all by default."""
+    """The first `count` devices of each process; all by default."""
     everyone = jax.devices()
     if count is None:
         return everyone
@@ -309,24 +309,24 @@ def select_devices(count: int | None) -> list[jax.Device]:
         by_process.setdefault(device.process_index, []).append(device)
     fewest = min(map(len, by_process.values()))
     if not 1 <= count <= fewest:
-        raise ValueError(f"Asked for {count} devices; this machine has {fewest}.")
+        raise ValueError(f"devices must lie between 1 and {fewest} on this machine; got {count}.")
     return [device for devices in by_process.values() for device in devices[:count]]
 
 
 def enable_compilation_cache() -> None:
     """Enable JAX's persistent compilation cache, so that a resumed run does not recompile.
 
-    JAX's own settings come first: where JAX_COMPILATION_CACHE_DIR names a folder it is that one,
-    and JAX_ENABLE_COMPILATION_CACHE=0 keeps nothing. Programs for several CPU devices are never
-    kept: those that XLA reads back from the disk may begin their messages in another order on each
-    device, and then wait for each other until they abort (JAX 0.10.2 and 0.12.0).
+    JAX's settings have priority: JAX_COMPILATION_CACHE_DIR selects the folder, and
+    JAX_ENABLE_COMPILATION_CACHE=0 disables the cache. Programs for several CPU devices are never
+    cached: programs that XLA reads from the cache may start collectives in another order on each
+    device, and then deadlock until they abort (JAX 0.10.2 and 0.12.0).
     """
     if jax.default_backend() == "cpu" and jax.device_count() > 1:
         jax.config.update("jax_enable_compilation_cache", False)
     elif jax.config.values["jax_compilation_cache_dir"] is None:
         folder = Path("runs/cache/programs").resolve()  # it may be deleted at any time
         jax.config.update("jax_compilation_cache_dir", str(folder))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # small ones are many
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # most are small
 
 
 def flatten(tree: Any, path: str = "") -> dict[str, Any]:
@@ -345,11 +345,11 @@ def flatten(tree: Any, path: str = "") -> dict[str, Any]:
 def open_output_folder(run: RunConfig) -> Iterator[Path]:
     """Open and lock the output folder, the same for all processes; see `choose_folder`.
 
-    Where the run is kept in an object store, it is a folder of this machine; see `stores`.
+    For a run in an object store, it is the local folder of its small files; see `stores`.
 
     Raises:
-        ValueError: Another run holds the folder, it holds an earlier run, there is none to resume,
-            or its store does not answer.
+        ValueError: Another process has locked the folder, it has an earlier run, there is no run to
+            resume, or its store cannot be reached.
     """
     with contextlib.ExitStack() as stack:
 
@@ -361,9 +361,8 @@ def open_output_folder(run: RunConfig) -> Iterator[Path]:
             existing = [name for name in run_files if (there / name).exists()]
             if existing and not (run.resume or run.resume_or_begin):
                 raise ValueError(
-                    f"{folder} holds {', '.join(existing)} of an earlier run. Pass --resume to go "
-                    "on "
-                    "with it (--resume-or-begin if it may have no checkpoint yet), or another "
+                    f"{folder} already has {', '.join(existing)} of an earlier run. Pass --resume "
+                    "to resume it (--resume-or-begin if it may have no checkpoint yet), or another "
                     "--output."
                 )
             return str(folder)
@@ -378,12 +377,12 @@ def choose_folder(run: RunConfig) -> Path:
     """The folder of --output; else a new runs/NAME-N, or the newest one with --resume."""
     if run.output is not None:
         return run.output
-    # A run that ended before its first checkpoint is nothing to resume.
+    # A run without a checkpoint cannot be resumed.
     earlier = Path("runs").glob(f"{run.name}-*/checkpoints" if run.resume else f"{run.name}-*")
     names = [f.parts[1].removeprefix(f"{run.name}-") for f in earlier]
     newest = max((int(name) for name in names if name.isdigit()), default=0)
     if run.resume and not newest:
-        raise ValueError(f"There is no runs/{run.name}-N to resume; pass --output FOLDER.")
+        raise ValueError(f"No runs/{run.name}-N has a checkpoint to resume; pass --output FOLDER.")
     if run.resume:
         return Path("runs") / f"{run.name}-{newest}"
     return new_folder(f"runs/{run.name}", newest + 1)
@@ -396,7 +395,7 @@ def new_folder(name: str, number: int) -> Path:
         try:
             folder.mkdir(parents=True)
             return folder
-        except FileExistsError:  # another run was quicker
+        except FileExistsError:  # created by another run
             number += 1
 
 
@@ -405,10 +404,10 @@ def lock_folder(folder: Path) -> Iterator[None]:
     """Lock a folder for the block; the operating system releases the lock if the process dies.
 
     Args:
-        folder: Made where it is missing; it goes if nothing comes into it.
+        folder: Created if missing; removed at the end if it is empty.
 
     Raises:
-        ValueError: Another process holds it, and which; it is in a store, or a file.
+        ValueError: Another process has locked it; or it is a file, or in an object store.
     """
     try:
         stores.here(folder).mkdir(parents=True, exist_ok=True)
@@ -421,10 +420,10 @@ def lock_folder(folder: Path) -> Iterator[None]:
         except BlockingIOError:
             file.seek(0)
             raise ValueError(
-                f"{folder} is in use by process {file.read()}. Wait for it, end it, or pass "
-                "another --output."
+                f"{folder} is locked by process {file.read()}. Wait until it ends, stop it, or "
+                "pass another --output."
             ) from None
-        except OSError:  # this file system has no locks, so nothing keeps a second run out
+        except OSError:  # this file system has no locks
             pass
         file.truncate(0)
         file.write(f"{os.getpid()} on {socket.gethostname()}")

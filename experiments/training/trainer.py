@@ -43,11 +43,8 @@ from jaxformer.training.optimizers import learning_rate_schedule, make_optimizer
 from jaxformer.training.progress import Progress, format_count
 from jaxformer.training.signals import defer_signals
 
-RATES_PER_BLOCK = 4096  # learning rates that are computed together
-MIN_WINDOW_SECONDS, MIN_WINDOW_STEPS = (
-    1.0,
-    8,
-)  # over which speed is a mean, or since the last restart
+RATES_PER_BLOCK = 4096  # learning rates computed in one call
+MIN_WINDOW_SECONDS, MIN_WINDOW_STEPS = (1.0, 8)  # shortest window of the mean throughput
 
 
 class TrainSetup(NamedTuple):
@@ -64,18 +61,18 @@ def make_train_setup(
 ) -> TrainSetup:
     """Build the mesh and the model of a run, before any text is read.
 
-    Says what memory a device will need, and what will not be possible later.
+    Prints the estimated memory of a device, and whether the model cannot be exported.
 
     Args:
         run: The run.
-        output: Its folder.
-        length: Tokens of a row, of its target where there is a source.
-        source_lengths: Of sources, in rising order.
+        output: Local output folder.
+        length: Row length in tokens; with an encoder, of the targets.
+        source_lengths: Padded lengths of the sources, increasing.
 
     Raises:
-        ValueError: The devices cannot share the work or have no room, or nobody is logged in where
-            the run would log to.
-        ImportError: What would write for TensorBoard is not installed.
+        ValueError: Model or batch do not divide evenly over the mesh or do not fit in memory, or
+            this machine is not logged in to Weights & Biases.
+        ImportError: tensorboardX is needed and not installed.
     """
     mesh = parallel.make_mesh(run.mesh, select_devices(run.devices))
     parallel.check_divisible(
@@ -109,7 +106,7 @@ def print_export_note(config: TransformerConfig) -> None:
     except ValueError as error:
         first, *fields = str(error).splitlines()
         reason = " ".join([first, "; ".join(field.strip() for field in fields)]).rstrip()
-        print(f"Note: experiments.export will not be able to write this model. {reason}")
+        print(f"Note: experiments.export cannot write this model. {reason}")
 
 
 def check_wandb() -> str:
@@ -134,10 +131,12 @@ def check_vocabulary(
         return
     if init is not None:
         raise ValueError(
-            f"The tokenizer has {need} tokens, the model of {init} {have}. Pass the tokenizer that "
-            "the model was trained with as --tokenizer, or train a new model without --init."
+            f"The tokenizer has {need} tokens, but the model of {init} has {have}. Pass the "
+            "tokenizer of that model as --tokenizer, or train a new model without --init."
         )
-    raise ValueError(f"The tokenizer has {need} tokens, the model {have}; {remedy} {need}.")
+    raise ValueError(
+        f"The tokenizer has {need} tokens, but model.vocab_size is {have}; {remedy} {need}."
+    )
 
 
 def train_run(
@@ -157,24 +156,26 @@ def train_run(
 
     Args:
         run: The run.
-        setup: What it trains with.
-        tokenizer: Written beside the checkpoints, for those who read them.
-        checkpoints: Where states go, and where the run begins if it is resumed.
-        description: What goes with them; see `checkpoint_description`.
-        get_batch: The batch, on the devices, of update k + 1, given k.
-        batch_of_each_shape: One batch of each shape that there is, given k; None: all are shaped
-            alike.
-        length: Tokens of a row.
-        evaluate: Numbers to write, from the updates made, the parameters and the display; called
-            every `run.evaluate_every` updates and at the end.
-        selection_loss: What of these numbers says which checkpoint is the best, the lowest.
+        setup: Output folders, mesh and model.
+        tokenizer: Tokenizer, which is saved beside the checkpoints.
+        checkpoints: Checkpoints to save, and to resume from.
+        description: Saved with each checkpoint; see `checkpoint_description`.
+        get_batch: Function of k that returns the sharded batch of step k + 1.
+        batch_of_each_shape: Function of k that returns one batch of each shape; None if all
+            batches have the same shape.
+        length: Row length in tokens.
+        evaluate: Function of step, parameters and progress display that returns metrics; called
+            every `run.evaluate_every` steps and at the end.
+        selection_loss: Function of these metrics that returns the loss by which the best checkpoint
+            is selected.
 
     Returns:
-        The last state and the last numbers of `evaluate`; None where all of it was done before.
+        The final state and the metrics of the final evaluation; None if the run was already
+        complete.
 
     Raises:
-        Interrupted: A signal came; the state after the update it fell into is being saved.
-        ValueError: What is to be resumed is another run, or the devices have no room.
+        Interrupted: A signal arrived; the state after the current step is being saved.
+        ValueError: The checkpoint has other settings, or the run does not fit in memory.
     """
     start_step = find_start_step(run, setup.local_folder, checkpoints, description)
     if start_step is None:
@@ -220,10 +221,9 @@ def train_run(
                     progress.update(result.step, **numbers)
                     if result.num_consecutive_skips:
                         progress.print(
-                            f"step {result.step:,}: no update, for the loss is {result.loss:.4g} "
-                            "and "
-                            f"the gradient's norm {result.gradient_norm:.4g}; {result.num_skipped} "
-                            "so far"
+                            f"step {result.step:,}: update skipped (loss {result.loss:.4g}, "
+                            f"gradient norm {result.gradient_norm:.4g}); {result.num_skipped} "
+                            "skipped so far"
                         )
                     if result.step % run.log_every == 0 or result.step == run.steps:
                         skipped = (
@@ -233,7 +233,7 @@ def train_run(
                         metrics.write(result.step, {**numbers, **skipped})
                 held_out_loss = None
                 if step % run.evaluate_every == 0 and step < run.steps:
-                    # Before saving, so that a run resumed from here lacks no evaluation.
+                    # Before saving, so that a run resumed from this checkpoint has its metrics.
                     numbers = evaluate(step, state.params, progress)
                     metrics.write(step, numbers)
                     held_out_loss = selection_loss(numbers)
@@ -245,7 +245,7 @@ def train_run(
                     raise signals.to_error()
                 if should_pause(step):
                     meter.reset()
-            if signals.should_stop(run.steps + 1):  # one that came while the last state was saved
+            if signals.should_stop(run.steps + 1):  # received while the last state was saved
                 raise signals.to_error()
         final_metrics = evaluate(run.steps, state.params, progress)
         metrics.write(run.steps, final_metrics)
@@ -261,7 +261,7 @@ def compile_train_step(
     """Compile the train step for each batch shape and print the memory it needs.
 
     Raises:
-        TooLargeError: A device has less, which is said before it has to hold any state.
+        TooLargeError: A device has less; no state has been allocated yet.
     """
     state = train_step.abstract_train_state(setup.model, optimizer, setup.mesh)
     update = train_step.make_train_step(
@@ -283,8 +283,8 @@ def compile_train_step(
         memory = compiled.memory_analysis()
         print(
             f"Compiled in {time.monotonic() - started_at:.1f} s. Memory per device: "
-            f"{memory.argument_size_in_bytes / 2**20:.0f} MiB of parameters, optimizer state and "
-            f"batch, {memory.temp_size_in_bytes / 2**20:.0f} MiB of working space.",
+            f"{memory.argument_size_in_bytes / 2**20:.0f} MiB for parameters, optimizer state and "
+            f"batch, {memory.temp_size_in_bytes / 2**20:.0f} MiB temporary.",
             flush=True,
         )
         check_compiled_memory(compiled, lambda: memory_advice(run))
@@ -292,7 +292,7 @@ def compile_train_step(
 
 
 def batch_shapes(batch: AnyBatch) -> tuple[tuple[int, ...], ...]:
-    """Shapes and dtypes of a batch, the key of its compiled program."""
+    """Shapes of a batch's arrays, the key of its compiled program."""
     return tuple(x.shape for x in jax.tree.leaves(batch))
 
 
@@ -329,12 +329,12 @@ def init_or_restore_state(
         params = None
         if run.init is not None:
             params = load_model(fetch_folder(run.init), mesh=setup.mesh).params
-            print(f"Beginning with the weights of {run.init}.")
+            print(f"Initialized from the weights of {run.init}.")
         key = jax.random.key(run.seed)
         return train_step.init_train_state(setup.model, optimizer, key, setup.mesh, params=params)
     abstract = train_step.abstract_train_state(setup.model, optimizer, setup.mesh)
     state = checkpoints.restore(start_step, abstract)
-    print(f"Resuming after step {start_step}.")
+    print(f"Resumed from step {start_step}.")
     return state
 
 
@@ -348,7 +348,7 @@ def make_writers(
     file = output / "metrics.jsonl"
     metric_writers: list[MetricWriter] = [JsonLinesWriter(file, resume_from=resume_from)]
     if start_step >= run.log_every and not file.stat().st_size:
-        print(f"{file} has lost the lines of the first {start_step} steps.", file=sys.stderr)
+        print(f"{file} has no metrics of the first {start_step} steps.", file=sys.stderr)
     if run.tensorboard:
         metric_writers.append(TensorBoardWriter(output / "tensorboard", resume_from=resume_from))
     if run.wandb is not None:
@@ -359,8 +359,8 @@ def make_writers(
 class ThroughputMeter:
     """Computes throughput, MFU and learning rate of finished steps.
 
-    Model FLOP utilisation is known where `parallel.chips` has the devices and the model is a
-    decoder (Chowdhery et al., PaLM, 2022. arXiv:2204.02311, section 4.1 and appendix B).
+    Model FLOPs utilization (MFU) needs a chip in `parallel.chips` and a decoder (Chowdhery et al.,
+    PaLM, 2022. arXiv:2204.02311, section 4.1 and appendix B).
     """
 
     def __init__(self, run: RunConfig, mesh: Mesh, *, length: int):
@@ -368,8 +368,8 @@ class ThroughputMeter:
 
         Args:
             run: The run.
-            mesh: The devices.
-            length: Tokens of a row.
+            mesh: Device mesh.
+            length: Row length in tokens.
         """
         self.tokens, self.mfu_per_token = run.batch_size * length, None
         chip = chip_from_device_kind(mesh.devices.flat[0].device_kind)
@@ -377,7 +377,7 @@ class ThroughputMeter:
             flops_per_token = costs.training_flops_per_token(run.model, length)
             self.mfu_per_token = flops_per_token / (
                 chip.peak_flops * mesh.size
-            )  # of the peak, for a token a second
+            )  # MFU at one token per second
         self._rates_from = jax.jit(
             jax.vmap(learning_rate_schedule(run.optimizer, run.planned_steps))
         )
@@ -386,7 +386,7 @@ class ThroughputMeter:
 
     def learning_rate(self, step: int) -> float:
         """Learning rate of a step, counted from 1."""
-        # Many at once: computed one by one they would wait in line behind the updates.
+        # In blocks: single calls would queue behind the train steps on the device.
         block, index_in_block = divmod(step - 1, RATES_PER_BLOCK)
         if block != self._rates[0]:
             steps = block * RATES_PER_BLOCK + np.arange(RATES_PER_BLOCK, dtype=np.int32)
@@ -400,7 +400,7 @@ class ThroughputMeter:
     def steps_per_second(self, num_steps: int) -> float:
         """Steps per second over a window of at least a few seconds and steps.
 
-        Several that the devices have made may be read within a moment, and the next after a while.
+        The results of several finished steps may be read at once, the next only after a pause.
         """
         now, count = time.monotonic(), self.window[-1][1] + num_steps
         self.window.append((now, count))

@@ -2,14 +2,14 @@
 
     python -m experiments.translate                                 # minutes on two CPU cores
     python -m experiments.translate --steps 1000 --model.num-layers 3
-    python -m experiments.translate --resume --steps 6000           # go on where it stopped
+    python -m experiments.translate --resume --steps 6000           # resume the newest run
 
 "the second of April nineteen eighty-seven" and "一九八七年四月二日" become "1987-04-02". Texts are
-made from a seed (see date_forms.py beside this); a tenth of all days is held out, in every form.
-Ends with the share of held-out texts that come out exactly right, greedily and with beam search, of
-the newest checkpoints' average. Everything is written under --output.
+generated from a seed (see date_forms.py); a tenth of all days is held out, in every form. At the
+end the average of the newest checkpoints is evaluated: exact match on held-out texts, with greedy
+decoding and beam search. All files are written to --output.
 
-Signals end a run as they end `experiments.pretrain`.
+Signals are handled as in `experiments.pretrain`.
 """
 
 import sys
@@ -42,17 +42,17 @@ from jaxformer.parallel import put_batch
 from jaxformer.training.checkpoints import Checkpoints
 from jaxformer.training.progress import Progress, format_count, format_duration, sanitize_text
 
-# What a resumed run may not change, for its result would be another one.
+# A resumed run may not change these, since they change its result.
 FIXED = (
     "model", "tokenizer", "source_lengths", "batch_size", "group",
     "gradient_accumulation_steps", "schedule_steps", "optimizer", "objective",
     "expert_capacity_factor", "dtype", "seed",
 )  # fmt: skip
-TARGET_LENGTH = len("1987-04-02") + 1  # and the end of text
+TARGET_LENGTH = len("1987-04-02") + 1  # with the end of text
 NUM_TOKENIZER_TEXTS = 5_000  # texts that show every character
 NUM_EXAMPLES = 8
 
-Decoded = dict[str, list[str]]  # what each way of decoding gives for each held-out text
+Decoded = dict[str, list[str]]  # the decoded held-out texts, by decoding method
 
 
 def main(run: Translate) -> Path:
@@ -69,7 +69,7 @@ def main(run: Translate) -> Path:
         check_vocabulary(run.model, tokenizer, init=run.init)
         train_and_report(run, tokenizer, setup)
         print(f"\nWall time: {format_duration(time.monotonic() - since)}.")
-        print(f"\nEverything is in {setup.storage}. To repeat the run:\n  {rerun_command}")
+        print(f"\nResults are in {setup.storage}. To repeat the run:\n  {rerun_command}")
     return output
 
 
@@ -95,7 +95,7 @@ def make_tokenizer(run: Translate) -> data.Tokenizer:
     tokenizer = data.build_tokenizer(run.tokenizer, [text for d in shown for text in d.pair])
     print(
         f"Dates: {len(FORMS)} forms, {tokenizer.vocab_size} tokens, "
-        f"{format_count(run.steps * run.batch_size)} texts to train on, for example "
+        f"{format_count(run.steps * run.batch_size)} training texts, for example "
         f"{sanitize_text(shown[0].text, sys.stdout)!r} -> {shown[0].pair.target!r}",
         flush=True,
     )
@@ -103,7 +103,7 @@ def make_tokenizer(run: Translate) -> data.Tokenizer:
 
 
 def held_out_dates(run: Translate, count: int) -> list[WrittenDate]:
-    """Held-out dates, the forms in turn."""
+    """Held-out dates, cycling through the forms."""
     forms = list(FORMS)
     return [
         written_date(i, seed=run.seed, split="held_out", form=forms[i % len(forms)])
@@ -144,7 +144,7 @@ def train_model(
             decoded[name] = list(decode_dates(run, params, setup.mesh, tokenizer, dates, sampler))
         shares = {name: exact_match(dates, texts) for name, texts in decoded.items()}
         shown = ", ".join(f"{name} {share:.2%}" for name, share in shares.items())
-        progress.print(f"step {step:,}: {shown} of {len(dates)} held-out texts exactly right")
+        progress.print(f"step {step:,}: exact match {shown} of {len(dates)} held-out texts")
         return {f"{'final_' if last else ''}exact_{n}": share for n, share in shares.items()}
 
     trained = train_run(
@@ -184,7 +184,7 @@ def decode_dates(
     dates: Sequence[WrittenDate],
     sampler: Sampler | Beam,
 ) -> Iterator[str]:
-    """Decoded output of each text."""
+    """Decode each text."""
     end, size = tokenizer.end_of_text, run.batch_size
     batches = data.evaluation_pair_batches(
         [date.pair for date in dates],
@@ -224,7 +224,7 @@ def format_report(dates: Sequence[WrittenDate], decoded: Decoded) -> Iterator[st
         "Chinese": {name for name in forms if FORMS[name].language == "zh"},
         "all": set(forms),
     }
-    yield "\nHeld-out texts exactly right:\n"
+    yield "\nExact match on held-out texts:\n"
     yield "    greedy      beam  texts  form"
     for name, members in groups.items():
         picked = [i for i, date in enumerate(dates) if date.form in members]
@@ -246,7 +246,7 @@ def format_report(dates: Sequence[WrittenDate], decoded: Decoded) -> Iterator[st
             yield f"\n{title}:"
         for i in numbers:
             yield format_example(dates[i], {name: texts[i] for name, texts in decoded.items()})
-    yield f"\n{len(wrong)} of {len(dates)} texts came out wrong in one way of decoding or both."
+    yield f"\n{len(wrong)} of {len(dates)} texts were wrong with greedy decoding or beam search."
 
 
 def format_example(date: WrittenDate, written: dict[str, str]) -> str:

@@ -22,10 +22,10 @@
     支票            zh         壹玖捌柒年肆月零贰日
     全角            zh         １９８７年４月２日 | １９８７－０４－０２
 
-So that every text has one answer: slashes put the month first and dots the day; whatever begins
-with four digits has the year first; a year of two digits lies from 1950 to 2049; a year of the
-republic counts from 1912. English is also written in small letters only or in capitals only. Dates
-run from 1900 to 2099.
+These rules make every text unambiguous: the month is first before slashes and the day before dots;
+a text that starts with four digits starts with the year; a year of two digits lies in 1950 to 2049;
+a year of the republic counts from 1912. English text is also written in lower case or upper case
+only. Dates lie in 1900 to 2099.
 """
 
 import datetime
@@ -60,7 +60,7 @@ class SeededChoice:
     """Deterministic pseudo-random choices from a seed and an index."""
 
     def __init__(self, *key: int | str):
-        # The only method that gives the same numbers in every release of Python.
+        # Python guarantees reproducibility across releases for this method only.
         self._draw = random.Random(" ".join(map(str, key))).random
 
     def __call__(self, *options: Option) -> Option:
@@ -75,12 +75,11 @@ class Form(NamedTuple):
     """One way to write a date: its name and a function.
 
     Attributes:
-        language: Which.
-        write: The text of a date, one of several.
-        weight: How many times as often it is drawn as a form of weight 1: more where it has more
-            to teach.
-        first_year: Of the dates that it is used for.
-        last_year: Of the dates that it is used for.
+        language: English or Chinese.
+        write: Function that writes a date as one of several texts.
+        weight: Relative frequency; higher for forms that are harder to learn.
+        first_year: First year of its dates.
+        last_year: Last year of its dates.
     """
 
     language: Literal["en", "zh"]

@@ -30,22 +30,22 @@ class WrittenDate(NamedTuple):
 def written_date(
     index: int, *, seed: int, split: SplitName = "train", form: str | None = None
 ) -> WrittenDate:
-    """The date of this index, with its form and text.
+    """The date of this index, with its form and text, the same on every machine.
 
     Args:
-        index: Any number.
-        seed: Another one gives other dates.
-        split: Days to train on or days held out; no day is in both, in any form.
-        form: How to write; None draws a form.
+        index: Index of the date.
+        seed: Random seed.
+        split: Training days or held-out days; no day is in both, in any form.
+        form: Written form; None draws one.
 
     Returns:
-        The same for the same arguments, on every machine.
+        The date.
 
     Raises:
         ValueError: There is no such form.
     """
     if form is not None and form not in FORMS:
-        raise ValueError(f"There is no form {form!r}; there are {', '.join(FORMS)}.")
+        raise ValueError(f"There is no form {form!r}. Forms: {', '.join(FORMS)}.")
     pick = SeededChoice(seed, split, index)
     by_weight = [name for name, kind in FORMS.items() for _ in range(kind.weight)]
     name = pick(*by_weight) if form is None else form

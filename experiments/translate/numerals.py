@@ -14,7 +14,7 @@ ORDINALS = {
 }
 ROMAN = ("I", "II", "III", "IV", "V", "VI", "VII", "VIII", "IX", "X", "XI", "XII")
 CHINESE = "〇一二三四五六七八九"
-CAPITALS = "零壹贰叁肆伍陆柒捌玖"  # on cheques, where one stroke must not make another number
+CAPITALS = "零壹贰叁肆伍陆柒捌玖"  # on cheques, as they are hard to forge
 FULL_WIDTH = str.maketrans("0123456789-/", "０１２３４５６７８９－／")
 
 
@@ -70,7 +70,7 @@ def chinese_capitals(number: int, *, zero_before: Container[int]) -> str:
 
     Args:
         number: The number.
-        zero_before: Numbers that begin with a zero, so that no digit can be put before them.
+        zero_before: Numbers that are written with a leading zero, against forgery.
     """
     tens, ones = divmod(number, 10)
     text = f"{CAPITALS[tens]}拾" if tens else ""

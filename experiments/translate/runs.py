@@ -28,15 +28,14 @@ class Translate(RunConfig):
     """Options of the translation run: model, steps and decoding.
 
     Attributes:
-        source_lengths: To how many tokens sources are padded, in rising order; a batch takes the
-            first that holds its longest source, and the update is compiled once for each.
-        group: How many batches are sorted by length together.
-        beam: The beam search that is compared with greedy decoding at the end.
-        average: Over how many of the newest checkpoints parameters are averaged for what is decoded
-            at the end.
-        held_out_texts: How many texts of held-out days are decoded at the end, forms in turn.
-        evaluate_texts: Texts of held-out days that are decoded, greedily, in an evaluation during
-            the run.
+        source_lengths: Padded lengths of the sources in tokens, increasing. A batch has the
+            smallest that fits its longest source; the train step is compiled for each.
+        group: Number of batches that are sorted by length together.
+        beam: Beam search of the final evaluation.
+        average: Number of newest checkpoints whose parameters are averaged for the final
+            evaluation.
+        held_out_texts: Held-out texts of the final evaluation, cycling through the forms.
+        evaluate_texts: Held-out texts of an evaluation during training, decoded greedily.
     """
 
     tokenizer: data.TokenizerConfig = data.Characters()
@@ -55,22 +54,25 @@ class Translate(RunConfig):
     def __post_init__(self):
         super().__post_init__()
         if not self.source_lengths:
-            raise ValueError("source_lengths is empty; give at least one number, such as 24 56.")
+            raise ValueError("source_lengths is empty; pass at least one length, such as 24 56.")
         if self.average > self.keep:
             raise ValueError(
-                f"average={self.average} checkpoints are more than the keep={self.keep} that stay."
+                f"average={self.average} needs as many checkpoints, but only keep={self.keep} are "
+                "kept."
             )
         if not isinstance(self.model.topology, EncoderDecoder):
-            raise ValueError(f"Translation takes an EncoderDecoder; got {self.model.topology}.")
+            raise ValueError(
+                f"Translation needs the topology EncoderDecoder; got {self.model.topology}."
+            )
 
 
 def first_transformer(
     *, model_dim: int, num_layers: int, num_heads: int, vocab_size: int
 ) -> TransformerConfig:
-    """A small transformer of 2017 without dropout, since no text is seen twice.
+    """A small transformer of 2017 without dropout, since no text is repeated.
 
-    Norms after the sums and none at the end, sinusoids, scaled embeddings, ReLU, biases in the
-    feed-forward only, one table for source, target and logits.
+    Post-norm, sinusoids, scaled embeddings, ReLU, biases in the feed-forward only, one embedding
+    for source, target and logits.
 
     References:
         Vaswani et al., Attention Is All You Need, 2017, section 3. arXiv:1706.03762

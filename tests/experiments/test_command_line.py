@@ -87,7 +87,7 @@ def test_help_names_the_runs(capsys):
     with pytest.raises(SystemExit):
         read("tiny", "--help")
     text = capsys.readouterr().out
-    assert "Runs, named before the flags: default, tiny, small. This is tiny." in text
+    assert "Named runs (first argument): default, tiny, small. Defaults below: tiny." in text
     assert '(default: \'RMSNorm(eps=1e-06, eps_position="inside",' in re.sub(r"[│\s]+", " ", text)
 
 
@@ -106,15 +106,12 @@ def test_the_help_of_pretrain_names_only_runs_that_exist():
 @pytest.mark.parametrize(
     "flag, message",
     [
-        (
-            "--optimizer.learning-rate",
-            "Of --optimizer there are --optimizer.schedule, --optimizer.o",
-        ),
+        ("--optimizer.learning-rate", "Flags of --optimizer: --optimizer.schedule, --optimizer.o"),
         (
             "--optimizer.schedule.peak=3",
             "as in --optimizer.schedule 'Cosine(peak=0.02, warmup_step",
         ),
-        ("--steps.more", "--steps is written as a whole, as in --steps 600"),
+        ("--steps.more", "Pass --steps as one value, as in --steps 600"),
     ],
 )
 def test_a_flag_that_a_record_lacks_is_told_what_it_has(capsys, flag, message):
@@ -127,7 +124,8 @@ def test_a_flag_that_a_record_lacks_is_told_what_it_has(capsys, flag, message):
 
 @pytest.mark.parametrize("name", ["nope", "Tiny", ""])
 def test_an_unknown_run_lists_those_there_are(capsys, name):
-    assert refusal(capsys, name) == f"error: There is no run {name!r}. Runs: default, tiny, small."
+    message = f"error: There is no named run {name!r}. Named runs: default, tiny, small."
+    assert refusal(capsys, name) == message
 
 
 TINY = pretrain.RUNS["tiny"]
@@ -239,16 +237,16 @@ def test_quotes_inside_a_default_are_left_as_they_are(capsys):
         (["--model.norm", "LayerNorm(eps='x')"], "eps: expected float, got 'x'."),
         (["--model.norm", "LayerNorm"], "Cannot parse 'LayerNorm': expected a number"),
         (["--model.norm", "LayerNorm("], "Cannot parse 'LayerNorm(' as a configuration."),
-        (["--model.norm", "3"], "3 is none of LayerNorm(eps, parameters, scale_offset), RMSNorm("),
+        (["--model.norm", "3"], "'3' is not one of LayerNorm(eps, parameters, scale_offset), RMS"),
         (["--model.norm", "GLU(hidden_dim=3)"], "expected a number, a string, None, or one of"),
-        (["--model.norm", "None"], "None is none of LayerNorm("),
+        (["--model.norm", "None"], "'None' is not one of LayerNorm("),
         (["--tokenizer", "BPE(vocab_size=100)"], "vocab_size must be at least 257"),
         (["--corpus", "TextFiles()"], "TextFiles needs path."),
         (["--model.attention", "GLU(hidden_dim=3)"], "Cannot parse 'GLU(hidden_dim=3)': expected"),
-        (["--model.attention", "Rope()"], "Rope() is none of MultiHead(num_heads, num_kv_heads,"),
+        (["--model.attention", "Rope()"], "'Rope()' is not one of MultiHead(num_heads, num_kv_hea"),
         (["--model.attention"], "Cannot parse 'nothing': expected a number"),
         (["--model.attention.windows"], "at least one entry"),
-        (["--model.attention.windows", "2.5"], "2.5 is none of int, BlockSparse("),
+        (["--model.attention.windows", "2.5"], "'2.5' is not one of int, BlockSparse("),
         (["--model.attention.windows", "0"], "A window must be at least 1; got 0."),
         (["--model.attention.num-kv-heads", "3"], "num_heads=4, num_kv_heads=3."),
         (["--model.dropout.residual", "1"], "dropout.residual must be in [0, 1); got 1.0."),
@@ -277,9 +275,9 @@ def test_quotes_inside_a_default_are_left_as_they_are(capsys):
         (["--steps", "4", "tiny"], "tiny"),
         (
             ["--model.embedding.positions", "Learned(max_length=100)"],
-            "length 256 exceeds the model's 100 learned positions.",
+            "length 256 is more than the 100 learned positions of the model.",
         ),
-        (["--model.topology", "Encoder()"], "Pretraining on text takes a Decoder; got Encoder()."),
+        (["--model.topology", "Encoder()"], "Pretraining needs the topology Decoder; got Encod"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -398,7 +396,7 @@ def test_failing_ends_with_status_1(capsys):
     [
         (["--help"], 0, "Folder of studies and benchmarks"),
         (["--nope"], 2, "--nope"),
-        (["--results", "nowhere"], 2, "results must name a folder; nowhere is none."),
+        (["--results", "nowhere"], 2, "results must name a folder; nowhere is not"),
     ],
 )
 def test_the_report_reads_its_flags_before_it_writes(arguments, status, message, capsys):
@@ -415,18 +413,14 @@ TINY, TEXT = pretrain.RUNS["tiny"], TextFiles(path="plain.txt")
 @pytest.mark.parametrize(
     "run, fields, message",
     [
-        (TINY, {"resume": True, "resume_or_begin": True}, "--resume and --resume-or-begin exclude"),
-        (TINY, {"prompt": "a", "sample_tokens": None}, "--prompt is for --sample-tokens."),
-        (Evaluate(checkpoint="x", tasks=("any",)), {"stride": 3}, "--stride is for --text."),
-        (Evaluate(checkpoint="x", choices="x"), {"limit": 3}, "--limit is for --tasks."),
-        (Evaluate(checkpoint="x", choices="x"), {"task_folder": "x"}, "--task-folder is for --tas"),
-        (Evaluate(checkpoint="x", choices="x"), {"chat_template": "chatml"}, "--chat-template is"),
-        (
-            Evaluate(checkpoint="x", text=TEXT),
-            {"chat_template": "x"},
-            "--chat-template is for --te",
-        ),
-        (Ablation(axis="norm", run="tiny"), {"size": "gpu"}, "--size and --run exclude each"),
+        (TINY, {"resume": True, "resume_or_begin": True}, "--resume and --resume-or-begin cannot"),
+        (TINY, {"prompt": "a", "sample_tokens": None}, "--prompt needs --sample-tokens."),
+        (Evaluate(checkpoint="x", tasks=("any",)), {"stride": 3}, "--stride needs --text."),
+        (Evaluate(checkpoint="x", choices="x"), {"limit": 3}, "--limit needs --tasks."),
+        (Evaluate(checkpoint="x", choices="x"), {"task_folder": "x"}, "--task-folder needs --tas"),
+        (Evaluate(checkpoint="x", choices="x"), {"chat_template": "chatml"}, "--chat-template nee"),
+        (Evaluate(checkpoint="x", text=TEXT), {"chat_template": "x"}, "--chat-template needs --te"),
+        (Ablation(axis="norm", run="tiny"), {"size": "gpu"}, "--size and --run cannot be comb"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
 )
@@ -440,7 +434,7 @@ def test_what_would_change_nothing_is_refused(run, fields, message):
 )
 def test_a_run_whose_flags_do_not_go_together_leaves_nothing(fields, tmp_path):
     with pytest.raises(
-        ValueError, match=r"steps 7 and --epochs 2 excl|DistributedConfig.*pass --distributed"
+        ValueError, match=r"steps 7 and --epochs 2 cann|DistributedConfig.*pass --distributed"
     ):
         pretrain.main(replace(TINY, output=tmp_path / "out", devices=1, **fields))
     assert not (tmp_path / "out").exists()

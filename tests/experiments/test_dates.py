@@ -224,7 +224,7 @@ def test_forms_are_drawn_by_their_weights_and_days_evenly():
 
 
 def test_a_form_that_is_none_is_refused():
-    with pytest.raises(ValueError, match="There is no form 'runes'; there are day first, month"):
+    with pytest.raises(ValueError, match="There is no form 'runes'. Forms: day first, month"):
         written_date(0, seed=0, form="runes")
 
 

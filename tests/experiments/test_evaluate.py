@@ -68,7 +68,7 @@ def test_a_text_is_measured_by_documents(folder, capsys):
     assert stats["token_perplexity"] == pytest.approx(math.exp(nats / tokens), rel=1e-4)
     assert stats["word_perplexity"] == pytest.approx(math.exp(nats / words), rel=1e-3)
     output = capsys.readouterr().out
-    assert "x.jsonl, at most 1024 tokens at a time:\n  documents: 2\n" in output
+    assert "x.jsonl, with a context of at most 1024 tokens:\n  documents: 2\n" in output
     assert f"  bits per byte: {stats['bits_per_byte']:.4g}\n" in output
 
 
@@ -186,8 +186,14 @@ def test_what_cannot_be_measured_or_written_is_said_before_the_model_is_read(
     path = tmp_path / "q.jsonl"
     for line, message in (
         ({"choices": ["a"], "answer": 0}, r"q\.jsonl line 1 lacks prompt; it has answer"),
-        ({"prompt": "a", "choices": ["a", 3], "answer": 0}, r"line 1: choices must be texts"),
-        ({"prompt": "a", "choices": ["a"], "answer": 1}, "answer 1 is none of its 1 choices"),
+        (
+            {"prompt": "a", "choices": ["a", 3], "answer": 0},
+            r"line 1: choices must be non-empty strings",
+        ),
+        (
+            {"prompt": "a", "choices": ["a"], "answer": 1},
+            "answer must be an index from 0 to 0; got 1",
+        ),
         (None, r"q\.jsonl has no questions"),
     ):
         path.write_text("" if line is None else json.dumps(line))

@@ -134,9 +134,7 @@ def test_a_token_that_the_model_lacks_is_told_of_the_tokenizer(tmp_path):
     tokenizer = TOKENIZERS["bytes"]
     model = LoadedModel(replace(SMALL, vocab_size=98), None, tokenizer, tmp_path, (0,), (0,))
     assert model.encode_prompt("a") == ([0, 97], None)
-    with pytest.raises(
-        ValueError, match=f"^The tokenizer in {tmp_path} gives the token 98, .* 97:"
-    ):
+    with pytest.raises(ValueError, match=f"^The tokenizer in {tmp_path} gives token 98, .* 97:"):
         model.encode_prompt("ab")
 
 
@@ -175,7 +173,9 @@ class Other:
 
 
 def test_a_tokenizer_of_another_kind_is_not_exported(tmp_path):
-    with pytest.raises(ValueError, match=r"^Other has no form .*; ByteTokenizer, CharacterTok"):
+    with pytest.raises(
+        ValueError, match=r"^Other cannot be exported .*; ByteTokenizer, CharacterTok"
+    ):
         data.export_tokenizer(Other(), tmp_path)
 
 
@@ -187,8 +187,8 @@ def test_what_cannot_be_exported_is_said_and_nothing_is_left(run, exported, tmp_
         assert list(tmp_path.iterdir()) == []
 
     refused("out exists and is not empty; choose a new folder", output=exported)
-    refused("has no checkpoints and no config.json; give the output folder", checkpoint=run.parent)
-    refused(r"There is no checkpoint 7 in .*; it holds 1, 2\.", step=7)
+    refused("has no checkpoints and no config.json; pass the output folder", checkpoint=run.parent)
+    refused(r"There is no checkpoint 7 in .*; it has 1, 2\.", step=7)
     refused("family 'qwen9' is not supported; supported are .*qwen3", family="qwen9")
     refused(r"^The family llama cannot represent .*\n.*qk_norm", family="llama")
     refused("is a Hugging Face folder; it has no best checkpoint", checkpoint=exported, step="best")
@@ -259,14 +259,14 @@ def test_the_card_of_an_exported_run_has_its_figures(run, exported):
     card = (exported / "README.md").read_text()
     figures = read_json_lines(run / "metrics.jsonl")[-1]
     for name, value in {
-        "updates": 2,
+        "steps": 2,
         "text": run.parent / "corpus.txt",
-        "tokens of a row": 32,
-        "measured after update": 2,
+        "sequence length": 32,
+        "evaluated at step": 2,
         "final held out bits per byte": f"{figures['final_held_out_bits_per_byte']:.4g}",
     }.items():
         assert f"| {name} | {value} |" in card
-    assert card.startswith("---\nlibrary_name: transformers\n") and "from fresh weights" in card
+    assert card.startswith("---\nlibrary_name: transformers\n") and "from scratch" in card
     assert 'AutoModelForCausalLM.from_pretrained("out")' in card
 
 
@@ -282,7 +282,7 @@ def test_before_training_a_run_says_that_it_cannot_be_exported(capsys):
     odd = replace(tiny, model=replace(tiny.model, norm_placement="sandwich"), devices=1)
     make_train_setup(odd, Path(), length=odd.length)
     assert capsys.readouterr().out.splitlines()[-1] == (
-        "Note: experiments.export will not be able to write this model. No family can represent "
+        "Note: experiments.export cannot write this model. No family can represent "
         "this configuration. As qwen3, it would change: norm_placement: pre instead of sandwich"
     )
     print_export_note(runs.RUNS["tiny"].model)

@@ -157,7 +157,7 @@ def test_the_checkpoint_of_a_step_is_read(folder):
 
 
 def test_an_unknown_step_is_refused_with_those_there_are(folder):
-    message = r"There is no checkpoint 7 in .*checkpoints; it holds 1, 2\."
+    message = r"There is no checkpoint 7 in .*checkpoints; it has 1, 2\."
     with pytest.raises(ValueError, match=message):
         text(folder, step=7)
 
@@ -168,7 +168,7 @@ def test_what_is_ignored_of_a_config_is_no_runs(folder):
 
 
 def test_a_folder_without_checkpoints_is_refused(tmp_path, folder):
-    message = "has no checkpoints and no config.json; give the output folder of a run, or a Hugg"
+    message = "has no checkpoints and no config.json; pass the output folder of a run, or a Hugg"
     with pytest.raises(ValueError, match=f"^{tmp_path} {message}"):
         text(tmp_path)
     with pytest.raises(ValueError, match=f"checkpoints {message}"):
@@ -186,14 +186,14 @@ def test_a_checkpoint_of_another_model_is_refused(folder, tmp_path):
     del description["schema"]
     with Checkpoints(tmp_path / "checkpoints") as changed:
         changed.save(1, {"params": load_model(folder).params}, description)
-    with pytest.raises(ValueError, match=r"Checkpoint 1 in .* does not fit"):
+    with pytest.raises(ValueError, match=r"Checkpoint 1 in .* does not match"):
         text(tmp_path)
 
 
 def test_a_checkpoint_of_another_program_is_refused(tmp_path):
     with Checkpoints(tmp_path / "checkpoints") as saved:
         saved.save(3, {"params": {"x": jnp.zeros(2)}}, {"run": {}})
-    with pytest.raises(ValueError, match="A checkpoint in .* does not say config, tokenizer: "):
+    with pytest.raises(ValueError, match="a checkpoint in .* has no config, tokenizer: another"):
         text(tmp_path)
 
 
@@ -402,7 +402,7 @@ def test_every_line_of_a_packed_file_has_its_answer(folder, tmp_path, monkeypatc
         ("x.txt", b"a\nb\n" + 14 * b"c" + b"\n", r"x.txt line 3: The model has 16 .* 15 tokens"),
         ("x.txt", b"a\n\xff\n", r"x.txt is not UTF-8: .*, in line 2\."),
         ("x.jsonl", b'{"prompt": "a"}\n{"prompt": "b"\n', r"x.jsonl line 2 is not JSON"),
-        ("x.jsonl", b'{"prompt": "a"}\n{"prompt": 5}\n', r"x.jsonl line 2: field .* is a int"),
+        ("x.jsonl", b'{"prompt": "a"}\n{"prompt": 5}\n', r"x.jsonl line 2: field .* got a int"),
         ("x.txt", b"", r"x.txt has no lines\."),
     ],
 )
@@ -462,10 +462,10 @@ def test_a_device_is_written_as_it_is(tmp_path):
 @pytest.mark.parametrize(
     "flags, message",
     [
-        (["--system", "Be brief."], "--system is for --chat."),
-        (["--output", "x"], "--output is for --prompts."),
-        (["--chat", "--batch-size", "3"], "--batch-size is for --prompts."),
-        (["--prompt", "a", "--prompts", "x"], "--prompt and --prompts exclude each other."),
+        (["--system", "Be brief."], "--system needs --chat."),
+        (["--output", "x"], "--output needs --prompts."),
+        (["--chat", "--batch-size", "3"], "--batch-size needs --prompts."),
+        (["--prompt", "a", "--prompts", "x"], "--prompt and --prompts cannot be combined."),
     ],
 )
 def test_flags_that_are_of_no_use_together_are_refused(flags, message, capsys):
@@ -483,7 +483,7 @@ def test_an_assistant_answers_one_prompt(assistant, capsys):
 
 
 def test_who_has_no_template_does_not_talk(folder):
-    with pytest.raises(ValueError, match=r"out has no chat template, .*--chat-template chatml"):
+    with pytest.raises(ValueError, match=r"out has no chat template: .*--chat-template chatml"):
         generate.main(generate.Generate(checkpoint=folder, chat=True))
-    with pytest.raises(ValueError, match=r"--chat-template is for --chat\."):
+    with pytest.raises(ValueError, match=r"--chat-template needs --chat\."):
         generate.Generate(checkpoint=folder, chat_template="chatml")

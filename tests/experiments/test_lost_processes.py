@@ -37,11 +37,11 @@ RUN = [
 ]
 MESHES = {1: ["--mesh.data", "2"], 2: ["--mesh.data", "2", "--mesh.fsdp", "2"]}
 WORDS = re.compile(
-    r"\nIf a process ends, all do\. To go on, start every one again:\n"
+    r"\nIf one process stops, all stop\. To resume, start every process again with:\n"
     r"  (python -m experiments\.pretrain tiny .*)\n"
 )
 FAILED = re.compile(
-    r"\nerror: The work with the other processes failed: .*\n"
+    r"\nerror: Communication with the other processes failed: .*\n"
     r"The last good checkpoint is (\d+) in (\w+)\.\n"
 )
 
@@ -186,7 +186,8 @@ def test_what_may_be_the_fault_of_others_ends_a_process_at_once(
         end()
     assert status.value.code == 1
     assert capsys.readouterr().err.endswith(
-        f"\nerror: The work with the other processes failed: {cause}\nThere is no checkpoint yet.\n"
+        f"\nerror: Communication with the other processes failed: {cause}\n"
+        "No checkpoint was saved yet.\n"
     )
 
 
@@ -241,13 +242,13 @@ def test_processes_that_wait_in_vain_say_for_whom_and_where(place, begun):
         assert status == 1, output
         first, last, hint = output.splitlines()
         assert first.startswith(
-            "Waits 4 seconds for the other processes; this one is DistributedConfig("
+            "Waiting up to 4 seconds for the other processes; this one is DistributedConfig("
             f"coordinator_address='localhost:{port}', num_processes=2, process_id={rank}, "
             "initialization_timeout=4, heartbeat_timeout=10). "
         )
         expected = {
-            "0": f"1 of 2 processes came to localhost:{port} in 4 seconds, and not 1. Look ",
-            "1": f"Process 1 of 2 reached nobody in 4 seconds at localhost:{port}: ",
+            "0": f"1 of 2 processes connected to localhost:{port} in 4 seconds; missing: 1. Check ",
+            "1": f"Process 1 of 2 got no answer in 4 seconds at localhost:{port}: ",
         }
         assert last.startswith(f"error: {expected[rank]}")
         assert hint.startswith("(JAXFORMER_TRACEBACK=1")
@@ -261,9 +262,9 @@ def test_two_processes_that_were_started_differently_both_refuse_with_every_numb
         assert status == 1, output
         words = output[output.index("error: ") :].splitlines()
         assert words[:-1] == [
-            "error: The processes were not started alike:",
+            "error: The processes have different settings:",
             "  devices: 2 in process 0, 1 in process 1",
-            "  devices there: [2, 'cpu'] in process 0, [1, 'cpu'] in process 1",
+            "  local devices: [2, 'cpu'] in process 0, [1, 'cpu'] in process 1",
             "  seed: 0 in process 0, 7 in process 1",
             f"  steps: {STEPS} in process 0, 300 in process 1",
         ]

@@ -13,10 +13,10 @@ from jaxformer.parallel import MeshConfig
 from jaxformer.training.checkpoints import Checkpoints
 
 RUN = replace(RUNS["tiny"], gradient_accumulation_steps=2, devices=1)
-HELP = """What would help:
-  --remat full --scan: less is kept for the backward pass (now dots);
-  --gradient-accumulation-steps 4: fewer rows at a time (now 2 parts);
-  --batch-size 4: fewer rows (now 8)."""
+HELP = """To reduce memory:
+  --remat full --scan: recompute activations in the backward pass (now dots);
+  --gradient-accumulation-steps 4: smaller microbatches (now 2 accumulation steps);
+  --batch-size 4: smaller batch (now 8)."""
 
 
 def compiled():
@@ -32,9 +32,9 @@ def test_an_update_that_needs_more_than_a_device_has_is_refused_with_the_numbers
     with pytest.raises(memory.TooLargeError) as refused:
         memory.check_compiled_memory(program, lambda: memory.memory_advice(RUN))
     assert str(refused.value) == (
-        f"The update needs {need} bytes on each device ({analysis.argument_size_in_bytes} bytes of "
-        f"parameters, optimizer state and batch, {analysis.temp_size_in_bytes} bytes of working "
-        f"space), which has {need - 1} bytes.\n{HELP}"
+        f"The train step needs {need} bytes per device ({analysis.argument_size_in_bytes} bytes "
+        f"for parameters, optimizer state and batch, {analysis.temp_size_in_bytes} bytes "
+        f"temporary), but a device has {need - 1} bytes.\n{HELP}"
     )
     monkeypatch.setattr(memory, "device_memory_limit", lambda: need)
     assert memory.check_compiled_memory(program, lambda: memory.memory_advice(RUN)) is None
@@ -50,7 +50,7 @@ def test_a_cpu_has_its_share_of_the_machines_memory():
     [
         (
             dict(devices=8, gradient_accumulation_steps=1, mesh=MeshConfig(fsdp=2, data=4)),
-            ["--mesh.fsdp 4 --mesh.data 2: parameters and optimizer are shared out (now 2);"],
+            ["--mesh.fsdp 4 --mesh.data 2: shard parameters and optimizer (now over 2);"],
         ),
         (
             dict(devices=8, gradient_accumulation_steps=1, mesh=MeshConfig(fsdp=8)),
@@ -58,7 +58,7 @@ def test_a_cpu_has_its_share_of_the_machines_memory():
         ),
         (
             dict(devices=8, batch_size=16, gradient_accumulation_steps=1, mesh=MeshConfig(fsdp=8)),
-            ["--gradient-accumulation-steps 2: fewer rows at a time (now 1 parts);"],
+            ["--gradient-accumulation-steps 2: smaller microbatches (now 1 accumulation steps);"],
         ),
     ],
     ids=["a free axis", "nothing", "more rows"],
@@ -80,12 +80,12 @@ def test_what_is_suggested_fits_the_devices(changes, suggestions):
     [
         (
             jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 7 bytes.\nx"),
-            "error: A device has no memory left: RESOURCE_EXHAUSTED: Out of memory allocating 7 "
-            f"bytes.\n{HELP}\nThere is no checkpoint yet.\n",
+            "error: A device is out of memory: RESOURCE_EXHAUSTED: Out of memory allocating 7 "
+            f"bytes.\n{HELP}\nNo checkpoint was saved yet.\n",
         ),
         (
-            memory.TooLargeError("The update needs 9."),
-            "error: The update needs 9.\nThere is no checkpoint yet.\n",
+            memory.TooLargeError("The train step needs 9."),
+            "error: The train step needs 9.\nNo checkpoint was saved yet.\n",
         ),
     ],
     ids=["while running", "before"],

@@ -42,7 +42,7 @@ def holder(tmp_path):
 
 def test_the_holder_is_named(holder, tmp_path):
     message = (
-        rf"run is in use by process {holder.pid} on \S+\. Wait for it, end it, or pass another"
+        rf"run is locked by process {holder.pid} on \S+\. Wait until it ends, stop it, or pass"
     )
     with pytest.raises(ValueError, match=message), lock_folder(tmp_path / "run"):
         pytest.fail("both hold it")
@@ -106,6 +106,6 @@ def test_names_are_taken_by_making_them(tmp_path):
 def test_whatever_writes_into_a_folder_holds_it(main, options_in, tmp_path):
     with (
         lock_folder(tmp_path),
-        pytest.raises(ValueError, match=f"in use by process {os.getpid()} on"),
+        pytest.raises(ValueError, match=f"locked by process {os.getpid()} on"),
     ):
         main(options_in(tmp_path))

@@ -151,17 +151,17 @@ def test_a_run_prints_its_settings_first_and_its_results_last(whole):
     settings = shown.split("Corpus:")[0]
     assert settings.startswith("Run: tiny\n  --model.vocab-size 257\n")
     assert "\n  --steps 12\n" in settings and "--seed" not in settings
-    assert re.search(r"Corpus: corpus\.txt\n  to train on: 1 documents, [\d.]+k? bytes,", shown)
+    assert re.search(r"Corpus: corpus\.txt\n  training data: 1 documents, [\d.]+k? bytes,", shown)
     assert re.search(r"Compiled in [\d.]+ s\. Memory per device: \d+ MiB", shown)
     assert shown.count("Attention of ") == 1
-    match = re.search(r"Held-out text: ([\d.]+) bits per byte; gzip -9 needs ([\d.]+)\.", shown)
+    match = re.search(r"Held-out loss: ([\d.]+) bits per byte \(gzip -9: ([\d.]+)\)\.", shown)
     assert 0 < float(match[2]) < 8 and 0 < float(match[1]) < 12
     lines = read_json_lines(folder / "metrics.jsonl")
     assert f"{lines[-1]['final_held_out_bits_per_byte']:.3f}" == match[1]
     assert f"{lines[-1]['gzip_bits_per_byte']:.3f}" == match[2]
     assert 0 < lines[-1]["tokens_per_byte"] <= 1.1  # bytes are the tokens of this run
     assert "\nSample:\nthe " in shown
-    repeat = shown.partition("Everything is in out. To repeat the run:\n")[2]
+    repeat = shown.partition("Results are in out. To repeat the run:\n")[2]
     assert parse_run(pretrain.RUNS, "", shlex.split(repeat)[3:]) == replace(BASE, output=None)
     assert (folder / "run.png").read_bytes().startswith(b"\x89PNG")
 
@@ -195,8 +195,8 @@ def test_a_run_is_drawn_in_bits_per_byte_and_ends_in_the_held_out_text(tmp_path,
     single, mean = shown["training, single batches"], shown["training, moving average"]
     np.testing.assert_allclose(single[:2], [[1, 1 / np.log(2)], [2, 1.5 / np.log(2)]])
     np.testing.assert_allclose(mean[5:-5, 1], 1.25 / np.log(2), rtol=0.05)
-    assert shown["held-out text, some of it"].tolist() == [[20, 2.5], [40, 2]]
-    assert shown["held-out text, all of it"].tolist() == [[40, 2]]
+    assert shown["held-out text, sample"].tolist() == [[20, 2.5], [40, 2]]
+    assert shown["held-out text, complete"].tolist() == [[40, 2]]
     assert [text.get_text() for text in axes.texts] == ["2.000"]
     assert axes.get_legend() is None and len(drawn[1].legends) == 1  # beside the curves
     assert shown["gzip -9: 1.900"].tolist() == [[0, 1.9], [1, 1.9]]
@@ -263,7 +263,7 @@ def test_texts_and_instructions_are_mixed_by_weight(tmp_path, monkeypatch, capsy
     parts = 'TextFiles(path="corpus.txt"), Instructions(path="sums.jsonl")'
     mixture = f"Mixture(parts=({parts}), weights=(3, 1))"
     text = pretrain.prepare_corpus(parse_run({"x": BASE}, "", ["--corpus", mixture]))
-    assert "  sums.jsonl\n  to train on: 89 documents" in capsys.readouterr().out
+    assert "  sums.jsonl\n  training data: 89 documents" in capsys.readouterr().out
     batches = Batches(text.train, batch_size=8, seed=0)
     of_sums = [batches[i].loss_mask.sum(axis=1) < 16 for i in range(4)]
     assert [int(rows.sum()) for rows in of_sums] == [2, 2, 2, 2]
@@ -339,9 +339,9 @@ def test_a_signal_saves_the_state_once_and_the_resumed_run_ends_bitwise_the_same
     assert ended.value.code == status
     assert signal.getsignal(number) is before
     assert capfd.readouterr().err.endswith(
-        f"\n{number.name}: ending once the state is saved (2 more: at once).\n"
+        f"\n{number.name}: exiting after the next save (2 more: exit at once).\n"
         f"\nInterrupted. The last good checkpoint is {saved[-1]} in out.\n"
-        "To go on from there:\n"
+        "To resume:\n"
         "  python -m experiments.pretrain tiny --seed 7 --resume --output out\n"
     )
     assert saved_steps("out") == saved
@@ -390,7 +390,7 @@ def test_a_change_that_would_give_another_result_is_refused(six, changes, messag
     Path("other.txt").write_text("".join(LINES[::-1]))
     files = {p: p.read_bytes() for p in six.glob("*.json*")}
     assert {p.stem for p in files} == {"tokenizer", "metrics", "run"}
-    with pytest.raises(ValueError, match=f"The checkpoint is of another run:\n(.*\n)*  {message}"):
+    with pytest.raises(ValueError, match=f"checkpoint has other settings.*\n(.*\n)*  {message}"):
         pretrain.main(replace(BASE, resume=True, **changes))
     assert {p: p.read_bytes() for p in six.glob("*.json*")} == files, "refused and yet changed"
     assert saved_steps(six) == [3, 6]
@@ -413,7 +413,7 @@ def test_a_resumed_run_needs_none_of_its_flags_again(six):
     assert named == replace(pretrain.RUNS["tiny"], resume=True, output=six)
     (six / "run.json").write_text('{"type": "Translate"}')
     with pytest.raises(
-        ValueError, match="run.json is of another program or version: .* as in `def"
+        ValueError, match="run.json cannot be read, .*version: .*, such as `default`"
     ):
         resumed("--output", str(six))
 
@@ -426,7 +426,7 @@ def test_the_schedule_is_as_long_as_the_run_that_began(six, capsys):
         with_fixed_schedule(resumed, six).schedule_steps == 12
         and with_fixed_schedule(run, six).schedule_steps == 40
     )
-    assert "The schedule ends after 12 updates" in capsys.readouterr().out
+    assert "The learning-rate schedule ends after 12 steps" in capsys.readouterr().out
     run_json = json.loads((six / "run.json").read_text()) | {"schedule_steps": None}
     (six / "run.json").write_text(json.dumps(run_json))
     with pytest.raises(
@@ -435,7 +435,8 @@ def test_the_schedule_is_as_long_as_the_run_that_began(six, capsys):
         with_fixed_schedule(resumed, six)
     short = with_fixed_schedule(replace(run, steps=3), Path("nowhere"))
     assert short.optimizer.schedule == Cosine(peak=0.01, warmup_steps=1)
-    assert capsys.readouterr().out == "A warm-up of 3 in 3 updates is shortened to 1.\n"
+    shortened = "Warm-up shortened from 3 to 1 steps, as the schedule has 3.\n"
+    assert capsys.readouterr().out == shortened
 
 
 def test_all_of_a_run_is_shown_where_that_is_asked_for(capsys):
@@ -447,7 +448,7 @@ def test_all_of_a_run_is_shown_where_that_is_asked_for(capsys):
 
 
 def test_resuming_what_is_done_is_refused(six):
-    message = r"The checkpoint has 6 steps already; pass --steps N with N above\."
+    message = r"The checkpoint already has 6 steps; pass a larger --steps\."
     with pytest.raises(ValueError, match=message):
         pretrain.main(replace(BASE, resume=True, steps=5))
 
@@ -463,7 +464,7 @@ def test_resuming_where_there_is_nothing_is_refused():
     with pytest.raises(ValueError, match=r"There is no checkpoint in .*out/checkpoints\."):
         pretrain.main(replace(BASE, resume=True))
     assert not Path("out").exists()
-    message = r"There is no runs/pretrain-N to resume; pass --output FOLDER\."
+    message = r"No runs/pretrain-N has a checkpoint to resume; pass --output FOLDER\."
     with pytest.raises(ValueError, match=message):
         pretrain.main(replace(BASE, resume=True, output=None))
 
@@ -472,7 +473,7 @@ def test_resuming_where_there_is_nothing_is_refused():
 
 
 def test_the_output_of_an_earlier_run_is_refused(six):
-    message = "out holds checkpoints, metrics.jsonl, .* of an earlier run. Pass --resume to go on"
+    message = "out already has checkpoints, metrics.jsonl, .* of an earlier run. Pass --resume to"
     with pytest.raises(ValueError, match=message):
         pretrain.main(BASE)
 
@@ -481,7 +482,7 @@ def test_the_output_of_an_earlier_run_is_refused(six):
 def test_a_folder_with_files_of_those_names_is_refused(name):
     Path("out").mkdir()
     (Path("out") / name).write_text("somebody's")
-    with pytest.raises(ValueError, match=f"out holds {name} of an earlier run"):
+    with pytest.raises(ValueError, match=f"out already has {name} of an earlier run"):
         pretrain.main(BASE)
     assert (Path("out") / name).read_text() == "somebody's"
 
@@ -503,7 +504,7 @@ def test_two_runs_at_once_take_two_folders_and_one_that_is_named_only_once(capsy
     run = replace(BASE, output=None)
     with pretrain.open_output_folder(run) as first, pretrain.open_output_folder(run) as second:
         assert (str(first), str(second)) == ("runs/pretrain-1", "runs/pretrain-2")
-        held = rf"runs/pretrain-1 is in use by process {os.getpid()} on \S+\. Wait for it"
+        held = rf"runs/pretrain-1 is locked by process {os.getpid()} on \S+\. Wait until"
         for fields in ({}, {"resume": True}, {"resume_or_begin": True}):
             with pytest.raises(ValueError, match=held):
                 pretrain.main(replace(BASE, output=first, **fields))
@@ -519,13 +520,13 @@ def test_the_same_command_begins_goes_on_and_ends_when_it_is_done(whole, capsys)
     assert saved_steps("out") == [3, 6]
     assert losses("out") == losses(whole[0])[:6]
     pretrain.main(run)
-    assert "Resuming after step 6." in capsys.readouterr().out
+    assert "Resumed from step 6." in capsys.readouterr().out
     assert_same(restored("out"), restored(whole[0]))
     assert losses("out") == losses(whole[0])
     before = Path("out/metrics.jsonl").read_bytes()
     Path("out/run.png").unlink()
     pretrain.main(run)
-    assert "out is finished: it has 12 steps." in capsys.readouterr().out
+    assert "out is already complete: it has 12 steps." in capsys.readouterr().out
     assert Path("out/metrics.jsonl").read_bytes() == before
     assert Path("out/run.png").exists()
 
@@ -542,7 +543,7 @@ def test_small_files_of_a_run_that_were_damaged_are_written_again(six, capsys):
     (six / "metrics.jsonl").write_text("")
     pretrain.main(replace(BASE, resume=True))
     output = capsys.readouterr().err
-    assert "out/metrics.jsonl has lost the lines of the first 6 steps." in output
+    assert "out/metrics.jsonl has no metrics of the first 6 steps." in output
     assert (six / "tokenizer.json").read_bytes() == tokenizer
     assert [number for number, _ in losses(six)] == list(range(7, 13))
 
@@ -551,14 +552,14 @@ def test_small_files_of_a_run_that_were_damaged_are_written_again(six, capsys):
 def test_a_line_of_metrics_without_a_number_is_refused(six):
     lines = (six / "metrics.jsonl").read_text().splitlines(keepends=True)
     (six / "metrics.jsonl").write_text("".join([*lines[:2], "null\n", *lines[2:]]))
-    with pytest.raises(ValueError, match=r"out/metrics\.jsonl, line 3 is no line .* b'null'\."):
+    with pytest.raises(ValueError, match=r"out/metrics\.jsonl, line 3 is not a line .* b'null'\."):
         pretrain.main(replace(BASE, resume=True))
 
 
 def test_what_a_device_has_no_room_for_is_refused_before_text_is_read(monkeypatch):
     monkeypatch.setattr(pretrain, "prepare_corpus", lambda run: pytest.fail("text was read"))
     monkeypatch.setattr("experiments.training.memory_checks.device_memory_limit", lambda: 1 << 14)
-    message = r"gradients need 0\.0 GiB on each device, which has 0\.0 GiB\.\nWhat would help:"
+    message = r"need 0\.0 GiB per device, but a device has 0\.0 GiB\.\nTo reduce memory:"
     with pytest.raises(ValueError, match=message):
         pretrain.main(BASE)
     assert not Path("out").exists()
@@ -574,7 +575,7 @@ def test_the_update_is_compiled_before_there_is_a_state(monkeypatch, capsys):
     with pytest.raises(SystemExit) as ended:
         pretrain.main(replace(BASE, length=128))
     assert ended.value.code == 1
-    assert "error: The update needs 0.0 GiB on each device" in capsys.readouterr().err
+    assert "error: The train step needs 0.0 GiB per device" in capsys.readouterr().err
 
 
 def test_a_run_that_cannot_log_is_refused_before_text_is_read(monkeypatch):
@@ -586,7 +587,7 @@ def test_a_run_that_cannot_log_is_refused_before_text_is_read(monkeypatch):
 
     monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(login=login, Error=UsageError))
     monkeypatch.setattr(pretrain, "prepare_corpus", lambda run: pytest.fail("text was read"))
-    message = r"cannot be logged to: No API key configured\. Run `wandb login`, or set"
+    message = r"Cannot log to Weights & Biases: No API key configured\. Run `wandb login`, "
     with pytest.raises(ValueError, match=message):
         pretrain.main(replace(BASE, wandb="project"))
     monkeypatch.setitem(sys.modules, "wandb", None)
@@ -606,7 +607,7 @@ def test_a_run_that_cannot_log_is_refused_before_text_is_read(monkeypatch):
     [
         (
             {"model": replace(MODEL, vocab_size=256)},
-            r"The tokenizer has 257 tokens, the model 256; pass --model\.vocab-size 257\.",
+            r"257 tokens, but model\.vocab_size is 256; pass --model\.vocab-size 257\.",
         ),
         (
             {"devices": 8, "batch_size": 12},
@@ -616,7 +617,7 @@ def test_a_run_that_cannot_log_is_refused_before_text_is_read(monkeypatch):
             {"batch_size": 9, "gradient_accumulation_steps": 2},
             r"batch_size 9 must be a multiple of data 1 x gradient_accumulation_steps 2 = 2\.",
         ),
-        ({"devices": 9}, r"Asked for 9 devices; this machine has 8\."),
+        ({"devices": 9}, r"devices must lie between 1 and 8 on this machine; got 9\."),
         ({"corpus": TextFiles(path="nowhere.txt")}, r"nowhere\.txt does not exist\."),
         ({"corpus": TextFiles(path="empty.txt")}, r"empty\.txt has no text"),
         (
@@ -625,11 +626,11 @@ def test_a_run_that_cannot_log_is_refused_before_text_is_read(monkeypatch):
         ),
         (
             {"held_out": 0.001},
-            r"held_out 0\.001 of \d+ bytes leaves 6 tokens held out, less than one row",
+            r"held_out=0\.001 of \d+ bytes leaves 6 tokens of held-out data, less than one row",
         ),
         (
             {"prompt": "seventeen letters"},
-            r"prompt has 18 tokens, the first of a text included, .* length of 16; shorten it",
+            r"prompt has 18 tokens, special tokens included, .* context of 16; shorten it",
         ),
         (
             {"prompt": "→", "tokenizer": Characters()},
@@ -637,12 +638,12 @@ def test_a_run_that_cannot_log_is_refused_before_text_is_read(monkeypatch):
         ),
         (
             {"corpus": Instructions(path="long.jsonl")},
-            r"long\.jsonl, to train on: The prompts of 18 instructions leave no room for an answer "
-            r"in rows of 16 tokens; take longer rows\.",
+            r"long\.jsonl, training data: The prompts of 18 instructions fill rows of 16 "
+            r"tokens without an answer; use longer rows\.",
         ),
         (
             {"corpus": Instructions(path="half.jsonl")},
-            r"half\.jsonl, held out: The answers of 2 instructions are empty\.",
+            r"half\.jsonl, held-out data: The answers of 2 instructions are empty\.",
         ),
         ({"held_out": 1.5}, r"held_out must lie between 0 and 1; got 1\.5\."),
     ],
@@ -663,7 +664,7 @@ def test_what_cannot_be_is_refused_before_anything_is_written(changes, message):
 
 def test_rows_longer_than_the_learned_positions_are_refused():
     model = replace(MODEL, embedding=Embedding(positions=Learned(max_length=15)))
-    message = r"length 16 exceeds the model's 15 learned positions\."
+    message = r"length 16 is more than the 15 learned positions of the model\."
     with pytest.raises(ValueError, match=message):
         replace(BASE, model=model)
     assert replace(BASE, model=model, length=15).length == 15
@@ -684,14 +685,14 @@ def test_losses_that_are_not_finite_make_no_update_and_end_the_run_in_the_end(ca
     assert ended.value.code == 1
     shown = capsys.readouterr()
     assert re.search(
-        r"error: 3 updates in a row were left out up to step 4, whose loss is (nan|inf) and its "
-        r"gradient's norm \S+\. The last good checkpoint is 3 in out\. --skip-step",
+        r"error: 3 consecutive updates were skipped, the last at step 4 \(loss (nan|inf), gradient "
+        r"norm \S+\)\. The last good checkpoint is 3 in out\. With --res",
         shown.err,
     )
     for step_, so_far in ((2, 1), (3, 2)):
         assert re.search(
-            rf"step {step_}: no update, for the loss is (nan|inf) and the gradient's norm \S+; "
-            rf"{so_far} so far",
+            rf"step {step_}: update skipped \(loss (nan|inf), gradient norm \S+\); "
+            rf"{so_far} skipped so far",
             shown.out + shown.err,
         )
     states = [restored("out", at, run) for at in (1, 3)]
@@ -711,16 +712,16 @@ def test_a_run_that_ends_before_its_first_checkpoint_says_so(monkeypatch, capsys
         (
             KeyboardInterrupt(),
             130,
-            "\nInterrupted. There is no checkpoint yet.\nTo begin again:\n"
+            "\nInterrupted. No checkpoint was saved yet.\nTo start again:\n"
             "  python -m experiments.pretrain tiny --resume-or-begin --output out\n",
         ),
         (
             loop.TooManySkipsError(loop.StepResult(7, float("nan"), 3.5, 9, 3)),
             1,
-            "error: 3 updates in a row were left out up to step 7, whose loss is nan and its "
-            "gradient's norm 3.5. There is no checkpoint yet. --skip-step.max-consecutive-skips "
-            "and --skip-step.max-norm-ratio may be changed with --resume; a new run with a lower "
-            "peak of the learning rate usually helps.\n",
+            "error: 3 consecutive updates were skipped, the last at step 7 (loss nan, gradient "
+            "norm 3.5). No checkpoint was saved yet. With --resume you may change "
+            "--skip-step.max-consecutive-skips and --skip-step.max-norm-ratio; a new run with a "
+            "lower peak learning rate usually helps.\n",
         ),
     ]:
         monkeypatch.setattr(sys, "argv", ["pretrain", "tiny"])
@@ -772,10 +773,10 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(whole, six, caps
     shown = capsys.readouterr()
     assert re.search(
         r"Checkpoint 6 in .*out/checkpoints is damaged: .*"
-        r"The folder holds 3, 6\. It is passed over\.\n",
+        r"The folder has 3, 6\. An earlier one is used\.\n",
         shown.err,
     )
-    assert "Resuming after step 3." in shown.out
+    assert "Resumed from step 3." in shown.out
     assert_same(restored(six), restored(whole[0]))
     assert losses(six) == losses(whole[0])
     names = sorted(path.name for path in (six / "checkpoints").iterdir())
@@ -814,8 +815,8 @@ def test_the_module_runs_and_says_how_to_repeat_it():
     ]
     done = start(*arguments)
     assert done.returncode == 0, done.stderr
-    assert "bits per byte; gzip -9 needs" in done.stdout
-    assert re.search(r"Estimate per device: \d+ MiB \(parameters \d+, optimizer \d+, ", done.stdout)
+    assert "bits per byte (gzip -9: " in done.stdout
+    assert re.search(r"Estimated memory per device: \d+ MiB \(parameters \d+, ", done.stdout)
     printed = done.stdout.splitlines()[-1]
     assert printed.startswith("  python -m experiments.pretrain tiny --batch-size 2 --steps 4")
     again = parse_run(pretrain.RUNS, "", shlex.split(printed)[3:])

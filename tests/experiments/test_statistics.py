@@ -65,5 +65,5 @@ def test_a_seed_that_came_to_nothing_shows():
 def test_too_few_seeds_are_refused():
     with pytest.raises(ValueError, match="interval needs at least 2 seeds; got 1"):
         estimate([1.0])
-    with pytest.raises(ValueError, match="equally many seeds; got 2 and 3 in the baseline"):
+    with pytest.raises(ValueError, match="equal numbers of seeds; got 2 and 3 in the baseline"):
         paired_difference([1.0, 2.0], [1.0, 2.0, 3.0])

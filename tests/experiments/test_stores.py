@@ -29,9 +29,9 @@ PROGRAMS = {
     "program, address, message",
     [
         *((program, "", "a path must not be empty; got ''.") for program in PROGRAMS),
-        ("pretrain", "nope://b/run", "nope:// is no store; there are gs://, s3:// and az://."),
-        ("evaluate", "file:///x/run", "file:// is no store; there are gs://, s3:// and az://."),
-        ("generate", "gs://", "gs:// names no bucket; write gs://bucket/run."),
+        ("pretrain", "nope://b/run", "nope:// is not a supported store; use gs://, s3:// or az:/"),
+        ("evaluate", "file:///x/run", "file:// is not a supported store; use gs://, s3:// or az"),
+        ("generate", "gs://", "gs:// has no bucket; pass gs://bucket/run."),
     ],
 )
 def test_an_address_that_no_store_has_is_refused_by_its_flag(program, address, message, capsys):
@@ -100,7 +100,7 @@ def test_a_model_in_a_store_that_does_not_answer_is_refused():
 
 def test_what_goes_to_a_folder_of_this_machine_goes_to_no_store(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    message = "^gs://bucket/run is in a store; this goes to a folder of this machine.$"
+    message = "^gs://bucket/run is in an object store; pass a local folder instead.$"
     with pytest.raises(ValueError, match=message), lock_folder(Path("gs://bucket/run")):
         pytest.fail("it would begin")
     with pytest.raises(ValueError, match=message):

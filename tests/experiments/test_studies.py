@@ -236,7 +236,7 @@ def test_an_arm_of_another_design_is_refused(small, tmp_path):
     results.save(first, {"held_out": [1.0]})
     assert results.load(first)["held_out"] == [1.0]
     assert results.load(replace(first, name="new")) is None
-    with pytest.raises(ValueError, match=r"base\.json is of another variant of that name"):
+    with pytest.raises(ValueError, match=r"base\.json is the result of another variant with the s"):
         results.load(replace(first, model=replace(MODEL, num_layers=3)))
 
 
@@ -246,7 +246,7 @@ def test_an_arm_of_another_design_is_refused(small, tmp_path):
         ({"seeds": 1}, "needs at least 2 seeds; got 1"),
         ({"first_seed": -1}, "first_seed must lie between 0 and 4294967295; got -1"),
         ({"steps": 0}, "steps must lie between 1 and 2147483647; got 0"),
-        ({"run": "huge"}, "There is no run 'huge'. Runs: default, tiny, small"),
+        ({"run": "huge"}, "There is no named run 'huge'. Named runs: default, tiny, small"),
     ],
 )
 def test_impossible_studies_are_refused(changes, message):
@@ -257,23 +257,23 @@ def test_impossible_studies_are_refused(changes, message):
 def test_an_arm_that_cannot_be_trained_or_equals_the_baseline_is_refused(small):
     with pytest.raises(ValueError, match="Variant 'same' equals the baseline 'base'"):
         study.check_variants([variant(small), variant(small, "same")], small)
-    with pytest.raises(ValueError, match="2 variants are called 'base'"):
+    with pytest.raises(ValueError, match="2 variants have the same name 'base'"):
         study.check_variants([variant(small), variant(small, num_layers=3)], small)
-    with pytest.raises(ValueError, match=r"Variant 'e': Pretraining on text takes a Decoder"):
+    with pytest.raises(ValueError, match=r"Variant 'e': Pretraining needs the topology Decode"):
         study.check_variants([variant(small), variant(small, "e", topology=c.Encoder())], small)
     table = c.Embedding(positions=c.Learned(max_length=5))
     with pytest.raises(
-        ValueError, match="Variant 'e': length 8 exceeds the model's 5 learned positi"
+        ValueError, match="Variant 'e': length 8 is more than the 5 learned positions"
     ):
         study.check_variants([variant(small), variant(small, "e", embedding=table)], small)
     slow = replace(small.optimizer, schedule=Cosine(peak=1e-2, warmup_steps=9))
-    with pytest.raises(ValueError, match="9 steps of warm-up"):
+    with pytest.raises(ValueError, match="warmup_steps=9 and"):
         study.check_variants([replace(variant(small), optimizer=slow)], small)
 
 
 def test_an_arm_without_rows_for_all_tokens_is_refused_before_any_is_trained(canned, monkeypatch):
     monkeypatch.setattr(study, "train_seeds", pytest.fail)
-    message = "has 257 tokens, the model 10; give variant '10' a vocab_size of 257"
+    message = "257 tokens, but model.vocab_size is 10; give variant '10' a vocab_size of 257"
     with pytest.raises(ValueError, match=message):
         ablate.main(ablate.Ablation(axis="model.vocab_size", size="smoke", variants=("300", "10")))
 
@@ -339,10 +339,10 @@ def test_any_field_of_a_run_is_an_axis(small, path, text, value):
         (
             "model.norm",
             [],
-            "Say what model.norm is to be beside what it is: --variants VALUE VALUE",
+            "The axis model.norm is a field: pass the values .*, as --variants VALUE VALUE",
         ),
-        ("model.nrm", ["LayerNorm()"], "TransformerConfig has no nrm to vary"),
-        ("model.x.y", ["1"], "TransformerConfig has no x to vary"),
+        ("model.nrm", ["LayerNorm()"], "TransformerConfig has no field 'nrm'"),
+        ("model.x.y", ["1"], "TransformerConfig has no field 'x'"),
         ("model.norm", ["3"], "TransformerConfig.norm must be .*; got 3"),
         (
             "model.norm",
@@ -379,9 +379,9 @@ def test_a_study_of_placements_reports_orders_and_their_correlation(canned, tmp_
         table,
     )
     assert re.search(
-        r"of both: -?\d\.\d\d \(.*0\.\d{3}\); of single seeds -?\d\.\d\d to -?\d\.\d\d\.", table
+        r"of the two: -?\d\.\d\d \(p = 0\.\d{3}, .*\); of single seeds -?\d\.\d\d to -?\d", table
     )
-    assert len(re.findall(r"\} (holds|is reversed|are not told apart)[;.]", table)) == 4
+    assert len(re.findall(r"\} (holds|is reversed|is not significant)[;.]", table)) == 4
     variants = [json.loads(p.read_text()) for p in (tmp_path / "out" / "variants").iterdir()]
     assert len(variants) == 9 and all(len(a["held_out"]) == 2 for a in variants)
 
@@ -406,7 +406,7 @@ def test_the_readme_of_studies_is_made_from_what_they_kept(canned, tmp_path):
     assert (
         f"--variants 'LayerNorm()' 'RMSNorm(eps=0.1)' --output {tmp_path.name}/results/b`" in text
     )
-    assert "each run saw 48 tokens (3 updates of 2 rows of 8; " in text
+    assert "Each run: 48 tokens (3 steps of 2 x 8; " in text
     for picture in re.findall(r"!\[.*\]\((.*)\)", text):
         assert (tmp_path / picture).stat().st_size > 10_000
     assert text.count("![") == 3
@@ -416,7 +416,7 @@ def test_a_folder_of_something_else_is_refused_and_left_as_it_is(small, tmp_path
     output = tmp_path / "run"
     output.mkdir()
     (output / "config.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"holds files but no study\.json.*pass another --output"):
+    with pytest.raises(ValueError, match=r"not empty and has no study\.json; pass another --outpu"):
         ablate.main(ablate.Ablation(axis="block", size="smoke", seeds=2, output=output))
     assert {file.name for file in output.iterdir()} == {"config.json", ".lock"}
 
@@ -427,7 +427,7 @@ def test_an_unfinished_study_is_not_reported(canned, tmp_path):
     rope_placement.main(options)
     (tmp_path / "results" / "a" / "variants" / "V.json").unlink()
     with pytest.raises(
-        ValueError, match=r"has 8 of 9 variants; without V\. Finish it with\n  python -m"
+        ValueError, match=r"of 8 of 9 variants; missing: V\. Finish it with\n  python -m"
     ):
         report.main(tmp_path / "results", tmp_path / "README.md")
     assert not (tmp_path / "README.md").exists()
@@ -437,7 +437,7 @@ def test_an_unfinished_study_is_not_reported(canned, tmp_path):
     )
     (tmp_path / "results" / "b" / "variants" / "parallel__one_norm.json").unlink()
     with pytest.raises(
-        ValueError, match=r"2 of 3 variants; without parallel, one norm\.(.|\n)*--output"
+        ValueError, match=r"2 of 3 variants; missing: parallel, one norm\.(.|\n)*--output"
     ):
         report.main(tmp_path / "results", tmp_path / "README.md")
     turns = tmp_path / "results" / "a" / "speeds.json"
@@ -504,12 +504,12 @@ def test_a_report_knows_the_published_order_again():
     """Losses that are the published ones agree fully; a reversed order does not."""
     same = [result_of(s.name, [s.published_loss, s.published_loss + 0.001]) for s in SETTINGS]
     text = rope_placement.format_report(same)
-    assert "correlation of both: 1.00 (" in text and "0.000); of single seeds 1.00 to 1.00" in text
-    assert text.count(" holds") == 4 and "reversed" not in text and "told apart" not in text
+    assert "correlation of the two: 1.00 (p = 0.000, two-sided); of single seeds 1.00 to" in text
+    assert text.count(" holds") == 4 and "reversed" not in text and "not significant" not in text
     assert "| -0.083 ± 0.000 | 7.00 | 2.712 | +0.000 |" in text
     other = [result_of(s.name, [-s.published_loss, 0.001 - s.published_loss]) for s in SETTINGS]
     text = rope_placement.format_report(other)
-    assert "correlation of both: -1.00" in text
+    assert "correlation of the two: -1.00" in text
     assert text.count(" is reversed") == 4
     noise = {"QKV": [0.0, 0.05], "none": [0.05, 0.0]}  # by more than what is between their groups
     near = [
@@ -517,7 +517,7 @@ def test_a_report_knows_the_published_order_again():
         for s in SETTINGS
     ]
     text = rope_placement.format_report(near)
-    assert "{QKV} < {none} are not told apart" in text and "{QK, QKVO} < {K, VO} holds" in text
+    assert "{QKV} < {none} is not significant" in text and "{QK, QKVO} < {K, VO} holds" in text
 
 
 def test_tables_by_hand():
@@ -635,5 +635,5 @@ def test_without_matplotlib_one_line_says_what_brings_it(tmp_path, monkeypatch, 
             plot_losses(tmp_path / "plot.png", [], title="none")
     finally:
         has_matplotlib.cache_clear()
-    assert capsys.readouterr().err == "No plots: `pip install -e '.[plots]'` brings matplotlib.\n"
+    assert capsys.readouterr().err == "No plots without matplotlib: `pip install -e '.[plots]'`.\n"
     assert not list(tmp_path.iterdir())

@@ -68,7 +68,7 @@ def test_lengths_are_drawn_in_panels_of_few_lines(drawn, tmp_path):
     plot_extra_metrics(tmp_path / "more.png", variants, length=128)
     (figure,) = drawn
     assert [axes.get_title() for axes in figure.axes] == [
-        "RoPE, stretched after training",
+        "RoPE, scaled after training",
         "RoPE and its variants",
         "RoPE and other positions",
     ]

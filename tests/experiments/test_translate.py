@@ -76,18 +76,18 @@ def params_of(folder, at=None):
 def test_a_run_reports_every_form_and_language_greedily_and_with_beams(whole):
     _, shown = whole
     assert shown.startswith("Run: tiny\n  --batch-size 8\n  --steps 4\n")
-    assert "Dates: 19 forms, 120 tokens, 32 texts to train on, for example" in shown
+    assert "Dates: 19 forms, 120 tokens, 32 training texts, for example" in shown
     assert shown.count("Compiled in ") == len(BASE.source_lengths)
-    assert "step 2: greedy 0.00% of 8 held-out texts exactly right" in shown
+    assert "step 2: exact match greedy 0.00% of 8 held-out texts" in shown
     table = shown.partition("greedy      beam  texts  form\n")[2]
     rows = {name: int(count) for _, _, count, name in LINE.findall(table)}
     assert list(rows) == [*FORMS, "English", "Chinese", "all"]
     assert rows["all"] == rows["English"] + rows["Chinese"] == 20
     assert rows["day first"] == 2 and rows["全角"] == 1
     assert re.search(r"\nExamples:\n  .+  ->  .+", shown)
-    assert re.search(r"\n20 of 20 texts came out wrong in one way of decoding or both\.\n", shown)
+    assert re.search(r"\n20 of 20 texts were wrong with greedy decoding or beam search\.\n", shown)
     assert re.search(r"\nWall time: [\dms. ]+\.\n", shown)
-    repeat = shown.partition("Everything is in out. To repeat the run:\n")[2]
+    repeat = shown.partition("Results are in out. To repeat the run:\n")[2]
     assert repeat.startswith("  python -m experiments.translate tiny --")
     assert parse_run(RUNS, "", shlex.split(repeat)[3:]) == replace(BASE, output=None)
 
@@ -224,7 +224,7 @@ def test_the_report_counts_what_is_exactly_right():
         f"Errors:\n  {last}  ->  greedy '{right[-1]}0', beam '{right[-1]}'  ✗ {right[-1]}" in lines
     )
     assert f"  {dates[0].text}  ->  {right[0]}\n" in lines
-    assert lines.endswith("\n1 of 38 texts came out wrong in one way of decoding or both.")
+    assert lines.endswith("\n1 of 38 texts were wrong with greedy decoding or beam search.")
 
 
 def test_exactly_right_means_the_whole_text():
@@ -243,12 +243,12 @@ def test_exactly_right_means_the_whole_text():
     [
         ({"batch_size": 0}, "batch_size must lie between 1 and 2147483647; got 0"),
         ({"average": 0}, "average must lie between 1 and 2147483647; got 0"),
-        ({"average": 6, "keep": 5}, "average=6 checkpoints are more than the keep=5 that stay"),
-        ({"source_lengths": ()}, "source_lengths is empty; give at least one number"),
+        ({"average": 6, "keep": 5}, "average=6 needs as many checkpoints, but only keep=5 are"),
+        ({"source_lengths": ()}, "source_lengths is empty; pass at least one length"),
         ({"seed": -1}, "seed must lie between 0 and 4294967295; got -1"),
         (
             {"model": replace(BASE.model, topology=Decoder())},
-            r"Translation takes an EncoderDecoder; got Decoder\(\)",
+            r"Translation needs the topology EncoderDecoder; got Decoder\(\)",
         ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
@@ -262,7 +262,7 @@ def test_a_vocabulary_that_is_too_small_is_refused_before_anything_is_written(
     tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    message = r"The tokenizer has 120 tokens, the model 99; pass --model\.vocab-size 120"
+    message = r"has 120 tokens, but model\.vocab_size is 99; pass --model\.vocab-size 120"
     with pytest.raises(ValueError, match=message):
         translate.main(replace(BASE, model=replace(BASE.model, vocab_size=99)))
     assert not Path("out").exists()

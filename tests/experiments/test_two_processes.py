@@ -268,7 +268,7 @@ def test_processes_that_read_other_texts_are_refused_before_anything_is_written(
     both = [str(part["said"]) for part in runs["differ"]]
     assert both[0] == both[1]
     lines = both[0].splitlines()
-    assert lines[0] == "The processes were not started alike:"
+    assert lines[0] == "The processes have different settings:"
     assert [re.sub("[0-9a-f]{64}", "DIGEST", line) for line in lines[1:]] == [
         f"  data.{name}: DIGEST in process 0, DIGEST in process 1" for name in ("held_out", "train")
     ]
