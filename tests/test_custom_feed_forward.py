@@ -156,7 +156,7 @@ def test_what_cannot_be_is_refused(tmp_path):
     with pytest.raises(ValueError, match="expert 2, but the model has no experts"):
         check_divisible(of(Soft()), {"expert": 2})
     mode = RuntimeConfig(mesh_axes=MeshAxes(expert="expert"))
-    with pytest.raises(ValueError, match="of one's own stay together; got the axis 'expert'"):
+    with pytest.raises(ValueError, match="cannot be sharded; got the mesh axis 'expert'"):
         FeedForward(OWN, Soft(), mode).init(jax.random.key(0), jnp.ones((1, 3, 8)))
     with pytest.raises(
         ValueError, match="No family can represent .*: none has its .* feed-forward"

@@ -44,9 +44,9 @@ class Block(nn.Module):
         serial    x + attention(x), then x + feed_forward(x)
         parallel  x + attention(x) + feed_forward(x)
 
-    with norms where `norm_placement` puts them: before a branch ("pre"), after the sum ("post"),
-    before and after a branch ("sandwich"), or after a branch only ("res_post"). Parallel branches
-    with a norm each and "post" are added one by one, each sum followed by its norm.
+    with norms by `norm_placement`: before a branch ("pre"), after the sum ("post"), before and
+    after a branch ("sandwich"), or after a branch only ("res_post"). With "post", parallel branches
+    that have separate norms are added one by one, each sum followed by its norm.
     """
 
     config: c.TransformerConfig
@@ -66,8 +66,7 @@ class Block(nn.Module):
     ) -> tuple[Float[Array, "*batch T D"], LayerCache | None]:
         """Return the layer's output and its updated cache.
 
-        Without an `encoder_output`, cross-attention reads what the cache has kept of an earlier
-        one.
+        Without an `encoder_output`, cross-attention reads the keys and values in the cache.
         """
         cfg, layer = self.config, self.layer_config
         reduces_together = reduces_branches_together(cfg)

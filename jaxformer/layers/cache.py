@@ -32,15 +32,15 @@ class LayerCache(NamedTuple):
 class Cache(NamedTuple):
     """Cache of a whole model; made by `empty_cache`, updated by each call.
 
-    A layer that sees everything has a slot for each of `capacity` tokens; one with a window has a
-    ring of as many slots as its window, if that is less. A cache is full after `capacity` tokens
-    unless all of its layers have rings. `positions` has the token's position for every slot, in one
-    array for each different window of the pattern. Rows may have different lengths.
+    A layer without a window has a slot for each of `capacity` tokens; a layer with a smaller window
+    has a ring buffer with one slot per key of the window. A cache is full after `capacity` tokens
+    unless all layers have ring buffers. `positions` has the position of the token in each slot, one
+    array per distinct window of the pattern. Rows may have different lengths.
 
-    Keys are kept as they were turned. Rotary scalings that look at the length (dynamic NTK,
-    LongRoPE) see that of the row up to the new tokens, or `min_rope_length` if that is more: set
-    it before a text is read in parts. Beyond the original length they turn earlier keys anew; the
-    cache cannot, so then read the text again, as `generate` does.
+    Keys are cached after RoPE. Scalings that depend on the length (dynamic NTK, LongRoPE) use the
+    length of the row including the new tokens, or `min_rope_length` if that is larger: set it
+    before a prompt is read in chunks. When such a scaling changes, cached keys become stale and the
+    sequence must be read again, as `generate` does.
     """
 
     layers: tuple[LayerCache, ...]  # of the pattern's layers, their repetitions along axis 0
@@ -76,27 +76,30 @@ def empty_cache(
     """Make an empty cache.
 
     Args:
-        config: A decoder, or an encoder-decoder (the decoder remembers).
-        batch: Batch axes of the tokens to come, such as ``(8,)``.
-        capacity: Most tokens a row will have; a TPU is quickest with a multiple of 128.
-        dtype: Of keys and values; that of the computation.
-        tensor_parallel_size: That heads are shared out among. Where they are more than key-value
-            heads, each keeps the one head that it reads.
+        config: A decoder, or an encoder-decoder, whose decoder uses the cache.
+        batch: Batch axes of the tokens, such as ``(8,)``.
+        capacity: Maximum number of tokens per row; TPUs are fastest with a multiple of 128.
+        dtype: Dtype of keys and values, that of the computation.
+        tensor_parallel_size: Devices over which heads are sharded. If there are more devices than
+            key-value heads, each device caches the one head that it reads.
 
     Returns:
-        The cache of all devices together, to be passed to the model with the first tokens.
+        The cache of all devices, to be passed to the model with the first tokens.
 
     Raises:
-        ValueError: An encoder alone, no room at all, or more than the learned positions.
+        ValueError: The model is an encoder, or `capacity` is below 1 or above the number of
+            learned positions.
     """
     if isinstance(config.topology, c.Encoder):
-        raise ValueError("An Encoder sees all of its text at once and has no use for a cache.")
+        raise ValueError(
+            "An Encoder attends in both directions, so it has no cache; got an Encoder."
+        )
     if capacity < 1:
-        raise ValueError(f"A cache needs room for at least 1 token; got capacity {capacity}.")
+        raise ValueError(f"capacity must be at least 1; got {capacity}.")
     if config.max_length is not None and capacity > config.max_length:
         raise ValueError(
-            f"The model has {config.max_length} learned positions; a cache for {capacity} tokens "
-            "is more than it can fill."
+            f"capacity must be at most {config.max_length}, the number of learned positions; got "
+            f"{capacity}."
         )
     repeats, remainder = divmod(config.num_layers, config.pattern_length)
 
@@ -127,8 +130,7 @@ def is_ring_buffer(window: c.Window, slots: int) -> bool:
 def token_capacity(config: c.TransformerConfig, cache: Cache) -> int | None:
     """Number of tokens that fit; None if every layer has a ring buffer.
 
-    A window wider than the capacity is no ring: its buffer has a slot for each of `capacity` tokens
-    and none that may be overwritten.
+    A window wider than the capacity has no ring buffer, but a slot for each of `capacity` tokens.
     """
     sizes = [positions.shape[-1] for positions in cache.positions]
     full_sizes = [
@@ -146,19 +148,19 @@ def check_capacity(
     *,
     padded: bool = False,
 ) -> None:
-    """Refuse more new tokens than the cache holds, as far as values or shapes tell.
+    """Check that the new tokens fit in the cache, as far as values or shapes are known.
 
-    Where values can be seen (outside jit) it always can. Where they are traced, shapes tell of more
-    tokens than the whole cache holds; how many it holds already is not known then.
+    Outside jit the check is exact. While tracing, the number of cached tokens is unknown, so the
+    check compares only the number of new tokens with the capacity.
 
     Args:
         config: The model.
-        cache: What it remembers so far.
-        valid: Which of the new tokens are no padding.
-        padded: Whether there may be padding among them.
+        cache: The cache before the new tokens.
+        valid: False for padding.
+        padded: Whether there may be padding.
 
     Raises:
-        ValueError: There is no room.
+        ValueError: The tokens do not fit.
     """
     capacity = token_capacity(config, cache)
     if capacity is None:
@@ -170,19 +172,18 @@ def check_capacity(
         needed = 0 if padded else valid.shape[-1]
     if needed > capacity:
         raise ValueError(
-            f"The cache has room for {capacity} tokens; with these there are {needed}. Make it "
-            "larger: "
+            f"The cache holds {capacity} tokens; with the new ones there are {needed}. Use "
             f"empty_cache(..., capacity={needed})."
         )
 
 
 def check_empty(cache: Cache) -> None:
-    """Refuse a nonempty cache where cache_is_empty=True was given, outside jit."""
+    """Outside jit, check that the cache is empty if cache_is_empty=True."""
     length = cache.length
     if not isinstance(length, jax.core.Tracer) and (max_length := int(jnp.max(length, initial=0))):
         raise ValueError(
-            "cache_is_empty=True is for a cache with nothing in it; this one has "
-            f"{max_length} tokens of a row, which would not be seen."
+            f"cache_is_empty=True needs an empty cache; a row of this one has {max_length} tokens, "
+            "which would be ignored."
         )
 
 
@@ -196,10 +197,10 @@ class CacheUpdate:
     """How the cache of a layer takes new tokens, and what their attention reads.
 
     Attributes:
-        slots: Slot of each new token; past the last for padding.
-        attends_to: The "buffer" after the update; the "buffer_and_new" tokens where the update
-            could overwrite a key that an earlier one of the new tokens still sees; only the "new"
-            tokens, for a cache that was empty.
+        slots: Slot of each new token; an index past the last slot for padding.
+        attends_to: The updated "buffer"; or the old "buffer_and_new" tokens, if the update could
+            overwrite a key that an earlier new token still attends to; or only the "new" tokens, if
+            the cache was empty.
         layer_index: Index along the leading axis of arrays that hold several layers.
     """
 
@@ -238,8 +239,8 @@ def update_cache(
 ) -> tuple[CacheT, CacheT | None]:
     """Write new entries to the cache; return the entries to attend to, and the updated cache.
 
-    Where a loop over layers carries the arrays of several layers, only the new entries are
-    written: to take a layer out and put it back would copy it for every token.
+    If a loop over layers carries the arrays of several layers, only the new entries are written:
+    slicing a layer out and writing it back would copy it for every token.
     """
     if cached is None or update is None:
         return new, cached
@@ -286,11 +287,11 @@ def take_rows(cache: Cache, rows: Int[Array, " B"]) -> Cache:
     """Select rows of a cache's batch; rows may repeat (beam search).
 
     Args:
-        cache: Of a batch with one axis.
-        rows: Which rows, from 0.
+        cache: The cache of a batch with one axis.
+        rows: Indices of rows.
 
     Returns:
-        A cache of as many rows as `rows` names, of the same capacity.
+        The cache of these rows, with the same capacity.
     """
 
     def take(tree: Any, axis: int) -> Any:

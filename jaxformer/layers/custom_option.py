@@ -1,4 +1,4 @@
-"""What an option of a person's own file learns, and makes of vectors, on one device or several."""
+"""Parameters of custom options, and their application to sharded vectors."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -23,7 +23,7 @@ def option_parameters(
     declared: Mapping[str, Parameter],
     mode: RuntimeConfig,
 ) -> dict[str, Float[Array, "..."]]:
-    """The parameters of an option by name, as `sharded_parameter` gives them."""
+    """Declare the parameters of an option; return this device's shards by name."""
     return {
         name: sharded_parameter(
             module,
@@ -69,19 +69,19 @@ def apply_option(
     """Apply a custom option to x, and sum its outputs over tensor-parallel devices.
 
     Args:
-        module: Whose the parameters are.
-        option: Which says what is learned.
-        option_fn: From this device's arrays and vectors to vectors, and whatever else it keeps.
-        x: Vectors that all devices have.
-        runtime: How the model runs.
-        keep_partial_sums: As in `Linear`: whoever calls this adds up.
+        module: The module that owns the parameters.
+        option: The option that declares them.
+        option_fn: From this device's parameters and x to vectors and a cache.
+        x: Vectors, the same on all tensor-parallel devices.
+        runtime: Run-time options.
+        keep_partial_sums: As in `Linear`: the caller sums over tensor-parallel devices.
 
     Returns:
-        The vectors, and what else the function kept.
+        The vectors and the cache.
 
     Raises:
-        ValueError: Experts, on devices that have some of them each; a result that is not of the
-            shape and dtype of the vectors.
+        ValueError: A parameter is sharded over `expert`, or the vectors have another shape or dtype
+            than x.
     """
     axes, declared = runtime.mesh_axes, option.parameters(x.shape[-1])
     sharded_over = [
@@ -91,7 +91,7 @@ def apply_option(
     ]
     if axes.expert is not None and axes.expert in sharded_over:
         raise ValueError(
-            f"The experts of an option of one's own stay together; got the axis {axes.expert!r}."
+            f"Experts of a custom option cannot be sharded; got the mesh axis {axes.expert!r}."
         )
     params = option_parameters(module, option, declared, runtime)
     tensor = axes.tensor if axes.tensor in sharded_over else None
@@ -99,6 +99,6 @@ def apply_option(
     require_like(type(option).__name__, "[rows, tokens, width]", y, x.shape, x.dtype)
     if not keep_partial_sums:
         return F.reduce_from_tensor_parallel(y, tensor), cache
-    if axes.tensor is not None and tensor is None:  # all have the whole: one of them tells it
+    if axes.tensor is not None and tensor is None:  # replicated: one device contributes it
         y = jnp.where(jax.lax.axis_index(axes.tensor) == 0, y, jnp.zeros_like(y))
     return y, cache

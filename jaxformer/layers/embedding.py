@@ -91,13 +91,13 @@ class Embedder(nn.Module):
                     sin_first=s.sin_first,
                 )
             case None:
-                raise ValueError("This model adds no positions to its embedding.")
+                raise ValueError("This model has no embedding positions.")
 
 
 class LMHead(nn.Module):
     """LM head: float32 logits, or their statistics for targets; tied heads use the token table.
 
-    With targets it gives what losses ask of the logits instead; where they are many, in chunks.
+    With targets it returns `F.LogitStatistics`, computed in chunks of a large vocabulary.
     """
 
     config: c.TransformerConfig

@@ -20,10 +20,7 @@ from jaxformer.layers.runtime import RuntimeConfig, apply_dropout
 
 
 class FeedForward(nn.Module):
-    """Feed-forward network: MLP, GLU, mixture of experts, or a custom option.
-
-    Or what an option of a person's own file makes of x.
-    """
+    """Feed-forward network: MLP, GLU, mixture of experts, or a custom option."""
 
     config: c.TransformerConfig
     option: c.FeedForward

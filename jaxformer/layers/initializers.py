@@ -20,10 +20,10 @@ def initializer(
     """Build a Flax initialiser; the first `num_input_axes` axes count as inputs.
 
     Args:
-        initialiser: The kind and its settings.
-        num_input_axes: Number of leading axes that a product sums over; they count as inputs
-            together.
-        divisor: Divides every value.
+        initialiser: The option.
+        num_input_axes: Leading axes that a matrix product contracts; their sizes multiply to the
+            fan-in.
+        divisor: Divisor of every value.
     """
     return partial(_sample, initialiser=initialiser, num_input_axes=num_input_axes, divisor=divisor)
 
@@ -60,7 +60,7 @@ def _sample(
 def log_spaced_memory_init(min_memory: float, max_memory: float) -> Callable:
     """Initialiser of decay logits with log-spaced memory lengths over the heads.
 
-    From the first head to the last by equal factors.
+    Consecutive heads differ by the same factor.
     """
 
     def init_fn(_: jax.Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:

@@ -11,14 +11,14 @@ PERTURBATIONS = "perturbations"
 def sow_and_perturb(module: nn.Module, name: str, value: Any) -> Any:
     """Sow a value as an intermediate, after adding its perturbation if one was passed in.
 
-    `apply(..., mutable=["intermediates"])` gives the value under the module's path. An array in the
-    collection "perturbations" under the same path is added to it: zeros there, to differentiate
-    in. To all others this does nothing and costs nothing.
+    `apply(..., mutable=["intermediates"])` returns the value under the module's path. An array in
+    the collection "perturbations" under the same path is added to it; zeros there give the gradient
+    with respect to the value. Without these collections there is no cost.
 
     Args:
-        module: Whose value it is.
-        name: What it is called.
-        value: An array, or a tree of arrays where nobody perturbs.
+        module: The module that computes the value.
+        name: Name of the value.
+        value: An array, or a tree of arrays if it is not perturbed.
 
     Returns:
         The value, perturbed.

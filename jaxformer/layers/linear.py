@@ -16,10 +16,9 @@ from jaxformer.layers.runtime import RuntimeConfig
 class Linear(nn.Module):
     """Linear layer over the last axes, summed over tensor-parallel devices if sharded.
 
-    `logical_axes` say what they count, and `input_shape` how many numbers each input axis has on
-    all devices together; None takes those of x. Where the inputs are shared out, so are the sums
-    over them, which are then added up; with `keep_partial_sums` the caller does that, of several
-    at once.
+    `logical_axes` names the kernel's axes, and `input_shape` is the global size of each input axis;
+    None takes that of x. If the inputs are sharded, the outputs are partial sums, which are reduced
+    over devices; with `keep_partial_sums` the caller reduces them, together with others.
     """
 
     features: tuple[int, ...]

@@ -17,8 +17,8 @@ class Norm(nn.Module):
     """LayerNorm or RMSNorm, with the parameters its option asks for.
 
     With `num_heads` the input is [..., heads, width] and every head has its own parameters.
-    `logical_axes` say what those of the parameters count, and `num_features` how many features
-    there are on all devices.
+    `logical_axes` names the axes of the parameters, and `num_features` is the global number of
+    features.
     """
 
     config: c.Norm

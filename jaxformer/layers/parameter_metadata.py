@@ -24,9 +24,9 @@ class ParameterMetadata:
     """Global shape and logical axes of a parameter.
 
     Attributes:
-        shape: On all devices together.
-        logical_axes: What each of its axes counts.
-        num_output_axes: How many of the last axes are a matrix's outputs; 0 of a vector.
+        shape: Global shape.
+        logical_axes: Name of each axis.
+        num_output_axes: Number of trailing output axes of a matrix; 0 for a vector.
     """
 
     shape: tuple[int, ...]
@@ -37,7 +37,7 @@ class ParameterMetadata:
     def input_and_output_axes(self) -> tuple[AxisIndices, AxisIndices]:
         """Indices of a matrix's input axes and of its output axes; a vector has input axes only.
 
-        "layers" and "experts" are on neither side: they count matrices and vectors.
+        "layers" and "experts" are neither inputs nor outputs: they stack matrices and vectors.
         """
         split = len(self.shape) - self.num_output_axes
         inputs = [i for i in range(split) if self.logical_axes[i] not in ("layers", "experts")]
@@ -68,10 +68,10 @@ def parameter_metadata(config: TransformerConfig) -> Any:
     """Return the tree of `ParameterMetadata` of a model, by abstract evaluation of `init`.
 
     Args:
-        config: The model, which is not built.
+        config: The model.
 
     Returns:
-        A tree of `ParameterMetadata`, like the parameters.
+        A tree of `ParameterMetadata` with the structure of the parameters.
     """
     has_encoder = isinstance(config.topology, EncoderDecoder)
 
@@ -90,19 +90,19 @@ def parameter_metadata(config: TransformerConfig) -> Any:
 
 
 def check_parameters(config: TransformerConfig, params: Any) -> None:
-    """Refuse parameters that are not those of a model: of another depth, width or kind of layer.
+    """Check that parameters have the names and shapes of a model's.
 
     Args:
         config: The model.
-        params: Arrays or their shapes, of all devices together.
+        params: Arrays or their global shapes.
 
     Raises:
-        ValueError: Names those that are missing, left over or of another shape.
+        ValueError: Names the parameters that are missing, unexpected or have another shape.
     """
     expected, got = (flatten_dict(tree, sep="/") for tree in (parameter_metadata(config), params))
     if not expected.keys() & got.keys():
         names = ", ".join(params) or "nothing"
-        raise ValueError(f"params has {names}, and must be variables['params'].")
+        raise ValueError(f"params must be variables['params']; got a tree with {names}.")
     complaints = [f"{path} is missing" for path in sorted(expected.keys() - got.keys())]
     complaints += [f"{path} is no parameter of it" for path in sorted(got.keys() - expected.keys())]
     for path in sorted(expected.keys() & got.keys()):

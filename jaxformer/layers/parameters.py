@@ -1,9 +1,8 @@
 """Declare parameters with logical axes, which decide sharding, optimizers and memory.
 
-The axes are words. "model -> heads features" is a matrix from inputs to outputs, "heads features"
-without an arrow a vector. What stands for many of its kind, "layers" and "experts", counts
-matrices. Optimizers, meshes and estimates of memory read nothing else; names of modules and of
-parameters decide nothing.
+Axes are words: "model -> heads features" is a matrix from inputs to outputs, "heads features"
+without an arrow a vector. The axes "layers" and "experts" stack matrices. Optimizers, meshes and
+memory estimates depend only on these names, not on the names of modules and parameters.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -47,13 +46,13 @@ def logical_to_mesh_axis(
     """Return the mesh axis that a logical axis is sharded over, or None.
 
     Args:
-        logical_axis: What the axis counts.
-        size: Of the axis, on all devices together.
-        mesh_axes: Those of the devices.
-        mesh_shape: Devices along each; None asks the mesh, inside `jax.shard_map`.
+        logical_axis: Name of the logical axis.
+        size: Its global size.
+        mesh_axes: Mesh axes of the model.
+        mesh_shape: Devices along each; None uses the current mesh, inside `jax.shard_map`.
 
     Returns:
-        Its name. Key-value heads that are fewer than the devices of "tensor" stay whole.
+        The mesh axis. Key-value heads are replicated if there are more devices along "tensor".
     """
     match logical_axis:
         case "model":
@@ -101,23 +100,23 @@ def sharded_parameter(
 ) -> Float[Array, "..."]:
     """Declare a parameter; return this device's shard, all-gathered over fsdp, in `dtype`.
 
-    That is its share along the axes of `tensor` and `expert`. Over `fsdp` it is gathered here, so
-    inside a loop over layers one layer at a time; the gradient is scattered in turn.
+    The result is the shard along `tensor` and `expert`. The all-gather over `fsdp` happens here,
+    one layer at a time inside a loop over layers; its transpose scatters the gradient.
 
     Args:
-        module: Whose it is.
+        module: The module that owns the parameter.
         name: Its name.
         init_fn: The initialiser.
-        shape: On all devices together.
-        logical_axes: What each of its axes counts, as `parse_logical_axes` reads it.
-        runtime: How the model runs.
-        dtype: Of the result.
+        shape: Global shape.
+        logical_axes: Names of its axes, as `parse_logical_axes` reads them.
+        runtime: Run-time options.
+        dtype: Dtype of the result.
 
     Returns:
-        The numbers; what is learned are float32.
+        The parameter in `dtype`; it is stored in float32.
 
     Raises:
-        ValueError: The axes are not those of the shape, or the parameter that was passed in has
+        ValueError: The number of axes differs from that of the shape, or the given parameter has
             another shape.
     """
     names, num_output_axes = parse_logical_axes(logical_axes)

@@ -13,14 +13,13 @@ from jaxformer import functional as F
 class RotaryEmbedding(nn.Module):
     """Rotary position embedding without parameters.
 
-    Feature pairs are neighbours, (0, 1), (2, 3), ...; pair k turns by
+    Feature pairs are neighbours, (0, 1), (2, 3), ...; pair k is rotated by
     position * theta ** (-2 k / head_dim).
 
     Attributes:
         theta: The base of the frequencies.
         head_dim: Width of the vectors; even.
-        max_length: Positions run from 0 to max_length - 1; one outside, where it can be seen
-            (not while tracing), is refused.
+        max_length: Positions must be from 0 to max_length - 1; this is checked outside jit.
 
     References:
         Su et al., RoFormer: Enhanced Transformer with Rotary Position Embedding, 2021.
@@ -36,7 +35,7 @@ class RotaryEmbedding(nn.Module):
     ) -> Float[Array, "*batch T H"]:
         if x.shape[-1] != self.head_dim:
             raise ValueError(
-                f"RotaryEmbedding was built for width {self.head_dim}; got {x.shape[-1]}."
+                f"RotaryEmbedding has head_dim {self.head_dim}; got {x.shape[-1]} features."
             )
         F.check_positions(token_positions, self.max_length)
         positions = jnp.broadcast_to(token_positions, x.shape[:-1])

@@ -19,13 +19,13 @@ Remat = Literal["none", "dots", "full"]
 class MeshAxes:
     """Mesh axis names for each kind of sharding inside `jax.shard_map`.
 
-    The rows of a batch may be shared out over `fsdp`, `expert` and any other axis.
+    The rows of a batch may be sharded over `fsdp`, `expert` and any other axis.
 
     Attributes:
-        fsdp: Each device keeps a part of every kernel's model width; kernels are gathered at use.
-        tensor: Heads, hidden width and vocabulary; partial sums are added up over it.
-        context: Time, in the order of `F.zigzag_order`; attention goes round it as a ring.
-        expert: Experts; tokens are sent to those that they chose.
+        fsdp: Shards the model axis of every kernel; kernels are all-gathered before use.
+        tensor: Shards heads, hidden features and the vocabulary; partial sums are reduced over it.
+        context: Shards the sequence in the order of `F.zigzag_order`; attention is a ring over it.
+        expert: Shards experts; tokens are exchanged by all-to-all.
     """
 
     fsdp: str | None = None
@@ -41,7 +41,7 @@ def active_mesh_axes(mesh_shape: Mapping[str, int]) -> MeshAxes:
         mesh_shape: Devices along each axis.
 
     Returns:
-        For `RuntimeConfig.mesh_axes`: each axis by its own name, None where there is one device.
+        For `RuntimeConfig.mesh_axes`: the name of each axis, None if it has one device.
     """
     names = {name: name for name in ("fsdp", "tensor", "context", "expert")}
     return MeshAxes(**{name: name for name in names if mesh_shape.get(name, 1) > 1})
@@ -49,19 +49,22 @@ def active_mesh_axes(mesh_shape: Mapping[str, int]) -> MeshAxes:
 
 @dataclass(frozen=True, kw_only=True)
 class RuntimeConfig:
-    """Run-time options that every module gets; none of them changes a parameter.
+    """Run-time options of all modules; none of them changes a parameter.
 
-    `dtype` is that of the computation (parameters stay float32 and are cast at use).
-    `deterministic` switches dropout off. `remat` names what the backward pass recomputes: nothing
-    ("none"), all but the results of matrix products ("dots"), or everything inside a block but
-    what a kernel's attention gave ("full"). `scan` runs the layers as one compiled loop; without it
-    they are unrolled. On a CPU, XLA merges what unrolled layers recompute with what they computed,
-    so there remat saves memory only with `scan`. `mesh_axes` says how the model is spread over
-    devices. `annotate_axes` makes `init` note beside each parameter what its axes count, for those
-    who share them out. `expert_capacity_factor` is the `capacity_factor` of `F.mixture_of_experts`.
-    `attention_implementation` is that of `F.dot_product_attention`. `cache_is_empty` says that a
-    cache has nothing in it yet. `read` collects the paths of the parameters that modules read in
-    this call.
+    Attributes:
+        dtype: Dtype of the computation; parameters stay float32 and are cast when used.
+        deterministic: Whether dropout is off.
+        remat: What the backward pass recomputes: nothing ("none"), all but the results of matrix
+            products ("dots"), or everything in a block but the output of fused attention ("full").
+            On a CPU it saves memory only with `scan`, since XLA merges the recomputation of
+            unrolled layers with the forward pass.
+        scan: Whether layers run in one compiled loop, or unrolled.
+        mesh_axes: Mesh axes over which the model is sharded.
+        annotate_axes: Whether `init` boxes parameters with the names of their axes.
+        expert_capacity_factor: The `capacity_factor` of `F.mixture_of_experts`.
+        attention_implementation: The `implementation` of `F.dot_product_attention`.
+        cache_is_empty: Whether the cache holds no tokens yet.
+        read: Collects the paths of the parameters that modules read in this call.
     """
 
     dtype: DTypeLike = jnp.float32
@@ -84,13 +87,13 @@ def apply_dropout(
     *,
     axis_name: str | None = None,
 ) -> Float[Array, "*shape"]:
-    """Apply dropout in training, with another mask on each device along `axis_name`."""
+    """Apply dropout in training, with different masks on the devices along `axis_name`."""
     if runtime.deterministic or rate == 0:
         return x
     return F.dropout(x, rate, dropout_key(module, axis_name))
 
 
 def dropout_key(module: nn.Module, axis_name: str | None = None) -> PRNGKeyArray:
-    """Return a key of the "dropout" stream, another one on each device along `axis_name`."""
+    """Return a key of the "dropout" stream, different on each device along `axis_name`."""
     key = module.make_rng("dropout")
     return key if axis_name is None else jax.random.fold_in(key, jax.lax.axis_index(axis_name))

@@ -25,7 +25,7 @@ from jaxformer.layers.intermediates import INTERMEDIATES, PERTURBATIONS, sow_and
 from jaxformer.layers.norms import Norm
 from jaxformer.layers.runtime import RuntimeConfig
 
-# What stands between a kernel's shares and its product: to keep that would be to keep the kernel.
+# Operations between a kernel's shards and its product: saving their results would save the kernel.
 UNSAVED_PRIMITIVES = ("all_gather", "pvary", "reshape", "transpose", "squeeze", "broadcast_in_dim")
 
 
@@ -70,8 +70,8 @@ class LayerGroup(nn.Module):
     ) -> tuple[tuple[Float[Array, "*batch T D"], tuple[Any, ...]], tuple[KVCache | None, ...]]:
         """Return x and the self-attention caches as carry, and new cross-attention caches.
 
-        `scanned` is the index of this repetition of the pattern, and the cross-attention caches of
-        its layers. The new ones hold the keys and values of `encoder_output`, where there is one.
+        `scanned` is the index of this repetition and the cross-attention caches of its layers. The
+        new caches hold the keys and values of `encoder_output`, if it is given.
         """
         block, policy = Block, REMAT_POLICIES[self.runtime.remat]
         if self.runtime.remat != "none" or self.runtime.mesh_axes.fsdp is not None:
@@ -95,9 +95,9 @@ class LayerGroup(nn.Module):
 class Stack(nn.Module):
     """`num_layers` blocks and the final norm.
 
-    Whole periods of the pattern run under `nn.scan`, so that compile time does not grow with depth:
-    their parameters are stacked along a leading axis under "layers". Layers left over after the
-    last whole period stand under "tail".
+    Repetitions of the layer pattern run under `nn.scan`, so that compile time does not grow with
+    depth: their parameters are stacked along a leading axis under "layers". The remaining layers
+    are under "tail".
     """
 
     config: c.TransformerConfig
@@ -134,7 +134,7 @@ class Stack(nn.Module):
         )
         group_caches: Any = (NO_CACHE,) * pattern_length if cache is None else cache.layers
         remainder_caches: Any = (NO_CACHE,) * remainder if cache is None else cache.tail
-        unrolled_runtime = replace(self.runtime, scan=False)  # layers that no loop keeps apart
+        unrolled_runtime = replace(self.runtime, scan=False)  # for layers outside a loop
         x = sow_and_perturb(self, "stack_input", x)
 
         def run_group(layers: LayerGroup, x: Array, index: Array | None, caches: Any) -> Any:
@@ -163,7 +163,7 @@ class Stack(nn.Module):
                 variable_axes=dict.fromkeys(SCANNED_COLLECTIONS, 0),
                 metadata_params={nn.PARTITION_NAME: "layers"},
                 split_rngs={"params": True, "dropout": True},
-                in_axes=(nn.broadcast, nn.broadcast, nn.broadcast, 0),  # caches go round
+                in_axes=(nn.broadcast, nn.broadcast, nn.broadcast, 0),  # caches are carried
                 length=repeats,
                 unroll=1 if self.runtime.scan else repeats,
                 check_constancy_invariants=self.is_initializing(),  # it traces again
@@ -182,16 +182,16 @@ class Stack(nn.Module):
         return x, cache
 
     def check_depth(self, repeats: int, rest: int) -> None:
-        """Refuse parameters of another number of layers, of which JAX would take some."""
+        """Check the depth of the parameters, since `nn.scan` would use a part of them."""
         params = self.variables.get("params", {})
         layers, tail = params.get("layers", {}), params.get("tail", {})
         deep = max((x.shape[0] for x in jax.tree.leaves(layers)), default=repeats)
         period = self.config.pattern_length if repeats else 0
         if (deep, len(layers), len(tail)) != (repeats, period, rest):
             raise ValueError(
-                f"The parameters of the {self.name} are {deep * len(layers) + len(tail)} layers in "
-                f"a pattern of {len(layers) or len(tail)}, the configuration's {self.num_layers} "
-                f"in one of {period or rest}. Were they made for another configuration?"
+                f"Parameters of the {self.name} have {deep * len(layers) + len(tail)} layers in a "
+                f"pattern of {len(layers) or len(tail)}, but the configuration has "
+                f"{self.num_layers} in a pattern of {period or rest}. Are they of another model?"
             )
 
     @nn.nowrap

@@ -30,15 +30,15 @@ class Transformer(nn.Module):
         logits = Transformer(config).apply({"params": params}, tokens)
 
     Attributes:
-        config: What the model is.
-        dtype: Of the computation; parameters stay float32.
+        config: Configuration of the model.
+        dtype: Dtype of the computation; parameters stay float32.
         remat: What the backward pass recomputes: "none", "dots" or "full" (see `RuntimeConfig`).
         scan: Whether layers run as one compiled loop or unrolled; same parameters, same results.
-        mesh_axes: How the model is spread over devices, inside `jax.shard_map`.
-        annotate_axes: Whether `init` notes beside each parameter what its axes count.
-        expert_capacity_factor: Room for tokens on the way to experts on other devices; see
+        mesh_axes: Mesh axes over which the model is sharded, inside `jax.shard_map`.
+        annotate_axes: Whether `init` boxes parameters with the names of their axes.
+        expert_capacity_factor: Capacity for tokens sent to experts on other devices; see
             `F.mixture_of_experts`.
-        attention_implementation: How scores are computed; see `F.dot_product_attention`.
+        attention_implementation: Attention implementation; see `F.dot_product_attention`.
     """
 
     config: c.TransformerConfig
@@ -72,41 +72,38 @@ class Transformer(nn.Module):
 
         Args:
             tokens: Token ids; for an encoder-decoder, the decoder's input.
-            source: Token ids that an encoder-decoder reads; nothing else takes them. With a cache,
-                only the first call needs it.
-            positions: Position of each token; by default 0, 1, 2, ..., with a cache those that
-                follow what it holds, and over devices those of `F.zigzag_order`.
-            segments: Document of each token in a packed row; tokens see their own document only.
-                With a cache there is one document, and 0 marks padding, which is not remembered.
+            source: Source token ids of an encoder-decoder. With a cache, only the first call needs
+                them.
+            positions: Position of each token; by default 0, 1, 2, ..., with a cache those after the
+                cached tokens, and under context parallelism those of `F.zigzag_order`.
+            segments: Document number of each token in a packed row; tokens attend within their
+                document. With a cache there is one document, and 0 marks padding, which is not
+                cached.
             source_positions: As `positions`, for the source.
-            source_segments: As `segments`, for the source; 0 marks padding. A target token sees
-                the source tokens of its own segment, or all that are not padding.
-            cache: From `empty_cache` or an earlier call: what the tokens before these left behind.
-                Give any number of tokens at a time.
-            logits_at: Which of the T tokens to give logits for, by their index, Q for each row; by
-                default all of them.
-            targets: Token ids that should have been said. With them the answer is what losses ask
-                of the logits, which are not there all at once where they are many (see
-                `F.linear_logit_statistics`). Not with a cache.
-            contiguous_positions: Whether positions rise by one from each token to the next of its
-                segment, as attention kernels that count tokens themselves need; by default, if
-                none are given.
-            cache_is_empty: Whether the cache has nothing in it yet, and padding stands behind each
-                row. Then the tokens attend to each other alone, by a kernel where there is one.
-            deterministic: False switches dropout on (give rngs={"dropout": key} to apply).
+            source_segments: As `segments`, for the source; 0 marks padding. A target token attends
+                to the source tokens of its segment, or to all that are not padding.
+            cache: From `empty_cache` or an earlier call; any number of new tokens may be passed.
+            logits_at: Indices of the Q tokens of each row whose logits are returned; None is all.
+            targets: Target token ids. With them the result is `F.LogitStatistics`, from which
+                losses follow without all logits in memory (see `F.linear_logit_statistics`). Not
+                with a cache.
+            contiguous_positions: Whether positions increase by one within each segment, which fused
+                attention kernels need; by default, whether `positions` is None.
+            cache_is_empty: Whether the cache is empty and padding follows the tokens of each row.
+                Then the tokens attend only to each other, by a fused kernel if there is one.
+            deterministic: False turns dropout on (pass rngs={"dropout": key} to apply).
 
         Returns:
-            Logits as float32; the product that gives them has the precision of `dtype`. With a
-            cache, (logits, the cache with these tokens). Logits are NaN in rows that a cache has no
-            room for, where that cannot be told before.
-            With targets, `F.LogitStatistics`.
+            Logits in float32, from a matrix product in `dtype`; with a cache, (logits, new cache);
+            with targets, `F.LogitStatistics`. Inside jit, logits are NaN in rows that exceed the
+            cache's capacity.
 
         Raises:
-            ValueError: Parameters of another model; a token id outside the vocabulary, a position
-                outside a learned table or a full cache (where values can be seen, that is outside
-                jit); more tokens, without padding, than a cache has slots for (inside jit too); a
-                source given or missing, positions or targets given with a cache; a fresh cache with
-                something in it (outside jit).
+            ValueError: The parameters do not match the model; a source is missing or not expected;
+                positions or targets are passed with a cache; more tokens than the cache has slots,
+                not counting padding. Outside jit also: a token id outside the vocabulary, a
+                position outside a learned table, a full cache, or a nonempty cache with
+                `cache_is_empty`.
         """
         runtime = RuntimeConfig(
             dtype=self.dtype,
@@ -122,7 +119,7 @@ class Transformer(nn.Module):
         cfg = self.config
         self.check_source(source, cache)
         if cache is not None and targets is not None:
-            raise ValueError("Losses are of whole texts; do not pass targets and a cache.")
+            raise ValueError("Targets need the whole sequence; pass either targets or a cache.")
         embedder = Embedder(cfg, cfg.vocab_size, runtime, name="embedding")
         token_table = embedder.tokens()
         if cache is None:
@@ -213,12 +210,12 @@ class Transformer(nn.Module):
         kind = type(self.config.topology).__name__
         layers = () if cache is None else (*cache.layers, *cache.tail)
         if has_encoder and source is None and not any(layer.cross_attention for layer in layers):
-            raise ValueError("An EncoderDecoder reads a source: pass source=token_ids.")
+            raise ValueError("An EncoderDecoder needs a source: pass source=token_ids.")
         if not has_encoder and source is not None:
-            raise ValueError(f"A model of topology {kind} has no encoder for a source.")
+            raise ValueError(f"A model of topology {kind} has no encoder, so it takes no source.")
 
     def check_read(self, read: set[tuple[str, ...]]) -> None:
-        """Refuse parameters that no module read: they are of another model."""
+        """Check that every parameter was read by a module."""
         paths = flatten_dict(self.variables.get("params", {}))
         unread = ("/".join(path) for path in paths if (*self.path, *path) not in read)
         raise_misfits([f"{path} is no parameter of it" for path in sorted(unread)])
@@ -249,7 +246,9 @@ class Transformer(nn.Module):
     ) -> TokenPositions:
         """Return positions of tokens that follow a cache; padding gets position 0 and segment 0."""
         if positions is not None:
-            raise ValueError("Positions follow from the cache; do not pass both.")
+            raise ValueError(
+                "With a cache, positions follow from it; pass either positions or a cache."
+            )
         valid = jnp.ones(tokens.shape, bool) if segments is None else segments != 0
         positions_after_cache = jnp.cumsum(valid, axis=-1) - 1 + cache.length[..., None]
         check_capacity(self.config, cache, valid, padded=segments is not None)

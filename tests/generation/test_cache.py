@@ -151,7 +151,7 @@ def test_a_window_keeps_no_more_than_it_sees():
 def test_a_full_cache_is_refused_or_answers_nan():
     params, run = random_params(BASE), jitted_forward(BASE)
     cache = empty_cache(BASE, (2,), 4)
-    with pytest.raises(ValueError, match="room for 4 tokens; with these there are 7"):
+    with pytest.raises(ValueError, match="holds 4 tokens; with the new ones there are 7"):
         run(params, TOKENS, cache=cache)
     _, cache = run(params, TOKENS[:, :3], cache=cache)
     logits, _ = run(params, TOKENS[:, 3:6], cache=cache)
@@ -238,7 +238,7 @@ def test_a_prompt_is_read_by_what_sees_no_positions(name, monkeypatch):
 def test_a_cache_that_is_not_fresh_is_not_called_so():
     params, model = random_params(BASE), Transformer(BASE)
     _, cache = jitted_forward(BASE)(params, TOKENS[:, :4], cache=empty_cache(BASE, (2,), LENGTH))
-    with pytest.raises(ValueError, match="nothing in it; this one has 4 tokens of a row"):
+    with pytest.raises(ValueError, match="needs an empty cache; a row of this one has 4 tokens"):
         model.apply({"params": params}, TOKENS[:, 4:], cache=cache, cache_is_empty=True)
 
 
@@ -249,12 +249,12 @@ def test_windows_alone_never_fill():
 @pytest.mark.parametrize(
     "changes, capacity, message",
     [
-        (dict(topology=Encoder()), 4, "An Encoder sees all of its text at once"),
-        ({}, 0, "room for at least 1 token; got capacity 0"),
+        (dict(topology=Encoder()), 4, "An Encoder attends in both directions"),
+        ({}, 0, "capacity must be at least 1; got 0"),
         (
             dict(embedding=Embedding(positions=Learned(max_length=9))),
             10,
-            "9 learned positions; a cache for 10 tokens",
+            "at most 9, the number of learned positions; got 10",
         ),
     ],
 )
@@ -265,5 +265,7 @@ def test_caches_that_cannot_be(changes, capacity, message):
 
 def test_positions_follow_from_the_cache():
     cache = empty_cache(BASE, (2,), LENGTH)
-    with pytest.raises(ValueError, match="Positions follow from the cache; do not pass both"):
+    with pytest.raises(
+        ValueError, match="positions follow from it; pass either positions or a cache"
+    ):
         jitted_forward(BASE)(random_params(BASE), TOKENS, positions=np.arange(LENGTH), cache=cache)

@@ -157,7 +157,7 @@ def test_what_cannot_be_run_is_refused_in_words(build):
         ({"tokens": 3}, r"tokens must be a non-empty integer.*shape \(\), int"),
         ({"tokens": jnp.zeros((2, 0), int)}, r"tokens must be a non-empty.*\(2, 0\)"),
         ({"deterministic": False}, r"inputs must be among source, .*; got deterministic"),
-        ({"source": tokens}, "topology Decoder has no encoder for a source"),
+        ({"source": tokens}, "topology Decoder has no encoder, so it takes no source"),
         ({"source_segments": tokens}, "no encoder, so it takes no source_segments"),
         ({"segments": tokens[:, 1:]}, r"segments must have .*, \(2, 7\); got \(2, 6\)"),
         ({"positions": tokens[:, None]}, r"positions must have .*, \(2, 7\); got \(2, 1, 7\)"),

@@ -112,19 +112,19 @@ def test_vectors_of_another_shape_or_dtype_are_refused(answer, message):
 
 
 PAIRS = {
-    "vectors alone": (lambda y, cache: y, "Mine gives a pair, vectors and cache; got "),
-    "three": (lambda y, cache: (y, cache, 1), "Mine gives a pair, vectors and cache; got "),
+    "vectors alone": (lambda y, cache: y, "Mine must return (vectors, cache); got "),
+    "three": (lambda y, cache: (y, cache, 1), "Mine must return (vectors, cache); got "),
     "no cache": (
         lambda y, cache: (y, None),
-        "Mine gives back its cache as it was given, here float32(2, 2, 3); got None.",
+        "Mine must return a cache like its input, float32(2, 2, 3); got None.",
     ),
     "a cache of one row": (
         lambda y, cache: (y, cache[:1]),
-        "Mine gives back its cache as it was given, here float32(2, 2, 3); got float32(1, 2, 3).",
+        "Mine must return a cache like its input, float32(2, 2, 3); got float32(1, 2, 3).",
     ),
     "a cache of another dtype": (
         lambda y, cache: (y, cache.astype("bfloat16")),
-        "Mine gives back its cache as it was given, here float32(2, 2, 3); got bfloat16(2, 2, 3).",
+        "Mine must return a cache like its input, float32(2, 2, 3); got bfloat16(2, 2, 3).",
     ),
 }
 
@@ -138,7 +138,7 @@ def test_a_mixer_gives_vectors_and_the_cache_that_it_was_given(answer, message):
 
 def test_in_training_a_mixer_keeps_nothing():
     module = CustomMixer(BASE, mixer(lambda y, cache: (y, y)), None, RuntimeConfig())
-    with refused("Mine gives back its cache as it was given, here None; got float32(2, 5, 14)."):
+    with refused("Mine must return a cache like its input, None; got float32(2, 5, 14)."):
         traced(module, X, NO_INPUTS)
 
 
@@ -160,14 +160,14 @@ def test_a_bias_of_other_heads_queries_or_keys_is_refused(answer, message):
 
 
 CONSTANTS = {
-    "a list": (lambda n: [np.ones(n)], "an array [heads, ...] each; got [array([1., 1., 1., "),
-    "a number": (lambda n: {"a": 1.0}, "an array [heads, ...] each, of floats; got 1.0 for 'a'."),
-    "whole numbers": (lambda n: {"a": np.arange(2)}, "each, of floats; got array([0, 1]) for 'a'."),
+    "a list": (lambda n: [np.ones(n)], "float arrays [heads, ...]; got [array([1., 1., 1., "),
+    "a number": (lambda n: {"a": 1.0}, "float arrays [heads, ...]; got 1.0 for 'a'."),
+    "whole numbers": (lambda n: {"a": np.arange(2)}, "[heads, ...]; got array([0, 1]) for 'a'."),
     "of other heads": (
-        lambda n: {"a": np.ones((3, n))}, "each, here of 4 heads; got (3, 4) for 'a'."
+        lambda n: {"a": np.ones((3, n))}, "[heads, ...] with 4 heads; got (3, 4) for 'a'."
     ),
-    "no number": (lambda n: {"a": np.full(n, np.nan)}, "[heads, ...] each; got NaN for 'a'."),
-    "learned, too": (lambda n: {"w": np.ones(n)}, "Mine.constants and parameters both give 'w'."),
+    "no number": (lambda n: {"a": np.full(n, np.nan)}, "must not return NaN; 'a' has NaN."),
+    "learned, too": (lambda n: {"w": np.ones(n)}, "Mine.constants and parameters both define 'w'."),
 }  # fmt: skip
 
 

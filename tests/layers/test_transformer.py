@@ -221,7 +221,7 @@ def test_source_given_to_the_wrong_model(config, build, tokens):
     with pytest.raises(ValueError, match="topology Decoder has no encoder"):
         run(tokens, source=tokens)
     _, run = build(config(**ENCODER_DECODER))
-    with pytest.raises(ValueError, match="reads a source"):
+    with pytest.raises(ValueError, match="needs a source"):
         run(tokens)
 
 

@@ -69,24 +69,22 @@ def blockwise_attention(
                                  sums' = exp(peak - peak') * sums + exp(scores - peak') @ [value, 1]
         output, total = sums;    output / total
 
-    Blocks in which the mask allows nothing are left out. The backward pass computes the scores
-    again from queries, keys and the logarithm of each query's total, so memory grows with the
-    number of queries and keys, not with their product but for a bit for each pair of blocks. It has
-    a gradient but no `jax.jvp`.
+    Fully masked tiles are skipped. The backward pass recomputes scores from queries, keys and the
+    log-sum-exp of each query, so memory is linear in the number of queries and keys, but for one
+    bit per pair of tiles. There is a gradient but no `jax.jvp`.
 
     Args:
         query: Queries of N heads.
         key: Keys of K heads.
         value: Values of K heads.
-        mask: Who may attend to whom. None allows every pair.
+        mask: As in `dot_product_attention`, but lazy. None allows every pair.
         bias: Added to the scores after scale and cap.
         scale: As in `dot_product_attention`, as are the options below.
         logit_softcap: Bound on the absolute score.
         normalizer: "softmax" or "relu".
-        dropout_rate: Share of the weights set to zero.
-        dropout_key: Randomness for dropout; other weights are dropped than without blocks.
-        block_sizes: Queries and keys of a block, at most; None is 128 of each on a CPU, elsewhere
-            512.
+        dropout_rate: Probability of a weight being set to zero.
+        dropout_key: Random key of dropout; it drops other weights than "xla" does.
+        block_sizes: Maximum queries and keys of a tile; None is 128 of each on CPUs, else 512.
 
     Returns:
         The mean values of each head, in the dtype of ``query``.
@@ -102,7 +100,7 @@ def blockwise_attention(
         >>> mask = F.AttentionMask(positions, positions, rule=F.MaskRule(causal=True))
         >>> query = key = jnp.ones((1000, 2, 8))
         >>> value = jnp.broadcast_to(positions[:, None, None].astype(float), key.shape)
-        >>> F.blockwise_attention(query, key, value, mask)[:3, 0, 0]  # means of what was said
+        >>> F.blockwise_attention(query, key, value, mask)[:3, 0, 0]  # means of the values so far
         Array([0. , 0.5, 1. ], dtype=float32)
 
     References:

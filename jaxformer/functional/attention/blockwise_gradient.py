@@ -29,7 +29,7 @@ from jaxformer.functional.matmul_precision import float32_matmul_operands
 class Gradients(NamedTuple):
     """Gradients of query, key, value and bias parameters; key and value are transposed.
 
-    Those of keys and values lie on their sides, so that no scores need be turned for a product.
+    Those of keys and values are transposed, so that no tile of scores needs a transpose.
     """
 
     query: Float32[Array, "G T H"]
@@ -42,9 +42,9 @@ class OutputGradient(NamedTuple):
     """Inputs of the backward pass of a query tile: output cotangent, log-sum-exp and delta.
 
     Attributes:
-        d_output: Of its output.
-        lse: What its weights were divided by.
-        delta: The sum of slopes times output, which is that of weights times their slopes.
+        d_output: Cotangent of the output.
+        lse: Log of the softmax denominator.
+        delta: Sum of cotangent times output, equal to that of weights times their cotangents.
     """
 
     d_output: Float[Array, "G T Hv"]
@@ -65,17 +65,17 @@ def head_group_gradient(
         dv = w^T do;    dw = do v^T;    ds = w (dw - sum of do o);    dq = ds k;    dk = ds^T q
 
     Args:
-        options: As forwards.
-        block_mask: Which blocks of queries and keys meet.
-        group: As forwards.
-        output: What came of it.
-        lse: Logarithm of what weights were divided by.
-        d_output: The gradient of the output.
+        options: Options of the forward pass.
+        block_mask: False for tiles without visible pairs.
+        group: Inputs of the forward pass.
+        output: Its output.
+        lse: Log of the softmax denominators.
+        d_output: Cotangent of the output.
 
     Returns:
-        The gradients of queries, keys, values and what the bias learns, in their places.
+        The gradients of queries, keys, values and bias parameters, as a `HeadGroup`.
     """
-    lse = jnp.where(lse > NEG_INF, lse, 0.0)  # who met no key has no weights
+    lse = jnp.where(lse > NEG_INF, lse, 0.0)  # queries without keys have no weights
     delta = jnp.sum(d_output.astype(jnp.float32) * output.astype(jnp.float32), axis=-1)
     output_gradient, size = OutputGradient(d_output, lse, delta), options.block_sizes[0]
 

@@ -26,17 +26,17 @@ def choose_implementation(
     """Resolve "auto" and log why; refuse an implementation that lacks what is requested.
 
     Args:
-        query: Queries, of which shape and dtype count.
+        query: Queries, or their shape and dtype.
         key: Keys, likewise.
         value: Values, likewise.
         implementation: As in `dot_product_attention`.
-        request: What that is asked for.
+        request: Mask, bias and options of the call.
 
     Returns:
         Any implementation but "auto".
 
     Raises:
-        ValueError: The implementation named cannot do what is asked; says why.
+        ValueError: The named implementation does not support the request; the message says why.
     """
 
     def unsupported_reason(implementation: Implementation) -> str | None:
@@ -108,10 +108,10 @@ def prefer_blockwise(num_queries: int, num_keys: int) -> bool:
     """Whether "auto" prefers blockwise attention: from 64 queries and 65,536 scores per head on.
 
     Args:
-        num_queries: How many.
-        num_keys: How many.
+        num_queries: Number of queries.
+        num_keys: Number of keys.
 
     Returns:
-        True from 64 queries and 65,536 scores of a head on.
+        True from 64 queries and 65,536 scores per head on.
     """
     return num_queries >= 64 and num_queries * num_keys >= 256 * 256

@@ -49,12 +49,12 @@ def attend(
         output = (weights * multipliers) @ value
 
     Args:
-        query: What each of T positions looks for.
-        key: What each of S positions offers.
-        value: What each of S positions says.
+        query: Queries of T positions.
+        key: Keys of S positions.
+        value: Values of S positions.
         mask: True where the query may attend to the key. None allows every pair.
         bias: Added to the capped scores.
-        dropout_multipliers: Change the weights before they meet the values, as dropout does.
+        dropout_multipliers: Factors of the weights, from dropout.
         scale: Multiplies the dot products, usually ``H ** -0.5``.
         logit_softcap: Bound on the absolute score.
         normalizer: How scores become weights; see `dot_product_attention`.
@@ -68,7 +68,7 @@ def attend(
         >>> query = jnp.array([[0.0, 0.0], [100.0, 0.0]])
         >>> key = jnp.array([[1.0, 0.0], [0.0, 1.0]])
         >>> value = jnp.array([[10.0], [20.0]])
-        >>> F.attend(query, key, value, scale=2**-0.5)  # the mean; what the first key offers
+        >>> F.attend(query, key, value, scale=2**-0.5)  # the mean; the first value
         Array([[15.],
                [10.]], dtype=float32)
 
@@ -108,9 +108,9 @@ def dot_product_attention(
     Multi-head attention has K = N, multi-query attention K = 1, grouped-query attention any K
     between that divides N. Keys and values are never repeated.
 
-    Scores are taken and normalised in float32; the weights meet the values in the values' dtype,
-    with sums in float32. A query that may attend to nothing gives zero and passes no gradient.
-    Masked keys and values may hold any finite number, but not infinity or NaN.
+    Scores and softmax are float32; the product of weights and values has the values' dtype, with
+    float32 accumulation. A query without visible keys gives zero and no gradient. Masked keys and
+    values may be any finite number, but not infinity or NaN.
 
     Args:
         query: Queries of N heads.
@@ -127,20 +127,20 @@ def dot_product_attention(
         logit_softcap: Keep scores inside ``(-c, c)`` by ``c * tanh(scores / c)``, as Gemma 2 does.
         normalizer: "softmax", or "relu": positive scores divided by their sum, so that a query
             with no positive score gives zero.
-        dropout_rate: Share of the weights set to zero; the others grow so that the mean stays.
-        dropout_key: Randomness for dropout.
+        dropout_rate: Probability of a weight being set to zero; the others are scaled up.
+        dropout_key: Random key of dropout.
         implementation: "xla" multiplies whole matrices of scores; "blockwise" is
             `blockwise_attention`; "cudnn" and "splash" are kernels of NVIDIA GPUs and of TPUs.
             These take an `AttentionMask` and an `attention_bias`, not arrays. "auto" picks the
-            kernel of the platform where it can do what is asked, else blocks where there are many
-            scores, else whole matrices. Only "xla" has a `jax.jvp`.
+            platform's kernel if it supports the call, else "blockwise" if there are many scores,
+            else "xla". Only "xla" supports `jax.jvp`.
 
     Returns:
         The mean values of each head, in the dtype of ``query``.
 
     Raises:
-        ValueError: Shapes do not fit, an option is out of its range, or the implementation cannot
-            do what is asked.
+        ValueError: Shapes do not fit, an option is out of range, or the implementation does not
+            support the call.
 
     Example:
         >>> import jax.numpy as jnp
@@ -152,7 +152,7 @@ def dot_product_attention(
         >>> output = F.dot_product_attention(query, key, value, mask)
         >>> output.shape
         (2, 4, 6, 8)
-        >>> output[0, :, 0, 0]  # equal scores: the mean of what was said so far
+        >>> output[0, :, 0, 0]  # equal scores: the mean of the values so far
         Array([0. , 0.5, 1. , 1.5], dtype=float32)
 
     References:

@@ -23,7 +23,7 @@ from jaxformer.functional.external_kernels import (
 )
 from jaxformer.functional.platforms import LANES, compute_capability_major, target_device
 
-ArrayOrShape = Array | jax.ShapeDtypeStruct  # shape and dtype are asked for
+ArrayOrShape = Array | jax.ShapeDtypeStruct  # only shape and dtype are used
 
 
 @typechecked
@@ -37,15 +37,15 @@ def cudnn_attention(
 ) -> Float[Array, "*batch T N H"]:
     """`dot_product_attention` by cuDNN's fused kernel; see `cudnn_unsupported_reason`.
 
-    Hopper GPUs and later ones get the segments of packed rows as offsets, and skip blocks between
-    segments; rows of one segment need none. A batch that has more than 16 segments in a row, and
-    older GPUs, have a mask [T, S] for each sequence, once for all heads.
+    On Hopper GPUs and later, the segments of packed rows are passed as offsets, and tiles between
+    segments are skipped; rows of one segment need none. If a row has more than 16 segments, and on
+    older GPUs, each sequence has a mask [T, S], shared by all heads.
 
     Args:
         query: Queries of N heads, in bfloat16 or float16.
         key: Keys of K heads.
         value: Values of K heads.
-        mask: Of contiguous tokens, or None.
+        mask: A mask of contiguous tokens, or None.
         scale: Multiplies the dot products.
 
     Returns:
@@ -98,16 +98,16 @@ def splash_attention(
 ) -> Float[Array, "*batch T N H"]:
     """`dot_product_attention` by JAX's splash kernel; see `splash_unsupported_reason`.
 
-    Blocks in which nothing is seen are left out.
+    Fully masked tiles are skipped.
 
     Args:
         query: Queries of N heads.
         key: Keys of K heads.
         value: Values of K heads.
-        mask: Of contiguous tokens, or None.
+        mask: A mask of contiguous tokens, or None.
         scale: Multiplies the dot products.
         logit_softcap: Bound on the absolute score.
-        interpret: Run the kernel's steps on any platform, slowly: for tests.
+        interpret: Whether to interpret the kernel, slowly, on any platform; for tests.
 
     Returns:
         The mean values of each head, in the dtype of ``query``.
@@ -195,10 +195,10 @@ class AttentionRequest(NamedTuple):
 
     Attributes:
         mask: An array, an `AttentionMask`, or None.
-        bias: Likewise.
+        bias: An array, an `AttentionBias`, or None.
         logit_softcap: Bound on the scores.
         normalizer: How scores become weights.
-        dropout_rate: Of the weights.
+        dropout_rate: Dropout rate of the weights.
     """
 
     mask: Any = None

@@ -25,12 +25,11 @@ class MaskRule:
     """Static part of an `AttentionMask`: what positions allow, and whether they are contiguous.
 
     Attributes:
-        causal: Only keys at its own position and before.
-        window: Only the latest so many keys, its own included; None is all.
-        lookahead: With a window, as many after the query.
-        contiguous_positions: Positions rise by one from each token to the next of the same
-            segment, and queries are the keys' tokens, so that kernels which count tokens
-            themselves may be used.
+        causal: Only keys at the query's position and before.
+        window: Only this many latest keys, the query's own included; None is all.
+        lookahead: With a window, also this many keys after the query.
+        contiguous_positions: Positions increase by one within each segment, and queries and keys
+            are the same tokens, as fused kernels need.
         block_sparse: Only keys of the blocks that this pattern shows to each head.
     """
 
@@ -54,11 +53,11 @@ class AttentionMask(NamedTuple):
     """Lazy attention mask, from positions, segments and a `MaskRule`.
 
     Attributes:
-        query_positions: Of each query, in tokens.
-        key_positions: Of each key, in tokens.
-        query_segments: Number of the document each query belongs to; None is one for all.
-        key_segments: Of each key; None if and only if those of the queries are.
-        rule: What positions allow.
+        query_positions: Position of each query, in tokens.
+        key_positions: Position of each key, in tokens.
+        query_segments: Document number of each query; None is one document.
+        key_segments: Document number of each key; None if and only if `query_segments` is.
+        rule: Conditions on positions.
         head_shifts: Shift of each head's remote blocks, if the rule is block-sparse.
     """
 
@@ -134,10 +133,10 @@ class AttentionBias(NamedTuple):
     """Lazy attention bias, a function of parameters and positions; made by `attention_bias`.
 
     Attributes:
-        params: Arrays, of which it has a gradient.
-        query_positions: Of each query, in tokens.
-        key_positions: Of each key, in tokens.
-        bias_function: The function.
+        params: Differentiable arrays.
+        query_positions: Position of each query, in tokens.
+        key_positions: Position of each key, in tokens.
+        bias_function: The function and its keywords.
     """
 
     params: Any
@@ -174,18 +173,18 @@ def attention_bias(
 
         bias = function(params, query_positions, key_positions, **kwargs)
 
-    Attention by blocks asks for it between a block of queries and one of keys, and for its gradient
-    there, so no array of all pairs exists.
+    Blockwise attention computes the bias and its gradient tile by tile, so the [T, S] array never
+    exists.
 
     Args:
-        function: From parameters and positions of any queries [T] and keys [S] of a sequence to
-            [N, T, S], for as many heads as the parameters are of. For instance `alibi_bias`.
+        function: From parameters, query positions [T] and key positions [S] to [N, T, S], with the
+            heads of the parameters; for example `alibi_bias`.
         params: A tree of float arrays.
-        query_positions: Of each query, in tokens.
-        key_positions: Of each key, in tokens.
-        head_axes: Which axis of each array of the parameters counts heads, or None: one for all, or
-            a tree like `params`, or the upper part of one, as in `jax.vmap`.
-        **kwargs: More keywords of the function, hashable.
+        query_positions: Position of each query, in tokens.
+        key_positions: Position of each key, in tokens.
+        head_axes: The heads axis of each array of the parameters, or None: one number for all, or a
+            prefix tree of `params`, as in `jax.vmap`.
+        **kwargs: Further hashable keywords of the function.
 
     Returns:
         The bias, as `dot_product_attention` takes it.

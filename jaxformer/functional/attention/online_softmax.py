@@ -44,18 +44,19 @@ def partial_attention(
                  over the keys that mask allows
 
     Args:
-        query: What each of T positions looks for.
-        key: What each of S positions offers.
-        value: What each of S positions says.
+        query: Queries of T positions.
+        key: Keys of S positions.
+        value: Values of S positions.
         mask: True where the query may attend to the key. None allows every pair.
         bias: Added to the capped scores.
-        dropout_multipliers: Change the weights before they meet the values, as dropout does.
+        dropout_multipliers: Factors of the weights, from dropout.
         scale: Multiplies the dot products.
         logit_softcap: Bound on the absolute score.
-        normalizer: With "relu", positive scores stand for the exponentials, and the peak is 0.
+        normalizer: With "relu", positive scores replace the exponentials, and the maximum is 0.
 
     Returns:
-        The part. No gradient passes through its peak, since none depends on it in the end.
+        Numerator, denominator and maximum. The maximum has no gradient; the result does not
+        depend on it.
 
     References:
         Milakov and Gimelshein, Online normalizer calculation for softmax, 2018. arXiv:1805.02867
@@ -84,11 +85,11 @@ def combine_partial_attention(a: PartialAttention, b: PartialAttention) -> Parti
         peak = max(peak_a, peak_b);    x = x_a * exp(peak_a - peak) + x_b * exp(peak_b - peak)
 
     Args:
-        a: One part.
-        b: The part of other keys.
+        a: Partial attention to some keys.
+        b: Partial attention to other keys.
 
     Returns:
-        The whole. In any order and grouping the result is the same, up to rounding.
+        Partial attention to all of them; the order and grouping change only the rounding.
     """
     max_score = jnp.maximum(a.max_score, b.max_score)
     scale_a, scale_b = jnp.exp(a.max_score - max_score), jnp.exp(b.max_score - max_score)

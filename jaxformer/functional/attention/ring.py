@@ -40,18 +40,18 @@ def zigzag_order(length: int, devices: int) -> Int[np.ndarray, " T"]:
 
         device i of d has parts i and 2 d - 1 - i of 2 d equal ones
 
-    Where only earlier tokens are seen, an early part has little to attend to and a late one much;
-    each device has one of either. In the given order, consecutive equal shares are those.
+    Under a causal mask early parts attend to few keys and late parts to many, so each device gets
+    one of each. In this order, the devices' shards are consecutive and equal.
 
     Args:
         length: Tokens of the sequence.
-        devices: That it is shared out among; 1 changes nothing.
+        devices: Number of devices; 1 changes nothing.
 
     Returns:
-        Positions, so that ``x[zigzag_order(len(x), devices)]`` is what devices share.
+        Positions, so that ``x[zigzag_order(len(x), devices)]`` can be sharded evenly.
 
     Raises:
-        ValueError: The length is no multiple of twice the devices.
+        ValueError: The length is not a multiple of twice the number of devices.
 
     Example:
         >>> from jaxformer import functional as F
@@ -65,8 +65,8 @@ def zigzag_order(length: int, devices: int) -> Int[np.ndarray, " T"]:
         return np.arange(length)
     if length % (2 * devices):
         raise ValueError(
-            f"A sequence shared by {devices} devices has a multiple of {2 * devices} tokens; "
-            f"got {length}."
+            f"A sequence sharded over {devices} devices must have a multiple of {2 * devices} "
+            f"tokens; got {length}."
         )
     parts = np.arange(length).reshape(2 * devices, -1)
     return np.concatenate([parts[[i, -1 - i]].ravel() for i in range(devices)])
@@ -92,32 +92,32 @@ def ring_attention(
         output_d, lse_d = `blockwise_attention` of query to the keys and values of device d
         output = sum over d of exp(lse_d - lse) output_d;      lse = logsumexp over d of lse_d
 
-    Keys, values, their positions and segments go round the ring of devices, one step for each. The
-    backward pass sends them round once more, with their gradients, and computes scores again, so a
-    device keeps its own share and no more, and memory grows with the length of the sequence. Blocks
-    in which the mask allows nothing are left out: with causal masks all devices have equal work if
-    the sequence is shared out in `zigzag_order`. Forwards each step sends ``S * K * (H + Hv)``
-    numbers per sequence to the next device, all together what an all-gather would; backwards it
-    sends these and as many gradients in float32. Of one array that is key and value it sends one.
+    Keys, values, their positions and segments pass around the ring of devices, one step per device.
+    The backward pass sends them around once more, with their gradients, and recomputes scores, so
+    each device stores only its shard and memory is linear in the sequence length. Fully masked
+    tiles are skipped: with causal masks, devices have equal work if the sequence is sharded in
+    `zigzag_order`. Each forward step sends ``S * K * (H + Hv)`` numbers per sequence to the next
+    device, in total as many as an all-gather; a backward step also sends as many float32 gradients.
+    If key and value are the same array, it is sent once.
 
     Args:
         query: Queries of this device.
         key: Keys of this device.
         value: Values of this device.
-        mask: Who may attend to whom, by positions and segments of this device's queries and keys.
+        mask: Lazy mask, with positions and segments of this device's queries and keys.
         bias: Added to the scores after scale and cap; likewise.
-        axis_name: Of the devices that share the sequence, inside `jax.shard_map` or `jax.pmap`.
+        axis_name: Mesh axis that shards the sequence, inside `jax.shard_map` or `jax.pmap`.
         scale: As in `dot_product_attention`.
         logit_softcap: As in `dot_product_attention`.
         normalizer: As in `dot_product_attention`.
         dropout_rate: As in `dot_product_attention`.
-        dropout_key: Randomness for dropout, the same on all devices; each draws its own from it.
+        dropout_key: Random key of dropout, the same on all devices; it is folded with the index.
 
     Returns:
         The mean values of each head for this device's queries, in the dtype of ``query``.
 
     Raises:
-        ValueError: Shapes do not fit, or an option is out of its range.
+        ValueError: Shapes do not fit, or an option is out of range.
 
     References:
         Liu, Zaharia and Abbeel, Ring Attention with Blockwise Transformers for Near-Infinite
@@ -146,8 +146,8 @@ def ring_attention(
 def _block_size(length: int) -> int:
     """Tile size such that, where the length allows, no tile spans both zigzag parts.
 
-    For positions of both parts would say nothing of what lies between. A length that no such block
-    divides well has blocks across.
+    A tile across both parts would span all positions between, so that no mask could skip it. If no
+    such size divides the length well, tiles do cross.
     """
     max_size, zigzag_part = (
         min(DEFAULT_BLOCK_SIZE[target_platform()], length),

@@ -137,7 +137,7 @@ def update_if_visible(
     visible: Bool[Array, ""], update: Callable[[Array, T], T], index: Int[Array, ""], carry: T
 ) -> T:
     """Update the carry with a key tile if the block mask shows it; else return the carry."""
-    # Mapped over rows of several devices, the number differs as what is told does.
+    # Both branches of the condition must vary over the same mesh axes.
     index = pvary(index, *varying_axes(visible))
     return jax.lax.cond(visible, update, lambda number, carry: carry, index, carry)
 

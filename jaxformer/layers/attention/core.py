@@ -109,7 +109,7 @@ def apply_rope(
 ) -> Float[Array, "*batch T N H"]:
     """Apply RoPE to x if `target` is among the rotated ones; outputs are rotated by the conjugate.
 
-    So rotated values, and with them the output, depend on distances only.
+    With values and outputs rotated, the output depends on distances only.
     """
     rope, rotations = positions, inputs.rotations
     if not isinstance(rope, c.Rope) or rotations is None or target not in rope.targets:
@@ -150,13 +150,13 @@ def attend(
     """Attend, with dropout, and with ring attention over the context axis.
 
     Args:
-        module: Whose "dropout" stream is drawn from.
-        query: What each token looks for.
-        key: What each token offers.
-        value: What each token says.
+        module: The module that sows the trace and has the "dropout" stream.
+        query: Queries.
+        key: Keys.
+        value: Values.
         inputs: Mask and bias.
-        runtime: How the model runs.
-        dropout_rate: Of the weights.
+        runtime: Run-time options.
+        dropout_rate: Dropout rate of the attention weights.
         score_options: Scale, soft cap and normalizer.
         gather_keys: All-gather keys over the context axis instead, for a bias that is an array.
     """

@@ -17,7 +17,7 @@ from jaxformer.layers.runtime import RuntimeConfig
 class CustomMixer(nn.Module):
     """Parameters of a custom mixer, and its call.
 
-    Each device along `tensor` has those of its heads. A text stays on one device.
+    Heads are sharded over `tensor`. Sequences are not sharded.
     """
 
     config: c.TransformerConfig
@@ -39,8 +39,8 @@ class CustomMixer(nn.Module):
         option: Any = self.attention
         if (context := self.runtime.mesh_axes.context) is not None:
             raise ValueError(
-                f"{type(option).__name__} mixes a text on one device; got the axis {context!r} for "
-                "its time."
+                f"{type(option).__name__} is recurrent over the sequence, which cannot be sharded; "
+                f"got the context axis {context!r}."
             )
         layer_index = None if cache_update is None else cache_update.layer_index
         layer_cache = jax.tree.map(lambda a: get_layer(a, layer_index), cache)
@@ -52,8 +52,8 @@ class CustomMixer(nn.Module):
             pair = option(params, x, token_inputs, layer_cache)
             if not isinstance(pair, tuple) or len(pair) != 2:
                 name = type(option).__name__
-                raise OptionError(f"{name} gives a pair, vectors and cache; got {shown(pair)}.")
-            check_kept(option, layer_cache, pair[1])
+                raise OptionError(f"{name} must return (vectors, cache); got {shown(pair)}.")
+            check_returned_cache(option, layer_cache, pair[1])
             return pair
 
         y, new = apply_option(
@@ -64,14 +64,13 @@ class CustomMixer(nn.Module):
         return y, new
 
 
-def check_kept(option: c.Mixer, cache: Any, new: Any) -> None:
-    """Refuse a cache that is not given back as it was given: its arrays, shapes and dtypes."""
+def check_returned_cache(option: c.Mixer, cache: Any, new: Any) -> None:
+    """Check that the returned cache has the structure, shapes and dtypes of the input."""
 
     def shape_text(tree: Any) -> Any:
         return jax.tree.map(lambda x: f"{jnp.result_type(x)}{jnp.shape(x)}", tree)
 
     if (before := shape_text(cache)) != (after := shape_text(new)):
         raise OptionError(
-            f"{type(option).__name__} gives back its cache as it was given, here {before}; got "
-            f"{after}."
+            f"{type(option).__name__} must return a cache like its input, {before}; got {after}."
         )

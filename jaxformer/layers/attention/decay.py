@@ -27,8 +27,7 @@ class DecayTrace(NamedTuple):
 class DecayAttention(nn.Module):
     """Decay attention: chunkwise for sequences, one recurrence step per token with a cache.
 
-    Each device along `tensor` has a part of the heads. A text stays on one device, since its state
-    goes from token to token.
+    Heads are sharded over `tensor`. Sequences are not sharded, because the state is recurrent.
     """
 
     config: c.TransformerConfig
@@ -42,8 +41,8 @@ class DecayAttention(nn.Module):
         cfg, init = self.attention, self.config.initialisation
         if self.runtime.mesh_axes.context is not None:
             raise ValueError(
-                "The state of Decay goes from token to token, so a text stays on one device; got "
-                f"the axis {self.runtime.mesh_axes.context!r} for its time."
+                "Decay is recurrent over the sequence, which cannot be sharded; got the context "
+                f"axis {self.runtime.mesh_axes.context!r}."
             )
         heads = (cfg.num_heads, cfg.head_dim)
         self.value = Linear(

@@ -64,13 +64,13 @@ def make_layer_inputs(
 
     Args:
         config: The model.
-        runtime: How it runs.
+        runtime: Run-time options.
         tokens: Positions and segments of the new tokens.
         cache: The cache before them, or None.
-        score_bias: Gives the bias of an option for so many heads, between these positions; None if
-            the layers make their own.
+        score_bias: Returns the bias of an option and a number of heads between positions; None if
+            each layer has its own parameters for it.
         num_layers: Layers of the stack.
-        causal: Whether a query sees no later key.
+        causal: Whether keys after the query are masked.
         contiguous_positions: As in `F.MaskRule`.
         num_axes: Axes of the queries, ``[*batch, T, N, H]``.
     """

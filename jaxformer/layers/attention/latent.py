@@ -22,9 +22,9 @@ PER_HEAD_AXES = "features -> heads features"
 class LatentAttention(nn.Module):
     """Multi-head latent attention (MLA); see `config.Latent`.
 
-    Without a cache keys and values are expanded; with one, whichever form takes fewer products,
-    for one new token always the absorbed one. The latent is one key-value head for all: where
-    heads are shared out among devices, each has all of it.
+    Without a cache, keys and values are expanded; with one, the form with fewer FLOPs is used, for
+    one new token always the absorbed one. Query heads are sharded over `tensor`; the latent is
+    replicated.
     """
 
     config: c.TransformerConfig

@@ -48,8 +48,8 @@ class HeadKernel(nn.Module):
 class MultiHeadAttention(nn.Module):
     """Multi-head attention, over the sequence itself or over the encoder's output.
 
-    Where heads are shared out among devices, each has its part of them, and of the key-value heads
-    those that its query heads read.
+    Query heads are sharded over `tensor`; each device has the key-value heads that its query heads
+    read.
     """
 
     config: c.TransformerConfig

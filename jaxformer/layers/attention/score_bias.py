@@ -23,7 +23,7 @@ from jaxformer.layers.runtime import RuntimeConfig
 class ScoreBiasModule(nn.Module):
     """Float32 parameters of a score bias option; call it with positions for the bias.
 
-    Each device along `tensor` has those of its heads.
+    Heads are sharded over `tensor`.
     """
 
     option: c.ScoreBias
@@ -62,16 +62,16 @@ def bind_score_bias(
     """Make the `F.AttentionBias` of an option from its parameters and positions.
 
     Args:
-        option: What is chosen.
-        params: Its parameters, of the heads of this device.
-        num_heads: On all devices together.
-        query_positions: Of the queries.
-        key_positions: Of the keys.
+        option: The option.
+        params: Its parameters for this device's heads.
+        num_heads: Number of heads on all devices.
+        query_positions: Positions of the queries.
+        key_positions: Positions of the keys.
         causal: Whether keys after the query are masked.
-        tensor: The device axis that shares heads.
+        tensor: Mesh axis over which heads are sharded.
 
     Returns:
-        As `F.dot_product_attention` takes it.
+        The bias, as `F.dot_product_attention` takes it.
     """
     constants, declared = option.constants(num_heads), option.parameters(num_heads)
     check_constants(option, constants, declared, num_heads)
@@ -100,23 +100,23 @@ def per_layer_score_bias(positions: c.Positions | None, num_heads: int) -> c.Sco
 def check_constants(
     option: c.ScoreBias, constants: Any, declared: Mapping[str, Parameter], num_heads: int
 ) -> None:
-    """Refuse constants that are no numbers of each head, by names of their own."""
+    """Check that constants are float arrays [heads, ...] and do not share a parameter's name."""
     giver = f"{type(option).__name__}.constants"
-    wanted = "a dict of names, an array [heads, ...] each"
+    wanted = "a dict of names to float arrays [heads, ...]"
     if not isinstance(constants, Mapping):
-        raise OptionError(f"{giver} gives {wanted}; got {shown(constants)}.")
+        raise OptionError(f"{giver} must return {wanted}; got {shown(constants)}.")
     for name, x in constants.items():
         if name in declared:
-            raise OptionError(f"{giver} and parameters both give {name!r}.")
+            raise OptionError(f"{giver} and parameters both define {name!r}.")
         shape, dtype = getattr(x, "shape", ()), getattr(x, "dtype", None)
         if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
-            raise OptionError(f"{giver} gives {wanted}, of floats; got {shown(x)} for {name!r}.")
+            raise OptionError(f"{giver} must return {wanted}; got {shown(x)} for {name!r}.")
         if shape[:1] != (num_heads,):
             raise OptionError(
-                f"{giver} gives {wanted}, here of {num_heads} heads; got {shape} for {name!r}."
+                f"{giver} must return {wanted} with {num_heads} heads; got {shape} for {name!r}."
             )
         if not isinstance(x, jax.core.Tracer) and np.isnan(x).any():
-            raise OptionError(f"{giver} gives {wanted}; got NaN for {name!r}.")
+            raise OptionError(f"{giver} must not return NaN; {name!r} has NaN.")
 
 
 def check_bias(
@@ -127,7 +127,7 @@ def check_bias(
     *,
     causal: bool,
 ) -> None:
-    """Refuse a bias that is not of all heads of this device, all queries and all keys."""
+    """Check that a bias has the shape [heads, queries, keys] on this device."""
     T, S = (jax.ShapeDtypeStruct(x.shape[-1:], x.dtype) for x in positions)
     bias = jax.eval_shape(partial(option, causal=causal), params, T, S)
     floats = jnp.issubdtype(getattr(bias, "dtype", jnp.int32), jnp.floating)

@@ -28,8 +28,8 @@ from jaxformer.layers.runtime import RuntimeConfig
 class SharedKVAttention(nn.Module):
     """Attention with one projection for key and value; see `config.SharedKV`.
 
-    It is turned once and kept as it was turned; twice where only one of key and value is turned.
-    Heads are shared out as in `MultiHeadAttention`.
+    The cache holds the rotated vector, or two vectors if RoPE rotates only one of key and value.
+    Heads are sharded as in `MultiHeadAttention`.
     """
 
     config: c.TransformerConfig

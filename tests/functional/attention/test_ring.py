@@ -231,7 +231,9 @@ def test_every_device_has_an_early_and_a_late_part(length, devices):
 
 
 def test_a_length_without_halves_for_all_is_refused():
-    with pytest.raises(ValueError, match=r"shared by 4 devices has a multiple of 8 tokens; got 12"):
+    with pytest.raises(
+        ValueError, match=r"sharded over 4 devices must have a multiple of 8 tokens; got 12"
+    ):
         F.zigzag_order(12, 4)
 
 

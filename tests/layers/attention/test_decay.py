@@ -321,7 +321,7 @@ def test_time_is_not_shared_out():
         in_specs=P(None, "context"),
         out_specs=P(),
     )
-    with pytest.raises(ValueError, match="a text stays on one device; got the axis 'context'"):
+    with pytest.raises(ValueError, match="cannot be sharded; got the context axis 'context'"):
         run(jnp.zeros((1, 4, D)))
 
 
