@@ -136,7 +136,7 @@ def test_with_a_cache_it_is_that_of_the_whole_text(config):
         parts.append(logits)
     np.testing.assert_allclose(np.concatenate(parts, axis=1), run(params, tokens), atol=2e-5)
     if config is UNSHARED:
-        with pytest.raises(ValueError, match="room for 9 tokens; with these there are 10"):
+        with pytest.raises(ValueError, match="holds 9 tokens; with the new ones there are 10"):
             run(params, texts().tokens[:2, :10], cache=empty_cache(config, (2,), 9))
 
 
@@ -206,7 +206,7 @@ def test_what_cannot_be_is_refused(tmp_path):
         replace(MEMORY, topology=Encoder())
     with pytest.raises(ValueError, match="GatedMemory has no positions to replace; got .Rope"):
         MEMORY.with_positions(Rope())
-    with pytest.raises(ValueError, match="context 2, but the state of GatedMemory goes"):
+    with pytest.raises(ValueError, match="context 2, but GatedMemory is recurrent"):
         check_divisible(MEMORY, {"context": 2})
     with pytest.raises(ValueError, match="its attention is GatedMemory, and none has"):
         save_pretrained(tmp_path / "mine", MEMORY, random_params(MEMORY))

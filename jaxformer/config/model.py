@@ -77,8 +77,8 @@ class TransformerConfig:
         norm: The kind of norm.
         norm_placement: Position of the norms: before a branch, after the residual sum, before and
             after a branch, or after a branch.
-        residual: How a branch's output joins the residual stream; None is their sum.
         final_norm: Whether a norm follows the last layer of each stack.
+        residual: How a branch's output joins the residual stream; None is their sum.
         embedding: Token embedding.
         head: LM head.
         dropout: Dropout rates in training.

@@ -77,7 +77,7 @@ def test_programs_take_turns(tmp_path, monkeypatch, capsys):
     assert timings["first"].peak_bytes > 1e6 and timings["first"].first_seconds >= 0.2
     assert "train, round 4/4: first 0." in capsys.readouterr().out
     text = case_table("train", list(timings.values()), WorkCounts(tokens=80), WorkCounts())
-    assert "| train | seconds | tokens/s | times first |" in text
+    assert "| train | seconds | tokens/s | speed relative to first |" in text
     assert "| absent | needs no_such_module |" in text
     nobody = [timings["broken"]]
     assert "| broken | MemoryError: no room for 32 |" in case_table(

@@ -430,7 +430,7 @@ def test_the_schedule_is_as_long_as_the_run_that_began(six, capsys):
     run_json = json.loads((six / "run.json").read_text()) | {"schedule_steps": None}
     (six / "run.json").write_text(json.dumps(run_json))
     with pytest.raises(
-        ValueError, match=r"out/run\.json: schedule_steps is null, not a whole numbe"
+        ValueError, match=r"out/run\.json: schedule_steps is null, not an integer"
     ):
         with_fixed_schedule(resumed, six)
     short = with_fixed_schedule(replace(run, steps=3), Path("nowhere"))

@@ -222,11 +222,11 @@ def test_results_of_another_study_are_refused(canned, tmp_path):
         variants=("parallel, one norm",),
     )
     ablate.main(options)
-    with pytest.raises(ValueError, match=r"another study; .*\n  seeds\.0: 0 there, 1 now\n"):
+    with pytest.raises(ValueError, match=r"another study; .*\n  seeds\.0: 0 saved, 1 now\n"):
         ablate.main(replace(options, seeds=2, first_seed=1))
-    with pytest.raises(ValueError, match="  steps: 3 there, 4 now"):
+    with pytest.raises(ValueError, match="  steps: 3 saved, 4 now"):
         ablate.main(replace(options, steps=4))
-    with pytest.raises(ValueError, match="  study: ablate_block there, ablate_qk_norm now"):
+    with pytest.raises(ValueError, match="  study: ablate_block saved, ablate_qk_norm now"):
         ablate.main(replace(options, axis="qk_norm", variants=()))
 
 
@@ -293,7 +293,7 @@ def test_an_unknown_arm_is_refused(small):
     with pytest.raises(ValueError, match="'serial' is the baseline, which is always trained"):
         ablate.main(ablate.Ablation(axis="block", size="smoke", variants=("serial",)))
     decay = replace(RUNS["tiny"].model, attention=c.Decay(num_heads=4, head_dim=16))
-    with pytest.raises(ValueError, match="Decay has no qk_norm to vary"):
+    with pytest.raises(ValueError, match="Decay has no field 'qk_norm'"):
         make_variants("qk_norm", replace(RUNS["tiny"], model=decay))
 
 
@@ -444,14 +444,16 @@ def test_an_unfinished_study_is_not_reported(canned, tmp_path):
     speeds = json.loads(turns.read_text())
     turns.write_text(json.dumps({name: x for name, x in speeds.items() if name != "V"}))
     shutil.rmtree(tmp_path / "results" / "b")
-    with pytest.raises(ValueError, match=r"speeds\.json has no turns of V; .*\n  python -m"):
+    with pytest.raises(
+        ValueError, match=r"speeds\.json has no measurements of V\. .*\n  python -m"
+    ):
         report.main(tmp_path / "results", tmp_path / "README.md")
     (tmp_path / "results" / "a" / "variants" / "V.json").write_text("[]")
     with pytest.raises(ValueError, match=r"V\.json is a list, not an object"):
         rope_placement.main(options)
     (tmp_path / "results" / "a" / "study.json").write_text('{"study": "rope_placement"}')
     with pytest.raises(
-        ValueError, match=r"study\.json does not say size, seeds, steps, variants: "
+        ValueError, match=r"study\.json has no size, seeds, steps, variants: "
     ):
         rope_placement.main(options)
     (tmp_path / "results" / "a" / "study.json").write_text("{")

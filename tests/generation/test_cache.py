@@ -188,7 +188,7 @@ def test_no_cache_is_written_beyond_its_room(config):
     """At once and token by token, in words outside jit; at trace time where shapes tell."""
     params, model = random_params(config), Transformer(config)
     cache = empty_cache(config, (2,), 4)
-    message = r"room for 4 tokens; with these there are {}\. Make it .*capacity={}\)"
+    message = r"holds 4 tokens; with the new ones there are {}\. Use .*capacity={}\)"
     for apply in (model.apply, jax.jit(model.apply)):
         with pytest.raises(ValueError, match=message.format(5, 5)):
             apply({"params": params}, TOKENS[:, :5], cache=cache)

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Array, Bool, Float, Float32, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Float32, Int, PRNGKeyArray, Shaped
 
 from jaxformer.functional.argument_checks import typechecked
 from jaxformer.functional.attention.blockwise_gradient import head_group_gradient
@@ -223,7 +223,7 @@ def _per_head_group(
         )
         return jnp.broadcast_to(x[:, None], (count, num_kv_heads, x.shape[-1]))
 
-    def split_head_axis(x: Array, axis: int | None) -> Float[Array, "B K ..."]:
+    def split_head_axis(x: Array, axis: int | None) -> Shaped[Array, "B K ..."]:
         if axis is None:
             return jnp.broadcast_to(x, (count, num_kv_heads, *x.shape))
         by_group = x.reshape(*x.shape[:axis], num_kv_heads, -1, *x.shape[axis + 1 :])
