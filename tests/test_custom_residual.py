@@ -130,14 +130,14 @@ class Narrow(options.Residual):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hollow(options.Residual):
+class Unfinished(options.Residual):
     """Implements nothing."""
 
 
 WRONG = {
     "axes": (Sharded(), "every device has all of the stream, .*; got 'model -> hidden' of 'w'"),
     "shape": (Narrow(), r"Narrow .*\[rows, tokens, width\].*got \(5, 3\)"),
-    "nothing": (Hollow(), r"Hollow has no __call__\(...\), which the model needs"),
+    "nothing": (Unfinished(), r"Unfinished has no __call__\(...\), which the model needs"),
 }
 
 
