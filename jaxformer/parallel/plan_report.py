@@ -121,7 +121,7 @@ def _format_time(estimate: Plan) -> str:
     recompute_note = (
         ""
         if flops_ratio == 1
-        else f", with recomputation and empty expert slots ({flops_ratio:.2f} x)"
+        else f", with recomputation or empty expert slots ({flops_ratio:.2f} x)"
     )
     lines = [
         "time per step",

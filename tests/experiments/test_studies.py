@@ -452,9 +452,7 @@ def test_an_unfinished_study_is_not_reported(canned, tmp_path):
     with pytest.raises(ValueError, match=r"V\.json is a list, not an object"):
         rope_placement.main(options)
     (tmp_path / "results" / "a" / "study.json").write_text('{"study": "rope_placement"}')
-    with pytest.raises(
-        ValueError, match=r"study\.json has no size, seeds, steps, variants: "
-    ):
+    with pytest.raises(ValueError, match=r"study\.json has no size, seeds, steps, variants: "):
         rope_placement.main(options)
     (tmp_path / "results" / "a" / "study.json").write_text("{")
     with pytest.raises(ValueError, match=r"study\.json is not JSON: "):
