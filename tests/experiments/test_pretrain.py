@@ -429,9 +429,7 @@ def test_the_schedule_is_as_long_as_the_run_that_began(six, capsys):
     assert "The learning-rate schedule ends after 12 steps" in capsys.readouterr().out
     run_json = json.loads((six / "run.json").read_text()) | {"schedule_steps": None}
     (six / "run.json").write_text(json.dumps(run_json))
-    with pytest.raises(
-        ValueError, match=r"out/run\.json: schedule_steps is null, not an integer"
-    ):
+    with pytest.raises(ValueError, match=r"out/run\.json: schedule_steps is null, not an integer"):
         with_fixed_schedule(resumed, six)
     short = with_fixed_schedule(replace(run, steps=3), Path("nowhere"))
     assert short.optimizer.schedule == Cosine(peak=0.01, warmup_steps=1)
