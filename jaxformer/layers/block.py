@@ -124,25 +124,25 @@ class Block(nn.Module):
         return x if is_moe else F.copy_to_tensor_parallel(x, self.runtime.mesh_axes.tensor)
 
     def serial(
-        self, x: Float[Array, "*batch T D"], attend: AttentionModule, others: Branches, cache: Any
+        self, x: Float[Array, "*batch T D"], attend: AttentionModule, branches: Branches, cache: Any
     ) -> tuple[Float[Array, "*batch T D"], Any]:
         """Each branch reads the stream that the branch before it has written."""
         y, cache = attend(self.pre_norm(x, "attention_norm"), cache=cache)
         x = self.add_residual(x, self.finish_branch("attention", y), "attention_norm")
-        for name, branch in others.items():
+        for name, branch in branches.items():
             y = branch(self.pre_norm(x, f"{name}_norm"))
             x = self.add_residual(x, self.finish_branch(name, y), f"{name}_norm")
         return x, cache
 
     def parallel(
-        self, x: Float[Array, "*batch T D"], attend: AttentionModule, others: Branches, cache: Any
+        self, x: Float[Array, "*batch T D"], attend: AttentionModule, branches: Branches, cache: Any
     ) -> tuple[Float[Array, "*batch T D"], Any]:
         """All branches read the same stream, each after its own norm."""
         reduces_together = reduces_branches_together(self.config)
         source = self.copy_to_branches(x) if reduces_together else x
         y, cache = attend(self.pre_norm(source, "attention_norm"), cache=cache)
         outputs = {"attention": self.finish_branch("attention", y)}
-        for name, branch in others.items():
+        for name, branch in branches.items():
             y = branch(self.pre_norm(source, f"{name}_norm"))
             outputs[name] = self.finish_branch(name, y)
         if reduces_together:
@@ -152,12 +152,12 @@ class Block(nn.Module):
         return x, cache
 
     def parallel_shared_norm(
-        self, x: Float[Array, "*batch T D"], attend: AttentionModule, others: Branches, cache: Any
+        self, x: Float[Array, "*batch T D"], attend: AttentionModule, branches: Branches, cache: Any
     ) -> tuple[Float[Array, "*batch T D"], Any]:
         """All branches read the same normalised stream; norms after them see their sum."""
         source = self.copy_to_branches(self.pre_norm(x, "norm"))
         y, cache = attend(source, cache=cache)
-        outputs = {"attention": y} | {name: branch(source) for name, branch in others.items()}
+        outputs = {"attention": y} | {name: branch(source) for name, branch in branches.items()}
         if self.config.norm_placement in POST_BRANCH_NORMS:
             y = self.post_norm(self.reduce_branches(outputs), "norm")
             y = sow_and_perturb(self, f"from_{'_and_'.join(outputs)}", y)

@@ -1,6 +1,6 @@
 """cuDNN's fused attention of NVIDIA GPUs, with segments as a mask or as offsets.
 
-Offsets are an argument of a private function of JAX alone, which no other file imports.
+Only a private function of JAX takes offsets; no other file imports it.
 """
 
 from dataclasses import dataclass, replace
@@ -14,25 +14,23 @@ from jaxformer.functional.argument_checks import typechecked
 from jaxformer.functional.attention.masks import segment_mask
 from jaxformer.functional.external_kernels import AttentionKernel, SegmentIds
 
-MAX_SEGMENTS = (
-    16  # a row; the gradient's memory and time grow with it, since room is cleared for each
-)
+MAX_SEGMENTS = 16  # per row; the gradient's memory and time grow with it
 
 
 @typechecked
 def segment_offsets(
     segments: Integer[Array, "B T"], max_segments: int
 ) -> tuple[Int[Array, "B offsets"], Int[Array, "B M"]]:
-    """Return where each segment of a row begins, and its length.
+    """Return the offset and the length of each segment of a row.
 
-    A segment is a run of equal numbers; of more than M in a row the last ones are left out.
+    A segment is a run of equal numbers. If a row has more than M segments, the last are left out.
 
     Args:
-        segments: Number of the document each token belongs to.
-        max_segments: M, for how many there is room in a row.
+        segments: Document number of each token.
+        max_segments: M, the maximum number of segments per row.
 
     Returns:
-        Offsets [B, M + 1] and lengths [B, M] in tokens, -1 behind the row's last segment. The last
+        Offsets [B, M + 1] and lengths [B, M] in tokens, -1 after the row's last segment. The last
         offset is -1.
 
     Example:
@@ -105,7 +103,7 @@ class SegmentedCudnnKernel(CudnnKernel):
 class PackedCudnnKernel(CudnnKernel):
     """Rows of up to `MAX_SEGMENTS` segments as offsets, on Hopper GPUs and later ones.
 
-    What the forward pass keeps has a row [N, T] for each segment of the batch.
+    The residuals of the forward pass have a row [N, T] per segment of the batch.
 
     References:
         NVIDIA, cuDNN Frontend, Attention: ragged offsets. docs.nvidia.com/deeplearning/cudnn

@@ -5,10 +5,10 @@ Heads n, tokens j with a latent c[j] and a rotated key r[j] that heads share, ke
     expanded    score[i, j] = q[i] @ [W_K[n].T c[j], r[j]],    value[j] = W_V[n].T c[j]
     absorbed    score[i, j] = [W_K[n] q[i], q_r[i]] @ [c[j], r[j]],    value[j] = c[j]
 
-where q_r is the part of the query that meets r. Scores are equal, and so are the outputs, once the
-mean of the absorbed values goes through W_V: both are linear. Absorbed, attention has one key-value
-head, whose keys and values are almost the same numbers, and all that is kept of a token is
-[c, r]. Expanded, there are fewer products while many queries meet the same tokens.
+where q_r is the rotary part of the query. Scores are equal, and so are the outputs after the mean
+of the absorbed values is multiplied by W_V, since both are linear. The absorbed form has one
+key-value head and caches only [c, r] per token. The expanded form needs fewer FLOPs if many queries
+attend to the same tokens.
 """
 
 import jax.numpy as jnp
@@ -30,10 +30,10 @@ def expand_latent(
         value[s, n] = latent[s] @ value_kernel[:, n]
 
     Args:
-        latent: What keys and values are made from.
-        rotary_key: Further features of every head's key, rotated already.
-        key_kernel: Of the first P features of the keys.
-        value_kernel: Of the values.
+        latent: Latents that keys and values are projected from.
+        rotary_key: Key features that all heads share, after RoPE.
+        key_kernel: Kernel of the first P features of the keys.
+        value_kernel: Kernel of the values.
 
     Returns:
         Keys and values, for `dot_product_attention`, in the dtype of `latent`.
@@ -59,7 +59,7 @@ def absorb_query(
     scale of the scores stays that of `query`, ``Q ** -0.5``.
 
     Args:
-        query: Queries for expanded keys; the features after the first P meet the rotary key.
+        query: Queries for expanded keys; the features after the first P score the rotary key.
         key_kernel: As in `expand_latent`.
 
     Returns:
@@ -82,11 +82,11 @@ def up_project_values(
         y[t, n] = mean[t, n] @ value_kernel[:, n]
 
     Args:
-        latent_mean: What attention with `absorb_query` and latents for values gives.
+        latent_mean: Output of attention with `absorb_query` and latents as values.
         value_kernel: As in `expand_latent`.
 
     Returns:
-        What attention to expanded keys and values gives.
+        The output of attention to expanded keys and values.
     """
     return jnp.einsum("...tnc,cnh->...tnh", latent_mean, value_kernel)
 
@@ -94,11 +94,11 @@ def up_project_values(
 def prefer_absorbed(num_queries: int, latent_dim: int, nope_dim: int, value_dim: int) -> bool:
     """Whether the absorbed form takes fewer multiply-adds than the expanded form.
 
-    For each token of the text and each head, expanding takes C (P + Hv) products, and each query
-    P + Hv more where absorbed it takes 2 C.
+    Per cached token and head, expanding takes C (P + Hv) multiply-adds and each query another
+    P + Hv; absorbed, each query takes 2 C.
 
     Args:
-        num_queries: How many meet each token.
+        num_queries: Queries per cached token.
         latent_dim: Width of the latent, C.
         nope_dim: Width of a key without its rotary part, P.
         value_dim: Width of a value, Hv.

@@ -1,11 +1,10 @@
 """Attention masks as functions of positions and segments: True where attention is allowed.
 
-Masks say nothing about storage. The same function serves training (positions 0 to T - 1), packed
-rows, a prompt continued from a cache (later query positions) and a ring buffer (key positions in
-any order). They join with ``&`` and ``|``.
+The same functions serve training (positions 0 to T - 1), packed rows, a prompt continued from a
+cache (later query positions) and a ring buffer (key positions in any order). Combine masks with
+``&`` and ``|``.
 
-Fill the unused slots of a cache with a position larger than any query's: every mask here that is
-causal then leaves them out.
+Unused slots of a cache have a position larger than any query's, so that causal masks exclude them.
 """
 
 from typing import NamedTuple
@@ -217,7 +216,7 @@ def length_mask(lengths: Integer[Array, "*batch"], num_positions: int) -> Bool[A
         num_positions: T.
 
     Returns:
-        True for tokens, False for padding; for `key_padding_mask`, or to choose by.
+        True for tokens, False for padding.
     """
     positions = jnp.broadcast_to(jnp.arange(num_positions), (*lengths.shape, num_positions))
     return positions < lengths[..., None]
@@ -240,15 +239,14 @@ def block_sparse_mask(
         remote[n, s] = (key_block[s] + n * max(1, stride // num_heads) + 1) % stride == 0
         mask[n, t, s] = (local[t, s] or remote[n, s]) and key_positions[s] <= query_positions[t]
 
-    Heads take turns at the remote blocks: no fewer heads than ``stride`` together see the whole
-    past.
+    The heads' remote blocks differ: ``stride`` or more heads together attend to the whole past.
 
     Args:
         query_positions: Position of each query, in tokens.
         key_positions: Position of each key, in tokens.
         num_heads: Query heads.
-        block_size: Tokens to a block.
-        local_blocks: Latest blocks that every head sees, the query's own included.
+        block_size: Tokens per block.
+        local_blocks: Latest blocks that every head attends to, the query's own included.
         stride: Blocks from one remote block of a head to its next.
 
     Returns:
@@ -277,8 +275,8 @@ class BlockSparsePattern(NamedTuple):
     """Local blocks of every head, and remote blocks that each head shifts by its own number.
 
     Attributes:
-        block_size: Tokens to a block.
-        local_blocks: Latest blocks that every head sees, the query's own included.
+        block_size: Tokens per block.
+        local_blocks: Latest blocks that every head attends to, the query's own included.
         stride: Blocks from one remote block of a head to its next.
     """
 

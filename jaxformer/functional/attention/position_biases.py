@@ -113,8 +113,8 @@ def relative_position_buckets(
 
     Args:
         relative_positions: Key position minus query position, signed.
-        bidirectional: True for encoders: keys to the right have buckets of their own, the upper
-            half. False for decoders: all keys to the right share bucket zero.
+        bidirectional: True for encoders: keys to the right have the upper half of the buckets.
+            False for decoders: all keys to the right share bucket zero.
         num_buckets: Rows of the bias table.
         max_distance: From here on, all distances share the last bucket.
 
@@ -122,7 +122,7 @@ def relative_position_buckets(
         Row numbers of the bias table, int32.
 
     Raises:
-        ValueError: If there are too few buckets, or ``max_distance`` leaves no room for them.
+        ValueError: There are too few buckets, or ``max_distance`` is too small for them.
 
     Example:
         >>> import jax.numpy as jnp
@@ -248,12 +248,12 @@ def fire_bias(
     Args:
         query_positions: Absolute positions of the queries.
         key_positions: Absolute positions of the keys.
-        hidden_kernel: Of the network's hidden layer.
-        hidden_bias: Likewise.
-        out_kernel: From the hidden layer to heads.
-        out_bias: Likewise.
-        c: How fast the scale is compressed, 0.1 at first.
-        length: Positions before this share one scale, 512 at first.
+        hidden_kernel: Kernel of the hidden layer.
+        hidden_bias: Bias of the hidden layer.
+        out_kernel: Kernel from the hidden layer to heads.
+        out_bias: Bias of each head.
+        c: Compression of the logarithm, initially 0.1.
+        length: Positions before this share one scale, initially 512.
 
     Returns:
         Terms to add to the scores, float32.
@@ -299,13 +299,13 @@ def transformer_xl_bias(
 
     Args:
         query: Queries of N heads.
-        kernel: From D sinusoids to the width of each head.
+        kernel: Kernel from D sinusoids to the features of each head.
         query_positions: Absolute positions of the queries.
         key_positions: Absolute positions of the keys. Positions of a sequence follow each other
             without gaps, so that no distance within it reaches S.
         base: Ratio of the longest wavelength of the sinusoids to the shortest, nearly.
         bidirectional: Whether keys after the query have a distance too (encoders); otherwise they
-            must be masked, and get a finite number without meaning.
+            must be masked, and get an arbitrary finite number.
 
     Returns:
         Terms to add to the scores, float32. NaN for a distance of S or more.

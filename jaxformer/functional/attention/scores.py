@@ -28,8 +28,8 @@ def attention_scores(
         scores = c * tanh(scale * query @ key.T / c) + bias          c = logit_softcap, if any
 
     Args:
-        query: What each of T positions looks for.
-        key: What each of S positions offers.
+        query: Queries of T positions.
+        key: Keys of S positions.
         bias: Added to the capped scores.
         scale: Multiplies the dot products.
         logit_softcap: Bound on the absolute score.
@@ -52,8 +52,8 @@ def resolve_scale(
 ) -> tuple[Float[Array, "..."], float]:
     """Return the query and a Python scale; a traced scale is multiplied into the query instead.
 
-    A number that is an array, as one that is learned is, multiplies the queries instead: kernels
-    and loops are told a number of Python, and have no gradient of it.
+    A scale that is an array, such as a learned one, multiplies the queries, because kernels and
+    loops take a Python number and have no gradient with respect to it.
     """
     if scale is None:
         return query, query.shape[-1] ** -0.5
