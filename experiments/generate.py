@@ -52,11 +52,11 @@ class Generate:
         chat: Answer as an assistant: each typed line, or --prompt, or each of --prompts.
         chat_template: Chat template instead of the folder's: a Jinja file, or "chatml".
         system: System message of the conversation; empty is none.
-        prompts: File of prompts: one on each line, empty ones included, or JSON Lines with a field
-            "prompt". The file may be compressed.
+        prompts: File of prompts: one on each line, empty ones included, or JSON Lines of which each
+            has a field "prompt". The file may be compressed.
         batch_size: Prompts of the file in a batch.
-        output: JSON Lines file of prompts and generated texts, which appears when all are written;
-            None prints them.
+        output: JSON Lines file of prompts and generated texts, written only when all texts are
+            complete; None prints them.
         step: Step of the run's checkpoint; None is the newest.
         max_new_tokens: Maximum number of new tokens; a stop token ends the text earlier.
         sampler: How each token is chosen. Beam search prints its text at the end.

@@ -51,8 +51,8 @@ class RunConfig:
         batch_size: Rows of a batch, over all devices.
         gradient_accumulation_steps: Number of microbatches of a step, to save memory.
         steps: Total number of training steps, counted from the start of the run.
-        schedule_steps: Length of the learning-rate schedule in steps; None is --steps, as it was
-            when the run started.
+        schedule_steps: Length of the learning-rate schedule in steps; None is the --steps that the
+            run was started with.
         optimizer: Optimizer and learning-rate schedule.
         objective: Terms of the loss beside the cross-entropy.
         skip_step: Which steps are skipped because of their loss or gradient norm.
@@ -62,12 +62,13 @@ class RunConfig:
         attention_implementation: Attention implementation; "auto" is the best of the platform, see
             `F.dot_product_attention`.
         scan: Whether to scan over layers (compiles fast) or unroll them (runs faster on a CPU).
-        expert_capacity_factor: Capacity for the rows that a device sends to each other device's
-            experts, as a multiple of an even distribution; None drops none (see --mesh.expert).
+        expert_capacity_factor: Maximum number of rows sent to each other device's experts, as a
+            multiple of an even distribution; further rows are dropped. None is no limit (see
+            --mesh.expert).
         mesh: Sizes of the mesh axes.
         overlap: Whether collectives between TPUs overlap with compute.
-        devices: Number of devices to use per process; None is all. On a CPU, the number to
-            simulate.
+        devices: Number of devices to use per process; None is all. On a CPU, this many devices are
+            simulated.
         distributed: Whether this is one of several processes, each started with the same command.
         hosts: How the processes find each other.
         seed: Random seed of parameters, data order and dropout.
@@ -76,7 +77,7 @@ class RunConfig:
             processes share it.
         resume: Resume from the newest checkpoint in the output folder.
         resume_or_begin: Resume if --output has a checkpoint, else start a new run there; if the run
-            is complete, do nothing. For a command that is repeated until it ends with status 0.
+            is complete, do nothing. Use it in a script that repeats the command until it succeeds.
         log_every: Steps between lines of the metrics.
         evaluate_every: Steps between evaluations.
         save_every: Steps between checkpoints; the last step is always saved.

@@ -83,8 +83,8 @@ class TransformerConfig:
         head: LM head.
         dropout: Dropout rates in training.
         initialisation: Initialisers of the parameters.
-        model_type: Hugging Face model type, for exports that match several. Configurations that
-            differ only in it are equal.
+        model_type: Hugging Face model type to export, if several fit. Comparisons of configurations
+            ignore it.
 
     Example:
         >>> from jaxformer.config import GLU, MultiHead, TransformerConfig

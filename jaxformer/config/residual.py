@@ -7,7 +7,7 @@ from jaxformer.config.registry import Option, unimplemented_method
 
 
 class Residual(Option, protocol=True):
-    """How a branch's output joins the residual stream; without one, by the sum x + y.
+    """A residual (skip) connection, such as LayerScale; without one, the sum x + y.
 
     An option implements these methods; `parameters` is optional:
 

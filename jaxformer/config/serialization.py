@@ -160,5 +160,6 @@ def _decode_dataclass(kind: Any, data: Any, path: str) -> Any:
         )
     missing = [name for name in _required_fields(kind) if name not in data]
     if missing:
-        raise ValueError(f"{path}: {kind.__name__} needs {', '.join(missing)}.")
+        at = "" if path == kind.__name__ else f"{path}: "
+        raise ValueError(f"{at}{kind.__name__} needs {', '.join(missing)}.")
     return kind(**{n: _decode(hints[n], v, f"{path}.{n}") for n, v in data.items() if n != "type"})

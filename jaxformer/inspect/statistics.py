@@ -57,7 +57,7 @@ def activation_statistics(
         **inputs: As in `trace`.
 
     Returns:
-        For each stack ("decoder", "encoder"), statistics of "stream" and of each branch.
+        For each stack ("decoder", "encoder"), statistics of "residual_stream" and of each branch.
 
     Raises:
         ValueError: As in `Transformer`.
@@ -132,7 +132,7 @@ def gradient_statistics(
     Returns:
         For each stack, the gradient norm of each module's parameters ("attention", "feed_forward",
         "pre_attention_norm", ...), 0 in layers without that module, and of the stream after each
-        layer ("stream").
+        layer ("residual_stream").
 
     Raises:
         ValueError: The model is an encoder and has no targets, or as in `Transformer`.
@@ -170,7 +170,7 @@ def _gradient_norms(
 
 
 def _stream_shapes(intermediates: Any) -> Any:
-    """Return zeros in the shape of the sown residual streams of a stack."""
+    """Select the shapes of the sown residual streams of a stack."""
     parts = {name: intermediates[name] for name in ("layers", "tail") if name in intermediates}
     return {
         name: {

@@ -154,7 +154,7 @@ class Block(nn.Module):
     def parallel_shared_norm(
         self, x: Float[Array, "*batch T D"], attend: AttentionModule, branches: Branches, cache: Any
     ) -> tuple[Float[Array, "*batch T D"], Any]:
-        """All branches read the same normalised stream; norms after them see their sum."""
+        """All branches read the same normalised stream; a norm after them applies to the sum."""
         source = self.copy_to_branches(self.pre_norm(x, "norm"))
         y, cache = attend(source, cache=cache)
         outputs = {"attention": y} | {name: branch(source) for name, branch in branches.items()}
@@ -190,14 +190,14 @@ class Block(nn.Module):
         )
 
     def add_residual(
-        self, x: Float[Array, "*batch T D"], y: Float[Array, "*batch T D"], norm: str
+        self, x: Float[Array, "*batch T D"], y: Float[Array, "*batch T D"], norm_name: str
     ) -> Float[Array, "*batch T D"]:
         """Join stream and branch, x + y by default; normalise if norm_placement is "post"."""
         if self.config.residual is None:
             x = x + y
         else:
-            name = norm.removesuffix("norm") + "residual"
+            name = norm_name.removesuffix("norm") + "residual"
             x = ResidualConnection(self.config.residual, self.runtime, name=name)(x, y)
         if self.config.norm_placement == "post":
-            return Norm(self.config.norm, self.runtime, name=f"post_{norm}")(x)
+            return Norm(self.config.norm, self.runtime, name=f"post_{norm_name}")(x)
         return x

@@ -1,4 +1,4 @@
-"""Caches of attention: types, creation, capacity checks, updates; passed in and returned."""
+"""KV caches: types, creation, capacity checks, updates; passed in and returned."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -48,9 +48,7 @@ class Cache(NamedTuple):
     positions: tuple[Int[Array, "*batch S"], ...]
     length: Int[Array, "*batch"]  # tokens so far
     capacity: Int[Array, ""]
-    min_rope_length: Int[
-        Array, "*batch"
-    ]  # length that rotary scalings see, while the row is no longer
+    min_rope_length: Int[Array, "*batch"]  # RoPE scalings use at least this length
     source_segments: Int[Array, "*batch S"] | None = None
 
 

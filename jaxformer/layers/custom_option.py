@@ -21,7 +21,7 @@ def option_parameters(
     module: nn.Module,
     option: FeedForward | Mixer | Residual | ScoreBias,
     declared: Mapping[str, Parameter],
-    mode: RuntimeConfig,
+    runtime: RuntimeConfig,
 ) -> dict[str, Float[Array, "..."]]:
     """Declare the parameters of an option; return this device's shards by name."""
     return {
@@ -31,8 +31,8 @@ def option_parameters(
             _initialiser(f"{type(option).__name__}'s start of {name!r}", one),
             one.shape,
             one.axes,
-            mode,
-            dtype=mode.dtype,
+            runtime,
+            dtype=runtime.dtype,
         )
         for name, one in declared.items()
     }

@@ -87,7 +87,7 @@ class FeedForward(nn.Module):
         logits = Linear(
             (option.num_experts,), kernel_init, float32_runtime, "model -> features", name="router"
         )(x)
-        if not self.is_initializing():  # there are parameters alone then
+        if not self.is_initializing():  # `init` returns only parameters
             self.sow("router", "logits", logits)
         tensor = self.runtime.mesh_axes.tensor
         output = F.mixture_of_experts(

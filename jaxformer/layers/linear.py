@@ -48,13 +48,13 @@ class Linear(nn.Module):
         if not self.keep_partial_sums:
             y = F.reduce_from_tensor_parallel(y, tensor)
         if self.bias:
-            # Whole
+            # The bias is not sharded over fsdp.
             bias_axes = " ".join(logical_axes.names[logical_axes.num_input_axes :]).replace(
                 "model", "features"
             )
             zeros = nn.initializers.zeros
             bias = sharded_parameter(self, "bias", zeros, self.features, bias_axes, self.runtime)
-            if self.keep_partial_sums and tensor is not None:  # it is added once
+            if self.keep_partial_sums and tensor is not None:  # the caller sums over devices
                 bias = jnp.where(jax.lax.axis_index(tensor) == 0, bias, 0)
             y = y + jnp.broadcast_to(bias.astype(y.dtype), y.shape)
         return y

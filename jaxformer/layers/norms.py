@@ -36,7 +36,7 @@ class Norm(nn.Module):
 
         def norm_parameter(name: str, init_fn: Callable) -> Float[Array, "..."]:
             value = sharded_parameter(self, name, init_fn, shape, logical_axes, self.runtime)
-            return F.pvary(value, *F.varying_axes(x))  # before it is as large as x
+            return F.pvary(value, *F.varying_axes(x))  # before broadcasting
 
         scale = bias = None
         if cfg.parameters != "none":

@@ -104,7 +104,9 @@ def check_parameters(config: TransformerConfig, params: Any) -> None:
         names = ", ".join(params) or "nothing"
         raise ValueError(f"params must be variables['params']; got a tree with {names}.")
     complaints = [f"{path} is missing" for path in sorted(expected.keys() - got.keys())]
-    complaints += [f"{path} is no parameter of it" for path in sorted(got.keys() - expected.keys())]
+    complaints += [
+        f"{path} is not a parameter of the model" for path in sorted(got.keys() - expected.keys())
+    ]
     for path in sorted(expected.keys() & got.keys()):
         shapes = list(got[path].shape), list(expected[path].shape)
         if shapes[0] != shapes[1]:

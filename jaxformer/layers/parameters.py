@@ -30,7 +30,7 @@ LISTED = 8  # parameters of a message before the rest is only counted
 
 
 def raise_misfits(complaints: Sequence[str]) -> None:
-    """Refuse parameters of which there is something to complain."""
+    """Raise ValueError if there are complaints about parameters."""
     if complaints:
         count = len(complaints)
         more = f"; and {count - LISTED} more" if count > LISTED else ""
@@ -75,7 +75,7 @@ def mesh_axes(
     axes: MeshAxes,
     sizes: Mapping[str, int] | None = None,
 ) -> tuple[str | None, ...]:
-    """The device axes of a parameter; of several axes that count the model, fsdp has the first."""
+    """Return the mesh axes of a parameter; fsdp shards only the first axis named "model"."""
     over: list[str | None] = []
     for name, size in zip(names, shape, strict=True):
         axis = logical_to_mesh_axis(name, size, axes, sizes)
@@ -149,7 +149,7 @@ def sharded_parameter(
         value = module.param(name, boxed_init, local_shape, jnp.float32)
     if (
         "kv_heads" in names and runtime.mesh_axes.tensor not in axes
-    ):  # copies, of which each reads a part
+    ):  # each device uses a part of its copy, so gradients are summed
         value = F.copy_to_tensor_parallel(value, runtime.mesh_axes.tensor)
     for i, axis in enumerate(axes):
         if axis is not None and names[i] == "model":

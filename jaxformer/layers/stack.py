@@ -25,7 +25,7 @@ from jaxformer.layers.intermediates import INTERMEDIATES, PERTURBATIONS, sow_and
 from jaxformer.layers.norms import Norm
 from jaxformer.layers.runtime import RuntimeConfig
 
-# Operations between a kernel's shards and its product: saving their results would save the kernel.
+# Saving the results of these operations would keep the gathered kernels in memory.
 UNSAVED_PRIMITIVES = ("all_gather", "pvary", "reshape", "transpose", "squeeze", "broadcast_in_dim")
 
 
@@ -182,7 +182,7 @@ class Stack(nn.Module):
         return x, cache
 
     def check_depth(self, repeats: int, rest: int) -> None:
-        """Check the depth of the parameters, since `nn.scan` would use a part of them."""
+        """Check the depth of the parameters; `nn.scan` would use only the first of more layers."""
         params = self.variables.get("params", {})
         layers, tail = params.get("layers", {}), params.get("tail", {})
         deep = max((x.shape[0] for x in jax.tree.leaves(layers)), default=repeats)
@@ -191,12 +191,13 @@ class Stack(nn.Module):
             raise ValueError(
                 f"Parameters of the {self.name} have {deep * len(layers) + len(tail)} layers in a "
                 f"pattern of {len(layers) or len(tail)}, but the configuration has "
-                f"{self.num_layers} in a pattern of {period or rest}. Are they of another model?"
+                f"{self.num_layers} in a pattern of {period or rest}. Were the parameters made for "
+                "another model?"
             )
 
     @nn.nowrap
     def make_score_bias(self) -> ScoreBiasFunction:
-        """Return a function that gives the biases of options which layers share."""
+        """Return a function from a score bias option to its bias; layers share its parameters."""
         modules = dict[tuple[c.ScoreBias, int], ScoreBiasModule]()
 
         def score_bias(

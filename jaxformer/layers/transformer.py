@@ -165,7 +165,9 @@ class Transformer(nn.Module):
             x = jnp.take_along_axis(x, logits_at[..., None], axis=-2)
         logits = LMHead(cfg, runtime, name="head")(x, token_table, targets)
         if encoder_output is not None or not isinstance(cfg.topology, c.EncoderDecoder):
-            self.check_read(runtime.read)  # a source that a cache has is not read again
+            self.check_read(
+                runtime.read
+            )  # with a cached source, the encoder's parameters are not read
         if isinstance(logits, F.LogitStatistics) or cache is None or new_cache is None:
             return logits
         length = cache.length + jnp.sum(jnp.asarray(token_positions.segments), axis=-1)
@@ -190,7 +192,7 @@ class Transformer(nn.Module):
             embedder = Embedder(cfg, topology.source_vocab_size, runtime, name="source_embedding")
             table = embedder.tokens()
         tokens = self.token_positions(source, positions, segments)
-        if segments is not None:  # padding does not make a text longer
+        if segments is not None:  # length-dependent RoPE scaling ignores padding
             tokens = tokens._replace(positions=jnp.where(segments != 0, tokens.positions, 0))
         encoder = Stack(
             cfg.encoder_config,
@@ -201,7 +203,7 @@ class Transformer(nn.Module):
         )
         x = self.embed(embedder, table, source, tokens)
         output, _ = encoder(x, tokens, contiguous_positions=positions is None)
-        # Once for the keys of all layers
+        # Once here instead of in the key projection of each layer.
         return F.copy_to_tensor_parallel(output, self.mesh_axes.tensor)
 
     def check_source(self, source: Int[Array, "*batch S"] | None, cache: Cache | None) -> None:
@@ -218,7 +220,7 @@ class Transformer(nn.Module):
         """Check that every parameter was read by a module."""
         paths = flatten_dict(self.variables.get("params", {}))
         unread = ("/".join(path) for path in paths if (*self.path, *path) not in read)
-        raise_misfits([f"{path} is no parameter of it" for path in sorted(unread)])
+        raise_misfits([f"{path} is not a parameter of the model" for path in sorted(unread)])
 
     def token_positions(
         self,

@@ -98,7 +98,7 @@ def _format_memory(estimate: Plan) -> str:
         "parameters": "parameters",
         "optimizer": "optimizer state",
         "gradients": "gradients",
-        "gathered_kernels": "all-gathered or cast kernels",
+        "gathered_kernels": "copies of kernels (gathered, cast)",
         "activations": "activations, about",
         "logits": "logits and their gradient",
     }
@@ -121,7 +121,7 @@ def _format_time(estimate: Plan) -> str:
     recompute_note = (
         ""
         if flops_ratio == 1
-        else f", with recomputation or empty expert slots ({flops_ratio:.2f} x)"
+        else f", including recomputation and empty expert slots ({flops_ratio:.2f} x)"
     )
     lines = [
         "time per step",
@@ -133,7 +133,7 @@ def _format_time(estimate: Plan) -> str:
         f"{'MFU':40}{estimate.mfu:.0%} at most",
     ]
     closing = (
-        f"{_format_flops(estimate.model_flops, 'FLOP')} of the model per step, "
+        f"{_format_flops(estimate.model_flops, 'FLOP')} per step without recomputation, "
         f"{estimate.workload.length * estimate.batch_size / estimate.step_seconds:,.0f} tokens/s "
         "at most: matmuls are assumed to run at the published bfloat16 peak, and communication to "
         "take no time. For the collectives of the compiled step pass --compile."

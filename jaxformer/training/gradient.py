@@ -30,7 +30,7 @@ class Objective:
         z_loss: Weight of the squared log of the softmax denominator.
         label_smoothing: Fraction of the target's probability that is spread over the vocabulary.
         load_balance: Weight of the load-balancing loss, a mean over the MoE layers.
-        router_z_loss: Weight of the squared log of the routers' softmax denominator, also a mean.
+        router_z_loss: The same of the routers' softmax, averaged over the MoE layers.
     """
 
     z_loss: float = 0.0

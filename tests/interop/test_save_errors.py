@@ -92,7 +92,7 @@ def test_parameters_that_do_not_fit_are_all_named(tmp_path, loaded):
     with pytest.raises(
         ValueError,
         match=r"^3 parameters do not fit the configuration: embedding/tokens/embedding is missing; "
-        r"more/x is no parameter of it; head/kernel is \[9, 13\], not \[12, 13\]\.$",
+        r"more/x is not a parameter of the model; head/kernel is \[9, 13\], not \[12, 13\]\.$",
     ):
         save_pretrained(tmp_path / "out", config, params)
     assert not (tmp_path / "out").exists()

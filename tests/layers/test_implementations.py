@@ -189,5 +189,5 @@ def test_what_has_no_rule_is_refused_by_name():
     config = zoo.get("llama-2-70b").tiny()
     attention = replace(config.attention, positions=(Rope(), TransformerXL()))
     model = Transformer(replace(config, attention=attention), attention_implementation="blockwise")
-    with pytest.raises(ValueError, match="a score_bias; got an array as mask"):
+    with pytest.raises(ValueError, match="an attention_bias, not arrays; got an array as mask"):
         model.init(jax.random.key(0), jnp.zeros((1, 4), int))

@@ -29,8 +29,9 @@ class MultiHead:
         num_kv_heads: Key and value heads; each serves num_heads / num_kv_heads query heads.
         head_dim: Width of a head.
         positions: Position options, cycled over the layers.
-        windows: Attention windows, cycled over the layers: W keys that end with the query's token
-            (an encoder also attends to W - 1 after it), a `BlockSparse` pattern, or None for all.
+        windows: Attention windows, cycled over the layers: each query attends to the last W keys,
+            its own included (in an encoder also to W - 1 keys after it), or by a `BlockSparse`
+            pattern, or to all keys (None).
         scale: Multiplies the scores; None is head_dim ** -0.5.
         logit_softcap: Cap c of the scores: s becomes c * tanh(s / c).
         clip_qkv: Queries, keys and values are clipped to [-clip_qkv, clip_qkv].

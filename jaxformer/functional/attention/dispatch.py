@@ -33,7 +33,7 @@ def choose_implementation(
         request: Mask, bias and options of the call.
 
     Returns:
-        Any implementation but "auto".
+        The chosen implementation, never "auto".
 
     Raises:
         ValueError: The named implementation does not support the request; the message says why.
@@ -101,7 +101,9 @@ def _blockwise_unsupported_reason(request: AttentionRequest) -> str | None:
     )
     array_names = [name for name, x in mask_and_bias.items() if not isinstance(x, lazy_types)]
     names = " and ".join(array_names)
-    return f"it takes an AttentionMask and a score_bias; got an array as {names}" if names else None
+    if not names:
+        return None
+    return f"it takes an AttentionMask and an attention_bias, not arrays; got an array as {names}"
 
 
 def prefer_blockwise(num_queries: int, num_keys: int) -> bool:

@@ -122,8 +122,8 @@ def dot_product_attention(
             Or an `AttentionMask`, so that no such array need exist.
         bias: Added to the scores after scale and cap; broadcasts to ``[*batch, N, T, S]``. Must be
             finite: to forbid a pair use ``mask``. Or an `attention_bias`.
-        scale: Multiplies the dot products. None is ``H ** -0.5``; T5 uses 1. It may be learned: an
-            array without axes, which queries are multiplied by before.
+        scale: Multiplies the dot products. None is ``H ** -0.5``; T5 uses 1. It may be a
+            scalar array, such as a learned one, which multiplies the queries first.
         logit_softcap: Keep scores inside ``(-c, c)`` by ``c * tanh(scores / c)``, as Gemma 2 does.
         normalizer: "softmax", or "relu": positive scores divided by their sum, so that a query
             with no positive score gives zero.
@@ -211,7 +211,7 @@ def dot_product_attention(
 def num_query_copies(query: Array, key: Array) -> int:
     """Copies of a single query, on a TPU: at least 8 query rows per key head; otherwise T.
 
-    With fewer XLA multiplies in the vector unit, in float32, and pads keys to twice their size.
+    With fewer rows, XLA uses the vector unit, in float32, and pads keys to twice their size.
     """
     (T, N), K = query.shape[-3:-1], key.shape[-2]
     return -(-8 * K // N) if T == 1 and target_platform() == "tpu" else T

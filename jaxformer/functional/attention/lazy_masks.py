@@ -218,12 +218,10 @@ def check_mask_and_bias(query: Array, key: Array, mask: Any, bias: Any) -> None:
         lengths = {"query_positions": T, "key_positions": S}
         if isinstance(mask_or_bias, AttentionMask):
             if (mask_or_bias.query_segments is None) != (mask_or_bias.key_segments is None):
-                raise ValueError(
-                    f"{name} has segments of queries and of keys, or neither; give both."
-                )
+                raise ValueError(f"{name} needs both query_segments and key_segments, or neither.")
             if (mask_or_bias.rule.block_sparse is None) != (mask_or_bias.head_shifts is None):
                 raise ValueError(
-                    f"{name} has head_shifts if and only if its rule is block_sparse; give both."
+                    f"{name} needs both head_shifts and rule.block_sparse, or neither."
                 )
             lengths |= {"query_segments": T, "key_segments": S, "head_shifts": N}
         for attribute, count in lengths.items():

@@ -247,7 +247,7 @@ def block_sparse_mask(
         num_heads: Query heads.
         block_size: Tokens per block.
         local_blocks: Latest blocks that every head attends to, the query's own included.
-        stride: Blocks from one remote block of a head to its next.
+        stride: Distance between a head's remote blocks, in blocks.
 
     Returns:
         True where the query of that head may attend to the key.
@@ -261,9 +261,8 @@ def block_sparse_mask(
     """
     if min(num_heads, block_size, local_blocks, stride) < 1:
         raise ValueError(
-            "A block-sparse mask needs numbers of at least 1; got "
-            f"num_heads {num_heads}, block {block_size}, local_blocks {local_blocks}, stride "
-            f"{stride}."
+            "num_heads, block_size, local_blocks and stride must be at least 1; got "
+            f"{num_heads}, {block_size}, {local_blocks} and {stride}."
         )
     pattern = BlockSparsePattern(block_size, local_blocks, stride)
     blocks = pattern.mask(query_positions, key_positions, pattern.head_shifts(num_heads))
@@ -277,7 +276,7 @@ class BlockSparsePattern(NamedTuple):
     Attributes:
         block_size: Tokens per block.
         local_blocks: Latest blocks that every head attends to, the query's own included.
-        stride: Blocks from one remote block of a head to its next.
+        stride: Distance between a head's remote blocks, in blocks.
     """
 
     block_size: int

@@ -38,7 +38,7 @@ OutputAndLse = tuple[Float32[Array, "U G T Hv"], Float32[Array, "U G T"]]  # out
 def zigzag_order(length: int, devices: int) -> Int[np.ndarray, " T"]:
     """Zigzag order of positions, which balances causal attention over devices.
 
-        device i of d has parts i and 2 d - 1 - i of 2 d equal ones
+        of 2 d equal parts of the sequence, device i has parts i and 2 d - 1 - i
 
     Under a causal mask early parts attend to few keys and late parts to many, so each device gets
     one of each. In this order, the devices' shards are consecutive and equal.

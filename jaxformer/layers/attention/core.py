@@ -130,7 +130,7 @@ def local_kv_heads(
         or logical_to_mesh_axis("kv_heads", num_kv_heads, runtime.mesh_axes) is not None
     ):
         return x
-    devices_per_head = axis_size(tensor) // num_kv_heads  # devices
+    devices_per_head = axis_size(tensor) // num_kv_heads
     head = jax.lax.axis_index(tensor) // devices_per_head
     return jax.lax.dynamic_slice_in_dim(x, head, 1, axis=-2)
 
@@ -158,7 +158,7 @@ def attend(
         runtime: Run-time options.
         dropout_rate: Dropout rate of the attention weights.
         score_options: Scale, soft cap and normalizer.
-        gather_keys: All-gather keys over the context axis instead, for a bias that is an array.
+        gather_keys: All-gather keys instead of ring attention, for a bias that is an array.
     """
     key_is_value, key = value is key, key.astype(query.dtype)
     value = key if key_is_value else value.astype(query.dtype)

@@ -30,7 +30,7 @@ class AttentionInputs(NamedTuple):
     """Inputs of an attention module besides x: mask, bias, RoPE rotations, positions.
 
     Mask and bias are lazy, or arrays `[*batch, T, S]` and `[*batch, N, T, S]` where attention
-    multiplies whole matrices of scores. Rotations are unit complex numbers.
+    computes the full score matrix. Rotations are unit complex numbers.
     """
 
     mask: Bool[Array, "..."] | F.AttentionMask | None = None
@@ -179,7 +179,7 @@ def attended_tokens(
 def prepare(
     mask_or_bias: F.AttentionMask | F.AttentionBias | None, runtime: RuntimeConfig, num_axes: int
 ) -> Any:
-    """Materialize a mask or bias that layers share, unless blocks, kernels or a ring take it."""
+    """Materialize a shared mask or bias, unless blockwise, fused or ring attention takes it."""
     if runtime.mesh_axes.context is not None:
         return mask_or_bias
     return F.materialize_for_xla(mask_or_bias, runtime.attention_implementation, num_axes)
@@ -230,7 +230,7 @@ def cross_attention_mask(
     if source_segments is None:
         return None
     valid = source_segments > 0
-    if token_positions.segments is None:  # all see all that is real
+    if token_positions.segments is None:  # every query attends to every valid token
         key_segments = valid.astype(jnp.int32)
         query_segments = jnp.ones(
             (*key_segments.shape[:-1], token_positions.positions.shape[-1]), jnp.int32

@@ -348,7 +348,7 @@ BLOCK_SPARSE = F.MaskRule(block_sparse=F.BlockSparsePattern(1, 1, 2))
 OTHERS = {
     "segments of one side": (
         dict(mask=F.AttentionMask(AT, AT, query_segments=AT)),
-        "AttentionMask has segments of queries and of keys, or neither",
+        "AttentionMask needs both query_segments and key_segments, or neither",
     ),
     "fewer keys": (
         dict(mask=F.AttentionMask(AT, AT[:2])),
@@ -360,7 +360,7 @@ OTHERS = {
     ),
     "no shifts": (
         dict(mask=F.AttentionMask(AT, AT, rule=BLOCK_SPARSE)),
-        "AttentionMask has head_shifts if and only if its rule is block_sparse",
+        "AttentionMask needs both head_shifts and rule.block_sparse, or neither",
     ),
     "shifts of key heads": (
         dict(mask=F.AttentionMask(AT, AT, rule=BLOCK_SPARSE, head_shifts=AT[:1])),

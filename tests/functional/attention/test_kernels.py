@@ -158,7 +158,9 @@ def test_a_kernel_of_another_platform_is_refused(kernel, home):
 
 def test_blocks_take_rules_alone():
     x = jnp.ones((3, 1, 2))
-    with pytest.raises(ValueError, match="a score_bias; got an array as mask and bias"):
+    with pytest.raises(
+        ValueError, match="an attention_bias, not arrays; got an array as mask and bias"
+    ):
         F.dot_product_attention(
             x, x, x, jnp.ones((3, 3), bool), jnp.ones((1, 3, 3)), implementation="blockwise"
         )

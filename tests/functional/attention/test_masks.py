@@ -185,6 +185,6 @@ def test_window_names_the_bad_numbers():
 
 
 def test_block_sparse_mask_names_the_bad_numbers():
-    expected = "got num_heads 2, block 0, local_blocks 3, stride 4"
+    expected = "block_size, local_blocks and stride must be at least 1; got 2, 0, 3 and 4"
     with pytest.raises(ValueError, match=expected):
         F.block_sparse_mask(WAY, WAY, num_heads=2, block_size=0, local_blocks=3, stride=4)
