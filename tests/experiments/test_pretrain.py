@@ -828,5 +828,5 @@ def test_the_module_runs_and_says_how_to_repeat_it():
 def test_wrong_flags_end_the_module_with_a_message():
     done = start("tiny", "--corpus", "TextFiles(path='nowhere.txt')")
     assert done.returncode == 1
-    assert "error: nowhere.txt does not exist.\n(JAXFORMER_TRACEBACK=1 shows" in done.stderr
+    assert "error: nowhere.txt does not exist.\n(Set JAXFORMER_TRACEBACK=1 for" in done.stderr
     assert "Traceback" not in done.stderr

@@ -66,5 +66,5 @@ def test_some_targets(config, tokens, build):
 def test_targets_with_a_cache_are_refused(config, tokens, build):
     params, _ = build(config())
     cache = empty_cache(config(), (2,), capacity=9)
-    with pytest.raises(ValueError, match="do not pass targets and a cache"):
+    with pytest.raises(ValueError, match="pass either targets or a cache"):
         Transformer(config()).apply({"params": params}, tokens, targets=tokens, cache=cache)

@@ -74,7 +74,7 @@ def test_any_token_positions(normal, positions):
 
 
 def test_wrong_width(normal):
-    with pytest.raises(ValueError, match="built for width 6; got 8"):
+    with pytest.raises(ValueError, match="head_dim 6; got 8 features"):
         ROPE.apply({}, normal(5, 8), jnp.arange(5))
 
 

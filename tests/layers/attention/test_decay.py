@@ -331,7 +331,8 @@ def test_no_hugging_face_folder_has_it(tmp_path):
     with pytest.raises(ValueError, match="its attention is Decay, and none has"):
         save_pretrained(tmp_path, CONFIG, params)
     with pytest.raises(
-        ValueError, match="asked for, .*: its attention is Decay, and llama has MultiHead"
+        ValueError,
+        match="llama cannot represent .*: its attention is Decay, and llama has MultiHead",
     ):
         save_pretrained(tmp_path, CONFIG, params, family="llama")
 
