@@ -146,7 +146,7 @@ BASE = c.TransformerConfig(
     "before, after, message",
     [
         ('"vocab_size": 31', '"vocab": 31', "TransformerConfig: .* has no field vocab; its fields"),
-        ('"vocab_size": 31, ', "", "TransformerConfig: TransformerConfig needs vocab_size"),
+        ('"vocab_size": 31, ', "", "^TransformerConfig needs vocab_size"),
         ('"vocab_size": 31', '"vocab_size": "31"', "TransformerConfig.vocab_size: expected int"),
         ('"vocab_size": 31', '"vocab_size": true', "vocab_size: expected int, got True"),
         ('"vocab_size": 31', '"vocab_size": 31.0', "vocab_size: expected int, got 31.0"),
