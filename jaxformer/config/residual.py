@@ -15,7 +15,9 @@ class Residual(Option, protocol=True):
         __call__(self, params, x, y)     the stream [*batch, T, D] after the branch
 
     `x` is the stream before the branch and `y` the branch's output, after its dropout and norm.
-    Every device has all features of both, so the axes of parameters are "model" and "features".
+    It must treat each token separately: caches and context parallelism pass only some tokens. Every
+    device has all features of both, so the axes of parameters are "model" and "features". FLOPs and
+    activation bytes in `costs` do not include a residual's work.
     Parallel branches whose outputs are summed first join the stream once.
     """
 
