@@ -110,6 +110,13 @@ def test_it_is_counted_printed_read_back_and_a_flag():
     assert parse_run(pretrain.RUNS, "", again) == run
 
 
+@pytest.mark.parametrize("name", ["depth", "__dataclass_fields__"])
+def test_what_is_no_field_is_named_beside_its_fields(name):
+    text = to_json(of(LayerScale())).replace('"initial_scale"', f'"{name}"')
+    with pytest.raises(ValueError, match=f"no field {name}; its fields are initial_scale.$"):
+        from_json(TransformerConfig, text)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sharded(options.Residual):
     """Has a parameter of an axis that devices share."""

@@ -1,0 +1,97 @@
+"""What `MultiHead` and `SharedKV` share: query heads in groups that read one key-value head."""
+
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from jaxformer.config.attention.layer_sizes import (
+    ActivationWidths,
+    CacheShape,
+    KVCache,
+    SharedCache,
+)
+from jaxformer.config.positions import Positions, Window
+from jaxformer.config.tiny import (
+    TINY_HEAD_DIM,
+    rescale_with_width,
+    shorten_pattern,
+    tiny_num_heads,
+    tiny_positions,
+    tiny_window,
+)
+
+Kind = TypeVar("Kind", bound="GroupedHeads")
+
+
+class GroupedHeads:
+    """Sizes and costs of attention whose query heads share key-value heads in groups."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    positions: tuple[Positions | None, ...]
+    windows: tuple[Window, ...]
+    scale: float | None
+    has_scores = True
+    num_kv_projections = 2  # of keys and of values
+
+    @property
+    def rope_head_dim(self) -> int:
+        """Features per head that RoPE may rotate."""
+        return self.head_dim
+
+    @property
+    def key_dim(self) -> int:
+        """Features of a key."""
+        return self.head_dim
+
+    @property
+    def heads_width(self) -> int:
+        """Total width of all heads, the input of the output projection."""
+        return self.num_heads * self.head_dim
+
+    def num_cached_arrays(self, positions: Positions | None) -> int:
+        """Arrays cached per token: keys and values."""
+        return 2
+
+    def attention_flops(
+        self, model_dim: int, query_length: int, key_length: int, num_visible_keys: int
+    ) -> int:
+        """FLOPs of one layer, including its projections."""
+        heads, kv = self.heads_width, self.num_kv_projections * self.num_kv_heads * self.head_dim
+        projections = query_length * 2 * model_dim * heads + key_length * model_dim * kv
+        return 2 * (projections + 2 * query_length * num_visible_keys * heads)
+
+    def activation_widths(
+        self, model_dim: int, positions: Positions | None, tensor: int
+    ) -> ActivationWidths:
+        """Numbers per token that a layer computes, heads sharded over `tensor`."""
+        heads = self.heads_width / tensor
+        kv = self.num_kv_heads * self.head_dim / min(tensor, self.num_kv_heads)
+        return ActivationWidths(
+            heads + self.num_kv_projections * kv,
+            2 * heads + kv,
+            heads,
+            self.num_cached_arrays(positions) * kv,
+        )
+
+    def empty_layer_cache(
+        self, positions: Positions | None, shape: CacheShape
+    ) -> KVCache | SharedCache:
+        """Return the empty cache of one layer."""
+        count = self.num_cached_arrays(positions)
+        arrays = (shape.zeros(self.num_kv_heads, self.head_dim) for _ in range(count))
+        return KVCache(*arrays) if count == 2 else SharedCache(*arrays)
+
+    def tiny(self: Kind) -> Kind:
+        """Return the option at test size, with as many groups of heads."""
+        num_heads = tiny_num_heads(self.num_heads)
+        kv_heads = 1 if self.num_kv_heads == 1 else 2
+        changes: dict[str, Any] = dict(
+            num_heads=num_heads,
+            num_kv_heads=num_heads if self.num_kv_heads == self.num_heads else kv_heads,
+            head_dim=TINY_HEAD_DIM,
+            positions=tuple(map(tiny_positions, shorten_pattern(self.positions))),
+            scale=rescale_with_width(self.scale, self.head_dim, TINY_HEAD_DIM),
+            windows=tuple(map(tiny_window, shorten_pattern(self.windows))),
+        )
+        return replace(self, **changes)  # type: ignore[type-var]  # its kinds are dataclasses
