@@ -251,7 +251,7 @@ def test_processes_that_wait_in_vain_say_for_whom_and_where(place, begun):
             "1": f"Process 1 of 2 got no answer in 4 seconds at localhost:{port}: ",
         }
         assert last.startswith(f"error: {expected[rank]}")
-        assert hint.startswith("(JAXFORMER_TRACEBACK=1")
+        assert hint.startswith("(Set JAXFORMER_TRACEBACK=1")
     assert not (place / "in-vain").exists()
 
 
@@ -268,5 +268,5 @@ def test_two_processes_that_were_started_differently_both_refuse_with_every_numb
             "  seed: 0 in process 0, 7 in process 1",
             f"  steps: {STEPS} in process 0, 300 in process 1",
         ]
-        assert words[-1].startswith("(JAXFORMER_TRACEBACK=1")
+        assert words[-1].startswith("(Set JAXFORMER_TRACEBACK=1")
     assert not (place / "unlike").exists()

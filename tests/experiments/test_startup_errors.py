@@ -39,7 +39,7 @@ def test_an_interrupt_during_imports_leaves_no_traceback(tmp_path):
 
 @pytest.mark.parametrize(
     "program, module, extra",
-    [("experiments.pretrain", "tyro", "train"), ("jaxformer.parallel", "tyro", "train")],
+    [("experiments.pretrain", "tyro", "train"), ("experiments.plan", "tyro", "train")],
 )
 @pytest.mark.slow(but=["experiments.pretrain-tyro-train"])
 def test_a_program_says_which_extra_is_missing(tmp_path, program, module, extra):
