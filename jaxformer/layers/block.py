@@ -77,22 +77,23 @@ class Block(nn.Module):
         inputs = self.add_layer_bias(inputs)
         branches: Branches = {}
         cross_cache = None if cache is None else cache.cross_attention
-        cross = MultiHeadAttention(
-            cfg,
-            layer.attention,  # type: ignore[arg-type]  # the configuration has checked it
-            None,
-            self.runtime,
-            keep_partial_sums=reduces_together,
-            name="cross_attention",
-        )
-        if encoder_output is not None:
-            cross_cache = swap_heads_and_slots(
-                cross.project_key_value(encoder_output, cross_inputs)
+        if encoder_output is not None or cross_cache is not None:
+            cross = MultiHeadAttention(
+                cfg,
+                layer.attention,  # type: ignore[arg-type]  # the configuration has checked it
+                None,
+                self.runtime,
+                keep_partial_sums=reduces_together,
+                name="cross_attention",
             )
-        if cross_cache is not None:
-            cross_kv = swap_heads_and_slots(cross_cache)
+            if encoder_output is not None:
+                cross_cache = swap_heads_and_slots(
+                    cross.project_key_value(encoder_output, cross_inputs)
+                )
             branches["cross_attention"] = partial(
-                cross.cross_attend, inputs=cross_inputs, source_kv=cross_kv
+                cross.cross_attend,
+                inputs=cross_inputs,
+                source_kv=swap_heads_and_slots(cross_cache),
             )
         branches["feed_forward"] = FeedForward(
             cfg,

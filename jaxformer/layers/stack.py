@@ -201,7 +201,10 @@ class Stack(nn.Module):
         modules = dict[tuple[c.ScoreBias, int], ScoreBiasModule]()
 
         def score_bias(
-            option: c.ScoreBias, num_heads: int, *positions: Int[Array, "*batch T"]
+            option: c.ScoreBias,
+            num_heads: int,
+            query_positions: Int[Array, "*batch T"],
+            key_positions: Int[Array, "*batch S"],
         ) -> F.AttentionBias | None:
             if per_layer_score_bias(option, num_heads) is not None:
                 return None
@@ -211,6 +214,6 @@ class Stack(nn.Module):
                 modules[option, num_heads] = ScoreBiasModule(
                     option, num_heads, self.runtime, self.causal, name=name
                 )
-            return modules[option, num_heads](*positions)
+            return modules[option, num_heads](query_positions, key_positions)
 
         return score_bias
