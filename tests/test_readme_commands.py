@@ -62,11 +62,10 @@ def run(line, place, *, whole=False):
     process.stdin.close()
     until = time.monotonic() + TIMEOUT_SECONDS
     trains_long = not whole and re.search("experiments.pretrain |--epochs 2", line)
-    ready = r"^step \d+/" if "--resume" in line else "^Compiled in "  # resuming reads a checkpoint
     try:
         while process.poll() is None and time.monotonic() < until:
             time.sleep(0.2)
-            if trains_long and re.search(ready, log.read_text(), re.M):
+            if trains_long and re.search("^Compiled in ", log.read_text(), re.M):
                 os.killpg(process.pid, signal.SIGINT)
                 trains_long = False
         status = process.poll()

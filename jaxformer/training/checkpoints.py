@@ -6,6 +6,7 @@ import json
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any
 
@@ -329,7 +330,8 @@ class Checkpoints:
         if (self.folder / str(step) / "description.json").exists():
             return {"schema": 1}
         try:
-            contents = ocp.JsonCheckpointHandler().restore(self.folder / str(step) / "description")
+            folder = self.folder / str(step) / "description"
+            contents = in_thread(ocp.JsonCheckpointHandler().restore, folder)
             whole = contents.pop("digest", None) == json_digest(contents)
         except Exception as error:
             raise ValueError(f"its description cannot be read: {error}") from error
@@ -362,7 +364,7 @@ class Checkpoints:
         kinds: dict[str, Any],
     ) -> dict[str, Any]:
         args = ocp.args.PyTreeRestore(target, restore_args=kinds, partial_restore=True)
-        arrays = self._arrays.restore(self.folder / str(step) / "state", args=args)
+        arrays = in_thread(self._arrays.restore, self.folder / str(step) / "state", args=args)
         wrong = [
             path
             for path, array_record in record_arrays(arrays).items()
@@ -400,6 +402,15 @@ class Checkpoints:
             for path in self.folder.glob(pattern):
                 with contextlib.suppress(OSError):
                     path.rmtree()
+
+
+def in_thread(read: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Call a reader in another thread: signals are raised in this one.
+
+    Orbax turns a KeyboardInterrupt in its event loop into an error that looks like damage.
+    """
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(read, *args, **options).result()
 
 
 def json_digest(contents: Mapping[str, Any]) -> str:

@@ -1,5 +1,9 @@
 import json
+import os
 import shutil
+import signal
+import threading
+import time
 from typing import NamedTuple
 
 import jax
@@ -19,6 +23,7 @@ from jaxformer.training import checkpoints as module
 from jaxformer.training.checkpoints import Checkpoints
 from jaxformer.training.optimizers import AdamW, Muon, OptimizerConfig, make_optimizer
 from jaxformer.training.schedules import Constant
+from jaxformer.training.signals import raise_on_signals
 
 
 class State(NamedTuple):
@@ -311,6 +316,22 @@ def test_arrays_that_cannot_be_read_are_damage(saved, monkeypatch):
         message = f"Checkpoint 5 in {saved} is damaged: Input/output error. The folder has 2, 5"
         with pytest.raises(ValueError, match=message):
             checkpoints.restore(5, make())
+
+
+def test_a_signal_while_a_checkpoint_is_read_is_not_damage(tmp_path):
+    state = {f"kernel_{i}": jnp.ones((200, 200)) for i in range(20)}
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(2, state, {})
+        checkpoints.restore(2, state)
+        started = time.monotonic()
+        checkpoints.restore(2, state)
+        seconds = time.monotonic() - started
+        for fraction in np.linspace(0.1, 0.9, 10):
+            timer = threading.Timer(fraction * seconds, os.kill, (os.getpid(), signal.SIGINT))
+            with pytest.raises(KeyboardInterrupt), raise_on_signals():
+                timer.start()
+                checkpoints.restore(2, state)
+                timer.join()
 
 
 def test_one_changed_bit_of_an_array_is_damage(copied):
