@@ -196,6 +196,10 @@ def test_cache_bytes():
     windowed = replace(LLAMA_70B, attention=replace(LLAMA_70B.attention, windows=(4096, None)))
     assert costs.cache_bytes(windowed, 5000) == 40 * (4096 + 5000) * 2 * 8 * 128 * 2
     assert costs.cache_bytes(windowed, 100) == costs.cache_bytes(LLAMA_70B, 100)
+    assert costs.cache_bytes(LLAMA_70B, 1, bytes_per_number=1) == 327_680 // 2
+    for number in (0, -1, True, 1.5, "2", 8):
+        with pytest.raises(ValueError, match=f"must be 1, 2 or 4; got {number!r}"):
+            costs.cache_bytes(LLAMA_70B, 1, bytes_per_number=number)
 
 
 def test_cache_bytes_are_those_of_the_arrays():

@@ -35,7 +35,6 @@ from jaxformer.config.registry import Option
 from jaxformer.data import Batch
 from jaxformer.functional.attention import blockwise
 from jaxformer.layers import empty_cache
-from jaxformer.layers.feed_forward import activate
 from jaxformer.layers.parameters import sharded_parameter
 from jaxformer.layers.runtime import RuntimeConfig
 from jaxformer.parallel import parameter_metadata, put_batch
@@ -135,9 +134,9 @@ def test_an_activation_stands_on_the_gate():
     gate, value = np.random.default_rng(0).normal(size=(2, 3, 5))
     into = {"gate": np.float32(gate), "up": np.float32(value)}
     expected = 0.8944 * np.maximum(gate, 0) ** 2 - 0.4472
-    actual = activate(GLU(hidden_dim=5, activation="starred_relu"), into)
+    actual = GLU(hidden_dim=5, activation="starred_relu").activate(into)
     np.testing.assert_allclose(actual, expected * value, rtol=1e-5, atol=1e-6)
-    alone = activate(MLP(hidden_dim=5, activation="starred_relu"), {"up": into["gate"]})
+    alone = MLP(hidden_dim=5, activation="starred_relu").activate({"up": into["gate"]})
     np.testing.assert_allclose(alone, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -154,7 +153,7 @@ def test_an_activation_stands_on_the_gate():
 )
 def test_the_librarys_own_gates_are_its_functions_bit_for_bit(name, formula, normal):
     gate, value = normal(4, 7), normal(4, 7)
-    actual = activate(GLU(hidden_dim=7, activation=name), {"gate": gate, "up": value})
+    actual = GLU(hidden_dim=7, activation=name).activate({"gate": gate, "up": value})
     np.testing.assert_array_equal(actual, formula(gate, value))
 
 
@@ -178,7 +177,7 @@ def test_another_definition_in_the_same_file_takes_the_place_of_the_first():
             return factor * x
 
     define(2)
-    run = jax.jit(lambda x: activate(MLP(hidden_dim=3, activation="mine"), {"up": x}))
+    run = jax.jit(lambda x: MLP(hidden_dim=3, activation="mine").activate({"up": x}))
     assert float(run(jnp.ones(()))) == 2
     define(3)
     assert float(run(jnp.ones(()))) == 3

@@ -29,6 +29,7 @@ from jaxformer.config.initialisation import Normal as Normal
 from jaxformer.config.initialisation import Zeros as Zeros
 from jaxformer.config.model import Dropout as Dropout
 from jaxformer.config.model import LayerConfig as LayerConfig
+from jaxformer.config.model import Stack as Stack
 from jaxformer.config.model import TransformerConfig as TransformerConfig
 from jaxformer.config.norms import LayerNorm as LayerNorm
 from jaxformer.config.norms import Norm as Norm

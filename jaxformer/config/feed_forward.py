@@ -1,12 +1,19 @@
 """Feed-forward options: MLP, GLU, clamped GEGLU, MoE, and the `FeedForward` protocol."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
+from jaxtyping import Array
+
+from jaxformer import functional as F
 from jaxformer.checks import require, require_positive
 from jaxformer.config.parameter import projected_width
 from jaxformer.config.registry import Option, unimplemented_method
 from jaxformer.config.tiny import TINY_HIDDEN_DIM, TINY_NUM_EXPERTS, shorten_pattern
 from jaxformer.functional.activations import ACTIVATIONS
+
+Dense = TypeVar("Dense", bound="DenseFeedForward")
 
 
 class FeedForward(Option, protocol=True):
@@ -23,9 +30,16 @@ class FeedForward(Option, protocol=True):
     summed: so the last matrix product must contract the sharded axis, with no bias after it.
     """
 
+    is_moe = False
+    input_projections: tuple[str, ...] = ()  # names of the linear layers of `DenseFeedForward`
     parameters = unimplemented_method("parameters", "the model")
     __call__ = unimplemented_method("__call__", "the model")
     flops = unimplemented_method("flops", "costs")
+
+    @property
+    def has_hidden_dropout(self) -> bool:
+        """Whether it supports `Dropout.feed_forward`."""
+        return self.is_moe or bool(self.input_projections)
 
     def hidden_width(self, model_dim: int) -> int:
         """Outputs per token of the projections from the model width."""
@@ -42,8 +56,33 @@ def check_activation(config: "MLP | GLU") -> None:
     )
 
 
+class DenseFeedForward(FeedForward, protocol=True):
+    """Linear layers to `hidden_dim` features, an activation, and a linear layer back."""
+
+    hidden_dim: int
+    bias: bool
+    input_projections: tuple[str, ...] = ("gate", "up")
+
+    def activate(self, projections: Mapping[str, Array]) -> Array:
+        """Apply the activation, and the gate if there is one, to the input projections."""
+        raise NotImplementedError
+
+    def flops(self, model_dim: int, length: int) -> int:
+        """FLOPs of the matrix products for `length` tokens."""
+        products = len(self.input_projections) + 1
+        return products * 2 * length * model_dim * self.hidden_dim
+
+    def hidden_width(self, model_dim: int) -> int:
+        """Outputs per token of the projections from the model width."""
+        return len(self.input_projections) * self.hidden_dim
+
+    def tiny(self: Dense) -> Dense:
+        """Return the option at test size."""
+        return replace(self, hidden_dim=TINY_HIDDEN_DIM)
+
+
 @dataclass(frozen=True, kw_only=True)
-class MLP(FeedForward):
+class MLP(DenseFeedForward):
     """Two linear layers with an activation between them.
 
     Attributes:
@@ -62,21 +101,15 @@ class MLP(FeedForward):
         require_positive(self, "hidden_dim")
         check_activation(self)
 
-    def flops(self, model_dim: int, length: int) -> int:
-        """FLOPs of both matrix products for `length` tokens."""
-        return 2 * 2 * length * model_dim * self.hidden_dim
+    input_projections = ("up",)
 
-    def hidden_width(self, model_dim: int) -> int:
-        """Outputs per token of the projections from the model width."""
-        return self.hidden_dim
-
-    def tiny(self) -> "MLP":
-        """Return the option at test size."""
-        return replace(self, hidden_dim=TINY_HIDDEN_DIM)
+    def activate(self, projections: Mapping[str, Array]) -> Array:
+        """activation(up)."""
+        return ACTIVATIONS[self.activation](projections["up"])
 
 
 @dataclass(frozen=True, kw_only=True)
-class GLU(FeedForward):
+class GLU(DenseFeedForward):
     """Gated linear unit: down(activation(gate(x)) * up(x)).
 
     Attributes:
@@ -94,21 +127,13 @@ class GLU(FeedForward):
         require_positive(self, "hidden_dim")
         check_activation(self)
 
-    def flops(self, model_dim: int, length: int) -> int:
-        """FLOPs of the three matrix products for `length` tokens."""
-        return 3 * 2 * length * model_dim * self.hidden_dim
-
-    def hidden_width(self, model_dim: int) -> int:
-        """Outputs per token of the projections from the model width."""
-        return 2 * self.hidden_dim
-
-    def tiny(self) -> "GLU":
-        """Return the option at test size."""
-        return replace(self, hidden_dim=TINY_HIDDEN_DIM)
+    def activate(self, projections: Mapping[str, Array]) -> Array:
+        """activation(gate) * up."""
+        return ACTIVATIONS[self.activation](projections["gate"]) * projections["up"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClampedGEGLU(FeedForward):
+class ClampedGEGLU(DenseFeedForward):
     """Quick-GELU gate times (value + 1), both clamped (Phi-3-small).
 
     Attributes:
@@ -125,17 +150,9 @@ class ClampedGEGLU(FeedForward):
         super().__post_init__()
         require_positive(self, "hidden_dim", "limit")
 
-    def flops(self, model_dim: int, length: int) -> int:
-        """FLOPs of the three matrix products for `length` tokens."""
-        return 3 * 2 * length * model_dim * self.hidden_dim
-
-    def hidden_width(self, model_dim: int) -> int:
-        """Outputs per token of the projections from the model width."""
-        return 2 * self.hidden_dim
-
-    def tiny(self) -> "ClampedGEGLU":
-        """Return the option at test size."""
-        return replace(self, hidden_dim=TINY_HIDDEN_DIM)
+    def activate(self, projections: Mapping[str, Array]) -> Array:
+        """`F.clamped_geglu` of gate and up."""
+        return F.clamped_geglu(projections["gate"], projections["up"], limit=self.limit)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,6 +181,8 @@ class MoE(FeedForward):
         )
         require(not self.expert.bias, f"MoE experts do not support biases; got {self.expert}.")
 
+    is_moe = True
+
     def flops(self, model_dim: int, length: int) -> int:
         """FLOPs of the router and of the top_k experts for `length` tokens."""
         return 2 * length * model_dim * self.num_experts + self.expert_flops(model_dim, length)
@@ -189,6 +208,3 @@ class MoE(FeedForward):
 def tiny_feed_forwards(pattern: tuple[FeedForward, ...]) -> tuple[FeedForward, ...]:
     """Return a pattern of feed-forward networks at test size."""
     return tuple(feed_forward.tiny() for feed_forward in shorten_pattern(pattern))
-
-
-HIDDEN_DROPOUT_TYPES = MLP, GLU, ClampedGEGLU, MoE  # kinds that support Dropout.feed_forward

@@ -3,7 +3,20 @@
 from dataclasses import dataclass
 from typing import Literal
 
+import jax
+from jax.nn import initializers
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
 from jaxformer.checks import check_fields, require_positive
+
+Shape = tuple[int, ...]
+
+
+def split_axes(shape: Shape, num_input_axes: int) -> tuple[range, range]:
+    """Axes of the inputs of a kernel, the first ones, and of its outputs."""
+    axes = range(len(shape))
+    return axes[:num_input_axes], axes[num_input_axes:]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +33,12 @@ class Normal:
         check_fields(self)
         require_positive(self, "std")
 
+    def sample(
+        self, key: jax.Array, shape: Shape, dtype: DTypeLike, num_input_axes: int, divisor: float
+    ) -> Float[Array, "..."]:
+        """Sample an array, divided by `divisor`."""
+        return initializers.normal(self.std / divisor)(key, shape, dtype)
+
 
 @dataclass(frozen=True, kw_only=True)
 class FanIn:
@@ -34,6 +53,16 @@ class FanIn:
     def __post_init__(self):
         check_fields(self)
         require_positive(self, "gain")
+
+    def sample(
+        self, key: jax.Array, shape: Shape, dtype: DTypeLike, num_input_axes: int, divisor: float
+    ) -> Float[Array, "..."]:
+        """Sample an array, divided by `divisor`; its first `num_input_axes` axes are inputs."""
+        inputs, outputs = split_axes(shape, num_input_axes)
+        variance = (self.gain / divisor) ** 2
+        return initializers.variance_scaling(variance, "fan_in", "normal", inputs, outputs)(
+            key, shape, dtype
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,10 +79,26 @@ class FanAverage:
         check_fields(self)
         require_positive(self, "gain")
 
+    def sample(
+        self, key: jax.Array, shape: Shape, dtype: DTypeLike, num_input_axes: int, divisor: float
+    ) -> Float[Array, "..."]:
+        """Sample an array, divided by `divisor`; its first `num_input_axes` axes are inputs."""
+        inputs, outputs = split_axes(shape, num_input_axes)
+        variance = (self.gain / divisor) ** 2
+        return initializers.variance_scaling(variance, "fan_avg", "uniform", inputs, outputs)(
+            key, shape, dtype
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Zeros:
     """All zero."""
+
+    def sample(
+        self, key: jax.Array, shape: Shape, dtype: DTypeLike, num_input_axes: int, divisor: float
+    ) -> Float[Array, "..."]:
+        """Return zeros."""
+        return initializers.zeros(key, shape, dtype)
 
 
 Initialiser = Normal | FanIn | FanAverage | Zeros

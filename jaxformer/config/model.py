@@ -12,17 +12,18 @@ from jaxformer.config.attention.hybrid import Attention, AttentionKind, Hybrid
 from jaxformer.config.attention.mixer import Mixer
 from jaxformer.config.attention.multi_head import MultiHead
 from jaxformer.config.embedding import Embedding, LMHead
-from jaxformer.config.feed_forward import HIDDEN_DROPOUT_TYPES, FeedForward, tiny_feed_forwards
+from jaxformer.config.feed_forward import FeedForward, tiny_feed_forwards
 from jaxformer.config.initialisation import Initialisation
 from jaxformer.config.norms import Norm, RMSNorm
 from jaxformer.config.positions import (
     BlockSparse,
-    Learned,
     Positions,
     Rope,
+    ScoreBias,
     Sinusoid,
     TransformerXL,
     Window,
+    position_terms,
 )
 from jaxformer.config.residual import Residual
 from jaxformer.config.rope_scaling import RopeScaling
@@ -52,6 +53,9 @@ class Dropout:
             require(0 <= rate < 1, f"dropout.{name} must be in [0, 1); got {rate}.")
 
 
+Stack = Literal["decoder", "encoder"]
+
+
 class LayerConfig(NamedTuple):
     """Options of one layer: attention kind, positions, window and feed-forward."""
 
@@ -59,6 +63,21 @@ class LayerConfig(NamedTuple):
     positions: Positions | None
     window: Window
     feed_forward: FeedForward
+
+    @property
+    def rope(self) -> Rope | None:
+        """The positions, if they are RoPE."""
+        return position_terms(self.positions).rope
+
+    @property
+    def score_bias(self) -> ScoreBias | None:
+        """The positions, if they are a score bias."""
+        return position_terms(self.positions).score_bias
+
+    @property
+    def transformer_xl(self) -> TransformerXL | None:
+        """The positions, if they are those of Transformer-XL."""
+        return position_terms(self.positions).transformer_xl
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +177,7 @@ class TransformerConfig:
         )
         for branch in (*self.feed_forward, *self.encoder_config.feed_forward):
             require(
-                isinstance(branch, HIDDEN_DROPOUT_TYPES) or self.dropout.feed_forward == 0,
+                branch.has_hidden_dropout or self.dropout.feed_forward == 0,
                 f"{type(branch).__name__} has no hidden dropout, so dropout.feed_forward must be "
                 f"0; got {self.dropout.feed_forward}.",
             )
@@ -215,6 +234,17 @@ class TransformerConfig:
                 )
 
     @property
+    def stacks(self) -> dict[Stack, tuple[TransformerConfig, int]]:
+        """Configuration and number of layers of each stack by name, the encoder first."""
+        topology = self.topology
+        if topology.is_encoder_decoder:
+            return {
+                "encoder": (self.encoder_config, topology.num_encoder_layers),
+                "decoder": (self, self.num_layers),
+            }
+        return {"decoder" if topology.has_decoder else "encoder": (self, self.num_layers)}
+
+    @property
     def multi_head(self) -> MultiHead:
         """The `MultiHead` attention option; ValueError for any other kind."""
         match self.attention:
@@ -233,7 +263,7 @@ class TransformerConfig:
     def max_length(self) -> int | None:
         """Longest sequence the learned positions allow; None if there is no limit."""
         positions = self.embedding.positions
-        return positions.max_length if isinstance(positions, Learned) else None
+        return None if positions is None else positions.max_length
 
     def with_positions(self, *positions: Positions | None) -> TransformerConfig:
         """Return a copy with other attention positions, cycled over the layers.

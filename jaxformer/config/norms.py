@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from jaxtyping import Array, Float
+
+from jaxformer import functional as F
 from jaxformer.checks import check_fields, require_positive
 
 NormParameters = Literal["none", "scale", "scale_bias"]
@@ -26,6 +29,17 @@ class LayerNorm:
         check_fields(self)
         require_positive(self, "eps")
 
+    def __call__(
+        self,
+        x: Float[Array, "*batch D"],
+        scale: Float[Array, "..."] | None,
+        bias: Float[Array, "..."] | None,
+        *,
+        axis_name: str | None = None,
+    ) -> Float[Array, "*batch D"]:
+        """`F.layer_norm`."""
+        return F.layer_norm(x, scale, bias, eps=self.eps, axis_name=axis_name)
+
 
 @dataclass(frozen=True, kw_only=True)
 class RMSNorm:
@@ -46,6 +60,19 @@ class RMSNorm:
     def __post_init__(self):
         check_fields(self)
         require_positive(self, "eps")
+
+    def __call__(
+        self,
+        x: Float[Array, "*batch D"],
+        scale: Float[Array, "..."] | None,
+        bias: Float[Array, "..."] | None,
+        *,
+        axis_name: str | None = None,
+    ) -> Float[Array, "*batch D"]:
+        """`F.rms_norm`."""
+        return F.rms_norm(
+            x, scale, bias, eps=self.eps, eps_position=self.eps_position, axis_name=axis_name
+        )
 
 
 Norm = LayerNorm | RMSNorm

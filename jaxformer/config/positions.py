@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, assert_never
 
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from jaxformer import functional as F
 from jaxformer.checks import check_fields, require, require_positive
@@ -36,6 +36,17 @@ class Learned:
         require_positive(self, "max_length")
         require(self.offset >= 0, f"Learned.offset must be at least 0; got {self.offset}.")
 
+    @property
+    def num_rows(self) -> int:
+        """Rows of the learned table."""
+        return self.max_length + self.offset
+
+    def __call__(
+        self, positions: Int[Array, "*any T"], model_dim: int, table: Float[Array, "R D"]
+    ) -> Float[Array, "*any T D"]:
+        """`F.learned_positions`."""
+        return F.learned_positions(table, positions, offset=self.offset)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sinusoid:
@@ -56,6 +67,21 @@ class Sinusoid:
     def __post_init__(self):
         check_fields(self)
         require(self.base > 1, f"Sinusoid.base must be above 1; got {self.base}.")
+
+    max_length = None  # no limit
+    num_rows = 0
+
+    def __call__(
+        self, positions: Int[Array, "*any T"], model_dim: int, table: None
+    ) -> Float[Array, "*any T D"]:
+        """`F.sinusoidal_positions`."""
+        return F.sinusoidal_positions(
+            positions + self.offset,
+            model_dim,
+            base=self.base,
+            layout=self.layout,
+            sin_first=self.sin_first,
+        )
 
 
 # Positions inside attention
@@ -117,6 +143,23 @@ class Rope:
     def rotary_dim(self, head_dim: int) -> int:
         """Number of features per head that are rotated."""
         return int(head_dim * self.fraction)
+
+    def frequencies(self, head_dim: int, length: Int[Array, ""]) -> Float[Array, " C"]:
+        """Frequencies of a head's feature pairs, scaled for a sequence of this length."""
+        unscaled = F.rope_frequencies(self.rotary_dim(head_dim), base=self.base)
+        if self.scaling is None:
+            return unscaled
+        return self.scaling.scale_frequencies(unscaled, base=self.base, length=length)
+
+    @property
+    def attention_scaling(self) -> float:
+        """Factor of rotated queries and keys (YaRN, LongRoPE; else 1)."""
+        return 1.0 if self.scaling is None else self.scaling.attention_scaling
+
+    @property
+    def depends_on_length(self) -> bool:
+        """Whether the frequencies change with the length of the sequence."""
+        return self.scaling is not None and self.scaling.depends_on_length
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,6 +305,28 @@ class TransformerXL:
 Positions = Rope | ScoreBias | TransformerXL
 
 
+class PositionTerms(NamedTuple):
+    """A layer's positions by what they change: queries and keys, a bias, or the whole scores."""
+
+    rope: Rope | None = None
+    score_bias: ScoreBias | None = None
+    transformer_xl: TransformerXL | None = None
+
+
+def position_terms(positions: Positions | None) -> PositionTerms:
+    """Return the option under its own name; the others are None."""
+    match positions:
+        case None:
+            return PositionTerms()
+        case Rope():
+            return PositionTerms(rope=positions)
+        case ScoreBias():
+            return PositionTerms(score_bias=positions)
+        case TransformerXL():
+            return PositionTerms(transformer_xl=positions)
+    assert_never(positions)
+
+
 # Attention windows
 
 
@@ -282,6 +347,11 @@ class BlockSparse:
     def __post_init__(self):
         check_fields(self)
         require_positive(self, "block_size", "local_blocks", "stride")
+
+    @property
+    def pattern(self) -> F.BlockSparsePattern:
+        """The pattern, for `F.MaskRule`."""
+        return F.BlockSparsePattern(self.block_size, self.local_blocks, self.stride)
 
 
 Window = int | BlockSparse | None

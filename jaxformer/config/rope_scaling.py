@@ -2,11 +2,38 @@
 
 from dataclasses import dataclass
 
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxformer import functional as F
 from jaxformer.checks import check_fields, require, require_positive
+
+Frequencies = Float[Array, " C"]
+
+
+class Scaling:
+    """Base of the scalings: scaled frequencies, attention factor, dependence on the length."""
+
+    depends_on_length = False  # whether the frequencies change with the length of the sequence
+
+    def scale_frequencies(
+        self, frequencies: Frequencies, *, base: float, length: Int[Array, ""]
+    ) -> Frequencies:
+        """Return the scaled frequencies of a sequence of this length."""
+        raise NotImplementedError
+
+    @property
+    def attention_scaling(self) -> float:
+        """Factor of rotated queries and keys."""
+        return 1.0
+
+    def invalidates_cache(self, length: Int[Array, "*batch"]) -> Bool[Array, "*batch"]:
+        """Whether reaching this length changes the rotation of cached keys."""
+        return jnp.zeros(length.shape, bool)
 
 
 @dataclass(frozen=True, kw_only=True)
-class LinearScaling:
+class LinearScaling(Scaling):
     """Linear scaling (position interpolation): divide every frequency by `factor`.
 
     Attributes:
@@ -19,9 +46,15 @@ class LinearScaling:
         check_fields(self)
         require_positive(self, "factor")
 
+    def scale_frequencies(
+        self, frequencies: Frequencies, *, base: float, length: Int[Array, ""]
+    ) -> Frequencies:
+        """Return the scaled frequencies: `F.rope_scale_linear`."""
+        return F.rope_scale_linear(frequencies, factor=self.factor)
+
 
 @dataclass(frozen=True, kw_only=True)
-class NTKScaling:
+class NTKScaling(Scaling):
     """NTK-aware scaling: divide the lowest frequency by `factor`, keep the highest.
 
     Attributes:
@@ -34,9 +67,15 @@ class NTKScaling:
         check_fields(self)
         require_positive(self, "factor")
 
+    def scale_frequencies(
+        self, frequencies: Frequencies, *, base: float, length: Int[Array, ""]
+    ) -> Frequencies:
+        """Return the scaled frequencies: `F.rope_scale_ntk`."""
+        return F.rope_scale_ntk(frequencies, factor=self.factor)
+
 
 @dataclass(frozen=True, kw_only=True)
-class DynamicNTK:
+class DynamicNTK(Scaling):
     """Dynamic NTK scaling: the factor grows with the sequence length.
 
     Attributes:
@@ -51,9 +90,26 @@ class DynamicNTK:
         check_fields(self)
         require_positive(self, "factor", "original_max_length")
 
+    depends_on_length = True
+
+    def scale_frequencies(
+        self, frequencies: Frequencies, *, base: float, length: Int[Array, ""]
+    ) -> Frequencies:
+        """Return the scaled frequencies: `F.rope_scale_dynamic_ntk`."""
+        return F.rope_scale_dynamic_ntk(
+            frequencies,
+            length=length,
+            factor=self.factor,
+            original_max_length=self.original_max_length,
+        )
+
+    def invalidates_cache(self, length: Int[Array, "*batch"]) -> Bool[Array, "*batch"]:
+        """Whether the length is above `original_max_length`: each token changes the factor."""
+        return length > self.original_max_length
+
 
 @dataclass(frozen=True, kw_only=True)
-class Llama3Scaling:
+class Llama3Scaling(Scaling):
     """Divide slow frequencies by `factor`, keep fast ones, interpolate between (Llama 3.1).
 
     Attributes:
@@ -77,9 +133,21 @@ class Llama3Scaling:
             f"got {self.high_freq_factor} and {self.low_freq_factor}.",
         )
 
+    def scale_frequencies(
+        self, frequencies: Frequencies, *, base: float, length: Int[Array, ""]
+    ) -> Frequencies:
+        """Return the scaled frequencies: `F.rope_scale_llama3`."""
+        return F.rope_scale_llama3(
+            frequencies,
+            factor=self.factor,
+            low_freq_factor=self.low_freq_factor,
+            high_freq_factor=self.high_freq_factor,
+            original_max_length=self.original_max_length,
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
-class Yarn:
+class Yarn(Scaling):
     """YaRN: scale each frequency by its number of rotations over the training length.
 
     Attributes:
@@ -104,9 +172,29 @@ class Yarn:
             f"Yarn.beta_fast must exceed beta_slow; got {self.beta_fast} and {self.beta_slow}.",
         )
 
+    def scale_frequencies(
+        self, frequencies: Frequencies, *, base: float, length: Int[Array, ""]
+    ) -> Frequencies:
+        """Return the scaled frequencies: `F.rope_scale_yarn`."""
+        return F.rope_scale_yarn(
+            frequencies,
+            base=base,
+            factor=self.factor,
+            original_max_length=self.original_max_length,
+            beta_fast=self.beta_fast,
+            beta_slow=self.beta_slow,
+        )
+
+    @property
+    def attention_scaling(self) -> float:
+        """Factor of rotated queries and keys."""
+        if self.attention_factor is not None:
+            return self.attention_factor
+        return F.yarn_attention_factor(self.factor)
+
 
 @dataclass(frozen=True, kw_only=True)
-class LongRope:
+class LongRope(Scaling):
     """LongRoPE: one divisor per feature pair, for short and for long sequences.
 
     Attributes:
@@ -135,6 +223,31 @@ class LongRope:
         for name in ("short_factors", "long_factors"):
             nonpositive = [factor for factor in getattr(self, name) if factor <= 0]
             require(not nonpositive, f"LongRope.{name} must be positive; got {nonpositive}.")
+
+    depends_on_length = True
+
+    def scale_frequencies(
+        self, frequencies: Frequencies, *, base: float, length: Int[Array, ""]
+    ) -> Frequencies:
+        """Return the scaled frequencies: `F.rope_scale_longrope`."""
+        return F.rope_scale_longrope(
+            frequencies,
+            jnp.asarray(self.short_factors, jnp.float32),
+            jnp.asarray(self.long_factors, jnp.float32),
+            length=length,
+            original_max_length=self.original_max_length,
+        )
+
+    @property
+    def attention_scaling(self) -> float:
+        """Factor of rotated queries and keys."""
+        if self.attention_factor is not None:
+            return self.attention_factor
+        return F.longrope_attention_factor(self.max_length, self.original_max_length)
+
+    def invalidates_cache(self, length: Int[Array, "*batch"]) -> Bool[Array, "*batch"]:
+        """Whether the length is the first one with `long_factors`."""
+        return length == self.original_max_length + 1
 
 
 RopeScaling = LinearScaling | NTKScaling | DynamicNTK | Llama3Scaling | Yarn | LongRope

@@ -14,6 +14,17 @@ from jaxformer.config.tiny import TINY_VOCAB_SIZE
 class Decoder:
     """A decoder: one stack with causal attention."""
 
+    has_decoder = True
+    is_encoder_decoder = False
+    num_encoder_layers = 0
+    source_vocab_size = None
+
+    def with_encoder_layers(
+        self, attention: Attention, feed_forward: tuple[FeedForward, ...]
+    ) -> Decoder:
+        """Return the topology: there is one stack."""
+        return self
+
     def tiny(self) -> Decoder:
         """Return the topology at test size: the same."""
         return self
@@ -22,6 +33,17 @@ class Decoder:
 @dataclass(frozen=True, kw_only=True)
 class Encoder:
     """An encoder: one stack with bidirectional attention."""
+
+    has_decoder = False
+    is_encoder_decoder = False
+    num_encoder_layers = 0  # `TransformerConfig.num_layers` counts them
+    source_vocab_size = None
+
+    def with_encoder_layers(
+        self, attention: Attention, feed_forward: tuple[FeedForward, ...]
+    ) -> Encoder:
+        """Return the topology: there is one stack."""
+        return self
 
     def tiny(self) -> Encoder:
         """Return the topology at test size: the same."""
@@ -51,6 +73,19 @@ class EncoderDecoder:
         require_positive(self, "num_encoder_layers", "source_vocab_size")
         if self.feed_forward is not None:
             require_nonempty(self, "feed_forward")
+
+    has_decoder = True
+    is_encoder_decoder = True
+
+    def with_encoder_layers(
+        self, attention: Attention, feed_forward: tuple[FeedForward, ...]
+    ) -> EncoderDecoder:
+        """Return the topology with options of the encoder in place of None."""
+        return replace(
+            self,
+            attention=self.attention or attention,
+            feed_forward=self.feed_forward or feed_forward,
+        )
 
     def tiny(self) -> EncoderDecoder:
         """Return the topology at test size, with two encoder layers."""

@@ -6,6 +6,8 @@ import jax.numpy as jnp
 from jaxformer import config as c
 from jaxformer.config.attention.layer_sizes import CacheShape
 
+CACHE_DTYPES = {1: jnp.float8_e4m3fn, 2: jnp.bfloat16, 4: jnp.float32}
+
 
 def visible_keys(window: c.Window, length: int) -> int:
     """Number of keys in a window, at most `length`."""
@@ -17,7 +19,7 @@ def layer_flops(layer: c.LayerConfig, model_dim: int, length: int) -> int:
     num_keys = visible_keys(layer.window, length)
     total = layer.attention.attention_flops(model_dim, length, length, num_keys)
     total += layer.feed_forward.flops(model_dim, length)
-    if isinstance(layer.positions, c.TransformerXL):
+    if layer.transformer_xl is not None:
         heads = layer.attention.heads_width
         total += 2 * length * model_dim * heads  # W times one sinusoid per distance
         total += 2 * length * num_keys * heads  # scores of distances
@@ -25,11 +27,13 @@ def layer_flops(layer: c.LayerConfig, model_dim: int, length: int) -> int:
 
 
 def layer_cache_bytes(layer: c.LayerConfig, num_tokens: int, bytes_per_number: int) -> int:
-    """Cache bytes of one layer for `num_tokens` tokens; a recurrent state stays float32."""
-    dtype = jnp.dtype("float32" if bytes_per_number == 4 else "bfloat16")
-    shape = CacheShape((), num_tokens, dtype)
+    """Cache bytes of one layer for `num_tokens` tokens; a recurrent state stays float32.
+
+    Raises:
+        ValueError: `bytes_per_number` is not 1, 2 or 4.
+    """
+    if isinstance(bytes_per_number, bool) or bytes_per_number not in CACHE_DTYPES:
+        raise ValueError(f"bytes_per_number must be 1, 2 or 4; got {bytes_per_number!r}.")
+    shape = CacheShape((), num_tokens, CACHE_DTYPES[bytes_per_number])
     cache = jax.eval_shape(lambda: layer.attention.empty_layer_cache(layer.positions, shape))
-    return sum(
-        x.size * (bytes_per_number if x.dtype == dtype else x.dtype.itemsize)
-        for x in jax.tree.leaves(cache)
-    )
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(cache))

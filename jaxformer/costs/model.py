@@ -1,6 +1,8 @@
 """Parameters, FLOPs, cache bytes and activation bytes of a whole model."""
 
 import math
+from collections.abc import Iterator
+from typing import Any
 
 import jax
 
@@ -44,10 +46,9 @@ def num_active_parameters(config: c.TransformerConfig) -> int:
         The exact count; `num_parameters` without experts.
     """
     unused = 0
-    layers = [config.layer(i) for i in range(config.num_layers)]
-    layers += [config.encoder_config.layer(i) for i in range(_num_encoder_layers(config))]
-    for feed_forward in (layer.feed_forward for layer in layers):
-        if isinstance(feed_forward, c.MoE):
+    for layer, _ in _layers(config):
+        feed_forward: Any = layer.feed_forward
+        if feed_forward.is_moe:
             expert_size = feed_forward.expert.flops(config.model_dim, 1) // 2
             unused += (feed_forward.num_experts - feed_forward.top_k) * expert_size
     return num_parameters(config) - unused
@@ -74,17 +75,21 @@ def forward_flops(config: c.TransformerConfig, length: int, source_length: int =
     total = logit_flops(config, length)
     if width is not None:
         total += 2 * length * 2 * width * d
-    cross = isinstance(config.topology, c.EncoderDecoder)
-    for i in range(config.num_layers):
-        layer = config.layer(i)
-        total += layer_flops(layer, d, length)
-        if cross:
+    has_source = config.topology.is_encoder_decoder
+    if width is not None and has_source:
+        total += 2 * source_length * width * d
+    for layer, reads_source in _layers(config):
+        total += layer_flops(layer, d, source_length if reads_source else length)
+        if has_source and not reads_source:  # cross-attention
             total += layer.attention.attention_flops(d, length, source_length, source_length)
-    if isinstance(config.topology, c.EncoderDecoder):
-        total += 0 if width is None else 2 * source_length * width * d
-        for i in range(config.topology.num_encoder_layers):
-            total += layer_flops(config.encoder_config.layer(i), d, source_length)
     return total
+
+
+def _layers(config: c.TransformerConfig) -> Iterator[tuple[c.LayerConfig, bool]]:
+    """All layers, and whether they read the source: those of an encoder-decoder's encoder."""
+    for name, (stack, num_layers) in config.stacks.items():
+        reads_source = config.topology.is_encoder_decoder and name == "encoder"
+        yield from ((stack.layer(i), reads_source) for i in range(num_layers))
 
 
 def expert_flops(config: c.TransformerConfig, length: int, source_length: int = 0) -> int:
@@ -98,11 +103,12 @@ def expert_flops(config: c.TransformerConfig, length: int, source_length: int = 
     Returns:
         FLOPs of the experts' products, without the router; 0 without experts.
     """
-    layers = [(config.layer(i).feed_forward, length) for i in range(config.num_layers)]
-    encoder_layers = map(config.encoder_config.layer, range(_num_encoder_layers(config)))
-    layers += [(layer.feed_forward, source_length) for layer in encoder_layers]
-    mixtures = [(x, tokens) for x, tokens in layers if isinstance(x, c.MoE)]
-    return sum(experts.expert_flops(config.model_dim, tokens) for experts, tokens in mixtures)
+    total = 0
+    for layer, reads_source in _layers(config):
+        feed_forward: Any = layer.feed_forward
+        tokens = source_length if reads_source else length
+        total += feed_forward.expert_flops(config.model_dim, tokens) if feed_forward.is_moe else 0
+    return total
 
 
 def training_flops_per_token(config: c.TransformerConfig, length: int) -> float:
@@ -141,10 +147,13 @@ def cache_bytes(
         length: Tokens of each sequence, including the prompt.
         batch: Number of sequences.
         source_length: Tokens of an encoder-decoder's source, whose keys and values are cached.
-        bytes_per_number: 2 for bfloat16.
+        bytes_per_number: 2 for bfloat16, 4 for float32, 1 for 8 bits.
 
     Returns:
         Bytes of all layers.
+
+    Raises:
+        ValueError: `bytes_per_number` is another number.
 
     Example:
         >>> from jaxformer import costs, zoo
@@ -158,7 +167,7 @@ def cache_bytes(
         layer = config.layer(i)
         num_tokens = visible_keys(layer.window, length)
         total += layer_cache_bytes(layer, num_tokens, bytes_per_number)
-    if isinstance(config.topology, c.EncoderDecoder):
+    if config.topology.is_encoder_decoder:
         cross = config.layer(0)._replace(positions=None)
         total += config.num_layers * layer_cache_bytes(cross, source_length, bytes_per_number)
     return batch * total
@@ -216,20 +225,15 @@ def activation_bytes(
     tokens, source = batch * length // context, batch * source_length // context
     devices = tensor, context, expert_capacity_factor
     saved, peak_layer = 0.0, 0.0
-    for stack, count, stack_tokens, keys in (
-        (config, config.num_layers, tokens, length),
-        (config.encoder_config, _num_encoder_layers(config), source, source_length),
-    ):
-        for i in range(count):
-            layer, d = stack.layer(i), stack.model_dim
-            saved += stack_tokens * _saved_per_token(
-                layer, d, keys, remat, *devices, fused_attention
-            )
-            layer_total = _saved_per_token(layer, d, keys, "none", *devices)
-            if context > 1:  # keys and values of another device, and their gradients
-                widths = layer.attention.activation_widths(d, layer.positions, tensor)
-                layer_total += 4 * widths.ring_payload
-            peak_layer = max(peak_layer, stack_tokens * layer_total)
+    d = config.model_dim
+    for layer, reads_source in _layers(config):
+        stack_tokens, keys = (source, source_length) if reads_source else (tokens, length)
+        saved += stack_tokens * _saved_per_token(layer, d, keys, remat, *devices, fused_attention)
+        layer_total = _saved_per_token(layer, d, keys, "none", *devices)
+        if context > 1:  # keys and values of another device, and their gradients
+            widths = layer.attention.activation_widths(d, layer.positions, tensor)
+            layer_total += 4 * widths.ring_payload
+        peak_layer = max(peak_layer, stack_tokens * layer_total)
     platform = "gpu" if fused_attention else "cpu"
     logits = logit_bytes(config, tokens, tensor=tensor, platform=platform)
     return round((saved + peak_layer) * bytes_per_number) + logits
@@ -247,7 +251,7 @@ def _saved_per_token(
 ) -> float:
     a, d = layer.attention, model_dim
     widths = a.activation_widths(d, layer.positions, tensor)
-    routed = isinstance(layer.feed_forward, c.MoE)
+    routed = layer.feed_forward.is_moe
     hidden_width = (
         layer.feed_forward.hidden_width(d) / tensor * (expert_capacity_factor if routed else 1)
     )
@@ -265,11 +269,6 @@ def _saved_per_token(
 
 def _is_blockwise(layer: c.LayerConfig, length: int, context: int) -> bool:
     """Whether attention runs blockwise, without the full score matrix in memory."""
-    if not layer.attention.has_scores or isinstance(layer.positions, c.TransformerXL):
+    if not layer.attention.has_scores or layer.transformer_xl is not None:
         return False
     return context > 1 or F.prefer_blockwise(length, length)
-
-
-def _num_encoder_layers(config: c.TransformerConfig) -> int:
-    topology = config.topology
-    return topology.num_encoder_layers if isinstance(topology, c.EncoderDecoder) else 0

@@ -14,7 +14,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer import functional as F
-from jaxformer.config import Decoder, TransformerConfig
+from jaxformer.config import TransformerConfig
 from jaxformer.generation.checks import check_count
 from jaxformer.generation.prompts import bucket_length
 from jaxformer.layers import Transformer
@@ -80,7 +80,7 @@ def log_likelihoods(
     References:
         Brown et al., Language Models are Few-Shot Learners, 2020. arXiv:2005.14165, section 2.4
     """
-    if not isinstance(config.topology, Decoder):
+    if list(config.stacks) != ["decoder"]:
         raise ValueError(f"Log-likelihoods need a Decoder; got {config.topology}.")
     check_count("max_length", max_length)
     check_count("batch_size", batch_size)

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from jaxformer import functional as F
-from jaxformer.config import Encoder, EncoderDecoder, TransformerConfig
+from jaxformer.config import TransformerConfig
 from jaxformer.generation.checks import check_count
 
 Tokens = Int[Array, "..."] | Int[np.ndarray, "..."]
@@ -68,7 +68,7 @@ def make_request(
             source is missing or not supported, a number is out of range, or the model is an
             encoder.
     """
-    if isinstance(config.topology, Encoder):
+    if not config.topology.has_decoder:
         raise ValueError(f"generate needs a Decoder or an EncoderDecoder; got {config.topology}.")
     check_count("max_new_tokens", max_new_tokens)
     allowed_vocab_size = config.vocab_size if vocab_size is None else vocab_size
@@ -196,7 +196,7 @@ def as_source_array(
 ) -> tuple[Int[Array, "*batch S"] | None, Int[Array, "*batch S"] | None]:
     """Return the encoder source as an array, and its padding mask as segments."""
     topology = config.topology
-    if not isinstance(topology, EncoderDecoder):
+    if not topology.is_encoder_decoder:
         if source is not None or segments is not None:
             raise ValueError("A Decoder has no source; make it part of the prompt.")
         return None, None

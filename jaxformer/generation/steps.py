@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxformer import functional as F
 from jaxformer import layers
-from jaxformer.config import DynamicNTK, LongRope, Positions, Rope, TransformerConfig
+from jaxformer.config import TransformerConfig
 from jaxformer.layers import Cache, LayerCache, Transformer, empty_cache
 from jaxformer.layers.cache import EMPTY_SLOT_POSITION, check_capacity
 from jaxformer.layers.rope import rope_invalidates_cache
@@ -172,7 +172,8 @@ def decode_step(
             cache_is_empty=True,
         )
 
-    if not any(depends_on_length(positions) for positions in config.attention.positions):
+    ropes = (config.layer(i).rope for i in range(config.pattern_length))
+    if not any(rope is not None and rope.depends_on_length for rope in ropes):
         logits, cache = decode_token()
     else:
         logits, cache = jax.lax.cond(
@@ -223,8 +224,3 @@ def _keep_source_kv(fresh: tuple[LayerCache, ...], old: tuple[LayerCache, ...]):
         new._replace(cross_attention=old_layer.cross_attention)
         for new, old_layer in zip(fresh, old, strict=True)
     )
-
-
-def depends_on_length(positions: Positions | None) -> bool:
-    """Whether the RoPE frequencies depend on the sequence length."""
-    return isinstance(positions, Rope) and isinstance(positions.scaling, DynamicNTK | LongRope)

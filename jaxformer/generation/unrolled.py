@@ -33,7 +33,7 @@ def unroll(config: c.TransformerConfig, params: Any) -> tuple[c.TransformerConfi
     Raises:
         ValueError: The model is an encoder, or the parameters do not match it.
     """
-    if isinstance(config.topology, c.Encoder):
+    if not config.topology.has_decoder:
         raise ValueError(f"unroll needs a Decoder or an EncoderDecoder; got {config.topology}.")
     check_parameters(config, params)
     depth = config.num_layers
@@ -57,13 +57,8 @@ def _unroll_config(config: c.TransformerConfig) -> c.TransformerConfig:
         return replace(kind, positions=positions, windows=windows)
 
     kinds = tuple(map(with_longer_patterns, repeat_to_depth(config.attention_kinds)))
-    attention = c.Hybrid(kinds=kinds) if isinstance(config.attention, c.Hybrid) else kinds[0]
-    if isinstance(topology, c.EncoderDecoder):
-        topology = replace(
-            topology,
-            attention=topology.attention or config.attention,
-            feed_forward=topology.feed_forward or config.feed_forward,
-        )
+    attention = kinds[0] if config.attention is config.attention_kinds[0] else c.Hybrid(kinds=kinds)
+    topology = topology.with_encoder_layers(config.attention, config.feed_forward)
     feed_forward = repeat_to_depth(config.feed_forward)
     return replace(config, attention=attention, topology=topology, feed_forward=feed_forward)
 

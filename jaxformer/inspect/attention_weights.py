@@ -17,7 +17,7 @@ from jaxformer.inspect.model_trace import (
     apply_with_intermediates,
     as_int_tuple,
     check_inputs,
-    stack_configs,
+    head_stack,
     unstack_layers,
 )
 from jaxformer.inspect.sizes import format_bytes
@@ -144,27 +144,20 @@ def _map_lengths(
 ) -> dict[MapKind, tuple[int, int]]:
     """(queries, keys) of each kind of attention the model has."""
     num_tokens = tokens.shape[-1]
-    match config.topology:
-        case c.Decoder():
-            return {"decoder": (num_tokens, num_tokens)}
-        case c.Encoder():
-            return {"encoder": (num_tokens, num_tokens)}
-        case c.EncoderDecoder():
-            source = inputs["source"].shape[-1]
-            return {
-                "decoder": (num_tokens, num_tokens),
-                "encoder": (source, source),
-                "cross": (num_tokens, source),
-            }
+    lengths: dict[MapKind, tuple[int, int]] = {head_stack(config): (num_tokens, num_tokens)}
+    if config.topology.is_encoder_decoder:
+        source = inputs["source"].shape[-1]
+        lengths |= {"encoder": (source, source), "cross": (num_tokens, source)}
+    return lengths
 
 
 def _check_and_count(
     config: c.TransformerConfig, part: MapKind, lengths: tuple[int, int], choice: MapSelection
 ) -> int:
     """Return elements per batch row of the selected maps; the selection must exist."""
-    stack_config, depth = stack_configs(config)["encoder" if part == "encoder" else "decoder"]
+    stack_config, depth = config.stacks["encoder" if part == "encoder" else "decoder"]
     for kind in stack_config.attention_kinds:
-        if isinstance(kind, c.Mixer):
+        if not kind.has_weights:
             raise ValueError(f"{type(kind).__name__} computes no attention weights.")
     num_heads, *other_counts = sorted({kind.num_heads for kind in stack_config.attention_kinds})
     if other_counts:

@@ -17,7 +17,6 @@ from jaxformer.inspect.model_trace import (
     as_int_tuple,
     check_inputs,
     head_stack,
-    stack_configs,
     trace,
 )
 from jaxformer.inspect.sizes import format_bytes
@@ -60,7 +59,7 @@ def logit_lens(
         nostalgebraist, Interpreting GPT: the Logit Lens, 2020
     """
     stack = head_stack(config)
-    depth = stack_configs(config)[stack][1]
+    depth = config.stacks[stack][1]
     depths = as_int_tuple("layers", range(depth + 1) if layers is None else layers) or ()
     outside = [i for i in depths if not 0 <= i <= depth]
     if outside or not depths:
@@ -156,7 +155,7 @@ def next_token_targets(
             )
         F.check_token_ids(targets, config.vocab_size)
         return targets, jnp.ones(targets.shape, bool) if segments is None else segments != 0
-    if isinstance(config.topology, c.Encoder):
+    if not config.topology.has_decoder:
         raise ValueError("An Encoder does not predict the next token; pass targets=.")
     last = jnp.arange(tokens.shape[-1]) == tokens.shape[-1] - 1
     has_loss = jnp.broadcast_to(~last, tokens.shape)

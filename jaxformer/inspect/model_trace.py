@@ -1,7 +1,7 @@
 """Residual stream of every layer, from one forward pass with sown intermediates."""
 
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,6 @@ from jaxformer.layers.intermediates import INTERMEDIATES, PERTURBATIONS
 from jaxformer.layers.parameter_metadata import check_parameters
 
 Params = Any
-Stack = Literal["decoder", "encoder"]
 
 
 class ResidualTrace(NamedTuple):
@@ -85,27 +84,13 @@ def trace(
 @partial(jax.jit, static_argnums=0)
 def _trace(model: Transformer, params: Params, tokens: Array, inputs: dict[str, Any]) -> ModelTrace:
     logits, intermediates = apply_with_intermediates(model, params, tokens, inputs)
-    stacks = {name: _stack_trace(intermediates[name]) for name in stack_configs(model.config)}
+    stacks = {name: _stack_trace(intermediates[name]) for name in model.config.stacks}
     return ModelTrace(stacks.get("decoder"), stacks.get("encoder"), logits)
 
 
-def stack_configs(config: c.TransformerConfig) -> dict[str, tuple[c.TransformerConfig, int]]:
-    """Return configuration and number of layers of each stack, by name."""
-    match config.topology:
-        case c.Decoder():
-            return {"decoder": (config, config.num_layers)}
-        case c.Encoder():
-            return {"encoder": (config, config.num_layers)}
-        case c.EncoderDecoder(num_encoder_layers=count):
-            return {
-                "encoder": (config.encoder_config, count),
-                "decoder": (config, config.num_layers),
-            }
-
-
-def head_stack(config: c.TransformerConfig) -> Stack:
+def head_stack(config: c.TransformerConfig) -> c.Stack:
     """Return the stack whose output is the input of the LM head."""
-    return "encoder" if isinstance(config.topology, c.Encoder) else "decoder"
+    return "decoder" if config.topology.has_decoder else "encoder"
 
 
 def apply_with_intermediates(
@@ -153,7 +138,7 @@ def check_inputs(
     Transformer(config).check_source(inputs.get("source"), None)
     F.check_token_ids(tokens, config.vocab_size)
     texts = {"": tokens}
-    if isinstance(config.topology, c.EncoderDecoder):
+    if config.topology.is_encoder_decoder:
         source = texts["source_"] = inputs["source"]
         F.check_token_ids(source, config.topology.source_vocab_size or config.vocab_size)
         if source.shape[:-1] != tokens.shape[:-1]:

@@ -5,12 +5,11 @@ from jaxtyping import Array, Float, Float32, Int
 
 from jaxformer import config as c
 from jaxformer import functional as F
-from jaxformer.inspect.model_trace import Params, Stack, head_stack, stack_configs, unstack_layers
+from jaxformer.inspect.model_trace import Params, head_stack, unstack_layers
 from jaxformer.inspect.sizes import check_whole, format_bytes
 from jaxformer.layers.attention.score_bias import bind_score_bias
 from jaxformer.layers.embedding import Embedder
 from jaxformer.layers.parameter_metadata import check_parameters
-from jaxformer.layers.rope import scaled_rope_frequencies
 from jaxformer.layers.runtime import RuntimeConfig
 
 
@@ -45,7 +44,7 @@ def position_embeddings(
 
 
 def rotation_angles(
-    config: c.TransformerConfig, length: int, *, layer: int = 0, stack: Stack | None = None
+    config: c.TransformerConfig, length: int, *, layer: int = 0, stack: c.Stack | None = None
 ) -> Float32[Array, "T C"]:
     """RoPE angle of each position and feature pair, in radians.
 
@@ -65,11 +64,12 @@ def rotation_angles(
     Raises:
         ValueError: The layer has no RoPE or does not exist, or `length` is below 1.
     """
-    attention, rope, *_ = _layer_config(config, layer, stack)
+    layer_config = _layer_config(config, layer, stack)
     check_whole("length", length, least=1)
-    if not isinstance(rope, c.Rope):
-        raise ValueError(f"Layer {layer} has no RoPE; its positions are {rope}.")
-    per_token = scaled_rope_frequencies(rope, attention.rope_head_dim, jnp.asarray(length))
+    rope, head_dim = layer_config.rope, layer_config.attention.rope_head_dim
+    if rope is None:
+        raise ValueError(f"Layer {layer} has no RoPE; its positions are {layer_config.positions}.")
+    per_token = rope.frequencies(head_dim, jnp.asarray(length))
     return jnp.outer(jnp.arange(length, dtype=jnp.float32), per_token)
 
 
@@ -79,7 +79,7 @@ def position_bias(
     length: int,
     *,
     layer: int = 0,
-    stack: Stack | None = None,
+    stack: c.Stack | None = None,
     max_bytes: int = 2**30,
 ) -> Float[Array, "N T T"]:
     """Bias that positions add to the attention scores (ALiBi, T5, ...).
@@ -118,16 +118,17 @@ def _bias_between(
     queries: Int[Array, " T"],
     keys: Int[Array, " S"],
     layer: int,
-    stack: Stack | None,
+    stack: c.Stack | None,
 ) -> Float[Array, "N T S"]:
     """Score bias between these query and key positions."""
     stack = stack or head_stack(config)
-    attention, kind, *_ = _layer_config(config, layer, stack)
-    if not isinstance(kind, c.ScoreBias):
+    layer_config = _layer_config(config, layer, stack)
+    kind, heads = layer_config.score_bias, layer_config.attention.num_heads
+    if kind is None:
         raise ValueError(
-            f"Layer {layer} of the {stack} has no position bias; its positions are {kind}."
+            f"Layer {layer} of the {stack} has no position bias; its positions are "
+            f"{layer_config.positions}."
         )
-    heads = attention.num_heads
     learned: Params = {}
     if kind.parameters(heads):
         if stack not in params:
@@ -150,7 +151,7 @@ def score_by_distance(
     *,
     params: Params | None = None,
     layer: int = 0,
-    stack: Stack | None = None,
+    stack: c.Stack | None = None,
 ) -> Float32[Array, "heads T"]:
     """Effect of distance on the attention score, from positions alone.
 
@@ -176,26 +177,27 @@ def score_by_distance(
         Su et al., RoFormer: Enhanced Transformer with Rotary Position Embedding, 2021.
         arXiv:2104.09864, section 3.4.3 (a bound that decreases with distance)
     """
-    attention, kind, *_ = _layer_config(config, layer, stack)
+    layer_config = _layer_config(config, layer, stack)
     check_whole("length", length, least=1)
-    match kind:
-        case c.Rope(targets=targets) if {"q", "k"} <= set(targets):
-            key_dim = attention.key_dim  # type: ignore[union-attr]
-            rotated_fraction = kind.rotary_dim(attention.rope_head_dim) / key_dim
-            cosines = jnp.cos(rotation_angles(config, length, layer=layer, stack=stack))
-            return (rotated_fraction * jnp.mean(cosines, axis=-1) + 1 - rotated_fraction)[None]
-        case c.ScoreBias():
-            distances = length - 1 - jnp.arange(length)  # from the last token to the first
-            bias = _bias_between(config, params or {}, distances[:1], distances, layer, stack)
-            return bias[:, 0].astype(jnp.float32)
+    attention, rope = layer_config.attention, layer_config.rope
+    if rope is not None and {"q", "k"} <= set(rope.targets):
+        key_dim = attention.key_dim  # type: ignore[union-attr]
+        rotated_fraction = rope.rotary_dim(attention.rope_head_dim) / key_dim
+        cosines = jnp.cos(rotation_angles(config, length, layer=layer, stack=stack))
+        return (rotated_fraction * jnp.mean(cosines, axis=-1) + 1 - rotated_fraction)[None]
+    if layer_config.score_bias is not None:
+        distances = length - 1 - jnp.arange(length)  # from the last token to the first
+        bias = _bias_between(config, params or {}, distances[:1], distances, layer, stack)
+        return bias[:, 0].astype(jnp.float32)
     raise ValueError(
-        f"Layer {layer} has no score that depends on distance alone; its positions are {kind}."
+        f"Layer {layer} has no score that depends on distance alone; its positions are "
+        f"{layer_config.positions}."
     )
 
 
-def _layer_config(config: c.TransformerConfig, layer: int, stack: Stack | None) -> c.LayerConfig:
+def _layer_config(config: c.TransformerConfig, layer: int, stack: c.Stack | None) -> c.LayerConfig:
     """Options of one layer of a stack."""
-    stacks = stack_configs(config)
+    stacks = config.stacks
     if stack is not None and stack not in stacks:
         raise ValueError(f"stack must be among {', '.join(stacks)} for this model; got {stack!r}.")
     stack_config, depth = stacks[stack or head_stack(config)]

@@ -96,7 +96,7 @@ def cache_sizes(
         lengths: Sequence lengths in tokens, including the prompt.
         batch: Number of sequences.
         source_length: Tokens of an encoder-decoder's source, whose keys and values are cached.
-        bytes_per_number: 2 for bfloat16.
+        bytes_per_number: As in `costs.cache_bytes`.
 
     Returns:
         Bytes for each length.
@@ -105,16 +105,15 @@ def cache_sizes(
         ValueError: The model is an encoder, a length or another number is no integer or too small,
             or a model without an encoder has a source.
     """
-    if isinstance(config.topology, c.Encoder):
+    if not config.topology.has_decoder:
         raise ValueError("An Encoder has no KV cache.")
-    if source_length and not isinstance(config.topology, c.EncoderDecoder):
+    if source_length and not config.topology.is_encoder_decoder:
         raise ValueError(f"A Decoder has no source; got source_length={source_length}.")
     if np.ndim(lengths) != 1:
         raise ValueError(f"lengths must be a sequence, such as [1, 2048]; got {lengths!r}.")
     for length in (*lengths, source_length):
         check_whole("A length", length, least=0)
     check_whole("batch", batch, least=1)
-    check_whole("bytes_per_number", bytes_per_number, least=1)
     size = partial(
         costs.cache_bytes,
         config,

@@ -16,7 +16,6 @@ from jaxformer.inspect.model_trace import (
     ResidualTrace,
     apply_with_intermediates,
     check_inputs,
-    stack_configs,
     trace,
     unstack_layers,
 )
@@ -141,7 +140,7 @@ def gradient_statistics(
     target_ids, has_loss = next_token_targets(config, tokens, targets, inputs.get("segments"))
     model = Transformer(config, dtype=dtype)
     norms = _gradient_norms(model, params, tokens, target_ids, has_loss, inputs)
-    return {stack: norms[stack] for stack in stack_configs(config)}  # not in alphabetical order
+    return {stack: norms[stack] for stack in config.stacks}  # not in alphabetical order
 
 
 @partial(jax.jit, static_argnums=0)

@@ -14,7 +14,7 @@ from jaxformer.layers.attention.build import AttentionModule, build_attention
 from jaxformer.layers.attention.inputs import AttentionInputs, LayerInputs
 from jaxformer.layers.attention.multi_head import MultiHeadAttention
 from jaxformer.layers.attention.score_bias import ScoreBiasModule, per_layer_score_bias
-from jaxformer.layers.cache import CacheUpdate, LayerCache, swap_heads_and_slots
+from jaxformer.layers.cache import CacheUpdate, KVCache, LayerCache, swap_heads_and_slots
 from jaxformer.layers.feed_forward import FeedForward
 from jaxformer.layers.intermediates import sow_and_perturb
 from jaxformer.layers.norms import Norm
@@ -78,22 +78,8 @@ class Block(nn.Module):
         branches: Branches = {}
         cross_cache = None if cache is None else cache.cross_attention
         if encoder_output is not None or cross_cache is not None:
-            cross = MultiHeadAttention(
-                cfg,
-                layer.attention,  # type: ignore[arg-type]  # the configuration has checked it
-                None,
-                self.runtime,
-                keep_partial_sums=reduces_together,
-                name="cross_attention",
-            )
-            if encoder_output is not None:
-                cross_cache = swap_heads_and_slots(
-                    cross.project_key_value(encoder_output, cross_inputs)
-                )
-            branches["cross_attention"] = partial(
-                cross.cross_attend,
-                inputs=cross_inputs,
-                source_kv=swap_heads_and_slots(cross_cache),
+            branches["cross_attention"], cross_cache = self.cross_attention(
+                encoder_output, cross_inputs, cross_cache, keep_partial_sums=reduces_together
             )
         branches["feed_forward"] = FeedForward(
             cfg,
@@ -108,6 +94,30 @@ class Block(nn.Module):
         x = sow_and_perturb(self, "residual_stream", x)
         return x, None if self_cache is None else LayerCache(self_cache, cross_cache)
 
+    def cross_attention(
+        self,
+        encoder_output: Float[Array, "*batch S D"] | None,
+        inputs: AttentionInputs,
+        cache: KVCache | None,
+        *,
+        keep_partial_sums: bool,
+    ) -> tuple[Branch, KVCache | None]:
+        """Return cross-attention to the encoder's output, or to the cache, and the new cache."""
+        attention = MultiHeadAttention(
+            self.config,
+            self.layer_config.attention,  # type: ignore[arg-type]  # the configuration checked it
+            None,
+            self.runtime,
+            keep_partial_sums=keep_partial_sums,
+            name="cross_attention",
+        )
+        if encoder_output is not None:
+            source_kv = attention.project_key_value(encoder_output, inputs)
+            cache = swap_heads_and_slots(source_kv)
+        elif cache is not None:
+            source_kv = swap_heads_and_slots(cache)
+        return partial(attention.cross_attend, inputs=inputs, source_kv=source_kv), cache
+
     def add_layer_bias(self, inputs: LayerInputs) -> LayerInputs:
         """Add the score bias whose parameters are the layer's own, if it has one."""
         if not isinstance(inputs, AttentionInputs) or inputs.query_positions is None:
@@ -121,8 +131,9 @@ class Block(nn.Module):
 
     def copy_to_branches(self, x: Float[Array, "*batch T D"]) -> Float[Array, "*batch T D"]:
         """Copy x to tensor-parallel devices once for all branches; not before an MoE router."""
-        is_moe = isinstance(self.layer_config.feed_forward, c.MoE)
-        return x if is_moe else F.copy_to_tensor_parallel(x, self.runtime.mesh_axes.tensor)
+        if self.layer_config.feed_forward.is_moe:
+            return x
+        return F.copy_to_tensor_parallel(x, self.runtime.mesh_axes.tensor)
 
     def serial(
         self, x: Float[Array, "*batch T D"], attend: AttentionModule, branches: Branches, cache: Any

@@ -88,7 +88,7 @@ def empty_cache(
         ValueError: The model is an encoder, or `capacity` is below 1 or above the number of
             learned positions.
     """
-    if isinstance(config.topology, c.Encoder):
+    if not config.topology.has_decoder:
         raise ValueError(
             "An Encoder attends in both directions, so it has no cache; got an Encoder."
         )

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from jaxformer import functional as F
 from jaxformer.checks import named_errors, require_like
-from jaxformer.config import FanIn, FeedForward, Initialiser, Mixer, Residual, ScoreBias, Zeros
+from jaxformer.config import FanIn, FeedForward, Mixer, Residual, ScoreBias, Zeros
 from jaxformer.config.parameter import Parameter, parse_logical_axes
 from jaxformer.layers.initializers import initializer
 from jaxformer.layers.parameters import mesh_axes, sharded_parameter
@@ -43,7 +43,7 @@ def _initialiser(method_name: str, declared: Parameter) -> Callable[..., Array]:
     axes, start = parse_logical_axes(declared.axes), declared.init
     if start is None:
         start = FanIn() if axes.num_output_axes else Zeros()
-    if isinstance(start, Initialiser):
+    if hasattr(start, "sample"):  # an `Initialiser`
         return initializer(start, num_input_axes=axes.num_input_axes)
     if not callable(start):
         return nn.initializers.constant(start)

@@ -52,8 +52,7 @@ class Embedder(nn.Module):
         )
         if cfg.dim is not None:
             self.projection = Linear((width,), init.projection, self.runtime, "features -> model")
-        if isinstance(cfg.positions, c.Learned):
-            rows = cfg.positions.max_length + cfg.positions.offset
+        if cfg.positions is not None and (rows := cfg.positions.num_rows):
             self.positions = Embed(rows, width, init.embedding, self.runtime, "rows -> model")
         if cfg.norm is not None:
             self.norm = Norm(cfg.norm, self.runtime)
@@ -79,19 +78,11 @@ class Embedder(nn.Module):
 
     def embed_positions(self, positions: Int[Array, "*any T"]) -> Float[Array, "*any T D"]:
         """Return the learned or sinusoidal position embeddings."""
-        match self.config.embedding.positions:
-            case c.Learned(offset=offset):
-                return F.learned_positions(self.positions(), positions, offset=offset)
-            case c.Sinusoid() as s:
-                return F.sinusoidal_positions(
-                    positions + s.offset,
-                    self.config.model_dim,
-                    base=s.base,
-                    layout=s.layout,
-                    sin_first=s.sin_first,
-                )
-            case None:
-                raise ValueError("This model has no embedding positions.")
+        option = self.config.embedding.positions
+        if option is None:
+            raise ValueError("This model has no embedding positions.")
+        table: Any = self.positions() if option.num_rows else None
+        return option(positions, self.config.model_dim, table)
 
 
 class LMHead(nn.Module):

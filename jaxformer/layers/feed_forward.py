@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxformer import config as c
 from jaxformer import functional as F
-from jaxformer.functional.activations import ACTIVATIONS
+from jaxformer.config.feed_forward import DenseFeedForward
 from jaxformer.layers.custom_option import apply_option
 from jaxformer.layers.initializers import initializer
 from jaxformer.layers.linear import Linear
@@ -29,22 +29,21 @@ class FeedForward(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "*batch T D"]) -> Float[Array, "*batch T D"]:
-        match self.option:
-            case c.MoE() as option:
-                return self.moe(x, option)
-            case c.MLP() | c.GLU() | c.ClampedGEGLU() as option:
-                return self.dense_feed_forward(x, option)
-        custom_option: Any = self.option
+        option: Any = self.option
+        if option.is_moe:
+            return self.moe(x, option)
+        if option.input_projections:
+            return self.dense_feed_forward(x, option)
 
         def function(*inputs: Any) -> tuple[Array, None]:
-            return custom_option(*inputs), None
+            return option(*inputs), None
 
         return apply_option(
-            self, custom_option, function, x, self.runtime, keep_partial_sums=self.keep_partial_sums
+            self, option, function, x, self.runtime, keep_partial_sums=self.keep_partial_sums
         )[0]
 
     def dense_feed_forward(
-        self, x: Float[Array, "*batch T D"], option: c.MLP | c.GLU | c.ClampedGEGLU
+        self, x: Float[Array, "*batch T D"], option: DenseFeedForward
     ) -> Float[Array, "*batch T D"]:
         """MLP or GLU: project to the hidden width, activate, project back."""
         init = self.config.initialisation
@@ -59,11 +58,11 @@ class FeedForward(nn.Module):
                 bias=option.bias,
                 name=name,
             )(x)
-            for name in input_projections(option)
+            for name in option.input_projections
         }
         rate, tensor = self.config.dropout.feed_forward, self.runtime.mesh_axes.tensor
         hidden = apply_dropout(
-            self, activate(option, projections), rate, self.runtime, axis_name=tensor
+            self, option.activate(projections), rate, self.runtime, axis_name=tensor
         )
         down = Linear(
             (self.config.model_dim,),
@@ -125,11 +124,11 @@ class GroupedExperts(nn.Module):
         shape = width, expert.hidden_dim
         projections = {
             name: grouped(name, rows, shape, "model -> hidden", kernel_init=kernel_init)
-            for name in input_projections(expert)
+            for name in expert.input_projections
         }
         rate, tensor = self.config.dropout.feed_forward, self.runtime.mesh_axes.tensor
         hidden = apply_dropout(
-            self, activate(expert, projections), rate, self.runtime, axis_name=tensor
+            self, expert.activate(projections), rate, self.runtime, axis_name=tensor
         )
         kernel_init = init.feed_forward_out or init.projection
         divisor = self.config.residual_init_divisor
@@ -161,19 +160,3 @@ class ExpertKernel(nn.Module):
         return sharded_parameter(
             self, "kernel", init_fn, self.shape, self.logical_axes, self.runtime, dtype=dtype
         )
-
-
-def input_projections(option: c.MLP | c.GLU | c.ClampedGEGLU) -> tuple[str, ...]:
-    """Names of the input projections: ("up",) for an MLP, ("gate", "up") otherwise."""
-    return ("up",) if isinstance(option, c.MLP) else ("gate", "up")
-
-
-def activate(option: c.MLP | c.GLU | c.ClampedGEGLU, projections: dict[str, Array]) -> Array:
-    """Apply the activation, and the gate if there is one, to the input projections."""
-    match option:
-        case c.MLP(activation=activation):
-            return ACTIVATIONS[activation](projections["up"])
-        case c.GLU(activation=activation):
-            return ACTIVATIONS[activation](projections["gate"]) * projections["up"]
-        case c.ClampedGEGLU(limit=limit):
-            return F.clamped_geglu(projections["gate"], projections["up"], limit=limit)

@@ -2,16 +2,14 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import linen as nn
 from jax.typing import DTypeLike
 
 from jaxformer import functional as F
-from jaxformer.config import FanAverage, FanIn, Initialiser, Normal, Zeros
+from jaxformer.config import Initialiser
 
 
 def initializer(
@@ -40,21 +38,7 @@ def _sample(
     num_input_axes: int,
     divisor: float,
 ) -> jax.Array:
-    match initialiser:
-        case Normal(std=std):
-            return nn.initializers.normal(std / divisor)(key, shape, dtype)
-        case FanIn(gain=gain):
-            scaled = _variance_scaling(
-                gain / divisor, "fan_in", "normal", num_input_axes, len(shape)
-            )
-            return scaled(key, shape, dtype)
-        case FanAverage(gain=gain):
-            scaled = _variance_scaling(
-                gain / divisor, "fan_avg", "uniform", num_input_axes, len(shape)
-            )
-            return scaled(key, shape, dtype)
-        case Zeros():
-            return nn.initializers.zeros(key, shape, dtype)
+    return initialiser.sample(key, shape, dtype, num_input_axes, divisor)
 
 
 def log_spaced_memory_init(min_memory: float, max_memory: float) -> Callable:
@@ -77,17 +61,3 @@ def rope_frequency_init(base: float) -> Callable:
         return jnp.broadcast_to(frequencies, shape).astype(dtype)
 
     return init_fn
-
-
-def _variance_scaling(
-    gain: float,
-    mode: Literal["fan_in", "fan_avg"],
-    distribution: Literal["normal", "uniform"],
-    num_input_axes: int,
-    ndim: int,
-) -> Callable:
-    """Flax variance scaling with variance gain ** 2 / fan."""
-    inputs, outputs = tuple(range(num_input_axes)), tuple(range(num_input_axes, ndim))
-    return nn.initializers.variance_scaling(
-        gain**2, mode, distribution, in_axis=inputs, out_axis=outputs
-    )

@@ -1,7 +1,6 @@
 """Norm module: scale and bias around `F.layer_norm` or `F.rms_norm`."""
 
 from collections.abc import Callable
-from functools import partial
 
 from flax import linen as nn
 from jaxtyping import Array, Float
@@ -49,13 +48,4 @@ class Norm(nn.Module):
             axis_name = logical_to_mesh_axis(
                 parse_logical_axes(logical_axes).names[-1], num_features, self.runtime.mesh_axes
             )
-        return self.norm_function()(x, scale, bias, axis_name=axis_name)
-
-    @nn.nowrap
-    def norm_function(self):
-        """Return the pure norm function of (x, scale, bias)."""
-        match self.config:
-            case c.LayerNorm(eps=eps):
-                return partial(F.layer_norm, eps=eps)
-            case c.RMSNorm(eps=eps, eps_position=position):
-                return partial(F.rms_norm, eps=eps, eps_position=position)
+        return cfg(x, scale, bias, axis_name=axis_name)

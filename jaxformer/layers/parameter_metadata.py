@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict
 from jax.sharding import PartitionSpec as P
 
-from jaxformer.config import EncoderDecoder, TransformerConfig
+from jaxformer.config import TransformerConfig
 from jaxformer.layers.parameters import AnnotatedParameter, mesh_axes, raise_misfits
 from jaxformer.layers.runtime import active_mesh_axes
 from jaxformer.layers.transformer import Transformer
@@ -73,7 +73,7 @@ def parameter_metadata(config: TransformerConfig) -> Any:
     Returns:
         A tree of `ParameterMetadata` with the structure of the parameters.
     """
-    has_encoder = isinstance(config.topology, EncoderDecoder)
+    has_encoder = config.topology.is_encoder_decoder
 
     def init() -> Any:
         tokens = jnp.zeros((1, 2), jnp.int32)

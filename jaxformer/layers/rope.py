@@ -1,4 +1,4 @@
-"""RoPE of layers: rotations, scaled frequencies, attention factor; and `RotaryEmbedding`."""
+"""RoPE of layers: rotations, when they invalidate a cache; and `RotaryEmbedding`."""
 
 from functools import partial
 
@@ -51,66 +51,9 @@ def token_rotations(
 
     @partial(jnp.vectorize, signature="(t),()->(t,c)")
     def of_row(positions: Int[Array, " T"], length: Int[Array, ""]) -> Complex64[Array, "T C"]:
-        return F.rope_rotations(positions, scaled_rope_frequencies(rope, head_dim, length))
+        return F.rope_rotations(positions, rope.frequencies(head_dim, length))
 
     return of_row(positions, length)
-
-
-def scaled_rope_frequencies(
-    rope: c.Rope, head_dim: int, length: Int[Array, ""]
-) -> Float[Array, " C"]:
-    """Compute RoPE frequencies with the configured scaling."""
-    width = rope.rotary_dim(head_dim)
-    unscaled = F.rope_frequencies(width, base=rope.base)
-    match rope.scaling:
-        case None:
-            return unscaled
-        case c.LinearScaling() as s:
-            return F.rope_scale_linear(unscaled, factor=s.factor)
-        case c.NTKScaling() as s:
-            return F.rope_scale_ntk(unscaled, factor=s.factor)
-        case c.DynamicNTK() as s:
-            return F.rope_scale_dynamic_ntk(
-                unscaled, length=length, factor=s.factor, original_max_length=s.original_max_length
-            )
-        case c.Llama3Scaling() as s:
-            return F.rope_scale_llama3(
-                unscaled,
-                factor=s.factor,
-                low_freq_factor=s.low_freq_factor,
-                high_freq_factor=s.high_freq_factor,
-                original_max_length=s.original_max_length,
-            )
-        case c.Yarn() as s:
-            return F.rope_scale_yarn(
-                unscaled,
-                base=rope.base,
-                factor=s.factor,
-                original_max_length=s.original_max_length,
-                beta_fast=s.beta_fast,
-                beta_slow=s.beta_slow,
-            )
-        case c.LongRope() as s:
-            return F.rope_scale_longrope(
-                unscaled,
-                jnp.asarray(s.short_factors, jnp.float32),
-                jnp.asarray(s.long_factors, jnp.float32),
-                length=length,
-                original_max_length=s.original_max_length,
-            )
-
-
-def rope_attention_factor(rope: c.Rope) -> float:
-    """RoPE attention factor, which multiplies rotated queries and keys (YaRN, LongRoPE; else 1)."""
-    match rope.scaling:
-        case c.Yarn() as s:
-            configured, computed = s.attention_factor, F.yarn_attention_factor(s.factor)
-        case c.LongRope() as s:
-            configured = s.attention_factor
-            computed = F.longrope_attention_factor(s.max_length, s.original_max_length)
-        case _:
-            return 1.0
-    return computed if configured is None else configured
 
 
 def rope_invalidates_cache(
@@ -118,10 +61,8 @@ def rope_invalidates_cache(
 ) -> Bool[Array, "*batch"]:
     """Whether reaching this length changes the rotation of cached keys (dynamic NTK, LongRoPE)."""
     invalidated = jnp.zeros(length.shape, bool)
-    for rope in config.attention.positions:
-        match rope:
-            case c.Rope(scaling=c.DynamicNTK(original_max_length=original)):
-                invalidated |= length > original
-            case c.Rope(scaling=c.LongRope(original_max_length=original)):
-                invalidated |= length == original + 1
+    for i in range(config.pattern_length):
+        rope = config.layer(i).rope
+        if rope is not None and rope.scaling is not None:
+            invalidated |= rope.scaling.invalidates_cache(length)
     return invalidated

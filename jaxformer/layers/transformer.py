@@ -1,7 +1,5 @@
 """`Transformer`: embedding, encoder and/or decoder stack, and LM head."""
 
-from typing import Any
-
 import jax.numpy as jnp
 from flax import linen as nn
 from flax.traverse_util import flatten_dict
@@ -129,7 +127,7 @@ class Transformer(nn.Module):
             if cache_is_empty:
                 check_empty(cache)
         encoder_output, cross_inputs = None, AttentionInputs()
-        if isinstance(cfg.topology, c.EncoderDecoder):
+        if cfg.topology.is_encoder_decoder:
             if source is not None:
                 encoder_output = self.encode(
                     (embedder, token_table), source, source_positions, source_segments, runtime
@@ -143,7 +141,7 @@ class Transformer(nn.Module):
             )
             cross_mask = cross_attention_mask(target_positions, source_segments)
             cross_inputs = AttentionInputs(prepare(cross_mask, runtime, tokens.ndim + 2))
-        causal = not isinstance(cfg.topology, c.Encoder)
+        causal = cfg.topology.has_decoder
         stack = Stack(
             cfg,
             cfg.num_layers,
@@ -164,7 +162,7 @@ class Transformer(nn.Module):
         if logits_at is not None:
             x = jnp.take_along_axis(x, logits_at[..., None], axis=-2)
         logits = LMHead(cfg, runtime, name="head")(x, token_table, targets)
-        if encoder_output is not None or not isinstance(cfg.topology, c.EncoderDecoder):
+        if encoder_output is not None or not cfg.topology.is_encoder_decoder:
             self.check_read(
                 runtime.read
             )  # with a cached source, the encoder's parameters are not read
@@ -186,7 +184,7 @@ class Transformer(nn.Module):
     ) -> Float[Array, "*batch S D"]:
         """Return the encoder's output; its embedding is the target's unless it has its own."""
         cfg = self.config
-        topology: Any = cfg.topology
+        topology = cfg.topology
         embedder, table = target_embedding
         if topology.source_vocab_size is not None:
             embedder = Embedder(cfg, topology.source_vocab_size, runtime, name="source_embedding")
@@ -208,7 +206,7 @@ class Transformer(nn.Module):
 
     def check_source(self, source: Int[Array, "*batch S"] | None, cache: Cache | None) -> None:
         """Require a source for an EncoderDecoder, and refuse it for other topologies."""
-        has_encoder = isinstance(self.config.topology, c.EncoderDecoder)
+        has_encoder = self.config.topology.is_encoder_decoder
         kind = type(self.config.topology).__name__
         layers = () if cache is None else (*cache.layers, *cache.tail)
         if has_encoder and source is None and not any(layer.cross_attention for layer in layers):

@@ -234,12 +234,9 @@ def check_divisible(
 
 def _indivisible_sizes(config: c.TransformerConfig, n: Mapping[str, int]) -> Iterator[str]:
     """Messages for each size of the model that its mesh axis does not divide."""
-    stacks = [("", config, config.num_layers)]
     vocabularies = {"vocab_size": config.vocab_size}
-    if isinstance(config.topology, c.EncoderDecoder):
-        stacks.append(("encoder's ", config.encoder_config, config.topology.num_encoder_layers))
-        if config.topology.source_vocab_size is not None:
-            vocabularies["source_vocab_size"] = config.topology.source_vocab_size
+    if (source_vocab_size := config.topology.source_vocab_size) is not None:
+        vocabularies["source_vocab_size"] = source_vocab_size
 
     def uneven(name: str, size: int, axis: str) -> Iterator[str]:
         if size % n[axis]:
@@ -251,47 +248,32 @@ def _indivisible_sizes(config: c.TransformerConfig, n: Mapping[str, int]) -> Ite
         for problem in uneven(name, size, "tensor"):
             yield f"{problem} (pad it to {padded}; the additional rows are unused)"
     num_moe_layers = 0
-    for prefix, stack, num_layers in stacks:
+    for stack_name, (stack, num_layers) in reversed(config.stacks.items()):
+        prefix = "encoder's " if len(config.stacks) == 2 and stack_name == "encoder" else ""
         for attention in dict.fromkeys(stack.attention_kinds):
             yield from uneven(f"{prefix}num_heads", attention.num_heads, "tensor")
-            match attention:
-                case (
-                    c.MultiHead(num_kv_heads=kv, qk_norm=norm)
-                    | c.SharedKV(num_kv_heads=kv, qk_norm=norm)
-                ):
-                    heads = f"{prefix}num_kv_heads {kv}"
-                    yield from _indivisible_kv_heads(heads, kv, norm, n["tensor"])
-                case c.Decay() | c.Mixer() if n["context"] > 1:
-                    yield (
-                        f"context {n['context']}, but {type(attention).__name__} is recurrent over "
-                        "the sequence, which cannot be sharded"
-                    )
+            if indivisible_heads := attention.indivisible_heads(n["tensor"]):
+                yield f"{prefix}{indivisible_heads}"
+            if n["context"] > 1 and not attention.has_scores:
+                yield (
+                    f"context {n['context']}, but {type(attention).__name__} is recurrent over "
+                    "the sequence, which cannot be sharded"
+                )
         for feed_forward in {stack.layer(i).feed_forward for i in range(num_layers)}:
-            if isinstance(feed_forward, c.MoE):
+            option: Any = feed_forward
+            if option.is_moe:
                 num_moe_layers += 1
-                yield from uneven(f"{prefix}num_experts", feed_forward.num_experts, "expert")
-                feed_forward = feed_forward.expert
-            if isinstance(feed_forward, c.MLP | c.GLU | c.ClampedGEGLU):
-                yield from uneven(f"{prefix}hidden_dim", feed_forward.hidden_dim, "tensor")
+                yield from uneven(f"{prefix}num_experts", option.num_experts, "expert")
+                option = option.expert
+            if option.input_projections:
+                yield from uneven(f"{prefix}hidden_dim", option.hidden_dim, "tensor")
                 continue
-            declared = feed_forward.parameters(config.model_dim).values()
+            declared = option.parameters(config.model_dim).values()
             sizes_by_axis = [
                 zip(parse_logical_axes(x.axes).names, x.shape, strict=True) for x in declared
             ]
             for name, size in dict.fromkeys(chain(*sizes_by_axis)):
                 if logical_to_mesh_axis(name, size, active_mesh_axes(n), n) == "tensor":
-                    yield from uneven(
-                        f"{prefix}{type(feed_forward).__name__}'s {name}", size, "tensor"
-                    )
+                    yield from uneven(f"{prefix}{type(option).__name__}'s {name}", size, "tensor")
     if n["expert"] > 1 and not num_moe_layers:
         yield f"expert {n['expert']}, but the model has no experts"
-
-
-def _indivisible_kv_heads(
-    heads: str, count: int, norm: c.QKNorm | None, tensor: int
-) -> Iterator[str]:
-    """Message if KV heads cannot be sharded over the tensor axis."""
-    if count % tensor and tensor % count:
-        yield f"{heads} and tensor {tensor}: one must be a multiple of the other"
-    elif count % tensor and norm is not None and norm.over == "width":
-        yield f"{heads} with one QK-norm over all heads cannot be sharded over tensor {tensor}"

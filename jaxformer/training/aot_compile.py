@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
-from jaxformer.config import EncoderDecoder, TransformerConfig
+from jaxformer.config import TransformerConfig
 from jaxformer.data import Batch, PairBatch
 from jaxformer.layers import Transformer
 from jaxformer.parallel import MeshConfig, batch_spec, make_mesh, parameter_metadata
@@ -138,7 +138,7 @@ def abstract_batch(
 ) -> Batch | PairBatch:
     """ShapeDtypeStructs of a batch, with shardings."""
     where = NamedSharding(mesh, batch_spec(mesh.shape))
-    kind = PairBatch if isinstance(config.topology, EncoderDecoder) else Batch
+    kind = PairBatch if config.topology.is_encoder_decoder else Batch
 
     def array(name: str) -> Any:
         wide = source_length if name.startswith("source") else length

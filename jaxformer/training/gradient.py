@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jaxformer import functional as F
 from jaxformer.checks import check_fields
-from jaxformer.config import MoE, TransformerConfig
+from jaxformer.config import TransformerConfig
 from jaxformer.data.batches import Batch
 from jaxformer.data.pairs import PairBatch
 from jaxformer.layers import Transformer
@@ -107,8 +107,8 @@ def router_losses(
         names = jax.tree_util.keystr(path, simple=True, separator="/").split("/")
         layer = next(name for name in names if name.startswith("layer_"))
         stack = config.encoder_config if "encoder" in names else config
-        feed_forward = stack.layer(int(layer.removeprefix("layer_"))).feed_forward
-        if not isinstance(feed_forward, MoE):
+        feed_forward: Any = stack.layer(int(layer.removeprefix("layer_"))).feed_forward
+        if not feed_forward.is_moe:
             continue
         mask = batch.loss_mask
         if isinstance(batch, PairBatch) and "encoder" in names:

@@ -12,7 +12,6 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jaxformer import functional as F
-from jaxformer.config import EncoderDecoder
 from jaxformer.layers import Transformer
 from jaxformer.layers.parameter_metadata import check_parameters
 from jaxformer.parallel import (
@@ -133,7 +132,7 @@ def _init_from_key(
     model: Transformer, optimizer: optax.GradientTransformation, key: PRNGKeyArray
 ) -> TrainState:
     dummy_tokens = jnp.zeros((1, 2), jnp.int32)
-    has_source = isinstance(model.config.topology, EncoderDecoder)
+    has_source = model.config.topology.is_encoder_decoder
     return _init_from_params(
         optimizer,
         model.init(key, dummy_tokens, source=dummy_tokens if has_source else None)["params"],

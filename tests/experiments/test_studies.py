@@ -40,7 +40,6 @@ from experiments.studies.train_seeds import (
 from experiments.studies.variants import AXES, make_variants, with_field
 from jaxformer import Transformer, costs, data
 from jaxformer import config as c
-from jaxformer.layers.rope import scaled_rope_frequencies
 from jaxformer.parallel import MeshConfig, make_mesh, parameter_metadata, put_batch
 from jaxformer.training import train_step as step
 from jaxformer.training.optimizers import make_optimizer
@@ -560,7 +559,7 @@ def test_lengths_are_measured_for_every_way_of_stretching(small, training):
 def test_every_way_stretches_the_slowest_pair_as_far_as_it_says():
     """What NTK, linear, YaRN and the others do to a text of so many times the length."""
     model = PLACEMENT_SIZES["cpu"].model
-    frequencies = jax.jit(scaled_rope_frequencies, static_argnums=(0, 1))
+    frequencies = jax.jit(c.Rope.frequencies, static_argnums=(0, 1))
     for times in (2, 4, 8):
         length = jnp.int32(times * 64)
         plain = frequencies(c.Rope(), 32, length)

@@ -205,7 +205,7 @@ def test_caches_grow_with_the_text_up_to_the_window():
         ([1.5], {}, "A length must be an integer of at least 0; got 1.5"),
         (8, {}, r"lengths must be a sequence, such as \[1, 2048\]; got 8"),
         ([8], {"batch": 0}, "batch must be an integer of at least 1; got 0"),
-        ([8], {"bytes_per_number": 0}, "bytes_per_number must be an integer of at least 1; got 0"),
+        ([8], {"bytes_per_number": 0}, "bytes_per_number must be 1, 2 or 4; got 0"),
     ):
         with pytest.raises(ValueError, match=message):
             inspect.cache_sizes(mistral, lengths, **more)

@@ -18,7 +18,6 @@ from jaxformer.functional.activations import ACTIVATIONS
 from jaxformer.layers import FeedForward, empty_cache
 from jaxformer.layers.attention.custom_mixer import CustomMixer
 from jaxformer.layers.attention.score_bias import ScoreBiasModule
-from jaxformer.layers.feed_forward import activate
 from jaxformer.layers.runtime import MeshAxes, RuntimeConfig
 from jaxformer.parallel import abstract_parameters, check_divisible
 from tests.small_models import BASE
@@ -194,7 +193,7 @@ def test_an_activation_gives_an_array_like_its_own(name, monkeypatch):
     into = {"up": jnp.ones((2, 5, 3)), "gate": jnp.ones((2, 5, 3))}
     for choice in (MLP, GLU):
         with refused(f"The activation {name!r} must return an array{message}"):
-            jax.eval_shape(partial(activate, choice(hidden_dim=3, activation=name)), into)
+            jax.eval_shape(choice(hidden_dim=3, activation=name).activate, into)
 
 
 @pytest.mark.parametrize("function", [lambda x: x, partial(jnp.maximum, 0), "relu", None])

@@ -98,6 +98,7 @@ class Decay:
         return self.head_dim
 
     has_scores = False
+    has_weights = True  # for `inspect.attention_maps`
 
     @property
     def heads_width(self) -> int:
@@ -117,6 +118,9 @@ class Decay:
         """Numbers per token that a layer computes, heads sharded over `tensor`."""
         heads = self.heads_width / tensor
         return ActivationWidths(heads, 4 * heads, heads, heads)
+
+    def indivisible_heads(self, tensor: int) -> None:
+        """None: there are no key-value heads to share out."""
 
     def empty_layer_cache(self, positions: Positions | None, shape: CacheShape) -> StateCache:
         """Return the empty state of one layer, float32."""

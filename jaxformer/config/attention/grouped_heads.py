@@ -9,6 +9,7 @@ from jaxformer.config.attention.layer_sizes import (
     KVCache,
     SharedCache,
 )
+from jaxformer.config.norms import QKNorm
 from jaxformer.config.positions import Positions, Window
 from jaxformer.config.tiny import (
     TINY_HEAD_DIM,
@@ -31,8 +32,24 @@ class GroupedHeads:
     positions: tuple[Positions | None, ...]
     windows: tuple[Window, ...]
     scale: float | None
+    qk_norm: QKNorm | None
     has_scores = True
+    has_weights = True  # for `inspect.attention_maps`
     num_kv_projections = 2  # of keys and of values
+
+    def indivisible_heads(self, tensor: int) -> str | None:
+        """Why the key-value heads cannot be sharded over `tensor`, if they cannot."""
+        count = self.num_kv_heads
+        if count % tensor == 0:
+            return None
+        if tensor % count:
+            return f"num_kv_heads {count} and tensor {tensor}: one must be a multiple of the other"
+        if self.qk_norm is not None and self.qk_norm.over == "width":
+            return (
+                f"num_kv_heads {count} with one QK-norm over all heads cannot be sharded over "
+                f"tensor {tensor}"
+            )
+        return None
 
     @property
     def rope_head_dim(self) -> int:

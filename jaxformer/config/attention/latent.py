@@ -83,6 +83,7 @@ class Latent:
             )
 
     has_scores = True
+    has_weights = True  # for `inspect.attention_maps`
 
     @property
     def rope_head_dim(self) -> int:
@@ -127,6 +128,9 @@ class Latent:
             value_width,
             query_width + value_width,
         )
+
+    def indivisible_heads(self, tensor: int) -> None:
+        """None: there are no key-value heads to share out."""
 
     def empty_layer_cache(self, positions: Positions | None, shape: CacheShape) -> LatentCache:
         """Return the empty cache of one layer."""

@@ -52,6 +52,7 @@ class Mixer(Option, protocol=True):
     positions = (None,)
     rope_head_dim = 0
     has_scores = False
+    has_weights = False
     windows: tuple[Window, ...] = (1,)
     parameters = unimplemented_method("parameters", "the model")
     __call__ = unimplemented_method("__call__", "the model")
@@ -89,6 +90,9 @@ class Mixer(Option, protocol=True):
         """Numbers per token that a layer computes, heads sharded over `tensor`."""
         products = projected_width(self.parameters(model_dim)) / tensor
         return ActivationWidths(products, 2 * products, products, 0)
+
+    def indivisible_heads(self, tensor: int) -> None:
+        """None: there are no key-value heads to share out."""
 
     def empty_layer_cache(self, positions: Positions | None, shape: CacheShape) -> Any:
         """Return the empty cache of one layer."""

@@ -12,12 +12,12 @@ from jaxtyping import Array, Bool, Float
 
 from jaxformer import config as c
 from jaxformer import functional as F
+from jaxformer.config.positions import position_terms
 from jaxformer.layers.attention.inputs import AttentionInputs
 from jaxformer.layers.intermediates import sow_and_perturb
 from jaxformer.layers.linear import Linear
 from jaxformer.layers.norms import Norm
 from jaxformer.layers.parameters import axis_size, logical_to_mesh_axis, sharded_parameter
-from jaxformer.layers.rope import rope_attention_factor
 from jaxformer.layers.runtime import RuntimeConfig, dropout_key
 
 
@@ -111,11 +111,11 @@ def apply_rope(
 
     With values and outputs rotated, the output depends on distances only.
     """
-    rope, rotations = positions, inputs.rotations
-    if not isinstance(rope, c.Rope) or rotations is None or target not in rope.targets:
+    rope, rotations = position_terms(positions).rope, inputs.rotations
+    if rope is None or rotations is None or target not in rope.targets:
         return x
     if target in "qk":
-        rotations = rotations * rope_attention_factor(rope)
+        rotations = rotations * rope.attention_scaling
     rotation = jnp.conj(rotations) if target == "o" else rotations
     return F.rotate(x, rotation, pairing=rope.pairing)
 

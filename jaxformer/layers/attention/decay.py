@@ -93,12 +93,10 @@ class DecayAttention(nn.Module):
 
     def theta(self, num_heads: int) -> Float[Array, "N C"] | None:
         """Rotation angles per token of this device's heads, or None."""
-        attention = self.attention
-        match attention.angles:
-            case None:
-                return None
-            case c.Angles(learned=True):
-                return self.angles()
-            case c.Angles(base=base):
-                frequencies = F.rope_frequencies(attention.head_dim, base=base)
-                return jnp.broadcast_to(frequencies, (num_heads, *frequencies.shape))
+        angles = self.attention.angles
+        if angles is None:
+            return None
+        if angles.learned:
+            return self.angles()
+        frequencies = F.rope_frequencies(self.attention.head_dim, base=angles.base)
+        return jnp.broadcast_to(frequencies, (num_heads, *frequencies.shape))

@@ -113,14 +113,17 @@ def make_layer_inputs(
         return token_rotations(rope, head_dim, queries.positions, attended.length)
 
     def layer_inputs(index: int) -> LayerInputs:
-        kind, positions, window, _ = config.layer(index)
+        layer = config.layer(index)
+        kind, window = layer.attention, layer.window
         if not kind.has_scores:
             return mixer_inputs
-        heads, gathered = kind.num_heads, isinstance(positions, c.TransformerXL)
+        rope, option, heads = layer.rope, layer.score_bias, kind.num_heads
+        gathered = layer.transformer_xl is not None
+        all_heads_alike = window is None or isinstance(window, int)
         return AttentionInputs(
-            mask(window, heads if isinstance(window, c.BlockSparse) else 0, gathered),
-            bias(positions, window, heads) if isinstance(positions, c.ScoreBias) else None,
-            rotations(positions, kind.rope_head_dim) if isinstance(positions, c.Rope) else None,
+            mask(window, 0 if all_heads_alike else heads, gathered),
+            None if option is None else bias(option, window, heads),
+            None if rope is None else rotations(rope, kind.rope_head_dim),
             queries.positions,
             keys(window, gathered).positions,
         )
@@ -205,10 +208,11 @@ def self_attention_mask(
     tensor: str | None,
 ) -> F.AttentionMask:
     """Make the lazy mask of a layer, of this device's heads if it differs between heads."""
-    width = window if isinstance(window, int) else None
-    blocks, head_shifts = None, None
-    if isinstance(window, c.BlockSparse):
-        blocks = F.BlockSparsePattern(window.block_size, window.local_blocks, window.stride)
+    width, blocks, head_shifts = None, None, None
+    if isinstance(window, int):
+        width = window
+    elif window is not None:
+        blocks = window.pattern
         head_shifts = local_shard(blocks.head_shifts(num_heads), tensor, axis=0)
     rule = F.MaskRule(
         causal=causal,

@@ -11,6 +11,7 @@ from jaxformer import config as c
 from jaxformer import functional as F
 from jaxformer.config.attention.layer_sizes import KVCache
 from jaxformer.config.attention.multi_head import Projection
+from jaxformer.config.positions import position_terms
 from jaxformer.layers.attention.core import (
     HeadParameter,
     ScoreOptions,
@@ -82,7 +83,7 @@ class MultiHeadAttention(nn.Module):
             norm = partial(make_qk_norm, cfg.qk_norm, head_dim=cfg.head_dim, runtime=self.runtime)
             self.query_norm = norm("heads", cfg.num_heads)
             self.key_norm = norm("kv_heads", cfg.num_kv_heads)
-        if isinstance(self.positions, c.TransformerXL):
+        if position_terms(self.positions).transformer_xl is not None:
             per_head = (cfg.num_heads, cfg.head_dim)
             self.content_bias = HeadParameter(per_head, nn.initializers.zeros, self.runtime)
             self.position_bias = HeadParameter(per_head, nn.initializers.zeros, self.runtime)
@@ -144,7 +145,7 @@ class MultiHeadAttention(nn.Module):
             score_options=ScoreOptions(
                 scale=cfg.scale, logit_softcap=cfg.logit_softcap, normalizer=cfg.normalizer
             ),
-            gather_keys=isinstance(self.positions, c.TransformerXL),
+            gather_keys=position_terms(self.positions).transformer_xl is not None,
         )
         return self.out(apply_rope(self.positions, "o", heads, inputs))
 
@@ -155,12 +156,8 @@ class MultiHeadAttention(nn.Module):
 
     def transformer_xl_terms(self, query: Float[Array, "*batch T N H"], inputs: AttentionInputs):
         """Return query and bias; Transformer-XL changes both, other positions neither."""
-        positions = self.positions
-        if (
-            not isinstance(positions, c.TransformerXL)
-            or inputs.query_positions is None
-            or inputs.key_positions is None
-        ):
+        option = position_terms(self.positions).transformer_xl
+        if option is None or inputs.query_positions is None or inputs.key_positions is None:
             return query, inputs.bias
 
         def add_head_bias(bias: HeadParameter) -> Float[Array, "*batch T N H"]:
@@ -172,7 +169,7 @@ class MultiHeadAttention(nn.Module):
             self.relative(),
             inputs.query_positions,
             inputs.key_positions,
-            base=positions.base,
+            base=option.base,
             bidirectional=not self.causal,
         )
         scale = query.shape[-1] ** -0.5 if scale is None else scale

@@ -9,6 +9,7 @@ from jaxtyping import Array, Float
 from jaxformer import config as c
 from jaxformer import functional as F
 from jaxformer.config.attention.layer_sizes import KVCache, SharedCache
+from jaxformer.config.positions import position_terms
 from jaxformer.layers.attention.core import (
     ScoreOptions,
     apply_qk_norm,
@@ -21,7 +22,6 @@ from jaxformer.layers.attention.core import (
 from jaxformer.layers.attention.inputs import AttentionInputs
 from jaxformer.layers.cache import CacheUpdate, update_cache
 from jaxformer.layers.linear import Linear
-from jaxformer.layers.rope import rope_attention_factor
 from jaxformer.layers.runtime import RuntimeConfig
 
 
@@ -110,14 +110,10 @@ class SharedKVAttention(nn.Module):
         self, query: Float[Array, "*batch T N H"]
     ) -> Float[Array, "*batch T N H"]:
         """Multiply rotated query features by the RoPE attention factor, for query and key."""
-        rope = self.positions
-        if (
-            not isinstance(rope, c.Rope)
-            or "k" not in rope.targets
-            or rope_attention_factor(rope) == 1
-        ):
+        rope = position_terms(self.positions).rope
+        if rope is None or "k" not in rope.targets or rope.attention_scaling == 1:
             return query
         width = rope.rotary_dim(query.shape[-1])
         return jnp.concatenate(
-            [rope_attention_factor(rope) * query[..., :width], query[..., width:]], axis=-1
+            [rope.attention_scaling * query[..., :width], query[..., width:]], axis=-1
         )
