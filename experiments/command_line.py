@@ -20,7 +20,7 @@ import tyro
 
 from experiments.training import object_store as stores
 from jaxformer.config import Attention, from_python
-from jaxformer.config.registry import allowed_types
+from jaxformer.config.registry import Option, allowed_types
 from jaxformer.errors import exit_with_error
 from jaxformer.errors import readable_errors as readable_errors
 from jaxformer.options import IMPORT_FLAG_HELP, import_from_flags
@@ -191,7 +191,12 @@ def choice_rule(info: tyro.constructors.PrimitiveTypeInfo):
     several = typing.get_origin(info.type) is tuple
     hint = typing.get_args(info.type)[0] if several else info.type
     kinds = allowed_types(hint)
-    if hint == Attention or not any(map(dataclasses.is_dataclass, kinds)) or kinds == (hint,):
+    members = typing.get_args(hint) if _is_union(hint) else (hint,)
+    # A protocol of which no option is imported yet is no dataclass, but a choice.
+    protocols = [m for m in members if isinstance(m, type) and issubclass(m, Option)]
+    is_one_class = kinds == (hint,) and not several  # its fields are flags
+    is_choice = protocols or any(map(dataclasses.is_dataclass, kinds))
+    if hint == Attention or is_one_class or not is_choice:
         return None
 
     def read(texts: list[str]) -> Any:
@@ -203,7 +208,8 @@ def choice_rule(info: tyro.constructors.PrimitiveTypeInfo):
             return isinstance(value, tuple) and all(isinstance(item, kinds) for item in value)
         return isinstance(value, kinds)
 
-    names = "|".join(_signature(kind) for kind in kinds)
+    empty_protocols = [p for p in protocols if not any(issubclass(k, p) for k in kinds)]
+    names = "|".join(map(_signature, (*empty_protocols, *kinds)))
     return tyro.constructors.PrimitiveConstructorSpec(
         nargs="*" if several else 1,
         metavar=f"{names} ..." if several else names,

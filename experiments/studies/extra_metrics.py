@@ -105,7 +105,7 @@ def rope_wavelengths(model: c.TransformerConfig) -> list[float]:
     """Wavelength in tokens of each rotary frequency of the first RoPE layer."""
     attention, rope = next(
         (layer.attention, layer.positions)
-        for layer in map(model.layer, range(model.pattern_length))
+        for layer in model.distinct_layers
         if isinstance(layer.positions, c.Rope)
     )
     frequencies = F.rope_frequencies(rope.rotary_dim(attention.rope_head_dim), base=rope.base)

@@ -27,8 +27,9 @@ from jaxformer.config.initialisation import Initialisation as Initialisation
 from jaxformer.config.initialisation import Initialiser as Initialiser
 from jaxformer.config.initialisation import Normal as Normal
 from jaxformer.config.initialisation import Zeros as Zeros
+from jaxformer.config.layer import Layer as Layer
+from jaxformer.config.layer import LayerConfig as LayerConfig
 from jaxformer.config.model import Dropout as Dropout
-from jaxformer.config.model import LayerConfig as LayerConfig
 from jaxformer.config.model import Stack as Stack
 from jaxformer.config.model import TransformerConfig as TransformerConfig
 from jaxformer.config.norms import LayerNorm as LayerNorm

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal
 
 from jaxformer.checks import check_fields, require, require_nonempty, require_positive
+from jaxformer.config.attention.checks import check_shared_bias
 from jaxformer.config.attention.decay import Decay
 from jaxformer.config.attention.hybrid import Attention, AttentionKind, Hybrid
 from jaxformer.config.attention.mixer import Mixer
@@ -14,20 +15,18 @@ from jaxformer.config.attention.multi_head import MultiHead
 from jaxformer.config.embedding import Embedding, LMHead
 from jaxformer.config.feed_forward import FeedForward, tiny_feed_forwards
 from jaxformer.config.initialisation import Initialisation
+from jaxformer.config.layer import Layer, LayerConfig
 from jaxformer.config.norms import Norm, RMSNorm
-from jaxformer.config.positions import (
-    BlockSparse,
-    Positions,
-    Rope,
-    ScoreBias,
-    Sinusoid,
-    TransformerXL,
-    Window,
-    position_terms,
-)
+from jaxformer.config.positions import BlockSparse, Positions, Rope, Sinusoid, TransformerXL
 from jaxformer.config.residual import Residual
 from jaxformer.config.rope_scaling import RopeScaling
-from jaxformer.config.tiny import TINY_HEAD_DIM, TINY_VOCAB_SIZE, tiny_embedding, tiny_head
+from jaxformer.config.tiny import (
+    TINY_HEAD_DIM,
+    TINY_VOCAB_SIZE,
+    shorten_pattern,
+    tiny_embedding,
+    tiny_head,
+)
 from jaxformer.config.topology import Decoder, Encoder, EncoderDecoder, Topology
 
 
@@ -56,30 +55,6 @@ class Dropout:
 Stack = Literal["decoder", "encoder"]
 
 
-class LayerConfig(NamedTuple):
-    """Options of one layer: attention kind, positions, window and feed-forward."""
-
-    attention: AttentionKind
-    positions: Positions | None
-    window: Window
-    feed_forward: FeedForward
-
-    @property
-    def rope(self) -> Rope | None:
-        """The positions, if they are RoPE."""
-        return position_terms(self.positions).rope
-
-    @property
-    def score_bias(self) -> ScoreBias | None:
-        """The positions, if they are a score bias."""
-        return position_terms(self.positions).score_bias
-
-    @property
-    def transformer_xl(self) -> TransformerXL | None:
-        """The positions, if they are those of Transformer-XL."""
-        return position_terms(self.positions).transformer_xl
-
-
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig:
     """Configuration of a whole model.
@@ -90,6 +65,9 @@ class TransformerConfig:
         num_layers: Layers of the stack, or of the decoder if there is an encoder too.
         attention: Attention kind, with heads, positions and windows.
         feed_forward: Feed-forward networks, cycled over the layers.
+        first_layers: Layers before the cycles of `attention` and `feed_forward`, which begin after
+            them: DeepSeek's dense layers before those with experts. `num_layers` counts them. They
+            belong to the decoder, if there is one.
         topology: Decoder, encoder, or both.
         block: Whether attention and feed-forward run serially or in parallel, and in parallel
             whether they share one norm.
@@ -125,6 +103,7 @@ class TransformerConfig:
     num_layers: int
     attention: Attention
     feed_forward: tuple[FeedForward, ...]
+    first_layers: tuple[Layer, ...] = ()
     topology: Topology = Decoder()
     block: Literal["serial", "parallel", "parallel_shared_norm"] = "serial"
     norm: Norm = RMSNorm()
@@ -141,7 +120,15 @@ class TransformerConfig:
         check_fields(self)
         require_positive(self, "vocab_size", "model_dim", "num_layers")
         require_nonempty(self, "feed_forward")
-        attentions = [*self.attention_kinds, *self.encoder_config.attention_kinds]
+        require(
+            len(self.first_layers) <= self.num_layers,
+            f"num_layers must be at least the number of first_layers, {len(self.first_layers)}; "
+            f"got {self.num_layers}.",
+        )
+        first_kinds = [layer.attention for layer in self.first_layers]
+        decoder_kinds = (*first_kinds, *self.attention_kinds)
+        check_shared_bias(decoder_kinds)
+        attentions = [*decoder_kinds, *self.encoder_config.attention_kinds]
         has_block_sparse = any(
             isinstance(window, BlockSparse) for a in attentions for window in a.windows
         )
@@ -175,17 +162,18 @@ class TransformerConfig:
             f"{recurrent_kind} has no attention weights, so dropout.attention must be 0; got "
             f"{self.dropout.attention}.",
         )
-        for branch in (*self.feed_forward, *self.encoder_config.feed_forward):
+        branches = [layer.feed_forward for layer in self.first_layers]
+        for branch in (*branches, *self.feed_forward, *self.encoder_config.feed_forward):
             require(
                 branch.has_hidden_dropout or self.dropout.feed_forward == 0,
                 f"{type(branch).__name__} has no hidden dropout, so dropout.feed_forward must be "
                 f"0; got {self.dropout.feed_forward}.",
             )
-        has_encoder = isinstance(self.topology, EncoderDecoder)
+        other_kinds = [type(a).__name__ for a in decoder_kinds if type(a) is not MultiHead]
         require(
-            not has_encoder or isinstance(self.attention, MultiHead),
+            not (other_kinds and self.topology.is_encoder_decoder),
             "The decoder of an EncoderDecoder needs MultiHead, for cross-attention; got "
-            f"{type(self.attention).__name__}. (The encoder may use another kind.)",
+            f"{', '.join(other_kinds)}. (The encoder may use another kind.)",
         )
         out_of_range = [i for i in self.head.masked_ids if not 0 <= i < self.vocab_size]
         require(
@@ -209,27 +197,42 @@ class TransformerConfig:
         a = self.attention
         return math.lcm(len(a.positions), len(a.windows), len(self.feed_forward))
 
+    def count_repeats(self, num_layers: int) -> tuple[int, int]:
+        """Whole repetitions of the pattern in a stack after its first layers, and layers left."""
+        return divmod(num_layers - len(self.first_layers), self.pattern_length)
+
     def layer(self, index: int) -> LayerConfig:
         """The options of layer `index`, counted from 0."""
-        a, kinds = self.attention, self.attention_kinds
+        a, kinds, i = self.attention, self.attention_kinds, index - len(self.first_layers)
+        if i < 0:
+            return self.first_layers[index].config
         return LayerConfig(
-            kinds[index % len(kinds)],
-            a.positions[index % len(a.positions)],
-            a.windows[index % len(a.windows)],
-            self.feed_forward[index % len(self.feed_forward)],
+            kinds[i % len(kinds)],
+            a.positions[i % len(a.positions)],
+            a.windows[i % len(a.windows)],
+            self.feed_forward[i % len(self.feed_forward)],
         )
+
+    @property
+    def distinct_layers(self) -> tuple[LayerConfig, ...]:
+        """The different layers of the stack, in order of their first appearance."""
+        count = min(self.num_layers, len(self.first_layers) + self.pattern_length)
+        return tuple(dict.fromkeys(map(self.layer, range(count))))
 
     @property
     def encoder_config(self) -> TransformerConfig:
         """The configuration of the encoder stack."""
         match self.topology:
-            case EncoderDecoder(attention=None, feed_forward=None) | Decoder() | Encoder():
+            case Decoder() | Encoder():
+                return self
+            case EncoderDecoder(attention=None, feed_forward=None) if not self.first_layers:
                 return self
             case EncoderDecoder(attention=attention, feed_forward=feed_forward):
                 return replace(
                     self,
                     attention=attention or self.attention,
                     feed_forward=feed_forward or self.feed_forward,
+                    first_layers=(),
                     topology=Encoder(),
                 )
 
@@ -266,7 +269,7 @@ class TransformerConfig:
         return None if positions is None else positions.max_length
 
     def with_positions(self, *positions: Positions | None) -> TransformerConfig:
-        """Return a copy with other attention positions, cycled over the layers.
+        """Return a copy with other attention positions, cycled; `first_layers` keep theirs.
 
         Raises:
             ValueError: The attention has no position option, or does not support these.
@@ -299,12 +302,19 @@ class TransformerConfig:
             >>> config.attention.positions[0].scaling
             LinearScaling(factor=4.0)
         """
-        kinds = self.attention.positions
-        if not any(isinstance(kind, Rope) for kind in kinds):
+
+        def scale(attention: Any) -> Any:
+            kinds = attention.positions
+            if not any(isinstance(kind, Rope) for kind in kinds):
+                return attention
+            scaled = (replace(k, scaling=scaling) if isinstance(k, Rope) else k for k in kinds)
+            return replace(attention, positions=tuple(scaled))
+
+        if all(layer.rope is None for layer in self.distinct_layers):
+            kinds = self.attention.positions
             raise ValueError(f"with_rope_scaling needs a layer with Rope; got positions {kinds}.")
-        return self.with_positions(
-            *(replace(k, scaling=scaling) if isinstance(k, Rope) else k for k in kinds)
-        )
+        first_layers = tuple(replace(x, attention=scale(x.attention)) for x in self.first_layers)
+        return replace(self, attention=scale(self.attention), first_layers=first_layers)
 
     def tiny(self) -> TransformerConfig:
         """Return the configuration with small sizes and the same kind of every option.
@@ -319,15 +329,17 @@ class TransformerConfig:
         model_dim = width if heads_fill_width else width - TINY_HEAD_DIM
         feed_forward = tiny_feed_forwards(self.feed_forward)
         period = math.lcm(len(attention.positions), len(attention.windows), len(feed_forward))
-        has_remainder = self.num_layers % self.pattern_length != 0
+        _, remainder = self.count_repeats(self.num_layers)
+        first_layers = tuple(layer.tiny() for layer in shorten_pattern(self.first_layers))
         vocab_size = min(self.vocab_size, TINY_VOCAB_SIZE)
         return replace(
             self,
             vocab_size=vocab_size,
             model_dim=model_dim,
-            num_layers=max(2, period) + (1 if has_remainder else 0),
+            num_layers=len(first_layers) + max(2, period) + (1 if remainder else 0),
             attention=attention,
             feed_forward=feed_forward,
+            first_layers=first_layers,
             topology=self.topology.tiny(),
             embedding=tiny_embedding(self.embedding, self.model_dim, model_dim),
             head=tiny_head(self.head, self.model_dim, model_dim, vocab_size),

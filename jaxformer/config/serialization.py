@@ -12,6 +12,8 @@ from jaxformer.json_files import parse_json
 
 T = TypeVar("T")
 
+IMPORT_FIRST = "Custom options must be imported first (--import MODULE)."
+
 
 def to_json(config: Any, *, indent: int | None = None) -> str:
     """Write a configuration as JSON; a dataclass carries its type's name under "type".
@@ -72,10 +74,12 @@ def from_python(text: str, kinds: Mapping[str, type]) -> Any:
         try:
             return ast.literal_eval(node)
         except (ValueError, TypeError):
-            source = ast.unparse(node)
+            source, known = ast.unparse(node), IMPORT_FIRST
+            if kinds:
+                known = f"Options are {', '.join(sorted(kinds))}. {IMPORT_FIRST}"
             raise ValueError(
-                f"Cannot parse {source!r}: expected a number, a string, None, or one of "
-                f"{', '.join(sorted(kinds))} with keywords, such as RMSNorm(eps=1e-6)."
+                f"Cannot parse {source!r}: expected a number, a string, None, or an option with "
+                f"keywords, such as RMSNorm(eps=1e-6). {known}"
             ) from None
 
     try:
@@ -134,7 +138,7 @@ def _select_union_member(options: tuple, data: Any, path: str) -> Any:
         if data.get("type") not in kinds:
             raise ValueError(
                 f"{path}: expected one of {list(kinds)}, got type {data.get('type')!r}. "
-                "Custom options must be imported first (--import MODULE)."
+                f"{IMPORT_FIRST}"
             )
         return kinds[data["type"]]
     if data is None and type(None) in options:

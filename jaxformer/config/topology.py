@@ -19,12 +19,6 @@ class Decoder:
     num_encoder_layers = 0
     source_vocab_size = None
 
-    def with_encoder_layers(
-        self, attention: Attention, feed_forward: tuple[FeedForward, ...]
-    ) -> Decoder:
-        """Return the topology: there is one stack."""
-        return self
-
     def tiny(self) -> Decoder:
         """Return the topology at test size: the same."""
         return self
@@ -38,12 +32,6 @@ class Encoder:
     is_encoder_decoder = False
     num_encoder_layers = 0  # `TransformerConfig.num_layers` counts them
     source_vocab_size = None
-
-    def with_encoder_layers(
-        self, attention: Attention, feed_forward: tuple[FeedForward, ...]
-    ) -> Encoder:
-        """Return the topology: there is one stack."""
-        return self
 
     def tiny(self) -> Encoder:
         """Return the topology at test size: the same."""
@@ -76,16 +64,6 @@ class EncoderDecoder:
 
     has_decoder = True
     is_encoder_decoder = True
-
-    def with_encoder_layers(
-        self, attention: Attention, feed_forward: tuple[FeedForward, ...]
-    ) -> EncoderDecoder:
-        """Return the topology with options of the encoder in place of None."""
-        return replace(
-            self,
-            attention=self.attention or attention,
-            feed_forward=self.feed_forward or feed_forward,
-        )
 
     def tiny(self) -> EncoderDecoder:
         """Return the topology at test size, with two encoder layers."""

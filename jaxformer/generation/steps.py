@@ -152,6 +152,7 @@ def decode_step(
     def recompute_cache() -> tuple[Array, Cache]:
         zeroed_cache = jax.tree.map(jnp.zeros_like, cache)
         cleared_cache = zeroed_cache._replace(
+            first_layers=_keep_source_kv(zeroed_cache.first_layers, cache.first_layers),
             layers=_keep_source_kv(zeroed_cache.layers, cache.layers),
             tail=_keep_source_kv(zeroed_cache.tail, cache.tail),
             positions=jax.tree.map(
@@ -172,7 +173,7 @@ def decode_step(
             cache_is_empty=True,
         )
 
-    ropes = (config.layer(i).rope for i in range(config.pattern_length))
+    ropes = (layer.rope for layer in config.distinct_layers)
     if not any(rope is not None and rope.depends_on_length for rope in ropes):
         logits, cache = decode_token()
     else:
@@ -215,7 +216,12 @@ def _last_logits(
 
 def _cache_specs(rows: Any, heads: str | None) -> Any:
     """PartitionSpecs of a cache: rows and KV heads are sharded."""
-    parts: Any = {"layers": P(None, rows, heads), "tail": P(rows, heads), "capacity": P()}
+    parts: Any = {
+        "first_layers": P(rows, heads),
+        "layers": P(None, rows, heads),
+        "tail": P(rows, heads),
+        "capacity": P(),
+    }
     return Cache(**{name: parts.get(name, P(rows)) for name in Cache._fields})
 
 

@@ -1,7 +1,6 @@
 """Unroll scanned layers into separate parameters and caches, for faster decoding."""
 
 from dataclasses import replace
-from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -10,6 +9,7 @@ from jaxformer import config as c
 from jaxformer import costs
 from jaxformer.functional.platforms import target_platform
 from jaxformer.layers.parameter_metadata import check_parameters
+from jaxformer.layers.stack import LAYER_GROUPS, unstack_layers
 
 MAX_UNROLLED_LAYERS, MAX_UNROLLED_PARAMETERS = 32, 250_000_000
 
@@ -36,49 +36,18 @@ def unroll(config: c.TransformerConfig, params: Any) -> tuple[c.TransformerConfi
     if not config.topology.has_decoder:
         raise ValueError(f"unroll needs a Decoder or an EncoderDecoder; got {config.topology}.")
     check_parameters(config, params)
-    depth = config.num_layers
-    if config.pattern_length >= depth:
+    if len(config.first_layers) == config.num_layers:
         return config, params
-    decoder = _unstack_layers(params["decoder"], depth, config.pattern_length)
-    return _unroll_config(config), {**params, "decoder": decoder}
+    layers = tuple(config.layer(i).to_layer() for i in range(config.num_layers))
+    return replace(config, first_layers=layers), {**params, "decoder": _unroll(params["decoder"])}
 
 
-@lru_cache(maxsize=64)
-def _unroll_config(config: c.TransformerConfig) -> c.TransformerConfig:
-    depth, topology = config.num_layers, config.topology
-
-    def repeat_to_depth(kinds: tuple[Any, ...]) -> tuple[Any, ...]:
-        return tuple(kinds[i % len(kinds)] for i in range(depth))
-
-    def with_longer_patterns(kind: c.AttentionKind) -> c.AttentionKind:
-        if not kind.has_scores:
-            return kind
-        positions, windows = repeat_to_depth(kind.positions), repeat_to_depth(kind.windows)
-        return replace(kind, positions=positions, windows=windows)
-
-    kinds = tuple(map(with_longer_patterns, repeat_to_depth(config.attention_kinds)))
-    attention = kinds[0] if config.attention is config.attention_kinds[0] else c.Hybrid(kinds=kinds)
-    topology = topology.with_encoder_layers(config.attention, config.feed_forward)
-    feed_forward = repeat_to_depth(config.feed_forward)
-    return replace(config, attention=attention, topology=topology, feed_forward=feed_forward)
-
-
-@partial(jax.jit, static_argnums=(1, 2))
-def _unstack_layers(stack: Any, depth: int, period: int) -> Any:
+@jax.jit
+def _unroll(stack: Any) -> Any:
     """Split stacked layer parameters into one tree per layer."""
-    num_stacked = depth - depth % period
-    layers = {}
-    for index in range(depth):
-        repeat, pattern_index = divmod(index, period)
-        if index < num_stacked:
-            layer = jax.tree.map(
-                lambda x, at=repeat: x[at], stack["layers"][f"layer_{pattern_index}"]
-            )
-        else:
-            layer = stack["tail"][f"layer_{pattern_index}"]
-        layers[f"layer_{index}"] = jax.tree.map(lambda x: x[None], layer)
-    other_params = {name: x for name, x in stack.items() if name not in ("layers", "tail")}
-    return {**other_params, "layers": layers}
+    other_params = {name: x for name, x in stack.items() if name not in LAYER_GROUPS}
+    layers = {f"layer_{i}": layer for i, layer in enumerate(unstack_layers(stack))}
+    return {**other_params, "first_layers": layers}
 
 
 def should_unroll(config: c.TransformerConfig) -> bool:

@@ -13,7 +13,6 @@ from jaxformer.inspect.lens import token_losses as token_losses
 from jaxformer.inspect.model_trace import ModelTrace as ModelTrace
 from jaxformer.inspect.model_trace import ResidualTrace as ResidualTrace
 from jaxformer.inspect.model_trace import trace as trace
-from jaxformer.inspect.model_trace import unstack_layers as unstack_layers
 from jaxformer.inspect.plots import plot_attention as plot_attention
 from jaxformer.inspect.plots import plot_heatmap as plot_heatmap
 from jaxformer.inspect.plots import plot_lens as plot_lens
@@ -32,3 +31,4 @@ from jaxformer.inspect.statistics import Statistics as Statistics
 from jaxformer.inspect.statistics import activation_statistics as activation_statistics
 from jaxformer.inspect.statistics import gradient_statistics as gradient_statistics
 from jaxformer.inspect.statistics import residual_contributions as residual_contributions
+from jaxformer.layers.stack import unstack_layers as unstack_layers

@@ -18,12 +18,12 @@ from jaxformer.inspect.model_trace import (
     as_int_tuple,
     check_inputs,
     head_stack,
-    unstack_layers,
 )
 from jaxformer.inspect.sizes import format_bytes
 from jaxformer.layers import Transformer
 from jaxformer.layers.attention.core import AttentionTrace
 from jaxformer.layers.attention.decay import DecayTrace
+from jaxformer.layers.stack import unstack_layers
 
 MapKind = Literal["decoder", "encoder", "cross"]
 
@@ -156,10 +156,11 @@ def _check_and_count(
 ) -> int:
     """Return elements per batch row of the selected maps; the selection must exist."""
     stack_config, depth = config.stacks["encoder" if part == "encoder" else "decoder"]
-    for kind in stack_config.attention_kinds:
+    kinds = {layer.attention for layer in stack_config.distinct_layers}
+    for kind in kinds:
         if not kind.has_weights:
             raise ValueError(f"{type(kind).__name__} computes no attention weights.")
-    num_heads, *other_counts = sorted({kind.num_heads for kind in stack_config.attention_kinds})
+    num_heads, *other_counts = sorted({kind.num_heads for kind in kinds})
     if other_counts:
         raise ValueError(
             f"Layers have different numbers of heads ({num_heads} and {other_counts[0]}), so their "

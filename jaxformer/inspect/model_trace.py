@@ -14,6 +14,7 @@ from jaxformer import functional as F
 from jaxformer.layers import Transformer
 from jaxformer.layers.intermediates import INTERMEDIATES, PERTURBATIONS
 from jaxformer.layers.parameter_metadata import check_parameters
+from jaxformer.layers.stack import unstack_layers
 
 Params = Any
 
@@ -181,28 +182,6 @@ def as_id_array(name: str, values: Any) -> Array:
     return array
 
 
-def unstack_layers(stack: Any) -> list[dict[str, Any]]:
-    """Return one tree per layer from scanned parameters or intermediates of a stack.
-
-    Args:
-        stack: Parameters of a stack, such as `params["decoder"]`, or a tree of the same structure:
-            full periods of the layer pattern are stacked under "layers", the rest is under "tail".
-
-    Returns:
-        A tree for each layer, in order.
-    """
-    layers = []
-    if (periods := stack.get("layers")) is not None:
-        count = jax.tree.leaves(periods)[0].shape[0]
-        layers = [
-            jax.tree.map(lambda x, i=i: x[i], periods[layer_name])
-            for i in range(count)
-            for layer_name in _sorted_layer_names(periods)
-        ]
-    tail = stack.get("tail", {})
-    return [*layers, *(tail[layer_name] for layer_name in _sorted_layer_names(tail))]
-
-
 def as_int_tuple(name: str, values: Any) -> tuple[int, ...] | None:
     """Return a selection as a tuple of integers, or None."""
     if values is None:
@@ -211,11 +190,6 @@ def as_int_tuple(name: str, values: Any) -> tuple[int, ...] | None:
     if array.size and (array.ndim != 1 or not np.issubdtype(array.dtype, np.integer)):
         raise ValueError(f"{name} must be an integer or a sequence of integers; got {values!r}.")
     return tuple(array.tolist())
-
-
-def _sorted_layer_names(layers: dict[str, Any]) -> list[str]:
-    """Names in the order layer_0, layer_1, ..., layer_10."""
-    return sorted(layers, key=lambda name: int(name.removeprefix("layer_")))
 
 
 def _stack_trace(intermediates: Any) -> ResidualTrace:

@@ -5,12 +5,13 @@ from jaxtyping import Array, Float, Float32, Int
 
 from jaxformer import config as c
 from jaxformer import functional as F
-from jaxformer.inspect.model_trace import Params, head_stack, unstack_layers
+from jaxformer.inspect.model_trace import Params, head_stack
 from jaxformer.inspect.sizes import check_whole, format_bytes
 from jaxformer.layers.attention.score_bias import bind_score_bias
 from jaxformer.layers.embedding import Embedder
 from jaxformer.layers.parameter_metadata import check_parameters
 from jaxformer.layers.runtime import RuntimeConfig
+from jaxformer.layers.stack import unstack_layers
 
 
 def position_embeddings(

@@ -17,9 +17,9 @@ from jaxformer.inspect.model_trace import (
     apply_with_intermediates,
     check_inputs,
     trace,
-    unstack_layers,
 )
 from jaxformer.layers import Transformer
+from jaxformer.layers.stack import LAYER_GROUPS, unstack_layers
 
 
 class Statistics(NamedTuple):
@@ -170,7 +170,7 @@ def _gradient_norms(
 
 def _stream_shapes(intermediates: Any) -> Any:
     """Select the shapes of the sown residual streams of a stack."""
-    parts = {name: intermediates[name] for name in ("layers", "tail") if name in intermediates}
+    parts = {name: intermediates[name] for name in LAYER_GROUPS if name in intermediates}
     return {
         name: {
             layer: {"residual_stream": values["residual_stream"]} for layer, values in part.items()

@@ -119,11 +119,13 @@ def num_stack_layers(config: c.TransformerConfig, stack: str) -> int:
 
 def layer_path(config: c.TransformerConfig, stack: str, layer: int) -> tuple[str, tuple[int, ...]]:
     """Parameter path of a layer, and its index into the stacked arrays."""
-    period = stack_config(config, stack).pattern_length
-    repeats = num_stack_layers(config, stack) // period
-    if layer < repeats * period:
-        return f"layers/layer_{layer % period}", (layer // period,)
-    return f"tail/layer_{layer % period}", ()
+    layers = stack_config(config, stack)
+    first, period = len(layers.first_layers), layers.pattern_length
+    repeats, _ = layers.count_repeats(num_stack_layers(config, stack))
+    if layer < first:
+        return f"first_layers/layer_{layer}", ()
+    repeat, index = divmod(layer - first, period)
+    return (f"layers/layer_{index}", (repeat,)) if repeat < repeats else (f"tail/layer_{index}", ())
 
 
 def unmapped_params(

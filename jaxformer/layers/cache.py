@@ -43,6 +43,7 @@ class Cache(NamedTuple):
     sequence must be read again, as `generate` does.
     """
 
+    first_layers: tuple[LayerCache, ...]  # of the layers before the pattern
     layers: tuple[LayerCache, ...]  # of the pattern's layers, their repetitions along axis 0
     tail: tuple[LayerCache, ...]  # of the layers after the last whole pattern
     positions: tuple[Int[Array, "*batch S"], ...]
@@ -54,8 +55,7 @@ class Cache(NamedTuple):
 
 def distinct_windows(config: c.TransformerConfig) -> tuple[c.Window, ...]:
     """The distinct windows of the layers, in order: one array of `Cache.positions` each."""
-    count = min(config.pattern_length, config.num_layers)
-    return tuple(dict.fromkeys(config.layer(i).window for i in range(count)))
+    return tuple(dict.fromkeys(layer.window for layer in config.distinct_layers))
 
 
 def num_slots(window: c.Window, capacity: int) -> int:
@@ -99,7 +99,8 @@ def empty_cache(
             f"capacity must be at most {config.max_length}, the number of learned positions; got "
             f"{capacity}."
         )
-    repeats, remainder = divmod(config.num_layers, config.pattern_length)
+    first, pattern = len(config.first_layers), config.pattern_length
+    repeats, remainder = config.count_repeats(config.num_layers)
 
     def layer(index: int, *stacked: int) -> LayerCache:
         attention, positions, window, _ = config.layer(index)
@@ -108,8 +109,9 @@ def empty_cache(
         return LayerCache(attention.empty_layer_cache(positions, shape))
 
     return Cache(
-        layers=tuple(layer(i, repeats) for i in range(config.pattern_length if repeats else 0)),
-        tail=tuple(layer(i) for i in range(remainder)),
+        first_layers=tuple(layer(i) for i in range(first)),
+        layers=tuple(layer(first + i, repeats) for i in range(pattern if repeats else 0)),
+        tail=tuple(layer(first + i) for i in range(remainder)),
         positions=tuple(
             jnp.full((*batch, num_slots(window, capacity)), EMPTY_SLOT_POSITION)
             for window in distinct_windows(config)
@@ -296,6 +298,7 @@ def take_rows(cache: Cache, rows: Int[Array, " B"]) -> Cache:
         return jax.tree.map(lambda x: jnp.take(x, rows, axis), tree)
 
     return Cache(
+        first_layers=take(cache.first_layers, 0),
         layers=take(cache.layers, 1),
         tail=take(cache.tail, 0),
         positions=take(cache.positions, 0),

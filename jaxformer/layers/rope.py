@@ -61,8 +61,7 @@ def rope_invalidates_cache(
 ) -> Bool[Array, "*batch"]:
     """Whether reaching this length changes the rotation of cached keys (dynamic NTK, LongRoPE)."""
     invalidated = jnp.zeros(length.shape, bool)
-    for i in range(config.pattern_length):
-        rope = config.layer(i).rope
+    for rope in (layer.rope for layer in config.distinct_layers):
         if rope is not None and rope.scaling is not None:
             invalidated |= rope.scaling.invalidates_cache(length)
     return invalidated

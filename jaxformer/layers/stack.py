@@ -1,5 +1,6 @@
 """Stack of layers: `nn.scan` over repetitions of the layer pattern."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -47,15 +48,16 @@ REMAT_POLICIES = {
     ),
     "full": jax.checkpoint_policies.save_only_these_names(F.KERNEL_REMAT_NAME),
 }
+LAYER_GROUPS = "first_layers", "layers", "tail"  # parts of a stack, in order
 NO_CACHE: Any = LayerCache(None)
 SCANNED_COLLECTIONS = ("params", "router", INTERMEDIATES, PERTURBATIONS)  # a value for each layer
 
 
 class LayerGroup(nn.Module):
-    """One repetition of the layer pattern: `num_layers` blocks."""
+    """The blocks of some layers: one repetition of the pattern, or layers outside the scan."""
 
     config: c.TransformerConfig
-    num_layers: int
+    layer_configs: tuple[c.LayerConfig, ...]
     causal: bool
     runtime: RuntimeConfig
 
@@ -80,7 +82,7 @@ class LayerGroup(nn.Module):
         self_caches, cross_caches = [], []
         for i, (inputs, update) in enumerate(zip(*inputs_and_updates, strict=True)):
             layer = block(
-                self.config, self.config.layer(i), self.runtime, self.causal, name=f"layer_{i}"
+                self.config, self.layer_configs[i], self.runtime, self.causal, name=f"layer_{i}"
             )
             cache = None if caches[i] is None else LayerCache(caches[i], cached_sources[i])
             update = None if update is None else replace(update, layer_index=index)
@@ -96,8 +98,8 @@ class Stack(nn.Module):
     """`num_layers` blocks and the final norm.
 
     Repetitions of the layer pattern run under `nn.scan`, so that compile time does not grow with
-    depth: their parameters are stacked along a leading axis under "layers". The remaining layers
-    are under "tail".
+    depth: their parameters are stacked along a leading axis under "layers". The layers before the
+    pattern are under "first_layers", those after the last whole repetition under "tail".
     """
 
     config: c.TransformerConfig
@@ -117,8 +119,8 @@ class Stack(nn.Module):
         contiguous_positions: bool = False,
     ) -> tuple[Float[Array, "*batch T D"], Cache | None]:
         """Return the last hidden vectors and the updated cache."""
-        pattern_length = self.config.pattern_length
-        repeats, remainder = divmod(self.num_layers, pattern_length)
+        num_first, pattern_length = len(self.config.first_layers), self.config.pattern_length
+        repeats, remainder = self.config.count_repeats(self.num_layers)
         if not self.is_mutable_collection("params"):
             self.check_depth(repeats, remainder)
         inputs, cache_updates, positions = make_layer_inputs(
@@ -132,33 +134,52 @@ class Stack(nn.Module):
             contiguous_positions=contiguous_positions,
             num_axes=x.ndim + 1,
         )
-        group_caches: Any = (NO_CACHE,) * pattern_length if cache is None else cache.layers
-        remainder_caches: Any = (NO_CACHE,) * remainder if cache is None else cache.tail
+        if cache is None:
+            first_caches, group_caches, remainder_caches = (
+                (NO_CACHE,) * count for count in (num_first, pattern_length, remainder)
+            )
+        else:
+            first_caches, group_caches, remainder_caches = (
+                cache.first_layers,
+                cache.layers,
+                cache.tail,
+            )
         unrolled_runtime = replace(self.runtime, scan=False)  # for layers outside a loop
         x = sow_and_perturb(self, "stack_input", x)
 
-        def run_group(layers: LayerGroup, x: Array, index: Array | None, caches: Any) -> Any:
-            """Apply a `LayerGroup` to x and its caches."""
+        def run_group(
+            group: Callable[..., LayerGroup],
+            name: str,
+            first: int,
+            x: Array,
+            caches: Any,
+            index: Array | None = None,
+        ) -> Any:
+            """Apply the layers from `first` on to x and their caches."""
+            stop = first + len(caches)
+            runtime = self.runtime if repeats > 1 and index is not None else unrolled_runtime
+            layers = group(
+                self.config,
+                tuple(map(self.config.layer, range(first, stop))),
+                self.causal,
+                runtime,
+                name=name,
+            )
             self_caches, cross_caches = zip(*caches, strict=True)
-            count = len(self_caches)
             (x, self_caches), new_cross_caches = layers(
                 (x, self_caches),
-                (inputs[:count], cache_updates[:count]),
+                (inputs[first:stop], cache_updates[first:stop]),
                 encoder_output,
                 cross_inputs,
                 (index, cross_caches),
             )
-            return x, tuple(
-                map(
-                    LayerCache,
-                    self_caches,
-                    cross_caches if encoder_output is None else new_cross_caches,
-                )
-            )
+            cross_caches = cross_caches if encoder_output is None else new_cross_caches
+            return x, tuple(map(LayerCache, self_caches, cross_caches))
 
+        if num_first:
+            x, first_caches = run_group(LayerGroup, "first_layers", 0, x, first_caches)
         if repeats:
-            group_runtime = self.runtime if repeats > 1 else unrolled_runtime
-            layers = nn.scan(
+            scan = nn.scan(
                 LayerGroup,
                 variable_axes=dict.fromkeys(SCANNED_COLLECTIONS, 0),
                 metadata_params={nn.PARTITION_NAME: "layers"},
@@ -167,32 +188,37 @@ class Stack(nn.Module):
                 length=repeats,
                 unroll=1 if self.runtime.scan else repeats,
                 check_constancy_invariants=self.is_initializing(),  # it traces again
-            )(self.config, pattern_length, self.causal, group_runtime, name="layers")
-            x, group_caches = run_group(layers, x, jnp.arange(repeats), group_caches)
-        if remainder:
-            remainder_group = LayerGroup(
-                self.config, remainder, self.causal, unrolled_runtime, name="tail"
             )
-            x, remainder_caches = run_group(remainder_group, x, None, remainder_caches)
+            x, group_caches = run_group(
+                scan, "layers", num_first, x, group_caches, jnp.arange(repeats)
+            )
+        if remainder:
+            x, remainder_caches = run_group(LayerGroup, "tail", num_first, x, remainder_caches)
         if self.config.final_norm:
             x = Norm(self.config.norm, self.runtime, name="final_norm")(x)
         x = sow_and_perturb(self, "stack_output", x)
         if cache is not None:
-            cache = cache._replace(layers=group_caches, tail=remainder_caches, positions=positions)
+            cache = cache._replace(
+                first_layers=first_caches,
+                layers=group_caches,
+                tail=remainder_caches,
+                positions=positions,
+            )
         return x, cache
 
-    def check_depth(self, repeats: int, rest: int) -> None:
+    def check_depth(self, repeats: int, remainder: int) -> None:
         """Check the depth of the parameters; `nn.scan` would use only the first of more layers."""
         params = self.variables.get("params", {})
-        layers, tail = params.get("layers", {}), params.get("tail", {})
-        deep = max((x.shape[0] for x in jax.tree.leaves(layers)), default=repeats)
+        first, layers, tail = (params.get(name, {}) for name in LAYER_GROUPS)
+        depth = max((x.shape[0] for x in jax.tree.leaves(layers)), default=repeats)
         period = self.config.pattern_length if repeats else 0
-        if (deep, len(layers), len(tail)) != (repeats, period, rest):
+        expected = len(self.config.first_layers), repeats, period, remainder
+        if (len(first), depth, len(layers), len(tail)) != expected:
+            count = len(first) + depth * len(layers) + len(tail)
             raise ValueError(
-                f"Parameters of the {self.name} have {deep * len(layers) + len(tail)} layers in a "
-                f"pattern of {len(layers) or len(tail)}, but the configuration has "
-                f"{self.num_layers} in a pattern of {period or rest}. Were the parameters made for "
-                "another model?"
+                f"Parameters of the {self.name} have {count} layers in a pattern of "
+                f"{len(layers) or len(tail)}, but the configuration has {self.num_layers} in a "
+                f"pattern of {period or remainder}. Were the parameters made for another model?"
             )
 
     @nn.nowrap
@@ -217,3 +243,27 @@ class Stack(nn.Module):
             return modules[option, num_heads](query_positions, key_positions)
 
         return score_bias
+
+
+def unstack_layers(stack: Any) -> list[Any]:
+    """Return one tree per layer from parameters or intermediates of a stack.
+
+    Args:
+        stack: Parameters of a stack, such as `params["decoder"]`, or a tree of the same structure:
+            repetitions of the pattern are stacked under "layers", other layers are under
+            "first_layers" and "tail".
+
+    Returns:
+        A tree for each layer, in order.
+    """
+
+    def in_order(layers: dict[str, Any]) -> list[Any]:
+        return [layers[f"layer_{i}"] for i in range(len(layers))]
+
+    pattern = in_order(stack.get("layers", {}))
+    repeats = jax.tree.leaves(pattern)[0].shape[0] if pattern else 0
+    return [
+        *in_order(stack.get("first_layers", {})),
+        *(jax.tree.map(lambda x, i=i: x[i], layer) for i in range(repeats) for layer in pattern),
+        *in_order(stack.get("tail", {})),
+    ]

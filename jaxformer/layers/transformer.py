@@ -208,7 +208,7 @@ class Transformer(nn.Module):
         """Require a source for an EncoderDecoder, and refuse it for other topologies."""
         has_encoder = self.config.topology.is_encoder_decoder
         kind = type(self.config.topology).__name__
-        layers = () if cache is None else (*cache.layers, *cache.tail)
+        layers = () if cache is None else (*cache.first_layers, *cache.layers, *cache.tail)
         if has_encoder and source is None and not any(layer.cross_attention for layer in layers):
             raise ValueError("An EncoderDecoder needs a source: pass source=token_ids.")
         if not has_encoder and source is not None:

@@ -13,6 +13,7 @@ from jax.typing import DTypeLike
 from jaxformer import config as c
 from jaxformer import costs
 from jaxformer.layers.parameter_metadata import ParameterMetadata, parameter_metadata
+from jaxformer.layers.stack import LAYER_GROUPS
 from jaxformer.parallel.mesh import BATCH_AXES, MESH_AXES, check_divisible
 
 OptimizerKind = Literal["adamw", "adafactor", "lion", "muon", "sgd"]
@@ -151,7 +152,7 @@ def _gathered_size(
     outside_layers = 0
     for path, x in tree_leaves_with_path(parameter_metadata(config)):
         gathered_size = _local_size(x, {**n, "fsdp": 1})
-        if path[1] not in (DictKey("layers"), DictKey("tail")):
+        if path[1] not in map(DictKey, LAYER_GROUPS):
             outside_layers += gathered_size
         elif all_layers_at_once:
             layers["all"] += gathered_size

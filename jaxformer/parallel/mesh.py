@@ -250,7 +250,7 @@ def _indivisible_sizes(config: c.TransformerConfig, n: Mapping[str, int]) -> Ite
     num_moe_layers = 0
     for stack_name, (stack, num_layers) in reversed(config.stacks.items()):
         prefix = "encoder's " if len(config.stacks) == 2 and stack_name == "encoder" else ""
-        for attention in dict.fromkeys(stack.attention_kinds):
+        for attention in dict.fromkeys(layer.attention for layer in stack.distinct_layers):
             yield from uneven(f"{prefix}num_heads", attention.num_heads, "tensor")
             if indivisible_heads := attention.indivisible_heads(n["tensor"]):
                 yield f"{prefix}{indivisible_heads}"

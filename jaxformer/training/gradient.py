@@ -107,7 +107,8 @@ def router_losses(
         names = jax.tree_util.keystr(path, simple=True, separator="/").split("/")
         layer = next(name for name in names if name.startswith("layer_"))
         stack = config.encoder_config if "encoder" in names else config
-        feed_forward: Any = stack.layer(int(layer.removeprefix("layer_"))).feed_forward
+        first = 0 if "first_layers" in names else len(stack.first_layers)
+        feed_forward: Any = stack.layer(first + int(layer.removeprefix("layer_"))).feed_forward
         if not feed_forward.is_moe:
             continue
         mask = batch.loss_mask

@@ -314,17 +314,21 @@ LONG_ROPE = c.LongRope(short_factors=SHORT, long_factors=LONG, original_max_leng
         (lambda: change(dict(clip_qkv=-1.0)), "MultiHead.clip_qkv must be positive; got -1.0"),
         (
             lambda: change(dict(positions=(c.T5Bias(), c.T5Bias(num_buckets=8)))),
-            "may share at most one score bias; got T5Bias.*, T5Bias",
+            "may share one score bias, .*; got T5Bias.*, T5Bias",
         ),
         (
             lambda: replace(BASE, attention=c.Hybrid(kinds=())),
             r"Hybrid.kinds is cycled .* got \(\)",
         ),
         (
-            lambda: c.Hybrid(
-                kinds=tuple(
-                    replace(BASE.attention, num_heads=n, positions=(c.T5Bias(),)) for n in (2, 4)
-                )
+            lambda: replace(
+                BASE,
+                attention=c.Hybrid(
+                    kinds=tuple(
+                        replace(BASE.attention, num_heads=n, positions=(c.T5Bias(),))
+                        for n in (2, 4)
+                    )
+                ),
             ),
             r"may share one score bias, and then need the same num_heads; got T5B.* \[2, 4\] heads",
         ),
@@ -553,6 +557,16 @@ DESIGNS = {name: zoo.get(name) for name in zoo.names()} | {
             windows=(None, 512),
         ),
     ),
+    "dense before experts": changed(
+        "mixtral-8x7b",
+        first_layers=(
+            c.Layer(
+                attention=zoo.get("llama-2-7b").attention, feed_forward=c.GLU(hidden_dim=11_008)
+            ),
+        )
+        * 2,
+        num_layers=34,
+    ),
     "latent, scaled": changed(
         "llama-2-7b", latent_heads(scale=192**-0.5, positions=(c.Rope(scaling=YARN),))
     ),
@@ -594,9 +608,9 @@ def test_tiny_keeps_every_choice(name):
         for x, width in zip((config, tiny), widths, strict=True)
     ]
     assert square[0] == square[1]
-    assert (config.num_layers % config.pattern_length == 0) == (
-        tiny.num_layers % tiny.pattern_length == 0
-    )
+    _, rest = config.count_repeats(config.num_layers)
+    _, tiny_rest = tiny.count_repeats(tiny.num_layers)
+    assert (rest == 0) == (tiny_rest == 0)
     assert tiny.num_layers >= tiny.pattern_length
     pairs = {
         (config.layer(i).positions, config.layer(i).window) for i in range(config.pattern_length)

@@ -238,7 +238,7 @@ def test_quotes_inside_a_default_are_left_as_they_are(capsys):
         (["--model.norm", "LayerNorm"], "Cannot parse 'LayerNorm': expected a number"),
         (["--model.norm", "LayerNorm("], "Cannot parse 'LayerNorm(' as a configuration."),
         (["--model.norm", "3"], "'3' is not one of LayerNorm(eps, parameters, scale_offset), RMS"),
-        (["--model.norm", "GLU(hidden_dim=3)"], "expected a number, a string, None, or one of"),
+        (["--model.norm", "GLU(hidden_dim=3)"], "expected a number, a string, None, or an option"),
         (["--model.norm", "None"], "'None' is not one of LayerNorm("),
         (["--tokenizer", "BPE(vocab_size=100)"], "vocab_size must be at least 257"),
         (["--corpus", "TextFiles()"], "TextFiles needs path."),

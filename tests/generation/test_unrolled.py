@@ -68,13 +68,10 @@ def model(request, config):
 def test_layers_of_their_own_compute_what_the_loop_does(model, prompts):
     params = random_params(model)
     longer, apart = unroll(model, params)
-    assert longer.pattern_length == model.num_layers > model.pattern_length
-    layers = apart["decoder"]["layers"]
-    assert (
-        set(layers) == {f"layer_{i}" for i in range(model.num_layers)}
-        and "tail" not in apart["decoder"]
-    )
-    assert {x.shape[0] for x in jax.tree.leaves(layers)} == {1}
+    assert len(longer.first_layers) == model.num_layers
+    assert set(apart["decoder"]["first_layers"]) == {f"layer_{i}" for i in range(model.num_layers)}
+    assert not {"layers", "tail"} & set(apart["decoder"])
+    assert unroll(longer, apart) == (longer, apart)
     np.testing.assert_allclose(
         jitted_forward(longer)(apart, prompts),
         jitted_forward(model)(params, prompts),
@@ -128,14 +125,6 @@ def test_an_encoder_is_refused(config):
         unroll(model, {})
     with pytest.raises(ValueError, match=r"Decoder or an EncoderDecoder; got Encoder\(\)"):
         decode.generate(model, random_params(model), [[1]], max_new_tokens=2)
-
-
-@pytest.mark.parametrize("depth", [1, 2])
-def test_a_pattern_as_long_as_the_model_is_deep_is_left_alone(config, depth):
-    model = replace(config, num_layers=depth, feed_forward=IN_TURNS)
-    params = random_params(model)
-    longer, apart = unroll(model, params)
-    assert longer is model and apart is params
 
 
 def test_small_models_are_unrolled_but_on_tpus(config, monkeypatch):

@@ -37,15 +37,20 @@ def check_layer_patterns(attention: Any) -> None:
     for window in attention.windows:
         is_empty = isinstance(window, int) and window < 1
         require(not is_empty, f"A window must be at least 1; got {window}.")
-    shared_biases = {p for p in attention.positions if is_shared_bias(p)}
-    require(
-        len(shared_biases) < 2,
-        "Layers may share at most one score bias; got "
-        f"{', '.join(sorted(map(repr, shared_biases)))}.",
-    )
     for rope in attention.positions:
         if isinstance(rope, Rope):
             _check_rope(rope, attention)
+
+
+def check_shared_bias(kinds: tuple[Any, ...]) -> None:
+    """Check that at most one bias is shared, by attention kinds with the same number of heads."""
+    shared_biases = {p for kind in kinds for p in kind.positions if is_shared_bias(p)}
+    head_counts = {kind.num_heads for kind in kinds if shared_biases & set(kind.positions)}
+    require(
+        len(shared_biases) < 2 and len(head_counts) < 2,
+        "Layers may share one score bias, and then need the same num_heads; got "
+        f"{', '.join(sorted(map(repr, shared_biases)))} for {sorted(head_counts)} heads.",
+    )
 
 
 def check_position_types(attention: Any) -> None:

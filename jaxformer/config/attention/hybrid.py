@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jaxformer.checks import check_fields, require, require_nonempty
-from jaxformer.config.attention.checks import is_shared_bias
+from jaxformer.checks import check_fields, require_nonempty
 from jaxformer.config.attention.decay import Decay
 from jaxformer.config.attention.latent import Latent
 from jaxformer.config.attention.mixer import Mixer
@@ -36,13 +35,6 @@ class Hybrid:
     def __post_init__(self):
         check_fields(self)
         require_nonempty(self, "kinds")
-        shared_biases = {p for kind in self.kinds for p in kind.positions if is_shared_bias(p)}
-        head_counts = {kind.num_heads for kind in self.kinds if shared_biases & set(kind.positions)}
-        require(
-            len(shared_biases) < 2 and len(head_counts) < 2,
-            "Layers of a Hybrid may share one score bias, and then need the same num_heads; got "
-            f"{', '.join(sorted(map(repr, shared_biases)))} for {sorted(head_counts)} heads.",
-        )
 
     @property
     def positions(self) -> tuple[Positions | None, ...]:

@@ -128,7 +128,7 @@ def make_layer_inputs(
             keys(window, gathered).positions,
         )
 
-    layers = range(min(config.pattern_length, num_layers))
+    layers = range(min(len(config.first_layers) + config.pattern_length, num_layers))
     cache_updates = tuple(updates.get(config.layer(i).window) for i in layers)
     return tuple(map(layer_inputs, layers)), cache_updates, attended.cached_positions
 

@@ -1,0 +1,83 @@
+"""`Layer`: options of a layer before the pattern; `LayerConfig`: options of any layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from jaxformer.checks import check_fields, require
+from jaxformer.config.attention.hybrid import AttentionKind
+from jaxformer.config.feed_forward import FeedForward
+from jaxformer.config.positions import (
+    Positions,
+    Rope,
+    ScoreBias,
+    TransformerXL,
+    Window,
+    position_terms,
+)
+
+
+class LayerConfig(NamedTuple):
+    """Options of one layer: attention kind, positions, window and feed-forward."""
+
+    attention: AttentionKind
+    positions: Positions | None
+    window: Window
+    feed_forward: FeedForward
+
+    @property
+    def rope(self) -> Rope | None:
+        """The positions, if they are RoPE."""
+        return position_terms(self.positions).rope
+
+    @property
+    def score_bias(self) -> ScoreBias | None:
+        """The positions, if they are a score bias."""
+        return position_terms(self.positions).score_bias
+
+    @property
+    def transformer_xl(self) -> TransformerXL | None:
+        """The positions, if they are those of Transformer-XL."""
+        return position_terms(self.positions).transformer_xl
+
+    def to_layer(self) -> Layer:
+        """Return the option for `TransformerConfig.first_layers`."""
+        attention: Any = self.attention
+        if attention.has_scores:
+            attention = replace(attention, positions=(self.positions,), windows=(self.window,))
+        return Layer(attention=attention, feed_forward=self.feed_forward)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """Options of one layer before the pattern, for `TransformerConfig.first_layers`.
+
+    Attributes:
+        attention: Attention kind, with one position option and one window.
+        feed_forward: Feed-forward network.
+    """
+
+    attention: AttentionKind
+    feed_forward: FeedForward
+
+    def __post_init__(self):
+        check_fields(self)
+        positions, windows = self.attention.positions, self.attention.windows
+        require(
+            len(positions) == len(windows) == 1,
+            "The attention of a Layer needs one position option and one window; got "
+            f"{len(positions)} and {len(windows)}.",
+        )
+
+    @property
+    def config(self) -> LayerConfig:
+        """The options one by one."""
+        attention = self.attention
+        return LayerConfig(
+            attention, attention.positions[0], attention.windows[0], self.feed_forward
+        )
+
+    def tiny(self) -> Layer:
+        """Return the layer at test size."""
+        return Layer(attention=self.attention.tiny(), feed_forward=self.feed_forward.tiny())

@@ -1,0 +1,165 @@
+"""Layers before the pattern: DeepSeek's dense layers before those with experts, and others."""
+
+import shlex
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments import pretrain
+from experiments.command_line import parse_run
+from experiments.training.run_config import print_run
+from jaxformer import Transformer, costs, generate, inspect
+from jaxformer import config as c
+from jaxformer.layers import empty_cache
+from tests.small_models import jitted_forward, random_params
+from tests.test_custom_options import after_a_step, texts
+
+HEADS = c.MultiHead(num_heads=4, num_kv_heads=2, head_dim=4)
+LATENT = c.Latent(num_heads=4, latent_dim=8, nope_dim=4, rope_dim=4, value_dim=4)
+DENSE = c.GLU(hidden_dim=24)
+EXPERTS = c.MoE(expert=c.GLU(hidden_dim=8), num_experts=4)
+
+
+def model(attention, feed_forward, **fields):
+    return c.TransformerConfig(
+        vocab_size=128, model_dim=16, attention=attention, feed_forward=feed_forward, **fields
+    )
+
+
+DEEPSEEK = model(
+    LATENT, (EXPERTS,), num_layers=4, first_layers=(c.Layer(attention=LATENT, feed_forward=DENSE),)
+)
+# Its first layer has other heads, a window and a dense network; then two kinds in turn.
+MIXED = model(
+    c.Hybrid(kinds=(c.Decay(num_heads=4, head_dim=4), HEADS)),
+    (DENSE, EXPERTS),
+    num_layers=6,
+    first_layers=(
+        c.Layer(
+            attention=c.MultiHead(num_heads=2, num_kv_heads=2, head_dim=8, windows=(3,)),
+            feed_forward=c.MLP(hidden_dim=24),
+        ),
+    ),
+)
+MODELS = {"DeepSeek": DEEPSEEK, "mixed": MIXED}
+by_model = pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)
+
+
+def spelled_out(config, params):
+    """The same model with a pattern as long as it is deep, whose layers are no repetitions."""
+    layers = [config.layer(i) for i in range(config.num_layers)]
+    kinds = tuple(layer.to_layer().attention for layer in layers)
+    attention = c.Hybrid(kinds=kinds)
+    feed_forward = tuple(layer.feed_forward for layer in layers)
+    decoder = {k: x for k, x in params["decoder"].items() if k == "final_norm"}
+    for i, layer in enumerate(inspect.unstack_layers(params["decoder"])):
+        decoder.setdefault("layers", {})[f"layer_{i}"] = jax.tree.map(lambda x: x[None], layer)
+    longer = replace(config, attention=attention, feed_forward=feed_forward, first_layers=())
+    return longer, {**params, "decoder": decoder}
+
+
+@by_model
+def test_it_computes_what_the_same_layers_in_one_pattern_do(config):
+    params, tokens = random_params(config), texts().tokens[:2, :9]
+    assert set(params["decoder"]["first_layers"]) == {"layer_0"}
+    longer, spread = spelled_out(config, params)
+    assert len(longer.distinct_layers) == len(config.distinct_layers)
+    np.testing.assert_allclose(
+        jitted_forward(config)(params, tokens), jitted_forward(longer)(spread, tokens), atol=1e-5
+    )
+
+
+@by_model
+@pytest.mark.slow(but=["DeepSeek"])
+def test_with_a_cache_it_is_the_whole_text_at_once(config):
+    tokens, params, net = texts().tokens[:2, :9], random_params(config), Transformer(config)
+    _, cache = net.apply({"params": params}, tokens[:, :8], cache=empty_cache(config, (2,), 9))
+    last, _ = net.apply({"params": params}, tokens[:, 8:], cache=cache)
+    whole = jitted_forward(config)(params, tokens)
+    np.testing.assert_allclose(last[:, 0], whole[:, -1], atol=1e-5)
+    new = generate(config, params, tokens, max_new_tokens=1)
+    np.testing.assert_array_equal(new[:, -1], jnp.argmax(whole[:, -1], axis=-1))
+
+
+@by_model
+@pytest.mark.slow(but=["DeepSeek"])
+def test_it_trains_on_eight_devices_as_on_one(config):
+    actual = after_a_step(config, (("data", 2), ("fsdp", 2), ("tensor", 2)))
+    expected = after_a_step(config, (("data", 1),))
+    np.testing.assert_allclose(actual[0], expected[0], rtol=1e-5)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=2e-5), actual[1], expected[1])
+
+
+@by_model
+def test_it_is_counted_layer_by_layer(config):
+    params = random_params(config)
+    assert costs.num_parameters(config) == sum(x.size for x in jax.tree.leaves(params))
+    longer, _ = spelled_out(config, params)
+    for cost in (costs.num_parameters, costs.num_active_parameters):
+        assert cost(config) == cost(longer)
+    for cost in (costs.forward_flops, costs.expert_flops, costs.cache_bytes):
+        assert cost(config, 64) == cost(longer, 64)
+
+
+@by_model
+def test_it_is_printed_read_back_and_made_small(config):
+    assert c.from_json(c.TransformerConfig, c.to_json(config)) == config
+    assert eval(repr(config), vars(c)) == config
+    small = config.tiny()
+    assert [type(x.attention) for x in small.distinct_layers] == [
+        type(x.attention) for x in config.distinct_layers
+    ]
+    assert small.tiny() == small
+
+
+def test_it_is_a_flag():
+    layer = "Layer(attention=MultiHead(num_heads=2, num_kv_heads=2, head_dim=8), "
+    layer += "feed_forward=MLP(hidden_dim=9))"
+    run = parse_run(pretrain.RUNS, "", ["--model.first-layers", layer])
+    assert run.model.first_layers[0].feed_forward == c.MLP(hidden_dim=9)
+    again = shlex.split(print_run(run, pretrain.RUNS, pretrain.run_from_checkpoint))[3:]
+    assert parse_run(pretrain.RUNS, "", again) == run
+
+
+def test_every_rope_is_scaled():
+    scaled = DEEPSEEK.with_rope_scaling(c.LinearScaling(factor=2.0))
+    assert {x.rope.scaling for x in scaled.distinct_layers} == {c.LinearScaling(factor=2.0)}
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        (dict(num_layers=0), "num_layers must be positive"),
+        (
+            dict(first_layers=(c.Layer(attention=LATENT, feed_forward=DENSE),) * 5),
+            "num_layers must be at least the number of first_layers, 5; got 4",
+        ),
+        (dict(dropout=c.Dropout(attention=0.1)), "Decay has no attention weights"),
+        (
+            dict(
+                topology=c.EncoderDecoder(num_encoder_layers=1),
+                first_layers=(c.Layer(attention=LATENT, feed_forward=DENSE),),
+            ),
+            "needs MultiHead, for cross-attention; got Latent",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused(fields, message):
+    first = (c.Layer(attention=c.Decay(num_heads=4, head_dim=4), feed_forward=DENSE),)
+    with pytest.raises(ValueError, match=message):
+        model(HEADS, (DENSE,), **{"num_layers": 4, "first_layers": first, **fields})
+
+
+def test_a_layer_has_one_window_and_one_kind_of_positions():
+    with pytest.raises(ValueError, match="one position option and one window; got 1 and 2"):
+        c.Layer(attention=replace(HEADS, windows=(3, None)), feed_forward=DENSE)
+
+
+def test_parameters_of_another_depth_are_refused():
+    with pytest.raises(ValueError, match=r"Parameters of the decoder have 4 layers .* has 5 in"):
+        jitted_forward(replace(DEEPSEEK, num_layers=5))(
+            random_params(DEEPSEEK), jnp.ones((1, 2), int)
+        )
