@@ -107,6 +107,7 @@ def test_every_import_is_declared():
         for path in SOURCES
         for name in imports(path)
         if name not in sys.stdlib_module_names | FOLDERS
+        and not path.with_name(f"{name}.py").exists()  # a file beside it
         and not declared & {canonicalize_name(d) for d in distributions.get(name, [name])}
     }
     assert not undeclared
