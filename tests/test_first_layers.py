@@ -1,4 +1,4 @@
-"""Layers before the pattern: DeepSeek's dense layers before those with experts, and others."""
+"""Layers before the pattern, such as DeepSeek's dense ones, and layers with one branch."""
 
 import shlex
 from dataclasses import replace
@@ -44,7 +44,13 @@ MIXED = model(
         ),
     ),
 )
-MODELS = {"DeepSeek": DEEPSEEK, "mixed": MIXED}
+# Each layer has one branch, as in Nemotron-H: mixers, attention and feed-forward networks.
+ONE_BRANCH = model(
+    c.Hybrid(kinds=(c.Decay(num_heads=4, head_dim=4), c.NoAttention(), HEADS)),
+    (c.NoFeedForward(), DENSE, c.NoFeedForward()),
+    num_layers=7,
+)
+MODELS = {"DeepSeek": DEEPSEEK, "mixed": MIXED, "one branch": ONE_BRANCH}
 by_model = pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)
 
 
@@ -64,12 +70,30 @@ def spelled_out(config, params):
 @by_model
 def test_it_computes_what_the_same_layers_in_one_pattern_do(config):
     params, tokens = random_params(config), texts().tokens[:2, :9]
-    assert set(params["decoder"]["first_layers"]) == {"layer_0"}
+    assert len(params["decoder"].get("first_layers", ())) == len(config.first_layers)
     longer, spread = spelled_out(config, params)
     assert len(longer.distinct_layers) == len(config.distinct_layers)
     np.testing.assert_allclose(
         jitted_forward(config)(params, tokens), jitted_forward(longer)(spread, tokens), atol=1e-5
     )
+
+
+def test_a_missing_branch_has_no_norm_and_no_parameters():
+    params, tokens = random_params(ONE_BRANCH), texts().tokens[:1, :5]
+    parts = [set(layer) for layer in inspect.unstack_layers(params["decoder"])[:3]]
+    assert parts == [
+        {"pre_attention_norm", "attention"},
+        {"pre_feed_forward_norm", "feed_forward"},
+        {"pre_attention_norm", "attention"},
+    ]
+    branches = inspect.trace(ONE_BRANCH, params, tokens).decoder.branches
+    sizes = {name: jnp.abs(x).max(axis=(1, 2, 3)) > 0 for name, x in branches.items()}
+    assert sizes["attention"].tolist() == [True, False, True, True, False, True, True]
+    assert sizes["feed_forward"].tolist() == [False, True, False, False, True, False, False]
+    maps = inspect.attention_maps(ONE_BRANCH, params, tokens, layers=(2, 5))
+    np.testing.assert_allclose(maps.decoder.sum(-1), 1, rtol=1e-5)
+    with pytest.raises(ValueError, match="NoAttention computes no attention weights; select other"):
+        inspect.attention_maps(ONE_BRANCH, params, tokens)
 
 
 @by_model
@@ -132,6 +156,14 @@ def test_every_rope_is_scaled():
 @pytest.mark.parametrize(
     "fields, message",
     [
+        (
+            dict(attention=c.NoAttention(), feed_forward=(c.NoFeedForward(),), first_layers=()),
+            r"A layer needs attention or a feed-forward network; got LayerConfig\(attention=NoAtt",
+        ),
+        (
+            dict(feed_forward=(DENSE, c.NoFeedForward()), block="parallel", first_layers=()),
+            "A layer with one branch needs the serial block; got 'parallel'",
+        ),
         (dict(num_layers=0), "num_layers must be positive"),
         (
             dict(first_layers=(c.Layer(attention=LATENT, feed_forward=DENSE),) * 5),
@@ -150,7 +182,10 @@ def test_every_rope_is_scaled():
 def test_what_cannot_be_is_refused(fields, message):
     first = (c.Layer(attention=c.Decay(num_heads=4, head_dim=4), feed_forward=DENSE),)
     with pytest.raises(ValueError, match=message):
-        model(HEADS, (DENSE,), **{"num_layers": 4, "first_layers": first, **fields})
+        model(
+            **dict(attention=HEADS, feed_forward=(DENSE,), num_layers=4, first_layers=first)
+            | fields
+        )
 
 
 def test_a_layer_has_one_window_and_one_kind_of_positions():

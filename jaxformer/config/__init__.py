@@ -13,6 +13,7 @@ from jaxformer.config.attention.latent import Latent as Latent
 from jaxformer.config.attention.mixer import Mixer as Mixer
 from jaxformer.config.attention.mixer import MixerInputs as MixerInputs
 from jaxformer.config.attention.multi_head import MultiHead as MultiHead
+from jaxformer.config.attention.no_attention import NoAttention as NoAttention
 from jaxformer.config.attention.shared_kv import SharedKV as SharedKV
 from jaxformer.config.embedding import Embedding as Embedding
 from jaxformer.config.embedding import LMHead as LMHead
@@ -21,6 +22,7 @@ from jaxformer.config.feed_forward import MLP as MLP
 from jaxformer.config.feed_forward import ClampedGEGLU as ClampedGEGLU
 from jaxformer.config.feed_forward import FeedForward as FeedForward
 from jaxformer.config.feed_forward import MoE as MoE
+from jaxformer.config.feed_forward import NoFeedForward as NoFeedForward
 from jaxformer.config.initialisation import FanAverage as FanAverage
 from jaxformer.config.initialisation import FanIn as FanIn
 from jaxformer.config.initialisation import Initialisation as Initialisation

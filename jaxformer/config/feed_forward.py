@@ -8,7 +8,7 @@ from jaxtyping import Array
 
 from jaxformer import functional as F
 from jaxformer.checks import require, require_positive
-from jaxformer.config.parameter import projected_width
+from jaxformer.config.parameter import Parameter, projected_width
 from jaxformer.config.registry import Option, unimplemented_method
 from jaxformer.config.tiny import TINY_HIDDEN_DIM, TINY_NUM_EXPERTS, shorten_pattern
 from jaxformer.functional.activations import ACTIVATIONS
@@ -30,6 +30,7 @@ class FeedForward(Option, protocol=True):
     summed: so the last matrix product must contract the sharded axis, with no bias after it.
     """
 
+    is_branch = True  # whether the layer has this branch at all
     is_moe = False
     input_projections: tuple[str, ...] = ()  # names of the linear layers of `DenseFeedForward`
     parameters = unimplemented_method("parameters", "the model")
@@ -203,6 +204,22 @@ class MoE(FeedForward):
             num_experts=min(self.num_experts, TINY_NUM_EXPERTS),
             top_k=min(self.top_k, TINY_NUM_EXPERTS - 1, self.num_experts),
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoFeedForward(FeedForward):
+    """A layer without a feed-forward network: x + attention(norm(x))."""
+
+    is_branch = False
+    has_hidden_dropout = True
+
+    def parameters(self, model_dim: int) -> Mapping[str, Parameter]:
+        """No parameters."""
+        return {}
+
+    def flops(self, model_dim: int, length: int) -> int:
+        """0."""
+        return 0
 
 
 def tiny_feed_forwards(pattern: tuple[FeedForward, ...]) -> tuple[FeedForward, ...]:

@@ -12,6 +12,7 @@ from jaxformer.config.attention.decay import Decay
 from jaxformer.config.attention.hybrid import Attention, AttentionKind, Hybrid
 from jaxformer.config.attention.mixer import Mixer
 from jaxformer.config.attention.multi_head import MultiHead
+from jaxformer.config.attention.no_attention import NoAttention
 from jaxformer.config.embedding import Embedding, LMHead
 from jaxformer.config.feed_forward import FeedForward, tiny_feed_forwards
 from jaxformer.config.initialisation import Initialisation
@@ -152,7 +153,7 @@ class TransformerConfig:
             "Sinusoid's tensor2tensor layout needs at least 2 pairs of sine and cosine, so "
             f"model_dim must be at least 4; got {self.model_dim}.",
         )
-        recurrent_kind = next((type(a).__name__ for a in attentions if not a.has_scores), None)
+        recurrent_kind = next((type(a).__name__ for a in attentions if a.is_recurrent), None)
         require(
             recurrent_kind is None or isinstance(self.topology, Decoder),
             f"{recurrent_kind} is causal, so it needs a Decoder; got {self.topology}.",
@@ -175,6 +176,15 @@ class TransformerConfig:
             "The decoder of an EncoderDecoder needs MultiHead, for cross-attention; got "
             f"{', '.join(other_kinds)}. (The encoder may use another kind.)",
         )
+        for layer in (*self.distinct_layers, *self.encoder_config.distinct_layers):
+            num_branches = layer.attention.is_branch + layer.feed_forward.is_branch
+            require(
+                num_branches > 0, f"A layer needs attention or a feed-forward network; got {layer}."
+            )
+            require(
+                num_branches == 2 or self.block == "serial",
+                f"A layer with one branch needs the serial block; got {self.block!r}.",
+            )
         out_of_range = [i for i in self.head.masked_ids if not 0 <= i < self.vocab_size]
         require(
             not out_of_range,
@@ -277,7 +287,7 @@ class TransformerConfig:
         match self.attention:
             case Decay():
                 raise ValueError(f"Decay has no positions, only Decay.angles; got {positions}.")
-            case Mixer() | Hybrid():
+            case Mixer() | Hybrid() | NoAttention():
                 name = type(self.attention).__name__
                 raise ValueError(f"{name} has no positions to replace; got {positions}.")
             case attention:

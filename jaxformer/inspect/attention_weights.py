@@ -156,15 +156,19 @@ def _check_and_count(
 ) -> int:
     """Return elements per batch row of the selected maps; the selection must exist."""
     stack_config, depth = config.stacks["encoder" if part == "encoder" else "decoder"]
-    kinds = {layer.attention for layer in stack_config.distinct_layers}
+    layers = range(depth) if choice.layers is None else choice.layers
+    kinds = {stack_config.layer(i).attention for i in layers if 0 <= i < depth}
     for kind in kinds:
         if not kind.has_weights:
-            raise ValueError(f"{type(kind).__name__} computes no attention weights.")
-    num_heads, *other_counts = sorted({kind.num_heads for kind in kinds})
+            raise ValueError(
+                f"{type(kind).__name__} computes no attention weights; select other layers by "
+                "layers=(...)."
+            )
+    num_heads, *other_counts = sorted({kind.num_heads for kind in kinds}) or [0]
     if other_counts:
         raise ValueError(
             f"Layers have different numbers of heads ({num_heads} and {other_counts[0]}), so their "
-            "maps cannot be stacked."
+            "maps cannot be stacked; select layers with one number by layers=(...)."
         )
     for name, selected, limit in (
         ("layers", choice.layers, depth),

@@ -195,10 +195,12 @@ def as_int_tuple(name: str, values: Any) -> tuple[int, ...] | None:
 def _stack_trace(intermediates: Any) -> ResidualTrace:
     """ResidualTrace from a stack's sown intermediates."""
     layers = unstack_layers(intermediates)
-    branches = [name for name in layers[0] if name.startswith("from_")]
+    names = dict.fromkeys(name for layer in layers for name in layer)
+    branches = [name for name in names if name.startswith("from_")]
+    zeros = jnp.zeros_like(intermediates["stack_input"])  # of layers without the branch
 
     def stacked(name: str) -> Array:
-        return jnp.stack([layer[name] for layer in layers])
+        return jnp.stack([layer.get(name, zeros) for layer in layers])
 
     return ResidualTrace(
         intermediates["stack_input"],

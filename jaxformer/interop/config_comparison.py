@@ -66,7 +66,7 @@ def _canonical_attention(attention: c.Attention, depth: int) -> c.Attention:
     """The shortest equivalent attention configuration."""
     biases: Any = tuple(sorted(getattr(attention, "biases", ())))
     match attention:
-        case c.Mixer() | c.Hybrid():
+        case c.Mixer() | c.Hybrid() | c.NoAttention():
             return attention
         case c.Decay():
             return replace(attention, biases=biases)

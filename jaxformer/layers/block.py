@@ -81,13 +81,14 @@ class Block(nn.Module):
             branches["cross_attention"], cross_cache = self.cross_attention(
                 encoder_output, cross_inputs, cross_cache, keep_partial_sums=reduces_together
             )
-        branches["feed_forward"] = FeedForward(
-            cfg,
-            layer.feed_forward,
-            self.runtime,
-            keep_partial_sums=reduces_together,
-            name="feed_forward",
-        )
+        if layer.feed_forward.is_branch:
+            branches["feed_forward"] = FeedForward(
+                cfg,
+                layer.feed_forward,
+                self.runtime,
+                keep_partial_sums=reduces_together,
+                name="feed_forward",
+            )
         attend = partial(attention, inputs=inputs, cache_update=cache_update)
         method = getattr(self, cfg.block)
         x, self_cache = method(x, attend, branches, self_cache)
@@ -139,8 +140,9 @@ class Block(nn.Module):
         self, x: Float[Array, "*batch T D"], attend: AttentionModule, branches: Branches, cache: Any
     ) -> tuple[Float[Array, "*batch T D"], Any]:
         """Each branch reads the stream that the branch before it has written."""
-        y, cache = attend(self.pre_norm(x, "attention_norm"), cache=cache)
-        x = self.add_residual(x, self.finish_branch("attention", y), "attention_norm")
+        if self.layer_config.attention.is_branch:
+            y, cache = attend(self.pre_norm(x, "attention_norm"), cache=cache)
+            x = self.add_residual(x, self.finish_branch("attention", y), "attention_norm")
         for name, branch in branches.items():
             y = branch(self.pre_norm(x, f"{name}_norm"))
             x = self.add_residual(x, self.finish_branch(name, y), f"{name}_norm")

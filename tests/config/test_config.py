@@ -720,6 +720,11 @@ OTHERS = [
     latent(norm=c.LayerNorm(eps=0.1)),
     replace(
         BASE,
+        attention=c.Hybrid(kinds=(BASE.attention, c.NoAttention())),
+        feed_forward=(c.NoFeedForward(), c.MLP(hidden_dim=3)),
+    ),
+    replace(
+        BASE,
         attention=c.Decay(
             num_heads=4, head_dim=6, max_memory=99.0, angles=c.Angles(base=9.0, learned=True)
         ),

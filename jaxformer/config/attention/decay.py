@@ -6,6 +6,7 @@ from typing import Literal
 import jax.numpy as jnp
 
 from jaxformer.checks import check_fields, require, require_positive
+from jaxformer.config.attention.defaults import AttentionDefaults
 from jaxformer.config.attention.layer_sizes import ActivationWidths, CacheShape, StateCache
 from jaxformer.config.positions import Positions, Window
 from jaxformer.config.tiny import TINY_HEAD_DIM, tiny_num_heads
@@ -32,7 +33,7 @@ class Angles:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decay:
+class Decay(AttentionDefaults):
     """Attention whose weights gamma ** (i - j) depend on distance only; no queries or keys.
 
         o[i] = gain * sum over j <= i of gamma ** (i - j) * R[j - i] v[j]
@@ -98,7 +99,7 @@ class Decay:
         return self.head_dim
 
     has_scores = False
-    has_weights = True  # for `inspect.attention_maps`
+    is_recurrent = True
 
     @property
     def heads_width(self) -> int:
@@ -118,9 +119,6 @@ class Decay:
         """Numbers per token that a layer computes, heads sharded over `tensor`."""
         heads = self.heads_width / tensor
         return ActivationWidths(heads, 4 * heads, heads, heads)
-
-    def indivisible_heads(self, tensor: int) -> None:
-        """None: there are no key-value heads to share out."""
 
     def empty_layer_cache(self, positions: Positions | None, shape: CacheShape) -> StateCache:
         """Return the empty state of one layer, float32."""

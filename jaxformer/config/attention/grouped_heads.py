@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from jaxformer.config.attention.defaults import AttentionDefaults
 from jaxformer.config.attention.layer_sizes import (
     ActivationWidths,
     CacheShape,
@@ -23,7 +24,7 @@ from jaxformer.config.tiny import (
 Kind = TypeVar("Kind", bound="GroupedHeads")
 
 
-class GroupedHeads:
+class GroupedHeads(AttentionDefaults):
     """Sizes and costs of attention whose query heads share key-value heads in groups."""
 
     num_heads: int
@@ -33,8 +34,6 @@ class GroupedHeads:
     windows: tuple[Window, ...]
     scale: float | None
     qk_norm: QKNorm | None
-    has_scores = True
-    has_weights = True  # for `inspect.attention_maps`
     num_kv_projections = 2  # of keys and of values
 
     def indivisible_heads(self, tensor: int) -> str | None:

@@ -10,11 +10,12 @@ from jaxformer.config.attention.decay import Decay
 from jaxformer.config.attention.latent import Latent
 from jaxformer.config.attention.mixer import Mixer
 from jaxformer.config.attention.multi_head import MultiHead
+from jaxformer.config.attention.no_attention import NoAttention
 from jaxformer.config.attention.shared_kv import SharedKV
 from jaxformer.config.positions import Positions, Window
 from jaxformer.config.tiny import shorten_pattern
 
-AttentionKind = MultiHead | SharedKV | Latent | Decay | Mixer
+AttentionKind = MultiHead | SharedKV | Latent | Decay | Mixer | NoAttention
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +24,7 @@ class Hybrid:
 
     Attributes:
         kinds: Attention kinds, cycled over the layers. The positions and windows of each kind are
-            also cycled over all layers.
+            also cycled over all layers. `NoAttention` is a layer with a feed-forward network only.
 
     References:
         Lieber et al., Jamba: A Hybrid Transformer-Mamba Language Model, 2024. arXiv:2403.19887,

@@ -9,6 +9,7 @@ from jaxformer.config.attention.checks import (
     check_layer_patterns,
     check_position_types,
 )
+from jaxformer.config.attention.defaults import AttentionDefaults
 from jaxformer.config.attention.layer_sizes import ActivationWidths, CacheShape, LatentCache
 from jaxformer.config.norms import Norm, RMSNorm
 from jaxformer.config.positions import Positions, Rope, Window
@@ -23,7 +24,7 @@ from jaxformer.config.tiny import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Latent:
+class Latent(AttentionDefaults):
     """Multi-head latent attention (MLA): keys and values are projections of one latent per token.
 
         score[i, j] = scale * (plain query[i] @ W_K latent[j] + R[i] query[i] @ R[j] key[j])
@@ -82,9 +83,6 @@ class Latent:
                 f" Rope.targets may contain only q and k; got {tuple(targets)}.",
             )
 
-    has_scores = True
-    has_weights = True  # for `inspect.attention_maps`
-
     @property
     def rope_head_dim(self) -> int:
         """Features per head that RoPE may rotate."""
@@ -128,9 +126,6 @@ class Latent:
             value_width,
             query_width + value_width,
         )
-
-    def indivisible_heads(self, tensor: int) -> None:
-        """None: there are no key-value heads to share out."""
 
     def empty_layer_cache(self, positions: Positions | None, shape: CacheShape) -> LatentCache:
         """Return the empty cache of one layer."""

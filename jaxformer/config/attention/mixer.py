@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 from jaxtyping import Array, Bool, Int
 
 from jaxformer.checks import require
+from jaxformer.config.attention.defaults import AttentionDefaults
 from jaxformer.config.attention.layer_sizes import ActivationWidths, CacheShape
 from jaxformer.config.parameter import projected_width
 from jaxformer.config.positions import Positions, Window
@@ -26,7 +27,7 @@ class MixerInputs(NamedTuple):
     valid: Bool[Array, "*batch T"]
 
 
-class Mixer(Option, protocol=True):
+class Mixer(AttentionDefaults, Option, protocol=True):
     """A custom sequence mixer that replaces attention in every layer.
 
     An option has a field `num_heads` and these methods; the last two are optional:
@@ -53,6 +54,7 @@ class Mixer(Option, protocol=True):
     rope_head_dim = 0
     has_scores = False
     has_weights = False
+    is_recurrent = True
     windows: tuple[Window, ...] = (1,)
     parameters = unimplemented_method("parameters", "the model")
     __call__ = unimplemented_method("__call__", "the model")
@@ -90,9 +92,6 @@ class Mixer(Option, protocol=True):
         """Numbers per token that a layer computes, heads sharded over `tensor`."""
         products = projected_width(self.parameters(model_dim)) / tensor
         return ActivationWidths(products, 2 * products, products, 0)
-
-    def indivisible_heads(self, tensor: int) -> None:
-        """None: there are no key-value heads to share out."""
 
     def empty_layer_cache(self, positions: Positions | None, shape: CacheShape) -> Any:
         """Return the empty cache of one layer."""

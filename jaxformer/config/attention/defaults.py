@@ -1,0 +1,21 @@
+"""`AttentionDefaults`: what most attention kinds have in common."""
+
+
+class AttentionDefaults:
+    """Base of the attention kinds; a kind overrides what differs.
+
+    Attributes:
+        is_branch: Whether the layer has this branch at all.
+        has_scores: Whether positions, masks and windows enter scores of queries and keys.
+        has_weights: Whether there are attention weights, for `inspect.attention_maps`.
+        is_recurrent: Whether it is a recurrence over the sequence, which cannot be sharded.
+    """
+
+    is_branch = True
+    has_scores = True
+    has_weights = True
+    is_recurrent = False
+
+    def indivisible_heads(self, tensor: int) -> str | None:
+        """Why the key-value heads cannot be sharded over `tensor`; None if they can."""
+        return None
