@@ -77,6 +77,7 @@ from jaxformer.functional.attention.scores import attention_scores as attention_
 from jaxformer.functional.collectives import copy_to_tensor_parallel as copy_to_tensor_parallel
 from jaxformer.functional.collectives import fsdp_all_gather as fsdp_all_gather
 from jaxformer.functional.collectives import pvary as pvary
+from jaxformer.functional.collectives import pvary_like as pvary_like
 from jaxformer.functional.collectives import (
     reduce_from_tensor_parallel as reduce_from_tensor_parallel,
 )

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int
 
 from jaxformer.functional.activations import soft_cap
-from jaxformer.functional.collectives import pvary, varying_axes
+from jaxformer.functional.collectives import pvary_like
 from jaxformer.functional.losses import LogitStatistics
 from jaxformer.functional.matmul_precision import float32_matmul_operands
 
@@ -92,10 +92,6 @@ def _fold_chunks(options: LogitOptions, inputs: LogitInputs, step: Any, initial:
     return step(slice_at(local_vocab_size - rest, rest), carry) if rest else carry
 
 
-def _varying_zeros(shape: tuple[int, ...], dtype: Any, like: Array) -> Array:
-    return pvary(jnp.zeros(shape, dtype), *varying_axes(like))
-
-
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def chunked_logit_statistics(options: LogitOptions, inputs: LogitInputs) -> LogitStatistics:
     """Logit statistics over this device's shard; 0 for targets of other shards."""
@@ -116,7 +112,7 @@ def chunked_logit_statistics(options: LogitOptions, inputs: LogitInputs) -> Logi
             carry.mean_logit + jnp.sum(logits, axis=-1) / local_vocab_size,
         )
 
-    zeros = _varying_zeros(tokens, jnp.float32, inputs.features)
+    zeros = pvary_like(jnp.zeros(tokens, jnp.float32), inputs.features)
     return _fold_chunks(options, inputs, step, LogitStatistics(zeros - jnp.inf, zeros, zeros))
 
 
@@ -163,9 +159,9 @@ def _backward(
 
     x, kernel, bias, *_ = inputs
     initial = (
-        _varying_zeros(x.shape, jnp.float32, x),
-        _varying_zeros(kernel.shape, kernel.dtype, x),
-        None if bias is None else _varying_zeros(bias.shape, bias.dtype, x),
+        pvary_like(jnp.zeros_like(x, jnp.float32), x),
+        pvary_like(jnp.zeros_like(kernel), x),
+        None if bias is None else pvary_like(jnp.zeros_like(bias), x),
     )
     d_features, d_kernel, d_bias = _fold_chunks(options, inputs, step, initial)
     gradients: Any = (d_features.astype(x.dtype), d_kernel, d_bias, None, None)

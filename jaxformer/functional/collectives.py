@@ -5,7 +5,7 @@ an all-reduce the identity, and the reverse. All sums are computed in float32.
 """
 
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ from jaxtyping import Array, Float
 
 from jaxformer.functional.argument_checks import typechecked
 
+T = TypeVar("T")
 TENSOR_SUM_REMAT_NAME = "sum of parts"  # name of reduced values for policies of `jax.checkpoint`
 
 
@@ -50,6 +51,22 @@ def pvary(x: Array, *axis_names: str | None) -> Array:
     if hasattr(lax, "pcast"):
         return lax.pcast(x, tuple(sorted(missing)), to="varying")
     return lax.pvary(x, tuple(sorted(missing)))  # its name up to JAX 0.8.0
+
+
+def pvary_like(tree: T, *like: Any) -> T:
+    """`pvary` all arrays over every mesh axis over which some array of `like` varies.
+
+    Initial carries of loops, branches of conditions and arguments of kernels need equal axes.
+
+    Args:
+        tree: Arrays, inside `jax.shard_map`.
+        *like: Trees of arrays.
+
+    Returns:
+        The tree with the same values.
+    """
+    axes = frozenset[str]().union(*map(varying_axes, jax.tree.leaves(like)))
+    return jax.tree.map(lambda x: pvary(x, *axes), tree)
 
 
 @typechecked

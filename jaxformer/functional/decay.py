@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Complex64, Float, Inexact, Int, Integer
 
 from jaxformer.functional.argument_checks import typechecked
-from jaxformer.functional.collectives import pvary, varying_axes
+from jaxformer.functional.collectives import pvary_like
 from jaxformer.functional.rope import Pairing, as_complex, as_real
 
 EXACT_BITS = 11  # a float32 of 12 significant bits times a count below 4096 is exact
@@ -107,7 +107,8 @@ def decay_attention(
         arXiv:2307.08621, section 2.1 (parallel representation)
     """
     check_decay(value, gamma, theta, pairing)
-    gamma, theta = pvary_rates(value, gamma, theta)
+    # Devices then sum the gradients of the rates, not of the complex numbers computed from them.
+    gamma, theta = pvary_like((gamma, theta), value)
     z = to_head_major(value, theta, pairing)
     mixed = parallel_decay_attention(z, gamma, theta, token_steps(value, segments, None))
     return from_head_major(mixed, value, pairing)
@@ -129,15 +130,6 @@ def check_decay(value: Array, gamma: Array, theta: Array | None, pairing: Pairin
     out_of_range = values[~((values >= 0) & (values <= 1))]
     if len(out_of_range):
         raise ValueError(f"gamma must be in [0, 1]; got {out_of_range[0]}.")
-
-
-def pvary_rates(value: Array, gamma: Array, theta: Array | None) -> tuple[Array, Array | None]:
-    """`pvary` gamma and theta over the axes of `value`.
-
-    Devices then sum the gradients of the rates, not of the complex numbers computed from them.
-    """
-    axes = varying_axes(value)
-    return pvary(gamma, *axes), None if theta is None else pvary(theta, *axes)
 
 
 def token_steps(value: Array, segments: Array | None, valid: Array | None) -> TokenSteps:

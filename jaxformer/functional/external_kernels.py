@@ -23,7 +23,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import jaxpr_as_fun
 from jaxtyping import Array, Float, Int
 
-from jaxformer.functional.collectives import pvary, varying_axes
+from jaxformer.functional.collectives import pvary_like
 
 KERNEL_REMAT_NAME = "attention by a kernel"  # name of its results for policies of `jax.checkpoint`
 SegmentIds = tuple[Int[Array, "B T"], Int[Array, "B S"]] | None
@@ -71,9 +71,8 @@ class TracedProgram(NamedTuple):
     def __call__(self, *args: Any) -> Any:
         """Run it; results vary over every mesh axis that any argument varies over."""
         arrays = [jnp.asarray(x) for x in jax.tree.leaves(args)]
-        axes = frozenset[str]().union(*map(varying_axes, arrays))
-        flat = jaxpr_as_fun(self.closed_jaxpr)(*(pvary(x, *axes) for x in arrays))
-        return jax.tree.unflatten(self.out_tree, [pvary(y, *axes) for y in flat])
+        flat = jaxpr_as_fun(self.closed_jaxpr)(*pvary_like(arrays, arrays))
+        return jax.tree.unflatten(self.out_tree, pvary_like(flat, arrays))
 
 
 def run_outside_traces(function: Callable[..., Any], *args: Any, **options: Any) -> Any:

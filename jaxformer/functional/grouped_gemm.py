@@ -16,7 +16,7 @@ from jax.custom_batching import custom_vmap
 from jaxtyping import Array, Float, Integer
 
 from jaxformer.functional.argument_checks import typechecked
-from jaxformer.functional.collectives import pvary, varying_axes
+from jaxformer.functional.collectives import pvary_like
 from jaxformer.functional.external_kernels import call_without_vma
 from jaxformer.functional.platforms import LANES, compute_capability_major, target_device
 
@@ -224,8 +224,8 @@ def grouped_matmul_by(
     backend: GroupedMatmulBackend, x: Array, kernels: Array, group_sizes: Array
 ) -> Array:
     """`grouped_matmul` by a backend, with all operands varying over the same mesh axes."""
-    axes = frozenset[str]().union(*map(varying_axes, (x, kernels, group_sizes)))
-    return _grouped_matmul(backend, *(pvary(a, *axes) for a in (x, kernels, group_sizes)))
+    operands = x, kernels, group_sizes
+    return _grouped_matmul(backend, *pvary_like(operands, operands))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -14,7 +14,7 @@ from jaxformer.functional.chunked_logits import (
     chunked_logit_statistics,
     postprocess_logits,
 )
-from jaxformer.functional.collectives import pvary, varying_axes
+from jaxformer.functional.collectives import pvary_like
 from jaxformer.functional.linear import linear
 from jaxformer.functional.losses import (
     LogitStatistics,
@@ -159,8 +159,7 @@ def linear_logit_statistics(
         targets.reshape(-1) - vocab_shard_start(local_vocab_size, axis_name),
     )
     # Initial carries of the loops need the varying-axes types that the loops give them.
-    axes = frozenset().union(*map(varying_axes, jax.tree.leaves(inputs)))
-    inputs = jax.tree.map(lambda x: pvary(x, *axes), inputs)
+    inputs = pvary_like(inputs, inputs)
     logit_options = LogitOptions(vocabulary_axis, multiplier, softcap, chunk_size)
     statistics = LogitStatistics(
         *(x.reshape(targets.shape) for x in chunked_logit_statistics(logit_options, inputs))

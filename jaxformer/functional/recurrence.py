@@ -1,13 +1,13 @@
 """Linear recurrence of decay attention: sequential scan, associative scan, or chunkwise."""
 
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Inexact, Integer
 
 from jaxformer.functional.argument_checks import typechecked
-from jaxformer.functional.collectives import pvary, varying_axes
+from jaxformer.functional.collectives import pvary_like
 from jaxformer.functional.decay import (
     TokenSteps,
     check_decay,
@@ -15,7 +15,6 @@ from jaxformer.functional.decay import (
     expand_tokens,
     from_head_major,
     parallel_decay_attention,
-    pvary_rates,
     to_complex,
     to_head_major,
     to_real,
@@ -99,7 +98,8 @@ def linear_recurrence(
         raise ValueError(f"method must be one of {get_args(RecurrenceMethod)}; got {method!r}.")
     if chunk_size < 1:
         raise ValueError(f"chunk_size must be at least 1; got {chunk_size}.")
-    gamma, theta = pvary_rates(value, gamma, theta)
+    # Devices then sum the gradients of the rates, not of the complex numbers computed from them.
+    gamma, theta = pvary_like((gamma, theta), value)
     steps = token_steps(value, segments, valid)
     z = to_head_major(value, theta, pairing)
     z = jnp.where(expand_tokens(steps.valid), z, 0)
@@ -138,7 +138,7 @@ def _sequential_scan(
         return h, h
 
     flags = (jnp.moveaxis(expand_tokens(x), -2, 0) for x in (steps.valid, steps.starts_segment))
-    state = _pvary_like(state, z, gamma, theta, steps)
+    state = pvary_like(state, z, gamma, theta, steps)
     _, h = jax.lax.scan(step, state, (jnp.moveaxis(z, -2, 0), *flags))
     return jnp.moveaxis(h, 0, -2)
 
@@ -181,13 +181,8 @@ def _chunkwise(
         return decay * h + output, h
 
     chunk_ends = (jnp.moveaxis(x[..., -1, :], -3, 0) for x in (decay_from_start, within_chunk))
-    state = _pvary_like(state, z, gamma, theta, steps)
+    state = pvary_like(state, z, gamma, theta, steps)
     _, states = jax.lax.scan(step, state, tuple(chunk_ends))
     h = within_chunk + decay_from_start * jnp.moveaxis(states, 0, -3)[..., None, :]
     h = jnp.moveaxis(h, -4, -3)
     return h.reshape(*h.shape[:-3], -1, h.shape[-1])[..., :length, :]
-
-
-def _pvary_like(state: Array, *inputs: Any) -> Array:
-    """`pvary` the initial state over every axis that any input varies over."""
-    return pvary(state, *(axis for x in jax.tree.leaves(inputs) for axis in varying_axes(x)))

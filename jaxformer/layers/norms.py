@@ -35,7 +35,7 @@ class Norm(nn.Module):
 
         def norm_parameter(name: str, init_fn: Callable) -> Float[Array, "..."]:
             value = sharded_parameter(self, name, init_fn, shape, logical_axes, self.runtime)
-            return F.pvary(value, *F.varying_axes(x))  # before broadcasting
+            return F.pvary_like(value, x)  # before broadcasting
 
         scale = bias = None
         if cfg.parameters != "none":

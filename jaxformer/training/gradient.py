@@ -174,9 +174,7 @@ def make_value_and_grad(
                 rows.reshape(-1, gradient_accumulation_steps, *rows.shape[1:]), 1, 0
             )
 
-        zeros = jax.tree.map(
-            lambda x: F.pvary(jnp.zeros(x.shape, x.dtype), *F.varying_axes(x)), varying_params
-        )
+        zeros = jax.tree.map(lambda x: F.pvary_like(jnp.zeros_like(x), x), varying_params)
         zero_carry = (jnp.zeros(()), zeros)
         if gradient_accumulation_steps == 1:
             (loss, gradients), _ = microbatch_step(zero_carry, (0, batch))

@@ -36,7 +36,7 @@ from jaxformer.functional.attention.tiles import (
     slice_query_tile,
     update_if_visible,
 )
-from jaxformer.functional.collectives import pvary, varying_axes
+from jaxformer.functional.collectives import pvary, pvary_like
 from jaxformer.functional.platforms import target_platform
 
 # Queries and keys whose scores are there at a time: on a CPU what its caches hold; on a TPU v5e 512
@@ -183,8 +183,7 @@ def to_head_groups(
         dropout_keys,
     )
     groups = jax.tree.map(lambda x: x.reshape(count * K, *x.shape[2:]), groups)
-    axes = frozenset(extra_axes).union(*(varying_axes(x) for x in jax.tree.leaves(groups)))
-    return jax.tree.map(lambda x: pvary(x, *axes), groups)
+    return jax.tree.map(lambda x: pvary(x, *extra_axes), pvary_like(groups, groups))
 
 
 def from_head_groups(
@@ -298,7 +297,7 @@ def head_group_attention(
     def full(fill: float, *shape: int) -> Float32[Array, "..."]:
         """A filled array with the varying axes of the loop carry."""
         whole = jnp.full((G, options.block_sizes[0], *shape), fill, jnp.float32)
-        return pvary(whole, *varying_axes(group.query))
+        return pvary_like(whole, group.query)
 
     def attend_query_tile(index: Int[Array, ""]) -> tuple[Array, Array]:
         query_tile = slice_query_tile(options, group, index)

@@ -22,7 +22,7 @@ from jaxformer.functional.attention.tiles import (
     slice_query_tile,
     update_if_visible,
 )
-from jaxformer.functional.collectives import pvary, varying_axes
+from jaxformer.functional.collectives import pvary_like
 from jaxformer.functional.matmul_precision import float32_matmul_operands
 
 
@@ -81,7 +81,7 @@ def head_group_gradient(
 
     def zeros(*shape: int) -> Float32[Array, "..."]:
         """Zeros with the varying axes of the loop carry."""
-        return pvary(jnp.zeros(shape, jnp.float32), *varying_axes(group.query))
+        return pvary_like(jnp.zeros(shape, jnp.float32), group.query)
 
     def query_tile_gradient(carry: Any, index: Int[Array, ""]):
         query_tile = slice_query_tile(options, group, index)

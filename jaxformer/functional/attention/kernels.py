@@ -14,7 +14,7 @@ from jaxformer.functional.argument_checks import typechecked
 from jaxformer.functional.attention.cudnn import CudnnKernel, SegmentedCudnnKernel
 from jaxformer.functional.attention.lazy_masks import AttentionMask, MaskRule
 from jaxformer.functional.attention.scores import resolve_scale
-from jaxformer.functional.collectives import pvary, varying_axes
+from jaxformer.functional.collectives import pvary_like
 from jaxformer.functional.external_kernels import (
     AttentionKernel,
     SegmentIds,
@@ -69,8 +69,7 @@ def _attend_flat_batch(
     """Flatten the batch axes, make all arrays vary over common mesh axes, and run the kernel."""
     flat_arrays = [x.reshape(-1, *x.shape[-3:]) for x in (query, key, value)]
     kernel_args = *flat_arrays, flat_segment_ids(mask, query.shape[:-3])
-    axes = frozenset[str]().union(*(varying_axes(x) for x in jax.tree.leaves(kernel_args)))
-    output = kernel_attention(kernel, *jax.tree.map(lambda x: pvary(x, *axes), kernel_args))
+    output = kernel_attention(kernel, *pvary_like(kernel_args, kernel_args))
     return output.reshape(query.shape)
 
 
