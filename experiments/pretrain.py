@@ -18,7 +18,7 @@ run at a time can use a folder.
 import math
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import chain
@@ -33,11 +33,9 @@ from experiments.command_line import parse_run, readable_errors
 from experiments.load_model import learned_stop, origin, run_from_checkpoint
 from experiments.training.plot import plot_run
 from experiments.training.resume import (
-    checkpoint_description,
     goes_on,
     load_resumed_run,
     own_beginning,
-    report_early_end,
     with_fixed_schedule,
 )
 from experiments.training.run_config import (
@@ -47,7 +45,13 @@ from experiments.training.run_config import (
     print_run,
     setup_devices,
 )
-from experiments.training.trainer import TrainSetup, check_vocabulary, make_train_setup, train_run
+from experiments.training.trainer import (
+    TrainData,
+    TrainSetup,
+    check_vocabulary,
+    make_train_setup,
+    train_run,
+)
 from jaxformer import data
 from jaxformer import functional as F
 from jaxformer.config import GLU, Decoder, LMHead, MultiHead, QKNorm, TransformerConfig
@@ -59,15 +63,6 @@ from jaxformer.training.metrics import read_json_lines
 from jaxformer.training.optimizers import Muon, OptimizerConfig
 from jaxformer.training.progress import Progress, format_count, sanitize_text
 from jaxformer.training.schedules import Cosine
-
-# A resumed run may not change these, since they change its result. Devices, remat and scan may
-# change; they change rounding, and devices the random bits of dropout.
-FIXED_ON_RESUME = (
-    "model", "tokenizer", "chat_template", "held_out", "length", "batch_size",
-    "gradient_accumulation_steps", "schedule_steps", "optimizer", "objective",
-    "expert_capacity_factor", "dtype", "seed",
-)  # fmt: skip
-
 
 PROGRESS_SECONDS = 10  # between progress lines of tokenization
 
@@ -125,6 +120,11 @@ class Pretrain(RunConfig):
                 "--chat-template needs a corpus of Instructions and a pretrained tokenizer: pass "
                 "--init FOLDER or --tokenizer FOLDER."
             )
+
+    @property
+    def fixed_on_resume(self) -> tuple[str, ...]:
+        """See `RunConfig.fixed_on_resume`; also what rows are made of."""
+        return (*super().fixed_on_resume, "chat_template", "held_out", "length")
 
     def files(self) -> dict[str, str]:
         """The chat template of --chat-template, if it is set."""
@@ -239,7 +239,17 @@ def main(run: Pretrain, runs: Mapping[str, Pretrain] = RUNS) -> Path:
         run = with_fixed_schedule(run, output)
         if run.sample_tokens is not None:
             encode_prompt(run, corpus)
-        train_and_sample(run, corpus, setup)
+        train_data = LanguageModelingData(run, corpus, setup)
+        result = train_run(run, setup, train_data)
+        if result is not None:
+            state, numbers = result
+            bits = numbers["final_held_out_bits_per_byte"]
+            print(f"\nHeld-out loss: {bits:.3f} bits per byte (gzip -9: {train_data.gzip:.3f}).")
+            if run.sample_tokens is not None:
+                print_sample(run, corpus, state.params, setup.mesh, run.sample_tokens)
+        if is_primary_process():
+            lines = read_json_lines(output / "metrics.jsonl")
+            plot_run(output / "run.png", lines, gzip=train_data.gzip)
         print(f"\nResults are in {setup.storage}. To repeat the run:\n  {rerun_command}")
     return output
 
@@ -259,28 +269,6 @@ def with_epochs_as_steps(run: Pretrain, epochs: float, rows: data.AnyRows) -> Pr
     steps = math.ceil(Fraction(str(epochs)) * rows.epoch / run.batch_size)
     print(f"Epochs: {epochs:g}, steps: {steps:,}.")
     return replace(run, steps=steps, epochs=None)
-
-
-def train_and_sample(run: Pretrain, corpus: PackedCorpus, setup: TrainSetup) -> None:
-    """Train, print the sample and plot the losses."""
-    output = setup.local_folder
-    gzip = data.gzip_bits_per_byte(
-        data.Document(document.name, data.loss_text(document, corpus.tokenizer))
-        for document in corpus.held_out_documents
-    )
-    with (
-        Checkpoints(setup.storage / "checkpoints", max_to_keep=run.keep) as checkpoints,
-        report_early_end(run, checkpoints, setup.storage),
-    ):
-        result = train_model(run, corpus, setup, checkpoints, gzip)
-    if result is not None:
-        state, numbers = result
-        bits = numbers["final_held_out_bits_per_byte"]
-        print(f"\nHeld-out loss: {bits:.3f} bits per byte (gzip -9: {gzip:.3f}).")
-        if run.sample_tokens is not None:
-            print_sample(run, corpus, state.params, setup.mesh, num_new_tokens=run.sample_tokens)
-    if is_primary_process():
-        plot_run(output / "run.png", read_json_lines(output / "metrics.jsonl"), gzip=gzip)
 
 
 def prepare_corpus(run: Pretrain) -> PackedCorpus:
@@ -342,64 +330,76 @@ def prepare_source(
     return train, held_out
 
 
-def train_model(
-    run: Pretrain, corpus: PackedCorpus, setup: TrainSetup, checkpoints: Checkpoints, gzip: float
-) -> tuple[train_step.TrainState, dict[str, float]] | None:
-    """Train on the packed rows; returns final state and metrics, None if already complete."""
-    mesh = setup.mesh
-    digests = {"train": corpus.train.digest(), "held_out": corpus.held_out.digest()}
-    local_rows = local_batch_slice(mesh, run.batch_size)
-    batches = data.Batches(
-        corpus.train, batch_size=run.batch_size, seed=run.seed, local_rows=local_rows
-    )
-    eval_step = train_step.make_eval_step(setup.model, mesh)
+class LanguageModelingData(TrainData):
+    """Packed rows to train on, and bits per byte of the held-out text.
 
-    def evaluate(step: int, params: Any, progress: Progress) -> dict[str, float]:
-        last = step == run.steps
-        local_rows = None if last else run.evaluate_rows
-        bits = held_out_bits_per_byte(
-            run, corpus.held_out, mesh, eval_step, params, num_rows=local_rows
+    Attributes:
+        gzip: Bits per byte of the held-out text compressed by gzip.
+    """
+
+    def __init__(self, run: Pretrain, corpus: PackedCorpus, setup: TrainSetup):
+        """Prepare batches, and measure gzip."""
+        self._run, self._corpus, self._mesh = run, corpus, setup.mesh
+        self.tokenizer, self.sequence_length = corpus.tokenizer, run.length
+        self.gzip = data.gzip_bits_per_byte(
+            data.Document(document.name, data.loss_text(document, corpus.tokenizer))
+            for document in corpus.held_out_documents
         )
+        self._get_batch = batch_getter(corpus.train, setup.mesh, run.batch_size, seed=run.seed)
+        self._eval_step = train_step.make_eval_step(setup.model, setup.mesh)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Digests of the rows."""
+        rows = {"train": self._corpus.train, "held_out": self._corpus.held_out}
+        return {"data": {name: part.digest() for name, part in rows.items()}}
+
+    def get_batch(self, step: int) -> data.Batch:
+        """The sharded batch of step `step` + 1."""
+        return self._get_batch(step)
+
+    def evaluate(
+        self, step: int, params: Any, checkpoints: Checkpoints, progress: Progress
+    ) -> dict[str, float]:
+        """Bits per byte of an even sample of the held-out rows; after the last step, of all."""
+        last, rows, train = step == self._run.steps, self._corpus.held_out, self._corpus.train
+        sampled, num_rows = rows, self._run.evaluate_rows
+        if not last and num_rows < len(rows):
+            sampled = rows.take(np.linspace(0, len(rows) - 1, num_rows).astype(int))
+        nats, tokens = evaluate_rows(
+            self._eval_step, params, sampled, self._mesh, self._run.batch_size
+        )
+        bits = float(F.bits_per_byte(nats * rows.num_targets / tokens, rows.num_bytes))
         progress.update(step, bits_per_byte=bits)
         if not last:
             return {"held_out_bits_per_byte": bits}
         return {
             "final_held_out_bits_per_byte": bits,
-            "gzip_bits_per_byte": gzip,
-            "tokens_per_byte": corpus.train.num_targets / corpus.train.num_bytes,
+            "gzip_bits_per_byte": self.gzip,
+            "tokens_per_byte": train.num_targets / train.num_bytes,
         }
 
-    return train_run(
-        run,
-        setup,
-        corpus.tokenizer,
-        checkpoints,
-        checkpoint_description(run, FIXED_ON_RESUME, corpus.tokenizer, data=digests),
-        get_batch=lambda step: put_batch(batches[step], mesh, run.batch_size),
-        length=run.length,
-        evaluate=evaluate,
-        selection_loss=lambda numbers: numbers["held_out_bits_per_byte"],
-    )
+    def selection_loss(self, metrics: dict[str, float]) -> float:
+        """Bits per byte of the sample."""
+        return metrics["held_out_bits_per_byte"]
 
 
-def held_out_bits_per_byte(
-    run: Pretrain,
-    held_out: data.AnyRows,
-    mesh: Mesh,
-    eval_step: Any,
-    params: Any,
-    *,
-    num_rows: int | None = None,
-) -> float:
-    """Bits per byte of held-out text, of all rows or of an even sample."""
-    sampled_rows, size = held_out, run.batch_size
-    if num_rows is not None and num_rows < len(held_out):
-        sampled_rows = held_out.take(np.linspace(0, len(held_out) - 1, num_rows).astype(int))
-    batches = data.evaluation_batches(
-        sampled_rows, batch_size=size, local_rows=local_batch_slice(mesh, size)
-    )
-    nats, tokens = loop.evaluate(eval_step, params, (put_batch(b, mesh, size) for b in batches))
-    return float(F.bits_per_byte(nats * held_out.num_targets / tokens, held_out.num_bytes))
+def batch_getter(
+    rows: data.AnyRows, mesh: Mesh, batch_size: int, *, seed: int
+) -> Callable[[int], data.Batch]:
+    """Function of k that returns the sharded batch of step k + 1."""
+    local_rows = local_batch_slice(mesh, batch_size)
+    batches = data.Batches(rows, batch_size=batch_size, seed=seed, local_rows=local_rows)
+    return lambda step: put_batch(batches[step], mesh, batch_size)
+
+
+def evaluate_rows(
+    eval_step: Any, params: Any, rows: data.AnyRows, mesh: Mesh, batch_size: int
+) -> tuple[float, int]:
+    """Summed negative log-likelihood (nats) and token count of packed rows."""
+    local_rows = local_batch_slice(mesh, batch_size)
+    batches = data.evaluation_batches(rows, batch_size=batch_size, local_rows=local_rows)
+    sharded = (put_batch(batch, mesh, batch_size) for batch in batches)
+    return loop.evaluate(eval_step, params, sharded)
 
 
 def has_instructions(corpus: data.Corpus) -> bool:
@@ -440,7 +440,7 @@ def encode_prompt(run: Pretrain, text: PackedCorpus) -> list[int]:
 
 
 def print_sample(
-    run: Pretrain, corpus: PackedCorpus, params: Any, mesh: Mesh, *, num_new_tokens: int
+    run: Pretrain, corpus: PackedCorpus, params: Any, mesh: Mesh, num_new_tokens: int
 ) -> None:
     """Print the model's continuation of the sample prompt."""
     tokenizer = corpus.tokenizer

@@ -10,12 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from experiments.pretrain import batch_getter, evaluate_rows
 from experiments.training.memory_checks import check_compiled_memory
 from jaxformer import data
 from jaxformer.config import TransformerConfig
 from jaxformer.layers import Transformer
 from jaxformer.layers.runtime import Remat
-from jaxformer.parallel import parameter_metadata, put_batch
+from jaxformer.parallel import parameter_metadata
 from jaxformer.training import loop
 from jaxformer.training.gradient import AnyBatch, Objective
 from jaxformer.training.optimizers import OptimizerConfig, make_optimizer
@@ -61,6 +62,10 @@ class StudyTraining(NamedTuple):
     remat: Remat
     mesh: Mesh
 
+    def batch_getter(self, seed: int) -> Callable[[int], data.Batch]:
+        """Function of k that returns the batch of step k + 1 of one seed."""
+        return batch_getter(self.rows, self.mesh, self.batch_size, seed=seed)
+
 
 class SeedResults(NamedTuple):
     """Final parameters and loss curve of each seed, and the training time."""
@@ -99,7 +104,7 @@ def train_seeds(variant: Variant, training: StudyTraining, title: str) -> SeedRe
             updates = loop.train_steps(
                 init(seed),
                 train_step,
-                batch_getter(training, seed),
+                training.batch_getter(seed),
                 start_step=0,
                 stop_step=training.steps,
                 should_sync=lambda step: step == training.steps,
@@ -139,7 +144,7 @@ def compile_variant(variant: Variant, training: StudyTraining) -> CompiledVarian
         skip_step=SkipStepConfig(max_norm_ratio=None),
     )
     state = abstract_train_state(model, optimizer, training.mesh)
-    compiled = jitted.lower(state, batch_getter(training, seed=0)(0)).compile()
+    compiled = jitted.lower(state, training.batch_getter(seed=0)(0)).compile()
     check_compiled_memory(
         compiled,
         lambda: "Pass a smaller --batch-size or --length, or --run with a run that uses remat.",
@@ -149,12 +154,6 @@ def compile_variant(variant: Variant, training: StudyTraining) -> CompiledVarian
         return init_train_state(model, optimizer, jax.random.key(seed), training.mesh)
 
     return CompiledVariant(init, compiled)
-
-
-def batch_getter(training: StudyTraining, seed: int) -> Callable[[int], data.Batch]:
-    """Function from the step number to the batch of one seed."""
-    batches = data.Batches(training.rows, batch_size=training.batch_size, seed=seed)
-    return lambda at: put_batch(batches[at], training.mesh, training.batch_size)
 
 
 def measure_throughput(
@@ -177,7 +176,7 @@ def measure_throughput(
     Returns:
         Tokens per second of each round, by variant name.
     """
-    batch = batch_getter(training, training.seeds[0])(0)
+    batch = training.batch_getter(training.seeds[0])(0)
     programs = {variant.name: compile_variant(variant, training) for variant in variants}
     tokens = training.batch_size * training.rows.row_length * steps
     throughputs: dict[str, list[float]] = {variant.name: [] for variant in variants}
@@ -213,10 +212,7 @@ def held_out_losses(
     tally = make_eval_step(Transformer(model, dtype=jnp.dtype(training.dtype)), mesh)
     losses = []
     for seed_params in params:
-        batches = data.evaluation_batches(rows, batch_size=size)
-        nats, tokens = loop.evaluate(
-            tally, seed_params, (put_batch(b, mesh, size) for b in batches)
-        )
+        nats, tokens = evaluate_rows(tally, seed_params, rows, mesh, size)
         losses.append(nats / tokens)
     return losses
 

@@ -38,22 +38,15 @@ RESUME_ARGUMENTS = (*RESUME_FLAGS, "--no-resume", "--no-resume-or-begin")
 
 
 def checkpoint_description(
-    run: RunConfig, fixed: tuple[str, ...], tokenizer: Tokenizer, **data: Any
+    run: RunConfig, tokenizer: Tokenizer, fingerprint: dict[str, Any]
 ) -> dict[str, Any]:
-    """Description saved with a checkpoint: every setting that affects the result.
-
-    Args:
-        run: The run.
-        fixed: Fields that a resumed run may not change.
-        tokenizer: Tokenizer of the run.
-        data: Digests of its data.
-    """
+    """Description saved with a checkpoint: every setting that affects the result, and the data."""
     run_json = json.loads(to_json(run))
     return {
         "config": run_json["model"],
-        "run": {name: run_json[name] for name in fixed},
+        "run": {name: run_json[name] for name in run.fixed_on_resume},
         "tokenizer": tokenizer_digest(tokenizer),
-        **data,
+        **fingerprint,
     }
 
 

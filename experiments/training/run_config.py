@@ -144,6 +144,18 @@ class RunConfig:
         """Name of the program, for commands and folder names."""
         return type(self).__name__.lower()
 
+    @property
+    def fixed_on_resume(self) -> tuple[str, ...]:
+        """Fields that a resumed run may not change, since they change its result.
+
+        Devices, remat and scan may change; they change rounding, and devices the random bits of
+        dropout.
+        """
+        return (
+            *("model", "tokenizer", "batch_size", "gradient_accumulation_steps", "schedule_steps"),
+            *("optimizer", "objective", "expert_capacity_factor", "dtype", "seed"),
+        )
+
     def files(self) -> dict[str, str]:
         """Additional files for the output folder: their contents, by name."""
         return {}

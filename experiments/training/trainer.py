@@ -5,9 +5,9 @@ import logging
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from experiments.load_model import load_model, write_beginning
 from experiments.training import object_store as stores
 from experiments.training.memory_checks import check_compiled_memory, check_memory, memory_advice
-from experiments.training.resume import find_start_step
+from experiments.training.resume import checkpoint_description, find_start_step, report_early_end
 from experiments.training.run_config import RUN_FILE, RunConfig, select_devices
 from jaxformer import costs, parallel
 from jaxformer.config import Decoder, TransformerConfig, to_json
@@ -139,117 +139,159 @@ def check_vocabulary(
     )
 
 
+class TrainData(Protocol):
+    """What a run trains with and is evaluated on.
+
+    Attributes:
+        tokenizer: Tokenizer, which is saved beside the checkpoints.
+        sequence_length: Row length in tokens; with an encoder, of the targets.
+    """
+
+    tokenizer: Tokenizer
+    sequence_length: int
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What identifies the data of a resumed run, beside the settings of the run."""
+        return {}
+
+    def get_batch(self, step: int) -> AnyBatch:
+        """The sharded batch of step `step` + 1."""
+        ...
+
+    def batch_of_each_shape(self, step: int) -> Iterable[AnyBatch]:
+        """One batch of each shape, for which the train step is compiled."""
+        return [self.get_batch(step)]
+
+    def evaluate(
+        self, step: int, params: Any, checkpoints: Checkpoints, progress: Progress
+    ) -> dict[str, float]:
+        """Evaluate the parameters after a step; returns metrics."""
+        ...
+
+    def selection_loss(self, metrics: dict[str, float]) -> float:
+        """The loss by which the best checkpoint is selected, from the metrics of an evaluation."""
+        ...
+
+
 def train_run(
-    run: RunConfig,
-    setup: TrainSetup,
-    tokenizer: Tokenizer,
-    checkpoints: Checkpoints,
-    description: dict[str, Any],
-    *,
-    get_batch: Callable[[int], AnyBatch],
-    batch_of_each_shape: Callable[[int], Iterable[AnyBatch]] | None = None,
-    length: int,
-    evaluate: Callable[[int, Any, Progress], dict[str, float]],
-    selection_loss: Callable[[dict[str, float]], float],
+    run: RunConfig, setup: TrainSetup, train_data: TrainData
 ) -> tuple[train_step.TrainState, dict[str, float]] | None:
     """Train up to `run.steps`, with logging, evaluation and checkpoints.
 
-    Args:
-        run: The run.
-        setup: Output folders, mesh and model.
-        tokenizer: Tokenizer, which is saved beside the checkpoints.
-        checkpoints: Checkpoints to save, and to resume from.
-        description: Saved with each checkpoint; see `checkpoint_description`.
-        get_batch: Function of k that returns the sharded batch of step k + 1.
-        batch_of_each_shape: Function of k that returns one batch of each shape; None if all
-            batches have the same shape.
-        length: Row length in tokens.
-        evaluate: Function of step, parameters and progress display that returns metrics; called
-            every `run.evaluate_every` steps and at the end.
-        selection_loss: Function of these metrics that returns the loss by which the best checkpoint
-            is selected.
+    If the run ends early, the process ends with a message; see `report_early_end`.
 
     Returns:
         The final state and the metrics of the final evaluation; None if the run was already
         complete.
 
     Raises:
-        Interrupted: A signal arrived; the state after the current step is being saved.
-        ValueError: The checkpoint has other settings, or the run does not fit in memory.
+        ValueError: The checkpoint has other settings.
     """
-    start_step = find_start_step(run, setup.local_folder, checkpoints, description)
-    if start_step is None:
-        return None
-    optimizer = make_optimizer(
-        run.optimizer, run.planned_steps, parallel.parameter_metadata(setup.model.config)
-    )
-    batches = (
-        [get_batch(start_step)] if batch_of_each_shape is None else batch_of_each_shape(start_step)
-    )
-    update = compile_train_step(run, setup, optimizer, batches)
-    state = init_or_restore_state(run, setup, optimizer, checkpoints, start_step)
-    if parallel.is_primary_process():
-        if start_step == 0:
-            write_beginning(run, tokenizer, setup.local_folder)
-        elif not isinstance(run.tokenizer, PretrainedTokenizer):  # its file may be damaged
-            tokenizer.save(setup.local_folder)
-        (setup.local_folder / RUN_FILE).write_text(to_json(run, indent=1), encoding="utf-8")
-    meter = ThroughputMeter(run, setup.mesh, length=length)
+    with (
+        Checkpoints(setup.storage / "checkpoints", max_to_keep=run.keep) as checkpoints,
+        report_early_end(run, checkpoints, setup.storage),
+    ):
+        description = checkpoint_description(run, train_data.tokenizer, train_data.fingerprint())
+        start_step = find_start_step(run, setup.local_folder, checkpoints, description)
+        if start_step is None:
+            return None
+        metadata = parallel.parameter_metadata(run.model)
+        optimizer = make_optimizer(run.optimizer, run.planned_steps, metadata)
+        batches = train_data.batch_of_each_shape(start_step)
+        update = compile_train_step(run, setup, optimizer, batches)
+        state = init_or_restore_state(run, setup, optimizer, checkpoints, start_step)
+        write_run_files(run, setup.local_folder, train_data.tokenizer, start_step)
+        meter = ThroughputMeter(run, setup.mesh, length=train_data.sequence_length)
+        num_parameters = format_count(costs.num_parameters(run.model))
+        title = f"{num_parameters} parameters, {setup.mesh.size} device(s)"
+        with (
+            MultiWriter(make_writers(run, setup.local_folder, description, start_step)) as metrics,
+            Progress(run.steps, start_step=start_step, title=title) as progress,
+        ):
+            recorder = Recorder(run, train_data, checkpoints, description, metrics, progress)
+            state = run_steps(recorder, update, meter, state, start_step)
+            return state, recorder.evaluate(run.steps, state.params)
+
+
+class Recorder(NamedTuple):
+    """Logs the steps of a run, evaluates its parameters and saves its state."""
+
+    run: RunConfig
+    train_data: TrainData
+    checkpoints: Checkpoints
+    description: dict[str, Any]
+    metrics: MultiWriter
+    progress: Progress
+
+    def log(self, result: loop.StepResult, numbers: dict[str, float]) -> None:
+        """Show the metrics of a finished step, and write those of every `log_every` steps."""
+        self.progress.update(result.step, **numbers)
+        if result.num_consecutive_skips:
+            self.progress.print(
+                f"step {result.step:,}: update skipped (loss {result.loss:.4g}, gradient norm "
+                f"{result.gradient_norm:.4g}); {result.num_skipped} skipped so far"
+            )
+        if result.step % self.run.log_every == 0 or result.step == self.run.steps:
+            skipped = {"skipped_updates": result.num_skipped} if result.num_skipped else {}
+            numbers["gradient_norm"] = result.gradient_norm
+            self.metrics.write(result.step, {**numbers, **skipped})
+
+    def evaluate(self, step: int, params: Any) -> dict[str, float]:
+        """Evaluate the parameters and write the metrics."""
+        numbers = self.train_data.evaluate(step, params, self.checkpoints, self.progress)
+        self.metrics.write(step, numbers)
+        return numbers
+
+    def save(self, step: int, state: train_step.TrainState, loss: float | None) -> None:
+        """Save a checkpoint, and upload the small files of a run in an object store."""
+        self.checkpoints.save(step, state, self.description, loss=loss)
+        if parallel.is_primary_process() and self.run.output is not None:
+            stores.upload(self.run.output)
+
+
+def run_steps(
+    recorder: Recorder,
+    update: Any,
+    meter: "ThroughputMeter",
+    state: train_step.TrainState,
+    start_step: int,
+) -> train_step.TrainState:
+    """Run the steps after `start_step`; returns the final state.
+
+    Raises:
+        Interrupted: A signal arrived; the state after the current step is being saved.
+    """
+    run, train_data = recorder.run, recorder.train_data
 
     def should_pause(step: int) -> bool:
         return step % run.evaluate_every == 0 or step % run.save_every == 0
 
-    title = (
-        f"{format_count(costs.num_parameters(run.model))} parameters, {setup.mesh.size} device(s)"
-    )
-    with (
-        MultiWriter(make_writers(run, setup.local_folder, description, start_step)) as metrics,
-        Progress(run.steps, start_step=start_step, title=title) as progress,
-    ):
-        with defer_signals() as signals:
-            steps = loop.train_steps(
-                state,
-                update,
-                get_batch,
-                start_step=start_step,
-                stop_step=run.steps,
-                should_sync=lambda step: signals.should_stop(step) or should_pause(step),
-                max_consecutive_skips=run.skip_step.max_consecutive_skips,
-            )
-            for step, state, results in steps:
-                for result, numbers in meter.step_metrics(results):
-                    progress.update(result.step, **numbers)
-                    if result.num_consecutive_skips:
-                        progress.print(
-                            f"step {result.step:,}: update skipped (loss {result.loss:.4g}, "
-                            f"gradient norm {result.gradient_norm:.4g}); {result.num_skipped} "
-                            "skipped so far"
-                        )
-                    if result.step % run.log_every == 0 or result.step == run.steps:
-                        skipped = (
-                            {"skipped_updates": result.num_skipped} if result.num_skipped else {}
-                        )
-                        numbers["gradient_norm"] = result.gradient_norm
-                        metrics.write(result.step, {**numbers, **skipped})
-                held_out_loss = None
-                if step % run.evaluate_every == 0 and step < run.steps:
-                    # Before saving, so that a run resumed from this checkpoint has its metrics.
-                    numbers = evaluate(step, state.params, progress)
-                    metrics.write(step, numbers)
-                    held_out_loss = selection_loss(numbers)
-                if step % run.save_every == 0 or step == run.steps or signals.stop_requested:
-                    checkpoints.save(step, state, description, loss=held_out_loss)
-                    if parallel.is_primary_process() and run.output is not None:
-                        stores.upload(run.output)
-                if signals.stop_requested:
-                    raise signals.to_error()
-                if should_pause(step):
-                    meter.reset()
-            if signals.should_stop(run.steps + 1):  # received while the last state was saved
+    with defer_signals() as signals:
+        steps = loop.train_steps(
+            state,
+            update,
+            train_data.get_batch,
+            start_step=start_step,
+            stop_step=run.steps,
+            should_sync=lambda step: signals.should_stop(step) or should_pause(step),
+            max_consecutive_skips=run.skip_step.max_consecutive_skips,
+        )
+        for step, state, results in steps:
+            for result, numbers in meter.step_metrics(results):
+                recorder.log(result, numbers)
+            loss = None
+            if step % run.evaluate_every == 0 and step < run.steps:
+                # Before saving, so that a run resumed from this checkpoint has its metrics.
+                loss = train_data.selection_loss(recorder.evaluate(step, state.params))
+            if step % run.save_every == 0 or step == run.steps or signals.stop_requested:
+                recorder.save(step, state, loss)
+            if signals.stop_requested:
                 raise signals.to_error()
-        final_metrics = evaluate(run.steps, state.params, progress)
-        metrics.write(run.steps, final_metrics)
-    return state, final_metrics
+            if should_pause(step):
+                meter.reset()
+        if signals.should_stop(run.steps + 1):  # received while the last state was saved
+            raise signals.to_error()
+    return state
 
 
 def compile_train_step(
@@ -336,6 +378,17 @@ def init_or_restore_state(
     state = checkpoints.restore(start_step, abstract)
     print(f"Resumed from step {start_step}.")
     return state
+
+
+def write_run_files(run: RunConfig, folder: Path, tokenizer: Tokenizer, start_step: int) -> None:
+    """Write run.json and the tokenizer; for a new run also the copies of the files of --init."""
+    if not parallel.is_primary_process():
+        return
+    if start_step == 0:
+        write_beginning(run, tokenizer, folder)
+    elif not isinstance(run.tokenizer, PretrainedTokenizer):  # its file may be damaged
+        tokenizer.save(folder)
+    (folder / RUN_FILE).write_text(to_json(run, indent=1), encoding="utf-8")
 
 
 def make_writers(

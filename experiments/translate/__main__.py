@@ -24,15 +24,15 @@ from jax.sharding import Mesh
 
 from experiments.command_line import parse_run, readable_errors
 from experiments.load_model import run_from_checkpoint
-from experiments.training.resume import (
-    checkpoint_description,
-    load_resumed_run,
-    own_beginning,
-    report_early_end,
-    with_fixed_schedule,
-)
+from experiments.training.resume import load_resumed_run, own_beginning, with_fixed_schedule
 from experiments.training.run_config import open_output_folder, print_run, setup_devices
-from experiments.training.trainer import TrainSetup, check_vocabulary, make_train_setup, train_run
+from experiments.training.trainer import (
+    TrainData,
+    TrainSetup,
+    check_vocabulary,
+    make_train_setup,
+    train_run,
+)
 from experiments.translate.date_forms import FORMS
 from experiments.translate.dates import WrittenDate, written_date
 from experiments.translate.runs import RUNS, Translate
@@ -42,12 +42,6 @@ from jaxformer.parallel import put_batch
 from jaxformer.training.checkpoints import Checkpoints
 from jaxformer.training.progress import Progress, format_count, format_duration, sanitize_text
 
-# A resumed run may not change these, since they change its result.
-FIXED = (
-    "model", "tokenizer", "source_lengths", "batch_size", "group",
-    "gradient_accumulation_steps", "schedule_steps", "optimizer", "objective",
-    "expert_capacity_factor", "dtype", "seed",
-)  # fmt: skip
 TARGET_LENGTH = len("1987-04-02") + 1  # with the end of text
 NUM_TOKENIZER_TEXTS = 5_000  # texts that show every character
 NUM_EXAMPLES = 8
@@ -67,26 +61,14 @@ def main(run: Translate) -> Path:
         )
         tokenizer = make_tokenizer(own_beginning(run, output))
         check_vocabulary(run.model, tokenizer, init=run.init)
-        train_and_report(run, tokenizer, setup)
+        dates = DateData(run, tokenizer, setup)
+        if train_run(run, setup, dates) is not None:
+            held_out = held_out_dates(run, run.held_out_texts)
+            report = "\n".join(format_report(held_out, dates.decoded))
+            print(sanitize_text(report, sys.stdout))
         print(f"\nWall time: {format_duration(time.monotonic() - since)}.")
         print(f"\nResults are in {setup.storage}. To repeat the run:\n  {rerun_command}")
     return output
-
-
-def train_and_report(run: Translate, tokenizer: data.Tokenizer, setup: TrainSetup) -> None:
-    """Train, then print and save the report."""
-    with (
-        Checkpoints(setup.storage / "checkpoints", max_to_keep=run.keep) as checkpoints,
-        report_early_end(run, checkpoints, setup.storage),
-    ):
-        decoded = train_model(run, tokenizer, setup, checkpoints)
-    if decoded is not None:
-        print(
-            sanitize_text(
-                "\n".join(format_report(held_out_dates(run, run.held_out_texts), decoded)),
-                sys.stdout,
-            )
-        )
 
 
 def make_tokenizer(run: Translate) -> data.Tokenizer:
@@ -111,55 +93,60 @@ def held_out_dates(run: Translate, count: int) -> list[WrittenDate]:
     ]
 
 
-def train_model(
-    run: Translate, tokenizer: data.Tokenizer, setup: TrainSetup, checkpoints: Checkpoints
-) -> Decoded | None:
-    """Train, then decode all held-out texts; None if both are already done."""
-    batches = data.PairBatches(
-        lambda i: written_date(i, seed=run.seed).pair,
-        tokenizer,
-        batch_size=run.batch_size,
-        lengths=data.PaddedLengths(run.source_lengths, TARGET_LENGTH),
-        group=run.group,
-    )
-    decoded: Decoded = {}
+class DateData(TrainData):
+    """Batches of generated dates, and exact match on held-out ones.
 
-    def fetch(step: int) -> data.PairBatch:
-        return put_batch(batches[step], setup.mesh, run.batch_size)
+    Attributes:
+        decoded: The decoded texts of the last evaluation.
+    """
 
-    def of_every_length(step: int) -> Iterator[data.PairBatch]:
-        for length in run.source_lengths:
-            blank = np.zeros((run.batch_size, length), np.int32)
-            sized = batches[step]._replace(source=blank, source_segments=blank)
-            yield put_batch(sized, setup.mesh, run.batch_size)
+    sequence_length = TARGET_LENGTH
 
-    def evaluate(step: int, params: Any, progress: Progress) -> dict[str, float]:
-        last = step == run.steps
+    def __init__(self, run: Translate, tokenizer: data.Tokenizer, setup: TrainSetup):
+        """Prepare batches of the texts of this run."""
+        self._run, self._mesh, self.tokenizer = run, setup.mesh, tokenizer
+        self._batches = data.PairBatches(
+            lambda i: written_date(i, seed=run.seed).pair,
+            tokenizer,
+            batch_size=run.batch_size,
+            lengths=data.PaddedLengths(run.source_lengths, TARGET_LENGTH),
+            group=run.group,
+        )
+        self.decoded: Decoded = {}
+
+    def get_batch(self, step: int) -> data.PairBatch:
+        """The sharded batch of step `step` + 1."""
+        return put_batch(self._batches[step], self._mesh, self._run.batch_size)
+
+    def batch_of_each_shape(self, step: int) -> Iterator[data.PairBatch]:
+        """One batch of each source length."""
+        size = self._run.batch_size
+        for length in self._run.source_lengths:
+            blank = np.zeros((size, length), np.int32)
+            sized = self._batches[step]._replace(source=blank, source_segments=blank)
+            yield put_batch(sized, self._mesh, size)
+
+    def evaluate(
+        self, step: int, params: Any, checkpoints: Checkpoints, progress: Progress
+    ) -> dict[str, float]:
+        """Exact match; after the last step of averaged parameters, also with beam search."""
+        run, last = self._run, step == self._run.steps
         dates = held_out_dates(run, run.held_out_texts if last else run.evaluate_texts)
         ways: dict[str, Sampler | Beam] = {"greedy": Greedy()}
         if last:
             ways["beam"] = run.beam
             params = average_checkpoints(checkpoints, params, count=run.average)
         for name, sampler in ways.items():
-            decoded[name] = list(decode_dates(run, params, setup.mesh, tokenizer, dates, sampler))
-        shares = {name: exact_match(dates, texts) for name, texts in decoded.items()}
+            texts = decode_dates(run, params, self._mesh, self.tokenizer, dates, sampler)
+            self.decoded[name] = list(texts)
+        shares = {name: exact_match(dates, texts) for name, texts in self.decoded.items()}
         shown = ", ".join(f"{name} {share:.2%}" for name, share in shares.items())
         progress.print(f"step {step:,}: exact match {shown} of {len(dates)} held-out texts")
         return {f"{'final_' if last else ''}exact_{n}": share for n, share in shares.items()}
 
-    trained = train_run(
-        run,
-        setup,
-        tokenizer,
-        checkpoints,
-        checkpoint_description(run, FIXED, tokenizer),
-        get_batch=fetch,
-        batch_of_each_shape=of_every_length,
-        length=TARGET_LENGTH,
-        evaluate=evaluate,
-        selection_loss=lambda numbers: -numbers["exact_greedy"],
-    )
-    return None if trained is None else decoded
+    def selection_loss(self, metrics: dict[str, float]) -> float:
+        """Minus the share of greedily decoded texts that are right."""
+        return -metrics["exact_greedy"]
 
 
 def average_checkpoints(checkpoints: Checkpoints, params: Any, *, count: int) -> Any:
